@@ -1,0 +1,62 @@
+//! What gradient accumulation asks of data-parallel training.
+
+/// Why a synchronisation between ranks failed.
+#[derive(Debug, thiserror::Error)]
+#[error("between ranks: {0}")]
+pub struct SyncError(#[from] pub Box<dyn std::error::Error + Send + Sync>);
+
+/// Gradients that are averaged over ranks during backward, and can be held back until a window closes.
+///
+/// # Source
+/// `DistributedDataParallel.no_sync`
+pub trait GradientSync {
+    /// How many ranks average their gradients.
+    fn world_size(&self) -> usize;
+
+    /// Whether the backward passes that follow on this thread leave the gradients local.
+    ///
+    /// # Errors
+    /// When a backward pass is under way.
+    fn hold_back(&self, hold: bool) -> Result<(), SyncError>;
+
+    /// The sum of a number over all ranks; each rank must call it equally often.
+    ///
+    /// # Errors
+    /// When a rank is gone, or the timeout has passed.
+    ///
+    /// # Syncs
+    /// Waits for every rank.
+    fn sum(&self, value: f64) -> Result<f64, SyncError>;
+}
+
+/// One process that synchronises with nobody.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SingleProcess;
+
+impl GradientSync for SingleProcess {
+    fn world_size(&self) -> usize {
+        1
+    }
+
+    fn hold_back(&self, _hold: bool) -> Result<(), SyncError> {
+        Ok(())
+    }
+
+    fn sum(&self, value: f64) -> Result<f64, SyncError> {
+        Ok(value)
+    }
+}
+
+impl<S: GradientSync + ?Sized> GradientSync for &S {
+    fn world_size(&self) -> usize {
+        (**self).world_size()
+    }
+
+    fn hold_back(&self, hold: bool) -> Result<(), SyncError> {
+        (**self).hold_back(hold)
+    }
+
+    fn sum(&self, value: f64) -> Result<f64, SyncError> {
+        (**self).sum(value)
+    }
+}

@@ -1,0 +1,16 @@
+//! The contracts that Overdrive's crates share.
+//!
+//! A crate that trains takes any [`Optimizer`], a crate that saves takes anything [`Stateful`], and gradient
+//! accumulation holds back any [`GradientSync`]. `tch::nn::Optimizer` is an [`Optimizer`] too, so an existing tch
+//! program can use every crate as it is.
+#![forbid(unsafe_code)]
+
+mod gradient_sync;
+mod optimizer;
+mod state;
+mod tch_optimizer;
+
+pub use gradient_sync::{GradientSync, SingleProcess, SyncError};
+pub use optimizer::{GradScale, Optimizer, OptimizerError, OptimizerId};
+pub use overdrive_ffi::{Error as TorchError, ErrorKind as TorchErrorKind};
+pub use state::{Entry, StateDict, StateError, Stateful};

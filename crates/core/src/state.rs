@@ -1,0 +1,206 @@
+//! State that a run needs to go on where it stopped.
+
+use std::collections::BTreeMap;
+
+use tch::{Kind, Tensor};
+
+use overdrive_ffi::Error as TorchError;
+
+/// Something whose state can be saved and put back.
+///
+/// # Source
+/// `state_dict` and `load_state_dict`
+pub trait Stateful {
+    /// The state now. Tensors share their data with the owner, as in PyTorch: copy them to keep them.
+    ///
+    /// # Errors
+    /// When libtorch fails.
+    fn state_dict(&self) -> Result<StateDict, StateError>;
+
+    /// Puts a state back. Everything is checked before anything changes.
+    ///
+    /// # Errors
+    /// When an entry is missing, unknown, or has another type, shape or dtype; the owner is then as it was.
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError>;
+}
+
+/// Why a state could not be taken or put back.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StateError {
+    /// An entry that should be there is not.
+    #[error("the state has no entry `{key}`")]
+    Missing {
+        /// The entry's name.
+        key: String,
+    },
+    /// An entry is there that nobody asked for: most likely the state of something else.
+    #[error("the state has an entry `{key}`, which does not belong here")]
+    Unexpected {
+        /// The entry's name.
+        key: String,
+    },
+    /// An entry is not what it should be.
+    #[error("`{key}` should be {expected}, but is {found}")]
+    Mismatch {
+        /// The entry's name.
+        key: String,
+        /// What would be right.
+        expected: String,
+        /// What was found.
+        found: String,
+    },
+    /// libtorch failed.
+    #[error(transparent)]
+    Torch(#[from] TorchError),
+}
+
+/// One entry of a [`StateDict`].
+#[derive(Debug)]
+pub enum Entry {
+    /// A tensor.
+    Tensor(Tensor),
+    /// A yes or no.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A real number.
+    Float(f64),
+    /// A text.
+    Text(String),
+}
+
+impl Entry {
+    fn describe(&self) -> String {
+        match self {
+            Self::Tensor(tensor) => format!("a {:?} tensor of shape {:?}", tensor.kind(), tensor.size()),
+            Self::Bool(value) => format!("the bool {value}"),
+            Self::Int(value) => format!("the whole number {value}"),
+            Self::Float(value) => format!("the real number {value}"),
+            Self::Text(value) => format!("the text {value:?}"),
+        }
+    }
+}
+
+/// Named tensors and plain values, in the order of their names.
+#[derive(Debug, Default)]
+pub struct StateDict(BTreeMap<String, Entry>);
+
+impl StateDict {
+    /// An empty state.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Puts an entry in, in place of one of the same name.
+    pub fn insert(&mut self, key: impl Into<String>, entry: Entry) {
+        self.0.insert(key.into(), entry);
+    }
+
+    /// Puts all entries of `inner` in, their names behind `prefix` and a dot.
+    pub fn insert_nested(&mut self, prefix: &str, inner: StateDict) {
+        self.0.extend(inner.0.into_iter().map(|(key, entry)| (format!("{prefix}.{key}"), entry)));
+    }
+
+    /// The entries behind `prefix` and a dot, without it, sharing their tensors.
+    pub fn nested(&self, prefix: &str) -> StateDict {
+        let inner = self.0.iter().filter_map(|(key, entry)| {
+            let rest = key.strip_prefix(prefix)?.strip_prefix('.')?;
+            Some((rest.to_owned(), share(entry)))
+        });
+        StateDict(inner.collect())
+    }
+
+    /// All entries by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Entry)> {
+        self.0.iter().map(|(key, entry)| (key.as_str(), entry))
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The entry of this name.
+    ///
+    /// # Errors
+    /// [`StateError::Missing`]
+    pub fn get(&self, key: &str) -> Result<&Entry, StateError> {
+        self.0.get(key).ok_or_else(|| StateError::Missing { key: key.to_owned() })
+    }
+
+    /// The tensor of this name, checked against the shape and dtype that its owner needs.
+    ///
+    /// # Errors
+    /// [`StateError::Missing`], [`StateError::Mismatch`]
+    pub fn tensor(&self, key: &str, shape: &[i64], kind: Kind) -> Result<&Tensor, StateError> {
+        match self.get(key)? {
+            Entry::Tensor(tensor) if tensor.size() == shape && tensor.kind() == kind => Ok(tensor),
+            other => Err(mismatch(key, &format!("a {kind:?} tensor of shape {shape:?}"), other)),
+        }
+    }
+
+    /// The real number of this name; a whole one will do.
+    ///
+    /// # Errors
+    /// [`StateError::Missing`], [`StateError::Mismatch`]
+    pub fn float(&self, key: &str) -> Result<f64, StateError> {
+        match self.get(key)? {
+            Entry::Float(value) => Ok(*value),
+            Entry::Int(value) => Ok(*value as f64),
+            other => Err(mismatch(key, "a real number", other)),
+        }
+    }
+
+    /// The whole number of this name.
+    ///
+    /// # Errors
+    /// [`StateError::Missing`], [`StateError::Mismatch`]
+    pub fn int(&self, key: &str) -> Result<i64, StateError> {
+        match self.get(key)? {
+            Entry::Int(value) => Ok(*value),
+            other => Err(mismatch(key, "a whole number", other)),
+        }
+    }
+
+    /// The yes or no of this name.
+    ///
+    /// # Errors
+    /// [`StateError::Missing`], [`StateError::Mismatch`]
+    pub fn bool(&self, key: &str) -> Result<bool, StateError> {
+        match self.get(key)? {
+            Entry::Bool(value) => Ok(*value),
+            other => Err(mismatch(key, "a yes or no", other)),
+        }
+    }
+
+    /// An error when an entry is there whose name is not among `known`.
+    ///
+    /// # Errors
+    /// [`StateError::Unexpected`]
+    pub fn refuse_unknown(&self, known: &[&str]) -> Result<(), StateError> {
+        match self.0.keys().find(|key| !known.contains(&key.as_str())) {
+            Some(key) => Err(StateError::Unexpected { key: key.clone() }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn mismatch(key: &str, expected: &str, found: &Entry) -> StateError {
+    StateError::Mismatch { key: key.to_owned(), expected: expected.to_owned(), found: found.describe() }
+}
+
+fn share(entry: &Entry) -> Entry {
+    match entry {
+        Entry::Tensor(tensor) => Entry::Tensor(tensor.shallow_clone()),
+        Entry::Bool(value) => Entry::Bool(*value),
+        Entry::Int(value) => Entry::Int(*value),
+        Entry::Float(value) => Entry::Float(*value),
+        Entry::Text(value) => Entry::Text(value.clone()),
+    }
+}

@@ -1,0 +1,78 @@
+//! Compiles the C++ side against the libtorch that torch-sys has found.
+
+use std::path::{Path, PathBuf};
+
+const SOURCES: [&str; 6] = ["error", "dispatch", "tensor_list", "autocast", "memory", "context"];
+
+fn main() {
+    println!("cargo::rerun-if-changed=cpp");
+    println!("cargo::rustc-check-cfg=cfg(cuda)");
+    let Some(lib) = std::env::var_os("DEP_TCH_LIBTORCH_LIB").map(PathBuf::from) else {
+        // torch-sys's `doc-only` feature: nothing to compile or link.
+        return;
+    };
+    let libtorch = lib.parent().unwrap_or(Path::new("/")).to_path_buf();
+    let abi = std::env::var("LIBTORCH_CXX11_ABI").unwrap_or_else(|_| "1".to_owned());
+    println!("cargo::rerun-if-env-changed=LIBTORCH_CXX11_ABI");
+
+    let mut build = cc::Build::new();
+    build
+        .cpp(true)
+        .std("c++17")
+        .include("cpp")
+        // System headers, so that the warnings we ask for are about our own code.
+        .flag("-isystem")
+        .flag(libtorch.join("include"))
+        .flag("-isystem")
+        .flag(libtorch.join("include/torch/csrc/api/include"))
+        .define("_GLIBCXX_USE_CXX11_ABI", abi.as_str())
+        .files(SOURCES.map(|name| format!("cpp/{name}.cpp")));
+
+    match cuda_headers(&libtorch) {
+        Some(include) => {
+            build.file("cpp/cuda.cpp");
+            for dir in [include.clone(), include.join("cccl")] {
+                build.flag("-isystem").flag(dir);
+            }
+            println!("cargo::rustc-cfg=cuda");
+        }
+        None => {
+            build.file("cpp/no_cuda.cpp");
+        }
+    }
+    // Every object is kept, referenced or not: cuda.o is what keeps libtorch_cuda in the program (see cuda.cpp).
+    build.link_lib_modifier("+whole-archive").compile("overdrive_ffi");
+
+    println!("cargo::rustc-link-search=native={}", lib.display());
+    for name in ["torch_cuda", "c10_cuda", "torch_cpu", "c10"] {
+        if lib.join(format!("lib{name}.so")).exists() {
+            println!("cargo::rustc-link-lib=dylib={name}");
+        }
+    }
+}
+
+/// CUDA's headers, where this libtorch has CUDA: a toolkit that CUDA_HOME names, or the pip packages beside torch.
+fn cuda_headers(libtorch: &Path) -> Option<PathBuf> {
+    println!("cargo::rerun-if-env-changed=CUDA_HOME");
+    if !libtorch.join("lib/libtorch_cuda.so").exists() {
+        return None;
+    }
+    // The real path, because the workspace's `.libtorch/torch` is a link into a Python installation.
+    let site_packages = libtorch.canonicalize().ok()?.parent()?.to_path_buf();
+    let toolkit = std::env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("include"));
+    let candidates = toolkit.into_iter().chain([site_packages.join("nvidia/cu13/include")]);
+    // `crt/` and `nv/target` come from packages that torch itself does not install.
+    let complete = |dir: &PathBuf| {
+        dir.join("cuda_runtime_api.h").exists()
+            && dir.join("crt/host_defines.h").exists()
+            && (dir.join("nv/target").exists() || dir.join("cccl/nv/target").exists())
+    };
+    let found = candidates.into_iter().find(complete);
+    if found.is_none() {
+        println!(
+            "cargo::warning=libtorch has CUDA but its headers were not found: building without the CUDA-only parts \
+             (pip install 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*' beside torch, or set CUDA_HOME)"
+        );
+    }
+    found
+}

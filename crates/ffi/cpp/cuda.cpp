@@ -1,0 +1,47 @@
+// What needs CUDA's headers. Its references to libtorch_cuda also keep that library in every program that links this
+// crate: a plain tch program loses it to the linker's --as-needed and then sees no GPU where there is one.
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include "guarded.h"
+
+namespace {
+
+at::DeviceIndex checked(int32_t device) {
+  int32_t count = at::cuda::device_count();
+  TORCH_CHECK(device >= 0 && device < count, "CUDA device ", device, " does not exist; this machine has ", count);
+  return static_cast<at::DeviceIndex>(device);
+}
+
+// The allocator has no statistics before CUDA is initialised.
+c10::DeviceIndex initialised(int32_t device) {
+  auto index = checked(device);
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  return index;
+}
+
+}  // namespace
+
+int32_t od_cuda_compiled(void) noexcept { return 1; }
+
+od_status od_cuda_device_name(int32_t device, char** out, od_error* err) noexcept {
+  return overdrive::guarded(
+      err, [&] { *out = overdrive::copy_string(at::cuda::getDeviceProperties(checked(device))->name); });
+}
+
+od_status od_cuda_memory_stats(int32_t device, od_memory_stats* out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(initialised(device));
+    constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    *out = {stats.allocated_bytes[all].current, stats.allocated_bytes[all].peak, stats.reserved_bytes[all].current,
+            stats.reserved_bytes[all].peak};
+  });
+}
+
+od_status od_cuda_reset_peak_memory_stats(int32_t device, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] { c10::cuda::CUDACachingAllocator::resetPeakStats(initialised(device)); });
+}
+
+od_status od_cuda_empty_cache(od_error* err) noexcept {
+  return overdrive::guarded(err, [&] { c10::cuda::CUDACachingAllocator::emptyCache(); });
+}

@@ -1,0 +1,63 @@
+// Runs a body and turns whatever it throws into a status and a message: the only way an exception leaves this crate.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+
+#include <c10/util/Exception.h>
+
+#include "overdrive.h"
+
+namespace overdrive {
+
+// A C string that Rust frees through od_error_clear or od_string_free; null when there is no memory for it.
+inline char* copy_string(const char* text) noexcept {
+  size_t bytes = std::strlen(text) + 1;
+  auto* copy = static_cast<char*>(std::malloc(bytes));
+  if (copy != nullptr) std::memcpy(copy, text, bytes);
+  return copy;
+}
+
+inline od_status fail(od_error* err, od_status status, const char* message, const char* detail) noexcept {
+  if (err != nullptr) {
+    err->message = copy_string(message);
+    err->detail = copy_string(detail);
+  }
+  return status;
+}
+
+inline od_status fail(od_error* err, od_status status, const c10::Error& e) noexcept {
+  return fail(err, status, e.what_without_backtrace(), e.what());
+}
+
+// libtorch reports an exhausted host as a plain c10::Error of its CPU allocator.
+inline bool is_host_out_of_memory(const c10::Error& e) noexcept {
+  return std::strstr(e.what_without_backtrace(), "DefaultCPUAllocator: ") != nullptr;
+}
+
+template <typename Body>
+od_status guarded(od_error* err, Body&& body) noexcept {
+  try {
+    body();
+    return OD_OK;
+  } catch (const c10::OutOfMemoryError& e) {
+    return fail(err, OD_OUT_OF_MEMORY, e);
+  } catch (const c10::AcceleratorError& e) {
+    return fail(err, OD_CUDA, e);
+  } catch (const c10::DistError& e) {
+    return fail(err, OD_DISTRIBUTED, e);
+  } catch (const c10::Error& e) {
+    return fail(err, is_host_out_of_memory(e) ? OD_OUT_OF_MEMORY : OD_OTHER, e);
+  } catch (const std::bad_alloc& e) {
+    return fail(err, OD_OUT_OF_MEMORY, e.what(), e.what());
+  } catch (const std::exception& e) {
+    return fail(err, OD_OTHER, e.what(), e.what());
+  } catch (...) {
+    return fail(err, OD_OTHER, "a C++ exception of unknown type", "a C++ exception of unknown type");
+  }
+}
+
+}  // namespace overdrive

@@ -1,0 +1,19 @@
+// The same surface where libtorch has no CUDA or its headers were not found at build time: each call says so.
+#include "guarded.h"
+
+namespace {
+
+od_status absent(od_error* err) noexcept {
+  const char* message =
+      "built without CUDA: libtorch has no libtorch_cuda or the CUDA headers were not found at build time "
+      "(run `cargo xtask setup`, or pip install nvidia-cuda-crt and nvidia-cuda-cccl beside torch, and build again)";
+  return overdrive::fail(err, OD_CUDA, message, message);
+}
+
+}  // namespace
+
+int32_t od_cuda_compiled(void) noexcept { return 0; }
+od_status od_cuda_device_name(int32_t, char**, od_error* err) noexcept { return absent(err); }
+od_status od_cuda_memory_stats(int32_t, od_memory_stats*, od_error* err) noexcept { return absent(err); }
+od_status od_cuda_reset_peak_memory_stats(int32_t, od_error* err) noexcept { return absent(err); }
+od_status od_cuda_empty_cache(od_error* err) noexcept { return absent(err); }

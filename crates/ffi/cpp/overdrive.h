@@ -1,0 +1,91 @@
+// The C surface between libtorch and the Rust side of this crate.
+//
+// Every entry point is `noexcept`, returns an `od_status`, writes results through out-parameters only when it returns
+// OD_OK, and describes a failure in `*err`, whose strings belong to the caller (free them with `od_error_clear`).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+
+extern "C" {
+
+typedef int32_t od_status;
+enum { OD_OK = 0, OD_OUT_OF_MEMORY = 1, OD_CUDA = 2, OD_DISTRIBUTED = 3, OD_OTHER = 4 };
+
+typedef struct {
+  char* message;  // what libtorch said, without its C++ stack trace
+  char* detail;   // the whole of it, stack trace included
+} od_error;
+
+// One argument or result of an operator. `tag` says which of the others holds.
+enum { OD_NONE = 0, OD_BOOL = 1, OD_INT = 2, OD_DOUBLE = 3, OD_TENSOR = 4, OD_TENSOR_LIST = 5, OD_INT_LIST = 6 };
+typedef struct {
+  int32_t tag;
+  int64_t integer;      // OD_BOOL, OD_INT; the length of an OD_INT_LIST
+  double real;          // OD_DOUBLE
+  const void* pointer;  // OD_TENSOR: at::Tensor*; OD_TENSOR_LIST: od_tensor_list*; OD_INT_LIST: int64_t*
+} od_value;
+
+typedef struct od_op od_op;
+typedef struct od_tensor_list od_tensor_list;
+
+typedef struct {
+  int32_t device_type;
+  int32_t enabled;
+  int32_t scalar_type;
+  int32_t cache_enabled;
+} od_autocast_state;
+
+typedef struct {
+  int64_t allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes;
+} od_memory_stats;
+
+// error.cpp
+void od_error_clear(od_error* err) noexcept;
+od_status od_test_throw(int32_t what, od_error* err) noexcept;
+
+// dispatch.cpp
+od_status od_op_find(const char* name, const char* overload, const od_op** out, od_error* err) noexcept;
+od_status od_op_call(const od_op* op, const od_value* args, size_t n_args, od_value* results, size_t max_results,
+                     size_t* n_results, od_error* err) noexcept;
+
+// tensor_list.cpp
+od_status od_tensor_list_new(const at::Tensor* const* tensors, size_t n, od_tensor_list** out, od_error* err) noexcept;
+void od_tensor_list_free(od_tensor_list* list) noexcept;
+size_t od_tensor_list_len(const od_tensor_list* list) noexcept;
+od_status od_tensor_list_get(const od_tensor_list* list, size_t index, at::Tensor** out, od_error* err) noexcept;
+od_status od_tensor_list_grads(const od_tensor_list* list, uint8_t* defined, size_t* n_defined, od_tensor_list** out,
+                               od_error* err) noexcept;
+od_status od_tensor_list_clear_grads(const od_tensor_list* list, od_error* err) noexcept;
+od_status od_tensor_list_select(const od_tensor_list* list, const uint8_t* keep, od_tensor_list** out,
+                                od_error* err) noexcept;
+
+// autocast.cpp
+od_status od_autocast_get(int32_t device_type, od_autocast_state* out, od_error* err) noexcept;
+od_status od_autocast_enter(const od_autocast_state* wanted, od_autocast_state* previous, od_error* err) noexcept;
+od_status od_autocast_exit(const od_autocast_state* previous, od_error* err) noexcept;
+
+// memory.cpp
+od_status od_empty_pinned(const int64_t* shape, size_t n_dims, int32_t scalar_type, at::Tensor** out,
+                          od_error* err) noexcept;
+
+// context.cpp
+od_status od_get_allow_tf32(int32_t* out, od_error* err) noexcept;
+od_status od_set_allow_tf32(int32_t allow, od_error* err) noexcept;
+
+// cuda.cpp, or no_cuda.cpp where libtorch has no CUDA or its headers are missing
+int32_t od_cuda_compiled(void) noexcept;
+od_status od_cuda_device_name(int32_t device, char** out, od_error* err) noexcept;
+void od_string_free(char* string) noexcept;
+od_status od_cuda_memory_stats(int32_t device, od_memory_stats* out, od_error* err) noexcept;
+od_status od_cuda_reset_peak_memory_stats(int32_t device, od_error* err) noexcept;
+od_status od_cuda_empty_cache(od_error* err) noexcept;
+}
+
+// The two handles are plain owners, so that Rust can hold them behind a pointer.
+struct od_tensor_list {
+  c10::List<at::Tensor> list;
+};

@@ -1,0 +1,63 @@
+// Lists of tensors that stay on the C++ side, so that a step over hundreds of parameters crosses the border once.
+#include <memory>
+
+#include "guarded.h"
+
+namespace {
+
+std::unique_ptr<od_tensor_list> new_list(size_t capacity) {
+  auto list = std::make_unique<od_tensor_list>();
+  list->list.reserve(capacity);
+  return list;
+}
+
+}  // namespace
+
+od_status od_tensor_list_new(const at::Tensor* const* tensors, size_t n, od_tensor_list** out,
+                             od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    auto list = new_list(n);
+    for (size_t i = 0; i < n; ++i) list->list.push_back(*tensors[i]);
+    *out = list.release();
+  });
+}
+
+void od_tensor_list_free(od_tensor_list* list) noexcept { delete list; }
+
+size_t od_tensor_list_len(const od_tensor_list* list) noexcept { return list->list.size(); }
+
+od_status od_tensor_list_get(const od_tensor_list* list, size_t index, at::Tensor** out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] { *out = new at::Tensor(list->list.get(index)); });
+}
+
+// The gradients that exist, in the order of the list; `defined` says whose they are.
+od_status od_tensor_list_grads(const od_tensor_list* list, uint8_t* defined, size_t* n_defined, od_tensor_list** out,
+                               od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    auto grads = new_list(list->list.size());
+    for (size_t i = 0; i < list->list.size(); ++i) {
+      at::Tensor tensor = list->list.get(i);
+      const at::Tensor& grad = tensor.grad();
+      defined[i] = grad.defined();
+      if (grad.defined()) grads->list.push_back(grad);
+    }
+    *n_defined = grads->list.size();
+    *out = grads.release();
+  });
+}
+
+od_status od_tensor_list_clear_grads(const od_tensor_list* list, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    for (size_t i = 0; i < list->list.size(); ++i) list->list.get(i).mutable_grad().reset();
+  });
+}
+
+od_status od_tensor_list_select(const od_tensor_list* list, const uint8_t* keep, od_tensor_list** out,
+                                od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    auto kept = new_list(list->list.size());
+    for (size_t i = 0; i < list->list.size(); ++i)
+      if (keep[i]) kept->list.push_back(list->list.get(i));
+    *out = kept.release();
+  });
+}

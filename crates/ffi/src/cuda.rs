@@ -1,0 +1,101 @@
+//! What needs a CUDA build of libtorch. Without one, every call is an error that says so.
+
+use std::ffi::CStr;
+use std::ptr;
+
+use crate::error::{Error, check};
+use crate::raw;
+
+/// Memory of one device as libtorch's caching allocator sees it, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryStats {
+    /// Held by tensors now.
+    pub allocated_bytes: i64,
+    /// The most that tensors have held since the last reset.
+    pub allocated_peak_bytes: i64,
+    /// Taken from the driver now, cached blocks included.
+    pub reserved_bytes: i64,
+    /// The most taken from the driver since the last reset.
+    pub reserved_peak_bytes: i64,
+}
+
+/// Whether the CUDA-only parts were compiled in; says nothing about a GPU being there.
+pub fn is_compiled() -> bool {
+    // SAFETY: no arguments.
+    unsafe { raw::od_cuda_compiled() != 0 }
+}
+
+/// The device's name, "NVIDIA H200" say.
+///
+/// # Errors
+/// Without CUDA, or when there is no such device.
+///
+/// # Source
+/// `torch.cuda.get_device_name`
+pub fn device_name(device: usize) -> Result<String, Error> {
+    let mut out = ptr::null_mut();
+    // SAFETY: `out` lives through the call.
+    check(|err| unsafe { raw::od_cuda_device_name(index(device), &mut out, err) })?;
+    if out.is_null() {
+        return Ok(String::new());
+    }
+    // SAFETY: a NUL-terminated string that is ours until freed on the next line.
+    let name = unsafe { CStr::from_ptr(out) }.to_string_lossy().into_owned();
+    // SAFETY: allocated by the C++ side, not used again.
+    unsafe { raw::od_string_free(out) };
+    Ok(name)
+}
+
+/// What the caching allocator holds on the device.
+///
+/// # Errors
+/// Without CUDA, or when there is no such device.
+///
+/// # Syncs
+/// No.
+///
+/// # Source
+/// `torch.cuda.memory_stats`
+pub fn memory_stats(device: usize) -> Result<MemoryStats, Error> {
+    let mut out = raw::MemoryStats::default();
+    // SAFETY: `out` lives through the call.
+    check(|err| unsafe { raw::od_cuda_memory_stats(index(device), &mut out, err) })?;
+    Ok(MemoryStats {
+        allocated_bytes: out.allocated_bytes,
+        allocated_peak_bytes: out.allocated_peak_bytes,
+        reserved_bytes: out.reserved_bytes,
+        reserved_peak_bytes: out.reserved_peak_bytes,
+    })
+}
+
+/// Starts the peaks of [`memory_stats`] again from what is held now.
+///
+/// # Errors
+/// Without CUDA, or when there is no such device.
+///
+/// # Source
+/// `torch.cuda.reset_peak_memory_stats`
+pub fn reset_peak_memory_stats(device: usize) -> Result<(), Error> {
+    // SAFETY: no pointers but the error slot.
+    check(|err| unsafe { raw::od_cuda_reset_peak_memory_stats(index(device), err) })
+}
+
+/// Gives cached, unused blocks back to the driver.
+///
+/// # Errors
+/// Without CUDA.
+///
+/// # Syncs
+/// Yes: the driver waits for the device when memory is freed.
+///
+/// # Source
+/// `torch.cuda.empty_cache`
+pub fn empty_cache() -> Result<(), Error> {
+    // SAFETY: no pointers but the error slot.
+    check(|err| unsafe { raw::od_cuda_empty_cache(err) })
+}
+
+/// A number too large for libtorch's index becomes one that names no device, and so an error.
+fn index(device: usize) -> i32 {
+    i32::try_from(device).unwrap_or(i32::MAX)
+}

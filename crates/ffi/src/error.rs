@@ -1,0 +1,105 @@
+//! What libtorch says when a call fails.
+
+use std::ffi::CStr;
+use std::ptr;
+
+use crate::raw;
+
+/// What went wrong, as far as a caller can act on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The host or a device had no memory left (PyTorch: `torch.OutOfMemoryError`).
+    OutOfMemory,
+    /// A CUDA call failed, or this build has no CUDA (PyTorch: `torch.AcceleratorError`).
+    Cuda,
+    /// A store, a process group or the network between ranks failed (PyTorch: `torch.distributed.DistError`).
+    Distributed,
+    /// Anything else, a refused argument most of the time.
+    Other,
+}
+
+/// A failed call into libtorch: its kind, and libtorch's message without the C++ stack trace.
+///
+/// The trace is still there, one step down the [`source`](std::error::Error::source) chain.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+    #[source]
+    trace: Trace,
+}
+
+/// libtorch's whole message, C++ stack trace included.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Trace(String);
+
+impl Error {
+    /// What kind of failure this is.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// libtorch's message, without its C++ stack trace.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// A failure that this crate itself found before calling libtorch.
+    pub(crate) fn refused(message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { kind: ErrorKind::Other, trace: Trace(message.clone()), message }
+    }
+}
+
+impl From<tch::TchError> for Error {
+    /// tch folds every failure into one text; the kind is read back from libtorch's own wording.
+    fn from(error: tch::TchError) -> Self {
+        let text = error.to_string();
+        let kind = if text.contains("DefaultCPUAllocator: ") || text.contains("CUDA out of memory") {
+            ErrorKind::OutOfMemory
+        } else if text.contains("CUDA error") || text.contains("CUDNN_STATUS") || text.contains("CUBLAS_STATUS") {
+            ErrorKind::Cuda
+        } else {
+            ErrorKind::Other
+        };
+        // libtorch appends its stack trace after this line.
+        let message = text.split("\nException raised from").next().unwrap_or(&text).to_owned();
+        Self { kind, message, trace: Trace(text) }
+    }
+}
+
+/// Runs one C call and turns its status into a `Result`.
+pub(crate) fn check(call: impl FnOnce(*mut raw::Error) -> raw::Status) -> Result<(), Error> {
+    let mut err = raw::Error { message: ptr::null_mut(), detail: ptr::null_mut() };
+    let status = call(&mut err);
+    if status == raw::OK {
+        return Ok(());
+    }
+    let kind = match status {
+        raw::OUT_OF_MEMORY => ErrorKind::OutOfMemory,
+        raw::CUDA => ErrorKind::Cuda,
+        raw::DISTRIBUTED => ErrorKind::Distributed,
+        _ => ErrorKind::Other,
+    };
+    let text = |pointer: *const std::ffi::c_char| {
+        if pointer.is_null() {
+            return "libtorch failed and had no memory left for its message".to_owned();
+        }
+        // SAFETY: the C++ side wrote a NUL-terminated string that stays ours until `od_error_clear` below.
+        unsafe { CStr::from_ptr(pointer) }.to_string_lossy().trim_end().to_owned()
+    };
+    let (message, detail) = (text(err.message), text(err.detail));
+    // SAFETY: both strings were allocated by the C++ side or are null, and are not used after this.
+    unsafe { raw::od_error_clear(&mut err) };
+    Err(Error { kind, message, trace: Trace(detail) })
+}
+
+/// Throws a planted C++ exception of the given sort; for tests that show none crosses the border.
+#[doc(hidden)]
+pub fn test_throw(what: i32) -> Result<(), Error> {
+    // SAFETY: `err` points to a live error slot for the length of the call.
+    check(|err| unsafe { raw::od_test_throw(what, err) })
+}

@@ -1,0 +1,36 @@
+//! The parts of libtorch that tch leaves out, behind a safe surface.
+//!
+//! This is the only crate of the workspace with C++ or `unsafe`. Every entry point of its C++ side catches every
+//! exception and returns a status; here the status becomes a [`Error`] that says whether libtorch ran out of memory,
+//! failed on the GPU, failed between ranks, or refused its arguments.
+//!
+//! ```
+//! use overdrive_ffi::{Arg, Op, TensorList};
+//! use tch::{Kind, Tensor};
+//!
+//! # fn main() -> Result<(), overdrive_ffi::Error> {
+//! let xs = TensorList::new(&[Tensor::ones([2], (Kind::Float, tch::Device::Cpu))])?;
+//! let mul = Op::find("aten::_foreach_mul_", "Scalar")?;
+//! mul.call(&[Arg::TensorList(&xs), Arg::Double(3.0)])?;
+//! assert_eq!(xs.get(0)?.double_value(&[1]), 3.0);
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod autocast;
+pub mod context;
+pub mod cuda;
+mod error;
+mod kind;
+mod memory;
+mod op;
+mod raw;
+mod tensor_list;
+
+pub use error::{Error, ErrorKind, Trace};
+pub use memory::empty_pinned;
+pub use op::{Arg, LazyOp, Op, Value};
+pub use tensor_list::{Grads, TensorList};
+
+#[doc(hidden)]
+pub use error::test_throw;

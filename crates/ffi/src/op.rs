@@ -1,0 +1,166 @@
+//! Any operator of libtorch, called by name through the boxed dispatcher.
+
+use std::ffi::CString;
+use std::ptr;
+use std::sync::OnceLock;
+
+use tch::Tensor;
+
+use crate::error::{Error, check};
+use crate::raw;
+use crate::tensor_list::TensorList;
+
+/// Room for what an operator returns; libtorch's longest returns have ten values.
+const MAX_RESULTS: usize = 16;
+
+/// One argument of an operator.
+#[derive(Clone, Copy, Debug)]
+pub enum Arg<'a> {
+    /// No value, for an optional argument.
+    None,
+    /// A `bool`.
+    Bool(bool),
+    /// An `int`, a `ScalarType` or a whole `Scalar`.
+    Int(i64),
+    /// A `float` or a real `Scalar`.
+    Double(f64),
+    /// A `Tensor`.
+    Tensor(&'a Tensor),
+    /// A `Tensor[]`.
+    TensorList(&'a TensorList),
+    /// An `int[]`.
+    IntList(&'a [i64]),
+}
+
+impl<'a> From<Option<&'a Tensor>> for Arg<'a> {
+    fn from(tensor: Option<&'a Tensor>) -> Self {
+        tensor.map_or(Arg::None, Arg::Tensor)
+    }
+}
+
+/// One value that an operator returns.
+#[derive(Debug)]
+pub enum Value {
+    /// No value.
+    None,
+    /// A `bool`.
+    Bool(bool),
+    /// An `int`.
+    Int(i64),
+    /// A `float`.
+    Double(f64),
+    /// A `Tensor`.
+    Tensor(Tensor),
+    /// A `Tensor[]`.
+    TensorList(TensorList),
+}
+
+/// An operator of libtorch, found by name (`"aten::_fused_adamw_"`) and overload (`""`, `"Scalar"`, ..).
+#[derive(Clone, Copy)]
+pub struct Op(&'static raw::Op);
+
+// SAFETY: an operator handle is a reference to the dispatcher's entry, which is made for concurrent use and is never
+// freed.
+unsafe impl Send for Op {}
+// SAFETY: as above.
+unsafe impl Sync for Op {}
+
+impl Op {
+    /// Looks an operator up. Keep the result ([`LazyOp`] does): the look-up takes a lock and a hash.
+    ///
+    /// # Errors
+    /// When libtorch has no operator of this name and overload.
+    pub fn find(name: &str, overload: &str) -> Result<Self, Error> {
+        let c_string = |text| CString::new(text).map_err(|_| Error::refused(format!("{text:?} holds a zero byte")));
+        let (name, overload) = (c_string(name)?, c_string(overload)?);
+        let mut out = ptr::null();
+        // SAFETY: both strings outlive the call.
+        check(|err| unsafe { raw::od_op_find(name.as_ptr(), overload.as_ptr(), &mut out, err) })?;
+        // SAFETY: on success the C++ side has made a handle that is never freed.
+        unsafe { out.as_ref() }.map(Self).ok_or_else(|| Error::refused("libtorch returned no operator"))
+    }
+
+    /// Calls it. Arguments left out at the end take their defaults.
+    ///
+    /// # Errors
+    /// When an argument has the wrong type or a needed one is missing, and whatever the operator itself reports.
+    pub fn call(&self, args: &[Arg<'_>]) -> Result<Vec<Value>, Error> {
+        let args: Vec<raw::Value> = args.iter().map(to_raw).collect();
+        let mut results = [raw::Value { tag: raw::NONE, integer: 0, real: 0.0, pointer: ptr::null() }; MAX_RESULTS];
+        let mut count = 0;
+        // SAFETY: every pointer in `args` is borrowed for the length of the call, and `results` has the room stated.
+        check(|err| unsafe {
+            raw::od_op_call(self.0, args.as_ptr(), args.len(), results.as_mut_ptr(), MAX_RESULTS, &mut count, err)
+        })?;
+        // SAFETY: the first `count` values were written by a call that succeeded, each owned by us and read once.
+        results[..count].iter().map(|value| unsafe { from_raw(value) }).collect()
+    }
+}
+
+fn to_raw(arg: &Arg<'_>) -> raw::Value {
+    let mut value = raw::Value { tag: raw::NONE, integer: 0, real: 0.0, pointer: ptr::null() };
+    match *arg {
+        Arg::None => {}
+        Arg::Bool(flag) => (value.tag, value.integer) = (raw::BOOL, i64::from(flag)),
+        Arg::Int(integer) => (value.tag, value.integer) = (raw::INT, integer),
+        Arg::Double(real) => (value.tag, value.real) = (raw::DOUBLE, real),
+        Arg::Tensor(tensor) => (value.tag, value.pointer) = (raw::TENSOR, tensor.as_ptr().cast()),
+        Arg::TensorList(list) => (value.tag, value.pointer) = (raw::TENSOR_LIST, list.as_ptr().cast()),
+        Arg::IntList(list) => {
+            (value.tag, value.pointer) = (raw::INT_LIST, list.as_ptr().cast());
+            value.integer = list.len() as i64;
+        }
+    }
+    value
+}
+
+/// # Safety
+/// `value` was written by `od_op_call`, and whatever it points to is ours and not read a second time.
+unsafe fn from_raw(value: &raw::Value) -> Result<Value, Error> {
+    Ok(match value.tag {
+        raw::NONE => Value::None,
+        raw::BOOL => Value::Bool(value.integer != 0),
+        raw::INT => Value::Int(value.integer),
+        raw::DOUBLE => Value::Double(value.real),
+        // SAFETY: a tensor that the C++ side has allocated for us.
+        raw::TENSOR => Value::Tensor(unsafe { Tensor::from_ptr(value.pointer.cast_mut().cast()) }),
+        // SAFETY: a list that the C++ side has allocated for us.
+        raw::TENSOR_LIST => Value::TensorList(unsafe { TensorList::from_raw(value.pointer.cast_mut().cast()) }?),
+        tag => return Err(Error::refused(format!("unknown result tag {tag}"))),
+    })
+}
+
+impl std::fmt::Debug for Op {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Op")
+    }
+}
+
+/// An [`Op`] that is looked up at its first call; made for a `static`.
+pub struct LazyOp {
+    name: &'static str,
+    overload: &'static str,
+    found: OnceLock<Op>,
+}
+
+impl LazyOp {
+    /// An operator by name and overload, not looked up yet.
+    pub const fn new(name: &'static str, overload: &'static str) -> Self {
+        Self { name, overload, found: OnceLock::new() }
+    }
+
+    /// Calls it; see [`Op::call`].
+    ///
+    /// # Errors
+    /// Those of [`Op::find`] and [`Op::call`].
+    pub fn call(&self, args: &[Arg<'_>]) -> Result<Vec<Value>, Error> {
+        let op = match self.found.get() {
+            Some(op) => op,
+            None => {
+                let op = Op::find(self.name, self.overload)?;
+                self.found.get_or_init(|| op)
+            }
+        };
+        op.call(args)
+    }
+}

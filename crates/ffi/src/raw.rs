@@ -1,0 +1,123 @@
+//! The declarations of `cpp/overdrive.h`, line for line.
+
+use std::ffi::{c_char, c_void};
+use torch_sys::C_tensor;
+
+pub type Status = i32;
+pub const OK: Status = 0;
+pub const OUT_OF_MEMORY: Status = 1;
+pub const CUDA: Status = 2;
+pub const DISTRIBUTED: Status = 3;
+
+pub const NONE: i32 = 0;
+pub const BOOL: i32 = 1;
+pub const INT: i32 = 2;
+pub const DOUBLE: i32 = 3;
+pub const TENSOR: i32 = 4;
+pub const TENSOR_LIST: i32 = 5;
+pub const INT_LIST: i32 = 6;
+
+#[repr(C)]
+pub struct Error {
+    pub message: *mut c_char,
+    pub detail: *mut c_char,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Value {
+    pub tag: i32,
+    pub integer: i64,
+    pub real: f64,
+    pub pointer: *const c_void,
+}
+
+#[repr(C)]
+pub struct Op {
+    _opaque: [u8; 0],
+}
+
+#[repr(C)]
+pub struct TensorList {
+    _opaque: [u8; 0],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AutocastState {
+    pub device_type: i32,
+    pub enabled: i32,
+    pub scalar_type: i32,
+    pub cache_enabled: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct MemoryStats {
+    pub allocated_bytes: i64,
+    pub allocated_peak_bytes: i64,
+    pub reserved_bytes: i64,
+    pub reserved_peak_bytes: i64,
+}
+
+unsafe extern "C" {
+    pub fn od_error_clear(err: *mut Error);
+    pub fn od_test_throw(what: i32, err: *mut Error) -> Status;
+
+    pub fn od_op_find(name: *const c_char, overload: *const c_char, out: *mut *const Op, err: *mut Error) -> Status;
+    pub fn od_op_call(
+        op: *const Op,
+        args: *const Value,
+        n_args: usize,
+        results: *mut Value,
+        max_results: usize,
+        n_results: *mut usize,
+        err: *mut Error,
+    ) -> Status;
+
+    pub fn od_tensor_list_new(
+        tensors: *const *const C_tensor,
+        n: usize,
+        out: *mut *mut TensorList,
+        err: *mut Error,
+    ) -> Status;
+    pub fn od_tensor_list_free(list: *mut TensorList);
+    pub fn od_tensor_list_len(list: *const TensorList) -> usize;
+    pub fn od_tensor_list_get(list: *const TensorList, index: usize, out: *mut *mut C_tensor, err: *mut Error) -> Status;
+    pub fn od_tensor_list_grads(
+        list: *const TensorList,
+        defined: *mut u8,
+        n_defined: *mut usize,
+        out: *mut *mut TensorList,
+        err: *mut Error,
+    ) -> Status;
+    pub fn od_tensor_list_clear_grads(list: *const TensorList, err: *mut Error) -> Status;
+    pub fn od_tensor_list_select(
+        list: *const TensorList,
+        keep: *const u8,
+        out: *mut *mut TensorList,
+        err: *mut Error,
+    ) -> Status;
+
+    pub fn od_autocast_get(device_type: i32, out: *mut AutocastState, err: *mut Error) -> Status;
+    pub fn od_autocast_enter(wanted: *const AutocastState, previous: *mut AutocastState, err: *mut Error) -> Status;
+    pub fn od_autocast_exit(previous: *const AutocastState, err: *mut Error) -> Status;
+
+    pub fn od_empty_pinned(
+        shape: *const i64,
+        n_dims: usize,
+        scalar_type: i32,
+        out: *mut *mut C_tensor,
+        err: *mut Error,
+    ) -> Status;
+
+    pub fn od_get_allow_tf32(out: *mut i32, err: *mut Error) -> Status;
+    pub fn od_set_allow_tf32(allow: i32, err: *mut Error) -> Status;
+
+    pub fn od_cuda_compiled() -> i32;
+    pub fn od_cuda_device_name(device: i32, out: *mut *mut c_char, err: *mut Error) -> Status;
+    pub fn od_string_free(string: *mut c_char);
+    pub fn od_cuda_memory_stats(device: i32, out: *mut MemoryStats, err: *mut Error) -> Status;
+    pub fn od_cuda_reset_peak_memory_stats(device: i32, err: *mut Error) -> Status;
+    pub fn od_cuda_empty_cache(err: *mut Error) -> Status;
+}

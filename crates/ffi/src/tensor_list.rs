@@ -1,0 +1,146 @@
+//! Lists of tensors that live on the C++ side.
+
+use std::ptr::{self, NonNull};
+
+use tch::Tensor;
+
+use crate::error::{Error, check};
+use crate::raw;
+
+/// A list of tensors held by libtorch, so that a step over hundreds of parameters crosses the border once.
+///
+/// It shares the tensors, as [`Tensor::shallow_clone`] does. (PyTorch: a `TensorList` argument.)
+pub struct TensorList(NonNull<raw::TensorList>);
+
+// SAFETY: like tch's Tensor, the list only holds atomically counted references, and is not shared while it is sent.
+unsafe impl Send for TensorList {}
+
+/// The gradients of a [`TensorList`], as [`TensorList::grads`] finds them.
+pub struct Grads {
+    /// The gradients that are defined, in the order of the parameters.
+    pub list: TensorList,
+    /// For each parameter, whether it has a gradient.
+    pub defined: Vec<bool>,
+}
+
+impl Grads {
+    /// Whether every parameter has a gradient.
+    pub fn complete(&self) -> bool {
+        self.list.len() == self.defined.len()
+    }
+}
+
+impl TensorList {
+    /// A list that shares the given tensors.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn new<T: std::borrow::Borrow<Tensor>>(tensors: &[T]) -> Result<Self, Error> {
+        let pointers: Vec<_> = tensors.iter().map(|tensor| tensor.borrow().as_ptr()).collect();
+        // SAFETY: each pointer belongs to a tensor borrowed for the length of the call.
+        Self::receive(|out, err| unsafe { raw::od_tensor_list_new(pointers.as_ptr(), pointers.len(), out, err) })
+    }
+
+    /// How many tensors it holds.
+    pub fn len(&self) -> usize {
+        // SAFETY: the handle is live.
+        unsafe { raw::od_tensor_list_len(self.as_ptr()) }
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The tensor at `index`, shared.
+    ///
+    /// # Errors
+    /// When `index` is not below [`len`](Self::len).
+    pub fn get(&self, index: usize) -> Result<Tensor, Error> {
+        let len = self.len();
+        if index >= len {
+            return Err(Error::refused(format!("index {index} is outside a list of {len} tensors")));
+        }
+        let mut out = ptr::null_mut();
+        // SAFETY: the handle is live and the index was checked; on success `out` is a tensor that we own.
+        check(|err| unsafe { raw::od_tensor_list_get(self.as_ptr(), index, &mut out, err) })?;
+        // SAFETY: as above.
+        Ok(unsafe { Tensor::from_ptr(out) })
+    }
+
+    /// All tensors, shared.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn to_vec(&self) -> Result<Vec<Tensor>, Error> {
+        (0..self.len()).map(|index| self.get(index)).collect()
+    }
+
+    /// The gradients of these tensors, shared, those that have none left out.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn grads(&self) -> Result<Grads, Error> {
+        let mut defined = vec![0u8; self.len()];
+        let mut count = 0;
+        // SAFETY: `defined` has one place a tensor.
+        let list = Self::receive(|out, err| unsafe {
+            raw::od_tensor_list_grads(self.as_ptr(), defined.as_mut_ptr(), &mut count, out, err)
+        })?;
+        Ok(Grads { list, defined: defined.into_iter().map(|flag| flag != 0).collect() })
+    }
+
+    /// Frees the gradients of these tensors (PyTorch: `zero_grad(set_to_none=True)`).
+    ///
+    /// # Errors
+    /// When libtorch refuses, which it does not for leaves.
+    pub fn clear_grads(&self) -> Result<(), Error> {
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_tensor_list_clear_grads(self.as_ptr(), err) })
+    }
+
+    /// The tensors whose place in `keep` is true, shared.
+    ///
+    /// # Errors
+    /// When `keep` is not as long as the list.
+    pub fn select(&self, keep: &[bool]) -> Result<Self, Error> {
+        if keep.len() != self.len() {
+            return Err(Error::refused(format!("{} flags for a list of {} tensors", keep.len(), self.len())));
+        }
+        let keep: Vec<u8> = keep.iter().map(|&flag| u8::from(flag)).collect();
+        // SAFETY: `keep` has one place a tensor.
+        Self::receive(|out, err| unsafe { raw::od_tensor_list_select(self.as_ptr(), keep.as_ptr(), out, err) })
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const raw::TensorList {
+        self.0.as_ptr()
+    }
+
+    /// Takes over a list that the C++ side has allocated.
+    ///
+    /// # Safety
+    /// `pointer` is a list that nobody else frees.
+    pub(crate) unsafe fn from_raw(pointer: *mut raw::TensorList) -> Result<Self, Error> {
+        NonNull::new(pointer).map(Self).ok_or_else(|| Error::refused("libtorch returned no list"))
+    }
+
+    fn receive(call: impl FnOnce(*mut *mut raw::TensorList, *mut raw::Error) -> raw::Status) -> Result<Self, Error> {
+        let mut out = ptr::null_mut();
+        check(|err| call(&mut out, err))?;
+        // SAFETY: the call succeeded, so `out` is a new list that only we know.
+        unsafe { Self::from_raw(out) }
+    }
+}
+
+impl Drop for TensorList {
+    fn drop(&mut self) {
+        // SAFETY: the handle is live and never used again.
+        unsafe { raw::od_tensor_list_free(self.0.as_ptr()) }
+    }
+}
+
+impl std::fmt::Debug for TensorList {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TensorList({} tensors)", self.len())
+    }
+}

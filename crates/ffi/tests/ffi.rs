@@ -1,0 +1,150 @@
+//! The border itself: errors of every kind come across as `Err`, and operators that tch leaves out do what they say.
+
+use overdrive_ffi::autocast::{self, Region, State};
+use overdrive_ffi::{Arg, ErrorKind, Op, TensorList, Value, context, cuda, empty_pinned, test_throw};
+use std::error::Error as _;
+use tch::{Device, Kind, Tensor};
+
+const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+#[test]
+fn every_cpp_exception_becomes_an_error_of_its_kind() {
+    let planted = [
+        (0, ErrorKind::OutOfMemory, "planted out of memory"),
+        (1, ErrorKind::Cuda, "planted CUDA error"),
+        (2, ErrorKind::Distributed, "planted distributed error"),
+        (3, ErrorKind::Other, "planted value error"),
+        (4, ErrorKind::OutOfMemory, "std::bad_alloc"),
+        (5, ErrorKind::Other, "planted runtime error"),
+        (6, ErrorKind::Other, "a C++ exception of unknown type"),
+    ];
+    for (what, kind, message) in planted {
+        let error = test_throw(what).expect_err("it throws");
+        assert_eq!(error.kind(), kind, "{message}");
+        assert_eq!(error.message(), message);
+    }
+    assert!(test_throw(-1).is_ok());
+}
+
+#[test]
+fn the_stack_trace_is_in_the_source_and_not_in_the_message() {
+    let error = test_throw(3).expect_err("it throws");
+    assert!(!error.to_string().contains("Exception raised from"), "{error}");
+    let source = error.source().expect("a source").to_string();
+    assert!(source.contains("Exception raised from"), "{source}");
+}
+
+#[test]
+fn an_exhausted_host_is_out_of_memory() {
+    let xs = TensorList::new(&[Tensor::zeros([1], FLOAT).expand([1 << 46], false)]).unwrap();
+    let add = Op::find("aten::_foreach_add", "Scalar").unwrap();
+    let error = add.call(&[Arg::TensorList(&xs), Arg::Double(1.0)]).expect_err("256 TiB do not fit");
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+    // The same through tch, whose errors are only text.
+    let tch_error = Tensor::f_zeros([1 << 46], FLOAT).expect_err("256 TiB do not fit");
+    assert_eq!(overdrive_ffi::Error::from(tch_error).kind(), ErrorKind::OutOfMemory);
+}
+
+#[test]
+fn an_unknown_operator_is_named() {
+    let error = Op::find("aten::no_such_operator", "").expect_err("it does not exist");
+    assert!(error.message().contains("no_such_operator"), "{error}");
+    assert!(Op::find("nul\0byte", "").is_err());
+}
+
+#[test]
+fn wrong_arguments_are_errors() {
+    let mul = Op::find("aten::_foreach_mul_", "Scalar").unwrap();
+    let xs = TensorList::new(&[Tensor::ones([2], FLOAT)]).unwrap();
+    assert!(mul.call(&[]).unwrap_err().message().contains("needs argument 0, self"));
+    assert!(mul.call(&[Arg::TensorList(&xs), Arg::None]).is_err());
+    assert!(mul.call(&[Arg::Double(1.0), Arg::TensorList(&xs)]).is_err());
+    let too_many = [Arg::TensorList(&xs), Arg::Double(1.0), Arg::Double(1.0)];
+    assert!(mul.call(&too_many).unwrap_err().message().contains("at most 2"));
+}
+
+#[test]
+fn every_sort_of_argument_and_result_crosses() {
+    let xs = TensorList::new(&[Tensor::from_slice(&[3f32, 4.0]), Tensor::from_slice(&[0f32, 0.0])]).unwrap();
+    let norms = Op::find("aten::_foreach_norm", "Scalar").unwrap().call(&[Arg::TensorList(&xs)]).unwrap();
+    let [Value::TensorList(norms)] = &norms[..] else { panic!("{norms:?}") };
+    assert_eq!(norms.get(0).unwrap().double_value(&[]), 5.0);
+
+    let x = Tensor::arange(6, FLOAT);
+    let view = Op::find("aten::view", "").unwrap().call(&[Arg::Tensor(&x), Arg::IntList(&[2, 3])]).unwrap();
+    let [Value::Tensor(view)] = &view[..] else { panic!("{view:?}") };
+    assert_eq!(view.size(), [2, 3]);
+
+    let max = Op::find("aten::max", "dim").unwrap().call(&[Arg::Tensor(view), Arg::Int(1)]).unwrap();
+    assert!(matches!(&max[..], [Value::Tensor(_), Value::Tensor(_)]), "{max:?}");
+    let size = Op::find("aten::size", "int").unwrap().call(&[Arg::Tensor(view), Arg::Int(1)]).unwrap();
+    assert!(matches!(size[..], [Value::Int(3)]), "{size:?}");
+    let item = Op::find("aten::allclose", "").unwrap().call(&[Arg::Tensor(&x), Arg::Tensor(&x)]).unwrap();
+    assert!(matches!(item[..], [Value::Bool(true)]), "{item:?}");
+}
+
+#[test]
+fn grads_are_found_selected_and_cleared() {
+    let params: Vec<_> = (0..3).map(|_| Tensor::ones([2], FLOAT).set_requires_grad(true)).collect();
+    (&params[0] * 2.0 + &params[2] * 3.0).sum(Kind::Float).backward();
+    let list = TensorList::new(&params).unwrap();
+    let grads = list.grads().unwrap();
+    assert_eq!(grads.defined, [true, false, true]);
+    assert!(!grads.complete());
+    assert_eq!(grads.list.get(1).unwrap().double_value(&[0]), 3.0);
+    assert_eq!(list.select(&grads.defined).unwrap().len(), 2);
+    assert!(list.select(&[true]).unwrap_err().message().contains("1 flags for a list of 3"));
+    assert!(list.get(3).is_err());
+    list.clear_grads().unwrap();
+    assert!(!params[0].grad().defined());
+}
+
+#[test]
+fn autocast_regions_nest_and_restore_after_a_panic() {
+    let off = autocast::state(Device::Cpu).unwrap();
+    assert!(!off.enabled);
+    let on = State { enabled: true, kind: Kind::BFloat16, cache_enabled: true };
+    let result = std::panic::catch_unwind(|| {
+        let _outer = Region::enter(Device::Cpu, on).unwrap();
+        let _inner = Region::enter(Device::Cpu, State { enabled: false, kind: Kind::Half, cache_enabled: false }).unwrap();
+        assert_eq!(autocast::state(Device::Cpu).unwrap().kind, Kind::Half);
+        panic!("planted");
+    });
+    assert!(result.is_err());
+    assert_eq!(autocast::state(Device::Cpu).unwrap(), off);
+}
+
+#[test]
+fn a_device_without_autocast_is_refused() {
+    assert!(autocast::state(Device::Vulkan).is_err());
+}
+
+#[test]
+fn tf32_can_be_read_and_set() {
+    let before = context::allow_tf32().unwrap();
+    context::set_allow_tf32(true).unwrap();
+    assert!(context::allow_tf32().unwrap());
+    context::set_allow_tf32(false).unwrap();
+    assert!(!context::allow_tf32().unwrap());
+    context::set_allow_tf32(before).unwrap();
+}
+
+#[test]
+fn without_a_gpu_cuda_calls_are_errors() {
+    if tch::Cuda::is_available() {
+        return; // the `gpu` tests of the facade cover this machine
+    }
+    assert!(empty_pinned(&[2], Kind::Float).is_err());
+    assert!(cuda::device_name(0).is_err());
+    assert!(cuda::memory_stats(usize::MAX).is_err());
+    assert!(cuda::reset_peak_memory_stats(0).is_err());
+}
+
+/// A plain tch program loses libtorch_cuda to the linker's --as-needed; a program with this crate must not.
+#[cfg(target_os = "linux")]
+#[test]
+fn libtorch_cuda_is_loaded_where_it_exists() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(maps.contains("libtorch_cpu.so"));
+    assert_eq!(maps.contains("libtorch_cuda.so"), cuda::is_compiled());
+}
