@@ -1,1 +1,36 @@
+//! Gradient accumulation that equals the large batch, however uneven the micro-batches are.
+//!
+//! A mean loss over each micro-batch and a fixed `1/k` weight every sample of a small micro-batch too heavily. Here each
+//! loss is weighted by the samples (or tokens) behind it, and what the window really held decides the divisor, over
+//! all ranks too.
+//!
+//! ```
+//! use overdrive_accum::Accumulator;
+//! use tch::nn::{Module, OptimizerConfig};
+//! use tch::{Device, Kind, Tensor, nn};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let vs = nn::VarStore::new(Device::Cpu);
+//! let model = nn::linear(vs.root(), 4, 1, Default::default());
+//! let mut opt = nn::Sgd::default().build(&vs, 0.1)?;
+//! let data = Tensor::randn([10, 4], (Kind::Float, Device::Cpu));
+//!
+//! let mut accum = Accumulator::new(&vs.trainable_variables(), 2)?;
+//! for micro in accum.windows(data.split(4, 0)) {             // 4, 4 | 2: the last window is partial
+//!     let loss = model.forward(&micro.batch).square().mean(Kind::Float);
+//!     accum.backward(&loss, micro.batch.size()[0], micro.closes)?;
+//!     if micro.closes {
+//!         opt.step();
+//!         opt.zero_grad();
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
+
+mod accumulator;
+mod windows;
+
+pub use accumulator::{AccumError, Accumulator};
+pub use windows::{MicroBatch, Windows};

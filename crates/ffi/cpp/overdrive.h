@@ -54,6 +54,7 @@ od_status od_op_call(const od_op* op, const od_value* args, size_t n_args, od_va
 
 // tensor_list.cpp
 od_status od_tensor_list_new(const at::Tensor* const* tensors, size_t n, od_tensor_list** out, od_error* err) noexcept;
+od_status od_tensor_list_share(const od_tensor_list* list, od_tensor_list** out, od_error* err) noexcept;
 void od_tensor_list_free(od_tensor_list* list) noexcept;
 size_t od_tensor_list_len(const od_tensor_list* list) noexcept;
 od_status od_tensor_list_get(const od_tensor_list* list, size_t index, at::Tensor** out, od_error* err) noexcept;

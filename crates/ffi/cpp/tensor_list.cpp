@@ -22,6 +22,11 @@ od_status od_tensor_list_new(const at::Tensor* const* tensors, size_t n, od_tens
   });
 }
 
+// c10::List is a counted reference, so this copies no tensor handles.
+od_status od_tensor_list_share(const od_tensor_list* list, od_tensor_list** out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] { *out = new od_tensor_list{list->list}; });
+}
+
 void od_tensor_list_free(od_tensor_list* list) noexcept { delete list; }
 
 size_t od_tensor_list_len(const od_tensor_list* list) noexcept { return list->list.size(); }

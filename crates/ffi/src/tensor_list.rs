@@ -41,6 +41,15 @@ impl TensorList {
         Self::receive(|out, err| unsafe { raw::od_tensor_list_new(pointers.as_ptr(), pointers.len(), out, err) })
     }
 
+    /// A second handle to the same list.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn share(&self) -> Result<Self, Error> {
+        // SAFETY: the handle is live.
+        Self::receive(|out, err| unsafe { raw::od_tensor_list_share(self.as_ptr(), out, err) })
+    }
+
     /// How many tensors it holds.
     pub fn len(&self) -> usize {
         // SAFETY: the handle is live.

@@ -1,0 +1,175 @@
+//! Backward passes over micro-batches that add up to the large batch's gradient.
+
+use std::borrow::Borrow;
+
+use overdrive_core::{GradientSync, SingleProcess, SyncError, TorchError};
+use overdrive_ffi::{Arg, LazyOp, TensorList};
+use tch::Tensor;
+
+use crate::windows::Windows;
+
+static FOREACH_MUL: LazyOp = LazyOp::new("aten::_foreach_mul_", "Scalar");
+
+/// Why accumulation refused or failed. The gradients of an open window are worth nothing then: zero them and call
+/// [`Accumulator::abandon`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AccumError {
+    /// A window of no micro-batches.
+    #[error("a window has {found} micro-batches, but should have at least 1")]
+    Steps {
+        /// What was given.
+        found: usize,
+    },
+    /// A micro-batch of less than no samples.
+    #[error("a micro-batch counts {found} samples or tokens, but should count at least 0")]
+    Count {
+        /// What was given.
+        found: i64,
+    },
+    /// A loss that is not one number.
+    #[error("the loss has shape {shape:?}, but should be the mean over the micro-batch: one number")]
+    LossShape {
+        /// The loss's shape.
+        shape: Vec<i64>,
+    },
+    /// Ranks could not agree.
+    #[error(transparent)]
+    Sync(#[from] SyncError),
+    /// libtorch failed.
+    #[error(transparent)]
+    Torch(#[from] TorchError),
+}
+
+impl From<tch::TchError> for AccumError {
+    fn from(error: tch::TchError) -> Self {
+        Self::Torch(error.into())
+    }
+}
+
+/// Accumulates the gradients of several micro-batches into that of one large batch.
+///
+/// With `n_i` samples and mean loss `L_i`, a window's gradient is that of `sum(n_i * L_i) / sum(n_i)`, the sums over all
+/// ranks. Each backward pass runs on `L_i * n_i / reference` with a reference near the window's total, so that float16
+/// activations' gradients stay in the range of the large batch's; when the window closes, the gradients are multiplied
+/// by `reference / total`, once, and not at all where that is 1. Clip and step behind that.
+///
+/// # Source
+/// The large batch itself. PyTorch has no counterpart; its recipes divide by a fixed count.
+#[derive(Debug)]
+pub struct Accumulator<S: GradientSync = SingleProcess> {
+    params: TensorList,
+    steps: usize,
+    sync: S,
+    /// What counts are divided by: the same on all ranks and through all windows.
+    reference: Option<f64>,
+    /// What this rank's open window has counted so far; none when no window is open.
+    window_count: Option<i64>,
+}
+
+impl Accumulator {
+    /// Accumulates over windows of `steps` micro-batches into the gradients of `params`, in one process.
+    ///
+    /// # Errors
+    /// When `steps` is 0.
+    pub fn new<T: Borrow<Tensor>>(params: &[T], steps: usize) -> Result<Self, AccumError> {
+        if steps == 0 {
+            return Err(AccumError::Steps { found: steps });
+        }
+        let params = TensorList::new(params)?;
+        Ok(Self { params, steps, sync: SingleProcess, reference: None, window_count: None })
+    }
+}
+
+impl<S: GradientSync> Accumulator<S> {
+    /// The same over ranks, whose gradients `sync` averages: it is held back until a window's last backward pass.
+    pub fn with_sync<T: GradientSync>(self, sync: T) -> Accumulator<T> {
+        Accumulator { params: self.params, steps: self.steps, sync, reference: None, window_count: None }
+    }
+
+    /// The batches, each with whether it closes its window. Looks one batch ahead.
+    pub fn windows<I: IntoIterator>(&self, batches: I) -> Windows<I::IntoIter> {
+        Windows::new(batches.into_iter(), self.steps)
+    }
+
+    /// Runs backward on a micro-batch's mean loss, weighted by the samples (or tokens) that `count` says it is over.
+    ///
+    /// `closes` says that the window ends here; the gradients are then those of the large batch. Give the loss as
+    /// `GradScaler::scale` returns it when there is a scaler. A micro-batch that counts nothing (every token masked, and
+    /// so a loss of NaN) adds nothing.
+    ///
+    /// # Shapes
+    /// `loss`: one number.
+    ///
+    /// # Errors
+    /// When the count is negative, the loss is not one number, or backward or the ranks fail.
+    ///
+    /// # Syncs
+    /// Not with the device. Over ranks, waits for all of them when a window closes and once at the first.
+    pub fn backward(&mut self, loss: &Tensor, count: i64, closes: bool) -> Result<(), AccumError> {
+        if count < 0 {
+            return Err(AccumError::Count { found: count });
+        }
+        if loss.numel() != 1 {
+            return Err(AccumError::LossShape { shape: loss.size() });
+        }
+        let reference = self.reference(count)?;
+        if self.window_count.is_none() {
+            self.sync.hold_back(!closes)?;
+        } else if closes {
+            self.sync.hold_back(false)?;
+        }
+        let over_ranks = self.sync.world_size() > 1;
+        if count > 0 {
+            weighted(loss, count as f64 / reference)?.f_backward()?;
+        } else if closes && over_ranks {
+            // The other ranks wait for this one's gradients, even when they are all zero.
+            loss.f_nan_to_num(0.0, 0.0, 0.0)?.f_mul_scalar(0.0)?.f_backward()?;
+        }
+        let counted = self.window_count.unwrap_or(0) + count;
+        self.window_count = Some(counted);
+        if closes {
+            self.close(counted, reference)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets an open window, after an error say. The gradients are the caller's to zero.
+    ///
+    /// # Errors
+    /// When synchronisation cannot be resumed.
+    pub fn abandon(&mut self) -> Result<(), AccumError> {
+        if self.window_count.take().is_some() {
+            self.sync.hold_back(false)?;
+        }
+        Ok(())
+    }
+
+    /// Agreed on once: a full window's count if all micro-batches were like the first, averaged over ranks.
+    fn reference(&mut self, count: i64) -> Result<f64, AccumError> {
+        if let Some(reference) = self.reference {
+            return Ok(reference);
+        }
+        let over_ranks = self.sync.sum((count * self.steps as i64) as f64)?;
+        let reference = (over_ranks / self.sync.world_size() as f64).max(1.0);
+        self.reference = Some(reference);
+        Ok(reference)
+    }
+
+    fn close(&mut self, counted: i64, reference: f64) -> Result<(), AccumError> {
+        self.window_count = None;
+        let total = self.sync.sum(counted as f64)?;
+        // Backward averages over ranks where the large batch sums.
+        let factor = self.sync.world_size() as f64 * reference / total;
+        if total > 0.0 && factor != 1.0 {
+            let grads = self.params.grads()?;
+            let _no_grad = tch::no_grad_guard();
+            FOREACH_MUL.call(&[Arg::TensorList(&grads.list), Arg::Double(factor)])?;
+        }
+        Ok(())
+    }
+}
+
+fn weighted(loss: &Tensor, weight: f64) -> Result<Tensor, AccumError> {
+    if weight == 1.0 { Ok(loss.shallow_clone()) } else { Ok(loss.f_mul_scalar(weight)?) }
+}

@@ -1,0 +1,88 @@
+//! Why mixed precision refused or failed.
+
+use overdrive_core::{OptimizerError, StateError, TorchError};
+use tch::{Device, Kind};
+
+/// Why mixed precision refused or failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AmpError {
+    /// libtorch has no autocast for this device.
+    #[error("autocast does not know {device:?}: it works on Cpu, Cuda and Mps")]
+    UnsupportedDevice {
+        /// The device asked for.
+        device: Device,
+    },
+    /// This machine, or this build of libtorch, lacks the device.
+    #[error("autocast to {device:?} is not possible: no such device here ({count} CUDA devices)")]
+    MissingDevice {
+        /// The device asked for.
+        device: Device,
+        /// How many CUDA devices libtorch sees.
+        count: i64,
+    },
+    /// Autocast casts only to the two 16-bit floats.
+    #[error("autocast to {kind:?} is not possible: it should be Half or BFloat16")]
+    UnsupportedKind {
+        /// The dtype asked for.
+        kind: Kind,
+    },
+    /// A scaler option outside its range.
+    #[error("GradScaler's {option} is {found}, but should be {expected}")]
+    InvalidOption {
+        /// The option's name.
+        option: &'static str,
+        /// What was given.
+        found: f64,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// The scaler was used before `scale`.
+    #[error("{call} came before scale: scale the loss and run backward on the result first")]
+    NotScaled {
+        /// The call that came too early.
+        call: &'static str,
+    },
+    /// `unscale_` twice on one optimizer within a step.
+    #[error("unscale_ was already called on this optimizer since the last update: call it once a step")]
+    AlreadyUnscaled,
+    /// `unscale_` behind `step`.
+    #[error("unscale_ came after step: call it before, or not at all")]
+    UnscaledAfterStep,
+    /// `step` twice on one optimizer.
+    #[error("step was already called on this optimizer since the last update: call update once all have stepped")]
+    AlreadyStepped,
+    /// No gradient was looked at.
+    #[error("{call} found no gradients: run backward on the scaled loss first")]
+    NoGradients {
+        /// The call that found nothing.
+        call: &'static str,
+    },
+    /// Gradients in float16 cannot be unscaled without loss.
+    #[error(
+        "parameter {index} has a float16 gradient, which cannot be unscaled: keep the parameters in float32 and let \
+         autocast do the casting"
+    )]
+    HalfGradient {
+        /// The parameter's place in the optimizer.
+        index: usize,
+    },
+    /// The saved state of a disabled scaler.
+    #[error("the scaler's state is empty: it was saved from a disabled GradScaler, and this one is enabled")]
+    EmptyState,
+    /// The optimizer failed.
+    #[error(transparent)]
+    Optimizer(#[from] OptimizerError),
+    /// A saved state does not fit.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// libtorch failed.
+    #[error(transparent)]
+    Torch(#[from] TorchError),
+}
+
+impl From<tch::TchError> for AmpError {
+    fn from(error: tch::TchError) -> Self {
+        Self::Torch(error.into())
+    }
+}

@@ -1,0 +1,378 @@
+//! Keeps small float16 gradients from vanishing, by a scale that adapts to the run.
+
+use overdrive_core::{Entry, GradScale, Optimizer, OptimizerId, StateDict, StateError, Stateful};
+use overdrive_ffi::{Arg, LazyOp};
+use tch::{Device, Kind, Tensor};
+
+use crate::error::AmpError;
+use crate::scaler_options::GradScalerBuilder;
+use crate::unscale::{Half, to_device, unscale};
+
+static UPDATE_SCALE: LazyOp = LazyOp::new("aten::_amp_update_scale_", "");
+
+/// Scales the loss so that float16 gradients do not vanish, skips steps whose gradients overflowed, and adapts the
+/// scale: times `growth_factor` after `growth_interval` good steps in a row, times `backoff_factor` after a bad one.
+///
+/// The order of calls within a step is `scale`, backward, (`unscale_`, clipping,) `step`, `update`. Several losses and
+/// several optimizers may share a scaler; `update` comes once, behind all of them.
+///
+/// # Source
+/// `torch.amp.GradScaler`; Micikevicius et al., "Mixed Precision Training", 2018.
+#[doc(alias = "torch.amp.GradScaler")]
+#[derive(Debug)]
+pub struct GradScaler {
+    options: GradScalerBuilder,
+    on_device: Option<OnDevice>,
+    optimizers: Vec<(OptimizerId, Progress)>,
+    init_growth_tracker: i64,
+}
+
+/// The scale and the number of good steps in a row, where the loss is.
+#[derive(Debug)]
+struct OnDevice {
+    scale: Tensor,
+    growth_tracker: Tensor,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Ready,
+    Unscaled,
+    Stepped,
+}
+
+/// How far one optimizer is since the last update, and what its gradients held, one flag a device.
+#[derive(Debug)]
+struct Progress {
+    stage: Stage,
+    found_inf: Vec<Tensor>,
+}
+
+/// What became of a step.
+#[derive(Debug)]
+pub enum StepOutcome {
+    /// The parameters were updated.
+    Stepped,
+    /// The gradients held an infinity or NaN, so nothing was changed.
+    Skipped,
+    /// A fused optimizer decides on the device; the flag there is 1 when it skips.
+    OnDevice(Tensor),
+}
+
+impl StepOutcome {
+    /// Whether the step was skipped.
+    ///
+    /// # Errors
+    /// When an earlier kernel failed.
+    ///
+    /// # Syncs
+    /// Waits for the device after a fused step; not otherwise.
+    pub fn skipped(&self) -> Result<bool, AmpError> {
+        match self {
+            Self::Stepped => Ok(false),
+            Self::Skipped => Ok(true),
+            Self::OnDevice(found_inf) => Ok(found_inf.f_double_value(&[])? != 0.0),
+        }
+    }
+}
+
+impl GradScaler {
+    /// A scaler with PyTorch's defaults. The scale itself is made where the first loss is.
+    pub fn new(device: Device) -> Self {
+        Self::from_options(GradScalerBuilder::new(device))
+    }
+
+    /// A scaler with options of its own.
+    pub fn builder(device: Device) -> GradScalerBuilder {
+        GradScalerBuilder::new(device)
+    }
+
+    pub(crate) fn from_options(options: GradScalerBuilder) -> Self {
+        Self { options, on_device: None, optimizers: Vec::new(), init_growth_tracker: 0 }
+    }
+
+    /// The loss, or any output, times the scale.
+    ///
+    /// # Shapes
+    /// Any; the result has the same.
+    ///
+    /// # Errors
+    /// When libtorch fails.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn scale(&mut self, output: &Tensor) -> Result<Tensor, AmpError> {
+        if !self.options.enabled {
+            return Ok(output.shallow_clone());
+        }
+        let on_device = self.on_device_or_init()?;
+        let scale = to_device(&on_device.scale, output.device())?;
+        Ok(output.f_mul(&scale)?)
+    }
+
+    /// Divides the optimizer's gradients by the scale, so that they can be clipped or looked at before `step`.
+    ///
+    /// # Errors
+    /// When called before `scale`, twice a step, or after `step`; when a gradient is in float16 (no gradient is
+    /// changed then).
+    ///
+    /// # Syncs
+    /// No.
+    pub fn unscale_<O: Optimizer + ?Sized>(&mut self, optimizer: &mut O) -> Result<(), AmpError> {
+        if !self.options.enabled {
+            return Ok(());
+        }
+        let scale = &self.initialised("unscale_")?.scale;
+        match self.stage(optimizer.id()) {
+            Stage::Ready => {}
+            Stage::Unscaled => return Err(AmpError::AlreadyUnscaled),
+            Stage::Stepped => return Err(AmpError::UnscaledAfterStep),
+        }
+        // In float64, because the reciprocal of a large scale is subnormal in float32.
+        let inv_scale = scale.f_to_kind(Kind::Double)?.f_reciprocal()?.f_to_kind(Kind::Float)?;
+        let found_inf = unscale(&optimizer.params(), &inv_scale, Half::Refused)?;
+        self.record(optimizer.id(), Progress { stage: Stage::Unscaled, found_inf });
+        Ok(())
+    }
+
+    /// Steps the optimizer, unless its gradients hold an infinity or NaN. Unscales them first if `unscale_` has not.
+    ///
+    /// # Errors
+    /// When called before `scale` or twice an update, when there are no gradients, and those of the optimizer.
+    ///
+    /// # Syncs
+    /// With an optimizer that takes the scale and the flag on the device (`takes_grad_scale`), no. With any other, waits
+    /// for the device once to read the flag, as PyTorch does.
+    pub fn step<O: Optimizer + ?Sized>(&mut self, optimizer: &mut O) -> Result<StepOutcome, AmpError> {
+        if !self.options.enabled {
+            optimizer.step()?;
+            return Ok(StepOutcome::Stepped);
+        }
+        self.initialised("step")?;
+        let id = optimizer.id();
+        if self.stage(id) == Stage::Stepped {
+            return Err(AmpError::AlreadyStepped);
+        }
+        let outcome =
+            if optimizer.takes_grad_scale() { self.step_on_device(optimizer)? } else { self.step_or_skip(optimizer)? };
+        self.progress_mut(id).stage = Stage::Stepped;
+        Ok(outcome)
+    }
+
+    fn step_on_device<O: Optimizer + ?Sized>(&mut self, optimizer: &mut O) -> Result<StepOutcome, AmpError> {
+        let id = optimizer.id();
+        let scale = self.initialised("step")?.scale.shallow_clone();
+        let still_scaled = self.stage(id) == Stage::Ready;
+        if still_scaled {
+            // Only looks for infinities: the optimizer divides by the scale itself, as it reads the gradients.
+            let one = Tensor::f_ones([], (Kind::Float, scale.device()))?;
+            let found_inf = unscale(&optimizer.params(), &one, Half::Allowed)?;
+            self.record(id, Progress { stage: Stage::Ready, found_inf });
+        }
+        let found_inf = combined(&self.progress_mut(id).found_inf, scale.device(), "step")?;
+        let grad_scale = GradScale { scale: still_scaled.then_some(&scale), found_inf: &found_inf };
+        optimizer.step_scaled(grad_scale)?;
+        Ok(StepOutcome::OnDevice(found_inf))
+    }
+
+    fn step_or_skip<O: Optimizer + ?Sized>(&mut self, optimizer: &mut O) -> Result<StepOutcome, AmpError> {
+        if self.stage(optimizer.id()) == Stage::Ready {
+            self.unscale_(optimizer)?;
+        }
+        let device = self.initialised("step")?.scale.device();
+        let found_inf = combined(&self.progress_mut(optimizer.id()).found_inf, device, "step")?;
+        if found_inf.f_double_value(&[])? != 0.0 {
+            return Ok(StepOutcome::Skipped);
+        }
+        optimizer.step()?;
+        Ok(StepOutcome::Stepped)
+    }
+
+    /// Adapts the scale to what the steps since the last update have found.
+    ///
+    /// # Errors
+    /// When called before `scale`, or when no gradients were looked at since the last update.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn update(&mut self) -> Result<(), AmpError> {
+        if !self.options.enabled {
+            return Ok(());
+        }
+        let on_device = self.initialised("update")?;
+        let flags: Vec<_> = self.optimizers.iter().flat_map(|(_, progress)| &progress.found_inf).collect();
+        let found_inf = combined(&flags, on_device.scale.device(), "update")?;
+        UPDATE_SCALE.call(&[
+            Arg::Tensor(&on_device.scale),
+            Arg::Tensor(&on_device.growth_tracker),
+            Arg::Tensor(&found_inf),
+            Arg::Double(self.options.growth_factor),
+            Arg::Double(self.options.backoff_factor),
+            Arg::Int(self.options.growth_interval),
+        ])?;
+        self.optimizers.clear();
+        Ok(())
+    }
+
+    /// Sets the scale in place of adapting it; `update(new_scale)` in PyTorch.
+    ///
+    /// # Errors
+    /// When called before `scale`, or when the scale is not above 0 and finite in float32.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn update_to(&mut self, new_scale: f64) -> Result<(), AmpError> {
+        if !self.options.enabled {
+            return Ok(());
+        }
+        GradScalerBuilder { init_scale: new_scale, ..self.options }.check()?;
+        let mut scale = self.initialised("update_to")?.scale.shallow_clone();
+        let _ = scale.f_fill_(new_scale)?;
+        self.optimizers.clear();
+        Ok(())
+    }
+
+    /// The scale now; 1 when disabled.
+    ///
+    /// # Errors
+    /// When an earlier kernel failed.
+    ///
+    /// # Syncs
+    /// Waits for the device.
+    ///
+    /// # Source
+    /// `GradScaler.get_scale`
+    #[doc(alias = "get_scale")]
+    pub fn scale_value(&self) -> Result<f64, AmpError> {
+        match &self.on_device {
+            _ if !self.options.enabled => Ok(1.0),
+            Some(on_device) => Ok(on_device.scale.f_double_value(&[])?),
+            None => Ok(f64::from(self.options.init_scale as f32)),
+        }
+    }
+
+    /// How many good steps in a row there were; 0 when disabled.
+    ///
+    /// # Errors
+    /// When an earlier kernel failed.
+    ///
+    /// # Syncs
+    /// Waits for the device.
+    pub fn growth_tracker(&self) -> Result<i64, AmpError> {
+        match &self.on_device {
+            _ if !self.options.enabled => Ok(0),
+            Some(on_device) => Ok(on_device.growth_tracker.f_int64_value(&[])?),
+            None => Ok(self.init_growth_tracker),
+        }
+    }
+
+    /// Whether it does anything.
+    pub fn is_enabled(&self) -> bool {
+        self.options.enabled
+    }
+
+    fn on_device_or_init(&mut self) -> Result<&OnDevice, AmpError> {
+        let on_device = match self.on_device.take() {
+            Some(on_device) => on_device,
+            None => OnDevice {
+                scale: Tensor::f_full([], self.options.init_scale, (Kind::Float, self.options.device))?,
+                growth_tracker: Tensor::f_full([], self.init_growth_tracker, (Kind::Int, self.options.device))?,
+            },
+        };
+        Ok(self.on_device.insert(on_device))
+    }
+
+    fn initialised(&self, call: &'static str) -> Result<&OnDevice, AmpError> {
+        self.on_device.as_ref().ok_or(AmpError::NotScaled { call })
+    }
+
+    fn stage(&self, id: OptimizerId) -> Stage {
+        self.optimizers.iter().find(|(known, _)| *known == id).map_or(Stage::Ready, |(_, progress)| progress.stage)
+    }
+
+    fn progress_mut(&mut self, id: OptimizerId) -> &mut Progress {
+        let place = match self.optimizers.iter().position(|(known, _)| *known == id) {
+            Some(place) => place,
+            None => {
+                self.optimizers.push((id, Progress { stage: Stage::Ready, found_inf: Vec::new() }));
+                self.optimizers.len() - 1
+            }
+        };
+        &mut self.optimizers[place].1
+    }
+
+    fn record(&mut self, id: OptimizerId, progress: Progress) {
+        *self.progress_mut(id) = progress;
+    }
+}
+
+/// One flag from those of several devices and optimizers.
+fn combined<T: std::borrow::Borrow<Tensor>>(
+    flags: &[T],
+    device: Device,
+    call: &'static str,
+) -> Result<Tensor, AmpError> {
+    let [first, rest @ ..] = flags else { return Err(AmpError::NoGradients { call }) };
+    let mut sum = to_device(first.borrow(), device)?;
+    for flag in rest {
+        sum = sum.f_add(&to_device(flag.borrow(), device)?)?;
+    }
+    Ok(sum)
+}
+
+/// Entries as PyTorch's: `scale`, `growth_factor`, `backoff_factor`, `growth_interval`, `_growth_tracker`; none when
+/// disabled. Taking the state waits for the device.
+impl Stateful for GradScaler {
+    fn state_dict(&self) -> Result<StateDict, StateError> {
+        let mut state = StateDict::new();
+        if !self.options.enabled {
+            return Ok(state);
+        }
+        state.insert("scale", Entry::Float(self.scale_value().map_err(to_state_error)?));
+        state.insert("growth_factor", Entry::Float(self.options.growth_factor));
+        state.insert("backoff_factor", Entry::Float(self.options.backoff_factor));
+        state.insert("growth_interval", Entry::Int(self.options.growth_interval));
+        state.insert("_growth_tracker", Entry::Int(self.growth_tracker().map_err(to_state_error)?));
+        Ok(state)
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        if !self.options.enabled {
+            return Ok(());
+        }
+        if state.is_empty() {
+            return Err(to_state_error(AmpError::EmptyState));
+        }
+        state.refuse_unknown(&["scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"])?;
+        let options = GradScalerBuilder {
+            init_scale: state.float("scale")?,
+            growth_factor: state.float("growth_factor")?,
+            backoff_factor: state.float("backoff_factor")?,
+            growth_interval: state.int("growth_interval")?,
+            ..self.options
+        };
+        options.check().map_err(to_state_error)?;
+        let growth_tracker = state.int("_growth_tracker")?;
+        if !(0..=i64::from(i32::MAX)).contains(&growth_tracker) {
+            return Err(StateError::Mismatch {
+                key: "_growth_tracker".to_owned(),
+                expected: "a count of steps that fits an int32".to_owned(),
+                found: growth_tracker.to_string(),
+            });
+        }
+        *self = Self { init_growth_tracker: growth_tracker, ..Self::from_options(options) };
+        Ok(())
+    }
+}
+
+fn to_state_error(error: AmpError) -> StateError {
+    match error {
+        AmpError::State(error) => error,
+        AmpError::Torch(error) => StateError::Torch(error),
+        other => StateError::Mismatch {
+            key: "GradScaler".to_owned(),
+            expected: "the state of an enabled GradScaler".to_owned(),
+            found: other.to_string(),
+        },
+    }
+}

@@ -1,0 +1,90 @@
+//! A scaler's options, checked before it is built.
+
+use tch::Device;
+
+use crate::error::AmpError;
+use crate::grad_scaler::GradScaler;
+
+/// The options of a [`GradScaler`], with PyTorch's defaults.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "options do nothing until `build`"]
+pub struct GradScalerBuilder {
+    pub(crate) device: Device,
+    pub(crate) init_scale: f64,
+    pub(crate) growth_factor: f64,
+    pub(crate) backoff_factor: f64,
+    pub(crate) growth_interval: i64,
+    pub(crate) enabled: bool,
+}
+
+impl GradScalerBuilder {
+    pub(crate) fn new(device: Device) -> Self {
+        Self {
+            device,
+            init_scale: 65536.0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            growth_interval: 2000,
+            enabled: true,
+        }
+    }
+
+    /// The first scale; 65536 when not said.
+    pub fn init_scale(mut self, init_scale: f64) -> Self {
+        self.init_scale = init_scale;
+        self
+    }
+
+    /// What the scale is multiplied by after `growth_interval` good steps in a row; above 1, 2 when not said.
+    pub fn growth_factor(mut self, growth_factor: f64) -> Self {
+        self.growth_factor = growth_factor;
+        self
+    }
+
+    /// What the scale is multiplied by after an infinity or NaN; above 0 and below 1, 0.5 when not said.
+    pub fn backoff_factor(mut self, backoff_factor: f64) -> Self {
+        self.backoff_factor = backoff_factor;
+        self
+    }
+
+    /// How many good steps in a row the scale waits before it grows; 2000 when not said.
+    pub fn growth_interval(mut self, growth_interval: i64) -> Self {
+        self.growth_interval = growth_interval;
+        self
+    }
+
+    /// False makes a scaler that does nothing, so that a loop reads the same with and without.
+    pub fn enabled(mut self, enabled: bool) -> Self {
+        self.enabled = enabled;
+        self
+    }
+
+    /// The scaler.
+    ///
+    /// # Errors
+    /// [`AmpError::InvalidOption`]; a disabled scaler's options are not looked at.
+    pub fn build(self) -> Result<GradScaler, AmpError> {
+        if self.enabled {
+            self.check()?;
+        }
+        Ok(GradScaler::from_options(self))
+    }
+
+    pub(crate) fn check(&self) -> Result<(), AmpError> {
+        let refuse = |option, found, expected| Err(AmpError::InvalidOption { option, found, expected });
+        if !(self.init_scale > 0.0 && (self.init_scale as f32).is_finite()) {
+            return refuse("init_scale", self.init_scale, "above 0 and finite as a float32");
+        }
+        if !(self.growth_factor > 1.0 && self.growth_factor.is_finite()) {
+            return refuse("growth_factor", self.growth_factor, "above 1 and finite");
+        }
+        if !(self.backoff_factor > 0.0 && self.backoff_factor < 1.0) {
+            return refuse("backoff_factor", self.backoff_factor, "above 0 and below 1");
+        }
+        // libtorch counts good steps in an int32.
+        if !(1..=i64::from(i32::MAX)).contains(&self.growth_interval) {
+            return refuse("growth_interval", self.growth_interval as f64, "from 1 to 2147483647");
+        }
+        Ok(())
+    }
+}
