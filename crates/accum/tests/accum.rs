@@ -1,0 +1,170 @@
+//! Accumulated gradients against those of the large batch, with uneven micro-batches, over ranks, and in float16.
+
+use std::cell::{Cell, RefCell};
+
+use overdrive_accum::{AccumError, Accumulator};
+use overdrive_core::{GradientSync, SyncError};
+use tch::nn::{self, Module};
+use tch::{Device, Kind, Tensor};
+
+const CPU: Device = Device::Cpu;
+
+fn model() -> (nn::VarStore, nn::Linear) {
+    tch::manual_seed(1);
+    let vs = nn::VarStore::new(CPU);
+    let model = nn::linear(vs.root(), 5, 3, Default::default());
+    (vs, model)
+}
+
+fn loss(model: &nn::Linear, inputs: &Tensor) -> Tensor {
+    model.forward(inputs).square().sum_dim_intlist(1, false, Kind::Float).mean(Kind::Float)
+}
+
+fn grads(vs: &nn::VarStore) -> Vec<Tensor> {
+    vs.trainable_variables().iter().map(|param| param.grad().copy()).collect()
+}
+
+fn zero_grads(vs: &nn::VarStore) {
+    for mut param in vs.trainable_variables() {
+        param.zero_grad();
+    }
+}
+
+fn assert_close(ours: &[Tensor], expected: &[Tensor], context: &str) {
+    for (ours, expected) in ours.iter().zip(expected) {
+        assert!(ours.allclose(expected, 1e-6, 1e-7, false), "{context}: {ours:?} {expected:?}");
+    }
+}
+
+#[test]
+fn uneven_micro_batches_equal_the_large_batch() {
+    let (vs, model) = model();
+    let data = Tensor::randn([17, 5], (Kind::Float, CPU));
+    for sizes in [vec![4, 4, 4], vec![1, 7, 3], vec![8, 1], vec![3, 0, 5], vec![0, 6, 0], vec![17]] {
+        let total: i64 = sizes.iter().sum();
+        zero_grads(&vs);
+        loss(&model, &data.narrow(0, 0, total)).backward();
+        let expected = grads(&vs);
+
+        zero_grads(&vs);
+        let mut accum = Accumulator::new(&vs.trainable_variables(), sizes.len()).unwrap();
+        let mut start = 0;
+        let parts: Vec<_> = sizes.iter().map(|&size| { start += size; data.narrow(0, start - size, size) }).collect();
+        for micro in accum.windows(parts) {
+            // The mean over no samples is NaN; it must not reach the gradients.
+            accum.backward(&loss(&model, &micro.batch), micro.batch.size()[0], micro.closes).unwrap();
+        }
+        assert_close(&grads(&vs), &expected, &format!("{sizes:?}"));
+    }
+}
+
+#[test]
+fn the_last_partial_window_is_a_large_batch_of_its_own() {
+    let (vs, model) = model();
+    let data = Tensor::randn([11, 5], (Kind::Float, CPU));
+    let mut accum = Accumulator::new(&vs.trainable_variables(), 3).unwrap();
+    let mut windows = Vec::new();
+    zero_grads(&vs);
+    for micro in accum.windows(data.split(2, 0)) {
+        accum.backward(&loss(&model, &micro.batch), micro.batch.size()[0], micro.closes).unwrap();
+        if micro.closes {
+            windows.push(grads(&vs));
+            zero_grads(&vs);
+        }
+    }
+    assert_eq!(windows.len(), 2);
+    for (window, (start, len)) in windows.iter().zip([(0, 6), (6, 5)]) {
+        zero_grads(&vs);
+        loss(&model, &data.narrow(0, start, len)).backward();
+        assert_close(window, &grads(&vs), &format!("from {start}"));
+    }
+}
+
+/// Two ranks in one process, one after the other: backward's average over ranks is left to the test.
+struct TwoRanks<'a> {
+    other_counts: &'a RefCell<Vec<f64>>,
+    held: &'a Cell<Option<bool>>,
+}
+
+impl GradientSync for TwoRanks<'_> {
+    fn world_size(&self) -> usize {
+        2
+    }
+
+    fn hold_back(&self, hold: bool) -> Result<(), SyncError> {
+        self.held.set(Some(hold));
+        Ok(())
+    }
+
+    fn sum(&self, value: f64) -> Result<f64, SyncError> {
+        let mut others = self.other_counts.borrow_mut();
+        if others.is_empty() {
+            return Err(SyncError::from(Box::<dyn std::error::Error + Send + Sync>::from("rank 1 is gone")));
+        }
+        Ok(value + others.remove(0))
+    }
+}
+
+#[test]
+fn ranks_with_different_counts_equal_the_large_batch_over_all() {
+    let (vs, model) = model();
+    let data = Tensor::randn([12, 5], (Kind::Float, CPU));
+    zero_grads(&vs);
+    loss(&model, &data).backward();
+    let expected = grads(&vs);
+
+    // Rank 0 has 4 + 1 samples, rank 1 has 2 + 5; each sees the other's sums: of the references, then of the windows.
+    let ranks = [([(0, 4), (4, 1)], [4.0, 7.0]), ([(5, 2), (7, 5)], [8.0, 5.0])];
+    let mut averaged: Vec<Tensor> = expected.iter().map(Tensor::zeros_like).collect();
+    for (parts, other_counts) in ranks {
+        let (other_counts, held) = (RefCell::new(other_counts.to_vec()), Cell::new(None));
+        let sync = TwoRanks { other_counts: &other_counts, held: &held };
+        zero_grads(&vs);
+        let mut accum = Accumulator::new(&vs.trainable_variables(), 2).unwrap().with_sync(sync);
+        for (micro, (start, len)) in parts.into_iter().enumerate() {
+            let closes = micro == 1;
+            accum.backward(&loss(&model, &data.narrow(0, start, len)), len, closes).unwrap();
+            assert_eq!(held.get(), Some(!closes), "held back until the last backward pass");
+        }
+        averaged = averaged.iter().zip(grads(&vs)).map(|(sum, grad)| sum + grad / 2.0).collect();
+    }
+    assert_close(&averaged, &expected, "two ranks");
+}
+
+#[test]
+fn a_lost_rank_is_an_error_and_the_window_can_be_abandoned() {
+    let (vs, model) = model();
+    let (others, held) = (RefCell::new(vec![4.0]), Cell::new(None));
+    let sync = TwoRanks { other_counts: &others, held: &held };
+    let mut accum = Accumulator::new(&vs.trainable_variables(), 2).unwrap().with_sync(sync);
+    let batch = Tensor::randn([2, 5], (Kind::Float, CPU));
+    accum.backward(&loss(&model, &batch), 2, false).unwrap();
+    accum.abandon().unwrap();
+    assert_eq!(held.get(), Some(false));
+    let error = accum.backward(&loss(&model, &batch), 2, true).unwrap_err();
+    assert!(error.to_string().contains("rank 1 is gone"), "{error}");
+}
+
+#[test]
+fn float16_losses_do_not_overflow() {
+    // Sums of raw counts would pass float16's 65,504; the weighted means stay near one loss.
+    let weight = Tensor::ones([1], (Kind::Half, CPU)).set_requires_grad(true);
+    let mut accum = Accumulator::new(&[&weight], 4).unwrap();
+    for micro in 0..4 {
+        let loss = (&weight * 20_000.0).mean(Kind::Half);
+        accum.backward(&loss, 50_000, micro == 3).unwrap();
+    }
+    assert_eq!(weight.grad().double_value(&[0]), 20_000.0);
+}
+
+#[test]
+fn bad_arguments_are_refused_before_backward() {
+    let weight = Tensor::ones([2], (Kind::Float, CPU)).set_requires_grad(true);
+    assert!(matches!(Accumulator::new(&[&weight], 0), Err(AccumError::Steps { found: 0 })));
+    let mut accum = Accumulator::new(&[&weight], 2).unwrap();
+    assert!(matches!(accum.backward(&weight.sum(Kind::Float), -1, true), Err(AccumError::Count { found: -1 })));
+    assert!(matches!(accum.backward(&(&weight * 2.0), 2, true), Err(AccumError::LossShape { .. })));
+    assert!(!weight.grad().defined());
+    let no_graph = Tensor::from(1f32);
+    assert!(matches!(accum.backward(&no_graph, 2, true), Err(AccumError::Torch(_))));
+}

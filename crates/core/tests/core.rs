@@ -1,0 +1,65 @@
+//! tch's own optimizer under the contract, and what a state says when it does not fit.
+
+use overdrive_core::{Entry, Optimizer, OptimizerError, OptimizerId, StateDict, StateError};
+use tch::nn::OptimizerConfig;
+use tch::{Device, Kind, Tensor, nn};
+
+#[test]
+fn tch_optimizers_are_optimizers() {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let weight = vs.root().ones("weight", &[2]);
+    let mut tch_opt = nn::Sgd::default().build(&vs, 0.5).unwrap();
+    let opt: &mut dyn Optimizer = &mut tch_opt;
+    assert_eq!(opt.params().len(), 1);
+    assert_eq!(opt.lr(0), None, "tch does not tell");
+    weight.sum(Kind::Float).backward();
+    opt.step().unwrap();
+    assert_eq!(weight.double_value(&[0]), 0.5);
+    opt.set_lr(0, 0.25).unwrap();
+    opt.step().unwrap();
+    assert_eq!(weight.double_value(&[0]), 0.25);
+    opt.zero_grad().unwrap();
+    opt.step().unwrap();
+    assert_eq!(weight.double_value(&[0]), 0.25);
+
+    assert!(matches!(opt.set_lr(1, 0.1), Err(OptimizerError::NoSuchGroup { group: 1, groups: 1 })));
+    assert!(opt.set_lr(0, -1.0).is_err());
+    assert!(!opt.takes_grad_scale());
+}
+
+#[test]
+fn ids_tell_optimizers_apart() {
+    assert_ne!(OptimizerId::new(), OptimizerId::new());
+    let build = || {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let _ = vs.root().ones("weight", &[2]);
+        nn::Sgd::default().build(&vs, 0.5).unwrap()
+    };
+    let (one, other) = (build(), build());
+    assert_ne!(one.id(), other.id());
+    assert_eq!(one.id(), one.id());
+}
+
+#[test]
+fn states_nest_and_say_what_does_not_fit() {
+    let mut inner = StateDict::new();
+    inner.insert("weight", Entry::Tensor(Tensor::ones([2, 3], (Kind::Float, Device::Cpu))));
+    inner.insert("step", Entry::Int(7));
+    let mut state = StateDict::new();
+    state.insert_nested("model", inner);
+    state.insert("modelling", Entry::Bool(true));
+    assert_eq!(state.len(), 3);
+
+    let model = state.nested("model");
+    assert_eq!(model.len(), 2, "only what is behind the dot");
+    assert_eq!(model.int("step").unwrap(), 7);
+    assert_eq!(model.float("step").unwrap(), 7.0);
+    model.tensor("weight", &[2, 3], Kind::Float).unwrap();
+
+    let error = model.tensor("weight", &[3, 2], Kind::Float).unwrap_err().to_string();
+    assert_eq!(error, "`weight` should be a Float tensor of shape [3, 2], but is a Float tensor of shape [2, 3]");
+    assert!(matches!(model.tensor("weight", &[2, 3], Kind::Half), Err(StateError::Mismatch { .. })));
+    assert!(matches!(model.bool("step"), Err(StateError::Mismatch { .. })));
+    assert!(matches!(model.get("bias"), Err(StateError::Missing { .. })));
+    assert!(matches!(model.refuse_unknown(&["weight"]), Err(StateError::Unexpected { key }) if key == "step"));
+}
