@@ -1,1 +1,117 @@
-fn main() {}
+//! The same computation here and in Python's PyTorch from the same install, compared number by number.
+//!
+//! `parity/cases/*.py` holds one function a case; so does `src/cases`, under the same name. Python goes first and writes
+//! inputs and expected values; this program reads them, computes, compares, and ends with `N passed, M failed`.
+#![forbid(unsafe_code)]
+
+mod cases;
+mod compare;
+mod record;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+
+use crate::record::{Given, Record};
+
+/// Compares this workspace with Python's PyTorch from the same install, number by number.
+#[derive(Parser)]
+#[command(name = "parity")]
+struct Options {
+    /// Runs only the cases whose name holds this text
+    #[arg(default_value = "")]
+    filter: String,
+    /// Prints every value compared, not only those that differ
+    #[arg(long)]
+    verbose: bool,
+    /// The folder with the Python half [default: where the workspace keeps it]
+    #[arg(long, value_name = "DIR")]
+    cases: Option<PathBuf>,
+    /// The folder with the shipped MNIST images [default: where the workspace keeps it]
+    #[arg(long, value_name = "DIR")]
+    mnist: Option<PathBuf>,
+    /// The Python that has torch 2.11.0
+    #[arg(long, env = "OVERDRIVE_PYTHON", default_value = "python3")]
+    python: PathBuf,
+}
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace's folder")?;
+    let cases_dir = options.cases.clone().unwrap_or_else(|| workspace.join("parity/cases"));
+    let mnist_dir = options.mnist.clone().unwrap_or_else(|| workspace.join("data/mnist"));
+    tch::set_num_threads(1);
+
+    let out = tempfile::tempdir().context("a temporary folder for what Python writes")?;
+    let started = Instant::now();
+    run_python(&options, &cases_dir, &mnist_dir, out.path())?;
+    println!("python: {:.1} s", started.elapsed().as_secs_f64());
+
+    let cases: Vec<_> = cases::ALL.iter().filter(|(name, _)| name.contains(&options.filter)).collect();
+    ensure!(!cases.is_empty(), "no case's name holds {:?}", options.filter);
+    let (mut passed, mut failed) = (0, 0);
+    for (name, function) in &cases {
+        let verdict = run_case(name, *function, out.path(), &mnist_dir, options.verbose);
+        let (case_passed, case_failed) = verdict.unwrap_or_else(|error| {
+            println!("{name}: {error:#}");
+            (0, 1)
+        });
+        passed += case_passed;
+        failed += case_failed;
+    }
+    failed += report_missing(out.path(), &cases)?;
+    println!("{passed} passed, {failed} failed");
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn run_python(options: &Options, cases: &Path, mnist: &Path, out: &Path) -> Result<()> {
+    let script = cases.join("harness.py");
+    ensure!(script.is_file(), "{} is missing: give the Python half's folder with --cases", script.display());
+    let status = Command::new(&options.python)
+        .arg(&script)
+        .args([out.as_os_str(), options.filter.as_ref()])
+        .env("OVERDRIVE_MNIST", mnist)
+        // Ours is on the loader path for this program; Python finds its own.
+        .env_remove("LD_LIBRARY_PATH")
+        .stdout(std::process::Stdio::null())
+        .status()
+        .with_context(|| {
+            format!("cannot run {}: `cargo xtask parity` finds a Python with torch 2.11.0", options.python.display())
+        })?;
+    if !status.success() {
+        bail!("Python's half failed ({status}); its message is above");
+    }
+    Ok(())
+}
+
+/// How many of a case's values agree with Python's, and how many do not.
+fn run_case(name: &str, function: cases::Case, out: &Path, mnist: &Path, verbose: bool) -> Result<(usize, usize)> {
+    let record = Record::read(out, name).context("Python has no case of this name")?;
+    if let Some(failure) = &record.failure {
+        bail!("Python's half failed:\n{failure}");
+    }
+    let started = Instant::now();
+    let found = function(&Given::new(&record, mnist))?;
+    let (passed, failed, worst) = compare::all(name, &record, &found, verbose);
+    let seconds = started.elapsed().as_secs_f64();
+    println!("{name}: {passed} passed, {failed} failed, worst relative difference {worst:.1e}, {seconds:.1} s");
+    Ok((passed, failed))
+}
+
+/// Counts the cases that only Python has.
+fn report_missing(out: &Path, cases: &[&(&str, cases::Case)]) -> Result<usize> {
+    let mut missing = 0;
+    for entry in std::fs::read_dir(out)? {
+        let path = entry?.path();
+        let name = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        let is_record = path.extension().is_some_and(|extension| extension == "json");
+        if is_record && !cases.iter().any(|(known, _)| *known == name) {
+            println!("{name}: has no Rust function of this name");
+            missing += 1;
+        }
+    }
+    Ok(missing)
+}

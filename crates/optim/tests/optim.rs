@@ -137,6 +137,29 @@ fn a_scaled_step_unscales_and_skips_by_the_flag() {
     }
 }
 
+/// PyTorch 2.11 goes on from uninitialised momentum here.
+#[test]
+fn momentum_after_a_skipped_first_step_is_that_of_the_first_good_one() {
+    let (skipped, fresh) = (params(2), params(2));
+    let opt = |params: &[Tensor]| {
+        Sgd::builder(params.iter().map(Tensor::shallow_clone).collect()).lr(0.1).momentum(0.9).build().unwrap()
+    };
+    let (mut skipped_opt, mut fresh_opt) = (opt(&skipped), opt(&fresh));
+    set_grads(&skipped, 0);
+    skipped_opt.step_scaled(GradScale { scale: None, found_inf: &Tensor::from(1f32) }).unwrap();
+    skipped_opt.zero_grad().unwrap();
+    for step in 1..4 {
+        for (params, opt) in [(&skipped, &mut skipped_opt), (&fresh, &mut fresh_opt)] {
+            set_grads(params, step);
+            opt.step_scaled(GradScale { scale: None, found_inf: &Tensor::from(0f32) }).unwrap();
+            opt.zero_grad().unwrap();
+        }
+        for (skipped, fresh) in skipped.iter().zip(&fresh) {
+            assert_close(skipped, fresh, &format!("step {step}"));
+        }
+    }
+}
+
 #[test]
 fn groups_have_their_own_options_and_mixed_dtypes_step_together() {
     let single = Tensor::ones([2], (Kind::Float, CPU)).set_requires_grad(true);

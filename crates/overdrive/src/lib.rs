@@ -1,1 +1,39 @@
+//! Fast deep-learning training in Rust, over [tch](https://docs.rs/tch) and libtorch.
+//!
+//! This crate only gathers the others; take a single one if that is all you need. Every feature adds one crate and
+//! changes nothing of the rest.
+//!
+//! | feature | crate | what it gives |
+//! |---|---|---|
+//! | `amp` | `overdrive-amp` | autocast, GradScaler |
+//! | `accum` | `overdrive-accum` | gradient accumulation, exact under uneven micro-batches |
+//! | `dataload` | `overdrive-dataload` | datasets, caches, a parallel loader |
+//! | `optim` | `overdrive-optim` | fused optimizers |
+#![cfg_attr(all(feature = "amp", feature = "accum", feature = "dataload", feature = "optim"), doc = include_str!("recipe.md"))]
 #![forbid(unsafe_code)]
+
+#[cfg(feature = "accum")]
+pub use overdrive_accum as accum;
+#[cfg(feature = "amp")]
+pub use overdrive_amp as amp;
+pub use overdrive_core as core;
+#[cfg(feature = "dataload")]
+pub use overdrive_dataload as dataload;
+pub use overdrive_ffi as ffi;
+#[cfg(feature = "optim")]
+pub use overdrive_optim as optim;
+
+pub mod prelude {
+    //! What a training loop names, tch's own basics among it.
+
+    #[cfg(feature = "accum")]
+    pub use overdrive_accum::Accumulator;
+    #[cfg(feature = "amp")]
+    pub use overdrive_amp::{Autocast, AutocastGuard, GradScaler, autocast};
+    pub use overdrive_core::{GradientSync, Optimizer, StateDict, Stateful};
+    #[cfg(feature = "dataload")]
+    pub use overdrive_dataload::{Cached, DataLoader, Dataset};
+    #[cfg(feature = "optim")]
+    pub use overdrive_optim::{AdamW, Sgd};
+    pub use tch::{Device, Kind, Tensor, nn, nn::Module, nn::ModuleT};
+}

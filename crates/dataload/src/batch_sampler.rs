@@ -1,0 +1,142 @@
+//! The cut of an epoch's order into batches.
+
+use crate::{DataError, Sampler};
+
+/// Gives the batches of every epoch, as lists of dataset indices.
+///
+/// # Source
+/// `torch.utils.data.Sampler[list[int]]`, what `DataLoader` takes as `batch_sampler`.
+pub trait BatchSampler: Send + Sync {
+    /// How many batches an epoch has.
+    fn len(&self) -> usize;
+
+    /// The batches of `epoch`, [`len`](BatchSampler::len) of them.
+    fn plan(&self, epoch: u64) -> BatchPlan;
+
+    /// Whether an epoch has no batch at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The batches of one epoch: an order, and where each batch ends in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BatchPlan {
+    order: Vec<usize>,
+    ends: Vec<usize>,
+}
+
+impl BatchPlan {
+    /// How many batches there are.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is no batch at all.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The dataset indices of the batch with this number, or none past the last.
+    pub fn batch(&self, number: usize) -> Option<&[usize]> {
+        let end = *self.ends.get(number)?;
+        let start = number.checked_sub(1).map_or(0, |before| self.ends[before]);
+        self.order.get(start..end)
+    }
+}
+
+impl<B: AsRef<[usize]>> FromIterator<B> for BatchPlan {
+    /// A plan from lists of indices, which may differ in length.
+    fn from_iter<I: IntoIterator<Item = B>>(batches: I) -> Self {
+        let mut plan = Self::default();
+        for batch in batches {
+            plan.order.extend_from_slice(batch.as_ref());
+            plan.ends.push(plan.order.len());
+        }
+        plan
+    }
+}
+
+/// Batches of one size from a [`Sampler`]; the last one may be smaller.
+///
+/// # Source
+/// `torch.utils.data.BatchSampler`.
+#[doc(alias = "BatchSampler")]
+pub struct FixedBatches<S> {
+    sampler: S,
+    batch_size: usize,
+    drop_last: bool,
+}
+
+impl<S: Sampler> FixedBatches<S> {
+    /// Cuts `sampler`'s order every `batch_size` indices; `drop_last` leaves an incomplete last batch out.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] when `batch_size` is 0.
+    pub fn new(sampler: S, batch_size: usize, drop_last: bool) -> Result<Self, DataError> {
+        if batch_size == 0 {
+            return Err(DataError::option("batch_size", "at least 1", batch_size));
+        }
+        Ok(Self { sampler, batch_size, drop_last })
+    }
+
+    fn batches(&self, samples: usize) -> usize {
+        if self.drop_last { samples / self.batch_size } else { samples.div_ceil(self.batch_size) }
+    }
+}
+
+impl<S: Sampler> BatchSampler for FixedBatches<S> {
+    fn len(&self) -> usize {
+        self.batches(self.sampler.len())
+    }
+
+    fn plan(&self, epoch: u64) -> BatchPlan {
+        let order = self.sampler.order(epoch);
+        let end = |number: usize| number.saturating_mul(self.batch_size).min(order.len());
+        let ends = (1..=self.batches(order.len())).map(end).collect();
+        BatchPlan { order, ends }
+    }
+}
+
+impl<S: Sampler + ?Sized> Sampler for Box<S> {
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn order(&self, epoch: u64) -> Vec<usize> {
+        (**self).order(epoch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SequentialSampler;
+
+    fn sizes(samples: usize, batch_size: usize, drop_last: bool) -> Vec<usize> {
+        let batches = FixedBatches::new(SequentialSampler::new(samples), batch_size, drop_last).unwrap();
+        let plan = batches.plan(0);
+        assert_eq!((plan.len(), plan.batch(plan.len())), (batches.len(), None));
+        (0..plan.len()).map(|number| plan.batch(number).unwrap().len()).collect()
+    }
+
+    #[test]
+    fn the_last_batch_is_smaller_or_dropped() {
+        assert_eq!(sizes(10, 4, false), [4, 4, 2]);
+        assert_eq!(sizes(10, 4, true), [4, 4]);
+        assert_eq!(sizes(8, 4, true), [4, 4]);
+        assert!(sizes(3, 4, true).is_empty());
+        assert_eq!(sizes(3, usize::MAX, false), [3]);
+        assert!(sizes(0, 4, false).is_empty());
+        assert!(matches!(
+            FixedBatches::new(SequentialSampler::new(3), 0, false),
+            Err(DataError::InvalidOption { option: "batch_size", .. })
+        ));
+    }
+
+    #[test]
+    fn plans_of_uneven_batches() {
+        let plan: BatchPlan = [vec![5, 6], vec![], vec![7]].into_iter().collect();
+        assert_eq!((plan.batch(0), plan.batch(1), plan.batch(2)), (Some(&[5, 6][..]), Some(&[][..]), Some(&[7][..])));
+    }
+}

@@ -1,0 +1,204 @@
+//! Random access to samples, and the ways to make one dataset from another.
+
+use std::sync::Arc;
+
+use crate::DataError;
+
+/// Samples by index, read from several threads at once.
+///
+/// A dataset is a pure function of the index: random augmentation belongs to a stage after it, so that a cache can sit
+/// in between.
+///
+/// # Source
+/// `torch.utils.data.Dataset` with `__getitem__` and `__len__`.
+pub trait Dataset: Send + Sync {
+    /// What one index gives.
+    type Sample: Send;
+
+    /// How many samples there are.
+    fn len(&self) -> usize;
+
+    /// Reads the sample at `index`, which is below [`len`](Dataset::len).
+    ///
+    /// # Errors
+    /// Whatever keeps the sample from being read; [`DataError::other`] wraps foreign errors.
+    fn get(&self, index: usize) -> Result<Self::Sample, DataError>;
+
+    /// Whether there is no sample at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A dataset that passes every sample through `transform`.
+    fn map<T, F>(self, transform: F) -> Map<Self, F>
+    where
+        Self: Sized,
+        T: Send,
+        F: Fn(Self::Sample) -> Result<T, DataError> + Send + Sync,
+    {
+        Map { dataset: self, transform }
+    }
+
+    /// A dataset of the samples at `indices`, in that order.
+    ///
+    /// # Errors
+    /// [`DataError::IndexOutOfRange`] for an index that this dataset does not have.
+    fn subset(self, indices: impl Into<Vec<usize>>) -> Result<Subset<Self>, DataError>
+    where
+        Self: Sized,
+    {
+        Subset::new(self, indices)
+    }
+}
+
+macro_rules! forward_dataset {
+    ($($pointer:ty),*) => {$(
+        impl<D: Dataset + ?Sized> Dataset for $pointer {
+            type Sample = D::Sample;
+
+            fn len(&self) -> usize {
+                (**self).len()
+            }
+
+            fn get(&self, index: usize) -> Result<Self::Sample, DataError> {
+                (**self).get(index)
+            }
+        }
+    )*};
+}
+
+forward_dataset!(&D, Box<D>, Arc<D>);
+
+/// A closure as a dataset.
+///
+/// ```
+/// use overdrive_dataload::{Dataset, FnDataset};
+///
+/// let squares = FnDataset::new(10, |index| Ok(index * index));
+/// assert_eq!(squares.get(3)?, 9);
+/// # Ok::<(), overdrive_dataload::DataError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct FnDataset<F> {
+    len: usize,
+    get: F,
+}
+
+impl<F> FnDataset<F> {
+    /// A dataset of `len` samples, the one at index `i` being `get(i)`.
+    pub fn new<S>(len: usize, get: F) -> Self
+    where
+        F: Fn(usize) -> Result<S, DataError> + Send + Sync,
+    {
+        Self { len, get }
+    }
+}
+
+impl<S, F> Dataset for FnDataset<F>
+where
+    S: Send,
+    F: Fn(usize) -> Result<S, DataError> + Send + Sync,
+{
+    type Sample = S;
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn get(&self, index: usize) -> Result<S, DataError> {
+        if index >= self.len {
+            return Err(DataError::IndexOutOfRange { index, len: self.len });
+        }
+        (self.get)(index)
+    }
+}
+
+/// A dataset with a transform after it; made by [`Dataset::map`].
+#[derive(Clone, Debug)]
+pub struct Map<D, F> {
+    dataset: D,
+    transform: F,
+}
+
+impl<T, D, F> Dataset for Map<D, F>
+where
+    T: Send,
+    D: Dataset,
+    F: Fn(D::Sample) -> Result<T, DataError> + Send + Sync,
+{
+    type Sample = T;
+
+    fn len(&self) -> usize {
+        self.dataset.len()
+    }
+
+    fn get(&self, index: usize) -> Result<T, DataError> {
+        (self.transform)(self.dataset.get(index)?)
+    }
+}
+
+/// Some samples of another dataset.
+///
+/// # Source
+/// `torch.utils.data.Subset`.
+#[derive(Clone, Debug)]
+pub struct Subset<D> {
+    dataset: D,
+    indices: Vec<usize>,
+}
+
+impl<D: Dataset> Subset<D> {
+    /// The samples of `dataset` at `indices`, in that order; an index may appear more than once.
+    ///
+    /// # Errors
+    /// [`DataError::IndexOutOfRange`] for an index that `dataset` does not have.
+    pub fn new(dataset: D, indices: impl Into<Vec<usize>>) -> Result<Self, DataError> {
+        let indices = indices.into();
+        let len = dataset.len();
+        match indices.iter().find(|&&index| index >= len) {
+            Some(&index) => Err(DataError::IndexOutOfRange { index, len }),
+            None => Ok(Self { dataset, indices }),
+        }
+    }
+}
+
+impl<D: Dataset> Dataset for Subset<D> {
+    type Sample = D::Sample;
+
+    fn len(&self) -> usize {
+        self.indices.len()
+    }
+
+    fn get(&self, index: usize) -> Result<D::Sample, DataError> {
+        match self.indices.get(index) {
+            Some(&inner) => self.dataset.get(inner),
+            None => Err(DataError::IndexOutOfRange { index, len: self.indices.len() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closures_maps_subsets_and_pointers_are_datasets() -> Result<(), DataError> {
+        let doubled = FnDataset::new(5, Ok).map(|index| Ok(index * 2));
+        let shared: Arc<dyn Dataset<Sample = usize>> = Arc::new(doubled.clone());
+        let borrowed: &dyn Dataset<Sample = usize> = &doubled;
+        assert_eq!(borrowed.map(|index| Ok(index + 1)).get(4)?, 9);
+        assert_eq!(shared.len(), 5);
+        let subset = shared.subset([3, 1, 3])?;
+        assert_eq!((subset.get(0)?, subset.get(1)?, subset.get(2)?), (6, 2, 6));
+        assert!(!subset.is_empty());
+        Ok(())
+    }
+
+    #[test]
+    fn indices_out_of_range_are_errors() {
+        let dataset = FnDataset::new(5, Ok);
+        assert!(matches!(dataset.get(5), Err(DataError::IndexOutOfRange { index: 5, len: 5 })));
+        assert!(matches!((&dataset).subset([0, 9]), Err(DataError::IndexOutOfRange { index: 9, len: 5 })));
+        assert!(matches!(dataset.subset([0]).map(|s| s.get(1)), Ok(Err(DataError::IndexOutOfRange { index: 1, .. }))));
+    }
+}

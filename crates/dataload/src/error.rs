@@ -1,0 +1,211 @@
+//! What can go wrong between a file and a batch.
+
+use std::error::Error;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a sample or a batch could not be had.
+///
+/// Every message is complete in itself (file, offset, what was expected and what was found), so that printing the
+/// error alone is enough.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// The operating system could not open or read a file or folder.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the operating system said.
+        error: io::Error,
+    },
+
+    /// A file's content contradicts its format, its header or its length.
+    #[error("{}: at byte {offset}: expected {expected}, found {found}", path.display())]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// Where, in bytes from the start; for a gzip file, in bytes of the decompressed content.
+        offset: u64,
+        /// What would have been right.
+        expected: String,
+        /// What was there.
+        found: String,
+    },
+
+    /// A file of a format that no decoder of this build knows.
+    #[error("{}: unknown image format, the file starts with {magic:02x?}", path.display())]
+    UnknownFormat {
+        /// The file.
+        path: PathBuf,
+        /// Its first bytes, at most eight.
+        magic: Vec<u8>,
+    },
+
+    /// A file or image above the size that the reader accepts.
+    #[error("{}: {what} takes {bytes} bytes, at most {limit} are accepted", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// What is too large.
+        what: &'static str,
+        /// Its size in bytes.
+        bytes: u64,
+        /// The limit in bytes.
+        limit: u64,
+    },
+
+    /// A folder or set of files that does not have the layout that the dataset needs.
+    #[error("{}: expected {expected}, found {found}", path.display())]
+    Layout {
+        /// The folder or file.
+        path: PathBuf,
+        /// What the dataset needs.
+        expected: String,
+        /// What was there.
+        found: String,
+    },
+
+    /// An image's bytes do not fill its shape.
+    #[error("an image of [{height}, {width}, {channels}] does not hold {bytes} bytes")]
+    ImageShape {
+        /// Rows.
+        height: usize,
+        /// Columns.
+        width: usize,
+        /// Channels.
+        channels: usize,
+        /// The length of the data that was given.
+        bytes: usize,
+    },
+
+    /// A sampler or caller asked for a sample that the dataset does not have.
+    #[error("index {index} is out of range for a dataset of {len} samples")]
+    IndexOutOfRange {
+        /// The index asked for.
+        index: usize,
+        /// The dataset's length.
+        len: usize,
+    },
+
+    /// A batch without samples cannot be collated.
+    #[error("a batch without samples cannot be collated")]
+    EmptyBatch,
+
+    /// A sample that cannot be stacked with the first one of its batch.
+    #[error("shape mismatch at position {position} of the batch: expected {expected:?}, found {found:?}")]
+    ShapeMismatch {
+        /// The sample's position in its batch.
+        position: usize,
+        /// The first sample's shape, `[channels, height, width]`.
+        expected: Vec<usize>,
+        /// This sample's shape.
+        found: Vec<usize>,
+    },
+
+    /// Something went wrong with one sample; the loader adds the index.
+    #[error("sample {index}: {error}")]
+    Sample {
+        /// The sample's index in the dataset.
+        index: usize,
+        /// What went wrong.
+        error: Box<DataError>,
+    },
+
+    /// `Dataset::get` panicked.
+    #[error("sample {index}: the dataset panicked: {message}")]
+    WorkerPanicked {
+        /// The index that was being loaded.
+        index: usize,
+        /// The panic's message.
+        message: String,
+    },
+
+    /// `Collate::collate` panicked.
+    #[error("batch {batch}: collate panicked: {message}")]
+    CollatePanicked {
+        /// The batch's number in its epoch.
+        batch: usize,
+        /// The panic's message.
+        message: String,
+    },
+
+    /// A worker thread could not be started.
+    #[error("worker {worker} of {of} could not be started: {error}")]
+    Spawn {
+        /// The worker's number, from 0.
+        worker: usize,
+        /// How many workers were asked for.
+        of: usize,
+        /// What the operating system said.
+        error: io::Error,
+    },
+
+    /// Every worker ended although batches were still due.
+    #[error("every worker ended before batch {batch} was delivered")]
+    WorkersGone {
+        /// The batch that will not come.
+        batch: usize,
+    },
+
+    /// An option out of its range, or two options that exclude each other.
+    #[error("{option}: expected {expected}, found {found}")]
+    InvalidOption {
+        /// The option.
+        option: &'static str,
+        /// What is accepted.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+
+    /// libtorch could not make the batch's tensor.
+    #[error("the batch's tensor could not be made: {0}")]
+    Tensor(tch::TchError),
+
+    /// An error of the user's own dataset or collate function; see [`DataError::other`].
+    #[error(transparent)]
+    Other(Box<dyn Error + Send + Sync>),
+}
+
+impl DataError {
+    /// Wraps any error, or a plain message, for use in one's own [`Dataset`](crate::Dataset) or
+    /// [`Collate`](crate::Collate).
+    pub fn other(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Other(error.into())
+    }
+
+    /// The error itself, without the [`DataError::Sample`] that the loader put around it.
+    pub fn innermost(&self) -> &DataError {
+        match self {
+            Self::Sample { error, .. } => error.innermost(),
+            error => error,
+        }
+    }
+
+    /// The dataset index that the error belongs to, where it belongs to one sample.
+    pub fn index(&self) -> Option<usize> {
+        match self {
+            Self::Sample { index, .. } | Self::WorkerPanicked { index, .. } | Self::IndexOutOfRange { index, .. } => {
+                Some(*index)
+            }
+            _ => None,
+        }
+    }
+
+    pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |error| Self::Io { path: path.to_owned(), error }
+    }
+
+    pub(crate) fn corrupt(path: &Path, offset: u64, expected: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::Corrupt { path: path.to_owned(), offset, expected: expected.into(), found: found.into() }
+    }
+
+    pub(crate) fn layout(path: &Path, expected: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::Layout { path: path.to_owned(), expected: expected.into(), found: found.into() }
+    }
+
+    pub(crate) fn option(option: &'static str, expected: impl Into<String>, found: impl ToString) -> Self {
+        Self::InvalidOption { option, expected: expected.into(), found: found.to_string() }
+    }
+}

@@ -1,0 +1,185 @@
+//! A folder of encoded images, one sub-folder a class.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::read::read_file;
+use crate::{Color, DataError, Dataset, Image, MAX_IMAGE_BYTES, decode_image};
+
+/// The file names that count as images: torchvision's list.
+const EXTENSIONS: [&str; 9] = ["jpg", "jpeg", "png", "ppm", "bmp", "pgm", "tif", "tiff", "webp"];
+
+/// `root/class/*.png` as a dataset of `(Image, i64)`; every access opens, reads and decodes one file.
+///
+/// Classes are the sub-folders in order of their names, and their indices are the labels. Files are taken from nested
+/// folders too, sorted within each folder. An image keeps its own channels unless [`color`](ImageFolder::color) says
+/// otherwise.
+///
+/// # Source
+/// `torchvision.datasets.ImageFolder`, which corresponds to [`Color::Rgb`].
+#[derive(Clone, Debug)]
+pub struct ImageFolder {
+    classes: Vec<String>,
+    files: Vec<(PathBuf, i64)>,
+    color: Color,
+}
+
+impl ImageFolder {
+    /// Lists the classes and files below `root`; nothing is decoded yet.
+    ///
+    /// # Errors
+    /// [`DataError::Layout`] when there is no class, or a class without an image; [`DataError::Io`].
+    pub fn open(root: impl AsRef<Path>) -> Result<Self, DataError> {
+        let root = root.as_ref();
+        let folders: Vec<PathBuf> = sorted_entries(root)?.into_iter().filter(|path| path.is_dir()).collect();
+        if folders.is_empty() {
+            return Err(DataError::layout(root, "a folder for every class", "no folder"));
+        }
+        let mut files = Vec::new();
+        let mut classes = Vec::with_capacity(folders.len());
+        for (label, folder) in folders.iter().enumerate() {
+            let before = files.len();
+            list_images(folder, &mut Vec::new(), &mut |path| files.push((path, label as i64)))?;
+            if files.len() == before {
+                let expected = format!("images ({})", EXTENSIONS.join(", "));
+                return Err(DataError::layout(folder, expected, "none"));
+            }
+            classes.push(folder.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        }
+        Ok(Self { classes, files, color: Color::default() })
+    }
+
+    /// The channels that every image is converted to.
+    pub fn color(mut self, color: Color) -> Self {
+        self.color = color;
+        self
+    }
+
+    /// The names of the classes; a class's position is its label.
+    pub fn classes(&self) -> &[String] {
+        &self.classes
+    }
+
+    /// The label of every class.
+    pub fn class_to_idx(&self) -> BTreeMap<&str, i64> {
+        self.classes.iter().enumerate().map(|(label, class)| (class.as_str(), label as i64)).collect()
+    }
+
+    /// Every file with its label, in the dataset's order.
+    #[doc(alias = "samples")]
+    pub fn files(&self) -> &[(PathBuf, i64)] {
+        &self.files
+    }
+}
+
+impl Dataset for ImageFolder {
+    type Sample = (Image, i64);
+
+    fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    fn get(&self, index: usize) -> Result<Self::Sample, DataError> {
+        let (path, label) = self.files.get(index).ok_or(DataError::IndexOutOfRange { index, len: self.files.len() })?;
+        let encoded = read_file(path, MAX_IMAGE_BYTES)?;
+        Ok((decode_image(&encoded, self.color, path)?, *label))
+    }
+}
+
+fn sorted_entries(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let mut names: Vec<OsString> = fs::read_dir(folder)
+        .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect())
+        .map_err(DataError::io(folder))?;
+    names.sort_unstable();
+    Ok(names.iter().map(|name| folder.join(name)).collect())
+}
+
+/// Visits the images in `folder`, then those in its sub-folders. `above` holds the folders on the way down, so that
+/// a symbolic link to one of them does not lead round in circles.
+fn list_images(folder: &Path, above: &mut Vec<PathBuf>, visit: &mut impl FnMut(PathBuf)) -> Result<(), DataError> {
+    let real = fs::canonicalize(folder).map_err(DataError::io(folder))?;
+    if above.contains(&real) {
+        return Ok(());
+    }
+    above.push(real);
+    let (folders, files): (Vec<_>, Vec<_>) = sorted_entries(folder)?.into_iter().partition(|path| path.is_dir());
+    files.into_iter().filter(|path| has_image_name(path)).for_each(&mut *visit);
+    for folder in folders {
+        list_images(&folder, above, visit)?;
+    }
+    above.pop();
+    Ok(())
+}
+
+fn has_image_name(path: &Path) -> bool {
+    let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
+    extension.is_some_and(|extension| EXTENSIONS.iter().any(|known| extension == *known))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::png_tests::encode;
+    use png::{BitDepth, ColorType};
+
+    fn grey(value: u8) -> Vec<u8> {
+        encode(&[value; 6], 3, 2, ColorType::Grayscale, BitDepth::Eight)
+    }
+
+    fn put(root: &Path, name: &str, bytes: &[u8]) {
+        let path = root.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+
+    #[test]
+    fn classes_and_files_are_sorted_as_torchvision_does() -> Result<(), DataError> {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, value) in [("dog/b.png", 1), ("dog/a.PNG", 2), ("cat/nested/z.png", 3), ("cat/m.png", 4)] {
+            put(dir.path(), name, &grey(value));
+        }
+        put(dir.path(), "dog/notes.txt", b"no image");
+        put(dir.path(), "README", b"no class");
+        let folder = ImageFolder::open(dir.path())?;
+        assert_eq!(folder.classes(), ["cat", "dog"]);
+        assert_eq!(folder.class_to_idx()["dog"], 1);
+        let samples: Vec<_> = (0..folder.len()).map(|i| folder.get(i).unwrap()).collect();
+        let seen: Vec<_> = samples.iter().map(|(image, label)| (image.data()[0], *label)).collect();
+        assert_eq!(seen, [(4, 0), (3, 0), (2, 1), (1, 1)]);
+        assert_eq!(samples[0].0.chw(), [1, 2, 3]);
+        assert_eq!(folder.color(Color::Rgb).get(0)?.0.chw(), [3, 2, 3]);
+        Ok(())
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn links_are_followed_once() {
+        let dir = tempfile::tempdir().unwrap();
+        put(dir.path(), "cat/a.png", &grey(1));
+        std::os::unix::fs::symlink(dir.path().join("cat"), dir.path().join("cat/again")).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("cat"), dir.path().join("dog")).unwrap();
+        assert_eq!(ImageFolder::open(dir.path()).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn bad_folders_and_bad_files_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(ImageFolder::open(dir.path().join("none")), Err(DataError::Io { .. })));
+        assert!(matches!(ImageFolder::open(dir.path()), Err(DataError::Layout { .. })));
+        fs::create_dir(dir.path().join("cat")).unwrap();
+        assert!(ImageFolder::open(dir.path()).unwrap_err().to_string().contains("cat: expected images"));
+        put(dir.path(), "cat/0.png", b"");
+        put(dir.path(), "cat/1.png", &grey(1)[..40]);
+        put(dir.path(), "cat/2.jpg", b"\xff\xd8\xff\xe0");
+        fs::create_dir(dir.path().join("cat/3.png")).unwrap();
+        let folder = ImageFolder::open(dir.path()).unwrap();
+        assert_eq!(folder.len(), 3);
+        for index in 0..3 {
+            let error = folder.get(index).unwrap_err().to_string();
+            assert!(error.contains(&format!("cat/{index}.")), "{error}");
+        }
+        assert!(matches!(folder.get(3), Err(DataError::IndexOutOfRange { .. })));
+    }
+}

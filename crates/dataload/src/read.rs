@@ -1,0 +1,52 @@
+//! Reading a whole file without trusting its size.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use crate::DataError;
+
+/// Deflate never expands a byte to more than this many, so a header that declares more is wrong whatever follows.
+pub(crate) const MAX_DEFLATE_RATIO: u64 = 1032;
+
+/// Opens a regular file and tells its length in bytes.
+///
+/// Anything else is refused, since opening a pipe could block for ever and a device has no length.
+pub(crate) fn open_regular(path: &Path) -> Result<(File, u64), DataError> {
+    let kind = std::fs::metadata(path).map_err(DataError::io(path))?;
+    if !kind.is_file() {
+        let found = if kind.is_dir() { "a folder" } else { "a special file" };
+        return Err(DataError::layout(path, "a regular file", found));
+    }
+    let file = File::open(path).map_err(DataError::io(path))?;
+    let bytes = file.metadata().map_err(DataError::io(path))?.len();
+    Ok((file, bytes))
+}
+
+/// Reads a whole file of at most `limit` bytes.
+pub(crate) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
+    let (file, bytes) = open_regular(path)?;
+    if bytes > limit {
+        return Err(DataError::TooLarge { path: path.to_owned(), what: "the file", bytes, limit });
+    }
+    let mut content = Vec::with_capacity(bytes as usize);
+    // A file that grows meanwhile is cut at the limit instead of filling memory.
+    file.take(limit).read_to_end(&mut content).map_err(DataError::io(path))?;
+    Ok(content)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_kind_and_absence_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ten");
+        std::fs::write(&path, [7; 10]).unwrap();
+        assert_eq!(read_file(&path, 10).unwrap(), [7; 10]);
+        assert!(matches!(read_file(&path, 9), Err(DataError::TooLarge { bytes: 10, limit: 9, .. })));
+        assert!(matches!(read_file(dir.path(), 9), Err(DataError::Layout { .. })));
+        assert!(matches!(read_file(&dir.path().join("none"), 9), Err(DataError::Io { .. })));
+    }
+}

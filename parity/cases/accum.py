@@ -1,0 +1,34 @@
+"""The large batch that accumulation must equal."""
+
+import torch
+from harness import case
+
+
+def mlp(x, weights):
+    hidden = torch.tanh(x @ weights[0] + weights[1])
+    return hidden @ weights[2] + weights[3]
+
+
+@case
+def accumulation_is_the_large_batch(t):
+    """Gradients of whole windows, by samples and by tokens that are not masked, in float64 and float32."""
+    windows = [[4, 4, 4, 4], [1, 9, 2], [16], [5, 3, 7, 1, 2], [8, 8, 3]]
+    t.tell("windows", windows)
+    for dtype, rtol, atol in ((torch.float64, 1e-11, 1e-14), (torch.float32, 2e-5, 1e-7)):
+        name = str(dtype).removeprefix("torch.")
+        weights = [torch.randn(shape, dtype=dtype) * 0.5 for shape in ((6, 8), (8,), (8, 5), (5,))]
+        for index, weight in enumerate(weights):
+            t.give(f"{name}.weight.{index}", weight)
+            weight.requires_grad_()
+        for number, sizes in enumerate(windows):
+            x = t.give(f"{name}.{number}.x", torch.randn(sum(sizes), 6, dtype=dtype))
+            targets = torch.randint(0, 5, (sum(sizes),))
+            targets[torch.rand(sum(sizes)) < 0.3] = -100
+            t.give(f"{name}.{number}.targets", targets)
+            for kind, loss in (
+                ("samples", mlp(x, weights).square().mean()),
+                ("tokens", torch.nn.functional.cross_entropy(mlp(x, weights), targets)),
+            ):
+                grads = torch.autograd.grad(loss, weights)
+                for index, grad in enumerate(grads):
+                    t.expect(f"{name}.{number}.{kind}.{index}", grad, rtol=rtol, atol=atol)

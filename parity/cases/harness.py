@@ -1,0 +1,95 @@
+"""Runs the Python half of every parity case and writes what it was given and what it found.
+
+A case is a function here and one of the same name in Rust (parity/src/cases). This half makes the inputs with
+`t.give`, computes with PyTorch, and states each expected value with `t.expect` and the tolerance that goes with it.
+
+    python harness.py OUT_DIR [FILTER]
+"""
+
+import importlib
+import json
+import pathlib
+import struct
+import sys
+import traceback
+
+import torch
+
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}
+MODULES = ("amp", "accum", "optim", "mnist")
+CASES = {}
+
+
+def case(function):
+    """Registers a parity case under its function's name."""
+    CASES[function.__name__] = function
+    return function
+
+
+class Recorder:
+    """Collects what a case gives and expects."""
+
+    def __init__(self):
+        self.tensors = {}
+        self.checks = []
+        self.values = {}
+
+    def give(self, name, tensor):
+        """Hands the Rust half a tensor, and returns it."""
+        self.tensors["given." + name] = tensor.detach().clone()
+        return tensor
+
+    def tell(self, name, value):
+        """Hands the Rust half a plain value (anything JSON holds)."""
+        self.values[name] = value
+
+    def expect(self, name, tensor, rtol=0.0, atol=0.0):
+        """States a value that the Rust half must find, bit for bit unless a tolerance is given."""
+        self.tensors["expected." + name] = torch.as_tensor(tensor).detach().clone()
+        self.checks.append({"name": name, "rtol": rtol, "atol": atol})
+
+
+def save_safetensors(path, tensors):
+    """The safetensors format, without its package: a length, a JSON header, the bytes."""
+    header, blobs, offset = {}, [], 0
+    for name, tensor in tensors.items():
+        blob = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + len(blob)],
+        }
+        blobs.append(blob)
+        offset += len(blob)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
+def main():
+    out, wanted = pathlib.Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
+    for module in MODULES:
+        importlib.import_module(module)
+    torch.set_num_threads(1)
+    for name, function in CASES.items():
+        if wanted not in name:
+            continue
+        recorder = Recorder()
+        torch.manual_seed(0)
+        try:
+            function(recorder)
+            failure = None
+        except Exception:  # the Rust half reports it as a failed case
+            failure = traceback.format_exc()
+        save_safetensors(out / f"{name}.safetensors", recorder.tensors)
+        record = {"checks": recorder.checks, "values": recorder.values, "failure": failure}
+        (out / f"{name}.json").write_text(json.dumps(record))
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    # The case modules import `harness`: let them find this one, not a second copy.
+    sys.modules["harness"] = sys.modules["__main__"]
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+    main()

@@ -1,0 +1,45 @@
+//! Micro-batches that must add up to the large batch.
+
+use anyhow::Result;
+use overdrive_accum::Accumulator;
+use tch::{Kind, Reduction, Tensor};
+
+use crate::record::{Found, Given};
+
+const IGNORED: i64 = -100;
+
+fn mlp(x: &Tensor, weights: &[Tensor]) -> Tensor {
+    let hidden = (x.matmul(&weights[0]) + &weights[1]).tanh();
+    hidden.matmul(&weights[2]) + &weights[3]
+}
+
+pub fn accumulation_is_the_large_batch(given: &Given<'_>) -> Result<Found> {
+    let mut found = Found::default();
+    for (name, kind) in [("float64", Kind::Double), ("float32", Kind::Float)] {
+        let weights = (0..4).map(|index| Ok(given.tensor(&format!("{name}.weight.{index}"))?.set_requires_grad(true)));
+        let mut weights = weights.collect::<Result<Vec<_>>>()?;
+        for (number, sizes) in given.value::<Vec<Vec<i64>>>("windows")?.iter().enumerate() {
+            let x = given.tensor(&format!("{name}.{number}.x"))?.split_with_sizes(sizes, 0);
+            let targets = given.tensor(&format!("{name}.{number}.targets"))?.split_with_sizes(sizes, 0);
+            for counted in ["samples", "tokens"] {
+                let mut accum = Accumulator::new(&weights, sizes.len())?;
+                for micro in accum.windows(x.iter().zip(&targets)) {
+                    let (x, targets) = micro.batch;
+                    let output = mlp(x, &weights);
+                    let (loss, count) = if counted == "samples" {
+                        (output.square().mean(kind), x.size()[0])
+                    } else {
+                        let loss = output.cross_entropy_loss::<Tensor>(targets, None, Reduction::Mean, IGNORED, 0.0);
+                        (loss, targets.ne(IGNORED).sum(Kind::Int64).int64_value(&[]))
+                    };
+                    accum.backward(&loss, count, micro.closes)?;
+                }
+                for (index, weight) in weights.iter_mut().enumerate() {
+                    found.insert(format!("{name}.{number}.{counted}.{index}"), &weight.grad());
+                    weight.zero_grad();
+                }
+            }
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,23 @@
+//! One function a case, under the name of its Python half.
+
+mod accum;
+mod amp;
+mod mnist;
+mod optim;
+
+use anyhow::Result;
+
+use crate::record::{Found, Given};
+
+/// Computes from what Python gave what Python expects.
+pub type Case = fn(&Given<'_>) -> Result<Found>;
+
+/// Every case by name.
+pub const ALL: &[(&str, Case)] = &[
+    ("autocast_dtypes", amp::autocast_dtypes),
+    ("grad_scaler_histories", amp::grad_scaler_histories),
+    ("accumulation_is_the_large_batch", accum::accumulation_is_the_large_batch),
+    ("fused_adamw", optim::fused_adamw),
+    ("fused_sgd", optim::fused_sgd),
+    ("mnist_cnn_losses", mnist::mnist_cnn_losses),
+];

@@ -1,0 +1,93 @@
+//! What Python wrote for a case, and what Rust finds.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tch::Tensor;
+
+/// One value to compare, and how near it has to be.
+#[derive(Debug, Deserialize)]
+pub struct Check {
+    pub name: String,
+    pub rtol: f64,
+    pub atol: f64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Text {
+    checks: Vec<Check>,
+    values: BTreeMap<String, serde_json::Value>,
+    failure: Option<String>,
+}
+
+/// What Python wrote for one case.
+pub struct Record {
+    pub checks: Vec<Check>,
+    pub failure: Option<String>,
+    values: BTreeMap<String, serde_json::Value>,
+    tensors: BTreeMap<String, Tensor>,
+}
+
+impl Record {
+    pub fn read(dir: &Path, name: &str) -> Result<Self> {
+        let text = std::fs::read(dir.join(format!("{name}.json")))?;
+        let Text { checks, values, failure } = serde_json::from_slice(&text)?;
+        let tensors = Tensor::read_safetensors(dir.join(format!("{name}.safetensors")))?.into_iter().collect();
+        Ok(Self { checks, failure, values, tensors })
+    }
+
+    pub fn expected(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.get(&format!("expected.{name}"))
+    }
+}
+
+/// What a case is given: Python's inputs.
+pub struct Given<'a> {
+    record: &'a Record,
+    mnist: PathBuf,
+}
+
+impl<'a> Given<'a> {
+    pub fn new(record: &'a Record, mnist: &Path) -> Self {
+        Self { record, mnist: mnist.to_owned() }
+    }
+
+    /// A copy of the tensor that Python gave under this name.
+    pub fn tensor(&self, name: &str) -> Result<Tensor> {
+        let tensor = self.record.tensors.get(&format!("given.{name}"));
+        Ok(tensor.with_context(|| format!("Python gave no tensor `{name}`"))?.copy())
+    }
+
+    /// The plain value that Python told under this name.
+    pub fn value<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
+        let value = self.record.values.get(name).with_context(|| format!("Python told no `{name}`"))?;
+        T::deserialize(value).with_context(|| format!("`{name}` has another form in Python"))
+    }
+
+    /// The folder with the shipped MNIST images.
+    pub fn mnist(&self) -> &Path {
+        &self.mnist
+    }
+}
+
+/// What a case finds, by the names under which Python expects it.
+#[derive(Default)]
+pub struct Found(BTreeMap<String, Tensor>);
+
+impl Found {
+    pub fn insert(&mut self, name: impl Into<String>, tensor: &Tensor) {
+        // A copy, because most cases go on to change the tensor in place.
+        self.0.insert(name.into(), tensor.detach().copy());
+    }
+
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        self.0.get(name)
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+}
