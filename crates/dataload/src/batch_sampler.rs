@@ -98,16 +98,6 @@ impl<S: Sampler> BatchSampler for FixedBatches<S> {
     }
 }
 
-impl<S: Sampler + ?Sized> Sampler for Box<S> {
-    fn len(&self) -> usize {
-        (**self).len()
-    }
-
-    fn order(&self, epoch: u64) -> Vec<usize> {
-        (**self).order(epoch)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,6 +5,9 @@ use crate::{
     Stack,
 };
 
+/// More threads than this are a slip of the pen, and starting them could take the machine down.
+const MAX_WORKERS: usize = 1024;
+
 /// Collects the options of a [`DataLoader`]; made by [`DataLoader::builder`].
 #[must_use = "call build() to get the loader"]
 pub struct DataLoaderBuilder<D, C = Stack> {
@@ -113,11 +116,14 @@ where
     /// Makes the loader; no thread is started yet.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a `batch_size` or `prefetch_factor` of 0, and for options that exclude each
-    /// other.
+    /// [`DataError::InvalidOption`] for a `batch_size` or `prefetch_factor` of 0, more than 1024 workers, and options
+    /// that exclude each other.
     pub fn build(self) -> Result<DataLoader<D, C>, DataError> {
         if self.prefetch_factor == 0 {
             return Err(DataError::option("prefetch_factor", "at least 1", 0));
+        }
+        if self.num_workers > MAX_WORKERS {
+            return Err(DataError::option("num_workers", format!("at most {MAX_WORKERS}"), self.num_workers));
         }
         let len = self.dataset.len();
         let own_batches = self.batch_sampler.is_some();

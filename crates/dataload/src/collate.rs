@@ -112,7 +112,7 @@ fn common_shape(samples: &[(Image, i64)]) -> Result<[usize; 3], DataError> {
 /// The labels as int64 `[N]`.
 pub(crate) fn targets(samples: &[(Image, i64)]) -> Result<Tensor, DataError> {
     let labels: Vec<i64> = samples.iter().map(|(_, label)| *label).collect();
-    Tensor::f_from_slice(&labels).map_err(DataError::Tensor)
+    Ok(Tensor::f_from_slice(&labels)?)
 }
 
 #[cfg(test)]

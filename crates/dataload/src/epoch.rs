@@ -39,6 +39,7 @@ where
 {
     pub(crate) fn start(pipeline: Pipeline<D, C>, workers: usize, in_flight: usize, counters: Arc<Counters>) -> Self {
         let batches = pipeline.plan.len();
+        tracing::debug!(batches, workers, in_flight, "epoch starts");
         let source = if workers == 0 || batches == 0 {
             Source::CallingThread(pipeline)
         } else {
@@ -84,7 +85,10 @@ where
                 self.taken += 1;
                 self.counters.delivered();
             }
-            Some(Err(_)) => self.source = Source::Ended,
+            Some(Err(error)) => {
+                tracing::debug!(batch = self.taken, %error, "epoch ends early");
+                self.source = Source::Ended;
+            }
             None => {}
         }
         self.counters.waited(asked.elapsed());

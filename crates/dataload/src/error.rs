@@ -159,13 +159,20 @@ pub enum DataError {
         found: String,
     },
 
-    /// libtorch could not make the batch's tensor.
-    #[error("the batch's tensor could not be made: {0}")]
+    /// libtorch refused a tensor operation.
+    #[error("libtorch: {0}")]
     Tensor(tch::TchError),
 
     /// An error of the user's own dataset or collate function; see [`DataError::other`].
     #[error(transparent)]
     Other(Box<dyn Error + Send + Sync>),
+}
+
+impl From<tch::TchError> for DataError {
+    /// So that `?` works on tch's fallible operations in a collate function.
+    fn from(error: tch::TchError) -> Self {
+        Self::Tensor(error)
+    }
 }
 
 impl DataError {

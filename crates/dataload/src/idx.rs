@@ -10,6 +10,8 @@ use crate::read::{MAX_DEFLATE_RATIO, open_regular};
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const UNSIGNED_BYTE: u8 = 0x08;
+/// The most values that are read into memory: 4 GiB.
+const MAX_VALUES: u64 = 1 << 32;
 
 /// Unsigned bytes with a shape, as an idx file holds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +28,8 @@ pub struct IdxArray {
 ///
 /// # Errors
 /// [`DataError::Io`] when the file cannot be read; [`DataError::Corrupt`] for a bad magic, another element type, a
-/// length that disagrees with the header in either direction, or damaged gzip data.
+/// length that disagrees with the header in either direction, or damaged gzip data; [`DataError::TooLarge`] above
+/// 4 GiB.
 pub fn read_idx(path: impl AsRef<Path>) -> Result<IdxArray, DataError> {
     let path = path.as_ref();
     let (file, file_bytes) = open_regular(path)?;
@@ -76,7 +79,13 @@ impl<R: Read> IdxReader<'_, R> {
         let declared = shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size as u64));
         let room = self.most.saturating_sub(self.at);
         match declared {
-            Some(declared) if declared == room || (declared < room && !self.exact) => Ok(declared),
+            Some(declared) if declared == room || (declared < room && !self.exact) => match declared {
+                0..=MAX_VALUES => Ok(declared),
+                bytes => {
+                    let (path, what, limit) = (self.path.to_owned(), "the array", MAX_VALUES);
+                    Err(DataError::TooLarge { path, what, bytes, limit })
+                }
+            },
             _ => {
                 let declared = declared.map_or("more than 2^64".to_owned(), |declared| declared.to_string());
                 let found = if self.exact { format!("{room} bytes") } else { format!("room for at most {room} bytes") };
@@ -86,8 +95,11 @@ impl<R: Read> IdxReader<'_, R> {
     }
 
     fn values(&mut self, declared: u64) -> Result<Vec<u8>, DataError> {
-        // A raw file's length has been checked; gzip content grows as it is decompressed.
-        let mut values = Vec::with_capacity(if self.exact { declared as usize } else { 0 });
+        let mut values = Vec::new();
+        if self.exact {
+            // The length has been checked; gzip content grows as it is decompressed.
+            values.try_reserve_exact(declared as usize).map_err(|error| self.damaged(error.into()))?;
+        }
         let outcome = (&mut self.content).take(declared).read_to_end(&mut values);
         let start = self.at;
         self.at += values.len() as u64;
@@ -204,6 +216,14 @@ mod tests {
             assert_eq!(corrupt_at(&wrap(&idx(&[u32::MAX; 4], &[1, 2, 3]))), 20);
             assert_eq!(corrupt_at(&wrap(&idx(&[u32::MAX, 28, 28], &[1, 2, 3]))), 16);
         }
+    }
+
+    #[test]
+    fn a_huge_sparse_file_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), idx(&[1 << 31, 4], &[])).unwrap();
+        file.as_file().set_len(12 + (1 << 33)).unwrap();
+        assert!(matches!(read_idx(file.path()), Err(DataError::TooLarge { bytes: 0x2_0000_0000, .. })));
     }
 
     #[test]

@@ -14,6 +14,9 @@ use crate::{BatchSampler, Collate, DataError, DataLoaderBuilder, Dataset, Epoch,
 /// Every iteration is a new epoch. The batches of an epoch depend on the seed and on the epoch's number, not on the
 /// number of workers, nor on timing.
 ///
+/// # Syncs
+/// Asking for a batch blocks until it is there; no device is waited for.
+///
 /// # Source
 /// `torch.utils.data.DataLoader`.
 pub struct DataLoader<D, C = Stack> {

@@ -2,7 +2,8 @@
 
 /// Philox4x32-10: a keyed function from a 128-bit counter to 128 random bits.
 ///
-/// Here the key is the seed, and the counter is (stream, position), 64 bits each. Two streams of one seed never overlap.
+/// Here the key is the seed, and the counter is (stream, position), 64 bits each. Two streams of one seed never
+/// overlap.
 ///
 /// # Source
 /// Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011); PyTorch uses the same function on CUDA.

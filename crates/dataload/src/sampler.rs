@@ -22,6 +22,16 @@ pub trait Sampler: Send + Sync {
     }
 }
 
+impl<S: Sampler + ?Sized> Sampler for Box<S> {
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn order(&self, epoch: u64) -> Vec<usize> {
+        (**self).order(epoch)
+    }
+}
+
 /// Every sample in the dataset's order.
 ///
 /// # Source

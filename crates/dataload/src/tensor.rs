@@ -1,25 +1,38 @@
 //! From plain bytes to a tensor, without waking libtorch's thread pool.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::DataError;
 
+/// libtorch uses its thread pool for 32,768 elements or more (`at::internal::GRAIN_SIZE`).
+const MOST_ELEMENTS: usize = 32_767;
+
 /// A tensor of `shape` with a copy of `bytes` in the machine's byte order.
 ///
-/// tch clears the new tensor before it copies, and libtorch clears with its whole thread pool from 32,768 elements on:
-/// in a worker that would be one more pool that competes with the training thread. Few wide elements, viewed as the
-/// right kind afterwards, keep batches of up to 512 kiB below that number.
+/// tch clears a new tensor before it copies into it, and libtorch clears large ones with its thread pool: in a worker
+/// that would be one more pool, which competes with the training thread. So the bytes travel as few wide elements that
+/// are viewed as the right kind afterwards, in pieces when there are too many.
 pub(crate) fn tensor_from_bytes(bytes: &[u8], kind: Kind, shape: &[i64]) -> Result<Tensor, DataError> {
     let divides = |kind: &Kind| bytes.len().is_multiple_of(kind.elt_size_in_bytes());
     let wide = [Kind::ComplexDouble, Kind::Int64].into_iter().find(divides).unwrap_or(kind);
-    // The length comes from the bytes themselves, since tch does not compare it with them.
-    let elements = bytes.len() / wide.elt_size_in_bytes();
-    Tensor::f_from_data_size(bytes, &[elements as i64], wide)
-        .and_then(|flat| flat.f_view_dtype(kind))
-        .and_then(|flat| flat.f_view(shape))
-        // To autograd the batch shall be a tensor of its own, not a view of the wide one.
-        .and_then(|view| view.f_data())
-        .map_err(DataError::Tensor)
+    // Lengths come from the bytes themselves, since tch does not compare them.
+    let elements = |bytes: &[u8]| (bytes.len() / wide.elt_size_in_bytes()) as i64;
+    let copy = |bytes: &[u8]| Tensor::f_from_data_size(bytes, &[elements(bytes)], wide);
+
+    let piece_bytes = MOST_ELEMENTS * wide.elt_size_in_bytes();
+    let flat = if bytes.len() <= piece_bytes {
+        copy(bytes)?
+    } else {
+        let flat = Tensor::f_empty([elements(bytes)], (wide, Device::Cpu))?;
+        let mut start = 0;
+        for piece in bytes.chunks(piece_bytes) {
+            flat.f_narrow(0, start, elements(piece))?.f_copy_(&copy(piece)?)?;
+            start += elements(piece);
+        }
+        flat
+    };
+    // To autograd the batch shall be a tensor of its own, not a view of the wide one: hence `f_data`.
+    Ok(flat.f_view_dtype(kind)?.f_view(shape)?.f_data()?)
 }
 
 #[cfg(test)]
@@ -28,7 +41,7 @@ mod tests {
 
     #[test]
     fn every_length_gives_the_same_bytes() {
-        for length in [0, 1, 7, 8, 12, 16, 24, 100, 784] {
+        for length in [0, 1, 7, 8, 12, 16, 24, 100, 784, 99_999, 600_008, 3 << 20] {
             let bytes: Vec<u8> = (0..length).map(|i| i as u8).collect();
             let tensor = tensor_from_bytes(&bytes, Kind::Uint8, &[length, 1]).unwrap();
             assert_eq!((tensor.kind(), tensor.size()), (Kind::Uint8, vec![length, 1]));

@@ -1,10 +1,10 @@
 //! The threads of one epoch.
 //!
-//! Threads live as long as the epoch that they work for. So nothing is left to drain or to reset after a break, an error
-//! or a panic, and an idle loader holds no thread; starting one takes some tens of microseconds.
+//! Threads live as long as the epoch that they work for. So nothing is left to drain or to reset after a break, an
+//! error or a panic, and an idle loader holds no thread; starting one takes some tens of microseconds.
 //!
-//! Batches are handed out one by one to whoever is free, and put back in order on arrival. At most `in_flight` of them are
-//! handed out and not yet taken by the consumer: that bounds memory, and no thread ever blocks on a full queue.
+//! Batches are handed out one by one to whoever is free, and put back in order on arrival. At most `in_flight` of them
+//! are handed out and not yet taken by the consumer: that bounds memory, and no thread ever blocks on a full queue.
 
 use std::io;
 use std::ops::Range;

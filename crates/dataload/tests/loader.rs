@@ -6,8 +6,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use overdrive_dataload::{
-    BatchPlan, BatchSampler, Cached, Collate, DataError, DataLoader, Dataset, FnDataset, Image, Mnist, Sampler,
-    SequentialSampler, Stack, ToFloat,
+    BatchPlan, BatchSampler, Cached, Collate, DataError, DataLoader, Dataset, FnDataset, Image, ImageFolder, Mnist,
+    Sampler, SequentialSampler, Stack, ToFloat,
 };
 
 const WORKERS: [usize; 4] = [0, 1, 2, 4];
@@ -229,6 +229,7 @@ fn empty_datasets_and_bad_options() -> Result<(), DataError> {
     };
     let builder = || DataLoader::builder(FnDataset::new(9, Ok)).collate(listed::<usize>);
     assert_eq!(refused(builder().batch_size(0).build()), "batch_size");
+    assert_eq!(refused(builder().num_workers(usize::MAX).build()), "num_workers");
     assert_eq!(refused(builder().prefetch_factor(0).build()), "prefetch_factor");
     assert_eq!(refused(builder().shuffle(true).sampler(SequentialSampler::new(9)).build()), "sampler");
     assert_eq!(refused(builder().batch_size(2).batch_sampler(Fixed).build()), "batch_sampler");
@@ -299,6 +300,49 @@ fn images_become_tensors_and_a_mismatch_names_its_sample() -> Result<(), DataErr
         let error = builder(11).collate(ToFloat::unit()).build()?.iter().nth(1).unwrap().unwrap_err();
         assert_eq!(error.index(), Some(11));
         assert!(matches!(error.innermost(), DataError::ShapeMismatch { position: 3, .. }), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn workers_start_no_threads_of_libtorch() -> Result<(), DataError> {
+    let _alone = alone();
+    let dataset = FnDataset::new(8, |_| Ok((Image::new(vec![1; 1_000_000], 1000, 1000, 1)?, 0)));
+    let loader = DataLoader::builder(dataset).batch_size(2).num_workers(1).collate(ToFloat::unit()).build()?;
+    let mut epoch = loader.iter();
+    assert_eq!(epoch.next().unwrap()?.0.size(), [2, 1, 1000, 1000]);
+    // The worker is at its later batches. A pool of its own would carry its name.
+    assert!(loader_threads() <= 1, "{} threads", loader_threads());
+    Ok(())
+}
+
+#[test]
+fn a_truncated_png_names_its_file_and_index() -> Result<(), DataError> {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    for class in ["cat", "dog"] {
+        std::fs::create_dir(dir.path().join(class)).unwrap();
+        for number in 0..4 {
+            let file = std::fs::File::create(dir.path().join(class).join(format!("{number}.png"))).unwrap();
+            let mut encoder = png::Encoder::new(file, 5, 4);
+            encoder.set_color(png::ColorType::Rgb);
+            encoder.write_header().unwrap().write_image_data(&[number * 10; 60]).unwrap();
+        }
+    }
+    let spoiled = dir.path().join("dog/2.png");
+    let whole = std::fs::read(&spoiled).unwrap();
+    for workers in WORKERS {
+        std::fs::write(&spoiled, &whole[..whole.len() - 7]).unwrap();
+        let folder = ImageFolder::open(dir.path())?;
+        let loader = DataLoader::builder(Cached::new(folder)).batch_size(3).num_workers(workers).build()?;
+        let mut outcomes: Vec<_> = loader.iter().collect();
+        let error = outcomes.pop().unwrap().unwrap_err();
+        assert_eq!((outcomes.len(), error.index()), (2, Some(6)));
+        assert!(error.to_string().contains("dog/2.png"), "{error}");
+        std::fs::write(&spoiled, &whole).unwrap();
+        let labels: Vec<Vec<i64>> = loader.iter().map(|batch| Vec::try_from(batch.unwrap().1).unwrap()).collect();
+        assert_eq!(labels.concat(), [0, 0, 0, 0, 1, 1, 1, 1]);
     }
     Ok(())
 }

@@ -1,0 +1,280 @@
+//! Ours beside somebody else's: the one form in which every comparison with a peer is written and shown.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::table::align;
+use crate::{Machine, Spread, Versions, stats::median};
+
+/// The version of the JSON form; a field that is added leaves it as it is.
+pub const SCHEMA: u32 = 1;
+
+/// Comparisons measured in one run on one machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct VersusReport {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The machine.
+    pub machine: Machine,
+    /// The software, ours and the peers'.
+    pub versions: Versions,
+    /// What was measured.
+    pub rows: Vec<VersusRow>,
+    /// What could not be measured, as its peer is not there; such rows are absent, never guessed.
+    pub missing: Vec<MissingPeer>,
+}
+
+/// One comparison.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VersusRow {
+    /// What was compared and how the ratio reads, such as `"train step, ours / peer's time (lower is better)"`.
+    pub case: String,
+    /// Our median, in `unit`.
+    pub ours: f64,
+    /// The peer's median, in `unit`.
+    pub peer: f64,
+    /// The peer, with its version.
+    pub peer_name: String,
+    /// The unit of `ours` and `peer`.
+    pub unit: String,
+    /// The median of the ratios within each pair.
+    pub ratio_median: f64,
+    /// The lowest ratio.
+    pub ratio_low: f64,
+    /// The highest ratio.
+    pub ratio_high: f64,
+    /// Interleaved pairs measured.
+    pub pairs: usize,
+    /// The bound that the ratio is to keep; `None` where the row only informs.
+    pub target: Option<f64>,
+    /// Which side of the bound is right.
+    pub target_is: Option<Bound>,
+    /// Whether the median ratio keeps the bound.
+    pub met: Option<bool>,
+}
+
+/// A peer that is not installed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MissingPeer {
+    /// What would have been compared.
+    pub case: String,
+    /// The peer.
+    pub peer_name: String,
+    /// Why it could not be measured, and what would make it measurable.
+    pub reason: String,
+}
+
+/// How the ratio of a pair is taken, and so what it means; [`VersusRow::of_pairs`] writes the meaning into `case`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ratio {
+    /// Samples are amounts of work in a time: ours over the peer's, times faster.
+    TimesFasterByRate,
+    /// Samples are times: the peer's over ours, times faster.
+    TimesFasterByTime,
+    /// Samples are costs, such as seconds or bytes: ours over the peer's, a share of its cost.
+    ShareOfCost,
+}
+
+/// Which side of a bound is right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// The ratio is to be this or more.
+    AtLeast,
+    /// The ratio is to be this or less.
+    AtMost,
+}
+
+/// A bound that a ratio is to keep.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Target {
+    /// This or more.
+    AtLeast(f64),
+    /// This or less.
+    AtMost(f64),
+}
+
+/// Samples that no comparison can be made of.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("{case}: {ours} samples beside {peer} of {peer_name}; each must be positive and have its pair")]
+pub struct PairsError {
+    /// What was compared.
+    pub case: String,
+    /// The peer.
+    pub peer_name: String,
+    /// Samples of ours.
+    pub ours: usize,
+    /// Samples of the peer.
+    pub peer: usize,
+}
+
+impl VersusRow {
+    /// The comparison of samples that were taken in turns: `ours[i]` and `peer[i]` belong together.
+    ///
+    /// # Errors
+    ///
+    /// [`PairsError`] where the samples do not come in pairs, or a ratio is not a positive number.
+    pub fn of_pairs(
+        case: &str,
+        peer_name: &str,
+        unit: &str,
+        (ours, peer): (&[f64], &[f64]),
+        ratio: Ratio,
+        target: Option<Target>,
+    ) -> Result<Self, PairsError> {
+        let positive = ours.iter().chain(peer).all(|sample| *sample > 0.0);
+        let (spread, meaning) = match ratio {
+            Ratio::TimesFasterByRate => (Spread::of_ratios(ours, peer), "times faster than the peer"),
+            Ratio::TimesFasterByTime => (Spread::of_ratios(peer, ours), "times faster than the peer"),
+            Ratio::ShareOfCost => (Spread::of_ratios(ours, peer), "share of the peer's"),
+        };
+        let made = spread.filter(|_| positive).zip(median(ours)).zip(median(peer));
+        let ((spread, ours_median), peer_median) = made.ok_or_else(|| PairsError {
+            case: case.to_owned(),
+            peer_name: peer_name.to_owned(),
+            ours: ours.len(),
+            peer: peer.len(),
+        })?;
+        let (value, bound) = target.map(Target::parts).unzip();
+        Ok(Self {
+            case: format!("{case} ({meaning})"),
+            ours: ours_median,
+            peer: peer_median,
+            peer_name: peer_name.to_owned(),
+            unit: unit.to_owned(),
+            ratio_median: spread.median,
+            ratio_low: spread.low,
+            ratio_high: spread.high,
+            pairs: ours.len(),
+            target: value,
+            target_is: bound,
+            met: target.map(|target| target.is_met_by(spread.median)),
+        })
+    }
+}
+
+impl Target {
+    /// Whether `ratio` keeps the bound.
+    pub fn is_met_by(self, ratio: f64) -> bool {
+        match self {
+            Self::AtLeast(bound) => ratio >= bound,
+            Self::AtMost(bound) => ratio <= bound,
+        }
+    }
+
+    const fn parts(self) -> (f64, Bound) {
+        match self {
+            Self::AtLeast(bound) => (bound, Bound::AtLeast),
+            Self::AtMost(bound) => (bound, Bound::AtMost),
+        }
+    }
+}
+
+impl VersusReport {
+    /// The comparisons as a table for a terminal, each case above its peers, then the peers that are missing.
+    pub fn table(&self) -> String {
+        let head = ["case and peer", "ours", "peer's", "ratio (low-high)", "pairs", "target", "met"];
+        let table = align(&head, &self.rows.iter().map(cells).collect::<Vec<_>>());
+        let mut lines = table.lines();
+        let mut out: Vec<String> = lines.by_ref().take(2).map(str::to_owned).collect();
+        let mut case = "";
+        for (row, line) in self.rows.iter().zip(lines) {
+            if row.case != case {
+                case = &row.case;
+                out.push(case.to_owned());
+            }
+            out.push(line.to_owned());
+        }
+        out.extend(
+            self.missing.iter().map(|peer| format!("missing: {} for {}: {}", peer.peer_name, peer.case, peer.reason)),
+        );
+        out.join("\n") + "\n"
+    }
+
+    /// The JSON form, indented.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self).map(|json| json + "\n")
+    }
+}
+
+/// The cells of one comparison, without its case.
+fn cells(row: &VersusRow) -> Vec<String> {
+    let sign = row.target_is.map(|bound| if bound == Bound::AtLeast { ">=" } else { "<=" });
+    let target = row.target.zip(sign).map(|(target, sign)| format!("{sign} {target}"));
+    let met = row.met.map_or("-", |met| if met { "met" } else { "MISSED" });
+    vec![
+        format!("  {}", row.peer_name),
+        format!("{} {}", brief(row.ours), row.unit),
+        format!("{} {}", brief(row.peer), row.unit),
+        format!("{:.2} ({:.2}-{:.2})", row.ratio_median, row.ratio_low, row.ratio_high),
+        row.pairs.to_string(),
+        target.unwrap_or_else(|| "-".to_owned()),
+        met.to_owned(),
+    ]
+}
+
+/// A value with four significant digits, without an exponent.
+fn brief(value: f64) -> String {
+    if value == 0.0 {
+        return "0".to_owned();
+    }
+    let whole_digits = value.abs().log10().floor().max(-9.0) as i32 + 1;
+    format!("{value:.*}", (4 - whole_digits).clamp(0, 9) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(ratio: Ratio, target: Option<Target>) -> VersusRow {
+        let samples: (&[f64], &[f64]) = (&[1.0, 2.0, 4.0], &[2.0, 5.0, 6.0]);
+        VersusRow::of_pairs("step", "peer 1.0", "ms", samples, ratio, target).unwrap()
+    }
+
+    #[test]
+    fn the_ratio_says_what_it_means_and_is_taken_pair_by_pair() {
+        let faster = row(Ratio::TimesFasterByTime, Some(Target::AtLeast(2.5)));
+        assert_eq!((faster.ratio_low, faster.ratio_median, faster.ratio_high), (1.5, 2.0, 2.5));
+        assert_eq!((faster.ours, faster.peer, faster.pairs), (2.0, 5.0, 3));
+        assert_eq!((faster.case.as_str(), faster.met), ("step (times faster than the peer)", Some(false)));
+        let share = row(Ratio::ShareOfCost, Some(Target::AtMost(0.5)));
+        assert_eq!((share.ratio_median, share.met), (0.5, Some(true)));
+        assert_eq!(row(Ratio::TimesFasterByRate, None).met, None);
+    }
+
+    #[test]
+    fn samples_without_a_pair_or_a_value_are_refused() {
+        for samples in [(&[][..], &[][..]), (&[1.0][..], &[1.0, 2.0][..]), (&[0.0][..], &[1.0][..])] {
+            let error = VersusRow::of_pairs("step", "peer", "ms", samples, Ratio::ShareOfCost, None).unwrap_err();
+            assert_eq!((error.ours, error.peer), (samples.0.len(), samples.1.len()));
+        }
+    }
+
+    #[test]
+    fn the_json_has_every_field_of_the_form_and_the_table_names_what_is_missing() {
+        let report = VersusReport {
+            schema: SCHEMA,
+            rows: vec![row(Ratio::ShareOfCost, Some(Target::AtMost(0.4)))],
+            missing: vec![MissingPeer {
+                case: "loader".to_owned(),
+                peer_name: "spdl".to_owned(),
+                reason: "pip install spdl".to_owned(),
+            }],
+            ..VersusReport::default()
+        };
+        let json: serde_json::Value = serde_json::from_str(&report.to_json().unwrap()).unwrap();
+        let fields = "case ours peer peer_name unit ratio_median ratio_low ratio_high pairs target met";
+        for field in fields.split(' ') {
+            assert!(!json["rows"][0][field].is_null(), "{field} is missing");
+        }
+        let table = report.table();
+        assert!(table.contains("\nstep (share of the peer's)\n  peer 1.0 "), "{table}");
+        assert!(table.contains("MISSED") && table.contains("<= 0.4"), "{table}");
+        assert!(table.contains("missing: spdl for loader: pip install spdl"), "{table}");
+    }
+
+    #[test]
+    fn values_keep_four_digits() {
+        assert_eq!([0.012346, 12.346, 12345.6, 0.0].map(brief), ["0.01235", "12.35", "12346", "0"]);
+    }
+}

@@ -1,0 +1,1 @@
+//! Speed beside other tools, interleaved in one run.

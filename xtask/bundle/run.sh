@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# Runs Overdrive's GPU tests, parity cases and benches against the PyTorch 2.11 of this machine's python3, and leaves
+# results.json and report.html.
+set -u
+
+usage() {
+  cat <<'END'
+usage: run.sh [--out DIR] [--minutes N] [--quick]
+
+  --out DIR     where results.json and report.html go (default: overdrive-results in the current folder)
+  --minutes N   time limit for everything together (default: 20)
+  --quick       fewer images and epochs in the bench
+
+Needs bash, timeout (coreutils) and a python3 with torch 2.11; OVERDRIVE_PYTHON names another Python.
+Exits with 0 when every stage passed.
+END
+}
+
+fail() {
+  echo "error: $*" >&2
+  exit 2
+}
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+out=$PWD/overdrive-results
+minutes=20
+bench_options=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --out) [ $# -ge 2 ] || fail "--out needs a folder"; out=$2; shift 2 ;;
+    --minutes) [ $# -ge 2 ] || fail "--minutes needs a number"; minutes=$2; shift 2 ;;
+    --quick) bench_options+=(--quick); shift ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; fail "unknown option $1" ;;
+  esac
+done
+case $minutes in '' | *[!0-9]* | 0) fail "--minutes takes a whole number from 1, not '$minutes'" ;; esac
+command -v timeout >/dev/null || fail "there is no \`timeout\`; install coreutils"
+
+# The libtorch that comes with python3's torch is the one that these programs were linked for.
+python=${OVERDRIVE_PYTHON:-python3}
+found=$("$python" -c 'import torch; print(torch.__version__, torch.cuda.is_available(), torch.__path__[0])') ||
+  fail "\`$python\` does not import torch; install torch 2.11.0, or set OVERDRIVE_PYTHON to a Python that has it"
+read -r version python_cuda torch <<<"$(tail -n 1 <<<"$found")"
+case $version in
+  2.11.0 | 2.11.0+*) ;;
+  *) fail "\`$python\` has torch $version, and these programs need 2.11.0" ;;
+esac
+export OVERDRIVE_PYTHON=$python
+export PYTHONDONTWRITEBYTECODE=1
+export LD_LIBRARY_PATH=$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+
+mkdir -p "$out" || fail "cannot make $out"
+work=$(mktemp -d) || fail "cannot make a temporary folder"
+trap 'rm -rf "$work"' EXIT
+deadline=$(($(date +%s) + minutes * 60))
+
+# stage NAME MOST_SECONDS COMMAND..: runs it within its own limit and within what is left of the whole.
+stage() {
+  local name=$1 limit=$2 begun left code
+  shift 2
+  begun=$(date +%s)
+  left=$((deadline - begun))
+  [ "$left" -lt "$limit" ] && limit=$left
+  printf '\n== %s\n' "$name"
+  if [ "$limit" -lt 1 ]; then
+    echo "not run: the $minutes minutes are over" | tee "$work/$name.log"
+    code=-1
+  else
+    timeout -k 10 "$limit" "$@" 2>&1 </dev/null | tee "$work/$name.log"
+    code=${PIPESTATUS[0]}
+  fi
+  printf '%s\t%s\t%s\n' "$name" "$code" "$(($(date +%s) - begun))" >>"$work/stages.tsv"
+  return "$((code != 0))"
+}
+
+# Gathers what there is, and exits with its verdict.
+finish() {
+  printf '\n'
+  "$python" "$here/collect.py" "$work" "$out"
+  exit
+}
+
+device() {
+  local ours
+  ours=$("$here/bin/overdrive-bench" --check-device) || return 1
+  echo "python3 sees a GPU: $python_cuda; overdrive: $ours"
+  if [ "$python_cuda" = True ] && ! grep -qiE 'cuda"?: *true' <<<"$ours"; then
+    echo "error: python3 sees a GPU and these programs do not"
+    return 1
+  fi
+}
+export -f device
+export here python_cuda
+
+echo "torch $version in $torch; everything within $minutes minutes"
+stage device 120 bash -c device || finish
+stage gpu-tests 300 "$here/bin/overdrive-gpu-tests"
+stage parity 420 "$here/bin/overdrive-parity" --cases "$here/parity/cases" --mnist "$here/data/mnist"
+stage bench 900 "$here/bin/overdrive-bench" --data "$here/data/mnist" --json "$work/bench.json" \
+  --report "$work/bench.html" ${bench_options[@]+"${bench_options[@]}"}
+stage versus 300 "$here/bin/overdrive-versus" step --json "$work/versus.json"
+finish

@@ -1,0 +1,102 @@
+//! Everything that CI runs, cheapest first, so that a slip shows before the long steps start.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::totals::Totals;
+use crate::workspace::{self, Workspace};
+use crate::{parity, setup, test, tidy};
+
+/// Checked against deny.toml; moves by hand, so that a new release of it cannot turn a build red.
+const CARGO_DENY: &str = "0.20.2";
+
+type Step = (&'static str, fn(&Workspace, &mut Results) -> Result<()>);
+
+const STEPS: [Step; 8] = [
+    ("fmt", |ws, _| workspace::succeed(&mut ws.cargo(["fmt", "--all", "--check"]))),
+    ("tidy", |ws, _| tidy::run(ws).map(drop)),
+    ("deny", |ws, _| deny(ws)),
+    ("setup", |ws, _| setup::quietly(ws).map(drop)),
+    ("clippy", |ws, _| {
+        let mut clippy = ws.cargo(["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]);
+        workspace::succeed(&mut clippy)
+    }),
+    ("docs", |ws, _| {
+        workspace::succeed(ws.cargo(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
+    }),
+    ("test", |ws, results| {
+        let totals = test::totals(ws, &test::Options::default())?;
+        results.tests = Some(totals);
+        if totals.failed == 0 { Ok(()) } else { bail!("{} tests failed", totals.failed) }
+    }),
+    ("parity", |ws, results| {
+        let (status, line) = parity::all(ws)?;
+        results.parity = line;
+        if status.success() { Ok(()) } else { bail!("parity failed") }
+    }),
+];
+
+/// What the last two steps counted.
+#[derive(Default)]
+struct Results {
+    tests: Option<Totals>,
+    parity: String,
+}
+
+/// Stops at the first step that fails. The last line holds the totals of the tests, where they were run.
+pub fn run(ws: &Workspace) -> Result<ExitCode> {
+    let start = Instant::now();
+    let mut results = Results::default();
+    let mut summary = Vec::new();
+    let mut outcome = Ok(());
+    for (name, step) in STEPS {
+        println!("\n== {name}");
+        let begun = Instant::now();
+        outcome = step(ws, &mut results).with_context(|| format!("step `{name}`"));
+        summary.push(format!(
+            "{name:<8} {:<6} {}",
+            if outcome.is_ok() { "ok" } else { "FAILED" },
+            clock(begun.elapsed())
+        ));
+        if outcome.is_err() {
+            break;
+        }
+    }
+    println!("\n{}\n{:<15} {}", summary.join("\n"), "total", clock(start.elapsed()));
+    if !results.parity.is_empty() {
+        println!("parity: {}", results.parity);
+    }
+    if let Err(error) = &outcome {
+        eprintln!("error: {error:#}");
+    }
+    if let Some(tests) = results.tests {
+        println!("{tests}");
+    }
+    Ok(if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn clock(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    format!("{}:{:02}", seconds / 60, seconds % 60)
+}
+
+/// Licences, bans and sources; the advisories have a job of their own, because they change without a change here.
+fn deny(ws: &Workspace) -> Result<()> {
+    let check = ["check", "bans", "licenses", "sources"];
+    if workspace::runs(&mut ws.cargo(["deny", "--version"])) {
+        return workspace::succeed(ws.cargo(["deny"]).args(check));
+    }
+    // Not installed: kept under target/, about three minutes once.
+    let tools = ws.join("target/tools");
+    let program = tools.join("bin/cargo-deny");
+    if !program.exists() {
+        let install = ["install", "--locked", "--version", CARGO_DENY, "cargo-deny", "--root"];
+        workspace::succeed(ws.cargo(install).arg(&tools)).context(
+            "cannot install cargo-deny\n\
+             remedy: install it by hand (`cargo install --locked cargo-deny`) or check the network",
+        )?;
+    }
+    workspace::succeed(ws.command(program).args(check))
+}

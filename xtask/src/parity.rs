@@ -1,0 +1,36 @@
+//! The same computation here and in Python's PyTorch from the same install, compared number by number.
+
+use std::ffi::OsString;
+use std::process::{Command, ExitCode, ExitStatus};
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::workspace::{self, Workspace};
+use crate::{python, setup};
+
+/// Compare this workspace with Python's PyTorch, number by number; the last line holds the totals
+#[derive(Args)]
+pub struct Options {
+    /// A part of the names of the cases to run; `--verbose` after it prints every value compared
+    #[arg(value_name = "FILTER", trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<OsString>,
+}
+
+pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
+    Ok(workspace::exit_code(workspace::status(command(ws)?.args(&options.args))?))
+}
+
+/// Every case: the verdict, and the last line that the harness printed.
+pub fn all(ws: &Workspace) -> Result<(ExitStatus, String)> {
+    let mut last = String::new();
+    let status = workspace::tee(&mut command(ws)?, |line| last = line.to_owned())?;
+    Ok((status, last))
+}
+
+fn command(ws: &Workspace) -> Result<Command> {
+    let libtorch = setup::quietly(ws)?;
+    let mut command = ws.cargo_here(["run", "--quiet", "--package", "overdrive-parity", "--"]);
+    command.env("OVERDRIVE_PYTHON", python::with_torch(ws, &libtorch)?);
+    Ok(command)
+}

@@ -1,0 +1,113 @@
+//! Which Pythons there are, and which of them has the torch that parity and comparisons run against.
+
+use std::env;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::libtorch::{self, Libtorch};
+use crate::workspace::Workspace;
+
+/// What `probe.py` tells of one Python.
+#[derive(Debug, Deserialize)]
+pub struct Python {
+    pub executable: PathBuf,
+    pub version: (u32, u32),
+    /// Whether `python -m venv` can make an environment with pip in it.
+    pub venv: bool,
+    pub torch: Option<Torch>,
+    /// Packages of parity and comparisons that are not installed.
+    pub lacks: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Torch {
+    pub version: String,
+    pub dir: PathBuf,
+}
+
+impl Python {
+    /// Asks a Python about itself; None when there is no such program or it does not run.
+    pub fn probe(ws: &Workspace, program: impl AsRef<OsStr>) -> Option<Self> {
+        let probe = ws.command(program).args(["-c", include_str!("probe.py")]).stderr(Stdio::null()).output().ok()?;
+        parse(&String::from_utf8_lossy(&probe.stdout))
+    }
+
+    fn has_expected_torch(&self) -> bool {
+        self.torch.as_ref().is_some_and(|torch| libtorch::is_expected(&torch.version))
+    }
+}
+
+/// The last line: a torch that warns on import may print before it.
+fn parse(output: &str) -> Option<Python> {
+    serde_json::from_str(output.lines().last()?).ok()
+}
+
+/// The Python whose torch parity and comparisons run: OVERDRIVE_PYTHON; the environment that LIBTORCH lies in; the
+/// workspace's; python3.
+pub fn with_torch(ws: &Workspace, libtorch: &Libtorch) -> Result<PathBuf> {
+    let chosen = env::var_os("OVERDRIVE_PYTHON").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let candidates = match chosen {
+        Some(python) => vec![python],
+        None => [around(&libtorch.dir), Some(ws.join(".libtorch/bin/python")), Some("python3".into())]
+            .into_iter()
+            .flatten()
+            .collect(),
+    };
+    let found = candidates.iter().filter_map(|python| Python::probe(ws, python)).find(Python::has_expected_torch);
+    let Some(python) = found else {
+        let tried: Vec<_> = candidates.iter().map(|python| python.display().to_string()).collect();
+        bail!(
+            "no Python imports torch {}; tried {}\n\
+             remedy: set OVERDRIVE_PYTHON to one that does, or unset LIBTORCH so that `cargo xtask setup` makes one",
+            libtorch::VERSION,
+            tried.join(", ")
+        );
+    };
+    if !python.lacks.is_empty() {
+        let packages = python.lacks.join(" ").replace("PIL", "pillow");
+        let python = python.executable.display();
+        bail!("{python} has torch but lacks {packages}\nremedy: {python} -m pip install {packages}");
+    }
+    Ok(python.executable)
+}
+
+/// The Python of the environment that holds `<environment>/lib/python3.x/site-packages/torch`.
+fn around(torch: &Path) -> Option<PathBuf> {
+    let real = torch.canonicalize().ok()?;
+    Some(real.ancestors().nth(4)?.join("bin/python3")).filter(|python| python.exists())
+}
+
+/// `python3` on the PATH.
+pub fn on_path(ws: &Workspace) -> Result<Python> {
+    Python::probe(ws, "python3").context(
+        "there is no working `python3` on the PATH, and pip is how libtorch is fetched\n\
+         remedy: install Python 3.10 or newer (Debian, Ubuntu: apt install python3-venv), or set LIBTORCH to a \
+         libtorch 2.11.0 folder",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_probe_s_last_line_is_read() {
+        let output = "a warning\n{\"executable\": \"/usr/bin/python3\", \"version\": [3, 11], \"venv\": false, \
+                      \"torch\": {\"version\": \"2.11.0+cpu\", \"dir\": \"/t\"}, \"lacks\": [\"PIL\"]}\n";
+        let python = parse(output).unwrap();
+        assert!(python.has_expected_torch() && !python.venv);
+        assert_eq!((python.version, python.lacks), ((3, 11), vec!["PIL".to_owned()]));
+        assert!(parse("").is_none());
+    }
+
+    #[test]
+    fn another_torch_does_not_count() {
+        let torch = Some(Torch { version: "2.9.1".into(), dir: "/t".into() });
+        let python = Python { executable: "p".into(), version: (3, 11), venv: true, torch, lacks: vec![] };
+        assert!(!python.has_expected_torch());
+    }
+}

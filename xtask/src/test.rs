@@ -1,0 +1,79 @@
+//! Every test: unit, integration and doc-tests through `cargo test`, then every example, and their totals.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::metadata::{self, Target};
+use crate::setup;
+use crate::totals::Totals;
+use crate::workspace::{self, Workspace};
+
+/// Run every test and every example; the last line holds the totals
+///
+/// A test that needs a GPU counts as skipped where there is none.
+#[derive(Args, Default)]
+pub struct Options {
+    /// Passed to `cargo test`: a name to filter by, `-p PACKAGE`, ..; the examples are then left out
+    #[arg(last = true)]
+    args: Vec<String>,
+}
+
+pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
+    let totals = totals(ws, options)?;
+    println!("{totals}");
+    Ok(if totals.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+pub fn totals(ws: &Workspace, options: &Options) -> Result<Totals> {
+    setup::quietly(ws)?;
+    let mut totals = tests(ws, &options.args)?;
+    // Where no test has passed, the workspace does not build, and the examples would only say so again.
+    if options.args.is_empty() && totals.passed > 0 {
+        totals += examples(ws)?;
+    }
+    Ok(totals)
+}
+
+fn tests(ws: &Workspace, args: &[String]) -> Result<Totals> {
+    let mut command = ws.cargo(["test", "--no-fail-fast"]);
+    if !args.iter().any(|arg| arg.starts_with("-p") || arg.starts_with("--package")) {
+        command.arg("--workspace");
+    }
+    let mut totals = Totals::default();
+    let status = workspace::tee(command.args(args), |line| totals += Totals::of_line(line))?;
+    // What did not build, or died before it could print a result, is a failure that no line has counted.
+    if !status.success() && totals.failed == 0 {
+        totals.failed = 1;
+    }
+    Ok(totals)
+}
+
+/// An example passes when it builds and exits with 0.
+fn examples(ws: &Workspace) -> Result<Totals> {
+    let mut totals = Totals::default();
+    for package in metadata::packages(ws)? {
+        for example in package.targets.iter().filter(|target| is_example(ws, target)) {
+            println!("\nexample {}", example.name);
+            let start = Instant::now();
+            let mut command = ws.cargo(["run", "--quiet", "--package", &package.name, "--example", &example.name]);
+            if !example.required_features.is_empty() {
+                command.args(["--features", &example.required_features.join(",")]);
+            }
+            let passed = workspace::status(&mut command)?.success();
+            let verdict = if passed { "ok" } else { "FAILED" };
+            println!("example {} ... {verdict} ({:.1} s)", example.name, start.elapsed().as_secs_f64());
+            totals += Totals { passed: passed.into(), failed: (!passed).into(), skipped: 0 };
+        }
+    }
+    Ok(totals)
+}
+
+/// A package elsewhere may own an example of the `examples/` folder: its path is then written with `..` in it.
+fn is_example(ws: &Workspace, target: &Target) -> bool {
+    let folder = ws.join("examples").canonicalize();
+    let source = target.src_path.canonicalize();
+    target.is("example") && folder.is_ok_and(|folder| source.is_ok_and(|source| source.starts_with(folder)))
+}

@@ -1,0 +1,242 @@
+//! The invariants of ARCHITECTURE.md that a program can check. Each rule is a function from a tree to its problems.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use crate::metadata::{self, Package};
+use crate::source::{self, Language};
+use crate::workspace::{self, Workspace};
+
+const LICENSE: &str = "MIT OR Apache-2.0";
+const LONGEST_FILE: usize = 400;
+
+/// What the rules look at, small enough to write by hand in a test.
+#[derive(Default)]
+struct Tree {
+    /// Text by path from the root, with `/` between folders.
+    files: BTreeMap<String, String>,
+    members: Vec<Member>,
+    /// What `sched` depends on with its default feature off; None where there is no `sched`.
+    sched: Option<String>,
+}
+
+/// A package of the workspace.
+#[derive(Default)]
+struct Member {
+    name: String,
+    folder: String,
+    license: Option<String>,
+    /// Folders of the workspace's packages that it depends on, for tests and builds too.
+    depends_on: Vec<String>,
+    /// The roots of its libraries and programs.
+    roots: Vec<String>,
+}
+
+impl Member {
+    /// `amp` for `crates/amp`; None for packages outside `crates/`.
+    fn crate_folder(&self) -> Option<&str> {
+        self.folder.strip_prefix("crates/")
+    }
+}
+
+type Rule = fn(&Tree) -> Vec<String>;
+
+const RULES: [Rule; 9] = [
+    unsafe_and_cpp_stay_in_ffi,
+    every_other_crate_forbids_unsafe,
+    feature_crates_stand_alone,
+    sched_needs_no_libtorch,
+    cpp_entry_points_are_noexcept,
+    folders_name_packages,
+    packages_are_licensed_and_linted,
+    files_are_short,
+    documents_name_every_crate,
+];
+
+pub fn run(ws: &Workspace) -> Result<ExitCode> {
+    let tree = load(ws)?;
+    let problems: Vec<String> = RULES.iter().flat_map(|rule| rule(&tree)).collect();
+    for problem in &problems {
+        eprintln!("{problem}");
+    }
+    if !problems.is_empty() {
+        bail!("tidy found {} problems; ARCHITECTURE.md says why each rule is there", problems.len());
+    }
+    println!("tidy: {} rules hold over {} files", RULES.len(), tree.files.len());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn load(ws: &Workspace) -> Result<Tree> {
+    let mut tree = Tree::default();
+    read_files(ws.root(), "", &mut tree.files)?;
+    tree.members = metadata::packages(ws)?.iter().map(|package| member(ws.root(), package)).collect();
+    if tree.members.iter().any(|member| member.crate_folder() == Some("sched")) {
+        let args = ["tree", "--package", "overdrive-sched", "--no-default-features", "--edges", "normal,build"];
+        tree.sched = Some(workspace::capture(ws.cargo(args).args(["--prefix", "none"]))?);
+    }
+    Ok(tree)
+}
+
+/// Reads the text files below a folder, past what builds and tools leave there.
+fn read_files(root: &Path, folder: &str, files: &mut BTreeMap<String, String>) -> Result<()> {
+    let path = root.join(folder);
+    let entries = fs::read_dir(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    for entry in entries {
+        let entry = entry.with_context(|| format!("cannot read {}", path.display()))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let relative = if folder.is_empty() { name.clone() } else { format!("{folder}/{name}") };
+        let kind = entry.file_type().with_context(|| format!("cannot look at {relative}"))?;
+        if kind.is_dir() && !name.starts_with('.') && name != "target" {
+            read_files(root, &relative, files)?;
+        } else if kind.is_file() {
+            // Images and archives are not text, and no rule is about them.
+            let bytes = fs::read(entry.path()).with_context(|| format!("cannot read {relative}"))?;
+            if let Ok(text) = String::from_utf8(bytes) {
+                files.insert(relative, text);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn member(root: &Path, package: &Package) -> Member {
+    let relative = |path: &Path| path.strip_prefix(root).unwrap_or(path).to_string_lossy().into_owned();
+    let is_root = |kind: &str| ["lib", "bin", "proc-macro"].contains(&kind);
+    let roots = package.targets.iter().filter(|target| target.kind.iter().any(|kind| is_root(kind)));
+    Member {
+        name: package.name.clone(),
+        folder: package.manifest_path.parent().map(relative).unwrap_or_default(),
+        license: package.license.clone(),
+        depends_on: package.dependencies.iter().filter_map(|it| it.path.as_deref()).map(relative).collect(),
+        roots: roots.map(|target| relative(&target.src_path)).collect(),
+    }
+}
+
+fn extension(path: &str) -> &str {
+    Path::new(path).extension().and_then(|it| it.to_str()).unwrap_or_default()
+}
+
+fn is_cpp(path: &str) -> bool {
+    ["c", "cc", "cpp", "cxx", "cu", "cuh", "h", "hpp", "inl"].contains(&extension(path))
+}
+
+/// Invariant 1, first half.
+fn unsafe_and_cpp_stay_in_ffi(tree: &Tree) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (path, text) in tree.files.iter().filter(|(path, _)| !path.starts_with("crates/ffi/")) {
+        if is_cpp(path) {
+            problems.push(format!("{path}: C++ outside crates/ffi"));
+        }
+        if extension(path) == "rs" {
+            let code = source::code_only(text, Language::Rust);
+            let lines = source::lines_with_word(&code, "unsafe");
+            problems.extend(lines.iter().map(|line| format!("{path}:{line}: `unsafe` outside crates/ffi")));
+        }
+    }
+    problems
+}
+
+/// Invariant 1, second half.
+fn every_other_crate_forbids_unsafe(tree: &Tree) -> Vec<String> {
+    let members = tree.members.iter().filter(|member| member.folder != "crates/ffi");
+    let roots = members.flat_map(|member| &member.roots);
+    let forbids = |root: &&String| tree.files.get(*root).is_some_and(|text| text.contains("#![forbid(unsafe_code)]"));
+    roots.filter(|root| !forbids(root)).map(|root| format!("{root}: does not say `#![forbid(unsafe_code)]`")).collect()
+}
+
+/// Invariant 2. The facade is where feature crates meet; everything else under `crates/` sees the contracts only.
+fn feature_crates_stand_alone(tree: &Tree) -> Vec<String> {
+    let mut problems = Vec::new();
+    for member in tree.members.iter().filter(|member| member.crate_folder().is_some_and(|it| it != "overdrive")) {
+        for other in &member.depends_on {
+            if !["crates/core", "crates/ffi"].contains(&other.as_str()) {
+                problems.push(format!(
+                    "{}/Cargo.toml: depends on {other}; join them by a trait in crates/core, and show them together in \
+                     the facade's tests or in examples/",
+                    member.folder
+                ));
+            }
+        }
+    }
+    problems
+}
+
+/// Invariant 3.
+fn sched_needs_no_libtorch(tree: &Tree) -> Vec<String> {
+    let names_tch = |line: &&str| line.starts_with("tch ") || line.starts_with("torch-sys ");
+    let found = tree.sched.as_deref().into_iter().flat_map(str::lines).find(names_tch);
+    let problem = |it| format!("crates/sched/Cargo.toml: needs {it} with its default feature off; make it optional");
+    found.map(problem).into_iter().collect()
+}
+
+/// Invariant 5, as far as a declaration shows it.
+fn cpp_entry_points_are_noexcept(tree: &Tree) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (path, text) in tree.files.iter().filter(|(path, _)| is_cpp(path)) {
+        for (line, declaration) in source::extern_c_functions(text) {
+            if !declaration.contains("noexcept") {
+                problems.push(format!("{path}:{line}: `{declaration}` is not `noexcept`"));
+            }
+        }
+    }
+    problems
+}
+
+fn folders_name_packages(tree: &Tree) -> Vec<String> {
+    let mut problems = Vec::new();
+    for member in &tree.members {
+        let Some(folder) = member.crate_folder() else { continue };
+        let expected = if folder == "overdrive" { folder.to_owned() } else { format!("overdrive-{folder}") };
+        if member.name != expected {
+            problems.push(format!("{}/Cargo.toml: the package is {}, not {expected}", member.folder, member.name));
+        }
+    }
+    problems
+}
+
+fn packages_are_licensed_and_linted(tree: &Tree) -> Vec<String> {
+    let missing = ["LICENSE-MIT", "LICENSE-APACHE"].into_iter().filter(|name| !tree.files.contains_key(*name));
+    let mut problems: Vec<String> = missing.map(|name| format!("{name}: missing")).collect();
+    for member in &tree.members {
+        let manifest = format!("{}/Cargo.toml", member.folder);
+        if member.license.as_deref() != Some(LICENSE) {
+            problems.push(format!("{manifest}: say `license.workspace = true` ({LICENSE})"));
+        }
+        if !tree.files.get(&manifest).is_some_and(|text| text.contains("[lints]\nworkspace = true")) {
+            problems.push(format!("{manifest}: say `workspace = true` under `[lints]`"));
+        }
+    }
+    problems
+}
+
+fn files_are_short(tree: &Tree) -> Vec<String> {
+    let is_code = |path: &str| is_cpp(path) || ["rs", "py", "sh"].contains(&extension(path));
+    let generated = |text: &str| text.lines().take(3).any(|line| line.contains("@generated"));
+    let long = tree.files.iter().filter(|(path, text)| is_code(path) && !generated(text)).filter_map(|(path, text)| {
+        let lines = text.lines().count();
+        (lines > LONGEST_FILE).then(|| format!("{path}: {lines} lines; split it by reason, {LONGEST_FILE} at most"))
+    });
+    long.collect()
+}
+
+fn documents_name_every_crate(tree: &Tree) -> Vec<String> {
+    let missing = tree.files.contains_key("CHANGELOG.md").then_some(Vec::new());
+    let mut problems = missing.unwrap_or_else(|| vec!["CHANGELOG.md: missing".to_owned()]);
+    for document in ["README.md", "ARCHITECTURE.md"] {
+        let text = tree.files.get(document).map_or("", String::as_str);
+        for member in tree.members.iter().filter(|member| member.crate_folder().is_some()) {
+            if !text.contains(&member.folder) && !text.contains(&format!("`{}`", member.name)) {
+                problems.push(format!("{document}: names neither `{}` nor {}", member.name, member.folder));
+            }
+        }
+    }
+    problems
+}
+
+#[cfg(test)]
+#[path = "tidy_tests.rs"]
+mod tests;
