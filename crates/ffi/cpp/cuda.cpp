@@ -2,6 +2,7 @@
 // crate: a plain tch program loses it to the linker's --as-needed and then sees no GPU where there is one.
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
 
 #include "guarded.h"
 
@@ -44,4 +45,13 @@ od_status od_cuda_reset_peak_memory_stats(int32_t device, od_error* err) noexcep
 
 od_status od_cuda_empty_cache(od_error* err) noexcept {
   return overdrive::guarded(err, [&] { c10::cuda::CUDACachingAllocator::emptyCache(); });
+}
+
+od_status od_cuda_set_sync_debug_mode(int32_t mode, int32_t* previous, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    TORCH_CHECK(mode >= 0 && mode <= 2, "sync debug mode ", mode, " should be 0 (off), 1 (warn) or 2 (error)");
+    auto& state = c10::cuda::warning_state();
+    *previous = static_cast<int32_t>(state.get_sync_debug_mode());
+    state.set_sync_debug_mode(static_cast<c10::cuda::SyncDebugMode>(mode));
+  });
 }

@@ -17,3 +17,4 @@ od_status od_cuda_device_name(int32_t, char**, od_error* err) noexcept { return 
 od_status od_cuda_memory_stats(int32_t, od_memory_stats*, od_error* err) noexcept { return absent(err); }
 od_status od_cuda_reset_peak_memory_stats(int32_t, od_error* err) noexcept { return absent(err); }
 od_status od_cuda_empty_cache(od_error* err) noexcept { return absent(err); }
+od_status od_cuda_set_sync_debug_mode(int32_t, int32_t*, od_error* err) noexcept { return absent(err); }

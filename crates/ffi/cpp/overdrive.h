@@ -84,6 +84,7 @@ void od_string_free(char* string) noexcept;
 od_status od_cuda_memory_stats(int32_t device, od_memory_stats* out, od_error* err) noexcept;
 od_status od_cuda_reset_peak_memory_stats(int32_t device, od_error* err) noexcept;
 od_status od_cuda_empty_cache(od_error* err) noexcept;
+od_status od_cuda_set_sync_debug_mode(int32_t mode, int32_t* previous, od_error* err) noexcept;
 }
 
 // The two handles are plain owners, so that Rust can hold them behind a pointer.

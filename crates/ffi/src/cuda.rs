@@ -95,6 +95,42 @@ pub fn empty_cache() -> Result<(), Error> {
     check(|err| unsafe { raw::od_cuda_empty_cache(err) })
 }
 
+/// While it lives, a libtorch call that makes the host wait for the device is an error, on every thread of the process.
+///
+/// For tests that show a step to be free of hidden waits. Waits that a program asks for by name (`synchronize`) are not
+/// counted.
+///
+/// # Source
+/// `torch.cuda.set_sync_debug_mode("error")`
+#[must_use = "waiting is allowed again when the guard is dropped"]
+#[derive(Debug)]
+pub struct ForbidSync {
+    previous: i32,
+}
+
+impl ForbidSync {
+    /// Forbids waiting from here on.
+    ///
+    /// # Errors
+    /// Without CUDA.
+    pub fn new() -> Result<Self, Error> {
+        const ERROR: i32 = 2;
+        let mut previous = 0;
+        // SAFETY: `previous` lives through the call.
+        check(|err| unsafe { raw::od_cuda_set_sync_debug_mode(ERROR, &mut previous, err) })?;
+        Ok(Self { previous })
+    }
+}
+
+impl Drop for ForbidSync {
+    fn drop(&mut self) {
+        let mut forbidden = 0;
+        // SAFETY: `forbidden` lives through the call. The mode was read by `new`, so it is one that exists.
+        let restored = check(|err| unsafe { raw::od_cuda_set_sync_debug_mode(self.previous, &mut forbidden, err) });
+        debug_assert!(restored.is_ok(), "sync debug mode not restored: {restored:?}");
+    }
+}
+
 /// A number too large for libtorch's index becomes one that names no device, and so an error.
 fn index(device: usize) -> i32 {
     i32::try_from(device).unwrap_or(i32::MAX)

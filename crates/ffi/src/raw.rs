@@ -121,4 +121,5 @@ unsafe extern "C" {
     pub fn od_cuda_memory_stats(device: i32, out: *mut MemoryStats, err: *mut Error) -> Status;
     pub fn od_cuda_reset_peak_memory_stats(device: i32, err: *mut Error) -> Status;
     pub fn od_cuda_empty_cache(err: *mut Error) -> Status;
+    pub fn od_cuda_set_sync_debug_mode(mode: i32, previous: *mut i32, err: *mut Error) -> Status;
 }

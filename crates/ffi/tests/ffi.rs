@@ -138,6 +138,7 @@ fn without_a_gpu_cuda_calls_are_errors() {
     assert!(cuda::device_name(0).is_err());
     assert!(cuda::memory_stats(usize::MAX).is_err());
     assert!(cuda::reset_peak_memory_stats(0).is_err());
+    assert_eq!(cuda::ForbidSync::new().is_ok(), cuda::is_compiled());
 }
 
 /// A plain tch program loses libtorch_cuda to the linker's --as-needed; a program with this crate must not.

@@ -1,1 +1,0 @@
-//! Speed beside other tools, interleaved in one run.

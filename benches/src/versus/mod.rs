@@ -1,0 +1,54 @@
+//! Speed beside other tools, interleaved in one run.
+
+mod peer;
+mod step;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
+use overdrive_bench_report::VersusReport;
+use overdrive_bench_report::write::{check_writable, write_atomically};
+
+/// Measures one case beside PyTorch and tch, in turns, and prints medians of ratios.
+#[derive(Debug, Parser)]
+#[command(name = "versus", max_term_width = 100)]
+pub struct Options {
+    /// What to measure
+    #[arg(value_enum)]
+    case: Case,
+    /// Where to write the numbers
+    #[arg(long, value_name = "PATH")]
+    json: Option<PathBuf>,
+    /// How many pairs of samples to take
+    #[arg(long, value_name = "N", default_value = "31", value_parser = clap::value_parser!(u32).range(3..=1000))]
+    pairs: u32,
+    /// The Python that has torch 2.11.0
+    #[arg(long, value_name = "PATH", env = "OVERDRIVE_PYTHON", default_value = "python3")]
+    python: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Case {
+    /// A training step of a small perceptron, and an AdamW step over ResNet-18's parameters, on one thread
+    Step,
+}
+
+/// Measures, prints and writes what the options ask for.
+///
+/// # Errors
+/// When nothing can be measured, or the numbers cannot be written. A missed target is no error.
+pub fn run(options: &Options) -> Result<()> {
+    if let Some(path) = &options.json {
+        check_writable(path)?;
+    }
+    let report: VersusReport = match options.case {
+        Case::Step => step::measure(options)?,
+    };
+    print!("{}", report.table());
+    if let Some(path) = &options.json {
+        write_atomically(path, report.to_json()?.as_bytes())?;
+        println!("numbers: {}", path.display());
+    }
+    Ok(())
+}
