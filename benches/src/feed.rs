@@ -130,7 +130,8 @@ impl Iterator for Slices<'_> {
         }
         let indices = self.order.narrow(0, self.next, len);
         self.next += len;
-        let batch = || Ok((self.data.images.f_index_select(0, &indices)?, self.data.labels.f_index_select(0, &indices)?));
+        let batch =
+            || Ok((self.data.images.f_index_select(0, &indices)?, self.data.labels.f_index_select(0, &indices)?));
         Some(batch().map_err(DataError::Tensor))
     }
 }

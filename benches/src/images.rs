@@ -27,7 +27,10 @@ pub struct Prepared {
 /// When a file is missing, damaged or empty, or the folder cannot be written.
 pub fn prepare(idx: &Path, work: &Path, max_train: usize, max_test: usize) -> Result<Prepared> {
     let mnist = Mnist::open(idx).with_context(|| {
-        format!("cannot read MNIST from {}: give a folder with its four idx files, raw or .gz, with --data", idx.display())
+        format!(
+            "cannot read MNIST from {}: give a folder with its four idx files, raw or .gz, with --data",
+            idx.display()
+        )
     })?;
     let (train, test) = (mnist.train.labels().len().min(max_train), mnist.test.labels().len().min(max_test));
     ensure!(train > 0 && test > 0, "{} holds {train} training and {test} test images: both are needed", idx.display());

@@ -99,11 +99,16 @@ impl Job {
         let mut epochs = Vec::new();
         let mut final_loss = f64::NAN;
         for epoch in 0..self.epochs {
-            let outcome = trainer.train_epoch(feed.epoch(u64::from(epoch)), &mut |steps| say(&Message::Steps(steps)))?;
+            let outcome =
+                trainer.train_epoch(feed.epoch(u64::from(epoch)), &mut |steps| say(&Message::Steps(steps)))?;
             final_loss = outcome.last_loss;
             let seconds = clock.pause();
             let accuracy = trainer.accuracy(&test_images, &test_labels)?;
-            epochs.push(EpochMark { seconds, accuracy, loss: outcome.mean_loss.is_finite().then_some(outcome.mean_loss) });
+            epochs.push(EpochMark {
+                seconds,
+                accuracy,
+                loss: outcome.mean_loss.is_finite().then_some(outcome.mean_loss),
+            });
             clock.resume();
         }
         let peak_device_bytes = match device.is_cuda() {

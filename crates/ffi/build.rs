@@ -40,7 +40,7 @@ fn main() {
             build.file("cpp/no_cuda.cpp");
         }
     }
-    // Every object is kept, referenced or not: cuda.o is what keeps libtorch_cuda in the program (see cuda.cpp).
+    // Every object is linked, referenced or not: cuda.o keeps libtorch_cuda in the program (see cuda.cpp).
     build.link_lib_modifier("+whole-archive").compile("overdrive_ffi");
 
     println!("cargo::rustc-link-search=native={}", lib.display());

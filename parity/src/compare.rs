@@ -49,9 +49,19 @@ fn one(check: &Check, record: &Record, found: &Found) -> Result<f64, String> {
     let relative = (&difference / expected.abs().clamp_min(f64::MIN_POSITIVE)).masked_fill(&same, 0.0);
     let worst = relative.max().double_value(&[]);
     if within.all().int64_value(&[]) != 0 {
-        return Ok(if check.atol > 0.0 { (&difference / (expected.abs() + 1.0)).max().double_value(&[]) } else { worst });
+        return Ok(if check.atol > 0.0 {
+            (&difference / (expected.abs() + 1.0)).max().double_value(&[])
+        } else {
+            worst
+        });
     }
     let place = within.flatten(0, -1).to_kind(Kind::Int64).argmin(0, false).int64_value(&[]);
     let at = |tensor: &Tensor| tensor.flatten(0, -1).double_value(&[place]);
-    Err(format!("at {place}: {:e} in Rust, {:e} in Python (rtol {:e}, atol {:e})", at(&found), at(&expected), check.rtol, check.atol))
+    Err(format!(
+        "at {place}: {:e} in Rust, {:e} in Python (rtol {:e}, atol {:e})",
+        at(&found),
+        at(&expected),
+        check.rtol,
+        check.atol
+    ))
 }

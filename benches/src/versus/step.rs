@@ -40,14 +40,22 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
         }
         Err(error) => {
             let reason = format!("{error:#}");
-            let missing = |case: &str| MissingPeer { case: case.to_owned(), peer_name: "PyTorch".to_owned(), reason: reason.clone() };
+            let missing = |case: &str| MissingPeer {
+                case: case.to_owned(),
+                peer_name: "PyTorch".to_owned(),
+                reason: reason.clone(),
+            };
             (None, vec![missing(MLP), missing(ADAMW)])
         }
     };
 
     let mut mlp = Contest::new(mlp_ours()?, ("tch", mlp_tch()?), &["mlp_default", "mlp_fused"], MLP_STEPS)?;
-    let mut adamw =
-        Contest::new(adamw_ours(&shapes)?, ("tch", adamw_tch(&shapes)?), &["adamw_fused", "adamw_foreach"], ADAMW_STEPS)?;
+    let mut adamw = Contest::new(
+        adamw_ours(&shapes)?,
+        ("tch", adamw_tch(&shapes)?),
+        &["adamw_fused", "adamw_foreach"],
+        ADAMW_STEPS,
+    )?;
     for _ in 0..options.pairs {
         mlp.round(peer.as_mut())?;
         adamw.round(peer.as_mut())?;
@@ -55,7 +63,12 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
 
     let share = |bound| (Ratio::ShareOfCost, Some(Target::AtMost(bound)));
     let mut rows = vec![mlp.row(MLP, "tch", "plain tch, its own SGD", share(1.02))?];
-    rows.push(adamw.row(ADAMW, "tch", "plain tch, its own AdamW", (Ratio::TimesFasterByTime, Some(Target::AtLeast(2.5))))?);
+    rows.push(adamw.row(
+        ADAMW,
+        "tch",
+        "plain tch, its own AdamW",
+        (Ratio::TimesFasterByTime, Some(Target::AtLeast(2.5))),
+    )?);
     if peer.is_some() {
         rows.insert(0, mlp.row(MLP, "mlp_default", "PyTorch, default", share(0.8))?);
         rows.insert(1, mlp.row(MLP, "mlp_fused", "PyTorch, fused", share(0.8))?);
@@ -95,7 +108,13 @@ impl Contest {
         Ok(())
     }
 
-    fn row(&self, case: &str, name: &str, peer_name: &str, (ratio, target): (Ratio, Option<Target>)) -> Result<VersusRow> {
+    fn row(
+        &self,
+        case: &str,
+        name: &str,
+        peer_name: &str,
+        (ratio, target): (Ratio, Option<Target>),
+    ) -> Result<VersusRow> {
         let remote = self.remote.iter().find(|(remote, _)| *remote == name).map(|(_, samples)| samples);
         let theirs = remote.unwrap_or(&self.local.2);
         let to_us = |samples: &[f64]| samples.iter().map(|seconds| seconds * 1e6).collect::<Vec<_>>();

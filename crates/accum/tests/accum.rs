@@ -49,7 +49,13 @@ fn uneven_micro_batches_equal_the_large_batch() {
         zero_grads(&vs);
         let mut accum = Accumulator::new(&vs.trainable_variables(), sizes.len()).unwrap();
         let mut start = 0;
-        let parts: Vec<_> = sizes.iter().map(|&size| { start += size; data.narrow(0, start - size, size) }).collect();
+        let parts: Vec<_> = sizes
+            .iter()
+            .map(|&size| {
+                start += size;
+                data.narrow(0, start - size, size)
+            })
+            .collect();
         for micro in accum.windows(parts) {
             // The mean over no samples is NaN; it must not reach the gradients.
             accum.backward(&loss(&model, &micro.batch), micro.batch.size()[0], micro.closes).unwrap();

@@ -303,3 +303,11 @@ fn a_state_that_does_not_fit_changes_nothing() {
         assert_eq!(scaler.scale_value().unwrap(), 4.0);
     }
 }
+
+/// This test program calls nothing of CUDA, and the linker drops what nobody calls: it must not drop the GPU.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_program_that_only_casts_still_has_libtorch_cuda() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert_eq!(maps.contains("libtorch_cuda.so"), overdrive_ffi::cuda::is_compiled());
+}

@@ -10,7 +10,9 @@ use crate::optimizer::{Optimizer, OptimizerError, OptimizerId};
 fn caught(call: impl FnOnce()) -> Result<(), OptimizerError> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|payload| {
         let text = payload.downcast_ref::<String>().cloned();
-        OptimizerError::Tch(text.or_else(|| payload.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default())
+        OptimizerError::Tch(
+            text.or_else(|| payload.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default(),
+        )
     })
 }
 

@@ -1,5 +1,4 @@
-// What needs CUDA's headers. Its references to libtorch_cuda also keep that library in every program that links this
-// crate: a plain tch program loses it to the linker's --as-needed and then sees no GPU where there is one.
+// What needs CUDA's headers, and what keeps libtorch_cuda in every program that links this crate.
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -19,6 +18,14 @@ c10::DeviceIndex initialised(int32_t device) {
   auto index = checked(device);
   at::globalContext().lazyInitDevice(at::kCUDA);
   return index;
+}
+
+// A plain tch program loses libtorch_cuda to the linker's --as-needed and then sees no GPU where there is one. So does a
+// program that calls nothing else in this file, because --gc-sections drops what is not reached. Constructors are
+// always reached, and this one needs a symbol of that library.
+__attribute__((constructor)) void keep_libtorch_cuda() {
+  static const void* volatile kept;
+  kept = reinterpret_cast<const void*>(&at::cuda::getDeviceProperties);
 }
 
 }  // namespace

@@ -84,7 +84,12 @@ unsafe extern "C" {
     pub fn od_tensor_list_share(list: *const TensorList, out: *mut *mut TensorList, err: *mut Error) -> Status;
     pub fn od_tensor_list_free(list: *mut TensorList);
     pub fn od_tensor_list_len(list: *const TensorList) -> usize;
-    pub fn od_tensor_list_get(list: *const TensorList, index: usize, out: *mut *mut C_tensor, err: *mut Error) -> Status;
+    pub fn od_tensor_list_get(
+        list: *const TensorList,
+        index: usize,
+        out: *mut *mut C_tensor,
+        err: *mut Error,
+    ) -> Status;
     pub fn od_tensor_list_grads(
         list: *const TensorList,
         defined: *mut u8,

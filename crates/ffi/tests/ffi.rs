@@ -106,7 +106,8 @@ fn autocast_regions_nest_and_restore_after_a_panic() {
     let on = State { enabled: true, kind: Kind::BFloat16, cache_enabled: true };
     let result = std::panic::catch_unwind(|| {
         let _outer = Region::enter(Device::Cpu, on).unwrap();
-        let _inner = Region::enter(Device::Cpu, State { enabled: false, kind: Kind::Half, cache_enabled: false }).unwrap();
+        let _inner =
+            Region::enter(Device::Cpu, State { enabled: false, kind: Kind::Half, cache_enabled: false }).unwrap();
         assert_eq!(autocast::state(Device::Cpu).unwrap().kind, Kind::Half);
         panic!("planted");
     });

@@ -32,7 +32,10 @@ fn check(params: &[Tensor]) -> Result<(), OptimizerError> {
             return refuse(index, format!("its dtype is {kind:?}, but should be Float, Double, Half or BFloat16"));
         }
         if !param.is_leaf() {
-            return refuse(index, "it is not a leaf: give the variable itself, not what was computed from it".to_owned());
+            return refuse(
+                index,
+                "it is not a leaf: give the variable itself, not what was computed from it".to_owned(),
+            );
         }
         // Empty tensors have no data to share.
         if param.numel() > 0 && !seen.insert(param.data_ptr() as usize) {
@@ -45,7 +48,6 @@ fn check(params: &[Tensor]) -> Result<(), OptimizerError> {
 /// One tensor of zeros like each parameter.
 pub(crate) fn zeros_like(params: &TensorList) -> Result<TensorList, TorchError> {
     let _no_grad = tch::no_grad_guard();
-    let zeros: Result<Vec<_>, TorchError> =
-        params.to_vec()?.iter().map(|param| Ok(param.f_zeros_like()?)).collect();
+    let zeros: Result<Vec<_>, TorchError> = params.to_vec()?.iter().map(|param| Ok(param.f_zeros_like()?)).collect();
     TensorList::new(&zeros?)
 }

@@ -21,8 +21,12 @@ pub(crate) trait Rule: Sized {
     fn new(params: &TensorList, options: &Self::Options) -> Result<Self, TorchError>;
 
     /// Updates the parameters that have gradients. `scale` is on the bucket's device.
-    fn step(&mut self, stepped: &Stepped<'_>, options: &Self::Options, scale: Option<GradScale<'_>>)
-    -> Result<(), TorchError>;
+    fn step(
+        &mut self,
+        stepped: &Stepped<'_>,
+        options: &Self::Options,
+        scale: Option<GradScale<'_>>,
+    ) -> Result<(), TorchError>;
 }
 
 /// The parameters of a bucket that have a gradient this time.
@@ -113,7 +117,8 @@ impl<R: Rule> Bucket<R> {
         // A bucket on another device than the scaler needs copies of the two scalars there.
         let device = grads.list.get(0)?.device();
         let near = |tensor: &Tensor| tensor.f_to_device_(device, tensor.kind(), true, false);
-        let moved = scale.map(|s| Ok::<_, TorchError>((s.scale.map(near).transpose()?, near(s.found_inf)?))).transpose()?;
+        let moved =
+            scale.map(|s| Ok::<_, TorchError>((s.scale.map(near).transpose()?, near(s.found_inf)?))).transpose()?;
         let scale = moved.as_ref().map(|(scale, found_inf)| GradScale { scale: scale.as_ref(), found_inf });
         if grads.complete() {
             return rule.step(&Stepped { params: &self.params, grads: &grads.list, only: None }, options, scale);

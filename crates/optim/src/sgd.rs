@@ -152,7 +152,8 @@ impl Rule for SgdRule {
     fn new(params: &TensorList, options: &SgdOptions) -> Result<Self, TorchError> {
         // Zeros, not uninitialised memory: when the very first step is skipped for an infinity, the kernel leaves the
         // buffers as they are, and nobody knows without waiting for the device.
-        let momentum_buffers = if options.momentum > 0.0 { zeros_like(params)? } else { TensorList::new::<Tensor>(&[])? };
+        let momentum_buffers =
+            if options.momentum > 0.0 { zeros_like(params)? } else { TensorList::new::<Tensor>(&[])? };
         Ok(Self { momentum_buffers, started: vec![false; params.len()] })
     }
 
@@ -170,7 +171,8 @@ impl Rule for SgdRule {
             Some(only) => (0..only.len()).filter(|&index| only[index]).collect(),
             None => (0..self.started.len()).collect(),
         };
-        let fresh: Vec<bool> = indices.iter().map(|&index| !std::mem::replace(&mut self.started[index], true)).collect();
+        let fresh: Vec<bool> =
+            indices.iter().map(|&index| !std::mem::replace(&mut self.started[index], true)).collect();
         if fresh.iter().all(|&is_fresh| is_fresh == fresh[0]) {
             return call(stepped.params, stepped.grads, &buffers, options, fresh[0], scale);
         }

@@ -112,7 +112,8 @@ fn a_scaled_step_unscales_and_skips_by_the_flag() {
     for (flag, moves) in [(0f32, true), (1f32, false)] {
         let found_inf = Tensor::from(flag);
         let (plain, scaled) = (params(3), params(3));
-        let opt = |params: &[Tensor]| AdamW::builder(params.iter().map(Tensor::shallow_clone).collect()).build().unwrap();
+        let opt =
+            |params: &[Tensor]| AdamW::builder(params.iter().map(Tensor::shallow_clone).collect()).build().unwrap();
         let (mut plain_opt, mut scaled_opt) = (opt(&plain), opt(&scaled));
         assert!(scaled_opt.takes_grad_scale());
         // Twice, so that a skipped first step must not count towards the bias correction of the second.
@@ -166,8 +167,7 @@ fn groups_have_their_own_options_and_mixed_dtypes_step_together() {
     let double = Tensor::ones([2], DOUBLE).set_requires_grad(true);
     let slow = Tensor::ones([2], DOUBLE).set_requires_grad(true);
     let first = vec![single.shallow_clone(), double.shallow_clone()];
-    let mut opt =
-        Sgd::builder(first).lr(0.5).then_group(vec![slow.shallow_clone()]).lr(0.25).build().unwrap();
+    let mut opt = Sgd::builder(first).lr(0.5).then_group(vec![slow.shallow_clone()]).lr(0.25).build().unwrap();
     assert_eq!((opt.num_groups(), opt.lr(0), opt.lr(1), opt.lr(2)), (2, Some(0.5), Some(0.25), None));
     (single.sum(Kind::Double) + double.sum(Kind::Double) + slow.sum(Kind::Double)).backward();
     opt.step().unwrap();
@@ -198,7 +198,9 @@ fn options_and_parameters_are_checked() {
     assert!(Sgd::builder(vec![]).build().is_ok());
 
     let refused = |params: Vec<Tensor>| Sgd::builder(params).build().unwrap_err().to_string();
-    assert!(refused(vec![param(), Tensor::ones([2], (Kind::Int64, CPU))]).starts_with("parameter 1: its dtype is Int64"));
+    assert!(
+        refused(vec![param(), Tensor::ones([2], (Kind::Int64, CPU))]).starts_with("parameter 1: its dtype is Int64")
+    );
     assert!(refused(vec![param() * 2.0]).contains("not a leaf"));
     assert!(refused(vec![Tensor::new()]).contains("undefined"));
     let twice = param();

@@ -135,7 +135,8 @@ fn host_and_device<O: Optimizer>(make: impl Fn(Vec<Tensor>) -> Result<O>) -> Res
         host_opt.zero_grad()?;
         device_opt.zero_grad()?;
     }
-    let differences = host.iter().zip(&device).map(|(a, b)| (a - b.to_device(Device::Cpu)).abs().max().double_value(&[]));
+    let differences =
+        host.iter().zip(&device).map(|(a, b)| (a - b.to_device(Device::Cpu)).abs().max().double_value(&[]));
     Ok(differences.fold(0.0, f64::max))
 }
 
@@ -146,7 +147,8 @@ fn fused_adamw_on_the_device_equals_the_host() -> Result<()> {
 }
 
 fn fused_sgd_on_the_device_equals_the_host() -> Result<()> {
-    let difference = host_and_device(|params| Ok(Sgd::builder(params).lr(1e-2).momentum(0.9).nesterov(true).build()?))?;
+    let difference =
+        host_and_device(|params| Ok(Sgd::builder(params).lr(1e-2).momentum(0.9).nesterov(true).build()?))?;
     ensure!(difference < 1e-5, "{difference:e}");
     Ok(())
 }

@@ -1,0 +1,120 @@
+//! Gradient accumulation that equals the large batch, beside the usual recipe that divides by a fixed count.
+//!
+//! The large batch is split three ways: evenly, unevenly, and by tokens of which some are masked. The gradients of each
+//! split are compared with those of the large batch, for an `Accumulator` and for `loss / k`.
+//!
+//! Expect: the accumulator within float32's rounding of the large batch every time; the fixed recipe only where all
+//! micro-batches count alike. Then an epoch of 7 batches in windows of 3: three steps, the last on one batch.
+//!
+//!     cargo run -p overdrive-examples --example 02_accumulation
+#![forbid(unsafe_code)]
+
+use anyhow::{Result, ensure};
+use overdrive::prelude::*;
+use tch::Reduction;
+
+const CPU: Device = Device::Cpu;
+const CLASSES: i64 = 5;
+/// The target of a token that does not count, as in PyTorch.
+const MASKED: i64 = -100;
+
+/// A small model, and the parameters that it trains.
+struct Trained {
+    model: nn::Sequential,
+    params: Vec<Tensor>,
+}
+
+impl Trained {
+    fn new() -> Self {
+        tch::manual_seed(3);
+        let vs = nn::VarStore::new(CPU);
+        let linear = |name, inputs, outputs| nn::linear(vs.root() / name, inputs, outputs, Default::default());
+        let model = nn::seq().add(linear("a", 16, 32)).add_fn(Tensor::tanh).add(linear("b", 32, CLASSES));
+        Self { model, params: vs.trainable_variables() }
+    }
+
+    /// The mean loss over the rows whose target is not masked; NaN where all are.
+    fn loss(&self, (inputs, targets): (&Tensor, &Tensor)) -> Tensor {
+        self.model.forward(inputs).cross_entropy_loss::<Tensor>(targets, None, Reduction::Mean, MASKED, 0.0)
+    }
+
+    /// All gradients in one row, and none left behind.
+    fn take_grads(&mut self) -> Tensor {
+        let grads: Vec<_> = self.params.iter().map(|param| param.grad().flatten(0, -1)).collect();
+        let row = Tensor::cat(&grads, 0);
+        self.params.iter_mut().for_each(Tensor::zero_grad);
+        row
+    }
+}
+
+fn main() -> Result<()> {
+    let mut trained = Trained::new();
+    let inputs = Tensor::randn([64, 16], (Kind::Float, CPU));
+    let targets = Tensor::randint(CLASSES, [64], (Kind::Int64, CPU));
+    // Two thirds of the last 24 rows do not count.
+    let masked = targets.copy();
+    for row in (40..64).filter(|row| row % 3 != 0) {
+        let _ = masked.get(row).fill_(MASKED);
+    }
+
+    println!("difference from the large batch's gradient, as a share of its length:\n");
+    println!("{:<34}{:>14}{:>14}", "micro-batches", "accumulator", "loss / k");
+    let splits: [(&str, &Tensor, &[i64], bool); 3] = [
+        ("16, 16, 16, 16", &targets, &[16, 16, 16, 16], true),
+        ("30, 30, 4", &targets, &[30, 30, 4], false),
+        ("20, 20, 24, tokens partly masked", &masked, &[20, 20, 24], false),
+    ];
+    for (name, targets, sizes, even) in splits {
+        let (exact, fixed) = compare(&mut trained, &inputs, targets, sizes)?;
+        println!("{name:<34}{exact:>14.1e}{fixed:>14.1e}");
+        ensure!(exact < 1e-5, "the accumulator is not the large batch");
+        ensure!(even == (fixed < 1e-5), "the fixed recipe is right for even micro-batches, and only for them");
+    }
+    println!();
+    an_epoch(&mut trained, &inputs, &targets)
+}
+
+/// How far the accumulator and the fixed recipe are from the large batch.
+fn compare(trained: &mut Trained, inputs: &Tensor, targets: &Tensor, sizes: &[i64]) -> Result<(f64, f64)> {
+    trained.loss((inputs, targets)).backward();
+    let large = trained.take_grads();
+    let difference = |grads: &Tensor| (grads - &large).norm().double_value(&[]) / large.norm().double_value(&[]);
+
+    let parts = inputs.split_with_sizes(sizes, 0).into_iter().zip(targets.split_with_sizes(sizes, 0));
+    let parts: Vec<_> = parts.collect();
+    let mut accum = Accumulator::new(&trained.params, sizes.len())?;
+    for micro in accum.windows(&parts) {
+        let (inputs, targets) = micro.batch;
+        // What the mean is over: the rows that are not masked.
+        let count = targets.ne(MASKED).sum(Kind::Int64).int64_value(&[]);
+        accum.backward(&trained.loss((inputs, targets)), count, micro.closes)?;
+    }
+    let exact = difference(&trained.take_grads());
+
+    for (inputs, targets) in &parts {
+        (trained.loss((inputs, targets)) / sizes.len() as f64).backward();
+    }
+    Ok((exact, difference(&trained.take_grads())))
+}
+
+/// Steps at the end of every window, the last and partial one too.
+fn an_epoch(trained: &mut Trained, inputs: &Tensor, targets: &Tensor) -> Result<()> {
+    let mut opt = Sgd::builder(trained.params.iter().map(Tensor::shallow_clone).collect()).lr(0.5).build()?;
+    let mut accum = Accumulator::new(&opt.params(), 3)?;
+    let before = trained.loss((inputs, targets)).double_value(&[]);
+    let (mut micros, mut windows) = (0, Vec::new());
+    for micro in accum.windows(inputs.split(10, 0).iter().zip(&targets.split(10, 0))) {
+        let (inputs, _) = micro.batch;
+        accum.backward(&trained.loss(micro.batch), inputs.size()[0], micro.closes)?;
+        micros += 1;
+        if micro.closes {
+            opt.step()?;
+            opt.zero_grad()?;
+            windows.push(std::mem::take(&mut micros));
+        }
+    }
+    let after = trained.loss((inputs, targets)).double_value(&[]);
+    println!("64 samples in batches of 10, windows of 3: steps after {windows:?} batches, loss {before:.4} -> {after:.4}");
+    ensure!(windows == [3, 3, 1] && after < before);
+    Ok(())
+}

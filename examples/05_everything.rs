@@ -1,0 +1,108 @@
+//! Every technique in one training loop: loader, autocast, scaler, accumulation, clipping, fused AdamW.
+//!
+//! Trains a small convolutional network on 3,000 of the shipped MNIST images, on the GPU where there is one, and tests
+//! it on 1,000. On CUDA it casts to float16 and scales the loss; on a CPU to bfloat16, which needs no scale.
+//!
+//! Expect: an accuracy above 85% after two epochs, in well under a minute on a CPU.
+//!
+//!     cargo run -p overdrive-examples --example 05_everything
+#![forbid(unsafe_code)]
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use overdrive::dataload::{Mnist, MnistSplit, ToFloat};
+use overdrive::prelude::*;
+
+const MNIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/mnist");
+const EPOCHS: usize = 2;
+const BATCH: usize = 32;
+/// Micro-batches a step: together the large batch of 64.
+const WINDOW: usize = 2;
+const MAX_NORM: f64 = 1.0;
+
+fn main() -> Result<()> {
+    tch::manual_seed(0);
+    let device = Device::cuda_if_available();
+    let kind = if device.is_cuda() { Kind::Half } else { Kind::BFloat16 };
+    let mnist = Mnist::open(MNIST)?;
+    let (train, test) = (loader(mnist.train.first(3_000), true)?, loader(mnist.test.first(1_000), false)?);
+
+    let vs = nn::VarStore::new(device);
+    let model = cnn(&vs.root());
+    let mut opt = AdamW::builder(vs.trainable_variables()).lr(2e-3).weight_decay(0.01).build()?;
+    let mut scaler = GradScaler::builder(device).enabled(kind == Kind::Half).build()?;
+    let mut accum = Accumulator::new(&opt.params(), WINDOW)?;
+
+    println!("{device:?}, autocast to {kind:?}, {} batches of {BATCH}, a step every {WINDOW}", train.len());
+    for epoch in 1..=EPOCHS {
+        let started = Instant::now();
+        let (mut steps, mut losses) = (0, Vec::new());
+        for micro in accum.windows(&train) {
+            let (inputs, targets) = micro.batch?;
+            let (inputs, targets) = (inputs.to_device(device), targets.to_device(device));
+            let loss = autocast(device, kind, || model.forward_t(&inputs, true).cross_entropy_for_logits(&targets))?;
+            accum.backward(&scaler.scale(&loss)?, inputs.size()[0], micro.closes)?;
+            if micro.closes {
+                scaler.unscale_(&mut opt)?; // the clipping below is about true gradients
+                clip_grad_norm(&opt.params(), MAX_NORM);
+                scaler.step(&mut opt)?; // does nothing when a gradient is infinite or NaN
+                scaler.update()?;
+                opt.zero_grad()?;
+                steps += 1;
+            }
+            losses.push(loss.detach());
+        }
+        let mean_loss = Tensor::stack(&losses, 0).mean(Kind::Float).double_value(&[]);
+        let seconds = started.elapsed().as_secs_f64();
+        println!("epoch {epoch}: {steps} steps, mean loss {mean_loss:.4}, {seconds:.1} s");
+    }
+    let stats = train.stats();
+    println!("waited {:.0} ms for {} batches of data", stats.wait_seconds * 1e3, stats.batches);
+
+    let accuracy = accuracy(&model, &test, device, kind)?;
+    println!("accuracy on {} test images: {:.1}%", test.dataset().len(), accuracy * 100.0);
+    ensure!(accuracy > 0.85, "it should recognise more than 85%");
+    Ok(())
+}
+
+type Digits = DataLoader<MnistSplit, ToFloat>;
+
+/// MNIST's images are decoded and in memory as they are; a folder of files would go behind `Cached`.
+fn loader(images: MnistSplit, shuffle: bool) -> Result<Digits> {
+    let collate = ToFloat::new(&[0.1307], &[0.3081])?;
+    Ok(DataLoader::builder(images).batch_size(BATCH).shuffle(shuffle).num_workers(1).collate(collate).build()?)
+}
+
+fn cnn(vs: &nn::Path<'_>) -> nn::SequentialT {
+    let conv = |name, inputs, outputs| nn::conv2d(vs / name, inputs, outputs, 3, Default::default());
+    nn::seq_t()
+        .add(conv("conv1", 1, 16))
+        .add_fn(|x| x.relu().max_pool2d_default(2))
+        .add(conv("conv2", 16, 32))
+        .add_fn(|x| x.relu().max_pool2d_default(2).flatten(1, -1))
+        .add_fn_t(|x, train| x.dropout(0.1, train))
+        .add(nn::linear(vs / "fc", 32 * 5 * 5, 10, Default::default()))
+}
+
+/// Scales the gradients down to a norm of at most `max_norm` together, without reading the norm on the host.
+fn clip_grad_norm(params: &[Tensor], max_norm: f64) {
+    let _no_grad = tch::no_grad_guard();
+    let mut grads: Vec<_> = params.iter().map(Tensor::grad).filter(Tensor::defined).collect();
+    let norms: Vec<_> = grads.iter().map(Tensor::norm).collect();
+    let factor = (max_norm / (Tensor::stack(&norms, 0).norm() + 1e-6)).clamp_max(1.0);
+    for grad in &mut grads {
+        *grad *= &factor;
+    }
+}
+
+fn accuracy(model: &nn::SequentialT, test: &Digits, device: Device, kind: Kind) -> Result<f64> {
+    let _no_grad = tch::no_grad_guard();
+    let mut correct = Tensor::zeros([], (Kind::Int64, device));
+    for batch in test {
+        let (images, labels) = batch?;
+        let logits = autocast(device, kind, || model.forward_t(&images.to_device(device), false))?;
+        correct += logits.argmax(-1, false).eq_tensor(&labels.to_device(device)).sum(Kind::Int64);
+    }
+    Ok(correct.int64_value(&[]) as f64 / test.dataset().len() as f64)
+}
