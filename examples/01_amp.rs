@@ -17,6 +17,8 @@ const CPU: Device = Device::Cpu;
 const FLOAT: (Kind, Device) = (Kind::Float, CPU);
 
 fn main() -> Result<()> {
+    // The tensors here are too small for threads to help.
+    tch::set_num_threads(1);
     autocast_picks_a_dtype_for_each_operator()?;
     float16_gradients_vanish_without_a_scaler()?;
     bfloat16_trains_like_float32()?;

@@ -114,7 +114,9 @@ fn an_epoch(trained: &mut Trained, inputs: &Tensor, targets: &Tensor) -> Result<
         }
     }
     let after = trained.loss((inputs, targets)).double_value(&[]);
-    println!("64 samples in batches of 10, windows of 3: steps after {windows:?} batches, loss {before:.4} -> {after:.4}");
+    println!(
+        "64 samples in batches of 10, windows of 3: steps after {windows:?} batches, loss {before:.4} -> {after:.4}"
+    );
     ensure!(windows == [3, 3, 1] && after < before);
     Ok(())
 }

@@ -50,3 +50,21 @@ def fused_sgd(t):
     t.tell("configs", SGD)
     for dtype, rtol in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
         trajectory(t, lambda params, **options: torch.optim.SGD(params, fused=True, **options), SGD, dtype, rtol)
+
+
+@case
+def clip_grad_norm(t):
+    """Norms and clipped gradients, for bounds on both sides of the norm."""
+    bounds = [0.0, 0.1, 1.0, 5.0, 1e4]
+    t.tell("bounds", bounds)
+    for dtype in (torch.float32, torch.float64):
+        name = str(dtype).removeprefix("torch.")
+        grads = [t.give(f"{name}.{index}", torch.randn(shape, dtype=dtype)) for index, shape in enumerate(SHAPES)]
+        for number, bound in enumerate(bounds):
+            params = [torch.zeros_like(grad, requires_grad=True) for grad in grads]
+            for param, grad in zip(params, grads):
+                param.grad = grad.clone()
+            norm = torch.nn.utils.clip_grad_norm_(params, bound, foreach=True)
+            t.expect(f"{name}.{number}.norm", norm)
+            for index, param in enumerate(params):
+                t.expect(f"{name}.{number}.{index}", param.grad)

@@ -7,6 +7,9 @@ use crate::{DeviceKind, Machine, Row, Technique};
 /// Speeds closer than this share are told apart by noise alone.
 const NOISE: f64 = 0.03;
 
+/// Repetitions of one row that differ by more than this factor say that something else was using the machine.
+const DISTURBED: f64 = 1.5;
+
 /// A baseline that waits for data less than this share of its time has nothing to gain from faster data.
 const LITTLE_WAIT: f64 = 0.1;
 
@@ -32,6 +35,10 @@ fn advise_on(rows: &[&Row], machine: &Machine) -> Vec<String> {
     let best = pick(rows.iter().copied());
     let best_of_files = pick(rows.iter().copied().filter(|row| !row.technique.needs_one_tensor()));
 
+    // Advice from disturbed times would be noise in the voice of a measurement.
+    if let Some(row) = rows.iter().copied().find(|row| row.spread().high > row.spread().low * DISTURBED) {
+        return disturbed(row);
+    }
     let mut lines = vec![headline(best, best_of_files)];
     lines.extend(best_of_files.or(best).map(|advised| why(advised, baseline)));
     lines.extend(best.zip(best_of_files).and_then(|(best, files)| one_tensor(best, files)));
@@ -68,6 +75,18 @@ fn effect(row: &Row) -> Effect {
         row if row.speedup <= 1.0 - NOISE && row.speedup_high < 1.0 => Effect::Slower,
         _ => Effect::Same,
     }
+}
+
+/// In place of advice, where the times cannot carry any.
+fn disturbed(row: &Row) -> Vec<String> {
+    let (low, high) = (seconds(row.spread().low), seconds(row.spread().high));
+    vec![
+        "No advice: the machine was too disturbed to compare times. Measure again when it is quiet.".to_owned(),
+        format!(
+            "The same run of {} took from {low} s to {high} s, so something else was using the processor.",
+            row.technique
+        ),
+    ]
 }
 
 /// What to use, short enough for a title.

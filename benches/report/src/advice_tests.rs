@@ -122,3 +122,15 @@ fn each_device_has_its_own_headline() {
     assert!(lines[0].starts_with("On the GPU: Use cache"), "{lines:?}");
     assert!(lines.iter().any(|line| line.starts_with("On the processor: Keep the baseline")), "{lines:?}");
 }
+
+#[test]
+fn a_disturbed_machine_gets_no_advice() {
+    let steady = [baseline(), row(Technique::Cache, 2.5, 0.02)];
+    assert!(said(&steady, &[])[0].starts_with("Use cache"));
+    let mut disturbed = row(Technique::Cache, 2.5, 0.02);
+    disturbed.seconds = vec![4.0, 4.1, 6.2];
+    let lines = said(&[baseline(), disturbed], &[]);
+    assert_eq!(lines.len(), 2);
+    assert!(lines[0].starts_with("No advice"), "{lines:?}");
+    assert!(lines[1].contains("from 4.00 s to 6.20 s"), "{lines:?}");
+}

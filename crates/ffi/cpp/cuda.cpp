@@ -24,7 +24,7 @@ c10::DeviceIndex initialised(int32_t device) {
 // program that calls nothing else in this file, because --gc-sections drops what is not reached. Constructors are
 // always reached, and this one needs a symbol of that library.
 __attribute__((constructor)) void keep_libtorch_cuda() {
-  static const void* volatile kept;
+  [[maybe_unused]] static const void* volatile kept;
   kept = reinterpret_cast<const void*>(&at::cuda::getDeviceProperties);
 }
 

@@ -21,9 +21,11 @@
 
 mod adamw;
 mod bucket;
+mod clip;
 mod fused;
 mod sgd;
 mod step_count;
 
 pub use adamw::{AdamW, AdamWBuilder};
+pub use clip::{GradNorm, clip_grad_norm_};
 pub use sgd::{Sgd, SgdBuilder};

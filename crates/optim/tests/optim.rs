@@ -1,7 +1,7 @@
 //! Fused steps against the same arithmetic written out, and what the optimizers refuse.
 
 use overdrive_core::{GradScale, Optimizer, OptimizerError};
-use overdrive_optim::{AdamW, Sgd};
+use overdrive_optim::{AdamW, Sgd, clip_grad_norm_};
 use tch::{Device, Kind, Tensor};
 
 const CPU: Device = Device::Cpu;
@@ -207,4 +207,22 @@ fn options_and_parameters_are_checked() {
     assert!(refused(vec![twice.shallow_clone(), twice.shallow_clone()]).contains("given twice"));
     let across = Sgd::builder(vec![twice.shallow_clone()]).then_group(vec![twice.shallow_clone()]).build();
     assert!(across.unwrap_err().to_string().contains("given twice"));
+}
+
+#[test]
+fn clipping_scales_all_gradients_to_the_norm_or_leaves_them() {
+    let ours = params(3);
+    set_grads(&ours, 1); // the third gets none
+    let before: Vec<_> = ours[..2].iter().map(|param| param.grad().copy()).collect();
+    let squares: f64 = before.iter().map(|grad| grad.square().sum(Kind::Double).double_value(&[])).sum();
+    let norm = clip_grad_norm_(&ours, 1e9).unwrap();
+    assert!((norm.double_value(&[]) - squares.sqrt()).abs() < 1e-12 * squares.sqrt());
+    assert!(ours[0].grad().equal(&before[0]), "small enough already");
+    clip_grad_norm_(&ours, 0.5).unwrap();
+    let factor = 0.5 / (squares.sqrt() + 1e-6);
+    for (param, before) in ours.iter().zip(&before) {
+        assert_close(&param.grad(), &(before * factor), "clipped");
+    }
+    assert!(clip_grad_norm_(&ours, f64::NAN).is_err());
+    assert_eq!(clip_grad_norm_(&params(2), 1.0).unwrap().double_value(&[]), 0.0, "no gradients");
 }

@@ -34,6 +34,6 @@ pub mod prelude {
     #[cfg(feature = "dataload")]
     pub use overdrive_dataload::{Cached, DataLoader, Dataset};
     #[cfg(feature = "optim")]
-    pub use overdrive_optim::{AdamW, Sgd};
+    pub use overdrive_optim::{AdamW, Sgd, clip_grad_norm_};
     pub use tch::{Device, Kind, Tensor, nn, nn::Module, nn::ModuleT};
 }

@@ -19,5 +19,6 @@ pub const ALL: &[(&str, Case)] = &[
     ("accumulation_is_the_large_batch", accum::accumulation_is_the_large_batch),
     ("fused_adamw", optim::fused_adamw),
     ("fused_sgd", optim::fused_sgd),
+    ("clip_grad_norm", optim::clip_grad_norm),
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
 ];

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use overdrive_core::Optimizer;
-use overdrive_optim::{AdamW, Sgd};
+use overdrive_optim::{AdamW, Sgd, clip_grad_norm_};
 use serde::Deserialize;
 use tch::Tensor;
 
@@ -78,6 +78,25 @@ fn trajectories<C: serde::de::DeserializeOwned>(
                         found.insert(format!("{name}.{number}.{step}.{index}"), param);
                     }
                 }
+            }
+        }
+    }
+    Ok(found)
+}
+
+pub fn clip_grad_norm(given: &Given<'_>) -> Result<Found> {
+    let mut found = Found::default();
+    for name in ["float32", "float64"] {
+        let grads = (0..4).map(|index| given.tensor(&format!("{name}.{index}"))).collect::<Result<Vec<_>>>()?;
+        for (number, bound) in given.value::<Vec<f64>>("bounds")?.into_iter().enumerate() {
+            let params: Vec<_> = grads.iter().map(|grad| grad.zeros_like().set_requires_grad(true)).collect();
+            for (param, grad) in params.iter().zip(&grads) {
+                (param * grad).sum(param.kind()).backward();
+            }
+            let norm = clip_grad_norm_(&params, bound)?;
+            found.insert(format!("{name}.{number}.norm"), &norm);
+            for (index, param) in params.iter().enumerate() {
+                found.insert(format!("{name}.{number}.{index}"), &param.grad());
             }
         }
     }

@@ -1,0 +1,105 @@
+//! The crates together: accumulation, autocast, GradScaler, clipping and fused optimizers in one loop.
+
+use overdrive::prelude::*;
+
+const CPU: Device = Device::Cpu;
+
+struct Loop {
+    vs: nn::VarStore,
+    model: nn::Linear,
+    opt: AdamW,
+    scaler: GradScaler,
+}
+
+fn start(weights: &Tensor) -> anyhow::Result<Loop> {
+    let vs = nn::VarStore::new(CPU);
+    let model = nn::linear(vs.root(), 6, 4, nn::LinearConfig { bias: false, ..Default::default() });
+    let mut weight = model.ws.shallow_clone();
+    tch::no_grad(|| weight.copy_(weights));
+    let opt = AdamW::builder(vs.trainable_variables()).lr(0.05).build()?;
+    Ok(Loop { vs, model, opt, scaler: GradScaler::builder(CPU).init_scale(1024.0).build()? })
+}
+
+impl Loop {
+    /// One epoch in windows of `steps` micro-batches of `size`.
+    fn epoch(&mut self, data: &Tensor, size: i64, steps: usize, kind: Option<Kind>) -> anyhow::Result<Vec<f64>> {
+        let mut norms = Vec::new();
+        let mut accum = Accumulator::new(&self.opt.params(), steps)?;
+        for micro in accum.windows(data.split(size, 0)) {
+            let inputs = micro.batch;
+            let loss = || self.model.forward(&inputs).square().mean(Kind::Float);
+            let loss = match kind {
+                Some(kind) => autocast(CPU, kind, loss)?,
+                None => loss(),
+            };
+            accum.backward(&self.scaler.scale(&loss)?, inputs.size()[0], micro.closes)?;
+            if micro.closes {
+                self.scaler.unscale_(&mut self.opt)?;
+                norms.push(clip_grad_norm_(&self.opt.params(), 0.1)?.double_value(&[]));
+                self.scaler.step(&mut self.opt)?;
+                self.scaler.update()?;
+                self.opt.zero_grad()?;
+            }
+        }
+        Ok(norms)
+    }
+}
+
+#[test]
+fn micro_batches_and_large_batches_train_alike() -> anyhow::Result<()> {
+    let (weights, data) = (Tensor::randn([4, 6], (Kind::Float, CPU)), Tensor::randn([26, 6], (Kind::Float, CPU)));
+    for kind in [None, Some(Kind::BFloat16), Some(Kind::Half)] {
+        let (mut large, mut micro) = (start(&weights)?, start(&weights)?);
+        // 8, 8, 8, 2 in one go each; and the same windows in fours, twos and ones.
+        let expected = large.epoch(&data, 8, 1, kind)?;
+        let found = micro.epoch(&data, 2, 4, kind)?;
+        assert_eq!((expected.len(), found.len()), (4, 4), "{kind:?}");
+        // The 16-bit gradients of a micro-batch are rounded one by one.
+        let tolerance = if kind.is_some() { 2e-2 } else { 1e-5 };
+        for (expected, found) in expected.iter().zip(&found) {
+            assert!((expected - found).abs() <= tolerance * expected, "{kind:?}: norms {expected} and {found}");
+        }
+        for (large, micro) in large.vs.trainable_variables().iter().zip(micro.vs.trainable_variables()) {
+            assert!(large.allclose(&micro, tolerance, tolerance, false), "{kind:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_overflow_in_one_micro_batch_skips_the_window_and_the_next_one_trains() -> anyhow::Result<()> {
+    let weights = Tensor::randn([4, 6], (Kind::Float, CPU));
+    let mut run = start(&weights)?;
+    let data = Tensor::randn([8, 6], (Kind::Float, CPU));
+    let bad = data.copy();
+    let _ = bad.get(5).fill_(f64::INFINITY);
+    run.epoch(&bad, 2, 4, None)?;
+    assert!(run.vs.trainable_variables()[0].equal(&weights), "nothing changed");
+    assert_eq!(run.scaler.scale_value()?, 512.0);
+    run.epoch(&data, 2, 4, None)?;
+    assert!(!run.vs.trainable_variables()[0].equal(&weights));
+    Ok(())
+}
+
+#[test]
+fn any_optimizer_fits_the_loop() -> anyhow::Result<()> {
+    use tch::nn::OptimizerConfig;
+    let vs = nn::VarStore::new(CPU);
+    let model = nn::linear(vs.root(), 6, 4, Default::default());
+    let mut scaler = GradScaler::new(CPU);
+    let optimizers: Vec<Box<dyn Optimizer>> = vec![
+        Box::new(nn::Sgd::default().build(&vs, 0.1)?),
+        Box::new(Sgd::builder(vs.trainable_variables()).lr(0.1).momentum(0.9).build()?),
+        Box::new(AdamW::builder(vs.trainable_variables()).build()?),
+    ];
+    for mut opt in optimizers {
+        let before = model.ws.copy();
+        let loss = model.forward(&Tensor::randn([8, 6], (Kind::Float, CPU))).square().mean(Kind::Float);
+        scaler.scale(&loss)?.backward();
+        assert!(!scaler.step(opt.as_mut())?.skipped()?);
+        scaler.update()?;
+        opt.zero_grad()?;
+        assert!(!before.equal(&model.ws));
+    }
+    Ok(())
+}
