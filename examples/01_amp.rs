@@ -59,7 +59,7 @@ fn tiny_gradient(scaler: &mut GradScaler) -> Result<f64> {
 fn float16_gradients_vanish_without_a_scaler() -> Result<()> {
     let without = tiny_gradient(&mut GradScaler::builder(CPU).enabled(false).build()?)?;
     let with = tiny_gradient(&mut GradScaler::new(CPU))?;
-    println!("a gradient of 4e-9 through float16: {without:e} without a scaler, {with:e} with one");
+    println!("a gradient of 4e-9 through float16: {without:.1e} without a scaler, {with:.1e} with one");
     ensure!(without == 0.0 && (with / 4e-9 - 1.0).abs() < 1e-3);
     Ok(())
 }

@@ -3,8 +3,8 @@
 //! Trains the same model twice from the same weights on the same batches, with `overdrive`'s AdamW and with tch's, and
 //! compares the weights; then trains with weight decay on the matrices only, a warm-up and a cosine.
 //!
-//! Expect: weights that differ by rounding; the time of a step in each (one thread; printed, not judged: the dev profile
-//! is no place to measure); a loss that falls; biases that weight decay has left alone.
+//! Expect: weights that differ by rounding; the time of a step in each (one thread; printed, not judged: the dev
+//! profile is no place to measure); a loss that falls; biases that weight decay has left alone.
 //!
 //!     cargo run -p overdrive-examples --example 03_fused_optimizers
 #![forbid(unsafe_code)]

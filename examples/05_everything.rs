@@ -45,7 +45,7 @@ fn main() -> Result<()> {
             accum.backward(&scaler.scale(&loss)?, inputs.size()[0], micro.closes)?;
             if micro.closes {
                 scaler.unscale_(&mut opt)?; // the clipping below is about true gradients
-                clip_grad_norm(&opt.params(), MAX_NORM);
+                clip_grad_norm_(opt.params(), MAX_NORM)?;
                 scaler.step(&mut opt)?; // does nothing when a gradient is infinite or NaN
                 scaler.update()?;
                 opt.zero_grad()?;
@@ -83,17 +83,6 @@ fn cnn(vs: &nn::Path<'_>) -> nn::SequentialT {
         .add_fn(|x| x.relu().max_pool2d_default(2).flatten(1, -1))
         .add_fn_t(|x, train| x.dropout(0.1, train))
         .add(nn::linear(vs / "fc", 32 * 5 * 5, 10, Default::default()))
-}
-
-/// Scales the gradients down to a norm of at most `max_norm` together, without reading the norm on the host.
-fn clip_grad_norm(params: &[Tensor], max_norm: f64) {
-    let _no_grad = tch::no_grad_guard();
-    let mut grads: Vec<_> = params.iter().map(Tensor::grad).filter(Tensor::defined).collect();
-    let norms: Vec<_> = grads.iter().map(Tensor::norm).collect();
-    let factor = (max_norm / (Tensor::stack(&norms, 0).norm() + 1e-6)).clamp_max(1.0);
-    for grad in &mut grads {
-        *grad *= &factor;
-    }
 }
 
 fn accuracy(model: &nn::SequentialT, test: &Digits, device: Device, kind: Kind) -> Result<f64> {
