@@ -99,7 +99,7 @@ fn compare(trained: &mut Trained, inputs: &Tensor, targets: &Tensor, sizes: &[i6
 
 /// Steps at the end of every window, the last and partial one too.
 fn an_epoch(trained: &mut Trained, inputs: &Tensor, targets: &Tensor) -> Result<()> {
-    let mut opt = Sgd::builder(trained.params.iter().map(Tensor::shallow_clone).collect()).lr(0.5).build()?;
+    let mut opt = Sgd::builder(&trained.params).lr(0.5).build()?;
     let mut accum = Accumulator::new(&opt.params(), 3)?;
     let before = trained.loss((inputs, targets)).double_value(&[]);
     let (mut micros, mut windows) = (0, Vec::new());

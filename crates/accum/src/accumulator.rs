@@ -98,6 +98,8 @@ impl<S: GradientSync> Accumulator<S> {
     /// `GradScaler::scale` returns it when there is a scaler. A micro-batch that counts nothing (every token masked, and
     /// so a loss of NaN) adds nothing.
     ///
+    /// Returns the window's total over all ranks when it closes. After a total of 0 there is nothing to step with.
+    ///
     /// # Shapes
     /// `loss`: one number.
     ///
@@ -106,7 +108,7 @@ impl<S: GradientSync> Accumulator<S> {
     ///
     /// # Syncs
     /// Not with the device. Over ranks, waits for all of them when a window closes and once at the first.
-    pub fn backward(&mut self, loss: &Tensor, count: i64, closes: bool) -> Result<(), AccumError> {
+    pub fn backward(&mut self, loss: &Tensor, count: i64, closes: bool) -> Result<Option<f64>, AccumError> {
         if count < 0 {
             return Err(AccumError::Count { found: count });
         }
@@ -128,10 +130,7 @@ impl<S: GradientSync> Accumulator<S> {
         }
         let counted = self.window_count.unwrap_or(0) + count;
         self.window_count = Some(counted);
-        if closes {
-            self.close(counted, reference)?;
-        }
-        Ok(())
+        if closes { self.close(counted, reference).map(Some) } else { Ok(None) }
     }
 
     /// Forgets an open window, after an error say. The gradients are the caller's to zero.
@@ -156,7 +155,7 @@ impl<S: GradientSync> Accumulator<S> {
         Ok(reference)
     }
 
-    fn close(&mut self, counted: i64, reference: f64) -> Result<(), AccumError> {
+    fn close(&mut self, counted: i64, reference: f64) -> Result<f64, AccumError> {
         self.window_count = None;
         let total = self.sync.sum(counted as f64)?;
         // Backward averages over ranks where the large batch sums.
@@ -166,7 +165,7 @@ impl<S: GradientSync> Accumulator<S> {
             let _no_grad = tch::no_grad_guard();
             FOREACH_MUL.call(&[Arg::TensorList(&grads.list), Arg::Double(factor)])?;
         }
-        Ok(())
+        Ok(total)
     }
 }
 

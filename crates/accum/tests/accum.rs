@@ -152,6 +152,16 @@ fn a_lost_rank_is_an_error_and_the_window_can_be_abandoned() {
 }
 
 #[test]
+fn a_window_says_what_it_counted_when_it_closes() {
+    let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
+    let mut accum = Accumulator::new(&[&weight], 2).unwrap();
+    let loss = || weight.mean(Kind::Float);
+    assert_eq!(accum.backward(&loss(), 3, false).unwrap(), None);
+    assert_eq!(accum.backward(&loss(), 4, true).unwrap(), Some(7.0));
+    assert_eq!(accum.backward(&loss(), 0, true).unwrap(), Some(0.0), "nothing to step with");
+}
+
+#[test]
 fn float16_losses_do_not_overflow() {
     // Sums of raw counts would pass float16's 65,504; the weighted means stay near one loss.
     let weight = Tensor::ones([1], (Kind::Half, CPU)).set_requires_grad(true);

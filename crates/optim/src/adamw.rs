@@ -4,7 +4,7 @@ use overdrive_core::{GradScale, OptimizerError, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::Tensor;
 
-use crate::bucket::zeros_like;
+use crate::bucket::{shared, zeros_like};
 use crate::fused::{Fused, Options, Rule, Stepped, delegate_optimizer};
 use crate::step_count::StepCounts;
 
@@ -21,16 +21,8 @@ delegate_optimizer!(AdamW);
 
 impl AdamW {
     /// An AdamW over `params`, with PyTorch's defaults.
-    pub fn builder(params: Vec<Tensor>) -> AdamWBuilder {
-        AdamWBuilder { params, groups: Vec::new(), options: AdamWOptions::default() }
-    }
-
-    /// A group's weight decay.
-    ///
-    /// # Errors
-    /// When there is no such group.
-    pub fn weight_decay(&self, group: usize) -> Result<f64, OptimizerError> {
-        Ok(self.0.options(group)?.weight_decay)
+    pub fn builder(params: impl AsRef<[Tensor]>) -> AdamWBuilder {
+        AdamWBuilder { params: shared(params), groups: Vec::new(), options: AdamWOptions::default() }
     }
 }
 
@@ -101,8 +93,8 @@ impl AdamWBuilder {
     /// # Source
     /// `Optimizer.add_param_group`
     #[doc(alias = "add_param_group")]
-    pub fn then_group(mut self, params: Vec<Tensor>) -> Self {
-        let ended = std::mem::replace(&mut self.params, params);
+    pub fn then_group(mut self, params: impl AsRef<[Tensor]>) -> Self {
+        let ended = std::mem::replace(&mut self.params, shared(params));
         self.groups.push((ended, self.options.clone()));
         self
     }

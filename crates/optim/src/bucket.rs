@@ -45,6 +45,11 @@ fn check(params: &[Tensor]) -> Result<(), OptimizerError> {
     Ok(())
 }
 
+/// The caller's parameters, sharing their data with the model.
+pub(crate) fn shared(params: impl AsRef<[Tensor]>) -> Vec<Tensor> {
+    params.as_ref().iter().map(Tensor::shallow_clone).collect()
+}
+
 /// One tensor of zeros like each parameter.
 pub(crate) fn zeros_like(params: &TensorList) -> Result<TensorList, TorchError> {
     let _no_grad = tch::no_grad_guard();

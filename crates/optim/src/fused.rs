@@ -98,10 +98,6 @@ impl<R: Rule> Fused<R> {
     fn group(&self, group: usize) -> Result<&Group<R>, OptimizerError> {
         self.groups.get(group).ok_or(OptimizerError::NoSuchGroup { group, groups: self.groups.len() })
     }
-
-    pub(crate) fn options(&self, group: usize) -> Result<&R::Options, OptimizerError> {
-        Ok(&self.group(group)?.options)
-    }
 }
 
 impl<R: Rule> Bucket<R> {

@@ -4,7 +4,7 @@ use overdrive_core::{GradScale, OptimizerError, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::Tensor;
 
-use crate::bucket::zeros_like;
+use crate::bucket::{shared, zeros_like};
 use crate::fused::{Fused, Options, Rule, Stepped, delegate_optimizer};
 
 static FUSED_SGD: LazyOp = LazyOp::new("aten::_fused_sgd_", "");
@@ -21,8 +21,8 @@ delegate_optimizer!(Sgd);
 
 impl Sgd {
     /// An SGD over `params`, with PyTorch's defaults.
-    pub fn builder(params: Vec<Tensor>) -> SgdBuilder {
-        SgdBuilder { params, groups: Vec::new(), options: SgdOptions::default() }
+    pub fn builder(params: impl AsRef<[Tensor]>) -> SgdBuilder {
+        SgdBuilder { params: shared(params), groups: Vec::new(), options: SgdOptions::default() }
     }
 }
 
@@ -93,8 +93,8 @@ impl SgdBuilder {
     /// # Source
     /// `Optimizer.add_param_group`
     #[doc(alias = "add_param_group")]
-    pub fn then_group(mut self, params: Vec<Tensor>) -> Self {
-        let ended = std::mem::replace(&mut self.params, params);
+    pub fn then_group(mut self, params: impl AsRef<[Tensor]>) -> Self {
+        let ended = std::mem::replace(&mut self.params, shared(params));
         self.groups.push((ended, self.options.clone()));
         self
     }

@@ -32,7 +32,7 @@ fn adamw_is_its_papers_arithmetic_where_some_parameters_lack_gradients() {
     let (lr, beta1, beta2, eps, decay) = (0.01f64, 0.8f64, 0.95f64, 1e-6f64, 0.1f64);
     for amsgrad in [false, true] {
         let ours = params(4);
-        let mut opt = AdamW::builder(ours.iter().map(Tensor::shallow_clone).collect());
+        let mut opt = AdamW::builder(&ours);
         opt = opt.lr(lr).betas(beta1, beta2).eps(eps).weight_decay(decay).amsgrad(amsgrad);
         let mut opt = opt.build().unwrap();
         let mut expected: Vec<_> = params(4).iter().map(Tensor::detach).collect();
@@ -67,7 +67,7 @@ fn adamw_is_its_papers_arithmetic_where_some_parameters_lack_gradients() {
 fn sgd_starts_each_momentum_at_its_own_first_gradient() {
     let (lr, momentum, dampening, decay) = (0.1, 0.9, 0.3, 0.01);
     let ours = params(4);
-    let mut opt = Sgd::builder(ours.iter().map(Tensor::shallow_clone).collect());
+    let mut opt = Sgd::builder(&ours);
     opt = opt.lr(lr).momentum(momentum).dampening(dampening).weight_decay(decay);
     let mut opt = opt.build().unwrap();
     let mut expected: Vec<_> = params(4).iter().map(Tensor::detach).collect();
@@ -97,7 +97,7 @@ fn sgd_starts_each_momentum_at_its_own_first_gradient() {
 #[test]
 fn zero_grad_frees_the_gradients() {
     let ours = params(2);
-    let mut opt = Sgd::builder(ours.iter().map(Tensor::shallow_clone).collect()).build().unwrap();
+    let mut opt = Sgd::builder(&ours).build().unwrap();
     set_grads(&ours, 0);
     opt.zero_grad().unwrap();
     assert!(!ours[0].grad().defined());
@@ -112,8 +112,7 @@ fn a_scaled_step_unscales_and_skips_by_the_flag() {
     for (flag, moves) in [(0f32, true), (1f32, false)] {
         let found_inf = Tensor::from(flag);
         let (plain, scaled) = (params(3), params(3));
-        let opt =
-            |params: &[Tensor]| AdamW::builder(params.iter().map(Tensor::shallow_clone).collect()).build().unwrap();
+        let opt = |params: &[Tensor]| AdamW::builder(params).build().unwrap();
         let (mut plain_opt, mut scaled_opt) = (opt(&plain), opt(&scaled));
         assert!(scaled_opt.takes_grad_scale());
         // Twice, so that a skipped first step must not count towards the bias correction of the second.
@@ -142,9 +141,7 @@ fn a_scaled_step_unscales_and_skips_by_the_flag() {
 #[test]
 fn momentum_after_a_skipped_first_step_is_that_of_the_first_good_one() {
     let (skipped, fresh) = (params(2), params(2));
-    let opt = |params: &[Tensor]| {
-        Sgd::builder(params.iter().map(Tensor::shallow_clone).collect()).lr(0.1).momentum(0.9).build().unwrap()
-    };
+    let opt = |params: &[Tensor]| Sgd::builder(params).lr(0.1).momentum(0.9).build().unwrap();
     let (mut skipped_opt, mut fresh_opt) = (opt(&skipped), opt(&fresh));
     set_grads(&skipped, 0);
     skipped_opt.step_scaled(GradScale { scale: None, found_inf: &Tensor::from(1f32) }).unwrap();
@@ -224,5 +221,5 @@ fn clipping_scales_all_gradients_to_the_norm_or_leaves_them() {
         assert_close(&param.grad(), &(before * factor), "clipped");
     }
     assert!(clip_grad_norm_(&ours, f64::NAN).is_err());
-    assert_eq!(clip_grad_norm_(&params(2), 1.0).unwrap().double_value(&[]), 0.0, "no gradients");
+    assert_eq!(clip_grad_norm_(params(2), 1.0).unwrap().double_value(&[]), 0.0, "no gradients");
 }

@@ -22,6 +22,7 @@ pub use overdrive_dataload as dataload;
 pub use overdrive_ffi as ffi;
 #[cfg(feature = "optim")]
 pub use overdrive_optim as optim;
+pub use tch;
 
 pub mod prelude {
     //! What a training loop names, tch's own basics among it.
@@ -32,8 +33,8 @@ pub mod prelude {
     pub use overdrive_amp::{Autocast, AutocastGuard, GradScaler, autocast};
     pub use overdrive_core::{GradientSync, Optimizer, StateDict, Stateful};
     #[cfg(feature = "dataload")]
-    pub use overdrive_dataload::{Cached, DataLoader, Dataset};
+    pub use overdrive_dataload::{Cached, DataLoader, Dataset, ImageFolder, Mnist, ToFloat};
     #[cfg(feature = "optim")]
     pub use overdrive_optim::{AdamW, Sgd, clip_grad_norm_};
-    pub use tch::{Device, Kind, Tensor, nn, nn::Module, nn::ModuleT};
+    pub use tch::{Device, Kind, Tensor, manual_seed, nn, nn::Module, nn::ModuleT, no_grad};
 }

@@ -35,7 +35,7 @@ impl Loop {
             accum.backward(&self.scaler.scale(&loss)?, inputs.size()[0], micro.closes)?;
             if micro.closes {
                 self.scaler.unscale_(&mut self.opt)?;
-                norms.push(clip_grad_norm_(&self.opt.params(), 0.1)?.double_value(&[]));
+                norms.push(clip_grad_norm_(self.opt.params(), 0.1)?.double_value(&[]));
                 self.scaler.step(&mut self.opt)?;
                 self.scaler.update()?;
                 self.opt.zero_grad()?;
