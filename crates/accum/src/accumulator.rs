@@ -27,6 +27,9 @@ pub enum AccumError {
         /// What was given.
         found: i64,
     },
+    /// A loss that holds nothing.
+    #[error("the loss is an undefined tensor, but should be the mean over the micro-batch: one number")]
+    UndefinedLoss,
     /// A loss that is not one number.
     #[error("the loss has shape {shape:?}, but should be the mean over the micro-batch: one number")]
     LossShape {
@@ -112,6 +115,9 @@ impl<S: GradientSync> Accumulator<S> {
         if count < 0 {
             return Err(AccumError::Count { found: count });
         }
+        if !loss.defined() {
+            return Err(AccumError::UndefinedLoss);
+        }
         if loss.numel() != 1 {
             return Err(AccumError::LossShape { shape: loss.size() });
         }
@@ -128,7 +134,7 @@ impl<S: GradientSync> Accumulator<S> {
             // The other ranks wait for this one's gradients, even when they are all zero.
             loss.f_nan_to_num(0.0, 0.0, 0.0)?.f_mul_scalar(0.0)?.f_backward()?;
         }
-        let counted = self.window_count.unwrap_or(0) + count;
+        let counted = self.window_count.unwrap_or(0).saturating_add(count);
         self.window_count = Some(counted);
         if closes { self.close(counted, reference).map(Some) } else { Ok(None) }
     }
@@ -149,7 +155,7 @@ impl<S: GradientSync> Accumulator<S> {
         if let Some(reference) = self.reference {
             return Ok(reference);
         }
-        let over_ranks = self.sync.sum((count * self.steps as i64) as f64)?;
+        let over_ranks = self.sync.sum(count as f64 * self.steps as f64)?;
         let reference = (over_ranks / self.sync.world_size() as f64).max(1.0);
         self.reference = Some(reference);
         Ok(reference)

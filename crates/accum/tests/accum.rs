@@ -180,7 +180,10 @@ fn bad_arguments_are_refused_before_backward() {
     let mut accum = Accumulator::new(&[&weight], 2).unwrap();
     assert!(matches!(accum.backward(&weight.sum(Kind::Float), -1, true), Err(AccumError::Count { found: -1 })));
     assert!(matches!(accum.backward(&(&weight * 2.0), 2, true), Err(AccumError::LossShape { .. })));
+    assert!(matches!(accum.backward(&Tensor::new(), 2, true), Err(AccumError::UndefinedLoss)));
     assert!(!weight.grad().defined());
+    assert!(accum.backward(&weight.sum(Kind::Float), i64::MAX, false).is_ok(), "absurd, and no overflow");
+    assert!(accum.backward(&weight.sum(Kind::Float), i64::MAX, true).is_ok());
     let no_graph = Tensor::from(1f32);
     assert!(matches!(accum.backward(&no_graph, 2, true), Err(AccumError::Torch(_))));
 }

@@ -37,6 +37,9 @@ pub enum AmpError {
         /// What would be right.
         expected: &'static str,
     },
+    /// `scale` on a tensor that holds nothing.
+    #[error("scale was given an undefined tensor: give it the loss")]
+    UndefinedOutput,
     /// The scaler was used before `scale`.
     #[error("{call} came before scale: scale the loss and run backward on the result first")]
     NotScaled {

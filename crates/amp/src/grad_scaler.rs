@@ -97,11 +97,14 @@ impl GradScaler {
     /// Any; the result has the same.
     ///
     /// # Errors
-    /// When libtorch fails.
+    /// When the output is undefined, or libtorch fails.
     ///
     /// # Syncs
     /// No.
     pub fn scale(&mut self, output: &Tensor) -> Result<Tensor, AmpError> {
+        if !output.defined() {
+            return Err(AmpError::UndefinedOutput);
+        }
         if !self.options.enabled {
             return Ok(output.shallow_clone());
         }

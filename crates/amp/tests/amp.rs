@@ -167,6 +167,7 @@ fn calls_out_of_order_are_refused() {
     assert!(matches!(scaler.unscale_(&mut opt), Err(AmpError::NotScaled { call: "unscale_" })));
     assert!(matches!(scaler.step(&mut opt), Err(AmpError::NotScaled { call: "step" })));
     assert!(matches!(scaler.update(), Err(AmpError::NotScaled { call: "update" })));
+    assert!(matches!(scaler.scale(&Tensor::new()), Err(AmpError::UndefinedOutput)));
 
     backward(&mut scaler, &opt.params[0], 1.0);
     assert!(matches!(scaler.update(), Err(AmpError::NoGradients { call: "update" })));
