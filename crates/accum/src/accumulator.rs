@@ -4,11 +4,12 @@ use std::borrow::Borrow;
 
 use overdrive_core::{GradientSync, SingleProcess, SyncError, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use crate::windows::Windows;
 
 static FOREACH_MUL: LazyOp = LazyOp::new("aten::_foreach_mul_", "Scalar");
+static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
 
 /// Why accumulation refused or failed. The gradients of an open window are worth nothing then: zero them and call
 /// [`Accumulator::abandon`].
@@ -53,9 +54,10 @@ impl From<tch::TchError> for AccumError {
 /// Accumulates the gradients of several micro-batches into that of one large batch.
 ///
 /// With `n_i` samples and mean loss `L_i`, a window's gradient is that of `sum(n_i * L_i) / sum(n_i)`, the sums over all
-/// ranks. Each backward pass runs on `L_i * n_i / reference` with a reference near the window's total, so that float16
-/// activations' gradients stay in the range of the large batch's; when the window closes, the gradients are multiplied
-/// by `reference / total`, once, and not at all where that is 1. Clip and step behind that.
+/// ranks. Each backward pass runs on `L_i * n_i / reference`, where the reference is the last window's total (for the
+/// first: what a full window of the first micro-batch's kind would hold), so that float16 activations' gradients stay in
+/// the range of the large batch's; when the window closes, the gradients are multiplied by `reference / total`, once, and
+/// not at all where that is 1. Clip and step behind that.
 ///
 /// # Source
 /// The large batch itself. PyTorch has no counterpart; its recipes divide by a fixed count.
@@ -64,7 +66,7 @@ pub struct Accumulator<S: GradientSync = SingleProcess> {
     params: TensorList,
     steps: usize,
     sync: S,
-    /// What counts are divided by: the same on all ranks and through all windows.
+    /// What counts are divided by, the same on all ranks; none until a rank has counted something.
     reference: Option<f64>,
     /// What this rank's open window has counted so far; none when no window is open.
     window_count: Option<i64>,
@@ -122,20 +124,18 @@ impl<S: GradientSync> Accumulator<S> {
             return Err(AccumError::LossShape { shape: loss.size() });
         }
         let reference = self.reference(count)?;
-        if self.window_count.is_none() {
+        if self.window_count.is_none() || closes {
             self.sync.hold_back(!closes)?;
-        } else if closes {
-            self.sync.hold_back(false)?;
         }
-        let over_ranks = self.sync.world_size() > 1;
-        if count > 0 {
-            weighted(loss, count as f64 / reference)?.f_backward()?;
-        } else if closes && over_ranks {
-            // The other ranks wait for this one's gradients, even when they are all zero.
-            loss.f_nan_to_num(0.0, 0.0, 0.0)?.f_mul_scalar(0.0)?.f_backward()?;
-        }
+        // Open from here on, so that `abandon` resumes synchronisation even if this very backward fails.
         let counted = self.window_count.unwrap_or(0).saturating_add(count);
         self.window_count = Some(counted);
+        if count > 0 {
+            weighted(loss, count as f64 / reference)?.f_backward()?;
+        } else if closes && self.sync.world_size() > 1 {
+            // The other ranks wait for this one's gradients, even when they are all zero.
+            self.zero()?.f_backward()?;
+        }
         if closes { self.close(counted, reference).map(Some) } else { Ok(None) }
     }
 
@@ -150,24 +150,41 @@ impl<S: GradientSync> Accumulator<S> {
         Ok(())
     }
 
-    /// Agreed on once: a full window's count if all micro-batches were like the first, averaged over ranks.
+    /// For the first window, agreed on by all ranks: a full window's count if all micro-batches were like the first that
+    /// counts anything, averaged over ranks.
     fn reference(&mut self, count: i64) -> Result<f64, AccumError> {
         if let Some(reference) = self.reference {
             return Ok(reference);
         }
         let over_ranks = self.sync.sum(count as f64 * self.steps as f64)?;
-        let reference = (over_ranks / self.sync.world_size() as f64).max(1.0);
-        self.reference = Some(reference);
-        Ok(reference)
+        if over_ranks > 0.0 {
+            self.reference = Some(over_ranks / self.sync.world_size() as f64);
+        }
+        // Without any count nothing is divided by it.
+        Ok(self.reference.unwrap_or(1.0))
+    }
+
+    /// Zero, computed from every parameter. Not from the loss: its mean over no samples has NaN for a gradient.
+    fn zero(&self) -> Result<Tensor, AccumError> {
+        let mut parts = Vec::new();
+        for param in self.params.to_vec()? {
+            let zero = weighted(&param.f_sum(param.kind())?, 0.0)?;
+            parts.push(zero.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?);
+        }
+        Ok(Tensor::f_stack(&parts, 0)?.f_sum(Kind::Double)?)
     }
 
     fn close(&mut self, counted: i64, reference: f64) -> Result<f64, AccumError> {
         self.window_count = None;
         let total = self.sync.sum(counted as f64)?;
         // Backward averages over ranks where the large batch sums.
-        let factor = self.sync.world_size() as f64 * reference / total;
-        if total > 0.0 && factor != 1.0 {
-            let grads = self.params.grads()?;
+        let ranks = self.sync.world_size() as f64;
+        let factor = ranks * reference / total;
+        if total > 0.0 {
+            self.reference = Some(total / ranks);
+        }
+        let grads = self.params.grads()?;
+        if total > 0.0 && factor != 1.0 && !grads.list.is_empty() {
             let _no_grad = tch::no_grad_guard();
             FOREACH_MUL.call(&[Arg::TensorList(&grads.list), Arg::Double(factor)])?;
         }
@@ -176,5 +193,5 @@ impl<S: GradientSync> Accumulator<S> {
 }
 
 fn weighted(loss: &Tensor, weight: f64) -> Result<Tensor, AccumError> {
-    if weight == 1.0 { Ok(loss.shallow_clone()) } else { Ok(loss.f_mul_scalar(weight)?) }
+    if weight == 1.0 { Ok(loss.shallow_clone()) } else { Ok(MUL.tensor(&[Arg::Tensor(loss), Arg::Double(weight)])?) }
 }

@@ -161,6 +161,50 @@ fn a_window_says_what_it_counted_when_it_closes() {
     assert_eq!(accum.backward(&loss(), 0, true).unwrap(), Some(0.0), "nothing to step with");
 }
 
+/// Two ranks of which this one has nothing but masked tokens.
+#[test]
+fn a_rank_that_counts_nothing_adds_zeros_and_no_nan() {
+    let weight = Tensor::ones([3], (Kind::Float, CPU)).set_requires_grad(true);
+    let (others, held) = (RefCell::new(vec![8.0, 4.0]), Cell::new(None));
+    let sync = TwoRanks { other_counts: &others, held: &held };
+    let mut accum = Accumulator::new(&[&weight], 2).unwrap().with_sync(sync);
+    let mask = Tensor::zeros([3], (Kind::Float, CPU));
+    let loss = (&weight * &mask).sum(Kind::Float) / mask.sum(Kind::Float);
+    assert_eq!(accum.backward(&loss, 0, true).unwrap(), Some(4.0));
+    assert_eq!(Vec::<f32>::try_from(weight.grad()).unwrap(), [0.0; 3]);
+}
+
+#[test]
+fn a_window_that_starts_with_nothing_or_little_stays_in_float16s_range() {
+    for first in [0, 1] {
+        let weight = Tensor::ones([1], (Kind::Half, CPU)).set_requires_grad(true);
+        let mut accum = Accumulator::new(&[&weight], 2).unwrap();
+        // Twice: the second window's weights follow from the first one's total.
+        for window in 0..2 {
+            for (count, closes) in [(first, false), (4096, true)] {
+                accum.backward(&(&weight * 64.0).mean(Kind::Half), count, closes).unwrap();
+            }
+            let grad = weight.grad().double_value(&[0]);
+            if first == 0 || window == 1 {
+                assert!((grad - 64.0).abs() < 0.1, "first {first}, window {window}: {grad}");
+            }
+            weight.shallow_clone().zero_grad();
+        }
+    }
+}
+
+#[test]
+fn a_failed_first_backward_can_be_abandoned_too() {
+    let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
+    let (others, held) = (RefCell::new(vec![4.0]), Cell::new(None));
+    let sync = TwoRanks { other_counts: &others, held: &held };
+    let mut accum = Accumulator::new(&[&weight], 2).unwrap().with_sync(sync);
+    assert!(accum.backward(&Tensor::from(1f32), 2, false).is_err(), "no graph");
+    assert_eq!(held.get(), Some(true));
+    accum.abandon().unwrap();
+    assert_eq!(held.get(), Some(false));
+}
+
 #[test]
 fn float16_losses_do_not_overflow() {
     // Sums of raw counts would pass float16's 65,504; the weighted means stay near one loss.

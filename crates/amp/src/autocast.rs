@@ -146,7 +146,7 @@ fn check_has_autocast(device: Device) -> Result<(), AmpError> {
     }
 }
 
-fn check_exists(device: Device) -> Result<(), AmpError> {
+pub(crate) fn check_exists(device: Device) -> Result<(), AmpError> {
     let count = Cuda::device_count();
     let exists = match device {
         Device::Cuda(index) => i64::try_from(index).is_ok_and(|index| index < count),

@@ -14,7 +14,7 @@ pub enum AmpError {
         device: Device,
     },
     /// This machine, or this build of libtorch, lacks the device.
-    #[error("autocast to {device:?} is not possible: no such device here ({count} CUDA devices)")]
+    #[error("{device:?} is not there: libtorch sees {count} CUDA devices on this machine")]
     MissingDevice {
         /// The device asked for.
         device: Device,

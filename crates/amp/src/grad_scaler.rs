@@ -5,10 +5,11 @@ use overdrive_ffi::{Arg, LazyOp};
 use tch::{Device, Kind, Tensor};
 
 use crate::error::AmpError;
-use crate::scaler_options::GradScalerBuilder;
+use crate::scaler_options::{EXPECTED_SCALE, GradScalerBuilder, is_scale};
 use crate::unscale::{Half, to_device, unscale};
 
 static UPDATE_SCALE: LazyOp = LazyOp::new("aten::_amp_update_scale_", "");
+static COPY: LazyOp = LazyOp::new("aten::copy_", "");
 
 /// Scales the loss so that float16 gradients do not vanish, skips steps whose gradients overflowed, and adapts the
 /// scale: times `growth_factor` after `growth_interval` good steps in a row, times `backoff_factor` after a bad one.
@@ -77,7 +78,7 @@ impl StepOutcome {
 }
 
 impl GradScaler {
-    /// A scaler with PyTorch's defaults. The scale itself is made where the first loss is.
+    /// A scaler with PyTorch's defaults for a loss on `device`. The scale itself is made where the first loss is.
     pub fn new(device: Device) -> Self {
         Self::from_options(GradScalerBuilder::new(device))
     }
@@ -108,9 +109,20 @@ impl GradScaler {
         if !self.options.enabled {
             return Ok(output.shallow_clone());
         }
-        let on_device = self.on_device_or_init()?;
+        let on_device = self.on_device_or_init(output.device())?;
         let scale = to_device(&on_device.scale, output.device())?;
         Ok(output.f_mul(&scale)?)
+    }
+
+    /// Several outputs times the scale, each where it is.
+    ///
+    /// # Errors
+    /// Those of [`scale`](Self::scale).
+    ///
+    /// # Syncs
+    /// No.
+    pub fn scale_all<T: std::borrow::Borrow<Tensor>>(&mut self, outputs: &[T]) -> Result<Vec<Tensor>, AmpError> {
+        outputs.iter().map(|output| self.scale(output.borrow())).collect()
     }
 
     /// Divides the optimizer's gradients by the scale, so that they can be clipped or looked at before `step`.
@@ -141,7 +153,8 @@ impl GradScaler {
     /// Steps the optimizer, unless its gradients hold an infinity or NaN. Unscales them first if `unscale_` has not.
     ///
     /// # Errors
-    /// When called before `scale` or twice an update, when there are no gradients, and those of the optimizer.
+    /// When called before `scale` or twice an update, and those of the optimizer. When there are no gradients, with an
+    /// optimizer that does not take the scale on the device; one that does has nothing to do then, as in PyTorch.
     ///
     /// # Syncs
     /// With an optimizer that takes the scale and the flag on the device (`takes_grad_scale`), no. With any other, waits
@@ -172,7 +185,11 @@ impl GradScaler {
             let found_inf = unscale(&optimizer.params(), &one, Half::Allowed)?;
             self.record(id, Progress { stage: Stage::Ready, found_inf });
         }
-        let found_inf = combined(&self.progress_mut(id).found_inf, scale.device(), "step")?;
+        let flags = &self.progress_mut(id).found_inf;
+        let found_inf = match flags.is_empty() {
+            true => Tensor::f_zeros([], (Kind::Float, scale.device()))?,
+            false => combined(flags, scale.device(), "step")?,
+        };
         let grad_scale = GradScale { scale: still_scaled.then_some(&scale), found_inf: &found_inf };
         optimizer.step_scaled(grad_scale)?;
         Ok(StepOutcome::OnDevice(found_inf))
@@ -228,9 +245,12 @@ impl GradScaler {
         if !self.options.enabled {
             return Ok(());
         }
-        GradScalerBuilder { init_scale: new_scale, ..self.options }.check()?;
-        let mut scale = self.initialised("update_to")?.scale.shallow_clone();
-        let _ = scale.f_fill_(new_scale)?;
+        if !is_scale(new_scale) {
+            let (option, found) = ("new scale", new_scale);
+            return Err(AmpError::InvalidOption { option, found, expected: EXPECTED_SCALE });
+        }
+        let scale = &self.initialised("update_to")?.scale;
+        COPY.call(&[Arg::Tensor(scale), Arg::Tensor(&Tensor::f_from_slice(&[new_scale as f32])?.f_reshape([])?)])?;
         self.optimizers.clear();
         Ok(())
     }
@@ -269,17 +289,54 @@ impl GradScaler {
         }
     }
 
+    /// What the scale is multiplied by after enough good steps in a row.
+    pub fn growth_factor(&self) -> f64 {
+        self.options.growth_factor
+    }
+
+    /// What the scale is multiplied by after an infinity or NaN.
+    pub fn backoff_factor(&self) -> f64 {
+        self.options.backoff_factor
+    }
+
+    /// How many good steps in a row the scale waits before it grows.
+    pub fn growth_interval(&self) -> i64 {
+        self.options.growth_interval
+    }
+
+    /// Changes both factors and the interval, for the updates that follow.
+    ///
+    /// # Errors
+    /// [`AmpError::InvalidOption`]; nothing has changed then.
+    ///
+    /// # Source
+    /// `set_growth_factor`, `set_backoff_factor`, `set_growth_interval`
+    pub fn set_factors(
+        &mut self,
+        growth_factor: f64,
+        backoff_factor: f64,
+        growth_interval: i64,
+    ) -> Result<(), AmpError> {
+        let options = GradScalerBuilder { growth_factor, backoff_factor, growth_interval, ..self.options };
+        options.check_factors()?;
+        self.options = options;
+        Ok(())
+    }
+
     /// Whether it does anything.
     pub fn is_enabled(&self) -> bool {
         self.options.enabled
     }
 
-    fn on_device_or_init(&mut self) -> Result<&OnDevice, AmpError> {
+    fn on_device_or_init(&mut self, device: Device) -> Result<&OnDevice, AmpError> {
         let on_device = match self.on_device.take() {
             Some(on_device) => on_device,
             None => OnDevice {
-                scale: Tensor::f_full([], self.options.init_scale, (Kind::Float, self.options.device))?,
-                growth_tracker: Tensor::f_full([], self.init_growth_tracker, (Kind::Int, self.options.device))?,
+                scale: to_device(&Tensor::f_from_slice(&[self.options.init_scale as f32])?.f_reshape([])?, device)?,
+                growth_tracker: to_device(
+                    &Tensor::f_from_slice(&[self.init_growth_tracker as i32])?.f_reshape([])?,
+                    device,
+                )?,
             },
         };
         Ok(self.on_device.insert(on_device))
@@ -354,7 +411,15 @@ impl Stateful for GradScaler {
             growth_interval: state.int("growth_interval")?,
             ..self.options
         };
-        options.check().map_err(to_state_error)?;
+        // A run of bad steps can back a scale off to 0: that is a state, if a sad one.
+        if !(options.init_scale >= 0.0 && (options.init_scale as f32).is_finite()) {
+            return Err(StateError::Mismatch {
+                key: "scale".to_owned(),
+                expected: "at least 0 and finite as a float32".to_owned(),
+                found: options.init_scale.to_string(),
+            });
+        }
+        options.check_factors().map_err(to_state_error)?;
         let growth_tracker = state.int("_growth_tracker")?;
         if !(0..=i64::from(i32::MAX)).contains(&growth_tracker) {
             return Err(StateError::Mismatch {

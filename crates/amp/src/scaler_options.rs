@@ -2,8 +2,18 @@
 
 use tch::Device;
 
+use crate::autocast::check_exists;
 use crate::error::AmpError;
 use crate::grad_scaler::GradScaler;
+
+/// What [`is_scale`] asks for.
+pub(crate) const EXPECTED_SCALE: &str = "above 0 and finite as a float32";
+
+/// Whether a scale can be used: libtorch keeps it in float32.
+pub(crate) fn is_scale(scale: f64) -> bool {
+    let scale = scale as f32;
+    scale > 0.0 && scale.is_finite()
+}
 
 /// The options of a [`GradScaler`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug)]
@@ -62,19 +72,26 @@ impl GradScalerBuilder {
     /// The scaler.
     ///
     /// # Errors
-    /// [`AmpError::InvalidOption`]; a disabled scaler's options are not looked at.
+    /// [`AmpError::InvalidOption`], and [`AmpError::MissingDevice`]; a disabled scaler's options are not looked at.
     pub fn build(self) -> Result<GradScaler, AmpError> {
         if self.enabled {
             self.check()?;
+            check_exists(self.device)?;
         }
         Ok(GradScaler::from_options(self))
     }
 
     pub(crate) fn check(&self) -> Result<(), AmpError> {
         let refuse = |option, found, expected| Err(AmpError::InvalidOption { option, found, expected });
-        if !(self.init_scale > 0.0 && (self.init_scale as f32).is_finite()) {
-            return refuse("init_scale", self.init_scale, "above 0 and finite as a float32");
+        if !is_scale(self.init_scale) {
+            return refuse("init_scale", self.init_scale, EXPECTED_SCALE);
         }
+        self.check_factors()
+    }
+
+    /// All but the scale, which a run may have backed off to 0.
+    pub(crate) fn check_factors(&self) -> Result<(), AmpError> {
+        let refuse = |option, found, expected| Err(AmpError::InvalidOption { option, found, expected });
         if !(self.growth_factor > 1.0 && self.growth_factor.is_finite()) {
             return refuse("growth_factor", self.growth_factor, "above 1 and finite");
         }

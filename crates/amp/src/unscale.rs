@@ -63,7 +63,9 @@ fn by_device_and_kind(params: &[Tensor], half: Half) -> Result<Groups, AmpError>
     Ok(groups)
 }
 
-/// The tensor on another device, without waiting for the copy; shared when it is there already.
+/// The tensor on another device; shared when it is there already.
+///
+/// Copies to a GPU are not waited for. A copy to the host is: it would be read before it has arrived.
 pub(crate) fn to_device(tensor: &Tensor, device: Device) -> Result<Tensor, AmpError> {
-    Ok(tensor.f_to_device_(device, tensor.kind(), true, false)?)
+    Ok(tensor.f_to_device_(device, tensor.kind(), device.is_cuda(), false)?)
 }

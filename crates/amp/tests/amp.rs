@@ -153,6 +153,7 @@ fn scaler_options_are_checked() {
     let builder = || GradScaler::builder(CPU);
     assert_eq!(option(builder().init_scale(f64::INFINITY).build()), "init_scale");
     assert_eq!(option(builder().init_scale(1e39).build()), "init_scale");
+    assert_eq!(option(builder().init_scale(1e-60).build()), "init_scale");
     assert_eq!(option(builder().growth_factor(1.0).build()), "growth_factor");
     assert_eq!(option(builder().backoff_factor(1.0).build()), "backoff_factor");
     assert_eq!(option(builder().backoff_factor(f64::NAN).build()), "backoff_factor");
@@ -181,6 +182,10 @@ fn calls_out_of_order_are_refused() {
 
     let mut without_grads = Counting::new(vec![param()]);
     assert!(matches!(scaler.step(&mut without_grads), Err(AmpError::NoGradients { call: "step" })));
+    // A fused optimizer has nothing to do then; only update wants one that had gradients. PyTorch does the same.
+    let mut fused_without = Counting::fused(vec![param()]);
+    assert!(!scaler.step(&mut fused_without).unwrap().skipped().unwrap());
+    assert!(matches!(scaler.update(), Err(AmpError::NoGradients { call: "update" })));
 }
 
 #[test]
@@ -269,8 +274,52 @@ fn the_scale_can_be_set() {
     let _ = scaler.scale(&Tensor::from(1f32)).unwrap();
     scaler.update_to(8.0).unwrap();
     assert_eq!(scaler.scale_value().unwrap(), 8.0);
-    assert!(scaler.update_to(f64::NAN).is_err());
+    assert!(scaler.update_to(f64::NAN).unwrap_err().to_string().contains("new scale"));
+    assert!(scaler.update_to(1e-60).is_err(), "0 in float32");
     assert_eq!(scaler.scale_value().unwrap(), 8.0);
+}
+
+#[test]
+fn several_outputs_and_new_factors() {
+    let mut scaler = GradScaler::builder(CPU).init_scale(4.0).build().unwrap();
+    let scaled = scaler.scale_all(&[Tensor::from(1f32), Tensor::from(2f32)]).unwrap();
+    assert_eq!((scaled[0].double_value(&[]), scaled[1].double_value(&[])), (4.0, 8.0));
+    scaler.set_factors(3.0, 0.25, 1).unwrap();
+    assert!(scaler.set_factors(1.0, 0.25, 1).is_err());
+    assert_eq!((scaler.growth_factor(), scaler.backoff_factor(), scaler.growth_interval()), (3.0, 0.25, 1));
+    let mut opt = Counting::new(vec![param()]);
+    backward(&mut scaler, &opt.params[0], 1.0);
+    scaler.step(&mut opt).unwrap();
+    scaler.update().unwrap();
+    assert_eq!(scaler.scale_value().unwrap(), 12.0);
+}
+
+#[test]
+fn a_scale_that_was_backed_off_to_nothing_can_be_loaded() {
+    let mut state = GradScaler::new(CPU).state_dict().unwrap();
+    state.insert("scale", overdrive_core::Entry::Float(0.0));
+    let mut scaler = GradScaler::new(CPU);
+    scaler.load_state_dict(&state).unwrap();
+    assert_eq!(scaler.scale_value().unwrap(), 0.0);
+}
+
+/// tch's own fallible calls with a scalar would panic here.
+#[test]
+fn a_missing_device_is_an_error_and_no_panic() {
+    if tch::Cuda::is_available() {
+        return; // the device is there
+    }
+    let mut scaler = GradScaler::new(Device::Cuda(0));
+    assert_eq!(scaler.scale(&Tensor::from(1f32)).unwrap().double_value(&[]), 65536.0, "made where the loss is");
+    let built = GradScaler::builder(Device::Cuda(0)).build();
+    assert!(matches!(built, Err(AmpError::MissingDevice { .. })), "{built:?}");
+}
+
+#[test]
+fn guards_in_a_vec_leave_nothing_behind() {
+    let guards = vec![AutocastGuard::new(CPU, Kind::BFloat16).unwrap(), AutocastGuard::new(CPU, Kind::Half).unwrap()];
+    drop(guards);
+    assert!(!autocast_state(CPU).unwrap().enabled);
 }
 
 #[test]

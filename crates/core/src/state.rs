@@ -73,6 +73,7 @@ pub enum Entry {
 impl Entry {
     fn describe(&self) -> String {
         match self {
+            Self::Tensor(tensor) if !tensor.defined() => "an undefined tensor".to_owned(),
             Self::Tensor(tensor) => format!("a {:?} tensor of shape {:?}", tensor.kind(), tensor.size()),
             Self::Bool(value) => format!("the bool {value}"),
             Self::Int(value) => format!("the whole number {value}"),
@@ -140,7 +141,7 @@ impl StateDict {
     /// [`StateError::Missing`], [`StateError::Mismatch`]
     pub fn tensor(&self, key: &str, shape: &[i64], kind: Kind) -> Result<&Tensor, StateError> {
         match self.get(key)? {
-            Entry::Tensor(tensor) if tensor.size() == shape && tensor.kind() == kind => Ok(tensor),
+            Entry::Tensor(tensor) if tensor.defined() && tensor.size() == shape && tensor.kind() == kind => Ok(tensor),
             other => Err(mismatch(key, &format!("a {kind:?} tensor of shape {shape:?}"), other)),
         }
     }

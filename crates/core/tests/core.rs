@@ -59,6 +59,10 @@ fn states_nest_and_say_what_does_not_fit() {
     let error = model.tensor("weight", &[3, 2], Kind::Float).unwrap_err().to_string();
     assert_eq!(error, "`weight` should be a Float tensor of shape [3, 2], but is a Float tensor of shape [2, 3]");
     assert!(matches!(model.tensor("weight", &[2, 3], Kind::Half), Err(StateError::Mismatch { .. })));
+    let mut hollow = StateDict::new();
+    hollow.insert("weight", Entry::Tensor(Tensor::new()));
+    let error = hollow.tensor("weight", &[2, 3], Kind::Float).unwrap_err().to_string();
+    assert!(error.ends_with("but is an undefined tensor"), "{error}");
     assert!(matches!(model.bool("step"), Err(StateError::Mismatch { .. })));
     assert!(matches!(model.get("bias"), Err(StateError::Missing { .. })));
     assert!(matches!(model.refuse_unknown(&["weight"]), Err(StateError::Unexpected { key }) if key == "step"));

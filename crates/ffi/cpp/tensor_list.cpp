@@ -1,6 +1,8 @@
 // Lists of tensors that stay on the C++ side, so that a step over hundreds of parameters crosses the border once.
 #include <memory>
 
+#include <ATen/Functions.h>
+
 #include "guarded.h"
 
 namespace {
@@ -35,16 +37,26 @@ od_status od_tensor_list_get(const od_tensor_list* list, size_t index, at::Tenso
   return overdrive::guarded(err, [&] { *out = new at::Tensor(list->list.get(index)); });
 }
 
-// The gradients that exist, in the order of the list; `defined` says whose they are.
-od_status od_tensor_list_grads(const od_tensor_list* list, uint8_t* defined, size_t* n_defined, od_tensor_list** out,
-                               od_error* err) noexcept {
+// The gradients that exist, in the order of the list; `defined` says whose they are. With `like_params`, one whose layout
+// differs from its tensor's comes as a copy that has it: the fused kernels walk both by one index.
+od_status od_tensor_list_grads(const od_tensor_list* list, int32_t like_params, uint8_t* defined, size_t* n_defined,
+                               od_tensor_list** out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     auto grads = new_list(list->list.size());
     for (size_t i = 0; i < list->list.size(); ++i) {
       at::Tensor tensor = list->list.get(i);
       const at::Tensor& grad = tensor.grad();
       defined[i] = grad.defined();
-      if (grad.defined()) grads->list.push_back(grad);
+      if (!grad.defined()) continue;
+      if (like_params != 0) {
+        TORCH_CHECK(grad.layout() == at::kStrided, "parameter ", i, " has a ", grad.layout(),
+                    " gradient, but the fused optimizers take dense ones");
+        if (grad.strides() != tensor.strides()) {
+          grads->list.push_back(at::empty_strided(tensor.sizes(), tensor.strides(), grad.options()).copy_(grad));
+          continue;
+        }
+      }
+      grads->list.push_back(grad);
     }
     *n_defined = grads->list.size();
     *out = grads.release();

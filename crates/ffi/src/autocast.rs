@@ -2,6 +2,7 @@
 //!
 //! What a user calls is `overdrive_amp::autocast`, which also checks that the pair makes sense.
 
+use std::cell::RefCell;
 use std::marker::PhantomData;
 
 use tch::{Device, Kind};
@@ -21,13 +22,24 @@ pub struct State {
     pub cache_enabled: bool,
 }
 
+thread_local! {
+    /// The regions of this thread, innermost last, each with the state to put back when it ends.
+    static OPEN: RefCell<Vec<Open>> = const { RefCell::new(Vec::new()) };
+}
+
+struct Open {
+    id: u64,
+    previous: raw::AutocastState,
+}
+
 /// An autocast region: entered when made, the state before it restored when dropped, panics included.
 ///
-/// Regions nest. The guard is not `Send`, because the state belongs to the thread.
+/// Regions nest. One that ends before a region inside of it (a `Vec` of guards drops them so) leaves the inner one's
+/// state alone and hands it what there is to restore. The guard is not `Send`, because the state belongs to the thread.
 #[must_use = "the region ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct Region {
-    previous: raw::AutocastState,
+    id: u64,
     _not_send: PhantomData<*const ()>,
 }
 
@@ -46,14 +58,41 @@ impl Region {
         let mut previous = wanted;
         // SAFETY: both structs live through the call.
         check(|err| unsafe { raw::od_autocast_enter(&wanted, &mut previous, err) })?;
-        Ok(Self { previous, _not_send: PhantomData })
+        let id = OPEN.with_borrow_mut(|open| {
+            let id = open.last().map_or(0, |innermost| innermost.id + 1);
+            open.push(Open { id, previous });
+            id
+        });
+        Ok(Self { id, _not_send: PhantomData })
     }
+}
+
+/// Takes a region out of the open ones; returns the state that its device type should have from now on.
+fn close(open: &mut Vec<Open>, id: u64) -> Option<raw::AutocastState> {
+    let place = open.iter().position(|region| region.id == id)?;
+    let ended = open.remove(place).previous;
+    let mut now = ended;
+    let mut current = ended;
+    // SAFETY: `current` lives through the call.
+    check(|err| unsafe { raw::od_autocast_get(ended.device_type, &mut current, err) }).ok()?;
+    // An inner region of the same device type restores what this one would have; so for the cache, which all share.
+    if let Some(inner) = open[place..].iter_mut().find(|inner| inner.previous.device_type == ended.device_type) {
+        (inner.previous.enabled, inner.previous.scalar_type) = (ended.enabled, ended.scalar_type);
+        (now.enabled, now.scalar_type) = (current.enabled, current.scalar_type);
+    }
+    if let Some(inner) = open.get_mut(place) {
+        inner.previous.cache_enabled = ended.cache_enabled;
+        now.cache_enabled = current.cache_enabled;
+    }
+    Some(now)
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the state was read by `enter`. It was valid then, so putting it back cannot fail.
-        let restored = check(|err| unsafe { raw::od_autocast_exit(&self.previous, err) });
+        // Without the list the thread itself is ending, and its state with it.
+        let Ok(Some(state)) = OPEN.try_with(|open| close(&mut open.borrow_mut(), self.id)) else { return };
+        // SAFETY: the state was read from libtorch. It was valid then, so putting it back cannot fail.
+        let restored = check(|err| unsafe { raw::od_autocast_exit(&state, err) });
         debug_assert!(restored.is_ok(), "autocast state not restored: {restored:?}");
     }
 }

@@ -149,6 +149,20 @@ impl LazyOp {
         Self { name, overload, found: OnceLock::new() }
     }
 
+    /// Calls it and returns its first result, a tensor.
+    ///
+    /// The way to call an operator that takes a `Scalar`: tch's own fallible forms of those panic when libtorch refuses,
+    /// because dropping their scalar reads the pending error first.
+    ///
+    /// # Errors
+    /// Those of [`call`](Self::call), and when the operator returns no tensor.
+    pub fn tensor(&self, args: &[Arg<'_>]) -> Result<Tensor, Error> {
+        match self.call(args)?.into_iter().next() {
+            Some(Value::Tensor(tensor)) => Ok(tensor),
+            other => Err(Error::refused(format!("{} returned {other:?}, not a tensor", self.name))),
+        }
+    }
+
     /// Calls it; see [`Op::call`].
     ///
     /// # Errors

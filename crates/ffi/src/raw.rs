@@ -92,6 +92,7 @@ unsafe extern "C" {
     ) -> Status;
     pub fn od_tensor_list_grads(
         list: *const TensorList,
+        like_params: i32,
         defined: *mut u8,
         n_defined: *mut usize,
         out: *mut *mut TensorList,

@@ -12,7 +12,8 @@ use crate::raw;
 /// It shares the tensors, as [`Tensor::shallow_clone`] does. (PyTorch: a `TensorList` argument.)
 pub struct TensorList(NonNull<raw::TensorList>);
 
-// SAFETY: like tch's Tensor, the list only holds atomically counted references, and is not shared while it is sent.
+// SAFETY: like tch's Tensor, the list only holds atomically counted references. `share` gives a second handle to the same
+// list, which two threads may then hold: nothing changes a list once it is made, so both only read.
 unsafe impl Send for TensorList {}
 
 /// The gradients of a [`TensorList`], as [`TensorList::grads`] finds them.
@@ -90,11 +91,24 @@ impl TensorList {
     /// # Errors
     /// When memory runs out.
     pub fn grads(&self) -> Result<Grads, Error> {
+        self.find_grads(false)
+    }
+
+    /// The gradients of these tensors, each in its tensor's memory layout, as fused kernels need them: shared where the
+    /// layout is the same (autograd makes it so), else a copy.
+    ///
+    /// # Errors
+    /// When a gradient is sparse, or memory runs out.
+    pub fn grads_in_layout(&self) -> Result<Grads, Error> {
+        self.find_grads(true)
+    }
+
+    fn find_grads(&self, like_params: bool) -> Result<Grads, Error> {
         let mut defined = vec![0u8; self.len()];
         let mut count = 0;
         // SAFETY: `defined` has one place a tensor.
         let list = Self::receive(|out, err| unsafe {
-            raw::od_tensor_list_grads(self.as_ptr(), defined.as_mut_ptr(), &mut count, out, err)
+            raw::od_tensor_list_grads(self.as_ptr(), i32::from(like_params), defined.as_mut_ptr(), &mut count, out, err)
         })?;
         Ok(Grads { list, defined: defined.into_iter().map(|flag| flag != 0).collect() })
     }

@@ -116,6 +116,26 @@ fn autocast_regions_nest_and_restore_after_a_panic() {
 }
 
 #[test]
+fn regions_that_end_out_of_order_leave_nothing_behind() {
+    let off = autocast::state(Device::Cpu).unwrap();
+    let on = |kind, cache_enabled| State { enabled: true, kind, cache_enabled };
+    // A Vec drops its first element first.
+    let regions = vec![
+        Region::enter(Device::Cpu, on(Kind::BFloat16, false)).unwrap(),
+        Region::enter(Device::Cuda(0), on(Kind::BFloat16, true)).unwrap(),
+        Region::enter(Device::Cpu, on(Kind::Half, true)).unwrap(),
+    ];
+    let mut regions = regions.into_iter();
+    drop(regions.next());
+    assert_eq!(autocast::state(Device::Cpu).unwrap(), on(Kind::Half, true), "the innermost still holds");
+    drop(regions.next());
+    assert!(!autocast::state(Device::Cuda(0)).unwrap().enabled);
+    assert_eq!(autocast::state(Device::Cpu).unwrap(), on(Kind::Half, true));
+    drop(regions.next());
+    assert_eq!(autocast::state(Device::Cpu).unwrap(), off);
+}
+
+#[test]
 fn a_device_without_autocast_is_refused() {
     assert!(autocast::state(Device::Vulkan).is_err());
 }

@@ -31,6 +31,13 @@ fn check(params: &[Tensor]) -> Result<(), OptimizerError> {
         if !matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16) {
             return refuse(index, format!("its dtype is {kind:?}, but should be Float, Double, Half or BFloat16"));
         }
+        if param.is_sparse() {
+            return refuse(index, "it is sparse: give a dense one".to_owned());
+        }
+        if !is_dense(&param.size(), &param.stride()) {
+            let layout = format!("size {:?}, strides {:?}", param.size(), param.stride());
+            return refuse(index, format!("it does not fill its memory ({layout}): give a contiguous copy"));
+        }
         if !param.is_leaf() {
             return refuse(
                 index,
@@ -43,6 +50,20 @@ fn check(params: &[Tensor]) -> Result<(), OptimizerError> {
         }
     }
     Ok(())
+}
+
+/// Whether the elements fill their memory without gaps or overlaps, in any order of dimensions. The fused kernels walk
+/// over the memory and look at no strides.
+fn is_dense(size: &[i64], stride: &[i64]) -> bool {
+    let mut dims: Vec<_> = stride.iter().zip(size).filter(|(_, size)| **size != 1).collect();
+    dims.sort();
+    let mut expected = 1;
+    let follows = |(&stride, &size): (&i64, &i64)| {
+        let as_expected = stride == expected;
+        expected *= size;
+        as_expected
+    };
+    size.contains(&0) || dims.into_iter().all(follows)
 }
 
 /// The caller's parameters, sharing their data with the model.

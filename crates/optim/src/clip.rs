@@ -6,6 +6,9 @@ use tch::{Device, Kind, Tensor};
 
 static FOREACH_NORM: LazyOp = LazyOp::new("aten::_foreach_norm", "Scalar");
 static FOREACH_MUL: LazyOp = LazyOp::new("aten::_foreach_mul_", "Tensor");
+static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
+static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
+static CLAMP_MAX: LazyOp = LazyOp::new("aten::clamp_max", "");
 
 /// PyTorch's guard against a division by zero.
 const EPS: f64 = 1e-6;
@@ -65,7 +68,7 @@ fn clip(params: &[Tensor], max_norm: f64) -> Result<Tensor, TorchError> {
         for value in FOREACH_NORM.call(&[Arg::TensorList(&list), Arg::Int(2)])? {
             if let Value::TensorList(of_group) = value {
                 for norm in of_group.to_vec()? {
-                    norms.push(norm.f_to_device_(device, *kind, true, false)?);
+                    norms.push(norm.f_to_device_(device, *kind, device.is_cuda(), false)?);
                 }
             }
         }
@@ -73,9 +76,11 @@ fn clip(params: &[Tensor], max_norm: f64) -> Result<Tensor, TorchError> {
     }
     let norm = Tensor::f_stack(&norms, 0)?.f_norm()?;
     // Never above 1: gradients that are small enough stay as they are.
-    let factor = norm.f_add_scalar(EPS)?.f_reciprocal()?.f_mul_scalar(max_norm)?.f_clamp_max(1.0)?;
+    let inverse = ADD.tensor(&[Arg::Tensor(&norm), Arg::Double(EPS)])?.f_reciprocal()?;
+    let factor = MUL.tensor(&[Arg::Tensor(&inverse), Arg::Double(max_norm)])?;
+    let factor = CLAMP_MAX.tensor(&[Arg::Tensor(&factor), Arg::Double(1.0)])?;
     for (((device, _), _), list) in groups.iter().zip(&lists) {
-        let factor = factor.f_to_device_(*device, factor.kind(), true, false)?;
+        let factor = factor.f_to_device_(*device, factor.kind(), device.is_cuda(), false)?;
         FOREACH_MUL.call(&[Arg::TensorList(list), Arg::Tensor(&factor)])?;
     }
     Ok(norm)

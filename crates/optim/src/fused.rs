@@ -102,7 +102,7 @@ impl<R: Rule> Fused<R> {
 
 impl<R: Rule> Bucket<R> {
     fn step(&mut self, options: &R::Options, scale: Option<GradScale<'_>>) -> Result<(), TorchError> {
-        let grads = self.params.grads()?;
+        let grads = self.params.grads_in_layout()?;
         if grads.list.is_empty() {
             return Ok(());
         }
@@ -112,7 +112,7 @@ impl<R: Rule> Bucket<R> {
         };
         // A bucket on another device than the scaler needs copies of the two scalars there.
         let device = grads.list.get(0)?.device();
-        let near = |tensor: &Tensor| tensor.f_to_device_(device, tensor.kind(), true, false);
+        let near = |tensor: &Tensor| tensor.f_to_device_(device, tensor.kind(), device.is_cuda(), false);
         let moved =
             scale.map(|s| Ok::<_, TorchError>((s.scale.map(near).transpose()?, near(s.found_inf)?))).transpose()?;
         let scale = moved.as_ref().map(|(scale, found_inf)| GradScale { scale: scale.as_ref(), found_inf });

@@ -4,6 +4,8 @@ use overdrive_core::TorchError;
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Device, Kind, Tensor};
 
+static COPY: LazyOp = LazyOp::new("aten::clone", "");
+static ADD: LazyOp = LazyOp::new("aten::add_", "Scalar");
 static FOREACH_ADD: LazyOp = LazyOp::new("aten::_foreach_add_", "Scalar");
 static FOREACH_SUB: LazyOp = LazyOp::new("aten::_foreach_sub_", "List");
 
@@ -31,7 +33,7 @@ impl StepCounts {
     pub(crate) fn part(&mut self) -> Result<(), TorchError> {
         if self.shared.take().is_some() {
             let own: Result<Vec<_>, TorchError> =
-                self.counts.to_vec()?.iter().map(|count| Ok(count.f_add_scalar(0.0)?)).collect();
+                self.counts.to_vec()?.iter().map(|count| Ok(COPY.tensor(&[Arg::Tensor(count)])?)).collect();
             self.counts = TensorList::new(&own?)?;
         }
         Ok(())
@@ -40,7 +42,7 @@ impl StepCounts {
     /// Counts one step for the parameters whose scalars are in `of`: all of them while shared.
     pub(crate) fn add_one(&mut self, of: &TensorList) -> Result<(), TorchError> {
         match &mut self.shared {
-            Some(scalar) => drop(scalar.f_add_scalar_(1.0)?),
+            Some(scalar) => drop(ADD.call(&[Arg::Tensor(scalar), Arg::Double(1.0)])?),
             None => drop(FOREACH_ADD.call(&[Arg::TensorList(of), Arg::Double(1.0)])?),
         }
         Ok(())

@@ -158,6 +158,24 @@ fn momentum_after_a_skipped_first_step_is_that_of_the_first_good_one() {
     }
 }
 
+/// The kernels walk over parameter and gradient by one index, so both have to lie in memory alike.
+#[test]
+fn gradients_of_another_layout_are_stepped_with_rightly() {
+    let numbers = Tensor::arange(6, DOUBLE).reshape([2, 3]);
+    let transposed = numbers.transpose(0, 1).set_requires_grad(true);
+    let plain = transposed.detach().contiguous().set_requires_grad(true);
+    let factors = (Tensor::arange(6, DOUBLE) + 1.0).reshape([3, 2]);
+    for param in [&transposed, &plain] {
+        let mut opt = AdamW::builder([param.shallow_clone()]).lr(0.1).build().unwrap();
+        for _ in 0..3 {
+            (param * &factors).square().sum(Kind::Double).backward();
+            opt.step().unwrap();
+            opt.zero_grad().unwrap();
+        }
+    }
+    assert_close(&transposed.contiguous(), &plain, "transposed and contiguous");
+}
+
 #[test]
 fn groups_have_their_own_options_and_mixed_dtypes_step_together() {
     let single = Tensor::ones([2], (Kind::Float, CPU)).set_requires_grad(true);
@@ -200,6 +218,13 @@ fn options_and_parameters_are_checked() {
     );
     assert!(refused(vec![param() * 2.0]).contains("not a leaf"));
     assert!(refused(vec![Tensor::new()]).contains("undefined"));
+    let base = Tensor::ones([4, 2], DOUBLE);
+    assert!(refused(vec![base.select(1, 0).set_requires_grad(true)]).contains("does not fill its memory"));
+    assert!(refused(vec![param().detach().select(0, 0).expand([8], false)]).contains("does not fill its memory"));
+    let sparse = base.to_sparse_sparse_dim(2).set_requires_grad(true);
+    assert!(refused(vec![sparse]).contains("sparse"));
+    let transposed = base.transpose(0, 1).set_requires_grad(true);
+    assert!(Sgd::builder(vec![transposed, Tensor::zeros([0, 3], DOUBLE)]).build().is_ok());
     let twice = param();
     assert!(refused(vec![twice.shallow_clone(), twice.shallow_clone()]).contains("given twice"));
     let across = Sgd::builder(vec![twice.shallow_clone()]).then_group(vec![twice.shallow_clone()]).build();
