@@ -36,8 +36,13 @@ pub fn prepare(idx: &Path, work: &Path, max_train: usize, max_test: usize) -> Re
     ensure!(train > 0 && test > 0, "{} holds {train} training and {test} test images: both are needed", idx.display());
     let sha256 = digest(&mnist, train, test);
     let png = work.join(format!("mnist-{}-{train}", &sha256[..12]));
-    if !png.is_dir() {
-        write_folder(&mnist.train, train, &png).with_context(|| format!("cannot write images to {}", png.display()))?;
+    // Counted, because a file that was lost would change what is trained on without a word.
+    if count_files(&png) != train {
+        let cannot = || format!("cannot write images to {}", png.display());
+        if png.exists() {
+            fs::remove_dir_all(&png).with_context(cannot)?;
+        }
+        write_folder(&mnist.train, train, &png).with_context(cannot)?;
     }
     let name = match train {
         60_000 => "MNIST".to_owned(),
@@ -55,6 +60,12 @@ fn digest(mnist: &Mnist, train: usize, test: usize) -> String {
     hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// How many files lie in the sub-folders of a folder; 0 where there is none.
+fn count_files(folder: &Path) -> usize {
+    let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+    entries(folder).map(|class| entries(&class.path()).count()).sum()
+}
+
 /// Written aside and renamed, so that a folder of this name is always whole.
 fn write_folder(split: &MnistSplit, count: usize, folder: &Path) -> Result<()> {
     let parent = folder.parent().context("the folder has no parent")?;
@@ -65,15 +76,19 @@ fn write_folder(split: &MnistSplit, count: usize, folder: &Path) -> Result<()> {
     }
     let images = split.images().chunks_exact(MnistSplit::IMAGE_BYTES);
     for (number, (image, label)) in images.zip(split.labels()).take(count).enumerate() {
-        let path = aside.path().join(label.to_string()).join(format!("{number:05}.png"));
+        let path = aside.path().join(label.to_string()).join(format!("{number:07}.png"));
         fs::File::create(path)?.write_all(&encode(image)?)?;
     }
     // A class without images is no class of an image folder.
     for class in 0..10 {
         let _ = fs::remove_dir(aside.path().join(class.to_string()));
     }
-    fs::rename(aside.keep(), folder)?;
-    Ok(())
+    // The temporary folder is removed with its handle when this fails, and the handle has nothing left to do otherwise.
+    match fs::rename(aside.path(), folder) {
+        // Another bench was quicker.
+        Err(_) if count_files(folder) == count => Ok(()),
+        renamed => Ok(renamed?),
+    }
 }
 
 fn encode(image: &[u8]) -> Result<Vec<u8>> {

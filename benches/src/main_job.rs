@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use overdrive::ffi;
 use overdrive_bench_report::report::{Config, Setting};
@@ -26,14 +26,18 @@ use crate::trainer::LEARNING_RATE;
 pub fn run(options: &BenchOptions) -> Result<()> {
     let device = device(options.device)?;
     let techniques = options.techniques(device == DeviceKind::Cuda)?;
+    ensure!(
+        options.json != options.report || options.json == Path::new("/dev/null"),
+        "--json and --report both name {}: give each a file of its own",
+        options.json.display()
+    );
     // Before minutes of training, not after.
     check_writable(&options.json)?;
     check_writable(&options.report)?;
 
     let idx = data_folder(options.data.as_deref())?;
-    let work = options.json.parent().unwrap_or(Path::new(".")).join("data");
     let size = options.size();
-    let data = prepare(&idx, &work, size.train_images, size.test_images)?;
+    let data = prepare(&idx, &work_folder(), size.train_images, size.test_images)?;
     let threads = options.threads.unwrap_or_else(|| Machine::detect(None).cores as u32);
 
     let jobs = jobs(options, device, &techniques, &data, threads);
@@ -124,6 +128,14 @@ fn run_one(job: &Job, mut progress: impl FnMut(u64)) -> Result<Run> {
     match result {
         Some(run) if status.success() => Ok(run),
         _ => bail!("the run of {} failed ({status}); its message is above", job.technique),
+    }
+}
+
+/// Where the encoded images are kept for the next time: with the build's other outputs, where there are any.
+fn work_folder() -> PathBuf {
+    match Path::new("target").is_dir() {
+        true => PathBuf::from("target/bench/data"),
+        false => std::env::temp_dir().join("overdrive-bench-data"),
     }
 }
 

@@ -38,7 +38,14 @@ struct Options {
     python: PathBuf,
 }
 
-fn main() -> Result<ExitCode> {
+fn main() -> ExitCode {
+    run().unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run() -> Result<ExitCode> {
     let options = Options::parse();
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace's folder")?;
     let cases_dir = options.cases.clone().unwrap_or_else(|| workspace.join("parity/cases"));

@@ -46,6 +46,8 @@ case $version in
   2.11.0 | 2.11.0+*) ;;
   *) fail "\`$python\` has torch $version, and these programs need 2.11.0" ;;
 esac
+[ -e "$torch/lib/libtorch_cuda.so" ] ||
+  fail "\`$python\` has a CPU build of torch ($version); these programs need one with CUDA, a GPU or not"
 export OVERDRIVE_PYTHON=$python
 export PYTHONDONTWRITEBYTECODE=1
 export LD_LIBRARY_PATH=$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}

@@ -45,7 +45,7 @@ impl Member {
 
 type Rule = fn(&Tree) -> Vec<String>;
 
-const RULES: [Rule; 9] = [
+const RULES: [Rule; 10] = [
     unsafe_and_cpp_stay_in_ffi,
     every_other_crate_forbids_unsafe,
     feature_crates_stand_alone,
@@ -53,6 +53,7 @@ const RULES: [Rule; 9] = [
     cpp_entry_points_are_noexcept,
     folders_name_packages,
     packages_are_licensed_and_linted,
+    crates_call_no_scalar_forms_of_tch,
     files_are_short,
     documents_name_every_crate,
 ];
@@ -208,6 +209,24 @@ fn packages_are_licensed_and_linted(tree: &Tree) -> Vec<String> {
         }
         if !tree.files.get(&manifest).is_some_and(|text| text.contains("[lints]\nworkspace = true")) {
             problems.push(format!("{manifest}: say `workspace = true` under `[lints]`"));
+        }
+    }
+    problems
+}
+
+/// tch's fallible calls that take a scalar panic when libtorch refuses: dropping the scalar reads the pending error first.
+fn crates_call_no_scalar_forms_of_tch(tree: &Tree) -> Vec<String> {
+    const FORMS: [&str; 6] = ["_scalar(", "_scalar_(", ".f_full(", ".f_fill_(", ".f_clamp", ".f_arange("];
+    let in_crates = |path: &str| path.starts_with("crates/") && path.contains("/src/") && extension(path) == "rs";
+    let mut problems = Vec::new();
+    for (path, text) in tree.files.iter().filter(|(path, _)| in_crates(path)) {
+        // Tests unwrap anyway.
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for (number, line) in code.lines().enumerate() {
+            if line.contains(".f_") && FORMS.iter().any(|form| line.contains(form)) {
+                let place = format!("{path}:{}", number + 1);
+                problems.push(format!("{place}: panics when libtorch fails; call it through overdrive_ffi::LazyOp"));
+            }
         }
     }
     problems

@@ -118,3 +118,13 @@ fn a_crate_that_a_document_leaves_out_is_named() {
     tree.files.remove("CHANGELOG.md");
     assert_eq!(documents_name_every_crate(&tree)[0], "CHANGELOG.md: missing");
 }
+
+#[test]
+fn a_scalar_form_of_tch_in_a_crate_is_named() {
+    let bad = "fn a(x: &Tensor) {\n    x.f_mul_scalar(2.0)?;\n}\n#[cfg(test)]\nmod tests { x.f_add_scalar(1.0) }\n";
+    let good = "x.f_mul(&y)?; MUL.tensor(&[Arg::Tensor(x), Arg::Double(2.0)])?;";
+    let tree = files(&[("crates/amp/src/a.rs", bad), ("crates/amp/src/b.rs", good), ("benches/src/c.rs", bad)]);
+    let problems = crates_call_no_scalar_forms_of_tch(&tree);
+    assert_eq!(problems.len(), 1);
+    assert!(problems[0].starts_with("crates/amp/src/a.rs:2:"), "{problems:?}");
+}

@@ -26,19 +26,19 @@ pub struct BenchOptions {
     pub only: Vec<Technique>,
 
     /// Epochs of each run, 1 to 1000 [default: 5, with --quick 2]
-    #[arg(long, value_name = "N", value_parser = |text: &str| whole(text, 1..=1_000))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = |text: &str| whole(text, 1..=1_000))]
     pub epochs: Option<u32>,
 
     /// Interleaved repetitions of each technique, 1 to 100
-    #[arg(long, value_name = "N", default_value = "3", value_parser = |text: &str| whole(text, 1..=100))]
+    #[arg(long, value_name = "N", default_value = "3", allow_negative_numbers = true, value_parser = |text: &str| whole(text, 1..=100))]
     pub repeat: u32,
 
     /// Seed of the initial weights and of the data order, 0 to 4294967295
-    #[arg(long, value_name = "N", default_value = "0", value_parser = |text: &str| whole(text, 0..=u32::MAX))]
+    #[arg(long, value_name = "N", default_value = "0", allow_negative_numbers = true, value_parser = |text: &str| whole(text, 0..=u32::MAX))]
     pub seed: u32,
 
     /// Threads that compute, 1 to 1024 [default: all cores]
-    #[arg(long, value_name = "N", value_parser = |text: &str| whole(text, 1..=1_024))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = |text: &str| whole(text, 1..=1_024))]
     pub threads: Option<u32>,
 
     /// Where to train
@@ -161,6 +161,7 @@ mod tests {
             (["--epochs", "1001"], "1 to 1000"),
             (["--repeat", "0"], "1 to 100"),
             (["--threads", "1025"], "1 to 1024"),
+            (["--threads", "-1"], "1 to 1024"),
             (["--seed", "4294967296"], "0 to 4294967295"),
             (["--seed", "dice"], "0 to 4294967295"),
         ];

@@ -1,13 +1,25 @@
 //! The main job; `cargo xtask bench` builds and runs it.
 #![forbid(unsafe_code)]
 
+use std::process::ExitCode;
+
 use anyhow::{Context, Result};
 use clap::Parser;
 use overdrive_bench_report::BenchOptions;
 use overdrive_benches::job::Job;
 use overdrive_benches::main_job;
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let args: Vec<String> = std::env::args().collect();
     if let [_, flag, job] = &args[..]
         && flag == main_job::JOB_ARGUMENT
