@@ -33,7 +33,7 @@ impl StepCounts {
     pub(crate) fn part(&mut self) -> Result<(), TorchError> {
         if self.shared.take().is_some() {
             let own: Result<Vec<_>, TorchError> =
-                self.counts.to_vec()?.iter().map(|count| Ok(COPY.tensor(&[Arg::Tensor(count)])?)).collect();
+                self.counts.to_vec()?.iter().map(|count| COPY.tensor(&[Arg::Tensor(count)])).collect();
             self.counts = TensorList::new(&own?)?;
         }
         Ok(())
