@@ -1,10 +1,14 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod array;
 mod batch_sampler;
 mod builder;
 mod cache;
 mod collate;
+// Each format needs a part of it.
+#[cfg_attr(not(all(feature = "safetensors", feature = "tfrecord", feature = "webdataset")), expect(dead_code))]
+mod content;
 mod dataset;
 mod decode;
 mod epoch;
@@ -14,16 +18,28 @@ mod image;
 mod image_folder;
 mod loader;
 mod mnist;
+#[cfg(any(feature = "tfrecord", feature = "webdataset"))]
+mod output;
 mod pipeline;
 mod read;
 mod reorder;
 mod rng;
 mod sampler;
+#[cfg(any(feature = "tfrecord", feature = "webdataset"))]
+mod shards;
 mod stats;
+mod stream;
 mod tensor;
+#[cfg(feature = "tfrecord")]
+mod tfrecord;
 mod to_float;
+#[cfg(feature = "webdataset")]
+mod webdataset;
 mod worker;
 
+#[cfg(feature = "safetensors")]
+pub use array::SafeTensorsFile;
+pub use array::{decode_npy, read_npy};
 pub use batch_sampler::{BatchPlan, BatchSampler, FixedBatches};
 pub use builder::DataLoaderBuilder;
 pub use cache::Cached;
@@ -39,5 +55,12 @@ pub use loader::DataLoader;
 pub use mnist::{Mnist, MnistSplit};
 pub use rng::Philox;
 pub use sampler::{RandomSampler, Sampler, SequentialSampler};
+#[cfg(any(feature = "tfrecord", feature = "webdataset"))]
+pub use shards::expand_shards;
 pub use stats::LoaderStats;
+pub use stream::{FnStream, IterableDataset, MapStream, Samples, ShardStream, StreamPosition};
+#[cfg(feature = "tfrecord")]
+pub use tfrecord::{Example, Feature, TfRecord, TfRecordDataset, TfRecordWriter, TfRecords};
 pub use to_float::ToFloat;
+#[cfg(feature = "webdataset")]
+pub use webdataset::{WebDataset, WebDatasetWriter, WebDatasetWriterBuilder, WebSample, WebSamples};

@@ -1,0 +1,272 @@
+//! A file's content from front to back, decompressed on the way, with an offset for every error.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::Path;
+use std::sync::Arc;
+
+use flate2::bufread::MultiGzDecoder;
+
+use crate::DataError;
+use crate::read::open_regular;
+
+/// Large enough that system calls do not count, small enough to stay in a core's cache.
+const BUFFER_BYTES: usize = 1 << 16;
+/// From here on a system call of its own costs less than a copy.
+const DIRECT_BYTES: u64 = 1 << 15;
+/// Memory that is reserved ahead on the word of a header when nothing vouches for it.
+const TRUSTED_BYTES: u64 = 1 << 20;
+const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
+const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+/// zstd's own default: a decoder holds at most 128 MiB of history, whatever the frame asks for.
+#[cfg(feature = "zstd")]
+const ZSTD_WINDOW_LOG: u32 = 27;
+
+trait Input: Read + Seek + Send {}
+
+impl<R: Read + Seek + Send> Input for R {}
+
+/// A reader that knows its file and where it is.
+pub(crate) struct Content {
+    path: Arc<Path>,
+    source: Source,
+    /// Bytes of (decompressed) content read so far.
+    at: u64,
+}
+
+enum Source {
+    /// What the file holds, its length in bytes, and how many of them are before the first.
+    Plain { reader: BufReader<Box<dyn Input>>, bytes: u64 },
+    /// Decompressed as it is read; its length is known at the end only.
+    Packed { reader: Box<dyn BufRead + Send>, format: &'static str },
+}
+
+impl Content {
+    /// Opens a regular file; gzip and zstd are told by their first bytes, not by the name.
+    pub(crate) fn open(path: Arc<Path>) -> Result<Self, DataError> {
+        let (file, bytes) = open_regular(&path)?;
+        Self::new::<File>(file, bytes, path)
+    }
+
+    /// The content of `bytes`; `path` only names them in errors.
+    pub(crate) fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self, DataError> {
+        let length = bytes.len() as u64;
+        Self::new(io::Cursor::new(bytes), length, path.into())
+    }
+
+    fn new<R: Read + Seek + Send + 'static>(input: R, bytes: u64, path: Arc<Path>) -> Result<Self, DataError> {
+        let mut reader = BufReader::with_capacity(BUFFER_BYTES, Box::new(input) as Box<dyn Input>);
+        let start = loop {
+            match reader.fill_buf() {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other.map_err(DataError::io(&path))?,
+            }
+        };
+        let source = if start.starts_with(GZIP_MAGIC) {
+            let decoder = BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(reader));
+            Source::Packed { reader: Box::new(decoder), format: "gzip" }
+        } else if start.starts_with(ZSTD_MAGIC) {
+            Source::Packed { reader: zstd_decoder(reader, &path)?, format: "zstd" }
+        } else {
+            Source::Plain { reader, bytes }
+        };
+        Ok(Self { path, source, at: 0 })
+    }
+
+    /// The file.
+    pub(crate) fn path(&self) -> &Arc<Path> {
+        &self.path
+    }
+
+    /// The offset of the next byte, in decompressed content where the file is compressed.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Fills `buffer` as far as the content goes and tells how far that was.
+    pub(crate) fn fill(&mut self, buffer: &mut [u8]) -> Result<usize, DataError> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            let chunk = self.chunk()?;
+            if chunk.is_empty() {
+                break;
+            }
+            let count = chunk.len().min(buffer.len() - filled);
+            buffer[filled..filled + count].copy_from_slice(&chunk[..count]);
+            self.consume(count);
+            filled += count;
+        }
+        Ok(filled)
+    }
+
+    /// Reads `length` bytes; `what` says in errors what they are.
+    ///
+    /// A plain file is asked for its length before memory is taken, a compressed one gives memory as it goes.
+    pub(crate) fn bytes(&mut self, length: u64, what: &str) -> Result<Vec<u8>, DataError> {
+        let start = self.at;
+        let reserve = match self.check(length, what)? {
+            true => length,
+            false => length.min(TRUSTED_BYTES),
+        };
+        let mut bytes = Vec::new();
+        let reserved = usize::try_from(reserve).map(|reserve| bytes.try_reserve_exact(reserve));
+        if !matches!(reserved, Ok(Ok(()))) {
+            return Err(DataError::io(&self.path)(io::ErrorKind::OutOfMemory.into()));
+        }
+        while (bytes.len() as u64) < length {
+            if self.read_around_buffer(length, &mut bytes)? {
+                continue;
+            }
+            let chunk = self.chunk()?;
+            if chunk.is_empty() {
+                return Err(self.cut(start, length, what, bytes.len() as u64));
+            }
+            let count = (length - bytes.len() as u64).min(chunk.len() as u64) as usize;
+            bytes.extend_from_slice(&chunk[..count]);
+            self.consume(count);
+        }
+        Ok(bytes)
+    }
+
+    /// Reads the rest of `length` bytes of a plain file straight into `bytes` when nothing is buffered and it is long
+    /// enough to save a copy. False when there was nothing to do so.
+    fn read_around_buffer(&mut self, length: u64, bytes: &mut Vec<u8>) -> Result<bool, DataError> {
+        let left = length - bytes.len() as u64;
+        match &mut self.source {
+            Source::Plain { reader, .. } if left >= DIRECT_BYTES && reader.buffer().is_empty() => {
+                let before = bytes.len();
+                let outcome = reader.get_mut().take(left).read_to_end(bytes);
+                let got = bytes.len() - before;
+                self.at += got as u64;
+                outcome.map_err(DataError::io(&self.path))?;
+                Ok(got > 0)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Passes over `length` bytes, without reading them where the file is not compressed.
+    pub(crate) fn skip(&mut self, length: u64, what: &str) -> Result<(), DataError> {
+        let start = self.at;
+        let known = self.check(length, what)?;
+        if let (Source::Plain { reader, .. }, true) = (&mut self.source, known) {
+            // Within the buffer this only moves a mark; a file's length fits into an i64.
+            let moved = i64::try_from(length).map_err(io::Error::other).and_then(|length| reader.seek_relative(length));
+            moved.map_err(DataError::io(&self.path))?;
+            self.at += length;
+            return Ok(());
+        }
+        while self.at - start < length {
+            let chunk = self.chunk()?.len() as u64;
+            if chunk == 0 {
+                return Err(self.cut(start, length, what, self.at - start));
+            }
+            self.consume(chunk.min(length - (self.at - start)) as usize);
+        }
+        Ok(())
+    }
+
+    /// Reads to the end and tells where the first byte is that is not zero.
+    pub(crate) fn drain_zeros(&mut self) -> Result<Option<u64>, DataError> {
+        loop {
+            let at = self.at;
+            let chunk = self.chunk()?;
+            // A sum over the chunk is a few wide instructions; the position is looked for only when there is one.
+            if chunk.iter().fold(0, |bits, byte| bits | byte) != 0 {
+                return Ok(chunk.iter().position(|&byte| byte != 0).map(|position| at + position as u64));
+            }
+            match chunk.len() {
+                0 => return Ok(None),
+                count => self.consume(count),
+            }
+        }
+    }
+
+    /// Goes to an offset of a file that is not compressed.
+    pub(crate) fn seek(&mut self, at: u64) -> Result<(), DataError> {
+        match &mut self.source {
+            Source::Plain { reader, .. } => reader.seek(SeekFrom::Start(at)).map_err(DataError::io(&self.path))?,
+            Source::Packed { format, .. } => {
+                return Err(DataError::layout(&self.path, "a file that is not compressed", *format));
+            }
+        };
+        self.at = at;
+        Ok(())
+    }
+
+    /// The length of the file, where it is not compressed.
+    pub(crate) fn length(&self) -> Option<u64> {
+        match &self.source {
+            Source::Plain { bytes, .. } => Some(*bytes),
+            Source::Packed { .. } => None,
+        }
+    }
+
+    pub(crate) fn corrupt(&self, offset: u64, expected: impl Into<String>, found: impl Into<String>) -> DataError {
+        DataError::corrupt(&self.path, offset, expected, found)
+    }
+
+    /// Whether `length` more bytes are certain to be there; an error when they certainly are not.
+    fn check(&self, length: u64, what: &str) -> Result<bool, DataError> {
+        let Some(bytes) = self.length() else { return Ok(false) };
+        match bytes.saturating_sub(self.at) {
+            room if room < length => Err(self.cut(self.at, length, what, room)),
+            _ => Ok(true),
+        }
+    }
+
+    fn cut(&self, start: u64, length: u64, what: &str, got: u64) -> DataError {
+        self.corrupt(start, format!("{length} bytes of {what}"), format!("the end of the file after {got} of them"))
+    }
+
+    /// What is buffered, read anew when that is nothing; empty at the end.
+    fn chunk(&mut self) -> Result<&[u8], DataError> {
+        // Two calls, since the borrow checker does not see that the loop's errors hold no chunk.
+        loop {
+            let outcome = match &mut self.source {
+                Source::Plain { reader, .. } => reader.fill_buf().map(drop),
+                Source::Packed { reader, .. } => reader.fill_buf().map(drop),
+            };
+            match outcome {
+                Ok(()) => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.damaged(error)),
+            }
+        }
+        let chunk = match &mut self.source {
+            Source::Plain { reader, .. } => reader.fill_buf(),
+            Source::Packed { reader, .. } => reader.fill_buf(),
+        };
+        chunk.map_err(DataError::io(&self.path))
+    }
+
+    fn consume(&mut self, count: usize) {
+        match &mut self.source {
+            Source::Plain { reader, .. } => reader.consume(count),
+            Source::Packed { reader, .. } => reader.consume(count),
+        }
+        self.at += count as u64;
+    }
+
+    fn damaged(&self, error: io::Error) -> DataError {
+        use io::ErrorKind::{InvalidData, InvalidInput, Other, UnexpectedEof};
+        match (&self.source, error.kind()) {
+            (Source::Packed { format, .. }, InvalidData | InvalidInput | UnexpectedEof | Other) => {
+                self.corrupt(self.at, format!("intact {format} data"), error.to_string())
+            }
+            _ => DataError::Io { path: self.path.to_path_buf(), error },
+        }
+    }
+}
+
+#[cfg(feature = "zstd")]
+fn zstd_decoder(reader: BufReader<Box<dyn Input>>, path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
+    let mut decoder = zstd::Decoder::with_buffer(reader).map_err(DataError::io(path))?;
+    decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(DataError::io(path))?;
+    Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder)))
+}
+
+#[cfg(not(feature = "zstd"))]
+fn zstd_decoder(_: BufReader<Box<dyn Input>>, path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
+    Err(DataError::layout(path, "a build with the feature `zstd`", "zstd-compressed data"))
+}

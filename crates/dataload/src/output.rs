@@ -1,0 +1,114 @@
+//! A file that appears whole or not at all.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use crate::DataError;
+
+const BUFFER_BYTES: usize = 1 << 18;
+
+/// Writes to `<path>.part` and renames it at the end, so that an interrupted run leaves no file that looks complete.
+///
+/// A name that ends in `.gz` or `.tgz` is compressed with gzip, one in `.zst` with zstd.
+pub(crate) struct Output {
+    path: PathBuf,
+    part: PathBuf,
+    /// Taken at the end.
+    encoder: Option<Encoder>,
+}
+
+enum Encoder {
+    Plain(BufWriter<File>),
+    Gzip(GzEncoder<BufWriter<File>>),
+    #[cfg(feature = "zstd")]
+    Zstd(zstd::Encoder<'static, BufWriter<File>>),
+}
+
+impl Output {
+    pub(crate) fn create(path: &Path) -> Result<Self, DataError> {
+        let mut part = path.as_os_str().to_owned();
+        part.push(".part");
+        let part = PathBuf::from(part);
+        let ending = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+        #[cfg(not(feature = "zstd"))]
+        if ending == "zst" {
+            return Err(DataError::layout(path, "a build with the feature `zstd`", "a name that asks for it"));
+        }
+        let file = BufWriter::with_capacity(BUFFER_BYTES, File::create(&part).map_err(DataError::io(&part))?);
+        let encoder = match ending.as_str() {
+            "gz" | "tgz" => Encoder::Gzip(GzEncoder::new(file, Compression::default())),
+            #[cfg(feature = "zstd")]
+            "zst" => {
+                // A checksum a frame, so that damage is found when it is read.
+                let mut encoder = zstd::Encoder::new(file, 0).map_err(DataError::io(&part))?;
+                encoder.include_checksum(true).map_err(DataError::io(&part))?;
+                Encoder::Zstd(encoder)
+            }
+            _ => Encoder::Plain(file),
+        };
+        Ok(Self { path: path.to_owned(), part, encoder: Some(encoder) })
+    }
+
+    /// The name that the file will have.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes out what is left, waits until it is on the disk, and gives the file its name.
+    pub(crate) fn finish(mut self) -> Result<PathBuf, DataError> {
+        let Some(encoder) = self.encoder.take() else { return Ok(self.path.clone()) };
+        let finished = encoder.finish().and_then(|file| file.sync_all());
+        let renamed = finished.and_then(|()| fs::rename(&self.part, &self.path));
+        if renamed.is_err() {
+            _ = fs::remove_file(&self.part);
+        }
+        renamed.map_err(DataError::io(&self.path))?;
+        Ok(self.path.clone())
+    }
+}
+
+impl Encoder {
+    fn finish(self) -> io::Result<File> {
+        let buffered = match self {
+            Self::Plain(file) => file,
+            Self::Gzip(encoder) => encoder.finish()?,
+            #[cfg(feature = "zstd")]
+            Self::Zstd(encoder) => encoder.finish()?,
+        };
+        buffered.into_inner().map_err(io::IntoInnerError::into_error)
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.encoder {
+            Some(Encoder::Plain(file)) => file.write(bytes),
+            Some(Encoder::Gzip(encoder)) => encoder.write(bytes),
+            #[cfg(feature = "zstd")]
+            Some(Encoder::Zstd(encoder)) => encoder.write(bytes),
+            None => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match &mut self.encoder {
+            Some(Encoder::Plain(file)) => file.flush(),
+            Some(Encoder::Gzip(encoder)) => encoder.flush(),
+            #[cfg(feature = "zstd")]
+            Some(Encoder::Zstd(encoder)) => encoder.flush(),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if self.encoder.take().is_some() {
+            _ = fs::remove_file(&self.part);
+        }
+    }
+}

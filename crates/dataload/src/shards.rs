@@ -1,0 +1,210 @@
+//! From a pattern to the files of a dataset: braces, then globs.
+
+use std::path::{Path, PathBuf};
+
+use crate::DataError;
+
+/// More files than this are a slip of the pen, and listing them could fill memory.
+const MAX_FILES: usize = 1 << 20;
+/// A wider number is longer than any file name.
+const MAX_WIDTH: usize = 64;
+/// Deeper braces than this are no pattern that a person wrote.
+const MAX_DEPTH: usize = 32;
+
+/// The files that a pattern stands for, in the order in which it names them.
+///
+/// `{000..127}` counts (keeping the width), `{0..20..5}` in steps, `{train,val}` lists, and braces nest; `*`, `?`,
+/// `[a-c]` and `**` then match files, sorted by name. A pattern of braces names every file and needs it to exist,
+/// and one with a glob needs at least one match. Names that contain such characters go to `from_files` of the
+/// dataset instead.
+///
+/// # Errors
+/// [`DataError::InvalidOption`] for unbalanced braces or more than 2^20 files; [`DataError::Io`] naming a file that is
+/// missing; [`DataError::Layout`] for a glob without a match.
+///
+/// # Source
+/// `braceexpand` as used by Python's webdataset.
+pub fn expand_shards(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
+    let mut files = Vec::new();
+    for name in expand_braces(pattern, 0)? {
+        if name.contains(['*', '?', '[']) {
+            glob_into(&name, &mut files)?;
+        } else {
+            files.push(PathBuf::from(name));
+        }
+    }
+    require(&files)?;
+    Ok(files)
+}
+
+/// Checks that every file exists, so that a missing shard shows at the start and not hours later.
+pub(crate) fn require(files: &[PathBuf]) -> Result<(), DataError> {
+    files.iter().try_for_each(|path| std::fs::metadata(path).map(drop).map_err(DataError::io(path)))
+}
+
+fn glob_into(pattern: &str, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    let invalid =
+        |error: glob::PatternError| DataError::option("shards", "a glob pattern", format!("{pattern}: {error}"));
+    let before = files.len();
+    for entry in glob::glob(pattern).map_err(invalid)? {
+        let file = entry.map_err(|error| DataError::Io { path: error.path().to_owned(), error: error.into() })?;
+        files.push(file);
+        limit(files.len())?;
+    }
+    match files.len() - before {
+        0 => Err(DataError::layout(Path::new(pattern), "files that match", "none")),
+        _ => Ok(()),
+    }
+}
+
+fn limit(count: usize) -> Result<(), DataError> {
+    match count {
+        0..=MAX_FILES => Ok(()),
+        _ => Err(DataError::option("shards", format!("at most {MAX_FILES} files"), format!("{count} or more"))),
+    }
+}
+
+/// Every text that the braces of `pattern` stand for, the last brace counting fastest.
+fn expand_braces(pattern: &str, depth: usize) -> Result<Vec<String>, DataError> {
+    let unbalanced = || DataError::option("shards", "a pattern with balanced braces", pattern);
+    if depth > MAX_DEPTH {
+        return Err(DataError::option(
+            "shards",
+            format!("at most {MAX_DEPTH} braces in a row or in each other"),
+            pattern,
+        ));
+    }
+    let Some(open) = pattern.find(['{', '}']) else { return Ok(vec![pattern.to_owned()]) };
+    let close = closing(pattern, open).ok_or_else(unbalanced)?;
+    let (before, inside, after) = (&pattern[..open], &pattern[open + 1..close], &pattern[close + 1..]);
+
+    let alternatives = match (sequence(inside)?, parts(inside).as_slice()) {
+        (Some(counted), _) => counted,
+        // A single word in braces is no list: it stays as it is.
+        (None, [_]) => expand_braces(inside, depth + 1)?.iter().map(|word| format!("{{{word}}}")).collect(),
+        (None, words) => {
+            let mut all = Vec::new();
+            for word in words {
+                all.extend(expand_braces(word, depth + 1)?);
+                limit(all.len())?;
+            }
+            all
+        }
+    };
+    let rest = expand_braces(after, depth + 1)?;
+    limit(alternatives.len().saturating_mul(rest.len()))?;
+    let joined = alternatives.iter().flat_map(|word| rest.iter().map(move |rest| format!("{before}{word}{rest}")));
+    Ok(joined.collect())
+}
+
+/// The position of the brace that closes the one at `open`.
+fn closing(pattern: &str, open: usize) -> Option<usize> {
+    let mut depth = 0usize;
+    for (position, byte) in pattern.bytes().enumerate().skip(open) {
+        match byte {
+            b'{' => depth += 1,
+            b'}' => {
+                depth = depth.checked_sub(1)?;
+                if depth == 0 {
+                    return Some(position);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// What the commas that are in no inner brace divide.
+fn parts(inside: &str) -> Vec<&str> {
+    let mut depth = 0usize;
+    inside
+        .split(|character| {
+            match character {
+                '{' => depth += 1,
+                '}' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            character == ',' && depth == 0
+        })
+        .collect()
+}
+
+/// `a..b` or `a..b..step` in decimal numbers; None when `inside` is something else.
+fn sequence(inside: &str) -> Result<Option<Vec<String>>, DataError> {
+    let pieces: Vec<&str> = inside.split("..").collect();
+    let (from, to, step) = match *pieces.as_slice() {
+        [from, to] => (from, to, "1"),
+        [from, to, step] => (from, to, step),
+        _ => return Ok(None),
+    };
+    let (Ok(first), Ok(last), Ok(step)) = (from.parse::<i64>(), to.parse::<i64>(), step.parse::<i64>()) else {
+        return Ok(None);
+    };
+    let step = step.unsigned_abs().max(1);
+    let count = (first.abs_diff(last) / step).saturating_add(1);
+    limit(usize::try_from(count).unwrap_or(usize::MAX))?;
+    let padded = |text: &str| text.trim_start_matches('-').starts_with('0') && text.trim_start_matches('-').len() > 1;
+    let width = if padded(from) || padded(to) { from.len().max(to.len()) } else { 0 };
+    if width > MAX_WIDTH {
+        return Err(DataError::option("shards", format!("numbers of at most {MAX_WIDTH} digits"), width));
+    }
+    let number = |index: u64| match first <= last {
+        true => first.saturating_add_unsigned(index * step),
+        false => first.saturating_sub_unsigned(index * step),
+    };
+    Ok(Some((0..count).map(|index| format!("{:0width$}", number(index))).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn braces(pattern: &str) -> Vec<String> {
+        expand_braces(pattern, 0).unwrap()
+    }
+
+    #[test]
+    fn braces_expand_as_in_a_shell() {
+        assert_eq!(braces("a-{08..11}.tar"), ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]);
+        assert_eq!(braces("{3..1}"), ["3", "2", "1"]);
+        assert_eq!(braces("{0..10..5}"), ["0", "5", "10"]);
+        assert_eq!(braces("{-1..1}"), ["-1", "0", "1"]);
+        assert_eq!(braces("{a,b{1..2}}/{x,y}"), ["a/x", "a/y", "b1/x", "b1/y", "b2/x", "b2/y"]);
+        assert_eq!(braces("{one}-{a..b}"), ["{one}-{a..b}"]);
+        assert_eq!(braces("{,s}"), ["", "s"]);
+        assert_eq!(braces("plain"), ["plain"]);
+        assert_eq!(braces("data-{000..127}.tar").len(), 128);
+    }
+
+    #[test]
+    fn slips_of_the_pen_are_errors_and_cost_nothing() {
+        for pattern in ["{a", "a}", "{a,{b}", "}{", "{0..99999999999}", "{1..1000}{1..1000}{1..1000}"] {
+            assert!(matches!(expand_braces(pattern, 0), Err(DataError::InvalidOption { .. })), "{pattern}");
+        }
+        assert!(expand_braces(&"{".repeat(100_000), 0).is_err());
+        assert!(expand_braces(&"{a,b}".repeat(100_000), 0).is_err());
+        assert!(expand_braces(&format!("{}a{}", "{".repeat(50_000), "}".repeat(50_000)), 0).is_err());
+        assert!(expand_braces("{-9223372036854775808..9223372036854775807}", 0).is_err());
+        assert_eq!(braces("{9223372036854775806..9223372036854775807}").len(), 2);
+    }
+
+    #[test]
+    fn globs_are_sorted_and_missing_files_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["b.tar", "a.tar", "c.txt"] {
+            std::fs::write(dir.path().join(name), b"").unwrap();
+        }
+        let expand = |pattern: &str| expand_shards(&format!("{}/{pattern}", dir.path().display()));
+        let names = |files: Vec<PathBuf>| -> Vec<String> {
+            files.iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect()
+        };
+        assert_eq!(names(expand("*.tar").unwrap()), ["a.tar", "b.tar"]);
+        assert_eq!(names(expand("{b,a}.tar").unwrap()), ["b.tar", "a.tar"]);
+        assert_eq!(names(expand("{*.txt,a.tar}").unwrap()), ["c.txt", "a.tar"]);
+        assert!(expand("{a..b}.tar").is_err());
+        assert!(expand("{a,x}.tar").unwrap_err().to_string().contains("x.tar"));
+        assert!(matches!(expand("*.png"), Err(DataError::Layout { .. })));
+        assert!(matches!(expand("***"), Err(DataError::InvalidOption { .. })));
+    }
+}

@@ -1,0 +1,257 @@
+//! Streams of samples in shards, for data that is read from front to back.
+
+use std::sync::Arc;
+
+use crate::DataError;
+
+/// The samples of one shard, in order.
+///
+/// An `Err` takes the place of a sample. Whether more follows depends on the format: what can find its next sample
+/// goes on, anything else ends.
+pub type Samples<'a, S> = Box<dyn Iterator<Item = Result<S, DataError>> + Send + 'a>;
+
+/// Samples in shards: each is read from front to back, different ones by different threads at once.
+///
+/// Like a [`Dataset`](crate::Dataset) it is a pure function, here of the shard and the position in it: that makes a
+/// run repeatable, independent of the number of workers, and able to go on where another stopped.
+///
+/// # Source
+/// `torch.utils.data.IterableDataset`, whose workers divide their work by hand (`get_worker_info`).
+pub trait IterableDataset: Send + Sync {
+    /// What one step of a stream gives.
+    type Sample: Send;
+
+    /// How many shards there are.
+    fn shards(&self) -> usize;
+
+    /// Opens the shard with this number, which is below [`shards`](Self::shards), after its first `position` items.
+    ///
+    /// Items are counted as the stream gives them, errors included, so that a run which passed over a bad sample
+    /// resumes behind it. A position behind the last item gives an empty stream.
+    ///
+    /// # Errors
+    /// [`DataError::IndexOutOfRange`] for a shard that does not exist; whatever keeps it from being opened.
+    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<'_, Self::Sample>, DataError>;
+
+    /// A dataset that passes every sample through `transform`.
+    fn map<T, F>(self, transform: F) -> MapStream<Self, F>
+    where
+        Self: Sized,
+        T: Send,
+        F: Fn(Self::Sample) -> Result<T, DataError> + Send + Sync,
+    {
+        MapStream { dataset: self, transform }
+    }
+
+    /// The samples of the shards in `order`, one shard after the other.
+    ///
+    /// Worker `w` of `n` takes `(w..dataset.shards()).step_by(n)`; a shuffled epoch takes a permutation.
+    fn stream(&self, order: impl IntoIterator<Item = usize>) -> ShardStream<'_, Self>
+    where
+        Self: Sized,
+    {
+        self.stream_from(order, StreamPosition::default())
+    }
+
+    /// The same from `position` on, which an earlier stream over the same `order` told.
+    fn stream_from(&self, order: impl IntoIterator<Item = usize>, position: StreamPosition) -> ShardStream<'_, Self>
+    where
+        Self: Sized,
+    {
+        ShardStream { dataset: self, order: order.into_iter().collect(), position, samples: None }
+    }
+}
+
+macro_rules! forward_iterable {
+    ($($pointer:ty),*) => {$(
+        impl<D: IterableDataset + ?Sized> IterableDataset for $pointer {
+            type Sample = D::Sample;
+
+            fn shards(&self) -> usize {
+                (**self).shards()
+            }
+
+            fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<'_, D::Sample>, DataError> {
+                (**self).open_shard(shard, position)
+            }
+        }
+    )*};
+}
+
+forward_iterable!(&D, Box<D>, Arc<D>);
+
+/// Where a [`ShardStream`] is: all that it takes to go on there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct StreamPosition {
+    /// The place in the stream's order of shards, from 0.
+    pub shard: usize,
+    /// The items of that shard that have been given.
+    pub sample: u64,
+}
+
+/// The samples of several shards; made by [`IterableDataset::stream`].
+///
+/// A shard that cannot be opened gives one `Err` in its place, and the stream goes on with the next one.
+pub struct ShardStream<'a, D: IterableDataset> {
+    dataset: &'a D,
+    order: Box<[usize]>,
+    position: StreamPosition,
+    samples: Option<Samples<'a, D::Sample>>,
+}
+
+impl<D: IterableDataset> ShardStream<'_, D> {
+    /// Where the next sample is; give it to [`IterableDataset::stream_from`] to go on there.
+    pub fn position(&self) -> StreamPosition {
+        self.position
+    }
+
+    fn next_shard(&mut self) {
+        self.samples = None;
+        self.position = StreamPosition { shard: self.position.shard + 1, sample: 0 };
+    }
+}
+
+impl<D: IterableDataset> Iterator for ShardStream<'_, D> {
+    type Item = Result<D::Sample, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let samples = match &mut self.samples {
+                Some(samples) => samples,
+                None => {
+                    let &shard = self.order.get(self.position.shard)?;
+                    match self.dataset.open_shard(shard, self.position.sample) {
+                        Ok(samples) => self.samples.insert(samples),
+                        Err(error) => {
+                            self.next_shard();
+                            return Some(Err(error));
+                        }
+                    }
+                }
+            };
+            match samples.next() {
+                Some(item) => {
+                    self.position.sample += 1;
+                    return Some(item);
+                }
+                None => self.next_shard(),
+            }
+        }
+    }
+}
+
+/// A closure as a stream of shards.
+///
+/// ```
+/// use overdrive_dataload::{FnStream, IterableDataset};
+///
+/// let counts = FnStream::new(2, |shard| Ok((0..3).map(move |i| Ok(shard * 10 + i))));
+/// let all: Vec<usize> = counts.stream(0..2).collect::<Result<_, _>>()?;
+/// assert_eq!(all, [0, 1, 2, 10, 11, 12]);
+/// # Ok::<(), overdrive_dataload::DataError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct FnStream<F> {
+    shards: usize,
+    open: F,
+}
+
+impl<F> FnStream<F> {
+    /// A dataset of `shards` shards, the one with number `i` being the iterator that `open(i)` gives.
+    ///
+    /// To resume, the iterator is made anew and its first items are passed over by [`Iterator::nth`].
+    pub fn new<S, I>(shards: usize, open: F) -> Self
+    where
+        F: Fn(usize) -> Result<I, DataError> + Send + Sync,
+        I: Iterator<Item = Result<S, DataError>> + Send,
+    {
+        Self { shards, open }
+    }
+}
+
+impl<S, I, F> IterableDataset for FnStream<F>
+where
+    S: Send,
+    I: Iterator<Item = Result<S, DataError>> + Send + 'static,
+    F: Fn(usize) -> Result<I, DataError> + Send + Sync,
+{
+    type Sample = S;
+
+    fn shards(&self) -> usize {
+        self.shards
+    }
+
+    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<'_, S>, DataError> {
+        if shard >= self.shards {
+            return Err(DataError::IndexOutOfRange { index: shard, len: self.shards });
+        }
+        let samples = (self.open)(shard)?;
+        Ok(Box::new(samples.skip(usize::try_from(position).unwrap_or(usize::MAX))))
+    }
+}
+
+/// A stream with a transform after it; made by [`IterableDataset::map`].
+#[derive(Clone, Debug)]
+pub struct MapStream<D, F> {
+    dataset: D,
+    transform: F,
+}
+
+impl<T, D, F> IterableDataset for MapStream<D, F>
+where
+    T: Send,
+    D: IterableDataset,
+    F: Fn(D::Sample) -> Result<T, DataError> + Send + Sync,
+{
+    type Sample = T;
+
+    fn shards(&self) -> usize {
+        self.dataset.shards()
+    }
+
+    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<'_, T>, DataError> {
+        let samples = self.dataset.open_shard(shard, position)?;
+        Ok(Box::new(samples.map(|sample| sample.and_then(&self.transform))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Shard 1 cannot be opened; shard 2 has a bad sample in the middle.
+    fn bumpy() -> impl IterableDataset<Sample = usize> {
+        FnStream::new(3, |shard| match shard {
+            1 => Err(DataError::other("no shard 1")),
+            _ => Ok((0..3).map(move |i| match (shard, i) {
+                (2, 1) => Err(DataError::other("bad")),
+                _ => Ok(shard * 10 + i),
+            })),
+        })
+    }
+
+    fn seen(stream: impl Iterator<Item = Result<usize, DataError>>) -> Vec<String> {
+        stream.map(|item| item.map_or_else(|error| error.to_string(), |sample| sample.to_string())).collect()
+    }
+
+    #[test]
+    fn shards_follow_each_other_and_errors_keep_their_place() {
+        let dataset: Arc<dyn IterableDataset<Sample = usize>> = Arc::new(bumpy().map(|i| Ok(i + 1)));
+        assert_eq!(seen(dataset.stream(0..3)), ["1", "2", "3", "no shard 1", "21", "bad", "23"]);
+        assert_eq!(seen(dataset.stream([2, 0])), ["21", "bad", "23", "1", "2", "3"]);
+        assert!(seen(dataset.stream([7]))[0].contains("index 7 is out of range"));
+        assert!(seen(dataset.stream([])).is_empty());
+    }
+
+    #[test]
+    fn every_position_resumes_exactly() {
+        let dataset = bumpy();
+        let all = seen(dataset.stream(0..3));
+        let mut stream = dataset.stream(0..3);
+        for given in 0..=all.len() {
+            assert_eq!(seen(dataset.stream_from(0..3, stream.position())), all[given..], "after {given}");
+            stream.next();
+        }
+        assert!(stream.next().is_none());
+    }
+}

@@ -1,0 +1,116 @@
+//! TFRecord: length-prefixed records with checksums, and the `tf.train.Example` messages in them.
+
+mod crc;
+mod example;
+mod records;
+mod wire;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use example::{Example, Feature};
+pub use records::{TfRecord, TfRecords};
+pub use writer::TfRecordWriter;
+
+use crate::shards::{expand_shards, require};
+use crate::{DataError, IterableDataset, Samples};
+
+/// The most bytes of one record unless [`TfRecordDataset::max_record_bytes`] says otherwise: 1 GiB.
+const MAX_RECORD_BYTES: u64 = 1 << 30;
+
+/// TFRecord files, plain or compressed with gzip or zstd (told by their content), as a stream of [`TfRecord`]s.
+///
+/// A record whose content does not agree with its checksum is an `Err` in its place, and the stream goes on after it; a
+/// length that does not is the end of the file's stream, since nothing tells where the next record is.
+///
+/// ```no_run
+/// use overdrive_dataload::{Feature, IterableDataset, TfRecordDataset};
+///
+/// let dataset = TfRecordDataset::open("train-{00000..00127}-of-00128.tfrecord")?;
+/// for record in dataset.stream(0..dataset.shards()) {
+///     let record = record?;
+///     let example = record.example()?;
+///     if let Some(Feature::Int64(labels)) = example.get("image/class/label") {
+///         println!("{labels:?}");
+///     }
+/// }
+/// # Ok::<(), overdrive_dataload::DataError>(())
+/// ```
+///
+/// # Source
+/// `tf.data.TFRecordDataset`.
+#[derive(Clone, Debug)]
+pub struct TfRecordDataset {
+    files: Arc<[Arc<Path>]>,
+    options: Options,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Options {
+    verify_crc: bool,
+    max_record_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { verify_crc: true, max_record_bytes: MAX_RECORD_BYTES }
+    }
+}
+
+impl TfRecordDataset {
+    /// The files that a pattern of braces and globs stands for; see [`expand_shards`].
+    ///
+    /// # Errors
+    /// As [`expand_shards`]; a missing file is named.
+    pub fn open(pattern: &str) -> Result<Self, DataError> {
+        Self::from_files(expand_shards(pattern)?)
+    }
+
+    /// A list of files.
+    ///
+    /// # Errors
+    /// [`DataError::Io`] naming a file that is missing; [`DataError::InvalidOption`] for an empty list.
+    pub fn from_files(files: impl IntoIterator<Item = impl Into<PathBuf>>) -> Result<Self, DataError> {
+        let files: Vec<PathBuf> = files.into_iter().map(Into::into).collect();
+        if files.is_empty() {
+            return Err(DataError::option("shards", "at least one file", 0));
+        }
+        require(&files)?;
+        Ok(Self { files: files.into_iter().map(Arc::from).collect(), options: Options::default() })
+    }
+
+    /// Whether checksums are compared; on unless set. Without them a flipped bit goes unnoticed.
+    pub fn verify_crc(mut self, verify: bool) -> Self {
+        self.options.verify_crc = verify;
+        self
+    }
+
+    /// The most bytes that one record may take; 1 GiB unless set.
+    pub fn max_record_bytes(mut self, bytes: u64) -> Self {
+        self.options.max_record_bytes = bytes;
+        self
+    }
+
+    /// The files, in order.
+    pub fn files(&self) -> impl ExactSizeIterator<Item = &Path> {
+        self.files.iter().map(|file| &**file)
+    }
+}
+
+impl IterableDataset for TfRecordDataset {
+    type Sample = TfRecord;
+
+    fn shards(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Passes over the first records without reading them where the file is not compressed.
+    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<'_, TfRecord>, DataError> {
+        let len = self.files.len();
+        let path = self.files.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?;
+        let mut records = TfRecords::open(path.clone(), self.options)?;
+        records.pass_over(position);
+        Ok(Box::new(records))
+    }
+}

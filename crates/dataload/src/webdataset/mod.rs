@@ -1,0 +1,116 @@
+//! WebDataset: samples as neighbouring files of tar shards.
+
+mod sample;
+mod samples;
+mod tar;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use sample::WebSample;
+pub use samples::WebSamples;
+pub use writer::{WebDatasetWriter, WebDatasetWriterBuilder};
+
+use crate::shards::{expand_shards, require};
+use crate::{DataError, IterableDataset, Samples};
+
+/// The most bytes of one sample unless [`WebDataset::max_sample_bytes`] says otherwise: 1 GiB.
+const MAX_SAMPLE_BYTES: u64 = 1 << 30;
+
+/// Tar shards, plain or compressed with gzip or zstd (told by their content), as a stream of [`WebSample`]s.
+///
+/// Neighbouring files whose names agree up to the first dot after the last slash make one sample. Folders, links, files
+/// without a dot, hidden files and `__meta__` entries are passed over. A shard without its end mark, or with anything
+/// after it, is an error: a cut or glued shard would lose samples unseen.
+///
+/// ```no_run
+/// use overdrive_dataload::{IterableDataset, WebDataset};
+///
+/// let dataset = WebDataset::open("data-{000..127}.tar")?.select(["jpg", "cls"]);
+/// for sample in dataset.stream(0..dataset.shards()) {
+///     let sample = sample?;
+///     println!("{}: {} bytes", sample.key(), sample.get("jpg").map_or(0, |jpg| jpg.len()));
+/// }
+/// # Ok::<(), overdrive_dataload::DataError>(())
+/// ```
+///
+/// # Source
+/// Python's `webdataset.WebDataset` without its decoding; the format is that of `webdataset.tariterators`.
+#[derive(Clone, Debug)]
+pub struct WebDataset {
+    files: Arc<[Arc<Path>]>,
+    options: Options,
+}
+
+/// What a reader keeps of a shard.
+#[derive(Clone, Debug)]
+struct Options {
+    /// None for all.
+    extensions: Option<Arc<[Box<str>]>>,
+    max_sample_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { extensions: None, max_sample_bytes: MAX_SAMPLE_BYTES }
+    }
+}
+
+impl WebDataset {
+    /// The shards that a pattern of braces and globs stands for; see [`expand_shards`].
+    ///
+    /// # Errors
+    /// As [`expand_shards`]; a missing shard is named.
+    pub fn open(pattern: &str) -> Result<Self, DataError> {
+        Self::from_files(expand_shards(pattern)?)
+    }
+
+    /// The shards in a list of files.
+    ///
+    /// # Errors
+    /// [`DataError::Io`] naming a file that is missing; [`DataError::InvalidOption`] for an empty list.
+    pub fn from_files(files: impl IntoIterator<Item = impl Into<PathBuf>>) -> Result<Self, DataError> {
+        let files: Vec<PathBuf> = files.into_iter().map(Into::into).collect();
+        if files.is_empty() {
+            return Err(DataError::option("shards", "at least one file", 0));
+        }
+        require(&files)?;
+        Ok(Self { files: files.into_iter().map(Arc::from).collect(), options: Options::default() })
+    }
+
+    /// Reads only files with these extensions (`jpg`, `seg.png`), the others are passed over; everything unless set.
+    pub fn select<E: AsRef<str>>(mut self, extensions: impl IntoIterator<Item = E>) -> Self {
+        let lower = extensions.into_iter().map(|extension| extension.as_ref().to_lowercase().into_boxed_str());
+        self.options.extensions = Some(lower.collect());
+        self
+    }
+
+    /// The most bytes that one sample may take, for all its files together; 1 GiB unless set.
+    pub fn max_sample_bytes(mut self, bytes: u64) -> Self {
+        self.options.max_sample_bytes = bytes;
+        self
+    }
+
+    /// The shards' files, in order.
+    pub fn files(&self) -> impl ExactSizeIterator<Item = &Path> {
+        self.files.iter().map(|file| &**file)
+    }
+}
+
+impl IterableDataset for WebDataset {
+    type Sample = WebSample;
+
+    fn shards(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Passes over the first samples without reading them where the shard is not compressed.
+    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<'_, WebSample>, DataError> {
+        let len = self.files.len();
+        let path = self.files.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?;
+        let mut samples = WebSamples::open(path.clone(), self.options.clone())?;
+        samples.pass_over(position);
+        Ok(Box::new(samples))
+    }
+}

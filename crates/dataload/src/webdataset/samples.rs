@@ -1,0 +1,174 @@
+//! From the files of a shard to its samples.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::tar::{TarFile, TarReader};
+use super::{Options, WebSample};
+use crate::DataError;
+use crate::content::Content;
+
+/// More files than this with one name in common are no sample.
+const MAX_FILES: usize = 4096;
+
+/// The samples of one shard, in order; ends after the first error, since nothing tells where the next header is.
+pub struct WebSamples {
+    tar: TarReader,
+    options: Options,
+    /// The first file of the next sample, whose content is still unread.
+    ahead: Option<Named>,
+    done: bool,
+}
+
+/// A file whose name has a key and an extension.
+struct Named {
+    file: TarFile,
+    /// Where the dot between them is.
+    dot: usize,
+}
+
+impl WebSamples {
+    pub(super) fn open(path: Arc<Path>, options: Options) -> Result<Self, DataError> {
+        Ok(Self::new(Content::open(path)?, options))
+    }
+
+    /// The samples of a shard that is in memory; `path` only names it in errors.
+    ///
+    /// # Errors
+    /// [`DataError::Layout`] for a compression that this build does not know.
+    pub fn from_bytes(shard: Vec<u8>, path: &Path) -> Result<Self, DataError> {
+        Ok(Self::new(Content::from_bytes(shard, path)?, Options::default()))
+    }
+
+    fn new(content: Content, options: Options) -> Self {
+        Self { tar: TarReader::new(content), options, ahead: None, done: false }
+    }
+
+    /// Passes over `count` samples. An error among them was counted when it was given, and nothing came after it.
+    pub(super) fn pass_over(&mut self, count: u64) {
+        let mut passed = 0;
+        while passed < count {
+            match self.sample(false) {
+                // A sample of which nothing is selected is not given either.
+                Ok(Some(sample)) => passed += u64::from(!sample.files.is_empty()),
+                Ok(None) | Err(_) => {
+                    self.done = true;
+                    break;
+                }
+            }
+        }
+    }
+
+    /// The next sample, without content unless `read`.
+    fn sample(&mut self, read: bool) -> Result<Option<WebSample>, DataError> {
+        let first = match self.ahead.take() {
+            Some(first) => first,
+            None => match self.next_named()? {
+                Some(first) => first,
+                None => return Ok(None),
+            },
+        };
+        let key = first.file.name[..first.dot].to_owned();
+        let mut sample = WebSample { key, shard: self.tar.path().clone(), files: Vec::new() };
+        let (mut bytes, mut files) = (0u64, 0);
+        let mut next = Some(first);
+        while let Some(named) = next {
+            if named.file.name[..named.dot] != sample.key {
+                self.ahead = Some(named);
+                break;
+            }
+            files += 1;
+            if files > MAX_FILES {
+                let found = format!("more of {:?}", sample.key);
+                return Err(self.tar.corrupt(named.file.offset, format!("at most {MAX_FILES} files a sample"), found));
+            }
+            self.add(&named, &mut sample, &mut bytes, read)?;
+            next = self.next_named()?;
+        }
+        Ok(Some(sample))
+    }
+
+    fn add(&mut self, named: &Named, sample: &mut WebSample, bytes: &mut u64, read: bool) -> Result<(), DataError> {
+        let extension = named.file.name[named.dot + 1..].to_lowercase();
+        if self.options.extensions.as_ref().is_some_and(|wanted| !wanted.iter().any(|it| **it == *extension)) {
+            return Ok(());
+        }
+        if sample.files.iter().any(|(name, _)| *name == extension) {
+            let found = format!("{:?} again", named.file.name);
+            return Err(self.tar.corrupt(named.file.offset, "a file that the sample does not have yet", found));
+        }
+        *bytes = bytes.saturating_add(named.file.bytes);
+        let limit = self.options.max_sample_bytes;
+        if *bytes > limit {
+            let path = self.tar.path().to_path_buf();
+            return Err(DataError::TooLarge { path, what: "a sample", bytes: *bytes, limit });
+        }
+        let content = if read { self.tar.read(&named.file)? } else { Vec::new() };
+        sample.files.push((extension, content));
+        Ok(())
+    }
+
+    fn next_named(&mut self) -> Result<Option<Named>, DataError> {
+        loop {
+            match self.tar.next_file()? {
+                None => return Ok(None),
+                Some(file) => {
+                    if let Some(dot) = dot(&file.name) {
+                        return Ok(Some(Named { file, dot }));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Iterator for WebSamples {
+    type Item = Result<WebSample, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if self.done {
+                return None;
+            }
+            let item = self.sample(true).transpose();
+            self.done = !matches!(item, Some(Ok(_)));
+            match item {
+                // Nothing of it was selected.
+                Some(Ok(sample)) if sample.files.is_empty() => {}
+                item => return item,
+            }
+        }
+    }
+}
+
+/// Where key and extension of a name part: at the first dot after the last slash. None for names that are no part of a
+/// sample: without a dot, hidden, or in a `__meta__` file or folder.
+fn dot(name: &str) -> Option<usize> {
+    let first = name.split('/').next().unwrap_or_default();
+    if first.len() >= 4 && first.starts_with("__") && first.ends_with("__") {
+        return None;
+    }
+    let base = name.rfind('/').map_or(0, |slash| slash + 1);
+    match name[base..].find('.')? {
+        0 => None,
+        dot => Some(base + dot),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_part_as_in_python() {
+        let parts = |name: &str| dot(name).map(|dot| (name[..dot].to_owned(), name[dot + 1..].to_owned()));
+        let pair = |key: &str, extension: &str| Some((key.to_owned(), extension.to_owned()));
+        assert_eq!(parts("0001.jpg"), pair("0001", "jpg"));
+        assert_eq!(parts("./a.b/0001.seg.png"), pair("./a.b/0001", "seg.png"));
+        assert_eq!(parts("a/0001."), pair("a/0001", ""));
+        for name in ["README", "a.b/README", ".hidden", "a/.hidden.png", "__meta__.json", "__meta__", "__m__/a.txt", ""]
+        {
+            assert_eq!(parts(name), if name == "__meta__.json" { pair("__meta__", "json") } else { None }, "{name}");
+        }
+    }
+}

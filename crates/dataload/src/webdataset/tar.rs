@@ -1,0 +1,200 @@
+//! The regular files of a tar archive, front to back.
+//!
+//! The `tar` crate reads the header's fields. Its own archive reader is not used: it borrows itself, so that no
+//! iterator can own it; it takes as much memory as an extended header declares; and its errors tell no offset.
+
+use std::sync::Arc;
+
+use ::tar::{EntryType, Header};
+
+use crate::DataError;
+use crate::content::Content;
+
+const BLOCK: u64 = 512;
+/// Extended headers hold a name or a few attributes.
+const MAX_EXTENDED_BYTES: u64 = 1 << 20;
+
+/// Reads headers and, when asked, what they announce.
+pub(super) struct TarReader {
+    content: Content,
+    /// Bytes up to the next header that nobody has read.
+    unread: u64,
+    /// Whether the end mark has been seen.
+    ended: bool,
+}
+
+/// A regular file whose content comes next.
+pub(super) struct TarFile {
+    pub(super) name: String,
+    pub(super) bytes: u64,
+    /// Where its header is.
+    pub(super) offset: u64,
+}
+
+/// What extended headers say about the next file.
+#[derive(Default)]
+struct Extended {
+    name: Option<Vec<u8>>,
+    bytes: Option<u64>,
+}
+
+impl TarReader {
+    pub(super) fn new(content: Content) -> Self {
+        Self { content, unread: 0, ended: false }
+    }
+
+    pub(super) fn path(&self) -> &Arc<std::path::Path> {
+        self.content.path()
+    }
+
+    /// The next regular file; None after the end mark, with nothing but zeros behind it.
+    pub(super) fn next_file(&mut self) -> Result<Option<TarFile>, DataError> {
+        let mut extended = Extended::default();
+        while !self.ended {
+            if self.unread > 0 {
+                self.content.skip(self.unread, "a file in the archive")?;
+                self.unread = 0;
+            }
+            let offset = self.content.at();
+            let Some(header) = self.header()? else { break };
+            let kind = header.entry_type();
+            if kind.is_gnu_longname() {
+                let mut name = self.extension(&header, offset)?;
+                name.truncate(name.iter().position(|&byte| byte == 0).unwrap_or(name.len()));
+                extended.name = Some(name);
+            } else if kind.is_pax_local_extensions() {
+                let records = self.extension(&header, offset)?;
+                self.read_pax(&records, offset, &mut extended)?;
+            } else {
+                let extended = std::mem::take(&mut extended);
+                let bytes = match (kind, extended.bytes) {
+                    (kind, _) if has_no_content(kind) => 0,
+                    (_, Some(bytes)) => bytes,
+                    (_, None) => self.size(&header, offset)?,
+                };
+                self.unread = self.padded(bytes, offset)?;
+                if kind.is_gnu_sparse() {
+                    return Err(self.content.corrupt(offset, "a plain file", "a sparse one, which is not supported"));
+                }
+                if kind.is_file() || kind.is_contiguous() {
+                    let name = extended.name.unwrap_or_else(|| header.path_bytes().into_owned());
+                    let name = String::from_utf8(name).map_err(|error| {
+                        let found = error.into_bytes().escape_ascii().to_string();
+                        self.content.corrupt(offset, "a file name in UTF-8", found)
+                    })?;
+                    // Archives from before POSIX mark folders so.
+                    if !name.ends_with('/') {
+                        return Ok(Some(TarFile { name, bytes, offset }));
+                    }
+                }
+            }
+        }
+        self.ended = true;
+        match extended.name.is_some() || extended.bytes.is_some() {
+            true => Err(self.content.corrupt(self.content.at(), "the file that an extended header is for", "the end")),
+            false => Ok(None),
+        }
+    }
+
+    /// The content of the file that [`next_file`](Self::next_file) has just given.
+    pub(super) fn read(&mut self, file: &TarFile) -> Result<Vec<u8>, DataError> {
+        let bytes = self.content.bytes(file.bytes, &file.name)?;
+        self.unread = self.unread.saturating_sub(file.bytes);
+        Ok(bytes)
+    }
+
+    pub(super) fn corrupt(&self, offset: u64, expected: impl Into<String>, found: impl Into<String>) -> DataError {
+        self.content.corrupt(offset, expected, found)
+    }
+
+    fn header(&mut self) -> Result<Option<Header>, DataError> {
+        let mut header = Header::new_old();
+        let offset = self.content.at();
+        let filled = self.content.fill(header.as_mut_bytes())?;
+        if (filled as u64) < BLOCK {
+            let found = format!("the end of the file after {filled} bytes");
+            return Err(self.content.corrupt(offset, "a tar header or the archive's end mark", found));
+        }
+        let bytes = header.as_bytes();
+        // The checksum is taken with its own field as spaces.
+        let (before, field, after) = (&bytes[..148], &bytes[148..156], &bytes[156..]);
+        let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
+        let total = sum(before) + sum(after) + 8 * u32::from(b' ');
+        if total == 8 * u32::from(b' ') && sum(field) == 0 {
+            return match self.content.drain_zeros()? {
+                None => Ok(None),
+                Some(at) => Err(self.content.corrupt(at, "only zeros after the archive's end mark", "other bytes")),
+            };
+        }
+        match header.cksum() {
+            Ok(declared) if declared == total => Ok(Some(header)),
+            Ok(declared) => {
+                let expected = format!("a tar header with the checksum {total}");
+                Err(self.content.corrupt(offset, expected, declared.to_string()))
+            }
+            Err(_) => Err(self.content.corrupt(offset, "a tar header", "a checksum that is no number")),
+        }
+    }
+
+    /// Reads the content of an extended header.
+    fn extension(&mut self, header: &Header, offset: u64) -> Result<Vec<u8>, DataError> {
+        let bytes = self.size(header, offset)?;
+        if bytes > MAX_EXTENDED_BYTES {
+            let (path, what, limit) = (self.path().to_path_buf(), "an extended tar header", MAX_EXTENDED_BYTES);
+            return Err(DataError::TooLarge { path, what, bytes, limit });
+        }
+        self.unread = self.padded(bytes, offset)? - bytes;
+        self.content.bytes(bytes, "an extended tar header")
+    }
+
+    /// Records of `<length> <key>=<value>\n`.
+    fn read_pax(&self, mut records: &[u8], offset: u64, extended: &mut Extended) -> Result<(), DataError> {
+        let bad = |found: &str| self.content.corrupt(offset, "records of an extended tar header", found);
+        while !records.is_empty() {
+            let space = records.iter().take(20).position(|&byte| byte == b' ').ok_or_else(|| bad("no length"))?;
+            let length = number(&records[..space]).ok_or_else(|| bad("a length that is no number"))?;
+            let length = usize::try_from(length).unwrap_or(usize::MAX);
+            let (record, rest) = records.split_at_checked(length).ok_or_else(|| bad("a length beyond their end"))?;
+            let record = record.get(space + 1..).and_then(|record| record.strip_suffix(b"\n"));
+            let record = record.ok_or_else(|| bad("a record without its end"))?;
+            let equals = record.iter().position(|&byte| byte == b'=').ok_or_else(|| bad("a record without a value"))?;
+            let (key, value) = (&record[..equals], &record[equals + 1..]);
+            match key {
+                b"path" => extended.name = Some(value.to_owned()),
+                b"size" => extended.bytes = Some(number(value).ok_or_else(|| bad("a size that is no number"))?),
+                _ if key.starts_with(b"GNU.sparse.") => {
+                    return Err(bad("those of a sparse file, which is not supported"));
+                }
+                _ => {}
+            }
+            records = rest;
+        }
+        Ok(())
+    }
+
+    fn size(&self, header: &Header, offset: u64) -> Result<u64, DataError> {
+        header.entry_size().map_err(|error| self.content.corrupt(offset, "a file size", error.to_string()))
+    }
+
+    /// The size with its padding, refused when the file cannot hold it.
+    fn padded(&self, bytes: u64, offset: u64) -> Result<u64, DataError> {
+        let room = self.content.length().map_or(u64::MAX, |length| length.saturating_sub(self.content.at()));
+        match bytes.checked_next_multiple_of(BLOCK) {
+            Some(padded) if padded <= room => Ok(padded),
+            _ => {
+                let expected = format!("room for the {bytes} bytes of a file");
+                Err(self.content.corrupt(offset, expected, format!("{room} bytes to the end")))
+            }
+        }
+    }
+}
+
+/// Links, devices, folders and pipes may state a size that is none.
+fn has_no_content(kind: EntryType) -> bool {
+    use EntryType::{Block, Char, Directory, Fifo, Link, Symlink};
+    matches!(kind, Link | Symlink | Char | Block | Directory | Fifo)
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}

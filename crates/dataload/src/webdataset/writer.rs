@@ -1,0 +1,246 @@
+//! Writing samples to tar shards.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use ::tar::{Builder, Header};
+
+use crate::DataError;
+use crate::output::Output;
+
+/// Collects the options of a [`WebDatasetWriter`]; made by [`WebDatasetWriter::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "call build() to get the writer"]
+pub struct WebDatasetWriterBuilder {
+    pattern: String,
+    max_count: u64,
+    max_size: u64,
+    start_shard: u64,
+}
+
+impl WebDatasetWriterBuilder {
+    /// The most samples of a shard; 100,000 unless set.
+    #[doc(alias = "maxcount")]
+    pub fn max_count(mut self, samples: u64) -> Self {
+        self.max_count = samples;
+        self
+    }
+
+    /// The most bytes of content of a shard before compression, unless one sample alone is larger; 3 GB unless set.
+    #[doc(alias = "maxsize")]
+    pub fn max_size(mut self, bytes: u64) -> Self {
+        self.max_size = bytes;
+        self
+    }
+
+    /// The number of the first shard; 0 unless set.
+    pub fn start_shard(mut self, number: u64) -> Self {
+        self.start_shard = number;
+        self
+    }
+
+    /// Makes the writer; the first file is made with the first sample.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for a pattern without one number like `%06d`, or a limit of 0.
+    pub fn build(self) -> Result<WebDatasetWriter, DataError> {
+        if self.max_count == 0 || self.max_size == 0 {
+            return Err(DataError::option("max_count and max_size", "at least 1", 0));
+        }
+        let name = ShardName::parse(&self.pattern)?;
+        let number = self.start_shard;
+        let (options, keys) = (self, HashSet::new());
+        Ok(WebDatasetWriter { options, name, number, shard: None, samples: 0, bytes: 0, keys, files: Vec::new() })
+    }
+}
+
+/// Writes samples to `data-000000.tar`, `data-000001.tar`, and so on.
+///
+/// A shard is written under another name and renamed when it is complete. The same samples give the same bytes: owner,
+/// mode and time are fixed. A pattern that ends in `.tar.gz`, `.tgz` or `.tar.zst` compresses.
+///
+/// # Source
+/// Python's `webdataset.ShardWriter`.
+#[doc(alias = "ShardWriter")]
+pub struct WebDatasetWriter {
+    options: WebDatasetWriterBuilder,
+    name: ShardName,
+    /// Of the next shard.
+    number: u64,
+    shard: Option<Builder<Output>>,
+    /// In the open shard.
+    samples: u64,
+    bytes: u64,
+    /// The keys of the open shard: a reader would glue neighbours that share one.
+    keys: HashSet<String>,
+    files: Vec<PathBuf>,
+}
+
+impl WebDatasetWriter {
+    /// Options for shards named by `pattern`, in which `%06d` or `%d` stands for their number.
+    pub fn builder(pattern: impl Into<String>) -> WebDatasetWriterBuilder {
+        WebDatasetWriterBuilder { pattern: pattern.into(), max_count: 100_000, max_size: 3_000_000_000, start_shard: 0 }
+    }
+
+    /// Adds a sample: its files as (extension, content), in that order.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for a key or extension that would read back differently: one that is empty, a key
+    /// with a dot after its last slash, an absolute one or one with `..`, a key that the shard has, an extension with a
+    /// slash or in upper case, an extension twice, no files at all; [`DataError::Io`].
+    pub fn write<E, B>(&mut self, key: &str, files: &[(E, B)]) -> Result<(), DataError>
+    where
+        E: AsRef<str>,
+        B: AsRef<[u8]>,
+    {
+        check_key(key)?;
+        check_extensions(key, files)?;
+        let bytes = files.iter().map(|(_, content)| content.as_ref().len() as u64).sum::<u64>();
+        let full = self.samples >= self.options.max_count || self.bytes.saturating_add(bytes) > self.options.max_size;
+        if full && self.samples > 0 {
+            self.close_shard()?;
+        }
+        if !self.keys.insert(key.to_owned()) {
+            return Err(DataError::option("key", "one that the shard does not have yet", key));
+        }
+        let shard = match &mut self.shard {
+            Some(shard) => shard,
+            None => self.shard.insert(Builder::new(Output::create(Path::new(&self.name.of(self.number)))?)),
+        };
+        for (extension, content) in files {
+            let content = content.as_ref();
+            let mut header = Header::new_gnu();
+            header.set_size(content.len() as u64);
+            header.set_mode(0o444);
+            header.set_mtime(0);
+            let written = shard.append_data(&mut header, format!("{key}.{}", extension.as_ref()), content);
+            if let Err(error) = written {
+                let path = shard.get_ref().path().to_owned();
+                return Err(DataError::Io { path, error });
+            }
+        }
+        self.samples += 1;
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Completes the last shard and tells the files of all.
+    ///
+    /// A writer that is dropped instead leaves the complete shards and removes the open one.
+    ///
+    /// # Errors
+    /// [`DataError::Io`].
+    pub fn finish(mut self) -> Result<Vec<PathBuf>, DataError> {
+        self.close_shard()?;
+        Ok(std::mem::take(&mut self.files))
+    }
+
+    fn close_shard(&mut self) -> Result<(), DataError> {
+        let Some(shard) = self.shard.take() else { return Ok(()) };
+        let path = shard.get_ref().path().to_owned();
+        let output = shard.into_inner().map_err(DataError::io(&path))?;
+        self.files.push(output.finish()?);
+        self.number += 1;
+        (self.samples, self.bytes) = (0, 0);
+        self.keys.clear();
+        Ok(())
+    }
+}
+
+/// A file name with a number in it.
+struct ShardName {
+    before: String,
+    width: usize,
+    after: String,
+}
+
+impl ShardName {
+    fn parse(pattern: &str) -> Result<Self, DataError> {
+        let invalid = || DataError::option("pattern", "a name with one number like %06d", pattern);
+        let (before, rest) = pattern.split_once('%').ok_or_else(invalid)?;
+        let (width, after) = rest.split_once('d').ok_or_else(invalid)?;
+        let width = if width.is_empty() { 0 } else { width.parse().map_err(|_| invalid())? };
+        if width > 20 || after.contains('%') {
+            return Err(invalid());
+        }
+        Ok(Self { before: before.to_owned(), width, after: after.to_owned() })
+    }
+
+    fn of(&self, number: u64) -> String {
+        let Self { before, width, after } = self;
+        format!("{before}{number:0width$}{after}")
+    }
+}
+
+fn check_key(key: &str) -> Result<(), DataError> {
+    let base = key.rsplit('/').next().unwrap_or_default();
+    let climbs = key.starts_with('/') || key.split('/').any(|part| part == ".." || part == ".");
+    let meta = key.split('/').next().is_some_and(|first| first.starts_with("__"));
+    if base.is_empty() || base.contains('.') || climbs || meta || key.contains(['\0', '\\', '\n']) {
+        let expected = "a relative name without a dot after its last slash and without `..` or a leading `__`";
+        return Err(DataError::option("key", expected, format!("{key:?}")));
+    }
+    Ok(())
+}
+
+fn check_extensions<E: AsRef<str>, B>(key: &str, files: &[(E, B)]) -> Result<(), DataError> {
+    if files.is_empty() {
+        return Err(DataError::option("files", "at least one", format!("none for {key:?}")));
+    }
+    for (position, (extension, _)) in files.iter().enumerate() {
+        let extension = extension.as_ref();
+        let twice = files[..position].iter().any(|(other, _)| other.as_ref() == extension);
+        let odd = extension.is_empty() || extension.contains(['/', '\0', '\\', '\n']);
+        if twice || odd || extension.to_lowercase() != extension {
+            let expected = "one of its own for each file, in lower case, without a slash";
+            return Err(DataError::option("extension", expected, format!("{extension:?} for {key:?}")));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_would_read_back_differently_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let pattern = format!("{}/d-%03d.tar", dir.path().display());
+        let mut writer = WebDatasetWriter::builder(pattern).build().unwrap();
+        let one: &[(&str, &[u8])] = &[("txt", b"x")];
+        for key in ["", "a.b", "/a", "../a", "a/../b", "a/", "__meta__/a", "a\0b", "./a"] {
+            assert!(matches!(writer.write(key, one), Err(DataError::InvalidOption { .. })), "{key}");
+        }
+        for extension in ["", "a/b", "JPG", "x\0"] {
+            let error = writer.write("a", &[(extension, b"x")]);
+            assert!(matches!(error, Err(DataError::InvalidOption { .. })), "{extension}");
+        }
+        assert!(writer.write("a", &[("x", b"1"), ("x", b"2")]).is_err());
+        assert!(writer.write::<&str, &[u8]>("a", &[]).is_err());
+        writer.write("a.b/c", one).unwrap();
+        assert!(writer.write("a.b/c", one).is_err());
+        assert_eq!(writer.finish().unwrap(), [dir.path().join("d-000.tar")]);
+    }
+
+    #[test]
+    fn patterns_need_one_number() {
+        for pattern in ["data.tar", "%s.tar", "%06d-%d.tar", "%999999999999d.tar", "%0999d.tar", "%"] {
+            assert!(WebDatasetWriter::builder(pattern).build().is_err(), "{pattern}");
+        }
+        assert_eq!(ShardName::parse("a-%06d.tar").unwrap().of(12), "a-000012.tar");
+        assert_eq!(ShardName::parse("a-%d.tar").unwrap().of(12), "a-12.tar");
+    }
+
+    #[test]
+    fn an_abandoned_shard_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let pattern = format!("{}/d-%d.tar", dir.path().display());
+        let mut writer = WebDatasetWriter::builder(pattern).max_count(1).build().unwrap();
+        writer.write("a", &[("x", b"1")]).unwrap();
+        writer.write("b", &[("x", b"2")]).unwrap();
+        drop(writer);
+        let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["d-0.tar"]);
+    }
+}

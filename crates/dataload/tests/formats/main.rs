@@ -1,0 +1,34 @@
+//! The formats as a user sees them: files that Python's tools wrote, our own writers, bad input of every kind.
+
+// Each format uses a part of the helpers.
+#![cfg_attr(not(all(feature = "safetensors", feature = "tfrecord", feature = "webdataset")), allow(dead_code))]
+
+#[cfg(feature = "safetensors")]
+mod arrays;
+#[cfg(all(feature = "safetensors", feature = "tfrecord", feature = "webdataset", feature = "zstd"))]
+mod mutations;
+#[cfg(feature = "tfrecord")]
+mod tfrecord;
+#[cfg(feature = "webdataset")]
+mod webdataset;
+
+use std::path::PathBuf;
+
+use overdrive_dataload::DataError;
+
+/// A file that `fixtures/make.py` wrote.
+fn fixture(name: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "tests", "fixtures", name].iter().collect()
+}
+
+/// `sample(i)` of `fixtures/make.py`.
+fn sample(i: usize) -> Vec<u8> {
+    (0..20 * i).map(|j| (i * 31 + j * 7) as u8).collect()
+}
+
+/// Asserts that an error names the file, and gives its text.
+fn names_file(error: &DataError, name: &str) -> String {
+    let text = error.to_string();
+    assert!(text.contains(name), "{text} does not name {name}");
+    text
+}

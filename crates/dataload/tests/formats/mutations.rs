@@ -1,0 +1,125 @@
+//! Thousands of damaged files: no panic, no hang, no memory beyond what the files hold.
+//!
+//! `fuzz/` looks deeper with the same entry points; this runs with every test.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use overdrive_dataload::{Philox, SafeTensorsFile, TfRecords, WebSamples, decode_npy};
+
+use crate::fixture;
+
+const ROUNDS: u64 = 1500;
+const SEED: u64 = 7;
+/// A header that is believed asks for gigabytes; a zstd window and the allocator's own needs are far below this.
+const MOST_GROWTH_BYTES: u64 = 1 << 30;
+
+struct Random {
+    numbers: Philox,
+    drawn: u64,
+}
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.drawn += 1;
+        (self.numbers.at(self.drawn) % limit.max(1) as u64) as usize
+    }
+}
+
+/// One to four changes of the kinds that break parsers.
+fn mutate(good: &[u8], random: &mut Random) -> Vec<u8> {
+    const NUMBERS: [u64; 8] = [0, 1, 0x7f, 0xff, 0xffff, 0x7fff_ffff, 0x7fff_ffff_ffff_ffff, u64::MAX];
+    let mut bytes = good.to_vec();
+    for _ in 0..=random.below(4) {
+        let at = random.below(bytes.len());
+        let end = (at + 1 + random.below(64)).min(bytes.len());
+        match random.below(8) {
+            0 => bytes.truncate(at),
+            1 | 2 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
+            3 if at < bytes.len() => bytes[at] = random.below(256) as u8,
+            4 => {
+                bytes.iter_mut().skip(at).zip(NUMBERS[random.below(8)].to_le_bytes()).for_each(|(to, from)| *to = from)
+            }
+            5 => drop(bytes.drain(at.min(end)..end)),
+            6 => {
+                let piece = bytes[at.min(end)..end].to_vec();
+                let to = random.below(bytes.len() + 1);
+                bytes.splice(to..to, piece);
+            }
+            // Digits in headers: sizes of tar, shapes of npy and safetensors.
+            7 => {
+                let digits: Vec<usize> = (0..bytes.len()).filter(|&i| bytes[i].is_ascii_digit()).collect();
+                if !digits.is_empty() {
+                    let position = digits[random.below(digits.len())];
+                    bytes[position] = b'0' + random.below(10) as u8;
+                }
+            }
+            _ => {}
+        }
+    }
+    bytes
+}
+
+/// Makes the checksum of every block that could be a tar header good, so that what it says is believed.
+fn with_tar_checksums(mut bytes: Vec<u8>) -> Vec<u8> {
+    for block in bytes.chunks_exact_mut(512).filter(|block| block[257..262] == *b"ustar") {
+        block[148..156].fill(b' ');
+        let sum: u32 = block.iter().map(|&byte| u32::from(byte)).sum();
+        block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    }
+    bytes
+}
+
+fn peak_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPeak:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024
+}
+
+fn hammer(names: &[&str], read: impl Fn(Vec<u8>, u64) -> usize) {
+    let (begun, before) = (Instant::now(), peak_bytes());
+    let mut given = 0;
+    for (number, name) in names.iter().enumerate() {
+        let good = fs::read(fixture(name)).unwrap();
+        let mut random = Random { numbers: Philox::new(SEED, number as u64), drawn: 0 };
+        for round in 0..ROUNDS {
+            given += read(mutate(&good, &mut random), round);
+        }
+    }
+    // Some damage hits padding or values: a parser that refused everything would prove nothing.
+    assert!(given > 0);
+    assert!(begun.elapsed() < Duration::from_secs(120), "{names:?} took {:?}", begun.elapsed());
+    let growth = peak_bytes().saturating_sub(before);
+    assert!(growth < MOST_GROWTH_BYTES, "{names:?} took {growth} bytes");
+}
+
+#[test]
+fn damaged_shards() {
+    let path = Path::new("damaged.tar");
+    let count = |bytes| WebSamples::from_bytes(bytes, path).map_or(0, |samples| samples.filter(Result::is_ok).count());
+    hammer(&["web-002.tar", "names-pax.tar", "names-gnu.tar"], |bytes, round| match round % 2 {
+        0 => count(with_tar_checksums(bytes)),
+        _ => count(bytes),
+    });
+    hammer(&["web.tar.gz", "web.tar.zst"], |bytes, _| count(bytes));
+}
+
+#[test]
+fn damaged_records() {
+    hammer(&["examples.tfrecord", "examples.tfrecord.gz"], |bytes, round| {
+        let records = TfRecords::from_bytes(bytes, Path::new("damaged.tfrecord"));
+        let records = records.map(|records| records.verify_crc(round % 4 == 0));
+        records.map_or(0, |records| records.flatten().filter(|record| record.example().is_ok()).count())
+    });
+}
+
+#[test]
+fn damaged_arrays() {
+    let names = ["c-float32.npy", "fortran-big-int16.npy", "version-3.npy", "empty.npy", "c-uint16.npy"];
+    hammer(&names, |bytes, _| decode_npy(&bytes, Path::new("damaged.npy")).is_ok().into());
+    hammer(&["arrays.safetensors"], |bytes, _| {
+        let Ok(mut file) = SafeTensorsFile::from_bytes(bytes, Path::new("damaged.safetensors")) else { return 0 };
+        file.names().iter().filter(|name| file.tensor(name).is_ok()).count()
+    });
+}

@@ -1,0 +1,128 @@
+use std::borrow::Cow;
+use std::fs;
+use std::path::Path;
+
+use overdrive_dataload::{
+    DataError, Example, Feature, IterableDataset, TfRecord, TfRecordDataset, TfRecordWriter, TfRecords,
+};
+
+use crate::{fixture, names_file, sample};
+
+fn open(pattern: &str) -> TfRecordDataset {
+    TfRecordDataset::open(fixture(pattern).to_str().unwrap()).unwrap()
+}
+
+fn read(bytes: &[u8]) -> TfRecords {
+    TfRecords::from_bytes(bytes.to_vec(), Path::new("some.tfrecord")).unwrap()
+}
+
+fn expected(i: usize) -> Example<'static> {
+    let names = [&b"a"[..], b"", b"c"].map(Cow::Borrowed).to_vec();
+    Example::new()
+        .with("image", Feature::Bytes(vec![sample(i).into()]))
+        .with("names", Feature::Bytes(names))
+        .with("label", Feature::Int64(vec![i as i64 - 2]))
+        .with("counts", Feature::Int64(vec![i64::MIN, i64::MAX, 0, 300]))
+        .with("weights", Feature::Float(vec![0.5 * i as f32, -1.25]))
+        .with("nothing", Feature::Float(vec![]))
+}
+
+#[test]
+fn files_that_python_wrote_read_back_with_equal_content() {
+    for pattern in ["examples.tfrecord", "examples.tfrecord.gz"] {
+        let dataset = open(pattern);
+        let records: Vec<TfRecord> = dataset.stream([0]).collect::<Result<_, _>>().unwrap();
+        assert_eq!(records.len(), 6);
+        for (i, record) in records.iter().enumerate() {
+            let example = record.example().unwrap();
+            assert_eq!(example, expected(i));
+            assert_eq!((example.bytes("image"), example.int64("label")), (Some(&*sample(i)), Some(i as i64 - 2)));
+            assert_eq!((example.int64("counts"), example.bytes("label")), (None, None));
+        }
+    }
+}
+
+#[test]
+fn what_is_written_reads_back_and_resumes() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["a.tfrecord", "a.tfrecord.gz"] {
+        let mut writer = TfRecordWriter::create(dir.path().join(name)).unwrap();
+        assert!(!dir.path().join(name).exists());
+        (0..6).for_each(|i| writer.write_example(&expected(i)).unwrap());
+        writer.write(b"").unwrap();
+        let dataset = TfRecordDataset::from_files([writer.finish().unwrap()]).unwrap();
+        let whole: Vec<TfRecord> = dataset.stream([0]).map(Result::unwrap).collect();
+        assert_eq!((whole.len(), whole[5].example().unwrap()), (7, expected(5)));
+        let mut stream = dataset.stream([0]);
+        for given in 0..=whole.len() {
+            let rest: Vec<_> = dataset.stream_from([0], stream.position()).map(Result::unwrap).collect();
+            assert_eq!(rest, whole[given..]);
+            stream.next();
+        }
+    }
+}
+
+#[test]
+fn a_cut_anywhere_is_an_error_unless_between_records() {
+    let whole = fs::read(fixture("examples.tfrecord")).unwrap();
+    let mut ends = vec![0];
+    ends.extend(read(&whole).map(|record| record.unwrap()).map(|it| it.offset() + it.bytes().len() as u64 + 4));
+    for cut in 0..whole.len() {
+        let mut records = read(&whole[..cut]);
+        match ends.iter().position(|&end| end == cut as u64) {
+            // Nothing in the format tells how many records there should be.
+            Some(complete) => assert_eq!(records.map(Result::unwrap).count(), complete),
+            None => {
+                let error = records.find_map(Result::err).unwrap_or_else(|| panic!("no error for a cut at {cut}"));
+                names_file(&error, "some.tfrecord: at byte");
+                assert!(records.next().is_none());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_flipped_bit_is_found_and_only_its_record_is_lost() {
+    let whole = fs::read(fixture("examples.tfrecord")).unwrap();
+    let second = read(&whole).nth(1).unwrap().unwrap();
+    let within = second.offset() as usize..second.offset() as usize + second.bytes().len() + 4;
+    for position in 0..whole.len() {
+        let mut flipped = whole.clone();
+        flipped[position] ^= 0x10;
+        let items: Vec<_> = read(&flipped).collect();
+        assert!(items.iter().any(Result::is_err), "flipped at {position}");
+        if within.contains(&position) {
+            let good: Vec<bool> = items.iter().map(Result::is_ok).collect();
+            assert_eq!(good, [true, false, true, true, true, true]);
+            let error = items.into_iter().find_map(Result::err).unwrap();
+            assert!(matches!(error, DataError::Corrupt { offset, .. } if offset == second.offset()), "{error}");
+            let unchecked = read(&flipped).verify_crc(false);
+            assert_eq!(unchecked.map(Result::unwrap).count(), 6);
+        }
+    }
+}
+
+#[test]
+fn absurd_lengths_take_no_memory() {
+    let length = |bytes: u64| [&bytes.to_le_bytes()[..], &[0; 20]].concat();
+    for bytes in [17, 1 << 20, 1 << 40, u64::MAX - 3, u64::MAX] {
+        let mut records = read(&length(bytes)).verify_crc(false);
+        names_file(&records.next().unwrap().unwrap_err(), "some.tfrecord");
+        assert!(records.next().is_none());
+    }
+    assert!(read(&length(1)).next().unwrap().unwrap_err().to_string().contains("checksum"));
+    let limited = open("examples.tfrecord").max_record_bytes(10);
+    assert!(matches!(limited.stream([0]).next(), Some(Err(DataError::TooLarge { limit: 10, .. }))));
+}
+
+#[test]
+fn a_record_that_is_no_example_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = TfRecordWriter::create(dir.path().join("text.tfrecord")).unwrap();
+    writer.write(b"no example").unwrap();
+    let dataset = TfRecordDataset::from_files([writer.finish().unwrap()]).unwrap();
+    let record = dataset.stream([0]).next().unwrap().unwrap();
+    let text = names_file(&record.example().unwrap_err(), "text.tfrecord");
+    assert!(text.contains("record at byte 12"), "{text}");
+    assert!(matches!(TfRecordDataset::open("none-{0..3}.tfrecord"), Err(DataError::Io { .. })));
+}
