@@ -183,10 +183,12 @@ impl<S: GradientSync> Accumulator<S> {
         if total > 0.0 {
             self.reference = Some(total / ranks);
         }
-        let grads = self.params.grads()?;
-        if total > 0.0 && factor != 1.0 && !grads.list.is_empty() {
-            let _no_grad = tch::no_grad_guard();
-            FOREACH_MUL.call(&[Arg::TensorList(&grads.list), Arg::Double(factor)])?;
+        if total > 0.0 && factor != 1.0 {
+            let grads = self.params.grads()?;
+            if !grads.list.is_empty() {
+                let _no_grad = tch::no_grad_guard();
+                FOREACH_MUL.call(&[Arg::TensorList(&grads.list), Arg::Double(factor)])?;
+            }
         }
         Ok(total)
     }
