@@ -11,11 +11,13 @@ mod collate;
 mod content;
 mod dataset;
 mod decode;
+mod encoded;
 mod epoch;
 mod error;
 mod idx;
 mod image;
 mod image_folder;
+mod image_pipeline;
 mod loader;
 mod mnist;
 #[cfg(any(feature = "tfrecord", feature = "webdataset"))]
@@ -33,6 +35,7 @@ mod tensor;
 #[cfg(feature = "tfrecord")]
 mod tfrecord;
 mod to_float;
+mod transforms;
 #[cfg(feature = "webdataset")]
 mod webdataset;
 mod worker;
@@ -46,11 +49,13 @@ pub use cache::Cached;
 pub use collate::{Collate, Stack};
 pub use dataset::{Dataset, FnDataset, Map, Subset};
 pub use decode::{MAX_IMAGE_BYTES, decode_image};
+pub use encoded::{EncodedImage, EncodedImageFolder};
 pub use epoch::Epoch;
 pub use error::DataError;
 pub use idx::{IdxArray, read_idx};
 pub use image::{Color, Image};
 pub use image_folder::ImageFolder;
+pub use image_pipeline::{FloatPipeline, ImagePipeline};
 pub use loader::DataLoader;
 pub use mnist::{Mnist, MnistSplit};
 pub use rng::Philox;
@@ -62,5 +67,9 @@ pub use stream::{FnStream, IterableDataset, MapStream, Samples, ShardStream, Str
 #[cfg(feature = "tfrecord")]
 pub use tfrecord::{Example, Feature, TfRecord, TfRecordDataset, TfRecordWriter, TfRecords};
 pub use to_float::ToFloat;
+pub use transforms::{
+    Canvas, CenterCrop, ColorJitter, CutMix, Draws, Interpolation, MixUp, RandomHorizontalFlip, RandomResizedCrop,
+    RandomVerticalFlip, Region, Resize, Size, Transform,
+};
 #[cfg(feature = "webdataset")]
 pub use webdataset::{WebDataset, WebDatasetWriter, WebDatasetWriterBuilder, WebSample, WebSamples};

@@ -2,6 +2,7 @@
 
 mod accum;
 mod amp;
+mod dataload;
 mod mnist;
 mod optim;
 
@@ -21,4 +22,9 @@ pub const ALL: &[(&str, Case)] = &[
     ("fused_sgd", optim::fused_sgd),
     ("clip_grad_norm", optim::clip_grad_norm),
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
+    ("dataload_jpeg", dataload::dataload_jpeg),
+    ("dataload_resized_crop", dataload::dataload_resized_crop),
+    ("dataload_evaluation", dataload::dataload_evaluation),
+    ("dataload_color_jitter", dataload::dataload_color_jitter),
+    ("dataload_mix", dataload::dataload_mix),
 ];

@@ -1,6 +1,8 @@
-//! From an encoded file to an [`Image`]. A format is one file here and one line in [`FORMATS`].
+//! From an encoded file to an [`Image`]. A format is one module here and one line in [`FORMATS`].
 
+pub(crate) mod jpeg;
 mod png;
+mod webp;
 
 use std::path::Path;
 
@@ -11,10 +13,17 @@ pub const MAX_IMAGE_BYTES: u64 = 1 << 29;
 
 type Decoder = fn(&[u8], Color, &Path) -> Result<Image, DataError>;
 
-/// The first bytes of a format, and what decodes it.
-const FORMATS: [(&[u8], Decoder); 1] = [(png::MAGIC, png::decode)];
+/// Tells a format by its first bytes.
+type Magic = fn(&[u8]) -> bool;
 
-/// Decodes an image of any format that this build knows (PNG), told by its first bytes and not by its name.
+/// How a format begins, and what decodes it.
+const FORMATS: [(Magic, Decoder); 3] = [
+    (|encoded| encoded.starts_with(png::MAGIC), png::decode),
+    (|encoded| encoded.starts_with(jpeg::MAGIC), jpeg::decode),
+    (webp::is_webp, webp::decode),
+];
+
+/// Decodes an image of any format that this build knows (PNG, JPEG, WebP), told by its first bytes and not by its name.
 ///
 /// `path` only names the file in errors. An animated image gives its first frame; 16-bit values keep their high byte.
 ///
@@ -22,7 +31,7 @@ const FORMATS: [(&[u8], Decoder); 1] = [(png::MAGIC, png::decode)];
 /// [`DataError::UnknownFormat`]; [`DataError::Corrupt`] for a truncated or damaged image; [`DataError::TooLarge`] for
 /// one above [`MAX_IMAGE_BYTES`].
 pub fn decode_image(encoded: &[u8], color: Color, path: &Path) -> Result<Image, DataError> {
-    match FORMATS.iter().find(|(magic, _)| encoded.starts_with(magic)) {
+    match FORMATS.iter().find(|(is_format, _)| is_format(encoded)) {
         Some((_, decode)) => decode(encoded, color, path),
         None if encoded.is_empty() => Err(DataError::corrupt(path, 0, "an image", "an empty file")),
         None => {

@@ -1,0 +1,62 @@
+//! The bits of a scan whose stuffing has been taken out.
+
+/// Zero bytes that follow the scan's data, so that reading on past the end is cheap to allow and to notice.
+pub(crate) const PADDING: usize = 16;
+
+pub(crate) struct Bits<'a> {
+    data: &'a [u8],
+    next: usize,
+    /// The next bits, the first of them highest.
+    buffer: u64,
+    held: u32,
+}
+
+impl<'a> Bits<'a> {
+    pub(crate) fn new(data: &'a [u8], start: usize) -> Self {
+        Self { data, next: start, buffer: 0, held: 0 }
+    }
+
+    /// Makes at least 56 bits available.
+    #[inline(always)]
+    pub(crate) fn refill(&mut self) {
+        let word = match self.data.get(self.next..self.next + 8) {
+            Some(bytes) => u64::from_be_bytes(bytes.try_into().unwrap_or_default()),
+            None => 0,
+        };
+        self.buffer |= word >> self.held;
+        self.next += (63 - self.held as usize) >> 3;
+        self.held |= 56;
+    }
+
+    #[inline(always)]
+    pub(crate) fn refill_below_32(&mut self) {
+        if self.held < 32 {
+            self.refill();
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn top(&self) -> u64 {
+        self.buffer
+    }
+
+    #[inline(always)]
+    pub(crate) fn consume(&mut self, count: u32) {
+        self.buffer <<= count;
+        self.held -= count;
+    }
+
+    /// The next `size` bits (at most 15) as JPEG's signed value of that size.
+    #[inline(always)]
+    pub(crate) fn signed(&mut self, size: u32) -> i32 {
+        let value = (self.buffer >> 1 >> (63 - size)) as i32;
+        let negative = (!self.buffer >> 63) as i32;
+        self.consume(size);
+        value - (negative * ((1 << size) - 1))
+    }
+
+    /// Whether more was read than there is.
+    pub(crate) fn overrun(&self) -> bool {
+        self.next > self.data.len() - PADDING + self.held as usize / 8
+    }
+}

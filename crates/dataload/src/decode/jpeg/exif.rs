@@ -1,0 +1,37 @@
+//! How a camera was held.
+
+/// The EXIF orientation of a JPEG file, 1 (upright) to 8; 1 where the file says nothing that can be read.
+///
+/// # Source
+/// EXIF 2.32, tag 0x0112.
+pub(crate) fn orientation(encoded: &[u8]) -> u8 {
+    tiff(encoded).and_then(tag).filter(|value| (1..=8).contains(value)).unwrap_or(1)
+}
+
+/// The content of the EXIF segment.
+fn tiff(encoded: &[u8]) -> Option<&[u8]> {
+    let mut rest = encoded.strip_prefix(b"\xff\xd8")?;
+    loop {
+        let (&[0xff, marker, high, low], _) = rest.split_first_chunk()? else { return None };
+        let length = usize::from(u16::from_be_bytes([high, low]));
+        let body = rest.get(4..2 + length)?;
+        match (marker, body.strip_prefix(b"Exif\0\0")) {
+            (0xe1, Some(tiff)) => return Some(tiff),
+            (0xda, _) => return None,
+            _ => rest = &rest[2 + length..],
+        }
+    }
+}
+
+fn tag(tiff: &[u8]) -> Option<u8> {
+    let little = tiff.starts_with(b"II");
+    let short = |at: usize| {
+        let bytes: [u8; 2] = tiff.get(at..at.checked_add(2)?)?.try_into().ok()?;
+        Some(if little { u16::from_le_bytes(bytes) } else { u16::from_be_bytes(bytes) })
+    };
+    let (first, second) = (usize::from(short(4)?), usize::from(short(6)?));
+    let start = if little { first | second << 16 } else { first << 16 | second };
+    let entries = usize::from(short(start)?);
+    let entry = (0..entries).map(|i| start + 2 + 12 * i).find(|&at| short(at) == Some(0x0112))?;
+    u8::try_from(short(entry + 8)?).ok()
+}

@@ -1,0 +1,97 @@
+//! Huffman tables for the bits of a scan.
+
+use super::bits::Bits;
+
+const LOOK: u32 = 10;
+
+/// What the next [`LOOK`] bits hold: a whole coefficient where `bits` is not 0.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Coefficient {
+    pub(crate) value: i16,
+    pub(crate) run: u8,
+    pub(crate) bits: u8,
+}
+
+#[derive(Clone)]
+pub(crate) struct Table {
+    coefficients: Vec<Coefficient>,
+    /// Symbol and length of the code at the head of the next bits; length 0 where it is longer.
+    symbols: Vec<(u8, u8)>,
+    /// By length: the first 16-bit prefix beyond the codes of this length, and what to add to a code for its symbol.
+    beyond: [u32; 17],
+    offset: [i32; 17],
+    values: Vec<u8>,
+}
+
+impl Table {
+    pub(crate) fn new(counts: &[u8; 16], values: &[u8]) -> Option<Self> {
+        let total: usize = counts.iter().map(|&n| usize::from(n)).sum();
+        if total != values.len() || total > 256 {
+            return None;
+        }
+        let mut table = Self {
+            coefficients: vec![Coefficient::default(); 1 << LOOK],
+            symbols: vec![(0, 0); 1 << LOOK],
+            beyond: [0; 17],
+            offset: [0; 17],
+            values: values.to_vec(),
+        };
+        let (mut code, mut first) = (0u32, 0usize);
+        for length in 1..=16u32 {
+            let count = usize::from(counts[length as usize - 1]);
+            table.offset[length as usize] = first as i32 - code as i32;
+            for &symbol in &values[first..first + count] {
+                if code >= 1 << length {
+                    return None;
+                }
+                if length <= LOOK {
+                    let start = (code << (LOOK - length)) as usize;
+                    table.symbols[start..start + (1 << (LOOK - length))].fill((symbol, length as u8));
+                }
+                code += 1;
+            }
+            first += count;
+            table.beyond[length as usize] = code << (16 - length);
+            code <<= 1;
+        }
+        for (bits, entry) in table.coefficients.iter_mut().enumerate() {
+            let (symbol, length) = table.symbols[bits];
+            let (run, size) = (symbol >> 4, u32::from(symbol & 15));
+            if length != 0 && size != 0 && u32::from(length) + size <= LOOK {
+                let rest = (bits as u32) >> (LOOK - u32::from(length) - size) & ((1 << size) - 1);
+                let value = if rest >> (size - 1) == 0 { rest as i32 - (1 << size) + 1 } else { rest as i32 };
+                *entry = Coefficient { value: value as i16, run, bits: length + size as u8 };
+            }
+        }
+        Some(table)
+    }
+
+    #[inline(always)]
+    pub(crate) fn look(&self, top: u64) -> Coefficient {
+        self.coefficients[(top >> (64 - LOOK)) as usize]
+    }
+
+    /// Takes the next symbol, at most 16 bits.
+    #[inline(always)]
+    pub(crate) fn symbol(&self, bits: &mut Bits<'_>) -> Result<u8, &'static str> {
+        let (symbol, length) = self.symbols[(bits.top() >> (64 - LOOK)) as usize];
+        if length != 0 {
+            bits.consume(u32::from(length));
+            return Ok(symbol);
+        }
+        self.long_symbol(bits)
+    }
+
+    #[cold]
+    fn long_symbol(&self, bits: &mut Bits<'_>) -> Result<u8, &'static str> {
+        let prefix = (bits.top() >> 48) as u32;
+        for length in LOOK + 1..=16 {
+            if prefix < self.beyond[length as usize] {
+                bits.consume(length);
+                let index = (prefix >> (16 - length)) as i32 + self.offset[length as usize];
+                return self.values.get(index as usize).copied().ok_or("a code is in no table");
+            }
+        }
+        Err("a code is in no table")
+    }
+}

@@ -1,0 +1,323 @@
+//! The image that transforms work on: decoded as late and as little as possible.
+
+use std::path::Path;
+
+use fast_image_resize::images::{Image as Output, ImageRef as Input};
+use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+
+use crate::decode::jpeg::{self, Baseline};
+use crate::decode::{MAX_IMAGE_BYTES, decode_image};
+use crate::{Color, DataError, Image, Region, Size};
+
+/// A buffer above this is given back after the image that needed it.
+const KEPT_BYTES: usize = 64 << 20;
+
+/// How pixels between pixels are made.
+///
+/// # Source
+/// `torchvision.transforms.InterpolationMode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[doc(alias = "InterpolationMode")]
+pub enum Interpolation {
+    /// The nearest pixel.
+    Nearest,
+    /// A triangle over the neighbours.
+    #[default]
+    Bilinear,
+    /// A cubic with a = -0.5, which is Pillow's.
+    Bicubic,
+}
+
+/// Buffers kept from one image to the next.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    jpeg: jpeg::Scratch,
+    pixels: Vec<u8>,
+    spare: Vec<u8>,
+    resizer: Resizer,
+}
+
+impl Scratch {
+    fn trim(&mut self) {
+        if self.pixels.capacity() + self.spare.capacity() + self.jpeg.bytes() > KEPT_BYTES {
+            *self = Self::default();
+        } else if self.resizer.size_of_internal_buffers() > KEPT_BYTES {
+            self.resizer = Resizer::default();
+        }
+    }
+}
+
+/// Where the pixels are.
+enum Source<'a> {
+    /// Still in the file.
+    Encoded(Box<Baseline<'a>>),
+    /// In the scratch's `pixels`: red, green, blue and an unused byte.
+    Decoded,
+}
+
+/// An RGB image on its way through the transforms.
+///
+/// A JPEG file is decoded when a transform needs its pixels, and a crop before that decodes only what it covers. Flips
+/// are put off until the pixels are written.
+pub struct Canvas<'a> {
+    source: Source<'a>,
+    scratch: &'a mut Scratch,
+    path: &'a Path,
+    height: usize,
+    width: usize,
+    mirrored: bool,
+    upside_down: bool,
+}
+
+impl<'a> Canvas<'a> {
+    /// The image in `encoded`; `upright` turns it as its EXIF orientation says.
+    pub(crate) fn open(
+        encoded: &'a [u8],
+        upright: bool,
+        path: &'a Path,
+        scratch: &'a mut Scratch,
+    ) -> Result<Self, DataError> {
+        let orientation = if upright { jpeg::orientation(encoded) } else { 1 };
+        let baseline = if encoded.starts_with(b"\xff\xd8") { Baseline::open(encoded, path)? } else { None };
+        let mut canvas = match baseline {
+            Some(baseline) => Self {
+                height: baseline.height(),
+                width: baseline.width(),
+                source: Source::Encoded(Box::new(baseline)),
+                scratch,
+                path,
+                mirrored: false,
+                upside_down: false,
+            },
+            None => Self::of_image(&decode_image(encoded, Color::AsStored, path)?, path, scratch)?,
+        };
+        canvas.turn(orientation)?;
+        Ok(canvas)
+    }
+
+    /// An image that is decoded already; transparency is dropped.
+    pub(crate) fn of_image(image: &Image, path: &'a Path, scratch: &'a mut Scratch) -> Result<Self, DataError> {
+        check_size(image.height(), image.width(), path)?;
+        if image.data().is_empty() {
+            return Err(DataError::option("image", "at least one pixel", format!("{image:?}")));
+        }
+        scratch.pixels.clear();
+        for pixel in image.data().chunks_exact(image.channels()) {
+            scratch.pixels.extend_from_slice(&match *pixel {
+                [grey] | [grey, _] => [grey, grey, grey, 0],
+                [red, green, blue, ..] => [red, green, blue, 0],
+                [] => [0; 4],
+            });
+        }
+        let (height, width) = (image.height(), image.width());
+        Ok(Self { source: Source::Decoded, scratch, path, height, width, mirrored: false, upside_down: false })
+    }
+
+    /// Rows.
+    pub fn height(&self) -> usize {
+        self.height
+    }
+
+    /// Columns.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Keeps only `region`.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] when it is empty or reaches beyond the image; an error of the decoder.
+    pub fn crop(&mut self, region: Region) -> Result<(), DataError> {
+        let (height, width) = (self.height, self.width);
+        if !region.fits(height, width) {
+            let expected = format!("a region within {height} x {width} pixels");
+            return Err(DataError::option("crop", expected, format!("{region:?}")));
+        }
+        let mut stored = region;
+        if self.mirrored {
+            stored.left = width - region.left - region.width;
+        }
+        if self.upside_down {
+            stored.top = height - region.top - region.height;
+        }
+        self.take(stored)
+    }
+
+    /// Keeps `region` of the pixels as they are stored, decoding it if it is not yet.
+    fn take(&mut self, region: Region) -> Result<(), DataError> {
+        let Scratch { jpeg, pixels, .. } = &mut *self.scratch;
+        match &self.source {
+            Source::Encoded(baseline) => baseline.decode(&region, jpeg, pixels, self.path)?,
+            Source::Decoded if region == Region::whole(self.height, self.width) => {}
+            Source::Decoded => {
+                let (from, to) = (4 * self.width, 4 * region.width);
+                for row in 0..region.height {
+                    let start = (region.top + row) * from + 4 * region.left;
+                    pixels.copy_within(start..start + to, row * to);
+                }
+                pixels.truncate(region.height * to);
+            }
+        }
+        (self.source, self.height, self.width) = (Source::Decoded, region.height, region.width);
+        Ok(())
+    }
+
+    fn decode(&mut self) -> Result<(), DataError> {
+        self.take(Region::whole(self.height, self.width))
+    }
+
+    /// Scales to `size`; Pillow's results within one level, two for [`Interpolation::Bicubic`].
+    ///
+    /// Without `antialias`, an image that shrinks takes no pixels into account but the nearest ones.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for a size without pixels; [`DataError::TooLarge`] for one above
+    /// [`MAX_IMAGE_BYTES`]; an error of the decoder.
+    pub fn resize(&mut self, size: Size, interpolation: Interpolation, antialias: bool) -> Result<(), DataError> {
+        if size.height == 0 || size.width == 0 {
+            return Err(DataError::option("size", "at least one pixel", format!("{size:?}")));
+        }
+        check_size(size.height, size.width, self.path)?;
+        if size == (Size { height: self.height, width: self.width }) {
+            return Ok(());
+        }
+        self.decode()?;
+        if interpolation == Interpolation::Nearest {
+            self.settle();
+        }
+        let filter = match interpolation {
+            Interpolation::Bicubic => FilterType::CatmullRom,
+            _ => FilterType::Bilinear,
+        };
+        let algorithm = match (interpolation, antialias) {
+            (Interpolation::Nearest, _) => ResizeAlg::Nearest,
+            (_, true) => ResizeAlg::Convolution(filter),
+            (_, false) => ResizeAlg::Interpolation(filter),
+        };
+        let options = ResizeOptions::new().resize_alg(algorithm).use_alpha(false);
+        let [from, to] =
+            [[self.height, self.width], [size.height, size.width]].map(|side| side.map(|side| side as u32));
+        let Scratch { pixels, spare, resizer, .. } = &mut *self.scratch;
+        spare.resize(4 * size.height * size.width, 0);
+        let input = Input::new(from[1], from[0], pixels, PixelType::U8x4).map_err(DataError::other)?;
+        let mut output = Output::from_slice_u8(to[1], to[0], spare, PixelType::U8x4).map_err(DataError::other)?;
+        resizer.resize(&input, &mut output, &options).map_err(DataError::other)?;
+        std::mem::swap(pixels, spare);
+        (self.height, self.width) = (size.height, size.width);
+        Ok(())
+    }
+
+    /// Mirrors left and right.
+    pub fn hflip(&mut self) {
+        self.mirrored = !self.mirrored;
+    }
+
+    /// Mirrors top and bottom.
+    pub fn vflip(&mut self) {
+        self.upside_down = !self.upside_down;
+    }
+
+    /// Puts black pixels around the image.
+    pub(crate) fn pad(&mut self, top: usize, left: usize, size: Size) -> Result<(), DataError> {
+        check_size(size.height, size.width, self.path)?;
+        self.decode()?;
+        self.settle();
+        let Scratch { pixels, spare, .. } = &mut *self.scratch;
+        spare.clear();
+        spare.resize(4 * size.height * size.width, 0);
+        let rows = spare.chunks_exact_mut(4 * size.width).skip(top);
+        for (to, from) in rows.zip(pixels.chunks_exact(4 * self.width)) {
+            to[4 * left..][..from.len()].copy_from_slice(from);
+        }
+        std::mem::swap(pixels, spare);
+        (self.height, self.width) = (size.height, size.width);
+        Ok(())
+    }
+
+    /// The pixels row by row: red, green, blue and a byte without meaning.
+    ///
+    /// # Errors
+    /// An error of the decoder.
+    pub fn pixels(&mut self) -> Result<&mut [[u8; 4]], DataError> {
+        self.decode()?;
+        self.settle();
+        Ok(self.scratch.pixels.as_chunks_mut::<4>().0)
+    }
+
+    /// The pixels in an order that only serves transforms that look at each one by itself.
+    pub(crate) fn colors(&mut self) -> Result<&mut [[u8; 4]], DataError> {
+        self.decode()?;
+        Ok(self.scratch.pixels.as_chunks_mut::<4>().0)
+    }
+
+    /// Does the flips that were put off.
+    fn settle(&mut self) {
+        let pixels = self.scratch.pixels.as_chunks_mut::<4>().0;
+        match (std::mem::take(&mut self.mirrored), std::mem::take(&mut self.upside_down)) {
+            (false, false) => {}
+            (true, true) => pixels.reverse(),
+            (true, false) => pixels.chunks_exact_mut(self.width).for_each(<[_]>::reverse),
+            (false, true) => {
+                pixels.reverse();
+                pixels.chunks_exact_mut(self.width).for_each(<[_]>::reverse);
+            }
+        }
+    }
+
+    /// Turns the image as a file with this EXIF orientation asks for.
+    fn turn(&mut self, orientation: u8) -> Result<(), DataError> {
+        if orientation >= 5 {
+            self.decode()?;
+            let Scratch { pixels, spare, .. } = &mut *self.scratch;
+            spare.clear();
+            let (all, _) = pixels.as_chunks::<4>();
+            for x in 0..self.width {
+                spare.extend(all[x..].iter().step_by(self.width).flatten());
+            }
+            std::mem::swap(pixels, spare);
+            (self.height, self.width) = (self.width, self.height);
+        }
+        self.mirrored = matches!(orientation, 2 | 3 | 6 | 7);
+        self.upside_down = matches!(orientation, 3 | 4 | 7 | 8);
+        Ok(())
+    }
+
+    /// Writes the image into its place of a batch: by planes, or pixel by pixel.
+    pub(crate) fn write(mut self, channels_last: bool, slot: &mut [u8]) -> Result<(), DataError> {
+        self.decode()?;
+        let (height, width, mirrored) = (self.height, self.width, self.mirrored);
+        for row in 0..height {
+            let from = if self.upside_down { height - 1 - row } else { row };
+            let pixels = &self.scratch.pixels.as_chunks::<4>().0[from * width..][..width];
+            if channels_last {
+                let out = slot[3 * row * width..][..3 * width].as_chunks_mut::<3>().0;
+                let write = |(out, &[red, green, blue, _]): (&mut [u8; 3], &[u8; 4])| *out = [red, green, blue];
+                match mirrored {
+                    true => out.iter_mut().zip(pixels.iter().rev()).for_each(write),
+                    false => out.iter_mut().zip(pixels).for_each(write),
+                }
+                continue;
+            }
+            for channel in 0..3 {
+                let out = &mut slot[(channel * height + row) * width..][..width];
+                let write = |(out, pixel): (&mut u8, &[u8; 4])| {
+                    *out = (u32::from_le_bytes(*pixel) >> (8 * channel)) as u8;
+                };
+                match mirrored {
+                    true => out.iter_mut().zip(pixels.iter().rev()).for_each(write),
+                    false => out.iter_mut().zip(pixels).for_each(write),
+                }
+            }
+        }
+        self.scratch.trim();
+        Ok(())
+    }
+}
+
+fn check_size(height: usize, width: usize, path: &Path) -> Result<(), DataError> {
+    let (bytes, limit) = ((height as u64).saturating_mul(width as u64).saturating_mul(4), MAX_IMAGE_BYTES);
+    if bytes > limit {
+        return Err(DataError::TooLarge { path: path.to_owned(), what: "the image", bytes, limit });
+    }
+    Ok(())
+}

@@ -1,0 +1,34 @@
+//! The middle of an image.
+
+use crate::{Canvas, DataError, Draws, Region, Size, Transform};
+
+/// Keeps the middle; a side that is too short gets black pixels around it.
+///
+/// # Source
+/// `torchvision.transforms.CenterCrop`.
+#[derive(Clone, Copy, Debug)]
+pub struct CenterCrop {
+    size: Size,
+}
+
+impl CenterCrop {
+    /// A crop of this size: one side of a square, or `[height, width]`.
+    pub fn new(size: impl Into<Size>) -> Self {
+        Self { size: size.into() }
+    }
+}
+
+impl Transform for CenterCrop {
+    fn apply(&self, canvas: &mut Canvas<'_>, _: &mut Draws) -> Result<(), DataError> {
+        let Size { height, width } = self.size;
+        if height > canvas.height() || width > canvas.width() {
+            let around = |wanted: usize, side: usize| wanted.saturating_sub(side) / 2;
+            let (top, left) = (around(height, canvas.height()), around(width, canvas.width()));
+            let padded = Size { height: height.max(canvas.height()), width: width.max(canvas.width()) };
+            canvas.pad(top, left, padded)?;
+        }
+        let middle = |side: usize, wanted: usize| ((side - wanted) as f64 / 2.0).round_ties_even() as usize;
+        let (top, left) = (middle(canvas.height(), height), middle(canvas.width(), width));
+        canvas.crop(Region { top, left, height, width })
+    }
+}

@@ -1,0 +1,58 @@
+//! Transforms with torchvision's names, parameters and meaning, working on unsigned bytes.
+
+mod canvas;
+mod center_crop;
+mod color_jitter;
+mod draws;
+mod flip;
+mod mix;
+mod random_resized_crop;
+mod region;
+mod resize;
+
+pub(crate) use canvas::Scratch;
+pub use canvas::{Canvas, Interpolation};
+pub use center_crop::CenterCrop;
+pub use color_jitter::ColorJitter;
+pub use draws::Draws;
+pub use flip::{RandomHorizontalFlip, RandomVerticalFlip};
+pub use mix::{CutMix, MixUp};
+pub use random_resized_crop::RandomResizedCrop;
+pub use region::Region;
+pub use resize::Resize;
+
+use crate::DataError;
+
+/// One step from a decoded image to the batch.
+///
+/// What is random comes from `draws` alone, so that a sample's result is a function of the seed, the epoch and the
+/// sample's index.
+pub trait Transform: Send + Sync {
+    /// Changes `canvas`.
+    ///
+    /// # Errors
+    /// Whatever keeps the image from being changed so; decoding happens here too, as far as it was put off.
+    fn apply(&self, canvas: &mut Canvas<'_>, draws: &mut Draws) -> Result<(), DataError>;
+}
+
+/// The two sides of an image, rows first; a single number is a square.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Rows.
+    pub height: usize,
+    /// Columns.
+    pub width: usize,
+}
+
+impl From<usize> for Size {
+    fn from(side: usize) -> Self {
+        Self { height: side, width: side }
+    }
+}
+
+impl From<[usize; 2]> for Size {
+    /// Torchvision's order: `[height, width]`.
+    fn from([height, width]: [usize; 2]) -> Self {
+        Self { height, width }
+    }
+}
