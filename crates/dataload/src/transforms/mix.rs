@@ -1,8 +1,11 @@
 //! MixUp and CutMix, on a whole batch.
 
+use overdrive_ffi::{Arg, LazyOp};
 use tch::{Kind, Tensor};
 
 use crate::{DataError, Draws, Region};
+
+static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
 
 /// Mixes every image and label of a batch with its neighbour's.
 ///
@@ -128,7 +131,8 @@ impl Mixing {
     }
 
     fn labels(&self, labels: &Tensor, share: f64) -> Result<Tensor, DataError> {
-        let classes = Tensor::f_arange(self.num_classes, (Kind::Int64, labels.device()))?;
+        let classes: Vec<i64> = (0..self.num_classes).collect();
+        let classes = Tensor::f_from_slice(&classes)?.f_to_device(labels.device())?;
         let one_hot = labels.f_unsqueeze(-1)?.f_eq_tensor(&classes)?.f_to_kind(Kind::Float)?;
         mix(&one_hot, share)
     }
@@ -136,7 +140,8 @@ impl Mixing {
 
 /// `share` of each row and the rest of the row before it, the last being before the first.
 fn mix(rows: &Tensor, share: f64) -> Result<Tensor, DataError> {
-    Ok(rows.f_roll([1], [0])?.f_mul_scalar_(1.0 - share)?.f_add_(&rows.f_mul_scalar(share)?)?)
+    let times = |rows: &Tensor, share| MUL.tensor(&[Arg::Tensor(rows), Arg::Double(share)]).map_err(DataError::other);
+    Ok(times(&rows.f_roll([1], [0])?, 1.0 - share)?.f_add_(&times(rows, share)?)?)
 }
 
 fn copy(images: &Tensor) -> Result<Tensor, DataError> {
