@@ -112,7 +112,8 @@ impl<S: GradientSync> Accumulator<S> {
     /// When the count is negative, the loss is not one number, or backward or the ranks fail.
     ///
     /// # Syncs
-    /// Not with the device. Over ranks, waits for all of them when a window closes and once at the first.
+    /// Not with the device. Over ranks, waits for all of them when a window closes, and in the first window at each
+    /// micro-batch until one counts anything.
     pub fn backward(&mut self, loss: &Tensor, count: i64, closes: bool) -> Result<Option<f64>, AccumError> {
         if count < 0 {
             return Err(AccumError::Count { found: count });
