@@ -21,12 +21,16 @@ struct Text {
     checks: Vec<Check>,
     values: BTreeMap<String, serde_json::Value>,
     failure: Option<String>,
+    #[serde(default)]
+    missing: Option<String>,
 }
 
 /// What Python wrote for one case.
 pub struct Record {
     pub checks: Vec<Check>,
     pub failure: Option<String>,
+    /// The Python package that the case needs and this machine lacks.
+    pub missing: Option<String>,
     values: BTreeMap<String, serde_json::Value>,
     tensors: BTreeMap<String, Tensor>,
 }
@@ -34,9 +38,12 @@ pub struct Record {
 impl Record {
     pub fn read(dir: &Path, name: &str) -> Result<Self> {
         let text = std::fs::read(dir.join(format!("{name}.json")))?;
-        let Text { checks, values, failure } = serde_json::from_slice(&text)?;
+        let Text { checks, values, failure, missing } = serde_json::from_slice(&text)?;
+        if missing.is_some() {
+            return Ok(Self { checks, failure, missing, values, tensors: BTreeMap::new() });
+        }
         let tensors = Tensor::read_safetensors(dir.join(format!("{name}.safetensors")))?.into_iter().collect();
-        Ok(Self { checks, failure, values, tensors })
+        Ok(Self { checks, failure, missing, values, tensors })
     }
 
     pub fn expected(&self, name: &str) -> Option<&Tensor> {
