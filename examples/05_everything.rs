@@ -66,7 +66,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-type Digits = DataLoader<MnistSplit, ToFloat>;
+type Digits = DataLoader<(Tensor, Tensor)>;
 
 /// MNIST's images are decoded and in memory as they are; a folder of files would go behind `Cached`.
 fn loader(images: MnistSplit, shuffle: bool) -> Result<Digits> {

@@ -17,10 +17,8 @@ pub type Batch = (Tensor, Tensor);
 
 /// A source of batches for any number of epochs.
 pub enum Feed {
-    /// Files read and decoded by the training thread, every epoch.
-    Files(DataLoader<ImageFolder, ToFloat>),
-    /// Files read and decoded once, by the training thread or a background thread.
-    Cached(DataLoader<Cached<ImageFolder>, ToFloat>),
+    /// Files, read and decoded by the training thread every epoch, or once and then kept.
+    Loader(DataLoader<Batch>),
     /// Everything in one tensor, on the host or on the device.
     OneTensor(OneTensor),
 }
@@ -43,11 +41,11 @@ impl Feed {
             Technique::Cache | Technique::CachePrefetch | Technique::Combined => {
                 let workers = usize::from(technique != Technique::Cache);
                 let loader = DataLoader::builder(Cached::new(folder)).batch_size(micro_batch).shuffle(true).seed(seed);
-                Self::Cached(loader.num_workers(workers).prefetch_factor(8).collate(collate).build()?)
+                Self::Loader(loader.num_workers(workers).prefetch_factor(8).collate(collate).build()?)
             }
             _ => {
                 let loader = DataLoader::builder(folder).batch_size(micro_batch).shuffle(true).seed(seed);
-                Self::Files(loader.collate(collate).build()?)
+                Self::Loader(loader.collate(collate).build()?)
             }
         })
     }
@@ -55,8 +53,7 @@ impl Feed {
     /// The batches of one epoch.
     pub fn epoch(&self, epoch: u64) -> Batches<'_> {
         match self {
-            Self::Files(loader) => Batches::Files(loader.epoch(epoch)),
-            Self::Cached(loader) => Batches::Cached(loader.epoch(epoch)),
+            Self::Loader(loader) => Batches::Loader(loader.epoch(epoch)),
             Self::OneTensor(data) => Batches::OneTensor(data.epoch(epoch)),
         }
     }
@@ -64,10 +61,8 @@ impl Feed {
 
 /// The batches of one epoch.
 pub enum Batches<'a> {
-    /// See [`Feed::Files`].
-    Files(Epoch<ImageFolder, ToFloat>),
-    /// See [`Feed::Cached`].
-    Cached(Epoch<Cached<ImageFolder>, ToFloat>),
+    /// See [`Feed::Loader`].
+    Loader(Epoch<Batch>),
     /// See [`Feed::OneTensor`].
     OneTensor(Slices<'a>),
 }
@@ -77,8 +72,7 @@ impl Iterator for Batches<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         match self {
-            Self::Files(epoch) => epoch.next(),
-            Self::Cached(epoch) => epoch.next(),
+            Self::Loader(epoch) => epoch.next(),
             Self::OneTensor(slices) => slices.next(),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 6] = ["error", "dispatch", "tensor_list", "autocast", "memory", "context"];
+const SOURCES: [&str; 7] = ["error", "dispatch", "tensor_list", "autocast", "memory", "copy_stream", "context"];
 
 fn main() {
     println!("cargo::rerun-if-changed=cpp");

@@ -13,6 +13,12 @@ pub trait BatchSampler: Send + Sync {
     /// The batches of `epoch`, [`len`](BatchSampler::len) of them.
     fn plan(&self, epoch: u64) -> BatchPlan;
 
+    /// How many samples all ranks take together in one step; 0, the default, where that varies. A saved state only fits
+    /// a loader with the same.
+    fn global_batch_size(&self) -> usize {
+        0
+    }
+
     /// Whether an epoch has no batch at all.
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -88,6 +94,10 @@ impl<S: Sampler> FixedBatches<S> {
 impl<S: Sampler> BatchSampler for FixedBatches<S> {
     fn len(&self) -> usize {
         self.batches(self.sampler.len())
+    }
+
+    fn global_batch_size(&self) -> usize {
+        self.batch_size.saturating_mul(self.sampler.world_size())
     }
 
     fn plan(&self, epoch: u64) -> BatchPlan {

@@ -3,7 +3,7 @@
 use tch::{Kind, Tensor};
 
 use crate::tensor::tensor_from_bytes;
-use crate::{DataError, Image};
+use crate::{BatchSamples, DataError, Image};
 
 /// Turns the samples of one batch into what the training loop gets. Closures are collate functions too.
 ///
@@ -23,6 +23,15 @@ pub trait Collate<S>: Send + Sync {
     /// Whatever keeps the samples from forming a batch; a [`DataError::ShapeMismatch`] gets the sample's dataset index
     /// from the loader.
     fn collate(&self, samples: Vec<S>) -> Result<Self::Batch, DataError>;
+
+    /// The same for samples that are still to be read: what the loader calls. One's own form can deal with each sample as
+    /// it comes, know its index, and reject it.
+    ///
+    /// # Errors
+    /// As [`collate`](Collate::collate), and those of [`BatchSamples`], which are passed on.
+    fn collate_from(&self, samples: &mut BatchSamples<'_, S>) -> Result<Self::Batch, DataError> {
+        self.collate(samples.all()?)
+    }
 }
 
 impl<S, B, F> Collate<S> for F
@@ -53,7 +62,8 @@ impl Collate<(Image, i64)> for Stack {
 
     fn collate(&self, samples: Vec<(Image, i64)>) -> Result<Self::Batch, DataError> {
         let planes = Planes::stack(&samples)?;
-        Ok((tensor_from_bytes(&planes.bytes, Kind::Uint8, &planes.shape())?, targets(&samples)?))
+        let shape = planes.shape().map(|size| size as i64);
+        Ok((tensor_from_bytes(&planes.bytes, Kind::Uint8, &shape)?, targets(&samples)?))
     }
 }
 
@@ -80,33 +90,26 @@ impl Planes {
         Ok(Self { bytes, images: samples.len(), chw })
     }
 
-    pub(crate) fn channels(&self) -> usize {
-        self.chw[0]
-    }
-
-    /// Bytes of one channel of one image.
-    pub(crate) fn plane_bytes(&self) -> usize {
-        self.chw[1] * self.chw[2]
-    }
-
     /// `[N, C, H, W]`.
-    pub(crate) fn shape(&self) -> [i64; 4] {
+    pub(crate) fn shape(&self) -> [usize; 4] {
         let [channels, height, width] = self.chw;
-        [self.images, channels, height, width].map(|size| size as i64)
+        [self.images, channels, height, width]
     }
 }
 
 /// The shape `[C, H, W]` that every image of the batch has.
 fn common_shape(samples: &[(Image, i64)]) -> Result<[usize; 3], DataError> {
     let (first, _) = samples.first().ok_or(DataError::EmptyBatch)?;
-    let expected = first.chw();
-    match samples.iter().position(|(image, _)| image.chw() != expected) {
-        None => Ok(expected),
-        Some(position) => {
-            let found = samples[position].0.chw();
-            Err(DataError::ShapeMismatch { position, expected: expected.into(), found: found.into() })
-        }
+    if samples.iter().all(|(image, _)| image.chw() == first.chw()) {
+        return Ok(first.chw());
     }
+    // The sample to blame is one that differs from most others, and the first one may be that.
+    let count = |shape| samples.iter().filter(|(image, _)| image.chw() == shape).count();
+    let usual = samples.iter().map(|(image, _)| image.chw()).rev().max_by_key(|&shape| count(shape));
+    let expected = usual.unwrap_or(first.chw());
+    let odd = samples.iter().enumerate().find(|(_, (image, _))| image.chw() != expected);
+    let (position, (image, _)) = odd.ok_or(DataError::EmptyBatch)?;
+    Err(DataError::ShapeMismatch { position, expected: expected.into(), found: image.chw().into() })
 }
 
 /// The labels as int64 `[N]`.
@@ -137,6 +140,9 @@ mod tests {
         let error = Stack.collate(vec![(grey.clone(), 0), (grey, 0), (colour, 0)]).unwrap_err();
         let message = "shape mismatch at position 2 of the batch: expected [1, 2, 3], found [3, 2, 3]";
         assert_eq!(error.to_string(), message);
+        let (tall, wide) = (Image::new([0; 2], 2, 1, 1)?, Image::new([0; 2], 1, 2, 1)?);
+        let error = Stack.collate(vec![(tall, 0), (wide.clone(), 0), (wide, 0)]).unwrap_err().to_string();
+        assert_eq!(error, "shape mismatch at position 0 of the batch: expected [1, 1, 2], found [1, 2, 1]");
         assert!(matches!(Stack.collate(vec![]), Err(DataError::EmptyBatch)));
         let none = Image::new([], 0, 0, 1)?;
         assert_eq!(Stack.collate(vec![(none, 0)])?.0.size(), [1, 1, 0, 0]);

@@ -24,6 +24,11 @@ pub trait Dataset: Send + Sync {
     /// Whatever keeps the sample from being read; [`DataError::other`] wraps foreign errors.
     fn get(&self, index: usize) -> Result<Self::Sample, DataError>;
 
+    /// A name for the sample at `index` that tells a person more than the number does; errors and faults carry it.
+    fn key(&self, _index: usize) -> Option<String> {
+        None
+    }
+
     /// Whether there is no sample at all.
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -62,6 +67,10 @@ macro_rules! forward_dataset {
 
             fn get(&self, index: usize) -> Result<Self::Sample, DataError> {
                 (**self).get(index)
+            }
+
+            fn key(&self, index: usize) -> Option<String> {
+                (**self).key(index)
             }
         }
     )*};
@@ -135,6 +144,10 @@ where
     fn get(&self, index: usize) -> Result<T, DataError> {
         (self.transform)(self.dataset.get(index)?)
     }
+
+    fn key(&self, index: usize) -> Option<String> {
+        self.dataset.key(index)
+    }
 }
 
 /// Some samples of another dataset.
@@ -174,6 +187,10 @@ impl<D: Dataset> Dataset for Subset<D> {
             Some(&inner) => self.dataset.get(inner),
             None => Err(DataError::IndexOutOfRange { index, len: self.indices.len() }),
         }
+    }
+
+    fn key(&self, index: usize) -> Option<String> {
+        self.dataset.key(*self.indices.get(index)?)
     }
 }
 

@@ -2,22 +2,24 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::read::read_file;
 use crate::{DataError, Dataset, ImageFolder, MAX_IMAGE_BYTES};
 
-/// The bytes of an image file, and what a pipeline needs to know beside them.
+/// The bytes of an image file, and its name.
 #[derive(Clone, Debug)]
 pub struct EncodedImage {
     /// The file's content.
     pub bytes: Arc<[u8]>,
     /// Names the file in errors.
     pub path: Arc<Path>,
-    /// The sample's index in its dataset, from which its random parameters follow.
-    pub index: usize,
-    /// The epoch, from which they follow too.
-    pub epoch: u64,
+}
+
+impl EncodedImage {
+    /// An image from anywhere: the value of a database, a file of a tar shard. `name` stands for its path in errors.
+    pub fn new(bytes: impl Into<Arc<[u8]>>, name: impl AsRef<Path>) -> Self {
+        Self { bytes: bytes.into(), path: name.as_ref().into() }
+    }
 }
 
 /// The files of an [`ImageFolder`], only read: what an [`ImagePipeline`](crate::ImagePipeline) takes.
@@ -25,7 +27,6 @@ pub struct EncodedImage {
 pub struct EncodedImageFolder {
     files: Vec<(Arc<Path>, i64)>,
     classes: Vec<String>,
-    epoch: AtomicU64,
 }
 
 impl EncodedImageFolder {
@@ -41,21 +42,12 @@ impl EncodedImageFolder {
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
-
-    /// The epoch that samples read from now on belong to; 0 unless set.
-    pub fn set_epoch(&self, epoch: u64) {
-        self.epoch.store(epoch, Ordering::Relaxed);
-    }
 }
 
 impl From<&ImageFolder> for EncodedImageFolder {
     fn from(folder: &ImageFolder) -> Self {
         let shared = |(path, label): &(PathBuf, i64)| (Arc::from(path.as_path()), *label);
-        Self {
-            files: folder.files().iter().map(shared).collect(),
-            classes: folder.classes().to_vec(),
-            epoch: AtomicU64::new(0),
-        }
+        Self { files: folder.files().iter().map(shared).collect(), classes: folder.classes().to_vec() }
     }
 }
 
@@ -69,7 +61,10 @@ impl Dataset for EncodedImageFolder {
     fn get(&self, index: usize) -> Result<Self::Sample, DataError> {
         let (path, label) = self.files.get(index).ok_or(DataError::IndexOutOfRange { index, len: self.files.len() })?;
         let bytes = read_file(path, MAX_IMAGE_BYTES)?.into();
-        let epoch = self.epoch.load(Ordering::Relaxed);
-        Ok((EncodedImage { bytes, path: path.clone(), index, epoch }, *label))
+        Ok((EncodedImage { bytes, path: path.clone() }, *label))
+    }
+
+    fn key(&self, index: usize) -> Option<String> {
+        Some(self.files.get(index)?.0.display().to_string())
     }
 }

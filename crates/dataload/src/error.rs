@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Why a sample or a batch could not be had.
 ///
@@ -92,31 +93,46 @@ pub enum DataError {
     #[error("a batch without samples cannot be collated")]
     EmptyBatch,
 
-    /// A sample that cannot be stacked with the first one of its batch.
+    /// A sample that cannot be stacked with the others of its batch.
     #[error("shape mismatch at position {position} of the batch: expected {expected:?}, found {found:?}")]
     ShapeMismatch {
         /// The sample's position in its batch.
         position: usize,
-        /// The first sample's shape, `[channels, height, width]`.
+        /// The shape of most samples, `[channels, height, width]`.
         expected: Vec<usize>,
         /// This sample's shape.
         found: Vec<usize>,
     },
 
     /// Something went wrong with one sample; the loader adds the index.
-    #[error("sample {index}: {error}")]
+    #[error("sample {index}{}: {error}", in_brackets(key))]
     Sample {
         /// The sample's index in the dataset.
         index: usize,
+        /// The dataset's name for it, see [`Dataset::key`](crate::Dataset::key).
+        key: Option<String>,
         /// What went wrong.
         error: Box<DataError>,
     },
 
-    /// `Dataset::get` panicked.
-    #[error("sample {index}: the dataset panicked: {message}")]
+    /// Something went wrong with one item of a stream.
+    #[error("shard {shard}, item {position}: {error}")]
+    StreamItem {
+        /// The shard's number.
+        shard: usize,
+        /// The item's place in it, from 0.
+        position: u64,
+        /// What went wrong.
+        error: Box<DataError>,
+    },
+
+    /// User code panicked over one sample.
+    #[error("sample {index}{}: panicked: {message}", in_brackets(key))]
     WorkerPanicked {
-        /// The index that was being loaded.
+        /// The index that was being loaded; of a stream, see [`Drawn::index`](crate::Drawn::index).
         index: usize,
+        /// The dataset's name for it.
+        key: Option<String>,
         /// The panic's message.
         message: String,
     },
@@ -129,6 +145,37 @@ pub enum DataError {
         /// The panic's message.
         message: String,
     },
+
+    /// A stream panicked while it was read.
+    #[error("batch {batch}: the stream panicked: {message}")]
+    StreamPanicked {
+        /// The number of the batch that was being read.
+        batch: usize,
+        /// The panic's message.
+        message: String,
+    },
+
+    /// `worker_init_fn` failed or panicked.
+    #[error("worker {worker}: worker_init_fn failed: {error}")]
+    WorkerInit {
+        /// The worker's number, from 0.
+        worker: usize,
+        /// What went wrong.
+        error: Box<DataError>,
+    },
+
+    /// No batch came within [`DataLoaderBuilder::timeout`](crate::DataLoaderBuilder::timeout).
+    #[error("batch {batch} did not come within {timeout:?}")]
+    Timeout {
+        /// The batch that was due.
+        batch: usize,
+        /// How long the loader waited.
+        timeout: Duration,
+    },
+
+    /// The epoch was dropped meanwhile. A collate function passes it on; it never reaches the training loop.
+    #[error("the epoch was dropped")]
+    Cancelled,
 
     /// A worker thread could not be started.
     #[error("worker {worker} of {of} could not be started: {error}")]
@@ -163,6 +210,10 @@ pub enum DataError {
     #[error("libtorch: {0}")]
     Tensor(tch::TchError),
 
+    /// libtorch refused, or a device is not there.
+    #[error(transparent)]
+    Torch(#[from] overdrive_ffi::Error),
+
     /// An error of the user's own dataset or collate function; see [`DataError::other`].
     #[error(transparent)]
     Other(Box<dyn Error + Send + Sync>),
@@ -182,10 +233,10 @@ impl DataError {
         Self::Other(error.into())
     }
 
-    /// The error itself, without the [`DataError::Sample`] that the loader put around it.
+    /// The error itself, without what the loader put around it.
     pub fn innermost(&self) -> &DataError {
         match self {
-            Self::Sample { error, .. } => error.innermost(),
+            Self::Sample { error, .. } | Self::StreamItem { error, .. } => error.innermost(),
             error => error,
         }
     }
@@ -215,4 +266,8 @@ impl DataError {
     pub(crate) fn option(option: &'static str, expected: impl Into<String>, found: impl ToString) -> Self {
         Self::InvalidOption { option, expected: expected.into(), found: found.to_string() }
     }
+}
+
+fn in_brackets(key: &Option<String>) -> String {
+    key.as_ref().map(|key| format!(" ({key})")).unwrap_or_default()
 }

@@ -86,6 +86,10 @@ impl Dataset for ImageFolder {
         let encoded = read_file(path, MAX_IMAGE_BYTES)?;
         Ok((decode_image(&encoded, self.color, path)?, *label))
     }
+
+    fn key(&self, index: usize) -> Option<String> {
+        Some(self.files.get(index)?.0.display().to_string())
+    }
 }
 
 fn sorted_entries(folder: &Path) -> Result<Vec<PathBuf>, DataError> {

@@ -4,12 +4,14 @@ use std::cell::RefCell;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
+use overdrive_ffi::HostBuffer;
 use tch::{Kind, Tensor};
 
-use crate::tensor::tensor_from_bytes;
+use crate::batch_samples::Listed;
 use crate::transforms::Scratch;
-use crate::{Canvas, Collate, DataError, Draws, EncodedImage, Image, ToFloat, Transform};
+use crate::{BatchSamples, Canvas, Collate, DataError, Drawn, Draws, EncodedImage, Image, Stage, ToFloat, Transform};
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
@@ -69,12 +71,13 @@ impl ImagePipeline {
         FloatPipeline { pipeline: self, to_float }
     }
 
-    /// Decodes and transforms one sample into `slot`, its `3 * H * W` bytes of a batch.
+    /// Decodes and transforms the sample with this index into `slot`, its `3 * H * W` bytes of a batch.
     ///
     /// # Errors
     /// [`DataError::ImageShape`] when the result has another number of bytes; an error of the decoder or a transform.
-    pub fn decode_into(&self, sample: &EncodedImage, slot: &mut [u8]) -> Result<(), DataError> {
-        self.with_canvas(sample, |canvas| {
+    pub fn decode_into(&self, sample: &EncodedImage, index: u64, epoch: u64, slot: &mut [u8]) -> Result<(), DataError> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let canvas = self.canvas(sample, index, epoch, scratch)?;
             let (height, width) = (canvas.height(), canvas.width());
             if slot.len() != 3 * height * width {
                 return Err(DataError::ImageShape { height, width, channels: 3, bytes: slot.len() });
@@ -87,7 +90,7 @@ impl ImagePipeline {
     ///
     /// # Errors
     /// An error of a transform.
-    pub fn image(&self, image: &Image, index: usize, epoch: u64) -> Result<Image, DataError> {
+    pub fn image(&self, image: &Image, index: u64, epoch: u64) -> Result<Image, DataError> {
         SCRATCH.with_borrow_mut(|scratch| {
             let mut canvas = Canvas::of_image(image, Path::new("image"), scratch)?;
             self.transform(&mut canvas, index, epoch)?;
@@ -98,46 +101,89 @@ impl ImagePipeline {
         })
     }
 
-    fn transform(&self, canvas: &mut Canvas<'_>, index: usize, epoch: u64) -> Result<(), DataError> {
+    fn transform(&self, canvas: &mut Canvas<'_>, index: u64, epoch: u64) -> Result<(), DataError> {
         for (position, transform) in self.transforms.iter().enumerate() {
-            transform.apply(canvas, &mut Draws::new(self.seed, epoch, index as u64, position as u64))?;
+            transform.apply(canvas, &mut Draws::new(self.seed, epoch, index, position as u64))?;
         }
         Ok(())
     }
 
-    fn with_canvas<T>(
+    /// The transformed image.
+    fn canvas<'a>(
         &self,
-        sample: &EncodedImage,
-        finish: impl FnOnce(Canvas<'_>) -> Result<T, DataError>,
-    ) -> Result<T, DataError> {
-        SCRATCH.with_borrow_mut(|scratch| {
-            let mut canvas = Canvas::open(&sample.bytes, self.upright, &sample.path, scratch)?;
-            self.transform(&mut canvas, sample.index, sample.epoch)?;
-            finish(canvas)
-        })
+        sample: &'a EncodedImage,
+        index: u64,
+        epoch: u64,
+        scratch: &'a mut Scratch,
+    ) -> Result<Canvas<'a>, DataError> {
+        let mut canvas = Canvas::open(&sample.bytes, self.upright, &sample.path, scratch)?;
+        self.transform(&mut canvas, index, epoch)?;
+        Ok(canvas)
     }
 
-    /// The bytes of a batch and the `[height, width]` of its images.
-    fn fill(&self, samples: &[(EncodedImage, i64)], channels_last: bool) -> Result<(Vec<u8>, [usize; 2]), DataError> {
-        let mut bytes = Vec::new();
-        let mut size = None;
-        for (position, (sample, _)) in samples.iter().enumerate() {
-            let filled = self.with_canvas(sample, |canvas| {
-                let [height, width] = [canvas.height(), canvas.width()];
-                let expected = *size.get_or_insert([height, width]);
-                if expected != [height, width] {
-                    let [expected, found] = [expected, [height, width]].map(|[height, width]| vec![3, height, width]);
-                    return Err(DataError::ShapeMismatch { position, expected, found });
-                }
-                let image = 3 * height * width;
-                if bytes.is_empty() {
-                    bytes.resize(image * samples.len(), 0);
-                }
-                canvas.write(channels_last, &mut bytes[position * image..][..image])
+    /// Draws all samples, and decodes each into its place in the batch.
+    fn fill(&self, samples: &mut BatchSamples<'_, (EncodedImage, i64)>, order: Order) -> Result<Filled, DataError> {
+        let mut filled: Option<Filled> = None;
+        while let Some(Drawn { sample: (image, label), index, .. }) = samples.next()? {
+            let begun = Instant::now();
+            let (epoch, room, pinned) = (samples.epoch(), samples.len(), samples.pinned() && order.pinnable);
+            let (done, decoding) = SCRATCH.with_borrow_mut(|scratch| {
+                scratch.take_decoding_time();
+                let done = self.canvas(&image, index, epoch, scratch).and_then(|canvas| {
+                    let filled = match &mut filled {
+                        Some(filled) => filled,
+                        None => filled.insert(Filled::new([canvas.height(), canvas.width()], room, pinned)?),
+                    };
+                    filled.add(canvas, label, order.channels_last)
+                });
+                (done, scratch.take_decoding_time())
             });
-            filled.map_err(|error| DataError::Sample { index: sample.index, error: Box::new(error) })?;
+            samples.spent(Stage::Decode, decoding);
+            samples.spent(Stage::Transform, begun.elapsed().saturating_sub(decoding));
+            if let Err(error) = done {
+                samples.reject(error)?;
+            }
         }
-        Ok((bytes, size.ok_or(DataError::EmptyBatch)?))
+        filled.filter(|filled| !filled.labels.is_empty()).ok_or(DataError::EmptyBatch)
+    }
+}
+
+/// How the images of a batch lie in memory.
+#[derive(Clone, Copy)]
+struct Order {
+    channels_last: bool,
+    /// Whether this is the memory that the training loop gets.
+    pinnable: bool,
+}
+
+/// A batch that is being filled, image by image.
+struct Filled {
+    buffer: HostBuffer,
+    labels: Vec<i64>,
+    /// `[height, width]`, which every image has.
+    size: [usize; 2],
+}
+
+impl Filled {
+    fn new(size: [usize; 2], room: usize, pinned: bool) -> Result<Self, DataError> {
+        let buffer = HostBuffer::zeroed(room.saturating_mul(3 * size[0] * size[1]), pinned)?;
+        Ok(Self { buffer, labels: Vec::with_capacity(room), size })
+    }
+
+    fn image_bytes(&self) -> usize {
+        3 * self.size[0] * self.size[1]
+    }
+
+    fn add(&mut self, canvas: Canvas<'_>, label: i64, channels_last: bool) -> Result<(), DataError> {
+        let size = [canvas.height(), canvas.width()];
+        if size != self.size {
+            let [expected, found] = [self.size, size].map(|[height, width]| vec![3, height, width]);
+            return Err(DataError::ShapeMismatch { position: self.labels.len(), expected, found });
+        }
+        let (bytes, position) = (self.image_bytes(), self.labels.len());
+        canvas.write(channels_last, &mut self.buffer.as_mut_slice()[position * bytes..][..bytes])?;
+        self.labels.push(label);
+        Ok(())
     }
 }
 
@@ -150,18 +196,22 @@ impl fmt::Debug for ImagePipeline {
 impl Collate<(EncodedImage, i64)> for ImagePipeline {
     type Batch = (Tensor, Tensor);
 
+    /// Takes the samples' positions for their indices, and epoch 0.
     fn collate(&self, samples: Vec<(EncodedImage, i64)>) -> Result<Self::Batch, DataError> {
-        let (bytes, size) = self.fill(&samples, self.channels_last)?;
-        let [images, height, width] = [samples.len(), size[0], size[1]].map(|size| size as i64);
+        self.collate_from(&mut BatchSamples::new(&mut Listed::from(samples), 0, 0, false))
+    }
+
+    fn collate_from(&self, samples: &mut BatchSamples<'_, (EncodedImage, i64)>) -> Result<Self::Batch, DataError> {
+        let filled = self.fill(samples, Order { channels_last: self.channels_last, pinnable: true })?;
+        let [images, height, width] = [filled.labels.len(), filled.size[0], filled.size[1]].map(|size| size as i64);
         let batch = match self.channels_last {
             true => {
-                let pixels = tensor_from_bytes(&bytes, Kind::Uint8, &[images, height, width, 3])?;
+                let pixels = filled.buffer.into_tensor(Kind::Uint8, &[images, height, width, 3])?;
                 pixels.f_permute([0, 3, 1, 2])?
             }
-            false => tensor_from_bytes(&bytes, Kind::Uint8, &[images, 3, height, width])?,
+            false => filled.buffer.into_tensor(Kind::Uint8, &[images, 3, height, width])?,
         };
-        let labels: Vec<i64> = samples.iter().map(|(_, label)| *label).collect();
-        Ok((batch, Tensor::f_from_slice(&labels)?))
+        Ok((batch, Tensor::f_from_slice(&filled.labels)?))
     }
 }
 
@@ -179,9 +229,15 @@ impl Collate<(EncodedImage, i64)> for FloatPipeline {
     type Batch = (Tensor, Tensor);
 
     fn collate(&self, samples: Vec<(EncodedImage, i64)>) -> Result<Self::Batch, DataError> {
-        let (bytes, [height, width]) = self.pipeline.fill(&samples, true)?;
-        let images = bytes.chunks_exact(3 * height * width).zip(&samples);
-        let images = images.map(|(bytes, (_, label))| Ok((Image::new(bytes, height, width, 3)?, *label)));
-        self.to_float.collate(images.collect::<Result<_, DataError>>()?)
+        self.collate_from(&mut BatchSamples::new(&mut Listed::from(samples), 0, 0, false))
+    }
+
+    fn collate_from(&self, samples: &mut BatchSamples<'_, (EncodedImage, i64)>) -> Result<Self::Batch, DataError> {
+        let mut filled = self.pipeline.fill(samples, Order { channels_last: false, pinnable: false })?;
+        let bytes = filled.image_bytes() * filled.labels.len();
+        let [images, height, width] = [filled.labels.len(), filled.size[0], filled.size[1]];
+        let pixels = &filled.buffer.as_mut_slice()[..bytes];
+        let batch = self.to_float.planes(pixels, [images, 3, height, width], samples.pinned())?;
+        Ok((batch, Tensor::f_from_slice(&filled.labels)?))
     }
 }

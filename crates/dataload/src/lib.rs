@@ -3,7 +3,7 @@
 
 mod array;
 mod batch_sampler;
-mod builder;
+mod batch_samples;
 mod cache;
 mod collate;
 // Each format needs a part of it.
@@ -12,7 +12,6 @@ mod content;
 mod dataset;
 mod decode;
 mod encoded;
-mod epoch;
 mod error;
 mod idx;
 mod image;
@@ -22,48 +21,47 @@ mod loader;
 mod mnist;
 #[cfg(any(feature = "tfrecord", feature = "webdataset"))]
 mod output;
-mod pipeline;
 mod read;
-mod reorder;
 mod rng;
 mod sampler;
 #[cfg(any(feature = "tfrecord", feature = "webdataset"))]
 mod shards;
-mod stats;
 mod stream;
 mod tensor;
+mod tensor_batch;
 #[cfg(feature = "tfrecord")]
 mod tfrecord;
 mod to_float;
 mod transforms;
 #[cfg(feature = "webdataset")]
 mod webdataset;
-mod worker;
 
 #[cfg(feature = "safetensors")]
 pub use array::SafeTensorsFile;
 pub use array::{decode_npy, read_npy};
 pub use batch_sampler::{BatchPlan, BatchSampler, FixedBatches};
-pub use builder::DataLoaderBuilder;
+pub use batch_samples::{BatchSamples, Drawn, Stage};
 pub use cache::Cached;
 pub use collate::{Collate, Stack};
 pub use dataset::{Dataset, FnDataset, Map, Subset};
 pub use decode::{MAX_IMAGE_BYTES, decode_image};
 pub use encoded::{EncodedImage, EncodedImageFolder};
-pub use epoch::Epoch;
 pub use error::DataError;
 pub use idx::{IdxArray, read_idx};
 pub use image::{Color, Image};
 pub use image_folder::ImageFolder;
 pub use image_pipeline::{FloatPipeline, ImagePipeline};
-pub use loader::DataLoader;
+pub use loader::{
+    Auto, DataLoader, DataLoaderBuilder, Epoch, Fault, FromDataset, FromStream, LoaderStats, NumWorkers, OnError,
+    SampleSource,
+};
 pub use mnist::{Mnist, MnistSplit};
 pub use rng::Philox;
 pub use sampler::{RandomSampler, Sampler, SequentialSampler};
 #[cfg(any(feature = "tfrecord", feature = "webdataset"))]
 pub use shards::expand_shards;
-pub use stats::LoaderStats;
 pub use stream::{FnStream, IterableDataset, MapStream, Samples, ShardStream, StreamPosition};
+pub use tensor_batch::TensorBatch;
 #[cfg(feature = "tfrecord")]
 pub use tfrecord::{Example, Feature, TfRecord, TfRecordDataset, TfRecordWriter, TfRecords};
 pub use to_float::ToFloat;

@@ -16,6 +16,11 @@ pub trait Sampler: Send + Sync {
     /// The dataset indices in the order of `epoch`, [`len`](Sampler::len) of them.
     fn order(&self, epoch: u64) -> Vec<usize>;
 
+    /// How many ranks share the data, each with a sampler of its own like this one.
+    fn world_size(&self) -> usize {
+        1
+    }
+
     /// Whether an epoch has no index at all.
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -29,6 +34,10 @@ impl<S: Sampler + ?Sized> Sampler for Box<S> {
 
     fn order(&self, epoch: u64) -> Vec<usize> {
         (**self).order(epoch)
+    }
+
+    fn world_size(&self) -> usize {
+        (**self).world_size()
     }
 }
 

@@ -8,7 +8,7 @@ use crate::DataError;
 ///
 /// An `Err` takes the place of a sample. Whether more follows depends on the format: what can find its next sample
 /// goes on, anything else ends.
-pub type Samples<'a, S> = Box<dyn Iterator<Item = Result<S, DataError>> + Send + 'a>;
+pub type Samples<S> = Box<dyn Iterator<Item = Result<S, DataError>> + Send>;
 
 /// Samples in shards: each is read from front to back, different ones by different threads at once.
 ///
@@ -31,7 +31,10 @@ pub trait IterableDataset: Send + Sync {
     ///
     /// # Errors
     /// [`DataError::IndexOutOfRange`] for a shard that does not exist; whatever keeps it from being opened.
-    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<'_, Self::Sample>, DataError>;
+    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<Self::Sample>, DataError>;
+
+    /// Told when the shard with this number will be opened soon, so that its bytes can be fetched in the background.
+    fn read_ahead(&self, _shard: usize) {}
 
     /// A dataset that passes every sample through `transform`.
     fn map<T, F>(self, transform: F) -> MapStream<Self, F>
@@ -40,13 +43,13 @@ pub trait IterableDataset: Send + Sync {
         T: Send,
         F: Fn(Self::Sample) -> Result<T, DataError> + Send + Sync,
     {
-        MapStream { dataset: self, transform }
+        MapStream { dataset: self, transform: Arc::new(transform) }
     }
 
     /// The samples of the shards in `order`, one shard after the other.
     ///
     /// Worker `w` of `n` takes `(w..dataset.shards()).step_by(n)`; a shuffled epoch takes a permutation.
-    fn stream(&self, order: impl IntoIterator<Item = usize>) -> ShardStream<'_, Self>
+    fn stream(&self, order: impl IntoIterator<Item = usize>) -> ShardStream<&Self>
     where
         Self: Sized,
     {
@@ -54,11 +57,11 @@ pub trait IterableDataset: Send + Sync {
     }
 
     /// The same from `position` on, which an earlier stream over the same `order` told.
-    fn stream_from(&self, order: impl IntoIterator<Item = usize>, position: StreamPosition) -> ShardStream<'_, Self>
+    fn stream_from(&self, order: impl IntoIterator<Item = usize>, position: StreamPosition) -> ShardStream<&Self>
     where
         Self: Sized,
     {
-        ShardStream { dataset: self, order: order.into_iter().collect(), position, samples: None }
+        ShardStream::new(self, order, position)
     }
 }
 
@@ -71,8 +74,12 @@ macro_rules! forward_iterable {
                 (**self).shards()
             }
 
-            fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<'_, D::Sample>, DataError> {
+            fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<D::Sample>, DataError> {
                 (**self).open_shard(shard, position)
+            }
+
+            fn read_ahead(&self, shard: usize) {
+                (**self).read_ahead(shard);
             }
         }
     )*};
@@ -92,17 +99,54 @@ pub struct StreamPosition {
 /// The samples of several shards; made by [`IterableDataset::stream`].
 ///
 /// A shard that cannot be opened gives one `Err` in its place, and the stream goes on with the next one.
-pub struct ShardStream<'a, D: IterableDataset> {
-    dataset: &'a D,
+pub struct ShardStream<D: IterableDataset> {
+    dataset: D,
     order: Box<[usize]>,
     position: StreamPosition,
-    samples: Option<Samples<'a, D::Sample>>,
+    samples: Option<Samples<D::Sample>>,
 }
 
-impl<D: IterableDataset> ShardStream<'_, D> {
+/// The shard that an item is from, its place there, and the item.
+type Located<S> = (usize, u64, Result<S, DataError>);
+
+impl<D: IterableDataset> ShardStream<D> {
+    pub(crate) fn new(dataset: D, order: impl IntoIterator<Item = usize>, position: StreamPosition) -> Self {
+        Self { dataset, order: order.into_iter().collect(), position, samples: None }
+    }
+
     /// Where the next sample is; give it to [`IterableDataset::stream_from`] to go on there.
     pub fn position(&self) -> StreamPosition {
         self.position
+    }
+
+    /// The next item with its origin.
+    pub(crate) fn next_item(&mut self) -> Option<Located<D::Sample>> {
+        loop {
+            let &shard = self.order.get(self.position.shard)?;
+            let samples = match &mut self.samples {
+                Some(samples) => samples,
+                None => {
+                    if let Some(&following) = self.order.get(self.position.shard + 1) {
+                        self.dataset.read_ahead(following);
+                    }
+                    match self.dataset.open_shard(shard, self.position.sample) {
+                        Ok(samples) => self.samples.insert(samples),
+                        Err(error) => {
+                            let position = self.position.sample;
+                            self.next_shard();
+                            return Some((shard, position, Err(error)));
+                        }
+                    }
+                }
+            };
+            match samples.next() {
+                Some(item) => {
+                    self.position.sample += 1;
+                    return Some((shard, self.position.sample - 1, item));
+                }
+                None => self.next_shard(),
+            }
+        }
     }
 
     fn next_shard(&mut self) {
@@ -111,32 +155,11 @@ impl<D: IterableDataset> ShardStream<'_, D> {
     }
 }
 
-impl<D: IterableDataset> Iterator for ShardStream<'_, D> {
+impl<D: IterableDataset> Iterator for ShardStream<D> {
     type Item = Result<D::Sample, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            let samples = match &mut self.samples {
-                Some(samples) => samples,
-                None => {
-                    let &shard = self.order.get(self.position.shard)?;
-                    match self.dataset.open_shard(shard, self.position.sample) {
-                        Ok(samples) => self.samples.insert(samples),
-                        Err(error) => {
-                            self.next_shard();
-                            return Some(Err(error));
-                        }
-                    }
-                }
-            };
-            match samples.next() {
-                Some(item) => {
-                    self.position.sample += 1;
-                    return Some(item);
-                }
-                None => self.next_shard(),
-            }
-        }
+        self.next_item().map(|(_, _, item)| item)
     }
 }
 
@@ -181,7 +204,7 @@ where
         self.shards
     }
 
-    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<'_, S>, DataError> {
+    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<S>, DataError> {
         if shard >= self.shards {
             return Err(DataError::IndexOutOfRange { index: shard, len: self.shards });
         }
@@ -191,17 +214,25 @@ where
 }
 
 /// A stream with a transform after it; made by [`IterableDataset::map`].
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct MapStream<D, F> {
     dataset: D,
-    transform: F,
+    /// Shared with the shards that are open.
+    transform: Arc<F>,
+}
+
+impl<D: Clone, F> Clone for MapStream<D, F> {
+    fn clone(&self) -> Self {
+        Self { dataset: self.dataset.clone(), transform: self.transform.clone() }
+    }
 }
 
 impl<T, D, F> IterableDataset for MapStream<D, F>
 where
     T: Send,
     D: IterableDataset,
-    F: Fn(D::Sample) -> Result<T, DataError> + Send + Sync,
+    D::Sample: 'static,
+    F: Fn(D::Sample) -> Result<T, DataError> + Send + Sync + 'static,
 {
     type Sample = T;
 
@@ -209,9 +240,14 @@ where
         self.dataset.shards()
     }
 
-    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<'_, T>, DataError> {
+    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<T>, DataError> {
         let samples = self.dataset.open_shard(shard, position)?;
-        Ok(Box::new(samples.map(|sample| sample.and_then(&self.transform))))
+        let transform = self.transform.clone();
+        Ok(Box::new(samples.map(move |sample| sample.and_then(&*transform))))
+    }
+
+    fn read_ahead(&self, shard: usize) {
+        self.dataset.read_ahead(shard);
     }
 }
 

@@ -1,9 +1,9 @@
 //! Images as normalised float32, converted in the worker.
 
+use overdrive_ffi::HostBuffer;
 use tch::{Kind, Tensor};
 
 use crate::collate::{Planes, targets};
-use crate::tensor::tensor_from_bytes;
 use crate::{Collate, DataError, Image};
 
 /// A float32 value in the machine's byte order, ready to be copied into a tensor.
@@ -63,22 +63,35 @@ fn table(mean: f32, std: f32) -> [FloatBytes; 256] {
     std::array::from_fn(|value| ((value as f32 / 255.0 - mean) / std).to_ne_bytes())
 }
 
+impl ToFloat {
+    /// Converts the planes of a batch of shape `[N, C, H, W]`.
+    pub(crate) fn planes(&self, pixels: &[u8], shape: [usize; 4], pinned: bool) -> Result<Tensor, DataError> {
+        let [_, channels, height, width] = shape;
+        if self.tables.len() != 1 && self.tables.len() != channels {
+            let expected = format!("1 or {channels} values, as the images have channels");
+            return Err(DataError::option("mean and std", expected, self.tables.len()));
+        }
+        let mut buffer = HostBuffer::zeroed(size_of::<FloatBytes>() * pixels.len(), pinned)?;
+        let floats = buffer.as_mut_slice().as_chunks_mut::<{ size_of::<FloatBytes>() }>().0;
+        // Without pixels there is no plane to walk through, and `max` only keeps the chunks from a size of 0.
+        let plane = (height * width).max(1);
+        let planes = floats.chunks_mut(plane).zip(pixels.chunks(plane));
+        for ((floats, pixels), table) in planes.zip(self.tables.iter().cycle()) {
+            for (float, &pixel) in floats.iter_mut().zip(pixels) {
+                *float = table[usize::from(pixel)];
+            }
+        }
+        Ok(buffer.into_tensor(Kind::Float, &shape.map(|size| size as i64))?)
+    }
+}
+
 impl Collate<(Image, i64)> for ToFloat {
     type Batch = (Tensor, Tensor);
 
     fn collate(&self, samples: Vec<(Image, i64)>) -> Result<Self::Batch, DataError> {
         // Copying first is the quicker way: a copy keeps many reads of cold memory under way, a table look-up does not.
         let planes = Planes::stack(&samples)?;
-        if self.tables.len() != 1 && self.tables.len() != planes.channels() {
-            let expected = format!("1 or {} values, as the images have channels", planes.channels());
-            return Err(DataError::option("mean and std", expected, self.tables.len()));
-        }
-        let mut floats: Vec<FloatBytes> = Vec::with_capacity(planes.bytes.len());
-        // Without pixels there is no plane to walk through, and `max` only keeps `chunks` from a size of 0.
-        for (plane, table) in planes.bytes.chunks(planes.plane_bytes().max(1)).zip(self.tables.iter().cycle()) {
-            floats.extend(plane.iter().map(|&value| table[usize::from(value)]));
-        }
-        Ok((tensor_from_bytes(floats.as_flattened(), Kind::Float, &planes.shape())?, targets(&samples)?))
+        Ok((self.planes(&planes.bytes, planes.shape(), false)?, targets(&samples)?))
     }
 }
 

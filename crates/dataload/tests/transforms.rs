@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use overdrive_dataload::{
     Canvas, CenterCrop, Collate, Color, ColorJitter, CutMix, DataError, DataLoader, Draws, EncodedImage,
-    EncodedImageFolder, Image, ImagePipeline, Interpolation, MixUp, RandomHorizontalFlip, RandomResizedCrop,
+    EncodedImageFolder, FnDataset, Image, ImagePipeline, Interpolation, MixUp, RandomHorizontalFlip, RandomResizedCrop,
     RandomVerticalFlip, Region, Resize, Size, ToFloat, Transform, decode_image,
 };
 use tch::{Kind, Tensor};
@@ -22,8 +22,8 @@ fn decode(name: &str, color: Color) -> Image {
     decode_image(&fixture(name), color, Path::new(name)).unwrap()
 }
 
-fn encoded(bytes: impl Into<Arc<[u8]>>, index: usize, epoch: u64) -> EncodedImage {
-    EncodedImage { bytes: bytes.into(), path: Path::new("some.jpg").into(), index, epoch }
+fn encoded(bytes: impl Into<Arc<[u8]>>) -> EncodedImage {
+    EncodedImage::new(bytes, "some.jpg")
 }
 
 /// The largest difference of two images of one shape.
@@ -71,7 +71,7 @@ fn a_crop_has_the_pixels_of_the_whole() -> Anyhow {
             let region = Region { top, left, height, width };
             let mut slot = vec![0; 3 * height * width];
             let pipeline = ImagePipeline::new(0).then(Crop(region)).channels_last(true);
-            pipeline.decode_into(&encoded(fixture(name), 0, 0), &mut slot)?;
+            pipeline.decode_into(&encoded(fixture(name)), 0, 0, &mut slot)?;
             let rows = whole.data().chunks_exact(3 * 61).skip(top).take(height);
             let expected: Vec<u8> = rows.flat_map(|row| row[3 * left..3 * (left + width)].to_vec()).collect();
             assert!(slot == expected, "{name} {region:?}");
@@ -92,8 +92,8 @@ fn cuts_and_flipped_bytes_are_errors_or_images() {
             };
             let error = error.to_string();
             assert!(error.starts_with("some.jpg: "), "{name} cut at {cut}: {error}");
-            let sample = encoded(&whole[..cut], 0, 0);
-            assert!(pipeline.decode_into(&sample, &mut [0; 3 * 256]).is_err(), "{name} cut at {cut}");
+            let sample = encoded(&whole[..cut]);
+            assert!(pipeline.decode_into(&sample, 0, 0, &mut [0; 3 * 256]).is_err(), "{name} cut at {cut}");
         }
         for position in 0..whole.len() {
             let mut flipped = whole.clone();
@@ -101,7 +101,7 @@ fn cuts_and_flipped_bytes_are_errors_or_images() {
             if let Ok(image) = decode_image(&flipped, Color::Rgb, path) {
                 assert!(image.data().len() < 1 << 26, "{name} flipped at {position}");
             }
-            _ = pipeline.decode_into(&encoded(flipped, 0, 0), &mut [0; 3 * 256]);
+            _ = pipeline.decode_into(&encoded(flipped), 0, 0, &mut [0; 3 * 256]);
         }
     }
 }
@@ -116,11 +116,11 @@ fn what_is_no_image_is_named() {
         (b"\xff\xd8\xff\xd9", "some.jpg: "),
         (b"RIFF\x04\0\0\0WEBP", "some.jpg: "),
     ] {
-        let error = pipeline.decode_into(&encoded(bytes, 0, 0), &mut []).unwrap_err().to_string();
+        let error = pipeline.decode_into(&encoded(bytes), 0, 0, &mut []).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
     }
-    let error = pipeline.collate(vec![(encoded(&b"plain text"[..], 7, 0), 0)]).unwrap_err();
-    assert_eq!(error.index(), Some(7));
+    let error = pipeline.collate(vec![(encoded(&b"plain text"[..]), 0)]).unwrap_err();
+    assert_eq!(error.index(), Some(0));
     assert!(matches!(pipeline.collate(vec![]), Err(DataError::EmptyBatch)));
 }
 
@@ -133,17 +133,17 @@ fn absurd_sizes_are_refused_and_wide_images_are_not() -> Anyhow {
     assert!(error.contains("65535 x 65535 pixels"), "{error}");
     let pipeline = ImagePipeline::new(0).then(RandomResizedCrop::new(32));
     let mut slot = [0; 3 * 32 * 32];
-    pipeline.decode_into(&encoded(fixture("wide.jpg"), 0, 0), &mut slot)?;
+    pipeline.decode_into(&encoded(fixture("wide.jpg")), 0, 0, &mut slot)?;
     assert!(slot.chunks_exact(32 * 32).zip([9u8, 99, 199]).all(|(plane, v)| plane.iter().all(|p| p.abs_diff(v) < 3)));
     let too_large = ImagePipeline::new(0).then(Resize::shorter(1000));
-    let error = too_large.decode_into(&encoded(fixture("wide.jpg"), 0, 0), &mut []).unwrap_err();
+    let error = too_large.decode_into(&encoded(fixture("wide.jpg")), 0, 0, &mut []).unwrap_err();
     assert!(matches!(error, DataError::TooLarge { .. }), "{error}");
     Ok(())
 }
 
 #[test]
 fn exif_turns_only_when_asked() -> Anyhow {
-    let sample = encoded(fixture("turned.jpg"), 0, 0);
+    let sample = encoded(fixture("turned.jpg"));
     let stored = decode("turned.jpg", Color::Rgb);
     let (as_stored, _) = ImagePipeline::new(0).collate(vec![(sample.clone(), 0)])?;
     assert_eq!(as_stored.size(), [1, 3, 43, 61]);
@@ -158,23 +158,29 @@ fn exif_turns_only_when_asked() -> Anyhow {
 
 #[test]
 fn layouts_hold_the_same_pixels() -> Anyhow {
-    let samples = |epoch| (0..4).map(|i| (encoded(fixture("h2v2.jpg"), i, epoch), i as i64)).collect::<Vec<_>>();
+    fn batch(
+        pipeline: impl Collate<(EncodedImage, i64), Batch = (Tensor, Tensor)> + 'static,
+        epoch: u64,
+    ) -> (Tensor, Tensor) {
+        let four = FnDataset::new(4, |index| Ok((encoded(fixture("h2v2.jpg")), index as i64)));
+        let loader = DataLoader::builder(four).batch_size(4).collate(pipeline).build().unwrap();
+        loader.epoch(epoch).next().unwrap().unwrap()
+    }
     let pipeline = || {
         ImagePipeline::new(3)
             .then(RandomResizedCrop::new([24, 32]))
             .then(RandomHorizontalFlip::default())
             .then(RandomVerticalFlip::default())
     };
-    let (planar, labels) = pipeline().collate(samples(1))?;
-    let (last, _) = pipeline().channels_last(true).collate(samples(1))?;
+    let (planar, labels) = batch(pipeline(), 1);
+    let (last, _) = batch(pipeline().channels_last(true), 1);
     assert_eq!((planar.size(), planar.kind()), (vec![4, 3, 24, 32], Kind::Uint8));
     assert_eq!(Vec::<i64>::try_from(&labels)?, [0, 1, 2, 3]);
     assert!(planar.equal(&last) && planar.is_contiguous() && !last.is_contiguous());
     assert!(last.permute([0, 2, 3, 1]).is_contiguous());
-    let (float, _) = pipeline().to_float(ToFloat::new(&[0.5], &[0.25])?).collate(samples(1))?;
+    let (float, _) = batch(pipeline().to_float(ToFloat::new(&[0.5], &[0.25])?), 1);
     assert!(float.equal(&((planar.to_kind(Kind::Float) / 255.0 - 0.5) / 0.25)));
-    let (again, _) = pipeline().collate(samples(1))?;
-    let (later, _) = pipeline().collate(samples(2))?;
+    let ((again, _), (later, _)) = (batch(pipeline(), 1), batch(pipeline(), 2));
     assert!(planar.equal(&again) && !planar.equal(&later));
     assert!(!planar.get(0).equal(&planar.get(1)));
     Ok(())
@@ -261,7 +267,6 @@ fn a_folder_feeds_the_loader_alike_with_any_number_of_workers() -> Anyhow {
     }
     let load = |workers| -> Result<Vec<(Tensor, Tensor)>, DataError> {
         let folder = EncodedImageFolder::open(dir.path())?;
-        folder.set_epoch(4);
         assert_eq!(folder.classes(), ["cat", "dog"]);
         let pipeline = ImagePipeline::new(1).then(RandomResizedCrop::new(16)).then(RandomHorizontalFlip::default());
         let loader = DataLoader::builder(folder).batch_size(2).num_workers(workers).collate(pipeline).build()?;

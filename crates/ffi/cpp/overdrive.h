@@ -72,6 +72,7 @@ od_status od_autocast_exit(const od_autocast_state* previous, od_error* err) noe
 // memory.cpp
 od_status od_empty_pinned(const int64_t* shape, size_t n_dims, int32_t scalar_type, at::Tensor** out,
                           od_error* err) noexcept;
+od_status od_host_buffer(int64_t bytes, int32_t pinned, at::Tensor** out, uint8_t** data, od_error* err) noexcept;
 
 // context.cpp
 od_status od_get_allow_tf32(int32_t* out, od_error* err) noexcept;
@@ -85,6 +86,21 @@ od_status od_cuda_memory_stats(int32_t device, od_memory_stats* out, od_error* e
 od_status od_cuda_reset_peak_memory_stats(int32_t device, od_error* err) noexcept;
 od_status od_cuda_empty_cache(od_error* err) noexcept;
 od_status od_cuda_set_sync_debug_mode(int32_t mode, int32_t* previous, od_error* err) noexcept;
+
+// A side stream of one device for copies, and the point in it that a batch's copies end at.
+typedef struct od_copy_stream od_copy_stream;
+typedef struct od_copy_event od_copy_event;
+od_status od_copy_stream_new(int32_t device, od_copy_stream** out, od_error* err) noexcept;
+void od_copy_stream_free(od_copy_stream* stream) noexcept;
+// A copy of a host tensor on the stream's device; the host waits only when the tensor is not page-locked.
+od_status od_copy_stream_upload(const od_copy_stream* stream, const at::Tensor* host, at::Tensor** out,
+                                od_error* err) noexcept;
+od_status od_copy_stream_record(const od_copy_stream* stream, od_copy_event** out, od_error* err) noexcept;
+// Makes the calling thread's current stream wait for the event; the host does not wait.
+od_status od_copy_event_wait(od_copy_event* event, od_error* err) noexcept;
+void od_copy_event_free(od_copy_event* event) noexcept;
+// Tells the allocator that the calling thread's current stream uses the tensor's memory.
+od_status od_copy_stream_adopt(const at::Tensor* tensor, od_error* err) noexcept;
 }
 
 // The two handles are plain owners, so that Rust can hold them behind a pointer.

@@ -19,15 +19,19 @@
 
 pub mod autocast;
 pub mod context;
+mod copy_stream;
 pub mod cuda;
 mod error;
+mod host_buffer;
 mod kind;
 mod memory;
 mod op;
 mod raw;
 mod tensor_list;
 
+pub use copy_stream::{CopyEvent, CopyStream};
 pub use error::{Error, ErrorKind, Trace};
+pub use host_buffer::HostBuffer;
 pub use memory::empty_pinned;
 pub use op::{Arg, LazyOp, Op, Value};
 pub use tensor_list::{Grads, TensorList};

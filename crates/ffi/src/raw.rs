@@ -43,6 +43,16 @@ pub struct TensorList {
 }
 
 #[repr(C)]
+pub struct CopyStream {
+    _opaque: [u8; 0],
+}
+
+#[repr(C)]
+pub struct CopyEvent {
+    _opaque: [u8; 0],
+}
+
+#[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AutocastState {
     pub device_type: i32,
@@ -118,6 +128,14 @@ unsafe extern "C" {
         err: *mut Error,
     ) -> Status;
 
+    pub fn od_host_buffer(
+        bytes: i64,
+        pinned: i32,
+        out: *mut *mut C_tensor,
+        data: *mut *mut u8,
+        err: *mut Error,
+    ) -> Status;
+
     pub fn od_get_allow_tf32(out: *mut i32, err: *mut Error) -> Status;
     pub fn od_set_allow_tf32(allow: i32, err: *mut Error) -> Status;
 
@@ -128,4 +146,17 @@ unsafe extern "C" {
     pub fn od_cuda_reset_peak_memory_stats(device: i32, err: *mut Error) -> Status;
     pub fn od_cuda_empty_cache(err: *mut Error) -> Status;
     pub fn od_cuda_set_sync_debug_mode(mode: i32, previous: *mut i32, err: *mut Error) -> Status;
+
+    pub fn od_copy_stream_new(device: i32, out: *mut *mut CopyStream, err: *mut Error) -> Status;
+    pub fn od_copy_stream_free(stream: *mut CopyStream);
+    pub fn od_copy_stream_upload(
+        stream: *const CopyStream,
+        host: *const C_tensor,
+        out: *mut *mut C_tensor,
+        err: *mut Error,
+    ) -> Status;
+    pub fn od_copy_stream_record(stream: *const CopyStream, out: *mut *mut CopyEvent, err: *mut Error) -> Status;
+    pub fn od_copy_event_wait(event: *mut CopyEvent, err: *mut Error) -> Status;
+    pub fn od_copy_event_free(event: *mut CopyEvent);
+    pub fn od_copy_stream_adopt(tensor: *const C_tensor, err: *mut Error) -> Status;
 }

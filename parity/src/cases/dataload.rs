@@ -50,8 +50,7 @@ pub fn dataload_resized_crop(given: &Given<'_>) -> Result<Found> {
             for (s, size) in given.value::<Vec<[usize; 2]>>("sizes")?.into_iter().enumerate() {
                 let resize = Resize::new(size).interpolation(interpolation);
                 let pipeline = ImagePipeline::new(0).then(Crop(Region { top, left, height, width })).then(resize);
-                let path = Path::new("file").into();
-                let sample = EncodedImage { bytes: file.clone(), path, index: 0, epoch: 0 };
+                let sample = EncodedImage::new(file.clone(), "file");
                 let (batch, _) = pipeline.collate(vec![(sample, 0)])?;
                 found.insert(format!("{mode}.{r}.{s}"), &batch.get(0).permute([1, 2, 0]));
             }

@@ -106,7 +106,7 @@ impl IterableDataset for TfRecordDataset {
     }
 
     /// Passes over the first records without reading them where the file is not compressed.
-    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<'_, TfRecord>, DataError> {
+    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<TfRecord>, DataError> {
         let len = self.files.len();
         let path = self.files.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?;
         let mut records = TfRecords::open(path.clone(), self.options)?;

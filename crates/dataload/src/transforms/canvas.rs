@@ -1,6 +1,7 @@
 //! The image that transforms work on: decoded as late and as little as possible.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use fast_image_resize::images::{Image as Output, ImageRef as Input};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
@@ -35,9 +36,15 @@ pub(crate) struct Scratch {
     pixels: Vec<u8>,
     spare: Vec<u8>,
     resizer: Resizer,
+    /// Time spent in decoders since the last [`take_decoding_time`](Self::take_decoding_time).
+    decoding: Duration,
 }
 
 impl Scratch {
+    pub(crate) fn take_decoding_time(&mut self) -> Duration {
+        std::mem::take(&mut self.decoding)
+    }
+
     fn trim(&mut self) {
         if self.pixels.capacity() + self.spare.capacity() + self.jpeg.bytes() > KEPT_BYTES {
             *self = Self::default();
@@ -89,7 +96,12 @@ impl<'a> Canvas<'a> {
                 mirrored: false,
                 upside_down: false,
             },
-            None => Self::of_image(&decode_image(encoded, Color::AsStored, path)?, path, scratch)?,
+            None => {
+                let begun = Instant::now();
+                let image = decode_image(encoded, Color::AsStored, path)?;
+                scratch.decoding += begun.elapsed();
+                Self::of_image(&image, path, scratch)?
+            }
         };
         canvas.turn(orientation)?;
         Ok(canvas)
@@ -145,9 +157,13 @@ impl<'a> Canvas<'a> {
 
     /// Keeps `region` of the pixels as they are stored, decoding it if it is not yet.
     fn take(&mut self, region: Region) -> Result<(), DataError> {
-        let Scratch { jpeg, pixels, .. } = &mut *self.scratch;
+        let Scratch { jpeg, pixels, decoding, .. } = &mut *self.scratch;
         match &self.source {
-            Source::Encoded(baseline) => baseline.decode(&region, jpeg, pixels, self.path)?,
+            Source::Encoded(baseline) => {
+                let begun = Instant::now();
+                baseline.decode(&region, jpeg, pixels, self.path)?;
+                *decoding += begun.elapsed();
+            }
             Source::Decoded if region == Region::whole(self.height, self.width) => {}
             Source::Decoded => {
                 let (from, to) = (4 * self.width, 4 * region.width);

@@ -106,7 +106,7 @@ impl IterableDataset for WebDataset {
     }
 
     /// Passes over the first samples without reading them where the shard is not compressed.
-    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<'_, WebSample>, DataError> {
+    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<WebSample>, DataError> {
         let len = self.files.len();
         let path = self.files.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?;
         let mut samples = WebSamples::open(path.clone(), self.options.clone())?;

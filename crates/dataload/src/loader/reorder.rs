@@ -7,16 +7,22 @@ pub(crate) struct Reorder<T> {
     /// The number of the front slot, which is the next to be taken.
     next: usize,
     slots: VecDeque<Option<T>>,
+    waiting: usize,
 }
 
 impl<T> Reorder<T> {
-    pub(crate) fn new() -> Self {
-        Self { next: 0, slots: VecDeque::new() }
+    pub(crate) fn starting_at(first: usize) -> Self {
+        Self { next: first, slots: VecDeque::new(), waiting: 0 }
     }
 
     /// The number of the item that is due.
     pub(crate) fn due(&self) -> usize {
         self.next
+    }
+
+    /// How many items are here.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting
     }
 
     /// Stores the item with this number, which has not been taken yet.
@@ -26,6 +32,7 @@ impl<T> Reorder<T> {
             self.slots.resize_with(slot + 1, || None);
         }
         self.slots[slot] = Some(item);
+        self.waiting += 1;
     }
 
     /// Takes the item that is due, if it has arrived.
@@ -33,6 +40,7 @@ impl<T> Reorder<T> {
         let item = self.slots.front_mut()?.take()?;
         self.slots.pop_front();
         self.next += 1;
+        self.waiting -= 1;
         Some(item)
     }
 }
@@ -43,13 +51,13 @@ mod tests {
 
     #[test]
     fn items_leave_in_order() {
-        let mut line = Reorder::new();
+        let mut line = Reorder::starting_at(10);
         let mut left = Vec::new();
-        for number in [2, 0, 1, 4, 5, 3, 6] {
+        for number in [12, 10, 11, 14, 15, 13, 16] {
             line.put(number, number);
             left.extend(std::iter::from_fn(|| line.take()));
         }
-        assert_eq!(left, [0, 1, 2, 3, 4, 5, 6]);
-        assert_eq!((line.due(), line.slots.len()), (7, 0));
+        assert_eq!(left, [10, 11, 12, 13, 14, 15, 16]);
+        assert_eq!((line.due(), line.waiting(), line.slots.len()), (17, 0, 0));
     }
 }

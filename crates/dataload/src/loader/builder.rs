@@ -1,0 +1,306 @@
+//! The options that both kinds of loader have, with PyTorch's names and meaning.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tch::Device;
+
+use crate::loader::fault::{FaultLog, OnError};
+use crate::loader::stages::Stages;
+use crate::loader::stats::Counters;
+use crate::loader::transfer::{TensorOps, Transfer};
+use crate::loader::tuner::{Limits, Tuner};
+use crate::loader::worker::{Conduct, WorkerInit};
+use crate::{Collate, DataError, Stack, TensorBatch};
+
+/// More threads than this are a slip of the pen, and starting them could take the machine down.
+const MAX_WORKERS: usize = 1024;
+
+/// The budget of [`DataLoaderBuilder::memory_budget`] unless set: 512 MiB.
+const MEMORY_BUDGET: usize = 512 << 20;
+
+/// Where a loader's samples come from: [`FromDataset`](crate::FromDataset) or [`FromStream`](crate::FromStream).
+pub trait SampleSource {
+    /// What the collate function gets.
+    type Sample;
+}
+
+/// Lets the loader choose, from what the training loop waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Auto;
+
+/// A number of worker threads, or [`Auto`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NumWorkers {
+    /// This many; 0 loads on the calling thread.
+    Fixed(usize),
+    /// Grows from one for as long as the training loop gets faster by it, up to the number of cores.
+    Auto,
+}
+
+impl From<usize> for NumWorkers {
+    fn from(workers: usize) -> Self {
+        Self::Fixed(workers)
+    }
+}
+
+impl From<Auto> for NumWorkers {
+    fn from(_: Auto) -> Self {
+        Self::Auto
+    }
+}
+
+/// Collects the options of a [`DataLoader`](crate::DataLoader); made by
+/// [`DataLoader::builder`](crate::DataLoader::builder) and [`DataLoader::stream`](crate::DataLoader::stream).
+#[must_use = "call build() to get the loader"]
+pub struct DataLoaderBuilder<S, C = Stack> {
+    pub(crate) source: S,
+    pub(crate) collate: C,
+    pub(crate) options: Options,
+}
+
+pub(crate) struct Options {
+    pub(crate) batch_size: Option<usize>,
+    pub(crate) shuffle: bool,
+    pub(crate) drop_last: bool,
+    pub(crate) seed: u64,
+    pub(crate) on_error: OnError,
+    num_workers: NumWorkers,
+    prefetch_factor: usize,
+    tune_prefetch: bool,
+    memory_budget: usize,
+    in_order: bool,
+    timeout: Option<Duration>,
+    worker_init_fn: Option<WorkerInit>,
+    worker_nice: i32,
+    pin_memory: bool,
+    device: Option<Device>,
+    /// A [`TensorOps`] of the batch, where an option needs one.
+    tensor_ops: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            batch_size: None,
+            shuffle: false,
+            drop_last: false,
+            seed: 0,
+            on_error: OnError::Fail,
+            num_workers: NumWorkers::Fixed(0),
+            prefetch_factor: 2,
+            tune_prefetch: false,
+            memory_budget: MEMORY_BUDGET,
+            in_order: true,
+            timeout: None,
+            worker_init_fn: None,
+            worker_nice: 0,
+            pin_memory: false,
+            device: None,
+            tensor_ops: None,
+        }
+    }
+}
+
+impl<S: SampleSource> DataLoaderBuilder<S> {
+    pub(crate) fn new(source: S) -> Self {
+        Self { source, collate: Stack, options: Options::default() }
+    }
+}
+
+impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
+    /// Samples a batch; 1 unless set.
+    pub fn batch_size(mut self, batch_size: usize) -> Self {
+        self.options.batch_size = Some(batch_size);
+        self
+    }
+
+    /// Whether every epoch has a new random order; off unless set. A dataset is permuted as a whole, see
+    /// [`RandomSampler`](crate::RandomSampler); of a stream, the shards.
+    pub fn shuffle(mut self, shuffle: bool) -> Self {
+        self.options.shuffle = shuffle;
+        self
+    }
+
+    /// Threads that load in the background; 0, the default, loads on the calling thread. With [`Auto`], the loader finds
+    /// their number within the first batches and keeps it.
+    pub fn num_workers(mut self, num_workers: impl Into<NumWorkers>) -> Self {
+        self.options.num_workers = num_workers.into();
+        self
+    }
+
+    /// Batches that each worker may be ahead of the consumer; 2 unless set, without effect when there is no worker.
+    pub fn prefetch_factor(mut self, prefetch_factor: usize) -> Self {
+        self.options.prefetch_factor = prefetch_factor;
+        self
+    }
+
+    /// The memory in bytes that batches made ahead may take where the loader chooses; 512 MiB unless set.
+    pub fn memory_budget(mut self, bytes: usize) -> Self {
+        self.options.memory_budget = bytes;
+        self
+    }
+
+    /// Whether an incomplete last batch is left out; off unless set.
+    pub fn drop_last(mut self, drop_last: bool) -> Self {
+        self.options.drop_last = drop_last;
+        self
+    }
+
+    /// The seed of everything random in the loader; 0 unless set.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.options.seed = seed;
+        self
+    }
+
+    /// What happens to bad samples; the epoch ends unless set.
+    pub fn on_error(mut self, on_error: OnError) -> Self {
+        self.options.on_error = on_error;
+        self
+    }
+
+    /// Whether batches are delivered in the order of the epoch; on unless set. Without, each comes as soon as it is made:
+    /// a slow one holds up no other, and the order depends on timing.
+    pub fn in_order(mut self, in_order: bool) -> Self {
+        self.options.in_order = in_order;
+        self
+    }
+
+    /// How long to wait for a batch; for ever unless set. When it has passed, the epoch ends with
+    /// [`DataError::Timeout`], and threads that may be stuck are left behind instead of joined.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.options.timeout = Some(timeout);
+        self
+    }
+
+    /// A function that every worker calls with its number before its first batch, in each epoch.
+    pub fn worker_init_fn(mut self, init: impl Fn(usize) -> Result<(), DataError> + Send + Sync + 'static) -> Self {
+        self.options.worker_init_fn = Some(Arc::new(init));
+        self
+    }
+
+    /// How much the workers stand back when there are fewer cores than threads: their `nice` value, from 0 (unless set) to
+    /// 19. Linux only, elsewhere without effect.
+    pub fn worker_nice(mut self, nice: i32) -> Self {
+        self.options.worker_nice = nice;
+        self
+    }
+
+    /// What turns samples into a batch; [`Stack`] unless set. Goes before [`pin_memory`](Self::pin_memory),
+    /// [`to_device`](Self::to_device) and [`prefetch`](Self::prefetch).
+    #[doc(alias = "collate_fn")]
+    pub fn collate<N: Collate<S::Sample>>(self, collate: N) -> DataLoaderBuilder<S, N> {
+        DataLoaderBuilder { source: self.source, collate, options: self.options }
+    }
+}
+
+impl<S, C> DataLoaderBuilder<S, C>
+where
+    S: SampleSource,
+    C: Collate<S::Sample>,
+    C::Batch: TensorBatch + 'static,
+{
+    /// Whether batches lie in page-locked memory, from which copies to a GPU run beside its computation; off unless set.
+    /// Without a CUDA device it is passed over with a warning, as in PyTorch.
+    pub fn pin_memory(mut self, pin_memory: bool) -> Self {
+        self.options.pin_memory = pin_memory;
+        self.with_tensor_ops()
+    }
+
+    /// Copies every batch to `device` while the training loop works at those before. On CUDA that goes through page-locked
+    /// memory and a stream of its own; the training loop's stream waits for the copy, its thread does not.
+    pub fn to_device(mut self, device: Device) -> Self {
+        self.options.device = Some(device);
+        self.with_tensor_ops()
+    }
+
+    /// Raises the prefetching while the training loop gets faster by it, within [`memory_budget`](Self::memory_budget).
+    pub fn prefetch(mut self, _: Auto) -> Self {
+        self.options.tune_prefetch = true;
+        self.with_tensor_ops()
+    }
+
+    fn with_tensor_ops(mut self) -> Self {
+        self.options.tensor_ops = Some(Box::new(TensorOps::<C::Batch>::new()));
+        self
+    }
+}
+
+/// What all loaders are made of, whatever their source.
+pub(crate) struct Machinery<B> {
+    pub(crate) conduct: Conduct,
+    pub(crate) tuner: Tuner,
+    pub(crate) bytes: Option<fn(&B) -> usize>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) faults: Arc<FaultLog>,
+}
+
+impl Options {
+    /// Checks what does not depend on the source.
+    pub(crate) fn assemble<C, B: 'static>(self, collate: C) -> Result<(Stages<C, B>, Machinery<B>), DataError> {
+        let (min, max) = match self.num_workers {
+            NumWorkers::Fixed(workers) => (workers, workers),
+            NumWorkers::Auto => (1, std::thread::available_parallelism().map_or(1, usize::from)),
+        };
+        if self.prefetch_factor == 0 {
+            return Err(DataError::option("prefetch_factor", "at least 1", 0));
+        }
+        if max > MAX_WORKERS {
+            return Err(DataError::option("num_workers", format!("at most {MAX_WORKERS}"), max));
+        }
+        if self.timeout.is_some() && max == 0 {
+            return Err(DataError::option("timeout", "a worker to wait for", "num_workers(0)"));
+        }
+        if self.timeout == Some(Duration::ZERO) {
+            return Err(DataError::option("timeout", "more than 0", 0));
+        }
+        if !(0..=19).contains(&self.worker_nice) {
+            return Err(DataError::option("worker_nice", "0 to 19", self.worker_nice));
+        }
+        let ops = match self.tensor_ops.map(|ops| ops.downcast::<TensorOps<B>>()) {
+            None => None,
+            Some(Ok(ops)) => Some(*ops),
+            Some(Err(_)) => {
+                let expected = "a place before pin_memory, to_device and prefetch";
+                return Err(DataError::option("collate", expected, "one after them"));
+            }
+        };
+        let pinned = self.pin_memory && pinning_is_possible();
+        let transfer = match ops {
+            None => None,
+            Some(ops) => Transfer::new(ops, pinned, self.device)?,
+        };
+        let (counters, faults): (Arc<Counters>, Arc<FaultLog>) = Default::default();
+        let limits = Limits {
+            max_workers: max,
+            tune_workers: self.num_workers == NumWorkers::Auto,
+            tune_prefetch: self.tune_prefetch && max > 0,
+            memory_budget: if self.tune_prefetch { self.memory_budget } else { usize::MAX },
+        };
+        let tuner = Tuner::new(limits, min, self.prefetch_factor);
+        let stages = Stages {
+            collate,
+            transfer,
+            pinned,
+            on_error: self.on_error,
+            counters: counters.clone(),
+            faults: faults.clone(),
+        };
+        let conduct = Conduct {
+            in_order: self.in_order,
+            timeout: self.timeout,
+            init: self.worker_init_fn,
+            nice: self.worker_nice,
+        };
+        Ok((stages, Machinery { conduct, tuner, bytes: ops.map(|ops| ops.bytes), counters, faults }))
+    }
+}
+
+fn pinning_is_possible() -> bool {
+    let possible = tch::Cuda::is_available();
+    if !possible {
+        tracing::warn!("pin_memory: no CUDA device was found, batches stay in pageable memory");
+    }
+    possible
+}

@@ -1,0 +1,185 @@
+//! One pass over the data.
+
+use std::fmt;
+use std::iter::FusedIterator;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::DataError;
+use crate::loader::position::Position;
+use crate::loader::stats::Counters;
+use crate::loader::tuner::{Size, Tuner};
+use crate::loader::work::{Content, EpochWork, Made};
+use crate::loader::worker::{Conduct, Workers};
+
+/// The most batches ahead in a stream, whose length is not known.
+const MOST_IN_FLIGHT: usize = 1 << 16;
+
+/// The batches of one epoch, in order; made by [`DataLoader::iter`](crate::DataLoader::iter) and
+/// [`DataLoader::epoch`](crate::DataLoader::epoch).
+///
+/// Workers begin when it is made, not when the first batch is asked for: an epoch that is made before a pause (an
+/// evaluation, say) has its first batches ready afterwards. An error ends the epoch; the loader can be used again.
+/// Dropping it stops the workers after the samples that they are reading, and joins them.
+#[must_use = "workers have begun to load; an epoch that is not iterated only wastes their work"]
+pub struct Epoch<B> {
+    crew: Crew<B>,
+    position: SharedPosition,
+    /// How many batches the epoch has, where that is known.
+    batches: Option<usize>,
+    counters: Arc<Counters>,
+    tuning: Tuning<B>,
+    last_taken: Option<Instant>,
+}
+
+/// The loader reads it to save it, and the epoch moves it on.
+pub(crate) type SharedPosition = Arc<Mutex<Position>>;
+
+/// What changes the number of workers as the epoch runs.
+pub(crate) struct Tuning<B> {
+    pub(crate) tuner: Arc<Mutex<Tuner>>,
+    pub(crate) bytes: Option<fn(&B) -> usize>,
+}
+
+/// Who makes the batches.
+enum Crew<B> {
+    CallingThread(Arc<dyn EpochWork<B>>),
+    Workers(Workers<B>),
+    Failed(DataError),
+    Ended,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<B: Send + 'static> Epoch<B> {
+    pub(crate) fn start(
+        work: Result<Arc<dyn EpochWork<B>>, DataError>,
+        position: Position,
+        batches: Option<usize>,
+        conduct: Conduct,
+        tuning: Tuning<B>,
+        counters: Arc<Counters>,
+    ) -> Self {
+        let first = position.batch;
+        let left = batches.map_or(MOST_IN_FLIGHT, |batches| batches.saturating_sub(first));
+        let Size { workers, in_flight } = lock(&tuning.tuner).size();
+        let (workers, in_flight) = (workers.min(left), in_flight.min(left).max(1));
+        tracing::debug!(epoch = position.epoch, batches, first, workers, in_flight, "epoch starts");
+        counters.set_size(workers, in_flight);
+        let crew = match work {
+            Err(error) => Crew::Failed(error),
+            Ok(work) if workers == 0 => Crew::CallingThread(work),
+            Ok(work) => {
+                Workers::spawn(work, workers, in_flight, first, conduct).map_or_else(Crew::Failed, Crew::Workers)
+            }
+        };
+        let position = Arc::new(Mutex::new(position));
+        Self { crew, position, batches, counters, tuning, last_taken: None }
+    }
+
+    pub(crate) fn position(&self) -> &SharedPosition {
+        &self.position
+    }
+
+    /// How many batches lie ready: asking for one more does not wait while this is not 0, unless they are out of order.
+    pub fn ready(&self) -> usize {
+        match &self.crew {
+            Crew::Workers(workers) => workers.ready(),
+            _ => 0,
+        }
+    }
+
+    fn make(&mut self) -> Result<Option<Made<B>>, DataError> {
+        match &mut self.crew {
+            Crew::CallingThread(work) => Ok(work.make(&AtomicBool::new(false))),
+            Crew::Workers(workers) => workers.receive(),
+            Crew::Failed(_) => match std::mem::replace(&mut self.crew, Crew::Ended) {
+                Crew::Failed(error) => Err(error),
+                _ => Ok(None),
+            },
+            Crew::Ended => Ok(None),
+        }
+    }
+
+    /// The next batch that has anything in it.
+    fn take(&mut self) -> Result<Option<(B, usize)>, DataError> {
+        loop {
+            let Some(Made { number, result, mark }) = self.make()? else { return Ok(None) };
+            match result? {
+                Content::Batch { batch, samples, uploaded } => {
+                    if let Some(uploaded) = uploaded {
+                        uploaded.adopt(&batch)?;
+                    }
+                    lock(&self.position).delivered(number, mark);
+                    return Ok(Some((batch, samples)));
+                }
+                Content::Nothing | Content::Delivered => lock(&self.position).delivered(number, mark),
+            }
+        }
+    }
+
+    fn tune(&mut self, batch: &B, asked: Instant) {
+        let now = Instant::now();
+        let last = self.last_taken.replace(now);
+        let (Crew::Workers(workers), Some(last)) = (&mut self.crew, last) else { return };
+        let bytes = self.tuning.bytes.map_or(0, |bytes| bytes(batch));
+        let size = lock(&self.tuning.tuner).observe(bytes, now - asked, now - last);
+        if let Some(Size { workers: count, in_flight }) = size {
+            // Where no thread can be started any more, those that run go on.
+            match workers.resize(count, in_flight) {
+                Ok(()) => self.counters.set_size(count, in_flight),
+                Err(error) => tracing::warn!(%error, "the loader stays as it is"),
+            }
+        }
+    }
+}
+
+impl<B: Send + 'static> Iterator for Epoch<B> {
+    type Item = Result<B, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let asked = Instant::now();
+        self.counters.asked(self.ready());
+        let taken = self.take();
+        match &taken {
+            Ok(Some((batch, samples))) => {
+                self.counters.delivered(*samples);
+                self.tune(batch, asked);
+            }
+            Ok(None) if !matches!(self.crew, Crew::Ended) => {
+                let mut position = lock(&self.position);
+                *position = Position::start_of(position.epoch + 1);
+                self.crew = Crew::Ended;
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::debug!(%error, "epoch ends early");
+                self.crew = Crew::Ended;
+            }
+        }
+        self.counters.waited(asked.elapsed());
+        taken.map(|taken| taken.map(|(batch, _)| batch)).transpose()
+    }
+
+    /// At most the batches that are left: an error may end the epoch before.
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        match (&self.crew, self.batches) {
+            (Crew::Ended, _) => (0, Some(0)),
+            (_, batches) => (0, batches.map(|batches| batches.saturating_sub(lock(&self.position).taken()))),
+        }
+    }
+}
+
+impl<B: Send + 'static> FusedIterator for Epoch<B> {}
+
+impl<B> fmt::Debug for Epoch<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Epoch")
+            .field("position", &self.position)
+            .field("batches", &self.batches)
+            .finish_non_exhaustive()
+    }
+}

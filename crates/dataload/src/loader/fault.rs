@@ -1,0 +1,67 @@
+//! What happens to a bad sample.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use crate::DataError;
+
+/// What a loader does with a sample that cannot be read, decoded or collated.
+///
+/// Panics, and errors that belong to no single sample, end the epoch whatever the policy is: they tell of a mistake in
+/// the program, not in the data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnError {
+    /// Ends the epoch with the error in the place of the batch.
+    #[default]
+    Fail,
+    /// Leaves the sample out: its batch gets smaller, and a batch of which nothing is left is not delivered.
+    Skip,
+    /// Puts another sample of the dataset in its place, drawn from (seed, epoch, index): every batch keeps its size, and
+    /// every rank its number of batches. Fails when eight draws in a row are bad too.
+    Replace,
+}
+
+/// A bad sample that was left out or replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fault {
+    /// The epoch in which it was met.
+    pub epoch: u64,
+    /// Its index; see [`Drawn::index`](crate::Drawn::index) for streams.
+    pub index: u64,
+    /// The dataset's name for it, see [`Dataset::key`](crate::Dataset::key).
+    pub key: Option<String>,
+    /// What was wrong.
+    pub error: String,
+}
+
+/// The latest faults are kept, so that a broken disk does not fill the memory.
+const KEPT: usize = 1000;
+
+#[derive(Debug, Default)]
+pub(crate) struct FaultLog(Mutex<VecDeque<Fault>>);
+
+impl FaultLog {
+    pub(crate) fn add(&self, fault: Fault) {
+        tracing::warn!(index = fault.index, key = fault.key, epoch = fault.epoch, error = fault.error, "bad sample");
+        let mut faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if faults.len() == KEPT {
+            faults.pop_front();
+        }
+        faults.push_back(fault);
+    }
+
+    pub(crate) fn latest(&self) -> Vec<Fault> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
+    pub(crate) fn clear(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+impl Fault {
+    pub(crate) fn new(epoch: u64, index: u64, key: Option<String>, error: &DataError) -> Self {
+        Self { epoch, index, key, error: error.to_string() }
+    }
+}

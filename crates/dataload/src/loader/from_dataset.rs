@@ -1,0 +1,81 @@
+//! Loaders over a dataset with random access.
+
+use std::sync::Arc;
+
+use crate::loader::builder::{DataLoaderBuilder, SampleSource};
+use crate::loader::indexed::Indexed;
+use crate::loader::position::Identity;
+use crate::{
+    BatchSampler, Collate, DataError, DataLoader, Dataset, FixedBatches, RandomSampler, Sampler, SequentialSampler,
+};
+
+/// A dataset and the order in which a loader reads it.
+pub struct FromDataset<D> {
+    dataset: D,
+    sampler: Option<Box<dyn Sampler>>,
+    batch_sampler: Option<Box<dyn BatchSampler>>,
+}
+
+impl<D> FromDataset<D> {
+    pub(crate) fn new(dataset: D) -> Self {
+        Self { dataset, sampler: None, batch_sampler: None }
+    }
+}
+
+impl<D: Dataset> SampleSource for FromDataset<D> {
+    type Sample = D::Sample;
+}
+
+impl<D: Dataset, C> DataLoaderBuilder<FromDataset<D>, C> {
+    /// An order of one's own; excludes [`shuffle`](Self::shuffle).
+    pub fn sampler(mut self, sampler: impl Sampler + 'static) -> Self {
+        self.source.sampler = Some(Box::new(sampler));
+        self
+    }
+
+    /// Batches of one's own; excludes [`batch_size`](Self::batch_size), [`shuffle`](Self::shuffle),
+    /// [`sampler`](Self::sampler) and [`drop_last`](Self::drop_last).
+    pub fn batch_sampler(mut self, batch_sampler: impl BatchSampler + 'static) -> Self {
+        self.source.batch_sampler = Some(Box::new(batch_sampler));
+        self
+    }
+}
+
+impl<D, C> DataLoaderBuilder<FromDataset<D>, C>
+where
+    D: Dataset + 'static,
+    C: Collate<D::Sample> + 'static,
+{
+    /// Makes the loader; no thread is started yet.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for a `batch_size` or `prefetch_factor` of 0, more than 1024 workers, and options
+    /// that exclude each other; [`DataError::Torch`] when the device is not there.
+    pub fn build(self) -> Result<DataLoader<C::Batch>, DataError> {
+        let Self { source, collate, options } = self;
+        let FromDataset { dataset, sampler, batch_sampler } = source;
+        let own_batches = batch_sampler.is_some();
+        if own_batches && (options.batch_size.is_some() || options.shuffle || sampler.is_some() || options.drop_last) {
+            let expected = "no batch_size, shuffle, sampler or drop_last beside it";
+            return Err(DataError::option("batch_sampler", expected, "one of them"));
+        }
+        if options.shuffle && sampler.is_some() {
+            return Err(DataError::option("sampler", "no shuffle beside it", "shuffle"));
+        }
+        let (len, seed) = (dataset.len(), options.seed);
+        let batch_sampler = match batch_sampler {
+            Some(batch_sampler) => batch_sampler,
+            None => {
+                let sampler = sampler.unwrap_or_else(|| match options.shuffle {
+                    true => Box::new(RandomSampler::new(len, seed)),
+                    false => Box::new(SequentialSampler::new(len)),
+                });
+                Box::new(FixedBatches::new(sampler, options.batch_size.unwrap_or(1), options.drop_last)?)
+            }
+        };
+        let identity = Identity { stream: false, len, global_batch_size: batch_sampler.global_batch_size(), seed };
+        let (stages, machinery) = options.assemble(collate)?;
+        let source = Indexed { dataset: Arc::new(dataset), stages: Arc::new(stages), batch_sampler, identity };
+        Ok(DataLoader::new(Arc::new(source), machinery))
+    }
+}

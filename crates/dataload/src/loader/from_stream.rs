@@ -1,0 +1,120 @@
+//! Loaders over a stream.
+
+use std::sync::Arc;
+
+use crate::loader::builder::{DataLoaderBuilder, SampleSource};
+use crate::loader::position::Identity;
+use crate::loader::streamed::{StreamOptions, Streamed};
+use crate::{Collate, DataError, DataLoader, IterableDataset, OnError};
+
+/// The shards that are read side by side unless [`DataLoaderBuilder::interleave`] says otherwise.
+const INTERLEAVE: usize = 4;
+/// With more, a saved state would take more than a kilobyte.
+const MAX_INTERLEAVE: usize = 32;
+
+/// A stream and the order in which a loader reads it.
+pub struct FromStream<D> {
+    dataset: D,
+    shuffle_buffer: usize,
+    interleave: usize,
+    rank: usize,
+    world_size: usize,
+    batches_per_epoch: Option<usize>,
+}
+
+impl<D> FromStream<D> {
+    pub(crate) fn new(dataset: D) -> Self {
+        let interleave = INTERLEAVE;
+        Self { dataset, shuffle_buffer: 1, interleave, rank: 0, world_size: 1, batches_per_epoch: None }
+    }
+}
+
+impl<D: IterableDataset> SampleSource for FromStream<D> {
+    type Sample = D::Sample;
+}
+
+impl<D: IterableDataset, C> DataLoaderBuilder<FromStream<D>, C> {
+    /// How many shards are read side by side, taking turns sample by sample; 4 unless set, at most 32. The order of the
+    /// samples depends on it.
+    pub fn interleave(mut self, shards: usize) -> Self {
+        self.source.interleave = shards;
+        self
+    }
+
+    /// Mixes so many neighbouring samples of each of the [interleaved](Self::interleave) shards; 1, the default, mixes
+    /// none. That many times the number of interleaved shards are in memory.
+    ///
+    /// A shard is mixed window by window, unlike a buffer that runs along: so a saved state only needs to say where a
+    /// window begins.
+    pub fn shuffle_buffer(mut self, samples: usize) -> Self {
+        self.source.shuffle_buffer = samples;
+        self
+    }
+
+    /// Reads the share of one of several processes: of the interleaved shards, every `world_size`-th from `rank` on.
+    ///
+    /// Shards differ in length, and so do the shares: set [`batches_per_epoch`](Self::batches_per_epoch) where every
+    /// rank needs the same number of batches.
+    pub fn rank(mut self, rank: usize, world_size: usize) -> Self {
+        (self.source.rank, self.source.world_size) = (rank, world_size);
+        self
+    }
+
+    /// Makes an epoch this many batches, beginning anew where the stream ends.
+    pub fn batches_per_epoch(mut self, batches: usize) -> Self {
+        self.source.batches_per_epoch = Some(batches);
+        self
+    }
+}
+
+impl<D, C> DataLoaderBuilder<FromStream<D>, C>
+where
+    D: IterableDataset + 'static,
+    C: Collate<D::Sample> + 'static,
+{
+    /// Makes the loader; no thread is started and no shard opened yet.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for numbers out of their range, for `OnError::Replace` (a stream has no other sample
+    /// to draw; `Skip` takes the next one), and for ranks that do not divide `interleave`; [`DataError::Torch`] when the
+    /// device is not there.
+    pub fn build(self) -> Result<DataLoader<C::Batch>, DataError> {
+        let Self { source, collate, options } = self;
+        let FromStream { dataset, shuffle_buffer, interleave, rank, world_size, batches_per_epoch } = source;
+        let batch_size = options.batch_size.unwrap_or(1);
+        for (option, value) in [("batch_size", batch_size), ("shuffle_buffer", shuffle_buffer)] {
+            if value == 0 {
+                return Err(DataError::option(option, "at least 1", value));
+            }
+        }
+        if !(1..=MAX_INTERLEAVE).contains(&interleave) {
+            return Err(DataError::option("interleave", format!("1 to {MAX_INTERLEAVE}"), interleave));
+        }
+        if rank >= world_size {
+            return Err(DataError::option("rank", format!("less than world_size, {world_size}"), rank));
+        }
+        if world_size > 1 && (interleave % world_size != 0 || batch_size % (interleave / world_size) != 0) {
+            let expected = "a multiple of world_size, and a batch_size that is a multiple of its share";
+            let found = format!("interleave {interleave}, world_size {world_size}, batch_size {batch_size}");
+            return Err(DataError::option("interleave", expected, found));
+        }
+        if options.on_error == OnError::Replace {
+            return Err(DataError::option("on_error", "Fail or Skip for a stream", "Replace"));
+        }
+        let stream = StreamOptions {
+            batch_size,
+            drop_last: options.drop_last,
+            shuffle: options.shuffle,
+            shuffle_buffer,
+            interleave,
+            rank,
+            world_size,
+            batches_per_epoch,
+        };
+        let global_batch_size = batch_size.saturating_mul(world_size);
+        let identity = Identity { stream: true, len: dataset.shards(), global_batch_size, seed: options.seed };
+        let (stages, machinery) = options.assemble(collate)?;
+        let source = Streamed { dataset: Arc::new(dataset), stages: Arc::new(stages), options: stream, identity };
+        Ok(DataLoader::new(Arc::new(source), machinery))
+    }
+}

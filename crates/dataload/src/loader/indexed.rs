@@ -1,0 +1,259 @@
+//! Batches of a dataset with random access.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+use crate::batch_samples::Draw;
+use crate::loader::fault::{Fault, OnError};
+use crate::loader::guard::{Place, guarded};
+use crate::loader::order::{Domain, below};
+use crate::loader::position::{Identity, Position};
+use crate::loader::stages::Stages;
+use crate::loader::work::{Content, EpochWork, Made, Source};
+use crate::{BatchPlan, BatchSampler, BatchSamples, Collate, DataError, Dataset, Drawn};
+
+/// Substitutes that are drawn for one bad sample.
+const MAX_SUBSTITUTES: u64 = 8;
+
+pub(crate) struct Indexed<D, C: Collate<D::Sample>>
+where
+    D: Dataset,
+{
+    pub(crate) dataset: Arc<D>,
+    pub(crate) stages: Arc<Stages<C, C::Batch>>,
+    pub(crate) batch_sampler: Box<dyn BatchSampler>,
+    pub(crate) identity: Identity,
+}
+
+impl<D, C> Source<C::Batch> for Indexed<D, C>
+where
+    D: Dataset + 'static,
+    C: Collate<D::Sample> + 'static,
+{
+    fn begin(&self, position: &Position) -> Result<Arc<dyn EpochWork<C::Batch>>, DataError> {
+        Ok(Arc::new(IndexedEpoch {
+            dataset: self.dataset.clone(),
+            stages: self.stages.clone(),
+            plan: self.batch_sampler.plan(position.epoch),
+            seed: self.identity.seed,
+            epoch: position.epoch,
+            delivered: position.before.clone(),
+            next: AtomicUsize::new(position.batch),
+        }))
+    }
+
+    fn batches(&self) -> Option<usize> {
+        Some(self.batch_sampler.len())
+    }
+
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+}
+
+struct IndexedEpoch<D, C, B> {
+    dataset: Arc<D>,
+    stages: Arc<Stages<C, B>>,
+    plan: BatchPlan,
+    seed: u64,
+    epoch: u64,
+    /// Batches that were delivered before the state was saved.
+    delivered: BTreeSet<usize>,
+    next: AtomicUsize,
+}
+
+impl<D, C> EpochWork<C::Batch> for IndexedEpoch<D, C, C::Batch>
+where
+    D: Dataset + 'static,
+    C: Collate<D::Sample> + 'static,
+{
+    fn make(&self, cancelled: &AtomicBool) -> Option<Made<C::Batch>> {
+        let begin = |number: usize| (number < self.plan.len()).then_some(number + 1);
+        let number = self.next.fetch_update(Relaxed, Relaxed, begin).ok()?;
+        if self.delivered.contains(&number) {
+            return Some(Made { number, result: Ok(Content::Delivered), mark: None });
+        }
+        let result = match self.assemble(number, cancelled) {
+            Err(DataError::Cancelled) => return None,
+            result => result,
+        };
+        Some(Made { number, result, mark: None })
+    }
+}
+
+impl<D, C> IndexedEpoch<D, C, C::Batch>
+where
+    D: Dataset,
+    C: Collate<D::Sample>,
+{
+    /// Makes a batch; where a collate function only tells afterwards which sample does not fit, makes it again without.
+    fn assemble(&self, number: usize, cancelled: &AtomicBool) -> Result<Content<C::Batch>, DataError> {
+        let indices = self.plan.batch(number).unwrap_or_default();
+        let place = Cell::new(Place::Collate);
+        let mut unfit: Vec<Fault> = Vec::new();
+        loop {
+            let mut reader = Reader {
+                work: self,
+                indices: indices.iter(),
+                len: indices.len(),
+                cancelled,
+                place: &place,
+                again: None,
+                origin: (0, 0),
+                drawn: Vec::with_capacity(indices.len()),
+                unfit: &unfit,
+                faults: Vec::new(),
+            };
+            let result = guarded(
+                number,
+                &place,
+                |index| self.dataset.key(index as usize),
+                || {
+                    let mut samples = BatchSamples::new(&mut reader, self.epoch, number, self.stages.pinned);
+                    self.stages.collate(&mut samples)
+                },
+            );
+            let Reader { drawn, faults, .. } = reader;
+            match result {
+                Err(error) if self.stages.on_error != OnError::Fail && culprit(&error, &drawn).is_some() => {
+                    let index = culprit(&error, &drawn).unwrap_or_default();
+                    unfit.push(Fault::new(self.epoch, index as u64, self.dataset.key(index), error.innermost()));
+                }
+                result => {
+                    let bad = faults.len() + unfit.len();
+                    self.stages.report(faults.into_iter().chain(unfit));
+                    return match result {
+                        Ok((batch, uploaded)) => Ok(Content::Batch { batch, samples: drawn.len(), uploaded }),
+                        Err(DataError::EmptyBatch) if bad > 0 => Ok(Content::Nothing),
+                        Err(error) => Err(self.named(error, &drawn)),
+                    };
+                }
+            }
+        }
+    }
+
+    /// Adds the sample's index to an error that only knows its position in the batch.
+    fn named(&self, error: DataError, drawn: &[usize]) -> DataError {
+        match error {
+            DataError::ShapeMismatch { position, .. } if position < drawn.len() => {
+                self.of_sample(drawn[position], error)
+            }
+            error => error,
+        }
+    }
+}
+
+impl<D: Dataset, C, B> IndexedEpoch<D, C, B> {
+    fn of_sample(&self, index: usize, error: DataError) -> DataError {
+        DataError::Sample { index, key: self.dataset.key(index), error: Box::new(error) }
+    }
+}
+
+/// The index of the sample that a collate function complains of.
+fn culprit(error: &DataError, drawn: &[usize]) -> Option<usize> {
+    match error {
+        DataError::ShapeMismatch { position, .. } => drawn.get(*position).copied(),
+        DataError::Sample { index, .. } if drawn.contains(index) => Some(*index),
+        _ => None,
+    }
+}
+
+/// Reads the samples of one batch by the fault policy.
+struct Reader<'a, D, C, B> {
+    work: &'a IndexedEpoch<D, C, B>,
+    indices: std::slice::Iter<'a, usize>,
+    len: usize,
+    cancelled: &'a AtomicBool,
+    place: &'a Cell<Place>,
+    /// The index whose substitute is due, and how many substitutes it has had.
+    again: Option<(usize, u64)>,
+    /// The same of the sample drawn last.
+    origin: (usize, u64),
+    drawn: Vec<usize>,
+    /// Samples that turned out not to fit when the batch was made before.
+    unfit: &'a [Fault],
+    faults: Vec<Fault>,
+}
+
+impl<D: Dataset, C, B> Reader<'_, D, C, B> {
+    /// The index itself, or the substitute with this number.
+    fn substitute(&self, (index, number): (usize, u64)) -> usize {
+        match (number, self.work.dataset.len()) {
+            (0, _) | (_, 0) => index,
+            (_, len) => below(len, self.work.seed, Domain::Substitute, &[self.work.epoch, index as u64, number]),
+        }
+    }
+
+    fn read(&self, index: usize) -> Result<D::Sample, DataError> {
+        let len = self.work.dataset.len();
+        if index >= len {
+            return Err(DataError::IndexOutOfRange { index, len });
+        }
+        self.work.dataset.get(index)
+    }
+
+    /// What the policy says about a bad sample.
+    fn pass_over(&mut self, index: usize, error: DataError) -> Result<(), DataError> {
+        let (origin, substitutes) = self.origin;
+        let policy = self.work.stages.on_error;
+        if policy == OnError::Fail || (policy == OnError::Replace && substitutes == MAX_SUBSTITUTES) {
+            return Err(match error {
+                named @ DataError::Sample { .. } => named,
+                error => self.work.of_sample(index, error),
+            });
+        }
+        self.faults.push(Fault::new(self.work.epoch, index as u64, self.work.dataset.key(index), &error));
+        self.replace(origin, substitutes);
+        Ok(())
+    }
+
+    fn replace(&mut self, origin: usize, substitutes: u64) {
+        self.again = (self.work.stages.on_error == OnError::Replace).then_some((origin, substitutes + 1));
+    }
+}
+
+impl<D: Dataset, C, B> Draw<D::Sample> for Reader<'_, D, C, B> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn draw(&mut self) -> Result<Option<Drawn<D::Sample>>, DataError> {
+        loop {
+            let next = self.again.take().or_else(|| Some((*self.indices.next()?, 0)));
+            let Some(origin) = next else { return Ok(None) };
+            if self.cancelled.load(Relaxed) {
+                return Err(DataError::Cancelled);
+            }
+            self.origin = origin;
+            let index = self.substitute(origin);
+            self.place.set(Place::Sample(index as u64));
+            if self.unfit.iter().any(|fault| fault.index == index as u64) {
+                if origin.1 == MAX_SUBSTITUTES {
+                    return Err(self.work.of_sample(index, DataError::other("no substitute fits into the batch")));
+                }
+                self.replace(origin.0, origin.1);
+                continue;
+            }
+            match self.read(index) {
+                Ok(sample) => {
+                    self.drawn.push(index);
+                    return Ok(Some(Drawn { sample, index: index as u64 }));
+                }
+                Err(error) => self.pass_over(index, error)?,
+            }
+        }
+    }
+
+    fn reject(&mut self, error: DataError) -> Result<(), DataError> {
+        match self.drawn.pop() {
+            Some(index) => self.pass_over(index, error),
+            None => Err(error),
+        }
+    }
+
+    fn complete(&mut self) {
+        self.place.set(Place::Collate);
+    }
+}

@@ -1,0 +1,147 @@
+//! How far a loader is, and how that is saved.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use overdrive_core::{Entry, StateDict, StateError};
+
+use crate::loader::lane::LanePosition;
+
+/// Where a source is after a batch: nothing for a dataset, where the number says it all.
+pub(crate) type Mark = Option<Box<StreamMark>>;
+
+/// Where the lanes of a stream are, and whose turn it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StreamMark {
+    pub(crate) turn: usize,
+    /// By the lane's number among all ranks.
+    pub(crate) lanes: BTreeMap<usize, LanePosition>,
+}
+
+/// The batches of an epoch that the training loop has had.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) epoch: u64,
+    /// How many were delivered before the first gap.
+    pub(crate) batch: usize,
+    /// Those behind it, which only `in_order(false)` leaves.
+    pub(crate) ahead: BTreeMap<usize, Mark>,
+    /// Those behind it that were delivered before the state was saved, as far as the source has not passed them again.
+    pub(crate) before: BTreeSet<usize>,
+    pub(crate) mark: Mark,
+}
+
+/// What has to agree for a position to mean the same batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) stream: bool,
+    /// Samples of a dataset, shards of a stream.
+    pub(crate) len: usize,
+    /// Samples that all ranks take together in one step; 0 where the user makes the batches.
+    pub(crate) global_batch_size: usize,
+    pub(crate) seed: u64,
+}
+
+impl Position {
+    pub(crate) fn start_of(epoch: u64) -> Self {
+        Self { epoch, ..Self::default() }
+    }
+
+    /// How many batches the training loop has had.
+    pub(crate) fn taken(&self) -> usize {
+        self.batch + self.ahead.len() + self.before.len()
+    }
+
+    /// Takes note of a batch that the training loop gets now, or has had before.
+    pub(crate) fn delivered(&mut self, number: usize, mark: Mark) {
+        self.before.remove(&number);
+        self.ahead.insert(number, mark);
+        while let Some(mark) = self.ahead.remove(&self.batch) {
+            self.batch += 1;
+            self.mark = mark;
+        }
+    }
+
+    pub(crate) fn save(&self, identity: &Identity) -> StateDict {
+        let mut state = StateDict::new();
+        for (key, value) in identity.entries() {
+            state.insert(key, Entry::Int(value));
+        }
+        state.insert("epoch", Entry::Int(self.epoch as i64));
+        state.insert("batch", Entry::Int(self.batch as i64));
+        let ahead: Vec<String> = self.ahead.keys().chain(&self.before).map(usize::to_string).collect();
+        state.insert("ahead", Entry::Text(ahead.join(" ")));
+        if let Some(mark) = &self.mark {
+            state.insert("turn", Entry::Int(mark.turn as i64));
+            for (lane, position) in &mark.lanes {
+                state.insert(format!("lane.{lane}"), Entry::Text(position.to_string()));
+            }
+        }
+        state
+    }
+
+    /// Reads a state, which must be of a loader with the same `identity`.
+    pub(crate) fn load(state: &StateDict, identity: &Identity) -> Result<Self, StateError> {
+        for (key, expected) in identity.entries() {
+            let found = state.int(key)?;
+            if found != expected {
+                return Err(mismatch(key, expected, found));
+            }
+        }
+        let mut position = Self::start_of(natural(state, "epoch")?);
+        position.batch = natural(state, "batch")? as usize;
+        for number in text(state, "ahead")?.split_whitespace() {
+            let number = number.parse().map_err(|_| mismatch("ahead", "numbers of batches", number))?;
+            position.before.insert(number);
+        }
+        if let Ok(turn) = natural(state, "turn") {
+            position.mark = Some(Box::new(StreamMark { turn: turn as usize, lanes: lanes(state)? }));
+        }
+        let known = ["epoch", "batch", "ahead", "turn"];
+        let stranger = |key: &str| {
+            !known.contains(&key)
+                && !key.starts_with("lane.")
+                && !identity.entries().iter().any(|(entry, _)| *entry == key)
+        };
+        match state.iter().find(|(key, _)| stranger(key)) {
+            Some((key, _)) => Err(StateError::Unexpected { key: key.to_owned() }),
+            None => Ok(position),
+        }
+    }
+}
+
+fn lanes(state: &StateDict) -> Result<BTreeMap<usize, LanePosition>, StateError> {
+    let mut lanes = BTreeMap::new();
+    for (key, _) in state.iter().filter(|(key, _)| key.starts_with("lane.")) {
+        let found = text(state, key)?;
+        let lane = key["lane.".len()..].parse().map_err(|_| mismatch(key, "a lane's number", "no number"))?;
+        lanes.insert(lane, found.parse().map_err(|()| mismatch(key, "five whole numbers", found))?);
+    }
+    Ok(lanes)
+}
+
+impl Identity {
+    fn entries(&self) -> [(&'static str, i64); 4] {
+        [
+            (if self.stream { "shards" } else { "samples" }, self.len as i64),
+            ("global_batch_size", self.global_batch_size as i64),
+            ("seed", self.seed as i64),
+            ("version", 1),
+        ]
+    }
+}
+
+fn natural(state: &StateDict, key: &str) -> Result<u64, StateError> {
+    let value = state.int(key)?;
+    u64::try_from(value).map_err(|_| mismatch(key, "0 or more", value))
+}
+
+fn text<'a>(state: &'a StateDict, key: &str) -> Result<&'a str, StateError> {
+    match state.get(key)? {
+        Entry::Text(text) => Ok(text),
+        other => Err(mismatch(key, "a text", format!("{other:?}"))),
+    }
+}
+
+fn mismatch(key: &str, expected: impl ToString, found: impl ToString) -> StateError {
+    StateError::Mismatch { key: key.to_owned(), expected: expected.to_string(), found: found.to_string() }
+}

@@ -1,0 +1,55 @@
+//! From drawn samples to a finished batch.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::batch_samples::{Stage, StageTimes};
+use crate::loader::fault::{Fault, FaultLog, OnError};
+use crate::loader::stats::Counters;
+use crate::loader::transfer::{Transfer, Uploaded};
+use crate::{BatchSamples, Collate, DataError};
+
+/// The user's collate function and what surrounds it.
+pub(crate) struct Stages<C, B> {
+    pub(crate) collate: C,
+    pub(crate) transfer: Option<Transfer<B>>,
+    pub(crate) pinned: bool,
+    pub(crate) on_error: OnError,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) faults: Arc<FaultLog>,
+}
+
+impl<C, B> Stages<C, B> {
+    /// Collates a batch and sends it on its way to the device.
+    pub(crate) fn collate<S>(&self, samples: &mut BatchSamples<'_, S>) -> Result<(B, Option<Uploaded<B>>), DataError>
+    where
+        C: Collate<S, Batch = B>,
+    {
+        let _span = tracing::debug_span!("dataload_batch", epoch = samples.epoch(), batch = samples.batch()).entered();
+        let begun = Instant::now();
+        let batch = self.collate.collate_from(samples)?;
+        let mut times = samples.times();
+        times.add(Stage::Collate, begun.elapsed().saturating_sub(times.total()));
+        let begun = Instant::now();
+        let sent = match &self.transfer {
+            None => (batch, None),
+            Some(transfer) => transfer.send(batch)?,
+        };
+        times.add(Stage::Transfer, begun.elapsed());
+        self.account(times);
+        Ok(sent)
+    }
+
+    pub(crate) fn account(&self, times: StageTimes) {
+        let [read, decode, transform, collate, transfer] = times.0.map(|time| time.as_micros() as u64);
+        tracing::debug!(read, decode, transform, collate, transfer, "batch made, microseconds by stage");
+        self.counters.worked(times);
+    }
+
+    pub(crate) fn report(&self, faults: impl Iterator<Item = Fault>) {
+        for fault in faults {
+            self.counters.fault();
+            self.faults.add(fault);
+        }
+    }
+}

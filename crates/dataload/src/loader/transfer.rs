@@ -1,0 +1,109 @@
+//! Pinning a batch and copying it to the device.
+
+use tch::{Device, Tensor};
+
+use overdrive_ffi::{Arg, CopyEvent, CopyStream, LazyOp, Value};
+
+use crate::tensor_batch::bytes_of;
+use crate::{DataError, TensorBatch};
+
+static IS_PINNED: LazyOp = LazyOp::new("aten::is_pinned", "");
+static PIN_MEMORY: LazyOp = LazyOp::new("aten::pin_memory", "");
+
+type Change<'a> = &'a mut dyn FnMut(Tensor) -> Result<Tensor, DataError>;
+
+/// How to reach the tensors of a batch, for options that need it. Other batches can be of any type.
+pub(crate) struct TensorOps<B> {
+    map: fn(B, Change<'_>) -> Result<B, DataError>,
+    adopt: fn(&B, CopyEvent) -> Result<(), DataError>,
+    pub(crate) bytes: fn(&B) -> usize,
+}
+
+impl<B> Clone for TensorOps<B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B> Copy for TensorOps<B> {}
+
+impl<B: TensorBatch> TensorOps<B> {
+    pub(crate) fn new() -> Self {
+        Self { map: B::map_tensors, adopt: adopt::<B>, bytes: bytes_of::<B> }
+    }
+}
+
+/// Makes the current stream wait for the copies of `batch`.
+fn adopt<B: TensorBatch>(batch: &B, mut copied: CopyEvent) -> Result<(), DataError> {
+    let mut tensors = Vec::new();
+    batch.visit_tensors(&mut |tensor| tensors.push(tensor));
+    Ok(copied.wait(tensors.into_iter().filter(|tensor| tensor.device().is_cuda()))?)
+}
+
+/// A batch's copies to the device, which may still be under way.
+pub(crate) struct Uploaded<B> {
+    copied: CopyEvent,
+    adopt: fn(&B, CopyEvent) -> Result<(), DataError>,
+}
+
+impl<B> Uploaded<B> {
+    /// Makes the calling thread's current stream wait for the copies.
+    pub(crate) fn adopt(self, batch: &B) -> Result<(), DataError> {
+        (self.adopt)(batch, self.copied)
+    }
+}
+
+/// Where finished batches go.
+pub(crate) struct Transfer<B> {
+    ops: TensorOps<B>,
+    pin: bool,
+    target: Target,
+}
+
+enum Target {
+    Host,
+    Cuda(CopyStream),
+    /// A device without streams of ours: the worker waits for its copy.
+    Other(Device),
+}
+
+impl<B> Transfer<B> {
+    /// None when batches stay where they are.
+    pub(crate) fn new(ops: TensorOps<B>, pin: bool, device: Option<Device>) -> Result<Option<Self>, DataError> {
+        let target = match device {
+            None | Some(Device::Cpu) => Target::Host,
+            Some(Device::Cuda(number)) => Target::Cuda(CopyStream::new(number)?),
+            Some(device) => Target::Other(device),
+        };
+        // A copy from pageable memory would not overlap with anything.
+        let pin = pin || matches!(target, Target::Cuda(_));
+        Ok((pin || !matches!(target, Target::Host)).then_some(Self { ops, pin, target }))
+    }
+
+    /// Pins a batch and starts its copy.
+    pub(crate) fn send(&self, batch: B) -> Result<(B, Option<Uploaded<B>>), DataError> {
+        let batch = match self.pin {
+            true => (self.ops.map)(batch, &mut pinned)?,
+            false => batch,
+        };
+        match &self.target {
+            Target::Host => Ok((batch, None)),
+            Target::Other(device) => Ok(((self.ops.map)(batch, &mut |tensor| Ok(tensor.f_to_device(*device)?))?, None)),
+            Target::Cuda(stream) => {
+                let batch = (self.ops.map)(batch, &mut |tensor| Ok(stream.upload(&tensor)?))?;
+                Ok((batch, Some(Uploaded { copied: stream.record()?, adopt: self.ops.adopt })))
+            }
+        }
+    }
+}
+
+/// The tensor itself where it is pinned already or not on the host.
+fn pinned(tensor: Tensor) -> Result<Tensor, DataError> {
+    let on_host = tensor.device() == Device::Cpu;
+    let is_pinned =
+        || Ok::<_, DataError>(matches!(IS_PINNED.call(&[Arg::Tensor(&tensor), Arg::None])?[..], [Value::Bool(true)]));
+    if !on_host || is_pinned()? {
+        return Ok(tensor);
+    }
+    Ok(PIN_MEMORY.tensor(&[Arg::Tensor(&tensor), Arg::None])?)
+}

@@ -1,0 +1,285 @@
+//! The threads of one epoch.
+//!
+//! Threads live as long as the epoch that they work for. So nothing is left to drain or to reset after a break, an
+//! error or a panic, and an idle loader holds no thread; starting one takes some tens of microseconds.
+//!
+//! A thread makes a batch for every permit that it gets. At most `in_flight` permits are out whose batches the consumer
+//! has not taken: that bounds memory, and no thread ever blocks on a full queue.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+
+use crate::DataError;
+use crate::loader::guard::message_of;
+use crate::loader::reorder::Reorder;
+use crate::loader::work::{EpochWork, Made};
+
+/// A function that each worker calls with its number before its first batch.
+pub(crate) type WorkerInit = Arc<dyn Fn(usize) -> Result<(), DataError> + Send + Sync>;
+
+/// What workers are told.
+enum Permit {
+    Make,
+    /// Whoever gets this leaves.
+    Leave,
+}
+
+/// What workers tell.
+enum Message<B> {
+    Made(Made<B>),
+    /// A worker has left; `done` when there was nothing left to make.
+    Left {
+        done: bool,
+        error: Option<DataError>,
+    },
+}
+
+/// How the threads of an epoch behave.
+#[derive(Clone)]
+pub(crate) struct Conduct {
+    pub(crate) in_order: bool,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) init: Option<WorkerInit>,
+    /// How much the workers stand back for the training thread, see `setpriority(2)`.
+    pub(crate) nice: i32,
+}
+
+pub(crate) struct Workers<B> {
+    work: Arc<dyn EpochWork<B>>,
+    conduct: Conduct,
+    /// None once there is nothing left to make.
+    permits: Option<Sender<Permit>>,
+    granted: Receiver<Permit>,
+    told: Sender<Message<B>>,
+    messages: Receiver<Message<B>>,
+    arrived: Reorder<Made<B>>,
+    /// Batches that may be under way or waiting.
+    in_flight: usize,
+    /// Batches that are.
+    outstanding: usize,
+    /// Threads that have not said that they left, and those of them that were not told to leave.
+    alive: usize,
+    wanted: usize,
+    started: usize,
+    cancelled: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    /// Whether a thread may be stuck in the user's code, so that joining it could take for ever.
+    stuck: bool,
+}
+
+impl<B: Send + 'static> Workers<B> {
+    /// Starts `count` threads, which begin with the first `in_flight` batches at once; `first` is the number of the
+    /// first batch.
+    pub(crate) fn spawn(
+        work: Arc<dyn EpochWork<B>>,
+        count: usize,
+        in_flight: usize,
+        first: usize,
+        conduct: Conduct,
+    ) -> Result<Self, DataError> {
+        let ((permits, granted), (told, messages)) = (unbounded(), unbounded());
+        let mut workers = Self {
+            work,
+            conduct,
+            permits: Some(permits),
+            granted,
+            told,
+            messages,
+            arrived: Reorder::starting_at(first),
+            in_flight: 0,
+            outstanding: 0,
+            alive: 0,
+            wanted: 0,
+            started: 0,
+            cancelled: Arc::default(),
+            threads: Vec::with_capacity(count),
+            stuck: false,
+        };
+        // When a thread cannot be started, dropping `workers` joins those before it.
+        workers.resize(count, in_flight)?;
+        Ok(workers)
+    }
+
+    /// Changes the number of threads and of batches ahead while the epoch runs.
+    pub(crate) fn resize(&mut self, count: usize, in_flight: usize) -> Result<(), DataError> {
+        while self.wanted < count {
+            self.threads.push(self.start_thread(self.started).map_err(|error| DataError::Spawn {
+                worker: self.started,
+                of: count,
+                error,
+            })?);
+            self.started += 1;
+            self.alive += 1;
+            self.wanted += 1;
+        }
+        while self.wanted > count {
+            self.send(Permit::Leave);
+            self.wanted -= 1;
+        }
+        self.in_flight = in_flight;
+        self.grant();
+        Ok(())
+    }
+
+    /// Batches that lie ready.
+    pub(crate) fn ready(&self) -> usize {
+        self.messages.len() + self.arrived.waiting()
+    }
+
+    fn start_thread(&self, worker: usize) -> io::Result<JoinHandle<()>> {
+        let (work, granted, told) = (self.work.clone(), self.granted.clone(), self.told.clone());
+        let (cancelled, conduct) = (self.cancelled.clone(), self.conduct.clone());
+        Builder::new().name(format!("dataload-{worker}")).spawn(move || {
+            let mut farewell = Farewell { told, done: false, error: None };
+            stand_back(conduct.nice);
+            match begin(worker, conduct.init.as_ref()) {
+                Ok(()) => farewell.done = serve(&*work, &granted, &farewell.told, &cancelled),
+                Err(error) => farewell.error = Some(error),
+            }
+        })
+    }
+
+    /// Waits for the next batch; none at the end of the epoch.
+    pub(crate) fn receive(&mut self) -> Result<Option<Made<B>>, DataError> {
+        loop {
+            if let Some(made) = self.arrived.take() {
+                return Ok(Some(self.taken(made)));
+            }
+            if self.alive == 0 && self.messages.is_empty() {
+                let unfinished = self.permits.is_some() || self.arrived.waiting() > 0;
+                return if unfinished { Err(DataError::WorkersGone { batch: self.arrived.due() }) } else { Ok(None) };
+            }
+            match self.next_message()? {
+                Message::Made(made) if self.conduct.in_order => self.arrived.put(made.number, made),
+                Message::Made(made) => return Ok(Some(self.taken(made))),
+                Message::Left { done, error } => {
+                    self.alive -= 1;
+                    if let Some(error) = error {
+                        return Err(error);
+                    }
+                    if done {
+                        self.permits = None;
+                    }
+                }
+            }
+        }
+    }
+
+    fn next_message(&mut self) -> Result<Message<B>, DataError> {
+        // `self` holds a sender, so the channel is never closed.
+        let gone = DataError::WorkersGone { batch: self.arrived.due() };
+        match self.conduct.timeout {
+            None => self.messages.recv().map_err(|_| gone),
+            Some(timeout) => self.messages.recv_timeout(timeout).map_err(|error| match error {
+                RecvTimeoutError::Disconnected => gone,
+                RecvTimeoutError::Timeout => {
+                    self.stuck = true;
+                    DataError::Timeout { batch: self.arrived.due(), timeout }
+                }
+            }),
+        }
+    }
+
+    fn taken(&mut self, made: Made<B>) -> Made<B> {
+        self.outstanding -= 1;
+        self.grant();
+        made
+    }
+
+    fn grant(&mut self) {
+        while self.outstanding < self.in_flight && self.permits.is_some() {
+            self.send(Permit::Make);
+            self.outstanding += 1;
+        }
+    }
+
+    fn send(&self, permit: Permit) {
+        if let Some(permits) = &self.permits {
+            // `self` holds a receiver, so the channel is never closed.
+            _ = permits.send(permit);
+        }
+    }
+}
+
+/// Tells that a thread has left, however it leaves: otherwise the consumer could wait for it for ever.
+struct Farewell<B> {
+    told: Sender<Message<B>>,
+    done: bool,
+    error: Option<DataError>,
+}
+
+impl<B> Drop for Farewell<B> {
+    fn drop(&mut self) {
+        // Fails only when the epoch has been dropped.
+        _ = self.told.send(Message::Left { done: self.done, error: self.error.take() });
+    }
+}
+
+/// Makes batches until there are none left (true), or until told to stop.
+fn serve<B>(
+    work: &dyn EpochWork<B>,
+    granted: &Receiver<Permit>,
+    told: &Sender<Message<B>>,
+    cancelled: &AtomicBool,
+) -> bool {
+    for permit in granted {
+        if cancelled.load(Ordering::Relaxed) {
+            return false;
+        }
+        match permit {
+            Permit::Leave => return false,
+            Permit::Make => match work.make(cancelled) {
+                None => return true,
+                Some(made) => {
+                    if told.send(Message::Made(made)).is_err() {
+                        return false;
+                    }
+                }
+            },
+        }
+    }
+    true
+}
+
+fn begin(worker: usize, init: Option<&WorkerInit>) -> Result<(), DataError> {
+    let Some(init) = init else { return Ok(()) };
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| init(worker)));
+    let failed = |error| DataError::WorkerInit { worker, error: Box::new(error) };
+    match outcome {
+        Ok(outcome) => outcome.map_err(failed),
+        Err(payload) => Err(failed(DataError::other(format!("it panicked: {}", message_of(payload))))),
+    }
+}
+
+/// Gives the calling thread a lower priority, where the system has one for each thread.
+#[cfg(target_os = "linux")]
+fn stand_back(nice: i32) {
+    if nice != 0 {
+        let thread = rustix::thread::gettid();
+        // Fails where a sandbox forbids it: the loader then works as without.
+        if let Err(error) = rustix::process::setpriority_process(Some(thread), nice) {
+            tracing::debug!(%error, "the worker keeps its priority");
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn stand_back(_nice: i32) {}
+
+impl<B> Drop for Workers<B> {
+    /// Stops every thread after the sample that it is reading, and joins it.
+    fn drop(&mut self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+        self.permits = None;
+        // A thread that waits for a permit wakes when the last sender is gone, which was the one above.
+        for thread in self.threads.drain(..).filter(|_| !self.stuck) {
+            // A panic in user code has been caught and delivered; what is left could only be one in dropping a batch.
+            _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Batches made of tensors, which can be moved as a whole.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, Hash};
+
+use tch::Tensor;
+
+use crate::DataError;
+
+/// A batch whose tensors can be pinned, copied to a device and measured: a tensor, and tuples, vectors, arrays, options
+/// and maps of batches. Numbers and texts among them stay as they are.
+///
+/// # Source
+/// The structures that `torch.utils.data`'s `pin_memory` walks through.
+pub trait TensorBatch: Sized {
+    /// Replaces every tensor by what `change` makes of it.
+    ///
+    /// # Errors
+    /// The first error of `change`.
+    fn map_tensors(self, change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError>;
+
+    /// Visits every tensor, in the same order.
+    fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor));
+}
+
+impl TensorBatch for Tensor {
+    fn map_tensors(self, change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
+        change(self)
+    }
+
+    fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
+        visit(self);
+    }
+}
+
+macro_rules! tuple_batch {
+    ($($part:ident $index:tt),+) => {
+        impl<$($part: TensorBatch),+> TensorBatch for ($($part,)+) {
+            fn map_tensors(
+                self,
+                change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>,
+            ) -> Result<Self, DataError> {
+                Ok(($(self.$index.map_tensors(change)?,)+))
+            }
+
+            fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
+                $(self.$index.visit_tensors(visit);)+
+            }
+        }
+    };
+}
+
+tuple_batch!(A 0);
+tuple_batch!(A 0, B 1);
+tuple_batch!(A 0, B 1, C 2);
+tuple_batch!(A 0, B 1, C 2, D 3);
+tuple_batch!(A 0, B 1, C 2, D 3, E 4);
+tuple_batch!(A 0, B 1, C 2, D 3, E 4, F 5);
+
+macro_rules! plain_batch {
+    ($($plain:ty),*) => {$(
+        impl TensorBatch for $plain {
+            fn map_tensors(
+                self,
+                _change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>,
+            ) -> Result<Self, DataError> {
+                Ok(self)
+            }
+
+            fn visit_tensors<'a>(&'a self, _visit: &mut dyn FnMut(&'a Tensor)) {}
+        }
+    )*};
+}
+
+plain_batch!((), bool, u8, i32, u32, i64, u64, usize, f32, f64, String);
+
+impl<T: TensorBatch> TensorBatch for Vec<T> {
+    fn map_tensors(self, change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
+        self.into_iter().map(|item| item.map_tensors(change)).collect()
+    }
+
+    fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
+        self.iter().for_each(|item| item.visit_tensors(visit));
+    }
+}
+
+impl<T: TensorBatch> TensorBatch for Option<T> {
+    fn map_tensors(self, change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
+        self.map(|item| item.map_tensors(change)).transpose()
+    }
+
+    fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
+        self.iter().for_each(|item| item.visit_tensors(visit));
+    }
+}
+
+impl<K: Ord, T: TensorBatch> TensorBatch for BTreeMap<K, T> {
+    fn map_tensors(self, change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
+        self.into_iter().map(|(key, value)| Ok((key, value.map_tensors(change)?))).collect()
+    }
+
+    fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
+        self.values().for_each(|value| value.visit_tensors(visit));
+    }
+}
+
+impl<K: Eq + Hash, T: TensorBatch, S: BuildHasher + Default> TensorBatch for HashMap<K, T, S> {
+    fn map_tensors(self, change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
+        self.into_iter().map(|(key, value)| Ok((key, value.map_tensors(change)?))).collect()
+    }
+
+    fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
+        self.values().for_each(|value| value.visit_tensors(visit));
+    }
+}
+
+/// The bytes of all tensors together.
+pub(crate) fn bytes_of<B: TensorBatch>(batch: &B) -> usize {
+    let mut bytes = 0;
+    batch.visit_tensors(&mut |tensor| bytes += tensor.numel() * tensor.kind().elt_size_in_bytes());
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+
+    #[test]
+    fn every_tensor_of_a_nested_batch_is_reached() -> Result<(), DataError> {
+        let ones = |len| Tensor::ones([len], (Kind::Float, Device::Cpu));
+        let batch = (vec![ones(1), ones(2)], Some(ones(3)), BTreeMap::from([("a", (ones(4), 7_i64))]), String::new());
+        assert_eq!(bytes_of(&batch), 40);
+        let doubled = batch.map_tensors(&mut |tensor| Ok(tensor.f_add(&tensor)?))?;
+        let mut sums = Vec::new();
+        doubled.visit_tensors(&mut |tensor| sums.push(tensor.sum(Kind::Float).double_value(&[])));
+        assert_eq!((sums, doubled.2["a"].1), (vec![2.0, 4.0, 6.0, 8.0], 7));
+        assert!(doubled.map_tensors(&mut |_| Err(DataError::EmptyBatch)).is_err());
+        Ok(())
+    }
+}

@@ -1,0 +1,214 @@
+//! Bad samples under each policy.
+
+use std::collections::BTreeSet;
+
+use overdrive_dataload::{
+    Collate, DataError, DataLoader, EncodedImage, FnDataset, Image, ImagePipeline, OnError, Resize, Stack,
+};
+
+use crate::{WORKERS, alone, listed};
+
+/// 100 samples, of which every tenth cannot be read.
+fn bad_tenth() -> FnDataset<impl Fn(usize) -> Result<usize, DataError>> {
+    FnDataset::new(100, |index| match index % 10 {
+        3 => Err(DataError::other("worn out")),
+        _ => Ok(index),
+    })
+}
+
+#[test]
+fn skip_leaves_bad_samples_out_and_reports_them() -> Result<(), DataError> {
+    let _alone = alone();
+    for workers in WORKERS {
+        let builder = DataLoader::builder(bad_tenth()).batch_size(8).num_workers(workers).on_error(OnError::Skip);
+        let loader = builder.collate(listed).build()?;
+        let batches: Vec<Vec<usize>> = loader.iter().collect::<Result<_, _>>()?;
+        assert_eq!(batches.len(), 13);
+        assert_eq!(batches.concat(), (0..100).filter(|index| index % 10 != 3).collect::<Vec<_>>());
+        let (stats, faults) = (loader.stats(), loader.faults());
+        assert_eq!((stats.batches, stats.samples, stats.faults), (13, 90, 10));
+        let indices: BTreeSet<u64> = faults.iter().map(|fault| fault.index).collect();
+        assert_eq!(indices, (0..10).map(|i| i * 10 + 3).collect());
+        assert!(faults.iter().all(|fault| fault.error == "worn out" && fault.epoch == 0 && fault.key.is_none()));
+        loader.reset_stats();
+        assert!(loader.faults().is_empty() && loader.stats().faults == 0);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_batch_of_bad_samples_alone_is_not_delivered() -> Result<(), DataError> {
+    let _alone = alone();
+    let dataset = || {
+        FnDataset::new(12, |index| match index {
+            4..8 => Err(DataError::other("bad")),
+            _ => Ok(index),
+        })
+    };
+    for workers in WORKERS {
+        let builder = DataLoader::builder(dataset()).batch_size(4).num_workers(workers).on_error(OnError::Skip);
+        let batches: Vec<_> = builder.collate(listed).build()?.iter().collect::<Result<_, _>>()?;
+        assert_eq!(batches, [[0, 1, 2, 3], [8, 9, 10, 11]]);
+    }
+    Ok(())
+}
+
+#[test]
+fn replace_keeps_every_batch_full_and_draws_the_same_for_any_number_of_workers() -> Result<(), DataError> {
+    let _alone = alone();
+    let run = |workers, seed, epoch| -> Result<Vec<Vec<usize>>, DataError> {
+        let builder = DataLoader::builder(bad_tenth()).batch_size(8).shuffle(true).seed(seed).num_workers(workers);
+        let loader = builder.on_error(OnError::Replace).collate(listed).build()?;
+        let batches = loader.epoch(epoch).collect::<Result<_, _>>()?;
+        assert!(loader.stats().faults >= 10);
+        Ok(batches)
+    };
+    let expected = run(0, 1, 0)?;
+    assert_eq!(expected.iter().map(Vec::len).sum::<usize>(), 100);
+    assert!(expected.concat().iter().all(|index| index % 10 != 3));
+    for workers in WORKERS {
+        assert_eq!(run(workers, 1, 0)?, expected);
+    }
+    let substitutes = |batches: Vec<Vec<usize>>| {
+        let mut all = batches.concat();
+        all.sort_unstable();
+        all
+    };
+    assert_ne!(substitutes(run(1, 1, 1)?), substitutes(expected.clone()), "another epoch");
+    assert_ne!(substitutes(run(1, 2, 0)?), substitutes(expected), "another seed");
+    Ok(())
+}
+
+#[test]
+fn replace_gives_up_where_nothing_is_good() -> Result<(), DataError> {
+    let _alone = alone();
+    let bad = FnDataset::new(10, |_| Err::<usize, _>(DataError::other("all bad")));
+    let loader = DataLoader::builder(bad).on_error(OnError::Replace).collate(listed).build()?;
+    let error = loader.iter().next().unwrap().unwrap_err();
+    assert!(matches!(error, DataError::Sample { .. }), "{error}");
+    assert_eq!(loader.faults().len(), 8);
+    Ok(())
+}
+
+#[test]
+fn what_only_the_collate_function_sees_follows_the_policy_too() -> Result<(), DataError> {
+    let _alone = alone();
+    let odd_sizes = || {
+        FnDataset::new(20, |index| {
+            let side = if index % 7 == 5 { 3 } else { 2 };
+            Ok((Image::new(vec![index as u8; side * side], side, side, 1)?, index as i64))
+        })
+    };
+    for workers in WORKERS {
+        let builder = || DataLoader::builder(odd_sizes()).batch_size(4).num_workers(workers);
+        let sizes = |policy| -> Result<Vec<i64>, DataError> {
+            builder().on_error(policy).collate(Stack).build()?.iter().map(|batch| Ok(batch?.0.size()[0])).collect()
+        };
+        assert_eq!(sizes(OnError::Skip)?, [4, 3, 4, 3, 3], "5, 12 and 19 are missing");
+        assert_eq!(sizes(OnError::Replace)?, [4; 5]);
+        assert_eq!(sizes(OnError::Fail).unwrap_err().index(), Some(5));
+        // One's own collate function can name the sample, by its index.
+        let picky = |samples: Vec<(Image, i64)>| match samples.iter().find(|(image, _)| image.height() == 3) {
+            Some((_, label)) => {
+                let error = Box::new(DataError::other("too large"));
+                Err(DataError::Sample { index: *label as usize, key: None, error })
+            }
+            None => Ok(samples.len()),
+        };
+        let sizes: Vec<usize> =
+            builder().on_error(OnError::Skip).collate(picky).build()?.iter().collect::<Result<_, _>>()?;
+        assert_eq!(sizes, [4, 3, 4, 3, 3]);
+    }
+    Ok(())
+}
+
+#[test]
+fn images_that_do_not_decode_follow_the_policy() -> Result<(), DataError> {
+    let _alone = alone();
+    let jpeg: Vec<u8> = include_bytes!("../fixtures/images/h2v2.jpg").to_vec();
+    let cut = jpeg[..jpeg.len() / 2].to_vec();
+    for workers in WORKERS {
+        let (jpeg, cut) = (jpeg.clone(), cut.clone());
+        let dataset = FnDataset::new(10, move |index| {
+            let bytes = if index == 6 { cut.clone() } else { jpeg.clone() };
+            Ok((EncodedImage::new(bytes, format!("{index}.jpg")), index as i64))
+        });
+        let dataset = std::sync::Arc::new(dataset);
+        let load = |policy| -> Result<Vec<Vec<i64>>, DataError> {
+            let pipeline = ImagePipeline::new(0).then(Resize::new(16));
+            let builder = DataLoader::builder(dataset.clone()).batch_size(5).num_workers(workers).on_error(policy);
+            let loader = builder.collate(pipeline).build()?;
+            loader
+                .iter()
+                .map(|batch| {
+                    let (images, labels) = batch?;
+                    assert_eq!(images.size()[0], labels.size()[0]);
+                    Vec::try_from(labels).map_err(DataError::Tensor)
+                })
+                .collect()
+        };
+        assert_eq!(load(OnError::Skip)?, [vec![0, 1, 2, 3, 4], vec![5, 7, 8, 9]]);
+        let replaced = load(OnError::Replace)?;
+        assert_eq!((replaced.len(), replaced[1].len()), (2, 5));
+        assert!(!replaced[1].contains(&6));
+        let error = load(OnError::Fail).unwrap_err();
+        assert_eq!(error.index(), Some(6));
+        assert!(error.to_string().contains("6.jpg"), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn panics_end_the_epoch_whatever_the_policy() -> Result<(), DataError> {
+    let _alone = alone();
+    for policy in [OnError::Skip, OnError::Replace] {
+        for workers in WORKERS {
+            let dataset = FnDataset::new(9, |index| if index == 4 { panic!("a bug") } else { Ok(index) });
+            let builder = DataLoader::builder(dataset).batch_size(3).num_workers(workers).on_error(policy);
+            let outcomes: Vec<_> = builder.collate(listed).build()?.iter().collect();
+            assert!(matches!(outcomes.last(), Some(Err(DataError::WorkerPanicked { index: 4, .. }))));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_collate_function_that_draws_and_rejects() -> Result<(), DataError> {
+    /// Takes even numbers only.
+    struct Even;
+
+    impl Collate<usize> for Even {
+        type Batch = Vec<(u64, usize)>;
+
+        fn collate(&self, _samples: Vec<usize>) -> Result<Self::Batch, DataError> {
+            unreachable!("the loader calls the other form")
+        }
+
+        fn collate_from(
+            &self,
+            samples: &mut overdrive_dataload::BatchSamples<'_, usize>,
+        ) -> Result<Self::Batch, DataError> {
+            let mut even = Vec::new();
+            while let Some(drawn) = samples.next()? {
+                match drawn.sample % 2 {
+                    0 => even.push((drawn.index, drawn.sample)),
+                    _ => samples.reject(DataError::other("odd"))?,
+                }
+            }
+            Ok(even)
+        }
+    }
+
+    let _alone = alone();
+    for workers in WORKERS {
+        let builder = || DataLoader::builder(FnDataset::new(6, Ok)).batch_size(3).num_workers(workers);
+        let skipped: Vec<_> =
+            builder().on_error(OnError::Skip).collate(Even).build()?.iter().collect::<Result<_, _>>()?;
+        assert_eq!(skipped, [vec![(0, 0), (2, 2)], vec![(4, 4)]]);
+        let loader = builder().on_error(OnError::Replace).collate(Even).build()?;
+        assert!(loader.iter().all(|batch| batch.is_ok_and(|batch| batch.len() == 3)));
+        let error = builder().collate(Even).build()?.iter().next().unwrap().unwrap_err();
+        assert_eq!(error.to_string(), "sample 1: odd");
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! Timeouts, initialisation, order of arrival, tuning, statistics.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::Duration;
+
+use overdrive_dataload::{Auto, DataError, DataLoader, FnDataset, Image, Stack};
+use tch::Device;
+
+use crate::{WORKERS, alone, listed, uneven, wait_until};
+
+#[test]
+fn a_stuck_sample_is_a_timeout_and_not_a_hang() -> Result<(), DataError> {
+    let _alone = alone();
+    let released = Arc::new(AtomicBool::new(false));
+    let gate = released.clone();
+    let dataset = FnDataset::new(40, move |index| {
+        while index == 20 && !gate.load(SeqCst) {
+            sleep(Duration::from_millis(1));
+        }
+        Ok(index)
+    });
+    let builder = DataLoader::builder(dataset).batch_size(10).num_workers(2).timeout(Duration::from_millis(200));
+    let loader = builder.collate(listed).build()?;
+    let mut epoch = loader.iter();
+    assert!(epoch.next().unwrap().is_ok() && epoch.next().unwrap().is_ok());
+    let error = epoch.next().unwrap().unwrap_err();
+    assert!(matches!(error, DataError::Timeout { batch: 2, .. }), "{error}");
+    assert!(epoch.next().is_none());
+    drop(epoch);
+    released.store(true, SeqCst);
+    assert_eq!(loader.iter().count(), 4, "the loader lives on");
+    // The thread that was left behind ends by itself.
+    wait_until(|| crate::loader_threads() == 0);
+    Ok(())
+}
+
+#[test]
+fn every_worker_is_initialised_and_a_failure_is_told() -> Result<(), DataError> {
+    let _alone = alone();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = seen.clone();
+    let builder = || DataLoader::builder(FnDataset::new(12, Ok)).batch_size(2).num_workers(3).collate(listed);
+    let loader = builder()
+        .worker_init_fn(move |worker| {
+            log.lock().unwrap().push(worker);
+            Ok(())
+        })
+        .build()?;
+    assert_eq!(loader.iter().count(), 6);
+    let mut workers = seen.lock().unwrap().clone();
+    workers.sort_unstable();
+    assert_eq!(workers, [0, 1, 2]);
+
+    let failing = builder().worker_init_fn(|worker| match worker {
+        1 => Err(DataError::other("no licence")),
+        _ => Ok(()),
+    });
+    let outcomes: Vec<_> = failing.build()?.iter().collect();
+    assert_eq!(
+        outcomes.last().unwrap().as_ref().unwrap_err().to_string(),
+        "worker 1: worker_init_fn failed: no licence"
+    );
+    let panicking = builder().worker_init_fn(|_| panic!("boom")).build()?;
+    let error = panicking.iter().next().unwrap().unwrap_err();
+    assert!(error.to_string().contains("worker_init_fn failed: it panicked: boom"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn out_of_order_delivers_everything_and_a_slow_batch_holds_nobody_up() -> Result<(), DataError> {
+    let _alone = alone();
+    let released = Arc::new(AtomicBool::new(false));
+    let gate = released.clone();
+    let dataset = FnDataset::new(40, move |index| {
+        while index == 0 && !gate.load(SeqCst) {
+            sleep(Duration::from_millis(1));
+        }
+        Ok(index)
+    });
+    let builder = DataLoader::builder(dataset).batch_size(4).num_workers(2).in_order(false);
+    let loader = builder.collate(listed).build()?;
+    let mut epoch = loader.iter();
+    let mut seen: Vec<usize> = (0..8).flat_map(|_| epoch.next().unwrap().unwrap()).collect();
+    assert!(!seen.contains(&0));
+    released.store(true, SeqCst);
+    seen.extend(epoch.flat_map(|batch| batch.unwrap()));
+    seen.sort_unstable();
+    assert_eq!(seen, (0..40).collect::<Vec<_>>());
+    Ok(())
+}
+
+#[test]
+fn auto_finds_a_size_within_its_bounds_and_changes_no_batch() -> Result<(), DataError> {
+    let _alone = alone();
+    let image = |index: usize| {
+        sleep(Duration::from_micros(200));
+        Ok((Image::new(vec![index as u8; 64], 8, 8, 1)?, index as i64))
+    };
+    let builder = || DataLoader::builder(FnDataset::new(800, image)).batch_size(4);
+    let labels = |loader: &DataLoader<_>| -> Result<Vec<i64>, DataError> {
+        let batches: Vec<(tch::Tensor, tch::Tensor)> = loader.iter().collect::<Result<_, _>>()?;
+        Ok(batches.iter().flat_map(|(_, labels)| Vec::<i64>::try_from(labels).unwrap()).collect())
+    };
+    let loader = builder().collate(Stack).num_workers(Auto).prefetch(Auto).memory_budget(10_000).build()?;
+    assert_eq!(labels(&loader)?, (0..800).collect::<Vec<_>>());
+    let stats = loader.stats();
+    let cores = std::thread::available_parallelism().unwrap().get() as u64;
+    assert!((1..=cores).contains(&stats.workers), "{stats}");
+    // 4 * (64 + 8) bytes a batch.
+    assert!(stats.in_flight <= 10_000 / 288, "{stats}");
+    Ok(())
+}
+
+#[test]
+fn statistics_tell_where_the_time_goes() -> Result<(), DataError> {
+    let _alone = alone();
+    let dataset = Arc::new(FnDataset::new(40, |index| {
+        sleep(Duration::from_millis(1));
+        Ok(index)
+    }));
+    let slow_collate = |samples: Vec<usize>| {
+        sleep(Duration::from_millis(2));
+        Ok(samples)
+    };
+    for workers in WORKERS {
+        let loader =
+            DataLoader::builder(dataset.clone()).batch_size(10).num_workers(workers).collate(slow_collate).build()?;
+        assert_eq!(loader.iter().count(), 4);
+        let stats = loader.stats();
+        assert!(stats.read_seconds >= 0.04 && stats.collate_seconds >= 0.008, "{stats:?}");
+        assert!(stats.read_seconds > stats.collate_seconds && stats.decode_seconds == 0.0, "{stats:?}");
+        assert_eq!((stats.workers as usize, stats.samples), (workers, 40));
+        assert!(stats.to_string().contains("4 batches, 40 samples, 0 faults"), "{stats}");
+    }
+    Ok(())
+}
+
+#[test]
+fn options_that_make_no_sense_are_refused() {
+    let builder =
+        || DataLoader::builder(FnDataset::new(9, |i| Ok((Image::new([i as u8], 1, 1, 1)?, 0)))).collate(Stack);
+    let option = |result: Result<DataLoader<_>, DataError>| match result {
+        Err(DataError::InvalidOption { option, .. }) => option,
+        other => panic!("expected an invalid option, got {other:?}"),
+    };
+    assert_eq!(option(builder().timeout(Duration::from_secs(1)).build()), "timeout");
+    assert_eq!(option(builder().num_workers(1).timeout(Duration::ZERO).build()), "timeout");
+    assert_eq!(option(builder().worker_nice(20).build()), "worker_nice");
+    let late = builder().pin_memory(true).collate(|samples: Vec<(Image, i64)>| Ok(samples.len()));
+    assert!(matches!(late.build(), Err(DataError::InvalidOption { option: "collate", .. })));
+    if !tch::Cuda::is_available() {
+        assert!(matches!(builder().to_device(Device::Cuda(0)).build(), Err(DataError::Torch(_))));
+    }
+}
+
+#[test]
+fn batches_go_to_the_device() -> Result<(), DataError> {
+    let _alone = alone();
+    let device = Device::cuda_if_available();
+    for workers in WORKERS {
+        let dataset = FnDataset::new(20, |i| Ok((Image::new(vec![i as u8; 4], 2, 2, 1)?, i as i64)));
+        let builder = DataLoader::builder(dataset).batch_size(4).num_workers(workers).collate(Stack);
+        let loader = builder.pin_memory(true).to_device(device).build()?;
+        for (number, batch) in loader.iter().enumerate() {
+            let (images, labels) = batch?;
+            assert_eq!((images.device(), labels.device()), (device, device));
+            assert_eq!(
+                (images.int64_value(&[3, 0, 1, 1]), labels.int64_value(&[0])),
+                (number as i64 * 4 + 3, number as i64 * 4)
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_hundred_epochs_with_breaks_leave_no_thread() -> Result<(), DataError> {
+    let _alone = alone();
+    let loader = DataLoader::builder(uneven(200)).batch_size(4).shuffle(true).num_workers(3).collate(listed).build()?;
+    let taken = AtomicUsize::new(0);
+    for epoch in 0..100 {
+        for batch in loader.iter().take(epoch % 7) {
+            taken.fetch_add(batch?.len(), SeqCst);
+        }
+    }
+    assert_eq!(taken.into_inner(), (0..100).map(|epoch| epoch % 7 * 4).sum::<usize>());
+    wait_until(|| crate::loader_threads() == 0);
+    Ok(())
+}

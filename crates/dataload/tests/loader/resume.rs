@@ -1,0 +1,171 @@
+//! A saved position, put back.
+
+use overdrive_core::{StateDict, Stateful};
+use overdrive_dataload::{DataError, DataLoader, DataLoaderBuilder, FnDataset, FnStream, FromDataset, OnError};
+
+use crate::{WORKERS, alone, listed, uneven};
+
+type Numbers = DataLoader<Vec<usize>>;
+
+/// All batches of the next epochs, as far as `epochs` go.
+fn rest(loader: &Numbers, epochs: u64) -> Vec<Vec<usize>> {
+    let mut batches = Vec::new();
+    while loader.next_epoch() < epochs {
+        batches.extend(loader.iter().map(Result::unwrap));
+    }
+    batches
+}
+
+fn resumed(mut loader: Numbers, state: &StateDict) -> Numbers {
+    loader.load_state_dict(state).unwrap();
+    loader
+}
+
+/// What the state takes when it is written as text.
+fn bytes(state: &StateDict) -> usize {
+    state.iter().map(|(key, entry)| key.len() + format!("{entry:?}").len()).sum()
+}
+
+#[test]
+fn every_batch_is_a_place_to_resume_for_any_number_of_workers() -> Result<(), DataError> {
+    let _alone = alone();
+    let build = |workers| {
+        let builder = DataLoader::builder(uneven(50)).batch_size(8).shuffle(true).seed(5).num_workers(workers);
+        builder.collate(listed).build()
+    };
+    let all = rest(&build(0)?, 3);
+    assert_eq!(all.len(), 21);
+    for (workers, others) in [(0, 2), (2, 0), (4, 1)] {
+        for given in 0..=all.len() {
+            let loader = build(workers)?;
+            let mut seen = Vec::new();
+            while seen.len() < given {
+                let left = given - seen.len();
+                seen.extend(loader.iter().take(left).map(Result::unwrap));
+            }
+            let state = loader.state_dict().unwrap();
+            assert!(bytes(&state) < 1000, "{} bytes", bytes(&state));
+            seen.extend(rest(&resumed(build(others)?, &state), 3));
+            assert_eq!(seen, all, "after {given} batches");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn out_of_order_batches_are_neither_lost_nor_given_twice() -> Result<(), DataError> {
+    let _alone = alone();
+    let build = || {
+        let builder = DataLoader::builder(uneven(203)).batch_size(3).num_workers(4).in_order(false);
+        builder.collate(listed).build()
+    };
+    for given in [1, 5, 20, 60] {
+        let loader = build()?;
+        let mut seen: Vec<Vec<usize>> = loader.iter().take(given).map(Result::unwrap).collect();
+        let state = loader.state_dict().unwrap();
+        let second = resumed(build()?, &state);
+        seen.extend(second.iter().take(5).map(Result::unwrap));
+        let state = second.state_dict().unwrap();
+        seen.extend(rest(&resumed(build()?, &state), 1));
+        let mut numbers = seen.concat();
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..203).collect::<Vec<_>>());
+    }
+    Ok(())
+}
+
+fn shards() -> FnStream<impl Fn(usize) -> Result<Box<dyn Iterator<Item = Result<usize, DataError>> + Send>, DataError>>
+{
+    // Shards of unlike lengths, one of them empty, one with a bad item, one that cannot be opened.
+    FnStream::new(11, |shard| match shard {
+        4 => Err(DataError::other("no such shard")),
+        _ => {
+            let items = (0..(shard * 7) % 20).map(move |i| match (shard, i) {
+                (2, 5) => Err(DataError::other("bad item")),
+                _ => Ok(shard * 100 + i),
+            });
+            Ok(Box::new(items) as Box<dyn Iterator<Item = _> + Send>)
+        }
+    })
+}
+
+#[test]
+fn streams_resume_at_every_batch() -> Result<(), DataError> {
+    let _alone = alone();
+    for (interleave, buffer, batches) in [(1, 1, None), (4, 1, None), (3, 5, None), (4, 6, Some(17)), (32, 4, None)] {
+        let build = |workers| {
+            let builder = DataLoader::stream(shards()).batch_size(4).shuffle(true).seed(9).num_workers(workers);
+            let builder = builder.interleave(interleave).shuffle_buffer(buffer).on_error(OnError::Skip);
+            let builder = match batches {
+                Some(batches) => builder.batches_per_epoch(batches),
+                None => builder,
+            };
+            builder.collate(listed).build()
+        };
+        let all = rest(&build(0)?, 2);
+        assert_eq!(all, rest(&build(3)?, 2), "any number of workers");
+        for given in 0..=all.len() {
+            let loader = build(given % 3)?;
+            let mut seen = Vec::new();
+            while seen.len() < given {
+                let left = given - seen.len();
+                seen.extend(loader.iter().take(left).map(Result::unwrap));
+            }
+            let state = loader.state_dict().unwrap();
+            assert!(bytes(&state) < 1200, "{} bytes", bytes(&state));
+            seen.extend(rest(&resumed(build(2)?, &state), 2));
+            assert_eq!(seen, all, "interleave {interleave}, buffer {buffer}, after {given} batches");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_state_of_other_data_is_refused_and_changes_nothing() -> Result<(), DataError> {
+    let _alone = alone();
+    let builder = |len: usize, batch_size, seed| -> Result<Numbers, DataError> {
+        let builder: DataLoaderBuilder<FromDataset<_>, _> = DataLoader::builder(FnDataset::new(len, Ok));
+        builder.batch_size(batch_size).seed(seed).collate(listed).build()
+    };
+    let taken = builder(20, 4, 1)?;
+    _ = taken.iter().nth(2);
+    let state = taken.state_dict().unwrap();
+    for (len, batch_size, seed, key) in [(21, 4, 1, "samples"), (20, 5, 1, "global_batch_size"), (20, 4, 2, "seed")] {
+        let mut other = builder(len, batch_size, seed)?;
+        let error = other.load_state_dict(&state).unwrap_err().to_string();
+        assert!(error.contains(key), "{error}");
+        assert_eq!(other.iter().count(), len.div_ceil(batch_size), "it begins at its start");
+    }
+    let mut stream = DataLoader::stream(shards()).collate(listed).build()?;
+    assert!(stream.load_state_dict(&state).is_err());
+    let mut same = builder(20, 4, 1)?;
+    let mut strange = StateDict::new();
+    state.iter().for_each(|(key, entry)| match entry {
+        overdrive_core::Entry::Int(value) => strange.insert(key, overdrive_core::Entry::Int(*value)),
+        overdrive_core::Entry::Text(value) => strange.insert(key, overdrive_core::Entry::Text(value.clone())),
+        _ => {}
+    });
+    strange.insert("stranger", overdrive_core::Entry::Bool(true));
+    assert!(same.load_state_dict(&strange).unwrap_err().to_string().contains("stranger"));
+    assert!(same.load_state_dict(&StateDict::new()).is_err());
+    same.load_state_dict(&state).unwrap();
+    assert_eq!(same.iter().count(), 2);
+    Ok(())
+}
+
+#[test]
+fn an_epoch_that_has_ended_resumes_at_the_next_one() -> Result<(), DataError> {
+    let _alone = alone();
+    for workers in WORKERS {
+        let build = || DataLoader::builder(FnDataset::new(8, Ok)).batch_size(4).num_workers(workers).collate(listed);
+        let loader = build().build()?;
+        let mut epoch = loader.iter();
+        assert_eq!(epoch.by_ref().take(2).count(), 2);
+        // The training loop has had every batch, but does not know yet that there is no other.
+        assert_eq!(resumed(build().build()?, &loader.state_dict().unwrap()).iter().count(), 0);
+        assert!(epoch.next().is_none());
+        let next = resumed(build().build()?, &loader.state_dict().unwrap());
+        assert_eq!((next.next_epoch(), next.iter().count()), (1, 2));
+    }
+    Ok(())
+}

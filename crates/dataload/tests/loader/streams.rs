@@ -1,0 +1,151 @@
+//! Loaders over streams: order, mixing, ranks, faults.
+
+use std::collections::BTreeSet;
+
+use overdrive_dataload::{DataError, DataLoader, FnStream, IterableDataset, OnError};
+
+use crate::{WORKERS, alone, listed};
+
+/// `shards` shards of `len` numbers each.
+fn numbers(shards: usize, len: usize) -> impl IterableDataset<Sample = usize> + 'static {
+    FnStream::new(shards, move |shard| Ok((0..len).map(move |i| Ok(shard * 1000 + i))))
+}
+
+#[test]
+fn shards_take_turns_and_every_sample_comes_once() -> Result<(), DataError> {
+    let _alone = alone();
+    for workers in WORKERS {
+        let builder = DataLoader::stream(numbers(5, 6)).batch_size(4).interleave(2).num_workers(workers);
+        let loader = builder.collate(listed).build()?;
+        assert_eq!(loader.len(), None);
+        let batches: Vec<Vec<usize>> = loader.iter().collect::<Result<_, _>>()?;
+        assert_eq!(batches[..2], [[0, 1000, 1, 1001], [2, 1002, 3, 1003]]);
+        assert_eq!((batches.len(), batches[7].len()), (8, 2));
+        assert_eq!(batches.concat().iter().collect::<BTreeSet<_>>().len(), 30);
+        let builder = DataLoader::stream(numbers(5, 6)).batch_size(4).drop_last(true).num_workers(workers);
+        assert_eq!(builder.collate(listed).build()?.iter().count(), 7);
+    }
+    Ok(())
+}
+
+#[test]
+fn shuffling_mixes_shards_and_windows_and_is_new_in_each_epoch() -> Result<(), DataError> {
+    let _alone = alone();
+    let build = |workers, seed| {
+        let builder = DataLoader::stream(numbers(8, 50)).batch_size(10).interleave(4).num_workers(workers);
+        builder.shuffle(true).shuffle_buffer(20).seed(seed).collate(listed).build()
+    };
+    let epoch = |workers, seed, epoch| -> Result<Vec<usize>, DataError> {
+        let batches: Vec<Vec<usize>> = build(workers, seed)?.epoch(epoch).collect::<Result<_, _>>()?;
+        Ok(batches.concat())
+    };
+    let expected = epoch(0, 1, 0)?;
+    let mut sorted = expected.clone();
+    sorted.sort_unstable();
+    assert_eq!(sorted, (0..8).flat_map(|shard| (0..50).map(move |i| shard * 1000 + i)).collect::<Vec<_>>());
+    for workers in WORKERS {
+        assert_eq!(epoch(workers, 1, 0)?, expected);
+    }
+    assert_ne!(epoch(0, 1, 1)?, expected);
+    assert_ne!(epoch(0, 2, 0)?, expected);
+    let shards: BTreeSet<usize> = expected[..10].iter().map(|number| number / 1000).collect();
+    assert_eq!(shards.len(), 4, "a batch is from four shards");
+    let places: Vec<usize> =
+        expected[..80].iter().filter(|n| *n / 1000 == expected[0] / 1000).map(|n| n % 1000).collect();
+    assert!(places.iter().all(|&place| place < 20) && !places.is_sorted(), "the first window, mixed: {places:?}");
+    Ok(())
+}
+
+#[test]
+fn a_fixed_number_of_batches_begins_anew_where_the_stream_ends() -> Result<(), DataError> {
+    let _alone = alone();
+    for workers in WORKERS {
+        let builder = DataLoader::stream(numbers(3, 4)).batch_size(4).interleave(1).num_workers(workers);
+        let loader = builder.batches_per_epoch(7).collate(listed).build()?;
+        assert_eq!(loader.len(), Some(7));
+        let batches: Vec<Vec<usize>> = loader.iter().collect::<Result<_, _>>()?;
+        assert_eq!(batches.len(), 7);
+        assert_eq!(batches[3], [0, 1, 2, 3], "the second pass");
+    }
+    // Nothing to begin anew with: an epoch without a batch, and no endless loop.
+    let empty = DataLoader::stream(numbers(3, 0)).batches_per_epoch(5).collate(listed).build()?;
+    assert_eq!(empty.iter().count(), 0);
+    Ok(())
+}
+
+#[test]
+fn global_batches_are_the_same_for_any_number_of_ranks() -> Result<(), DataError> {
+    let _alone = alone();
+    let global = |world_size: usize| -> Result<Vec<BTreeSet<usize>>, DataError> {
+        let mut batches = vec![BTreeSet::new(); 10];
+        for rank in 0..world_size {
+            let builder = DataLoader::stream(numbers(9, 30)).batch_size(8 / world_size).interleave(4).shuffle(true);
+            let builder = builder.shuffle_buffer(7).rank(rank, world_size).batches_per_epoch(10);
+            for (global, batch) in batches.iter_mut().zip(builder.collate(listed).build()?.iter()) {
+                global.extend(batch?);
+            }
+        }
+        assert!(batches.iter().all(|batch| batch.len() == 8));
+        Ok(batches)
+    };
+    let one = global(1)?;
+    assert_eq!(global(2)?, one);
+    assert_eq!(global(4)?, one);
+    Ok(())
+}
+
+#[test]
+fn faults_of_a_stream_fail_or_are_passed_over() -> Result<(), DataError> {
+    let _alone = alone();
+    let bumpy = || {
+        FnStream::new(3, |shard| match shard {
+            1 => Err(DataError::other("no shard 1")),
+            _ => Ok((0..4).map(move |i| match (shard, i) {
+                (2, 1) => Err(DataError::other("bad")),
+                _ => Ok(shard * 10 + i),
+            })),
+        })
+    };
+    for workers in WORKERS {
+        let builder = || DataLoader::stream(bumpy()).batch_size(3).interleave(1).num_workers(workers);
+        let loader = builder().on_error(OnError::Skip).collate(listed).build()?;
+        let batches: Vec<Vec<usize>> = loader.iter().collect::<Result<_, _>>()?;
+        assert_eq!(batches, [vec![0, 1, 2], vec![3, 20, 22], vec![23]]);
+        let faults: Vec<String> = loader.faults().into_iter().map(|fault| fault.error).collect();
+        assert_eq!(faults, ["shard 1, item 0: no shard 1", "shard 2, item 1: bad"]);
+        let outcomes: Vec<_> = builder().collate(listed).build()?.iter().collect();
+        assert_eq!(outcomes.len(), 2);
+        assert_eq!(outcomes[1].as_ref().unwrap_err().to_string(), "shard 1, item 0: no shard 1");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_stream_that_panics_is_an_error() -> Result<(), DataError> {
+    let _alone = alone();
+    for workers in WORKERS {
+        let stream = FnStream::new(1, |_| Ok((0..9).map(|i| if i == 5 { panic!("torn") } else { Ok(i) })));
+        let outcomes: Vec<_> =
+            DataLoader::stream(stream).batch_size(2).num_workers(workers).collate(listed).build()?.iter().collect();
+        assert_eq!(outcomes.len(), 3);
+        assert!(matches!(&outcomes[2], Err(DataError::StreamPanicked { batch: 2, message }) if message == "torn"));
+    }
+    Ok(())
+}
+
+#[test]
+fn stream_options_are_checked() {
+    let builder = || DataLoader::stream(numbers(4, 4)).collate(listed::<usize>);
+    let option = |result: Result<DataLoader<_>, DataError>| match result {
+        Err(DataError::InvalidOption { option, .. }) => option,
+        other => panic!("expected an invalid option, got {other:?}"),
+    };
+    assert_eq!(option(builder().batch_size(0).build()), "batch_size");
+    assert_eq!(option(builder().shuffle_buffer(0).build()), "shuffle_buffer");
+    assert_eq!(option(builder().interleave(0).build()), "interleave");
+    assert_eq!(option(builder().interleave(33).build()), "interleave");
+    assert_eq!(option(builder().rank(2, 2).build()), "rank");
+    assert_eq!(option(builder().rank(0, 3).build()), "interleave");
+    assert_eq!(option(builder().rank(0, 2).batch_size(3).build()), "interleave");
+    assert_eq!(option(builder().on_error(OnError::Replace).build()), "on_error");
+}

@@ -1,0 +1,128 @@
+//! Copies to a GPU that run beside its computation.
+
+use std::fmt;
+use std::ptr::{self, NonNull};
+
+use tch::Tensor;
+
+use crate::error::{Error, check};
+use crate::raw;
+
+/// A CUDA stream of its own for copies from the host.
+///
+/// Copies start when they are asked for, while the stream that computes goes on. Whoever uses the copies makes their own
+/// stream [wait](CopyEvent::wait) for the event recorded after them; the host waits for nothing.
+///
+/// # Source
+/// `torch.cuda.Stream` around `tensor.to(device, non_blocking=True)`
+pub struct CopyStream(NonNull<raw::CopyStream>);
+
+// SAFETY: the handle of a stream is a plain number, and CUDA takes calls on a stream from any thread.
+unsafe impl Send for CopyStream {}
+// SAFETY: as above.
+unsafe impl Sync for CopyStream {}
+
+impl CopyStream {
+    /// A stream from libtorch's pool for the CUDA device with this number.
+    ///
+    /// # Errors
+    /// Without CUDA, or when there is no such device.
+    pub fn new(device: usize) -> Result<Self, Error> {
+        let device = i32::try_from(device).unwrap_or(i32::MAX);
+        let mut out = ptr::null_mut();
+        // SAFETY: `out` lives through the call.
+        check(|err| unsafe { raw::od_copy_stream_new(device, &mut out, err) })?;
+        Ok(Self(NonNull::new(out).expect("a status of success comes with a stream")))
+    }
+
+    /// Starts a copy of a host tensor.
+    ///
+    /// # Errors
+    /// `OutOfMemory` on the device; `Cuda`.
+    ///
+    /// # Syncs
+    /// The host waits only for tensors in pageable memory.
+    pub fn upload(&self, host: &Tensor) -> Result<Tensor, Error> {
+        let mut out = ptr::null_mut();
+        // SAFETY: stream and tensor live through the call; on success `out` is a tensor that we own.
+        check(|err| unsafe { raw::od_copy_stream_upload(self.0.as_ptr(), host.as_ptr(), &mut out, err) })?;
+        // SAFETY: as above.
+        Ok(unsafe { Tensor::from_ptr(out) })
+    }
+
+    /// Marks the point after all copies that were started so far.
+    ///
+    /// # Errors
+    /// `Cuda`
+    pub fn record(&self) -> Result<CopyEvent, Error> {
+        let mut out = ptr::null_mut();
+        // SAFETY: the stream lives through the call.
+        check(|err| unsafe { raw::od_copy_stream_record(self.0.as_ptr(), &mut out, err) })?;
+        Ok(CopyEvent(NonNull::new(out).expect("a status of success comes with an event")))
+    }
+}
+
+impl Drop for CopyStream {
+    fn drop(&mut self) {
+        // SAFETY: made by `od_copy_stream_new`, not used again.
+        unsafe { raw::od_copy_stream_free(self.0.as_ptr()) }
+    }
+}
+
+impl fmt::Debug for CopyStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CopyStream")
+    }
+}
+
+/// A point in a [`CopyStream`].
+pub struct CopyEvent(NonNull<raw::CopyEvent>);
+
+// SAFETY: CUDA takes calls on an event from any thread, and `&mut` in `wait` keeps them apart.
+unsafe impl Send for CopyEvent {}
+
+impl CopyEvent {
+    /// Makes the calling thread's current stream wait until the copies before this point are done, and tells the
+    /// allocator that it uses `tensors`.
+    ///
+    /// # Errors
+    /// `Cuda`; `Other` for a tensor that is not on a CUDA device.
+    ///
+    /// # Syncs
+    /// No: only the stream waits.
+    pub fn wait<'a>(&mut self, tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<(), Error> {
+        // SAFETY: the event lives through the call.
+        check(|err| unsafe { raw::od_copy_event_wait(self.0.as_ptr(), err) })?;
+        for tensor in tensors {
+            // SAFETY: the tensor lives through the call.
+            check(|err| unsafe { raw::od_copy_stream_adopt(tensor.as_ptr(), err) })?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for CopyEvent {
+    fn drop(&mut self) {
+        // SAFETY: made by `od_copy_stream_record`, not used again.
+        unsafe { raw::od_copy_event_free(self.0.as_ptr()) }
+    }
+}
+
+impl fmt::Debug for CopyEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CopyEvent")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_not_there_is_an_error() {
+        assert!(CopyStream::new(usize::MAX).is_err());
+        if !tch::Cuda::is_available() {
+            assert!(CopyStream::new(0).is_err());
+        }
+    }
+}

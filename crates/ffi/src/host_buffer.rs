@@ -1,0 +1,120 @@
+//! Bytes that are written in place and become a tensor without a copy.
+
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use tch::{Kind, Tensor};
+
+use crate::error::{Error, check};
+use crate::raw;
+
+/// Host memory of a tensor to be, cleared, and written as plain bytes until it is handed out.
+///
+/// ```
+/// use overdrive_ffi::HostBuffer;
+/// use tch::Kind;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut buffer = HostBuffer::zeroed(6, false)?;
+/// buffer.as_mut_slice()[4] = 7;
+/// let tensor = buffer.into_tensor(Kind::Uint8, &[2, 3])?;
+/// assert_eq!(tensor.int64_value(&[1, 1]), 7);
+/// # Ok(())
+/// # }
+/// ```
+pub struct HostBuffer {
+    /// One dimension of unsigned bytes, which nobody else has a handle of.
+    tensor: Tensor,
+    data: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the only handle of its memory, which any thread may read and write.
+unsafe impl Send for HostBuffer {}
+
+impl HostBuffer {
+    /// Cleared memory of this many bytes, page-locked when `pinned`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `Cuda` or `Other` for pinned memory without a CUDA device.
+    ///
+    /// # Syncs
+    /// Pinned memory that the caching allocator does not hold yet may wait for the driver.
+    pub fn zeroed(bytes: usize, pinned: bool) -> Result<Self, Error> {
+        let (mut tensor, mut data) = (ptr::null_mut(), ptr::null_mut());
+        let size = i64::try_from(bytes).unwrap_or(i64::MAX);
+        // SAFETY: both out-parameters live through the call; on success `tensor` is ours.
+        check(|err| unsafe { raw::od_host_buffer(size, i32::from(pinned), &mut tensor, &mut data, err) })?;
+        // SAFETY: as above.
+        let tensor = unsafe { Tensor::from_ptr(tensor) };
+        let data = NonNull::new(data).unwrap_or(NonNull::dangling());
+        // SAFETY: the tensor has `bytes` bytes at `data`, and nobody else knows of them yet.
+        unsafe { ptr::write_bytes(data.as_ptr(), 0, bytes) };
+        Ok(Self { tensor, data, bytes })
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The bytes, to be written.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: `data` points to `bytes` initialised bytes that live as long as `self.tensor`, of which we hold the
+        // only handle; the borrow of `self` keeps the slice unique.
+        unsafe { slice::from_raw_parts_mut(self.data.as_ptr(), self.bytes) }
+    }
+
+    /// The bytes as a tensor in the machine's byte order; `shape` may leave bytes at the end out.
+    ///
+    /// # Errors
+    /// [`tch::TchError`] when the shape needs more bytes than there are, or is negative.
+    pub fn into_tensor(self, kind: Kind, shape: &[i64]) -> Result<Tensor, tch::TchError> {
+        let wanted = shape.iter().try_fold(kind.elt_size_in_bytes() as i64, |product, &side| product.checked_mul(side));
+        let wanted = wanted.unwrap_or(i64::MAX);
+        let flat = self.tensor.f_narrow(0, 0, wanted)?;
+        // To autograd this shall be a tensor of its own, not a view: hence `f_data`.
+        flat.f_view_dtype(kind)?.f_view(shape)?.f_data()
+    }
+}
+
+impl fmt::Debug for HostBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostBuffer {{ {} bytes }}", self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_become_a_tensor_of_their_own() -> Result<(), Box<dyn std::error::Error>> {
+        let mut buffer = HostBuffer::zeroed(24, false)?;
+        assert_eq!((buffer.len(), buffer.as_mut_slice()), (24, &mut [0; 24][..]));
+        for (place, value) in buffer.as_mut_slice().chunks_exact_mut(4).zip([1.5f32, -2.0, 3.0]) {
+            place.copy_from_slice(&value.to_ne_bytes());
+        }
+        let tensor = buffer.into_tensor(Kind::Float, &[3, 1])?.set_requires_grad(true);
+        assert_eq!(Vec::<f32>::try_from(tensor.view(-1))?, [1.5, -2.0, 3.0]);
+        tensor.sum(Kind::Float).backward();
+        assert_eq!(tensor.grad().size(), [3, 1]);
+        assert!(HostBuffer::zeroed(0, false)?.into_tensor(Kind::Uint8, &[0, 4])?.size() == [0, 4]);
+        Ok(())
+    }
+
+    #[test]
+    fn what_does_not_fit_is_an_error() {
+        let buffer = || HostBuffer::zeroed(10, false).unwrap();
+        assert!(buffer().into_tensor(Kind::Uint8, &[11]).is_err());
+        assert!(buffer().into_tensor(Kind::Uint8, &[-1]).is_err());
+        assert!(buffer().into_tensor(Kind::Double, &[i64::MAX, 2]).is_err());
+        assert!(HostBuffer::zeroed(usize::MAX, false).is_err());
+    }
+}
