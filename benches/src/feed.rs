@@ -53,7 +53,7 @@ impl Feed {
     /// The batches of one epoch.
     pub fn epoch(&self, epoch: u64) -> Batches<'_> {
         match self {
-            Self::Loader(loader) => Batches::Loader(loader.epoch(epoch)),
+            Self::Loader(loader) => Batches::Loader(Box::new(loader.epoch(epoch))),
             Self::OneTensor(data) => Batches::OneTensor(data.epoch(epoch)),
         }
     }
@@ -62,7 +62,7 @@ impl Feed {
 /// The batches of one epoch.
 pub enum Batches<'a> {
     /// See [`Feed::Loader`].
-    Loader(Epoch<Batch>),
+    Loader(Box<Epoch<Batch>>),
     /// See [`Feed::OneTensor`].
     OneTensor(Slices<'a>),
 }

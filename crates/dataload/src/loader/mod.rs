@@ -156,6 +156,12 @@ impl<B> DataLoader<B> {
         self.source.batches()
     }
 
+    /// How many samples the dataset has; none for a stream.
+    pub fn dataset_len(&self) -> Option<usize> {
+        let identity = self.source.identity();
+        (!identity.stream).then_some(identity.len)
+    }
+
     /// Whether an epoch is known to have no batch at all.
     pub fn is_empty(&self) -> bool {
         self.len() == Some(0)
