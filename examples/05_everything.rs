@@ -34,7 +34,10 @@ fn main() -> Result<()> {
     let mut scaler = GradScaler::builder(device).enabled(kind == Kind::Half).build()?;
     let mut accum = Accumulator::new(&opt.params(), WINDOW)?;
 
-    println!("{device:?}, autocast to {kind:?}, {} batches of {BATCH}, a step every {WINDOW}", train.len().unwrap_or(0));
+    println!(
+        "{device:?}, autocast to {kind:?}, {} batches of {BATCH}, a step every {WINDOW}",
+        train.len().unwrap_or(0)
+    );
     for epoch in 1..=EPOCHS {
         let started = Instant::now();
         let (mut steps, mut losses) = (0, Vec::new());

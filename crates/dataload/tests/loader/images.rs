@@ -1,10 +1,14 @@
 //! Image datasets through the loader.
 
 use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
 
-use overdrive_dataload::{Cached, DataError, DataLoader, FnDataset, Image, ImageFolder, Mnist, Stack, ToFloat};
+use overdrive_dataload::{
+    Cached, DataError, DataLoader, Dataset, FnDataset, Image, ImageFolder, Mnist, Stack, ToFloat,
+};
 
-use crate::{WORKERS, alone, loader_threads};
+use crate::{WORKERS, alone, listed, loader_threads};
 
 #[test]
 fn images_become_tensors_and_a_mismatch_names_its_sample() -> Result<(), DataError> {
