@@ -29,6 +29,7 @@ mod shards;
 mod stream;
 mod tensor;
 mod tensor_batch;
+mod tensor_dataset;
 #[cfg(feature = "tfrecord")]
 mod tfrecord;
 mod to_float;
@@ -41,7 +42,7 @@ pub use array::SafeTensorsFile;
 pub use array::{decode_npy, read_npy};
 pub use batch_sampler::{BatchPlan, BatchSampler, FixedBatches};
 pub use batch_samples::{BatchSamples, Drawn, Stage};
-pub use cache::Cached;
+pub use cache::{CacheKind, Cached, Disk, DiskCached, OnDevice, Ram, Storable};
 pub use collate::{Collate, Stack};
 pub use dataset::{Dataset, FnDataset, Map, Subset};
 pub use decode::{MAX_IMAGE_BYTES, decode_image};
@@ -51,6 +52,8 @@ pub use idx::{IdxArray, read_idx};
 pub use image::{Color, Image};
 pub use image_folder::ImageFolder;
 pub use image_pipeline::{FloatPipeline, ImagePipeline};
+#[cfg(feature = "progress")]
+pub use loader::Progress;
 pub use loader::{
     Auto, DataLoader, DataLoaderBuilder, Epoch, Fault, FromDataset, FromStream, LoaderStats, NumWorkers, OnError,
     SampleSource,
@@ -62,6 +65,7 @@ pub use sampler::{RandomSampler, Sampler, SequentialSampler};
 pub use shards::expand_shards;
 pub use stream::{FnStream, IterableDataset, MapStream, Samples, ShardStream, StreamPosition};
 pub use tensor_batch::TensorBatch;
+pub use tensor_dataset::{GatherRows, RowNumbers, TensorDataset};
 #[cfg(feature = "tfrecord")]
 pub use tfrecord::{Example, Feature, TfRecord, TfRecordDataset, TfRecordWriter, TfRecords};
 pub use to_float::ToFloat;

@@ -35,6 +35,18 @@ pub(crate) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
     Ok(content)
 }
 
+/// Asks the system to fetch a file's bytes into its cache, and does not wait for that.
+#[cfg(all(target_os = "linux", any(feature = "tfrecord", feature = "webdataset")))]
+pub(crate) fn read_ahead(path: &Path) {
+    // Only a hint: whoever reads the file will meet and report what is wrong with it.
+    if let Ok((file, _)) = open_regular(path) {
+        _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed);
+    }
+}
+
+#[cfg(all(not(target_os = "linux"), any(feature = "tfrecord", feature = "webdataset")))]
+pub(crate) fn read_ahead(_path: &Path) {}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,18 +13,18 @@ use crate::DataError;
 /// # Source
 /// The structures that `torch.utils.data`'s `pin_memory` walks through.
 pub trait TensorBatch: Sized {
-    /// Replaces every tensor by what `change` makes of it.
+    /// The same structure with what `change` makes of every tensor.
     ///
     /// # Errors
     /// The first error of `change`.
-    fn map_tensors(self, change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError>;
+    fn map_tensors(&self, change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError>;
 
     /// Visits every tensor, in the same order.
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor));
 }
 
 impl TensorBatch for Tensor {
-    fn map_tensors(self, change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
+    fn map_tensors(&self, change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
         change(self)
     }
 
@@ -37,8 +37,8 @@ macro_rules! tuple_batch {
     ($($part:ident $index:tt),+) => {
         impl<$($part: TensorBatch),+> TensorBatch for ($($part,)+) {
             fn map_tensors(
-                self,
-                change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>,
+                &self,
+                change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>,
             ) -> Result<Self, DataError> {
                 Ok(($(self.$index.map_tensors(change)?,)+))
             }
@@ -61,10 +61,10 @@ macro_rules! plain_batch {
     ($($plain:ty),*) => {$(
         impl TensorBatch for $plain {
             fn map_tensors(
-                self,
-                _change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>,
+                &self,
+                _change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>,
             ) -> Result<Self, DataError> {
-                Ok(self)
+                Ok(self.clone())
             }
 
             fn visit_tensors<'a>(&'a self, _visit: &mut dyn FnMut(&'a Tensor)) {}
@@ -75,8 +75,8 @@ macro_rules! plain_batch {
 plain_batch!((), bool, u8, i32, u32, i64, u64, usize, f32, f64, String);
 
 impl<T: TensorBatch> TensorBatch for Vec<T> {
-    fn map_tensors(self, change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
-        self.into_iter().map(|item| item.map_tensors(change)).collect()
+    fn map_tensors(&self, change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
+        self.iter().map(|item| item.map_tensors(change)).collect()
     }
 
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
@@ -85,8 +85,8 @@ impl<T: TensorBatch> TensorBatch for Vec<T> {
 }
 
 impl<T: TensorBatch> TensorBatch for Option<T> {
-    fn map_tensors(self, change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
-        self.map(|item| item.map_tensors(change)).transpose()
+    fn map_tensors(&self, change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
+        self.as_ref().map(|item| item.map_tensors(change)).transpose()
     }
 
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
@@ -94,9 +94,9 @@ impl<T: TensorBatch> TensorBatch for Option<T> {
     }
 }
 
-impl<K: Ord, T: TensorBatch> TensorBatch for BTreeMap<K, T> {
-    fn map_tensors(self, change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
-        self.into_iter().map(|(key, value)| Ok((key, value.map_tensors(change)?))).collect()
+impl<K: Ord + Clone, T: TensorBatch> TensorBatch for BTreeMap<K, T> {
+    fn map_tensors(&self, change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
+        self.iter().map(|(key, value)| Ok((key.clone(), value.map_tensors(change)?))).collect()
     }
 
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
@@ -104,9 +104,9 @@ impl<K: Ord, T: TensorBatch> TensorBatch for BTreeMap<K, T> {
     }
 }
 
-impl<K: Eq + Hash, T: TensorBatch, S: BuildHasher + Default> TensorBatch for HashMap<K, T, S> {
-    fn map_tensors(self, change: &mut dyn FnMut(Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
-        self.into_iter().map(|(key, value)| Ok((key, value.map_tensors(change)?))).collect()
+impl<K: Eq + Hash + Clone, T: TensorBatch, S: BuildHasher + Default> TensorBatch for HashMap<K, T, S> {
+    fn map_tensors(&self, change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
+        self.iter().map(|(key, value)| Ok((key.clone(), value.map_tensors(change)?))).collect()
     }
 
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
@@ -131,7 +131,7 @@ mod tests {
         let ones = |len| Tensor::ones([len], (Kind::Float, Device::Cpu));
         let batch = (vec![ones(1), ones(2)], Some(ones(3)), BTreeMap::from([("a", (ones(4), 7_i64))]), String::new());
         assert_eq!(bytes_of(&batch), 40);
-        let doubled = batch.map_tensors(&mut |tensor| Ok(tensor.f_add(&tensor)?))?;
+        let doubled = batch.map_tensors(&mut |tensor| Ok(tensor.f_add(tensor)?))?;
         let mut sums = Vec::new();
         doubled.visit_tensors(&mut |tensor| sums.push(tensor.sum(Kind::Float).double_value(&[])));
         assert_eq!((sums, doubled.2["a"].1), (vec![2.0, 4.0, 6.0, 8.0], 7));

@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include <ATen/Functions.h>
 
 #include "guarded.h"
@@ -15,5 +17,25 @@ od_status od_host_buffer(int64_t bytes, int32_t pinned, at::Tensor** out, uint8_
     auto tensor = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(pinned != 0));
     *data = tensor.data_ptr<uint8_t>();
     *out = new at::Tensor(std::move(tensor));
+  });
+}
+
+od_status od_gather_rows(const at::Tensor* source, const int64_t* rows, size_t n_rows, int32_t pinned, at::Tensor** out,
+                         od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    TORCH_CHECK(source->device().is_cpu() && source->is_contiguous() && source->dim() > 0,
+                "a contiguous tensor on the host with at least one dimension is needed");
+    auto shape = source->sizes().vec();
+    int64_t len = shape[0];
+    shape[0] = static_cast<int64_t>(n_rows);
+    auto gathered = at::empty(shape, source->options().pinned_memory(pinned != 0));
+    size_t bytes = len == 0 ? 0 : source->nbytes() / static_cast<size_t>(len);
+    const auto* from = static_cast<const char*>(source->const_data_ptr());
+    auto* to = static_cast<char*>(gathered.mutable_data_ptr());
+    for (size_t i = 0; i < n_rows; ++i) {
+      TORCH_CHECK_INDEX(rows[i] >= 0 && rows[i] < len, "row ", rows[i], " is out of range for ", len, " rows");
+      std::memcpy(to + i * bytes, from + static_cast<size_t>(rows[i]) * bytes, bytes);
+    }
+    *out = new at::Tensor(std::move(gathered));
   });
 }

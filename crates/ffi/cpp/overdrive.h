@@ -73,6 +73,9 @@ od_status od_autocast_exit(const od_autocast_state* previous, od_error* err) noe
 od_status od_empty_pinned(const int64_t* shape, size_t n_dims, int32_t scalar_type, at::Tensor** out,
                           od_error* err) noexcept;
 od_status od_host_buffer(int64_t bytes, int32_t pinned, at::Tensor** out, uint8_t** data, od_error* err) noexcept;
+// Rows of a contiguous tensor on the host, copied by the calling thread alone.
+od_status od_gather_rows(const at::Tensor* source, const int64_t* rows, size_t n_rows, int32_t pinned, at::Tensor** out,
+                         od_error* err) noexcept;
 
 // context.cpp
 od_status od_get_allow_tf32(int32_t* out, od_error* err) noexcept;

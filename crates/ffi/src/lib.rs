@@ -27,6 +27,7 @@ mod kind;
 mod memory;
 mod op;
 mod raw;
+mod rows;
 mod tensor_list;
 
 pub use copy_stream::{CopyEvent, CopyStream};
@@ -34,6 +35,7 @@ pub use error::{Error, ErrorKind, Trace};
 pub use host_buffer::HostBuffer;
 pub use memory::empty_pinned;
 pub use op::{Arg, LazyOp, Op, Value};
+pub use rows::Rows;
 pub use tensor_list::{Grads, TensorList};
 
 #[doc(hidden)]

@@ -136,6 +136,15 @@ unsafe extern "C" {
         err: *mut Error,
     ) -> Status;
 
+    pub fn od_gather_rows(
+        source: *const C_tensor,
+        rows: *const i64,
+        n_rows: usize,
+        pinned: i32,
+        out: *mut *mut C_tensor,
+        err: *mut Error,
+    ) -> Status;
+
     pub fn od_get_allow_tf32(out: *mut i32, err: *mut Error) -> Status;
     pub fn od_set_allow_tf32(allow: i32, err: *mut Error) -> Status;
 

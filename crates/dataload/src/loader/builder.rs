@@ -76,6 +76,7 @@ pub(crate) struct Options {
     worker_nice: i32,
     pin_memory: bool,
     device: Option<Device>,
+    keep_on_device: bool,
     /// A [`TensorOps`] of the batch, where an option needs one.
     tensor_ops: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -98,6 +99,7 @@ impl Default for Options {
             worker_nice: 0,
             pin_memory: false,
             device: None,
+            keep_on_device: false,
             tensor_ops: None,
         }
     }
@@ -221,6 +223,12 @@ where
         self.with_tensor_ops()
     }
 
+    /// Keeps the samples of batches on the device that they were copied to.
+    pub(crate) fn keep_on_device(mut self) -> Self {
+        self.options.keep_on_device = true;
+        self.with_tensor_ops()
+    }
+
     fn with_tensor_ops(mut self) -> Self {
         self.options.tensor_ops = Some(Box::new(TensorOps::<C::Batch>::new()));
         self
@@ -229,6 +237,8 @@ where
 
 /// What all loaders are made of, whatever their source.
 pub(crate) struct Machinery<B> {
+    /// Where finished samples are kept, if anywhere.
+    pub(crate) keep: Option<(TensorOps<B>, Device)>,
     pub(crate) conduct: Conduct,
     pub(crate) tuner: Tuner,
     pub(crate) bytes: Option<fn(&B) -> usize>,
@@ -293,7 +303,8 @@ impl Options {
             init: self.worker_init_fn,
             nice: self.worker_nice,
         };
-        Ok((stages, Machinery { conduct, tuner, bytes: ops.map(|ops| ops.bytes), counters, faults }))
+        let keep = ops.zip(self.device).filter(|_| self.keep_on_device);
+        Ok((stages, Machinery { keep, conduct, tuner, bytes: ops.map(|ops| ops.bytes), counters, faults }))
     }
 }
 

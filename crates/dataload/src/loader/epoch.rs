@@ -84,6 +84,11 @@ impl<B: Send + 'static> Epoch<B> {
         &self.position
     }
 
+    #[cfg(feature = "progress")]
+    pub(crate) fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
     /// How many batches lie ready: asking for one more does not wait while this is not 0, unless they are out of order.
     pub fn ready(&self) -> usize {
         match &self.crew {

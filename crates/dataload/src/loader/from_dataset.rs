@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::cache::{CacheKind, DeviceStore};
 use crate::loader::builder::{DataLoaderBuilder, SampleSource};
 use crate::loader::indexed::Indexed;
 use crate::loader::position::Identity;
@@ -41,6 +42,25 @@ impl<D: Dataset, C> DataLoaderBuilder<FromDataset<D>, C> {
     }
 }
 
+impl<D, C> DataLoaderBuilder<FromDataset<D>, C> {
+    /// Keeps samples for later epochs: [`Ram`](crate::Ram), [`Disk`](crate::Disk) or [`OnDevice`](crate::OnDevice).
+    ///
+    /// # Errors
+    /// As [`DiskCached::open`](crate::DiskCached::open); the other kinds have none.
+    pub fn cache<K: CacheKind<D, C>>(self, kind: K) -> Result<K::Builder, DataError> {
+        kind.apply(self)
+    }
+
+    pub(crate) fn wrap_dataset<W>(
+        self,
+        wrap: impl FnOnce(D) -> Result<W, DataError>,
+    ) -> Result<DataLoaderBuilder<FromDataset<W>, C>, DataError> {
+        let FromDataset { dataset, sampler, batch_sampler } = self.source;
+        let source = FromDataset { dataset: wrap(dataset)?, sampler, batch_sampler };
+        Ok(DataLoaderBuilder { source, collate: self.collate, options: self.options })
+    }
+}
+
 impl<D, C> DataLoaderBuilder<FromDataset<D>, C>
 where
     D: Dataset + 'static,
@@ -75,7 +95,8 @@ where
         };
         let identity = Identity { stream: false, len, global_batch_size: batch_sampler.global_batch_size(), seed };
         let (stages, machinery) = options.assemble(collate)?;
-        let source = Indexed { dataset: Arc::new(dataset), stages: Arc::new(stages), batch_sampler, identity };
+        let store = machinery.keep.map(|(ops, device)| Arc::new(DeviceStore::new(ops, device, len)));
+        let source = Indexed { dataset: Arc::new(dataset), stages: Arc::new(stages), batch_sampler, identity, store };
         Ok(DataLoader::new(Arc::new(source), machinery))
     }
 }

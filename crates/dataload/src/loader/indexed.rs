@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use crate::batch_samples::Draw;
+use crate::cache::DeviceStore;
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::{Place, guarded};
 use crate::loader::order::{Domain, below};
@@ -25,6 +26,7 @@ where
     pub(crate) stages: Arc<Stages<C, C::Batch>>,
     pub(crate) batch_sampler: Box<dyn BatchSampler>,
     pub(crate) identity: Identity,
+    pub(crate) store: Option<Arc<DeviceStore<C::Batch>>>,
 }
 
 impl<D, C> Source<C::Batch> for Indexed<D, C>
@@ -36,6 +38,7 @@ where
         Ok(Arc::new(IndexedEpoch {
             dataset: self.dataset.clone(),
             stages: self.stages.clone(),
+            store: self.store.clone(),
             plan: self.batch_sampler.plan(position.epoch),
             seed: self.identity.seed,
             epoch: position.epoch,
@@ -56,6 +59,7 @@ where
 struct IndexedEpoch<D, C, B> {
     dataset: Arc<D>,
     stages: Arc<Stages<C, B>>,
+    store: Option<Arc<DeviceStore<B>>>,
     plan: BatchPlan,
     seed: u64,
     epoch: u64,
@@ -91,6 +95,11 @@ where
     /// Makes a batch; where a collate function only tells afterwards which sample does not fit, makes it again without.
     fn assemble(&self, number: usize, cancelled: &AtomicBool) -> Result<Content<C::Batch>, DataError> {
         let indices = self.plan.batch(number).unwrap_or_default();
+        if let Some(store) = &self.store
+            && let Some(batch) = store.get(indices)?
+        {
+            return Ok(Content::Batch { batch, samples: indices.len(), uploaded: None });
+        }
         let place = Cell::new(Place::Collate);
         let mut unfit: Vec<Fault> = Vec::new();
         loop {
@@ -125,13 +134,22 @@ where
                     let bad = faults.len() + unfit.len();
                     self.stages.report(faults.into_iter().chain(unfit));
                     return match result {
-                        Ok((batch, uploaded)) => Ok(Content::Batch { batch, samples: drawn.len(), uploaded }),
+                        Ok(batch) => guarded(number, &place, |_| None, || self.finish(batch, &drawn)),
                         Err(DataError::EmptyBatch) if bad > 0 => Ok(Content::Nothing),
                         Err(error) => Err(self.named(error, &drawn)),
                     };
                 }
             }
         }
+    }
+
+    /// Keeps the samples of a batch where that is asked for, and sends the batch on its way.
+    fn finish(&self, batch: C::Batch, drawn: &[usize]) -> Result<Content<C::Batch>, DataError> {
+        if let Some(store) = &self.store {
+            store.put(drawn, &batch)?;
+        }
+        let (batch, uploaded) = self.stages.send(batch)?;
+        Ok(Content::Batch { batch, samples: drawn.len(), uploaded })
     }
 
     /// Adds the sample's index to an error that only knows its position in the batch.

@@ -10,6 +10,8 @@ mod indexed;
 mod lane;
 mod order;
 mod position;
+#[cfg(feature = "progress")]
+mod progress;
 mod reorder;
 mod stages;
 mod stats;
@@ -31,7 +33,10 @@ pub use epoch::Epoch;
 pub use fault::{Fault, OnError};
 pub use from_dataset::FromDataset;
 pub use from_stream::FromStream;
+#[cfg(feature = "progress")]
+pub use progress::Progress;
 pub use stats::LoaderStats;
+pub(crate) use transfer::TensorOps;
 
 use crate::{Dataset, IterableDataset};
 use builder::Machinery;
@@ -104,7 +109,7 @@ impl DataLoader<()> {
 
 impl<B: Send + 'static> DataLoader<B> {
     pub(crate) fn new(source: Arc<dyn Source<B>>, machinery: Machinery<B>) -> Self {
-        let Machinery { conduct, tuner, bytes, counters, faults } = machinery;
+        let Machinery { conduct, tuner, bytes, counters, faults, keep: _ } = machinery;
         Self {
             source,
             conduct,

@@ -20,8 +20,8 @@ pub(crate) struct Stages<C, B> {
 }
 
 impl<C, B> Stages<C, B> {
-    /// Collates a batch and sends it on its way to the device.
-    pub(crate) fn collate<S>(&self, samples: &mut BatchSamples<'_, S>) -> Result<(B, Option<Uploaded<B>>), DataError>
+    /// Collates a batch.
+    pub(crate) fn collate<S>(&self, samples: &mut BatchSamples<'_, S>) -> Result<B, DataError>
     where
         C: Collate<S, Batch = B>,
     {
@@ -30,20 +30,22 @@ impl<C, B> Stages<C, B> {
         let batch = self.collate.collate_from(samples)?;
         let mut times = samples.times();
         times.add(Stage::Collate, begun.elapsed().saturating_sub(times.total()));
-        let begun = Instant::now();
-        let sent = match &self.transfer {
-            None => (batch, None),
-            Some(transfer) => transfer.send(batch)?,
-        };
-        times.add(Stage::Transfer, begun.elapsed());
-        self.account(times);
-        Ok(sent)
+        let [read, decode, transform, collate, _] = times.0.map(|time| time.as_micros() as u64);
+        tracing::debug!(read, decode, transform, collate, "batch made, microseconds by stage");
+        self.counters.worked(times);
+        Ok(batch)
     }
 
-    pub(crate) fn account(&self, times: StageTimes) {
-        let [read, decode, transform, collate, transfer] = times.0.map(|time| time.as_micros() as u64);
-        tracing::debug!(read, decode, transform, collate, transfer, "batch made, microseconds by stage");
+    /// Sends a batch on its way to the device.
+    pub(crate) fn send(&self, batch: B) -> Result<(B, Option<Uploaded<B>>), DataError> {
+        let Some(transfer) = &self.transfer else { return Ok((batch, None)) };
+        let _span = tracing::debug_span!("dataload_transfer").entered();
+        let begun = Instant::now();
+        let sent = transfer.send(batch)?;
+        let mut times = StageTimes::default();
+        times.add(Stage::Transfer, begun.elapsed());
         self.counters.worked(times);
+        Ok(sent)
     }
 
     pub(crate) fn report(&self, faults: impl Iterator<Item = Fault>) {

@@ -241,7 +241,15 @@ where
         let samples = queue.drawn;
         self.stages.report(faults.into_iter());
         match result {
-            Ok((batch, uploaded)) => Ok(Content::Batch { batch, samples, uploaded }),
+            Ok(batch) => guarded(
+                number,
+                &place,
+                |_| None,
+                || {
+                    let (batch, uploaded) = self.stages.send(batch)?;
+                    Ok(Content::Batch { batch, samples, uploaded })
+                },
+            ),
             Err(DataError::EmptyBatch) if rejected > 0 => Ok(Content::Nothing),
             Err(error) => Err(error),
         }

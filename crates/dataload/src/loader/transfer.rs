@@ -10,11 +10,11 @@ use crate::{DataError, TensorBatch};
 static IS_PINNED: LazyOp = LazyOp::new("aten::is_pinned", "");
 static PIN_MEMORY: LazyOp = LazyOp::new("aten::pin_memory", "");
 
-type Change<'a> = &'a mut dyn FnMut(Tensor) -> Result<Tensor, DataError>;
+type Change<'a> = &'a mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>;
 
 /// How to reach the tensors of a batch, for options that need it. Other batches can be of any type.
 pub(crate) struct TensorOps<B> {
-    map: fn(B, Change<'_>) -> Result<B, DataError>,
+    pub(crate) map: fn(&B, Change<'_>) -> Result<B, DataError>,
     adopt: fn(&B, CopyEvent) -> Result<(), DataError>,
     pub(crate) bytes: fn(&B) -> usize,
 }
@@ -83,14 +83,16 @@ impl<B> Transfer<B> {
     /// Pins a batch and starts its copy.
     pub(crate) fn send(&self, batch: B) -> Result<(B, Option<Uploaded<B>>), DataError> {
         let batch = match self.pin {
-            true => (self.ops.map)(batch, &mut pinned)?,
+            true => (self.ops.map)(&batch, &mut pinned)?,
             false => batch,
         };
         match &self.target {
             Target::Host => Ok((batch, None)),
-            Target::Other(device) => Ok(((self.ops.map)(batch, &mut |tensor| Ok(tensor.f_to_device(*device)?))?, None)),
+            Target::Other(device) => {
+                Ok(((self.ops.map)(&batch, &mut |tensor| Ok(tensor.f_to_device(*device)?))?, None))
+            }
             Target::Cuda(stream) => {
-                let batch = (self.ops.map)(batch, &mut |tensor| Ok(stream.upload(&tensor)?))?;
+                let batch = (self.ops.map)(&batch, &mut |tensor| Ok(stream.upload(tensor)?))?;
                 Ok((batch, Some(Uploaded { copied: stream.record()?, adopt: self.ops.adopt })))
             }
         }
@@ -98,12 +100,12 @@ impl<B> Transfer<B> {
 }
 
 /// The tensor itself where it is pinned already or not on the host.
-fn pinned(tensor: Tensor) -> Result<Tensor, DataError> {
+fn pinned(tensor: &Tensor) -> Result<Tensor, DataError> {
     let on_host = tensor.device() == Device::Cpu;
     let is_pinned =
-        || Ok::<_, DataError>(matches!(IS_PINNED.call(&[Arg::Tensor(&tensor), Arg::None])?[..], [Value::Bool(true)]));
+        || Ok::<_, DataError>(matches!(IS_PINNED.call(&[Arg::Tensor(tensor), Arg::None])?[..], [Value::Bool(true)]));
     if !on_host || is_pinned()? {
-        return Ok(tensor);
+        return Ok(tensor.shallow_clone());
     }
-    Ok(PIN_MEMORY.tensor(&[Arg::Tensor(&tensor), Arg::None])?)
+    Ok(PIN_MEMORY.tensor(&[Arg::Tensor(tensor), Arg::None])?)
 }

@@ -13,6 +13,7 @@ pub use example::{Example, Feature};
 pub use records::{TfRecord, TfRecords};
 pub use writer::TfRecordWriter;
 
+use crate::read::read_ahead;
 use crate::shards::{expand_shards, require};
 use crate::{DataError, IterableDataset, Samples};
 
@@ -112,5 +113,11 @@ impl IterableDataset for TfRecordDataset {
         let mut records = TfRecords::open(path.clone(), self.options)?;
         records.pass_over(position);
         Ok(Box::new(records))
+    }
+
+    fn read_ahead(&self, shard: usize) {
+        if let Some(path) = self.files.get(shard) {
+            read_ahead(path);
+        }
     }
 }

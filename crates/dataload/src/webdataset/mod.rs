@@ -12,6 +12,7 @@ pub use sample::WebSample;
 pub use samples::WebSamples;
 pub use writer::{WebDatasetWriter, WebDatasetWriterBuilder};
 
+use crate::read::read_ahead;
 use crate::shards::{expand_shards, require};
 use crate::{DataError, IterableDataset, Samples};
 
@@ -112,5 +113,11 @@ impl IterableDataset for WebDataset {
         let mut samples = WebSamples::open(path.clone(), self.options.clone())?;
         samples.pass_over(position);
         Ok(Box::new(samples))
+    }
+
+    fn read_ahead(&self, shard: usize) {
+        if let Some(path) = self.files.get(shard) {
+            read_ahead(path);
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The loader as a user sees it: order, epochs, errors, panics, and threads that go away.
 
+mod caches;
 mod faults;
 mod images;
 mod options;
@@ -187,7 +188,7 @@ fn dropping_an_epoch_joins_its_threads_at_once() -> Result<(), DataError> {
 }
 
 #[cfg(target_os = "linux")]
-pub fn loader_threads() -> usize {
+fn loader_threads() -> usize {
     let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     threads
         .filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok())

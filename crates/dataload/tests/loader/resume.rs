@@ -1,7 +1,9 @@
 //! A saved position, put back.
 
 use overdrive_core::{StateDict, Stateful};
-use overdrive_dataload::{DataError, DataLoader, DataLoaderBuilder, FnDataset, FnStream, FromDataset, OnError};
+use overdrive_dataload::{
+    DataError, DataLoader, DataLoaderBuilder, FnDataset, FnStream, FromDataset, IterableDataset, OnError,
+};
 
 use crate::{WORKERS, alone, listed, uneven};
 
@@ -74,8 +76,7 @@ fn out_of_order_batches_are_neither_lost_nor_given_twice() -> Result<(), DataErr
     Ok(())
 }
 
-fn shards() -> FnStream<impl Fn(usize) -> Result<Box<dyn Iterator<Item = Result<usize, DataError>> + Send>, DataError>>
-{
+fn shards() -> impl IterableDataset<Sample = usize> + 'static {
     // Shards of unlike lengths, one of them empty, one with a bad item, one that cannot be opened.
     FnStream::new(11, |shard| match shard {
         4 => Err(DataError::other("no such shard")),

@@ -1,0 +1,69 @@
+//! Where a loader keeps samples: [`Ram`], [`Disk`] or [`OnDevice`].
+
+use std::path::PathBuf;
+
+use tch::Device;
+
+use crate::cache::{Cached, DiskCached, Storable};
+use crate::{Collate, DataError, DataLoaderBuilder, Dataset, FromDataset, TensorBatch};
+
+/// Keeps every sample in memory, see [`Cached`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ram;
+
+/// Keeps every sample in a file, see [`DiskCached`].
+#[derive(Clone, Debug)]
+pub struct Disk(pub PathBuf);
+
+/// Keeps finished batches, sample by sample, in the memory of a device. Later epochs gather their batches there, whatever
+/// their order is.
+///
+/// What a sample was in its first batch it stays: with this cache, the collate function may have nothing random about
+/// it. Every tensor of a batch has its samples along the first dimension, and all batches agree in the other ones.
+#[derive(Clone, Copy, Debug)]
+pub struct OnDevice(pub Device);
+
+/// A kind of cache that [`DataLoaderBuilder::cache`] takes: [`Ram`], [`Disk`] or [`OnDevice`].
+pub trait CacheKind<D, C> {
+    /// The builder that comes out.
+    type Builder;
+
+    /// Puts the cache behind the builder's dataset.
+    ///
+    /// # Errors
+    /// As [`DiskCached::open`]; the other kinds have none.
+    fn apply(self, builder: DataLoaderBuilder<FromDataset<D>, C>) -> Result<Self::Builder, DataError>;
+}
+
+impl<D: Dataset, C> CacheKind<D, C> for Ram
+where
+    D::Sample: Clone + Sync,
+{
+    type Builder = DataLoaderBuilder<FromDataset<Cached<D>>, C>;
+
+    fn apply(self, builder: DataLoaderBuilder<FromDataset<D>, C>) -> Result<Self::Builder, DataError> {
+        builder.wrap_dataset(|dataset| Ok(Cached::new(dataset)))
+    }
+}
+
+impl<D: Dataset, C> CacheKind<D, C> for Disk
+where
+    D::Sample: Storable,
+{
+    type Builder = DataLoaderBuilder<FromDataset<DiskCached<D>>, C>;
+
+    fn apply(self, builder: DataLoaderBuilder<FromDataset<D>, C>) -> Result<Self::Builder, DataError> {
+        builder.wrap_dataset(|dataset| DiskCached::open(dataset, self.0))
+    }
+}
+
+impl<D: Dataset, C: Collate<D::Sample>> CacheKind<D, C> for OnDevice
+where
+    C::Batch: TensorBatch + 'static,
+{
+    type Builder = DataLoaderBuilder<FromDataset<D>, C>;
+
+    fn apply(self, builder: DataLoaderBuilder<FromDataset<D>, C>) -> Result<Self::Builder, DataError> {
+        Ok(builder.to_device(self.0).keep_on_device())
+    }
+}

@@ -1,0 +1,194 @@
+//! Tensors in memory as a dataset.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use overdrive_ffi::Rows;
+use tch::Tensor;
+
+use crate::{Collate, DataError, DataLoader, DataLoaderBuilder, Dataset, FromDataset, TensorBatch};
+
+/// Tensors of one length: row `i` of each makes sample `i`.
+///
+/// [`loader`](Self::loader) gathers the rows of a whole batch at once, which is many times as fast as stacking samples.
+/// On a GPU, the rows are gathered there.
+///
+/// ```
+/// use overdrive_dataload::TensorDataset;
+/// use tch::{Device, Kind, Tensor};
+///
+/// let images = Tensor::zeros([100, 1, 28, 28], (Kind::Uint8, Device::Cpu));
+/// let labels = Tensor::arange(100, (Kind::Int64, Device::Cpu));
+/// let loader = TensorDataset::new((images, labels))?.loader().batch_size(32).shuffle(true).build()?;
+/// for batch in &loader {
+///     let (images, labels) = batch?;
+///     assert_eq!(images.size()[0], labels.size()[0]);
+/// }
+/// # Ok::<(), overdrive_dataload::DataError>(())
+/// ```
+///
+/// # Source
+/// `torch.utils.data.TensorDataset`
+pub struct TensorDataset<T> {
+    table: Arc<Table<T>>,
+}
+
+struct Table<T> {
+    columns: Vec<Rows>,
+    len: usize,
+    /// How the columns are put together. Its tensors are views without a row.
+    structure: Mutex<T>,
+}
+
+impl<T> Clone for TensorDataset<T> {
+    /// Another handle of the same tensors.
+    fn clone(&self) -> Self {
+        Self { table: self.table.clone() }
+    }
+}
+
+impl<T: TensorBatch + Send> TensorDataset<T> {
+    /// The rows of `tensors`: a tensor, or a tuple, vector or map of tensors. Their memory is shared where they are
+    /// contiguous.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] when their lengths differ, or there is none; [`DataError::Torch`] for a tensor without a
+    /// dimension.
+    pub fn new(tensors: T) -> Result<Self, DataError> {
+        let mut columns = Vec::new();
+        let structure = tensors.map_tensors(&mut |tensor| {
+            columns.push(Rows::new(tensor)?);
+            Ok(tensor.f_narrow(0, 0, 0)?)
+        })?;
+        let lens: Vec<usize> = columns.iter().map(Rows::len).collect();
+        match lens.first() {
+            Some(&len) if lens.iter().all(|&other| other == len) => {
+                Ok(Self { table: Arc::new(Table { columns, len, structure: Mutex::new(structure) }) })
+            }
+            Some(_) => Err(DataError::option("tensors", "one length for all", format!("{lens:?}"))),
+            None => Err(DataError::option("tensors", "at least one tensor", 0)),
+        }
+    }
+
+    /// A loader of these rows, its options still to be set. It takes batches of rows at once, and workers gain nothing
+    /// unless rows are large.
+    pub fn loader(self) -> DataLoaderBuilder<FromDataset<RowNumbers>, GatherRows<T>>
+    where
+        T: 'static,
+    {
+        let rows = RowNumbers { len: self.table.len };
+        DataLoader::builder(rows).collate(GatherRows { table: self.table })
+    }
+}
+
+impl<T: TensorBatch> Table<T> {
+    fn gather(&self, rows: &[i64], pinned: bool) -> Result<T, DataError> {
+        let columns = self.columns.iter().map(|column| column.gather(rows, pinned));
+        let columns: Vec<Tensor> = columns.collect::<Result<_, _>>()?;
+        let mut next = columns.iter();
+        let structure = self.structure.lock().unwrap_or_else(PoisonError::into_inner);
+        structure.map_tensors(&mut |_| next.next().map(Tensor::shallow_clone).ok_or(DataError::EmptyBatch))
+    }
+}
+
+impl<T: TensorBatch + Send> Dataset for TensorDataset<T> {
+    type Sample = T;
+
+    fn len(&self) -> usize {
+        self.table.len
+    }
+
+    fn get(&self, index: usize) -> Result<T, DataError> {
+        if index >= self.table.len {
+            return Err(DataError::IndexOutOfRange { index, len: self.table.len });
+        }
+        let row = self.table.gather(&[index as i64], false)?;
+        row.map_tensors(&mut |tensor| Ok(tensor.f_squeeze_dim(0)?))
+    }
+}
+
+/// The numbers of the rows of a [`TensorDataset`], as the samples that its loader draws.
+#[derive(Clone, Copy, Debug)]
+pub struct RowNumbers {
+    len: usize,
+}
+
+impl Dataset for RowNumbers {
+    type Sample = i64;
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn get(&self, index: usize) -> Result<i64, DataError> {
+        if index >= self.len {
+            return Err(DataError::IndexOutOfRange { index, len: self.len });
+        }
+        Ok(index as i64)
+    }
+}
+
+/// Gathers the rows of a batch from a [`TensorDataset`]; made by [`TensorDataset::loader`].
+///
+/// # Shapes
+/// Every tensor `[L, ..]` gives `[N, ..]`.
+pub struct GatherRows<T> {
+    table: Arc<Table<T>>,
+}
+
+impl<T: TensorBatch + Send> Collate<i64> for GatherRows<T> {
+    type Batch = T;
+
+    fn collate(&self, rows: Vec<i64>) -> Result<T, DataError> {
+        self.table.gather(&rows, false)
+    }
+
+    fn collate_from(&self, samples: &mut crate::BatchSamples<'_, i64>) -> Result<T, DataError> {
+        let rows = samples.all()?;
+        self.table.gather(&rows, samples.pinned())
+    }
+}
+
+impl<T> fmt::Debug for TensorDataset<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TensorDataset").field("columns", &self.table.columns).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+
+    fn numbers(len: i64) -> Tensor {
+        Tensor::arange(len, (Kind::Int64, Device::Cpu))
+    }
+
+    #[test]
+    fn rows_and_batches_keep_the_structure() -> Result<(), DataError> {
+        let squares = numbers(10) * numbers(10);
+        let data = TensorDataset::new((numbers(10), vec![squares.view([10, 1])]))?;
+        let (number, rest) = data.get(7)?;
+        assert_eq!((number.size(), number.int64_value(&[])), (vec![], 7));
+        assert_eq!((rest[0].size(), rest[0].int64_value(&[0])), (vec![1], 49));
+        assert!(matches!(data.get(10), Err(DataError::IndexOutOfRange { index: 10, len: 10 })));
+        for workers in [0, 2] {
+            let loader = data.clone().loader().batch_size(4).shuffle(true).num_workers(workers).build()?;
+            let batches: Vec<_> = loader.iter().collect::<Result<_, _>>()?;
+            assert_eq!(batches[2].1[0].size(), [2, 1]);
+            let mut seen: Vec<i64> = batches.iter().flat_map(|(n, _)| Vec::<i64>::try_from(n).unwrap()).collect();
+            assert!(batches.iter().all(|(n, rest)| (n * n).equal(&rest[0].view(-1))));
+            seen.sort_unstable();
+            assert_eq!(seen, (0..10).collect::<Vec<_>>());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn unlike_lengths_are_refused() {
+        let error = TensorDataset::new((numbers(3), numbers(4))).unwrap_err().to_string();
+        assert_eq!(error, "tensors: expected one length for all, found [3, 4]");
+        assert!(TensorDataset::new(Vec::<Tensor>::new()).is_err());
+        assert!(TensorDataset::new(Tensor::from(1_i64)).is_err());
+    }
+}

@@ -1,0 +1,135 @@
+//! Rows of a tensor, gathered by any thread.
+
+use std::fmt;
+use std::ptr;
+
+use tch::{Device, Kind, Tensor};
+
+use crate::error::{Error, check};
+use crate::raw;
+use crate::{Arg, LazyOp};
+
+static INDEX_SELECT: LazyOp = LazyOp::new("aten::index_select", "");
+
+/// A tensor whose rows are read by several threads at once.
+///
+/// ```
+/// use overdrive_ffi::Rows;
+/// use tch::Tensor;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let rows = Rows::new(&Tensor::from_slice(&[10_i64, 20, 30]))?;
+/// assert_eq!(Vec::<i64>::try_from(rows.gather(&[2, 0, 2], false)?)?, [30, 10, 30]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Rows {
+    tensor: Tensor,
+    len: usize,
+}
+
+// SAFETY: the tensor is only read, and libtorch counts its references atomically.
+unsafe impl Sync for Rows {}
+
+impl Rows {
+    /// The rows of `tensor` along its first dimension; shares its memory where it is contiguous.
+    ///
+    /// # Errors
+    /// `Other` for an undefined tensor, or one without a dimension; `OutOfMemory` when a copy is needed.
+    pub fn new(tensor: &Tensor) -> Result<Self, Error> {
+        let shape = if tensor.defined() { tensor.size() } else { Vec::new() };
+        let Some(&len) = shape.first() else {
+            return Err(Error::refused("rows: a tensor with at least one dimension is needed".to_owned()));
+        };
+        let tensor = tensor.f_contiguous().map_err(|error| Error::refused(error.to_string()))?;
+        Ok(Self { tensor: tensor.detach(), len: len as usize })
+    }
+
+    /// How many rows there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The device that they are on.
+    pub fn device(&self) -> Device {
+        self.tensor.device()
+    }
+
+    /// A new tensor of the rows with these numbers, which may repeat; page-locked when `pinned` and on the host.
+    ///
+    /// On the host, the calling thread copies them by itself: libtorch's thread pool is left alone.
+    ///
+    /// # Shapes
+    /// `[rows.len(), ..]`
+    ///
+    /// # Errors
+    /// `Other` for a number that is out of range, on the host; `OutOfMemory`; `Cuda`.
+    ///
+    /// # Syncs
+    /// No, but for the upload of the numbers where the rows are on a GPU.
+    ///
+    /// # Source
+    /// `torch.index_select` along dimension 0
+    pub fn gather(&self, rows: &[i64], pinned: bool) -> Result<Tensor, Error> {
+        if self.device() != Device::Cpu {
+            if let Some(row) = rows.iter().find(|&&row| row < 0 || row as usize >= self.len) {
+                return Err(Error::refused(format!("row {row} is out of range for {} rows", self.len)));
+            }
+            let uploaded = Tensor::f_from_slice(rows).and_then(|rows| rows.f_to_device(self.device()));
+            let rows = uploaded.map_err(|error| Error::refused(error.to_string()))?;
+            return INDEX_SELECT.tensor(&[Arg::Tensor(&self.tensor), Arg::Int(0), Arg::Tensor(&rows)]);
+        }
+        let mut out = ptr::null_mut();
+        // SAFETY: tensor and numbers live through the call; on success `out` is a tensor that we own.
+        check(|err| unsafe {
+            raw::od_gather_rows(self.tensor.as_ptr(), rows.as_ptr(), rows.len(), i32::from(pinned), &mut out, err)
+        })?;
+        // SAFETY: as above.
+        Ok(unsafe { Tensor::from_ptr(out) })
+    }
+
+    /// The dtype of the rows.
+    pub fn kind(&self) -> Kind {
+        self.tensor.kind()
+    }
+}
+
+impl fmt::Debug for Rows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Rows {{ {:?} {:?} }}", self.tensor.kind(), self.tensor.size())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equals_index_select_for_every_layout() -> Result<(), Box<dyn std::error::Error>> {
+        let base = Tensor::arange(60, (Kind::Int64, Device::Cpu)).view([5, 3, 4]);
+        for tensor in [base.shallow_clone(), base.transpose(0, 2), base.to_kind(Kind::Half), base.narrow(0, 1, 3)] {
+            let rows = Rows::new(&tensor)?;
+            assert_eq!((rows.len() as i64, rows.kind()), (tensor.size()[0], tensor.kind()));
+            let numbers = [2, 0, 0, 1];
+            let expected = tensor.index_select(0, &Tensor::from_slice(&numbers));
+            assert!(rows.gather(&numbers, false)?.equal(&expected));
+            assert_eq!(rows.gather(&[], false)?.size()[0], 0);
+        }
+        assert!(Rows::new(&Tensor::zeros([0, 3], (Kind::Float, Device::Cpu)))?.is_empty());
+        Ok(())
+    }
+
+    #[test]
+    fn bad_rows_and_tensors_are_errors() {
+        let rows = Rows::new(&Tensor::from_slice(&[1.0_f32, 2.0])).unwrap();
+        assert!(rows.gather(&[2], false).unwrap_err().message().contains("row 2 is out of range for 2 rows"));
+        assert!(rows.gather(&[-1], false).is_err());
+        assert!(Rows::new(&Tensor::from(1.0_f32)).is_err());
+        assert!(Rows::new(&Tensor::new()).is_err());
+    }
+}
