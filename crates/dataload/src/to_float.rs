@@ -1,10 +1,12 @@
 //! Images as normalised float32, converted in the worker.
 
-use overdrive_ffi::HostBuffer;
+use overdrive_ffi::{Arg, HostBuffer, LazyOp};
 use tch::{Kind, Tensor};
 
 use crate::collate::{Planes, targets};
 use crate::{Collate, DataError, Image};
+
+static DIV: LazyOp = LazyOp::new("aten::div", "Scalar");
 
 /// A float32 value in the machine's byte order, ready to be copied into a tensor.
 type FloatBytes = [u8; 4];
@@ -22,6 +24,8 @@ type FloatBytes = [u8; 4];
 pub struct ToFloat {
     /// What each of the 256 values becomes, by channel; one table serves every channel.
     tables: Vec<[FloatBytes; 256]>,
+    mean: Vec<f32>,
+    std: Vec<f32>,
 }
 
 impl ToFloat {
@@ -43,12 +47,13 @@ impl ToFloat {
         if let Some(bad) = std.iter().find(|std| !std.is_finite() || **std == 0.0) {
             return Err(DataError::option("std", "finite values other than 0", bad));
         }
-        Ok(Self { tables: mean.iter().zip(std).map(|(&mean, &std)| table(mean, std)).collect() })
+        let tables = mean.iter().zip(std).map(|(&mean, &std)| table(mean, std)).collect();
+        Ok(Self { tables, mean: mean.to_vec(), std: std.to_vec() })
     }
 
     /// Only scales to the range from 0 to 1.
     pub fn unit() -> Self {
-        Self { tables: vec![table(0.0, 1.0)] }
+        Self { tables: vec![table(0.0, 1.0)], mean: vec![0.0], std: vec![1.0] }
     }
 }
 
@@ -64,6 +69,25 @@ fn table(mean: f32, std: f32) -> [FloatBytes; 256] {
 }
 
 impl ToFloat {
+    /// Converts a uint8 batch where it lies: on a GPU, a quarter of the bytes travels there.
+    ///
+    /// # Shapes
+    /// uint8 `[N, C, H, W]` gives float32 `[N, C, H, W]` in the same memory format.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for another kind of tensor or number of channels; [`DataError::Torch`].
+    pub fn apply(&self, images: &Tensor) -> Result<Tensor, DataError> {
+        let (kind, shape, values) = (images.kind(), images.size(), self.mean.len());
+        if kind != Kind::Uint8 || shape.len() != 4 || (values != 1 && values as i64 != shape[1]) {
+            let expected = format!("uint8 [N, C, H, W], C being {values} or there being one mean and std");
+            return Err(DataError::option("images", expected, format!("{kind:?} {shape:?}")));
+        }
+        let by_channel =
+            |values: &[f32]| Tensor::f_from_slice(values)?.f_view([-1, 1, 1])?.f_to_device(images.device());
+        let unit = DIV.tensor(&[Arg::Tensor(&images.f_to_kind(Kind::Float)?), Arg::Double(255.0)])?;
+        Ok(unit.f_sub(&by_channel(&self.mean)?)?.f_div(&by_channel(&self.std)?)?)
+    }
+
     /// Converts the planes of a batch of shape `[N, C, H, W]`.
     pub(crate) fn planes(&self, pixels: &[u8], shape: [usize; 4], pinned: bool) -> Result<Tensor, DataError> {
         let [_, channels, height, width] = shape;
@@ -109,6 +133,9 @@ mod tests {
         let as_channels = |values: &[f32]| Tensor::from_slice(values).view([1, 3, 1, 1]);
         let torch = (stacked.to_kind(Kind::Float) / 255.0 - as_channels(&mean)) / as_channels(&std);
         assert!(ours.equal(&torch));
+        let on_device = ToFloat::new(&mean, &std)?;
+        assert!(on_device.apply(&stacked)?.equal(&torch));
+        assert!(on_device.apply(&torch).is_err() && on_device.apply(&stacked.narrow(1, 0, 2)).is_err());
         Ok(())
     }
 

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `amp` | `overdrive-amp` | autocast, GradScaler |
 //! | `accum` | `overdrive-accum` | gradient accumulation, exact under uneven micro-batches |
-//! | `dataload` | `overdrive-dataload` | datasets, caches, a parallel loader |
+//! | `dataload` | `overdrive-dataload` | datasets, streams, decoding, caches, a parallel loader with exact resume |
 //! | `optim` | `overdrive-optim` | fused optimizers |
 #![cfg_attr(all(feature = "amp", feature = "accum", feature = "dataload", feature = "optim"), doc = include_str!("recipe.md"))]
 #![forbid(unsafe_code)]
@@ -33,7 +33,10 @@ pub mod prelude {
     pub use overdrive_amp::{Autocast, AutocastGuard, GradScaler, autocast};
     pub use overdrive_core::{GradientSync, Optimizer, StateDict, Stateful};
     #[cfg(feature = "dataload")]
-    pub use overdrive_dataload::{Cached, DataLoader, Dataset, ImageFolder, Mnist, ToFloat};
+    pub use overdrive_dataload::{
+        Auto, Cached, DataLoader, Dataset, ImageFolder, ImagePipeline, IterableDataset, Mnist, OnError, TensorDataset,
+        ToFloat,
+    };
     #[cfg(feature = "optim")]
     pub use overdrive_optim::{AdamW, Sgd, clip_grad_norm_};
     pub use tch::{Device, Kind, Tensor, manual_seed, nn, nn::Module, nn::ModuleT, no_grad};

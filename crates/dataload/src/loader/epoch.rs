@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::DataError;
-use crate::loader::position::Position;
+use crate::loader::position::Progress;
 use crate::loader::stats::Counters;
 use crate::loader::tuner::{Size, Tuner};
 use crate::loader::work::{Content, EpochWork, Made};
@@ -25,7 +25,7 @@ const MOST_IN_FLIGHT: usize = 1 << 16;
 #[must_use = "workers have begun to load; an epoch that is not iterated only wastes their work"]
 pub struct Epoch<B> {
     crew: Crew<B>,
-    position: SharedPosition,
+    progress: SharedProgress,
     /// How many batches the epoch has, where that is known.
     batches: Option<usize>,
     counters: Arc<Counters>,
@@ -34,7 +34,7 @@ pub struct Epoch<B> {
 }
 
 /// The loader reads it to save it, and the epoch moves it on.
-pub(crate) type SharedPosition = Arc<Mutex<Position>>;
+pub(crate) type SharedProgress = Arc<Mutex<Progress>>;
 
 /// What changes the number of workers as the epoch runs.
 pub(crate) struct Tuning<B> {
@@ -57,17 +57,17 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<B: Send + 'static> Epoch<B> {
     pub(crate) fn start(
         work: Result<Arc<dyn EpochWork<B>>, DataError>,
-        position: Position,
+        progress: Progress,
         batches: Option<usize>,
         conduct: Conduct,
         tuning: Tuning<B>,
         counters: Arc<Counters>,
     ) -> Self {
-        let first = position.batch;
+        let (first, epoch) = (progress.now().batch, progress.now().epoch);
         let left = batches.map_or(MOST_IN_FLIGHT, |batches| batches.saturating_sub(first));
         let Size { workers, in_flight } = lock(&tuning.tuner).size();
         let (workers, in_flight) = (workers.min(left), in_flight.min(left).max(1));
-        tracing::debug!(epoch = position.epoch, batches, first, workers, in_flight, "epoch starts");
+        tracing::debug!(epoch, batches, first, workers, in_flight, "epoch starts");
         counters.set_size(workers, in_flight);
         let crew = match work {
             Err(error) => Crew::Failed(error),
@@ -76,12 +76,12 @@ impl<B: Send + 'static> Epoch<B> {
                 Workers::spawn(work, workers, in_flight, first, conduct).map_or_else(Crew::Failed, Crew::Workers)
             }
         };
-        let position = Arc::new(Mutex::new(position));
-        Self { crew, position, batches, counters, tuning, last_taken: None }
+        let progress = Arc::new(Mutex::new(progress));
+        Self { crew, progress, batches, counters, tuning, last_taken: None }
     }
 
-    pub(crate) fn position(&self) -> &SharedPosition {
-        &self.position
+    pub(crate) fn progress_of(&self) -> &SharedProgress {
+        &self.progress
     }
 
     #[cfg(feature = "progress")]
@@ -118,10 +118,10 @@ impl<B: Send + 'static> Epoch<B> {
                     if let Some(uploaded) = uploaded {
                         uploaded.adopt(&batch)?;
                     }
-                    lock(&self.position).delivered(number, mark);
+                    lock(&self.progress).delivered(number, mark);
                     return Ok(Some((batch, samples)));
                 }
-                Content::Nothing | Content::Delivered => lock(&self.position).delivered(number, mark),
+                Content::Nothing | Content::Delivered => lock(&self.progress).delivered(number, mark),
             }
         }
     }
@@ -155,8 +155,7 @@ impl<B: Send + 'static> Iterator for Epoch<B> {
                 self.tune(batch, asked);
             }
             Ok(None) if !matches!(self.crew, Crew::Ended) => {
-                let mut position = lock(&self.position);
-                *position = Position::start_of(position.epoch + 1);
+                lock(&self.progress).ended();
                 self.crew = Crew::Ended;
             }
             Ok(None) => {}
@@ -173,7 +172,7 @@ impl<B: Send + 'static> Iterator for Epoch<B> {
     fn size_hint(&self) -> (usize, Option<usize>) {
         match (&self.crew, self.batches) {
             (Crew::Ended, _) => (0, Some(0)),
-            (_, batches) => (0, batches.map(|batches| batches.saturating_sub(lock(&self.position).taken()))),
+            (_, batches) => (0, batches.map(|batches| batches.saturating_sub(lock(&self.progress).now().taken()))),
         }
     }
 }
@@ -183,7 +182,7 @@ impl<B: Send + 'static> FusedIterator for Epoch<B> {}
 impl<B> fmt::Debug for Epoch<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Epoch")
-            .field("position", &self.position)
+            .field("progress", &self.progress)
             .field("batches", &self.batches)
             .finish_non_exhaustive()
     }

@@ -40,9 +40,9 @@ pub(crate) use transfer::TensorOps;
 
 use crate::{Dataset, IterableDataset};
 use builder::Machinery;
-use epoch::{SharedPosition, Tuning, lock};
+use epoch::{SharedProgress, Tuning, lock};
 use fault::FaultLog;
-use position::Position;
+use position::{Position, Progress as EpochProgress};
 use stats::Counters;
 use tuner::Tuner;
 use work::Source;
@@ -69,9 +69,10 @@ pub struct DataLoader<B> {
     bytes: Option<fn(&B) -> usize>,
     counters: Arc<Counters>,
     faults: Arc<FaultLog>,
+    lookahead: usize,
     next_epoch: AtomicU64,
-    /// The position of the epoch begun last.
-    current: Mutex<SharedPosition>,
+    /// The progress of the epoch begun last.
+    current: Mutex<SharedProgress>,
     /// Where to go on after a state was put back.
     resume: Mutex<Option<Position>>,
 }
@@ -109,7 +110,7 @@ impl DataLoader<()> {
 
 impl<B: Send + 'static> DataLoader<B> {
     pub(crate) fn new(source: Arc<dyn Source<B>>, machinery: Machinery<B>) -> Self {
-        let Machinery { conduct, tuner, bytes, counters, faults, keep: _ } = machinery;
+        let Machinery { conduct, tuner, bytes, counters, faults, lookahead, keep: _ } = machinery;
         Self {
             source,
             conduct,
@@ -117,6 +118,7 @@ impl<B: Send + 'static> DataLoader<B> {
             bytes,
             counters,
             faults,
+            lookahead,
             next_epoch: AtomicU64::new(0),
             current: Mutex::default(),
             resume: Mutex::default(),
@@ -138,8 +140,9 @@ impl<B: Send + 'static> DataLoader<B> {
         let tuning = Tuning { tuner: self.tuner.clone(), bytes: self.bytes };
         let work = self.source.begin(&position);
         let (batches, conduct) = (self.source.batches(), self.conduct.clone());
-        let epoch = Epoch::start(work, position, batches, conduct, tuning, self.counters.clone());
-        *lock(&self.current) = epoch.position().clone();
+        let progress = EpochProgress::new(position, self.lookahead);
+        let epoch = Epoch::start(work, progress, batches, conduct, tuning, self.counters.clone());
+        *lock(&self.current) = epoch.progress_of().clone();
         self.counters.waited(asked.elapsed());
         epoch
     }
@@ -194,7 +197,7 @@ impl<B> Stateful for DataLoader<B> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let position = match &*lock(&self.resume) {
             Some(position) => position.clone(),
-            None => lock(&lock(&self.current)).clone(),
+            None => lock(&lock(&self.current)).trained().clone(),
         };
         Ok(position.save(&self.source.identity()))
     }

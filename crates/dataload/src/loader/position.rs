@@ -1,6 +1,6 @@
 //! How far a loader is, and how that is saved.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use overdrive_core::{Entry, StateDict, StateError};
 
@@ -28,6 +28,47 @@ pub(crate) struct Position {
     /// Those behind it that were delivered before the state was saved, as far as the source has not passed them again.
     pub(crate) before: BTreeSet<usize>,
     pub(crate) mark: Mark,
+}
+
+/// The position of a running epoch, and the ones a few batches before it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress {
+    now: Position,
+    /// The positions before the latest batches, oldest first.
+    earlier: VecDeque<Position>,
+    /// Batches that something between loader and training loop holds.
+    lookahead: usize,
+}
+
+impl Progress {
+    pub(crate) fn new(now: Position, lookahead: usize) -> Self {
+        Self { now, earlier: VecDeque::new(), lookahead }
+    }
+
+    pub(crate) fn now(&self) -> &Position {
+        &self.now
+    }
+
+    /// What the training loop has had: not the batches that are held ahead of it.
+    pub(crate) fn trained(&self) -> &Position {
+        self.earlier.front().unwrap_or(&self.now)
+    }
+
+    /// Takes note of a batch that leaves the loader now, or was delivered before the state was saved.
+    pub(crate) fn delivered(&mut self, number: usize, mark: Mark) {
+        if self.lookahead > 0 {
+            if self.earlier.len() == self.lookahead {
+                self.earlier.pop_front();
+            }
+            self.earlier.push_back(self.now.clone());
+        }
+        self.now.delivered(number, mark);
+    }
+
+    /// Takes note of the end of the epoch: whoever looks ahead knows of it while the last batch is trained on.
+    pub(crate) fn ended(&mut self) {
+        *self = Self::new(Position::start_of(self.now.epoch + 1), self.lookahead);
+    }
 }
 
 /// What has to agree for a position to mean the same batches.
