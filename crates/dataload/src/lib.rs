@@ -21,6 +21,12 @@ mod loader;
 mod mnist;
 #[cfg(any(feature = "tfrecord", feature = "webdataset"))]
 mod output;
+pub mod pacing;
+mod pack_tokens;
+mod permutation;
+mod pieces;
+mod points;
+mod rank;
 mod read;
 mod rng;
 mod sampler;
@@ -40,7 +46,10 @@ mod webdataset;
 #[cfg(feature = "safetensors")]
 pub use array::SafeTensorsFile;
 pub use array::{decode_npy, read_npy};
-pub use batch_sampler::{BatchPlan, BatchSampler, FixedBatches};
+pub use batch_sampler::{
+    BatchPlan, BatchSampler, DistributedBatches, FixedBatches, LengthBucketed, LengthBucketedBuilder, TokenPacking,
+    TokenPackingBuilder, pack,
+};
 pub use batch_samples::{BatchSamples, Drawn, Stage};
 pub use cache::{CacheKind, Cached, Disk, DiskCached, OnDevice, Ram, Storable};
 pub use collate::{Collate, Stack};
@@ -59,8 +68,14 @@ pub use loader::{
     SampleSource,
 };
 pub use mnist::{Mnist, MnistSplit};
+pub use pack_tokens::{PackTokens, PackedTokens};
+pub use pieces::Pieces;
+pub use points::{PointCloud, StackPoints};
 pub use rng::Philox;
-pub use sampler::{RandomSampler, Sampler, SequentialSampler};
+pub use sampler::{
+    Curriculum, DistributedSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler,
+    WeightedRandomSampler,
+};
 #[cfg(any(feature = "tfrecord", feature = "webdataset"))]
 pub use shards::expand_shards;
 pub use stream::{FnStream, IterableDataset, MapStream, Samples, ShardStream, StreamPosition};

@@ -5,6 +5,7 @@ mod amp;
 mod dataload;
 mod mnist;
 mod optim;
+mod samplers;
 
 use anyhow::Result;
 
@@ -27,4 +28,9 @@ pub const ALL: &[(&str, Case)] = &[
     ("dataload_evaluation", dataload::dataload_evaluation),
     ("dataload_color_jitter", dataload::dataload_color_jitter),
     ("dataload_mix", dataload::dataload_mix),
+    ("sampler_distributed", samplers::sampler_distributed),
+    ("sampler_batches", samplers::sampler_batches),
+    ("sampler_random", samplers::sampler_random),
+    ("sampler_weighted", samplers::sampler_weighted),
+    ("collate_stack", samplers::collate_stack),
 ];

@@ -1,6 +1,7 @@
 //! The random numbers of one sample.
 
 use crate::Philox;
+use crate::rng::{below, unit};
 
 /// Keeps the streams of transforms apart from the orders that a sampler draws from the same seed.
 const TRANSFORMS: u64 = 0x7472_616e_7366_6f72;
@@ -28,13 +29,12 @@ impl Draws {
 
     /// A number from `low` up to, but not including, `high`.
     pub fn uniform(&mut self, low: f64, high: f64) -> f64 {
-        let unit = (self.bits() >> 11) as f64 / (1u64 << 53) as f64;
-        low + (high - low) * unit
+        low + (high - low) * unit(self.bits())
     }
 
     /// A whole number below `end`; 0 where there is none.
     pub fn below(&mut self, end: usize) -> usize {
-        ((u128::from(self.bits()) * end as u128) >> 64) as usize
+        below(self.bits(), end).0
     }
 
     /// True with this probability.

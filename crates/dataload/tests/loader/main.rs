@@ -4,6 +4,7 @@ mod caches;
 mod faults;
 mod images;
 mod options;
+mod ranks;
 mod resume;
 mod streams;
 

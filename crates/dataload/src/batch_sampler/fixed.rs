@@ -1,67 +1,6 @@
-//! The cut of an epoch's order into batches.
+//! Batches of one size.
 
-use crate::{DataError, Sampler};
-
-/// Gives the batches of every epoch, as lists of dataset indices.
-///
-/// # Source
-/// `torch.utils.data.Sampler[list[int]]`, what `DataLoader` takes as `batch_sampler`.
-pub trait BatchSampler: Send + Sync {
-    /// How many batches an epoch has.
-    fn len(&self) -> usize;
-
-    /// The batches of `epoch`, [`len`](BatchSampler::len) of them.
-    fn plan(&self, epoch: u64) -> BatchPlan;
-
-    /// How many samples all ranks take together in one step; 0, the default, where that varies. A saved state only fits
-    /// a loader with the same.
-    fn global_batch_size(&self) -> usize {
-        0
-    }
-
-    /// Whether an epoch has no batch at all.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-/// The batches of one epoch: an order, and where each batch ends in it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BatchPlan {
-    order: Vec<usize>,
-    ends: Vec<usize>,
-}
-
-impl BatchPlan {
-    /// How many batches there are.
-    pub fn len(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// Whether there is no batch at all.
-    pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
-    }
-
-    /// The dataset indices of the batch with this number, or none past the last.
-    pub fn batch(&self, number: usize) -> Option<&[usize]> {
-        let end = *self.ends.get(number)?;
-        let start = number.checked_sub(1).map_or(0, |before| self.ends[before]);
-        self.order.get(start..end)
-    }
-}
-
-impl<B: AsRef<[usize]>> FromIterator<B> for BatchPlan {
-    /// A plan from lists of indices, which may differ in length.
-    fn from_iter<I: IntoIterator<Item = B>>(batches: I) -> Self {
-        let mut plan = Self::default();
-        for batch in batches {
-            plan.order.extend_from_slice(batch.as_ref());
-            plan.ends.push(plan.order.len());
-        }
-        plan
-    }
-}
+use crate::{BatchPlan, BatchSampler, DataError, Sampler};
 
 /// Batches of one size from a [`Sampler`]; the last one may be smaller.
 ///
@@ -132,11 +71,5 @@ mod tests {
             FixedBatches::new(SequentialSampler::new(3), 0, false),
             Err(DataError::InvalidOption { option: "batch_size", .. })
         ));
-    }
-
-    #[test]
-    fn plans_of_uneven_batches() {
-        let plan: BatchPlan = [vec![5, 6], vec![], vec![7]].into_iter().collect();
-        assert_eq!((plan.batch(0), plan.batch(1), plan.batch(2)), (Some(&[5, 6][..]), Some(&[][..]), Some(&[7][..])));
     }
 }

@@ -1,0 +1,126 @@
+//! One rank's part of every epoch's batches.
+
+use crate::rank::Rank;
+use crate::{BatchPlan, BatchSampler, DataError};
+
+/// The batches, or the parts of batches, that one rank takes of another batch sampler's.
+///
+/// All ranks get equally many batches, so that none waits for one that does not come. Every rank gives the inner
+/// sampler the same seed and options.
+///
+/// Whole batches are dealt out in turn: each rank takes every `world_size`-th one. This is what packs of tokens need.
+///
+/// With [`split_batches`](Self::split_batches) each batch is cut into a part a rank instead. Then batches of similar
+/// length keep all ranks equally busy, and a batch of all ranks together has the same samples whatever the number of
+/// ranks.
+///
+/// # Source
+/// `BatchSamplerShard` of Hugging Face Accelerate; the rules of PyTorch's `DistributedSampler` for what does not divide.
+#[derive(Clone, Debug)]
+#[doc(alias = "BatchSamplerShard")]
+pub struct DistributedBatches<B> {
+    batches: B,
+    rank: Rank,
+    split: bool,
+}
+
+impl<B: BatchSampler> DistributedBatches<B> {
+    /// The part of `batches` that belongs to `rank`, from 0, of `world_size` ranks.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for a `world_size` of 0 or a `rank` that is not below it.
+    pub fn new(batches: B, world_size: usize, rank: usize) -> Result<Self, DataError> {
+        Ok(Self { batches, rank: Rank::new(world_size, rank)?, split: false })
+    }
+
+    /// Whether a remainder is left out, rather than filled up from the start; off unless set.
+    ///
+    /// The remainder is of the batches, or with [`split_batches`](Self::split_batches) of the samples of each batch; a
+    /// batch of fewer samples than ranks is filled up even so, since no rank may be left with an empty one.
+    pub fn drop_last(mut self, drop_last: bool) -> Self {
+        self.rank.drop_last = drop_last;
+        self
+    }
+
+    /// Whether every batch is cut into parts, rather than given to one rank; off unless set.
+    pub fn split_batches(mut self, split_batches: bool) -> Self {
+        self.split = split_batches;
+        self
+    }
+}
+
+impl<B: BatchSampler> BatchSampler for DistributedBatches<B> {
+    fn len(&self) -> usize {
+        if self.split { self.batches.len() } else { self.rank.share(self.batches.len()) }
+    }
+
+    fn plan(&self, epoch: u64) -> BatchPlan {
+        let plan = self.batches.plan(epoch);
+        if !self.split {
+            return self.rank.positions(plan.len()).filter_map(|number| plan.batch(number)).collect();
+        }
+        let part = |batch: &[usize]| -> Vec<usize> {
+            let positions = self.rank.or_fill(batch.len()).positions(batch.len());
+            positions.map(|position| batch[position]).collect()
+        };
+        plan.batches().map(part).collect()
+    }
+
+    /// With whole batches that vary in size, at least the number of ranks: a saved position counts a rank's own.
+    fn global_batch_size(&self) -> usize {
+        match (self.split, self.batches.global_batch_size()) {
+            (true, size) => size,
+            (false, size) => size.max(1).saturating_mul(self.rank.world_size),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FixedBatches, SequentialSampler, TokenPacking};
+
+    fn rank(samples: usize, world_size: usize, rank: usize) -> DistributedBatches<FixedBatches<SequentialSampler>> {
+        let batches = FixedBatches::new(SequentialSampler::new(samples), 4, false).unwrap();
+        DistributedBatches::new(batches, world_size, rank).unwrap()
+    }
+
+    fn batches(sampler: &impl BatchSampler) -> Vec<Vec<usize>> {
+        let plan = sampler.plan(0);
+        assert_eq!(plan.len(), sampler.len());
+        plan.batches().map(Into::into).collect()
+    }
+
+    #[test]
+    fn whole_batches_are_dealt_out() {
+        assert_eq!(batches(&rank(11, 2, 0)), [vec![0, 1, 2, 3], vec![8, 9, 10]]);
+        assert_eq!(batches(&rank(11, 2, 1)), [[4, 5, 6, 7], [0, 1, 2, 3]]);
+        assert_eq!(batches(&rank(11, 2, 1).drop_last(true)), [[4, 5, 6, 7]]);
+    }
+
+    #[test]
+    fn batches_are_cut_alike() {
+        assert_eq!(batches(&rank(11, 2, 0).split_batches(true)), [[0, 2], [4, 6], [8, 10]]);
+        assert_eq!(batches(&rank(11, 2, 1).split_batches(true)), [[1, 3], [5, 7], [9, 8]]);
+        assert_eq!(batches(&rank(11, 2, 1).split_batches(true).drop_last(true)), [vec![1, 3], vec![5, 7], vec![9]]);
+        assert_eq!(batches(&rank(5, 2, 1).split_batches(true).drop_last(true)), [vec![1, 3], vec![4]]);
+    }
+
+    #[test]
+    fn a_saved_position_fits_where_it_means_the_same() -> Result<(), DataError> {
+        let packs = |world_size| {
+            let packing = TokenPacking::builder([3, 2, 2], 4).build()?;
+            Ok::<_, DataError>(DistributedBatches::new(packing, world_size, 0)?.global_batch_size())
+        };
+        assert_ne!(packs(2)?, packs(4)?);
+        assert_eq!(rank(11, 2, 0).global_batch_size(), 8);
+        assert_eq!(rank(11, 2, 0).split_batches(true).global_batch_size(), 4);
+        Ok(())
+    }
+
+    #[test]
+    fn ranks_that_do_not_exist_are_refused() {
+        let batches = FixedBatches::new(SequentialSampler::new(3), 1, false).unwrap();
+        assert!(DistributedBatches::new(batches, 2, 2).is_err());
+    }
+}

@@ -1,0 +1,145 @@
+//! A cloud of points.
+
+use crate::permutation::permutations;
+use crate::{DataError, Draws};
+
+/// Points with their coordinates first and other features, if any, behind them: float32 `[N, C]`.
+///
+/// Sub-sampling gives positions of points, so that labels of single points can follow: [`sample`](Self::sample),
+/// [`farthest`](Self::farthest), [`voxels`](Self::voxels). What is random in it is a function of the [`Draws`] of
+/// (seed, epoch, sample): new in each epoch, and the same in each run.
+///
+/// ```
+/// use overdrive_dataload::{Draws, PointCloud};
+///
+/// let cloud = PointCloud::new([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 2.0, 0.0], 3)?;
+/// let (seed, epoch, index) = (0, 3, 17);
+/// let chosen = cloud.sample(2, &mut Draws::new(seed, epoch, index, 0))?;
+/// assert_eq!(cloud.select(&chosen)?.len(), 2);
+/// # Ok::<(), overdrive_dataload::DataError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct PointCloud {
+    data: Vec<f32>,
+    channels: usize,
+}
+
+impl PointCloud {
+    /// A cloud from its values, point by point, each of `channels` values.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for no channel, or values that do not fill whole points.
+    pub fn new(data: impl Into<Vec<f32>>, channels: usize) -> Result<Self, DataError> {
+        let data = data.into();
+        if channels == 0 {
+            return Err(DataError::option("channels", "at least 1", 0));
+        }
+        if !data.len().is_multiple_of(channels) {
+            return Err(DataError::option("values", format!("a multiple of {channels} channels"), data.len()));
+        }
+        Ok(Self { data, channels })
+    }
+
+    /// How many points there are.
+    pub fn len(&self) -> usize {
+        self.data.len() / self.channels
+    }
+
+    /// Whether there is no point at all.
+    pub fn is_empty(&self) -> bool {
+        self.data.is_empty()
+    }
+
+    /// Values a point.
+    pub fn channels(&self) -> usize {
+        self.channels
+    }
+
+    /// The values, point by point.
+    pub fn data(&self) -> &[f32] {
+        &self.data
+    }
+
+    /// The points at these positions, in this order; one may appear more than once.
+    ///
+    /// # Errors
+    /// [`DataError::IndexOutOfRange`] for a position without a point.
+    pub fn select(&self, positions: &[usize]) -> Result<Self, DataError> {
+        let mut data = Vec::with_capacity(positions.len() * self.channels);
+        for &index in positions {
+            let point = self.data.chunks_exact(self.channels).nth(index);
+            data.extend_from_slice(point.ok_or(DataError::IndexOutOfRange { index, len: self.len() })?);
+        }
+        Ok(Self { data, channels: self.channels })
+    }
+
+    /// The positions of `count` random points, each as likely as any other and none twice.
+    ///
+    /// More than there are come in rounds: all of them in a random order, then again.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for an empty cloud, unless `count` is 0.
+    pub fn sample(&self, count: usize, draws: &mut Draws) -> Result<Vec<usize>, DataError> {
+        self.not_empty(count)?;
+        Ok(permutations(self.len(), count, || draws.bits()))
+    }
+
+    /// The first three values of every point.
+    pub(super) fn xyz(&self) -> Result<impl ExactSizeIterator<Item = [f32; 3]>, DataError> {
+        if self.channels < 3 {
+            return Err(DataError::option("channels", "at least 3, for the coordinates", self.channels));
+        }
+        Ok(self.data.chunks_exact(self.channels).map(|point| [point[0], point[1], point[2]]))
+    }
+
+    pub(super) fn not_empty(&self, count: usize) -> Result<(), DataError> {
+        if self.is_empty() && count > 0 {
+            return Err(DataError::option("count", "0 points of an empty cloud", count));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_points_are_distinct_uniform_and_new_in_each_epoch() -> Result<(), DataError> {
+        let cloud = PointCloud::new(vec![0.0; 50 * 4], 4)?;
+        let mut counts = [0u32; 50];
+        for epoch in 0..5000 {
+            let mut chosen = cloud.sample(10, &mut Draws::new(1, epoch, 7, 0))?;
+            chosen.iter().for_each(|&index| counts[index] += 1);
+            chosen.sort_unstable();
+            chosen.dedup();
+            assert_eq!(chosen.len(), 10);
+        }
+        // Five standard deviations of a binomial count with p = 1/5.
+        assert!(counts.iter().all(|count| count.abs_diff(1000) < 142), "{counts:?}");
+        let at = |epoch| cloud.sample(10, &mut Draws::new(1, epoch, 7, 0)).ok();
+        assert_eq!(at(3), at(3));
+        assert_ne!(at(3), at(4));
+        Ok(())
+    }
+
+    #[test]
+    fn small_clouds_repeat_their_points_and_empty_ones_have_none() -> Result<(), DataError> {
+        let cloud = PointCloud::new([1.0, 2.0, 3.0], 1)?;
+        let chosen = cloud.sample(7, &mut Draws::new(0, 0, 0, 0))?;
+        let times = [0, 1, 2].map(|point| chosen.iter().filter(|&&index| index == point).count());
+        assert!(times.iter().all(|&times| times == 2 || times == 3) && chosen.len() == 7, "{chosen:?}");
+        assert_eq!(cloud.select(&[2, 0, 2])?.data(), [3.0, 1.0, 3.0]);
+        assert!(matches!(cloud.select(&[3]), Err(DataError::IndexOutOfRange { index: 3, len: 3 })));
+        let empty = PointCloud::new([], 3)?;
+        assert!(empty.sample(0, &mut Draws::new(0, 0, 0, 0))?.is_empty());
+        assert!(empty.sample(1, &mut Draws::new(0, 0, 0, 0)).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn values_that_are_no_points_are_refused() {
+        assert!(matches!(PointCloud::new([1.0; 4], 3), Err(DataError::InvalidOption { option: "values", .. })));
+        assert!(matches!(PointCloud::new([], 0), Err(DataError::InvalidOption { option: "channels", .. })));
+    }
+}

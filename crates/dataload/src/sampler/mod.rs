@@ -1,0 +1,66 @@
+//! The order in which an epoch visits the samples.
+
+mod curriculum;
+mod distributed;
+mod random;
+mod sequential;
+mod subset_random;
+mod weighted;
+
+pub use curriculum::Curriculum;
+pub use distributed::DistributedSampler;
+pub use random::RandomSampler;
+pub use sequential::SequentialSampler;
+pub use subset_random::SubsetRandomSampler;
+pub use weighted::WeightedRandomSampler;
+
+/// Gives the order of every epoch.
+///
+/// An order is a pure function of the epoch's number: it depends neither on earlier epochs nor on the number of
+/// workers, so that a run resumed at epoch 7 sees what an unbroken one sees.
+///
+/// A list of indices is a sampler too: it gives them as they are in every epoch.
+///
+/// # Source
+/// `torch.utils.data.Sampler`.
+pub trait Sampler: Send + Sync {
+    /// How many indices an epoch has.
+    fn len(&self) -> usize;
+
+    /// The dataset indices in the order of `epoch`, [`len`](Sampler::len) of them.
+    fn order(&self, epoch: u64) -> Vec<usize>;
+
+    /// How many ranks share the data, each with a sampler of its own like this one.
+    fn world_size(&self) -> usize {
+        1
+    }
+
+    /// Whether an epoch has no index at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<S: Sampler + ?Sized> Sampler for Box<S> {
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn order(&self, epoch: u64) -> Vec<usize> {
+        (**self).order(epoch)
+    }
+
+    fn world_size(&self) -> usize {
+        (**self).world_size()
+    }
+}
+
+impl Sampler for Vec<usize> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn order(&self, _epoch: u64) -> Vec<usize> {
+        self.clone()
+    }
+}

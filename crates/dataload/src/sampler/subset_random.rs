@@ -1,0 +1,63 @@
+//! Random orders of some of the samples.
+
+use crate::permutation::shuffle;
+use crate::{DataError, Philox, Sampler};
+
+/// Some of the samples once each, in an order that is new in each epoch.
+///
+/// Of two lists of one length, the same seed and epoch bring the same positions to the same places.
+///
+/// # Source
+/// `torch.utils.data.SubsetRandomSampler`.
+#[derive(Clone, Debug)]
+pub struct SubsetRandomSampler {
+    indices: Vec<usize>,
+    seed: u64,
+}
+
+impl SubsetRandomSampler {
+    /// Permutations of `indices`.
+    pub fn new(indices: impl Into<Vec<usize>>, seed: u64) -> Self {
+        Self { indices: indices.into(), seed }
+    }
+
+    /// Fails when an index does not belong to a dataset of `len` samples; the loader would find it only when it comes.
+    ///
+    /// # Errors
+    /// [`DataError::IndexOutOfRange`] for the first one.
+    pub fn within(self, len: usize) -> Result<Self, DataError> {
+        match self.indices.iter().find(|&&index| index >= len) {
+            Some(&index) => Err(DataError::IndexOutOfRange { index, len }),
+            None => Ok(self),
+        }
+    }
+}
+
+impl Sampler for SubsetRandomSampler {
+    fn len(&self) -> usize {
+        self.indices.len()
+    }
+
+    fn order(&self, epoch: u64) -> Vec<usize> {
+        let (mut order, mut bits) = (self.indices.clone(), Philox::new(self.seed, epoch).bits());
+        shuffle(&mut order, || bits.draw());
+        order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RandomSampler;
+
+    #[test]
+    fn a_subset_is_permuted_as_its_positions_are() -> Result<(), DataError> {
+        let indices: Vec<usize> = (0..100).map(|i| 7 * i + 3).collect();
+        let sampler = SubsetRandomSampler::new(indices.clone(), 5).within(697)?;
+        let expected: Vec<usize> = RandomSampler::new(100, 5).order(2).into_iter().map(|i| indices[i]).collect();
+        assert_eq!((sampler.order(2), sampler.len()), (expected, 100));
+        assert!(matches!(sampler.within(696), Err(DataError::IndexOutOfRange { index: 696, len: 696 })));
+        assert!(SubsetRandomSampler::new([], 0).order(0).is_empty());
+        Ok(())
+    }
+}
