@@ -78,7 +78,8 @@ fn named_databases() {
 #[test]
 fn workers_of_a_loader_share_a_database() {
     let dataset = LmdbDataset::builder(database("values.mdb")).read_ahead(false).open().unwrap();
-    let texts: Vec<usize> = (0..dataset.len()).filter(|&i| !dataset.key_bytes(i).unwrap().starts_with(b"size")).collect();
+    let texts: Vec<usize> =
+        (0..dataset.len()).filter(|&i| !dataset.key_bytes(i).unwrap().starts_with(b"size")).collect();
     let expected: Vec<_> = texts.iter().map(|&i| dataset.get(i).unwrap().into_value()).collect();
     let dataset = dataset.subset(texts).unwrap().map(|sample| Ok(sample.into_value()));
     let listed = |samples: Vec<Vec<u8>>| Ok(samples);
