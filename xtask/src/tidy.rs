@@ -41,6 +41,11 @@ impl Member {
     fn crate_folder(&self) -> Option<&str> {
         self.folder.strip_prefix("crates/")
     }
+
+    /// Whether it has programs and no library.
+    fn is_program(&self) -> bool {
+        !self.roots.is_empty() && self.roots.iter().all(|root| root.ends_with("main.rs"))
+    }
 }
 
 type Rule = fn(&Tree) -> Vec<String>;
@@ -149,10 +154,13 @@ fn every_other_crate_forbids_unsafe(tree: &Tree) -> Vec<String> {
     roots.filter(|root| !forbids(root)).map(|root| format!("{root}: does not say `#![forbid(unsafe_code)]`")).collect()
 }
 
-/// Invariant 2. The facade is where feature crates meet; everything else under `crates/` sees the contracts only.
+/// Invariant 2. The facade is where feature crates meet, and a program is nobody's dependency; everything else under
+/// `crates/` sees the contracts only.
 fn feature_crates_stand_alone(tree: &Tree) -> Vec<String> {
     let mut problems = Vec::new();
-    for member in tree.members.iter().filter(|member| member.crate_folder().is_some_and(|it| it != "overdrive")) {
+    let is_feature =
+        |member: &&Member| member.crate_folder().is_some_and(|it| it != "overdrive") && !member.is_program();
+    for member in tree.members.iter().filter(is_feature) {
         for other in &member.depends_on {
             if !["crates/core", "crates/ffi"].contains(&other.as_str()) {
                 problems.push(format!(

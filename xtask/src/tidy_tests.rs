@@ -56,7 +56,9 @@ fn a_feature_crate_that_sees_another_is_named() {
     let facade = package("crates/overdrive", "overdrive", &["crates/amp", "crates/optim"]);
     let outside = package("benches", "overdrive-benches", &["crates/amp"]);
     let bad = package("crates/optim", "overdrive-optim", &["crates/core", "crates/amp"]);
-    let problems = feature_crates_stand_alone(&members([good, facade, outside, bad]));
+    let mut program = package("crates/data", "overdrive-data", &["crates/dataload"]);
+    program.roots = vec!["crates/data/src/main.rs".to_owned()];
+    let problems = feature_crates_stand_alone(&members([good, facade, outside, program, bad]));
     assert_eq!(problems.len(), 1);
     assert!(problems[0].starts_with("crates/optim/Cargo.toml: depends on crates/amp"));
 }

@@ -34,6 +34,19 @@ pub enum DataError {
         found: String,
     },
 
+    /// An entry of a database that is not what was written, or cannot be had any more.
+    #[error("{}: entry \"{key}\": expected {expected}, found {found}", path.display())]
+    CorruptEntry {
+        /// The database's file.
+        path: PathBuf,
+        /// The entry's key, with what is not printable escaped.
+        key: String,
+        /// What would have been right.
+        expected: String,
+        /// What was there.
+        found: String,
+    },
+
     /// A file of a format that no decoder of this build knows.
     #[error("{}: unknown image format, the file starts with {magic:02x?}", path.display())]
     UnknownFormat {

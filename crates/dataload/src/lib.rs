@@ -17,9 +17,11 @@ mod idx;
 mod image;
 mod image_folder;
 mod image_pipeline;
+#[cfg(feature = "lmdb")]
+mod lmdb;
 mod loader;
 mod mnist;
-#[cfg(any(feature = "tfrecord", feature = "webdataset"))]
+#[cfg(any(feature = "lmdb", feature = "tfrecord", feature = "webdataset"))]
 mod output;
 pub mod pacing;
 mod pack_tokens;
@@ -61,6 +63,8 @@ pub use idx::{IdxArray, read_idx};
 pub use image::{Color, Image};
 pub use image_folder::ImageFolder;
 pub use image_pipeline::{FloatPipeline, ImagePipeline};
+#[cfg(feature = "lmdb")]
+pub use lmdb::{LmdbDataset, LmdbDatasetBuilder, LmdbSample, LmdbWriter, LmdbWriterBuilder};
 #[cfg(feature = "progress")]
 pub use loader::Progress;
 pub use loader::{

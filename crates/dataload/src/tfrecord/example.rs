@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use super::wire::{Malformed, Message, Value};
+use crate::DataError;
 
 /// The values of one feature.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,6 +89,15 @@ impl<'a> Example<'a> {
         let mut example = Vec::with_capacity(features.len() + 8);
         put_block(&mut example, 1, &features);
         example
+    }
+
+    /// The example that a message holds; `path` only names it in errors.
+    ///
+    /// # Errors
+    /// [`DataError::Corrupt`] naming file and offset within the message.
+    pub fn decode(message: &'a [u8], path: &Path) -> Result<Self, DataError> {
+        let corrupt = |it: Malformed| DataError::corrupt(path, it.offset as u64, it.expected, it.found);
+        Self::parse(message).map_err(corrupt)
     }
 
     pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {

@@ -1,11 +1,18 @@
 //! The formats as a user sees them: files that Python's tools wrote, our own writers, bad input of every kind.
 
 // Each format uses a part of the helpers.
-#![cfg_attr(not(all(feature = "safetensors", feature = "tfrecord", feature = "webdataset")), allow(dead_code))]
+#![cfg_attr(
+    not(all(feature = "lmdb", feature = "safetensors", feature = "tfrecord", feature = "webdataset")),
+    allow(dead_code)
+)]
 
 #[cfg(feature = "safetensors")]
 mod arrays;
-#[cfg(all(feature = "safetensors", feature = "tfrecord", feature = "webdataset", feature = "zstd"))]
+#[cfg(feature = "lmdb")]
+mod lmdb;
+#[cfg(feature = "lmdb")]
+mod lmdb_writer;
+#[cfg(all(feature = "lmdb", feature = "safetensors", feature = "tfrecord", feature = "webdataset", feature = "zstd"))]
 mod mutations;
 #[cfg(feature = "tfrecord")]
 mod tfrecord;

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use overdrive_dataload::{Philox, SafeTensorsFile, TfRecords, WebSamples, decode_npy};
+use overdrive_dataload::{Dataset, LmdbDataset, Philox, SafeTensorsFile, TfRecords, WebSamples, decode_npy};
 
 use crate::fixture;
 
@@ -121,5 +121,19 @@ fn damaged_arrays() {
     hammer(&["arrays.safetensors"], |bytes, _| {
         let Ok(mut file) = SafeTensorsFile::from_bytes(bytes, Path::new("damaged.safetensors")) else { return 0 };
         file.names().iter().filter(|name| file.tensor(name).is_ok()).count()
+    });
+}
+
+#[test]
+fn damaged_databases() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("damaged.mdb");
+    let databases = ["lmdb/values.mdb", "lmdb/folder/data.mdb", "lmdb/one.mdb", "lmdb/named.mdb"];
+    hammer(&databases, |bytes, round| {
+        fs::write(&path, bytes).unwrap();
+        let builder = LmdbDataset::builder(&path).read_ahead(round % 2 == 0);
+        let builder = if round % 4 < 2 { builder } else { builder.database("train") };
+        let Ok(dataset) = builder.open() else { return 0 };
+        (0..dataset.len()).filter(|&index| dataset.get(index).is_ok()).count()
     });
 }

@@ -1,0 +1,113 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::format::Format;
+
+/// Works on training data
+#[derive(Debug, Parser)]
+#[command(name = "overdrive-data", version, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Convert(ConvertOptions),
+}
+
+/// Convert a dataset from one format to another
+///
+/// A sample is a key and named fields: `train/0001` with `jpg`, `cls` and `json`.
+///
+///   folder      root/class/name.jpg, what lies beside an image under the same name belongs to it; the
+///               class's number in alphabetical order becomes the field `cls`
+///   webdataset  tar shards: DST `train.tar` makes `train-000000.tar` and so on, `.tar.gz` and `.tar.zst`
+///               compress; SRC may be a pattern: 'train-{000000..000127}.tar'
+///   tfrecord    records of tf.train.Example, a feature a field, the key in `__key__`, `cls` as a number
+///   lmdb        DST `.lmdb` makes a folder with data.mdb in it, `.mdb` a file; a single field is the value
+///               as it is, several are a tf.train.Example; entries like `__len__` are passed over
+///
+/// The target appears under its name when it is complete. An error, or Ctrl-C, leaves nothing of it.
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub struct ConvertOptions {
+    /// What to read: a file, a folder, or a pattern of shards
+    pub src: PathBuf,
+
+    /// What to make; it must not be there yet
+    pub dst: PathBuf,
+
+    /// The format of SRC [default: told by its name]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    pub from: Option<Format>,
+
+    /// The format of DST [default: told by its name, a name without an ending is a folder]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    pub to: Option<Format>,
+
+    /// Scale images down to this length of the shorter side, in pixels, and encode them as JPEG; those that are not
+    /// larger stay as they are, as do fields like seg.png
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub shorter_side: Option<u16>,
+
+    /// Quality of the JPEG files that --shorter-side makes, 1 to 100
+    #[arg(long, value_name = "Q", default_value = "90", requires = "shorter_side", value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub quality: u8,
+
+    /// The most bytes of a shard, like 500M or 1G (webdataset, tfrecord) [default: 3G for webdataset, one file for
+    /// tfrecord]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub shard_size: Option<u64>,
+
+    /// The most samples of a shard (webdataset, tfrecord) [default: 100000 for webdataset, one file for tfrecord]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub samples_per_shard: Option<u64>,
+
+    /// Keep a checksum of every value, which the reader compares (lmdb; the others have their own)
+    #[arg(long)]
+    pub checksums: bool,
+
+    /// Pass over bad samples: they are listed and counted, and the rest is converted
+    #[arg(long)]
+    pub skip_errors: bool,
+
+    /// Threads that scale and encode images [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: Option<u16>,
+}
+
+/// A number with K, M or G behind it for thousands, millions and thousand millions.
+fn bytes(text: &str) -> Result<u64, String> {
+    let (digits, factor) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1_000),
+        Some((at, 'm' | 'M')) => (&text[..at], 1_000_000),
+        Some((at, 'g' | 'G')) => (&text[..at], 1_000_000_000),
+        _ => (text, 1),
+    };
+    let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
+    bytes.filter(|&bytes| bytes > 0).ok_or_else(|| "expected a number of bytes above 0, like 500M".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_are_numbers_with_a_letter() {
+        assert_eq!(["7", "2k", "500M", "3G"].map(bytes), [Ok(7), Ok(2_000), Ok(500_000_000), Ok(3_000_000_000)]);
+        for text in ["", "0", "M", "-1", "1.5G", "1T", "99999999999G", "5é"] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! From the source to the target: read, scale, write, in order.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use rayon::ThreadPool;
+use rayon::prelude::*;
+
+use crate::cli::ConvertOptions;
+use crate::format::Format;
+use crate::reencode::Reencode;
+use crate::sample::Sample;
+use crate::source;
+use crate::target::{self, Refused, Target};
+
+/// What is in memory at once takes no more than this, but for the last sample.
+const BATCH_BYTES: usize = 1 << 26;
+/// Samples of a thread at a time, so that unequal ones even out.
+const SAMPLES_PER_WORKER: usize = 16;
+
+/// Ctrl-C, or a request to end.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted; nothing of the target is left")]
+pub struct Interrupted;
+
+/// What was done.
+#[derive(Debug)]
+pub struct Summary {
+    converted: u64,
+    skipped: u64,
+    target: PathBuf,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} samples", self.target.display(), self.converted)?;
+        if self.skipped > 0 {
+            write!(f, ", {} bad ones skipped", self.skipped)?;
+        }
+        Ok(())
+    }
+}
+
+/// Does what the options say.
+///
+/// # Errors
+/// [`Interrupted`]; whatever keeps the source from being read or the target from being made; the first bad sample,
+/// unless those are skipped.
+pub fn run(options: &ConvertOptions) -> Result<Summary> {
+    let from = options.from.map_or_else(|| Format::of_source(&options.src), Ok)?;
+    let to = options.to.map_or_else(|| Format::of_target(&options.dst), Ok)?;
+    let sharded = matches!(to, Format::WebDataset | Format::TfRecord);
+    ensure!(
+        sharded || (options.shard_size.is_none() && options.samples_per_shard.is_none()),
+        "--shard-size and --samples-per-shard are for webdataset and tfrecord: leave them out"
+    );
+    ensure!(!options.checksums || to == Format::Lmdb, "--checksums is for lmdb: leave it out");
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).context("cannot watch for Ctrl-C")?;
+    let source = source::open(&options.src, from)?;
+    let workers = options.workers.map_or(0, usize::from);
+    let job = Job {
+        skip_errors: options.skip_errors,
+        reencode: options.shorter_side.map(|side| Reencode::new(side, options.quality)),
+        workers: rayon::ThreadPoolBuilder::new().num_threads(workers).build().context("cannot start the workers")?,
+        progress: progress(source.total),
+        stop,
+    };
+    let summary = job.run(source.samples, target::create(options, to)?, options)?;
+    job.progress.finish_and_clear();
+    Ok(summary)
+}
+
+struct Job {
+    skip_errors: bool,
+    reencode: Option<Reencode>,
+    workers: ThreadPool,
+    progress: ProgressBar,
+    stop: Arc<AtomicBool>,
+}
+
+impl Job {
+    fn run(
+        &self,
+        mut samples: impl Iterator<Item = Result<Sample>>,
+        mut target: Box<dyn Target>,
+        options: &ConvertOptions,
+    ) -> Result<Summary> {
+        let mut summary = Summary { converted: 0, skipped: 0, target: options.dst.clone() };
+        loop {
+            let batch = self.read(&mut samples)?;
+            if batch.is_empty() {
+                break;
+            }
+            for sample in self.scale(batch) {
+                self.check()?;
+                let written = sample.map_err(Refused::Sample).and_then(|sample| target.write(sample));
+                match written {
+                    Ok(()) => summary.converted += 1,
+                    Err(Refused::Sample(error)) if self.skip_errors => {
+                        summary.skipped += 1;
+                        self.progress.suspend(|| eprintln!("skipped: {error:#}"));
+                    }
+                    Err(Refused::Sample(error)) => {
+                        return Err(error.context("a bad sample (--skip-errors passes over such)"));
+                    }
+                    Err(Refused::All(error)) => return Err(error),
+                }
+                self.progress.inc(1);
+            }
+        }
+        if summary.converted == 0 {
+            bail!("{}: no sample to convert ({} skipped)", options.src.display(), summary.skipped);
+        }
+        self.check()?;
+        target.finish()?;
+        Ok(summary)
+    }
+
+    /// The next samples, in order; none at the end.
+    fn read(&self, samples: &mut impl Iterator<Item = Result<Sample>>) -> Result<Vec<Result<Sample>>> {
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while batch.len() < SAMPLES_PER_WORKER * self.workers.current_num_threads() && bytes < BATCH_BYTES {
+            self.check()?;
+            let Some(sample) = samples.next() else { break };
+            bytes += sample.as_ref().map_or(0, Sample::bytes);
+            batch.push(sample);
+        }
+        Ok(batch)
+    }
+
+    fn scale(&self, batch: Vec<Result<Sample>>) -> Vec<Result<Sample>> {
+        let Some(reencode) = &self.reencode else { return batch };
+        let scale = |sample: Result<Sample>| {
+            let mut sample = sample?;
+            if !self.stop.load(Ordering::Relaxed) {
+                reencode.apply(&mut sample)?;
+            }
+            Ok(sample)
+        };
+        self.workers.install(|| batch.into_par_iter().map(scale).collect())
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.stop.load(Ordering::Relaxed) { Err(Interrupted.into()) } else { Ok(()) }
+    }
+}
+
+/// A bar where the number of samples is known, a count where it is not; nothing unless on a terminal.
+fn progress(total: Option<u64>) -> ProgressBar {
+    let style =
+        |template: &str| ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    match total {
+        Some(total) => ProgressBar::new(total).with_style(style("{wide_bar} {pos}/{len} {per_sec}, {eta} left")),
+        None => ProgressBar::new_spinner().with_style(style("{spinner} {pos} samples, {per_sec}")),
+    }
+}

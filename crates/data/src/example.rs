@@ -1,0 +1,56 @@
+//! Fields as the features of a `tf.train.Example`, and back.
+
+use std::borrow::Cow;
+
+use anyhow::{Result, bail};
+use overdrive_dataload::{Example, Feature};
+
+use crate::sample::Fields;
+
+/// The feature that holds the key.
+const KEY: &str = "__key__";
+/// The field that is a number where it can be one, as training programs expect it.
+const LABEL: &str = "cls";
+
+/// An example of these fields, with the key as one more feature if it is given.
+pub fn encode(key: Option<&str>, fields: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let bytes = |content| Feature::Bytes(vec![Cow::Borrowed(content)]);
+    let mut example = Example::new();
+    if let Some(key) = key {
+        example = example.with(KEY, bytes(key.as_bytes()));
+    }
+    for (name, content) in fields {
+        let number = std::str::from_utf8(content).ok().filter(|_| name == LABEL);
+        // Only a number that reads back as the same text.
+        let number = number.and_then(|text| text.parse::<i64>().ok().filter(|number| number.to_string() == text));
+        example = example.with(&**name, number.map_or_else(|| bytes(content), |number| Feature::Int64(vec![number])));
+    }
+    example.encode()
+}
+
+/// The key, if there is one, and the fields; single values become bytes or text, lists of numbers text with spaces.
+pub fn fields(example: &Example<'_>) -> Result<(Option<String>, Fields)> {
+    let (mut key, mut fields) = (None, Vec::new());
+    for (name, feature) in example.features() {
+        let content = match feature {
+            Feature::Bytes(values) => match values.as_slice() {
+                [value] => value.to_vec(),
+                values => bail!("the feature {name:?} has {} values where one can be converted", values.len()),
+            },
+            Feature::Int64(values) => text(values),
+            Feature::Float(values) => text(values),
+            Feature::Empty => continue,
+        };
+        if name == KEY {
+            key = Some(String::from_utf8(content)?);
+        } else {
+            // `image/encoded`, as TensorFlow has it, is no name of a file.
+            fields.push((name.replace('/', ".").to_lowercase(), content));
+        }
+    }
+    Ok((key, fields))
+}
+
+fn text(values: &[impl ToString]) -> Vec<u8> {
+    values.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ").into_bytes()
+}

@@ -1,0 +1,103 @@
+//! The formats, and how a name tells one.
+
+use std::path::Path;
+
+use anyhow::{Result, anyhow};
+use clap::ValueEnum;
+
+/// What data can be kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// Files in a folder a class
+    Folder,
+    /// Tar shards
+    #[value(name = "webdataset")]
+    WebDataset,
+    /// Records of tf.train.Example
+    #[value(name = "tfrecord")]
+    TfRecord,
+    /// An LMDB database
+    Lmdb,
+}
+
+/// Endings and what they stand for, the longer ones first.
+const ENDINGS: [(&str, Format); 14] = [
+    (".tar.gz", Format::WebDataset),
+    (".tar.zst", Format::WebDataset),
+    (".tgz", Format::WebDataset),
+    (".tar", Format::WebDataset),
+    (".tfrecord.gz", Format::TfRecord),
+    (".tfrecord.zst", Format::TfRecord),
+    (".tfrecords.gz", Format::TfRecord),
+    (".tfrecords.zst", Format::TfRecord),
+    (".tfrecord", Format::TfRecord),
+    (".tfrecords", Format::TfRecord),
+    (".tfrec", Format::TfRecord),
+    (".lmdb", Format::Lmdb),
+    (".mdb", Format::Lmdb),
+    ("/", Format::Folder),
+];
+
+impl Format {
+    /// The format of what is to be read.
+    pub fn of_source(path: &Path) -> Result<Self> {
+        if path.is_dir() {
+            return Ok(if path.join("data.mdb").is_file() { Self::Lmdb } else { Self::Folder });
+        }
+        by_ending(path).ok_or_else(|| unknown(path, "--from"))
+    }
+
+    /// The format of what is to be made.
+    pub fn of_target(path: &Path) -> Result<Self> {
+        match by_ending(path) {
+            Some(format) => Ok(format),
+            None if path.extension().is_none() => Ok(Self::Folder),
+            None => Err(unknown(path, "--to")),
+        }
+    }
+}
+
+fn by_ending(path: &Path) -> Option<Format> {
+    let name = path.to_string_lossy().to_lowercase();
+    ENDINGS.iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, format)| *format)
+}
+
+fn unknown(path: &Path, option: &str) -> anyhow::Error {
+    anyhow!("{}: the name tells no format; say it with {option} (folder, webdataset, tfrecord, lmdb)", path.display())
+}
+
+/// A name before its ending, and the ending; the whole name when there is none that is known.
+pub fn split_ending(name: &str) -> (&str, &str) {
+    let lower = name.to_lowercase();
+    let known = ENDINGS.iter().find(|(ending, _)| lower.ends_with(ending));
+    // Endings are ASCII, but a letter before them may change its length when it becomes small.
+    let at = known.and_then(|(ending, _)| name.len().checked_sub(ending.len()));
+    at.and_then(|at| name.split_at_checked(at)).unwrap_or((name, ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_formats() {
+        let target = |name: &str| Format::of_target(Path::new(name)).ok();
+        assert_eq!(target("out/train.tar"), Some(Format::WebDataset));
+        assert_eq!(target("train-%06d.TAR.GZ"), Some(Format::WebDataset));
+        assert_eq!(target("a.b/train.tfrecord.gz"), Some(Format::TfRecord));
+        assert_eq!(target("train.lmdb"), Some(Format::Lmdb));
+        assert_eq!(target("out"), Some(Format::Folder));
+        assert_eq!(target("out.d/"), Some(Format::Folder));
+        assert_eq!(target("train.zip"), None);
+        assert!(Format::of_source(Path::new("none")).unwrap_err().to_string().contains("--from"));
+        assert_eq!(Format::of_source(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap(), Format::Folder);
+    }
+
+    #[test]
+    fn endings_come_off() {
+        assert_eq!(split_ending("train.tar.gz"), ("train", ".tar.gz"));
+        assert_eq!(split_ending("a.b.TFRecord"), ("a.b", ".TFRecord"));
+        assert_eq!(split_ending("train"), ("train", ""));
+        assert_eq!(split_ending("İİİ.tar"), ("İİİ", ".tar"));
+    }
+}

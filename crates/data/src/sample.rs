@@ -1,0 +1,31 @@
+//! What every format is converted through.
+
+/// The names by which formats and their users know images.
+pub const IMAGES: [&str; 9] = ["jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff"];
+
+/// Content by name, which in files is the extension: `jpg`, `seg.png`, `cls`.
+pub type Fields = Vec<(String, Vec<u8>)>;
+
+/// A key, and content under names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Parts divided by slashes: `train/0001`.
+    pub key: String,
+    pub fields: Fields,
+}
+
+impl Sample {
+    pub fn bytes(&self) -> usize {
+        self.fields.iter().map(|(_, content)| content.len()).sum()
+    }
+}
+
+/// The name for content that came without one, from its first bytes.
+pub fn guess_name(content: &[u8]) -> &'static str {
+    match content {
+        [0xff, 0xd8, 0xff, ..] => "jpg",
+        [0x89, b'P', b'N', b'G', ..] => "png",
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => "webp",
+        _ => "bin",
+    }
+}

@@ -1,0 +1,99 @@
+//! `root/class/name.jpg`, with whatever else lies beside an image under its name.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use super::Source;
+use crate::sample::{IMAGES, Sample};
+
+/// The field that holds the class's number.
+pub const LABEL: &str = "cls";
+
+/// The files of a sample, not read yet.
+struct Listed {
+    key: String,
+    label: usize,
+    /// With their fields' names.
+    files: Vec<(String, PathBuf)>,
+}
+
+pub fn open(root: &Path) -> Result<Source> {
+    let mut listed = Vec::new();
+    let mut classes = 0;
+    for class in entries(root)?.into_iter().filter(|path| path.is_dir()) {
+        let mut files = Vec::new();
+        list(&class, &name(&class)?, &mut Vec::new(), &mut files)?;
+        let samples = group(files, classes);
+        classes += usize::from(!samples.is_empty());
+        listed.extend(samples);
+    }
+    ensure!(classes > 0, "{}: no image in it; an image folder has one folder a class", root.display());
+    let total = Some(listed.len() as u64);
+    Ok(Source { total, samples: Box::new(listed.into_iter().map(read)) })
+}
+
+fn read(listed: Listed) -> Result<Sample> {
+    let Listed { key, label, files } = listed;
+    let read = |(field, path): (String, PathBuf)| {
+        let content = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok((field, content))
+    };
+    let mut fields = files.into_iter().map(read).collect::<Result<Vec<_>>>()?;
+    if !fields.iter().any(|(field, _)| field == LABEL) {
+        fields.push((LABEL.to_owned(), label.to_string().into_bytes()));
+    }
+    Ok(Sample { key, fields })
+}
+
+/// Neighbours that share a key, where one of them is an image.
+fn group(files: Vec<(String, String, PathBuf)>, label: usize) -> Vec<Listed> {
+    let mut samples: Vec<Listed> = Vec::new();
+    for (key, field, path) in files {
+        match samples.last_mut() {
+            Some(last) if last.key == key => last.files.push((field, path)),
+            _ => samples.push(Listed { key, label, files: vec![(field, path)] }),
+        }
+    }
+    samples.retain(|sample| sample.files.iter().any(|(field, _)| IMAGES.iter().any(|image| is_image(field, image))));
+    samples
+}
+
+/// `jpg`, and `v2.jpg` of a name with more dots.
+fn is_image(field: &str, image: &str) -> bool {
+    field.rsplit('.').next() == Some(image)
+}
+
+/// Every file below `folder` as key, field and path; `above` holds the folders on the way down, so that a link to one
+/// of them does not lead round in circles.
+fn list(folder: &Path, key: &str, above: &mut Vec<PathBuf>, files: &mut Vec<(String, String, PathBuf)>) -> Result<()> {
+    let real = fs::canonicalize(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    if above.contains(&real) {
+        return Ok(());
+    }
+    above.push(real);
+    for path in entries(folder)? {
+        let name = name(&path)?;
+        if path.is_dir() {
+            list(&path, &format!("{key}/{name}"), above, files)?;
+        } else if let Some((stem, field)) = name.split_once('.').filter(|(stem, _)| !stem.is_empty() && path.is_file())
+        {
+            files.push((format!("{key}/{stem}"), field.to_lowercase(), path));
+        }
+    }
+    above.pop();
+    Ok(())
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+    let read = fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
+    let mut paths: Vec<PathBuf> = read.with_context(|| format!("cannot read the folder {}", folder.display()))?;
+    paths.sort_unstable();
+    Ok(paths)
+}
+
+fn name(path: &Path) -> Result<String> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    Ok(name.with_context(|| format!("{}: the name is not UTF-8", path.display()))?.to_owned())
+}

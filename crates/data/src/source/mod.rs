@@ -1,0 +1,55 @@
+//! What is read, sample by sample.
+
+mod folder;
+mod lmdb;
+mod tfrecord;
+mod webdataset;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+pub use lmdb::fields as lmdb_fields;
+use overdrive_dataload::{DataError, IterableDataset};
+
+use crate::format::Format;
+use crate::sample::Sample;
+
+/// Samples in order; an error takes the place of one.
+pub struct Source {
+    /// How many there are, where that is known.
+    pub total: Option<u64>,
+    pub samples: Box<dyn Iterator<Item = Result<Sample>>>,
+}
+
+/// Opens what is to be converted.
+pub fn open(path: &Path, format: Format) -> Result<Source> {
+    match format {
+        Format::Folder => folder::open(path),
+        Format::WebDataset => webdataset::open(path),
+        Format::TfRecord => tfrecord::open(path),
+        Format::Lmdb => lmdb::open(path),
+    }
+}
+
+/// A file that is there under this very name, or what the name stands for as a pattern.
+fn open_shards<D>(
+    path: &Path,
+    files: impl FnOnce([PathBuf; 1]) -> Result<D, DataError>,
+    pattern: impl FnOnce(&str) -> Result<D, DataError>,
+) -> Result<D> {
+    if path.exists() {
+        return Ok(files([path.to_owned()])?);
+    }
+    Ok(pattern(path.to_str().context("a pattern must be UTF-8")?)?)
+}
+
+/// Every sample of every shard.
+fn all<D: IterableDataset + 'static>(dataset: D) -> impl Iterator<Item = Result<D::Sample, DataError>>
+where
+    D::Sample: 'static,
+{
+    (0..dataset.shards()).flat_map(move |shard| match dataset.open_shard(shard, 0) {
+        Ok(samples) => samples,
+        Err(error) => Box::new(std::iter::once(Err(error))),
+    })
+}

@@ -1,0 +1,328 @@
+//! The program as a user sees it: what goes through every format comes back, and nothing half-done is left.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use overdrive_dataload::{
+    Color, Dataset, Example, Feature, Image, IterableDataset, LmdbDataset, LmdbWriter, TfRecordDataset, TfRecordWriter,
+    WebDataset, WebDatasetWriter, decode_image,
+};
+use tempfile::TempDir;
+
+fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_overdrive-data"));
+    command.arg("convert").stdin(Stdio::null());
+    command
+}
+
+fn convert(src: &Path, dst: &Path, options: &[&str]) -> Output {
+    program().arg(src).arg(dst).args(options).output().unwrap()
+}
+
+fn good(src: &Path, dst: &Path, options: &[&str]) -> String {
+    let output = convert(src, dst, options);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{} to {}: {stderr}", src.display(), dst.display());
+    String::from_utf8(output.stdout).unwrap() + &stderr
+}
+
+fn bad(src: &Path, dst: &Path, options: &[&str]) -> String {
+    let output = convert(src, dst, options);
+    assert!(!output.status.success());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// An image that Pillow wrote.
+fn picture(name: &str) -> Vec<u8> {
+    let folder = [env!("CARGO_MANIFEST_DIR"), "..", "dataload", "tests", "fixtures", "images", name];
+    fs::read(folder.iter().collect::<PathBuf>()).unwrap()
+}
+
+fn put(root: &Path, name: &str, content: &[u8]) {
+    let path = root.join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, content).unwrap();
+}
+
+/// Two classes, a folder in a folder, and notes beside an image.
+fn photos() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("photos");
+    put(&root, "cat/a.jpg", &picture("h2v2.jpg"));
+    put(&root, "cat/a.json", b"{\"id\": 1}");
+    put(&root, "cat/more/b.png", &picture("grey.png"));
+    put(&root, "dog/a.webp", &picture("lossy.webp"));
+    put(&root, "dog/a.seg.png", &picture("one.png"));
+    (dir, root)
+}
+
+/// Every file below a folder by its name there.
+fn tree(root: &Path) -> BTreeMap<String, Vec<u8>> {
+    fn walk(root: &Path, folder: &Path, files: &mut BTreeMap<String, Vec<u8>>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                walk(root, &path, files);
+            } else {
+                let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+                files.insert(name, fs::read(&path).unwrap());
+            }
+        }
+    }
+    let mut files = BTreeMap::new();
+    walk(root, root, &mut files);
+    files
+}
+
+#[test]
+fn every_format_keeps_the_content() {
+    let (dir, root) = photos();
+    let path = |name: &str| dir.path().join(name);
+    let chain = ["a.tar", "b.tfrecord", "c.lmdb", "d.tar.gz", "e.mdb", "f.tfrecord.gz", "g"];
+    let mut from = root.clone();
+    for name in chain {
+        good(&from, &path(name), if name == "e.mdb" { &["--checksums"] } else { &[] });
+        from = match name {
+            "a.tar" => path("a-000000.tar"),
+            "d.tar.gz" => path("d-000000.tar.gz"),
+            name => path(name),
+        };
+    }
+    assert_eq!(tree(&path("g")), tree(&root));
+    assert!(LmdbDataset::open(path("e.mdb")).unwrap().has_checksums());
+    assert!(path("c.lmdb/data.mdb").is_file());
+
+    // The labels are the classes' numbers for whoever reads the shards.
+    let shards = WebDataset::from_files([path("a-000000.tar")]).unwrap();
+    let samples: Vec<_> = shards.stream([0]).map(Result::unwrap).collect();
+    let labels: Vec<_> = samples.iter().map(|sample| (sample.key(), sample.get("cls").unwrap())).collect();
+    assert_eq!(labels, [("cat/a", &b"0"[..]), ("cat/more/b", b"0"), ("dog/a", b"1")]);
+    assert_eq!(samples[0].get("jpg"), Some(&*picture("h2v2.jpg")));
+    let records = TfRecordDataset::from_files([path("b.tfrecord")]).unwrap();
+    let record = records.stream([0]).nth(2).unwrap().unwrap();
+    let example = record.example().unwrap();
+    assert_eq!((example.int64("cls"), example.bytes("__key__")), (Some(1), Some(&b"dog/a"[..])));
+    assert_eq!(example.bytes("seg.png"), Some(&*picture("one.png")));
+    // Nothing else is left beside them.
+    let mut names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
+    names.sort();
+    let expected = ["a-000000.tar", "b.tfrecord", "c.lmdb", "d-000000.tar.gz", "e.mdb", "f.tfrecord.gz", "g", "photos"];
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn labels_and_text_of_shards_survive_a_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let mut writer = WebDatasetWriter::builder(path("in-%06d.tar").to_str().unwrap()).build().unwrap();
+    for i in 0..12 {
+        let (label, text) = ((i * 5 % 12).to_string(), format!("0{i}"));
+        let fields = [("jpg", picture("one.jpg")), ("cls", label.into()), ("txt", text.into())];
+        writer.write(&format!("train/{i:04}"), &fields).unwrap();
+    }
+    writer.finish().unwrap();
+    let samples = |name: &str| -> Vec<_> {
+        let dataset = WebDataset::from_files([path(name)]).unwrap();
+        let sorted = |sample: overdrive_dataload::WebSample| {
+            let key = sample.key().to_owned();
+            (key, sample.into_files().into_iter().collect::<BTreeMap<_, _>>())
+        };
+        dataset.stream([0]).map(|sample| sorted(sample.unwrap())).collect()
+    };
+    for middle in ["folder", "middle.lmdb", "middle.mdb", "middle.tfrecord"] {
+        good(&path("in-000000.tar"), &path(middle), &[]);
+        good(&path(middle), &path(&format!("{middle}-out.tar")), &[]);
+        assert_eq!(samples(&format!("{middle}-out-000000.tar")), samples("in-000000.tar"), "{middle}");
+    }
+}
+
+#[test]
+fn single_fields_are_plain_values() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let values = [picture("one.jpg"), picture("one.png"), b"plain bytes".to_vec(), Vec::new()];
+    let mut writer = LmdbWriter::builder(path("in.mdb")).create().unwrap();
+    for (i, value) in values.iter().enumerate() {
+        writer.write(format!("n0_{i}.JPEG").as_bytes(), value).unwrap();
+    }
+    writer.write(b"__len__", b"4").unwrap();
+    writer.finish().unwrap();
+    good(&path("in.mdb"), &path("middle.tfrecord"), &[]);
+    good(&path("middle.tfrecord"), &path("out.mdb"), &[]);
+    let dataset = LmdbDataset::open(path("out.mdb")).unwrap();
+    let found: Vec<_> = (0..dataset.len()).map(|i| dataset.get(i).unwrap().into_value()).collect();
+    assert_eq!(found, values);
+    assert_eq!(dataset.key_bytes(0), Some(&b"n0_0.JPEG"[..]));
+    good(&path("in.mdb"), &path("out.tar"), &[]);
+    let shards = WebDataset::from_files([path("out-000000.tar")]).unwrap();
+    let keys: Vec<_> = shards.stream([0]).map(|sample| sample.unwrap().key().to_owned()).collect();
+    assert_eq!(keys, ["n0_0", "n0_1", "n0_2", "n0_3"]);
+}
+
+#[test]
+fn shards_are_as_large_as_asked() {
+    let (dir, root) = photos();
+    let names = |start: &str| -> Vec<String> {
+        let all = fs::read_dir(dir.path()).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = all.filter(|name| name.starts_with(start)).collect();
+        names.sort();
+        names
+    };
+    good(&root, &dir.path().join("w-%03d.tar"), &["--samples-per-shard", "2"]);
+    assert_eq!(names("w-"), ["w-000.tar", "w-001.tar"]);
+    good(&root, &dir.path().join("t.tfrecord"), &["--samples-per-shard", "1"]);
+    let shards = ["t-00000-of-00003.tfrecord", "t-00001-of-00003.tfrecord", "t-00002-of-00003.tfrecord"];
+    assert_eq!(names("t-"), shards);
+    good(&root, &dir.path().join("u.tfrecord"), &["--shard-size", "1"]);
+    assert_eq!(names("u-").len(), 3);
+    good(&dir.path().join("t-{00000..00002}-of-00003.tfrecord"), &dir.path().join("again"), &["--from", "tfrecord"]);
+    assert_eq!(tree(&dir.path().join("again")), tree(&root));
+    assert!(bad(&root, &dir.path().join("w-%03d.tar"), &[]).contains("is there already"));
+}
+
+#[test]
+fn images_are_scaled_and_masks_are_not() {
+    let (dir, root) = photos();
+    let out = dir.path().join("out");
+    put(&root, "dog/wide.png", &picture("h2v2.png"));
+    let size = |bytes: &[u8]| -> Image { decode_image(bytes, Color::Rgb, Path::new("image")).unwrap() };
+    let before = size(&picture("h2v2.png"));
+    let side = before.height().min(before.width()) / 2;
+    good(&root, &out, &["--shorter-side", &side.to_string(), "--quality", "95", "--workers", "2"]);
+    let files = tree(&out);
+    let scaled = size(&files["dog/wide.jpg"]);
+    assert_eq!(scaled.height().min(scaled.width()), side);
+    assert_eq!(scaled.height() * before.width() / before.height(), scaled.width());
+    let mean = |image: &Image| image.data().iter().map(|&it| f64::from(it)).sum::<f64>() / image.data().len() as f64;
+    assert!((mean(&scaled) - mean(&before)).abs() < 3.0);
+    assert!(files["dog/wide.jpg"].starts_with(&[0xff, 0xd8, 0xff]));
+    assert_eq!(files["dog/a.seg.png"], picture("one.png"));
+    assert_eq!(files["cat/a.json"], b"{\"id\": 1}");
+    // What is small enough stays.
+    let same = dir.path().join("same");
+    good(&root, &same, &["--shorter-side", "65535"]);
+    assert_eq!(tree(&same), tree(&root));
+}
+
+/// Records with these keys and an image each.
+fn records(path: &Path, keys: &[&str]) {
+    let mut writer = TfRecordWriter::create(path).unwrap();
+    for key in keys {
+        let bytes = |content: Vec<u8>| Feature::Bytes(vec![content.into()]);
+        let example = Example::new().with("__key__", bytes(key.as_bytes().to_vec()));
+        writer
+            .write_example(&example.with("jpg", bytes(picture("one.jpg"))).with("cls", Feature::Int64(vec![7])))
+            .unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+#[test]
+fn keys_that_climb_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner = dir.path().join("inner");
+    fs::create_dir(&inner).unwrap();
+    let path = |name: &str| inner.join(name);
+    for key in ["../climbed", "/tmp/climbed", "a/nul", "a\0b", "C:x"] {
+        records(&path("in.tfrecord"), &["good/1", key, "good/2"]);
+        let text = bad(&path("in.tfrecord"), &path("out"), &[]);
+        assert!(text.contains("cannot be a file's name") && text.contains("--skip-errors"), "{key:?}: {text}");
+        assert_eq!(tree(dir.path()).len(), 1, "{key:?}");
+        let text = good(&path("in.tfrecord"), &path("out"), &["--skip-errors"]);
+        assert!(text.contains("2 samples, 1 bad ones skipped") && text.contains("skipped: key"), "{text}");
+        let files: Vec<_> = tree(&path("out")).into_keys().collect();
+        assert_eq!(files, ["good/1.cls", "good/1.jpg", "good/2.cls", "good/2.jpg"]);
+        fs::remove_dir_all(path("out")).unwrap();
+        // Devices and drives are Windows' matter, and a shard is no folder.
+        if !["C:x", "a/nul"].contains(&key) {
+            assert!(bad(&path("in.tfrecord"), &path("out.tar"), &[]).contains("key"), "{key:?}");
+        }
+    }
+    // Without a folder in its key a sample goes to that of its class; twice the same name is an error.
+    records(&path("in.tfrecord"), &["1", "2"]);
+    good(&path("in.tfrecord"), &path("out"), &[]);
+    assert!(path("out/7/1.jpg").is_file());
+    records(&path("in.tfrecord"), &["a/1", "a/1"]);
+    assert!(bad(&path("in.tfrecord"), &path("twice"), &[]).contains("is there already"));
+    assert!(bad(&path("in.tfrecord"), &path("twice.mdb"), &[]).contains("does not have yet"));
+    assert!(!path("twice").exists() && !path("twice.mdb").exists());
+}
+
+#[test]
+fn bad_sources_and_options_are_told_with_a_remedy() {
+    let (dir, root) = photos();
+    let path = |name: &str| dir.path().join(name);
+    let before = tree(dir.path());
+    for (src, dst, options, part) in [
+        (root.clone(), path("out.zip"), &[][..], "--to"),
+        (path("none.zip"), path("out"), &[], "--from"),
+        (path("none.tar"), path("out"), &[], "none.tar"),
+        (path("none.mdb"), path("out"), &[], "none.mdb"),
+        (path("none"), path("out.tar"), &["--from", "folder"], "none"),
+        (root.clone(), root.clone(), &[], "is there already"),
+        (root.clone(), path("out"), &["--checksums"], "for lmdb"),
+        (root.clone(), path("out.mdb"), &["--shard-size", "1G"], "for webdataset and tfrecord"),
+        (root.clone(), path("out.tar"), &["--shard-size", "none"], "500M"),
+        (root.clone(), path("out.tar"), &["--quality", "80"], "--shorter-side"),
+        (root.join("cat"), path("out.tar"), &["--from", "tfrecord"], "regular file"),
+        (root.join("cat/a.json"), path("out"), &["--from", "webdataset"], "tar header"),
+        (root.join("cat/a.json"), path("out"), &["--from", "tfrecord"], "record"),
+        (root.join("cat/a.jpg"), path("out"), &["--from", "lmdb"], "LMDB"),
+    ] {
+        let text = bad(&src, &dst, options);
+        assert!(text.contains(part), "{}: {text}", dst.display());
+        assert_eq!(tree(dir.path()), before, "{}", dst.display());
+    }
+    // Nothing to convert.
+    LmdbWriter::builder(path("empty.mdb")).create().unwrap().finish().unwrap();
+    fs::write(path("empty.tfrecord"), "").unwrap();
+    fs::create_dir(path("empty")).unwrap();
+    for (name, part) in [("empty.mdb", "no sample"), ("empty.tfrecord", "no sample"), ("empty", "no image")] {
+        assert!(bad(&path(name), &path("out"), &[]).contains(part), "{name}");
+        assert!(!path("out").exists());
+    }
+    // An image that is none.
+    put(&root, "cat/broken.jpg", &picture("h2v2.jpg")[..60]);
+    assert!(bad(&root, &path("out.tar"), &["--shorter-side", "8"]).contains("cat/broken.jpg"));
+    let text = good(&root, &path("out.tar"), &["--shorter-side", "8", "--skip-errors"]);
+    assert!(
+        text.contains("3 samples, 1 bad ones skipped") && text.contains("skipped: cannot scale cat/broken"),
+        "{text}"
+    );
+}
+
+#[test]
+#[cfg(unix)]
+fn an_interrupted_conversion_leaves_nothing() {
+    let (dir, root) = photos();
+    let image = picture("h2v2.png");
+    for i in 0..4000 {
+        put(&root, &format!("many/{i}.png"), &image);
+    }
+    for name in ["out", "out.tar", "out.tfrecord", "out.mdb"] {
+        let before: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
+        let mut child = program()
+            .arg(&root)
+            .arg(dir.path().join(name))
+            .args(["--shorter-side", "8", "--workers", "1"])
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let begun = Instant::now();
+        // The hidden folder or file that it writes aside.
+        while fs::read_dir(dir.path()).unwrap().count() == before.len() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{name} never began");
+            sleep(Duration::from_millis(1));
+        }
+        let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        assert!(killed.success());
+        let status = child.wait().unwrap();
+        assert_eq!(status.code(), Some(130), "{name}");
+        let after: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
+        assert_eq!(after, before, "{name}");
+    }
+}

@@ -1,0 +1,180 @@
+//! Opening a database: the file is checked, the keys are listed, and then LMDB may have it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ::lmdb::{Database, Environment, EnvironmentFlags, Error, Transaction};
+
+use super::checksums::{self, Checksums};
+use super::index::{self, Stamp};
+use super::keys::Keys;
+use super::pages::{Pages, Tree};
+use super::walk::{Value, walk};
+use super::{LmdbDataset, refused};
+use crate::DataError;
+
+/// The file in a database's folder.
+pub(super) const DATA_FILE: &str = "data.mdb";
+
+/// Collects the options of an [`LmdbDataset`]; made by [`LmdbDataset::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "call open() to get the dataset"]
+pub struct LmdbDatasetBuilder {
+    path: PathBuf,
+    database: Option<String>,
+    index_file: Option<PathBuf>,
+    read_ahead: bool,
+    verify_crc: bool,
+}
+
+impl LmdbDatasetBuilder {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, database: None, index_file: None, read_ahead: true, verify_crc: true }
+    }
+
+    /// Reads a named database instead of the main one.
+    #[doc(alias = "open_db")]
+    pub fn database(mut self, name: impl Into<String>) -> Self {
+        self.database = Some(name.into());
+        self
+    }
+
+    /// Keeps the keys in a file, from which the next run has them at once; none unless set.
+    ///
+    /// The file is made when it is not there, and made anew when it does not fit the database as it is now.
+    pub fn index_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.index_file = Some(path.into());
+        self
+    }
+
+    /// Whether the system reads on behind a value; on unless set.
+    ///
+    /// Off, the disk gives what is asked for and nothing around it: better for a file that is larger than memory and read
+    /// in random order.
+    #[doc(alias = "readahead")]
+    pub fn read_ahead(mut self, read_ahead: bool) -> Self {
+        self.read_ahead = read_ahead;
+        self
+    }
+
+    /// Whether values are compared with their checksums, in a database that has them; on unless set.
+    pub fn verify_crc(mut self, verify: bool) -> Self {
+        self.verify_crc = verify;
+        self
+    }
+
+    /// Opens the database.
+    ///
+    /// Without an index this reads every page that holds keys: a few seconds for millions of entries on a disk.
+    ///
+    /// # Errors
+    /// [`DataError::Corrupt`] naming file and offset for a file that is no LMDB database, cut short, or damaged where
+    /// it can be told; [`DataError::CorruptEntry`] for damaged checksums; [`DataError::Layout`] for a name that is not
+    /// there, integer or reversed keys, and duplicates; [`DataError::Io`].
+    pub fn open(self) -> Result<LmdbDataset, DataError> {
+        if self.database.as_ref().is_some_and(|name| name.contains('\0')) {
+            return Err(DataError::option("database", "a name without a zero byte", format!("{:?}", self.database)));
+        }
+        let path: Arc<Path> = match self.path.is_dir() {
+            true => self.path.join(DATA_FILE).into(),
+            false => self.path.as_path().into(),
+        };
+        let mut pages = Pages::open(path.clone())?;
+        let mut keys = self.keys(&mut pages)?;
+        let (environment, database) = self.map(&pages)?;
+        let checksums = self.checksums(&environment, database, &path, &mut keys)?;
+        Ok(LmdbDataset { environment, database, path, keys: Arc::new(keys), checksums })
+    }
+
+    /// The keys of the index, or of the tree.
+    fn keys(&self, pages: &mut Pages) -> Result<Keys, DataError> {
+        let Some(index_file) = &self.index_file else { return list(pages, self.database.as_deref()) };
+        let stamp = Stamp::of(pages, self.database.as_deref())?;
+        if let Some(keys) = index::load(index_file, &stamp)? {
+            return Ok(keys);
+        }
+        let keys = list(pages, self.database.as_deref())?;
+        index::save(index_file, &stamp, &keys)?;
+        Ok(keys)
+    }
+
+    /// Lets LMDB map the file.
+    fn map(&self, pages: &Pages) -> Result<(Environment, Database), DataError> {
+        let path = pages.path();
+        // A writer would take the lock file; nothing here does, so that the disk may be read-only.
+        let mut flags = EnvironmentFlags::READ_ONLY
+            | EnvironmentFlags::NO_SUB_DIR
+            | EnvironmentFlags::NO_LOCK
+            | EnvironmentFlags::NO_TLS;
+        flags.set(EnvironmentFlags::NO_READAHEAD, !self.read_ahead);
+        // Not what the file declares, which may be any number.
+        let bytes = usize::try_from(pages.bytes()).map_err(|_| refused(path)(Error::MapFull))?;
+        let environment = Environment::new()
+            .set_flags(flags)
+            .set_map_size(bytes)
+            .set_max_dbs(self.database.is_some().into())
+            .open(path)
+            .map_err(refused(path))?;
+        let database = environment.open_db(self.database.as_deref()).map_err(refused(path))?;
+        Ok((environment, database))
+    }
+
+    /// Takes the entry of the checksums out of the keys, and reads it.
+    fn checksums(
+        &self,
+        environment: &Environment,
+        database: Database,
+        path: &Path,
+        keys: &mut Keys,
+    ) -> Result<Option<Checksums>, DataError> {
+        let Some(position) = keys.find(checksums::KEY) else { return Ok(None) };
+        keys.remove(position);
+        if !self.verify_crc {
+            return Ok(None);
+        }
+        let transaction = environment.begin_ro_txn().map_err(refused(path))?;
+        let entry = transaction.get(database, &checksums::KEY).map_err(refused(path))?;
+        let entries = keys.len();
+        Checksums::parse(entry, entries).map(Some).map_err(|found| DataError::CorruptEntry {
+            path: path.to_owned(),
+            key: checksums::KEY.escape_ascii().to_string(),
+            expected: format!("checksums of {entries} entries"),
+            found,
+        })
+    }
+}
+
+/// The keys of a database; its tree, and the main one in which LMDB looks for its name, are found intact on the way.
+fn list(pages: &mut Pages, database: Option<&str>) -> Result<Keys, DataError> {
+    let (mut keys, mut trees) = (Keys::default(), Vec::new());
+    let main = pages.main();
+    walk(pages, main, &mut |key, value| match value {
+        Value::Tree(tree) => trees.push((key.to_vec(), tree)),
+        Value::Bytes if database.is_none() => keys.push(key),
+        Value::Bytes => {}
+    })?;
+    let names = |trees: &[(Vec<u8>, Tree)]| {
+        let names: Vec<String> =
+            trees.iter().map(|(name, _)| format!("{:?}", name.escape_ascii().to_string())).collect();
+        if names.is_empty() { "none with a name".to_owned() } else { names.join(", ") }
+    };
+    match database {
+        // Python's users who see nothing have forgotten the name.
+        None if keys.len() == 0 && !trees.is_empty() => {
+            let found = format!("named databases only: {}", names(&trees));
+            Err(DataError::layout(pages.path(), "entries in the main database", found))
+        }
+        None => Ok(keys),
+        Some(name) => match trees.iter().find(|(key, _)| key == name.as_bytes()) {
+            Some(&(_, tree)) => {
+                walk(pages, tree, &mut |key, value| {
+                    if matches!(value, Value::Bytes) {
+                        keys.push(key);
+                    }
+                })?;
+                Ok(keys)
+            }
+            None => Err(DataError::layout(pages.path(), format!("a database named {name:?}"), names(&trees))),
+        },
+    }
+}

@@ -1,0 +1,74 @@
+//! The keys of a database in a file beside it, so that the next run need not look for them.
+
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::keys::Keys;
+use super::pages::{Pages, u64_at};
+use crate::DataError;
+use crate::content::Content;
+use crate::output::Output;
+
+const MAGIC: &[u8; 8] = b"odlmdb\0\x01";
+/// Magic, length and checksum of what follows.
+const HEADER: usize = 20;
+
+/// What an index is of: the file as it was, and the database in it.
+///
+/// An index also vouches that the tree held when it was read; a file that has changed since gets a new one.
+pub(super) struct Stamp(Vec<u8>);
+
+impl Stamp {
+    pub(super) fn of(pages: &Pages, database: Option<&str>) -> Result<Self, DataError> {
+        let [bytes, modified] = pages.stamp()?;
+        let name = database.unwrap_or_default().as_bytes();
+        let numbers = [bytes, modified, pages.transaction(), name.len() as u64];
+        Ok(Self([numbers.map(u64::to_le_bytes).as_flattened(), name].concat()))
+    }
+}
+
+/// The keys of the index at `path`, if it is whole and of this database; an error when it is no index at all.
+pub(super) fn load(path: &Path, stamp: &Stamp) -> Result<Option<Keys>, DataError> {
+    let mut content = match Content::open(Arc::from(path)) {
+        Ok(content) => content,
+        Err(DataError::Io { error, .. }) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut header = [0; HEADER];
+    let filled = content.fill(&mut header)?;
+    if !header.starts_with(MAGIC) {
+        // A slip in the name must not cost a file.
+        let found = header[..filled.min(MAGIC.len())].escape_ascii().to_string();
+        return Err(DataError::corrupt(path, 0, "the index of an LMDB database, or no file yet", found));
+    }
+    let Ok(body) = content.bytes(u64_at(&header, 8), "an index") else { return Ok(None) };
+    let whole = crc32c::crc32c(&body).to_le_bytes() == header[16..];
+    Ok(body.strip_prefix(&*stamp.0).filter(|_| whole).and_then(parse))
+}
+
+fn parse(body: &[u8]) -> Option<Keys> {
+    let (count, rest) = body.split_first_chunk()?;
+    let lengths = usize::try_from(u64::from_le_bytes(*count)).ok()?.checked_mul(2)?;
+    let (lengths, keys) = rest.split_at_checked(lengths)?;
+    let (lengths, _) = lengths.as_chunks::<2>();
+    Keys::from_parts(keys.to_vec(), lengths.iter().map(|&bytes| u16::from_le_bytes(bytes)))
+}
+
+/// Writes an index, which appears under its name when it is complete.
+pub(super) fn save(path: &Path, stamp: &Stamp, keys: &Keys) -> Result<(), DataError> {
+    let mut body = stamp.0.clone();
+    body.extend((keys.len() as u64).to_le_bytes());
+    // LMDB itself has two bytes for the length.
+    body.extend(keys.iter().flat_map(|key| (key.len() as u16).to_le_bytes()));
+    body.extend_from_slice(keys.bytes());
+    let header = [MAGIC, &(body.len() as u64).to_le_bytes()[..], &crc32c::crc32c(&body).to_le_bytes()].concat();
+    let mut output = Output::create(path)?;
+    let written = output.write_all(&header).and_then(|()| output.write_all(&body));
+    let finished = written.map_err(DataError::io(output.path())).and_then(|()| output.finish());
+    match finished {
+        Ok(_) => Ok(()),
+        // Another process may have been quicker: the ranks of one run all begin at once.
+        Err(error) => load(path, stamp)?.map(drop).ok_or(error),
+    }
+}
