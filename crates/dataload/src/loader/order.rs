@@ -1,6 +1,7 @@
 //! Random orders and draws of the loader itself, each from a stream of its own.
 
-use crate::Philox;
+use crate::permutation::shuffle;
+use crate::{Philox, rng};
 
 /// What a random number is for, so that two uses of one seed have nothing in common.
 #[derive(Clone, Copy, Debug)]
@@ -19,23 +20,17 @@ fn key(seed: u64, domain: Domain, coordinates: &[u64]) -> u64 {
     coordinates.iter().fold(start, |key, &coordinate| Philox::new(key, domain as u64).at(coordinate))
 }
 
-/// A permutation of `0..len` that is a function of the arguments.
+/// A permutation of `0..len` that is a function of the other arguments.
 pub(crate) fn permutation(len: usize, seed: u64, domain: Domain, coordinates: &[u64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..len).collect();
-    let bits = Philox::new(key(seed, domain, coordinates), 0);
-    for (last, bits) in (1..len).rev().zip(bits.iter()) {
-        order.swap(last, scaled(bits, last + 1));
-    }
+    let mut bits = Philox::new(key(seed, domain, coordinates), 0).bits();
+    shuffle(&mut order, || bits.draw());
     order
 }
 
 /// A number below `end`, which is not 0, that is a function of the arguments.
 pub(crate) fn below(end: usize, seed: u64, domain: Domain, coordinates: &[u64]) -> usize {
-    scaled(key(seed, domain, coordinates), end)
-}
-
-fn scaled(bits: u64, end: usize) -> usize {
-    ((u128::from(bits) * end as u128) >> 64) as usize
+    rng::below(key(seed, domain, coordinates), end).0
 }
 
 #[cfg(test)]
