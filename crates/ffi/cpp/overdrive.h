@@ -43,6 +43,13 @@ typedef struct {
   int64_t allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes;
 } od_memory_stats;
 
+// Pixels of a JPEG file: a region of the image as it is at `eighths` / 8 of its size.
+typedef struct {
+  uint32_t top, left, height, width;
+  uint32_t eighths;   // 8, 4, 2 or 1
+  uint32_t channels;  // 3: red, green, blue; 4: and a byte without meaning
+} od_jpeg_part;
+
 // error.cpp
 void od_error_clear(od_error* err) noexcept;
 od_status od_test_throw(int32_t what, od_error* err) noexcept;
@@ -85,6 +92,11 @@ od_status od_cuda_memory_stats(int32_t device, od_memory_stats* out, od_error* e
 od_status od_cuda_reset_peak_memory_stats(int32_t device, od_error* err) noexcept;
 od_status od_cuda_empty_cache(od_error* err) noexcept;
 od_status od_cuda_set_sync_debug_mode(int32_t mode, int32_t* previous, od_error* err) noexcept;
+
+// jpeg.cpp, with the feature libjpeg-turbo alone. Unlike the others it writes on failure too: `offset` says how far the
+// file was read, and `pixels` holds anything.
+od_status od_jpeg_decode(const uint8_t* file, size_t bytes, const od_jpeg_part* part, uint8_t* pixels, size_t* offset,
+                         od_error* err) noexcept;
 }
 
 // The two handles are plain owners, so that Rust can hold them behind a pointer.

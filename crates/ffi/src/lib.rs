@@ -21,6 +21,8 @@ pub mod autocast;
 pub mod context;
 pub mod cuda;
 mod error;
+#[cfg(feature = "libjpeg-turbo")]
+pub mod jpeg;
 mod kind;
 mod memory;
 mod op;

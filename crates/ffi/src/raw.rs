@@ -60,6 +60,17 @@ pub struct MemoryStats {
     pub reserved_peak_bytes: i64,
 }
 
+#[cfg(feature = "libjpeg-turbo")]
+#[repr(C)]
+pub struct JpegPart {
+    pub top: u32,
+    pub left: u32,
+    pub height: u32,
+    pub width: u32,
+    pub eighths: u32,
+    pub channels: u32,
+}
+
 unsafe extern "C" {
     pub fn od_error_clear(err: *mut Error);
     pub fn od_test_throw(what: i32, err: *mut Error) -> Status;
@@ -128,4 +139,14 @@ unsafe extern "C" {
     pub fn od_cuda_reset_peak_memory_stats(device: i32, err: *mut Error) -> Status;
     pub fn od_cuda_empty_cache(err: *mut Error) -> Status;
     pub fn od_cuda_set_sync_debug_mode(mode: i32, previous: *mut i32, err: *mut Error) -> Status;
+
+    #[cfg(feature = "libjpeg-turbo")]
+    pub fn od_jpeg_decode(
+        file: *const u8,
+        bytes: usize,
+        part: *const JpegPart,
+        pixels: *mut u8,
+        offset: *mut usize,
+        err: *mut Error,
+    ) -> Status;
 }

@@ -5,6 +5,7 @@
 
 #[cfg(feature = "safetensors")]
 mod arrays;
+mod images;
 #[cfg(all(feature = "safetensors", feature = "tfrecord", feature = "webdataset", feature = "zstd"))]
 mod mutations;
 #[cfg(feature = "tfrecord")]
