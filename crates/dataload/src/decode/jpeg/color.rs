@@ -41,9 +41,10 @@ pub(crate) fn to_pixels<const N: usize>(
             Model::YCbCr | Model::Ycck => convert(one, two, three, &mut rgb),
         }
         if !black.is_empty() {
-            // Stored inverted, as Adobe does and everyone else. YCbCr gives the complement of CMY, thus what is stored.
+            // Stored inverted, as Adobe does and everyone else. YCbCr gives the complement of what is stored.
+            let flip = if frame.model == Model::Ycck { 255 } else { 0 };
             for plane in &mut rgb {
-                plane.iter_mut().zip(black).for_each(|(ink, &black)| *ink = on_paper(*ink, black));
+                plane.iter_mut().zip(black).for_each(|(ink, &black)| *ink = on_paper(*ink ^ flip, black));
             }
         }
         let [red, green, blue] = &rgb;
