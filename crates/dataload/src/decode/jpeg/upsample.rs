@@ -83,6 +83,6 @@ impl Upsampler {
 /// The two rows that a pixel lies between, the nearer one first, and what their weighted sum is rounded with.
 fn neighbours(plane: &Plane, y: usize) -> (&[u8], &[u8], u16) {
     let near = (y / 2) as isize;
-    let (far, rounding) = if y % 2 == 0 { (near - 1, 1) } else { (near + 1, 2) };
+    let (far, rounding) = if y.is_multiple_of(2) { (near - 1, 1) } else { (near + 1, 2) };
     (plane.row(near), plane.row(far), rounding)
 }
