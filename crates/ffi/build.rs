@@ -60,7 +60,7 @@ fn jpeg(build: &mut cc::Build) {
         Ok(library) => build.file("cpp/jpeg.cpp").includes(library.include_paths),
         Err(error) => panic!(
             "{error}\n\nthe feature libjpeg-turbo needs the library's headers\n\
-             remedy: apt-get install libjpeg62-turbo-dev (Debian), libjpeg-turbo8-dev (Ubuntu), or leave the feature off"
+             remedy: apt-get install libjpeg62-turbo-dev (Debian) or libjpeg-turbo8-dev (Ubuntu), or leave it off"
         ),
     };
 }

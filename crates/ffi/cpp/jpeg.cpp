@@ -1,7 +1,7 @@
 // Parts of JPEG files, through the system's libjpeg-turbo.
 //
-// libjpeg reports an error by a callback that must not return. Here it jumps back into `od_jpeg_decode`, across C frames
-// and our own, none of which holds anything to destroy. No Rust code runs below this function.
+// libjpeg reports an error by a callback that must not return. Here it jumps back into `od_jpeg_decode`, across frames
+// of C and our own, none of which holds anything to destroy. No Rust code runs below this function.
 #include <algorithm>
 #include <csetjmp>
 #include <cstdio>
@@ -44,7 +44,7 @@ struct Errors {
   std::longjmp(errors->back, 1);
 }
 
-// libjpeg fills in grey for what is missing, and warns. That is an error here, unless the pixels are right all the same.
+// libjpeg fills in grey for what is missing, and warns. That is an error here, unless the pixels are right even so.
 void on_message(j_common_ptr info, int level) noexcept {
   if (level >= 0) return;
   switch (info->err->msg_code) {
@@ -72,6 +72,8 @@ void decode(j_decompress_ptr info, const od_jpeg_part& part, uint8_t* pixels) no
   info->out_color_space = part.channels == 3 ? JCS_EXT_RGB : JCS_EXT_RGBX;
   info->scale_num = part.eighths;
   info->scale_denom = 8;
+  // It would guess at what a progressive file leaves out.
+  info->do_block_smoothing = FALSE;
   jpeg_start_decompress(info);
   if (part.top + part.height > info->output_height || part.left + part.width > info->output_width) {
     refuse(common, "a part beyond the image");
@@ -100,7 +102,7 @@ void decode(j_decompress_ptr info, const od_jpeg_part& part, uint8_t* pixels) no
 
 }  // namespace
 
-od_status od_jpeg_decode(const uint8_t* file, size_t bytes, const od_jpeg_part* part, uint8_t* pixels, size_t* offset,
+od_status od_jpeg_decode(const uint8_t* file, size_t bytes, const od_jpeg_part* part, uint8_t* pixels,
                          od_error* err) noexcept {
   jpeg_decompress_struct info;
   Errors errors;
@@ -111,7 +113,6 @@ od_status od_jpeg_decode(const uint8_t* file, size_t bytes, const od_jpeg_part* 
   errors.base.emit_message = on_message;
   progress.progress_monitor = on_progress;
   if (setjmp(errors.back) != 0) {
-    *offset = info.src != nullptr ? bytes - std::min(bytes, info.src->bytes_in_buffer) : 0;
     bool no_memory = info.err->msg_code == JERR_OUT_OF_MEMORY;
     jpeg_destroy_decompress(&info);
     return overdrive::fail(err, no_memory ? OD_OUT_OF_MEMORY : OD_OTHER, errors.message, errors.message);

@@ -93,9 +93,8 @@ od_status od_cuda_reset_peak_memory_stats(int32_t device, od_error* err) noexcep
 od_status od_cuda_empty_cache(od_error* err) noexcept;
 od_status od_cuda_set_sync_debug_mode(int32_t mode, int32_t* previous, od_error* err) noexcept;
 
-// jpeg.cpp, with the feature libjpeg-turbo alone. Unlike the others it writes on failure too: `offset` says how far the
-// file was read, and `pixels` holds anything.
-od_status od_jpeg_decode(const uint8_t* file, size_t bytes, const od_jpeg_part* part, uint8_t* pixels, size_t* offset,
+// jpeg.cpp, with the feature libjpeg-turbo alone. When it fails, `pixels` holds anything.
+od_status od_jpeg_decode(const uint8_t* file, size_t bytes, const od_jpeg_part* part, uint8_t* pixels,
                          od_error* err) noexcept;
 }
 

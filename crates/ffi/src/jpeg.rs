@@ -20,19 +20,8 @@ pub struct Part {
     pub channels: usize,
 }
 
-/// Why a file could not be decoded.
-#[derive(Debug, thiserror::Error)]
-#[error("{error}")]
-pub struct DecodeError {
-    /// How far the file was read, in bytes.
-    pub offset: usize,
-    /// libjpeg-turbo's message.
-    #[source]
-    pub error: Error,
-}
-
-/// Decodes a part of `file` into `pixels`, with libjpeg-turbo's default settings: the accurate integer transform and
-/// smooth upsampling, as Pillow and torchvision have them.
+/// Decodes a part of `file` into `pixels`, with the settings that Pillow and torchvision have: the accurate integer transform
+/// and smooth upsampling. What a progressive file leaves out is not guessed at.
 ///
 /// Only what the part needs is transformed and coloured. What follows its last row is not looked at, save in a file of
 /// several scans.
@@ -46,25 +35,20 @@ pub struct DecodeError {
 ///
 /// # Source
 /// `jpeg_crop_scanline` and `jpeg_skip_scanlines` of libjpeg-turbo 1.5.
-pub fn decode(file: &[u8], part: &Part, pixels: &mut [u8]) -> Result<(), DecodeError> {
+pub fn decode(file: &[u8], part: &Part, pixels: &mut [u8]) -> Result<(), Error> {
     let Part { top, left, height, width, eighths, channels } = *part;
-    let refused = |message: String| DecodeError { offset: 0, error: Error::refused(message) };
     // A JPEG file has at most 65,535 rows and columns; the C side adds two of these numbers.
     let small = [top, left, height, width].iter().all(|&side| side <= usize::from(u16::MAX));
     if !small || height == 0 || width == 0 || !matches!(eighths, 1 | 2 | 4 | 8) || !matches!(channels, 3 | 4) {
-        return Err(refused(format!("{part:?} is no part of a JPEG file")));
+        return Err(Error::refused(format!("{part:?} is no part of a JPEG file")));
     }
     let [top, left, height, width, eighths, channels] =
         [top, left, height, width, eighths, channels].map(|value| value as u32);
     let bytes = u64::from(height) * u64::from(width) * u64::from(channels);
     if bytes != pixels.len() as u64 {
-        return Err(refused(format!("{part:?} takes {bytes} bytes, not {}", pixels.len())));
+        return Err(Error::refused(format!("{part:?} takes {bytes} bytes, not {}", pixels.len())));
     }
     let raw_part = raw::JpegPart { top, left, height, width, eighths, channels };
-    let mut offset = 0;
-    // SAFETY: file, part and offset live through the call, and `pixels` has room for the part, as compared above.
-    check(|err| unsafe {
-        raw::od_jpeg_decode(file.as_ptr(), file.len(), &raw_part, pixels.as_mut_ptr(), &mut offset, err)
-    })
-    .map_err(|error| DecodeError { offset, error })
+    // SAFETY: file and part live through the call, and `pixels` has room for the part, as compared above.
+    check(|err| unsafe { raw::od_jpeg_decode(file.as_ptr(), file.len(), &raw_part, pixels.as_mut_ptr(), err) })
 }

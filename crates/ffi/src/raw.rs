@@ -146,7 +146,6 @@ unsafe extern "C" {
         bytes: usize,
         part: *const JpegPart,
         pixels: *mut u8,
-        offset: *mut usize,
         err: *mut Error,
     ) -> Status;
 }

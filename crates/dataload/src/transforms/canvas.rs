@@ -183,8 +183,8 @@ impl<'a> Canvas<'a> {
 
     /// Scales to `size`; Pillow's results within one level, two for [`Interpolation::Bicubic`].
     ///
-    /// Pillow's weights have 22 bits, these 14, so that each of the two passes may round the other way; negative weights
-    /// make more of it. With [`dct_scaling`](crate::ImagePipeline::dct_scaling), the decoder does a part of the scaling.
+    /// Pillow's weights have 22 bits, these 14, so that each of the two passes may round the other way; negative
+    /// weights make more of it. With [`dct_scaling`](crate::ImagePipeline::dct_scaling), the decoder does a part.
     ///
     /// Without `antialias`, an image that shrinks takes no pixels into account but the nearest ones.
     ///

@@ -4,8 +4,9 @@
 //! stops after the region's last row, and skips to its first one where there are restart markers. Its pixels are those
 //! of libjpeg-turbo's default settings, and so Pillow's and torchvision's, to the last bit.
 //!
-//! What a JPEG file cannot tell: it has no checksums, so a flipped bit that leaves the codes readable gives other pixels
-//! than were meant. Missing or superfluous data shows at restart markers and at the end of a scan that is read so far.
+//! What a JPEG file cannot tell: it has no checksums, so a flipped bit that leaves the codes readable gives other
+//! pixels than were meant. Missing or superfluous data shows at restart markers, and missing data at the end of a scan
+//! that is read so far. Bytes beyond the last block are allowed, since cameras pad there.
 
 mod bits;
 mod color;
@@ -118,8 +119,8 @@ impl<'a> Jpeg<'a> {
     ) -> Result<(), DataError> {
         let path = self.path;
         #[cfg(feature = "libjpeg-turbo")]
-        if let Some(done) = turbo::decode::<N>(self, region, eighths, pixels) {
-            return done;
+        if turbo::decode::<N>(self, region, eighths, pixels) {
+            return Ok(());
         }
         SCRATCH.with_borrow_mut(|scratch| {
             let done = self.decode_with::<N>(region, eighths, pixels, scratch);

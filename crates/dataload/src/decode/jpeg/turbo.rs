@@ -2,31 +2,25 @@
 
 use overdrive_ffi::jpeg::{Part, decode as decode_part};
 
-use super::Jpeg;
 use super::header::Model;
-use crate::{DataError, Region};
+use super::{Jpeg, scan};
+use crate::Region;
 
-/// Decodes what [`Jpeg::decode`] does; nothing for the kinds of file that libjpeg-turbo does not turn into RGB.
-pub(super) fn decode<const N: usize>(
-    jpeg: &Jpeg<'_>,
-    region: &Region,
-    eighths: usize,
-    pixels: &mut [u8],
-) -> Option<Result<(), DataError>> {
-    let (file, at) = (jpeg.markers.file, jpeg.markers.at);
-    if N == 1 || matches!(jpeg.markers.frame.model, Model::Cmyk | Model::Ycck) {
-        return None;
+/// Decodes what [`Jpeg::decode`] does, or tells that the own decoder is to: for what libjpeg-turbo does not turn into
+/// RGB, for files with restart markers, in which the own one can skip, and for every file with something wrong. So the
+/// feature changes neither pixels nor errors.
+pub(super) fn decode<const N: usize>(jpeg: &Jpeg<'_>, region: &Region, eighths: usize, pixels: &mut [u8]) -> bool {
+    let markers = &jpeg.markers;
+    if N == 1 || matches!(markers.frame.model, Model::Cmyk | Model::Ycck) || markers.restart_interval > 0 {
+        return false;
     }
-    // It does not look at what follows the region's last row, a truncated file is to be noticed all the same.
-    if memchr::memmem::rfind(&file[at..], b"\xff\xd9").is_none() {
-        let error = DataError::corrupt(jpeg.path, file.len() as u64, "more JPEG data", "the end of the file");
-        return Some(Err(error));
+    // Libjpeg-turbo has tables for files without, and does not look at what follows the region's last row.
+    let complete = jpeg.scan.members.iter().all(|member| scan::tables(markers, member).is_ok());
+    let ends = memchr::memmem::rfind(&markers.file[markers.at..], b"\xff\xd9").is_some();
+    if jpeg.is_one_scan() && !complete || !ends {
+        return false;
     }
     let &Region { top, left, height, width } = region;
     let part = Part { top, left, height, width, eighths, channels: N };
-    Some(
-        decode_part(file, &part, pixels).map_err(|error| {
-            DataError::corrupt(jpeg.path, error.offset as u64, "an intact JPEG image", error.to_string())
-        }),
-    )
+    decode_part(markers.file, &part, pixels).is_ok()
 }
