@@ -40,6 +40,8 @@ fn main() {
             build.file("cpp/no_cuda.cpp");
         }
     }
+    #[cfg(feature = "libjpeg-turbo")]
+    jpeg(&mut build);
     // Every object is linked, referenced or not: cuda.o keeps libtorch_cuda in the program (see cuda.cpp).
     build.link_lib_modifier("+whole-archive").compile("overdrive_ffi");
 
@@ -49,6 +51,18 @@ fn main() {
             println!("cargo::rustc-link-lib=dylib={name}");
         }
     }
+}
+
+/// libjpeg-turbo, as pkg-config finds it; `jpeg.cpp` refuses any other libjpeg.
+#[cfg(feature = "libjpeg-turbo")]
+fn jpeg(build: &mut cc::Build) {
+    match pkg_config::probe_library("libjpeg") {
+        Ok(library) => build.file("cpp/jpeg.cpp").includes(library.include_paths),
+        Err(error) => panic!(
+            "{error}\n\nthe feature libjpeg-turbo needs the library's headers\n\
+             remedy: apt-get install libjpeg62-turbo-dev (Debian) or libjpeg-turbo8-dev (Ubuntu), or leave it off"
+        ),
+    };
 }
 
 /// CUDA's headers, where this libtorch has CUDA: a toolkit that CUDA_HOME names, or the pip packages beside torch.

@@ -1,11 +1,12 @@
 """Decoding and transforms against Pillow and torchvision."""
 
 import io
+import math
 
 import numpy as np
 import torch
 from harness import case
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision.transforms import ColorJitter, v2
 from torchvision.transforms import functional as F
 
@@ -37,7 +38,7 @@ def give_file(t, name, image, **options):
 
 @case
 def dataload_jpeg(t):
-    """Baseline files bit for bit; the others within a few levels."""
+    """JPEG of every kind bit for bit; lossy WebP within two levels."""
     names = []
     for sampling in (0, 1, 2):
         for width, height in ((1, 1), (2, 3), (8, 8), (17, 33), (200, 150), (333, 250)):
@@ -50,8 +51,8 @@ def dataload_jpeg(t):
     t.expect("grey", pixels(give_file(t, "grey", image.convert("L"), format="JPEG")))
     t.expect("low", pixels(give_file(t, "low", image, format="JPEG", quality=10)))
     t.expect("optimized", pixels(give_file(t, "optimized", image, format="JPEG", quality=97, optimize=True)))
-    t.expect("progressive", pixels(give_file(t, "progressive", image, format="JPEG", progressive=True)), atol=6)
-    t.expect("cmyk", pixels(give_file(t, "cmyk", image.convert("CMYK"), format="JPEG")), atol=4)
+    t.expect("progressive", pixels(give_file(t, "progressive", image, format="JPEG", progressive=True)))
+    t.expect("cmyk", pixels(give_file(t, "cmyk", image.convert("CMYK"), format="JPEG")))
     t.expect("webp", pixels(give_file(t, "webp", image, format="WEBP", quality=90)), atol=2)
     t.expect("lossless", pixels(give_file(t, "lossless", image, format="WEBP", lossless=True)))
     t.tell("names", [*names, "grey", "low", "optimized", "progressive", "cmyk", "webp", "lossless"])
@@ -59,7 +60,11 @@ def dataload_jpeg(t):
 
 @case
 def dataload_resized_crop(t):
-    """Resized crops of an encoded file, antialiased as Pillow does it: within one level, two for bicubic."""
+    """Resized crops of an encoded file, antialiased as Pillow does it: within one level, two for bicubic.
+
+    Pillow's weights have 22 bits, ours 14, so that each of the two passes may round the other way. A bilinear result
+    lies between its neighbours; the negative weights of a bicubic one enlarge the first pass's level to 1.25.
+    """
     image = give_file(t, "file", picture(200, 150), format="JPEG", quality=90)
     t.tell("regions", REGIONS)
     t.tell("sizes", SIZES)
@@ -68,6 +73,36 @@ def dataload_resized_crop(t):
             for s, size in enumerate(SIZES):
                 cropped = F.resized_crop(image, *region, list(size), filtering)
                 t.expect(f"{mode}.{r}.{s}", pixels(cropped), atol=1 if mode == "bilinear" else 2)
+
+
+@case
+def dataload_dct_scaling(t):
+    """Crops of a file that Pillow decodes at a fraction of its size, by `draft`: as far off as unscaled ones may be."""
+    file = give_file(t, "file", picture(400, 304), format="JPEG", quality=90).fp.getvalue()
+    regions = [(0, 0, 304, 400), (10, 20, 200, 300), (3, 5, 117, 111), (77, 101, 173, 199)]
+    sizes = [(56, 56), (24, 30), (100, 97)]
+    t.tell("regions", regions)
+    t.tell("sizes", sizes)
+    for r, (top, left, height, width) in enumerate(regions):
+        for s, size in enumerate(sizes):
+            eighths = next(e for e in (1, 2, 4, 8) if height * e >= 8 * size[0] and width * e >= 8 * size[1])
+            draft = Image.open(io.BytesIO(file))
+            draft.draft("RGB", (400 * eighths // 8, 304 * eighths // 8))
+            exact = [side * eighths / 8 for side in (left, top, left + width, top + height)]
+            whole = [math.floor(exact[0]), math.floor(exact[1]), math.ceil(exact[2]), math.ceil(exact[3])]
+            box = [exact[0] - whole[0], exact[1] - whole[1], exact[2] - whole[0], exact[3] - whole[1]]
+            scaled = draft.crop(whole).resize(size[::-1], Image.Resampling.BILINEAR, box=box)
+            t.expect(f"{r}.{s}", pixels(scaled), atol=1)
+
+
+@case
+def dataload_exif(t):
+    """The eight ways to hold a camera."""
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        image = give_file(t, str(orientation), picture(61, 43), format="JPEG", quality=90, exif=exif)
+        t.expect(str(orientation), pixels(ImageOps.exif_transpose(image)))
 
 
 @case

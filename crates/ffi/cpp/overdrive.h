@@ -43,6 +43,13 @@ typedef struct {
   int64_t allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes;
 } od_memory_stats;
 
+// Pixels of a JPEG file: a region of the image as it is at `eighths` / 8 of its size.
+typedef struct {
+  uint32_t top, left, height, width;
+  uint32_t eighths;   // 8, 4, 2 or 1
+  uint32_t channels;  // 3: red, green, blue; 4: and a byte without meaning
+} od_jpeg_part;
+
 // error.cpp
 void od_error_clear(od_error* err) noexcept;
 od_status od_test_throw(int32_t what, od_error* err) noexcept;
@@ -104,6 +111,9 @@ od_status od_copy_event_wait(od_copy_event* event, od_error* err) noexcept;
 void od_copy_event_free(od_copy_event* event) noexcept;
 // Tells the allocator that the calling thread's current stream uses the tensor's memory.
 od_status od_copy_stream_adopt(const at::Tensor* tensor, od_error* err) noexcept;
+// jpeg.cpp, with the feature libjpeg-turbo alone. When it fails, `pixels` holds anything.
+od_status od_jpeg_decode(const uint8_t* file, size_t bytes, const od_jpeg_part* part, uint8_t* pixels,
+                         od_error* err) noexcept;
 }
 
 // The two handles are plain owners, so that Rust can hold them behind a pointer.

@@ -23,6 +23,8 @@ mod copy_stream;
 pub mod cuda;
 mod error;
 mod host_buffer;
+#[cfg(feature = "libjpeg-turbo")]
+pub mod jpeg;
 mod kind;
 mod memory;
 mod op;

@@ -70,6 +70,17 @@ pub struct MemoryStats {
     pub reserved_peak_bytes: i64,
 }
 
+#[cfg(feature = "libjpeg-turbo")]
+#[repr(C)]
+pub struct JpegPart {
+    pub top: u32,
+    pub left: u32,
+    pub height: u32,
+    pub width: u32,
+    pub eighths: u32,
+    pub channels: u32,
+}
+
 unsafe extern "C" {
     pub fn od_error_clear(err: *mut Error);
     pub fn od_test_throw(what: i32, err: *mut Error) -> Status;
@@ -168,4 +179,12 @@ unsafe extern "C" {
     pub fn od_copy_event_wait(event: *mut CopyEvent, err: *mut Error) -> Status;
     pub fn od_copy_event_free(event: *mut CopyEvent);
     pub fn od_copy_stream_adopt(tensor: *const C_tensor, err: *mut Error) -> Status;
+    #[cfg(feature = "libjpeg-turbo")]
+    pub fn od_jpeg_decode(
+        file: *const u8,
+        bytes: usize,
+        part: *const JpegPart,
+        pixels: *mut u8,
+        err: *mut Error,
+    ) -> Status;
 }

@@ -170,3 +170,38 @@ fn libtorch_cuda_is_loaded_where_it_exists() {
     assert!(maps.contains("libtorch_cpu.so"));
     assert_eq!(maps.contains("libtorch_cuda.so"), cuda::is_compiled());
 }
+
+#[cfg(feature = "libjpeg-turbo")]
+#[test]
+fn a_damaged_jpeg_or_a_part_beyond_it_is_an_error() {
+    use overdrive_ffi::jpeg::{Part, decode};
+
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../dataload/tests/fixtures/images/h2v2.jpg");
+    let file = std::fs::read(path).unwrap();
+    let whole = Part { top: 0, left: 0, height: 43, width: 61, eighths: 8, channels: 3 };
+    let mut pixels = vec![0; 3 * 43 * 61];
+    decode(&file, &whole, &mut pixels).unwrap();
+    let mut part = vec![0; 4 * 20 * 9];
+    decode(&file, &Part { top: 11, left: 50, height: 20, width: 9, eighths: 8, channels: 4 }, &mut part).unwrap();
+    for (i, pixel) in part.chunks_exact(4).enumerate() {
+        let (y, x) = (11 + i / 9, 50 + i % 9);
+        assert_eq!(pixel[..3], pixels[3 * (61 * y + x)..][..3]);
+    }
+    for cut in [0, 2, 100, file.len() / 2, file.len() - 40] {
+        let error = decode(&file[..cut], &whole, &mut pixels).expect_err("a truncated file");
+        assert!(!error.message().is_empty());
+    }
+    let beyond = [
+        Part { top: 1, ..whole },
+        Part { left: 1, ..whole },
+        Part { eighths: 4, ..whole },
+        Part { eighths: 3, ..whole },
+        Part { channels: 1, ..whole },
+        Part { height: 0, ..whole },
+        Part { height: usize::MAX, ..whole },
+        Part { width: 60, ..whole },
+    ];
+    for part in beyond {
+        assert!(decode(&file, &part, &mut pixels).is_err(), "{part:?}");
+    }
+}

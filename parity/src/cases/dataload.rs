@@ -59,6 +59,33 @@ pub fn dataload_resized_crop(given: &Given<'_>) -> Result<Found> {
     Ok(found)
 }
 
+pub fn dataload_dct_scaling(given: &Given<'_>) -> Result<Found> {
+    let mut found = Found::default();
+    let file: std::sync::Arc<[u8]> = bytes(given, "file")?.into();
+    for (r, [top, left, height, width]) in given.value::<Vec<[usize; 4]>>("regions")?.into_iter().enumerate() {
+        for (s, size) in given.value::<Vec<[usize; 2]>>("sizes")?.into_iter().enumerate() {
+            let region = Region { top, left, height, width };
+            let pipeline = ImagePipeline::new(0).dct_scaling(true).then(Crop(region)).then(Resize::new(size));
+            let sample = EncodedImage::new(file.clone(), "file");
+            let (batch, _) = pipeline.collate(vec![(sample, 0)])?;
+            found.insert(format!("{r}.{s}"), &batch.get(0).permute([1, 2, 0]));
+        }
+    }
+    Ok(found)
+}
+
+pub fn dataload_exif(given: &Given<'_>) -> Result<Found> {
+    let mut found = Found::default();
+    for orientation in 1..=8 {
+        let name = orientation.to_string();
+        let pipeline = ImagePipeline::new(0).exif_orientation(true);
+        let sample = EncodedImage::new(bytes(given, &name)?, &name);
+        let (batch, _) = pipeline.collate(vec![(sample, 0)])?;
+        found.insert(&name, &batch.get(0).permute([1, 2, 0]));
+    }
+    Ok(found)
+}
+
 pub fn dataload_evaluation(given: &Given<'_>) -> Result<Found> {
     let mut found = Found::default();
     let image = image(given)?;

@@ -25,6 +25,8 @@ pub const ALL: &[(&str, Case)] = &[
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
     ("dataload_jpeg", dataload::dataload_jpeg),
     ("dataload_resized_crop", dataload::dataload_resized_crop),
+    ("dataload_dct_scaling", dataload::dataload_dct_scaling),
+    ("dataload_exif", dataload::dataload_exif),
     ("dataload_evaluation", dataload::dataload_evaluation),
     ("dataload_color_jitter", dataload::dataload_color_jitter),
     ("dataload_mix", dataload::dataload_mix),

@@ -25,7 +25,9 @@ const FORMATS: [(Magic, Decoder); 3] = [
 
 /// Decodes an image of any format that this build knows (PNG, JPEG, WebP), told by its first bytes and not by its name.
 ///
-/// `path` only names the file in errors. An animated image gives its first frame; 16-bit values keep their high byte.
+/// `path` only names the file in errors. An animated image gives its first frame. 16-bit values keep their high byte, as
+/// Pillow has it for colours (its 16-bit grey is cut off at 255 instead). JPEG has Pillow's pixels to the last bit; CMYK
+/// becomes RGB.
 ///
 /// # Errors
 /// [`DataError::UnknownFormat`]; [`DataError::Corrupt`] for a truncated or damaged image; [`DataError::TooLarge`] for

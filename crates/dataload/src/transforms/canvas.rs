@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use fast_image_resize::images::{Image as Output, ImageRef as Input};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 
-use crate::decode::jpeg::{self, Baseline};
+use crate::decode::jpeg::{self, Jpeg};
 use crate::decode::{MAX_IMAGE_BYTES, decode_image};
 use crate::{Color, DataError, Image, Region, Size};
 
@@ -32,7 +32,6 @@ pub enum Interpolation {
 /// Buffers kept from one image to the next.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    jpeg: jpeg::Scratch,
     pixels: Vec<u8>,
     spare: Vec<u8>,
     resizer: Resizer,
@@ -46,7 +45,7 @@ impl Scratch {
     }
 
     fn trim(&mut self) {
-        if self.pixels.capacity() + self.spare.capacity() + self.jpeg.bytes() > KEPT_BYTES {
+        if self.pixels.capacity() + self.spare.capacity() > KEPT_BYTES {
             *self = Self::default();
         } else if self.resizer.size_of_internal_buffers() > KEPT_BYTES {
             self.resizer = Resizer::default();
@@ -56,8 +55,8 @@ impl Scratch {
 
 /// Where the pixels are.
 enum Source<'a> {
-    /// Still in the file.
-    Encoded(Box<Baseline<'a>>),
+    /// Still in the file, of which this region is wanted.
+    Encoded(Box<Jpeg<'a>>, Region),
     /// In the scratch's `pixels`: red, green, blue and an unused byte.
     Decoded,
 }
@@ -74,6 +73,7 @@ pub struct Canvas<'a> {
     width: usize,
     mirrored: bool,
     upside_down: bool,
+    dct_scaling: bool,
 }
 
 impl<'a> Canvas<'a> {
@@ -85,23 +85,16 @@ impl<'a> Canvas<'a> {
         scratch: &'a mut Scratch,
     ) -> Result<Self, DataError> {
         let orientation = if upright { jpeg::orientation(encoded) } else { 1 };
-        let baseline = if encoded.starts_with(b"\xff\xd8") { Baseline::open(encoded, path)? } else { None };
-        let mut canvas = match baseline {
-            Some(baseline) => Self {
-                height: baseline.height(),
-                width: baseline.width(),
-                source: Source::Encoded(Box::new(baseline)),
-                scratch,
-                path,
-                mirrored: false,
-                upside_down: false,
-            },
-            None => {
-                let begun = Instant::now();
-                let image = decode_image(encoded, Color::AsStored, path)?;
-                scratch.decoding += begun.elapsed();
-                Self::of_image(&image, path, scratch)?
-            }
+        let mut canvas = if encoded.starts_with(jpeg::MAGIC) {
+            let jpeg = Jpeg::open(encoded, path)?;
+            let (height, width) = (jpeg.height(), jpeg.width());
+            let source = Source::Encoded(Box::new(jpeg), Region::whole(height, width));
+            Self { source, scratch, path, height, width, mirrored: false, upside_down: false, dct_scaling: false }
+        } else {
+            let begun = Instant::now();
+            let image = decode_image(encoded, Color::AsStored, path)?;
+            scratch.decoding += begun.elapsed();
+            Self::of_image(&image, path, scratch)?
         };
         canvas.turn(orientation)?;
         Ok(canvas)
@@ -122,7 +115,8 @@ impl<'a> Canvas<'a> {
             });
         }
         let (height, width) = (image.height(), image.width());
-        Ok(Self { source: Source::Decoded, scratch, path, height, width, mirrored: false, upside_down: false })
+        let source = Source::Decoded;
+        Ok(Self { source, scratch, path, height, width, mirrored: false, upside_down: false, dct_scaling: false })
     }
 
     /// Rows.
@@ -152,37 +146,57 @@ impl<'a> Canvas<'a> {
         if self.upside_down {
             stored.top = height - region.top - region.height;
         }
-        self.take(stored)
-    }
-
-    /// Keeps `region` of the pixels as they are stored, decoding it if it is not yet.
-    fn take(&mut self, region: Region) -> Result<(), DataError> {
-        let Scratch { jpeg, pixels, decoding, .. } = &mut *self.scratch;
-        match &self.source {
-            Source::Encoded(baseline) => {
-                let begun = Instant::now();
-                baseline.decode(&region, jpeg, pixels, self.path)?;
-                *decoding += begun.elapsed();
+        if let Source::Encoded(_, wanted) = &mut self.source {
+            (stored.top, stored.left) = (wanted.top + stored.top, wanted.left + stored.left);
+            *wanted = stored;
+        } else if stored != Region::whole(height, width) {
+            let pixels = &mut self.scratch.pixels;
+            let (from, to) = (4 * width, 4 * stored.width);
+            for row in 0..stored.height {
+                let start = (stored.top + row) * from + 4 * stored.left;
+                pixels.copy_within(start..start + to, row * to);
             }
-            Source::Decoded if region == Region::whole(self.height, self.width) => {}
-            Source::Decoded => {
-                let (from, to) = (4 * self.width, 4 * region.width);
-                for row in 0..region.height {
-                    let start = (region.top + row) * from + 4 * region.left;
-                    pixels.copy_within(start..start + to, row * to);
-                }
-                pixels.truncate(region.height * to);
-            }
+            pixels.truncate(stored.height * to);
         }
-        (self.source, self.height, self.width) = (Source::Decoded, region.height, region.width);
+        (self.height, self.width) = (stored.height, stored.width);
         Ok(())
     }
 
     fn decode(&mut self) -> Result<(), DataError> {
-        self.take(Region::whole(self.height, self.width))
+        self.decode_scaled(8)?;
+        Ok(())
+    }
+
+    /// Decodes what is wanted of an image at `eighths` of its size, in whole pixels, and gives the part of it that is
+    /// the exact region: left, top, width, height.
+    fn decode_scaled(&mut self, eighths: usize) -> Result<[f64; 4], DataError> {
+        let Source::Encoded(jpeg, region) = &self.source else {
+            return Ok([0.0, 0.0, self.width as f64, self.height as f64]);
+        };
+        let [rows, columns] = [(region.top, region.height), (region.left, region.width)].map(|(start, length)| {
+            let (first, end) = (start * eighths / 8, ((start + length) * eighths).div_ceil(8));
+            let exact = |pixels: usize| (pixels * eighths) as f64 / 8.0;
+            (first, end - first, exact(start) - first as f64, exact(length))
+        });
+        let scaled = Region { top: rows.0, left: columns.0, height: rows.1, width: columns.1 };
+        let begun = Instant::now();
+        let pixels = &mut self.scratch.pixels;
+        pixels.resize(4 * scaled.height * scaled.width, 0);
+        jpeg.decode::<4>(&scaled, eighths, pixels)?;
+        self.scratch.decoding += begun.elapsed();
+        (self.source, self.height, self.width) = (Source::Decoded, scaled.height, scaled.width);
+        Ok([columns.2, rows.2, columns.3, rows.3])
+    }
+
+    /// Lets [`Canvas::resize`] take a part of the scaling from the JPEG decoder.
+    pub(crate) fn dct_scaling(&mut self, on: bool) {
+        self.dct_scaling = on;
     }
 
     /// Scales to `size`; Pillow's results within one level, two for [`Interpolation::Bicubic`].
+    ///
+    /// Pillow's weights have 22 bits, these 14, so that each of the two passes may round the other way; negative
+    /// weights make more of it. With [`dct_scaling`](crate::ImagePipeline::dct_scaling), the decoder does a part.
     ///
     /// Without `antialias`, an image that shrinks takes no pixels into account but the nearest ones.
     ///
@@ -197,7 +211,12 @@ impl<'a> Canvas<'a> {
         if size == (Size { height: self.height, width: self.width }) {
             return Ok(());
         }
-        self.decode()?;
+        // The smallest scale that leaves pixels enough.
+        let enough =
+            |eighths: &usize| self.height * eighths >= 8 * size.height && self.width * eighths >= 8 * size.width;
+        let may_scale = self.dct_scaling && antialias && interpolation != Interpolation::Nearest;
+        let eighths = [1, 2, 4].into_iter().find(enough).filter(|_| may_scale).unwrap_or(8);
+        let [left, top, width, height] = self.decode_scaled(eighths)?;
         if interpolation == Interpolation::Nearest {
             self.settle();
         }
@@ -210,7 +229,7 @@ impl<'a> Canvas<'a> {
             (_, true) => ResizeAlg::Convolution(filter),
             (_, false) => ResizeAlg::Interpolation(filter),
         };
-        let options = ResizeOptions::new().resize_alg(algorithm).use_alpha(false);
+        let options = ResizeOptions::new().resize_alg(algorithm).use_alpha(false).crop(left, top, width, height);
         let [from, to] =
             [[self.height, self.width], [size.height, size.width]].map(|side| side.map(|side| side as u32));
         let Scratch { pixels, spare, resizer, .. } = &mut *self.scratch;

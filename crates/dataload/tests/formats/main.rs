@@ -8,6 +8,7 @@
 
 #[cfg(feature = "safetensors")]
 mod arrays;
+mod images;
 #[cfg(feature = "lmdb")]
 mod lmdb;
 #[cfg(feature = "lmdb")]

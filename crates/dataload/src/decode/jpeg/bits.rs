@@ -3,7 +3,9 @@
 /// Zero bytes that follow the scan's data, so that reading on past the end is cheap to allow and to notice.
 pub(crate) const PADDING: usize = 16;
 
+/// The bits of one segment.
 pub(crate) struct Bits<'a> {
+    /// With [`PADDING`] at its end.
     data: &'a [u8],
     next: usize,
     /// The next bits, the first of them highest.
@@ -12,8 +14,8 @@ pub(crate) struct Bits<'a> {
 }
 
 impl<'a> Bits<'a> {
-    pub(crate) fn new(data: &'a [u8], start: usize) -> Self {
-        Self { data, next: start, buffer: 0, held: 0 }
+    pub(crate) fn new(data: &'a [u8]) -> Self {
+        Self { data, next: 0, buffer: 0, held: 0 }
     }
 
     /// Makes at least 56 bits available.
@@ -55,8 +57,26 @@ impl<'a> Bits<'a> {
         value - (negative * ((1 << size) - 1))
     }
 
+    /// The next `count` bits, at most 16 and no more than are available.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, count: u32) -> u32 {
+        let value = (self.buffer >> 1 >> (63 - count)) as u32;
+        self.consume(count);
+        value
+    }
+
     /// Whether more was read than there is.
     pub(crate) fn overrun(&self) -> bool {
-        self.next > self.data.len() - PADDING + self.held as usize / 8
+        self.read_bytes() > self.data.len() - PADDING
+    }
+
+    /// Whether less was read than there is, apart from bits that fill up a byte.
+    pub(crate) fn leaves_bytes(&self) -> bool {
+        self.read_bytes() < self.data.len() - PADDING
+    }
+
+    /// Bytes of which a bit was read.
+    fn read_bytes(&self) -> usize {
+        self.next - self.held as usize / 8
     }
 }

@@ -1,197 +1,275 @@
-//! The headers of a baseline JPEG file, and its scan without the stuffing.
+//! The markers of a JPEG file: what its scans are decoded with.
 
+use super::Fault;
 use super::huffman::Table;
+use super::scan::zigzag;
 
-/// One colour component and its tables.
+/// One colour component.
+#[derive(Clone)]
 pub(crate) struct Component {
-    pub(crate) id: u8,
+    id: u8,
     /// Blocks across and down in each minimum coded unit.
     pub(crate) h: usize,
     pub(crate) v: usize,
-    pub(crate) quant: usize,
-    pub(crate) dc_table: usize,
-    pub(crate) ac_table: usize,
+    quant_slot: usize,
+    /// What its coefficients are multiplied with, in the order of the block; set by the first scan that has it.
+    pub(crate) quant: Option<[i16; 64]>,
+}
+
+/// What the components mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Model {
+    Grey,
+    YCbCr,
+    Rgb,
+    Cmyk,
+    /// CMYK whose first three are stored as YCbCr.
+    Ycck,
 }
 
 /// The image as a whole.
+#[derive(Clone)]
 pub(crate) struct Frame {
     pub(crate) width: usize,
     pub(crate) height: usize,
     pub(crate) components: Vec<Component>,
     pub(crate) h_max: usize,
     pub(crate) v_max: usize,
+    pub(crate) progressive: bool,
+    pub(crate) model: Model,
 }
 
-/// All that decoding the scan takes.
-pub(crate) struct Header<'a> {
-    pub(crate) frame: Frame,
-    pub(crate) quant: [[i16; 64]; 4],
-    pub(crate) dc: [Table; 4],
-    pub(crate) ac: [Table; 4],
-    /// Minimum coded units between restart markers; 0 without them.
-    pub(crate) restart_interval: usize,
-    /// The scan and what follows it.
-    pub(crate) data: &'a [u8],
-    /// Where `data` begins in the file.
-    pub(crate) offset: usize,
-}
+impl Frame {
+    /// Minimum coded units across and down.
+    pub(crate) fn mcus(&self) -> [usize; 2] {
+        [self.width.div_ceil(8 * self.h_max), self.height.div_ceil(8 * self.v_max)]
+    }
 
-/// Reads up to the first scan; nothing when the file is of a kind that the general decoder is for.
-pub(crate) fn read(encoded: &[u8]) -> Option<Header<'_>> {
-    let none = || Table::new(&[0; 16], &[]);
-    let mut dc = [none()?, none()?, none()?, none()?];
-    let mut ac = dc.clone();
-    let mut quant = [[0i16; 64]; 4];
-    let mut frame: Option<Frame> = None;
-    let mut interval = 0;
-    let mut rest = encoded.strip_prefix(b"\xff\xd8")?;
-    loop {
-        let (&[ff, marker], after) = rest.split_first_chunk()?;
-        if ff != 0xff {
-            return None;
-        }
-        if marker == 0xff {
-            rest = &rest[1..];
-            continue;
-        }
-        let (&length, _) = after.split_first_chunk()?;
-        let length = usize::from(u16::from_be_bytes(length));
-        let mut body = after.get(2..length)?;
-        rest = &after[length..];
-        match marker {
-            0xc4 => {
-                while let Some((&class, tail)) = body.split_first() {
-                    let (counts, tail) = tail.split_first_chunk::<16>()?;
-                    let total = counts.iter().map(|&n| usize::from(n)).sum();
-                    let values = tail.get(..total)?;
-                    let slot = if class >> 4 == 0 { &mut dc } else { &mut ac };
-                    *slot.get_mut(usize::from(class & 15))? = Table::new(counts, values)?;
-                    body = &tail[total..];
-                }
-            }
-            0xdb => {
-                while let Some((&which, tail)) = body.split_first() {
-                    let table = quant.get_mut(usize::from(which & 15))?;
-                    let width = 1 + usize::from(which >> 4);
-                    let values = tail.get(..64 * width)?;
-                    for (i, value) in values.chunks_exact(width).enumerate() {
-                        let value = value.iter().fold(0, |sum, &byte| sum << 8 | u16::from(byte));
-                        table[super::scan::zigzag(i)] = value as i16;
-                    }
-                    body = &tail[64 * width..];
-                }
-            }
-            0xc0 | 0xc1 => {
-                let &[depth, h1, h0, w1, w0, count] = body.first_chunk()?;
-                if depth != 8 || !matches!(count, 1 | 3) || frame.is_some() {
-                    return None;
-                }
-                let mut components = Vec::new();
-                for c in body[6..].chunks_exact(3).take(usize::from(count)) {
-                    components.push(Component {
-                        id: c[0],
-                        h: usize::from(c[1] >> 4),
-                        v: usize::from(c[1] & 15),
-                        quant: usize::from(c[2]),
-                        dc_table: 0,
-                        ac_table: 0,
-                    });
-                }
-                if components.len() != usize::from(count) || components.iter().any(|c| c.quant > 3) {
-                    return None;
-                }
-                let sampling: Vec<_> = components.iter().map(|c| (c.h, c.v)).collect();
-                match sampling[..] {
-                    [_] => (components[0].h, components[0].v) = (1, 1),
-                    [(1, 1) | (2, 1) | (2, 2), (1, 1), (1, 1)] => {}
-                    _ => return None,
-                }
-                let ids: Vec<_> = components.iter().map(|c| c.id).collect();
-                if ids == *b"RGB" {
-                    return None;
-                }
-                let (h_max, v_max) = (components[0].h, components[0].v);
-                let size = |high, low| usize::from(u16::from_be_bytes([high, low]));
-                frame = Some(Frame { width: size(w1, w0), height: size(h1, h0), components, h_max, v_max });
-            }
-            0xc2..=0xcf => return None,
-            0xdd => {
-                let (&n, _) = body.split_first_chunk()?;
-                interval = usize::from(u16::from_be_bytes(n));
-            }
-            // Adobe's way to say that three components are red, green and blue.
-            0xee if body.starts_with(b"Adobe") && body.get(11) == Some(&0) => return None,
-            0xda => {
-                let mut frame = frame?;
-                let (&count, tail) = body.split_first()?;
-                if usize::from(count) != frame.components.len() || frame.width == 0 || frame.height == 0 {
-                    return None;
-                }
-                for (c, chosen) in frame.components.iter_mut().zip(tail.chunks_exact(2)) {
-                    if chosen[0] != c.id {
-                        return None;
-                    }
-                    (c.dc_table, c.ac_table) = (usize::from(chosen[1] >> 4), usize::from(chosen[1] & 15));
-                    if c.dc_table > 3 || c.ac_table > 3 {
-                        return None;
-                    }
-                }
-                if tail.len() < 2 * usize::from(count) {
-                    return None;
-                }
-                return Some(Header {
-                    frame,
-                    quant,
-                    dc,
-                    ac,
-                    restart_interval: interval,
-                    data: rest,
-                    offset: encoded.len() - rest.len(),
-                });
-            }
-            _ => {}
-        }
+    /// A component's own columns and rows, without the padding to whole blocks, when a block has `size` samples across
+    /// and the image `eighths` of its size.
+    pub(crate) fn samples(&self, component: &Component, size: usize) -> [usize; 2] {
+        [
+            (self.width * component.h * size).div_ceil(8 * self.h_max),
+            (self.height * component.v * size).div_ceil(8 * self.v_max),
+        ]
     }
 }
 
-/// Takes the stuffing out of a scan: its bytes go to `scan`, the starts of its segments to `starts`.
-///
-/// Tells whether a marker ended it, as the last one of an intact file does.
-pub(crate) fn unstuff(data: &[u8], scan: &mut Vec<u8>, starts: &mut Vec<usize>) -> bool {
-    scan.clear();
-    starts.clear();
-    starts.push(0);
-    let mut rest = data;
-    let ended = loop {
-        let Some(at) = memchr::memchr(0xff, rest) else {
-            scan.extend_from_slice(rest);
-            break false;
+/// A component's part in a scan.
+#[derive(Clone, Copy)]
+pub(crate) struct Member {
+    /// Its place among the frame's components.
+    pub(crate) index: usize,
+    pub(crate) dc: usize,
+    pub(crate) ac: usize,
+}
+
+/// What a scan holds.
+pub(crate) struct Scan {
+    pub(crate) members: Vec<Member>,
+    /// The first and the last coefficient.
+    pub(crate) band: [usize; 2],
+    /// The lowest bit that the scans before have given, 0 at first, and the lowest that this one gives.
+    pub(crate) bits: [u32; 2],
+}
+
+/// Reads the markers one after the other.
+#[derive(Clone)]
+pub(crate) struct Markers<'a> {
+    pub(crate) file: &'a [u8],
+    /// Where the next marker, or the data of the scan just found, begins.
+    pub(crate) at: usize,
+    pub(crate) frame: Frame,
+    pub(crate) dc: [Option<Table>; 4],
+    pub(crate) ac: [Option<Table>; 4],
+    /// Minimum coded units between restart markers; 0 without them.
+    pub(crate) restart_interval: usize,
+    quant: [Option<[i16; 64]>; 4],
+    jfif: bool,
+    adobe: Option<u8>,
+}
+
+impl<'a> Markers<'a> {
+    /// Reads up to the first scan.
+    pub(crate) fn open(file: &'a [u8]) -> Result<(Self, Scan), Fault> {
+        let frame = Frame {
+            width: 0,
+            height: 0,
+            components: Vec::new(),
+            h_max: 1,
+            v_max: 1,
+            progressive: false,
+            model: Model::Grey,
         };
-        match rest.get(at + 1) {
-            None => {
-                scan.extend_from_slice(&rest[..at]);
-                break false;
+        let (dc, ac, quant) = Default::default();
+        let mut markers = Self { file, at: 2, frame, dc, ac, restart_interval: 0, quant, jfif: false, adobe: None };
+        let scan = markers.next_scan()?.ok_or(Fault { at: markers.at, found: "an image without a scan" })?;
+        markers.frame.model = markers.model();
+        Ok((markers, scan))
+    }
+
+    /// Reads up to the next scan; nothing when the image ends before.
+    pub(crate) fn next_scan(&mut self) -> Result<Option<Scan>, Fault> {
+        loop {
+            let at = self.at;
+            let fault = |found| Fault { at, found };
+            let rest = self.file.get(at..).unwrap_or_default();
+            let Some((&[ff, marker], after)) = rest.split_first_chunk() else {
+                return Err(fault("the end of the file"));
+            };
+            if ff != 0xff {
+                return Err(fault("no marker"));
             }
-            Some(0) => {
-                scan.extend_from_slice(&rest[..=at]);
-                rest = &rest[at + 2..];
+            match marker {
+                0xff => {
+                    self.at += 1;
+                    continue;
+                }
+                0xd9 => return Ok(None),
+                _ => {}
             }
-            Some(0xff) => {
-                scan.extend_from_slice(&rest[..at]);
-                rest = &rest[at + 1..];
-            }
-            Some(0xd0..=0xd7) => {
-                scan.extend_from_slice(&rest[..at]);
-                scan.extend_from_slice(&[0; super::bits::PADDING]);
-                starts.push(scan.len());
-                rest = &rest[at + 2..];
-            }
-            Some(_) => {
-                scan.extend_from_slice(&rest[..at]);
-                break true;
-            }
+            let length = after.first_chunk().map_or(0, |&length| usize::from(u16::from_be_bytes(length)));
+            let body = after.get(2..length.max(2)).ok_or(fault("the end of the file"))?;
+            self.at += 2 + length;
+            let read = match marker {
+                0xc0..=0xc2 => self.frame(body, marker == 0xc2),
+                0xc4 => self.huffman(body),
+                0xda => match self.scan(body) {
+                    Ok(scan) => return Ok(Some(scan)),
+                    Err(found) => Err(found),
+                },
+                0xdb => self.quantization(body),
+                0xdd => {
+                    self.restart_interval = body.first_chunk().map_or(0, |&n| usize::from(u16::from_be_bytes(n)));
+                    Ok(())
+                }
+                0xe0 => {
+                    self.jfif |= body.starts_with(b"JFIF\0");
+                    Ok(())
+                }
+                0xee if body.starts_with(b"Adobe") => {
+                    self.adobe = body.get(11).copied();
+                    Ok(())
+                }
+                0xc3 | 0xc5..=0xcf => Err("a kind of JPEG other than baseline and progressive"),
+                _ => Ok(()),
+            };
+            read.map_err(fault)?;
         }
-    };
-    scan.extend_from_slice(&[0; super::bits::PADDING]);
-    ended
+    }
+
+    fn huffman(&mut self, mut body: &[u8]) -> Result<(), &'static str> {
+        const BROKEN: &str = "a damaged Huffman table";
+        while let Some((&class, tail)) = body.split_first() {
+            let (counts, tail) = tail.split_first_chunk::<16>().ok_or(BROKEN)?;
+            let total = counts.iter().map(|&n| usize::from(n)).sum();
+            let values = tail.get(..total).ok_or(BROKEN)?;
+            let slots = if class >> 4 == 0 { &mut self.dc } else { &mut self.ac };
+            *slots.get_mut(usize::from(class & 15)).ok_or(BROKEN)? = Some(Table::new(counts, values).ok_or(BROKEN)?);
+            body = &tail[total..];
+        }
+        Ok(())
+    }
+
+    fn quantization(&mut self, mut body: &[u8]) -> Result<(), &'static str> {
+        const BROKEN: &str = "a damaged quantization table";
+        while let Some((&which, tail)) = body.split_first() {
+            let width = 1 + usize::from(which >> 4 != 0);
+            let values = tail.get(..64 * width).ok_or(BROKEN)?;
+            let table = self.quant.get_mut(usize::from(which & 15)).ok_or(BROKEN)?.insert([0; 64]);
+            for (i, value) in values.chunks_exact(width).enumerate() {
+                table[zigzag(i)] = value.iter().fold(0, |sum, &byte| sum << 8 | u16::from(byte)) as i16;
+            }
+            body = &tail[64 * width..];
+        }
+        Ok(())
+    }
+
+    fn frame(&mut self, body: &[u8], progressive: bool) -> Result<(), &'static str> {
+        let &[depth, h1, h0, w1, w0, count] = body.first_chunk().ok_or("a damaged frame header")?;
+        let sides = [[w1, w0], [h1, h0]].map(|side| usize::from(u16::from_be_bytes(side)));
+        let count = usize::from(count);
+        if !self.frame.components.is_empty() {
+            return Err("two frames");
+        }
+        if depth != 8 {
+            return Err("samples of other than 8 bits");
+        }
+        if sides.contains(&0) || !matches!(count, 1 | 3 | 4) || body.len() < 6 + 3 * count {
+            return Err("a damaged frame header");
+        }
+        let read = |c: &[u8]| Component {
+            id: c[0],
+            h: usize::from(c[1] >> 4),
+            v: usize::from(c[1] & 15),
+            quant_slot: usize::from(c[2]),
+            quant: None,
+        };
+        let mut components: Vec<_> = body[6..].chunks_exact(3).take(count).map(read).collect();
+        if let [only] = &mut components[..] {
+            // A scan of one component goes block by block, whatever its sampling.
+            (only.h, only.v) = (1, 1);
+        }
+        let [h_max, v_max] = [|c: &Component| c.h, |c: &Component| c.v].map(|of| components.iter().map(of).max());
+        let (h_max, v_max) = (h_max.unwrap_or(0), v_max.unwrap_or(0));
+        let divides =
+            |c: &Component| (1..=4).contains(&c.h) && (1..=4).contains(&c.v) && h_max % c.h + v_max % c.v == 0;
+        if !components.iter().all(divides) {
+            return Err("a sampling that is not supported");
+        }
+        let [width, height] = sides;
+        self.frame = Frame { width, height, components, h_max, v_max, progressive, model: Model::Grey };
+        Ok(())
+    }
+
+    fn scan(&mut self, body: &[u8]) -> Result<Scan, &'static str> {
+        const BROKEN: &str = "a damaged scan header";
+        let (&count, tail) = body.split_first().ok_or(BROKEN)?;
+        let count = usize::from(count);
+        let (chosen, &[start, end, bits]) = tail
+            .split_at_checked(2 * count)
+            .and_then(|(chosen, tail)| Some((chosen, tail.first_chunk()?)))
+            .ok_or(BROKEN)?;
+        let mut members: Vec<Member> = Vec::new();
+        for &[id, tables] in chosen.as_chunks().0 {
+            let index = self.frame.components.iter().position(|c| c.id == id).ok_or(BROKEN)?;
+            if members.iter().any(|member| member.index >= index) {
+                return Err(BROKEN);
+            }
+            let component = &mut self.frame.components[index];
+            if component.quant.is_none() {
+                let table = self.quant.get(component.quant_slot).copied().flatten();
+                component.quant = Some(table.ok_or("a missing quantization table")?);
+            }
+            members.push(Member { index, dc: usize::from(tables >> 4), ac: usize::from(tables & 15) });
+        }
+        let (band, bits) = match self.frame.progressive {
+            true => ([usize::from(start), usize::from(end)], [u32::from(bits >> 4), u32::from(bits & 15)]),
+            false => ([0, 63], [0, 0]),
+        };
+        let [first, last] = band;
+        let one_kind = !self.frame.progressive || (first == 0) == (last == 0);
+        let refines_by_one = bits[0] == 0 || bits[0] == bits[1] + 1;
+        if members.is_empty() || first > last || last > 63 || !one_kind || !refines_by_one || bits[1] > 13 {
+            return Err(BROKEN);
+        }
+        if first > 0 && members.len() > 1 {
+            return Err(BROKEN);
+        }
+        Ok(Scan { members, band, bits })
+    }
+
+    /// What the components mean, by the rules of libjpeg.
+    fn model(&self) -> Model {
+        let ids: Vec<u8> = self.frame.components.iter().map(|c| c.id).collect();
+        match (ids.len(), self.adobe) {
+            (1, _) => Model::Grey,
+            (4, None | Some(0)) => Model::Cmyk,
+            (4, Some(_)) => Model::Ycck,
+            (_, _) if self.jfif => Model::YCbCr,
+            (_, Some(0)) => Model::Rgb,
+            (_, None) if ids == *b"RGB" => Model::Rgb,
+            _ => Model::YCbCr,
+        }
+    }
 }

@@ -1,4 +1,5 @@
-//! The inverse cosine transform of 8x8 blocks, equal to libjpeg's accurate integer one to the last bit.
+//! The inverse cosine transform, equal to libjpeg's accurate integer one to the last bit: of whole 8x8 blocks, and to
+//! fewer samples, where an image is scaled while it is decoded.
 
 use bytemuck::cast;
 use wide::{i16x8, i32x8, u8x16, u16x8};
@@ -57,4 +58,41 @@ fn pass<const SHIFT: i32>(x: [i16x8; 8]) -> [i16x8; 8] {
     ];
     let done = |wide: i32x8| i16x8::from_i32x8_saturate(wide >> SHIFT);
     std::array::from_fn(|k| if k < 4 { done(even[k] + odd[k]) } else { done(even[7 - k] - odd[7 - k]) })
+}
+
+/// A block at 4, 2 or 1 eighths of its size: each sample as good as the mean of those that it stands for.
+pub(crate) fn reduced(block: &[i16; 64], size: usize, out: &mut [u8], stride: usize) {
+    let rows: [i16x8; 8] = cast(*block);
+    let samples = match size {
+        4 => transpose(four::<19>(transpose(four::<12>(rows)))),
+        2 => transpose(two::<20>(transpose(two::<13>(rows)))),
+        _ => [i16x8::splat(((i32::from(block[0]) + 4) >> 3) as i16); 8],
+    };
+    let half = i16x8::splat(128);
+    for (row, out) in samples.into_iter().zip(out.chunks_mut(stride)).take(size) {
+        let row = row.saturating_add(half).to_array();
+        for (out, value) in out.iter_mut().zip(row).take(size) {
+            *out = value.clamp(0, 255) as u8;
+        }
+    }
+}
+
+/// Four points of one dimension, from all frequencies but the middle one.
+#[inline(always)]
+fn four<const SHIFT: i32>(x: [i16x8; 8]) -> [i16x8; 8] {
+    let first = times(x[0], 1 << 14) + i32x8::splat(1 << (SHIFT - 1));
+    let even = times(x[2], 15137) + times(x[6], -6270);
+    let inner = times(x[7], -1730) + times(x[5], 11893) + times(x[3], -17799) + times(x[1], 8697);
+    let outer = times(x[7], -4176) + times(x[5], -4926) + times(x[3], 7373) + times(x[1], 20995);
+    let points = [first + even + outer, first - even + inner, first - even - inner, first + even - outer];
+    std::array::from_fn(|k| points.get(k).map_or(i16x8::ZERO, |&wide| i16x8::from_i32x8_saturate(wide >> SHIFT)))
+}
+
+/// Two points of one dimension, from the first and the odd frequencies.
+#[inline(always)]
+fn two<const SHIFT: i32>(x: [i16x8; 8]) -> [i16x8; 8] {
+    let first = times(x[0], 1 << 14) + times(x[0], 1 << 14) + i32x8::splat(1 << (SHIFT - 1));
+    let odd = times(x[7], -5906) + times(x[5], 6967) + times(x[3], -10426) + times(x[1], 29692);
+    let points = [first + odd, first - odd];
+    std::array::from_fn(|k| points.get(k).map_or(i16x8::ZERO, |&wide| i16x8::from_i32x8_saturate(wide >> SHIFT)))
 }

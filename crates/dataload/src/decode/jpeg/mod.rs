@@ -1,126 +1,209 @@
-//! JPEG: baseline files by this crate's own decoder, every other kind by the `zune-jpeg` crate.
+//! JPEG, baseline and progressive, by this crate's own decoder.
 //!
-//! The own decoder exists for crops: it transforms and colours only the blocks that a region needs, stops after the
-//! region's last row, and skips to its first one where the file has restart markers. Its pixels are those of
-//! libjpeg-turbo's default settings, and so Pillow's and torchvision's, to the last bit.
+//! It exists for crops: it transforms and colours only the blocks that a region needs, and in a file of one scan it
+//! stops after the region's last row, and skips to its first one where there are restart markers. Its pixels are those
+//! of libjpeg-turbo's default settings, and so Pillow's and torchvision's, to the last bit.
+//!
+//! What a JPEG file cannot tell: it has no checksums, so a flipped bit that leaves the codes readable gives other
+//! pixels than were meant. Missing or superfluous data shows at restart markers, and missing data at the end of a scan
+//! that is read so far. Bytes beyond the last block are allowed, since cameras pad there.
 
 mod bits;
 mod color;
 mod exif;
-mod general;
 mod header;
 mod huffman;
 mod idct;
+mod planes;
+mod progressive;
 mod scan;
+mod segments;
+#[cfg(feature = "libjpeg-turbo")]
+mod turbo;
+mod upsample;
 
+use std::cell::RefCell;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::MAX_IMAGE_BYTES;
 use crate::{Color, DataError, Image, Region};
 
-pub(super) const MAGIC: &[u8] = b"\xff\xd8\xff";
+pub(crate) const MAGIC: &[u8] = b"\xff\xd8\xff";
 
 /// A block of 64 pixels takes at least one bit in any kind of JPEG, so a header that declares more is wrong.
 const MOST_PIXELS_A_BYTE: u64 = 8 * 64;
 
+/// Buffers above this are given back after the image that needed them.
+const KEPT_BYTES: usize = 64 << 20;
+
 pub(crate) use exif::orientation;
+
+/// What is wrong with a file, and where.
+#[derive(Clone, Copy, Debug)]
+struct Fault {
+    at: usize,
+    found: &'static str,
+}
+
+impl Fault {
+    fn error(self, path: &Path) -> DataError {
+        DataError::corrupt(path, self.at as u64, "an intact JPEG image", self.found)
+    }
+}
 
 /// The buffers of the decoder, kept from one image to the next.
 #[derive(Default)]
-pub(crate) struct Scratch {
-    scan: Vec<u8>,
-    starts: Vec<usize>,
-    planes: [scan::Plane; 3],
+struct Scratch {
+    segments: segments::Segments,
+    coefficients: [progressive::Coefficients; 4],
+    planes: [planes::Plane; 4],
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 impl Scratch {
-    /// Bytes held.
-    pub(crate) fn bytes(&self) -> usize {
-        let planes: usize = self.planes.iter().map(|plane| plane.samples.capacity()).sum();
-        planes + self.scan.capacity() + self.starts.capacity() * size_of::<usize>()
+    fn trim(&mut self) {
+        let coefficients: usize = self.coefficients.iter().map(progressive::Coefficients::held).sum();
+        let planes: usize = self.planes.iter().map(planes::Plane::held).sum();
+        if coefficients + planes + self.segments.held() > KEPT_BYTES {
+            *self = Self::default();
+        }
     }
 }
 
-/// A baseline file whose headers have been read.
-pub(crate) struct Baseline<'a>(header::Header<'a>);
+/// A file whose headers have been read up to the first scan.
+pub(crate) struct Jpeg<'a> {
+    markers: header::Markers<'a>,
+    scan: header::Scan,
+    path: &'a Path,
+}
 
-impl<'a> Baseline<'a> {
-    /// Reads the headers; nothing when the file is of another kind or damaged, which [`decode`] tells apart.
-    pub(crate) fn open(encoded: &'a [u8], path: &Path) -> Result<Option<Self>, DataError> {
-        let Some(header) = header::read(encoded) else { return Ok(None) };
-        check_size(header.frame.height, header.frame.width, encoded, path)?;
-        Ok(Some(Self(header)))
+impl<'a> Jpeg<'a> {
+    /// Reads the headers.
+    pub(crate) fn open(encoded: &'a [u8], path: &'a Path) -> Result<Self, DataError> {
+        let (markers, scan) = header::Markers::open(encoded).map_err(|fault| fault.error(path))?;
+        let jpeg = Self { markers, scan, path };
+        let (height, width) = (jpeg.height(), jpeg.width());
+        let pixels = height as u64 * width as u64;
+        if pixels > (encoded.len() as u64).saturating_mul(MOST_PIXELS_A_BYTE) {
+            let expected = format!("data for {width} x {height} pixels");
+            return Err(DataError::corrupt(path, 0, expected, format!("{} bytes", encoded.len())));
+        }
+        let coefficients = if jpeg.is_one_scan() { 0 } else { progressive::bytes(&jpeg.markers.frame) };
+        let (bytes, limit) = (pixels.saturating_mul(4).max(coefficients), MAX_IMAGE_BYTES);
+        if bytes > limit {
+            return Err(DataError::TooLarge { path: path.to_owned(), what: "the decoded image", bytes, limit });
+        }
+        Ok(jpeg)
     }
 
     pub(crate) fn height(&self) -> usize {
-        self.0.frame.height
+        self.markers.frame.height
     }
 
     pub(crate) fn width(&self) -> usize {
-        self.0.frame.width
+        self.markers.frame.width
     }
 
-    /// Decodes `region`, which fits the image, to pixels of red, green, blue and an unused byte.
+    /// Decodes `region`, which fits the image at `eighths` of its size, to pixels of `N` bytes.
     ///
     /// The rest of the file is only looked through for its end, so that a truncated one is noticed all the same.
-    pub(crate) fn decode(
+    pub(crate) fn decode<const N: usize>(
         &self,
         region: &Region,
-        scratch: &mut Scratch,
-        pixels: &mut Vec<u8>,
-        path: &Path,
+        eighths: usize,
+        pixels: &mut [u8],
     ) -> Result<(), DataError> {
-        let Self(header) = self;
-        let damaged = |found: &str| DataError::corrupt(path, header.offset as u64, "an intact JPEG scan", found);
-        if !header::unstuff(header.data, &mut scratch.scan, &mut scratch.starts) {
-            let end = (header.offset + header.data.len()) as u64;
-            return Err(DataError::corrupt(path, end, "more JPEG data", "the end of the file"));
+        let path = self.path;
+        #[cfg(feature = "libjpeg-turbo")]
+        if turbo::decode::<N>(self, region, eighths, pixels) {
+            return Ok(());
         }
-        scan::decode(header, &scratch.scan, &scratch.starts, region, &mut scratch.planes).map_err(damaged)?;
-        pixels.resize(4 * region.height * region.width, 0);
-        color::to_rgbx(&header.frame, &scratch.planes, region, pixels);
+        SCRATCH.with_borrow_mut(|scratch| {
+            let done = self.decode_with::<N>(region, eighths, pixels, scratch);
+            scratch.trim();
+            done.map_err(|fault| fault.error(path))
+        })
+    }
+
+    fn decode_with<const N: usize>(
+        &self,
+        region: &Region,
+        eighths: usize,
+        pixels: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> Result<(), Fault> {
+        let Scratch { segments, coefficients, planes } = scratch;
+        let window = planes::Window::new(&self.markers.frame, region, eighths, planes);
+        if self.is_one_scan() {
+            segments.read(self.markers.file, self.markers.at)?;
+            scan::decode(&self.markers, &self.scan, segments, &window, planes)?;
+        } else {
+            progressive::decode(self.markers.clone(), &self.scan, segments, coefficients, &window, planes)?;
+        }
+        color::to_pixels::<N>(&self.markers.frame, planes, region, eighths, pixels);
         Ok(())
     }
 
-    fn is_grey(&self) -> bool {
-        self.0.frame.components.len() == 1
+    /// Whether the first scan holds the whole image.
+    fn is_one_scan(&self) -> bool {
+        !self.markers.frame.progressive && self.scan.members.len() == self.markers.frame.components.len()
     }
 }
 
 /// Decodes the whole file.
 pub(super) fn decode(encoded: &[u8], color: Color, path: &Path) -> Result<Image, DataError> {
-    let Some(baseline) = Baseline::open(encoded, path)? else { return general::decode(encoded, color, path) };
-    let (height, width) = (baseline.height(), baseline.width());
-    let mut pixels = Vec::new();
-    baseline.decode(&Region::whole(height, width), &mut Scratch::default(), &mut pixels, path)?;
-    let (pixels, channels) = match (baseline.is_grey(), color) {
-        (true, Color::AsStored | Color::Grey) => (pixels.as_chunks::<4>().0.iter().map(|pixel| pixel[0]).collect(), 1),
-        (_, Color::Grey) => Color::Grey.convert(pixels, 4),
-        _ => (without_fourth(&pixels), 3),
-    };
+    let jpeg = Jpeg::open(encoded, path)?;
+    let (height, width) = (jpeg.height(), jpeg.width());
+    let whole = Region::whole(height, width);
+    let grey = jpeg.markers.frame.model == header::Model::Grey;
+    let channels = if grey && color != Color::Rgb { 1 } else { 3 };
+    let mut pixels: Arc<[u8]> = std::iter::repeat_n(0, channels * height * width).collect();
+    // A new one has no other owner.
+    if let Some(pixels) = Arc::get_mut(&mut pixels) {
+        match channels {
+            1 => jpeg.decode::<1>(&whole, 8, pixels)?,
+            _ => jpeg.decode::<3>(&whole, 8, pixels)?,
+        }
+    }
+    if color == Color::Grey && channels == 3 {
+        let (pixels, channels) = color.convert(pixels.to_vec(), channels);
+        return Image::new(pixels, height, width, channels);
+    }
     Image::new(pixels, height, width, channels)
 }
 
-/// Red, green and blue alone.
-fn without_fourth(pixels: &[u8]) -> Vec<u8> {
-    let (pixels, _) = pixels.as_chunks::<4>();
-    let mut rgb = vec![0; 3 * pixels.len()];
-    for (to, &[red, green, blue, _]) in rgb.as_chunks_mut::<3>().0.iter_mut().zip(pixels) {
-        *to = [red, green, blue];
-    }
-    rgb
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Refuses what is too large or declares more than the file can hold, before memory is taken.
-fn check_size(height: usize, width: usize, encoded: &[u8], path: &Path) -> Result<(), DataError> {
-    let pixels = height as u64 * width as u64;
-    if pixels > (encoded.len() as u64).saturating_mul(MOST_PIXELS_A_BYTE) {
-        let expected = format!("data for {width} x {height} pixels");
-        return Err(DataError::corrupt(path, 0, expected, format!("{} bytes", encoded.len())));
+    /// Every scale of images whose sides no scale divides.
+    #[test]
+    fn scaled_images_have_the_pixels_of_pillows_draft() -> Result<(), DataError> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images");
+        let read = |name: String| std::fs::read(folder.join(&name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        for name in ["h2v2", "h2v1", "h1v1", "h1v2", "grey", "progressive"] {
+            let file = read(format!("{name}.jpg"));
+            for eighths in [4, 2, 1] {
+                let png = read(format!("{name}-{eighths}.png"));
+                let expected = super::super::decode_image(&png, Color::Rgb, Path::new(name))?;
+                let (height, width) = (expected.height(), expected.width());
+                let jpeg = Jpeg::open(&file, Path::new(name))?;
+                let mut pixels = vec![0; 3 * height * width];
+                jpeg.decode::<3>(&Region::whole(height, width), eighths, &mut pixels)?;
+                assert!(pixels == expected.data(), "{name} at {eighths}");
+                // A part of it is decoded alike.
+                let part = Region { top: height / 3, left: width / 3, height: height / 2, width: width / 2 };
+                let mut pixels = vec![0; 3 * part.height * part.width];
+                jpeg.decode::<3>(&part, eighths, &mut pixels)?;
+                let rows = expected.data().chunks_exact(3 * width).skip(part.top).take(part.height);
+                let expected: Vec<u8> = rows.flat_map(|row| &row[3 * part.left..][..3 * part.width]).copied().collect();
+                assert!(pixels == expected, "a part of {name} at {eighths}");
+            }
+        }
+        Ok(())
     }
-    let (bytes, limit) = (pixels.saturating_mul(4), MAX_IMAGE_BYTES);
-    if bytes > limit {
-        return Err(DataError::TooLarge { path: path.to_owned(), what: "the decoded image", bytes, limit });
-    }
-    Ok(())
 }

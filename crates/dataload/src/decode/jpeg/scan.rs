@@ -1,146 +1,126 @@
-//! The entropy-coded data of a baseline scan, decoded only where a crop needs it.
+//! The entropy-coded data of a scan that holds a whole image, decoded where a crop needs it.
 
-use std::ops::Range;
-
+use super::Fault;
 use super::bits::Bits;
-use super::header::{Frame, Header};
+use super::header::{Component, Markers, Member, Scan};
 use super::huffman::Table;
-use super::idct;
-use crate::Region;
+use super::planes::{Plane, Window};
+use super::segments::Segments;
 
-/// The samples of one component within the window of blocks that the region needs.
-#[derive(Default)]
-pub(crate) struct Plane {
-    pub(crate) samples: Vec<u8>,
-    /// Samples a row of the plane.
-    pub(crate) stride: usize,
-    /// The component's sample that the plane begins with.
-    pub(crate) left: usize,
-    pub(crate) top: usize,
-    /// The component's own size, without the padding to whole blocks.
-    pub(crate) width: usize,
-    pub(crate) height: usize,
-}
-
-impl Plane {
-    /// The samples of a row of the component, a row outside being the nearest one inside.
-    pub(crate) fn row(&self, y: isize) -> &[u8] {
-        let y = y.clamp(0, self.height as isize - 1) as usize - self.top;
-        &self.samples[y * self.stride..][..self.stride]
-    }
-}
-
-/// Decodes the blocks that `region` needs, and says what is wrong when the data does not give them.
+/// Decodes the blocks of `window`; the blocks before are passed over, those after not looked at.
 pub(crate) fn decode(
-    header: &Header<'_>,
-    scan: &[u8],
-    starts: &[usize],
-    region: &Region,
-    planes: &mut [Plane; 3],
-) -> Result<(), &'static str> {
-    let frame: &Frame = &header.frame;
-    let (across, down) = (8 * frame.h_max, 8 * frame.v_max);
-    let (mcus_x, mcus_y) = (frame.width.div_ceil(across), frame.height.div_ceil(down));
-    // Smooth upsampling looks one chroma sample, two pixels, beyond the region.
-    let near = |range: Range<usize>, size: usize, most: usize| {
-        (range.start.saturating_sub(2) / size)..((range.end + 2).div_ceil(size)).min(most)
-    };
-    let columns = near(region.left..region.left + region.width, across, mcus_x);
-    let rows = near(region.top..region.top + region.height, down, mcus_y);
-    for (plane, c) in planes.iter_mut().zip(&frame.components) {
-        plane.stride = columns.len() * 8 * c.h;
-        (plane.left, plane.top) = (columns.start * 8 * c.h, rows.start * 8 * c.v);
-        plane.width = (frame.width * c.h).div_ceil(frame.h_max);
-        plane.height = (frame.height * c.v).div_ceil(frame.v_max);
-        let len = plane.stride * rows.len() * 8 * c.v;
-        plane.samples.resize(len, 0);
-    }
-    let mut dc = [0i32; 3];
+    markers: &Markers<'_>,
+    scan: &Scan,
+    segments: &Segments,
+    window: &Window,
+    planes: &mut [Plane; 4],
+) -> Result<(), Fault> {
+    let frame = &markers.frame;
+    let [mcus_x, mcus_y] = frame.mcus();
+    let interval = markers.restart_interval;
+    segments.check_count(mcus_x * mcus_y, interval)?;
+    let fault = |found| segments.fault(found);
+    let tables = scan.members.iter().map(|member| tables(markers, member));
+    let tables = tables.collect::<Result<Vec<_>, _>>().map_err(fault)?;
+
+    let mut dc = [0i32; 4];
     let mut block = [0i16; 64];
-    let interval = header.restart_interval;
     // Segments before the first row needed can be passed over.
-    let mut segment = (rows.start * mcus_x).checked_div(interval).unwrap_or(0);
-    let mut mcu = segment * interval;
-    let end = rows.end * mcus_x;
-    let mut bits = Bits::new(scan, *starts.get(segment).ok_or("too few restart markers")?);
-    while mcu < end {
+    let mut segment = (window.rows.start * mcus_x).checked_div(interval).unwrap_or(0);
+    let mut bits = segments.bits(segment);
+    for mcu in segment * interval..window.rows.end * mcus_x {
         if mcu.checked_div(interval).is_some_and(|current| current != segment) {
+            segments.check_end(segment, &bits)?;
             segment = mcu / interval;
-            bits = Bits::new(scan, *starts.get(segment).ok_or("too few restart markers")?);
-            dc = [0; 3];
+            bits = segments.bits(segment);
+            dc = [0; 4];
         }
         let (my, mx) = (mcu / mcus_x, mcu % mcus_x);
-        let wanted = rows.contains(&my) && columns.contains(&mx);
-        for (i, c) in frame.components.iter().enumerate() {
-            let (dc_table, ac_table) = (&header.dc[c.dc_table], &header.ac[c.ac_table]);
+        let wanted = window.rows.contains(&my) && window.columns.contains(&mx);
+        for (tables, plane) in tables.iter().zip(planes.iter_mut()) {
+            let (c, dc) = (tables.component, &mut dc[tables.index]);
             for by in 0..c.v {
                 for bx in 0..c.h {
                     if !wanted {
-                        skip_block(&mut bits, dc_table, ac_table, &mut dc[i])?;
+                        skip_block(&mut bits, tables, dc).map_err(fault)?;
                         continue;
                     }
-                    let last =
-                        read_block(&mut bits, dc_table, ac_table, &mut dc[i], &header.quant[c.quant], &mut block)?;
-                    let plane = &mut planes[i];
-                    let at = ((my - rows.start) * c.v + by) * 8 * plane.stride + ((mx - columns.start) * c.h + bx) * 8;
-                    let stride = plane.stride;
-                    let out = &mut plane.samples[at..];
-                    if last == 0 {
-                        idct::flat(block[0], out, stride)
-                    } else {
-                        idct::full(&block, out, stride);
+                    let last = read_block(&mut bits, tables, dc, &mut block).map_err(fault)?;
+                    plane.put(my * c.v + by, mx * c.h + bx, &block, last);
+                    if last > 0 {
                         block = [0; 64];
                     }
                 }
             }
         }
+        // What lies beyond the end reads as zeros: a row of them, and no more.
         if mx + 1 == mcus_x && bits.overrun() {
-            return Err("the end of its data");
+            return Err(fault("the end of its data"));
         }
-        mcu += 1;
     }
     Ok(())
 }
 
+/// What the blocks of a component are read with.
+pub(crate) struct Tables<'a> {
+    index: usize,
+    component: &'a Component,
+    dc: &'a Table,
+    ac: &'a Table,
+    quant: &'a [i16; 64],
+}
+
+pub(crate) fn tables<'a>(markers: &'a Markers<'_>, member: &Member) -> Result<Tables<'a>, &'static str> {
+    let component = &markers.frame.components[member.index];
+    let quant = component.quant.as_ref().ok_or("a missing quantization table")?;
+    let [dc, ac] = [(&markers.dc, member.dc), (&markers.ac, member.ac)].map(|(tables, slot)| table(tables, slot));
+    Ok(Tables { index: member.index, component, dc: dc?, ac: ac?, quant })
+}
+
+/// The Huffman table that a scan has chosen.
+pub(crate) fn table(tables: &[Option<Table>; 4], slot: usize) -> Result<&Table, &'static str> {
+    tables.get(slot).and_then(Option::as_ref).ok_or("a missing Huffman table")
+}
+
+/// Reads the difference of a first coefficient to the one before.
 #[inline(always)]
-fn read_dc(bits: &mut Bits<'_>, table: &Table, dc: &mut i32) -> Result<(), &'static str> {
+pub(crate) fn read_dc(bits: &mut Bits<'_>, table: &Table, dc: &mut i32) -> Result<(), &'static str> {
     let size = table.symbol(bits)?;
     if size > 15 {
-        return Err("a DC coefficient is too long");
+        return Err("a DC coefficient that is too long");
     }
     *dc = dc.wrapping_add(bits.signed(u32::from(size)));
     Ok(())
 }
 
-const DAMAGED: &str = "a block of more than 64 coefficients";
+pub(crate) const TOO_MANY: &str = "a block of more than 64 coefficients";
 
+/// Reads a block into zeros, and tells which coefficient other than 0 is the last.
 #[inline(always)]
 fn read_block(
     bits: &mut Bits<'_>,
-    dc_table: &Table,
-    ac: &Table,
+    tables: &Tables<'_>,
     dc: &mut i32,
-    quant: &[i16; 64],
     block: &mut [i16; 64],
 ) -> Result<usize, &'static str> {
     bits.refill();
-    read_dc(bits, dc_table, dc)?;
-    block[0] = (*dc as i16).wrapping_mul(quant[0]);
+    read_dc(bits, tables.dc, dc)?;
+    block[0] = (*dc as i16).wrapping_mul(tables.quant[0]);
     let mut last = 0;
     let mut k = 1usize;
     while k < 64 {
         bits.refill_below_32();
-        let entry = ac.look(bits.top());
+        let entry = tables.ac.look(bits.top());
         if entry.value != 0 {
             k += usize::from(entry.run);
             bits.consume(u32::from(entry.bits));
-            let at = ZIGZAG[k & 127];
-            block[at] = entry.value.wrapping_mul(quant[at]);
+            let at = zigzag(k);
+            block[at] = entry.value.wrapping_mul(tables.quant[at]);
             last = k;
             k += 1;
             continue;
         }
-        let symbol = ac.symbol(bits)?;
+        let symbol = tables.ac.symbol(bits)?;
         let (run, size) = (usize::from(symbol >> 4), u32::from(symbol & 15));
         if size == 0 {
             if run != 15 {
@@ -151,31 +131,31 @@ fn read_block(
         }
         k += run;
         let value = bits.signed(size) as i16;
-        let at = ZIGZAG[k & 127];
-        block[at] = value.wrapping_mul(quant[at]);
+        let at = zigzag(k);
+        block[at] = value.wrapping_mul(tables.quant[at]);
         last = k;
         k += 1;
     }
     if k > 64 {
-        return Err(DAMAGED);
+        return Err(TOO_MANY);
     }
     Ok(last)
 }
 
 #[inline(always)]
-fn skip_block(bits: &mut Bits<'_>, dc_table: &Table, ac: &Table, dc: &mut i32) -> Result<(), &'static str> {
+fn skip_block(bits: &mut Bits<'_>, tables: &Tables<'_>, dc: &mut i32) -> Result<(), &'static str> {
     bits.refill();
-    read_dc(bits, dc_table, dc)?;
+    read_dc(bits, tables.dc, dc)?;
     let mut k = 1usize;
     while k < 64 {
         bits.refill_below_32();
-        let entry = ac.look(bits.top());
+        let entry = tables.ac.look(bits.top());
         if entry.bits != 0 {
             k += usize::from(entry.run) + 1;
             bits.consume(u32::from(entry.bits));
             continue;
         }
-        let symbol = ac.symbol(bits)?;
+        let symbol = tables.ac.symbol(bits)?;
         let (run, size) = (usize::from(symbol >> 4), u32::from(symbol & 15));
         if size == 0 {
             if run != 15 {
@@ -188,13 +168,13 @@ fn skip_block(bits: &mut Bits<'_>, dc_table: &Table, ac: &Table, dc: &mut i32) -
         bits.consume(size);
     }
     if k > 64 {
-        return Err(DAMAGED);
+        return Err(TOO_MANY);
     }
     Ok(())
 }
 
 /// Where the coefficients of a block go, in the file's order; what runs out of the block goes to its last place.
-const ZIGZAG: [usize; 128] = {
+const ZIGZAG: [u8; 128] = {
     let order = [
         0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14,
         21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60,
@@ -208,6 +188,8 @@ const ZIGZAG: [usize; 128] = {
     }
     table
 };
+
+#[inline(always)]
 pub(crate) fn zigzag(i: usize) -> usize {
-    ZIGZAG[i & 127]
+    usize::from(ZIGZAG[i & 127] & 63)
 }

@@ -1,0 +1,271 @@
+//! Images of several scans: their coefficients are gathered first, and transformed where a crop needs them.
+
+use super::Fault;
+use super::bits::Bits;
+use super::header::{Frame, Markers, Scan};
+use super::huffman::Table;
+use super::planes::{Plane, Window};
+use super::scan::{TOO_MANY, read_dc, table, zigzag};
+use super::segments::Segments;
+
+/// More scans than any encoder writes: each passes over the whole image, so a small file could keep us busy for hours.
+const MOST_SCANS: usize = 256;
+
+/// A component's coefficients, block by block, in the order of the block.
+#[derive(Default)]
+pub(crate) struct Coefficients {
+    values: Vec<[i16; 64]>,
+    /// Blocks a row, those that fill up the last unit included.
+    stride: usize,
+}
+
+impl Coefficients {
+    /// Bytes held.
+    pub(crate) fn held(&self) -> usize {
+        self.values.capacity() * size_of::<[i16; 64]>()
+    }
+}
+
+/// Bytes that an image's coefficients take.
+pub(crate) fn bytes(frame: &Frame) -> u64 {
+    let [mcus_x, mcus_y] = frame.mcus();
+    let blocks: usize = frame.components.iter().map(|c| c.h * c.v).sum();
+    (mcus_x * mcus_y * blocks * size_of::<[i16; 64]>()) as u64
+}
+
+/// Decodes every scan from `first` on, then the blocks of `window`.
+pub(crate) fn decode(
+    mut markers: Markers<'_>,
+    first: &Scan,
+    segments: &mut Segments,
+    all: &mut [Coefficients; 4],
+    window: &Window,
+    planes: &mut [Plane; 4],
+) -> Result<(), Fault> {
+    let [mcus_x, mcus_y] = markers.frame.mcus();
+    for (to, c) in all.iter_mut().zip(&markers.frame.components) {
+        to.stride = mcus_x * c.h;
+        to.values.clear();
+        to.values.resize(to.stride * mcus_y * c.v, [0; 64]);
+    }
+    markers.at = segments.read(markers.file, markers.at)?;
+    read_scan(&markers, first, segments, all)?;
+    let mut scans = 1;
+    while let Some(scan) = markers.next_scan()? {
+        if scans == MOST_SCANS {
+            return Err(Fault { at: markers.at, found: "more than 256 scans" });
+        }
+        scans += 1;
+        markers.at = segments.read(markers.file, markers.at)?;
+        read_scan(&markers, &scan, segments, all)?;
+    }
+    for ((from, plane), c) in all.iter().zip(planes).zip(&markers.frame.components) {
+        let quant = c.quant.as_ref().ok_or(Fault { at: markers.at, found: "a component without a scan" })?;
+        let [columns, rows] = window.blocks(c.h, c.v);
+        for row in rows {
+            for column in columns.clone() {
+                let block = &from.values[row * from.stride + column];
+                let block: [i16; 64] = std::array::from_fn(|k| block[k].wrapping_mul(quant[k]));
+                let last = usize::from(block[1..].iter().any(|&value| value != 0));
+                plane.put(row, column, &block, last);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds a scan to the coefficients.
+fn read_scan(
+    markers: &Markers<'_>,
+    scan: &Scan,
+    segments: &Segments,
+    all: &mut [Coefficients; 4],
+) -> Result<(), Fault> {
+    let frame = &markers.frame;
+    // A scan of one component goes through its own blocks, another one through whole units.
+    let alone = scan.members.len() == 1;
+    let [units_x, units_y] = match scan.members[..] {
+        [only] => frame.samples(&frame.components[only.index], 8).map(|samples| samples.div_ceil(8)),
+        _ => frame.mcus(),
+    };
+    let interval = markers.restart_interval;
+    segments.check_count(units_x * units_y, interval)?;
+    let fault = |found| segments.fault(found);
+    let mut reader = Reader { scan, progressive: frame.progressive, dc: [0; 4], end_of_band: 0 };
+    let mut tables = Vec::new();
+    for member in &scan.members {
+        let needs_dc = scan.band[0] == 0 && scan.bits[0] == 0;
+        let dc = needs_dc.then(|| table(&markers.dc, member.dc)).transpose().map_err(fault)?;
+        let ac = (scan.band[1] > 0).then(|| table(&markers.ac, member.ac)).transpose().map_err(fault)?;
+        tables.push((dc, ac));
+    }
+    let mut segment = 0;
+    let mut bits = segments.bits(0);
+    for unit in 0..units_x * units_y {
+        if unit.checked_div(interval).is_some_and(|current| current != segment) {
+            segments.check_end(segment, &bits)?;
+            segment = unit / interval;
+            bits = segments.bits(segment);
+            (reader.dc, reader.end_of_band) = ([0; 4], 0);
+        }
+        let (y, x) = (unit / units_x, unit % units_x);
+        for (member, tables) in scan.members.iter().zip(&tables) {
+            let c = &frame.components[member.index];
+            let [across, down] = if alone { [1, 1] } else { [c.h, c.v] };
+            let to = &mut all[member.index];
+            for by in 0..down {
+                for bx in 0..across {
+                    let block = &mut to.values[(y * down + by) * to.stride + x * across + bx];
+                    reader.read(&mut bits, *tables, member.index, block).map_err(fault)?;
+                }
+            }
+        }
+        if x + 1 == units_x && bits.overrun() {
+            return Err(fault("the end of its data"));
+        }
+    }
+    segments.check_end(segment, &bits)
+}
+
+/// What goes on from block to block of a scan.
+struct Reader<'a> {
+    scan: &'a Scan,
+    progressive: bool,
+    dc: [i32; 4],
+    /// Blocks that have nothing more in this band.
+    end_of_band: u32,
+}
+
+impl Reader<'_> {
+    #[inline(always)]
+    fn read(
+        &mut self,
+        bits: &mut Bits<'_>,
+        (dc, ac): (Option<&Table>, Option<&Table>),
+        component: usize,
+        block: &mut [i16; 64],
+    ) -> Result<(), &'static str> {
+        let [before, low] = self.scan.bits;
+        if let Some(table) = dc {
+            bits.refill();
+            read_dc(bits, table, &mut self.dc[component])?;
+            block[0] = (self.dc[component] << low) as i16;
+        } else if self.scan.band[0] == 0 {
+            bits.refill();
+            block[0] |= (bits.take(1) << low) as i16;
+        }
+        let from = self.scan.band[0].max(1);
+        match ac {
+            Some(table) if before == 0 => self.first(bits, table, from, block),
+            Some(table) => self.refine(bits, table, from, block),
+            None => Ok(()),
+        }
+    }
+
+    /// The first bits of a band.
+    #[inline(always)]
+    fn first(
+        &mut self,
+        bits: &mut Bits<'_>,
+        ac: &Table,
+        from: usize,
+        block: &mut [i16; 64],
+    ) -> Result<(), &'static str> {
+        if self.end_of_band > 0 {
+            self.end_of_band -= 1;
+            return Ok(());
+        }
+        let (to, low) = (self.scan.band[1], self.scan.bits[1]);
+        let mut k = from;
+        while k <= to {
+            bits.refill();
+            let symbol = ac.symbol(bits)?;
+            let (run, size) = (usize::from(symbol >> 4), u32::from(symbol & 15));
+            if size > 0 {
+                k += run;
+                block[zigzag(k)] = (bits.signed(size) << low) as i16;
+                k += 1;
+            } else if run == 15 {
+                k += 16;
+            } else {
+                self.end_of_band = self.blocks_ended(bits, run) - 1;
+                return Ok(());
+            }
+        }
+        if k > to + 1 { Err(TOO_MANY) } else { Ok(()) }
+    }
+
+    /// Reads for how many blocks, this one included, the band has ended; a sequential image knows no such runs.
+    #[inline(always)]
+    fn blocks_ended(&self, bits: &mut Bits<'_>, run: usize) -> u32 {
+        if self.progressive { (1 << run) + bits.take(run as u32) } else { 1 }
+    }
+
+    /// One more bit of a band.
+    fn refine(
+        &mut self,
+        bits: &mut Bits<'_>,
+        ac: &Table,
+        from: usize,
+        block: &mut [i16; 64],
+    ) -> Result<(), &'static str> {
+        let (to, low) = (self.scan.band[1], self.scan.bits[1]);
+        let mut k = from;
+        while self.end_of_band == 0 && k <= to {
+            bits.refill();
+            let symbol = ac.symbol(bits)?;
+            let (run, size) = (usize::from(symbol >> 4), symbol & 15);
+            let new = match size {
+                0 if run < 15 => {
+                    self.end_of_band = self.blocks_ended(bits, run);
+                    break;
+                }
+                0 => 0,
+                1 if bits.take(1) == 1 => 1 << low,
+                1 => -1 << low,
+                _ => return Err("a refinement by more than one bit"),
+            };
+            k = refine_up_to(bits, block, k, to, low, run);
+            if new != 0 {
+                if k > to {
+                    return Err(TOO_MANY);
+                }
+                block[zigzag(k)] = new;
+            }
+            k += 1;
+        }
+        if self.end_of_band > 0 {
+            refine_up_to(bits, block, k, to, low, usize::MAX);
+            self.end_of_band -= 1;
+        }
+        Ok(())
+    }
+}
+
+/// Adds a bit to each coefficient other than 0, from `k` on past `zeros` coefficients that are 0 and up to the next one
+/// of these, and tells where that is.
+fn refine_up_to(
+    bits: &mut Bits<'_>,
+    block: &mut [i16; 64],
+    mut k: usize,
+    to: usize,
+    low: u32,
+    mut zeros: usize,
+) -> usize {
+    while k <= to {
+        let value = &mut block[zigzag(k)];
+        if *value == 0 {
+            if zeros == 0 {
+                break;
+            }
+            zeros -= 1;
+        } else {
+            bits.refill_below_32();
+            if bits.take(1) == 1 && *value & (1 << low) == 0 {
+                *value = value.wrapping_add(value.signum() << low);
+            }
+        }
+        k += 1;
+    }
+    k
+}

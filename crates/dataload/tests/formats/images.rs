@@ -1,0 +1,239 @@
+//! Images of every kind that Pillow reads, against what it reads from them; and files that are damaged in ways that a
+//! decoder can notice.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use overdrive_dataload::{
+    Canvas, Color, DataError, Draws, EncodedImage, Image, ImagePipeline, Interpolation, MAX_IMAGE_BYTES,
+    RandomResizedCrop, Region, Resize, Transform, decode_image,
+};
+
+fn read(name: &str) -> Vec<u8> {
+    let path = crate::fixture("images").join(name);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn decode(name: &str) -> Image {
+    decode_image(&read(name), Color::Rgb, Path::new(name)).unwrap()
+}
+
+fn refused(bytes: &[u8]) -> String {
+    let error = decode_image(bytes, Color::Rgb, Path::new("some.jpg")).expect_err("a damaged image");
+    crate::names_file(&error, "some.jpg")
+}
+
+fn run(bytes: impl Into<Arc<[u8]>>, pipeline: &ImagePipeline, [height, width]: [usize; 2]) -> Result<Image, DataError> {
+    let sample = EncodedImage::new(bytes, "some.jpg");
+    let mut pixels = vec![0; 3 * height * width];
+    pipeline.clone().channels_last(true).decode_into(&sample, 0, 0, &mut pixels)?;
+    Image::new(pixels, height, width, 3)
+}
+
+/// Where each marker of this kind is.
+fn markers(bytes: &[u8], kind: std::ops::RangeInclusive<u8>) -> Vec<usize> {
+    (0..bytes.len() - 1).filter(|&at| bytes[at] == 0xff && kind.contains(&bytes[at + 1])).collect()
+}
+
+struct Crop(Region);
+
+impl Transform for Crop {
+    fn apply(&self, canvas: &mut Canvas<'_>, _: &mut Draws) -> Result<(), DataError> {
+        canvas.crop(self.0)
+    }
+}
+
+#[test]
+fn every_kind_of_jpeg_has_pillows_pixels() -> Result<(), DataError> {
+    let names =
+        ["h1v2", "h4v1", "odd", "rgb", "scans", "progressive-restarts", "progressive-grey", "progressive-cmyk", "ycck"];
+    for name in names {
+        let (file, whole) = (format!("{name}.jpg"), decode(&format!("{name}.png")));
+        assert!(decode(&file).data() == whole.data(), "{name}");
+        let mut draws = Draws::new(0, 0, 0, 0);
+        for _ in 0..50 {
+            let region = RandomResizedCrop::new(8).region(whole.height(), whole.width(), &mut draws);
+            let crop = ImagePipeline::new(0).then(Crop(region));
+            let ours = run(read(&file), &crop, [region.height, region.width])?;
+            assert!(ours.data() == crop.image(&whole, 0, 0)?.data(), "{name} {region:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn other_kinds_of_png_and_webp_have_pillows_pixels() {
+    for (file, plain) in [
+        ("interlaced.png", "interlaced-plain.png"),
+        ("sixteen.png", "sixteen-plain.png"),
+        ("palette.png", "palette-plain.png"),
+        ("animated.webp", "animated.png"),
+    ] {
+        assert!(decode(file).data() == decode(plain).data(), "{file}");
+    }
+    let palette = decode_image(&read("palette.png"), Color::AsStored, Path::new("palette.png")).unwrap();
+    assert_eq!(palette.channels(), 4);
+    assert!(palette.data().chunks_exact(4).any(|pixel| pixel[3] == 128));
+}
+
+#[test]
+fn dct_scaling_gives_pillows_draft() -> Result<(), DataError> {
+    // 64 x 48 pixels, so that each scale has whole sides and the resize after it nothing left to do.
+    let wide = [[48, 64], [24, 32], [12, 16], [6, 8]];
+    for (eighths, size) in [8, 4, 2, 1].into_iter().zip(wide) {
+        let scaled = ImagePipeline::new(0).dct_scaling(true).then(Resize::new(size));
+        let expected = decode(&format!("even-{eighths}.png"));
+        assert!(run(read("even.jpg"), &scaled, size)?.data() == expected.data(), "{eighths}");
+        // Off unless asked for.
+        let filtered = ImagePipeline::new(0).then(Resize::new(size));
+        assert_eq!(run(read("even.jpg"), &filtered, size)?.data() == expected.data(), eighths == 8);
+    }
+    // A result of more pixels than the next scale has takes the one before, and decimation is not to be replaced.
+    for (size, interpolation) in [([25, 32], Interpolation::Bilinear), ([12, 16], Interpolation::Nearest)] {
+        let [plain, scaled] = [false, true].map(|on| {
+            let pipeline = ImagePipeline::new(0).dct_scaling(on);
+            run(read("even.jpg"), &pipeline.then(Resize::new(size).interpolation(interpolation)), size)
+        });
+        assert!(plain?.data() == scaled?.data(), "{interpolation:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_scaled_crop_keeps_its_place() -> Result<(), DataError> {
+    // A photograph's smooth part, magnified: the position of a crop shows as brightness.
+    let ramp: Vec<u8> = (0..64 * 64).flat_map(|i| [(i % 64 * 4) as u8, (i / 64 * 4) as u8, 128]).collect();
+    let ramp = Image::new(ramp, 64, 64, 3)?;
+    let file = read("ramp.jpg");
+    for (top, left, side) in [(0, 0, 64), (3, 5, 33), (17, 21, 40), (31, 31, 32), (6, 29, 35)] {
+        let crop = || Crop(Region { top, left, height: side, width: side });
+        let resize = || Resize::new([8, 8]);
+        let exact = ImagePipeline::new(0).then(crop()).then(resize()).image(&ramp, 0, 0)?;
+        let scaled = run(&*file, &ImagePipeline::new(0).dct_scaling(true).then(crop()).then(resize()), [8, 8])?;
+        let furthest = exact.data().iter().zip(scaled.data()).map(|(a, b)| a.abs_diff(*b)).max();
+        // Half a pixel is two levels; as much again for the edge and the compression.
+        assert!(furthest <= Some(4), "{top} {left} {side}: {furthest:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn damage_at_restart_markers_is_noticed() {
+    let whole = read("restarts.jpg");
+    let restarts = markers(&whole, 0xd0..=0xd7);
+    assert_eq!(restarts.len(), 3);
+    for &at in &restarts {
+        let mut wrong = whole.clone();
+        wrong[at + 1] ^= 1;
+        assert!(refused(&wrong).contains("restart markers that are out of order"));
+        let mut more = whole.clone();
+        more.insert(at, 0x55);
+        assert!(refused(&more).contains("bytes without meaning before a restart marker"));
+        let mut fewer = whole.clone();
+        fewer.drain(at - 3..at);
+        assert!(refused(&fewer).contains("the end of its data"));
+    }
+    let mut none = whole.clone();
+    let last = *restarts.last().unwrap();
+    none.drain(last..last + 2);
+    assert!(refused(&none).contains("a wrong number of restart markers"));
+}
+
+#[test]
+fn missing_tables_and_other_kinds_are_named() {
+    let whole = read("h2v2.jpg");
+    let without = |kind: u8| {
+        let mut bytes = whole.clone();
+        for at in markers(&whole, kind..=kind) {
+            bytes[at + 1] = 0xfe;
+        }
+        bytes
+    };
+    assert!(refused(&without(0xc4)).contains("a missing Huffman table"));
+    assert!(refused(&without(0xdb)).contains("a missing quantization table"));
+    assert!(refused(&without(0xc0)).contains("a damaged scan header"));
+    let frame = markers(&whole, 0xc0..=0xc0)[0];
+    for kind in [0xc3, 0xc9, 0xca] {
+        let mut other = whole.clone();
+        other[frame + 1] = kind;
+        assert!(refused(&other).contains("a kind of JPEG other than baseline and progressive"));
+    }
+    for (place, value, expected) in [
+        (4, 12, "samples of other than 8 bits"),
+        (9, 2, "a damaged frame header"),
+        (11, 0x03, "a sampling that is not supported"),
+        (11, 0x51, "a sampling that is not supported"),
+        (12, 9, "a missing quantization table"),
+    ] {
+        let mut other = whole.clone();
+        other[frame + place] = value;
+        assert!(refused(&other).contains(expected), "{}", refused(&other));
+    }
+    let mut flat = whole.clone();
+    flat[frame + 5..frame + 7].fill(0);
+    assert!(refused(&flat).contains("a damaged frame header"));
+}
+
+#[test]
+fn declared_sizes_are_checked_before_memory_is_taken() {
+    for name in ["h2v2.jpg", "grey.jpg", "cmyk.jpg", "progressive.jpg", "progressive-cmyk.jpg", "rgb.jpg"] {
+        let mut huge = read(name);
+        let frame = markers(&huge, 0xc0..=0xc2)[0];
+        huge[frame + 5..frame + 9].fill(0xff);
+        assert!(refused(&huge).contains("expected data for 65535 x 65535 pixels"), "{name}");
+        // A file that is long enough for what it declares is refused all the same.
+        huge.resize(10 << 20, 0);
+        let error = decode_image(&huge, Color::Rgb, Path::new("some.jpg")).unwrap_err();
+        assert!(matches!(error, DataError::TooLarge { bytes, limit: MAX_IMAGE_BYTES, .. } if bytes > 17_000_000_000));
+    }
+    // Coefficients take more than pixels.
+    let mut large = read("progressive-cmyk.jpg");
+    let frame = markers(&large, 0xc2..=0xc2)[0];
+    large[frame + 5..frame + 9].copy_from_slice(&[0x20, 0, 0x30, 0]);
+    large.resize(1 << 20, 0);
+    assert!(matches!(
+        decode_image(&large, Color::Rgb, Path::new("some.jpg")),
+        Err(DataError::TooLarge { bytes, .. }) if bytes == 8192 * 12288 * 8
+    ));
+}
+
+#[test]
+fn a_file_of_many_scans_ends() {
+    let whole = read("progressive.jpg");
+    let scan = markers(&whole, 0xda..=0xda);
+    let first = &whole[scan[0]..scan[1]];
+    let many: Vec<u8> = [&whole[..scan[0]], &first.repeat(300), &whole[scan[1]..]].concat();
+    assert!(refused(&many).contains("more than 256 scans"));
+}
+
+#[test]
+fn the_eight_orientations_are_turned_upright() -> Result<(), DataError> {
+    let stored = decode("turned.jpg");
+    let (height, width) = (stored.height(), stored.width());
+    let file = read("turned.jpg");
+    let tag = file.windows(2).position(|pair| pair == b"\x01\x12" || pair == b"\x12\x01").unwrap();
+    let value = (tag + 8..tag + 12).find(|&at| file[at] == 6).unwrap();
+    // Where the pixel of a row and column is stored, by `ImageOps.exif_transpose` of Pillow.
+    type Stored = fn(usize, usize, usize, usize) -> (usize, usize);
+    let orientations: [Stored; 8] = [
+        |y, x, _, _| (y, x),
+        |y, x, _, w| (y, w - 1 - x),
+        |y, x, h, w| (h - 1 - y, w - 1 - x),
+        |y, x, h, _| (h - 1 - y, x),
+        |y, x, _, _| (x, y),
+        |y, x, h, _| (h - 1 - x, y),
+        |y, x, h, w| (h - 1 - x, w - 1 - y),
+        |y, x, _, w| (x, w - 1 - y),
+    ];
+    for (number, of) in (1u8..).zip(orientations) {
+        let mut bytes = file.clone();
+        bytes[value] = number;
+        let size = if number < 5 { [height, width] } else { [width, height] };
+        let upright = run(bytes, &ImagePipeline::new(0).exif_orientation(true), size)?;
+        for (at, pixel) in upright.data().chunks_exact(3).enumerate() {
+            let (y, x) = of(at / size[1], at % size[1], height, width);
+            assert_eq!(pixel, &stored.data()[3 * (y * width + x)..][..3], "{number}: {y} {x}");
+        }
+    }
+    Ok(())
+}
