@@ -73,6 +73,8 @@ pub enum Ratio {
     TimesFasterByTime,
     /// Samples are costs, such as seconds or bytes: ours over the peer's, a share of its cost.
     ShareOfCost,
+    /// Samples are amounts of work in a time: ours over the peer's, a share of its speed.
+    ShareOfRate,
 }
 
 /// Which side of a bound is right.
@@ -127,6 +129,7 @@ impl VersusRow {
             Ratio::TimesFasterByRate => (Spread::of_ratios(ours, peer), "times faster than the peer"),
             Ratio::TimesFasterByTime => (Spread::of_ratios(peer, ours), "times faster than the peer"),
             Ratio::ShareOfCost => (Spread::of_ratios(ours, peer), "share of the peer's"),
+            Ratio::ShareOfRate => (Spread::of_ratios(ours, peer), "share of the peer's speed"),
         };
         let made = spread.filter(|_| positive).zip(median(ours)).zip(median(peer));
         let ((spread, ours_median), peer_median) = made.ok_or_else(|| PairsError {
@@ -239,7 +242,9 @@ mod tests {
         assert_eq!((faster.case.as_str(), faster.met), ("step (times faster than the peer)", Some(false)));
         let share = row(Ratio::ShareOfCost, Some(Target::AtMost(0.5)));
         assert_eq!((share.ratio_median, share.met), (0.5, Some(true)));
-        assert_eq!(row(Ratio::TimesFasterByRate, None).met, None);
+        let rate = row(Ratio::ShareOfRate, Some(Target::AtLeast(0.5)));
+        assert_eq!((rate.ratio_median, rate.case.as_str()), (0.5, "step (share of the peer's speed)"));
+        assert_eq!((rate.met, row(Ratio::TimesFasterByRate, None).met), (Some(true), None));
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! Speed beside other tools, interleaved in one run.
 
+mod loader;
+mod packages;
 mod peer;
 mod step;
+mod turns;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
@@ -20,18 +23,32 @@ pub struct Options {
     /// Where to write the numbers
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
-    /// How many pairs of samples to take
-    #[arg(long, value_name = "N", default_value = "31", value_parser = clap::value_parser!(u32).range(3..=1000))]
-    pairs: u32,
+    /// How many pairs of samples to take [default: 31 for `step`, 7 for `loader`]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..=1000))]
+    pairs: Option<u32>,
     /// The Python that has torch 2.11.0
     #[arg(long, value_name = "PATH", env = "OVERDRIVE_PYTHON", default_value = "python3")]
     python: PathBuf,
+    /// What `loader` does.
+    #[command(flatten)]
+    loader: loader::Options,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Case {
     /// A training step of a small perceptron, and an AdamW step over ResNet-18's parameters, on one thread
     Step,
+    /// Loading photographs, samples in memory and shards, beside DataLoader, spdl, webdataset and dataloader-rs
+    Loader,
+}
+
+/// Where data and packages of the comparisons are kept for the next time: with the build's other outputs, where there are
+/// any.
+fn work_folder() -> PathBuf {
+    match Path::new("target").is_dir() {
+        true => PathBuf::from("target/versus-data"),
+        false => std::env::temp_dir().join("overdrive-versus-data"),
+    }
 }
 
 /// Measures, prints and writes what the options ask for.
@@ -44,6 +61,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let report: VersusReport = match options.case {
         Case::Step => step::measure(options)?,
+        Case::Loader => loader::measure(options)?,
     };
     print!("{}", report.table());
     if let Some(path) = &options.json {

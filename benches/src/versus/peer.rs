@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 /// A running peer. It ends when this is dropped, because its standard input does.
 pub struct Peer {
@@ -15,7 +15,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts `source` under `python`; the first line that it says is its version.
+    /// Starts `source` under `python`; the first line that it says is its version, or `missing` and what it lacks.
     ///
     /// # Errors
     /// When Python or what the program imports is missing.
@@ -33,12 +33,20 @@ impl Peer {
         let answers = BufReader::new(child.stdout.take().context("a peer has no standard output")?);
         let mut peer = Self { child, requests, answers, version: String::new() };
         peer.version = peer.answer().with_context(|| format!("{} could not start; see above", python.display()))?;
-        Ok(peer)
+        match peer.version.strip_prefix("missing ") {
+            Some(reason) => bail!("{reason}"),
+            None => Ok(peer),
+        }
     }
 
     /// What it said of itself.
     pub fn version(&self) -> &str {
         &self.version
+    }
+
+    /// The number of its process.
+    pub fn process(&self) -> u32 {
+        self.child.id()
     }
 
     /// Seconds that it took for `count` steps of `name`.

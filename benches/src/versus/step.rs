@@ -19,6 +19,7 @@ const WIDTHS: [i64; 4] = [784, 128, 128, 10];
 /// Steps a sample, so that one takes tens of milliseconds.
 const MLP_STEPS: u32 = 150;
 const ADAMW_STEPS: u32 = 5;
+const PAIRS: u32 = 31;
 
 type Step = Box<dyn FnMut() -> Result<()>>;
 
@@ -56,7 +57,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
         &["adamw_fused", "adamw_foreach"],
         ADAMW_STEPS,
     )?;
-    for _ in 0..options.pairs {
+    for _ in 0..options.pairs.unwrap_or(PAIRS) {
         mlp.round(peer.as_mut())?;
         adamw.round(peer.as_mut())?;
     }

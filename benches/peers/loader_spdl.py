@@ -1,0 +1,123 @@
+"""spdl's side of `versus loader`: answers each line `NAME EPOCHS` with the seconds that those epochs took.
+
+`own` has FFmpeg decode, crop, scale (bilinear, over all pixels that a new one covers) and flip each image, on `workers`
+threads, where Python's lock is free, and copies those of a batch into one uint8 tensor. `torchvision` runs the decoder
+and transforms of torchvision on the same threads. Each hands over images or whole batches, whichever is faster.
+"""
+
+import importlib.metadata
+import json
+import math
+import pathlib
+import random
+import sys
+import time
+
+try:
+    import spdl.io
+    import torch
+    from spdl.pipeline import PipelineBuilder
+    from torchvision.io import ImageReadMode, decode_jpeg, read_file
+    from torchvision.transforms import v2
+    version = importlib.metadata.version("spdl")
+    CONFIG = spdl.io.decode_config(decoder_options={"threads": "1"})
+except Exception as error:
+    sys.exit(print(f"missing {type(error).__name__}: {error}".splitlines()[0], flush=True))
+
+SCALE, RATIO, SIDE = (0.08, 1.0), (3 / 4, 4 / 3), 224
+TRAIN = v2.Compose([v2.RandomResizedCrop(SIDE, antialias=True), v2.RandomHorizontalFlip()])
+
+
+def region(width, height):
+    """The draws of torchvision's RandomResizedCrop."""
+    for _ in range(10):
+        area = width * height * random.uniform(*SCALE)
+        ratio = math.exp(random.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return w, h, random.randint(0, width - w), random.randint(0, height - h)
+    side = min(width, height)
+    return side, side, (width - side) // 2, (height - side) // 2
+
+
+def decode(sample):
+    path, label = sample
+    packets = spdl.io.demux_image(path)
+    w, h, x, y = region(packets.width, packets.height)
+    flip = "hflip," if random.random() < 0.5 else ""
+    graph = f"crop={w}:{h}:{x}:{y}:exact=1,scale={SIDE}:{SIDE}:flags=bilinear,{flip}format=pix_fmts=rgb24"
+    return spdl.io.decode_packets(packets, filter_desc=graph, decode_config=CONFIG), label
+
+
+def collate(loaded):
+    frames, labels = zip(*loaded)
+    images = spdl.io.to_torch(spdl.io.convert_frames(list(frames)))
+    return images.permute(0, 3, 1, 2), torch.tensor(labels)
+
+
+def decode_with_torchvision(sample):
+    path, label = sample
+    return TRAIN(decode_jpeg(read_file(path), mode=ImageReadMode.RGB)), label
+
+
+def collate_with_torchvision(loaded):
+    images, labels = zip(*loaded)
+    return torch.stack(images), torch.tensor(labels)
+
+
+WAYS = {"own": (decode, collate), "torchvision": (decode_with_torchvision, collate_with_torchvision)}
+
+
+def by_image(samples, size, workers, load, join):
+    builder = PipelineBuilder().add_source(samples).pipe(load, concurrency=workers)
+    return builder.aggregate(size).pipe(join).add_sink(2 * workers).build(num_threads=workers)
+
+
+def by_batch(samples, size, workers, load, join):
+    """A whole batch on one thread: less to hand over between threads."""
+    batches = [samples[i:i + size] for i in range(0, len(samples), size)]
+    builder = PipelineBuilder().add_source(batches).pipe(lambda batch: join(map(load, batch)), concurrency=workers)
+    return builder.add_sink(2 * workers).build(num_threads=workers)
+
+
+def epoch(hand_over, way, samples, options):
+    samples = random.sample(samples, len(samples))
+    pipeline = hand_over(samples, options["batch_size"], options["workers"], *WAYS[way])
+    seen = 0
+    with pipeline.auto_stop():
+        for images, _ in pipeline.get_iterator():
+            assert images.dtype == torch.uint8 and images.shape[1:] == (3, SIDE, SIDE)
+            seen += len(images)
+    assert seen == len(samples), f"{seen} of {len(samples)} images"
+
+
+def seconds(hand_over, way, samples, options, epochs=1):
+    started = time.perf_counter()
+    for _ in range(epochs):
+        epoch(hand_over, way, samples, options)
+    return time.perf_counter() - started
+
+
+def faster(way, samples, options):
+    """By image or by batch, after an epoch that does not count."""
+    times = {}
+    for hand_over in (by_image, by_batch):
+        times[hand_over] = min([seconds(hand_over, way, samples, options) for _ in range(3)][1:])
+    print(f"spdl, {way}:", {hand_over.__name__: round(time, 3) for hand_over, time in times.items()}, file=sys.stderr)
+    return min(times, key=times.get)
+
+
+def main():
+    options = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    folders = sorted(path for path in pathlib.Path(options["photos"]).iterdir() if path.is_dir())
+    samples = [(str(path), label) for label, folder in enumerate(folders) for path in sorted(folder.glob("*.jpg"))]
+    best = {way: faster(way, samples, options) for way in WAYS}
+    print(version, flush=True)
+    for line in sys.stdin:
+        way, count = line.split()
+        print(seconds(best[way], way, samples, options, int(count)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

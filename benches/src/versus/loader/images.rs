@@ -1,0 +1,145 @@
+//! Photographs: read, decoded, cropped at random, scaled to 224x224 and flipped.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use overdrive::dataload::{
+    DataError, DataLoader, Dataset, EncodedImageFolder, ImagePipeline, RandomHorizontalFlip, RandomResizedCrop,
+    RandomSampler, Sampler,
+};
+use overdrive_bench_report::{Ratio, Target};
+use serde_json::json;
+use tch::Tensor;
+
+use super::{Bench, WORKERS, process, shown};
+use crate::versus::turns::{Case, Program, Turns};
+
+pub const BATCH_SIZE: usize = 64;
+const SIDE: usize = 224;
+
+const SPEED: &str = "500x375 JPEG photographs, RandomResizedCrop 224 and flip, batch 64, 2 persistent workers";
+const SHARE: &str =
+    "the same photographs, 2 workers: the loader beside a bare loop on 2 threads that does the same work";
+const SCALING: &str = "the same photographs: 2 workers beside 1";
+const MEMORY: &str = "the same photographs: memory of the process and its 2 workers";
+const SPDL_REMEDY: &str = "pip install spdl, and FFmpeg's shared libraries (Debian: libavdevice59 libavfilter8)";
+
+/// What DataLoader does with torchvision's transforms.
+pub fn pipeline() -> ImagePipeline {
+    ImagePipeline::new(0).then(RandomResizedCrop::new(SIDE)).then(RandomHorizontalFlip::default())
+}
+
+pub type Folder = Arc<EncodedImageFolder>;
+pub type Batch = (Tensor, Tensor);
+
+pub fn loader(folder: &Folder, batch_size: usize, workers: usize) -> Result<DataLoader<Batch>, DataError> {
+    let builder = DataLoader::builder(folder.clone()).batch_size(batch_size).shuffle(true).num_workers(workers);
+    builder.collate(pipeline()).build()
+}
+
+pub fn measure(bench: &mut Bench) -> Result<()> {
+    let Some(photos) = bench.photos(SPEED) else { return Ok(()) };
+    let folder: Folder = Arc::new(EncodedImageFolder::open(&photos)?);
+    let images = folder.len() as f64;
+    let [pillow, io] = ["pillow", "io"].map(|name| torch(bench, &photos, name));
+    let options = json!({ "photos": shown(&photos), "batch_size": BATCH_SIZE, "workers": WORKERS });
+    let spdl = bench.packaged("spdl", include_str!("../../../peers/loader_spdl.py"), &options, SPDL_REMEDY);
+
+    let (one, two) = (loader(&folder, BATCH_SIZE, 1)?, loader(&folder, BATCH_SIZE, WORKERS)?);
+    let mut bare = Bare { folder: folder.clone(), pipeline: pipeline(), epoch: 0 };
+    let mut turns = Turns::default();
+    turns.ours("2 workers", || Ok(images / epoch(&two)?));
+    turns.ours("a bare loop on 2 threads", || Ok(images / bare.epoch()?));
+    turns.ours("1 worker", || Ok(images / epoch(&one)?));
+    let peers = [
+        ("DataLoader with pillow", &pillow, "pillow", 2.2),
+        ("DataLoader with torchvision.io", &io, "io", 1.5),
+        ("spdl with its own decoder", &spdl, "own", 1.5),
+        ("spdl with torchvision.io", &spdl, "torchvision", 1.5),
+    ];
+    for (name, program, asked, _) in peers {
+        turns.peer(name, program, move |peer| Ok(images / peer.seconds(asked, 1)?));
+    }
+    turns.take("images", bench.pairs)?;
+
+    let case = |text, ratio| Case { text, unit: "images/s", ratio };
+    let findings = &mut bench.findings;
+    for (name, _, _, target) in peers {
+        let faster = case(SPEED, Ratio::TimesFasterByRate);
+        turns.compare(findings, faster, ("2 workers", name), Some(Target::AtLeast(target)))?;
+    }
+    let share = case(SHARE, Ratio::ShareOfRate);
+    turns.compare(findings, share, ("2 workers", "a bare loop on 2 threads"), Some(Target::AtLeast(0.9)))?;
+    let scaling = case(SCALING, Ratio::TimesFasterByRate);
+    turns.compare(findings, scaling, ("2 workers", "1 worker"), Some(Target::AtLeast(1.85)))?;
+    memory(bench, &two, [("DataLoader with pillow", &pillow), ("DataLoader with torchvision.io", &io)])
+}
+
+/// DataLoader with one decoder; each in a process of its own, so that its memory can be told.
+pub fn torch(bench: &mut Bench, photos: &Path, name: &str) -> Program {
+    let options = json!({ "photos": shown(photos), "batch_size": BATCH_SIZE, "workers": WORKERS, "names": [name] });
+    bench.torch(include_str!("../../../peers/loader_images.py"), &options)
+}
+
+/// Seconds for all batches of an epoch.
+fn epoch(loader: &DataLoader<Batch>) -> Result<f64> {
+    let started = Instant::now();
+    for batch in loader {
+        let (images, _) = batch?;
+        ensure!(images.size()[1..] == [3, SIDE as i64, SIDE as i64], "not the shape of a crop");
+    }
+    Ok(started.elapsed().as_secs_f64())
+}
+
+/// The same work without a loader: two threads, each with memory for one image that it writes over and over.
+struct Bare {
+    folder: Folder,
+    pipeline: ImagePipeline,
+    epoch: u64,
+}
+
+impl Bare {
+    fn epoch(&mut self) -> Result<f64> {
+        self.epoch += 1;
+        let started = Instant::now();
+        let order = RandomSampler::new(self.folder.len(), 0).order(self.epoch);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut slot = vec![0; 3 * SIDE * SIDE];
+            while let Some(&index) = order.get(next.fetch_add(1, Relaxed)) {
+                let (image, _) = self.folder.get(index)?;
+                self.pipeline.decode_into(&image, index as u64, self.epoch, &mut slot)?;
+            }
+            Ok::<_, DataError>(())
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(work);
+            let here = work();
+            other.join().unwrap_or_else(|_| Err(DataError::other("the other thread panicked")))?;
+            here
+        })?;
+        Ok(started.elapsed().as_secs_f64())
+    }
+}
+
+/// Memory with batches on the way: four of ours taken and as many ahead, DataLoader's as its last epoch left them.
+fn memory(bench: &mut Bench, ours: &DataLoader<Batch>, peers: [(&str, &Program); 2]) -> Result<()> {
+    let mut turns = Turns::default();
+    turns.ours("2 workers", || {
+        let mut batches = ours.iter();
+        let _taken = batches.by_ref().take(4).collect::<Result<Vec<_>, _>>()?;
+        process::own_mebibytes()
+    });
+    for (name, program) in peers {
+        turns.peer(name, program, |peer| process::tree_mebibytes(peer.process()));
+    }
+    turns.take("memory of images", bench.pairs.min(3))?;
+    let case = Case { text: MEMORY, unit: "MiB", ratio: Ratio::ShareOfCost };
+    for (name, _) in peers {
+        turns.compare(&mut bench.findings, case, ("2 workers", name), None)?;
+    }
+    Ok(())
+}

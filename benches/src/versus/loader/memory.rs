@@ -1,0 +1,85 @@
+//! Small samples in memory: the loader's own cost, as nothing is decoded.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use overdrive::dataload::{DataError, DataLoader, TensorDataset};
+use overdrive_bench_report::{Ratio, Target};
+use serde_json::json;
+use tch::{Device, Kind, Tensor};
+
+use super::{Bench, WORKERS};
+use crate::versus::turns::{Case, Program, Turns};
+
+const CASE: &str = "60,000 28x28 uint8 samples in memory, batch 128, shuffled";
+const SAMPLES: i64 = 60_000;
+const BATCH_SIZE: i64 = 128;
+/// So that a sample takes a tenth of a second and more.
+const EPOCHS: u32 = 5;
+
+type Batch = (Tensor, Tensor);
+
+/// Images and labels.
+pub struct Data {
+    images: Tensor,
+    labels: Tensor,
+}
+
+impl Data {
+    pub fn random() -> Result<Self> {
+        let images = Tensor::f_randint(256, [SAMPLES, 1, 28, 28], (Kind::Uint8, Device::Cpu))?;
+        Ok(Self { images, labels: Tensor::f_randint(10, [SAMPLES], (Kind::Int64, Device::Cpu))? })
+    }
+
+    pub fn loader(&self, workers: usize) -> Result<DataLoader<Batch>, DataError> {
+        let data = TensorDataset::new((self.images.shallow_clone(), self.labels.shallow_clone()))?;
+        data.loader().batch_size(BATCH_SIZE as usize).shuffle(true).num_workers(workers).build()
+    }
+
+    /// What is written in a minute: a permutation, and one lookup a batch.
+    fn index_select(&self) -> Result<i64> {
+        let order = Tensor::f_randperm(SAMPLES, (Kind::Int64, Device::Cpu))?;
+        let mut seen = 0;
+        while seen < SAMPLES {
+            let rows = order.f_narrow(0, seen, BATCH_SIZE.min(SAMPLES - seen))?;
+            let batch = (self.images.f_index_select(0, &rows)?, self.labels.f_index_select(0, &rows)?);
+            seen += batch.1.size()[0];
+        }
+        Ok(seen)
+    }
+}
+
+pub fn torch(bench: &mut Bench) -> Program {
+    let options = json!({ "samples": SAMPLES, "batch_size": BATCH_SIZE, "workers": WORKERS });
+    bench.torch(include_str!("../../../peers/loader_memory.py"), &options)
+}
+
+pub fn measure(bench: &mut Bench) -> Result<()> {
+    let program = torch(bench);
+    let data = Data::random()?;
+    let loader = data.loader(0)?;
+    let mut turns = Turns::default();
+    turns.ours("ours", || rate(|| loader.iter().try_fold(0, |seen, batch| Ok(seen + batch?.1.size()[0]))));
+    turns.ours("one index_select a batch, plain tch", || rate(|| data.index_select()));
+    turns.peer("DataLoader, its fastest way", &program, |peer| {
+        Ok(SAMPLES as f64 * f64::from(EPOCHS) / peer.seconds("best", EPOCHS)?)
+    });
+    turns.take("memory", bench.pairs)?;
+
+    let faster = Case { text: CASE, unit: "samples/s", ratio: Ratio::TimesFasterByRate };
+    let (peer, target) = ("DataLoader, its fastest way", Target::AtLeast(5.0));
+    turns.compare(&mut bench.findings, faster, ("ours", peer), Some(target))?;
+    let share = Case { ratio: Ratio::ShareOfRate, ..faster };
+    let (peer, target) = ("one index_select a batch, plain tch", Target::AtLeast(0.8));
+    turns.compare(&mut bench.findings, share, ("ours", peer), Some(target))
+}
+
+/// Samples a second.
+fn rate(mut epoch: impl FnMut() -> Result<i64>) -> Result<f64> {
+    let started = Instant::now();
+    let mut seen = 0;
+    for _ in 0..EPOCHS {
+        seen += epoch()?;
+    }
+    Ok(seen as f64 / started.elapsed().as_secs_f64())
+}

@@ -1,0 +1,155 @@
+//! Raw samples that lie in memory, beside dataloader-rs: what a loader costs when samples cost nothing but a copy.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Result, anyhow, ensure};
+use dataloader_rs::collator::{Collator, VecCollator};
+use overdrive::dataload::{BatchSamples, Collate, DataError, DataLoader, Dataset, Drawn};
+use overdrive::ffi::HostBuffer;
+use overdrive_bench_report::{Ratio, Target};
+use tch::{Kind, Tensor};
+
+use super::{Bench, WORKERS};
+use crate::versus::turns::{Case, Turns};
+
+const TENSORS: &str = "150 kB raw samples in memory, copied into one tensor a batch of 64, 2 workers";
+const LISTS: &str = "150 kB raw samples in memory, each copied, a list of them a batch of 64, 2 workers";
+const PEER: &str = "dataloader-rs";
+/// A picture of 224x224 pixels.
+const BYTES: usize = 3 * 224 * 224;
+const SAMPLES: usize = 1024;
+const BATCH_SIZE: usize = 64;
+/// So that a sample takes some tenths of a second.
+const EPOCHS: usize = 4;
+
+/// Both loaders read it through the trait of their own.
+#[derive(Clone)]
+struct Raw(Arc<[u8]>);
+
+impl Raw {
+    fn sample(&self, index: usize) -> Vec<u8> {
+        self.0[index * BYTES..][..BYTES].to_vec()
+    }
+}
+
+impl Dataset for Raw {
+    type Sample = Vec<u8>;
+
+    fn len(&self) -> usize {
+        SAMPLES
+    }
+
+    fn get(&self, index: usize) -> Result<Vec<u8>, DataError> {
+        Ok(self.sample(index))
+    }
+}
+
+impl dataloader_rs::Dataset for Raw {
+    type Item = Vec<u8>;
+
+    fn len(&self) -> usize {
+        SAMPLES
+    }
+
+    fn get(&self, index: usize) -> dataloader_rs::error::Result<Vec<u8>> {
+        Ok(self.sample(index))
+    }
+}
+
+/// The samples of a batch, one behind the other.
+struct Concatenate;
+
+struct Filled {
+    buffer: HostBuffer,
+    samples: usize,
+}
+
+impl Filled {
+    fn new(samples: usize) -> Result<Self, DataError> {
+        Ok(Self { buffer: HostBuffer::zeroed(samples * BYTES, false)?, samples: 0 })
+    }
+
+    fn add(&mut self, sample: &[u8]) {
+        self.buffer.as_mut_slice()[self.samples * BYTES..][..BYTES].copy_from_slice(sample);
+        self.samples += 1;
+    }
+
+    fn tensor(self) -> Result<Tensor, DataError> {
+        Ok(self.buffer.into_tensor(Kind::Uint8, &[self.samples as i64, 3, 224, 224])?)
+    }
+}
+
+impl Collate<Vec<u8>> for Concatenate {
+    type Batch = Tensor;
+
+    fn collate(&self, samples: Vec<Vec<u8>>) -> Result<Tensor, DataError> {
+        let mut filled = Filled::new(samples.len())?;
+        samples.iter().for_each(|sample| filled.add(sample));
+        filled.tensor()
+    }
+
+    /// Each as it comes, while it is in the cache.
+    fn collate_from(&self, samples: &mut BatchSamples<'_, Vec<u8>>) -> Result<Tensor, DataError> {
+        let mut filled = Filled::new(samples.len())?;
+        while let Some(Drawn { sample, .. }) = samples.next()? {
+            filled.add(&sample);
+        }
+        filled.tensor()
+    }
+}
+
+impl Collator<Vec<u8>> for Concatenate {
+    type Batch = Tensor;
+
+    fn collate(&self, samples: Vec<Vec<u8>>) -> dataloader_rs::error::Result<Tensor> {
+        Ok(Collate::collate(self, samples)?)
+    }
+}
+
+pub fn measure(bench: &mut Bench) -> Result<()> {
+    let data = Raw((0..SAMPLES * BYTES).map(|position| (position * 31) as u8).collect());
+    let builder = || DataLoader::builder(data.clone()).batch_size(BATCH_SIZE).shuffle(true).num_workers(WORKERS);
+    let tensors = builder().collate(Concatenate).build()?;
+    let lists = builder().collate(|samples: Vec<Vec<u8>>| Ok(samples)).build()?;
+    let (mut their_tensors, mut their_lists) = (theirs(&data, Concatenate), theirs(&data, VecCollator));
+
+    let mut turns = Turns::default();
+    turns.ours("tensors", || rate(|| tensors.iter().try_fold(0, |seen, batch| Ok(seen + batch?.size()[0] as usize))));
+    turns.ours("lists", || rate(|| lists.iter().try_fold(0, |seen, batch| Ok(seen + batch?.len()))));
+    turns.ours("their tensors", || {
+        rate(|| {
+            their_tensors
+                .iter()
+                .try_fold(0, |seen, batch| Ok(seen + batch.map_err(|e| anyhow!("{e}"))?.size()[0] as usize))
+        })
+    });
+    turns.ours("their lists", || {
+        rate(|| their_lists.iter().try_fold(0, |seen, batch| Ok(seen + batch.map_err(|e| anyhow!("{e}"))?.len())))
+    });
+    turns.take("overhead", bench.pairs)?;
+    bench.versions.insert(PEER.to_owned(), "0.2.0".to_owned());
+    for (text, ours, peer) in [(TENSORS, "tensors", "their tensors"), (LISTS, "lists", "their lists")] {
+        let case = Case { text, unit: "samples/s", ratio: Ratio::TimesFasterByRate };
+        turns.compare(&mut bench.findings, case, (ours, peer), Some(Target::AtLeast(2.0)))?;
+    }
+    Ok(())
+}
+
+type Theirs<C> = dataloader_rs::DataLoader<Raw, dataloader_rs::RandomSampler, C>;
+
+/// As many threads, and as many batches ahead at most.
+fn theirs<C: Collator<Vec<u8>>>(data: &Raw, collator: C) -> Theirs<C> {
+    let builder = dataloader_rs::DataLoader::builder(data.clone()).batch_size(BATCH_SIZE).num_workers(WORKERS);
+    builder.sampler(dataloader_rs::RandomSampler::new(0)).prefetch_depth(2).collator(collator).build()
+}
+
+/// Samples a second.
+fn rate(mut epoch: impl FnMut() -> Result<usize>) -> Result<f64> {
+    let started = Instant::now();
+    for _ in 0..EPOCHS {
+        let seen = epoch()?;
+        ensure!(seen == SAMPLES, "{seen} of {SAMPLES} samples");
+    }
+    Ok((EPOCHS * SAMPLES) as f64 / started.elapsed().as_secs_f64())
+}

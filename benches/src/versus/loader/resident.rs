@@ -1,0 +1,47 @@
+//! What epochs that are broken off leave behind: memory, threads, descriptors.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use overdrive::dataload::{DataLoader, EncodedImageFolder};
+use overdrive_bench_report::{Ratio, Target, VersusRow};
+
+use super::images::{self, Batch};
+use super::process::Held;
+use super::{Bench, WORKERS};
+
+const CASE: &str = "100 epochs over photographs, each broken off after 3 batches, 2 workers: ";
+const EPOCHS: usize = 100;
+/// After these, the allocator has what it keeps.
+const WARM_UP: usize = 20;
+const BATCH_SIZE: usize = 16;
+
+pub fn measure(bench: &mut Bench) -> Result<()> {
+    let Some(photos) = bench.photos(CASE) else { return Ok(()) };
+    let loader = images::loader(&Arc::new(EncodedImageFolder::open(&photos)?), BATCH_SIZE, WORKERS)?;
+    eprintln!("resident: {EPOCHS} epochs");
+    break_off(&loader, WARM_UP)?;
+    let before = Held::now()?;
+    break_off(&loader, EPOCHS)?;
+    let after = Held::now()?;
+    for (what, unit, after, before, limit) in [
+        ("resident memory", "MiB", after.mebibytes, before.mebibytes, 1.01),
+        ("threads", "threads", after.threads, before.threads, 1.0),
+        ("descriptors", "descriptors", after.descriptors, before.descriptors, 1.0),
+    ] {
+        let (text, samples): (_, (&[f64], &[f64])) = (format!("{CASE}{what}"), (&[after], &[before]));
+        let target = Some(Target::AtMost(limit));
+        let row = VersusRow::of_pairs(&text, "itself, before them", unit, samples, Ratio::ShareOfCost, target)?;
+        bench.findings.rows.push(row);
+    }
+    Ok(())
+}
+
+fn break_off(loader: &DataLoader<Batch>, epochs: usize) -> Result<()> {
+    for _ in 0..epochs {
+        for batch in loader.iter().take(3) {
+            drop(batch?);
+        }
+    }
+    Ok(())
+}

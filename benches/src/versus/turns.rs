@@ -1,0 +1,186 @@
+//! Ways to do the same work, measured in turns: one sample of each, then the next of each.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::rc::Rc;
+
+use anyhow::{Context, Result};
+use overdrive_bench_report::{MissingPeer, Ratio, Target, VersusRow};
+
+use super::peer::Peer;
+
+/// A peer program that several ways share, or why there is none.
+#[derive(Clone)]
+pub struct Program(Result<Rc<RefCell<Peer>>, String>);
+
+impl Program {
+    /// Starts `source` under `python`; `remedy` says what would make it start.
+    pub fn start(python: &Path, source: &str, options: &serde_json::Value, remedy: &str) -> Self {
+        let peer = Peer::start(python, source, &[options.to_string()]);
+        Self(peer.map(|peer| Rc::new(RefCell::new(peer))).map_err(|error| format!("{error:#}; {remedy}")))
+    }
+
+    /// A program that cannot be started.
+    pub fn missing(reason: impl Into<String>) -> Self {
+        Self(Err(reason.into()))
+    }
+
+    /// What it said of itself.
+    pub fn version(&self) -> Option<String> {
+        self.0.as_ref().ok().map(|peer| peer.borrow().version().to_owned())
+    }
+
+    /// Why there is none.
+    pub fn reason(&self) -> Option<&str> {
+        self.0.as_ref().err().map(String::as_str)
+    }
+}
+
+type Measure<'a> = Box<dyn FnMut() -> Result<f64> + 'a>;
+
+enum Measured<'a> {
+    Ours(Measure<'a>),
+    Peer(Measure<'a>),
+    Missing(String),
+}
+
+struct Way<'a> {
+    name: String,
+    measured: Measured<'a>,
+    samples: Vec<f64>,
+}
+
+/// Ways to do the same work, and the samples taken of each.
+#[derive(Default)]
+pub struct Turns<'a> {
+    ways: Vec<Way<'a>>,
+}
+
+/// What is compared: the text of the row, the unit of its samples and what their ratio means.
+#[derive(Clone, Copy)]
+pub struct Case<'a> {
+    pub text: &'a str,
+    pub unit: &'a str,
+    pub ratio: Ratio,
+}
+
+/// Rows, and the peers that could not be measured.
+#[derive(Default)]
+pub struct Findings {
+    pub rows: Vec<VersusRow>,
+    pub missing: Vec<MissingPeer>,
+}
+
+impl<'a> Turns<'a> {
+    /// Adds a way of this program: when it fails, nothing is measured at all.
+    pub fn ours(&mut self, name: &str, measure: impl FnMut() -> Result<f64> + 'a) {
+        self.add(name, Measured::Ours(Box::new(measure)));
+    }
+
+    /// Adds a way of a peer's: when it fails, it counts as missing.
+    pub fn peer(&mut self, name: &str, program: &Program, mut measure: impl FnMut(&mut Peer) -> Result<f64> + 'a) {
+        let measured = match &program.0 {
+            Err(reason) => Measured::Missing(reason.clone()),
+            Ok(peer) => {
+                let peer = peer.clone();
+                Measured::Peer(Box::new(move || measure(&mut peer.borrow_mut())))
+            }
+        };
+        self.add(name, measured);
+    }
+
+    fn add(&mut self, name: &str, measured: Measured<'a>) {
+        self.ways.push(Way { name: name.to_owned(), measured, samples: Vec::new() });
+    }
+
+    /// Takes one sample of each way that does not count, then `pairs` of each that do.
+    pub fn take(&mut self, what: &str, pairs: u32) -> Result<()> {
+        for round in 0..=pairs {
+            match round {
+                0 => eprintln!("{what}: warming up"),
+                _ => eprintln!("{what}: {round} of {pairs}"),
+            }
+            for way in &mut self.ways {
+                let sample = match &mut way.measured {
+                    Measured::Ours(measure) => measure().with_context(|| format!("{what}, {}", way.name))?,
+                    Measured::Missing(_) => continue,
+                    Measured::Peer(measure) => match measure() {
+                        Ok(sample) => sample,
+                        Err(error) => {
+                            way.measured = Measured::Missing(format!("it failed: {error:#}"));
+                            continue;
+                        }
+                    },
+                };
+                if round > 0 {
+                    way.samples.push(sample);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares one way with another, in `findings`.
+    pub fn compare(
+        &self,
+        findings: &mut Findings,
+        case: Case<'_>,
+        (ours, peer): (&str, &str),
+        target: Option<Target>,
+    ) -> Result<()> {
+        let way = |name: &str| self.ways.iter().find(|way| way.name == name).with_context(|| format!("no way {name}"));
+        let (ours, peer) = (way(ours)?, way(peer)?);
+        if let Measured::Missing(reason) = &peer.measured {
+            let (case, peer_name) = (case.text.to_owned(), peer.name.clone());
+            findings.missing.push(MissingPeer { case, peer_name, reason: reason.clone() });
+            return Ok(());
+        }
+        let samples = (&ours.samples[..], &peer.samples[..]);
+        findings.rows.push(VersusRow::of_pairs(case.text, &peer.name, case.unit, samples, case.ratio, target)?);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+
+    use super::*;
+
+    const CASE: Case<'_> = Case { text: "work", unit: "ms", ratio: Ratio::TimesFasterByTime };
+
+    #[test]
+    fn samples_are_taken_in_turns_and_the_first_round_does_not_count() -> Result<()> {
+        let order = RefCell::new(String::new());
+        let mut turns = Turns::default();
+        for name in ["a", "b"] {
+            let order = &order;
+            turns.ours(name, move || {
+                order.borrow_mut().push_str(name);
+                Ok(order.borrow().len() as f64)
+            });
+        }
+        turns.take("work", 2)?;
+        assert_eq!(*order.borrow(), "ababab");
+        let mut findings = Findings::default();
+        turns.compare(&mut findings, CASE, ("a", "b"), Some(Target::AtLeast(2.0)))?;
+        let row = &findings.rows[0];
+        assert_eq!((row.ours, row.peer, row.pairs, row.met), (4.0, 5.0, 2, Some(false)));
+        assert!(turns.compare(&mut findings, CASE, ("a", "c"), None).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn a_peer_that_is_not_there_or_fails_is_missing_and_ours_must_not_fail() -> Result<()> {
+        let mut turns = Turns::default();
+        turns.ours("ours", || Ok(1.0));
+        turns.peer("absent", &Program::missing("pip install absent"), |_| bail!("never asked"));
+        turns.take("work", 3)?;
+        let mut findings = Findings::default();
+        turns.compare(&mut findings, CASE, ("ours", "absent"), None)?;
+        assert_eq!((findings.rows.len(), findings.missing[0].reason.as_str()), (0, "pip install absent"));
+        turns.ours("broken", || bail!("no data"));
+        assert!(turns.take("work", 3).unwrap_err().to_string().contains("broken"));
+        Ok(())
+    }
+}
