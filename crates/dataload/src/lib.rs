@@ -25,6 +25,8 @@ mod mnist;
 mod output;
 pub mod pacing;
 mod pack_tokens;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod permutation;
 mod pieces;
 mod points;
@@ -32,7 +34,7 @@ mod rank;
 mod read;
 mod rng;
 mod sampler;
-#[cfg(any(feature = "tfrecord", feature = "webdataset"))]
+#[cfg(any(feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
 mod shards;
 mod stream;
 mod tensor;
@@ -73,6 +75,11 @@ pub use loader::{
 };
 pub use mnist::{Mnist, MnistSplit};
 pub use pack_tokens::{PackTokens, PackedTokens};
+#[cfg(feature = "parquet")]
+pub use parquet::{
+    BytesColumn, ParquetBatches, ParquetDataset, ParquetEpoch, ParquetField, ParquetKind, ParquetRow, ParquetTable,
+    ParquetValue, ParquetValues, Ragged,
+};
 pub use pieces::Pieces;
 pub use points::{PointCloud, StackPoints};
 pub use rng::Philox;
@@ -80,7 +87,7 @@ pub use sampler::{
     Curriculum, DistributedSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler,
     WeightedRandomSampler,
 };
-#[cfg(any(feature = "tfrecord", feature = "webdataset"))]
+#[cfg(any(feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
 pub use shards::expand_shards;
 pub use stream::{FnStream, IterableDataset, MapStream, Samples, ShardStream, StreamPosition};
 pub use tensor_batch::TensorBatch;

@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include <ATen/Functions.h>
+#include <ATen/ops/from_blob.h>
 
 #include "guarded.h"
 
@@ -37,5 +38,16 @@ od_status od_gather_rows(const at::Tensor* source, const int64_t* rows, size_t n
       std::memcpy(to + i * bytes, from + static_cast<size_t>(rows[i]) * bytes, bytes);
     }
     *out = new at::Tensor(std::move(gathered));
+  });
+}
+
+od_status od_tensor_from_memory(void* data, const int64_t* shape, size_t n_dims, int32_t scalar_type, void* owner,
+                                void (*drop)(void*), at::Tensor** out, od_error* err) noexcept {
+  // The maker owns `owner` from here on, and drops it if it makes no tensor.
+  auto maker = at::for_blob(data, at::IntArrayRef(shape, n_dims));
+  maker.context(owner, drop);
+  return overdrive::guarded(err, [&] {
+    auto options = at::TensorOptions().dtype(static_cast<at::ScalarType>(scalar_type));
+    *out = new at::Tensor(maker.options(options).make_tensor());
   });
 }

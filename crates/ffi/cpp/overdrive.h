@@ -83,6 +83,9 @@ od_status od_host_buffer(int64_t bytes, int32_t pinned, at::Tensor** out, uint8_
 // Rows of a contiguous tensor on the host, copied by the calling thread alone.
 od_status od_gather_rows(const at::Tensor* source, const int64_t* rows, size_t n_rows, int32_t pinned, at::Tensor** out,
                          od_error* err) noexcept;
+// Takes `owner` over: `drop` is called with it once, when the tensor's memory is let go or when this call fails.
+od_status od_tensor_from_memory(void* data, const int64_t* shape, size_t n_dims, int32_t scalar_type, void* owner,
+                                void (*drop)(void*), at::Tensor** out, od_error* err) noexcept;
 
 // context.cpp
 od_status od_get_allow_tf32(int32_t* out, od_error* err) noexcept;

@@ -35,7 +35,7 @@ mod tensor_list;
 pub use copy_stream::{CopyEvent, CopyStream};
 pub use error::{Error, ErrorKind, Trace};
 pub use host_buffer::HostBuffer;
-pub use memory::empty_pinned;
+pub use memory::{empty_pinned, tensor_from_vec};
 pub use op::{Arg, LazyOp, Op, Value};
 pub use rows::Rows;
 pub use tensor_list::{Grads, TensorList};

@@ -1,7 +1,9 @@
-//! Host memory that a GPU can read directly.
+//! Host memory: that a GPU can read directly, and that was a vector before.
 
+use std::ffi::c_void;
 use std::ptr;
 
+use tch::kind::Element;
 use tch::{Kind, Tensor};
 
 use crate::error::{Error, check};
@@ -28,4 +30,56 @@ pub fn empty_pinned(shape: &[i64], kind: Kind) -> Result<Tensor, Error> {
     check(|err| unsafe { raw::od_empty_pinned(shape.as_ptr(), shape.len(), to_scalar_type(kind), &mut out, err) })?;
     // SAFETY: as above.
     Ok(unsafe { Tensor::from_ptr(out) })
+}
+
+/// A tensor in the memory of a vector, without a copy.
+///
+/// The vector's bytes are read as `kind`, in the machine's byte order; it may be longer than the tensor needs.
+///
+/// # Shapes
+/// `shape`, row-major.
+///
+/// # Errors
+/// `Other` for a negative size, for more elements than the vector has bytes for, and for a vector that is not aligned
+/// for `kind`.
+///
+/// # Source
+/// `torch.from_numpy`, which shares the memory; here the tensor takes it over.
+#[doc(alias = "from_blob")]
+pub fn tensor_from_vec<T: Element + Send + 'static>(
+    values: Vec<T>,
+    kind: Kind,
+    shape: &[i64],
+) -> Result<Tensor, Error> {
+    let elements = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(usize::try_from(size).ok()?));
+    let bytes = elements.and_then(|elements| elements.checked_mul(kind.elt_size_in_bytes()));
+    let given = size_of_val(values.as_slice());
+    if bytes.is_none_or(|bytes| bytes > given) {
+        return Err(Error::refused(format!("a tensor of {shape:?} and {kind:?} does not fit into {given} bytes")));
+    }
+    // A complex number is aligned as its parts are.
+    let alignment = kind.elt_size_in_bytes().min(align_of::<f64>());
+    if bytes != Some(0) && !values.as_ptr().addr().is_multiple_of(alignment) {
+        return Err(Error::refused(format!("a vector that is not aligned to the {alignment} bytes of {kind:?}")));
+    }
+
+    let mut owner = Box::new(values);
+    let data = owner.as_mut_ptr().cast::<c_void>();
+    let owner = Box::into_raw(owner).cast::<c_void>();
+    let mut out = ptr::null_mut();
+    // SAFETY: the memory behind `data` lives until `drop_vector` is called with its owner, which happens once, on
+    // success and on failure; it holds as many bytes as the tensor has, is aligned for it and is initialised, since
+    // elements have no padding. The shape lives through the call; on success `out` is a tensor that we own.
+    check(|err| unsafe {
+        let (shape, n_dims) = (shape.as_ptr(), shape.len());
+        raw::od_tensor_from_memory(data, shape, n_dims, to_scalar_type(kind), owner, drop_vector::<T>, &mut out, err)
+    })?;
+    // SAFETY: as above.
+    Ok(unsafe { Tensor::from_ptr(out) })
+}
+
+/// Freeing memory does not panic, so nothing has to be caught here.
+extern "C" fn drop_vector<T: Element>(owner: *mut c_void) {
+    // SAFETY: `owner` came out of `Box::into_raw` above as a `Vec<T>`, and is given here once.
+    drop(unsafe { Box::from_raw(owner.cast::<Vec<T>>()) });
 }

@@ -138,6 +138,16 @@ unsafe extern "C" {
         out: *mut *mut C_tensor,
         err: *mut Error,
     ) -> Status;
+    pub fn od_tensor_from_memory(
+        data: *mut c_void,
+        shape: *const i64,
+        n_dims: usize,
+        scalar_type: i32,
+        owner: *mut c_void,
+        drop: extern "C" fn(*mut c_void),
+        out: *mut *mut C_tensor,
+        err: *mut Error,
+    ) -> Status;
 
     pub fn od_host_buffer(
         bytes: i64,

@@ -2,7 +2,13 @@
 
 // Each format uses a part of the helpers.
 #![cfg_attr(
-    not(all(feature = "lmdb", feature = "safetensors", feature = "tfrecord", feature = "webdataset")),
+    not(all(
+        feature = "lmdb",
+        feature = "parquet",
+        feature = "safetensors",
+        feature = "tfrecord",
+        feature = "webdataset"
+    )),
     allow(dead_code)
 )]
 
@@ -13,8 +19,21 @@ mod images;
 mod lmdb;
 #[cfg(feature = "lmdb")]
 mod lmdb_writer;
-#[cfg(all(feature = "lmdb", feature = "safetensors", feature = "tfrecord", feature = "webdataset", feature = "zstd"))]
+#[cfg(all(
+    feature = "lmdb",
+    feature = "parquet",
+    feature = "safetensors",
+    feature = "tfrecord",
+    feature = "webdataset",
+    feature = "zstd"
+))]
 mod mutations;
+#[cfg(feature = "parquet")]
+mod parquet;
+#[cfg(feature = "parquet")]
+mod parquet_batches;
+#[cfg(feature = "parquet")]
+mod parquet_damage;
 #[cfg(feature = "tfrecord")]
 mod tfrecord;
 #[cfg(feature = "webdataset")]

@@ -1,0 +1,213 @@
+//! Shuffled batches, a window of row groups at a time.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::array::Array;
+use super::column::ParquetTable;
+use super::dataset::ParquetDataset;
+use super::epoch::ParquetEpoch;
+use super::recent::Recent;
+use super::words::Spare;
+use crate::permutation::shuffle;
+use crate::{DataError, Philox, RandomSampler, Sampler};
+
+/// Row groups that are mixed unless [`ParquetBatches::window`] says otherwise.
+const WINDOW: usize = 4;
+/// Windows that are kept decoded for [`ParquetBatches::batch`].
+const KEPT_WINDOWS: usize = 2;
+/// The random streams of the rows of a window have this bit; that of the row groups is the epoch's number.
+const ROWS: u64 = 1 << 63;
+
+/// Batches of rows as tensors, made by [`ParquetDataset::batches`].
+///
+/// When they are shuffled, the row groups come in a random order, some of them at a time are a window, and the rows of
+/// a window come in a random order: so every row group is read once an epoch. The order is a function of (seed, epoch),
+/// whatever the number of threads, and an epoch holds every row once.
+#[derive(Clone)]
+pub struct ParquetBatches {
+    pub(super) dataset: ParquetDataset,
+    batch_size: usize,
+    window: usize,
+    shuffle: bool,
+    drop_last: bool,
+    seed: u64,
+    recent: Arc<Recent<(u64, usize), Window>>,
+    pub(super) spare: Arc<Spare>,
+}
+
+/// Which rows an epoch visits when.
+pub(super) struct Plan {
+    epoch: u64,
+    /// The row groups in their order.
+    order: Vec<usize>,
+    /// For each window, the places of its row groups in the order, and of its rows among those of the epoch.
+    pub(super) windows: Vec<(Range<usize>, Range<usize>)>,
+}
+
+/// Some row groups, decoded, and the order of their rows.
+pub(super) struct Window {
+    pub(super) arrays: Vec<Array>,
+    /// None where they come as they are.
+    order: Option<Vec<u32>>,
+    /// The places of its rows among those of the epoch.
+    pub(super) places: Range<usize>,
+}
+
+impl ParquetBatches {
+    pub(super) fn new(dataset: ParquetDataset, batch_size: usize) -> Result<Self, DataError> {
+        if batch_size == 0 {
+            return Err(DataError::option("batch_size", "at least 1", batch_size));
+        }
+        let recent = Arc::new(Recent::new(KEPT_WINDOWS));
+        let (window, seed, spare) = (WINDOW, 0, Arc::default());
+        Ok(Self { dataset, batch_size, window, shuffle: false, drop_last: false, seed, recent, spare })
+    }
+
+    /// Whether rows come in a random order; off unless set.
+    pub fn shuffle(mut self, shuffle: bool) -> Self {
+        self.shuffle = shuffle;
+        self.forget()
+    }
+
+    /// The seed of the random order; 0 unless set.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self.forget()
+    }
+
+    /// How many row groups are mixed, and in memory at a time for each thread; 4 unless set.
+    pub fn window(mut self, row_groups: usize) -> Self {
+        self.window = row_groups.max(1);
+        self.forget()
+    }
+
+    /// Whether an incomplete last batch is left out; off unless set.
+    pub fn drop_last(mut self, drop_last: bool) -> Self {
+        self.drop_last = drop_last;
+        self
+    }
+
+    fn forget(self) -> Self {
+        Self { recent: Arc::new(Recent::new(KEPT_WINDOWS)), ..self }
+    }
+
+    /// How many batches an epoch has.
+    pub fn len(&self) -> usize {
+        let rows = self.dataset.rows();
+        if self.drop_last { rows / self.batch_size } else { rows.div_ceil(self.batch_size) }
+    }
+
+    /// Whether an epoch has no batch at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The batches of an epoch, which threads begin to make at once.
+    pub fn epoch(&self, epoch: u64) -> ParquetEpoch {
+        self.epoch_from(epoch, 0)
+    }
+
+    /// The batches of an epoch from the one with this number on; of the row groups before it none is read.
+    pub fn epoch_from(&self, epoch: u64, number: usize) -> ParquetEpoch {
+        ParquetEpoch::start(self.clone(), epoch, number)
+    }
+
+    /// One batch of an epoch, which is a function of (seed, epoch, number). The windows of the latest calls are kept
+    /// decoded, so that threads which make neighbouring batches share them.
+    ///
+    /// # Errors
+    /// [`DataError::IndexOutOfRange`] for a number that is not below [`len`](Self::len); as [`ParquetDataset::read`].
+    pub fn batch(&self, epoch: u64, number: usize) -> Result<ParquetTable, DataError> {
+        let len = self.len();
+        if number >= len {
+            return Err(DataError::IndexOutOfRange { index: number, len });
+        }
+        let (plan, places) = (self.plan(epoch)?, self.places(number));
+        let mut batch: Option<Vec<Array>> = None;
+        for (number, (_, rows)) in plan.windows.iter().enumerate() {
+            if rows.end <= places.start || places.end <= rows.start {
+                continue;
+            }
+            let threads = self.dataset.options.threads;
+            let window = self.recent.get((epoch, number), || self.window_of(&plan, number, threads))?;
+            let piece = window.gather(&places)?;
+            batch = Some(join(batch, piece)?);
+        }
+        self.dataset.table(batch.unwrap_or_default(), places.len())
+    }
+
+    /// Where the rows of a batch are among those of its epoch.
+    pub(super) fn places(&self, number: usize) -> Range<usize> {
+        let place = |number: usize| number.saturating_mul(self.batch_size).min(self.dataset.rows());
+        place(number)..place(number + 1)
+    }
+
+    /// The batches that have rows at these places.
+    pub(super) fn batches_of(&self, places: &Range<usize>) -> Range<usize> {
+        places.start / self.batch_size..places.end.div_ceil(self.batch_size).min(self.len())
+    }
+
+    pub(super) fn plan(&self, epoch: u64) -> Result<Plan, DataError> {
+        let groups = self.dataset.groups.len();
+        let order = match self.shuffle {
+            true => RandomSampler::new(groups, self.seed).order(epoch),
+            false => (0..groups).collect(),
+        };
+        let mut place = 0;
+        let mut windows = Vec::with_capacity(groups.div_ceil(self.window));
+        for start in (0..groups).step_by(self.window) {
+            let end = start.saturating_add(self.window).min(groups);
+            let rows: usize = order[start..end].iter().map(|&group| self.dataset.groups[group].rows).sum();
+            if u32::try_from(rows).is_err() {
+                return Err(DataError::option("window", "row groups of less than 2^32 rows in all", rows));
+            }
+            windows.push((start..end, place..place + rows));
+            place += rows;
+        }
+        Ok(Plan { epoch, order, windows })
+    }
+
+    /// Decodes a window and shuffles its rows.
+    pub(super) fn window_of(&self, plan: &Plan, number: usize, threads: usize) -> Result<Window, DataError> {
+        let (groups, places) = &plan.windows[number];
+        let arrays = self.dataset.decode(&plan.order[groups.clone()], threads, &self.spare)?;
+        let stream = ROWS | plan.epoch << 32 | number as u64;
+        let order = self.shuffle.then(|| shuffled(places.len(), Philox::new(self.seed, stream)));
+        Ok(Window { arrays, order, places: places.clone() })
+    }
+}
+
+impl Window {
+    /// The rows of the window that are at these places of the epoch.
+    pub(super) fn gather(&self, places: &Range<usize>) -> Result<Vec<Array>, DataError> {
+        let start = places.start.max(self.places.start) - self.places.start;
+        let end = places.end.min(self.places.end).saturating_sub(self.places.start).max(start);
+        let whole;
+        let rows = match &self.order {
+            Some(order) => &order[start..end],
+            None => {
+                whole = (start as u32..end as u32).collect::<Vec<_>>();
+                whole.as_slice()
+            }
+        };
+        self.arrays.iter().map(|array| array.gather(rows)).collect()
+    }
+}
+
+/// What is there of a batch, and what comes behind it.
+pub(super) fn join(before: Option<Vec<Array>>, piece: Vec<Array>) -> Result<Vec<Array>, DataError> {
+    match before {
+        None => Ok(piece),
+        Some(before) => before.into_iter().zip(piece).map(|(before, piece)| before.join(piece)).collect(),
+    }
+}
+
+/// The numbers below `rows` in a random order.
+fn shuffled(rows: usize, numbers: Philox) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..rows as u32).collect();
+    let mut numbers = numbers.iter();
+    // It never ends.
+    shuffle(&mut order, || numbers.next().unwrap_or_default());
+    order
+}

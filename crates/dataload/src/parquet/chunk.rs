@@ -1,0 +1,302 @@
+//! One column of one row group, decoded.
+
+use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
+use ::parquet::data_type::{ByteArray, DataType};
+use bytemuck::Pod;
+
+use super::element::{Consumer, dispatch};
+use super::field::{Element, Leaf};
+use super::guard::guarded;
+use super::lists::{BadLevels, Lists};
+use super::pages::{ChunkPlace, Pages};
+use crate::DataError;
+
+/// Rows that are decoded at a time: their values stay in a core's nearest cache.
+const STEP: usize = 4096;
+/// Texts refer into a page, and delta-coded ones are copies of their beginnings: fewer at a time bound the memory.
+const TEXT_STEP: usize = 256;
+
+/// What is known of a column chunk before it is read.
+pub(super) struct Chunk<'a> {
+    pub(super) leaf: &'a Leaf,
+    pub(super) element: Element,
+    /// What a null is read as, in the bytes of a value.
+    pub(super) fill: Option<&'a [u8]>,
+    pub(super) place: ChunkPlace,
+    pub(super) rows: usize,
+    /// How many levels they have: one a row where there are no lists.
+    pub(super) levels: u64,
+    /// The most bytes of values of no fixed number.
+    pub(super) max_bytes: u64,
+}
+
+/// Values of a number that shows while they are read, and the offsets of the lists and texts that they form.
+#[derive(Default)]
+pub(super) struct Grown {
+    pub(super) offsets: Vec<Vec<i64>>,
+    pub(super) values: Vec<u8>,
+}
+
+/// What is decoded at a time.
+struct Step<T> {
+    values: Vec<T>,
+    defs: Vec<i16>,
+    reps: Vec<i16>,
+}
+
+impl Chunk<'_> {
+    /// Reads a column of one value a row into `out`, which has as many bytes as they take.
+    pub(super) fn read_into(&self, pages: Pages, out: &mut [u8]) -> Result<(), DataError> {
+        let reader = get_column_reader(self.leaf.descriptor.clone(), Box::new(pages));
+        dispatch(self.element, reader, Flat { chunk: self, out }).unwrap_or_else(|| Err(self.other_type()))
+    }
+
+    /// Reads a column of lists, or of texts, or of lists of texts.
+    pub(super) fn read(&self, pages: Pages) -> Result<Grown, DataError> {
+        match get_column_reader(self.leaf.descriptor.clone(), Box::new(pages)) {
+            ColumnReader::ByteArrayColumnReader(reader) => self.read_texts(reader),
+            reader => dispatch(self.element, reader, InLists(self)).unwrap_or_else(|| Err(self.other_type())),
+        }
+    }
+
+    fn other_type(&self) -> DataError {
+        self.place.corrupt("values of the type in the schema", "another type")
+    }
+
+    /// Decodes the values of at most `most` rows and tells how many rows that were.
+    fn step<T: DataType>(
+        &self,
+        reader: &mut ColumnReaderImpl<T>,
+        most: usize,
+        step: &mut Step<T::T>,
+    ) -> Result<usize, DataError> {
+        let Step { values, defs, reps } = step;
+        values.clear();
+        defs.clear();
+        reps.clear();
+        let describe = |found| self.place.corrupt("values that can be decoded", found);
+        let (rows, ..) = guarded(describe, || reader.read_records(most, Some(defs), Some(reps), values))?;
+        if rows == 0 && values.is_empty() && defs.is_empty() {
+            let expected = format!("values of {} rows", self.rows);
+            return Err(self.place.corrupt(&expected, "the end of the column"));
+        }
+        Ok(rows)
+    }
+
+    fn bad_levels(&self, row: usize, bad: BadLevels) -> DataError {
+        let (row_group, column) = (self.place.row_group, &self.place.column);
+        match bad {
+            BadLevels::Malformed => self.place.corrupt("levels that form lists", "others"),
+            BadLevels::Null => DataError::layout(
+                self.place.source.path(),
+                format!("a value in every row of column {column:?}, or a `fill_null` for it"),
+                format!("a null in row {row} or the {STEP} behind it of row group {row_group}"),
+            ),
+        }
+    }
+
+    fn out_of_range(&self, row: usize) -> DataError {
+        let expected = format!("values of type {:?}", self.element);
+        self.place.corrupt(&expected, format!("another one in row {row} or the {STEP} behind it"))
+    }
+
+    fn lists(&self) -> Lists {
+        let max_def = self.leaf.descriptor.max_def_level();
+        Lists::new(self.leaf.list_levels.clone(), max_def, self.fill.is_some())
+    }
+
+    /// The offsets, when the lists are one a row and nothing is left.
+    fn finish(&self, lists: Lists, levels: usize) -> Result<Vec<Vec<i64>>, DataError> {
+        let offsets = lists.finish();
+        let Some(outermost) = offsets.first() else { return Ok(offsets) };
+        match (outermost.len() - 1, levels as u64) {
+            (rows, levels) if rows == self.rows && levels == self.levels => Ok(offsets),
+            (rows, levels) => {
+                let expected = format!("{} rows of {} levels", self.rows, self.levels);
+                Err(self.place.corrupt(&expected, format!("{rows} of {levels}")))
+            }
+        }
+    }
+
+    fn check_bytes(&self, bytes: usize) -> Result<(), DataError> {
+        match bytes as u64 <= self.max_bytes {
+            true => Ok(()),
+            false => {
+                let (path, what) = (self.place.source.path().to_owned(), "a column of a row group");
+                Err(DataError::TooLarge { path, what, bytes: bytes as u64, limit: self.max_bytes })
+            }
+        }
+    }
+
+    fn read_texts(
+        &self,
+        mut reader: ColumnReaderImpl<::parquet::data_type::ByteArrayType>,
+    ) -> Result<Grown, DataError> {
+        let mut step = Step::new();
+        let mut lists = self.lists();
+        let mut present = Vec::new();
+        let (mut values, mut ends) = (Vec::new(), vec![0]);
+        let (mut row, mut levels) = (0, 0);
+        while row < self.rows {
+            let rows = self.step(&mut reader, TEXT_STEP.min(self.rows - row), &mut step)?;
+            present.clear();
+            if self.leaf.descriptor.max_def_level() == 0 {
+                present.resize(rows, true);
+            } else {
+                lists.push(&step.reps, &step.defs, &mut present).map_err(|bad| self.bad_levels(row, bad))?;
+            }
+            let mut texts = step.values.iter().map(ByteArray::data);
+            for &present in &present {
+                let text = if present { texts.next() } else { self.fill };
+                let text = text.ok_or_else(|| self.place.corrupt("as many texts as levels", "fewer"))?;
+                self.check_bytes(values.len() + text.len())?;
+                values.extend_from_slice(text);
+                ends.push(values.len() as i64);
+            }
+            row += rows;
+            levels += step.defs.len();
+        }
+        let mut offsets = self.finish(lists, levels)?;
+        offsets.push(ends);
+        Ok(Grown { offsets, values })
+    }
+}
+
+impl<T> Step<T> {
+    fn new() -> Self {
+        Self { values: Vec::new(), defs: Vec::new(), reps: Vec::new() }
+    }
+}
+
+/// Reads one value a row.
+struct Flat<'a, 'b> {
+    chunk: &'a Chunk<'a>,
+    out: &'b mut [u8],
+}
+
+impl Consumer for Flat<'_, '_> {
+    type Output = Result<(), DataError>;
+
+    fn consume<T: DataType, E: Pod>(
+        self,
+        mut reader: ColumnReaderImpl<T>,
+        per: usize,
+        convert: fn(&[T::T], &mut [E]) -> Option<usize>,
+    ) -> Self::Output {
+        let chunk = self.chunk;
+        let max_def = chunk.leaf.descriptor.max_def_level();
+        let out: &mut [E] = bytemuck::cast_slice_mut(self.out);
+        let mut step = Step::new();
+        let mut row = 0;
+        while row < chunk.rows {
+            let rows = chunk.step(&mut reader, STEP.min(chunk.rows - row), &mut step)?;
+            let out = &mut out[row * per..(row + rows) * per];
+            let values = step.values.len();
+            if convert(&step.values, &mut out[..values * per]).is_some() {
+                return Err(chunk.out_of_range(row));
+            }
+            if values < rows {
+                spread(out, per, &step.defs, max_def, values, chunk.fill).map_err(|bad| chunk.bad_levels(row, bad))?;
+            }
+            row += rows;
+        }
+        Ok(())
+    }
+}
+
+/// Moves the first `values` values to the rows that have one, and puts `fill` into the others.
+fn spread<E: Pod>(
+    out: &mut [E],
+    per: usize,
+    defs: &[i16],
+    max_def: i16,
+    mut values: usize,
+    fill: Option<&[u8]>,
+) -> Result<(), BadLevels> {
+    if defs.len() * per != out.len() || defs.iter().any(|&def| def > max_def) {
+        return Err(BadLevels::Malformed);
+    }
+    let fill = filled::<E>(fill.ok_or(BadLevels::Null)?, per).ok_or(BadLevels::Malformed)?;
+    // From the back, so that no value is written over before it has moved.
+    for (row, &def) in defs.iter().enumerate().rev() {
+        if def == max_def {
+            values = values.checked_sub(1).ok_or(BadLevels::Malformed)?;
+            out.copy_within(values * per..(values + 1) * per, row * per);
+        } else {
+            out[row * per..(row + 1) * per].copy_from_slice(&fill);
+        }
+    }
+    Ok(())
+}
+
+/// The bytes of a value as `per` elements.
+fn filled<E: Pod>(bytes: &[u8], per: usize) -> Option<Vec<E>> {
+    let mut fill = vec![E::zeroed(); per];
+    let target: &mut [u8] = bytemuck::cast_slice_mut(&mut fill);
+    (target.len() == bytes.len()).then(|| target.copy_from_slice(bytes))?;
+    Some(fill)
+}
+
+/// Reads lists of values.
+struct InLists<'a>(&'a Chunk<'a>);
+
+impl Consumer for InLists<'_> {
+    type Output = Result<Grown, DataError>;
+
+    fn consume<T: DataType, E: Pod>(
+        self,
+        mut reader: ColumnReaderImpl<T>,
+        per: usize,
+        convert: fn(&[T::T], &mut [E]) -> Option<usize>,
+    ) -> Self::Output {
+        let Self(chunk) = self;
+        let mut step = Step::new();
+        let mut lists = chunk.lists();
+        let mut present = Vec::new();
+        let (mut values, mut converted) = (Vec::new(), Vec::new());
+        let (mut row, mut levels) = (0, 0);
+        while row < chunk.rows {
+            let rows = chunk.step(&mut reader, STEP.min(chunk.rows - row), &mut step)?;
+            present.clear();
+            lists.push(&step.reps, &step.defs, &mut present).map_err(|bad| chunk.bad_levels(row, bad))?;
+            let found = step.values.len();
+            converted.resize(found * per, E::zeroed());
+            if convert(&step.values, &mut converted).is_some() {
+                return Err(chunk.out_of_range(row));
+            }
+            chunk.check_bytes(values.len() + present.len() * per * size_of::<E>())?;
+            match found == present.len() {
+                true => values.extend_from_slice(bytemuck::cast_slice(&converted)),
+                false => {
+                    let fewer = || chunk.place.corrupt("as many values as levels", "fewer");
+                    let mut found = converted.chunks_exact(per).map(bytemuck::cast_slice::<E, u8>);
+                    for &present in &present {
+                        values.extend_from_slice(if present { found.next() } else { chunk.fill }.ok_or_else(fewer)?);
+                    }
+                }
+            }
+            row += rows;
+            levels += step.defs.len();
+        }
+        Ok(Grown { offsets: chunk.finish(lists, levels)?, values })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_move_to_their_rows() {
+        let fill = 9i32.to_ne_bytes();
+        let mut out = [1, 2, 3, 0, 0, 0];
+        assert_eq!(spread(&mut out, 1, &[0, 1, 1, 0, 0, 1], 1, 3, Some(&fill)), Ok(()));
+        assert_eq!(out, [9, 1, 2, 9, 9, 3]);
+        let mut pairs = [1u8, 2, 0, 0];
+        assert_eq!(spread(&mut pairs, 2, &[0, 1], 1, 1, Some(&[7, 8])), Ok(()));
+        assert_eq!(pairs, [7, 8, 1, 2]);
+        assert_eq!(spread(&mut out, 1, &[0; 6], 1, 0, None), Err(BadLevels::Null));
+        assert_eq!(spread(&mut out, 1, &[2; 6], 1, 0, Some(&fill)), Err(BadLevels::Malformed));
+        assert_eq!(spread(&mut out, 1, &[1; 6], 1, 3, Some(&fill)), Err(BadLevels::Malformed));
+    }
+}

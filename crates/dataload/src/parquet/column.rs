@@ -1,0 +1,283 @@
+//! What is read of a column: a tensor, lists of different lengths, or texts.
+
+use std::sync::Arc;
+
+use tch::{Kind, Tensor};
+
+use super::array::Array;
+use super::element::encode;
+use super::field::Element;
+use super::words::Words;
+use crate::tensor::tensor_from_bytes;
+use crate::{DataError, TensorBatch};
+
+/// The values of a Parquet column in some rows.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ParquetValues {
+    /// Numbers, one a row `[N]`, or as many in each `[N, M]`.
+    Tensor(Tensor),
+    /// Lists, each of a length of its own.
+    Ragged(Ragged),
+    /// Texts or binary values.
+    Bytes(BytesColumn),
+}
+
+/// Columns of the same rows, by name.
+#[derive(Debug)]
+pub struct ParquetTable {
+    rows: usize,
+    columns: Vec<(Arc<str>, ParquetValues)>,
+}
+
+impl ParquetTable {
+    pub(super) fn new(
+        names: impl Iterator<Item = Arc<str>>,
+        arrays: Vec<Array>,
+        rows: usize,
+    ) -> Result<Self, DataError> {
+        let columns = names.zip(arrays).map(|(name, array)| Ok((name, array.into_values()?)));
+        Ok(Self { rows, columns: columns.collect::<Result<_, DataError>>()? })
+    }
+
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The columns with their names, in the order in which they were selected.
+    pub fn columns(&self) -> impl ExactSizeIterator<Item = (&str, &ParquetValues)> {
+        self.columns.iter().map(|(name, values)| (&**name, values))
+    }
+
+    /// A column, where there is one of this name.
+    pub fn get(&self, name: &str) -> Option<&ParquetValues> {
+        self.columns().find(|(column, _)| *column == name).map(|(_, values)| values)
+    }
+
+    /// A column of numbers.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] when there is none of this name, or it holds lists or texts.
+    pub fn tensor(&self, name: &str) -> Result<&Tensor, DataError> {
+        match self.get(name) {
+            Some(ParquetValues::Tensor(tensor)) => Ok(tensor),
+            found => Err(other_values("a column of numbers", name, found)),
+        }
+    }
+
+    /// A column of lists.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] when there is none of this name, or it holds no lists.
+    pub fn ragged(&self, name: &str) -> Result<&Ragged, DataError> {
+        match self.get(name) {
+            Some(ParquetValues::Ragged(ragged)) => Ok(ragged),
+            found => Err(other_values("a column of lists", name, found)),
+        }
+    }
+
+    /// A column of texts or binary values.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] when there is none of this name, or it holds numbers or lists.
+    pub fn bytes(&self, name: &str) -> Result<&BytesColumn, DataError> {
+        match self.get(name) {
+            Some(ParquetValues::Bytes(bytes)) => Ok(bytes),
+            found => Err(other_values("a column of texts or binary values", name, found)),
+        }
+    }
+}
+
+impl IntoIterator for ParquetTable {
+    type Item = (Arc<str>, ParquetValues);
+    type IntoIter = std::vec::IntoIter<Self::Item>;
+
+    /// The columns, owned.
+    fn into_iter(self) -> Self::IntoIter {
+        self.columns.into_iter()
+    }
+}
+
+/// The columns of numbers; texts and ragged lists stay on the host.
+impl TensorBatch for ParquetTable {
+    fn map_tensors(&self, change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
+        let columns = self.columns.iter().map(|(name, values)| {
+            let values = match values {
+                ParquetValues::Tensor(tensor) => ParquetValues::Tensor(change(tensor)?),
+                ParquetValues::Ragged(ragged) => ParquetValues::Ragged(ragged.clone()),
+                ParquetValues::Bytes(bytes) => ParquetValues::Bytes(bytes.clone()),
+            };
+            Ok((name.clone(), values))
+        });
+        Ok(Self { rows: self.rows, columns: columns.collect::<Result<_, DataError>>()? })
+    }
+
+    fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor)) {
+        for (_, values) in &self.columns {
+            if let ParquetValues::Tensor(tensor) = values {
+                visit(tensor);
+            }
+        }
+    }
+}
+
+fn other_values(expected: &str, name: &str, found: Option<&ParquetValues>) -> DataError {
+    let found = match found {
+        Some(ParquetValues::Tensor(_)) => "numbers",
+        Some(ParquetValues::Ragged(_)) => "lists",
+        Some(ParquetValues::Bytes(_)) => "texts or binary values",
+        None => "no column of that name",
+    };
+    DataError::option("column", expected, format!("{name:?}, {found}"))
+}
+
+impl Array {
+    pub(super) fn into_values(self) -> Result<ParquetValues, DataError> {
+        let (rows, kind) = (self.rows as i64, self.element.kind());
+        Ok(match (self.offsets.len(), self.element) {
+            (0, Element::Fixed(bytes)) => ParquetValues::Tensor(self.values.into_tensor(kind, &[rows, bytes as i64])?),
+            (0, _) if self.per_row != 1 => {
+                let shape = [rows, self.per_row as i64];
+                ParquetValues::Tensor(self.values.into_tensor(kind, &shape)?)
+            }
+            (0, _) => ParquetValues::Tensor(self.values.into_tensor(kind, &[rows])?),
+            (1, Element::Bytes) => ParquetValues::Bytes(BytesColumn(self)),
+            _ => ParquetValues::Ragged(Ragged(self)),
+        })
+    }
+}
+
+/// Texts or binary values, one a row.
+#[derive(Clone, Debug)]
+pub struct BytesColumn(Array);
+
+impl BytesColumn {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.rows
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.rows == 0
+    }
+
+    /// The value of a row, where there is such a row.
+    pub fn get(&self, row: usize) -> Option<&[u8]> {
+        let [offsets] = self.0.offsets.as_slice() else { return None };
+        self.0.values.bytes().get(*offsets.get(row)? as usize..*offsets.get(row + 1)? as usize)
+    }
+
+    /// Every value, in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        (0..self.len()).map(|row| self.get(row).unwrap_or_default())
+    }
+}
+
+/// Lists of different lengths, in one piece: the values of all of them, and for each level of lists where they begin.
+///
+/// Lists of texts are lists of lists of bytes.
+#[derive(Clone, Debug)]
+pub struct Ragged(Array);
+
+impl Ragged {
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.0.rows
+    }
+
+    /// How many levels of lists are around a value, 1 for plain lists.
+    pub fn lists(&self) -> usize {
+        self.0.offsets.len()
+    }
+
+    /// Where the lists of a level begin among what is in them, and where the last one ends; level 0 is the outermost.
+    ///
+    /// Row `i` has the values `offsets(0)[i]..offsets(0)[i + 1]`, where there is one level.
+    pub fn offsets(&self, level: usize) -> Option<&[i64]> {
+        self.0.offsets.get(level).map(Vec::as_slice)
+    }
+
+    /// The values of all rows, and for each level of lists its offsets.
+    ///
+    /// # Shapes
+    /// Values `[V]`, or `[V, B]` for binary values of `B` bytes; offsets int64 `[L + 1]` for a level of `L` lists.
+    ///
+    /// # Errors
+    /// [`DataError::Torch`].
+    pub fn into_tensors(self) -> Result<(Tensor, Vec<Tensor>), DataError> {
+        let Array { element, offsets, values, .. } = self.0;
+        let count = (values.bytes().len() / element.bytes()) as i64;
+        let shape = match element {
+            Element::Fixed(bytes) => vec![count, bytes as i64],
+            _ => vec![count],
+        };
+        let offsets = offsets.into_iter().map(|offsets| {
+            let length = offsets.len() as i64;
+            Ok(overdrive_ffi::tensor_from_vec(offsets, Kind::Int64, &[length])?)
+        });
+        Ok((values.into_tensor(element.kind(), &shape)?, offsets.collect::<Result<_, DataError>>()?))
+    }
+
+    /// One row for each list, with `value` behind its end, and the lengths of the lists.
+    ///
+    /// The rows are as long as the longest list, or as `max_len` where it is given: longer lists are cut, and their
+    /// length is what is left.
+    ///
+    /// # Shapes
+    /// `[N, max_len]` of the column's kind, and int64 `[N]`.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] for lists of lists and of binary values, for a `value` that the column's kind does
+    /// not have, and for more than 2^40 bytes; [`DataError::Torch`].
+    ///
+    /// # Source
+    /// `torch.nested.to_padded_tensor`, `torch.nn.utils.rnn.pad_sequence`.
+    #[doc(alias = "pad_sequence")]
+    pub fn to_padded(&self, value: f64, max_len: Option<usize>) -> Result<(Tensor, Tensor), DataError> {
+        let Array { element, rows, ref values, .. } = self.0;
+        let [offsets] = self.0.offsets.as_slice() else {
+            return Err(DataError::option("to_padded", "one list around a value", self.lists()));
+        };
+        let pad = encode(element, value)
+            .ok_or_else(|| DataError::option("to_padded", format!("a value of {element:?}"), value))?;
+        let lengths = offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
+        let width = max_len.unwrap_or_else(|| lengths.clone().max().unwrap_or(0));
+        let lengths: Vec<i64> = lengths.map(|length| length.min(width) as i64).collect();
+
+        let row_bytes = width.saturating_mul(pad.len());
+        let bytes = row_bytes.saturating_mul(rows);
+        if bytes > 1 << 40 {
+            return Err(DataError::option("max_len", "at most 2^40 bytes in all", format!("{rows} rows of {width}")));
+        }
+        let mut padded = Words::new(bytes)?;
+        let lists = offsets.iter().zip(&lengths);
+        for (row, (&start, &length)) in padded.bytes_mut().chunks_exact_mut(row_bytes.max(1)).zip(lists) {
+            let (list, rest) = row.split_at_mut(length as usize * pad.len());
+            list.copy_from_slice(&values.bytes()[start as usize * pad.len()..][..list.len()]);
+            rest.chunks_exact_mut(pad.len()).for_each(|place| place.copy_from_slice(&pad));
+        }
+        let shape = [rows as i64, width as i64];
+        let lengths = overdrive_ffi::tensor_from_vec(lengths, Kind::Int64, &shape[..1])?;
+        Ok((padded.into_tensor(element.kind(), &shape)?, lengths))
+    }
+
+    /// One row for each list, where all have the same length.
+    ///
+    /// # Shapes
+    /// `[N, M]` of the column's kind.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] naming the first row whose list has another length, and for lists of lists.
+    pub fn to_tensor(&self) -> Result<Tensor, DataError> {
+        let Array { element, rows, ref offsets, ref values, .. } = self.0;
+        if offsets.len() != 1 || matches!(element, Element::Fixed(_)) {
+            return Err(DataError::option("to_tensor", "one list of numbers a row", format!("{} lists", self.lists())));
+        }
+        let length = self.0.uniform().map_err(|(row, length)| {
+            DataError::option("to_tensor", "lists of one length", format!("one of {length} in row {row}"))
+        })?;
+        tensor_from_bytes(values.bytes(), element.kind(), &[rows as i64, length])
+    }
+}

@@ -1,0 +1,379 @@
+//! Parquet files of one schema, and what is wanted of them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ::parquet::file::metadata::ParquetMetaData;
+
+use super::array::Array;
+use super::batches::ParquetBatches;
+use super::buffers::Buffers;
+use super::column::ParquetTable;
+use super::element::encode;
+use super::field::{Element, Leaf, ParquetField, leaves};
+use super::footer::read_footer;
+use super::recent::Recent;
+use super::source::Source;
+use super::words::Spare;
+use crate::DataError;
+use crate::shards::{expand_shards, require};
+
+/// Row groups that are kept decoded for single rows.
+const KEPT_GROUPS: usize = 4;
+/// The most bytes of one column in one row group unless set: 4 GiB.
+const MAX_COLUMN_BYTES: u64 = 1 << 32;
+
+/// Parquet files of one schema: whole columns as tensors, rows in any order, or shuffled batches.
+///
+/// ```no_run
+/// use overdrive_dataload::ParquetDataset;
+///
+/// let dataset = ParquetDataset::open("train-{000..127}.parquet")?.select(["label", "tokens"])?;
+/// // Every row, at once: as fast as the columns can be unpacked.
+/// let table = dataset.read()?;
+/// let labels = table.tensor("label")?;
+/// let (tokens, lengths) = table.ragged("tokens")?.to_padded(0.0, Some(512))?;
+/// // Or shuffled batches, eight row groups mixed at a time.
+/// for batch in dataset.batches(1024)?.shuffle(true).seed(1).window(8).epoch(0) {
+///     let labels = batch?.tensor("label")?;
+/// }
+/// # Ok::<(), overdrive_dataload::DataError>(())
+/// ```
+///
+/// Columns of a structure are columns of their own, `structure.column`. `uint16` becomes [`Kind::Int`](tch::Kind) and
+/// `uint32` [`Kind::Int64`](tch::Kind), which hold every value; dates, times and timestamps are the numbers that they
+/// are stored as. A null is an error unless [`fill_null`](Self::fill_null) says what it is read as.
+///
+/// It is also a [`Dataset`](crate::Dataset) of rows, which keeps the row groups of the latest ones in memory, and an
+/// [`IterableDataset`](crate::IterableDataset) with a row group a shard.
+///
+/// # Source
+/// `pyarrow.parquet.ParquetDataset`, `ParquetFile` and `read_table`.
+#[derive(Clone)]
+pub struct ParquetDataset {
+    pub(super) files: Arc<[ParquetFile]>,
+    pub(super) groups: Arc<[Group]>,
+    /// What is selected, in that order.
+    pub(super) columns: Arc<[Selected]>,
+    pub(super) options: Options,
+    pub(super) buffers: Buffers,
+    pub(super) recent: Arc<Recent<usize, Vec<Array>>>,
+}
+
+/// One file, its footer read.
+pub(super) struct ParquetFile {
+    pub(super) source: Arc<Source>,
+    pub(super) metadata: ParquetMetaData,
+    pub(super) leaves: Vec<Leaf>,
+}
+
+/// A row group, and where its rows are in the dataset.
+#[derive(Clone, Copy)]
+pub(super) struct Group {
+    pub(super) file: usize,
+    /// Its number in its file.
+    pub(super) index: usize,
+    pub(super) first_row: usize,
+    pub(super) rows: usize,
+}
+
+/// A column that is wanted.
+#[derive(Clone)]
+pub(super) struct Selected {
+    pub(super) name: Arc<str>,
+    pub(super) leaf: usize,
+    pub(super) fill: Option<Arc<[u8]>>,
+    /// How long every list is to be.
+    pub(super) list_size: Option<usize>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Options {
+    pub(super) verify_crc: bool,
+    pub(super) max_column_bytes: u64,
+    pub(super) threads: usize,
+}
+
+impl ParquetDataset {
+    /// The files that a pattern of braces and globs stands for; see [`expand_shards`].
+    ///
+    /// # Errors
+    /// As [`expand_shards`], and as [`from_files`](Self::from_files).
+    pub fn open(pattern: &str) -> Result<Self, DataError> {
+        Self::from_files(expand_shards(pattern)?)
+    }
+
+    /// A list of files, whose footers are read.
+    ///
+    /// # Errors
+    /// [`DataError::Io`] naming a file that is missing; [`DataError::InvalidOption`] for an empty list;
+    /// [`DataError::Corrupt`] and [`DataError::TooLarge`] for a bad footer; [`DataError::Layout`] for an encrypted one
+    /// and for a file whose columns are not those of the first.
+    pub fn from_files(files: impl IntoIterator<Item = impl Into<PathBuf>>) -> Result<Self, DataError> {
+        let files: Vec<PathBuf> = files.into_iter().map(Into::into).collect();
+        if files.is_empty() {
+            return Err(DataError::option("shards", "at least one file", 0));
+        }
+        require(&files)?;
+        Self::new(files.into_iter().map(|path| Source::open(path.into())).collect::<Result<_, _>>()?)
+    }
+
+    /// A file that is in memory; `path` only names it in errors.
+    ///
+    /// # Errors
+    /// As [`from_files`](Self::from_files).
+    pub fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self, DataError> {
+        Self::new(vec![Source::from_bytes(bytes, path)])
+    }
+
+    fn new(sources: Vec<Source>) -> Result<Self, DataError> {
+        let mut files: Vec<ParquetFile> = Vec::with_capacity(sources.len());
+        let mut groups = Vec::new();
+        let mut first_row = 0usize;
+        for source in sources {
+            let metadata = read_footer(&source)?;
+            let leaves = leaves(metadata.file_metadata().schema_descr());
+            if let Some(first) = files.first() {
+                same_columns(&first.leaves, &leaves, source.path())?;
+            }
+            for (index, group) in metadata.row_groups().iter().enumerate() {
+                let rows = usize::try_from(group.num_rows()).ok();
+                let end = rows.and_then(|rows| first_row.checked_add(rows));
+                let (Some(rows), Some(end)) = (rows, end) else {
+                    return Err(DataError::layout(
+                        source.path(),
+                        "rows that can be counted",
+                        group.num_rows().to_string(),
+                    ));
+                };
+                groups.push(Group { file: files.len(), index, first_row, rows });
+                first_row = end;
+            }
+            files.push(ParquetFile { source: Arc::new(source), metadata, leaves });
+        }
+        let columns = files[0].leaves.iter().map(Selected::new).collect();
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Self {
+            files: files.into(),
+            groups: groups.into(),
+            columns,
+            options: Options { verify_crc: true, max_column_bytes: MAX_COLUMN_BYTES, threads },
+            buffers: Buffers::default(),
+            recent: no_rows_yet(),
+        })
+    }
+
+    /// Reads these columns only, in this order. The name of a structure stands for all that is in it.
+    ///
+    /// # Errors
+    /// [`DataError::Layout`] for a column that is not there.
+    ///
+    /// # Source
+    /// `columns` of `pyarrow.parquet.read_table`.
+    #[doc(alias = "columns")]
+    pub fn select<N: AsRef<str>>(mut self, columns: impl IntoIterator<Item = N>) -> Result<Self, DataError> {
+        let mut selected: Vec<Selected> = Vec::new();
+        for name in columns {
+            let name = name.as_ref();
+            let inside = |leaf: &Leaf| leaf.field.name().strip_prefix(name).is_some_and(|rest| rest.starts_with('.'));
+            let is_named = |leaf: &Leaf| leaf.field.name() == name || leaf.path == name || inside(leaf);
+            let before = selected.len();
+            selected.extend(self.files[0].leaves.iter().filter(|leaf| is_named(leaf)).map(Selected::new));
+            if selected.len() == before {
+                return Err(self.no_column(name));
+            }
+        }
+        self.columns = selected.into();
+        self.recent = no_rows_yet();
+        Ok(self)
+    }
+
+    /// Reads nulls of a column of numbers as `value`, and missing lists as empty ones. To be called after
+    /// [`select`](Self::select).
+    ///
+    /// # Errors
+    /// [`DataError::Layout`] for a column that is not selected; [`DataError::InvalidOption`] for one of texts or
+    /// binary values, see [`fill_null_bytes`](Self::fill_null_bytes), and for a value that its kind does not have.
+    ///
+    /// # Source
+    /// `pyarrow.compute.fill_null`.
+    pub fn fill_null(self, column: &str, value: f64) -> Result<Self, DataError> {
+        let element = self.leaf(self.selected(column)?).element;
+        let fill = element.and_then(|element| encode(element, value));
+        let fill = fill.ok_or_else(|| DataError::option("fill_null", format!("a value of {element:?}"), value))?;
+        let fill: Arc<[u8]> = fill.into();
+        self.with_column(column, |selected| selected.fill = Some(fill.clone()))
+    }
+
+    /// Reads nulls of a column of texts or binary values as `value`, and missing lists as empty ones. To be called
+    /// after [`select`](Self::select).
+    ///
+    /// # Errors
+    /// [`DataError::Layout`] for a column that is not selected; [`DataError::InvalidOption`] for one of numbers, and
+    /// for a value of another length where the length is fixed.
+    pub fn fill_null_bytes(self, column: &str, value: &[u8]) -> Result<Self, DataError> {
+        let element = self.leaf(self.selected(column)?).element;
+        match element {
+            Some(Element::Bytes) => {}
+            Some(Element::Fixed(bytes)) if bytes == value.len() => {}
+            _ => {
+                let found = format!("{} bytes", value.len());
+                return Err(DataError::option("fill_null_bytes", format!("a value of {element:?}"), found));
+            }
+        }
+        self.with_column(column, |selected| selected.fill = Some(value.into()))
+    }
+
+    /// Reads a column of lists, each of which has `length` numbers, as a tensor with a row for each. To be called
+    /// after [`select`](Self::select).
+    ///
+    /// Parquet itself has no lists of fixed length, so nothing in a file says that a column's lists are.
+    ///
+    /// # Errors
+    /// [`DataError::Layout`] for a column that is not selected; [`DataError::InvalidOption`] for one that does not
+    /// hold plain lists of numbers.
+    pub fn list_size(self, column: &str, length: usize) -> Result<Self, DataError> {
+        let leaf = self.leaf(self.selected(column)?);
+        let numbers = !matches!(leaf.element, None | Some(Element::Bytes | Element::Fixed(_)));
+        if leaf.field.lists() != 1 || !numbers {
+            let found = format!("{} lists of {:?}", leaf.field.lists(), leaf.field.kind());
+            return Err(DataError::option("list_size", "a column with one list of numbers a row", found));
+        }
+        self.with_column(column, |selected| selected.list_size = Some(length))
+    }
+
+    /// Whether the checksums of pages are compared, where the writer wrote them; on unless set.
+    pub fn verify_crc(mut self, verify: bool) -> Self {
+        self.options.verify_crc = verify;
+        self
+    }
+
+    /// The most bytes that one column of one row group may take in memory; 4 GiB unless set.
+    pub fn max_column_bytes(mut self, bytes: u64) -> Self {
+        self.options.max_column_bytes = bytes;
+        self
+    }
+
+    /// How many threads decode at a time; as many as there are cores unless set.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.options.threads = threads.max(1);
+        self
+    }
+
+    /// The columns that are selected, in that order; all those of the files unless [`select`](Self::select) was called.
+    pub fn fields(&self) -> impl ExactSizeIterator<Item = &ParquetField> {
+        self.columns.iter().map(|selected| &self.leaf(selected).field)
+    }
+
+    /// The files, in order.
+    pub fn files(&self) -> impl ExactSizeIterator<Item = &Path> {
+        self.files.iter().map(|file| file.source.path())
+    }
+
+    /// How many rows the files have.
+    pub fn rows(&self) -> usize {
+        self.groups.last().map_or(0, |group| group.first_row + group.rows)
+    }
+
+    /// The number of rows of each row group, file after file.
+    pub fn row_groups(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.groups.iter().map(|group| group.rows)
+    }
+
+    /// What the writer of a file added about it under `key`, in the first file.
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        let pairs = self.files[0].metadata.file_metadata().key_value_metadata()?;
+        pairs.iter().find(|pair| pair.key == key)?.value.as_deref()
+    }
+
+    /// Every row of the selected columns.
+    ///
+    /// # Errors
+    /// [`DataError::Corrupt`] naming file, byte, column and row group; [`DataError::Layout`] for a null without a
+    /// [`fill_null`](Self::fill_null), a codec that this build does not know, or values without a kind;
+    /// [`DataError::TooLarge`]; [`DataError::Io`].
+    ///
+    /// # Syncs
+    /// Blocks until [`threads`](Self::threads) threads have decoded everything.
+    ///
+    /// # Source
+    /// `pyarrow.parquet.read_table`.
+    pub fn read(&self) -> Result<ParquetTable, DataError> {
+        self.read_row_groups(&(0..self.groups.len()).collect::<Vec<_>>())
+    }
+
+    /// The rows of some row groups, in the order of `groups`.
+    ///
+    /// # Errors
+    /// [`DataError::IndexOutOfRange`] for a row group that does not exist; as [`read`](Self::read).
+    ///
+    /// # Syncs
+    /// As [`read`](Self::read).
+    ///
+    /// # Source
+    /// `pyarrow.parquet.ParquetFile.read_row_groups`.
+    pub fn read_row_groups(&self, groups: &[usize]) -> Result<ParquetTable, DataError> {
+        let arrays = self.decode(groups, self.options.threads, &Spare::default())?;
+        let rows = groups.iter().map(|&group| self.groups[group].rows).sum();
+        self.table(arrays, rows)
+    }
+
+    /// Batches of `batch_size` rows, in the files' order unless it is shuffled.
+    ///
+    /// # Errors
+    /// [`DataError::InvalidOption`] when `batch_size` is 0.
+    pub fn batches(&self, batch_size: usize) -> Result<ParquetBatches, DataError> {
+        ParquetBatches::new(self.clone(), batch_size)
+    }
+
+    pub(super) fn table(&self, arrays: Vec<Array>, rows: usize) -> Result<ParquetTable, DataError> {
+        ParquetTable::new(self.columns.iter().map(|selected| selected.name.clone()), arrays, rows)
+    }
+
+    /// The leaf of a column in the first file, to which those of the others are equal.
+    pub(super) fn leaf(&self, selected: &Selected) -> &Leaf {
+        &self.files[0].leaves[selected.leaf]
+    }
+
+    fn selected(&self, column: &str) -> Result<&Selected, DataError> {
+        self.columns.iter().find(|selected| &*selected.name == column).ok_or_else(|| self.no_column(column))
+    }
+
+    fn with_column(mut self, column: &str, change: impl Fn(&mut Selected)) -> Result<Self, DataError> {
+        let mut columns = self.columns.to_vec();
+        columns.iter_mut().filter(|selected| &*selected.name == column).for_each(change);
+        self.columns = columns.into();
+        self.recent = no_rows_yet();
+        Ok(self)
+    }
+
+    fn no_column(&self, name: &str) -> DataError {
+        let names: Vec<&str> = self.files[0].leaves.iter().map(|leaf| leaf.field.name()).collect();
+        DataError::layout(self.files[0].source.path(), format!("a column {name:?}"), format!("the columns {names:?}"))
+    }
+}
+
+impl Selected {
+    fn new(leaf: &Leaf) -> Self {
+        Self { name: leaf.field.name().into(), leaf: leaf.index, fill: None, list_size: None }
+    }
+}
+
+fn no_rows_yet() -> Arc<Recent<usize, Vec<Array>>> {
+    Arc::new(Recent::new(KEPT_GROUPS))
+}
+
+fn same_columns(first: &[Leaf], leaves: &[Leaf], path: &Path) -> Result<(), DataError> {
+    let told = |leaf: &Leaf| format!("{} of {:?} in {} lists", leaf.path, leaf.field.kind(), leaf.field.lists());
+    let differs = |(first, leaf): &(&Leaf, &Leaf)| told(first) != told(leaf);
+    if let Some((first, leaf)) = first.iter().zip(leaves).find(differs) {
+        return Err(DataError::layout(path, format!("the first file's column {}", told(first)), told(leaf)));
+    }
+    match first.len() == leaves.len() {
+        true => Ok(()),
+        false => {
+            let expected = format!("the first file's {} columns", first.len());
+            Err(DataError::layout(path, expected, leaves.len().to_string()))
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Column chunks decoded side by side, by as many threads as there are cores.
+
+use std::cmp::Reverse;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use super::array::Array;
+use super::chunk::{Chunk, Grown};
+use super::codec::Codec;
+use super::dataset::{Group, ParquetDataset, Selected};
+use super::field::{Element, ParquetKind};
+use super::footer::chunk_range;
+use super::pages::{ChunkPlace, Pages};
+use super::words::{Spare, Words};
+use crate::DataError;
+
+/// A column chunk to decode, and where to.
+struct Task<'a> {
+    selected: &'a Selected,
+    element: Element,
+    group: usize,
+    packed_bytes: i64,
+    target: Target<'a>,
+}
+
+enum Target<'a> {
+    /// A piece of the column's final memory.
+    Flat(&'a mut [u8]),
+    /// Something to be put together with the others when all are done.
+    Grown(&'a mut Grown),
+}
+
+/// A column on its way.
+enum Column {
+    Flat(Words),
+    Grown(Vec<Grown>),
+}
+
+impl ParquetDataset {
+    /// The selected columns of some row groups, in their order, in the memory of `spare` where that serves.
+    pub(super) fn decode(&self, groups: &[usize], threads: usize, spare: &Spare) -> Result<Vec<Array>, DataError> {
+        let len = self.groups.len();
+        if let Some(&index) = groups.iter().find(|&&group| group >= len) {
+            return Err(DataError::IndexOutOfRange { index, len });
+        }
+        let elements = self.columns.iter().map(|selected| self.element(selected));
+        let elements = elements.collect::<Result<Vec<Element>, _>>()?;
+        let rows = groups.iter().try_fold(0usize, |rows, &group| rows.checked_add(self.groups[group].rows));
+        let rows = rows.ok_or_else(|| DataError::option("row groups", "rows that can be counted", "more"))?;
+
+        let mut columns = Vec::with_capacity(elements.len());
+        for (selected, &element) in self.columns.iter().zip(&elements) {
+            columns.push(if self.is_flat(selected, element) {
+                for &group in groups {
+                    self.check_bytes(group, element)?;
+                }
+                Column::Flat(spare.take(rows.saturating_mul(element.bytes()))?)
+            } else {
+                Column::Grown(groups.iter().map(|_| Grown::default()).collect())
+            });
+        }
+        self.run(self.tasks(groups, &elements, &mut columns), threads)?;
+
+        let finish = |((column, selected), &element): ((Column, &Selected), &Element)| match column {
+            Column::Flat(values) => Ok(Array { element, rows, per_row: 1, offsets: Vec::new(), values }),
+            Column::Grown(pieces) if pieces.is_empty() => {
+                let levels = self.leaf(selected).field.lists() + usize::from(element == Element::Bytes);
+                self.with_list_size(selected, Array::empty(element, levels))
+            }
+            Column::Grown(pieces) => self.with_list_size(selected, Array::from_pieces(element, pieces, spare)?),
+        };
+        columns.into_iter().zip(&*self.columns).zip(&elements).map(finish).collect()
+    }
+
+    fn element(&self, selected: &Selected) -> Result<Element, DataError> {
+        let leaf = self.leaf(selected);
+        leaf.element.ok_or_else(|| {
+            let found = match leaf.field.kind() {
+                ParquetKind::Unsupported(found) => found.clone(),
+                kind => format!("{kind:?}"),
+            };
+            let expected = format!("values that have a kind in column {:?}, or a `select` without it", selected.name);
+            DataError::layout(self.files[0].source.path(), expected, found)
+        })
+    }
+
+    /// Whether a row is one value of a fixed number of bytes.
+    fn is_flat(&self, selected: &Selected, element: Element) -> bool {
+        self.leaf(selected).field.lists() == 0 && element != Element::Bytes
+    }
+
+    fn check_bytes(&self, group: usize, element: Element) -> Result<(), DataError> {
+        let group = self.groups[group];
+        let (bytes, limit) = (group.rows.saturating_mul(element.bytes()) as u64, self.options.max_column_bytes);
+        match bytes <= limit {
+            true => Ok(()),
+            false => {
+                let (path, what) = (self.files[group.file].source.path().to_owned(), "a column of a row group");
+                Err(DataError::TooLarge { path, what, bytes, limit })
+            }
+        }
+    }
+
+    fn tasks<'a>(&'a self, groups: &[usize], elements: &[Element], columns: &'a mut [Column]) -> Vec<Task<'a>> {
+        let mut tasks = Vec::with_capacity(groups.len() * columns.len());
+        for ((selected, &element), column) in self.columns.iter().zip(elements).zip(columns) {
+            let (mut flat, mut grown) = match column {
+                Column::Flat(values) => (values.bytes_mut(), [].iter_mut()),
+                Column::Grown(pieces) => (&mut [][..], pieces.iter_mut()),
+            };
+            for &group in groups {
+                let target = match grown.next() {
+                    Some(piece) => Target::Grown(piece),
+                    None => {
+                        let (here, behind) = flat.split_at_mut(self.groups[group].rows * element.bytes());
+                        flat = behind;
+                        Target::Flat(here)
+                    }
+                };
+                let Group { file, index, .. } = self.groups[group];
+                let packed_bytes = self.files[file].metadata.row_group(index).column(selected.leaf).compressed_size();
+                tasks.push(Task { selected, element, group, packed_bytes, target });
+            }
+        }
+        // The largest first, so that no thread is left with one when the others are done.
+        tasks.sort_by_key(|task| Reverse(task.packed_bytes));
+        tasks
+    }
+
+    fn run(&self, tasks: Vec<Task<'_>>, threads: usize) -> Result<(), DataError> {
+        let threads = threads.min(tasks.len());
+        if threads <= 1 {
+            return tasks.into_iter().try_for_each(|task| self.run_task(task));
+        }
+        let tasks = Mutex::new(tasks.into_iter());
+        let failed = Mutex::new(None);
+        let work = || {
+            loop {
+                let task = tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some(task) = task else { return };
+                if let Err(error) = self.run_task(task) {
+                    // What is left is not wanted any more.
+                    tasks.lock().unwrap_or_else(PoisonError::into_inner).by_ref().for_each(drop);
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for worker in 1..threads {
+                let thread = thread::Builder::new().name(format!("parquet-{worker}"));
+                // Where no thread is to be had, the calling one does the work.
+                if let Err(error) = thread.spawn_scoped(scope, work) {
+                    tracing::warn!(worker, %error, "no thread to decode with");
+                }
+            }
+            work();
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
+    fn run_task(&self, task: Task<'_>) -> Result<(), DataError> {
+        let group = self.groups[task.group];
+        if group.rows == 0 {
+            if let Target::Grown(grown) = task.target {
+                let levels = self.leaf(task.selected).field.lists() + usize::from(task.element == Element::Bytes);
+                grown.offsets = vec![vec![0]; levels];
+            }
+            return Ok(());
+        }
+        let file = &self.files[group.file];
+        let (leaf, metadata) = (&file.leaves[task.selected.leaf], file.metadata.row_group(group.index));
+        let metadata = metadata.column(task.selected.leaf);
+        let codec = Codec::new(metadata.compression_codec()).map_err(|found| {
+            let expected = format!("a codec of this build for column {:?}", task.selected.name);
+            DataError::layout(file.source.path(), expected, found)
+        })?;
+        let place = ChunkPlace::new(file.source.clone(), task.selected.name.clone(), group.index);
+        let levels = u64::try_from(metadata.num_values()).unwrap_or(0);
+        // The footer has been checked: the range is one.
+        let range = chunk_range(metadata).unwrap_or_default();
+        let pages = Pages::new(
+            place.clone(),
+            leaf.descriptor.clone(),
+            codec,
+            range,
+            levels,
+            self.options.verify_crc,
+            self.buffers.clone(),
+        );
+        let chunk = Chunk {
+            leaf,
+            element: task.element,
+            fill: task.selected.fill.as_deref(),
+            place,
+            rows: group.rows,
+            levels,
+            max_bytes: self.options.max_column_bytes,
+        };
+        match task.target {
+            Target::Flat(out) => chunk.read_into(pages, out),
+            Target::Grown(grown) => chunk.read(pages).map(|read| *grown = read),
+        }
+    }
+
+    /// Lists of one length, which need no offsets.
+    fn with_list_size(&self, selected: &Selected, array: Array) -> Result<Array, DataError> {
+        let Some(size) = selected.list_size else { return Ok(array) };
+        let uniform = match array.rows {
+            0 => Ok(()),
+            _ => array.uniform().and_then(|length| if length == size as i64 { Ok(()) } else { Err((0, length)) }),
+        };
+        uniform.map_err(|(row, length)| {
+            let expected = format!("lists of {size} values in column {:?}", selected.name);
+            let found = format!("one of {length} in row {row} of those that were read");
+            DataError::layout(self.files[0].source.path(), expected, found)
+        })?;
+        Ok(Array { per_row: size, offsets: Vec::new(), ..array })
+    }
+}

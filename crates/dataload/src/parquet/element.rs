@@ -1,0 +1,148 @@
+//! From the physical types that Parquet stores to the numbers that tensors hold.
+
+use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use ::parquet::data_type::{DataType, FixedLenByteArray};
+use bytemuck::Pod;
+use half::f16;
+
+use super::field::Element;
+
+/// What is done with the values of a column once their types are known.
+pub(super) trait Consumer {
+    type Output;
+
+    /// Reads `reader`, each of whose values becomes `per` of `E`. `convert` tells the position of a value that is not
+    /// one of its type.
+    fn consume<T, E>(
+        self,
+        reader: ColumnReaderImpl<T>,
+        per: usize,
+        convert: fn(&[T::T], &mut [E]) -> Option<usize>,
+    ) -> Self::Output
+    where
+        T: DataType,
+        E: Pod;
+}
+
+/// Calls `consumer` with the types of a column of numbers or fixed-length values; None when the column is stored as
+/// something else than its schema says.
+pub(super) fn dispatch<C: Consumer>(element: Element, reader: ColumnReader, consumer: C) -> Option<C::Output> {
+    use ColumnReader::{
+        BoolColumnReader, DoubleColumnReader, FixedLenByteArrayColumnReader, FloatColumnReader, Int32ColumnReader,
+        Int64ColumnReader,
+    };
+    Some(match (element, reader) {
+        (Element::Bool, BoolColumnReader(reader)) => consumer.consume(reader, 1, bools),
+        (Element::Int8, Int32ColumnReader(reader)) => consumer.consume(reader, 1, narrow::<i8>),
+        (Element::Int16, Int32ColumnReader(reader)) => consumer.consume(reader, 1, narrow::<i16>),
+        (Element::Uint8, Int32ColumnReader(reader)) => consumer.consume(reader, 1, narrow::<u8>),
+        (Element::Int32, Int32ColumnReader(reader)) => consumer.consume(reader, 1, same::<i32>),
+        (Element::Uint16, Int32ColumnReader(reader)) => consumer.consume(reader, 1, uint16),
+        (Element::Uint32, Int32ColumnReader(reader)) => consumer.consume(reader, 1, uint32),
+        (Element::Int64, Int64ColumnReader(reader)) => consumer.consume(reader, 1, same::<i64>),
+        (Element::Float, FloatColumnReader(reader)) => consumer.consume(reader, 1, same::<f32>),
+        (Element::Double, DoubleColumnReader(reader)) => consumer.consume(reader, 1, same::<f64>),
+        (Element::Half, FixedLenByteArrayColumnReader(reader)) => consumer.consume(reader, 2, fixed),
+        (Element::Fixed(bytes), FixedLenByteArrayColumnReader(reader)) => consumer.consume(reader, bytes, fixed),
+        _ => return None,
+    })
+}
+
+fn same<T: Copy>(values: &[T], out: &mut [T]) -> Option<usize> {
+    out.copy_from_slice(values);
+    None
+}
+
+fn bools(values: &[bool], out: &mut [u8]) -> Option<usize> {
+    out.iter_mut().zip(values).for_each(|(out, &value)| *out = value.into());
+    None
+}
+
+fn narrow<E: TryFrom<i32>>(values: &[i32], out: &mut [E]) -> Option<usize> {
+    for (position, (out, &value)) in out.iter_mut().zip(values).enumerate() {
+        match E::try_from(value) {
+            Ok(value) => *out = value,
+            Err(_) => return Some(position),
+        }
+    }
+    None
+}
+
+/// `uint16` as `i32`, which holds every value.
+fn uint16(values: &[i32], out: &mut [i32]) -> Option<usize> {
+    out.copy_from_slice(values);
+    values.iter().position(|&value| u16::try_from(value).is_err())
+}
+
+/// The 32 bits of a `uint32` as `i64`, which holds every value.
+fn uint32(values: &[i32], out: &mut [i64]) -> Option<usize> {
+    out.iter_mut().zip(values).for_each(|(out, &value)| *out = (value as u32).into());
+    None
+}
+
+fn fixed(values: &[FixedLenByteArray], out: &mut [u8]) -> Option<usize> {
+    let width = out.len() / values.len().max(1);
+    for (position, (out, value)) in out.chunks_exact_mut(width.max(1)).zip(values).enumerate() {
+        match value.data() {
+            bytes if bytes.len() == out.len() => out.copy_from_slice(bytes),
+            _ => return Some(position),
+        }
+    }
+    None
+}
+
+/// The bytes of a number as one value of `element`; None when it has no such value.
+pub(super) fn encode(element: Element, number: f64) -> Option<Vec<u8>> {
+    let whole = number as i64;
+    let integer = (whole as f64 == number).then_some(whole);
+    macro_rules! integer {
+        ($kind:ty) => {
+            <$kind>::try_from(integer?).ok()?.to_ne_bytes().to_vec()
+        };
+    }
+    Some(match element {
+        Element::Bool => vec![u8::try_from(integer?).ok().filter(|&truth| truth < 2)?],
+        Element::Int8 => integer!(i8),
+        Element::Int16 => integer!(i16),
+        Element::Int32 => integer!(i32),
+        Element::Int64 => integer!(i64),
+        Element::Uint8 => integer!(u8),
+        Element::Uint16 => i32::from(u16::try_from(integer?).ok()?).to_ne_bytes().to_vec(),
+        Element::Uint32 => i64::from(u32::try_from(integer?).ok()?).to_ne_bytes().to_vec(),
+        Element::Half => f16::from_f64(number).to_ne_bytes().to_vec(),
+        Element::Float => (number as f32).to_ne_bytes().to_vec(),
+        Element::Double => number.to_ne_bytes().to_vec(),
+        Element::Fixed(_) | Element::Bytes => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_become_values_of_their_type_or_nothing() {
+        assert_eq!(encode(Element::Int8, -3.0), Some(vec![253]));
+        assert_eq!(encode(Element::Uint16, 65535.0), Some(65535i32.to_ne_bytes().to_vec()));
+        assert_eq!(encode(Element::Half, 1.5), Some(0x3e00u16.to_ne_bytes().to_vec()));
+        assert_eq!(encode(Element::Float, f64::NAN).map(|bytes| bytes.len()), Some(4));
+        for (element, number) in
+            [(Element::Int8, 128.0), (Element::Int64, 0.5), (Element::Bool, 2.0), (Element::Int32, f64::NAN)]
+        {
+            assert_eq!(encode(element, number), None, "{element:?} {number}");
+        }
+        assert_eq!(encode(Element::Bytes, 0.0), None);
+    }
+
+    #[test]
+    fn what_does_not_fit_its_type_is_found() {
+        let mut bytes = [0u8; 3];
+        assert_eq!(narrow(&[0, 255, 7], &mut bytes), None);
+        assert_eq!(
+            (bytes, narrow(&[0, 256, 7], &mut [0u8; 3]), uint16(&[1, -1], &mut [0; 2])),
+            ([0, 255, 7], Some(1), Some(1))
+        );
+        let mut wide = [0; 2];
+        assert_eq!((uint32(&[-1, 5], &mut wide), wide), (None, [i64::from(u32::MAX), 5]));
+    }
+}

@@ -1,0 +1,151 @@
+//! One pass over shuffled batches, made by threads of its own.
+
+use std::iter::FusedIterator;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::vec;
+
+use super::array::Array;
+use super::batches::{ParquetBatches, Plan, join};
+use super::column::ParquetTable;
+use super::in_order::InOrder;
+use crate::DataError;
+
+/// The batches of one epoch, in order; made by [`ParquetBatches::epoch`].
+///
+/// Each thread decodes a window and makes the batches in it, so as many windows are in memory as there are threads,
+/// and the batches of as many more. An error ends the epoch. Dropping it stops the threads after the batch that they
+/// are making, and joins them.
+#[must_use = "threads have begun to decode; an epoch that is not iterated only wastes their work"]
+pub struct ParquetEpoch {
+    batches: ParquetBatches,
+    windows: Windows,
+    ready: vec::IntoIter<Piece>,
+    /// A batch that goes on in the next window.
+    begun: Option<Vec<Array>>,
+    number: usize,
+}
+
+enum Windows {
+    Coming(InOrder<Vec<Piece>>),
+    Failed(DataError),
+    Ended,
+}
+
+/// What a window has of a batch.
+enum Piece {
+    Whole(ParquetTable),
+    Part(Vec<Array>),
+}
+
+impl ParquetEpoch {
+    pub(super) fn start(batches: ParquetBatches, epoch: u64, number: usize) -> Self {
+        let windows = Self::spawn(&batches, epoch, number).unwrap_or_else(Windows::Failed);
+        Self { batches, windows, ready: Vec::new().into_iter(), begun: None, number }
+    }
+
+    fn spawn(batches: &ParquetBatches, epoch: u64, number: usize) -> Result<Windows, DataError> {
+        let plan = batches.plan(epoch)?;
+        let first_place = batches.places(number).start;
+        let first = plan.windows.partition_point(|(_, places)| places.end <= first_place);
+        let left = plan.windows.len() - first;
+        if number >= batches.len() || left == 0 {
+            return Ok(Windows::Ended);
+        }
+        let threads = batches.dataset.options.threads;
+        // Where there are fewer windows than threads, several decode one.
+        let threads_each = (threads / left).max(1);
+        let makers = batches.clone();
+        let make = Arc::new(move |window: usize, cancelled: &AtomicBool| {
+            makers.pieces(&plan, window, number, threads_each, cancelled)
+        });
+        Ok(Windows::Coming(InOrder::start(first..first + left, threads, threads + 1, make)?))
+    }
+
+    fn next_batch(&mut self) -> Result<Option<ParquetTable>, DataError> {
+        if self.number >= self.batches.len() {
+            return Ok(None);
+        }
+        loop {
+            match self.ready.next() {
+                Some(Piece::Whole(table)) => return Ok(Some(table)),
+                Some(Piece::Part(part)) => {
+                    let batch = join(self.begun.take(), part)?;
+                    let (rows, due) = (batch.first().map_or(0, |array| array.rows), self.batches.places(self.number));
+                    if rows == due.len() {
+                        return self.batches.dataset.table(batch, rows).map(Some);
+                    }
+                    self.begun = Some(batch);
+                }
+                None => match std::mem::replace(&mut self.windows, Windows::Ended) {
+                    Windows::Coming(mut windows) => match windows.next() {
+                        Some(pieces) => {
+                            self.ready = pieces?.into_iter();
+                            self.windows = Windows::Coming(windows);
+                        }
+                        None => return Ok(None),
+                    },
+                    Windows::Failed(error) => return Err(error),
+                    Windows::Ended => return Ok(None),
+                },
+            }
+        }
+    }
+}
+
+impl ParquetBatches {
+    /// The batches of a window, and what it has of those that begin before it or end behind.
+    fn pieces(
+        &self,
+        plan: &Plan,
+        window: usize,
+        from: usize,
+        threads: usize,
+        cancelled: &AtomicBool,
+    ) -> Result<Vec<Piece>, DataError> {
+        let window = self.window_of(plan, window, threads)?;
+        let mut pieces = Vec::new();
+        for number in self.batches_of(&window.places) {
+            if cancelled.load(Ordering::Relaxed) {
+                return Err(DataError::Cancelled);
+            }
+            if number < from {
+                continue;
+            }
+            let places = self.places(number);
+            let arrays = window.gather(&places)?;
+            let is_whole = window.places.start <= places.start && places.end <= window.places.end;
+            pieces.push(match is_whole {
+                true => Piece::Whole(self.dataset.table(arrays, places.len())?),
+                false => Piece::Part(arrays),
+            });
+        }
+        // The memory of two windows a thread is enough for all that are on their way.
+        let most = 2 * self.dataset.options.threads * window.arrays.len();
+        window.arrays.into_iter().for_each(|array| self.spare.give(array.values, most));
+        Ok(pieces)
+    }
+}
+
+impl Iterator for ParquetEpoch {
+    type Item = Result<ParquetTable, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let batch = self.next_batch().transpose();
+        match &batch {
+            Some(Ok(_)) => self.number += 1,
+            Some(Err(_)) | None => {
+                self.number = self.batches.len();
+                self.windows = Windows::Ended;
+            }
+        }
+        batch
+    }
+
+    /// At most the batches that are left: an error may end the epoch before.
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (0, Some(self.batches.len().saturating_sub(self.number)))
+    }
+}
+
+impl FusedIterator for ParquetEpoch {}

@@ -1,0 +1,225 @@
+//! The columns of a schema, and what their values become.
+
+use std::sync::Arc;
+
+use ::parquet::basic::{ConvertedType, LogicalType, Repetition, Type as Physical};
+use ::parquet::schema::types::{ColumnDescPtr, SchemaDescriptor, Type};
+use tch::Kind;
+
+/// A column of numbers, texts or lists of them, as [`ParquetDataset::fields`](crate::ParquetDataset::fields) tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParquetField {
+    name: Arc<str>,
+    kind: ParquetKind,
+    lists: usize,
+    nullable: bool,
+}
+
+/// What the values of a Parquet column are read as.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ParquetKind {
+    /// Numbers or truth values.
+    Number(Kind),
+    /// Texts or binary values, each of a length of its own.
+    Bytes,
+    /// Binary values of this many bytes each, read as uint8.
+    FixedBytes(usize),
+    /// What has no kind, in words: `uint64`, decimals, `INT96`. Such a column cannot be read, the others can.
+    Unsupported(String),
+}
+
+impl ParquetField {
+    /// The column's name. Columns of a structure are named `structure.column`, as are those of a list of structures;
+    /// those of a map are `map.key` and `map.value`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What its values are.
+    pub fn kind(&self) -> &ParquetKind {
+        &self.kind
+    }
+
+    /// How many lists are around a value: 0 for a plain column, 1 for a list, 2 for a list of lists.
+    pub fn lists(&self) -> usize {
+        self.lists
+    }
+
+    /// Whether a value, or a list or structure around it, may be missing.
+    pub fn nullable(&self) -> bool {
+        self.nullable
+    }
+}
+
+/// How a value is stored and what it becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Element {
+    Bool,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Uint8,
+    Uint16,
+    Uint32,
+    Half,
+    Float,
+    Double,
+    Fixed(usize),
+    Bytes,
+}
+
+impl Element {
+    pub(super) fn kind(self) -> Kind {
+        match self {
+            Self::Bool => Kind::Bool,
+            Self::Int8 => Kind::Int8,
+            Self::Int16 => Kind::Int16,
+            Self::Int32 | Self::Uint16 => Kind::Int,
+            Self::Int64 | Self::Uint32 => Kind::Int64,
+            Self::Half => Kind::Half,
+            Self::Float => Kind::Float,
+            Self::Double => Kind::Double,
+            Self::Uint8 | Self::Fixed(_) | Self::Bytes => Kind::Uint8,
+        }
+    }
+
+    /// Bytes of one value once it is read; 1 for those of no fixed length, which are read byte by byte.
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Self::Fixed(bytes) => bytes,
+            other => other.kind().elt_size_in_bytes(),
+        }
+    }
+}
+
+/// One leaf of the schema.
+#[derive(Clone)]
+pub(super) struct Leaf {
+    /// The leaf's number in the file.
+    pub(super) index: usize,
+    pub(super) field: ParquetField,
+    /// The name with everything that the format puts in between, as in `list.list.element`.
+    pub(super) path: String,
+    /// None where the values have no kind.
+    pub(super) element: Option<Element>,
+    pub(super) descriptor: ColumnDescPtr,
+    /// For each list, outermost first, the definition level from which on it has an element.
+    pub(super) list_levels: Arc<[i16]>,
+}
+
+/// Every leaf of a schema, in the file's order.
+pub(super) fn leaves(schema: &SchemaDescriptor) -> Vec<Leaf> {
+    schema.columns().iter().enumerate().map(|(index, descriptor)| leaf(schema, index, descriptor)).collect()
+}
+
+fn leaf(schema: &SchemaDescriptor, index: usize, descriptor: &ColumnDescPtr) -> Leaf {
+    let mut name: Vec<&str> = Vec::new();
+    let mut list_levels = Vec::new();
+    let (mut node, mut level) = (schema.root_schema(), 0);
+    // The nodes between a list and its element, or a map and its entries, have no name of the user's.
+    let mut unnamed = 0;
+    for part in descriptor.path().parts() {
+        let Some(child) = node.get_fields().iter().find(|child| child.name() == part) else { break };
+        let child: &Type = child;
+        let info = child.get_basic_info();
+        let repetition = if info.has_repetition() { info.repetition() } else { Repetition::REQUIRED };
+        level += i16::from(repetition != Repetition::REQUIRED);
+        if repetition == Repetition::REPEATED {
+            list_levels.push(level);
+        }
+        match unnamed {
+            0 => name.push(child.name()),
+            _ => unnamed -= 1,
+        }
+        unnamed += nodes_without_name(child);
+        node = child;
+        if !node.is_group() {
+            break;
+        }
+    }
+    let told = (level, list_levels.len()) == (descriptor.max_def_level(), descriptor.max_rep_level() as usize);
+    let element = if told { element_of(descriptor) } else { Err("one of two columns of one name".to_owned()) };
+    let kind = match &element {
+        Ok(Element::Bytes) => ParquetKind::Bytes,
+        Ok(Element::Fixed(bytes)) => ParquetKind::FixedBytes(*bytes),
+        Ok(element) => ParquetKind::Number(element.kind()),
+        Err(found) => ParquetKind::Unsupported(found.clone()),
+    };
+    // Each list adds a level of its own, for being empty.
+    let nullable = usize::from(descriptor.max_def_level().unsigned_abs()) > list_levels.len();
+    let field = ParquetField { name: name.join(".").into(), kind, lists: list_levels.len(), nullable };
+    Leaf {
+        index,
+        field,
+        path: descriptor.path().string(),
+        element: element.ok(),
+        descriptor: descriptor.clone(),
+        list_levels: list_levels.into(),
+    }
+}
+
+/// How many nodes below this one are the format's own. The specification's rules for old lists say which are.
+fn nodes_without_name(node: &Type) -> usize {
+    let info = node.get_basic_info();
+    let (logical, converted) = (info.logical_type_ref(), info.converted_type());
+    let [repeated] = (if node.is_group() { node.get_fields() } else { &[] }) else { return 0 };
+    let is_repeated =
+        repeated.get_basic_info().has_repetition() && repeated.get_basic_info().repetition() == Repetition::REPEATED;
+    if !is_repeated {
+        return 0;
+    }
+    let is_map = matches!(logical, Some(LogicalType::Map))
+        || matches!(converted, ConvertedType::MAP | ConvertedType::MAP_KEY_VALUE);
+    if is_map {
+        return 1;
+    }
+    if !(matches!(logical, Some(LogicalType::List)) || converted == ConvertedType::LIST) {
+        return 0;
+    }
+    let is_element = !repeated.is_group()
+        || repeated.get_fields().len() != 1
+        || repeated.name() == "array"
+        || repeated.name() == format!("{}_tuple", node.name());
+    if is_element { 1 } else { 2 }
+}
+
+/// What a value becomes, or what it is when there is no kind for it.
+fn element_of(descriptor: &ColumnDescPtr) -> Result<Element, String> {
+    let (logical, converted) = (descriptor.logical_type_ref(), descriptor.converted_type());
+    let decimal = matches!(logical, Some(LogicalType::Decimal(_))) || converted == ConvertedType::DECIMAL;
+    if decimal {
+        return Err("decimal".to_owned());
+    }
+    let integer = match (logical, converted) {
+        (Some(LogicalType::Integer(integer)), _) => Some((integer.bit_width, integer.is_signed)),
+        (_, ConvertedType::INT_8) => Some((8, true)),
+        (_, ConvertedType::INT_16) => Some((16, true)),
+        (_, ConvertedType::UINT_8) => Some((8, false)),
+        (_, ConvertedType::UINT_16) => Some((16, false)),
+        (_, ConvertedType::UINT_32) => Some((32, false)),
+        (_, ConvertedType::UINT_64) => Some((64, false)),
+        _ => None,
+    };
+    let width = usize::try_from(descriptor.type_length()).unwrap_or(0);
+    match (descriptor.physical_type(), integer) {
+        (Physical::BOOLEAN, _) => Ok(Element::Bool),
+        (Physical::INT32, Some((8, true))) => Ok(Element::Int8),
+        (Physical::INT32, Some((16, true))) => Ok(Element::Int16),
+        (Physical::INT32, Some((8, false))) => Ok(Element::Uint8),
+        (Physical::INT32, Some((16, false))) => Ok(Element::Uint16),
+        (Physical::INT32, Some((32, false))) => Ok(Element::Uint32),
+        (Physical::INT32, Some((32, true)) | None) => Ok(Element::Int32),
+        (Physical::INT64, Some((64, false))) => Err("uint64".to_owned()),
+        (Physical::INT64, Some((64, true)) | None) => Ok(Element::Int64),
+        (Physical::FLOAT, _) => Ok(Element::Float),
+        (Physical::DOUBLE, _) => Ok(Element::Double),
+        (Physical::BYTE_ARRAY, _) => Ok(Element::Bytes),
+        (Physical::FIXED_LEN_BYTE_ARRAY, _) if matches!(logical, Some(LogicalType::Float16)) && width == 2 => {
+            Ok(Element::Half)
+        }
+        (Physical::FIXED_LEN_BYTE_ARRAY, _) if width > 0 => Ok(Element::Fixed(width)),
+        (physical, _) => Err(format!("{physical} as {logical:?}")),
+    }
+}

@@ -1,0 +1,120 @@
+//! Things made by several threads and taken in order.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Builder, JoinHandle};
+
+use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
+
+use crate::DataError;
+
+/// Makes the thing with this number; the flag says that it is not wanted any more.
+pub(super) type Make<T> = Arc<dyn Fn(usize, &AtomicBool) -> Result<T, DataError> + Send + Sync>;
+
+type Outcome<T> = Result<T, DataError>;
+
+/// The things with the numbers of a range, a few of which are made ahead.
+pub(super) struct InOrder<T> {
+    /// The numbers that have not been handed out.
+    waiting: Range<usize>,
+    /// Each thing has a channel of its own: so they need no sorting, however long each takes.
+    tasks: Option<Sender<(usize, Sender<Outcome<T>>)>>,
+    coming: VecDeque<Receiver<Outcome<T>>>,
+    cancelled: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl<T: Send + 'static> InOrder<T> {
+    /// Starts `threads` threads, which begin with the first `ahead` things at once.
+    pub(super) fn start(numbers: Range<usize>, threads: usize, ahead: usize, make: Make<T>) -> Result<Self, DataError> {
+        let (tasks, received) = unbounded::<(usize, Sender<Outcome<T>>)>();
+        let (coming, cancelled) = (VecDeque::with_capacity(ahead), Arc::<AtomicBool>::default());
+        let threads = threads.min(numbers.len());
+        let mut own = Self { waiting: numbers, tasks: Some(tasks), coming, cancelled, threads: Vec::new() };
+        for worker in 0..threads {
+            let (received, make, cancelled) = (received.clone(), make.clone(), own.cancelled.clone());
+            let thread = Builder::new().name(format!("parquet-{worker}")).spawn(move || {
+                for (number, taker) in received {
+                    // Fails only when the taker is gone.
+                    _ = taker.send(make(number, &cancelled));
+                }
+            });
+            // Dropping `own` joins those before.
+            own.threads.push(thread.map_err(|error| DataError::Spawn { worker, of: threads, error })?);
+        }
+        (0..ahead).for_each(|_| own.hand_out());
+        Ok(own)
+    }
+
+    /// Waits for the next thing; None behind the last.
+    pub(super) fn next(&mut self) -> Option<Outcome<T>> {
+        let due = self.waiting.start - self.coming.len();
+        let outcome = self.coming.pop_front()?.recv();
+        self.hand_out();
+        // A thread that panicked has let go of the channel.
+        Some(outcome.unwrap_or(Err(DataError::WorkersGone { batch: due })))
+    }
+
+    fn hand_out(&mut self) {
+        match (self.waiting.next(), &self.tasks) {
+            (Some(number), Some(tasks)) => {
+                let (taker, receiver) = bounded(1);
+                // Fails only when every thread is gone, which `next` tells.
+                _ = tasks.send((number, taker));
+                self.coming.push_back(receiver);
+            }
+            _ => self.tasks = None,
+        }
+    }
+}
+
+impl<T> Drop for InOrder<T> {
+    /// Stops every thread at the next place where it looks, and joins it.
+    fn drop(&mut self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+        self.tasks = None;
+        self.coming.clear();
+        for thread in self.threads.drain(..) {
+            // A panic has shown as a missing thing.
+            _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn things_come_in_order_and_a_panic_is_told() {
+        let make: Make<usize> = Arc::new(|number, _| match number {
+            7 => panic!("planted"),
+            5 => Err(DataError::EmptyBatch),
+            number => Ok(number * number),
+        });
+        for threads in [1, 3, 20] {
+            let mut things = InOrder::start(2..9, threads, threads + 1, make.clone()).unwrap();
+            assert!((2..5).all(|number| things.next().unwrap().unwrap() == number * number));
+            assert!(matches!(things.next(), Some(Err(DataError::EmptyBatch))));
+            assert_eq!(things.next().unwrap().unwrap(), 36);
+            assert!(matches!(things.next(), Some(Err(DataError::WorkersGone { batch: 7 }))));
+        }
+        assert!(InOrder::start(3..3, 2, 2, make).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn nothing_is_made_that_is_not_wanted() {
+        let made = Arc::new(AtomicBool::new(false));
+        let late = made.clone();
+        let make: Make<()> = Arc::new(move |number, cancelled| {
+            late.fetch_or(number > 4 && !cancelled.load(Ordering::Relaxed), Ordering::Relaxed);
+            Ok(())
+        });
+        let mut things = InOrder::start(0..1000, 2, 3, make).unwrap();
+        things.next().unwrap().unwrap();
+        drop(things);
+        assert!(!made.load(Ordering::Relaxed));
+    }
+}

@@ -1,0 +1,126 @@
+//! From Parquet's levels to the offsets of lists.
+
+use std::sync::Arc;
+
+/// Builds the offsets of a column's lists, and tells which of their elements have a value.
+///
+/// A value's definition level says how much of what is around it is there, and its repetition level which of its lists
+/// it goes on with: 0 begins a row, 1 the next element of the row's list, and so on.
+pub(super) struct Lists {
+    /// For each list, outermost first, the definition level from which on it has an element.
+    levels: Arc<[i16]>,
+    max_def: i16,
+    /// Whether nulls are wanted: a missing list is then an empty one.
+    fill: bool,
+    /// For each list, where it begins among the elements of its level.
+    pub(super) offsets: Vec<Vec<i64>>,
+    /// How many elements each level has so far.
+    elements: Vec<i64>,
+}
+
+/// Why levels form no lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BadLevels {
+    /// A list or a value is missing.
+    Null,
+    /// They contradict each other.
+    Malformed,
+}
+
+impl Lists {
+    pub(super) fn new(levels: Arc<[i16]>, max_def: i16, fill: bool) -> Self {
+        let lists = levels.len();
+        Self { levels, max_def, fill, offsets: vec![Vec::new(); lists], elements: vec![0; lists] }
+    }
+
+    /// Takes the levels of some values, and adds to `present` for each element of the innermost list (each row, where
+    /// there are no lists) whether it has a value.
+    pub(super) fn push(&mut self, reps: &[i16], defs: &[i16], present: &mut Vec<bool>) -> Result<(), BadLevels> {
+        if self.levels.is_empty() {
+            return defs.iter().try_for_each(|&def| self.element(def, present));
+        }
+        if reps.len() != defs.len() {
+            return Err(BadLevels::Malformed);
+        }
+        for (&rep, &def) in reps.iter().zip(defs) {
+            let lists = self.levels.len();
+            let from = usize::try_from(rep).ok().filter(|&from| from <= lists).ok_or(BadLevels::Malformed)?;
+            // Only a list that has an element can go on, and only behind its start.
+            if from > 0 && (def < self.levels[from - 1] || self.offsets[from - 1].is_empty()) {
+                return Err(BadLevels::Malformed);
+            }
+            if from > 0 {
+                self.elements[from - 1] += 1;
+            }
+            for list in from..lists {
+                // A list begins in each element of the list around it.
+                if list > 0 && def < self.levels[list - 1] {
+                    break;
+                }
+                self.offsets[list].push(self.elements[list]);
+                if def >= self.levels[list] {
+                    self.elements[list] += 1;
+                } else if def < self.levels[list] - 1 && !self.fill {
+                    return Err(BadLevels::Null);
+                }
+            }
+            if def >= self.levels[lists - 1] {
+                self.element(def, present)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn element(&self, def: i16, present: &mut Vec<bool>) -> Result<(), BadLevels> {
+        match def == self.max_def {
+            true => present.push(true),
+            false if def > self.max_def => return Err(BadLevels::Malformed),
+            false if self.fill => present.push(false),
+            false => return Err(BadLevels::Null),
+        }
+        Ok(())
+    }
+
+    /// The offsets, with the end of the last list.
+    pub(super) fn finish(mut self) -> Vec<Vec<i64>> {
+        self.offsets.iter_mut().zip(&self.elements).for_each(|(offsets, &elements)| offsets.push(elements));
+        self.offsets
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lists(levels: &[i16], max_def: i16, fill: bool, pairs: &[(i16, i16)]) -> Result<Vec<Vec<i64>>, BadLevels> {
+        let mut lists = Lists::new(levels.into(), max_def, fill);
+        let (reps, defs): (Vec<i16>, Vec<i16>) = pairs.iter().copied().unzip();
+        lists.push(&reps, &defs, &mut Vec::new())?;
+        Ok(lists.finish())
+    }
+
+    #[test]
+    fn lists_of_lists() {
+        // Everything optional: [[1, 2], [], [3]], [], [[4]] with list levels 2 and 4, values at 5.
+        let pairs = [(0, 5), (2, 5), (1, 3), (1, 5), (0, 1), (0, 5)];
+        let offsets = lists(&[2, 4], 5, false, &pairs).unwrap();
+        assert_eq!(offsets, [vec![0, 3, 3, 4], vec![0, 2, 2, 3, 4]]);
+        // A missing outer list, inner list and value.
+        for null in [(0, 0), (0, 2), (0, 4)] {
+            assert_eq!(lists(&[2, 4], 5, false, &[null]), Err(BadLevels::Null));
+            lists(&[2, 4], 5, true, &[null]).unwrap();
+        }
+        assert_eq!(lists(&[2, 4], 5, true, &[(0, 0), (0, 2)]).unwrap(), [vec![0, 0, 1], vec![0, 0]]);
+    }
+
+    #[test]
+    fn contradictions_are_told() {
+        for bad in [&[(1, 3)][..], &[(0, 1), (1, 0)], &[(0, 3), (2, 3)], &[(0, 4)], &[(-1, 3)]] {
+            assert_eq!(lists(&[2], 3, false, bad), Err(BadLevels::Malformed), "{bad:?}");
+        }
+        let mut flat = Lists::new([].into(), 1, true);
+        let mut present = Vec::new();
+        assert_eq!(flat.push(&[], &[1, 0, 2], &mut present), Err(BadLevels::Malformed));
+        assert_eq!(present, [true, false]);
+    }
+}

@@ -1,0 +1,318 @@
+//! The pages of a column chunk, checked before the `parquet` crate decodes what is in them.
+//!
+//! Its own reader takes memory on the word of a header, and its decoders do so on the word of a page. Here every
+//! number is held against what the file or the page has room for.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ::parquet::basic::{Encoding, Type};
+use ::parquet::column::page::{Page, PageMetadata, PageReader};
+use ::parquet::errors::{ParquetError, Result as ParquetResult};
+use ::parquet::schema::types::ColumnDescPtr;
+use bytes::Bytes;
+
+use super::buffers::{Buffer, Buffers};
+use super::codec::Codec;
+use super::delta;
+use super::page_header::{PageHeader, PageKind};
+use super::source::Source;
+use crate::DataError;
+
+/// Most headers take some tens of bytes; one with statistics of long texts may take more.
+const HEADER_BYTES: usize = 256;
+const MAX_HEADER_BYTES: usize = 1 << 24;
+
+/// Where in a file a column chunk is and what it is called in errors.
+#[derive(Clone)]
+pub(super) struct ChunkPlace {
+    pub(super) source: Arc<Source>,
+    pub(super) column: Arc<str>,
+    pub(super) row_group: usize,
+    /// Where the page begins that is being read.
+    at: Arc<AtomicU64>,
+}
+
+impl ChunkPlace {
+    pub(super) fn new(source: Arc<Source>, column: Arc<str>, row_group: usize) -> Self {
+        Self { source, column, row_group, at: Arc::default() }
+    }
+
+    /// Damage in the page that is being read.
+    pub(super) fn corrupt(&self, expected: &str, found: impl Into<String>) -> DataError {
+        self.corrupt_at(self.at.load(Ordering::Relaxed), expected, found)
+    }
+
+    fn corrupt_at(&self, offset: u64, expected: &str, found: impl Into<String>) -> DataError {
+        let expected = format!("{expected} in column {:?} of row group {}", self.column, self.row_group);
+        DataError::corrupt(self.source.path(), offset, expected, found)
+    }
+}
+
+/// Gives the pages of one column chunk.
+pub(super) struct Pages {
+    place: ChunkPlace,
+    descriptor: ColumnDescPtr,
+    codec: Codec,
+    verify_crc: bool,
+    buffers: Buffers,
+    /// What has not been read of the chunk.
+    left: Range<u64>,
+    /// Values that data pages have yet to give.
+    values_left: u64,
+    has_dictionary: bool,
+    next: Option<PageHeader>,
+}
+
+impl Pages {
+    pub(super) fn new(
+        place: ChunkPlace,
+        descriptor: ColumnDescPtr,
+        codec: Codec,
+        range: Range<u64>,
+        values: u64,
+        verify_crc: bool,
+        buffers: Buffers,
+    ) -> Self {
+        place.at.store(range.start, Ordering::Relaxed);
+        let (has_dictionary, next) = (false, None);
+        Self { place, descriptor, codec, verify_crc, buffers, left: range, values_left: values, has_dictionary, next }
+    }
+
+    /// The header of the next page, which stays the next one; None behind the last.
+    fn peek(&mut self) -> Result<Option<&PageHeader>, DataError> {
+        while self.next.is_none() && self.values_left > 0 {
+            let header = self.read_header()?;
+            self.left.start += header.header_bytes as u64;
+            if header.packed_bytes as u64 > self.left.end - self.left.start {
+                let found = format!("a length of {} bytes", header.packed_bytes);
+                return Err(self.place.corrupt("a page that fits into its chunk", found));
+            }
+            // An index, or a page without values, at which the decoders would stop.
+            if header.page == PageKind::Other || header.values() == Some(0) {
+                self.left.start += header.packed_bytes as u64;
+                continue;
+            }
+            self.values_left = match self.values_left.checked_sub(header.values().unwrap_or(0).into()) {
+                Some(left) => left,
+                None => return Err(self.place.corrupt("as many values as the footer says", "more")),
+            };
+            self.next = Some(header);
+        }
+        Ok(self.next.as_ref())
+    }
+
+    fn read_header(&self) -> Result<PageHeader, DataError> {
+        self.place.at.store(self.left.start, Ordering::Relaxed);
+        let room = self.left.end - self.left.start;
+        if room == 0 {
+            let found = format!("the chunk's end with {} to come", self.values_left);
+            return Err(self.place.corrupt("as many values as the footer says", found));
+        }
+        let mut bytes = vec![0; HEADER_BYTES.min(room as usize)];
+        loop {
+            self.place.source.read_at(self.left.start, &mut bytes)?;
+            match PageHeader::parse(&bytes) {
+                Ok(header) => return Ok(header),
+                Err((_, true)) if (bytes.len() as u64) < room && bytes.len() < MAX_HEADER_BYTES => {
+                    let length = bytes.len() as u64 * 8;
+                    bytes.resize(length.min(room) as usize, 0);
+                }
+                Err((malformed, _)) => {
+                    let offset = self.left.start + malformed.offset as u64;
+                    return Err(self.place.corrupt_at(offset, malformed.expected, malformed.found));
+                }
+            }
+        }
+    }
+
+    fn next_page(&mut self) -> Result<Option<Page>, DataError> {
+        self.peek()?;
+        let Some(header) = self.next.take() else { return Ok(None) };
+        let mut packed = self.buffers.take();
+        self.place.source.read_at(self.left.start, packed.resize(header.packed_bytes))?;
+        self.left.start += header.packed_bytes as u64;
+        if self.verify_crc
+            && let Some(declared) = header.crc
+        {
+            let mut crc = flate2::Crc::new();
+            crc.update(packed.as_ref());
+            if crc.sum() != declared {
+                let expected = format!("a page with the checksum {declared:08x}");
+                return Err(self.place.corrupt(&expected, format!("{:08x}", crc.sum())));
+            }
+        }
+        let buffer = self.unpack(&header, packed)?.freeze();
+        self.page(&header, buffer).map(Some)
+    }
+
+    /// The page's bytes as they were before compression.
+    fn unpack(&mut self, header: &PageHeader, packed: Buffer) -> Result<Buffer, DataError> {
+        // Version 2 keeps the levels out of the compression, and may leave it at all.
+        let (levels, is_packed) = match header.page {
+            PageKind::DataV2 { def_bytes, rep_bytes, packed, .. } => (def_bytes as usize + rep_bytes as usize, packed),
+            _ => (0, true),
+        };
+        if levels > header.bytes || levels > header.packed_bytes {
+            return Err(self.place.corrupt("levels that fit into their page", format!("{levels} bytes of them")));
+        }
+        if self.codec.is_none() || !is_packed {
+            return match header.bytes == header.packed_bytes {
+                true => Ok(packed),
+                false => {
+                    let expected = format!("a page of {} bytes", header.bytes);
+                    Err(self.place.corrupt(&expected, format!("{} bytes", header.packed_bytes)))
+                }
+            };
+        }
+        let mut buffer = self.buffers.take();
+        let values = header.bytes - levels;
+        // Nothing, which some writers compress to nothing.
+        if values == 0 {
+            buffer.resize(levels).copy_from_slice(&packed.as_ref()[..levels]);
+            return Ok(buffer);
+        }
+        let outcome = match levels {
+            0 => self.codec.decompress(packed.as_ref(), &mut buffer, values),
+            _ => {
+                let mut alone = self.buffers.take();
+                let outcome = self.codec.decompress(&packed.as_ref()[levels..], &mut alone, values);
+                if outcome.is_ok() {
+                    let whole = buffer.resize(header.bytes);
+                    whole[..levels].copy_from_slice(&packed.as_ref()[..levels]);
+                    whole[levels..].copy_from_slice(alone.as_ref());
+                }
+                outcome
+            }
+        };
+        outcome.map_err(|found| self.place.corrupt(&format!("a compressed page of {} bytes", header.bytes), found))?;
+        Ok(buffer)
+    }
+
+    fn page(&mut self, header: &PageHeader, buf: Bytes) -> Result<Page, DataError> {
+        let statistics = None;
+        match header.page {
+            PageKind::Dictionary { values, encoding } => {
+                if u64::from(values) * self.least_bytes() > buf.len() as u64 {
+                    let found = format!("{values} values in {} bytes", buf.len());
+                    return Err(self.place.corrupt("a dictionary that fits into its page", found));
+                }
+                if std::mem::replace(&mut self.has_dictionary, true) {
+                    return Err(self.place.corrupt("one dictionary", "a second one"));
+                }
+                Ok(Page::DictionaryPage { buf, num_values: values, encoding, is_sorted: false })
+            }
+            PageKind::Data { values: num_values, encoding, def_encoding, rep_encoding } => {
+                let values = self.values_behind_levels(&buf, num_values, [rep_encoding, def_encoding])?;
+                self.check_values(encoding, values, num_values)?;
+                let (def_level_encoding, rep_level_encoding) = (def_encoding, rep_encoding);
+                Ok(Page::DataPage { buf, num_values, encoding, def_level_encoding, rep_level_encoding, statistics })
+            }
+            PageKind::DataV2 { values: num_values, encoding, nulls, rows, def_bytes, rep_bytes, packed } => {
+                self.check_values(encoding, &buf[def_bytes as usize + rep_bytes as usize..], num_values)?;
+                Ok(Page::DataPageV2 {
+                    buf,
+                    num_values,
+                    encoding,
+                    num_nulls: nulls,
+                    num_rows: rows,
+                    def_levels_byte_len: def_bytes,
+                    rep_levels_byte_len: rep_bytes,
+                    is_compressed: packed,
+                    statistics,
+                })
+            }
+            PageKind::Other => Err(self.place.corrupt("a page of values", "another one")),
+        }
+    }
+
+    /// Passes over the levels of a page of version 1, whose lengths are in the page itself.
+    fn values_behind_levels<'a>(
+        &self,
+        page: &'a [u8],
+        values: u32,
+        encodings: [Encoding; 2],
+    ) -> Result<&'a [u8], DataError> {
+        let mut rest = page;
+        let levels = [self.descriptor.max_rep_level(), self.descriptor.max_def_level()];
+        for (max_level, encoding) in levels.into_iter().zip(encodings).filter(|(max_level, _)| *max_level > 0) {
+            let length = match encoding {
+                Encoding::RLE => {
+                    let Some((&length, behind)) = rest.split_first_chunk() else {
+                        return Err(self.place.corrupt("a length of levels", "the page's end"));
+                    };
+                    rest = behind;
+                    u64::from(u32::from_le_bytes(length))
+                }
+                #[expect(deprecated, reason = "old files have it")]
+                Encoding::BIT_PACKED => {
+                    (u64::from(values) * u64::from(i16::BITS - max_level.leading_zeros())).div_ceil(8)
+                }
+                other => return Err(self.place.corrupt("an encoding of levels", other.to_string())),
+            };
+            let behind = usize::try_from(length).ok().and_then(|length| rest.get(length..));
+            rest = behind
+                .ok_or_else(|| self.place.corrupt("levels that fit into their page", format!("{length} bytes")))?;
+        }
+        Ok(rest)
+    }
+
+    /// What the decoders of the `parquet` crate do not check themselves.
+    fn check_values(&self, encoding: Encoding, values: &[u8], count: u32) -> Result<(), DataError> {
+        let outcome = match encoding {
+            Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY if !self.has_dictionary => {
+                Err("one that refers to a dictionary, which there is none of".to_owned())
+            }
+            // A page of nulls alone needs no values, and some writers give it none at all.
+            _ if values.is_empty() => Ok(()),
+            Encoding::DELTA_BINARY_PACKED | Encoding::DELTA_LENGTH_BYTE_ARRAY => delta::check(values, count, 1),
+            Encoding::DELTA_BYTE_ARRAY => delta::check(values, count, 2),
+            Encoding::PLAIN | Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY => Ok(()),
+            Encoding::RLE | Encoding::BYTE_STREAM_SPLIT => Ok(()),
+            other => Err(other.to_string()),
+        };
+        outcome.map_err(|found| self.place.corrupt("an encoding of values", found))
+    }
+
+    /// The fewest bytes that a value takes in a dictionary.
+    fn least_bytes(&self) -> u64 {
+        match self.descriptor.physical_type() {
+            Type::BOOLEAN => u64::MAX >> 32,
+            Type::INT32 | Type::FLOAT | Type::BYTE_ARRAY => 4,
+            Type::INT64 | Type::DOUBLE => 8,
+            Type::INT96 => 12,
+            Type::FIXED_LEN_BYTE_ARRAY => self.descriptor.type_length().max(1) as u64,
+        }
+    }
+}
+
+impl Iterator for Pages {
+    type Item = ParquetResult<Page>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.get_next_page().transpose()
+    }
+}
+
+impl PageReader for Pages {
+    fn get_next_page(&mut self) -> ParquetResult<Option<Page>> {
+        self.next_page().map_err(|error| ParquetError::External(Box::new(error)))
+    }
+
+    fn peek_next_page(&mut self) -> ParquetResult<Option<PageMetadata>> {
+        let header = self.peek().map_err(|error| ParquetError::External(Box::new(error)))?;
+        Ok(header.map(|header| match header.page {
+            PageKind::DataV2 { values, rows, .. } => {
+                PageMetadata { num_rows: Some(rows as usize), num_levels: Some(values as usize), is_dict: false }
+            }
+            PageKind::Dictionary { .. } => PageMetadata { num_rows: None, num_levels: None, is_dict: true },
+            _ => PageMetadata { num_rows: None, num_levels: header.values().map(|v| v as usize), is_dict: false },
+        }))
+    }
+
+    fn skip_next_page(&mut self) -> ParquetResult<()> {
+        // Rows are never passed over, and a dictionary must not be: reading serves.
+        self.get_next_page().map(drop)
+    }
+}

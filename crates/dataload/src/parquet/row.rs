@@ -1,0 +1,161 @@
+//! Single rows: by their number, or as a stream with a row group a shard.
+
+use std::sync::Arc;
+
+use tch::Tensor;
+
+use super::array::Array;
+use super::column::ParquetValues;
+use super::dataset::ParquetDataset;
+use super::field::Element;
+use super::words::Spare;
+use crate::{DataError, Dataset, IterableDataset, Samples};
+
+/// One row of the selected columns.
+#[derive(Debug)]
+pub struct ParquetRow {
+    values: Vec<(Arc<str>, ParquetValue)>,
+}
+
+/// One value of a row.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ParquetValue {
+    /// An integer, or a truth value as 0 or 1.
+    Int(i64),
+    /// A number with a fraction.
+    Float(f64),
+    /// A text or a binary value.
+    Bytes(Vec<u8>),
+    /// A list of numbers `[N]`.
+    Tensor(Tensor),
+    /// Anything else: the column's values in this one row.
+    Values(ParquetValues),
+}
+
+impl ParquetRow {
+    /// The values with the names of their columns, in the order in which they were selected.
+    pub fn values(&self) -> impl ExactSizeIterator<Item = (&str, &ParquetValue)> {
+        self.values.iter().map(|(name, value)| (&**name, value))
+    }
+
+    /// The value of a column, where there is one of this name.
+    pub fn get(&self, name: &str) -> Option<&ParquetValue> {
+        self.values().find(|(column, _)| *column == name).map(|(_, value)| value)
+    }
+
+    /// The value of a column of integers or truth values.
+    pub fn int(&self, name: &str) -> Option<i64> {
+        match self.get(name) {
+            Some(ParquetValue::Int(value)) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// The value of a column of numbers with a fraction.
+    pub fn float(&self, name: &str) -> Option<f64> {
+        match self.get(name) {
+            Some(ParquetValue::Float(value)) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// The value of a column of texts or binary values.
+    pub fn bytes(&self, name: &str) -> Option<&[u8]> {
+        match self.get(name) {
+            Some(ParquetValue::Bytes(value)) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// The value of a column of lists of numbers.
+    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        match self.get(name) {
+            Some(ParquetValue::Tensor(value)) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// The values with the names of their columns, owned.
+    pub fn into_values(self) -> Vec<(Arc<str>, ParquetValue)> {
+        self.values
+    }
+}
+
+impl ParquetDataset {
+    fn row(&self, arrays: &[Array], row: usize) -> Result<ParquetRow, DataError> {
+        // A row group's rows are counted in 32 bits, or its columns would be above every limit.
+        let row = u32::try_from(row).map_err(|_| DataError::IndexOutOfRange { index: row, len: u32::MAX as usize })?;
+        let value = |array: &Array| value(array.gather(&[row])?);
+        let values = self.columns.iter().zip(arrays).map(|(column, array)| Ok((column.name.clone(), value(array)?)));
+        Ok(ParquetRow { values: values.collect::<Result<_, DataError>>()? })
+    }
+}
+
+/// The value of an array of one row.
+fn value(array: Array) -> Result<ParquetValue, DataError> {
+    macro_rules! number {
+        ($type:ty) => {
+            bytemuck::pod_read_unaligned::<$type>(array.values.bytes())
+        };
+    }
+    let plain = array.offsets.is_empty() && array.per_row == 1;
+    Ok(match array.element {
+        Element::Bool | Element::Uint8 if plain => ParquetValue::Int(number!(u8).into()),
+        Element::Int8 if plain => ParquetValue::Int(number!(i8).into()),
+        Element::Int16 if plain => ParquetValue::Int(number!(i16).into()),
+        Element::Int32 | Element::Uint16 if plain => ParquetValue::Int(number!(i32).into()),
+        Element::Int64 | Element::Uint32 if plain => ParquetValue::Int(number!(i64)),
+        Element::Half if plain => ParquetValue::Float(half::f16::from_bits(number!(u16)).into()),
+        Element::Float if plain => ParquetValue::Float(number!(f32).into()),
+        Element::Double if plain => ParquetValue::Float(number!(f64)),
+        Element::Fixed(_) if plain => ParquetValue::Bytes(array.values.bytes().to_vec()),
+        Element::Bytes if array.offsets.len() == 1 => ParquetValue::Bytes(array.values.bytes().to_vec()),
+        Element::Bytes | Element::Fixed(_) => ParquetValue::Values(array.into_values()?),
+        element if array.offsets.len() <= 1 => {
+            let length = (array.values.bytes().len() / element.bytes()) as i64;
+            ParquetValue::Tensor(array.values.into_tensor(element.kind(), &[length])?)
+        }
+        _ => ParquetValue::Values(array.into_values()?),
+    })
+}
+
+/// Rows by their number. A new row group is decoded whole, by the thread that asks for it, and the latest four are
+/// kept: rows in a random order over many row groups are slow, and
+/// [`ParquetBatches`](crate::ParquetBatches) shuffle better.
+impl Dataset for ParquetDataset {
+    type Sample = ParquetRow;
+
+    fn len(&self) -> usize {
+        self.rows()
+    }
+
+    fn get(&self, index: usize) -> Result<ParquetRow, DataError> {
+        let len = self.rows();
+        if index >= len {
+            return Err(DataError::IndexOutOfRange { index, len });
+        }
+        // The last of those that begin here: empty ones are before it.
+        let group = self.groups.partition_point(|group| group.first_row <= index) - 1;
+        let arrays = self.recent.get(group, || self.decode(&[group], 1, &Spare::default()))?;
+        self.row(&arrays, index - self.groups[group].first_row)
+    }
+}
+
+/// Rows in order, a row group a shard.
+impl IterableDataset for ParquetDataset {
+    type Sample = ParquetRow;
+
+    fn shards(&self) -> usize {
+        self.groups.len()
+    }
+
+    fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<ParquetRow>, DataError> {
+        let len = self.groups.len();
+        let rows = self.groups.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?.rows;
+        let first = usize::try_from(position).unwrap_or(usize::MAX).min(rows);
+        let arrays = self.decode(&[shard], 1, &Spare::default())?;
+        let dataset = self.clone();
+        Ok(Box::new((first..rows).map(move |row| dataset.row(&arrays, row))))
+    }
+}

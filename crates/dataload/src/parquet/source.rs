@@ -1,0 +1,82 @@
+//! A file that many threads read at once, each at its own place.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::DataError;
+use crate::read::open_regular;
+
+/// The `parquet` crate's own reader of files shares one position between all threads, and then reads what another
+/// thread asked for; this one has none.
+pub(super) struct Source {
+    path: Arc<Path>,
+    data: Data,
+    bytes: u64,
+}
+
+enum Data {
+    File(File),
+    Memory(Vec<u8>),
+}
+
+impl Source {
+    pub(super) fn open(path: Arc<Path>) -> Result<Self, DataError> {
+        let (file, bytes) = open_regular(&path)?;
+        Ok(Self { path, data: Data::File(file), bytes })
+    }
+
+    pub(super) fn from_bytes(bytes: Vec<u8>, path: &Path) -> Self {
+        Self { path: path.into(), bytes: bytes.len() as u64, data: Data::Memory(bytes) }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file's length in bytes.
+    pub(super) fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Fills `buffer` with what is at `offset`.
+    pub(super) fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), DataError> {
+        let outcome = match &self.data {
+            Data::File(file) => read_exact_at(file, offset, buffer),
+            Data::Memory(bytes) => {
+                let start = usize::try_from(offset).unwrap_or(usize::MAX);
+                let found = bytes.get(start..).and_then(|bytes| bytes.get(..buffer.len()));
+                found.map(|found| buffer.copy_from_slice(found)).ok_or(io::ErrorKind::UnexpectedEof.into())
+            }
+        };
+        outcome.map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                let expected = format!("{} bytes", buffer.len());
+                DataError::corrupt(&self.path, offset, expected, format!("the end of the file at byte {}", self.bytes))
+            }
+            _ => DataError::Io { path: self.path.to_path_buf(), error },
+        })
+    }
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
+}
+
+#[cfg(windows)]
+fn read_exact_at(file: &File, mut offset: u64, mut buffer: &mut [u8]) -> io::Result<()> {
+    while !buffer.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, buffer, offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => {
+                buffer = &mut buffer[count..];
+                offset += count as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,376 @@
+//! What pyarrow wrote reads back with equal content, by columns and by rows.
+
+use overdrive_dataload::{
+    BytesColumn, DataError, Dataset, IterableDataset, ParquetDataset, ParquetKind, ParquetTable, ParquetValue,
+    ParquetValues, StreamPosition,
+};
+use tch::{Kind, Tensor};
+
+use crate::{fixture, names_file};
+
+const ROWS: usize = 60;
+/// Rows of a row group.
+const GROUP: usize = 25;
+
+/// The columns of `numbers` in `fixtures/make_parquet.py` and what they are read as.
+const NUMBERS: [(&str, Kind); 11] = [
+    ("bool", Kind::Bool),
+    ("int8", Kind::Int8),
+    ("int16", Kind::Int16),
+    ("int32", Kind::Int),
+    ("int64", Kind::Int64),
+    ("uint8", Kind::Uint8),
+    ("uint16", Kind::Int),
+    ("uint32", Kind::Int64),
+    ("float16", Kind::Half),
+    ("float32", Kind::Float),
+    ("float64", Kind::Double),
+];
+
+// The functions of a row's number of `make_parquet.py`.
+
+pub(crate) fn number(i: usize) -> f64 {
+    (i * 37 % 101) as f64 - 50.0
+}
+
+fn value(name: &str, i: usize) -> f64 {
+    match name {
+        "bool" => f64::from(i.is_multiple_of(3)),
+        name if name.starts_with("uint") => number(i) + 50.0,
+        name if name.starts_with("float") => number(i) / 4.0,
+        _ => number(i),
+    }
+}
+
+pub(crate) fn text(i: usize) -> Vec<u8> {
+    format!("text {}", i % 7).repeat(i % 3).into_bytes()
+}
+
+fn blob(i: usize) -> Vec<u8> {
+    (0..i % 9).map(|j| (i * 31 + j * 7) as u8).collect()
+}
+
+pub(crate) fn ints(i: usize) -> Vec<f64> {
+    (0..i % 4).map(|j| number(i + j)).collect()
+}
+
+fn is_null(i: usize) -> bool {
+    i % 7 == 3
+}
+
+pub(crate) fn open(name: &str) -> ParquetDataset {
+    ParquetDataset::open(fixture("parquet").join(format!("{name}.parquet")).to_str().unwrap()).unwrap()
+}
+
+pub(crate) fn floats(tensor: &Tensor) -> Vec<f64> {
+    Vec::<f64>::try_from(tensor.to_kind(Kind::Double).view(-1)).unwrap()
+}
+
+fn assert_rows(found: &[f64], value: impl Fn(usize) -> f64, what: &str) {
+    let expected: Vec<f64> = (0..ROWS).map(value).collect();
+    assert_eq!(found, expected, "{what}");
+}
+
+fn assert_texts(found: &BytesColumn, text: impl Fn(usize) -> Vec<u8>, what: &str) {
+    assert!(found.iter().eq((0..ROWS).map(text)), "{what}");
+    assert_eq!((found.len(), found.get(ROWS)), (ROWS, None));
+}
+
+/// The lists of a column with one list around its numbers.
+fn lists(table: &ParquetTable, name: &str) -> Vec<Vec<f64>> {
+    let ragged = table.ragged(name).unwrap();
+    assert_eq!((ragged.rows(), ragged.lists()), (table.rows(), 1));
+    let offsets = ragged.offsets(0).unwrap();
+    let (values, told) = ragged.clone().into_tensors().unwrap();
+    assert_eq!(Vec::<i64>::try_from(&told[0]).unwrap(), offsets);
+    let values = floats(&values);
+    offsets.windows(2).map(|pair| values[pair[0] as usize..pair[1] as usize].to_vec()).collect()
+}
+
+fn assert_few(table: &ParquetTable, what: &str) {
+    assert_rows(&floats(table.tensor("int64").unwrap()), number, what);
+    assert_texts(table.bytes("text").unwrap(), text, what);
+    assert_eq!(lists(table, "ints"), (0..ROWS).map(ints).collect::<Vec<_>>(), "{what}");
+}
+
+fn assert_numbers(table: &ParquetTable, fill: Option<f64>, what: &str) {
+    for (name, kind) in NUMBERS {
+        let tensor = table.tensor(name).unwrap();
+        assert_eq!((tensor.kind(), tensor.size()), (kind, vec![ROWS as i64]), "{what} {name}");
+        let expected = |i| fill.filter(|_| is_null(i)).unwrap_or(value(name, i));
+        assert_rows(&floats(tensor), expected, &format!("{what} {name}"));
+    }
+    let tensor = table.tensor("fixed").unwrap();
+    assert_eq!((tensor.kind(), tensor.size()), (Kind::Uint8, vec![ROWS as i64, 5]));
+    let expected = (0..ROWS * 5).map(|k| match fill {
+        Some(_) if is_null(k / 5) => 9.0,
+        _ => f64::from((k / 5 + k % 5) as u8),
+    });
+    assert_eq!(floats(tensor), expected.collect::<Vec<_>>(), "{what}");
+}
+
+#[test]
+fn numbers_and_texts_read_back_with_equal_values() {
+    for name in ["numbers", "required"] {
+        let table = open(name).read().unwrap();
+        assert_numbers(&table, None, name);
+        assert_texts(table.bytes("text").unwrap(), text, name);
+        assert_texts(table.bytes("blob").unwrap(), blob, name);
+    }
+    for name in ["pages", "pages-v2", "plain"] {
+        let table = open(name).read().unwrap();
+        assert_numbers(&table, None, name);
+        assert_few(&table, name);
+    }
+}
+
+#[test]
+fn every_codec_and_page_version() {
+    for codec in [
+        "snappy",
+        "gzip",
+        "brotli",
+        "lz4",
+        #[cfg(feature = "zstd")]
+        "zstd",
+    ] {
+        for name in [format!("codec-{codec}"), format!("codec-{codec}-v2")] {
+            assert_few(&open(&name).read().unwrap(), &name);
+        }
+    }
+}
+
+fn filled(name: &str) -> ParquetDataset {
+    let mut dataset = open(name);
+    for (column, _) in NUMBERS {
+        dataset = dataset.fill_null(column, 1.0).unwrap();
+    }
+    dataset.fill_null_bytes("fixed", &[9; 5]).unwrap()
+}
+
+#[test]
+fn nulls_are_errors_or_filled() {
+    for name in ["nulls", "nulls-v2"] {
+        let dataset = filled(name).fill_null_bytes("text", b"none").unwrap().fill_null_bytes("blob", b"").unwrap();
+        let table = dataset.read().unwrap();
+        assert_numbers(&table, Some(1.0), name);
+        let expected = |i| if is_null(i) { b"none".to_vec() } else { text(i) };
+        assert_texts(table.bytes("text").unwrap(), expected, name);
+        for column in ["bool", "float32", "fixed", "text"] {
+            let error = open(name).select([column]).unwrap().read().unwrap_err();
+            assert!(matches!(error, DataError::Layout { .. }), "{error}");
+            let text = names_file(&error, name);
+            assert!(text.contains(column) && text.contains("fill_null") && text.contains("row group"), "{text}");
+        }
+    }
+    for (column, value) in [("int8", 300.0), ("int64", 0.5), ("text", 0.0)] {
+        let error = open("nulls").fill_null(column, value).err().unwrap();
+        assert!(matches!(error, DataError::InvalidOption { option: "fill_null", .. }), "{error}");
+    }
+    assert!(open("nulls").fill_null_bytes("fixed", b"four").is_err());
+    assert!(matches!(open("nulls").fill_null("none", 0.0), Err(DataError::Layout { .. })));
+}
+
+#[test]
+fn every_encoding() {
+    for name in ["encodings-1", "encodings-2"] {
+        let table = filled(name).read().unwrap();
+        assert_numbers(&table, Some(1.0), name);
+        assert_texts(table.bytes("text").unwrap(), text, name);
+        assert_texts(table.bytes("blob").unwrap(), blob, name);
+    }
+}
+
+#[test]
+fn nested_columns() {
+    for name in [
+        "nested",
+        #[cfg(feature = "zstd")]
+        "nested-v2",
+    ] {
+        let dataset = open(name).fill_null("point.x", -1.0).unwrap().fill_null("point.ys", 0.0).unwrap();
+        let dataset = dataset.fill_null("holes", 99.0).unwrap();
+        let names: Vec<&str> = dataset.fields().map(|field| field.name()).collect();
+        let expected = "ints deep words vector boxes.a boxes.b pairs.key pairs.value point.x point.ys holes category \
+                        large date time";
+        assert_eq!(names.join(" "), expected);
+        let table = dataset.read().unwrap();
+
+        assert_eq!(lists(&table, "ints"), (0..ROWS).map(ints).collect::<Vec<_>>());
+        let deep = table.ragged("deep").unwrap();
+        let (outer, inner) = (deep.offsets(0).unwrap(), deep.offsets(1).unwrap());
+        let values = floats(&deep.clone().into_tensors().unwrap().0);
+        for (i, pair) in outer.windows(2).enumerate() {
+            let rows = inner[pair[0] as usize..=pair[1] as usize].windows(2);
+            let found: Vec<&[f64]> = rows.map(|pair| &values[pair[0] as usize..pair[1] as usize]).collect();
+            let half = |k: usize, j: usize| (i + j + k) as f64 / 2.0;
+            let expected: Vec<Vec<f64>> = (0..i % 3).map(|j| (0..j).map(|k| half(k, j)).collect()).collect();
+            assert_eq!(found, expected, "row {i}");
+        }
+        let words = table.ragged("words").unwrap();
+        let bytes: Vec<u8> = (0..ROWS).flat_map(|i| (0..i % 3).flat_map(move |j| text(i + j))).collect();
+        assert_eq!((words.lists(), floats(&words.clone().into_tensors().unwrap().0).len()), (2, bytes.len()));
+
+        let vector = table.ragged("vector").unwrap().to_tensor().unwrap();
+        assert_eq!(vector.size(), [ROWS as i64, 3]);
+        let expected: Vec<f64> = (0..ROWS * 3).map(|k| number(k / 3 + k % 3) / 4.0).collect();
+        assert_eq!(floats(&vector), expected);
+
+        let few = |i: usize| (0..i % 3).map(|j| number(i + j)).collect::<Vec<_>>();
+        assert_eq!(lists(&table, "boxes.a"), (0..ROWS).map(few).collect::<Vec<_>>());
+        assert_eq!(lists(&table, "pairs.value"), (0..ROWS).map(few).collect::<Vec<_>>());
+        assert_eq!(table.ragged("boxes.b").unwrap().offsets(0), table.ragged("boxes.a").unwrap().offsets(0));
+        let x = |i| if is_null(i) { -1.0 } else { number(i) };
+        assert_rows(&floats(table.tensor("point.x").unwrap()), x, "point.x");
+        let ys = |i: usize| if is_null(i) { vec![] } else { ints(i) };
+        assert_eq!(lists(&table, "point.ys"), (0..ROWS).map(ys).collect::<Vec<_>>());
+        let hole = |j| if is_null(j) { 99.0 } else { j as f64 };
+        let holes = |i: usize| if is_null(i) { vec![] } else { (0..i % 5).map(hole).collect() };
+        assert_eq!(lists(&table, "holes"), (0..ROWS).map(holes).collect::<Vec<_>>());
+
+        assert_texts(table.bytes("category").unwrap(), text, "category");
+        assert_texts(table.bytes("large").unwrap(), text, "large");
+        assert_rows(&floats(table.tensor("date").unwrap()), |i| 1000.0 + number(i), "date");
+        assert_rows(&floats(table.tensor("time").unwrap()), |i| number(i) * 1e9, "time");
+    }
+    let old = open("old-lists").read().unwrap();
+    assert_eq!(lists(&old, "ints"), (0..ROWS).map(ints).collect::<Vec<_>>());
+    assert_eq!(old.ragged("deep").unwrap().lists(), 2);
+}
+
+#[test]
+fn lists_are_padded_cut_or_of_one_length() {
+    let table = open("nested").select(["ints", "deep", "words"]).unwrap().read().unwrap();
+    let padded = |max_len| table.ragged("ints").unwrap().to_padded(-1.0, max_len).unwrap();
+    for (max_len, width) in [(None, 3), (Some(2), 2), (Some(5), 5), (Some(0), 0)] {
+        let (values, lengths) = padded(max_len);
+        assert_eq!((values.kind(), values.size()), (Kind::Int, vec![ROWS as i64, width as i64]));
+        let length = |i: usize| ints(i).len().min(width);
+        assert_rows(&floats(&lengths), |i| length(i) as f64, "lengths");
+        let place = |i: usize, j: usize| if j < length(i) { ints(i)[j] } else { -1.0 };
+        let expected: Vec<f64> = (0..ROWS).flat_map(|i| (0..width).map(move |j| place(i, j))).collect();
+        assert_eq!(floats(&values), expected);
+    }
+    for (column, value) in [("deep", 0.0), ("words", 0.0), ("ints", 0.5)] {
+        let error = table.ragged(column).unwrap().to_padded(value, None).unwrap_err();
+        assert!(matches!(error, DataError::InvalidOption { .. }), "{error}");
+    }
+    let error = table.ragged("ints").unwrap().to_tensor().unwrap_err();
+    assert!(error.to_string().contains("1 in row 1"), "{error}");
+
+    let vectors = open("nested").select(["vector"]).unwrap().list_size("vector", 3).unwrap();
+    assert_eq!(vectors.read().unwrap().tensor("vector").unwrap().size(), [ROWS as i64, 3]);
+    let error = open("nested").select(["vector"]).unwrap().list_size("vector", 4).unwrap().read().unwrap_err();
+    assert!(names_file(&error, "nested.parquet").contains("lists of 4"), "{error}");
+    assert!(open("nested").list_size("deep", 1).is_err() && open("nested").list_size("date", 1).is_err());
+}
+
+#[test]
+fn columns_are_selected_and_told() {
+    let dataset = open("nested").select(["date", "point", "boxes.list.element.a"]).unwrap();
+    let told: Vec<_> = dataset.fields().map(|f| (f.name(), f.kind().clone(), f.lists(), f.nullable())).collect();
+    let expected = [
+        ("date", ParquetKind::Number(Kind::Int), 0, true),
+        ("point.x", ParquetKind::Number(Kind::Double), 0, true),
+        ("point.ys", ParquetKind::Number(Kind::Int64), 1, true),
+        ("boxes.a", ParquetKind::Number(Kind::Int64), 1, true),
+    ];
+    assert_eq!(told, expected);
+    assert_eq!(
+        (dataset.rows(), dataset.row_groups().collect::<Vec<_>>()),
+        (ROWS, vec![GROUP, GROUP, ROWS - 2 * GROUP])
+    );
+    assert!(open("required").fields().all(|field| !field.nullable()));
+    assert!(open("nested").metadata("ARROW:schema").is_some() && open("numbers").metadata("none").is_none());
+    let error = open("nested").select(["dat"]).err().unwrap();
+    assert!(names_file(&error, "nested.parquet").contains("\"dat\""), "{error}");
+
+    let table = open("numbers").select(["int8"]).unwrap().read_row_groups(&[2, 0]).unwrap();
+    let expected: Vec<f64> = (2 * GROUP..ROWS).chain(0..GROUP).map(number).collect();
+    assert_eq!((table.rows(), floats(table.tensor("int8").unwrap())), (ROWS - GROUP, expected));
+    assert!(matches!(open("numbers").read_row_groups(&[3]), Err(DataError::IndexOutOfRange { index: 3, len: 3 })));
+    for error in [table.ragged("int8").err(), table.bytes("int8").err(), table.tensor("none").err()] {
+        assert!(matches!(error, Some(DataError::InvalidOption { option: "column", .. })), "{error:?}");
+    }
+}
+
+#[test]
+fn what_has_no_kind_is_refused_and_the_rest_is_read() {
+    for (column, part) in [("uint64", "uint64"), ("decimal", "decimal"), ("time96", "INT96")] {
+        let dataset = open("refused").select([column]).unwrap();
+        let found = dataset.fields().next().unwrap().kind().clone();
+        assert!(matches!(&found, ParquetKind::Unsupported(what) if what.contains(part)), "{found:?}");
+        let text = names_file(&dataset.read().unwrap_err(), "refused.parquet");
+        assert!(text.contains(column) && text.contains(part), "{text}");
+    }
+    let table = open("refused").select(["int64"]).unwrap().read().unwrap();
+    assert_rows(&floats(table.tensor("int64").unwrap()), number, "int64");
+}
+
+#[test]
+fn empty_tables_and_empty_row_groups() {
+    for name in ["empty", "no-groups"] {
+        let table = open(name).read().unwrap();
+        assert_eq!((table.rows(), table.tensor("int64").unwrap().size()), (0, vec![0]));
+        assert_eq!((table.bytes("text").unwrap().is_empty(), lists(&table, "ints").len()), (true, 0));
+        assert_eq!(table.ragged("ints").unwrap().to_padded(0.0, None).unwrap().0.size(), [0, 0]);
+        assert!(open(name).is_empty() && open(name).batches(4).unwrap().is_empty());
+    }
+    let dataset = open("empty-group");
+    assert_eq!(dataset.row_groups().collect::<Vec<_>>(), [40, 0, 20]);
+    assert_few(&dataset.read().unwrap(), "empty-group");
+    assert_eq!(dataset.get(40).unwrap().int("int64"), Some(number(40) as i64));
+    assert_eq!(dataset.stream([1]).count(), 0);
+}
+
+#[test]
+fn files_of_one_schema_are_one_dataset() {
+    let dataset = open("part-{0..2}");
+    assert_eq!((dataset.files().count(), dataset.row_groups().len()), (3, 9));
+    assert_few(&dataset.read().unwrap(), "parts");
+    let paths = ["part-0", "numbers"].map(|name| fixture("parquet").join(format!("{name}.parquet")));
+    let error = ParquetDataset::from_files(paths).err().unwrap();
+    assert!(matches!(error, DataError::Layout { .. }), "{error}");
+    names_file(&error, "numbers.parquet");
+    assert!(matches!(ParquetDataset::from_files(Vec::<String>::new()), Err(DataError::InvalidOption { .. })));
+}
+
+#[test]
+fn rows_by_number_and_as_a_stream() {
+    let dataset = open("part-{0..2}");
+    assert_eq!(dataset.len(), ROWS);
+    for i in [59, 0, 17, 18, 19, 20, 1] {
+        let row = dataset.get(i).unwrap();
+        assert_eq!((row.int("int64"), row.bytes("text")), (Some(number(i) as i64), Some(&*text(i))), "row {i}");
+        assert_eq!(floats(row.tensor("ints").unwrap()), ints(i));
+        assert_eq!((row.float("int64"), row.values().len()), (None, 3));
+    }
+    assert!(matches!(dataset.get(ROWS), Err(DataError::IndexOutOfRange { index: ROWS, len: ROWS })));
+
+    let numbers = |stream: &mut dyn Iterator<Item = _>| -> Vec<i64> {
+        stream.map(|row: Result<overdrive_dataload::ParquetRow, _>| row.unwrap().int("int64").unwrap()).collect()
+    };
+    let all = numbers(&mut dataset.stream(0..9));
+    assert_eq!(all, (0..ROWS).map(|i| number(i) as i64).collect::<Vec<_>>());
+    let mut stream = dataset.stream(0..9);
+    for given in 0..=ROWS {
+        assert_eq!(numbers(&mut dataset.stream_from(0..9, stream.position())), all[given..]);
+        stream.next();
+    }
+    assert_eq!(dataset.stream_from([0], StreamPosition { shard: 0, sample: u64::MAX }).count(), 0);
+
+    let row = open("numbers").get(7).unwrap();
+    for (name, _) in NUMBERS {
+        let found = match row.get(name) {
+            Some(ParquetValue::Int(value)) => *value as f64,
+            Some(ParquetValue::Float(value)) => *value,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(found, value(name, 7), "{name}");
+    }
+    assert_eq!(row.bytes("fixed"), Some(&[7, 8, 9, 10, 11][..]));
+    let deep = open("nested").select(["deep", "words", "vector"]).unwrap().list_size("vector", 3).unwrap();
+    let row = deep.get(5).unwrap();
+    assert!(matches!(row.get("deep"), Some(ParquetValue::Values(ParquetValues::Ragged(_)))));
+    assert_eq!(row.tensor("vector").unwrap().size(), [3]);
+}

@@ -1,0 +1,121 @@
+//! Shuffled batches: every row once, the same order on any number of threads, and from any batch on.
+
+use overdrive_dataload::{DataError, ParquetBatches, ParquetDataset, ParquetTable, TensorBatch};
+
+use crate::parquet::{floats, ints, number, open, text};
+
+const ROWS: usize = 60;
+
+/// What a batch holds, row by row; the columns must agree on the row.
+fn rows(table: &ParquetTable) -> Vec<i64> {
+    let numbers: Vec<i64> = floats(table.tensor("int64").unwrap()).iter().map(|&number| number as i64).collect();
+    let (texts, lists) = (table.bytes("text").unwrap(), table.ragged("ints").unwrap());
+    let (values, offsets) = (floats(&lists.clone().into_tensors().unwrap().0), lists.offsets(0).unwrap());
+    for (row, &found) in numbers.iter().enumerate() {
+        let i = (0..ROWS).find(|&i| number(i) as i64 == found).unwrap();
+        assert_eq!(texts.get(row), Some(&*text(i)));
+        assert_eq!(values[offsets[row] as usize..offsets[row + 1] as usize], ints(i));
+    }
+    assert_eq!(table.rows(), numbers.len());
+    numbers
+}
+
+fn parts() -> ParquetDataset {
+    open("part-{0..2}")
+}
+
+fn epoch(batches: &ParquetBatches, epoch: u64) -> Vec<Vec<i64>> {
+    batches.epoch(epoch).map(|batch| rows(&batch.unwrap())).collect()
+}
+
+fn in_order() -> Vec<i64> {
+    (0..ROWS).map(|i| number(i) as i64).collect()
+}
+
+#[test]
+fn batches_in_order() {
+    for (size, threads, window) in [(7, 1, 1), (7, 3, 2), (1, 2, 4), (25, 2, 1), (100, 4, 3), (60, 2, 100)] {
+        let batches = parts().threads(threads).batches(size).unwrap().window(window);
+        let found = epoch(&batches, 0);
+        assert_eq!((found.len(), found.concat()), (batches.len(), in_order()));
+        assert!(found.iter().rev().skip(1).all(|batch| batch.len() == size));
+        assert_eq!(epoch(&batches.drop_last(true), 0).concat(), in_order()[..ROWS / size * size]);
+    }
+    assert!(matches!(parts().batches(0), Err(DataError::InvalidOption { option: "batch_size", .. })));
+}
+
+#[test]
+fn the_order_is_a_function_of_seed_and_epoch() {
+    let of = |seed, number, threads| {
+        epoch(&parts().threads(threads).batches(7).unwrap().shuffle(true).seed(seed).window(3), number)
+    };
+    let first = of(1, 0, 1);
+    assert_eq!(first, of(1, 0, 4));
+    let mut sorted = first.concat();
+    assert_ne!(sorted, in_order());
+    sorted.sort_unstable();
+    let mut expected = in_order();
+    expected.sort_unstable();
+    assert_eq!(sorted, expected);
+    for other in [of(1, 1, 2), of(2, 0, 2)] {
+        assert_ne!(first, other);
+        let mut other = other.concat();
+        other.sort_unstable();
+        assert_eq!(other, expected);
+    }
+    // Rows of a window mix: its first batch holds rows of more than one of its three row groups.
+    let place = |number: i64| (0..ROWS).find(|&i| super::parquet::number(i) as i64 == number).unwrap();
+    let groups: Vec<usize> = first[0].iter().map(|&number| place(number) / 20 * 3 + place(number) % 20 / 8).collect();
+    assert!(groups.iter().any(|group| *group != groups[0]), "{groups:?}");
+}
+
+#[test]
+fn an_epoch_goes_on_from_any_batch_and_batches_come_alone() {
+    for (shuffle, size) in [(true, 7), (false, 7), (true, 20)] {
+        let batches = parts().batches(size).unwrap().shuffle(shuffle).seed(5).window(2);
+        let whole = epoch(&batches, 3);
+        for from in 0..=whole.len() + 1 {
+            let rest: Vec<_> = batches.epoch_from(3, from).map(|batch| rows(&batch.unwrap())).collect();
+            assert_eq!(rest, whole[from.min(whole.len())..], "from {from}");
+        }
+        for (number, batch) in whole.iter().enumerate().rev() {
+            assert_eq!(rows(&batches.batch(3, number).unwrap()), *batch);
+        }
+        let len = whole.len();
+        assert!(matches!(batches.batch(3, len), Err(DataError::IndexOutOfRange { index, .. }) if index == len));
+        // Threads share the windows.
+        std::thread::scope(|scope| {
+            for worker in 0..3 {
+                let (batches, whole) = (&batches, &whole);
+                scope.spawn(move || {
+                    for number in (worker..whole.len()).step_by(3) {
+                        assert_eq!(rows(&batches.batch(3, number).unwrap()), whole[number]);
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn the_tensors_of_a_batch_can_be_moved() {
+    let batch = parts().batches(7).unwrap().batch(0, 0).unwrap();
+    let moved = batch.map_tensors(&mut |tensor| Ok(tensor.f_add(tensor)?)).unwrap();
+    let doubled: Vec<f64> = (0..7).map(|i| 2.0 * number(i)).collect();
+    assert_eq!(floats(moved.tensor("int64").unwrap()), doubled);
+    assert_eq!(moved.bytes("text").unwrap().get(5), Some(&*text(5)));
+    let mut tensors = 0;
+    moved.visit_tensors(&mut |_| tensors += 1);
+    assert_eq!((tensors, moved.ragged("ints").unwrap().rows()), (1, 7));
+}
+
+#[test]
+fn an_error_ends_the_epoch_and_a_break_ends_its_threads() {
+    let mut batches = open("nulls").batches(7).unwrap().window(1).epoch(0);
+    assert!(matches!(batches.next(), Some(Err(DataError::Layout { .. }))));
+    assert!(batches.next().is_none() && batches.size_hint() == (0, Some(0)));
+    let batches = parts().batches(2).unwrap().shuffle(true);
+    for _ in 0..5 {
+        assert!(batches.epoch(0).next().unwrap().is_ok());
+    }
+}
