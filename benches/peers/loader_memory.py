@@ -34,13 +34,13 @@ def epochs(loader, count=1):
 
 
 def fastest(data, size, workers):
-    """The loader with the shortest of three epochs; libtorch keeps the number of threads that it had."""
+    """The loader with the shortest epoch of two; libtorch keeps the number of threads that it had."""
     times = {}
     for way in (by_sample, by_batch):
         for processes, threads in ((0, 1), (0, torch.get_num_threads()), (workers, 1)):
             torch.set_num_threads(threads)
             loader = way(data, size, processes)
-            times[way, processes, threads] = min(epochs(loader) for _ in range(3))
+            times[way, processes, threads] = min(epochs(loader) for _ in range(2))
     told = {f"{way.__name__}, {n} workers, {threads} threads": t for (way, n, threads), t in times.items()}
     print(f"DataLoader, seconds an epoch: {told}", file=sys.stderr)
     way, processes, threads = min(times, key=times.get)

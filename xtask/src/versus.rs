@@ -9,21 +9,54 @@ use clap::Args;
 use crate::workspace::{self, Workspace};
 use crate::{python, setup};
 
+/// A newer Rust than the workspace needs; with an older one, that peer is missing.
+const DATALOADER_RS_NEEDS: (u32, u32) = (1, 95);
+
 /// Measure one case beside PyTorch and other peers, interleaved in one run
 ///
 /// Prints medians of ratios, and writes them with `--json PATH`. A peer that is not installed is named as missing. A
 /// missed target is reported, and is not a failure.
 #[derive(Args)]
 pub struct Options {
-    /// The case (`step`, `optim`, ..), then options; `CASE --help` lists them
+    /// A feature of the benches to build with, before the case: `libjpeg-turbo`
+    #[arg(long, value_name = "FEATURE")]
+    features: Vec<String>,
+    /// The case (`step`, `loader`, ..), then options; `CASE --help` lists them
     #[arg(value_name = "CASE", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
 }
 
 pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
     let libtorch = setup::quietly(ws)?;
-    let run = ["run", "--release", "--package", "overdrive-benches", "--bin", "overdrive-versus", "--"];
+    let run = ["run", "--release", "--package", "overdrive-benches", "--bin", "overdrive-versus"];
     let mut command = ws.cargo_here(run);
-    command.env("OVERDRIVE_PYTHON", python::with_torch(ws, &libtorch)?).args(&options.args);
+    for feature in &options.features {
+        command.args(["--features", feature]);
+    }
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let version = workspace::capture(ws.command(rustc).arg("--version"))?;
+    if parse(&version).is_some_and(|version| version >= DATALOADER_RS_NEEDS) {
+        command.args(["--features", "dataloader-rs"]);
+    }
+    command.env("OVERDRIVE_PYTHON", python::with_torch(ws, &libtorch)?).arg("--").args(&options.args);
     Ok(workspace::exit_code(workspace::status(&mut command)?))
+}
+
+/// The version in `rustc 1.95.0 (59807616e 2026-04-14)`, without the patch.
+fn parse(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.strip_prefix("rustc ")?.split('.');
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_compiler_s_version_decides_which_peers_are_built() {
+        assert_eq!(parse("rustc 1.95.0 (59807616e 2026-04-14)\n"), Some((1, 95)));
+        assert_eq!(parse("rustc 2.0.0-nightly (1234 2030-01-01)"), Some((2, 0)));
+        assert_eq!(parse("clippy 0.1"), None);
+        assert!(parse("rustc 1.89.0").unwrap() < DATALOADER_RS_NEEDS);
+    }
 }

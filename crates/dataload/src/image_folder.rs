@@ -1,7 +1,6 @@
 //! A folder of encoded images, one sub-folder a class.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -33,7 +32,7 @@ impl ImageFolder {
     /// [`DataError::Layout`] when there is no class, or a class without an image; [`DataError::Io`].
     pub fn open(root: impl AsRef<Path>) -> Result<Self, DataError> {
         let root = root.as_ref();
-        let folders: Vec<PathBuf> = sorted_entries(root)?.into_iter().filter(|path| path.is_dir()).collect();
+        let folders: Vec<PathBuf> = sorted_entries(root)?.0;
         if folders.is_empty() {
             return Err(DataError::layout(root, "a folder for every class", "no folder"));
         }
@@ -92,12 +91,24 @@ impl Dataset for ImageFolder {
     }
 }
 
-fn sorted_entries(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let mut names: Vec<OsString> = fs::read_dir(folder)
-        .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect())
-        .map_err(DataError::io(folder))?;
-    names.sort_unstable();
-    Ok(names.iter().map(|name| folder.join(name)).collect())
+/// The sub-folders and the other files of a folder, each sorted by name.
+fn sorted_entries(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {
+    let (mut folders, mut files) = (Vec::new(), Vec::new());
+    for entry in fs::read_dir(folder).map_err(DataError::io(folder))? {
+        let entry = entry.map_err(DataError::io(folder))?;
+        let kind = entry.file_type().map_err(DataError::io(folder))?;
+        let path = entry.path();
+        // The listing says what an entry is: only a link has to be looked at.
+        match kind.is_dir() || kind.is_symlink() && path.is_dir() {
+            true => folders.push(path),
+            false => files.push(path),
+        }
+    }
+    // All begin with the same folder: their text sorts them by name, sooner than their components would.
+    for paths in [&mut folders, &mut files] {
+        paths.sort_unstable_by(|one, other| one.as_os_str().cmp(other.as_os_str()));
+    }
+    Ok((folders, files))
 }
 
 /// Visits the images in `folder`, then those in its sub-folders. `above` holds the folders on the way down, so that
@@ -108,7 +119,7 @@ fn list_images(folder: &Path, above: &mut Vec<PathBuf>, visit: &mut impl FnMut(P
         return Ok(());
     }
     above.push(real);
-    let (folders, files): (Vec<_>, Vec<_>) = sorted_entries(folder)?.into_iter().partition(|path| path.is_dir());
+    let (folders, files) = sorted_entries(folder)?;
     files.into_iter().filter(|path| has_image_name(path)).for_each(&mut *visit);
     for folder in folders {
         list_images(&folder, above, visit)?;
@@ -118,8 +129,7 @@ fn list_images(folder: &Path, above: &mut Vec<PathBuf>, visit: &mut impl FnMut(P
 }
 
 fn has_image_name(path: &Path) -> bool {
-    let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
-    extension.is_some_and(|extension| EXTENSIONS.iter().any(|known| extension == *known))
+    path.extension().is_some_and(|extension| EXTENSIONS.iter().any(|known| extension.eq_ignore_ascii_case(known)))
 }
 
 #[cfg(test)]

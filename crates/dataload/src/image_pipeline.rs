@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use overdrive_ffi::HostBuffer;
+use overdrive_ffi::{BufferPool, HostBuffer};
 use tch::{Kind, Tensor};
 
 use crate::batch_samples::Listed;
@@ -40,12 +40,21 @@ pub struct ImagePipeline {
     channels_last: bool,
     upright: bool,
     dct_scaling: bool,
+    /// Memory of batches that the training loop is done with.
+    memory: Arc<BufferPool>,
 }
 
 impl ImagePipeline {
     /// Only decodes, as yet.
     pub fn new(seed: u64) -> Self {
-        Self { transforms: Vec::new(), seed, channels_last: false, upright: false, dct_scaling: false }
+        Self {
+            transforms: Vec::new(),
+            seed,
+            channels_last: false,
+            upright: false,
+            dct_scaling: false,
+            memory: Arc::default(),
+        }
     }
 
     /// Adds a transform after those before.
@@ -148,7 +157,11 @@ impl ImagePipeline {
                 let done = self.canvas(&image, index, epoch, scratch).and_then(|canvas| {
                     let filled = match &mut filled {
                         Some(filled) => filled,
-                        None => filled.insert(Filled::new([canvas.height(), canvas.width()], room, pinned)?),
+                        None => {
+                            let image = 3 * canvas.height() * canvas.width();
+                            let buffer = self.memory.take(room.saturating_mul(image), pinned)?;
+                            filled.insert(Filled::new(buffer, [canvas.height(), canvas.width()], room))
+                        }
                     };
                     filled.add(canvas, label, order.channels_last)
                 });
@@ -181,9 +194,8 @@ struct Filled {
 }
 
 impl Filled {
-    fn new(size: [usize; 2], room: usize, pinned: bool) -> Result<Self, DataError> {
-        let buffer = HostBuffer::zeroed(room.saturating_mul(3 * size[0] * size[1]), pinned)?;
-        Ok(Self { buffer, labels: Vec::with_capacity(room), size })
+    fn new(buffer: HostBuffer, size: [usize; 2], room: usize) -> Self {
+        Self { buffer, labels: Vec::with_capacity(room), size }
     }
 
     fn image_bytes(&self) -> usize {

@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cstring>
 
 #include <ATen/Functions.h>
@@ -18,6 +19,17 @@ od_status od_host_buffer(int64_t bytes, int32_t pinned, at::Tensor** out, uint8_
     auto tensor = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(pinned != 0));
     *data = tensor.data_ptr<uint8_t>();
     *out = new at::Tensor(std::move(tensor));
+  });
+}
+
+od_status od_storage_state(const at::Tensor* tensor, od_storage* out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    const auto& storage = tensor->storage();
+    out->owners = storage.use_count();
+    // What the last of the other owners wrote comes before what the caller, now the only one, does with the memory.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    out->data = static_cast<uint8_t*>(storage.mutable_data());
+    out->bytes = storage.nbytes();
   });
 }
 

@@ -50,6 +50,13 @@ typedef struct {
   uint32_t channels;  // 3: red, green, blue; 4: and a byte without meaning
 } od_jpeg_part;
 
+// The memory of a tensor, and how many tensors share it.
+typedef struct {
+  size_t owners;
+  uint8_t* data;
+  size_t bytes;
+} od_storage;
+
 // error.cpp
 void od_error_clear(od_error* err) noexcept;
 od_status od_test_throw(int32_t what, od_error* err) noexcept;
@@ -80,6 +87,7 @@ od_status od_autocast_exit(const od_autocast_state* previous, od_error* err) noe
 od_status od_empty_pinned(const int64_t* shape, size_t n_dims, int32_t scalar_type, at::Tensor** out,
                           od_error* err) noexcept;
 od_status od_host_buffer(int64_t bytes, int32_t pinned, at::Tensor** out, uint8_t** data, od_error* err) noexcept;
+od_status od_storage_state(const at::Tensor* tensor, od_storage* out, od_error* err) noexcept;
 // Rows of a contiguous tensor on the host, copied by the calling thread alone.
 od_status od_gather_rows(const at::Tensor* source, const int64_t* rows, size_t n_rows, int32_t pinned, at::Tensor** out,
                          od_error* err) noexcept;

@@ -9,7 +9,8 @@ use tch::{Kind, Tensor};
 use crate::error::{Error, check};
 use crate::raw;
 
-/// Host memory of a tensor to be, cleared, and written as plain bytes until it is handed out.
+/// Host memory of a tensor to be, written as plain bytes until it is handed out; cleared, unless a
+/// [`BufferPool`](crate::BufferPool) gave it.
 ///
 /// ```
 /// use overdrive_ffi::HostBuffer;
@@ -24,13 +25,13 @@ use crate::raw;
 /// # }
 /// ```
 pub struct HostBuffer {
-    /// One dimension of unsigned bytes, which nobody else has a handle of.
+    /// One dimension of unsigned bytes, whose memory nobody else reads or writes.
     tensor: Tensor,
     data: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: the only handle of its memory, which any thread may read and write.
+// SAFETY: nobody else reads or writes its memory, and any thread may.
 unsafe impl Send for HostBuffer {}
 
 impl HostBuffer {
@@ -54,6 +55,15 @@ impl HostBuffer {
         Ok(Self { tensor, data, bytes })
     }
 
+    /// Memory that a pool keeps.
+    ///
+    /// # Safety
+    /// `data` points to the memory of `tensor`: `bytes` initialised bytes, which nobody else reads or writes as long as the
+    /// buffer or a tensor made of it lives.
+    pub(crate) unsafe fn recycled(tensor: Tensor, data: NonNull<u8>, bytes: usize) -> Self {
+        Self { tensor, data, bytes }
+    }
+
     /// How many bytes there are.
     pub fn len(&self) -> usize {
         self.bytes
@@ -66,8 +76,8 @@ impl HostBuffer {
 
     /// The bytes, to be written.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: `data` points to `bytes` initialised bytes that live as long as `self.tensor`, of which we hold the
-        // only handle; the borrow of `self` keeps the slice unique.
+        // SAFETY: `data` points to `bytes` initialised bytes that live as long as `self.tensor`, and that nobody else reads
+        // or writes; the borrow of `self` keeps the slice unique.
         unsafe { slice::from_raw_parts_mut(self.data.as_ptr(), self.bytes) }
     }
 

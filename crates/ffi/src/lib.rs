@@ -18,6 +18,7 @@
 //! ```
 
 pub mod autocast;
+mod buffer_pool;
 pub mod context;
 mod copy_stream;
 pub mod cuda;
@@ -32,6 +33,7 @@ mod raw;
 mod rows;
 mod tensor_list;
 
+pub use buffer_pool::BufferPool;
 pub use copy_stream::{CopyEvent, CopyStream};
 pub use error::{Error, ErrorKind, Trace};
 pub use host_buffer::HostBuffer;

@@ -81,6 +81,13 @@ pub struct JpegPart {
     pub channels: u32,
 }
 
+#[repr(C)]
+pub struct Storage {
+    pub owners: usize,
+    pub data: *mut u8,
+    pub bytes: usize,
+}
+
 unsafe extern "C" {
     pub fn od_error_clear(err: *mut Error);
     pub fn od_test_throw(what: i32, err: *mut Error) -> Status;
@@ -156,6 +163,8 @@ unsafe extern "C" {
         data: *mut *mut u8,
         err: *mut Error,
     ) -> Status;
+
+    pub fn od_storage_state(tensor: *const C_tensor, out: *mut Storage, err: *mut Error) -> Status;
 
     pub fn od_gather_rows(
         source: *const C_tensor,

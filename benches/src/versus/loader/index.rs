@@ -1,4 +1,4 @@
-//! A folder of 1.2 million files, as many as ImageNet has: how long its scan takes, and then the first batch.
+//! 1.2 million entries, as many as ImageNet has: how long their scan takes, and the first batch after it.
 
 use std::cell::RefCell;
 use std::fs;
@@ -6,14 +6,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
-use overdrive::dataload::{DataError, DataLoader, Dataset, EncodedImage, EncodedImageFolder};
+use anyhow::{Context, Result, ensure};
+use lmdb::{Cursor, Transaction};
+use overdrive::dataload::{DataError, DataLoader, Dataset, EncodedImage, EncodedImageFolder, LmdbDataset, LmdbSample};
 use overdrive_bench_report::{Ratio, Target};
 use serde_json::json;
 
-use super::{Bench, WORKERS, shown, startup::first_batch};
+use super::{Bench, WORKERS, lmdb as values, shown, startup::first_batch};
 use crate::versus::turns::{Case, Turns};
 
+const LMDB_SCAN: &str = "scan of an LMDB database of 1.2 million entries, cached, its tree checked";
+const LMDB_FIRST: &str = "first shuffled batch of 64 values of an LMDB database of 1.2 million entries, opened with its \
+                          index, 2 workers";
 const SCAN: &str = "scan of a folder of 1.2 million files in 1,000 classes, cached";
 const FIRST: &str = "first shuffled batch of 64 undecoded files, 1.2 million files scanned before, 2 workers";
 const CLASSES: usize = 1000;
@@ -23,6 +27,49 @@ const BATCH_SIZE: usize = 64;
 const ALLOWED: f64 = 50.0;
 
 pub fn measure(bench: &mut Bench) -> Result<()> {
+    database(bench)?;
+    folder(bench)
+}
+
+fn database(bench: &mut Bench) -> Result<()> {
+    let path = values::make(&bench.work, "index", CLASSES * FILES_A_CLASS, 100)?;
+    let index = path.with_extension("mdb.index");
+    LmdbDataset::builder(&path).index_file(&index).open()?;
+    let mut turns = Turns::default();
+    turns.ours("our scan", || {
+        let started = Instant::now();
+        LmdbDataset::open(&path)?;
+        Ok(started.elapsed().as_secs_f64())
+    });
+    turns.ours("lmdb-rkv, a cursor and copies of the keys", || {
+        let started = Instant::now();
+        let (environment, database) = values::open(&path)?;
+        let transaction = environment.begin_ro_txn()?;
+        let mut cursor = transaction.open_ro_cursor(database)?;
+        let keys: Vec<Vec<u8>> =
+            cursor.iter().map(|entry| entry.map(|(key, _)| key.to_vec())).collect::<Result<_, _>>()?;
+        ensure!(keys.len() == CLASSES * FILES_A_CLASS, "{} keys", keys.len());
+        Ok(started.elapsed().as_secs_f64())
+    });
+    turns.take("index, scan of a database", bench.pairs.min(3))?;
+    let case = Case { text: LMDB_SCAN, unit: "s", ratio: Ratio::TimesFasterByTime };
+    turns.compare(&mut bench.findings, case, ("our scan", "lmdb-rkv, a cursor and copies of the keys"), None)?;
+
+    let sizes = |values: Vec<LmdbSample>| Ok(values.iter().map(|sample| sample.value().len()).collect::<Vec<_>>());
+    let loader = || {
+        let dataset = LmdbDataset::builder(&path).index_file(&index).open()?;
+        let builder = DataLoader::builder(dataset).batch_size(BATCH_SIZE).shuffle(true).num_workers(WORKERS);
+        builder.collate(sizes).build()
+    };
+    let mut turns = Turns::default();
+    turns.ours("first", || first_batch(loader));
+    turns.ours("the 50 ms allowed", || Ok(ALLOWED));
+    turns.take("index, first batch of a database", bench.pairs)?;
+    let case = Case { text: LMDB_FIRST, unit: "ms", ratio: Ratio::ShareOfCost };
+    turns.compare(&mut bench.findings, case, ("first", "the 50 ms allowed"), Some(Target::AtMost(1.0)))
+}
+
+fn folder(bench: &mut Bench) -> Result<()> {
     let folder = make(&bench.work).context("cannot make 1.2 million files")?;
     let options = json!({ "folder": shown(&folder), "batch_size": BATCH_SIZE, "workers": WORKERS });
     let program = bench.torch(include_str!("../../../peers/loader_index.py"), &options);

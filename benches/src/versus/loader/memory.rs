@@ -57,10 +57,17 @@ pub fn torch(bench: &mut Bench) -> Program {
 pub fn measure(bench: &mut Bench) -> Result<()> {
     let program = torch(bench);
     let data = Data::random()?;
-    let loader = data.loader(0)?;
+    let (loader, threads) = (data.loader(0)?, tch::get_num_threads());
     let mut turns = Turns::default();
     turns.ours("ours", || rate(|| loader.iter().try_fold(0, |seen, batch| Ok(seen + batch?.1.size()[0]))));
-    turns.ours("one index_select a batch, plain tch", || rate(|| data.index_select()));
+    turns.ours("one index_select a batch, 1 thread", || {
+        tch::set_num_threads(1);
+        rate(|| data.index_select())
+    });
+    turns.ours("one index_select a batch, libtorch's threads", || {
+        tch::set_num_threads(threads);
+        rate(|| data.index_select())
+    });
     turns.peer("DataLoader, its fastest way", &program, |peer| {
         Ok(SAMPLES as f64 * f64::from(EPOCHS) / peer.seconds("best", EPOCHS)?)
     });
@@ -70,8 +77,10 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     let (peer, target) = ("DataLoader, its fastest way", Target::AtLeast(5.0));
     turns.compare(&mut bench.findings, faster, ("ours", peer), Some(target))?;
     let share = Case { ratio: Ratio::ShareOfRate, ..faster };
-    let (peer, target) = ("one index_select a batch, plain tch", Target::AtLeast(0.8));
-    turns.compare(&mut bench.findings, share, ("ours", peer), Some(target))
+    for peer in ["one index_select a batch, 1 thread", "one index_select a batch, libtorch's threads"] {
+        turns.compare(&mut bench.findings, share, ("ours", peer), Some(Target::AtLeast(0.8)))?;
+    }
+    Ok(())
 }
 
 /// Samples a second.

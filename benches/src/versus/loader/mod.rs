@@ -7,6 +7,7 @@
 mod autotune;
 mod images;
 mod index;
+mod lmdb;
 mod memory;
 #[cfg(feature = "dataloader-rs")]
 mod overhead;
@@ -42,7 +43,7 @@ pub struct Options {
     photos: Option<PathBuf>,
 }
 
-// LMDB and Parquet get a topic each, with a file here and a program in benches/peers, once the crate reads them.
+// Parquet gets a topic, with a file here and a program in benches/peers, once the crate reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Topic {
     /// Resident memory, threads and descriptors after epochs that were broken off
@@ -56,9 +57,11 @@ enum Topic {
     /// Undecoded samples of tar shards, beside webdataset
     #[value(alias = "tar")]
     Shards,
+    /// Values of an LMDB database, beside lmdb-rkv alone
+    Lmdb,
     /// Raw samples in memory, beside dataloader-rs
     Overhead,
-    /// A folder of 1.2 million files: its scan and the first batch
+    /// 1.2 million entries: their scan, and the first batch after it
     Index,
     /// Workers and prefetching that the loader chose, beside the best of a grid
     Autotune,
@@ -105,6 +108,7 @@ impl Topic {
             Self::Startup => startup::measure(bench),
             Self::Memory => memory::measure(bench),
             Self::Shards => shards::measure(bench),
+            Self::Lmdb => lmdb::measure(bench),
             #[cfg(feature = "dataloader-rs")]
             Self::Overhead => overhead::measure(bench),
             #[cfg(not(feature = "dataloader-rs"))]

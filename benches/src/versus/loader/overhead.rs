@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Result, anyhow, ensure};
 use dataloader_rs::collator::{Collator, VecCollator};
 use overdrive::dataload::{BatchSamples, Collate, DataError, DataLoader, Dataset, Drawn};
-use overdrive::ffi::HostBuffer;
+use overdrive::ffi::{BufferPool, HostBuffer};
 use overdrive_bench_report::{Ratio, Target};
 use tch::{Kind, Tensor};
 
@@ -57,8 +57,9 @@ impl dataloader_rs::Dataset for Raw {
     }
 }
 
-/// The samples of a batch, one behind the other.
-struct Concatenate;
+/// The samples of a batch, one behind the other, in memory of batches that are done with: for both loaders the same.
+#[derive(Default)]
+struct Concatenate(BufferPool);
 
 struct Filled {
     buffer: HostBuffer,
@@ -66,8 +67,8 @@ struct Filled {
 }
 
 impl Filled {
-    fn new(samples: usize) -> Result<Self, DataError> {
-        Ok(Self { buffer: HostBuffer::zeroed(samples * BYTES, false)?, samples: 0 })
+    fn new(memory: &BufferPool, samples: usize) -> Result<Self, DataError> {
+        Ok(Self { buffer: memory.take(samples * BYTES, false)?, samples: 0 })
     }
 
     fn add(&mut self, sample: &[u8]) {
@@ -84,14 +85,14 @@ impl Collate<Vec<u8>> for Concatenate {
     type Batch = Tensor;
 
     fn collate(&self, samples: Vec<Vec<u8>>) -> Result<Tensor, DataError> {
-        let mut filled = Filled::new(samples.len())?;
+        let mut filled = Filled::new(&self.0, samples.len())?;
         samples.iter().for_each(|sample| filled.add(sample));
         filled.tensor()
     }
 
     /// Each as it comes, while it is in the cache.
     fn collate_from(&self, samples: &mut BatchSamples<'_, Vec<u8>>) -> Result<Tensor, DataError> {
-        let mut filled = Filled::new(samples.len())?;
+        let mut filled = Filled::new(&self.0, samples.len())?;
         while let Some(Drawn { sample, .. }) = samples.next()? {
             filled.add(&sample);
         }
@@ -110,9 +111,9 @@ impl Collator<Vec<u8>> for Concatenate {
 pub fn measure(bench: &mut Bench) -> Result<()> {
     let data = Raw((0..SAMPLES * BYTES).map(|position| (position * 31) as u8).collect());
     let builder = || DataLoader::builder(data.clone()).batch_size(BATCH_SIZE).shuffle(true).num_workers(WORKERS);
-    let tensors = builder().collate(Concatenate).build()?;
+    let tensors = builder().collate(Concatenate::default()).build()?;
     let lists = builder().collate(|samples: Vec<Vec<u8>>| Ok(samples)).build()?;
-    let (mut their_tensors, mut their_lists) = (theirs(&data, Concatenate), theirs(&data, VecCollator));
+    let (mut their_tensors, mut their_lists) = (theirs(&data, Concatenate::default()), theirs(&data, VecCollator));
 
     let mut turns = Turns::default();
     turns.ours("tensors", || rate(|| tensors.iter().try_fold(0, |seen, batch| Ok(seen + batch?.size()[0] as usize))));

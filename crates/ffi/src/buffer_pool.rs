@@ -1,0 +1,216 @@
+//! Memory of tensors that is used again once nobody has them any more.
+
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::{Mutex, PoisonError};
+
+use tch::Tensor;
+
+use crate::error::{Error, check};
+use crate::host_buffer::HostBuffer;
+use crate::raw;
+
+/// Blocks that may lie idle; one more is given back to the system with each call.
+const IDLE: usize = 4;
+
+/// Gives out memory for batches of about one size, and takes it again when the last tensor that shares it is gone.
+///
+/// The system clears fresh memory page by page, which takes longer than copying a batch into memory that is there.
+///
+/// ```
+/// use overdrive_ffi::BufferPool;
+/// use tch::Kind;
+///
+/// # fn main() -> Result<(), overdrive_ffi::Error> {
+/// let pool = BufferPool::default();
+/// let first = pool.take(1 << 20, false)?.into_tensor(Kind::Uint8, &[1 << 20]).unwrap();
+/// let memory = first.data_ptr();
+/// drop(first);
+/// assert_eq!(pool.take(1 << 20, false)?.as_mut_slice().as_mut_ptr().cast(), memory);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Default)]
+pub struct BufferPool {
+    blocks: Mutex<Vec<Block>>,
+}
+
+struct Block {
+    /// One dimension of unsigned bytes. Its memory is not touched as long as another tensor shares it.
+    tensor: Tensor,
+    /// Where its memory lies, which tells whether somebody has given the tensors other memory meanwhile.
+    address: usize,
+    bytes: usize,
+}
+
+impl Block {
+    fn new(bytes: usize) -> Result<Self, Error> {
+        let mut buffer = HostBuffer::zeroed(bytes, false)?;
+        let address = buffer.as_mut_slice().as_mut_ptr() as usize;
+        let tensor = buffer.into_tensor(tch::Kind::Uint8, &[bytes as i64]).map_err(refused)?;
+        Ok(Self { tensor, address, bytes })
+    }
+
+    /// Another tensor of the same memory.
+    fn lend(&self, bytes: usize) -> Result<HostBuffer, Error> {
+        let tensor = self.tensor.f_narrow(0, 0, bytes as i64).map_err(refused)?;
+        let data = NonNull::new(ptr::with_exposed_provenance_mut(self.address)).unwrap_or(NonNull::dangling());
+        // SAFETY: the memory was cleared when it was made, so that its bytes are initialised whoever wrote to them since.
+        // Only blocks that nobody else shares are lent, and the tensor just made makes this one shared.
+        Ok(unsafe { HostBuffer::recycled(tensor, data, bytes) })
+    }
+
+    fn state(&self) -> Result<State, Error> {
+        let mut storage = raw::Storage { owners: 0, data: ptr::null_mut(), bytes: 0 };
+        // SAFETY: the tensor and the out-parameter live through the call.
+        check(|err| unsafe { raw::od_storage_state(self.tensor.as_ptr(), &mut storage, err) })?;
+        let same = storage.data.expose_provenance() == self.address && storage.bytes == self.bytes;
+        Ok(match (same, storage.owners) {
+            (false, _) => State::Changed,
+            (true, 1) => State::Idle,
+            (true, _) => State::Lent,
+        })
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Idle,
+    Lent,
+    /// A user of the tensors has resized them: the memory is another one.
+    Changed,
+}
+
+impl BufferPool {
+    /// Memory of this many bytes, which hold whatever they held last; page-locked when `pinned`, as libtorch keeps that.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `Cuda` or `Other` for pinned memory without a CUDA device.
+    pub fn take(&self, bytes: usize, pinned: bool) -> Result<HostBuffer, Error> {
+        if pinned || bytes == 0 {
+            return HostBuffer::zeroed(bytes, pinned);
+        }
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut states = blocks.iter().map(Block::state).collect::<Result<Vec<_>, _>>()?;
+        let fits = |block: &Block| (bytes..=bytes.saturating_mul(2)).contains(&block.bytes);
+        let idle = |states: &[State]| states.iter().filter(|&&state| state == State::Idle).count();
+        let found = (0..blocks.len()).find(|&at| states[at] == State::Idle && fits(&blocks[at]));
+        let lent = found.map(|at| blocks[at].lend(bytes)).transpose()?;
+        if let Some(at) = found {
+            states[at] = State::Lent;
+        }
+        // One at a time: the next batches may need the others.
+        let surplus = states.iter().position(|&state| state == State::Idle).filter(|_| idle(&states) > IDLE);
+        let mut at = 0;
+        blocks.retain(|_| {
+            at += 1;
+            states[at - 1] != State::Changed && Some(at - 1) != surplus
+        });
+        match lent {
+            Some(buffer) => Ok(buffer),
+            None => {
+                // Clearing new memory takes long: others need not wait for it.
+                drop(blocks);
+                let block = Block::new(bytes)?;
+                let buffer = block.lend(bytes)?;
+                self.blocks.lock().unwrap_or_else(PoisonError::into_inner).push(block);
+                Ok(buffer)
+            }
+        }
+    }
+}
+
+fn refused(error: tch::TchError) -> Error {
+    Error::refused(error.to_string())
+}
+
+impl fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        write!(f, "BufferPool {{ blocks: {} }}", blocks.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Kind;
+
+    fn batch(pool: &BufferPool, bytes: usize, value: u8) -> Tensor {
+        let mut buffer = pool.take(bytes, false).unwrap();
+        buffer.as_mut_slice().fill(value);
+        buffer.into_tensor(Kind::Uint8, &[bytes as i64]).unwrap()
+    }
+
+    fn blocks(pool: &BufferPool) -> usize {
+        pool.blocks.lock().unwrap().len()
+    }
+
+    #[test]
+    fn memory_is_given_out_again_only_when_nobody_shares_it() {
+        let pool = BufferPool::default();
+        let first = batch(&pool, 100, 1);
+        let (address, row) = (first.data_ptr(), first.narrow(0, 50, 1));
+        drop(first);
+        let second = batch(&pool, 100, 2);
+        assert_eq!(row.int64_value(&[0]), 1, "a view keeps its memory");
+        drop(row);
+        // While it is written to, and then as a tensor.
+        let buffer = pool.take(90, false).unwrap();
+        let other = batch(&pool, 100, 3);
+        let third = buffer.into_tensor(Kind::Uint8, &[90]).unwrap();
+        assert_eq!(third.data_ptr(), address);
+        assert!([&second, &other].iter().all(|tensor| tensor.data_ptr() != address));
+        assert_eq!((second.int64_value(&[99]), other.int64_value(&[99]), blocks(&pool)), (2, 3, 3));
+    }
+
+    #[test]
+    fn autograd_keeps_what_it_needs() {
+        let pool = BufferPool::default();
+        let weight = Tensor::ones([8], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
+        let mut buffer = pool.take(32, false).unwrap();
+        buffer.as_mut_slice().chunks_exact_mut(4).for_each(|place| place.copy_from_slice(&2f32.to_ne_bytes()));
+        let loss = (&weight * buffer.into_tensor(Kind::Float, &[8]).unwrap()).sum(Kind::Float);
+        pool.take(32, false).unwrap().as_mut_slice().fill(0);
+        loss.backward();
+        assert_eq!(Vec::<f32>::try_from(weight.grad()).unwrap(), [2.0; 8]);
+    }
+
+    #[test]
+    fn what_lies_idle_is_given_back_bit_by_bit() {
+        let pool = BufferPool::default();
+        drop((0..20).map(|value| batch(&pool, 1000, value)).collect::<Vec<_>>());
+        assert_eq!(blocks(&pool), 20);
+        (0..20).for_each(|value| drop(batch(&pool, 1000, value)));
+        assert_eq!(blocks(&pool), IDLE + 1);
+        (0..20).for_each(|value| drop(batch(&pool, 100_000, value)));
+        assert!(blocks(&pool) <= IDLE + 1, "other sizes take the place of those before");
+    }
+
+    #[test]
+    fn tensors_that_get_other_memory_leave_the_pool() {
+        let pool = BufferPool::default();
+        let mut batch = batch(&pool, 100, 1);
+        let _ = batch.resize_([10_000]);
+        drop(batch);
+        assert_eq!(pool.take(100, false).unwrap().as_mut_slice(), [0; 100]);
+        assert_eq!(blocks(&pool), 1);
+    }
+
+    #[test]
+    fn threads_never_share_memory() {
+        let pool = BufferPool::default();
+        std::thread::scope(|scope| {
+            for thread in 0..4u8 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    for _ in 0..200 {
+                        let batch = batch(pool, 4096, thread);
+                        assert_eq!(batch.min().int64_value(&[]), i64::from(thread));
+                        assert_eq!(batch.max().int64_value(&[]), i64::from(thread));
+                    }
+                });
+            }
+        });
+    }
+}
