@@ -77,8 +77,8 @@ pub use mnist::{Mnist, MnistSplit};
 pub use pack_tokens::{PackTokens, PackedTokens};
 #[cfg(feature = "parquet")]
 pub use parquet::{
-    BytesColumn, ParquetBatches, ParquetDataset, ParquetEpoch, ParquetField, ParquetKind, ParquetRow, ParquetTable,
-    ParquetValue, ParquetValues, Ragged,
+    BytesColumn, MakeBatch, ParquetBatches, ParquetDataset, ParquetEpoch, ParquetField, ParquetKind, ParquetRow,
+    ParquetTable, ParquetValue, ParquetValues, Ragged,
 };
 pub use pieces::Pieces;
 pub use points::{PointCloud, StackPoints};

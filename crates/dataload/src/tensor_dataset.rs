@@ -76,7 +76,7 @@ impl<T: TensorBatch + Send> TensorDataset<T> {
     where
         T: 'static,
     {
-        let rows = RowNumbers { len: self.table.len };
+        let rows = RowNumbers::below(self.table.len);
         DataLoader::builder(rows).collate(GatherRows { table: self.table })
     }
 }
@@ -107,10 +107,16 @@ impl<T: TensorBatch + Send> Dataset for TensorDataset<T> {
     }
 }
 
-/// The numbers of the rows of a [`TensorDataset`], as the samples that its loader draws.
+/// The numbers of the rows of a [`TensorDataset`], or of other things, as the samples that a loader draws.
 #[derive(Clone, Copy, Debug)]
 pub struct RowNumbers {
     len: usize,
+}
+
+impl RowNumbers {
+    pub(crate) fn below(len: usize) -> Self {
+        Self { len }
+    }
 }
 
 impl Dataset for RowNumbers {

@@ -10,7 +10,7 @@ use crate::{Collate, DataError, DataLoader, IterableDataset, OnError};
 /// The shards that are read side by side unless [`DataLoaderBuilder::interleave`] says otherwise.
 const INTERLEAVE: usize = 4;
 /// With more, a saved state would take more than a kilobyte.
-const MAX_INTERLEAVE: usize = 32;
+const MAX_INTERLEAVE: usize = 24;
 
 /// A stream and the order in which a loader reads it.
 pub struct FromStream<D> {
@@ -34,7 +34,7 @@ impl<D: IterableDataset> SampleSource for FromStream<D> {
 }
 
 impl<D: IterableDataset, C> DataLoaderBuilder<FromStream<D>, C> {
-    /// How many shards are read side by side, taking turns sample by sample; 4 unless set, at most 32. The order of the
+    /// How many shards are read side by side, taking turns sample by sample; 4 unless set, at most 24. The order of the
     /// samples depends on it.
     pub fn interleave(mut self, shards: usize) -> Self {
         self.source.interleave = shards;

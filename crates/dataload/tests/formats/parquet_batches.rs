@@ -119,3 +119,23 @@ fn an_error_ends_the_epoch_and_a_break_ends_its_threads() {
         assert!(batches.epoch(0).next().unwrap().is_ok());
     }
 }
+
+#[test]
+fn the_loader_gives_the_same_batches_and_resumes_among_them() -> Result<(), Box<dyn std::error::Error>> {
+    use overdrive_core::Stateful;
+    let batches = || parts().batches(7).map(|batches| batches.shuffle(true).seed(4).window(2));
+    let expected: Vec<_> = [0, 1].map(|number| epoch(&batches().unwrap(), number)).concat();
+    for workers in [0, 1, 3] {
+        let build = || batches()?.loader().num_workers(workers).build();
+        let first = build()?;
+        let mut found: Vec<_> = first.iter().map(|batch| rows(&batch.unwrap())).collect();
+        found.extend(first.iter().take(3).map(|batch| rows(&batch.unwrap())));
+        let mut second = build()?;
+        second.load_state_dict(&first.state_dict()?)?;
+        found.extend(second.iter().map(|batch| rows(&batch.unwrap())));
+        assert_eq!(found, expected, "{workers} workers");
+    }
+    let two = batches()?.loader().batch_size(2).build()?;
+    assert!(matches!(two.iter().next(), Some(Err(DataError::InvalidOption { option: "batch_size", .. }))));
+    Ok(())
+}

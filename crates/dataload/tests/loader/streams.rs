@@ -143,7 +143,7 @@ fn stream_options_are_checked() {
     assert_eq!(option(builder().batch_size(0).build()), "batch_size");
     assert_eq!(option(builder().shuffle_buffer(0).build()), "shuffle_buffer");
     assert_eq!(option(builder().interleave(0).build()), "interleave");
-    assert_eq!(option(builder().interleave(33).build()), "interleave");
+    assert_eq!(option(builder().interleave(25).build()), "interleave");
     assert_eq!(option(builder().rank(2, 2).build()), "rank");
     assert_eq!(option(builder().rank(0, 3).build()), "interleave");
     assert_eq!(option(builder().rank(0, 2).batch_size(3).build()), "interleave");

@@ -1,0 +1,54 @@
+//! Batches of rows through the loader.
+
+use super::batches::ParquetBatches;
+use super::column::ParquetTable;
+use crate::tensor_dataset::RowNumbers;
+use crate::{BatchSamples, Collate, DataError, DataLoader, DataLoaderBuilder, FromDataset};
+
+impl ParquetBatches {
+    /// A loader of these batches, its options still to be set: with workers, resume, copies to a device and statistics as
+    /// any other. Each of its samples is one whole batch, so `batch_size` stays 1.
+    ///
+    /// ```no_run
+    /// use overdrive_dataload::ParquetDataset;
+    ///
+    /// let rows = ParquetDataset::open("train-*.parquet")?.select(["features", "label"])?;
+    /// let loader = rows.batches(1024)?.shuffle(true).loader().num_workers(2).build()?;
+    /// for batch in &loader {
+    ///     let batch = batch?;
+    ///     println!("{:?}", batch.tensor("label")?.size());
+    /// }
+    /// # Ok::<(), overdrive_dataload::DataError>(())
+    /// ```
+    pub fn loader(self) -> DataLoaderBuilder<FromDataset<RowNumbers>, MakeBatch> {
+        DataLoader::builder(RowNumbers::below(self.len())).collate(MakeBatch { batches: self })
+    }
+}
+
+/// Makes the batch with the number that it is given; see [`ParquetBatches::loader`].
+pub struct MakeBatch {
+    batches: ParquetBatches,
+}
+
+impl MakeBatch {
+    fn make(&self, epoch: u64, numbers: &[i64]) -> Result<ParquetTable, DataError> {
+        match numbers {
+            [number] => self.batches.batch(epoch, *number as usize),
+            numbers => Err(DataError::option("batch_size", "1, since each sample is a batch", numbers.len())),
+        }
+    }
+}
+
+impl Collate<i64> for MakeBatch {
+    type Batch = ParquetTable;
+
+    /// The batch of epoch 0.
+    fn collate(&self, numbers: Vec<i64>) -> Result<ParquetTable, DataError> {
+        self.make(0, &numbers)
+    }
+
+    fn collate_from(&self, samples: &mut BatchSamples<'_, i64>) -> Result<ParquetTable, DataError> {
+        let numbers = samples.all()?;
+        self.make(samples.epoch(), &numbers)
+    }
+}
