@@ -168,6 +168,22 @@ pub enum DataError {
         message: String,
     },
 
+    /// User code panicked that belongs to no sample and no batch: in `Dataset::key`, say.
+    #[error("a worker panicked: {message}")]
+    WorkerDied {
+        /// The panic's message.
+        message: String,
+    },
+
+    /// A stream that begins anew at its end had nothing to begin anew with.
+    #[error("the stream gave nothing for batch {batch} of {batches}: expected shards with samples for this rank")]
+    StreamEnded {
+        /// The batch that was due.
+        batch: usize,
+        /// How many were asked for.
+        batches: usize,
+    },
+
     /// `worker_init_fn` failed or panicked.
     #[error("worker {worker}: worker_init_fn failed: {error}")]
     WorkerInit {

@@ -156,10 +156,12 @@ impl ImagePipeline {
             let (epoch, room, pinned) = (samples.epoch(), samples.len(), samples.pinned() && order.pinnable);
             let (done, decoding) = SCRATCH.with_borrow_mut(|scratch| {
                 scratch.take_decoding_time();
-                let done = self.canvas(&image, index, epoch, scratch).and_then(|canvas| {
+                let done = self.canvas(&image, index, epoch, scratch).and_then(|mut canvas| {
                     let filled = match &mut filled {
-                        Some(filled) => filled,
-                        None => {
+                        Some(filled) if !filled.labels.is_empty() => filled,
+                        filled => {
+                            // Decoded before memory is taken for a whole batch of such images: its header may lie.
+                            canvas.pixels()?;
                             let image = 3 * canvas.height() * canvas.width();
                             let buffer = self.memory.take(room.saturating_mul(image), pinned)?;
                             filled.insert(Filled::new(buffer, [canvas.height(), canvas.width()], room))

@@ -83,6 +83,10 @@ where
         tokens.drain(..start);
         Ok(tokens)
     }
+
+    fn key(&self, index: usize) -> Option<String> {
+        self.dataset.key(self.pieces.get(index)?.sequence)
+    }
 }
 
 #[cfg(test)]

@@ -37,6 +37,9 @@ pub trait IterableDataset: Send + Sync {
     fn read_ahead(&self, _shard: usize) {}
 
     /// A dataset that passes every sample through `transform`.
+    ///
+    /// In a loader it runs where the stream is read, one sample after the other: what takes long, decoding above all,
+    /// belongs into the collate function, which runs in all workers at once.
     fn map<T, F>(self, transform: F) -> MapStream<Self, F>
     where
         Self: Sized,

@@ -87,6 +87,10 @@ where
         }
         Ok(sample)
     }
+
+    fn key(&self, index: usize) -> Option<String> {
+        self.dataset.key(index)
+    }
 }
 
 impl<D: Dataset> fmt::Debug for Cached<D> {

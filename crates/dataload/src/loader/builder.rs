@@ -286,7 +286,9 @@ impl Options {
                 return Err(DataError::option("collate", expected, "one after them"));
             }
         };
-        let pinned = self.pin_memory && pinning_is_possible();
+        let to_cuda = matches!(self.device, Some(Device::Cuda(_)));
+        // What goes to a GPU is decoded into pinned memory at once, where there is one.
+        let pinned = (self.pin_memory || to_cuda) && pinning_is_possible();
         let transfer = match ops {
             None => None,
             Some(ops) => Transfer::new(ops, pinned, self.device)?,

@@ -11,10 +11,7 @@ use crate::loader::position::Progress;
 use crate::loader::stats::Counters;
 use crate::loader::tuner::{Size, Tuner};
 use crate::loader::work::{Content, EpochWork, Made};
-use crate::loader::worker::{Conduct, Workers};
-
-/// The most batches ahead in a stream, whose length is not known.
-const MOST_IN_FLIGHT: usize = 1 << 16;
+use crate::loader::worker::{Conduct, MOST_IN_FLIGHT, Workers, make_guarded};
 
 /// The batches of one epoch, in order; made by [`DataLoader::iter`](crate::DataLoader::iter) and
 /// [`DataLoader::epoch`](crate::DataLoader::epoch).
@@ -99,7 +96,7 @@ impl<B: Send + 'static> Epoch<B> {
 
     fn make(&mut self) -> Result<Option<Made<B>>, DataError> {
         match &mut self.crew {
-            Crew::CallingThread(work) => Ok(work.make(&AtomicBool::new(false))),
+            Crew::CallingThread(work) => make_guarded(&**work, &AtomicBool::new(false)),
             Crew::Workers(workers) => workers.receive(),
             Crew::Failed(_) => match std::mem::replace(&mut self.crew, Crew::Ended) {
                 Crew::Failed(error) => Err(error),
@@ -118,10 +115,10 @@ impl<B: Send + 'static> Epoch<B> {
                     if let Some(uploaded) = uploaded {
                         uploaded.adopt(&batch)?;
                     }
-                    lock(&self.progress).delivered(number, mark);
+                    lock(&self.progress).delivered(number, mark, true);
                     return Ok(Some((batch, samples)));
                 }
-                Content::Nothing | Content::Delivered => lock(&self.progress).delivered(number, mark),
+                Content::Nothing | Content::Delivered => lock(&self.progress).delivered(number, mark, false),
             }
         }
     }

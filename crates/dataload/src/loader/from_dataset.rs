@@ -83,6 +83,7 @@ where
             return Err(DataError::option("sampler", "no shuffle beside it", "shuffle"));
         }
         let (len, seed) = (dataset.len(), options.seed);
+        let order = vec![("shuffle", i64::from(options.shuffle)), ("drop_last", i64::from(options.drop_last))];
         let batch_sampler = match batch_sampler {
             Some(batch_sampler) => batch_sampler,
             None => {
@@ -93,7 +94,8 @@ where
                 Box::new(FixedBatches::new(sampler, options.batch_size.unwrap_or(1), options.drop_last)?)
             }
         };
-        let identity = Identity { stream: false, len, global_batch_size: batch_sampler.global_batch_size(), seed };
+        let identity =
+            Identity { stream: false, len, global_batch_size: batch_sampler.global_batch_size(), seed, order };
         let (stages, machinery) = options.assemble(collate)?;
         let store = machinery.keep.map(|(ops, device)| Arc::new(DeviceStore::new(ops, device, len)));
         let source = Indexed { dataset: Arc::new(dataset), stages: Arc::new(stages), batch_sampler, identity, store };

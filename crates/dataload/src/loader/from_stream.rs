@@ -34,7 +34,7 @@ impl<D: IterableDataset> SampleSource for FromStream<D> {
 }
 
 impl<D: IterableDataset, C> DataLoaderBuilder<FromStream<D>, C> {
-    /// How many shards are read side by side, taking turns sample by sample; 4 unless set, at most 24. The order of the
+    /// How many shards are read side by side, taking turns sample by sample; 4 unless set, at most 24 for each rank. The order of the
     /// samples depends on it.
     pub fn interleave(mut self, shards: usize) -> Self {
         self.source.interleave = shards;
@@ -87,11 +87,16 @@ where
                 return Err(DataError::option(option, "at least 1", value));
             }
         }
-        if !(1..=MAX_INTERLEAVE).contains(&interleave) {
-            return Err(DataError::option("interleave", format!("1 to {MAX_INTERLEAVE}"), interleave));
-        }
         if rank >= world_size {
             return Err(DataError::option("rank", format!("less than world_size, {world_size}"), rank));
+        }
+        if !(1..=MAX_INTERLEAVE.saturating_mul(world_size)).contains(&interleave) {
+            let expected = format!("1 to {MAX_INTERLEAVE} for each rank");
+            return Err(DataError::option("interleave", expected, interleave));
+        }
+        if world_size > 1 && dataset.shards() < interleave {
+            let expected = format!("at least as many shards as are interleaved on all ranks, {interleave}");
+            return Err(DataError::option("shards", expected, dataset.shards()));
         }
         if world_size > 1 && (interleave % world_size != 0 || batch_size % (interleave / world_size) != 0) {
             let expected = "a multiple of world_size, and a batch_size that is a multiple of its share";
@@ -112,7 +117,14 @@ where
             batches_per_epoch,
         };
         let global_batch_size = batch_size.saturating_mul(world_size);
-        let identity = Identity { stream: true, len: dataset.shards(), global_batch_size, seed: options.seed };
+        let order = vec![
+            ("interleave", interleave as i64),
+            ("shuffle_buffer", shuffle_buffer as i64),
+            ("shuffle", i64::from(options.shuffle)),
+            ("drop_last", i64::from(options.drop_last)),
+            ("batches_per_epoch", batches_per_epoch.map_or(-1, |batches| batches as i64)),
+        ];
+        let identity = Identity { stream: true, len: dataset.shards(), global_batch_size, seed: options.seed, order };
         let (stages, machinery) = options.assemble(collate)?;
         let source = Streamed { dataset: Arc::new(dataset), stages: Arc::new(stages), options: stream, identity };
         Ok(DataLoader::new(Arc::new(source), machinery))

@@ -52,7 +52,7 @@ where
     }
 
     fn identity(&self) -> Identity {
-        self.identity
+        self.identity.clone()
     }
 }
 
@@ -80,7 +80,7 @@ where
             return Some(Made { number, result: Ok(Content::Delivered), mark: None });
         }
         let result = match self.assemble(number, cancelled) {
-            Err(DataError::Cancelled) => return None,
+            Err(DataError::Cancelled) if cancelled.load(Relaxed) => return None,
             result => result,
         };
         Some(Made { number, result, mark: None })

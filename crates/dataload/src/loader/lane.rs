@@ -108,7 +108,8 @@ impl<D: IterableDataset + Clone> Lane<D> {
             }
         }
         let item = self.waiting.pop()?;
-        self.fruitful = true;
+        // Shards of nothing but errors would begin anew for ever.
+        self.fruitful |= item.sample.is_ok();
         self.position.taken += 1;
         Some(item)
     }

@@ -72,7 +72,7 @@ pub struct DataLoader<B> {
     lookahead: usize,
     next_epoch: AtomicU64,
     /// The progress of the epoch begun last.
-    current: Mutex<SharedProgress>,
+    current: Mutex<Option<SharedProgress>>,
     /// Where to go on after a state was put back.
     resume: Mutex<Option<Position>>,
 }
@@ -135,14 +135,15 @@ impl<B: Send + 'static> DataLoader<B> {
     /// Workers start at once, see [`Epoch`].
     pub fn epoch(&self, epoch: u64) -> Epoch<B> {
         let asked = Instant::now();
-        let resumed = lock(&self.resume).take_if(|position| position.epoch == epoch);
+        // Whatever epoch begins, a position that was put back has had its use.
+        let resumed = lock(&self.resume).take().filter(|position| position.epoch == epoch);
         let position = resumed.unwrap_or_else(|| Position::start_of(epoch));
         let tuning = Tuning { tuner: self.tuner.clone(), bytes: self.bytes };
         let work = self.source.begin(&position);
         let (batches, conduct) = (self.source.batches(), self.conduct.clone());
         let progress = EpochProgress::new(position, self.lookahead);
         let epoch = Epoch::start(work, progress, batches, conduct, tuning, self.counters.clone());
-        *lock(&self.current) = epoch.progress_of().clone();
+        *lock(&self.current) = Some(epoch.progress_of().clone());
         self.counters.waited(asked.elapsed());
         epoch
     }
@@ -195,9 +196,10 @@ impl<B> DataLoader<B> {
 impl<B> Stateful for DataLoader<B> {
     /// The batches of the epoch begun last that the training loop has had.
     fn state_dict(&self) -> Result<StateDict, StateError> {
-        let position = match &*lock(&self.resume) {
-            Some(position) => position.clone(),
-            None => lock(&lock(&self.current)).trained().clone(),
+        let position = match (&*lock(&self.resume), &*lock(&self.current)) {
+            (Some(position), _) => position.clone(),
+            (None, Some(progress)) => lock(progress).trained().clone(),
+            (None, None) => Position::start_of(self.next_epoch()),
         };
         Ok(position.save(&self.source.identity()))
     }

@@ -54,9 +54,11 @@ impl Progress {
         self.earlier.front().unwrap_or(&self.now)
     }
 
-    /// Takes note of a batch that leaves the loader now, or was delivered before the state was saved.
-    pub(crate) fn delivered(&mut self, number: usize, mark: Mark) {
-        if self.lookahead > 0 {
+    /// Takes note of a batch that leaves the loader now (`yielded`), or that nobody gets: it has no content, or was delivered
+    /// before the state was saved.
+    pub(crate) fn delivered(&mut self, number: usize, mark: Mark, yielded: bool) {
+        // What is held ahead are batches, so that those without content do not count.
+        if self.lookahead > 0 && yielded {
             if self.earlier.len() == self.lookahead {
                 self.earlier.pop_front();
             }
@@ -72,7 +74,7 @@ impl Progress {
 }
 
 /// What has to agree for a position to mean the same batches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) stream: bool,
     /// Samples of a dataset, shards of a stream.
@@ -80,6 +82,8 @@ pub(crate) struct Identity {
     /// Samples that all ranks take together in one step; 0 where the user makes the batches.
     pub(crate) global_batch_size: usize,
     pub(crate) seed: u64,
+    /// The other options that the order follows from.
+    pub(crate) order: Vec<(&'static str, i64)>,
 }
 
 impl Position {
@@ -134,7 +138,9 @@ impl Position {
             let number = number.parse().map_err(|_| mismatch("ahead", "numbers of batches", number))?;
             position.before.insert(number);
         }
-        if let Ok(turn) = natural(state, "turn") {
+        let begun = position.batch > 0 || !position.before.is_empty();
+        if identity.stream && (begun || state.get("turn").is_ok()) {
+            let turn = natural(state, "turn")?;
             position.mark = Some(Box::new(StreamMark { turn: turn as usize, lanes: lanes(state)? }));
         }
         let known = ["epoch", "batch", "ahead", "turn"];
@@ -161,13 +167,15 @@ fn lanes(state: &StateDict) -> Result<BTreeMap<usize, LanePosition>, StateError>
 }
 
 impl Identity {
-    fn entries(&self) -> [(&'static str, i64); 4] {
-        [
+    fn entries(&self) -> Vec<(&'static str, i64)> {
+        let mut entries = vec![
             (if self.stream { "shards" } else { "samples" }, self.len as i64),
             ("global_batch_size", self.global_batch_size as i64),
             ("seed", self.seed as i64),
             ("version", 1),
-        ]
+        ];
+        entries.extend(&self.order);
+        entries
     }
 }
 

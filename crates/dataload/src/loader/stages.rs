@@ -26,10 +26,10 @@ impl<C, B> Stages<C, B> {
         C: Collate<S, Batch = B>,
     {
         let _span = tracing::debug_span!("dataload_batch", epoch = samples.epoch(), batch = samples.batch()).entered();
-        let begun = Instant::now();
+        let (begun, before) = (Instant::now(), samples.times().total());
         let batch = self.collate.collate_from(samples)?;
         let mut times = samples.times();
-        times.add(Stage::Collate, begun.elapsed().saturating_sub(times.total()));
+        times.add(Stage::Collate, begun.elapsed().saturating_sub(times.total() - before));
         let [read, decode, transform, collate, _] = times.0.map(|time| time.as_micros() as u64);
         tracing::debug!(read, decode, transform, collate, "batch made, microseconds by stage");
         self.counters.worked(times);

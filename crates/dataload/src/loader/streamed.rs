@@ -79,7 +79,7 @@ where
     }
 
     fn identity(&self) -> Identity {
-        self.identity
+        self.identity.clone()
     }
 }
 
@@ -143,7 +143,7 @@ where
             return Some(Made { number, result: Ok(Content::Delivered), mark });
         }
         let result = match self.assemble(cut, cancelled) {
-            Err(DataError::Cancelled) => return None,
+            Err(DataError::Cancelled) if cancelled.load(Relaxed) => return None,
             result => result,
         };
         Some(Made { number, result, mark })
@@ -193,11 +193,14 @@ where
                 Ok(())
             },
         );
-        let error = match read {
-            Err(DataError::Cancelled) => return None,
+        let mut error = match read {
+            Err(DataError::Cancelled) if cancelled.load(Relaxed) => return None,
             Err(DataError::CollatePanicked { batch, message }) => Some(DataError::StreamPanicked { batch, message }),
             read => read.err(),
         };
+        if let (Some(batches), true, None) = (self.options.batches_per_epoch, samples.is_empty(), &error) {
+            error = Some(DataError::StreamEnded { batch: number, batches });
+        }
         sequence.ended |= error.is_some();
         let short = samples.len() < self.options.batch_size;
         if error.is_none() && (samples.is_empty() || (short && self.options.drop_last)) {

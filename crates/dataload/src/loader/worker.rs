@@ -10,7 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
@@ -18,6 +18,9 @@ use crate::DataError;
 use crate::loader::guard::message_of;
 use crate::loader::reorder::Reorder;
 use crate::loader::work::{EpochWork, Made};
+
+/// The most batches that may be ahead, whatever was asked for.
+pub(crate) const MOST_IN_FLIGHT: usize = 1 << 16;
 
 /// A function that each worker calls with its number before its first batch.
 pub(crate) type WorkerInit = Arc<dyn Fn(usize) -> Result<(), DataError> + Send + Sync>;
@@ -121,7 +124,7 @@ impl<B: Send + 'static> Workers<B> {
             self.send(Permit::Leave);
             self.wanted -= 1;
         }
-        self.in_flight = in_flight;
+        self.in_flight = in_flight.min(MOST_IN_FLIGHT);
         self.grant();
         Ok(())
     }
@@ -137,8 +140,10 @@ impl<B: Send + 'static> Workers<B> {
         Builder::new().name(format!("dataload-{worker}")).spawn(move || {
             let mut farewell = Farewell { told, done: false, error: None };
             stand_back(conduct.nice);
-            match begin(worker, conduct.init.as_ref()) {
-                Ok(()) => farewell.done = serve(&*work, &granted, &farewell.told, &cancelled),
+            let served =
+                begin(worker, conduct.init.as_ref()).and_then(|()| serve(&*work, &granted, &farewell.told, &cancelled));
+            match served {
+                Ok(done) => farewell.done = done,
                 Err(error) => farewell.error = Some(error),
             }
         })
@@ -146,6 +151,7 @@ impl<B: Send + 'static> Workers<B> {
 
     /// Waits for the next batch; none at the end of the epoch.
     pub(crate) fn receive(&mut self) -> Result<Option<Made<B>>, DataError> {
+        let asked = Instant::now();
         loop {
             if let Some(made) = self.arrived.take() {
                 return Ok(Some(self.taken(made)));
@@ -154,7 +160,7 @@ impl<B: Send + 'static> Workers<B> {
                 let unfinished = self.permits.is_some() || self.arrived.waiting() > 0;
                 return if unfinished { Err(DataError::WorkersGone { batch: self.arrived.due() }) } else { Ok(None) };
             }
-            match self.next_message()? {
+            match self.next_message(asked)? {
                 Message::Made(made) if self.conduct.in_order => self.arrived.put(made.number, made),
                 Message::Made(made) => return Ok(Some(self.taken(made))),
                 Message::Left { done, error } => {
@@ -170,18 +176,20 @@ impl<B: Send + 'static> Workers<B> {
         }
     }
 
-    fn next_message(&mut self) -> Result<Message<B>, DataError> {
+    fn next_message(&mut self, asked: Instant) -> Result<Message<B>, DataError> {
         // `self` holds a sender, so the channel is never closed.
         let gone = DataError::WorkersGone { batch: self.arrived.due() };
         match self.conduct.timeout {
             None => self.messages.recv().map_err(|_| gone),
-            Some(timeout) => self.messages.recv_timeout(timeout).map_err(|error| match error {
-                RecvTimeoutError::Disconnected => gone,
-                RecvTimeoutError::Timeout => {
-                    self.stuck = true;
-                    DataError::Timeout { batch: self.arrived.due(), timeout }
-                }
-            }),
+            Some(timeout) => {
+                self.messages.recv_timeout(timeout.saturating_sub(asked.elapsed())).map_err(|error| match error {
+                    RecvTimeoutError::Disconnected => gone,
+                    RecvTimeoutError::Timeout => {
+                        self.stuck = true;
+                        DataError::Timeout { batch: self.arrived.due(), timeout }
+                    }
+                })
+            }
         }
     }
 
@@ -220,30 +228,36 @@ impl<B> Drop for Farewell<B> {
     }
 }
 
+/// Makes a batch, and lets no panic out: of the user's code, some runs outside of the places that know their sample.
+pub(crate) fn make_guarded<B>(work: &dyn EpochWork<B>, cancelled: &AtomicBool) -> Result<Option<Made<B>>, DataError> {
+    let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.make(cancelled)));
+    made.map_err(|payload| DataError::WorkerDied { message: message_of(payload) })
+}
+
 /// Makes batches until there are none left (true), or until told to stop.
 fn serve<B>(
     work: &dyn EpochWork<B>,
     granted: &Receiver<Permit>,
     told: &Sender<Message<B>>,
     cancelled: &AtomicBool,
-) -> bool {
+) -> Result<bool, DataError> {
     for permit in granted {
         if cancelled.load(Ordering::Relaxed) {
-            return false;
+            return Ok(false);
         }
         match permit {
-            Permit::Leave => return false,
-            Permit::Make => match work.make(cancelled) {
-                None => return true,
+            Permit::Leave => return Ok(false),
+            Permit::Make => match make_guarded(work, cancelled)? {
+                None => return Ok(true),
                 Some(made) => {
                     if told.send(Message::Made(made)).is_err() {
-                        return false;
+                        return Ok(false);
                     }
                 }
             },
         }
     }
-    true
+    Ok(true)
 }
 
 fn begin(worker: usize, init: Option<&WorkerInit>) -> Result<(), DataError> {

@@ -69,7 +69,13 @@ fn a_fixed_number_of_batches_begins_anew_where_the_stream_ends() -> Result<(), D
     }
     // Nothing to begin anew with: an epoch without a batch, and no endless loop.
     let empty = DataLoader::stream(numbers(3, 0)).batches_per_epoch(5).collate(listed).build()?;
-    assert_eq!(empty.iter().count(), 0);
+    let outcomes: Vec<_> = empty.iter().collect();
+    assert!(matches!(outcomes[..], [Err(DataError::StreamEnded { batch: 0, batches: 5 })]));
+    // Nor with shards of nothing but errors.
+    let broken = FnStream::new(3, |_| Ok((0..4).map(|_| Err::<usize, _>(DataError::other("gone")))));
+    let builder = DataLoader::stream(broken).batches_per_epoch(5).on_error(OnError::Skip);
+    let outcomes: Vec<_> = builder.collate(listed).build()?.iter().collect();
+    assert!(matches!(outcomes[..], [Err(DataError::StreamEnded { .. })]));
     Ok(())
 }
 
@@ -146,6 +152,7 @@ fn stream_options_are_checked() {
     assert_eq!(option(builder().interleave(25).build()), "interleave");
     assert_eq!(option(builder().rank(2, 2).build()), "rank");
     assert_eq!(option(builder().rank(0, 3).build()), "interleave");
+    assert_eq!(option(builder().rank(0, 2).interleave(6).batch_size(6).build()), "shards");
     assert_eq!(option(builder().rank(0, 2).batch_size(3).build()), "interleave");
     assert_eq!(option(builder().on_error(OnError::Replace).build()), "on_error");
 }
