@@ -1,5 +1,5 @@
-//! `versus loader`: what loading costs beside PyTorch's DataLoader, spdl, webdataset and dataloader-rs, on the same data
-//! and on all cores.
+//! `versus loader`: what loading costs beside PyTorch's DataLoader, spdl, webdataset, lmdb-rkv, pyarrow and
+//! dataloader-rs, on the same data and on all cores.
 //!
 //! Every topic is a file. It starts its peers, takes samples in turns and adds its rows to the findings. A peer works
 //! through whole epochs, so that nothing of it runs while another is timed.
@@ -11,6 +11,7 @@ mod lmdb;
 mod memory;
 #[cfg(feature = "dataloader-rs")]
 mod overhead;
+mod parquet;
 mod photos;
 mod process;
 mod resident;
@@ -43,7 +44,6 @@ pub struct Options {
     photos: Option<PathBuf>,
 }
 
-// Parquet gets a topic, with a file here and a program in benches/peers, once the crate reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Topic {
     /// Resident memory, threads and descriptors after epochs that were broken off
@@ -59,6 +59,8 @@ enum Topic {
     Shards,
     /// Values of an LMDB database, beside lmdb-rkv alone
     Lmdb,
+    /// Columns of a Parquet file, beside pyarrow
+    Parquet,
     /// Raw samples in memory, beside dataloader-rs
     Overhead,
     /// 1.2 million entries: their scan, and the first batch after it
@@ -109,6 +111,7 @@ impl Topic {
             Self::Memory => memory::measure(bench),
             Self::Shards => shards::measure(bench),
             Self::Lmdb => lmdb::measure(bench),
+            Self::Parquet => parquet::measure(bench),
             #[cfg(feature = "dataloader-rs")]
             Self::Overhead => overhead::measure(bench),
             #[cfg(not(feature = "dataloader-rs"))]

@@ -57,9 +57,12 @@ impl dataloader_rs::Dataset for Raw {
     }
 }
 
-/// The samples of a batch, one behind the other, in memory of batches that are done with: for both loaders the same.
+/// The samples of a batch, one behind the other: here in memory of batches that are done with, as `ImagePipeline` has it.
 #[derive(Default)]
-struct Concatenate(BufferPool);
+struct Recycled(BufferPool);
+
+/// The same for the peer, in memory of the system's.
+struct Fresh;
 
 struct Filled {
     buffer: HostBuffer,
@@ -67,8 +70,8 @@ struct Filled {
 }
 
 impl Filled {
-    fn new(memory: &BufferPool, samples: usize) -> Result<Self, DataError> {
-        Ok(Self { buffer: memory.take(samples * BYTES, false)?, samples: 0 })
+    fn new(buffer: HostBuffer) -> Self {
+        Self { buffer, samples: 0 }
     }
 
     fn add(&mut self, sample: &[u8]) {
@@ -81,18 +84,18 @@ impl Filled {
     }
 }
 
-impl Collate<Vec<u8>> for Concatenate {
+impl Collate<Vec<u8>> for Recycled {
     type Batch = Tensor;
 
     fn collate(&self, samples: Vec<Vec<u8>>) -> Result<Tensor, DataError> {
-        let mut filled = Filled::new(&self.0, samples.len())?;
+        let mut filled = Filled::new(self.0.take(samples.len() * BYTES, false)?);
         samples.iter().for_each(|sample| filled.add(sample));
         filled.tensor()
     }
 
     /// Each as it comes, while it is in the cache.
     fn collate_from(&self, samples: &mut BatchSamples<'_, Vec<u8>>) -> Result<Tensor, DataError> {
-        let mut filled = Filled::new(&self.0, samples.len())?;
+        let mut filled = Filled::new(self.0.take(samples.len() * BYTES, false)?);
         while let Some(Drawn { sample, .. }) = samples.next()? {
             filled.add(&sample);
         }
@@ -100,20 +103,22 @@ impl Collate<Vec<u8>> for Concatenate {
     }
 }
 
-impl Collator<Vec<u8>> for Concatenate {
+impl Collator<Vec<u8>> for Fresh {
     type Batch = Tensor;
 
     fn collate(&self, samples: Vec<Vec<u8>>) -> dataloader_rs::error::Result<Tensor> {
-        Ok(Collate::collate(self, samples)?)
+        let mut filled = Filled::new(HostBuffer::zeroed(samples.len() * BYTES, false)?);
+        samples.iter().for_each(|sample| filled.add(sample));
+        Ok(filled.tensor()?)
     }
 }
 
 pub fn measure(bench: &mut Bench) -> Result<()> {
     let data = Raw((0..SAMPLES * BYTES).map(|position| (position * 31) as u8).collect());
     let builder = || DataLoader::builder(data.clone()).batch_size(BATCH_SIZE).shuffle(true).num_workers(WORKERS);
-    let tensors = builder().collate(Concatenate::default()).build()?;
+    let tensors = builder().collate(Recycled::default()).build()?;
     let lists = builder().collate(|samples: Vec<Vec<u8>>| Ok(samples)).build()?;
-    let (mut their_tensors, mut their_lists) = (theirs(&data, Concatenate::default()), theirs(&data, VecCollator));
+    let (mut their_tensors, mut their_lists) = (theirs(&data, Fresh), theirs(&data, VecCollator));
 
     let mut turns = Turns::default();
     turns.ours("tensors", || rate(|| tensors.iter().try_fold(0, |seen, batch| Ok(seen + batch?.size()[0] as usize))));

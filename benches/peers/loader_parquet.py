@@ -1,0 +1,86 @@
+"""pyarrow's side of `versus loader`: answers each line `NAME TIMES` with the seconds that so many readings took.
+
+It also writes the file that both sides read, with pyarrow's own settings. `table` reads all columns and makes a tensor of
+each. `batches` reads row group after row group in a random order, permutes the rows of each and hands them out in
+batches; the next row group is read on another thread meanwhile, where that is faster.
+"""
+
+import json
+import pathlib
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+try:
+    import numpy
+    import pyarrow
+    import pyarrow.parquet
+    import torch
+except Exception as error:
+    sys.exit(print(f"missing {type(error).__name__}: {error}".splitlines()[0], flush=True))
+
+
+def write(path, options):
+    """Columns of random numbers, half of them float32 and half int64."""
+    if path.exists():
+        return
+    rng, rows = numpy.random.default_rng(0), options["rows"]
+    floats = {f"float{i}": rng.standard_normal(rows, dtype=numpy.float32) for i in range(4)}
+    integers = {f"integer{i}": rng.integers(0, 1_000_000, rows) for i in range(4)}
+    aside = path.with_suffix(".part")
+    pyarrow.parquet.write_table(pyarrow.table(floats | integers), aside, row_group_size=options["row_group"])
+    aside.rename(path)
+
+
+def tensors(table):
+    def tensor(column):
+        # A copy where the column is in several pieces, or in the file's memory: tensors can be written to.
+        values = column.to_numpy()
+        return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+    return {name: tensor(table[name]) for name in table.column_names}
+
+
+def whole(path, _):
+    return len(tensors(pyarrow.parquet.read_table(path))["integer0"])
+
+
+def batches(path, options, ahead):
+    file = pyarrow.parquet.ParquetFile(path)
+    order = torch.randperm(file.num_row_groups).tolist()
+    rows = 0
+    with ThreadPoolExecutor(1) as pool:
+        groups = pool.map(file.read_row_group, order) if ahead else map(file.read_row_group, order)
+        for group in groups:
+            columns = tensors(group)
+            permutation = torch.randperm(group.num_rows)
+            pieces = [column[permutation].split(options["batch_size"]) for column in columns.values()]
+            for batch in zip(*pieces):
+                rows += len(batch[0])
+    return rows
+
+
+def seconds(way, path, options, times=1):
+    started = time.perf_counter()
+    for _ in range(times):
+        rows = way(path, options)
+        assert rows == options["rows"], f"{rows} rows"
+    return time.perf_counter() - started
+
+
+def main():
+    options = json.loads(sys.argv[1])
+    path = pathlib.Path(options["path"])
+    write(path, options)
+    ways = [lambda path, options, ahead=ahead: batches(path, options, ahead) for ahead in (False, True)]
+    times = [min(seconds(way, path, options) for _ in range(3)) for way in ways]
+    print(f"pyarrow, seconds without and with reading ahead: {times}", file=sys.stderr)
+    ways = {"table": whole, "batches": ways[times.index(min(times))]}
+    print(pyarrow.__version__, flush=True)
+    for line in sys.stdin:
+        name, count = line.split()
+        print(seconds(ways[name], path, options, int(count)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
