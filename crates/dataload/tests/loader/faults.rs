@@ -212,3 +212,35 @@ fn a_collate_function_that_draws_and_rejects() -> Result<(), DataError> {
     }
     Ok(())
 }
+
+#[test]
+fn a_panic_outside_of_samples_and_batches_is_an_error_too() -> Result<(), DataError> {
+    struct BadKeys;
+
+    impl overdrive_dataload::Dataset for BadKeys {
+        type Sample = usize;
+
+        fn len(&self) -> usize {
+            9
+        }
+
+        fn get(&self, index: usize) -> Result<usize, DataError> {
+            if index == 4 { Err(DataError::other("bad")) } else { Ok(index) }
+        }
+
+        fn key(&self, _index: usize) -> Option<String> {
+            panic!("no key")
+        }
+    }
+
+    let _alone = alone();
+    for workers in WORKERS {
+        for policy in [OnError::Fail, OnError::Skip, OnError::Replace] {
+            let builder = DataLoader::builder(BadKeys).batch_size(3).num_workers(workers).on_error(policy);
+            let outcomes: Vec<_> = builder.collate(listed).build()?.iter().collect();
+            let error = outcomes.last().unwrap().as_ref().unwrap_err().to_string();
+            assert!(error.contains("no key"), "{error}");
+        }
+    }
+    Ok(())
+}

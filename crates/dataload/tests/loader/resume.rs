@@ -192,3 +192,40 @@ fn batches_held_ahead_of_the_training_loop_are_not_lost() -> Result<(), DataErro
     assert_eq!(trained, all);
     Ok(())
 }
+
+#[test]
+fn a_state_of_another_order_is_refused() -> Result<(), DataError> {
+    let _alone = alone();
+    let build = |interleave, buffer, shuffle| {
+        let builder = DataLoader::stream(shards()).batch_size(2).interleave(interleave).shuffle_buffer(buffer);
+        builder.shuffle(shuffle).on_error(OnError::Skip).collate(listed).build()
+    };
+    let taken = build(4, 3, true)?;
+    _ = taken.iter().nth(3);
+    let state = taken.state_dict().unwrap();
+    for (interleave, buffer, shuffle, key) in
+        [(8, 3, true, "interleave"), (4, 4, true, "shuffle_buffer"), (4, 3, false, "shuffle")]
+    {
+        let error = build(interleave, buffer, shuffle)?.load_state_dict(&state).unwrap_err().to_string();
+        assert!(error.contains(key), "{error}");
+    }
+    assert!(build(4, 3, true)?.load_state_dict(&state).is_ok());
+    Ok(())
+}
+
+#[test]
+fn another_epoch_than_the_one_put_back_leaves_it_behind() -> Result<(), DataError> {
+    let _alone = alone();
+    let build = || DataLoader::builder(FnDataset::new(8, Ok)).batch_size(2).collate(listed).build();
+    let mut loader = build()?;
+    loader.set_epoch(5);
+    assert_eq!(resumed(build()?, &loader.state_dict().unwrap()).next_epoch(), 5, "nothing has begun yet");
+    _ = loader.iter().nth(1);
+    let state = loader.state_dict().unwrap();
+    loader.load_state_dict(&state).unwrap();
+    loader.set_epoch(7);
+    assert_eq!(loader.iter().take(3).count(), 3);
+    let later = resumed(build()?, &loader.state_dict().unwrap());
+    assert_eq!((later.next_epoch(), later.iter().count()), (7, 1));
+    Ok(())
+}
