@@ -39,6 +39,9 @@ pub enum OptimizerError {
     /// [`Optimizer::step_scaled`] on an optimizer that cannot take the scale.
     #[error("this optimizer does not take a gradient scale: unscale the gradients, then call `step`")]
     TakesNoGradScale,
+    /// [`Optimizer::set_momentum`] on an optimizer without one.
+    #[error("this optimizer has no momentum to cycle: give it one (SGD's `momentum`, Adam's `betas`), or cycle the learning rate alone")]
+    NoMomentum,
     /// tch's optimizer panicked; its message.
     #[error("tch's optimizer failed: {0}")]
     Tch(String),
@@ -99,6 +102,23 @@ pub trait Optimizer {
     /// # Errors
     /// When there is no such group, or the rate is negative or not finite.
     fn set_lr(&mut self, group: usize, lr: f64) -> Result<(), OptimizerError>;
+
+    /// What cyclic schedules move against the learning rate: SGD's `momentum`, or the first of Adam's `betas`. None
+    /// where there is no such option, it is not in use (a momentum of 0), or the implementation cannot tell (tch's).
+    ///
+    /// # Source
+    /// `OneCycleLR(cycle_momentum=True)`
+    fn momentum(&self, _group: usize) -> Option<f64> {
+        None
+    }
+
+    /// Sets what [`momentum`](Self::momentum) tells.
+    ///
+    /// # Errors
+    /// When there is no such group, the value is outside [0, 1), or this optimizer has no momentum in use.
+    fn set_momentum(&mut self, _group: usize, _momentum: f64) -> Result<(), OptimizerError> {
+        Err(OptimizerError::NoMomentum)
+    }
 
     /// Updates the parameters from their gradients; those without one stay as they are.
     ///

@@ -17,7 +17,7 @@ fn caught(call: impl FnOnce()) -> Result<(), OptimizerError> {
 }
 
 /// One group, because tch does not tell how many it has; [`lr`](Optimizer::lr) is none, because tch does not tell it.
-/// [`set_lr`](Optimizer::set_lr) sets every group's.
+/// [`set_lr`](Optimizer::set_lr) and [`set_momentum`](Optimizer::set_momentum) set every group's.
 impl Optimizer for tch::nn::Optimizer {
     fn id(&self) -> OptimizerId {
         OptimizerId::of_first_parameter(&self.params())
@@ -41,6 +41,14 @@ impl Optimizer for tch::nn::Optimizer {
         }
         OptimizerError::check_lr(lr)?;
         caught(|| tch::nn::Optimizer::set_lr(self, lr))
+    }
+
+    fn set_momentum(&mut self, group: usize, momentum: f64) -> Result<(), OptimizerError> {
+        if group != 0 {
+            return Err(OptimizerError::NoSuchGroup { group, groups: 1 });
+        }
+        OptimizerError::check_range("momentum", momentum, 0.0..1.0, "at least 0 and below 1")?;
+        caught(|| tch::nn::Optimizer::set_momentum(self, momentum))
     }
 
     fn step(&mut self) -> Result<(), OptimizerError> {
