@@ -40,7 +40,9 @@ pub enum OptimizerError {
     #[error("this optimizer does not take a gradient scale: unscale the gradients, then call `step`")]
     TakesNoGradScale,
     /// [`Optimizer::set_momentum`] on an optimizer without one.
-    #[error("this optimizer has no momentum to cycle: give it one (SGD's `momentum`, Adam's `betas`), or cycle the learning rate alone")]
+    #[error(
+        "this optimizer has no momentum to cycle: give it one (SGD's `momentum`, Adam's `betas`), or cycle the learning rate alone"
+    )]
     NoMomentum,
     /// tch's optimizer panicked; its message.
     #[error("tch's optimizer failed: {0}")]
