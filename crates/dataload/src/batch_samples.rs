@@ -14,6 +14,7 @@ pub struct BatchSamples<'a, S> {
     batch: usize,
     pinned: bool,
     times: StageTimes,
+    counted: Option<usize>,
 }
 
 /// A sample with its place in the data.
@@ -71,7 +72,7 @@ pub(crate) trait Draw<S> {
 
 impl<'a, S> BatchSamples<'a, S> {
     pub(crate) fn new(source: &'a mut dyn Draw<S>, epoch: u64, batch: usize, pinned: bool) -> Self {
-        Self { source, epoch, batch, pinned, times: StageTimes::default() }
+        Self { source, epoch, batch, pinned, times: StageTimes::default(), counted: None }
     }
 
     /// How many samples the batch has as long as none is bad.
@@ -142,6 +143,15 @@ impl<'a, S> BatchSamples<'a, S> {
     /// Accounts for time in the loader's statistics; what is accounted for nowhere counts as [`Stage::Collate`].
     pub fn spent(&mut self, stage: Stage, time: Duration) {
         self.times.add(stage, time);
+    }
+
+    /// Makes the batch count as so many samples in the loader's statistics, where one that is drawn stands for several.
+    pub fn counts(&mut self, samples: usize) {
+        self.counted = Some(samples);
+    }
+
+    pub(crate) fn counted(&self) -> Option<usize> {
+        self.counted
     }
 
     pub(crate) fn times(&self) -> StageTimes {

@@ -1,8 +1,8 @@
 //! From the samples of a batch to the batch.
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
-use crate::tensor::tensor_from_bytes;
+use crate::stack::common_shape;
 use crate::{BatchSamples, DataError, Image};
 
 /// Turns the samples of one batch into what the training loop gets. Closures are collate functions too.
@@ -46,27 +46,6 @@ where
     }
 }
 
-/// Stacks images and labels as they are: the loader's default.
-///
-/// # Shapes
-/// `N` samples `(Image, i64)` give uint8 `[N, C, H, W]` and int64 `[N]`.
-///
-/// # Source
-/// `torch.utils.data.default_collate`.
-#[derive(Clone, Copy, Debug, Default)]
-#[doc(alias = "default_collate")]
-pub struct Stack;
-
-impl Collate<(Image, i64)> for Stack {
-    type Batch = (Tensor, Tensor);
-
-    fn collate(&self, samples: Vec<(Image, i64)>) -> Result<Self::Batch, DataError> {
-        let planes = Planes::stack(&samples)?;
-        let shape = planes.shape().map(|size| size as i64);
-        Ok((tensor_from_bytes(&planes.bytes, Kind::Uint8, &shape)?, targets(&samples)?))
-    }
-}
-
 /// The pixels of a batch in the order of its tensor: image by image, and channel by channel within an image.
 pub(crate) struct Planes {
     pub(crate) bytes: Vec<u8>,
@@ -76,10 +55,11 @@ pub(crate) struct Planes {
 }
 
 impl Planes {
-    pub(crate) fn stack(samples: &[(Image, i64)]) -> Result<Self, DataError> {
-        let chw = common_shape(samples)?;
-        let mut bytes = Vec::with_capacity(samples.len() * chw.iter().product::<usize>());
-        for (image, _) in samples {
+    pub(crate) fn stack<'a>(images: impl Iterator<Item = &'a Image> + Clone) -> Result<Self, DataError> {
+        let shapes: Vec<_> = images.clone().map(Image::chw).collect();
+        let chw = *common_shape(&shapes)?;
+        let mut bytes = Vec::with_capacity(shapes.len() * chw.iter().product::<usize>());
+        for image in images {
             match image.channels() {
                 1 => bytes.extend_from_slice(image.data()),
                 channels => (0..channels).for_each(|channel| {
@@ -87,7 +67,7 @@ impl Planes {
                 }),
             }
         }
-        Ok(Self { bytes, images: samples.len(), chw })
+        Ok(Self { bytes, images: shapes.len(), chw })
     }
 
     /// `[N, C, H, W]`.
@@ -97,55 +77,8 @@ impl Planes {
     }
 }
 
-/// The shape `[C, H, W]` that every image of the batch has.
-fn common_shape(samples: &[(Image, i64)]) -> Result<[usize; 3], DataError> {
-    let (first, _) = samples.first().ok_or(DataError::EmptyBatch)?;
-    if samples.iter().all(|(image, _)| image.chw() == first.chw()) {
-        return Ok(first.chw());
-    }
-    // The sample to blame is one that differs from most others, and the first one may be that.
-    let count = |shape| samples.iter().filter(|(image, _)| image.chw() == shape).count();
-    let usual = samples.iter().map(|(image, _)| image.chw()).rev().max_by_key(|&shape| count(shape));
-    let expected = usual.unwrap_or(first.chw());
-    let odd = samples.iter().enumerate().find(|(_, (image, _))| image.chw() != expected);
-    let (position, (image, _)) = odd.ok_or(DataError::EmptyBatch)?;
-    Err(DataError::ShapeMismatch { position, expected: expected.into(), found: image.chw().into() })
-}
-
 /// The labels as int64 `[N]`.
 pub(crate) fn targets(samples: &[(Image, i64)]) -> Result<Tensor, DataError> {
     let labels: Vec<i64> = samples.iter().map(|(_, label)| *label).collect();
     Ok(Tensor::f_from_slice(&labels)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn interleaved_pixels_become_planes() -> Result<(), DataError> {
-        let one = Image::new([1, 2, 3, 4, 5, 6], 1, 2, 3)?;
-        let two = Image::new([10, 20, 30, 40, 50, 60], 1, 2, 3)?;
-        let (images, labels) = Stack.collate(vec![(one, 7), (two, -1)])?;
-        assert_eq!((images.size(), images.kind()), (vec![2, 3, 1, 2], Kind::Uint8));
-        let bytes = Vec::<u8>::try_from(images.view(-1)).map_err(DataError::Tensor)?;
-        assert_eq!(bytes, [1, 4, 2, 5, 3, 6, 10, 40, 20, 50, 30, 60]);
-        assert_eq!(Vec::<i64>::try_from(labels).map_err(DataError::Tensor)?, [7, -1]);
-        Ok(())
-    }
-
-    #[test]
-    fn what_does_not_stack_is_named() -> Result<(), DataError> {
-        let (grey, colour) = (Image::new([0; 6], 2, 3, 1)?, Image::new([0; 18], 2, 3, 3)?);
-        let error = Stack.collate(vec![(grey.clone(), 0), (grey, 0), (colour, 0)]).unwrap_err();
-        let message = "shape mismatch at position 2 of the batch: expected [1, 2, 3], found [3, 2, 3]";
-        assert_eq!(error.to_string(), message);
-        let (tall, wide) = (Image::new([0; 2], 2, 1, 1)?, Image::new([0; 2], 1, 2, 1)?);
-        let error = Stack.collate(vec![(tall, 0), (wide.clone(), 0), (wide, 0)]).unwrap_err().to_string();
-        assert_eq!(error, "shape mismatch at position 0 of the batch: expected [1, 1, 2], found [1, 2, 1]");
-        assert!(matches!(Stack.collate(vec![]), Err(DataError::EmptyBatch)));
-        let none = Image::new([], 0, 0, 1)?;
-        assert_eq!(Stack.collate(vec![(none, 0)])?.0.size(), [1, 1, 0, 0]);
-        Ok(())
-    }
 }

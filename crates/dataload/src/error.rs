@@ -115,6 +115,8 @@ pub enum DataError {
         expected: Vec<usize>,
         /// This sample's shape.
         found: Vec<usize>,
+        /// The positions of others that do not fit either, where they are known.
+        others: Vec<usize>,
     },
 
     /// Something went wrong with one sample; the loader adds the index.

@@ -210,7 +210,8 @@ impl Filled {
         let size = [canvas.height(), canvas.width()];
         if size != self.size {
             let [expected, found] = [self.size, size].map(|[height, width]| vec![3, height, width]);
-            return Err(DataError::ShapeMismatch { position: self.labels.len(), expected, found });
+            let (position, others) = (self.labels.len(), Vec::new());
+            return Err(DataError::ShapeMismatch { position, expected, found, others });
         }
         let (bytes, position) = (self.image_bytes(), self.labels.len());
         canvas.write(channels_last, &mut self.buffer.as_mut_slice()[position * bytes..][..bytes])?;

@@ -11,6 +11,7 @@ mod collate;
 mod content;
 mod dataset;
 mod decode;
+mod deferred;
 mod encoded;
 mod error;
 mod idx;
@@ -36,6 +37,7 @@ mod rng;
 mod sampler;
 #[cfg(any(feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
 mod shards;
+mod stack;
 mod stream;
 mod tensor;
 mod tensor_batch;
@@ -56,9 +58,10 @@ pub use batch_sampler::{
 };
 pub use batch_samples::{BatchSamples, Drawn, Stage};
 pub use cache::{CacheKind, Cached, Disk, DiskCached, OnDevice, Ram, Storable};
-pub use collate::{Collate, Stack};
+pub use collate::Collate;
 pub use dataset::{Dataset, FnDataset, Map, Subset};
 pub use decode::{MAX_IMAGE_BYTES, decode_image};
+pub use deferred::Deferred;
 pub use encoded::{EncodedImage, EncodedImageFolder};
 pub use error::DataError;
 pub use idx::{IdxArray, read_idx};
@@ -89,6 +92,7 @@ pub use sampler::{
 };
 #[cfg(any(feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
 pub use shards::expand_shards;
+pub use stack::{Stack, Stackable};
 pub use stream::{FnStream, IterableDataset, MapStream, Samples, ShardStream, StreamPosition};
 pub use tensor_batch::TensorBatch;
 pub use tensor_dataset::{GatherRows, RowNumbers, TensorDataset};

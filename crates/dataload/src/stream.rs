@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::DataError;
+use crate::{DataError, Deferred};
 
 /// The samples of one shard, in order.
 ///
@@ -19,7 +19,7 @@ pub type Samples<S> = Box<dyn Iterator<Item = Result<S, DataError>> + Send>;
 /// `torch.utils.data.IterableDataset`, whose workers divide their work by hand (`get_worker_info`).
 pub trait IterableDataset: Send + Sync {
     /// What one step of a stream gives.
-    type Sample: Send;
+    type Sample: Send + 'static;
 
     /// How many shards there are.
     fn shards(&self) -> usize;
@@ -33,17 +33,26 @@ pub trait IterableDataset: Send + Sync {
     /// [`DataError::IndexOutOfRange`] for a shard that does not exist; whatever keeps it from being opened.
     fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<Self::Sample>, DataError>;
 
+    /// The same with the work that need not be done in the stream's order left for later: what loaders call, so that a
+    /// [`map`](Self::map) runs in all workers at once.
+    ///
+    /// # Errors
+    /// As [`open_shard`](Self::open_shard).
+    fn open_deferred(&self, shard: usize, position: u64) -> Result<Samples<Deferred<Self::Sample>>, DataError> {
+        Ok(Box::new(self.open_shard(shard, position)?.map(|sample| sample.map(Deferred::ready))))
+    }
+
     /// Told when the shard with this number will be opened soon, so that its bytes can be fetched in the background.
     fn read_ahead(&self, _shard: usize) {}
 
     /// A dataset that passes every sample through `transform`.
     ///
-    /// In a loader it runs where the stream is read, one sample after the other: what takes long, decoding above all,
-    /// belongs into the collate function, which runs in all workers at once.
+    /// In a loader it runs in all workers at once, a sample that it refuses being dealt with by
+    /// [`OnError`](crate::OnError). Reading itself, decompression included, is done by one worker at a time.
     fn map<T, F>(self, transform: F) -> MapStream<Self, F>
     where
         Self: Sized,
-        T: Send,
+        T: Send + 'static,
         F: Fn(Self::Sample) -> Result<T, DataError> + Send + Sync,
     {
         MapStream { dataset: self, transform: Arc::new(transform) }
@@ -81,6 +90,10 @@ macro_rules! forward_iterable {
                 (**self).open_shard(shard, position)
             }
 
+            fn open_deferred(&self, shard: usize, position: u64) -> Result<Samples<Deferred<D::Sample>>, DataError> {
+                (**self).open_deferred(shard, position)
+            }
+
             fn read_ahead(&self, shard: usize) {
                 (**self).read_ahead(shard);
             }
@@ -106,11 +119,11 @@ pub struct ShardStream<D: IterableDataset> {
     dataset: D,
     order: Box<[usize]>,
     position: StreamPosition,
-    samples: Option<Samples<D::Sample>>,
+    samples: Option<Samples<Deferred<D::Sample>>>,
 }
 
 /// The shard that an item is from, its place there, and the item.
-type Located<S> = (usize, u64, Result<S, DataError>);
+type Located<S> = (usize, u64, Result<Deferred<S>, DataError>);
 
 impl<D: IterableDataset> ShardStream<D> {
     pub(crate) fn new(dataset: D, order: impl IntoIterator<Item = usize>, position: StreamPosition) -> Self {
@@ -132,7 +145,7 @@ impl<D: IterableDataset> ShardStream<D> {
                     if let Some(&following) = self.order.get(self.position.shard + 1) {
                         self.dataset.read_ahead(following);
                     }
-                    match self.dataset.open_shard(shard, self.position.sample) {
+                    match self.dataset.open_deferred(shard, self.position.sample) {
                         Ok(samples) => self.samples.insert(samples),
                         Err(error) => {
                             let position = self.position.sample;
@@ -162,7 +175,7 @@ impl<D: IterableDataset> Iterator for ShardStream<D> {
     type Item = Result<D::Sample, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.next_item().map(|(_, _, item)| item)
+        self.next_item().map(|(_, _, item)| item.and_then(Deferred::get))
     }
 }
 
@@ -197,7 +210,7 @@ impl<F> FnStream<F> {
 
 impl<S, I, F> IterableDataset for FnStream<F>
 where
-    S: Send,
+    S: Send + 'static,
     I: Iterator<Item = Result<S, DataError>> + Send + 'static,
     F: Fn(usize) -> Result<I, DataError> + Send + Sync,
 {
@@ -232,7 +245,7 @@ impl<D: Clone, F> Clone for MapStream<D, F> {
 
 impl<T, D, F> IterableDataset for MapStream<D, F>
 where
-    T: Send,
+    T: Send + 'static,
     D: IterableDataset,
     D::Sample: 'static,
     F: Fn(D::Sample) -> Result<T, DataError> + Send + Sync + 'static,
@@ -247,6 +260,16 @@ where
         let samples = self.dataset.open_shard(shard, position)?;
         let transform = self.transform.clone();
         Ok(Box::new(samples.map(move |sample| sample.and_then(&*transform))))
+    }
+
+    fn open_deferred(&self, shard: usize, position: u64) -> Result<Samples<Deferred<T>>, DataError> {
+        let samples = self.dataset.open_deferred(shard, position)?;
+        let transform = self.transform.clone();
+        let defer = move |sample: Deferred<D::Sample>| {
+            let transform = transform.clone();
+            Deferred::later(move || transform(sample.get()?))
+        };
+        Ok(Box::new(samples.map(move |sample| sample.map(&defer))))
     }
 
     fn read_ahead(&self, shard: usize) {

@@ -114,7 +114,7 @@ impl Collate<(Image, i64)> for ToFloat {
 
     fn collate(&self, samples: Vec<(Image, i64)>) -> Result<Self::Batch, DataError> {
         // Copying first is the quicker way: a copy keeps many reads of cold memory under way, a table look-up does not.
-        let planes = Planes::stack(&samples)?;
+        let planes = Planes::stack(samples.iter().map(|(image, _)| image))?;
         Ok((self.planes(&planes.bytes, planes.shape(), false)?, targets(&samples)?))
     }
 }

@@ -38,6 +38,10 @@ od_status od_gather_rows(const at::Tensor* source, const int64_t* rows, size_t n
   return overdrive::guarded(err, [&] {
     TORCH_CHECK(source->device().is_cpu() && source->is_contiguous() && source->dim() > 0,
                 "a contiguous tensor on the host with at least one dimension is needed");
+    // Someone else may have shrunk the memory that is shared with them.
+    auto end = static_cast<size_t>(source->storage_offset()) * source->itemsize() + source->nbytes();
+    TORCH_CHECK(source->layout() == at::kStrided && end <= source->storage().nbytes(),
+                "the tensor's memory is smaller than its shape says: was it resized?");
     auto shape = source->sizes().vec();
     int64_t len = shape[0];
     shape[0] = static_cast<int64_t>(n_rows);

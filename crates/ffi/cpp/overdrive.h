@@ -96,6 +96,8 @@ od_status od_tensor_from_memory(void* data, const int64_t* shape, size_t n_dims,
                                 void (*drop)(void*), at::Tensor** out, od_error* err) noexcept;
 
 // context.cpp
+// Keeps operators that the calling thread runs from libtorch's thread pool; `used` is 0 where that cannot be done.
+od_status od_use_one_thread(int32_t* used, od_error* err) noexcept;
 od_status od_get_allow_tf32(int32_t* out, od_error* err) noexcept;
 od_status od_set_allow_tf32(int32_t allow, od_error* err) noexcept;
 

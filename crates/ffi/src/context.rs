@@ -3,6 +3,23 @@
 use crate::error::{Error, check};
 use crate::raw;
 
+/// Keeps the operators that the calling thread runs to that thread, for as long as it lives; other threads are as they
+/// were. False where this libtorch has no such switch.
+///
+/// For threads that work beside others: each of them would otherwise start a pool of its own.
+///
+/// # Errors
+/// When libtorch fails.
+///
+/// # Source
+/// `torch.set_num_threads(1)`, as PyTorch's DataLoader calls it in its worker processes.
+pub fn use_one_thread() -> Result<bool, Error> {
+    let mut used = 0;
+    // SAFETY: `used` lives through the call.
+    check(|err| unsafe { raw::od_use_one_thread(&mut used, err) })?;
+    Ok(used != 0)
+}
+
 /// Whether float32 matrix products and convolutions on CUDA may use TF32's 10-bit mantissa.
 ///
 /// # Errors
@@ -27,4 +44,23 @@ pub fn allow_tf32() -> Result<bool, Error> {
 pub fn set_allow_tf32(allow: bool) -> Result<(), Error> {
     // SAFETY: no pointers but the error slot.
     check(|err| unsafe { raw::od_set_allow_tf32(i32::from(allow), err) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_is_for_the_calling_thread_alone() {
+        // Of its own, since tests share threads.
+        std::thread::spawn(|| {
+            tch::set_num_threads(3);
+            let seen = std::thread::spawn(|| (use_one_thread().unwrap(), tch::get_num_threads())).join().unwrap();
+            assert_eq!(seen, (true, 1));
+            assert_eq!(tch::get_num_threads(), 3);
+            assert_eq!(std::thread::spawn(tch::get_num_threads).join().unwrap(), 3);
+        })
+        .join()
+        .unwrap();
+    }
 }

@@ -41,7 +41,9 @@ impl Rows {
         let Some(&len) = shape.first() else {
             return Err(Error::refused("rows: a tensor with at least one dimension is needed".to_owned()));
         };
-        let tensor = tensor.f_contiguous().map_err(|error| Error::refused(error.to_string()))?;
+        // A conjugate or a negative may be no more than a flag, which the copied bytes would not have.
+        let settled = tensor.f_resolve_conj().and_then(|tensor| tensor.f_resolve_neg()?.f_contiguous());
+        let tensor = settled.map_err(|error| Error::refused(error.to_string()))?;
         Ok(Self { tensor: tensor.detach(), len: len as usize })
     }
 
@@ -121,6 +123,17 @@ mod tests {
             assert_eq!(rows.gather(&[], false)?.size()[0], 0);
         }
         assert!(Rows::new(&Tensor::zeros([0, 3], (Kind::Float, Device::Cpu)))?.is_empty());
+        Ok(())
+    }
+
+    #[test]
+    fn a_lazy_conjugate_is_settled_first() -> Result<(), Box<dyn std::error::Error>> {
+        let complex = Tensor::view_as_complex(&Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0]).view([2, 2]));
+        let conjugate = complex.conj();
+        let rows = Rows::new(&conjugate)?.gather(&[1], false)?;
+        assert!(rows.equal(&conjugate.narrow(0, 1, 1).resolve_conj()));
+        let imaginary = conjugate.imag();
+        assert_eq!(Vec::<f32>::try_from(Rows::new(&imaginary)?.gather(&[0, 1], false)?)?, [-2.0, -4.0]);
         Ok(())
     }
 

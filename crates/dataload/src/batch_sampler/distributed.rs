@@ -66,6 +66,10 @@ impl<B: BatchSampler> BatchSampler for DistributedBatches<B> {
         plan.batches().map(part).collect()
     }
 
+    fn pool(&self, epoch: u64) -> Vec<usize> {
+        self.batches.pool(epoch)
+    }
+
     /// With whole batches that vary in size, at least the number of ranks: a saved position counts a rank's own.
     fn global_batch_size(&self) -> usize {
         match (self.split, self.batches.global_batch_size()) {

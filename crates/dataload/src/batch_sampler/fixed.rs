@@ -39,6 +39,10 @@ impl<S: Sampler> BatchSampler for FixedBatches<S> {
         self.batch_size.saturating_mul(self.sampler.world_size())
     }
 
+    fn pool(&self, epoch: u64) -> Vec<usize> {
+        self.sampler.pool(epoch)
+    }
+
     fn plan(&self, epoch: u64) -> BatchPlan {
         let order = self.sampler.order(epoch);
         let end = |number: usize| number.saturating_mul(self.batch_size).min(order.len());

@@ -23,6 +23,12 @@ pub trait BatchSampler: Send + Sync {
     /// The batches of `epoch`, [`len`](BatchSampler::len) of them.
     fn plan(&self, epoch: u64) -> BatchPlan;
 
+    /// The indices that all ranks share out in `epoch`: what [`OnError::Replace`](crate::OnError::Replace) draws its
+    /// substitutes from. Those of the [`plan`](BatchSampler::plan), unless that is one rank's part.
+    fn pool(&self, epoch: u64) -> Vec<usize> {
+        self.plan(epoch).order
+    }
+
     /// How many samples all ranks take together in one step; 0, the default, where that varies. A saved state only fits
     /// a loader with the same.
     fn global_batch_size(&self) -> usize {
@@ -85,6 +91,10 @@ impl<B: BatchSampler + ?Sized> BatchSampler for Box<B> {
 
     fn plan(&self, epoch: u64) -> BatchPlan {
         (**self).plan(epoch)
+    }
+
+    fn pool(&self, epoch: u64) -> Vec<usize> {
+        (**self).pool(epoch)
     }
 
     fn global_batch_size(&self) -> usize {

@@ -16,8 +16,8 @@ pub enum OnError {
     Fail,
     /// Leaves the sample out: its batch gets smaller, and a batch of which nothing is left is not delivered.
     Skip,
-    /// Puts another sample of the dataset in its place, drawn from (seed, epoch, index): every batch keeps its size, and
-    /// every rank its number of batches. Fails when eight draws in a row are bad too.
+    /// Puts another of the epoch's samples in its place, drawn from (seed, epoch, index) among those of all ranks: every
+    /// batch keeps its size, and every rank its number of batches. Fails when eight draws in a row are bad too.
     Replace,
 }
 

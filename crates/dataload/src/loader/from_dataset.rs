@@ -84,14 +84,14 @@ where
         }
         let (len, seed) = (dataset.len(), options.seed);
         let order = vec![("shuffle", i64::from(options.shuffle)), ("drop_last", i64::from(options.drop_last))];
-        let batch_sampler = match batch_sampler {
-            Some(batch_sampler) => batch_sampler,
+        let batch_sampler: Arc<dyn BatchSampler> = match batch_sampler {
+            Some(batch_sampler) => Arc::from(batch_sampler),
             None => {
                 let sampler = sampler.unwrap_or_else(|| match options.shuffle {
                     true => Box::new(RandomSampler::new(len, seed)),
                     false => Box::new(SequentialSampler::new(len)),
                 });
-                Box::new(FixedBatches::new(sampler, options.batch_size.unwrap_or(1), options.drop_last)?)
+                Arc::new(FixedBatches::new(sampler, options.batch_size.unwrap_or(1), options.drop_last)?)
             }
         };
         let identity =

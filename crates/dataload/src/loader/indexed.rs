@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use crate::batch_samples::Draw;
@@ -24,7 +24,7 @@ where
 {
     pub(crate) dataset: Arc<D>,
     pub(crate) stages: Arc<Stages<C, C::Batch>>,
-    pub(crate) batch_sampler: Box<dyn BatchSampler>,
+    pub(crate) batch_sampler: Arc<dyn BatchSampler>,
     pub(crate) identity: Identity,
     pub(crate) store: Option<Arc<DeviceStore<C::Batch>>>,
 }
@@ -40,6 +40,8 @@ where
             stages: self.stages.clone(),
             store: self.store.clone(),
             plan: self.batch_sampler.plan(position.epoch),
+            batch_sampler: self.batch_sampler.clone(),
+            pool: OnceLock::new(),
             seed: self.identity.seed,
             epoch: position.epoch,
             delivered: position.before.clone(),
@@ -61,6 +63,9 @@ struct IndexedEpoch<D, C, B> {
     stages: Arc<Stages<C, B>>,
     store: Option<Arc<DeviceStore<B>>>,
     plan: BatchPlan,
+    batch_sampler: Arc<dyn BatchSampler>,
+    /// What substitutes are drawn from; made when the first is needed.
+    pool: OnceLock<Vec<usize>>,
     seed: u64,
     epoch: u64,
     /// Batches that were delivered before the state was saved.
@@ -112,6 +117,7 @@ where
                 again: None,
                 origin: (0, 0),
                 drawn: Vec::with_capacity(indices.len()),
+                rejectable: false,
                 unfit: &unfit,
                 faults: Vec::new(),
             };
@@ -126,15 +132,19 @@ where
             );
             let Reader { drawn, faults, .. } = reader;
             match result {
-                Err(error) if self.stages.on_error != OnError::Fail && culprit(&error, &drawn).is_some() => {
-                    let index = culprit(&error, &drawn).unwrap_or_default();
-                    unfit.push(Fault::new(self.epoch, index as u64, self.dataset.key(index), error.innermost()));
+                Err(error) if self.stages.on_error != OnError::Fail && !culprits(&error, &drawn).is_empty() => {
+                    for index in culprits(&error, &drawn) {
+                        unfit.push(Fault::new(self.epoch, index as u64, self.dataset.key(index), error.innermost()));
+                    }
                 }
                 result => {
                     let bad = faults.len() + unfit.len();
                     self.stages.report(faults.into_iter().chain(unfit));
                     return match result {
-                        Ok(batch) => guarded(number, &place, |_| None, || self.finish(batch, &drawn)),
+                        Ok((batch, counted)) => {
+                            let samples = counted.unwrap_or(drawn.len());
+                            guarded(number, &place, |_| None, || self.finish(batch, &drawn, samples))
+                        }
                         Err(DataError::EmptyBatch) if bad > 0 => Ok(Content::Nothing),
                         Err(error) => Err(self.named(error, &drawn)),
                     };
@@ -144,12 +154,12 @@ where
     }
 
     /// Keeps the samples of a batch where that is asked for, and sends the batch on its way.
-    fn finish(&self, batch: C::Batch, drawn: &[usize]) -> Result<Content<C::Batch>, DataError> {
+    fn finish(&self, batch: C::Batch, drawn: &[usize], samples: usize) -> Result<Content<C::Batch>, DataError> {
         if let Some(store) = &self.store {
             store.put(drawn, &batch)?;
         }
         let (batch, uploaded) = self.stages.send(batch)?;
-        Ok(Content::Batch { batch, samples: drawn.len(), uploaded })
+        Ok(Content::Batch { batch, samples, uploaded })
     }
 
     /// Adds the sample's index to an error that only knows its position in the batch.
@@ -169,12 +179,13 @@ impl<D: Dataset, C, B> IndexedEpoch<D, C, B> {
     }
 }
 
-/// The index of the sample that a collate function complains of.
-fn culprit(error: &DataError, drawn: &[usize]) -> Option<usize> {
+/// The indices of the samples that a collate function complains of.
+fn culprits(error: &DataError, drawn: &[usize]) -> BTreeSet<usize> {
+    let at = |position: &usize| drawn.get(*position).copied();
     match error {
-        DataError::ShapeMismatch { position, .. } => drawn.get(*position).copied(),
-        DataError::Sample { index, .. } if drawn.contains(index) => Some(*index),
-        _ => None,
+        DataError::ShapeMismatch { position, others, .. } => [position].into_iter().chain(others).filter_map(at).collect(),
+        DataError::Sample { index, .. } if drawn.contains(index) => BTreeSet::from([*index]),
+        _ => BTreeSet::new(),
     }
 }
 
@@ -190,6 +201,8 @@ struct Reader<'a, D, C, B> {
     /// The same of the sample drawn last.
     origin: (usize, u64),
     drawn: Vec<usize>,
+    /// Whether the last of them can still be rejected.
+    rejectable: bool,
     /// Samples that turned out not to fit when the batch was made before.
     unfit: &'a [Fault],
     faults: Vec<Fault>,
@@ -198,9 +211,14 @@ struct Reader<'a, D, C, B> {
 impl<D: Dataset, C, B> Reader<'_, D, C, B> {
     /// The index itself, or the substitute with this number.
     fn substitute(&self, (index, number): (usize, u64)) -> usize {
-        match (number, self.work.dataset.len()) {
-            (0, _) | (_, 0) => index,
-            (_, len) => below(len, self.work.seed, Domain::Substitute, &[self.work.epoch, index as u64, number]),
+        let IndexedEpoch { epoch, seed, batch_sampler, .. } = self.work;
+        if number == 0 {
+            return index;
+        }
+        let pool = self.work.pool.get_or_init(|| batch_sampler.pool(*epoch));
+        match pool.len() {
+            0 => index,
+            len => pool[below(len, *seed, Domain::Substitute, &[*epoch, index as u64, number])],
         }
     }
 
@@ -257,6 +275,7 @@ impl<D: Dataset, C, B> Draw<D::Sample> for Reader<'_, D, C, B> {
             match self.read(index) {
                 Ok(sample) => {
                     self.drawn.push(index);
+                    self.rejectable = true;
                     return Ok(Some(Drawn { sample, index: index as u64 }));
                 }
                 Err(error) => self.pass_over(index, error)?,
@@ -265,7 +284,7 @@ impl<D: Dataset, C, B> Draw<D::Sample> for Reader<'_, D, C, B> {
     }
 
     fn reject(&mut self, error: DataError) -> Result<(), DataError> {
-        match self.drawn.pop() {
+        match std::mem::take(&mut self.rejectable).then(|| self.drawn.pop()).flatten() {
             Some(index) => self.pass_over(index, error),
             None => Err(error),
         }

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::loader::order::{Domain, permutation};
-use crate::{DataError, IterableDataset, ShardStream, StreamPosition};
+use crate::{DataError, Deferred, IterableDataset, ShardStream, StreamPosition};
 
 /// All that it takes to bring a [`Lane`] back to where it was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +43,7 @@ impl FromStr for LanePosition {
 pub(crate) struct Item<S> {
     pub(crate) shard: usize,
     pub(crate) position: u64,
-    pub(crate) sample: Result<S, DataError>,
+    pub(crate) sample: Result<Deferred<S>, DataError>,
 }
 
 /// What all lanes of an epoch have in common.
@@ -68,43 +69,45 @@ pub(crate) struct Lane<D: IterableDataset + Clone> {
     /// The items of the window in the order in which they are given, from the last to the first.
     waiting: Vec<Item<D::Sample>>,
     position: LanePosition,
+    /// Whether the window that was begun is still to be read again.
+    resumes: bool,
     /// Whether this pass has given anything: a lane of empty shards would begin anew for ever.
     fruitful: bool,
 }
 
 impl<D: IterableDataset + Clone> Lane<D> {
-    /// The lane with this number, at `position`; re-reads the window that was begun.
+    /// The lane with this number, at `position`. Nothing is read yet: the first sample asked for is to re-read the window
+    /// that was begun, on a worker's time.
     pub(crate) fn at(dataset: D, plan: LanePlan, number: usize, position: LanePosition) -> Self {
         let stream = shards(&dataset, plan, number, position.pass, position.window_start);
-        let start = LanePosition { taken: 0, ..position };
-        let fruitful = position.window > 0 || position.taken > 0;
-        let mut lane = Self { dataset, plan, number, stream, waiting: Vec::new(), position: start, fruitful };
-        if position.taken > 0 {
-            lane.fill();
-            lane.waiting.truncate(lane.waiting.len().saturating_sub(position.taken));
-            lane.position.taken = position.taken;
-        }
-        lane
+        let resumes = position.taken > 0;
+        let fruitful = position.window > 0 || resumes;
+        Self { dataset, plan, number, stream, waiting: Vec::new(), position, resumes, fruitful }
     }
 
     pub(crate) fn position(&self) -> LanePosition {
         self.position
     }
 
-    pub(crate) fn next(&mut self) -> Option<Item<D::Sample>> {
+    /// The next item; none at the end, or early when `cancelled` has been set: the lane is then of no more use.
+    pub(crate) fn next(&mut self, cancelled: &AtomicBool) -> Option<Item<D::Sample>> {
+        if std::mem::take(&mut self.resumes) {
+            self.fill(cancelled);
+            self.waiting.truncate(self.waiting.len().saturating_sub(self.position.taken));
+        }
         if self.waiting.is_empty() {
             if self.position.taken > 0 {
                 let window_start = self.stream.position();
                 self.position =
                     LanePosition { window_start, window: self.position.window + 1, taken: 0, ..self.position };
             }
-            self.fill();
+            self.fill(cancelled);
             if self.waiting.is_empty() && self.plan.repeat && self.fruitful {
                 let pass = self.position.pass + 1;
                 self.position = LanePosition { pass, ..LanePosition::default() };
                 self.fruitful = false;
                 self.stream = shards(&self.dataset, self.plan, self.number, pass, StreamPosition::default());
-                self.fill();
+                self.fill(cancelled);
             }
         }
         let item = self.waiting.pop()?;
@@ -115,9 +118,10 @@ impl<D: IterableDataset + Clone> Lane<D> {
     }
 
     /// Reads the window that begins where the stream is.
-    fn fill(&mut self) {
+    fn fill(&mut self, cancelled: &AtomicBool) {
         let mut items = Vec::with_capacity(self.plan.window.min(1024));
         while items.len() < self.plan.window
+            && !cancelled.load(Relaxed)
             && let Some((shard, position, sample)) = self.stream.next_item()
         {
             items.push(Some(Item { shard, position, sample }));

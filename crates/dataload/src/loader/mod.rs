@@ -5,6 +5,7 @@ mod epoch;
 mod fault;
 mod from_dataset;
 mod from_stream;
+mod gaps;
 mod guard;
 mod indexed;
 mod lane;

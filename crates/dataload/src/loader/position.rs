@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use overdrive_core::{Entry, StateDict, StateError};
 
+use crate::loader::gaps::Ranges;
 use crate::loader::lane::LanePosition;
 
 /// Where a source is after a batch: nothing for a dataset, where the number says it all.
@@ -113,8 +114,8 @@ impl Position {
         }
         state.insert("epoch", Entry::Int(self.epoch as i64));
         state.insert("batch", Entry::Int(self.batch as i64));
-        let ahead: Vec<String> = self.ahead.keys().chain(&self.before).map(usize::to_string).collect();
-        state.insert("ahead", Entry::Text(ahead.join(" ")));
+        let ahead = Ranges(self.ahead.keys().chain(&self.before).copied().collect());
+        state.insert("ahead", Entry::Text(ahead.to_string()));
         if let Some(mark) = &self.mark {
             state.insert("turn", Entry::Int(mark.turn as i64));
             for (lane, position) in &mark.lanes {
@@ -134,10 +135,9 @@ impl Position {
         }
         let mut position = Self::start_of(natural(state, "epoch")?);
         position.batch = natural(state, "batch")? as usize;
-        for number in text(state, "ahead")?.split_whitespace() {
-            let number = number.parse().map_err(|_| mismatch("ahead", "numbers of batches", number))?;
-            position.before.insert(number);
-        }
+        let ahead = text(state, "ahead")?;
+        let Ranges(before) = ahead.parse().map_err(|()| mismatch("ahead", "numbers of batches", ahead))?;
+        position.before = before;
         let begun = position.batch > 0 || !position.before.is_empty();
         if identity.stream && (begun || state.get("turn").is_ok()) {
             let turn = natural(state, "turn")?;

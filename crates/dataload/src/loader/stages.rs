@@ -20,8 +20,8 @@ pub(crate) struct Stages<C, B> {
 }
 
 impl<C, B> Stages<C, B> {
-    /// Collates a batch.
-    pub(crate) fn collate<S>(&self, samples: &mut BatchSamples<'_, S>) -> Result<B, DataError>
+    /// Collates a batch; with it comes how many samples it counts as, where the collate function said so.
+    pub(crate) fn collate<S>(&self, samples: &mut BatchSamples<'_, S>) -> Result<(B, Option<usize>), DataError>
     where
         C: Collate<S, Batch = B>,
     {
@@ -33,7 +33,7 @@ impl<C, B> Stages<C, B> {
         let [read, decode, transform, collate, _] = times.0.map(|time| time.as_micros() as u64);
         tracing::debug!(read, decode, transform, collate, "batch made, microseconds by stage");
         self.counters.worked(times);
-        Ok(batch)
+        Ok((batch, samples.counted()))
     }
 
     /// Sends a batch on its way to the device.

@@ -49,15 +49,17 @@ impl fmt::Display for LoaderStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let each = |seconds: f64| 1e3 * seconds / self.batches.max(1) as f64;
         writeln!(f, "{} batches, {} samples, {} faults", self.batches, self.samples, self.faults)?;
-        writeln!(
-            f,
-            "waited {:.3} s, {:.3} ms a batch; {:.1} batches lay ready; {} workers, at most {} batches ahead",
-            self.wait_seconds,
-            each(self.wait_seconds),
-            self.queue_depth,
-            self.workers,
-            self.in_flight
-        )?;
+        write!(f, "waited {:.3} s, {:.3} ms a batch; ", self.wait_seconds, each(self.wait_seconds))?;
+        match self.workers {
+            0 => writeln!(f, "no workers: all of it is loading")?,
+            workers => writeln!(
+                f,
+                "{:.1} batches lay ready; {workers} worker{}, at most {} batches ahead",
+                self.queue_depth,
+                if workers == 1 { "" } else { "s" },
+                self.in_flight
+            )?,
+        }
         write!(
             f,
             "workers, ms a batch: read {:.3}, decode {:.3}, transform {:.3}, collate {:.3}, transfer {:.3}",

@@ -13,7 +13,7 @@ use crate::loader::lane::{Item, Lane, LanePlan};
 use crate::loader::position::{Identity, Mark, Position, StreamMark};
 use crate::loader::stages::Stages;
 use crate::loader::work::{Content, EpochWork, Made, Source};
-use crate::{BatchSamples, Collate, DataError, Drawn, IterableDataset};
+use crate::{BatchSamples, Collate, DataError, Deferred, Drawn, IterableDataset};
 
 pub(crate) struct Streamed<D: IterableDataset, C: Collate<D::Sample>> {
     pub(crate) dataset: Arc<D>,
@@ -103,11 +103,11 @@ struct Sequence<D: IterableDataset> {
 }
 
 impl<D: IterableDataset> Sequence<D> {
-    fn draw(&mut self) -> Option<Item<D::Sample>> {
+    fn draw(&mut self, cancelled: &AtomicBool) -> Option<Item<D::Sample>> {
         for _ in 0..self.lanes.len() {
             let turn = self.turn;
             self.turn = (turn + 1) % self.lanes.len();
-            if let Some(item) = self.lanes[turn].1.next() {
+            if let Some(item) = self.lanes[turn].1.next(cancelled) {
                 return Some(item);
             }
         }
@@ -123,7 +123,7 @@ impl<D: IterableDataset> Sequence<D> {
 /// The raw samples of one batch.
 struct Cut<S> {
     number: usize,
-    samples: Vec<Drawn<S>>,
+    samples: Vec<Drawn<Deferred<S>>>,
     faults: Vec<Fault>,
     /// What ends the epoch after these samples.
     error: Option<DataError>,
@@ -158,7 +158,8 @@ where
     /// Takes the next batch's samples out of the stream.
     fn cut(&self, cancelled: &AtomicBool) -> Option<Cut<D::Sample>> {
         let mut sequence = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
-        if sequence.ended || self.options.batches_per_epoch == Some(sequence.next) {
+        // Whoever held the lock before may have stopped in the middle.
+        if cancelled.load(Relaxed) || sequence.ended || self.options.batches_per_epoch == Some(sequence.next) {
             return None;
         }
         let begun = Instant::now();
@@ -174,7 +175,7 @@ where
                     if cancelled.load(Relaxed) {
                         return Err(DataError::Cancelled);
                     }
-                    let Some(Item { shard, position, sample }) = sequence.draw() else {
+                    let Some(Item { shard, position, sample }) = sequence.draw(cancelled) else {
                         sequence.ended = true;
                         break;
                     };
@@ -198,6 +199,9 @@ where
             Err(DataError::CollatePanicked { batch, message }) => Some(DataError::StreamPanicked { batch, message }),
             read => read.err(),
         };
+        if cancelled.load(Relaxed) {
+            return None;
+        }
         if let (Some(batches), true, None) = (self.options.batches_per_epoch, samples.is_empty(), &error) {
             error = Some(DataError::StreamEnded { batch: number, batches });
         }
@@ -241,16 +245,16 @@ where
                 self.stages.collate(&mut samples)
             },
         );
-        let samples = queue.drawn;
+        let drawn = queue.drawn;
         self.stages.report(faults.into_iter());
         match result {
-            Ok(batch) => guarded(
+            Ok((batch, counted)) => guarded(
                 number,
                 &place,
                 |_| None,
                 || {
                     let (batch, uploaded) = self.stages.send(batch)?;
-                    Ok(Content::Batch { batch, samples, uploaded })
+                    Ok(Content::Batch { batch, samples: counted.unwrap_or(drawn), uploaded })
                 },
             ),
             Err(DataError::EmptyBatch) if rejected > 0 => Ok(Content::Nothing),
@@ -262,7 +266,7 @@ where
 /// Gives the samples of one batch that have been read.
 struct Queue<'a, S> {
     len: usize,
-    samples: std::vec::IntoIter<Drawn<S>>,
+    samples: std::vec::IntoIter<Drawn<Deferred<S>>>,
     last: Option<u64>,
     epoch: u64,
     on_error: OnError,
@@ -279,14 +283,19 @@ impl<S> Draw<S> for Queue<'_, S> {
     }
 
     fn draw(&mut self) -> Result<Option<Drawn<S>>, DataError> {
-        if self.cancelled.load(Relaxed) {
-            return Err(DataError::Cancelled);
+        loop {
+            if self.cancelled.load(Relaxed) {
+                return Err(DataError::Cancelled);
+            }
+            let Some(Drawn { sample, index }) = self.samples.next() else { return Ok(None) };
+            self.drawn += 1;
+            self.last = Some(index);
+            self.place.set(Place::Sample(index));
+            match sample.get() {
+                Ok(sample) => return Ok(Some(Drawn { sample, index })),
+                Err(error) => self.reject(error)?,
+            }
         }
-        let Some(drawn) = self.samples.next() else { return Ok(None) };
-        self.drawn += 1;
-        self.last = Some(drawn.index);
-        self.place.set(Place::Sample(drawn.index));
-        Ok(Some(drawn))
     }
 
     fn reject(&mut self, error: DataError) -> Result<(), DataError> {

@@ -40,17 +40,19 @@ enum Phase {
     Settled,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+/// What was measured since the last change.
+#[derive(Debug, Default)]
 struct Round {
-    batches: u32,
-    wait: Duration,
-    period: Duration,
+    batches: usize,
+    /// Seconds waited for a batch, and from batch to batch.
+    waits: Vec<f64>,
+    periods: Vec<f64>,
 }
 
 /// Batches after a change that still come from the setting before.
-const PASSED_OVER: u32 = 3;
+const PASSED_OVER: usize = 3;
 /// Batches that are measured.
-const MEASURED: u32 = 6;
+const MEASURED: usize = 6;
 /// A training loop that waits for less than this share of its time needs no more.
 const ENOUGH: f64 = 0.02;
 /// A change that gains less than this is taken back: it would be noise.
@@ -81,13 +83,13 @@ impl Tuner {
         if self.phase != Phase::Settled {
             self.round.batches += 1;
             if self.round.batches > PASSED_OVER {
-                self.round.wait += wait;
-                self.round.period += period;
+                self.round.waits.push(wait.as_secs_f64());
+                self.round.periods.push(period.as_secs_f64());
             }
             if self.round.batches == PASSED_OVER + MEASURED {
                 let round = std::mem::take(&mut self.round);
-                let seconds = round.period.as_secs_f64().max(1e-9);
-                self.decide(f64::from(MEASURED) / seconds, round.wait.as_secs_f64() / seconds);
+                let seconds = without_the_worst(round.periods).max(1e-9);
+                self.decide((MEASURED - 1) as f64 / seconds, without_the_worst(round.waits) / seconds);
             }
         }
         let size = self.size();
@@ -128,6 +130,13 @@ impl Tuner {
     }
 }
 
+/// The sum of all but the largest: a checkpoint or an evaluation between two batches says nothing about the loader. Not the
+/// median, which would not see the bumps that prefetching is for.
+fn without_the_worst(times: Vec<f64>) -> f64 {
+    let worst = times.iter().copied().fold(0.0, f64::max);
+    times.iter().sum::<f64>() - worst
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,6 +163,17 @@ mod tests {
         assert_eq!(tuned(10.0, 25.0, 8, 0.0, 1).workers, 3, "three keep up");
         assert_eq!(tuned(1.0, 100.0, 2, 0.0, 1).workers, 2, "two cores");
         assert_eq!(tuned(0.1, 100.0, 99, 0.0, 1).workers, 8, "the limit");
+    }
+
+    #[test]
+    fn a_long_pause_between_two_batches_decides_nothing() {
+        let limits = Limits { max_workers: 8, tune_workers: true, tune_prefetch: false, memory_budget: 1000 };
+        let mut tuner = Tuner::new(limits, 1, 2);
+        for batch in 0..200 {
+            let period = Duration::from_millis(if batch % 7 == 0 { 500 } else { 100 / tuner.workers.min(4) as u64 });
+            tuner.observe(1, period, period);
+        }
+        assert_eq!((tuner.phase, tuner.workers), (Phase::Settled, 4));
     }
 
     #[test]

@@ -8,19 +8,23 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use crate::DataError;
+use crate::loader::gaps::Gaps;
 use crate::loader::guard::message_of;
 use crate::loader::reorder::Reorder;
 use crate::loader::work::{EpochWork, Made};
 
 /// The most batches that may be ahead, whatever was asked for.
 pub(crate) const MOST_IN_FLIGHT: usize = 1 << 16;
+
+/// How far, out of order, batches may be ahead of the first that is missing.
+const MOST_AHEAD: usize = 1024;
 
 /// A function that each worker calls with its number before its first batch.
 pub(crate) type WorkerInit = Arc<dyn Fn(usize) -> Result<(), DataError> + Send + Sync>;
@@ -60,7 +64,13 @@ pub(crate) struct Workers<B> {
     granted: Receiver<Permit>,
     told: Sender<Message<B>>,
     messages: Receiver<Message<B>>,
+    /// In order, what waits for its turn; else, what is known of the batches that were delivered.
     arrived: Reorder<Made<B>>,
+    delivered: Gaps,
+    /// How many batches were begun, counted from the epoch's start.
+    granted_to: usize,
+    /// Batches that have been made and not been received.
+    made: Arc<AtomicUsize>,
     /// Batches that may be under way or waiting.
     in_flight: usize,
     /// Batches that are.
@@ -94,6 +104,9 @@ impl<B: Send + 'static> Workers<B> {
             told,
             messages,
             arrived: Reorder::starting_at(first),
+            delivered: Gaps::starting_at(first),
+            granted_to: first,
+            made: Arc::default(),
             in_flight: 0,
             outstanding: 0,
             alive: 0,
@@ -131,17 +144,21 @@ impl<B: Send + 'static> Workers<B> {
 
     /// Batches that lie ready.
     pub(crate) fn ready(&self) -> usize {
-        self.messages.len() + self.arrived.waiting()
+        self.made.load(Ordering::Relaxed) + self.arrived.waiting()
     }
 
     fn start_thread(&self, worker: usize) -> io::Result<JoinHandle<()>> {
         let (work, granted, told) = (self.work.clone(), self.granted.clone(), self.told.clone());
-        let (cancelled, conduct) = (self.cancelled.clone(), self.conduct.clone());
+        let (cancelled, conduct, made) = (self.cancelled.clone(), self.conduct.clone(), self.made.clone());
         Builder::new().name(format!("dataload-{worker}")).spawn(move || {
             let mut farewell = Farewell { told, done: false, error: None };
             stand_back(conduct.nice);
-            let served =
-                begin(worker, conduct.init.as_ref()).and_then(|()| serve(&*work, &granted, &farewell.told, &cancelled));
+            stay_single();
+            let tell = |batch| {
+                made.fetch_add(1, Ordering::Relaxed);
+                farewell.told.send(Message::Made(batch)).is_ok()
+            };
+            let served = begin(worker, conduct.init.as_ref()).and_then(|()| serve(&*work, &granted, tell, &cancelled));
             match served {
                 Ok(done) => farewell.done = done,
                 Err(error) => farewell.error = Some(error),
@@ -158,11 +175,16 @@ impl<B: Send + 'static> Workers<B> {
             }
             if self.alive == 0 && self.messages.is_empty() {
                 let unfinished = self.permits.is_some() || self.arrived.waiting() > 0;
-                return if unfinished { Err(DataError::WorkersGone { batch: self.arrived.due() }) } else { Ok(None) };
+                return if unfinished { Err(DataError::WorkersGone { batch: self.due() }) } else { Ok(None) };
             }
             match self.next_message(asked)? {
-                Message::Made(made) if self.conduct.in_order => self.arrived.put(made.number, made),
-                Message::Made(made) => return Ok(Some(self.taken(made))),
+                Message::Made(made) => {
+                    self.made.fetch_sub(1, Ordering::Relaxed);
+                    match self.conduct.in_order {
+                        true => self.arrived.put(made.number, made),
+                        false => return Ok(Some(self.taken(made))),
+                    }
+                }
                 Message::Left { done, error } => {
                     self.alive -= 1;
                     if let Some(error) = error {
@@ -178,7 +200,7 @@ impl<B: Send + 'static> Workers<B> {
 
     fn next_message(&mut self, asked: Instant) -> Result<Message<B>, DataError> {
         // `self` holds a sender, so the channel is never closed.
-        let gone = DataError::WorkersGone { batch: self.arrived.due() };
+        let gone = DataError::WorkersGone { batch: self.due() };
         match self.conduct.timeout {
             None => self.messages.recv().map_err(|_| gone),
             Some(timeout) => {
@@ -186,23 +208,32 @@ impl<B: Send + 'static> Workers<B> {
                     RecvTimeoutError::Disconnected => gone,
                     RecvTimeoutError::Timeout => {
                         self.stuck = true;
-                        DataError::Timeout { batch: self.arrived.due(), timeout }
+                        DataError::Timeout { batch: self.due(), timeout }
                     }
                 })
             }
         }
     }
 
+    /// The first batch that has not been received.
+    fn due(&self) -> usize {
+        if self.conduct.in_order { self.arrived.due() } else { self.delivered.first() }
+    }
+
     fn taken(&mut self, made: Made<B>) -> Made<B> {
         self.outstanding -= 1;
+        self.delivered.fill(made.number);
         self.grant();
         made
     }
 
     fn grant(&mut self) {
-        while self.outstanding < self.in_flight && self.permits.is_some() {
+        // Out of order, batches may run ahead of one that is stuck, but not for ever: each is remembered.
+        let end = self.delivered.first() + MOST_AHEAD.max(self.in_flight);
+        while self.outstanding < self.in_flight && self.granted_to < end && self.permits.is_some() {
             self.send(Permit::Make);
             self.outstanding += 1;
+            self.granted_to += 1;
         }
     }
 
@@ -238,7 +269,7 @@ pub(crate) fn make_guarded<B>(work: &dyn EpochWork<B>, cancelled: &AtomicBool) -
 fn serve<B>(
     work: &dyn EpochWork<B>,
     granted: &Receiver<Permit>,
-    told: &Sender<Message<B>>,
+    tell: impl Fn(Made<B>) -> bool,
     cancelled: &AtomicBool,
 ) -> Result<bool, DataError> {
     for permit in granted {
@@ -250,7 +281,7 @@ fn serve<B>(
             Permit::Make => match make_guarded(work, cancelled)? {
                 None => return Ok(true),
                 Some(made) => {
-                    if told.send(Message::Made(made)).is_err() {
+                    if !tell(made) {
                         return Ok(false);
                     }
                 }
@@ -279,6 +310,13 @@ fn stand_back(nice: i32) {
         if let Err(error) = rustix::process::setpriority_process(Some(thread), nice) {
             tracing::debug!(%error, "the worker keeps its priority");
         }
+    }
+}
+
+/// Keeps libtorch's operators in the calling thread, so that no worker starts a pool of its own.
+fn stay_single() {
+    if let Err(error) = overdrive_ffi::context::use_one_thread() {
+        tracing::debug!(%error, "libtorch may use several threads in a worker");
     }
 }
 

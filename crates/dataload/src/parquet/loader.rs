@@ -49,6 +49,8 @@ impl Collate<i64> for MakeBatch {
 
     fn collate_from(&self, samples: &mut BatchSamples<'_, i64>) -> Result<ParquetTable, DataError> {
         let numbers = samples.all()?;
-        self.make(samples.epoch(), &numbers)
+        let table = self.make(samples.epoch(), &numbers)?;
+        samples.counts(table.rows());
+        Ok(table)
     }
 }

@@ -2,6 +2,7 @@
 
 use tch::{Kind, Tensor};
 
+use crate::stack::common_shape;
 use crate::tensor::tensor_from_bytes;
 use crate::{Collate, DataError, PointCloud};
 
@@ -30,14 +31,10 @@ impl Collate<(PointCloud, i64)> for StackPoints {
 }
 
 fn stack(clouds: &[&PointCloud]) -> Result<Tensor, DataError> {
-    let shape = |cloud: &PointCloud| [cloud.len(), cloud.channels()];
-    let expected = shape(clouds.first().ok_or(DataError::EmptyBatch)?);
-    if let Some(position) = clouds.iter().position(|cloud| shape(cloud) != expected) {
-        let found = shape(clouds[position]).into();
-        return Err(DataError::ShapeMismatch { position, expected: expected.into(), found });
-    }
+    let shapes: Vec<_> = clouds.iter().map(|cloud| [cloud.len(), cloud.channels()]).collect();
+    let shape = common_shape(&shapes)?;
     let values: Vec<f32> = clouds.iter().flat_map(|cloud| cloud.data()).copied().collect();
-    let sizes = [clouds.len(), expected[0], expected[1]].map(|size| size as i64);
+    let sizes = [clouds.len(), shape[0], shape[1]].map(|size| size as i64);
     tensor_from_bytes(bytemuck::cast_slice(&values), Kind::Float, &sizes)
 }
 

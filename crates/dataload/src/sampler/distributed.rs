@@ -71,6 +71,10 @@ impl<S: Sampler> Sampler for DistributedSampler<S> {
         self.rank.positions(order.len()).map(|position| order[position]).collect()
     }
 
+    fn pool(&self, epoch: u64) -> Vec<usize> {
+        self.sampler.pool(epoch)
+    }
+
     fn world_size(&self) -> usize {
         self.rank.world_size.saturating_mul(self.sampler.world_size())
     }

@@ -30,6 +30,12 @@ pub trait Sampler: Send + Sync {
     /// The dataset indices in the order of `epoch`, [`len`](Sampler::len) of them.
     fn order(&self, epoch: u64) -> Vec<usize>;
 
+    /// The indices that all ranks share out in `epoch`: what [`OnError::Replace`](crate::OnError::Replace) draws its
+    /// substitutes from. The [`order`](Sampler::order) itself, unless that is one rank's part.
+    fn pool(&self, epoch: u64) -> Vec<usize> {
+        self.order(epoch)
+    }
+
     /// How many ranks share the data, each with a sampler of its own like this one.
     fn world_size(&self) -> usize {
         1
@@ -48,6 +54,10 @@ impl<S: Sampler + ?Sized> Sampler for Box<S> {
 
     fn order(&self, epoch: u64) -> Vec<usize> {
         (**self).order(epoch)
+    }
+
+    fn pool(&self, epoch: u64) -> Vec<usize> {
+        (**self).pool(epoch)
     }
 
     fn world_size(&self) -> usize {

@@ -1,0 +1,103 @@
+//! Which numbers are still missing, when they come in any order.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+/// All numbers below [`first`](Self::first), and some above it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gaps {
+    first: usize,
+    beyond: BTreeSet<usize>,
+}
+
+impl Gaps {
+    /// The numbers below `first`.
+    pub(crate) fn starting_at(first: usize) -> Self {
+        Self { first, beyond: BTreeSet::new() }
+    }
+
+    /// The lowest number that is missing.
+    pub(crate) fn first(&self) -> usize {
+        self.first
+    }
+
+    pub(crate) fn fill(&mut self, number: usize) {
+        if number >= self.first {
+            self.beyond.insert(number);
+        }
+        while self.beyond.remove(&self.first) {
+            self.first += 1;
+        }
+    }
+}
+
+/// Numbers as text, neighbours as ranges: `5-90 92`.
+pub(crate) struct Ranges(pub(crate) BTreeSet<usize>);
+
+/// More than any loader leaves; a state that says so is damaged, and would fill the memory.
+const MOST: usize = 1 << 20;
+
+impl fmt::Display for Ranges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut numbers = self.0.iter().copied().peekable();
+        let mut space = "";
+        while let Some(first) = numbers.next() {
+            let mut last = first;
+            while let Some(next) = numbers.next_if_eq(&(last + 1)) {
+                last = next;
+            }
+            match last == first {
+                true => write!(f, "{space}{first}")?,
+                false => write!(f, "{space}{first}-{last}")?,
+            }
+            space = " ";
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Ranges {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let mut all = BTreeSet::new();
+        for range in text.split_whitespace() {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let number = |digits: &str| digits.parse::<usize>().map_err(|_| ());
+            let (first, last) = (number(first)?, number(last)?);
+            if last < first || last - first >= MOST - all.len() {
+                return Err(());
+            }
+            all.extend(first..=last);
+        }
+        Ok(Self(all))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_gap_moves_when_it_is_filled() {
+        let mut gaps = Gaps::starting_at(3);
+        for (number, first) in [(5, 3), (4, 3), (7, 3), (3, 6), (1, 6), (6, 8)] {
+            gaps.fill(number);
+            assert_eq!(gaps.first(), first, "after {number}");
+        }
+        assert!(gaps.beyond.is_empty());
+    }
+
+    #[test]
+    fn ranges_survive_their_text() {
+        for (numbers, text) in [(vec![], ""), (vec![5], "5"), (vec![5, 6, 7, 9, 11, 12], "5-7 9 11-12")] {
+            let set: BTreeSet<usize> = numbers.into_iter().collect();
+            assert_eq!(Ranges(set.clone()).to_string(), text);
+            assert_eq!(text.parse::<Ranges>().map(|ranges| ranges.0), Ok(set));
+        }
+        for bad in ["x", "3-", "-3", "9-5", "0-18446744073709551615", "0-99999999 5"] {
+            assert!(bad.parse::<Ranges>().is_err(), "{bad}");
+        }
+    }
+}
