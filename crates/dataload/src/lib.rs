@@ -26,6 +26,7 @@ mod mnist;
 mod output;
 pub mod pacing;
 mod pack_tokens;
+mod pad_sequence;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod permutation;
@@ -78,6 +79,7 @@ pub use loader::{
 };
 pub use mnist::{Mnist, MnistSplit};
 pub use pack_tokens::{PackTokens, PackedTokens};
+pub use pad_sequence::PadSequence;
 #[cfg(feature = "parquet")]
 pub use parquet::{
     BytesColumn, MakeBatch, ParquetBatches, ParquetDataset, ParquetEpoch, ParquetField, ParquetKind, ParquetRow,

@@ -222,7 +222,8 @@ mod tests {
     #[test]
     fn structures_keep_their_form() -> Result<(), DataError> {
         let row = |start: i64| Tensor::arange_start(start, start + 3, (Kind::Int64, Device::Cpu));
-        let sample = |i: i64| (row(i), [i as f32, 0.5], format!("s{i}"), BTreeMap::from([("odd".to_owned(), i % 2 == 1)]));
+        let sample =
+            |i: i64| (row(i), [i as f32, 0.5], format!("s{i}"), BTreeMap::from([("odd".to_owned(), i % 2 == 1)]));
         let (rows, [halves], names, flags) = match Stack.collate(vec![sample(1), sample(2)])? {
             (rows, mut pair, names, flags) => (rows, [pair.remove(0)], names, flags),
         };

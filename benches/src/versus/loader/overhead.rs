@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use anyhow::{Result, anyhow, ensure};
 use dataloader_rs::collator::{Collator, VecCollator};
-use overdrive::dataload::{BatchSamples, Collate, DataError, DataLoader, Dataset, Drawn};
+use overdrive::dataload::{
+    BatchSamples, Collate, DataError, DataLoader, DataLoaderBuilder, Dataset, Drawn, FromDataset,
+};
 use overdrive::ffi::{BufferPool, HostBuffer};
 use overdrive_bench_report::{Ratio, Target};
 use tch::{Kind, Tensor};
@@ -13,7 +15,8 @@ use tch::{Kind, Tensor};
 use super::{Bench, WORKERS};
 use crate::versus::turns::{Case, Turns};
 
-const TENSORS: &str = "150 kB raw samples in memory, copied into one tensor a batch of 64, 2 workers";
+const VIEWS: &str = "150 kB raw samples in memory, copied once, into one tensor a batch of 64, 2 workers";
+const TENSORS: &str = "150 kB raw samples in memory, each copied, then into one tensor a batch of 64, 2 workers";
 const LISTS: &str = "150 kB raw samples in memory, each copied, a list of them a batch of 64, 2 workers";
 const PEER: &str = "dataloader-rs";
 /// A picture of 224x224 pixels.
@@ -42,6 +45,46 @@ impl Dataset for Raw {
 
     fn get(&self, index: usize) -> Result<Vec<u8>, DataError> {
         Ok(self.sample(index))
+    }
+}
+
+/// The samples as they lie: a handle each, so that what is measured is the loader and one copy.
+#[derive(Clone)]
+struct Views(Raw);
+
+/// A sample without its bytes.
+struct View {
+    data: Arc<[u8]>,
+    index: usize,
+}
+
+impl AsRef<[u8]> for View {
+    fn as_ref(&self) -> &[u8] {
+        &self.data[self.index * BYTES..][..BYTES]
+    }
+}
+
+impl Dataset for Views {
+    type Sample = View;
+
+    fn len(&self) -> usize {
+        SAMPLES
+    }
+
+    fn get(&self, index: usize) -> Result<View, DataError> {
+        Ok(View { data: self.0.0.clone(), index })
+    }
+}
+
+impl dataloader_rs::Dataset for Views {
+    type Item = View;
+
+    fn len(&self) -> usize {
+        SAMPLES
+    }
+
+    fn get(&self, index: usize) -> dataloader_rs::error::Result<View> {
+        Ok(View { data: self.0.0.clone(), index })
     }
 }
 
@@ -84,70 +127,79 @@ impl Filled {
     }
 }
 
-impl Collate<Vec<u8>> for Recycled {
+impl<S: AsRef<[u8]> + Send> Collate<S> for Recycled {
     type Batch = Tensor;
 
-    fn collate(&self, samples: Vec<Vec<u8>>) -> Result<Tensor, DataError> {
+    fn collate(&self, samples: Vec<S>) -> Result<Tensor, DataError> {
         let mut filled = Filled::new(self.0.take(samples.len() * BYTES, false)?);
-        samples.iter().for_each(|sample| filled.add(sample));
+        samples.iter().for_each(|sample| filled.add(sample.as_ref()));
         filled.tensor()
     }
 
     /// Each as it comes, while it is in the cache.
-    fn collate_from(&self, samples: &mut BatchSamples<'_, Vec<u8>>) -> Result<Tensor, DataError> {
+    fn collate_from(&self, samples: &mut BatchSamples<'_, S>) -> Result<Tensor, DataError> {
         let mut filled = Filled::new(self.0.take(samples.len() * BYTES, false)?);
         while let Some(Drawn { sample, .. }) = samples.next()? {
-            filled.add(&sample);
+            filled.add(sample.as_ref());
         }
         filled.tensor()
     }
 }
 
-impl Collator<Vec<u8>> for Fresh {
+impl<S: AsRef<[u8]> + Send> Collator<S> for Fresh {
     type Batch = Tensor;
 
-    fn collate(&self, samples: Vec<Vec<u8>>) -> dataloader_rs::error::Result<Tensor> {
+    fn collate(&self, samples: Vec<S>) -> dataloader_rs::error::Result<Tensor> {
         let mut filled = Filled::new(HostBuffer::zeroed(samples.len() * BYTES, false)?);
-        samples.iter().for_each(|sample| filled.add(sample));
+        samples.iter().for_each(|sample| filled.add(sample.as_ref()));
         Ok(filled.tensor()?)
     }
 }
 
 pub fn measure(bench: &mut Bench) -> Result<()> {
     let data = Raw((0..SAMPLES * BYTES).map(|position| (position * 31) as u8).collect());
-    let builder = || DataLoader::builder(data.clone()).batch_size(BATCH_SIZE).shuffle(true).num_workers(WORKERS);
-    let tensors = builder().collate(Recycled::default()).build()?;
-    let lists = builder().collate(|samples: Vec<Vec<u8>>| Ok(samples)).build()?;
-    let (mut their_tensors, mut their_lists) = (theirs(&data, Fresh), theirs(&data, VecCollator));
+    let views = Views(data.clone());
+    let once = ours(&views).collate(Recycled::default()).build()?;
+    let tensors = ours(&data).collate(Recycled::default()).build()?;
+    let lists = ours(&data).collate(|samples: Vec<Vec<u8>>| Ok(samples)).build()?;
+    let (mut their_once, mut their_tensors) = (theirs(&views, Fresh), theirs(&data, Fresh));
+    let mut their_lists = theirs(&data, VecCollator);
 
+    let rows = |batch: &Tensor| batch.size()[0] as usize;
     let mut turns = Turns::default();
-    turns.ours("tensors", || rate(|| tensors.iter().try_fold(0, |seen, batch| Ok(seen + batch?.size()[0] as usize))));
+    turns.ours("once", || rate(|| once.iter().try_fold(0, |seen, batch| Ok(seen + rows(&batch?)))));
+    turns.ours("tensors", || rate(|| tensors.iter().try_fold(0, |seen, batch| Ok(seen + rows(&batch?)))));
     turns.ours("lists", || rate(|| lists.iter().try_fold(0, |seen, batch| Ok(seen + batch?.len()))));
+    turns.ours("theirs once", || rate(|| their_once.iter().try_fold(0, |seen, batch| Ok(seen + rows(&known(batch)?)))));
     turns.ours("their tensors", || {
-        rate(|| {
-            their_tensors
-                .iter()
-                .try_fold(0, |seen, batch| Ok(seen + batch.map_err(|e| anyhow!("{e}"))?.size()[0] as usize))
-        })
+        rate(|| their_tensors.iter().try_fold(0, |seen, batch| Ok(seen + rows(&known(batch)?))))
     });
-    turns.ours("their lists", || {
-        rate(|| their_lists.iter().try_fold(0, |seen, batch| Ok(seen + batch.map_err(|e| anyhow!("{e}"))?.len())))
-    });
+    turns.ours("their lists", || rate(|| their_lists.iter().try_fold(0, |seen, batch| Ok(seen + known(batch)?.len()))));
     turns.take("overhead", bench.pairs)?;
     bench.versions.insert(PEER.to_owned(), "0.2.0".to_owned());
-    for (text, ours, peer) in [(TENSORS, "tensors", "their tensors"), (LISTS, "lists", "their lists")] {
+    let pairs =
+        [(VIEWS, "once", "theirs once"), (TENSORS, "tensors", "their tensors"), (LISTS, "lists", "their lists")];
+    for (text, ours, peer) in pairs {
         let case = Case { text, unit: "samples/s", ratio: Ratio::TimesFasterByRate };
         turns.compare(&mut bench.findings, case, (ours, peer), Some(Target::AtLeast(2.0)))?;
     }
     Ok(())
 }
 
-type Theirs<C> = dataloader_rs::DataLoader<Raw, dataloader_rs::RandomSampler, C>;
+fn ours<D: Dataset + Clone>(data: &D) -> DataLoaderBuilder<FromDataset<D>> {
+    DataLoader::builder(data.clone()).batch_size(BATCH_SIZE).shuffle(true).num_workers(WORKERS)
+}
+
+type Theirs<D, C> = dataloader_rs::DataLoader<D, dataloader_rs::RandomSampler, C>;
 
 /// As many threads, and as many batches ahead at most.
-fn theirs<C: Collator<Vec<u8>>>(data: &Raw, collator: C) -> Theirs<C> {
+fn theirs<D: dataloader_rs::Dataset + Clone, C: Collator<D::Item>>(data: &D, collator: C) -> Theirs<D, C> {
     let builder = dataloader_rs::DataLoader::builder(data.clone()).batch_size(BATCH_SIZE).num_workers(WORKERS);
     builder.sampler(dataloader_rs::RandomSampler::new(0)).prefetch_depth(2).collator(collator).build()
+}
+
+fn known<B>(batch: dataloader_rs::error::Result<B>) -> Result<B> {
+    batch.map_err(|error| anyhow!("{error}"))
 }
 
 /// Samples a second.

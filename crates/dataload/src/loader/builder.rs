@@ -78,6 +78,8 @@ pub(crate) struct Options {
     pin_memory: bool,
     device: Option<Device>,
     keep_on_device: bool,
+    /// What else the order of the samples follows from.
+    pub(crate) order: Vec<(&'static str, i64)>,
     /// A [`TensorOps`] of the batch, where an option needs one.
     tensor_ops: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -102,6 +104,7 @@ impl Default for Options {
             pin_memory: false,
             device: None,
             keep_on_device: false,
+            order: Vec::new(),
             tensor_ops: None,
         }
     }
@@ -140,7 +143,9 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
         self
     }
 
-    /// The memory in bytes that batches made ahead may take where the loader chooses; 512 MiB unless set.
+    /// The memory in bytes that batches made ahead may take where the loader chooses; 512 MiB unless set. Counted for batches
+    /// of tensors with [`prefetch`](Self::prefetch), [`to_device`](Self::to_device) or [`pin_memory`](Self::pin_memory):
+    /// what other batches take, the loader cannot know.
     pub fn memory_budget(mut self, bytes: usize) -> Self {
         self.options.memory_budget = bytes;
         self
@@ -298,7 +303,10 @@ impl Options {
             max_workers: max,
             tune_workers: self.num_workers == NumWorkers::Auto,
             tune_prefetch: self.tune_prefetch && max > 0,
-            memory_budget: if self.tune_prefetch { self.memory_budget } else { usize::MAX },
+            memory_budget: match self.tune_prefetch || self.num_workers == NumWorkers::Auto {
+                true => self.memory_budget,
+                false => usize::MAX,
+            },
         };
         let tuner = Tuner::new(limits, min, self.prefetch_factor);
         let stages = Stages {

@@ -83,7 +83,8 @@ where
             return Err(DataError::option("sampler", "no shuffle beside it", "shuffle"));
         }
         let (len, seed) = (dataset.len(), options.seed);
-        let order = vec![("shuffle", i64::from(options.shuffle)), ("drop_last", i64::from(options.drop_last))];
+        let mut order = vec![("shuffle", i64::from(options.shuffle)), ("drop_last", i64::from(options.drop_last))];
+        order.extend(&options.order);
         let batch_sampler: Arc<dyn BatchSampler> = match batch_sampler {
             Some(batch_sampler) => Arc::from(batch_sampler),
             None => {

@@ -2,8 +2,8 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use crate::batch_samples::Draw;
 use crate::cache::DeviceStore;
@@ -183,7 +183,9 @@ impl<D: Dataset, C, B> IndexedEpoch<D, C, B> {
 fn culprits(error: &DataError, drawn: &[usize]) -> BTreeSet<usize> {
     let at = |position: &usize| drawn.get(*position).copied();
     match error {
-        DataError::ShapeMismatch { position, others, .. } => [position].into_iter().chain(others).filter_map(at).collect(),
+        DataError::ShapeMismatch { position, others, .. } => {
+            [position].into_iter().chain(others).filter_map(at).collect()
+        }
         DataError::Sample { index, .. } if drawn.contains(index) => BTreeSet::from([*index]),
         _ => BTreeSet::new(),
     }

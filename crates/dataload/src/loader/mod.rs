@@ -9,6 +9,7 @@ mod gaps;
 mod guard;
 mod indexed;
 mod lane;
+mod merge;
 mod order;
 mod position;
 #[cfg(feature = "progress")]
@@ -56,7 +57,8 @@ use worker::Conduct;
 ///
 /// As a [`Stateful`], a loader saves which batches the training loop has had: the next iteration after
 /// `load_state_dict` goes on behind them. The state fits another number of workers and, at the same global batch, another
-/// number of ranks; it is refused where data, batch size or seed differ. It takes less than a kilobyte.
+/// number of ranks (of a stream, see [`merge_states`](DataLoader::merge_states)); it is refused where data, batch size or
+/// seed differ. It takes less than a kilobyte; with `in_order(false)` some bytes more for each batch that is late.
 ///
 /// # Syncs
 /// Asking for a batch blocks until it is there; no device is waited for.

@@ -179,7 +179,7 @@ where
                         sequence.ended = true;
                         break;
                     };
-                    let index = (shard as u64) << 40 | position;
+                    let index = index_of(shard, position);
                     match sample {
                         Ok(sample) => samples.push(Drawn { sample, index }),
                         Err(error) => {
@@ -258,9 +258,26 @@ where
                 },
             ),
             Err(DataError::EmptyBatch) if rejected > 0 => Ok(Content::Nothing),
+            Err(DataError::WorkerPanicked { index, message, .. }) => {
+                let (shard, position) = place_of(index as u64);
+                let error = Box::new(DataError::other(format!("panicked: {message}")));
+                Err(DataError::StreamItem { shard, position, error })
+            }
             Err(error) => Err(error),
         }
     }
+}
+
+/// Where the position begins in the number that stands for an item.
+const POSITION_BITS: u32 = 40;
+
+/// One number for an item of a stream.
+fn index_of(shard: usize, position: u64) -> u64 {
+    (shard as u64) << POSITION_BITS | position
+}
+
+fn place_of(index: u64) -> (usize, u64) {
+    ((index >> POSITION_BITS) as usize, index & ((1 << POSITION_BITS) - 1))
 }
 
 /// Gives the samples of one batch that have been read.
@@ -300,7 +317,7 @@ impl<S> Draw<S> for Queue<'_, S> {
 
     fn reject(&mut self, error: DataError) -> Result<(), DataError> {
         let Some(index) = self.last.take() else { return Err(error) };
-        let (shard, position) = ((index >> 40) as usize, index & ((1 << 40) - 1));
+        let (shard, position) = place_of(index);
         let error = DataError::StreamItem { shard, position, error: Box::new(error) };
         if self.on_error == OnError::Fail {
             return Err(error);

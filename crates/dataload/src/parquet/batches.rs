@@ -88,6 +88,17 @@ impl ParquetBatches {
         self
     }
 
+    /// What the batches of an epoch follow from, for a saved state to be compared with.
+    pub(super) fn identity(&self) -> Vec<(&'static str, i64)> {
+        vec![
+            ("parquet.rows", self.dataset.rows() as i64),
+            ("parquet.batch_size", self.batch_size as i64),
+            ("parquet.window", self.window as i64),
+            ("parquet.shuffle", i64::from(self.shuffle)),
+            ("parquet.seed", self.seed as i64),
+        ]
+    }
+
     fn forget(self) -> Self {
         Self { recent: Arc::new(Recent::new(KEPT_WINDOWS)), ..self }
     }

@@ -21,7 +21,9 @@ impl ParquetBatches {
     /// # Ok::<(), overdrive_dataload::DataError>(())
     /// ```
     pub fn loader(self) -> DataLoaderBuilder<FromDataset<RowNumbers>, MakeBatch> {
-        DataLoader::builder(RowNumbers::below(self.len())).collate(MakeBatch { batches: self })
+        let mut builder = DataLoader::builder(RowNumbers::below(self.len()));
+        builder.options.order = self.identity();
+        builder.collate(MakeBatch { batches: self })
     }
 }
 

@@ -134,7 +134,12 @@ fn the_loader_gives_the_same_batches_and_resumes_among_them() -> Result<(), Box<
         second.load_state_dict(&first.state_dict()?)?;
         found.extend(second.iter().map(|batch| rows(&batch.unwrap())));
         assert_eq!(found, expected, "{workers} workers");
+        let samples: usize = found.iter().map(|rows| rows.len()).sum();
+        assert_eq!((first.stats().samples + second.stats().samples) as usize, samples, "rows count, not batches");
     }
+    let state = batches()?.loader().build()?.state_dict()?;
+    let other = batches()?.seed(5).loader().build()?.load_state_dict(&state).unwrap_err().to_string();
+    assert!(other.contains("parquet.seed"), "{other}");
     let two = batches()?.loader().batch_size(2).build()?;
     assert!(matches!(two.iter().next(), Some(Err(DataError::InvalidOption { option: "batch_size", .. }))));
     Ok(())

@@ -1,9 +1,12 @@
 //! Bad samples under each policy.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use overdrive_dataload::{
-    Collate, DataError, DataLoader, EncodedImage, FnDataset, Image, ImagePipeline, OnError, Resize, Stack,
+    BatchSamples, Collate, DataError, DataLoader, DistributedSampler, EncodedImage, FnDataset, Image, ImagePipeline,
+    OnError, Resize, Stack, SubsetRandomSampler,
 };
 
 use crate::{WORKERS, alone, listed};
@@ -242,5 +245,72 @@ fn a_panic_outside_of_samples_and_batches_is_an_error_too() -> Result<(), DataEr
             assert!(error.contains("no key"), "{error}");
         }
     }
+    Ok(())
+}
+
+#[test]
+fn substitutes_come_from_the_samples_of_the_epoch_and_are_the_same_for_any_number_of_ranks() -> Result<(), DataError> {
+    let _alone = alone();
+    // The first half is for training, the other one for validation.
+    let half = || SubsetRandomSampler::new((0..50).collect::<Vec<_>>(), 4);
+    let global = |world_size: usize| -> Result<Vec<usize>, DataError> {
+        let mut all = Vec::new();
+        for rank in 0..world_size {
+            let sampler = DistributedSampler::new(half(), world_size, rank)?;
+            let builder = DataLoader::builder(bad_tenth()).sampler(sampler).batch_size(5).on_error(OnError::Replace);
+            let batches: Vec<Vec<usize>> = builder.collate(listed).build()?.iter().collect::<Result<_, _>>()?;
+            all.extend(batches.concat());
+        }
+        all.sort_unstable();
+        Ok(all)
+    };
+    let one = global(1)?;
+    assert_eq!(one.len(), 50);
+    assert!(one.iter().all(|index| *index < 50), "{one:?}");
+    assert_eq!(global(2)?, one);
+    Ok(())
+}
+
+#[test]
+fn samples_that_do_not_fit_are_found_in_one_go() -> Result<(), DataError> {
+    let _alone = alone();
+    let reads = Arc::new(AtomicUsize::new(0));
+    let counter = reads.clone();
+    let dataset = FnDataset::new(32, move |index| {
+        counter.fetch_add(1, Relaxed);
+        let side = if index % 3 == 1 { 3 } else { 2 };
+        Ok((Image::new(vec![0; side * side], side, side, 1)?, index as i64))
+    });
+    let loader = DataLoader::builder(dataset).batch_size(32).on_error(OnError::Skip).collate(Stack).build()?;
+    assert_eq!(loader.iter().next().unwrap()?.0.size(), [21, 1, 2, 2]);
+    assert_eq!((loader.faults().len(), reads.load(Relaxed)), (11, 32 + 21));
+    Ok(())
+}
+
+#[test]
+fn a_sample_is_rejected_once() -> Result<(), DataError> {
+    struct Twice;
+    impl Collate<usize> for Twice {
+        type Batch = usize;
+
+        fn collate(&self, _: Vec<usize>) -> Result<usize, DataError> {
+            Ok(0)
+        }
+
+        fn collate_from(&self, samples: &mut BatchSamples<'_, usize>) -> Result<usize, DataError> {
+            let mut drawn = 0;
+            while samples.next()?.is_some() {
+                drawn += 1;
+            }
+            samples.reject(DataError::other("the last"))?;
+            samples.reject(DataError::other("again"))?;
+            Ok(drawn)
+        }
+    }
+    let dataset = FnDataset::new(4, Ok);
+    let loader = DataLoader::builder(dataset).batch_size(4).on_error(OnError::Skip).collate(Twice).build()?;
+    let error = loader.iter().next().unwrap().unwrap_err().to_string();
+    assert!(error.contains("again"), "{error}");
+    assert_eq!(loader.faults()[0].index, 3);
     Ok(())
 }

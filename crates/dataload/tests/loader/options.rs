@@ -189,3 +189,47 @@ fn a_hundred_epochs_with_breaks_leave_no_thread() -> Result<(), DataError> {
     wait_until(|| crate::loader_threads() == 0);
     Ok(())
 }
+
+#[test]
+fn libtorch_stays_in_the_threads_of_workers() -> Result<(), DataError> {
+    let _alone = alone();
+    let before = tch::get_num_threads();
+    tch::set_num_threads(2);
+    let threads = |workers| -> Result<Vec<i32>, DataError> {
+        let loader =
+            DataLoader::builder(uneven(20)).num_workers(workers).collate(|_: Vec<usize>| Ok(tch::get_num_threads()));
+        loader.build()?.iter().collect()
+    };
+    assert!(threads(0)?.iter().all(|&count| count == 2), "the training thread keeps its own");
+    assert!(threads(2)?.iter().all(|&count| count == 1));
+    assert_eq!(tch::get_num_threads(), 2);
+    tch::set_num_threads(before);
+    Ok(())
+}
+
+#[test]
+fn out_of_order_batches_run_ahead_of_a_stuck_one_only_so_far() -> Result<(), DataError> {
+    let _alone = alone();
+    let released = Arc::new(AtomicBool::new(false));
+    let gate = released.clone();
+    let dataset = FnDataset::new(3000, move |index| {
+        while index == 0 && !gate.load(SeqCst) {
+            sleep(Duration::from_millis(1));
+        }
+        Ok(index)
+    });
+    let builder = DataLoader::builder(dataset).num_workers(2).in_order(false);
+    let loader = builder.collate(|samples: Vec<usize>| Ok(samples[0])).build()?;
+    let mut epoch = loader.iter();
+    // All that may be made without the first: what comes next is the first, because nothing else is begun.
+    let mut seen: Vec<usize> = epoch.by_ref().take(1023).collect::<Result<_, _>>()?;
+    seen.sort_unstable();
+    assert_eq!(seen, (1..1024).collect::<Vec<_>>());
+    let state = overdrive_core::Stateful::state_dict(&loader).unwrap();
+    let ahead = format!("{:?}", state.get("ahead").unwrap());
+    assert!(ahead.contains("1-1023"), "{ahead}");
+    released.store(true, SeqCst);
+    assert_eq!(epoch.next().unwrap()?, 0);
+    assert_eq!(epoch.count(), 3000 - 1024);
+    Ok(())
+}

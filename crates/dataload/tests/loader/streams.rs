@@ -1,7 +1,10 @@
 //! Loaders over streams: order, mixing, ranks, faults.
 
 use std::collections::BTreeSet;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
+use overdrive_core::Stateful;
 use overdrive_dataload::{DataError, DataLoader, FnStream, IterableDataset, OnError};
 
 use crate::{WORKERS, alone, listed};
@@ -155,4 +158,79 @@ fn stream_options_are_checked() {
     assert_eq!(option(builder().rank(0, 2).interleave(6).batch_size(6).build()), "shards");
     assert_eq!(option(builder().rank(0, 2).batch_size(3).build()), "interleave");
     assert_eq!(option(builder().on_error(OnError::Replace).build()), "on_error");
+}
+
+#[test]
+fn a_map_runs_in_all_workers_at_once() -> Result<(), DataError> {
+    let _alone = alone();
+    let inside = Arc::new((Mutex::new((0, 0)), Condvar::new()));
+    let seen = inside.clone();
+    let mapped = numbers(2, 20).map(move |number| {
+        let (counts, changed) = &*seen;
+        let mut guard = counts.lock().unwrap();
+        guard.0 += 1;
+        guard.1 = guard.1.max(guard.0);
+        changed.notify_all();
+        // Waits for company until it was had once.
+        let (mut guard, _) = changed.wait_timeout_while(guard, Duration::from_secs(5), |(_, most)| *most < 2).unwrap();
+        guard.0 -= 1;
+        Ok(number * 2)
+    });
+    let loader = DataLoader::stream(mapped).batch_size(5).interleave(1).num_workers(2).collate(listed).build()?;
+    let all: Vec<Vec<usize>> = loader.iter().collect::<Result<_, _>>()?;
+    assert_eq!(all.concat(), (0..20).chain(1000..1020).map(|number| number * 2).collect::<Vec<_>>());
+    assert_eq!(inside.0.lock().unwrap().1, 2);
+    Ok(())
+}
+
+#[test]
+fn what_a_map_refuses_is_a_bad_sample_with_its_place() -> Result<(), DataError> {
+    let _alone = alone();
+    let loader = |workers, policy, panics| {
+        let mapped = numbers(2, 10).map(move |number| match number {
+            1004 if panics => panic!("boom"),
+            1004 => Err(DataError::other("no good")),
+            number => Ok(number),
+        });
+        let stream = DataLoader::stream(mapped).interleave(1).batch_size(10).on_error(policy);
+        stream.num_workers(workers).collate(listed).build()
+    };
+    for workers in WORKERS {
+        let skipping = loader(workers, OnError::Skip, false)?;
+        let batches: Vec<Vec<usize>> = skipping.iter().collect::<Result<_, _>>()?;
+        assert_eq!(batches[1], [1000, 1001, 1002, 1003, 1005, 1006, 1007, 1008, 1009]);
+        assert_eq!(skipping.faults()[0].error, "shard 1, item 4: no good");
+        assert_eq!(skipping.stats().samples, 19);
+        for (panics, message) in [(false, "shard 1, item 4: no good"), (true, "shard 1, item 4: panicked: boom")] {
+            let error = loader(workers, OnError::Fail, panics)?.iter().nth(1).unwrap().unwrap_err();
+            assert_eq!(error.to_string(), message);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_resumed_window_is_read_by_a_worker() -> Result<(), DataError> {
+    let _alone = alone();
+    let readers = Arc::new(Mutex::new(BTreeSet::new()));
+    let build = || {
+        let readers = readers.clone();
+        let stream = FnStream::new(4, move |shard| {
+            let readers = readers.clone();
+            Ok((0..50).map(move |i| {
+                readers.lock().unwrap().insert(std::thread::current().name().unwrap_or_default().to_owned());
+                Ok(shard * 1000 + i)
+            }))
+        });
+        DataLoader::stream(stream).batch_size(8).shuffle_buffer(30).num_workers(2).collate(listed).build()
+    };
+    let expected: Vec<Vec<usize>> = build()?.iter().collect::<Result<_, _>>()?;
+    let first = build()?;
+    assert_eq!(first.iter().take(5).collect::<Result<Vec<_>, _>>()?, expected[..5]);
+    let mut second = build()?;
+    second.load_state_dict(&first.state_dict().unwrap()).unwrap();
+    assert_eq!(second.iter().collect::<Result<Vec<_>, _>>()?, expected[5..]);
+    let readers = readers.lock().unwrap();
+    assert!(readers.iter().all(|name| name.starts_with("dataload-")), "{readers:?}");
+    Ok(())
 }

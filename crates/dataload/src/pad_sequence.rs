@@ -1,0 +1,99 @@
+//! Sequences of different lengths as one batch.
+
+use tch::{Kind, Tensor};
+
+use crate::stack::{Stackable, common_shape};
+use crate::{Collate, DataError};
+
+/// Pads sequences to the longest of their batch, and tells how long each is.
+///
+/// # Shapes
+/// `N` tensors `[L_i, ..]` give `[N, max(L_i), ..]` of their dtype, and int64 `[N]`, the `L_i`. A sample that is a pair of a
+/// sequence and something that [`Stack`](crate::Stack) takes gives that something's batch as a third part.
+///
+/// ```
+/// use overdrive_dataload::{Collate, PadSequence};
+/// use tch::Tensor;
+///
+/// let texts = vec![Tensor::from_slice(&[5_i64, 6, 7]), Tensor::from_slice(&[8_i64])];
+/// let (tokens, lengths) = PadSequence::new(-100.0).collate(texts)?;
+/// assert_eq!(Vec::<i64>::try_from(tokens.view(-1)).unwrap(), [5, 6, 7, 8, -100, -100]);
+/// assert_eq!(Vec::<i64>::try_from(lengths).unwrap(), [3, 1]);
+/// # Ok::<(), overdrive_dataload::DataError>(())
+/// ```
+///
+/// # Errors
+/// [`DataError::ShapeMismatch`] where they differ in more than their length; [`DataError::InvalidOption`] where a sample has no
+/// dimension, or another dtype than the first.
+///
+/// # Source
+/// `torch.nn.utils.rnn.pad_sequence(batch_first=True)`, with `torch.nn.utils.rnn.pack_padded_sequence`'s lengths.
+#[derive(Clone, Copy, Debug, Default)]
+#[doc(alias = "pad_sequence")]
+pub struct PadSequence {
+    padding_value: f64,
+}
+
+impl PadSequence {
+    /// Pads with `padding_value`, which is converted to the sequences' dtype.
+    pub fn new(padding_value: f64) -> Self {
+        Self { padding_value }
+    }
+
+    fn pad(&self, sequences: &[Tensor]) -> Result<(Tensor, Tensor), DataError> {
+        let first = sequences.first().ok_or(DataError::EmptyBatch)?;
+        let kind = if first.defined() { first.kind() } else { Kind::Float };
+        for (position, sequence) in sequences.iter().enumerate() {
+            if !sequence.defined() || sequence.dim() == 0 || sequence.kind() != kind {
+                let expected = format!("a {kind:?} tensor with at least one dimension, as the first");
+                return Err(DataError::option("sample", expected, format!("{sequence:?} at position {position}")));
+            }
+        }
+        let sizes: Vec<Vec<i64>> = sequences.iter().map(Tensor::size).collect();
+        let rest = |size: &Vec<i64>| size[1..].iter().map(|&size| size as usize).collect::<Vec<_>>();
+        common_shape(&sizes.iter().map(rest).collect::<Vec<_>>())?;
+        let lengths: Vec<i64> = sizes.iter().map(|size| size[0]).collect();
+        let padded = Tensor::f_pad_sequence(sequences, true, self.padding_value, "right")?;
+        Ok((padded, Stackable::stack(lengths)?))
+    }
+}
+
+impl Collate<Tensor> for PadSequence {
+    type Batch = (Tensor, Tensor);
+
+    fn collate(&self, sequences: Vec<Tensor>) -> Result<Self::Batch, DataError> {
+        self.pad(&sequences)
+    }
+}
+
+impl<S: Stackable> Collate<(Tensor, S)> for PadSequence {
+    type Batch = (Tensor, Tensor, S::Batch);
+
+    fn collate(&self, samples: Vec<(Tensor, S)>) -> Result<Self::Batch, DataError> {
+        let (sequences, others): (Vec<Tensor>, Vec<S>) = samples.into_iter().unzip();
+        let (padded, lengths) = self.pad(&sequences)?;
+        Ok((padded, lengths, S::stack(others)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Device;
+
+    #[test]
+    fn what_cannot_be_padded_is_named() -> Result<(), DataError> {
+        let sequence = |len: i64, width: i64, kind| Tensor::ones([len, width], (kind, Device::Cpu));
+        let (padded, lengths, labels) = PadSequence::default()
+            .collate(vec![(sequence(1, 2, Kind::Float), 3_i64), (sequence(3, 2, Kind::Float), 4)])?;
+        assert_eq!((padded.size(), padded.sum(Kind::Float).double_value(&[])), (vec![2, 3, 2], 8.0));
+        assert_eq!((lengths.size(), labels.int64_value(&[1])), (vec![2], 4));
+        let uneven = vec![sequence(1, 2, Kind::Float), sequence(1, 2, Kind::Float), sequence(1, 3, Kind::Float)];
+        assert!(matches!(PadSequence::default().collate(uneven), Err(DataError::ShapeMismatch { position: 2, .. })));
+        let mixed = vec![sequence(1, 2, Kind::Float), sequence(1, 2, Kind::Int64)];
+        assert!(PadSequence::default().collate(mixed).unwrap_err().to_string().contains("position 1"));
+        assert!(PadSequence::default().collate(vec![Tensor::from(1.0)]).is_err());
+        assert!(matches!(PadSequence::default().collate(Vec::<Tensor>::new()), Err(DataError::EmptyBatch)));
+        Ok(())
+    }
+}
