@@ -86,6 +86,20 @@ fn columns() -> Result<()> {
     println!("the column adds up to {sum}, its shuffled batches to {shuffled}");
     ensure!(sum == shuffled);
 
+    // With workers, resume and copies to a device, as any other loader.
+    let loader = numbers.batches(16)?.shuffle(true).seed(3).loader().num_workers(2).build()?;
+    let first: Vec<_> = loader.iter().take(2).collect::<Result<_, _>>()?;
+    let state = loader.state_dict()?;
+    let mut later = numbers.batches(16)?.shuffle(true).seed(3).loader().build()?;
+    later.load_state_dict(&state)?;
+    let rest: Vec<_> = later.iter().collect::<Result<_, _>>()?;
+    println!(
+        "a loader stopped after {} of its {} batches, and another one went on",
+        first.len(),
+        first.len() + rest.len()
+    );
+    ensure!(later.len() == Some(first.len() + rest.len()));
+
     let lists = ParquetDataset::open(&format!("{PARQUET}/nested.parquet"))?.select(["ints"])?.read()?;
     let ragged = lists.ragged("ints")?;
     let (padded, lengths) = ragged.to_padded(-1.0, None)?;

@@ -17,6 +17,7 @@ mod process;
 mod resident;
 mod shards;
 mod startup;
+mod threads;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -67,6 +68,8 @@ enum Topic {
     Index,
     /// Workers and prefetching that the loader chose, beside the best of a grid
     Autotune,
+    /// libtorch's threads, workers, and their priority, beside a training loop that computes
+    Threads,
 }
 
 /// What the topics share.
@@ -122,6 +125,7 @@ impl Topic {
             }
             Self::Index => index::measure(bench),
             Self::Autotune => autotune::measure(bench),
+            Self::Threads => threads::measure(bench),
         }
     }
 }

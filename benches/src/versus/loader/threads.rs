@@ -1,0 +1,84 @@
+//! How a training loop and its loader share the cores: libtorch's threads, workers, and how much those stand back.
+
+use std::fmt;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use overdrive::dataload::{DataLoader, EncodedImageFolder, ImagePipeline, RandomHorizontalFlip, RandomResizedCrop};
+use overdrive_bench_report::Ratio;
+use tch::{Device, Kind, Tensor};
+
+use super::{Bench, WORKERS};
+use crate::versus::turns::{Case, Turns};
+
+const TEXT: &str = "photographs in batches of 16 beside matrix products that take both cores some 20 ms a batch: ours with other \
+                    settings than the peer's";
+const BATCH_SIZE: usize = 16;
+const BATCHES: usize = 30;
+/// Of square matrices, and how many products a batch takes.
+const SIDE: i64 = 768;
+const PRODUCTS: usize = 4;
+
+#[derive(Clone, Copy, PartialEq)]
+struct Setting {
+    torch_threads: i32,
+    workers: usize,
+    nice: i32,
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "set_num_threads({}), {} workers, nice {}", self.torch_threads, self.workers, self.nice)
+    }
+}
+
+/// What two cores give when nothing is set but the workers.
+const UNSET: Setting = Setting { torch_threads: 2, workers: WORKERS, nice: 0 };
+
+pub fn measure(bench: &mut Bench) -> Result<()> {
+    let Some(photos) = bench.photos(TEXT) else { return Ok(()) };
+    let before = tch::get_num_threads();
+    let mut settings = vec![UNSET];
+    for (torch_threads, workers, nice) in
+        [(2, 0, 0), (2, 1, 0), (2, 1, 10), (2, 2, 10), (2, 2, 19), (1, 1, 0), (1, 2, 0)]
+    {
+        settings.push(Setting { torch_threads, workers, nice });
+    }
+    let names: Vec<String> = settings.iter().map(ToString::to_string).collect();
+    let mut turns = Turns::default();
+    for (name, &setting) in names.iter().zip(&settings) {
+        let loader = loader(&photos, setting)?;
+        turns.ours(name, move || rate(&loader, setting));
+    }
+    turns.take("threads", bench.pairs)?;
+    tch::set_num_threads(before);
+    for name in &names[1..] {
+        let text = format!("{TEXT}: {name}");
+        let case = Case { text: &text, unit: "batches/s", ratio: Ratio::TimesFasterByRate };
+        turns.compare(&mut bench.findings, case, (name, &names[0]), None)?;
+    }
+    Ok(())
+}
+
+fn loader(photos: &Path, setting: Setting) -> Result<DataLoader<(Tensor, Tensor)>> {
+    let crops = ImagePipeline::new(0).then(RandomResizedCrop::new(224)).then(RandomHorizontalFlip::default());
+    let builder = DataLoader::builder(EncodedImageFolder::open(photos)?).batch_size(BATCH_SIZE).shuffle(true);
+    Ok(builder.num_workers(setting.workers).worker_nice(setting.nice).collate(crops).build()?)
+}
+
+/// Batches a second that are trained on, from the second on.
+fn rate(loader: &DataLoader<(Tensor, Tensor)>, setting: Setting) -> Result<f64> {
+    tch::set_num_threads(setting.torch_threads);
+    let matrix = Tensor::ones([SIDE, SIDE], (Kind::Float, Device::Cpu));
+    let mut batches = loader.iter();
+    batches.next().context("no photographs")??;
+    let started = Instant::now();
+    for _ in 0..BATCHES {
+        batches.next().context("too few photographs")??;
+        for _ in 0..PRODUCTS {
+            std::hint::black_box(matrix.matmul(&matrix));
+        }
+    }
+    Ok(BATCHES as f64 / started.elapsed().as_secs_f64())
+}
