@@ -137,6 +137,15 @@ def usable(config, rates):
     return rates.clamp(min=0.0)
 
 
+def within_range(config, momenta):
+    """The momenta; OneCycleLR's value behind the end, where it is none, is the end's."""
+    spec = config["schedule"]
+    if spec["name"] == "OneCycleLR" and spec["cycle_momentum"]:
+        ends = torch.tensor(spec["max_momentum"], dtype=torch.float64).expand(momenta.shape[1])
+        momenta[-1] = torch.where((momenta[-1] >= 0) & (momenta[-1] < 1), momenta[-1], ends)
+    return momenta
+
+
 def run(t, draw):
     """Draws configurations until there are enough, and records what PyTorch makes of each."""
     warnings.simplefilter("ignore")
@@ -158,7 +167,7 @@ def run(t, draw):
             continue
         t.expect(f"{len(configs)}.lr", rates, rtol=RTOL)
         if any(name in MOVES_MOMENTUM for name in names(config["schedule"])):
-            t.expect(f"{len(configs)}.momentum", momenta, rtol=RTOL)
+            t.expect(f"{len(configs)}.momentum", within_range(config, momenta), rtol=RTOL)
         configs.append(config)
     t.tell("configs", configs)
 

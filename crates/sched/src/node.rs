@@ -67,7 +67,9 @@ impl Node {
                 }
                 *base_lrs = groups.iter_mut().map(|group| *group.initial_lr.get_or_insert(group.lr)).collect();
                 *last_epoch = -1;
-                self.first_value(groups)
+                self.first_value(groups)?;
+                self.take_own_base_lrs();
+                Ok(())
             }
             Self::Sequential { parts, last_epoch, .. } => {
                 parts.iter_mut().try_for_each(|part| part.construct(groups))?;
@@ -77,6 +79,15 @@ impl Node {
                 first(parts).map_or(Ok(()), |part| part.first_value(groups))
             }
             Self::Chained { parts } => parts.iter_mut().try_for_each(|part| part.construct(groups)),
+        }
+    }
+
+    /// Behind the first value, as in PyTorch: that is over the group's rate even so.
+    fn take_own_base_lrs(&mut self) {
+        if let Self::Single { schedule, base_lrs, .. } = self {
+            for (index, base_lr) in base_lrs.iter_mut().enumerate() {
+                *base_lr = schedule.base_lr(index).unwrap_or(*base_lr);
+            }
         }
     }
 

@@ -82,6 +82,11 @@ pub trait Schedule: fmt::Debug + Send + Sync {
     /// What the schedule sets of a group before its first value.
     fn prepare(&self, _index: usize, _group: &mut Group) {}
 
+    /// The group's base rate, of schedules that bring their own.
+    fn base_lr(&self, _index: usize) -> Option<f64> {
+        None
+    }
+
     /// The last step that there is, of schedules that end.
     fn last_step(&self) -> Option<u64> {
         None

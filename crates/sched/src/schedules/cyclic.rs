@@ -143,10 +143,14 @@ impl Schedule for CyclicLr {
         group.lr = self.base_lr.get(index);
     }
 
+    fn base_lr(&self, index: usize) -> Option<f64> {
+        Some(self.base_lr.get(index))
+    }
+
     fn lr(&self, at: &At) -> f64 {
         let (height, scale) = self.place(at.step);
-        let (base, max) = (self.base_lr.get(at.group), self.max_lr.get(at.group));
-        base + (max - base) * height * scale
+        let max = self.max_lr.get(at.group);
+        at.base_lr + (max - at.base_lr) * height * scale
     }
 
     fn momentum(&self, at: &At) -> Option<f64> {

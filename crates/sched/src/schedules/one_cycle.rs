@@ -31,8 +31,8 @@ impl AnnealStrategy {
 /// its last batch too; further ones are [`ScheduleError::Finished`].
 ///
 /// # Source
-/// `OneCycleLR`; Smith and Topin, "Super-Convergence" (2018). That last value too is PyTorch's, but for a linear one
-/// that would be negative: it is 0 here. Several within one plan keep their own rates, where PyTorch's write over each
+/// `OneCycleLR`; Smith and Topin, "Super-Convergence" (2018). That last value too is PyTorch's, which follows the line
+/// beyond its end; but a rate below 0 is 0 here, and a momentum outside [0, 1) that of the end. Several within one plan keep their own rates, where PyTorch's write over each
 /// other's.
 #[doc(alias = "OneCycleLR")]
 #[derive(Clone, Debug, PartialEq)]
@@ -184,7 +184,10 @@ impl Schedule for OneCycleLr {
 
     fn momentum(&self, at: &At) -> Option<f64> {
         let (from, to, share) = self.cycle_momentum.then(|| self.place(at.step))?;
-        Some(self.anneal_strategy.between(self.momentum_of(from, at.group), self.momentum_of(to, at.group), share))
+        let end = self.momentum_of(to, at.group);
+        let momentum = self.anneal_strategy.between(self.momentum_of(from, at.group), end, share);
+        let beyond = at.step == self.total_steps && !(0.0..1.0).contains(&momentum);
+        Some(if beyond { end } else { momentum })
     }
 
     fn last_step(&self) -> Option<u64> {
