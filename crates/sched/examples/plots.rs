@@ -33,7 +33,11 @@ pub fn pictures() -> Result<Vec<(&'static str, String)>, ScheduleError> {
         ("warm_restarts", "CosineAnnealingWarmRestarts", CosineAnnealingWarmRestarts::new(15).t_mult(2).into()),
         ("cyclic", "CyclicLr", CyclicLr::new(0.01, 0.1).step_size_up(12).mode(CyclicMode::Triangular2).into()),
         ("one_cycle", "OneCycleLr", OneCycleLr::new(0.1, STEPS).into()),
-        ("sequential", "SequentialLr", SequentialLr::new(warm_up()).then(10, cosine()).into()),
+        (
+            "sequential",
+            "SequentialLr",
+            SequentialLr::new(warm_up()).then(10, CosineAnnealingLr::new(STEPS - 10)).into(),
+        ),
         ("chained", "ChainedScheduler", ChainedScheduler::new(warm_up()).and(StepLr::new(30).gamma(0.3)).into()),
         ("warmup_cosine", "WarmupCosineLr", WarmupCosineLr::new(10, STEPS).into()),
         (

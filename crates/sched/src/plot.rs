@@ -115,7 +115,7 @@ fn panel(svg: &mut String, top: f64, title: &str, steps: u64, lines: &[Line]) {
     }
     for (number, line) in lines.iter().enumerate() {
         let _ = write!(svg, "<path class=\"line c{}\" d=\"", number % COLOURS);
-        for (place, (step, value)) in line.iter().enumerate() {
+        for (place, (step, value)) in line.iter().filter(|point| point.1.is_finite()).enumerate() {
             let command = if place == 0 { 'M' } else { 'L' };
             let _ = write!(svg, "{command}{:.1} {:.1}", x(*step as f64), y(*value));
         }
@@ -128,10 +128,10 @@ fn ticks(highest: f64) -> (f64, f64) {
     if highest <= 0.0 {
         return (1.0, 1.0);
     }
-    let rough = highest / 4.0;
+    // A hair less, for a highest value that rounding has left just above a mark.
+    let rough = highest / 5.0 * (1.0 - 1e-9);
     let power = 10f64.powf(rough.log10().floor());
     let tick = [1.0, 2.0, 5.0, 10.0].map(|it| it * power).into_iter().find(|it| *it >= rough).unwrap_or(rough);
-    // Not one more for a highest value that rounding has left a hair above a mark.
     (tick, tick * (highest / tick - 1e-9).ceil())
 }
 
@@ -177,10 +177,10 @@ mod tests {
             let (tick, end) = ticks(highest);
             marks(tick, end).map(|mark| mark.1).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(labels(0.1), "0 0.05 0.10");
+        assert_eq!(labels(0.1), "0 0.02 0.04 0.06 0.08 0.10");
         assert_eq!(labels(0.3), "0 0.1 0.2 0.3");
-        assert_eq!(labels(0.95), "0 0.5 1.0");
-        assert_eq!(labels(100.0), "0 50 100");
+        assert_eq!(labels(0.95), "0 0.2 0.4 0.6 0.8 1.0");
+        assert_eq!(labels(100.0), "0 20 40 60 80 100");
         assert_eq!(labels(3e-4), "0 1e-4 2e-4 3e-4");
         assert_eq!(labels(0.0), "0 1");
     }
@@ -210,6 +210,6 @@ mod tests {
     #[test]
     fn a_title_cannot_break_the_picture() {
         let svg = plot_values("<a> & \u{1} b", "c", 3, |_| f64::NAN);
-        assert!(svg.contains("<title>&lt;a&gt; &amp;  b</title>"));
+        assert!(svg.contains("<title>&lt;a&gt; &amp;  b</title>") && !svg.contains("NaN"));
     }
 }
