@@ -3,8 +3,9 @@
 //! Trains a small model for 200 steps in one go; then again in two: after 90 steps the weights and the schedule's state
 //! are saved, and a new optimizer and a new schedule go on from them.
 //!
-//! Expect: a rate that rises for 20 steps and falls for 180; a loss that falls; a state of two numbers; and, in the end,
-//! weights that are equal to the last bit. Behind that, a run that early stopping ends, with its best weights put back.
+//! Expect: a rate that rises for 20 steps and falls for 180; a loss that falls; a state of two numbers; and, in the
+//! end, weights that are equal to the last bit. Behind that, a run that early stopping ends, with its best weights put
+//! back.
 //!
 //!     cargo run -p overdrive-examples --example 08_schedules
 #![forbid(unsafe_code)]
@@ -62,7 +63,8 @@ impl Run {
     }
 }
 
-/// The loss of one batch, the same batch for the same number: how much larger the sum of a row's halves is than the other.
+/// The loss of one batch, the same batch for the same number: how much larger the sum of a row's halves is than the
+/// other.
 fn loss(model: &nn::Sequential, batch: i64) -> Tensor {
     tch::manual_seed(batch);
     let x = Tensor::randn([64, 16], (Kind::Float, CPU));

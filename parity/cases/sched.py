@@ -275,7 +275,7 @@ ABSOLUTE = [lambda_lr, cosine_annealing_warm_restarts]
 
 
 def leaf(r, lrs, steps, cyclic):
-    """Any schedule; `cyclic` holds one at most that brings its own rates and momenta (PyTorch's share their entries)."""
+    """Any schedule; `cyclic` holds one at most with rates and momenta of its own (PyTorch's share entries)."""
     if cyclic and r.random() < 0.3:
         spec = cyclic.pop()(r, lrs, steps)
         # Long enough for whatever holds it.

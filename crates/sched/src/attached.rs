@@ -42,8 +42,8 @@ use crate::{Plan, ScheduleError, Scheduler};
 #[derive(Clone, Debug)]
 pub struct LrScheduler {
     scheduler: Scheduler,
-    /// What the optimizer said of each group's rate when it had been set; none where it does not tell, or nothing is set
-    /// yet.
+    /// What the optimizer said of each group's rate when it had been set; none where it does not tell, or nothing is
+    /// set yet.
     told: Vec<Option<f64>>,
 }
 
@@ -80,8 +80,8 @@ impl LrScheduler {
     /// One step on; sets the rates that hold from here.
     ///
     /// # Errors
-    /// When the schedule has ended or comes to a value that is no learning rate, when something else has changed a rate,
-    /// and when the optimizer refuses. The scheduler then stays where it was.
+    /// When the schedule has ended or comes to a value that is no learning rate, when something else has changed a
+    /// rate, and when the optimizer refuses. The scheduler then stays where it was.
     ///
     /// # Syncs
     /// No.

@@ -69,8 +69,8 @@ impl Curriculum {
     /// `start`, and `increase` times as much after every `step_length` steps, up to everything.
     ///
     /// # Errors
-    /// [`ScheduleError::InvalidOption`] for a `start` that is not above 0 and at most 1, an `increase` that is not finite
-    /// and at least 1, or a `step_length` of 0.
+    /// [`ScheduleError::InvalidOption`] for a `start` that is not above 0 and at most 1, an `increase` that is not
+    /// finite and at least 1, or a `step_length` of 0.
     ///
     /// # Source
     /// The fixed exponential pacing of Hacohen and Weinshall, "On The Power of Curriculum Learning in Training Deep

@@ -83,7 +83,8 @@ impl<W> EarlyStopping<W> {
         self.try_step(metric, || Ok(keep()))
     }
 
-    /// The same with a copy that may fail, such as a file that is written. A metric whose copy fails counts as not given.
+    /// The same with a copy that may fail, such as a file that is written. A metric whose copy fails counts as not
+    /// given.
     ///
     /// # Errors
     /// What `keep` fails with, and as [`step`](Self::step).

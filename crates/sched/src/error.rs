@@ -54,7 +54,7 @@ pub enum ScheduleError {
         /// The step asked for.
         step: u64,
     },
-    /// A jump so far ahead that replaying the steps would take minutes.
+    /// A jump so far ahead that replaying the steps would take too long.
     #[error("step {found} is too far to jump to: it should be at most {limit}")]
     TooFar {
         /// The step asked for.

@@ -189,7 +189,7 @@ impl ReduceLrOnPlateau {
     ///
     /// # Errors
     /// When there is not one rate for each group, a rate is none, or the best metric is NaN. Nothing changes then.
-    pub fn restore(&mut self, state: PlateauState, lrs: &[f64]) -> Result<(), ScheduleError> {
+    pub fn resume(&mut self, state: PlateauState, lrs: &[f64]) -> Result<(), ScheduleError> {
         let check = Check("ReduceLrOnPlateau");
         check.that(lrs.len() == self.lrs.len(), "lrs", format_args!("{} rates", self.lrs.len()), lrs.len())?;
         check_base_lrs(lrs)?;

@@ -10,8 +10,8 @@ impl ReduceLrOnPlateauBuilder {
     /// Over the rates that the optimizer has now.
     ///
     /// # Errors
-    /// [`ScheduleError::InvalidOption`], and [`ScheduleError::UnknownLr`] for an optimizer that does not tell its rates:
-    /// give them to [`build`](Self::build).
+    /// [`ScheduleError::InvalidOption`], and [`ScheduleError::UnknownLr`] for an optimizer that does not tell its
+    /// rates: give them to [`build`](Self::build).
     pub fn attach(self, opt: &(impl Optimizer + ?Sized)) -> Result<ReduceLrOnPlateau, ScheduleError> {
         self.build(&rates_of(opt)?)
     }
@@ -84,7 +84,7 @@ impl Stateful for ReduceLrOnPlateau {
             num_bad_epochs: count(state, "num_bad_epochs", limit)?,
             cooldown_counter: count(state, "cooldown_counter", limit)?,
         };
-        self.restore(seen, &lrs).map_err(|error| StateError::Mismatch {
+        self.resume(seen, &lrs).map_err(|error| StateError::Mismatch {
             key: "best".to_owned(),
             expected: "the best metric so far".to_owned(),
             found: error.to_string(),

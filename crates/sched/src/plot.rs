@@ -150,7 +150,7 @@ fn label(value: f64, tick: f64) -> String {
     }
     if !(1e-3..1e6).contains(&tick) {
         // Two digits at most, because a mark is a few ticks.
-        return format!("{}", format!("{value:.1e}").replace(".0e", "e"));
+        return format!("{value:.1e}").replace(".0e", "e");
     }
     let digits = (-tick.log10().floor()).max(0.0) as usize;
     format!("{value:.digits$}")

@@ -6,7 +6,7 @@ use crate::{Group, Plan, ScheduleError};
 
 /// The furthest step that can be jumped to, by [`Scheduler::seek`] or by loading a state.
 ///
-/// Rates build on one another, so that a jump replays the steps: a few seconds at most for this many.
+/// Rates build on one another, so that a jump replays the steps: about ten seconds for this many, in a release build.
 pub const MAX_SEEK: u64 = 100_000_000;
 
 /// Runs a schedule over plain rates, one a group, without an optimizer and without libtorch.
@@ -43,8 +43,8 @@ impl Scheduler {
     /// A schedule over one base rate for each group, at step 0.
     ///
     /// # Errors
-    /// When a base rate is negative or not finite, there is none, an option of the schedule cannot be used, or its first
-    /// value is no learning rate.
+    /// When a base rate is negative or not finite, there is none, an option of the schedule cannot be used, or its
+    /// first value is no learning rate.
     pub fn new(base_lrs: &[f64], schedule: impl Into<Plan>) -> Result<Self, ScheduleError> {
         let (plan, base_lrs) = (schedule.into(), base_lrs.to_vec());
         check_base_lrs(&base_lrs)?;

@@ -32,8 +32,8 @@ impl AnnealStrategy {
 ///
 /// # Source
 /// `OneCycleLR`; Smith and Topin, "Super-Convergence" (2018). That last value too is PyTorch's, which follows the line
-/// beyond its end; but a rate below 0 is 0 here, and a momentum outside [0, 1) that of the end. Several within one plan keep their own rates, where PyTorch's write over each
-/// other's.
+/// beyond its end; but a rate below 0 is 0 here, and a momentum outside [0, 1) that of the end. Several within one plan
+/// keep their own rates, where PyTorch's write over each other's.
 #[doc(alias = "OneCycleLR")]
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "a schedule does nothing until a scheduler runs it"]

@@ -208,8 +208,8 @@ impl Schedule for InverseSqrtLr {
     }
 }
 
-/// The rate of the first transformer: the base rate (1, most often) times `d_model^-0.5 * min(n^-0.5, n * warmup^-1.5)`,
-/// where `n` counts steps from 1.
+/// The rate of the first transformer: the base rate (1, most often) times `d_model^-0.5 * min(n^-0.5, n *
+/// warmup^-1.5)`, where `n` counts steps from 1.
 ///
 /// # Source
 /// Vaswani et al., "Attention Is All You Need" (2017), eq. 3.

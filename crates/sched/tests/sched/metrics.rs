@@ -108,12 +108,12 @@ fn a_plateau_goes_on_from_its_state() -> Result<(), ScheduleError> {
         first = make()?;
         feed(&mut first, &losses[..split]);
         let mut second = make()?;
-        second.restore(first.state(), first.last_lr())?;
+        second.resume(first.state(), first.last_lr())?;
         feed(&mut second, &losses[split..]);
         whole = make()?;
         feed(&mut whole, &losses);
         assert_eq!(second, whole);
     }
-    assert!(first.restore(whole.state(), &[]).is_err() && first.restore(whole.state(), &[f64::NAN]).is_err());
+    assert!(first.resume(whole.state(), &[]).is_err() && first.resume(whole.state(), &[f64::NAN]).is_err());
     Ok(())
 }
