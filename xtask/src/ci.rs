@@ -14,10 +14,15 @@ const CARGO_DENY: &str = "0.20.2";
 
 type Step = (&'static str, fn(&Workspace, &mut Results) -> Result<()>);
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 9] = [
     ("fmt", |ws, _| workspace::succeed(&mut ws.cargo(["fmt", "--all", "--check"]))),
     ("tidy", |ws, _| tidy::run(ws).map(drop)),
     ("deny", |ws, _| deny(ws)),
+    // Before libtorch is there: the one crate that must not need it.
+    ("no torch", |ws, _| {
+        let test = ["test", "--package", "overdrive-sched", "--no-default-features"];
+        workspace::succeed(&mut ws.cargo(test))
+    }),
     ("setup", |ws, _| setup::quietly(ws).map(drop)),
     ("clippy", |ws, _| {
         let mut clippy = ws.cargo(["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]);

@@ -9,6 +9,7 @@
 //! | `accum` | `overdrive-accum` | gradient accumulation, exact under uneven micro-batches |
 //! | `dataload` | `overdrive-dataload` | datasets, streams, decoding, caches, a parallel loader with exact resume |
 //! | `optim` | `overdrive-optim` | fused optimizers |
+//! | `sched` | `overdrive-sched` | learning rate schedules, early stopping, curricula |
 #![cfg_attr(all(feature = "amp", feature = "accum", feature = "dataload", feature = "optim"), doc = include_str!("recipe.md"))]
 #![forbid(unsafe_code)]
 
@@ -22,6 +23,8 @@ pub use overdrive_dataload as dataload;
 pub use overdrive_ffi as ffi;
 #[cfg(feature = "optim")]
 pub use overdrive_optim as optim;
+#[cfg(feature = "sched")]
+pub use overdrive_sched as sched;
 pub use tch;
 
 pub mod prelude {
@@ -39,5 +42,10 @@ pub mod prelude {
     };
     #[cfg(feature = "optim")]
     pub use overdrive_optim::{AdamW, Sgd, clip_grad_norm_};
+    #[cfg(feature = "sched")]
+    pub use overdrive_sched::{
+        ChainedScheduler, CosineAnnealingLr, EarlyStopping, LinearLr, LrScheduler, OneCycleLr, ReduceLrOnPlateau,
+        SequentialLr, StepLr,
+    };
     pub use tch::{Device, Kind, Tensor, manual_seed, nn, nn::Module, nn::ModuleT, no_grad};
 }

@@ -6,6 +6,8 @@ mod dataload;
 mod mnist;
 mod optim;
 mod samplers;
+mod sched;
+mod sched_config;
 
 use anyhow::Result;
 
@@ -35,4 +37,26 @@ pub const ALL: &[(&str, Case)] = &[
     ("sampler_random", samplers::sampler_random),
     ("sampler_weighted", samplers::sampler_weighted),
     ("collate_stack", samplers::collate_stack),
+    ("sched_lambda_lr", sched::trajectories),
+    ("sched_multiplicative_lr", sched::trajectories),
+    ("sched_step_lr", sched::trajectories),
+    ("sched_multi_step_lr", sched::trajectories),
+    ("sched_constant_lr", sched::trajectories),
+    ("sched_linear_lr", sched::trajectories),
+    ("sched_exponential_lr", sched::trajectories),
+    ("sched_polynomial_lr", sched::trajectories),
+    ("sched_cosine_annealing_lr", sched::trajectories),
+    ("sched_cosine_annealing_warm_restarts", sched::trajectories),
+    ("sched_cyclic_lr", sched::trajectories),
+    ("sched_one_cycle_lr", sched::trajectories),
+    ("sched_reduce_lr_on_plateau", sched::plateaus),
+    ("sched_sequential_lr", sched::trajectories),
+    ("sched_chained_scheduler", sched::trajectories),
+    ("sched_nested", sched::trajectories),
+    ("sched_warmup_cosine_lr", sched::trajectories),
+    ("sched_warmup_stable_decay_lr", sched::trajectories),
+    ("sched_inverse_sqrt_lr", sched::trajectories),
+    ("sched_noam_lr", sched::trajectories),
+    ("sched_layer_wise", sched::layer_wise),
+    ("sched_warm_restarts_between_steps", sched::between_steps),
 ];

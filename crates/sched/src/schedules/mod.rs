@@ -1,0 +1,9 @@
+//! One value a schedule: its options, and the rate at a step.
+
+pub mod cosine;
+pub mod cyclic;
+pub mod decay;
+pub mod lambda;
+pub mod one_cycle;
+pub mod ramps;
+pub mod warmup;

@@ -1,0 +1,186 @@
+//! From one rate to another within a number of steps: a constant factor, a line, a power.
+
+use crate::error::Check;
+use crate::{At, Schedule, ScheduleError};
+
+/// The base rate times `factor` for the first `total_iters` steps.
+///
+/// # Source
+/// `ConstantLR`. PyTorch takes a factor of 0 too, and divides by it in the end.
+#[doc(alias = "ConstantLR")]
+#[derive(Clone, Debug, PartialEq)]
+#[must_use = "a schedule does nothing until a scheduler runs it"]
+pub struct ConstantLr {
+    factor: f64,
+    total_iters: u64,
+}
+
+impl ConstantLr {
+    /// A third of the base rate for 5 steps.
+    #[allow(clippy::new_without_default)] // options that all have defaults, as the other schedules' are said
+    pub fn new() -> Self {
+        Self { factor: 1.0 / 3.0, total_iters: 5 }
+    }
+
+    /// The factor, above 0 and at most 1; a third when not said.
+    pub fn factor(mut self, factor: f64) -> Self {
+        self.factor = factor;
+        self
+    }
+
+    /// For how many steps, at least 1; 5 when not said.
+    pub fn total_iters(mut self, total_iters: u64) -> Self {
+        self.total_iters = total_iters;
+        self
+    }
+}
+
+impl Schedule for ConstantLr {
+    fn name(&self) -> &'static str {
+        "ConstantLr"
+    }
+
+    fn lr(&self, at: &At) -> f64 {
+        if at.step == 0 {
+            at.lr * self.factor
+        } else if at.step == self.total_iters {
+            at.lr * (1.0 / self.factor)
+        } else {
+            at.lr
+        }
+    }
+
+    fn restart(&self, at: &At) -> f64 {
+        at.base_lr * self.factor
+    }
+
+    fn check(&self, _groups: usize) -> Result<(), ScheduleError> {
+        let check = Check(self.name());
+        check.positive_share("factor", self.factor)?;
+        check.at_least_1("total_iters", self.total_iters)
+    }
+}
+
+/// A line from `start_factor` to `end_factor` of the base rate within `total_iters` steps: a warm-up, most often.
+///
+/// # Source
+/// `LinearLR`
+#[doc(alias = "LinearLR")]
+#[derive(Clone, Debug, PartialEq)]
+#[must_use = "a schedule does nothing until a scheduler runs it"]
+pub struct LinearLr {
+    start_factor: f64,
+    end_factor: f64,
+    total_iters: u64,
+}
+
+impl LinearLr {
+    /// From a third of the base rate to all of it within 5 steps.
+    #[allow(clippy::new_without_default)] // as ConstantLr's
+    pub fn new() -> Self {
+        Self { start_factor: 1.0 / 3.0, end_factor: 1.0, total_iters: 5 }
+    }
+
+    /// The factor at step 0, above 0 and at most 1; a third when not said.
+    pub fn start_factor(mut self, start_factor: f64) -> Self {
+        self.start_factor = start_factor;
+        self
+    }
+
+    /// The factor in the end, from 0 to 1; 1 when not said.
+    pub fn end_factor(mut self, end_factor: f64) -> Self {
+        self.end_factor = end_factor;
+        self
+    }
+
+    /// Within how many steps, at least 1; 5 when not said.
+    pub fn total_iters(mut self, total_iters: u64) -> Self {
+        self.total_iters = total_iters;
+        self
+    }
+}
+
+impl Schedule for LinearLr {
+    fn name(&self) -> &'static str {
+        "LinearLr"
+    }
+
+    fn lr(&self, at: &At) -> f64 {
+        if at.step == 0 {
+            return at.lr * self.start_factor;
+        }
+        if at.step > self.total_iters {
+            return at.lr;
+        }
+        let rise = self.end_factor - self.start_factor;
+        let before = self.total_iters as f64 * self.start_factor + (at.step - 1) as f64 * rise;
+        at.lr * (1.0 + rise / before)
+    }
+
+    fn restart(&self, at: &At) -> f64 {
+        at.base_lr * self.start_factor
+    }
+
+    fn check(&self, _groups: usize) -> Result<(), ScheduleError> {
+        let check = Check(self.name());
+        check.positive_share("start_factor", self.start_factor)?;
+        check.share("end_factor", self.end_factor)?;
+        check.at_least_1("total_iters", self.total_iters)
+    }
+}
+
+/// From the base rate to zero within `total_iters` steps, along a power of what is left.
+///
+/// # Source
+/// `PolynomialLR`
+#[doc(alias = "PolynomialLR")]
+#[derive(Clone, Debug, PartialEq)]
+#[must_use = "a schedule does nothing until a scheduler runs it"]
+pub struct PolynomialLr {
+    total_iters: u64,
+    power: f64,
+}
+
+impl PolynomialLr {
+    /// A line to zero within 5 steps.
+    #[allow(clippy::new_without_default)] // as ConstantLr's
+    pub fn new() -> Self {
+        Self { total_iters: 5, power: 1.0 }
+    }
+
+    /// Within how many steps, at least 1; 5 when not said.
+    pub fn total_iters(mut self, total_iters: u64) -> Self {
+        self.total_iters = total_iters;
+        self
+    }
+
+    /// The power, at least 0; 1 when not said.
+    pub fn power(mut self, power: f64) -> Self {
+        self.power = power;
+        self
+    }
+}
+
+impl Schedule for PolynomialLr {
+    fn name(&self) -> &'static str {
+        "PolynomialLr"
+    }
+
+    fn lr(&self, at: &At) -> f64 {
+        if at.initial || at.step > self.total_iters {
+            return at.lr;
+        }
+        let (step, total) = (at.step as f64, self.total_iters as f64);
+        at.lr * ((1.0 - step / total) / (1.0 - (step - 1.0) / total)).powf(self.power)
+    }
+
+    fn restart(&self, at: &At) -> f64 {
+        at.base_lr
+    }
+
+    fn check(&self, _groups: usize) -> Result<(), ScheduleError> {
+        let check = Check(self.name());
+        check.at_least_1("total_iters", self.total_iters)?;
+        check.factor("power", self.power)
+    }
+}
