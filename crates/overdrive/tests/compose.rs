@@ -103,3 +103,28 @@ fn any_optimizer_fits_the_loop() -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn a_schedule_counts_windows_and_sets_the_rate_that_the_step_uses() -> anyhow::Result<()> {
+    let weights = Tensor::randn([4, 6], (Kind::Float, CPU));
+    let mut run = start(&weights)?;
+    let warm_up = LinearLr::new().start_factor(0.5).total_iters(2);
+    let mut sched = LrScheduler::new(&mut run.opt, SequentialLr::new(warm_up).then(2, StepLr::new(1)))?;
+    let data = Tensor::randn([10, 6], (Kind::Float, CPU));
+    let mut seen = Vec::new();
+    for epoch in data.split(4, 0).iter() {
+        run.epoch(epoch, 2, 4, None)?; // one window, full or not
+        seen.push(run.opt.lr(0).unwrap_or_default());
+        sched.step(&mut run.opt)?;
+    }
+    let expected = [0.025, 0.0375, 0.05];
+    assert!(seen.iter().zip(expected).all(|(seen, expected)| (seen - expected).abs() < 1e-15), "{seen:?}");
+
+    let state = sched.state_dict()?;
+    let mut other = start(&weights)?;
+    let mut resumed = LrScheduler::new(&mut other.opt, StepLr::new(1))?;
+    resumed.load_state_dict(&state)?;
+    resumed.apply(&mut other.opt)?;
+    assert!((other.opt.lr(0).unwrap_or_default() - 5e-5).abs() < 1e-18, "the state of a run, under another schedule");
+    Ok(())
+}
