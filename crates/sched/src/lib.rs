@@ -1,6 +1,6 @@
 //! Learning rate schedules: PyTorch's, with its values, and a few more; early stopping, curricula, sizes that grow.
 //!
-//! A schedule is a plain value. A [`Scheduler`] runs it over plain rates; an [`LrScheduler`] over an optimizer's
+//! A schedule is a plain value. A [`Scheduler`] runs it over plain rates; an `LrScheduler` over an optimizer's
 //! groups. The step is all the state that they have. Without the default feature `torch` the crate is plain `f64` and
 //! needs no libtorch.
 //!
