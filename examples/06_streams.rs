@@ -55,7 +55,8 @@ fn loader(pattern: &str, workers: usize, on_error: OnError) -> Result<DataLoader
         let png = sample.get("png").ok_or_else(|| DataError::other("no png"))?;
         let label = std::str::from_utf8(sample.get("cls").unwrap_or_default()).map_err(DataError::other)?;
         let image: Image = decode_image(png, Color::Grey, Path::new(sample.key()))?;
-        Ok((image, label.parse().map_err(|error: ParseIntError| DataError::other(error))?))
+        let label: i64 = label.parse().map_err(|error: ParseIntError| DataError::other(error))?;
+        Ok((image, label))
     });
     let builder = DataLoader::stream(digits).batch_size(32).shuffle(true).shuffle_buffer(100).seed(7);
     Ok(builder.num_workers(workers).on_error(on_error).collate(Stack).build()?)
