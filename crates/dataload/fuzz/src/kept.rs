@@ -128,12 +128,15 @@ fn resume(text: &str, loader: Result<DataLoader<Vec<usize>>, DataError>) -> usiz
     if loader.load_state_dict(&state).is_err() {
         return 0;
     }
-    let batches = (0..EPOCHS).flat_map(|_| loader.iter());
-    batches
-        .filter(|batch| match batch {
-            Ok(_) => true,
+    let mut given = 0;
+    loader.state_dict().expect("the position that was put back");
+    for batch in (0..EPOCHS).flat_map(|_| loader.iter()) {
+        loader.state_dict().expect("a position after it");
+        match batch {
+            Ok(_) => given += 1,
             Err(error @ (DataError::StreamPanicked { .. } | DataError::WorkerDied { .. })) => panic!("{error}"),
-            Err(_) => false,
-        })
-        .count()
+            Err(_) => {}
+        }
+    }
+    given
 }
