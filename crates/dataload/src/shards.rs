@@ -6,6 +6,8 @@ use crate::DataError;
 
 /// More files than this are a slip of the pen, and listing them could fill memory.
 const MAX_FILES: usize = 1 << 20;
+/// All names together.
+const MAX_BYTES: usize = 1 << 28;
 /// A wider number is longer than any file name.
 const MAX_WIDTH: usize = 64;
 /// Deeper braces than this are no pattern that a person wrote.
@@ -19,14 +21,14 @@ const MAX_DEPTH: usize = 32;
 /// dataset instead.
 ///
 /// # Errors
-/// [`DataError::InvalidOption`] for unbalanced braces or more than 2^20 files; [`DataError::Io`] naming a file that is
+/// [`DataError::InvalidOption`] for unbalanced braces, more than 2^20 files or 256 MiB of names; [`DataError::Io`] naming a file that is
 /// missing; [`DataError::Layout`] for a glob without a match.
 ///
 /// # Source
 /// `braceexpand` as used by Python's webdataset.
 pub fn expand_shards(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
-    for name in expand_braces(pattern, 0)? {
+    for name in expand_braces(pattern)? {
         if name.contains(['*', '?', '[']) {
             glob_into(&name, &mut files)?;
         } else {
@@ -65,36 +67,106 @@ fn limit(count: usize) -> Result<(), DataError> {
 }
 
 /// Every text that the braces of `pattern` stand for, the last brace counting fastest.
-fn expand_braces(pattern: &str, depth: usize) -> Result<Vec<String>, DataError> {
+fn expand_braces(pattern: &str) -> Result<Vec<String>, DataError> {
+    let pieces = parse(pattern, 0)?;
+    // Before there is any of them: a short pattern can stand for more than memory holds.
+    let Size { names, bytes } = Size::of_row(&pieces);
+    limit(names)?;
+    if bytes > MAX_BYTES {
+        return Err(DataError::option("shards", format!("at most {MAX_BYTES} bytes of names"), bytes));
+    }
+    Ok(expand(&pieces))
+}
+
+/// A piece of a pattern.
+enum Piece<'a> {
+    Text(&'a str),
+    Numbers(Numbers),
+    /// What the commas of a brace divide.
+    Either(Vec<Vec<Piece<'a>>>),
+}
+
+/// How many texts there are, and their bytes.
+#[derive(Clone, Copy)]
+struct Size {
+    names: usize,
+    bytes: usize,
+}
+
+impl Size {
+    /// Of pieces one after the other.
+    fn of_row(pieces: &[Piece<'_>]) -> Self {
+        pieces.iter().map(Self::of).fold(Self { names: 1, bytes: 0 }, |row, piece| Self {
+            names: row.names.saturating_mul(piece.names),
+            bytes: row.bytes.saturating_mul(piece.names).saturating_add(piece.bytes.saturating_mul(row.names)),
+        })
+    }
+
+    fn of(piece: &Piece<'_>) -> Self {
+        match piece {
+            Piece::Text(text) => Self { names: 1, bytes: text.len() },
+            Piece::Numbers(numbers) => {
+                let names = usize::try_from(numbers.count).unwrap_or(usize::MAX);
+                Self { names, bytes: names.saturating_mul(numbers.most_digits()) }
+            }
+            Piece::Either(rows) => {
+                rows.iter().map(|row| Self::of_row(row)).fold(Self { names: 0, bytes: 0 }, |all, row| Self {
+                    names: all.names.saturating_add(row.names),
+                    bytes: all.bytes.saturating_add(row.bytes),
+                })
+            }
+        }
+    }
+}
+
+fn parse(pattern: &str, depth: usize) -> Result<Vec<Piece<'_>>, DataError> {
     let unbalanced = || DataError::option("shards", "a pattern with balanced braces", pattern);
     if depth > MAX_DEPTH {
-        return Err(DataError::option(
-            "shards",
-            format!("at most {MAX_DEPTH} braces in a row or in each other"),
-            pattern,
-        ));
+        return Err(DataError::option("shards", format!("at most {MAX_DEPTH} braces in each other"), pattern));
     }
-    let Some(open) = pattern.find(['{', '}']) else { return Ok(vec![pattern.to_owned()]) };
-    let close = closing(pattern, open).ok_or_else(unbalanced)?;
-    let (before, inside, after) = (&pattern[..open], &pattern[open + 1..close], &pattern[close + 1..]);
-
-    let alternatives = match (sequence(inside)?, parts(inside).as_slice()) {
-        (Some(counted), _) => counted,
-        // A single word in braces is no list: it stays as it is.
-        (None, [_]) => expand_braces(inside, depth + 1)?.iter().map(|word| format!("{{{word}}}")).collect(),
-        (None, words) => {
-            let mut all = Vec::new();
-            for word in words {
-                all.extend(expand_braces(word, depth + 1)?);
-                limit(all.len())?;
+    let (mut pieces, mut rest) = (Vec::new(), pattern);
+    while let Some(open) = rest.find(['{', '}']) {
+        let close = closing(rest, open).ok_or_else(unbalanced)?;
+        pieces.push(Piece::Text(&rest[..open]));
+        let inside = &rest[open + 1..close];
+        match (sequence(inside)?, parts(inside).as_slice()) {
+            (Some(numbers), _) => pieces.push(Piece::Numbers(numbers)),
+            // A single word in braces is no list: it stays as it is.
+            (None, [_]) => {
+                pieces.push(Piece::Text("{"));
+                pieces.extend(parse(inside, depth + 1)?);
+                pieces.push(Piece::Text("}"));
             }
-            all
+            (None, words) => {
+                let rows = words.iter().map(|word| parse(word, depth + 1));
+                pieces.push(Piece::Either(rows.collect::<Result<_, _>>()?));
+            }
         }
-    };
-    let rest = expand_braces(after, depth + 1)?;
-    limit(alternatives.len().saturating_mul(rest.len()))?;
-    let joined = alternatives.iter().flat_map(|word| rest.iter().map(move |rest| format!("{before}{word}{rest}")));
-    Ok(joined.collect())
+        rest = &rest[close + 1..];
+    }
+    pieces.push(Piece::Text(rest));
+    Ok(pieces)
+}
+
+fn expand(pieces: &[Piece<'_>]) -> Vec<String> {
+    let mut names = vec![String::new()];
+    for piece in pieces {
+        let words: Vec<String> = match piece {
+            Piece::Text(text) => {
+                names.iter_mut().for_each(|name| name.push_str(text));
+                continue;
+            }
+            Piece::Numbers(numbers) => numbers.texts().collect(),
+            Piece::Either(rows) => rows.iter().flat_map(|row| expand(row)).collect(),
+        };
+        // Often, and in a long pattern too often to copy everything for it.
+        if let [only] = words.as_slice() {
+            names.iter_mut().for_each(|name| name.push_str(only));
+            continue;
+        }
+        names = names.iter().flat_map(|name| words.iter().map(move |word| format!("{name}{word}"))).collect();
+    }
+    names
 }
 
 /// The position of the brace that closes the one at `open`.
@@ -130,8 +202,33 @@ fn parts(inside: &str) -> Vec<&str> {
         .collect()
 }
 
+/// Whole numbers from one to another.
+struct Numbers {
+    first: i64,
+    last: i64,
+    step: u64,
+    count: u64,
+    width: usize,
+}
+
+impl Numbers {
+    /// Digits and sign of the longest.
+    fn most_digits(&self) -> usize {
+        self.width.max(self.first.to_string().len()).max(self.last.to_string().len())
+    }
+
+    fn texts(&self) -> impl Iterator<Item = String> {
+        let &Self { first, last, step, count, width } = self;
+        let number = move |index: u64| match first <= last {
+            true => first.saturating_add_unsigned(index * step),
+            false => first.saturating_sub_unsigned(index * step),
+        };
+        (0..count).map(move |index| format!("{:0width$}", number(index)))
+    }
+}
+
 /// `a..b` or `a..b..step` in decimal numbers; None when `inside` is something else.
-fn sequence(inside: &str) -> Result<Option<Vec<String>>, DataError> {
+fn sequence(inside: &str) -> Result<Option<Numbers>, DataError> {
     let pieces: Vec<&str> = inside.split("..").collect();
     let (from, to, step) = match *pieces.as_slice() {
         [from, to] => (from, to, "1"),
@@ -143,17 +240,12 @@ fn sequence(inside: &str) -> Result<Option<Vec<String>>, DataError> {
     };
     let step = step.unsigned_abs().max(1);
     let count = (first.abs_diff(last) / step).saturating_add(1);
-    limit(usize::try_from(count).unwrap_or(usize::MAX))?;
     let padded = |text: &str| text.trim_start_matches('-').starts_with('0') && text.trim_start_matches('-').len() > 1;
     let width = if padded(from) || padded(to) { from.len().max(to.len()) } else { 0 };
     if width > MAX_WIDTH {
         return Err(DataError::option("shards", format!("numbers of at most {MAX_WIDTH} digits"), width));
     }
-    let number = |index: u64| match first <= last {
-        true => first.saturating_add_unsigned(index * step),
-        false => first.saturating_sub_unsigned(index * step),
-    };
-    Ok(Some((0..count).map(|index| format!("{:0width$}", number(index))).collect()))
+    Ok(Some(Numbers { first, last, step, count, width }))
 }
 
 #[cfg(test)]
@@ -161,7 +253,7 @@ mod tests {
     use super::*;
 
     fn braces(pattern: &str) -> Vec<String> {
-        expand_braces(pattern, 0).unwrap()
+        expand_braces(pattern).unwrap()
     }
 
     #[test]
@@ -180,13 +272,18 @@ mod tests {
     #[test]
     fn slips_of_the_pen_are_errors_and_cost_nothing() {
         for pattern in ["{a", "a}", "{a,{b}", "}{", "{0..99999999999}", "{1..1000}{1..1000}{1..1000}"] {
-            assert!(matches!(expand_braces(pattern, 0), Err(DataError::InvalidOption { .. })), "{pattern}");
+            assert!(matches!(expand_braces(pattern), Err(DataError::InvalidOption { .. })), "{pattern}");
         }
-        assert!(expand_braces(&"{".repeat(100_000), 0).is_err());
-        assert!(expand_braces(&"{a,b}".repeat(100_000), 0).is_err());
-        assert!(expand_braces(&format!("{}a{}", "{".repeat(50_000), "}".repeat(50_000)), 0).is_err());
-        assert!(expand_braces("{-9223372036854775808..9223372036854775807}", 0).is_err());
+        assert!(expand_braces(&"{".repeat(100_000)).is_err());
+        assert!(expand_braces(&"{a,b}".repeat(100_000)).is_err());
+        assert!(expand_braces(&format!("{}a{}", "{".repeat(50_000), "}".repeat(50_000))).is_err());
+        assert!(expand_braces("{-9223372036854775808..9223372036854775807}").is_err());
         assert_eq!(braces("{9223372036854775806..9223372036854775807}").len(), 2);
+        // Few files with long names, and few of many: neither is begun.
+        assert!(expand_braces(&format!("{}{{1..1000000}}", "a".repeat(100_000))).is_err());
+        assert!(expand_braces(&"{1..1000000}".repeat(100_000)).is_err());
+        assert_eq!(expand_braces(&format!("{{1..1000}}{}", "{1..1}".repeat(5_000))).unwrap().len(), 1000);
+        assert!(expand_braces(&format!("{{{}}}", "{1..1000000},".repeat(100_000))).is_err());
     }
 
     #[test]

@@ -1,11 +1,5 @@
-//! Any bytes as an npy file.
-
 #![no_main]
 
-use std::path::Path;
-
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|bytes: &[u8]| {
-    _ = overdrive_dataload::decode_npy(bytes, Path::new("fuzz.npy"));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    overdrive_dataload_fuzz::run("npy", bytes);
 });

@@ -1,8 +1,8 @@
 //! Samples kept in a file once they have been read.
 //!
 //! The file has a header, a table with one entry a sample, and the samples in the order in which they came. A sample is
-//! written before its entry, and the entry's checksum covers both: whatever a crash leaves half-written does not check and
-//! counts as not there.
+//! written before its entry, which has a checksum of the sample and one of its own: whatever a crash leaves half-written
+//! does not check and counts as not there, and no length is believed that may be damaged.
 
 use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError, RwLock};
 use crate::cache::Storable;
 use crate::{DataError, Dataset};
 
-const MAGIC: &[u8; 8] = b"ODCACHE1";
+const MAGIC: &[u8; 8] = b"ODCACHE2";
 const HEADER_BYTES: u64 = 64;
 const ENTRY_BYTES: u64 = 24;
 /// The form's name is kept in what the header has left.
@@ -49,23 +49,35 @@ struct Entry {
 }
 
 impl Entry {
-    fn to_bytes(self) -> [u8; ENTRY_BYTES as usize] {
+    fn to_bytes(self, index: usize) -> [u8; ENTRY_BYTES as usize] {
         let mut bytes = [0; ENTRY_BYTES as usize];
         bytes[..8].copy_from_slice(&self.offset.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.len.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.checksum.to_le_bytes());
+        let own = Self::own_checksum(index, &bytes[..20]);
+        bytes[20..].copy_from_slice(&own.to_le_bytes());
         bytes
     }
 
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (offset, rest) = bytes.split_first_chunk()?;
+    /// None for an entry that is damaged, or another one's.
+    fn from_bytes(index: usize, bytes: &[u8; ENTRY_BYTES as usize]) -> Option<Self> {
+        if bytes.iter().all(|&byte| byte == 0) {
+            return Some(Self::default());
+        }
+        let (fields, own) = bytes.split_last_chunk()?;
+        let (offset, rest) = fields.split_first_chunk()?;
         let (len, rest) = rest.split_first_chunk()?;
         let (checksum, _) = rest.split_first_chunk()?;
         let (offset, len) = (u64::from_le_bytes(*offset), u64::from_le_bytes(*len));
-        Some(Self { offset, len, checksum: u32::from_le_bytes(*checksum) })
+        let intact = u32::from_le_bytes(*own) == Self::own_checksum(index, fields);
+        intact.then_some(Self { offset, len, checksum: u32::from_le_bytes(*checksum) })
     }
 
-    /// Over the place as well, so that a torn entry does not check.
+    fn own_checksum(index: usize, fields: &[u8]) -> u32 {
+        crc32c::crc32c_append(crc32c::crc32c(&(index as u64).to_le_bytes()), fields)
+    }
+
+    /// Over the place as well, so that no other sample checks.
     fn checksum_of(index: usize, offset: u64, sample: &[u8]) -> u32 {
         let place = crc32c::crc32c(&[(index as u64).to_le_bytes(), offset.to_le_bytes()].concat());
         crc32c::crc32c_append(place, sample)
@@ -110,7 +122,7 @@ where
                 }
                 let mut table = vec![0; table_bytes as usize];
                 read_at(&file, &mut table, HEADER_BYTES).map_err(io)?;
-                table.chunks_exact(ENTRY_BYTES as usize).filter_map(Entry::from_bytes).collect()
+                entries_of(&table, &path)
             };
         let end = Mutex::new(Some(file_bytes.max(HEADER_BYTES + table_bytes)));
         Ok(Self { dataset, path, file, entries: RwLock::new(entries), end })
@@ -133,7 +145,10 @@ where
         if entry.len == 0 || entry.offset.checked_add(entry.len)? > file_bytes {
             return None;
         }
-        let mut bytes = vec![0; usize::try_from(entry.len).ok()?];
+        let len = usize::try_from(entry.len).ok()?;
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(len).ok()?;
+        bytes.resize(len, 0);
         read_at(&self.file, &mut bytes, entry.offset).ok()?;
         if Entry::checksum_of(index, entry.offset, &bytes) != entry.checksum {
             tracing::warn!(path = %self.path.display(), index, "a damaged sample in the cache is read anew");
@@ -151,7 +166,7 @@ where
         let Some(offset) = *end else { return };
         let entry = Entry { offset, len: bytes.len() as u64, checksum: Entry::checksum_of(index, offset, &bytes) };
         let place = HEADER_BYTES + ENTRY_BYTES * index as u64;
-        match write_at(&self.file, &bytes, offset).and_then(|()| write_at(&self.file, &entry.to_bytes(), place)) {
+        match write_at(&self.file, &bytes, offset).and_then(|()| write_at(&self.file, &entry.to_bytes(index), place)) {
             Ok(()) => {
                 *end = Some(offset + entry.len);
                 self.entries.write().unwrap_or_else(PoisonError::into_inner)[index] = entry;
@@ -191,6 +206,17 @@ where
     }
 }
 
+/// The table's entries; a damaged one has no sample.
+fn entries_of(table: &[u8], path: &Path) -> Vec<Entry> {
+    let (table, _) = table.as_chunks();
+    let entries: Vec<_> = table.iter().enumerate().map(|(index, bytes)| Entry::from_bytes(index, bytes)).collect();
+    let damaged = entries.iter().filter(|entry| entry.is_none()).count();
+    if damaged > 0 {
+        tracing::warn!(path = %path.display(), damaged, "samples with a damaged entry in the cache are read anew");
+    }
+    entries.into_iter().map(Option::unwrap_or_default).collect()
+}
+
 fn header_of(len: usize, form: &str) -> [u8; HEADER_BYTES as usize] {
     let mut header = [0; HEADER_BYTES as usize];
     header[..8].copy_from_slice(MAGIC);
@@ -203,7 +229,7 @@ fn header_of(len: usize, form: &str) -> [u8; HEADER_BYTES as usize] {
 
 fn describe(header: &[u8; HEADER_BYTES as usize]) -> String {
     if !header.starts_with(MAGIC) {
-        return "a file that is no cache".to_owned();
+        return "a file that is no cache, or one of another version".to_owned();
     }
     let len = header[8..16].iter().rev().fold(0u64, |len, &byte| len << 8 | u64::from(byte));
     let form = header[24..].split(|&byte| byte == 0).next().unwrap_or_default();
@@ -313,6 +339,33 @@ mod tests {
             fs::write(&path, &damaged).unwrap();
             read_all(&DiskCached::open(counted().0, &path)?);
         }
+        Ok(())
+    }
+
+    #[test]
+    fn a_damaged_length_is_not_believed() -> Result<(), DataError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cache");
+        read_all(&DiskCached::open(counted().0, &path)?);
+        let whole = fs::read(&path).unwrap();
+        let entry = |index: usize| HEADER_BYTES as usize + ENTRY_BYTES as usize * index;
+        for position in entry(7)..entry(8) {
+            let mut damaged = whole.clone();
+            damaged[position] ^= 1;
+            fs::write(&path, &damaged).unwrap();
+            let (dataset, reads) = counted();
+            let cache = DiskCached::open(dataset, &path)?;
+            assert_eq!(cache.cached(), 19, "damaged at {position}");
+            read_all(&cache);
+            assert_eq!(reads.load(SeqCst), 1);
+        }
+        // Another sample's entry, whole as it is, stands for nothing here.
+        let mut moved = whole.clone();
+        moved.copy_within(entry(7)..entry(8), entry(9));
+        fs::write(&path, &moved).unwrap();
+        let cache = DiskCached::open(counted().0, &path)?;
+        assert_eq!(cache.cached(), 19);
+        read_all(&cache);
         Ok(())
     }
 

@@ -37,9 +37,13 @@ pub(super) fn load(path: &Path, stamp: &Stamp) -> Result<Option<Keys>, DataError
     };
     let mut header = [0; HEADER];
     let filled = content.fill(&mut header)?;
-    if !header.starts_with(MAGIC) {
-        // A slip in the name must not cost a file.
-        let found = header[..filled.min(MAGIC.len())].escape_ascii().to_string();
+    let compressed = content.length().is_none();
+    if compressed || !header.starts_with(MAGIC) {
+        // A slip in the name must not cost a file. Nor does a small file that unpacks to a large one cost memory.
+        let found = match compressed {
+            true => "compressed data".to_owned(),
+            false => header[..filled.min(MAGIC.len())].escape_ascii().to_string(),
+        };
         return Err(DataError::corrupt(path, 0, "the index of an LMDB database, or no file yet", found));
     }
     let Ok(body) = content.bytes(u64_at(&header, 8), "an index") else { return Ok(None) };

@@ -44,7 +44,7 @@ impl fmt::Display for Ranges {
         let mut space = "";
         while let Some(first) = numbers.next() {
             let mut last = first;
-            while let Some(next) = numbers.next_if_eq(&(last + 1)) {
+            while let Some(next) = numbers.next_if(|next| next - last == 1) {
                 last = next;
             }
             match last == first {
@@ -96,6 +96,8 @@ mod tests {
             assert_eq!(Ranges(set.clone()).to_string(), text);
             assert_eq!(text.parse::<Ranges>().map(|ranges| ranges.0), Ok(set));
         }
+        let last = BTreeSet::from([usize::MAX - 1, usize::MAX]);
+        assert_eq!(Ranges(last).to_string(), format!("{}-{}", usize::MAX - 1, usize::MAX));
         for bad in ["x", "3-", "-3", "9-5", "0-18446744073709551615", "0-99999999 5"] {
             assert!(bad.parse::<Ranges>().is_err(), "{bad}");
         }

@@ -161,7 +161,7 @@ fn lanes(state: &StateDict) -> Result<BTreeMap<usize, LanePosition>, StateError>
     for (key, _) in state.iter().filter(|(key, _)| key.starts_with("lane.")) {
         let found = text(state, key)?;
         let lane = key["lane.".len()..].parse().map_err(|_| mismatch(key, "a lane's number", "no number"))?;
-        lanes.insert(lane, found.parse().map_err(|()| mismatch(key, "five whole numbers", found))?);
+        lanes.insert(lane, found.parse().map_err(|()| mismatch(key, "five whole numbers below 2^63", found))?);
     }
     Ok(lanes)
 }

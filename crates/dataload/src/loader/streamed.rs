@@ -158,8 +158,10 @@ where
     /// Takes the next batch's samples out of the stream.
     fn cut(&self, cancelled: &AtomicBool) -> Option<Cut<D::Sample>> {
         let mut sequence = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
+        // Beyond the last one only for a state that somebody has changed: the stream itself may have no end.
+        let complete = self.options.batches_per_epoch.is_some_and(|batches| sequence.next >= batches);
         // Whoever held the lock before may have stopped in the middle.
-        if cancelled.load(Relaxed) || sequence.ended || self.options.batches_per_epoch == Some(sequence.next) {
+        if cancelled.load(Relaxed) || sequence.ended || complete {
             return None;
         }
         let begun = Instant::now();

@@ -21,6 +21,7 @@ mod field;
 mod footer;
 mod guard;
 mod in_order;
+mod levels;
 mod lists;
 mod loader;
 mod page_header;

@@ -16,6 +16,7 @@ use bytes::Bytes;
 use super::buffers::{Buffer, Buffers};
 use super::codec::Codec;
 use super::delta;
+use super::levels;
 use super::page_header::{PageHeader, PageKind};
 use super::source::Source;
 use crate::DataError;
@@ -204,13 +205,20 @@ impl Pages {
                 Ok(Page::DictionaryPage { buf, num_values: values, encoding, is_sorted: false })
             }
             PageKind::Data { values: num_values, encoding, def_encoding, rep_encoding } => {
-                let values = self.values_behind_levels(&buf, num_values, [rep_encoding, def_encoding])?;
+                let (levels, values) = self.behind_levels(&buf, num_values, [rep_encoding, def_encoding])?;
                 self.check_values(encoding, values, num_values)?;
+                if encoding == Encoding::BYTE_STREAM_SPLIT {
+                    self.check_streams(values, self.present(levels, num_values, def_encoding)?)?;
+                }
                 let (def_level_encoding, rep_level_encoding) = (def_encoding, rep_encoding);
                 Ok(Page::DataPage { buf, num_values, encoding, def_level_encoding, rep_level_encoding, statistics })
             }
             PageKind::DataV2 { values: num_values, encoding, nulls, rows, def_bytes, rep_bytes, packed } => {
-                self.check_values(encoding, &buf[def_bytes as usize + rep_bytes as usize..], num_values)?;
+                let values = &buf[def_bytes as usize + rep_bytes as usize..];
+                self.check_values(encoding, values, num_values)?;
+                if encoding == Encoding::BYTE_STREAM_SPLIT {
+                    self.check_streams(values, num_values.saturating_sub(nulls).into())?;
+                }
                 Ok(Page::DataPageV2 {
                     buf,
                     num_values,
@@ -227,14 +235,14 @@ impl Pages {
         }
     }
 
-    /// Passes over the levels of a page of version 1, whose lengths are in the page itself.
-    fn values_behind_levels<'a>(
+    /// The definition levels of a page of version 1, whose lengths are in the page itself, and what is behind them.
+    fn behind_levels<'a>(
         &self,
         page: &'a [u8],
         values: u32,
         encodings: [Encoding; 2],
-    ) -> Result<&'a [u8], DataError> {
-        let mut rest = page;
+    ) -> Result<(&'a [u8], &'a [u8]), DataError> {
+        let (mut last, mut rest): (&[u8], _) = (&[], page);
         let levels = [self.descriptor.max_rep_level(), self.descriptor.max_def_level()];
         for (max_level, encoding) in levels.into_iter().zip(encodings).filter(|(max_level, _)| *max_level > 0) {
             let length = match encoding {
@@ -251,11 +259,35 @@ impl Pages {
                 }
                 other => return Err(self.place.corrupt("an encoding of levels", other.to_string())),
             };
-            let behind = usize::try_from(length).ok().and_then(|length| rest.get(length..));
-            rest = behind
+            let split = usize::try_from(length).ok().and_then(|length| rest.split_at_checked(length));
+            (last, rest) = split
                 .ok_or_else(|| self.place.corrupt("levels that fit into their page", format!("{length} bytes")))?;
         }
-        Ok(rest)
+        Ok((last, rest))
+    }
+
+    /// How many of a page's values are there, and not null or in an empty list.
+    fn present(&self, levels: &[u8], count: u32, encoding: Encoding) -> Result<u64, DataError> {
+        let max_level = self.descriptor.max_def_level();
+        let counted = match encoding {
+            _ if max_level == 0 => Ok(count.into()),
+            Encoding::RLE => levels::count(levels, i16::BITS - max_level.leading_zeros(), max_level, count),
+            // Given up before there were split streams.
+            other => Err(format!("{other} in front of split streams")),
+        };
+        counted.map_err(|found| self.place.corrupt("definition levels", found))
+    }
+
+    /// The first bytes of all values, then the second ones, and so on: the decoder takes their number from the levels.
+    fn check_streams(&self, values: &[u8], present: u64) -> Result<(), DataError> {
+        let bytes = present.saturating_mul(self.least_bytes());
+        match bytes == values.len() as u64 {
+            true => Ok(()),
+            false => {
+                let expected = format!("{bytes} bytes in the split streams of {present} values");
+                Err(self.place.corrupt(&expected, values.len().to_string()))
+            }
+        }
     }
 
     /// What the decoders of the `parquet` crate do not check themselves.
@@ -275,7 +307,7 @@ impl Pages {
         outcome.map_err(|found| self.place.corrupt("an encoding of values", found))
     }
 
-    /// The fewest bytes that a value takes in a dictionary.
+    /// The fewest bytes that a value takes in a dictionary, and what one of fixed length takes anywhere.
     fn least_bytes(&self) -> u64 {
         match self.descriptor.physical_type() {
             Type::BOOLEAN => u64::MAX >> 32,

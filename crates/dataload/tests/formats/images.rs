@@ -204,6 +204,11 @@ fn a_file_of_many_scans_ends() {
     let first = &whole[scan[0]..scan[1]];
     let many: Vec<u8> = [&whole[..scan[0]], &first.repeat(300), &whole[scan[1]..]].concat();
     assert!(refused(&many).contains("more than 256 scans"));
+    // This one looks at most of the first component's coefficients, again and again.
+    let (start, tables) = (scan[4], markers(&whole, 0xc4..=0xc4));
+    let end = *tables.iter().find(|&&table| table > start).unwrap();
+    let many: Vec<u8> = [&whole[..start], &whole[start..end].repeat(100), &whole[end..]].concat();
+    assert!(refused(&many).contains("more scans than the coefficients have bits"));
 }
 
 #[test]

@@ -1,6 +1,9 @@
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use overdrive_dataload::{DataError, DataLoader, Dataset, LmdbDataset, LmdbSample};
 use tempfile::TempDir;
 
@@ -123,6 +126,11 @@ fn an_index_stands_for_the_scan_while_the_database_stays() {
     fs::write(&index, "my notes").unwrap();
     names_file(&open().unwrap_err(), "index: at byte 0");
     assert_eq!(fs::read(&index).unwrap(), b"my notes");
+    // An index is never compressed, and what a compressed one unpacks to has no limit.
+    let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+    packed.write_all(&written).unwrap();
+    fs::write(&index, packed.finish().unwrap()).unwrap();
+    assert!(names_file(&open().unwrap_err(), "index: at byte 0").contains("compressed data"));
     let nowhere = LmdbDataset::builder(&path).index_file(dir.path().join("none/index")).open();
     assert!(matches!(nowhere, Err(DataError::Io { .. })));
 }

@@ -14,6 +14,15 @@
 
 #[cfg(feature = "safetensors")]
 mod arrays;
+#[cfg(all(
+    feature = "lmdb",
+    feature = "parquet",
+    feature = "safetensors",
+    feature = "tfrecord",
+    feature = "webdataset",
+    feature = "zstd"
+))]
+mod corpus;
 mod images;
 #[cfg(feature = "lmdb")]
 mod lmdb;

@@ -15,7 +15,7 @@ use crate::fixture;
 const ROUNDS: u64 = 1500;
 const SEED: u64 = 7;
 /// A header that is believed asks for gigabytes; a zstd window and the allocator's own needs are far below this.
-const MOST_GROWTH_BYTES: u64 = 1 << 30;
+pub(crate) const MOST_GROWTH_BYTES: u64 = 1 << 30;
 
 struct Random {
     numbers: Philox,
@@ -73,7 +73,7 @@ fn with_tar_checksums(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-fn peak_bytes() -> u64 {
+pub(crate) fn peak_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmPeak:")).unwrap_or_default();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024

@@ -106,6 +106,24 @@ fn a_flipped_bit_in_a_page_is_found() {
     }
 }
 
+/// A fuzzer's finding: the decoder read behind the page, and panicked.
+#[test]
+fn split_streams_have_a_value_for_every_level() {
+    let mut file = bytes_of("encodings-1");
+    // The definition levels of 25 values, 21 of them there: now it is 22.
+    let levels = [5, 0, 0, 0, 9, 0xf7, 0xfb, 0xfd, 0];
+    let places: Vec<usize> = (0..file.len()).filter(|&at| file[at..].starts_with(&levels)).collect();
+    assert!(places.len() > 2);
+    places.iter().for_each(|at| file[at + 5] = 0xff);
+    for (column, bytes) in [("float16", 2), ("float32", 4), ("float64", 8)] {
+        let dataset = parse(file.clone()).unwrap().verify_crc(false).select([column]).unwrap();
+        let error = dataset.fill_null(column, 0.0).unwrap().read().unwrap_err();
+        let expected = format!("{} bytes in the split streams of 22 values in column {column:?}", 22 * bytes);
+        let text = names_file(&error, "some.parquet");
+        assert!(text.contains(&expected) && text.contains(&format!("found {}", 21 * bytes)), "{text}");
+    }
+}
+
 #[test]
 fn checksums_are_compared_unless_that_is_off() {
     let mut file = bytes_of("numbers");

@@ -1,6 +1,6 @@
 //! A saved position, put back.
 
-use overdrive_core::{StateDict, Stateful};
+use overdrive_core::{Entry, StateDict, Stateful};
 use overdrive_dataload::{
     DataError, DataLoader, DataLoaderBuilder, FnDataset, FnStream, FromDataset, IterableDataset, OnError,
 };
@@ -21,6 +21,14 @@ fn rest(loader: &Numbers, epochs: u64) -> Vec<Vec<usize>> {
 fn resumed(mut loader: Numbers, state: &StateDict) -> Numbers {
     loader.load_state_dict(state).unwrap();
     loader
+}
+
+fn copy(entry: &Entry) -> Entry {
+    match entry {
+        Entry::Int(number) => Entry::Int(*number),
+        Entry::Text(text) => Entry::Text(text.clone()),
+        other => panic!("a position has no {other:?}"),
+    }
 }
 
 /// What the state takes when it is written as text.
@@ -141,16 +149,48 @@ fn a_state_of_other_data_is_refused_and_changes_nothing() -> Result<(), DataErro
     assert!(stream.load_state_dict(&state).is_err());
     let mut same = builder(20, 4, 1)?;
     let mut strange = StateDict::new();
-    state.iter().for_each(|(key, entry)| match entry {
-        overdrive_core::Entry::Int(value) => strange.insert(key, overdrive_core::Entry::Int(*value)),
-        overdrive_core::Entry::Text(value) => strange.insert(key, overdrive_core::Entry::Text(value.clone())),
-        _ => {}
-    });
-    strange.insert("stranger", overdrive_core::Entry::Bool(true));
+    state.iter().for_each(|(key, entry)| strange.insert(key, copy(entry)));
+    strange.insert("stranger", Entry::Bool(true));
     assert!(same.load_state_dict(&strange).unwrap_err().to_string().contains("stranger"));
     assert!(same.load_state_dict(&StateDict::new()).is_err());
     same.load_state_dict(&state).unwrap();
     assert_eq!(same.iter().count(), 2);
+    Ok(())
+}
+
+#[test]
+fn numbers_that_no_run_reaches_neither_overflow_nor_go_on_for_ever() -> Result<(), DataError> {
+    let _alone = alone();
+    let build = || {
+        let builder = DataLoader::stream(shards()).batch_size(2).interleave(2).batches_per_epoch(9);
+        builder.shuffle_buffer(3).on_error(OnError::Skip).collate(listed).build()
+    };
+    let changed = |changes: &[(&str, Entry)]| -> Result<StateDict, DataError> {
+        let taken = build()?;
+        _ = taken.iter().nth(3);
+        let mut state = taken.state_dict().unwrap();
+        for (key, entry) in changes {
+            state.insert(*key, copy(entry));
+        }
+        Ok(state)
+    };
+    let most = u64::MAX;
+    for lane in [format!("{most} 0 0 0 1"), format!("0 0 0 {most} 1"), format!("0 {most} {most} 0 {most}")] {
+        let state = changed(&[("lane.0", Entry::Text(lane.clone()))])?;
+        let error = build()?.load_state_dict(&state).unwrap_err().to_string();
+        assert!(error.contains("lane.0") && error.contains(&lane), "{error}");
+    }
+    let most = i64::MAX;
+    let far = format!("{most} {most} {most} {most} {most}");
+    for (batch, batches) in [(8, 1), (9, 0), (10, 0), (most, 0)] {
+        let lanes = ["lane.0", "lane.1"].map(|lane| (lane, Entry::Text(far.clone())));
+        let mut loader = build()?;
+        loader.load_state_dict(&changed(&[("batch", Entry::Int(batch))])?).unwrap();
+        assert_eq!(loader.iter().count(), batches, "after batch {batch}");
+        loader.load_state_dict(&changed(&lanes)?).unwrap();
+        // Far behind the last sample, the stream begins anew.
+        assert_eq!(loader.iter().filter(Result::is_ok).count(), 5);
+    }
     Ok(())
 }
 

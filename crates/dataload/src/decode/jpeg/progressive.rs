@@ -10,6 +10,8 @@ use super::segments::Segments;
 
 /// More scans than any encoder writes: each passes over the whole image, so a small file could keep us busy for hours.
 const MOST_SCANS: usize = 256;
+/// The bits of a coefficient, each of which one scan gives. More can only repeat what is known, and takes time as well.
+const COEFFICIENT_BITS: u64 = 14;
 
 /// A component's coefficients, block by block, in the order of the block.
 #[derive(Default)]
@@ -48,14 +50,19 @@ pub(crate) fn decode(
         to.values.clear();
         to.values.resize(to.stride * mcus_y * c.v, [0; 64]);
     }
+    let coefficients = bytes(&markers.frame) / size_of::<i16>() as u64;
+    let mut budget = (COEFFICIENT_BITS * coefficients).saturating_sub(visits(&markers.frame, first));
     markers.at = segments.read(markers.file, markers.at)?;
     read_scan(&markers, first, segments, all)?;
     let mut scans = 1;
     while let Some(scan) = markers.next_scan()? {
+        let fault = |found| Fault { at: markers.at, found };
         if scans == MOST_SCANS {
-            return Err(Fault { at: markers.at, found: "more than 256 scans" });
+            return Err(fault("more than 256 scans"));
         }
         scans += 1;
+        let left = budget.checked_sub(visits(&markers.frame, &scan));
+        budget = left.ok_or(fault("more scans than the coefficients have bits"))?;
         markers.at = segments.read(markers.file, markers.at)?;
         read_scan(&markers, &scan, segments, all)?;
     }
@@ -74,6 +81,25 @@ pub(crate) fn decode(
     Ok(())
 }
 
+/// Units across and down: a scan of one component goes through its own blocks, another one through whole units.
+fn units(frame: &Frame, scan: &Scan) -> [usize; 2] {
+    match scan.members[..] {
+        [only] => frame.samples(&frame.components[only.index], 8).map(|samples| samples.div_ceil(8)),
+        _ => frame.mcus(),
+    }
+}
+
+/// How many coefficients a scan may look at.
+fn visits(frame: &Frame, scan: &Scan) -> u64 {
+    let blocks = match scan.members[..] {
+        [_] => 1,
+        _ => scan.members.iter().map(|member| &frame.components[member.index]).map(|c| c.h * c.v).sum(),
+    };
+    let [units_x, units_y] = units(frame, scan);
+    let [first, last] = scan.band;
+    (units_x * units_y * blocks * (last + 1 - first)) as u64
+}
+
 /// Adds a scan to the coefficients.
 fn read_scan(
     markers: &Markers<'_>,
@@ -82,12 +108,8 @@ fn read_scan(
     all: &mut [Coefficients; 4],
 ) -> Result<(), Fault> {
     let frame = &markers.frame;
-    // A scan of one component goes through its own blocks, another one through whole units.
     let alone = scan.members.len() == 1;
-    let [units_x, units_y] = match scan.members[..] {
-        [only] => frame.samples(&frame.components[only.index], 8).map(|samples| samples.div_ceil(8)),
-        _ => frame.mcus(),
-    };
+    let [units_x, units_y] = units(frame, scan);
     let interval = markers.restart_interval;
     segments.check_count(units_x * units_y, interval)?;
     let fault = |found| segments.fault(found);

@@ -1,0 +1,158 @@
+//! What a fuzzer feeds: a function a format, from any bytes to how much could be read out of them.
+//!
+//! The targets of cargo-fuzz call these, and so does the test that replays the corpus, `tests/formats/corpus.rs`. Each
+//! reads its bytes as they are, and again with good checksums and lengths, which no fuzzer finds by itself.
+#![forbid(unsafe_code)]
+
+mod database;
+mod kept;
+mod repair;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use overdrive_dataload::{
+    Color, DataError, EncodedImage, ImagePipeline, Interpolation, ParquetDataset, RandomResizedCrop, Resize,
+    SafeTensorsFile, TfRecord, TfRecords, WebSamples, decode_image, decode_npy, expand_shards, read_idx,
+};
+use tempfile::TempDir;
+
+/// Reads bytes, and tells how much was in them.
+pub type Entry = fn(&[u8]) -> usize;
+
+/// Every entry by its name, which is that of its target and of its folder in the corpus.
+pub const ENTRIES: [(&str, Entry); 12] = [
+    ("caches", kept::caches),
+    ("idx", idx),
+    ("image", image),
+    ("jpeg", jpeg),
+    ("lmdb", database::lmdb),
+    ("npy", npy),
+    ("parquet", parquet),
+    ("safetensors", safetensors),
+    ("shards", shards),
+    ("state", kept::state),
+    ("tfrecord", tfrecord),
+    ("webdataset", webdataset),
+];
+
+/// Feeds the entry of this name, and tells how much it read.
+///
+/// # Panics
+/// When there is no such entry; and where the code under test does, which is what a fuzzer looks for.
+pub fn run(name: &str, bytes: &[u8]) -> usize {
+    let (_, entry) = ENTRIES.iter().find(|(entry, _)| *entry == name).expect("an entry of this name");
+    entry(bytes)
+}
+
+/// A folder for what is read by name.
+static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder for temporary files"));
+
+/// A file with this content.
+fn file(name: &str, content: &[u8]) -> PathBuf {
+    let path = FOLDER.path().join(name);
+    fs::write(&path, content).expect("room for a temporary file");
+    path
+}
+
+fn idx(bytes: &[u8]) -> usize {
+    read_idx(file("fuzz.idx", bytes)).map_or(0, |array| 1 + array.data.len())
+}
+
+/// PNG, WebP and whatever else an image can be.
+fn image(bytes: &[u8]) -> usize {
+    let read = |bytes: &[u8]| usize::from(decode_image(bytes, Color::Rgb, Path::new("fuzz.png")).is_ok());
+    let repaired = repair::png_checksums(bytes);
+    read(bytes) + repaired.map_or(0, |bytes| read(&bytes))
+}
+
+/// The whole of it, then parts of it at several scales.
+fn jpeg(bytes: &[u8]) -> usize {
+    const SIDE: usize = 9;
+    // The rest is for `image`.
+    if !bytes.starts_with(b"\xff\xd8\xff") {
+        return 0;
+    }
+    let path = Path::new("fuzz.jpg");
+    let whole = decode_image(bytes, Color::AsStored, path).is_ok();
+    let sample = EncodedImage::new(bytes, path);
+    let mut slot = [0; 3 * SIDE * SIDE];
+    let mut parts = 0;
+    for (index, interpolation) in [Interpolation::Bilinear, Interpolation::Bicubic].into_iter().enumerate() {
+        let crop = RandomResizedCrop::new(SIDE).interpolation(interpolation);
+        let pipeline = ImagePipeline::new(0).then(crop).exif_orientation(true).dct_scaling(index == 0);
+        parts += usize::from(pipeline.decode_into(&sample, bytes.len() as u64, 0, &mut slot).is_ok());
+    }
+    let small = ImagePipeline::new(0).then(Resize::new(SIDE)).dct_scaling(true);
+    parts += usize::from(small.decode_into(&sample, 0, 0, &mut slot).is_ok());
+    usize::from(whole) + parts
+}
+
+fn npy(bytes: &[u8]) -> usize {
+    let read = |bytes: &[u8]| usize::from(decode_npy(bytes, Path::new("fuzz.npy")).is_ok());
+    read(bytes) + repair::npy_length(bytes).map_or(0, |bytes| read(&bytes))
+}
+
+/// A file; or else a footer of a good file, and the pages of one.
+fn parquet(bytes: &[u8]) -> usize {
+    if bytes.ends_with(b"PAR1") {
+        return table(bytes.to_vec());
+    }
+    table(repair::with_footer(bytes)) + table(repair::with_pages(bytes))
+}
+
+/// Reads column by column, and tells how many could be.
+fn table(file: Vec<u8>) -> usize {
+    let Ok(dataset) = ParquetDataset::from_bytes(file, Path::new("fuzz.parquet")) else { return 0 };
+    // Without checksums the damage gets further. A small limit, since a few bytes may stand for many equal values.
+    let dataset = dataset.threads(1).verify_crc(false).max_column_bytes(1 << 24);
+    let names: Vec<String> = dataset.fields().map(|field| field.name().to_owned()).collect();
+    let read = |name: &String| {
+        let column = dataset.clone().select([name])?;
+        let plain = column.read();
+        column.fill_null(name, 0.0)?.read().or(plain)
+    };
+    names.iter().filter(|name| read(name).is_ok()).count()
+}
+
+fn safetensors(bytes: &[u8]) -> usize {
+    let read = |bytes: &[u8]| {
+        let file = SafeTensorsFile::from_bytes(bytes.to_vec(), Path::new("fuzz.safetensors"));
+        file.map_or(0, |mut file| file.names().iter().filter(|name| file.tensor(name).is_ok()).count())
+    };
+    read(bytes) + repair::safetensors_length(bytes).map_or(0, |bytes| read(&bytes))
+}
+
+/// A pattern of braces; globs are left out, since what they match is the machine's.
+fn shards(bytes: &[u8]) -> usize {
+    let pattern = str::from_utf8(bytes).unwrap_or("*");
+    if pattern.contains(['*', '?', '[', '/']) {
+        return 0;
+    }
+    match expand_shards(pattern) {
+        Ok(files) => files.len(),
+        // The pattern held, and its first file is not there.
+        Err(DataError::Io { .. }) => 1,
+        Err(_) => 0,
+    }
+}
+
+/// A file of records, and an example in a record of its own.
+fn tfrecord(bytes: &[u8]) -> usize {
+    let read = |file: Vec<u8>, verify| {
+        let Ok(records) = TfRecords::from_bytes(file, Path::new("fuzz.tfrecord")) else { return 0 };
+        let example = |record: TfRecord| record.example().map(drop);
+        records.verify_crc(verify).map(|record| record.and_then(example)).filter(Result::is_ok).count()
+    };
+    let record = [&(bytes.len() as u64).to_le_bytes()[..], &[0; 4], bytes, &[0; 4]].concat();
+    read(bytes.to_vec(), false) + read(repair::tfrecord_checksums(bytes), true) + read(record, false)
+}
+
+fn webdataset(bytes: &[u8]) -> usize {
+    let read = |shard: Vec<u8>| {
+        let samples = WebSamples::from_bytes(shard, Path::new("fuzz.tar"));
+        samples.map_or(0, |samples| samples.filter(Result::is_ok).count())
+    };
+    read(bytes.to_vec()) + read(repair::tar_checksums(bytes))
+}

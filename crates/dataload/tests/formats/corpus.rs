@@ -1,0 +1,33 @@
+//! What the fuzzers of `fuzz/` found worth keeping, read with the functions that they feed.
+
+use std::fs;
+use std::path::Path;
+
+use crate::mutations::{MOST_GROWTH_BYTES, peak_bytes};
+
+#[path = "../../fuzz/src/lib.rs"]
+mod entries;
+
+/// The names in a folder, sorted.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn every_file_of_the_corpus_is_read_or_refused() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+    assert_eq!(names(&corpus), entries::ENTRIES.map(|(name, _)| name), "a folder for each entry");
+    let before = peak_bytes();
+    for (name, _) in entries::ENTRIES {
+        let folder = corpus.join(name);
+        let files = names(&folder);
+        let given: usize = files.iter().map(|file| entries::run(name, &fs::read(folder.join(file)).unwrap())).sum();
+        // A corpus that nothing can be read from would prove nothing.
+        assert!(given > 0, "{name}: {} files", files.len());
+    }
+    let growth = peak_bytes().saturating_sub(before);
+    assert!(growth < MOST_GROWTH_BYTES, "{growth} bytes");
+}
