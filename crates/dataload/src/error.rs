@@ -119,6 +119,19 @@ pub enum DataError {
         others: Vec<usize>,
     },
 
+    /// A sample that does not go with the others of its batch, for another reason than its shape.
+    #[error("position {position} of the batch: expected {expected}, found {found}")]
+    Misfit {
+        /// The sample's position in its batch.
+        position: usize,
+        /// What would fit.
+        expected: String,
+        /// What it is.
+        found: String,
+        /// The positions of others that do not fit either.
+        others: Vec<usize>,
+    },
+
     /// Something went wrong with one sample; the loader adds the index.
     #[error("sample {index}{}: {error}", in_brackets(key))]
     Sample {
@@ -238,7 +251,7 @@ pub enum DataError {
     },
 
     /// libtorch refused a tensor operation.
-    #[error("libtorch: {0}")]
+    #[error("libtorch: {}", without_frames(.0))]
     Tensor(tch::TchError),
 
     /// libtorch refused, or a device is not there.
@@ -248,6 +261,15 @@ pub enum DataError {
     /// An error of the user's own dataset or collate function; see [`DataError::other`].
     #[error(transparent)]
     Other(Box<dyn Error + Send + Sync>),
+}
+
+/// libtorch's message without the C++ frames behind it.
+fn without_frames(error: &tch::TchError) -> String {
+    let text = match error {
+        tch::TchError::Torch(text) => text.clone(),
+        other => other.to_string(),
+    };
+    text.split("\nException raised from").next().unwrap_or_default().to_owned()
 }
 
 impl From<tch::TchError> for DataError {

@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use crate::stack::{Stackable, common_shape};
+use crate::stack::{Stackable, common_shape, misfits};
 use crate::{Collate, DataError};
 
 /// Pads sequences to the longest of their batch, and tells how long each is.
@@ -23,7 +23,7 @@ use crate::{Collate, DataError};
 /// ```
 ///
 /// # Errors
-/// [`DataError::ShapeMismatch`] where they differ in more than their length; [`DataError::InvalidOption`] where a sample has no
+/// [`DataError::ShapeMismatch`] where they differ in more than their length; [`DataError::Misfit`] where a sample has no
 /// dimension, or another dtype than the first.
 ///
 /// # Source
@@ -41,13 +41,12 @@ impl PadSequence {
     }
 
     fn pad(&self, sequences: &[Tensor]) -> Result<(Tensor, Tensor), DataError> {
-        let first = sequences.first().ok_or(DataError::EmptyBatch)?;
-        let kind = if first.defined() { first.kind() } else { Kind::Float };
-        for (position, sequence) in sequences.iter().enumerate() {
-            if !sequence.defined() || sequence.dim() == 0 || sequence.kind() != kind {
-                let expected = format!("a {kind:?} tensor with at least one dimension, as the first");
-                return Err(DataError::option("sample", expected, format!("{sequence:?} at position {position}")));
-            }
+        let kind = sequences.iter().find(|sequence| sequence.defined()).map_or(Kind::Float, Tensor::kind);
+        let odd = |sequence: &Tensor| !sequence.defined() || sequence.dim() == 0 || sequence.kind() != kind;
+        let positions = (0..sequences.len()).filter(|&position| odd(&sequences[position]));
+        misfits(positions, &format!("a {kind:?} tensor with at least one dimension"), "something else")?;
+        if sequences.is_empty() {
+            return Err(DataError::EmptyBatch);
         }
         let sizes: Vec<Vec<i64>> = sequences.iter().map(Tensor::size).collect();
         let rest = |size: &Vec<i64>| size[1..].iter().map(|&size| size as usize).collect::<Vec<_>>();

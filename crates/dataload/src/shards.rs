@@ -29,7 +29,8 @@ const MAX_DEPTH: usize = 32;
 pub fn expand_shards(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for name in expand_braces(pattern)? {
-        if name.contains(['*', '?', '[']) {
+        // A file of just this name is meant, whatever its characters.
+        if name.contains(['*', '?', '[']) && !Path::new(&name).is_file() {
             glob_into(&name, &mut files)?;
         } else {
             files.push(PathBuf::from(name));

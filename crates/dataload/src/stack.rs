@@ -63,9 +63,8 @@ impl Stackable for Tensor {
     type Batch = Tensor;
 
     fn stack(tensors: Vec<Self>) -> Result<Tensor, DataError> {
-        if let Some(position) = tensors.iter().position(|tensor| !tensor.defined()) {
-            return Err(DataError::option("sample", "a tensor", format!("an undefined one, at position {position}")));
-        }
+        let undefined = (0..tensors.len()).filter(|&position| !tensors[position].defined());
+        misfits(undefined, "a tensor", "an undefined one")?;
         let shapes: Vec<Vec<usize>> =
             tensors.iter().map(|tensor| tensor.size().iter().map(|&size| size as usize).collect()).collect();
         common_shape(&shapes)?;
@@ -170,17 +169,35 @@ fn by_key<S>(
     samples: impl ExactSizeIterator<Item = impl Iterator<Item = (String, S)>>,
 ) -> Result<BTreeMap<String, Vec<S>>, DataError> {
     let count = samples.len();
-    let mut parts: BTreeMap<String, Vec<S>> = BTreeMap::new();
-    for (key, value) in samples.flatten() {
-        parts.entry(key).or_default().push(value);
-    }
-    match parts.iter().find(|(_, part)| part.len() != count) {
-        Some((key, part)) => {
-            let found = format!("`{key}` in {} of {count}", part.len());
-            Err(DataError::option("sample", "the same keys in every sample of a batch", found))
+    let mut parts: BTreeMap<String, (Vec<usize>, Vec<S>)> = BTreeMap::new();
+    for (position, sample) in samples.enumerate() {
+        for (key, value) in sample {
+            let (positions, values) = parts.entry(key).or_default();
+            positions.push(position);
+            values.push(value);
         }
-        None => Ok(parts),
     }
+    // Whoever differs from most is to blame: those without a usual key, or those with an unusual one.
+    for (key, (with, _)) in parts.iter().filter(|(_, (with, _))| with.len() != count) {
+        match with.len() * 2 >= count {
+            true => {
+                misfits((0..count).filter(|position| !with.contains(position)), &format!("the key `{key}`"), "none")?
+            }
+            false => misfits(with.iter().copied(), "the keys of the others", &format!("`{key}` too"))?,
+        }
+    }
+    Ok(parts.into_iter().map(|(key, (_, values))| (key, values)).collect())
+}
+
+/// An error that names all of these positions, if there are any.
+pub(crate) fn misfits(
+    mut positions: impl Iterator<Item = usize>,
+    expected: &str,
+    found: &str,
+) -> Result<(), DataError> {
+    let Some(position) = positions.next() else { return Ok(()) };
+    let [expected, found] = [expected, found].map(str::to_owned);
+    Err(DataError::Misfit { position, expected, found, others: positions.collect() })
 }
 
 /// The shape that every sample of the batch has.
@@ -224,16 +241,17 @@ mod tests {
         let row = |start: i64| Tensor::arange_start(start, start + 3, (Kind::Int64, Device::Cpu));
         let sample =
             |i: i64| (row(i), [i as f32, 0.5], format!("s{i}"), BTreeMap::from([("odd".to_owned(), i % 2 == 1)]));
-        let (rows, [halves], names, flags) = match Stack.collate(vec![sample(1), sample(2)])? {
-            (rows, mut pair, names, flags) => (rows, [pair.remove(0)], names, flags),
-        };
+        let (rows, pair, names, flags) = Stack.collate(vec![sample(1), sample(2)])?;
+        let halves = &pair[0];
         assert_eq!((rows.size(), values(&rows)), (vec![2, 3], vec![1., 2., 3., 2., 3., 4.]));
-        assert_eq!((halves.kind(), values(&halves)), (Kind::Float, vec![1., 2.]));
+        assert_eq!((halves.kind(), values(halves)), (Kind::Float, vec![1., 2.]));
         assert_eq!(names, ["s1", "s2"]);
         assert_eq!((flags["odd"].kind(), values(&flags["odd"])), (Kind::Bool, vec![1., 0.]));
         let keyed = |key: &str| HashMap::<String, u8>::from([(key.to_owned(), 1)]);
         let error = Stack.collate(vec![keyed("a"), keyed("b")]).unwrap_err().to_string();
-        assert_eq!(error, "sample: expected the same keys in every sample of a batch, found `a` in 1 of 2");
+        assert_eq!(error, "position 1 of the batch: expected the key `a`, found none");
+        let three = [keyed("a"), keyed("b"), keyed("a")].map(|sample| sample.into_iter().collect::<BTreeMap<_, _>>());
+        assert!(matches!(Stack.collate(three.into()), Err(DataError::Misfit { position: 1, .. })));
         Ok(())
     }
 

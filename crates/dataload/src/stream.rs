@@ -10,7 +10,7 @@ use crate::{DataError, Deferred};
 /// goes on, anything else ends.
 pub type Samples<S> = Box<dyn Iterator<Item = Result<S, DataError>> + Send>;
 
-/// Samples in shards: each is read from front to back, different ones by different threads at once.
+/// Samples in shards: each is read from front to back, several of them side by side.
 ///
 /// Like a [`Dataset`](crate::Dataset) it is a pure function, here of the shard and the position in it: that makes a
 /// run repeatable, independent of the number of workers, and able to go on where another stopped.

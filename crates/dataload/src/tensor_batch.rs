@@ -117,7 +117,9 @@ impl<K: Eq + Hash + Clone, T: TensorBatch, S: BuildHasher + Default> TensorBatch
 /// The bytes of all tensors together.
 pub(crate) fn bytes_of<B: TensorBatch>(batch: &B) -> usize {
     let mut bytes = 0;
-    batch.visit_tensors(&mut |tensor| bytes += tensor.numel() * tensor.kind().elt_size_in_bytes());
+    // An undefined tensor has no kind, and other kinds tch does not know.
+    let size = |tensor: &Tensor| tensor.f_kind().map_or(0, |kind| tensor.numel() * kind.elt_size_in_bytes());
+    batch.visit_tensors(&mut |tensor| bytes += if tensor.defined() { size(tensor) } else { 0 });
     bytes
 }
 

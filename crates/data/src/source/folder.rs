@@ -56,8 +56,32 @@ fn group(files: Vec<(String, String, PathBuf)>, label: usize) -> Vec<Listed> {
             _ => samples.push(Listed { key, label, files: vec![(field, path)] }),
         }
     }
+    samples = samples.into_iter().flat_map(split_images).collect();
     samples.retain(|sample| sample.files.iter().any(|(field, _)| IMAGES.iter().any(|image| is_image(field, image))));
     samples
+}
+
+/// Several images in one are neighbours whose names have more dots (`img.1.jpg`, `img.2.jpg`): each is a sample then, with a
+/// key without dots, because a key ends at the first one.
+fn split_images(sample: Listed) -> Vec<Listed> {
+    let is_any_image = |field: &str| IMAGES.iter().any(|image| is_image(field, image));
+    let dotted = sample.files.iter().filter(|(field, _)| is_any_image(field) && field.contains('.')).count();
+    let images = sample.files.iter().filter(|(field, _)| is_any_image(field)).count();
+    if images < 2 || dotted == 0 {
+        return vec![sample];
+    }
+    let Listed { key, label, files } = sample;
+    let mut split: Vec<Listed> = Vec::new();
+    for (field, path) in files {
+        let (stem, field) = field.rsplit_once('.').map_or(("", field.as_str()), |(stem, field)| (stem, field));
+        let key = if stem.is_empty() { key.clone() } else { format!("{key}_{}", stem.replace('.', "_")) };
+        let field = field.to_owned();
+        match split.iter_mut().find(|listed| listed.key == key) {
+            Some(listed) => listed.files.push((field, path)),
+            None => split.push(Listed { key, label, files: vec![(field, path)] }),
+        }
+    }
+    split
 }
 
 /// `jpg`, and `v2.jpg` of a name with more dots.

@@ -307,6 +307,7 @@ impl Options {
                 true => self.memory_budget,
                 false => usize::MAX,
             },
+            counts_bytes: ops.is_some() && (self.tune_prefetch || self.num_workers == NumWorkers::Auto),
         };
         let tuner = Tuner::new(limits, min, self.prefetch_factor);
         let stages = Stages {

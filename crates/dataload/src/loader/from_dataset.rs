@@ -1,6 +1,6 @@
 //! Loaders over a dataset with random access.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::cache::{CacheKind, DeviceStore};
 use crate::loader::builder::{DataLoaderBuilder, SampleSource};
@@ -75,6 +75,7 @@ where
         let Self { source, collate, options } = self;
         let FromDataset { dataset, sampler, batch_sampler } = source;
         let own_batches = batch_sampler.is_some();
+        let own_order = own_batches || sampler.is_some();
         if own_batches && (options.batch_size.is_some() || options.shuffle || sampler.is_some() || options.drop_last) {
             let expected = "no batch_size, shuffle, sampler or drop_last beside it";
             return Err(DataError::option("batch_sampler", expected, "one of them"));
@@ -99,7 +100,9 @@ where
             Identity { stream: false, len, global_batch_size: batch_sampler.global_batch_size(), seed, order };
         let (stages, machinery) = options.assemble(collate)?;
         let store = machinery.keep.map(|(ops, device)| Arc::new(DeviceStore::new(ops, device, len)));
-        let source = Indexed { dataset: Arc::new(dataset), stages: Arc::new(stages), batch_sampler, identity, store };
+        let (dataset, stages) = (Arc::new(dataset), Arc::new(stages));
+        let known_order = Mutex::default();
+        let source = Indexed { dataset, stages, batch_sampler, identity, own_order, known_order, store };
         Ok(DataLoader::new(Arc::new(source), machinery))
     }
 }

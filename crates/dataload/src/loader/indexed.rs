@@ -3,14 +3,14 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::batch_samples::Draw;
 use crate::cache::DeviceStore;
 use crate::loader::fault::{Fault, OnError};
-use crate::loader::guard::{Place, guarded};
+use crate::loader::guard::{Place, guarded, message_of};
 use crate::loader::order::{Domain, below};
-use crate::loader::position::{Identity, Position};
+use crate::loader::position::{Bounds, Identity, Position};
 use crate::loader::stages::Stages;
 use crate::loader::work::{Content, EpochWork, Made, Source};
 use crate::{BatchPlan, BatchSampler, BatchSamples, Collate, DataError, Dataset, Drawn};
@@ -26,6 +26,10 @@ where
     pub(crate) stages: Arc<Stages<C, C::Batch>>,
     pub(crate) batch_sampler: Arc<dyn BatchSampler>,
     pub(crate) identity: Identity,
+    /// Whether the batches come from the user's own sampler, of which the identity tells nothing.
+    pub(crate) own_order: bool,
+    /// The checksum of the order that was asked for last, and its epoch.
+    pub(crate) known_order: Mutex<Option<(u64, u32)>>,
     pub(crate) store: Option<Arc<DeviceStore<C::Batch>>>,
 }
 
@@ -39,7 +43,7 @@ where
             dataset: self.dataset.clone(),
             stages: self.stages.clone(),
             store: self.store.clone(),
-            plan: self.batch_sampler.plan(position.epoch),
+            plan: sampled(|| self.batch_sampler.plan(position.epoch))?,
             batch_sampler: self.batch_sampler.clone(),
             pool: OnceLock::new(),
             seed: self.identity.seed,
@@ -56,6 +60,31 @@ where
     fn identity(&self) -> Identity {
         self.identity.clone()
     }
+
+    fn bounds(&self) -> Bounds {
+        Bounds { batches: Some(self.batch_sampler.len()), lanes: None }
+    }
+
+    fn order(&self, epoch: u64) -> Result<Option<u32>, DataError> {
+        if !self.own_order {
+            return Ok(None);
+        }
+        let mut known = self.known_order.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, order)) = known.filter(|(of, _)| *of == epoch) {
+            return Ok(Some(order));
+        }
+        // That of all ranks: a run may go on with another number of them.
+        let pool = sampled(|| self.batch_sampler.pool(epoch))?;
+        let order = pool.iter().fold(0, |crc, &index| crc32c::crc32c_append(crc, &(index as u64).to_le_bytes()));
+        *known = Some((epoch, order));
+        Ok(Some(order))
+    }
+}
+
+/// Runs a sampler, which may be the user's own, and lets no panic out.
+fn sampled<T>(sampler: impl FnOnce() -> T) -> Result<T, DataError> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(sampler))
+        .map_err(|payload| DataError::other(format!("the sampler panicked: {}", message_of(payload))))
 }
 
 struct IndexedEpoch<D, C, B> {
@@ -165,7 +194,9 @@ where
     /// Adds the sample's index to an error that only knows its position in the batch.
     fn named(&self, error: DataError, drawn: &[usize]) -> DataError {
         match error {
-            DataError::ShapeMismatch { position, .. } if position < drawn.len() => {
+            DataError::ShapeMismatch { position, .. } | DataError::Misfit { position, .. }
+                if position < drawn.len() =>
+            {
                 self.of_sample(drawn[position], error)
             }
             error => error,
@@ -183,7 +214,7 @@ impl<D: Dataset, C, B> IndexedEpoch<D, C, B> {
 fn culprits(error: &DataError, drawn: &[usize]) -> BTreeSet<usize> {
     let at = |position: &usize| drawn.get(*position).copied();
     match error {
-        DataError::ShapeMismatch { position, others, .. } => {
+        DataError::ShapeMismatch { position, others, .. } | DataError::Misfit { position, others, .. } => {
             [position].into_iter().chain(others).filter_map(at).collect()
         }
         DataError::Sample { index, .. } if drawn.contains(index) => BTreeSet::from([*index]),

@@ -196,6 +196,16 @@ impl<B> DataLoader<B> {
     }
 }
 
+impl<B> DataLoader<B> {
+    fn order(&self, epoch: u64) -> Result<Option<u32>, StateError> {
+        self.source.order(epoch).map_err(|error| StateError::Mismatch {
+            key: "order".to_owned(),
+            expected: "an order of the sampler".to_owned(),
+            found: error.to_string(),
+        })
+    }
+}
+
 impl<B> Stateful for DataLoader<B> {
     /// The batches of the epoch begun last that the training loop has had.
     fn state_dict(&self) -> Result<StateDict, StateError> {
@@ -204,12 +214,13 @@ impl<B> Stateful for DataLoader<B> {
             (None, Some(progress)) => lock(progress).trained().clone(),
             (None, None) => Position::start_of(self.next_epoch()),
         };
-        Ok(position.save(&self.source.identity()))
+        Ok(position.save(&self.source.identity(), self.order(position.epoch)?))
     }
 
     /// Makes the next [`iter`](DataLoader::iter) go on where the state was taken.
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        let position = Position::load(state, &self.source.identity())?;
+        let order = |epoch| self.order(epoch);
+        let position = Position::load(state, &self.source.identity(), &self.source.bounds(), order)?;
         self.next_epoch.store(position.epoch, Relaxed);
         *lock(&self.resume) = Some(position);
         Ok(())

@@ -18,6 +18,25 @@ pub(crate) struct StreamMark {
     pub(crate) lanes: BTreeMap<usize, LanePosition>,
 }
 
+/// What a position of this loader may say.
+#[derive(Clone, Debug)]
+pub(crate) struct Bounds {
+    /// The batches of an epoch, where that is known.
+    pub(crate) batches: Option<usize>,
+    /// None for a dataset.
+    pub(crate) lanes: Option<LaneBounds>,
+}
+
+/// The same of the lanes of a stream.
+#[derive(Clone, Debug)]
+pub(crate) struct LaneBounds {
+    /// How many there are on all ranks, and which are this rank's.
+    pub(crate) all: usize,
+    pub(crate) own: Vec<usize>,
+    pub(crate) window: usize,
+    pub(crate) repeat: bool,
+}
+
 /// The batches of an epoch that the training loop has had.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Position {
@@ -70,7 +89,7 @@ impl Progress {
 
     /// Takes note of the end of the epoch: whoever looks ahead knows of it while the last batch is trained on.
     pub(crate) fn ended(&mut self) {
-        *self = Self::new(Position::start_of(self.now.epoch + 1), self.lookahead);
+        *self = Self::new(Position::start_of(self.now.epoch.saturating_add(1)), self.lookahead);
     }
 }
 
@@ -107,7 +126,8 @@ impl Position {
         }
     }
 
-    pub(crate) fn save(&self, identity: &Identity) -> StateDict {
+    /// `order` is a checksum of the epoch's order, where the identity does not say it all.
+    pub(crate) fn save(&self, identity: &Identity, order: Option<u32>) -> StateDict {
         let mut state = StateDict::new();
         for (key, value) in identity.entries() {
             state.insert(key, Entry::Int(value));
@@ -116,6 +136,9 @@ impl Position {
         state.insert("batch", Entry::Int(self.batch as i64));
         let ahead = Ranges(self.ahead.keys().chain(&self.before).copied().collect());
         state.insert("ahead", Entry::Text(ahead.to_string()));
+        if let Some(order) = order {
+            state.insert("order", Entry::Int(i64::from(order)));
+        }
         if let Some(mark) = &self.mark {
             state.insert("turn", Entry::Int(mark.turn as i64));
             for (lane, position) in &mark.lanes {
@@ -125,8 +148,13 @@ impl Position {
         state
     }
 
-    /// Reads a state, which must be of a loader with the same `identity`.
-    pub(crate) fn load(state: &StateDict, identity: &Identity) -> Result<Self, StateError> {
+    /// Reads a state, which must be of a loader with the same `identity`, and of the same `order` in its epoch.
+    pub(crate) fn load(
+        state: &StateDict,
+        identity: &Identity,
+        bounds: &Bounds,
+        order: impl Fn(u64) -> Result<Option<u32>, StateError>,
+    ) -> Result<Self, StateError> {
         for (key, expected) in identity.entries() {
             let found = state.int(key)?;
             if found != expected {
@@ -138,15 +166,35 @@ impl Position {
         let ahead = text(state, "ahead")?;
         let Ranges(before) = ahead.parse().map_err(|()| mismatch("ahead", "numbers of batches", ahead))?;
         position.before = before;
-        let begun = position.batch > 0 || !position.before.is_empty();
-        if identity.stream && (begun || state.get("turn").is_ok()) {
-            let turn = natural(state, "turn")?;
-            position.mark = Some(Box::new(StreamMark { turn: turn as usize, lanes: lanes(state)? }));
+        if let Some(batches) = bounds.batches {
+            if position.batch > batches {
+                return Err(mismatch("batch", format!("at most {batches}"), position.batch));
+            }
+            if position.before.last().is_some_and(|&last| last >= batches) {
+                return Err(mismatch("ahead", format!("numbers below {batches}"), ahead));
+            }
         }
-        let known = ["epoch", "batch", "ahead", "turn"];
+        if position.before.first().is_some_and(|&first| first < position.batch) {
+            return Err(mismatch("ahead", format!("numbers from {} on", position.batch), ahead));
+        }
+        // Before the first batch is done, the lanes are where the epoch begins.
+        if let Some(lanes) = bounds.lanes.as_ref().filter(|_| position.batch > 0) {
+            position.mark = Some(Box::new(lanes.load(state, identity.len)?));
+        }
+        let expected = order(position.epoch)?;
+        let mut known = vec!["epoch", "batch", "ahead"];
+        if let Some(expected) = expected {
+            known.push("order");
+            let found = state.int("order")?;
+            if found != i64::from(expected) {
+                let expected = format!("{expected}, which is the sampler's order in epoch {}", position.epoch);
+                return Err(mismatch("order", expected, found));
+            }
+        }
+        let marked = position.mark.is_some();
         let stranger = |key: &str| {
             !known.contains(&key)
-                && !key.starts_with("lane.")
+                && !(marked && (key == "turn" || key.starts_with("lane.")))
                 && !identity.entries().iter().any(|(entry, _)| *entry == key)
         };
         match state.iter().find(|(key, _)| stranger(key)) {
@@ -156,14 +204,36 @@ impl Position {
     }
 }
 
-fn lanes(state: &StateDict) -> Result<BTreeMap<usize, LanePosition>, StateError> {
-    let mut lanes = BTreeMap::new();
-    for (key, _) in state.iter().filter(|(key, _)| key.starts_with("lane.")) {
-        let found = text(state, key)?;
-        let lane = key["lane.".len()..].parse().map_err(|_| mismatch(key, "a lane's number", "no number"))?;
-        lanes.insert(lane, found.parse().map_err(|()| mismatch(key, "five whole numbers below 2^63", found))?);
+impl LaneBounds {
+    fn load(&self, state: &StateDict, shards: usize) -> Result<StreamMark, StateError> {
+        let turn = natural(state, "turn")? as usize;
+        if turn >= self.own.len() {
+            return Err(mismatch("turn", format!("a number below {}", self.own.len()), turn));
+        }
+        let mut lanes = BTreeMap::new();
+        for (key, _) in state.iter().filter(|(key, _)| key.starts_with("lane.")) {
+            let number = key["lane.".len()..].parse().ok().filter(|&number: &usize| number < self.all);
+            let number = number.ok_or_else(|| StateError::Unexpected { key: key.to_owned() })?;
+            lanes.insert(number, self.position(key, text(state, key)?, shards.div_ceil(self.all))?);
+        }
+        // The states of other ranks may be there too, but this rank's must be.
+        match self.own.iter().find(|number| !lanes.contains_key(number)) {
+            Some(number) => Err(StateError::Missing { key: format!("lane.{number}") }),
+            None => Ok(StreamMark { turn, lanes }),
+        }
     }
-    Ok(lanes)
+
+    fn position(&self, key: &str, found: &str, shards: usize) -> Result<LanePosition, StateError> {
+        let expected = "pass, shard, item, window and place of a lane that this stream can have";
+        let wrong = || mismatch(key, expected, found);
+        let position: LanePosition = found.parse().map_err(|()| wrong())?;
+        let reached = position.window_start.shard <= shards
+            && position.taken <= self.window
+            && (self.repeat || position.pass == 0)
+            // An item has been given for each of them.
+            && position.pass.max(position.window).max(position.window_start.sample) < 1 << 53;
+        if reached { Ok(position) } else { Err(wrong()) }
+    }
 }
 
 impl Identity {

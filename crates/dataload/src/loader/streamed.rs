@@ -10,7 +10,7 @@ use crate::batch_samples::{Draw, Stage};
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::{Place, guarded};
 use crate::loader::lane::{Item, Lane, LanePlan};
-use crate::loader::position::{Identity, Mark, Position, StreamMark};
+use crate::loader::position::{Bounds, Identity, LaneBounds, Mark, Position, StreamMark};
 use crate::loader::stages::Stages;
 use crate::loader::work::{Content, EpochWork, Made, Source};
 use crate::{BatchSamples, Collate, DataError, Deferred, Drawn, IterableDataset};
@@ -80,6 +80,19 @@ where
 
     fn identity(&self) -> Identity {
         self.identity.clone()
+    }
+
+    fn bounds(&self) -> Bounds {
+        let StreamOptions { interleave, rank, world_size, shuffle_buffer, batches_per_epoch, .. } = self.options;
+        Bounds {
+            batches: batches_per_epoch,
+            lanes: Some(LaneBounds {
+                all: interleave,
+                own: (rank..interleave).step_by(world_size).collect(),
+                window: shuffle_buffer,
+                repeat: batches_per_epoch.is_some(),
+            }),
+        }
     }
 }
 
@@ -190,6 +203,9 @@ where
                                 return Err(error);
                             }
                             faults.push(Fault::new(self.epoch, index, None, &error));
+                            if faults.len() == MOST_FAULTS {
+                                self.stages.report(faults.drain(..));
+                            }
                         }
                     }
                 }
@@ -269,6 +285,9 @@ where
         }
     }
 }
+
+/// Faults are reported at the end of a batch, or when there are so many: a stream may be nothing else.
+const MOST_FAULTS: usize = 1000;
 
 /// Where the position begins in the number that stands for an item.
 const POSITION_BITS: u32 = 40;

@@ -1,6 +1,6 @@
 //! Pinning a batch and copying it to the device.
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use overdrive_ffi::{Arg, CopyEvent, CopyStream, LazyOp, Value};
 
@@ -73,7 +73,11 @@ impl<B> Transfer<B> {
         let target = match device {
             None | Some(Device::Cpu) => Target::Host,
             Some(Device::Cuda(number)) => Target::Cuda(CopyStream::new(number)?),
-            Some(device) => Target::Other(device),
+            Some(device) => {
+                // Says now whether it is there.
+                drop(Tensor::f_zeros([1], (Kind::Float, device))?);
+                Target::Other(device)
+            }
         };
         // A copy from pageable memory would not overlap with anything.
         let pin = pin || matches!(target, Target::Cuda(_));

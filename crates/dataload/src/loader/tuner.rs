@@ -31,6 +31,8 @@ pub(crate) struct Limits {
     pub(crate) tune_prefetch: bool,
     /// For all batches that are ahead together.
     pub(crate) memory_budget: usize,
+    /// Whether the bytes of batches are known.
+    pub(crate) counts_bytes: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +72,11 @@ impl Tuner {
     }
 
     pub(crate) fn size(&self) -> Size {
-        let affordable = self.limits.memory_budget / self.batch_bytes.max(1);
+        let affordable = match self.batch_bytes {
+            // Until a batch has been seen, one for each worker has to do.
+            0 if self.limits.counts_bytes => self.workers,
+            bytes => self.limits.memory_budget / bytes.max(1),
+        };
         let in_flight = self.workers.saturating_mul(self.prefetch);
         Size { workers: self.workers, in_flight: in_flight.min(affordable).max(1) }
     }
@@ -144,7 +150,8 @@ mod tests {
     /// Runs a training loop of `compute` milliseconds a batch, where one of `useful` workers makes a batch in `work`
     /// milliseconds and `jitter` of the wait is left unless the prefetch reaches 8.
     fn tuned(compute: f64, work: f64, useful: usize, jitter: f64, bytes: usize) -> Tuner {
-        let limits = Limits { max_workers: 8, tune_workers: true, tune_prefetch: true, memory_budget: 1000 };
+        let limits =
+            Limits { max_workers: 8, tune_workers: true, tune_prefetch: true, memory_budget: 1000, counts_bytes: true };
         let mut tuner = Tuner::new(limits, 1, 2);
         for _ in 0..200 {
             let made = work / tuner.workers.min(useful) as f64;
@@ -167,7 +174,13 @@ mod tests {
 
     #[test]
     fn a_long_pause_between_two_batches_decides_nothing() {
-        let limits = Limits { max_workers: 8, tune_workers: true, tune_prefetch: false, memory_budget: 1000 };
+        let limits = Limits {
+            max_workers: 8,
+            tune_workers: true,
+            tune_prefetch: false,
+            memory_budget: 1000,
+            counts_bytes: true,
+        };
         let mut tuner = Tuner::new(limits, 1, 2);
         for batch in 0..200 {
             let period = Duration::from_millis(if batch % 7 == 0 { 500 } else { 100 / tuner.workers.min(4) as u64 });

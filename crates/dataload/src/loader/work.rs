@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::DataError;
-use crate::loader::position::{Identity, Mark, Position};
+use crate::loader::position::{Bounds, Identity, Mark, Position};
 use crate::loader::transfer::Uploaded;
 
 /// Makes the batches of any epoch.
@@ -17,6 +17,14 @@ pub(crate) trait Source<B>: Send + Sync {
 
     /// What has to agree for a saved position to mean the same batches.
     fn identity(&self) -> Identity;
+
+    /// What a saved position may say.
+    fn bounds(&self) -> Bounds;
+
+    /// A checksum of an epoch's order, the same on every rank, where the identity does not say it all.
+    fn order(&self, _epoch: u64) -> Result<Option<u32>, DataError> {
+        Ok(None)
+    }
 }
 
 /// One epoch, worked at by any number of threads.

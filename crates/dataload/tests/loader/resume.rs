@@ -2,7 +2,8 @@
 
 use overdrive_core::{Entry, StateDict, Stateful};
 use overdrive_dataload::{
-    DataError, DataLoader, DataLoaderBuilder, FnDataset, FnStream, FromDataset, IterableDataset, OnError,
+    DataError, DataLoader, DataLoaderBuilder, DistributedSampler, FnDataset, FnStream, FromDataset, IterableDataset,
+    OnError,
 };
 
 use crate::{WORKERS, alone, listed, uneven};
@@ -267,5 +268,111 @@ fn another_epoch_than_the_one_put_back_leaves_it_behind() -> Result<(), DataErro
     assert_eq!(loader.iter().take(3).count(), 3);
     let later = resumed(build()?, &loader.state_dict().unwrap());
     assert_eq!((later.next_epoch(), later.iter().count()), (7, 1));
+    Ok(())
+}
+
+#[test]
+fn a_stream_that_has_only_given_later_batches_resumes_from_its_start() -> Result<(), DataError> {
+    let _alone = alone();
+    let build = |slow: bool| {
+        let stream = FnStream::new(2, |shard| Ok((0..40).map(move |i| Ok(shard * 1000 + i))));
+        let collate = move |samples: Vec<usize>| {
+            if slow && samples.contains(&0) {
+                std::thread::sleep(std::time::Duration::from_millis(300));
+            }
+            Ok(samples)
+        };
+        DataLoader::stream(stream).batch_size(8).num_workers(2).in_order(false).collate(collate).build()
+    };
+    let mut expected: Vec<Vec<usize>> = build(false)?.iter().collect::<Result<_, _>>()?;
+    let first = build(true)?;
+    let mut seen: Vec<Vec<usize>> = first.iter().take(1).collect::<Result<_, _>>()?;
+    assert_ne!(seen[0][0], 0, "the first batch is slow");
+    let second = resumed(build(false)?, &first.state_dict().unwrap());
+    seen.extend(second.iter().collect::<Result<Vec<_>, _>>()?);
+    seen.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(seen, expected);
+    Ok(())
+}
+
+#[test]
+fn a_state_of_another_sampler_is_refused() -> Result<(), Box<dyn std::error::Error>> {
+    let build = |seed, world_size| {
+        let sampler = DistributedSampler::shuffled(40, world_size, 0, seed)?;
+        let builder = DataLoader::builder(FnDataset::new(40, Ok)).sampler(sampler).batch_size(8 / world_size);
+        builder.collate(listed::<usize>).build()
+    };
+    let loader = build(1, 1)?;
+    loader.iter().take(2).try_for_each(|batch| batch.map(drop))?;
+    let state = loader.state_dict()?;
+    build(1, 1)?.load_state_dict(&state)?;
+    build(1, 2)?.load_state_dict(&state)?;
+    let error = build(2, 1)?.load_state_dict(&state).unwrap_err().to_string();
+    assert!(error.contains("`order` should be"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn a_damaged_state_is_refused_before_anything_changes() -> Result<(), Box<dyn std::error::Error>> {
+    let _alone = alone();
+    let stream = || {
+        let stream = FnStream::new(4, |shard| Ok((0..40).map(move |i| Ok(shard * 1000 + i))));
+        let builder = DataLoader::stream(stream).interleave(2).shuffle_buffer(5).batch_size(4);
+        builder.collate(listed::<usize>).build()
+    };
+    let loader = stream()?;
+    loader.iter().take(3).try_for_each(|batch| batch.map(drop))?;
+    for (key, value) in [
+        ("lane.0", "0 99 0 0 0"),
+        ("lane.0", "0 0 0 0 99"),
+        ("lane.0", "1 0 0 0 0"),
+        ("lane.0", "0 0 0 9223372036854775807 5"),
+        ("lane.7", "0 0 0 0 0"),
+        ("lane.x", "0 0 0 0 0"),
+        ("ahead", "0-2"),
+    ] {
+        let mut state = loader.state_dict()?;
+        state.insert(key, Entry::Text(value.to_owned()));
+        assert!(stream()?.load_state_dict(&state).is_err(), "{key} {value}");
+    }
+    let mut state = loader.state_dict()?;
+    state.insert("batch", Entry::Int(0));
+    assert!(stream()?.load_state_dict(&state).is_err(), "lanes that have not begun");
+
+    let dataset = || DataLoader::builder(FnDataset::new(40, Ok)).batch_size(4).collate(listed::<usize>).build();
+    for (key, value) in [
+        ("batch", Entry::Int(11)),
+        ("ahead", Entry::Text("3-10".to_owned())),
+        ("turn", Entry::Int(0)),
+        ("lane.0", Entry::Text("0 0 0 0 0".to_owned())),
+    ] {
+        let mut state = dataset()?.state_dict()?;
+        state.insert(key, value);
+        assert!(dataset()?.load_state_dict(&state).is_err(), "{key}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_state_of_another_rank_is_refused_at_once() -> Result<(), Box<dyn std::error::Error>> {
+    let _alone = alone();
+    let rank = |rank, of: usize| {
+        let stream = FnStream::new(4, |shard| Ok((0..40).map(move |i| Ok(shard * 1000 + i))));
+        DataLoader::stream(stream).batch_size(8 / of).rank(rank, of).collate(listed::<usize>).build()
+    };
+    let two = [rank(0, 2)?, rank(1, 2)?];
+    let expected: Vec<Vec<usize>> = rank(0, 1)?.iter().collect::<Result<_, _>>()?;
+    let mut states = Vec::new();
+    for rank in &two {
+        rank.iter().take(3).try_for_each(|batch| batch.map(drop))?;
+        states.push(rank.state_dict()?);
+    }
+    assert!(rank(1, 2)?.load_state_dict(&states[0]).unwrap_err().to_string().contains("lane.1"));
+    let merged = DataLoader::merge_states(&states)?;
+    let one = resumed(rank(0, 1)?, &merged);
+    let rest: Vec<Vec<usize>> = one.iter().collect::<Result<_, _>>()?;
+    assert_eq!(rest, expected[3..]);
+    assert!(DataLoader::merge_states(&[]).is_err());
     Ok(())
 }
