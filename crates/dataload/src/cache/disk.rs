@@ -100,7 +100,11 @@ where
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(DataError::layout(&path, "a cache of one process", "one that another process or loader has open"));
+                return Err(DataError::layout(
+                    &path,
+                    "a cache of one process",
+                    "one that another process or loader has open",
+                ));
             }
             Err(TryLockError::Error(error)) => return Err(io(error)),
         }
