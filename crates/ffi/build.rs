@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 7] = ["error", "dispatch", "tensor_list", "autocast", "memory", "copy_stream", "context"];
+const SOURCES: [&str; 8] =
+    ["error", "dispatch", "tensor_list", "autocast", "memory", "copy_stream", "context", "grad_hook"];
 
 fn main() {
     println!("cargo::rerun-if-changed=cpp");

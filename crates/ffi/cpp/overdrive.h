@@ -21,12 +21,14 @@ typedef struct {
 } od_error;
 
 // One argument or result of an operator. `tag` says which of the others holds.
-enum { OD_NONE = 0, OD_BOOL = 1, OD_INT = 2, OD_DOUBLE = 3, OD_TENSOR = 4, OD_TENSOR_LIST = 5, OD_INT_LIST = 6 };
+enum { OD_NONE = 0, OD_BOOL = 1, OD_INT = 2, OD_DOUBLE = 3, OD_TENSOR = 4, OD_TENSOR_LIST = 5, OD_INT_LIST = 6,
+       OD_SCALAR_LIST = 7 };
 typedef struct {
   int32_t tag;
-  int64_t integer;      // OD_BOOL, OD_INT; the length of an OD_INT_LIST
+  int64_t integer;      // OD_BOOL, OD_INT; the length of an OD_INT_LIST or OD_SCALAR_LIST
   double real;          // OD_DOUBLE
-  const void* pointer;  // OD_TENSOR: at::Tensor*; OD_TENSOR_LIST: od_tensor_list*; OD_INT_LIST: int64_t*
+  const void* pointer;  // OD_TENSOR: at::Tensor*; OD_TENSOR_LIST: od_tensor_list*; OD_INT_LIST: int64_t*;
+                        // OD_SCALAR_LIST: double*
 } od_value;
 
 typedef struct od_op od_op;
@@ -100,6 +102,13 @@ od_status od_tensor_from_memory(void* data, const int64_t* shape, size_t n_dims,
 od_status od_use_one_thread(int32_t* used, od_error* err) noexcept;
 od_status od_get_allow_tf32(int32_t* out, od_error* err) noexcept;
 od_status od_set_allow_tf32(int32_t allow, od_error* err) noexcept;
+
+// grad_hook.cpp
+// Takes `owner` over: `call` is called with it whenever the tensor's gradient has been accumulated, by whichever thread
+// does that; `drop` once, when the tensor goes, another hook takes its place, or this call fails. A hook stays in its
+// place unless `idle` says that nobody needs it any more.
+od_status od_grad_hook_set(const at::Tensor* tensor, void* owner, void (*call)(void*), void (*drop)(void*),
+                           int32_t (*idle)(void*), od_error* err) noexcept;
 
 // cuda.cpp, or no_cuda.cpp where libtorch has no CUDA or its headers are missing
 int32_t od_cuda_compiled(void) noexcept;

@@ -53,6 +53,15 @@ fn an_unknown_operator_is_named() {
 }
 
 #[test]
+fn lists_of_scalars_reach_their_tensors() {
+    let xs = TensorList::new(&[Tensor::ones([2], FLOAT), Tensor::ones([1], FLOAT)]).unwrap();
+    let mul = Op::find("aten::_foreach_mul_", "ScalarList").unwrap();
+    mul.call(&[Arg::TensorList(&xs), Arg::ScalarList(&[3.0, 0.5])]).unwrap();
+    assert_eq!((xs.get(0).unwrap().double_value(&[1]), xs.get(1).unwrap().double_value(&[0])), (3.0, 0.5));
+    assert!(mul.call(&[Arg::TensorList(&xs), Arg::ScalarList(&[3.0])]).is_err());
+}
+
+#[test]
 fn wrong_arguments_are_errors() {
     let mul = Op::find("aten::_foreach_mul_", "Scalar").unwrap();
     let xs = TensorList::new(&[Tensor::ones([2], FLOAT)]).unwrap();
