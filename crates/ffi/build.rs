@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 8] =
-    ["error", "dispatch", "tensor_list", "autocast", "memory", "copy_stream", "context", "grad_hook"];
+const SOURCES: [&str; 9] =
+    ["error", "dispatch", "tensor_list", "autocast", "memory", "copy_stream", "context", "grad_hook", "adamw8bit"];
 
 fn main() {
     println!("cargo::rerun-if-changed=cpp");

@@ -52,6 +52,12 @@ typedef struct {
   uint32_t channels;  // 3: red, green, blue; 4: and a byte without meaning
 } od_jpeg_part;
 
+typedef struct {
+  double lr, beta1, beta2, eps, weight_decay;
+  double step;  // this one included
+  int32_t maximize;
+} od_adamw;
+
 // The memory of a tensor, and how many tensors share it.
 typedef struct {
   size_t owners;
@@ -109,6 +115,14 @@ od_status od_set_allow_tf32(int32_t allow, od_error* err) noexcept;
 // place unless `idle` says that nobody needs it any more.
 od_status od_grad_hook_set(const at::Tensor* tensor, void* owner, void (*call)(void*), void (*drop)(void*),
                            int32_t (*idle)(void*), od_error* err) noexcept;
+
+// adamw8bit.cpp
+// The 256 numbers that a byte stands for, in order.
+void od_dynamic_map(int32_t is_signed, float* codes) noexcept;
+// Steps `param`, and both averages of its gradient, in blocks of 256 in the order of memory.
+od_status od_adamw8bit(const at::Tensor* param, const at::Tensor* grad, const at::Tensor* codes1,
+                       const at::Tensor* scales1, const at::Tensor* codes2, const at::Tensor* scales2,
+                       const od_adamw* options, od_error* err) noexcept;
 
 // cuda.cpp, or no_cuda.cpp where libtorch has no CUDA or its headers are missing
 int32_t od_cuda_compiled(void) noexcept;

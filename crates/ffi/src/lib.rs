@@ -17,6 +17,7 @@
 //! # }
 //! ```
 
+pub mod adamw8bit;
 pub mod autocast;
 mod buffer_pool;
 pub mod context;

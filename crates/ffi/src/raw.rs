@@ -83,6 +83,17 @@ pub struct JpegPart {
 }
 
 #[repr(C)]
+pub struct AdamW {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub step: f64,
+    pub maximize: i32,
+}
+
+#[repr(C)]
 pub struct Storage {
     pub owners: usize,
     pub data: *mut u8,
@@ -187,6 +198,18 @@ unsafe extern "C" {
         call: extern "C" fn(*mut c_void),
         drop: extern "C" fn(*mut c_void),
         idle: extern "C" fn(*mut c_void) -> i32,
+        err: *mut Error,
+    ) -> Status;
+
+    pub fn od_dynamic_map(is_signed: i32, codes: *mut f32);
+    pub fn od_adamw8bit(
+        param: *const C_tensor,
+        grad: *const C_tensor,
+        codes1: *const C_tensor,
+        scales1: *const C_tensor,
+        codes2: *const C_tensor,
+        scales2: *const C_tensor,
+        options: *const AdamW,
         err: *mut Error,
     ) -> Status;
 

@@ -33,11 +33,11 @@ pub type AdamWBuilder = GroupBuilder<AdamOptions<true>>;
 /// What tells one [`Adam`] or [`AdamW`] from another.
 #[derive(Clone, Debug)]
 pub struct AdamOptions<const DECOUPLED_WEIGHT_DECAY: bool> {
-    betas: (f64, f64),
-    eps: f64,
-    weight_decay: f64,
+    pub(crate) betas: (f64, f64),
+    pub(crate) eps: f64,
+    pub(crate) weight_decay: f64,
     amsgrad: bool,
-    maximize: bool,
+    pub(crate) maximize: bool,
     capturable: bool,
 }
 

@@ -3,10 +3,12 @@
 mod arithmetic;
 mod averaged;
 mod clip;
+mod eight_bit;
 mod in_backward;
 mod low_precision;
 mod options;
 mod state;
+mod wrappers;
 
 use overdrive_core::{GradScale, Optimizer, OptimizerError};
 use overdrive_optim::{AdamW, Sgd};
