@@ -19,11 +19,11 @@ SGD = [
 ]
 
 
-def trajectory(t, make, configs, dtype, rtol, shapes=SHAPES, label=""):
+def trajectory(t, make, configs, dtype, rtol, starts, label):
     """Steps on a fixed quartic with gradients that never settle, and records every hundredth state."""
     name = label + str(dtype).removeprefix("torch.")
-    starts = [t.give(f"{name}.start.{index}", torch.randn(shape, dtype=dtype)) for index, shape in enumerate(shapes)]
-    targets = [t.give(f"{name}.target.{index}", torch.randn(1000, dtype=dtype)) for index, _ in enumerate(shapes)]
+    starts = [t.give(f"{name}.start.{index}", start) for index, start in enumerate(starts)]
+    targets = [t.give(f"{name}.target.{index}", torch.randn(1000, dtype=dtype)) for index, _ in enumerate(starts)]
     for number, config in enumerate(configs):
         params = [start.clone().requires_grad_() for start in starts]
         opt = make(params, **config)

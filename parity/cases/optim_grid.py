@@ -34,7 +34,8 @@ def grid(t, name, implementations):
         how = {} if implementation == "default" else {implementation: True}
         for dtype, rtol in ((torch.float32, 1e-6), (torch.float64, 1e-9)):
             make = lambda params, **options: info.optim_cls(params, **how, **options)
-            trajectory(t, make, configs, dtype, rtol, shapes, f"{implementation}.")
+            starts = [torch.randn(shape, dtype=dtype) for shape in shapes]
+            trajectory(t, make, configs, dtype, rtol, starts, f"{implementation}.")
 
 
 @case

@@ -79,9 +79,9 @@ def papers(t, reference, configs):
     t.tell("configs", configs)
     t.tell("implementations", ["foreach"])
     t.tell("parameters", len(SHAPES) + 1)
-    # One parameter starts from nothing, and so has no length.
-    shapes = [*SHAPES, (0,)]
-    trajectory(t, reference, configs, torch.float64, 1e-9, shapes, "foreach.")
+    # One parameter starts at 0, and so has no length.
+    starts = [torch.zeros(3, dtype=torch.float64)] + [torch.randn(shape, dtype=torch.float64) for shape in SHAPES]
+    trajectory(t, reference, configs, torch.float64, 1e-9, starts, "foreach.")
 
 
 @case

@@ -76,6 +76,10 @@ fn steps(
     let mut eight_bit = AdamW8Bit::builder(&variables).lr(1e-3).build()?;
     let mut theirs = nn::AdamW::default().build(&vs, 1e-3)?;
 
+    // A norm that shrinks, so that there is something to clip each time.
+    let calls = Cell::new(0);
+    let clip = |max_norm: f64| Ok(drop(ClipGradNorm::new(max_norm).clip_(&variables)?));
+
     let mut turns = Turns::default();
     turns.ours("fused", || time(*steps, || Ok(fused.step()?)));
     turns.peer("PyTorch, fused", &program, |peer| Ok(peer.seconds("fused", *steps)? * 1e3 / f64::from(*steps)));
@@ -89,9 +93,6 @@ fn steps(
     turns.peer("PyTorch, foreach", &program, |peer| Ok(peer.seconds("foreach", *steps)? * 1e3 / f64::from(*steps)));
     turns.ours("8-bit", || time(*steps, || Ok(eight_bit.step()?)));
 
-    // A norm that shrinks, so that there is something to clip each time.
-    let calls = Cell::new(0);
-    let clip = |max_norm: f64| Ok(drop(ClipGradNorm::new(max_norm).clip_(&variables)?));
     turns.ours("clip", || {
         time(*steps, || {
             calls.set(calls.get() + 1);

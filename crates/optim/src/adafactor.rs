@@ -11,8 +11,6 @@ use crate::optimizer::GroupOptimizer;
 use crate::trust::{as_list, norms};
 
 static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
-static CLAMP_MIN: LazyOp = LazyOp::new("aten::clamp_min", "");
-static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
 
 /// Adafactor: the second moments of a matrix kept by row and by column alone; lr 1e-2.
 ///
@@ -117,12 +115,12 @@ impl Algorithm for AdafactorOptions {
         let grads = step.signed_grads(self.maximize)?;
         let eps1 = self.eps1.unwrap_or_else(|| precision(params[0].kind()));
         let roots: Vec<f64> = params.iter().map(|param| (param.numel() as f64).sqrt()).collect();
-        let roots = Tensor::f_from_slice(&roots)?.f_to_device(params[0].device())?;
 
-        let sizes = norms(step.params)?.f_div(&roots)?;
-        let rates = step.by_count(|count| step.lr.min(1.0 / count.sqrt()))?;
-        let rates = Tensor::f_from_slice(&rates)?.f_to_device(params[0].device())?;
-        let alphas = CLAMP_MIN.tensor(&[Arg::Tensor(&sizes), Arg::Double(self.eps2)])?.f_mul(&rates)?;
+        // How far each may move: its root mean square, times the rate. Scalars on the device, so that nobody waits.
+        let alphas = as_list(&norms(step.params)?)?;
+        foreach::div_each_(&alphas, &roots)?;
+        foreach::clamp_min_(&alphas, self.eps2)?;
+        foreach::mul_each_(&alphas, &step.by_count(|count| step.lr.min(1.0 / count.sqrt()))?)?;
         if self.weight_decay != 0.0 {
             foreach::mul_scalar_(step.params, 1.0 - step.lr * self.weight_decay)?;
         }
@@ -142,10 +140,12 @@ impl Algorithm for AdafactorOptions {
         foreach::rsqrt_(&updates)?;
         foreach::mul_(&updates, &grads)?;
 
-        let limits = MUL.tensor(&[Arg::Tensor(&roots), Arg::Double(self.d)])?;
-        let excess = norms(&updates)?.f_div(&limits)?;
-        let excess = CLAMP_MIN.tensor(&[Arg::Tensor(&excess), Arg::Double(1.0)])?;
-        foreach::mul_(&updates, &as_list(&alphas.f_neg()?.f_div(&excess)?)?)?;
+        let excess = as_list(&norms(&updates)?)?;
+        foreach::div_each_(&excess, &roots.iter().map(|root| root * self.d).collect::<Vec<_>>())?;
+        foreach::clamp_min_(&excess, 1.0)?;
+        foreach::div_(&alphas, &excess)?;
+        foreach::neg_(&alphas)?;
+        foreach::mul_(&updates, &alphas)?;
         foreach::add_(step.params, &updates, 1.0)
     }
 }

@@ -58,7 +58,6 @@ impl Packing {
     /// How many bytes a bucket may hold before the next is begun.
     fn limit(self, device: Device, precision: LowPrecision) -> usize {
         match device {
-            _ if self.apart => 0,
             Device::Cpu if !self.fused || precision != LowPrecision::Nearest => CPU_LIST_BYTES,
             _ => usize::MAX,
         }
@@ -86,8 +85,8 @@ pub(crate) fn buckets<A: Algorithm>(
         let slots: Vec<Slot> = precision.slot().into_iter().chain(algorithm.slots(param)).collect();
         let key = (param.device(), param.kind(), slots.iter().map(|slot| slot.name).collect::<Vec<_>>());
         let bytes = param.numel() * param.kind().elt_size_in_bytes();
-        let fits =
-            |it: &&mut Open<'_>| it.key == key && it.bytes.saturating_add(bytes) <= packing.limit(key.0, precision);
+        let room = packing.limit(key.0, precision).saturating_sub(bytes);
+        let fits = |it: &&mut Open<'_>| !packing.apart && it.key == key && it.bytes <= room;
         match open.iter_mut().find(fits) {
             Some(it) => {
                 it.members.push(param);

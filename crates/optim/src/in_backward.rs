@@ -46,10 +46,10 @@ impl<A: Algorithm> InBackward<A> {
     /// `optimizer` holds each parameter in a bucket of its own.
     pub(crate) fn new(optimizer: GroupOptimizer<A>) -> Result<Self, OptimizerError> {
         let id = optimizer.id();
-        let places = optimizer.buckets();
+        let places = optimizer.places()?;
         let shared = Arc::new(Mutex::new(Shared { optimizer, failed: None }));
         let mut hooks = Vec::new();
-        for (index, (group, bucket, param)) in places.into_iter().enumerate() {
+        for (group, bucket, index, param) in places {
             let seen = shared.clone();
             let hook = GradHook::new(&param, move || {
                 let mut shared = lock(&seen);

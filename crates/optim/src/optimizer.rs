@@ -73,11 +73,15 @@ impl<A: Algorithm> GroupOptimizer<A> {
         Ok(())
     }
 
-    /// Where each parameter is, for an optimizer that holds each in a bucket of its own.
-    pub(crate) fn buckets(&self) -> Vec<(usize, usize, Tensor)> {
-        let numbered = self.groups.iter().enumerate();
-        let all = numbered.flat_map(|(group, it)| it.buckets.iter().enumerate().map(move |(at, it)| (group, at, it)));
-        all.filter_map(|(group, bucket, it)| Some((group, bucket, it.params.get(0).ok()?))).collect()
+    /// Group, bucket, place among all parameters, and the parameter, where each is in a bucket of its own.
+    pub(crate) fn places(&self) -> Result<Vec<(usize, usize, usize, Tensor)>, TorchError> {
+        let mut places = Vec::new();
+        for (group, it) in self.groups.iter().enumerate() {
+            for (bucket, it) in it.buckets.iter().enumerate() {
+                places.push((group, bucket, it.indices[0], it.params.get(0)?));
+            }
+        }
+        Ok(places)
     }
 
     /// Updates the parameters of one bucket and frees their gradients.

@@ -161,13 +161,13 @@ fn last_losses(
     Ok(sums)
 }
 
-/// Over three starts; the float32 runs of different starts differ by `noise` and more.
+/// Over two starts; the float32 runs of different starts differ by `noise` and more.
 fn assert_learned_alike(what: &str, untrained: f64, noise: f64, run: impl Fn() -> anyhow::Result<[f64; 2]>) {
     let (mut full, mut eight) = (0.0, 0.0);
-    for _ in 0..3 {
+    for _ in 0..2 {
         let [one, other] = run().unwrap();
-        full += one / 3.0;
-        eight += other / 3.0;
+        full += one / 2.0;
+        eight += other / 2.0;
     }
     println!("{what}: loss {full:.4} with 32-bit averages, {eight:.4} with 8-bit ones");
     assert!(full < untrained / 1.5, "{what}: {full}");
@@ -176,6 +176,8 @@ fn assert_learned_alike(what: &str, untrained: f64, noise: f64, run: impl Fn() -
 
 #[test]
 fn eight_bit_averages_learn_digits_and_text_as_32_bit_ones_do() -> anyhow::Result<()> {
+    // Threads that wait for one another make small steps slow on a busy machine.
+    tch::set_num_threads(1);
     let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let digits = Mnist::open(workspace.join("data/mnist"))?.train.first(4000);
     let images = Tensor::from_slice(digits.images()).reshape([-1, 784]).to_kind(Kind::Float) / 255.0;
@@ -188,7 +190,7 @@ fn eight_bit_averages_learn_digits_and_text_as_32_bit_ones_do() -> anyhow::Resul
         let start = step * 100 % 4000;
         (images.narrow(0, start, 100), labels.narrow(0, start, 100))
     };
-    assert_learned_alike("MNIST", 10f64.ln(), 0.02, || last_losses(mlp, batch, 300));
+    assert_learned_alike("MNIST", 10f64.ln(), 0.02, || last_losses(mlp, batch, 200));
 
     // The next byte from the eight before it.
     let text: Vec<i64> = std::fs::read(workspace.join("ARCHITECTURE.md"))?.iter().map(|b| i64::from(b % 128)).collect();
@@ -209,6 +211,6 @@ fn eight_bit_averages_learn_digits_and_text_as_32_bit_ones_do() -> anyhow::Resul
         let rows = windows.index_select(0, &places);
         (rows.narrow(1, 0, 8), rows.select(1, 8))
     };
-    assert_learned_alike("text", 128f64.ln(), 0.1, || last_losses(reader, batch, 300));
+    assert_learned_alike("text", 128f64.ln(), 0.1, || last_losses(reader, batch, 200));
     Ok(())
 }
