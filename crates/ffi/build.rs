@@ -21,6 +21,8 @@ fn main() {
         .cpp(true)
         .std("c++17")
         .include("cpp")
+        // Nobody reads errno after a square root, and with it the loops around one stay scalar.
+        .flag_if_supported("-fno-math-errno")
         // System headers, so that the warnings we ask for are about our own code.
         .flag("-isystem")
         .flag(libtorch.join("include"))

@@ -81,18 +81,28 @@ const Map& unsigned_map() {
   return map;
 }
 
+// Loops without a branch or a call, so that the compiler makes vector instructions of all but the look-ups.
 void quantise(const float* values, int64_t n, const Map& map, uint8_t* codes, float* scale) {
-  float largest = 0;
-  bool finite = true;
+  // Without its sign, a float32 is ordered as its bits are; infinity and NaN come last.
+  int32_t largest_bits = 0;
   for (int64_t i = 0; i < n; ++i) {
-    float size = std::fabs(values[i]);
-    finite &= size <= std::numeric_limits<float>::max();
-    largest = std::max(largest, size);
+    int32_t bits;
+    std::memcpy(&bits, values + i, sizeof bits);
+    largest_bits = std::max(largest_bits, bits & 0x7fffffff);
   }
-  // What is not finite has no code; the whole block says so from now on.
-  *scale = finite ? largest : std::numeric_limits<float>::quiet_NaN();
-  float divisor = std::max(largest, std::numeric_limits<float>::min());
-  for (int64_t i = 0; i < n; ++i) codes[i] = map.nearest(finite ? values[i] / divisor : 0.0f);
+  if (largest_bits >= 0x7f800000) {
+    // What is not finite has no code; the whole block says so from now on.
+    *scale = std::numeric_limits<float>::quiet_NaN();
+    std::memset(codes, map.nearest(0), static_cast<size_t>(n));
+    return;
+  }
+  float largest;
+  std::memcpy(&largest, &largest_bits, sizeof largest);
+  *scale = largest;
+  const float divisor = std::max(largest, std::numeric_limits<float>::min());
+  float relative[kBlock];
+  for (int64_t i = 0; i < n; ++i) relative[i] = values[i] / divisor;
+  for (int64_t i = 0; i < n; ++i) codes[i] = map.nearest(relative[i]);
 }
 
 template <typename T>
@@ -107,20 +117,21 @@ void step(T* param, const T* grad, int64_t n, uint8_t* codes1, float* scales1, u
   const auto root = static_cast<float>(std::sqrt(1 - std::pow(o.beta2, o.step)));
   const auto eps = static_cast<float>(o.eps);
   const float sign = o.maximize != 0 ? -1.0f : 1.0f;
-  float average1[kBlock], average2[kBlock];
+  float average1[kBlock], average2[kBlock], values[kBlock], gradient[kBlock];
   for (int64_t block = 0; block * kBlock < n; ++block) {
     const int64_t start = block * kBlock, len = std::min(kBlock, n - start);
+    for (int64_t i = 0; i < len; ++i) average1[i] = map1.codes[codes1[start + i]];
+    for (int64_t i = 0; i < len; ++i) average2[i] = map2.codes[codes2[start + i]];
+    for (int64_t i = 0; i < len; ++i) values[i] = static_cast<float>(param[start + i]);
+    for (int64_t i = 0; i < len; ++i) gradient[i] = sign * static_cast<float>(grad[start + i]);
+    const float scale1 = scales1[block], scale2 = scales2[block];
     for (int64_t i = 0; i < len; ++i) {
-      average1[i] = map1.codes[codes1[start + i]] * scales1[block];
-      average2[i] = map2.codes[codes2[start + i]] * scales2[block];
+      const float g = gradient[i];
+      average1[i] = beta1 * (average1[i] * scale1) + rest1 * g;
+      average2[i] = beta2 * (average2[i] * scale2) + rest2 * g * g;
+      values[i] = values[i] * keep + size * (average1[i] / (std::sqrt(average2[i]) / root + eps));
     }
-    for (int64_t i = 0; i < len; ++i) {
-      const float g = sign * static_cast<float>(grad[start + i]);
-      average1[i] = beta1 * average1[i] + rest1 * g;
-      average2[i] = beta2 * average2[i] + rest2 * g * g;
-      const float update = average1[i] / (std::sqrt(average2[i]) / root + eps);
-      param[start + i] = static_cast<T>(static_cast<float>(param[start + i]) * keep + size * update);
-    }
+    for (int64_t i = 0; i < len; ++i) param[start + i] = static_cast<T>(values[i]);
     quantise(average1, len, map1, codes1 + start, scales1 + block);
     quantise(average2, len, map2, codes2 + start, scales2 + block);
   }
