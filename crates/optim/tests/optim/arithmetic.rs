@@ -72,3 +72,34 @@ fn sgd_starts_each_momentum_at_its_own_first_gradient() {
         }
     }
 }
+
+#[test]
+fn the_forms_of_an_optimizer_differ_by_rounding_alone() {
+    for amsgrad in [false, true] {
+        let build = |params: &[Tensor]| AdamW::builder(params).lr(0.01).weight_decay(0.1).amsgrad(amsgrad);
+        let all = [params(4), params(4), params(4), params(4)];
+        let mut opts: [Box<dyn Optimizer>; 4] = [
+            Box::new(build(&all[0]).build().unwrap()),
+            Box::new(build(&all[1]).foreach(true).build().unwrap()),
+            Box::new(build(&all[2]).foreach(true).capturable(true).build().unwrap()),
+            Box::new(build(&all[3]).build_in_backward().unwrap()),
+        ];
+        assert_eq!(opts.each_ref().map(|opt| opt.takes_grad_scale()), [true, false, false, false]);
+        for step in 0..8 {
+            for (opt, params) in opts.iter_mut().zip(&all) {
+                set_grads(params, step);
+                opt.step().unwrap();
+                opt.zero_grad().unwrap();
+            }
+            for other in &all[1..] {
+                for (one, other) in all[0].iter().zip(other) {
+                    // The counts of steps, and so the capturable form's corrections, are float32.
+                    assert!(other.allclose(one, 1e-5, 1e-7, false), "amsgrad {amsgrad}, step {step}");
+                }
+            }
+        }
+        for other in [&all[1], &all[3]] {
+            all[0].iter().zip(other).for_each(|(one, other)| assert_close(other, one, "without a cast"));
+        }
+    }
+}
