@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 7] = ["error", "dispatch", "tensor_list", "autocast", "memory", "copy_stream", "context"];
+const SOURCES: [&str; 9] =
+    ["error", "dispatch", "tensor_list", "autocast", "memory", "copy_stream", "context", "grad_hook", "adamw8bit"];
 
 fn main() {
     println!("cargo::rerun-if-changed=cpp");
@@ -20,6 +21,8 @@ fn main() {
         .cpp(true)
         .std("c++17")
         .include("cpp")
+        // Nobody reads errno after a square root, and with it the loops around one stay scalar.
+        .flag_if_supported("-fno-math-errno")
         // System headers, so that the warnings we ask for are about our own code.
         .flag("-isystem")
         .flag(libtorch.join("include"))

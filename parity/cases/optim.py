@@ -1,7 +1,8 @@
-"""Fused optimizers over 1,000 steps."""
+"""What goes with every optimizer: trajectories over 1,000 steps, clipping, averages of weights."""
 
 import torch
 from harness import case
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 SHAPES = ((7, 5), (33,), (1,), (4, 3, 2))
 ADAMW = [
@@ -18,11 +19,11 @@ SGD = [
 ]
 
 
-def trajectory(t, make, configs, dtype, rtol):
+def trajectory(t, make, configs, dtype, rtol, starts, label):
     """Steps on a fixed quartic with gradients that never settle, and records every hundredth state."""
-    name = str(dtype).removeprefix("torch.")
-    starts = [t.give(f"{name}.start.{index}", torch.randn(shape, dtype=dtype)) for index, shape in enumerate(SHAPES)]
-    targets = [t.give(f"{name}.target.{index}", torch.randn(1000, dtype=dtype)) for index, _ in enumerate(SHAPES)]
+    name = label + str(dtype).removeprefix("torch.")
+    starts = [t.give(f"{name}.start.{index}", start) for index, start in enumerate(starts)]
+    targets = [t.give(f"{name}.target.{index}", torch.randn(1000, dtype=dtype)) for index, _ in enumerate(starts)]
     for number, config in enumerate(configs):
         params = [start.clone().requires_grad_() for start in starts]
         opt = make(params, **config)
@@ -39,32 +40,65 @@ def trajectory(t, make, configs, dtype, rtol):
 
 
 @case
-def fused_adamw(t):
-    t.tell("configs", ADAMW)
-    for dtype, rtol in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
-        trajectory(t, lambda params, **options: torch.optim.AdamW(params, fused=True, **options), ADAMW, dtype, rtol)
-
-
-@case
-def fused_sgd(t):
-    t.tell("configs", SGD)
-    for dtype, rtol in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
-        trajectory(t, lambda params, **options: torch.optim.SGD(params, fused=True, **options), SGD, dtype, rtol)
-
-
-@case
 def clip_grad_norm(t):
     """Norms and clipped gradients, for bounds on both sides of the norm."""
     bounds = [0.0, 0.1, 1.0, 5.0, 1e4]
+    orders = [1.0, 2.0, 3.5, "inf"]
+    t.tell("bounds", bounds)
+    t.tell("orders", orders)
+    for dtype in (torch.float32, torch.float64):
+        name = str(dtype).removeprefix("torch.")
+        grads = [t.give(f"{name}.{index}", torch.randn(shape, dtype=dtype)) for index, shape in enumerate(SHAPES)]
+        for number, (bound, order) in enumerate((bound, order) for bound in bounds for order in orders):
+            params = with_gradients(grads)
+            norm = torch.nn.utils.clip_grad_norm_(params, bound, norm_type=float(order), foreach=True)
+            t.expect(f"{name}.{number}.norm", norm)
+            for index, param in enumerate(params):
+                t.expect(f"{name}.{number}.{index}", param.grad)
+
+
+@case
+def clip_grad_value(t):
+    bounds = [0.0, 0.1, 1.0, 1e4]
     t.tell("bounds", bounds)
     for dtype in (torch.float32, torch.float64):
         name = str(dtype).removeprefix("torch.")
         grads = [t.give(f"{name}.{index}", torch.randn(shape, dtype=dtype)) for index, shape in enumerate(SHAPES)]
         for number, bound in enumerate(bounds):
-            params = [torch.zeros_like(grad, requires_grad=True) for grad in grads]
-            for param, grad in zip(params, grads):
-                param.grad = grad.clone()
-            norm = torch.nn.utils.clip_grad_norm_(params, bound, foreach=True)
-            t.expect(f"{name}.{number}.norm", norm)
+            params = with_gradients(grads)
+            torch.nn.utils.clip_grad_value_(params, bound, foreach=True)
             for index, param in enumerate(params):
                 t.expect(f"{name}.{number}.{index}", param.grad)
+
+
+@case
+def averaged_model(t):
+    """EMA and SWA of a model with batch norm, its buffers among them or not."""
+    for dtype, rtol in ((torch.float32, 1e-6), (torch.float64, 1e-7)):
+        # PyTorch rounds SWA's weight to float32 whatever the dtype of the model: hence 1e-7.
+        name = str(dtype).removeprefix("torch.")
+        model = torch.nn.BatchNorm1d(7, dtype=dtype)
+        model.num_batches_tracked = None  # tch has no such count
+        averages = {
+            "ema": AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)),
+            "swa": AveragedModel(model),
+            "ema_all": AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True),
+            "swa_all": AveragedModel(model, use_buffers=True),
+        }
+        names = ["weight", "bias", "running_mean", "running_var"]
+        for step in range(20):
+            for key in names:
+                getattr(model, key).data.copy_(t.give(f"{name}.{step}.{key}", torch.randn(7, dtype=dtype)))
+            for average in averages.values():
+                average.update_parameters(model)
+        for kind, average in averages.items():
+            for key in names if kind.endswith("_all") else names[:2]:
+                t.expect(f"{name}.{kind}.{key}", getattr(average.module, key), rtol=rtol, atol=rtol)
+
+
+def with_gradients(grads):
+    """Parameters of zeros that have copies of these gradients."""
+    params = [torch.zeros_like(grad, requires_grad=True) for grad in grads]
+    for param, grad in zip(params, grads):
+        param.grad = grad.clone()
+    return params

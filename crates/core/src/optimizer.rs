@@ -44,6 +44,14 @@ pub enum OptimizerError {
         "this optimizer has no momentum to cycle: give it one (SGD's `momentum`, Adam's `betas`), or cycle the learning rate alone"
     )]
     NoMomentum,
+    /// The norm of gradients that were to be clipped, where infinity and NaN are to be errors.
+    #[error("the {norm_type}-norm of the gradients is {found}: they cannot be clipped, and are as they were")]
+    NonFiniteNorm {
+        /// Which norm.
+        norm_type: f64,
+        /// Infinity or NaN.
+        found: f64,
+    },
     /// tch's optimizer panicked; its message.
     #[error("tch's optimizer failed: {0}")]
     Tch(String),

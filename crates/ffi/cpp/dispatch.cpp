@@ -1,6 +1,7 @@
 // Calls any operator of libtorch by name through the boxed dispatcher. One entry point serves the foreach, fused and
 // amp operators that tch leaves out; boxing costs well under a microsecond beside the operators themselves.
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/jit_type.h>
 
 #include "guarded.h"
 
@@ -21,6 +22,13 @@ IValue to_ivalue(const od_value& value) {
     case OD_INT_LIST: {
       const auto* data = static_cast<const int64_t*>(value.pointer);
       return IValue(c10::List<int64_t>(c10::ArrayRef<int64_t>(data, static_cast<size_t>(value.integer))));
+    }
+    case OD_SCALAR_LIST: {
+      const auto* data = static_cast<const double*>(value.pointer);
+      c10::impl::GenericList list(c10::NumberType::get());
+      list.reserve(static_cast<size_t>(value.integer));
+      for (int64_t i = 0; i < value.integer; ++i) list.push_back(IValue(data[i]));
+      return IValue(std::move(list));
     }
     default: TORCH_CHECK(false, "unknown argument tag ", value.tag);
   }

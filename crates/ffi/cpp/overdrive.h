@@ -21,12 +21,14 @@ typedef struct {
 } od_error;
 
 // One argument or result of an operator. `tag` says which of the others holds.
-enum { OD_NONE = 0, OD_BOOL = 1, OD_INT = 2, OD_DOUBLE = 3, OD_TENSOR = 4, OD_TENSOR_LIST = 5, OD_INT_LIST = 6 };
+enum { OD_NONE = 0, OD_BOOL = 1, OD_INT = 2, OD_DOUBLE = 3, OD_TENSOR = 4, OD_TENSOR_LIST = 5, OD_INT_LIST = 6,
+       OD_SCALAR_LIST = 7 };
 typedef struct {
   int32_t tag;
-  int64_t integer;      // OD_BOOL, OD_INT; the length of an OD_INT_LIST
+  int64_t integer;      // OD_BOOL, OD_INT; the length of an OD_INT_LIST or OD_SCALAR_LIST
   double real;          // OD_DOUBLE
-  const void* pointer;  // OD_TENSOR: at::Tensor*; OD_TENSOR_LIST: od_tensor_list*; OD_INT_LIST: int64_t*
+  const void* pointer;  // OD_TENSOR: at::Tensor*; OD_TENSOR_LIST: od_tensor_list*; OD_INT_LIST: int64_t*;
+                        // OD_SCALAR_LIST: double*
 } od_value;
 
 typedef struct od_op od_op;
@@ -49,6 +51,12 @@ typedef struct {
   uint32_t eighths;   // 8, 4, 2 or 1
   uint32_t channels;  // 3: red, green, blue; 4: and a byte without meaning
 } od_jpeg_part;
+
+typedef struct {
+  double lr, beta1, beta2, eps, weight_decay;
+  double step;  // this one included
+  int32_t maximize;
+} od_adamw;
 
 // The memory of a tensor, and how many tensors share it.
 typedef struct {
@@ -100,6 +108,21 @@ od_status od_tensor_from_memory(void* data, const int64_t* shape, size_t n_dims,
 od_status od_use_one_thread(int32_t* used, od_error* err) noexcept;
 od_status od_get_allow_tf32(int32_t* out, od_error* err) noexcept;
 od_status od_set_allow_tf32(int32_t allow, od_error* err) noexcept;
+
+// grad_hook.cpp
+// Takes `owner` over: `call` is called with it whenever the tensor's gradient has been accumulated, by whichever thread
+// does that; `drop` once, when the tensor goes, another hook takes its place, or this call fails. A hook stays in its
+// place unless `idle` says that nobody needs it any more.
+od_status od_grad_hook_set(const at::Tensor* tensor, void* owner, void (*call)(void*), void (*drop)(void*),
+                           int32_t (*idle)(void*), od_error* err) noexcept;
+
+// adamw8bit.cpp
+// The 256 numbers that a byte stands for, in order.
+void od_dynamic_map(int32_t is_signed, float* codes) noexcept;
+// Steps `param`, and both averages of its gradient, in blocks of 256 in the order of memory.
+od_status od_adamw8bit(const at::Tensor* param, const at::Tensor* grad, const at::Tensor* codes1,
+                       const at::Tensor* scales1, const at::Tensor* codes2, const at::Tensor* scales2,
+                       const od_adamw* options, od_error* err) noexcept;
 
 // cuda.cpp, or no_cuda.cpp where libtorch has no CUDA or its headers are missing
 int32_t od_cuda_compiled(void) noexcept;

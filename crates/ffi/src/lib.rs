@@ -17,12 +17,14 @@
 //! # }
 //! ```
 
+pub mod adamw8bit;
 pub mod autocast;
 mod buffer_pool;
 pub mod context;
 mod copy_stream;
 pub mod cuda;
 mod error;
+mod grad_hook;
 mod host_buffer;
 #[cfg(feature = "libjpeg-turbo")]
 pub mod jpeg;
@@ -36,6 +38,7 @@ mod tensor_list;
 pub use buffer_pool::BufferPool;
 pub use copy_stream::{CopyEvent, CopyStream};
 pub use error::{Error, ErrorKind, Trace};
+pub use grad_hook::GradHook;
 pub use host_buffer::HostBuffer;
 pub use memory::{empty_pinned, tensor_from_vec};
 pub use op::{Arg, LazyOp, Op, Value};

@@ -30,6 +30,8 @@ pub enum Arg<'a> {
     TensorList(&'a TensorList),
     /// An `int[]`.
     IntList(&'a [i64]),
+    /// A `Scalar[]` of real numbers.
+    ScalarList(&'a [f64]),
 }
 
 impl<'a> From<Option<&'a Tensor>> for Arg<'a> {
@@ -108,6 +110,10 @@ fn to_raw(arg: &Arg<'_>) -> raw::Value {
         Arg::TensorList(list) => (value.tag, value.pointer) = (raw::TENSOR_LIST, list.as_ptr().cast()),
         Arg::IntList(list) => {
             (value.tag, value.pointer) = (raw::INT_LIST, list.as_ptr().cast());
+            value.integer = list.len() as i64;
+        }
+        Arg::ScalarList(list) => {
+            (value.tag, value.pointer) = (raw::SCALAR_LIST, list.as_ptr().cast());
             value.integer = list.len() as i64;
         }
     }

@@ -16,6 +16,7 @@ pub const DOUBLE: i32 = 3;
 pub const TENSOR: i32 = 4;
 pub const TENSOR_LIST: i32 = 5;
 pub const INT_LIST: i32 = 6;
+pub const SCALAR_LIST: i32 = 7;
 
 #[repr(C)]
 pub struct Error {
@@ -79,6 +80,17 @@ pub struct JpegPart {
     pub width: u32,
     pub eighths: u32,
     pub channels: u32,
+}
+
+#[repr(C)]
+pub struct AdamW {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub step: f64,
+    pub maximize: i32,
 }
 
 #[repr(C)]
@@ -179,6 +191,27 @@ unsafe extern "C" {
 
     pub fn od_get_allow_tf32(out: *mut i32, err: *mut Error) -> Status;
     pub fn od_set_allow_tf32(allow: i32, err: *mut Error) -> Status;
+
+    pub fn od_grad_hook_set(
+        tensor: *const C_tensor,
+        owner: *mut c_void,
+        call: extern "C" fn(*mut c_void),
+        drop: extern "C" fn(*mut c_void),
+        idle: extern "C" fn(*mut c_void) -> i32,
+        err: *mut Error,
+    ) -> Status;
+
+    pub fn od_dynamic_map(is_signed: i32, codes: *mut f32);
+    pub fn od_adamw8bit(
+        param: *const C_tensor,
+        grad: *const C_tensor,
+        codes1: *const C_tensor,
+        scales1: *const C_tensor,
+        codes2: *const C_tensor,
+        scales2: *const C_tensor,
+        options: *const AdamW,
+        err: *mut Error,
+    ) -> Status;
 
     pub fn od_cuda_compiled() -> i32;
     pub fn od_cuda_device_name(device: i32, out: *mut *mut c_char, err: *mut Error) -> Status;

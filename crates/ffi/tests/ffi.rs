@@ -1,8 +1,13 @@
 //! The border itself: errors of every kind come across as `Err`, and operators that tch leaves out do what they say.
 
 use overdrive_ffi::autocast::{self, Region, State};
-use overdrive_ffi::{Arg, ErrorKind, Op, TensorList, Value, context, cuda, empty_pinned, tensor_from_vec, test_throw};
+use overdrive_ffi::{
+    Arg, ErrorKind, GradHook, Op, TensorList, Value, adamw8bit, context, cuda, empty_pinned, tensor_from_vec,
+    test_throw,
+};
 use std::error::Error as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tch::{Device, Kind, Tensor};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -50,6 +55,15 @@ fn an_unknown_operator_is_named() {
     let error = Op::find("aten::no_such_operator", "").expect_err("it does not exist");
     assert!(error.message().contains("no_such_operator"), "{error}");
     assert!(Op::find("nul\0byte", "").is_err());
+}
+
+#[test]
+fn lists_of_scalars_reach_their_tensors() {
+    let xs = TensorList::new(&[Tensor::ones([2], FLOAT), Tensor::ones([1], FLOAT)]).unwrap();
+    let mul = Op::find("aten::_foreach_mul_", "ScalarList").unwrap();
+    mul.call(&[Arg::TensorList(&xs), Arg::ScalarList(&[3.0, 0.5])]).unwrap();
+    assert_eq!((xs.get(0).unwrap().double_value(&[1]), xs.get(1).unwrap().double_value(&[0])), (3.0, 0.5));
+    assert!(mul.call(&[Arg::TensorList(&xs), Arg::ScalarList(&[3.0])]).is_err());
 }
 
 #[test]
@@ -226,5 +240,65 @@ fn a_damaged_jpeg_or_a_part_beyond_it_is_an_error() {
     ];
     for part in beyond {
         assert!(decode(&file, &part, &mut pixels).is_err(), "{part:?}");
+    }
+}
+
+#[test]
+fn a_hook_is_called_for_each_complete_gradient_until_it_is_dropped() {
+    let x = Tensor::ones([2], FLOAT).set_requires_grad(true);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let (count, param) = (calls.clone(), x.shallow_clone());
+    let hook = GradHook::new(&x, move || {
+        assert!(param.grad().defined(), "the gradient is there");
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    let hook = hook.unwrap();
+    // Used twice, accumulated once.
+    (&x * &x).sum(Kind::Float).backward();
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
+    assert!(GradHook::new(&x, || ()).unwrap_err().message().contains("has a hook"));
+    assert!(GradHook::new(&x.detach(), || ()).unwrap_err().message().contains("a leaf that requires one"));
+    assert!(GradHook::new(&(&x * 2.0), || ()).is_err());
+    assert!(GradHook::new(&Tensor::new(), || ()).is_err());
+    drop(hook);
+    x.sum(Kind::Float).backward();
+    assert_eq!((calls.load(Ordering::Relaxed), Arc::strong_count(&calls)), (1, 1), "what it held is let go");
+    let _second = GradHook::new(&x, || ()).unwrap();
+}
+
+#[test]
+fn a_hooks_panic_waits_for_whoever_asks() {
+    let x = Tensor::ones([2], FLOAT).set_requires_grad(true);
+    let hook = GradHook::new(&x, || panic!("in a hook")).unwrap();
+    x.sum(Kind::Float).backward();
+    let resumed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hook.resume_panic()));
+    assert_eq!(resumed.unwrap_err().downcast_ref::<&str>(), Some(&"in a hook"));
+    hook.resume_panic(); // once
+}
+
+#[test]
+fn the_8_bit_kernel_refuses_what_does_not_fit() {
+    let byte = (Kind::Uint8, Device::Cpu);
+    let (param, codes, scales) = (Tensor::ones([300], FLOAT), Tensor::zeros([300], byte), Tensor::zeros([2], FLOAT));
+    let options =
+        adamw8bit::Options { lr: 0.1, betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.0, step: 1.0, maximize: false };
+    let step = |param: &Tensor, grad: &Tensor, codes: &Tensor, scales: &Tensor| {
+        let (codes2, scales2) = (codes.copy(), scales.copy());
+        let state = adamw8bit::State { codes1: codes, scales1: scales, codes2: &codes2, scales2: &scales2 };
+        adamw8bit::step(param, grad, state, &options).map_err(|error| error.message().to_owned())
+    };
+    let grad = param.ones_like();
+    assert!(step(&param, &grad.to_kind(Kind::Double), &codes, &scales).unwrap_err().contains("as its parameter does"));
+    assert!(step(&param, &grad.narrow(0, 0, 299), &codes, &scales).is_err());
+    assert!(step(&param, &grad, &codes.narrow(0, 0, 299), &scales).unwrap_err().contains("each of 300 numbers"));
+    assert!(step(&param, &grad, &codes, &Tensor::zeros([3], FLOAT)).unwrap_err().contains("each of 2 blocks"));
+    assert!(step(&param.to_kind(Kind::Int64), &grad.to_kind(Kind::Int64), &codes, &scales).is_err());
+    assert!(param.equal(&grad), "nothing has changed");
+    step(&param, &grad, &codes, &scales).unwrap();
+    assert!((param.double_value(&[0]) - 0.9).abs() < 1e-6, "the first step of Adam is the learning rate long");
+    for signed in [true, false] {
+        let map = adamw8bit::dynamic_map(signed);
+        assert!(map.windows(2).all(|pair| pair[0] < pair[1]) && map[255] == 1.0 && map.contains(&0.0));
+        assert_eq!(map.iter().filter(|code| **code < 0.0).count(), if signed { 127 } else { 0 });
     }
 }

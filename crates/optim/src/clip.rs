@@ -1,11 +1,12 @@
-//! Clipping of gradients by their norm, without waiting for the device.
+//! Clipping of gradients, by their norm or by value, without waiting for the device.
 
 use overdrive_core::{OptimizerError, TorchError};
-use overdrive_ffi::{Arg, LazyOp, TensorList, Value};
+use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Device, Kind, Tensor};
 
-static FOREACH_NORM: LazyOp = LazyOp::new("aten::_foreach_norm", "Scalar");
-static FOREACH_MUL: LazyOp = LazyOp::new("aten::_foreach_mul_", "Tensor");
+use crate::foreach;
+
+static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
 static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
 static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
 static CLAMP_MAX: LazyOp = LazyOp::new("aten::clamp_max", "");
@@ -28,7 +29,7 @@ impl std::ops::Deref for GradNorm {
 /// Scales the gradients of `params` down so that their 2-norm, taken over all as one vector, is at most `max_norm`.
 ///
 /// Returns the norm before, a scalar where the first gradient is; 0 when there are no gradients. Unscale first where
-/// there is a `GradScaler`.
+/// there is a `GradScaler`. [`ClipGradNorm`] has more options.
 ///
 /// # Errors
 /// When `max_norm` is negative or NaN, or libtorch fails.
@@ -39,14 +40,108 @@ impl std::ops::Deref for GradNorm {
 /// # Source
 /// `torch.nn.utils.clip_grad_norm_(foreach=True)`
 pub fn clip_grad_norm_(params: impl AsRef<[Tensor]>, max_norm: f64) -> Result<GradNorm, OptimizerError> {
-    if max_norm.is_nan() || max_norm < 0.0 {
-        return Err(OptimizerError::InvalidOption { option: "max_norm", found: max_norm, expected: "at least 0" });
-    }
-    Ok(GradNorm(clip(params.as_ref(), max_norm)?))
+    ClipGradNorm::new(max_norm).clip_(params)
 }
 
-fn clip(params: &[Tensor], max_norm: f64) -> Result<Tensor, TorchError> {
+/// [`clip_grad_norm_`] with another norm, or an error in place of gradients scaled by infinity or NaN.
+///
+/// # Source
+/// `torch.nn.utils.clip_grad_norm_(norm_type, error_if_nonfinite)`
+#[derive(Clone, Copy, Debug)]
+#[must_use = "options do nothing until `clip_`"]
+pub struct ClipGradNorm {
+    max_norm: f64,
+    norm_type: f64,
+    error_if_nonfinite: bool,
+}
+
+impl ClipGradNorm {
+    /// The 2-norm, no larger than `max_norm`.
+    pub fn new(max_norm: f64) -> Self {
+        Self { max_norm, norm_type: 2.0, error_if_nonfinite: false }
+    }
+
+    /// Which norm, above 0; [`f64::INFINITY`] for the largest entry; 2 when not said.
+    pub fn norm_type(mut self, norm_type: f64) -> Self {
+        self.norm_type = norm_type;
+        self
+    }
+
+    /// Whether a norm of infinity or NaN is an error, which leaves the gradients as they are; off when not said.
+    ///
+    /// # Syncs
+    /// When on, clipping waits for the norm.
+    pub fn error_if_nonfinite(mut self, error: bool) -> Self {
+        self.error_if_nonfinite = error;
+        self
+    }
+
+    /// Clips the gradients of `params`, and returns their norm before.
+    ///
+    /// # Errors
+    /// When `max_norm` is negative or NaN, the norm's order is not above 0, libtorch fails, or the norm is not finite
+    /// and that is to be an error.
+    ///
+    /// # Syncs
+    /// With [`error_if_nonfinite`](Self::error_if_nonfinite) alone.
+    pub fn clip_(self, params: impl AsRef<[Tensor]>) -> Result<GradNorm, OptimizerError> {
+        if self.max_norm.is_nan() || self.max_norm < 0.0 {
+            let (option, found) = ("max_norm", self.max_norm);
+            return Err(OptimizerError::InvalidOption { option, found, expected: "at least 0" });
+        }
+        if self.norm_type.is_nan() || self.norm_type <= 0.0 {
+            let (option, found) = ("norm_type", self.norm_type);
+            return Err(OptimizerError::InvalidOption { option, found, expected: "above 0, or infinity" });
+        }
+        let _no_grad = tch::no_grad_guard();
+        let groups = by_place(params.as_ref())?;
+        let Some(device) = groups.first().map(|group| group.device) else {
+            return Ok(GradNorm(Tensor::f_zeros([], (Kind::Float, Device::Cpu)).map_err(TorchError::from)?));
+        };
+        let norm = total(&groups, self.norm_type, device)?;
+        if self.error_if_nonfinite {
+            let found = norm.f_double_value(&[]).map_err(TorchError::from)?;
+            if !found.is_finite() {
+                return Err(OptimizerError::NonFiniteNorm { norm_type: self.norm_type, found });
+            }
+        }
+        scale(&groups, &norm, self.max_norm)?;
+        Ok(GradNorm(norm))
+    }
+}
+
+/// Moves every entry of the gradients of `params` into [-`clip_value`, `clip_value`].
+///
+/// # Errors
+/// When `clip_value` is negative or NaN, or libtorch fails.
+///
+/// # Syncs
+/// No.
+///
+/// # Source
+/// `torch.nn.utils.clip_grad_value_`
+pub fn clip_grad_value_(params: impl AsRef<[Tensor]>, clip_value: f64) -> Result<(), OptimizerError> {
+    if clip_value.is_nan() || clip_value < 0.0 {
+        let (option, found) = ("clip_value", clip_value);
+        return Err(OptimizerError::InvalidOption { option, found, expected: "at least 0" });
+    }
     let _no_grad = tch::no_grad_guard();
+    for group in by_place(params.as_ref())? {
+        foreach::clamp_min_(&group.grads, -clip_value)?;
+        foreach::clamp_max_(&group.grads, clip_value)?;
+    }
+    Ok(())
+}
+
+/// Gradients of one device and one dtype.
+struct Grads {
+    device: Device,
+    kind: Kind,
+    grads: TensorList,
+}
+
+/// The gradients that there are.
+fn by_place(params: &[Tensor]) -> Result<Vec<Grads>, TorchError> {
     let mut groups: Vec<((Device, Kind), Vec<Tensor>)> = Vec::new();
     for param in params {
         let grad = param.f_grad()?;
@@ -59,29 +154,34 @@ fn clip(params: &[Tensor], max_norm: f64) -> Result<Tensor, TorchError> {
             None => groups.push((key, vec![grad])),
         }
     }
-    let Some(((device, _), _)) = groups.first() else { return Ok(Tensor::f_zeros([], (Kind::Float, Device::Cpu))?) };
-    let device = *device;
+    let listed =
+        |((device, kind), grads): (_, Vec<Tensor>)| Ok(Grads { device, kind, grads: TensorList::new(&grads)? });
+    groups.into_iter().map(listed).collect()
+}
+
+/// The norm over all gradients, on `device`.
+fn total(groups: &[Grads], norm_type: f64, device: Device) -> Result<Tensor, TorchError> {
     let mut norms = Vec::new();
-    let mut lists = Vec::new();
-    for ((_, kind), grads) in &groups {
-        let list = TensorList::new(grads)?;
-        for value in FOREACH_NORM.call(&[Arg::TensorList(&list), Arg::Int(2)])? {
-            if let Value::TensorList(of_group) = value {
-                for norm in of_group.to_vec()? {
-                    norms.push(norm.f_to_device_(device, *kind, device.is_cuda(), false)?);
-                }
-            }
+    for group in groups {
+        for norm in foreach::norm(&group.grads, norm_type)?.to_vec()? {
+            norms.push(norm.f_to_device_(device, group.kind, device.is_cuda(), false)?);
         }
-        lists.push(list);
     }
-    let norm = Tensor::f_stack(&norms, 0)?.f_norm()?;
-    // Never above 1: gradients that are small enough stay as they are.
-    let inverse = ADD.tensor(&[Arg::Tensor(&norm), Arg::Double(EPS)])?.f_reciprocal()?;
+    NORM.tensor(&[Arg::Tensor(&Tensor::f_stack(&norms, 0)?), Arg::Double(norm_type)])
+}
+
+fn scale(groups: &[Grads], norm: &Tensor, max_norm: f64) -> Result<(), TorchError> {
+    let inverse = ADD.tensor(&[Arg::Tensor(norm), Arg::Double(EPS)])?.f_reciprocal()?;
     let factor = MUL.tensor(&[Arg::Tensor(&inverse), Arg::Double(max_norm)])?;
+    // Never above 1: gradients that are small enough stay as they are.
     let factor = CLAMP_MAX.tensor(&[Arg::Tensor(&factor), Arg::Double(1.0)])?;
-    for (((device, _), _), list) in groups.iter().zip(&lists) {
-        let factor = factor.f_to_device_(*device, factor.kind(), device.is_cuda(), false)?;
-        FOREACH_MUL.call(&[Arg::TensorList(list), Arg::Tensor(&factor)])?;
+    // Where it costs nothing to look, a pass over all gradients that changes nothing is left out.
+    if groups.iter().all(|group| group.device == Device::Cpu) && factor.f_double_value(&[])? == 1.0 {
+        return Ok(());
     }
-    Ok(norm)
+    for group in groups {
+        let factor = factor.f_to_device_(group.device, factor.kind(), group.device.is_cuda(), false)?;
+        foreach::mul_tensor_(&group.grads, &factor)?;
+    }
+    Ok(())
 }

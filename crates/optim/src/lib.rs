@@ -1,4 +1,4 @@
-//! Optimizers for tch that update all parameters in one call of libtorch's fused kernels.
+//! Optimizers for tch that update all parameters in few calls of libtorch: by its fused kernels, or by lists.
 //!
 //! ```
 //! use overdrive_core::Optimizer;
@@ -19,13 +19,46 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod adamw;
+mod adafactor;
+mod adagrad;
+mod adam;
+mod adamw8bit;
+mod algorithm;
+mod averaged;
 mod bucket;
+mod builder;
 mod clip;
-mod fused;
+mod foreach;
+mod in_backward;
+mod lamb;
+mod lars;
+mod lion;
+mod lookahead;
+mod low_precision;
+mod muon;
+mod optimizer;
+mod rmsprop;
+mod sam;
 mod sgd;
+mod stateful;
 mod step_count;
+mod trust;
 
-pub use adamw::{AdamW, AdamWBuilder};
-pub use clip::{GradNorm, clip_grad_norm_};
-pub use sgd::{Sgd, SgdBuilder};
+pub use adafactor::{Adafactor, AdafactorBuilder, AdafactorOptions};
+pub use adagrad::{Adagrad, AdagradBuilder, AdagradOptions};
+pub use adam::{Adam, AdamBuilder, AdamOptions, AdamW, AdamWBuilder};
+pub use adamw8bit::{AdamW8Bit, AdamW8BitBuilder, AdamW8BitOptions};
+pub use averaged::{AveragedModel, Averaging};
+pub use builder::GroupBuilder;
+pub use clip::{ClipGradNorm, GradNorm, clip_grad_norm_, clip_grad_value_};
+pub use in_backward::InBackward;
+pub use lamb::{Lamb, LambBuilder, LambOptions};
+pub use lars::{Lars, LarsBuilder, LarsOptions};
+pub use lion::{Lion, LionBuilder, LionOptions};
+pub use lookahead::Lookahead;
+pub use low_precision::LowPrecision;
+pub use muon::{AdjustLr, Muon, MuonBuilder, MuonOptions};
+pub use optimizer::GroupOptimizer;
+pub use rmsprop::{RmsProp, RmsPropBuilder, RmsPropOptions};
+pub use sam::Sam;
+pub use sgd::{Sgd, SgdBuilder, SgdOptions};

@@ -1,43 +1,29 @@
-//! SGD on libtorch's fused kernel.
+//! SGD with momentum.
 
-use overdrive_core::{GradScale, OptimizerError, TorchError};
+use overdrive_core::{OptimizerError, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
-use crate::bucket::{shared, zeros_like};
-use crate::fused::{Fused, Options, Rule, Stepped, delegate_optimizer};
+use crate::algorithm::{Algorithm, Field, Fusable, Slot, Step, check_not_negative};
+use crate::builder::GroupBuilder;
+use crate::foreach::{self, Lent};
+use crate::optimizer::GroupOptimizer;
 
 static FUSED_SGD: LazyOp = LazyOp::new("aten::_fused_sgd_", "");
 
-/// Stochastic gradient descent with momentum, all parameters of a group in one fused kernel, on a CPU and on CUDA.
+/// Stochastic gradient descent with momentum; lr 1e-3.
 ///
 /// # Source
-/// `torch.optim.SGD(fused=True)`
+/// `torch.optim.SGD`
 #[doc(alias = "SGD")]
-#[derive(Debug)]
-pub struct Sgd(Fused<SgdRule>);
-
-delegate_optimizer!(Sgd);
-
-impl Sgd {
-    /// An SGD over `params`, with PyTorch's defaults.
-    pub fn builder(params: impl AsRef<[Tensor]>) -> SgdBuilder {
-        SgdBuilder { params: shared(params), groups: Vec::new(), options: SgdOptions::default() }
-    }
-}
+pub type Sgd = GroupOptimizer<SgdOptions>;
 
 /// The options of an [`Sgd`].
-#[derive(Debug)]
-#[must_use = "options do nothing until `build`"]
-pub struct SgdBuilder {
-    params: Vec<Tensor>,
-    groups: Vec<(Vec<Tensor>, SgdOptions)>,
-    options: SgdOptions,
-}
+pub type SgdBuilder = GroupBuilder<SgdOptions>;
 
-#[derive(Clone, Debug)]
-pub(crate) struct SgdOptions {
-    lr: f64,
+/// What tells one [`Sgd`] from another.
+#[derive(Clone, Debug, Default)]
+pub struct SgdOptions {
     momentum: f64,
     dampening: f64,
     weight_decay: f64,
@@ -45,84 +31,42 @@ pub(crate) struct SgdOptions {
     maximize: bool,
 }
 
-impl Default for SgdOptions {
-    fn default() -> Self {
-        Self { lr: 1e-3, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false }
-    }
-}
-
-impl SgdBuilder {
-    /// The learning rate; 1e-3 when not said.
-    pub fn lr(mut self, lr: f64) -> Self {
-        self.options.lr = lr;
-        self
-    }
-
+impl GroupBuilder<SgdOptions> {
     /// How much of the last step goes into the next; 0 when not said.
-    pub fn momentum(mut self, momentum: f64) -> Self {
-        self.options.momentum = momentum;
-        self
+    pub fn momentum(self, momentum: f64) -> Self {
+        self.with(|options| options.momentum = momentum)
     }
 
     /// How much of the gradient is kept out of the momentum; 0 when not said.
-    pub fn dampening(mut self, dampening: f64) -> Self {
-        self.options.dampening = dampening;
-        self
+    pub fn dampening(self, dampening: f64) -> Self {
+        self.with(|options| options.dampening = dampening)
     }
 
     /// The L2 penalty, added to the gradient; 0 when not said.
-    pub fn weight_decay(mut self, weight_decay: f64) -> Self {
-        self.options.weight_decay = weight_decay;
-        self
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        self.with(|options| options.weight_decay = weight_decay)
     }
 
     /// Nesterov momentum, which needs a momentum and no dampening; off when not said.
-    pub fn nesterov(mut self, nesterov: bool) -> Self {
-        self.options.nesterov = nesterov;
-        self
+    pub fn nesterov(self, nesterov: bool) -> Self {
+        self.with(|options| options.nesterov = nesterov)
     }
 
     /// Climbs where it would descend; off when not said.
-    pub fn maximize(mut self, maximize: bool) -> Self {
-        self.options.maximize = maximize;
-        self
-    }
-
-    /// Ends a parameter group with the options so far; what is said behind this is for `params`, the next group.
-    ///
-    /// # Source
-    /// `Optimizer.add_param_group`
-    #[doc(alias = "add_param_group")]
-    pub fn then_group(mut self, params: impl AsRef<[Tensor]>) -> Self {
-        let ended = std::mem::replace(&mut self.params, shared(params));
-        self.groups.push((ended, self.options.clone()));
-        self
-    }
-
-    /// The optimizer.
-    ///
-    /// # Errors
-    /// When an option is out of range, or a parameter is no floating-point leaf or is given twice.
-    pub fn build(mut self) -> Result<Sgd, OptimizerError> {
-        self.groups.push((self.params, self.options));
-        Ok(Sgd(Fused::new(self.groups)?))
+    pub fn maximize(self, maximize: bool) -> Self {
+        self.with(|options| options.maximize = maximize)
     }
 }
 
-impl Options for SgdOptions {
-    fn lr(&self) -> f64 {
-        self.lr
-    }
+impl Fusable for SgdOptions {}
 
-    fn set_lr(&mut self, lr: f64) {
-        self.lr = lr;
-    }
+impl Algorithm for SgdOptions {
+    const LR: f64 = 1e-3;
+    const COUNTS_STEPS: bool = false;
 
     fn check(&self) -> Result<(), OptimizerError> {
-        let at_least_0 = 0.0..f64::INFINITY;
-        OptimizerError::check_lr(self.lr)?;
-        OptimizerError::check_range("momentum", self.momentum, at_least_0.clone(), "a finite number of at least 0")?;
-        OptimizerError::check_range("weight_decay", self.weight_decay, at_least_0, "a finite number of at least 0")?;
+        check_not_negative("momentum", self.momentum)?;
+        check_not_negative("weight_decay", self.weight_decay)?;
         let any = f64::NEG_INFINITY..f64::INFINITY;
         OptimizerError::check_range("dampening", self.dampening, any, "a finite number")?;
         if self.nesterov && self.momentum <= 0.0 {
@@ -135,78 +79,94 @@ impl Options for SgdOptions {
         }
         Ok(())
     }
-}
 
-/// The momentum of one bucket's parameters.
-#[derive(Debug)]
-pub(crate) struct SgdRule {
-    /// Empty without momentum.
-    momentum_buffers: TensorList,
-    /// Which parameters have been stepped before: the kernel fills a fresh buffer with the gradient itself.
-    started: Vec<bool>,
-}
-
-impl Rule for SgdRule {
-    type Options = SgdOptions;
-
-    fn new(params: &TensorList, options: &SgdOptions) -> Result<Self, TorchError> {
-        // Zeros, not uninitialised memory: when the very first step is skipped for an infinity, the kernel leaves the
-        // buffers as they are, and nobody knows without waiting for the device.
-        let momentum_buffers =
-            if options.momentum > 0.0 { zeros_like(params)? } else { TensorList::new::<Tensor>(&[])? };
-        Ok(Self { momentum_buffers, started: vec![false; params.len()] })
+    fn has_fused_kernel(device: Device) -> bool {
+        matches!(device, Device::Cpu | Device::Cuda(_) | Device::Mps)
     }
 
-    fn step(
-        &mut self,
-        stepped: &Stepped<'_>,
-        options: &SgdOptions,
-        scale: Option<GradScale<'_>>,
-    ) -> Result<(), TorchError> {
-        if self.momentum_buffers.is_empty() {
-            return call(stepped.params, stepped.grads, &self.momentum_buffers, options, false, scale);
-        }
-        let buffers = stepped.of(&self.momentum_buffers)?;
-        let indices: Vec<usize> = match stepped.only {
-            Some(only) => (0..only.len()).filter(|&index| only[index]).collect(),
-            None => (0..self.started.len()).collect(),
+    fn momentum(&mut self) -> Option<&mut f64> {
+        Some(&mut self.momentum)
+    }
+
+    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
+        vec![
+            ("momentum", Field::Float(&mut self.momentum)),
+            ("dampening", Field::Float(&mut self.dampening)),
+            ("weight_decay", Field::Float(&mut self.weight_decay)),
+            ("nesterov", Field::Bool(&mut self.nesterov)),
+            ("maximize", Field::Bool(&mut self.maximize)),
+        ]
+    }
+
+    fn slots(&self, _param: &Tensor) -> Vec<Slot> {
+        // Zeros, not uninitialised memory as in PyTorch: when the very first step is skipped for an infinity, the fused
+        // kernel leaves the buffers as they are, and nobody knows without waiting for the device.
+        let slot = (self.momentum > 0.0).then(|| Slot::zeros("momentum_buffer"));
+        slot.into_iter().collect()
+    }
+
+    fn step(&self, step: &Step<'_>) -> Result<(), TorchError> {
+        let one = |params: &TensorList, grads: &TensorList, buffers: Option<&TensorList>, first| match step.fused {
+            true => self.fused((params, grads, buffers), first, step),
+            false => self.foreach((params, grads, buffers), first, step),
         };
-        let fresh: Vec<bool> =
-            indices.iter().map(|&index| !std::mem::replace(&mut self.started[index], true)).collect();
-        if fresh.iter().all(|&is_fresh| is_fresh == fresh[0]) {
-            return call(stepped.params, stepped.grads, &buffers, options, fresh[0], scale);
+        let Some(buffers) = step.slots.first().filter(|_| self.momentum != 0.0) else {
+            return one(step.params, step.grads, None, false);
+        };
+        let first = step.first[0];
+        if step.first.iter().all(|other| *other == first) {
+            return one(step.params, step.grads, Some(buffers), first);
         }
-        // Some parameters have their first gradient only now: the kernel wants them apart.
-        for is_first in [true, false] {
-            let keep: Vec<bool> = fresh.iter().map(|&is_fresh| is_fresh == is_first).collect();
-            let of = |list: &TensorList| list.select(&keep);
-            call(&of(stepped.params)?, &of(stepped.grads)?, &of(&buffers)?, options, is_first, scale)?;
+        // Some parameters have their first gradient only now: it becomes their momentum as it is.
+        for first in [true, false] {
+            let keep: Vec<bool> = step.first.iter().map(|other| *other == first).collect();
+            one(&step.params.select(&keep)?, &step.grads.select(&keep)?, Some(&buffers.select(&keep)?), first)?;
         }
         Ok(())
     }
 }
 
-fn call(
-    params: &TensorList,
-    grads: &TensorList,
-    momentum_buffers: &TensorList,
-    options: &SgdOptions,
-    is_first_step: bool,
-    scale: Option<GradScale<'_>>,
-) -> Result<(), TorchError> {
-    FUSED_SGD.call(&[
-        Arg::TensorList(params),
-        Arg::TensorList(grads),
-        Arg::TensorList(momentum_buffers),
-        Arg::Double(options.weight_decay),
-        Arg::Double(options.momentum),
-        Arg::Double(options.lr),
-        Arg::Double(options.dampening),
-        Arg::Bool(options.nesterov),
-        Arg::Bool(options.maximize),
-        Arg::Bool(is_first_step),
-        scale.and_then(|scale| scale.scale).into(),
-        scale.map(|scale| scale.found_inf).into(),
-    ])?;
-    Ok(())
+/// Parameters, their gradients, and their momentum where there is one.
+type Lists<'a> = (&'a TensorList, &'a TensorList, Option<&'a TensorList>);
+
+impl SgdOptions {
+    fn fused(&self, (params, grads, buffers): Lists<'_>, first: bool, step: &Step<'_>) -> Result<(), TorchError> {
+        let none = TensorList::new::<Tensor>(&[])?;
+        FUSED_SGD.call(&[
+            Arg::TensorList(params),
+            Arg::TensorList(grads),
+            Arg::TensorList(buffers.unwrap_or(&none)),
+            Arg::Double(self.weight_decay),
+            Arg::Double(self.momentum),
+            Arg::Double(step.lr),
+            Arg::Double(self.dampening),
+            Arg::Bool(self.nesterov),
+            Arg::Bool(self.maximize),
+            Arg::Bool(first),
+            step.scale.and_then(|scale| scale.scale).into(),
+            step.scale.map(|scale| scale.found_inf).into(),
+        ])?;
+        Ok(())
+    }
+
+    fn foreach(&self, (params, grads, buffers): Lists<'_>, first: bool, step: &Step<'_>) -> Result<(), TorchError> {
+        let own = Step { params, grads, slots: &[], first: &[], ..*step };
+        let grads = own.penalised_grads(self.maximize, self.weight_decay)?;
+        let Some(buffers) = buffers else { return foreach::add_(params, &grads, -step.lr) };
+        match first {
+            true => foreach::copy_(buffers, &grads)?,
+            false => {
+                foreach::mul_scalar_(buffers, self.momentum)?;
+                foreach::add_(buffers, &grads, 1.0 - self.dampening)?;
+            }
+        }
+        match grads {
+            _ if !self.nesterov => foreach::add_(params, buffers, -step.lr),
+            Lent::Given(grads) => foreach::add_(params, &foreach::add(grads, buffers, self.momentum)?, -step.lr),
+            Lent::Made(grads) => {
+                foreach::add_(&grads, buffers, self.momentum)?;
+                foreach::add_(params, &grads, -step.lr)
+            }
+        }
+    }
 }

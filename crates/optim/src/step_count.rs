@@ -4,24 +4,54 @@ use overdrive_core::TorchError;
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Device, Kind, Tensor};
 
+use crate::foreach;
+
 static COPY: LazyOp = LazyOp::new("aten::clone", "");
 static ADD: LazyOp = LazyOp::new("aten::add_", "Scalar");
-static FOREACH_ADD: LazyOp = LazyOp::new("aten::_foreach_add_", "Scalar");
-static FOREACH_SUB: LazyOp = LazyOp::new("aten::_foreach_sub_", "List");
 
 /// While every parameter has had a gradient each time, all share one scalar: one addition a step in place of hundreds.
 #[derive(Debug)]
 pub(crate) struct StepCounts {
-    /// One handle a parameter, all to the same scalar while `shared`.
+    /// One handle a parameter, all to the same scalar while `shared`; empty for who does not count.
     counts: TensorList,
     shared: Option<Tensor>,
 }
 
 impl StepCounts {
     pub(crate) fn zeros(len: usize, device: Device) -> Result<Self, TorchError> {
-        let scalar = Tensor::f_zeros([], (Kind::Float, device))?;
+        Self::same(Tensor::f_zeros([], (Kind::Float, device))?, len)
+    }
+
+    fn same(scalar: Tensor, len: usize) -> Result<Self, TorchError> {
         let counts = TensorList::new(&vec![&scalar; len])?;
         Ok(Self { counts, shared: Some(scalar) })
+    }
+
+    /// For an algorithm that does not count.
+    pub(crate) fn none() -> Result<Self, TorchError> {
+        Ok(Self { counts: TensorList::new::<Tensor>(&[])?, shared: None })
+    }
+
+    /// The counts of saved scalars, in copies on `device`; shared where all are equal.
+    ///
+    /// # Syncs
+    /// Reads them.
+    pub(crate) fn load(saved: &[Tensor], device: Device) -> Result<Self, TorchError> {
+        let own =
+            |count: &Tensor| Ok::<_, TorchError>(count.f_detach()?.f_to_device_(device, Kind::Float, false, true)?);
+        let values = saved.iter().map(|count| count.f_double_value(&[])).collect::<Result<Vec<_>, _>>()?;
+        match saved.first() {
+            Some(first) if values.iter().all(|value| *value == values[0]) => Self::same(own(first)?, saved.len()),
+            _ => {
+                let own = saved.iter().map(own).collect::<Result<Vec<_>, _>>()?;
+                Ok(Self { counts: TensorList::new(&own)?, shared: None })
+            }
+        }
+    }
+
+    /// The same scalars once more.
+    pub(crate) fn share(&self) -> Result<Self, TorchError> {
+        Ok(Self { counts: self.counts.share()?, shared: self.shared.as_ref().map(Tensor::shallow_clone) })
     }
 
     /// The scalars of all parameters, in order.
@@ -29,34 +59,37 @@ impl StepCounts {
         &self.counts
     }
 
+    /// Whether all are one scalar.
+    pub(crate) fn shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
     /// Gives each parameter a scalar of its own, because only some are about to be stepped.
     pub(crate) fn part(&mut self) -> Result<(), TorchError> {
-        if self.shared.take().is_some() {
+        if self.shared.is_some() {
             let own: Result<Vec<_>, TorchError> =
                 self.counts.to_vec()?.iter().map(|count| COPY.tensor(&[Arg::Tensor(count)])).collect();
             self.counts = TensorList::new(&own?)?;
+            self.shared = None;
         }
         Ok(())
     }
 
-    /// Counts one step for the parameters whose scalars are in `of`: all of them while shared.
-    pub(crate) fn add_one(&mut self, of: &TensorList) -> Result<(), TorchError> {
-        match &mut self.shared {
-            Some(scalar) => drop(ADD.call(&[Arg::Tensor(scalar), Arg::Double(1.0)])?),
-            None => drop(FOREACH_ADD.call(&[Arg::TensorList(of), Arg::Double(1.0)])?),
+    /// Counts steps for the parameters whose scalars are in `of`: all of them while shared.
+    pub(crate) fn add(&mut self, of: &TensorList, steps: f64) -> Result<(), TorchError> {
+        match &self.shared {
+            Some(scalar) => ADD.call(&[Arg::Tensor(scalar), Arg::Double(steps)]).map(drop),
+            None if of.is_empty() => Ok(()),
+            None => foreach::add_scalar_(of, steps),
         }
-        Ok(())
     }
 
     /// Takes the step back where `found_inf` is 1, without waiting for the device.
     pub(crate) fn subtract(&mut self, of: &TensorList, found_inf: &Tensor) -> Result<(), TorchError> {
         match &mut self.shared {
-            Some(scalar) => drop(scalar.f_sub_(found_inf)?),
-            None => {
-                let found_infs = TensorList::new(&vec![found_inf; of.len()])?;
-                drop(FOREACH_SUB.call(&[Arg::TensorList(of), Arg::TensorList(&found_infs)])?);
-            }
+            Some(scalar) => Ok(scalar.f_sub_(found_inf).map(drop)?),
+            None if of.is_empty() => Ok(()),
+            None => foreach::sub_(of, &TensorList::new(&vec![found_inf; of.len()])?),
         }
-        Ok(())
     }
 }

@@ -8,7 +8,7 @@
 //! | `amp` | `overdrive-amp` | autocast, GradScaler |
 //! | `accum` | `overdrive-accum` | gradient accumulation, exact under uneven micro-batches |
 //! | `dataload` | `overdrive-dataload` | datasets, streams, decoding, caches, a parallel loader with exact resume |
-//! | `optim` | `overdrive-optim` | fused optimizers |
+//! | `optim` | `overdrive-optim` | fused and listed optimizers, 8-bit states, clipping, averages of weights |
 //! | `sched` | `overdrive-sched` | learning rate schedules, early stopping, curricula |
 #![cfg_attr(all(feature = "amp", feature = "accum", feature = "dataload", feature = "optim"), doc = include_str!("recipe.md"))]
 #![forbid(unsafe_code)]
@@ -41,7 +41,7 @@ pub mod prelude {
         ToFloat,
     };
     #[cfg(feature = "optim")]
-    pub use overdrive_optim::{AdamW, Sgd, clip_grad_norm_};
+    pub use overdrive_optim::{Adam, AdamW, AveragedModel, Averaging, Sgd, clip_grad_norm_, clip_grad_value_};
     #[cfg(feature = "sched")]
     pub use overdrive_sched::{
         ChainedScheduler, CosineAnnealingLr, EarlyStopping, LinearLr, LrScheduler, OneCycleLr, ReduceLrOnPlateau,

@@ -5,6 +5,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use overdrive::amp::StepOutcome;
 use overdrive::core::TorchErrorKind;
 use overdrive::ffi::{self, Arg, Op, TensorList, cuda};
+use overdrive::optim::{Adafactor, Adagrad, AdamW8Bit, Lamb, Lars, Lion, LowPrecision, Muon, RmsProp};
 use overdrive::prelude::*;
 use tch::Cuda;
 
@@ -30,6 +31,9 @@ fn main() {
         tf32_changes_products_only_while_allowed,
         fused_adamw_on_the_device_equals_the_host,
         fused_sgd_on_the_device_equals_the_host,
+        every_optimizer_on_the_device_equals_the_host_and_never_waits,
+        eight_bit_averages_on_the_device_equal_the_hosts,
+        steps_in_backward_run_on_the_device,
         a_fused_scaled_step_never_waits_for_the_device,
         a_step_that_overflows_is_skipped_on_the_device,
         an_unfused_step_waits_once_to_read_the_flag,
@@ -116,7 +120,7 @@ fn tf32_changes_products_only_while_allowed() -> Result<()> {
 }
 
 /// The largest difference between host and device after 100 steps on the same gradients.
-fn host_and_device<O: Optimizer>(make: impl Fn(Vec<Tensor>) -> Result<O>) -> Result<f64> {
+fn host_and_device(make: Make) -> Result<f64> {
     let start: Vec<_> = (1..6).map(|size| Tensor::randn([size, 7], (Kind::Float, Device::Cpu))).collect();
     let copies = |device| -> Vec<Tensor> {
         start.iter().map(|start| start.to_device(device).copy().set_requires_grad(true)).collect()
@@ -141,15 +145,75 @@ fn host_and_device<O: Optimizer>(make: impl Fn(Vec<Tensor>) -> Result<O>) -> Res
 }
 
 fn fused_adamw_on_the_device_equals_the_host() -> Result<()> {
-    let difference = host_and_device(|params| Ok(AdamW::builder(params).lr(1e-2).weight_decay(0.1).build()?))?;
+    let difference =
+        host_and_device(|params| Ok(Box::new(AdamW::builder(params).lr(1e-2).weight_decay(0.1).build()?)))?;
     ensure!(difference < 1e-5, "{difference:e}");
     Ok(())
 }
 
 fn fused_sgd_on_the_device_equals_the_host() -> Result<()> {
     let difference =
-        host_and_device(|params| Ok(Sgd::builder(params).lr(1e-2).momentum(0.9).nesterov(true).build()?))?;
+        host_and_device(|params| Ok(Box::new(Sgd::builder(params).lr(1e-2).momentum(0.9).nesterov(true).build()?)))?;
     ensure!(difference < 1e-5, "{difference:e}");
+    Ok(())
+}
+
+type Make = fn(Vec<Tensor>) -> Result<Box<dyn Optimizer>>;
+
+fn every_optimizer_on_the_device_equals_the_host_and_never_waits() -> Result<()> {
+    let all: [(&str, Make); 11] = [
+        ("Adam", |p| Ok(Box::new(Adam::builder(p).lr(1e-2).amsgrad(true).build()?))),
+        ("foreach AdamW", |p| Ok(Box::new(AdamW::builder(p).lr(1e-2).foreach(true).build()?))),
+        ("capturable", |p| Ok(Box::new(AdamW::builder(p).lr(1e-2).foreach(true).capturable(true).build()?))),
+        ("foreach SGD", |p| Ok(Box::new(Sgd::builder(p).lr(1e-2).momentum(0.9).foreach(true).build()?))),
+        ("RMSprop", |p| Ok(Box::new(RmsProp::builder(p).centered(true).momentum(0.9).build()?))),
+        ("Adagrad", |p| Ok(Box::new(Adagrad::builder(p).build()?))),
+        ("Adafactor", |p| Ok(Box::new(Adafactor::builder(p).build()?))),
+        ("Lion", |p| Ok(Box::new(Lion::builder(p).lr(1e-3).build()?))),
+        ("LAMB", |p| Ok(Box::new(Lamb::builder(p).lr(1e-2).build()?))),
+        ("LARS", |p| Ok(Box::new(Lars::builder(p).build()?))),
+        ("master copy", |p| Ok(Box::new(AdamW::builder(p).low_precision(LowPrecision::MasterCopy).build()?))),
+    ];
+    for (name, make) in all {
+        let difference = host_and_device(make)?;
+        ensure!(difference < 1e-3, "{name}: {difference:e}");
+        never_waits(name, make, Kind::Float)?;
+    }
+    never_waits("Muon", |p| Ok(Box::new(Muon::builder(p).build()?)), Kind::Float)?;
+    for precision in [LowPrecision::StochasticRounding, LowPrecision::MasterCopy] {
+        let make = |p: Vec<Tensor>| -> Result<Box<dyn Optimizer>> {
+            Ok(Box::new(AdamW::builder(p).low_precision(precision).build()?))
+        };
+        never_waits("bfloat16", make, Kind::BFloat16)?;
+    }
+    Ok(())
+}
+
+/// The second step, for the first makes the state.
+fn never_waits(name: &str, make: impl Fn(Vec<Tensor>) -> Result<Box<dyn Optimizer>>, kind: Kind) -> Result<()> {
+    let param = Tensor::randn([64, 64], FLOAT).to_kind(kind).set_requires_grad(true);
+    let mut opt = make(vec![param.shallow_clone()])?;
+    param.square().sum(kind).backward();
+    opt.step()?;
+    let _forbid = cuda::ForbidSync::new()?;
+    opt.step().map_err(|error| anyhow::anyhow!("{name}: {error}"))
+}
+
+fn eight_bit_averages_on_the_device_equal_the_hosts() -> Result<()> {
+    let make: Make = |p| Ok(Box::new(AdamW8Bit::builder(p).min_8bit_size(1).build()?));
+    let difference = host_and_device(make)?;
+    ensure!(difference < 1e-3, "{difference:e}");
+    never_waits("8-bit", make, Kind::Float)
+}
+
+fn steps_in_backward_run_on_the_device() -> Result<()> {
+    let params = [Tensor::ones([4], FLOAT).set_requires_grad(true), Tensor::ones([4], FLOAT).set_requires_grad(true)];
+    let mut opt = Sgd::builder(&params).lr(0.5).build_in_backward()?;
+    (&params[0] * &params[1]).sum(Kind::Float).backward();
+    opt.step()?;
+    for param in &params {
+        ensure!(!param.grad().defined() && param.double_value(&[0]) == 0.5);
+    }
     Ok(())
 }
 

@@ -8,6 +8,7 @@ mod optim;
 mod samplers;
 mod sched;
 mod sched_config;
+mod trajectories;
 
 use anyhow::Result;
 
@@ -21,9 +22,19 @@ pub const ALL: &[(&str, Case)] = &[
     ("autocast_dtypes", amp::autocast_dtypes),
     ("grad_scaler_histories", amp::grad_scaler_histories),
     ("accumulation_is_the_large_batch", accum::accumulation_is_the_large_batch),
-    ("fused_adamw", optim::fused_adamw),
-    ("fused_sgd", optim::fused_sgd),
+    ("grid_adam", trajectories::adam),
+    ("grid_adamw", trajectories::adamw),
+    ("grid_sgd", trajectories::sgd),
+    ("grid_rmsprop", trajectories::rmsprop),
+    ("grid_adagrad", trajectories::adagrad),
+    ("grid_adafactor", trajectories::adafactor),
+    ("grid_muon", trajectories::muon),
+    ("paper_lion", trajectories::lion),
+    ("paper_lamb", trajectories::lamb),
+    ("paper_lars", trajectories::lars),
     ("clip_grad_norm", optim::clip_grad_norm),
+    ("clip_grad_value", optim::clip_grad_value),
+    ("averaged_model", optim::averaged_model),
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
     ("dataload_jpeg", dataload::dataload_jpeg),
     ("dataload_resized_crop", dataload::dataload_resized_crop),

@@ -1,0 +1,195 @@
+//! Adafactor.
+
+use overdrive_core::{OptimizerError, TorchError};
+use overdrive_ffi::{Arg, LazyOp, TensorList};
+use tch::{Kind, Tensor};
+
+use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative};
+use crate::builder::GroupBuilder;
+use crate::foreach;
+use crate::optimizer::GroupOptimizer;
+use crate::trust::{as_list, norms};
+
+static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
+
+/// Adafactor: the second moments of a matrix kept by row and by column alone; lr 1e-2.
+///
+/// # Source
+/// `torch.optim.Adafactor`; Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018.
+pub type Adafactor = GroupOptimizer<AdafactorOptions>;
+
+/// The options of an [`Adafactor`].
+pub type AdafactorBuilder = GroupBuilder<AdafactorOptions>;
+
+/// What tells one [`Adafactor`] from another.
+#[derive(Clone, Debug)]
+pub struct AdafactorOptions {
+    beta2_decay: f64,
+    eps1: Option<f64>,
+    eps2: f64,
+    d: f64,
+    weight_decay: f64,
+    maximize: bool,
+}
+
+impl Default for AdafactorOptions {
+    fn default() -> Self {
+        Self { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0, weight_decay: 0.0, maximize: false }
+    }
+}
+
+impl GroupBuilder<AdafactorOptions> {
+    /// The power of the step number that is one minus the share kept of second moments, at most 0; -0.8 when not said.
+    pub fn beta2_decay(self, decay: f64) -> Self {
+        self.with(|options| options.beta2_decay = decay)
+    }
+
+    /// The least root of a second moment (the precision of the parameter's dtype when none), and the least root mean
+    /// square of a parameter; (none, 1e-3) when not said.
+    pub fn eps(self, eps1: Option<f64>, eps2: f64) -> Self {
+        self.with(|options| (options.eps1, options.eps2) = (eps1, eps2))
+    }
+
+    /// The largest root mean square of an update, at least 1; 1 when not said.
+    pub fn d(self, d: f64) -> Self {
+        self.with(|options| options.d = d)
+    }
+
+    /// The share of each weight, times the learning rate, taken off at a step; 0 when not said.
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        self.with(|options| options.weight_decay = weight_decay)
+    }
+
+    /// Climbs where it would descend; off when not said.
+    pub fn maximize(self, maximize: bool) -> Self {
+        self.with(|options| options.maximize = maximize)
+    }
+}
+
+/// Zeros in the shape of the parameter but for one dimension from the end, which is 1.
+fn reduced(param: &Tensor, from_end: usize) -> Result<Tensor, TorchError> {
+    let mut size = param.size();
+    let place = size.len() - from_end;
+    size[place] = 1;
+    Ok(Tensor::f_zeros(&size, (param.kind(), param.device()))?)
+}
+
+impl Algorithm for AdafactorOptions {
+    const LR: f64 = 1e-2;
+    const COUNTS_STEPS: bool = true;
+
+    fn check(&self) -> Result<(), OptimizerError> {
+        let (option, found) = ("beta2_decay", self.beta2_decay);
+        if !(found.is_finite() && found <= 0.0) {
+            return Err(OptimizerError::InvalidOption { option, found, expected: "a finite number of at most 0" });
+        }
+        check_not_negative("eps1", self.eps1.unwrap_or(0.0))?;
+        check_not_negative("eps2", self.eps2)?;
+        OptimizerError::check_range("d", self.d, 1.0..f64::INFINITY, "a finite number of at least 1")?;
+        check_not_negative("weight_decay", self.weight_decay)
+    }
+
+    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
+        vec![
+            ("beta2_decay", Field::Float(&mut self.beta2_decay)),
+            ("eps.0", Field::Optional(&mut self.eps1)),
+            ("eps.1", Field::Float(&mut self.eps2)),
+            ("d", Field::Float(&mut self.d)),
+            ("weight_decay", Field::Float(&mut self.weight_decay)),
+            ("maximize", Field::Bool(&mut self.maximize)),
+        ]
+    }
+
+    fn slots(&self, param: &Tensor) -> Vec<Slot> {
+        match param.dim() > 1 {
+            true => vec![
+                Slot { name: "row_var", fresh: |param, _| reduced(param, 1), fill: 0.0 },
+                Slot { name: "col_var", fresh: |param, _| reduced(param, 2), fill: 0.0 },
+            ],
+            false => vec![Slot::zeros("variance")],
+        }
+    }
+
+    fn step(&self, step: &Step<'_>) -> Result<(), TorchError> {
+        let params = step.params.to_vec()?;
+        let grads = step.signed_grads(self.maximize)?;
+        let eps1 = self.eps1.unwrap_or_else(|| precision(params[0].kind()));
+        let roots: Vec<f64> = params.iter().map(|param| (param.numel() as f64).sqrt()).collect();
+
+        // How far each may move: its root mean square, times the rate. Scalars on the device, so that nobody waits.
+        let alphas = as_list(&norms(step.params)?)?;
+        foreach::div_each_(&alphas, &roots)?;
+        foreach::clamp_min_(&alphas, self.eps2)?;
+        foreach::mul_each_(&alphas, &step.by_count(|count| step.lr.min(1.0 / count.sqrt()))?)?;
+        if self.weight_decay != 0.0 {
+            foreach::mul_scalar_(step.params, 1.0 - step.lr * self.weight_decay)?;
+        }
+
+        let shares = step.by_count(|count| count.powf(self.beta2_decay))?;
+        let updates = match step.slots {
+            [rows, columns] => self.factored(&grads, rows, columns, &shares, eps1)?,
+            _ => {
+                let squares = foreach::mul(&grads, &grads)?;
+                foreach::lerp_each_(&step.slots[0], &squares, &shares)?;
+                foreach::copy_(&squares, &step.slots[0])?;
+                squares
+            }
+        };
+        // The square of eps1, because the root comes next.
+        foreach::clamp_min_(&updates, eps1 * eps1)?;
+        foreach::rsqrt_(&updates)?;
+        foreach::mul_(&updates, &grads)?;
+
+        let excess = as_list(&norms(&updates)?)?;
+        foreach::div_each_(&excess, &roots.iter().map(|root| root * self.d).collect::<Vec<_>>())?;
+        foreach::clamp_min_(&excess, 1.0)?;
+        foreach::div_(&alphas, &excess)?;
+        foreach::neg_(&alphas)?;
+        foreach::mul_(&updates, &alphas)?;
+        foreach::add_(step.params, &updates, 1.0)
+    }
+}
+
+impl AdafactorOptions {
+    /// Estimates of the second moments from the means of their rows and columns.
+    fn factored(
+        &self,
+        grads: &TensorList,
+        rows: &TensorList,
+        columns: &TensorList,
+        shares: &[f64],
+        eps1: f64,
+    ) -> Result<TensorList, TorchError> {
+        let grads = grads.to_vec()?;
+        for (averages, dim) in [(rows, -1), (columns, -2)] {
+            let along = |grad: &Tensor| {
+                NORM.tensor(&[Arg::Tensor(grad), Arg::Double(2.0), Arg::IntList(&[dim]), Arg::Bool(true)])
+            };
+            let means = TensorList::new(&grads.iter().map(along).collect::<Result<Vec<_>, _>>()?)?;
+            // A mean of squares without the squares.
+            foreach::mul_(&means, &means)?;
+            let lengths = grads.iter().map(|grad| grad.size()[(grad.dim() as i64 + dim) as usize] as f64);
+            foreach::div_each_(&means, &lengths.collect::<Vec<_>>())?;
+            foreach::lerp_each_(averages, &means, shares)?;
+        }
+        let (mut estimates, mut means) = (Vec::new(), Vec::new());
+        for (row, column) in rows.to_vec()?.iter().zip(columns.to_vec()?) {
+            estimates.push(row.f_matmul(&column)?);
+            means.push(row.f_mean_dim(&[-2i64][..], true, None::<Kind>)?);
+        }
+        let (estimates, means) = (TensorList::new(&estimates)?, TensorList::new(&means)?);
+        foreach::clamp_min_(&means, eps1)?;
+        foreach::div_(&estimates, &means)?;
+        Ok(estimates)
+    }
+}
+
+/// The distance from 1 to the next number.
+fn precision(kind: Kind) -> f64 {
+    match kind {
+        Kind::Double => f64::EPSILON,
+        Kind::Half => 2f64.powi(-10),
+        Kind::BFloat16 => 2f64.powi(-7),
+        _ => f64::from(f32::EPSILON),
+    }
+}

@@ -1,0 +1,140 @@
+//! Adagrad.
+
+use overdrive_core::{OptimizerError, TorchError};
+use overdrive_ffi::{Arg, LazyOp};
+use tch::{Device, Tensor};
+
+use crate::algorithm::{Algorithm, Field, Fusable, Slot, Step, check_not_negative};
+use crate::builder::GroupBuilder;
+use crate::foreach::{self, Lent};
+use crate::optimizer::GroupOptimizer;
+
+static FUSED_ADAGRAD: LazyOp = LazyOp::new("aten::_fused_adagrad_", "");
+
+/// Adagrad; lr 1e-2.
+///
+/// # Source
+/// `torch.optim.Adagrad`; Duchi, Hazan and Singer, "Adaptive Subgradient Methods", 2011.
+pub type Adagrad = GroupOptimizer<AdagradOptions>;
+
+/// The options of an [`Adagrad`].
+pub type AdagradBuilder = GroupBuilder<AdagradOptions>;
+
+/// What tells one [`Adagrad`] from another.
+#[derive(Clone, Debug)]
+pub struct AdagradOptions {
+    lr_decay: f64,
+    weight_decay: f64,
+    initial_accumulator_value: f64,
+    eps: f64,
+    maximize: bool,
+}
+
+impl Default for AdagradOptions {
+    fn default() -> Self {
+        Self { lr_decay: 0.0, weight_decay: 0.0, initial_accumulator_value: 0.0, eps: 1e-10, maximize: false }
+    }
+}
+
+impl GroupBuilder<AdagradOptions> {
+    /// How fast the learning rate falls with the steps of a parameter: it is divided by 1 + (steps - 1) x this; 0 when
+    /// not said.
+    pub fn lr_decay(self, lr_decay: f64) -> Self {
+        self.with(|options| options.lr_decay = lr_decay)
+    }
+
+    /// The L2 penalty, added to the gradient; 0 when not said.
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        self.with(|options| options.weight_decay = weight_decay)
+    }
+
+    /// What the sums of squares start from; 0 when not said.
+    pub fn initial_accumulator_value(self, value: f64) -> Self {
+        self.with(|options| options.initial_accumulator_value = value)
+    }
+
+    /// Added to the denominator; 1e-10 when not said.
+    pub fn eps(self, eps: f64) -> Self {
+        self.with(|options| options.eps = eps)
+    }
+
+    /// Climbs where it would descend; off when not said.
+    pub fn maximize(self, maximize: bool) -> Self {
+        self.with(|options| options.maximize = maximize)
+    }
+}
+
+impl Fusable for AdagradOptions {}
+
+impl Algorithm for AdagradOptions {
+    const LR: f64 = 1e-2;
+    const COUNTS_STEPS: bool = true;
+
+    fn check(&self) -> Result<(), OptimizerError> {
+        check_not_negative("lr_decay", self.lr_decay)?;
+        check_not_negative("weight_decay", self.weight_decay)?;
+        check_not_negative("initial_accumulator_value", self.initial_accumulator_value)?;
+        check_not_negative("eps", self.eps)
+    }
+
+    fn has_fused_kernel(device: Device) -> bool {
+        device == Device::Cpu
+    }
+
+    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
+        vec![
+            ("lr_decay", Field::Float(&mut self.lr_decay)),
+            ("weight_decay", Field::Float(&mut self.weight_decay)),
+            ("initial_accumulator_value", Field::Float(&mut self.initial_accumulator_value)),
+            ("eps", Field::Float(&mut self.eps)),
+            ("maximize", Field::Bool(&mut self.maximize)),
+        ]
+    }
+
+    fn slots(&self, _param: &Tensor) -> Vec<Slot> {
+        vec![Slot::filled("sum", self.initial_accumulator_value)]
+    }
+
+    fn step(&self, step: &Step<'_>) -> Result<(), TorchError> {
+        match step.fused {
+            true => self.fused(step),
+            false => self.foreach(step),
+        }
+    }
+}
+
+impl AdagradOptions {
+    fn fused(&self, step: &Step<'_>) -> Result<(), TorchError> {
+        FUSED_ADAGRAD.call(&[
+            Arg::TensorList(step.params),
+            Arg::TensorList(step.grads),
+            Arg::TensorList(&step.slots[0]),
+            Arg::TensorList(step.counts),
+            Arg::Double(step.lr),
+            Arg::Double(self.lr_decay),
+            Arg::Double(self.weight_decay),
+            Arg::Double(self.eps),
+            Arg::Bool(self.maximize),
+            step.scale.and_then(|scale| scale.scale).into(),
+            step.scale.map(|scale| scale.found_inf).into(),
+        ])?;
+        Ok(())
+    }
+
+    fn foreach(&self, step: &Step<'_>) -> Result<(), TorchError> {
+        let grads = step.penalised_grads(self.maximize, self.weight_decay)?;
+        let rates = step.by_count(|count| -step.lr / (1.0 + (count - 1.0) * self.lr_decay))?;
+        let sums = &step.slots[0];
+        foreach::addcmul_(sums, &grads, &grads, 1.0)?;
+        let denominators = foreach::sqrt(sums)?;
+        foreach::add_scalar_(&denominators, self.eps)?;
+        let numerators = match grads {
+            Lent::Given(grads) => foreach::mul_each(grads, &rates)?,
+            Lent::Made(grads) => {
+                foreach::mul_each_(&grads, &rates)?;
+                grads
+            }
+        };
+        foreach::addcdiv_(step.params, &numerators, &denominators, 1.0)
+    }
+}

@@ -1,0 +1,152 @@
+//! What one algorithm is: its options, what it keeps for each parameter, and its step over a list of parameters.
+
+use overdrive_core::{GradScale, OptimizerError, TorchError};
+use overdrive_ffi::{Arg, LazyOp, TensorList};
+use tch::{Device, Tensor};
+
+use crate::foreach::{self, Lent};
+
+static FULL_LIKE: LazyOp = LazyOp::new("aten::full_like", "");
+
+/// An algorithm, as the options of one parameter group without the learning rate, which all have.
+pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
+    /// The learning rate when none is said.
+    const LR: f64;
+
+    /// Whether it needs to know how often a parameter was stepped.
+    const COUNTS_STEPS: bool;
+
+    /// An error when an option is out of its range.
+    fn check(&self) -> Result<(), OptimizerError>;
+
+    /// Why it cannot optimize a parameter, if so.
+    fn refuses(&self, _param: &Tensor) -> Option<String> {
+        None
+    }
+
+    /// Whether libtorch has a fused kernel for it on this device.
+    fn has_fused_kernel(_device: Device) -> bool {
+        false
+    }
+
+    /// Whether its own step reads the counts of steps where the parameters are.
+    fn counts_on_device(&self) -> bool {
+        false
+    }
+
+    /// What cyclic schedules move against the learning rate.
+    fn momentum(&mut self) -> Option<&mut f64> {
+        None
+    }
+
+    /// The options under PyTorch's names, to save and load them.
+    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)>;
+
+    /// What it keeps for a parameter of this shape.
+    fn slots(&self, param: &Tensor) -> Vec<Slot>;
+
+    /// Updates parameters of one device, dtype and set of slots.
+    fn step(&self, step: &Step<'_>) -> Result<(), TorchError>;
+}
+
+/// An algorithm for which libtorch has a fused kernel.
+pub trait Fusable: Algorithm {}
+
+/// Where an option lies.
+pub enum Field<'a> {
+    Float(&'a mut f64),
+    Bool(&'a mut bool),
+    Int(&'a mut i64),
+    /// A number that may be left open.
+    Optional(&'a mut Option<f64>),
+    /// One of these words.
+    Word(&'a mut &'static str, &'static [&'static str]),
+}
+
+/// A tensor that is kept for each parameter.
+#[derive(Clone, Debug)]
+pub struct Slot {
+    /// PyTorch's name for it.
+    pub name: &'static str,
+    /// Makes it from the parameter (as the algorithm steps it) and the value to fill it with.
+    pub fresh: fn(&Tensor, f64) -> Result<Tensor, TorchError>,
+    /// What it is filled with.
+    pub fill: f64,
+}
+
+impl Slot {
+    /// Zeros in the shape of the parameter.
+    pub fn zeros(name: &'static str) -> Self {
+        Self::filled(name, 0.0)
+    }
+
+    /// The same number everywhere, in the shape of the parameter.
+    pub fn filled(name: &'static str, fill: f64) -> Self {
+        let fresh = |param: &Tensor, fill| FULL_LIKE.tensor(&[Arg::Tensor(param), Arg::Double(fill)]);
+        Self { name, fresh, fill }
+    }
+}
+
+/// The parameters of one bucket that have a gradient this time, and what belongs to them; all lists are of one order.
+pub struct Step<'a> {
+    pub lr: f64,
+    /// Whether to call libtorch's fused kernel.
+    pub fused: bool,
+    pub params: &'a TensorList,
+    /// Nobody's to change: the user may look at them later.
+    pub grads: &'a TensorList,
+    /// One list a slot.
+    pub slots: &'a [TensorList],
+    /// How often each was stepped, this time included; empty where that is not counted.
+    pub counts: &'a TensorList,
+    /// Whether `counts` holds one scalar many times.
+    pub same_counts: bool,
+    /// Whether this is a parameter's first step.
+    pub first: &'a [bool],
+    /// On the parameters' device; for fused kernels alone.
+    pub scale: Option<GradScale<'a>>,
+}
+
+impl Step<'_> {
+    /// One number a parameter, from how often it was stepped.
+    ///
+    /// # Syncs
+    /// Reads the counts, which lie on the host unless the kernel is fused.
+    pub(crate) fn by_count(&self, number: impl Fn(f64) -> f64) -> Result<Vec<f64>, TorchError> {
+        let read = |index| Ok::<_, TorchError>(number(self.counts.get(index)?.f_double_value(&[])?));
+        match self.same_counts {
+            true => Ok(vec![read(0)?; self.counts.len()]),
+            false => (0..self.counts.len()).map(read).collect(),
+        }
+    }
+
+    /// The gradients to descend along.
+    pub(crate) fn signed_grads(&self, maximize: bool) -> Result<Lent<'_>, TorchError> {
+        match maximize {
+            true => Ok(Lent::Made(foreach::neg(self.grads)?)),
+            false => Ok(Lent::Given(self.grads)),
+        }
+    }
+
+    /// The gradients to descend along, with those of an L2 penalty.
+    pub(crate) fn penalised_grads(&self, maximize: bool, weight_decay: f64) -> Result<Lent<'_>, TorchError> {
+        match self.signed_grads(maximize)? {
+            grads if weight_decay == 0.0 => Ok(grads),
+            Lent::Given(grads) => Ok(Lent::Made(foreach::add(grads, self.params, weight_decay)?)),
+            Lent::Made(grads) => {
+                foreach::add_(&grads, self.params, weight_decay)?;
+                Ok(Lent::Made(grads))
+            }
+        }
+    }
+}
+
+/// An error unless `found` is a finite number of at least 0.
+pub(crate) fn check_not_negative(option: &'static str, found: f64) -> Result<(), OptimizerError> {
+    OptimizerError::check_range(option, found, 0.0..f64::INFINITY, "a finite number of at least 0")
+}
+
+/// An error unless `found` is a share that can be kept of an average.
+pub(crate) fn check_beta(option: &'static str, found: f64) -> Result<(), OptimizerError> {
+    OptimizerError::check_range(option, found, 0.0..1.0, "at least 0 and below 1")
+}

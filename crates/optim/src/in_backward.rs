@@ -1,0 +1,117 @@
+//! Steps during the backward pass, so that few gradients are there at any time.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use overdrive_core::{Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful};
+use overdrive_ffi::GradHook;
+use tch::Tensor;
+
+use crate::algorithm::Algorithm;
+use crate::optimizer::GroupOptimizer;
+
+/// An optimizer that steps each parameter during the backward pass, as soon as its gradient is there, and frees the
+/// gradient at once: gradients of the whole model are never in memory together.
+///
+/// [`step`](Optimizer::step) goes after the backward pass as always. It has nothing left to update; it tells of errors
+/// that came up meanwhile. What needs all gradients at once cannot be had with it: clipping by the norm of all,
+/// accumulation over several backward passes, and a `GradScaler`, which could not skip a step that is half done (bfloat16
+/// needs none).
+///
+/// A parameter that is used several times in a model gets one gradient, the sum, and is stepped once. While this lives, a
+/// parameter belongs to it alone: it has room for one such hook.
+///
+/// # Source
+/// `torch.Tensor.register_post_accumulate_grad_hook`, and PyTorch's tutorial "How to save memory by fusing the optimizer
+/// step into the backward pass".
+#[derive(Debug)]
+pub struct InBackward<A: Algorithm> {
+    shared: Arc<Mutex<Shared<A>>>,
+    hooks: Vec<GradHook>,
+    id: OptimizerId,
+}
+
+#[derive(Debug)]
+struct Shared<A: Algorithm> {
+    optimizer: GroupOptimizer<A>,
+    /// The first error since the last step; parameters behind it are not stepped.
+    failed: Option<OptimizerError>,
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic in a hook reaches the caller at the next `step`.
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<A: Algorithm> InBackward<A> {
+    /// `optimizer` holds each parameter in a bucket of its own.
+    pub(crate) fn new(optimizer: GroupOptimizer<A>) -> Result<Self, OptimizerError> {
+        let id = optimizer.id();
+        let places = optimizer.places()?;
+        let shared = Arc::new(Mutex::new(Shared { optimizer, failed: None }));
+        let mut hooks = Vec::new();
+        for (group, bucket, index, param) in places {
+            let seen = shared.clone();
+            let hook = GradHook::new(&param, move || {
+                let mut shared = lock(&seen);
+                if shared.failed.is_none() {
+                    shared.failed = shared.optimizer.step_bucket(group, bucket).err();
+                }
+            });
+            let refuse = |error: overdrive_ffi::Error| OptimizerError::InvalidParameter {
+                index,
+                reason: format!("{}: give a leaf that requires a gradient to one such optimizer", error.message()),
+            };
+            hooks.push(hook.map_err(refuse)?);
+        }
+        Ok(Self { shared, hooks, id })
+    }
+}
+
+impl<A: Algorithm> Optimizer for InBackward<A> {
+    fn id(&self) -> OptimizerId {
+        self.id
+    }
+
+    fn params(&self) -> Vec<Tensor> {
+        lock(&self.shared).optimizer.params()
+    }
+
+    fn num_groups(&self) -> usize {
+        lock(&self.shared).optimizer.num_groups()
+    }
+
+    fn lr(&self, group: usize) -> Option<f64> {
+        lock(&self.shared).optimizer.lr(group)
+    }
+
+    fn set_lr(&mut self, group: usize, lr: f64) -> Result<(), OptimizerError> {
+        lock(&self.shared).optimizer.set_lr(group, lr)
+    }
+
+    fn momentum(&self, group: usize) -> Option<f64> {
+        lock(&self.shared).optimizer.momentum(group)
+    }
+
+    fn set_momentum(&mut self, group: usize, momentum: f64) -> Result<(), OptimizerError> {
+        lock(&self.shared).optimizer.set_momentum(group, momentum)
+    }
+
+    fn step(&mut self) -> Result<(), OptimizerError> {
+        self.hooks.iter().for_each(GradHook::resume_panic);
+        lock(&self.shared).failed.take().map_or(Ok(()), Err)
+    }
+
+    fn zero_grad(&mut self) -> Result<(), OptimizerError> {
+        lock(&self.shared).optimizer.zero_grad()
+    }
+}
+
+impl<A: Algorithm> Stateful for InBackward<A> {
+    fn state_dict(&self) -> Result<StateDict, StateError> {
+        lock(&self.shared).optimizer.state_dict()
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        lock(&self.shared).optimizer.load_state_dict(state)
+    }
+}

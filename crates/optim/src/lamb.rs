@@ -1,0 +1,121 @@
+//! LAMB.
+
+use overdrive_core::{OptimizerError, TorchError};
+use tch::Tensor;
+
+use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta, check_not_negative};
+use crate::builder::GroupBuilder;
+use crate::foreach;
+use crate::optimizer::GroupOptimizer;
+use crate::trust::{as_list, norms, or_one};
+
+/// LAMB: an Adam step with decoupled weight decay, as long as the parameter itself times the learning rate (1e-3), for
+/// large batches.
+///
+/// # Source
+/// You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", 2020, algorithm 2, with phi the
+/// identity.
+#[doc(alias = "LAMB")]
+pub type Lamb = GroupOptimizer<LambOptions>;
+
+/// The options of a [`Lamb`].
+pub type LambBuilder = GroupBuilder<LambOptions>;
+
+/// What tells one [`Lamb`] from another.
+#[derive(Clone, Debug)]
+pub struct LambOptions {
+    betas: (f64, f64),
+    eps: f64,
+    weight_decay: f64,
+    adaptive: bool,
+    maximize: bool,
+}
+
+impl Default for LambOptions {
+    fn default() -> Self {
+        Self { betas: (0.9, 0.999), eps: 1e-6, weight_decay: 0.01, adaptive: true, maximize: false }
+    }
+}
+
+impl GroupBuilder<LambOptions> {
+    /// How slowly the two averages of the gradient move, each in [0, 1); (0.9, 0.999) when not said.
+    pub fn betas(self, beta1: f64, beta2: f64) -> Self {
+        self.with(|options| options.betas = (beta1, beta2))
+    }
+
+    /// Added to the denominator; 1e-6 when not said.
+    pub fn eps(self, eps: f64) -> Self {
+        self.with(|options| options.eps = eps)
+    }
+
+    /// The share of each weight in its update; 0.01 when not said.
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        self.with(|options| options.weight_decay = weight_decay)
+    }
+
+    /// Whether an update is as long as its parameter; on when not said. Groups of biases and gains often go without.
+    pub fn adaptive(self, adaptive: bool) -> Self {
+        self.with(|options| options.adaptive = adaptive)
+    }
+
+    /// Climbs where it would descend; off when not said.
+    pub fn maximize(self, maximize: bool) -> Self {
+        self.with(|options| options.maximize = maximize)
+    }
+}
+
+impl Algorithm for LambOptions {
+    const LR: f64 = 1e-3;
+    const COUNTS_STEPS: bool = true;
+
+    fn check(&self) -> Result<(), OptimizerError> {
+        check_beta("beta1", self.betas.0)?;
+        check_beta("beta2", self.betas.1)?;
+        check_not_negative("eps", self.eps)?;
+        check_not_negative("weight_decay", self.weight_decay)
+    }
+
+    fn momentum(&mut self) -> Option<&mut f64> {
+        Some(&mut self.betas.0)
+    }
+
+    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
+        vec![
+            ("betas.0", Field::Float(&mut self.betas.0)),
+            ("betas.1", Field::Float(&mut self.betas.1)),
+            ("eps", Field::Float(&mut self.eps)),
+            ("weight_decay", Field::Float(&mut self.weight_decay)),
+            ("adaptive", Field::Bool(&mut self.adaptive)),
+            ("maximize", Field::Bool(&mut self.maximize)),
+        ]
+    }
+
+    fn slots(&self, _param: &Tensor) -> Vec<Slot> {
+        ["exp_avg", "exp_avg_sq"].map(Slot::zeros).into()
+    }
+
+    fn step(&self, step: &Step<'_>) -> Result<(), TorchError> {
+        let (beta1, beta2) = self.betas;
+        let grads = step.signed_grads(self.maximize)?;
+        let (exp_avgs, exp_avg_sqs) = (&step.slots[0], &step.slots[1]);
+        foreach::lerp_(exp_avgs, &grads, 1.0 - beta1)?;
+        foreach::mul_scalar_(exp_avg_sqs, beta2)?;
+        foreach::addcmul_(exp_avg_sqs, &grads, &grads, 1.0 - beta2)?;
+
+        // m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p
+        let updates = foreach::sqrt(exp_avg_sqs)?;
+        foreach::div_each_(&updates, &step.by_count(|count| (1.0 - beta2.powf(count)).sqrt())?)?;
+        foreach::add_scalar_(&updates, self.eps)?;
+        foreach::reciprocal_(&updates)?;
+        foreach::mul_(&updates, exp_avgs)?;
+        foreach::div_each_(&updates, &step.by_count(|count| 1.0 - beta1.powf(count))?)?;
+        if self.weight_decay != 0.0 {
+            foreach::add_(&updates, step.params, self.weight_decay)?;
+        }
+        if self.adaptive {
+            let (params, lengths) = (norms(step.params)?, norms(&updates)?);
+            foreach::mul_(&updates, &as_list(&or_one(&params.f_div(&lengths)?, &params, &lengths)?)?)?;
+        }
+        foreach::add_(step.params, &updates, -step.lr)
+    }
+}

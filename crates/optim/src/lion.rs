@@ -1,0 +1,90 @@
+//! Lion.
+
+use overdrive_core::{OptimizerError, TorchError};
+use tch::Tensor;
+
+use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta, check_not_negative};
+use crate::builder::GroupBuilder;
+use crate::foreach;
+use crate::optimizer::GroupOptimizer;
+
+/// Lion: the sign of an average of gradients, one number kept a parameter; lr 1e-4.
+///
+/// # Source
+/// Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023.
+pub type Lion = GroupOptimizer<LionOptions>;
+
+/// The options of a [`Lion`].
+pub type LionBuilder = GroupBuilder<LionOptions>;
+
+/// What tells one [`Lion`] from another.
+#[derive(Clone, Debug)]
+pub struct LionOptions {
+    betas: (f64, f64),
+    weight_decay: f64,
+    maximize: bool,
+}
+
+impl Default for LionOptions {
+    fn default() -> Self {
+        Self { betas: (0.9, 0.99), weight_decay: 0.0, maximize: false }
+    }
+}
+
+impl GroupBuilder<LionOptions> {
+    /// How much of the average goes into the sign, and how slowly the average moves, each in [0, 1); (0.9, 0.99) when not
+    /// said.
+    pub fn betas(self, beta1: f64, beta2: f64) -> Self {
+        self.with(|options| options.betas = (beta1, beta2))
+    }
+
+    /// The share of each weight, times the learning rate, taken off at a step; 0 when not said.
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        self.with(|options| options.weight_decay = weight_decay)
+    }
+
+    /// Climbs where it would descend; off when not said.
+    pub fn maximize(self, maximize: bool) -> Self {
+        self.with(|options| options.maximize = maximize)
+    }
+}
+
+impl Algorithm for LionOptions {
+    const LR: f64 = 1e-4;
+    const COUNTS_STEPS: bool = false;
+
+    fn check(&self) -> Result<(), OptimizerError> {
+        check_beta("beta1", self.betas.0)?;
+        check_beta("beta2", self.betas.1)?;
+        check_not_negative("weight_decay", self.weight_decay)
+    }
+
+    fn momentum(&mut self) -> Option<&mut f64> {
+        Some(&mut self.betas.0)
+    }
+
+    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
+        vec![
+            ("betas.0", Field::Float(&mut self.betas.0)),
+            ("betas.1", Field::Float(&mut self.betas.1)),
+            ("weight_decay", Field::Float(&mut self.weight_decay)),
+            ("maximize", Field::Bool(&mut self.maximize)),
+        ]
+    }
+
+    fn slots(&self, _param: &Tensor) -> Vec<Slot> {
+        vec![Slot::zeros("exp_avg")]
+    }
+
+    fn step(&self, step: &Step<'_>) -> Result<(), TorchError> {
+        let grads = step.signed_grads(self.maximize)?;
+        let averages = &step.slots[0];
+        if self.weight_decay != 0.0 {
+            foreach::mul_scalar_(step.params, 1.0 - step.lr * self.weight_decay)?;
+        }
+        let updates = foreach::lerp(averages, &grads, 1.0 - self.betas.0)?;
+        foreach::sign_(&updates)?;
+        foreach::add_(step.params, &updates, -step.lr)?;
+        foreach::lerp_(averages, &grads, 1.0 - self.betas.1)
+    }
+}

@@ -1,0 +1,107 @@
+//! bfloat16 and float16 parameters whose small updates are not lost.
+
+use overdrive_core::TorchError;
+use overdrive_ffi::{Arg, LazyOp, TensorList};
+use tch::{Kind, Tensor};
+
+use crate::algorithm::Slot;
+use crate::foreach;
+
+static RANDOM: LazyOp = LazyOp::new("aten::random_", "to");
+static EMPTY_LIKE: LazyOp = LazyOp::new("aten::empty_like", "");
+static AND: LazyOp = LazyOp::new("aten::bitwise_and_", "Scalar");
+
+/// What becomes of an update that is finer than a bfloat16 or float16 parameter can hold; float32 and float64 parameters
+/// are stepped as they are.
+///
+/// A bfloat16 number has 8 bits: an update below 1/512 of a weight is rounded away, however many follow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LowPrecision {
+    /// It is rounded to the nearest number, and so are the optimizer's averages: what PyTorch does.
+    #[default]
+    Nearest,
+    /// The step is computed in float32, with float32 averages, and rounded up or down by chance, so that the expected
+    /// parameter is exact. bfloat16 only; float16 parameters are rounded to the nearest. Draws from libtorch's generator
+    /// of the device.
+    ///
+    /// Source: Zamirai et al., "Revisiting BFloat16 Training", 2020.
+    StochasticRounding,
+    /// The optimizer keeps and steps a float32 copy of each parameter (`master_param` in its state), and the parameter
+    /// follows. A change made to the parameter by others after the first step is overwritten at the next.
+    ///
+    /// Source: Micikevicius et al., "Mixed Precision Training", 2018.
+    MasterCopy,
+}
+
+const MASTER: &str = "master_param";
+
+impl LowPrecision {
+    /// What holds for parameters of this dtype.
+    pub(crate) fn of(self, kind: Kind) -> Self {
+        match (self, kind) {
+            (Self::MasterCopy, Kind::BFloat16 | Kind::Half) | (Self::StochasticRounding, Kind::BFloat16) => self,
+            _ => Self::Nearest,
+        }
+    }
+
+    /// The tensor that it keeps for each parameter, ahead of the algorithm's own.
+    pub(crate) fn slot(self) -> Option<Slot> {
+        let fresh = |param: &Tensor, _fill| Ok(param.f_detach_copy()?);
+        (self == Self::MasterCopy).then_some(Slot { name: MASTER, fresh, fill: 0.0 })
+    }
+
+    /// The parameter as the algorithm sees it.
+    pub(crate) fn stepped(self, param: &Tensor) -> Result<Tensor, TorchError> {
+        match self {
+            Self::Nearest => Ok(param.shallow_clone()),
+            Self::StochasticRounding | Self::MasterCopy => Ok(param.f_detach()?.f_to_kind(Kind::Float)?),
+        }
+    }
+
+    /// Steps the parameters as the algorithm sees them, and lets the real ones follow.
+    pub(crate) fn step(
+        self,
+        params: &TensorList,
+        grads: &TensorList,
+        slots: &[TensorList],
+        step: impl FnOnce(&TensorList, &TensorList, &[TensorList]) -> Result<(), TorchError>,
+    ) -> Result<(), TorchError> {
+        match self {
+            Self::Nearest => step(params, grads, slots),
+            Self::MasterCopy => {
+                let Some((masters, slots)) = slots.split_first() else { return Ok(()) };
+                step(masters, &to_float(grads)?, slots)?;
+                foreach::copy_(params, masters)
+            }
+            Self::StochasticRounding => {
+                let exact = to_float(params)?;
+                step(&exact, &to_float(grads)?, slots)?;
+                let rounded = exact.to_vec()?.iter().map(round_by_chance).collect::<Result<Vec<_>, _>>()?;
+                foreach::copy_(params, &TensorList::new(&rounded)?)
+            }
+        }
+    }
+}
+
+fn to_float(list: &TensorList) -> Result<TensorList, TorchError> {
+    let tensors = list.to_vec()?;
+    let floats =
+        tensors.iter().map(|tensor| Ok(tensor.f_to_kind(Kind::Float)?)).collect::<Result<Vec<_>, TorchError>>()?;
+    TensorList::new(&floats)
+}
+
+/// A float32 tensor with numbers of bfloat16 only: each of the two neighbours of `exact`, the likelier the nearer it is.
+///
+/// A bfloat16 is the upper half of a float32. Adding a random lower half carries into the upper one as often as the lower
+/// half is large; then the lower half is cut off.
+fn round_by_chance(exact: &Tensor) -> Result<Tensor, TorchError> {
+    let bits = exact.f_view_dtype(Kind::Int)?;
+    let mut noisy = EMPTY_LIKE.tensor(&[Arg::Tensor(&bits)])?;
+    RANDOM.call(&[Arg::Tensor(&noisy), Arg::Int(1 << 16)])?;
+    let _ = noisy.f_add_(&bits)?;
+    AND.call(&[Arg::Tensor(&noisy), Arg::Int(!0xffff)])?;
+    let rounded = noisy.f_view_dtype(Kind::Float)?;
+    // The bits of a NaN would carry into its sign.
+    Ok(rounded.f_where_self(&exact.f_isfinite()?, exact)?)
+}

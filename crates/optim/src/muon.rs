@@ -1,0 +1,191 @@
+//! Muon.
+
+use overdrive_core::{OptimizerError, TorchError};
+use overdrive_ffi::{Arg, LazyOp, TensorList};
+use tch::{Kind, Tensor};
+
+use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative};
+use crate::builder::GroupBuilder;
+use crate::foreach;
+use crate::optimizer::GroupOptimizer;
+
+static ADDMM: LazyOp = LazyOp::new("aten::addmm", "");
+static CLAMP_MIN: LazyOp = LazyOp::new("aten::clamp_min", "");
+
+/// Muon: momentum, orthogonalised by Newton-Schulz iterations in bfloat16, for the matrices of hidden layers; lr 1e-3.
+/// Embeddings, heads, biases and gains go to another optimizer.
+///
+/// # Source
+/// `torch.optim.Muon`; Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; Liu et al., "Muon
+/// is Scalable for LLM Training", 2025.
+pub type Muon = GroupOptimizer<MuonOptions>;
+
+/// The options of a [`Muon`].
+pub type MuonBuilder = GroupBuilder<MuonOptions>;
+
+/// How [`Muon`]'s learning rate follows from the shape of a matrix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AdjustLr {
+    /// Times sqrt(max(1, rows / columns)).
+    #[default]
+    Original,
+    /// Times 0.2 sqrt(max(rows, columns)), so that learning rate and weight decay may be those of an AdamW.
+    MatchRmsAdamW,
+}
+
+const ADJUSTMENTS: &[&str] = &["original", "match_rms_adamw"];
+
+/// What tells one [`Muon`] from another.
+#[derive(Clone, Debug)]
+pub struct MuonOptions {
+    weight_decay: f64,
+    momentum: f64,
+    nesterov: bool,
+    ns_coefficients: (f64, f64, f64),
+    eps: f64,
+    ns_steps: i64,
+    adjust_lr_fn: &'static str,
+}
+
+impl Default for MuonOptions {
+    fn default() -> Self {
+        Self {
+            weight_decay: 0.1,
+            momentum: 0.95,
+            nesterov: true,
+            ns_coefficients: (3.4445, -4.775, 2.0315),
+            eps: 1e-7,
+            ns_steps: 5,
+            adjust_lr_fn: ADJUSTMENTS[0],
+        }
+    }
+}
+
+impl GroupBuilder<MuonOptions> {
+    /// The share of each weight, times the learning rate, taken off at a step; 0.1 when not said.
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        self.with(|options| options.weight_decay = weight_decay)
+    }
+
+    /// How slowly the average of gradients moves, in [0, 1); 0.95 when not said.
+    pub fn momentum(self, momentum: f64) -> Self {
+        self.with(|options| options.momentum = momentum)
+    }
+
+    /// Nesterov momentum; on when not said.
+    pub fn nesterov(self, nesterov: bool) -> Self {
+        self.with(|options| options.nesterov = nesterov)
+    }
+
+    /// The polynomial of a Newton-Schulz iteration; (3.4445, -4.775, 2.0315) when not said.
+    pub fn ns_coefficients(self, a: f64, b: f64, c: f64) -> Self {
+        self.with(|options| options.ns_coefficients = (a, b, c))
+    }
+
+    /// The least norm to divide by; 1e-7 when not said.
+    pub fn eps(self, eps: f64) -> Self {
+        self.with(|options| options.eps = eps)
+    }
+
+    /// How many Newton-Schulz iterations, below 100; 5 when not said.
+    pub fn ns_steps(self, steps: i64) -> Self {
+        self.with(|options| options.ns_steps = steps)
+    }
+
+    /// How the learning rate follows from the shape; [`AdjustLr::Original`] when not said.
+    #[doc(alias = "adjust_lr_fn")]
+    pub fn adjust_lr(self, adjust: AdjustLr) -> Self {
+        let word = ADJUSTMENTS[usize::from(adjust == AdjustLr::MatchRmsAdamW)];
+        self.with(|options| options.adjust_lr_fn = word)
+    }
+}
+
+impl Algorithm for MuonOptions {
+    const LR: f64 = 1e-3;
+    const COUNTS_STEPS: bool = false;
+
+    fn check(&self) -> Result<(), OptimizerError> {
+        check_not_negative("weight_decay", self.weight_decay)?;
+        OptimizerError::check_range("momentum", self.momentum, 0.0..1.0, "at least 0 and below 1")?;
+        check_not_negative("eps", self.eps)?;
+        OptimizerError::check_range("ns_steps", self.ns_steps as f64, 0.0..100.0, "at least 0 and below 100")?;
+        let (a, b, c) = self.ns_coefficients;
+        let any = f64::NEG_INFINITY..f64::INFINITY;
+        [a, b, c]
+            .into_iter()
+            .try_for_each(|it| OptimizerError::check_range("ns_coefficients", it, any.clone(), "finite numbers"))
+    }
+
+    fn refuses(&self, param: &Tensor) -> Option<String> {
+        let size = param.size();
+        (size.len() != 2).then(|| format!("its shape is {size:?}, but Muon is for matrices: give it to an AdamW"))
+    }
+
+    fn momentum(&mut self) -> Option<&mut f64> {
+        Some(&mut self.momentum)
+    }
+
+    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
+        vec![
+            ("weight_decay", Field::Float(&mut self.weight_decay)),
+            ("momentum", Field::Float(&mut self.momentum)),
+            ("nesterov", Field::Bool(&mut self.nesterov)),
+            ("ns_coefficients.0", Field::Float(&mut self.ns_coefficients.0)),
+            ("ns_coefficients.1", Field::Float(&mut self.ns_coefficients.1)),
+            ("ns_coefficients.2", Field::Float(&mut self.ns_coefficients.2)),
+            ("eps", Field::Float(&mut self.eps)),
+            ("ns_steps", Field::Int(&mut self.ns_steps)),
+            ("adjust_lr_fn", Field::Word(&mut self.adjust_lr_fn, ADJUSTMENTS)),
+        ]
+    }
+
+    fn slots(&self, _param: &Tensor) -> Vec<Slot> {
+        vec![Slot::zeros("momentum_buffer")]
+    }
+
+    fn step(&self, step: &Step<'_>) -> Result<(), TorchError> {
+        let buffers = &step.slots[0];
+        foreach::lerp_(buffers, step.grads, 1.0 - self.momentum)?;
+        let averages = match self.nesterov {
+            true => foreach::lerp(step.grads, buffers, self.momentum)?,
+            false => buffers.share()?,
+        };
+        foreach::mul_scalar_(step.params, 1.0 - step.lr * self.weight_decay)?;
+        for (param, average) in step.params.to_vec()?.iter().zip(averages.to_vec()?) {
+            let update = self.orthogonal(&average)?;
+            let one = |tensor: &Tensor| TensorList::new(&[tensor]);
+            foreach::add_(&one(param)?, &one(&update)?, -self.adjusted(step.lr, &param.size()))?;
+        }
+        Ok(())
+    }
+}
+
+impl MuonOptions {
+    fn adjusted(&self, lr: f64, size: &[i64]) -> f64 {
+        let (rows, columns) = (size[0] as f64, size[1] as f64);
+        match self.adjust_lr_fn == ADJUSTMENTS[0] {
+            true => lr * (rows / columns).max(1.0).sqrt(),
+            false => lr * (0.2 * rows.max(columns).sqrt()),
+        }
+    }
+
+    /// U V', more or less, where U S V' is the matrix: its singular values are all brought near 1.
+    fn orthogonal(&self, matrix: &Tensor) -> Result<Tensor, TorchError> {
+        let (a, b, c) = self.ns_coefficients;
+        let tall = matrix.size()[0] > matrix.size()[1];
+        let flip = |x: Tensor| if tall { x.f_transpose(0, 1) } else { Ok(x) };
+        let mut x = flip(matrix.f_to_kind(Kind::BFloat16)?)?;
+        // No singular value is above the norm. Not in place, because the momentum itself may be bfloat16.
+        x = x.f_div(&CLAMP_MIN.tensor(&[Arg::Tensor(&x.f_norm()?), Arg::Double(self.eps)])?)?;
+        for _ in 0..self.ns_steps {
+            let gram = x.f_mm(&x.f_transpose(0, 1)?)?;
+            let weighted = |x: &Tensor, y: &Tensor, z: &Tensor, beta, alpha| {
+                let (beta, alpha) = (Arg::Double(beta), Arg::Double(alpha));
+                ADDMM.tensor(&[Arg::Tensor(x), Arg::Tensor(y), Arg::Tensor(z), beta, alpha])
+            };
+            let update = weighted(&gram, &gram, &gram, b, c)?;
+            x = weighted(&x, &update, &x, a, 1.0)?;
+        }
+        Ok(flip(x)?)
+    }
+}

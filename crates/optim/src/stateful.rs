@@ -1,0 +1,212 @@
+//! Saving and loading of an optimizer, under PyTorch's names.
+
+use overdrive_core::{Entry, OptimizerError, StateDict, StateError, Stateful};
+use overdrive_ffi::TensorList;
+use tch::{Kind, Tensor};
+
+use crate::algorithm::{Algorithm, Field};
+use crate::bucket::{Bucket, State, buckets};
+use crate::foreach;
+use crate::optimizer::{Group, GroupOptimizer};
+use crate::step_count::StepCounts;
+
+/// `param_groups.G.NAME` holds each option, `param_groups.G.params` the number of parameters, `state.P.NAME` what is kept
+/// for parameter P, counted over all groups; a parameter that was never stepped has nothing. The names are PyTorch's, and
+/// `betas` is `betas.0` and `betas.1`.
+///
+/// Loading takes over the options, copies the tensors into the optimizer's own, and reads the counts of steps, for which
+/// it waits for the device.
+impl<A: Algorithm> Stateful for GroupOptimizer<A> {
+    fn state_dict(&self) -> Result<StateDict, StateError> {
+        let mut state = StateDict::new();
+        for (number, group) in self.groups.iter().enumerate() {
+            save_options(group, &format!("param_groups.{number}"), &mut state);
+            for bucket in &group.buckets {
+                save_bucket(bucket, &mut state)?;
+            }
+        }
+        Ok(state)
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        let _no_grad = tch::no_grad_guard();
+        let mut known = Vec::new();
+        let mut loaded = Vec::new();
+        for (number, group) in self.groups.iter().enumerate() {
+            let (lr, options) = load_options(group, &format!("param_groups.{number}"), state, &mut known)?;
+            loaded.push((lr, options));
+        }
+        let mut buckets = Vec::new();
+        for (group, (_, options)) in self.groups.iter().zip(&loaded) {
+            buckets.push(self.load_buckets(group, options, state, &mut known)?);
+        }
+        state.refuse_unknown(&known.iter().map(String::as_str).collect::<Vec<_>>())?;
+        // All is checked, and what can fail for want of memory is done: the copies go into tensors that are there.
+        for (group, ((lr, options), buckets)) in self.groups.iter_mut().zip(loaded.into_iter().zip(buckets)) {
+            for loading in &buckets {
+                for (own, saved) in &loading.copies {
+                    foreach::copy_(own, saved)?;
+                }
+            }
+            group.take_over(lr, options, buckets.into_iter().map(|loading| loading.bucket).collect());
+        }
+        Ok(())
+    }
+}
+
+/// A bucket with room for the saved state, and what has to be copied into it.
+struct Loading {
+    bucket: Bucket,
+    copies: Vec<(TensorList, TensorList)>,
+}
+
+impl<A: Algorithm> GroupOptimizer<A> {
+    fn load_buckets(
+        &self,
+        group: &Group<A>,
+        options: &A,
+        state: &StateDict,
+        known: &mut Vec<String>,
+    ) -> Result<Vec<Loading>, StateError> {
+        let Some(first) = group.buckets.iter().flat_map(|bucket| &bucket.indices).min() else { return Ok(Vec::new()) };
+        let params = (*first..first + group.len).map(|index| self.params.get(index)).collect::<Result<Vec<_>, _>>()?;
+        // The loaded options decide what is kept; they may be others than those so far.
+        let fresh = buckets(&params, *first, options, self.packing)?;
+        fresh.into_iter().map(|bucket| self.load_bucket(group, options, bucket, state, known)).collect()
+    }
+
+    fn load_bucket(
+        &self,
+        group: &Group<A>,
+        options: &A,
+        mut bucket: Bucket,
+        state: &StateDict,
+        known: &mut Vec<String>,
+    ) -> Result<Loading, StateError> {
+        let keys: Vec<String> = bucket.indices.iter().map(|index| format!("state.{index}")).collect();
+        let started: Vec<bool> = keys.iter().map(|key| !state.nested(key).is_empty()).collect();
+        if !started.contains(&true) {
+            return Ok(Loading { bucket, copies: Vec::new() });
+        }
+        // The tensors that are there already serve again.
+        let names = |bucket: &Bucket| bucket.slots.iter().map(|slot| slot.name).collect::<Vec<_>>();
+        let same = |old: &&Bucket| old.indices == bucket.indices && names(old) == names(&bucket);
+        let mut own = match group.buckets.iter().find(same).and_then(|old| old.state.as_ref()) {
+            Some(old) => old.share()?,
+            None => bucket.fresh_state(options, self.packing.fused)?,
+        };
+        let mut copies = Vec::new();
+        for (slot, list) in bucket.slots.iter().zip(&own.slots) {
+            let mut saved = Vec::new();
+            for (place, own) in list.to_vec()?.iter().enumerate() {
+                if started[place] {
+                    let key = format!("{}.{}", keys[place], slot.name);
+                    saved.push(state.tensor(&key, &own.size(), own.kind())?.shallow_clone());
+                    known.push(key);
+                } else {
+                    // As before its first step.
+                    let param = bucket.precision.stepped(&bucket.params.get(place)?)?;
+                    saved.push((slot.fresh)(&param, slot.fill)?);
+                }
+            }
+            copies.push((list.share()?, TensorList::new(&saved)?));
+        }
+        if A::COUNTS_STEPS {
+            own.counts = load_counts(&keys, &started, &own, state, known)?;
+        }
+        own.started = started;
+        bucket.state = Some(own);
+        Ok(Loading { bucket, copies })
+    }
+}
+
+fn load_counts(
+    keys: &[String],
+    started: &[bool],
+    own: &State,
+    state: &StateDict,
+    known: &mut Vec<String>,
+) -> Result<StepCounts, StateError> {
+    let place = own.counts.list().get(0)?.device();
+    let mut saved = Vec::new();
+    for (key, started) in keys.iter().zip(started) {
+        let key = format!("{key}.step");
+        match started {
+            true => saved.push(state.tensor(&key, &[], Kind::Float)?.shallow_clone()),
+            false => saved.push(Tensor::from(0f32)),
+        }
+        known.push(key);
+    }
+    Ok(StepCounts::load(&saved, place)?)
+}
+
+fn save_bucket(bucket: &Bucket, state: &mut StateDict) -> Result<(), StateError> {
+    let Some(own) = &bucket.state else { return Ok(()) };
+    for (place, index) in bucket.indices.iter().enumerate().filter(|(place, _)| own.started[*place]) {
+        for (slot, list) in bucket.slots.iter().zip(&own.slots) {
+            state.insert(format!("state.{index}.{}", slot.name), Entry::Tensor(list.get(place)?));
+        }
+        if !own.counts.list().is_empty() {
+            state.insert(format!("state.{index}.step"), Entry::Tensor(own.counts.list().get(place)?));
+        }
+    }
+    Ok(())
+}
+
+fn save_options<A: Algorithm>(group: &Group<A>, prefix: &str, state: &mut StateDict) {
+    state.insert(format!("{prefix}.lr"), Entry::Float(group.lr));
+    state.insert(format!("{prefix}.params"), Entry::Int(group.len as i64));
+    for (name, field) in group.options.clone().fields() {
+        let entry = match field {
+            Field::Float(value) => Entry::Float(*value),
+            Field::Bool(value) => Entry::Bool(*value),
+            Field::Int(value) => Entry::Int(*value),
+            Field::Word(value, _) => Entry::Text((*value).to_owned()),
+            Field::Optional(Some(value)) => Entry::Float(*value),
+            Field::Optional(None) => continue,
+        };
+        state.insert(format!("{prefix}.{name}"), entry);
+    }
+}
+
+fn load_options<A: Algorithm>(
+    group: &Group<A>,
+    prefix: &str,
+    state: &StateDict,
+    known: &mut Vec<String>,
+) -> Result<(f64, A), StateError> {
+    let mismatch =
+        |key: &str, expected: String, found: String| StateError::Mismatch { key: key.to_owned(), expected, found };
+    let key = format!("{prefix}.params");
+    let len = state.int(&key)?;
+    if len != group.len as i64 {
+        return Err(mismatch(&key, format!("{} parameters", group.len), len.to_string()));
+    }
+    let lr_key = format!("{prefix}.lr");
+    let lr = state.float(&lr_key)?;
+    let mut options = group.options.clone();
+    for (name, field) in options.fields() {
+        let key = format!("{prefix}.{name}");
+        match field {
+            Field::Float(value) => *value = state.float(&key)?,
+            Field::Bool(value) => *value = state.bool(&key)?,
+            Field::Int(value) => *value = state.int(&key)?,
+            Field::Optional(value) => *value = state.get(&key).is_ok().then(|| state.float(&key)).transpose()?,
+            Field::Word(value, words) => {
+                let found = match state.get(&key)? {
+                    Entry::Text(text) => text.as_str(),
+                    _ => "no text",
+                };
+                let word = words.iter().find(|word| **word == found);
+                *value = word.ok_or_else(|| mismatch(&key, format!("one of {words:?}"), format!("{found:?}")))?;
+            }
+        }
+        known.push(key);
+    }
+    let checked = OptimizerError::check_lr(lr).and_then(|()| options.check());
+    if let Err(OptimizerError::InvalidOption { option, found, expected }) = &checked {
+        return Err(mismatch(&format!("{prefix}.{option}"), (*expected).to_owned(), found.to_string()));
+    }
+    known.extend([key, lr_key]);
+    Ok((lr, options))
+}

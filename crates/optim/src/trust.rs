@@ -1,0 +1,24 @@
+//! Norms of whole parameters, and step sizes made of them, without waiting for the device.
+
+use overdrive_core::TorchError;
+use overdrive_ffi::TensorList;
+use tch::{Kind, Tensor};
+
+use crate::foreach;
+
+/// The 2-norm of each tensor, as one float64 vector.
+pub(crate) fn norms(tensors: &TensorList) -> Result<Tensor, TorchError> {
+    Ok(Tensor::f_stack(&foreach::norm(tensors, 2.0)?.to_vec()?, 0)?.f_to_kind(Kind::Double)?)
+}
+
+/// The numbers of a vector, each as a scalar tensor.
+pub(crate) fn as_list(vector: &Tensor) -> Result<TensorList, TorchError> {
+    TensorList::new(&vector.f_unbind(0)?)
+}
+
+/// `ratios`, with 1 wherever one of the two norms is 0: a parameter that has no length, or no update to compare it with,
+/// is stepped as without the ratio.
+pub(crate) fn or_one(ratios: &Tensor, norms: &Tensor, others: &Tensor) -> Result<Tensor, TorchError> {
+    let both = norms.f_mul(others)?.f_to_kind(Kind::Bool)?;
+    Ok(ratios.f_where_self(&both, &ratios.f_ones_like()?)?)
+}

@@ -1,0 +1,99 @@
+//! Averages of weights.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use overdrive_core::{Entry, OptimizerError, Stateful};
+use overdrive_optim::{AveragedModel, Averaging};
+use tch::{Kind, Tensor, nn};
+
+use crate::CPU;
+
+/// A model with a weight, a statistic of batch norm and a count.
+fn model() -> (nn::VarStore, Tensor, Tensor) {
+    let mut vs = nn::VarStore::new(CPU);
+    let weight = vs.root().zeros("weight", &[3]);
+    let statistic = vs.root().zeros_no_train("running_mean", &[2]);
+    vs.double();
+    (vs, weight, statistic)
+}
+
+fn set(tensor: &Tensor, value: f64) {
+    tch::no_grad(|| drop(tensor.shallow_clone().fill_(value)));
+}
+
+fn first(tensor: &Tensor) -> f64 {
+    tensor.double_value(&[0])
+}
+
+#[test]
+fn ema_and_swa_average_from_the_first_update_on() {
+    for (averaging, expected) in [
+        (Averaging::Ema { decay: 0.75 }, [8.0, 8.0 * 0.75 + 4.0 * 0.25, (8.0 * 0.75 + 1.0) * 0.75 + 0.25]),
+        (Averaging::Swa, [8.0, 6.0, 13.0 / 3.0]),
+    ] {
+        let (vs, weight, statistic) = model();
+        let mut averaged = AveragedModel::new(&vs, averaging).unwrap();
+        let mut all = AveragedModel::with_buffers(&vs, averaging).unwrap();
+        for (value, expected) in [8.0, 4.0, 1.0].into_iter().zip(expected) {
+            set(&weight, value);
+            set(&statistic, value);
+            averaged.update().unwrap();
+            all.update().unwrap();
+            let averages = averaged.averages().unwrap();
+            assert_eq!(averages.len(), 1);
+            assert!((first(&averages[0].1) - expected).abs() < 1e-15, "{averaging:?}");
+            let averages = all.averages().unwrap();
+            assert_eq!(averages.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["running_mean", "weight"]);
+            assert!(averages.iter().all(|(_, average)| (first(average) - expected).abs() < 1e-15), "{averaging:?}");
+        }
+        assert_eq!((averaged.n_averaged(), first(&weight)), (3, 1.0));
+    }
+}
+
+#[test]
+fn the_model_has_the_averages_for_a_while_or_for_good() {
+    let (vs, weight, _) = model();
+    let mut averaged = AveragedModel::new(&vs, Averaging::Swa).unwrap();
+    for value in [1.0, 3.0] {
+        set(&weight, value);
+        averaged.update().unwrap();
+    }
+    assert_eq!((averaged.apply(|| first(&weight)).unwrap(), first(&weight)), (2.0, 3.0));
+    let panicked = catch_unwind(AssertUnwindSafe(|| averaged.apply(|| panic!("in an evaluation"))));
+    assert!(panicked.is_err());
+    assert_eq!(first(&weight), 3.0, "its own weights again");
+    assert_eq!(averaged.apply(|| first(&weight)).unwrap(), 2.0);
+    averaged.copy_to_model().unwrap();
+    assert_eq!(first(&weight), 2.0);
+    assert!(weight.requires_grad());
+}
+
+#[test]
+fn averages_are_saved_and_go_on() {
+    let (vs, weight, _) = model();
+    let mut averaged = AveragedModel::new(&vs, Averaging::Swa).unwrap();
+    for value in [1.0, 3.0] {
+        set(&weight, value);
+        averaged.update().unwrap();
+    }
+    let state = averaged.state_dict().unwrap();
+    assert_eq!(state.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["module.weight", "n_averaged"]);
+    let mut resumed = AveragedModel::new(&vs, Averaging::Swa).unwrap();
+    resumed.load_state_dict(&state).unwrap();
+    set(&weight, 5.0);
+    resumed.update().unwrap();
+    assert_eq!(first(&resumed.averages().unwrap()[0].1), 3.0);
+    assert_eq!(first(&averaged.averages().unwrap()[0].1), 2.0, "loading copies");
+
+    let mut bad = averaged.state_dict().unwrap();
+    bad.insert("module.weight", Entry::Tensor(Tensor::zeros([3], (Kind::Float, CPU))));
+    assert!(resumed.load_state_dict(&bad).unwrap_err().to_string().contains("module.weight"));
+    let mut bad = averaged.state_dict().unwrap();
+    bad.insert("n_averaged", Entry::Int(-1));
+    assert!(resumed.load_state_dict(&bad).unwrap_err().to_string().contains("n_averaged"));
+    assert_eq!(resumed.n_averaged(), 3);
+    for decay in [-0.1, 1.1, f64::NAN] {
+        let error = AveragedModel::new(&vs, Averaging::Ema { decay }).unwrap_err();
+        assert!(matches!(error, OptimizerError::InvalidOption { option: "decay", .. }), "{error}");
+    }
+}

@@ -1,0 +1,73 @@
+//! Steps during the backward pass.
+
+use overdrive_core::{Optimizer, OptimizerError};
+use overdrive_optim::{AdamW, Sgd};
+use tch::{Kind, Tensor};
+
+use crate::{DOUBLE, params};
+
+/// A model in which the first parameter is used twice.
+fn loss(params: &[Tensor]) -> Tensor {
+    params.iter().chain(&params[..1]).map(|param| param.sin().sum(Kind::Double)).reduce(|sum, it| sum * it).unwrap()
+}
+
+#[test]
+fn it_is_the_same_training_without_the_gradients() {
+    let (inside, outside) = (params(5), params(5));
+    let build =
+        |params: &[Tensor]| AdamW::builder(&params[..2]).lr(0.1).weight_decay(0.1).then_group(&params[2..]).lr(0.01);
+    let mut inside_opt = build(&inside).build_in_backward().unwrap();
+    let mut outside_opt = build(&outside).build().unwrap();
+    assert_eq!((inside_opt.num_groups(), inside_opt.lr(1), inside_opt.params().len()), (2, Some(0.01), 5));
+    for step in 0..6 {
+        if step == 3 {
+            inside_opt.set_lr(0, 0.2).unwrap();
+            outside_opt.set_lr(0, 0.2).unwrap();
+        }
+        loss(&inside).backward();
+        assert!(inside.iter().all(|param| !param.grad().defined()), "each is freed as soon as it has been used");
+        loss(&outside).backward();
+        inside_opt.step().unwrap();
+        outside_opt.step().unwrap();
+        inside_opt.zero_grad().unwrap();
+        outside_opt.zero_grad().unwrap();
+        for (inside, outside) in inside.iter().zip(&outside) {
+            assert!(inside.equal(outside), "step {step}");
+        }
+    }
+    drop(inside_opt);
+    let before = inside[0].detach().copy();
+    loss(&inside).backward();
+    assert!(inside[0].grad().defined() && inside[0].equal(&before), "dropped, it steps no more");
+    // The parameters are free for another.
+    let mut again = Sgd::builder(&inside).build_in_backward().unwrap();
+    loss(&inside).backward();
+    again.step().unwrap();
+    assert!(!inside[0].equal(&before));
+}
+
+#[test]
+fn parameters_that_cannot_be_stepped_in_backward_are_named() {
+    let ours = params(2);
+    let _first = Sgd::builder(&ours[1..]).build_in_backward().unwrap();
+    let taken = Sgd::builder(&ours).build_in_backward().unwrap_err();
+    assert!(matches!(taken, OptimizerError::InvalidParameter { index: 1, .. }), "{taken}");
+    let frozen = Sgd::builder([Tensor::ones([2], DOUBLE)]).build_in_backward().unwrap_err();
+    assert!(frozen.to_string().contains("requires a gradient"), "{frozen}");
+    // A builder that was refused leaves nothing behind.
+    Sgd::builder(&ours[..1]).build_in_backward().unwrap();
+}
+
+#[test]
+fn an_error_in_backward_comes_out_of_the_step() {
+    let ours = params(2);
+    let mut opt = AdamW::builder(&ours).build_in_backward().unwrap();
+    loss(&ours).backward();
+    opt.step().unwrap();
+    for param in &ours {
+        param.shallow_clone().set_data(&param.data().to_kind(Kind::Float));
+    }
+    ours.iter().map(|param| param.sum(Kind::Float)).reduce(|sum, it| sum + it).unwrap().backward();
+    assert!(matches!(opt.step(), Err(OptimizerError::Torch(_))));
+    opt.step().unwrap();
+}

@@ -1,0 +1,112 @@
+//! bfloat16 parameters whose updates are below their precision.
+
+use overdrive_core::{Optimizer, Stateful};
+use overdrive_optim::{Adafactor, AdamW, Lamb, LowPrecision, Sgd};
+use tch::{Kind, Tensor};
+
+use crate::CPU;
+
+const N: i64 = 20_000;
+
+fn ones(kind: Kind) -> Tensor {
+    Tensor::ones([N], (kind, CPU)).set_requires_grad(true)
+}
+
+/// 100 steps of 1e-4 downwards, from 1: the next bfloat16 below 1 is 1 - 1/256.
+fn descended(kind: Kind, precision: LowPrecision) -> Tensor {
+    let param = ones(kind);
+    let mut opt = Sgd::builder([param.shallow_clone()]).lr(1e-4).low_precision(precision).build().unwrap();
+    for _ in 0..100 {
+        param.sum(kind).backward();
+        opt.step().unwrap();
+        opt.zero_grad().unwrap();
+    }
+    assert_eq!(param.kind(), kind);
+    param.detach().to_kind(Kind::Double)
+}
+
+#[test]
+fn small_updates_are_lost_without_help_and_kept_with_it() {
+    let mean = |values: &Tensor| values.mean(Kind::Double).double_value(&[]);
+    assert_eq!(mean(&descended(Kind::BFloat16, LowPrecision::Nearest)), 1.0);
+    // 0.99 is between 253/256 and 254/256.
+    assert_eq!(mean(&descended(Kind::BFloat16, LowPrecision::MasterCopy)), 253.0 / 256.0);
+    tch::manual_seed(1);
+    let by_chance = descended(Kind::BFloat16, LowPrecision::StochasticRounding);
+    let error = mean(&by_chance) - 0.99;
+    // One entry's spread is at most that of 100 draws of 1/256 with probability 0.0256.
+    let sigma = (100.0 * 0.0256f64).sqrt() / 256.0 / (N as f64).sqrt();
+    assert!(error.abs() < 5.0 * sigma, "{error} {sigma}");
+    assert!(by_chance.equal(&by_chance.to_kind(Kind::BFloat16).to_kind(Kind::Double)));
+    // float32 needs neither.
+    let plain = descended(Kind::Float, LowPrecision::Nearest);
+    assert!(descended(Kind::Float, LowPrecision::StochasticRounding).equal(&plain));
+    assert!(descended(Kind::Float, LowPrecision::MasterCopy).equal(&plain));
+    // float16 has no stochastic rounding, and a master copy like bfloat16.
+    assert_eq!(mean(&descended(Kind::Half, LowPrecision::StochasticRounding)), 1.0);
+    assert!((mean(&descended(Kind::Half, LowPrecision::MasterCopy)) - 0.99).abs() < 5e-4);
+}
+
+#[test]
+fn a_master_copy_is_the_float32_training() {
+    let (low, full) = (ones(Kind::BFloat16), ones(Kind::Float));
+    let mut low_opt = AdamW::builder([low.shallow_clone()]).low_precision(LowPrecision::MasterCopy).build().unwrap();
+    let mut full_opt = AdamW::builder([full.shallow_clone()]).build().unwrap();
+    for step in 1..20 {
+        // The same gradient for both, one that bfloat16 can hold.
+        let grad = (Tensor::arange(N, (Kind::Float, CPU)) * f64::from(step)).sin().to_kind(Kind::BFloat16);
+        (&low * &grad).sum(Kind::BFloat16).backward();
+        (&full * grad.to_kind(Kind::Float)).sum(Kind::Float).backward();
+        for opt in [&mut low_opt, &mut full_opt] {
+            opt.step().unwrap();
+            opt.zero_grad().unwrap();
+        }
+    }
+    let state = low_opt.state_dict().unwrap();
+    assert!(state.tensor("state.0.master_param", &[N], Kind::Float).unwrap().equal(&full.detach()));
+    assert!(low.detach().equal(&full.detach().to_kind(Kind::BFloat16)));
+}
+
+#[test]
+fn infinity_and_nan_stay_what_they_are() {
+    let param = Tensor::from_slice(&[f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0, 3.0])
+        .to_kind(Kind::BFloat16)
+        .set_requires_grad(true);
+    let rounding = LowPrecision::StochasticRounding;
+    let mut opt = Sgd::builder([param.shallow_clone()]).lr(0.0).low_precision(rounding).build().unwrap();
+    param.sum(Kind::BFloat16).backward();
+    opt.step().unwrap();
+    let values: Vec<f64> = Vec::try_from(param.detach().to_kind(Kind::Double)).unwrap();
+    assert!(values[0] == f64::INFINITY && values[1] == f64::NEG_INFINITY && values[2].is_nan(), "{values:?}");
+    assert_eq!(values[3..], [0.0, 3.0], "what bfloat16 can hold is not rounded");
+}
+
+#[test]
+fn every_kind_of_step_takes_them() {
+    for precision in [LowPrecision::Nearest, LowPrecision::StochasticRounding, LowPrecision::MasterCopy] {
+        let param = || {
+            let start = Tensor::arange(64, (Kind::Float, CPU)).reshape([8, 8]).sin();
+            start.to_kind(Kind::BFloat16).set_requires_grad(true)
+        };
+        let params = [param(), param(), param(), param()];
+        let one = |index: usize| [params[index].shallow_clone()];
+        let mut opts: [Box<dyn Optimizer>; 4] = [
+            Box::new(AdamW::builder(one(0)).lr(0.1).low_precision(precision).build().unwrap()),
+            Box::new(AdamW::builder(one(1)).lr(0.1).foreach(true).low_precision(precision).build().unwrap()),
+            Box::new(Adafactor::builder(one(2)).lr(0.1).low_precision(precision).build().unwrap()),
+            Box::new(Lamb::builder(one(3)).lr(0.1).low_precision(precision).build().unwrap()),
+        ];
+        let before = params[0].square().sum(Kind::Float).double_value(&[]);
+        for _ in 0..10 {
+            for (param, opt) in params.iter().zip(&mut opts) {
+                param.square().sum(Kind::BFloat16).backward();
+                opt.step().unwrap();
+                opt.zero_grad().unwrap();
+            }
+        }
+        for (index, param) in params.iter().enumerate() {
+            let after = param.square().sum(Kind::Float).double_value(&[]);
+            assert!(after < 0.8 * before, "{precision:?}, {index}: {before} {after}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What the optimizers refuse, and what schedules move.
+
+use overdrive_core::{Optimizer, OptimizerError};
+use overdrive_optim::{Adafactor, Adagrad, Adam, AdamW, Lamb, Lars, Lion, Muon, RmsProp, Sgd};
+use tch::{Kind, Tensor};
+
+use crate::{CPU, DOUBLE};
+
+#[test]
+fn options_and_parameters_are_checked() {
+    let param = || Tensor::ones([2], DOUBLE).set_requires_grad(true);
+    let option = |result: Result<AdamW, OptimizerError>| match result {
+        Err(OptimizerError::InvalidOption { option, .. }) => option,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(option(AdamW::builder(vec![param()]).lr(-1.0).build()), "lr");
+    assert_eq!(option(AdamW::builder(vec![param()]).betas(1.0, 0.9).build()), "beta1");
+    assert_eq!(option(AdamW::builder(vec![param()]).betas(0.9, f64::NAN).build()), "beta2");
+    assert_eq!(option(AdamW::builder(vec![param()]).eps(-1e-8).build()), "eps");
+    assert!(Sgd::builder(vec![param()]).nesterov(true).build().is_err());
+    assert!(Sgd::builder(vec![param()]).nesterov(true).momentum(0.9).dampening(0.1).build().is_err());
+    assert!(Sgd::builder(vec![]).build().is_ok());
+
+    let refused = |params: Vec<Tensor>| Sgd::builder(params).build().unwrap_err().to_string();
+    assert!(
+        refused(vec![param(), Tensor::ones([2], (Kind::Int64, CPU))]).starts_with("parameter 1: its dtype is Int64")
+    );
+    assert!(refused(vec![param() * 2.0]).contains("not a leaf"));
+    assert!(refused(vec![Tensor::new()]).contains("undefined"));
+    let base = Tensor::ones([4, 2], DOUBLE);
+    assert!(refused(vec![base.select(1, 0).set_requires_grad(true)]).contains("does not fill its memory"));
+    assert!(refused(vec![param().detach().select(0, 0).expand([8], false)]).contains("does not fill its memory"));
+    let sparse = base.to_sparse_sparse_dim(2).set_requires_grad(true);
+    assert!(refused(vec![sparse]).contains("sparse"));
+    let transposed = base.transpose(0, 1).set_requires_grad(true);
+    assert!(Sgd::builder(vec![transposed, Tensor::zeros([0, 3], DOUBLE)]).build().is_ok());
+    let twice = param();
+    assert!(refused(vec![twice.shallow_clone(), twice.shallow_clone()]).contains("given twice"));
+    let across = Sgd::builder(vec![twice.shallow_clone()]).then_group(vec![twice.shallow_clone()]).build();
+    assert!(across.unwrap_err().to_string().contains("given twice"));
+}
+
+#[test]
+fn each_algorithm_refuses_what_its_paper_has_no_meaning_for() {
+    let param = || vec![Tensor::ones([2, 2], DOUBLE).set_requires_grad(true)];
+    fn said<T>(result: Result<T, OptimizerError>) -> String {
+        result.err().map(|error| error.to_string()).unwrap_or_default()
+    }
+    let nan = f64::NAN;
+    assert_eq!(said(Adam::builder(param()).lr(nan).build()), "lr is NaN, but should be a finite number of at least 0");
+    assert!(said(AdamW::builder(param()).weight_decay(f64::INFINITY).build()).starts_with("weight_decay is inf"));
+    assert!(said(RmsProp::builder(param()).alpha(1.0).build()).starts_with("alpha is 1"));
+    assert!(said(Adagrad::builder(param()).lr_decay(-0.1).build()).starts_with("lr_decay is -0.1"));
+    assert!(said(Adafactor::builder(param()).beta2_decay(0.1).build()).starts_with("beta2_decay is 0.1"));
+    assert!(said(Adafactor::builder(param()).d(0.5).build()).starts_with("d is 0.5"));
+    assert!(said(Muon::builder(param()).ns_steps(100).build()).starts_with("ns_steps is 100"));
+    assert!(said(Lion::builder(param()).betas(0.9, 1.0).build()).starts_with("beta2 is 1"));
+    assert!(said(Lamb::builder(param()).eps(nan).build()).starts_with("eps is NaN"));
+    assert!(said(Lars::builder(param()).momentum(1.5).build()).starts_with("momentum is 1.5"));
+    // The options of a group that is not the last are checked as well.
+    assert!(said(Sgd::builder(param()).lr(-1.0).then_group(param()).lr(1.0).build()).starts_with("lr is -1"));
+    let vector = Tensor::ones([2], DOUBLE).set_requires_grad(true);
+    let refused = said(Muon::builder(param()).then_group([vector]).build());
+    assert_eq!(refused, "parameter 1: its shape is [2], but Muon is for matrices: give it to an AdamW");
+    let twice = param();
+    let across = said(Sgd::builder(param()).then_group(&twice).then_group([twice[0].shallow_clone()]).build());
+    assert!(
+        across.contains("parameter 2: it is given twice, as number 0 of group 1 and as number 0 of group 2"),
+        "{across}"
+    );
+}
+
+#[test]
+fn momentum_is_what_a_cyclic_schedule_moves() {
+    let param = || vec![Tensor::ones([2, 2], DOUBLE).set_requires_grad(true)];
+    let mut adam = Adam::builder(param()).betas(0.8, 0.99).then_group(param()).betas(0.0, 0.99).build().unwrap();
+    assert_eq!((adam.momentum(0), adam.momentum(1), adam.momentum(2)), (Some(0.8), None, None));
+    adam.set_momentum(0, 0.7).unwrap();
+    assert_eq!(adam.momentum(0), Some(0.7));
+    assert!(matches!(adam.set_momentum(1, 0.7), Err(OptimizerError::NoMomentum)));
+    assert!(matches!(adam.set_momentum(2, 0.7), Err(OptimizerError::NoSuchGroup { group: 2, groups: 2 })));
+    assert!(matches!(adam.set_momentum(0, 1.0), Err(OptimizerError::InvalidOption { option: "momentum", .. })));
+    assert_eq!(Sgd::builder(param()).build().unwrap().momentum(0), None);
+
+    // Down to 0 and up again, before and after the first step.
+    for fused in [true, false] {
+        let param = param();
+        let mut sgd = Sgd::builder(&param).lr(0.5).momentum(0.9).fused(fused).build().unwrap();
+        sgd.set_momentum(0, 0.0).unwrap();
+        param[0].sum(Kind::Double).backward();
+        sgd.step().unwrap();
+        assert_eq!(param[0].double_value(&[0, 0]), 0.5);
+        sgd.set_momentum(0, 0.5).unwrap();
+        sgd.step().unwrap();
+        sgd.step().unwrap();
+        assert!(param[0].double_value(&[0, 0]) < -0.5, "the second step adds to the first");
+    }
+    assert_eq!(Adagrad::builder(param()).build().unwrap().momentum(0), None);
+}

@@ -1,0 +1,264 @@
+//! States that are taken, put back and refused.
+
+use overdrive_core::{Entry, Optimizer, StateDict, StateError, Stateful};
+use overdrive_optim::{
+    Adafactor, Adagrad, Adam, AdamW, InBackward, Lamb, Lars, Lion, LowPrecision, Muon, RmsProp, Sgd,
+};
+use tch::{Kind, Tensor};
+
+use crate::{params, set_grads};
+
+pub trait Trained: Optimizer + Stateful {}
+impl<T: Optimizer + Stateful> Trained for T {}
+type Make = fn(&[Tensor]) -> Box<dyn Trained>;
+
+/// Each algorithm in each of its forms, with every slot in use.
+pub const ALL: &[(&str, Make)] = &[
+    ("fused Adam", |p| Box::new(Adam::builder(p).lr(0.01).amsgrad(true).weight_decay(0.1).build().unwrap())),
+    ("foreach Adam", |p| Box::new(Adam::builder(p).lr(0.01).amsgrad(true).foreach(true).build().unwrap())),
+    ("fused AdamW", |p| Box::new(AdamW::builder(p).lr(0.01).build().unwrap())),
+    ("foreach AdamW", |p| Box::new(AdamW::builder(p).lr(0.01).foreach(true).build().unwrap())),
+    ("capturable AdamW", |p| Box::new(AdamW::builder(p).lr(0.01).foreach(true).capturable(true).build().unwrap())),
+    ("fused SGD", |p| Box::new(Sgd::builder(p).lr(0.01).momentum(0.9).dampening(0.1).build().unwrap())),
+    ("foreach SGD", |p| Box::new(Sgd::builder(p).lr(0.01).momentum(0.9).foreach(true).build().unwrap())),
+    ("SGD without momentum", |p| Box::new(Sgd::builder(p).lr(0.01).build().unwrap())),
+    ("RMSprop", |p| Box::new(RmsProp::builder(p).centered(true).momentum(0.9).build().unwrap())),
+    ("fused Adagrad", |p| Box::new(Adagrad::builder(p).initial_accumulator_value(0.1).build().unwrap())),
+    ("foreach Adagrad", |p| Box::new(Adagrad::builder(p).lr_decay(0.1).foreach(true).build().unwrap())),
+    ("Adafactor", |p| Box::new(Adafactor::builder(p).build().unwrap())),
+    ("Muon", |p| Box::new(Muon::builder(p).lr(0.01).build().unwrap())),
+    ("Lion", |p| Box::new(Lion::builder(p).lr(0.01).build().unwrap())),
+    ("LAMB", |p| Box::new(Lamb::builder(p).lr(0.01).build().unwrap())),
+    ("LARS", |p| Box::new(Lars::builder(p).build().unwrap())),
+    ("two groups", |p| Box::new(AdamW::builder(&p[..1]).lr(0.01).then_group(&p[1..]).betas(0.5, 0.6).build().unwrap())),
+    ("in backward", |p| Box::new(AdamW::builder(p).lr(0.01).build_in_backward().unwrap())),
+];
+
+/// A copy, as a checkpoint holds it.
+pub fn copied(state: &StateDict) -> StateDict {
+    let mut copy = StateDict::new();
+    for (name, entry) in state.iter() {
+        let entry = match entry {
+            Entry::Tensor(tensor) => Entry::Tensor(tensor.detach().copy()),
+            Entry::Bool(value) => Entry::Bool(*value),
+            Entry::Int(value) => Entry::Int(*value),
+            Entry::Float(value) => Entry::Float(*value),
+            Entry::Text(value) => Entry::Text(value.clone()),
+        };
+        copy.insert(name, entry);
+    }
+    copy
+}
+
+pub fn assert_same(one: &StateDict, other: &StateDict, context: &str) {
+    assert_eq!(one.len(), other.len(), "{context}");
+    for ((name, one), (other_name, other)) in one.iter().zip(other.iter()) {
+        assert_eq!(name, other_name, "{context}");
+        match (one, other) {
+            (Entry::Tensor(one), Entry::Tensor(other)) => assert!(one.equal(other), "{context}: {name}"),
+            (one, other) => assert_eq!(format!("{one:?}"), format!("{other:?}"), "{context}: {name}"),
+        }
+    }
+}
+
+fn train(opt: &mut dyn Trained, params: &[Tensor], steps: std::ops::Range<i64>) {
+    for step in steps {
+        set_grads(params, step);
+        opt.step().unwrap();
+        opt.zero_grad().unwrap();
+    }
+}
+
+#[test]
+fn every_optimizer_goes_on_bit_for_bit_from_a_saved_state() {
+    // Parameters 2 and 5 lack gradients on odd steps; from 1 on, so that their first step is later than the others'.
+    for (name, make) in ALL {
+        for saved_after in [1, 2, 5] {
+            let first = params(6);
+            let mut unbroken = make(&first);
+            train(&mut *unbroken, &first, 1..1 + saved_after);
+            let state = copied(&unbroken.state_dict().unwrap());
+            let second: Vec<_> = first.iter().map(|param| param.detach().copy().set_requires_grad(true)).collect();
+            let mut resumed = make(&second);
+            if saved_after == 2 {
+                // Into one that has been elsewhere.
+                let elsewhere: Vec<_> = second.iter().map(|param| param.detach().copy()).collect();
+                train(&mut *resumed, &second, 0..3);
+                tch::no_grad(|| {
+                    second.iter().zip(&elsewhere).for_each(|(param, was)| param.shallow_clone().copy_(was))
+                });
+            }
+            resumed.load_state_dict(&state).unwrap();
+            assert_same(&resumed.state_dict().unwrap(), &state, name);
+            let end = 8 + saved_after;
+            train(&mut *unbroken, &first, 1 + saved_after..end);
+            train(&mut *resumed, &second, 1 + saved_after..end);
+            for (index, (one, other)) in first.iter().zip(&second).enumerate() {
+                assert!(one.equal(other), "{name}, saved after {saved_after}, parameter {index}: {one} {other}");
+            }
+            assert_same(&unbroken.state_dict().unwrap(), &resumed.state_dict().unwrap(), name);
+        }
+    }
+}
+
+#[test]
+fn names_are_pytorchs_and_saved_tensors_are_shared() {
+    let ours = params(3);
+    let mut opt = AdamW::builder(&ours).lr(0.5).build().unwrap();
+    assert_eq!(opt.state_dict().unwrap().iter().filter(|(name, _)| name.starts_with("state.")).count(), 0);
+    set_grads(&ours, 1); // parameter 2 has no gradient
+    opt.step().unwrap();
+    let state = opt.state_dict().unwrap();
+    let names: Vec<_> = state.iter().map(|(name, _)| name).collect();
+    let groups = ["amsgrad", "betas.0", "betas.1", "capturable", "eps", "lr", "maximize", "params", "weight_decay"];
+    let expected: Vec<String> = groups.iter().map(|name| format!("param_groups.0.{name}")).collect();
+    assert_eq!(names[..9], expected);
+    assert_eq!(
+        names[9..],
+        [
+            "state.0.exp_avg",
+            "state.0.exp_avg_sq",
+            "state.0.step",
+            "state.1.exp_avg",
+            "state.1.exp_avg_sq",
+            "state.1.step"
+        ]
+    );
+    assert_eq!(state.tensor("state.0.step", &[], Kind::Float).unwrap().double_value(&[]), 1.0);
+    let average = state.tensor("state.1.exp_avg", &[2, 2], Kind::Double).unwrap();
+    let before = average.copy();
+    opt.step().unwrap();
+    assert!(!average.equal(&before), "the tensor is the optimizer's own");
+}
+
+#[test]
+fn a_state_of_something_else_changes_nothing() {
+    let ours = params(2);
+    let mut opt = AdamW::builder(&ours).lr(0.5).build().unwrap();
+    train(&mut opt, &ours, 0..3);
+    let good = copied(&opt.state_dict().unwrap());
+    let broken = |change: &dyn Fn(&mut StateDict)| {
+        let mut state = copied(&good);
+        change(&mut state);
+        state
+    };
+    let without = |key: &str| {
+        let mut state = StateDict::new();
+        for (name, entry) in copied(&good).iter().filter(|(name, _)| *name != key) {
+            match entry {
+                Entry::Tensor(tensor) => state.insert(name, Entry::Tensor(tensor.shallow_clone())),
+                Entry::Float(value) => state.insert(name, Entry::Float(*value)),
+                Entry::Bool(value) => state.insert(name, Entry::Bool(*value)),
+                Entry::Int(value) => state.insert(name, Entry::Int(*value)),
+                Entry::Text(value) => state.insert(name, Entry::Text(value.clone())),
+            }
+        }
+        state
+    };
+    let float = Tensor::zeros([2, 2], (Kind::Float, crate::CPU));
+    let cases = [
+        (broken(&|s| s.insert("state.1.exp_avg", Entry::Tensor(float.shallow_clone()))), "state.1.exp_avg"),
+        (broken(&|s| s.insert("state.1.step", Entry::Float(1.0))), "state.1.step"),
+        (broken(&|s| s.insert("state.2.step", Entry::Float(1.0))), "state.2.step"),
+        (broken(&|s| s.insert("param_groups.0.params", Entry::Int(3))), "param_groups.0.params"),
+        (broken(&|s| s.insert("param_groups.0.lr", Entry::Float(f64::NAN))), "param_groups.0.lr"),
+        (broken(&|s| s.insert("param_groups.0.amsgrad", Entry::Bool(true))), "state.0.max_exp_avg_sq"),
+        (broken(&|s| s.insert("param_groups.1.lr", Entry::Float(1.0))), "param_groups.1.lr"),
+        (without("param_groups.0.eps"), "param_groups.0.eps"),
+        (without("state.1.exp_avg_sq"), "state.1.exp_avg_sq"),
+    ];
+    for (state, key) in cases {
+        match opt.load_state_dict(&state).unwrap_err() {
+            StateError::Missing { key: named } | StateError::Unexpected { key: named } => assert_eq!(named, key),
+            StateError::Mismatch { key: named, .. } => assert_eq!(named, key),
+            other => panic!("{key}: {other}"),
+        }
+        assert_same(&opt.state_dict().unwrap(), &good, key);
+    }
+    // Its own state is always good, shared as it is.
+    let own = opt.state_dict().unwrap();
+    opt.load_state_dict(&own).unwrap();
+    assert_same(&opt.state_dict().unwrap(), &good, "own");
+}
+
+#[test]
+fn options_come_with_the_state_and_decide_what_is_kept() {
+    let ours = params(2);
+    let mut saved = Adam::builder(&ours).lr(0.5).betas(0.1, 0.2).amsgrad(true).build().unwrap();
+    train(&mut saved, &ours, 0..2);
+    let mut other = Adam::builder(&ours).build().unwrap();
+    train(&mut other, &ours, 0..2);
+    other.load_state_dict(&saved.state_dict().unwrap()).unwrap();
+    assert_eq!((other.lr(0), other.momentum(0)), (Some(0.5), Some(0.1)));
+    assert_same(&other.state_dict().unwrap(), &saved.state_dict().unwrap(), "amsgrad");
+    let mut muon = Muon::builder(&ours).build().unwrap();
+    let mut state = muon.state_dict().unwrap();
+    state.insert("param_groups.0.adjust_lr_fn", Entry::Text("elsewise".to_owned()));
+    let said = muon.load_state_dict(&state).unwrap_err().to_string();
+    assert!(said.contains("adjust_lr_fn") && said.contains("match_rms_adamw") && said.contains("elsewise"), "{said}");
+}
+
+#[test]
+fn master_copies_are_saved() {
+    let bfloat16 = || vec![Tensor::ones([64], (Kind::BFloat16, crate::CPU)).set_requires_grad(true)];
+    let (first, second) = (bfloat16(), bfloat16());
+    let make =
+        |params: &[Tensor]| AdamW::builder(params).lr(1e-3).low_precision(LowPrecision::MasterCopy).build().unwrap();
+    let (mut unbroken, mut resumed) = (make(&first), make(&second));
+    let train = |opt: &mut dyn Trained, params: &[Tensor], steps: std::ops::Range<i64>| {
+        for step in steps {
+            (params[0].to_kind(Kind::Float) * (step + 1) as f64).square().sum(Kind::Float).backward();
+            opt.step().unwrap();
+            opt.zero_grad().unwrap();
+        }
+    };
+    train(&mut unbroken, &first, 0..3);
+    let state = copied(&unbroken.state_dict().unwrap());
+    assert!(state.tensor("state.0.master_param", &[64], Kind::Float).is_ok());
+    tch::no_grad(|| second[0].shallow_clone().copy_(&first[0]));
+    resumed.load_state_dict(&state).unwrap();
+    train(&mut unbroken, &first, 3..40);
+    train(&mut resumed, &second, 3..40);
+    assert!(first[0].equal(&second[0]), "{} {}", first[0], second[0]);
+    assert!(first[0].double_value(&[0]) < 0.99, "{}", first[0]);
+    assert_same(&unbroken.state_dict().unwrap(), &resumed.state_dict().unwrap(), "master");
+}
+
+/// The counts of steps go up before the kernel reads them.
+#[test]
+fn a_step_that_fails_is_not_counted() {
+    let (failing, plain) = (params(3), params(3));
+    let make = |params: &[Tensor]| AdamW::builder(params).lr(0.1).build().unwrap();
+    let (mut failing_opt, mut plain_opt) = (make(&failing), make(&plain));
+    train(&mut failing_opt, &failing, 0..2);
+    train(&mut plain_opt, &plain, 0..2);
+    // A model that was cast under its optimizer.
+    let was: Vec<_> = failing.iter().map(Tensor::data).collect();
+    for param in &failing {
+        param.shallow_clone().set_data(&param.data().to_kind(Kind::Float));
+        param.square().sum(Kind::Float).backward();
+    }
+    assert!(failing_opt.step().is_err());
+    assert!(failing_opt.step().is_err());
+    failing_opt.zero_grad().unwrap();
+    for (param, was) in failing.iter().zip(&was) {
+        param.shallow_clone().set_data(was);
+    }
+    assert_same(&failing_opt.state_dict().unwrap(), &plain_opt.state_dict().unwrap(), "after two failed steps");
+    train(&mut failing_opt, &failing, 2..4);
+    train(&mut plain_opt, &plain, 2..4);
+    for (failing, plain) in failing.iter().zip(&plain) {
+        assert!(failing.equal(plain));
+    }
+}
+
+#[test]
+fn an_optimizer_in_backward_has_the_state_of_the_same_optimizer() {
+    let (one, other) = (params(3), params(3));
+    let mut inside: InBackward<_> = AdamW::builder(&one).build_in_backward().unwrap();
+    let mut outside = AdamW::builder(&other).build().unwrap();
+    train(&mut inside, &one, 0..3);
+    train(&mut outside, &other, 0..3);
+    assert_same(&inside.state_dict().unwrap(), &outside.state_dict().unwrap(), "in backward");
+    outside.load_state_dict(&inside.state_dict().unwrap()).unwrap();
+}

@@ -1,0 +1,78 @@
+//! Lookahead and SAM, around an SGD whose steps are known.
+
+use overdrive_core::{Entry, Optimizer, Stateful};
+use overdrive_optim::{Lookahead, Sam, Sgd};
+use tch::{Kind, Tensor};
+
+use crate::DOUBLE;
+
+fn weight() -> Tensor {
+    (Tensor::ones([1], DOUBLE) * 8.0).set_requires_grad(true)
+}
+
+fn value(weight: &Tensor) -> f64 {
+    weight.double_value(&[0])
+}
+
+/// A step of -1 at a learning rate of 1.
+fn descend(opt: &mut dyn Optimizer, weight: &Tensor) {
+    weight.sum(Kind::Double).backward();
+    opt.step().unwrap();
+    opt.zero_grad().unwrap();
+}
+
+#[test]
+fn lookahead_goes_back_part_of_the_way_every_k_steps() {
+    let weight = weight();
+    let sgd = || Sgd::builder([weight.shallow_clone()]).lr(1.0).build().unwrap();
+    let mut opt = Lookahead::new(sgd(), 3, 0.5).unwrap();
+    let values: Vec<f64> = (0..5)
+        .map(|_| {
+            descend(&mut opt, &weight);
+            value(&weight)
+        })
+        .collect();
+    assert_eq!(values, [7.0, 6.0, 6.5, 5.5, 4.5]);
+    let mut resumed = Lookahead::new(sgd(), 3, 0.5).unwrap();
+    let state = opt.state_dict().unwrap();
+    resumed.load_state_dict(&state).unwrap();
+    descend(&mut resumed, &weight);
+    assert_eq!(value(&weight), 5.0, "the slow weight of 6.5 is in the state, not the 4.5 of its making");
+
+    for (key, entry) in [("slow.1", Entry::Int(0)), ("slower", Entry::Int(0)), ("steps", Entry::Int(3))] {
+        let mut bad = opt.state_dict().unwrap();
+        bad.insert(key, entry);
+        let said = resumed.load_state_dict(&bad).unwrap_err().to_string();
+        assert!(said.contains(key), "{said}");
+    }
+    assert!(Lookahead::new(sgd(), 0, 0.5).unwrap_err().to_string().starts_with("k is 0"));
+    assert!(Lookahead::new(sgd(), 1, 1.5).unwrap_err().to_string().starts_with("alpha is 1.5"));
+}
+
+#[test]
+fn sam_steps_by_the_gradient_of_the_worst_point_nearby() {
+    let weights = [weight(), weight(), weight()];
+    let sgd = Sgd::builder(&weights).lr(0.25).build().unwrap();
+    let mut opt = Sam::new(sgd, 5.0).unwrap();
+    let loss = || weights[0].square().sum(Kind::Double) * 1.5 + weights[1].square().sum(Kind::Double) * 2.0;
+    // Gradients 24 and 32, of length 40: up by 3 and 4; there they are 33 and 48.
+    loss().backward();
+    opt.ascend().unwrap();
+    assert_eq!((value(&weights[0]).round(), value(&weights[1]).round(), value(&weights[2])), (11.0, 12.0, 8.0));
+    assert!(!weights[0].grad().defined());
+    loss().backward();
+    opt.step().unwrap();
+    opt.zero_grad().unwrap();
+    assert!((value(&weights[0]) - (8.0 - 33.0 / 4.0)).abs() < 1e-9, "{}", value(&weights[0]));
+    assert!((value(&weights[1]) - (8.0 - 48.0 / 4.0)).abs() < 1e-9);
+    assert_eq!(value(&weights[2]), 8.0);
+    // Without an ascent it is the inner step.
+    let before = value(&weights[2]);
+    weights[2].sum(Kind::Double).backward();
+    opt.step().unwrap();
+    assert_eq!(value(&weights[2]), before - 0.25);
+    opt.zero_grad().unwrap();
+    opt.ascend().unwrap();
+    assert_eq!(value(&weights[2]), before - 0.25, "no gradients, no ascent");
+    assert!(Sam::new(Sgd::builder(&weights).build().unwrap(), -1.0).unwrap_err().to_string().starts_with("rho is -1"));
+}
