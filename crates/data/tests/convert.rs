@@ -326,3 +326,17 @@ fn an_interrupted_conversion_leaves_nothing() {
         assert_eq!(after, before, "{name}");
     }
 }
+
+#[test]
+fn images_told_apart_by_a_number_are_samples_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("photos");
+    for number in 1..4 {
+        put(&root, &format!("cat/img.{number}.jpg"), &picture("h2v2.jpg"));
+    }
+    good(&root, &dir.path().join("out.tar"), &[]);
+    good(&dir.path().join("out*.tar"), &dir.path().join("back"), &[]);
+    let names: Vec<String> = tree(&dir.path().join("back")).into_keys().collect();
+    assert_eq!(names.iter().filter(|name| name.ends_with(".jpg")).count(), 3, "{names:?}");
+    assert!(names.iter().any(|name| name.contains("img_2")), "{names:?}");
+}

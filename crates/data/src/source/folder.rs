@@ -61,13 +61,13 @@ fn group(files: Vec<(String, String, PathBuf)>, label: usize) -> Vec<Listed> {
     samples
 }
 
-/// Several images in one are neighbours whose names have more dots (`img.1.jpg`, `img.2.jpg`): each is a sample then, with a
-/// key without dots, because a key ends at the first one.
+/// Several images in one, told apart by numbers behind a dot (`img.1.jpg`, `img.2.jpg`), are neighbours and no fields of
+/// one sample: each is a sample then, with a key without dots, because a key ends at the first one.
 fn split_images(sample: Listed) -> Vec<Listed> {
     let is_any_image = |field: &str| IMAGES.iter().any(|image| is_image(field, image));
-    let dotted = sample.files.iter().filter(|(field, _)| is_any_image(field) && field.contains('.')).count();
-    let images = sample.files.iter().filter(|(field, _)| is_any_image(field)).count();
-    if images < 2 || dotted == 0 {
+    let numbered = |field: &str| field.rsplit_once('.').is_some_and(|(stem, _)| stem.chars().all(is_of_number));
+    let images: Vec<_> = sample.files.iter().filter(|(field, _)| is_any_image(field)).collect();
+    if images.len() < 2 || !images.iter().all(|(field, _)| numbered(field)) {
         return vec![sample];
     }
     let Listed { key, label, files } = sample;
@@ -82,6 +82,10 @@ fn split_images(sample: Listed) -> Vec<Listed> {
         }
     }
     split
+}
+
+fn is_of_number(letter: char) -> bool {
+    letter.is_ascii_digit() || letter == '.'
 }
 
 /// `jpg`, and `v2.jpg` of a name with more dots.

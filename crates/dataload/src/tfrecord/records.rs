@@ -98,9 +98,6 @@ impl TfRecords {
         let start = self.content.at();
         let mut header = [0; HEADER_BYTES];
         let filled = self.content.fill(&mut header)?;
-        if filled == 0 && start == 0 {
-            return Err(self.content.corrupt(0, "a record", "an empty file"));
-        }
         if filled == 0 {
             return Ok(None);
         }
