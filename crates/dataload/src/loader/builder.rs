@@ -20,6 +20,9 @@ const MAX_WORKERS: usize = 1024;
 /// The budget of [`DataLoaderBuilder::memory_budget`] unless set: 512 MiB.
 const MEMORY_BUDGET: usize = 512 << 20;
 
+/// The training thread comes first: where both cores of a machine were wanted by both, it gained a tenth.
+const WORKER_NICE: i32 = 10;
+
 /// Where a loader's samples come from: [`FromDataset`](crate::FromDataset) or [`FromStream`](crate::FromStream).
 pub trait SampleSource {
     /// What the collate function gets.
@@ -100,7 +103,7 @@ impl Default for Options {
             lookahead: 0,
             timeout: None,
             worker_init_fn: None,
-            worker_nice: 0,
+            worker_nice: WORKER_NICE,
             pin_memory: false,
             device: None,
             keep_on_device: false,
@@ -196,8 +199,8 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
         self
     }
 
-    /// How much the workers stand back when there are fewer cores than threads: their `nice` value, from 0 (unless set) to
-    /// 19. Linux only, elsewhere without effect.
+    /// How much the workers stand back where there are fewer cores than threads: their `nice` value, from 0, where they
+    /// compete with the training thread on equal terms, to 19; 10 unless set. Linux only, elsewhere without effect.
     pub fn worker_nice(mut self, nice: i32) -> Self {
         self.options.worker_nice = nice;
         self
