@@ -28,7 +28,8 @@ thread_local! {
 /// ```
 ///
 /// # Shapes
-/// `N` samples `(EncodedImage, i64)` give uint8 `[N, 3, H, W]` and int64 `[N]`.
+/// `N` samples `(EncodedImage, i64)` give uint8 `[N, 3, H, W]` and int64 `[N]`. The first good image of a batch sets `H` and `W`: end
+/// with a transform that makes all of one size, or images of another are bad samples.
 ///
 /// # Source
 /// `torchvision.transforms.Compose` after the loader of `torchvision.datasets.ImageFolder`.

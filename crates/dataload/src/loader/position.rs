@@ -230,7 +230,7 @@ impl LaneBounds {
         let reached = position.window_start.shard <= shards
             && position.taken <= self.window
             && (self.repeat || position.pass == 0)
-            // An item has been given for each of them.
+            // An item has been given for each of them, and the next number must not overflow.
             && position.pass.max(position.window).max(position.window_start.sample) < 1 << 53;
         if reached { Ok(position) } else { Err(wrong()) }
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 // The example that writes them; its `main` is not run here.
-#[allow(dead_code)]
+#[expect(dead_code)]
 #[path = "../../examples/plots.rs"]
 mod plots;
 
