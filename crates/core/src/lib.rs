@@ -9,6 +9,7 @@ mod gradient_sync;
 mod optimizer;
 mod state;
 mod tch_optimizer;
+mod var_store;
 
 pub use gradient_sync::{GradientSync, SingleProcess, SyncError};
 pub use optimizer::{GradScale, Optimizer, OptimizerError, OptimizerId};

@@ -1,8 +1,28 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Generator.h>
+#include <ATen/detail/AcceleratorHooksInterface.h>
 #include <dlfcn.h>
 
+#include <mutex>
+
 #include "guarded.h"
+
+namespace {
+
+at::Generator generator(int32_t device_type, int32_t index) {
+  // An index is eight bits wide, and must not wrap to a device that exists.
+  TORCH_CHECK(index >= -1 && index <= 127, "there is no device ", index);
+  at::Device device(static_cast<at::DeviceType>(device_type), static_cast<at::DeviceIndex>(index));
+  if (!device.is_cpu()) {
+    TORCH_CHECK(at::globalContext().hasCUDA(), "there is no CUDA device");
+    auto count = at::globalContext().getAcceleratorHooksInterface(device.type()).deviceCount();
+    TORCH_CHECK(index >= 0 && index < count, "CUDA device ", index, " does not exist; this machine has ", count);
+  }
+  return at::globalContext().defaultGenerator(device);
+}
+
+}  // namespace
 
 od_status od_use_one_thread(int32_t* used, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
@@ -25,5 +45,23 @@ od_status od_set_allow_tf32(int32_t allow, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     at::globalContext().setAllowTF32CuBLAS(allow != 0);
     at::globalContext().setAllowTF32CuDNN(allow != 0);
+  });
+}
+
+od_status od_rng_state(int32_t device_type, int32_t index, at::Tensor** out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    auto rng = generator(device_type, index);
+    std::lock_guard<std::mutex> lock(rng.mutex());
+    *out = new at::Tensor(rng.get_state());
+  });
+}
+
+od_status od_set_rng_state(int32_t device_type, int32_t index, const at::Tensor* state, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    TORCH_CHECK(state->defined() && state->device().is_cpu() && state->scalar_type() == at::kByte,
+                "a generator's state is a tensor of bytes on the host");
+    auto rng = generator(device_type, index);
+    std::lock_guard<std::mutex> lock(rng.mutex());
+    rng.set_state(state->contiguous());
   });
 }

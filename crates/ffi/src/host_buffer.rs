@@ -81,6 +81,31 @@ impl HostBuffer {
         unsafe { slice::from_raw_parts_mut(self.data.as_ptr(), self.bytes) }
     }
 
+    /// The bytes, to be read.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: as in `as_mut_slice`; the borrow of `self` keeps everybody from writing.
+        unsafe { slice::from_raw_parts(self.data.as_ptr(), self.bytes) }
+    }
+
+    /// Copies a tensor's values to the byte `at` and those that follow, row-major and in the machine's byte order.
+    ///
+    /// # Errors
+    /// `Other` for an undefined tensor, one that does not fit, one that is not dense, and for an `at` that is not a
+    /// multiple of the element's size; `Cuda`. The bytes may then hold anything.
+    ///
+    /// # Syncs
+    /// For a tensor on another device: until it is copied.
+    pub fn copy_from(&mut self, at: usize, source: &Tensor) -> Result<(), Error> {
+        if !source.defined() {
+            return Err(Error::refused("an undefined tensor has no values to copy"));
+        }
+        let _no_grad = tch::no_grad_guard();
+        let kind = source.kind();
+        let bytes = source.numel() * kind.elt_size_in_bytes();
+        let place = self.tensor.f_narrow(0, i64::try_from(at).unwrap_or(i64::MAX), bytes as i64)?;
+        Ok(place.f_view_dtype(kind)?.f_view(source.size().as_slice())?.f_copy_(source)?)
+    }
+
     /// The bytes as a tensor in the machine's byte order; `shape` may leave bytes at the end out.
     ///
     /// # Errors
@@ -116,6 +141,21 @@ mod tests {
         tensor.sum(Kind::Float).backward();
         assert_eq!(tensor.grad().size(), [3, 1]);
         assert!(HostBuffer::zeroed(0, false)?.into_tensor(Kind::Uint8, &[0, 4])?.size() == [0, 4]);
+        Ok(())
+    }
+
+    #[test]
+    fn values_are_copied_whatever_their_layout() -> Result<(), Box<dyn std::error::Error>> {
+        let mut buffer = HostBuffer::zeroed(20, false)?;
+        let columns = Tensor::from_slice(&[1i16, 2, 3, 4]).view([2, 2]).tr();
+        buffer.copy_from(2, &columns)?;
+        buffer.copy_from(12, &Tensor::from(1.5f32).set_requires_grad(true))?;
+        buffer.copy_from(20, &Tensor::zeros([0, 3], (Kind::Double, tch::Device::Cpu)))?;
+        assert_eq!(buffer.as_slice()[..10], [0, 0, 1, 0, 3, 0, 2, 0, 4, 0]);
+        assert_eq!(buffer.as_slice()[12..16], 1.5f32.to_ne_bytes());
+        for (at, tensor) in [(1, &columns), (14, &columns), (usize::MAX, &columns), (0, &Tensor::new())] {
+            assert!(buffer.copy_from(at, tensor).is_err(), "{at}");
+        }
         Ok(())
     }
 

@@ -32,6 +32,7 @@ mod kind;
 mod memory;
 mod op;
 mod raw;
+pub mod rng;
 mod rows;
 mod tensor_list;
 

@@ -213,6 +213,9 @@ unsafe extern "C" {
         err: *mut Error,
     ) -> Status;
 
+    pub fn od_rng_state(device_type: i32, index: i32, out: *mut *mut C_tensor, err: *mut Error) -> Status;
+    pub fn od_set_rng_state(device_type: i32, index: i32, state: *const C_tensor, err: *mut Error) -> Status;
+
     pub fn od_cuda_compiled() -> i32;
     pub fn od_cuda_device_name(device: i32, out: *mut *mut c_char, err: *mut Error) -> Status;
     pub fn od_string_free(string: *mut c_char);

@@ -1,0 +1,177 @@
+//! `manifest.json`: what a checkpoint holds beside tensors, and what its files must be.
+//!
+//! Its first line holds the checksum of all that follows, so that no bit can flip unseen; the whole is JSON.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use overdrive_core::Entry;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::{CheckpointError, Context};
+
+/// The format that this version writes, and the latest that it reads.
+pub const FORMAT: u32 = 1;
+
+pub(crate) const FILE: &str = "manifest.json";
+/// Beyond any state of plain values, and small enough to read.
+const MAX_BYTES: u64 = 1 << 28;
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    pub format: u32,
+    pub step: u64,
+    pub written_by: String,
+    pub parts: BTreeMap<String, Part>,
+    pub fields: BTreeMap<String, Value>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Part {
+    /// None for a part without tensors.
+    pub file: Option<File>,
+    pub values: BTreeMap<String, Plain>,
+}
+
+/// What `NAME.safetensors` must be.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct File {
+    pub bytes: u64,
+    pub crc32: String,
+}
+
+/// A value that is no tensor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Plain {
+    Bool(bool),
+    Int(i64),
+    Float(Real),
+    Text(String),
+}
+
+/// JSON has no infinities and no NaN.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Real {
+    Finite(f64),
+    Other(NonFinite),
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) enum NonFinite {
+    #[serde(rename = "inf")]
+    Infinity,
+    #[serde(rename = "-inf")]
+    NegativeInfinity,
+    #[serde(rename = "nan")]
+    NaN,
+}
+
+impl Plain {
+    /// None for a tensor.
+    pub fn of(entry: &Entry) -> Option<Self> {
+        Some(match entry {
+            Entry::Tensor(_) => return None,
+            Entry::Bool(value) => Self::Bool(*value),
+            Entry::Int(value) => Self::Int(*value),
+            Entry::Float(value) => Self::Float(Real::of(*value)),
+            Entry::Text(value) => Self::Text(value.clone()),
+        })
+    }
+
+    pub fn into_entry(self) -> Entry {
+        match self {
+            Self::Bool(value) => Entry::Bool(value),
+            Self::Int(value) => Entry::Int(value),
+            Self::Float(value) => Entry::Float(value.value()),
+            Self::Text(value) => Entry::Text(value),
+        }
+    }
+}
+
+impl Real {
+    fn of(value: f64) -> Self {
+        match value {
+            value if value.is_finite() => Self::Finite(value),
+            f64::INFINITY => Self::Other(NonFinite::Infinity),
+            f64::NEG_INFINITY => Self::Other(NonFinite::NegativeInfinity),
+            _ => Self::Other(NonFinite::NaN),
+        }
+    }
+
+    fn value(&self) -> f64 {
+        match self {
+            Self::Finite(value) => *value,
+            Self::Other(NonFinite::Infinity) => f64::INFINITY,
+            Self::Other(NonFinite::NegativeInfinity) => f64::NEG_INFINITY,
+            Self::Other(NonFinite::NaN) => f64::NAN,
+        }
+    }
+}
+
+/// The checksum of files and of the manifest: zlib's, which Python has too.
+pub(crate) fn crc32(bytes: &[u8]) -> String {
+    checksum(crc32fast::hash(bytes))
+}
+
+pub(crate) fn checksum(crc: u32) -> String {
+    format!("{crc:08x}")
+}
+
+impl Manifest {
+    pub fn to_text(&self) -> Result<String, serde_json::Error> {
+        let json = serde_json::to_string_pretty(self)?;
+        // Without its opening brace, which the first line has.
+        let rest = &json[1..].trim_start_matches('\n');
+        Ok(format!("{{\"crc32\": \"{}\",\n{rest}\n", crc32(format!("{rest}\n").as_bytes())))
+    }
+
+    /// Reads and checks the manifest of a checkpoint's folder.
+    pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
+        let path = folder.join(FILE);
+        let damaged =
+            |field: &str, expected: &str, found: String| Err(CheckpointError::damaged(&path, field, expected, found));
+        let bytes = match fs::metadata(&path) {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return damaged("the manifest", "a file", "none".to_owned());
+            }
+            Err(error) => return Err(error).when("look at it", &path),
+        };
+        if bytes > MAX_BYTES {
+            return damaged("the manifest's size", &format!("at most {MAX_BYTES} bytes"), format!("{bytes} bytes"));
+        }
+        let text = fs::read(&path).when("read it", &path)?;
+        check_format(&text, &path)?;
+        let Some(end) = text.iter().position(|&byte| byte == b'\n') else {
+            return damaged("the manifest", "several lines", format!("{} bytes without an end of line", text.len()));
+        };
+        let (first, rest) = text.split_at(end + 1);
+        let expected = format!("{{\"crc32\": \"{}\",\n", crc32(rest));
+        if first != expected.as_bytes() {
+            let found = String::from_utf8_lossy(first).trim_end().to_owned();
+            return damaged("crc32 of the manifest", expected.trim_end(), found);
+        }
+        let parsed: Result<Self, _> = serde_json::from_slice(&text);
+        parsed.or_else(|error| damaged("the manifest", "the fields of format 1", error.to_string()))
+    }
+}
+
+/// Before anything else, because a later format may hold its checksum elsewhere.
+fn check_format(text: &[u8], path: &Path) -> Result<(), CheckpointError> {
+    #[derive(Deserialize)]
+    struct Format {
+        format: Value,
+    }
+    let Ok(Format { format }) = serde_json::from_slice(text) else { return Ok(()) };
+    match format.as_u64() {
+        Some(found) if found > u64::from(FORMAT) => {
+            Err(CheckpointError::NewerFormat { path: path.to_path_buf(), expected: FORMAT, found })
+        }
+        Some(found) if found > 0 => Ok(()),
+        _ => Err(CheckpointError::damaged(path, "format", format!("1 to {FORMAT}"), format)),
+    }
+}

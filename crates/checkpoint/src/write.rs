@@ -1,0 +1,149 @@
+//! Writing a checkpoint: aside first, synced, then under its name.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use overdrive_ffi::HostBuffer;
+use serde_json::Value;
+use tch::Tensor;
+
+use crate::error::{CheckpointError, Context};
+use crate::folder::{Folder, sync_folder};
+use crate::layout::Layout;
+use crate::manifest::{self, FORMAT, Manifest, Plain, checksum};
+
+/// Written at a time, and small enough to stay in a core's cache between the copy, the checksum and the write.
+const CHUNK: usize = 1 << 20;
+
+/// A checkpoint to be written.
+pub(crate) struct Pending {
+    pub step: u64,
+    pub parts: Vec<PendingPart>,
+    pub fields: BTreeMap<String, Value>,
+}
+
+pub(crate) struct PendingPart {
+    pub name: String,
+    pub header: Vec<u8>,
+    pub values: BTreeMap<String, Plain>,
+    pub body: Body,
+}
+
+/// The tensors of a part.
+pub(crate) enum Body {
+    /// A copy of them all, one behind the other, in memory that is used again: as many bytes of the buffer.
+    Copied(HostBuffer, usize),
+    /// The tensors themselves, which nobody changes while they are written.
+    Live(Vec<Tensor>, usize),
+}
+
+impl PendingPart {
+    /// Copies the tensors to `buffer`, or to new memory when that is too small.
+    pub fn copied(name: &str, layout: Layout, buffer: Option<HostBuffer>) -> Result<Self, CheckpointError> {
+        let Layout { header, tensors, bytes, values } = layout;
+        let mut buffer = match buffer.filter(|buffer| buffer.len() >= bytes) {
+            Some(buffer) => buffer,
+            None => HostBuffer::zeroed(bytes, tensors.iter().any(|tensor| tensor.device().is_cuda()))?,
+        };
+        let mut at = 0;
+        for tensor in &tensors {
+            buffer.copy_from(at, tensor)?;
+            at += tensor.numel() * tensor.kind().elt_size_in_bytes();
+        }
+        Ok(Self { name: name.to_owned(), header, values, body: Body::Copied(buffer, bytes) })
+    }
+
+    /// The tensors as they are, for a write that the caller waits for.
+    pub fn live(name: &str, layout: Layout) -> Self {
+        let Layout { header, tensors, bytes, values } = layout;
+        Self { name: name.to_owned(), header, values, body: Body::Live(tensors, bytes) }
+    }
+}
+
+impl Body {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Copied(_, bytes) | Self::Live(_, bytes) => *bytes,
+        }
+    }
+
+    /// Gives all bytes to `each`, some at a time.
+    fn chunks(&self, mut each: impl FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
+        match self {
+            Self::Copied(buffer, bytes) => buffer.as_slice()[..*bytes].chunks(CHUNK).try_for_each(each),
+            Self::Live(tensors, _) => {
+                let mut staging = HostBuffer::zeroed(CHUNK, false)?;
+                let mut filled = 0;
+                for tensor in tensors {
+                    let size = tensor.kind().elt_size_in_bytes();
+                    let torch = |error| CheckpointError::Torch(tch::TchError::into(error));
+                    let flat = tensor.f_contiguous().and_then(|tensor| tensor.f_view(-1)).map_err(torch)?;
+                    let (mut start, end) = (0, tensor.numel());
+                    while start < end {
+                        let count = (end - start).min((CHUNK - filled) / size);
+                        staging.copy_from(filled, &flat.f_narrow(0, start as i64, count as i64).map_err(torch)?)?;
+                        (start, filled) = (start + count, filled + count * size);
+                        if CHUNK - filled < size {
+                            each(&staging.as_slice()[..filled])?;
+                            filled = 0;
+                        }
+                    }
+                }
+                each(&staging.as_slice()[..filled])
+            }
+        }
+    }
+}
+
+/// Writes a checkpoint, then removes those beyond `keep`. When it fails, those before are as they were.
+pub(crate) fn write(folder: &Folder, pending: &Pending, keep: usize) -> Result<(), CheckpointError> {
+    let aside = folder.writing(pending.step);
+    let written = fill(&aside, pending);
+    if let Err(error) = written {
+        // What is left of it takes room; that it could not be written is the news.
+        let _ = fs::remove_dir_all(&aside);
+        return Err(error);
+    }
+    folder.publish(pending.step)?;
+    folder.remove_oldest(keep, pending.step)
+}
+
+fn fill(aside: &Path, pending: &Pending) -> Result<(), CheckpointError> {
+    if aside.exists() {
+        fs::remove_dir_all(aside).when("remove it", aside)?;
+    }
+    fs::create_dir(aside).when("make the folder", aside)?;
+    let mut parts = BTreeMap::new();
+    for part in &pending.parts {
+        let file = match part.body.bytes() {
+            0 if part.header.len() <= 16 => None,
+            _ => Some(write_tensors(&aside.join(format!("{}.safetensors", part.name)), part)?),
+        };
+        let values = part.values.clone();
+        parts.insert(part.name.clone(), manifest::Part { file, values });
+    }
+    let path = aside.join(manifest::FILE);
+    let written_by = concat!("overdrive-checkpoint ", env!("CARGO_PKG_VERSION")).to_owned();
+    let manifest = Manifest { format: FORMAT, step: pending.step, written_by, parts, fields: pending.fields.clone() };
+    let text = manifest.to_text().map_err(|error| CheckpointError::Field { name: "*".to_owned(), error })?;
+    let action = || format!("write {} bytes", text.len());
+    let mut file = File::create(&path).when("make the file", &path)?;
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).when(action(), &path)?;
+    sync_folder(aside)
+}
+
+fn write_tensors(path: &Path, part: &PendingPart) -> Result<manifest::File, CheckpointError> {
+    let bytes = (part.header.len() + part.body.bytes()) as u64;
+    let mut file = File::create(path).when("make the file", path)?;
+    let mut crc = crc32fast::Hasher::new();
+    let mut put = |chunk: &[u8]| {
+        crc.update(chunk);
+        file.write_all(chunk).when(format!("write its {bytes} bytes"), path)
+    };
+    put(&part.header)?;
+    part.body.chunks(put)?;
+    file.sync_all().when(format!("write its {bytes} bytes"), path)?;
+    Ok(manifest::File { bytes, crc32: checksum(crc.finalize()) })
+}

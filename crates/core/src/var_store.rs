@@ -1,0 +1,39 @@
+//! A model's weights as a state.
+
+use tch::nn::VarStore;
+
+use overdrive_ffi::Error as TorchError;
+
+use crate::state::{Entry, StateDict, StateError, Stateful};
+
+/// Every variable by its name, buffers (a batch norm's running mean, say) among them.
+///
+/// Loading copies into the tensors that are there, so that the model and an optimizer over it go on with them.
+///
+/// # Source
+/// `torch.nn.Module.state_dict`
+impl Stateful for VarStore {
+    fn state_dict(&self) -> Result<StateDict, StateError> {
+        let mut state = StateDict::new();
+        for (name, tensor) in self.variables() {
+            state.insert(name, Entry::Tensor(tensor));
+        }
+        Ok(state)
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        let mut variables: Vec<_> = self.variables().into_iter().collect();
+        variables.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let check = |(name, own): &(String, _)| {
+            let own: &tch::Tensor = own;
+            state.tensor(name, &own.size(), own.kind()).map(tch::Tensor::shallow_clone)
+        };
+        let saved = variables.iter().map(check).collect::<Result<Vec<_>, _>>()?;
+        state.refuse_unknown(&variables.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>())?;
+        let _no_grad = tch::no_grad_guard();
+        for ((_, own), saved) in variables.iter_mut().zip(&saved) {
+            own.f_copy_(saved).map_err(TorchError::from)?;
+        }
+        Ok(())
+    }
+}
