@@ -1,0 +1,201 @@
+//! Checkpoints that are damaged, of another format or of another model, and disks that are full.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use overdrive_checkpoint::{Checkpoint, CheckpointError};
+use overdrive_core::Entry;
+use tch::{Device, Kind, Tensor, nn};
+
+use crate::{Plain, child, model, value};
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+/// Two good checkpoints, of steps 1 and 2.
+fn two(folder: &Path) -> Result<Checkpoint, CheckpointError> {
+    let mut checkpoint = Checkpoint::builder(folder).build()?;
+    checkpoint.save(1, &[("model", &model(1.0))])?;
+    checkpoint.save(2, &[("model", &model(2.0))])?;
+    checkpoint.wait()?;
+    Ok(checkpoint)
+}
+
+#[test]
+fn a_checkpoint_cut_short_anywhere_is_passed_over() -> Outcome {
+    for name in ["model.safetensors", "manifest.json"] {
+        let folder = tempfile::tempdir()?;
+        let mut checkpoint = two(folder.path())?;
+        let path = checkpoint.path(2).join(name);
+        let whole = fs::read(&path)?;
+        for len in [0, 1, 7, 8, 20, whole.len() / 2, whole.len() - 1] {
+            fs::write(&path, &whole[..len])?;
+            let error = checkpoint.load(2, &mut [("model", &mut model(0.0))]).unwrap_err();
+            assert!(error.is_damage() && error.to_string().contains(name), "{len}: {error}");
+        }
+        fs::remove_file(&path)?;
+        let mut vs = model(0.0);
+        let resumed = checkpoint.resume(&mut [("model", &mut vs)])?.ok_or("nothing")?;
+        assert_eq!((resumed.step, resumed.skipped.len(), value(&vs)), (1, 1, 1.0));
+        assert_eq!(checkpoint.steps()?, [1], "the damaged one does not count");
+    }
+    Ok(())
+}
+
+#[test]
+fn every_flipped_bit_is_found() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let mut checkpoint = two(folder.path())?;
+    for name in ["model.safetensors", "manifest.json"] {
+        let path = checkpoint.path(2).join(name);
+        let whole = fs::read(&path)?;
+        for at in 0..whole.len() {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 1 << (at % 8);
+            fs::write(&path, flipped)?;
+            let mut vs = model(0.0);
+            let error = checkpoint.load(2, &mut [("model", &mut vs)]).unwrap_err();
+            // A flipped digit may make the format a newer one.
+            let found = error.is_damage() || matches!(error, CheckpointError::NewerFormat { .. });
+            assert!(found, "{name}, byte {at}: {error}");
+            assert_eq!(value(&vs), 0.0);
+        }
+        fs::write(&path, whole)?;
+    }
+    let mut vs = model(0.0);
+    checkpoint.load(2, &mut [("model", &mut vs)])?;
+    assert_eq!(value(&vs), 2.0);
+    Ok(())
+}
+
+#[test]
+fn a_newer_format_is_named_and_the_one_before_loads() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let mut checkpoint = two(folder.path())?;
+    let path = checkpoint.path(2).join("manifest.json");
+    fs::write(&path, fs::read_to_string(&path)?.replace("\"format\": 1,", "\"format\": 9,"))?;
+    let mut vs = model(0.0);
+    let error = checkpoint.resume(&mut [("model", &mut vs)]).unwrap_err();
+    assert!(error.to_string().ends_with("format: expected 1 or less, found 9: a later version wrote it"), "{error}");
+    checkpoint.load(1, &mut [("model", &mut vs)])?;
+    assert_eq!(value(&vs), 1.0);
+    Ok(())
+}
+
+#[test]
+fn another_model_is_named_by_its_weight() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let mut checkpoint = two(folder.path())?;
+    let mut wide = nn::VarStore::new(Device::Cpu);
+    let _ = wide.root().var("bias", &[3], nn::Init::Const(0.0));
+    let _ = wide.root().var("weight", &[3, 5], nn::Init::Const(0.0));
+    let error = checkpoint.resume(&mut [("model", &mut wide)]).unwrap_err().to_string();
+    let expected = "model: `weight` should be a Float tensor of shape [3, 5], but is a Float tensor of shape [3, 4]";
+    assert_eq!(error, expected);
+    assert_eq!(value(&wide), 0.0);
+
+    let mut double = model(0.0);
+    double.double();
+    let error = checkpoint.resume(&mut [("model", &mut double)]).unwrap_err().to_string();
+    assert!(error.contains("should be a Double tensor"), "{error}");
+    let _ = wide.root().var("more", &[1], nn::Init::Const(0.0));
+    assert!(checkpoint.resume(&mut [("model", &mut wide)]).unwrap_err().to_string().contains("`more`"));
+    Ok(())
+}
+
+#[test]
+fn when_all_are_damaged_a_run_does_not_start_anew_by_itself() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let mut checkpoint = two(folder.path())?;
+    for step in [1, 2] {
+        fs::remove_file(checkpoint.path(step).join("manifest.json"))?;
+    }
+    let error = checkpoint.resume(&mut [("model", &mut model(0.0))]).unwrap_err();
+    assert!(error.is_damage(), "{error}");
+    Ok(())
+}
+
+#[test]
+fn what_a_crash_leaves_is_tidied_up() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let checkpoint = two(folder.path())?;
+    let (one, two) = (checkpoint.path(1), checkpoint.path(2));
+    assert!(matches!(Checkpoint::builder(folder.path()).build(), Err(CheckpointError::InUse { .. })));
+    drop(checkpoint);
+    let beside = |prefix: &str, path: &Path| {
+        folder.path().join(format!("{prefix}{}", path.file_name().unwrap_or_default().to_string_lossy()))
+    };
+    // Killed between the two renames that replace a checkpoint, and in the middle of a removal and of a write.
+    fs::rename(&two, beside(".replaced-", &two))?;
+    fs::rename(&one, beside(".removed-", &one))?;
+    fs::create_dir(folder.path().join(".writing-step-000000000003"))?;
+    let mut checkpoint = Checkpoint::builder(folder.path()).build()?;
+    assert_eq!(checkpoint.steps()?, [2]);
+    checkpoint.load(2, &mut [("model", &mut model(0.0))])?;
+    assert_eq!(fs::read_dir(folder.path())?.count(), 2, "the checkpoint and the lock");
+    Ok(())
+}
+
+#[test]
+fn options_names_and_tensors_that_cannot_be_are_refused() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    assert!(Checkpoint::builder(folder.path()).keep(0).build().is_err());
+    assert!(Checkpoint::builder(folder.path()).every(0).build().is_err());
+    let mut checkpoint = Checkpoint::builder(folder.path()).build()?;
+    let vs = model(0.0);
+    for name in ["", "a/b", "..", ".a", "ü"] {
+        assert!(matches!(checkpoint.save(1, &[(name, &vs)]), Err(CheckpointError::PartName { .. })), "{name}");
+    }
+    assert!(checkpoint.save(1, &[("a", &vs), ("A", &vs)]).is_err());
+    for tensor in [Tensor::new(), Tensor::zeros([2], (Kind::ComplexDouble, Device::Cpu))] {
+        let part = Plain::new([]);
+        let mut part = part;
+        part.0.insert("odd", Entry::Tensor(tensor));
+        let error = checkpoint.save(1, &[("part", &Shared(&part))]).unwrap_err().to_string();
+        assert!(error.starts_with("part: `odd`: expected"), "{error}");
+    }
+    let error = checkpoint.load(5, &mut []).unwrap_err().to_string();
+    assert!(error.ends_with("no checkpoint of step 5; there are []"), "{error}");
+    Ok(())
+}
+
+/// Gives its tensors out as they are, undefined ones too.
+struct Shared<'a>(&'a Plain);
+
+impl overdrive_core::Stateful for Shared<'_> {
+    fn state_dict(&self) -> Result<overdrive_core::StateDict, overdrive_core::StateError> {
+        let mut state = overdrive_core::StateDict::new();
+        for (key, entry) in self.0.0.iter() {
+            if let Entry::Tensor(tensor) = entry {
+                state.insert(key, Entry::Tensor(tensor.shallow_clone()));
+            }
+        }
+        Ok(state)
+    }
+
+    fn load_state_dict(&mut self, _: &overdrive_core::StateDict) -> Result<(), overdrive_core::StateError> {
+        Ok(())
+    }
+}
+
+/// A limit on the size of files stands in for a full disk: the write fails in its middle.
+#[cfg(unix)]
+#[test]
+fn on_a_full_disk_the_error_comes_with_the_next_call_and_the_one_before_loads() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    drop(two(folder.path())?);
+    let mut limited = Command::new("bash");
+    // In units of 1024 bytes. The signal is ignored, so that the write fails instead.
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$0\" \"$@\""]).arg(std::env::current_exe()?);
+    let output = child::arguments(&mut limited, "full_disk", folder.path()).output()?;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("the checkpoint of step 3 was not written"), "{said}");
+    assert!(said.contains("model.safetensors: cannot write its 4000"), "{said}");
+
+    let mut vs = model(0.0);
+    let mut checkpoint = Checkpoint::builder(folder.path()).build()?;
+    assert_eq!(checkpoint.resume(&mut [("model", &mut vs)])?.ok_or("nothing")?.step, 2);
+    assert_eq!(value(&vs), 2.0);
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! Checkpoints saved, loaded, damaged, interrupted and killed.
+
+mod bad_input;
+mod child;
+mod kills;
+mod round_trip;
+
+use overdrive_core::{Entry, StateDict, StateError, Stateful};
+use tch::{Device, Kind, Tensor, nn};
+
+/// A part that is its own state and refuses another's names, shapes and dtypes.
+#[derive(Debug)]
+pub struct Plain(pub StateDict);
+
+impl Plain {
+    pub fn new(entries: impl IntoIterator<Item = (&'static str, Entry)>) -> Self {
+        let mut state = StateDict::new();
+        entries.into_iter().for_each(|(key, entry)| state.insert(key, entry));
+        Self(state)
+    }
+}
+
+pub fn copy(state: &StateDict) -> StateDict {
+    let mut copy = StateDict::new();
+    for (key, entry) in state.iter() {
+        let entry = match entry {
+            Entry::Tensor(tensor) => Entry::Tensor(tensor.copy()),
+            Entry::Bool(value) => Entry::Bool(*value),
+            Entry::Int(value) => Entry::Int(*value),
+            Entry::Float(value) => Entry::Float(*value),
+            Entry::Text(value) => Entry::Text(value.clone()),
+        };
+        copy.insert(key, entry);
+    }
+    copy
+}
+
+impl Stateful for Plain {
+    fn state_dict(&self) -> Result<StateDict, StateError> {
+        Ok(copy(&self.0))
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        for (key, entry) in self.0.iter() {
+            match entry {
+                Entry::Tensor(own) => drop(state.tensor(key, &own.size(), own.kind())?),
+                Entry::Int(_) => drop(state.int(key)?),
+                Entry::Float(_) => drop(state.float(key)?),
+                Entry::Bool(_) => drop(state.bool(key)?),
+                Entry::Text(_) => drop(state.get(key)?),
+            }
+        }
+        state.refuse_unknown(&self.0.iter().map(|(key, _)| key).collect::<Vec<_>>())?;
+        self.0 = copy(state);
+        Ok(())
+    }
+}
+
+/// A model whose weights are all `value`.
+pub fn model(value: f64) -> nn::VarStore {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let _ = vs.root().var("weight", &[3, 4], nn::Init::Const(value));
+    let _ = vs.root().var("bias", &[3], nn::Init::Const(value));
+    vs
+}
+
+/// The value that all weights have.
+pub fn value(vs: &nn::VarStore) -> f64 {
+    let all = Tensor::cat(&vs.trainable_variables().iter().map(|weight| weight.reshape([-1])).collect::<Vec<_>>(), 0);
+    assert_eq!(all.min(), all.max(), "half loaded");
+    all.max().to_kind(Kind::Double).double_value(&[])
+}
