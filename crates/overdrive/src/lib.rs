@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | `amp` | `overdrive-amp` | autocast, GradScaler |
 //! | `accum` | `overdrive-accum` | gradient accumulation, exact under uneven micro-batches |
+//! | `checkpoint` | `overdrive-checkpoint` | checkpoints that survive crashes, written in the background |
 //! | `dataload` | `overdrive-dataload` | datasets, streams, decoding, caches, a parallel loader with exact resume |
 //! | `optim` | `overdrive-optim` | fused and listed optimizers, 8-bit states, clipping, averages of weights |
 //! | `sched` | `overdrive-sched` | learning rate schedules, early stopping, curricula |
@@ -17,6 +18,8 @@
 pub use overdrive_accum as accum;
 #[cfg(feature = "amp")]
 pub use overdrive_amp as amp;
+#[cfg(feature = "checkpoint")]
+pub use overdrive_checkpoint as checkpoint;
 pub use overdrive_core as core;
 #[cfg(feature = "dataload")]
 pub use overdrive_dataload as dataload;
@@ -34,6 +37,8 @@ pub mod prelude {
     pub use overdrive_accum::Accumulator;
     #[cfg(feature = "amp")]
     pub use overdrive_amp::{Autocast, AutocastGuard, GradScaler, autocast};
+    #[cfg(feature = "checkpoint")]
+    pub use overdrive_checkpoint::{Checkpoint, RngState};
     pub use overdrive_core::{GradientSync, Optimizer, StateDict, Stateful};
     #[cfg(feature = "dataload")]
     pub use overdrive_dataload::{
