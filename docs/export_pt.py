@@ -3,7 +3,7 @@
 
     export_pt.py --model model.pt --optimizer optimizer.pt --step 1000 step-000000001000
 
-Each file is what `torch.save(model.state_dict(), ..)` or `torch.save(optimizer.state_dict(), ..)` wrote; `--key` takes a
+Each file is what `torch.save(model.state_dict(), ..)` or `torch.save(optimizer.state_dict(), ..)` wrote; `--model-key` takes a
 dictionary inside of a larger checkpoint (`--model run.pt --model-key model_state_dict`). Files are read with
 `weights_only=True`: nothing in them is run. Needs torch, and nothing else.
 
@@ -27,6 +27,9 @@ DTYPES = {
     torch.int64: "I64", torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64",
     torch.complex64: "C64",
 }  # fmt: skip
+
+# How PyTorch computes a step, and what the optimizer's type says already.
+IMPLIED = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
 
 
 def plain(value):
@@ -65,8 +68,7 @@ def flatten_optimizer(state):
                 flat.update({f"{key}.{index}": item for index, item in enumerate(value)})
             elif isinstance(value, torch.Tensor):
                 flat[key] = value.item()
-            # How PyTorch computes a step, not which.
-            elif value is not None and name not in ("foreach", "fused", "capturable", "differentiable"):
+            elif value is not None and name not in IMPLIED:
                 flat[key] = value
     # PyTorch numbers parameters by the order of the groups, as Overdrive does.
     for index, slots in state["state"].items():

@@ -98,7 +98,7 @@ fn put_back(before: &[StateDict], parts: &mut [(&str, &mut dyn Stateful)], error
 fn copy_to_host(state: &StateDict) -> Result<StateDict, StateError> {
     let host = |tensor: &Tensor| {
         let copy = tensor.f_detach()?.f_to_device(Device::Cpu)?;
-        copy.f_copy()
+        copy.f_to_dtype(copy.kind(), false, true)
     };
     let mut copy = StateDict::new();
     for (key, entry) in state.iter() {

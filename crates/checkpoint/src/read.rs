@@ -108,7 +108,7 @@ fn insert_tensors(header: &Metadata, body: HostBuffer, state: &mut StateDict) ->
             // Where another program left a tensor that is not aligned.
             let tensor: Tensor = match start.is_multiple_of(kind.elt_size_in_bytes()) {
                 true => tensor,
-                false => tensor.f_copy()?,
+                false => tensor.f_to_dtype(Kind::Uint8, false, true)?,
             };
             match kind {
                 // Any byte but 0 is true: a truth value of 2 must not come into being.

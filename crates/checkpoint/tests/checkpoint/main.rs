@@ -13,6 +13,7 @@ use tch::{Device, Kind, Tensor, nn};
 pub struct Plain(pub StateDict);
 
 impl Plain {
+    /// Of these entries.
     pub fn new(entries: impl IntoIterator<Item = (&'static str, Entry)>) -> Self {
         let mut state = StateDict::new();
         entries.into_iter().for_each(|(key, entry)| state.insert(key, entry));
@@ -20,6 +21,7 @@ impl Plain {
     }
 }
 
+/// The same entries in memory of their own.
 pub fn copy(state: &StateDict) -> StateDict {
     let mut copy = StateDict::new();
     for (key, entry) in state.iter() {
