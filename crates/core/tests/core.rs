@@ -1,6 +1,6 @@
 //! tch's own optimizer under the contract, and what a state says when it does not fit.
 
-use overdrive_core::{Entry, Optimizer, OptimizerError, OptimizerId, StateDict, StateError};
+use overdrive_core::{Entry, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful};
 use tch::nn::OptimizerConfig;
 use tch::{Device, Kind, Tensor, nn};
 
@@ -66,4 +66,31 @@ fn states_nest_and_say_what_does_not_fit() {
     assert!(matches!(model.bool("step"), Err(StateError::Mismatch { .. })));
     assert!(matches!(model.get("bias"), Err(StateError::Missing { .. })));
     assert!(matches!(model.refuse_unknown(&["weight"]), Err(StateError::Unexpected { key }) if key == "step"));
+}
+
+#[test]
+fn a_var_store_loads_into_its_own_tensors_or_not_at_all() {
+    let build = |value| {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let _ = vs.root().var("a", &[2], nn::Init::Const(value));
+        let _ = (vs.root() / "norm").zeros_no_train("mean", &[3]);
+        vs
+    };
+    let (saved, mut vs) = (build(1.0), build(0.0));
+    let weight = vs.trainable_variables().remove(0);
+    let state = saved.state_dict().unwrap();
+    assert_eq!(state.iter().map(|(key, _)| key).collect::<Vec<_>>(), ["a", "norm.mean"]);
+    vs.load_state_dict(&state).unwrap();
+    assert_eq!(weight.double_value(&[1]), 1.0);
+    assert!(weight.requires_grad() && weight.is_leaf());
+
+    let mut other = StateDict::new();
+    other.insert("a", Entry::Tensor(Tensor::zeros([2], (Kind::Float, Device::Cpu))));
+    assert!(matches!(vs.load_state_dict(&other), Err(StateError::Missing { key }) if key == "norm.mean"));
+    other.insert("norm.mean", Entry::Tensor(Tensor::zeros([4], (Kind::Float, Device::Cpu))));
+    assert!(matches!(vs.load_state_dict(&other), Err(StateError::Mismatch { key, .. }) if key == "norm.mean"));
+    other.insert("norm.mean", Entry::Tensor(Tensor::zeros([3], (Kind::Float, Device::Cpu))));
+    other.insert("more", Entry::Int(1));
+    assert!(matches!(vs.load_state_dict(&other), Err(StateError::Unexpected { key }) if key == "more"));
+    assert_eq!(weight.double_value(&[1]), 1.0);
 }

@@ -85,12 +85,10 @@ fn a_run_killed_twenty_times_ends_bit_for_bit_as_one_that_was_not() -> Outcome {
     println!("seed {SEED}, killed behind {at:?}");
     run_to_end(killed.path())?;
     let (whole, killed) = (last(whole.path())?, last(killed.path())?);
-    assert_eq!(whole.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), [
-        "manifest.json",
-        "model.safetensors",
-        "rng.safetensors",
-        "trainer.safetensors"
-    ]);
+    assert_eq!(
+        whole.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
+        ["manifest.json", "model.safetensors", "rng.safetensors", "trainer.safetensors"]
+    );
     assert!(whole == killed, "another end");
     Ok(())
 }
