@@ -1,0 +1,99 @@
+//! A run that is killed and resumed, and ends as if it never had been.
+//!
+//! Trains a small model with dropout for 60 steps in one go. Then in a process of its own, which is killed with
+//! SIGKILL a few times on its way, and started again each time.
+//!
+//! Expect: the steps that each process went on from, and final checkpoints whose bytes are the same.
+//!
+//!     cargo run -p overdrive-examples --example 10_checkpoints
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use overdrive::prelude::*;
+
+const STEPS: u64 = 60;
+/// Each process is killed behind so many lines of its output.
+const KILLED_BEHIND: [usize; 3] = [9, 21, 4];
+
+/// Trains to the end from wherever the last process came to.
+fn train(folder: &Path) -> Result<()> {
+    tch::manual_seed(7);
+    let mut vs = nn::VarStore::new(Device::Cpu);
+    let (hidden, out) = (
+        nn::linear(vs.root() / "hidden", 16, 32, Default::default()),
+        nn::linear(vs.root() / "out", 32, 1, Default::default()),
+    );
+    let mut opt = Sgd::builder(vs.trainable_variables()).lr(0.1).build()?;
+    let mut sched = LrScheduler::new(&mut opt, CosineAnnealingLr::new(STEPS))?;
+    let mut rng = RngState::new(Device::Cpu);
+
+    let mut checkpoint = Checkpoint::builder(folder).every(5).keep(2).on_signal(true).build()?;
+    let resumed = checkpoint.resume(&mut [("model", &mut vs), ("schedule", &mut sched), ("rng", &mut rng)])?;
+    // A schedule's state sets nothing of the optimizer: this does.
+    sched.apply(&mut opt)?;
+    let first = resumed.map_or(1, |resumed| resumed.step + 1);
+    println!("from step {first}");
+    for step in first..=STEPS {
+        // Data and dropout both come of the generator, whose state is saved.
+        let x = Tensor::randn([32, 16], (Kind::Float, Device::Cpu));
+        let y = out.forward(&hidden.forward(&x).relu().dropout(0.2, true));
+        let loss = (y - x.sum_dim_intlist(1, true, Kind::Float)).square().mean(Kind::Float);
+        loss.backward();
+        opt.step()?;
+        opt.zero_grad()?;
+        sched.step(&mut opt)?;
+        println!("step {step}: loss {:.4}", loss.double_value(&[]));
+        if checkpoint.due(step)? {
+            checkpoint.set("last_loss", &loss.double_value(&[]))?;
+            checkpoint.save(step, &[("model", &vs), ("schedule", &sched), ("rng", &rng)])?;
+        }
+        if checkpoint.stop_requested() {
+            break;
+        }
+    }
+    Ok(checkpoint.finish()?)
+}
+
+/// The same program again, killed behind so many lines, or left alone.
+fn process(folder: &Path, killed_behind: Option<usize>) -> Result<()> {
+    let mut child = Command::new(std::env::current_exe()?).arg(folder).stdout(Stdio::piped()).spawn()?;
+    let lines = BufReader::new(child.stdout.take().context("no output")?).lines();
+    for (number, line) in lines.enumerate() {
+        let line = line?;
+        if number == 0 {
+            println!("a process goes on {line}");
+        }
+        if killed_behind == Some(number) {
+            child.kill()?;
+            println!("killed at {line}");
+            break;
+        }
+    }
+    let status = child.wait()?;
+    ensure!(status.success() == killed_behind.is_none(), "the process ended with {status}");
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    if let Some(folder) = std::env::args_os().nth(1) {
+        return train(Path::new(&folder));
+    }
+    let (whole, killed) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    process(whole.path(), None)?;
+    println!();
+    for lines in KILLED_BEHIND {
+        process(killed.path(), Some(lines))?;
+    }
+    process(killed.path(), None)?;
+    for name in ["manifest.json", "model.safetensors", "rng.safetensors"] {
+        let last = |folder: &Path| fs::read(folder.join(format!("step-{STEPS:012}")).join(name));
+        ensure!(last(whole.path())? == last(killed.path())?, "{name} is another one");
+    }
+    println!("\nthe same bytes as of the run that was never killed");
+    Ok(())
+}
