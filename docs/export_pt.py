@@ -3,8 +3,8 @@
 
     export_pt.py --model model.pt --optimizer optimizer.pt --step 1000 step-000000001000
 
-Each file is what `torch.save(model.state_dict(), ..)` or `torch.save(optimizer.state_dict(), ..)` wrote; `--model-key` takes a
-dictionary inside of a larger checkpoint (`--model run.pt --model-key model_state_dict`). Files are read with
+Each file is what `torch.save(model.state_dict(), ..)` or `torch.save(optimizer.state_dict(), ..)` wrote; `--model-key`
+takes a dictionary inside of a larger checkpoint (`--model run.pt --model-key model_state_dict`). Files are read with
 `weights_only=True`: nothing in them is run. Needs torch, and nothing else.
 
 Names stay PyTorch's: a tch model loads them when its variables have the same names. An optimizer's become

@@ -163,8 +163,8 @@ impl Checkpoint {
 
     /// Saves the parts and the fields under this step, in the place of what may have been saved under it before.
     ///
-    /// In the background, this waits for the write before, copies the state and returns; an error of the write is raised
-    /// by the next call of `due`, `save`, `wait` or `finish`.
+    /// In the background, this waits for the write before, copies the state and returns; an error of the write is
+    /// raised by the next call of `due`, `save`, `wait` or `finish`.
     ///
     /// # Errors
     /// When the state cannot be taken or copied; [`CheckpointError::Background`] when the write before has failed, and

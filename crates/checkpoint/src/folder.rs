@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `step-N` | a checkpoint |
 //! | `.writing-step-N` | one that is being written |
-//! | `.replaced-step-N` | one whose step was saved again: put back when the crash came before the new one was in place |
+//! | `.replaced-step-N` | one whose step was saved again: put back after a crash before the new one was in place |
 //! | `.removed-step-N` | one that is being removed |
 //! | `damaged-step-N` | one that could not be loaded, and is left to be looked at |
 

@@ -33,8 +33,8 @@ impl Loaded {
 
 /// Loads parts of the checkpoint in this folder, `step-000000000200` say; other parts of it are left alone.
 ///
-/// For a model without its optimizer, and for what `docs/export_pt.py` makes of PyTorch's files. All parts are loaded or
-/// none, as in [`Checkpoint::resume`](crate::Checkpoint::resume).
+/// For a model without its optimizer, and for what `docs/export_pt.py` makes of PyTorch's files. All parts are
+/// loaded or none, as in [`Checkpoint::resume`](crate::Checkpoint::resume).
 ///
 /// # Errors
 /// As [`Checkpoint::resume`](crate::Checkpoint::resume); damage is an error here.
@@ -45,7 +45,7 @@ pub fn load(folder: impl AsRef<Path>, parts: &mut [(&str, &mut dyn Stateful)]) -
     load_all(read(folder.as_ref(), None)?, parts, false)
 }
 
-/// Every part checks all of its own state before it changes. When one refuses, those before it are put back from copies.
+/// Every part checks all of its own state before it changes. When one refuses, those before it are put back.
 pub(crate) fn load_all(
     saved: Saved,
     parts: &mut [(&str, &mut dyn Stateful)],
