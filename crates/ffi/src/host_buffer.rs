@@ -150,7 +150,7 @@ mod tests {
         let columns = Tensor::from_slice(&[1i16, 2, 3, 4]).view([2, 2]).tr();
         buffer.copy_from(2, &columns)?;
         buffer.copy_from(12, &Tensor::from(1.5f32).set_requires_grad(true))?;
-        buffer.copy_from(20, &Tensor::zeros([0, 3], (Kind::Double, tch::Device::Cpu)))?;
+        buffer.copy_from(20, &Tensor::zeros([0, 3], (Kind::Float, tch::Device::Cpu)))?;
         assert_eq!(buffer.as_slice()[..10], [0, 0, 1, 0, 3, 0, 2, 0, 4, 0]);
         assert_eq!(buffer.as_slice()[12..16], 1.5f32.to_ne_bytes());
         for (at, tensor) in [(1, &columns), (14, &columns), (usize::MAX, &columns), (0, &Tensor::new())] {

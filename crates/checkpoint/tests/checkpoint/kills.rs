@@ -35,6 +35,17 @@ fn start(folder: &Path) -> std::io::Result<(Child, BufReader<ChildStdout>)> {
     Ok((child, BufReader::new(output)))
 }
 
+/// Reads until the child has told of a step that is `target` or later.
+fn step_from(output: &mut BufReader<ChildStdout>, target: u64) -> std::io::Result<()> {
+    while let Some(line) = moments(output, 1)? {
+        let step = line.split_once("moment: step ").and_then(|(_, step)| step.trim().parse::<u64>().ok());
+        if step.is_some_and(|step| step >= target) {
+            break;
+        }
+    }
+    Ok(())
+}
+
 /// Reads until the child has told so many moments; the last line, or none at the end.
 fn moments(output: &mut BufReader<ChildStdout>, count: u64) -> std::io::Result<Option<String>> {
     let (mut line, mut seen) = (String::new(), 0);
@@ -74,8 +85,12 @@ fn a_run_killed_twenty_times_ends_bit_for_bit_as_one_that_was_not() -> Outcome {
     let mut at = Vec::new();
     for kill in 0..KILLS {
         let (mut child, mut output) = start(killed.path())?;
-        // A step or a save of the next ones; the first two moments are before any step.
-        let moment = moments(&mut output, 1 + random.below(14))?;
+        // One in five before any step, the others spread over the run; they end well before it, since the child goes on
+        // while its output is read.
+        if random.below(5) > 0 {
+            step_from(&mut output, 1 + 7 * kill as u64 + random.below(8))?;
+        }
+        let moment = moments(&mut output, 1 + random.below(2))?;
         std::thread::sleep(Duration::from_micros(random.below(3000)));
         child.kill()?;
         let status = child.wait()?;
