@@ -1,5 +1,6 @@
 //! Speed beside other tools, interleaved in one run.
 
+mod checkpoint;
 mod loader;
 mod optim;
 mod packages;
@@ -24,7 +25,7 @@ pub struct Options {
     /// Where to write the numbers
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
-    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim`, 7 for `loader`]
+    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim`, 9 for `checkpoint`, 7 for `loader`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..=1000))]
     pairs: Option<u32>,
     /// The Python that has torch 2.11.0
@@ -41,6 +42,8 @@ enum Case {
     Step,
     /// AdamW steps and clipping over ResNet-50's and GPT-2-small's parameters, on one thread; takes 9 GB of memory
     Optim,
+    /// Saving 1 GB in the background and waited for, and loading it; takes 9 GB of memory and 5 GB of disk
+    Checkpoint,
     /// Loading photographs, samples in memory and shards, beside DataLoader, spdl, webdataset and dataloader-rs
     Loader,
 }
@@ -65,6 +68,7 @@ pub fn run(options: &Options) -> Result<()> {
     let report: VersusReport = match options.case {
         Case::Step => step::measure(options)?,
         Case::Optim => optim::measure(options)?,
+        Case::Checkpoint => checkpoint::measure(options)?,
         Case::Loader => loader::measure(options)?,
     };
     print!("{}", report.table());

@@ -16,6 +16,8 @@ use super::Options;
 use super::turns::{Case, Findings, Program, Turns};
 
 const PAIRS: u32 = 15;
+/// Of GPT-2-small.
+const WIDTH: i64 = 768;
 
 /// Parameters of a model, and how many steps a sample takes.
 struct Model {
@@ -44,15 +46,21 @@ fn resnet50() -> Model {
 
 /// 124 million parameters; the head shares the embedding.
 fn gpt2_small() -> Model {
-    const WIDTH: i64 = 768;
     let mut shapes = vec![vec![50_257, WIDTH], vec![1024, WIDTH]];
-    for _ in 0..12 {
-        shapes.extend([vec![WIDTH], vec![WIDTH], vec![WIDTH, 3 * WIDTH], vec![3 * WIDTH]]);
-        shapes.extend([vec![WIDTH, WIDTH], vec![WIDTH], vec![WIDTH], vec![WIDTH]]);
-        shapes.extend([vec![WIDTH, 4 * WIDTH], vec![4 * WIDTH], vec![4 * WIDTH, WIDTH], vec![WIDTH]]);
-    }
+    shapes.extend(gpt2_blocks());
     shapes.extend([vec![WIDTH], vec![WIDTH]]);
     Model { name: "GPT-2-small", shapes, steps: 1 }
+}
+
+/// Of GPT-2-small, what lies between the embedding and the last norm: 85 million parameters.
+pub fn gpt2_blocks() -> Vec<Vec<i64>> {
+    let block = [
+        [vec![WIDTH], vec![WIDTH], vec![WIDTH, 3 * WIDTH], vec![3 * WIDTH]],
+        [vec![WIDTH, WIDTH], vec![WIDTH], vec![WIDTH], vec![WIDTH]],
+        [vec![WIDTH, 4 * WIDTH], vec![4 * WIDTH], vec![4 * WIDTH, WIDTH], vec![WIDTH]],
+    ]
+    .concat();
+    vec![block; 12].concat()
 }
 
 fn steps(
@@ -131,7 +139,7 @@ fn time(steps: u32, mut step: impl FnMut() -> Result<()>) -> Result<f64> {
 }
 
 /// Parameters with gradients that stay.
-fn params(vs: &VarStore, shapes: &[Vec<i64>]) {
+pub fn params(vs: &VarStore, shapes: &[Vec<i64>]) {
     for (index, shape) in shapes.iter().enumerate() {
         let param = vs.root().randn(&format!("p{index}"), shape, 0.0, 1.0);
         (&param * param.randn_like().detach()).sum(Kind::Float).backward();

@@ -72,11 +72,11 @@ pub enum CheckpointError {
         /// The part that refused.
         part: String,
         /// Why.
-        error: StateError,
+        error: Box<StateError>,
         /// The part that holds the checkpoint's state now.
         other: String,
         /// Why it could not be put back.
-        cause: StateError,
+        cause: Box<StateError>,
     },
 
     /// A name of a part that cannot be a file's, or comes twice.

@@ -89,7 +89,7 @@ fn put_back(before: &[StateDict], parts: &mut [(&str, &mut dyn Stateful)], error
             && let CheckpointError::Part { part, error } = result
         {
             let other = (*other).to_owned();
-            result = CheckpointError::NotPutBack { part, error, other, cause };
+            result = CheckpointError::NotPutBack { part, error: Box::new(error), other, cause: Box::new(cause) };
         }
     }
     result
