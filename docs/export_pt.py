@@ -9,6 +9,7 @@ takes a dictionary inside of a larger checkpoint (`--model run.pt --model-key mo
 
 Names stay PyTorch's: a tch model loads them when its variables have the same names. An optimizer's become
 `state.P.NAME` for parameter P and `param_groups.G.NAME` for the options of group G, `betas` as `betas.0` and `betas.1`.
+P counts parameters as PyTorch did, which is not the order of a tch `VarStore`: the field `model_names` holds PyTorch's.
 """
 
 import argparse
@@ -29,7 +30,10 @@ DTYPES = {
 }  # fmt: skip
 
 # How PyTorch computes a step, and what the optimizer's type says already.
-IMPLIED = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
+IMPLIED = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay", "param_names")
+
+# What PyTorch's schedules leave in an optimizer's groups; here a schedule keeps it.
+SCHEDULES = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
 
 
 def plain(value):
@@ -68,12 +72,16 @@ def flatten_optimizer(state):
                 flat.update({f"{key}.{index}": item for index, item in enumerate(value)})
             elif isinstance(value, torch.Tensor):
                 flat[key] = value.item()
-            elif value is not None and name not in IMPLIED:
+            elif value is not None and name not in IMPLIED + SCHEDULES:
                 flat[key] = value
     # PyTorch numbers parameters by the order of the groups, as Overdrive does.
     for index, slots in state["state"].items():
         for name, value in slots.items():
-            flat[f"state.{index}.{name}"] = value
+            if name == "step":
+                # A plain number in old files.
+                value = torch.as_tensor(value, dtype=torch.float32)
+            if value is not None:
+                flat[f"state.{index}.{name}"] = value
     return flat
 
 
@@ -128,9 +136,10 @@ def main():
     parser.add_argument("--step", type=int, default=0, help="the step that it was saved at")
     parser.add_argument("folder", help="the folder to make, step-000000001000 say")
     options = parser.parse_args()
-    parts = {}
+    parts, fields = {}, {}
     if options.model:
         parts["model"] = flatten_model(read(options.model, options.model_key))
+        fields["model_names"] = list(parts["model"])
     if options.optimizer:
         parts["optimizer"] = flatten_optimizer(read(options.optimizer, options.optimizer_key))
     if not parts:
@@ -141,7 +150,7 @@ def main():
         "step": options.step,
         "written_by": "export_pt.py",
         "parts": {name: write_part(options.folder, name, flat) for name, flat in parts.items()},
-        "fields": {},
+        "fields": fields,
     }
     # The first line holds the checksum of the rest.
     rest = json.dumps(manifest, indent=2, allow_nan=False)[2:] + "\n"

@@ -28,14 +28,17 @@ fn train(folder: &Path) -> Result<()> {
         nn::linear(vs.root() / "hidden", 16, 32, Default::default()),
         nn::linear(vs.root() / "out", 32, 1, Default::default()),
     );
-    let mut opt = Sgd::builder(vs.trainable_variables()).lr(0.1).build()?;
+    let mut opt = AdamW::builder(vs.trainable_variables()).lr(0.02).build()?;
     let mut sched = LrScheduler::new(&mut opt, CosineAnnealingLr::new(STEPS))?;
     let mut rng = RngState::new(Device::Cpu);
 
     let mut checkpoint = Checkpoint::builder(folder).every(5).keep(2).on_signal(true).build()?;
-    let resumed = checkpoint.resume(&mut [("model", &mut vs), ("schedule", &mut sched), ("rng", &mut rng)])?;
-    // A schedule's state sets nothing of the optimizer: this does.
-    sched.apply(&mut opt)?;
+    let resumed = checkpoint.resume(&mut [
+        ("model", &mut vs),
+        ("optimizer", &mut opt),
+        ("schedule", &mut sched),
+        ("rng", &mut rng),
+    ])?;
     let first = resumed.map_or(1, |resumed| resumed.step + 1);
     println!("from step {first}");
     for step in first..=STEPS {
@@ -50,7 +53,7 @@ fn train(folder: &Path) -> Result<()> {
         println!("step {step}: loss {:.4}", loss.double_value(&[]));
         if checkpoint.due(step)? {
             checkpoint.set("last_loss", &loss.double_value(&[]))?;
-            checkpoint.save(step, &[("model", &vs), ("schedule", &sched), ("rng", &rng)])?;
+            checkpoint.save(step, &[("model", &vs), ("optimizer", &opt), ("schedule", &sched), ("rng", &rng)])?;
         }
         if checkpoint.stop_requested() {
             break;
@@ -90,7 +93,7 @@ fn main() -> Result<()> {
         process(killed.path(), Some(lines))?;
     }
     process(killed.path(), None)?;
-    for name in ["manifest.json", "model.safetensors", "rng.safetensors"] {
+    for name in ["manifest.json", "model.safetensors", "optimizer.safetensors", "rng.safetensors"] {
         let last = |folder: &Path| fs::read(folder.join(format!("step-{STEPS:012}")).join(name));
         ensure!(last(whole.path())? == last(killed.path())?, "{name} is another one");
     }

@@ -17,6 +17,8 @@ const LARGEST_BUNDLE: u64 = 60_000_000;
 
 /// Data and scripts that travel as they are.
 const FOLDERS: [&str; 2] = ["data/mnist", "parity/cases"];
+/// What a parity case runs.
+const FILES: [&str; 1] = ["docs/export_pt.py"];
 
 /// Build a folder of programs for a GPU box that has PyTorch but no Rust
 ///
@@ -71,6 +73,13 @@ fn fill(ws: &Workspace, libtorch: &Libtorch, folder: &Path) -> Result<()> {
     }
     for path in FOLDERS {
         copy_folder(&ws.join(path), &folder.join(path))?;
+    }
+    for path in FILES {
+        let copy = folder.join(path);
+        if let Some(parent) = copy.parent() {
+            fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        }
+        copy_file(&ws.join(path), &copy)?;
     }
     for (name, text, mode) in [
         ("run.sh", include_str!("../bundle/run.sh"), 0o755),

@@ -2,6 +2,7 @@
 
 mod accum;
 mod amp;
+mod checkpoint;
 mod dataload;
 mod mnist;
 mod optim;
@@ -35,6 +36,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("clip_grad_norm", optim::clip_grad_norm),
     ("clip_grad_value", optim::clip_grad_value),
     ("averaged_model", optim::averaged_model),
+    ("export_pt", checkpoint::export_pt),
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
     ("dataload_jpeg", dataload::dataload_jpeg),
     ("dataload_resized_crop", dataload::dataload_resized_crop),

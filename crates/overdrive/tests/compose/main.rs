@@ -1,8 +1,18 @@
 //! The crates together: accumulation, autocast, GradScaler, clipping and fused optimizers in one loop.
 
+mod resume;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use overdrive::prelude::*;
 
 const CPU: Device = Device::Cpu;
+
+/// The tests take turns, because the generator of random numbers is the process's.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 struct Loop {
     vs: nn::VarStore,
@@ -47,6 +57,7 @@ impl Loop {
 
 #[test]
 fn micro_batches_and_large_batches_train_alike() -> anyhow::Result<()> {
+    let _turn = turn();
     let (weights, data) = (Tensor::randn([4, 6], (Kind::Float, CPU)), Tensor::randn([26, 6], (Kind::Float, CPU)));
     for kind in [None, Some(Kind::BFloat16), Some(Kind::Half)] {
         let (mut large, mut micro) = (start(&weights)?, start(&weights)?);
@@ -68,6 +79,7 @@ fn micro_batches_and_large_batches_train_alike() -> anyhow::Result<()> {
 
 #[test]
 fn an_overflow_in_one_micro_batch_skips_the_window_and_the_next_one_trains() -> anyhow::Result<()> {
+    let _turn = turn();
     let weights = Tensor::randn([4, 6], (Kind::Float, CPU));
     let mut run = start(&weights)?;
     let data = Tensor::randn([8, 6], (Kind::Float, CPU));
@@ -83,6 +95,7 @@ fn an_overflow_in_one_micro_batch_skips_the_window_and_the_next_one_trains() -> 
 
 #[test]
 fn any_optimizer_fits_the_loop() -> anyhow::Result<()> {
+    let _turn = turn();
     use tch::nn::OptimizerConfig;
     let vs = nn::VarStore::new(CPU);
     let model = nn::linear(vs.root(), 6, 4, Default::default());
@@ -106,6 +119,7 @@ fn any_optimizer_fits_the_loop() -> anyhow::Result<()> {
 
 #[test]
 fn a_schedule_counts_windows_and_sets_the_rate_that_the_step_uses() -> anyhow::Result<()> {
+    let _turn = turn();
     let weights = Tensor::randn([4, 6], (Kind::Float, CPU));
     let mut run = start(&weights)?;
     let warm_up = LinearLr::new().start_factor(0.5).total_iters(2);
@@ -176,6 +190,7 @@ fn assert_learned_alike(what: &str, untrained: f64, noise: f64, run: impl Fn() -
 
 #[test]
 fn eight_bit_averages_learn_digits_and_text_as_32_bit_ones_do() -> anyhow::Result<()> {
+    let _turn = turn();
     // Threads that wait for one another make small steps slow on a busy machine.
     tch::set_num_threads(1);
     let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
