@@ -17,7 +17,6 @@ import json
 import math
 import os
 import struct
-import sys
 import zlib
 
 import torch
@@ -69,7 +68,7 @@ def flatten_optimizer(state):
             if name == "params":
                 flat[key] = len(value)
             elif isinstance(value, (tuple, list)):
-                flat.update({f"{key}.{index}": item for index, item in enumerate(value)})
+                flat.update({f"{key}.{index}": item for index, item in enumerate(value) if item is not None})
             elif isinstance(value, torch.Tensor):
                 flat[key] = value.item()
             elif value is not None and name not in IMPLIED + SCHEDULES:
@@ -127,7 +126,7 @@ def read(path, key):
     return state
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", metavar="FILE", help="a model's state_dict")
     parser.add_argument("--model-key", metavar="KEY", help="where it is in the file, with dots between names")
@@ -135,7 +134,7 @@ def main():
     parser.add_argument("--optimizer-key", metavar="KEY", help="where it is in the file, with dots between names")
     parser.add_argument("--step", type=int, default=0, help="the step that it was saved at")
     parser.add_argument("folder", help="the folder to make, step-000000001000 say")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     parts, fields = {}, {}
     if options.model:
         parts["model"] = flatten_model(read(options.model, options.model_key))
@@ -162,4 +161,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

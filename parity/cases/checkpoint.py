@@ -1,7 +1,7 @@
 """PyTorch's `.pt` files through docs/export_pt.py: the run goes on in Rust as it does here."""
 
 import pathlib
-import subprocess
+import runpy
 import sys
 
 import torch
@@ -30,6 +30,7 @@ def train(model, optimizer, first, steps):
 @case
 def export_pt(t):
     folders = {}
+    export = runpy.run_path(str(EXPORTER))["main"]
     for name, make in OPTIMIZERS.items():
         model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8))
         params = list(model.parameters())
@@ -48,8 +49,7 @@ def export_pt(t):
         folders[name] = str(folder / name)
         files = ["--model", folder / f"{name}.model.pt", "--model-key", "model"]
         files += ["--optimizer", folder / f"{name}.optimizer.pt"]
-        run = subprocess.run([sys.executable, EXPORTER, *files, "--step", "4", folders[name]], capture_output=True)
-        assert run.returncode == 0, run.stderr.decode()
+        export([str(word) for word in (*files, "--step", 4, folders[name])])
         train(model, optimizer, 4, 20)
         for key, value in model.state_dict().items():
             if not key.endswith("num_batches_tracked"):

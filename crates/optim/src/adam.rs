@@ -116,7 +116,6 @@ impl<const DECOUPLED: bool> Algorithm for AdamOptions<DECOUPLED> {
             ("weight_decay", Field::Float(&mut self.weight_decay)),
             ("amsgrad", Field::Bool(&mut self.amsgrad)),
             ("maximize", Field::Bool(&mut self.maximize)),
-            ("capturable", Field::Bool(&mut self.capturable)),
         ]
     }
 

@@ -114,7 +114,7 @@ impl Algorithm for AdamW8BitOptions {
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
         let AdamW8BitOptions { adamw, min_8bit_size } = self;
         let mut fields = adamw.fields();
-        fields.retain(|(name, _)| !["amsgrad", "capturable"].contains(name));
+        fields.retain(|(name, _)| *name != "amsgrad");
         fields.push(("min_8bit_size", Field::Int(min_8bit_size)));
         fields
     }
