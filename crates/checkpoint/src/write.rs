@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
 
 use overdrive_ffi::HostBuffer;
 use serde_json::Value;
@@ -16,6 +18,9 @@ use crate::manifest::{self, FORMAT, Manifest, Plain, checksum};
 
 /// Written at a time, and small enough to stay in a core's cache between the copy, the checksum and the write.
 const CHUNK: usize = 1 << 20;
+
+/// Synced at a time, while more is written.
+const SYNCED: usize = 64 << 20;
 
 /// A checkpoint to be written.
 pub(crate) struct Pending {
@@ -136,14 +141,30 @@ fn fill(aside: &Path, pending: &Pending) -> Result<(), CheckpointError> {
 
 fn write_tensors(path: &Path, part: &PendingPart) -> Result<manifest::File, CheckpointError> {
     let bytes = (part.header.len() + part.body.bytes()) as u64;
-    let mut file = File::create(path).when("make the file", path)?;
+    let action = || format!("write its {bytes} bytes");
+    let file = File::create(path).when("make the file", path)?;
     let mut crc = crc32fast::Hasher::new();
-    let mut put = |chunk: &[u8]| {
-        crc.update(chunk);
-        file.write_all(chunk).when(format!("write its {bytes} bytes"), path)
-    };
-    put(&part.header)?;
-    part.body.chunks(put)?;
-    file.sync_all().when(format!("write its {bytes} bytes"), path)?;
+    // The disk writes what is there while the rest is copied: a sync of the whole at the end would find both idle in turn.
+    let synced = thread::scope(|scope| {
+        let (more, told) = mpsc::channel();
+        let syncing = scope.spawn(|| told.into_iter().try_for_each(|()| file.sync_data()));
+        let mut unsynced = 0;
+        let mut put = |chunk: &[u8]| {
+            crc.update(chunk);
+            (&file).write_all(chunk).when(action(), path)?;
+            unsynced += chunk.len();
+            if unsynced >= SYNCED {
+                unsynced = 0;
+                // Nobody listens after an error, which is told below.
+                let _ = more.send(());
+            }
+            Ok(())
+        };
+        let written = put(&part.header).and_then(|()| part.body.chunks(put));
+        drop(more);
+        let synced = syncing.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")));
+        written.map(|()| synced)
+    })?;
+    synced.and_then(|()| file.sync_all()).when(action(), path)?;
     Ok(manifest::File { bytes, crc32: checksum(crc.finalize()) })
 }

@@ -208,7 +208,7 @@ fn eight_bit_averages_learn_digits_and_text_as_32_bit_ones_do() -> anyhow::Resul
     assert_learned_alike("MNIST", 10f64.ln(), 0.02, || last_losses(mlp, batch, 200));
 
     // The next byte from the eight before it.
-    let text: Vec<i64> = std::fs::read(workspace.join("ARCHITECTURE.md"))?.iter().map(|b| i64::from(b % 128)).collect();
+    let text: Vec<i64> = std::fs::read(workspace.join("data/text/hamlet.txt"))?.into_iter().map(i64::from).collect();
     let windows = Tensor::from_slice(&text).unfold(0, 9, 1);
     let count = windows.size()[0];
     let reader = |root: &nn::Path<'_>| {

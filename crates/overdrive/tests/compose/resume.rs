@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use overdrive::dataload::{TensorDataset};
+use overdrive::dataload::TensorDataset;
 use overdrive::prelude::*;
 
 const CPU: Device = Device::Cpu;
