@@ -20,7 +20,7 @@ const VOCABULARY: i64 = 128;
 const CONTEXT: i64 = 64;
 const WIDTH: i64 = 96;
 const HEADS: i64 = 4;
-const STEPS: u64 = 250;
+const STEPS: u64 = 400;
 /// Micro-batches a step: together 32 pieces of text.
 const WINDOW: usize = 2;
 
@@ -59,7 +59,7 @@ fn main() -> Result<()> {
             step += 1;
             if step % 50 == 0 {
                 let loss = Tensor::stack(&recent, 0).mean(Kind::Float).double_value(&[]);
-                println!("step {step}: loss {loss:.3}, learning rate {:.1e}", sched.lr()[0]);
+                println!("step {step}: loss {loss:.3}, learning rate {:.1e}", sched.last_lr()[0]);
                 recent.clear();
                 if step == STEPS {
                     ensure!(loss < 2.4, "it should have learned more");
