@@ -144,12 +144,15 @@ pub enum DataError {
     },
 
     /// Something went wrong with one item of a stream.
-    #[error("shard {shard}, item {position}: {error}")]
+    #[error("shard {shard}, item {position}{}: {error}", in_brackets(key))]
     StreamItem {
         /// The shard's number.
         shard: usize,
         /// The item's place in it, from 0.
         position: u64,
+        /// The shard's file or other name, and what its format calls the item, as far as there are any; see
+        /// [`IterableDataset::shard_name`](crate::IterableDataset::shard_name) and [`Deferred`](crate::Deferred).
+        key: Option<String>,
         /// What went wrong.
         error: Box<DataError>,
     },
@@ -157,7 +160,7 @@ pub enum DataError {
     /// User code panicked over one sample.
     #[error("sample {index}{}: panicked: {message}", in_brackets(key))]
     WorkerPanicked {
-        /// The index that was being loaded; of a stream, see [`Drawn::index`](crate::Drawn::index).
+        /// The index that was being loaded.
         index: usize,
         /// The dataset's name for it.
         key: Option<String>,
@@ -174,7 +177,7 @@ pub enum DataError {
         message: String,
     },
 
-    /// A stream panicked while it was read.
+    /// A stream panicked while it was read; the loader adds the place.
     #[error("batch {batch}: the stream panicked: {message}")]
     StreamPanicked {
         /// The number of the batch that was being read.
@@ -291,6 +294,16 @@ impl DataError {
         match self {
             Self::Sample { error, .. } | Self::StreamItem { error, .. } => error.innermost(),
             error => error,
+        }
+    }
+
+    /// The name of the sample or item that the error belongs to, where its dataset has one.
+    pub fn key(&self) -> Option<&str> {
+        match self {
+            Self::Sample { key, .. } | Self::StreamItem { key, .. } | Self::WorkerPanicked { key, .. } => {
+                key.as_deref()
+            }
+            _ => None,
         }
     }
 

@@ -45,6 +45,11 @@ pub trait IterableDataset: Send + Sync {
     /// Told when the shard with this number will be opened soon, so that its bytes can be fetched in the background.
     fn read_ahead(&self, _shard: usize) {}
 
+    /// What the shard with this number is called, its file mostly: errors and faults tell it.
+    fn shard_name(&self, _shard: usize) -> Option<String> {
+        None
+    }
+
     /// A dataset that passes every sample through `transform`.
     ///
     /// In a loader it runs in all workers at once, a sample that it refuses being dealt with by
@@ -97,6 +102,10 @@ macro_rules! forward_iterable {
             fn read_ahead(&self, shard: usize) {
                 (**self).read_ahead(shard);
             }
+
+            fn shard_name(&self, shard: usize) -> Option<String> {
+                (**self).shard_name(shard)
+            }
         }
     )*};
 }
@@ -133,6 +142,11 @@ impl<D: IterableDataset> ShardStream<D> {
     /// Where the next sample is; give it to [`IterableDataset::stream_from`] to go on there.
     pub fn position(&self) -> StreamPosition {
         self.position
+    }
+
+    /// The shard that is being read, and the place there of the next item.
+    pub(crate) fn place(&self) -> Option<(usize, u64)> {
+        self.order.get(self.position.shard).map(|&shard| (shard, self.position.sample))
     }
 
     /// The next item with its origin.
@@ -193,6 +207,7 @@ impl<D: IterableDataset> Iterator for ShardStream<D> {
 pub struct FnStream<F> {
     shards: usize,
     open: F,
+    names: Arc<[String]>,
 }
 
 impl<F> FnStream<F> {
@@ -204,7 +219,13 @@ impl<F> FnStream<F> {
         F: Fn(usize) -> Result<I, DataError> + Send + Sync,
         I: Iterator<Item = Result<S, DataError>> + Send,
     {
-        Self { shards, open }
+        Self { shards, open, names: Arc::default() }
+    }
+
+    /// What the shards are called, in order: errors and faults tell it. Those beyond the last name go by their number.
+    pub fn shard_names(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.names = names.into_iter().map(Into::into).collect();
+        self
     }
 }
 
@@ -226,6 +247,10 @@ where
         }
         let samples = (self.open)(shard)?;
         Ok(Box::new(samples.skip(usize::try_from(position).unwrap_or(usize::MAX))))
+    }
+
+    fn shard_name(&self, shard: usize) -> Option<String> {
+        self.names.get(shard).cloned()
     }
 }
 
@@ -267,13 +292,17 @@ where
         let transform = self.transform.clone();
         let defer = move |sample: Deferred<D::Sample>| {
             let transform = transform.clone();
-            Deferred::later(move || transform(sample.get()?))
+            sample.then(move |sample| transform(sample))
         };
         Ok(Box::new(samples.map(move |sample| sample.map(&defer))))
     }
 
     fn read_ahead(&self, shard: usize) {
         self.dataset.read_ahead(shard);
+    }
+
+    fn shard_name(&self, shard: usize) -> Option<String> {
+        self.dataset.shard_name(shard)
     }
 }
 

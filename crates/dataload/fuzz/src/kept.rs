@@ -134,8 +134,10 @@ fn resume(text: &str, loader: Result<DataLoader<Vec<usize>>, DataError>) -> usiz
         loader.state_dict().expect("a position after it");
         match batch {
             Ok(_) => given += 1,
-            Err(error @ (DataError::StreamPanicked { .. } | DataError::WorkerDied { .. })) => panic!("{error}"),
-            Err(_) => {}
+            Err(error) => match error.innermost() {
+                DataError::StreamPanicked { .. } | DataError::WorkerDied { .. } => panic!("{error}"),
+                _ => {}
+            },
         }
     }
     given

@@ -29,7 +29,8 @@ pub struct Fault {
     pub epoch: u64,
     /// Its index; see [`Drawn::index`](crate::Drawn::index) for streams.
     pub index: u64,
-    /// The dataset's name for it, see [`Dataset::key`](crate::Dataset::key).
+    /// The dataset's name for it, see [`Dataset::key`](crate::Dataset::key); of a stream, the shard's file or other
+    /// name and what its format calls the item, see [`DataError::StreamItem`].
     pub key: Option<String>,
     /// What was wrong.
     pub error: String,
@@ -63,5 +64,10 @@ impl FaultLog {
 impl Fault {
     pub(crate) fn new(epoch: u64, index: u64, key: Option<String>, error: &DataError) -> Self {
         Self { epoch, index, key, error: error.to_string() }
+    }
+
+    /// The same of an item of a stream, which its error names.
+    pub(crate) fn of_item(epoch: u64, index: u64, error: &DataError) -> Self {
+        Self::new(epoch, index, error.key().map(str::to_owned), error)
     }
 }

@@ -89,6 +89,11 @@ impl<D: IterableDataset + Clone> Lane<D> {
         self.position
     }
 
+    /// The shard that is being read, and the place there of the next item.
+    pub(crate) fn place(&self) -> Option<(usize, u64)> {
+        self.stream.place()
+    }
+
     /// The next item; none at the end, or early when `cancelled` has been set: the lane is then of no more use.
     pub(crate) fn next(&mut self, cancelled: &AtomicBool) -> Option<Item<D::Sample>> {
         if std::mem::take(&mut self.resumes) {

@@ -14,6 +14,7 @@ mod order;
 mod position;
 #[cfg(feature = "progress")]
 mod progress;
+mod queue;
 mod reorder;
 mod stages;
 mod stats;

@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::batch_samples::{Draw, Stage};
+use crate::batch_samples::Stage;
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::{Place, guarded};
 use crate::loader::lane::{Item, Lane, LanePlan};
 use crate::loader::position::{Bounds, Identity, LaneBounds, Mark, Position, StreamMark};
+use crate::loader::queue::{Origin, Queue};
 use crate::loader::stages::Stages;
 use crate::loader::work::{Content, EpochWork, Made, Source};
-use crate::{BatchSamples, Collate, DataError, Deferred, Drawn, IterableDataset};
+use crate::{BatchSamples, Collate, DataError, Deferred, IterableDataset};
 
 pub(crate) struct Streamed<D: IterableDataset, C: Collate<D::Sample>> {
     pub(crate) dataset: Arc<D>,
@@ -64,8 +65,10 @@ where
         }
         let delivered = position.before.clone();
         let turn = mark.map_or(0, |mark| mark.turn) % lanes.len().max(1);
-        let sequence = Sequence { lanes: lanes.into_iter().collect(), turn, next: position.batch, ended: false };
+        let lanes = lanes.into_iter().collect();
+        let sequence = Sequence { lanes, turn, reading: turn, next: position.batch, ended: false };
         Ok(Arc::new(StreamEpoch {
+            dataset: self.dataset.clone(),
             stages: self.stages.clone(),
             options: self.options,
             epoch: position.epoch,
@@ -97,6 +100,7 @@ where
 }
 
 struct StreamEpoch<D: IterableDataset, C, B> {
+    dataset: Arc<D>,
     stages: Arc<Stages<C, B>>,
     options: StreamOptions,
     epoch: u64,
@@ -110,6 +114,8 @@ struct StreamEpoch<D: IterableDataset, C, B> {
 struct Sequence<D: IterableDataset> {
     lanes: Vec<(usize, Lane<Arc<D>>)>,
     turn: usize,
+    /// The lane that had the last turn.
+    reading: usize,
     /// The number of the next batch.
     next: usize,
     ended: bool,
@@ -118,13 +124,19 @@ struct Sequence<D: IterableDataset> {
 impl<D: IterableDataset> Sequence<D> {
     fn draw(&mut self, cancelled: &AtomicBool) -> Option<Item<D::Sample>> {
         for _ in 0..self.lanes.len() {
-            let turn = self.turn;
-            self.turn = (turn + 1) % self.lanes.len();
-            if let Some(item) = self.lanes[turn].1.next(cancelled) {
+            self.reading = self.turn;
+            self.turn = (self.turn + 1) % self.lanes.len();
+            if let Some(item) = self.lanes[self.reading].1.next(cancelled) {
                 return Some(item);
             }
         }
         None
+    }
+
+    /// What was being read when the stream panicked.
+    fn origin(&self) -> Option<Origin> {
+        let (_, lane) = self.lanes.get(self.reading)?;
+        lane.place().map(|(shard, position)| Origin { shard, position, key: None })
     }
 
     fn mark(&self) -> Mark {
@@ -136,7 +148,7 @@ impl<D: IterableDataset> Sequence<D> {
 /// The raw samples of one batch.
 struct Cut<S> {
     number: usize,
-    samples: Vec<Drawn<Deferred<S>>>,
+    samples: Vec<(Origin, Deferred<S>)>,
     faults: Vec<Fault>,
     /// What ends the epoch after these samples.
     error: Option<DataError>,
@@ -194,15 +206,18 @@ where
                         sequence.ended = true;
                         break;
                     };
-                    let index = index_of(shard, position);
+                    let mut origin = Origin { shard, position, key: None };
                     match sample {
-                        Ok(sample) => samples.push(Drawn { sample, index }),
+                        Ok(mut sample) => {
+                            origin.key = sample.take_key();
+                            samples.push((origin, sample));
+                        }
                         Err(error) => {
-                            let error = DataError::StreamItem { shard, position, error: Box::new(error) };
+                            let error = origin.error(&*self.dataset, error);
                             if self.stages.on_error == OnError::Fail {
                                 return Err(error);
                             }
-                            faults.push(Fault::new(self.epoch, index, None, &error));
+                            faults.push(Fault::of_item(self.epoch, origin.index(), &error));
                             if faults.len() == MOST_FAULTS {
                                 self.stages.report(faults.drain(..));
                             }
@@ -214,7 +229,13 @@ where
         );
         let mut error = match read {
             Err(DataError::Cancelled) if cancelled.load(Relaxed) => return None,
-            Err(DataError::CollatePanicked { batch, message }) => Some(DataError::StreamPanicked { batch, message }),
+            Err(DataError::CollatePanicked { batch, message }) => {
+                let panicked = DataError::StreamPanicked { batch, message };
+                Some(match sequence.origin() {
+                    Some(origin) => origin.error(&*self.dataset, panicked),
+                    None => panicked,
+                })
+            }
             read => read.err(),
         };
         if cancelled.load(Relaxed) {
@@ -234,24 +255,24 @@ where
     }
 
     fn assemble(&self, cut: Cut<D::Sample>, cancelled: &AtomicBool) -> Result<Content<C::Batch>, DataError> {
-        let Cut { number, samples, mut faults, error, read, .. } = cut;
+        let Cut { number, samples, faults, error, read, .. } = cut;
         if let Some(error) = error {
             self.stages.report(faults.into_iter());
             return Err(error);
         }
         let place = Cell::new(Place::Collate);
-        let mut rejected = 0;
         let mut queue = Queue {
+            dataset: &*self.dataset,
             len: samples.len(),
+            drawn: Vec::with_capacity(samples.len()),
             samples: samples.into_iter(),
-            last: None,
             epoch: self.epoch,
             on_error: self.stages.on_error,
             cancelled,
             place: &place,
-            faults: &mut faults,
-            drawn: 0,
-            rejected: &mut rejected,
+            faults,
+            rejectable: false,
+            rejected: 0,
         };
         let result = guarded(
             number,
@@ -263,8 +284,7 @@ where
                 self.stages.collate(&mut samples)
             },
         );
-        let drawn = queue.drawn;
-        self.stages.report(faults.into_iter());
+        self.stages.report(std::mem::take(&mut queue.faults).into_iter());
         match result {
             Ok((batch, counted)) => guarded(
                 number,
@@ -272,84 +292,14 @@ where
                 |_| None,
                 || {
                     let (batch, uploaded) = self.stages.send(batch)?;
-                    Ok(Content::Batch { batch, samples: counted.unwrap_or(drawn), uploaded })
+                    Ok(Content::Batch { batch, samples: counted.unwrap_or(queue.drawn.len()), uploaded })
                 },
             ),
-            Err(DataError::EmptyBatch) if rejected > 0 => Ok(Content::Nothing),
-            Err(DataError::WorkerPanicked { index, message, .. }) => {
-                let (shard, position) = place_of(index as u64);
-                let error = Box::new(DataError::other(format!("panicked: {message}")));
-                Err(DataError::StreamItem { shard, position, error })
-            }
-            Err(error) => Err(error),
+            Err(DataError::EmptyBatch) if queue.rejected > 0 => Ok(Content::Nothing),
+            Err(error) => Err(queue.named(error)),
         }
     }
 }
 
 /// Faults are reported at the end of a batch, or when there are so many: a stream may be nothing else.
 const MOST_FAULTS: usize = 1000;
-
-/// Where the position begins in the number that stands for an item.
-const POSITION_BITS: u32 = 40;
-
-/// One number for an item of a stream.
-fn index_of(shard: usize, position: u64) -> u64 {
-    (shard as u64) << POSITION_BITS | position
-}
-
-fn place_of(index: u64) -> (usize, u64) {
-    ((index >> POSITION_BITS) as usize, index & ((1 << POSITION_BITS) - 1))
-}
-
-/// Gives the samples of one batch that have been read.
-struct Queue<'a, S> {
-    len: usize,
-    samples: std::vec::IntoIter<Drawn<Deferred<S>>>,
-    last: Option<u64>,
-    epoch: u64,
-    on_error: OnError,
-    cancelled: &'a AtomicBool,
-    place: &'a Cell<Place>,
-    faults: &'a mut Vec<Fault>,
-    drawn: usize,
-    rejected: &'a mut usize,
-}
-
-impl<S> Draw<S> for Queue<'_, S> {
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn draw(&mut self) -> Result<Option<Drawn<S>>, DataError> {
-        loop {
-            if self.cancelled.load(Relaxed) {
-                return Err(DataError::Cancelled);
-            }
-            let Some(Drawn { sample, index }) = self.samples.next() else { return Ok(None) };
-            self.drawn += 1;
-            self.last = Some(index);
-            self.place.set(Place::Sample(index));
-            match sample.get() {
-                Ok(sample) => return Ok(Some(Drawn { sample, index })),
-                Err(error) => self.reject(error)?,
-            }
-        }
-    }
-
-    fn reject(&mut self, error: DataError) -> Result<(), DataError> {
-        let Some(index) = self.last.take() else { return Err(error) };
-        let (shard, position) = place_of(index);
-        let error = DataError::StreamItem { shard, position, error: Box::new(error) };
-        if self.on_error == OnError::Fail {
-            return Err(error);
-        }
-        self.drawn -= 1;
-        *self.rejected += 1;
-        self.faults.push(Fault::new(self.epoch, index, None, &error));
-        Ok(())
-    }
-
-    fn complete(&mut self) {
-        self.place.set(Place::Collate);
-    }
-}

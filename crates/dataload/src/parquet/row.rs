@@ -9,7 +9,7 @@ use super::column::ParquetValues;
 use super::dataset::ParquetDataset;
 use super::field::Element;
 use super::words::Spare;
-use crate::{DataError, Dataset, IterableDataset, Samples};
+use crate::{DataError, Dataset, Deferred, IterableDataset, Samples};
 
 /// One row of the selected columns.
 #[derive(Debug)]
@@ -157,5 +157,16 @@ impl IterableDataset for ParquetDataset {
         let arrays = self.decode(&[shard], 1, &Spare::default())?;
         let dataset = self.clone();
         Ok(Box::new((first..rows).map(move |row| dataset.row(&arrays, row))))
+    }
+
+    fn open_deferred(&self, shard: usize, position: u64) -> Result<Samples<Deferred<ParquetRow>>, DataError> {
+        let rows = self.open_shard(shard, position)?.zip(position..);
+        Ok(Box::new(rows.map(|(row, number)| Ok(Deferred::ready(row?).at("row", number)))))
+    }
+
+    /// The file, and the number of the row group in it.
+    fn shard_name(&self, shard: usize) -> Option<String> {
+        let group = self.groups.get(shard)?;
+        Some(format!("{}, row group {}", self.files[group.file].source.path().display(), group.index))
     }
 }

@@ -15,7 +15,7 @@ pub use writer::TfRecordWriter;
 
 use crate::read::read_ahead;
 use crate::shards::{expand_shards, require};
-use crate::{DataError, IterableDataset, Samples};
+use crate::{DataError, Deferred, IterableDataset, Samples};
 
 /// The most bytes of one record unless [`TfRecordDataset::max_record_bytes`] says otherwise: 1 GiB.
 const MAX_RECORD_BYTES: u64 = 1 << 30;
@@ -115,9 +115,21 @@ impl IterableDataset for TfRecordDataset {
         Ok(Box::new(records))
     }
 
+    fn open_deferred(&self, shard: usize, position: u64) -> Result<Samples<Deferred<TfRecord>>, DataError> {
+        let placed = |record: TfRecord| {
+            let offset = record.offset();
+            Deferred::ready(record).at("byte", offset)
+        };
+        Ok(Box::new(self.open_shard(shard, position)?.map(move |record| record.map(placed))))
+    }
+
     fn read_ahead(&self, shard: usize) {
         if let Some(path) = self.files.get(shard) {
             read_ahead(path);
         }
+    }
+
+    fn shard_name(&self, shard: usize) -> Option<String> {
+        self.files.get(shard).map(|path| path.display().to_string())
     }
 }

@@ -14,7 +14,7 @@ pub use writer::{WebDatasetWriter, WebDatasetWriterBuilder};
 
 use crate::read::read_ahead;
 use crate::shards::{expand_shards, require};
-use crate::{DataError, IterableDataset, Samples};
+use crate::{DataError, Deferred, IterableDataset, Samples};
 
 /// The most bytes of one sample unless [`WebDataset::max_sample_bytes`] says otherwise: 1 GiB.
 const MAX_SAMPLE_BYTES: u64 = 1 << 30;
@@ -115,9 +115,21 @@ impl IterableDataset for WebDataset {
         Ok(Box::new(samples))
     }
 
+    fn open_deferred(&self, shard: usize, position: u64) -> Result<Samples<Deferred<WebSample>>, DataError> {
+        let named = |sample: WebSample| {
+            let key = sample.key.clone();
+            Deferred::ready(sample).named(key)
+        };
+        Ok(Box::new(self.open_shard(shard, position)?.map(move |sample| sample.map(named))))
+    }
+
     fn read_ahead(&self, shard: usize) {
         if let Some(path) = self.files.get(shard) {
             read_ahead(path);
         }
+    }
+
+    fn shard_name(&self, shard: usize) -> Option<String> {
+        self.files.get(shard).map(|path| path.display().to_string())
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// The files of a tar shard that share a name up to the first dot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebSample {
-    pub(super) key: String,
+    pub(super) key: Arc<str>,
     pub(super) shard: Arc<Path>,
     pub(super) files: Vec<(String, Vec<u8>)>,
 }

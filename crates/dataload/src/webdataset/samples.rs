@@ -68,12 +68,12 @@ impl WebSamples {
                 None => return Ok(None),
             },
         };
-        let key = first.file.name[..first.dot].to_owned();
+        let key = first.file.name[..first.dot].into();
         let mut sample = WebSample { key, shard: self.tar.path().clone(), files: Vec::new() };
         let (mut bytes, mut files) = (0u64, 0);
         let mut next = Some(first);
         while let Some(named) = next {
-            if named.file.name[..named.dot] != sample.key {
+            if named.file.name[..named.dot] != *sample.key {
                 self.ahead = Some(named);
                 break;
             }

@@ -37,6 +37,8 @@ mod lmdb_writer;
     feature = "zstd"
 ))]
 mod mutations;
+#[cfg(any(feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
+mod names;
 #[cfg(feature = "parquet")]
 mod parquet;
 #[cfg(feature = "parquet")]

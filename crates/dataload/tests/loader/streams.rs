@@ -137,7 +137,10 @@ fn a_stream_that_panics_is_an_error() -> Result<(), DataError> {
         let outcomes: Vec<_> =
             DataLoader::stream(stream).batch_size(2).num_workers(workers).collate(listed).build()?.iter().collect();
         assert_eq!(outcomes.len(), 3);
-        assert!(matches!(&outcomes[2], Err(DataError::StreamPanicked { batch: 2, message }) if message == "torn"));
+        let error = outcomes[2].as_ref().unwrap_err();
+        let inside = error.innermost();
+        assert!(matches!(inside, DataError::StreamPanicked { batch: 2, message } if message == "torn"), "{error}");
+        assert_eq!(error.to_string(), "shard 0, item 5: batch 2: the stream panicked: torn");
     }
     Ok(())
 }
@@ -205,6 +208,61 @@ fn what_a_map_refuses_is_a_bad_sample_with_its_place() -> Result<(), DataError> 
             let error = loader(workers, OnError::Fail, panics)?.iter().nth(1).unwrap().unwrap_err();
             assert_eq!(error.to_string(), message);
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn errors_and_faults_tell_the_names_of_shards() -> Result<(), DataError> {
+    let _alone = alone();
+    let stream = |panics: bool| {
+        let open = move |shard: usize| match shard {
+            0 => Err(DataError::other("torn off")),
+            _ => Ok((0..4).map(move |i| if panics && i == 2 { panic!("boom") } else { Ok(shard * 10 + i) })),
+        };
+        // The third one has none.
+        FnStream::new(3, open).shard_names(["a.jsonl", "b.jsonl"])
+    };
+    for workers in WORKERS {
+        let build = |panics, on_error| {
+            let mapped = stream(panics).map(|number| match number {
+                11 | 21 => Err(DataError::other("no good")),
+                number => Ok(number),
+            });
+            let builder = DataLoader::stream(mapped).interleave(1).num_workers(workers).on_error(on_error);
+            builder.collate(listed).build()
+        };
+        let loader = build(false, OnError::Skip)?;
+        assert_eq!(loader.iter().collect::<Result<Vec<_>, _>>()?.concat(), [10, 12, 13, 20, 22, 23]);
+        let mut faults: Vec<_> = loader.faults().into_iter().map(|fault| (fault.error, fault.key)).collect();
+        // With workers, in the order in which they were met.
+        faults.sort_unstable();
+        let named = |name: &str| Some(name.to_owned());
+        let expected = [
+            ("shard 0, item 0 (a.jsonl): torn off".to_owned(), named("a.jsonl")),
+            ("shard 1, item 1 (b.jsonl): no good".to_owned(), named("b.jsonl")),
+            ("shard 2, item 1: no good".to_owned(), None),
+        ];
+        assert_eq!(faults, expected);
+        let error = build(true, OnError::Skip)?.iter().find_map(Result::err).unwrap();
+        let message = "shard 1, item 2 (b.jsonl): batch 1: the stream panicked: boom";
+        assert_eq!(error.to_string().replace("batch 2", "batch 1"), message);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_does_not_go_with_its_batch_is_named_too() -> Result<(), DataError> {
+    let _alone = alone();
+    let lists = FnStream::new(1, |_| {
+        Ok((0..6).map(|i| Ok(tch::Tensor::zeros([if i == 4 { 3 } else { 2 }], (tch::Kind::Float, tch::Device::Cpu)))))
+    });
+    let stream = std::sync::Arc::new(lists.shard_names(["a.bin"]));
+    for workers in WORKERS {
+        let loader = DataLoader::stream(stream.clone()).batch_size(6).num_workers(workers).build()?;
+        let error = loader.iter().next().unwrap().unwrap_err().to_string();
+        let message = "shard 0, item 4 (a.bin): shape mismatch at position 4 of the batch: expected [2], found [3]";
+        assert_eq!(error, message);
     }
     Ok(())
 }

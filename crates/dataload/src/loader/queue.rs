@@ -1,0 +1,120 @@
+//! The samples of one batch of a stream, and the names of those that are bad.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use crate::batch_samples::Draw;
+use crate::deferred::ItemKey;
+use crate::loader::fault::{Fault, OnError};
+use crate::loader::guard::Place;
+use crate::{DataError, Deferred, Drawn, IterableDataset};
+
+/// Where the position begins in the number that stands for an item.
+const POSITION_BITS: u32 = 40;
+
+/// Where an item of a stream is from.
+pub(crate) struct Origin {
+    pub(crate) shard: usize,
+    pub(crate) position: u64,
+    /// What its format calls it.
+    pub(crate) key: Option<ItemKey>,
+}
+
+impl Origin {
+    /// One number for the item.
+    pub(crate) fn index(&self) -> u64 {
+        (self.shard as u64) << POSITION_BITS | self.position
+    }
+
+    fn of(index: u64) -> Self {
+        let position = index & ((1 << POSITION_BITS) - 1);
+        Self { shard: (index >> POSITION_BITS) as usize, position, key: None }
+    }
+
+    /// An error of this item, with its place and its names.
+    pub(crate) fn error(&self, dataset: &impl IterableDataset, error: DataError) -> DataError {
+        let Self { shard, position, key } = self;
+        let names = [dataset.shard_name(*shard), key.as_ref().map(ItemKey::to_string)];
+        let names: Vec<String> = names.into_iter().flatten().collect();
+        let key = (!names.is_empty()).then(|| names.join(", "));
+        DataError::StreamItem { shard: *shard, position: *position, key, error: Box::new(error) }
+    }
+}
+
+/// Gives the samples of one batch that have been read.
+pub(crate) struct Queue<'a, D: IterableDataset> {
+    pub(crate) dataset: &'a D,
+    pub(crate) len: usize,
+    pub(crate) samples: std::vec::IntoIter<(Origin, Deferred<D::Sample>)>,
+    pub(crate) epoch: u64,
+    pub(crate) on_error: OnError,
+    pub(crate) cancelled: &'a AtomicBool,
+    pub(crate) place: &'a Cell<Place>,
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) drawn: Vec<Origin>,
+    /// Whether the last of them can still be rejected.
+    pub(crate) rejectable: bool,
+    pub(crate) rejected: usize,
+}
+
+impl<D: IterableDataset> Queue<'_, D> {
+    /// Adds the item's place to an error that only knows its position in the batch, or its number.
+    pub(crate) fn named(&self, error: DataError) -> DataError {
+        match error {
+            DataError::ShapeMismatch { position, .. } | DataError::Misfit { position, .. } => {
+                match self.drawn.get(position) {
+                    Some(origin) => origin.error(self.dataset, error),
+                    None => error,
+                }
+            }
+            DataError::WorkerPanicked { index, message, .. } => {
+                let panicked = DataError::other(format!("panicked: {message}"));
+                match self.drawn.last().filter(|origin| origin.index() == index as u64) {
+                    Some(origin) => origin.error(self.dataset, panicked),
+                    // Of one that was rejected before only the number is left.
+                    None => Origin::of(index as u64).error(self.dataset, panicked),
+                }
+            }
+            error => error,
+        }
+    }
+}
+
+impl<D: IterableDataset> Draw<D::Sample> for Queue<'_, D> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn draw(&mut self) -> Result<Option<Drawn<D::Sample>>, DataError> {
+        loop {
+            if self.cancelled.load(Relaxed) {
+                return Err(DataError::Cancelled);
+            }
+            let Some((origin, sample)) = self.samples.next() else { return Ok(None) };
+            let index = origin.index();
+            self.drawn.push(origin);
+            self.rejectable = true;
+            self.place.set(Place::Sample(index));
+            match sample.get() {
+                Ok(sample) => return Ok(Some(Drawn { sample, index })),
+                Err(error) => self.reject(error)?,
+            }
+        }
+    }
+
+    fn reject(&mut self, error: DataError) -> Result<(), DataError> {
+        let rejected = std::mem::take(&mut self.rejectable).then(|| self.drawn.pop()).flatten();
+        let Some(origin) = rejected else { return Err(error) };
+        let error = origin.error(self.dataset, error);
+        if self.on_error == OnError::Fail {
+            return Err(error);
+        }
+        self.rejected += 1;
+        self.faults.push(Fault::of_item(self.epoch, origin.index(), &error));
+        Ok(())
+    }
+
+    fn complete(&mut self) {
+        self.place.set(Place::Collate);
+    }
+}
