@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use flate2::bufread::MultiGzDecoder;
 
-use crate::DataError;
 use crate::read::open_regular;
+use crate::{Cancellation, DataError};
 
 /// Large enough that system calls do not count, small enough to stay in a core's cache.
 const BUFFER_BYTES: usize = 1 << 16;
@@ -32,6 +32,8 @@ pub(crate) struct Content {
     source: Source,
     /// Bytes of (decompressed) content read so far.
     at: u64,
+    /// Makes the next read an error.
+    cancelled: Cancellation,
 }
 
 enum Source {
@@ -70,7 +72,12 @@ impl Content {
         } else {
             Source::Plain { reader, bytes }
         };
-        Ok(Self { path, source, at: 0 })
+        Ok(Self { path, source, at: 0, cancelled: Cancellation::default() })
+    }
+
+    /// The same for as long as it is wanted: then every way through it ends with [`DataError::Cancelled`].
+    pub(crate) fn until(self, cancelled: &Cancellation) -> Self {
+        Self { cancelled: cancelled.clone(), ..self }
     }
 
     /// The file.
@@ -221,6 +228,7 @@ impl Content {
 
     /// What is buffered, read anew when that is nothing; empty at the end.
     fn chunk(&mut self) -> Result<&[u8], DataError> {
+        self.cancelled.check()?;
         // Two calls, since the borrow checker does not see that the loop's errors hold no chunk.
         loop {
             let outcome = match &mut self.source {

@@ -220,7 +220,7 @@ pub enum DataError {
         timeout: Duration,
     },
 
-    /// The epoch was dropped meanwhile. A collate function passes it on; it never reaches the training loop.
+    /// The epoch was dropped meanwhile. A collate function or stream passes it on; it never reaches the training loop.
     #[error("the epoch was dropped")]
     Cancelled,
 

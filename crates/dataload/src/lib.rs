@@ -5,6 +5,7 @@ mod array;
 mod batch_sampler;
 mod batch_samples;
 mod cache;
+mod cancellation;
 mod collate;
 // Each format needs a part of it.
 #[cfg_attr(not(all(feature = "safetensors", feature = "tfrecord", feature = "webdataset")), expect(dead_code))]
@@ -59,6 +60,7 @@ pub use batch_sampler::{
 };
 pub use batch_samples::{BatchSamples, Drawn, Stage};
 pub use cache::{CacheKind, Cached, Disk, DiskCached, OnDevice, Ram, Storable};
+pub use cancellation::Cancellation;
 pub use collate::Collate;
 pub use dataset::{Dataset, FnDataset, Map, Subset};
 pub use decode::{MAX_IMAGE_BYTES, decode_image};

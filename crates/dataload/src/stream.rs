@@ -1,8 +1,9 @@
 //! Streams of samples in shards, for data that is read from front to back.
 
+use std::iter::Fuse;
 use std::sync::Arc;
 
-use crate::{DataError, Deferred};
+use crate::{Cancellation, DataError, Deferred};
 
 /// The samples of one shard, in order.
 ///
@@ -36,9 +37,17 @@ pub trait IterableDataset: Send + Sync {
     /// The same with the work that need not be done in the stream's order left for later: what loaders call, so that a
     /// [`map`](Self::map) runs in all workers at once.
     ///
+    /// An epoch that is dropped waits for whatever is under way here: a long way to `position`, and a long search for the
+    /// next sample, ask `cancelled` now and then, which the default does not.
+    ///
     /// # Errors
-    /// As [`open_shard`](Self::open_shard).
-    fn open_deferred(&self, shard: usize, position: u64) -> Result<Samples<Deferred<Self::Sample>>, DataError> {
+    /// As [`open_shard`](Self::open_shard); [`DataError::Cancelled`].
+    fn open_deferred(
+        &self,
+        shard: usize,
+        position: u64,
+        _cancelled: &Cancellation,
+    ) -> Result<Samples<Deferred<Self::Sample>>, DataError> {
         Ok(Box::new(self.open_shard(shard, position)?.map(|sample| sample.map(Deferred::ready))))
     }
 
@@ -95,8 +104,13 @@ macro_rules! forward_iterable {
                 (**self).open_shard(shard, position)
             }
 
-            fn open_deferred(&self, shard: usize, position: u64) -> Result<Samples<Deferred<D::Sample>>, DataError> {
-                (**self).open_deferred(shard, position)
+            fn open_deferred(
+                &self,
+                shard: usize,
+                position: u64,
+                cancelled: &Cancellation,
+            ) -> Result<Samples<Deferred<D::Sample>>, DataError> {
+                (**self).open_deferred(shard, position, cancelled)
             }
 
             fn read_ahead(&self, shard: usize) {
@@ -149,9 +163,9 @@ impl<D: IterableDataset> ShardStream<D> {
         self.order.get(self.position.shard).map(|&shard| (shard, self.position.sample))
     }
 
-    /// The next item with its origin.
-    pub(crate) fn next_item(&mut self) -> Option<Located<D::Sample>> {
-        loop {
+    /// The next item with its origin; none at the end, or early when `cancelled`: the stream is then of no more use.
+    pub(crate) fn next_item(&mut self, cancelled: &Cancellation) -> Option<Located<D::Sample>> {
+        while !cancelled.is_cancelled() {
             let &shard = self.order.get(self.position.shard)?;
             let samples = match &mut self.samples {
                 Some(samples) => samples,
@@ -159,7 +173,7 @@ impl<D: IterableDataset> ShardStream<D> {
                     if let Some(&following) = self.order.get(self.position.shard + 1) {
                         self.dataset.read_ahead(following);
                     }
-                    match self.dataset.open_deferred(shard, self.position.sample) {
+                    match self.dataset.open_deferred(shard, self.position.sample, cancelled) {
                         Ok(samples) => self.samples.insert(samples),
                         Err(error) => {
                             let position = self.position.sample;
@@ -177,6 +191,7 @@ impl<D: IterableDataset> ShardStream<D> {
                 None => self.next_shard(),
             }
         }
+        None
     }
 
     fn next_shard(&mut self) {
@@ -189,7 +204,7 @@ impl<D: IterableDataset> Iterator for ShardStream<D> {
     type Item = Result<D::Sample, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.next_item().map(|(_, _, item)| item.and_then(Deferred::get))
+        self.next_item(&Cancellation::default()).map(|(_, _, item)| item.and_then(Deferred::get))
     }
 }
 
@@ -213,7 +228,8 @@ pub struct FnStream<F> {
 impl<F> FnStream<F> {
     /// A dataset of `shards` shards, the one with number `i` being the iterator that `open(i)` gives.
     ///
-    /// To resume, the iterator is made anew and its first items are passed over by [`Iterator::nth`].
+    /// To resume, the iterator is made anew, and its first items are drawn and dropped. Where there is a quicker way to
+    /// a position, implement [`IterableDataset`] instead.
     pub fn new<S, I>(shards: usize, open: F) -> Self
     where
         F: Fn(usize) -> Result<I, DataError> + Send + Sync,
@@ -226,6 +242,26 @@ impl<F> FnStream<F> {
     pub fn shard_names(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.names = names.into_iter().map(Into::into).collect();
         self
+    }
+}
+
+impl<S, I, F> FnStream<F>
+where
+    I: Iterator<Item = Result<S, DataError>> + Send + 'static,
+    F: Fn(usize) -> Result<I, DataError> + Send + Sync,
+{
+    fn samples(&self, shard: usize, position: u64, cancelled: &Cancellation) -> Result<Fuse<I>, DataError> {
+        if shard >= self.shards {
+            return Err(DataError::IndexOutOfRange { index: shard, len: self.shards });
+        }
+        let mut samples = (self.open)(shard)?.fuse();
+        for _ in 0..position {
+            cancelled.check()?;
+            if samples.next().is_none() {
+                break;
+            }
+        }
+        Ok(samples)
     }
 }
 
@@ -242,11 +278,16 @@ where
     }
 
     fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<S>, DataError> {
-        if shard >= self.shards {
-            return Err(DataError::IndexOutOfRange { index: shard, len: self.shards });
-        }
-        let samples = (self.open)(shard)?;
-        Ok(Box::new(samples.skip(usize::try_from(position).unwrap_or(usize::MAX))))
+        Ok(Box::new(self.samples(shard, position, &Cancellation::default())?))
+    }
+
+    fn open_deferred(
+        &self,
+        shard: usize,
+        position: u64,
+        cancelled: &Cancellation,
+    ) -> Result<Samples<Deferred<S>>, DataError> {
+        Ok(Box::new(self.samples(shard, position, cancelled)?.map(|sample| sample.map(Deferred::ready))))
     }
 
     fn shard_name(&self, shard: usize) -> Option<String> {
@@ -287,8 +328,13 @@ where
         Ok(Box::new(samples.map(move |sample| sample.and_then(&*transform))))
     }
 
-    fn open_deferred(&self, shard: usize, position: u64) -> Result<Samples<Deferred<T>>, DataError> {
-        let samples = self.dataset.open_deferred(shard, position)?;
+    fn open_deferred(
+        &self,
+        shard: usize,
+        position: u64,
+        cancelled: &Cancellation,
+    ) -> Result<Samples<Deferred<T>>, DataError> {
+        let samples = self.dataset.open_deferred(shard, position, cancelled)?;
         let transform = self.transform.clone();
         let defer = move |sample: Deferred<D::Sample>| {
             let transform = transform.clone();

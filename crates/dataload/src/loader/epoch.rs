@@ -2,16 +2,15 @@
 
 use std::fmt;
 use std::iter::FusedIterator;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::DataError;
 use crate::loader::position::Progress;
 use crate::loader::stats::Counters;
 use crate::loader::tuner::{Size, Tuner};
 use crate::loader::work::{Content, EpochWork, Made};
 use crate::loader::worker::{Conduct, MOST_IN_FLIGHT, Workers, make_guarded};
+use crate::{Cancellation, DataError};
 
 /// The batches of one epoch, in order; made by [`DataLoader::iter`](crate::DataLoader::iter) and
 /// [`DataLoader::epoch`](crate::DataLoader::epoch).
@@ -96,7 +95,7 @@ impl<B: Send + 'static> Epoch<B> {
 
     fn make(&mut self) -> Result<Option<Made<B>>, DataError> {
         match &mut self.crew {
-            Crew::CallingThread(work) => make_guarded(&**work, &AtomicBool::new(false)),
+            Crew::CallingThread(work) => make_guarded(&**work, &Cancellation::default()),
             Crew::Workers(workers) => workers.receive(),
             Crew::Failed(_) => match std::mem::replace(&mut self.crew, Crew::Ended) {
                 Crew::Failed(error) => Err(error),

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::batch_samples::Draw;
@@ -13,7 +13,7 @@ use crate::loader::order::{Domain, below};
 use crate::loader::position::{Bounds, Identity, Position};
 use crate::loader::stages::Stages;
 use crate::loader::work::{Content, EpochWork, Made, Source};
-use crate::{BatchPlan, BatchSampler, BatchSamples, Collate, DataError, Dataset, Drawn};
+use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError, Dataset, Drawn};
 
 /// Substitutes that are drawn for one bad sample.
 const MAX_SUBSTITUTES: u64 = 8;
@@ -107,14 +107,14 @@ where
     D: Dataset + 'static,
     C: Collate<D::Sample> + 'static,
 {
-    fn make(&self, cancelled: &AtomicBool) -> Option<Made<C::Batch>> {
+    fn make(&self, cancelled: &Cancellation) -> Option<Made<C::Batch>> {
         let begin = |number: usize| (number < self.plan.len()).then_some(number + 1);
         let number = self.next.fetch_update(Relaxed, Relaxed, begin).ok()?;
         if self.delivered.contains(&number) {
             return Some(Made { number, result: Ok(Content::Delivered), mark: None });
         }
         let result = match self.assemble(number, cancelled) {
-            Err(DataError::Cancelled) if cancelled.load(Relaxed) => return None,
+            Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
             result => result,
         };
         Some(Made { number, result, mark: None })
@@ -127,7 +127,7 @@ where
     C: Collate<D::Sample>,
 {
     /// Makes a batch; where a collate function only tells afterwards which sample does not fit, makes it again without.
-    fn assemble(&self, number: usize, cancelled: &AtomicBool) -> Result<Content<C::Batch>, DataError> {
+    fn assemble(&self, number: usize, cancelled: &Cancellation) -> Result<Content<C::Batch>, DataError> {
         let indices = self.plan.batch(number).unwrap_or_default();
         if let Some(store) = &self.store
             && let Some(batch) = store.get(indices)?
@@ -227,7 +227,7 @@ struct Reader<'a, D, C, B> {
     work: &'a IndexedEpoch<D, C, B>,
     indices: std::slice::Iter<'a, usize>,
     len: usize,
-    cancelled: &'a AtomicBool,
+    cancelled: &'a Cancellation,
     place: &'a Cell<Place>,
     /// The index whose substitute is due, and how many substitutes it has had.
     again: Option<(usize, u64)>,
@@ -292,9 +292,7 @@ impl<D: Dataset, C, B> Draw<D::Sample> for Reader<'_, D, C, B> {
         loop {
             let next = self.again.take().or_else(|| Some((*self.indices.next()?, 0)));
             let Some(origin) = next else { return Ok(None) };
-            if self.cancelled.load(Relaxed) {
-                return Err(DataError::Cancelled);
-            }
+            self.cancelled.check()?;
             self.origin = origin;
             let index = self.substitute(origin);
             self.place.set(Place::Sample(index as u64));

@@ -2,10 +2,9 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::loader::order::{Domain, permutation};
-use crate::{DataError, Deferred, IterableDataset, ShardStream, StreamPosition};
+use crate::{Cancellation, DataError, Deferred, IterableDataset, ShardStream, StreamPosition};
 
 /// All that it takes to bring a [`Lane`] back to where it was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,7 +94,7 @@ impl<D: IterableDataset + Clone> Lane<D> {
     }
 
     /// The next item; none at the end, or early when `cancelled` has been set: the lane is then of no more use.
-    pub(crate) fn next(&mut self, cancelled: &AtomicBool) -> Option<Item<D::Sample>> {
+    pub(crate) fn next(&mut self, cancelled: &Cancellation) -> Option<Item<D::Sample>> {
         if std::mem::take(&mut self.resumes) {
             self.fill(cancelled);
             self.waiting.truncate(self.waiting.len().saturating_sub(self.position.taken));
@@ -123,11 +122,11 @@ impl<D: IterableDataset + Clone> Lane<D> {
     }
 
     /// Reads the window that begins where the stream is.
-    fn fill(&mut self, cancelled: &AtomicBool) {
+    fn fill(&mut self, cancelled: &Cancellation) {
         let mut items = Vec::with_capacity(self.plan.window.min(1024));
         while items.len() < self.plan.window
-            && !cancelled.load(Relaxed)
-            && let Some((shard, position, sample)) = self.stream.next_item()
+            && !cancelled.is_cancelled()
+            && let Some((shard, position, sample)) = self.stream.next_item(cancelled)
         {
             items.push(Some(Item { shard, position, sample }));
         }

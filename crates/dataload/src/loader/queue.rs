@@ -1,13 +1,12 @@
 //! The samples of one batch of a stream, and the names of those that are bad.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::batch_samples::Draw;
 use crate::deferred::ItemKey;
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::Place;
-use crate::{DataError, Deferred, Drawn, IterableDataset};
+use crate::{Cancellation, DataError, Deferred, Drawn, IterableDataset};
 
 /// Where the position begins in the number that stands for an item.
 const POSITION_BITS: u32 = 40;
@@ -48,7 +47,7 @@ pub(crate) struct Queue<'a, D: IterableDataset> {
     pub(crate) samples: std::vec::IntoIter<(Origin, Deferred<D::Sample>)>,
     pub(crate) epoch: u64,
     pub(crate) on_error: OnError,
-    pub(crate) cancelled: &'a AtomicBool,
+    pub(crate) cancelled: &'a Cancellation,
     pub(crate) place: &'a Cell<Place>,
     pub(crate) faults: Vec<Fault>,
     pub(crate) drawn: Vec<Origin>,
@@ -87,9 +86,7 @@ impl<D: IterableDataset> Draw<D::Sample> for Queue<'_, D> {
 
     fn draw(&mut self) -> Result<Option<Drawn<D::Sample>>, DataError> {
         loop {
-            if self.cancelled.load(Relaxed) {
-                return Err(DataError::Cancelled);
-            }
+            self.cancelled.check()?;
             let Some((origin, sample)) = self.samples.next() else { return Ok(None) };
             let index = origin.index();
             self.drawn.push(origin);

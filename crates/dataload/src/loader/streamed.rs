@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,7 @@ use crate::loader::position::{Bounds, Identity, LaneBounds, Mark, Position, Stre
 use crate::loader::queue::{Origin, Queue};
 use crate::loader::stages::Stages;
 use crate::loader::work::{Content, EpochWork, Made, Source};
-use crate::{BatchSamples, Collate, DataError, Deferred, IterableDataset};
+use crate::{BatchSamples, Cancellation, Collate, DataError, Deferred, IterableDataset};
 
 pub(crate) struct Streamed<D: IterableDataset, C: Collate<D::Sample>> {
     pub(crate) dataset: Arc<D>,
@@ -122,7 +121,7 @@ struct Sequence<D: IterableDataset> {
 }
 
 impl<D: IterableDataset> Sequence<D> {
-    fn draw(&mut self, cancelled: &AtomicBool) -> Option<Item<D::Sample>> {
+    fn draw(&mut self, cancelled: &Cancellation) -> Option<Item<D::Sample>> {
         for _ in 0..self.lanes.len() {
             self.reading = self.turn;
             self.turn = (self.turn + 1) % self.lanes.len();
@@ -161,14 +160,14 @@ where
     D: IterableDataset,
     C: Collate<D::Sample>,
 {
-    fn make(&self, cancelled: &AtomicBool) -> Option<Made<C::Batch>> {
+    fn make(&self, cancelled: &Cancellation) -> Option<Made<C::Batch>> {
         let cut = self.cut(cancelled)?;
         let (number, mark) = (cut.number, cut.mark.clone());
         if self.delivered.contains(&number) {
             return Some(Made { number, result: Ok(Content::Delivered), mark });
         }
         let result = match self.assemble(cut, cancelled) {
-            Err(DataError::Cancelled) if cancelled.load(Relaxed) => return None,
+            Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
             result => result,
         };
         Some(Made { number, result, mark })
@@ -181,12 +180,12 @@ where
     C: Collate<D::Sample>,
 {
     /// Takes the next batch's samples out of the stream.
-    fn cut(&self, cancelled: &AtomicBool) -> Option<Cut<D::Sample>> {
+    fn cut(&self, cancelled: &Cancellation) -> Option<Cut<D::Sample>> {
         let mut sequence = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
         // Beyond the last one only for a state that somebody has changed: the stream itself may have no end.
         let complete = self.options.batches_per_epoch.is_some_and(|batches| sequence.next >= batches);
         // Whoever held the lock before may have stopped in the middle.
-        if cancelled.load(Relaxed) || sequence.ended || complete {
+        if cancelled.is_cancelled() || sequence.ended || complete {
             return None;
         }
         let begun = Instant::now();
@@ -199,10 +198,9 @@ where
             |_| None,
             || {
                 while samples.len() < self.options.batch_size {
-                    if cancelled.load(Relaxed) {
-                        return Err(DataError::Cancelled);
-                    }
-                    let Some(Item { shard, position, sample }) = sequence.draw(cancelled) else {
+                    let item = sequence.draw(cancelled);
+                    cancelled.check()?;
+                    let Some(Item { shard, position, sample }) = item else {
                         sequence.ended = true;
                         break;
                     };
@@ -228,7 +226,7 @@ where
             },
         );
         let mut error = match read {
-            Err(DataError::Cancelled) if cancelled.load(Relaxed) => return None,
+            Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
             Err(DataError::CollatePanicked { batch, message }) => {
                 let panicked = DataError::StreamPanicked { batch, message };
                 Some(match sequence.origin() {
@@ -238,7 +236,7 @@ where
             }
             read => read.err(),
         };
-        if cancelled.load(Relaxed) {
+        if cancelled.is_cancelled() {
             return None;
         }
         if let (Some(batches), true, None) = (self.options.batches_per_epoch, samples.is_empty(), &error) {
@@ -254,7 +252,7 @@ where
         Some(Cut { number, samples, faults, error, mark: sequence.mark(), read: begun.elapsed() })
     }
 
-    fn assemble(&self, cut: Cut<D::Sample>, cancelled: &AtomicBool) -> Result<Content<C::Batch>, DataError> {
+    fn assemble(&self, cut: Cut<D::Sample>, cancelled: &Cancellation) -> Result<Content<C::Batch>, DataError> {
         let Cut { number, samples, faults, error, read, .. } = cut;
         if let Some(error) = error {
             self.stages.report(faults.into_iter());

@@ -1,11 +1,10 @@
 //! What a loader asks of the thing that makes its batches.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-use crate::DataError;
 use crate::loader::position::{Bounds, Identity, Mark, Position};
 use crate::loader::transfer::Uploaded;
+use crate::{Cancellation, DataError};
 
 /// Makes the batches of any epoch.
 pub(crate) trait Source<B>: Send + Sync {
@@ -30,7 +29,7 @@ pub(crate) trait Source<B>: Send + Sync {
 /// One epoch, worked at by any number of threads.
 pub(crate) trait EpochWork<B>: Send + Sync {
     /// Makes the next batch that nobody has begun; none when nothing is left, or `cancelled` has been set.
-    fn make(&self, cancelled: &AtomicBool) -> Option<Made<B>>;
+    fn make(&self, cancelled: &Cancellation) -> Option<Made<B>>;
 }
 
 /// A batch with its place in the epoch.

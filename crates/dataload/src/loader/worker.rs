@@ -8,17 +8,17 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
-use crate::DataError;
 use crate::loader::gaps::Gaps;
 use crate::loader::guard::message_of;
 use crate::loader::reorder::Reorder;
 use crate::loader::work::{EpochWork, Made};
+use crate::{Cancellation, DataError};
 
 /// The most batches that may be ahead, whatever was asked for.
 pub(crate) const MOST_IN_FLIGHT: usize = 1 << 16;
@@ -79,7 +79,7 @@ pub(crate) struct Workers<B> {
     alive: usize,
     wanted: usize,
     started: usize,
-    cancelled: Arc<AtomicBool>,
+    cancelled: Cancellation,
     threads: Vec<JoinHandle<()>>,
     /// Whether a thread may be stuck in the user's code, so that joining it could take for ever.
     stuck: bool,
@@ -112,7 +112,7 @@ impl<B: Send + 'static> Workers<B> {
             alive: 0,
             wanted: 0,
             started: 0,
-            cancelled: Arc::default(),
+            cancelled: Cancellation::new(),
             threads: Vec::with_capacity(count),
             stuck: false,
         };
@@ -260,7 +260,7 @@ impl<B> Drop for Farewell<B> {
 }
 
 /// Makes a batch, and lets no panic out: of the user's code, some runs outside of the places that know their sample.
-pub(crate) fn make_guarded<B>(work: &dyn EpochWork<B>, cancelled: &AtomicBool) -> Result<Option<Made<B>>, DataError> {
+pub(crate) fn make_guarded<B>(work: &dyn EpochWork<B>, cancelled: &Cancellation) -> Result<Option<Made<B>>, DataError> {
     let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.make(cancelled)));
     made.map_err(|payload| DataError::WorkerDied { message: message_of(payload) })
 }
@@ -270,10 +270,10 @@ fn serve<B>(
     work: &dyn EpochWork<B>,
     granted: &Receiver<Permit>,
     tell: impl Fn(Made<B>) -> bool,
-    cancelled: &AtomicBool,
+    cancelled: &Cancellation,
 ) -> Result<bool, DataError> {
     for permit in granted {
-        if cancelled.load(Ordering::Relaxed) {
+        if cancelled.is_cancelled() {
             return Ok(false);
         }
         match permit {
@@ -326,7 +326,7 @@ fn stand_back(_nice: i32) {}
 impl<B> Drop for Workers<B> {
     /// Stops every thread after the sample that it is reading, and joins it.
     fn drop(&mut self) {
-        self.cancelled.store(true, Ordering::Relaxed);
+        self.cancelled.cancel();
         self.permits = None;
         // A thread that waits for a permit wakes when the last sender is gone, which was the one above.
         for thread in self.threads.drain(..).filter(|_| !self.stuck) {

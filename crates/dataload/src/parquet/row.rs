@@ -9,7 +9,7 @@ use super::column::ParquetValues;
 use super::dataset::ParquetDataset;
 use super::field::Element;
 use super::words::Spare;
-use crate::{DataError, Dataset, Deferred, IterableDataset, Samples};
+use crate::{Cancellation, DataError, Dataset, Deferred, IterableDataset, Samples};
 
 /// One row of the selected columns.
 #[derive(Debug)]
@@ -159,7 +159,13 @@ impl IterableDataset for ParquetDataset {
         Ok(Box::new((first..rows).map(move |row| dataset.row(&arrays, row))))
     }
 
-    fn open_deferred(&self, shard: usize, position: u64) -> Result<Samples<Deferred<ParquetRow>>, DataError> {
+    fn open_deferred(
+        &self,
+        shard: usize,
+        position: u64,
+        cancelled: &Cancellation,
+    ) -> Result<Samples<Deferred<ParquetRow>>, DataError> {
+        cancelled.check()?;
         let rows = self.open_shard(shard, position)?.zip(position..);
         Ok(Box::new(rows.map(|(row, number)| Ok(Deferred::ready(row?).at("row", number)))))
     }

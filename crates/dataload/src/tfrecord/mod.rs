@@ -15,7 +15,7 @@ pub use writer::TfRecordWriter;
 
 use crate::read::read_ahead;
 use crate::shards::{expand_shards, require};
-use crate::{DataError, Deferred, IterableDataset, Samples};
+use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
 
 /// The most bytes of one record unless [`TfRecordDataset::max_record_bytes`] says otherwise: 1 GiB.
 const MAX_RECORD_BYTES: u64 = 1 << 30;
@@ -97,6 +97,14 @@ impl TfRecordDataset {
     pub fn files(&self) -> impl ExactSizeIterator<Item = &Path> {
         self.files.iter().map(|file| &**file)
     }
+
+    fn records(&self, shard: usize, position: u64, cancelled: &Cancellation) -> Result<TfRecords, DataError> {
+        let len = self.files.len();
+        let path = self.files.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?;
+        let mut records = TfRecords::open(path.clone(), self.options, cancelled)?;
+        records.pass_over(position);
+        Ok(records)
+    }
 }
 
 impl IterableDataset for TfRecordDataset {
@@ -108,19 +116,20 @@ impl IterableDataset for TfRecordDataset {
 
     /// Passes over the first records without reading them where the file is not compressed.
     fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<TfRecord>, DataError> {
-        let len = self.files.len();
-        let path = self.files.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?;
-        let mut records = TfRecords::open(path.clone(), self.options)?;
-        records.pass_over(position);
-        Ok(Box::new(records))
+        Ok(Box::new(self.records(shard, position, &Cancellation::default())?))
     }
 
-    fn open_deferred(&self, shard: usize, position: u64) -> Result<Samples<Deferred<TfRecord>>, DataError> {
+    fn open_deferred(
+        &self,
+        shard: usize,
+        position: u64,
+        cancelled: &Cancellation,
+    ) -> Result<Samples<Deferred<TfRecord>>, DataError> {
         let placed = |record: TfRecord| {
             let offset = record.offset();
             Deferred::ready(record).at("byte", offset)
         };
-        Ok(Box::new(self.open_shard(shard, position)?.map(move |record| record.map(placed))))
+        Ok(Box::new(self.records(shard, position, cancelled)?.map(move |record| record.map(placed))))
     }
 
     fn read_ahead(&self, shard: usize) {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::crc::masked_crc;
 use super::{Example, Options};
-use crate::DataError;
 use crate::content::Content;
+use crate::{Cancellation, DataError};
 
 const LENGTH_BYTES: usize = 8;
 const HEADER_BYTES: usize = 12;
@@ -61,8 +61,8 @@ pub struct TfRecords {
 }
 
 impl TfRecords {
-    pub(super) fn open(path: Arc<Path>, options: Options) -> Result<Self, DataError> {
-        Ok(Self { content: Content::open(path)?, options, done: false })
+    pub(super) fn open(path: Arc<Path>, options: Options, cancelled: &Cancellation) -> Result<Self, DataError> {
+        Ok(Self { content: Content::open(path)?.until(cancelled), options, done: false })
     }
 
     /// The records of a file that is in memory; `path` only names it in errors.

@@ -14,7 +14,7 @@ pub use writer::{WebDatasetWriter, WebDatasetWriterBuilder};
 
 use crate::read::read_ahead;
 use crate::shards::{expand_shards, require};
-use crate::{DataError, Deferred, IterableDataset, Samples};
+use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
 
 /// The most bytes of one sample unless [`WebDataset::max_sample_bytes`] says otherwise: 1 GiB.
 const MAX_SAMPLE_BYTES: u64 = 1 << 30;
@@ -97,6 +97,14 @@ impl WebDataset {
     pub fn files(&self) -> impl ExactSizeIterator<Item = &Path> {
         self.files.iter().map(|file| &**file)
     }
+
+    fn samples(&self, shard: usize, position: u64, cancelled: &Cancellation) -> Result<WebSamples, DataError> {
+        let len = self.files.len();
+        let path = self.files.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?;
+        let mut samples = WebSamples::open(path.clone(), self.options.clone(), cancelled)?;
+        samples.pass_over(position);
+        Ok(samples)
+    }
 }
 
 impl IterableDataset for WebDataset {
@@ -108,19 +116,20 @@ impl IterableDataset for WebDataset {
 
     /// Passes over the first samples without reading them where the shard is not compressed.
     fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<WebSample>, DataError> {
-        let len = self.files.len();
-        let path = self.files.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?;
-        let mut samples = WebSamples::open(path.clone(), self.options.clone())?;
-        samples.pass_over(position);
-        Ok(Box::new(samples))
+        Ok(Box::new(self.samples(shard, position, &Cancellation::default())?))
     }
 
-    fn open_deferred(&self, shard: usize, position: u64) -> Result<Samples<Deferred<WebSample>>, DataError> {
+    fn open_deferred(
+        &self,
+        shard: usize,
+        position: u64,
+        cancelled: &Cancellation,
+    ) -> Result<Samples<Deferred<WebSample>>, DataError> {
         let named = |sample: WebSample| {
             let key = sample.key.clone();
             Deferred::ready(sample).named(key)
         };
-        Ok(Box::new(self.open_shard(shard, position)?.map(move |sample| sample.map(named))))
+        Ok(Box::new(self.samples(shard, position, cancelled)?.map(move |sample| sample.map(named))))
     }
 
     fn read_ahead(&self, shard: usize) {

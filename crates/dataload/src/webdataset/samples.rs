@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::tar::{TarFile, TarReader};
 use super::{Options, WebSample};
-use crate::DataError;
 use crate::content::Content;
+use crate::{Cancellation, DataError};
 
 /// More files than this with one name in common are no sample.
 const MAX_FILES: usize = 4096;
@@ -28,8 +28,8 @@ struct Named {
 }
 
 impl WebSamples {
-    pub(super) fn open(path: Arc<Path>, options: Options) -> Result<Self, DataError> {
-        Ok(Self::new(Content::open(path)?, options))
+    pub(super) fn open(path: Arc<Path>, options: Options, cancelled: &Cancellation) -> Result<Self, DataError> {
+        Ok(Self::new(Content::open(path)?.until(cancelled), options))
     }
 
     /// The samples of a shard that is in memory; `path` only names it in errors.

@@ -3,7 +3,8 @@ use std::fs;
 use std::path::Path;
 
 use overdrive_dataload::{
-    DataError, Example, Feature, IterableDataset, TfRecord, TfRecordDataset, TfRecordWriter, TfRecords,
+    Cancellation, DataError, Deferred, Example, Feature, IterableDataset, TfRecord, TfRecordDataset, TfRecordWriter,
+    TfRecords,
 };
 
 use crate::{fixture, names_file, sample};
@@ -125,4 +126,20 @@ fn a_record_that_is_no_example_is_named() {
     let text = names_file(&record.example().unwrap_err(), "text.tfrecord");
     assert!(text.contains("record at byte 12"), "{text}");
     assert!(matches!(TfRecordDataset::open("none-{0..3}.tfrecord"), Err(DataError::Io { .. })));
+}
+
+#[test]
+fn a_way_that_nobody_waits_for_is_left() {
+    for name in ["examples.tfrecord", "examples.tfrecord.gz"] {
+        let dataset = open(name);
+        let cancelled = Cancellation::new();
+        let from = |position| dataset.open_deferred(0, position, &cancelled).unwrap();
+        let sample = from(2).next().unwrap().and_then(Deferred::get).unwrap();
+        assert!(sample.example().unwrap() == expected(2));
+        let mut begun = from(0);
+        assert!(begun.next().unwrap().is_ok());
+        cancelled.cancel();
+        assert!(from(2).next().is_none());
+        assert!(matches!(begun.next(), Some(Err(DataError::Cancelled))));
+    }
 }

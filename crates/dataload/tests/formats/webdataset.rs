@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use overdrive_dataload::{
-    DataError, IterableDataset, StreamPosition, WebDataset, WebDatasetWriter, WebSample, WebSamples,
+    Cancellation, DataError, Deferred, IterableDataset, StreamPosition, WebDataset, WebDatasetWriter, WebSample,
+    WebSamples,
 };
 
 use crate::{fixture, names_file, sample};
@@ -234,5 +235,21 @@ fn what_is_written_reads_back() {
             assert_eq!((found.key(), found.get("bin")), (format!("{long}{i}").as_str(), Some(&*sample(i))));
         }
         assert!(fs::read_dir(dir.path()).unwrap().all(|entry| entry.unwrap().path().extension().unwrap() != "part"));
+    }
+}
+
+#[test]
+fn a_way_that_nobody_waits_for_is_left() {
+    for name in ["web-000.tar", "web.tar.gz"] {
+        let dataset = open(name);
+        let cancelled = Cancellation::new();
+        let from = |position| dataset.open_deferred(0, position, &cancelled).unwrap();
+        let sample = from(2).next().unwrap().and_then(Deferred::get).unwrap();
+        assert!(sample.key() == "train/0002");
+        let mut begun = from(0);
+        assert!(begun.next().unwrap().is_ok());
+        cancelled.cancel();
+        assert!(from(2).next().is_none());
+        assert!(matches!(begun.next(), Some(Err(DataError::Cancelled))));
     }
 }

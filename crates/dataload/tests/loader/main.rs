@@ -1,6 +1,7 @@
 //! The loader as a user sees it: order, epochs, errors, panics, and threads that go away.
 
 mod caches;
+mod cancelled;
 mod faults;
 mod images;
 mod options;

@@ -1,0 +1,67 @@
+//! Epochs that are dropped, or time out, on a long way to where they resume.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread::sleep;
+use std::time::Duration;
+
+use overdrive_core::Stateful;
+use overdrive_dataload::{DataError, DataLoader, FnStream};
+
+use crate::{alone, listed, loader_threads, wait_until};
+
+/// Items before the place: at a millisecond each, more than `wait_until` has patience for.
+const FAR: usize = 20_000;
+
+/// A loader of an endless stream, and how many of its items were drawn.
+fn loader(pause: Duration, timeout: Duration) -> Result<(DataLoader<Vec<usize>>, Arc<AtomicUsize>), DataError> {
+    let drawn = Arc::new(AtomicUsize::new(0));
+    let counter = drawn.clone();
+    let stream = FnStream::new(1, move |_| {
+        let counter = counter.clone();
+        Ok((0..).map(move |i| {
+            counter.fetch_add(1, SeqCst);
+            if !pause.is_zero() {
+                sleep(pause);
+            }
+            Ok(i)
+        }))
+    });
+    let builder = DataLoader::stream(stream).batch_size(FAR / 4).num_workers(2).timeout(timeout);
+    Ok((builder.collate(listed).build()?, drawn))
+}
+
+/// The same, far into the stream, with items that take a millisecond each.
+fn resumed(timeout: Duration) -> Result<(DataLoader<Vec<usize>>, Arc<AtomicUsize>), Box<dyn std::error::Error>> {
+    let (before, _) = loader(Duration::ZERO, Duration::from_secs(60))?;
+    assert_eq!(before.iter().take(4).map(|batch| batch.unwrap().len()).sum::<usize>(), FAR);
+    let (mut after, drawn) = loader(Duration::from_millis(1), timeout)?;
+    after.load_state_dict(&before.state_dict()?)?;
+    Ok((after, drawn))
+}
+
+#[test]
+fn dropping_an_epoch_on_its_way_to_a_position_joins_its_threads() -> Result<(), Box<dyn std::error::Error>> {
+    let _alone = alone();
+    let (loader, drawn) = resumed(Duration::from_secs(60))?;
+    let epoch = loader.iter();
+    wait_until(|| drawn.load(SeqCst) > 10);
+    drop(epoch);
+    let then = drawn.load(SeqCst);
+    assert!(then < FAR, "it went all the way");
+    wait_until(|| loader_threads() == 0);
+    assert_eq!(drawn.load(SeqCst), then, "a thread was left behind");
+    Ok(())
+}
+
+#[test]
+fn a_timeout_on_the_way_leaves_no_thread_that_goes_on() -> Result<(), Box<dyn std::error::Error>> {
+    let _alone = alone();
+    let (loader, drawn) = resumed(Duration::from_millis(50))?;
+    let mut epoch = loader.iter();
+    let error = epoch.next().unwrap().unwrap_err();
+    assert!(matches!(error, DataError::Timeout { batch: 4, .. }), "{error}");
+    wait_until(|| loader_threads() == 0);
+    assert!(drawn.load(SeqCst) < FAR, "it went all the way");
+    Ok(())
+}
