@@ -1,5 +1,7 @@
 //! From a pattern to the files of a dataset: braces, then globs.
 
+mod wildcards;
+
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
@@ -16,7 +18,7 @@ const MAX_DEPTH: usize = 32;
 /// The files that a pattern stands for, in the order in which it names them.
 ///
 /// `{000..127}` counts (keeping the width), `{0..20..5}` in steps, `{train,val}` lists, and braces nest; `*`, `?`,
-/// `[a-c]` and `**` then match files, sorted by name. A pattern of braces names every file and needs it to exist,
+/// `[a-c]` and `**` then match files, sorted by name, whether the name is UTF-8 or not. A pattern of braces names every file and needs it to exist,
 /// and one with a glob needs at least one match. Names that contain such characters go to `from_files` of the
 /// dataset instead.
 ///
@@ -46,18 +48,12 @@ pub(crate) fn require(files: &[PathBuf]) -> Result<(), DataError> {
 }
 
 fn glob_into(pattern: &str, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
-    let invalid =
-        |error: glob::PatternError| DataError::option("shards", "a glob pattern", format!("{pattern}: {error}"));
-    let before = files.len();
-    for entry in glob::glob(pattern).map_err(invalid)? {
-        let file = entry.map_err(|error| DataError::Io { path: error.path().to_owned(), error: error.into() })?;
-        files.push(file);
-        limit(files.len())?;
+    let found = wildcards::matching(pattern)?;
+    if found.is_empty() {
+        return Err(DataError::layout(Path::new(pattern), "files that match", "none"));
     }
-    match files.len() - before {
-        0 => Err(DataError::layout(Path::new(pattern), "files that match", "none")),
-        _ => Ok(()),
-    }
+    files.extend(found);
+    limit(files.len())
 }
 
 fn limit(count: usize) -> Result<(), DataError> {
