@@ -53,7 +53,7 @@ impl<T: TensorBatch + Send> TensorDataset<T> {
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] when their lengths differ, or there is none; [`DataError::Torch`] for a tensor without a
-    /// dimension.
+    /// dimension, and for a sparse or quantised one.
     pub fn new(tensors: T) -> Result<Self, DataError> {
         let mut columns = Vec::new();
         let structure = tensors.map_tensors(&mut |tensor| {
@@ -196,5 +196,16 @@ mod tests {
         assert_eq!(error, "tensors: expected one length for all, found [3, 4]");
         assert!(TensorDataset::new(Vec::<Tensor>::new()).is_err());
         assert!(TensorDataset::new(Tensor::from(1_i64)).is_err());
+    }
+
+    #[test]
+    fn tensors_that_are_not_plain_numbers_are_refused() {
+        let dense = Tensor::from_slice(&[1.0_f32, 0.0, 2.0]);
+        let refused = |tensor: Tensor| match TensorDataset::new((numbers(3), tensor)) {
+            Err(DataError::Torch(error)) => error.to_string(),
+            other => panic!("expected an error, got {}", other.is_ok()),
+        };
+        assert!(refused(dense.to_sparse_sparse_dim(1)).contains("to_dense"));
+        assert!(refused(dense.quantize_per_tensor(0.5, 0, Kind::QUInt8)).contains("dequantize"));
     }
 }

@@ -35,12 +35,17 @@ impl Rows {
     /// The rows of `tensor` along its first dimension; shares its memory where it is contiguous.
     ///
     /// # Errors
-    /// `Other` for an undefined tensor, or one without a dimension; `OutOfMemory` when a copy is needed.
+    /// `Other` for an undefined tensor, one without a dimension, and one whose values are not what lies in memory row by
+    /// row: a sparse or quantised one; `OutOfMemory` when a copy is needed.
     pub fn new(tensor: &Tensor) -> Result<Self, Error> {
         let shape = if tensor.defined() { tensor.size() } else { Vec::new() };
         let Some(&len) = shape.first() else {
             return Err(Error::refused("rows: a tensor with at least one dimension is needed".to_owned()));
         };
+        if let Some(remedy) = hidden_values(tensor) {
+            let found = format!("rows: a dense tensor of plain numbers is needed, found {remedy} (size {shape:?})");
+            return Err(Error::refused(found));
+        }
         // A conjugate or a negative may be no more than a flag, which the copied bytes would not have.
         let settled = tensor.f_resolve_conj().and_then(|tensor| tensor.f_resolve_neg()?.f_contiguous());
         let tensor = settled.map_err(|error| Error::refused(error.to_string()))?;
@@ -101,6 +106,20 @@ impl Rows {
     }
 }
 
+/// What kind of tensor this is, where its memory does not hold its values one after the other, and what helps.
+fn hidden_values(tensor: &Tensor) -> Option<&'static str> {
+    // tch only knows of one sparse layout; what the others have, no dense tensor does.
+    let compressed = || tensor.f_crow_indices().is_ok() || tensor.f_ccol_indices().is_ok();
+    if tensor.is_sparse() || tensor.is_mkldnn() || tensor.f_kind().is_ok() && compressed() {
+        return Some("one of another layout, which `to_dense` undoes");
+    }
+    match tensor.f_kind() {
+        Ok(Kind::QInt8 | Kind::QUInt8 | Kind::QInt32) => Some("a quantised one, of which `dequantize` makes such"),
+        Ok(_) => None,
+        Err(_) => Some("one of a dtype that tch does not know"),
+    }
+}
+
 impl fmt::Debug for Rows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Rows {{ {:?} {:?} }}", self.tensor.kind(), self.tensor.size())
@@ -144,5 +163,20 @@ mod tests {
         assert!(rows.gather(&[-1], false).is_err());
         assert!(Rows::new(&Tensor::from(1.0_f32)).is_err());
         assert!(Rows::new(&Tensor::new()).is_err());
+    }
+
+    #[test]
+    fn what_is_not_plain_numbers_is_refused() -> Result<(), Box<dyn std::error::Error>> {
+        let dense = Tensor::from_slice(&[1.0_f32, 0.0, 2.0, 3.0]).view([2, 2]);
+        let layouts = [dense.f_to_sparse_sparse_dim(1)?, dense.f_to_sparse_csr(None)?, dense.f_to_sparse_csc(None)?];
+        for tensor in &layouts {
+            let message = Rows::new(tensor).unwrap_err().message().to_owned();
+            assert!(message.contains("to_dense") && message.contains("[2, 2]"), "{message}");
+        }
+        let quantised = dense.f_quantize_per_tensor(0.5, 0, Kind::QInt8)?;
+        let message = Rows::new(&quantised).unwrap_err().message().to_owned();
+        assert!(message.contains("dequantize"), "{message}");
+        assert_eq!(Rows::new(&layouts[0].f_to_dense(None::<Kind>, false)?)?.len(), 2);
+        Ok(())
     }
 }

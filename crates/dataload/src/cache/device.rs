@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use overdrive_ffi::{Arg, LazyOp};
+use overdrive_ffi::{Arg, LazyOp, Rows};
 use tch::{Device, Tensor};
 
 use crate::DataError;
@@ -84,6 +84,8 @@ impl<B> DeviceStore<B> {
                 let expected = format!("tensors with the batch's {samples} samples along their first dimension");
                 return Err(DataError::option("cache(OnDevice)", expected, format!("shape {shape:?}")));
             }
+            // Refuses what is sparse or quantised.
+            Rows::new(tensor)?;
             shape[0] = self.len as i64;
             columns.push(Tensor::f_empty(shape, (tensor.kind(), self.device))?);
             Ok(tensor.f_narrow(0, 0, 0)?.f_to_device(self.device)?)
