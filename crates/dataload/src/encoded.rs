@@ -38,6 +38,17 @@ impl EncodedImageFolder {
         Ok(Self::from(&ImageFolder::open(root)?))
     }
 
+    /// The same with the files that have one of these extensions, decodable here or not; all others are passed over.
+    ///
+    /// # Errors
+    /// As [`ImageFolder::with_extensions`].
+    pub fn with_extensions<E: AsRef<str>>(
+        root: impl AsRef<Path>,
+        extensions: impl IntoIterator<Item = E>,
+    ) -> Result<Self, DataError> {
+        Ok(Self::from(&ImageFolder::with_extensions(root, extensions)?))
+    }
+
     /// The names of the classes; a class's position is its label.
     pub fn classes(&self) -> &[String] {
         &self.classes

@@ -7,14 +7,20 @@ use std::path::{Path, PathBuf};
 use crate::read::read_file;
 use crate::{Color, DataError, Dataset, Image, MAX_IMAGE_BYTES, decode_image};
 
-/// The file names that count as images: torchvision's list.
-const EXTENSIONS: [&str; 9] = ["jpg", "jpeg", "png", "ppm", "bmp", "pgm", "tif", "tiff", "webp"];
+/// The file names that count as images.
+const EXTENSIONS: [&str; 4] = ["jpg", "jpeg", "png", "webp"];
+/// What torchvision takes for images too, and no decoder here reads.
+const UNDECODED: [&str; 5] = ["bmp", "pgm", "ppm", "tif", "tiff"];
 
 /// `root/class/*.png` as a dataset of `(Image, i64)`; every access opens, reads and decodes one file.
 ///
 /// Classes are the sub-folders in order of their names, and their indices are the labels. Files are taken from nested
 /// folders too, sorted within each folder. An image keeps its own channels unless [`color`](ImageFolder::color) says
 /// otherwise.
+///
+/// Images are files that end in `.jpg`, `.jpeg`, `.png` or `.webp`. Where there are others that torchvision reads (`.bmp`,
+/// `.pgm`, `.ppm`, `.tif`, `.tiff`), the folder is refused rather than read in part: convert them, or say which files are
+/// meant by [`with_extensions`](ImageFolder::with_extensions). Any other file is passed over, as in torchvision.
 ///
 /// # Source
 /// `torchvision.datasets.ImageFolder`, which corresponds to [`Color::Rgb`].
@@ -29,25 +35,71 @@ impl ImageFolder {
     /// Lists the classes and files below `root`; nothing is decoded yet.
     ///
     /// # Errors
-    /// [`DataError::Layout`] when there is no class, or a class without an image; [`DataError::Io`].
+    /// [`DataError::Layout`] when there is no class, a class without an image, or an image that cannot be decoded, with
+    /// how many of them there are; [`DataError::Io`].
     pub fn open(root: impl AsRef<Path>) -> Result<Self, DataError> {
-        let root = root.as_ref();
+        Self::list(root.as_ref(), &EXTENSIONS, &UNDECODED)
+    }
+
+    /// The same with the files that have one of these extensions, in upper or lower case; all others are passed over.
+    ///
+    /// What a file holds is told by its first bytes, so that a JPEG image may be called `.jfif`.
+    ///
+    /// # Errors
+    /// [`DataError::Layout`] when there is no class, or a class without such a file; [`DataError::InvalidOption`] when
+    /// there is no extension; [`DataError::Io`].
+    ///
+    /// # Source
+    /// `extensions` of `torchvision.datasets.DatasetFolder`, with the dot or without.
+    #[doc(alias = "is_valid_file")]
+    pub fn with_extensions<E: AsRef<str>>(
+        root: impl AsRef<Path>,
+        extensions: impl IntoIterator<Item = E>,
+    ) -> Result<Self, DataError> {
+        let extensions: Vec<E> = extensions.into_iter().collect();
+        let names: Vec<&str> = extensions.iter().map(|name| name.as_ref().trim_start_matches('.')).collect();
+        match names.is_empty() {
+            true => Err(DataError::option("extensions", "at least one", 0)),
+            false => Self::list(root.as_ref(), &names, &[]),
+        }
+    }
+
+    fn list(root: &Path, extensions: &[&str], refused: &[&'static str]) -> Result<Self, DataError> {
         let folders: Vec<PathBuf> = sorted_entries(root)?.0;
         if folders.is_empty() {
             return Err(DataError::layout(root, "a folder for every class", "no folder"));
         }
-        let mut files = Vec::new();
+        let (mut files, mut unread) = (Vec::new(), BTreeMap::<&str, usize>::new());
         let mut classes = Vec::with_capacity(folders.len());
         for (label, folder) in folders.iter().enumerate() {
-            let before = files.len();
-            list_images(folder, &mut Vec::new(), &mut |path| files.push((path, label as i64)))?;
-            if files.len() == before {
-                let expected = format!("images ({})", EXTENSIONS.join(", "));
-                return Err(DataError::layout(folder, expected, "none"));
+            let mut found = false;
+            list_files(folder, &mut Vec::new(), &mut |path| {
+                let refused = extension_of(&path, refused);
+                found |= refused.is_some();
+                if let Some(extension) = refused {
+                    *unread.entry(extension).or_default() += 1;
+                } else if extension_of(&path, extensions).is_some() {
+                    found = true;
+                    files.push((path, label as i64));
+                }
+            })?;
+            if !found {
+                return Err(DataError::layout(folder, format!("images ({})", extensions.join(", ")), "none"));
             }
             classes.push(folder.file_name().unwrap_or_default().to_string_lossy().into_owned());
         }
-        Ok(Self { classes, files, color: Color::default() })
+        match unread.is_empty() {
+            true => Ok(Self { classes, files, color: Color::default() }),
+            false => {
+                let counts: Vec<String> = unread.iter().map(|(name, count)| format!("{count} .{name}")).collect();
+                let found = format!(
+                    "{} that cannot ({}): convert them, or say which files are meant by `with_extensions`",
+                    unread.values().sum::<usize>(),
+                    counts.join(", ")
+                );
+                Err(DataError::layout(root, format!("images that can be decoded ({})", extensions.join(", ")), found))
+            }
+        }
     }
 
     /// The channels that every image is converted to.
@@ -111,25 +163,27 @@ fn sorted_entries(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataErr
     Ok((folders, files))
 }
 
-/// Visits the images in `folder`, then those in its sub-folders. `above` holds the folders on the way down, so that
+/// Visits the files in `folder`, then those in its sub-folders. `above` holds the folders on the way down, so that
 /// a symbolic link to one of them does not lead round in circles.
-fn list_images(folder: &Path, above: &mut Vec<PathBuf>, visit: &mut impl FnMut(PathBuf)) -> Result<(), DataError> {
+fn list_files(folder: &Path, above: &mut Vec<PathBuf>, visit: &mut impl FnMut(PathBuf)) -> Result<(), DataError> {
     let real = fs::canonicalize(folder).map_err(DataError::io(folder))?;
     if above.contains(&real) {
         return Ok(());
     }
     above.push(real);
     let (folders, files) = sorted_entries(folder)?;
-    files.into_iter().filter(|path| has_image_name(path)).for_each(&mut *visit);
+    files.into_iter().for_each(&mut *visit);
     for folder in folders {
-        list_images(&folder, above, visit)?;
+        list_files(&folder, above, visit)?;
     }
     above.pop();
     Ok(())
 }
 
-fn has_image_name(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| EXTENSIONS.iter().any(|known| extension.eq_ignore_ascii_case(known)))
+/// Which of these extensions a file's name has.
+fn extension_of<'a>(path: &Path, known: &[&'a str]) -> Option<&'a str> {
+    let extension = path.extension()?;
+    known.iter().copied().find(|known| extension.eq_ignore_ascii_case(known))
 }
 
 #[cfg(test)]
@@ -164,6 +218,27 @@ mod tests {
         assert_eq!(seen, [(4, 0), (3, 0), (2, 1), (1, 1)]);
         assert_eq!(samples[0].0.chw(), [1, 2, 3]);
         assert_eq!(folder.color(Color::Rgb).get(0)?.0.chw(), [3, 2, 3]);
+        Ok(())
+    }
+
+    #[test]
+    fn images_that_cannot_be_decoded_are_refused_until_they_are_left_out() -> Result<(), DataError> {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["cat/a.png", "cat/b.BMP", "cat/c.tif", "dog/d.bmp", "dog/e.jfif", "dog/notes.txt"] {
+            put(dir.path(), name, &grey(1));
+        }
+        let error = ImageFolder::open(dir.path()).unwrap_err();
+        let message = "expected images that can be decoded (jpg, jpeg, png, webp), found 3 that cannot (2 .bmp, 1 .tif): \
+                       convert them, or say which files are meant by `with_extensions`";
+        assert_eq!(error.to_string(), format!("{}: {message}", dir.path().display()));
+        let folder = ImageFolder::with_extensions(dir.path(), ["png", ".JFIF"])?;
+        let names: Vec<_> = folder.files().iter().map(|(path, label)| (path.file_name().unwrap(), *label)).collect();
+        assert_eq!(names, [("a.png".as_ref(), 0), ("e.jfif".as_ref(), 1)]);
+        assert_eq!(folder.get(1)?.0.chw(), [1, 2, 3]);
+        let missing = ImageFolder::with_extensions(dir.path(), ["png"]).unwrap_err().to_string();
+        assert!(missing.ends_with("dog: expected images (png), found none"), "{missing}");
+        let none = ImageFolder::with_extensions(dir.path(), [""; 0]);
+        assert!(matches!(none, Err(DataError::InvalidOption { option: "extensions", .. })));
         Ok(())
     }
 
