@@ -13,6 +13,11 @@ pub struct ColorJitter {
     changes: [(Change, RangeInclusive<f64>); 4],
 }
 
+/// The factors that there are, in numbers and in words.
+const FACTORS: (RangeInclusive<f64>, &str) = (0.0..=f64::MAX, "a range of finite factors from 0 on, the lower first");
+/// The same of the turns of a hue.
+const TURNS: (RangeInclusive<f64>, &str) = (-0.5..=0.5, "a range of turns from -0.5 to 0.5, the lower first");
+
 /// What a factor changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
@@ -35,7 +40,7 @@ impl ColorJitter {
     /// # Errors
     /// [`DataError::InvalidOption`] for an empty range or one that is not finite or below 0.
     pub fn brightness(self, factor: RangeInclusive<f64>) -> Result<Self, DataError> {
-        self.set(0, "brightness", factor, 0.0, f64::MAX)
+        self.set(0, "brightness", factor, FACTORS)
     }
 
     /// A factor from this range for the distance from the mean grey: 0 is grey, 1 the image itself.
@@ -43,7 +48,7 @@ impl ColorJitter {
     /// # Errors
     /// [`DataError::InvalidOption`] for an empty range or one that is not finite or below 0.
     pub fn contrast(self, factor: RangeInclusive<f64>) -> Result<Self, DataError> {
-        self.set(1, "contrast", factor, 0.0, f64::MAX)
+        self.set(1, "contrast", factor, FACTORS)
     }
 
     /// A factor from this range for the distance from the pixel's own grey: 0 is grey, 1 the image itself.
@@ -51,7 +56,7 @@ impl ColorJitter {
     /// # Errors
     /// [`DataError::InvalidOption`] for an empty range or one that is not finite or below 0.
     pub fn saturation(self, factor: RangeInclusive<f64>) -> Result<Self, DataError> {
-        self.set(2, "saturation", factor, 0.0, f64::MAX)
+        self.set(2, "saturation", factor, FACTORS)
     }
 
     /// Turns every hue by a share of the circle from this range.
@@ -59,7 +64,7 @@ impl ColorJitter {
     /// # Errors
     /// [`DataError::InvalidOption`] for an empty range or one that is not within -0.5 to 0.5.
     pub fn hue(self, turn: RangeInclusive<f64>) -> Result<Self, DataError> {
-        self.set(3, "hue", turn, -0.5, 0.5)
+        self.set(3, "hue", turn, TURNS)
     }
 
     fn set(
@@ -67,11 +72,10 @@ impl ColorJitter {
         index: usize,
         name: &'static str,
         range: RangeInclusive<f64>,
-        least: f64,
-        most: f64,
+        (allowed, expected): (RangeInclusive<f64>, &str),
     ) -> Result<Self, DataError> {
-        if !(*range.start() >= least && range.start() <= range.end() && *range.end() <= most) {
-            return Err(DataError::option(name, format!("a range within {least} to {most:e}"), format!("{range:?}")));
+        if range.is_empty() || !allowed.contains(range.start()) || !allowed.contains(range.end()) {
+            return Err(DataError::option(name, expected, format!("{range:?}")));
         }
         self.changes[index].1 = range;
         Ok(self)
