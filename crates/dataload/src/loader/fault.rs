@@ -17,7 +17,9 @@ pub enum OnError {
     /// Leaves the sample out: its batch gets smaller, and a batch of which nothing is left is not delivered.
     Skip,
     /// Puts another of the epoch's samples in its place, drawn from (seed, epoch, index) among those of all ranks: every
-    /// batch keeps its size, and every rank its number of batches. Fails when eight draws in a row are bad too.
+    /// batch keeps its size, and every rank its number of batches. Fails when 256 draws in a row are bad too: by chance
+    /// once for 500 billion bad samples where nine of ten samples are bad, hardly ever where fewer are, and soon where
+    /// all are. Each bad draw is a fault of its own.
     Replace,
 }
 

@@ -15,8 +15,9 @@ use crate::loader::stages::Stages;
 use crate::loader::work::{Content, EpochWork, Made, Source};
 use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError, Dataset, Drawn};
 
-/// Substitutes that are drawn for one bad sample.
-const MAX_SUBSTITUTES: u64 = 8;
+/// Substitutes that are drawn for one bad sample: where nine of ten samples are bad, all of them are for one in
+/// 500 billion (0.9^256 is 1.9e-12), and where everything is, the epoch ends after so many reads.
+const MAX_SUBSTITUTES: u64 = 256;
 
 pub(crate) struct Indexed<D, C: Collate<D::Sample>>
 where

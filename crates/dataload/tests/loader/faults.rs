@@ -89,7 +89,33 @@ fn replace_gives_up_where_nothing_is_good() -> Result<(), DataError> {
     let loader = DataLoader::builder(bad).on_error(OnError::Replace).collate(listed).build()?;
     let error = loader.iter().next().unwrap().unwrap_err();
     assert!(matches!(error, DataError::Sample { .. }), "{error}");
-    assert_eq!(loader.faults().len(), 8);
+    assert_eq!(loader.faults().len(), 256);
+    Ok(())
+}
+
+#[test]
+fn replace_finds_good_samples_among_many_bad_ones() -> Result<(), DataError> {
+    let _alone = alone();
+    // The bad ones side by side, as where a folder is lost; in the other one every batch has its share of them.
+    for (good, shuffle) in [(700, false), (700, true), (100, true)] {
+        let expected = std::cell::OnceCell::new();
+        for workers in WORKERS {
+            let dataset = FnDataset::new(1000, move |index| match index < good {
+                true => Ok(index),
+                false => Err(DataError::other("lost")),
+            });
+            let builder = DataLoader::builder(dataset).batch_size(100).shuffle(shuffle).num_workers(workers);
+            let loader = builder.on_error(OnError::Replace).collate(listed).build()?;
+            for epoch in 0..5 {
+                let batches: Vec<Vec<usize>> = loader.epoch(epoch).collect::<Result<_, _>>()?;
+                assert!(batches.len() == 10 && batches.iter().flatten().all(|index| *index < good));
+                assert!(batches.iter().all(|batch| batch.len() == 100));
+                if epoch == 0 {
+                    assert_eq!(expected.get_or_init(|| batches.clone()), &batches, "{workers} workers");
+                }
+            }
+        }
+    }
     Ok(())
 }
 
