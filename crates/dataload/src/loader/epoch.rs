@@ -96,7 +96,7 @@ impl<B: Send + 'static> Epoch<B> {
     fn make(&mut self) -> Result<Option<Made<B>>, DataError> {
         match &mut self.crew {
             Crew::CallingThread(work) => make_guarded(&**work, &Cancellation::default()),
-            Crew::Workers(workers) => workers.receive(),
+            Crew::Workers(workers) => workers.receive(lock(&self.progress).now().batch),
             Crew::Failed(_) => match std::mem::replace(&mut self.crew, Crew::Ended) {
                 Crew::Failed(error) => Err(error),
                 _ => Ok(None),

@@ -5,7 +5,6 @@ mod epoch;
 mod fault;
 mod from_dataset;
 mod from_stream;
-mod gaps;
 mod guard;
 mod indexed;
 mod lane;
@@ -15,6 +14,7 @@ mod position;
 #[cfg(feature = "progress")]
 mod progress;
 mod queue;
+mod ranges;
 mod reorder;
 mod stages;
 mod stats;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use overdrive_core::{Entry, StateDict, StateError};
 
-use crate::loader::gaps::Ranges;
 use crate::loader::lane::LanePosition;
+use crate::loader::ranges::Ranges;
 
 /// Where a source is after a batch: nothing for a dataset, where the number says it all.
 pub(crate) type Mark = Option<Box<StreamMark>>;

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
-use crate::loader::gaps::Gaps;
 use crate::loader::guard::message_of;
 use crate::loader::reorder::Reorder;
 use crate::loader::work::{EpochWork, Made};
@@ -64,9 +63,10 @@ pub(crate) struct Workers<B> {
     granted: Receiver<Permit>,
     told: Sender<Message<B>>,
     messages: Receiver<Message<B>>,
-    /// In order, what waits for its turn; else, what is known of the batches that were delivered.
+    /// In order, what waits for its turn.
     arrived: Reorder<Made<B>>,
-    delivered: Gaps,
+    /// The first batch that the consumer has not had.
+    missing: usize,
     /// How many batches were begun, counted from the epoch's start.
     granted_to: usize,
     /// Batches that have been made and not been received.
@@ -104,7 +104,7 @@ impl<B: Send + 'static> Workers<B> {
             told,
             messages,
             arrived: Reorder::starting_at(first),
-            delivered: Gaps::starting_at(first),
+            missing: first,
             granted_to: first,
             made: Arc::default(),
             in_flight: 0,
@@ -166,9 +166,11 @@ impl<B: Send + 'static> Workers<B> {
         })
     }
 
-    /// Waits for the next batch; none at the end of the epoch.
-    pub(crate) fn receive(&mut self) -> Result<Option<Made<B>>, DataError> {
+    /// Waits for the next batch; none at the end of the epoch. `missing` is the first one that the consumer has not had.
+    pub(crate) fn receive(&mut self, missing: usize) -> Result<Option<Made<B>>, DataError> {
         let asked = Instant::now();
+        self.missing = missing;
+        self.grant();
         loop {
             if let Some(made) = self.arrived.take() {
                 return Ok(Some(self.taken(made)));
@@ -217,19 +219,18 @@ impl<B: Send + 'static> Workers<B> {
 
     /// The first batch that has not been received.
     fn due(&self) -> usize {
-        if self.conduct.in_order { self.arrived.due() } else { self.delivered.first() }
+        if self.conduct.in_order { self.arrived.due() } else { self.missing }
     }
 
     fn taken(&mut self, made: Made<B>) -> Made<B> {
         self.outstanding -= 1;
-        self.delivered.fill(made.number);
         self.grant();
         made
     }
 
     fn grant(&mut self) {
         // Out of order, batches may run ahead of one that is stuck, but not for ever: each is remembered.
-        let end = self.delivered.first() + MOST_AHEAD.max(self.in_flight);
+        let end = self.missing + MOST_AHEAD.max(self.in_flight);
         while self.outstanding < self.in_flight && self.granted_to < end && self.permits.is_some() {
             self.send(Permit::Make);
             self.outstanding += 1;

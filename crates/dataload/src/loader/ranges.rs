@@ -1,36 +1,8 @@
-//! Which numbers are still missing, when they come in any order.
+//! Sets of numbers as text.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
-
-/// All numbers below [`first`](Self::first), and some above it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Gaps {
-    first: usize,
-    beyond: BTreeSet<usize>,
-}
-
-impl Gaps {
-    /// The numbers below `first`.
-    pub(crate) fn starting_at(first: usize) -> Self {
-        Self { first, beyond: BTreeSet::new() }
-    }
-
-    /// The lowest number that is missing.
-    pub(crate) fn first(&self) -> usize {
-        self.first
-    }
-
-    pub(crate) fn fill(&mut self, number: usize) {
-        if number >= self.first {
-            self.beyond.insert(number);
-        }
-        while self.beyond.remove(&self.first) {
-            self.first += 1;
-        }
-    }
-}
 
 /// Numbers as text, neighbours as ranges: `5-90 92`.
 pub(crate) struct Ranges(pub(crate) BTreeSet<usize>);
@@ -78,16 +50,6 @@ impl FromStr for Ranges {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_first_gap_moves_when_it_is_filled() {
-        let mut gaps = Gaps::starting_at(3);
-        for (number, first) in [(5, 3), (4, 3), (7, 3), (3, 6), (1, 6), (6, 8)] {
-            gaps.fill(number);
-            assert_eq!(gaps.first(), first, "after {number}");
-        }
-        assert!(gaps.beyond.is_empty());
-    }
 
     #[test]
     fn ranges_survive_their_text() {
