@@ -9,6 +9,8 @@ use crate::error::{Error, check};
 use crate::raw;
 use crate::{Arg, LazyOp};
 
+const OTHER_LAYOUT: &str = "a sparse one or one of another layout, of which `to_dense` makes such";
+
 static INDEX_SELECT: LazyOp = LazyOp::new("aten::index_select", "");
 
 /// A tensor whose rows are read by several threads at once.
@@ -42,13 +44,21 @@ impl Rows {
         let Some(&len) = shape.first() else {
             return Err(Error::refused("rows: a tensor with at least one dimension is needed".to_owned()));
         };
-        if let Some(remedy) = hidden_values(tensor) {
-            let found = format!("rows: a dense tensor of plain numbers is needed, found {remedy} (size {shape:?})");
-            return Err(Error::refused(found));
+        let needed = |found: &str| {
+            Error::refused(format!("rows: a dense tensor of plain numbers is needed, found {found} (size {shape:?})"))
+        };
+        if tensor.is_sparse() || tensor.is_mkldnn() {
+            return Err(needed(OTHER_LAYOUT));
+        }
+        if let Ok(Kind::QInt8 | Kind::QUInt8 | Kind::QInt32) = tensor.f_kind() {
+            return Err(needed("a quantised one, of which `dequantize` makes such"));
         }
         // A conjugate or a negative may be no more than a flag, which the copied bytes would not have.
         let settled = tensor.f_resolve_conj().and_then(|tensor| tensor.f_resolve_neg()?.f_contiguous());
-        let tensor = settled.map_err(|error| Error::refused(error.to_string()))?;
+        let tensor = settled.map_err(|error| match is_compressed(tensor) {
+            true => needed(OTHER_LAYOUT),
+            false => Error::refused(error.to_string()),
+        })?;
         Ok(Self { tensor: tensor.detach(), len: len as usize })
     }
 
@@ -106,18 +116,11 @@ impl Rows {
     }
 }
 
-/// What kind of tensor this is, where its memory does not hold its values one after the other, and what helps.
-fn hidden_values(tensor: &Tensor) -> Option<&'static str> {
-    // tch only knows of one sparse layout; what the others have, no dense tensor does.
-    let compressed = || tensor.f_crow_indices().is_ok() || tensor.f_ccol_indices().is_ok();
-    if tensor.is_sparse() || tensor.is_mkldnn() || tensor.f_kind().is_ok() && compressed() {
-        return Some("one of another layout, which `to_dense` undoes");
-    }
-    match tensor.f_kind() {
-        Ok(Kind::QInt8 | Kind::QUInt8 | Kind::QInt32) => Some("a quantised one, of which `dequantize` makes such"),
-        Ok(_) => None,
-        Err(_) => Some("one of a dtype that tch does not know"),
-    }
+/// Whether a tensor is of a sparse layout that tch does not know: what those have, no dense tensor does.
+///
+/// For errors only, since asking a dense one makes libtorch write down its whole stack.
+fn is_compressed(tensor: &Tensor) -> bool {
+    tensor.f_crow_indices().is_ok() || tensor.f_ccol_indices().is_ok()
 }
 
 impl fmt::Debug for Rows {
