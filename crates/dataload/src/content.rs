@@ -12,6 +12,8 @@ use crate::{Cancellation, DataError};
 
 /// Large enough that system calls do not count, small enough to stay in a core's cache.
 const BUFFER_BYTES: usize = 1 << 16;
+/// What is read first after a seek: on the way over files' contents, only their headers are wanted.
+const HEADER_BYTES: usize = 1 << 12;
 /// From here on a system call of its own costs less than a copy.
 const DIRECT_BYTES: u64 = 1 << 15;
 /// Memory that is reserved ahead on the word of a header when nothing vouches for it.
@@ -26,6 +28,33 @@ trait Input: Read + Seek + Send {}
 
 impl<R: Read + Seek + Send> Input for R {}
 
+/// Reads little after a seek, and more with every read that follows.
+struct Sparing {
+    input: Box<dyn Input>,
+    most: usize,
+}
+
+impl Sparing {
+    fn new(input: impl Read + Seek + Send + 'static) -> Self {
+        Self { input: Box::new(input), most: BUFFER_BYTES }
+    }
+}
+
+impl Read for Sparing {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = buffer.len().min(self.most);
+        self.most = (2 * self.most).min(BUFFER_BYTES);
+        self.input.read(&mut buffer[..most])
+    }
+}
+
+impl Seek for Sparing {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.most = HEADER_BYTES;
+        self.input.seek(to)
+    }
+}
+
 /// A reader that knows its file and where it is.
 pub(crate) struct Content {
     path: Arc<Path>,
@@ -38,7 +67,7 @@ pub(crate) struct Content {
 
 enum Source {
     /// What the file holds, its length in bytes, and how many of them are before the first.
-    Plain { reader: BufReader<Box<dyn Input>>, bytes: u64 },
+    Plain { reader: BufReader<Sparing>, bytes: u64 },
     /// Decompressed as it is read; its length is known at the end only.
     Packed { reader: Box<dyn BufRead + Send>, format: &'static str },
 }
@@ -57,7 +86,7 @@ impl Content {
     }
 
     fn new<R: Read + Seek + Send + 'static>(input: R, bytes: u64, path: Arc<Path>) -> Result<Self, DataError> {
-        let mut reader = BufReader::with_capacity(BUFFER_BYTES, Box::new(input) as Box<dyn Input>);
+        let mut reader = BufReader::with_capacity(BUFFER_BYTES, Sparing::new(input));
         let start = loop {
             match reader.fill_buf() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -142,7 +171,7 @@ impl Content {
         match &mut self.source {
             Source::Plain { reader, .. } if left >= DIRECT_BYTES && reader.buffer().is_empty() => {
                 let before = bytes.len();
-                let outcome = reader.get_mut().take(left).read_to_end(bytes);
+                let outcome = (&mut reader.get_mut().input).take(left).read_to_end(bytes);
                 let got = bytes.len() - before;
                 self.at += got as u64;
                 outcome.map_err(DataError::io(&self.path))?;
@@ -268,13 +297,62 @@ impl Content {
 }
 
 #[cfg(feature = "zstd")]
-fn zstd_decoder(reader: BufReader<Box<dyn Input>>, path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
+fn zstd_decoder(reader: BufReader<Sparing>, path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
     let mut decoder = zstd::Decoder::with_buffer(reader).map_err(DataError::io(path))?;
     decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(DataError::io(path))?;
     Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder)))
 }
 
 #[cfg(not(feature = "zstd"))]
-fn zstd_decoder(_: BufReader<Box<dyn Input>>, path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
+fn zstd_decoder(_: BufReader<Sparing>, path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
     Err(DataError::layout(path, "a build with the feature `zstd`", "zstd-compressed data"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    use super::*;
+
+    /// Counts what is read of it.
+    struct Counted(io::Cursor<Vec<u8>>, Arc<AtomicU64>);
+
+    impl Read for Counted {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let read = self.0.read(buffer)?;
+            self.1.fetch_add(read as u64, Relaxed);
+            Ok(read)
+        }
+    }
+
+    impl Seek for Counted {
+        fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+            self.0.seek(to)
+        }
+    }
+
+    #[test]
+    fn a_way_over_contents_reads_little_more_than_headers() {
+        const HEADER: u64 = 512;
+        const FILE: u64 = 100_000;
+        let bytes: Vec<u8> = (0..50 * (HEADER + FILE)).map(|position| (position * 31) as u8).collect();
+        let read = Arc::new(AtomicU64::new(0));
+        let (length, path) = (bytes.len() as u64, Path::new("some").into());
+        let mut content = Content::new(Counted(io::Cursor::new(bytes), read.clone()), length, path).unwrap();
+        for file in 0..50 {
+            let start = content.at();
+            assert_eq!(content.bytes(HEADER, "a header").unwrap()[7], ((start + 7) * 31) as u8);
+            match file {
+                // Of what is wanted after all, every byte is right.
+                49 => {
+                    let start = content.at();
+                    let file = content.bytes(FILE, "a file").unwrap();
+                    assert!((start..).zip(&file).all(|(position, &byte)| byte == (position * 31) as u8));
+                }
+                _ => content.skip(FILE, "a file").unwrap(),
+            }
+        }
+        let most = BUFFER_BYTES as u64 + 49 * HEADER_BYTES as u64 + FILE;
+        assert!(read.load(Relaxed) <= most, "{} bytes", read.load(Relaxed));
+    }
 }
