@@ -1,7 +1,5 @@
 //! Errors and faults of a stream name the file, and what its format calls the item.
 
-use std::fs;
-
 use overdrive_dataload::{DataError, DataLoader, IterableDataset, OnError};
 
 use crate::fixture;
@@ -40,6 +38,8 @@ fn of_a_tar_shard_its_file_and_the_key() {
 #[cfg(feature = "webdataset")]
 #[test]
 fn a_shard_that_is_damaged_or_gone_is_named() {
+    use std::fs;
+
     let dir = tempfile::tempdir().unwrap();
     let [good, cut] = ["good.tar", "cut.tar"].map(|name| dir.path().join(name));
     let bytes = fs::read(fixture("web-000.tar")).unwrap();
