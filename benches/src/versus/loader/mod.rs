@@ -15,6 +15,7 @@ mod parquet;
 mod photos;
 mod process;
 mod resident;
+mod resume;
 mod shards;
 mod startup;
 mod threads;
@@ -66,6 +67,8 @@ enum Topic {
     Overhead,
     /// 1.2 million entries: their scan, and the first batch after it
     Index,
+    /// A state that is put back in the middle of an epoch, and the first batch after it
+    Resume,
     /// Workers and prefetching that the loader chose, beside the best of a grid
     Autotune,
     /// libtorch's threads, workers, and their priority, beside a training loop that computes
@@ -124,6 +127,7 @@ impl Topic {
                 Ok(())
             }
             Self::Index => index::measure(bench),
+            Self::Resume => resume::measure(bench),
             Self::Autotune => autotune::measure(bench),
             Self::Threads => threads::measure(bench),
         }
