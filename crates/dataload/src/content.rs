@@ -12,7 +12,7 @@ use crate::{Cancellation, DataError};
 
 /// Large enough that system calls do not count, small enough to stay in a core's cache.
 const BUFFER_BYTES: usize = 1 << 16;
-/// What is read first after a seek: on the way over files' contents, only their headers are wanted.
+/// What is read first after a file was passed over: on the way over several, only their headers are wanted.
 const HEADER_BYTES: usize = 1 << 12;
 /// From here on a system call of its own costs less than a copy.
 const DIRECT_BYTES: u64 = 1 << 15;
@@ -28,7 +28,7 @@ trait Input: Read + Seek + Send {}
 
 impl<R: Read + Seek + Send> Input for R {}
 
-/// Reads little after a seek, and more with every read that follows.
+/// Reads as much at a time as it is told, and twice that the next time.
 struct Sparing {
     input: Box<dyn Input>,
     most: usize,
@@ -50,7 +50,6 @@ impl Read for Sparing {
 
 impl Seek for Sparing {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        self.most = HEADER_BYTES;
         self.input.seek(to)
     }
 }
@@ -186,6 +185,9 @@ impl Content {
         let start = self.at;
         let known = self.check(length, what)?;
         if let (Source::Plain { reader, .. }, true) = (&mut self.source, known) {
+            if length >= HEADER_BYTES as u64 {
+                reader.get_mut().most = HEADER_BYTES;
+            }
             // Within the buffer this only moves a mark; a file's length fits into an i64.
             let moved = i64::try_from(length).map_err(io::Error::other).and_then(|length| reader.seek_relative(length));
             moved.map_err(DataError::io(&self.path))?;
