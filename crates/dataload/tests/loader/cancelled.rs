@@ -13,8 +13,10 @@ use crate::{alone, listed, loader_threads, wait_until};
 /// Items before the place: at a millisecond each, more than `wait_until` has patience for.
 const FAR: usize = 20_000;
 
+type Numbers = DataLoader<Vec<usize>>;
+
 /// A loader of an endless stream, and how many of its items were drawn.
-fn loader(pause: Duration, timeout: Duration) -> Result<(DataLoader<Vec<usize>>, Arc<AtomicUsize>), DataError> {
+fn loader(pause: Duration, timeout: Duration) -> Result<(Numbers, Arc<AtomicUsize>), DataError> {
     let drawn = Arc::new(AtomicUsize::new(0));
     let counter = drawn.clone();
     let stream = FnStream::new(1, move |_| {
@@ -32,7 +34,7 @@ fn loader(pause: Duration, timeout: Duration) -> Result<(DataLoader<Vec<usize>>,
 }
 
 /// The same, far into the stream, with items that take a millisecond each.
-fn resumed(timeout: Duration) -> Result<(DataLoader<Vec<usize>>, Arc<AtomicUsize>), Box<dyn std::error::Error>> {
+fn resumed(timeout: Duration) -> Result<(Numbers, Arc<AtomicUsize>), Box<dyn std::error::Error>> {
     let (before, _) = loader(Duration::ZERO, Duration::from_secs(60))?;
     assert_eq!(before.iter().take(4).map(|batch| batch.unwrap().len()).sum::<usize>(), FAR);
     let (mut after, drawn) = loader(Duration::from_millis(1), timeout)?;
