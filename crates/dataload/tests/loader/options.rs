@@ -92,29 +92,6 @@ fn out_of_order_delivers_everything_and_a_slow_batch_holds_nobody_up() -> Result
 }
 
 #[test]
-fn out_of_order_a_batch_that_is_stuck_is_run_ahead_of_only_so_far() -> Result<(), DataError> {
-    let _alone = alone();
-    let (released, reads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-    let (gate, counter) = (released.clone(), reads.clone());
-    let dataset = FnDataset::new(3000, move |index| {
-        counter.fetch_add(1, SeqCst);
-        while index == 0 && !gate.load(SeqCst) {
-            sleep(Duration::from_millis(1));
-        }
-        Ok(index)
-    });
-    let loader = DataLoader::builder(dataset).num_workers(2).in_order(false).collate(listed).build()?;
-    let mut epoch = loader.iter();
-    let mut seen: Vec<usize> = (0..1023).flat_map(|_| epoch.next().unwrap().unwrap()).collect();
-    assert_eq!((seen.contains(&0), reads.load(SeqCst)), (false, 1024));
-    released.store(true, SeqCst);
-    seen.extend(epoch.flat_map(|batch| batch.unwrap()));
-    seen.sort_unstable();
-    assert_eq!(seen, (0..3000).collect::<Vec<_>>());
-    Ok(())
-}
-
-#[test]
 fn auto_finds_a_size_within_its_bounds_and_changes_no_batch() -> Result<(), DataError> {
     let _alone = alone();
     let image = |index: usize| {
