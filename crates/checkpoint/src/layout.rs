@@ -49,7 +49,10 @@ impl Layout {
         for (key, tensor) in &tensors {
             let dtype = dtype_of(tensor.kind()).filter(|_| !tensor.is_sparse());
             let Some(dtype) = dtype else {
-                return Err(unsupported(key, "a dense dtype of safetensors", format!("{tensor:?}")));
+                // Not tch's `Debug`, which shows the values of some and panics over those of others.
+                let layout = if tensor.is_sparse() { "a sparse" } else { "a" };
+                let found = format!("{layout} {:?} tensor of shape {:?}", tensor.kind(), tensor.size());
+                return Err(unsupported(key, "a dense dtype of safetensors", found));
             };
             if *key == "__metadata__" {
                 return Err(unsupported(key, "another name: safetensors reserves it", (*key).to_owned()));

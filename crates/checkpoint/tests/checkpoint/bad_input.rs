@@ -147,7 +147,14 @@ fn options_names_and_tensors_that_cannot_be_are_refused() -> Outcome {
         assert!(matches!(checkpoint.save(1, &[(name, &vs)]), Err(CheckpointError::PartName { .. })), "{name}");
     }
     assert!(checkpoint.save(1, &[("a", &vs), ("A", &vs)]).is_err());
-    for tensor in [Tensor::new(), Tensor::zeros([2], (Kind::ComplexDouble, Device::Cpu))] {
+    let ones = Tensor::ones([2], (Kind::Float, Device::Cpu));
+    let odd = [
+        Tensor::new(),
+        Tensor::zeros([2], (Kind::ComplexDouble, Device::Cpu)),
+        ones.to_sparse_sparse_dim(1),
+        Tensor::quantize_per_tensor(&ones, 0.1, 0, Kind::QInt8),
+    ];
+    for tensor in odd {
         let part = Plain::new([]);
         let mut part = part;
         part.0.insert("odd", Entry::Tensor(tensor));
