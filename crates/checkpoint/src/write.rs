@@ -147,7 +147,8 @@ fn write_tensors(path: &Path, part: &PendingPart) -> Result<manifest::File, Chec
     // The disk writes what is there while the rest is copied: a sync of the whole at the end would find both idle in turn.
     let synced = thread::scope(|scope| {
         let (more, told) = mpsc::channel();
-        let syncing = scope.spawn(|| told.into_iter().try_for_each(|()| file.sync_data()));
+        let sync = || told.into_iter().try_for_each(|()| file.sync_data());
+        let syncing = thread::Builder::new().spawn_scoped(scope, sync).when("start a thread to sync it", path)?;
         let mut unsynced = 0;
         let mut put = |chunk: &[u8]| {
             crc.update(chunk);
