@@ -123,6 +123,9 @@ impl Checkpoint {
 
     /// Loads the checkpoint of one step, as [`resume`](Self::resume) does the newest.
     ///
+    /// Those of later steps stay, count for `keep`, and are what `resume` takes: move them away when the run is to go on
+    /// from here.
+    ///
     /// # Errors
     /// [`CheckpointError::NoSuchStep`], or as for [`resume`](Self::resume); damage is an error here.
     ///
