@@ -140,13 +140,17 @@ impl<O: Optimizer> Optimizer for Sam<O> {
     }
 }
 
-/// The inner optimizer's; save between steps, not between an ascent and its step.
+/// The inner optimizer's; save between steps, not between an ascent and its step. Loading forgets an ascent: load the
+/// parameters too.
 impl<O: Stateful> Stateful for Sam<O> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         self.inner.state_dict()
     }
 
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        self.inner.load_state_dict(state)
+        self.inner.load_state_dict(state)?;
+        // Or else the next step would go back to what the parameters were before they were loaded.
+        self.before = None;
+        Ok(())
     }
 }

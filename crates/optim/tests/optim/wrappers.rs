@@ -76,3 +76,21 @@ fn sam_steps_by_the_gradient_of_the_worst_point_nearby() {
     assert_eq!(value(&weights[2]), before - 0.25, "no gradients, no ascent");
     assert!(Sam::new(Sgd::builder(&weights).build().unwrap(), -1.0).unwrap_err().to_string().starts_with("rho is -1"));
 }
+
+#[test]
+fn sam_forgets_an_ascent_when_its_state_is_loaded() {
+    let weight = weight();
+    let mut opt = Sam::new(Sgd::builder([weight.shallow_clone()]).lr(0.0).build().unwrap(), 1.0).unwrap();
+    let state = opt.state_dict().unwrap();
+    let ascend = |opt: &mut Sam<Sgd>| {
+        weight.square().sum(Kind::Double).backward();
+        opt.ascend().unwrap();
+    };
+    ascend(&mut opt);
+    // A run that is rolled back to an earlier checkpoint between the ascent and the step.
+    let _ = tch::no_grad(|| weight.shallow_clone().fill_(2.0));
+    opt.load_state_dict(&state).unwrap();
+    ascend(&mut opt);
+    opt.step().unwrap();
+    assert_eq!(value(&weight), 2.0, "not what it was before it was loaded");
+}
