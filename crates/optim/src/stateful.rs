@@ -1,6 +1,6 @@
 //! Saving and loading of an optimizer, under PyTorch's names.
 
-use overdrive_core::{Entry, OptimizerError, StateDict, StateError, Stateful};
+use overdrive_core::{Entry, OptimizerError, StateDict, StateError, Stateful, TorchError};
 use overdrive_ffi::TensorList;
 use tch::{Kind, Tensor};
 
@@ -128,16 +128,23 @@ fn load_counts(
     known: &mut Vec<String>,
 ) -> Result<StepCounts, StateError> {
     let place = own.counts.list().get(0)?.device();
-    let mut saved = Vec::new();
+    let (mut saved, mut values) = (Vec::new(), Vec::new());
     for (key, started) in keys.iter().zip(started) {
         let key = format!("{key}.step");
-        match started {
-            true => saved.push(state.tensor(&key, &[], Kind::Float)?.shallow_clone()),
-            false => saved.push(Tensor::from(0f32)),
+        let count = match started {
+            true => state.tensor(&key, &[], Kind::Float)?.shallow_clone(),
+            false => Tensor::from(0f32),
+        };
+        let value = count.f_double_value(&[]).map_err(TorchError::from)?;
+        if !(0.0..f64::INFINITY).contains(&value) {
+            let expected = "a number of steps, finite and at least 0".to_owned();
+            return Err(StateError::Mismatch { key, expected, found: value.to_string() });
         }
+        saved.push(count);
+        values.push(value);
         known.push(key);
     }
-    Ok(StepCounts::load(&saved, place)?)
+    Ok(StepCounts::load(&saved, &values, place)?)
 }
 
 fn save_bucket(bucket: &Bucket, state: &mut StateDict) -> Result<(), StateError> {

@@ -32,14 +32,10 @@ impl StepCounts {
         Ok(Self { counts: TensorList::new::<Tensor>(&[])?, shared: None })
     }
 
-    /// The counts of saved scalars, in copies on `device`; shared where all are equal.
-    ///
-    /// # Syncs
-    /// Reads them.
-    pub(crate) fn load(saved: &[Tensor], device: Device) -> Result<Self, TorchError> {
+    /// The counts of saved scalars, whose values are `values`, in copies on `device`; shared where all are equal.
+    pub(crate) fn load(saved: &[Tensor], values: &[f64], device: Device) -> Result<Self, TorchError> {
         let own =
             |count: &Tensor| Ok::<_, TorchError>(count.f_detach()?.f_to_device_(device, Kind::Float, false, true)?);
-        let values = saved.iter().map(|count| count.f_double_value(&[])).collect::<Result<Vec<_>, _>>()?;
         match saved.first() {
             Some(first) if values.iter().all(|value| *value == values[0]) => Self::same(own(first)?, saved.len()),
             _ => {

@@ -253,6 +253,19 @@ fn a_step_that_fails_is_not_counted() {
 }
 
 #[test]
+fn counts_of_steps_that_are_none_are_refused() {
+    let params = params(2);
+    let mut opt = AdamW::builder(&params).lr(0.1).build().unwrap();
+    train(&mut opt, &params, 0..2);
+    for bad in [f32::NAN, f32::INFINITY, -3.0] {
+        let mut state = opt.state_dict().unwrap();
+        state.insert("state.0.step", Entry::Tensor(Tensor::from(bad)));
+        let error = opt.load_state_dict(&state).unwrap_err().to_string();
+        assert_eq!(error, format!("`state.0.step` should be a number of steps, finite and at least 0, but is {bad}"));
+    }
+}
+
+#[test]
 fn an_optimizer_in_backward_has_the_state_of_the_same_optimizer() {
     let (one, other) = (params(3), params(3));
     let mut inside: InBackward<_> = AdamW::builder(&one).build_in_backward().unwrap();
