@@ -142,6 +142,13 @@ impl Bucket {
         })
     }
 
+    /// An error when it could not step because a gradient is sparse.
+    pub(crate) fn check_grads(&self) -> Result<(), OptimizerError> {
+        let grads = self.params.grads()?;
+        let places = self.indices.iter().zip(&grads.defined).filter(|(_, has)| **has);
+        grads.list.to_vec()?.iter().zip(places).try_for_each(|(grad, (index, _))| check_grad(grad, *index))
+    }
+
     /// Updates the parameters that have gradients.
     pub(crate) fn step<A: Algorithm>(
         &mut self,
@@ -203,6 +210,17 @@ impl Bucket {
             Some(scale) => state.counts.subtract(&counts, scale.found_inf),
             None => Ok(()),
         }
+    }
+}
+
+/// An error when a gradient is sparse; `index` tells a parameter's place among all of the optimizer's.
+pub(crate) fn check_grad(grad: &Tensor, index: usize) -> Result<(), OptimizerError> {
+    match grad.is_sparse() {
+        true => {
+            let reason = "its gradient is sparse: have it made dense, an embedding by `sparse: false`".to_owned();
+            Err(OptimizerError::InvalidParameter { index, reason })
+        }
+        false => Ok(()),
     }
 }
 

@@ -4,6 +4,7 @@ use overdrive_core::{OptimizerError, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Device, Kind, Tensor};
 
+use crate::bucket::check_grad;
 use crate::foreach;
 
 static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
@@ -79,8 +80,8 @@ impl ClipGradNorm {
     /// Clips the gradients of `params`, and returns their norm before.
     ///
     /// # Errors
-    /// When `max_norm` is negative or NaN, the norm's order is not above 0, libtorch fails, or the norm is not finite
-    /// and that is to be an error.
+    /// When `max_norm` is negative or NaN, the norm's order is not above 0, a gradient is sparse, libtorch fails, or the
+    /// norm is not finite and that is to be an error.
     ///
     /// # Syncs
     /// With [`error_if_nonfinite`](Self::error_if_nonfinite) alone.
@@ -141,13 +142,17 @@ struct Grads {
 }
 
 /// The gradients that there are.
-fn by_place(params: &[Tensor]) -> Result<Vec<Grads>, TorchError> {
+fn by_place(params: &[Tensor]) -> Result<Vec<Grads>, OptimizerError> {
     let mut groups: Vec<((Device, Kind), Vec<Tensor>)> = Vec::new();
-    for param in params {
-        let grad = param.f_grad()?;
+    for (index, param) in params.iter().enumerate() {
+        if !param.defined() {
+            return Err(OptimizerError::InvalidParameter { index, reason: "it is undefined".to_owned() });
+        }
+        let grad = param.f_grad().map_err(TorchError::from)?;
         if !grad.defined() {
             continue;
         }
+        check_grad(&grad, index)?;
         let key = (grad.device(), grad.kind());
         match groups.iter_mut().find(|(known, _)| *known == key) {
             Some((_, grads)) => grads.push(grad),
@@ -156,7 +161,7 @@ fn by_place(params: &[Tensor]) -> Result<Vec<Grads>, TorchError> {
     }
     let listed =
         |((device, kind), grads): (_, Vec<Tensor>)| Ok(Grads { device, kind, grads: TensorList::new(&grads)? });
-    groups.into_iter().map(listed).collect()
+    groups.into_iter().map(listed).collect::<Result<_, TorchError>>().map_err(OptimizerError::from)
 }
 
 /// The norm over all gradients, on `device`.

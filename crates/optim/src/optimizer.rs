@@ -65,6 +65,8 @@ impl<A: Algorithm> GroupOptimizer<A> {
 
     fn step_all(&mut self, scale: Option<GradScale<'_>>) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
+        // Before anything changes: a bucket that refuses must not find others stepped.
+        self.groups.iter().flat_map(|group| &group.buckets).try_for_each(Bucket::check_grads)?;
         for group in &mut self.groups {
             for bucket in &mut group.buckets {
                 bucket.step((&group.options, group.lr, self.packing.fused), scale)?;
@@ -89,6 +91,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
         let _no_grad = tch::no_grad_guard();
         let group = &mut self.groups[group];
         let bucket = &mut group.buckets[bucket];
+        bucket.check_grads()?;
         bucket.step((&group.options, group.lr, self.packing.fused), None)?;
         Ok(bucket.params.clear_grads()?)
     }

@@ -2,7 +2,7 @@
 
 use overdrive_core::OptimizerError;
 use overdrive_optim::{ClipGradNorm, clip_grad_norm_, clip_grad_value_};
-use tch::Kind;
+use tch::{Kind, Tensor};
 
 use crate::{assert_close, params, set_grads};
 
@@ -65,4 +65,19 @@ fn values_are_clipped_on_both_sides() {
         assert!(param.grad().equal(&before.clamp(-0.25, 0.25)));
     }
     assert!(matches!(clip_grad_value_(&ours, -1.0), Err(OptimizerError::InvalidOption { option: "clip_value", .. })));
+}
+
+#[test]
+fn gradients_that_cannot_be_clipped_are_named() {
+    let dense = params(2);
+    set_grads(&dense, 0);
+    let before = dense[0].grad().copy();
+    let all = [dense[0].shallow_clone(), dense[1].shallow_clone(), crate::with_sparse_gradient()];
+    for error in [clip_grad_norm_(&all, 1e-3).map(drop), clip_grad_value_(&all, 1e-3)] {
+        let error = error.unwrap_err().to_string();
+        assert!(error.starts_with("parameter 2: its gradient is sparse"), "{error}");
+    }
+    let error = clip_grad_value_([Tensor::new()], 1.0).unwrap_err().to_string();
+    assert_eq!(error, "parameter 0: it is undefined");
+    assert!(dense[0].grad().equal(&before));
 }

@@ -139,3 +139,24 @@ fn groups_have_their_own_options_and_mixed_dtypes_step_together() {
     opt.step().unwrap();
     assert_eq!(slow.double_value(&[0]), 0.75);
 }
+
+/// A parameter whose gradient is sparse, as that of an embedding can be.
+fn with_sparse_gradient() -> Tensor {
+    let weight = Tensor::ones([6, 2], DOUBLE).set_requires_grad(true);
+    Tensor::embedding(&weight, &Tensor::from_slice(&[1i64, 4]), -1, false, true).sum(Kind::Double).backward();
+    assert!(weight.grad().is_sparse());
+    weight
+}
+
+#[test]
+fn a_sparse_gradient_is_named_and_nothing_is_stepped() {
+    for fused in [true, false] {
+        let dense = params(2);
+        set_grads(&dense, 0);
+        let before: Vec<_> = dense.iter().map(|param| param.detach().copy()).collect();
+        let mut opt = AdamW::builder(&dense).fused(fused).then_group([with_sparse_gradient()]).build().unwrap();
+        let error = opt.step().unwrap_err().to_string();
+        assert!(error.starts_with("parameter 2: its gradient is sparse"), "{error}");
+        assert!(dense.iter().zip(&before).all(|(param, before)| param.equal(before)), "half of a step");
+    }
+}
