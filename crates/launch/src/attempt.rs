@@ -1,0 +1,342 @@
+//! One attempt: this host's ranks, from their start until nothing of them is left.
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
+use serde::{Deserialize, Serialize};
+
+use crate::environment::{self, Place};
+use crate::error::{LaunchError, RankEnd, RankFailure};
+use crate::output::{self, Console, Kind, Output, Progress, Route};
+use crate::plan::Plan;
+use crate::process::{self, DEATH_LIMIT};
+use crate::rendezvous::FromNodeZero;
+use crate::roles::{ROLE, Role};
+use crate::signals;
+
+/// What the guard hears of.
+pub enum Event {
+    Signal(i32),
+    LauncherGone,
+    NodeZero(FromNodeZero),
+}
+
+/// What the ranks of this host are to be in this attempt.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Team {
+    pub attempt: u32,
+    pub node_rank: usize,
+    pub first_rank: usize,
+    pub world_size: usize,
+    pub master_addr: String,
+    pub master_port: u16,
+}
+
+/// What does not change between attempts.
+pub struct Host {
+    pub plan: Plan,
+    pub name: String,
+    pub console: Arc<Console>,
+    /// The folder of this run's files.
+    pub logs: Option<PathBuf>,
+    pub threads: Option<usize>,
+    pub events: Receiver<Event>,
+}
+
+pub enum Outcome {
+    Done,
+    Failed(RankFailure),
+    /// By a signal to this launcher.
+    Interrupted(i32),
+    /// What came of node 0 that ended the attempt.
+    NodeZero(FromNodeZero),
+    LauncherGone,
+}
+
+pub struct Ended {
+    pub outcome: Outcome,
+    /// Every rank of this host, and how it ended.
+    pub ends: Vec<(usize, RankEnd)>,
+}
+
+struct Running {
+    rank: usize,
+    pid: Pid,
+    end: Option<RankEnd>,
+    outputs: [Output; 2],
+    logs: [Option<PathBuf>; 2],
+}
+
+/// Starts the ranks and stays with them until every process of theirs is gone and their outputs are passed on.
+pub fn run(host: &Host, team: &Team) -> Result<Ended, LaunchError> {
+    let progress = Arc::default();
+    let mut attempt = Attempt { host, team, ranks: Vec::new(), outcome: None, kill_at: None, killed: false };
+    for local_rank in 0..host.plan.nproc {
+        match attempt.start(local_rank, &progress) {
+            Ok(rank) => attempt.ranks.push(rank),
+            Err(error) => {
+                process::end_descendants();
+                return Err(error);
+            }
+        }
+    }
+    attempt.wait();
+    let left = process::end_descendants();
+    if !left.is_empty() {
+        host.console.say(&format!("{} processes are still there after SIGKILL", left.len()));
+    }
+    let (ranks, outcome) = (&attempt.ranks, &mut attempt.outcome);
+    output::drain(ranks.iter().flat_map(|rank| &rank.outputs), &progress, || told_to_hurry(&host.events, outcome));
+    Ok(attempt.ended())
+}
+
+struct Attempt<'a> {
+    host: &'a Host,
+    team: &'a Team,
+    ranks: Vec<Running>,
+    /// Why it ends, once it does. A failed rank is remembered by its place in `ranks`, for its output is not all there yet.
+    outcome: Option<Cause>,
+    kill_at: Option<Instant>,
+    killed: bool,
+}
+
+enum Cause {
+    Failed(usize),
+    Other(Outcome),
+}
+
+impl Attempt<'_> {
+    fn start(&self, local_rank: usize, progress: &Arc<Progress>) -> Result<Running, LaunchError> {
+        let (host, team, plan) = (self.host, self.team, &self.host.plan);
+        let rank = team.first_rank + local_rank;
+        let folder = host.logs.as_ref().map(|logs| logs.join(format!("attempt_{}/{local_rank}", team.attempt)));
+        if let Some(folder) = &folder {
+            std::fs::create_dir_all(folder).map_err(LaunchError::system(format!("create {}", folder.display())))?;
+        }
+        let error_file = folder.as_ref().map(|folder| folder.join("error.json"));
+        let place = Place {
+            rank,
+            local_rank,
+            world_size: team.world_size,
+            local_world_size: plan.nproc,
+            node_rank: team.node_rank,
+            nnodes: plan.nnodes,
+            master_addr: &team.master_addr,
+            master_port: team.master_port,
+            attempt: team.attempt,
+            max_restarts: plan.max_restarts,
+            run_id: &plan.run_id,
+            role: &plan.role,
+            error_file: error_file.as_deref(),
+        };
+        let mut child = self.command(&place).spawn().map_err(|error| LaunchError::Program {
+            program: plan.program.display().to_string(),
+            reason: error.to_string(),
+            missing: false,
+        })?;
+        let pid = Pid::from_child(&child);
+
+        let files = plan.redirects.of(local_rank);
+        let copies = plan.tee.of(local_rank);
+        let route = |kind: Kind| -> Result<(Route, Option<PathBuf>), LaunchError> {
+            let meant = |streams: crate::Streams| if kind == Kind::Out { streams.out() } else { streams.err() };
+            let log = folder.as_ref().filter(|_| meant(files) || meant(copies)).map(|it| it.join(kind.file_name()));
+            let shown = plan.is_shown(local_rank) && (meant(copies) || !meant(files));
+            let route = Route {
+                kind,
+                prefix: plan.prefix(rank, local_rank).into_bytes(),
+                console: shown.then(|| Arc::clone(&host.console)),
+                file: log.as_deref().map(output::create).transpose()?,
+                progress: Arc::clone(progress),
+            };
+            Ok((route, log))
+        };
+        let (out, err) = (route(Kind::Out)?, route(Kind::Err)?);
+        let piped = || LaunchError::Guard("a rank was started without its outputs".to_owned());
+        let outputs = [
+            Output::start(child.stdout.take().ok_or_else(piped)?, out.0)?,
+            Output::start(child.stderr.take().ok_or_else(piped)?, err.0)?,
+        ];
+        Ok(Running { rank, pid, end: None, outputs, logs: [out.1, err.1] })
+    }
+
+    fn command(&self, place: &Place<'_>) -> Command {
+        let plan = &self.host.plan;
+        let guard = getpid().as_raw_pid();
+        let mut command = Command::new("/proc/self/exe");
+        if plan.is_own_program {
+            command = Command::new(&plan.file);
+            command.env(ROLE, Role::Rank(guard).to_variable());
+        } else {
+            command.arg0(&plan.program).arg(&plan.file).env(ROLE, Role::Exec(guard).to_variable());
+        }
+        for argument in &plan.args {
+            match argument.to_str() {
+                // torchrun's one macro.
+                Some(text) => command.arg(text.replace("${local_rank}", &place.local_rank.to_string())),
+                None => command.arg(argument),
+            };
+        }
+        for name in environment::FOREIGN {
+            command.env_remove(name);
+        }
+        command.envs(environment::of(place)).env(process::MARK, &plan.mark);
+        command.envs(self.host.threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string())));
+        command.envs(plan.envs.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        command
+    }
+
+    /// Returns when every rank has ended.
+    fn wait(&mut self) {
+        loop {
+            self.collect();
+            if self.ranks.iter().all(|rank| rank.end.is_some()) {
+                return;
+            }
+            let event = match self.kill_at {
+                None => self.host.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => self.host.events.recv_timeout(at.saturating_duration_since(Instant::now())),
+            };
+            match event {
+                Ok(event) => self.hear(event),
+                Err(RecvTimeoutError::Timeout) if self.killed => {
+                    self.living().for_each(|rank| rank.end = Some(RankEnd::Unkillable));
+                }
+                // The senders live as long as the guard; without them nobody could say stop.
+                Err(_) => self.kill(),
+            }
+        }
+    }
+
+    /// Takes note of ranks that have ended. The first that did so badly is why all end.
+    fn collect(&mut self) {
+        for (pid, end) in process::reap() {
+            let Some(place) = self.ranks.iter().position(|rank| rank.pid == pid && rank.end.is_none()) else {
+                continue;
+            };
+            self.ranks[place].end = Some(end);
+            if end != RankEnd::Code(0) && self.outcome.is_none() {
+                self.outcome = Some(Cause::Failed(place));
+                self.signal_groups(Signal::TERM);
+                self.start_grace();
+            }
+        }
+    }
+
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Signal(number) if signals::ends_the_run(number) => {
+                let again = number == signal_hook::consts::SIGINT
+                    && matches!(self.outcome, Some(Cause::Other(Outcome::Interrupted(first))) if first == number);
+                self.outcome.get_or_insert(Cause::Other(Outcome::Interrupted(number)));
+                if let Some(signal) = signals::from_number(number) {
+                    self.signal_groups(signal);
+                }
+                self.start_grace();
+                if again {
+                    self.kill();
+                }
+            }
+            Event::Signal(signal_hook::consts::SIGCHLD) => {} // `collect` is next.
+            Event::Signal(number) => {
+                // What a rank has started may not know the signal, and would die of it.
+                for rank in self.living() {
+                    let _ = signals::from_number(number).map(|signal| kill_process(rank.pid, signal));
+                }
+            }
+            Event::LauncherGone => {
+                self.outcome = Some(Cause::Other(Outcome::LauncherGone));
+                self.kill();
+            }
+            Event::NodeZero(FromNodeZero::Stop { attempt }) if attempt != self.team.attempt => {}
+            Event::NodeZero(said) => {
+                self.outcome.get_or_insert(Cause::Other(Outcome::NodeZero(said)));
+                self.signal_groups(Signal::TERM);
+                self.start_grace();
+            }
+        }
+    }
+
+    fn living(&mut self) -> impl Iterator<Item = &mut Running> {
+        self.ranks.iter_mut().filter(|rank| rank.end.is_none())
+    }
+
+    /// Errors are ignored throughout: a process that is gone is what is wanted.
+    fn signal_groups(&mut self, signal: Signal) {
+        for rank in self.living() {
+            let _ = kill_process_group(rank.pid, signal);
+        }
+    }
+
+    fn start_grace(&mut self) {
+        self.kill_at.get_or_insert(Instant::now() + self.host.plan.grace);
+    }
+
+    fn kill(&mut self) {
+        self.killed = true;
+        self.kill_at = Some(Instant::now() + DEATH_LIMIT);
+        self.signal_groups(Signal::KILL);
+    }
+
+    fn ended(mut self) -> Ended {
+        let outcome = match self.outcome.take() {
+            None => Outcome::Done,
+            Some(Cause::Failed(place)) => Outcome::Failed(self.failure(place)),
+            Some(Cause::Other(outcome)) => outcome,
+        };
+        let ends = self.ranks.iter().filter_map(|rank| Some((rank.rank, rank.end?))).collect();
+        Ended { outcome, ends }
+    }
+
+    fn failure(&self, place: usize) -> RankFailure {
+        let rank = &self.ranks[place];
+        let wrote = |output: &&Output| !output.tail().is_empty();
+        let [out, err] = &rank.outputs;
+        let shown = [err, out].into_iter().find(wrote).unwrap_or(err);
+        RankFailure {
+            rank: rank.rank,
+            local_rank: place,
+            host: self.host.name.clone(),
+            pid: rank.pid.as_raw_pid(),
+            end: rank.end.unwrap_or(RankEnd::Unkillable),
+            attempt: self.team.attempt,
+            stream: shown.kind.name().to_owned(),
+            output: shown.tail(),
+            log: rank.logs[usize::from(shown.kind == Kind::Err)].clone(),
+        }
+    }
+}
+
+/// While outputs are passed on: whether somebody does not want to wait for that.
+fn told_to_hurry(events: &Receiver<Event>, outcome: &mut Option<Cause>) -> bool {
+    loop {
+        match events.try_recv() {
+            Ok(Event::LauncherGone) => {
+                *outcome = Some(Cause::Other(Outcome::LauncherGone));
+                return true;
+            }
+            Ok(Event::Signal(number)) if signals::ends_the_run(number) => {
+                outcome.get_or_insert(Cause::Other(Outcome::Interrupted(number)));
+                return true;
+            }
+            Ok(Event::NodeZero(said @ (FromNodeZero::Finish(_) | FromNodeZero::Lost(_)))) => {
+                *outcome = Some(Cause::Other(Outcome::NodeZero(said)));
+                return true;
+            }
+            Ok(_) => {}
+            Err(TryRecvError::Empty) => return false,
+            Err(TryRecvError::Disconnected) => return true,
+        }
+    }
+}
+
+/// How long a node may take to end its ranks, outputs included.
+pub fn longest_end(grace: Duration) -> Duration {
+    grace + 3 * DEATH_LIMIT
+}

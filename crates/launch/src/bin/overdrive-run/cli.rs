@@ -1,0 +1,152 @@
+//! The command line: torchrun's names, in both spellings, and its variables.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Parser;
+use clap::builder::FalseyValueParser;
+
+/// Starts the ranks of a distributed run, as torchrun does
+///
+/// A program is started as it is, a .py file with Python. Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
+/// MASTER_PORT and torchrun's other variables in its environment.
+///
+///   overdrive-run --nproc-per-node 4 ./train --epochs 3
+///   overdrive-run --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500 --nproc-per-node 8 ./train
+///
+/// When a rank fails, the others are ended, and it is reported with its rank, exit code or signal and the end of its
+/// output. The exit code is that rank's; 128 and the number of a signal. Nothing that ranks have started survives the
+/// launcher. Options may also be given as variables: PET_NPROC_PER_NODE=4.
+#[derive(Debug, Parser)]
+#[command(name = "overdrive-run", version, max_term_width = 100, verbatim_doc_comment)]
+pub struct Cli {
+    /// Ranks on this host: a number, gpu, cpu (its cores), or auto (GPUs if there are any, else cores)
+    #[arg(long, value_name = "N", alias = "nproc_per_node", env = "PET_NPROC_PER_NODE", default_value = "1")]
+    pub nproc_per_node: String,
+
+    /// Hosts, each of which runs this launcher
+    #[arg(long, value_name = "M", env = "PET_NNODES", default_value = "1")]
+    pub nnodes: String,
+
+    /// This host's place among them [default: node 0 is the endpoint's host, the others as they come; SLURM_NODEID in
+    /// a step of as many nodes]
+    #[arg(long, value_name = "R", alias = "node_rank", env = "PET_NODE_RANK")]
+    pub node_rank: Option<usize>,
+
+    /// Where the launchers meet: node 0's address as the others reach it, and a free port of it
+    #[arg(long, value_name = "HOST:PORT", alias = "rdzv_endpoint", env = "PET_RDZV_ENDPOINT")]
+    pub rdzv_endpoint: Option<String>,
+
+    /// static or c10d; both mean the launcher's own protocol
+    #[arg(long, value_name = "NAME", alias = "rdzv_backend", env = "PET_RDZV_BACKEND", default_value = "static")]
+    pub rdzv_backend: String,
+
+    /// The run's name, the same on all nodes
+    #[arg(long, value_name = "ID", alias = "rdzv_id", env = "PET_RDZV_ID", default_value = "none")]
+    pub rdzv_id: String,
+
+    /// join_timeout or timeout in seconds, is_host; what torchrun's store takes besides is passed over
+    #[arg(long, value_name = "KEY=VALUE,..", alias = "rdzv_conf", env = "PET_RDZV_CONF", default_value = "")]
+    pub rdzv_conf: String,
+
+    /// A single host; endpoint and port are chosen
+    #[arg(long, env = "PET_STANDALONE", value_parser = FalseyValueParser::new())]
+    pub standalone: bool,
+
+    /// Where ranks meet, and launchers too where there is no --rdzv-endpoint [default: 127.0.0.1]
+    #[arg(long, value_name = "HOST", alias = "master_addr", env = "PET_MASTER_ADDR")]
+    pub master_addr: Option<String>,
+
+    /// The ranks' port; the launchers' where there is no --rdzv-endpoint [default: a free one]
+    #[arg(long, value_name = "PORT", alias = "master_port", env = "PET_MASTER_PORT")]
+    pub master_port: Option<u16>,
+
+    /// The address at which node 0 is reached by ranks, if it is not the endpoint's
+    #[arg(long, value_name = "HOST", alias = "local_addr", env = "PET_LOCAL_ADDR")]
+    pub local_addr: Option<String>,
+
+    /// How often all ranks are started again after one has failed
+    #[arg(long, value_name = "K", alias = "max_restarts", env = "PET_MAX_RESTARTS", default_value = "0")]
+    pub max_restarts: u32,
+
+    /// How long ranks that were told to end may take before SIGKILL
+    #[arg(long, value_name = "SECONDS", alias = "grace_period", default_value = "30")]
+    pub grace_period: f64,
+
+    /// Outputs that go to files only: 0 none, 1 standard output, 2 standard error, 3 both, or by local rank: 0:3,1:2
+    #[arg(short, long, value_name = "CHOICE", env = "PET_REDIRECTS", default_value = "0")]
+    pub redirects: String,
+
+    /// Outputs that go to files and to the console, chosen in the same way
+    #[arg(short, long, value_name = "CHOICE", env = "PET_TEE", default_value = "0")]
+    pub tee: String,
+
+    /// Where those files go: DIR/<id>_<unique>/attempt_0/<local rank>/stdout.log [default: the folder for temporary files]
+    #[arg(long, value_name = "DIR", alias = "log_dir", env = "PET_LOG_DIR")]
+    pub log_dir: Option<PathBuf>,
+
+    /// The local ranks that the console shows, like 0,1 [default: all]
+    #[arg(long, value_name = "RANKS", alias = "local_ranks_filter", env = "PET_LOCAL_RANKS_FILTER")]
+    pub local_ranks_filter: Option<String>,
+
+    /// What ranks find as ROLE_NAME
+    #[arg(long, value_name = "NAME", env = "PET_ROLE", default_value = "default")]
+    pub role: String,
+
+    /// Signals that are passed on to the ranks [default: SIGINT,SIGTERM,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2]
+    #[arg(long, value_name = "NAMES", alias = "signals_to_handle", env = "PET_SIGNALS_TO_HANDLE")]
+    pub signals_to_handle: Option<String>,
+
+    /// PROGRAM is a Python module: python -m PROGRAM
+    #[arg(short, long, env = "PET_MODULE", value_parser = FalseyValueParser::new())]
+    pub module: bool,
+
+    /// Start PROGRAM as it is, a .py file too
+    #[arg(long, alias = "no_python", env = "PET_NO_PYTHON", value_parser = FalseyValueParser::new())]
+    pub no_python: bool,
+
+    /// Start PROGRAM with Python, whatever its name is
+    #[arg(long, alias = "run_path", env = "PET_RUN_PATH", value_parser = FalseyValueParser::new())]
+    pub run_path: bool,
+
+    /// Not needed: the launcher is told when a rank ends
+    #[arg(long, value_name = "SECONDS", alias = "monitor_interval", env = "PET_MONITOR_INTERVAL", hide = true)]
+    pub monitor_interval: Option<f64>,
+
+    /// Not needed: ranks are always programs
+    #[arg(long, value_name = "HOW", alias = "start_method", env = "PET_START_METHOD", hide = true)]
+    pub start_method: Option<String>,
+
+    /// Known, so that it can be refused with a reason
+    #[arg(long, alias = "event_log_handler", env = "PET_EVENT_LOG_HANDLER", hide = true)]
+    pub event_log_handler: Option<String>,
+
+    /// Known, so that it can be refused with a reason
+    #[arg(long, alias = "logs_specs", hide = true)]
+    pub logs_specs: Option<String>,
+
+    /// Known, so that it can be refused with a reason
+    #[arg(long, alias = "numa_binding", hide = true)]
+    pub numa_binding: Option<String>,
+
+    /// Known, so that it can be refused with a reason
+    #[arg(long, alias = "virtual_local_rank", env = "PET_VIRTUAL_LOCAL_RANK", hide = true,
+          value_parser = FalseyValueParser::new())]
+    pub virtual_local_rank: bool,
+
+    /// Known, so that it can be refused with a reason
+    #[arg(long, alias = "duplicate_stdout_filters", env = "PET_DUPLICATE_STDOUT_FILTERS", hide = true)]
+    pub duplicate_stdout_filters: Option<String>,
+
+    /// Known, so that it can be refused with a reason
+    #[arg(long, alias = "duplicate_stderr_filters", env = "PET_DUPLICATE_STDERR_FILTERS", hide = true)]
+    pub duplicate_stderr_filters: Option<String>,
+
+    /// What each rank runs
+    #[arg(value_name = "PROGRAM")]
+    pub program: OsString,
+
+    /// Its arguments
+    #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub args: Vec<OsString>,
+}

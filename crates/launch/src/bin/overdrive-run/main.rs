@@ -1,0 +1,24 @@
+//! Starts the ranks of a distributed run; `overdrive-run --help` says how.
+#![forbid(unsafe_code)]
+
+mod cli;
+mod options;
+mod values;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::Cli;
+
+fn main() -> ExitCode {
+    overdrive_launch::helper();
+    let cli = Cli::parse();
+    match options::launch(&cli).and_then(|launch| launch.run()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("overdrive-run: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

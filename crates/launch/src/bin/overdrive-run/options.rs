@@ -1,0 +1,147 @@
+//! From the command line to a launch.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::time::Duration;
+
+use overdrive_launch::{Launch, LaunchError, StreamsByRank, signal_by_name};
+
+use crate::cli::Cli;
+use crate::values::{self, Rendezvous};
+
+/// What a launch of several nodes uses where only an address is given; torchrun's.
+const DEFAULT_PORT: u16 = 29500;
+
+pub fn refuse<T>(why: impl Into<String>) -> Result<T, LaunchError> {
+    Err(LaunchError::Options(why.into()))
+}
+
+/// The launch that the options ask for.
+pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
+    refuse_unsupported(cli)?;
+    let (program, args) = command_line(cli)?;
+    let rendezvous = values::rendezvous(&cli.rdzv_conf)?;
+    let Some(grace) = values::seconds(cli.grace_period) else {
+        return refuse(format!("--grace-period {}: give seconds, 0 or more", cli.grace_period));
+    };
+    let mut launch = Launch::new(program)
+        .args(args)
+        .nproc(values::nproc(&cli.nproc_per_node)?)
+        .max_restarts(cli.max_restarts)
+        .grace_period(grace)
+        .run_id(&cli.rdzv_id)
+        .role(&cli.role)
+        .redirects(cli.redirects.parse::<StreamsByRank>()?)
+        .tee(cli.tee.parse::<StreamsByRank>()?)
+        .forward_signals();
+    if let Some(folder) = &cli.log_dir {
+        launch = launch.log_dir(folder);
+    }
+    if let Some(shown) = cli.local_ranks_filter.as_deref().filter(|it| !it.is_empty()) {
+        launch = launch.local_ranks_filter(values::local_ranks(shown)?);
+    }
+    if let Some(names) = &cli.signals_to_handle {
+        launch = launch.signals(signals(names)?);
+    }
+    if let Ok(template) = env::var("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") {
+        launch = launch.prefix(template);
+    }
+    place(launch, cli, &rendezvous)
+}
+
+/// What torchrun has and this launcher has not: said, rather than passed over.
+fn refuse_unsupported(cli: &Cli) -> Result<(), LaunchError> {
+    match cli.rdzv_backend.as_str() {
+        "static" | "c10d" => {}
+        other => {
+            return refuse(format!(
+                "--rdzv-backend {other}: there are static and c10d; both need no server of their own"
+            ));
+        }
+    }
+    let is_null = |handler: &&String| handler.as_str() != "null";
+    let unsupported = [
+        ("--event-log-handler", cli.event_log_handler.as_ref().filter(is_null).is_some()),
+        ("--logs-specs", cli.logs_specs.is_some()),
+        ("--numa-binding", cli.numa_binding.as_ref().is_some()),
+        ("--virtual-local-rank", cli.virtual_local_rank),
+        ("--duplicate-stdout-filters", cli.duplicate_stdout_filters.is_some()),
+        ("--duplicate-stderr-filters", cli.duplicate_stderr_filters.is_some()),
+    ];
+    match unsupported.iter().find(|option| option.1) {
+        Some((name, _)) => refuse(format!("{name} is torchrun's; overdrive-run does not have it")),
+        None => Ok(()),
+    }
+}
+
+/// The program itself, or Python with it.
+fn command_line(cli: &Cli) -> Result<(OsString, Vec<OsString>), LaunchError> {
+    if cli.module && cli.no_python && !cli.run_path {
+        return refuse("--module and --no-python contradict one another: a module is Python's");
+    }
+    let is_python_file = Path::new(&cli.program).extension() == Some(OsStr::new("py"));
+    let with_python = cli.run_path || cli.module || (is_python_file && !cli.no_python);
+    if !with_python {
+        return Ok((cli.program.clone(), cli.args.clone()));
+    }
+    let python = env::var_os("PYTHON_EXEC").unwrap_or_else(|| "python3".into());
+    let mut args = vec![OsString::from("-u")];
+    if cli.module && !cli.run_path {
+        args.push("-m".into());
+    }
+    args.push(cli.program.clone());
+    args.extend(cli.args.iter().cloned());
+    Ok((python, args))
+}
+
+fn signals(names: &str) -> Result<Vec<i32>, LaunchError> {
+    let number = |name: &str| match signal_by_name(name) {
+        Some(number) => Ok(number),
+        None => refuse(format!("--signals-to-handle: `{name}` is not a signal that can be passed on")),
+    };
+    names.split(',').filter(|name| !name.trim().is_empty()).map(number).collect()
+}
+
+/// Which hosts, and where they meet.
+fn place(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launch, LaunchError> {
+    let nnodes = if cli.standalone { 1 } else { values::nnodes(&cli.nnodes)? };
+    let mut launch = launch.nnodes(nnodes);
+    if let Some(seconds) = rendezvous.join_timeout {
+        launch = launch.join_timeout(Duration::from_secs_f64(seconds));
+    }
+    if nnodes == 1 {
+        // An endpoint of a single host means nothing: nobody else comes.
+        let given = cli.rdzv_endpoint.is_none() && !cli.standalone;
+        if let Some(address) = cli.master_addr.as_ref().filter(|_| given) {
+            launch = launch.master_addr(address);
+        }
+        if let Some(port) = cli.master_port.filter(|_| given) {
+            launch = launch.master_port(port);
+        }
+        return Ok(match cli.node_rank {
+            Some(rank) if !cli.standalone => launch.node_rank(rank),
+            _ => launch,
+        });
+    }
+    if let Some(rank) = cli.node_rank.or_else(|| values::slurm_node(nnodes)) {
+        launch = launch.node_rank(rank);
+    }
+    if let Some(is_host) = rendezvous.is_host {
+        launch = launch.is_host(is_host);
+    }
+    if let Some(address) = &cli.local_addr {
+        launch = launch.master_addr(address);
+    }
+    match (&cli.rdzv_endpoint, &cli.master_addr) {
+        (Some(endpoint), _) if !endpoint.is_empty() => {
+            let (host, port) = values::endpoint(endpoint, DEFAULT_PORT)?;
+            if let Some(port) = cli.master_port {
+                launch = launch.master_port(port);
+            }
+            Ok(launch.rdzv_endpoint(host, port))
+        }
+        (_, Some(address)) => Ok(launch.rdzv_endpoint(address, cli.master_port.unwrap_or(DEFAULT_PORT))),
+        _ => Ok(launch), // The launch says what is missing.
+    }
+}

@@ -1,0 +1,179 @@
+//! Options whose values have a form of their own.
+
+use std::env;
+use std::fs;
+use std::num::NonZero;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use overdrive_launch::LaunchError;
+
+use crate::options::refuse;
+
+/// A number of ranks, or what to count.
+pub fn nproc(text: &str) -> Result<usize, LaunchError> {
+    let cores = || available_parallelism().map_or(1, NonZero::get);
+    match text {
+        "cpu" => Ok(cores()),
+        "gpu" | "cuda" => match gpus() {
+            0 => refuse(format!("--nproc-per-node {text}: no NVIDIA GPU is visible here")),
+            count => Ok(count),
+        },
+        "auto" => Ok(Some(gpus()).filter(|count| *count > 0).unwrap_or_else(cores)),
+        _ => text.trim().parse().or_else(|_| {
+            refuse(format!("--nproc-per-node {text}: give a number, gpu, cpu or auto; other devices are not counted"))
+        }),
+    }
+}
+
+/// Those that CUDA would show: the ones listed in `CUDA_VISIBLE_DEVICES`, else those with a device file.
+fn gpus() -> usize {
+    let files = fs::read_dir("/dev").into_iter().flatten().flatten();
+    let present = files.filter(|file| file.file_name().to_str().is_some_and(is_gpu)).count();
+    match env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(list) => visible(&list).min(present),
+        Err(_) => present,
+    }
+}
+
+/// `/dev/nvidia0`, not `/dev/nvidiactl`.
+fn is_gpu(name: &str) -> bool {
+    name.strip_prefix("nvidia").is_some_and(|number| !number.is_empty() && number.bytes().all(|it| it.is_ascii_digit()))
+}
+
+/// As CUDA reads the list: up to the first entry that is none.
+fn visible(list: &str) -> usize {
+    list.split(',').take_while(|entry| !entry.trim().is_empty() && !entry.trim().starts_with('-')).count()
+}
+
+/// A fixed number of hosts; `2:2` too.
+pub fn nnodes(text: &str) -> Result<usize, LaunchError> {
+    let number = |text: &str| text.trim().parse::<usize>().ok();
+    let (least, most) = text.split_once(':').unwrap_or((text, text));
+    match (number(least), number(most)) {
+        (Some(least), Some(most)) if least == most => Ok(least),
+        (Some(_), Some(_)) => refuse(format!(
+            "--nnodes {text}: the number of nodes is fixed here; give one number. A node that fails may come back with \
+             --max-restarts, but the run waits for it"
+        )),
+        _ => refuse(format!("--nnodes {text}: give a number")),
+    }
+}
+
+/// `host:port`, `host`, `[::1]:port`.
+pub fn endpoint(text: &str, default_port: u16) -> Result<(String, u16), LaunchError> {
+    let wrong = || refuse(format!("--rdzv-endpoint {text}: give a host and a port, like node0:29500 or [::1]:29500"));
+    let (host, port) = match text.rsplit_once(':') {
+        // The colons of an address in brackets are its own.
+        _ if text.ends_with(']') => (text, Some(default_port)),
+        Some((host, port)) => (host, port.parse().ok().filter(|port| *port != 0)),
+        None => (text, Some(default_port)),
+    };
+    let bare = host.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
+    match (port, bare) {
+        (Some(port), Some(address)) if !address.is_empty() => Ok((host.to_owned(), port)),
+        (Some(port), None) if !host.is_empty() && !host.contains([':', '/']) => Ok((host.to_owned(), port)),
+        _ => wrong(),
+    }
+}
+
+/// `0,2`.
+pub fn local_ranks(text: &str) -> Result<Vec<usize>, LaunchError> {
+    let ranks: Result<Vec<usize>, _> = text.split(',').map(|rank| rank.trim().parse()).collect();
+    ranks.or_else(|_| refuse(format!("--local-ranks-filter {text}: give local ranks, like 0,1")))
+}
+
+/// None for what is no time.
+pub fn seconds(value: f64) -> Option<Duration> {
+    Duration::try_from_secs_f64(value).ok().filter(|it| *it < Duration::from_secs(u32::MAX.into()))
+}
+
+/// What `--rdzv-conf` says.
+#[derive(Debug, Default, PartialEq)]
+pub struct Rendezvous {
+    pub join_timeout: Option<f64>,
+    pub is_host: Option<bool>,
+}
+
+pub fn rendezvous(text: &str) -> Result<Rendezvous, LaunchError> {
+    // Options of torchrun's store and of its elastic rounds: there is neither here.
+    const PASSED_OVER: [&str; 10] = [
+        "read_timeout",
+        "last_call_timeout",
+        "close_timeout",
+        "heartbeat_timeout",
+        "keep_alive_interval",
+        "keep_alive_max_attempt",
+        "store_type",
+        "use_libuv",
+        "rank",
+        "local_addr",
+    ];
+    let mut conf = Rendezvous::default();
+    for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+        let (key, value) = pair.split_once('=').map_or((pair, ""), |(key, value)| (key.trim(), value.trim()));
+        match key {
+            "join_timeout" | "timeout" => match value.parse().ok().filter(|it| seconds(*it).is_some()) {
+                Some(limit) => conf.join_timeout = Some(limit),
+                None => return refuse(format!("--rdzv-conf {pair}: give seconds")),
+            },
+            "is_host" => match value.to_ascii_lowercase().as_str() {
+                "1" | "true" | "t" | "yes" | "y" => conf.is_host = Some(true),
+                "0" | "false" | "f" | "no" | "n" => conf.is_host = Some(false),
+                _ => return refuse(format!("--rdzv-conf {pair}: give true or false")),
+            },
+            _ if PASSED_OVER.contains(&key) => {}
+            _ => return refuse(format!("--rdzv-conf {pair}: there are join_timeout, timeout and is_host")),
+        }
+    }
+    Ok(conf)
+}
+
+/// This host's place in a Slurm step that has a task on each of that many nodes.
+pub fn slurm_node(nnodes: usize) -> Option<usize> {
+    let number = |name| env::var(name).ok()?.parse::<usize>().ok();
+    number("SLURM_STEP_NUM_NODES").or_else(|| number("SLURM_NNODES")).filter(|nodes| *nodes == nnodes)?;
+    number("SLURM_NODEID")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_hosts_and_ports() {
+        let good = |text: &str| endpoint(text, 29500).unwrap();
+        assert_eq!(good("node0:1234"), ("node0".into(), 1234));
+        assert_eq!(good("node0"), ("node0".into(), 29500));
+        assert_eq!(good("[::1]:1234"), ("[::1]".into(), 1234));
+        assert_eq!(good("[::1]"), ("[::1]".into(), 29500));
+        for text in ["node0:", ":1", "node0:99999", "node0:0", "::1:1234", "tcp://node0:1", "[]:1"] {
+            assert!(endpoint(text, 29500).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_range_of_nodes_is_refused_with_a_reason() {
+        assert_eq!((nnodes("3").unwrap(), nnodes("2:2").unwrap()), (3, 2));
+        assert!(nnodes("1:4").unwrap_err().to_string().contains("fixed"));
+        assert!(nnodes("x").is_err() && nnodes("").is_err() && nnodes("-1").is_err());
+    }
+
+    #[test]
+    fn ranks_are_counted_or_given() {
+        assert_eq!(nproc("3").unwrap(), 3);
+        assert_eq!(nproc("cpu").unwrap(), available_parallelism().unwrap().get());
+        assert!(nproc("xpu").unwrap_err().to_string().contains("gpu, cpu or auto"));
+        assert_eq!([visible("0,1,2"), visible(""), visible("1,-1,2"), visible("GPU-a,MIG-b")], [3, 0, 1, 2]);
+        assert!(is_gpu("nvidia0") && is_gpu("nvidia12") && !is_gpu("nvidiactl") && !is_gpu("nvidia"));
+    }
+
+    #[test]
+    fn the_configuration_of_the_rendezvous_is_read() {
+        let conf = rendezvous("join_timeout=5, is_host=True,read_timeout=60").unwrap();
+        assert_eq!(conf, Rendezvous { join_timeout: Some(5.0), is_host: Some(true) });
+        for text in ["join_timeout=x", "join_timeout=-1", "timeout=nan", "is_host=maybe", "colour=red"] {
+            assert!(rendezvous(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The guard: the process that holds the ranks. It ends them when the launcher is gone, for whatever reason.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::exit;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Instant;
+
+use rustix::process::{getpid, set_child_subreaper, setsid};
+use signal_hook::consts::SIGCHLD;
+use signal_hook::iterator::Signals;
+
+use crate::attempt::{self, Ended, Event, Host, Outcome, Team};
+use crate::environment;
+use crate::error::{FailureReport, LaunchError, RankEnd};
+use crate::output::Console;
+use crate::plan::Plan;
+use crate::port::{self, ReservedPort};
+use crate::process;
+use crate::rendezvous::{Coordinator, Entry, FromNodeZero, Link, NodeEnd, ToNodeZero};
+use crate::signals;
+
+/// The name that `ps` shows. `pkill overdrive-run` is to find the launcher only.
+pub const NAME: &str = "overdrive-guard";
+
+/// The whole life of the guard. Its standard input is a socket to the launcher: the plan comes in, the result goes out,
+/// and its end is the launcher's.
+pub fn run() -> ! {
+    // A session of its own: signals to the launcher's group and its terminal's end do not reach the guard.
+    let _ = setsid();
+    // Orphans among the descendants fall to the guard, so that it finds all of them.
+    let _ = set_child_subreaper(Some(getpid()));
+    let _ = rustix::thread::set_name(c"overdrive-guard");
+    let Ok(socket) = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from) else { exit(1) };
+    let mut reader = BufReader::new(&socket);
+    let mut line = Vec::new();
+    let read = reader.read_until(b'\n', &mut line);
+    let (Ok(_), Ok(plan)) = (read, serde_json::from_slice::<Plan>(&line)) else { exit(1) };
+
+    let result = supervise(plan, &socket);
+    process::end_descendants();
+    if let Some(result) = result
+        && let Ok(text) = serde_json::to_vec(&result)
+    {
+        // The launcher may be gone by now; nobody else wants to know.
+        let _ = (&socket).write_all(&text);
+    }
+    exit(0)
+}
+
+/// None when nobody is left to hear the result.
+fn supervise(plan: Plan, socket: &UnixStream) -> Option<Result<(), LaunchError>> {
+    let (sender, events) = channel();
+    let host = (|| {
+        watch_signals(&plan.signals, sender.clone()).map_err(LaunchError::system("listen for signals"))?;
+        watch_launcher(socket, sender.clone()).map_err(LaunchError::system("watch the launcher"))?;
+        let console = Arc::new(Console::new()?);
+        let threads = environment::threads_per_rank(plan.nproc);
+        if let Some(threads) = threads {
+            let ranks = plan.nproc;
+            console.say(&format!(
+                "OMP_NUM_THREADS={threads} for each of {ranks} ranks, the cores divided; set it to choose otherwise"
+            ));
+        }
+        let logs = plan.wants_files().then(|| folder_for_logs(&plan)).transpose()?;
+        if let Some(logs) = &logs {
+            console.say(&format!("outputs are in {}", logs.display()));
+        }
+        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Ok(Host { plan, name, console, logs, threads, events })
+    })();
+    let result = host.and_then(|host| if host.plan.nnodes == 1 { alone(&host) } else { together(&host, sender) });
+    result.map_or_else(|error| Some(Err(error)), |end| end.map(Ok))
+}
+
+fn watch_signals(forwarded: &[i32], events: Sender<Event>) -> io::Result<()> {
+    let wanted = signals::not_ignored(forwarded);
+    let mut signals = Signals::new(wanted.iter().chain([&SIGCHLD]))?;
+    thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        for signal in signals.forever() {
+            if events.send(Event::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+fn watch_launcher(socket: &UnixStream, events: Sender<Event>) -> io::Result<()> {
+    let mut socket = socket.try_clone()?;
+    thread::Builder::new().name("launcher".to_owned()).spawn(move || {
+        // The launcher says nothing after the plan.
+        let mut byte = [0];
+        while matches!(&socket.read(&mut byte), Ok(1..)) {}
+        let _ = events.send(Event::LauncherGone);
+    })?;
+    Ok(())
+}
+
+/// A folder of this run's own, as torchrun makes it, so that runs and nodes can share `--log-dir`.
+fn folder_for_logs(plan: &Plan) -> Result<PathBuf, LaunchError> {
+    let base = plan.log_dir.as_ref().map_or_else(std::env::temp_dir, PathBuf::from);
+    let failed = || LaunchError::system(format!("make a folder for logs in {}", base.display()));
+    std::fs::create_dir_all(&base).map_err(failed())?;
+    // A separator would put it elsewhere.
+    let id = plan.run_id.replace('/', "_");
+    let folder = tempfile::Builder::new().prefix(&format!("{id}_")).tempdir_in(&base).map_err(failed())?;
+    Ok(folder.keep())
+}
+
+/// `Ok(None)`: the launcher is gone.
+type End = Result<Option<()>, LaunchError>;
+
+/// All ranks are on this host.
+fn alone(host: &Host) -> End {
+    let plan = &host.plan;
+    let (mut attempt, mut ports_taken) = (0, 0);
+    loop {
+        let reserved = if plan.master_port.is_none() { Some(ReservedPort::new()?) } else { None };
+        let team = Team {
+            attempt,
+            node_rank: 0,
+            first_rank: 0,
+            world_size: plan.nproc,
+            master_addr: plan.master_addr.clone().unwrap_or_else(|| "127.0.0.1".to_owned()),
+            master_port: reserved.as_ref().map(|it| it.number).or(plan.master_port).unwrap_or_default(),
+        };
+        let Ended { outcome, ends } = attempt::run(host, &team)?;
+        let first = match outcome {
+            Outcome::Done | Outcome::NodeZero(_) => return Ok(Some(())),
+            Outcome::LauncherGone => return Ok(None),
+            Outcome::Interrupted(signal) => return Err(LaunchError::Interrupted { signal, host: None }),
+            Outcome::Failed(first) => first,
+        };
+        let taken = reserved.is_some() && first.rank == 0 && port::says_taken(&first.output);
+        if taken && ports_taken < port::MOST_RETRIES {
+            ports_taken += 1;
+            host.console.say(&format!("port {} was taken; trying another one", team.master_port));
+        } else if attempt < plan.max_restarts {
+            attempt += 1;
+            host.console.say(&format!("{first}; restart {attempt} of {}", plan.max_restarts));
+        } else {
+            let others: Vec<(usize, RankEnd)> = ends.into_iter().filter(|(rank, _)| *rank != first.rank).collect();
+            return Err(LaunchError::Rank(Box::new(FailureReport { first, others, restarts: attempt })));
+        }
+    }
+}
+
+/// The ranks are on several hosts, and node 0 decides.
+fn together(host: &Host, sender: Sender<Event>) -> End {
+    let plan = &host.plan;
+    let Some((name, port)) = plan.endpoint.clone() else {
+        return Err(LaunchError::Options("several nodes need a place to meet".to_owned()));
+    };
+    let coordinator = match Entry::find(plan, &name, port)? {
+        Entry::Joins => None,
+        Entry::Coordinates(listener) => {
+            let master_addr = plan.master_addr.as_deref().unwrap_or(&name);
+            Some(Coordinator::start(listener, plan, master_addr, &host.console)?)
+        }
+    };
+    let address = coordinator.as_ref().map_or_else(|| (name, port), Coordinator::local_address);
+    let node_rank = if coordinator.is_some() { Some(0) } else { plan.node_rank };
+    let mut gone = false;
+    let joined = Link::join(plan, &host.name, (&address.0, address.1), node_rank, sender, || {
+        let stop = told_to_stop(host)?;
+        gone = matches!(stop, Stop::LauncherGone);
+        Some(stop.into())
+    });
+    let link = match joined {
+        Err(_) if gone => return Ok(None),
+        other => other?,
+    };
+    let end = take_part(host, &link, &format!("{}:{}", address.0, address.1));
+    if let Some(coordinator) = coordinator
+        && !matches!(end, Ok(None))
+    {
+        coordinator.finish(attempt::longest_end(plan.grace));
+    }
+    end
+}
+
+/// Runs attempts as node 0 says, until it says how the run ended.
+fn take_part(host: &Host, link: &Link, endpoint: &str) -> End {
+    let lost = |why: &str| LaunchError::NodeLost(format!("node 0 at {endpoint} was lost: {why}"));
+    let mut attempt = 0;
+    // Whoever has reported a failure hears soon what is to be done about it.
+    let mut give_up_at: Option<Instant> = None;
+    loop {
+        let event = match give_up_at {
+            None => host.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(at) => host.events.recv_timeout(at.saturating_duration_since(Instant::now())),
+        };
+        let said = match event {
+            Ok(Event::NodeZero(said)) => said,
+            Ok(Event::LauncherGone) => return Ok(None),
+            Ok(Event::Signal(signal)) if signals::ends_the_run(signal) => {
+                link.send(&ToNodeZero::Ended { attempt, how: NodeEnd::Interrupted(signal), ends: Vec::new() });
+                return Err(LaunchError::Interrupted { signal, host: None });
+            }
+            Ok(Event::Signal(_)) => continue,
+            Err(_) => return Err(lost("it did not say how the run goes on")),
+        };
+        let team = match said {
+            FromNodeZero::Start(team) => team,
+            FromNodeZero::Finish(result) => return result.map(Some),
+            FromNodeZero::Refused(reason) => {
+                return Err(LaunchError::Refused { endpoint: endpoint.to_owned(), reason });
+            }
+            FromNodeZero::Lost(why) => return Err(lost(&why)),
+            // All ranks here have ended already.
+            FromNodeZero::Stop { .. } | FromNodeZero::Alive => continue,
+        };
+        attempt = team.attempt;
+        let (how, ends) = match attempt::run(host, &team) {
+            Err(error) => (NodeEnd::Broken(error), Vec::new()),
+            Ok(Ended { outcome, ends }) => match outcome {
+                Outcome::Done => (NodeEnd::Done, ends),
+                Outcome::Failed(failure) => (NodeEnd::Failed(failure), ends),
+                Outcome::Interrupted(signal) => (NodeEnd::Interrupted(signal), ends),
+                Outcome::NodeZero(FromNodeZero::Finish(result)) => return result.map(Some),
+                Outcome::NodeZero(FromNodeZero::Lost(why)) => return Err(lost(&why)),
+                Outcome::NodeZero(_) => (NodeEnd::Stopped, ends),
+                Outcome::LauncherGone => return Ok(None),
+            },
+        };
+        let limit = attempt::longest_end(host.plan.grace) + host.plan.join_timeout;
+        give_up_at = (how != NodeEnd::Done).then(|| Instant::now() + limit);
+        link.send(&ToNodeZero::Ended { attempt, how, ends });
+    }
+}
+
+/// Why waiting for node 0 ends early.
+enum Stop {
+    LauncherGone,
+    Signal(i32),
+}
+
+impl From<Stop> for LaunchError {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::LauncherGone => Self::Guard("the launcher is gone".to_owned()),
+            Stop::Signal(signal) => Self::Interrupted { signal, host: None },
+        }
+    }
+}
+
+fn told_to_stop(host: &Host) -> Option<Stop> {
+    host.events.try_iter().find_map(|event| match event {
+        Event::LauncherGone => Some(Stop::LauncherGone),
+        Event::Signal(signal) if signals::ends_the_run(signal) => Some(Stop::Signal(signal)),
+        _ => None,
+    })
+}

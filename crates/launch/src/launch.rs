@@ -1,0 +1,324 @@
+//! The launcher's own process: it starts the guard, passes signals on to it, and waits for the result.
+
+use std::env;
+use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::process::{Pid, getpid, kill_process};
+use signal_hook::iterator::{Handle, Signals};
+
+use crate::error::LaunchError;
+use crate::plan::Plan;
+use crate::roles::{self, ROLE, Role};
+use crate::streams::StreamsByRank;
+use crate::{guard, process, signals};
+
+/// A set of ranks to be started, and how. The defaults are torchrun's.
+///
+/// ```no_run
+/// use overdrive_launch::Launch;
+///
+/// fn main() -> Result<(), overdrive_launch::LaunchError> {
+///     overdrive_launch::helper(); // first of all
+///     Launch::new("./train").args(["--epochs", "3"]).nproc(4).max_restarts(2).run()
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Launch {
+    plan: Plan,
+}
+
+impl Launch {
+    /// A launch of `program`, which is found as a shell finds it, once, on this host.
+    #[doc(alias = "LaunchConfig")]
+    #[doc(alias = "torchrun")]
+    pub fn new(program: impl AsRef<OsStr>) -> Self {
+        Self { plan: Plan::new(program.as_ref().to_owned()) }
+    }
+
+    /// A launch of the running program with its own arguments. Its `main` finds `RANK` set when it is a rank.
+    pub fn current_program() -> Self {
+        let mut launch = Self::new("").args(env::args_os().skip(1));
+        launch.plan.is_own_program = true;
+        launch
+    }
+
+    /// Adds arguments of the program. `${local_rank}` in them becomes the local rank, as torchrun has it.
+    #[must_use]
+    pub fn args(mut self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
+        self.plan.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets a variable for the ranks, over the launcher's own environment and over what the launcher would set.
+    #[must_use]
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.plan.envs.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Ranks on this host; 1 unless set.
+    #[doc(alias = "nproc_per_node")]
+    #[must_use]
+    pub fn nproc(mut self, nproc: usize) -> Self {
+        self.plan.nproc = nproc;
+        self
+    }
+
+    /// Hosts, each of which runs a launcher; 1 unless set. More than one need [`rdzv_endpoint`](Self::rdzv_endpoint).
+    #[must_use]
+    pub fn nnodes(mut self, nnodes: usize) -> Self {
+        self.plan.nnodes = nnodes;
+        self
+    }
+
+    /// This host's place among them. Where it is not set, node 0 is whoever the endpoint's address belongs to, and the
+    /// others are numbered as they come.
+    #[must_use]
+    pub fn node_rank(mut self, node_rank: usize) -> Self {
+        self.plan.node_rank = Some(node_rank);
+        self
+    }
+
+    /// Where the launchers meet: node 0's address, as the others reach it, and a free port of it. Ranks meet at the same
+    /// address, at the [`master_port`](Self::master_port).
+    #[must_use]
+    pub fn rdzv_endpoint(mut self, host: impl Into<String>, port: u16) -> Self {
+        self.plan.endpoint = Some((host.into(), port));
+        self
+    }
+
+    /// Whether this host is node 0, where there is no [`node_rank`](Self::node_rank) to say so.
+    #[must_use]
+    pub fn is_host(mut self, is_host: bool) -> Self {
+        self.plan.is_host = Some(is_host);
+        self
+    }
+
+    /// The address at which rank 0 makes the store; the endpoint's unless set, or 127.0.0.1 on a single host.
+    #[must_use]
+    pub fn master_addr(mut self, address: impl Into<String>) -> Self {
+        self.plan.master_addr = Some(address.into());
+        self
+    }
+
+    /// The port at which rank 0 makes the store. Unless set, node 0 chooses a free one for each attempt, and keeps others
+    /// from taking it.
+    #[must_use]
+    pub fn master_port(mut self, port: u16) -> Self {
+        self.plan.master_port = Some(port);
+        self
+    }
+
+    /// How often all ranks are started again after one has failed; 0 unless set.
+    #[must_use]
+    pub fn max_restarts(mut self, restarts: u32) -> Self {
+        self.plan.max_restarts = restarts;
+        self
+    }
+
+    /// How long ranks that were told to end may take before SIGKILL; 30 s unless set.
+    #[must_use]
+    pub fn grace_period(mut self, grace: Duration) -> Self {
+        self.plan.grace = grace;
+        self
+    }
+
+    /// How long nodes wait for one another; 600 s unless set.
+    #[must_use]
+    pub fn join_timeout(mut self, timeout: Duration) -> Self {
+        self.plan.join_timeout = timeout;
+        self
+    }
+
+    /// The name of this run, `none` unless set; the same on all nodes.
+    #[doc(alias = "rdzv_id")]
+    #[must_use]
+    pub fn run_id(mut self, run_id: impl Into<String>) -> Self {
+        self.plan.run_id = run_id.into();
+        self
+    }
+
+    /// What ranks find as `ROLE_NAME`; `default` unless set.
+    #[must_use]
+    pub fn role(mut self, role: impl Into<String>) -> Self {
+        self.plan.role = role.into();
+        self
+    }
+
+    /// Outputs that go to files and not to the console; none unless set.
+    #[must_use]
+    pub fn redirects(mut self, streams: impl Into<StreamsByRank>) -> Self {
+        self.plan.redirects = streams.into();
+        self
+    }
+
+    /// Outputs that go to files and to the console; none unless set.
+    #[must_use]
+    pub fn tee(mut self, streams: impl Into<StreamsByRank>) -> Self {
+        self.plan.tee = streams.into();
+        self
+    }
+
+    /// Where files of outputs go: `<log_dir>/<run_id>_<unique>/attempt_<n>/<local rank>/stdout.log`; the folder for
+    /// temporary files unless set.
+    #[must_use]
+    pub fn log_dir(mut self, folder: impl AsRef<OsStr>) -> Self {
+        self.plan.log_dir = Some(folder.as_ref().to_owned());
+        self
+    }
+
+    /// The local ranks whose outputs the console shows; all unless set.
+    #[must_use]
+    pub fn local_ranks_filter(mut self, local_ranks: impl Into<Vec<usize>>) -> Self {
+        self.plan.local_ranks_filter = Some(local_ranks.into());
+        self
+    }
+
+    /// What stands in front of each line on the console: `[rank${rank}]: ` unless set. `${rank}`, `${local_rank}` and
+    /// `${role_name}` are filled in.
+    #[doc(alias = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")]
+    #[must_use]
+    pub fn prefix(mut self, template: impl Into<String>) -> Self {
+        self.plan.prefix = template.into();
+        self
+    }
+
+    /// Passes signals to this process on to the ranks while [`run`](Self::run) lasts; not done unless called.
+    ///
+    /// SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the ranks and what they started, and end the run; a second SIGINT ends it
+    /// at once. SIGUSR1 and SIGUSR2 go to the ranks only. Those that the process was started to ignore are left alone.
+    /// The handlers stay when `run` returns: from then on these signals do nothing, unless the program handles them.
+    #[must_use]
+    pub fn forward_signals(mut self) -> Self {
+        self.plan.forward_signals = true;
+        self
+    }
+
+    /// The signals that are passed on, by number, in place of those six.
+    #[must_use]
+    pub fn signals(mut self, signals: impl Into<Vec<i32>>) -> Self {
+        self.plan.signals = signals.into();
+        self.forward_signals()
+    }
+
+    /// Starts the ranks and waits until all of them have ended well, restarts included.
+    ///
+    /// When it returns, no process is left of what ranks have started. When the process that calls it dies, by SIGKILL
+    /// too, the ranks and what they have started are ended by SIGKILL.
+    ///
+    /// # Errors
+    /// See [`LaunchError`]. The program and options are checked before anything is started.
+    ///
+    /// # Syncs
+    /// Blocks until the run has ended.
+    pub fn run(&self) -> Result<(), LaunchError> {
+        let mut plan = self.plan.clone();
+        plan.check()?;
+        plan.mark = unique_mark();
+        if !roles::has_helper() {
+            return Err(LaunchError::Guard(
+                "this program cannot be started as the guard: call overdrive_launch::helper() first in its main".into(),
+            ));
+        }
+        let (mut guard, mut socket) = start_guard(&plan)?;
+        // Without threads or descriptors for it, signals do what they do by default; the ranks still end with the launcher.
+        let forwarding = plan.forward_signals.then(|| Forwarding::start(&plan.signals, &guard).ok()).flatten();
+        let result = converse(&plan, &mut socket);
+        // Ends the guard if it did not end by itself.
+        drop(socket);
+        let status = guard.wait();
+        let interrupted = forwarding.and_then(Forwarding::stop);
+        match result {
+            Some(result) => result,
+            None => {
+                process::end_marked(&plan.mark);
+                Err(guard_lost(status, interrupted))
+            }
+        }
+    }
+}
+
+/// Different for every launch on this host.
+fn unique_mark() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{}-{}", getpid().as_raw_pid(), now.as_nanos())
+}
+
+fn start_guard(plan: &Plan) -> Result<(Child, UnixStream), LaunchError> {
+    let failed = |error: std::io::Error| LaunchError::Guard(format!("cannot start the guard process: {error}"));
+    let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+    // This program, even if its file has been replaced since.
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0(guard::NAME).env(ROLE, Role::Guard.to_variable());
+    // Found as the launch's in any case, by whoever looks for its processes.
+    command.env(process::MARK, &plan.mark).stdin(Stdio::from(OwnedFd::from(theirs)));
+    let guard = command.spawn().map_err(failed)?;
+    // `command` still holds the other end; without it the guard's death ends the conversation.
+    drop(command);
+    Ok((guard, ours))
+}
+
+/// Hands over the plan and waits for the result; None if the guard dies before it has one.
+fn converse(plan: &Plan, socket: &mut UnixStream) -> Option<Result<(), LaunchError>> {
+    let mut text = serde_json::to_vec(plan).ok()?;
+    text.push(b'\n');
+    socket.write_all(&text).ok()?;
+    let mut result = Vec::new();
+    socket.read_to_end(&mut result).ok()?;
+    serde_json::from_slice(&result).ok()
+}
+
+fn guard_lost(status: std::io::Result<ExitStatus>, interrupted: Option<i32>) -> LaunchError {
+    if let Some(signal) = interrupted {
+        return LaunchError::Interrupted { signal, host: None };
+    }
+    let how = match status {
+        Ok(status) => match status.signal() {
+            Some(signal) => format!("was ended by {}", signals::describe(signal)),
+            None => format!("exited early ({status})"),
+        },
+        Err(error) => format!("was lost: {error}"),
+    };
+    LaunchError::Guard(format!("the guard process {how}; the ranks were ended"))
+}
+
+/// A thread that passes signals on to the guard.
+struct Forwarding {
+    handle: Handle,
+    thread: JoinHandle<()>,
+    ending: Arc<AtomicI32>,
+}
+
+impl Forwarding {
+    fn start(wanted: &[i32], guard: &Child) -> std::io::Result<Self> {
+        let mut incoming = Signals::new(signals::not_ignored(wanted))?;
+        let (handle, guard) = (incoming.handle(), Pid::from_child(guard));
+        let ending = Arc::new(AtomicI32::new(0));
+        let last = Arc::clone(&ending);
+        let thread = thread::Builder::new().name("signals".to_owned()).spawn(move || {
+            for number in incoming.forever() {
+                if signals::ends_the_run(number) {
+                    last.store(number, Ordering::Relaxed);
+                }
+                let _ = signals::from_number(number).map(|signal| kill_process(guard, signal));
+            }
+        })?;
+        Ok(Self { handle, thread, ending })
+    }
+
+    /// Returns the last signal that was to end the run.
+    fn stop(self) -> Option<i32> {
+        self.handle.close();
+        let _ = self.thread.join();
+        Some(self.ending.load(Ordering::Relaxed)).filter(|number| *number != 0)
+    }
+}

@@ -1,0 +1,200 @@
+//! A rank's outputs on their way to the console and to files.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::error::LaunchError;
+use crate::lines::{Splitter, Tail};
+
+/// A reader keeps only this much at a time; what it does not read, the rank waits with.
+const PIECE: usize = 64 << 10;
+const STACK: usize = 128 << 10;
+/// How long outputs may stay open, and silent, when every process that could write is gone.
+const SILENCE_LIMIT: Duration = Duration::from_secs(2);
+
+/// Which of the two outputs.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Kind {
+    Out,
+    Err,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Out => "standard output",
+            Self::Err => "standard error",
+        }
+    }
+
+    pub fn file_name(self) -> &'static str {
+        match self {
+            Self::Out => "stdout.log",
+            Self::Err => "stderr.log",
+        }
+    }
+}
+
+/// The launcher's own outputs. One lock over both: they may be one terminal.
+pub struct Console {
+    out: File,
+    err: File,
+    lock: Mutex<()>,
+}
+
+impl Console {
+    pub fn new() -> Result<Self, LaunchError> {
+        let copy = |fd: io::Result<OwnedFd>| fd.map(File::from).map_err(LaunchError::system("copy standard output"));
+        Ok(Self {
+            out: copy(io::stdout().as_fd().try_clone_to_owned())?,
+            err: copy(io::stderr().as_fd().try_clone_to_owned())?,
+            lock: Mutex::new(()),
+        })
+    }
+
+    fn write(&self, kind: Kind, text: &[u8]) -> io::Result<()> {
+        let _whole = lock(&self.lock);
+        let mut file = if kind == Kind::Out { &self.out } else { &self.err };
+        file.write_all(text)
+    }
+
+    /// A line of the launcher's own.
+    pub fn say(&self, text: &str) {
+        // Who closed standard error does not want to hear it.
+        let _ = self.write(Kind::Err, format!("overdrive-run: {text}\n").as_bytes());
+    }
+}
+
+/// What the readers of one attempt have done, so that somebody can wait for them without waiting for ever.
+#[derive(Default)]
+pub struct Progress {
+    bytes: AtomicU64,
+    writing: AtomicUsize,
+}
+
+/// Where one output of one rank goes.
+pub struct Route {
+    pub kind: Kind,
+    /// In front of each line on the console.
+    pub prefix: Vec<u8>,
+    pub console: Option<Arc<Console>>,
+    pub file: Option<File>,
+    pub progress: Arc<Progress>,
+}
+
+/// An output that is being read by a thread of its own.
+pub struct Output {
+    pub kind: Kind,
+    tail: Arc<Mutex<Tail>>,
+    reader: JoinHandle<()>,
+}
+
+impl Output {
+    pub fn start(source: impl Into<OwnedFd>, route: Route) -> Result<Self, LaunchError> {
+        let (kind, tail) = (route.kind, Arc::<Mutex<Tail>>::default());
+        let (source, kept) = (File::from(source.into()), Arc::clone(&tail));
+        let reader = thread::Builder::new().name(kind.file_name().to_owned()).stack_size(STACK);
+        let reader = reader.spawn(move || pump(source, route, &kept)).map_err(LaunchError::system("start a thread"))?;
+        Ok(Self { kind, tail, reader })
+    }
+
+    /// The last lines so far.
+    pub fn tail(&self) -> Vec<String> {
+        lock(&self.tail).lines()
+    }
+}
+
+/// Waits until the outputs of ranks that are gone have been passed on. Ends early when `stop` says so, or when nothing
+/// happens any more though an output is still open: some stranger holds it.
+pub fn drain<'a>(outputs: impl Iterator<Item = &'a Output>, progress: &Progress, mut stop: impl FnMut() -> bool) {
+    let mut open: Vec<&Output> = outputs.collect();
+    let mut seen = (progress.bytes.load(Ordering::Relaxed), Instant::now());
+    let mut pause = Duration::from_micros(50);
+    loop {
+        open.retain(|output| !output.reader.is_finished());
+        let bytes = progress.bytes.load(Ordering::Relaxed);
+        if bytes != seen.0 || progress.writing.load(Ordering::Relaxed) > 0 {
+            seen = (bytes, Instant::now());
+        }
+        if open.is_empty() || seen.1.elapsed() > SILENCE_LIMIT || stop() {
+            return;
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+pub fn create(path: &Path) -> Result<File, LaunchError> {
+    File::create(path).map_err(LaunchError::system(format!("create {}", path.display())))
+}
+
+/// Reads to the end. Where a target fails, the other one goes on; when none is left the output is closed, and the rank
+/// learns of it as it would without a launcher.
+fn pump(mut source: File, mut route: Route, tail: &Mutex<Tail>) {
+    let mut piece = vec![0; PIECE];
+    let mut text = Vec::new();
+    let mut lines = Splitter::default();
+    loop {
+        let length = match source.read(&mut piece) {
+            Ok(length) => length,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => 0,
+        };
+        text.clear();
+        let mut emit = |line: &[u8]| {
+            lock(tail).push(line);
+            if route.console.is_some() {
+                text.extend_from_slice(&route.prefix);
+                text.extend_from_slice(line);
+                // What somebody else writes next must not run on.
+                if !line.ends_with(b"\n") && !line.ends_with(b"\r") {
+                    text.push(b'\n');
+                }
+            }
+        };
+        match length {
+            0 => lines.finish(&mut emit),
+            _ => lines.push(&piece[..length], &mut emit),
+        }
+        let progress = Arc::clone(&route.progress);
+        progress.writing.fetch_add(1, Ordering::Relaxed);
+        let wanted = route.pass_on(&piece[..length], &text);
+        progress.writing.fetch_sub(1, Ordering::Relaxed);
+        progress.bytes.fetch_add(length as u64, Ordering::Relaxed);
+        if length == 0 || !wanted {
+            return;
+        }
+    }
+}
+
+impl Route {
+    /// Returns whether somebody still wants this output.
+    fn pass_on(&mut self, raw: &[u8], text: &[u8]) -> bool {
+        if let Some(file) = &mut self.file
+            && let Err(error) = file.write_all(raw)
+        {
+            if let Some(console) = &self.console {
+                console.say(&format!("cannot write {} any more: {error}", self.kind.file_name()));
+            }
+            self.file = None;
+        }
+        if let Some(console) = &self.console
+            && !text.is_empty()
+            && console.write(self.kind, text).is_err()
+        {
+            self.console = None;
+            return self.file.is_some();
+        }
+        true
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,223 @@
+//! What is to be started: the launcher checks it and hands it to the guard.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::LaunchError;
+use crate::signals;
+use crate::streams::StreamsByRank;
+
+/// More than any host has cores or GPUs; a slip of the finger stops here.
+const MOST_RANKS: usize = 1024;
+const MOST_NODES: usize = 65_536;
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Plan {
+    /// As it was given.
+    pub program: OsString,
+    /// The file that `program` was found as.
+    pub file: OsString,
+    pub args: Vec<OsString>,
+    /// The program is the running one, whose `main` calls `helper`.
+    pub is_own_program: bool,
+    pub envs: Vec<(OsString, OsString)>,
+    pub nproc: usize,
+    pub nnodes: usize,
+    pub node_rank: Option<usize>,
+    pub endpoint: Option<(String, u16)>,
+    pub is_host: Option<bool>,
+    pub master_addr: Option<String>,
+    pub master_port: Option<u16>,
+    pub max_restarts: u32,
+    pub grace: Duration,
+    pub join_timeout: Duration,
+    pub run_id: String,
+    pub role: String,
+    pub redirects: StreamsByRank,
+    pub tee: StreamsByRank,
+    pub log_dir: Option<OsString>,
+    pub local_ranks_filter: Option<Vec<usize>>,
+    pub prefix: String,
+    pub signals: Vec<i32>,
+    pub forward_signals: bool,
+    /// The value of the variable that every process of this launch carries.
+    pub mark: String,
+}
+
+impl Plan {
+    pub fn new(program: OsString) -> Self {
+        Self {
+            program,
+            file: OsString::new(),
+            args: Vec::new(),
+            is_own_program: false,
+            envs: Vec::new(),
+            nproc: 1,
+            nnodes: 1,
+            node_rank: None,
+            endpoint: None,
+            is_host: None,
+            master_addr: None,
+            master_port: None,
+            max_restarts: 0,
+            grace: Duration::from_secs(30),
+            join_timeout: Duration::from_secs(600),
+            run_id: "none".to_owned(),
+            role: "default".to_owned(),
+            redirects: StreamsByRank::default(),
+            tee: StreamsByRank::default(),
+            log_dir: None,
+            local_ranks_filter: None,
+            prefix: "[rank${rank}]: ".to_owned(),
+            signals: signals::FORWARDED.to_vec(),
+            forward_signals: false,
+            mark: String::new(),
+        }
+    }
+
+    /// Refuses what cannot be, and finds the program's file.
+    pub fn check(&mut self) -> Result<(), LaunchError> {
+        self.check_counts()?;
+        self.check_ranks_named()?;
+        if let Some(number) = self.signals.iter().find(|number| signals::from_number(**number).is_none()) {
+            return refuse(format!("{number} is not a signal that can be passed on"));
+        }
+        if self.is_own_program {
+            let file = env::current_exe().map_err(LaunchError::system("find the running program"))?;
+            self.program = file.clone().into_os_string();
+            self.file = file.into_os_string();
+        } else {
+            self.file = find(&self.program)?.into_os_string();
+        }
+        Ok(())
+    }
+
+    fn check_counts(&self) -> Result<(), LaunchError> {
+        if !(1..=MOST_RANKS).contains(&self.nproc) {
+            return refuse(format!("{} ranks on this host: give 1 to {MOST_RANKS}", self.nproc));
+        }
+        if !(1..=MOST_NODES).contains(&self.nnodes) {
+            return refuse(format!("{} nodes: give 1 to {MOST_NODES}", self.nnodes));
+        }
+        if let Some(rank) = self.node_rank.filter(|rank| *rank >= self.nnodes) {
+            return refuse(format!("node rank {rank} of {} nodes: ranks are 0 to {}", self.nnodes, self.nnodes - 1));
+        }
+        if self.nnodes > 1 && self.endpoint.is_none() {
+            return refuse(format!(
+                "{} nodes need a place to meet: give the address of node 0 and a free port of it, as in \
+                 --rdzv-endpoint node0:29500",
+                self.nnodes
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_ranks_named(&self) -> Result<(), LaunchError> {
+        let shown = self.local_ranks_filter.iter().flatten().copied().max();
+        let named = [
+            ("the outputs to redirect", self.redirects.highest_local_rank()),
+            ("the outputs to tee", self.tee.highest_local_rank()),
+            ("the ranks to show", shown),
+        ];
+        match named.into_iter().find_map(|(what, rank)| Some((what, rank.filter(|rank| *rank >= self.nproc)?))) {
+            None => Ok(()),
+            Some((what, rank)) => {
+                refuse(format!("{what} name local rank {rank}, but there are 0 to {} here", self.nproc - 1))
+            }
+        }
+    }
+
+    pub fn is_shown(&self, local_rank: usize) -> bool {
+        self.local_ranks_filter.as_ref().is_none_or(|shown| shown.contains(&local_rank))
+    }
+
+    pub fn prefix(&self, rank: usize, local_rank: usize) -> String {
+        let filled = self.prefix.replace("${local_rank}", &local_rank.to_string());
+        filled.replace("${rank}", &rank.to_string()).replace("${role_name}", &self.role)
+    }
+
+    pub fn wants_files(&self) -> bool {
+        self.log_dir.is_some() || self.redirects.any() || self.tee.any()
+    }
+}
+
+fn refuse<T>(why: String) -> Result<T, LaunchError> {
+    Err(LaunchError::Options(why))
+}
+
+/// As a shell finds it: by its path if it has one, else in the folders of `PATH`.
+fn find(program: &OsStr) -> Result<PathBuf, LaunchError> {
+    let fail = |reason: &str, missing| {
+        Err(LaunchError::Program { program: program.display().to_string(), reason: reason.to_owned(), missing })
+    };
+    let has_folder = program.as_encoded_bytes().contains(&b'/');
+    let candidates: Vec<PathBuf> = if has_folder {
+        vec![program.into()]
+    } else {
+        let folders = env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
+        env::split_paths(&folders).map(|folder| folder.join(program)).collect()
+    };
+    let files: Vec<&PathBuf> = candidates.iter().filter(|path| path.is_file()).collect();
+    match files.iter().find(|path| is_executable(path)) {
+        Some(path) => Ok(path.to_path_buf()),
+        None if !files.is_empty() => fail("the file is not executable (chmod +x)", false),
+        None if has_folder && Path::new(program).exists() => fail("that is not a file", false),
+        None if has_folder => fail("there is no such file", true),
+        None if Path::new(program).exists() => {
+            fail(&format!("it is not in PATH; for the one in this folder say ./{}", program.display()), true)
+        }
+        None => fail("it is not in PATH", true),
+    }
+}
+
+fn is_executable(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|it| it.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(change: impl FnOnce(&mut Plan)) -> String {
+        let mut plan = Plan::new("true".into());
+        change(&mut plan);
+        plan.check().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_what_would_be_right() {
+        assert_eq!(refused(|plan| plan.nproc = 0), "0 ranks on this host: give 1 to 1024");
+        assert!(refused(|plan| plan.nproc = 5000).contains("5000 ranks"));
+        assert!(refused(|plan| plan.nnodes = 0).contains("0 nodes"));
+        assert!(refused(|plan| plan.nnodes = 2).contains("--rdzv-endpoint"));
+        assert!(refused(|plan| plan.node_rank = Some(1)).contains("ranks are 0 to 0"));
+        assert!(refused(|plan| plan.tee = "1:3".parse().unwrap()).contains("tee name local rank 1"));
+        assert!(refused(|plan| plan.local_ranks_filter = Some(vec![3])).contains("show name local rank 3"));
+        assert!(refused(|plan| plan.signals = vec![99]).contains("99"));
+    }
+
+    #[test]
+    fn programs_are_found_as_a_shell_finds_them() {
+        assert!(find("sh".as_ref()).unwrap().is_absolute());
+        let why = |program: &str| find(program.as_ref()).unwrap_err();
+        assert_eq!(why("./no-such-program").exit_code(), 127);
+        assert_eq!(why("no-such-program").exit_code(), 127);
+        assert_eq!(why("/etc/passwd").exit_code(), 126);
+        assert_eq!(why("/etc").to_string(), "cannot start `/etc`: that is not a file");
+        assert!(why("Cargo.toml").to_string().contains("say ./Cargo.toml"));
+    }
+
+    #[test]
+    fn prefixes_are_torchruns_templates() {
+        let mut plan = Plan::new("true".into());
+        assert_eq!(plan.prefix(3, 1), "[rank3]: ");
+        plan.prefix = "<${role_name}${rank}/${local_rank}>".into();
+        assert_eq!(plan.prefix(3, 1), "<default3/1>");
+    }
+}

@@ -1,0 +1,379 @@
+//! Node 0's side: who is there, what each attempt looks like, and what becomes of the run when a rank or a node fails.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::wire::{HEARTBEAT, Reader, send};
+use super::{FromNodeZero, Hello, NodeEnd, PROTOCOL, ToNodeZero};
+use crate::attempt::{self, Team};
+use crate::error::{FailureReport, LaunchError, RankEnd};
+use crate::output::Console;
+use crate::plan::Plan;
+use crate::port::{self, ReservedPort};
+
+/// Connections beyond the nodes that may be waiting to be refused.
+const SPARE_CONNECTIONS: usize = 64;
+
+/// The thread that decides for all nodes.
+pub struct Coordinator {
+    thread: JoinHandle<()>,
+    address: SocketAddr,
+}
+
+impl Coordinator {
+    pub fn start(
+        listener: TcpListener,
+        plan: &Plan,
+        master_addr: &str,
+        console: &Arc<Console>,
+    ) -> Result<Self, LaunchError> {
+        let failed = || LaunchError::system("serve the other nodes");
+        let address = listener.local_addr().map_err(failed())?;
+        let (heard, inbox) = channel();
+        let most = plan.nnodes + SPARE_CONNECTIONS;
+        let named = |name: &str| thread::Builder::new().name(name.to_owned());
+        named("accept").spawn(move || accept(&listener, &heard, most)).map_err(failed())?;
+        let decides = Decides {
+            plan: plan.clone(),
+            master_addr: master_addr.to_owned(),
+            console: Arc::clone(console),
+            inbox,
+            nodes: Vec::new(),
+            port: None,
+            beaten: Instant::now(),
+        };
+        let thread = named("coordinator").spawn(move || decides.run()).map_err(failed())?;
+        Ok(Self { thread, address })
+    }
+
+    /// Where node 0 itself reaches it.
+    pub fn local_address(&self) -> (String, u16) {
+        let ip = self.address.ip();
+        let host = if ip.is_unspecified() { "127.0.0.1".to_owned() } else { ip.to_string() };
+        (host, self.address.port())
+    }
+
+    /// Gives it time to tell the others how the run ended.
+    pub fn finish(self, limit: Duration) {
+        let start = Instant::now();
+        while !self.thread.is_finished() && start.elapsed() < limit {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+enum Heard {
+    Joined(usize, TcpStream, Hello),
+    Said(usize, ToNodeZero),
+    Lost(usize, String),
+}
+
+fn accept(listener: &TcpListener, heard: &Sender<Heard>, most: usize) {
+    let open = Arc::new(AtomicUsize::new(0));
+    for (id, stream) in listener.incoming().enumerate() {
+        let Ok(stream) = stream else {
+            // Out of file descriptors, for one: it may pass.
+            thread::sleep(Duration::from_millis(50));
+            continue;
+        };
+        if open.fetch_add(1, Ordering::Relaxed) >= most {
+            open.fetch_sub(1, Ordering::Relaxed);
+            continue;
+        }
+        let (heard, count) = (heard.clone(), Arc::clone(&open));
+        let listening = thread::Builder::new().name("from-node".to_owned()).spawn(move || {
+            listen_to(id, stream, &heard);
+            count.fetch_sub(1, Ordering::Relaxed);
+        });
+        if listening.is_err() {
+            open.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Ends when the connection does, or when nobody listens any more.
+fn listen_to(id: usize, stream: TcpStream, heard: &Sender<Heard>) {
+    let _ = stream.set_nodelay(true);
+    let Ok(mut reader) = Reader::new(&stream) else { return };
+    // Who does not begin with a greeting is no launcher.
+    let Ok(ToNodeZero::Hello(hello)) = reader.next() else { return };
+    if heard.send(Heard::Joined(id, stream, hello)).is_err() {
+        return;
+    }
+    loop {
+        let (message, last) = match reader.next() {
+            Ok(ToNodeZero::Alive) => continue,
+            Ok(message) => (Heard::Said(id, message), false),
+            Err(why) => (Heard::Lost(id, why), true),
+        };
+        if heard.send(message).is_err() || last {
+            return;
+        }
+    }
+}
+
+struct Node {
+    id: usize,
+    stream: TcpStream,
+    nproc: usize,
+    host: String,
+    rank: Option<usize>,
+    ended: bool,
+    ends: Vec<(usize, RankEnd)>,
+}
+
+impl Node {
+    fn name(&self) -> String {
+        match self.rank {
+            Some(rank) => format!("node {rank} (host {})", self.host),
+            None => format!("host {}", self.host),
+        }
+    }
+
+    fn tell(&self, message: &FromNodeZero) {
+        // Its reader reports a connection that is gone.
+        let _ = send(&self.stream, message);
+    }
+}
+
+/// Why an attempt ended badly.
+enum Cause {
+    Node(NodeEnd, String),
+    Lost(String),
+}
+
+struct Decides {
+    plan: Plan,
+    master_addr: String,
+    console: Arc<Console>,
+    inbox: Receiver<Heard>,
+    nodes: Vec<Node>,
+    port: Option<ReservedPort>,
+    beaten: Instant,
+}
+
+impl Decides {
+    fn run(mut self) {
+        let result = self.decide();
+        self.nodes.iter().for_each(|node| node.tell(&FromNodeZero::Finish(result.clone())));
+    }
+
+    fn decide(&mut self) -> Result<(), LaunchError> {
+        let (mut attempt, mut ports_taken) = (0, 0);
+        loop {
+            self.gather()?;
+            self.begin(attempt)?;
+            let Some(cause) = self.watch(attempt) else { return Ok(()) };
+            let what = match &cause {
+                Cause::Node(NodeEnd::Failed(failure), _) => {
+                    let chosen = self.plan.master_port.is_none() && failure.rank == 0;
+                    if chosen && port::says_taken(&failure.output) && ports_taken < port::MOST_RETRIES {
+                        ports_taken += 1;
+                        self.console.say("the ranks' port was taken; trying another one");
+                        continue;
+                    }
+                    failure.to_string()
+                }
+                Cause::Lost(what) => what.clone(),
+                Cause::Node(..) => return Err(self.error(cause, attempt)),
+            };
+            if attempt == self.plan.max_restarts {
+                return Err(self.error(cause, attempt));
+            }
+            attempt += 1;
+            self.console.say(&format!("{what}; restart {attempt} of {}", self.plan.max_restarts));
+        }
+    }
+
+    fn error(&self, cause: Cause, restarts: u32) -> LaunchError {
+        match cause {
+            Cause::Node(NodeEnd::Failed(first), _) => {
+                let mut others: Vec<(usize, RankEnd)> = self.nodes.iter().flat_map(|node| node.ends.clone()).collect();
+                others.retain(|(rank, _)| *rank != first.rank);
+                others.sort_by_key(|(rank, _)| *rank);
+                LaunchError::Rank(Box::new(FailureReport { first, others, restarts }))
+            }
+            Cause::Node(NodeEnd::Interrupted(signal), host) => LaunchError::Interrupted { signal, host: Some(host) },
+            Cause::Node(NodeEnd::Broken(error), _) => error,
+            Cause::Node(NodeEnd::Stopped | NodeEnd::Done, host) => {
+                LaunchError::NodeLost(format!("host {host} stopped without being told to"))
+            }
+            Cause::Lost(what) => LaunchError::NodeLost(what),
+        }
+    }
+
+    /// Waits until every node is there.
+    fn gather(&mut self) -> Result<(), LaunchError> {
+        let deadline = Instant::now() + self.plan.join_timeout;
+        while self.nodes.len() < self.plan.nnodes {
+            let heard = self.hear(Some(deadline));
+            match heard {
+                Ok(Heard::Joined(id, stream, hello)) => self.admit(id, stream, &hello),
+                // It may come again.
+                Ok(Heard::Lost(id, _)) => self.nodes.retain(|node| node.id != id),
+                Ok(Heard::Said(id, ToNodeZero::Ended { how: how @ NodeEnd::Interrupted(_), .. })) => {
+                    let host = self.nodes.iter().find(|node| node.id == id).map(|node| node.host.clone());
+                    return Err(self.error(Cause::Node(how, host.unwrap_or_default()), 0));
+                }
+                Ok(Heard::Said(..)) => {}
+                Err(_) => return Err(self.missing()),
+            }
+        }
+        self.assign_ranks();
+        Ok(())
+    }
+
+    fn missing(&self) -> LaunchError {
+        let taken: Vec<usize> = self.nodes.iter().filter_map(|node| node.rank).collect();
+        let free: Vec<String> =
+            (0..self.plan.nnodes).filter(|rank| !taken.contains(rank)).take(16).map(|it| it.to_string()).collect();
+        let come: Vec<String> = self.nodes.iter().map(Node::name).take(16).collect();
+        LaunchError::NodesMissing(format!(
+            "{} of {} nodes came within {} s: {}; missing: node {}",
+            self.nodes.len(),
+            self.plan.nnodes,
+            self.plan.join_timeout.as_secs_f64(),
+            come.join(", "),
+            free.join(", ")
+        ))
+    }
+
+    fn admit(&mut self, id: usize, stream: TcpStream, hello: &Hello) {
+        let node = Node {
+            id,
+            stream,
+            nproc: hello.nproc,
+            host: hello.host.clone(),
+            rank: hello.node_rank,
+            ended: false,
+            ends: Vec::new(),
+        };
+        match self.objection(hello) {
+            Some(reason) => {
+                self.console.say(&format!("refused {}: {reason}", node.name()));
+                node.tell(&FromNodeZero::Refused(reason));
+            }
+            None => self.nodes.push(node),
+        }
+    }
+
+    fn objection(&self, hello: &Hello) -> Option<String> {
+        let plan = &self.plan;
+        let differs = |what: &str, here: &dyn std::fmt::Display, there: &dyn std::fmt::Display| {
+            Some(format!("{what} is {here} on node 0 and {there} here; both have to be the same"))
+        };
+        if hello.protocol != PROTOCOL {
+            return differs("the launchers' protocol", &PROTOCOL, &hello.protocol);
+        }
+        if hello.run_id != plan.run_id {
+            return differs("--rdzv-id", &plan.run_id, &hello.run_id);
+        }
+        if hello.nnodes != plan.nnodes {
+            return differs("--nnodes", &plan.nnodes, &hello.nnodes);
+        }
+        if hello.max_restarts != plan.max_restarts {
+            return differs("--max-restarts", &plan.max_restarts, &hello.max_restarts);
+        }
+        if self.nodes.len() >= plan.nnodes {
+            return Some(format!("all {} nodes of the run are there", plan.nnodes));
+        }
+        let rank = hello.node_rank?;
+        if rank >= plan.nnodes {
+            return Some(format!("node rank {rank} of {} nodes: ranks are 0 to {}", plan.nnodes, plan.nnodes - 1));
+        }
+        let other = self.nodes.iter().find(|node| node.rank == Some(rank))?;
+        Some(format!("host {} is node {rank} already", other.host))
+    }
+
+    /// Those that do not mind get what is free, in the order in which they came.
+    fn assign_ranks(&mut self) {
+        let taken: Vec<usize> = self.nodes.iter().filter_map(|node| node.rank).collect();
+        let mut free = (0..self.plan.nnodes).filter(|rank| !taken.contains(rank));
+        for node in self.nodes.iter_mut().filter(|node| node.rank.is_none()) {
+            node.rank = free.next();
+        }
+        self.nodes.sort_by_key(|node| node.rank);
+    }
+
+    fn begin(&mut self, attempt: u32) -> Result<(), LaunchError> {
+        self.port = None;
+        let master_port = match self.plan.master_port {
+            Some(given) => given,
+            None => self.port.insert(ReservedPort::new()?).number,
+        };
+        let world_size = self.nodes.iter().map(|node| node.nproc).sum();
+        let mut first_rank = 0;
+        for node in &mut self.nodes {
+            node.ended = false;
+            node.ends.clear();
+            node.tell(&FromNodeZero::Start(Team {
+                attempt,
+                node_rank: node.rank.unwrap_or_default(),
+                first_rank,
+                world_size,
+                master_addr: self.master_addr.clone(),
+                master_port,
+            }));
+            first_rank += node.nproc;
+        }
+        Ok(())
+    }
+
+    /// Returns when no node runs the attempt any more; None if all ended well.
+    fn watch(&mut self, attempt: u32) -> Option<Cause> {
+        let mut cause = None;
+        let mut deadline = None;
+        while cause.is_none() && self.nodes.len() < self.plan.nnodes || self.nodes.iter().any(|node| !node.ended) {
+            let worse = match self.hear(deadline) {
+                Ok(Heard::Said(id, ToNodeZero::Ended { attempt: which, how, ends })) if which == attempt => {
+                    let Some(node) = self.nodes.iter_mut().find(|node| node.id == id) else { continue };
+                    (node.ended, node.ends) = (true, ends);
+                    (how != NodeEnd::Done).then(|| Cause::Node(how, node.host.clone()))
+                }
+                Ok(Heard::Said(..)) => None,
+                Ok(Heard::Lost(id, why)) => {
+                    let Some(place) = self.nodes.iter().position(|node| node.id == id) else { continue };
+                    Some(Cause::Lost(format!("{} was lost: {why}", self.nodes.remove(place).name())))
+                }
+                Ok(Heard::Joined(id, stream, hello)) => {
+                    self.admit(id, stream, &hello);
+                    // What came in place of a lost node runs nothing yet.
+                    self.nodes.iter_mut().filter(|node| node.id == id).for_each(|node| node.ended = true);
+                    None
+                }
+                // Whoever cannot end what it runs is not waited for.
+                Err(_) => {
+                    self.nodes.retain(|node| node.ended);
+                    None
+                }
+            };
+            if let Some(worse) = worse.filter(|_| cause.is_none()) {
+                cause = Some(worse);
+                deadline = Some(Instant::now() + attempt::longest_end(self.plan.grace));
+                let running = self.nodes.iter().filter(|node| !node.ended);
+                running.for_each(|node| node.tell(&FromNodeZero::Stop { attempt }));
+            }
+        }
+        cause
+    }
+
+    /// The next that a node says; meanwhile shows all of them that this one lives.
+    fn hear(&mut self, deadline: Option<Instant>) -> Result<Heard, RecvTimeoutError> {
+        loop {
+            if self.beaten.elapsed() >= HEARTBEAT {
+                self.beaten = Instant::now();
+                self.nodes.iter().for_each(|node| node.tell(&FromNodeZero::Alive));
+            }
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            let wait = left.map_or(HEARTBEAT, |left| left.min(HEARTBEAT));
+            match self.inbox.recv_timeout(wait) {
+                Err(RecvTimeoutError::Timeout) if left.is_none_or(|left| left > wait) => {}
+                other => return other,
+            }
+        }
+    }
+}
