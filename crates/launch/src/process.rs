@@ -5,7 +5,7 @@ use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, wait};
 
 use crate::error::RankEnd;
 
@@ -18,7 +18,7 @@ pub const DEATH_LIMIT: Duration = Duration::from_secs(10);
 /// Processes that ended since the last call, strangers that this process adopted among them.
 pub fn reap() -> Vec<(Pid, RankEnd)> {
     let mut ended = Vec::new();
-    while let Ok(Some((pid, status))) = waitpid(None, WaitOptions::NOHANG) {
+    while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
         if let Some(code) = status.exit_status() {
             ended.push((pid, RankEnd::Code(code)));
         } else if let Some(signal) = status.terminating_signal() {

@@ -1,0 +1,213 @@
+//! Runs `overdrive-run` with a limit of time, and finds what is left of it.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A limit against hanging only: nothing that is tested takes a tenth of it.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_overdrive-run");
+
+/// How a launcher ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+    pub raw_out: Vec<u8>,
+}
+
+impl Ended {
+    /// Standard output's lines, sorted: ranks write in any order.
+    pub fn sorted(&self) -> Vec<&str> {
+        let mut lines: Vec<&str> = self.out.lines().collect();
+        lines.sort_unstable();
+        lines
+    }
+
+    pub fn says(&self, what: &str) {
+        assert!(self.err.contains(what), "{what:?} is not in\n{}", self.err);
+    }
+}
+
+/// A launcher, and a token that all of its processes carry in their environment.
+pub struct Launcher {
+    command: Command,
+    token: String,
+}
+
+impl Launcher {
+    /// With these options.
+    pub fn new(options: &[&str]) -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let token = format!("{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let mut command = Command::new(PROGRAM);
+        command.args(options).env("OVERDRIVE_TEST_TOKEN", &token);
+        // What runs the tests may be a launch itself, or set threads.
+        for name in ["RANK", "OMP_NUM_THREADS", "SLURM_NODEID", "PYTHON_EXEC", "TORCHELASTIC_USE_AGENT_STORE"] {
+            command.env_remove(name);
+        }
+        Self { command, token }
+    }
+
+    /// Ranks that run a script of the shell. `$TOKEN` in it is found by [`Launcher::left`] as an argument too.
+    pub fn script(options: &[&str], script: &str) -> Self {
+        let mut launcher = Self::new(options);
+        let script = script.replace("$TOKEN", &launcher.token);
+        launcher.command.args(["sh", "-c", &script]);
+        launcher
+    }
+
+    pub fn args(mut self, args: &[&str]) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    pub fn env(mut self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    pub fn start(mut self) -> Running {
+        self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = self.command.spawn().unwrap();
+        let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let readers = [read(out), read(err)];
+        Running { child, readers, token: self.token }
+    }
+
+    pub fn end(self) -> Ended {
+        self.start().end()
+    }
+}
+
+fn read(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        from.read_to_end(&mut bytes).unwrap();
+        bytes
+    })
+}
+
+/// A launcher that was started.
+pub struct Running {
+    child: Child,
+    readers: [JoinHandle<Vec<u8>>; 2],
+    token: String,
+}
+
+impl Running {
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// The guard, once it is there.
+    pub fn guard(&self) -> Pid {
+        let parent = self.pid().as_raw_pid();
+        wait_for("the guard", || children(parent).first().copied().and_then(Pid::from_raw))
+    }
+
+    /// Waits for a file that a rank makes.
+    pub fn wait_for_file(&self, path: &Path) {
+        wait_for(&format!("{}", path.display()), || path.exists().then_some(()));
+    }
+
+    /// Processes of this launch that are alive.
+    pub fn left(&self) -> Vec<String> {
+        left(&self.token)
+    }
+
+    /// Waits until nothing is left.
+    pub fn wait_until_gone(&self) {
+        let start = Instant::now();
+        while !self.left().is_empty() {
+            assert!(start.elapsed() < Duration::from_secs(10), "left: {:?}", self.left());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn end(mut self) -> Ended {
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            if start.elapsed() > LIMIT {
+                self.child.kill().unwrap();
+                let [out, err] = self.readers.map(|it| String::from_utf8_lossy(&it.join().unwrap()).into_owned());
+                panic!("the launcher hangs; it wrote\n{out}\n{err}");
+            }
+            thread::sleep(Duration::from_millis(2));
+        };
+        let [out, err] = self.readers.map(|it| it.join().unwrap());
+        let ended = Ended {
+            code: status.code(),
+            out: String::from_utf8_lossy(&out).into_owned(),
+            err: String::from_utf8_lossy(&err).into_owned(),
+            raw_out: out,
+        };
+        // However it ended: nothing survives the launcher. Its guard may have to be waited for when it was killed.
+        let start = Instant::now();
+        while !left(&self.token).is_empty() {
+            assert!(status.code().is_none() && start.elapsed() < LIMIT, "left: {:?}\n{ended:?}", left(&self.token));
+            thread::sleep(Duration::from_millis(5));
+        }
+        ended
+    }
+}
+
+pub fn wait_for<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = ready() {
+            return value;
+        }
+        assert!(start.elapsed() < LIMIT, "waited in vain for {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The living processes that carry a token in their environment or their arguments.
+fn left(token: &str) -> Vec<String> {
+    let variable = format!("OVERDRIVE_TEST_TOKEN={token}");
+    let carries = |pid: &i32| {
+        let holds = |file: &str, what: &str| {
+            let bytes = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            bytes.split(|byte| *byte == 0).any(|it| it == what.as_bytes())
+        };
+        holds("environ", &variable) || holds("cmdline", token)
+    };
+    let shown = |pid: i32| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        format!("{pid} {}", String::from_utf8_lossy(&words).replace('\0', " "))
+    };
+    pids().filter(carries).map(shown).collect()
+}
+
+fn pids() -> impl Iterator<Item = i32> {
+    fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+pub fn children(parent: i32) -> Vec<i32> {
+    let is_child = |pid: &i32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.lines().any(|line| line.strip_prefix("PPid:").is_some_and(|it| it.trim() == parent.to_string()))
+    };
+    pids().filter(is_child).collect()
+}
+
+/// A port that nobody uses now.
+pub fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}

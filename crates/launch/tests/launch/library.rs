@@ -1,0 +1,88 @@
+//! The library, with this program for ranks.
+
+use std::env;
+use std::fs;
+use std::process::exit;
+use std::time::Duration;
+
+use overdrive_launch::{Launch, LaunchError, RankEnd, Streams};
+use tempfile::TempDir;
+
+crate::tests![
+    a_program_can_be_its_own_ranks,
+    errors_can_be_matched_on,
+    options_are_checked_before_anything_starts,
+    launches_do_not_disturb_one_another,
+];
+
+/// What a rank does with its lot.
+const TASK: &str = "OVERDRIVE_TEST_TASK";
+
+/// In a rank of [`Launch::current_program`]: does the task and exits.
+pub fn be_a_rank_if_told() {
+    let Ok(task) = env::var(TASK) else { return };
+    let rank = env::var("RANK").unwrap();
+    match task.split_once(' ') {
+        Some(("write", folder)) => fs::write(format!("{folder}/{rank}"), env::var("WORLD_SIZE").unwrap()).unwrap(),
+        Some(("fail", which)) if which == rank => {
+            eprintln!("rank {rank} fails");
+            exit(5);
+        }
+        Some(("fail", _)) => std::thread::sleep(Duration::from_secs(1000)),
+        _ => exit(99),
+    }
+    exit(0)
+}
+
+fn ranks(task: &str) -> Launch {
+    // Shown on the console they would be among the tests' results.
+    Launch::current_program().env(TASK, task).local_ranks_filter([]).grace_period(Duration::from_secs(5))
+}
+
+fn a_program_can_be_its_own_ranks() {
+    let folder = TempDir::new().unwrap();
+    ranks(&format!("write {}", folder.path().display())).nproc(3).run().unwrap();
+    for rank in 0..3 {
+        assert_eq!(fs::read_to_string(folder.path().join(rank.to_string())).unwrap(), "3");
+    }
+}
+
+fn errors_can_be_matched_on() {
+    let folder = TempDir::new().unwrap();
+    let error = ranks("fail 1").nproc(3).redirects(Streams::Err).log_dir(folder.path()).run().unwrap_err();
+    assert_eq!(error.exit_code(), 5);
+    let LaunchError::Rank(report) = error else { panic!("{error}") };
+    let first = &report.first;
+    assert_eq!((first.rank, first.local_rank, first.end, first.attempt), (1, 1, RankEnd::Code(5), 0));
+    assert_eq!(first.output, ["rank 1 fails"]);
+    assert_eq!(fs::read_to_string(first.log.as_ref().unwrap()).unwrap(), "rank 1 fails\n");
+    assert_eq!(report.others, [(0, RankEnd::Signal(15)), (2, RankEnd::Signal(15))]);
+
+    let missing = Launch::new("no-such-program").run().unwrap_err();
+    assert!(matches!(&missing, LaunchError::Program { missing: true, .. }), "{missing}");
+}
+
+fn options_are_checked_before_anything_starts() {
+    for launch in [
+        Launch::new("true").nproc(0),
+        Launch::new("true").nnodes(2),
+        Launch::new("true").node_rank(1),
+        Launch::new("true").local_ranks_filter([1]),
+        Launch::new("true").signals([0]),
+    ] {
+        assert!(matches!(launch.run(), Err(LaunchError::Options(_))));
+    }
+}
+
+fn launches_do_not_disturb_one_another() {
+    let folder = TempDir::new().unwrap();
+    let task = format!("write {}", folder.path().display());
+    std::thread::scope(|scope| {
+        let failing = scope.spawn(|| ranks("fail 0").nproc(2).run());
+        for _ in 0..4 {
+            let good = scope.spawn(|| ranks(&task).nproc(2).run());
+            assert_eq!(good.join().unwrap(), Ok(()));
+        }
+        assert!(failing.join().unwrap().is_err());
+    });
+}

@@ -1,0 +1,40 @@
+//! The launcher as its users see it. Ranks are shell scripts, or this program itself: hence a `main` of its own.
+#![forbid(unsafe_code)]
+
+mod failures;
+mod launcher;
+mod library;
+mod nodes;
+mod options;
+mod orphans;
+mod outputs;
+mod signals;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// A test's name and what it does.
+type Test = (&'static str, fn());
+
+fn main() {
+    overdrive_launch::helper();
+    library::be_a_rank_if_told();
+    let all =
+        [outputs::TESTS, failures::TESTS, orphans::TESTS, signals::TESTS, nodes::TESTS, options::TESTS, library::TESTS];
+    let trial = |(name, test): &Test| {
+        let test = *test;
+        Trial::test(*name, move || {
+            test();
+            Ok::<(), Failed>(())
+        })
+    };
+    libtest_mimic::run(&Arguments::from_args(), all.into_iter().flatten().map(trial).collect()).exit();
+}
+
+/// Lists functions as tests under their names, with the module in front.
+#[macro_export]
+macro_rules! tests {
+    ($($name:ident),* $(,)?) => {
+        /// Every test of this file.
+        pub const TESTS: &[$crate::Test] = &[$((concat!(module_path!(), "::", stringify!($name)), $name as fn())),*];
+    };
+}

@@ -1,0 +1,203 @@
+//! Several nodes: launchers on this host that meet at a port of it.
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::launcher::{Launcher, Running, free_port, wait_for};
+
+crate::tests![
+    two_nodes_agree_on_ranks_and_port,
+    nodes_may_differ_in_size,
+    nodes_without_ranks_find_their_places,
+    a_failure_on_one_node_ends_the_other,
+    a_failure_on_one_node_restarts_both,
+    a_node_that_never_comes_is_named,
+    a_coordinator_that_never_comes_is_named,
+    nodes_that_do_not_fit_are_refused,
+    a_lost_node_is_named,
+    a_lost_coordinator_is_named,
+    a_node_that_comes_back_is_taken_in,
+    a_signal_to_one_node_ends_both,
+    a_stranger_on_the_port_does_no_harm,
+];
+
+fn node(port: u16, options: &[&str], script: &str) -> Launcher {
+    let endpoint = format!("127.0.0.1:{port}");
+    let common = ["--nnodes=2", "--rdzv-endpoint", &endpoint, "--rdzv-conf", "join_timeout=50"];
+    Launcher::script(&[&common[..], options].concat(), script)
+}
+
+/// Both nodes, with the same options and script.
+fn both(options: &[&str], script: &str) -> [Running; 2] {
+    let port = free_port();
+    // The one that joins comes first, and has to wait.
+    let second = node(port, &[options, &["--node-rank=1"]].concat(), script).start();
+    let first = node(port, &[options, &["--node-rank=0"]].concat(), script).start();
+    [first, second]
+}
+
+const SAY: &str = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE \
+                   $MASTER_ADDR:$MASTER_PORT";
+
+fn two_nodes_agree_on_ranks_and_port() {
+    let [first, second] = both(&["--nproc-per-node=2"], SAY).map(Running::end);
+    assert_eq!((first.code, second.code), (Some(0), Some(0)));
+    let port = first.out.trim().rsplit_once(':').unwrap().1.to_owned();
+    assert_eq!(
+        first.sorted(),
+        [format!("[rank0]: 0/4 0/2 0/2 127.0.0.1:{port}"), format!("[rank1]: 1/4 1/2 0/2 127.0.0.1:{port}")]
+    );
+    assert_eq!(
+        second.sorted(),
+        [format!("[rank2]: 2/4 0/2 1/2 127.0.0.1:{port}"), format!("[rank3]: 3/4 1/2 1/2 127.0.0.1:{port}")]
+    );
+}
+
+fn nodes_may_differ_in_size() {
+    let port = free_port();
+    let first = node(port, &["--node-rank=0", "--nproc-per-node=1", "--master-port=1234"], SAY).start();
+    let second = node(port, &["--node-rank=1", "--nproc-per-node=3"], SAY).end();
+    assert_eq!(second.sorted()[2], "[rank3]: 3/4 2/3 1/2 127.0.0.1:1234");
+    assert_eq!(first.end().code, Some(0));
+}
+
+fn nodes_without_ranks_find_their_places() {
+    let port = free_port();
+    let running = [(); 2].map(|()| node(port, &["--rdzv-backend=c10d"], "echo $RANK").start());
+    let mut said: Vec<String> = running.map(|it| it.end().out).into();
+    said.sort();
+    assert_eq!(said, ["[rank0]: 0\n", "[rank1]: 1\n"]);
+}
+
+fn a_failure_on_one_node_ends_the_other() {
+    let script = "[ $RANK = 2 ] && { echo broken >&2; exit 6; }; sleep 1000";
+    for ended in both(&["--nproc-per-node=2"], script).map(Running::end) {
+        assert_eq!(ended.code, Some(6));
+        ended.says("rank 2 failed: exit code 6");
+        ended.says("    broken\n");
+        ended.says("the others: rank 0, 1, 3: signal 15 (SIGTERM)");
+    }
+}
+
+fn a_failure_on_one_node_restarts_both() {
+    let script = "echo $RANK in $TORCHELASTIC_RESTART_COUNT; \
+                  [ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 1; \
+                  [ $TORCHELASTIC_RESTART_COUNT = 0 ] && sleep 1000; exit 0";
+    let [first, second] = both(&["--max-restarts=1"], script).map(Running::end);
+    assert_eq!((first.code, second.code), (Some(0), Some(0)), "{first:?} {second:?}");
+    assert_eq!(first.out, "[rank0]: 0 in 0\n[rank0]: 0 in 1\n");
+    assert_eq!(second.out, "[rank1]: 1 in 0\n[rank1]: 1 in 1\n");
+    first.says("restart 1 of 1");
+}
+
+fn a_node_that_never_comes_is_named() {
+    let endpoint = format!("127.0.0.1:{}", free_port());
+    let options = ["--nnodes=3", "--node-rank=0", "--rdzv-endpoint", &endpoint, "--rdzv-conf=join_timeout=0.5"];
+    let ended = Launcher::script(&options, "echo never").end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
+    ended.says("1 of 3 nodes came within 0.5 s: node 0 (host ");
+    ended.says("missing: node 1, 2");
+}
+
+fn a_coordinator_that_never_comes_is_named() {
+    let endpoint = format!("127.0.0.1:{}", free_port());
+    let options = ["--nnodes=2", "--node-rank=1", "--rdzv-endpoint", &endpoint, "--rdzv-conf=timeout=0.3"];
+    let ended = Launcher::script(&options, "echo never").end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
+    ended.says(&format!("node 0 could not be reached at {endpoint} within 0.3 s"));
+}
+
+fn nodes_that_do_not_fit_are_refused() {
+    let port = free_port();
+    let first = node(port, &["--node-rank=0"], "echo $RANK").start();
+    let refused = |options: &[&str], why: &str| {
+        let ended = node(port, options, "echo never").end();
+        assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
+        ended.says("refused this node: ");
+        ended.says(why);
+    };
+    refused(&["--node-rank=1", "--rdzv-id=other"], "--rdzv-id is none on node 0 and other here");
+    refused(&["--node-rank=1", "--max-restarts=4"], "--max-restarts is 0 on node 0 and 4 here");
+    let endpoint = format!("127.0.0.1:{port}");
+    let three = Launcher::script(&["--nnodes=3", "--node-rank=1", "--rdzv-endpoint", &endpoint], "echo never").end();
+    three.says("--nnodes is 2 on node 0 and 3 here");
+    // Whoever does not fit does not disturb those who do.
+    assert_eq!(node(port, &["--node-rank=1"], "echo $RANK").end().out, "[rank1]: 1\n");
+    assert_eq!(first.end().code, Some(0));
+}
+
+/// Both nodes, when their ranks run.
+fn both_at_work(options: &[&str], script: &str) -> [Running; 2] {
+    let folder = TempDir::new().unwrap();
+    let ready = folder.path().join("ready").display().to_string();
+    let running = both(options, &format!("touch {ready}.$RANK; {script}"));
+    for rank in 0..2 {
+        let file = format!("{ready}.{rank}");
+        wait_for(&file, || std::path::Path::new(&file).exists().then_some(()));
+    }
+    running
+}
+
+fn a_lost_node_is_named() {
+    let [first, second] = both_at_work(&[], "sleep 1000");
+    second.signal(Signal::KILL);
+    second.wait_until_gone();
+    let ended = first.end();
+    assert_eq!(ended.code, Some(1));
+    ended.says("node 1 (host ");
+    ended.says("was lost: the connection was closed");
+}
+
+fn a_lost_coordinator_is_named() {
+    let [first, second] = both_at_work(&["--max-restarts=2"], "sleep 1000");
+    first.signal(Signal::KILL);
+    first.wait_until_gone();
+    let ended = second.end();
+    assert_eq!(ended.code, Some(1));
+    ended.says("node 0 at 127.0.0.1:");
+    ended.says("was lost");
+}
+
+fn a_node_that_comes_back_is_taken_in() {
+    let port = free_port();
+    let folder = TempDir::new().unwrap();
+    let ready = folder.path().join("ready");
+    let script = format!(
+        "touch {}.$RANK; [ $TORCHELASTIC_RESTART_COUNT = 0 ] && sleep 1000; echo $RANK in $TORCHELASTIC_RESTART_COUNT",
+        ready.display()
+    );
+    let options = ["--max-restarts=1"];
+    let start = |rank: &str| node(port, &[&options[..], &["--node-rank", rank]].concat(), &script).start();
+    let [first, second] = [start("0"), start("1")];
+    first.wait_for_file(&ready.with_extension("1"));
+    second.signal(Signal::KILL);
+    second.wait_until_gone();
+    let again = start("1").end();
+    assert_eq!((again.code, again.out.as_str()), (Some(0), "[rank1]: 1 in 1\n"), "{}", again.err);
+    let ended = first.end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "[rank0]: 0 in 1\n"));
+    ended.says("was lost: the connection was closed; restart 1 of 1");
+}
+
+fn a_signal_to_one_node_ends_both() {
+    for told in 0..2 {
+        let running = both_at_work(&["--max-restarts=3"], "sleep 1000");
+        running[told].signal(Signal::TERM);
+        for ended in running.map(Running::end) {
+            assert_eq!(ended.code, Some(143), "{ended:?}");
+            ended.says("ended by signal 15 (SIGTERM)");
+        }
+    }
+}
+
+fn a_stranger_on_the_port_does_no_harm() {
+    use std::io::Write;
+    let port = free_port();
+    let first = node(port, &["--node-rank=0"], "echo $RANK").start();
+    let mut strangers: Vec<std::net::TcpStream> =
+        (0..3).map(|_| wait_for("the port", || std::net::TcpStream::connect(("127.0.0.1", port)).ok())).collect();
+    strangers[0].write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    strangers[1].write_all(&[0xff; 1000]).unwrap();
+    assert_eq!(node(port, &["--node-rank=1"], "echo $RANK").end().code, Some(0));
+    assert_eq!(first.end().code, Some(0));
+}

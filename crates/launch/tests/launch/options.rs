@@ -1,0 +1,139 @@
+//! Options and variables, in torchrun's spellings.
+
+use std::process::Command;
+
+use crate::launcher::{Launcher, PROGRAM};
+
+crate::tests![
+    the_environment_is_torchruns,
+    threads_are_left_to_the_user,
+    both_spellings_and_variables_are_taken,
+    what_cannot_be_is_refused_before_anything_starts,
+    what_torchrun_has_besides_is_refused_with_a_reason,
+    python_files_and_modules_are_started_with_python,
+    arguments_reach_the_program_as_they_are,
+    the_answers_to_help_and_version,
+];
+
+fn the_environment_is_torchruns() {
+    let names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE \
+                 ROLE_NAME MASTER_ADDR TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID \
+                 OVERDRIVE_LAUNCH_ROLE TORCHELASTIC_USE_AGENT_STORE";
+    let script = format!("for n in {names}; do eval \"echo $n=\\${{$n-unset}}\"; done");
+    let options =
+        ["--nproc-per-node=2", "--max-restarts=3", "--rdzv-id=job7", "--role=trainer", "--local-ranks-filter=1"];
+    let ended = Launcher::script(&options, &script).env("TORCHELASTIC_USE_AGENT_STORE", "True").end();
+    let said: Vec<&str> = ended.out.lines().map(|line| line.strip_prefix("[rank1]: ").unwrap()).collect();
+    let expected = [
+        "RANK=1",
+        "WORLD_SIZE=2",
+        "LOCAL_RANK=1",
+        "LOCAL_WORLD_SIZE=2",
+        "GROUP_RANK=0",
+        "GROUP_WORLD_SIZE=1",
+        "ROLE_RANK=1",
+        "ROLE_WORLD_SIZE=2",
+        "ROLE_NAME=trainer",
+        "MASTER_ADDR=127.0.0.1",
+        "TORCHELASTIC_RESTART_COUNT=0",
+        "TORCHELASTIC_MAX_RESTARTS=3",
+        "TORCHELASTIC_RUN_ID=job7",
+        "OVERDRIVE_LAUNCH_ROLE=unset",
+        "TORCHELASTIC_USE_AGENT_STORE=unset",
+    ];
+    assert_eq!(said, expected);
+}
+
+fn threads_are_left_to_the_user() {
+    let said = |options: &[&str], threads: Option<&str>| {
+        let launcher = Launcher::script(options, "echo ${OMP_NUM_THREADS-unset}");
+        let ended = threads
+            .map_or_else(
+                || Launcher::script(options, "echo ${OMP_NUM_THREADS-unset}"),
+                |threads| launcher.env("OMP_NUM_THREADS", threads),
+            )
+            .end();
+        (ended.out.lines().next().unwrap().to_owned(), ended.err.matches("OMP_NUM_THREADS").count())
+    };
+    assert_eq!(said(&[], None), ("[rank0]: unset".into(), 0));
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let filter = "--local-ranks-filter=0";
+    assert_eq!(said(&["--nproc-per-node=2", filter], None), (format!("[rank0]: {}", (cores / 2).max(1)), 1));
+    assert_eq!(said(&["--nproc-per-node=2", filter], Some("5")), ("[rank0]: 5".into(), 0));
+}
+
+fn both_spellings_and_variables_are_taken() {
+    for options in [["--nproc-per-node", "2"], ["--nproc_per_node", "2"]] {
+        assert_eq!(Launcher::script(&options, "echo $RANK").end().out.lines().count(), 2);
+    }
+    let by_variable = || Launcher::script(&[], "echo $RANK").env("PET_NPROC_PER_NODE", "3");
+    assert_eq!(by_variable().end().out.lines().count(), 3);
+    // The command line wins.
+    let both = Launcher::script(&["--nproc-per-node=1"], "echo $RANK").env("PET_NPROC_PER_NODE", "3").end();
+    assert_eq!(both.out.lines().count(), 1);
+    // A flag's variable counts unless it is 0.
+    let several = || Launcher::script(&["--nnodes=2"], "echo $RANK");
+    assert_eq!(several().env("PET_STANDALONE", "1").end().code, Some(0));
+    assert_eq!(several().env("PET_STANDALONE", "0").end().code, Some(2));
+}
+
+fn what_cannot_be_is_refused_before_anything_starts() {
+    let refused = |options: &[&str], why: &str| {
+        let ended = Launcher::script(options, "echo started").end();
+        assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{options:?}");
+        ended.says(why);
+    };
+    refused(&["--nproc-per-node=0"], "0 ranks on this host: give 1 to 1024");
+    refused(&["--nproc-per-node=many"], "give a number, gpu, cpu or auto");
+    refused(&["--nnodes=1:4"], "the number of nodes is fixed here");
+    refused(&["--nnodes=2"], "--rdzv-endpoint node0:29500");
+    refused(&["--nnodes=2", "--node-rank=2", "--master-addr=here"], "node rank 2 of 2 nodes");
+    refused(&["--rdzv-endpoint=here:there", "--nnodes=2"], "give a host and a port");
+    refused(&["--redirects=7"], "is not a choice of outputs");
+    refused(&["--grace-period=-1"], "give seconds");
+    refused(&["--rdzv-conf=colour=red"], "join_timeout");
+    refused(&["--signals-to-handle=SIGKILL"], "SIGKILL");
+}
+
+fn what_torchrun_has_besides_is_refused_with_a_reason() {
+    for options in [
+        ["--rdzv-backend", "etcd"],
+        ["--event-log-handler", "console"],
+        ["--logs-specs", "mine"],
+        ["--numa-binding", "node"],
+        ["--duplicate-stdout-filters", "loss"],
+    ] {
+        let ended = Launcher::script(&options, "echo started").end();
+        assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{options:?}");
+        ended.says(options[0]);
+    }
+    let accepted = ["--monitor-interval=0.5", "--start-method=spawn", "--event-log-handler=null", "--standalone"];
+    assert_eq!(Launcher::script(&accepted, "echo started").end().code, Some(0));
+}
+
+fn python_files_and_modules_are_started_with_python() {
+    // In place of Python, a program that says what it was given.
+    let said = |args: &[&str]| Launcher::new(args).env("PYTHON_EXEC", "echo").end().out;
+    assert_eq!(said(&["train.py", "--lr", "1"]), "[rank0]: -u train.py --lr 1\n");
+    assert_eq!(said(&["-m", "pkg.train", "x"]), "[rank0]: -u -m pkg.train x\n");
+    assert_eq!(said(&["--run-path", "/abs/script"]), "[rank0]: -u /abs/script\n");
+    assert_eq!(said(&["--no-python", "echo", "x"]), "[rank0]: x\n");
+    assert_eq!(Launcher::new(&["-m", "--no-python", "pkg"]).end().code, Some(2));
+}
+
+fn arguments_reach_the_program_as_they_are() {
+    let ended = Launcher::new(&["--nproc-per-node=2", "printf", "%s|"])
+        .args(&["--nproc-per-node", "a b", "", "--", "-r", "$HOME", "${local_rank}"])
+        .end();
+    let expected = |rank: usize| format!("[rank{rank}]: --nproc-per-node|a b||--|-r|$HOME|{rank}|");
+    assert_eq!(ended.sorted(), [expected(0), expected(1)]);
+}
+
+fn the_answers_to_help_and_version() {
+    let output = |option: &str| Command::new(PROGRAM).arg(option).output().unwrap();
+    let help = String::from_utf8(output("--help").stdout).unwrap();
+    for option in ["--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--max-restarts", "--redirects"] {
+        assert!(help.contains(option), "{option}");
+    }
+    assert!(output("--version").status.success());
+}

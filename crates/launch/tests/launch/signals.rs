@@ -1,0 +1,95 @@
+//! Signals to the launcher.
+
+use std::process::Command;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::launcher::{Launcher, PROGRAM, Running, wait_for};
+
+crate::tests![
+    sigterm_reaches_the_ranks_and_ends_the_run,
+    what_a_rank_started_gets_sigterm_too,
+    no_restart_follows_a_signal,
+    a_second_interrupt_kills_at_once,
+    sigusr1_is_passed_on_and_the_run_goes_on,
+    signals_that_were_ignored_stay_ignored,
+    chosen_signals_are_passed_on,
+];
+
+fn start(options: &[&str], script: &str) -> Running {
+    let folder = TempDir::new().unwrap();
+    let ready = folder.path().join("ready");
+    let running = Launcher::script(options, script).env("READY", &ready).start();
+    running.wait_for_file(&ready);
+    running
+}
+
+fn sigterm_reaches_the_ranks_and_ends_the_run() {
+    let script = "trap 'echo told $RANK; exit 0' TERM; [ $RANK = 0 ] && touch $READY; while true; do sleep 0.01; done";
+    let running = start(&[], script);
+    running.signal(Signal::TERM);
+    let ended = running.end();
+    // The run was not finished, however well the ranks took it.
+    assert_eq!((ended.code, ended.out.as_str()), (Some(143), "[rank0]: told 0\n"));
+    ended.says("ended by signal 15 (SIGTERM)");
+}
+
+fn what_a_rank_started_gets_sigterm_too() {
+    let script = "sh -c 'trap \"echo child; exit 0\" TERM; touch $READY; while true; do sleep 0.01; done'; exit 0";
+    let running = start(&[], script);
+    running.signal(Signal::HUP);
+    assert_eq!(running.end().code, Some(129));
+    let running = start(&[], script);
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().out, "[rank0]: child\n");
+}
+
+fn no_restart_follows_a_signal() {
+    let running = start(&["--max-restarts=5"], "touch $READY; sleep 1000");
+    running.signal(Signal::TERM);
+    let ended = running.end();
+    assert_eq!((ended.code, ended.err.contains("restart")), (Some(143), false));
+}
+
+fn a_second_interrupt_kills_at_once() {
+    let folder = TempDir::new().unwrap();
+    let ready = folder.path().join("ready");
+    let script = "trap 'touch $READY.told' INT; touch $READY; while true; do sleep 0.01; done";
+    let running = Launcher::script(&["--grace-period=1000"], script).env("READY", &ready).start();
+    running.wait_for_file(&ready);
+    running.signal(Signal::INT);
+    running.wait_for_file(&ready.with_extension("told"));
+    running.signal(Signal::INT);
+    assert_eq!(running.end().code, Some(130));
+}
+
+fn sigusr1_is_passed_on_and_the_run_goes_on() {
+    let script = "trap 'echo saved; exit 0' USR1; touch $READY; while true; do sleep 0.01; done";
+    let running = start(&[], script);
+    running.signal(Signal::USR1);
+    let ended = running.end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "[rank0]: saved\n"));
+}
+
+fn signals_that_were_ignored_stay_ignored() {
+    // As under nohup.
+    let folder = TempDir::new().unwrap();
+    let (ready, go) = (folder.path().join("ready"), folder.path().join("go"));
+    let rank = format!("touch {}; while ! [ -e {} ]; do sleep 0.01; done", ready.display(), go.display());
+    let script = format!("trap '' HUP; exec {PROGRAM} sh -c '{rank}'");
+    let mut child = Command::new("sh").args(["-c", &script]).spawn().unwrap();
+    wait_for("the rank", || ready.exists().then_some(()));
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::HUP).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    std::fs::write(&go, "").unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+fn chosen_signals_are_passed_on() {
+    let script = "trap 'echo urgent; exit 0' URG; touch $READY; while true; do sleep 0.01; done";
+    let running = start(&["--signals-to-handle=SIGURG,TERM"], script);
+    running.signal(Signal::URG);
+    let ended = running.end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "[rank0]: urgent\n"));
+}
