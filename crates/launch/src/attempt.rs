@@ -192,11 +192,12 @@ impl Attempt<'_> {
         command
     }
 
-    /// Returns when every rank has ended.
+    /// Returns when every rank has ended, and when they were told to: also what they started, or its time is up.
     fn wait(&mut self) {
         loop {
             self.collect();
-            if self.ranks.iter().all(|rank| rank.end.is_some()) {
+            let ended = self.ranks.iter().all(|rank| rank.end.is_some());
+            if ended && (self.kill_at.is_none() || self.killed || process::members(&self.groups()).is_empty()) {
                 return;
             }
             let event = match self.kill_at {
@@ -216,16 +217,21 @@ impl Attempt<'_> {
 
     /// Takes note of ranks that have ended. The first that did so badly is why all end.
     fn collect(&mut self) {
+        let mut failed = Vec::new();
         for (pid, end) in process::reap() {
-            let Some(place) = self.ranks.iter().position(|rank| rank.pid == pid && rank.end.is_none()) else {
-                continue;
-            };
-            self.ranks[place].end = Some(end);
-            if end != RankEnd::Code(0) && self.outcome.is_none() {
-                self.outcome = Some(Cause::Failed(place));
-                self.signal_groups(Signal::TERM);
-                self.start_grace();
+            if let Some(place) = self.ranks.iter().position(|rank| rank.pid == pid && rank.end.is_none()) {
+                self.ranks[place].end = Some(end);
+                if end != RankEnd::Code(0) {
+                    failed.push(place);
+                }
             }
+        }
+        // Of those that ended in the same instant, one that crashed is why the others could not go on.
+        let crashed = |place: &&usize| matches!(self.ranks[**place].end, Some(RankEnd::Signal(_)));
+        if let Some(first) = failed.iter().find(crashed).or(failed.first()).filter(|_| self.outcome.is_none()) {
+            self.outcome = Some(Cause::Failed(*first));
+            self.signal_groups(Signal::TERM);
+            self.start_grace();
         }
     }
 
@@ -267,10 +273,20 @@ impl Attempt<'_> {
         self.ranks.iter_mut().filter(|rank| rank.end.is_none())
     }
 
-    /// Errors are ignored throughout: a process that is gone is what is wanted.
+    fn groups(&self) -> Vec<Pid> {
+        self.ranks.iter().map(|rank| rank.pid).collect()
+    }
+
+    /// Also to what is left of ranks that have ended. Errors are ignored: a process that is gone is what is wanted.
     fn signal_groups(&mut self, signal: Signal) {
         for rank in self.living() {
             let _ = kill_process_group(rank.pid, signal);
+        }
+        let ended: Vec<Pid> = self.ranks.iter().filter(|rank| rank.end.is_some()).map(|rank| rank.pid).collect();
+        if !ended.is_empty() {
+            for pid in process::members(&ended) {
+                let _ = kill_process(pid, signal);
+            }
         }
     }
 

@@ -159,7 +159,9 @@ fn together(host: &Host, sender: Sender<Event>) -> End {
     let coordinator = match Entry::find(plan, &name, port)? {
         Entry::Joins => None,
         Entry::Coordinates(listener) => {
-            let master_addr = plan.master_addr.as_deref().unwrap_or(&name);
+            // The store takes IPv6 addresses without brackets.
+            let address = name.trim_start_matches('[').trim_end_matches(']');
+            let master_addr = plan.master_addr.as_deref().unwrap_or(address);
             Some(Coordinator::start(listener, plan, master_addr, &host.console)?)
         }
     };

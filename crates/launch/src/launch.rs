@@ -139,6 +139,16 @@ impl Launch {
         self
     }
 
+    /// How often nodes say that they live, and after how many such intervals without a word one is lost; 5 s and 3 unless
+    /// set. The same on all nodes.
+    #[doc(alias = "keep_alive_interval")]
+    #[must_use]
+    pub fn keep_alive(mut self, interval: Duration, max_attempts: u32) -> Self {
+        self.plan.keep_alive = interval;
+        self.plan.silence = interval.saturating_mul(max_attempts);
+        self
+    }
+
     /// The name of this run, `none` unless set; the same on all nodes.
     #[doc(alias = "rdzv_id")]
     #[must_use]

@@ -61,7 +61,18 @@ impl Console {
     fn write(&self, kind: Kind, text: &[u8]) -> io::Result<()> {
         let _whole = lock(&self.lock);
         let mut file = if kind == Kind::Out { &self.out } else { &self.err };
-        file.write_all(text)
+        let mut rest = text;
+        while !rest.is_empty() {
+            match file.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(length) => rest = &rest[length..],
+                // Somebody else has made the terminal or pipe non-blocking: it is full.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(1)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// A line of the launcher's own.

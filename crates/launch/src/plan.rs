@@ -37,6 +37,8 @@ pub struct Plan {
     pub max_restarts: u32,
     pub grace: Duration,
     pub join_timeout: Duration,
+    pub keep_alive: Duration,
+    pub silence: Duration,
     pub run_id: String,
     pub role: String,
     pub redirects: StreamsByRank,
@@ -68,6 +70,8 @@ impl Plan {
             max_restarts: 0,
             grace: Duration::from_secs(30),
             join_timeout: Duration::from_secs(600),
+            keep_alive: Duration::from_secs(5),
+            silence: Duration::from_secs(15),
             run_id: "none".to_owned(),
             role: "default".to_owned(),
             redirects: StreamsByRank::default(),
@@ -87,6 +91,11 @@ impl Plan {
         self.check_ranks_named()?;
         if let Some(number) = self.signals.iter().find(|number| signals::from_number(**number).is_none()) {
             return refuse(format!("{number} is not a signal that can be passed on"));
+        }
+        if self.keep_alive.is_zero() || self.silence.is_zero() {
+            return refuse(
+                "nodes have to say from time to time that they live, not all the time: give an interval".into(),
+            );
         }
         if self.is_own_program {
             let file = env::current_exe().map_err(LaunchError::system("find the running program"))?;

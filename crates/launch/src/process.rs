@@ -59,15 +59,21 @@ fn end_all(living: impl Fn() -> Vec<Pid>) -> Vec<Pid> {
     }
 }
 
+/// What is left of process groups, of what descends from this process. A group outlives the process that it is named
+/// after, but whatever else bears its number is a stranger.
+pub fn members(groups: &[Pid]) -> Vec<Pid> {
+    let group_of = |pid: &Pid| Some(stat(pid.as_raw_pid())?.group);
+    let is_meant = |group: i32| groups.iter().any(|it| it.as_raw_pid() == group);
+    descendants(getpid()).into_iter().filter(|pid| group_of(pid).is_some_and(is_meant)).collect()
+}
+
 /// The living processes below `root`.
 fn descendants(root: Pid) -> Vec<Pid> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     for pid in pids() {
-        if let Some((parent, state)) = stat(pid) {
-            // A zombie's children fell to another process already.
-            if state != 'Z' && state != 'X' {
-                children.entry(parent).or_default().push(pid);
-            }
+        // A zombie's children fell to another process already.
+        if let Some(stat) = stat(pid).filter(|it| it.state != 'Z' && it.state != 'X') {
+            children.entry(stat.parent).or_default().push(pid);
         }
     }
     let mut found = Vec::new();
@@ -97,18 +103,24 @@ fn pids() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// A process's parent and state.
-fn stat(pid: i32) -> Option<(i32, char)> {
+#[derive(Debug, PartialEq)]
+struct Stat {
+    state: char,
+    parent: i32,
+    group: i32,
+}
+
+fn stat(pid: i32) -> Option<Stat> {
     let bytes = fs::read(format!("/proc/{pid}/stat")).ok()?;
     parse_stat(&String::from_utf8_lossy(&bytes))
 }
 
 /// The name in parentheses may hold anything, parentheses too.
-fn parse_stat(text: &str) -> Option<(i32, char)> {
+fn parse_stat(text: &str) -> Option<Stat> {
     let (_, fields) = text.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
-    Some((fields.next()?.parse().ok()?, state))
+    Some(Stat { state, parent: fields.next()?.parse().ok()?, group: fields.next()?.parse().ok()? })
 }
 
 #[cfg(test)]
@@ -117,7 +129,8 @@ mod tests {
 
     #[test]
     fn a_process_may_have_any_name() {
-        assert_eq!(parse_stat("7 (a) Z 1) S 42 7 7 0"), Some((42, 'S')));
+        let stat = Stat { state: 'S', parent: 42, group: 5 };
+        assert_eq!(parse_stat("7 (a) Z 1) S 42 5 7 0"), Some(stat));
         assert_eq!(parse_stat("7 (a"), None);
     }
 }

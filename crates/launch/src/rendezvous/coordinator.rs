@@ -2,12 +2,12 @@
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::wire::{HEARTBEAT, Reader, send};
+use super::door::{Heard, accept};
+use super::wire::send;
 use super::{FromNodeZero, Hello, NodeEnd, PROTOCOL, ToNodeZero};
 use crate::attempt::{self, Team};
 use crate::error::{FailureReport, LaunchError, RankEnd};
@@ -34,15 +34,16 @@ impl Coordinator {
         let failed = || LaunchError::system("serve the other nodes");
         let address = listener.local_addr().map_err(failed())?;
         let (heard, inbox) = channel();
-        let most = plan.nnodes + SPARE_CONNECTIONS;
+        let (most, silence) = (plan.nnodes + SPARE_CONNECTIONS, plan.silence);
         let named = |name: &str| thread::Builder::new().name(name.to_owned());
-        named("accept").spawn(move || accept(&listener, &heard, most)).map_err(failed())?;
+        named("accept").spawn(move || accept(&listener, &heard, most, silence)).map_err(failed())?;
         let decides = Decides {
             plan: plan.clone(),
             master_addr: master_addr.to_owned(),
             console: Arc::clone(console),
             inbox,
             nodes: Vec::new(),
+            waiting: Vec::new(),
             port: None,
             beaten: Instant::now(),
         };
@@ -62,56 +63,6 @@ impl Coordinator {
         let start = Instant::now();
         while !self.thread.is_finished() && start.elapsed() < limit {
             thread::sleep(Duration::from_millis(2));
-        }
-    }
-}
-
-enum Heard {
-    Joined(usize, TcpStream, Hello),
-    Said(usize, ToNodeZero),
-    Lost(usize, String),
-}
-
-fn accept(listener: &TcpListener, heard: &Sender<Heard>, most: usize) {
-    let open = Arc::new(AtomicUsize::new(0));
-    for (id, stream) in listener.incoming().enumerate() {
-        let Ok(stream) = stream else {
-            // Out of file descriptors, for one: it may pass.
-            thread::sleep(Duration::from_millis(50));
-            continue;
-        };
-        if open.fetch_add(1, Ordering::Relaxed) >= most {
-            open.fetch_sub(1, Ordering::Relaxed);
-            continue;
-        }
-        let (heard, count) = (heard.clone(), Arc::clone(&open));
-        let listening = thread::Builder::new().name("from-node".to_owned()).spawn(move || {
-            listen_to(id, stream, &heard);
-            count.fetch_sub(1, Ordering::Relaxed);
-        });
-        if listening.is_err() {
-            open.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Ends when the connection does, or when nobody listens any more.
-fn listen_to(id: usize, stream: TcpStream, heard: &Sender<Heard>) {
-    let _ = stream.set_nodelay(true);
-    let Ok(mut reader) = Reader::new(&stream) else { return };
-    // Who does not begin with a greeting is no launcher.
-    let Ok(ToNodeZero::Hello(hello)) = reader.next() else { return };
-    if heard.send(Heard::Joined(id, stream, hello)).is_err() {
-        return;
-    }
-    loop {
-        let (message, last) = match reader.next() {
-            Ok(ToNodeZero::Alive) => continue,
-            Ok(message) => (Heard::Said(id, message), false),
-            Err(why) => (Heard::Lost(id, why), true),
-        };
-        if heard.send(message).is_err() || last {
-            return;
         }
     }
 }
@@ -152,6 +103,8 @@ struct Decides {
     console: Arc<Console>,
     inbox: Receiver<Heard>,
     nodes: Vec<Node>,
+    /// Who has no place yet, and until when.
+    waiting: Vec<(Instant, Node)>,
     port: Option<ReservedPort>,
     beaten: Instant,
 }
@@ -160,6 +113,8 @@ impl Decides {
     fn run(mut self) {
         let result = self.decide();
         self.nodes.iter().for_each(|node| node.tell(&FromNodeZero::Finish(result.clone())));
+        let late = "the run has ended".to_owned();
+        self.waiting.iter().for_each(|(_, node)| self.refuse(node, late.clone()));
     }
 
     fn decide(&mut self) -> Result<(), LaunchError> {
@@ -209,12 +164,13 @@ impl Decides {
     /// Waits until every node is there.
     fn gather(&mut self) -> Result<(), LaunchError> {
         let deadline = Instant::now() + self.plan.join_timeout;
+        self.find_places();
         while self.nodes.len() < self.plan.nnodes {
             let heard = self.hear(Some(deadline));
             match heard {
                 Ok(Heard::Joined(id, stream, hello)) => self.admit(id, stream, &hello),
                 // It may come again.
-                Ok(Heard::Lost(id, _)) => self.nodes.retain(|node| node.id != id),
+                Ok(Heard::Lost(id, _)) => drop(self.forget(id)),
                 Ok(Heard::Said(id, ToNodeZero::Ended { how: how @ NodeEnd::Interrupted(_), .. })) => {
                     let host = self.nodes.iter().find(|node| node.id == id).map(|node| node.host.clone());
                     return Err(self.error(Cause::Node(how, host.unwrap_or_default()), 0));
@@ -249,16 +205,46 @@ impl Decides {
             nproc: hello.nproc,
             host: hello.host.clone(),
             rank: hello.node_rank,
-            ended: false,
+            ended: true,
             ends: Vec::new(),
         };
         match self.objection(hello) {
-            Some(reason) => {
-                self.console.say(&format!("refused {}: {reason}", node.name()));
-                node.tell(&FromNodeZero::Refused(reason));
-            }
-            None => self.nodes.push(node),
+            Some(reason) => self.refuse(&node, reason),
+            None => self.waiting.push((Instant::now() + self.plan.silence, node)),
         }
+        self.find_places();
+    }
+
+    fn refuse(&self, node: &Node, reason: String) {
+        self.console.say(&format!("refused {}: {reason}", node.name()));
+        node.tell(&FromNodeZero::Refused(reason));
+    }
+
+    /// Takes in who fits. Who comes back may be here before it is known that it was gone: who finds no place waits for as
+    /// long as it can take to notice that.
+    fn find_places(&mut self) {
+        for (until, node) in std::mem::take(&mut self.waiting) {
+            match self.no_place(&node) {
+                None => self.nodes.push(node),
+                Some(reason) if until <= Instant::now() => self.refuse(&node, reason),
+                Some(_) => self.waiting.push((until, node)),
+            }
+        }
+    }
+
+    fn no_place(&self, node: &Node) -> Option<String> {
+        let same = self.nodes.iter().find(|other| other.rank.is_some() && other.rank == node.rank);
+        if let Some(same) = same {
+            return Some(format!("{} is there already", same.name()));
+        }
+        (self.nodes.len() >= self.plan.nnodes).then(|| format!("all {} nodes of the run are there", self.plan.nnodes))
+    }
+
+    /// Forgets a node that is gone; returns its name if it had a place.
+    fn forget(&mut self, id: usize) -> Option<String> {
+        self.waiting.retain(|(_, node)| node.id != id);
+        let place = self.nodes.iter().position(|node| node.id == id)?;
+        Some(self.nodes.remove(place).name())
     }
 
     fn objection(&self, hello: &Hello) -> Option<String> {
@@ -278,15 +264,8 @@ impl Decides {
         if hello.max_restarts != plan.max_restarts {
             return differs("--max-restarts", &plan.max_restarts, &hello.max_restarts);
         }
-        if self.nodes.len() >= plan.nnodes {
-            return Some(format!("all {} nodes of the run are there", plan.nnodes));
-        }
-        let rank = hello.node_rank?;
-        if rank >= plan.nnodes {
-            return Some(format!("node rank {rank} of {} nodes: ranks are 0 to {}", plan.nnodes, plan.nnodes - 1));
-        }
-        let other = self.nodes.iter().find(|node| node.rank == Some(rank))?;
-        Some(format!("host {} is node {rank} already", other.host))
+        let rank = hello.node_rank.filter(|rank| *rank >= plan.nnodes)?;
+        Some(format!("node rank {rank} of {} nodes: ranks are 0 to {}", plan.nnodes, plan.nnodes - 1))
     }
 
     /// Those that do not mind get what is free, in the order in which they came.
@@ -335,14 +314,9 @@ impl Decides {
                     (how != NodeEnd::Done).then(|| Cause::Node(how, node.host.clone()))
                 }
                 Ok(Heard::Said(..)) => None,
-                Ok(Heard::Lost(id, why)) => {
-                    let Some(place) = self.nodes.iter().position(|node| node.id == id) else { continue };
-                    Some(Cause::Lost(format!("{} was lost: {why}", self.nodes.remove(place).name())))
-                }
+                Ok(Heard::Lost(id, why)) => self.forget(id).map(|name| Cause::Lost(format!("{name} was lost: {why}"))),
                 Ok(Heard::Joined(id, stream, hello)) => {
                     self.admit(id, stream, &hello);
-                    // What came in place of a lost node runs nothing yet.
-                    self.nodes.iter_mut().filter(|node| node.id == id).for_each(|node| node.ended = true);
                     None
                 }
                 // Whoever cannot end what it runs is not waited for.
@@ -363,13 +337,16 @@ impl Decides {
 
     /// The next that a node says; meanwhile shows all of them that this one lives.
     fn hear(&mut self, deadline: Option<Instant>) -> Result<Heard, RecvTimeoutError> {
+        let interval = self.plan.keep_alive;
         loop {
-            if self.beaten.elapsed() >= HEARTBEAT {
+            if self.beaten.elapsed() >= interval {
                 self.beaten = Instant::now();
                 self.nodes.iter().for_each(|node| node.tell(&FromNodeZero::Alive));
+                self.waiting.iter().for_each(|(_, node)| node.tell(&FromNodeZero::Alive));
+                self.find_places();
             }
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            let wait = left.map_or(HEARTBEAT, |left| left.min(HEARTBEAT));
+            let wait = left.map_or(interval, |left| left.min(interval));
             match self.inbox.recv_timeout(wait) {
                 Err(RecvTimeoutError::Timeout) if left.is_none_or(|left| left > wait) => {}
                 other => return other,

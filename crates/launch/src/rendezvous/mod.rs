@@ -12,6 +12,7 @@
 //! ```
 
 mod coordinator;
+mod door;
 mod node;
 mod wire;
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::wire::{HEARTBEAT, Reader, send};
+use super::wire::{Reader, send};
 use super::{FromNodeZero, Hello, PROTOCOL, ToNodeZero};
 use crate::attempt::Event;
 use crate::error::LaunchError;
@@ -92,7 +92,7 @@ impl Link {
             host: own_name.to_owned(),
         };
         let talk = LaunchError::system(format!("talk to node 0 at {}:{}", endpoint.0, endpoint.1));
-        start_talking(stream, &ToNodeZero::Hello(hello), events).map_err(talk)
+        start_talking(plan, stream, &ToNodeZero::Hello(hello), events).map_err(talk)
     }
 
     pub fn send(&self, message: &ToNodeZero) {
@@ -116,10 +116,10 @@ fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     Err(last)
 }
 
-fn start_talking(stream: TcpStream, hello: &ToNodeZero, events: Sender<Event>) -> io::Result<Link> {
+fn start_talking(plan: &Plan, stream: TcpStream, hello: &ToNodeZero, events: Sender<Event>) -> io::Result<Link> {
     stream.set_nodelay(true)?;
     send(&stream, hello)?;
-    let mut reader = Reader::new(&stream)?;
+    let mut reader = Reader::new(&stream, plan.silence)?;
     thread::Builder::new().name("from-node-0".to_owned()).spawn(move || {
         loop {
             let (said, last) = match reader.next() {
@@ -133,10 +133,10 @@ fn start_talking(stream: TcpStream, hello: &ToNodeZero, events: Sender<Event>) -
         }
     })?;
     let stream = Arc::new(Mutex::new(stream));
-    let beating = Arc::clone(&stream);
+    let (beating, interval) = (Arc::clone(&stream), plan.keep_alive);
     thread::Builder::new().name("heartbeat".to_owned()).spawn(move || {
         while send(&lock(&beating), &ToNodeZero::Alive).is_ok() {
-            thread::sleep(HEARTBEAT);
+            thread::sleep(interval);
         }
     })?;
     Ok(Link { stream })

@@ -7,22 +7,23 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Each side says something this often,
-pub const HEARTBEAT: Duration = Duration::from_secs(2);
-/// and counts the other as lost after this long without a word.
-pub const SILENCE: Duration = Duration::from_secs(20);
 /// A failure report of every rank of the largest run stays below.
 const LONGEST: u64 = 16 << 20;
 
+/// Nobody who is alive lets so small a message wait that long.
+const WRITE_LIMIT: Duration = Duration::from_secs(10);
+
 pub struct Reader {
     stream: BufReader<TcpStream>,
+    silence: Duration,
 }
 
 impl Reader {
-    pub fn new(stream: &TcpStream) -> io::Result<Self> {
+    /// Counts the other side as lost after so long without a word.
+    pub fn new(stream: &TcpStream, silence: Duration) -> io::Result<Self> {
         let stream = stream.try_clone()?;
-        stream.set_read_timeout(Some(SILENCE))?;
-        Ok(Self { stream: BufReader::new(stream) })
+        stream.set_read_timeout(Some(silence))?;
+        Ok(Self { stream: BufReader::new(stream), silence })
     }
 
     /// The next message; the error says in words why there is none.
@@ -35,7 +36,7 @@ impl Reader {
             Ok(_) if line.len() as u64 == LONGEST => Err("it sent a message without end".to_owned()),
             Ok(_) => Err("the connection was closed".to_owned()),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                Err(format!("nothing was heard of it for {} s", SILENCE.as_secs()))
+                Err(format!("nothing was heard of it for {} s", self.silence.as_secs_f64()))
             }
             Err(error) => Err(error.to_string()),
         }
@@ -44,7 +45,7 @@ impl Reader {
 
 /// Fails instead of waiting for somebody who does not read.
 pub fn send(mut stream: &TcpStream, message: &impl Serialize) -> io::Result<()> {
-    stream.set_write_timeout(Some(SILENCE))?;
+    stream.set_write_timeout(Some(WRITE_LIMIT))?;
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     stream.write_all(&line)

@@ -1,6 +1,6 @@
 //! Several nodes: launchers on this host that meet at a port of it.
 
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::launcher::{Launcher, Running, free_port, wait_for};
@@ -15,6 +15,7 @@ crate::tests![
     a_coordinator_that_never_comes_is_named,
     nodes_that_do_not_fit_are_refused,
     a_lost_node_is_named,
+    a_node_that_falls_silent_is_named,
     a_lost_coordinator_is_named,
     a_node_that_comes_back_is_taken_in,
     a_signal_to_one_node_ends_both,
@@ -80,10 +81,13 @@ fn a_failure_on_one_node_ends_the_other() {
 }
 
 fn a_failure_on_one_node_restarts_both() {
-    let script = "echo $RANK in $TORCHELASTIC_RESTART_COUNT; \
-                  [ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 1; \
-                  [ $TORCHELASTIC_RESTART_COUNT = 0 ] && sleep 1000; exit 0";
-    let [first, second] = both(&["--max-restarts=1"], script).map(Running::end);
+    let folder = TempDir::new().unwrap();
+    let script = format!(
+        "echo $RANK in $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; \
+         [ $RANK = 0 ] && {{ touch {0}; sleep 1000; }}; while ! [ -e {0} ]; do sleep 0.01; done; exit 1",
+        folder.path().join("ready").display()
+    );
+    let [first, second] = both(&["--max-restarts=1"], &script).map(Running::end);
     assert_eq!((first.code, second.code), (Some(0), Some(0)), "{first:?} {second:?}");
     assert_eq!(first.out, "[rank0]: 0 in 0\n[rank0]: 0 in 1\n");
     assert_eq!(second.out, "[rank1]: 1 in 0\n[rank1]: 1 in 1\n");
@@ -109,7 +113,8 @@ fn a_coordinator_that_never_comes_is_named() {
 
 fn nodes_that_do_not_fit_are_refused() {
     let port = free_port();
-    let first = node(port, &["--node-rank=0"], "echo $RANK").start();
+    let quick = "--rdzv-conf=keep_alive_interval=0.1,timeout=50";
+    let first = node(port, &["--node-rank=0", quick], "echo $RANK").start();
     let refused = |options: &[&str], why: &str| {
         let ended = node(port, options, "echo never").end();
         assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
@@ -118,6 +123,9 @@ fn nodes_that_do_not_fit_are_refused() {
     };
     refused(&["--node-rank=1", "--rdzv-id=other"], "--rdzv-id is none on node 0 and other here");
     refused(&["--node-rank=1", "--max-restarts=4"], "--max-restarts is 0 on node 0 and 4 here");
+    // Who has said its rank has it, here node 0 itself.
+    wait_for("node 0", || std::net::TcpStream::connect(("127.0.0.1", port)).ok());
+    refused(&["--node-rank=0", "--rdzv-conf=is_host=false,timeout=50"], "node 0 (host ");
     let endpoint = format!("127.0.0.1:{port}");
     let three = Launcher::script(&["--nnodes=3", "--node-rank=1", "--rdzv-endpoint", &endpoint], "echo never").end();
     three.says("--nnodes is 2 on node 0 and 3 here");
@@ -146,6 +154,19 @@ fn a_lost_node_is_named() {
     assert_eq!(ended.code, Some(1));
     ended.says("node 1 (host ");
     ended.says("was lost: the connection was closed");
+}
+
+fn a_node_that_falls_silent_is_named() {
+    let [first, second] = both_at_work(&["--rdzv-conf=keep_alive_interval=0.2,timeout=50"], "sleep 1000");
+    // As if the cable were pulled.
+    let guard = second.guard();
+    kill_process(guard, Signal::STOP).unwrap();
+    let ended = first.end();
+    assert_eq!(ended.code, Some(1));
+    ended.says("node 1 (host ");
+    ended.says("was lost: nothing was heard of it for 0.6");
+    kill_process(guard, Signal::CONT).unwrap();
+    second.end().says("node 0 at 127.0.0.1:");
 }
 
 fn a_lost_coordinator_is_named() {

@@ -10,6 +10,7 @@ use crate::launcher::{Launcher, PROGRAM, Running, wait_for};
 crate::tests![
     sigterm_reaches_the_ranks_and_ends_the_run,
     what_a_rank_started_gets_sigterm_too,
+    what_a_rank_started_has_the_grace_period_too,
     no_restart_follows_a_signal,
     a_second_interrupt_kills_at_once,
     sigusr1_is_passed_on_and_the_run_goes_on,
@@ -35,12 +36,25 @@ fn sigterm_reaches_the_ranks_and_ends_the_run() {
     ended.says("ended by signal 15 (SIGTERM)");
 }
 
+/// The rank, which dies of SIGTERM at once, and its child, which says something first.
+const WRAPPED: &str =
+    "sh -c 'trap \"sleep 0.2; echo child; exit 0\" TERM; touch $READY; while true; do sleep 0.01; done'; exit 0";
+
 fn what_a_rank_started_gets_sigterm_too() {
-    let script = "sh -c 'trap \"echo child; exit 0\" TERM; touch $READY; while true; do sleep 0.01; done'; exit 0";
-    let running = start(&[], script);
-    running.signal(Signal::HUP);
-    assert_eq!(running.end().code, Some(129));
-    let running = start(&[], script);
+    let running = start(&[], WRAPPED);
+    running.signal(Signal::TERM);
+    let ended = running.end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(143), "[rank0]: child\n"));
+}
+
+fn what_a_rank_started_has_the_grace_period_too() {
+    let running = start(&["--grace-period=0.1"], WRAPPED);
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().out, "");
+
+    // Also where the rank itself had ended before.
+    let script = format!("[ $RANK = 0 ] && {{ {} & exit 0; }}; sleep 1000", WRAPPED.trim_end_matches("; exit 0"));
+    let running = start(&["--nproc-per-node=2"], &script);
     running.signal(Signal::TERM);
     assert_eq!(running.end().out, "[rank0]: child\n");
 }

@@ -18,7 +18,7 @@ use clap::builder::FalseyValueParser;
 /// output. The exit code is that rank's; 128 and the number of a signal. Nothing that ranks have started survives the
 /// launcher. Options may also be given as variables: PET_NPROC_PER_NODE=4.
 #[derive(Debug, Parser)]
-#[command(name = "overdrive-run", version, max_term_width = 100, verbatim_doc_comment)]
+#[command(name = "overdrive-run", version, max_term_width = 100, verbatim_doc_comment, args_override_self = true)]
 pub struct Cli {
     /// Ranks on this host: a number, gpu, cpu (its cores), or auto (GPUs if there are any, else cores)
     #[arg(long, value_name = "N", alias = "nproc_per_node", env = "PET_NPROC_PER_NODE", default_value = "1")]
@@ -45,7 +45,8 @@ pub struct Cli {
     #[arg(long, value_name = "ID", alias = "rdzv_id", env = "PET_RDZV_ID", default_value = "none")]
     pub rdzv_id: String,
 
-    /// join_timeout or timeout in seconds, is_host; what torchrun's store takes besides is passed over
+    /// join_timeout or timeout in seconds, is_host, keep_alive_interval in seconds, keep_alive_max_attempt; what torchrun's
+    /// store takes besides is passed over
     #[arg(long, value_name = "KEY=VALUE,..", alias = "rdzv_conf", env = "PET_RDZV_CONF", default_value = "")]
     pub rdzv_conf: String,
 

@@ -3,7 +3,6 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
-use std::time::Duration;
 
 use overdrive_launch::{Launch, LaunchError, StreamsByRank, signal_by_name};
 
@@ -106,9 +105,10 @@ fn signals(names: &str) -> Result<Vec<i32>, LaunchError> {
 /// Which hosts, and where they meet.
 fn place(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launch, LaunchError> {
     let nnodes = if cli.standalone { 1 } else { values::nnodes(&cli.nnodes)? };
-    let mut launch = launch.nnodes(nnodes);
-    if let Some(seconds) = rendezvous.join_timeout {
-        launch = launch.join_timeout(Duration::from_secs_f64(seconds));
+    let mut launch =
+        launch.nnodes(nnodes).keep_alive(rendezvous.keep_alive_interval, rendezvous.keep_alive_max_attempt);
+    if let Some(timeout) = rendezvous.join_timeout {
+        launch = launch.join_timeout(timeout);
     }
     if nnodes == 1 {
         // An endpoint of a single host means nothing: nobody else comes.

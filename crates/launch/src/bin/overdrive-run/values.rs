@@ -89,21 +89,32 @@ pub fn seconds(value: f64) -> Option<Duration> {
 }
 
 /// What `--rdzv-conf` says.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub struct Rendezvous {
-    pub join_timeout: Option<f64>,
+    pub join_timeout: Option<Duration>,
+    pub keep_alive_interval: Duration,
+    pub keep_alive_max_attempt: u32,
     pub is_host: Option<bool>,
+}
+
+impl Default for Rendezvous {
+    fn default() -> Self {
+        Self {
+            join_timeout: None,
+            keep_alive_interval: Duration::from_secs(5),
+            keep_alive_max_attempt: 3,
+            is_host: None,
+        }
+    }
 }
 
 pub fn rendezvous(text: &str) -> Result<Rendezvous, LaunchError> {
     // Options of torchrun's store and of its elastic rounds: there is neither here.
-    const PASSED_OVER: [&str; 10] = [
+    const PASSED_OVER: [&str; 8] = [
         "read_timeout",
         "last_call_timeout",
         "close_timeout",
         "heartbeat_timeout",
-        "keep_alive_interval",
-        "keep_alive_max_attempt",
         "store_type",
         "use_libuv",
         "rank",
@@ -113,9 +124,11 @@ pub fn rendezvous(text: &str) -> Result<Rendezvous, LaunchError> {
     for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').map_or((pair, ""), |(key, value)| (key.trim(), value.trim()));
         match key {
-            "join_timeout" | "timeout" => match value.parse().ok().filter(|it| seconds(*it).is_some()) {
-                Some(limit) => conf.join_timeout = Some(limit),
-                None => return refuse(format!("--rdzv-conf {pair}: give seconds")),
+            "join_timeout" | "timeout" => conf.join_timeout = Some(time(pair, value)?),
+            "keep_alive_interval" => conf.keep_alive_interval = time(pair, value)?,
+            "keep_alive_max_attempt" => match value.parse() {
+                Ok(attempts) => conf.keep_alive_max_attempt = attempts,
+                Err(_) => return refuse(format!("--rdzv-conf {pair}: give a number")),
             },
             "is_host" => match value.to_ascii_lowercase().as_str() {
                 "1" | "true" | "t" | "yes" | "y" => conf.is_host = Some(true),
@@ -123,10 +136,22 @@ pub fn rendezvous(text: &str) -> Result<Rendezvous, LaunchError> {
                 _ => return refuse(format!("--rdzv-conf {pair}: give true or false")),
             },
             _ if PASSED_OVER.contains(&key) => {}
-            _ => return refuse(format!("--rdzv-conf {pair}: there are join_timeout, timeout and is_host")),
+            _ => {
+                return refuse(format!(
+                    "--rdzv-conf {pair}: there are join_timeout, timeout, is_host, keep_alive_interval and \
+                     keep_alive_max_attempt"
+                ));
+            }
         }
     }
     Ok(conf)
+}
+
+fn time(pair: &str, value: &str) -> Result<Duration, LaunchError> {
+    match value.parse().ok().and_then(seconds) {
+        Some(time) => Ok(time),
+        None => refuse(format!("--rdzv-conf {pair}: give seconds")),
+    }
 }
 
 /// This host's place in a Slurm step that has a task on each of that many nodes.
@@ -170,8 +195,14 @@ mod tests {
 
     #[test]
     fn the_configuration_of_the_rendezvous_is_read() {
-        let conf = rendezvous("join_timeout=5, is_host=True,read_timeout=60").unwrap();
-        assert_eq!(conf, Rendezvous { join_timeout: Some(5.0), is_host: Some(true) });
+        let conf = rendezvous("join_timeout=5, is_host=True,read_timeout=60,keep_alive_max_attempt=7").unwrap();
+        let expected = Rendezvous {
+            join_timeout: Some(Duration::from_secs(5)),
+            is_host: Some(true),
+            keep_alive_max_attempt: 7,
+            ..Rendezvous::default()
+        };
+        assert_eq!(conf, expected);
         for text in ["join_timeout=x", "join_timeout=-1", "timeout=nan", "is_host=maybe", "colour=red"] {
             assert!(rendezvous(text).is_err(), "{text}");
         }
