@@ -5,6 +5,7 @@ use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, wait};
 
 use crate::error::RankEnd;
@@ -33,6 +34,10 @@ pub fn reap() -> Vec<(Pid, RankEnd)> {
 pub fn end_descendants() -> Vec<Pid> {
     end_all(|| {
         reap();
+        // Without children there are no descendants, and no need to look through all processes.
+        if wait(WaitOptions::NOHANG).is_err_and(|error| error == Errno::CHILD) {
+            return Vec::new();
+        }
         descendants(getpid())
     })
 }

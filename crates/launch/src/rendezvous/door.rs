@@ -7,7 +7,7 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Duration;
 
-use super::wire::Reader;
+use super::wire::{PATIENCE, Reader};
 use super::{Hello, ToNodeZero};
 
 /// What the coordinator hears.
@@ -44,10 +44,10 @@ pub fn accept(listener: &TcpListener, heard: &Sender<Heard>, most: usize, silenc
 /// Ends when the connection does, or when nobody listens any more.
 fn listen_to(id: usize, stream: TcpStream, heard: &Sender<Heard>, silence: Duration) {
     let _ = stream.set_nodelay(true);
-    let Ok(mut reader) = Reader::new(&stream, silence) else { return };
+    let Ok(mut reader) = Reader::new(&stream, PATIENCE) else { return };
     // Who does not begin with a greeting is no launcher.
     let Ok(ToNodeZero::Hello(hello)) = reader.next() else { return };
-    if heard.send(Heard::Joined(id, stream, hello)).is_err() {
+    if reader.set_silence(silence).is_err() || heard.send(Heard::Joined(id, stream, hello)).is_err() {
         return;
     }
     loop {

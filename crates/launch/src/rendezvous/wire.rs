@@ -10,8 +10,8 @@ use serde::de::DeserializeOwned;
 /// A failure report of every rank of the largest run stays below.
 const LONGEST: u64 = 16 << 20;
 
-/// Nobody who is alive lets so small a message wait that long.
-const WRITE_LIMIT: Duration = Duration::from_secs(10);
+/// Nobody who is alive lets a greeting, or a message that is to be read, wait that long.
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 pub struct Reader {
     stream: BufReader<TcpStream>,
@@ -24,6 +24,11 @@ impl Reader {
         let stream = stream.try_clone()?;
         stream.set_read_timeout(Some(silence))?;
         Ok(Self { stream: BufReader::new(stream), silence })
+    }
+
+    pub fn set_silence(&mut self, silence: Duration) -> io::Result<()> {
+        self.silence = silence;
+        self.stream.get_ref().set_read_timeout(Some(silence))
     }
 
     /// The next message; the error says in words why there is none.
@@ -45,7 +50,7 @@ impl Reader {
 
 /// Fails instead of waiting for somebody who does not read.
 pub fn send(mut stream: &TcpStream, message: &impl Serialize) -> io::Result<()> {
-    stream.set_write_timeout(Some(WRITE_LIMIT))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     stream.write_all(&line)

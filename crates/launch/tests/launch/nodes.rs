@@ -113,7 +113,7 @@ fn a_coordinator_that_never_comes_is_named() {
 
 fn nodes_that_do_not_fit_are_refused() {
     let port = free_port();
-    let quick = "--rdzv-conf=keep_alive_interval=0.1,timeout=50";
+    let quick = "--rdzv-conf=keep_alive_interval=0.5,timeout=50";
     let first = node(port, &["--node-rank=0", quick], "echo $RANK").start();
     let refused = |options: &[&str], why: &str| {
         let ended = node(port, options, "echo never").end();
@@ -157,14 +157,14 @@ fn a_lost_node_is_named() {
 }
 
 fn a_node_that_falls_silent_is_named() {
-    let [first, second] = both_at_work(&["--rdzv-conf=keep_alive_interval=0.2,timeout=50"], "sleep 1000");
+    let [first, second] = both_at_work(&["--rdzv-conf=keep_alive_interval=0.5,timeout=50"], "sleep 1000");
     // As if the cable were pulled.
     let guard = second.guard();
     kill_process(guard, Signal::STOP).unwrap();
     let ended = first.end();
     assert_eq!(ended.code, Some(1));
     ended.says("node 1 (host ");
-    ended.says("was lost: nothing was heard of it for 0.6");
+    ended.says("was lost: nothing was heard of it for 1.5 s");
     kill_process(guard, Signal::CONT).unwrap();
     second.end().says("node 0 at 127.0.0.1:");
 }

@@ -21,7 +21,7 @@ crate::tests![
 fn start(options: &[&str], script: &str) -> Running {
     let folder = TempDir::new().unwrap();
     let ready = folder.path().join("ready");
-    let running = Launcher::script(options, script).env("READY", &ready).start();
+    let running = Launcher::script(options, script).env("READY", &ready).env("HOLD", "0.2").start();
     running.wait_for_file(&ready);
     running
 }
@@ -38,7 +38,7 @@ fn sigterm_reaches_the_ranks_and_ends_the_run() {
 
 /// The rank, which dies of SIGTERM at once, and its child, which says something first.
 const WRAPPED: &str =
-    "sh -c 'trap \"sleep 0.2; echo child; exit 0\" TERM; touch $READY; while true; do sleep 0.01; done'; exit 0";
+    "sh -c 'trap \"sleep $HOLD; echo child; exit 0\" TERM; touch $READY; while true; do sleep 0.01; done'; exit 0";
 
 fn what_a_rank_started_gets_sigterm_too() {
     let running = start(&[], WRAPPED);
@@ -48,7 +48,7 @@ fn what_a_rank_started_gets_sigterm_too() {
 }
 
 fn what_a_rank_started_has_the_grace_period_too() {
-    let running = start(&["--grace-period=0.1"], WRAPPED);
+    let running = start(&["--grace-period=0.1"], &WRAPPED.replace("$HOLD", "1000"));
     running.signal(Signal::TERM);
     assert_eq!(running.end().out, "");
 
