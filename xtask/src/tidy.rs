@@ -13,6 +13,10 @@ use crate::workspace::{self, Workspace};
 
 const LICENSE: &str = "MIT OR Apache-2.0";
 const LONGEST_FILE: usize = 400;
+/// Those that build without libtorch, default features off.
+const WITHOUT_LIBTORCH: [&str; 2] = ["launch", "sched"];
+/// What feature crates may depend on.
+const FOUNDATION: [&str; 3] = ["crates/core", "crates/ffi", "crates/launch"];
 
 /// What the rules look at, small enough to write by hand in a test.
 #[derive(Default)]
@@ -20,8 +24,8 @@ struct Tree {
     /// Text by path from the root, with `/` between folders.
     files: BTreeMap<String, String>,
     members: Vec<Member>,
-    /// What `sched` depends on with its default feature off; None where there is no `sched`.
-    sched: Option<String>,
+    /// What the crates that have to build without libtorch depend on then, by folder.
+    without_libtorch: BTreeMap<String, String>,
 }
 
 /// A package of the workspace.
@@ -54,7 +58,7 @@ const RULES: [Rule; 10] = [
     unsafe_and_cpp_stay_in_ffi,
     every_other_crate_forbids_unsafe,
     feature_crates_stand_alone,
-    sched_needs_no_libtorch,
+    some_need_no_libtorch,
     cpp_entry_points_are_noexcept,
     folders_name_packages,
     packages_are_licensed_and_linted,
@@ -80,9 +84,13 @@ fn load(ws: &Workspace) -> Result<Tree> {
     let mut tree = Tree::default();
     read_files(ws.root(), "", &mut tree.files)?;
     tree.members = metadata::packages(ws)?.iter().map(|package| member(ws.root(), package)).collect();
-    if tree.members.iter().any(|member| member.crate_folder() == Some("sched")) {
-        let args = ["tree", "--package", "overdrive-sched", "--no-default-features", "--edges", "normal,build"];
-        tree.sched = Some(workspace::capture(ws.cargo(args).args(["--prefix", "none"]))?);
+    for folder in WITHOUT_LIBTORCH {
+        if tree.members.iter().any(|member| member.crate_folder() == Some(folder)) {
+            let package = format!("overdrive-{folder}");
+            let args = ["tree", "--package", &package, "--no-default-features", "--edges", "normal,build"];
+            let text = workspace::capture(ws.cargo(args).args(["--prefix", "none"]))?;
+            tree.without_libtorch.insert(folder.to_owned(), text);
+        }
     }
     Ok(tree)
 }
@@ -162,7 +170,7 @@ fn feature_crates_stand_alone(tree: &Tree) -> Vec<String> {
         |member: &&Member| member.crate_folder().is_some_and(|it| it != "overdrive") && !member.is_program();
     for member in tree.members.iter().filter(is_feature) {
         for other in &member.depends_on {
-            if !["crates/core", "crates/ffi"].contains(&other.as_str()) {
+            if !FOUNDATION.contains(&other.as_str()) {
                 problems.push(format!(
                     "{}/Cargo.toml: depends on {other}; join them by a trait in crates/core, and show them together in \
                      the facade's tests or in examples/",
@@ -175,11 +183,13 @@ fn feature_crates_stand_alone(tree: &Tree) -> Vec<String> {
 }
 
 /// Invariant 3.
-fn sched_needs_no_libtorch(tree: &Tree) -> Vec<String> {
+fn some_need_no_libtorch(tree: &Tree) -> Vec<String> {
     let names_tch = |line: &&str| line.starts_with("tch ") || line.starts_with("torch-sys ");
-    let found = tree.sched.as_deref().into_iter().flat_map(str::lines).find(names_tch);
-    let problem = |it| format!("crates/sched/Cargo.toml: needs {it} with its default feature off; make it optional");
-    found.map(problem).into_iter().collect()
+    let problem = |(folder, text): (&String, &String)| {
+        let found = text.lines().find(names_tch)?;
+        Some(format!("crates/{folder}/Cargo.toml: needs {found} with default features off; make it optional"))
+    };
+    tree.without_libtorch.iter().filter_map(problem).collect()
 }
 
 /// Invariant 5, as far as a declaration shows it.

@@ -52,7 +52,7 @@ fn a_crate_that_does_not_forbid_unsafe_is_named() {
 
 #[test]
 fn a_feature_crate_that_sees_another_is_named() {
-    let good = package("crates/amp", "overdrive-amp", &["crates/core", "crates/ffi"]);
+    let good = package("crates/ddp", "overdrive-ddp", &["crates/core", "crates/ffi", "crates/launch"]);
     let facade = package("crates/overdrive", "overdrive", &["crates/amp", "crates/optim"]);
     let outside = package("benches", "overdrive-benches", &["crates/amp"]);
     let bad = package("crates/optim", "overdrive-optim", &["crates/core", "crates/amp"]);
@@ -64,11 +64,11 @@ fn a_feature_crate_that_sees_another_is_named() {
 }
 
 #[test]
-fn sched_may_not_reach_libtorch() {
-    let with = |text: &str| Tree { sched: Some(text.to_owned()), ..Tree::default() };
-    assert_eq!(sched_needs_no_libtorch(&Tree::default()), [""; 0]);
-    assert_eq!(sched_needs_no_libtorch(&with("overdrive-sched v0.1.0\nserde v1.0.0\n")), [""; 0]);
-    assert_eq!(sched_needs_no_libtorch(&with("overdrive-sched v0.1.0\ntch v0.24.0\ntorch-sys v0.24.0")).len(), 1);
+fn who_builds_without_libtorch_may_not_reach_it() {
+    let with = |text: &str| Tree { without_libtorch: [("sched".into(), text.into())].into(), ..Tree::default() };
+    assert_eq!(some_need_no_libtorch(&Tree::default()), [""; 0]);
+    assert_eq!(some_need_no_libtorch(&with("overdrive-sched v0.1.0\nserde v1.0.0\n")), [""; 0]);
+    assert_eq!(some_need_no_libtorch(&with("overdrive-sched v0.1.0\ntch v0.24.0\ntorch-sys v0.24.0")).len(), 1);
 }
 
 #[test]

@@ -264,6 +264,9 @@ impl Decides {
         if hello.max_restarts != plan.max_restarts {
             return differs("--max-restarts", &plan.max_restarts, &hello.max_restarts);
         }
+        if hello.keep_alive != (plan.keep_alive.as_millis(), plan.silence.as_millis()) {
+            return Some("the keep-alive options differ from those of node 0; they have to be the same".to_owned());
+        }
         let rank = hello.node_rank.filter(|rank| *rank >= plan.nnodes)?;
         Some(format!("node rank {rank} of {} nodes: ranks are 0 to {}", plan.nnodes, plan.nnodes - 1))
     }

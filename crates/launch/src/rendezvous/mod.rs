@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attempt::Team;
 use crate::error::{LaunchError, RankEnd, RankFailure};
+use crate::plan::Plan;
 
 pub use coordinator::Coordinator;
 pub use node::{Entry, Link};
@@ -37,7 +38,24 @@ pub struct Hello {
     node_rank: Option<usize>,
     nproc: usize,
     max_restarts: u32,
+    /// Milliseconds between signs of life, and of silence after which a node is lost.
+    keep_alive: (u128, u128),
     host: String,
+}
+
+impl Hello {
+    fn new(plan: &Plan, host: &str, node_rank: Option<usize>) -> Self {
+        Self {
+            protocol: PROTOCOL,
+            run_id: plan.run_id.clone(),
+            nnodes: plan.nnodes,
+            node_rank,
+            nproc: plan.nproc,
+            max_restarts: plan.max_restarts,
+            keep_alive: (plan.keep_alive.as_millis(), plan.silence.as_millis()),
+            host: host.to_owned(),
+        }
+    }
 }
 
 #[derive(Debug, Deserialize, PartialEq, Serialize)]

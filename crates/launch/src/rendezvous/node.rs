@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::wire::{Reader, send};
-use super::{FromNodeZero, Hello, PROTOCOL, ToNodeZero};
+use super::{FromNodeZero, Hello, ToNodeZero};
 use crate::attempt::Event;
 use crate::error::LaunchError;
 use crate::plan::Plan;
@@ -82,15 +82,7 @@ impl Link {
             }
             thread::sleep(RETRY);
         };
-        let hello = Hello {
-            protocol: PROTOCOL,
-            run_id: plan.run_id.clone(),
-            nnodes: plan.nnodes,
-            node_rank,
-            nproc: plan.nproc,
-            max_restarts: plan.max_restarts,
-            host: own_name.to_owned(),
-        };
+        let hello = Hello::new(plan, own_name, node_rank);
         let talk = LaunchError::system(format!("talk to node 0 at {}:{}", endpoint.0, endpoint.1));
         start_talking(plan, stream, &ToNodeZero::Hello(hello), events).map_err(talk)
     }

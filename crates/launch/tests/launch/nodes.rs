@@ -113,24 +113,24 @@ fn a_coordinator_that_never_comes_is_named() {
 
 fn nodes_that_do_not_fit_are_refused() {
     let port = free_port();
-    let quick = "--rdzv-conf=keep_alive_interval=0.5,timeout=50";
-    let first = node(port, &["--node-rank=0", quick], "echo $RANK").start();
+    let quick = "keep_alive_interval=0.5,timeout=50";
+    let conf = format!("--rdzv-conf={quick}");
+    let first = node(port, &["--node-rank=0", &conf], "echo $RANK").start();
     let refused = |options: &[&str], why: &str| {
-        let ended = node(port, options, "echo never").end();
+        let ended = node(port, &[&[conf.as_str()], options].concat(), "echo never").end();
         assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
         ended.says("refused this node: ");
         ended.says(why);
     };
     refused(&["--node-rank=1", "--rdzv-id=other"], "--rdzv-id is none on node 0 and other here");
     refused(&["--node-rank=1", "--max-restarts=4"], "--max-restarts is 0 on node 0 and 4 here");
+    refused(&["--node-rank=1", "--rdzv-conf=timeout=50"], "the keep-alive options differ");
+    refused(&["--node-rank=1", "--nnodes=3"], "--nnodes is 2 on node 0 and 3 here");
     // Who has said its rank has it, here node 0 itself.
     wait_for("node 0", || std::net::TcpStream::connect(("127.0.0.1", port)).ok());
-    refused(&["--node-rank=0", "--rdzv-conf=is_host=false,timeout=50"], "node 0 (host ");
-    let endpoint = format!("127.0.0.1:{port}");
-    let three = Launcher::script(&["--nnodes=3", "--node-rank=1", "--rdzv-endpoint", &endpoint], "echo never").end();
-    three.says("--nnodes is 2 on node 0 and 3 here");
+    refused(&["--node-rank=0", &format!("--rdzv-conf=is_host=false,{quick}")], "node 0 (host ");
     // Whoever does not fit does not disturb those who do.
-    assert_eq!(node(port, &["--node-rank=1"], "echo $RANK").end().out, "[rank1]: 1\n");
+    assert_eq!(node(port, &["--node-rank=1", &conf], "echo $RANK").end().out, "[rank1]: 1\n");
     assert_eq!(first.end().code, Some(0));
 }
 
