@@ -1,6 +1,7 @@
 //! Signals to the launcher.
 
 use std::process::Command;
+use std::sync::Arc;
 
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -17,6 +18,12 @@ crate::tests![
     signals_that_were_ignored_stay_ignored,
     chosen_signals_are_passed_on,
 ];
+
+/// A shell runs what it puts into the background with SIGINT ignored, and launchers respect that. A handler here makes it
+/// the default for whatever these tests start.
+pub fn restore_interrupt() {
+    signal_hook::flag::register_conditional_default(signal_hook::consts::SIGINT, Arc::new(true.into())).unwrap();
+}
 
 fn start(options: &[&str], script: &str) -> Running {
     let folder = TempDir::new().unwrap();

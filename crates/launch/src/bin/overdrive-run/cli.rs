@@ -82,7 +82,7 @@ pub struct Cli {
     #[arg(short, long, value_name = "CHOICE", env = "PET_TEE", default_value = "0")]
     pub tee: String,
 
-    /// Where those files go: DIR/<id>_<unique>/attempt_0/<local rank>/stdout.log [default: the folder for temporary files]
+    /// Where those files go: DIR/ID_UNIQUE/attempt_0/0/stdout.log [default: the folder for temporary files]
     #[arg(long, value_name = "DIR", alias = "log_dir", env = "PET_LOG_DIR")]
     pub log_dir: Option<PathBuf>,
 
