@@ -1,6 +1,6 @@
 //! The guard: the process that holds the ranks. It ends them when the launcher is gone, for whatever reason.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -93,9 +93,8 @@ fn watch_signals(forwarded: &[i32], events: Sender<Event>) -> io::Result<()> {
 fn watch_launcher(socket: &UnixStream, events: Sender<Event>) -> io::Result<()> {
     let mut socket = socket.try_clone()?;
     thread::Builder::new().name("launcher".to_owned()).spawn(move || {
-        // The launcher says nothing after the plan.
-        let mut byte = [0];
-        while matches!(&socket.read(&mut byte), Ok(1..)) {}
+        // The launcher says nothing after the plan, so this waits for the end.
+        let _ = io::copy(&mut socket, &mut io::sink());
         let _ = events.send(Event::LauncherGone);
     })?;
     Ok(())

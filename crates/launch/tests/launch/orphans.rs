@@ -3,7 +3,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Signal, kill_process, kill_process_group};
 use tempfile::TempDir;
 
 use crate::launcher::{Launcher, Running, children, wait_for};
@@ -11,6 +11,7 @@ use crate::launcher::{Launcher, Running, children, wait_for};
 crate::tests![
     a_killed_launcher_leaves_nothing,
     a_killed_guard_leaves_nothing,
+    a_killed_process_group_leaves_nothing,
     launcher_and_guard_killed_at_once_leave_no_rank,
     a_launcher_killed_at_any_moment_leaves_nothing,
     what_ranks_leave_behind_is_ended_with_the_run,
@@ -46,6 +47,14 @@ fn a_killed_guard_leaves_nothing() {
     let ended = running.end();
     assert_eq!(ended.code, Some(1));
     ended.says("the guard process was ended by signal 9 (SIGKILL); the ranks were ended");
+}
+
+fn a_killed_process_group_leaves_nothing() {
+    // As `timeout -s KILL` and a shell's `kill %1` do it.
+    let (running, _folder) = family();
+    kill_process_group(running.pid(), Signal::KILL).unwrap();
+    running.wait_until_gone();
+    assert_eq!(running.end().code, None);
 }
 
 fn launcher_and_guard_killed_at_once_leave_no_rank() {
