@@ -26,20 +26,26 @@ pub enum Entry {
 impl Entry {
     /// Node 0 takes the endpoint's port. Where nobody said who that is, it is whoever the endpoint's address belongs to.
     pub fn find(plan: &Plan, host: &str, port: u16) -> Result<Self, LaunchError> {
-        let says = plan.is_host.or(plan.node_rank.map(|rank| rank == 0));
-        match says {
+        // On all addresses: a host's own name often means one that only the host itself can reach.
+        let any = [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), (Ipv4Addr::UNSPECIFIED, port).into()];
+        let failed = LaunchError::system(format!("listen on port {port} for the other nodes"));
+        match plan.is_host.or(plan.node_rank.map(|rank| rank == 0)) {
             Some(false) => Ok(Self::Joins),
-            Some(true) => {
-                let any = [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), (Ipv4Addr::UNSPECIFIED, port).into()];
-                let doing = format!("listen on port {port} for the other nodes");
-                TcpListener::bind(&any[..]).map(Self::Coordinates).map_err(LaunchError::system(doing))
-            }
-            None => {
-                let own = resolve(host, port).unwrap_or_default().into_iter().find_map(|it| TcpListener::bind(it).ok());
-                Ok(own.map_or(Self::Joins, Self::Coordinates))
-            }
+            Some(true) => TcpListener::bind(&any[..]).map(Self::Coordinates).map_err(failed),
+            None if !is_own(host) => Ok(Self::Joins),
+            None => match TcpListener::bind(&any[..]) {
+                Ok(listener) => Ok(Self::Coordinates(listener)),
+                // Another launcher on this host was first.
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(Self::Joins),
+                Err(error) => Err(failed(error)),
+            },
         }
     }
+}
+
+/// Whether a name means this host: only then can a socket be bound to its address.
+fn is_own(host: &str) -> bool {
+    resolve(host, 0).unwrap_or_default().into_iter().any(|address| TcpListener::bind(address).is_ok())
 }
 
 fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {

@@ -82,7 +82,7 @@ impl Launcher {
         let mut child = self.command.spawn().unwrap();
         let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
         let readers = [read(out), read(err)];
-        Running { child, readers, token: self.token }
+        Running { child: Killed(child), readers, token: self.token }
     }
 
     pub fn end(self) -> Ended {
@@ -98,16 +98,25 @@ fn read(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
     })
 }
 
+/// Killed, and all below it, when a test fails.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+    }
+}
+
 /// A launcher that was started.
 pub struct Running {
-    child: Child,
+    child: Killed,
     readers: [JoinHandle<Vec<u8>>; 2],
     token: String,
 }
 
 impl Running {
     pub fn pid(&self) -> Pid {
-        Pid::from_child(&self.child)
+        Pid::from_child(&self.child.0)
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -142,11 +151,11 @@ impl Running {
     pub fn end(mut self) -> Ended {
         let start = Instant::now();
         let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
+            if let Some(status) = self.child.0.try_wait().unwrap() {
                 break status;
             }
             if start.elapsed() > LIMIT {
-                self.child.kill().unwrap();
+                self.child.0.kill().unwrap();
                 let [out, err] = self.readers.map(|it| String::from_utf8_lossy(&it.join().unwrap()).into_owned());
                 panic!("the launcher hangs; it wrote\n{out}\n{err}");
             }
