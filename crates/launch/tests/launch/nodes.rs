@@ -18,6 +18,7 @@ crate::tests![
     a_node_that_falls_silent_is_named,
     a_lost_coordinator_is_named,
     a_node_that_comes_back_is_taken_in,
+    a_node_that_comes_back_early_waits_for_its_place,
     a_signal_to_one_node_ends_both,
     a_stranger_on_the_port_does_no_harm,
 ];
@@ -179,7 +180,8 @@ fn a_lost_coordinator_is_named() {
     ended.says("was lost");
 }
 
-fn a_node_that_comes_back_is_taken_in() {
+/// Node 1 is lost in the way of `lose`, and comes back.
+fn come_back(lose: impl Fn(&Running)) {
     let port = free_port();
     let folder = TempDir::new().unwrap();
     let ready = folder.path().join("ready");
@@ -187,17 +189,29 @@ fn a_node_that_comes_back_is_taken_in() {
         "touch {}.$RANK; [ $TORCHELASTIC_RESTART_COUNT = 0 ] && sleep 1000; echo $RANK in $TORCHELASTIC_RESTART_COUNT",
         ready.display()
     );
-    let options = ["--max-restarts=1"];
+    let options = ["--max-restarts=1", "--rdzv-conf=keep_alive_interval=0.5,timeout=50"];
     let start = |rank: &str| node(port, &[&options[..], &["--node-rank", rank]].concat(), &script).start();
     let [first, second] = [start("0"), start("1")];
     first.wait_for_file(&ready.with_extension("1"));
-    second.signal(Signal::KILL);
-    second.wait_until_gone();
+    lose(&second);
     let again = start("1").end();
     assert_eq!((again.code, again.out.as_str()), (Some(0), "[rank1]: 1 in 1\n"), "{}", again.err);
     let ended = first.end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), "[rank0]: 0 in 1\n"));
-    ended.says("was lost: the connection was closed; restart 1 of 1");
+    ended.says("node 1 (host ");
+    ended.says("; restart 1 of 1");
+}
+
+fn a_node_that_comes_back_is_taken_in() {
+    come_back(|node| {
+        node.signal(Signal::KILL);
+        node.wait_until_gone();
+    });
+}
+
+fn a_node_that_comes_back_early_waits_for_its_place() {
+    // Node 0 learns only later that the first one is silent.
+    come_back(|node| kill_process(node.guard(), Signal::STOP).unwrap());
 }
 
 fn a_signal_to_one_node_ends_both() {
