@@ -210,7 +210,7 @@ impl Decides {
         };
         match self.objection(hello) {
             Some(reason) => self.refuse(&node, reason),
-            None => self.waiting.push((Instant::now() + self.plan.silence, node)),
+            None => self.waiting.push((Instant::now() + self.plan.silence + 2 * self.plan.keep_alive, node)),
         }
         self.find_places();
     }
@@ -220,8 +220,8 @@ impl Decides {
         node.tell(&FromNodeZero::Refused(reason));
     }
 
-    /// Takes in who fits. Who comes back may be here before it is known that it was gone: who finds no place waits for as
-    /// long as it can take to notice that.
+    /// Takes in who fits. Who comes back may be here before it is known that it was gone: who finds no place waits for
+    /// longer than it can take to notice that.
     fn find_places(&mut self) {
         for (until, node) in std::mem::take(&mut self.waiting) {
             match self.no_place(&node) {

@@ -180,8 +180,8 @@ fn a_lost_coordinator_is_named() {
     ended.says("was lost");
 }
 
-/// Node 1 is lost in the way of `lose`, and comes back.
-fn come_back(lose: impl Fn(&Running)) {
+/// Node 1 is lost in the way of `lose`, and comes back. Returns the lost one.
+fn come_back(lose: impl Fn(&Running)) -> Running {
     let port = free_port();
     let folder = TempDir::new().unwrap();
     let ready = folder.path().join("ready");
@@ -200,6 +200,7 @@ fn come_back(lose: impl Fn(&Running)) {
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), "[rank0]: 0 in 1\n"));
     ended.says("node 1 (host ");
     ended.says("; restart 1 of 1");
+    second
 }
 
 fn a_node_that_comes_back_is_taken_in() {
@@ -211,7 +212,9 @@ fn a_node_that_comes_back_is_taken_in() {
 
 fn a_node_that_comes_back_early_waits_for_its_place() {
     // Node 0 learns only later that the first one is silent.
-    come_back(|node| kill_process(node.guard(), Signal::STOP).unwrap());
+    let lost = come_back(|node| kill_process(node.guard(), Signal::STOP).unwrap());
+    kill_process(lost.guard(), Signal::CONT).unwrap();
+    lost.end().says("node 0 at 127.0.0.1:");
 }
 
 fn a_signal_to_one_node_ends_both() {
