@@ -99,7 +99,8 @@ struct Attempt<'a> {
     host: &'a Host,
     team: &'a Team,
     ranks: Vec<Running>,
-    /// Why it ends, once it does. A failed rank is remembered by its place in `ranks`, for its output is not all there yet.
+    /// Why it ends, once it does. A failed rank is remembered by its place in `ranks`, for its output is not all there
+    /// yet.
     outcome: Option<Cause>,
     kill_at: Option<Instant>,
     killed: bool,

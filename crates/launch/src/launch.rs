@@ -88,8 +88,8 @@ impl Launch {
         self
     }
 
-    /// Where the launchers meet: node 0's address, as the others reach it, and a free port of it. Ranks meet at the same
-    /// address, at the [`master_port`](Self::master_port).
+    /// Where the launchers meet: node 0's address, as the others reach it, and a free port of it. Ranks meet at the
+    /// same address, at the [`master_port`](Self::master_port).
     #[must_use]
     pub fn rdzv_endpoint(mut self, host: impl Into<String>, port: u16) -> Self {
         self.plan.endpoint = Some((host.into(), port));
@@ -110,8 +110,8 @@ impl Launch {
         self
     }
 
-    /// The port at which rank 0 makes the store. Unless set, node 0 chooses a free one for each attempt, and keeps others
-    /// from taking it.
+    /// The port at which rank 0 makes the store. Unless set, node 0 chooses a free one for each attempt, and keeps
+    /// others from taking it.
     #[must_use]
     pub fn master_port(mut self, port: u16) -> Self {
         self.plan.master_port = Some(port);
@@ -139,8 +139,8 @@ impl Launch {
         self
     }
 
-    /// How often nodes say that they live, and after how many such intervals without a word one is lost; 5 s and 3 unless
-    /// set. The same on all nodes.
+    /// How often nodes say that they live, and after how many such intervals without a word one is lost; 5 s and 3
+    /// unless set. The same on all nodes.
     #[doc(alias = "keep_alive_interval")]
     #[must_use]
     pub fn keep_alive(mut self, interval: Duration, max_attempts: u32) -> Self {
@@ -204,9 +204,10 @@ impl Launch {
 
     /// Passes signals to this process on to the ranks while [`run`](Self::run) lasts; not done unless called.
     ///
-    /// SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the ranks and what they started, and end the run; a second SIGINT ends it
-    /// at once. SIGUSR1 and SIGUSR2 go to the ranks only. Those that the process was started to ignore are left alone.
-    /// The handlers stay when `run` returns: from then on these signals do nothing, unless the program handles them.
+    /// SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the ranks and what they started, and end the run; a second SIGINT ends
+    /// it at once. SIGUSR1 and SIGUSR2 go to the ranks only. Those that the process was started to ignore are left
+    /// alone. The handlers stay when `run` returns: from then on these signals do nothing, unless the program handles
+    /// them.
     #[must_use]
     pub fn forward_signals(mut self) -> Self {
         self.plan.forward_signals = true;
@@ -240,7 +241,8 @@ impl Launch {
             ));
         }
         let (mut guard, mut socket) = start_guard(&plan)?;
-        // Without threads or descriptors for it, signals do what they do by default; the ranks still end with the launcher.
+        // Without threads or descriptors for it, signals do what they do by default; the ranks still end with the
+        // launcher.
         let forwarding = plan.forward_signals.then(|| Forwarding::start(&plan.signals, &guard).ok()).flatten();
         let result = converse(&plan, &mut socket);
         // Ends the guard if it did not end by itself.

@@ -1,5 +1,5 @@
-//! Starts the ranks of a distributed run, as torchrun does: with its environment, on one host or several, with restarts,
-//! prefixed outputs, and a report of the first failure. Needs no libtorch, so a launch takes milliseconds.
+//! Starts the ranks of a distributed run, as torchrun does: with its environment, on one host or several, with
+//! restarts, prefixed outputs, and a report of the first failure. Needs no libtorch, so a launch takes milliseconds.
 //!
 //! The program is `overdrive-run`; this is the library that it is made of.
 //!

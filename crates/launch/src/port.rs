@@ -13,8 +13,8 @@ pub const MOST_RETRIES: u32 = 3;
 
 /// A port that is bound, but not listened on.
 ///
-/// Both this socket and the store's say `SO_REUSEADDR`, so Linux lets rank 0 bind and listen on the port while it is held
-/// here, and gives it to nobody who asks for any port, nor to an outgoing connection.
+/// Both this socket and the store's say `SO_REUSEADDR`, so Linux lets rank 0 bind and listen on the port while it is
+/// held here, and gives it to nobody who asks for any port, nor to an outgoing connection.
 pub struct ReservedPort {
     _socket: OwnedFd,
     pub number: u16,

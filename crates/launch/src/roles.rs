@@ -47,9 +47,9 @@ impl Role {
 
 /// Lets this program be its own helper: call it first in `main`.
 ///
-/// A launch starts the running program again, as the guard that holds the ranks, and for an instant as each rank. In those
-/// processes this function does the work and does not return. In a rank of [`Launch::current_program`] it sees to it that
-/// the rank dies with its guard, and returns; elsewhere it returns at once.
+/// A launch starts the running program again, as the guard that holds the ranks, and for an instant as each rank. In
+/// those processes this function does the work and does not return. In a rank of [`Launch::current_program`] it sees to
+/// it that the rank dies with its guard, and returns; elsewhere it returns at once.
 ///
 /// [`Launch::current_program`]: crate::Launch::current_program
 pub fn helper() {

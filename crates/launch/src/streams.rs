@@ -45,7 +45,8 @@ impl Streams {
     }
 }
 
-/// Which outputs are meant for each rank of a host; parsed from torchrun's form, `3` for all or `0:1,1:3` by local rank.
+/// Which outputs are meant for each rank of a host; parsed from torchrun's form, `3` for all or `0:1,1:3` by local
+/// rank.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct StreamsByRank {
     every: Streams,

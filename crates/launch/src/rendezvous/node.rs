@@ -24,7 +24,8 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// Node 0 takes the endpoint's port. Where nobody said who that is, it is whoever the endpoint's address belongs to.
+    /// Node 0 takes the endpoint's port. Where nobody said who that is, it is whoever the endpoint's address belongs
+    /// to.
     pub fn find(plan: &Plan, host: &str, port: u16) -> Result<Self, LaunchError> {
         // On all addresses: a host's own name often means one that only the host itself can reach.
         let any = [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), (Ipv4Addr::UNSPECIFIED, port).into()];

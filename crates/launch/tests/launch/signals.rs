@@ -19,8 +19,8 @@ crate::tests![
     chosen_signals_are_passed_on,
 ];
 
-/// A shell runs what it puts into the background with SIGINT ignored, and launchers respect that. A handler here makes it
-/// the default for whatever these tests start.
+/// A shell runs what it puts into the background with SIGINT ignored, and launchers respect that. A handler here makes
+/// it the default for whatever these tests start.
 pub fn restore_interrupt() {
     signal_hook::flag::register_conditional_default(signal_hook::consts::SIGINT, Arc::new(true.into())).unwrap();
 }

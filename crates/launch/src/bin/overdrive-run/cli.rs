@@ -45,8 +45,8 @@ pub struct Cli {
     #[arg(long, value_name = "ID", alias = "rdzv_id", env = "PET_RDZV_ID", default_value = "none")]
     pub rdzv_id: String,
 
-    /// join_timeout or timeout in seconds, is_host, keep_alive_interval in seconds, keep_alive_max_attempt; what torchrun's
-    /// store takes besides is passed over
+    /// join_timeout or timeout in seconds, is_host, keep_alive_interval in seconds, keep_alive_max_attempt; what
+    /// torchrun's store takes besides is passed over
     #[arg(long, value_name = "KEY=VALUE,..", alias = "rdzv_conf", env = "PET_RDZV_CONF", default_value = "")]
     pub rdzv_conf: String,
 
