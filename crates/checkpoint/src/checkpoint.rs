@@ -103,7 +103,7 @@ impl Checkpoint {
                 Ok(saved) => {
                     self.fields = load_all(saved, parts, true)?.fields;
                     for step in damaged {
-                        self.folder.set_aside(step)?;
+                        self.folder.set_damaged_aside(step)?;
                     }
                     return Ok(Some(Resumed { step, folder, skipped }));
                 }

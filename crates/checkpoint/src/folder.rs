@@ -7,6 +7,7 @@
 //! | `.replaced-step-N` | one whose step was saved again: put back after a crash before the new one was in place |
 //! | `.removed-step-N` | one that is being removed |
 //! | `damaged-step-N` | one that could not be loaded, and is left to be looked at |
+//! | `abandoned-step-N` | one of a run that was taken back to an earlier step and went on from there |
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -19,6 +20,7 @@ const WRITING: &str = ".writing-";
 const REPLACED: &str = ".replaced-";
 const REMOVED: &str = ".removed-";
 const DAMAGED: &str = "damaged-";
+const ABANDONED: &str = "abandoned-";
 
 /// A folder that this run alone writes to.
 #[derive(Debug)]
@@ -119,12 +121,25 @@ impl Folder {
     }
 
     /// Puts a checkpoint that cannot be loaded where it does not count.
-    pub fn set_aside(&self, step: u64) -> Result<(), CheckpointError> {
-        let damaged = self.named(DAMAGED, step);
-        if damaged.exists() {
-            fs::remove_dir_all(&damaged).when("remove it", &damaged)?;
+    pub fn set_damaged_aside(&self, step: u64) -> Result<(), CheckpointError> {
+        self.set_aside(DAMAGED, step)
+    }
+
+    /// Puts checkpoints of later steps where they do not count: the run that goes on at `step` did not come by them.
+    pub fn abandon_later(&self, step: u64) -> Result<(), CheckpointError> {
+        for later in self.steps()?.into_iter().filter(|&later| later > step) {
+            tracing::warn!("{}: set aside, because the run went back to before it", self.step(later).display());
+            self.set_aside(ABANDONED, later)?;
         }
-        rename(&self.step(step), &damaged)
+        Ok(())
+    }
+
+    fn set_aside(&self, prefix: &str, step: u64) -> Result<(), CheckpointError> {
+        let aside = self.named(prefix, step);
+        if aside.exists() {
+            fs::remove_dir_all(&aside).when("remove it", &aside)?;
+        }
+        rename(&self.step(step), &aside)
     }
 }
 

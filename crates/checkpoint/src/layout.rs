@@ -9,6 +9,7 @@ use tch::Tensor;
 use crate::dtype::dtype_of;
 use crate::error::CheckpointError;
 use crate::manifest::Plain;
+use crate::read::MAX_HEADER_BYTES;
 
 /// A part that is about to be saved.
 pub(crate) struct Layout {
@@ -63,6 +64,10 @@ impl Layout {
             bytes = end;
         }
         let header = header(infos).map_err(|error| unsupported("*", "a safetensors header", error))?;
+        if header.len() as u64 > MAX_HEADER_BYTES {
+            let expected = "names and shapes of at most 100 MB, which is what safetensors' readers take";
+            return Err(unsupported("*", expected, format!("{} bytes", header.len())));
+        }
         let tensors = tensors.into_iter().map(|(_, tensor)| tensor.detach()).collect();
         Ok(Self { header, tensors, bytes, values })
     }

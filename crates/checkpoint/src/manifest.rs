@@ -126,7 +126,13 @@ impl Manifest {
         let json = serde_json::to_string_pretty(self)?;
         // Without its opening brace, which the first line has.
         let rest = &json[1..].trim_start_matches('\n');
-        Ok(format!("{{\"crc32\": \"{}\",\n{rest}\n", crc32(format!("{rest}\n").as_bytes())))
+        let text = format!("{{\"crc32\": \"{}\",\n{rest}\n", crc32(format!("{rest}\n").as_bytes()));
+        match text.len() as u64 {
+            bytes if bytes > MAX_BYTES => Err(serde::ser::Error::custom(format!(
+                "fields and values take {bytes} bytes, and a checkpoint may have {MAX_BYTES}: large ones belong in tensors"
+            ))),
+            _ => Ok(text),
+        }
     }
 
     /// Reads and checks the manifest of a checkpoint's folder.

@@ -16,7 +16,7 @@ use crate::error::{CheckpointError, Context};
 use crate::manifest::{self, Manifest, checksum};
 
 /// As safetensors' own readers.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
+pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 const CHUNK: usize = 1 << 20;
 
 /// A checkpoint in memory.

@@ -111,6 +111,8 @@ pub(crate) fn write(folder: &Folder, pending: &Pending, keep: usize) -> Result<(
         let _ = fs::remove_dir_all(&aside);
         return Err(error);
     }
+    // Before the new one counts: after a crash in between, the one that the run came from is the newest.
+    folder.abandon_later(pending.step)?;
     folder.publish(pending.step)?;
     folder.remove_oldest(keep, pending.step)
 }

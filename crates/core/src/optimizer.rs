@@ -10,6 +10,9 @@ use overdrive_ffi::Error as TorchError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OptimizerError {
+    /// Nothing to optimize.
+    #[error("there are no parameters: make the layers before the optimizer, and give it those that require gradients")]
+    NoParameters,
     /// A parameter group that does not exist.
     #[error("parameter group {group} does not exist: this optimizer has {groups}")]
     NoSuchGroup {

@@ -75,7 +75,7 @@ impl<A: Algorithm> GroupBuilder<A> {
     /// The optimizer.
     ///
     /// # Errors
-    /// When an option is out of range, a parameter is no dense floating-point leaf or is given twice, or the algorithm
+    /// When there is no parameter, an option is out of range, a parameter is no dense floating-point leaf or is given twice, or the algorithm
     /// does not take it.
     pub fn build(self) -> Result<GroupOptimizer<A>, OptimizerError> {
         self.pack(false)
@@ -94,6 +94,9 @@ impl<A: Algorithm> GroupBuilder<A> {
         for (_, lr, options) in &self.groups {
             OptimizerError::check_lr(*lr)?;
             options.check()?;
+        }
+        if self.groups.iter().all(|(params, ..)| params.is_empty()) {
+            return Err(OptimizerError::NoParameters);
         }
         bucket::check(&self.groups)?;
         let unfusable =

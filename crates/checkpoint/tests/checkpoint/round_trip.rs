@@ -133,3 +133,20 @@ fn when_one_part_refuses_all_are_as_they_were() -> Outcome {
     assert_eq!(value(&a), 1.0);
     Ok(())
 }
+
+#[test]
+fn a_run_that_goes_back_leaves_its_later_checkpoints_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut checkpoint = Checkpoint::builder(folder.path()).keep(2).build().unwrap();
+    for step in [100, 200, 300] {
+        checkpoint.save(step, &[("model", &crate::model(step as f64))]).unwrap();
+    }
+    let mut vs = crate::model(0.0);
+    checkpoint.wait().unwrap();
+    checkpoint.load(200, &mut [("model", &mut vs)]).unwrap();
+    checkpoint.save(210, &[("model", &crate::model(210.0))]).unwrap();
+    checkpoint.wait().unwrap();
+    assert_eq!(checkpoint.steps().unwrap(), [200, 210]);
+    assert!(folder.path().join("abandoned-step-000000000300").is_dir(), "kept to be looked at");
+    assert_eq!(checkpoint.resume(&mut [("model", &mut vs)]).unwrap().unwrap().step, 210);
+}

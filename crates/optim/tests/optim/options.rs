@@ -19,7 +19,7 @@ fn options_and_parameters_are_checked() {
     assert_eq!(option(AdamW::builder(vec![param()]).eps(-1e-8).build()), "eps");
     assert!(Sgd::builder(vec![param()]).nesterov(true).build().is_err());
     assert!(Sgd::builder(vec![param()]).nesterov(true).momentum(0.9).dampening(0.1).build().is_err());
-    assert!(Sgd::builder(vec![]).build().is_ok());
+    assert!(matches!(Sgd::builder(vec![]).build(), Err(OptimizerError::NoParameters)));
 
     let refused = |params: Vec<Tensor>| Sgd::builder(params).build().unwrap_err().to_string();
     assert!(
