@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 const SOURCES: [&str; 9] =
     ["error", "dispatch", "tensor_list", "autocast", "memory", "copy_stream", "context", "grad_hook", "adamw8bit"];
 
+const DISTRIBUTED: [&str; 5] = ["c10d_store", "c10d_gloo", "c10d_group", "c10d_collective", "c10d_reducer"];
+
 fn main() {
     println!("cargo::rerun-if-changed=cpp");
     println!("cargo::rustc-check-cfg=cfg(cuda)");
@@ -31,7 +33,9 @@ fn main() {
         .define("_GLIBCXX_USE_CXX11_ABI", abi.as_str())
         .files(SOURCES.map(|name| format!("cpp/{name}.cpp")));
 
-    match cuda_headers(&libtorch) {
+    let cuda = cuda_headers(&libtorch);
+    let with_cuda = cuda.is_some();
+    match cuda {
         Some(include) => {
             build.file("cpp/cuda.cpp");
             for dir in [include.clone(), include.join("cccl")] {
@@ -45,6 +49,9 @@ fn main() {
     }
     #[cfg(feature = "libjpeg-turbo")]
     jpeg(&mut build);
+    if std::env::var_os("CARGO_FEATURE_DISTRIBUTED").is_some() {
+        distributed(&mut build, &libtorch, with_cuda);
+    }
     // Every object is linked, referenced or not: cuda.o keeps libtorch_cuda in the program (see cuda.cpp).
     build.link_lib_modifier("+whole-archive").compile("overdrive_ffi");
 
@@ -65,6 +72,30 @@ fn jpeg(build: &mut cc::Build) {
             "{error}\n\nthe feature libjpeg-turbo needs the library's headers\n\
              remedy: apt-get install libjpeg62-turbo-dev (Debian) or libjpeg-turbo8-dev (Ubuntu), or leave it off"
         ),
+    };
+}
+
+/// c10d: stores, process groups and DDP's reducer.
+fn distributed(build: &mut cc::Build, libtorch: &Path, with_cuda: bool) {
+    let version = std::fs::read_to_string(libtorch.join("include/torch/headeronly/version.h")).unwrap_or_default();
+    let number = |name: &str| {
+        let line = version.lines().find_map(|line| line.strip_prefix("#define ")?.strip_prefix(name));
+        line.map(|rest| rest.trim().to_owned())
+    };
+    let found = (number("TORCH_VERSION_MAJOR"), number("TORCH_VERSION_MINOR"));
+    if found != (Some("2".to_owned()), Some("11".to_owned())) {
+        panic!(
+            "the feature `distributed` needs libtorch 2.11: cpp/gloo_decls mirrors that version's gloo\n\
+             found: {found:?} in {}\nremedy: point LIBTORCH at libtorch 2.11.0, or leave the feature off",
+            libtorch.join("include/torch/headeronly/version.h").display()
+        );
+    }
+    build.flag("-isystem").flag("cpp/gloo_decls");
+    build.files(DISTRIBUTED.map(|name| format!("cpp/{name}.cpp")));
+    let nccl = libtorch.canonicalize().ok().and_then(|real| Some(real.parent()?.join("nvidia/nccl/include")));
+    match nccl.filter(|include| with_cuda && include.join("nccl.h").exists()) {
+        Some(include) => build.flag("-isystem").flag(include).file("cpp/c10d_nccl.cpp"),
+        None => build.file("cpp/c10d_no_nccl.cpp"),
     };
 }
 

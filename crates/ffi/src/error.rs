@@ -15,6 +15,8 @@ pub enum ErrorKind {
     Cuda,
     /// A store, a process group or the network between ranks failed (PyTorch: `torch.distributed.DistError`).
     Distributed,
+    /// A call between ranks was still waiting when its time was up.
+    Timeout,
     /// Anything else, a refused argument most of the time.
     Other,
 }
@@ -82,6 +84,7 @@ pub(crate) fn check(call: impl FnOnce(*mut raw::Error) -> raw::Status) -> Result
         raw::OUT_OF_MEMORY => ErrorKind::OutOfMemory,
         raw::CUDA => ErrorKind::Cuda,
         raw::DISTRIBUTED => ErrorKind::Distributed,
+        raw::TIMEOUT => ErrorKind::Timeout,
         _ => ErrorKind::Other,
     };
     let text = |pointer: *const std::ffi::c_char| {

@@ -20,6 +20,8 @@
 pub mod adamw8bit;
 pub mod autocast;
 mod buffer_pool;
+#[cfg(feature = "distributed")]
+pub mod c10d;
 pub mod context;
 mod copy_stream;
 pub mod cuda;
@@ -33,6 +35,8 @@ mod memory;
 mod op;
 mod raw;
 pub mod rng;
+#[cfg(feature = "distributed")]
+mod raw_c10d;
 mod rows;
 mod tensor_list;
 

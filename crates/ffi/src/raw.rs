@@ -8,6 +8,7 @@ pub const OK: Status = 0;
 pub const OUT_OF_MEMORY: Status = 1;
 pub const CUDA: Status = 2;
 pub const DISTRIBUTED: Status = 3;
+pub const TIMEOUT: Status = 5;
 
 pub const NONE: i32 = 0;
 pub const BOOL: i32 = 1;

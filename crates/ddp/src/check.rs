@@ -1,0 +1,159 @@
+//! Tensors that a collective can take, told before libtorch is called.
+
+use overdrive_ffi::c10d::{Backend, ReduceOp};
+use tch::{Device, Kind, Tensor};
+
+use crate::error::DdpError;
+use crate::group::ProcessGroup;
+
+fn refused(op: &'static str, argument: &str, found: impl Into<String>, expected: impl Into<String>) -> DdpError {
+    DdpError::InvalidTensor { op, argument: argument.to_owned(), found: found.into(), expected: expected.into() }
+}
+
+/// Dense, contiguous, on a device of the group's, and of a dtype that it sends.
+pub(crate) fn tensor(group: &ProcessGroup, op: &'static str, argument: &str, tensor: &Tensor) -> Result<(), DdpError> {
+    if !tensor.defined() {
+        return Err(refused(op, argument, "undefined", "a tensor"));
+    }
+    if tensor.is_sparse() {
+        return Err(refused(op, argument, "sparse", "dense: send its indices and values, or call to_dense"));
+    }
+    let device = tensor.device();
+    let (fits, expected) = match (group.backend(), device) {
+        (Backend::Nccl, device) => (matches!(device, Device::Cuda(_)), "on a GPU, because the group is NCCL's"),
+        (_, device) => (matches!(device, Device::Cpu | Device::Cuda(_)), "on the host or a CUDA device"),
+    };
+    if !fits {
+        return Err(refused(op, argument, format!("on {device:?}"), expected));
+    }
+    let kind = tensor.kind();
+    if !is_sent(kind) {
+        let expected =
+            "float16, bfloat16, float32, float64, int8, uint8, int32, int64 or bool; view complex numbers as real";
+        return Err(refused(op, argument, format!("of dtype {kind:?}"), expected));
+    }
+    if !tensor.is_contiguous() {
+        let found = format!("not contiguous: strides {:?} for shape {:?}", tensor.stride(), tensor.size());
+        return Err(refused(op, argument, found, "contiguous: call contiguous()"));
+    }
+    Ok(())
+}
+
+fn is_sent(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::Half
+            | Kind::BFloat16
+            | Kind::Float
+            | Kind::Double
+            | Kind::Int8
+            | Kind::Uint8
+            | Kind::Int
+            | Kind::Int64
+            | Kind::Bool
+    )
+}
+
+/// Each of a list, and that all are like `like` in dtype and device, and in shape where it says so.
+pub(crate) fn list(
+    group: &ProcessGroup,
+    op: &'static str,
+    argument: &str,
+    tensors: &[Tensor],
+    like: (&str, &Tensor),
+    same_shape: bool,
+) -> Result<(), DdpError> {
+    for (index, one) in tensors.iter().enumerate() {
+        let argument = format!("{argument}[{index}]");
+        tensor(group, op, &argument, one)?;
+        same(op, &argument, one, like, same_shape)?;
+    }
+    Ok(())
+}
+
+/// That a tensor is like another in dtype and device, and in shape where it says so.
+pub(crate) fn same(
+    op: &'static str,
+    argument: &str,
+    one: &Tensor,
+    (name, like): (&str, &Tensor),
+    same_shape: bool,
+) -> Result<(), DdpError> {
+    let differs = one.kind() != like.kind() || one.device() != like.device();
+    if differs || (same_shape && one.size() != like.size()) {
+        return Err(refused(op, argument, describe(one), format!("like {name}, {}", describe(like))));
+    }
+    Ok(())
+}
+
+/// That there is one tensor a rank.
+pub(crate) fn one_a_rank(
+    group: &ProcessGroup,
+    op: &'static str,
+    argument: &str,
+    tensors: &[Tensor],
+) -> Result<(), DdpError> {
+    let (found, size) = (tensors.len(), group.size());
+    if found == size {
+        return Ok(());
+    }
+    Err(refused(op, argument, format!("a list of {found}"), format!("one tensor a rank: {size}")))
+}
+
+/// That `whole` holds one `part` a rank.
+pub(crate) fn whole(
+    group: &ProcessGroup,
+    op: &'static str,
+    (whole_name, whole): (&str, &Tensor),
+    (part_name, part): (&str, &Tensor),
+) -> Result<(), DdpError> {
+    tensor(group, op, whole_name, whole)?;
+    tensor(group, op, part_name, part)?;
+    same(op, whole_name, whole, (part_name, part), false)?;
+    let expected = part.numel() * group.size();
+    if whole.numel() == expected {
+        return Ok(());
+    }
+    let found = format!("of {} elements", whole.numel());
+    Err(refused(op, whole_name, found, format!("of {expected}: one {part_name} of {} a rank", part.numel())))
+}
+
+/// That the backend can reduce this dtype so.
+pub(crate) fn reduce_op(
+    group: &ProcessGroup,
+    op: &'static str,
+    reduce: ReduceOp,
+    kind: Kind,
+    device: Device,
+) -> Result<(), DdpError> {
+    let unsupported = |reason: String| Err(DdpError::Unsupported { op, reason });
+    let float = matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double);
+    let by_nccl = carried_by_nccl(group, device);
+    match reduce {
+        ReduceOp::PremulSum(_) if !by_nccl => {
+            unsupported("only NCCL has premultiplied sums: multiply, then sum".to_owned())
+        }
+        ReduceOp::PremulSum(_) | ReduceOp::Avg if !float => {
+            unsupported(format!("{reduce:?} needs a floating-point dtype, not {kind:?}"))
+        }
+        ReduceOp::Band | ReduceOp::Bor | ReduceOp::Bxor if by_nccl => {
+            unsupported(format!("NCCL has no {reduce:?}: use a group over Gloo"))
+        }
+        ReduceOp::Band | ReduceOp::Bor | ReduceOp::Bxor if float => {
+            unsupported(format!("{reduce:?} needs whole numbers or bools, not {kind:?}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn carried_by_nccl(group: &ProcessGroup, device: Device) -> bool {
+    match group.backend() {
+        Backend::Nccl => true,
+        Backend::GlooAndNccl => matches!(device, Device::Cuda(_)),
+        _ => false,
+    }
+}
+
+fn describe(tensor: &Tensor) -> String {
+    format!("{:?} of shape {:?} on {:?}", tensor.kind(), tensor.size(), tensor.device())
+}

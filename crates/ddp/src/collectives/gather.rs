@@ -1,0 +1,146 @@
+//! One rank's tensor to all, and every rank's to all or to one.
+
+use overdrive_ffi::c10d::CollectiveKind;
+use tch::Tensor;
+
+use super::{Parts, check};
+use crate::error::DdpError;
+use crate::group::ProcessGroup;
+use crate::work::Work;
+
+impl ProcessGroup {
+    /// Overwrites a tensor with that of `root`.
+    ///
+    /// # Shapes
+    /// The same on all ranks.
+    ///
+    /// # Errors
+    /// When the tensor is not dense and contiguous, there is no such root, or a rank is gone or late.
+    ///
+    /// # Syncs
+    /// Waits for other ranks.
+    ///
+    /// # Source
+    /// `torch.distributed.broadcast`
+    pub fn broadcast(&self, tensor: &mut Tensor, root: usize) -> Result<(), DdpError> {
+        self.broadcast_async(tensor, root)?.wait()
+    }
+
+    /// As [`broadcast`](Self::broadcast).
+    ///
+    /// # Errors
+    /// When the tensor is not dense and contiguous, or there is no such root.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn broadcast_async(&self, tensor: &mut Tensor, root: usize) -> Result<Work, DdpError> {
+        check::tensor(self, "broadcast", "the tensor", tensor)?;
+        self.check_rank("the root", root)?;
+        let parts = Parts { outputs: std::slice::from_ref(tensor), ..Parts::default() };
+        self.start("broadcast", CollectiveKind::Broadcast(root), &parts, |_| Ok(()))
+    }
+
+    /// Every rank's tensor, in the order of ranks.
+    ///
+    /// # Shapes
+    /// The same on all ranks.
+    ///
+    /// # Errors
+    /// When the tensor is not dense and contiguous, or a rank is gone or late.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    ///
+    /// # Source
+    /// `torch.distributed.all_gather`
+    pub fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>, DdpError> {
+        self.all_gather_async(tensor)?.wait()
+    }
+
+    /// As [`all_gather`](Self::all_gather).
+    ///
+    /// # Errors
+    /// When the tensor is not dense and contiguous.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn all_gather_async(&self, tensor: &Tensor) -> Result<Work<Vec<Tensor>>, DdpError> {
+        check::tensor(self, "all_gather", "the tensor", tensor)?;
+        let outputs = like(tensor, self.size())?;
+        let parts = Parts { inputs: std::slice::from_ref(tensor), outputs: &outputs, ..Parts::default() };
+        let work = self.start("all_gather", CollectiveKind::AllGather, &parts, |_| Ok(()))?;
+        Ok(work.and_then(move |()| Ok(outputs)))
+    }
+
+    /// Every rank's tensor behind one another in one.
+    ///
+    /// # Shapes
+    /// `output`: as many elements as `input` has on each rank, times the ranks.
+    ///
+    /// # Errors
+    /// When a tensor is not dense and contiguous, they do not fit each other, or a rank is gone or late.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    ///
+    /// # Source
+    /// `torch.distributed.all_gather_into_tensor`
+    #[doc(alias = "all_gather_into_tensor")]
+    pub fn all_gather_into(&self, output: &mut Tensor, input: &Tensor) -> Result<(), DdpError> {
+        self.all_gather_into_async(output, input)?.wait()
+    }
+
+    /// As [`all_gather_into`](Self::all_gather_into).
+    ///
+    /// # Errors
+    /// When a tensor is not dense and contiguous, or they do not fit each other.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn all_gather_into_async(&self, output: &mut Tensor, input: &Tensor) -> Result<Work, DdpError> {
+        check::whole(self, "all_gather_into", ("output", output), ("input", input))?;
+        let parts =
+            Parts { inputs: std::slice::from_ref(input), outputs: std::slice::from_ref(output), ..Parts::default() };
+        self.start("all_gather_into", CollectiveKind::AllGatherInto, &parts, |_| Ok(()))
+    }
+
+    /// Every rank's tensor, in the order of ranks, on `root`; none on the others.
+    ///
+    /// # Shapes
+    /// The same on all ranks.
+    ///
+    /// # Errors
+    /// When the tensor is not dense and contiguous, there is no such root, or a rank is gone or late.
+    ///
+    /// # Syncs
+    /// Waits for other ranks.
+    ///
+    /// # Source
+    /// `torch.distributed.gather`
+    pub fn gather(&self, tensor: &Tensor, root: usize) -> Result<Option<Vec<Tensor>>, DdpError> {
+        self.gather_async(tensor, root)?.wait()
+    }
+
+    /// As [`gather`](Self::gather).
+    ///
+    /// # Errors
+    /// When the tensor is not dense and contiguous, or there is no such root.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn gather_async(&self, tensor: &Tensor, root: usize) -> Result<Work<Option<Vec<Tensor>>>, DdpError> {
+        check::tensor(self, "gather", "the tensor", tensor)?;
+        self.check_rank("the root", root)?;
+        let is_root = self.rank() == root;
+        let outputs = like(tensor, if is_root { self.size() } else { 0 })?;
+        let parts = Parts { inputs: std::slice::from_ref(tensor), outputs: &outputs, ..Parts::default() };
+        let work = self.start("gather", CollectiveKind::Gather(root), &parts, |_| Ok(()))?;
+        Ok(work.and_then(move |()| Ok(is_root.then_some(outputs))))
+    }
+}
+
+/// As many tensors of the same shape, dtype and device.
+pub(super) fn like(tensor: &Tensor, count: usize) -> Result<Vec<Tensor>, DdpError> {
+    let _no_grad = tch::no_grad_guard();
+    Ok((0..count).map(|_| tensor.f_empty_like()).collect::<Result<_, _>>()?)
+}

@@ -1,0 +1,137 @@
+//! Parts for each rank, reduced over ranks or sent by one.
+
+use overdrive_ffi::c10d::{CollectiveKind, ReduceOp};
+use tch::Tensor;
+
+use super::{Parts, check};
+use crate::error::DdpError;
+use crate::group::ProcessGroup;
+use crate::work::Work;
+
+impl ProcessGroup {
+    /// Reduces the tensors for each rank over all ranks; each gets its own.
+    ///
+    /// # Shapes
+    /// One tensor a rank, all of the same shape, the same on all ranks.
+    ///
+    /// # Errors
+    /// When a tensor is not dense and contiguous, they are not one a rank, the backend has no such reduction of
+    /// their dtype, or a rank is gone or late.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    ///
+    /// # Source
+    /// `torch.distributed.reduce_scatter`
+    pub fn reduce_scatter(&self, inputs: &[Tensor], op: ReduceOp) -> Result<Tensor, DdpError> {
+        self.reduce_scatter_async(inputs, op)?.wait()
+    }
+
+    /// As [`reduce_scatter`](Self::reduce_scatter).
+    ///
+    /// # Errors
+    /// When a tensor is not dense and contiguous, they are not one a rank, or the backend has no such reduction of
+    /// their dtype.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn reduce_scatter_async(&self, inputs: &[Tensor], op: ReduceOp) -> Result<Work<Tensor>, DdpError> {
+        const OP: &str = "reduce_scatter";
+        check::one_a_rank(self, OP, "inputs", inputs)?;
+        check::list(self, OP, "inputs", inputs, ("the first", &inputs[0]), true)?;
+        let (carried, mut mean) = self.carried(OP, op, &inputs[0])?;
+        let mut outputs = super::gather::like(&inputs[0], 1)?;
+        let output = outputs[0].shallow_clone();
+        let parts = Parts { inputs, outputs: std::slice::from_ref(&output), ..Parts::default() };
+        self.start(OP, CollectiveKind::ReduceScatter(carried), &parts, move |_| {
+            mean.apply(&mut outputs)?;
+            Ok(outputs.swap_remove(0))
+        })
+    }
+
+    /// Reduces a tensor over all ranks and gives each rank its part, in the order of ranks.
+    ///
+    /// # Shapes
+    /// `input`: as many elements as `output` has, times the ranks.
+    ///
+    /// # Errors
+    /// When a tensor is not dense and contiguous, they do not fit each other, the backend has no such reduction of
+    /// their dtype, or a rank is gone or late.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    ///
+    /// # Source
+    /// `torch.distributed.reduce_scatter_tensor`
+    #[doc(alias = "reduce_scatter_tensor")]
+    pub fn reduce_scatter_into(&self, output: &mut Tensor, input: &Tensor, op: ReduceOp) -> Result<(), DdpError> {
+        self.reduce_scatter_into_async(output, input, op)?.wait()
+    }
+
+    /// As [`reduce_scatter_into`](Self::reduce_scatter_into).
+    ///
+    /// # Errors
+    /// When a tensor is not dense and contiguous, they do not fit each other, or the backend has no such reduction of
+    /// their dtype.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn reduce_scatter_into_async(
+        &self,
+        output: &mut Tensor,
+        input: &Tensor,
+        op: ReduceOp,
+    ) -> Result<Work, DdpError> {
+        const OP: &str = "reduce_scatter_into";
+        check::whole(self, OP, ("input", input), ("output", output))?;
+        let (carried, mut mean) = self.carried(OP, op, output)?;
+        let mut outputs = [output.shallow_clone()];
+        let parts =
+            Parts { inputs: std::slice::from_ref(input), outputs: std::slice::from_ref(output), ..Parts::default() };
+        self.start(OP, CollectiveKind::ReduceScatterInto(carried), &parts, move |_| mean.apply(&mut outputs))
+    }
+
+    /// Overwrites each rank's tensor with the one that `root` has for it.
+    ///
+    /// # Shapes
+    /// On `root`, `inputs` has one tensor a rank, each like `output`; elsewhere it is empty.
+    ///
+    /// # Errors
+    /// When a tensor is not dense and contiguous, they do not fit each other, there is no such root, or a rank is gone
+    /// or late.
+    ///
+    /// # Syncs
+    /// Waits for other ranks.
+    ///
+    /// # Source
+    /// `torch.distributed.scatter`
+    pub fn scatter(&self, output: &mut Tensor, inputs: &[Tensor], root: usize) -> Result<(), DdpError> {
+        self.scatter_async(output, inputs, root)?.wait()
+    }
+
+    /// As [`scatter`](Self::scatter).
+    ///
+    /// # Errors
+    /// When a tensor is not dense and contiguous, they do not fit each other, or there is no such root.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn scatter_async(&self, output: &mut Tensor, inputs: &[Tensor], root: usize) -> Result<Work, DdpError> {
+        const OP: &str = "scatter";
+        check::tensor(self, OP, "output", output)?;
+        self.check_rank("the root", root)?;
+        if self.rank() == root {
+            check::one_a_rank(self, OP, "inputs", inputs)?;
+        } else if !inputs.is_empty() {
+            return Err(DdpError::InvalidTensor {
+                op: OP,
+                argument: "inputs".to_owned(),
+                found: format!("a list of {}", inputs.len()),
+                expected: format!("empty on every rank but the root, {root}"),
+            });
+        }
+        check::list(self, OP, "inputs", inputs, ("output", output), true)?;
+        let parts = Parts { inputs, outputs: std::slice::from_ref(output), ..Parts::default() };
+        self.start(OP, CollectiveKind::Scatter(root), &parts, |_| Ok(()))
+    }
+}

@@ -1,0 +1,195 @@
+//! How a `DistributedDataParallel` is made.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use overdrive_ffi::TensorList;
+use overdrive_ffi::c10d::{Reducer, ReducerOptions};
+use tch::{Tensor, nn};
+
+use super::{DistributedDataParallel, State, agree};
+use crate::error::DdpError;
+use crate::group::ProcessGroup;
+
+/// How many bytes of parameters and buffers travel together when they are broadcast.
+pub(super) const BROADCAST_BYTES: usize = 250 << 20;
+
+/// Options of a [`DistributedDataParallel`], PyTorch's defaults at first.
+#[derive(Clone, Debug)]
+#[must_use = "nothing happens before `build`"]
+pub struct DdpBuilder {
+    group: ProcessGroup,
+    bucket_cap_mb: Option<f64>,
+    find_unused_parameters: bool,
+    static_graph: bool,
+    gradient_as_bucket_view: bool,
+    broadcast_buffers: bool,
+    check_model: bool,
+}
+
+impl DdpBuilder {
+    pub(super) fn new(group: &ProcessGroup) -> Self {
+        Self {
+            group: group.clone(),
+            bucket_cap_mb: None,
+            find_unused_parameters: false,
+            static_graph: false,
+            gradient_as_bucket_view: false,
+            broadcast_buffers: true,
+            check_model: true,
+        }
+    }
+
+    /// The most MiB of gradients that travel together: smaller buckets start sooner, larger ones cost less each. 25 at
+    /// first, with a first bucket of 1.
+    pub fn bucket_cap_mb(mut self, mib: f64) -> Self {
+        self.bucket_cap_mb = Some(mib);
+        self
+    }
+
+    /// Look through the graph before each backward for parameters that it does not reach. Needed where that can happen;
+    /// costs time, and keeps one bucket order.
+    pub fn find_unused_parameters(mut self, find: bool) -> Self {
+        self.find_unused_parameters = find;
+        self
+    }
+
+    /// Every backward reaches the same parameters equally often. Allows unused parameters and activation checkpointing
+    /// without a search.
+    pub fn static_graph(mut self, is_static: bool) -> Self {
+        self.static_graph = is_static;
+        self
+    }
+
+    /// The gradients are views of the buckets, which saves memory and a copy. Zero them in place then: freed gradients are
+    /// put back as new views, at the price of the copy.
+    pub fn gradient_as_bucket_view(mut self, view: bool) -> Self {
+        self.gradient_as_bucket_view = view;
+        self
+    }
+
+    /// Overwrite buffers with rank 0's before a forward pass that follows a synchronised backward. True at first.
+    pub fn broadcast_buffers(mut self, broadcast: bool) -> Self {
+        self.broadcast_buffers = broadcast;
+        self
+    }
+
+    /// Compare the model over ranks through the store, and name the first difference on every rank. True at first; switch it
+    /// off on all ranks where some run Python, which knows nothing of it: libtorch's own check remains.
+    pub fn check_model(mut self, check: bool) -> Self {
+        self.check_model = check;
+        self
+    }
+
+    /// Wraps all variables of a store: its trainable variables, in their order, are the parameters; the others, by name, are
+    /// the buffers.
+    ///
+    /// # Errors
+    /// As [`build_from`](Self::build_from).
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    pub fn build(self, vs: &nn::VarStore) -> Result<DistributedDataParallel, DdpError> {
+        let mut named: Vec<(String, Tensor)> = vs.variables().into_iter().collect();
+        named.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let trainable = vs.trainable_variables();
+        // A variable and its entry among the trainable ones are handles of one tensor.
+        let place: HashMap<_, _> = trainable.iter().enumerate().map(|(i, tensor)| (tensor.data_ptr(), i)).collect();
+        let mut params: Vec<_> =
+            trainable.iter().enumerate().map(|(i, tensor)| (i.to_string(), tensor.shallow_clone())).collect();
+        let mut buffers = Vec::new();
+        for (name, tensor) in named {
+            match place.get(&tensor.data_ptr()) {
+                Some(&index) => params[index].0 = name,
+                None => buffers.push((name, tensor)),
+            }
+        }
+        self.build_from(params, buffers)
+    }
+
+    /// Wraps parameters and buffers that are given by name, in the same order on all ranks. Parameters that require no
+    /// gradient are only broadcast at the start.
+    ///
+    /// # Errors
+    /// [`DdpError::ModelMismatch`] on every rank when the models differ, [`DdpError::NoParameters`] when none requires a
+    /// gradient, when an option is outside its range, a parameter is sparse or no leaf, or a rank is gone or late.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    pub fn build_from(
+        self,
+        params: Vec<(String, Tensor)>,
+        buffers: Vec<(String, Tensor)>,
+    ) -> Result<DistributedDataParallel, DdpError> {
+        let bucket_bytes = self.bucket_cap_mb.map(bucket_bytes).transpose()?;
+        check_parameters(&params)?;
+        if self.check_model {
+            agree::on_model(&self.group, &params, &buffers)?;
+        }
+        let detached = |named: &[(String, Tensor)]| {
+            named.iter().map(|(_, tensor)| tensor.f_detach()).collect::<Result<Vec<_>, _>>()
+        };
+        let mut states = detached(&params)?;
+        let buffers = detached(&buffers)?;
+        states.extend(buffers.iter().map(Tensor::shallow_clone));
+        let states = TensorList::new(&states)?;
+        let buffers = TensorList::new(&buffers)?;
+        let trained: Vec<_> = params.into_iter().filter(|(_, tensor)| tensor.requires_grad()).collect();
+        if trained.is_empty() {
+            return Err(DdpError::NoParameters);
+        }
+        let failed = |source| DdpError::between(self.group.context("DistributedDataParallel"), source);
+        let list = TensorList::new(&trained.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())?;
+        self.group.engine().verify_params(&list).map_err(failed)?;
+        self.group.engine().broadcast_coalesced(&states, BROADCAST_BYTES, 0).map_err(failed)?;
+        let options = ReducerOptions {
+            bucket_bytes,
+            find_unused_parameters: self.find_unused_parameters,
+            gradient_as_bucket_view: self.gradient_as_bucket_view,
+            static_graph: self.static_graph,
+            broadcast_buffers: self.broadcast_buffers,
+        };
+        let reducer = Reducer::new(self.group.engine(), &trained, &options).map_err(failed)?;
+        Ok(DistributedDataParallel {
+            reducer: RefCell::new(reducer),
+            params: trained,
+            buffers: (self.broadcast_buffers && !buffers.is_empty()).then_some(buffers),
+            states,
+            finds_unused: self.find_unused_parameters && !self.static_graph,
+            state: RefCell::new(State { needs_buffers: true, ..State::default() }),
+            group: self.group,
+        })
+    }
+}
+
+fn bucket_bytes(mib: f64) -> Result<usize, DdpError> {
+    let bytes = mib * f64::from(1 << 20);
+    if bytes >= 1.0 && bytes < i64::MAX as f64 {
+        return Ok(bytes as usize);
+    }
+    Err(DdpError::InvalidOption { option: "bucket_cap_mb", found: mib.to_string(), expected: "above 0 and finite" })
+}
+
+fn check_parameters(params: &[(String, Tensor)]) -> Result<(), DdpError> {
+    let mut seen = HashMap::new();
+    for (index, (name, tensor)) in params.iter().enumerate() {
+        let wrong = |reason: String| DdpError::InvalidParameter { name: name.clone(), reason };
+        if !tensor.defined() {
+            return Err(wrong("is undefined, but should be a tensor".to_owned()));
+        }
+        if tensor.is_sparse() {
+            return Err(wrong("is sparse, but should be dense".to_owned()));
+        }
+        if tensor.requires_grad() && !tensor.is_leaf() {
+            return Err(wrong("was computed from others, but should be a leaf".to_owned()));
+        }
+        if tensor.numel() > 0
+            && tensor.requires_grad()
+            && let Some(other) = seen.insert(tensor.data_ptr(), index)
+        {
+            let other = &params[other].0;
+            return Err(wrong(format!("is {other:?} once more, but should be given once")));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! Uneven inputs: ranks that are through take part in the others' collectives.
+
+use overdrive_ffi::c10d::ReduceOp;
+use tch::{Kind, Tensor};
+
+use super::{DistributedDataParallel, builder};
+use crate::error::DdpError;
+use crate::work::Work;
+
+/// Ends `join` however the training in it ends.
+struct Joining<'a>(&'a DistributedDataParallel);
+
+impl Drop for Joining<'_> {
+    fn drop(&mut self) {
+        self.0.state.borrow_mut().joining = None;
+    }
+}
+
+impl DistributedDataParallel {
+    /// Runs a training loop that may be longer on some ranks: one that is through answers the others' collectives with
+    /// gradients of zero until all are, and then takes the model of the last.
+    ///
+    /// Gradients are divided by the world size throughout, or with `by_active_ranks` by the number of ranks that still have
+    /// inputs. Collectives of the loop's own (a sum of losses) are not answered.
+    ///
+    /// # Errors
+    /// When a rank is gone or late.
+    ///
+    /// # Panics
+    /// When the loop does; the other ranks then wait until their time is up.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    ///
+    /// # Source
+    /// `DistributedDataParallel.join`
+    pub fn join<T>(&self, by_active_ranks: bool, train: impl FnOnce() -> T) -> Result<T, DdpError> {
+        if self.state.borrow().joining.is_some() {
+            return Err(DdpError::CannotHoldBack("join is under way already, but cannot be within itself"));
+        }
+        self.state.borrow_mut().joining = Some(!by_active_ranks);
+        let _joining = Joining(self);
+        let result = train();
+        let mut is_last = true;
+        while self.active_ranks()? > 0 {
+            is_last = false;
+            self.shadow()?;
+        }
+        // The model of a rank that was active to the end.
+        let root = self.common_rank(is_last)?;
+        let sent = self.group.engine().broadcast_coalesced(&self.states, builder::BROADCAST_BYTES, root);
+        sent.map_err(|source| self.failed("join", source))?;
+        Ok(result)
+    }
+
+    /// What an active rank does before a forward pass: it counts itself.
+    pub(super) fn announce_forward(&self) -> Result<Work, DdpError> {
+        let mut one = self.number(1.0)?;
+        self.group.all_reduce_async(&mut one, ReduceOp::Sum)
+    }
+
+    /// And tells whether its backward averages gradients; nobody who is active waits for the answer.
+    pub(super) fn announce_backward(&self, synchronised: bool) -> Result<(), DdpError> {
+        let mut flag = self.number(f64::from(u8::from(synchronised)))?;
+        drop(self.group.all_reduce_async(&mut flag, ReduceOp::Sum)?);
+        Ok(())
+    }
+
+    /// The highest rank that says it may serve as a root.
+    pub(super) fn common_rank(&self, may_serve: bool) -> Result<usize, DdpError> {
+        let rank = if may_serve { self.group.rank() as i64 } else { -1 };
+        let mut highest = Tensor::f_from_slice(&[rank])?.f_to_device(self.group.device())?;
+        self.group.all_reduce(&mut highest, ReduceOp::Max)?;
+        Ok(usize::try_from(highest.f_int64_value(&[0])?).unwrap_or(0))
+    }
+
+    /// How many ranks are about to run a forward pass.
+    fn active_ranks(&self) -> Result<i64, DdpError> {
+        let mut count = self.number(0.0)?;
+        self.group.all_reduce(&mut count, ReduceOp::Sum)?;
+        Ok(count.f_double_value(&[0])? as i64)
+    }
+
+    /// The collectives of one forward and backward pass of the others.
+    fn shadow(&self) -> Result<(), DdpError> {
+        self.reducer.borrow().before_forward(false).map_err(|source| self.failed("join", source))?;
+        self.broadcast_buffers(false)?;
+        let mut flag = self.number(0.0)?;
+        self.group.all_reduce(&mut flag, ReduceOp::Sum)?;
+        let synchronised = flag.f_double_value(&[0])? > 0.0;
+        self.state.borrow_mut().needs_buffers = synchronised;
+        if synchronised {
+            let shadowed = self.reducer.borrow_mut().shadow_backward();
+            self.check_hook()?;
+            shadowed.map_err(|source| self.failed("join", source))?;
+        }
+        Ok(())
+    }
+
+    /// PyTorch's dtype for these.
+    fn number(&self, value: f64) -> Result<Tensor, DdpError> {
+        Ok(Tensor::f_from_slice(&[value])?.f_to_kind(Kind::Float)?.f_to_device(self.group.device())?)
+    }
+}

@@ -1,0 +1,260 @@
+//! `DistributedDataParallel`: gradients averaged over ranks while backward runs.
+
+mod agree;
+mod builder;
+mod join;
+mod outputs;
+mod sync;
+
+use std::cell::RefCell;
+
+use overdrive_ffi::c10d::{self, Reducer};
+use overdrive_ffi::{Arg, LazyOp, TensorList};
+use tch::{Tensor, nn};
+
+use crate::error::DdpError;
+use crate::group::ProcessGroup;
+use crate::hooks::{self, CommHook};
+
+pub use builder::DdpBuilder;
+pub use outputs::Outputs;
+pub use sync::NoSync;
+
+static ALIAS: LazyOp = LazyOp::new("aten::alias", "");
+
+/// Trains one model on all ranks of a group: each rank computes gradients of its own part of a batch, and the mean over
+/// ranks is in every rank's gradients when backward ends. It travels while backward still runs.
+///
+/// The mean of ranks' mean losses is the large batch's only where all ranks have equally many samples; `overdrive-accum`
+/// counts where they have not.
+///
+/// While it lives, it hooks into the parameters' gradients.
+///
+/// ```no_run
+/// use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, init_process_group};
+/// use tch::nn::{Module, OptimizerConfig};
+/// use tch::{Device, Kind, Tensor, nn};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let group = init_process_group(Backend::Gloo, InitMethod::Auto)?;
+/// let vs = nn::VarStore::new(Device::Cpu);
+/// let model = nn::linear(vs.root(), 4, 1, Default::default());
+/// let mut opt = nn::Sgd::default().build(&vs, 0.1)?;
+///
+/// let ddp = DistributedDataParallel::new(&vs, &group)?;
+/// for batch in 0..10 {
+///     let inputs = Tensor::randn([8, 4], (Kind::Float, Device::Cpu));   // this rank's part
+///     let loss = ddp.forward(|| model.forward(&inputs))?.square().mean(Kind::Float);
+///     ddp.backward(&loss)?;
+///     opt.step();
+///     opt.zero_grad();
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Source
+/// `torch.nn.parallel.DistributedDataParallel`
+#[derive(Debug)]
+pub struct DistributedDataParallel {
+    /// Goes before the group that it uses.
+    reducer: RefCell<Reducer>,
+    params: Vec<(String, Tensor)>,
+    /// None where they are not broadcast.
+    buffers: Option<TensorList>,
+    /// All parameters and buffers, without their gradients.
+    states: TensorList,
+    finds_unused: bool,
+    state: RefCell<State>,
+    group: ProcessGroup,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Backward passes leave the gradients local.
+    held: bool,
+    /// A synchronised backward has begun since buffers were last broadcast.
+    needs_buffers: bool,
+    /// What the last forward pass returned, as far as the reducer reads it; none when there was none.
+    outputs: Option<Vec<Tensor>>,
+    /// In `join`: whether to divide by the world size although some ranks are through.
+    joining: Option<bool>,
+}
+
+impl DistributedDataParallel {
+    /// Wraps all variables of a store with PyTorch's defaults.
+    ///
+    /// # Errors
+    /// When the models differ, which every rank learns, no variable is trainable, or a rank is gone or late.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    pub fn new(vs: &nn::VarStore, group: &ProcessGroup) -> Result<Self, DdpError> {
+        Self::builder(group).build(vs)
+    }
+
+    /// Options, PyTorch's defaults at first.
+    pub fn builder(group: &ProcessGroup) -> DdpBuilder {
+        DdpBuilder::new(group)
+    }
+
+    /// Runs a forward pass whose backward averages the gradients, and returns what it returns.
+    ///
+    /// Under [`tch::no_grad`] this only runs the model: ranks may then call it or not.
+    ///
+    /// # Errors
+    /// When the last backward left out parameters without
+    /// [`find_unused_parameters`](DdpBuilder::find_unused_parameters), the hook has failed, or a rank is gone or late.
+    ///
+    /// # Panics
+    /// Goes on with the panic of a communication hook in the last backward, or of the model.
+    ///
+    /// # Syncs
+    /// Waits for other ranks where there are buffers, and when buckets are put in order, once.
+    pub fn forward<O: Outputs>(&self, model: impl FnOnce() -> O) -> Result<O, DdpError> {
+        self.check_hook()?;
+        if !self.grad_enabled()? {
+            return Ok(model());
+        }
+        self.before_forward()?;
+        let mut outputs = model();
+        self.after_forward(outputs.tensors_mut())?;
+        Ok(outputs)
+    }
+
+    /// Runs backward from a loss. `loss.backward()` does the same, but panics where this returns an error.
+    ///
+    /// # Shapes
+    /// `loss`: one number.
+    ///
+    /// # Errors
+    /// [`DdpError::TimedOut`] or [`DdpError::Lost`] when a rank is gone or late, [`DdpError::Hook`] when the
+    /// communication hook has failed, and what backward itself reports.
+    ///
+    /// # Panics
+    /// Goes on with a panic of the communication hook.
+    ///
+    /// # Syncs
+    /// Over Gloo, waits for all ranks.
+    pub fn backward(&self, loss: &Tensor) -> Result<(), DdpError> {
+        let ran = c10d::backward(loss);
+        self.check_hook()?;
+        ran.map_err(|source| DdpError::between(self.group.context("backward"), source))
+    }
+
+    /// Communicates gradients by a hook instead of an all-reduce. Before the first backward, and once.
+    ///
+    /// # Errors
+    /// [`DdpError::HookTaken`] when there is one already.
+    ///
+    /// # Source
+    /// `register_comm_hook`
+    pub fn register_comm_hook(&self, hook: impl CommHook + 'static) -> Result<(), DdpError> {
+        let driven = hooks::driven(hook);
+        self.reducer.borrow_mut().set_hook(driven).map_err(hook_taken)
+    }
+
+    /// Communicates gradients as float16 by libtorch's own hook. Before the first backward, and once.
+    ///
+    /// # Errors
+    /// [`DdpError::HookTaken`] when there is a hook already.
+    ///
+    /// # Source
+    /// `BuiltinCommHookType.FP16_COMPRESS`
+    pub fn register_fp16_compress(&self) -> Result<(), DdpError> {
+        self.reducer.borrow_mut().compress_to_half().map_err(hook_taken)
+    }
+
+    /// Names and values of what libtorch knows of the run: sizes of buckets, settings, times of every hundredth step.
+    ///
+    /// # Errors
+    /// When libtorch fails.
+    ///
+    /// # Source
+    /// `_get_ddp_logging_data`
+    pub fn logging_data(&self) -> Result<Vec<(String, String)>, DdpError> {
+        Ok(self.reducer.borrow().log()?)
+    }
+
+    /// The parameters whose gradients are averaged, by name.
+    pub fn parameters(&self) -> &[(String, Tensor)] {
+        &self.params
+    }
+
+    /// The group that it averages over.
+    pub fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    fn before_forward(&self) -> Result<(), DdpError> {
+        let (synchronised, joining) = {
+            let state = self.state.borrow();
+            (!state.held, state.joining)
+        };
+        if let Some(by_world_size) = joining {
+            let active = self.announce_forward()?;
+            self.reducer.borrow().divide_by(active.engine(), by_world_size)?;
+        }
+        self.reducer.borrow().before_forward(synchronised).map_err(|source| self.failed("forward", source))?;
+        self.broadcast_buffers(true)?;
+        if joining.is_some() {
+            self.announce_backward(synchronised)?;
+        }
+        Ok(())
+    }
+
+    fn after_forward(&self, mut outputs: Vec<&mut Tensor>) -> Result<(), DdpError> {
+        let handles: Vec<Tensor> = outputs.iter().map(|tensor| tensor.shallow_clone()).collect();
+        let seen = self.reducer.borrow().sink(&TensorList::new(&handles)?)?.to_vec()?;
+        for (output, seen) in outputs.iter_mut().zip(&seen) {
+            **output = seen.shallow_clone();
+        }
+        let held = {
+            let mut state = self.state.borrow_mut();
+            state.outputs = Some(if self.finds_unused { seen } else { Vec::new() });
+            state.held
+        };
+        if held { Ok(()) } else { self.arm() }
+    }
+
+    /// The backward pass that follows averages the gradients, if there was a forward pass before it.
+    fn arm(&self) -> Result<(), DdpError> {
+        let mut state = self.state.borrow_mut();
+        let Some(outputs) = &state.outputs else { return Ok(()) };
+        let outputs = TensorList::new(outputs)?;
+        self.reducer.borrow().arm(&outputs).map_err(|source| self.failed("forward", source))?;
+        state.needs_buffers = true;
+        Ok(())
+    }
+
+    /// Overwrites buffers with one rank's, if a synchronised backward has run since. `active`: this rank has inputs.
+    fn broadcast_buffers(&self, active: bool) -> Result<(), DdpError> {
+        let Some(buffers) = &self.buffers else { return Ok(()) };
+        if !self.state.borrow().needs_buffers {
+            return Ok(());
+        }
+        let root = if self.state.borrow().joining.is_some() { self.common_rank(active)? } else { 0 };
+        let sent = self.group.engine().broadcast_coalesced(buffers, builder::BROADCAST_BYTES, root);
+        sent.map_err(|source| self.failed("broadcast of buffers", source))?;
+        self.state.borrow_mut().needs_buffers = false;
+        Ok(())
+    }
+
+    /// A view of a parameter requires a gradient unless gradients are off.
+    fn grad_enabled(&self) -> Result<bool, DdpError> {
+        Ok(ALIAS.tensor(&[Arg::Tensor(&self.params[0].1)])?.requires_grad())
+    }
+
+    fn check_hook(&self) -> Result<(), DdpError> {
+        let failure = self.reducer.borrow().hook_failure();
+        failure.map_or(Ok(()), |error| Err(DdpError::Hook(error)))
+    }
+
+    fn failed(&self, op: &'static str, source: overdrive_core::TorchError) -> DdpError {
+        DdpError::between(self.group.context(op), source)
+    }
+}
+
+fn hook_taken(source: overdrive_core::TorchError) -> DdpError {
+    if source.message().contains("register_") { DdpError::HookTaken } else { DdpError::Torch(source) }
+}

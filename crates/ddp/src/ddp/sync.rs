@@ -1,0 +1,74 @@
+//! Gradients held back, by hand and by gradient accumulation.
+
+use overdrive_core::{GradientSync, SyncError};
+use overdrive_ffi::c10d::ReduceOp;
+use tch::{Kind, Tensor};
+
+use super::DistributedDataParallel;
+use crate::error::DdpError;
+
+/// While it lives, forward passes are followed by backward passes that leave the gradients local. Made by
+/// [`DistributedDataParallel::no_sync`].
+#[must_use = "gradients are averaged again when the guard is dropped"]
+#[derive(Debug)]
+pub struct NoSync<'a> {
+    ddp: &'a DistributedDataParallel,
+    previous: bool,
+}
+
+impl Drop for NoSync<'_> {
+    fn drop(&mut self) {
+        let mut state = self.ddp.state.borrow_mut();
+        state.held = self.previous;
+        // A forward pass in here is not for the synchronised backward that comes next.
+        state.outputs = None;
+    }
+}
+
+impl DistributedDataParallel {
+    /// Leaves the gradients of forward passes from here on local, until the guard is dropped. They add up, and the next
+    /// synchronised backward averages what has added up.
+    ///
+    /// `overdrive-accum` needs no guard: it holds back by itself what is [`GradientSync`].
+    ///
+    /// # Source
+    /// `DistributedDataParallel.no_sync`
+    pub fn no_sync(&self) -> NoSync<'_> {
+        let previous = std::mem::replace(&mut self.state.borrow_mut().held, true);
+        NoSync { ddp: self, previous }
+    }
+}
+
+impl GradientSync for DistributedDataParallel {
+    fn world_size(&self) -> usize {
+        self.group.size()
+    }
+
+    /// Comes between a forward pass and its backward, so that the reducer may have been told to expect it.
+    fn hold_back(&self, hold: bool) -> Result<(), SyncError> {
+        if self.state.borrow().joining.is_some() {
+            return Err(DdpError::CannotHoldBack(
+                "gradients cannot be held back by accumulation within join, where ranks run unequal numbers of \
+                 windows: use no_sync, or give all ranks equally many",
+            )
+            .into());
+        }
+        let held = std::mem::replace(&mut self.state.borrow_mut().held, hold);
+        if hold && !held {
+            self.reducer.borrow().disarm().map_err(DdpError::Torch)?;
+            self.state.borrow_mut().needs_buffers = false;
+        } else if held && !hold {
+            self.arm()?;
+        }
+        Ok(())
+    }
+
+    fn sum(&self, value: f64) -> Result<f64, SyncError> {
+        let mut total = Tensor::f_from_slice(&[value])
+            .and_then(|tensor| tensor.f_to_device(self.group.device())?.f_to_kind(Kind::Double))
+            .map_err(DdpError::from)?;
+        self.group.all_reduce(&mut total, ReduceOp::Sum)?;
+        let total = total.f_double_value(&[0]).map_err(DdpError::from)?;
+        Ok(total)
+    }
+}

@@ -1,0 +1,56 @@
+//! Keeps what a hook has under way, by bucket.
+
+use std::collections::HashMap;
+
+use overdrive_ffi::c10d::{BucketHook, GradBucket};
+use tch::Tensor;
+
+use super::CommHook;
+use crate::error::DdpError;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+pub(super) struct Driver<H: CommHook> {
+    hook: H,
+    in_flight: HashMap<usize, (GradBucket, H::InFlight)>,
+}
+
+impl<H: CommHook> Driver<H> {
+    pub(super) fn new(hook: H) -> Self {
+        Self { hook, in_flight: HashMap::new() }
+    }
+}
+
+impl<H: CommHook> BucketHook for Driver<H> {
+    fn start(&mut self, bucket: GradBucket) -> Result<(), BoxError> {
+        let _no_grad = tch::no_grad_guard();
+        let in_flight = self.hook.start(&bucket)?;
+        self.in_flight.insert(bucket.index, (bucket, in_flight));
+        Ok(())
+    }
+
+    fn finish(&mut self, index: usize) -> Result<Tensor, BoxError> {
+        let (bucket, in_flight) = self
+            .in_flight
+            .remove(&index)
+            .ok_or_else(|| format!("bucket {index} was finished before it was started"))?;
+        let _no_grad = tch::no_grad_guard();
+        let mean = self.hook.finish(&bucket, in_flight)?;
+        let like = &bucket.buffer;
+        let fits = mean.defined()
+            && mean.numel() == like.numel()
+            && mean.kind() == like.kind()
+            && mean.device() == like.device()
+            && mean.is_contiguous();
+        if fits {
+            return Ok(mean);
+        }
+        let found = if mean.defined() { format!("{mean:?}") } else { "undefined".to_owned() };
+        Err(Box::new(DdpError::InvalidTensor {
+            op: "communication hook",
+            argument: format!("the mean of bucket {index}"),
+            found,
+            expected: format!("contiguous, and like the bucket's buffer: {like:?}"),
+        }))
+    }
+}

@@ -1,0 +1,261 @@
+//! Gradients as products of thin matrices.
+
+use std::collections::HashMap;
+
+use overdrive_ffi::c10d::{GradBucket, ReduceOp};
+use overdrive_ffi::{Arg, LazyOp};
+use tch::{Kind, Tensor};
+
+use super::CommHook;
+use super::warm_up::{Steps, mean};
+use crate::error::DdpError;
+use crate::group::ProcessGroup;
+use crate::work::Work;
+
+static DIV: LazyOp = LazyOp::new("aten::div_", "Scalar");
+
+/// Options of [`PowerSgd`], PyTorch's defaults at first.
+#[derive(Clone, Copy, Debug)]
+pub struct PowerSgdOptions {
+    /// The rank of the matrices that stand for a gradient.
+    pub matrix_approximation_rank: usize,
+    /// How many steps send everything first.
+    pub start_power_sgd_iter: u64,
+    /// A gradient is compressed only where that makes it smaller by this factor.
+    pub min_compression_rate: f64,
+    /// What compression loses is added to the next step's gradients.
+    pub use_error_feedback: bool,
+    /// The last step's matrices are where the next begins.
+    pub warm_start: bool,
+    /// The first matrices follow from it, the same on all ranks.
+    pub random_seed: u64,
+}
+
+impl Default for PowerSgdOptions {
+    fn default() -> Self {
+        Self {
+            matrix_approximation_rank: 1,
+            start_power_sgd_iter: 1000,
+            min_compression_rate: 2.0,
+            use_error_feedback: true,
+            warm_start: true,
+            random_seed: 0,
+        }
+    }
+}
+
+/// Sends each gradient matrix as two thin ones, found by one step of power iteration.
+///
+/// The first, `n x r`, travels while backward runs; the second, `m x r`, behind it. Vectors, and matrices too small to gain,
+/// are sent whole.
+///
+/// # Source
+/// `powerSGD_hook.powerSGD_hook`; Vogels et al. 2019, arXiv:1905.13727
+#[doc(alias = "powerSGD_hook")]
+#[derive(Debug)]
+pub struct PowerSgd {
+    group: ProcessGroup,
+    options: PowerSgdOptions,
+    steps: Steps,
+    /// By bucket.
+    memory: HashMap<usize, Memory>,
+}
+
+#[derive(Debug, Default)]
+struct Memory {
+    error: Option<Tensor>,
+    /// The right factors, one a compressed gradient.
+    qs: Vec<Tensor>,
+}
+
+/// What a bucket has under way.
+#[derive(Debug)]
+pub enum PowerSgdInFlight {
+    /// The plain mean of an early step.
+    Mean(Work<Tensor>),
+    /// The gradients that are sent whole, and the left factors.
+    Factors(Factors),
+}
+
+/// A bucket's gradients apart, on their way.
+#[derive(Debug)]
+pub struct Factors {
+    /// The gradients with the error of the last step.
+    input: Tensor,
+    whole: Vec<Tensor>,
+    matrices: Vec<Tensor>,
+    whole_sum: Option<Work<Tensor>>,
+    ps_sum: Option<Work<Tensor>>,
+}
+
+impl PowerSgd {
+    /// A hook with these options.
+    ///
+    /// # Errors
+    /// When one is outside its range.
+    pub fn new(group: &ProcessGroup, options: PowerSgdOptions) -> Result<Self, DdpError> {
+        let wrong = |option, found: String, expected| Err(DdpError::InvalidOption { option, found, expected });
+        if options.matrix_approximation_rank == 0 {
+            return wrong("matrix_approximation_rank", "0".to_owned(), "at least 1");
+        }
+        if !(options.min_compression_rate > 0.0 && options.min_compression_rate.is_finite()) {
+            return wrong("min_compression_rate", options.min_compression_rate.to_string(), "above 0 and finite");
+        }
+        // Before buckets are in their final order, what is remembered would be of other gradients.
+        if options.start_power_sgd_iter < 2 && (options.use_error_feedback || options.warm_start) {
+            let expected =
+                "at least 2 with error feedback or a warm start, because buckets change behind the first step";
+            return wrong("start_power_sgd_iter", options.start_power_sgd_iter.to_string(), expected);
+        }
+        Ok(Self { group: group.clone(), options, steps: Steps::default(), memory: HashMap::new() })
+    }
+
+    /// The rank that a matrix is sent with; none when it is sent whole.
+    fn rank_of(&self, gradient: &Tensor) -> Option<i64> {
+        let rows = *gradient.size().first()?;
+        if gradient.dim() < 2 || gradient.numel() == 0 {
+            return None;
+        }
+        let columns = gradient.numel() as i64 / rows;
+        let rank = i64::try_from(self.options.matrix_approximation_rank).unwrap_or(i64::MAX).min(rows).min(columns);
+        let (sent, whole) = ((rows + columns) * rank, rows * columns);
+        ((sent as f64) * self.options.min_compression_rate < whole as f64).then_some(rank)
+    }
+}
+
+impl CommHook for PowerSgd {
+    type InFlight = PowerSgdInFlight;
+
+    fn start(&mut self, bucket: &GradBucket) -> Result<PowerSgdInFlight, DdpError> {
+        if self.steps.done() < self.options.start_power_sgd_iter {
+            return Ok(PowerSgdInFlight::Mean(mean(&self.group, bucket)?));
+        }
+        let mut memory = self.memory.remove(&bucket.index).unwrap_or_default();
+        if let Some(error) = &memory.error {
+            bucket.buffer.shallow_clone().f_add_(error)?;
+        }
+        let (mut whole, mut matrices, mut ranks) = (Vec::new(), Vec::new(), Vec::new());
+        for gradient in &bucket.gradients {
+            match self.rank_of(gradient) {
+                Some(rank) => {
+                    matrices.push(gradient.f_reshape([gradient.size()[0], -1])?);
+                    ranks.push(rank);
+                }
+                None => whole.push(gradient.shallow_clone()),
+            }
+        }
+        let fits = memory.qs.len() == matrices.len();
+        if !(self.options.warm_start && fits) {
+            let seed = self.options.random_seed ^ (self.steps.done() << 20) ^ bucket.index as u64;
+            let fresh = |(index, (matrix, &rank)): (usize, (&Tensor, &i64))| {
+                random(matrix, matrix.size()[1], rank, seed.wrapping_add((index as u64) << 40))
+            };
+            memory.qs = matrices.iter().zip(&ranks).enumerate().map(fresh).collect::<Result<_, _>>()?;
+        }
+        let mut ps = Vec::new();
+        for (matrix, q) in matrices.iter().zip(&mut memory.qs) {
+            *q = orthogonal(q)?;
+            ps.push(matrix.f_matmul(q)?);
+        }
+        let whole_sum = self.sum(&whole)?;
+        let ps_sum = self.sum(&ps)?;
+        let input = bucket.buffer.f_detach_copy()?;
+        self.memory.insert(bucket.index, memory);
+        Ok(PowerSgdInFlight::Factors(Factors { input, whole, matrices, whole_sum, ps_sum }))
+    }
+
+    fn finish(&mut self, bucket: &GradBucket, in_flight: PowerSgdInFlight) -> Result<Tensor, DdpError> {
+        let mean = match in_flight {
+            PowerSgdInFlight::Mean(mean) => mean.wait()?,
+            PowerSgdInFlight::Factors(factors) => self.multiply(bucket, factors)?,
+        };
+        self.steps.count(bucket);
+        Ok(mean)
+    }
+}
+
+impl PowerSgd {
+    /// Puts the mean into the bucket's buffer.
+    fn multiply(&mut self, bucket: &GradBucket, factors: Factors) -> Result<Tensor, DdpError> {
+        let ranks = self.group.size() as f64;
+        if let Some(sum) = factors.whole_sum {
+            let sum = sum.wait()?;
+            DIV.call(&[Arg::Tensor(&sum), Arg::Double(ranks)])?;
+            for (gradient, mean) in factors.whole.iter().zip(parts(&sum, &factors.whole)?) {
+                gradient.shallow_clone().f_copy_(&mean)?;
+            }
+        }
+        let memory = self.memory.entry(bucket.index).or_default();
+        if let Some(sum) = factors.ps_sum {
+            let like: Vec<Tensor> = factors
+                .matrices
+                .iter()
+                .zip(&memory.qs)
+                .map(|(matrix, q)| {
+                    matrix.f_new_empty([matrix.size()[0], q.size()[1]], (matrix.kind(), matrix.device()))
+                })
+                .collect::<Result<_, _>>()?;
+            let ps = parts(&sum.wait()?, &like)?.iter().map(orthogonal).collect::<Result<Vec<_>, _>>()?;
+            for ((matrix, p), q) in factors.matrices.iter().zip(&ps).zip(&mut memory.qs) {
+                *q = matrix.f_tr()?.f_matmul(p)?;
+            }
+            let flat = flatten(&memory.qs)?;
+            let mut sum = flat.shallow_clone();
+            self.group.all_reduce(&mut sum, ReduceOp::Sum)?;
+            DIV.call(&[Arg::Tensor(&sum), Arg::Double(ranks)])?;
+            memory.qs = parts(&sum, &memory.qs)?;
+            for ((matrix, p), q) in factors.matrices.iter().zip(&ps).zip(&memory.qs) {
+                matrix.shallow_clone().f_copy_(&p.f_matmul(&q.f_tr()?)?)?;
+            }
+        }
+        memory.error = if self.options.use_error_feedback { Some(factors.input.f_sub(&bucket.buffer)?) } else { None };
+        Ok(bucket.buffer.shallow_clone())
+    }
+
+    fn sum(&self, tensors: &[Tensor]) -> Result<Option<Work<Tensor>>, DdpError> {
+        if tensors.is_empty() {
+            return Ok(None);
+        }
+        let mut flat = flatten(tensors)?;
+        let work = self.group.all_reduce_async(&mut flat, ReduceOp::Sum)?;
+        Ok(Some(work.and_then(move |()| Ok(flat))))
+    }
+}
+
+fn flatten(tensors: &[Tensor]) -> Result<Tensor, DdpError> {
+    let flat = tensors.iter().map(|tensor| tensor.f_reshape([-1])).collect::<Result<Vec<_>, _>>()?;
+    Ok(Tensor::f_cat(&flat, 0)?)
+}
+
+/// A flat tensor cut into the shapes of others.
+fn parts(flat: &Tensor, like: &[Tensor]) -> Result<Vec<Tensor>, DdpError> {
+    let sizes: Vec<i64> = like.iter().map(|tensor| tensor.numel() as i64).collect();
+    let cut = flat.f_split_with_sizes(&sizes, 0)?;
+    Ok(cut.iter().zip(like).map(|(part, like)| part.f_view(&like.size()[..])).collect::<Result<_, _>>()?)
+}
+
+/// The same span with orthonormal columns.
+fn orthogonal(matrix: &Tensor) -> Result<Tensor, DdpError> {
+    let wide = matches!(matrix.kind(), Kind::Half | Kind::BFloat16);
+    let precise = if wide { matrix.f_to_kind(Kind::Float)? } else { matrix.shallow_clone() };
+    let (q, _) = Tensor::f_linalg_qr(&precise, "reduced")?;
+    Ok(q.f_to_kind(matrix.kind())?.f_contiguous()?)
+}
+
+/// Normal numbers that follow from the seed alone, and leave the generators of the program as they are.
+fn random(like: &Tensor, rows: i64, columns: i64, seed: u64) -> Result<Tensor, DdpError> {
+    let mut state = seed;
+    let mut uniform = || {
+        // SplitMix64.
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        // In (0, 1], for the logarithm.
+        ((mixed ^ (mixed >> 31)) >> 11).wrapping_add(1) as f64 / (1u64 << 53) as f64
+    };
+    let normal = |_| (-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos();
+    let numbers: Vec<f64> = (0..rows * columns).map(normal).collect();
+    let matrix = Tensor::f_from_slice(&numbers)?.f_view([rows, columns])?;
+    Ok(matrix.f_to_kind(like.kind())?.f_to_device(like.device())?)
+}

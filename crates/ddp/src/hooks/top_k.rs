@@ -1,0 +1,98 @@
+//! Only the largest gradients, what was left out remembered.
+
+use std::collections::HashMap;
+
+use overdrive_ffi::c10d::GradBucket;
+use overdrive_ffi::{Arg, LazyOp};
+use tch::{Kind, Tensor};
+
+use super::CommHook;
+use super::warm_up::{Steps, mean};
+use crate::error::DdpError;
+use crate::group::ProcessGroup;
+use crate::work::Work;
+
+static DIV: LazyOp = LazyOp::new("aten::div_", "Scalar");
+static INDEX_FILL: LazyOp = LazyOp::new("aten::index_fill_", "int_Scalar");
+static INDEX_ADD: LazyOp = LazyOp::new("aten::index_add_", "");
+
+/// Sends each bucket's `share` of gradients with the largest absolute values, and adds what it left out to the next step's
+/// gradients (error feedback).
+///
+/// Each rank sends `share * n` values and as many 4-byte places, and receives those of every other rank.
+///
+/// # Source
+/// Aji and Heafield 2017, arXiv:1704.05021; error feedback: Stich et al. 2018, arXiv:1809.07599
+#[derive(Debug)]
+pub struct TopK {
+    group: ProcessGroup,
+    share: f64,
+    warm_up_steps: u64,
+    steps: Steps,
+    /// What each bucket has left out so far.
+    errors: HashMap<usize, Tensor>,
+}
+
+/// What a bucket has under way.
+#[derive(Debug)]
+pub enum TopKInFlight {
+    /// The plain mean of a warm-up step.
+    Mean(Work<Tensor>),
+    /// Every rank's values and their places.
+    Sparse(Work<Vec<Tensor>>, Work<Vec<Tensor>>),
+}
+
+impl TopK {
+    /// Sends a share of the gradients, after `warm_up_steps` that send all.
+    ///
+    /// # Errors
+    /// When the share is not above 0 and at most 1.
+    pub fn new(group: &ProcessGroup, share: f64, warm_up_steps: u64) -> Result<Self, DdpError> {
+        if !(share > 0.0 && share <= 1.0) {
+            let found = share.to_string();
+            return Err(DdpError::InvalidOption { option: "share", found, expected: "above 0 and at most 1" });
+        }
+        Ok(Self { group: group.clone(), share, warm_up_steps, steps: Steps::default(), errors: HashMap::new() })
+    }
+}
+
+impl CommHook for TopK {
+    type InFlight = TopKInFlight;
+
+    fn start(&mut self, bucket: &GradBucket) -> Result<TopKInFlight, DdpError> {
+        if self.steps.done() < self.warm_up_steps {
+            return Ok(TopKInFlight::Mean(mean(&self.group, bucket)?));
+        }
+        let mut grads = bucket.buffer.f_detach_copy()?;
+        if let Some(error) = self.errors.get(&bucket.index).filter(|error| error.numel() == grads.numel()) {
+            grads = grads.f_add(error)?;
+        }
+        let count = grads.numel() as i64;
+        // At least one, and never more than there are.
+        let kept = ((self.share * count as f64).ceil() as i64).clamp(1.min(count), count);
+        let (_, places) = grads.f_abs()?.f_topk(kept, 0, true, false)?;
+        let values = grads.f_index_select(0, &places)?;
+        INDEX_FILL.call(&[Arg::Tensor(&grads), Arg::Int(0), Arg::Tensor(&places), Arg::Double(0.0)])?;
+        self.errors.insert(bucket.index, grads);
+        let values = self.group.all_gather_async(&values)?;
+        let places = self.group.all_gather_async(&places.f_to_kind(Kind::Int)?)?;
+        Ok(TopKInFlight::Sparse(values, places))
+    }
+
+    fn finish(&mut self, bucket: &GradBucket, in_flight: TopKInFlight) -> Result<Tensor, DdpError> {
+        let mean = match in_flight {
+            TopKInFlight::Mean(mean) => mean.wait()?,
+            TopKInFlight::Sparse(values, places) => {
+                let sum = bucket.buffer.f_zeros_like()?;
+                for (values, places) in values.wait()?.iter().zip(&places.wait()?) {
+                    let args = [Arg::Tensor(&sum), Arg::Int(0), Arg::Tensor(places), Arg::Tensor(values)];
+                    INDEX_ADD.call(&args)?;
+                }
+                DIV.call(&[Arg::Tensor(&sum), Arg::Double(self.group.size() as f64)])?;
+                sum
+            }
+        };
+        self.steps.count(bucket);
+        Ok(mean)
+    }
+}

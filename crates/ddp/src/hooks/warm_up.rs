@@ -1,0 +1,32 @@
+//! The plain mean, which lossy hooks start with, and the count of steps.
+
+use overdrive_ffi::c10d::{GradBucket, ReduceOp};
+use tch::Tensor;
+
+use crate::error::DdpError;
+use crate::group::ProcessGroup;
+use crate::work::Work;
+
+/// A mean of the whole bucket under way.
+pub(super) fn mean(group: &ProcessGroup, bucket: &GradBucket) -> Result<Work<Tensor>, DdpError> {
+    let mut sum = bucket.buffer.shallow_clone();
+    let work = group.all_reduce_async(&mut sum, ReduceOp::Avg)?;
+    Ok(work.and_then(move |()| Ok(sum)))
+}
+
+/// How many backward passes have been through.
+#[derive(Debug, Default)]
+pub(super) struct Steps(u64);
+
+impl Steps {
+    pub(super) fn done(&self) -> u64 {
+        self.0
+    }
+
+    /// To be called for each bucket that is finished.
+    pub(super) fn count(&mut self, bucket: &GradBucket) {
+        if bucket.is_last {
+            self.0 += 1;
+        }
+    }
+}

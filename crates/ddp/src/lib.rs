@@ -1,0 +1,42 @@
+//! Data-parallel training on libtorch's own engine: process groups, collectives, `DistributedDataParallel`.
+//!
+//! Each rank is a process with a copy of the model. A launcher starts them and tells each its rank; they meet, and train on
+//! parts of each batch. What averages their gradients is libtorch's own code, over NCCL on GPUs and Gloo on hosts, so
+//! that a rank here can train beside one in Python.
+//!
+//! ```no_run
+//! use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ReduceOp, init_process_group};
+//! use tch::{Device, Kind, Tensor, nn, nn::Module};
+//!
+//! # fn main() -> Result<(), overdrive_ddp::DdpError> {
+//! let group = init_process_group(Backend::Gloo, InitMethod::Auto)?;
+//! let mut total = Tensor::from(group.rank() as i64);
+//! group.all_reduce(&mut total, ReduceOp::Sum)?;
+//!
+//! let vs = nn::VarStore::new(Device::Cpu);
+//! let model = nn::linear(vs.root(), 4, 1, Default::default());
+//! let ddp = DistributedDataParallel::new(&vs, &group)?;
+//! let inputs = Tensor::randn([8, 4], (Kind::Float, Device::Cpu));
+//! let loss = ddp.forward(|| model.forward(&inputs))?.square().mean(Kind::Float);
+//! ddp.backward(&loss)?; // the gradients are now the mean over ranks
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod check;
+mod collectives;
+mod ddp;
+mod error;
+mod group;
+pub mod hooks;
+mod rendezvous;
+mod work;
+
+pub use ddp::{DdpBuilder, DistributedDataParallel, NoSync, Outputs};
+pub use error::{Context, DdpError};
+pub use group::{Backend, DEFAULT_TIMEOUT, ProcessGroup, ProcessGroupBuilder, init_process_group};
+pub use hooks::{CommHook, GradBucket};
+pub use overdrive_ffi::c10d::{ReduceOp, Store, TcpStoreOptions, nccl_is_compiled};
+pub use rendezvous::InitMethod;
+pub use work::Work;

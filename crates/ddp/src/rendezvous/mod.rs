@@ -1,0 +1,136 @@
+//! How ranks find each other.
+
+mod launchers;
+mod url;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use overdrive_ffi::c10d::{Store, TcpStoreOptions};
+
+use crate::error::DdpError;
+
+/// How [`init_process_group`](crate::init_process_group) learns its rank, the number of ranks, and where they meet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InitMethod {
+    /// From whichever launcher's variables are set: `RANK`, else Slurm's, else Open MPI's.
+    #[default]
+    Auto,
+    /// From `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as torchrun, overdrive-run and Kubernetes' PyTorchJob
+    /// set them.
+    Env,
+    /// From `SLURM_PROCID`, `SLURM_NTASKS` and `SLURM_NODELIST`; `MASTER_ADDR` and `MASTER_PORT` win over what follows
+    /// from them.
+    Slurm,
+    /// From `OMPI_COMM_WORLD_RANK` and `OMPI_COMM_WORLD_SIZE`, with `MASTER_ADDR` and `MASTER_PORT`.
+    OpenMpi,
+    /// Rank 0 listens at an address.
+    Tcp {
+        /// Rank 0's host.
+        host: String,
+        /// A free port there.
+        port: u16,
+        /// This process's rank.
+        rank: usize,
+        /// How many ranks there are.
+        world_size: usize,
+    },
+    /// A file that all ranks can write to and that is not there yet.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// This process's rank.
+        rank: usize,
+        /// How many ranks there are.
+        world_size: usize,
+    },
+}
+
+/// A rank's place among the ranks, and where they meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rendezvous {
+    pub rank: usize,
+    pub world_size: usize,
+    pub local_rank: Option<usize>,
+    pub place: Place,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// `served`: by the launcher's agent, so that rank 0 is a client too.
+    Tcp {
+        host: String,
+        port: u16,
+        served: bool,
+    },
+    File(PathBuf),
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp { host, port, .. } => write!(f, "tcp://{host}:{port}"),
+            Self::File(path) => write!(f, "file://{}", path.display()),
+        }
+    }
+}
+
+impl InitMethod {
+    /// From PyTorch's way of writing it: `env://`, `tcp://host:port?rank=0&world_size=2` or
+    /// `file:///path?rank=0&world_size=2`.
+    ///
+    /// # Errors
+    /// When it is none of these.
+    ///
+    /// # Source
+    /// `init_process_group(init_method=..)`
+    pub fn parse(address: &str) -> Result<Self, DdpError> {
+        url::parse(address)
+    }
+
+    pub(crate) fn rendezvous(&self) -> Result<Rendezvous, DdpError> {
+        self.resolve(&|name| std::env::var(name).ok())
+    }
+
+    /// With the environment as `var` tells it.
+    fn resolve(&self, var: &dyn Fn(&str) -> Option<String>) -> Result<Rendezvous, DdpError> {
+        let (rank, world_size, place) = match self {
+            Self::Auto => return launchers::auto(var),
+            Self::Env => return launchers::env(var),
+            Self::Slurm => return launchers::slurm(var),
+            Self::OpenMpi => return launchers::open_mpi(var),
+            Self::Tcp { host, port, rank, world_size } => {
+                (*rank, *world_size, Place::Tcp { host: host.clone(), port: *port, served: false })
+            }
+            Self::File { path, rank, world_size } => (*rank, *world_size, Place::File(path.clone())),
+        };
+        if rank >= world_size {
+            return Err(DdpError::InvalidRank { what: "this process", rank, size: world_size });
+        }
+        Ok(Rendezvous { rank, world_size, local_rank: launchers::local_rank(var), place })
+    }
+}
+
+impl Rendezvous {
+    /// The store that the ranks meet through, as PyTorch makes it.
+    pub(crate) fn store(&self, timeout: Duration) -> Result<Store, DdpError> {
+        let store = match &self.place {
+            Place::Tcp { host, port, served } => Store::tcp(&TcpStoreOptions {
+                host,
+                port: *port,
+                is_server: !served && self.rank == 0,
+                world_size: self.world_size,
+                wait_for_workers: true,
+                timeout,
+            })
+            .map(|(store, _)| store),
+            Place::File(path) => Store::file(path, self.world_size, timeout),
+        };
+        store.map_err(|source| self.failed(timeout, source))
+    }
+
+    pub(crate) fn failed(&self, timeout: Duration, source: overdrive_core::TorchError) -> DdpError {
+        DdpError::Rendezvous { rank: self.rank, size: self.world_size, place: self.place.to_string(), timeout, source }
+    }
+}

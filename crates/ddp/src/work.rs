@@ -1,0 +1,80 @@
+//! Collectives under way.
+
+use std::time::Duration;
+
+use overdrive_ffi::c10d;
+
+use crate::error::{Context, DdpError};
+
+type Finish<T> = Box<dyn FnOnce(&c10d::Work) -> Result<T, DdpError> + Send>;
+
+/// A collective under way; [`wait`](Self::wait) gives its result.
+///
+/// The tensors it writes to hold anything until then. Dropping it neither waits nor stops it.
+///
+/// # Source
+/// `torch.distributed.Work`
+#[must_use = "the collective is done only when it was waited for"]
+pub struct Work<T = ()> {
+    work: c10d::Work,
+    context: Context,
+    finish: Finish<T>,
+}
+
+impl<T> Work<T> {
+    pub(crate) fn new(
+        work: c10d::Work,
+        context: Context,
+        finish: impl FnOnce(&c10d::Work) -> Result<T, DdpError> + Send + 'static,
+    ) -> Self {
+        Self { work, context, finish: Box::new(finish) }
+    }
+
+    /// Whether [`wait`](Self::wait) would return at once. Sends and receives over Gloo tell only once they were waited for.
+    pub fn is_completed(&self) -> bool {
+        self.work.is_completed()
+    }
+
+    /// Waits for the result: on the host for Gloo, by the current stream for NCCL.
+    ///
+    /// # Errors
+    /// When another rank is gone, or does not come within the group's timeout.
+    ///
+    /// # Syncs
+    /// Over Gloo, yes.
+    pub fn wait(self) -> Result<T, DdpError> {
+        self.work.wait(None).map_err(|source| DdpError::between(self.context, source))?;
+        (self.finish)(&self.work)
+    }
+
+    /// Waits for at most `timeout`, and may be called again; [`wait`](Self::wait) then gives the result.
+    ///
+    /// # Errors
+    /// [`DdpError::TimedOut`] when it is not done by then, and as [`wait`](Self::wait). A send or receive over Gloo
+    /// cannot be waited for again.
+    ///
+    /// # Syncs
+    /// Over Gloo, yes.
+    pub fn wait_for(&self, timeout: Duration) -> Result<(), DdpError> {
+        self.work.wait(Some(timeout)).map_err(|source| DdpError::between(self.context.clone(), source))
+    }
+
+    /// The same with another result, made from this one when it was waited for.
+    pub fn and_then<U: 'static>(self, result: impl FnOnce(T) -> Result<U, DdpError> + Send + 'static) -> Work<U>
+    where
+        T: 'static,
+    {
+        let finish = self.finish;
+        Work::new(self.work, self.context, move |work| result(finish(work)?))
+    }
+
+    pub(crate) fn engine(&self) -> &c10d::Work {
+        &self.work
+    }
+}
+
+impl<T> std::fmt::Debug for Work<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Work({})", self.context)
+    }
+}

@@ -1,0 +1,140 @@
+// The C surface of libtorch's c10d: stores, process groups, collectives and DDP's reducer. With the feature
+// `distributed` alone. The rules are those of overdrive.h.
+#pragma once
+
+#include "overdrive.h"
+
+extern "C" {
+
+typedef struct od_store od_store;
+typedef struct od_group od_group;
+typedef struct od_work od_work;
+typedef struct od_reducer od_reducer;
+
+typedef struct {
+  const char* host;
+  uint16_t port;         // 0: any free one, for a server
+  int32_t is_server;
+  int64_t world_size;    // 0: nobody is waited for
+  int32_t wait_workers;  // a server waits until `world_size` clients have come
+  int32_t multi_tenant;
+  int64_t timeout_ms;
+} od_tcp_store;
+
+enum { OD_GLOO = 1, OD_NCCL = 2, OD_GLOO_AND_NCCL = 3 };
+typedef struct {
+  int32_t backend;
+  int32_t rank;
+  int32_t size;
+  const char* name;
+  const uint64_t* global_ranks;  // `size` of them
+  int32_t verify;                // each collective is compared over ranks before it runs
+  int32_t cuda_device;           // that NCCL is bound to; -1: the first that is used
+  int64_t timeout_ms;
+} od_group_options;
+
+enum { OD_ALL_REDUCE = 0, OD_ALL_REDUCE_COALESCED = 1, OD_REDUCE = 2, OD_BROADCAST = 3, OD_ALL_GATHER = 4,
+       OD_ALL_GATHER_INTO = 5, OD_REDUCE_SCATTER = 6, OD_REDUCE_SCATTER_INTO = 7, OD_GATHER = 8, OD_SCATTER = 9,
+       OD_ALL_TO_ALL = 10, OD_ALL_TO_ALL_SINGLE = 11, OD_SEND = 12, OD_RECV = 13, OD_RECV_ANY = 14, OD_BARRIER = 15 };
+typedef struct {
+  int32_t kind;
+  int32_t reduce_op;  // c10d::ReduceOp's numbers
+  double factor;      // of a premultiplied sum
+  int32_t peer;       // the root, or the other end of a send or receive
+  int32_t tag;
+  int64_t timeout_ms;                // 0: the group's
+  const od_tensor_list* inputs;      // null for none
+  const od_tensor_list* outputs;     // null for none
+  const int64_t* input_splits;       // of OD_ALL_TO_ALL_SINGLE: a size a rank
+  const int64_t* output_splits;
+} od_collective;
+
+typedef struct {
+  size_t index;
+  int32_t is_last;
+  at::Tensor* buffer;          // the bucket's gradients, flat; the callee's
+  od_tensor_list* gradients;   // views of it, one a parameter; the callee's
+  od_tensor_list* parameters;  // the callee's
+} od_bucket;
+
+typedef struct {
+  int64_t bucket_bytes;
+  int64_t first_bucket_bytes;
+  int32_t default_buckets;  // the sizes are PyTorch's: its first bucket is small
+  int32_t find_unused_parameters;
+  int32_t gradient_as_bucket_view;
+  int32_t static_graph;
+  int32_t broadcast_buffers;  // for the log alone
+} od_reducer_options;
+
+// c10d_store.cpp
+od_status od_tcp_store_new(const od_tcp_store* options, od_store** out, uint16_t* port, od_error* err) noexcept;
+od_status od_file_store_new(const char* path, int32_t world_size, int64_t timeout_ms, od_store** out,
+                            od_error* err) noexcept;
+od_status od_hash_store_new(od_store** out, od_error* err) noexcept;
+od_status od_prefix_store_new(const char* prefix, const od_store* inner, od_store** out, od_error* err) noexcept;
+void od_store_free(od_store* store) noexcept;
+od_status od_store_set(const od_store* store, const char* key, const uint8_t* value, size_t bytes,
+                       od_error* err) noexcept;
+// Waits for the key. `visit` is called once with what it holds.
+od_status od_store_get(const od_store* store, const char* key, int64_t timeout_ms, void* visitor,
+                       void (*visit)(void*, const uint8_t*, size_t), od_error* err) noexcept;
+od_status od_store_compare_set(const od_store* store, const char* key, const uint8_t* expected, size_t expected_bytes,
+                               const uint8_t* value, size_t bytes, void* visitor,
+                               void (*visit)(void*, const uint8_t*, size_t), od_error* err) noexcept;
+od_status od_store_add(const od_store* store, const char* key, int64_t amount, int64_t* out, od_error* err) noexcept;
+od_status od_store_check(const od_store* store, const char* const* keys, size_t n, int32_t* out, od_error* err) noexcept;
+od_status od_store_wait(const od_store* store, const char* const* keys, size_t n, int64_t timeout_ms,
+                        od_error* err) noexcept;
+od_status od_store_delete(const od_store* store, const char* key, int32_t* deleted, od_error* err) noexcept;
+
+// c10d_group.cpp
+int32_t od_nccl_compiled(void) noexcept;
+od_status od_group_new(const od_store* store, const od_group_options* options, od_group** out, od_error* err) noexcept;
+// Never waits: a group with work under way goes when that has failed or is done.
+void od_group_free(od_group* group) noexcept;
+od_status od_group_monitored_barrier(const od_group* group, int64_t timeout_ms, int32_t wait_all_ranks,
+                                     od_error* err) noexcept;
+od_status od_group_broadcast_coalesced(const od_group* group, const od_tensor_list* tensors, int64_t bytes,
+                                       int32_t root, od_error* err) noexcept;
+od_status od_group_verify_params(const od_group* group, const od_tensor_list* params, od_error* err) noexcept;
+od_status od_group_abort(const od_group* group, od_error* err) noexcept;
+// The sum over ranks of a copy, differentiable: its backward sums the gradients over ranks.
+od_status od_group_sum_with_grad(const od_group* group, const at::Tensor* tensor, at::Tensor** out,
+                                 od_error* err) noexcept;
+
+// c10d_collective.cpp
+od_status od_collective_start(const od_group* group, const od_collective* collective, od_work** out,
+                              od_error* err) noexcept;
+void od_work_free(od_work* work) noexcept;
+int32_t od_work_is_completed(const od_work* work) noexcept;
+// 0 waits as long as the collective's own timeout.
+od_status od_work_wait(const od_work* work, int64_t timeout_ms, od_error* err) noexcept;
+od_status od_work_source_rank(const od_work* work, int32_t* out, od_error* err) noexcept;
+
+// c10d_reducer.cpp
+od_status od_reducer_new(const od_group* group, const od_tensor_list* params, const char* const* names,
+                         const od_reducer_options* options, od_reducer** out, od_error* err) noexcept;
+void od_reducer_free(od_reducer* reducer) noexcept;
+od_status od_reducer_before_forward(const od_reducer* reducer, int32_t synchronised, int32_t* rebuilt,
+                                    od_error* err) noexcept;
+// The backward passes that follow reduce the gradients, or leave them local.
+od_status od_reducer_arm(const od_reducer* reducer, const od_tensor_list* outputs, od_error* err) noexcept;
+od_status od_reducer_disarm(const od_reducer* reducer, od_error* err) noexcept;
+// The same outputs, behind a node of the graph that sees backward begin.
+od_status od_reducer_sink(const od_reducer* reducer, const od_tensor_list* outputs, od_tensor_list** out,
+                          od_error* err) noexcept;
+od_status od_reducer_fp16_hook(const od_reducer* reducer, od_error* err) noexcept;
+// Takes `owner` over: `drop` is called with it once, when the reducer goes or this call fails. `start` returns 0 when it
+// has begun a bucket's communication; `finish` returns the result, null when that failed, and the tensor is ours.
+od_status od_reducer_set_hook(od_reducer* reducer, void* owner, int32_t (*start)(void*, const od_bucket*),
+                              at::Tensor* (*finish)(void*, size_t), void (*drop)(void*), od_error* err) noexcept;
+// What a rank without inputs does while others run forward and backward.
+od_status od_reducer_shadow(od_reducer* reducer, od_error* err) noexcept;
+od_status od_reducer_divide_by(const od_reducer* reducer, const od_work* active_ranks, int32_t by_world_size,
+                               od_error* err) noexcept;
+od_status od_reducer_log(const od_reducer* reducer, void* visitor, void (*visit)(void*, const char*, const char*),
+                         od_error* err) noexcept;
+// Backward from a loss, whose failures between ranks are told as such.
+od_status od_reducer_backward(const at::Tensor* loss, od_error* err) noexcept;
+}

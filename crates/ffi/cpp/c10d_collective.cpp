@@ -1,0 +1,137 @@
+// Every collective through one entry, and the handles of those under way.
+#include "c10d_guarded.h"
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+c10d::ReduceOp reduce_op(const od_collective& c) {
+  TORCH_CHECK(c.reduce_op >= 0 && c.reduce_op < c10d::ReduceOp::UNUSED, "there is no reduce operation ", c.reduce_op);
+  auto op = static_cast<c10d::ReduceOp::RedOpType>(c.reduce_op);
+  return op == c10d::ReduceOp::PREMUL_SUM ? c10d::makeNCCLPreMulSum(c.factor) : c10d::ReduceOp(op);
+}
+
+template <typename Options>
+Options with_timeout(const od_collective& c) {
+  Options options;
+  if (c.timeout_ms > 0) options.timeout = std::chrono::milliseconds(c.timeout_ms);
+  return options;
+}
+
+template <typename Options>
+Options with_root(const od_collective& c) {
+  auto options = with_timeout<Options>(c);
+  options.rootRank = c.peer;
+  return options;
+}
+
+template <typename Options>
+Options with_op(const od_collective& c) {
+  auto options = with_timeout<Options>(c);
+  options.reduceOp = reduce_op(c);
+  return options;
+}
+
+std::vector<Tensors> nested(const Tensors& tensors) {
+  return tensors.empty() ? std::vector<Tensors>() : std::vector<Tensors>{tensors};
+}
+
+std::vector<int64_t> splits(const int64_t* sizes, int ranks) {
+  return sizes == nullptr ? std::vector<int64_t>() : std::vector<int64_t>(sizes, sizes + ranks);
+}
+
+at::Tensor& only(Tensors& tensors) {
+  TORCH_CHECK(tensors.size() == 1, "this collective takes one tensor, not ", tensors.size());
+  return tensors[0];
+}
+
+WorkPtr start(c10d::ProcessGroup& group, const od_collective& c, Tensors& in, Tensors& out) {
+  switch (c.kind) {
+    case OD_ALL_REDUCE: return group.allreduce(out, with_op<c10d::AllreduceOptions>(c));
+    case OD_ALL_REDUCE_COALESCED: return group.allreduce_coalesced(out, with_op<c10d::AllreduceCoalescedOptions>(c));
+    case OD_REDUCE: {
+      auto options = with_op<c10d::ReduceOptions>(c);
+      options.rootRank = c.peer;
+      return group.reduce(out, options);
+    }
+    case OD_BROADCAST: return group.broadcast(out, with_root<c10d::BroadcastOptions>(c));
+    case OD_ALL_GATHER: {
+      auto outputs = nested(out);
+      return group.allgather(outputs, in, with_timeout<c10d::AllgatherOptions>(c));
+    }
+    case OD_ALL_GATHER_INTO: return group._allgather_base(only(out), only(in), with_timeout<c10d::AllgatherOptions>(c));
+    case OD_REDUCE_SCATTER: {
+      auto inputs = nested(in);
+      return group.reduce_scatter(out, inputs, with_op<c10d::ReduceScatterOptions>(c));
+    }
+    case OD_REDUCE_SCATTER_INTO:
+      return group._reduce_scatter_base(only(out), only(in), with_op<c10d::ReduceScatterOptions>(c));
+    case OD_GATHER: {
+      auto outputs = nested(out);
+      return group.gather(outputs, in, with_root<c10d::GatherOptions>(c));
+    }
+    case OD_SCATTER: {
+      auto inputs = nested(in);
+      return group.scatter(out, inputs, with_root<c10d::ScatterOptions>(c));
+    }
+    case OD_ALL_TO_ALL: return group.alltoall(out, in, with_timeout<c10d::AllToAllOptions>(c));
+    case OD_ALL_TO_ALL_SINGLE: {
+      auto output_splits = splits(c.output_splits, group.getSize());
+      auto input_splits = splits(c.input_splits, group.getSize());
+      return group.alltoall_base(only(out), only(in), output_splits, input_splits,
+                                 with_timeout<c10d::AllToAllOptions>(c));
+    }
+    case OD_SEND: return group.send(in, c.peer, c.tag);
+    case OD_RECV: return group.recv(out, c.peer, c.tag);
+    case OD_RECV_ANY: return group.recvAnysource(out, c.tag);
+    case OD_BARRIER: {
+      auto options = with_timeout<c10d::BarrierOptions>(c);
+      if (group.getBoundDeviceId()) options.device = group.getBoundDeviceId();
+      return group.barrier(options);
+    }
+    default: TORCH_CHECK(false, "there is no collective ", c.kind);
+  }
+}
+
+}  // namespace
+
+od_status od_collective_start(const od_group* group, const od_collective* collective, od_work** out,
+                              od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    auto inputs = overdrive::to_vector(collective->inputs);
+    auto outputs = overdrive::to_vector(collective->outputs);
+    auto work = start(*group->group, *collective, inputs, outputs);
+    TORCH_CHECK(work, "the backend returned no work");
+    auto kept = outputs;
+    kept.insert(kept.end(), inputs.begin(), inputs.end());
+    *out = new od_work{std::move(work), std::move(kept)};
+  });
+}
+
+void od_work_free(od_work* work) noexcept {
+  try {
+    delete work;
+  } catch (...) {
+  }
+}
+
+int32_t od_work_is_completed(const od_work* work) noexcept {
+  try {
+    return work->work->isCompleted();
+  } catch (...) {
+    // It has failed; `od_work_wait` says how.
+    return 1;
+  }
+}
+
+od_status od_work_wait(const od_work* work, int64_t timeout_ms, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    bool done = work->work->wait(std::chrono::milliseconds(timeout_ms));
+    if (!done) C10_THROW_ERROR(DistError, "the collective was aborted");
+  });
+}
+
+od_status od_work_source_rank(const od_work* work, int32_t* out, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] { *out = work->work->sourceRank(); });
+}

@@ -1,0 +1,60 @@
+// The only file that sees gloo's declarations (gloo_decls/README.md says what may be done with them).
+#define USE_C10D_GLOO 1
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupWrapper.hpp>
+#include <torch/headeronly/version.h>
+
+#include <cstdlib>
+#include <sstream>
+
+#include "c10d_backends.h"
+
+static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11, "gloo_decls mirrors libtorch 2.11: see its README.md");
+
+namespace {
+
+struct Gloo final : c10d::ProcessGroupGloo {
+  using c10d::ProcessGroupGloo::ProcessGroupGloo;
+
+  bool idle() {
+    std::lock_guard<std::mutex> lock(workMutex_);
+    if (!workQueue_.empty()) return false;
+    // A worker lets go of its work a moment after that is done.
+    return std::all_of(workInProgress_.begin(), workInProgress_.end(),
+                       [](const auto& work) { return !work || work->isCompleted(); });
+  }
+};
+
+}  // namespace
+
+namespace overdrive {
+
+c10::intrusive_ptr<c10d::Backend> new_gloo(const c10::intrusive_ptr<c10d::Store>& store,
+                                           const od_group_options& options) {
+  auto gloo = c10d::ProcessGroupGloo::Options::create(std::chrono::milliseconds(options.timeout_ms));
+  bool lazy = c10d::getDefaultGlooLazyInit();
+  const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");
+  std::stringstream names(interfaces == nullptr ? "" : interfaces);
+  for (std::string name; std::getline(names, name, ',');)
+    gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name, lazy));
+  if (gloo->devices.empty()) gloo->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice(lazy));
+  gloo->threads = static_cast<int>(gloo->devices.size()) * 2;
+  gloo->group_name = options.name;
+  gloo->global_ranks_in_group.assign(options.global_ranks, options.global_ranks + options.size);
+  auto backend = c10::make_intrusive<Gloo>(store, options.rank, options.size, gloo);
+  backend->setSequenceNumberForGroup();
+  return backend;
+}
+
+c10::intrusive_ptr<c10d::Backend> verified(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                           const c10::intrusive_ptr<c10d::Backend>& helper) {
+  return c10::make_intrusive<c10d::ProcessGroupWrapper>(backend, helper);
+}
+
+bool gloo_is_idle(c10d::Backend& backend) {
+  auto* gloo = dynamic_cast<Gloo*>(&backend);
+  return gloo == nullptr || gloo->idle();
+}
+
+}  // namespace overdrive

@@ -1,0 +1,130 @@
+// Process groups: how they are made and go, and what only a whole group does.
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include <thread>
+
+#include "c10d_backends.h"
+#include "c10d_guarded.h"
+
+namespace {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using c10d::ProcessGroup;
+
+// PyTorch's own names, so that a rank here finds a rank there.
+void add_backend(od_group& group, const c10::intrusive_ptr<c10d::Store>& store, const od_group_options& options,
+                 c10::DeviceType device, ProcessGroup::BackendType type) {
+  auto prefixed = c10::make_intrusive<c10d::PrefixStore>(c10::DeviceTypeName(device, true) + "/", store);
+  BackendPtr backend = type == ProcessGroup::BackendType::NCCL ? overdrive::new_nccl(prefixed, options)
+                                                               : overdrive::new_gloo(prefixed, options);
+  group.backends.push_back(backend);
+  if (options.verify != 0) {
+    auto helpers = c10::make_intrusive<c10d::PrefixStore>(std::string("pg_wrapper:") + options.name, prefixed);
+    BackendPtr helper = overdrive::new_gloo(helpers, options);
+    group.backends.push_back(helper);
+    backend = overdrive::verified(backend, helper);
+  }
+  group.group->setBackend(device, type, backend);
+  // As in PyTorch, Gloo alone takes CUDA tensors too, by way of the host.
+  if (options.backend == OD_GLOO) group.group->setBackend(at::kCUDA, type, backend);
+}
+
+bool is_idle(const od_group& group) {
+  return std::all_of(group.backends.begin(), group.backends.end(),
+                     [](const auto& backend) { return overdrive::gloo_is_idle(*backend); });
+}
+
+c10d::BarrierOptions barrier_options(int64_t timeout_ms) {
+  c10d::BarrierOptions options;
+  options.timeout = std::chrono::milliseconds(timeout_ms);
+  return options;
+}
+
+struct SumOverRanks : torch::autograd::Function<SumOverRanks> {
+  static at::Tensor sum(const at::Tensor& tensor, ProcessGroup& group) {
+    std::vector<at::Tensor> copies{tensor.detach().clone(at::MemoryFormat::Contiguous)};
+    group.allreduce(copies)->wait();
+    return copies[0];
+  }
+
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& tensor,
+                            const c10::intrusive_ptr<ProcessGroup>& group) {
+    context->saved_data["group"] = c10::IValue::make_capsule(group);
+    return sum(tensor, *group);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    auto group = c10::static_intrusive_pointer_cast<ProcessGroup>(context->saved_data["group"].toCapsule());
+    return {sum(grads[0], *group), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+od_status od_group_new(const od_store* store, const od_group_options* options, od_group** out,
+                       od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    auto named = c10::make_intrusive<c10d::PrefixStore>(std::string(options->name) + "/", store->store);
+    auto group = std::make_unique<od_group>();
+    group->group = c10::make_intrusive<ProcessGroup>(named, options->rank, options->size);
+    bool nccl = options->backend != OD_GLOO;
+    group->group->setDefaultBackend(nccl ? ProcessGroup::BackendType::NCCL : ProcessGroup::BackendType::GLOO);
+    if (nccl && options->cuda_device >= 0)
+      group->group->setBoundDeviceId(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(options->cuda_device)));
+    if (options->backend != OD_NCCL)
+      add_backend(*group, named, *options, at::kCPU, ProcessGroup::BackendType::GLOO);
+    if (nccl) add_backend(*group, named, *options, at::kCUDA, ProcessGroup::BackendType::NCCL);
+    group->group->setGroupName(options->name);
+    *out = group.release();
+  });
+}
+
+void od_group_free(od_group* group) noexcept {
+  if (group == nullptr) return;
+  try {
+    std::unique_ptr<od_group> owned(group);
+    if (owned->group->getBackendType() == ProcessGroup::BackendType::NCCL) owned->group->shutdown();
+    if (is_idle(*owned)) return;
+    // Gloo's destructor waits for the work under way, which ends by its own timeout at the latest.
+    std::thread([owned = std::move(owned)]() mutable {
+      try {
+        owned.reset();
+      } catch (...) {
+      }
+    }).detach();
+  } catch (...) {
+  }
+}
+
+od_status od_group_monitored_barrier(const od_group* group, int64_t timeout_ms, int32_t wait_all_ranks,
+                                     od_error* err) noexcept {
+  return overdrive::between_ranks(
+      err, [&] { group->group->monitoredBarrier(barrier_options(timeout_ms), wait_all_ranks != 0); });
+}
+
+od_status od_group_broadcast_coalesced(const od_group* group, const od_tensor_list* tensors, int64_t bytes,
+                                       int32_t root, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    auto list = overdrive::to_vector(tensors);
+    at::NoGradGuard no_grad;
+    c10d::broadcast_coalesced(group->group, list, static_cast<size_t>(bytes), root);
+  });
+}
+
+od_status od_group_verify_params(const od_group* group, const od_tensor_list* params, od_error* err) noexcept {
+  return overdrive::between_ranks(
+      err, [&] { c10d::verify_params_across_processes(group->group, overdrive::to_vector(params), std::nullopt); });
+}
+
+od_status od_group_abort(const od_group* group, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] { group->group->abort(); });
+}
+
+od_status od_group_sum_with_grad(const od_group* group, const at::Tensor* tensor, at::Tensor** out,
+                                 od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] { *out = new at::Tensor(SumOverRanks::apply(*tensor, group->group)); });
+}

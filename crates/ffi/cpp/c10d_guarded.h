@@ -1,0 +1,74 @@
+// `guarded` for calls that may fail between ranks, and the handles of c10d.h.
+#pragma once
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "c10d.h"
+#include "guarded.h"
+
+struct od_store {
+  c10::intrusive_ptr<c10d::Store> store;
+};
+
+struct od_group {
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+  // Gloo's backends, which are asked whether work is under way before they are destroyed.
+  std::vector<c10::intrusive_ptr<c10d::Backend>> backends;
+};
+
+struct od_work {
+  c10::intrusive_ptr<c10d::Work> work;
+  // What the work reads and writes stays alive as long as it does.
+  std::vector<at::Tensor> tensors;
+};
+
+namespace overdrive {
+
+inline bool tells_timeout(const char* message) {
+  std::string text(message);
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text.find("timed out") != std::string::npos || text.find("timeout") != std::string::npos ||
+         text.find("failed to pass monitoredbarrier") != std::string::npos;
+}
+
+// gloo throws plain std::exceptions when a peer goes; libtorch's own refusals are c10::Errors.
+template <typename Body>
+od_status between_ranks(od_error* err, Body&& body) noexcept {
+  od_status status = guarded(err, [&] {
+    try {
+      body();
+    } catch (const c10::Error&) {
+      throw;
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& e) {
+      throw c10::DistNetworkError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, e.what());
+    }
+  });
+  bool failed = status == OD_DISTRIBUTED || status == OD_OTHER;
+  if (failed && err != nullptr && err->message != nullptr && tells_timeout(err->message)) return OD_TIMEOUT;
+  return status;
+}
+
+inline std::vector<at::Tensor> to_vector(const od_tensor_list* list) {
+  std::vector<at::Tensor> tensors;
+  if (list == nullptr) return tensors;
+  tensors.reserve(list->list.size());
+  for (size_t i = 0; i < list->list.size(); ++i) tensors.push_back(list->list.get(i));
+  return tensors;
+}
+
+inline od_tensor_list* to_list(const std::vector<at::Tensor>& tensors) {
+  auto list = std::make_unique<od_tensor_list>();
+  list->list.reserve(tensors.size());
+  for (const auto& tensor : tensors) list->list.push_back(tensor);
+  return list.release();
+}
+
+}  // namespace overdrive

@@ -1,0 +1,13 @@
+// In place of c10d_nccl.cpp where libtorch has no CUDA or the headers are missing.
+#include "c10d_backends.h"
+
+int32_t od_nccl_compiled(void) noexcept { return 0; }
+
+namespace overdrive {
+
+c10::intrusive_ptr<c10d::Backend> new_nccl(const c10::intrusive_ptr<c10d::Store>&, const od_group_options&) {
+  TORCH_CHECK(false, "built without NCCL: libtorch has no CUDA, or CUDA's or NCCL's headers were not found at build "
+                     "time (run `cargo xtask setup` and build again, or use Gloo)");
+}
+
+}  // namespace overdrive

@@ -1,0 +1,262 @@
+// DDP's engine, c10d::Reducer, with what tch's programs need around it.
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/distributed/c10d/logger.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include <limits>
+
+#include "c10d_guarded.h"
+
+namespace {
+
+// A Reducer whose next backward can be held back after its forward: gradient accumulation knows no sooner which
+// backward pass is a window's last.
+class HeldReducer final : public c10d::Reducer {
+ public:
+  using c10d::Reducer::Reducer;
+
+  void arm(const std::vector<at::Tensor>& outputs) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      // A static graph counts each parameter's gradients in its first synchronised backward, and in that alone.
+      if (static_graph_ && num_bwd_calls_ <= 1)
+        for (auto& counted : numGradHooksTriggeredMap_) counted.second = 0;
+    }
+    prepare_for_backward(outputs);
+  }
+
+  void disarm() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    expect_autograd_hooks_ = false;
+  }
+
+  // Whether the backward that begins is a static graph's first: it reduces everything at its end. True once.
+  bool takes_delay() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!static_graph_ || delayed_ || !expect_autograd_hooks_) return false;
+    delayed_ = true;
+    return true;
+  }
+
+  bool needs_sink() const { return static_graph_ ? !delayed_ : find_unused_parameters_; }
+  bool finds_unused() const { return find_unused_parameters_ && !static_graph_; }
+
+ private:
+  bool delayed_ = false;
+};
+
+struct WeakReducer final : torch::CustomClassHolder {
+  explicit WeakReducer(std::weak_ptr<HeldReducer> reducer) : reducer(std::move(reducer)) {}
+  std::weak_ptr<HeldReducer> reducer;
+};
+
+// Sees backward begin, and hands every output's gradient on, defined or not, so that the reducer is told of a parameter
+// behind an output that the loss left out.
+struct Sink : torch::autograd::Function<Sink> {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const torch::autograd::variable_list& outputs,
+                                                const c10::intrusive_ptr<WeakReducer>& reducer) {
+    context->set_materialize_grads(false);
+    context->saved_data["reducer"] = c10::IValue::make_capsule(reducer);
+    torch::autograd::variable_list copies;
+    for (const auto& output : outputs) copies.push_back(output.clone());
+    return copies;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    auto weak = c10::static_intrusive_pointer_cast<WeakReducer>(context->saved_data["reducer"].toCapsule());
+    auto reducer = weak->reducer.lock();
+    if (reducer && reducer->takes_delay())
+      torch::autograd::Engine::get_default_engine().queue_callback([reducer] { reducer->delay_all_reduce(); });
+    grads.emplace_back();
+    return grads;
+  }
+};
+
+// A hook that Rust lends. Its future is done at once; the result is asked for when the reducer needs it, in the buckets'
+// order, which is the same on all ranks.
+class LentHook final : public c10d::CommHookInterface {
+ public:
+  LentHook(void* owner, int32_t (*start)(void*, const od_bucket*), at::Tensor* (*finish)(void*, size_t),
+           void (*drop)(void*))
+      : owner_(owner), start_(start), finish_(finish), drop_(drop) {}
+  LentHook(const LentHook&) = delete;
+  LentHook& operator=(const LentHook&) = delete;
+  ~LentHook() override { drop_(owner_); }
+
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    std::unique_ptr<od_tensor_list> gradients(overdrive::to_list(bucket.getGradients()));
+    std::unique_ptr<od_tensor_list> parameters(overdrive::to_list(bucket.getParameters()));
+    auto buffer = std::make_unique<at::Tensor>(bucket.getBuffer());
+    od_bucket lent{bucket.getIndex(), bucket.isLast(), buffer.release(), gradients.release(), parameters.release()};
+    if (start_(owner_, &lent) != 0) C10_THROW_ERROR(DistError, "the communication hook failed");
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+    future->markCompleted(c10::IValue(static_cast<int64_t>(bucket.getIndex())));
+    return future;
+  }
+
+  at::Tensor parseHookResult(const c10::IValue& result) override {
+    std::unique_ptr<at::Tensor> tensor(finish_(owner_, static_cast<size_t>(result.toInt())));
+    if (tensor == nullptr) C10_THROW_ERROR(DistError, "the communication hook failed");
+    return *tensor;
+  }
+
+ private:
+  void* owner_;
+  int32_t (*start_)(void*, const od_bucket*);
+  at::Tensor* (*finish_)(void*, size_t);
+  void (*drop_)(void*);
+};
+
+std::vector<size_t> bucket_limits(const od_reducer_options& options) {
+  // Until the order of gradients is known there is one bucket, unless it never will be.
+  if (options.static_graph != 0 || options.find_unused_parameters == 0)
+    return {static_cast<size_t>(std::numeric_limits<int64_t>::max())};
+  auto cap = static_cast<size_t>(options.bucket_bytes);
+  if (options.default_buckets != 0) return {static_cast<size_t>(options.first_bucket_bytes), cap};
+  return {cap};
+}
+
+}  // namespace
+
+struct od_reducer {
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+  std::shared_ptr<HeldReducer> reducer;
+  std::shared_ptr<c10d::Logger> logger;
+  LentHook* hook = nullptr;  // the reducer's
+};
+
+od_status od_reducer_new(const od_group* group, const od_tensor_list* params, const char* const* names,
+                         const od_reducer_options* options, od_reducer** out, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    auto tensors = overdrive::to_vector(params);
+    std::vector<bool> sparse(tensors.size(), false);
+    auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, bucket_limits(*options), sparse));
+    // Gradients come about in the reverse order of use.
+    std::reverse(buckets.begin(), buckets.end());
+    std::unordered_map<size_t, std::string> named;
+    for (size_t i = 0; i < tensors.size(); ++i) named[i] = names[i];
+    auto made = std::make_unique<od_reducer>();
+    made->group = group->group;
+    made->reducer = std::make_shared<HeldReducer>(
+        tensors, buckets, group->group, sparse, options->bucket_bytes, options->find_unused_parameters != 0,
+        options->gradient_as_bucket_view != 0, named,
+        options->default_buckets != 0 ? options->first_bucket_bytes : options->bucket_bytes, false, false,
+        std::vector<int64_t>{});
+    made->logger = std::make_shared<c10d::Logger>(made->reducer);
+    made->reducer->set_logger(made->logger);
+    made->logger->set_construction_data_and_log("overdrive", {}, -1, options->broadcast_buffers != 0, false,
+                                                options->static_graph != 0);
+    if (options->static_graph != 0) {
+      made->reducer->set_static_graph();
+      made->logger->set_static_graph();
+    }
+    *out = made.release();
+  });
+}
+
+void od_reducer_free(od_reducer* reducer) noexcept {
+  try {
+    delete reducer;
+  } catch (...) {
+  }
+}
+
+od_status od_reducer_before_forward(const od_reducer* reducer, int32_t synchronised, int32_t* rebuilt,
+                                    od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    if (synchronised != 0) {
+      reducer->logger->set_runtime_stats_and_log();
+      reducer->reducer->prepare_for_forward();
+    }
+    *rebuilt = reducer->reducer->rebuild_buckets();
+  });
+}
+
+od_status od_reducer_arm(const od_reducer* reducer, const od_tensor_list* outputs, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] { reducer->reducer->arm(overdrive::to_vector(outputs)); });
+}
+
+od_status od_reducer_disarm(const od_reducer* reducer, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] { reducer->reducer->disarm(); });
+}
+
+od_status od_reducer_sink(const od_reducer* reducer, const od_tensor_list* outputs, od_tensor_list** out,
+                          od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    auto tensors = overdrive::to_vector(outputs);
+    torch::autograd::variable_list differentiable;
+    for (const auto& tensor : tensors)
+      if (tensor.requires_grad()) differentiable.push_back(tensor);
+    if (!differentiable.empty() && reducer->reducer->needs_sink()) {
+      auto copies = Sink::apply(differentiable, c10::make_intrusive<WeakReducer>(reducer->reducer));
+      auto copy = copies.begin();
+      for (auto& tensor : tensors)
+        if (tensor.requires_grad()) tensor = *copy++;
+    }
+    *out = overdrive::to_list(tensors);
+  });
+}
+
+od_status od_reducer_fp16_hook(const od_reducer* reducer, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    reducer->reducer->register_builtin_comm_hook(c10d::BuiltinCommHookType::FP16_COMPRESS);
+    reducer->logger->set_comm_hook("FP16_COMPRESS");
+  });
+}
+
+od_status od_reducer_set_hook(od_reducer* reducer, void* owner, int32_t (*start)(void*, const od_bucket*),
+                              at::Tensor* (*finish)(void*, size_t), void (*drop)(void*), od_error* err) noexcept {
+  std::unique_ptr<LentHook> hook;
+  try {
+    hook = std::make_unique<LentHook>(owner, start, finish, drop);
+  } catch (const std::bad_alloc& e) {
+    drop(owner);
+    return overdrive::fail(err, OD_OUT_OF_MEMORY, e.what(), e.what());
+  }
+  return overdrive::between_ranks(err, [&] {
+    auto* lent = hook.get();
+    reducer->reducer->register_comm_hook(std::move(hook));
+    reducer->hook = lent;
+    reducer->logger->set_comm_hook("overdrive");
+  });
+}
+
+od_status od_reducer_shadow(od_reducer* reducer, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    auto buckets = reducer->reducer->get_grad_buckets(/*return_zero_tensors=*/true);
+    std::vector<c10::intrusive_ptr<c10::ivalue::Future>> futures;
+    for (auto& bucket : buckets) futures.push_back(reducer->reducer->run_comm_hook(bucket));
+    for (const auto& future : futures) {
+      future->wait();
+      auto value = future->value();
+      if (reducer->hook != nullptr) reducer->hook->parseHookResult(value);
+    }
+    if (reducer->reducer->finds_unused()) {
+      std::vector<at::Tensor> used{at::zeros_like(reducer->reducer->get_local_used_map_on_device())};
+      reducer->group->allreduce(used)->wait();
+    }
+    reducer->reducer->push_rebuilt_params_for_all_indices();
+  });
+}
+
+od_status od_reducer_divide_by(const od_reducer* reducer, const od_work* active_ranks, int32_t by_world_size,
+                               od_error* err) noexcept {
+  return overdrive::between_ranks(
+      err, [&] { reducer->reducer->set_forward_pass_work_handle(active_ranks->work, by_world_size != 0); });
+}
+
+od_status od_reducer_log(const od_reducer* reducer, void* visitor, void (*visit)(void*, const char*, const char*),
+                         od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    auto data = reducer->logger->get_ddp_logging_data();
+    for (const auto& [key, value] : data.strs_map) visit(visitor, key.c_str(), value.c_str());
+    for (const auto& [key, value] : data.ints_map) visit(visitor, key.c_str(), std::to_string(value).c_str());
+  });
+}
+
+od_status od_reducer_backward(const at::Tensor* loss, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] { loss->backward(); });
+}

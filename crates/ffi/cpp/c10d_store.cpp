@@ -1,0 +1,96 @@
+// The key-value stores through which ranks find each other.
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "c10d_guarded.h"
+
+namespace {
+
+std::vector<uint8_t> bytes_of(const uint8_t* value, size_t bytes) {
+  return bytes == 0 ? std::vector<uint8_t>() : std::vector<uint8_t>(value, value + bytes);
+}
+
+std::vector<std::string> strings_of(const char* const* keys, size_t n) {
+  return std::vector<std::string>(keys, keys + n);
+}
+
+}  // namespace
+
+od_status od_tcp_store_new(const od_tcp_store* options, od_store** out, uint16_t* port, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    c10d::TCPStoreOptions wanted;
+    wanted.port = options->port;
+    wanted.isServer = options->is_server != 0;
+    if (options->world_size > 0) wanted.numWorkers = static_cast<size_t>(options->world_size);
+    wanted.waitWorkers = options->wait_workers != 0;
+    wanted.multiTenant = options->multi_tenant != 0;
+    wanted.timeout = std::chrono::milliseconds(options->timeout_ms);
+    auto store = c10::make_intrusive<c10d::TCPStore>(std::string(options->host), wanted);
+    *port = store->getPort();
+    *out = new od_store{std::move(store)};
+  });
+}
+
+od_status od_file_store_new(const char* path, int32_t world_size, int64_t timeout_ms, od_store** out,
+                            od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    auto store = c10::make_intrusive<c10d::FileStore>(std::string(path), world_size);
+    store->setTimeout(std::chrono::milliseconds(timeout_ms));
+    *out = new od_store{std::move(store)};
+  });
+}
+
+od_status od_hash_store_new(od_store** out, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] { *out = new od_store{c10::make_intrusive<c10d::HashStore>()}; });
+}
+
+od_status od_prefix_store_new(const char* prefix, const od_store* inner, od_store** out, od_error* err) noexcept {
+  return overdrive::between_ranks(
+      err, [&] { *out = new od_store{c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), inner->store)}; });
+}
+
+void od_store_free(od_store* store) noexcept { delete store; }
+
+od_status od_store_set(const od_store* store, const char* key, const uint8_t* value, size_t bytes,
+                       od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] { store->store->set(key, bytes_of(value, bytes)); });
+}
+
+od_status od_store_get(const od_store* store, const char* key, int64_t timeout_ms, void* visitor,
+                       void (*visit)(void*, const uint8_t*, size_t), od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    store->store->wait({key}, std::chrono::milliseconds(timeout_ms));
+    auto value = store->store->get(key);
+    visit(visitor, value.data(), value.size());
+  });
+}
+
+od_status od_store_compare_set(const od_store* store, const char* key, const uint8_t* expected, size_t expected_bytes,
+                               const uint8_t* value, size_t bytes, void* visitor,
+                               void (*visit)(void*, const uint8_t*, size_t), od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    auto now = store->store->compareSet(key, bytes_of(expected, expected_bytes), bytes_of(value, bytes));
+    visit(visitor, now.data(), now.size());
+  });
+}
+
+od_status od_store_add(const od_store* store, const char* key, int64_t amount, int64_t* out, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] { *out = store->store->add(key, amount); });
+}
+
+od_status od_store_check(const od_store* store, const char* const* keys, size_t n, int32_t* out,
+                         od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] { *out = store->store->check(strings_of(keys, n)); });
+}
+
+od_status od_store_wait(const od_store* store, const char* const* keys, size_t n, int64_t timeout_ms,
+                        od_error* err) noexcept {
+  return overdrive::between_ranks(
+      err, [&] { store->store->wait(strings_of(keys, n), std::chrono::milliseconds(timeout_ms)); });
+}
+
+od_status od_store_delete(const od_store* store, const char* key, int32_t* deleted, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] { *deleted = store->store->deleteKey(key); });
+}

@@ -1,0 +1,137 @@
+//! Communication hooks: Rust code in the place of the reducer's all-reduce.
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+use crate::raw_c10d as raw;
+use crate::tensor_list::TensorList;
+
+/// A bucket of gradients whose communication is due.
+///
+/// # Source
+/// `GradBucket`
+#[derive(Debug)]
+pub struct GradBucket {
+    /// Which bucket it is, in the order in which they are reduced.
+    pub index: usize,
+    /// Whether it is the last of this backward pass.
+    pub is_last: bool,
+    /// Its gradients, flat: this rank's sum, not divided by anything.
+    pub buffer: Tensor,
+    /// Views of the buffer, one a parameter.
+    pub gradients: Vec<Tensor>,
+    /// The parameters.
+    pub parameters: Vec<Tensor>,
+}
+
+/// What a reducer calls instead of its all-reduce. Nobody outside `overdrive-ddp` should need it.
+pub trait BucketHook: Send {
+    /// Starts a bucket's communication.
+    ///
+    /// # Errors
+    /// Any; backward then fails.
+    fn start(&mut self, bucket: GradBucket) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+    /// The bucket's mean over ranks, flat: as many elements as its buffer has, contiguous, of its dtype and device.
+    ///
+    /// # Errors
+    /// Any; backward then fails.
+    fn finish(&mut self, index: usize) -> Result<Tensor, Box<dyn std::error::Error + Send + Sync>>;
+}
+
+/// How a hook has failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Error(Box<dyn std::error::Error + Send + Sync>),
+    Panic(Box<dyn Any + Send>),
+}
+
+/// A hook with what became of it; shared with the reducer.
+pub(super) struct Shared {
+    hook: Mutex<Box<dyn BucketHook>>,
+    failure: Mutex<Option<Failure>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A hook's panic is caught inside the lock.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(super) fn new(hook: Box<dyn BucketHook>) -> Arc<Self> {
+        Arc::new(Self { hook: Mutex::new(hook), failure: Mutex::new(None) })
+    }
+
+    /// What went wrong since it was last asked.
+    pub(super) fn take_failure(&self) -> Option<Failure> {
+        lock(&self.failure).take()
+    }
+
+    /// Runs the hook; the first failure stays.
+    fn run<T>(&self, call: impl FnOnce(&mut dyn BucketHook) -> Result<T, Failure>) -> Option<T> {
+        let mut hook = lock(&self.hook);
+        let failure = match catch_unwind(AssertUnwindSafe(|| call(hook.as_mut()))) {
+            Ok(Ok(value)) => return Some(value),
+            Ok(Err(failure)) => failure,
+            Err(panic) => Failure::Panic(panic),
+        };
+        lock(&self.failure).get_or_insert(failure);
+        None
+    }
+}
+
+pub(super) extern "C" fn on_start(owner: *mut c_void, lent: *const raw::Bucket) -> i32 {
+    // SAFETY: `owner` came out of `Arc::into_raw`, and its reference is not given back before the reducer's hook goes.
+    let shared = unsafe { &*owner.cast::<Shared>() };
+    // SAFETY: the C++ side shows a bucket whose three handles are ours from here on.
+    let bucket = unsafe { take(&*lent) };
+    let started = shared.run(|hook| {
+        let bucket = bucket.map_err(|error| Failure::Error(Box::new(error)))?;
+        hook.start(bucket).map_err(Failure::Error)
+    });
+    i32::from(started.is_none())
+}
+
+pub(super) extern "C" fn on_finish(owner: *mut c_void, index: usize) -> *mut C_tensor {
+    // SAFETY: as in `on_start`.
+    let shared = unsafe { &*owner.cast::<Shared>() };
+    let tensor = shared.run(|hook| {
+        let tensor = hook.finish(index).map_err(Failure::Error)?;
+        // A handle of its own for the C++ side, which deletes it; this one goes with `tensor`.
+        // SAFETY: the tensor is live.
+        let handle = unsafe { torch_sys::at_shallow_clone(tensor.as_ptr().cast_mut()) };
+        Ok(handle)
+    });
+    tensor.unwrap_or(ptr::null_mut())
+}
+
+pub(super) extern "C" fn on_drop(owner: *mut c_void) {
+    // SAFETY: the reference that `Arc::into_raw` made, given here once.
+    let shared = unsafe { Arc::from_raw(owner.cast::<Shared>()) };
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(shared))) {
+        std::mem::forget(panic);
+    }
+}
+
+/// # Safety
+/// The three handles are ours, and read once.
+unsafe fn take(lent: &raw::Bucket) -> Result<GradBucket, crate::Error> {
+    // SAFETY: as above.
+    let (gradients, parameters) =
+        unsafe { (TensorList::from_raw(lent.gradients), TensorList::from_raw(lent.parameters)) };
+    // SAFETY: as above.
+    let buffer = unsafe { Tensor::from_ptr(lent.buffer) };
+    Ok(GradBucket {
+        index: lent.index,
+        is_last: lent.is_last != 0,
+        buffer,
+        gradients: gradients?.to_vec()?,
+        parameters: parameters?.to_vec()?,
+    })
+}

@@ -1,0 +1,219 @@
+//! Collectives, and the handles of those under way.
+
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+use super::group::{ProcessGroup, int};
+use super::millis;
+use crate::error::{Error, check};
+use crate::raw_c10d as raw;
+use crate::tensor_list::TensorList;
+
+/// How a reduction joins the ranks' values.
+///
+/// # Source
+/// `torch.distributed.ReduceOp`
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum ReduceOp {
+    /// Their sum.
+    Sum,
+    /// Their mean (NCCL).
+    Avg,
+    /// Their product.
+    Product,
+    /// The least.
+    Min,
+    /// The greatest.
+    Max,
+    /// Bitwise and.
+    Band,
+    /// Bitwise or.
+    Bor,
+    /// Bitwise exclusive or.
+    Bxor,
+    /// The sum of the values times a factor (NCCL).
+    PremulSum(f64),
+}
+
+/// What a [`Collective`] does, and with whom.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum CollectiveKind {
+    /// Reduces the outputs in place, on all ranks.
+    AllReduce(ReduceOp),
+    /// The same for several tensors of one dtype at once.
+    AllReduceCoalesced(ReduceOp),
+    /// Reduces the outputs in place, for one rank.
+    Reduce(ReduceOp, usize),
+    /// Overwrites the outputs with one rank's.
+    Broadcast(usize),
+    /// The input of every rank into one output each.
+    AllGather,
+    /// The input of every rank into one output.
+    AllGatherInto,
+    /// Reduces one input a rank, each for its rank.
+    ReduceScatter(ReduceOp),
+    /// The same from one input.
+    ReduceScatterInto(ReduceOp),
+    /// The input of every rank into outputs of one rank.
+    Gather(usize),
+    /// Inputs of one rank into an output of each.
+    Scatter(usize),
+    /// One input for each rank into an output from each (NCCL).
+    AllToAll,
+    /// Parts of one input for each rank into parts of one output.
+    AllToAllSingle,
+    /// The inputs to a rank.
+    Send(usize),
+    /// The outputs from a rank.
+    Recv(usize),
+    /// The outputs from whichever rank sends first.
+    RecvAny,
+    /// Nothing, when all ranks have come.
+    Barrier,
+}
+
+/// A collective to start.
+#[derive(Debug)]
+pub struct Collective<'a> {
+    /// What it does.
+    pub kind: CollectiveKind,
+    /// What is read.
+    pub inputs: Option<&'a TensorList>,
+    /// What is written.
+    pub outputs: Option<&'a TensorList>,
+    /// For [`CollectiveKind::AllToAllSingle`], the rows for and from each rank; none for equal parts.
+    pub splits: Option<(&'a [i64], &'a [i64])>,
+    /// Tells sends and receives between two ranks apart.
+    pub tag: i32,
+    /// Instead of the group's.
+    pub timeout: Option<Duration>,
+}
+
+/// A collective under way. Dropping it neither waits nor stops it: its tensors stay alive until it is done.
+///
+/// # Source
+/// `c10d::Work`
+#[derive(Debug)]
+pub struct Work(NonNull<raw::Work>);
+
+// SAFETY: a work is counted atomically and locks around its state.
+unsafe impl Send for Work {}
+
+impl ProcessGroup {
+    /// Starts a collective. All ranks start the same ones in the same order.
+    ///
+    /// # Errors
+    /// When the backend refuses the arguments.
+    ///
+    /// # Syncs
+    /// No; groups made with [`verify`](super::GroupOptions::verify) wait for all ranks.
+    pub fn start(&self, collective: &Collective<'_>) -> Result<Work, Error> {
+        use CollectiveKind as K;
+        let (kind, op, peer) = match collective.kind {
+            K::AllReduce(op) => (raw::ALL_REDUCE, Some(op), 0),
+            K::AllReduceCoalesced(op) => (raw::ALL_REDUCE_COALESCED, Some(op), 0),
+            K::Reduce(op, root) => (raw::REDUCE, Some(op), root),
+            K::Broadcast(root) => (raw::BROADCAST, None, root),
+            K::AllGather => (raw::ALL_GATHER, None, 0),
+            K::AllGatherInto => (raw::ALL_GATHER_INTO, None, 0),
+            K::ReduceScatter(op) => (raw::REDUCE_SCATTER, Some(op), 0),
+            K::ReduceScatterInto(op) => (raw::REDUCE_SCATTER_INTO, Some(op), 0),
+            K::Gather(root) => (raw::GATHER, None, root),
+            K::Scatter(root) => (raw::SCATTER, None, root),
+            K::AllToAll => (raw::ALL_TO_ALL, None, 0),
+            K::AllToAllSingle => (raw::ALL_TO_ALL_SINGLE, None, 0),
+            K::Send(to) => (raw::SEND, None, to),
+            K::Recv(from) => (raw::RECV, None, from),
+            K::RecvAny => (raw::RECV_ANY, None, 0),
+            K::Barrier => (raw::BARRIER, None, 0),
+        };
+        let list = |list: Option<&TensorList>| list.map_or(ptr::null(), TensorList::as_ptr);
+        let (input_splits, output_splits) = collective
+            .splits
+            .map_or((ptr::null(), ptr::null()), |(inputs, outputs)| (inputs.as_ptr(), outputs.as_ptr()));
+        let (reduce_op, factor) = numbers(op.unwrap_or(ReduceOp::Sum));
+        let wanted = raw::Collective {
+            kind,
+            reduce_op,
+            factor,
+            peer: int(peer)?,
+            tag: collective.tag,
+            timeout_ms: collective.timeout.map_or(0, millis),
+            inputs: list(collective.inputs),
+            outputs: list(collective.outputs),
+            input_splits,
+            output_splits,
+        };
+        if let Some((inputs, outputs)) = collective.splits {
+            let size = self.size();
+            if inputs.len() != size || outputs.len() != size {
+                let found = (inputs.len(), outputs.len());
+                return Err(Error::refused(format!("{found:?} splits for a group of {size}: there is one a rank")));
+            }
+        }
+        let mut out = ptr::null_mut();
+        // SAFETY: the group, the lists and the splits, one a rank, are borrowed for the length of the call; libtorch counts
+        // the tensors for as long as the work goes on.
+        check(|err| unsafe { raw::od_collective_start(self.as_ptr(), &wanted, &mut out, err) })?;
+        NonNull::new(out).map(Work).ok_or_else(|| Error::refused("libtorch returned no work"))
+    }
+}
+
+impl Work {
+    /// Whether [`wait`](Self::wait) would return at once. Sends and receives over Gloo tell only once they were waited for.
+    pub fn is_completed(&self) -> bool {
+        // SAFETY: the handle is live.
+        unsafe { raw::od_work_is_completed(self.0.as_ptr()) != 0 }
+    }
+
+    /// Waits until it is done: on the host for Gloo, by the current stream for NCCL.
+    ///
+    /// # Errors
+    /// When a member is gone, or it is not done in time. Without a `timeout`, in the collective's own time.
+    ///
+    /// # Syncs
+    /// Over Gloo, yes.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_work_wait(self.0.as_ptr(), timeout.map_or(0, millis), err) })
+    }
+
+    /// Who sent what a [`CollectiveKind::RecvAny`] has received, once it was waited for.
+    ///
+    /// # Errors
+    /// For other collectives.
+    pub fn source_rank(&self) -> Result<usize, Error> {
+        let mut rank = -1;
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_work_source_rank(self.0.as_ptr(), &mut rank, err) })?;
+        usize::try_from(rank).map_err(|_| Error::refused("nothing has been received yet"))
+    }
+
+    pub(super) fn as_ptr(&self) -> *const raw::Work {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        // SAFETY: the handle is ours, and not used after this.
+        unsafe { raw::od_work_free(self.0.as_ptr()) }
+    }
+}
+
+/// `c10d::ReduceOp`'s number, and the factor.
+fn numbers(op: ReduceOp) -> (i32, f64) {
+    match op {
+        ReduceOp::Sum => (0, 1.0),
+        ReduceOp::Avg => (1, 1.0),
+        ReduceOp::Product => (2, 1.0),
+        ReduceOp::Min => (3, 1.0),
+        ReduceOp::Max => (4, 1.0),
+        ReduceOp::Band => (5, 1.0),
+        ReduceOp::Bor => (6, 1.0),
+        ReduceOp::Bxor => (7, 1.0),
+        ReduceOp::PremulSum(factor) => (8, factor),
+    }
+}

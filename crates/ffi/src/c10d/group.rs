@@ -1,0 +1,197 @@
+//! Process groups.
+
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+use tch::Tensor;
+
+use super::store::Store;
+use super::{c_string, millis};
+use crate::error::{Error, check};
+use crate::raw_c10d as raw;
+use crate::tensor_list::TensorList;
+
+/// Whether NCCL was compiled in; says nothing about a GPU being there.
+pub fn nccl_is_compiled() -> bool {
+    // SAFETY: no arguments.
+    unsafe { raw::od_nccl_compiled() != 0 }
+}
+
+/// What carries a group's collectives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Backend {
+    /// Gloo, for tensors on the host; those on a GPU go by way of the host.
+    #[default]
+    Gloo,
+    /// NCCL, for tensors on GPUs.
+    Nccl,
+    /// Gloo for tensors on the host and NCCL for those on GPUs (PyTorch: `"cpu:gloo,cuda:nccl"`).
+    GlooAndNccl,
+}
+
+/// How a [`ProcessGroup`] is made.
+#[derive(Clone, Debug)]
+pub struct GroupOptions<'a> {
+    /// What carries its collectives.
+    pub backend: Backend,
+    /// This process's place in the group.
+    pub rank: usize,
+    /// Each member's rank in the outermost group, in order; as many as the group has members.
+    pub global_ranks: &'a [usize],
+    /// A name that no other group over the same store has.
+    pub name: &'a str,
+    /// Compare each collective over ranks before it runs. Slow: for finding mistakes.
+    pub verify: bool,
+    /// The GPU that NCCL is bound to; none: the first that is used.
+    pub cuda_device: Option<usize>,
+    /// How long connecting, and then each collective, may last.
+    pub timeout: Duration,
+}
+
+/// Processes that take part in collectives.
+///
+/// Dropping never waits: what is still under way ends on another thread, by its timeout at the latest.
+///
+/// # Source
+/// `c10d::ProcessGroup`
+#[derive(Debug)]
+pub struct ProcessGroup {
+    handle: NonNull<raw::Group>,
+    size: usize,
+}
+
+// SAFETY: the group is counted atomically, and starting a collective takes the backend's lock.
+unsafe impl Send for ProcessGroup {}
+// SAFETY: as above. Ranks must start collectives in one order, which is the caller's to see to.
+unsafe impl Sync for ProcessGroup {}
+
+impl ProcessGroup {
+    /// Joins a group; the other members do the same over the same store.
+    ///
+    /// # Errors
+    /// When a member does not come in time, or the backend is not there.
+    ///
+    /// # Syncs
+    /// Waits for all members.
+    pub fn new(store: &Store, options: &GroupOptions<'_>) -> Result<Self, Error> {
+        let name = c_string(options.name)?;
+        let size = options.global_ranks.len();
+        if options.rank >= size {
+            return Err(Error::refused(format!("rank {} is outside a group of {size}", options.rank)));
+        }
+        let global_ranks: Vec<u64> = options.global_ranks.iter().map(|&rank| rank as u64).collect();
+        let wanted = raw::GroupOptions {
+            backend: match options.backend {
+                Backend::Gloo => raw::GLOO,
+                Backend::Nccl => raw::NCCL,
+                Backend::GlooAndNccl => raw::GLOO_AND_NCCL,
+            },
+            rank: int(options.rank)?,
+            size: int(size)?,
+            name: name.as_ptr(),
+            global_ranks: global_ranks.as_ptr(),
+            verify: i32::from(options.verify),
+            cuda_device: options.cuda_device.map_or(Ok(-1), int)?,
+            timeout_ms: millis(options.timeout),
+        };
+        let mut out = ptr::null_mut();
+        // SAFETY: what the options point to outlives the call.
+        check(|err| unsafe { raw::od_group_new(store.as_ptr(), &wanted, &mut out, err) })?;
+        let handle = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no group"))?;
+        Ok(Self { handle, size })
+    }
+
+    /// Waits for all members, and says at rank 0 which did not come.
+    ///
+    /// # Errors
+    /// When a member does not come in time; with `wait_all_ranks`, rank 0 names every such member and not the first alone.
+    ///
+    /// # Syncs
+    /// Waits for all members.
+    ///
+    /// # Source
+    /// `monitored_barrier`
+    pub fn monitored_barrier(&self, timeout: Duration, wait_all_ranks: bool) -> Result<(), Error> {
+        // SAFETY: the handle is live.
+        check(|err| unsafe {
+            raw::od_group_monitored_barrier(self.as_ptr(), millis(timeout), i32::from(wait_all_ranks), err)
+        })
+    }
+
+    /// Overwrites the tensors with those of `root`, packed into buffers of `bytes`.
+    ///
+    /// # Errors
+    /// When a member is gone or late.
+    ///
+    /// # Syncs
+    /// Waits for all members.
+    ///
+    /// # Source
+    /// `_broadcast_coalesced`
+    pub fn broadcast_coalesced(&self, tensors: &TensorList, bytes: usize, root: usize) -> Result<(), Error> {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let root = int(root)?;
+        // SAFETY: both handles are live.
+        check(|err| unsafe { raw::od_group_broadcast_coalesced(self.as_ptr(), tensors.as_ptr(), bytes, root, err) })
+    }
+
+    /// Compares the parameters' number, shapes and dtypes with those of rank 0.
+    ///
+    /// # Errors
+    /// On ranks that differ from rank 0, alone.
+    ///
+    /// # Syncs
+    /// Waits for all members.
+    ///
+    /// # Source
+    /// `_verify_params_across_processes`
+    pub fn verify_params(&self, params: &TensorList) -> Result<(), Error> {
+        // SAFETY: both handles are live.
+        check(|err| unsafe { raw::od_group_verify_params(self.as_ptr(), params.as_ptr(), err) })
+    }
+
+    /// Ends what is under way with an error, where the backend can (NCCL); the group is of no use then.
+    ///
+    /// # Errors
+    /// When the backend refuses.
+    pub fn abort(&self) -> Result<(), Error> {
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_group_abort(self.as_ptr(), err) })
+    }
+
+    /// A tensor's sum over ranks, which can be differentiated: backward sums the gradients over ranks.
+    ///
+    /// # Errors
+    /// When a member is gone or late.
+    ///
+    /// # Syncs
+    /// Waits for all members, in backward too.
+    pub fn sum_with_grad(&self, tensor: &Tensor) -> Result<Tensor, Error> {
+        let mut out = ptr::null_mut();
+        // SAFETY: the handle and the tensor are live.
+        check(|err| unsafe { raw::od_group_sum_with_grad(self.as_ptr(), tensor.as_ptr(), &mut out, err) })?;
+        // SAFETY: on success `out` is a tensor that we own.
+        Ok(unsafe { Tensor::from_ptr(out) })
+    }
+
+    /// How many members it has.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    pub(super) fn as_ptr(&self) -> *const raw::Group {
+        self.handle.as_ptr()
+    }
+}
+
+impl Drop for ProcessGroup {
+    fn drop(&mut self) {
+        // SAFETY: the handle is ours, and not used after this.
+        unsafe { raw::od_group_free(self.handle.as_ptr()) }
+    }
+}
+
+pub(super) fn int(value: usize) -> Result<i32, Error> {
+    i32::try_from(value).map_err(|_| Error::refused(format!("{value} is more than libtorch counts ranks in")))
+}

@@ -1,0 +1,237 @@
+//! The reducer: averages gradients over ranks while backward runs.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::panic::resume_unwind;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use tch::Tensor;
+
+use super::bucket_hook::{BucketHook, Failure, Shared, on_drop, on_finish, on_start};
+use super::c_string;
+use super::collective::Work;
+use super::group::ProcessGroup;
+use crate::error::{Error, check};
+use crate::raw_c10d as raw;
+use crate::tensor_list::TensorList;
+
+/// How a [`Reducer`] works.
+#[derive(Clone, Copy, Debug)]
+pub struct ReducerOptions {
+    /// The most bytes of a bucket; none for PyTorch's 25 MiB, with a first bucket of 1 MiB.
+    pub bucket_bytes: Option<usize>,
+    /// Look through the graph before each backward for parameters that it does not reach.
+    pub find_unused_parameters: bool,
+    /// The gradients are views of the buckets, which saves a copy.
+    pub gradient_as_bucket_view: bool,
+    /// Every backward reaches the same parameters equally often.
+    pub static_graph: bool,
+    /// Whether the owner broadcasts buffers; for the log.
+    pub broadcast_buffers: bool,
+}
+
+/// Averages gradients over ranks while backward runs.
+///
+/// It hooks into the parameters' gradients until it is dropped.
+///
+/// # Source
+/// `c10d::Reducer`
+#[derive(Debug)]
+pub struct Reducer {
+    handle: NonNull<raw::Reducer>,
+    hook: Option<Arc<Shared>>,
+}
+
+// SAFETY: the reducer locks around its state, and libtorch itself calls it from several threads.
+unsafe impl Send for Reducer {}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("BucketHook")
+    }
+}
+
+impl Reducer {
+    /// A reducer of the parameters' gradients, each with a name for messages.
+    ///
+    /// # Errors
+    /// When there are no parameters, or one does not require a gradient.
+    pub fn new(group: &ProcessGroup, params: &[(String, Tensor)], options: &ReducerOptions) -> Result<Self, Error> {
+        const MIB: usize = 1 << 20;
+        let list = TensorList::new(&params.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())?;
+        let texts = params.iter().map(|(name, _)| c_string(name)).collect::<Result<Vec<_>, _>>()?;
+        let names: Vec<*const c_char> = texts.iter().map(|name| name.as_ptr()).collect();
+        let bytes = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+        let wanted = raw::ReducerOptions {
+            bucket_bytes: bytes(options.bucket_bytes.unwrap_or(25 * MIB)),
+            first_bucket_bytes: bytes(MIB),
+            default_buckets: i32::from(options.bucket_bytes.is_none()),
+            find_unused_parameters: i32::from(options.find_unused_parameters),
+            gradient_as_bucket_view: i32::from(options.gradient_as_bucket_view),
+            static_graph: i32::from(options.static_graph),
+            broadcast_buffers: i32::from(options.broadcast_buffers),
+        };
+        let mut out = ptr::null_mut();
+        // SAFETY: the list and its names, as many, outlive the call.
+        check(|err| unsafe {
+            raw::od_reducer_new(group.as_ptr(), list.as_ptr(), names.as_ptr(), &wanted, &mut out, err)
+        })?;
+        let handle = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no reducer"))?;
+        Ok(Self { handle, hook: None })
+    }
+
+    /// What is due before a forward pass: times are taken if its backward is `synchronised`, and buckets put into the order
+    /// of gradients once that is known. Says whether they were.
+    ///
+    /// # Errors
+    /// When a member is gone or late.
+    ///
+    /// # Syncs
+    /// When buckets are put in order, waits for all members.
+    pub fn before_forward(&self, synchronised: bool) -> Result<bool, Error> {
+        let mut rebuilt = 0;
+        // SAFETY: the handle is live.
+        check(|err| unsafe {
+            raw::od_reducer_before_forward(self.as_ptr(), i32::from(synchronised), &mut rebuilt, err)
+        })?;
+        Ok(rebuilt != 0)
+    }
+
+    /// The next backward averages the gradients. `outputs` are what it starts from; only
+    /// [`find_unused_parameters`](ReducerOptions::find_unused_parameters) reads them.
+    ///
+    /// # Errors
+    /// When the last backward has not reached all parameters.
+    pub fn arm(&self, outputs: &TensorList) -> Result<(), Error> {
+        // SAFETY: both handles are live.
+        check(|err| unsafe { raw::od_reducer_arm(self.as_ptr(), outputs.as_ptr(), err) })
+    }
+
+    /// The next backward leaves the gradients local.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn disarm(&self) -> Result<(), Error> {
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_reducer_disarm(self.as_ptr(), err) })
+    }
+
+    /// The outputs as backward has to see them; the same, where nothing is to be seen.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn sink(&self, outputs: &TensorList) -> Result<TensorList, Error> {
+        let mut out = ptr::null_mut();
+        // SAFETY: both handles are live.
+        check(|err| unsafe { raw::od_reducer_sink(self.as_ptr(), outputs.as_ptr(), &mut out, err) })?;
+        // SAFETY: on success `out` is a list that we own.
+        unsafe { TensorList::from_raw(out) }
+    }
+
+    /// Sends gradients as float16.
+    ///
+    /// # Errors
+    /// When there is a hook already.
+    ///
+    /// # Source
+    /// `BuiltinCommHookType.FP16_COMPRESS`
+    pub fn compress_to_half(&mut self) -> Result<(), Error> {
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_reducer_fp16_hook(self.as_ptr(), err) })
+    }
+
+    /// Calls `hook` instead of the all-reduce.
+    ///
+    /// # Errors
+    /// When there is a hook already.
+    ///
+    /// # Source
+    /// `register_comm_hook`
+    pub fn set_hook(&mut self, hook: Box<dyn BucketHook>) -> Result<(), Error> {
+        let shared = Shared::new(hook);
+        let owner = Arc::into_raw(shared.clone()).cast_mut().cast::<c_void>();
+        // SAFETY: the handle is live. `owner` is a counted reference that the C++ side gives to `on_drop` once, on success
+        // and on failure, and to the others before that alone.
+        check(|err| unsafe {
+            raw::od_reducer_set_hook(self.handle.as_ptr(), owner, on_start, on_finish, on_drop, err)
+        })?;
+        self.hook = Some(shared);
+        Ok(())
+    }
+
+    /// What the hook has failed with since it was last asked. Goes on with a hook's panic, which could not pass through
+    /// libtorch.
+    pub fn hook_failure(&self) -> Option<Box<dyn std::error::Error + Send + Sync>> {
+        match self.hook.as_ref()?.take_failure()? {
+            Failure::Error(error) => Some(error),
+            Failure::Panic(panic) => resume_unwind(panic),
+        }
+    }
+
+    /// Takes part in a backward pass of the others with gradients of zero.
+    ///
+    /// # Errors
+    /// When a member is gone or late.
+    ///
+    /// # Syncs
+    /// Waits for all members.
+    pub fn shadow_backward(&mut self) -> Result<(), Error> {
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_reducer_shadow(self.handle.as_ptr(), err) })
+    }
+
+    /// Divides the next backward's gradients by what the sum `active_ranks` will hold, or by the world size although some
+    /// ranks have nothing to add.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn divide_by(&self, active_ranks: &Work, by_world_size: bool) -> Result<(), Error> {
+        // SAFETY: both handles are live.
+        check(|err| unsafe {
+            raw::od_reducer_divide_by(self.as_ptr(), active_ranks.as_ptr(), i32::from(by_world_size), err)
+        })
+    }
+
+    /// Names and values of what libtorch knows of the run: buckets, times, settings.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    ///
+    /// # Source
+    /// `_get_ddp_logging_data`
+    pub fn log(&self) -> Result<Vec<(String, String)>, Error> {
+        let mut lines = Vec::new();
+        let visitor = ptr::from_mut(&mut lines).cast();
+        // SAFETY: the visitor is the vector above, which `receive_line` expects.
+        check(|err| unsafe { raw::od_reducer_log(self.as_ptr(), visitor, receive_line, err) })?;
+        Ok(lines)
+    }
+
+    fn as_ptr(&self) -> *const raw::Reducer {
+        self.handle.as_ptr()
+    }
+}
+
+impl Drop for Reducer {
+    fn drop(&mut self) {
+        // SAFETY: the handle is ours, and not used after this.
+        unsafe { raw::od_reducer_free(self.handle.as_ptr()) }
+    }
+}
+
+/// Runs backward from a loss, and tells failures between ranks as such.
+///
+/// # Errors
+/// Those of backward.
+pub fn backward(loss: &Tensor) -> Result<(), Error> {
+    // SAFETY: the tensor is live.
+    check(|err| unsafe { raw::od_reducer_backward(loss.as_ptr(), err) })
+}
+
+extern "C" fn receive_line(visitor: *mut c_void, key: *const c_char, value: *const c_char) {
+    // SAFETY: `log` passes a vector of its own that lives through the call.
+    let lines = unsafe { &mut *visitor.cast::<Vec<(String, String)>>() };
+    // SAFETY: both are NUL-terminated and live through this call.
+    let (key, value) = unsafe { (CStr::from_ptr(key), CStr::from_ptr(value)) };
+    lines.push((key.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
+}

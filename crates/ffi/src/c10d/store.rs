@@ -1,0 +1,232 @@
+//! Key-value stores that ranks find each other through.
+
+use std::path::Path;
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+use super::{c_string, millis, receive_bytes};
+use crate::error::{Error, check};
+use crate::raw_c10d as raw;
+
+/// A key-value store shared by ranks. Its calls take turns, so that one that waits holds up others: give each thread
+/// that waits a store of its own.
+///
+/// # Source
+/// `torch.distributed.Store`
+#[derive(Debug)]
+pub struct Store(NonNull<raw::Store>);
+
+// SAFETY: libtorch's stores lock around each operation, and are counted atomically.
+unsafe impl Send for Store {}
+// SAFETY: as above.
+unsafe impl Sync for Store {}
+
+/// Where a [`Store::tcp`] is, and who serves it.
+#[derive(Clone, Debug)]
+pub struct TcpStoreOptions<'a> {
+    /// The server's name or address.
+    pub host: &'a str,
+    /// The server's port; 0 lets a server take any free one.
+    pub port: u16,
+    /// Whether this process serves the store.
+    pub is_server: bool,
+    /// How many clients there will be, the server's own among them.
+    pub world_size: usize,
+    /// Whether a server waits until all clients have come.
+    pub wait_for_workers: bool,
+    /// How long connecting, waiting for clients and later waiting for keys may last.
+    pub timeout: Duration,
+}
+
+impl Store {
+    /// A store over TCP, served by one of its users, and the port that it is at.
+    ///
+    /// # Errors
+    /// When the port is taken, the server cannot be reached, or clients are missing when the time is up.
+    ///
+    /// # Syncs
+    /// Waits for the server; a server waits for its clients if asked to.
+    ///
+    /// # Source
+    /// `TCPStore`
+    pub fn tcp(options: &TcpStoreOptions<'_>) -> Result<(Self, u16), Error> {
+        let host = c_string(options.host)?;
+        let wanted = raw::TcpStore {
+            host: host.as_ptr(),
+            port: options.port,
+            is_server: i32::from(options.is_server),
+            world_size: i64::try_from(options.world_size).unwrap_or(i64::MAX),
+            wait_workers: i32::from(options.wait_for_workers),
+            // Several groups of one process share a server, as in PyTorch.
+            multi_tenant: i32::from(options.is_server && options.port != 0),
+            timeout_ms: millis(options.timeout),
+        };
+        let mut port = 0;
+        // SAFETY: the options and the host's name outlive the call.
+        let store = Self::receive(|out, err| unsafe { raw::od_tcp_store_new(&wanted, out, &mut port, err) })?;
+        Ok((store, port))
+    }
+
+    /// A store in a file that all ranks can write to. The file should not be there before.
+    ///
+    /// # Errors
+    /// When the path holds a zero byte or is no UTF-8.
+    ///
+    /// # Source
+    /// `FileStore`
+    pub fn file(path: &Path, world_size: usize, timeout: Duration) -> Result<Self, Error> {
+        let text = path.to_str().ok_or_else(|| Error::refused(format!("the path {} is no UTF-8", path.display())))?;
+        let text = c_string(text)?;
+        let ranks = i32::try_from(world_size).unwrap_or(i32::MAX);
+        // SAFETY: the path outlives the call.
+        Self::receive(|out, err| unsafe { raw::od_file_store_new(text.as_ptr(), ranks, millis(timeout), out, err) })
+    }
+
+    /// A store within this process.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    ///
+    /// # Source
+    /// `HashStore`
+    pub fn hash() -> Result<Self, Error> {
+        // SAFETY: no pointers but the results'.
+        Self::receive(|out, err| unsafe { raw::od_hash_store_new(out, err) })
+    }
+
+    /// The same store with `prefix` and a slash before each key.
+    ///
+    /// # Errors
+    /// When the prefix holds a zero byte.
+    ///
+    /// # Source
+    /// `PrefixStore`
+    pub fn prefixed(&self, prefix: &str) -> Result<Self, Error> {
+        let prefix = c_string(prefix)?;
+        // SAFETY: the prefix outlives the call and the handle is live.
+        Self::receive(|out, err| unsafe { raw::od_prefix_store_new(prefix.as_ptr(), self.as_ptr(), out, err) })
+    }
+
+    /// Sets a key.
+    ///
+    /// # Errors
+    /// When the server is gone.
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<(), Error> {
+        let key = c_string(key)?;
+        // SAFETY: key and value outlive the call.
+        check(|err| unsafe { raw::od_store_set(self.as_ptr(), key.as_ptr(), value.as_ptr(), value.len(), err) })
+    }
+
+    /// What a key holds, once it is set.
+    ///
+    /// # Errors
+    /// When it is not set in time, or the server is gone.
+    ///
+    /// # Syncs
+    /// Waits for the key.
+    pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, Error> {
+        let key = c_string(key)?;
+        let mut value = Vec::new();
+        let visitor = ptr::from_mut(&mut value).cast();
+        // SAFETY: the visitor is the vector above, which `receive_bytes` expects.
+        check(|err| unsafe {
+            raw::od_store_get(self.as_ptr(), key.as_ptr(), millis(timeout), visitor, receive_bytes, err)
+        })?;
+        Ok(value)
+    }
+
+    /// Sets a key that holds `expected` (nothing, where it is not set), and returns what it holds then.
+    ///
+    /// # Errors
+    /// When the server is gone.
+    pub fn compare_set(&self, key: &str, expected: &[u8], value: &[u8]) -> Result<Vec<u8>, Error> {
+        let key = c_string(key)?;
+        let mut now = Vec::new();
+        let visitor = ptr::from_mut(&mut now).cast();
+        // SAFETY: as in `get`; both values outlive the call.
+        check(|err| unsafe {
+            raw::od_store_compare_set(
+                self.as_ptr(),
+                key.as_ptr(),
+                expected.as_ptr(),
+                expected.len(),
+                value.as_ptr(),
+                value.len(),
+                visitor,
+                receive_bytes,
+                err,
+            )
+        })?;
+        Ok(now)
+    }
+
+    /// Adds to a counter, 0 at first, and returns its value then.
+    ///
+    /// # Errors
+    /// When the server is gone.
+    pub fn add(&self, key: &str, amount: i64) -> Result<i64, Error> {
+        let key = c_string(key)?;
+        let mut sum = 0;
+        // SAFETY: the key outlives the call.
+        check(|err| unsafe { raw::od_store_add(self.as_ptr(), key.as_ptr(), amount, &mut sum, err) })?;
+        Ok(sum)
+    }
+
+    /// Whether all keys are set.
+    ///
+    /// # Errors
+    /// When the server is gone.
+    pub fn check(&self, keys: &[&str]) -> Result<bool, Error> {
+        let keys = keys.iter().map(|key| c_string(key)).collect::<Result<Vec<_>, _>>()?;
+        let pointers: Vec<_> = keys.iter().map(|key| key.as_ptr()).collect();
+        let mut all = 0;
+        // SAFETY: the keys outlive the call.
+        check(|err| unsafe { raw::od_store_check(self.as_ptr(), pointers.as_ptr(), pointers.len(), &mut all, err) })?;
+        Ok(all != 0)
+    }
+
+    /// Waits until all keys are set.
+    ///
+    /// # Errors
+    /// When one is not set in time, or the server is gone.
+    ///
+    /// # Syncs
+    /// Waits for the keys.
+    pub fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), Error> {
+        let keys = keys.iter().map(|key| c_string(key)).collect::<Result<Vec<_>, _>>()?;
+        let pointers: Vec<_> = keys.iter().map(|key| key.as_ptr()).collect();
+        // SAFETY: the keys outlive the call.
+        check(|err| unsafe {
+            raw::od_store_wait(self.as_ptr(), pointers.as_ptr(), pointers.len(), millis(timeout), err)
+        })
+    }
+
+    /// Deletes a key; whether it was there.
+    ///
+    /// # Errors
+    /// When the server is gone.
+    pub fn delete(&self, key: &str) -> Result<bool, Error> {
+        let key = c_string(key)?;
+        let mut deleted = 0;
+        // SAFETY: the key outlives the call.
+        check(|err| unsafe { raw::od_store_delete(self.as_ptr(), key.as_ptr(), &mut deleted, err) })?;
+        Ok(deleted != 0)
+    }
+
+    pub(super) fn as_ptr(&self) -> *const raw::Store {
+        self.0.as_ptr()
+    }
+
+    fn receive(call: impl FnOnce(*mut *mut raw::Store, *mut crate::raw::Error) -> i32) -> Result<Self, Error> {
+        let mut out = ptr::null_mut();
+        check(|err| call(&mut out, err))?;
+        NonNull::new(out).map(Self).ok_or_else(|| Error::refused("libtorch returned no store"))
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // SAFETY: the handle is ours, and not used after this.
+        unsafe { raw::od_store_free(self.0.as_ptr()) }
+    }
+}
