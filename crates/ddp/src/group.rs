@@ -43,6 +43,8 @@ struct Inner {
     local_rank: Option<usize>,
     name: Arc<str>,
     settings: Settings,
+    /// Of collectives from here on, in milliseconds.
+    timeout: AtomicU64,
     /// How many sub-groups have been made, counted alike on all ranks.
     sub_groups: AtomicU64,
     /// How many times the store was used for an agreement, counted alike on all ranks.
@@ -112,10 +114,7 @@ impl ProcessGroupBuilder {
     /// # Syncs
     /// Waits for all ranks.
     pub fn init(mut self, method: &InitMethod) -> Result<ProcessGroup, DdpError> {
-        if self.settings.timeout < Duration::from_millis(1) {
-            let found = format!("{:?}", self.settings.timeout);
-            return Err(DdpError::InvalidOption { option: "timeout", found, expected: "at least a millisecond" });
-        }
+        check_timeout(self.settings.timeout)?;
         let meeting = method.rendezvous()?;
         if self.backend != Backend::Gloo {
             self.settings.cuda_device = self.settings.cuda_device.or(meeting.local_rank);
@@ -167,6 +166,7 @@ impl ProcessGroup {
             local_rank,
             name: name.into(),
             settings,
+            timeout: AtomicU64::new(u64::try_from(settings.timeout.as_millis()).unwrap_or(u64::MAX)),
             sub_groups: AtomicU64::new(0),
             agreements: AtomicU64::new(0),
         })))
@@ -234,7 +234,21 @@ impl ProcessGroup {
 
     /// How long a collective may last.
     pub fn timeout(&self) -> Duration {
-        self.0.settings.timeout
+        Duration::from_millis(self.0.timeout.load(Ordering::Relaxed))
+    }
+
+    /// How long each collective from here on may last; sub-groups begin with the time that this group began with.
+    ///
+    /// # Errors
+    /// When it is less than a millisecond.
+    ///
+    /// # Source
+    /// `_set_pg_timeout`
+    pub fn set_timeout(&self, timeout: Duration) -> Result<(), DdpError> {
+        check_timeout(timeout)?;
+        self.0.engine.set_timeout(timeout)?;
+        self.0.timeout.store(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        Ok(())
     }
 
     /// Where small tensors of the group's own go.
@@ -280,4 +294,12 @@ impl ProcessGroup {
     pub(crate) fn check_rank(&self, what: &'static str, rank: usize) -> Result<(), DdpError> {
         if rank < self.size() { Ok(()) } else { Err(DdpError::InvalidRank { what, rank, size: self.size() }) }
     }
+}
+
+fn check_timeout(timeout: Duration) -> Result<(), DdpError> {
+    if timeout >= Duration::from_millis(1) {
+        return Ok(());
+    }
+    let found = format!("{timeout:?}");
+    Err(DdpError::InvalidOption { option: "timeout", found, expected: "at least a millisecond" })
 }

@@ -98,6 +98,8 @@ od_status od_group_monitored_barrier(const od_group* group, int64_t timeout_ms, 
 od_status od_group_broadcast_coalesced(const od_group* group, const od_tensor_list* tensors, int64_t bytes,
                                        int32_t root, od_error* err) noexcept;
 od_status od_group_verify_params(const od_group* group, const od_tensor_list* params, od_error* err) noexcept;
+// How long each collective from here on may last.
+od_status od_group_set_timeout(const od_group* group, int64_t timeout_ms, od_error* err) noexcept;
 od_status od_group_abort(const od_group* group, od_error* err) noexcept;
 // The sum over ranks of a copy, differentiable: its backward sums the gradients over ranks.
 od_status od_group_sum_with_grad(const od_group* group, const at::Tensor* tensor, at::Tensor** out,

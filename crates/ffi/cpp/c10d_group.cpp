@@ -120,6 +120,12 @@ od_status od_group_verify_params(const od_group* group, const od_tensor_list* pa
       err, [&] { c10d::verify_params_across_processes(group->group, overdrive::to_vector(params), std::nullopt); });
 }
 
+od_status od_group_set_timeout(const od_group* group, int64_t timeout_ms, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    for (const auto& backend : group->backends) backend->setTimeout(std::chrono::milliseconds(timeout_ms));
+  });
+}
+
 od_status od_group_abort(const od_group* group, od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] { group->group->abort(); });
 }

@@ -178,6 +178,7 @@ unsafe extern "C" {
         err: *mut Error,
     ) -> Status;
     pub fn od_group_verify_params(group: *const Group, params: *const TensorList, err: *mut Error) -> Status;
+    pub fn od_group_set_timeout(group: *const Group, timeout_ms: i64, err: *mut Error) -> Status;
     pub fn od_group_abort(group: *const Group, err: *mut Error) -> Status;
     pub fn od_group_sum_with_grad(
         group: *const Group,

@@ -9,6 +9,7 @@
 //! | `accum` | `overdrive-accum` | gradient accumulation, exact under uneven micro-batches |
 //! | `checkpoint` | `overdrive-checkpoint` | checkpoints that survive crashes, written in the background |
 //! | `dataload` | `overdrive-dataload` | datasets, streams, decoding, caches, a parallel loader with exact resume |
+//! | `ddp` | `overdrive-ddp` | process groups, collectives, data-parallel training; not in the default |
 //! | `optim` | `overdrive-optim` | fused and listed optimizers, 8-bit states, clipping, averages of weights |
 //! | `sched` | `overdrive-sched` | learning rate schedules, early stopping, curricula |
 #![cfg_attr(all(feature = "amp", feature = "accum", feature = "dataload", feature = "optim"), doc = include_str!("recipe.md"))]
@@ -23,6 +24,8 @@ pub use overdrive_checkpoint as checkpoint;
 pub use overdrive_core as core;
 #[cfg(feature = "dataload")]
 pub use overdrive_dataload as dataload;
+#[cfg(feature = "ddp")]
+pub use overdrive_ddp as ddp;
 pub use overdrive_ffi as ffi;
 #[cfg(feature = "optim")]
 pub use overdrive_optim as optim;
@@ -45,6 +48,8 @@ pub mod prelude {
         Auto, Cached, DataLoader, Dataset, ImageFolder, ImagePipeline, IterableDataset, Mnist, OnError, TensorDataset,
         ToFloat,
     };
+    #[cfg(feature = "ddp")]
+    pub use overdrive_ddp::{DistributedDataParallel, ProcessGroup, init_process_group};
     #[cfg(feature = "optim")]
     pub use overdrive_optim::{Adam, AdamW, AveragedModel, Averaging, Sgd, clip_grad_norm_, clip_grad_value_};
     #[cfg(feature = "sched")]

@@ -48,9 +48,9 @@ pub enum OneBitInFlight {
 }
 
 impl OneBit {
-    /// Sends signs, after `warm_up_steps` that send all.
+    /// Sends signs, after `warm_up_steps` that send all; the first always does, because buckets are put in order behind it.
     pub fn new(group: &ProcessGroup, warm_up_steps: u64) -> Self {
-        Self { group: group.clone(), warm_up_steps, steps: Steps::default(), errors: HashMap::new() }
+        Self { group: group.clone(), warm_up_steps: warm_up_steps.max(1), steps: Steps::default(), errors: HashMap::new() }
     }
 }
 

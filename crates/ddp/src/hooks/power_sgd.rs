@@ -132,7 +132,7 @@ impl CommHook for PowerSgd {
         }
         let mut memory = self.memory.remove(&bucket.index).unwrap_or_default();
         if let Some(error) = &memory.error {
-            bucket.buffer.shallow_clone().f_add_(error)?;
+            let _changed = bucket.buffer.shallow_clone().f_add_(error)?;
         }
         let (mut whole, mut matrices, mut ranks) = (Vec::new(), Vec::new(), Vec::new());
         for gradient in &bucket.gradients {

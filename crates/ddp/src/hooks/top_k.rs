@@ -43,7 +43,8 @@ pub enum TopKInFlight {
 }
 
 impl TopK {
-    /// Sends a share of the gradients, after `warm_up_steps` that send all.
+    /// Sends a share of the gradients, after `warm_up_steps` that send all; the first always does, because buckets are put
+    /// in order behind it.
     ///
     /// # Errors
     /// When the share is not above 0 and at most 1.
@@ -52,6 +53,7 @@ impl TopK {
             let found = share.to_string();
             return Err(DdpError::InvalidOption { option: "share", found, expected: "above 0 and at most 1" });
         }
+        let warm_up_steps = warm_up_steps.max(1);
         Ok(Self { group: group.clone(), share, warm_up_steps, steps: Steps::default(), errors: HashMap::new() })
     }
 }

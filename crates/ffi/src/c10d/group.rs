@@ -151,6 +151,15 @@ impl ProcessGroup {
         check(|err| unsafe { raw::od_group_verify_params(self.as_ptr(), params.as_ptr(), err) })
     }
 
+    /// How long each collective from here on may last.
+    ///
+    /// # Errors
+    /// None are known.
+    pub fn set_timeout(&self, timeout: Duration) -> Result<(), Error> {
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_group_set_timeout(self.as_ptr(), millis(timeout), err) })
+    }
+
     /// Ends what is under way with an error, where the backend can (NCCL); the group is of no use then.
     ///
     /// # Errors

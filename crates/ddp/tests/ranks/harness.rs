@@ -1,0 +1,156 @@
+//! Starts ranks, and ends them.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use overdrive_ddp::{Backend, InitMethod, ProcessGroup};
+
+pub type Scenario = fn(&Meeting) -> Result<()>;
+
+const TOLD: &str = "OVERDRIVE_TEST_SCENARIO";
+/// No run may last longer; the longest takes a tenth of it on an idle machine.
+const LIMIT: Duration = Duration::from_secs(120);
+/// How long ranks wait for each other where waiting is not what is tested.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What this process was told to be, if it is a rank.
+pub fn told() -> Option<String> {
+    std::env::var(TOLD).ok()
+}
+
+/// How a rank meets the others, with the options that its scenario wants.
+pub struct Meeting {
+    pub rank: usize,
+}
+
+impl Meeting {
+    pub fn group(&self) -> Result<ProcessGroup> {
+        Ok(ProcessGroup::builder(Backend::Gloo).timeout(PATIENCE).init(&InitMethod::Auto)?)
+    }
+
+    /// A group that is met with patience, and then has little.
+    pub fn group_with(&self, timeout: Duration, verify: bool) -> Result<ProcessGroup> {
+        let patience = match std::env::var("OVERDRIVE_TEST_IMPATIENT") {
+            Ok(_) => timeout,
+            Err(_) => PATIENCE,
+        };
+        let group = ProcessGroup::builder(Backend::Gloo).timeout(patience).verify(verify).init(&InitMethod::Auto)?;
+        // Connections are made by the first collective at the latest.
+        group.barrier()?;
+        group.set_timeout(timeout)?;
+        Ok(group)
+    }
+}
+
+pub fn rank_main(name: &str, scenarios: &[(&str, Scenario)]) -> Result<()> {
+    let (_, scenario) = scenarios.iter().find(|(known, _)| *known == name).context("an unknown scenario")?;
+    let rank = std::env::var("RANK").context("RANK")?.parse()?;
+    tch::set_num_threads(1);
+    scenario(&Meeting { rank })?;
+    // Seen by the parent alone; a rank that ended in another way has not printed it.
+    println!("rank {rank} is through");
+    Ok(())
+}
+
+/// A rank under way.
+pub struct Rank {
+    pub child: Child,
+    output: Option<(JoinHandle<String>, JoinHandle<String>)>,
+}
+
+/// What became of a rank.
+pub struct Ended {
+    pub status: ExitStatus,
+    pub output: String,
+    pub errors: String,
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _already_ended = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// Starts one rank of a scenario; `vars` win over what a launcher would set.
+pub fn start(scenario: &str, rank: usize, ranks: usize, port: u16, vars: &[(&str, &str)]) -> Result<Rank> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .env(TOLD, scenario)
+        .env("RANK", rank.to_string())
+        .env("LOCAL_RANK", rank.to_string())
+        .env("WORLD_SIZE", ranks.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .env("OMP_NUM_THREADS", "1")
+        .envs(vars.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let (stdout, stderr) = (child.stdout.take().context("stdout")?, child.stderr.take().context("stderr")?);
+    Ok(Rank { child, output: Some((read(stdout), read(stderr))) })
+}
+
+fn read(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+impl Rank {
+    /// Waits for its end until the limit.
+    pub fn end(mut self, started: Instant) -> Result<Ended> {
+        let status = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break status;
+            }
+            if started.elapsed() > LIMIT {
+                self.child.kill()?;
+                let ended = self.collect()?;
+                bail!("still running at the limit of {LIMIT:?}; it said:\n{}{}", ended.0, ended.1);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let (output, errors) = self.collect()?;
+        Ok(Ended { status, output, errors })
+    }
+
+    fn collect(&mut self) -> Result<(String, String)> {
+        let (output, errors) = self.output.take().context("collected twice")?;
+        let read = |handle: JoinHandle<String>| handle.join().map_err(|_| anyhow::anyhow!("the reader panicked"));
+        Ok((read(output)?, read(errors)?))
+    }
+}
+
+/// Runs a scenario on all ranks, each of which has to be through.
+pub fn run(scenario: &str, ranks: usize) -> Result<Vec<Ended>> {
+    let port = free_port()?;
+    let started = Instant::now();
+    let all = (0..ranks).map(|rank| start(scenario, rank, ranks, port, &[])).collect::<Result<Vec<_>>>()?;
+    all_through(all, started)
+}
+
+/// Waits for ranks that all have to be through.
+pub fn all_through(ranks: Vec<Rank>, started: Instant) -> Result<Vec<Ended>> {
+    let ended: Vec<_> = ranks.into_iter().map(|rank| rank.end(started)).collect();
+    let mut failures = String::new();
+    let mut through = Vec::new();
+    for (rank, ended) in ended.into_iter().enumerate() {
+        match ended {
+            Ok(ended) if ended.status.success() && ended.output.contains("is through") => through.push(ended),
+            Ok(ended) => failures += &format!("rank {rank}: {}\n{}\n{}\n", ended.status, ended.output, ended.errors),
+            Err(error) => failures += &format!("rank {rank}: {error:#}\n"),
+        }
+    }
+    if failures.is_empty() { Ok(through) } else { bail!("{failures}") }
+}

@@ -1,0 +1,329 @@
+//! Communication hooks, each against its definition in one process.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use anyhow::{Context, Result, ensure};
+use overdrive_ddp::hooks::{CastCompress, OneBit, PowerSgd, PowerSgdOptions, TopK};
+use overdrive_ddp::{CommHook, DdpError, DistributedDataParallel, GradBucket, ProcessGroup, ReduceOp, Work};
+use tch::nn::{self, Module};
+use tch::{Device, Kind, Tensor};
+
+use crate::harness::Meeting;
+
+const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
+
+/// Rank `rank`'s gradients at a step.
+fn grads(rank: usize, step: usize, count: i64) -> Tensor {
+    tch::manual_seed((step * 100 + rank + 1) as i64);
+    Tensor::randn([count], DOUBLE)
+}
+
+fn bucket(buffer: &Tensor, shape: &[i64]) -> GradBucket {
+    let parameters = vec![Tensor::zeros(shape, (buffer.kind(), Device::Cpu))];
+    let gradients = vec![buffer.view(shape)];
+    GradBucket { index: 0, is_last: true, buffer: buffer.shallow_clone(), gradients, parameters }
+}
+
+fn runs(hook: &mut impl CommHook, buffer: &Tensor, shape: &[i64]) -> Result<Tensor> {
+    let bucket = bucket(buffer, shape);
+    let in_flight = hook.start(&bucket)?;
+    Ok(hook.finish(&bucket, in_flight)?)
+}
+
+fn close(found: &Tensor, expected: &Tensor, what: &str) -> Result<()> {
+    ensure!(found.allclose(expected, 1e-9, 1e-12, false), "{what}: {found} instead of {expected}");
+    Ok(())
+}
+
+fn mean(all: &[Tensor]) -> Tensor {
+    Tensor::stack(all, 0).mean_dim(&[0i64][..], false, None::<Kind>)
+}
+
+pub fn scenario(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    casts(&group).context("casts")?;
+    top_k(&group).context("top-k")?;
+    one_bit(&group).context("1-bit")?;
+    power_sgd(&group).context("PowerSGD")?;
+    options(&group)?;
+    in_training(&group).context("in training")
+}
+
+/// Divided, rounded, summed in the narrow type.
+fn casts(group: &ProcessGroup) -> Result<()> {
+    for (mut hook, kind) in [
+        (CastCompress::half(group), Kind::Half),
+        (CastCompress::bfloat16(group), Kind::BFloat16),
+    ] {
+        let buffer = grads(group.rank(), 0, 37).to_kind(Kind::Float);
+        let found = runs(&mut hook, &buffer, &[37])?;
+        let all: Vec<Tensor> = (0..group.size()).map(|rank| grads(rank, 0, 37)).collect();
+        let error = (found.to_kind(Kind::Double) - mean(&all)).abs().max().double_value(&[]);
+        let rounding = if kind == Kind::Half { 2e-3 } else { 2e-2 };
+        ensure!(found.kind() == Kind::Float && error > 0.0 && error < rounding, "{kind:?}: off by {error}");
+    }
+    Ok(())
+}
+
+/// Every rank's largest, the rest kept for the next step.
+fn top_k(group: &ProcessGroup) -> Result<()> {
+    const COUNT: i64 = 40;
+    let mut hook = TopK::new(group, 0.1, 1)?;
+    let mut errors: Vec<Tensor> = (0..group.size()).map(|_| Tensor::zeros([COUNT], DOUBLE)).collect();
+    for step in 0..6 {
+        let found = runs(&mut hook, &grads(group.rank(), step, COUNT), &[COUNT])?;
+        let all: Vec<Tensor> = (0..group.size()).map(|rank| grads(rank, step, COUNT)).collect();
+        let expected = if step == 0 {
+            mean(&all)
+        } else {
+            let sent: Vec<Tensor> = all
+                .iter()
+                .zip(&mut errors)
+                .map(|(grads, error)| {
+                    let whole = grads + &*error;
+                    // The fourth largest is the least that is sent.
+                    let least = whole.abs().sort(0, true).0.double_value(&[3]);
+                    let sent = whole.where_self(&whole.abs().ge(least), &whole.zeros_like());
+                    *error = &whole - &sent;
+                    sent
+                })
+                .collect();
+            mean(&sent)
+        };
+        close(&found, &expected, &format!("step {step}"))?;
+    }
+    Ok(())
+}
+
+/// Signs and one scale from each rank, and again of each rank's part of the mean.
+fn one_bit(group: &ProcessGroup) -> Result<()> {
+    const COUNT: i64 = 101;
+    let ranks = group.size() as i64;
+    let part = (COUNT + 8 * ranks - 1) / (8 * ranks) * 8;
+    let sign = |tensor: &Tensor| tensor.ge(0.0).to_kind(Kind::Double) * 2.0 - 1.0;
+    let rounded = |tensor: &Tensor| sign(tensor) * (tensor.norm().double_value(&[]) / (tensor.numel() as f64).sqrt());
+    let mut hook = OneBit::new(group, 1);
+    let mut errors: Vec<Tensor> = (0..ranks).map(|_| Tensor::zeros([COUNT], DOUBLE)).collect();
+    let mut mean_error = Tensor::zeros([COUNT], DOUBLE);
+    for step in 0..6 {
+        let found = runs(&mut hook, &grads(group.rank(), step, COUNT), &[COUNT])?;
+        let all: Vec<Tensor> = (0..group.size()).map(|rank| grads(rank, step, COUNT)).collect();
+        if step == 0 {
+            close(&found, &mean(&all), "warm-up")?;
+            continue;
+        }
+        let sent: Vec<Tensor> = all
+            .iter()
+            .zip(&mut errors)
+            .map(|(grads, error)| {
+                let whole = grads + &*error;
+                let sent = rounded(&whole);
+                *error = whole - &sent;
+                sent
+            })
+            .collect();
+        let whole = mean(&sent) + &mean_error;
+        // Each rank rounds its part by a scale of its own.
+        let starts = (0..ranks).map(|rank| (rank * part).min(COUNT));
+        let parts: Vec<Tensor> =
+            starts.map(|start| rounded(&whole.narrow(0, start, part.min(COUNT - start)))).collect();
+        let expected = Tensor::cat(&parts, 0);
+        mean_error = whole - &expected;
+        close(&found, &expected, &format!("step {step}"))?;
+    }
+    Ok(())
+}
+
+fn power_sgd(group: &ProcessGroup) -> Result<()> {
+    let (rank, ranks) = (group.rank(), group.size());
+    let shape = [12, 10];
+    let options = PowerSgdOptions { start_power_sgd_iter: 2, matrix_approximation_rank: 2, ..Default::default() };
+    // Of rank 2 altogether: two factors hold all of it.
+    let left = grads(90, 0, 24).view([12, 2]);
+    let thin = |rank: usize, step: usize| left.matmul(&grads(rank, step, 20).view([2, 10])).view([-1]);
+    let mut hook = PowerSgd::new(group, options)?;
+    for step in 0..5 {
+        let found = runs(&mut hook, &thin(rank, step), &shape)?;
+        let all: Vec<Tensor> = (0..ranks).map(|rank| thin(rank, step)).collect();
+        let expected = mean(&all);
+        let error = (found - &expected).abs().max().double_value(&[]);
+        ensure!(error < 1e-8, "step {step}: off by {error} where nothing is lost");
+    }
+    // Of full rank: each step loses something, and error feedback brings it later.
+    let mut hook = PowerSgd::new(group, PowerSgdOptions { start_power_sgd_iter: 2, ..Default::default() })?;
+    let full: Vec<Tensor> = (0..ranks).map(|rank| grads(rank, 7, 120)).collect();
+    let mut total = Tensor::zeros([120], DOUBLE);
+    let mut first_error = 0.0;
+    for step in 0..60 {
+        let given = if step <= 2 { full[rank].copy() } else { Tensor::zeros([120], DOUBLE) };
+        let found = runs(&mut hook, &given, &shape)?;
+        if step < 2 {
+            close(&found, &mean(&full), "a step before compression")?;
+            continue;
+        }
+        total += found;
+        if step == 2 {
+            first_error = (&total - mean(&full)).norm().double_value(&[]);
+        }
+    }
+    let last_error = (&total - mean(&full)).norm().double_value(&[]);
+    ensure!(first_error > 0.1, "one factor cannot hold a matrix of full rank: {first_error}");
+    ensure!(last_error < 1e-3 * first_error, "{last_error} of {first_error} is still missing");
+    // All ranks hold the same.
+    for other in group.all_gather(&total)? {
+        ensure!(other.equal(&total), "ranks differ");
+    }
+    // Vectors travel whole.
+    let mut hook = PowerSgd::new(group, options)?;
+    for step in 0..4 {
+        let found = runs(&mut hook, &grads(rank, step, 9), &[9])?;
+        let all: Vec<Tensor> = (0..ranks).map(|rank| grads(rank, step, 9)).collect();
+        close(&found, &mean(&all), "a vector")?;
+    }
+    Ok(())
+}
+
+fn options(group: &ProcessGroup) -> Result<()> {
+    let power = |options| PowerSgd::new(group, options).map(drop);
+    let defaults = PowerSgdOptions::default();
+    for refused in [
+        power(PowerSgdOptions { matrix_approximation_rank: 0, ..defaults }),
+        power(PowerSgdOptions { start_power_sgd_iter: 1, ..defaults }),
+        power(PowerSgdOptions { min_compression_rate: f64::NAN, ..defaults }),
+        TopK::new(group, 0.0, 0).map(drop),
+        TopK::new(group, 1.5, 0).map(drop),
+    ] {
+        ensure!(matches!(refused, Err(DdpError::InvalidOption { .. })), "{refused:?}");
+    }
+    Ok(())
+}
+
+/// A model trained through each hook stays the same on all ranks, and learns.
+fn in_training(group: &ProcessGroup) -> Result<()> {
+    let power = PowerSgdOptions { start_power_sgd_iter: 2, min_compression_rate: 1.0, ..Default::default() };
+    let plain = trained(group, |_| Ok(()))?;
+    let by_hand = {
+        let group = group.clone();
+        move |bucket: &GradBucket| -> Result<Work<Tensor>, DdpError> {
+            let mut sum = bucket.buffer.shallow_clone();
+            let work = group.all_reduce_async(&mut sum, ReduceOp::Avg)?;
+            Ok(work.and_then(move |()| Ok(sum)))
+        }
+    };
+    let closure = trained(group, move |ddp| ddp.register_comm_hook(by_hand))?;
+    ensure!((closure - plain).abs() < 1e-5, "an all-reduce by hand: {closure} instead of {plain}");
+    let lossy: Vec<(&str, f64)> = vec![
+        ("libtorch's float16", trained(group, |ddp| ddp.register_fp16_compress())?),
+        ("float16", trained(group, |ddp| ddp.register_comm_hook(CastCompress::half(group)))?),
+        ("bfloat16", trained(group, |ddp| ddp.register_comm_hook(CastCompress::bfloat16(group)))?),
+        ("top-k", trained(group, |ddp| ddp.register_comm_hook(TopK::new(group, 0.25, 1)?))?),
+        ("1-bit", trained(group, |ddp| ddp.register_comm_hook(OneBit::new(group, 5)))?),
+        ("PowerSGD", trained(group, |ddp| ddp.register_comm_hook(PowerSgd::new(group, power)?))?),
+    ];
+    for (name, loss) in lossy {
+        ensure!(loss < 0.25, "{name}: the loss is {loss}, with plain sums {plain}");
+    }
+    Ok(())
+}
+
+/// The last loss of a small regression, which begins near 1.
+fn trained(
+    group: &ProcessGroup,
+    register: impl FnOnce(&DistributedDataParallel) -> Result<(), DdpError>,
+) -> Result<f64> {
+    tch::manual_seed(3);
+    let vs = nn::VarStore::new(Device::Cpu);
+    let model = nn::seq()
+        .add(nn::linear(vs.root() / 0, 8, 32, Default::default()))
+        .add_fn(|x| x.tanh())
+        .add(nn::linear(vs.root() / 1, 32, 4, Default::default()));
+    let ddp = DistributedDataParallel::builder(group).bucket_cap_mb(1.0 / 1024.0).build(&vs)?;
+    register(&ddp)?;
+    ensure!(matches!(ddp.register_comm_hook(CastCompress::half(group)), Err(DdpError::HookTaken)) || !has_hook(&ddp)?);
+    tch::manual_seed(10 + group.rank() as i64);
+    let inputs = Tensor::randn([32, 8], FLOAT);
+    let targets = inputs.narrow(1, 0, 4).sin();
+    let mut last = f64::INFINITY;
+    for _ in 0..60 {
+        let loss = (ddp.forward(|| model.forward(&inputs))? - &targets).square().mean(Kind::Float);
+        ddp.backward(&loss)?;
+        tch::no_grad(|| {
+            for mut param in vs.trainable_variables() {
+                let grad = param.grad();
+                let _ = param.g_sub_(&(grad * 0.3));
+                param.zero_grad();
+            }
+        });
+        last = loss.double_value(&[]);
+    }
+    for param in vs.trainable_variables() {
+        for other in group.all_gather(&param.detach().contiguous())? {
+            ensure!(other.equal(&param), "the ranks' models differ");
+        }
+    }
+    let mut loss = Tensor::from(last);
+    group.all_reduce(&mut loss, ReduceOp::Avg)?;
+    Ok(loss.double_value(&[]))
+}
+
+fn has_hook(ddp: &DistributedDataParallel) -> Result<bool> {
+    Ok(ddp.logging_data()?.iter().any(|(name, _)| name == "comm_hook"))
+}
+
+fn small(group: &ProcessGroup) -> Result<(Tensor, DistributedDataParallel)> {
+    let param = Tensor::ones([2], FLOAT).set_requires_grad(true);
+    let params = vec![("w".to_owned(), param.shallow_clone())];
+    Ok((param, DistributedDataParallel::builder(group).build_from(params, Vec::new())?))
+}
+
+/// The panic goes on in `backward`, or in the next `forward` when backward was tch's own.
+pub fn panicking(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    for own_backward in [true, false] {
+        let (param, ddp) = small(&group)?;
+        ddp.register_comm_hook(|_: &GradBucket| -> Result<Work<Tensor>, DdpError> { panic!("planted in a hook") })?;
+        let loss = ddp.forward(|| &param * 2)?.sum(Kind::Float);
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            if own_backward {
+                ddp.backward(&loss).map_err(|error| error.to_string())
+            } else {
+                loss.f_backward().map_err(|error| error.to_string())?;
+                Ok(())
+            }
+        }));
+        let panic = if own_backward {
+            panic.err()
+        } else {
+            ensure!(matches!(panic, Ok(Err(_))), "tch's backward tells of a failure");
+            catch_unwind(AssertUnwindSafe(|| ddp.forward(|| &param * 2).map(drop))).err()
+        };
+        let panic = panic.context("the panic was swallowed")?;
+        let said = panic.downcast_ref::<&str>().copied().unwrap_or_default();
+        ensure!(said == "planted in a hook", "{said}");
+    }
+    Ok(())
+}
+
+pub fn failing(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let (param, ddp) = small(&group)?;
+    let short = group.clone();
+    // A result that does not fit the bucket.
+    ddp.register_comm_hook(move |_: &GradBucket| -> Result<Work<Tensor>, DdpError> {
+        let mut one = Tensor::ones([1], FLOAT);
+        let work = short.all_reduce_async(&mut one, ReduceOp::Sum)?;
+        Ok(work.and_then(move |()| Ok(one)))
+    })?;
+    let loss = ddp.forward(|| &param * 2)?.sum(Kind::Float);
+    let error = ddp.backward(&loss).err().context("nothing was said")?;
+    ensure!(matches!(error, DdpError::Hook(_)) && error.to_string().contains("the mean of bucket 0"), "{error}");
+    let (param, ddp) = small(&group)?;
+    ddp.register_comm_hook(|_: &GradBucket| -> Result<Work<Tensor>, DdpError> { Err(DdpError::NoLauncher) })?;
+    let loss = ddp.forward(|| &param * 2)?.sum(Kind::Float);
+    let error = ddp.backward(&loss).err().context("nothing was said")?;
+    ensure!(matches!(error, DdpError::Hook(_)) && error.to_string().contains("no launcher"), "{error}");
+    // The group goes on.
+    group.barrier()?;
+    Ok(())
+}

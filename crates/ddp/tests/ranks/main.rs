@@ -1,0 +1,86 @@
+//! Ranks as processes: the same program again, told by a variable what to be. Each run has a hard limit of time, after
+//! which its processes are ended and the test fails; nothing else is timed.
+
+mod collectives;
+mod faults;
+mod harness;
+mod hooks;
+mod options;
+mod training;
+
+use anyhow::Result;
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use harness::{Scenario, rank_main, run};
+
+/// What a rank can be told to be.
+const SCENARIOS: &[(&str, Scenario)] = &[
+    ("collectives", collectives::scenario),
+    ("sub_groups", collectives::sub_groups),
+    ("refusals", collectives::refusals),
+    ("objects", collectives::objects),
+    ("options", options::scenario),
+    ("training", training::scenario),
+    ("models_that_differ", training::models_that_differ),
+    ("join", training::join),
+    ("hooks", hooks::scenario),
+    ("panicking_hook", hooks::panicking),
+    ("failing_hook", hooks::failing),
+    ("endless_sums", faults::endless_sums),
+    ("endless_training", faults::endless_training),
+    ("stalls", faults::stalls),
+    ("stalls_in_backward", faults::stalls_in_backward),
+    ("other_collective", faults::other_collective),
+    ("other_shape", faults::other_shape),
+    ("monitored", faults::monitored),
+    ("dropped_work", faults::dropped_work),
+];
+
+fn main() -> Result<()> {
+    if let Some(name) = harness::told() {
+        return rank_main(&name, SCENARIOS);
+    }
+    let plain = |name: &'static str, scenario: &'static str, ranks: usize| {
+        (name, Box::new(move || run(scenario, ranks).map(drop)) as Box<dyn FnOnce() -> Result<()> + Send>)
+    };
+    let mut tests = vec![
+        plain("collectives_of_2", "collectives", 2),
+        plain("collectives_of_3", "collectives", 3),
+        plain("sub_groups_of_3", "sub_groups", 3),
+        plain("tensors_that_cannot_be_sent_are_refused", "refusals", 2),
+        plain("objects_of_3", "objects", 3),
+        plain("options_of_2", "options", 2),
+        plain("training_of_1_equals_the_large_batch", "training", 1),
+        plain("training_of_2_equals_the_large_batch", "training", 2),
+        plain("training_of_3_equals_the_large_batch", "training", 3),
+        plain("training_of_4_equals_the_large_batch", "training", 4),
+        plain("models_that_differ_are_named_on_every_rank", "models_that_differ", 3),
+        plain("join_of_3_with_uneven_inputs", "join", 3),
+        plain("hooks_of_2", "hooks", 2),
+        plain("hooks_of_3", "hooks", 3),
+        plain("a_hooks_panic_goes_on_here", "panicking_hook", 2),
+        plain("a_hooks_error_comes_back", "failing_hook", 2),
+        plain("a_rank_that_stalls_is_told_of", "stalls", 3),
+        plain("a_rank_that_stalls_in_backward_is_told_of", "stalls_in_backward", 2),
+        plain("other_collectives_are_told_of_on_every_rank", "other_collective", 3),
+        plain("other_shapes_are_told_of_on_every_rank", "other_shape", 2),
+        plain("a_monitored_barrier_names_who_is_missing", "monitored", 3),
+        plain("dropped_work_neither_waits_nor_ends_the_process", "dropped_work", 2),
+    ];
+    let more: [(&'static str, fn() -> Result<()>); 6] = [
+        ("a_killed_rank_is_told_of_in_collectives", faults::killed_in_collectives),
+        ("a_killed_rank_is_told_of_in_backward", faults::killed_in_backward),
+        ("a_wrong_world_size_is_told_of", faults::wrong_world_size),
+        ("a_taken_port_is_told_of", faults::taken_port),
+        ("a_rank_that_never_comes_is_told_of", faults::absent_rank),
+        ("a_file_that_ranks_meet_at", collectives::meet_at_a_file),
+    ];
+    tests.extend(more.map(|(name, test)| (name, Box::new(test) as Box<dyn FnOnce() -> Result<()> + Send>)));
+    let trials = tests.into_iter().map(|(name, test)| {
+        Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}"))))
+    });
+    let mut arguments = Arguments::from_args();
+    // Each test is several processes already.
+    arguments.test_threads = arguments.test_threads.or(Some(2));
+    libtest_mimic::run(&arguments, trials.collect()).exit()
+}

@@ -1,0 +1,144 @@
+//! What a `DistributedDataParallel` does besides averaging.
+
+use anyhow::{Context, Result, ensure};
+use overdrive_core::GradientSync;
+use overdrive_ddp::{DdpError, DistributedDataParallel, ProcessGroup};
+use tch::nn::{self, Module};
+use tch::{Device, Kind, Tensor};
+
+use crate::collectives::any_group;
+use crate::harness::Meeting;
+
+const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+pub fn scenario(_meeting: &Meeting) -> Result<()> {
+    let group = any_group()?;
+    buffers(&group).context("buffers")?;
+    no_grad(&group).context("no_grad")?;
+    several_outputs(&group).context("several outputs")?;
+    refusals(&group).context("refusals")?;
+    missing_gradients(&group).context("missing gradients")?;
+    log(&group).context("log")
+}
+
+/// Buffers follow rank 0 before a forward pass behind a synchronised backward, and not within a window.
+fn buffers(group: &ProcessGroup) -> Result<()> {
+    for broadcast in [true, false] {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let model = nn::linear(vs.root(), 2, 1, Default::default());
+        let mut buffer = vs.root().zeros_no_train("seen", &[3]);
+        let frozen = vs.root().ones("frozen", &[2]).set_requires_grad(false);
+        let _ = buffer.fill_(group.rank() as i64);
+        let _ = frozen.shallow_clone().fill_(group.rank() as i64 + 5);
+        let ddp = DistributedDataParallel::builder(group).broadcast_buffers(broadcast).build(&vs)?;
+        ensure!(buffer.sum(Kind::Float).double_value(&[]) == 0.0, "the start takes rank 0's buffers");
+        ensure!(frozen.sum(Kind::Float).double_value(&[]) == 10.0, "and rank 0's frozen parameters");
+        ensure!(ddp.parameters().len() == 2);
+        let mut pass = |sync: bool| -> Result<f64> {
+            let _ = buffer.fill_(group.rank() as i64 + 1);
+            let _guard = (!sync).then(|| ddp.no_sync());
+            let loss = ddp.forward(|| model.forward(&Tensor::ones([1, 2], FLOAT)))?.sum(Kind::Float);
+            let seen = buffer.sum(Kind::Float).double_value(&[]);
+            ddp.backward(&loss)?;
+            Ok(seen)
+        };
+        let own = 3.0 * (group.rank() as f64 + 1.0);
+        let behind_sync = if broadcast { 3.0 } else { own };
+        ensure!(pass(true)? == behind_sync, "the first pass");
+        ensure!(pass(false)? == behind_sync, "a window's first pass, behind a synchronised backward");
+        ensure!(pass(false)? == own, "within a window nothing travels");
+        ensure!(pass(true)? == own, "nor before its last");
+        ensure!(pass(true)? == behind_sync, "the next window");
+    }
+    Ok(())
+}
+
+/// Without gradients nothing travels, so that one rank alone may evaluate.
+fn no_grad(group: &ProcessGroup) -> Result<()> {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let model = nn::linear(vs.root(), 2, 1, Default::default());
+    let ddp = DistributedDataParallel::new(&vs, group)?;
+    if group.rank() == 1 {
+        let outputs = tch::no_grad(|| ddp.forward(|| model.forward(&Tensor::ones([1, 2], FLOAT))))?;
+        ensure!(!outputs.requires_grad());
+    }
+    let loss = ddp.forward(|| model.forward(&Tensor::ones([1, 2], FLOAT)))?.sum(Kind::Float);
+    ddp.backward(&loss)?;
+    Ok(())
+}
+
+/// A loss that leaves an output out; models that return tuples, lists, or fail.
+fn several_outputs(group: &ProcessGroup) -> Result<()> {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let one = nn::linear(vs.root() / "one", 2, 1, Default::default());
+    let other = nn::linear(vs.root() / "other", 2, 1, Default::default());
+    let ddp = DistributedDataParallel::builder(group).find_unused_parameters(true).build(&vs)?;
+    let inputs = Tensor::full([1, 2], group.rank() as i64 + 1, FLOAT);
+    for _ in 0..3 {
+        let (used, _left_out) = ddp.forward(|| (one.forward(&inputs), other.forward(&inputs)))?;
+        ddp.backward(&used.sum(Kind::Float))?;
+        let grad = one.ws.grad().mean(Kind::Float).double_value(&[]);
+        ensure!((grad - 1.5).abs() < 1e-6, "the mean over ranks of 1 and 2: {grad}");
+        for mut param in vs.trainable_variables() {
+            param.zero_grad();
+        }
+    }
+    let failed: Result<Tensor, &str> = ddp.forward(|| Err("no model today"))?;
+    ensure!(failed.is_err());
+    let mut list: Vec<Option<Tensor>> = ddp.forward(|| vec![Some(one.forward(&inputs)), None])?;
+    let loss = list.remove(0).context("the first output")?.sum(Kind::Float);
+    ddp.backward(&loss)?;
+    Ok(())
+}
+
+fn refusals(group: &ProcessGroup) -> Result<()> {
+    let build = |params: Vec<(String, Tensor)>| DistributedDataParallel::builder(group).build_from(params, Vec::new());
+    let param = || Tensor::ones([2], FLOAT).set_requires_grad(true);
+    let named = |tensor: Tensor| vec![("w".to_owned(), tensor)];
+    ensure!(matches!(build(Vec::new()), Err(DdpError::NoParameters)));
+    ensure!(matches!(build(named(Tensor::ones([2], FLOAT))), Err(DdpError::NoParameters)));
+    ensure!(matches!(build(named(Tensor::new())), Err(DdpError::InvalidParameter { .. })));
+    ensure!(matches!(build(named(param() * 2)), Err(DdpError::InvalidParameter { .. })));
+    let tied = param();
+    let twice = vec![("a".to_owned(), tied.shallow_clone()), ("b".to_owned(), tied)];
+    let error = build(twice).unwrap_err().to_string();
+    ensure!(error.contains("\"a\" once more"), "{error}");
+    for mib in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let built = DistributedDataParallel::builder(group).bucket_cap_mb(mib).build_from(named(param()), Vec::new());
+        ensure!(matches!(built, Err(DdpError::InvalidOption { option: "bucket_cap_mb", .. })), "{mib}");
+    }
+    let ddp = build(named(param()))?;
+    let failed = ddp.backward(&Tensor::new());
+    ensure!(matches!(failed, Err(DdpError::Torch(_))), "{failed:?}");
+    ensure!(ddp.world_size() == 2 && (ddp.sum(group.rank() as f64 + 0.25).map_err(anyhow::Error::new)? - 1.5).abs() < 1e-12);
+    Ok(())
+}
+
+/// Parameters that backward does not reach, with nobody looking for them: the next forward says so.
+fn missing_gradients(group: &ProcessGroup) -> Result<()> {
+    let used = Tensor::ones([2], FLOAT).set_requires_grad(true);
+    let left_out = Tensor::ones([2], FLOAT).set_requires_grad(true);
+    let params = vec![("used".to_owned(), used.shallow_clone()), ("left_out".to_owned(), left_out)];
+    let ddp = DistributedDataParallel::builder(group).build_from(params, Vec::new())?;
+    let loss = ddp.forward(|| &used * 2)?.sum(Kind::Float);
+    ddp.backward(&loss)?;
+    let error = ddp.forward(|| &used * 2).err().context("nothing was said")?.to_string();
+    ensure!(error.contains("find_unused_parameters"), "{error}");
+    Ok(())
+}
+
+fn log(group: &ProcessGroup) -> Result<()> {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let model = nn::linear(vs.root(), 2, 1, Default::default());
+    let ddp = DistributedDataParallel::new(&vs, group)?;
+    for _ in 0..3 {
+        let loss = ddp.forward(|| model.forward(&Tensor::ones([1, 2], FLOAT)))?.sum(Kind::Float);
+        ddp.backward(&loss)?;
+    }
+    let data = ddp.logging_data()?;
+    let value = |key: &str| data.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
+    ensure!(value("world_size") == Some("2"), "{data:?}");
+    ensure!(value("num_parameter_tensors") == Some("2"), "{data:?}");
+    ensure!(value("backend_name") == Some("gloo"), "{data:?}");
+    Ok(())
+}
