@@ -46,6 +46,9 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<ExitCode> {
+    if let Some(told) = cases::second_rank() {
+        return told.map(|()| ExitCode::SUCCESS);
+    }
     let options = Options::parse();
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace's folder")?;
     let cases_dir = options.cases.clone().unwrap_or_else(|| workspace.join("parity/cases"));
@@ -105,7 +108,7 @@ fn run_case(name: &str, function: cases::Case, out: &Path, mnist: &Path, verbose
         bail!("Python's half failed:\n{failure}");
     }
     let started = Instant::now();
-    let found = function(&Given::new(&record, mnist))?;
+    let found = function(&Given::new(&record, out, mnist))?;
     let (passed, failed, worst) = compare::all(name, &record, &found, verbose);
     let seconds = started.elapsed().as_secs_f64();
     println!("{name}: {passed} passed, {failed} failed, worst relative difference {worst:.1e}, {seconds:.1} s");

@@ -54,12 +54,18 @@ impl Record {
 /// What a case is given: Python's inputs.
 pub struct Given<'a> {
     record: &'a Record,
+    records: PathBuf,
     mnist: PathBuf,
 }
 
 impl<'a> Given<'a> {
-    pub fn new(record: &'a Record, mnist: &Path) -> Self {
-        Self { record, mnist: mnist.to_owned() }
+    pub fn new(record: &'a Record, records: &Path, mnist: &Path) -> Self {
+        Self { record, records: records.to_owned(), mnist: mnist.to_owned() }
+    }
+
+    /// The folder with what Python wrote, for another process of the same case.
+    pub fn records(&self) -> &Path {
+        &self.records
     }
 
     /// A copy of the tensor that Python gave under this name.

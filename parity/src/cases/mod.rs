@@ -4,6 +4,7 @@ mod accum;
 mod amp;
 mod checkpoint;
 mod dataload;
+mod ddp;
 mod mnist;
 mod optim;
 mod samplers;
@@ -12,6 +13,8 @@ mod sched_config;
 mod trajectories;
 
 use anyhow::Result;
+
+pub use ddp::second_rank;
 
 use crate::record::{Found, Given};
 
@@ -37,6 +40,9 @@ pub const ALL: &[(&str, Case)] = &[
     ("clip_grad_value", optim::clip_grad_value),
     ("averaged_model", optim::averaged_model),
     ("export_pt", checkpoint::export_pt),
+    ("ddp_training", ddp::ddp_training),
+    ("ddp_beside_python", ddp::ddp_beside_python),
+    ("ddp_collectives", ddp::ddp_collectives),
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
     ("dataload_jpeg", dataload::dataload_jpeg),
     ("dataload_resized_crop", dataload::dataload_resized_crop),

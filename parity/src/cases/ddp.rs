@@ -1,0 +1,240 @@
+//! Two ranks: this program and the same program again, or Python.
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use overdrive_ddp::{Backend, DdpBuilder, DistributedDataParallel, InitMethod, ProcessGroup, ReduceOp};
+use tch::{Kind, Tensor};
+
+use crate::record::{Found, Given, Record};
+
+const STEPS: usize = 5;
+/// What the second rank is told: the job, and where to leave its results.
+const JOB: &str = "OVERDRIVE_PARITY_JOB";
+const OUT: &str = "OVERDRIVE_PARITY_OUT";
+const RECORDS: &str = "OVERDRIVE_PARITY_RECORDS";
+const PATIENCE: Duration = Duration::from_secs(120);
+
+type Results = BTreeMap<String, Tensor>;
+type Job = fn(&Given<'_>, &ProcessGroup) -> Result<Results>;
+
+pub fn ddp_training(given: &Given<'_>) -> Result<Found> {
+    let [ours, _] = two_ranks(given, "ddp_training", train)?;
+    Ok(found(ours))
+}
+
+pub fn ddp_collectives(given: &Given<'_>) -> Result<Found> {
+    let mut all = Found::default();
+    for (rank, results) in two_ranks(given, "ddp_collectives", collectives)?.into_iter().enumerate() {
+        for (name, tensor) in results {
+            all.insert(format!("{name}.{rank}"), &tensor);
+        }
+    }
+    Ok(all)
+}
+
+/// Rank 0 is ours, rank 1 is Python's.
+pub fn ddp_beside_python(given: &Given<'_>) -> Result<Found> {
+    let port = free_port()?;
+    let out = tempfile::tempdir()?;
+    let mut python = Command::new(given.value::<String>("python")?);
+    python.arg(given.value::<String>("rank")?).arg("one_step").arg(out.path().join("1.pt"));
+    python.envs([("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("OMP_NUM_THREADS", "1")]);
+    // Ours is on the loader path for this program; Python finds its own.
+    python.env("MASTER_PORT", port.to_string()).env_remove("LD_LIBRARY_PATH");
+    let mut python = Peer(python.spawn().context("the Python rank")?);
+    let group = meet(0, port)?;
+    let model = Model::new(given, &group, |ddp| ddp.check_model(false))?;
+    let mut results = Results::new();
+    for step in 0..STEPS {
+        for (_, param) in &model.params {
+            param.shallow_clone().zero_grad();
+        }
+        model.backward(given, step)?;
+        for (name, param) in &model.params {
+            results.insert(format!("{step}.{name}"), param.grad().copy());
+        }
+    }
+    group.barrier()?;
+    python.end()?;
+    Ok(found(results))
+}
+
+/// Does the second rank's part, if that is what this process was started for.
+pub fn second_rank() -> Option<Result<()>> {
+    let job = std::env::var(JOB).ok()?;
+    Some(run_second_rank(&job).with_context(|| format!("the second rank of {job}")))
+}
+
+fn run_second_rank(job: &str) -> Result<()> {
+    let run: Job = match job {
+        "ddp_training" => train,
+        "ddp_collectives" => collectives,
+        _ => bail!("there is no such job"),
+    };
+    tch::set_num_threads(1);
+    let records = PathBuf::from(std::env::var_os(RECORDS).context(RECORDS)?);
+    let record = Record::read(&records, job)?;
+    let given = Given::new(&record, &records, Path::new(""));
+    let group = meet(1, std::env::var("MASTER_PORT")?.parse()?)?;
+    let results: Vec<(String, Tensor)> = run(&given, &group)?.into_iter().collect();
+    Tensor::write_safetensors(&results, std::env::var_os(OUT).context(OUT)?)?;
+    group.barrier()?;
+    Ok(())
+}
+
+fn two_ranks(given: &Given<'_>, job: &str, run: Job) -> Result<[Results; 2]> {
+    let port = free_port()?;
+    let out = tempfile::tempdir()?;
+    let file = out.path().join("1.safetensors");
+    let mut second = Command::new(std::env::current_exe()?);
+    second.env(JOB, job).env(OUT, &file).env("MASTER_PORT", port.to_string());
+    second.env(RECORDS, given.records());
+    let mut second = Peer(second.spawn().context("the second rank")?);
+    let group = meet(0, port)?;
+    let ours = run(given, &group)?;
+    group.barrier()?;
+    second.end()?;
+    Ok([ours, Tensor::read_safetensors(&file)?.into_iter().collect()])
+}
+
+fn meet(rank: usize, port: u16) -> Result<ProcessGroup> {
+    let address = InitMethod::parse(&format!("tcp://127.0.0.1:{port}?rank={rank}&world_size=2"))?;
+    Ok(ProcessGroup::builder(Backend::Gloo).timeout(PATIENCE).init(&address)?)
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// The other rank, ended with this one.
+struct Peer(Child);
+
+impl Peer {
+    fn end(&mut self) -> Result<()> {
+        let started = Instant::now();
+        while started.elapsed() < PATIENCE {
+            if let Some(status) = self.0.try_wait()? {
+                ensure!(status.success(), "the other rank ended with {status}");
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        bail!("the other rank does not end")
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _already_ended = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn found(results: Results) -> Found {
+    let mut found = Found::default();
+    for (name, tensor) in results {
+        found.insert(name, &tensor);
+    }
+    found
+}
+
+struct Model {
+    params: Vec<(String, Tensor)>,
+    ddp: DistributedDataParallel,
+}
+
+impl Model {
+    fn new(given: &Given<'_>, group: &ProcessGroup, options: impl FnOnce(DdpBuilder) -> DdpBuilder) -> Result<Self> {
+        let names = (0..3).flat_map(|layer| ["weight", "bias"].map(|kind| format!("{kind}.{layer}")));
+        let params = names.map(|name| {
+            let tensor = given.tensor(&name)?.set_requires_grad(true);
+            Ok((name, tensor))
+        });
+        let params: Vec<(String, Tensor)> = params.collect::<Result<_>>()?;
+        let handles = params.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
+        let ddp = options(DistributedDataParallel::builder(group)).build_from(handles, Vec::new())?;
+        Ok(Self { params, ddp })
+    }
+
+    fn forward(&self, x: &Tensor) -> Tensor {
+        let mut x = x.shallow_clone();
+        for (layer, pair) in self.params.chunks(2).enumerate() {
+            x = x.linear(&pair[0].1, Some(&pair[1].1));
+            x = if layer < 2 { x.tanh() } else { x };
+        }
+        x
+    }
+
+    fn backward(&self, given: &Given<'_>, step: usize) -> Result<()> {
+        let rank = self.ddp.group().rank();
+        let x = given.tensor(&format!("x.{rank}.{step}"))?;
+        let y = given.tensor(&format!("y.{rank}.{step}"))?;
+        let loss = (self.ddp.forward(|| self.forward(&x))? - y).square().mean(Kind::Float);
+        Ok(self.ddp.backward(&loss)?)
+    }
+}
+
+fn train(given: &Given<'_>, group: &ProcessGroup) -> Result<Results> {
+    const SMALL: f64 = 1.0 / 2048.0;
+    let mut results = Results::new();
+    for way in given.value::<Vec<String>>("ways")? {
+        let model = Model::new(given, group, |ddp| match &way[..] {
+            "small_buckets" => ddp.bucket_cap_mb(SMALL),
+            "views" => ddp.bucket_cap_mb(SMALL).gradient_as_bucket_view(true),
+            "static" => ddp.static_graph(true),
+            "unused" => ddp.find_unused_parameters(true),
+            _ => ddp,
+        })?;
+        for step in 0..STEPS {
+            model.backward(given, step)?;
+            tch::no_grad(|| {
+                for (name, param) in &model.params {
+                    let mut grad = param.grad();
+                    let _ = param.shallow_clone().g_sub_(&(&grad * 0.25));
+                    let _ = grad.zero_();
+                    results.insert(format!("{way}.{step}.{name}"), param.detach().copy());
+                }
+            });
+        }
+    }
+    Ok(results)
+}
+
+fn collectives(given: &Given<'_>, group: &ProcessGroup) -> Result<Results> {
+    let rank = group.rank();
+    let mut results = Results::new();
+    for kind in ["float", "half", "int"] {
+        let own = given.tensor(&format!("{kind}.{rank}"))?;
+        let mut found = |name: &str, tensor: Tensor| results.insert(format!("{kind}.{name}"), tensor);
+        let ops =
+            [("sum", ReduceOp::Sum), ("product", ReduceOp::Product), ("min", ReduceOp::Min), ("max", ReduceOp::Max)];
+        for (name, op) in ops {
+            let mut tensor = own.copy();
+            group.all_reduce(&mut tensor, op)?;
+            found(&format!("all_reduce.{name}"), tensor);
+        }
+        let mut tensor = own.copy();
+        group.broadcast(&mut tensor, 1)?;
+        found("broadcast", tensor);
+        found("all_gather", Tensor::stack(&group.all_gather(&own)?, 0));
+        let mut whole = own.new_empty([4, 6], (own.kind(), own.device()));
+        group.all_gather_into(&mut whole, &own)?;
+        found("all_gather_into", whole);
+        let mut part = own.new_empty([1, 6], (own.kind(), own.device()));
+        group.reduce_scatter_into(&mut part, &own, ReduceOp::Sum)?;
+        found("reduce_scatter_into", part);
+        let mut part = own.new_empty([6], (own.kind(), own.device()));
+        let parts: Vec<Tensor> = own.unbind(0).iter().map(Tensor::contiguous).collect();
+        group.scatter(&mut part, if rank == 0 { &parts } else { &[] }, 0)?;
+        found("scatter", part);
+        let mut swapped = own.empty_like();
+        group.all_to_all_single(&mut swapped, &own, None)?;
+        found("all_to_all_single", swapped);
+    }
+    Ok(results)
+}
