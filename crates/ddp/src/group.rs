@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use overdrive_ffi::c10d::{self, GroupOptions, Store};
-use tch::Device;
+use tch::{Device, Tensor};
 
 use crate::error::{Context, DdpError};
 use crate::rendezvous::InitMethod;
@@ -276,6 +276,11 @@ impl ProcessGroup {
     /// `_abort_process_group`
     pub fn abort(&self) -> Result<(), DdpError> {
         Ok(self.0.engine.abort()?)
+    }
+
+    /// A tensor's sum over ranks, whose backward sums the gradients over ranks.
+    pub(crate) fn sum_with_grad(&self, op: &'static str, tensor: &Tensor) -> Result<Tensor, DdpError> {
+        self.0.engine.sum_with_grad(tensor).map_err(|source| DdpError::between(self.context(op), source))
     }
 
     pub(crate) fn engine(&self) -> &c10d::ProcessGroup {

@@ -30,13 +30,17 @@ mod ddp;
 mod error;
 mod group;
 pub mod hooks;
+mod local_sgd;
 mod rendezvous;
+mod sync_batch_norm;
 mod work;
 
 pub use ddp::{DdpBuilder, DistributedDataParallel, NoSync, Outputs};
 pub use error::{Context, DdpError};
 pub use group::{Backend, DEFAULT_TIMEOUT, ProcessGroup, ProcessGroupBuilder, init_process_group};
 pub use hooks::{CommHook, GradBucket};
+pub use local_sgd::ModelAverager;
 pub use overdrive_ffi::c10d::{ReduceOp, Store, TcpStoreOptions, nccl_is_compiled};
 pub use rendezvous::InitMethod;
+pub use sync_batch_norm::SyncBatchNorm;
 pub use work::Work;

@@ -54,8 +54,7 @@ struct WeakReducer final : torch::CustomClassHolder {
 // Sees backward begin, and hands every output's gradient on, defined or not, so that the reducer is told of a parameter
 // behind an output that the loss left out.
 struct Sink : torch::autograd::Function<Sink> {
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
-                                                const torch::autograd::variable_list& outputs,
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::TensorList outputs,
                                                 const c10::intrusive_ptr<WeakReducer>& reducer) {
     context->set_materialize_grads(false);
     context->saved_data["reducer"] = c10::IValue::make_capsule(reducer);
@@ -191,7 +190,7 @@ od_status od_reducer_sink(const od_reducer* reducer, const od_tensor_list* outpu
     for (const auto& tensor : tensors)
       if (tensor.requires_grad()) differentiable.push_back(tensor);
     if (!differentiable.empty() && reducer->reducer->needs_sink()) {
-      auto copies = Sink::apply(differentiable, c10::make_intrusive<WeakReducer>(reducer->reducer));
+      auto copies = Sink::apply(at::TensorList(differentiable), c10::make_intrusive<WeakReducer>(reducer->reducer));
       auto copy = copies.begin();
       for (auto& tensor : tensors)
         if (tensor.requires_grad()) tensor = *copy++;

@@ -49,6 +49,12 @@ impl Error {
         &self.message
     }
 
+    /// A wait between ranks that this crate itself has ended.
+    #[cfg(feature = "distributed")]
+    pub(crate) fn timed_out(message: impl Into<String>) -> Self {
+        Self { kind: ErrorKind::Timeout, ..Self::refused(message) }
+    }
+
     /// A failure that this crate itself found before calling libtorch.
     pub(crate) fn refused(message: impl Into<String>) -> Self {
         let message = message.into();

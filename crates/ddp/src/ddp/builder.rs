@@ -61,8 +61,8 @@ impl DdpBuilder {
         self
     }
 
-    /// The gradients are views of the buckets, which saves memory and a copy. Zero them in place then: freed gradients are
-    /// put back as new views, at the price of the copy.
+    /// The gradients are views of the buckets, which saves memory and a copy. Zero them in place then; freed gradients are
+    /// put back as views, at the price of the copy. tch's `Tensor::zero_grad` cannot take views; its optimizers' can.
     pub fn gradient_as_bucket_view(mut self, view: bool) -> Self {
         self.gradient_as_bucket_view = view;
         self

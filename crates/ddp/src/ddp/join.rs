@@ -21,7 +21,7 @@ impl DistributedDataParallel {
     /// gradients of zero until all are, and then takes the model of the last.
     ///
     /// Gradients are divided by the world size throughout, or with `by_active_ranks` by the number of ranks that still have
-    /// inputs. Collectives of the loop's own (a sum of losses) are not answered.
+    /// inputs. Collectives of the loop's own (a [`SyncBatchNorm`](crate::SyncBatchNorm), a sum of losses) are not answered.
     ///
     /// # Errors
     /// When a rank is gone or late.
@@ -77,8 +77,14 @@ impl DistributedDataParallel {
     /// How many ranks are about to run a forward pass.
     fn active_ranks(&self) -> Result<i64, DdpError> {
         let mut count = self.number(0.0)?;
-        self.group.all_reduce(&mut count, ReduceOp::Sum)?;
-        Ok(count.f_double_value(&[0])? as i64)
+        let work = self.group.all_reduce_async(&mut count, ReduceOp::Sum)?;
+        work.wait_for(self.group.timeout())?;
+        let active = count.f_double_value(&[0])? as i64;
+        if active == 0 {
+            // All are through: the next backward divides by the world size again.
+            self.reducer.borrow().divide_by(work.engine(), true)?;
+        }
+        Ok(active)
     }
 
     /// The collectives of one forward and backward pass of the others.

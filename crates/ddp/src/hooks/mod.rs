@@ -3,6 +3,7 @@
 mod compress;
 mod driver;
 mod one_bit;
+mod post_local_sgd;
 mod power_sgd;
 mod top_k;
 mod warm_up;
@@ -16,6 +17,7 @@ use crate::work::Work;
 pub use compress::CastCompress;
 pub use one_bit::{OneBit, OneBitInFlight};
 pub use overdrive_ffi::c10d::GradBucket;
+pub use post_local_sgd::PostLocalSgd;
 pub use power_sgd::{Factors, PowerSgd, PowerSgdInFlight, PowerSgdOptions};
 pub use top_k::{TopK, TopKInFlight};
 

@@ -152,8 +152,8 @@ fn exchanges(group: &ProcessGroup, kind: Kind) -> Result<()> {
 
     // Rank r sends r + 1 rows to each.
     let row = |from: usize| given(from, 0, kind).narrow(0, 0, 1);
-    let rows = |from: usize| Tensor::cat(&vec![row(from); from + 1], 0);
-    let input = Tensor::cat(&vec![rows(rank); ranks], 0);
+    let rows = |from: usize| row(from).repeat([from as i64 + 1, 1]);
+    let input = rows(rank).repeat([ranks as i64, 1]);
     let received: Vec<Tensor> = (0..ranks).map(rows).collect();
     let expected = Tensor::cat(&received, 0);
     let mut output = expected.zeros_like();

@@ -50,7 +50,10 @@ pub fn rank_main(name: &str, scenarios: &[(&str, Scenario)]) -> Result<()> {
     let (_, scenario) = scenarios.iter().find(|(known, _)| *known == name).context("an unknown scenario")?;
     let rank = std::env::var("RANK").context("RANK")?.parse()?;
     tch::set_num_threads(1);
-    scenario(&Meeting { rank })?;
+    if let Err(error) = scenario(&Meeting { rank }) {
+        eprintln!("{error:#}");
+        std::process::exit(1);
+    }
     // Seen by the parent alone; a rank that ended in another way has not printed it.
     println!("rank {rank} is through");
     Ok(())
@@ -90,6 +93,7 @@ pub fn start(scenario: &str, rank: usize, ranks: usize, port: u16, vars: &[(&str
         .env("MASTER_ADDR", "127.0.0.1")
         .env("MASTER_PORT", port.to_string())
         .env("OMP_NUM_THREADS", "1")
+        .env_remove("RUST_BACKTRACE")
         .envs(vars.iter().copied())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -1,6 +1,7 @@
 //! Ranks as processes: the same program again, told by a variable what to be. Each run has a hard limit of time, after
 //! which its processes are ended and the test fails; nothing else is timed.
 
+mod averages;
 mod collectives;
 mod faults;
 mod harness;
@@ -23,6 +24,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("training", training::scenario),
     ("models_that_differ", training::models_that_differ),
     ("join", training::join),
+    ("sync_batch_norm", averages::sync_batch_norm),
+    ("local_sgd", averages::local_sgd),
     ("hooks", hooks::scenario),
     ("panicking_hook", hooks::panicking),
     ("failing_hook", hooks::failing),
@@ -56,6 +59,8 @@ fn main() -> Result<()> {
         plain("training_of_4_equals_the_large_batch", "training", 4),
         plain("models_that_differ_are_named_on_every_rank", "models_that_differ", 3),
         plain("join_of_3_with_uneven_inputs", "join", 3),
+        plain("sync_batch_norm_of_3_equals_the_large_batch", "sync_batch_norm", 3),
+        plain("local_sgd_of_3", "local_sgd", 3),
         plain("hooks_of_2", "hooks", 2),
         plain("hooks_of_3", "hooks", 3),
         plain("a_hooks_panic_goes_on_here", "panicking_hook", 2),

@@ -1,5 +1,6 @@
 //! Key-value stores that ranks find each other through.
 
+use std::ffi::CStr;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::time::Duration;
@@ -51,15 +52,40 @@ impl Store {
     /// `TCPStore`
     pub fn tcp(options: &TcpStoreOptions<'_>) -> Result<(Self, u16), Error> {
         let host = c_string(options.host)?;
+        let (is_server, port, timeout) = (options.is_server, options.port, options.timeout);
+        let place = format!("{}:{port}", options.host);
+        // libtorch waits without an end for the answer of a stranger that listens at this port.
+        const GRACE: Duration = Duration::from_secs(2);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let workers = (i64::try_from(options.world_size).unwrap_or(i64::MAX), options.wait_for_workers);
+        let connect = move || {
+            // Nobody listens any more when the time was up; the store goes then.
+            let _ = sender.send(Self::connect(&host, port, is_server, workers, timeout));
+        };
+        let thread = std::thread::Builder::new().name("tcp-store".to_owned());
+        thread.spawn(connect).map_err(|error| Error::refused(format!("no thread to connect on: {error}")))?;
+        receiver.recv_timeout(timeout.saturating_add(GRACE)).unwrap_or_else(|_| {
+            let what = if is_server { "serving a store at" } else { "no store answers at" };
+            Err(Error::timed_out(format!("timed out after {timeout:?}: {what} {place}; is that port something else's?")))
+        })
+    }
+
+    fn connect(
+        host: &CStr,
+        port: u16,
+        is_server: bool,
+        (world_size, wait_workers): (i64, bool),
+        timeout: Duration,
+    ) -> Result<(Self, u16), Error> {
         let wanted = raw::TcpStore {
             host: host.as_ptr(),
-            port: options.port,
-            is_server: i32::from(options.is_server),
-            world_size: i64::try_from(options.world_size).unwrap_or(i64::MAX),
-            wait_workers: i32::from(options.wait_for_workers),
+            port,
+            is_server: i32::from(is_server),
+            world_size,
+            wait_workers: i32::from(wait_workers),
             // Several groups of one process share a server, as in PyTorch.
-            multi_tenant: i32::from(options.is_server && options.port != 0),
-            timeout_ms: millis(options.timeout),
+            multi_tenant: i32::from(is_server && port != 0),
+            timeout_ms: millis(timeout),
         };
         let mut port = 0;
         // SAFETY: the options and the host's name outlive the call.

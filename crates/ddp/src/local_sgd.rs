@@ -1,0 +1,67 @@
+//! Local SGD: ranks train alone for some steps, then average their parameters.
+
+use overdrive_ffi::c10d::ReduceOp;
+use tch::Tensor;
+
+use crate::error::DdpError;
+use crate::group::ProcessGroup;
+
+/// Averages parameters over ranks every few steps. With [`PostLocalSgd`](crate::hooks::PostLocalSgd) this is post-local
+/// SGD; with `no_sync` throughout, local SGD.
+///
+/// Optimizer states stay each rank's own, as in PyTorch.
+///
+/// # Source
+/// `torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager`; Stich 2018, arXiv:1805.09767; Lin et al.
+/// 2018, arXiv:1808.07217
+#[doc(alias = "PeriodicModelAverager")]
+#[derive(Debug)]
+pub struct ModelAverager {
+    group: ProcessGroup,
+    params: Vec<Tensor>,
+    period: u64,
+    warm_up_steps: u64,
+    steps: u64,
+}
+
+impl ModelAverager {
+    /// Averages every `period` steps, from step `warm_up_steps` on; before that, gradients are expected to be averaged.
+    ///
+    /// # Errors
+    /// When the period is 0 or there are no parameters.
+    pub fn new(
+        group: &ProcessGroup,
+        params: &[Tensor],
+        period: u64,
+        warm_up_steps: u64,
+    ) -> Result<Self, DdpError> {
+        if period == 0 {
+            return Err(DdpError::InvalidOption { option: "period", found: "0".to_owned(), expected: "at least 1" });
+        }
+        if params.is_empty() {
+            return Err(DdpError::NoParameters);
+        }
+        let params = params.iter().map(Tensor::f_detach).collect::<Result<_, _>>()?;
+        Ok(Self { group: group.clone(), params, period, warm_up_steps, steps: 0 })
+    }
+
+    /// To be called behind each optimizer step; whether this one has averaged.
+    ///
+    /// # Errors
+    /// When a parameter is not contiguous, or a rank is gone or late.
+    ///
+    /// # Syncs
+    /// Every `period` steps, waits for all ranks.
+    pub fn average_parameters(&mut self) -> Result<bool, DdpError> {
+        let due = self.steps >= self.warm_up_steps && (self.steps - self.warm_up_steps) % self.period == 0;
+        if due {
+            // One after the other, each under way while the next is packed.
+            let works = self.params.iter_mut().map(|param| self.group.all_reduce_async(param, ReduceOp::Avg));
+            for work in works.collect::<Result<Vec<_>, _>>()? {
+                work.wait()?;
+            }
+        }
+        self.steps += 1;
+        Ok(due)
+    }
+}

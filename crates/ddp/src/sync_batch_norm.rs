@@ -1,0 +1,141 @@
+//! Batch normalisation over the whole batch of all ranks.
+
+use overdrive_ffi::{Arg, LazyOp};
+use tch::{Kind, Tensor, nn};
+
+use crate::error::DdpError;
+use crate::group::ProcessGroup;
+
+static DIV: LazyOp = LazyOp::new("aten::div", "Scalar");
+static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
+static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
+
+/// Batch normalisation by the mean and variance of all ranks' batches together, as if they were one batch.
+///
+/// All ranks run it equally often, in training mode. A rank's batch may be empty.
+///
+/// # Source
+/// `torch.nn.SyncBatchNorm`
+#[derive(Debug)]
+pub struct SyncBatchNorm {
+    group: ProcessGroup,
+    /// Follows the mean of what was seen.
+    pub running_mean: Tensor,
+    /// Follows the unbiased variance of what was seen.
+    pub running_var: Tensor,
+    /// The scale of each channel; none where there is none.
+    pub weight: Option<Tensor>,
+    /// The shift of each channel; none where there is none.
+    pub bias: Option<Tensor>,
+    config: nn::BatchNormConfig,
+}
+
+impl SyncBatchNorm {
+    /// A layer for inputs with `channels` in dimension 1, its variables named as tch names those of `nn::batch_norm2d`.
+    pub fn new(path: nn::Path<'_>, channels: i64, config: nn::BatchNormConfig, group: &ProcessGroup) -> Self {
+        let affine = |name: &str, init| config.affine.then(|| path.var(name, &[channels], init));
+        Self {
+            group: group.clone(),
+            running_mean: path.zeros_no_train("running_mean", &[channels]),
+            running_var: path.ones_no_train("running_var", &[channels]),
+            weight: affine("weight", config.ws_init),
+            bias: affine("bias", config.bs_init),
+            config,
+        }
+    }
+
+    /// Normalises: over all ranks' batches in training, by the running statistics otherwise.
+    ///
+    /// # Shapes
+    /// Any batch with the channels in dimension 1; the output is like it.
+    ///
+    /// # Errors
+    /// When the shape does not fit, all ranks' batches together hold fewer than two values a channel, or a rank is gone or
+    /// late.
+    ///
+    /// # Syncs
+    /// In training, waits for all ranks, in backward too.
+    pub fn forward_t(&self, inputs: &Tensor, train: bool) -> Result<Tensor, DdpError> {
+        let channels = self.running_mean.numel() as i64;
+        let shape = inputs.size();
+        if shape.len() < 2 || shape[1] != channels {
+            return Err(DdpError::InvalidTensor {
+                op: "SyncBatchNorm",
+                argument: "inputs".to_owned(),
+                found: format!("of shape {shape:?}"),
+                expected: format!("of at least 2 dimensions with {channels} channels in the second"),
+            });
+        }
+        if !train {
+            let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
+            let (mean, var) = (Some(&self.running_mean), Some(&self.running_var));
+            let config = &self.config;
+            return Ok(inputs.f_batch_norm(weight, bias, mean, var, false, config.momentum, config.eps, false)?);
+        }
+        let (mean, var) = self.statistics(inputs, channels)?;
+        let along = |tensor: &Tensor| {
+            let mut view = vec![1; shape.len()];
+            view[1] = channels;
+            tensor.f_view(&view[..])
+        };
+        let scale = ADD.tensor(&[Arg::Tensor(&var), Arg::Double(self.config.eps)])?.f_rsqrt()?;
+        let precise = inputs.f_to_kind(mean.kind())?;
+        let mut outputs = precise.f_sub(&along(&mean)?)?.f_mul(&along(&scale)?)?;
+        if let Some(weight) = &self.weight {
+            outputs = outputs.f_mul(&along(weight)?)?;
+        }
+        if let Some(bias) = &self.bias {
+            outputs = outputs.f_add(&along(bias)?)?;
+        }
+        Ok(outputs.f_to_kind(inputs.kind())?)
+    }
+
+    /// The mean and variance of each channel over all ranks; moves the running ones.
+    fn statistics(&self, inputs: &Tensor, channels: i64) -> Result<(Tensor, Tensor), DdpError> {
+        let kind = match inputs.kind() {
+            Kind::Half | Kind::BFloat16 => Kind::Float,
+            kind => kind,
+        };
+        let rows = inputs.f_to_kind(kind)?.f_transpose(0, 1)?.f_reshape([channels, -1])?;
+        let own = inputs.numel() as i64 / channels.max(1);
+        // Around the running mean, which all ranks share, and each rank's squares around its own mean: what is added up
+        // is then small, and little of it cancels.
+        let near = self.running_mean.f_to_kind(kind)?.f_detach_copy()?;
+        let moved = rows.f_sub(&near.f_unsqueeze(1)?)?;
+        let sum = moved.f_sum_dim_intlist(1, false, kind)?;
+        let own_mean = DIV.tensor(&[Arg::Tensor(&sum), Arg::Double(own.max(1) as f64)])?;
+        let squares = moved.f_sub(&own_mean.f_unsqueeze(1)?)?.f_square()?.f_sum_dim_intlist(1, false, kind)?;
+        let squares = squares.f_add(&own_mean.f_mul(&sum)?)?;
+        let count = Tensor::f_from_slice(&[own as f64])?.f_to_kind(kind)?.f_to_device(inputs.device())?;
+        let stats = Tensor::f_cat(&[sum, squares, count], 0)?;
+        let stats = self.group.sum_with_grad("SyncBatchNorm", &stats)?;
+        let total = stats.f_narrow(0, 2 * channels, 1)?.f_detach()?;
+        let count = total.f_double_value(&[0])?;
+        if count < 2.0 {
+            return Err(DdpError::InvalidTensor {
+                op: "SyncBatchNorm",
+                argument: "all ranks' inputs together".to_owned(),
+                found: format!("of {count} values a channel"),
+                expected: "of at least 2".to_owned(),
+            });
+        }
+        let mean = stats.f_narrow(0, 0, channels)?.f_div(&total)?;
+        let square = stats.f_narrow(0, channels, channels)?.f_div(&total)?;
+        let var = square.f_sub(&mean.f_square()?)?;
+        let mean = mean.f_add(&near)?;
+        self.follow(&mean, &var, count)?;
+        Ok((mean, var))
+    }
+
+    fn follow(&self, mean: &Tensor, var: &Tensor, count: f64) -> Result<(), DdpError> {
+        let _no_grad = tch::no_grad_guard();
+        let momentum = self.config.momentum;
+        let unbiased = MUL.tensor(&[Arg::Tensor(var), Arg::Double(count / (count - 1.0))])?;
+        for (running, seen) in [(&self.running_mean, mean), (&self.running_var, &unbiased)] {
+            let kept = MUL.tensor(&[Arg::Tensor(running), Arg::Double(1.0 - momentum)])?;
+            let new = MUL.tensor(&[Arg::Tensor(&seen.f_to_kind(running.kind())?), Arg::Double(momentum)])?;
+            running.shallow_clone().f_copy_(&kept.f_add(&new)?)?;
+        }
+        Ok(())
+    }
+}
