@@ -29,12 +29,7 @@ impl ModelAverager {
     ///
     /// # Errors
     /// When the period is 0 or there are no parameters.
-    pub fn new(
-        group: &ProcessGroup,
-        params: &[Tensor],
-        period: u64,
-        warm_up_steps: u64,
-    ) -> Result<Self, DdpError> {
+    pub fn new(group: &ProcessGroup, params: &[Tensor], period: u64, warm_up_steps: u64) -> Result<Self, DdpError> {
         if period == 0 {
             return Err(DdpError::InvalidOption { option: "period", found: "0".to_owned(), expected: "at least 1" });
         }

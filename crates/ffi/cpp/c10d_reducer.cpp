@@ -20,7 +20,7 @@ class HeldReducer final : public c10d::Reducer {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       // A static graph counts each parameter's gradients in its first synchronised backward, and in that alone.
-      if (static_graph_ && num_bwd_calls_ <= 1)
+      if (static_graph_ && !delayed_)
         for (auto& counted : numGradHooksTriggeredMap_) counted.second = 0;
     }
     prepare_for_backward(outputs);

@@ -50,7 +50,12 @@ pub enum OneBitInFlight {
 impl OneBit {
     /// Sends signs, after `warm_up_steps` that send all; the first always does, because buckets are put in order behind it.
     pub fn new(group: &ProcessGroup, warm_up_steps: u64) -> Self {
-        Self { group: group.clone(), warm_up_steps: warm_up_steps.max(1), steps: Steps::default(), errors: HashMap::new() }
+        Self {
+            group: group.clone(),
+            warm_up_steps: warm_up_steps.max(1),
+            steps: Steps::default(),
+            errors: HashMap::new(),
+        }
     }
 }
 

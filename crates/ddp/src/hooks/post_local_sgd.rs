@@ -35,7 +35,8 @@ impl CommHook for PostLocalSgd {
     type InFlight = Option<Work<Tensor>>;
 
     fn start(&mut self, bucket: &GradBucket) -> Result<Option<Work<Tensor>>, DdpError> {
-        let group = if self.steps.done() < self.start_local_sgd_iter { Some(&self.group) } else { self.sub_group.as_ref() };
+        let group =
+            if self.steps.done() < self.start_local_sgd_iter { Some(&self.group) } else { self.sub_group.as_ref() };
         group.map(|group| mean(group, bucket)).transpose()
     }
 

@@ -20,6 +20,7 @@ fn part(step: usize, rank: usize) -> Tensor {
 /// Against tch's own batch normalisation of all parts at once: outputs, running statistics, and gradients.
 pub fn sync_batch_norm(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
+    tch::manual_seed(1);
     let mut vs = nn::VarStore::new(Device::Cpu);
     let ours = SyncBatchNorm::new(vs.root(), 4, Default::default(), &group);
     vs.double();

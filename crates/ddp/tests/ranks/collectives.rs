@@ -291,7 +291,11 @@ struct Stubborn;
 impl Serialize for Stubborn {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let rank = std::env::var("RANK").unwrap_or_default();
-        if rank == "1" { Err(serde::ser::Error::custom("stubborn")) } else { serializer.serialize_unit_struct("Stubborn") }
+        if rank == "1" {
+            Err(serde::ser::Error::custom("stubborn"))
+        } else {
+            serializer.serialize_unit_struct("Stubborn")
+        }
     }
 }
 

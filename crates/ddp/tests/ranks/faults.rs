@@ -146,11 +146,8 @@ pub fn other_collective(meeting: &Meeting) -> Result<()> {
     let mut tensor = Tensor::ones([4], FLOAT);
     group.all_reduce(&mut tensor, ReduceOp::Sum)?;
     ensure!(tensor.double_value(&[0]) == 3.0);
-    let ran = if meeting.rank == 1 {
-        group.broadcast(&mut tensor, 0)
-    } else {
-        group.all_reduce(&mut tensor, ReduceOp::Sum)
-    };
+    let ran =
+        if meeting.rank == 1 { group.broadcast(&mut tensor, 0) } else { group.all_reduce(&mut tensor, ReduceOp::Sum) };
     disagree(ran.err())
 }
 

@@ -52,10 +52,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
 
 /// Divided, rounded, summed in the narrow type.
 fn casts(group: &ProcessGroup) -> Result<()> {
-    for (mut hook, kind) in [
-        (CastCompress::half(group), Kind::Half),
-        (CastCompress::bfloat16(group), Kind::BFloat16),
-    ] {
+    for (mut hook, kind) in [(CastCompress::half(group), Kind::Half), (CastCompress::bfloat16(group), Kind::BFloat16)] {
         let buffer = grads(group.rank(), 0, 37).to_kind(Kind::Float);
         let found = runs(&mut hook, &buffer, &[37])?;
         let all: Vec<Tensor> = (0..group.size()).map(|rank| grads(rank, 0, 37)).collect();

@@ -81,9 +81,9 @@ fn main() -> Result<()> {
         ("a_file_that_ranks_meet_at", collectives::meet_at_a_file),
     ];
     tests.extend(more.map(|(name, test)| (name, Box::new(test) as Box<dyn FnOnce() -> Result<()> + Send>)));
-    let trials = tests.into_iter().map(|(name, test)| {
-        Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}"))))
-    });
+    let trials = tests
+        .into_iter()
+        .map(|(name, test)| Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}")))));
     let mut arguments = Arguments::from_args();
     // Each test is several processes already.
     arguments.test_threads = arguments.test_threads.or(Some(2));

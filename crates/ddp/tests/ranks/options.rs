@@ -110,7 +110,9 @@ fn refusals(group: &ProcessGroup) -> Result<()> {
     let ddp = build(named(param()))?;
     let failed = ddp.backward(&Tensor::new());
     ensure!(matches!(failed, Err(DdpError::Torch(_))), "{failed:?}");
-    ensure!(ddp.world_size() == 2 && (ddp.sum(group.rank() as f64 + 0.25).map_err(anyhow::Error::new)? - 1.5).abs() < 1e-12);
+    ensure!(
+        ddp.world_size() == 2 && (ddp.sum(group.rank() as f64 + 0.25).map_err(anyhow::Error::new)? - 1.5).abs() < 1e-12
+    );
     Ok(())
 }
 

@@ -183,9 +183,15 @@ pub fn models_that_differ(meeting: &Meeting) -> Result<()> {
         vec![("first".to_owned(), Tensor::zeros([2], DOUBLE).set_requires_grad(true)), (name.to_owned(), param)]
     };
     let cases = [
-        (if odd { model(4, Kind::Double, "w") } else { model(3, Kind::Double, "w") }, "\"w\" is Double of shape [2, 4]"),
+        (
+            if odd { model(4, Kind::Double, "w") } else { model(3, Kind::Double, "w") },
+            "\"w\" is Double of shape [2, 4]",
+        ),
         (if odd { model(3, Kind::Float, "w") } else { model(3, Kind::Double, "w") }, "\"w\" is Float"),
-        (if odd { model(3, Kind::Double, "v") } else { model(3, Kind::Double, "w") }, "tensor 1 is the parameter \"v\""),
+        (
+            if odd { model(3, Kind::Double, "v") } else { model(3, Kind::Double, "w") },
+            "tensor 1 is the parameter \"v\"",
+        ),
         (
             model(3, Kind::Double, "w").into_iter().take(if odd { 1 } else { 2 }).collect(),
             "the number of parameters and buffers is 1",

@@ -154,6 +154,7 @@ impl ProcessGroup {
             }
         }
         let mut out = ptr::null_mut();
+        let _one_at_a_time = self.lock();
         // SAFETY: the group, the lists and the splits, one a rank, are borrowed for the length of the call; libtorch counts
         // the tensors for as long as the work goes on.
         check(|err| unsafe { raw::od_collective_start(self.as_ptr(), &wanted, &mut out, err) })?;

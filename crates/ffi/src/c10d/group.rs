@@ -1,6 +1,7 @@
 //! Process groups.
 
 use std::ptr::{self, NonNull};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tch::Tensor;
@@ -59,11 +60,13 @@ pub struct GroupOptions<'a> {
 pub struct ProcessGroup {
     handle: NonNull<raw::Group>,
     size: usize,
+    /// Held while a collective is started: Gloo counts them without a lock of its own.
+    starting: Mutex<()>,
 }
 
-// SAFETY: the group is counted atomically, and starting a collective takes the backend's lock.
+// SAFETY: the group is counted atomically and belongs to no thread.
 unsafe impl Send for ProcessGroup {}
-// SAFETY: as above. Ranks must start collectives in one order, which is the caller's to see to.
+// SAFETY: collectives are started one at a time, by `starting`.
 unsafe impl Sync for ProcessGroup {}
 
 impl ProcessGroup {
@@ -99,7 +102,7 @@ impl ProcessGroup {
         // SAFETY: what the options point to outlives the call.
         check(|err| unsafe { raw::od_group_new(store.as_ptr(), &wanted, &mut out, err) })?;
         let handle = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no group"))?;
-        Ok(Self { handle, size })
+        Ok(Self { handle, size, starting: Mutex::new(()) })
     }
 
     /// Waits for all members, and says at rank 0 which did not come.
@@ -113,6 +116,7 @@ impl ProcessGroup {
     /// # Source
     /// `monitored_barrier`
     pub fn monitored_barrier(&self, timeout: Duration, wait_all_ranks: bool) -> Result<(), Error> {
+        let _one_at_a_time = self.lock();
         // SAFETY: the handle is live.
         check(|err| unsafe {
             raw::od_group_monitored_barrier(self.as_ptr(), millis(timeout), i32::from(wait_all_ranks), err)
@@ -132,6 +136,7 @@ impl ProcessGroup {
     pub fn broadcast_coalesced(&self, tensors: &TensorList, bytes: usize, root: usize) -> Result<(), Error> {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         let root = int(root)?;
+        let _one_at_a_time = self.lock();
         // SAFETY: both handles are live.
         check(|err| unsafe { raw::od_group_broadcast_coalesced(self.as_ptr(), tensors.as_ptr(), bytes, root, err) })
     }
@@ -147,6 +152,7 @@ impl ProcessGroup {
     /// # Source
     /// `_verify_params_across_processes`
     pub fn verify_params(&self, params: &TensorList) -> Result<(), Error> {
+        let _one_at_a_time = self.lock();
         // SAFETY: both handles are live.
         check(|err| unsafe { raw::od_group_verify_params(self.as_ptr(), params.as_ptr(), err) })
     }
@@ -178,6 +184,7 @@ impl ProcessGroup {
     /// Waits for all members, in backward too.
     pub fn sum_with_grad(&self, tensor: &Tensor) -> Result<Tensor, Error> {
         let mut out = ptr::null_mut();
+        let _one_at_a_time = self.lock();
         // SAFETY: the handle and the tensor are live.
         check(|err| unsafe { raw::od_group_sum_with_grad(self.as_ptr(), tensor.as_ptr(), &mut out, err) })?;
         // SAFETY: on success `out` is a tensor that we own.
@@ -187,6 +194,10 @@ impl ProcessGroup {
     /// How many members it has.
     pub fn size(&self) -> usize {
         self.size
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
+        self.starting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn as_ptr(&self) -> *const raw::Group {

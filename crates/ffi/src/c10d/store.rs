@@ -66,7 +66,9 @@ impl Store {
         thread.spawn(connect).map_err(|error| Error::refused(format!("no thread to connect on: {error}")))?;
         receiver.recv_timeout(timeout.saturating_add(GRACE)).unwrap_or_else(|_| {
             let what = if is_server { "serving a store at" } else { "no store answers at" };
-            Err(Error::timed_out(format!("timed out after {timeout:?}: {what} {place}; is that port something else's?")))
+            Err(Error::timed_out(format!(
+                "timed out after {timeout:?}: {what} {place}; is that port something else's?"
+            )))
         })
     }
 

@@ -229,3 +229,57 @@ fn eight_bit_averages_learn_digits_and_text_as_32_bit_ones_do() -> anyhow::Resul
     assert_learned_alike("text", 128f64.ln(), 0.1, || last_losses(reader, batch, 200));
     Ok(())
 }
+
+/// Two ranks as threads of this process, each with windows of its own making, against one large batch.
+#[test]
+fn ranks_with_uneven_micro_batches_equal_the_large_batch() -> anyhow::Result<()> {
+    use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup};
+
+    const DOUBLE: (Kind, Device) = (Kind::Double, CPU);
+    let sizes: [&[i64]; 2] = [&[4, 1], &[2, 3, 0, 2]];
+    manual_seed(5);
+    let weights = Tensor::randn([4, 6], DOUBLE);
+    let data: Vec<Tensor> = sizes.iter().map(|sizes| Tensor::randn([sizes.iter().sum(), 6], DOUBLE)).collect();
+
+    let parameter = weights.copy().set_requires_grad(true);
+    let expected = {
+        let whole = Tensor::cat(&data, 0);
+        whole.matmul(&parameter.tr()).square().mean(Kind::Double).backward();
+        clip_grad_norm_([parameter.shallow_clone()], 0.1)?;
+        parameter.grad()
+    };
+
+    let folder = std::env::temp_dir().join(format!("overdrive-compose-{}", std::process::id()));
+    let meet = |rank: usize| InitMethod::File { path: folder.clone(), rank, world_size: 2 };
+    let rank = |rank: usize, own: Tensor, weights: Tensor, method: InitMethod| -> anyhow::Result<Tensor> {
+        let group = ProcessGroup::builder(Backend::Gloo).timeout(std::time::Duration::from_secs(60)).init(&method)?;
+        let parameter = weights.set_requires_grad(true);
+        let named = vec![("weight".to_owned(), parameter.shallow_clone())];
+        let ddp = DistributedDataParallel::builder(&group).build_from(named, Vec::new())?;
+        let mut scaler = GradScaler::builder(CPU).init_scale(1024.0).build()?;
+        let mut opt = overdrive::optim::Sgd::builder([parameter.shallow_clone()]).lr(0.0).build()?;
+        let mut accum = Accumulator::new(&[parameter.shallow_clone()], sizes[rank].len())?.with_sync(&ddp);
+        for micro in accum.windows(own.split_with_sizes(sizes[rank], 0)) {
+            let outputs = ddp.forward(|| micro.batch.matmul(&parameter.tr()))?;
+            let loss = scaler.scale(&outputs.square().mean(Kind::Double))?;
+            accum.backward(&loss, micro.batch.size()[0], micro.closes)?;
+        }
+        scaler.unscale_(&mut opt)?;
+        clip_grad_norm_([parameter.shallow_clone()], 0.1)?;
+        Ok(parameter.grad())
+    };
+    let found: Vec<anyhow::Result<Tensor>> = std::thread::scope(|scope| {
+        let ranks = data.iter().enumerate().map(|(index, own)| {
+            let (own, weights, method, rank) = (own.copy(), weights.copy(), meet(index), &rank);
+            scope.spawn(move || rank(index, own, weights, method))
+        });
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a rank panicked")))).collect()
+    });
+    let _ = std::fs::remove_file(&folder);
+    for found in found {
+        let found = found?;
+        assert!(found.allclose(&expected, 1e-10, 1e-12, false), "{found} instead of {expected}");
+    }
+    Ok(())
+}
