@@ -133,7 +133,7 @@ pub enum DdpError {
     #[error("{context}: another rank did not come in time: {source}")]
     TimedOut {
         /// What was waiting.
-        context: Context,
+        context: Box<Context>,
         /// libtorch's reason.
         source: TorchError,
     },
@@ -141,7 +141,7 @@ pub enum DdpError {
     #[error("{context}: the connection to another rank failed: {source}")]
     Lost {
         /// What was under way.
-        context: Context,
+        context: Box<Context>,
         /// libtorch's reason.
         source: TorchError,
     },
@@ -149,7 +149,7 @@ pub enum DdpError {
     #[error("{context}: the ranks disagree: {source}")]
     Mismatch {
         /// What was to run here.
-        context: Context,
+        context: Box<Context>,
         /// What each rank was to run.
         source: TorchError,
     },
@@ -157,7 +157,7 @@ pub enum DdpError {
     #[error("{context}: the ranks {ranks:?} did not come in time")]
     MissingRanks {
         /// The barrier.
-        context: Context,
+        context: Box<Context>,
         /// Who is missing.
         ranks: Vec<usize>,
         /// libtorch's words.
@@ -215,6 +215,7 @@ pub enum DdpError {
 impl DdpError {
     /// What a failed collective of libtorch means.
     pub(crate) fn between(context: Context, source: TorchError) -> Self {
+        let context = Box::new(context);
         let text = source.message();
         if text.contains("Detected mismatch between collectives") || text.contains("same shapes and dtypes") {
             return Self::Mismatch { context, source };

@@ -48,7 +48,7 @@ impl ModelAverager {
     /// # Syncs
     /// Every `period` steps, waits for all ranks.
     pub fn average_parameters(&mut self) -> Result<bool, DdpError> {
-        let due = self.steps >= self.warm_up_steps && (self.steps - self.warm_up_steps) % self.period == 0;
+        let due = self.steps >= self.warm_up_steps && (self.steps - self.warm_up_steps).is_multiple_of(self.period);
         if due {
             // One after the other, each under way while the next is packed.
             let works = self.params.iter_mut().map(|param| self.group.all_reduce_async(param, ReduceOp::Avg));

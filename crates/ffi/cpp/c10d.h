@@ -83,7 +83,8 @@ od_status od_store_compare_set(const od_store* store, const char* key, const uin
                                const uint8_t* value, size_t bytes, void* visitor,
                                void (*visit)(void*, const uint8_t*, size_t), od_error* err) noexcept;
 od_status od_store_add(const od_store* store, const char* key, int64_t amount, int64_t* out, od_error* err) noexcept;
-od_status od_store_check(const od_store* store, const char* const* keys, size_t n, int32_t* out, od_error* err) noexcept;
+od_status od_store_check(const od_store* store, const char* const* keys, size_t n, int32_t* out,
+                         od_error* err) noexcept;
 od_status od_store_wait(const od_store* store, const char* const* keys, size_t n, int64_t timeout_ms,
                         od_error* err) noexcept;
 od_status od_store_delete(const od_store* store, const char* key, int32_t* deleted, od_error* err) noexcept;
@@ -127,8 +128,8 @@ od_status od_reducer_disarm(const od_reducer* reducer, od_error* err) noexcept;
 od_status od_reducer_sink(const od_reducer* reducer, const od_tensor_list* outputs, od_tensor_list** out,
                           od_error* err) noexcept;
 od_status od_reducer_fp16_hook(const od_reducer* reducer, od_error* err) noexcept;
-// Takes `owner` over: `drop` is called with it once, when the reducer goes or this call fails. `start` returns 0 when it
-// has begun a bucket's communication; `finish` returns the result, null when that failed, and the tensor is ours.
+// Takes `owner` over: `drop` is called with it once, when the reducer goes or this call fails. `start` returns 0 when
+// it has begun a bucket's communication; `finish` returns the result, null when that failed, and the tensor is ours.
 od_status od_reducer_set_hook(od_reducer* reducer, void* owner, int32_t (*start)(void*, const od_bucket*),
                               at::Tensor* (*finish)(void*, size_t), void (*drop)(void*), od_error* err) noexcept;
 // What a rank without inputs does while others run forward and backward.

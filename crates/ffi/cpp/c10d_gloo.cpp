@@ -10,7 +10,8 @@
 
 #include "c10d_backends.h"
 
-static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11, "gloo_decls mirrors libtorch 2.11: see its README.md");
+static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11,
+              "gloo_decls mirrors libtorch 2.11: see its README.md");
 
 namespace {
 

@@ -1,5 +1,8 @@
 //! Whether the model is the same on all ranks, asked through the store.
 
+use std::time::Duration;
+
+use overdrive_ffi::c10d::Store;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
@@ -67,8 +70,22 @@ pub(super) fn on_model(
     match read(&store.get(&key("verdict"), group.timeout()).map_err(failed)?)? {
         None => Ok(()),
         Some(Difference { what, rank, found, expected }) => {
+            leave_together(group, &store, &key("seen"), &key("left"));
             Err(DdpError::ModelMismatch { what, rank, found, expected })
         }
+    }
+}
+
+/// Rank 0 most likely serves the store, and ends with the error: not before all have read it, if they live.
+fn leave_together(group: &ProcessGroup, store: &Store, seen: &str, left: &str) {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    // What fails here takes nothing from the error that all are about to return.
+    let last = store.add(seen, 1).is_ok_and(|count| count == group.size() as i64);
+    if last {
+        let _ = store.set(left, b"");
+    }
+    if group.rank() == 0 {
+        let _ = store.wait(&[left], PATIENCE.min(group.timeout()));
     }
 }
 

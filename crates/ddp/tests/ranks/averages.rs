@@ -100,7 +100,7 @@ pub fn local_sgd(meeting: &Meeting) -> Result<()> {
         for rank in 0..3 {
             expected[rank] -= LR * if step < global_steps { mean } else { grads[rank] };
         }
-        let due = step >= global_steps && (step - global_steps) % period == 0;
+        let due = step >= global_steps && (step - global_steps).is_multiple_of(period);
         if due {
             expected = [average(&expected); 3];
         }

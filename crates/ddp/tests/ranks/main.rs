@@ -86,6 +86,6 @@ fn main() -> Result<()> {
         .map(|(name, test)| Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}")))));
     let mut arguments = Arguments::from_args();
     // Each test is several processes already.
-    arguments.test_threads = arguments.test_threads.or(Some(2));
+    arguments.test_threads = arguments.test_threads.or(Some(3));
     libtest_mimic::run(&arguments, trials.collect()).exit()
 }
