@@ -84,7 +84,7 @@ pub fn local_sgd(meeting: &Meeting) -> Result<()> {
     ddp.register_comm_hook(PostLocalSgd::new(&group, None, global_steps))?;
     let mut averager = ModelAverager::new(&group, &vs.trainable_variables(), period, global_steps)?;
     let mut expected = [8.0; 3];
-    for step in 0..14 {
+    for step in 0..14u64 {
         let one = Tensor::ones([1, 1], (Kind::Float, Device::Cpu));
         let loss = (ddp.forward(|| model.forward(&one))? - target(meeting.rank)).square().sum(Kind::Float) / 2.0;
         ddp.backward(&loss)?;

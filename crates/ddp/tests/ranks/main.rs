@@ -37,6 +37,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("other_shape", faults::other_shape),
     ("monitored", faults::monitored),
     ("dropped_work", faults::dropped_work),
+    ("ends_with_work", faults::ends_with_work),
 ];
 
 fn main() -> Result<()> {
@@ -70,6 +71,7 @@ fn main() -> Result<()> {
         plain("other_collectives_are_told_of_on_every_rank", "other_collective", 3),
         plain("other_shapes_are_told_of_on_every_rank", "other_shape", 2),
         plain("a_monitored_barrier_names_who_is_missing", "monitored", 3),
+        plain("a_process_ends_with_work_under_way", "ends_with_work", 2),
         plain("dropped_work_neither_waits_nor_ends_the_process", "dropped_work", 2),
     ];
     let more: [(&'static str, fn() -> Result<()>); 6] = [
