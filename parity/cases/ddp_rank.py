@@ -22,7 +22,10 @@ STEPS = 5
 class Mlp(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.params = torch.nn.ParameterDict({name.replace(".", "_"): p for name, p in parameters().items()})
+        # One by one, because a ParameterDict sorts what it is made from, and ranks have to agree on the order.
+        self.params = torch.nn.ParameterDict()
+        for name, param in parameters().items():
+            self.params[name.replace(".", "_")] = torch.nn.Parameter(param)
 
     def forward(self, x):
         for layer in range(3):
