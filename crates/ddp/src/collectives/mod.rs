@@ -98,7 +98,9 @@ impl ProcessGroup {
         let Err(source) = self.engine().monitored_barrier(timeout, wait_all_ranks) else { return Ok(()) };
         let context = self.context("monitored_barrier");
         match missing_ranks(source.message()) {
-            Some(ranks) if self.rank() == 0 => Err(DdpError::MissingRanks { context: Box::new(context), ranks, source }),
+            Some(ranks) if self.rank() == 0 => {
+                Err(DdpError::MissingRanks { context: Box::new(context), ranks, source })
+            }
             _ => Err(DdpError::between(context, source)),
         }
     }
