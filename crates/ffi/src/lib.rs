@@ -34,9 +34,9 @@ mod kind;
 mod memory;
 mod op;
 mod raw;
-pub mod rng;
 #[cfg(feature = "distributed")]
 mod raw_c10d;
+pub mod rng;
 mod rows;
 mod tensor_list;
 
