@@ -233,6 +233,7 @@ fn eight_bit_averages_learn_digits_and_text_as_32_bit_ones_do() -> anyhow::Resul
 /// Two ranks as threads of this process, each with windows of its own making, against one large batch.
 #[test]
 fn ranks_with_uneven_micro_batches_equal_the_large_batch() -> anyhow::Result<()> {
+    let _turn = turn();
     use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup};
 
     const DOUBLE: (Kind, Device) = (Kind::Double, CPU);
