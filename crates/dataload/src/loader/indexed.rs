@@ -20,7 +20,7 @@ use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataEr
 const MAX_SUBSTITUTES: u64 = 256;
 
 /// How often `Replace` makes a batch again whose samples do not fit together: each time all of it is read anew. Where seven
-/// of ten samples are of another shape, a batch of 64 is still without its own after one time in 100 million.
+/// of ten samples are of another shape, a batch of 64 has still such after that once in 100 million batches.
 const MAX_REMAKES: usize = 64;
 
 pub(crate) struct Indexed<D, C: Collate<D::Sample>>
