@@ -10,8 +10,8 @@ use crate::{
     BatchSampler, Collate, DataError, DataLoader, Dataset, FixedBatches, RandomSampler, Sampler, SequentialSampler,
 };
 
-/// The most samples of an epoch: its order is a list in memory, of 32 GiB then. Asked for more, the system would end the
-/// process instead of giving an error.
+/// The most samples of an epoch: its order is a list in memory, of 32 GiB then. Asked for more, the system would end
+/// the process instead of giving an error.
 const MAX_ORDER: usize = u32::MAX as usize;
 
 /// A dataset and the order in which a loader reads it.

@@ -19,8 +19,8 @@ use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataEr
 /// 500 billion (0.9^256 is 1.9e-12), and where everything is, the epoch ends after so many reads.
 const MAX_SUBSTITUTES: u64 = 256;
 
-/// How often `Replace` makes a batch again whose samples do not fit together: each time all of it is read anew. Where seven
-/// of ten samples are of another shape, a batch of 64 has still such after that once in 100 million batches.
+/// How often `Replace` makes a batch again whose samples do not fit together: each time all of it is read anew. Where
+/// seven of ten samples are of another shape, a batch of 64 has still such after that once in 100 million batches.
 const MAX_REMAKES: usize = 64;
 
 pub(crate) struct Indexed<D, C: Collate<D::Sample>>
@@ -191,7 +191,7 @@ where
         }
     }
 
-    /// Whether a batch with misfits is made once more. Without substitutes it gets smaller each time, so there is an end.
+    /// Whether a batch with misfits is made once more. Without substitutes it gets smaller each time: there is an end.
     fn may_remake(&self, remakes: usize) -> bool {
         match self.stages.on_error {
             OnError::Fail => false,
