@@ -7,8 +7,7 @@ use crate::{BatchSamples, DataError, Image};
 
 /// Turns the samples of one batch into what the training loop gets. Closures are collate functions too.
 ///
-/// It runs in the worker threads, one batch a thread. Plain Rust serves best there: a libtorch operation that uses
-/// several threads would start a pool of its own in every worker.
+/// It runs in the worker threads, one batch a thread. libtorch's operators run there on that thread alone.
 ///
 /// # Source
 /// `collate_fn` of `torch.utils.data.DataLoader`.

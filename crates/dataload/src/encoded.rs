@@ -1,5 +1,6 @@
 //! Images as they lie on the disk, to be decoded where the batch is made.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ impl EncodedImage {
 }
 
 /// The files of an [`ImageFolder`], only read: what an [`ImagePipeline`](crate::ImagePipeline) takes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct EncodedImageFolder {
     files: Vec<(Arc<Path>, i64)>,
     classes: Vec<String>,
@@ -52,6 +53,19 @@ impl EncodedImageFolder {
     /// The names of the classes; a class's position is its label.
     pub fn classes(&self) -> &[String] {
         &self.classes
+    }
+
+    /// The label of every class.
+    pub fn class_to_idx(&self) -> BTreeMap<&str, i64> {
+        self.classes.iter().enumerate().map(|(label, class)| (class.as_str(), label as i64)).collect()
+    }
+
+    /// Every file with its label, in the dataset's order: what weights for a
+    /// [`WeightedRandomSampler`](crate::WeightedRandomSampler) are counted from.
+    #[doc(alias = "samples")]
+    #[doc(alias = "targets")]
+    pub fn files(&self) -> &[(Arc<Path>, i64)] {
+        &self.files
     }
 }
 

@@ -217,6 +217,10 @@ mod tests {
         let seen: Vec<_> = samples.iter().map(|(image, label)| (image.data()[0], *label)).collect();
         assert_eq!(seen, [(4, 0), (3, 0), (2, 1), (1, 1)]);
         assert_eq!(samples[0].0.chw(), [1, 2, 3]);
+        let encoded = crate::EncodedImageFolder::from(&folder);
+        assert_eq!(encoded.class_to_idx(), folder.class_to_idx());
+        let files = encoded.files().iter().map(|(path, label)| (path.to_path_buf(), *label));
+        assert!(files.eq(folder.files().iter().cloned()));
         assert_eq!(folder.color(Color::Rgb).get(0)?.0.chw(), [3, 2, 3]);
         Ok(())
     }

@@ -9,15 +9,21 @@ use crate::DataError;
 /// Deflate never expands a byte to more than this many, so a header that declares more is wrong whatever follows.
 pub(crate) const MAX_DEFLATE_RATIO: u64 = 1032;
 
-/// Opens a regular file and tells its length in bytes.
+/// Checks that a file is there and a regular one.
 ///
 /// Anything else is refused, since opening a pipe could block for ever and a device has no length.
-pub(crate) fn open_regular(path: &Path) -> Result<(File, u64), DataError> {
+pub(crate) fn require_regular(path: &Path) -> Result<(), DataError> {
     let kind = std::fs::metadata(path).map_err(DataError::io(path))?;
     if !kind.is_file() {
         let found = if kind.is_dir() { "a folder" } else { "a special file" };
         return Err(DataError::layout(path, "a regular file", found));
     }
+    Ok(())
+}
+
+/// Opens a [regular](require_regular) file and tells its length in bytes.
+pub(crate) fn open_regular(path: &Path) -> Result<(File, u64), DataError> {
+    require_regular(path)?;
     let file = File::open(path).map_err(DataError::io(path))?;
     let bytes = file.metadata().map_err(DataError::io(path))?.len();
     Ok((file, bytes))

@@ -16,6 +16,8 @@ use crate::{DataError, Dataset};
 const MAGIC: &[u8; 8] = b"ODCACHE2";
 const HEADER_BYTES: u64 = 64;
 const ENTRY_BYTES: u64 = 24;
+/// Its table is in memory, and a length that is absurd would end the process.
+const MAX_SAMPLES: usize = u32::MAX as usize;
 /// The form's name is kept in what the header has left.
 const FORM_BYTES: usize = 40;
 
@@ -33,6 +35,8 @@ const FORM_BYTES: usize = 40;
 /// ```
 pub struct DiskCached<D> {
     dataset: D,
+    /// The dataset's length when the file was opened.
+    len: usize,
     path: PathBuf,
     file: File,
     entries: RwLock<Vec<Entry>>,
@@ -92,9 +96,12 @@ where
     ///
     /// # Errors
     /// [`DataError::Layout`] for a file that is no cache, or one of another dataset or kind of sample, or that another
-    /// process has open; [`DataError::Io`].
+    /// process has open; [`DataError::InvalidOption`] for 2^32 samples or more; [`DataError::Io`].
     pub fn open(dataset: D, path: impl Into<PathBuf>) -> Result<Self, DataError> {
-        let path = path.into();
+        let (path, len) = (path.into(), dataset.len());
+        if len > MAX_SAMPLES {
+            return Err(DataError::option("cache(Disk)", format!("at most {MAX_SAMPLES} samples"), len));
+        }
         let io = |error| DataError::Io { path: path.clone(), error };
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
         match file.try_lock() {
@@ -108,7 +115,7 @@ where
             }
             Err(TryLockError::Error(error)) => return Err(io(error)),
         }
-        let (len, header) = (dataset.len(), header_of(dataset.len(), &D::Sample::form()));
+        let header = header_of(len, &D::Sample::form());
         let table_bytes = ENTRY_BYTES * len as u64;
         let file_bytes = file.metadata().map_err(io)?.len();
         let entries =
@@ -119,7 +126,7 @@ where
                 vec![Entry::default(); len]
             } else {
                 let mut found = [0; HEADER_BYTES as usize];
-                read_at(&file, &mut found, 0).map_err(io)?;
+                read_at(&file, &mut found[..file_bytes.min(HEADER_BYTES) as usize], 0).map_err(io)?;
                 if found != header {
                     let expected = format!("a cache of {len} samples of the form {:?}", D::Sample::form());
                     return Err(DataError::layout(&path, expected, describe(&found)));
@@ -129,7 +136,7 @@ where
                 entries_of(&table, &path)
             };
         let end = Mutex::new(Some(file_bytes.max(HEADER_BYTES + table_bytes)));
-        Ok(Self { dataset, path, file, entries: RwLock::new(entries), end })
+        Ok(Self { dataset, len, path, file, entries: RwLock::new(entries), end })
     }
 
     /// How many samples the file has, as its table says.
@@ -190,12 +197,12 @@ where
     type Sample = D::Sample;
 
     fn len(&self) -> usize {
-        self.dataset.len()
+        self.len
     }
 
     fn get(&self, index: usize) -> Result<D::Sample, DataError> {
-        if index >= self.len() {
-            return Err(DataError::IndexOutOfRange { index, len: self.len() });
+        if index >= self.len {
+            return Err(DataError::IndexOutOfRange { index, len: self.len });
         }
         if let Some(sample) = self.read(index) {
             return Ok(sample);

@@ -19,7 +19,8 @@ pub enum OnError {
     /// Puts another of the epoch's samples in its place, drawn from (seed, epoch, index) among those of all ranks: every
     /// batch keeps its size, and every rank its number of batches. Fails when 256 draws in a row are bad too: by chance
     /// once for 500 billion bad samples where nine of ten samples are bad, hardly ever where fewer are, and soon where
-    /// all are. Each bad draw is a fault of its own.
+    /// all are. Each bad draw is a fault of its own. Where samples are whole and do not fit together (images of
+    /// different sizes for [`Stack`](crate::Stack)), the batch is read anew up to 64 times, then it fails.
     Replace,
 }
 

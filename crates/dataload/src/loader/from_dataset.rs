@@ -10,6 +10,10 @@ use crate::{
     BatchSampler, Collate, DataError, DataLoader, Dataset, FixedBatches, RandomSampler, Sampler, SequentialSampler,
 };
 
+/// The most samples of an epoch: its order is a list in memory, of 32 GiB then. Asked for more, the system would end
+/// the process instead of giving an error.
+const MAX_ORDER: usize = u32::MAX as usize;
+
 /// A dataset and the order in which a loader reads it.
 pub struct FromDataset<D> {
     dataset: D,
@@ -69,8 +73,8 @@ where
     /// Makes the loader; no thread is started yet.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a `batch_size` or `prefetch_factor` of 0, more than 1024 workers, and options
-    /// that exclude each other; [`DataError::Torch`] when the device is not there.
+    /// [`DataError::InvalidOption`] for a `batch_size` or `prefetch_factor` of 0, more than 1024 workers, 2^32 or more
+    /// samples an epoch, and options that exclude each other; [`DataError::Torch`] when the device is not there.
     pub fn build(self) -> Result<DataLoader<C::Batch>, DataError> {
         let Self { source, collate, options } = self;
         let FromDataset { dataset, sampler, batch_sampler } = source;
@@ -93,6 +97,11 @@ where
                     true => Box::new(RandomSampler::new(len, seed)),
                     false => Box::new(SequentialSampler::new(len)),
                 });
+                let samples = sampler.len().saturating_mul(sampler.world_size());
+                if samples > MAX_ORDER {
+                    let expected = format!("at most {MAX_ORDER} samples an epoch, which are a list in memory");
+                    return Err(DataError::option("sampler", expected, samples));
+                }
                 Arc::new(FixedBatches::new(sampler, options.batch_size.unwrap_or(1), options.drop_last)?)
             }
         };

@@ -19,6 +19,10 @@ use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataEr
 /// 500 billion (0.9^256 is 1.9e-12), and where everything is, the epoch ends after so many reads.
 const MAX_SUBSTITUTES: u64 = 256;
 
+/// How often `Replace` makes a batch again whose samples do not fit together: each time all of it is read anew. Where
+/// seven of ten samples are of another shape, a batch of 64 has still such after that once in 100 million batches.
+const MAX_REMAKES: usize = 64;
+
 pub(crate) struct Indexed<D, C: Collate<D::Sample>>
 where
     D: Dataset,
@@ -137,6 +141,8 @@ where
         }
         let place = Cell::new(Place::Collate);
         let mut unfit: Vec<Fault> = Vec::new();
+        let mut indices_unfit = BTreeSet::new();
+        let mut remakes = 0;
         loop {
             let mut reader = Reader {
                 work: self,
@@ -148,7 +154,7 @@ where
                 origin: (0, 0),
                 drawn: Vec::with_capacity(indices.len()),
                 rejectable: false,
-                unfit: &unfit,
+                unfit: &indices_unfit,
                 faults: Vec::new(),
             };
             let result = guarded(
@@ -162,8 +168,10 @@ where
             );
             let Reader { drawn, faults, .. } = reader;
             match result {
-                Err(error) if self.stages.on_error != OnError::Fail && !culprits(&error, &drawn).is_empty() => {
+                Err(error) if self.may_remake(remakes) && !culprits(&error, &drawn).is_empty() => {
+                    remakes += 1;
                     for index in culprits(&error, &drawn) {
+                        indices_unfit.insert(index);
                         unfit.push(Fault::new(self.epoch, index as u64, self.dataset.key(index), error.innermost()));
                     }
                 }
@@ -180,6 +188,15 @@ where
                     };
                 }
             }
+        }
+    }
+
+    /// Whether a batch with misfits is made once more. Without substitutes it gets smaller each time: there is an end.
+    fn may_remake(&self, remakes: usize) -> bool {
+        match self.stages.on_error {
+            OnError::Fail => false,
+            OnError::Skip => true,
+            OnError::Replace => remakes < MAX_REMAKES,
         }
     }
 
@@ -238,7 +255,7 @@ struct Reader<'a, D, C, B> {
     /// Whether the last of them can still be rejected.
     rejectable: bool,
     /// Samples that turned out not to fit when the batch was made before.
-    unfit: &'a [Fault],
+    unfit: &'a BTreeSet<usize>,
     faults: Vec<Fault>,
 }
 
@@ -297,7 +314,7 @@ impl<D: Dataset, C, B> Draw<D::Sample> for Reader<'_, D, C, B> {
             self.origin = origin;
             let index = self.substitute(origin);
             self.place.set(Place::Sample(index as u64));
-            if self.unfit.iter().any(|fault| fault.index == index as u64) {
+            if self.unfit.contains(&index) {
                 if origin.1 == MAX_SUBSTITUTES {
                     return Err(self.work.of_sample(index, DataError::other("no substitute fits into the batch")));
                 }

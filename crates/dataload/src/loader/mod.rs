@@ -136,7 +136,8 @@ impl<B: Send + 'static> DataLoader<B> {
 
     /// The epoch with this number; which one [`iter`](Self::iter) gives next is not affected.
     ///
-    /// Workers start at once, see [`Epoch`].
+    /// Workers start at once, see [`Epoch`]. After `load_state_dict`, the epoch that was put back goes on where it was
+    /// if it is the first that begins; any other one leaves that place behind.
     pub fn epoch(&self, epoch: u64) -> Epoch<B> {
         let asked = Instant::now();
         // Whatever epoch begins, a position that was put back has had its use.

@@ -5,6 +5,7 @@ mod wildcards;
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
+use crate::read::require_regular;
 
 /// More files than this are a slip of the pen, and listing them could fill memory.
 const MAX_FILES: usize = 1 << 20;
@@ -24,7 +25,7 @@ const MAX_DEPTH: usize = 32;
 ///
 /// # Errors
 /// [`DataError::InvalidOption`] for unbalanced braces, more than 2^20 files or 256 MiB of names; [`DataError::Io`] naming a file that is
-/// missing; [`DataError::Layout`] for a glob without a match.
+/// missing; [`DataError::Layout`] for a glob without a match, and for a folder or pipe among the matches.
 ///
 /// # Source
 /// `braceexpand` as used by Python's webdataset.
@@ -42,9 +43,9 @@ pub fn expand_shards(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-/// Checks that every file exists, so that a missing shard shows at the start and not hours later.
+/// Checks that every file exists and is one, so that a missing shard shows at the start and not hours later.
 pub(crate) fn require(files: &[PathBuf]) -> Result<(), DataError> {
-    files.iter().try_for_each(|path| std::fs::metadata(path).map(drop).map_err(DataError::io(path)))
+    files.iter().try_for_each(|path| require_regular(path))
 }
 
 fn glob_into(pattern: &str, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
@@ -299,6 +300,11 @@ mod tests {
         assert!(expand("{a..b}.tar").is_err());
         assert!(expand("{a,x}.tar").unwrap_err().to_string().contains("x.tar"));
         assert!(matches!(expand("*.png"), Err(DataError::Layout { .. })));
+        std::fs::create_dir(dir.path().join("d.tar")).unwrap();
+        for pattern in ["*.tar", "d.tar"] {
+            let error = expand(pattern).unwrap_err().to_string();
+            assert!(error.ends_with("d.tar: expected a regular file, found a folder"), "{error}");
+        }
         assert!(matches!(expand("***"), Err(DataError::InvalidOption { .. })));
     }
 }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use overdrive_dataload::{DataError, DataLoader, Dataset, Disk, FnDataset, Image, OnDevice, OnError, Ram, Stack};
+use overdrive_dataload::{
+    DataError, DataLoader, Dataset, Disk, DiskCached, FnDataset, Image, OnDevice, OnError, Ram, Stack,
+};
 use tch::{Device, Tensor};
 
 use crate::{WORKERS, alone};
@@ -93,5 +95,38 @@ fn a_bad_sample_stays_out_of_the_device_cache() -> Result<(), DataError> {
     let [first, second] = epochs(builder.cache(OnDevice(Device::Cpu))?.build()?)?;
     assert_eq!(Vec::<i64>::try_from(&first[1].1)?, [4, 6, 7]);
     assert_eq!(Vec::<i64>::try_from(&second[1].1)?, [4, 6, 7]);
+    Ok(())
+}
+
+#[test]
+fn a_disk_cache_keeps_to_the_length_that_it_was_opened_with() -> Result<(), DataError> {
+    struct Growing(AtomicUsize);
+    impl Dataset for Growing {
+        type Sample = Vec<u8>;
+
+        fn len(&self) -> usize {
+            self.0.load(SeqCst)
+        }
+
+        fn get(&self, index: usize) -> Result<Vec<u8>, DataError> {
+            Ok(vec![index as u8])
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("cache");
+    let dataset = Arc::new(Growing(AtomicUsize::new(3)));
+    let cache = DiskCached::open(dataset.clone(), &path)?;
+    dataset.0.store(5, SeqCst);
+    assert!(matches!(cache.get(4), Err(DataError::IndexOutOfRange { index: 4, len: 3 })));
+    assert_eq!((cache.len(), cache.get(2)?), (3, vec![2]));
+
+    dataset.0.store(1 << 40, SeqCst);
+    let absurd = DiskCached::open(dataset, dir.path().join("absurd"));
+    assert!(matches!(absurd, Err(DataError::InvalidOption { option: "cache(Disk)", .. })));
+    let other = dir.path().join("other");
+    std::fs::write(&other, "a short text").unwrap();
+    let error = DiskCached::open(Growing(AtomicUsize::new(3)), &other).unwrap_err();
+    assert!(matches!(error, DataError::Layout { .. }) && error.to_string().contains("no cache"), "{error}");
+    assert_eq!(std::fs::read(&other).unwrap(), b"a short text");
     Ok(())
 }

@@ -314,6 +314,26 @@ fn samples_that_do_not_fit_are_found_in_one_go() -> Result<(), DataError> {
 }
 
 #[test]
+fn a_batch_that_nothing_fits_into_is_not_read_for_ever() -> Result<(), DataError> {
+    let _alone = alone();
+    let reads = Arc::new(AtomicUsize::new(0));
+    let counter = reads.clone();
+    // No two of them have the same shape.
+    let dataset = FnDataset::new(10_000, move |index| {
+        counter.fetch_add(1, Relaxed);
+        Ok((Image::new(vec![0; index + 1], index + 1, 1, 1)?, index as i64))
+    });
+    let builder = DataLoader::builder(dataset).batch_size(8).on_error(OnError::Replace);
+    let loader = builder.collate(Stack).build()?;
+    let error = loader.iter().next().unwrap().unwrap_err();
+    assert!(matches!(&error, DataError::Sample { error, .. } if error.to_string().contains("shape")), "{error}");
+    // Made once, and 64 times again.
+    assert_eq!(reads.load(Relaxed), 8 * 65);
+    assert!((64..=7 * 64).contains(&loader.stats().faults), "{}", loader.stats().faults);
+    Ok(())
+}
+
+#[test]
 fn a_sample_is_rejected_once() -> Result<(), DataError> {
     struct Twice;
     impl Collate<usize> for Twice {

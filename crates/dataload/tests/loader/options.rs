@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
-use overdrive_dataload::{Auto, DataError, DataLoader, FnDataset, Image, Stack};
+use overdrive_dataload::{Auto, DataError, DataLoader, FnDataset, Image, SequentialSampler, Stack};
 use tch::Device;
 
 use crate::{WORKERS, alone, listed, uneven, wait_until};
@@ -148,6 +148,13 @@ fn options_that_make_no_sense_are_refused() {
     assert_eq!(option(builder().timeout(Duration::from_secs(1)).build()), "timeout");
     assert_eq!(option(builder().num_workers(1).timeout(Duration::ZERO).build()), "timeout");
     assert_eq!(option(builder().worker_nice(20).build()), "worker_nice");
+    // Lists of their samples would end the process.
+    for samples in [1 << 40, usize::MAX] {
+        let numbers = || DataLoader::builder(FnDataset::new(samples, |i| Ok(i as i64)));
+        assert!(matches!(numbers().build(), Err(DataError::InvalidOption { option: "sampler", .. })));
+        assert!(matches!(numbers().shuffle(true).build(), Err(DataError::InvalidOption { option: "sampler", .. })));
+        assert_eq!(option(builder().sampler(SequentialSampler::new(samples)).build()), "sampler");
+    }
     let late = builder().pin_memory(true).collate(|samples: Vec<(Image, i64)>| Ok(samples.len()));
     assert!(matches!(late.build(), Err(DataError::InvalidOption { option: "collate", .. })));
     if !tch::Cuda::is_available() {
