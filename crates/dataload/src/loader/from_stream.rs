@@ -117,16 +117,27 @@ where
             batches_per_epoch,
         };
         let global_batch_size = batch_size.saturating_mul(world_size);
-        let order = vec![
+        let mut order = vec![
             ("interleave", interleave as i64),
             ("shuffle_buffer", shuffle_buffer as i64),
             ("shuffle", i64::from(options.shuffle)),
             ("drop_last", i64::from(options.drop_last)),
             ("batches_per_epoch", batches_per_epoch.map_or(-1, |batches| batches as i64)),
         ];
+        order.extend(names(&dataset).map(|crc| ("names", i64::from(crc))));
         let identity = Identity { stream: true, len: dataset.shards(), global_batch_size, seed: options.seed, order };
         let (stages, machinery) = options.assemble(collate)?;
         let source = Streamed { dataset: Arc::new(dataset), stages: Arc::new(stages), options: stream, identity };
         Ok(DataLoader::new(Arc::new(source), machinery))
     }
+}
+
+/// A checksum of what the shards' files are called, wherever they lie; none when one has no name.
+fn names(dataset: &impl IterableDataset) -> Option<u32> {
+    (0..dataset.shards()).try_fold(0, |crc, shard| {
+        let name = dataset.shard_name(shard)?;
+        let last = name.rsplit(['/', '\\']).next().unwrap_or_default();
+        // What no name holds keeps "a", "bc" from being "ab", "c".
+        Some(crc32c::crc32c_append(crc32c::crc32c_append(crc, last.as_bytes()), b"\0"))
+    })
 }

@@ -74,7 +74,8 @@ fn main() -> Result<()> {
         plain("a_process_ends_with_work_under_way", "ends_with_work", 2),
         plain("dropped_work_neither_waits_nor_ends_the_process", "dropped_work", 2),
     ];
-    let more: [(&'static str, fn() -> Result<()>); 6] = [
+    type Test = fn() -> Result<()>;
+    let more: [(&'static str, Test); 6] = [
         ("a_killed_rank_is_told_of_in_collectives", faults::killed_in_collectives),
         ("a_killed_rank_is_told_of_in_backward", faults::killed_in_backward),
         ("a_wrong_world_size_is_told_of", faults::wrong_world_size),

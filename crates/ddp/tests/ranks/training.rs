@@ -104,9 +104,9 @@ impl Way {
     fn paths(self, step: usize, rank: usize) -> &'static [usize] {
         match self.unused {
             Unused::Nothing => &[0, 1],
-            Unused::Alternating if step % 2 == 0 => &[0],
+            Unused::Alternating if step.is_multiple_of(2) => &[0],
             Unused::Alternating => &[1],
-            Unused::ByRank if rank % 2 == 0 => &[0],
+            Unused::ByRank if rank.is_multiple_of(2) => &[0],
             Unused::ByRank => &[1],
             Unused::Always => &[1],
         }
