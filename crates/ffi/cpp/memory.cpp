@@ -1,12 +1,9 @@
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 
 #include <ATen/Functions.h>
-#include <ATen/Parallel.h>
-#include <ATen/TensorIterator.h>
 #include <ATen/ops/from_blob.h>
 
 #include "guarded.h"
@@ -75,13 +72,10 @@ od_status od_gather_rows(const at::Tensor* source, const int64_t* rows, size_t n
     for (size_t i = 0; i < n_rows; ++i) {
       TORCH_CHECK_INDEX(rows[i] >= 0 && rows[i] < len, "row ", rows[i], " is out of range for ", len, " rows");
     }
-    // As many threads as libtorch's own `index_select` would take; a loader's workers have one each.
-    auto grain = static_cast<int64_t>(at::internal::GRAIN_SIZE / std::max<size_t>(bytes, 1) + 1);
-    at::parallel_for(0, static_cast<int64_t>(n_rows), grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        std::memcpy(to + static_cast<size_t>(i) * bytes, from + static_cast<size_t>(rows[i]) * bytes, bytes);
-      }
-    });
+    // By one thread: for a batch's rows, waking another costs more than it saves.
+    for (size_t i = 0; i < n_rows; ++i) {
+      std::memcpy(to + i * bytes, from + static_cast<size_t>(rows[i]) * bytes, bytes);
+    }
     *out = new at::Tensor(std::move(gathered));
   });
 }

@@ -82,6 +82,7 @@ size_t od_tensor_list_len(const od_tensor_list* list) noexcept;
 od_status od_tensor_list_get(const od_tensor_list* list, size_t index, at::Tensor** out, od_error* err) noexcept;
 od_status od_tensor_list_grads(const od_tensor_list* list, int32_t like_params, uint8_t* defined, size_t* n_defined,
                                od_tensor_list** out, od_error* err) noexcept;
+od_status od_tensor_list_sparse_grad(const od_tensor_list* list, size_t* index, od_error* err) noexcept;
 od_status od_tensor_list_clear_grads(const od_tensor_list* list, od_error* err) noexcept;
 od_status od_tensor_list_select(const od_tensor_list* list, const uint8_t* keep, od_tensor_list** out,
                                 od_error* err) noexcept;

@@ -63,6 +63,17 @@ od_status od_tensor_list_grads(const od_tensor_list* list, int32_t like_params, 
   });
 }
 
+// The place of the first tensor whose gradient is not dense; the list's length when there is none.
+od_status od_tensor_list_sparse_grad(const od_tensor_list* list, size_t* index, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    for (*index = 0; *index < list->list.size(); ++*index) {
+      at::Tensor tensor = list->list.get(*index);
+      const at::Tensor& grad = tensor.grad();
+      if (grad.defined() && grad.layout() != at::kStrided) return;
+    }
+  });
+}
+
 od_status od_tensor_list_clear_grads(const od_tensor_list* list, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     for (size_t i = 0; i < list->list.size(); ++i) list->list.get(i).mutable_grad().reset();

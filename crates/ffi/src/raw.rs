@@ -139,6 +139,7 @@ unsafe extern "C" {
         out: *mut *mut TensorList,
         err: *mut Error,
     ) -> Status;
+    pub fn od_tensor_list_sparse_grad(list: *const TensorList, index: *mut usize, err: *mut Error) -> Status;
     pub fn od_tensor_list_clear_grads(list: *const TensorList, err: *mut Error) -> Status;
     pub fn od_tensor_list_select(
         list: *const TensorList,

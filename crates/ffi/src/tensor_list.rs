@@ -113,6 +113,17 @@ impl TensorList {
         Ok(Grads { list, defined: defined.into_iter().map(|flag| flag != 0).collect() })
     }
 
+    /// The place of the first tensor whose gradient is not dense, if there is one.
+    ///
+    /// # Errors
+    /// When libtorch refuses, which it does not for leaves.
+    pub fn sparse_grad(&self) -> Result<Option<usize>, Error> {
+        let mut index = 0;
+        // SAFETY: the handle is live, and so is the out-parameter.
+        check(|err| unsafe { raw::od_tensor_list_sparse_grad(self.as_ptr(), &mut index, err) })?;
+        Ok((index < self.len()).then_some(index))
+    }
+
     /// Frees the gradients of these tensors (PyTorch: `zero_grad(set_to_none=True)`).
     ///
     /// # Errors

@@ -144,9 +144,10 @@ impl Bucket {
 
     /// An error when it could not step because a gradient is sparse.
     pub(crate) fn check_grads(&self) -> Result<(), OptimizerError> {
-        let grads = self.params.grads()?;
-        let places = self.indices.iter().zip(&grads.defined).filter(|(_, has)| **has);
-        grads.list.to_vec()?.iter().zip(places).try_for_each(|(grad, (index, _))| check_grad(grad, *index))
+        match self.params.sparse_grad()? {
+            Some(place) => Err(sparse(self.indices[place])),
+            None => Ok(()),
+        }
     }
 
     /// Updates the parameters that have gradients.
@@ -213,15 +214,10 @@ impl Bucket {
     }
 }
 
-/// An error when a gradient is sparse; `index` tells a parameter's place among all of the optimizer's.
-pub(crate) fn check_grad(grad: &Tensor, index: usize) -> Result<(), OptimizerError> {
-    match grad.is_sparse() {
-        true => {
-            let reason = "its gradient is sparse: have it made dense, an embedding by `sparse: false`".to_owned();
-            Err(OptimizerError::InvalidParameter { index, reason })
-        }
-        false => Ok(()),
-    }
+/// The error of a sparse gradient; `index` tells a parameter's place among all of the optimizer's.
+pub(crate) fn sparse(index: usize) -> OptimizerError {
+    let reason = "its gradient is sparse: have it made dense, an embedding by `sparse: false`".to_owned();
+    OptimizerError::InvalidParameter { index, reason }
 }
 
 /// An error unless all parameters can be optimized, each in one place; groups hold their parameters in order.

@@ -4,7 +4,7 @@ use overdrive_core::{OptimizerError, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Device, Kind, Tensor};
 
-use crate::bucket::check_grad;
+use crate::bucket::sparse;
 use crate::foreach;
 
 static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
@@ -152,7 +152,9 @@ fn by_place(params: &[Tensor]) -> Result<Vec<Grads>, OptimizerError> {
         if !grad.defined() {
             continue;
         }
-        check_grad(&grad, index)?;
+        if grad.is_sparse() {
+            return Err(sparse(index));
+        }
         let key = (grad.device(), grad.kind());
         match groups.iter_mut().find(|(known, _)| *known == key) {
             Some((_, grads)) => grads.push(grad),
