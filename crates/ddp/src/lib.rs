@@ -32,6 +32,7 @@ mod group;
 pub mod hooks;
 mod local_sgd;
 mod rendezvous;
+mod spawn;
 mod sync_batch_norm;
 mod work;
 
@@ -41,6 +42,8 @@ pub use group::{Backend, DEFAULT_TIMEOUT, ProcessGroup, ProcessGroupBuilder, ini
 pub use hooks::{CommHook, GradBucket};
 pub use local_sgd::ModelAverager;
 pub use overdrive_ffi::c10d::{ReduceOp, Store, TcpStoreOptions, nccl_is_compiled};
+pub use overdrive_launch::LaunchError;
 pub use rendezvous::InitMethod;
+pub use spawn::spawn;
 pub use sync_batch_norm::SyncBatchNorm;
 pub use work::Work;

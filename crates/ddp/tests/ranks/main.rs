@@ -7,6 +7,7 @@ mod faults;
 mod harness;
 mod hooks;
 mod options;
+mod spawned;
 mod training;
 
 use anyhow::Result;
@@ -41,6 +42,9 @@ const SCENARIOS: &[(&str, Scenario)] = &[
 ];
 
 fn main() -> Result<()> {
+    if let Some(ended) = spawned::main_if_told() {
+        return ended;
+    }
     if let Some(name) = harness::told() {
         return rank_main(&name, SCENARIOS);
     }
@@ -75,13 +79,15 @@ fn main() -> Result<()> {
         plain("dropped_work_neither_waits_nor_ends_the_process", "dropped_work", 2),
     ];
     type Test = fn() -> Result<()>;
-    let more: [(&'static str, Test); 6] = [
+    let more: [(&'static str, Test); 8] = [
         ("a_killed_rank_is_told_of_in_collectives", faults::killed_in_collectives),
         ("a_killed_rank_is_told_of_in_backward", faults::killed_in_backward),
         ("a_wrong_world_size_is_told_of", faults::wrong_world_size),
         ("a_taken_port_is_told_of", faults::taken_port),
         ("a_rank_that_never_comes_is_told_of", faults::absent_rank),
         ("a_file_that_ranks_meet_at", collectives::meet_at_a_file),
+        ("spawned_ranks_meet", spawned::ranks_meet),
+        ("a_spawned_rank_that_fails_is_reported", spawned::a_failure_is_reported),
     ];
     tests.extend(more.map(|(name, test)| (name, Box::new(test) as Box<dyn FnOnce() -> Result<()> + Send>)));
     let trials = tests

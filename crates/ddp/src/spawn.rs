@@ -1,0 +1,57 @@
+//! Ranks on this machine, started by the program itself.
+
+use std::fmt::Debug;
+use std::process::exit;
+
+use overdrive_launch::{Launch, LaunchError};
+
+/// Runs `work` on `nproc` ranks of this machine and waits for them. A rank that fails ends the others, and is reported.
+///
+/// The program is started again for each rank, with its own arguments, and runs up to this call; there, ranks do the work
+/// and end. So call it early in `main`, before anything that should happen once. Under a launcher (torchrun,
+/// overdrive-run, srun, mpirun) this process is a rank already, and the launcher's number of ranks counts.
+///
+/// Ranks meet by `init_process_group(backend, InitMethod::Auto)`. Their outputs have `[rank0]: ` and so on in front of each
+/// line. None is left behind, whatever ends this process.
+///
+/// ```no_run
+/// use overdrive_ddp::{Backend, DdpError, InitMethod, ReduceOp, init_process_group, spawn};
+/// use tch::Tensor;
+///
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     spawn(2, || {
+///         let group = init_process_group(Backend::Gloo, InitMethod::Auto)?;
+///         let mut sum = Tensor::from(group.rank() as i64 + 1);
+///         group.all_reduce(&mut sum, ReduceOp::Sum)?;
+///         assert_eq!(sum.int64_value(&[]), 3);
+///         Ok::<(), DdpError>(())
+///     })?;
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// [`LaunchError`]: the first rank that failed, with its exit code or signal and the end of its output, or why ranks could
+/// not be started. A rank whose work returns an error prints it and ends with code 1.
+///
+/// # Source
+/// `torch.multiprocessing.spawn`
+pub fn spawn<E: Debug>(nproc: usize, work: impl FnOnce() -> Result<(), E>) -> Result<(), LaunchError> {
+    overdrive_launch::helper();
+    if is_rank() {
+        do_work(work)
+    }
+    Launch::current_program().nproc(nproc).forward_signals().run()
+}
+
+fn is_rank() -> bool {
+    ["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"].iter().any(|variable| std::env::var_os(variable).is_some())
+}
+
+fn do_work<E: Debug>(work: impl FnOnce() -> Result<(), E>) -> ! {
+    if let Err(error) = work() {
+        eprintln!("Error: {error:?}");
+        exit(1)
+    }
+    exit(0)
+}
