@@ -69,6 +69,7 @@ impl Fusable for AdagradOptions {}
 impl Algorithm for AdagradOptions {
     const LR: f64 = 1e-2;
     const COUNTS_STEPS: bool = true;
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<(), OptimizerError> {
         check_not_negative("lr_decay", self.lr_decay)?;

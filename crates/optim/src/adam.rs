@@ -88,6 +88,7 @@ impl<const DECOUPLED: bool> Fusable for AdamOptions<DECOUPLED> {}
 impl<const DECOUPLED: bool> Algorithm for AdamOptions<DECOUPLED> {
     const LR: f64 = 1e-3;
     const COUNTS_STEPS: bool = true;
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<(), OptimizerError> {
         check_beta("beta1", self.betas.0)?;

@@ -16,6 +16,9 @@ pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
     /// Whether it needs to know how often a parameter was stepped.
     const COUNTS_STEPS: bool;
 
+    /// Whether each element's step depends on nothing but that element's gradient and state.
+    const ELEMENTWISE: bool = false;
+
     /// An error when an option is out of its range.
     fn check(&self) -> Result<(), OptimizerError>;
 

@@ -8,6 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::algorithm::{Algorithm, Slot, Step};
 use crate::low_precision::LowPrecision;
+use crate::pieces;
 use crate::step_count::StepCounts;
 
 /// How many bytes of parameters a list on the CPU holds at most, beyond its first parameter. libtorch goes over such a
@@ -186,7 +187,7 @@ impl Bucket {
 
         state.counts.add(&counts, 1.0)?;
         let stepped = self.precision.step(&params, &grads.list, &slots, |params, grads, slots| {
-            algorithm.step(&Step {
+            let step = Step {
                 lr,
                 fused,
                 params,
@@ -196,7 +197,8 @@ impl Bucket {
                 same_counts: state.counts.shared(),
                 first: &first,
                 scale,
-            })
+            };
+            pieces::step(algorithm, &step)
         });
         if let Err(error) = stepped {
             // A step that failed does not count.

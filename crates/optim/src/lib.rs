@@ -37,6 +37,7 @@ mod lookahead;
 mod low_precision;
 mod muon;
 mod optimizer;
+mod pieces;
 mod rmsprop;
 mod sam;
 mod sgd;

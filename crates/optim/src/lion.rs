@@ -52,6 +52,7 @@ impl GroupBuilder<LionOptions> {
 impl Algorithm for LionOptions {
     const LR: f64 = 1e-4;
     const COUNTS_STEPS: bool = false;
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<(), OptimizerError> {
         check_beta("beta1", self.betas.0)?;

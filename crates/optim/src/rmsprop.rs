@@ -71,6 +71,7 @@ impl Algorithm for RmsPropOptions {
     const LR: f64 = 1e-2;
     /// For the saved state alone: PyTorch's has it.
     const COUNTS_STEPS: bool = true;
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<(), OptimizerError> {
         OptimizerError::check_range("alpha", self.alpha, 0.0..1.0, "at least 0 and below 1")?;

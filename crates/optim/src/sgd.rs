@@ -63,6 +63,7 @@ impl Fusable for SgdOptions {}
 impl Algorithm for SgdOptions {
     const LR: f64 = 1e-3;
     const COUNTS_STEPS: bool = false;
+    const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<(), OptimizerError> {
         check_not_negative("momentum", self.momentum)?;

@@ -1,10 +1,10 @@
 //! Fused and listed steps against the arithmetic of their papers.
 
 use overdrive_core::Optimizer;
-use overdrive_optim::{AdamW, Sgd};
-use tch::Tensor;
+use overdrive_optim::{AdamW, Lion, RmsProp, Sgd};
+use tch::{Kind, Tensor};
 
-use crate::{assert_close, params, set_grads};
+use crate::{CPU, assert_close, params, set_grads};
 
 #[test]
 fn adamw_is_its_papers_arithmetic_where_some_parameters_lack_gradients() {
@@ -101,5 +101,36 @@ fn the_forms_of_an_optimizer_differ_by_rounding_alone() {
         for other in [&all[1], &all[3]] {
             all[0].iter().zip(other).for_each(|(one, other)| assert_close(other, one, "without a cast"));
         }
+    }
+}
+
+/// A list steps a large tensor in pieces: each element as if it were alone.
+#[test]
+fn a_large_tensor_steps_as_its_parts_do() {
+    // Beyond two pieces, and no multiple of one.
+    let start = Tensor::randn([3, 300_001], (Kind::Float, CPU));
+    type Build = fn(&[Tensor]) -> Box<dyn Optimizer>;
+    let builders: [Build; 4] = [
+        |params| Box::new(AdamW::builder(params).lr(0.1).amsgrad(true).foreach(true).build().unwrap()),
+        |params| Box::new(Sgd::builder(params).lr(0.1).momentum(0.9).weight_decay(0.1).foreach(true).build().unwrap()),
+        |params| Box::new(RmsProp::builder(params).lr(0.1).centered(true).momentum(0.5).build().unwrap()),
+        |params| Box::new(Lion::builder(params).lr(0.1).build().unwrap()),
+    ];
+    for build in builders {
+        let whole = [start.copy().set_requires_grad(true)];
+        let parts: Vec<_> =
+            start.view(-1).split(200_000, 0).iter().map(|part| part.copy().set_requires_grad(true)).collect();
+        let mut opts = [build(&whole), build(&parts)];
+        for step in 0..3 {
+            for param in whole.iter().chain(&parts) {
+                (param * (param.detach() * 3.0 + step).sin()).sum(Kind::Float).backward();
+            }
+            opts.iter_mut().for_each(|opt| {
+                opt.step().unwrap();
+                opt.zero_grad().unwrap();
+            });
+        }
+        assert!(whole[0].view(-1).equal(&Tensor::cat(&parts, 0)), "{:?}", opts[0].lr(0));
+        assert!(!whole[0].equal(&start));
     }
 }
