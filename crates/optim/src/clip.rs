@@ -188,7 +188,10 @@ fn scale(groups: &[Grads], norm: &Tensor, max_norm: f64) -> Result<(), TorchErro
     }
     for group in groups {
         let factor = factor.f_to_device_(group.device, factor.kind(), group.device.is_cuda(), false)?;
-        foreach::mul_tensor_(&group.grads, &factor)?;
+        // Backwards: on a CPU those that the norm has read last are still in the cache.
+        let mut grads = group.grads.to_vec()?;
+        grads.reverse();
+        foreach::mul_tensor_(&TensorList::new(&grads)?, &factor)?;
     }
     Ok(())
 }
