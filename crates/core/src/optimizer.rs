@@ -169,6 +169,18 @@ pub trait Optimizer {
     /// # Source
     /// `zero_grad(set_to_none=True)`
     fn zero_grad(&mut self) -> Result<(), OptimizerError>;
+
+    /// Takes anew whatever copies of the parameters' values this optimizer keeps, float32 masters say: to be called after
+    /// parameters were written to by anything but its steps.
+    ///
+    /// # Errors
+    /// When libtorch fails.
+    ///
+    /// # Syncs
+    /// No.
+    fn params_changed(&mut self) -> Result<(), OptimizerError> {
+        Ok(())
+    }
 }
 
 impl OptimizerError {

@@ -7,6 +7,7 @@ use overdrive_ffi::TensorList;
 use tch::{Device, Kind, Tensor};
 
 use crate::algorithm::{Algorithm, Slot, Step};
+use crate::foreach;
 use crate::low_precision::LowPrecision;
 use crate::pieces;
 use crate::step_count::StepCounts;
@@ -148,6 +149,14 @@ impl Bucket {
         match self.params.sparse_grad()? {
             Some(place) => Err(sparse(self.indices[place])),
             None => Ok(()),
+        }
+    }
+
+    /// Lets float32 masters follow their parameters.
+    pub(crate) fn renew_masters(&self) -> Result<(), TorchError> {
+        match (&self.state, self.precision) {
+            (Some(state), LowPrecision::MasterCopy) => foreach::copy_(&state.slots[0], &self.params),
+            _ => Ok(()),
         }
     }
 

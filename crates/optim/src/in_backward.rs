@@ -104,6 +104,10 @@ impl<A: Algorithm> Optimizer for InBackward<A> {
     fn zero_grad(&mut self) -> Result<(), OptimizerError> {
         lock(&self.shared).optimizer.zero_grad()
     }
+
+    fn params_changed(&mut self) -> Result<(), OptimizerError> {
+        lock(&self.shared).optimizer.params_changed()
+    }
 }
 
 impl<A: Algorithm> Stateful for InBackward<A> {

@@ -44,6 +44,7 @@ mod sgd;
 mod stateful;
 mod step_count;
 mod trust;
+mod wrapper;
 
 pub use adafactor::{Adafactor, AdafactorBuilder, AdafactorOptions};
 pub use adagrad::{Adagrad, AdagradBuilder, AdagradOptions};

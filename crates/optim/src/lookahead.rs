@@ -1,10 +1,11 @@
 //! Lookahead, around any optimizer.
 
-use overdrive_core::{Entry, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful};
+use overdrive_core::{Entry, Optimizer, OptimizerError, StateDict, StateError, Stateful};
 use overdrive_ffi::TensorList;
 use tch::Tensor;
 
 use crate::foreach;
+use crate::wrapper::pass_on_to_inner;
 
 /// Lets an optimizer run ahead for a few steps, then moves slow weights part of the way after it and starts anew from
 /// there.
@@ -49,33 +50,7 @@ impl<O: Optimizer> Lookahead<O> {
 }
 
 impl<O: Optimizer> Optimizer for Lookahead<O> {
-    fn id(&self) -> OptimizerId {
-        self.inner.id()
-    }
-
-    fn params(&self) -> Vec<Tensor> {
-        self.inner.params()
-    }
-
-    fn num_groups(&self) -> usize {
-        self.inner.num_groups()
-    }
-
-    fn lr(&self, group: usize) -> Option<f64> {
-        self.inner.lr(group)
-    }
-
-    fn set_lr(&mut self, group: usize, lr: f64) -> Result<(), OptimizerError> {
-        self.inner.set_lr(group, lr)
-    }
-
-    fn momentum(&self, group: usize) -> Option<f64> {
-        self.inner.momentum(group)
-    }
-
-    fn set_momentum(&mut self, group: usize, momentum: f64) -> Result<(), OptimizerError> {
-        self.inner.set_momentum(group, momentum)
-    }
+    pass_on_to_inner!();
 
     fn step(&mut self) -> Result<(), OptimizerError> {
         self.inner.step()?;
@@ -84,12 +59,10 @@ impl<O: Optimizer> Optimizer for Lookahead<O> {
             let _no_grad = tch::no_grad_guard();
             foreach::lerp_(&self.slow, &self.fast, self.alpha)?;
             foreach::copy_(&self.fast, &self.slow)?;
+            // Float32 masters inside would bring the fast weights back.
+            self.inner.params_changed()?;
         }
         Ok(())
-    }
-
-    fn zero_grad(&mut self) -> Result<(), OptimizerError> {
-        self.inner.zero_grad()
     }
 }
 

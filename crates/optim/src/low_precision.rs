@@ -28,7 +28,8 @@ pub enum LowPrecision {
     /// Source: Zamirai et al., "Revisiting BFloat16 Training", 2020.
     StochasticRounding,
     /// The optimizer keeps and steps a float32 copy of each parameter (`master_param` in its state), and the parameter
-    /// follows. A change made to the parameter by others after the first step is overwritten at the next.
+    /// follows. A change made to the parameter by others after the first step is overwritten at the next, unless
+    /// [`params_changed`](overdrive_core::Optimizer::params_changed) is called.
     ///
     /// Source: Micikevicius et al., "Mixed Precision Training", 2018.
     MasterCopy,

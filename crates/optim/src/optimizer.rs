@@ -160,4 +160,9 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
     fn zero_grad(&mut self) -> Result<(), OptimizerError> {
         Ok(self.params.clear_grads()?)
     }
+
+    fn params_changed(&mut self) -> Result<(), OptimizerError> {
+        let _no_grad = tch::no_grad_guard();
+        Ok(self.groups.iter().flat_map(|group| &group.buckets).try_for_each(Bucket::renew_masters)?)
+    }
 }

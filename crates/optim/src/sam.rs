@@ -1,10 +1,11 @@
 //! Sharpness-aware minimisation, around any optimizer.
 
-use overdrive_core::{Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful, TorchError};
+use overdrive_core::{Optimizer, OptimizerError, StateDict, StateError, Stateful, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Kind, Tensor};
 
 use crate::foreach;
+use crate::wrapper::pass_on_to_inner;
 
 static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
 static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
@@ -96,33 +97,7 @@ impl<O: Optimizer> Sam<O> {
 }
 
 impl<O: Optimizer> Optimizer for Sam<O> {
-    fn id(&self) -> OptimizerId {
-        self.inner.id()
-    }
-
-    fn params(&self) -> Vec<Tensor> {
-        self.inner.params()
-    }
-
-    fn num_groups(&self) -> usize {
-        self.inner.num_groups()
-    }
-
-    fn lr(&self, group: usize) -> Option<f64> {
-        self.inner.lr(group)
-    }
-
-    fn set_lr(&mut self, group: usize, lr: f64) -> Result<(), OptimizerError> {
-        self.inner.set_lr(group, lr)
-    }
-
-    fn momentum(&self, group: usize) -> Option<f64> {
-        self.inner.momentum(group)
-    }
-
-    fn set_momentum(&mut self, group: usize, momentum: f64) -> Result<(), OptimizerError> {
-        self.inner.set_momentum(group, momentum)
-    }
+    pass_on_to_inner!();
 
     /// The inner step, from where the parameters were before [`ascend`](Sam::ascend).
     fn step(&mut self) -> Result<(), OptimizerError> {
@@ -133,10 +108,6 @@ impl<O: Optimizer> Optimizer for Sam<O> {
             foreach::copy_(&self.params, &before)?;
         }
         self.inner.step()
-    }
-
-    fn zero_grad(&mut self) -> Result<(), OptimizerError> {
-        self.inner.zero_grad()
     }
 }
 

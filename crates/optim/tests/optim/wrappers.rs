@@ -1,7 +1,7 @@
 //! Lookahead and SAM, around an SGD whose steps are known.
 
 use overdrive_core::{Entry, Optimizer, Stateful};
-use overdrive_optim::{Lookahead, Sam, Sgd};
+use overdrive_optim::{Lookahead, LowPrecision, Sam, Sgd};
 use tch::{Kind, Tensor};
 
 use crate::DOUBLE;
@@ -47,6 +47,22 @@ fn lookahead_goes_back_part_of_the_way_every_k_steps() {
     }
     assert!(Lookahead::new(sgd(), 0, 0.5).unwrap_err().to_string().starts_with("k is 0"));
     assert!(Lookahead::new(sgd(), 1, 1.5).unwrap_err().to_string().starts_with("alpha is 1.5"));
+}
+
+#[test]
+fn lookahead_moves_float32_masters_with_its_weights() {
+    let weight = weight().detach().to_kind(Kind::BFloat16).set_requires_grad(true);
+    let sgd = Sgd::builder([weight.shallow_clone()]).lr(1.0).low_precision(LowPrecision::MasterCopy).build().unwrap();
+    let mut opt = Lookahead::new(sgd, 3, 0.5).unwrap();
+    let values: Vec<f64> = (0..5)
+        .map(|_| {
+            weight.sum(Kind::Float).backward();
+            opt.step().unwrap();
+            opt.zero_grad().unwrap();
+            value(&weight)
+        })
+        .collect();
+    assert_eq!(values, [7.0, 6.0, 6.5, 5.5, 4.5]);
 }
 
 #[test]

@@ -1,0 +1,44 @@
+//! What optimizers around another optimizer leave to it.
+
+/// The methods of `Optimizer` that a wrapper with a field `inner` passes on as they are: all but `step`.
+macro_rules! pass_on_to_inner {
+    () => {
+        fn id(&self) -> overdrive_core::OptimizerId {
+            self.inner.id()
+        }
+
+        fn params(&self) -> Vec<tch::Tensor> {
+            self.inner.params()
+        }
+
+        fn num_groups(&self) -> usize {
+            self.inner.num_groups()
+        }
+
+        fn lr(&self, group: usize) -> Option<f64> {
+            self.inner.lr(group)
+        }
+
+        fn set_lr(&mut self, group: usize, lr: f64) -> Result<(), overdrive_core::OptimizerError> {
+            self.inner.set_lr(group, lr)
+        }
+
+        fn momentum(&self, group: usize) -> Option<f64> {
+            self.inner.momentum(group)
+        }
+
+        fn set_momentum(&mut self, group: usize, momentum: f64) -> Result<(), overdrive_core::OptimizerError> {
+            self.inner.set_momentum(group, momentum)
+        }
+
+        fn zero_grad(&mut self) -> Result<(), overdrive_core::OptimizerError> {
+            self.inner.zero_grad()
+        }
+
+        fn params_changed(&mut self) -> Result<(), overdrive_core::OptimizerError> {
+            self.inner.params_changed()
+        }
+    };
+}
+
+pub(crate) use pass_on_to_inner;
