@@ -7,11 +7,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use serde::Deserialize;
 
 use crate::libtorch::Libtorch;
-use crate::setup;
 use crate::workspace::{self, Workspace};
+use crate::{artifacts, setup};
 
 const LARGEST_BUNDLE: u64 = 60_000_000;
 
@@ -54,8 +53,8 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
 fn fill(ws: &Workspace, libtorch: &Libtorch, folder: &Path) -> Result<()> {
     let programs = ["build", "--release", "--package", "overdrive-benches", "--package", "overdrive-parity", "--bins"];
     let gpu_tests = ["test", "--release", "--no-run", "--package", "overdrive", "--test", "gpu"];
-    let mut built = build(ws, &programs)?;
-    built.extend(build(ws, &gpu_tests)?);
+    let mut built = artifacts::build(ws, &programs)?;
+    built.extend(artifacts::build(ws, &gpu_tests)?);
     fs::create_dir_all(folder.join("bin")).with_context(|| format!("cannot make {}", folder.display()))?;
     for (target, name) in [
         ("overdrive-bench", "overdrive-bench"),
@@ -63,9 +62,8 @@ fn fill(ws: &Workspace, libtorch: &Libtorch, folder: &Path) -> Result<()> {
         ("overdrive-parity", "overdrive-parity"),
         ("gpu", "overdrive-gpu-tests"),
     ] {
-        let program = built.iter().find(|program| program.target.name == target);
-        let program =
-            program.and_then(|it| it.executable.as_deref()).with_context(|| format!("`{target}` was not built"))?;
+        let program = built.iter().find(|program| program.name == target);
+        let program = &program.with_context(|| format!("`{target}` was not built"))?.path;
         let copy = folder.join("bin").join(name);
         copy_file(program, &copy)?;
         workspace::succeed(ws.command("strip").arg(&copy)).context("cannot strip; remedy: install binutils")?;
@@ -94,28 +92,6 @@ fn fill(ws: &Workspace, libtorch: &Libtorch, folder: &Path) -> Result<()> {
         bail!("the bundle takes {bytes} bytes, and {LARGEST_BUNDLE} is the most that it may");
     }
     Ok(())
-}
-
-/// One line of cargo's JSON, as far as it tells what was built.
-#[derive(Debug, Deserialize)]
-struct Artifact {
-    target: Target,
-    executable: Option<PathBuf>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Target {
-    name: String,
-}
-
-fn build(ws: &Workspace, args: &[&str]) -> Result<Vec<Artifact>> {
-    let json = workspace::capture(ws.cargo(args).arg("--message-format=json-render-diagnostics"))?;
-    Ok(executables(&json))
-}
-
-fn executables(json: &str) -> Vec<Artifact> {
-    let artifacts = json.lines().filter_map(|line| serde_json::from_str::<Artifact>(line).ok());
-    artifacts.filter(|artifact| artifact.executable.is_some()).collect()
 }
 
 /// A plain link drops libtorch_cuda, because nothing refers to it by name, and the program then sees no GPU anywhere.
@@ -207,19 +183,6 @@ mod tests {
                        \x200x0000000000000001 (NEEDED)             Shared library: [libc.so.6]\n\
                        \x200x000000000000001d (RUNPATH)            Library runpath: [/opt/lib]\n";
         assert_eq!(needed(dynamic), ["libtorch_cuda.so", "libc.so.6"]);
-    }
-
-    #[test]
-    fn executables_are_found_in_cargo_s_json() {
-        let json = "{\"reason\":\"compiler-artifact\",\"target\":{\"name\":\"a\"},\"executable\":null}\n\
-                    {\"reason\":\"compiler-artifact\",\"target\":{\"name\":\"gpu\"},\"executable\":\"/t/gpu-1\"}\n\
-                    {\"reason\":\"build-finished\",\"success\":true}\n";
-        let found = executables(json);
-        assert_eq!(found.len(), 1);
-        assert_eq!(
-            (found[0].target.name.as_str(), found[0].executable.as_deref()),
-            ("gpu", Some(Path::new("/t/gpu-1")))
-        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Overdrive's development commands: `cargo xtask` lists them. Never links libtorch, so that it builds in seconds.
 #![forbid(unsafe_code)]
 
+mod artifacts;
 mod bench;
 mod bundle;
 mod ci;

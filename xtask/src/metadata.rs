@@ -34,14 +34,6 @@ pub struct Target {
     pub name: String,
     pub kind: Vec<String>,
     pub src_path: PathBuf,
-    #[serde(default, rename = "required-features")]
-    pub required_features: Vec<String>,
-}
-
-impl Target {
-    pub fn is(&self, kind: &str) -> bool {
-        self.kind.iter().any(|it| it == kind)
-    }
 }
 
 /// The packages of the workspace.

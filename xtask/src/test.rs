@@ -6,7 +6,8 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::Args;
 
-use crate::metadata::{self, Target};
+use crate::artifacts::{self, Program};
+use crate::libtorch::Libtorch;
 use crate::setup;
 use crate::totals::Totals;
 use crate::workspace::{self, Workspace};
@@ -28,11 +29,11 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
 }
 
 pub fn totals(ws: &Workspace, options: &Options) -> Result<Totals> {
-    setup::quietly(ws)?;
+    let libtorch = setup::quietly(ws)?;
     let mut totals = tests(ws, &options.args)?;
     // Where no test has passed, the workspace does not build, and the examples would only say so again.
     if options.args.is_empty() && totals.passed > 0 {
-        totals += examples(ws)?;
+        totals += examples(ws, &libtorch)?;
     }
     Ok(totals)
 }
@@ -51,29 +52,27 @@ fn tests(ws: &Workspace, args: &[String]) -> Result<Totals> {
     Ok(totals)
 }
 
-/// An example passes when it builds and exits with 0.
-fn examples(ws: &Workspace) -> Result<Totals> {
+/// An example passes when it exits with 0.
+///
+/// They are built together and as the tests were: by themselves they would be built with other features of the same crates.
+fn examples(ws: &Workspace, libtorch: &Libtorch) -> Result<Totals> {
     let mut totals = Totals::default();
-    for package in metadata::packages(ws)? {
-        for example in package.targets.iter().filter(|target| is_example(ws, target)) {
-            println!("\nexample {}", example.name);
-            let start = Instant::now();
-            let mut command = ws.cargo(["run", "--quiet", "--package", &package.name, "--example", &example.name]);
-            if !example.required_features.is_empty() {
-                command.args(["--features", &example.required_features.join(",")]);
-            }
-            let passed = workspace::status(&mut command)?.success();
-            let verdict = if passed { "ok" } else { "FAILED" };
-            println!("example {} ... {verdict} ({:.1} s)", example.name, start.elapsed().as_secs_f64());
-            totals += Totals { passed: passed.into(), failed: (!passed).into(), skipped: 0 };
-        }
+    let programs = artifacts::build(ws, &["build", "--workspace", "--examples"])?;
+    for example in programs.iter().filter(|program| is_example(ws, program)) {
+        println!("\nexample {}", example.name);
+        let start = Instant::now();
+        let mut command = ws.command(ws.join(".cargo/with-libtorch"));
+        let passed = workspace::status(command.arg(&example.path).env("LIBTORCH", &libtorch.dir))?.success();
+        let verdict = if passed { "ok" } else { "FAILED" };
+        println!("example {} ... {verdict} ({:.1} s)", example.name, start.elapsed().as_secs_f64());
+        totals += Totals { passed: passed.into(), failed: (!passed).into(), skipped: 0 };
     }
     Ok(totals)
 }
 
 /// A package elsewhere may own an example of the `examples/` folder: its path is then written with `..` in it.
-fn is_example(ws: &Workspace, target: &Target) -> bool {
+fn is_example(ws: &Workspace, program: &Program) -> bool {
     let folder = ws.join("examples").canonicalize();
-    let source = target.src_path.canonicalize();
-    target.is("example") && folder.is_ok_and(|folder| source.is_ok_and(|source| source.starts_with(folder)))
+    let source = program.source.canonicalize();
+    folder.is_ok_and(|folder| source.is_ok_and(|source| source.starts_with(folder)))
 }

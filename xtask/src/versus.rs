@@ -28,6 +28,13 @@ pub struct Options {
 
 pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
     let libtorch = setup::quietly(ws)?;
+    if options.args.first().is_some_and(|case| case == "ddp") {
+        // The launcher that it measures lies beside it.
+        let built = workspace::status(&mut ws.cargo_here(["build", "--release", "--package", "overdrive-launch"]))?;
+        if !built.success() {
+            return Ok(workspace::exit_code(built));
+        }
+    }
     let run = ["run", "--release", "--package", "overdrive-benches", "--bin", "overdrive-versus"];
     let mut command = ws.cargo_here(run);
     for feature in &options.features {
