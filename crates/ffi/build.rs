@@ -2,10 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 9] =
-    ["error", "dispatch", "tensor_list", "autocast", "memory", "copy_stream", "context", "grad_hook", "adamw8bit"];
+const SOURCES: [&str; 10] = [
+    "error",
+    "dispatch",
+    "tensor_list",
+    "autocast",
+    "host_cache",
+    "memory",
+    "copy_stream",
+    "context",
+    "grad_hook",
+    "adamw8bit",
+];
 
-const DISTRIBUTED: [&str; 5] = ["c10d_store", "c10d_gloo", "c10d_group", "c10d_collective", "c10d_reducer"];
+const DISTRIBUTED: [&str; 6] = ["c10d_store", "c10d_gloo", "c10d_group", "c10d_collective", "c10d_reducer", "compress"];
 
 fn main() {
     println!("cargo::rerun-if-changed=cpp");

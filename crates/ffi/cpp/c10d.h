@@ -136,8 +136,18 @@ od_status od_reducer_set_hook(od_reducer* reducer, void* owner, int32_t (*start)
 od_status od_reducer_shadow(od_reducer* reducer, od_error* err) noexcept;
 od_status od_reducer_divide_by(const od_reducer* reducer, const od_work* active_ranks, int32_t by_world_size,
                                od_error* err) noexcept;
+// Times are taken every `steps` steps, and in the first ten.
+od_status od_reducer_set_log_rate(const od_reducer* reducer, int32_t steps, od_error* err) noexcept;
 od_status od_reducer_log(const od_reducer* reducer, void* visitor, void (*visit)(void*, const char*, const char*),
                          od_error* err) noexcept;
 // Backward from a loss, whose failures between ranks are told as such.
 od_status od_reducer_backward(const at::Tensor* loss, od_error* err) noexcept;
+
+// compress.cpp: float32 on a CPU; see compress.rs
+od_status od_sign_compress(const at::Tensor* grad, const at::Tensor* error, at::Tensor** packed, at::Tensor** scale,
+                           od_error* err) noexcept;
+od_status od_sign_expand(const at::Tensor* packed, float value, const at::Tensor* out, int32_t add,
+                         od_error* err) noexcept;
+od_status od_take_largest(const at::Tensor* grad, const at::Tensor* error, int64_t kept, at::Tensor** places,
+                          at::Tensor** values, od_error* err) noexcept;
 }

@@ -247,6 +247,10 @@ od_status od_reducer_divide_by(const od_reducer* reducer, const od_work* active_
       err, [&] { reducer->reducer->set_forward_pass_work_handle(active_ranks->work, by_world_size != 0); });
 }
 
+od_status od_reducer_set_log_rate(const od_reducer* reducer, int32_t steps, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] { reducer->reducer->set_ddp_runtime_logging_sample_rate(steps); });
+}
+
 od_status od_reducer_log(const od_reducer* reducer, void* visitor, void (*visit)(void*, const char*, const char*),
                          od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] {

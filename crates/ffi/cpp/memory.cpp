@@ -1,5 +1,3 @@
-#include <sys/mman.h>
-
 #include <atomic>
 #include <cstring>
 
@@ -7,6 +5,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "guarded.h"
+#include "huge_pages.h"
 
 od_status od_empty_pinned(const int64_t* shape, size_t n_dims, int32_t scalar_type, at::Tensor** out,
                           od_error* err) noexcept {
@@ -16,27 +15,12 @@ od_status od_empty_pinned(const int64_t* shape, size_t n_dims, int32_t scalar_ty
   });
 }
 
-// A gigabyte of 4 KiB pages takes half a second to touch for the first time; in pages of 2 MiB it takes a tenth of that.
-static void advise_huge_pages(uint8_t* data, size_t bytes) {
-#ifdef MADV_HUGEPAGE
-  constexpr uintptr_t kPage = 4096, kWorthwhile = 4 << 20;
-  auto start = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
-  auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
-  if (bytes >= kWorthwhile && end > start) {
-    // Only advice: memory is as good without it.
-    (void)madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
-  }
-#else
-  (void)data, (void)bytes;
-#endif
-}
-
 od_status od_host_buffer(int64_t bytes, int32_t pinned, at::Tensor** out, uint8_t** data, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     auto tensor = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(pinned != 0));
     *data = tensor.data_ptr<uint8_t>();
     if (pinned == 0) {
-      advise_huge_pages(*data, static_cast<size_t>(bytes));
+      overdrive::advise_huge_pages(*data, static_cast<size_t>(bytes));
     }
     *out = new at::Tensor(std::move(tensor));
   });

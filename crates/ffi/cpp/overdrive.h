@@ -92,6 +92,10 @@ od_status od_autocast_get(int32_t device_type, od_autocast_state* out, od_error*
 od_status od_autocast_enter(const od_autocast_state* wanted, od_autocast_state* previous, od_error* err) noexcept;
 od_status od_autocast_exit(const od_autocast_state* previous, od_error* err) noexcept;
 
+// host_cache.cpp
+od_status od_host_cache_limit(size_t bytes, od_error* err) noexcept;
+od_status od_host_cache_held(size_t* out, od_error* err) noexcept;
+
 // memory.cpp
 od_status od_empty_pinned(const int64_t* shape, size_t n_dims, int32_t scalar_type, at::Tensor** out,
                           od_error* err) noexcept;

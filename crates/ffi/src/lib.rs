@@ -22,12 +22,15 @@ pub mod autocast;
 mod buffer_pool;
 #[cfg(feature = "distributed")]
 pub mod c10d;
+#[cfg(feature = "distributed")]
+pub mod compress;
 pub mod context;
 mod copy_stream;
 pub mod cuda;
 mod error;
 mod grad_hook;
 mod host_buffer;
+mod host_cache;
 #[cfg(feature = "libjpeg-turbo")]
 pub mod jpeg;
 mod kind;
@@ -45,6 +48,7 @@ pub use copy_stream::{CopyEvent, CopyStream};
 pub use error::{Error, ErrorKind, Trace};
 pub use grad_hook::GradHook;
 pub use host_buffer::HostBuffer;
+pub use host_cache::{cache_host_memory, cached_host_memory};
 pub use memory::{empty_pinned, tensor_from_vec};
 pub use op::{Arg, LazyOp, Op, Value};
 pub use rows::Rows;

@@ -152,6 +152,9 @@ unsafe extern "C" {
     pub fn od_autocast_enter(wanted: *const AutocastState, previous: *mut AutocastState, err: *mut Error) -> Status;
     pub fn od_autocast_exit(previous: *const AutocastState, err: *mut Error) -> Status;
 
+    pub fn od_host_cache_limit(bytes: usize, err: *mut Error) -> Status;
+    pub fn od_host_cache_held(out: *mut usize, err: *mut Error) -> Status;
+
     pub fn od_empty_pinned(
         shape: *const i64,
         n_dims: usize,

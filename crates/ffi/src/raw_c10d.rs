@@ -237,10 +237,33 @@ unsafe extern "C" {
         by_world_size: i32,
         err: *mut Error,
     ) -> Status;
+    pub fn od_reducer_set_log_rate(reducer: *const Reducer, steps: i32, err: *mut Error) -> Status;
     pub fn od_reducer_log(
         reducer: *const Reducer,
         visitor: *mut c_void,
         visit: extern "C" fn(*mut c_void, *const c_char, *const c_char),
+        err: *mut Error,
+    ) -> Status;
+    pub fn od_sign_compress(
+        grad: *const C_tensor,
+        error: *const C_tensor,
+        packed: *mut *mut C_tensor,
+        scale: *mut *mut C_tensor,
+        err: *mut Error,
+    ) -> Status;
+    pub fn od_sign_expand(
+        packed: *const C_tensor,
+        value: f32,
+        out: *const C_tensor,
+        add: i32,
+        err: *mut Error,
+    ) -> Status;
+    pub fn od_take_largest(
+        grad: *const C_tensor,
+        error: *const C_tensor,
+        kept: i64,
+        places: *mut *mut C_tensor,
+        values: *mut *mut C_tensor,
         err: *mut Error,
     ) -> Status;
     pub fn od_reducer_backward(loss: *const C_tensor, err: *mut Error) -> Status;

@@ -302,3 +302,71 @@ fn the_8_bit_kernel_refuses_what_does_not_fit() {
         assert_eq!(map.iter().filter(|code| **code < 0.0).count(), if signed { 127 } else { 0 });
     }
 }
+
+#[cfg(feature = "distributed")]
+mod compress {
+    use overdrive_ffi::compress::{sign_compress, sign_expand, take_largest, takes};
+
+    use super::*;
+
+    fn numbers(tensor: &Tensor) -> Vec<f64> {
+        Vec::try_from(tensor.to_kind(Kind::Double)).unwrap()
+    }
+
+    #[test]
+    fn the_largest_are_taken_out_and_the_rest_is_the_error() {
+        let count = 200_003;
+        let (grad, error) = (Tensor::randn([count], FLOAT), Tensor::randn([count], FLOAT));
+        // Ties, of which the first go, and what is larger than every number.
+        for (place, value) in [(17, f64::INFINITY), (90_000, f64::NAN), (5, -100.0), (6, 100.0), (7, 100.0)] {
+            let _ = grad.get(place).f_copy_(&Tensor::from(value as f32)).map(|()| error.get(place).zero_());
+        }
+        let whole = numbers(&(&grad + &error));
+        for kept in [0, 1, 4, 1000, count] {
+            let left = error.copy();
+            let (places, values) = take_largest(&grad, &left, kept).unwrap();
+            let rank = |value: f64| if value.is_nan() { f64::INFINITY } else { value.abs().min(1e300) };
+            let mut order: Vec<usize> = (0..count as usize).collect();
+            order.sort_by(|&a, &b| rank(whole[b]).total_cmp(&rank(whole[a])));
+            let mut expected = order[..kept as usize].to_vec();
+            expected.sort_unstable();
+            let mut found: Vec<usize> = numbers(&places).iter().map(|&place| place as usize).collect();
+            let taken = numbers(&values);
+            for (&place, value) in found.iter().zip(taken) {
+                assert!(value == whole[place] || value.is_nan() && whole[place].is_nan());
+            }
+            found.sort_unstable();
+            assert_eq!(found, expected, "{kept} of them");
+            for (place, left) in numbers(&left).into_iter().enumerate() {
+                let stays = found.binary_search(&place).is_err();
+                assert_eq!(left, if stays { whole[place] } else { 0.0 });
+            }
+        }
+        assert!(take_largest(&grad, &error, count + 1).is_err() && take_largest(&grad, &error, -1).is_err());
+        assert!(take_largest(&grad, &error.narrow(0, 0, 5), 1).is_err());
+        assert!(!takes(&Tensor::zeros([2], (Kind::Double, Device::Cpu))));
+    }
+
+    #[test]
+    fn signs_and_what_they_lose_make_up_the_sum() {
+        let (count, padded) = (150_001, 150_008);
+        let grad = Tensor::randn([count], FLOAT);
+        let before = Tensor::randn([padded], FLOAT);
+        let _ = before.narrow(0, count, padded - count).zero_();
+        let error = before.copy();
+        let (packed, scale) = sign_compress(&grad, &error).unwrap();
+        let whole = (&grad + before.narrow(0, 0, count)).to_kind(Kind::Double);
+        let root = whole.square().mean(Kind::Double).sqrt().double_value(&[]);
+        let scale = scale.double_value(&[0]);
+        assert!((scale / root - 1.0).abs() < 1e-6, "{scale} instead of {root}");
+        let signs = Tensor::full([count], f64::NAN, FLOAT);
+        sign_expand(&packed, 2.0, &signs, false).unwrap();
+        assert!(signs.equal(&((whole.ge(0.0).to_kind(Kind::Float) * 2.0 - 1.0) * 2.0)));
+        sign_expand(&packed, scale as f32, &signs, true).unwrap();
+        let lost = error.narrow(0, 0, count) + signs - (whole.ge(0.0).to_kind(Kind::Float) * 2.0 - 1.0) * 2.0;
+        assert!((lost.to_kind(Kind::Double) - whole).abs().max().double_value(&[]) < 1e-5);
+        assert_eq!(numbers(&error)[count as usize..], [0.0; 7], "the padding loses nothing");
+        assert!(sign_compress(&grad, &error.narrow(0, 0, 150_004)).is_err(), "no whole bytes");
+        assert!(sign_expand(&packed, 1.0, &Tensor::zeros([padded + 1], FLOAT), false).is_err());
+    }
+}

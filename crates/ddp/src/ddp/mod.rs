@@ -165,7 +165,18 @@ impl DistributedDataParallel {
         self.reducer.borrow_mut().compress_to_half().map_err(hook_taken)
     }
 
-    /// Names and values of what libtorch knows of the run: sizes of buckets, settings, times of every hundredth step.
+    /// Takes [`logging_data`](Self::logging_data)'s times of every so many steps, besides the first ten; 100 at first.
+    ///
+    /// # Errors
+    /// When `steps` is 0, or beyond `i32`.
+    ///
+    /// # Source
+    /// `_set_ddp_runtime_logging_sample_rate`
+    pub fn set_logging_sample_rate(&self, steps: u32) -> Result<(), DdpError> {
+        Ok(self.reducer.borrow().set_log_rate(steps)?)
+    }
+
+    /// Names and values of what libtorch knows of the run: sizes of buckets, settings, times of some steps.
     ///
     /// # Errors
     /// When libtorch fails.

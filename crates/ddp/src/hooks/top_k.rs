@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use overdrive_ffi::c10d::GradBucket;
-use overdrive_ffi::{Arg, LazyOp};
+use overdrive_ffi::{Arg, LazyOp, compress};
 use tch::{Kind, Tensor};
 
 use super::CommHook;
@@ -12,7 +12,6 @@ use crate::error::DdpError;
 use crate::group::ProcessGroup;
 use crate::work::Work;
 
-static DIV: LazyOp = LazyOp::new("aten::div_", "Scalar");
 static INDEX_FILL: LazyOp = LazyOp::new("aten::index_fill_", "int_Scalar");
 static INDEX_ADD: LazyOp = LazyOp::new("aten::index_add_", "");
 
@@ -65,19 +64,18 @@ impl CommHook for TopK {
         if self.steps.done() < self.warm_up_steps {
             return Ok(TopKInFlight::Mean(mean(&self.group, bucket)?));
         }
-        let mut grads = bucket.buffer.f_detach_copy()?;
-        if let Some(error) = self.errors.get(&bucket.index).filter(|error| error.numel() == grads.numel()) {
-            grads = grads.f_add(error)?;
-        }
+        let grads = bucket.buffer.f_detach()?;
         let count = grads.numel() as i64;
         // At least one, and never more than there are.
         let kept = ((self.share * count as f64).ceil() as i64).clamp(1.min(count), count);
-        let (_, places) = grads.f_abs()?.f_topk(kept, 0, true, false)?;
-        let values = grads.f_index_select(0, &places)?;
-        INDEX_FILL.call(&[Arg::Tensor(&grads), Arg::Int(0), Arg::Tensor(&places), Arg::Double(0.0)])?;
-        self.errors.insert(bucket.index, grads);
+        let error = match self.errors.remove(&bucket.index).filter(|error| error.numel() == grads.numel()) {
+            Some(error) => error,
+            None => grads.f_zeros_like()?,
+        };
+        let (places, values) = take_largest(&grads, &error, kept)?;
+        self.errors.insert(bucket.index, error);
         let values = self.group.all_gather_async(&values)?;
-        let places = self.group.all_gather_async(&places.f_to_kind(Kind::Int)?)?;
+        let places = self.group.all_gather_async(&places)?;
         Ok(TopKInFlight::Sparse(values, places))
     }
 
@@ -85,16 +83,28 @@ impl CommHook for TopK {
         let mean = match in_flight {
             TopKInFlight::Mean(mean) => mean.wait()?,
             TopKInFlight::Sparse(values, places) => {
-                let sum = bucket.buffer.f_zeros_like()?;
+                let mean = bucket.buffer.f_detach()?.f_zero_()?;
+                let share = Arg::Double(1.0 / self.group.size() as f64);
                 for (values, places) in values.wait()?.iter().zip(&places.wait()?) {
-                    let args = [Arg::Tensor(&sum), Arg::Int(0), Arg::Tensor(places), Arg::Tensor(values)];
+                    let args = [Arg::Tensor(&mean), Arg::Int(0), Arg::Tensor(places), Arg::Tensor(values), share];
                     INDEX_ADD.call(&args)?;
                 }
-                DIV.call(&[Arg::Tensor(&sum), Arg::Double(self.group.size() as f64)])?;
-                sum
+                mean
             }
         };
         self.steps.count(bucket);
         Ok(mean)
     }
+}
+
+/// Adds gradients to an error, in place, and takes its largest numbers out: their places and values.
+fn take_largest(grads: &Tensor, error: &Tensor, kept: i64) -> Result<(Tensor, Tensor), DdpError> {
+    if compress::takes(grads) && compress::takes(error) {
+        return Ok(compress::take_largest(grads, error, kept)?);
+    }
+    let whole = error.shallow_clone().f_add_(grads)?;
+    let (_, places) = whole.f_abs()?.f_topk(kept, 0, true, false)?;
+    let values = whole.f_index_select(0, &places)?;
+    INDEX_FILL.call(&[Arg::Tensor(&whole), Arg::Int(0), Arg::Tensor(&places), Arg::Double(0.0)])?;
+    Ok((places.f_to_kind(Kind::Int)?, values))
 }

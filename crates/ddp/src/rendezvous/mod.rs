@@ -1,6 +1,7 @@
 //! How ranks find each other.
 
 mod launchers;
+mod listener;
 mod url;
 
 use std::path::PathBuf;
@@ -115,6 +116,10 @@ impl InitMethod {
 impl Rendezvous {
     /// The store that the ranks meet through, as PyTorch makes it.
     pub(crate) fn store(&self, timeout: Duration) -> Result<Store, DdpError> {
+        let timeout = match &self.place {
+            Place::Tcp { host, port, served: false } if self.rank > 0 => listener::wait(host, *port, timeout),
+            _ => timeout,
+        };
         let store = match &self.place {
             Place::Tcp { host, port, served } => Store::tcp(&TcpStoreOptions {
                 host,

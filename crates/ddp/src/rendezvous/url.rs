@@ -61,8 +61,8 @@ mod tests {
         assert_eq!(parse("tcp://node1:29500?rank=1&world_size=4").unwrap(), tcp);
         let v6 = InitMethod::Tcp { host: "::1".into(), port: 80, rank: 0, world_size: 1 };
         assert_eq!(parse("tcp://[::1]:80?world_size=1&rank=0").unwrap(), v6);
-        let file = InitMethod::File { path: "/tmp/meet".into(), rank: 0, world_size: 2 };
-        assert_eq!(parse("file:///tmp/meet?rank=0&world_size=2").unwrap(), file);
+        let file = InitMethod::File { path: "/shared/meet".into(), rank: 0, world_size: 2 };
+        assert_eq!(parse("file:///shared/meet?rank=0&world_size=2").unwrap(), file);
     }
 
     #[test]

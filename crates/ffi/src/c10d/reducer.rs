@@ -192,6 +192,19 @@ impl Reducer {
         })
     }
 
+    /// Takes the times of every so many steps, besides the first ten; 100 at first.
+    ///
+    /// # Errors
+    /// When `steps` is 0, or beyond `i32`.
+    ///
+    /// # Source
+    /// `_set_ddp_runtime_logging_sample_rate`
+    pub fn set_log_rate(&self, steps: u32) -> Result<(), Error> {
+        let steps = i32::try_from(steps).unwrap_or(0);
+        // SAFETY: the reducer is live.
+        check(|err| unsafe { raw::od_reducer_set_log_rate(self.as_ptr(), steps, err) })
+    }
+
     /// Names and values of what libtorch knows of the run: buckets, times, settings.
     ///
     /// # Errors

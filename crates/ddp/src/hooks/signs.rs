@@ -1,0 +1,61 @@
+//! Eight signs a byte, and the scale that they share.
+
+use overdrive_ffi::{Arg, LazyOp, compress as kernels};
+use tch::{Kind, Tensor};
+
+use crate::error::DdpError;
+
+static GE: LazyOp = LazyOp::new("aten::ge", "Scalar");
+static NE: LazyOp = LazyOp::new("aten::ne", "Scalar");
+static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
+static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
+static DIV: LazyOp = LazyOp::new("aten::div", "Scalar");
+static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
+
+/// Adds gradients to an error, in place; returns the sum's signs and their scale, and leaves in `error` what they lose.
+///
+/// `error` may be longer, up to whole bytes; what lies behind the gradients has no error.
+pub(super) fn compress(grads: &Tensor, error: &Tensor) -> Result<(Tensor, Tensor), DdpError> {
+    if kernels::takes(grads) && kernels::takes(error) {
+        return Ok(kernels::sign_compress(grads, error)?);
+    }
+    let count = grads.numel() as i64;
+    let mut whole = error.f_narrow(0, 0, count)?.f_add_(grads)?;
+    let norm = NORM.tensor(&[Arg::Tensor(&whole), Arg::Double(2.0)])?;
+    let scale = DIV.tensor(&[Arg::Tensor(&norm), Arg::Double((count.max(1) as f64).sqrt())])?;
+    let positive = GE.tensor(&[Arg::Tensor(error), Arg::Double(0.0)])?;
+    let eights = positive.f_view([-1, 8])?.f_to_kind(Kind::Uint8)?;
+    let packed = eights.f_mul(&bits(error)?)?.f_sum_dim_intlist(1, false, Kind::Uint8)?;
+    let _in_place = whole.f_sub_(&signed(&positive.f_narrow(0, 0, count)?, &scale, error)?)?;
+    Ok((packed, scale.f_view([1])?))
+}
+
+/// Writes signs times `factor` of their scale to `out`, or adds them.
+pub(super) fn expand(packed: &Tensor, scale: &Tensor, factor: f64, out: &Tensor, add: bool) -> Result<(), DdpError> {
+    if kernels::takes(out) {
+        let value = (scale.f_double_value(&[0])? * factor) as f32;
+        return Ok(kernels::sign_expand(packed, value, out, add)?);
+    }
+    let eights = packed.f_unsqueeze(1)?.f_bitwise_and_tensor(&bits(out)?)?;
+    let positive = NE.tensor(&[Arg::Tensor(&eights), Arg::Int(0)])?.f_view([-1])?.f_narrow(0, 0, out.numel() as i64)?;
+    let scale = MUL.tensor(&[Arg::Tensor(&scale.f_squeeze()?), Arg::Double(factor)])?;
+    let values = signed(&positive, &scale, out)?;
+    let mut out = out.shallow_clone();
+    if add {
+        drop(out.f_add_(&values)?)
+    } else {
+        out.f_copy_(&values)?
+    }
+    Ok(())
+}
+
+/// The scale where `positive`, and its negative elsewhere.
+fn signed(positive: &Tensor, scale: &Tensor, like: &Tensor) -> Result<Tensor, DdpError> {
+    let twice = MUL.tensor(&[Arg::Tensor(&positive.f_to_kind(like.kind())?), Arg::Double(2.0)])?;
+    Ok(ADD.tensor(&[Arg::Tensor(&twice), Arg::Double(-1.0)])?.f_mul(scale)?)
+}
+
+/// The bit of each of eight signs in a byte.
+fn bits(like: &Tensor) -> Result<Tensor, DdpError> {
+    Ok(Tensor::f_from_slice(&[1u8, 2, 4, 8, 16, 32, 64, 128])?.f_to_device(like.device())?)
+}
