@@ -85,6 +85,8 @@ pub enum Bound {
     AtLeast,
     /// The ratio is to be this or less.
     AtMost,
+    /// The ratio is to be this far from 1 at most.
+    Within,
 }
 
 /// A bound that a ratio is to keep.
@@ -94,6 +96,8 @@ pub enum Target {
     AtLeast(f64),
     /// This or less.
     AtMost(f64),
+    /// This far from 1 at most.
+    Within(f64),
 }
 
 /// Samples that no comparison can be made of.
@@ -162,6 +166,7 @@ impl Target {
         match self {
             Self::AtLeast(bound) => ratio >= bound,
             Self::AtMost(bound) => ratio <= bound,
+            Self::Within(bound) => (ratio - 1.0).abs() <= bound,
         }
     }
 
@@ -169,6 +174,7 @@ impl Target {
         match self {
             Self::AtLeast(bound) => (bound, Bound::AtLeast),
             Self::AtMost(bound) => (bound, Bound::AtMost),
+            Self::Within(bound) => (bound, Bound::Within),
         }
     }
 }
@@ -202,7 +208,11 @@ impl VersusReport {
 
 /// The cells of one comparison, without its case.
 fn cells(row: &VersusRow) -> Vec<String> {
-    let sign = row.target_is.map(|bound| if bound == Bound::AtLeast { ">=" } else { "<=" });
+    let sign = row.target_is.map(|bound| match bound {
+        Bound::AtLeast => ">=",
+        Bound::AtMost => "<=",
+        Bound::Within => "1 +-",
+    });
     let target = row.target.zip(sign).map(|(target, sign)| format!("{sign} {target}"));
     let met = row.met.map_or("-", |met| if met { "met" } else { "MISSED" });
     vec![
@@ -244,6 +254,8 @@ mod tests {
         assert_eq!((share.ratio_median, share.met), (0.5, Some(true)));
         let rate = row(Ratio::ShareOfRate, Some(Target::AtLeast(0.5)));
         assert_eq!((rate.ratio_median, rate.case.as_str()), (0.5, "step (share of the peer's speed)"));
+        let within = |bound| row(Ratio::ShareOfRate, Some(Target::Within(bound))).met;
+        assert_eq!((within(0.5), within(0.4)), (Some(true), Some(false)));
         assert_eq!((rate.met, row(Ratio::TimesFasterByRate, None).met), (Some(true), None));
     }
 

@@ -98,7 +98,7 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
         let run = run.borrow();
         time(|| Ok(blocking.borrow_mut().save(1, &[("model", &*run.0), ("optimizer", &*run.1)])?))
     });
-    turns.peer("torch.save and fsync", &program, |peer| Ok(peer.seconds("save", 1)? * 1e3));
+    turns.peer("torch.save and fsync", &program, |peer| Ok(peer.measure("save", 1)? * 1e3));
     turns.ours("resume", || {
         let mut run = run.borrow_mut();
         let (vs, opt) = &mut *run;
@@ -108,7 +108,7 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
             Ok(())
         })
     });
-    turns.peer("torch.load and load_state_dict", &program, |peer| Ok(peer.seconds("load", 1)? * 1e3));
+    turns.peer("torch.load and load_state_dict", &program, |peer| Ok(peer.measure("load", 1)? * 1e3));
     turns.take("checkpoint", options.pairs.unwrap_or(PAIRS))?;
 
     let of = format!("{:.2} GB, {} tensors", bytes as f64 / 1e9, tensors.len());

@@ -1,6 +1,7 @@
 //! Speed beside other tools, interleaved in one run.
 
 mod checkpoint;
+mod ddp;
 mod loader;
 mod optim;
 mod packages;
@@ -25,7 +26,8 @@ pub struct Options {
     /// Where to write the numbers
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
-    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim`, 9 for `checkpoint`, 7 for `loader`]
+    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim`, 9 for `checkpoint` and
+    /// `ddp`, 7 for `loader`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..=1000))]
     pairs: Option<u32>,
     /// The Python that has torch 2.11.0
@@ -46,6 +48,14 @@ enum Case {
     Checkpoint,
     /// Loading photographs, samples in memory and shards, beside DataLoader, spdl, webdataset and dataloader-rs
     Loader,
+    /// Training on two ranks beside PyTorch's DDP, a launch beside torchrun's, and hooks over a link of 200 Mbit/s (as root)
+    Ddp,
+    /// What `ddp` starts: a rank that measures what it is told to
+    #[value(hide = true)]
+    DdpRank,
+    /// What `ddp` launches: a rank that ends with its first sum
+    #[value(hide = true)]
+    DdpFirstSum,
 }
 
 /// Where data and packages of the comparisons are kept for the next time: with the build's other outputs, where there are
@@ -70,6 +80,9 @@ pub fn run(options: &Options) -> Result<()> {
         Case::Optim => optim::measure(options)?,
         Case::Checkpoint => checkpoint::measure(options)?,
         Case::Loader => loader::measure(options)?,
+        Case::Ddp => ddp::measure(options)?,
+        Case::DdpRank => return ddp::rank::serve(),
+        Case::DdpFirstSum => return ddp::launch::first_sum(),
     };
     print!("{}", report.table());
     if let Some(path) = &options.json {

@@ -93,7 +93,7 @@ fn steps(
 
     let mut turns = Turns::default();
     turns.ours("fused", || time(*steps, || Ok(fused.step()?)));
-    turns.peer("PyTorch, fused", &program, |peer| Ok(peer.seconds("fused", *steps)? * 1e3 / f64::from(*steps)));
+    turns.peer("PyTorch, fused", &program, |peer| Ok(peer.measure("fused", *steps)? * 1e3 / f64::from(*steps)));
     turns.ours("plain tch, its own AdamW", || {
         time(*steps, || {
             theirs.step();
@@ -101,7 +101,7 @@ fn steps(
         })
     });
     turns.ours("foreach", || time(*steps, || Ok(foreach.step()?)));
-    turns.peer("PyTorch, foreach", &program, |peer| Ok(peer.seconds("foreach", *steps)? * 1e3 / f64::from(*steps)));
+    turns.peer("PyTorch, foreach", &program, |peer| Ok(peer.measure("foreach", *steps)? * 1e3 / f64::from(*steps)));
     turns.ours("8-bit", || time(*steps, || Ok(eight_bit.step()?)));
 
     turns.ours("clip", || {
@@ -110,9 +110,9 @@ fn steps(
             clip(1e3 * 0.95f64.powi(calls.get()))
         })
     });
-    turns.peer("PyTorch", &program, |peer| Ok(peer.seconds("clip", *steps)? * 1e3 / f64::from(*steps)));
+    turns.peer("PyTorch", &program, |peer| Ok(peer.measure("clip", *steps)? * 1e3 / f64::from(*steps)));
     turns.ours("leave", || time(*steps, || clip(1e9)));
-    turns.peer("PyTorch ", &program, |peer| Ok(peer.seconds("leave", *steps)? * 1e3 / f64::from(*steps)));
+    turns.peer("PyTorch ", &program, |peer| Ok(peer.measure("leave", *steps)? * 1e3 / f64::from(*steps)));
     turns.take(&format!("optim, {name}"), options.pairs.unwrap_or(PAIRS))?;
 
     let millions = shapes.iter().map(|shape| shape.iter().product::<i64>()).sum::<i64>() as f64 / 1e6;

@@ -6,12 +6,18 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// A running peer. It ends when this is dropped, because its standard input does.
+/// A running peer: one process, or several that do each thing together. It ends when this is dropped, because its standard
+/// input does.
 pub struct Peer {
+    first: Process,
+    others: Vec<Process>,
+    version: String,
+}
+
+struct Process {
     child: Child,
     requests: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
-    version: String,
 }
 
 impl Peer {
@@ -20,19 +26,21 @@ impl Peer {
     /// # Errors
     /// When Python or what the program imports is missing.
     pub fn start(python: &Path, source: &str, args: &[String]) -> Result<Self> {
-        let mut child = Command::new(python)
-            .args(["-c", source])
-            .args(args)
-            // Ours is on the loader path for this program; Python finds its own.
-            .env_remove("LD_LIBRARY_PATH")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot run {}", python.display()))?;
-        let requests = child.stdin.take();
-        let answers = BufReader::new(child.stdout.take().context("a peer has no standard output")?);
-        let mut peer = Self { child, requests, answers, version: String::new() };
-        peer.version = peer.answer().with_context(|| format!("{} could not start; see above", python.display()))?;
+        let mut command = Command::new(python);
+        // Ours is on the loader path for this program; Python finds its own.
+        command.args(["-c", source]).args(args).env_remove("LD_LIBRARY_PATH");
+        Self::start_together(command, Vec::new())
+    }
+
+    /// Starts processes that each get every request; the first one's answers count.
+    ///
+    /// # Errors
+    /// When one cannot be run, or says that something is missing.
+    pub fn start_together(first: Command, others: Vec<Command>) -> Result<Self> {
+        let first = Process::start(first)?;
+        let others = others.into_iter().map(Process::start).collect::<Result<_>>()?;
+        let mut peer = Self { first, others, version: String::new() };
+        peer.version = peer.answer().context("it could not start; see above")?;
         match peer.version.strip_prefix("missing ") {
             Some(reason) => bail!("{reason}"),
             None => Ok(peer),
@@ -44,20 +52,46 @@ impl Peer {
         &self.version
     }
 
-    /// The number of its process.
+    /// The number of its first process.
     pub fn process(&self) -> u32 {
-        self.child.id()
+        self.first.child.id()
     }
 
-    /// Seconds that it took for `count` steps of `name`.
+    /// What it measured in `count` steps of `name`, such as the seconds that they took.
     ///
     /// # Errors
     /// When it has ended, or does not know the name.
-    pub fn seconds(&mut self, name: &str, count: u32) -> Result<f64> {
-        let requests = self.requests.as_mut().context("the peer has ended")?;
-        writeln!(requests, "{name} {count}")?;
-        requests.flush()?;
-        self.answer()?.parse().with_context(|| format!("{name}: not a time"))
+    pub fn measure(&mut self, name: &str, count: u32) -> Result<f64> {
+        for process in self.all() {
+            let requests = process.requests.as_mut().context("the peer has ended")?;
+            writeln!(requests, "{name} {count}")?;
+            requests.flush()?;
+        }
+        self.answer()?.parse().with_context(|| format!("{name}: not a number"))
+    }
+
+    fn answer(&mut self) -> Result<String> {
+        let first = self.first.answer()?;
+        self.others.iter_mut().try_for_each(|other| other.answer().map(drop))?;
+        Ok(first)
+    }
+
+    fn all(&mut self) -> impl Iterator<Item = &mut Process> {
+        std::iter::once(&mut self.first).chain(&mut self.others)
+    }
+}
+
+impl Process {
+    fn start(mut command: Command) -> Result<Self> {
+        let program = command.get_program().to_owned();
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot run {}", program.display()))?;
+        let requests = child.stdin.take();
+        let answers = BufReader::new(child.stdout.take().context("a peer has no standard output")?);
+        Ok(Self { child, requests, answers })
     }
 
     fn answer(&mut self) -> Result<String> {
@@ -68,6 +102,13 @@ impl Peer {
 }
 
 impl Drop for Peer {
+    fn drop(&mut self) {
+        // All of them first: they may wait for each other.
+        self.all().for_each(|process| drop(process.requests.take()));
+    }
+}
+
+impl Drop for Process {
     fn drop(&mut self) {
         drop(self.requests.take());
         // It ends by itself at the end of its input; nobody is left to tell if it does not.

@@ -103,7 +103,7 @@ impl Contest {
         self.local.2.push(time(&mut self.local.1, self.steps)?);
         if let Some(peer) = peer {
             for (name, samples) in &mut self.remote {
-                samples.push(peer.seconds(name, self.steps)? / f64::from(self.steps));
+                samples.push(peer.measure(name, self.steps)? / f64::from(self.steps));
             }
         }
         Ok(())

@@ -16,7 +16,11 @@ pub struct Program(Result<Rc<RefCell<Peer>>, String>);
 impl Program {
     /// Starts `source` under `python`; `remedy` says what would make it start.
     pub fn start(python: &Path, source: &str, options: &serde_json::Value, remedy: &str) -> Self {
-        let peer = Peer::start(python, source, &[options.to_string()]);
+        Self::together(Peer::start(python, source, &[options.to_string()]), remedy)
+    }
+
+    /// Processes that were started together, or could not be.
+    pub fn together(peer: Result<Peer>, remedy: &str) -> Self {
         Self(peer.map(|peer| Rc::new(RefCell::new(peer))).map_err(|error| format!("{error:#}; {remedy}")))
     }
 

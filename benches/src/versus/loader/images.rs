@@ -72,7 +72,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         ("spdl with torchvision.io", &spdl, "torchvision", targets[2]),
     ];
     for (name, program, asked, _) in peers {
-        turns.peer(name, program, move |peer| Ok(images / peer.seconds(asked, 1)?));
+        turns.peer(name, program, move |peer| Ok(images / peer.measure(asked, 1)?));
     }
     turns.take("images", bench.pairs)?;
 

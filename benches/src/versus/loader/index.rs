@@ -82,7 +82,7 @@ fn folder(bench: &mut Bench) -> Result<()> {
         *files.borrow_mut() = Some(Arc::new(EncodedImageFolder::open(&folder)?));
         Ok(started.elapsed().as_secs_f64())
     });
-    turns.peer("torchvision's ImageFolder", &program, |peer| peer.seconds("scan", 1));
+    turns.peer("torchvision's ImageFolder", &program, |peer| peer.measure("scan", 1));
     turns.take("index, scan", pairs)?;
     let case = Case { text: SCAN, unit: "s", ratio: Ratio::TimesFasterByTime };
     turns.compare(&mut bench.findings, case, ("our scan", "torchvision's ImageFolder"), None)?;
@@ -91,7 +91,7 @@ fn folder(bench: &mut Bench) -> Result<()> {
     let files = files.into_inner().context("nothing was scanned")?;
     let mut turns = Turns::default();
     turns.ours("first", || first_batch(|| loader(&files)));
-    turns.peer("DataLoader", &program, |peer| Ok(1e3 * peer.seconds("first", 1)?));
+    turns.peer("DataLoader", &program, |peer| Ok(1e3 * peer.measure("first", 1)?));
     turns.ours("the 50 ms allowed", || Ok(ALLOWED));
     turns.take("index, first batch", bench.pairs)?;
     let case = Case { text: FIRST, unit: "ms", ratio: Ratio::ShareOfCost };

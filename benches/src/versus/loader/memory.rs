@@ -69,7 +69,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         rate(|| data.index_select())
     });
     turns.peer("DataLoader, its fastest way", &program, |peer| {
-        Ok(SAMPLES as f64 * f64::from(EPOCHS) / peer.seconds("best", EPOCHS)?)
+        Ok(SAMPLES as f64 * f64::from(EPOCHS) / peer.measure("best", EPOCHS)?)
     });
     turns.take("memory", bench.pairs)?;
 

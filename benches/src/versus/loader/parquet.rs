@@ -37,14 +37,14 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     let peer_rate = |seconds: f64| ROWS as f64 * f64::from(TIMES) / seconds;
     let mut turns = Turns::default();
     turns.ours("table", || rate(|| Ok(dataset.read()?.tensor("integer0")?.size()[0])));
-    turns.peer("pyarrow's table to torch", &program, |peer| Ok(peer_rate(peer.seconds("table", TIMES)?)));
+    turns.peer("pyarrow's table to torch", &program, |peer| Ok(peer_rate(peer.measure("table", TIMES)?)));
     turns.ours("batches", || {
         rate(|| {
             let number = epoch.replace(epoch.get() + 1);
             batches.epoch(number).try_fold(0, |rows, batch| Ok(rows + batch?.tensor("integer0")?.size()[0]))
         })
     });
-    turns.peer("pyarrow's row groups to torch", &program, |peer| Ok(peer_rate(peer.seconds("batches", TIMES)?)));
+    turns.peer("pyarrow's row groups to torch", &program, |peer| Ok(peer_rate(peer.measure("batches", TIMES)?)));
     turns.take("parquet", bench.pairs)?;
     let case = |text| Case { text, unit: "rows/s", ratio: Ratio::TimesFasterByRate };
     let findings = &mut bench.findings;

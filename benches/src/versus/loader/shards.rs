@@ -41,13 +41,13 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     turns.ours("one thread", || {
         rate(|| dataset.stream(0..dataset.shards()).try_fold(0, |seen, sample| Ok(seen + complete(&sample?)?)))
     });
-    turns.peer("webdataset, one process", &program, |peer| Ok(samples / peer.seconds("one", 1)?));
+    turns.peer("webdataset, one process", &program, |peer| Ok(samples / peer.measure("one", 1)?));
     turns.ours("2 workers", || {
         rate(|| {
             loader.iter().try_fold(0, |seen, batch| batch?.iter().try_fold(seen, |seen, one| Ok(seen + complete(one)?)))
         })
     });
-    turns.peer("webdataset's WebLoader, 2 workers", &program, |peer| Ok(samples / peer.seconds("workers", 1)?));
+    turns.peer("webdataset's WebLoader, 2 workers", &program, |peer| Ok(samples / peer.measure("workers", 1)?));
     turns.take("shards", bench.pairs)?;
 
     let case = |text| Case { text, unit: "samples/s", ratio: Ratio::TimesFasterByRate };

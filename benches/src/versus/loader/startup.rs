@@ -20,7 +20,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     let data = memory::Data::random()?;
     let mut turns = Turns::default();
     turns.ours("ours", || first_batch(|| data.loader(WORKERS)));
-    turns.peer("DataLoader", &program, |peer| Ok(1e3 * peer.seconds("startup", 1)?));
+    turns.peer("DataLoader", &program, |peer| Ok(1e3 * peer.measure("startup", 1)?));
     turns.take("start-up, samples in memory", bench.pairs)?;
     let case = Case { text: SAMPLES, unit: "ms", ratio: Ratio::TimesFasterByTime };
     turns.compare(&mut bench.findings, case, ("ours", "DataLoader"), TARGET)?;
@@ -30,7 +30,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     let program = images::torch(bench, &photos, "startup");
     let mut turns = Turns::default();
     turns.ours("ours", || first_batch(|| images::loader(&folder, BATCH_SIZE, WORKERS)));
-    turns.peer("DataLoader", &program, |peer| Ok(1e3 * peer.seconds("startup", 1)?));
+    turns.peer("DataLoader", &program, |peer| Ok(1e3 * peer.measure("startup", 1)?));
     turns.take("start-up, photographs", bench.pairs)?;
     let case = Case { text: PHOTOS, ..case };
     turns.compare(&mut bench.findings, case, ("ours", "DataLoader"), TARGET)

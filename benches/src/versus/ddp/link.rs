@@ -1,0 +1,189 @@
+//! Hooks over a link of 200 Mbit/s between two network namespaces: the speed-up beside what their bytes predict.
+
+use std::cell::RefCell;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use overdrive_bench_report::stats::median;
+use overdrive_bench_report::{MissingPeer, Ratio, Target, VersusRow};
+
+use super::rank;
+use crate::versus::Options;
+use crate::versus::peer::Peer;
+use crate::versus::turns::{Findings, Turns};
+
+const HOOKS: [(&str, &str); 5] = [
+    ("float16", "float16"),
+    ("bfloat16", "bfloat16"),
+    ("PowerSGD", "PowerSGD of rank 4"),
+    ("top-k", "top-k of 1%"),
+    ("1-bit", "1-bit"),
+];
+const MEGABITS: f64 = 200.0;
+const PAIRS: u32 = 7;
+/// Steps a sample.
+const STEPS: u32 = 3;
+
+/// What was measured of a way to communicate, a sample a round.
+#[derive(Default)]
+struct Samples {
+    /// A step over the link.
+    linked: Vec<f64>,
+    /// That the first rank sent over it.
+    bytes: Vec<f64>,
+    /// A step of ranks on one host, without a link.
+    unlinked: Vec<f64>,
+}
+
+impl Samples {
+    /// Seconds of a step over the link, as its bytes say, beside `other` seconds.
+    fn predicted(&self, round: usize, other: f64) -> f64 {
+        other + self.bytes[round] * 8.0 / (MEGABITS * 1e6)
+    }
+}
+
+/// `unlinked` are two ranks on this host.
+pub fn compare(options: &Options, unlinked: &RefCell<Peer>, findings: &mut Findings) -> Result<()> {
+    let link = match Link::new() {
+        Ok(link) => link,
+        Err(error) => {
+            let case = format!("hooks over a link of {MEGABITS} Mbit/s");
+            let reason = format!("{error:#}; needs root, `ip` and `tc`");
+            findings.missing.push(MissingPeer { case, peer_name: "what bytes predict".to_owned(), reason });
+            return Ok(());
+        }
+    };
+    let linked = RefCell::new(rank::start(|rank, port| link.inside(rank, port))?);
+    // A first step that does not count: the request may have to make the model.
+    let step = |ranks: &RefCell<Peer>, name: &str| -> Result<f64> {
+        ranks.borrow_mut().measure(name, 1)?;
+        Ok(ranks.borrow_mut().measure(name, STEPS)? / f64::from(STEPS))
+    };
+    let names: Vec<&str> = ["none"].into_iter().chain(HOOKS.map(|(name, _)| name)).collect();
+    let samples: Vec<RefCell<Samples>> = names.iter().map(|_| RefCell::default()).collect();
+    let local = RefCell::new(Vec::new());
+    let mut turns = Turns::default();
+    for (&name, samples) in names.iter().zip(&samples) {
+        let (linked, link) = (&linked, &link);
+        turns.ours(name, move || {
+            linked.borrow_mut().measure(name, 1)?;
+            let before = link.sent_bytes()?;
+            let seconds = linked.borrow_mut().measure(name, STEPS)? / f64::from(STEPS);
+            let mut samples = samples.borrow_mut();
+            samples.linked.push(seconds);
+            samples.bytes.push((link.sent_bytes()? - before) / f64::from(STEPS));
+            samples.unlinked.push(step(unlinked, name)?);
+            Ok(seconds)
+        });
+    }
+    turns.ours("local", || {
+        let seconds = step(unlinked, "local")?;
+        local.borrow_mut().push(seconds);
+        Ok(seconds)
+    });
+    turns.take("ddp, link", options.pairs.unwrap_or(PAIRS))?;
+
+    let [none, hooks @ ..] = &samples[..] else { bail!("no samples") };
+    let (none, local) = (none.borrow(), local.borrow());
+    // The first round warmed up.
+    let rounds = 1..none.linked.len();
+    for ((_, hook), samples) in HOOKS.iter().zip(hooks) {
+        let samples = samples.borrow();
+        let share = samples.bytes.iter().sum::<f64>() / none.bytes.iter().sum::<f64>();
+        let case = format!(
+            "speed-up of a step by {hook}, {:.2}% of the bytes, MLP of 10.0 million parameters, 2 ranks, {MEGABITS} Mbit/s",
+            share * 100.0
+        );
+        let measured: Vec<f64> = rounds.clone().map(|round| none.linked[round] / samples.linked[round]).collect();
+        let by_bytes = |round: usize| none.predicted(round, local[round]) / samples.predicted(round, local[round]);
+        let by_both = |round: usize| {
+            none.predicted(round, none.unlinked[round]) / samples.predicted(round, samples.unlinked[round])
+        };
+        for (peer, predicted) in [
+            ("its bytes and its own work predict", rounds.clone().map(by_both).collect::<Vec<_>>()),
+            ("its bytes alone predict", rounds.clone().map(by_bytes).collect()),
+        ] {
+            let (ratio, target) = (Ratio::ShareOfRate, Some(Target::Within(0.15)));
+            let pairs = (&measured[..], &predicted[..]);
+            findings.rows.push(VersusRow::of_pairs(&case, peer, "times", pairs, ratio, target)?);
+        }
+    }
+    for (way, samples) in names.iter().zip(&samples) {
+        let samples = samples.borrow();
+        let millis = |samples: &[f64]| median(&samples[1..]).unwrap_or(f64::NAN) * 1e3;
+        eprintln!(
+            "{way}: {:.1} ms a step over the link, {:.1} without it, {:.3} MB",
+            millis(&samples.linked),
+            millis(&samples.unlinked),
+            median(&samples.bytes[1..]).unwrap_or(f64::NAN) / 1e6
+        );
+    }
+    eprintln!("no communication: {:.1} ms a step", median(&local[1..]).unwrap_or(f64::NAN) * 1e3);
+    Ok(())
+}
+
+/// Two hosts and a cable.
+struct Link {
+    hosts: [String; 2],
+}
+
+const INTERFACE: &str = "cable";
+
+impl Link {
+    fn new() -> Result<Self> {
+        let link = Self { hosts: [0, 1].map(|host| format!("overdrive-{}-{host}", std::process::id())) };
+        let [a, b] = &link.hosts;
+        for host in &link.hosts {
+            ip(&["netns", "add", host])?;
+        }
+        ip(&["link", "add", INTERFACE, "netns", a, "type", "veth", "peer", "name", INTERFACE, "netns", b])?;
+        for (number, host) in link.hosts.iter().enumerate() {
+            ip(&["-n", host, "addr", "add", &format!("{}/24", address(number)), "dev", INTERFACE])?;
+            ip(&["-n", host, "link", "set", INTERFACE, "up"])?;
+            ip(&["-n", host, "link", "set", "lo", "up"])?;
+            let rate = format!("{MEGABITS}mbit");
+            let limit = ["rate", &rate, "burst", "64kb", "latency", "100ms"];
+            let tc = ["netns", "exec", host, "tc", "qdisc", "add", "dev", INTERFACE, "root", "tbf"];
+            ip(&[&tc[..], &limit].concat())?;
+        }
+        Ok(link)
+    }
+
+    /// A rank on its host.
+    fn inside(&self, rank: usize, port: u16) -> Result<Command> {
+        let own = rank::command(rank, port)?;
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.hosts[rank]]).arg(own.get_program()).args(own.get_args());
+        command.envs(own.get_envs().filter_map(|(key, value)| Some((key, value?))));
+        command.env("MASTER_ADDR", address(0)).env("GLOO_SOCKET_IFNAME", INTERFACE);
+        Ok(command)
+    }
+
+    /// By the first host, so far.
+    fn sent_bytes(&self) -> Result<f64> {
+        let counter = format!("/sys/class/net/{INTERFACE}/statistics/tx_bytes");
+        let sent = ip(&["netns", "exec", &self.hosts[0], "cat", &counter])?;
+        sent.trim().parse().with_context(|| format!("{counter}: {sent:?}"))
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        for host in &self.hosts {
+            // The cable goes with its ends. What was never made cannot be removed.
+            let _ = ip(&["netns", "del", host]);
+        }
+    }
+}
+
+fn address(host: usize) -> String {
+    format!("10.213.0.{}", host + 1)
+}
+
+/// Runs `ip`, and returns what it says.
+fn ip(args: &[&str]) -> Result<String> {
+    let output = Command::new("ip").args(args).output().context("cannot run ip")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "ip {}: {}", args.join(" "), said.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

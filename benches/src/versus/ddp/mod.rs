@@ -1,0 +1,98 @@
+//! `versus ddp`: two ranks beside PyTorch's DDP, a launch beside torchrun's, and hooks over a slow link.
+
+pub mod launch;
+mod link;
+pub mod rank;
+
+use std::cell::RefCell;
+use std::net::TcpListener;
+use std::process::Command;
+
+use anyhow::Result;
+use overdrive_bench_report::versus::SCHEMA;
+use overdrive_bench_report::{Machine, Ratio, Target, VersusReport};
+
+use super::Options;
+use super::peer::Peer;
+use super::turns::{Case, Findings, Program, Turns};
+
+const PAIRS: u32 = 9;
+const STEPS: &str = "2 ranks over Gloo, one thread each, 32 samples a rank";
+/// All-reduces of one number a sample.
+const SUMS: u32 = 300;
+/// Each model with how many steps a sample takes.
+const MODELS: [(&str, &str, u32); 2] =
+    [("cnn", "MNIST CNN, 105,866 parameters", 40), ("mlp", "MLP of 10.0 million parameters", 8)];
+
+pub fn measure(options: &Options) -> Result<VersusReport> {
+    let ours = [("overdrive", env!("CARGO_PKG_VERSION")), ("tch", "0.24.0"), ("libtorch", "2.11.0")];
+    let mut report = VersusReport {
+        schema: SCHEMA,
+        machine: Machine::detect(None),
+        versions: ours.map(|(name, version)| (name.to_owned(), version.to_owned())).into(),
+        ..VersusReport::default()
+    };
+    let mut findings = Findings::default();
+    launch::compare(options, &mut findings)?;
+    let ranks = RefCell::new(rank::start(rank::command)?);
+    if let Some(version) = training(options, &ranks, &mut findings)? {
+        report.versions.insert("torch (Python)".to_owned(), version);
+    }
+    link::compare(options, &ranks, &mut findings)?;
+    (report.rows, report.missing) = (findings.rows, findings.missing);
+    Ok(report)
+}
+
+/// Whole steps, and the share of communication that backward hides; the version of Python's torch.
+fn training(options: &Options, ours: &RefCell<Peer>, findings: &mut Findings) -> Result<Option<String>> {
+    let theirs = Program::together(python_ranks(options), "see `cargo xtask setup`");
+    for (model, name, steps) in MODELS {
+        let mut turns = Turns::default();
+        let milliseconds = move |peer: &mut Peer, what: &str| {
+            Ok(peer.measure(&format!("{model}_{what}"), steps)? * 1e3 / f64::from(steps))
+        };
+        turns.ours("step", move || milliseconds(&mut ours.borrow_mut(), "step"));
+        turns.peer("PyTorch DDP", &theirs, move |peer| milliseconds(peer, "step"));
+        turns.peer("PyTorch DDP, AdamW(fused=True)", &theirs, move |peer| milliseconds(peer, "fused"));
+        turns.ours("hidden", move || ours.borrow_mut().measure(&format!("{model}_hidden"), steps));
+        turns.peer("PyTorch DDP ", &theirs, move |peer| peer.measure(&format!("{model}_hidden"), steps));
+        turns.ours("overlap", move || Ok(ours.borrow_mut().measure(&format!("{model}_overlap"), steps)? * 1e3));
+        turns.peer("PyTorch DDP  ", &theirs, move |peer| Ok(peer.measure(&format!("{model}_overlap"), steps)? * 1e3));
+        turns.take(&format!("ddp, {model}"), options.pairs.unwrap_or(PAIRS))?;
+
+        let text = format!("training step with AdamW, {name}, {STEPS}");
+        let case = Case { text: &text, unit: "ms", ratio: Ratio::ShareOfCost };
+        let target = Some(Target::AtMost(0.95));
+        turns.compare(findings, case, ("step", "PyTorch DDP"), target)?;
+        turns.compare(findings, case, ("step", "PyTorch DDP, AdamW(fused=True)"), target)?;
+        let text = format!("share of the all-reduce hidden behind backward, {name}, {STEPS}");
+        let case = Case { text: &text, unit: "of 1", ratio: Ratio::TimesFasterByRate };
+        turns.compare(findings, case, ("hidden", "PyTorch DDP "), Some(Target::AtLeast(1.0)))?;
+        let text = format!("time in which gradients travel behind backward, {name}, {STEPS}");
+        let case = Case { text: &text, unit: "ms", ratio: Ratio::ShareOfCost };
+        turns.compare(findings, case, ("overlap", "PyTorch DDP  "), None)?;
+    }
+    let mut turns = Turns::default();
+    let microseconds = |peer: &mut Peer| Ok(peer.measure("mlp_sum", SUMS)? * 1e6 / f64::from(SUMS));
+    turns.ours("sum", move || microseconds(&mut ours.borrow_mut()));
+    turns.peer("PyTorch", &theirs, microseconds);
+    turns.take("ddp, sums", options.pairs.unwrap_or(PAIRS))?;
+    let case = Case { text: "all-reduce of one number, 2 ranks over Gloo", unit: "us", ratio: Ratio::ShareOfCost };
+    turns.compare(findings, case, ("sum", "PyTorch"), None)?;
+    Ok(theirs.version())
+}
+
+/// Two ranks of Python's.
+fn python_ranks(options: &Options) -> Result<Peer> {
+    rank::start(|rank, port| {
+        let mut command = Command::new(&options.python);
+        command.args(["-c", include_str!("../../../peers/ddp.py")]).env_remove("LD_LIBRARY_PATH");
+        rank::place(&mut command, rank, port);
+        Ok(command)
+    })
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}

@@ -1,0 +1,167 @@
+//! A rank that measures on request, all ranks at the same time.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, Write};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use overdrive::ffi::cache_host_memory;
+use overdrive::prelude::*;
+use overdrive_ddp::hooks::{CastCompress, OneBit, PowerSgd, PowerSgdOptions, TopK};
+use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, ReduceOp, init_process_group};
+use tch::nn::VarStore;
+
+use super::free_port;
+use crate::model::{Cnn, Mlp, cross_entropy};
+use crate::versus::peer::Peer;
+
+const RANKS: usize = 2;
+const BATCH: i64 = 32;
+/// 10.0 million parameters.
+const WIDTHS: [i64; 5] = [784, 2048, 2048, 2048, 10];
+/// Steps until buckets are in order, optimizers and hooks have their state, and hooks compress.
+const WARM_UP: u32 = 4;
+
+/// Starts both ranks by the commands that `command` makes of a rank and a port to meet at.
+pub fn start(command: impl Fn(usize, u16) -> Result<Command>) -> Result<Peer> {
+    let port = free_port()?;
+    Peer::start_together(command(0, port)?, (1..RANKS).map(|rank| command(rank, port)).collect::<Result<_>>()?)
+}
+
+/// This program as a rank.
+pub fn command(rank: usize, port: u16) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("ddp-rank");
+    place(&mut command, rank, port);
+    Ok(command)
+}
+
+/// Tells a program which rank it is, as a launcher does.
+pub fn place(command: &mut Command, rank: usize, port: u16) {
+    command
+        .env("RANK", rank.to_string())
+        .env("LOCAL_RANK", rank.to_string())
+        .env("WORLD_SIZE", RANKS.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .env("OMP_NUM_THREADS", "1");
+}
+
+/// Answers each line `NAME STEPS`: `MODEL_step`, `MODEL_local` and the name of a hook with the seconds of all steps,
+/// `MODEL_overlap` with seconds a step, `MODEL_hidden` with a share, and `MODEL_sum` with the seconds of small sums.
+pub fn serve() -> Result<()> {
+    tch::set_num_threads(1);
+    cache_host_memory(1 << 30)?;
+    let group = init_process_group(Backend::Gloo, InitMethod::Auto)?;
+    println!("{}", env!("CARGO_PKG_VERSION"));
+    // Made when they are asked for: each hook has a model of its own.
+    let mut trainings = BTreeMap::new();
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let (name, steps) = line.split_once(' ').context("expected a name and a number")?;
+        let (model, what) = name.split_once('_').unwrap_or(("mlp", name));
+        let hook = if ["step", "local", "hidden", "overlap", "sum"].contains(&what) { "none" } else { what };
+        let key = format!("{model} {hook}");
+        if !trainings.contains_key(&key) {
+            trainings.insert(key.clone(), Training::new(model, hook, &group)?);
+        }
+        let training = trainings.get_mut(&key).context("it was just made")?;
+        group.barrier()?;
+        let answer = training.measure(what, steps.parse()?)?;
+        println!("{answer}");
+        std::io::stdout().flush()?;
+    }
+    Ok(())
+}
+
+struct Training {
+    forward: Box<dyn Fn(&Tensor) -> Tensor>,
+    batch: (Tensor, Tensor),
+    ddp: DistributedDataParallel,
+    opt: AdamW,
+    number: Tensor,
+}
+
+impl Training {
+    fn new(model: &str, hook: &str, group: &ProcessGroup) -> Result<Self> {
+        let vs = VarStore::new(Device::Cpu);
+        let (forward, inputs): (Box<dyn Fn(&Tensor) -> Tensor>, _) = match model {
+            "cnn" => {
+                let cnn = Cnn::new(&vs.root());
+                (Box::new(move |images| cnn.forward(images)), vec![BATCH, 1, 28, 28])
+            }
+            _ => {
+                let mlp = Mlp::new(&vs.root(), &WIDTHS);
+                (Box::new(move |inputs| mlp.forward(inputs)), vec![BATCH, WIDTHS[0]])
+            }
+        };
+        let inputs = Tensor::randn(inputs, (Kind::Float, Device::Cpu));
+        let targets = Tensor::randint(10, [BATCH], (Kind::Int64, Device::Cpu));
+        let ddp = DistributedDataParallel::new(&vs, group)?;
+        register(hook, &ddp, group)?;
+        let opt = AdamW::builder(vs.trainable_variables()).lr(1e-3).build()?;
+        let mut training = Self { forward, batch: (inputs, targets), ddp, opt, number: Tensor::from(1.0f32) };
+        (0..WARM_UP).try_for_each(|_| training.step(false))?;
+        Ok(training)
+    }
+
+    fn step(&mut self, local: bool) -> Result<()> {
+        self.opt.zero_grad()?;
+        let _held = local.then(|| self.ddp.no_sync());
+        let (inputs, targets) = &self.batch;
+        let loss = cross_entropy(&self.ddp.forward(|| (self.forward)(inputs))?, targets);
+        self.ddp.backward(&loss)?;
+        Ok(self.opt.step()?)
+    }
+
+    fn measure(&mut self, what: &str, steps: u32) -> Result<f64> {
+        if what == "hidden" || what == "overlap" {
+            let (travelled, hidden) = self.behind_backward(steps)?;
+            return Ok(if what == "hidden" { hidden / travelled } else { hidden / f64::from(steps) });
+        }
+        let started = Instant::now();
+        for _ in 0..steps {
+            match what {
+                "sum" => self.ddp.group().all_reduce(&mut self.number, ReduceOp::Max)?,
+                _ => self.step(what == "local")?,
+            }
+        }
+        Ok(started.elapsed().as_secs_f64())
+    }
+
+    /// For how many seconds gradients travelled in all steps, and for how many of them backward still ran, by libtorch's own
+    /// clock.
+    fn behind_backward(&mut self, steps: u32) -> Result<(f64, f64)> {
+        self.ddp.set_logging_sample_rate(1)?;
+        let (mut travelled, mut hidden) = (0.0, 0.0);
+        for _ in 0..steps {
+            self.step(false)?;
+            // It is written at the next forward.
+            let (inputs, _) = &self.batch;
+            drop(self.ddp.forward(|| (self.forward)(inputs))?);
+            let data: BTreeMap<_, _> = self.ddp.logging_data()?.into_iter().collect();
+            let time = |key: &str| -> Result<f64> { Ok(data.get(key).with_context(|| key.to_owned())?.parse()?) };
+            travelled += time("backward_comm_time")? * 1e-9;
+            hidden += time("backward_compute_comm_overlap_time")? * 1e-9;
+        }
+        self.ddp.set_logging_sample_rate(100)?;
+        ensure!(travelled > 0.0, "libtorch has taken no times");
+        Ok((travelled, hidden))
+    }
+}
+
+/// Hooks with rank 4 and with one element in a hundred; both start to compress in the third step.
+fn register(hook: &str, ddp: &DistributedDataParallel, group: &ProcessGroup) -> Result<()> {
+    let power = PowerSgdOptions { matrix_approximation_rank: 4, start_power_sgd_iter: 2, ..Default::default() };
+    match hook {
+        "none" => {}
+        "float16" => ddp.register_comm_hook(CastCompress::half(group))?,
+        "bfloat16" => ddp.register_comm_hook(CastCompress::bfloat16(group))?,
+        "PowerSGD" => ddp.register_comm_hook(PowerSgd::new(group, power)?)?,
+        "top-k" => ddp.register_comm_hook(TopK::new(group, 0.01, 2)?)?,
+        "1-bit" => ddp.register_comm_hook(OneBit::new(group, 2))?,
+        _ => anyhow::bail!("no hook {hook}"),
+    }
+    Ok(())
+}
