@@ -31,7 +31,6 @@ pub struct Dependency {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Target {
-    pub name: String,
     pub kind: Vec<String>,
     pub src_path: PathBuf,
 }
