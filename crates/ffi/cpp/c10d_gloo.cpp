@@ -18,12 +18,33 @@ namespace {
 struct Gloo final : c10d::ProcessGroupGloo {
   using c10d::ProcessGroupGloo::ProcessGroupGloo;
 
+  // A group that verifies compares how many operations each rank has begun, and Gloo counts sends and receives among
+  // them: ranks may differ in these, and do in a monitored barrier.
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override {
+    return uncounted([&] { return c10d::ProcessGroupGloo::send(tensors, to, tag); });
+  }
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
+    return uncounted([&] { return c10d::ProcessGroupGloo::recv(tensors, from, tag); });
+  }
+  c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override {
+    return uncounted([&] { return c10d::ProcessGroupGloo::recvAnysource(tensors, tag); });
+  }
+
   bool idle() {
     std::lock_guard<std::mutex> lock(workMutex_);
     if (!workQueue_.empty()) return false;
     // A worker lets go of its work a moment after that is done.
     return std::all_of(workInProgress_.begin(), workInProgress_.end(),
                        [](const auto& work) { return !work || work->isCompleted(); });
+  }
+
+ private:
+  template <typename Body>
+  c10::intrusive_ptr<c10d::Work> uncounted(Body&& body) {
+    auto counted = seq_;
+    auto work = body();
+    seq_ = counted;
+    return work;
   }
 };
 

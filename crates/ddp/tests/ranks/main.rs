@@ -6,9 +6,12 @@ mod collectives;
 mod faults;
 mod harness;
 mod hooks;
+mod kills;
+mod moments;
 mod options;
 mod spawned;
 mod training;
+mod windows;
 
 use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -39,6 +42,11 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("monitored", faults::monitored),
     ("dropped_work", faults::dropped_work),
     ("ends_with_work", faults::ends_with_work),
+    ("windows", windows::scenario),
+    ("within_backward", windows::within_backward),
+    ("killed_meeting", kills::meeting),
+    ("killed_collectives", kills::collectives),
+    ("killed_training", kills::training),
 ];
 
 fn main() -> Result<()> {
@@ -70,6 +78,9 @@ fn main() -> Result<()> {
         plain("hooks_of_3", "hooks", 3),
         plain("a_hooks_panic_goes_on_here", "panicking_hook", 2),
         plain("a_hooks_error_comes_back", "failing_hook", 2),
+        plain("windows_of_2_that_close_with_nothing", "windows", 2),
+        plain("windows_of_3_that_close_with_nothing", "windows", 3),
+        plain("calls_within_backward_are_refused", "within_backward", 2),
         plain("a_rank_that_stalls_is_told_of", "stalls", 3),
         plain("a_rank_that_stalls_in_backward_is_told_of", "stalls_in_backward", 2),
         plain("other_collectives_are_told_of_on_every_rank", "other_collective", 3),
@@ -79,7 +90,10 @@ fn main() -> Result<()> {
         plain("dropped_work_neither_waits_nor_ends_the_process", "dropped_work", 2),
     ];
     type Test = fn() -> Result<()>;
-    let more: [(&'static str, Test); 8] = [
+    let more: [(&'static str, Test); 11] = [
+        ("ranks_killed_at_13_random_moments_while_meeting_are_told_of", kills::while_meeting),
+        ("ranks_killed_at_13_random_moments_in_collectives_are_told_of", kills::in_collectives),
+        ("ranks_killed_at_12_random_moments_in_backward_are_told_of", kills::in_backward),
         ("a_killed_rank_is_told_of_in_collectives", faults::killed_in_collectives),
         ("a_killed_rank_is_told_of_in_backward", faults::killed_in_backward),
         ("a_wrong_world_size_is_told_of", faults::wrong_world_size),
