@@ -12,7 +12,7 @@ use overdrive_ddp::{Backend, InitMethod, ProcessGroup};
 
 pub type Scenario = fn(&Meeting) -> Result<()>;
 
-const TOLD: &str = "OVERDRIVE_TEST_SCENARIO";
+pub const TOLD: &str = "OVERDRIVE_TEST_SCENARIO";
 /// No run may last longer; the longest takes a tenth of it on an idle machine.
 const LIMIT: Duration = Duration::from_secs(120);
 /// How long ranks wait for each other where waiting is not what is tested.
@@ -96,7 +96,19 @@ pub fn free_port() -> Result<u16> {
 
 /// Starts one rank of a scenario; `vars` win over what a launcher would set.
 pub fn start(scenario: &str, rank: usize, ranks: usize, port: u16, vars: &[(&str, &str)]) -> Result<Rank> {
-    let mut child = Command::new(std::env::current_exe()?)
+    start_by(Command::new(std::env::current_exe()?), scenario, rank, ranks, port, vars)
+}
+
+/// The same by a command that ends in this program.
+pub fn start_by(
+    mut command: Command,
+    scenario: &str,
+    rank: usize,
+    ranks: usize,
+    port: u16,
+    vars: &[(&str, &str)],
+) -> Result<Rank> {
+    let mut child = command
         .env(TOLD, scenario)
         .env("RANK", rank.to_string())
         .env("LOCAL_RANK", rank.to_string())

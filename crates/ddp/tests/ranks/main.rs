@@ -8,8 +8,10 @@ mod harness;
 mod hooks;
 mod kills;
 mod moments;
+mod network;
 mod options;
 mod spawned;
+mod torchrun;
 mod training;
 mod windows;
 
@@ -44,6 +46,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("ends_with_work", faults::ends_with_work),
     ("windows", windows::scenario),
     ("within_backward", windows::within_backward),
+    ("wire", network::wire),
+    ("torchrun", torchrun::scenario),
     ("killed_meeting", kills::meeting),
     ("killed_collectives", kills::collectives),
     ("killed_training", kills::training),
@@ -104,11 +108,26 @@ fn main() -> Result<()> {
         ("a_spawned_rank_that_fails_is_reported", spawned::a_failure_is_reported),
     ];
     tests.extend(more.map(|(name, test)| (name, Box::new(test) as Box<dyn FnOnce() -> Result<()> + Send>)));
-    let trials = tests
-        .into_iter()
-        .map(|(name, test)| Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}")))));
     let mut arguments = Arguments::from_args();
     // Each test is several processes already.
     arguments.test_threads = arguments.test_threads.or(Some(3));
-    libtest_mimic::run(&arguments, trials.collect()).exit()
+    let trial = |name: &'static str, test: Box<dyn FnOnce() -> Result<()> + Send>| {
+        Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}"))))
+    };
+    let mut trials: Vec<Trial> = tests.into_iter().map(|(name, test)| trial(name, test)).collect();
+    // What not every machine has is looked for once, and counts as ignored where it is not there.
+    let no_network = network::missing();
+    let no_python = torchrun::python().is_none().then(|| "no Python with torch 2.11".to_owned());
+    let needy: [(&'static str, Test, &Option<String>); 3] = [
+        ("hooks_put_on_the_wire_what_their_ratios_say", network::bytes_on_the_wire, &no_network),
+        ("a_cut_link_is_told_of", network::cut_link, &no_network),
+        ("python_s_torchrun_starts_ranks", torchrun::starts_ranks, &no_python),
+    ];
+    for (name, test, missing) in needy {
+        if let (Some(reason), false) = (missing, arguments.list) {
+            println!("{name}: skipped: {reason}");
+        }
+        trials.push(trial(name, Box::new(test)).with_ignored_flag(missing.is_some()));
+    }
+    libtest_mimic::run(&arguments, trials).exit()
 }
