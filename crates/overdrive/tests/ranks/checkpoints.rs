@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
+use overdrive_ddp::DistributedDataParallel;
 
 use crate::harness::Meeting;
 use crate::moments::{self, SHORT, doing, drawn, told};

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
 use overdrive_core::Entry;
+use overdrive_ddp::DistributedDataParallel;
 
 use crate::harness::Meeting;
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use overdrive::dataload::{DistributedSampler, TensorDataset};
-use overdrive::ddp::ReduceOp;
+
 use overdrive::prelude::*;
+use overdrive_ddp::{DistributedDataParallel, ReduceOp};
 use overdrive_launch::{Launch, Streams};
 use rustix::process::{Signal, getpid, kill_process};
 
