@@ -195,7 +195,7 @@ pub enum DdpError {
     /// Holding gradients back where that cannot be done.
     #[error("{0}")]
     CannotHoldBack(&'static str),
-    /// A call in the middle of a backward pass, by a hook or another thread.
+    /// A call in the middle of a backward pass, by a hook, or by another thread while the communication hook runs.
     #[error("{call} was called while a backward pass is under way, but should be called before or behind it")]
     WithinBackward {
         /// What was called.

@@ -127,7 +127,7 @@ od_status od_reducer_disarm(const od_reducer* reducer, od_error* err) noexcept;
 // The same outputs, behind a node of the graph that sees backward begin.
 // In place of a backward pass that averages, where it would reach nothing.
 od_status od_reducer_close_with_nothing(const od_reducer* reducer, od_error* err) noexcept;
-// Whether a backward pass is under way on this thread, or one that averages on any.
+// Whether a backward pass is under way on this thread, or a communication hook on any.
 int32_t od_reducer_within_backward(const od_reducer* reducer) noexcept;
 od_status od_reducer_sink(const od_reducer* reducer, const od_tensor_list* outputs, od_tensor_list** out,
                           od_error* err) noexcept;

@@ -6,7 +6,9 @@
 #include <torch/headeronly/version.h>
 
 #include <cstdlib>
+#include <future>
 #include <sstream>
+#include <thread>
 
 #include "c10d_backends.h"
 
@@ -48,6 +50,25 @@ struct Gloo final : c10d::ProcessGroupGloo {
   }
 };
 
+// Gloo waits five times as long as it was told to for a first connection, from a member that has told its address and
+// is gone, say. Whoever waits here is told in time, and the thread ends by itself.
+c10::intrusive_ptr<Gloo> connected(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                   const c10::intrusive_ptr<c10d::ProcessGroupGloo::Options>& options) {
+  auto made = std::make_shared<std::promise<c10::intrusive_ptr<Gloo>>>();
+  auto backend = made->get_future();
+  std::thread([=] {
+    try {
+      made->set_value(c10::make_intrusive<Gloo>(store, rank, size, options));
+    } catch (...) {
+      made->set_exception(std::current_exception());
+    }
+  }).detach();
+  if (backend.wait_for(options->timeout) != std::future_status::ready)
+    C10_THROW_ERROR(DistNetworkError, c10::str("timed out: no connection to every member after ",
+                                               options->timeout.count(), " ms"));
+  return backend.get();
+}
+
 }  // namespace
 
 namespace overdrive {
@@ -64,7 +85,7 @@ c10::intrusive_ptr<c10d::Backend> new_gloo(const c10::intrusive_ptr<c10d::Store>
   gloo->threads = static_cast<int>(gloo->devices.size()) * 2;
   gloo->group_name = options.name;
   gloo->global_ranks_in_group.assign(options.global_ranks, options.global_ranks + options.size);
-  auto backend = c10::make_intrusive<Gloo>(store, options.rank, options.size, gloo);
+  auto backend = connected(store, options.rank, options.size, gloo);
   backend->setSequenceNumberForGroup();
   return backend;
 }

@@ -59,12 +59,6 @@ class HeldReducer final : public c10d::Reducer {
     return zero;
   }
 
-  // Whether gradients are under way.
-  bool has_begun() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return expect_autograd_hooks_ && require_finalize_;
-  }
-
   // Whether the backward that begins is a static graph's first: it reduces everything at its end. True once.
   bool takes_delay() {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -263,9 +257,8 @@ od_status od_reducer_close_with_nothing(const od_reducer* reducer, od_error* err
 
 int32_t od_reducer_within_backward(const od_reducer* reducer) noexcept {
   // A hook runs while the reducer is locked.
-  if (torch::autograd::get_current_graph_task_id() != -1) return 1;
-  if (reducer->hook != nullptr && reducer->hook->is_under_way()) return 1;
-  return reducer->reducer->has_begun() ? 1 : 0;
+  bool hooked = reducer->hook != nullptr && reducer->hook->is_under_way();
+  return hooked || torch::autograd::get_current_graph_task_id() != -1 ? 1 : 0;
 }
 
 od_status od_reducer_sink(const od_reducer* reducer, const od_tensor_list* outputs, od_tensor_list** out,

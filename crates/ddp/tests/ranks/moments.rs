@@ -25,7 +25,7 @@ const DOING: &str = "OVERDRIVE_TEST_DOING";
 
 /// How many moments run at a time, each several processes.
 const AT_ONCE: usize = 4;
-/// Survivors give up in a third of it, the longest: Gloo waits five times as long as it was told to for a first connection.
+/// Survivors wait for less than a tenth of it, at most twice in a row.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// How long survivors wait for a rank whose end they are not told of.

@@ -139,7 +139,7 @@ pub fn within_backward(meeting: &Meeting) -> Result<()> {
             let Some(ddp) = within.upgrade() else { return };
             let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
             log.push(refused(&ddp));
-            // Another thread is refused where gradients are under way.
+            // Another thread is refused while the communication hook runs.
             if by_comm_hook {
                 log.push(std::thread::spawn(move || refused(&ddp)).join().unwrap_or(Ok(0)));
             }

@@ -129,8 +129,8 @@ impl Reducer {
         check(|err| unsafe { raw::od_reducer_close_with_nothing(self.as_ptr(), err) })
     }
 
-    /// Whether a backward pass is under way on this thread, or on any one that has begun to average gradients. The rest of
-    /// the reducer must then be left alone: it may be locked.
+    /// Whether a backward pass is under way on this thread, or the communication hook on any. The rest of the reducer must
+    /// then be left alone: it may be locked.
     pub fn is_within_backward(&self) -> bool {
         // SAFETY: the handle is live.
         unsafe { raw::od_reducer_within_backward(self.as_ptr()) != 0 }
