@@ -36,11 +36,15 @@ class HeldReducer final : public c10d::Reducer {
   // What has added up in the gradients, as a backward pass would hand it over that reaches no parameter. Within one,
   // because that is where the reducer ends its work.
   void hand_over() {
-    push_rebuilt_params_for_all_indices();
     std::lock_guard<std::mutex> lock(mutex_);
     has_marked_unused_parameters_ = true;
     // The order in which gradients are likely to come about on the other ranks.
-    for (size_t index = params_.size(); index-- > 0;) mark_variable_ready(index);
+    for (size_t index = params_.size(); index-- > 0;) {
+      auto unused = std::find(unused_parameters_.begin(), unused_parameters_.end(), index);
+      // The reducer adds those itself that a static graph never reaches.
+      if (should_rebuild_buckets() && unused == unused_parameters_.end()) push_rebuilt_params(index);
+      mark_variable_ready(index);
+    }
   }
 
   // A static graph's first synchronised backward has to reach parameters, because it counts them.
@@ -52,10 +56,13 @@ class HeldReducer final : public c10d::Reducer {
   // Where `hand_over` begins.
   at::Tensor origin() const { return at::zeros({}, params_[0].options()).set_requires_grad(true); }
 
-  // Zero, by way of every parameter.
+  // Zero, by way of every parameter that has been reached since gradients were freed, or else of all.
   at::Tensor zero() const {
+    auto reached = [](const at::Tensor& param) { return param.grad().defined(); };
+    bool all = std::none_of(params_.begin(), params_.end(), reached);
     auto zero = at::zeros({}, at::kDouble);
-    for (const auto& param : params_) zero = zero + (param.sum() * 0).to(at::kCPU, at::kDouble);
+    for (const auto& param : params_)
+      if (all || reached(param)) zero = zero + (param.sum() * 0).to(at::kCPU, at::kDouble);
     return zero;
   }
 

@@ -15,7 +15,7 @@ use crate::harness::{Rank, all_through_within, free_port, start};
 /// Set to a seed that a test has printed, it repeats that test's draws.
 const SEED: &str = "OVERDRIVE_TEST_SEED";
 /// In the environment of every process of a test, and of no other.
-const MARK: &str = "OVERDRIVE_TEST_MARK";
+pub const MARK: &str = "OVERDRIVE_TEST_MARK";
 /// A folder of the moment's own.
 pub const FOLDER: &str = "OVERDRIVE_TEST_FOLDER";
 /// A number for the scenario to choose by.

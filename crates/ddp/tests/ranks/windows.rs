@@ -31,6 +31,7 @@ const ANOTHER_RANK_EACH_TIME: Plan = |step, micro, rank| if closing(micro) && st
 const FIRST_WINDOW_FULL: Plan = |step, micro, rank| if step > 0 && closing(micro) && rank == 1 { None } else { BOTH };
 const NOTHING_AT_ALL: Plan = |step, _, rank| if step % 2 == rank % 2 { None } else { BOTH };
 const NOBODY_USES_THE_SECOND: Plan = |_, micro, rank| if closing(micro) && rank == 1 { None } else { FIRST };
+const ALWAYS_THE_FIRST: Plan = |step, micro, rank| if step > 0 && closing(micro) && rank == 1 { None } else { FIRST };
 const EARLIER_ON_ONE_RANK: Plan = |_, micro, rank| if micro == 0 && rank == 1 { SECOND } else { FIRST };
 const EARLIER_ON_ALL: Plan = |_, micro, _| if micro == 0 { BOTH } else { FIRST };
 const EARLIER_THEN_NOTHING: Plan = |_, micro, rank| match (micro, rank) {
@@ -55,6 +56,8 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     trains("views, closes with nothing", views, ANOTHER_RANK_EACH_TIME)?;
     trains("static graph, closes with nothing", is_static, FIRST_WINDOW_FULL)?;
     trains("static graph, closes with nothing at first", is_static, CLOSES_WITH_NOTHING)?;
+    trains("static graph, a path left out, closes with nothing", is_static, ALWAYS_THE_FIRST)?;
+    trains("static graph, a path left out, closes with nothing at first", is_static, NOBODY_USES_THE_SECOND)?;
     trains("unused, closes with nothing", finds, CLOSES_WITH_NOTHING)?;
     trains("unused, another rank closes with nothing", finds_small, ANOTHER_RANK_EACH_TIME)?;
     trains("unused, nothing at all", finds, NOTHING_AT_ALL)?;

@@ -36,6 +36,8 @@ pub fn ends_alike() -> Result<()> {
     let (whole, killed) = (tempfile::tempdir()?, tempfile::tempdir()?);
     launch(whole.path(), &[])?;
     launch(killed.path(), &kills)?;
+    let left = moments::processes_with(&mark())?;
+    ensure!(left.is_empty(), "still running: {left:?}");
     let attempts = std::fs::read_dir(killed.path().join("attempts"))?.count();
     ensure!(attempts == 2 * (KILLS + 1), "{attempts} ranks were started, with seed {seed}");
     for rank in 0..2 {
@@ -51,6 +53,11 @@ pub fn ends_alike() -> Result<()> {
     Ok(())
 }
 
+/// In the environment of every process that is launched here.
+fn mark() -> String {
+    format!("{}-restarts", std::process::id())
+}
+
 fn launch(folder: &Path, kills: &[String]) -> Result<()> {
     std::fs::create_dir(folder.join("attempts"))?;
     let launch = Launch::new(std::env::current_exe()?)
@@ -62,6 +69,7 @@ fn launch(folder: &Path, kills: &[String]) -> Result<()> {
         .env("OVERDRIVE_TEST_SCENARIO", "restarts")
         .env(moments::FOLDER, folder)
         .env("OMP_NUM_THREADS", "1")
+        .env(moments::MARK, mark())
         .env(KILLED, kills.join(","));
     launch.run().with_context(|| format!("with kills {kills:?}"))
 }
