@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 
 use overdrive_core::{GradientSync, SingleProcess, SyncError, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
 use crate::windows::Windows;
 
@@ -133,9 +133,10 @@ impl<S: GradientSync> Accumulator<S> {
         self.window_count = Some(counted);
         if count > 0 {
             weighted(loss, count as f64 / reference)?.f_backward()?;
-        } else if closes && self.sync.world_size() > 1 {
-            // The other ranks wait for this one's gradients, even when they are all zero.
-            self.zero()?.f_backward()?;
+        } else if closes {
+            // The other ranks wait for this one's gradients, even when they are all zero. Not by way of the loss: its mean
+            // over no samples has NaN for a gradient.
+            self.sync.close_with_nothing()?;
         }
         if closes { self.close(counted, reference).map(Some) } else { Ok(None) }
     }
@@ -163,16 +164,6 @@ impl<S: GradientSync> Accumulator<S> {
         }
         // Without any count nothing is divided by it.
         Ok(self.reference.unwrap_or(1.0))
-    }
-
-    /// Zero, computed from every parameter. Not from the loss: its mean over no samples has NaN for a gradient.
-    fn zero(&self) -> Result<Tensor, AccumError> {
-        let mut parts = Vec::new();
-        for param in self.params.to_vec()? {
-            let zero = weighted(&param.f_sum(param.kind())?, 0.0)?;
-            parts.push(zero.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?);
-        }
-        Ok(Tensor::f_stack(&parts, 0)?.f_sum(Kind::Double)?)
     }
 
     fn close(&mut self, counted: i64, reference: f64) -> Result<f64, AccumError> {

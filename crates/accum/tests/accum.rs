@@ -90,6 +90,13 @@ fn the_last_partial_window_is_a_large_batch_of_its_own() {
 struct TwoRanks<'a> {
     other_counts: &'a RefCell<Vec<f64>>,
     held: &'a Cell<Option<bool>>,
+    closed_with_nothing: Cell<bool>,
+}
+
+impl<'a> TwoRanks<'a> {
+    fn new(other_counts: &'a RefCell<Vec<f64>>, held: &'a Cell<Option<bool>>) -> Self {
+        Self { other_counts, held, closed_with_nothing: Cell::new(false) }
+    }
 }
 
 impl GradientSync for TwoRanks<'_> {
@@ -99,6 +106,11 @@ impl GradientSync for TwoRanks<'_> {
 
     fn hold_back(&self, hold: bool) -> Result<(), SyncError> {
         self.held.set(Some(hold));
+        Ok(())
+    }
+
+    fn close_with_nothing(&self) -> Result<(), SyncError> {
+        self.closed_with_nothing.set(true);
         Ok(())
     }
 
@@ -124,7 +136,7 @@ fn ranks_with_different_counts_equal_the_large_batch_over_all() {
     let mut averaged: Vec<Tensor> = expected.iter().map(Tensor::zeros_like).collect();
     for (parts, other_counts) in ranks {
         let (other_counts, held) = (RefCell::new(other_counts.to_vec()), Cell::new(None));
-        let sync = TwoRanks { other_counts: &other_counts, held: &held };
+        let sync = TwoRanks::new(&other_counts, &held);
         zero_grads(&vs);
         let mut accum = Accumulator::new(&vs.trainable_variables(), 2).unwrap().with_sync(sync);
         for (micro, (start, len)) in parts.into_iter().enumerate() {
@@ -141,7 +153,7 @@ fn ranks_with_different_counts_equal_the_large_batch_over_all() {
 fn a_lost_rank_is_an_error_and_the_window_can_be_abandoned() {
     let (vs, model) = model();
     let (others, held) = (RefCell::new(vec![4.0]), Cell::new(None));
-    let sync = TwoRanks { other_counts: &others, held: &held };
+    let sync = TwoRanks::new(&others, &held);
     let mut accum = Accumulator::new(&vs.trainable_variables(), 2).unwrap().with_sync(sync);
     let batch = Tensor::randn([2, 5], (Kind::Float, CPU));
     accum.backward(&loss(&model, &batch), 2, false).unwrap();
@@ -163,15 +175,15 @@ fn a_window_says_what_it_counted_when_it_closes() {
 
 /// Two ranks of which this one has nothing but masked tokens.
 #[test]
-fn a_rank_that_counts_nothing_adds_zeros_and_no_nan() {
+fn a_rank_that_counts_nothing_takes_part_without_its_loss() {
     let weight = Tensor::ones([3], (Kind::Float, CPU)).set_requires_grad(true);
     let (others, held) = (RefCell::new(vec![8.0, 4.0]), Cell::new(None));
-    let sync = TwoRanks { other_counts: &others, held: &held };
-    let mut accum = Accumulator::new(&[&weight], 2).unwrap().with_sync(sync);
+    let sync = TwoRanks::new(&others, &held);
+    let mut accum = Accumulator::new(&[&weight], 2).unwrap().with_sync(&sync);
     let mask = Tensor::zeros([3], (Kind::Float, CPU));
     let loss = (&weight * &mask).sum(Kind::Float) / mask.sum(Kind::Float);
     assert_eq!(accum.backward(&loss, 0, true).unwrap(), Some(4.0));
-    assert_eq!(Vec::<f32>::try_from(weight.grad()).unwrap(), [0.0; 3]);
+    assert!(sync.closed_with_nothing.get() && !weight.grad().defined(), "a loss of NaN must not reach the gradients");
 }
 
 #[test]
@@ -197,7 +209,7 @@ fn a_window_that_starts_with_nothing_or_little_stays_in_float16s_range() {
 fn a_failed_first_backward_can_be_abandoned_too() {
     let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
     let (others, held) = (RefCell::new(vec![4.0]), Cell::new(None));
-    let sync = TwoRanks { other_counts: &others, held: &held };
+    let sync = TwoRanks::new(&others, &held);
     let mut accum = Accumulator::new(&[&weight], 2).unwrap().with_sync(sync);
     assert!(accum.backward(&Tensor::from(1f32), 2, false).is_err(), "no graph");
     assert_eq!(held.get(), Some(true));

@@ -19,6 +19,16 @@ pub trait GradientSync {
     /// When a backward pass is under way.
     fn hold_back(&self, hold: bool) -> Result<(), SyncError>;
 
+    /// In place of the backward pass that closes a window, on a rank where it has nothing to add: what has added up on this
+    /// rank is averaged, while the others run theirs.
+    ///
+    /// # Errors
+    /// When a rank is gone, or the timeout has passed.
+    ///
+    /// # Syncs
+    /// Waits for every rank.
+    fn close_with_nothing(&self) -> Result<(), SyncError>;
+
     /// The sum of a number over all ranks; each rank must call it equally often.
     ///
     /// # Errors
@@ -42,6 +52,10 @@ impl GradientSync for SingleProcess {
         Ok(())
     }
 
+    fn close_with_nothing(&self) -> Result<(), SyncError> {
+        Ok(())
+    }
+
     fn sum(&self, value: f64) -> Result<f64, SyncError> {
         Ok(value)
     }
@@ -54,6 +68,10 @@ impl<S: GradientSync + ?Sized> GradientSync for &S {
 
     fn hold_back(&self, hold: bool) -> Result<(), SyncError> {
         (**self).hold_back(hold)
+    }
+
+    fn close_with_nothing(&self) -> Result<(), SyncError> {
+        (**self).close_with_nothing()
     }
 
     fn sum(&self, value: f64) -> Result<f64, SyncError> {

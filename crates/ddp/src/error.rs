@@ -195,6 +195,12 @@ pub enum DdpError {
     /// Holding gradients back where that cannot be done.
     #[error("{0}")]
     CannotHoldBack(&'static str),
+    /// A call in the middle of a backward pass, by a hook, or by another thread while the communication hook runs.
+    #[error("{call} was called while a backward pass is under way, but should be called before or behind it")]
+    WithinBackward {
+        /// What was called.
+        call: &'static str,
+    },
     /// An object that cannot be sent, or is not what was expected.
     #[error("{op}: the object of rank {rank} cannot be {direction}: {source}")]
     Object {
@@ -219,6 +225,10 @@ impl DdpError {
         let text = source.message();
         if text.contains("Detected mismatch between collectives") || text.contains("same shapes and dtypes") {
             return Self::Mismatch { context, source };
+        }
+        // What a group that verifies says, as an error of no kind, when a rank goes while the others compare.
+        if text.contains("received errors while waiting for send/recv") {
+            return Self::Lost { context, source };
         }
         match source.kind() {
             TorchErrorKind::Timeout => Self::TimedOut { context, source },

@@ -6,7 +6,9 @@
 #include <torch/headeronly/version.h>
 
 #include <cstdlib>
+#include <future>
 #include <sstream>
+#include <thread>
 
 #include "c10d_backends.h"
 
@@ -18,6 +20,18 @@ namespace {
 struct Gloo final : c10d::ProcessGroupGloo {
   using c10d::ProcessGroupGloo::ProcessGroupGloo;
 
+  // A group that verifies compares how many operations each rank has begun, and Gloo counts sends and receives among
+  // them: ranks may differ in these, and do in a monitored barrier.
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override {
+    return uncounted([&] { return c10d::ProcessGroupGloo::send(tensors, to, tag); });
+  }
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
+    return uncounted([&] { return c10d::ProcessGroupGloo::recv(tensors, from, tag); });
+  }
+  c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override {
+    return uncounted([&] { return c10d::ProcessGroupGloo::recvAnysource(tensors, tag); });
+  }
+
   bool idle() {
     std::lock_guard<std::mutex> lock(workMutex_);
     if (!workQueue_.empty()) return false;
@@ -25,7 +39,35 @@ struct Gloo final : c10d::ProcessGroupGloo {
     return std::all_of(workInProgress_.begin(), workInProgress_.end(),
                        [](const auto& work) { return !work || work->isCompleted(); });
   }
+
+ private:
+  template <typename Body>
+  c10::intrusive_ptr<c10d::Work> uncounted(Body&& body) {
+    auto counted = seq_;
+    auto work = body();
+    seq_ = counted;
+    return work;
+  }
 };
+
+// Gloo waits five times as long as it was told to for a first connection, from a member that has told its address and
+// is gone, say. Whoever waits here is told in time, and the thread ends by itself.
+c10::intrusive_ptr<Gloo> connected(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                   const c10::intrusive_ptr<c10d::ProcessGroupGloo::Options>& options) {
+  auto made = std::make_shared<std::promise<c10::intrusive_ptr<Gloo>>>();
+  auto backend = made->get_future();
+  std::thread([=] {
+    try {
+      made->set_value(c10::make_intrusive<Gloo>(store, rank, size, options));
+    } catch (...) {
+      made->set_exception(std::current_exception());
+    }
+  }).detach();
+  if (backend.wait_for(options->timeout) != std::future_status::ready)
+    C10_THROW_ERROR(DistNetworkError, c10::str("timed out: no connection to every member after ",
+                                               options->timeout.count(), " ms"));
+  return backend.get();
+}
 
 }  // namespace
 
@@ -43,7 +85,7 @@ c10::intrusive_ptr<c10d::Backend> new_gloo(const c10::intrusive_ptr<c10d::Store>
   gloo->threads = static_cast<int>(gloo->devices.size()) * 2;
   gloo->group_name = options.name;
   gloo->global_ranks_in_group.assign(options.global_ranks, options.global_ranks + options.size);
-  auto backend = c10::make_intrusive<Gloo>(store, options.rank, options.size, gloo);
+  auto backend = connected(store, options.rank, options.size, gloo);
   backend->setSequenceNumberForGroup();
   return backend;
 }

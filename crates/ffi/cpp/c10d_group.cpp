@@ -79,6 +79,7 @@ od_status od_group_new(const od_store* store, const od_group_options* options, o
       add_backend(*group, named, *options, at::kCPU, ProcessGroup::BackendType::GLOO);
     if (nccl) add_backend(*group, named, *options, at::kCUDA, ProcessGroup::BackendType::NCCL);
     group->group->setGroupName(options->name);
+    group->verifies = options->verify != 0;
     *out = group.release();
   });
 }

@@ -20,6 +20,7 @@ struct od_group {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   // Gloo's backends, which are asked whether work is under way before they are destroyed.
   std::vector<c10::intrusive_ptr<c10d::Backend>> backends;
+  bool verifies = false;
 };
 
 struct od_work {

@@ -1,9 +1,11 @@
 // DDP's engine, c10d::Reducer, with what tch's programs need around it.
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include <atomic>
 #include <limits>
 
 #include "c10d_guarded.h"
@@ -29,6 +31,39 @@ class HeldReducer final : public c10d::Reducer {
   void disarm() {
     std::lock_guard<std::mutex> lock(mutex_);
     expect_autograd_hooks_ = false;
+  }
+
+  // What has added up in the gradients, as a backward pass would hand it over that reaches no parameter. Within one,
+  // because that is where the reducer ends its work.
+  void hand_over() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    has_marked_unused_parameters_ = true;
+    // The order in which gradients are likely to come about on the other ranks.
+    for (size_t index = params_.size(); index-- > 0;) {
+      auto unused = std::find(unused_parameters_.begin(), unused_parameters_.end(), index);
+      // The reducer adds those itself that a static graph never reaches.
+      if (should_rebuild_buckets() && unused == unused_parameters_.end()) push_rebuilt_params(index);
+      mark_variable_ready(index);
+    }
+  }
+
+  // A static graph's first synchronised backward has to reach parameters, because it counts them.
+  bool may_hand_over() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return !static_graph_ || delayed_;
+  }
+
+  // Where `hand_over` begins.
+  at::Tensor origin() const { return at::zeros({}, params_[0].options()).set_requires_grad(true); }
+
+  // Zero, by way of every parameter that has been reached since gradients were freed, or else of all.
+  at::Tensor zero() const {
+    auto reached = [](const at::Tensor& param) { return param.grad().defined(); };
+    bool all = std::none_of(params_.begin(), params_.end(), reached);
+    auto zero = at::zeros({}, at::kDouble);
+    for (const auto& param : params_)
+      if (all || reached(param)) zero = zero + (param.sum() * 0).to(at::kCPU, at::kDouble);
+    return zero;
   }
 
   // Whether the backward that begins is a static graph's first: it reduces everything at its end. True once.
@@ -74,6 +109,22 @@ struct Sink : torch::autograd::Function<Sink> {
   }
 };
 
+// Its backward has the reducer average what has added up.
+struct HandOver : torch::autograd::Function<HandOver> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& origin,
+                            const c10::intrusive_ptr<WeakReducer>& reducer) {
+    context->saved_data["reducer"] = c10::IValue::make_capsule(reducer);
+    return origin.clone();
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list&) {
+    auto weak = c10::static_intrusive_pointer_cast<WeakReducer>(context->saved_data["reducer"].toCapsule());
+    if (auto reducer = weak->reducer.lock()) reducer->hand_over();
+    return {at::Tensor(), at::Tensor()};
+  }
+};
+
 // A hook that Rust lends. Its future is done at once; the result is asked for when the reducer needs it, in the
 // buckets' order, which is the same on all ranks.
 class LentHook final : public c10d::CommHookInterface {
@@ -89,6 +140,7 @@ class LentHook final : public c10d::CommHookInterface {
     std::unique_ptr<od_tensor_list> gradients(overdrive::to_list(bucket.getGradients()));
     std::unique_ptr<od_tensor_list> parameters(overdrive::to_list(bucket.getParameters()));
     auto buffer = std::make_unique<at::Tensor>(bucket.getBuffer());
+    Running running(under_way_);
     od_bucket lent{bucket.getIndex(), bucket.isLast(), buffer.release(), gradients.release(), parameters.release()};
     if (start_(owner_, &lent) != 0) C10_THROW_ERROR(DistError, "the communication hook failed");
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
@@ -97,12 +149,24 @@ class LentHook final : public c10d::CommHookInterface {
   }
 
   at::Tensor parseHookResult(const c10::IValue& result) override {
+    Running running(under_way_);
     std::unique_ptr<at::Tensor> tensor(finish_(owner_, static_cast<size_t>(result.toInt())));
     if (tensor == nullptr) C10_THROW_ERROR(DistError, "the communication hook failed");
     return *tensor;
   }
 
+  bool is_under_way() const { return under_way_.load() > 0; }
+
  private:
+  struct Running {
+    explicit Running(std::atomic<int>& count) : count(count) { ++count; }
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+    ~Running() { --count; }
+    std::atomic<int>& count;
+  };
+
+  std::atomic<int> under_way_{0};
   void* owner_;
   int32_t (*start_)(void*, const od_bucket*);
   at::Tensor* (*finish_)(void*, size_t);
@@ -146,8 +210,10 @@ od_status od_reducer_new(const od_group* group, const od_tensor_list* params, co
         std::vector<int64_t>{});
     made->logger = std::make_shared<c10d::Logger>(made->reducer);
     made->reducer->set_logger(made->logger);
-    made->logger->set_construction_data_and_log("overdrive", {}, -1, options->broadcast_buffers != 0, false,
-                                                options->static_graph != 0);
+    // The logger takes whatever calls itself Gloo for Gloo, and reads past the end of what only wraps it.
+    if (!group->verifies)
+      made->logger->set_construction_data_and_log("overdrive", {}, -1, options->broadcast_buffers != 0, false,
+                                                  options->static_graph != 0);
     if (options->static_graph != 0) {
       made->reducer->set_static_graph();
       made->logger->set_static_graph();
@@ -180,6 +246,26 @@ od_status od_reducer_arm(const od_reducer* reducer, const od_tensor_list* output
 
 od_status od_reducer_disarm(const od_reducer* reducer, od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] { reducer->reducer->disarm(); });
+}
+
+od_status od_reducer_close_with_nothing(const od_reducer* reducer, od_error* err) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    c10::AutoGradMode with_gradients(true);
+    auto weak = c10::make_intrusive<WeakReducer>(reducer->reducer);
+    reducer->reducer->arm({});
+    if (reducer->reducer->may_hand_over()) {
+      HandOver::apply(reducer->reducer->origin(), weak).backward();
+    } else {
+      auto zero = reducer->reducer->zero();
+      Sink::apply(at::TensorList(zero), weak)[0].backward();
+    }
+  });
+}
+
+int32_t od_reducer_within_backward(const od_reducer* reducer) noexcept {
+  // A hook runs while the reducer is locked.
+  bool hooked = reducer->hook != nullptr && reducer->hook->is_under_way();
+  return hooked || torch::autograd::get_current_graph_task_id() != -1 ? 1 : 0;
 }
 
 od_status od_reducer_sink(const od_reducer* reducer, const od_tensor_list* outputs, od_tensor_list** out,

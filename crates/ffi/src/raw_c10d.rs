@@ -215,6 +215,8 @@ unsafe extern "C" {
     ) -> Status;
     pub fn od_reducer_arm(reducer: *const Reducer, outputs: *const TensorList, err: *mut Error) -> Status;
     pub fn od_reducer_disarm(reducer: *const Reducer, err: *mut Error) -> Status;
+    pub fn od_reducer_close_with_nothing(reducer: *const Reducer, err: *mut Error) -> Status;
+    pub fn od_reducer_within_backward(reducer: *const Reducer) -> i32;
     pub fn od_reducer_sink(
         reducer: *const Reducer,
         outputs: *const TensorList,

@@ -116,6 +116,7 @@ impl DistributedDataParallel {
         if !self.grad_enabled()? {
             return Ok(model());
         }
+        self.outside_backward("forward")?;
         self.before_forward()?;
         let mut outputs = model();
         self.after_forward(outputs.tensors_mut())?;
@@ -176,14 +177,16 @@ impl DistributedDataParallel {
         Ok(self.reducer.borrow().set_log_rate(steps)?)
     }
 
-    /// Names and values of what libtorch knows of the run: sizes of buckets, settings, times of some steps.
+    /// Names and values of what libtorch knows of the run: sizes of buckets, settings, times of some steps. In a group that
+    /// verifies, what is known from the start is left out.
     ///
     /// # Errors
-    /// When libtorch fails.
+    /// When libtorch fails, and while a backward pass is under way.
     ///
     /// # Source
     /// `_get_ddp_logging_data`
     pub fn logging_data(&self) -> Result<Vec<(String, String)>, DdpError> {
+        self.outside_backward("logging_data")?;
         Ok(self.reducer.borrow().log()?)
     }
 
@@ -254,6 +257,11 @@ impl DistributedDataParallel {
     /// A view of a parameter requires a gradient unless gradients are off.
     fn grad_enabled(&self) -> Result<bool, DdpError> {
         Ok(ALIAS.tensor(&[Arg::Tensor(&self.params[0].1)])?.requires_grad())
+    }
+
+    /// A hook can reach this by a handle of its own, and the reducer may be locked then.
+    fn outside_backward(&self, call: &'static str) -> Result<(), DdpError> {
+        if self.reducer.borrow().is_within_backward() { Err(DdpError::WithinBackward { call }) } else { Ok(()) }
     }
 
     fn check_hook(&self) -> Result<(), DdpError> {

@@ -53,6 +53,7 @@ impl GradientSync for DistributedDataParallel {
             )
             .into());
         }
+        self.outside_backward("hold_back")?;
         let held = std::mem::replace(&mut self.state.borrow_mut().held, hold);
         if hold && !held {
             self.reducer.borrow().disarm().map_err(DdpError::Torch)?;
@@ -61,6 +62,14 @@ impl GradientSync for DistributedDataParallel {
             self.arm()?;
         }
         Ok(())
+    }
+
+    fn close_with_nothing(&self) -> Result<(), SyncError> {
+        self.outside_backward("close_with_nothing")?;
+        let closed = self.reducer.borrow().close_with_nothing();
+        self.check_hook()?;
+        self.state.borrow_mut().needs_buffers = true;
+        Ok(closed.map_err(|source| self.failed("close_with_nothing", source))?)
     }
 
     fn sum(&self, value: f64) -> Result<f64, SyncError> {

@@ -16,7 +16,7 @@ const SHORT: Duration = Duration::from_secs(5);
 /// Meet without patience, because nobody comes.
 const IMPATIENT: (&str, &str) = ("OVERDRIVE_TEST_IMPATIENT", "");
 /// Names this test's folder, in which the first rank leaves a file when it is under way.
-const READY: &str = "OVERDRIVE_TEST_READY";
+pub const READY: &str = "OVERDRIVE_TEST_READY";
 
 fn is_of_rank(error: &DdpError, op: &str) -> Result<()> {
     ensure!(matches!(error, DdpError::TimedOut { .. } | DdpError::Lost { .. }), "{error:?}");

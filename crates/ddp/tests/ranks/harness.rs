@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::net::TcpListener;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use overdrive_ddp::{Backend, InitMethod, ProcessGroup};
 
 pub type Scenario = fn(&Meeting) -> Result<()>;
 
-const TOLD: &str = "OVERDRIVE_TEST_SCENARIO";
+pub const TOLD: &str = "OVERDRIVE_TEST_SCENARIO";
 /// No run may last longer; the longest takes a tenth of it on an idle machine.
 const LIMIT: Duration = Duration::from_secs(120);
 /// How long ranks wait for each other where waiting is not what is tested.
@@ -79,13 +80,35 @@ impl Drop for Rank {
     }
 }
 
+/// A port below those that the system hands out by itself: until rank 0 listens, no connection of other ranks takes it.
 pub fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_mul(131);
+    for _ in 0..10_000 {
+        let number = first.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed));
+        let port = u16::try_from(10_000 + number % 20_000)?;
+        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no port between 10000 and 30000 is free")
 }
 
 /// Starts one rank of a scenario; `vars` win over what a launcher would set.
 pub fn start(scenario: &str, rank: usize, ranks: usize, port: u16, vars: &[(&str, &str)]) -> Result<Rank> {
-    let mut child = Command::new(std::env::current_exe()?)
+    start_by(Command::new(std::env::current_exe()?), scenario, rank, ranks, port, vars)
+}
+
+/// The same by a command that ends in this program.
+pub fn start_by(
+    mut command: Command,
+    scenario: &str,
+    rank: usize,
+    ranks: usize,
+    port: u16,
+    vars: &[(&str, &str)],
+) -> Result<Rank> {
+    let mut child = command
         .env(TOLD, scenario)
         .env("RANK", rank.to_string())
         .env("LOCAL_RANK", rank.to_string())
@@ -113,15 +136,19 @@ fn read(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
 
 impl Rank {
     /// Waits for its end until the limit.
-    pub fn end(mut self, started: Instant) -> Result<Ended> {
+    pub fn end(self, started: Instant) -> Result<Ended> {
+        self.end_within(LIMIT, started)
+    }
+
+    fn end_within(mut self, limit: Duration, started: Instant) -> Result<Ended> {
         let status = loop {
             if let Some(status) = self.child.try_wait()? {
                 break status;
             }
-            if started.elapsed() > LIMIT {
+            if started.elapsed() > limit {
                 self.child.kill()?;
                 let ended = self.collect()?;
-                bail!("still running at the limit of {LIMIT:?}; it said:\n{}{}", ended.0, ended.1);
+                bail!("still running at the limit of {limit:?}; it said:\n{}{}", ended.0, ended.1);
             }
             std::thread::sleep(Duration::from_millis(10));
         };
@@ -146,7 +173,12 @@ pub fn run(scenario: &str, ranks: usize) -> Result<Vec<Ended>> {
 
 /// Waits for ranks that all have to be through.
 pub fn all_through(ranks: Vec<Rank>, started: Instant) -> Result<Vec<Ended>> {
-    let ended: Vec<_> = ranks.into_iter().map(|rank| rank.end(started)).collect();
+    all_through_within(LIMIT, ranks, started)
+}
+
+/// The same with a limit of the caller's.
+pub fn all_through_within(limit: Duration, ranks: Vec<Rank>, started: Instant) -> Result<Vec<Ended>> {
+    let ended: Vec<_> = ranks.into_iter().map(|rank| rank.end_within(limit, started)).collect();
     let mut failures = String::new();
     let mut through = Vec::new();
     for (rank, ended) in ended.into_iter().enumerate() {

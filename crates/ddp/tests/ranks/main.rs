@@ -6,9 +6,14 @@ mod collectives;
 mod faults;
 mod harness;
 mod hooks;
+mod kills;
+mod moments;
+mod network;
 mod options;
 mod spawned;
+mod torchrun;
 mod training;
+mod windows;
 
 use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -39,6 +44,13 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("monitored", faults::monitored),
     ("dropped_work", faults::dropped_work),
     ("ends_with_work", faults::ends_with_work),
+    ("windows", windows::scenario),
+    ("within_backward", windows::within_backward),
+    ("wire", network::wire),
+    ("torchrun", torchrun::scenario),
+    ("killed_meeting", kills::meeting),
+    ("killed_collectives", kills::collectives),
+    ("killed_training", kills::training),
 ];
 
 fn main() -> Result<()> {
@@ -70,6 +82,9 @@ fn main() -> Result<()> {
         plain("hooks_of_3", "hooks", 3),
         plain("a_hooks_panic_goes_on_here", "panicking_hook", 2),
         plain("a_hooks_error_comes_back", "failing_hook", 2),
+        plain("windows_of_2_that_close_with_nothing", "windows", 2),
+        plain("windows_of_3_that_close_with_nothing", "windows", 3),
+        plain("calls_within_backward_are_refused", "within_backward", 2),
         plain("a_rank_that_stalls_is_told_of", "stalls", 3),
         plain("a_rank_that_stalls_in_backward_is_told_of", "stalls_in_backward", 2),
         plain("other_collectives_are_told_of_on_every_rank", "other_collective", 3),
@@ -79,7 +94,10 @@ fn main() -> Result<()> {
         plain("dropped_work_neither_waits_nor_ends_the_process", "dropped_work", 2),
     ];
     type Test = fn() -> Result<()>;
-    let more: [(&'static str, Test); 8] = [
+    let more: [(&'static str, Test); 11] = [
+        ("ranks_killed_at_13_random_moments_while_meeting_are_told_of", kills::while_meeting),
+        ("ranks_killed_at_13_random_moments_in_collectives_are_told_of", kills::in_collectives),
+        ("ranks_killed_at_12_random_moments_in_backward_are_told_of", kills::in_backward),
         ("a_killed_rank_is_told_of_in_collectives", faults::killed_in_collectives),
         ("a_killed_rank_is_told_of_in_backward", faults::killed_in_backward),
         ("a_wrong_world_size_is_told_of", faults::wrong_world_size),
@@ -90,11 +108,26 @@ fn main() -> Result<()> {
         ("a_spawned_rank_that_fails_is_reported", spawned::a_failure_is_reported),
     ];
     tests.extend(more.map(|(name, test)| (name, Box::new(test) as Box<dyn FnOnce() -> Result<()> + Send>)));
-    let trials = tests
-        .into_iter()
-        .map(|(name, test)| Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}")))));
     let mut arguments = Arguments::from_args();
     // Each test is several processes already.
     arguments.test_threads = arguments.test_threads.or(Some(3));
-    libtest_mimic::run(&arguments, trials.collect()).exit()
+    let trial = |name: &'static str, test: Box<dyn FnOnce() -> Result<()> + Send>| {
+        Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}"))))
+    };
+    let mut trials: Vec<Trial> = tests.into_iter().map(|(name, test)| trial(name, test)).collect();
+    // What not every machine has is looked for once, and counts as ignored where it is not there.
+    let no_network = network::missing();
+    let no_python = torchrun::python().is_none().then(|| "no Python with torch 2.11".to_owned());
+    let needy: [(&'static str, Test, &Option<String>); 3] = [
+        ("hooks_put_on_the_wire_what_their_ratios_say", network::bytes_on_the_wire, &no_network),
+        ("a_cut_link_is_told_of", network::cut_link, &no_network),
+        ("python_s_torchrun_starts_ranks", torchrun::starts_ranks, &no_python),
+    ];
+    for (name, test, missing) in needy {
+        if let (Some(reason), false) = (missing, arguments.list) {
+            println!("{name}: skipped: {reason}");
+        }
+        trials.push(trial(name, Box::new(test)).with_ignored_flag(missing.is_some()));
+    }
+    libtest_mimic::run(&arguments, trials).exit()
 }

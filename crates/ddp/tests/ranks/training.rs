@@ -15,14 +15,14 @@ const STEPS: usize = 50;
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 
 /// Two paths, so that one can be left out, behind a common layer.
-struct Model {
-    vs: nn::VarStore,
+pub struct Model {
+    pub vs: nn::VarStore,
     common: nn::Linear,
     paths: [nn::Linear; 2],
 }
 
 impl Model {
-    fn new(seed: i64) -> Self {
+    pub fn new(seed: i64) -> Self {
         tch::manual_seed(seed);
         let mut vs = nn::VarStore::new(Device::Cpu);
         let root = vs.root();
@@ -32,18 +32,18 @@ impl Model {
         Self { vs, common, paths }
     }
 
-    fn forward(&self, inputs: &Tensor, paths: &[usize]) -> Tensor {
+    pub fn forward(&self, inputs: &Tensor, paths: &[usize]) -> Tensor {
         let hidden = self.common.forward(inputs).tanh();
         let outputs: Vec<Tensor> = paths.iter().map(|&path| self.paths[path].forward(&hidden)).collect();
         Tensor::stack(&outputs, 0).sum_dim_intlist(0, false, None::<Kind>)
     }
 
-    fn loss(&self, batch: &(Tensor, Tensor), paths: &[usize]) -> Tensor {
+    pub fn loss(&self, batch: &(Tensor, Tensor), paths: &[usize]) -> Tensor {
         (self.forward(&batch.0, paths) - &batch.1).square().mean(Kind::Double)
     }
 
     /// SGD by hand; parameters without a gradient stay. `in_place` zeroes gradients where others free them.
-    fn step(&self, in_place: bool) {
+    pub fn step(&self, in_place: bool) {
         tch::no_grad(|| {
             for mut param in self.vs.trainable_variables() {
                 let mut grad = param.grad();
@@ -63,12 +63,12 @@ impl Model {
 }
 
 /// What rank `rank` sees in a micro-batch: the same function of numbers on every rank.
-fn data(step: usize, micro: usize, rank: usize) -> (Tensor, Tensor) {
+pub fn data(step: usize, micro: usize, rank: usize) -> (Tensor, Tensor) {
     tch::manual_seed((1_000_000 + step * 1000 + micro * 100 + rank) as i64);
     (Tensor::randn([4, 5], DOUBLE), Tensor::randn([4, 3], DOUBLE))
 }
 
-fn assert_equal(ours: &Model, reference: &Model, step: usize) -> Result<()> {
+pub fn assert_equal(ours: &Model, reference: &Model, step: usize) -> Result<()> {
     let expected = reference.vs.variables();
     for (name, ours) in ours.vs.variables() {
         let expected = &expected[&name];

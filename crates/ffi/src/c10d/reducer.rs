@@ -116,6 +116,26 @@ impl Reducer {
         check(|err| unsafe { raw::od_reducer_disarm(self.as_ptr(), err) })
     }
 
+    /// Averages what has added up in the gradients, in place of a backward pass that would reach nothing: the other
+    /// members run theirs.
+    ///
+    /// # Errors
+    /// When the last backward has not reached all parameters, or a member is gone or late.
+    ///
+    /// # Syncs
+    /// Over Gloo, waits for all members.
+    pub fn close_with_nothing(&self) -> Result<(), Error> {
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_reducer_close_with_nothing(self.as_ptr(), err) })
+    }
+
+    /// Whether a backward pass is under way on this thread, or the communication hook on any. The rest of the reducer must
+    /// then be left alone: it may be locked.
+    pub fn is_within_backward(&self) -> bool {
+        // SAFETY: the handle is live.
+        unsafe { raw::od_reducer_within_backward(self.as_ptr()) != 0 }
+    }
+
     /// The outputs as backward has to see them; the same, where nothing is to be seen.
     ///
     /// # Errors

@@ -1,0 +1,219 @@
+//! Ranks killed by SIGKILL at random moments, and what becomes of the others.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail, ensure};
+use overdrive_ddp::DdpError;
+
+use crate::harness::{Rank, all_through_within, free_port, start};
+
+/// Set to a seed that a test has printed, it repeats that test's draws.
+const SEED: &str = "OVERDRIVE_TEST_SEED";
+/// In the environment of every process of a test, and of no other.
+pub const MARK: &str = "OVERDRIVE_TEST_MARK";
+/// A folder of the moment's own.
+pub const FOLDER: &str = "OVERDRIVE_TEST_FOLDER";
+/// A number for the scenario to choose by.
+const DRAWN: &str = "OVERDRIVE_TEST_DRAWN";
+/// The victim alone has it: the file in which it says what it is doing.
+const DOING: &str = "OVERDRIVE_TEST_DOING";
+
+/// How many moments run at a time, each several processes.
+const AT_ONCE: usize = 4;
+/// Survivors wait for less than a tenth of it, at most twice in a row.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How long survivors wait for a rank whose end they are not told of.
+pub const SHORT: Duration = Duration::from_secs(4);
+
+/// Splitmix64.
+pub struct Random(u64);
+
+impl Random {
+    /// Draws of its own for each test.
+    pub fn new(seed: u64, test: &str) -> Self {
+        Self(test.bytes().fold(seed, |state, byte| state.wrapping_mul(31).wrapping_add(byte.into())))
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}
+
+pub fn seed() -> Result<u64> {
+    match std::env::var(SEED) {
+        Ok(seed) => seed.parse().with_context(|| format!("{SEED} is {seed:?}, but should be a number")),
+        Err(_) => Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() as u64 % 1_000_000),
+    }
+}
+
+/// What a rank that may be killed is doing now.
+pub fn doing(what: &str) -> Result<()> {
+    let Some(path) = std::env::var_os(DOING) else { return Ok(()) };
+    // In place of what it did before, in one piece: it may be killed at any instant.
+    let mut file = File::options().create(true).write(true).truncate(false).open(path)?;
+    Ok(file.write_all(format!("{what:<50}").as_bytes())?)
+}
+
+pub fn drawn() -> Result<u64> {
+    Ok(std::env::var(DRAWN)?.parse()?)
+}
+
+/// Checks that an error is typed and names what was waited for, and tells the parent.
+pub fn told(error: &DdpError, operation: &str) -> Result<()> {
+    let within = match error {
+        DdpError::Hook(inner) => inner.downcast_ref::<DdpError>().context("the hook's error is of no type")?,
+        error => error,
+    };
+    let name = match within {
+        DdpError::TimedOut { .. } => "TimedOut",
+        DdpError::Lost { .. } => "Lost",
+        DdpError::MissingRanks { .. } => "MissingRanks",
+        DdpError::Rendezvous { .. } => "Rendezvous",
+        _ => bail!("{error:?}"),
+    };
+    ensure!(error.to_string().contains(operation), "{error} does not name {operation:?}");
+    println!("{TOLD}{name}");
+    // On a machine so busy that its time is up before it is killed, the victim is killed here.
+    while std::env::var_os(DOING).is_some() && matches!(name, "TimedOut" | "Rendezvous") {
+        doing("nothing: its time was up")?;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+const TOLD: &str = "told: ";
+
+#[derive(Debug)]
+struct Moment {
+    ranks: usize,
+    victim: usize,
+    delay: Duration,
+    drawn: u64,
+}
+
+/// What was seen of a moment.
+struct Seen {
+    doing: String,
+    told: Vec<String>,
+    last_end: Duration,
+}
+
+/// Kills ranks of a scenario at `count` moments, each up to `latest` after the victim first said what it is doing. Then
+/// `check` looks at the moment's folder.
+pub fn kill(scenario: &str, count: usize, latest: Duration, check: impl Fn(&Path) -> Result<()> + Sync) -> Result<()> {
+    let seed = seed()?;
+    let mut random = Random::new(seed, scenario);
+    let moments = (0..count).map(|_| {
+        let ranks = 2 + random.below(2) as usize;
+        let victim = random.below(ranks as u64) as usize;
+        let delay = Duration::from_micros(random.below(latest.as_micros() as u64));
+        Moment { ranks, victim, delay, drawn: random.below(1 << 32) }
+    });
+    let queue = Mutex::new(moments.collect::<Vec<_>>().into_iter().enumerate());
+    let mark = format!("{}-{scenario}", std::process::id());
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((number, moment)) = next else { return done };
+            let seen = at(scenario, &moment, &mark, &check);
+            done.push(seen.with_context(|| format!("{SEED}={seed}, number {number}, {moment:?}")));
+        }
+    };
+    let seen: Vec<Result<Seen>> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+        workers
+            .into_iter()
+            .flat_map(|worker| worker.join().unwrap_or_else(|_| vec![Err(anyhow::anyhow!("panicked"))]))
+            .collect()
+    });
+    let left = processes_with(&mark)?;
+    ensure!(left.is_empty(), "{scenario}: still running: {left:?}");
+    report(scenario, seed, seen)
+}
+
+fn report(scenario: &str, seed: u64, all: Vec<Result<Seen>>) -> Result<()> {
+    let (mut doing, mut told) = (BTreeMap::new(), BTreeMap::new());
+    let (mut last_end, mut failures, count) = (Duration::ZERO, String::new(), all.len());
+    for seen in all {
+        match seen {
+            Ok(seen) => {
+                *doing.entry(seen.doing).or_insert(0) += 1;
+                seen.told.into_iter().for_each(|name| *told.entry(name).or_insert(0) += 1);
+                last_end = last_end.max(seen.last_end);
+            }
+            Err(error) => failures += &format!("{error:#}\n"),
+        }
+    }
+    println!(
+        "{scenario}: seed {seed}, {count} kills; the victims were at {doing:?}; the others were told {told:?}, the last \
+         of them {last_end:.1?} later"
+    );
+    ensure!(failures.is_empty(), "{failures}");
+    Ok(())
+}
+
+fn at(scenario: &str, moment: &Moment, mark: &str, check: &impl Fn(&Path) -> Result<()>) -> Result<Seen> {
+    let folder = tempfile::tempdir()?;
+    let doing = folder.path().join("doing");
+    let (port, started) = (free_port()?, Instant::now());
+    let [drawn, path, file] =
+        [moment.drawn.to_string(), folder.path().display().to_string(), doing.display().to_string()];
+    let mut vars = vec![(MARK, mark), (DRAWN, &*drawn), (FOLDER, &*path)];
+    let mut start = |rank: usize| {
+        vars.truncate(3);
+        vars.extend((rank == moment.victim).then_some((DOING, &*file)));
+        start(scenario, rank, moment.ranks, port, &vars)
+    };
+    let mut ranks: Vec<Rank> = (0..moment.ranks).map(&mut start).collect::<Result<_>>()?;
+    while fs::metadata(&doing).map_or(0, |file| file.len()) == 0 {
+        if started.elapsed() > LIMIT || ranks[moment.victim].child.try_wait()?.is_some() {
+            let mut victim = ranks.remove(moment.victim);
+            victim.child.kill()?;
+            let ended = victim.end(started)?;
+            bail!("never under way, {}: {}\n{}", ended.status, ended.output, ended.errors);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    std::thread::sleep(moment.delay);
+    let mut victim = ranks.remove(moment.victim);
+    victim.child.kill()?;
+    let killed = Instant::now();
+    let victim = victim.end(started)?;
+    ensure!(victim.status.code().is_none(), "the victim ended by itself:\n{}{}", victim.output, victim.errors);
+    let survivors = all_through_within(LIMIT, ranks, killed)?;
+    let last_end = killed.elapsed();
+    let told: Vec<String> = survivors
+        .iter()
+        .flat_map(|rank| rank.output.lines())
+        .filter_map(|line| line.strip_prefix(TOLD).map(str::to_owned))
+        .collect();
+    ensure!(told.len() == survivors.len(), "{told:?} by {} survivors", survivors.len());
+    check(folder.path())?;
+    Ok(Seen { doing: fs::read_to_string(&doing)?.trim().to_owned(), told, last_end })
+}
+
+/// What runs with this mark in its environment, where the system can tell.
+pub fn processes_with(mark: &str) -> Result<Vec<String>> {
+    let wanted = format!("{MARK}={mark}");
+    let Ok(processes) = fs::read_dir("/proc") else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for process in processes {
+        let path = process?.path();
+        // One that has ended meanwhile, or belongs to somebody else, cannot be read.
+        let Ok(variables) = fs::read(path.join("environ")) else { continue };
+        if variables.split(|&byte| byte == 0).any(|variable| variable == wanted.as_bytes()) {
+            found.push(path.display().to_string());
+        }
+    }
+    Ok(found)
+}

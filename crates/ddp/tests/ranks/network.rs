@@ -1,0 +1,204 @@
+//! Two hosts: network namespaces of their own, joined by a cable of 200 Mbit/s each way.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use overdrive_ddp::hooks::{CastCompress, OneBit, PowerSgd, PowerSgdOptions, TopK};
+use overdrive_ddp::{DdpError, DistributedDataParallel, ProcessGroup};
+use tch::nn::{self, Module};
+use tch::{Device, Kind, Tensor};
+
+use crate::faults;
+use crate::harness::Meeting;
+use crate::harness::{Rank, all_through, free_port, start_by};
+
+/// What each host calls its end of the cable.
+const CABLE: &str = "od0";
+const RATE: &str = "200mbit";
+const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+/// Two hosts, which are gone when this is dropped.
+struct Hosts([String; 2]);
+
+impl Hosts {
+    fn new() -> Result<Self> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = |end: &str| format!("overdrive-{}-{number}{end}", std::process::id());
+        let mut hosts = Self([String::new(), String::new()]);
+        for (host, end) in hosts.0.iter_mut().zip(["a", "b"]) {
+            run("ip", &["netns", "add", &name(end)])?;
+            // From here on there is something to remove.
+            *host = name(end);
+        }
+        let [a, b] = &hosts.0;
+        run("ip", &["link", "add", CABLE, "netns", a, "type", "veth", "peer", "name", CABLE, "netns", b])?;
+        for (host, address) in [(a, hosts.address(0)), (b, hosts.address(1))] {
+            run("ip", &["-n", host, "address", "add", &format!("{address}/30"), "dev", CABLE])?;
+            run("ip", &["-n", host, "link", "set", "lo", "up"])?;
+            run("ip", &["-n", host, "link", "set", CABLE, "up"])?;
+            let limit = ["-n", host, "qdisc", "add", "dev", CABLE, "root", "tbf", "rate", RATE];
+            run("tc", &[&limit[..], &["burst", "128kb", "latency", "100ms"]].concat())?;
+        }
+        Ok(hosts)
+    }
+
+    /// Known to these two hosts alone.
+    fn address(&self, host: usize) -> &'static str {
+        ["10.77.0.1", "10.77.0.2"][host]
+    }
+
+    /// One rank on each host.
+    fn start(&self, scenario: &str, vars: &[(&str, &str)]) -> Result<Vec<Rank>> {
+        let port = free_port()?;
+        let vars = [&[("MASTER_ADDR", self.address(0)), ("GLOO_SOCKET_IFNAME", CABLE)], vars].concat();
+        let on = |(rank, host): (usize, &String)| {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", host]).arg(std::env::current_exe()?);
+            start_by(command, scenario, rank, 2, port, &vars)
+        };
+        self.0.iter().enumerate().map(on).collect()
+    }
+
+    fn cut(&self, host: usize) -> Result<()> {
+        run("ip", &["-n", &self.0[host], "link", "set", CABLE, "down"])
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for host in self.0.iter().filter(|host| !host.is_empty()) {
+            if let Err(error) = run("ip", &["netns", "delete", host]) {
+                println!("{host} is left over: {error:#}");
+            }
+        }
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) -> Result<()> {
+    let output = Command::new(program).args(arguments).output().with_context(|| program.to_owned())?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{program} {}: {}", arguments.join(" "), said.trim());
+    Ok(())
+}
+
+/// Why there can be no such hosts here.
+pub fn missing() -> Option<String> {
+    Hosts::new().err().map(|error| format!("no hosts of their own: {error:#}"))
+}
+
+pub fn bytes_on_the_wire() -> Result<()> {
+    let (hosts, started) = (Hosts::new()?, Instant::now());
+    for rank in all_through(hosts.start("wire", &[])?, started)? {
+        rank.output.lines().filter(|line| line.contains("bytes")).for_each(|line| println!("{line}"));
+    }
+    Ok(())
+}
+
+/// The cable is pulled in the middle: no connection is closed, and each rank is told within its timeout.
+pub fn cut_link() -> Result<()> {
+    for (scenario, host) in [("endless_training", 0), ("endless_sums", 1)] {
+        let hosts = Hosts::new()?;
+        let folder = tempfile::tempdir()?;
+        let ready = folder.path().join("ready");
+        let started = Instant::now();
+        let mut ranks = hosts.start(scenario, &[(faults::READY, &ready.display().to_string())])?;
+        while !ready.exists() {
+            let ended = ranks.iter_mut().any(|rank| !matches!(rank.child.try_wait(), Ok(None)));
+            if ended || started.elapsed() > Duration::from_secs(60) {
+                all_through(ranks, started)?;
+                bail!("{scenario} was never under way");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        hosts.cut(host)?;
+        let cut = Instant::now();
+        all_through(ranks, started).context(scenario)?;
+        println!("{scenario}: both ranks ended {:.1?} behind the cut", cut.elapsed());
+    }
+    Ok(())
+}
+
+/// Of a square matrix, of which the model has two.
+const SIDE: i64 = 1024;
+const WEIGHTS: u64 = 2 * (SIDE * SIDE) as u64;
+/// Before these every hook has begun to compress, and the buckets are in order.
+const WARM_UP: usize = 3;
+const MEASURED: usize = 4;
+const SHARE: f64 = 0.01;
+const POWER_RANK: u64 = 4;
+
+type Register = fn(&DistributedDataParallel, &ProcessGroup) -> Result<(), DdpError>;
+
+/// What each of two ranks sends in a step, payload alone, as the hooks' definitions say.
+const HOOKS: &[(&str, u64, Register)] = &[
+    // Half in the reduce-scatter and half in the all-gather that an all-reduce consists of.
+    ("none", 4 * WEIGHTS, |_, _| Ok(())),
+    ("float16", 2 * WEIGHTS, |ddp, group| ddp.register_comm_hook(CastCompress::half(group))),
+    ("bfloat16", 2 * WEIGHTS, |ddp, group| ddp.register_comm_hook(CastCompress::bfloat16(group))),
+    ("PowerSGD", 4 * POWER_RANK * 2 * (SIDE + SIDE) as u64, |ddp, group| {
+        let matrix_approximation_rank = POWER_RANK as usize;
+        let options = PowerSgdOptions { start_power_sgd_iter: 2, matrix_approximation_rank, ..Default::default() };
+        ddp.register_comm_hook(PowerSgd::new(group, options)?)
+    }),
+    // A value and its place, to the one other rank.
+    ("top-k", (8.0 * SHARE * WEIGHTS as f64) as u64, |ddp, group| ddp.register_comm_hook(TopK::new(group, SHARE, 1)?)),
+    // Half the signs to their owner, and as many of the mean's back.
+    ("1-bit", WEIGHTS / 8, |ddp, group| ddp.register_comm_hook(OneBit::new(group, 1))),
+];
+
+fn sent() -> Result<u64> {
+    let path = Path::new("/sys/class/net").join(CABLE).join("statistics/tx_bytes");
+    Ok(std::fs::read_to_string(path)?.trim().parse()?)
+}
+
+/// Counts what the host's end of the cable sends while a model is trained through each hook.
+pub fn wire(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let inputs = Tensor::randn([2, SIDE], FLOAT);
+    for (name, payload, register) in HOOKS {
+        tch::manual_seed(3);
+        let vs = nn::VarStore::new(Device::Cpu);
+        let linear =
+            |path| nn::linear(vs.root() / path, SIDE, SIDE, nn::LinearConfig { bias: false, ..Default::default() });
+        let model = nn::seq().add(linear("0")).add_fn(Tensor::tanh).add(linear("1"));
+        let ddp = DistributedDataParallel::builder(&group).broadcast_buffers(false).build(&vs)?;
+        register(&ddp, &group)?;
+        let mut before = 0;
+        for step in 0..WARM_UP + MEASURED {
+            if step == WARM_UP {
+                group.barrier()?;
+                before = sent()?;
+            }
+            let loss = ddp.forward(|| model.forward(&inputs))?.square().mean(Kind::Float);
+            ddp.backward(&loss)?;
+            tch::no_grad(|| {
+                for mut param in vs.trainable_variables() {
+                    let grad = param.grad();
+                    let _ = param.g_sub_(&(grad * 0.1));
+                    param.zero_grad();
+                }
+            });
+        }
+        group.barrier()?;
+        let per_step = (sent()? - before) as f64 / MEASURED as f64;
+        let ratio = per_step / *payload as f64;
+        println!("rank {} sends {per_step:.0} bytes a step with {name}: {ratio:.4} of its {payload}", meeting.rank);
+        // Above the payload: 66 to 78 bytes of Ethernet, IP and TCP around each 1,448 at most (4.6% to 5.4%), as much for
+        // acknowledging what is received (at most one for each packet), and around each of the few messages Gloo's own.
+        let headers = 0.054 * *payload as f64 + 0.054 * *payload as f64 + 4096.0;
+        ensure!(
+            per_step >= *payload as f64 && per_step <= *payload as f64 + headers,
+            "{name}: {per_step} bytes a step, but its definition says {payload} and at most {headers} of headers"
+        );
+        // They have trained one model.
+        for param in vs.trainable_variables() {
+            let sum = param.detach().to_kind(Kind::Double).sum(Kind::Double);
+            ensure!(group.all_gather(&sum)?.iter().all(|other| other.equal(&sum)), "{name}: the ranks' models differ");
+        }
+    }
+    Ok(())
+}

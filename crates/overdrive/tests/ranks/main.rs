@@ -1,0 +1,47 @@
+//! The crates together on several ranks, which are processes: this program again, told by a variable what to be.
+
+mod checkpoints;
+#[allow(dead_code)] // Shared with overdrive-ddp's tests, which use more of it.
+#[path = "../../../ddp/tests/ranks/harness.rs"]
+mod harness;
+mod mixed;
+#[allow(dead_code)]
+#[path = "../../../ddp/tests/ranks/moments.rs"]
+mod moments;
+mod restarts;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use harness::{Scenario, rank_main, run};
+
+/// What a rank can be told to be.
+const SCENARIOS: &[(&str, Scenario)] =
+    &[("mixed", mixed::scenario), ("killed_saving", checkpoints::scenario), ("restarts", restarts::scenario)];
+
+/// What ranks of one run share.
+fn folder() -> Result<PathBuf> {
+    Ok(std::env::var_os(moments::FOLDER).context("no folder was named")?.into())
+}
+
+fn main() -> Result<()> {
+    overdrive_launch::helper();
+    if let Some(name) = harness::told() {
+        return rank_main(&name, SCENARIOS);
+    }
+    type Test = fn() -> Result<()>;
+    let tests: [(&str, Test); 3] = [
+        ("scaled_autocast_clipped_accumulation_of_2_equals_the_large_batch", || run("mixed", 2).map(drop)),
+        ("ranks_killed_at_12_random_moments_while_saving_are_told_of", checkpoints::killed_while_saving),
+        ("a_run_restarted_6_times_ends_as_one_that_was_never_disturbed", restarts::ends_alike),
+    ];
+    let trials = tests
+        .into_iter()
+        .map(|(name, test)| Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}")))));
+    let mut arguments = Arguments::from_args();
+    // Each test is several processes already.
+    arguments.test_threads = arguments.test_threads.or(Some(1));
+    libtest_mimic::run(&arguments, trials.collect()).exit()
+}

@@ -1,0 +1,126 @@
+//! GradScaler, autocast, clipping and accumulation under DDP against one process with the large batch.
+
+use anyhow::{Context, Result, ensure};
+use overdrive::prelude::*;
+use overdrive_core::Entry;
+use overdrive_ddp::DistributedDataParallel;
+
+use crate::harness::Meeting;
+
+const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+const STEPS: i64 = 12;
+/// Of all ranks together, dealt out in uneven micro-batches.
+const BATCH: i64 = 16;
+const SIZES: [[i64; 3]; 2] = [[5, 3, 2], [1, 5, 0]];
+/// The step at which one sample of rank 1 overflows.
+const OVERFLOW: i64 = 4;
+
+struct Run {
+    vs: nn::VarStore,
+    model: nn::Sequential,
+    opt: AdamW,
+    scaler: GradScaler,
+}
+
+fn start() -> Result<Run> {
+    tch::manual_seed(1);
+    let vs = nn::VarStore::new(Device::Cpu);
+    let model = nn::seq()
+        .add(nn::linear(vs.root() / "in", 6, 32, Default::default()))
+        .add_fn(Tensor::tanh)
+        .add(nn::linear(vs.root() / "out", 32, 3, Default::default()));
+    let opt = AdamW::builder(vs.trainable_variables()).lr(1e-2).build()?;
+    let scaler = GradScaler::builder(Device::Cpu).init_scale(1024.0).growth_interval(3).build()?;
+    Ok(Run { vs, model, opt, scaler })
+}
+
+/// The large batch of a step, the same numbers on every rank; the last sample is rank 1's.
+fn batch(step: i64) -> (Tensor, Tensor) {
+    tch::manual_seed(100 + step);
+    let (x, y) = (Tensor::randn([BATCH, 6], FLOAT), Tensor::randn([BATCH, 3], FLOAT));
+    if step == OVERFLOW {
+        let _ = x.get(BATCH - 1).fill_(f64::INFINITY);
+    }
+    (x, y)
+}
+
+impl Run {
+    /// One window: backward on each micro-batch, and a step. Whether it was skipped.
+    fn window<S: GradientSync>(
+        &mut self,
+        accum: &mut Accumulator<S>,
+        forward: impl Fn(&nn::Sequential, &Tensor) -> Result<Tensor>,
+        micro: &[(Tensor, Tensor)],
+        kind: Option<Kind>,
+    ) -> Result<bool> {
+        for (index, (x, y)) in micro.iter().enumerate() {
+            let loss = || forward(&self.model, x).map(|outputs| (outputs - y).square().mean(Kind::Float));
+            let loss = match kind {
+                Some(kind) => autocast(Device::Cpu, kind, loss)??,
+                None => loss()?,
+            };
+            accum.backward(&self.scaler.scale(&loss)?, x.size()[0], index + 1 == micro.len())?;
+        }
+        self.scaler.unscale_(&mut self.opt)?;
+        clip_grad_norm_(self.opt.params(), 0.5)?;
+        let skipped = self.scaler.step(&mut self.opt)?.skipped()?;
+        self.scaler.update()?;
+        self.opt.zero_grad()?;
+        Ok(skipped)
+    }
+}
+
+fn same_scaler(ours: &GradScaler, reference: &GradScaler) -> Result<()> {
+    let (ours, reference) = (ours.state_dict()?, reference.state_dict()?);
+    let text = |state: &StateDict| {
+        format!("{:?}", state.iter().map(|(name, entry)| (name.to_owned(), plain(entry))).collect::<Vec<_>>())
+    };
+    ensure!(text(&ours) == text(&reference), "{} instead of {}", text(&ours), text(&reference));
+    Ok(())
+}
+
+fn plain(entry: &Entry) -> String {
+    match entry {
+        Entry::Tensor(tensor) => tensor.to_string(0).unwrap_or_default(),
+        other => format!("{other:?}"),
+    }
+}
+
+pub fn scenario(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let rank = group.rank();
+    for (kind, tolerance) in [(None, 1e-5), (Some(Kind::BFloat16), 2e-2)] {
+        let (mut ours, mut reference) = (start()?, start()?);
+        let ddp = DistributedDataParallel::new(&ours.vs, &group)?;
+        let mut accum = Accumulator::new(&ours.opt.params(), SIZES[0].len())?.with_sync(&ddp);
+        let mut whole = Accumulator::new(&reference.opt.params(), 1)?;
+        for step in 0..STEPS {
+            let (x, y) = batch(step);
+            let start: i64 = SIZES[..rank].iter().flatten().sum();
+            let mut first = start;
+            let micro: Vec<(Tensor, Tensor)> = SIZES[rank]
+                .iter()
+                .map(|&size| {
+                    first += size;
+                    (x.narrow(0, first - size, size), y.narrow(0, first - size, size))
+                })
+                .collect();
+            let forward = |model: &nn::Sequential, x: &Tensor| Ok(ddp.forward(|| model.forward(x))?);
+            let skipped = ours.window(&mut accum, forward, &micro, kind)?;
+            let expected = reference.window(&mut whole, |model, x| Ok(model.forward(x)), &[(x, y)], kind)?;
+            ensure!(skipped == expected && skipped == (step == OVERFLOW), "step {step}: skipped {skipped}");
+            same_scaler(&ours.scaler, &reference.scaler).with_context(|| format!("step {step}, {kind:?}"))?;
+            for (ours, reference) in ours.opt.params().iter().zip(reference.opt.params()) {
+                let error = (ours - &reference).abs().max().double_value(&[]);
+                ensure!(error <= tolerance, "step {step}, {kind:?}: off by {error}");
+            }
+        }
+        // Bit for bit the same on both ranks: the weights, and what the next step starts from.
+        for param in ours.opt.params() {
+            for other in group.all_gather(&param.detach())? {
+                ensure!(other.equal(&param), "the ranks' models differ");
+            }
+        }
+    }
+    Ok(())
+}
