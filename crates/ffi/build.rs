@@ -2,8 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 9] =
-    ["error", "dispatch", "tensor_list", "autocast", "memory", "copy_stream", "context", "grad_hook", "adamw8bit"];
+const SOURCES: [&str; 11] = [
+    "error",
+    "dispatch",
+    "tensor_list",
+    "autocast",
+    "memory",
+    "copy_stream",
+    "context",
+    "grad_hook",
+    "adamw8bit",
+    "profiler",
+    "profiler_events",
+];
 
 const DISTRIBUTED: [&str; 5] = ["c10d_store", "c10d_gloo", "c10d_group", "c10d_collective", "c10d_reducer"];
 
@@ -30,6 +41,9 @@ fn main() {
         .flag(libtorch.join("include"))
         .flag("-isystem")
         .flag(libtorch.join("include/torch/csrc/api/include"))
+        // libtorch's own headers name those of kineto without their folder.
+        .flag("-isystem")
+        .flag(libtorch.join("include/kineto"))
         .define("_GLIBCXX_USE_CXX11_ABI", abi.as_str())
         .files(SOURCES.map(|name| format!("cpp/{name}.cpp")));
 
