@@ -55,6 +55,8 @@ pub mod prelude {
     pub use overdrive_ddp::{DistributedDataParallel, ProcessGroup, init_process_group};
     #[cfg(feature = "optim")]
     pub use overdrive_optim::{Adam, AdamW, AveragedModel, Averaging, Sgd, clip_grad_norm_, clip_grad_value_};
+    #[cfg(feature = "profile")]
+    pub use overdrive_profile::{Profiler, record_function};
     #[cfg(feature = "sched")]
     pub use overdrive_sched::{
         ChainedScheduler, CosineAnnealingLr, EarlyStopping, LinearLr, LrScheduler, OneCycleLr, ReduceLrOnPlateau,

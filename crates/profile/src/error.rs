@@ -31,6 +31,17 @@ pub enum ProfileError {
     #[error("schedule: {0}")]
     Schedule(String),
 
+    /// Metadata that would spoil the trace.
+    #[error("metadata {key:?}: {value}: {problem}")]
+    Metadata {
+        /// The key.
+        key: String,
+        /// What was to stand there.
+        value: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+
     /// A table was to be sorted by something unknown.
     #[error("{0:?} is nothing to sort by: there are {names}", names = known_sort_keys())]
     UnknownSortKey(String),

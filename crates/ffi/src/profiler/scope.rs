@@ -99,7 +99,8 @@ pub struct ScopeGuard {
 ///
 /// Costs one read of a number while no profiler records. Scopes nest; one that ends before a scope inside of it is cut
 /// there, and the inner one goes on as a second piece. What begins before the profiler starts is not recorded; what is
-/// open when it stops ends there in the profiler's own thread, and is not recorded in others.
+/// open when it stops ends there in the profiler's own thread, and is not recorded in others. Names are in ASCII: `?`
+/// stands for other characters, and quotes become apostrophes.
 ///
 /// # Source
 /// `torch.profiler.record_function`
@@ -131,10 +132,21 @@ impl Drop for ScopeGuard {
 fn enter(session: u64, name: &str) -> Option<NonZeroU64> {
     let id = NonZeroU64::MIN.saturating_add(LAST_ID.get());
     LAST_ID.set(id.get());
-    let scope = Open::new(id, session, name.into());
+    let scope = Open::new(id, session, printable(name));
     // Without the list the thread itself is ending.
     OPEN.try_with(|open| open.borrow_mut().push(scope)).ok()?;
     Some(id)
+}
+
+/// kineto escapes nothing, and writes `unknown` for a name with a character that is not in ASCII.
+fn printable(name: &str) -> Box<str> {
+    let each = name.chars().map(|character| match character {
+        '"' => '\'',
+        '\\' => '/',
+        ' '..='~' => character,
+        _ => '?',
+    });
+    each.collect()
 }
 
 #[cold]

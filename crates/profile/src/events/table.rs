@@ -1,6 +1,5 @@
 //! PyTorch's table, column for column.
 
-use super::averages::mean;
 use super::format::{self, TimeUnit};
 use super::list::Recording;
 use super::sort_by::SortBy;
@@ -184,7 +183,8 @@ impl Layout {
 
     fn cells(&self, row: &Row<'_>, sums: &Sums, options: &TableOptions) -> Vec<String> {
         let time = |us: f64| format::time(us, options.time_unit);
-        let average = |total: i64| time(mean(total, row.count) / 1e3);
+        // In PyTorch's order, so that the last digits are its own.
+        let average = |total: i64| time(us(total) / row.count as f64);
         let mut cells = vec![shortened(row.name, options)];
         if self.overload_names {
             cells.push(shortened(row.overload_name, options));

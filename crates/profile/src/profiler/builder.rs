@@ -3,7 +3,7 @@
 use overdrive_ffi::profiler::Options;
 
 use super::handler::TraceHandler;
-use super::machine::{Profiler, Setup};
+use super::machine::{Profiler, Setup, check_metadata};
 use super::schedule::{ProfilerAction, Schedule};
 use crate::ProfileError;
 use crate::events::Recording;
@@ -114,7 +114,8 @@ impl ProfilerBuilder {
     /// The profiler, which is not on yet.
     ///
     /// # Errors
-    /// When there is nothing to record: CUDA alone where there is no GPU, or nothing at all.
+    /// When there is nothing to record: CUDA alone where there is no GPU, or nothing at all. When metadata is no JSON
+    /// that kineto can write.
     pub fn build(mut self) -> Result<Profiler, ProfileError> {
         let wanted = self.activities.unwrap_or_else(|| vec![Activity::Cpu, Activity::Cuda]);
         let has_cuda = tch::Cuda::is_available();
@@ -126,6 +127,7 @@ impl ProfilerBuilder {
         if !self.options.cpu && !self.options.cuda {
             return Err(ProfileError::NothingToRecord("CUDA alone was chosen, and there is no CUDA device"));
         }
+        self.metadata.iter().try_for_each(|(key, json)| check_metadata(key, json))?;
         for (key, wanted) in [
             ("profile_memory", self.options.profile_memory),
             ("record_shapes", self.options.record_shapes),

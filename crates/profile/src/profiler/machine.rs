@@ -180,14 +180,17 @@ impl Profiler {
     /// Adds a key to the head of the trace that is being recorded; `json` is a value of JSON.
     ///
     /// # Errors
-    /// When nothing is being recorded, or a text has a NUL byte.
+    /// When nothing is being recorded, or the value is no JSON that kineto can write: it escapes nothing.
     ///
     /// # Source
     /// `torch.profiler.profile.add_metadata_json`
     #[doc(alias = "add_metadata")]
     pub fn add_metadata_json(&self, key: &str, json: &str) -> Result<(), ProfileError> {
         match &self.session {
-            Some(session) if self.is_recording() => Ok(session.add_metadata(key, json)?),
+            Some(session) if self.is_recording() => {
+                check_metadata(key, json)?;
+                Ok(session.add_metadata(key, json)?)
+            }
             _ => Err(ProfileError::NotStarted),
         }
     }
@@ -264,6 +267,18 @@ impl Profiler {
             _ => Ok(()),
         }
     }
+}
+
+/// kineto puts both into the file as they are, but for backslashes, which it turns round.
+pub(super) fn check_metadata(key: &str, json: &str) -> Result<(), ProfileError> {
+    let wrong = |problem: String| ProfileError::Metadata { key: key.to_owned(), value: json.to_owned(), problem };
+    if key.contains(|character: char| matches!(character, '"' | '\\') || character.is_control()) {
+        return Err(wrong("the key has a character that kineto does not escape".to_owned()));
+    }
+    if json.contains('\\') {
+        return Err(wrong("kineto cannot write a backslash".to_owned()));
+    }
+    serde_json::from_str::<serde_json::Value>(json).map(drop).map_err(|error| wrong(format!("no JSON: {error}")))
 }
 
 /// libtorch measures by the processor's counter, and finds its pace by the system's clock at both ends of a window: a

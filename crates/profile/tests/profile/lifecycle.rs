@@ -201,6 +201,12 @@ fn metadata_is_for_what_is_being_recorded() {
     assert!(matches!(profiler.add_metadata_json("key", "1"), Err(ProfileError::NotStarted)));
     profiler.start().unwrap();
     profiler.add_metadata_json("key", "1").unwrap();
-    profiler.add_metadata_json("nul\0", "1").expect_err("a NUL byte");
+    for (key, json) in
+        [("nul\0", "1"), ("quote\"", "1"), ("key", "no JSON"), ("key", r#""back\\slash""#), ("key", "1 2")]
+    {
+        let error = profiler.add_metadata_json(key, json).expect_err(json);
+        assert!(matches!(error, ProfileError::Metadata { .. }), "{error}");
+    }
+    assert!(Profiler::builder().metadata_json("key", "no JSON").build().is_err());
     profiler.stop().unwrap();
 }

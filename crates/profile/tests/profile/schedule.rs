@@ -46,5 +46,7 @@ fn a_schedule_that_records_nothing_is_refused() {
     Schedule::new(u64::MAX, 1, 1).expect_err("too many steps to count");
     // The largest that can be counted.
     let schedule = Schedule::new(u64::MAX - 1, 0, 1).unwrap().skip_first_wait(true);
-    assert_eq!(schedule.action(u64::MAX), ProfilerAction::None);
+    assert_eq!(schedule.action(0), ProfilerAction::RecordAndSave);
+    assert_eq!(schedule.action(1), ProfilerAction::None);
+    assert_eq!(schedule.action(u64::MAX), ProfilerAction::RecordAndSave);
 }

@@ -36,7 +36,7 @@ fn scopes_hold_the_operators_within_them() {
     let events = profile.events().unwrap();
     assert_eq!(parent(events, "aten::sum"), Some("inner".to_owned()));
     assert_eq!(parent(events, "inner"), Some("outer".to_owned()));
-    assert_eq!(parent(events, "last \"of\" all, größe"), Some("outer".to_owned()));
+    assert_eq!(parent(events, "last 'of' all, gr??e"), Some("outer".to_owned()));
     let outer = events.iter().find(|event| &*event.name == "outer").unwrap();
     assert!(outer.is_user_annotation && outer.scope == RecordScope::User);
     assert_eq!(parent(events, "outer"), None);

@@ -13,14 +13,18 @@ fn events() -> EventList {
 #[test]
 fn a_table_has_pytorchs_columns() {
     let table = events().key_averages(Default::default()).table(&TableOptions::sorted_by(SortBy::SelfCpuTimeTotal));
-    let expected = "\
--------------  ------------  ------------  ------------  ------------  ------------  ------------  ------------  ------------  \n\
-         Name    Self CPU %      Self CPU   CPU total %     CPU total  CPU time avg       CPU Mem  Self CPU Mem    # of Calls  \n\
--------------  ------------  ------------  ------------  ------------  ------------  ------------  ------------  ------------  \n\
-        outer        97.04%       1.031ms       100.00%       1.062ms       1.062ms           0 B      -2.00 KB             1  \n\
-    aten::sum         2.96%      31.500us         2.96%      31.500us      15.750us       2.00 KB       2.00 KB             2  \n\
--------------  ------------  ------------  ------------  ------------  ------------  ------------  ------------  ------------  \n\
-Self CPU time total: 1.062ms\n";
+    let ruler = "-------------".to_owned() + &"  ------------".repeat(8) + "  ";
+    let expected = [
+        &ruler,
+        "         Name    Self CPU %      Self CPU   CPU total %     CPU total  CPU time avg       CPU Mem  Self CPU Mem    # of Calls  ",
+        &ruler,
+        "        outer        97.04%       1.031ms       100.00%       1.062ms       1.062ms           0 B      -2.00 KB             1  ",
+        "    aten::sum         2.96%      31.500us         2.96%      31.500us      15.750us       2.00 KB       2.00 KB             2  ",
+        &ruler,
+        "Self CPU time total: 1.062ms",
+        "",
+    ]
+    .join("\n");
     assert_eq!(table, expected, "\n{table}");
 }
 
