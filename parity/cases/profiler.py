@@ -33,12 +33,16 @@ def step(weights, x, targets, lr):
     with record_function("forward"):
         hidden = F.max_pool2d(F.relu(F.conv2d(x, weights[0], weights[1])), 2)
         loss = F.nll_loss(F.log_softmax(F.linear(torch.flatten(hidden, 1), weights[2], weights[3]), 1), targets)
-    loss.backward()
+    del hidden  # as at the end of a block in Rust
+    # As C++ begins a backward pass; Python's own way makes this with other operators.
+    loss.backward(torch.ones_like(loss, memory_format=torch.contiguous_format))
     with record_function("update"), torch.no_grad():
         for weight in weights:
             weight.sub_(weight.grad * lr)
+    # As tch has it.
     for weight in weights:
-        weight.grad = None
+        weight.grad.detach_()
+        weight.grad.zero_()
 
 
 def text(t, name, lines):

@@ -25,7 +25,7 @@ ProfilerConfig config(const od_profiler_options& options) {
   // FLOPs are worked out from shapes.
   bool shapes = options.record_shapes != 0 || options.with_flops != 0;
   return ProfilerConfig(torch::profiler::impl::ProfilerState::KINETO, shapes, options.profile_memory != 0,
-                        /*with_stack=*/false, options.with_flops != 0, /*with_modules=*/false, experimental);
+                        /*with_stack=*/false, options.with_flops != 0, /*with_modules=*/false, experimental, options.trace_id);
 }
 
 std::set<ActivityType> activities(const od_profiler_options& options) {

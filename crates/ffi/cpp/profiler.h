@@ -9,6 +9,7 @@ extern "C" {
 typedef struct {
   int32_t cpu, cuda;  // what is recorded
   int32_t record_shapes, profile_memory, with_flops, overload_names;
+  const char* trace_id;  // for the head of the trace
 } od_profiler_options;
 
 // What a session recorded; may be used and freed on any thread. Events may be read while it is saved.

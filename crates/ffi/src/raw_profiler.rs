@@ -23,6 +23,7 @@ pub struct Options {
     pub profile_memory: i32,
     pub with_flops: i32,
     pub overload_names: i32,
+    pub trace_id: *const c_char,
 }
 
 #[repr(C)]

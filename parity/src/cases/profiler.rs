@@ -36,20 +36,21 @@ impl Model {
         let [conv, conv_bias, linear, linear_bias] = &mut self.weights[..] else { return };
         let loss = {
             let _scope = record_function("forward");
-            let hidden = self.x.conv2d(conv, Some(&*conv_bias), 1, 0, 1, 1).relu();
-            let hidden = hidden.max_pool2d(2, 2, 0, 1, false).flatten(1, -1);
+            let hidden = self.x.conv2d(conv, Some(&*conv_bias), [1, 1], [0, 0], [1, 1], 1).relu();
+            let hidden = hidden.max_pool2d([2, 2], [2, 2], [0, 0], [1, 1], false).flatten(1, -1);
             let log_probabilities = hidden.linear(linear, Some(&*linear_bias)).log_softmax(1, None::<Kind>);
             log_probabilities.nll_loss_nd(&self.targets, None::<&Tensor>, Reduction::Mean, -100)
         };
         loss.backward();
-        let _scope = record_function("update");
-        no_grad(|| {
-            for weight in &mut self.weights {
-                let change = weight.grad() * &self.lr;
-                let _ = weight.g_sub_(&change);
-            }
-        });
-        drop(_scope);
+        {
+            let _scope = record_function("update");
+            no_grad(|| {
+                for weight in &mut self.weights {
+                    let change = weight.grad() * &self.lr;
+                    let _ = weight.g_sub_(&change);
+                }
+            });
+        }
         self.weights.iter_mut().for_each(Tensor::zero_grad);
     }
 }
@@ -264,7 +265,11 @@ fn kinds(path: &Path) -> Result<Found> {
     for event in trace.events {
         let keys = sorted(event.keys().cloned().collect()).join(", ");
         let arguments = event.get("args").and_then(serde_json::Value::as_object);
-        let arguments = arguments.map(|arguments| arguments.keys().cloned().collect()).unwrap_or_default();
+        let mut arguments: Vec<_> = arguments.map(|keys| keys.keys().cloned().collect()).unwrap_or_default();
+        // Python's own call of a factory goes below autograd, which would number it.
+        if event.get("name").is_some_and(|name| name == "aten::ones_like") {
+            arguments.retain(|key| !["Fwd thread id", "Sequence number"].contains(&key.as_str()));
+        }
         let arguments = sorted(arguments).join(", ");
         let word = |key: &str| event.get(key).and_then(serde_json::Value::as_str).unwrap_or_default();
         let kind = format!("{} {} {} [{keys}] [{arguments}]", word("ph"), word("cat"), word("name"));

@@ -6,7 +6,8 @@
 mod events;
 mod scope;
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
+use std::hash::{BuildHasher as _, RandomState};
 use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -39,7 +40,8 @@ pub struct Options {
 }
 
 impl Options {
-    fn raw(self) -> raw::Options {
+    /// The id must outlive what is made of it.
+    fn raw(self, trace_id: &CStr) -> raw::Options {
         raw::Options {
             cpu: i32::from(self.cpu),
             cuda: i32::from(self.cuda),
@@ -47,6 +49,7 @@ impl Options {
             profile_memory: i32::from(self.profile_memory),
             with_flops: i32::from(self.with_flops),
             overload_names: i32::from(self.overload_names),
+            trace_id: trace_id.as_ptr(),
         }
     }
 }
@@ -60,9 +63,17 @@ static TAKEN: AtomicBool = AtomicBool::new(false);
 /// it is the one whose operators are recorded.
 #[derive(Debug)]
 pub struct Session {
-    options: raw::Options,
-    recording: Option<Window>,
+    options: Options,
+    trace_id: CString,
+    state: State,
     _not_send: PhantomData<*const ()>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Prepared,
+    Recording(Window),
+    Over,
 }
 
 /// The window that a session records, by both clocks.
@@ -100,13 +111,12 @@ impl Session {
         if TAKEN.swap(true, Ordering::AcqRel) {
             return Ok(None);
         }
-        let session = Self { options: options.raw(), recording: None, _not_send: PhantomData };
-        // SAFETY: the options live through the call.
-        let prepared = check(|err| unsafe { raw::od_profiler_prepare(&session.options, err) });
+        let mut session = Self { options, trace_id: new_trace_id(), state: State::Prepared, _not_send: PhantomData };
+        let raw = options.raw(&session.trace_id);
+        // SAFETY: the options and their id live through the call.
+        let prepared = check(|err| unsafe { raw::od_profiler_prepare(&raw, err) });
         if let Err(error) = prepared {
-            // Nothing is there that dropping the session could end.
-            std::mem::forget(session);
-            TAKEN.store(false, Ordering::Release);
+            session.state = State::Over;
             return Err(error);
         }
         Ok(Some(session))
@@ -117,20 +127,25 @@ impl Session {
     /// # Errors
     /// When libtorch refuses, or the session records already.
     pub fn start(&mut self) -> Result<(), Error> {
-        if self.recording.is_some() {
+        if self.is_recording() {
             return Err(Error::refused("this session of the profiler records already"));
         }
-        // SAFETY: the options live through the call.
-        check(|err| unsafe { raw::od_profiler_enable(&self.options, err) })?;
+        self.enable()?;
         let window = Window { number: scope::next_session(), began: Instant::now(), began_ns: unix_ns() };
         scope::begin(window);
-        self.recording = Some(window);
+        self.state = State::Recording(window);
         Ok(())
+    }
+
+    fn enable(&self) -> Result<(), Error> {
+        let raw = self.options.raw(&self.trace_id);
+        // SAFETY: the options and their id live through the call.
+        check(|err| unsafe { raw::od_profiler_enable(&raw, err) })
     }
 
     /// Whether the session has started.
     pub fn is_recording(&self) -> bool {
-        self.recording.is_some()
+        matches!(self.state, State::Recording(_))
     }
 
     /// Adds a key to the head of the trace; `json` is a value of JSON, as it is to stand there.
@@ -152,29 +167,28 @@ impl Session {
     /// # Syncs
     /// Not by itself. Kernels that have not ended are not in the trace, so wait for the device before.
     pub fn stop(mut self) -> Result<Recorded, Error> {
-        let Some(window) = self.recording.take() else {
+        let State::Recording(window) = self.state else {
             return Err(Error::refused("this session of the profiler has not started"));
         };
+        self.state = State::Over;
         let (scopes, scopes_lost) = scope::end(window.number);
         let length_ns = nanoseconds(window.began.elapsed().as_nanos());
         let clock_jump_ns = unix_ns() - window.began_ns - length_ns;
-        let trace = Trace::end_of_session();
-        // The session is over, however that went.
-        std::mem::forget(self);
-        TAKEN.store(false, Ordering::Release);
-        Ok(Recorded { trace: trace?, scopes, scopes_lost, length_ns, clock_jump_ns })
+        Ok(Recorded { trace: Trace::end_of_session()?, scopes, scopes_lost, length_ns, clock_jump_ns })
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        match self.recording.take() {
-            Some(window) => drop(scope::end(window.number)),
+        match self.state {
+            State::Recording(window) => {
+                drop(scope::end(window.number));
+                drop(Trace::end_of_session());
+            }
             // What is prepared only ends by being started.
-            // SAFETY: the options live through the call. A refusal leaves nothing to end.
-            None => drop(check(|err| unsafe { raw::od_profiler_enable(&self.options, err) })),
+            State::Prepared => drop(self.enable().and_then(|()| Trace::end_of_session())),
+            State::Over => {}
         }
-        drop(Trace::end_of_session());
         TAKEN.store(false, Ordering::Release);
     }
 }
@@ -239,6 +253,13 @@ impl Drop for Trace {
         // SAFETY: made by `od_profiler_disable` and not used after this.
         unsafe { raw::od_trace_free(self.raw) }
     }
+}
+
+/// 128 bits that no other trace has, as PyTorch writes them.
+fn new_trace_id() -> CString {
+    // The standard library's own source of random numbers.
+    let random = || RandomState::new().hash_one(TAKEN.as_ptr() as usize);
+    CString::new(format!("{:016X}{:016X}", random(), random())).unwrap_or_default()
 }
 
 /// The system's clock.
