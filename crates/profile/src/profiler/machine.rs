@@ -224,11 +224,16 @@ impl Profiler {
         self.enter(now).and(ended)
     }
 
-    /// Does what an action needs, unless that is so already.
+    /// Does what an action needs, unless that is so already. After a failure there is no session.
     fn enter(&mut self, action: ProfilerAction) -> Result<(), ProfileError> {
-        if action == ProfilerAction::None {
-            return Ok(());
+        let entered = if action == ProfilerAction::None { Ok(()) } else { self.advance(action) };
+        if entered.is_err() {
+            self.session = None;
         }
+        entered
+    }
+
+    fn advance(&mut self, action: ProfilerAction) -> Result<(), ProfileError> {
         let mut is_new = false;
         if self.session.is_none() {
             self.session = Some(Session::prepare(self.setup.options)?.ok_or(ProfileError::Busy)?);
