@@ -52,15 +52,15 @@ impl TraceFile {
             Written::NotYet => {
                 *written = Written::Lost;
                 let file = self.write(beside.path(), target, scopes)?;
-                if !compressed {
-                    *written = Written::Here(file);
-                    return persist(beside, target);
-                }
+                let exported = if compressed {
+                    // kineto's file loses its name; the compressed one takes another.
+                    drop(beside);
+                    temporary(target).and_then(|beside| copy(&file, beside, target, true))
+                } else {
+                    persist(beside, target)
+                };
                 *written = Written::Here(file);
-                let Written::Here(file) = &*written else { unreachable!("just written") };
-                // kineto's file has a name of its own no longer; the compressed one takes another.
-                drop(beside);
-                return copy(file, temporary(target)?, target, true);
+                return exported;
             }
         };
         copy(plain, beside, target, compressed)
