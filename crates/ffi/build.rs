@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 12] = [
     "error",
     "dispatch",
     "tensor_list",
@@ -13,6 +13,8 @@ const SOURCES: [&str; 10] = [
     "context",
     "grad_hook",
     "adamw8bit",
+    "profiler",
+    "profiler_events",
 ];
 
 const DISTRIBUTED: [&str; 6] = ["c10d_store", "c10d_gloo", "c10d_group", "c10d_collective", "c10d_reducer", "compress"];
@@ -40,6 +42,9 @@ fn main() {
         .flag(libtorch.join("include"))
         .flag("-isystem")
         .flag(libtorch.join("include/torch/csrc/api/include"))
+        // libtorch's own headers name those of kineto without their folder.
+        .flag("-isystem")
+        .flag(libtorch.join("include/kineto"))
         .define("_GLIBCXX_USE_CXX11_ABI", abi.as_str())
         .files(SOURCES.map(|name| format!("cpp/{name}.cpp")));
 

@@ -22,6 +22,7 @@ DTYPES = {
 }
 MODULES = (
     "amp", "accum", "optim", "optim_grid", "optim_papers", "checkpoint", "mnist", "dataload", "samplers", "sched", "ddp",
+    "profiler",
 )
 CASES = {}
 

@@ -195,6 +195,7 @@ impl Checkpoint {
         }
         let (folder, keep) = (self.folder.clone(), self.keep);
         let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(move || {
+            let _span = tracing::debug_span!("checkpoint_write", step).entered();
             let written = write(&folder, &pending, keep);
             (pending, written)
         });

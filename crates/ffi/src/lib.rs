@@ -36,9 +36,11 @@ pub mod jpeg;
 mod kind;
 mod memory;
 mod op;
+pub mod profiler;
 mod raw;
 #[cfg(feature = "distributed")]
 mod raw_c10d;
+mod raw_profiler;
 pub mod rng;
 mod rows;
 mod tensor_list;

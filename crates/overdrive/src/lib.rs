@@ -11,6 +11,7 @@
 //! | `dataload` | `overdrive-dataload` | datasets, streams, decoding, caches, a parallel loader with exact resume |
 //! | `ddp` | `overdrive-ddp` | process groups, collectives, data-parallel training; not in the default |
 //! | `optim` | `overdrive-optim` | fused and listed optimizers, 8-bit states, clipping, averages of weights |
+//! | `profile` | `overdrive-profile` | the torch profiler, step phases, a diagnosis; not in the default |
 //! | `sched` | `overdrive-sched` | learning rate schedules, early stopping, curricula |
 #![cfg_attr(all(feature = "amp", feature = "accum", feature = "dataload", feature = "optim"), doc = include_str!("recipe.md"))]
 #![forbid(unsafe_code)]
@@ -29,6 +30,8 @@ pub use overdrive_ddp as ddp;
 pub use overdrive_ffi as ffi;
 #[cfg(feature = "optim")]
 pub use overdrive_optim as optim;
+#[cfg(feature = "profile")]
+pub use overdrive_profile as profile;
 #[cfg(feature = "sched")]
 pub use overdrive_sched as sched;
 pub use tch;
@@ -52,6 +55,8 @@ pub mod prelude {
     pub use overdrive_ddp::{DistributedDataParallel, ProcessGroup, init_process_group};
     #[cfg(feature = "optim")]
     pub use overdrive_optim::{Adam, AdamW, AveragedModel, Averaging, Sgd, clip_grad_norm_, clip_grad_value_};
+    #[cfg(feature = "profile")]
+    pub use overdrive_profile::{Profiler, record_function};
     #[cfg(feature = "sched")]
     pub use overdrive_sched::{
         ChainedScheduler, CosineAnnealingLr, EarlyStopping, LinearLr, LrScheduler, OneCycleLr, ReduceLrOnPlateau,

@@ -7,6 +7,7 @@ use overdrive::core::TorchErrorKind;
 use overdrive::ffi::{self, Arg, Op, TensorList, cuda};
 use overdrive::optim::{Adafactor, Adagrad, AdamW8Bit, Lamb, Lars, Lion, LowPrecision, Muon, RmsProp};
 use overdrive::prelude::*;
+use overdrive_profile::{DeviceType, Profiler, SortBy, TableOptions};
 use tch::Cuda;
 
 const GPU: Device = Device::Cuda(0);
@@ -39,6 +40,7 @@ fn main() {
         an_unfused_step_waits_once_to_read_the_flag,
         accumulation_equals_the_large_batch,
         float16_training_learns,
+        the_profiler_sees_the_device,
     ];
     let trials = tests.into_iter().map(|(name, test)| {
         if skip && !arguments.list {
@@ -324,5 +326,42 @@ fn float16_training_learns() -> Result<()> {
         losses.push(loss.double_value(&[]));
     }
     ensure!(losses[199] < losses[0] / 4.0, "from {} to {}", losses[0], losses[199]);
+    Ok(())
+}
+
+fn the_profiler_sees_the_device() -> Result<()> {
+    let x = Tensor::randn([512, 512], FLOAT);
+    let _ = x.matmul(&x);
+    let mut profiler = Profiler::builder().profile_memory(true).with_flops(true).start()?;
+    for _ in 0..3 {
+        let _ = x.matmul(&x).relu();
+    }
+    let host = Tensor::randn([256, 256], (Kind::Float, Device::Cpu)).to_device(GPU);
+    profiler.stop()?;
+    drop(host);
+    let profile = profiler.profile().ok_or_else(|| anyhow::anyhow!("nothing was recorded"))?;
+    let averages = profile.key_averages(false)?;
+    let product = averages.get("aten::mm").ok_or_else(|| anyhow::anyhow!("no product"))?;
+    ensure!(product.count == 3 && product.self_device_time_total_ns > 0, "{product:?}");
+    ensure!(product.device_memory_usage >= 3 * 512 * 512 * 4, "{product:?}");
+    let copies =
+        averages.iter().filter(|group| group.device_type == DeviceType::Cuda && group.key.starts_with("Memcpy"));
+    ensure!(copies.count() > 0, "no copy");
+    let table = averages.table(&TableOptions::sorted_by(SortBy::DeviceTimeTotal));
+    ensure!(table.contains("Self CUDA %") && table.contains("CUDA Mem"), "{table}");
+
+    // Each kernel hangs on the call that launched it, and a next window may end while this one is written.
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("trace.json");
+    let writer = profile.export_chrome_trace_in_background(&path)?;
+    profiler.start()?;
+    let _ = x.matmul(&x);
+    profiler.stop()?;
+    writer.wait()?;
+    let text = std::fs::read_to_string(&path)?;
+    for wanted in ["\"cat\": \"kernel\"", "\"cat\": \"cuda_runtime\"", "\"cat\": \"gpu_memcpy\"", "\"name\": \"ac2g\""]
+    {
+        ensure!(text.contains(wanted), "{wanted} is missing");
+    }
     Ok(())
 }

@@ -7,6 +7,7 @@ mod dataload;
 mod ddp;
 mod mnist;
 mod optim;
+mod profiler;
 mod samplers;
 mod sched;
 mod sched_config;
@@ -51,6 +52,10 @@ pub const ALL: &[(&str, Case)] = &[
     ("dataload_evaluation", dataload::dataload_evaluation),
     ("dataload_color_jitter", dataload::dataload_color_jitter),
     ("dataload_mix", dataload::dataload_mix),
+    ("profile_key_averages", profiler::key_averages),
+    ("profile_schedules", profiler::schedules),
+    ("profile_tables", profiler::tables),
+    ("profile_traces", profiler::traces),
     ("sampler_distributed", samplers::sampler_distributed),
     ("sampler_batches", samplers::sampler_batches),
     ("sampler_random", samplers::sampler_random),

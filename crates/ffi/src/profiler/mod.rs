@@ -1,0 +1,276 @@
+//! A session of libtorch's profiler (kineto), and what it recorded.
+//!
+//! What a user calls is `overdrive_profile::Profiler`, which also has PyTorch's schedule, tables and traces. Scopes cost
+//! next to nothing while no session records: [`record_function`] may stay in the code.
+
+mod events;
+mod scope;
+
+use std::ffi::{CStr, CString};
+use std::hash::{BuildHasher as _, RandomState};
+use std::marker::PhantomData;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+pub use events::{Event, Input};
+pub use scope::{Scope, ScopeGuard, Thread, record_function};
+
+use crate::error::{Error, check};
+use crate::raw_profiler as raw;
+
+/// What a session records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Operators and scopes of the thread that starts the session, and of the backward pass.
+    pub cpu: bool,
+    /// Kernels, copies and calls of the CUDA runtime.
+    pub cuda: bool,
+    /// The shapes and types of the operators' inputs.
+    pub record_shapes: bool,
+    /// Memory taken and given back.
+    pub profile_memory: bool,
+    /// Floating point operations, worked out from the shapes, which are recorded as well.
+    pub with_flops: bool,
+    /// The names of the operators' overloads.
+    pub overload_names: bool,
+}
+
+impl Options {
+    /// The id must outlive what is made of it.
+    fn raw(self, trace_id: &CStr) -> raw::Options {
+        raw::Options {
+            cpu: i32::from(self.cpu),
+            cuda: i32::from(self.cuda),
+            record_shapes: i32::from(self.record_shapes),
+            profile_memory: i32::from(self.profile_memory),
+            with_flops: i32::from(self.with_flops),
+            overload_names: i32::from(self.overload_names),
+            trace_id: trace_id.as_ptr(),
+        }
+    }
+}
+
+/// Whether this process has a session: kineto has room for one.
+static TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// A session of the profiler, from its preparation to its end.
+///
+/// Dropping it ends it and forgets what it recorded, panics included. It is not `Send`, because the thread that starts
+/// it is the one whose operators are recorded.
+#[derive(Debug)]
+pub struct Session {
+    options: Options,
+    trace_id: CString,
+    state: State,
+    _not_send: PhantomData<*const ()>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Prepared,
+    Recording(Window),
+    Over,
+}
+
+/// The window that a session records, by both clocks.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    number: u64,
+    began: Instant,
+    began_ns: i64,
+}
+
+/// What a session recorded.
+#[derive(Debug)]
+pub struct Recorded {
+    /// libtorch's part.
+    pub trace: Trace,
+    /// Scopes of other threads than the session's own.
+    pub scopes: Vec<Scope>,
+    /// Such scopes that were left out because there were too many.
+    pub scopes_lost: u64,
+    /// How long the session recorded.
+    pub length_ns: i64,
+    /// How far the system's clock jumped meanwhile, in nanoseconds; times are wrong by up to that much.
+    pub clock_jump_ns: i64,
+}
+
+impl Session {
+    /// Readies the profiler, so that starting costs little; `None` while another session of this process is open.
+    ///
+    /// # Errors
+    /// When libtorch refuses: there is nothing to record, say.
+    pub fn prepare(options: Options) -> Result<Option<Self>, Error> {
+        if !(options.cpu || options.cuda) {
+            return Err(Error::refused("the profiler has nothing to record: neither the CPU nor CUDA is chosen"));
+        }
+        if TAKEN.swap(true, Ordering::AcqRel) {
+            return Ok(None);
+        }
+        let mut session = Self { options, trace_id: new_trace_id(), state: State::Prepared, _not_send: PhantomData };
+        let raw = options.raw(&session.trace_id);
+        // SAFETY: the options and their id live through the call.
+        let prepared = check(|err| unsafe { raw::od_profiler_prepare(&raw, err) });
+        if let Err(error) = prepared {
+            session.state = State::Over;
+            return Err(error);
+        }
+        Ok(Some(session))
+    }
+
+    /// Records from now on.
+    ///
+    /// # Errors
+    /// When libtorch refuses, or the session records already.
+    pub fn start(&mut self) -> Result<(), Error> {
+        if self.is_recording() {
+            return Err(Error::refused("this session of the profiler records already"));
+        }
+        self.enable()?;
+        let window = Window { number: scope::next_session(), began: Instant::now(), began_ns: unix_ns() };
+        scope::begin(window);
+        self.state = State::Recording(window);
+        Ok(())
+    }
+
+    fn enable(&self) -> Result<(), Error> {
+        let raw = self.options.raw(&self.trace_id);
+        // SAFETY: the options and their id live through the call.
+        check(|err| unsafe { raw::od_profiler_enable(&raw, err) })
+    }
+
+    /// Whether the session has started.
+    pub fn is_recording(&self) -> bool {
+        matches!(self.state, State::Recording(_))
+    }
+
+    /// Adds a key to the head of the trace; `json` is a value of JSON, as it is to stand there.
+    ///
+    /// # Errors
+    /// When a text has a NUL byte, or libtorch refuses.
+    pub fn add_metadata(&self, key: &str, json: &str) -> Result<(), Error> {
+        let text = |text: &str| CString::new(text).map_err(|_| Error::refused(format!("{text:?} has a NUL byte")));
+        let (key, json) = (text(key)?, text(json)?);
+        // SAFETY: both strings live through the call.
+        check(|err| unsafe { raw::od_profiler_add_metadata(key.as_ptr(), json.as_ptr(), err) })
+    }
+
+    /// Ends the session and hands over what it recorded. Scopes of this thread that are still open end here.
+    ///
+    /// # Errors
+    /// When the session has not started, or libtorch fails.
+    ///
+    /// # Syncs
+    /// Not by itself. Kernels that have not ended are not in the trace, so wait for the device before.
+    pub fn stop(mut self) -> Result<Recorded, Error> {
+        let State::Recording(window) = self.state else {
+            return Err(Error::refused("this session of the profiler has not started"));
+        };
+        self.state = State::Over;
+        let (scopes, scopes_lost) = scope::end(window.number);
+        let length_ns = nanoseconds(window.began.elapsed().as_nanos());
+        let clock_jump_ns = unix_ns() - window.began_ns - length_ns;
+        Ok(Recorded { trace: Trace::end_of_session()?, scopes, scopes_lost, length_ns, clock_jump_ns })
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        match self.state {
+            State::Recording(window) => {
+                drop(scope::end(window.number));
+                drop(Trace::end_of_session());
+            }
+            // What is prepared only ends by being started.
+            State::Prepared => drop(self.enable().and_then(|()| Trace::end_of_session())),
+            State::Over => {}
+        }
+        TAKEN.store(false, Ordering::Release);
+    }
+}
+
+/// What libtorch recorded; freed when dropped.
+#[derive(Debug)]
+pub struct Trace {
+    raw: *mut raw::Trace,
+    /// Held while the trace is written.
+    saving: Mutex<()>,
+}
+
+// SAFETY: the C++ side is plain memory that no thread owns, as `profiler.h` says.
+unsafe impl Send for Trace {}
+// SAFETY: events and the beginning are only read. Writing changes what nothing else looks at, one thread at a time.
+unsafe impl Sync for Trace {}
+
+impl Trace {
+    fn end_of_session() -> Result<Self, Error> {
+        let mut out = ptr::null_mut();
+        // SAFETY: `out` lives through the call.
+        check(|err| unsafe { raw::od_profiler_disable(&mut out, err) })?;
+        Ok(Self { raw: out, saving: Mutex::new(()) })
+    }
+
+    /// When the session began, in nanoseconds since the Unix epoch.
+    ///
+    /// # Errors
+    /// Never, as far as is known.
+    pub fn start_ns(&self) -> Result<i64, Error> {
+        let mut out = 0;
+        // SAFETY: the trace is alive, and `out` lives through the call.
+        check(|err| unsafe { raw::od_trace_start_ns(self.raw, &mut out, err) })?;
+        Ok(out)
+    }
+
+    /// Every event, in the order of libtorch.
+    ///
+    /// # Errors
+    /// When the host runs out of memory.
+    pub fn events(&self) -> Result<Vec<Event>, Error> {
+        events::copy(self.raw)
+    }
+
+    /// Writes the trace in Chrome's form, as kineto does. Works once.
+    ///
+    /// kineto reports no failure to write: look at the file.
+    ///
+    /// # Errors
+    /// When the trace has been written before, or the path has a NUL byte.
+    pub fn save(&self, path: &Path) -> Result<(), Error> {
+        let path = CString::new(path.as_os_str().as_bytes())
+            .map_err(|_| Error::refused(format!("the path {path:?} has a NUL byte")))?;
+        let _one_at_a_time = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the trace is alive, and no other thread writes it; the path lives through the call.
+        check(|err| unsafe { raw::od_trace_save(self.raw, path.as_ptr(), err) })
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        // SAFETY: made by `od_profiler_disable` and not used after this.
+        unsafe { raw::od_trace_free(self.raw) }
+    }
+}
+
+/// 128 bits that no other trace has, as PyTorch writes them.
+fn new_trace_id() -> CString {
+    // The standard library's own source of random numbers.
+    let random = || RandomState::new().hash_one(TAKEN.as_ptr() as usize);
+    CString::new(format!("{:016X}{:016X}", random(), random())).unwrap_or_default()
+}
+
+/// The system's clock.
+fn unix_ns() -> i64 {
+    match SystemTime::now().duration_since(UNIX_EPOCH) {
+        Ok(since) => nanoseconds(since.as_nanos()),
+        Err(before) => -nanoseconds(before.duration().as_nanos()),
+    }
+}
+
+/// Saturates in the year 2262.
+fn nanoseconds(count: u128) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

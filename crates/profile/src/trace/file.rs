@@ -1,0 +1,131 @@
+//! A trace in Chrome's form, written by kineto and completed with what kineto does not see.
+
+use std::ffi::OsStr;
+use std::fs::{File, Permissions};
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use overdrive_ffi::profiler::{Scope, Trace};
+use tempfile::{Builder, NamedTempFile};
+
+use super::tail;
+use crate::ProfileError;
+use crate::error::When as _;
+
+/// A trace, which kineto writes once and which may be exported any number of times.
+#[derive(Debug)]
+pub(crate) struct TraceFile {
+    trace: Trace,
+    written: Mutex<Written>,
+}
+
+#[derive(Debug)]
+enum Written {
+    NotYet,
+    /// The whole of it; the file may have another name by now, or none.
+    Here(File),
+    /// kineto could not write it.
+    Lost,
+}
+
+impl TraceFile {
+    pub(crate) fn new(trace: Trace) -> Self {
+        Self { trace, written: Mutex::new(Written::NotYet) }
+    }
+
+    pub(crate) fn trace(&self) -> &Trace {
+        &self.trace
+    }
+
+    /// Writes beside the target and renames, so that a file of this name is complete; compressed for a name in `.gz`.
+    pub(crate) fn export(&self, target: &Path, scopes: &[Scope]) -> Result<(), ProfileError> {
+        let mut written = self.lock();
+        let beside = temporary(target)?;
+        let compressed = target.extension() == Some(OsStr::new("gz"));
+        let plain = match &*written {
+            Written::Here(file) => file,
+            Written::Lost => return Err(ProfileError::Incomplete { path: target.to_owned() }),
+            Written::NotYet => {
+                *written = Written::Lost;
+                let file = self.write(beside.path(), target, scopes)?;
+                let exported = if compressed {
+                    // kineto's file loses its name; the compressed one takes another.
+                    drop(beside);
+                    temporary(target).and_then(|beside| copy(&file, beside, target, true))
+                } else {
+                    persist(beside, target)
+                };
+                *written = Written::Here(file);
+                return exported;
+            }
+        };
+        copy(plain, beside, target, compressed)
+    }
+
+    /// Has kineto write to a temporary name, and completes the end.
+    fn write(&self, path: &Path, target: &Path, scopes: &[Scope]) -> Result<File, ProfileError> {
+        self.trace.save(path)?;
+        let mut file = File::options().read(true).write(true).open(path).when("read the trace", path)?;
+        match tail::complete(&mut file, target, scopes) {
+            Ok(true) => Ok(file),
+            Ok(false) => Err(ProfileError::Incomplete { path: target.to_owned() }),
+            Err(error) => Err(error).when("complete the trace", target),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Written> {
+        // A panic inside leaves `Lost`, which is right.
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A file in the target's folder with the usual permissions, gone when dropped.
+pub(crate) fn temporary(target: &Path) -> Result<NamedTempFile, ProfileError> {
+    let folder = match target.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let mut builder = Builder::new();
+    // As far as the umask lets them.
+    builder.prefix(".trace-").suffix(".tmp").permissions(Permissions::from_mode(0o666));
+    builder.tempfile_in(folder).when("create a file in its folder", target)
+}
+
+pub(crate) fn persist(file: NamedTempFile, target: &Path) -> Result<(), ProfileError> {
+    file.persist(target).map(drop).map_err(|refused| refused.error).when("put the file in its place", target)
+}
+
+/// Writes what `fill` gives, compressed for a name in `.gz`, and renames.
+pub(crate) fn replace(target: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), ProfileError> {
+    let beside = temporary(target)?;
+    put(beside, target, target.extension() == Some(OsStr::new("gz")), fill)
+}
+
+fn put(
+    beside: NamedTempFile,
+    target: &Path,
+    compressed: bool,
+    fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), ProfileError> {
+    let filled = if compressed {
+        let mut out = GzEncoder::new(BufWriter::new(beside.as_file()), Compression::default());
+        fill(&mut out).and_then(|()| out.finish()?.flush())
+    } else {
+        let mut out = BufWriter::new(beside.as_file());
+        fill(&mut out).and_then(|()| out.flush())
+    };
+    filled.when("write it", target)?;
+    persist(beside, target)
+}
+
+fn copy(plain: &File, beside: NamedTempFile, target: &Path, compressed: bool) -> Result<(), ProfileError> {
+    put(beside, target, compressed, |out| {
+        let mut from = plain;
+        from.seek(SeekFrom::Start(0))?;
+        io::copy(&mut BufReader::new(from).by_ref(), out).map(drop)
+    })
+}

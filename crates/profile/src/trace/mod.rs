@@ -1,0 +1,13 @@
+//! A profile in files: Chrome's form of traces, memory over time.
+
+mod file;
+mod memory;
+mod tail;
+mod tensorboard;
+mod writer;
+
+pub(crate) use file::TraceFile;
+pub use memory::MemoryTimeline;
+pub(crate) use memory::{export, timelines};
+pub use tensorboard::{TensorBoardHandler, tensorboard_trace_handler};
+pub use writer::TraceWriter;

@@ -1,0 +1,130 @@
+//! The end of a trace that kineto has written: more events, and the name that the file is going to have.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use overdrive_ffi::profiler::Scope;
+
+/// The last event that kineto writes; the array of events ends behind it.
+const LAST_EVENT: &[u8] = b"\"Record Window End\"";
+const TRACE_NAME: &[u8] = b"\"traceName\": \"";
+const BASE_TIME: &[u8] = b"\"baseTimeNanoseconds\": ";
+const BLOCK: u64 = 1 << 16;
+
+/// Adds scopes to a trace and names it; false where kineto has not come to its end.
+pub(super) fn complete(file: &mut File, target: &Path, scopes: &[Scope]) -> io::Result<bool> {
+    let Some((events_end, rest)) = end(file)? else { return Ok(false) };
+    let Some(name) = find_last(&rest, TRACE_NAME) else { return Ok(false) };
+    let mut new = Vec::new();
+    if !scopes.is_empty() {
+        let Some(base_ns) = base_time(file)? else { return Ok(false) };
+        write_scopes(&mut new, scopes, base_ns)?;
+    }
+    new.extend_from_slice(&rest[..name + TRACE_NAME.len() - 1]);
+    new.extend_from_slice(string(&target.to_string_lossy()).as_bytes());
+    new.extend_from_slice(b"\n}\n");
+    file.seek(SeekFrom::Start(events_end))?;
+    file.write_all(&new)?;
+    file.set_len(events_end + new.len() as u64)?;
+    Ok(true)
+}
+
+/// Where the array of events ends, and the file from there on.
+fn end(file: &mut File) -> io::Result<Option<(u64, Vec<u8>)>> {
+    let length = file.seek(SeekFrom::End(0))?;
+    let mut wanted = BLOCK;
+    loop {
+        let from = length.saturating_sub(wanted);
+        let bytes = read(file, from, length)?;
+        let found = find_last(&bytes, LAST_EVENT)
+            .and_then(|last| Some(last + bytes[last..].iter().position(|&byte| byte == b']')?));
+        if let Some(place) = found {
+            return Ok(Some((from + place as u64, bytes[place..].to_vec())));
+        }
+        if from == 0 {
+            return Ok(None);
+        }
+        wanted *= 4;
+    }
+}
+
+/// The time from which the trace counts, in nanoseconds since the Unix epoch.
+fn base_time(file: &mut File) -> io::Result<Option<i64>> {
+    let length = file.seek(SeekFrom::End(0))?;
+    let mut wanted = BLOCK;
+    loop {
+        let bytes = read(file, 0, length.min(wanted))?;
+        let found = find(&bytes, BASE_TIME).map(|place| &bytes[place + BASE_TIME.len()..]);
+        let digits = found.map(|rest| rest.iter().copied().take_while(u8::is_ascii_digit).collect());
+        if let Some(number) = digits.and_then(|digits| String::from_utf8(digits).ok()?.parse().ok()) {
+            return Ok(Some(number));
+        }
+        if wanted >= length {
+            return Ok(None);
+        }
+        wanted *= 4;
+    }
+}
+
+fn read(file: &mut File, from: u64, to: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(from))?;
+    file.take(to - from).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn find(bytes: &[u8], text: &[u8]) -> Option<usize> {
+    bytes.windows(text.len()).position(|window| window == text)
+}
+
+fn find_last(bytes: &[u8], text: &[u8]) -> Option<usize> {
+    bytes.windows(text.len()).rposition(|window| window == text)
+}
+
+/// Scopes by thread and time, and the threads' names, in kineto's form.
+fn write_scopes(out: &mut Vec<u8>, scopes: &[Scope], base_ns: i64) -> io::Result<()> {
+    let process = std::process::id();
+    let mut sorted: Vec<&Scope> = scopes.iter().collect();
+    sorted.sort_by_key(|scope| (scope.thread.system_id, scope.start_ns, std::cmp::Reverse(scope.end_ns)));
+    let mut threads = BTreeMap::new();
+    for scope in sorted {
+        threads.entry(scope.thread.system_id).or_insert(scope);
+        write!(
+            out,
+            ",\n  {{\n    \"ph\": \"X\", \"cat\": \"user_annotation\", \"name\": {}, \"pid\": {process}, \"tid\": {},\n    \
+             \"ts\": {}, \"dur\": {},\n    \"args\": {{}}\n  }}",
+            string(&scope.name),
+            scope.thread.system_id,
+            microseconds(scope.start_ns - base_ns),
+            microseconds(scope.end_ns - scope.start_ns),
+        )?;
+    }
+    for (thread, first) in threads {
+        let name = string(&format!("thread {thread} ({})", first.thread.name.as_deref().unwrap_or("unnamed")));
+        let at = microseconds(first.start_ns - base_ns);
+        for (metadata, key, value) in
+            [("thread_name", "name", name), ("thread_sort_index", "sort_index", thread.to_string())]
+        {
+            write!(
+                out,
+                ",\n  {{\n    \"name\": \"{metadata}\", \"ph\": \"M\", \"ts\": {at}, \"pid\": {process}, \
+                 \"tid\": {thread},\n    \"args\": {{\n      \"{key}\": {value}\n    }}\n  }}",
+            )?;
+        }
+    }
+    out.extend_from_slice(b"\n  ");
+    Ok(())
+}
+
+/// kineto writes no negative time either.
+fn microseconds(ns: i64) -> String {
+    let ns = ns.max(0);
+    format!("{}.{:03}", ns / 1000, ns % 1000)
+}
+
+/// A string of JSON.
+fn string(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}

@@ -1,0 +1,60 @@
+//! A trace that is written while training goes on.
+
+use std::path::{Path, PathBuf};
+use std::thread::{Builder, JoinHandle};
+
+use crate::ProfileError;
+use crate::error::When as _;
+
+/// A file that a thread of its own writes. Dropping this waits for it, and logs a failure.
+#[derive(Debug)]
+#[must_use = "dropping it waits until the file is written"]
+pub struct TraceWriter {
+    path: PathBuf,
+    thread: Option<JoinHandle<Result<(), ProfileError>>>,
+}
+
+impl TraceWriter {
+    pub(crate) fn start(
+        path: &Path,
+        write: impl FnOnce(&Path) -> Result<(), ProfileError> + Send + 'static,
+    ) -> Result<Self, ProfileError> {
+        let target = path.to_owned();
+        let thread = Builder::new().name("trace-writer".to_owned()).spawn(move || write(&target));
+        let thread = thread.when("start a thread to write it", path)?;
+        Ok(Self { path: path.to_owned(), thread: Some(thread) })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether waiting would take no time.
+    pub fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Waits until the file is written.
+    ///
+    /// # Errors
+    /// What writing it met with.
+    ///
+    /// # Panics
+    /// When the writing thread did.
+    pub fn wait(mut self) -> Result<(), ProfileError> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+impl Drop for TraceWriter {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        match thread.join() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "a trace was not written"),
+            Err(_) => tracing::error!(path = %self.path.display(), "the thread that wrote a trace panicked"),
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The profiler, checked from outside. One profiler fits in a process, so that most tests wait for one another.
+
+mod averages;
+mod lifecycle;
+mod schedule;
+mod scopes;
+mod table;
+mod timeline;
+mod trace;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use overdrive_profile::{Profile, Profiler, ProfilerBuilder};
+use tch::nn::{self, Module};
+use tch::{Device, Kind, Tensor};
+
+const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+/// Held by whoever has a profiler on, or a scope that one might see.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Model {
+    _vs: nn::VarStore,
+    layers: nn::Sequential,
+    inputs: Tensor,
+}
+
+impl Model {
+    fn new() -> Self {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let layers = nn::seq()
+            .add(nn::linear(vs.root() / "in", 16, 32, Default::default()))
+            .add_fn(Tensor::relu)
+            .add(nn::linear(vs.root() / "out", 32, 4, Default::default()));
+        Self { _vs: vs, layers, inputs: Tensor::randn([8, 16], FLOAT) }
+    }
+
+    fn step(&self) {
+        self.layers.forward(&self.inputs).square().mean(Kind::Float).backward();
+    }
+}
+
+/// Everything on.
+fn full() -> ProfilerBuilder {
+    Profiler::builder().record_shapes(true).profile_memory(true).with_flops(true)
+}
+
+/// What a profiler records of some work.
+fn profile_of(builder: ProfilerBuilder, work: impl FnOnce()) -> Arc<Profile> {
+    let mut profiler = builder.start().unwrap();
+    work();
+    profiler.stop().unwrap();
+    profiler.profile().expect("a window was recorded").clone()
+}
