@@ -55,6 +55,9 @@ pub enum OptimizerError {
         /// Infinity or NaN.
         found: f64,
     },
+    /// An optimizer that communicates could not.
+    #[error(transparent)]
+    Sync(crate::SyncError),
     /// tch's optimizer panicked; its message.
     #[error("tch's optimizer failed: {0}")]
     Tch(String),

@@ -5,7 +5,7 @@ mod driver;
 mod one_bit;
 mod post_local_sgd;
 mod power_sgd;
-mod signs;
+pub(crate) mod signs;
 mod top_k;
 mod warm_up;
 

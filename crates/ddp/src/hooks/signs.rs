@@ -15,7 +15,7 @@ static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
 /// Adds gradients to an error, in place; returns the sum's signs and their scale, and leaves in `error` what they lose.
 ///
 /// `error` may be longer, up to whole bytes; what lies behind the gradients has no error.
-pub(super) fn compress(grads: &Tensor, error: &Tensor) -> Result<(Tensor, Tensor), DdpError> {
+pub(crate) fn compress(grads: &Tensor, error: &Tensor) -> Result<(Tensor, Tensor), DdpError> {
     if kernels::takes(grads) && kernels::takes(error) {
         return Ok(kernels::sign_compress(grads, error)?);
     }
@@ -31,7 +31,7 @@ pub(super) fn compress(grads: &Tensor, error: &Tensor) -> Result<(Tensor, Tensor
 }
 
 /// Writes signs times `factor` of their scale to `out`, or adds them.
-pub(super) fn expand(packed: &Tensor, scale: &Tensor, factor: f64, out: &Tensor, add: bool) -> Result<(), DdpError> {
+pub(crate) fn expand(packed: &Tensor, scale: &Tensor, factor: f64, out: &Tensor, add: bool) -> Result<(), DdpError> {
     if kernels::takes(out) {
         let value = (scale.f_double_value(&[0])? * factor) as f32;
         return Ok(kernels::sign_expand(packed, value, out, add)?);

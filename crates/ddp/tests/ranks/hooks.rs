@@ -3,8 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::{Context, Result, ensure};
+use overdrive_core::{Optimizer, Stateful};
 use overdrive_ddp::hooks::{CastCompress, OneBit, PowerSgd, PowerSgdOptions, TopK};
-use overdrive_ddp::{CommHook, DdpError, DistributedDataParallel, GradBucket, ProcessGroup, ReduceOp, Work};
+use overdrive_ddp::{
+    CommHook, DdpError, DistributedDataParallel, GradBucket, OneBitAdam, OneBitAdamOptions, ProcessGroup, ReduceOp,
+    Work,
+};
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
 
@@ -50,6 +54,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         top_k(&group, kind).with_context(|| format!("top-k of {kind:?}"))?;
         one_bit(&group, kind).with_context(|| format!("1-bit of {kind:?}"))?;
     }
+    one_bit_adam(&group)?;
     power_sgd(&group).context("PowerSGD")?;
     options(&group)?;
     in_training(&group).context("in training")
@@ -98,26 +103,27 @@ fn top_k(group: &ProcessGroup, kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// Signs and one scale from each rank, and again of each rank's part of the mean.
-fn one_bit(group: &ProcessGroup, kind: Kind) -> Result<()> {
-    const COUNT: i64 = 101;
-    let ranks = group.size() as i64;
-    let part = (COUNT + 8 * ranks - 1) / (8 * ranks) * 8;
-    let sign = |tensor: &Tensor| tensor.ge(0.0).to_kind(Kind::Double) * 2.0 - 1.0;
-    let rounded = |tensor: &Tensor| sign(tensor) * (tensor.norm().double_value(&[]) / (tensor.numel() as f64).sqrt());
-    let mut hook = OneBit::new(group, 1);
-    let mut errors: Vec<Tensor> = (0..ranks).map(|_| Tensor::zeros([COUNT], DOUBLE)).collect();
-    let mut mean_error = Tensor::zeros([COUNT], DOUBLE);
-    for step in 0..6 {
-        let found = runs(&mut hook, &grads(group.rank(), step, COUNT).to_kind(kind), &[COUNT])?;
-        let all: Vec<Tensor> = (0..group.size()).map(|rank| grads(rank, step, COUNT)).collect();
-        if step == 0 {
-            close(&found, &mean(&all), "warm-up")?;
-            continue;
-        }
+/// The mean by signs of all ranks' tensors, written down: each rank rounds its own, and then its part of the mean.
+pub struct SignedReference {
+    errors: Vec<Tensor>,
+    mean_error: Tensor,
+}
+
+impl SignedReference {
+    pub fn new(ranks: usize, count: i64) -> Self {
+        let zeros = || Tensor::zeros([count], DOUBLE);
+        Self { errors: (0..ranks).map(|_| zeros()).collect(), mean_error: zeros() }
+    }
+
+    pub fn mean(&mut self, all: &[Tensor]) -> Tensor {
+        let sign = |tensor: &Tensor| tensor.ge(0.0).to_kind(Kind::Double) * 2.0 - 1.0;
+        let rounded =
+            |tensor: &Tensor| sign(tensor) * (tensor.norm().double_value(&[]) / (tensor.numel() as f64).sqrt());
+        let (ranks, count) = (all.len() as i64, all[0].numel() as i64);
+        let part = (count + 8 * ranks - 1) / (8 * ranks) * 8;
         let sent: Vec<Tensor> = all
             .iter()
-            .zip(&mut errors)
+            .zip(&mut self.errors)
             .map(|(grads, error)| {
                 let whole = grads + &*error;
                 let sent = rounded(&whole);
@@ -125,15 +131,74 @@ fn one_bit(group: &ProcessGroup, kind: Kind) -> Result<()> {
                 sent
             })
             .collect();
-        let whole = mean(&sent) + &mean_error;
+        let whole = mean(&sent) + &self.mean_error;
         // Each rank rounds its part by a scale of its own.
-        let starts = (0..ranks).map(|rank| (rank * part).min(COUNT));
+        let starts = (0..ranks).map(|rank| (rank * part).min(count));
         let parts: Vec<Tensor> =
-            starts.map(|start| rounded(&whole.narrow(0, start, part.min(COUNT - start)))).collect();
+            starts.map(|start| rounded(&whole.narrow(0, start, part.min(count - start)))).collect();
         let expected = Tensor::cat(&parts, 0);
-        mean_error = whole - &expected;
+        self.mean_error = whole - &expected;
+        expected
+    }
+}
+
+/// Signs and one scale from each rank, and again of each rank's part of the mean.
+fn one_bit(group: &ProcessGroup, kind: Kind) -> Result<()> {
+    const COUNT: i64 = 101;
+    let mut hook = OneBit::new(group, 1);
+    let mut reference = SignedReference::new(group.size(), COUNT);
+    for step in 0..6 {
+        let found = runs(&mut hook, &grads(group.rank(), step, COUNT).to_kind(kind), &[COUNT])?;
+        let all: Vec<Tensor> = (0..group.size()).map(|rank| grads(rank, step, COUNT)).collect();
+        let expected = if step == 0 { mean(&all) } else { reference.mean(&all) };
         close(&found, &expected, &format!("step {step}"))?;
     }
+    Ok(())
+}
+
+/// Adam until the squares are frozen, then momentum by signs; resumed in the middle from its state.
+fn one_bit_adam(group: &ProcessGroup) -> Result<()> {
+    const COUNT: i64 = 101;
+    let (ranks, options) = (group.size(), OneBitAdamOptions { lr: 0.01, freeze_step: 4, ..Default::default() });
+    let given = |weights: &Tensor| {
+        [weights.narrow(0, 0, 90).view([9, 10]), weights.narrow(0, 90, 11)]
+            .map(|part| part.copy().set_requires_grad(true))
+    };
+    let start = grads(90, 0, COUNT);
+    let params = given(&start);
+    let mut opt = OneBitAdam::new(group, &params, options)?;
+    let (mut weights, mut momentum, mut squares) = (start.copy(), start.zeros_like(), start.zeros_like());
+    let mut reference = SignedReference::new(ranks, COUNT);
+    for step in 1..=12 {
+        let all: Vec<Tensor> = (0..ranks).map(|rank| grads(rank, step, COUNT)).collect();
+        if step <= 4 {
+            let mean = mean(&all);
+            momentum = momentum * 0.9 + &mean * 0.1;
+            squares = squares * 0.999 + mean.square() * 0.001;
+        } else {
+            let own: Vec<Tensor> = all.iter().map(|grads| &momentum * 0.9 + grads * 0.1).collect();
+            momentum = reference.mean(&own);
+        }
+        let correction = |beta: f64, step: usize| 1.0 - beta.powi(step as i32);
+        let root = (&squares / correction(0.999, step.min(4))).sqrt() + 1e-8;
+        weights -= &momentum / correction(0.9, step) / root * 0.01;
+
+        ensure!(opt.is_compressing() == (step > 4));
+        let flat = Tensor::cat(&[params[0].view([-1]), params[1].shallow_clone()], 0);
+        (flat * &all[group.rank()]).sum(Kind::Double).backward();
+        opt.step()?;
+        opt.zero_grad()?;
+        let found = Tensor::cat(&[params[0].detach().view([-1]), params[1].detach()], 0);
+        close(&found, &weights, &format!("1-bit Adam, step {step}"))?;
+        if step == 7 {
+            // Another one goes on from its state.
+            let state = opt.state_dict()?;
+            opt = OneBitAdam::new(group, &params, options)?;
+            opt.load_state_dict(&state)?;
+        }
+    }
+    let refused = OneBitAdam::new(group, &params, OneBitAdamOptions { betas: (1.0, 0.9), ..options });
+    ensure!(refused.is_err_and(|error| error.to_string().starts_with("beta1 is 1")));
     Ok(())
 }
 

@@ -1,0 +1,251 @@
+//! 1-bit Adam: an optimizer that sends the signs of its momentum.
+
+use overdrive_core::{Entry, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful, SyncError};
+use overdrive_ffi::c10d::ReduceOp;
+use overdrive_ffi::{Arg, LazyOp, TensorList};
+use tch::Tensor;
+
+use crate::error::DdpError;
+use crate::group::ProcessGroup;
+use crate::signed_mean::SignedMean;
+
+static MUL: LazyOp = LazyOp::new("aten::mul_", "Scalar");
+static DIV: LazyOp = LazyOp::new("aten::div", "Scalar");
+static LERP: LazyOp = LazyOp::new("aten::lerp_", "Scalar");
+static ADD_SCALAR: LazyOp = LazyOp::new("aten::add_", "Scalar");
+static ADD: LazyOp = LazyOp::new("aten::add_", "Tensor");
+static ADDCMUL: LazyOp = LazyOp::new("aten::addcmul_", "");
+
+/// Options of [`OneBitAdam`].
+#[derive(Clone, Copy, Debug)]
+pub struct OneBitAdamOptions {
+    /// The learning rate; 1e-3 at first.
+    pub lr: f64,
+    /// How slowly the averages of gradients and of their squares move; 0.9 and 0.999 at first.
+    pub betas: (f64, f64),
+    /// Added to the denominator; 1e-8 at first.
+    pub eps: f64,
+    /// The share of each weight, times the learning rate, taken off with each step; 0 at first.
+    pub weight_decay: f64,
+    /// How many steps are plain Adam, gradients sent whole; then the average of squares stays as it is, and signs are sent.
+    /// 100 at first; the paper takes a sixth of a training.
+    pub freeze_step: u64,
+}
+
+impl Default for OneBitAdamOptions {
+    fn default() -> Self {
+        Self { lr: 1e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0, freeze_step: 100 }
+    }
+}
+
+/// Adam over ranks that sends one bit a parameter each way, behind a warm-up of plain Adam.
+///
+/// Behind the warm-up the average of squares is frozen; each rank moves the common momentum by its own gradients, and its
+/// signs travel, with the error of both roundings remembered. The optimizer communicates by itself, in
+/// [`step`](Optimizer::step): use the model without `DistributedDataParallel`, and start from equal weights on all ranks.
+///
+/// ```no_run
+/// use overdrive_core::Optimizer;
+/// use overdrive_ddp::{Backend, InitMethod, OneBitAdam, OneBitAdamOptions, init_process_group};
+/// use tch::nn::{self, Module};
+/// use tch::{Device, Kind, Tensor};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let group = init_process_group(Backend::Gloo, InitMethod::Auto)?;
+/// tch::manual_seed(1); // the same weights on all ranks
+/// let vs = nn::VarStore::new(Device::Cpu);
+/// let model = nn::linear(vs.root(), 4, 1, Default::default());
+/// let options = OneBitAdamOptions { lr: 1e-3, freeze_step: 200, ..Default::default() };
+/// let mut opt = OneBitAdam::new(&group, vs.trainable_variables(), options)?;
+/// for step in 0..1000 {
+///     let inputs = Tensor::randn([8, 4], (Kind::Float, Device::Cpu)); // this rank's part
+///     model.forward(&inputs).square().mean(Kind::Float).backward();
+///     opt.step()?;
+///     opt.zero_grad()?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Source
+/// Tang et al. 2021, arXiv:2102.02888; DeepSpeed's `OnebitAdam`
+#[derive(Debug)]
+pub struct OneBitAdam {
+    id: OptimizerId,
+    group: ProcessGroup,
+    params: TensorList,
+    options: OneBitAdamOptions,
+    steps: u64,
+    /// Of all parameters, one behind the other.
+    momentum: Tensor,
+    squares: Tensor,
+    signed: SignedMean,
+}
+
+impl OneBitAdam {
+    /// An optimizer of parameters that are the same on all ranks.
+    ///
+    /// # Errors
+    /// When there are no parameters, they differ in dtype or device, or an option is outside its range.
+    pub fn new(
+        group: &ProcessGroup,
+        params: impl AsRef<[Tensor]>,
+        options: OneBitAdamOptions,
+    ) -> Result<Self, OptimizerError> {
+        let params = params.as_ref();
+        let first = params.first().ok_or(OptimizerError::NoParameters)?;
+        if let Some(index) = params.iter().position(|it| (it.kind(), it.device()) != (first.kind(), first.device())) {
+            let reason = "all have to be of one dtype and on one device".to_owned();
+            return Err(OptimizerError::InvalidParameter { index, reason });
+        }
+        OptimizerError::check_lr(options.lr)?;
+        for (option, beta) in [("beta1", options.betas.0), ("beta2", options.betas.1)] {
+            OptimizerError::check_range(option, beta, 0.0..1.0, "at least 0 and below 1")?;
+        }
+        for (option, value) in [("eps", options.eps), ("weight_decay", options.weight_decay)] {
+            OptimizerError::check_range(option, value, 0.0..f64::INFINITY, "a finite number of at least 0")?;
+        }
+        let count: usize = params.iter().map(Tensor::numel).sum();
+        let zeros = || first.f_new_zeros([count as i64], (first.kind(), first.device()));
+        let zeros = || zeros().map_err(overdrive_core::TorchError::from);
+        let momentum = zeros()?;
+        let signed = SignedMean::new(group, &momentum).map_err(failed)?;
+        let (id, params) = (OptimizerId::new(), TensorList::new(params)?);
+        Ok(Self { id, group: group.clone(), params, options, steps: 0, momentum, squares: zeros()?, signed })
+    }
+
+    /// Whether the next step sends signs.
+    pub fn is_compressing(&self) -> bool {
+        self.steps >= self.options.freeze_step
+    }
+
+    fn try_step(&mut self) -> Result<(), DdpError> {
+        let _no_grad = tch::no_grad_guard();
+        let OneBitAdamOptions { betas: (beta1, beta2), freeze_step, .. } = self.options;
+        let mut grads = self.flat_grads()?;
+        let next = self.steps + 1;
+        if self.is_compressing() {
+            let own = self.momentum.f_detach_copy()?;
+            LERP.call(&[Arg::Tensor(&own), Arg::Tensor(&grads), Arg::Double(1.0 - beta1)])?;
+            let in_flight = self.signed.start(&own)?;
+            self.signed.finish(in_flight, &self.momentum)?;
+        } else {
+            self.group.all_reduce(&mut grads, ReduceOp::Avg)?;
+            LERP.call(&[Arg::Tensor(&self.momentum), Arg::Tensor(&grads), Arg::Double(1.0 - beta1)])?;
+            MUL.call(&[Arg::Tensor(&self.squares), Arg::Double(beta2)])?;
+            let (squares, grads) = (Arg::Tensor(&self.squares), Arg::Tensor(&grads));
+            ADDCMUL.call(&[squares, grads, grads, Arg::Double(1.0 - beta2)])?;
+        }
+        self.steps = next;
+        // Adam's corrections of averages that began with zeros; that of the squares is frozen with them.
+        let correction = |beta: f64, steps: u64| 1.0 - beta.powf(steps as f64);
+        let mut root =
+            DIV.tensor(&[Arg::Tensor(&self.squares), Arg::Double(correction(beta2, next.min(freeze_step.max(1))))])?;
+        let _in_place = root.f_sqrt_()?;
+        ADD_SCALAR.call(&[Arg::Tensor(&root), Arg::Double(self.options.eps)])?;
+        let update = self.momentum.f_div(&root)?;
+        self.apply(&update, self.options.lr / correction(beta1, next))
+    }
+
+    fn apply(&self, update: &Tensor, factor: f64) -> Result<(), DdpError> {
+        let mut start = 0;
+        for param in self.params.to_vec()? {
+            let count = param.numel() as i64;
+            let part = update.f_narrow(0, start, count)?.f_view(&param.size()[..])?;
+            MUL.call(&[Arg::Tensor(&param), Arg::Double(1.0 - self.options.lr * self.options.weight_decay)])?;
+            ADD.call(&[Arg::Tensor(&param), Arg::Tensor(&part), Arg::Double(-factor)])?;
+            start += count;
+        }
+        Ok(())
+    }
+
+    /// Zeros where there is none.
+    fn flat_grads(&self) -> Result<Tensor, DdpError> {
+        let flat = |param: Tensor| {
+            let grad = param.f_grad()?;
+            if grad.defined() { grad.f_reshape([-1]) } else { param.f_zeros_like()?.f_reshape([-1]) }
+        };
+        let grads = self.params.to_vec()?.into_iter().map(flat).collect::<Result<Vec<_>, _>>()?;
+        Ok(Tensor::f_cat(&grads, 0)?)
+    }
+}
+
+fn failed(error: DdpError) -> OptimizerError {
+    OptimizerError::Sync(SyncError::from(error))
+}
+
+impl Optimizer for OneBitAdam {
+    fn id(&self) -> OptimizerId {
+        self.id
+    }
+
+    fn params(&self) -> Vec<Tensor> {
+        self.params.to_vec().unwrap_or_default()
+    }
+
+    fn num_groups(&self) -> usize {
+        1
+    }
+
+    fn lr(&self, group: usize) -> Option<f64> {
+        (group == 0).then_some(self.options.lr)
+    }
+
+    fn set_lr(&mut self, group: usize, lr: f64) -> Result<(), OptimizerError> {
+        if group > 0 {
+            return Err(OptimizerError::NoSuchGroup { group, groups: 1 });
+        }
+        OptimizerError::check_lr(lr)?;
+        self.options.lr = lr;
+        Ok(())
+    }
+
+    /// Sends, and waits for all ranks; what a failed step has done to the momentum is not undone.
+    fn step(&mut self) -> Result<(), OptimizerError> {
+        self.try_step().map_err(failed)
+    }
+
+    fn zero_grad(&mut self) -> Result<(), OptimizerError> {
+        Ok(self.params.clear_grads()?)
+    }
+}
+
+/// Each rank's own: the errors differ.
+impl Stateful for OneBitAdam {
+    fn state_dict(&self) -> Result<StateDict, StateError> {
+        let mut state = StateDict::new();
+        state.insert("step", Entry::Int(i64::try_from(self.steps).unwrap_or(i64::MAX)));
+        state.insert("lr", Entry::Float(self.options.lr));
+        for (name, tensor) in self.tensors() {
+            state.insert(name, Entry::Tensor(tensor.shallow_clone()));
+        }
+        Ok(state)
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        let found = state.int("step")?;
+        let Ok(steps) = u64::try_from(found) else {
+            let (key, expected) = ("step".to_owned(), "at least 0".to_owned());
+            return Err(StateError::Mismatch { key, expected, found: found.to_string() });
+        };
+        let lr = state.float("lr")?;
+        let mut saved = Vec::new();
+        for (name, own) in self.tensors() {
+            saved.push((own.shallow_clone(), state.tensor(name, &own.size(), own.kind())?.shallow_clone()));
+        }
+        state.refuse_unknown(&["step", "lr", "momentum", "squares", "own_error", "mean_error"])?;
+        let _no_grad = tch::no_grad_guard();
+        for (mut own, saved) in saved {
+            own.f_copy_(&saved).map_err(overdrive_core::TorchError::from)?;
+        }
+        (self.steps, self.options.lr) = (steps, lr);
+        Ok(())
+    }
+}
+
+impl OneBitAdam {
+    fn tensors(&self) -> [(&'static str, &Tensor); 4] {
+        let Self { momentum, squares, signed, .. } = self;
+        [("momentum", momentum), ("squares", squares), ("own_error", &signed.own), ("mean_error", &signed.mean)]
+    }
+}
