@@ -75,8 +75,10 @@ pub fn serve() -> Result<()> {
     Ok(())
 }
 
+type Forward = Box<dyn Fn(&Tensor) -> Tensor>;
+
 struct Training {
-    forward: Box<dyn Fn(&Tensor) -> Tensor>,
+    forward: Forward,
     batch: (Tensor, Tensor),
     ddp: DistributedDataParallel,
     opt: AdamW,
@@ -86,7 +88,7 @@ struct Training {
 impl Training {
     fn new(model: &str, hook: &str, group: &ProcessGroup) -> Result<Self> {
         let vs = VarStore::new(Device::Cpu);
-        let (forward, inputs): (Box<dyn Fn(&Tensor) -> Tensor>, _) = match model {
+        let (forward, inputs): (Forward, _) = match model {
             "cnn" => {
                 let cnn = Cnn::new(&vs.root());
                 (Box::new(move |images| cnn.forward(images)), vec![BATCH, 1, 28, 28])
