@@ -128,3 +128,62 @@ fn microseconds(ns: i64) -> String {
 fn string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use overdrive_ffi::profiler::Thread;
+
+    use super::*;
+
+    /// What kineto writes, with `padding` in its head, among its events and behind them.
+    fn trace(padding: &str) -> String {
+        format!(
+            "{{\n \"padding\": \"{padding}\",\n \"baseTimeNanoseconds\": 1000,\n \"traceEvents\": [\n \
+             {{\"ph\": \"i\", \"name\": \"first {padding}\"}},\n {{\n \"name\": \"Record Window End\", \"ph\": \"i\"\n }}\n  \
+             ],\n \"ERROR\": [\"{padding}\"],\n \"traceName\": \"/tmp/.trace-1.tmp\"\n}}"
+        )
+    }
+
+    fn completed(text: &str, scopes: &[Scope]) -> (bool, String) {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        let is_complete = complete(&mut file, Path::new("a \"name\".json"), scopes).unwrap();
+        let mut now = String::new();
+        file.seek(SeekFrom::Start(0)).unwrap();
+        file.read_to_string(&mut now).unwrap();
+        (is_complete, now)
+    }
+
+    #[test]
+    fn a_trace_of_any_length_gets_its_scopes_and_its_name() {
+        let thread = Arc::new(Thread { number: 3, system_id: 77, name: Some("worker \"1\"".to_owned()) });
+        let scope =
+            |name: &str, start_ns, end_ns| Scope { name: name.into(), start_ns, end_ns, thread: thread.clone() };
+        let scopes = [scope("inner", 3000, 4001), scope("outer", 2500, 9000)];
+        for length in [0, 10, 70_000, 1_000_000] {
+            for (scopes, events) in [(&scopes[..], 6), (&[], 2)] {
+                let (is_complete, now) = completed(&trace(&"x".repeat(length)), scopes);
+                assert!(is_complete);
+                let now: serde_json::Value = serde_json::from_str(&now).unwrap();
+                assert_eq!(now["traceName"], "a \"name\".json");
+                let all = now["traceEvents"].as_array().unwrap();
+                assert_eq!(all.len(), events);
+                if !scopes.is_empty() {
+                    assert_eq!([&all[2]["name"], &all[3]["name"]], ["outer", "inner"]);
+                    assert_eq!((all[3]["ts"].as_f64(), all[3]["dur"].as_f64()), (Some(2.0), Some(1.001)));
+                    assert_eq!(all[4]["args"]["name"], "thread 77 (worker \"1\")");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_trace_that_was_cut_short_is_told_and_left_alone() {
+        let whole = trace("some text");
+        for length in [0, 1, whole.len() / 2, whole.len() - 40] {
+            assert_eq!(completed(&whole[..length], &[]), (false, whole[..length].to_owned()));
+        }
+    }
+}

@@ -30,13 +30,13 @@ pub fn tensorboard_trace_handler(dir: impl AsRef<Path>) -> TensorBoardHandler {
 }
 
 impl TensorBoardHandler {
-    /// A name of its own for each process of a distributed run [default: `<host>_<process>`].
+    /// A name of its own for each process of a distributed run; `<host>_<process>` unless told.
     pub fn worker_name(mut self, name: impl Into<String>) -> Self {
         self.worker_name = Some(name.into());
         self
     }
 
-    /// Whether the files are compressed [default: no].
+    /// Whether the files are compressed; they are not unless told.
     pub fn use_gzip(mut self, compress: bool) -> Self {
         self.use_gzip = compress;
         self

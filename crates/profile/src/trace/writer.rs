@@ -6,6 +6,10 @@ use std::thread::{Builder, JoinHandle};
 use crate::ProfileError;
 use crate::error::When as _;
 
+/// The writer's `nice` value, see `setpriority(2)`.
+#[cfg(target_os = "linux")]
+const NICE: i32 = 10;
+
 /// A file that a thread of its own writes. Dropping this waits for it, and logs a failure.
 #[derive(Debug)]
 #[must_use = "dropping it waits until the file is written"]
@@ -20,7 +24,10 @@ impl TraceWriter {
         write: impl FnOnce(&Path) -> Result<(), ProfileError> + Send + 'static,
     ) -> Result<Self, ProfileError> {
         let target = path.to_owned();
-        let thread = Builder::new().name("trace-writer".to_owned()).spawn(move || write(&target));
+        let thread = Builder::new().name("trace-writer".to_owned()).spawn(move || {
+            stand_back();
+            write(&target)
+        });
         let thread = thread.when("start a thread to write it", path)?;
         Ok(Self { path: path.to_owned(), thread: Some(thread) })
     }
@@ -56,5 +63,14 @@ impl Drop for TraceWriter {
             Ok(Err(error)) => tracing::error!(%error, "a trace was not written"),
             Err(_) => tracing::error!(path = %self.path.display(), "the thread that wrote a trace panicked"),
         }
+    }
+}
+
+/// Lets the training thread and libtorch's pool go first where there are fewer cores than threads.
+fn stand_back() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE) {
+        // A sandbox may forbid it: the file is written all the same.
+        tracing::debug!(%error, "the thread that writes a trace keeps its priority");
     }
 }

@@ -19,6 +19,8 @@ const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 /// Held by whoever has a profiler on, or a scope that one might see.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
+    // Threads that wait for each other on busy cores make small operators take long.
+    tch::set_num_threads(1);
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
