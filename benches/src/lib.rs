@@ -9,5 +9,6 @@ pub mod images;
 pub mod job;
 pub mod main_job;
 pub mod model;
+pub mod scaling;
 pub mod trainer;
 pub mod versus;

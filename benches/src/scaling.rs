@@ -1,0 +1,117 @@
+//! A model of data-parallel training on many hosts: what two ranks were measured to take, in a stated formula.
+//!
+//! The page `docs/scaling.md` explains it and holds its tables; a test compares them.
+
+/// How the bytes that a rank sends grow with the ranks.
+#[derive(Clone, Copy, Debug)]
+enum Pattern {
+    /// `2 (n - 1) / n` times: a ring of all-reduces, or of exchanged and gathered parts.
+    Ring,
+    /// `n - 1` times: everybody's own goes to everybody.
+    Gather,
+}
+
+/// A way to communicate, as measured of two ranks.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    name: &'static str,
+    pattern: Pattern,
+    /// That a rank sends in a step.
+    megabytes: f64,
+    /// A step of two ranks on one host.
+    step_ms: f64,
+}
+
+/// Measured of the MLP of 10.0 million parameters: `versus ddp`, `benches/record/2026-11-21-epyc-2-cores-ddp.json` and what it prints beside.
+const WAYS: [Way; 6] = [
+    Way { name: "none", pattern: Pattern::Ring, megabytes: 41.96, step_ms: 80.4 },
+    Way { name: "float16", pattern: Pattern::Ring, megabytes: 20.98, step_ms: 88.9 },
+    Way { name: "bfloat16", pattern: Pattern::Ring, megabytes: 20.99, step_ms: 80.4 },
+    Way { name: "PowerSGD, rank 4", pattern: Pattern::Ring, megabytes: 0.243, step_ms: 93.4 },
+    Way { name: "top-k, 1%", pattern: Pattern::Gather, megabytes: 0.836, step_ms: 76.3 },
+    Way { name: "1-bit", pattern: Pattern::Ring, megabytes: 1.324, step_ms: 79.4 },
+];
+/// A step that communicates nothing.
+const LOCAL_MS: f64 = 41.0;
+/// For how long gradients travelled while backward still ran.
+const OVERLAP_MS: f64 = 19.3;
+/// An all-reduce of one number of two ranks, which is two messages one behind the other.
+const SUM_MS: f64 = 0.320;
+/// How many all-reduces a step takes.
+const BUCKETS: f64 = 3.0;
+
+const RANKS: [f64; 8] = [8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
+const GIGABITS: [f64; 4] = [1.0, 10.0, 25.0, 100.0];
+
+impl Way {
+    /// Milliseconds of a step of `ranks` hosts, each behind a link of `gigabits` a second.
+    fn step(&self, ranks: f64, gigabits: f64) -> f64 {
+        let (bytes, messages) = match self.pattern {
+            Pattern::Ring => (2.0 * (ranks - 1.0) / ranks, 2.0 * (ranks - 1.0)),
+            Pattern::Gather => (ranks - 1.0, ranks - 1.0),
+        };
+        let travel = self.megabytes * bytes * 8.0 / gigabits + BUCKETS * messages * SUM_MS / 2.0;
+        self.step_ms + (travel - OVERLAP_MS).max(0.0)
+    }
+
+    /// On which links it is faster than no compression.
+    fn pays(&self, ranks: f64) -> String {
+        let gains = |gigabits: f64| self.step(ranks, gigabits) < WAYS[0].step(ranks, gigabits);
+        // Of links so slow that bytes alone count, up to ones that nobody has.
+        let (mut slow, mut fast) = (1e-3, 1e4);
+        let (on_slow, on_fast) = (gains(slow), gains(fast));
+        if on_slow == on_fast {
+            return if on_slow { "always" } else { "never" }.to_owned();
+        }
+        for _ in 0..60 {
+            let middle = f64::sqrt(slow * fast);
+            if gains(middle) == on_slow { slow = middle } else { fast = middle }
+        }
+        let side = if on_slow { "below" } else { "above" };
+        format!("{side} {slow:.*} Gbit/s", usize::from(slow < 10.0))
+    }
+}
+
+/// The tables of `docs/scaling.md`.
+pub fn tables() -> String {
+    let mut out = String::new();
+    let heads: Vec<&str> = WAYS.iter().map(|way| way.name).collect();
+    for gigabits in GIGABITS {
+        out += &format!("\n### Links of {gigabits} Gbit/s\n\n| hosts | {} |\n", heads.join(" | "));
+        out += &format!("|{}\n", "---|".repeat(WAYS.len() + 1));
+        for ranks in RANKS {
+            let cells = WAYS.map(|way| format!("{:.0}%", 100.0 * LOCAL_MS / way.step(ranks, gigabits)));
+            out += &format!("| {ranks} | {} |\n", cells.join(" | "));
+        }
+    }
+    out += "\n### Where compression starts to pay\n\n| hosts |";
+    out += &heads[1..].iter().map(|name| format!(" {name} |")).collect::<String>();
+    out += &format!("\n|{}\n", "---|".repeat(WAYS.len()));
+    for ranks in RANKS {
+        let cell = |way: &Way| format!(" {} |", way.pays(ranks));
+        out += &format!("| {ranks} |{}\n", WAYS[1..].iter().map(cell).collect::<String>());
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_holds_the_tables() {
+        let page = include_str!("../../docs/scaling.md");
+        assert!(page.contains(&tables()), "docs/scaling.md should end with:\n{}", tables());
+    }
+
+    #[test]
+    fn slow_links_and_many_hosts_cost_more_and_bytes_tell() {
+        let [none, .., one_bit] = WAYS;
+        assert!(none.step(8.0, 1.0) > none.step(8.0, 10.0) && none.step(16.0, 1.0) > none.step(8.0, 1.0));
+        // By hand: 2 * 7 / 8 * 41.96 MB at 1 Gbit/s, and 3 * 14 messages.
+        let travel = 41.96 * 1.75 * 8.0 + 42.0 * SUM_MS / 2.0;
+        assert!((none.step(8.0, 1.0) - (none.step_ms + travel - OVERLAP_MS)).abs() < 1e-9);
+        assert!(one_bit.step(8.0, 1.0) < none.step(8.0, 1.0));
+        assert_eq!((one_bit.pays(8.0).as_str(), none.pays(8.0).as_str()), ("always", "never"));
+    }
+}
