@@ -3,7 +3,7 @@
 use overdrive_core::{Entry, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful, SyncError};
 use overdrive_ffi::c10d::ReduceOp;
 use overdrive_ffi::{Arg, LazyOp, TensorList};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
@@ -15,6 +15,8 @@ static LERP: LazyOp = LazyOp::new("aten::lerp_", "Scalar");
 static ADD_SCALAR: LazyOp = LazyOp::new("aten::add_", "Scalar");
 static ADD: LazyOp = LazyOp::new("aten::add_", "Tensor");
 static ADDCMUL: LazyOp = LazyOp::new("aten::addcmul_", "");
+static EQ: LazyOp = LazyOp::new("aten::eq", "Scalar");
+static MASKED_FILL: LazyOp = LazyOp::new("aten::masked_fill_", "Scalar");
 
 /// Options of [`OneBitAdam`].
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +30,8 @@ pub struct OneBitAdamOptions {
     /// The share of each weight, times the learning rate, taken off with each step; 0 at first.
     pub weight_decay: f64,
     /// How many steps are plain Adam, gradients sent whole; then the average of squares stays as it is, and signs are sent.
-    /// 100 at first; the paper takes a sixth of a training.
+    /// 100 at first, and at least 1; the paper takes a sixth of a training. Parameters without a gradient until then never
+    /// move.
     pub freeze_step: u64,
 }
 
@@ -94,6 +97,13 @@ impl OneBitAdam {
     ) -> Result<Self, OptimizerError> {
         let params = params.as_ref();
         let first = params.first().ok_or(OptimizerError::NoParameters)?;
+        if let Some(index) = params.iter().position(|it| !it.defined()) {
+            return Err(OptimizerError::InvalidParameter { index, reason: "is undefined".to_owned() });
+        }
+        if !matches!(first.kind(), Kind::Float | Kind::Double | Kind::BFloat16 | Kind::Half) {
+            let reason = format!("is {:?}, but should be of a floating-point dtype", first.kind());
+            return Err(OptimizerError::InvalidParameter { index: 0, reason });
+        }
         if let Some(index) = params.iter().position(|it| (it.kind(), it.device()) != (first.kind(), first.device())) {
             let reason = "all have to be of one dtype and on one device".to_owned();
             return Err(OptimizerError::InvalidParameter { index, reason });
@@ -105,6 +115,8 @@ impl OneBitAdam {
         for (option, value) in [("eps", options.eps), ("weight_decay", options.weight_decay)] {
             OptimizerError::check_range(option, value, 0.0..f64::INFINITY, "a finite number of at least 0")?;
         }
+        let at_least_one = "at least 1: the averages of squares come from these steps";
+        OptimizerError::check_range("freeze_step", options.freeze_step as f64, 1.0..f64::INFINITY, at_least_one)?;
         let count: usize = params.iter().map(Tensor::numel).sum();
         let zeros = || first.f_new_zeros([count as i64], (first.kind(), first.device()));
         let zeros = || zeros().map_err(overdrive_core::TorchError::from);
@@ -140,9 +152,14 @@ impl OneBitAdam {
         // Adam's corrections of averages that began with zeros; that of the squares is frozen with them.
         let correction = |beta: f64, steps: u64| 1.0 - beta.powf(steps as f64);
         let mut root =
-            DIV.tensor(&[Arg::Tensor(&self.squares), Arg::Double(correction(beta2, next.min(freeze_step.max(1))))])?;
+            DIV.tensor(&[Arg::Tensor(&self.squares), Arg::Double(correction(beta2, next.min(freeze_step)))])?;
         let _in_place = root.f_sqrt_()?;
         ADD_SCALAR.call(&[Arg::Tensor(&root), Arg::Double(self.options.eps)])?;
+        if next > freeze_step {
+            // Signs say that every parameter moves, those too that no gradient has reached in the warm-up; they stay.
+            let unknown = EQ.tensor(&[Arg::Tensor(&self.squares), Arg::Double(0.0)])?;
+            MASKED_FILL.call(&[Arg::Tensor(&root), Arg::Tensor(&unknown), Arg::Double(f64::INFINITY)])?;
+        }
         let update = self.momentum.f_div(&root)?;
         self.apply(&update, self.options.lr / correction(beta1, next))
     }
@@ -229,6 +246,10 @@ impl Stateful for OneBitAdam {
             return Err(StateError::Mismatch { key, expected, found: found.to_string() });
         };
         let lr = state.float("lr")?;
+        if OptimizerError::check_lr(lr).is_err() {
+            let (key, expected) = ("lr".to_owned(), "a finite number of at least 0".to_owned());
+            return Err(StateError::Mismatch { key, expected, found: lr.to_string() });
+        }
         let mut saved = Vec::new();
         for (name, own) in self.tensors() {
             saved.push((own.shallow_clone(), state.tensor(name, &own.size(), own.kind())?.shallow_clone()));

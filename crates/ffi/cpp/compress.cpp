@@ -128,6 +128,8 @@ od_status od_sign_compress(const at::Tensor* grad, const at::Tensor* error, at::
         }
       }
     });
+    // An infinity or NaN is for this step, whose scale tells all ranks; remembered, it would be in every step from here on.
+    if (!std::isfinite(scale)) std::fill_n(value, count, 0.0f);
     auto scales = at::full({1}, scale, at::kFloat);
     auto made = std::make_unique<at::Tensor>(std::move(packed));
     *scale_out = new at::Tensor(std::move(scales));
@@ -203,6 +205,10 @@ od_status od_take_largest(const at::Tensor* grad, const at::Tensor* error, int64
     std::copy_n(candidates.begin(), missing, place);
     auto* taken = values.data_ptr<float>();
     for (int64_t i = 0; i < kept; ++i) taken[i] = std::exchange(value[first[i]], 0.0f);
+    // An infinity or NaN is for this step; remembered, it would be in steps from here on until all were sent.
+    if (std::any_of(bins.begin() + bin(INFINITY), bins.end(), [](int64_t found) { return found > 0; })) {
+      std::replace_if(value, value + count, [](float left) { return !std::isfinite(left); }, 0.0f);
+    }
     auto made = std::make_unique<at::Tensor>(std::move(places));
     *values_out = new at::Tensor(std::move(values));
     *places_out = made.release();

@@ -53,7 +53,12 @@ class CachingAllocator final : public c10::Allocator {
 
   void keep_or_free(Block* block) {
     if (block->bytes < kSmallest) return release(block);
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (block->bytes > limit_) {
+      // Kept, it would push out all others, and then itself.
+      lock.unlock();
+      return release(block);
+    }
     free_.push_back(block);
     held_ += block->bytes;
     shrink();

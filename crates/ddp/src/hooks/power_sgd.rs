@@ -177,8 +177,10 @@ impl PowerSgd {
     /// Puts the mean into the bucket's buffer.
     fn multiply(&mut self, bucket: &GradBucket, factors: Factors) -> Result<Tensor, DdpError> {
         let ranks = self.group.size() as f64;
+        let mut finite = true;
         if let Some(sum) = factors.whole_sum {
             let sum = sum.wait()?;
+            finite &= is_finite(&sum)?;
             DIV.call(&[Arg::Tensor(&sum), Arg::Double(ranks)])?;
             for (gradient, mean) in factors.whole.iter().zip(parts(&sum, &factors.whole)?) {
                 gradient.shallow_clone().f_copy_(&mean)?;
@@ -213,6 +215,11 @@ impl PowerSgd {
                 let _in_place = error.f_sub_(&bucket.buffer)?;
             }
             memory.error = error;
+            // An infinity or NaN is for this step, in the same sums on all ranks; remembered, it would be in every step from
+            // here on.
+            if !(finite && is_finite(&sum)?) {
+                *memory = Memory::default();
+            }
         }
         Ok(bucket.buffer.shallow_clone())
     }
@@ -236,6 +243,10 @@ fn copied(old: Option<Tensor>, from: &Tensor) -> Result<Tensor, DdpError> {
         }
         None => Ok(from.f_detach_copy()?),
     }
+}
+
+fn is_finite(sum: &Tensor) -> Result<bool, DdpError> {
+    Ok(sum.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0)
 }
 
 fn flatten(tensors: &[Tensor]) -> Result<Tensor, DdpError> {

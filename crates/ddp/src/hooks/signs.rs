@@ -10,6 +10,7 @@ static NE: LazyOp = LazyOp::new("aten::ne", "Scalar");
 static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
 static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
 static DIV: LazyOp = LazyOp::new("aten::div", "Scalar");
+static MASKED_FILL: LazyOp = LazyOp::new("aten::masked_fill_", "Scalar");
 static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
 
 /// Adds gradients to an error, in place; returns the sum's signs and their scale, and leaves in `error` what they lose.
@@ -27,6 +28,9 @@ pub(crate) fn compress(grads: &Tensor, error: &Tensor) -> Result<(Tensor, Tensor
     let eights = positive.f_view([-1, 8])?.f_to_kind(Kind::Uint8)?;
     let packed = eights.f_mul(&bits(error)?)?.f_sum_dim_intlist(1, false, Kind::Uint8)?;
     let _in_place = whole.f_sub_(&signed(&positive.f_narrow(0, 0, count)?, &scale, error)?)?;
+    // An infinity or NaN is for this step, whose scale tells all ranks; remembered, it would be in every step from here on.
+    let lost = scale.f_isfinite()?.f_logical_not()?;
+    MASKED_FILL.call(&[Arg::Tensor(&whole), Arg::Tensor(&lost), Arg::Double(0.0)])?;
     Ok((packed, scale.f_view([1])?))
 }
 

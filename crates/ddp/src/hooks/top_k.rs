@@ -13,6 +13,7 @@ use crate::group::ProcessGroup;
 use crate::work::Work;
 
 static INDEX_FILL: LazyOp = LazyOp::new("aten::index_fill_", "int_Scalar");
+static MASKED_FILL: LazyOp = LazyOp::new("aten::masked_fill_", "Scalar");
 static INDEX_ADD: LazyOp = LazyOp::new("aten::index_add_", "");
 
 /// Sends each bucket's `share` of gradients with the largest absolute values, and adds what it left out to the next step's
@@ -106,5 +107,7 @@ fn take_largest(grads: &Tensor, error: &Tensor, kept: i64) -> Result<(Tensor, Te
     let (_, places) = whole.f_abs()?.f_topk(kept, 0, true, false)?;
     let values = whole.f_index_select(0, &places)?;
     INDEX_FILL.call(&[Arg::Tensor(&whole), Arg::Int(0), Arg::Tensor(&places), Arg::Double(0.0)])?;
+    // An infinity or NaN is for this step; remembered, it would be in steps from here on until all were sent.
+    MASKED_FILL.call(&[Arg::Tensor(&whole), Arg::Tensor(&whole.f_isfinite()?.f_logical_not()?), Arg::Double(0.0)])?;
     Ok((places.f_to_kind(Kind::Int)?, values))
 }

@@ -116,7 +116,7 @@ impl InitMethod {
 impl Rendezvous {
     /// The store that the ranks meet through, as PyTorch makes it.
     pub(crate) fn store(&self, timeout: Duration) -> Result<Store, DdpError> {
-        let timeout = match &self.place {
+        let left = match &self.place {
             Place::Tcp { host, port, served: false } if self.rank > 0 => listener::wait(host, *port, timeout),
             _ => timeout,
         };
@@ -127,7 +127,7 @@ impl Rendezvous {
                 is_server: !served && self.rank == 0,
                 world_size: self.world_size,
                 wait_for_workers: true,
-                timeout,
+                timeout: left,
             })
             .map(|(store, _)| store),
             Place::File(path) => Store::file(path, self.world_size, timeout),
