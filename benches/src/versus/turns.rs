@@ -140,7 +140,14 @@ impl<'a> Turns<'a> {
             return Ok(());
         }
         let samples = (&ours.samples[..], &peer.samples[..]);
-        findings.rows.push(VersusRow::of_pairs(case.text, &peer.name, case.unit, samples, case.ratio, target)?);
+        findings.rows.push(VersusRow::of_pairs(
+            case.text,
+            peer.name.trim_end(),
+            case.unit,
+            samples,
+            case.ratio,
+            target,
+        )?);
         Ok(())
     }
 }

@@ -45,7 +45,9 @@ impl Default for OneBitAdamOptions {
 ///
 /// Behind the warm-up the average of squares is frozen; each rank moves the common momentum by its own gradients, and its
 /// signs travel, with the error of both roundings remembered. The optimizer communicates by itself, in
-/// [`step`](Optimizer::step): use the model without `DistributedDataParallel`, and start from equal weights on all ranks.
+/// [`step`](Optimizer::step): use the model without `DistributedDataParallel`. Rank 0's weights are sent to all at first.
+/// Gradients are each rank's own until then: clip by value if at all, and without a `GradScaler`, which would skip the step on
+/// one rank alone (bfloat16 needs none).
 ///
 /// ```no_run
 /// use overdrive_core::Optimizer;
@@ -55,7 +57,6 @@ impl Default for OneBitAdamOptions {
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let group = init_process_group(Backend::Gloo, InitMethod::Auto)?;
-/// tch::manual_seed(1); // the same weights on all ranks
 /// let vs = nn::VarStore::new(Device::Cpu);
 /// let model = nn::linear(vs.root(), 4, 1, Default::default());
 /// let options = OneBitAdamOptions { lr: 1e-3, freeze_step: 200, ..Default::default() };
@@ -86,10 +87,13 @@ pub struct OneBitAdam {
 }
 
 impl OneBitAdam {
-    /// An optimizer of parameters that are the same on all ranks.
+    /// An optimizer of parameters that start as rank 0's.
     ///
     /// # Errors
-    /// When there are no parameters, they differ in dtype or device, or an option is outside its range.
+    /// When there are no parameters, they differ in dtype or device or in number over ranks, or an option is outside its range.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
     pub fn new(
         group: &ProcessGroup,
         params: impl AsRef<[Tensor]>,
@@ -118,6 +122,7 @@ impl OneBitAdam {
         let at_least_one = "at least 1: the averages of squares come from these steps";
         OptimizerError::check_range("freeze_step", options.freeze_step as f64, 1.0..f64::INFINITY, at_least_one)?;
         let count: usize = params.iter().map(Tensor::numel).sum();
+        start_as_rank_0(group, params, count).map_err(failed)?;
         let zeros = || first.f_new_zeros([count as i64], (first.kind(), first.device()));
         let zeros = || zeros().map_err(overdrive_core::TorchError::from);
         let momentum = zeros()?;
@@ -185,6 +190,24 @@ impl OneBitAdam {
         let grads = self.params.to_vec()?.into_iter().map(flat).collect::<Result<Vec<_>, _>>()?;
         Ok(Tensor::f_cat(&grads, 0)?)
     }
+}
+
+/// Before anything that ranks with other parameters could not take part in.
+fn start_as_rank_0(group: &ProcessGroup, params: &[Tensor], count: usize) -> Result<(), DdpError> {
+    let own = Tensor::f_from_slice(&[params.len() as i64, count as i64])?.f_to_device(group.device())?;
+    let all = group.all_gather(&own)?.iter().map(Vec::<i64>::try_from).collect::<Result<Vec<_>, _>>()?;
+    if let Some(rank) = all.iter().position(|one| *one != all[0]) {
+        let text = |one: &[i64]| format!("{} with {} numbers", one[0], one[1]);
+        let (found, expected) = (text(&all[rank]), text(&all[0]));
+        return Err(DdpError::ModelMismatch { what: "the parameters of OneBitAdam".to_owned(), rank, found, expected });
+    }
+    let _no_grad = tch::no_grad_guard();
+    for param in params {
+        let mut first = param.f_detach()?.f_contiguous()?;
+        group.broadcast(&mut first, 0)?;
+        param.shallow_clone().f_copy_(&first)?;
+    }
+    Ok(())
 }
 
 fn failed(error: DdpError) -> OptimizerError {

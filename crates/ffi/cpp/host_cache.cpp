@@ -59,7 +59,12 @@ class CachingAllocator final : public c10::Allocator {
       lock.unlock();
       return release(block);
     }
-    free_.push_back(block);
+    try {
+      free_.push_back(block);
+    } catch (const std::bad_alloc&) {
+      lock.unlock();
+      return release(block);
+    }
     held_ += block->bytes;
     shrink();
   }

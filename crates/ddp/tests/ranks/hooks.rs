@@ -29,7 +29,7 @@ fn bucket(buffer: &Tensor, shape: &[i64]) -> GradBucket {
     GradBucket { index: 0, is_last: true, buffer: buffer.shallow_clone(), gradients, parameters }
 }
 
-fn runs(hook: &mut impl CommHook, buffer: &Tensor, shape: &[i64]) -> Result<Tensor> {
+pub fn runs(hook: &mut impl CommHook, buffer: &Tensor, shape: &[i64]) -> Result<Tensor> {
     let bucket = bucket(buffer, shape);
     let in_flight = hook.start(&bucket)?;
     Ok(hook.finish(&bucket, in_flight)?)

@@ -6,6 +6,7 @@ mod collectives;
 mod faults;
 mod harness;
 mod hooks;
+mod infinities;
 mod kills;
 mod moments;
 mod network;
@@ -33,6 +34,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("sync_batch_norm", averages::sync_batch_norm),
     ("local_sgd", averages::local_sgd),
     ("hooks", hooks::scenario),
+    ("infinities", infinities::scenario),
     ("panicking_hook", hooks::panicking),
     ("failing_hook", hooks::failing),
     ("endless_sums", faults::endless_sums),
@@ -80,6 +82,7 @@ fn main() -> Result<()> {
         plain("local_sgd_of_3", "local_sgd", 3),
         plain("hooks_of_2", "hooks", 2),
         plain("hooks_of_3", "hooks", 3),
+        plain("infinities_pass_and_strangers_are_refused", "infinities", 2),
         plain("a_hooks_panic_goes_on_here", "panicking_hook", 2),
         plain("a_hooks_error_comes_back", "failing_hook", 2),
         plain("windows_of_2_that_close_with_nothing", "windows", 2),

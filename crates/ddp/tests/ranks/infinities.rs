@@ -1,0 +1,74 @@
+//! What a compressing hook and 1-bit Adam make of infinities, and of parameters that no gradient reaches.
+
+use anyhow::{Result, ensure};
+use overdrive_core::Optimizer;
+use overdrive_ddp::hooks::{OneBit, PowerSgd, PowerSgdOptions, TopK};
+use overdrive_ddp::{CommHook, OneBitAdam, OneBitAdamOptions, ProcessGroup};
+use tch::{Device, Kind, Tensor};
+
+use crate::harness::Meeting;
+use crate::hooks::runs;
+
+const COUNT: i64 = 120;
+
+pub fn scenario(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    for kind in [Kind::Float, Kind::Double] {
+        let power = PowerSgdOptions { start_power_sgd_iter: 2, ..Default::default() };
+        passes(&group, kind, OneBit::new(&group, 1))?;
+        passes(&group, kind, TopK::new(&group, 0.05, 1)?)?;
+        passes(&group, kind, PowerSgd::new(&group, power)?)?;
+    }
+    unreached(&group)?;
+    refusals(&group)
+}
+
+/// An infinity on one rank reaches all in its step, so that a scaler skips it everywhere, and no later one.
+fn passes(group: &ProcessGroup, kind: Kind, mut hook: impl CommHook) -> Result<()> {
+    for step in 0..8 {
+        tch::manual_seed(step + 100 * group.rank() as i64);
+        let grads = Tensor::randn([COUNT], (kind, Device::Cpu));
+        if step == 4 && group.rank() == 1 {
+            let _ = grads.narrow(0, 7, 30).f_copy_(&Tensor::from(f32::INFINITY).to_kind(kind).expand([30], false));
+        }
+        let mean = runs(&mut hook, &grads, &[12, 10])?;
+        let finite = mean.isfinite().all().int64_value(&[]) != 0;
+        ensure!(finite == (step != 4), "{kind:?}, step {step}: finite is {finite}");
+    }
+    Ok(())
+}
+
+/// Signs say that everything moves; what had no gradient in the warm-up does not.
+fn unreached(group: &ProcessGroup) -> Result<()> {
+    let param = Tensor::ones([10], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    let mut opt =
+        OneBitAdam::new(group, [param.shallow_clone()], OneBitAdamOptions { freeze_step: 2, ..Default::default() })?;
+    for _ in 0..6 {
+        param.narrow(0, 0, 5).square().sum(Kind::Float).backward();
+        opt.step()?;
+        opt.zero_grad()?;
+    }
+    let values = Vec::<f32>::try_from(param.detach())?;
+    ensure!(values[..5].iter().all(|value| (0.9..1.0).contains(value)) && values[5..] == [1.0; 5], "{values:?}");
+    Ok(())
+}
+
+fn refusals(group: &ProcessGroup) -> Result<()> {
+    let options = OneBitAdamOptions::default();
+    // One number more on the second rank: every rank is told.
+    let uneven = Tensor::zeros([3 + group.rank() as i64], (Kind::Float, Device::Cpu));
+    let told = OneBitAdam::new(group, [uneven], options).map(drop).map_err(|error| error.to_string());
+    ensure!(told.as_ref().is_err_and(|said| said.contains("1 with 4 numbers")), "{told:?}");
+    for (params, named) in [
+        (vec![Tensor::zeros([2], (Kind::Int64, Device::Cpu))], "floating-point"),
+        (vec![Tensor::new()], "undefined"),
+        (vec![], "no parameters"),
+    ] {
+        let told = OneBitAdam::new(group, params, options).map(drop).map_err(|error| error.to_string());
+        ensure!(told.as_ref().is_err_and(|said| said.contains(named)), "{told:?}");
+    }
+    let never = OneBitAdamOptions { freeze_step: 0, ..options };
+    let param = Tensor::zeros([2], (Kind::Float, Device::Cpu));
+    ensure!(OneBitAdam::new(group, [param], never).is_err_and(|error| error.to_string().starts_with("freeze_step")));
+    Ok(())
+}
