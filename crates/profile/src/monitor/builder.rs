@@ -9,7 +9,7 @@ use crate::ProfileError;
 
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 const LONGEST_INTERVAL: Duration = Duration::from_secs(3600);
-const LONGEST_WINDOW: usize = 1 << 20;
+const LONGEST_WINDOW: usize = 1 << 17;
 
 /// Sets up a [`Monitor`]. Made by [`Monitor::builder`].
 #[must_use = "a builder does nothing until it starts a monitor"]
