@@ -370,6 +370,7 @@ fn the_profiler_sees_the_device() -> Result<()> {
 fn phases_on_the_device_are_timed_without_waiting() -> Result<()> {
     let timer = StepTimer::builder().device(GPU).warmup_steps(1).build()?;
     let x = Tensor::randn([1024, 1024], FLOAT);
+    let _ = x.matmul(&x);
     {
         let _no_wait = cuda::ForbidSync::new()?;
         for _ in 0..4 {

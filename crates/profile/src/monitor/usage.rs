@@ -52,7 +52,7 @@ pub(super) fn process() -> ProcResult<ProcessSample> {
         threads: count(stat.num_threads),
         counters: Counters {
             cpu_seconds: (usage.user_time() + usage.system_time()).num_microseconds() as f64 / 1e6,
-            disk_read_bytes: io.map(|io| io.read_bytes),
+            disk_read_bytes: io.as_ref().map(|io| io.read_bytes),
             disk_written_bytes: io.map(|io| io.write_bytes),
             context_switches: count(switches),
             page_faults: minor.saturating_add(major),
