@@ -14,6 +14,9 @@ use super::http::Server;
 use super::{GapSource, MonitorBuilder, MonitorGap, Sample, Sampler, prometheus_text};
 use crate::ProfileError;
 
+/// How long a thread that hangs in a driver or a file is waited for.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
 /// Watches the machine, this process and its GPUs while a program trains.
 ///
 /// It has a thread of its own, which sleeps between samples. The last ones are kept in memory; they may also go to a file,
@@ -45,6 +48,8 @@ pub struct Monitor {
     server: Option<Server>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    /// Hangs up when the thread has ended.
+    ended: Receiver<()>,
 }
 
 /// What the thread has to show.
@@ -78,9 +83,13 @@ impl Monitor {
             line: settings.live.then(spinner),
             seen: seen.clone(),
         };
-        let thread = Builder::new().name("monitor".to_owned()).spawn(move || work.run(&stopped));
+        let (ending, ended) = mpsc::channel();
+        let thread = Builder::new().name("monitor".to_owned()).spawn(move || {
+            let _ending = ending;
+            work.run(&stopped);
+        });
         let thread = thread.map_err(ProfileError::Thread)?;
-        Ok(Self { seen, server, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { seen, server, stop: Some(stop), thread: Some(thread), ended })
     }
 
     /// The samples in memory, the oldest first.
@@ -104,12 +113,16 @@ impl Monitor {
     }
 
     /// Takes a last sample and ends the threads. What was seen stays here. A second time does nothing.
+    ///
+    /// # Syncs
+    /// It waits for the threads: for up to 10 s where a driver or a file hangs, and leaves the thread to itself then.
     pub fn stop(&mut self) {
         drop(self.server.take());
         drop(self.stop.take());
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
+        let Some(thread) = self.thread.take() else { return };
+        if self.ended.recv_timeout(LONGEST_WAIT) == Err(RecvTimeoutError::Timeout) {
+            tracing::error!("the thread that monitors hangs; it is left to itself");
+        } else if thread.join().is_err() {
             tracing::error!("the thread that monitors panicked");
         }
     }
