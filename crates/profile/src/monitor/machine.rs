@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -48,8 +48,6 @@ pub struct Monitor {
     server: Option<Server>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    /// Hangs up when the thread has ended.
-    ended: Receiver<()>,
 }
 
 /// What the thread has to show.
@@ -83,13 +81,9 @@ impl Monitor {
             line: settings.live.then(spinner),
             seen: seen.clone(),
         };
-        let (ending, ended) = mpsc::channel();
-        let thread = Builder::new().name("monitor".to_owned()).spawn(move || {
-            let _ending = ending;
-            work.run(&stopped);
-        });
+        let thread = Builder::new().name("monitor".to_owned()).spawn(move || work.run(&stopped));
         let thread = thread.map_err(ProfileError::Thread)?;
-        Ok(Self { seen, server, stop: Some(stop), thread: Some(thread), ended })
+        Ok(Self { seen, server, stop: Some(stop), thread: Some(thread) })
     }
 
     /// The samples in memory, the oldest first.
@@ -120,9 +114,15 @@ impl Monitor {
         drop(self.server.take());
         drop(self.stop.take());
         let Some(thread) = self.thread.take() else { return };
-        if self.ended.recv_timeout(LONGEST_WAIT) == Err(RecvTimeoutError::Timeout) {
-            tracing::error!("the thread that monitors hangs; it is left to itself");
-        } else if thread.join().is_err() {
+        let until = Instant::now() + LONGEST_WAIT;
+        while !thread.is_finished() {
+            if Instant::now() >= until {
+                tracing::error!("the thread that monitors hangs; it is left to itself");
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        if thread.join().is_err() {
             tracing::error!("the thread that monitors panicked");
         }
     }
