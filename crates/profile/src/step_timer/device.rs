@@ -237,6 +237,14 @@ mod tests {
         device.lock().unwrap().done = 8;
         assert_eq!(timeline.next_done().unwrap().0, 8);
         assert_eq!(timeline.lost_steps, 0);
+        // From here on no new marks are needed.
+        let made = device.lock().unwrap().made;
+        for number in 9..100 {
+            step(&device, &mut timeline, number);
+            device.lock().unwrap().done += 4;
+            assert_eq!(timeline.next_done().unwrap().0, number);
+        }
+        assert_eq!(device.lock().unwrap().made, made);
     }
 
     #[test]

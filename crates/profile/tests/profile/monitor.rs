@@ -203,13 +203,10 @@ fn nonsense_is_answered_or_hung_up_on() {
         let answer = ask(&monitor, request);
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
     }
-    // A request without end is cut off; the server may hang up before all of it is sent.
+    // A request without end is cut off at 8 KiB.
+    let answer = ask(&monitor, &[b'x'; (8 << 10) + 1]);
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
     let address = monitor.http_address().unwrap();
-    let mut endless = TcpStream::connect(address).unwrap();
-    let _ = (0..64).try_for_each(|_| endless.write_all(&[b'x'; 1024]));
-    let mut answer = Vec::new();
-    let _ = endless.read_to_end(&mut answer);
-    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400 "));
     // Those who connect and say nothing hold up neither others, for long, nor the end.
     let silent: Vec<_> = (0..2).map(|_| TcpStream::connect(address).unwrap()).collect();
     assert!(ask(&monitor, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));

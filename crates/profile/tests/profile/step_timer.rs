@@ -206,8 +206,13 @@ fn forgotten_guards_do_not_pile_up() {
         std::mem::forget(timer.phase(Phase::Forward));
     }
     clock.pass(5);
+    {
+        // Too deep to be one of its own.
+        let _backward = timer.phase(Phase::Backward);
+        clock.pass(1);
+    }
     timer.step(1);
-    assert_eq!(medians(&timer.report().unwrap()), [0.0, 0.0, 5.0, 0.0, 0.0, 0.0, 0.0]);
+    assert_eq!(medians(&timer.report().unwrap()), [0.0, 0.0, 6.0, 0.0, 0.0, 0.0, 0.0]);
 }
 
 #[test]

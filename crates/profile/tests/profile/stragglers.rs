@@ -60,6 +60,7 @@ fn a_rank_that_waits_for_others_is_no_straggler() {
     let clock = Clock::new();
     let rank = |forward, waits| report(&clock, &[(Phase::Forward, forward), (Phase::Communication, waits)]);
     assert_eq!(ranks(&[rank(20, 80), rank(100, 0), rank(20, 80)], 3.0), [(1, Phase::Forward)]);
+    assert_eq!(ranks(&[rank(100, 0), rank(20, 80), rank(100, 0)], 3.0), []);
 }
 
 #[test]
