@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "error",
     "dispatch",
     "tensor_list",
@@ -10,6 +10,7 @@ const SOURCES: [&str; 12] = [
     "host_cache",
     "memory",
     "copy_stream",
+    "timed_event",
     "context",
     "grad_hook",
     "adamw8bit",

@@ -155,6 +155,18 @@ od_status od_copy_event_wait(od_copy_event* event, od_error* err) noexcept;
 void od_copy_event_free(od_copy_event* event) noexcept;
 // Tells the allocator that the calling thread's current stream uses the tensor's memory.
 od_status od_copy_stream_adopt(const at::Tensor* tensor, od_error* err) noexcept;
+
+// timed_event.cpp
+// A point in a device's work; `record` puts it on the calling thread's current stream. No call here waits for the device.
+typedef struct od_timed_event od_timed_event;
+od_status od_timed_event_new(int32_t device, od_timed_event** out, od_error* err) noexcept;
+void od_timed_event_free(od_timed_event* event) noexcept;
+od_status od_timed_event_record(od_timed_event* event, od_error* err) noexcept;
+od_status od_timed_event_is_reached(const od_timed_event* event, int32_t* out, od_error* err) noexcept;
+// Fails for events that were not reached.
+od_status od_timed_event_elapsed(const od_timed_event* from, const od_timed_event* to, double* milliseconds,
+                                 od_error* err) noexcept;
+
 // jpeg.cpp, with the feature libjpeg-turbo alone. When it fails, `pixels` holds anything.
 od_status od_jpeg_decode(const uint8_t* file, size_t bytes, const od_jpeg_part* part, uint8_t* pixels,
                          od_error* err) noexcept;

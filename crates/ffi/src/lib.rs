@@ -44,6 +44,7 @@ mod raw_profiler;
 pub mod rng;
 mod rows;
 mod tensor_list;
+mod timed_event;
 
 pub use buffer_pool::BufferPool;
 pub use copy_stream::{CopyEvent, CopyStream};
@@ -55,6 +56,7 @@ pub use memory::{empty_pinned, tensor_from_vec};
 pub use op::{Arg, LazyOp, Op, Value};
 pub use rows::Rows;
 pub use tensor_list::{Grads, TensorList};
+pub use timed_event::TimedEvent;
 
 #[doc(hidden)]
 pub use error::test_throw;

@@ -55,6 +55,11 @@ pub struct CopyEvent {
 }
 
 #[repr(C)]
+pub struct TimedEvent {
+    _opaque: [u8; 0],
+}
+
+#[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AutocastState {
     pub device_type: i32,
@@ -241,6 +246,17 @@ unsafe extern "C" {
     pub fn od_copy_event_wait(event: *mut CopyEvent, err: *mut Error) -> Status;
     pub fn od_copy_event_free(event: *mut CopyEvent);
     pub fn od_copy_stream_adopt(tensor: *const C_tensor, err: *mut Error) -> Status;
+
+    pub fn od_timed_event_new(device: i32, out: *mut *mut TimedEvent, err: *mut Error) -> Status;
+    pub fn od_timed_event_free(event: *mut TimedEvent);
+    pub fn od_timed_event_record(event: *mut TimedEvent, err: *mut Error) -> Status;
+    pub fn od_timed_event_is_reached(event: *const TimedEvent, out: *mut i32, err: *mut Error) -> Status;
+    pub fn od_timed_event_elapsed(
+        from: *const TimedEvent,
+        to: *const TimedEvent,
+        milliseconds: *mut f64,
+        err: *mut Error,
+    ) -> Status;
     #[cfg(feature = "libjpeg-turbo")]
     pub fn od_jpeg_decode(
         file: *const u8,

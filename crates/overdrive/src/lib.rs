@@ -56,7 +56,7 @@ pub mod prelude {
     #[cfg(feature = "optim")]
     pub use overdrive_optim::{Adam, AdamW, AveragedModel, Averaging, Sgd, clip_grad_norm_, clip_grad_value_};
     #[cfg(feature = "profile")]
-    pub use overdrive_profile::{Profiler, record_function};
+    pub use overdrive_profile::{Monitor, Phase, Profiler, StepTimer, record_function};
     #[cfg(feature = "sched")]
     pub use overdrive_sched::{
         ChainedScheduler, CosineAnnealingLr, EarlyStopping, LinearLr, LrScheduler, OneCycleLr, ReduceLrOnPlateau,

@@ -7,7 +7,7 @@ use overdrive::core::TorchErrorKind;
 use overdrive::ffi::{self, Arg, Op, TensorList, cuda};
 use overdrive::optim::{Adafactor, Adagrad, AdamW8Bit, Lamb, Lars, Lion, LowPrecision, Muon, RmsProp};
 use overdrive::prelude::*;
-use overdrive_profile::{DeviceType, Profiler, SortBy, TableOptions};
+use overdrive_profile::{DeviceType, Phase, Profiler, SortBy, StepTimer, TableOptions};
 use tch::Cuda;
 
 const GPU: Device = Device::Cuda(0);
@@ -41,6 +41,7 @@ fn main() {
         accumulation_equals_the_large_batch,
         float16_training_learns,
         the_profiler_sees_the_device,
+        phases_on_the_device_are_timed_without_waiting,
     ];
     let trials = tests.into_iter().map(|(name, test)| {
         if skip && !arguments.list {
@@ -363,5 +364,27 @@ fn the_profiler_sees_the_device() -> Result<()> {
     {
         ensure!(text.contains(wanted), "{wanted} is missing");
     }
+    Ok(())
+}
+
+fn phases_on_the_device_are_timed_without_waiting() -> Result<()> {
+    let timer = StepTimer::builder().device(GPU).warmup_steps(1).build()?;
+    let x = Tensor::randn([1024, 1024], FLOAT);
+    let _ = x.matmul(&x);
+    {
+        let _no_wait = cuda::ForbidSync::new()?;
+        for _ in 0..4 {
+            let forward = timer.phase(Phase::Forward);
+            (0..20).for_each(|_| drop(x.matmul(&x)));
+            drop(forward);
+            timer.step(1);
+        }
+    }
+    Cuda::synchronize(0);
+    let device = timer.report().and_then(|report| report.device);
+    let device = device.ok_or_else(|| anyhow::anyhow!("no times on the device"))?;
+    ensure!((device.steps, device.lost_steps) == (3, 0), "{device:?}");
+    let forward = device.phase(Phase::Forward).map_or(0.0, |phase| phase.share);
+    ensure!(forward > 0.5, "{device:?}");
     Ok(())
 }

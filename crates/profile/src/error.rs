@@ -31,6 +31,17 @@ pub enum ProfileError {
     #[error("schedule: {0}")]
     Schedule(String),
 
+    /// A setting, or a figure from elsewhere, that makes no sense.
+    #[error("{name} = {value}: {problem}")]
+    Setting {
+        /// What was set.
+        name: &'static str,
+        /// To what.
+        value: String,
+        /// What it should be.
+        problem: String,
+    },
+
     /// Metadata that would spoil the trace.
     #[error("metadata {key:?}: {value}: {problem}")]
     Metadata {
@@ -56,6 +67,23 @@ pub enum ProfileError {
         /// What the operating system said.
         error: io::Error,
     },
+
+    /// A GPU, or all of them, did not answer.
+    #[error("{0}")]
+    Gpu(String),
+
+    /// Metrics cannot be served there.
+    #[error("cannot serve metrics at {address}: {error}; take another port, or 0 for a free one")]
+    Listen {
+        /// Where.
+        address: std::net::SocketAddr,
+        /// What the operating system said.
+        error: io::Error,
+    },
+
+    /// The operating system has no thread left.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
 
     /// The trace was cut short when it was written: a full disk, say. Its events are still there.
     #[error("{}: the trace is incomplete: is the disk full? It cannot be written a second time", path.display())]

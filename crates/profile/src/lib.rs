@@ -1,14 +1,17 @@
 //! Finds what a training run waits for.
 //!
-//! [`Profiler`] is libtorch's own profiler with PyTorch's schedule, tables and traces.
+//! [`Profiler`] is libtorch's own profiler with PyTorch's schedule, tables and traces. [`StepTimer`] says where the time of
+//! each step goes, cheaply enough to stay on; [`Monitor`] what the machine does meanwhile.
 #![forbid(unsafe_code)]
 
 mod error;
 mod events;
+mod monitor;
 mod profile;
 mod profiler;
 #[cfg(feature = "tracing")]
 mod span_layer;
+mod step_timer;
 mod trace;
 
 pub use error::ProfileError;
@@ -16,9 +19,17 @@ pub use events::{
     Averages, DeviceType, EventList, FunctionEvent, FunctionEventAvg, Grouping, Kernel, RecordScope, Recording, SortBy,
     TableOptions, TimeUnit,
 };
+pub use monitor::{
+    Counters, GapSource, GpuProcess, GpuSample, GpuSource, Monitor, MonitorBuilder, MonitorGap, Nvml, ProcessSample,
+    Rates, Sample, Sampler, SystemSample, ThrottleReason, prometheus_text,
+};
 pub use overdrive_ffi::profiler::{ScopeGuard, record_function};
 pub use profile::Profile;
 pub use profiler::{Activity, Gap, Profiler, ProfilerAction, ProfilerBuilder, Schedule, TraceHandler};
 #[cfg(feature = "tracing")]
 pub use span_layer::SpanLayer;
+pub use step_timer::{
+    Batches, DeviceReport, Phase, PhaseGuard, PhaseReport, StepReport, StepTimer, StepTimerBuilder, Straggler,
+    stragglers,
+};
 pub use trace::{MemoryTimeline, TensorBoardHandler, TraceWriter, tensorboard_trace_handler};

@@ -2,8 +2,12 @@
 
 mod averages;
 mod lifecycle;
+mod monitor;
+mod sampler;
 mod schedule;
 mod scopes;
+mod step_timer;
+mod stragglers;
 mod table;
 mod timeline;
 mod trace;

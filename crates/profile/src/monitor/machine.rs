@@ -1,0 +1,197 @@
+//! The monitor's thread.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Builder, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::file::JsonLines;
+use super::http::Server;
+use super::{GapSource, MonitorBuilder, MonitorGap, Sample, Sampler, prometheus_text};
+use crate::ProfileError;
+
+/// How long a thread that hangs in a driver or a file is waited for.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// Watches the machine, this process and its GPUs while a program trains.
+///
+/// It has a thread of its own, which sleeps between samples. The last ones are kept in memory; they may also go to a file,
+/// to Prometheus and to the terminal. Without NVML it says so once, by `tracing` and in [`gaps`](Self::gaps), and goes on
+/// without GPUs; an NVML that goes away, and comes back, leaves a gap.
+///
+/// Dropping it, in a panic too, ends its threads.
+///
+/// ```
+/// use overdrive_profile::Monitor;
+///
+/// # fn main() -> Result<(), overdrive_profile::ProfileError> {
+/// # let folder = tempfile::tempdir().expect("a folder");
+/// # let path = folder.path().join("machine.jsonl");
+/// let mut monitor = Monitor::builder().json_lines(path).http(0).start()?;
+/// println!("metrics at http://{}/metrics", monitor.http_address().expect("it was asked for"));
+/// // .. training
+/// monitor.stop();
+/// for sample in monitor.samples() {
+///     println!("{:.1} s: {sample}", sample.elapsed_seconds);
+/// }
+/// # assert!(!monitor.samples().is_empty());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Monitor {
+    seen: Arc<Mutex<Seen>>,
+    server: Option<Server>,
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread has to show.
+#[derive(Debug, Default)]
+struct Seen {
+    samples: VecDeque<Arc<Sample>>,
+    gaps: Vec<MonitorGap>,
+}
+
+impl Monitor {
+    /// A monitor to set up.
+    pub fn builder() -> MonitorBuilder {
+        MonitorBuilder::new()
+    }
+
+    pub(super) fn start(settings: MonitorBuilder) -> Result<Self, ProfileError> {
+        let file = settings.json_lines.as_deref().map(JsonLines::open).transpose()?;
+        let seen: Arc<Mutex<Seen>> = Arc::default();
+        let to_serve = seen.clone();
+        let page = move || {
+            let last = lock(&to_serve).samples.back().cloned();
+            last.map(|sample| prometheus_text(&sample)).unwrap_or_default()
+        };
+        let server = settings.http.map(|address| Server::start(address, page)).transpose()?;
+        let (stop, stopped) = mpsc::channel();
+        let work = Work {
+            interval: settings.interval,
+            window: settings.window,
+            sampler: Sampler::with_gpus(settings.gpus),
+            file,
+            line: settings.live.then(spinner),
+            seen: seen.clone(),
+        };
+        let thread = Builder::new().name("monitor".to_owned()).spawn(move || work.run(&stopped));
+        let thread = thread.map_err(ProfileError::Thread)?;
+        Ok(Self { seen, server, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// The samples in memory, the oldest first.
+    pub fn samples(&self) -> Vec<Arc<Sample>> {
+        lock(&self.seen).samples.iter().cloned().collect()
+    }
+
+    /// The last sample. None before the first, which is taken at the start.
+    pub fn latest(&self) -> Option<Arc<Sample>> {
+        lock(&self.seen).samples.back().cloned()
+    }
+
+    /// What could not be seen, the last 256 times.
+    pub fn gaps(&self) -> Vec<MonitorGap> {
+        lock(&self.seen).gaps.clone()
+    }
+
+    /// Where metrics are served, if they are.
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.server.as_ref().map(Server::address)
+    }
+
+    /// Takes a last sample and ends the threads. What was seen stays here. A second time does nothing.
+    ///
+    /// # Syncs
+    /// It waits for the threads: for up to 10 s where a driver or a file hangs, and leaves the thread to itself then.
+    pub fn stop(&mut self) {
+        drop(self.server.take());
+        drop(self.stop.take());
+        let Some(thread) = self.thread.take() else { return };
+        let until = Instant::now() + LONGEST_WAIT;
+        while !thread.is_finished() {
+            if Instant::now() >= until {
+                tracing::error!("the thread that monitors hangs; it is left to itself");
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        if thread.join().is_err() {
+            tracing::error!("the thread that monitors panicked");
+        }
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What the thread has to do.
+struct Work {
+    interval: Duration,
+    window: usize,
+    sampler: Sampler,
+    file: Option<JsonLines>,
+    line: Option<ProgressBar>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Work {
+    fn run(mut self, stopped: &Receiver<()>) {
+        let begun = Instant::now();
+        let mut due = begun;
+        loop {
+            self.take_sample(begun.elapsed());
+            // Samples that the machine had no time for are left out.
+            due = (due + self.interval).max(Instant::now());
+            if stopped.recv_timeout(due.saturating_duration_since(Instant::now())) != Err(RecvTimeoutError::Timeout) {
+                break;
+            }
+        }
+        self.take_sample(begun.elapsed());
+        if let Some(line) = self.line {
+            line.finish();
+        }
+    }
+
+    fn take_sample(&mut self, elapsed: Duration) {
+        let sample = self.sampler.sample_at(elapsed, SystemTime::now());
+        if let Some(Err(error)) = self.file.as_mut().map(|file| file.write(&sample)) {
+            // Part of a line may be there: nothing that follows could be read.
+            self.file = None;
+            tracing::warn!(%error, "samples are no longer written to the file");
+            self.sampler.gaps_mut().open(GapSource::File, elapsed, error);
+        }
+        if let Some(line) = &self.line {
+            line.set_message(sample.to_string());
+            line.tick();
+        }
+        let gaps = self.sampler.gaps();
+        let mut seen = lock(&self.seen);
+        if seen.samples.len() == self.window {
+            seen.samples.pop_front();
+        }
+        seen.samples.push_back(Arc::new(sample));
+        seen.gaps = gaps;
+    }
+}
+
+fn spinner() -> ProgressBar {
+    let line = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}") {
+        line.set_style(style);
+    }
+    line
+}
+
+fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,24 @@
+//! What the machine does while a program trains.
+
+mod builder;
+mod counters;
+mod file;
+mod gap;
+mod gpu;
+mod http;
+mod machine;
+mod nvml;
+mod prometheus;
+mod sample;
+mod sampler;
+mod usage;
+
+pub use builder::MonitorBuilder;
+pub use counters::{Counters, Rates};
+pub use gap::{GapSource, MonitorGap};
+pub use gpu::{GpuProcess, GpuSample, GpuSource, ThrottleReason};
+pub use machine::Monitor;
+pub use nvml::Nvml;
+pub use prometheus::prometheus_text;
+pub use sample::{ProcessSample, Sample, SystemSample};
+pub use sampler::Sampler;

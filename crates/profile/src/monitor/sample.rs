@@ -1,0 +1,108 @@
+//! What was seen at one moment.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Counters, GpuSample, Rates};
+
+/// The machine at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Sample {
+    /// Seconds since 1970 by the system's clock, which may be set at any time: good for a label alone.
+    pub unix_seconds: f64,
+    /// Seconds since monitoring began, by a clock that nobody sets. Rates come from it.
+    pub elapsed_seconds: f64,
+    /// The whole machine; in a container too. None in a [gap](super::MonitorGap).
+    pub system: Option<SystemSample>,
+    /// This process. None in a [gap](super::MonitorGap).
+    pub process: Option<ProcessSample>,
+    /// Each GPU that answers.
+    pub gpus: Vec<GpuSample>,
+}
+
+/// The whole machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SystemSample {
+    /// How many CPUs it has.
+    pub cpus: u32,
+    /// Threads that run or wait for a CPU or a disk, averaged over a minute.
+    pub load1: f64,
+    /// The same over 5 minutes.
+    pub load5: f64,
+    /// The same over 15 minutes.
+    pub load15: f64,
+    /// Bytes of memory.
+    pub memory_total_bytes: u64,
+    /// Bytes of memory that programs could still have.
+    pub memory_available_bytes: Option<u64>,
+    /// What was counted since the machine was started.
+    pub counters: Counters,
+    /// How fast that grew since the last sample.
+    pub rates: Option<Rates>,
+}
+
+impl SystemSample {
+    /// The share of its CPUs that are at work, from 0 to 1.
+    pub fn cpu_utilization(&self) -> Option<f64> {
+        let busy = self.rates?.cpus_busy?;
+        // The kernel counts in hundredths of a second.
+        (self.cpus > 0).then(|| (busy / f64::from(self.cpus)).min(1.0))
+    }
+}
+
+/// This process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ProcessSample {
+    /// Bytes of memory that it occupies.
+    pub resident_memory_bytes: u64,
+    /// How many threads it has.
+    pub threads: u64,
+    /// What was counted since it was started.
+    pub counters: Counters,
+    /// How fast that grew since the last sample.
+    pub rates: Option<Rates>,
+}
+
+impl fmt::Display for Sample {
+    /// One line for people.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const GB: f64 = 1e9;
+        let mut parts = Vec::new();
+        if let Some(system) = &self.system {
+            parts.push(match system.cpu_utilization() {
+                Some(utilization) => format!("CPU {:.0}%", 100.0 * utilization),
+                None => format!("{} CPUs", system.cpus),
+            });
+        }
+        if let Some(process) = &self.process {
+            parts.push(format!("{:.1} GB resident", process.resident_memory_bytes as f64 / GB));
+            if let Some(read) = process.rates.and_then(|rates| rates.disk_read_bytes_per_second) {
+                parts.push(format!("{:.0} MB/s read", read / 1e6));
+            }
+        }
+        for gpu in &self.gpus {
+            let mut part = format!("GPU {}", gpu.index);
+            if let Some(utilization) = gpu.utilization {
+                part += &format!(" {:.0}%", 100.0 * utilization);
+            }
+            if let (Some(used), Some(total)) = (gpu.memory_used_bytes, gpu.memory_total_bytes) {
+                part += &format!(" {:.1}/{:.0} GB", used as f64 / GB, total as f64 / GB);
+            }
+            if let Some(temperature) = gpu.temperature_celsius {
+                part += &format!(" {temperature:.0} °C");
+            }
+            if let Some(power) = gpu.power_watts {
+                part += &format!(" {power:.0} W");
+            }
+            if gpu.is_throttled() {
+                part += " throttled";
+            }
+            parts.push(part);
+        }
+        f.write_str(&parts.join(", "))
+    }
+}

@@ -1,0 +1,144 @@
+//! One sample after the other. Knows no clock: each call is told the time.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::gap::Gaps;
+use super::{Counters, GapSource, GpuSource, MonitorGap, Nvml, Rates, Sample, usage};
+
+/// How far the system's clock may drift from time between two samples before somebody has set it, in seconds.
+const CLOCK_DRIFT_SECONDS: f64 = 1.0;
+
+/// Takes samples when it is told to; for a loop of the caller's own. A [`Monitor`](super::Monitor) has one on a thread.
+///
+/// ```
+/// use overdrive_profile::Sampler;
+/// use std::time::{Duration, Instant, SystemTime};
+///
+/// let (mut sampler, begun) = (Sampler::new(), Instant::now());
+/// let sample = sampler.sample_at(begun.elapsed(), SystemTime::now());
+/// println!("{sample}");
+/// ```
+pub struct Sampler {
+    gpus: Option<Box<dyn GpuSource>>,
+    /// When the last sample was taken, by both clocks.
+    last: Option<(Duration, SystemTime)>,
+    /// What was last seen, and when: rates across a gap are right too.
+    system: Option<(Duration, Counters)>,
+    process: Option<(Duration, Counters)>,
+    had_gpus: bool,
+    gaps: Gaps,
+}
+
+impl Default for Sampler {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Sampler {
+    /// A sampler of the machine, the process, and the GPUs that NVML finds.
+    pub fn new() -> Self {
+        Self::with_gpus(Some(Box::new(Nvml::new())))
+    }
+
+    /// The same with another source of GPUs, or none.
+    pub fn with_gpus(gpus: Option<Box<dyn GpuSource>>) -> Self {
+        Self { gpus, last: None, system: None, process: None, had_gpus: false, gaps: Gaps::default() }
+    }
+
+    /// What the machine does.
+    ///
+    /// `elapsed` is the time since sampling began by a clock that nobody sets, such as `Instant`; rates come from it
+    /// alone. Should it stand still or run backwards, there are none, and a gap tells of it. `wall` is for the label;
+    /// when it is set meanwhile, a gap tells of that too.
+    ///
+    /// # Syncs
+    /// No. NVML takes up to 40 ms a GPU.
+    pub fn sample_at(&mut self, elapsed: Duration, wall: SystemTime) -> Sample {
+        self.check_clocks(elapsed, wall);
+        let mut sample = Sample {
+            unix_seconds: unix_seconds(wall),
+            elapsed_seconds: elapsed.as_secs_f64(),
+            system: self.seen(GapSource::System, elapsed, usage::system()),
+            process: self.seen(GapSource::Process, elapsed, usage::process()),
+            gpus: Vec::new(),
+        };
+        if let Some(system) = &mut sample.system {
+            system.rates = rates(&mut self.system, system.counters, elapsed);
+        }
+        if let Some(process) = &mut sample.process {
+            process.rates = rates(&mut self.process, process.counters, elapsed);
+        }
+        if let Some(mut gpus) = self.gpus.take() {
+            let count = self.seen(GapSource::Gpus, elapsed, gpus.count()).unwrap_or(0);
+            self.had_gpus |= count > 0;
+            for index in 0..count {
+                let gpu = gpus.sample(index);
+                sample.gpus.extend(self.seen(GapSource::Gpu(index), elapsed, gpu));
+            }
+            self.gpus = Some(gpus);
+        }
+        sample
+    }
+
+    /// What could not be seen so far, or the last of it.
+    pub fn gaps(&self) -> Vec<MonitorGap> {
+        self.gaps.list()
+    }
+
+    pub(super) fn gaps_mut(&mut self) -> &mut Gaps {
+        &mut self.gaps
+    }
+
+    /// Opens a gap when something is not there, and closes it when it is. Says so once.
+    fn seen<T, E: std::fmt::Display>(&mut self, source: GapSource, at: Duration, found: Result<T, E>) -> Option<T> {
+        match found {
+            Ok(found) => {
+                self.gaps.close(source, at);
+                Some(found)
+            }
+            Err(error) => {
+                if self.gaps.open(source, at, &error) {
+                    if source == GapSource::Gpus && !self.had_gpus {
+                        tracing::info!(%error, "no GPUs are monitored");
+                    } else {
+                        tracing::warn!(%source, %error, "a gap in what is monitored");
+                    }
+                }
+                None
+            }
+        }
+    }
+
+    fn check_clocks(&mut self, elapsed: Duration, wall: SystemTime) {
+        let Some((last, last_wall)) = self.last.replace((elapsed, wall)) else { return };
+        let Some(time) = elapsed.checked_sub(last).filter(|time| !time.is_zero()) else {
+            self.gaps.note(GapSource::Clock, elapsed, last, "the clock did not go on".to_owned());
+            return;
+        };
+        let jump = unix_seconds(wall) - unix_seconds(last_wall) - time.as_secs_f64();
+        if jump.abs() > CLOCK_DRIFT_SECONDS {
+            let reason = format!("the system's clock jumped by {jump:.3} s");
+            self.gaps.note(GapSource::Clock, last, elapsed, reason);
+        }
+    }
+}
+
+impl std::fmt::Debug for Sampler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sampler").field("last", &self.last).field("gaps", &self.gaps).finish_non_exhaustive()
+    }
+}
+
+fn rates(last: &mut Option<(Duration, Counters)>, now: Counters, at: Duration) -> Option<Rates> {
+    let (before, counters) = last.replace((at, now))?;
+    now.rates_since(&counters, at.checked_sub(before)?)
+}
+
+/// Below 0 before 1970.
+fn unix_seconds(wall: SystemTime) -> f64 {
+    match wall.duration_since(UNIX_EPOCH) {
+        Ok(since) => since.as_secs_f64(),
+        Err(before) => -before.duration().as_secs_f64(),
+    }
+}

@@ -1,0 +1,18 @@
+//! Where the time of each step goes.
+
+mod batches;
+mod builder;
+mod device;
+mod phase;
+mod report;
+mod statistics;
+mod stragglers;
+mod timeline;
+mod timer;
+
+pub use batches::Batches;
+pub use builder::StepTimerBuilder;
+pub use phase::Phase;
+pub use report::{DeviceReport, PhaseReport, StepReport};
+pub use stragglers::{Straggler, stragglers};
+pub use timer::{PhaseGuard, StepTimer};

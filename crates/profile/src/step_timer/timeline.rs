@@ -1,0 +1,160 @@
+//! The steps as they go by. Knows no clock: each call is told the time.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use overdrive_ffi::TimedEvent;
+
+use super::Phase;
+use super::device::DeviceTimeline;
+use super::phase::ByPhase;
+
+/// Guards beyond this depth, which are forgotten ones, open no phase.
+const DEEPEST: usize = 256;
+
+/// A step that is over.
+pub(super) struct Step {
+    pub host: ByPhase<Duration>,
+    /// Milliseconds on the device, once it is done with the step.
+    pub device: Option<ByPhase<f64>>,
+    pub samples: u64,
+    pub tokens: u64,
+}
+
+impl Step {
+    pub fn host_seconds(&self) -> f64 {
+        Phase::ALL.iter().map(|&phase| self.host[phase].as_secs_f64()).sum()
+    }
+}
+
+pub(super) struct Timeline {
+    warmup_steps: u64,
+    window: usize,
+    /// Up to when time has been given to a phase. None before the first phase.
+    since: Option<Duration>,
+    open: Vec<(u64, Phase)>,
+    next_id: u64,
+    host: ByPhase<Duration>,
+    tokens: u64,
+    steps: VecDeque<Step>,
+    /// All that are over: warm-up, those in the window, and forgotten ones.
+    pub steps_seen: u64,
+    /// How often the clock ran backwards.
+    pub clock_jumps: u64,
+    pub device: Option<DeviceTimeline<TimedEvent>>,
+}
+
+impl Timeline {
+    pub fn new(warmup_steps: u64, window: usize, device: Option<DeviceTimeline<TimedEvent>>) -> Self {
+        Self {
+            warmup_steps,
+            window,
+            since: None,
+            open: Vec::new(),
+            next_id: 0,
+            host: ByPhase::default(),
+            tokens: 0,
+            steps: VecDeque::new(),
+            steps_seen: 0,
+            clock_jumps: 0,
+            device,
+        }
+    }
+
+    pub fn steps(&self) -> &VecDeque<Step> {
+        &self.steps
+    }
+
+    pub fn enter(&mut self, phase: Phase, now: Duration) -> u64 {
+        self.give_time(now);
+        let id = self.next_id;
+        self.next_id += 1;
+        if self.open.len() < DEEPEST {
+            self.open.push((id, phase));
+        }
+        id
+    }
+
+    /// Guards may go in any order.
+    pub fn leave(&mut self, id: u64, now: Duration) {
+        self.give_time(now);
+        if let Some(place) = self.open.iter().rposition(|(of, _)| *of == id) {
+            self.open.remove(place);
+        }
+    }
+
+    pub fn count_tokens(&mut self, tokens: u64) {
+        self.tokens = self.tokens.saturating_add(tokens);
+    }
+
+    pub fn end_step(&mut self, samples: u64, now: Duration) {
+        let timed = self.since.is_some();
+        self.give_time(now);
+        if !timed {
+            // Nothing was timed, so there is no step: one begins.
+            self.tokens = 0;
+            return;
+        }
+        let step = Step {
+            host: std::mem::take(&mut self.host),
+            device: None,
+            samples,
+            tokens: std::mem::take(&mut self.tokens),
+        };
+        let number = self.steps_seen;
+        self.steps_seen += 1;
+        if number >= self.warmup_steps {
+            if self.steps.len() == self.window {
+                self.steps.pop_front();
+            }
+            self.steps.push_back(step);
+        }
+        if let Some(device) = &mut self.device {
+            device.end_step(number);
+            device.begin_step();
+        }
+        self.resolve();
+    }
+
+    pub fn skip(&mut self) {
+        self.since = None;
+        self.host = ByPhase::default();
+        self.tokens = 0;
+        if let Some(device) = &mut self.device {
+            device.forget_step();
+        }
+    }
+
+    /// Takes over what the device has come to be done with.
+    pub fn resolve(&mut self) {
+        let Some(device) = &mut self.device else { return };
+        while let Some((number, times)) = device.next_done() {
+            let Some(back) = self.steps_seen.checked_sub(number + 1) else { continue };
+            let place = usize::try_from(back).ok().and_then(|back| self.steps.len().checked_sub(back + 1));
+            if let Some(step) = place.and_then(|place| self.steps.get_mut(place)) {
+                step.device = Some(times);
+            }
+        }
+    }
+
+    /// The time that has gone by belongs to the phase that was entered last.
+    fn give_time(&mut self, now: Duration) {
+        let phase = self.open.last().map_or(Phase::Other, |(_, phase)| *phase);
+        match self.since.replace(now) {
+            None => {
+                if let Some(device) = &mut self.device {
+                    device.begin_step();
+                }
+            }
+            Some(since) => {
+                match now.checked_sub(since) {
+                    Some(time) => self.host[phase] = self.host[phase].saturating_add(time),
+                    None => self.clock_jumps += 1,
+                }
+                if let Some(device) = &mut self.device {
+                    device.mark(phase);
+                }
+            }
+        }
+    }
+}

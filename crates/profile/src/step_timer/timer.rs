@@ -1,0 +1,131 @@
+//! The step timer.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::time::Duration;
+
+use overdrive_ffi::profiler::{ScopeGuard, record_function};
+
+use super::timeline::Timeline;
+use super::{Batches, Phase, StepReport, StepTimerBuilder};
+
+/// Says where the time of each training step goes: to data, copies, the forward and backward passes, the optimizer,
+/// other ranks.
+///
+/// Time always belongs to the phase that was entered last and is still open, so that a phase within another one is taken
+/// out of it, and the phases of a step add up to the step. What no phase was open for is [`Phase::Other`]. Each phase is a
+/// scope in the profiler's traces.
+///
+/// On a CUDA device the host only hands work out. Events on the current stream then say what the device did in each
+/// phase; nothing ever waits for them, and the report has the steps whose events the device has reached.
+///
+/// ```
+/// use overdrive_profile::{Phase, StepTimer};
+///
+/// # fn main() -> Result<(), overdrive_profile::ProfileError> {
+/// # let loader = vec![32; 20];
+/// let timer = StepTimer::builder().warmup_steps(5).build()?;
+/// for batch in timer.batches(loader) {
+///     {
+///         let _phase = timer.phase(Phase::Forward);
+///         // ..
+///     }
+///     {
+///         let _phase = timer.phase(Phase::Backward);
+///         // ..
+///     }
+///     timer.step(batch);
+/// }
+/// let report = timer.report().expect("15 steps after the warm-up");
+/// println!("{report}");
+/// # assert_eq!(report.steps, 15);
+/// # Ok(())
+/// # }
+/// ```
+pub struct StepTimer {
+    clock: Box<dyn Fn() -> Duration + Send>,
+    timeline: RefCell<Timeline>,
+    /// How many steps the device could do in a second at its best.
+    peak_steps_per_second: Option<f64>,
+}
+
+impl StepTimer {
+    /// A timer to set up.
+    pub fn builder() -> StepTimerBuilder {
+        StepTimerBuilder::new()
+    }
+
+    pub(super) fn new(
+        clock: Box<dyn Fn() -> Duration + Send>,
+        timeline: Timeline,
+        peak_steps_per_second: Option<f64>,
+    ) -> Self {
+        Self { clock, timeline: RefCell::new(timeline), peak_steps_per_second }
+    }
+
+    /// Enters a phase, until the guard is dropped.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn phase(&self, phase: Phase) -> PhaseGuard<'_> {
+        let now = (self.clock)();
+        let id = self.timeline.borrow_mut().enter(phase, now);
+        PhaseGuard { timer: self, id, _scope: record_function(phase.name()) }
+    }
+
+    /// Passes the batches on, and counts the time that each `next` takes as [`Phase::DataWait`].
+    pub fn batches<I: IntoIterator>(&self, batches: I) -> Batches<'_, I::IntoIter> {
+        Batches::new(self, batches)
+    }
+
+    /// Closes a step that has trained on so many samples. The next one begins at once, in the phases that are open.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn step(&self, samples: u64) {
+        let now = (self.clock)();
+        self.timeline.borrow_mut().end_step(samples, now);
+    }
+
+    /// Adds tokens to the step that is under way.
+    pub fn count_tokens(&self, tokens: u64) {
+        self.timeline.borrow_mut().count_tokens(tokens);
+    }
+
+    /// Forgets what came since the last step: a validation, say. The next step begins with the next phase.
+    pub fn skip(&self) {
+        self.timeline.borrow_mut().skip();
+    }
+
+    /// Where the time of the steps in the window went. None before the first step after the warm-up.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn report(&self) -> Option<StepReport> {
+        let mut timeline = self.timeline.borrow_mut();
+        timeline.resolve();
+        StepReport::of(&timeline, self.peak_steps_per_second)
+    }
+}
+
+impl fmt::Debug for StepTimer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StepTimer").finish_non_exhaustive()
+    }
+}
+
+/// A phase that is open until this is dropped. Made by [`StepTimer::phase`].
+#[must_use = "the phase ends when the guard is dropped"]
+#[derive(Debug)]
+pub struct PhaseGuard<'timer> {
+    timer: &'timer StepTimer,
+    id: u64,
+    _scope: ScopeGuard,
+}
+
+impl Drop for PhaseGuard<'_> {
+    fn drop(&mut self) {
+        let now = (self.timer.clock)();
+        self.timer.timeline.borrow_mut().leave(self.id, now);
+    }
+}

@@ -1,0 +1,216 @@
+//! The monitor's threads, files and pages.
+
+use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use overdrive_profile::{GapSource, GpuSample, GpuSource, Monitor, MonitorBuilder, ProfileError, Sample};
+
+/// Says when it is dropped, which is when the monitor's thread has ended.
+struct Watched(Arc<AtomicBool>);
+
+impl GpuSource for Watched {
+    fn count(&mut self) -> Result<u32, ProfileError> {
+        Ok(1)
+    }
+
+    fn sample(&mut self, index: u32) -> Result<GpuSample, ProfileError> {
+        Ok(GpuSample { index, ..GpuSample::default() })
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+fn quick() -> MonitorBuilder {
+    Monitor::builder().interval(Duration::from_millis(10)).without_gpus()
+}
+
+/// Waits, for as long as the test may last, until something holds.
+fn until(holds: impl Fn() -> bool) {
+    while !holds() {
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn samples_are_kept_up_to_the_window() {
+    let mut monitor = quick().window(3).start().unwrap();
+    until(|| monitor.latest().is_some());
+    let first = monitor.latest().unwrap();
+    until(|| monitor.samples().len() == 3 && monitor.samples()[0].elapsed_seconds > first.elapsed_seconds);
+    monitor.stop();
+    monitor.stop();
+    let samples = monitor.samples();
+    assert_eq!(samples.len(), 3);
+    assert!(samples.is_sorted_by(|one, next| one.elapsed_seconds < next.elapsed_seconds));
+    assert!(samples.iter().all(|sample| sample.system.is_some() && sample.process.is_some() && sample.gpus.is_empty()));
+    assert!(samples[2].process.unwrap().rates.is_some());
+    assert!(monitor.http_address().is_none());
+    assert!(monitor.gaps().is_empty(), "{:?}", monitor.gaps());
+}
+
+#[test]
+fn dropping_it_ends_its_thread_in_a_panic_too() {
+    let [dropped, panicked, live] = std::array::from_fn(|_| Arc::new(AtomicBool::new(false)));
+    // An interval that nobody would wait for.
+    let slow = |ended: &Arc<AtomicBool>| {
+        Monitor::builder().interval(Duration::from_secs(3600)).gpus(Watched(ended.clone())).http(0)
+    };
+    drop(slow(&dropped).start().unwrap());
+    assert!(dropped.load(Ordering::SeqCst));
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        let _monitor = slow(&panicked).start().unwrap();
+        panic!("planted");
+    }));
+    assert_eq!(result.expect_err("it panics").downcast_ref(), Some(&"planted"));
+    assert!(panicked.load(Ordering::SeqCst));
+    let mut monitor = slow(&live).live(true).start().unwrap();
+    monitor.stop();
+    assert!(live.load(Ordering::SeqCst));
+    // The one at the start, and the one at the end.
+    assert_eq!(monitor.samples().len(), 2);
+    assert_eq!(monitor.samples()[1].gpus.len(), 1);
+}
+
+#[test]
+fn the_file_has_what_memory_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("samples.jsonl");
+    std::fs::write(&path, "kept\n").unwrap();
+    let mut monitor = quick().json_lines(&path).start().unwrap();
+    until(|| monitor.samples().len() >= 4);
+    monitor.stop();
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (first, lines) = text.split_once('\n').unwrap();
+    assert_eq!(first, "kept");
+    let read: Vec<Sample> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(read, monitor.samples().iter().map(|sample| (**sample).clone()).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_an_error_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    for path in [folder.path().to_owned(), folder.path().join("missing/samples.jsonl")] {
+        let ended = Arc::new(AtomicBool::new(false));
+        let error = quick().gpus(Watched(ended.clone())).json_lines(&path).start().expect_err("no file");
+        assert!(matches!(&error, ProfileError::Io { path: named, .. } if *named == path), "{error}");
+        assert!(ended.load(Ordering::SeqCst), "nothing goes on");
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_is_a_gap() {
+    let mut monitor = quick().json_lines("/dev/full").start().unwrap();
+    until(|| monitor.samples().len() >= 5);
+    monitor.stop();
+    let gaps = monitor.gaps();
+    assert_eq!(gaps.len(), 1, "{gaps:?}");
+    assert_eq!((gaps[0].source, gaps[0].to_seconds), (GapSource::File, None));
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    for (builder, name) in [
+        (quick().interval(Duration::ZERO), "interval"),
+        (quick().interval(Duration::MAX), "interval"),
+        (quick().window(0), "window"),
+        (quick().window(usize::MAX), "window"),
+    ] {
+        assert!(matches!(builder.start(), Err(ProfileError::Setting { name: found, .. }) if found == name), "{name}");
+    }
+}
+
+#[test]
+fn a_port_that_is_taken_is_an_error() {
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = taken.local_addr().unwrap();
+    let ended = Arc::new(AtomicBool::new(false));
+    let error = quick().gpus(Watched(ended.clone())).http(address.port()).start().expect_err("the port is taken");
+    assert!(matches!(error, ProfileError::Listen { address: named, .. } if named == address), "{error}");
+    assert!(error.to_string().contains(&address.to_string()));
+    assert!(ended.load(Ordering::SeqCst), "nothing goes on");
+}
+
+fn ask(monitor: &Monitor, request: &[u8]) -> String {
+    let mut stream = TcpStream::connect(monitor.http_address().unwrap()).unwrap();
+    stream.write_all(request).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn metrics_are_served_to_this_machine() {
+    let monitor = quick().http(0).start().unwrap();
+    until(|| monitor.samples().len() >= 2);
+    let address = monitor.http_address().unwrap();
+    assert!(address.ip().is_loopback() && address.port() != 0);
+    let answer = ask(&monitor, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("text/plain; version=0.0.4"), "{head}");
+    assert!(head.contains(&format!("Content-Length: {}", body.len())));
+    check_metrics(body);
+    for name in ["overdrive_system_cpu_utilization_ratio", "overdrive_process_resident_memory_bytes"] {
+        assert!(body.contains(name), "{name}\n{body}");
+    }
+    let head = ask(&monitor, b"HEAD /metrics?x=1 HTTP/1.0\r\n\r\n");
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.ends_with("\r\n\r\n"));
+}
+
+/// Every metric has one type, said before its values; names and values are such; what is counted ends in `_total`.
+fn check_metrics(body: &str) {
+    let mut kinds: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut values = 0;
+    for line in body.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        match &words[..] {
+            ["#", "HELP", _, ..] => {}
+            ["#", "TYPE", name, kind] => {
+                assert!(kinds.insert(*name, *kind).is_none(), "{line}");
+                assert_eq!(*kind == "counter", name.ends_with("_total"), "{line}");
+                assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_'));
+            }
+            [name, value] => {
+                assert!(kinds.contains_key(name) && value.parse::<f64>().unwrap().is_finite(), "{line}");
+                values += 1;
+            }
+            _ => panic!("{line:?}"),
+        }
+    }
+    assert!(values >= 15 && values == kinds.len(), "{values} {kinds:?}");
+    assert!(body.ends_with('\n'));
+}
+
+#[test]
+fn nonsense_is_answered_or_hung_up_on() {
+    let mut monitor = quick().http(0).start().unwrap();
+    for (request, status) in [
+        (&b"GET / HTTP/1.1\r\n\r\n"[..], "404"),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", "405"),
+        (b"hello\r\n\r\n", "400"),
+        (b"GET /metrics HTTP/1.1 more\r\n\r\n", "400"),
+        (b"\xff\xfe /metrics HTTP/1.1\r\n\r\n", "400"),
+    ] {
+        let answer = ask(&monitor, request);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+    }
+    // A request without end is cut off at 8 KiB.
+    let answer = ask(&monitor, &[b'x'; (8 << 10) + 1]);
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    let address = monitor.http_address().unwrap();
+    // Those who connect and say nothing hold up neither others, for long, nor the end.
+    let silent: Vec<_> = (0..2).map(|_| TcpStream::connect(address).unwrap()).collect();
+    assert!(ask(&monitor, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
+    monitor.stop();
+    assert!(TcpStream::connect(address).is_err(), "nobody listens any more");
+    drop(silent);
+}
