@@ -37,11 +37,12 @@ pub fn sync_batch_norm(meeting: &Meeting) -> Result<()> {
         ensure!(found.allclose(expected, 1e-6, 1e-9, false), "{what}: {found} instead of {expected}");
         Ok(())
     };
-    for step in 0..6 {
-        let parts: Vec<Tensor> = (0..3).map(|rank| part(step, rank)).collect();
+    let ranks = group.size();
+    for step in 0..50 {
+        let parts: Vec<Tensor> = (0..ranks).map(|rank| part(step, rank)).collect();
         let whole = Tensor::cat(&parts, 0).set_requires_grad(true);
         let expected = reference.forward_t(&whole, true);
-        (expected.sin().sum(Kind::Double) / 3.0).backward();
+        (expected.sin().sum(Kind::Double) / ranks as f64).backward();
 
         let own = parts[meeting.rank].detach().set_requires_grad(true);
         let found = ddp.forward(|| ours.forward_t(&own, true))??;
@@ -50,8 +51,8 @@ pub fn sync_batch_norm(meeting: &Meeting) -> Result<()> {
         let start: i64 = parts[..meeting.rank].iter().map(|part| part.size()[0]).sum();
         let rows = own.size()[0];
         close(&found, &expected.narrow(0, start, rows), "outputs")?;
-        // Each rank's loss is a third of the whole's.
-        close(&(own.grad() / 3.0), &whole.grad().narrow(0, start, rows), "gradients of the inputs")?;
+        // The whole's loss is divided by the ranks.
+        close(&(own.grad() / ranks as f64), &whole.grad().narrow(0, start, rows), "gradients of the inputs")?;
         for (name, found) in vs.variables() {
             let expected = &reference_vs.variables()[&name];
             close(&found, expected, &name)?;
@@ -60,6 +61,7 @@ pub fn sync_batch_norm(meeting: &Meeting) -> Result<()> {
             }
         }
         for mut param in vs.trainable_variables().into_iter().chain(reference_vs.trainable_variables()) {
+            tch::no_grad(|| drop(param.f_sub_(&(param.grad() * 0.01))));
             param.zero_grad();
         }
     }

@@ -9,6 +9,7 @@ mod hooks;
 mod infinities;
 mod kills;
 mod moments;
+mod nccl;
 mod network;
 mod options;
 mod spawned;
@@ -53,6 +54,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("killed_meeting", kills::meeting),
     ("killed_collectives", kills::collectives),
     ("killed_training", kills::training),
+    ("nccl_collectives", nccl::collectives),
+    ("nccl_training", nccl::training),
 ];
 
 fn main() -> Result<()> {
@@ -78,7 +81,9 @@ fn main() -> Result<()> {
         plain("training_of_4_equals_the_large_batch", "training", 4),
         plain("models_that_differ_are_named_on_every_rank", "models_that_differ", 3),
         plain("join_of_3_with_uneven_inputs", "join", 3),
+        plain("sync_batch_norm_of_2_equals_the_large_batch", "sync_batch_norm", 2),
         plain("sync_batch_norm_of_3_equals_the_large_batch", "sync_batch_norm", 3),
+        plain("sync_batch_norm_of_4_equals_the_large_batch", "sync_batch_norm", 4),
         plain("local_sgd_of_3", "local_sgd", 3),
         plain("hooks_of_2", "hooks", 2),
         plain("hooks_of_3", "hooks", 3),
@@ -121,7 +126,10 @@ fn main() -> Result<()> {
     // What not every machine has is looked for once, and counts as ignored where it is not there.
     let no_network = network::missing();
     let no_python = torchrun::python().is_none().then(|| "no Python with torch 2.11".to_owned());
-    let needy: [(&'static str, Test, &Option<String>); 3] = [
+    let no_gpu = nccl::missing();
+    let needy: [(&'static str, Test, &Option<String>); 5] = [
+        ("nccl_sums_and_copies", nccl::sums_and_copies, &no_gpu),
+        ("nccl_trains", nccl::trains, &no_gpu),
         ("hooks_put_on_the_wire_what_their_ratios_say", network::bytes_on_the_wire, &no_network),
         ("a_cut_link_is_told_of", network::cut_link, &no_network),
         ("python_s_torchrun_starts_ranks", torchrun::starts_ranks, &no_python),
