@@ -83,6 +83,8 @@ pub struct OneBitAdam {
     /// Of all parameters, one behind the other.
     momentum: Tensor,
     squares: Tensor,
+    /// Of the squares, once they stay as they are.
+    frozen_root: Option<Tensor>,
     signed: SignedMean,
 }
 
@@ -104,8 +106,9 @@ impl OneBitAdam {
         if let Some(index) = params.iter().position(|it| !it.defined()) {
             return Err(OptimizerError::InvalidParameter { index, reason: "is undefined".to_owned() });
         }
-        if !matches!(first.kind(), Kind::Float | Kind::Double | Kind::BFloat16 | Kind::Half) {
-            let reason = format!("is {:?}, but should be of a floating-point dtype", first.kind());
+        // float16 has no room for eps and small squares.
+        if !matches!(first.kind(), Kind::Float | Kind::Double | Kind::BFloat16) {
+            let reason = format!("is {:?}, but should be of float32, float64 or bfloat16", first.kind());
             return Err(OptimizerError::InvalidParameter { index: 0, reason });
         }
         if let Some(index) = params.iter().position(|it| (it.kind(), it.device()) != (first.kind(), first.device())) {
@@ -128,7 +131,17 @@ impl OneBitAdam {
         let momentum = zeros()?;
         let signed = SignedMean::new(group, &momentum).map_err(failed)?;
         let (id, params) = (OptimizerId::new(), TensorList::new(params)?);
-        Ok(Self { id, group: group.clone(), params, options, steps: 0, momentum, squares: zeros()?, signed })
+        Ok(Self {
+            id,
+            group: group.clone(),
+            params,
+            options,
+            steps: 0,
+            momentum,
+            squares: zeros()?,
+            frozen_root: None,
+            signed,
+        })
     }
 
     /// Whether the next step sends signs.
@@ -156,17 +169,28 @@ impl OneBitAdam {
         self.steps = next;
         // Adam's corrections of averages that began with zeros; that of the squares is frozen with them.
         let correction = |beta: f64, steps: u64| 1.0 - beta.powf(steps as f64);
-        let mut root =
-            DIV.tensor(&[Arg::Tensor(&self.squares), Arg::Double(correction(beta2, next.min(freeze_step)))])?;
+        let root = match &self.frozen_root {
+            Some(root) => root.shallow_clone(),
+            None => self.root(correction(beta2, next.min(freeze_step)), next > freeze_step)?,
+        };
+        if next > freeze_step {
+            self.frozen_root = Some(root.shallow_clone());
+        }
+        let update = self.momentum.f_div(&root)?;
+        self.apply(&update, self.options.lr / correction(beta1, next))
+    }
+
+    /// What the momentum is divided by.
+    fn root(&self, correction: f64, is_frozen: bool) -> Result<Tensor, DdpError> {
+        let mut root = DIV.tensor(&[Arg::Tensor(&self.squares), Arg::Double(correction)])?;
         let _in_place = root.f_sqrt_()?;
         ADD_SCALAR.call(&[Arg::Tensor(&root), Arg::Double(self.options.eps)])?;
-        if next > freeze_step {
+        if is_frozen {
             // Signs say that every parameter moves, those too that no gradient has reached in the warm-up; they stay.
             let unknown = EQ.tensor(&[Arg::Tensor(&self.squares), Arg::Double(0.0)])?;
             MASKED_FILL.call(&[Arg::Tensor(&root), Arg::Tensor(&unknown), Arg::Double(f64::INFINITY)])?;
         }
-        let update = self.momentum.f_div(&root)?;
-        self.apply(&update, self.options.lr / correction(beta1, next))
+        Ok(root)
     }
 
     fn apply(&self, update: &Tensor, factor: f64) -> Result<(), DdpError> {
@@ -174,7 +198,9 @@ impl OneBitAdam {
         for param in self.params.to_vec()? {
             let count = param.numel() as i64;
             let part = update.f_narrow(0, start, count)?.f_view(&param.size()[..])?;
-            MUL.call(&[Arg::Tensor(&param), Arg::Double(1.0 - self.options.lr * self.options.weight_decay)])?;
+            if self.options.weight_decay > 0.0 {
+                MUL.call(&[Arg::Tensor(&param), Arg::Double(1.0 - self.options.lr * self.options.weight_decay)])?;
+            }
             ADD.call(&[Arg::Tensor(&param), Arg::Tensor(&part), Arg::Double(-factor)])?;
             start += count;
         }
@@ -282,7 +308,7 @@ impl Stateful for OneBitAdam {
         for (mut own, saved) in saved {
             own.f_copy_(&saved).map_err(overdrive_core::TorchError::from)?;
         }
-        (self.steps, self.options.lr) = (steps, lr);
+        (self.steps, self.options.lr, self.frozen_root) = (steps, lr, None);
         Ok(())
     }
 }

@@ -124,11 +124,11 @@ od_status od_reducer_before_forward(const od_reducer* reducer, int32_t synchroni
 // The backward passes that follow reduce the gradients, or leave them local.
 od_status od_reducer_arm(const od_reducer* reducer, const od_tensor_list* outputs, od_error* err) noexcept;
 od_status od_reducer_disarm(const od_reducer* reducer, od_error* err) noexcept;
-// The same outputs, behind a node of the graph that sees backward begin.
 // In place of a backward pass that averages, where it would reach nothing.
 od_status od_reducer_close_with_nothing(const od_reducer* reducer, od_error* err) noexcept;
 // Whether a backward pass is under way on this thread, or a communication hook on any.
 int32_t od_reducer_within_backward(const od_reducer* reducer) noexcept;
+// The same outputs, behind a node of the graph that sees backward begin.
 od_status od_reducer_sink(const od_reducer* reducer, const od_tensor_list* outputs, od_tensor_list** out,
                           od_error* err) noexcept;
 od_status od_reducer_fp16_hook(const od_reducer* reducer, od_error* err) noexcept;

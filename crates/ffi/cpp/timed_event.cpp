@@ -1,9 +1,8 @@
 // Points in the work of a CUDA device that know when they were reached. Through c10's own interface to devices, which
 // needs no header or library of CUDA.
-#include <ATen/Context.h>
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "cuda_device.h"
 #include "guarded.h"
 
 struct od_timed_event {
@@ -13,12 +12,8 @@ struct od_timed_event {
 
 od_status od_timed_event_new(int32_t device, od_timed_event** out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
-    TORCH_CHECK(at::hasCUDA(), "no CUDA device was found");
-    int32_t count = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).deviceCount();
-    TORCH_CHECK(device >= 0 && device < count, "CUDA device ", device, " does not exist; this machine has ", count);
-    at::globalContext().lazyInitDevice(at::kCUDA);
     // PyTorch's own default flag turns timing off.
-    *out = new od_timed_event{c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)),
+    *out = new od_timed_event{overdrive::cuda_device(device),
                               c10::Event(c10::DeviceType::CUDA, c10::EventFlag::BACKEND_DEFAULT)};
   });
 }
@@ -26,8 +21,7 @@ od_status od_timed_event_new(int32_t device, od_timed_event** out, od_error* err
 void od_timed_event_free(od_timed_event* event) noexcept { delete event; }
 
 od_status od_timed_event_record(od_timed_event* event, od_error* err) noexcept {
-  return overdrive::guarded(
-      err, [&] { event->event.record(c10::impl::VirtualGuardImpl(event->device.type()).getStream(event->device)); });
+  return overdrive::guarded(err, [&] { event->event.record(overdrive::current_stream(event->device)); });
 }
 
 od_status od_timed_event_is_reached(const od_timed_event* event, int32_t* out, od_error* err) noexcept {

@@ -104,7 +104,8 @@ impl DistributedDataParallel {
     ///
     /// # Errors
     /// When the last backward left out parameters without
-    /// [`find_unused_parameters`](DdpBuilder::find_unused_parameters), the hook has failed, or a rank is gone or late.
+    /// [`find_unused_parameters`](DdpBuilder::find_unused_parameters), the hook has failed, or a rank is gone or late;
+    /// [`DdpError::WithinBackward`] from within a hook.
     ///
     /// # Panics
     /// Goes on with the panic of a communication hook in the last backward, or of the model.

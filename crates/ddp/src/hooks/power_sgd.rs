@@ -49,6 +49,9 @@ impl Default for PowerSgdOptions {
 /// The first, `n x r`, travels while backward runs; the second, `m x r`, behind it. Vectors, and matrices too small to gain,
 /// are sent whole.
 ///
+/// # Syncs
+/// On a GPU, waits for it in each bucket's second half, to see that the sums are finite.
+///
 /// # Source
 /// `powerSGD_hook.powerSGD_hook`; Vogels et al. 2019, arXiv:1905.13727
 #[doc(alias = "powerSGD_hook")]

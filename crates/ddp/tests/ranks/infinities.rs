@@ -60,7 +60,8 @@ fn refusals(group: &ProcessGroup) -> Result<()> {
     let told = OneBitAdam::new(group, [uneven], options).map(drop).map_err(|error| error.to_string());
     ensure!(told.as_ref().is_err_and(|said| said.contains("1 with 4 numbers")), "{told:?}");
     for (params, named) in [
-        (vec![Tensor::zeros([2], (Kind::Int64, Device::Cpu))], "floating-point"),
+        (vec![Tensor::zeros([2], (Kind::Int64, Device::Cpu))], "should be of float32"),
+        (vec![Tensor::zeros([2], (Kind::Half, Device::Cpu))], "should be of float32"),
         (vec![Tensor::new()], "undefined"),
         (vec![], "no parameters"),
     ] {

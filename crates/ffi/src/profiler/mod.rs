@@ -128,7 +128,7 @@ impl Session {
     /// When libtorch refuses, or the session records already.
     pub fn start(&mut self) -> Result<(), Error> {
         if self.is_recording() {
-            return Err(Error::refused("this session of the profiler records already"));
+            return Err(Error::refused("this profiler records already"));
         }
         self.enable()?;
         let window = Window { number: scope::next_session(), began: Instant::now(), began_ns: unix_ns() };
@@ -168,7 +168,7 @@ impl Session {
     /// Not by itself. Kernels that have not ended are not in the trace, so wait for the device before.
     pub fn stop(mut self) -> Result<Recorded, Error> {
         let State::Recording(window) = self.state else {
-            return Err(Error::refused("this session of the profiler has not started"));
+            return Err(Error::refused("this profiler has not started"));
         };
         self.state = State::Over;
         let (scopes, scopes_lost) = scope::end(window.number);

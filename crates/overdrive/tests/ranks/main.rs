@@ -5,7 +5,7 @@ mod checkpoints;
 #[path = "../../../ddp/tests/ranks/harness.rs"]
 mod harness;
 mod mixed;
-#[allow(dead_code)]
+#[allow(dead_code)] // As above.
 #[path = "../../../ddp/tests/ranks/moments.rs"]
 mod moments;
 mod restarts;

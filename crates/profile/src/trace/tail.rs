@@ -142,7 +142,7 @@ mod tests {
         format!(
             "{{\n \"padding\": \"{padding}\",\n \"baseTimeNanoseconds\": 1000,\n \"traceEvents\": [\n \
              {{\"ph\": \"i\", \"name\": \"first {padding}\"}},\n {{\n \"name\": \"Record Window End\", \"ph\": \"i\"\n }}\n  \
-             ],\n \"ERROR\": [\"{padding}\"],\n \"traceName\": \"/tmp/.trace-1.tmp\"\n}}"
+             ],\n \"ERROR\": [\"{padding}\"],\n \"traceName\": \"/traces/.trace-1.tmp\"\n}}"
         )
     }
 
