@@ -9,6 +9,7 @@ mod events;
 mod monitor;
 mod profile;
 mod profiler;
+mod run;
 #[cfg(feature = "tracing")]
 mod span_layer;
 mod step_timer;
@@ -21,11 +22,14 @@ pub use events::{
 };
 pub use monitor::{
     Counters, GapSource, GpuProcess, GpuSample, GpuSource, Monitor, MonitorBuilder, MonitorGap, Nvml, ProcessSample,
-    Rates, Sample, Sampler, SystemSample, ThrottleReason, prometheus_text,
+    Rates, Sample, Sampler, SystemSample, ThreadSample, ThrottleReason, prometheus_text,
 };
 pub use overdrive_ffi::profiler::{ScopeGuard, record_function};
 pub use profile::Profile;
 pub use profiler::{Activity, Gap, Profiler, ProfilerAction, ProfilerBuilder, Schedule, TraceHandler};
+pub use run::{
+    HostGap, MachineInfo, OpTimes, PhaseTimes, ProfiledSteps, RunProfile, RunRecorder, ScopeTimes, StepTimes,
+};
 #[cfg(feature = "tracing")]
 pub use span_layer::SpanLayer;
 pub use step_timer::{

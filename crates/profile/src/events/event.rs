@@ -155,7 +155,7 @@ impl FunctionEvent {
     }
 
     /// Whether it has children and a parent: those on the host that stay in their thread.
-    pub(super) fn nests(&self) -> bool {
+    pub(crate) fn nests(&self) -> bool {
         !self.is_async && self.device_type == DeviceType::Cpu
     }
 }

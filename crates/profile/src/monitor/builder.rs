@@ -19,6 +19,7 @@ pub struct MonitorBuilder {
     pub(super) json_lines: Option<PathBuf>,
     pub(super) http: Option<SocketAddr>,
     pub(super) live: bool,
+    pub(super) threads: bool,
     pub(super) gpus: Option<Box<dyn GpuSource>>,
 }
 
@@ -30,6 +31,7 @@ impl MonitorBuilder {
             json_lines: None,
             http: None,
             live: false,
+            threads: false,
             gpus: Some(Box::new(Nvml::new())),
         }
     }
@@ -67,6 +69,12 @@ impl MonitorBuilder {
     /// Shows each sample in one line on standard error, where that is a terminal. Off by default.
     pub fn live(mut self, live: bool) -> Self {
         self.live = live;
+        self
+    }
+
+    /// Watches each thread of this process too: how long it was on a CPU, and how long it waited for one. Off by default.
+    pub fn threads(mut self, watch: bool) -> Self {
+        self.threads = watch;
         self
     }
 

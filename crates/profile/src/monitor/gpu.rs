@@ -19,6 +19,16 @@ pub trait GpuSource: Send {
     fn sample(&mut self, index: u32) -> Result<GpuSample, ProfileError>;
 }
 
+impl<S: GpuSource + ?Sized> GpuSource for Box<S> {
+    fn count(&mut self) -> Result<u32, ProfileError> {
+        (**self).count()
+    }
+
+    fn sample(&mut self, index: u32) -> Result<GpuSample, ProfileError> {
+        (**self).sample(index)
+    }
+}
+
 /// A GPU at one moment. What it does not tell is None.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuSample {

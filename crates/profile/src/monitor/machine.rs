@@ -76,7 +76,7 @@ impl Monitor {
         let work = Work {
             interval: settings.interval,
             window: settings.window,
-            sampler: Sampler::with_gpus(settings.gpus),
+            sampler: Sampler::with_gpus(settings.gpus).threads(settings.threads),
             file,
             line: settings.live.then(spinner),
             seen: seen.clone(),

@@ -20,6 +20,23 @@ pub struct Sample {
     pub process: Option<ProcessSample>,
     /// Each GPU that answers.
     pub gpus: Vec<GpuSample>,
+    /// The threads of this process, if they are watched.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub threads: Vec<ThreadSample>,
+}
+
+/// A thread of this process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ThreadSample {
+    /// The system's number of it.
+    pub id: i32,
+    /// The first 15 bytes of its name.
+    pub name: String,
+    /// Seconds that it was on a CPU, since it was started.
+    pub cpu_seconds: f64,
+    /// Seconds that it was ready and no CPU was free for it.
+    pub queued_seconds: f64,
 }
 
 /// The whole machine.

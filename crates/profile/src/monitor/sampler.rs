@@ -26,6 +26,7 @@ pub struct Sampler {
     system: Option<(Duration, Counters)>,
     process: Option<(Duration, Counters)>,
     had_gpus: bool,
+    watches_threads: bool,
     gaps: Gaps,
 }
 
@@ -43,7 +44,24 @@ impl Sampler {
 
     /// The same with another source of GPUs, or none.
     pub fn with_gpus(gpus: Option<Box<dyn GpuSource>>) -> Self {
-        Self { gpus, last: None, system: None, process: None, had_gpus: false, gaps: Gaps::default() }
+        Self {
+            gpus,
+            last: None,
+            system: None,
+            process: None,
+            had_gpus: false,
+            watches_threads: false,
+            gaps: Gaps::default(),
+        }
+    }
+
+    /// Watches each thread of this process too.
+    ///
+    /// # Syncs
+    /// No. A sample takes some 20 us more for each thread.
+    pub fn threads(mut self, watch: bool) -> Self {
+        self.watches_threads = watch;
+        self
     }
 
     /// What the machine does.
@@ -62,7 +80,11 @@ impl Sampler {
             system: self.seen(GapSource::System, elapsed, usage::system()),
             process: self.seen(GapSource::Process, elapsed, usage::process()),
             gpus: Vec::new(),
+            threads: Vec::new(),
         };
+        if self.watches_threads {
+            sample.threads = self.seen(GapSource::Process, elapsed, usage::threads()).unwrap_or_default();
+        }
         if let Some(system) = &mut sample.system {
             system.rates = rates(&mut self.system, system.counters, elapsed);
         }

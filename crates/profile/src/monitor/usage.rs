@@ -5,7 +5,7 @@ use nix::sys::time::TimeValLike as _;
 use procfs::process::Process;
 use procfs::{Current as _, CurrentSI as _, KernelStats, LoadAverage, Meminfo, ProcResult, VmStat};
 
-use super::{Counters, ProcessSample, SystemSample};
+use super::{Counters, ProcessSample, SystemSample, ThreadSample};
 
 /// The machine, without rates.
 pub(super) fn system() -> ProcResult<SystemSample> {
@@ -60,4 +60,18 @@ pub(super) fn process() -> ProcResult<ProcessSample> {
         },
         rates: None,
     })
+}
+
+/// The threads of this process; those that end meanwhile are left out.
+pub(super) fn threads() -> ProcResult<Vec<ThreadSample>> {
+    let of_task = |task: procfs::process::Task| -> ProcResult<ThreadSample> {
+        let times = task.schedstat()?;
+        Ok(ThreadSample {
+            id: task.tid,
+            name: task.stat()?.comm,
+            cpu_seconds: times.sum_exec_runtime as f64 / 1e9,
+            queued_seconds: times.run_delay as f64 / 1e9,
+        })
+    };
+    Ok(Process::myself()?.tasks()?.filter_map(|task| of_task(task.ok()?).ok()).collect())
 }

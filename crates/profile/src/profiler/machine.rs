@@ -195,7 +195,7 @@ impl Profiler {
         }
     }
 
-    fn action(&self) -> ProfilerAction {
+    pub(crate) fn action(&self) -> ProfilerAction {
         self.setup.schedule.as_ref().map_or(ProfilerAction::Record, |schedule| schedule(self.step))
     }
 

@@ -8,7 +8,7 @@ use tch::Device;
 use super::StepTimer;
 use super::device::DeviceTimeline;
 use super::timeline::Timeline;
-use crate::ProfileError;
+use crate::{ProfileError, RunRecorder};
 
 /// The largest window: its records fill some 150 MB.
 const LONGEST_WINDOW: usize = 1 << 20;
@@ -22,6 +22,7 @@ pub struct StepTimerBuilder {
     flops_per_step: Option<f64>,
     peak_flops_per_second: Option<f64>,
     clock: Option<Box<dyn Fn() -> Duration + Send>>,
+    recorder: Option<RunRecorder>,
 }
 
 impl StepTimerBuilder {
@@ -33,6 +34,7 @@ impl StepTimerBuilder {
             flops_per_step: None,
             peak_flops_per_second: None,
             clock: None,
+            recorder: None,
         }
     }
 
@@ -76,11 +78,21 @@ impl StepTimerBuilder {
         self
     }
 
+    /// Records the run as well, for [`StepTimer::finish`]: the machine, and a few steps under the profiler. It has to stay on
+    /// the thread that trains.
+    ///
+    /// With the feature `record`, a program that runs under `overdrive-profile run` records without this.
+    pub fn record(mut self, recorder: RunRecorder) -> Self {
+        self.recorder = Some(recorder);
+        self
+    }
+
     /// The timer. The first step begins with the first phase.
     ///
     /// # Errors
     /// `Setting` for a window of no step or of more than 2^20, or operations that are not above 0; `Torch` when there is
-    /// no such CUDA device.
+    /// no such CUDA device. Of a recorder: `Setting` for steps and intervals out of bounds, `Busy` where another profiler is
+    /// on, `Io` for a folder that cannot be made.
     pub fn build(self) -> Result<StepTimer, ProfileError> {
         if !(1..=LONGEST_WINDOW).contains(&self.window) {
             let problem = format!("should be from 1 to {LONGEST_WINDOW} steps");
@@ -102,9 +114,21 @@ impl StepTimerBuilder {
             Box::new(move || begun.elapsed())
         });
         let peak_steps_per_second = self.flops_per_step.zip(self.peak_flops_per_second).map(|(step, peak)| peak / step);
+        let recorder = self.recorder.or_else(asked_by_environment);
+        let recorder = recorder.map(|it| it.start(self.device, self.warmup_steps, clock())).transpose()?;
         let timeline = Timeline::new(self.warmup_steps, self.window, device);
-        Ok(StepTimer::new(clock, timeline, peak_steps_per_second))
+        Ok(StepTimer::new(clock, timeline, peak_steps_per_second, recorder))
     }
+}
+
+#[cfg(feature = "record")]
+fn asked_by_environment() -> Option<RunRecorder> {
+    RunRecorder::asked_by_environment()
+}
+
+#[cfg(not(feature = "record"))]
+fn asked_by_environment() -> Option<RunRecorder> {
+    None
 }
 
 impl std::fmt::Debug for StepTimerBuilder {

@@ -73,14 +73,14 @@ pub struct DeviceReport {
 
 impl StepReport {
     pub(super) fn of(timeline: &Timeline, peak_steps_per_second: Option<f64>) -> Option<Self> {
-        let steps = timeline.steps();
+        let steps: Vec<&Step> = timeline.steps().iter().filter(|step| !step.is_profiled).collect();
         if steps.is_empty() {
             return None;
         }
-        let total_seconds: f64 = steps.iter().map(Step::host_seconds).sum();
+        let total_seconds: f64 = steps.iter().map(|step| step.host_seconds()).sum();
         // A clock that stood still gives no rate.
         let rate = |count: f64| if total_seconds > 0.0 { count / total_seconds } else { 0.0 };
-        let whole = sorted(steps.iter().map(Step::host_seconds));
+        let whole = sorted(steps.iter().map(|step| step.host_seconds()));
         let tokens: f64 = steps.iter().map(|step| step.tokens as f64).sum();
         Some(Self {
             steps: steps.len() as u64,

@@ -8,6 +8,7 @@ use overdrive_ffi::TimedEvent;
 use super::Phase;
 use super::device::DeviceTimeline;
 use super::phase::ByPhase;
+use crate::StepTimes;
 
 /// Guards beyond this depth, which are forgotten ones, open no phase.
 const DEEPEST: usize = 256;
@@ -19,9 +20,27 @@ pub(super) struct Step {
     pub device: Option<ByPhase<f64>>,
     pub samples: u64,
     pub tokens: u64,
+    pub number: u64,
+    /// By the clock.
+    pub end: Duration,
+    /// Whether a profiler slowed it down.
+    pub is_profiled: bool,
 }
 
 impl Step {
+    /// For the record of a run that began at a time by the clock.
+    pub fn times(&self, began: Duration) -> StepTimes {
+        let total = self.host_seconds();
+        StepTimes {
+            step: self.number,
+            start_seconds: self.end.as_secs_f64() - total - began.as_secs_f64(),
+            host_seconds: Phase::ALL.map(|phase| self.host[phase].as_secs_f64()).into(),
+            device_seconds: self.device.map(|times| Phase::ALL.map(|phase| times[phase] / 1e3).into()),
+            samples: self.samples,
+            is_profiled: self.is_profiled,
+        }
+    }
+
     pub fn host_seconds(&self) -> f64 {
         Phase::ALL.iter().map(|&phase| self.host[phase].as_secs_f64()).sum()
     }
@@ -42,6 +61,8 @@ pub(super) struct Timeline {
     /// How often the clock ran backwards.
     pub clock_jumps: u64,
     pub device: Option<DeviceTimeline<TimedEvent>>,
+    /// Whether a profiler is on in the step that is under way.
+    pub is_profiled: bool,
 }
 
 impl Timeline {
@@ -58,6 +79,7 @@ impl Timeline {
             steps_seen: 0,
             clock_jumps: 0,
             device,
+            is_profiled: false,
         }
     }
 
@@ -95,13 +117,16 @@ impl Timeline {
             self.tokens = 0;
             return;
         }
+        let number = self.steps_seen;
         let step = Step {
             host: std::mem::take(&mut self.host),
             device: None,
             samples,
             tokens: std::mem::take(&mut self.tokens),
+            number,
+            end: now,
+            is_profiled: self.is_profiled,
         };
-        let number = self.steps_seen;
         self.steps_seen += 1;
         if number >= self.warmup_steps {
             if self.steps.len() == self.window {
@@ -122,6 +147,15 @@ impl Timeline {
         self.tokens = 0;
         if let Some(device) = &mut self.device {
             device.forget_step();
+        }
+    }
+
+    /// Leaves out what was done since the last step, which has just ended.
+    pub fn resume(&mut self, now: Duration) {
+        self.since = self.since.map(|_| now);
+        if let Some(device) = &mut self.device {
+            device.forget_step();
+            device.begin_step();
         }
     }
 

@@ -8,6 +8,8 @@ use overdrive_ffi::profiler::{ScopeGuard, record_function};
 
 use super::timeline::Timeline;
 use super::{Batches, Phase, StepReport, StepTimerBuilder};
+use crate::run::{NextStep, Recorder};
+use crate::{ProfileError, RunProfile};
 
 /// Says where the time of each training step goes: to data, copies, the forward and backward passes, the optimizer,
 /// other ranks.
@@ -47,6 +49,7 @@ pub struct StepTimer {
     timeline: RefCell<Timeline>,
     /// How many steps the device could do in a second at its best.
     peak_steps_per_second: Option<f64>,
+    recorder: RefCell<Option<Recorder>>,
 }
 
 impl StepTimer {
@@ -59,8 +62,9 @@ impl StepTimer {
         clock: Box<dyn Fn() -> Duration + Send>,
         timeline: Timeline,
         peak_steps_per_second: Option<f64>,
+        recorder: Option<Recorder>,
     ) -> Self {
-        Self { clock, timeline: RefCell::new(timeline), peak_steps_per_second }
+        Self { clock, timeline: RefCell::new(timeline), peak_steps_per_second, recorder: RefCell::new(recorder) }
     }
 
     /// Enters a phase, until the guard is dropped.
@@ -85,6 +89,38 @@ impl StepTimer {
     pub fn step(&self, samples: u64) {
         let now = (self.clock)();
         self.timeline.borrow_mut().end_step(samples, now);
+        let Some(recorder) = &mut *self.recorder.borrow_mut() else { return };
+        let began = recorder.began();
+        let next = recorder.step_ended(|run| self.fill(run, began));
+        if next != NextStep::AsAlways {
+            let mut timeline = self.timeline.borrow_mut();
+            timeline.is_profiled = next == NextStep::Profiled;
+            timeline.resume((self.clock)());
+        }
+    }
+
+    /// Ends the recording, and tells what was recorded. A timer that is dropped ends it too, and only writes the files.
+    ///
+    /// # Errors
+    /// `NothingToRecord` for a timer without a [recorder](StepTimerBuilder::record); `Io` when a file cannot be written.
+    ///
+    /// # Syncs
+    /// Waits for the GPU if the profiler is still on, and for files.
+    pub fn finish(self) -> Result<RunProfile, ProfileError> {
+        let recorder = self.recorder.borrow_mut().take();
+        let nothing = ProfileError::NothingToRecord("give the step timer a recorder: `.record(RunRecorder::new())`");
+        self.finished(recorder.ok_or(nothing)?)
+    }
+
+    fn finished(&self, recorder: Recorder) -> Result<RunProfile, ProfileError> {
+        let began = recorder.began();
+        recorder.finish(|run| self.fill(run, began))
+    }
+
+    /// Tells what is known of the steps.
+    fn fill(&self, run: &mut RunProfile, began: Duration) {
+        run.steps = self.report();
+        run.step_times = self.timeline.borrow().steps().iter().map(|step| step.times(began)).collect();
     }
 
     /// Adds tokens to the step that is under way.
@@ -105,6 +141,15 @@ impl StepTimer {
         let mut timeline = self.timeline.borrow_mut();
         timeline.resolve();
         StepReport::of(&timeline, self.peak_steps_per_second)
+    }
+}
+
+impl Drop for StepTimer {
+    fn drop(&mut self) {
+        let recorder = self.recorder.borrow_mut().take();
+        if let Some(Err(error)) = recorder.map(|recorder| self.finished(recorder)) {
+            tracing::error!(%error, "the record of the run could not be written");
+        }
     }
 }
 

@@ -5,12 +5,14 @@ use std::io;
 use std::io::Write;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use super::file::replace;
 use crate::ProfileError;
 use crate::events::DeviceType;
 
 /// Memory of one device over time, counted from the profile's beginning.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryTimeline {
     /// `cpu` or `cuda:0`.
     pub device: String,

@@ -6,7 +6,7 @@ mod tail;
 mod tensorboard;
 mod writer;
 
-pub(crate) use file::TraceFile;
+pub(crate) use file::{TraceFile, replace};
 pub use memory::MemoryTimeline;
 pub(crate) use memory::{export, timelines};
 pub use tensorboard::{TensorBoardHandler, tensorboard_trace_handler};

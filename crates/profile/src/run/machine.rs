@@ -1,0 +1,48 @@
+//! Where a run took place.
+
+use serde::{Deserialize, Serialize};
+use tch::Device;
+
+/// The machine and the versions of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct MachineInfo {
+    /// Its name in the network.
+    pub host: String,
+    /// The kernel's name and version.
+    pub system: String,
+    /// CPUs that this process may use.
+    pub cpus: u32,
+    /// Threads of one libtorch operator.
+    pub torch_threads: u32,
+    /// `cpu` or `cuda:0`: what the steps were timed on.
+    pub device: String,
+    /// The GPU's name, where the device is one.
+    pub gpu: Option<String>,
+}
+
+impl MachineInfo {
+    pub(super) fn of(device: Device) -> Self {
+        let name = rustix::system::uname();
+        let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();
+        Self {
+            host: text(name.nodename()),
+            system: format!("{} {}", text(name.sysname()), text(name.release())),
+            cpus: std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX)),
+            torch_threads: u32::try_from(tch::get_num_threads()).unwrap_or(1),
+            device: match device {
+                Device::Cuda(index) => format!("cuda:{index}"),
+                _ => "cpu".to_owned(),
+            },
+            gpu: match device {
+                Device::Cuda(index) => overdrive_ffi::cuda::device_name(index).ok(),
+                _ => None,
+            },
+        }
+    }
+
+    /// Whether the steps ran on a GPU.
+    pub fn has_gpu(&self) -> bool {
+        self.device.starts_with("cuda")
+    }
+}

@@ -1,0 +1,13 @@
+//! What is recorded of a whole run, for a diagnosis, a page, and comparisons.
+
+mod machine;
+mod ops;
+mod profile;
+mod recorder;
+mod window;
+
+pub use machine::MachineInfo;
+pub use ops::{HostGap, OpTimes, PhaseTimes, ProfiledSteps, ScopeTimes};
+pub use profile::{RunProfile, StepTimes};
+pub(crate) use recorder::{NextStep, Recorder};
+pub use recorder::RunRecorder;

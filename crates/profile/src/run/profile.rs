@@ -1,0 +1,145 @@
+//! The record of a run, and its file.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::{MachineInfo, ProfiledSteps};
+use crate::error::When as _;
+use crate::trace::replace;
+use crate::{MonitorGap, Phase, ProfileError, Sample, StepReport};
+
+/// The version of the file's form.
+const SCHEMA: u32 = 1;
+
+/// What was recorded of a run: `profile.json` holds one. A [`Diagnosis`](crate::Diagnosis) is made from it.
+///
+/// Made by [`StepTimer::finish`](crate::StepTimer::finish) where the timer was told to
+/// [record](crate::StepTimerBuilder::record).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct RunProfile {
+    /// The version of this form: 1.
+    pub schema: u32,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// The rank of this process, of `world_size`.
+    pub rank: u64,
+    /// How many ranks there are.
+    pub world_size: u64,
+    /// When it began, in seconds since 1970.
+    pub unix_seconds: f64,
+    /// Where it ran.
+    pub machine: MachineInfo,
+    /// The system's number of the thread that trains.
+    pub timer_thread: i32,
+    /// The steps; those under the profiler are not among them, nor those of the warm-up. None where there were none.
+    pub steps: Option<StepReport>,
+    /// Each step of the window, the oldest first.
+    pub step_times: Vec<StepTimes>,
+    /// The reports of all ranks by rank, once they were [put together](Self::merge_ranks); empty before.
+    pub ranks: Vec<StepReport>,
+    /// What the profiler saw, in a few of the steps. None where there were too few steps.
+    pub profiled: Option<ProfiledSteps>,
+    /// The machine during the run.
+    pub samples: Vec<Sample>,
+    /// What the monitor could not see.
+    pub gaps: Vec<MonitorGap>,
+    /// What went wrong in recording.
+    pub notes: Vec<String>,
+}
+
+/// One step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct StepTimes {
+    /// Its number, from 0.
+    pub step: u64,
+    /// When it began, in seconds since the recording began, as for [`Sample::elapsed_seconds`].
+    pub start_seconds: f64,
+    /// Seconds on the host by phase, in the order of [`Phase::ALL`].
+    pub host_seconds: Vec<f64>,
+    /// Seconds on the device by phase, where they are known.
+    pub device_seconds: Option<Vec<f64>>,
+    /// How many samples it trained on.
+    pub samples: u64,
+    /// Whether the profiler slowed it down.
+    pub is_profiled: bool,
+}
+
+impl StepTimes {
+    /// Its whole time on the host.
+    pub fn total_seconds(&self) -> f64 {
+        self.host_seconds.iter().sum()
+    }
+}
+
+impl RunProfile {
+    pub(super) fn new() -> Self {
+        Self { schema: SCHEMA, world_size: 1, ..Self::default() }
+    }
+
+    /// The share of the steps' time on the host that a phase takes, from 0 to 1.
+    pub fn share(&self, phase: Phase) -> f64 {
+        self.steps.as_ref().and_then(|steps| steps.phase(phase)).map_or(0.0, |phase| phase.share)
+    }
+
+    /// Seconds of the mean step.
+    pub fn mean_step_seconds(&self) -> Option<f64> {
+        let steps = self.steps.as_ref().filter(|steps| steps.steps > 0)?;
+        Some(steps.total_seconds / steps.steps as f64)
+    }
+
+    /// Puts the records of all ranks together: that of the lowest rank, with the reports of all.
+    ///
+    /// # Errors
+    /// `NothingToRecord` without any; `Setting` where a rank is there twice.
+    pub fn merge_ranks(mut runs: Vec<Self>) -> Result<Self, ProfileError> {
+        runs.sort_by_key(|run| run.rank);
+        if let Some(twice) = runs.windows(2).find(|pair| pair[0].rank == pair[1].rank) {
+            let problem = "is there twice: records of two runs were mixed".to_owned();
+            return Err(ProfileError::Setting { name: "rank", value: twice[0].rank.to_string(), problem });
+        }
+        let ranks: Vec<_> = runs.iter().filter_map(|run| run.steps.clone()).collect();
+        let count = runs.len() as u64;
+        let nothing = ProfileError::NothingToRecord("there is no record of a rank");
+        let mut first = runs.into_iter().next().ok_or(nothing)?;
+        if count > 1 || first.world_size > 1 {
+            if count != first.world_size {
+                first.notes.push(format!("{count} of {} ranks left a record", first.world_size));
+            }
+            first.ranks = ranks;
+        }
+        Ok(first)
+    }
+
+    /// Writes it as JSON. The file appears when it is complete.
+    ///
+    /// # Errors
+    /// `Io` when the file cannot be written.
+    pub fn write_json(&self, path: impl AsRef<Path>) -> Result<(), ProfileError> {
+        replace(path.as_ref(), |out| serde_json::to_writer(out, self).map_err(std::io::Error::from))
+    }
+
+    /// Reads what [`write_json`](Self::write_json) has written.
+    ///
+    /// # Errors
+    /// `Io` when the file cannot be read; `Setting` when it holds something else, or is of another version.
+    pub fn read_json(path: impl AsRef<Path>) -> Result<Self, ProfileError> {
+        let path = path.as_ref();
+        let bytes = fs::read(path).when("read it", path)?;
+        let invalid = |problem: String| ProfileError::Setting {
+            name: "profile",
+            value: path.display().to_string(),
+            problem,
+        };
+        let run: Self = serde_json::from_slice(&bytes)
+            .map_err(|error| invalid(format!("is no `profile.json` of overdrive-profile: {error}")))?;
+        if run.schema != SCHEMA {
+            let problem = format!("is of version {}; this program reads version {SCHEMA}", run.schema);
+            return Err(invalid(problem));
+        }
+        Ok(run)
+    }
+}

@@ -1,0 +1,277 @@
+//! Records a run while a step timer times it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tch::Device;
+
+use super::{MachineInfo, ProfiledSteps, RunProfile};
+use crate::{GpuSource, Monitor, Profile, ProfileError, Profiler, ProfilerAction, Schedule, TraceWriter};
+
+/// What is recorded of a run, for [`StepTimerBuilder::record`](crate::StepTimerBuilder::record): the steps, the machine, and a
+/// few steps under the profiler.
+#[must_use = "a recorder does nothing until a step timer takes it"]
+pub struct RunRecorder {
+    folder: Option<PathBuf>,
+    steps_before: u64,
+    profiled_steps: u64,
+    sample_interval: Duration,
+    gpus: Option<Box<dyn GpuSource>>,
+}
+
+impl Default for RunRecorder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl RunRecorder {
+    /// A recorder that profiles 5 steps after 20 that it only times, besides those of the timer's warm-up, and looks at the
+    /// machine 10 times a second.
+    pub fn new() -> Self {
+        Self {
+            folder: None,
+            steps_before: 20,
+            profiled_steps: 5,
+            sample_interval: Duration::from_millis(100),
+            gpus: None,
+        }
+    }
+
+    /// Writes `profile.json` and `trace.json.gz` there, when the profiler is done and again at the end; a rank of several
+    /// adds its number to the names. Without a folder, nothing is written.
+    pub fn folder(mut self, folder: impl AsRef<Path>) -> Self {
+        self.folder = Some(folder.as_ref().to_owned());
+        self
+    }
+
+    /// How many steps are timed between the warm-up and the profiler [default: 20].
+    pub fn steps_before(mut self, steps: u64) -> Self {
+        self.steps_before = steps;
+        self
+    }
+
+    /// How many steps are profiled [default: 5]; 0 for none. One more goes before them to warm the profiler up. None of
+    /// them counts among the timed ones.
+    pub fn profiled_steps(mut self, steps: u64) -> Self {
+        self.profiled_steps = steps;
+        self
+    }
+
+    /// The time between two looks at the machine [default: 0.1 s].
+    pub fn sample_interval(mut self, interval: Duration) -> Self {
+        self.sample_interval = interval;
+        self
+    }
+
+    /// Another source of GPUs than NVML.
+    pub fn gpus(mut self, source: impl GpuSource + 'static) -> Self {
+        self.gpus = Some(Box::new(source));
+        self
+    }
+
+    /// What the variables say that `overdrive-profile run` sets: `OVERDRIVE_PROFILE` is the folder,
+    /// `OVERDRIVE_PROFILE_BEFORE` and `OVERDRIVE_PROFILE_STEPS` are counts of steps. The first timer of a process takes it.
+    #[cfg(feature = "record")]
+    pub(crate) fn asked_by_environment() -> Option<Self> {
+        use std::sync::atomic::{AtomicBool, Ordering};
+
+        static TAKEN: AtomicBool = AtomicBool::new(false);
+        let folder = std::env::var_os("OVERDRIVE_PROFILE").filter(|folder| !folder.is_empty())?;
+        if TAKEN.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        let count = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+        let mut recorder = Self::new().folder(folder);
+        recorder.steps_before = count("OVERDRIVE_PROFILE_BEFORE").unwrap_or(recorder.steps_before);
+        recorder.profiled_steps = count("OVERDRIVE_PROFILE_STEPS").unwrap_or(recorder.profiled_steps);
+        Some(recorder)
+    }
+
+    /// Recording begins.
+    pub(crate) fn start(self, device: Device, warmup_steps: u64, now: Duration) -> Result<Recorder, ProfileError> {
+        let mut monitor = Monitor::builder().interval(self.sample_interval).window(1 << 17).threads(true);
+        if let Some(source) = self.gpus {
+            monitor = monitor.gpus(source);
+        }
+        let mut run = RunProfile::new();
+        run.command = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+        run.unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        run.machine = MachineInfo::of(device);
+        run.timer_thread = rustix::thread::gettid().as_raw_pid();
+        (run.rank, run.world_size) = rank_of_environment();
+        if let Some(folder) = &self.folder {
+            std::fs::create_dir_all(folder)
+                .map_err(|error| ProfileError::Io { path: folder.clone(), action: "make the folder", error })?;
+        }
+        let skipped = warmup_steps.saturating_add(self.steps_before);
+        let profiler = match self.profiled_steps {
+            0 => None,
+            steps => Some(
+                Profiler::builder()
+                    .schedule(Schedule::new(0, 1, steps)?.repeat(1).skip_first(skipped))
+                    .profile_memory(true)
+                    .with_flops(true)
+                    .start()?,
+            ),
+        };
+        Ok(Recorder {
+            run,
+            folder: self.folder,
+            began: now,
+            monitor: monitor.start()?,
+            profiler,
+            whole_steps: 0,
+            trace: None,
+        })
+    }
+}
+
+/// What the timer has to know of the step that begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NextStep {
+    /// Like the one before.
+    AsAlways,
+    /// The profiler slows it down.
+    Profiled,
+    /// The profiler is done, and has taken some time.
+    Timed,
+}
+
+/// A recording that is under way.
+pub(crate) struct Recorder {
+    run: RunProfile,
+    folder: Option<PathBuf>,
+    /// By the timer's clock.
+    began: Duration,
+    monitor: Monitor,
+    /// While there is something to profile.
+    profiler: Option<Profiler>,
+    /// How many profiled steps have ended.
+    whole_steps: u64,
+    trace: Option<TraceWriter>,
+}
+
+impl Recorder {
+    /// When the recording began, by the timer's clock.
+    pub(crate) fn began(&self) -> Duration {
+        self.began
+    }
+
+    /// The next step begins. `fill` adds what the timer knows, should a file be written.
+    pub(crate) fn step_ended(&mut self, fill: impl FnOnce(&mut RunProfile)) -> NextStep {
+        let Some(profiler) = &mut self.profiler else { return NextStep::AsAlways };
+        self.whole_steps += u64::from(profiler.is_recording());
+        let before = profiler.action();
+        let failed = profiler.step().err();
+        let after = profiler.action();
+        let profile = profiler.profile().cloned();
+        if failed.is_none() && profile.is_none() {
+            return match (before, after) {
+                (ProfilerAction::None, ProfilerAction::None) => NextStep::AsAlways,
+                (_, ProfilerAction::None) => NextStep::Timed,
+                _ => NextStep::Profiled,
+            };
+        }
+        self.run.notes.extend(failed.map(|error| format!("the profiler: {error}")));
+        self.profiler = None;
+        if let Some(profile) = profile {
+            self.take(&profile);
+            self.write_so_far(fill);
+        }
+        NextStep::Timed
+    }
+
+    /// The last step has ended. `fill` adds what the timer knows, as above.
+    pub(crate) fn finish(mut self, fill: impl FnOnce(&mut RunProfile)) -> Result<RunProfile, ProfileError> {
+        if let Some(mut profiler) = self.profiler.take() {
+            match profiler.stop() {
+                Ok(()) => {
+                    if let Some(profile) = profiler.profile().cloned() {
+                        self.take(&profile);
+                    }
+                }
+                Err(error) => self.run.notes.push(format!("the profiler: {error}")),
+            }
+        }
+        self.monitor.stop();
+        self.look(fill);
+        if let Some(trace) = self.trace.take()
+            && let Err(error) = trace.wait()
+        {
+            self.run.notes.push(format!("the trace: {error}"));
+        }
+        self.write()?;
+        Ok(self.run)
+    }
+
+    /// Writes what there is so far, for the case that the program does not get to its end.
+    fn write_so_far(&mut self, fill: impl FnOnce(&mut RunProfile)) {
+        if self.folder.is_some() {
+            self.look(fill);
+            if let Err(error) = self.write() {
+                self.run.notes.push(error.to_string());
+            }
+        }
+    }
+
+    fn look(&mut self, fill: impl FnOnce(&mut RunProfile)) {
+        fill(&mut self.run);
+        self.run.samples = self.monitor.samples().iter().map(|sample| (**sample).clone()).collect();
+        self.run.gaps = self.monitor.gaps();
+    }
+
+    fn write(&self) -> Result<(), ProfileError> {
+        match self.path("profile", "json") {
+            Some(path) => self.run.write_json(path),
+            None => Ok(()),
+        }
+    }
+
+    fn take(&mut self, profile: &Arc<Profile>) {
+        match ProfiledSteps::of(profile, self.whole_steps) {
+            Ok(steps) => self.run.profiled = steps,
+            Err(error) => self.run.notes.push(format!("the profile: {error}")),
+        }
+        if let Some(path) = self.path("trace", "json.gz") {
+            match profile.export_chrome_trace_in_background(path) {
+                Ok(writer) => self.trace = Some(writer),
+                Err(error) => self.run.notes.push(format!("the trace: {error}")),
+            }
+        }
+    }
+
+    fn path(&self, name: &str, extension: &str) -> Option<PathBuf> {
+        let name = match self.run.world_size {
+            0 | 1 => format!("{name}.{extension}"),
+            _ => format!("{name}.rank{}.{extension}", self.run.rank),
+        };
+        Some(self.folder.as_ref()?.join(name))
+    }
+}
+
+impl std::fmt::Debug for RunRecorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RunRecorder")
+            .field("folder", &self.folder)
+            .field("steps_before", &self.steps_before)
+            .field("profiled_steps", &self.profiled_steps)
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorder").field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
+/// As launchers tell it: `RANK` and `WORLD_SIZE`.
+fn rank_of_environment() -> (u64, u64) {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    match (number("RANK"), number("WORLD_SIZE")) {
+        (Some(rank), Some(size)) if rank < size => (rank, size),
+        _ => (0, 1),
+    }
+}

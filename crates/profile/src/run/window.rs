@@ -1,0 +1,360 @@
+//! From the events of a profile to what its steps come to.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use super::ops::{HostGap, OpTimes, PhaseTimes, ProfiledSteps, ScopeTimes};
+use crate::events::EventList;
+use crate::{DeviceType, FunctionEvent, Phase, Profile, ProfileError, RecordScope};
+
+/// The name of steps in [`EventList`].
+const STEP: &str = "ProfilerStep*";
+/// What is shorter goes on between operators all the time.
+const SHORTEST_GAP_NS: i64 = 100_000;
+/// Rows of each table that are kept.
+const MOST_ROWS: usize = 300;
+
+/// Nanoseconds, from and to.
+type Span = (i64, i64);
+
+impl ProfiledSteps {
+    /// None where no step is in the profile. Behind the whole steps there may be one that was broken off.
+    pub(super) fn of(profile: &Profile, whole_steps: u64) -> Result<Option<Self>, ProfileError> {
+        let window = Window::find(profile.events()?, whole_steps);
+        let Some(mut steps) = window.map(Window::sum_up) else { return Ok(None) };
+        if profile.events()?.recording().profile_memory {
+            steps.memory = profile.memory_timeline()?;
+        }
+        Ok(Some(steps))
+    }
+}
+
+/// The steps of a profile, and what went on in them.
+struct Window<'a> {
+    events: &'a EventList,
+    thread: u64,
+    /// One behind the other.
+    steps: Vec<Span>,
+    span: Span,
+    phases: Track<Phase>,
+    scopes: Track<&'a str>,
+    /// Operators that are within no other, on the thread that trains.
+    operators: Vec<Span>,
+    /// When ranks exchanged something.
+    exchanges: Vec<Span>,
+}
+
+impl<'a> Window<'a> {
+    fn find(events: &'a EventList, whole_steps: u64) -> Option<Self> {
+        let is_step = |event: &&FunctionEvent| is_scope(event) && &*event.name == STEP;
+        let thread = events.iter().find(is_step)?.thread;
+        let whole_steps = usize::try_from(whole_steps).unwrap_or(usize::MAX);
+        let steps: Vec<Span> = events.iter().filter(is_step).map(span_of).take(whole_steps).collect();
+        let span = (steps.first()?.0, steps.last()?.1);
+        let own = || events.iter().filter(|event| event.thread == thread && is_scope(event) && &*event.name != STEP);
+        let phases = own().filter_map(|event| Some((span_of(event), phase_of(event)?)));
+        let scopes = own().filter(|event| phase_of(event).is_none()).map(|event| (span_of(event), &*event.name));
+        let is_operator = |event: &FunctionEvent| {
+            event.nests() && !is_scope(event) && !is_exchange(event) && event.elapsed_ns() > 0
+        };
+        let operators = (0..events.len()).filter(|&place| {
+            let above = |place: usize| events[place].cpu_parent;
+            let mut around = std::iter::successors(above(place), |&place| above(place));
+            events[place].thread == thread && is_operator(&events[place]) && around.all(|it| is_scope(&events[it]))
+        });
+        Some(Self {
+            steps,
+            phases: Track::new(phases.collect()),
+            scopes: Track::new(scopes.collect()),
+            operators: union(operators.map(|place| span_of(&events[place])).collect()),
+            exchanges: union(events.iter().filter(|event| is_exchange(event)).map(span_of).collect()),
+            events,
+            thread,
+            span,
+        })
+    }
+
+    fn phase_at(&self, time: i64) -> Phase {
+        self.phases.at(time).unwrap_or(Phase::Other)
+    }
+
+    fn scope_at(&self, time: i64) -> Option<&'a str> {
+        self.scopes.at(time)
+    }
+
+    fn sum_up(self) -> ProfiledSteps {
+        let mut gaps = Sums::default();
+        let mut phases: Vec<PhaseTimes> = Phase::ALL.map(|phase| self.phase_times(phase)).into();
+        for gap in self.pauses() {
+            let phase = self.phase_at(gap.0);
+            let exchanged: i64 = self.exchanges.iter().map(|exchange| overlap(gap, *exchange)).sum();
+            phases[phase as usize].communication_seconds += self.per_step(exchanged);
+            if gap.1 - gap.0 >= SHORTEST_GAP_NS {
+                gaps.add((phase, self.scope_at(gap.0)), gap.1 - gap.0 - exchanged);
+            }
+        }
+        let device = || {
+            let work = self.events.iter().filter(|event| is_device_work(event));
+            work.filter(|event| within_span(span_of(event), self.span))
+        };
+        ProfiledSteps {
+            steps: self.steps.len() as u64,
+            step_seconds: self.per_step(self.span.1 - self.span.0),
+            phases,
+            ops: self.ops(),
+            scopes: self.scope_times(),
+            gaps: gaps.rows(|key, calls, time| self.gap(key, calls, time)),
+            read_backs: self.read_backs(),
+            device_work: self.named(device().map(|event| (&*event.name, false, event.elapsed_ns()))),
+            device_busy_seconds: self.events.recording().cuda.then(|| {
+                let busy = union(device().map(span_of).collect());
+                self.per_step(busy.iter().map(|span| overlap(*span, self.span)).sum())
+            }),
+            memory: Vec::new(),
+        }
+    }
+
+    fn phase_times(&self, phase: Phase) -> PhaseTimes {
+        let within = |span: Span| {
+            let parts = self.phases.cut(span).into_iter();
+            parts.filter(|part| self.phase_at(part.0) == phase).map(|part| part.1 - part.0).sum::<i64>()
+        };
+        let begun = self.operators.iter().filter(|span| self.phase_at(span.0) == phase && within_span(**span, self.span));
+        PhaseTimes {
+            phase,
+            seconds: self.per_step(within(self.span)),
+            operators: self.each(begun.count() as i64),
+            operator_seconds: self.per_step(self.operators.iter().map(|span| within(*span)).sum()),
+            communication_seconds: 0.0,
+        }
+    }
+
+    /// When no operator ran, in pieces that lie in one phase and one scope each.
+    fn pauses(&self) -> Vec<Span> {
+        let mut pauses = Vec::new();
+        let mut since = self.span.0;
+        for operator in self.operators.iter().chain([&(self.span.1, self.span.1)]) {
+            if operator.0 > since {
+                let end = operator.0.min(self.span.1);
+                let parts = self.phases.cut((since, end)).into_iter().flat_map(|part| self.scopes.cut(part));
+                pauses.extend(parts);
+            }
+            since = since.max(operator.1);
+        }
+        pauses
+    }
+
+    fn ops(&self) -> Vec<OpTimes> {
+        let mut rows: HashMap<(Phase, Option<&str>, &str), OpTimes> = HashMap::new();
+        for (place, event) in self.events.iter().enumerate() {
+            let is_operator = event.device_type == DeviceType::Cpu && !is_scope(event) && event.elapsed_ns() > 0;
+            if !is_operator || !within_span(span_of(event), self.span) {
+                continue;
+            }
+            let phase = self.phase_at(event.start_ns);
+            let scope = self.scope_at(event.start_ns).filter(|_| event.thread == self.thread);
+            let row = rows.entry((phase, scope, &event.name)).or_insert_with(|| OpTimes {
+                name: event.name.to_string(),
+                phase,
+                scope: scope.map(str::to_owned),
+                calls: 0.0,
+                self_cpu_seconds: 0.0,
+                device_seconds: 0.0,
+                flops: 0.0,
+            });
+            row.calls += self.each(1);
+            row.self_cpu_seconds += self.per_step(self.events.self_cpu_time_total_ns(place));
+            row.device_seconds += self.per_step(self.events.self_device_time_total_ns(place));
+            row.flops += event.flops as f64 / self.steps.len() as f64;
+        }
+        let mut rows: Vec<_> = rows.into_values().collect();
+        let time = |row: &OpTimes| row.self_cpu_seconds + row.device_seconds;
+        rows.sort_by(|one, other| time(other).total_cmp(&time(one)).then_with(|| one.name.cmp(&other.name)));
+        rows.truncate(MOST_ROWS);
+        rows
+    }
+
+    fn scope_times(&self) -> Vec<ScopeTimes> {
+        let is_own = |event: &&FunctionEvent| {
+            let is_named = is_scope(event) && &*event.name != STEP && phase_of(event).is_none();
+            is_named && within_span(span_of(event), self.span)
+        };
+        let own = self.events.iter().filter(is_own);
+        self.named(own.map(|event| (&*event.name, event.thread == self.thread, event.elapsed_ns())))
+    }
+
+    /// From the first number that is read out of a tensor in a step, a phase and a scope to the last.
+    fn read_backs(&self) -> Vec<HostGap> {
+        let mut runs: HashMap<(usize, Phase, Option<&str>), (Span, i64)> = HashMap::new();
+        for event in self.events.iter().filter(|event| &*event.name == "aten::_local_scalar_dense") {
+            let Some(step) = self.steps.iter().position(|step| within_span(span_of(event), *step)) else { continue };
+            let place = (step, self.phase_at(event.start_ns), self.scope_at(event.start_ns));
+            let (span, calls) = runs.entry(place).or_insert((span_of(event), 0));
+            *span = (span.0.min(event.start_ns), span.1.max(event.end_ns));
+            *calls += 1;
+        }
+        let mut sums = Sums::default();
+        for ((_, phase, scope), (span, calls)) in runs {
+            sums.add_calls((phase, scope), calls, span.1 - span.0);
+        }
+        sums.rows(|key, calls, time| self.gap(key, calls, time))
+    }
+
+    fn gap(&self, (phase, scope): (Phase, Option<&str>), calls: i64, time: i64) -> HostGap {
+        HostGap {
+            phase,
+            scope: scope.map(str::to_owned),
+            calls: self.each(calls),
+            seconds: self.per_step(time),
+        }
+    }
+
+    fn named<'b>(&self, events: impl Iterator<Item = (&'b str, bool, i64)>) -> Vec<ScopeTimes> {
+        let mut sums = Sums::default();
+        for (name, is_main_thread, time) in events {
+            sums.add((name, is_main_thread), time);
+        }
+        sums.rows(|(name, is_main_thread), calls, time| ScopeTimes {
+            name: name.to_owned(),
+            calls: self.each(calls),
+            seconds: self.per_step(time),
+            is_main_thread,
+        })
+    }
+
+    /// Seconds a step.
+    fn per_step(&self, nanoseconds: i64) -> f64 {
+        self.each(nanoseconds) / 1e9
+    }
+
+    fn each(&self, count: i64) -> f64 {
+        count as f64 / self.steps.len() as f64
+    }
+}
+
+/// Calls and nanoseconds by key.
+struct Sums<K>(HashMap<K, (i64, i64)>);
+
+impl<K> Default for Sums<K> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<K: Eq + Hash> Sums<K> {
+    fn add(&mut self, key: K, time: i64) {
+        self.add_calls(key, 1, time);
+    }
+
+    fn add_calls(&mut self, key: K, calls: i64, time: i64) {
+        let sum = self.0.entry(key).or_default();
+        *sum = (sum.0 + calls, sum.1 + time);
+    }
+
+    /// The longest first.
+    fn rows<R>(self, row: impl Fn(K, i64, i64) -> R) -> Vec<R> {
+        let mut sums: Vec<_> = self.0.into_iter().collect();
+        sums.sort_by_key(|(_, (_, time))| std::cmp::Reverse(*time));
+        sums.truncate(MOST_ROWS);
+        sums.into_iter().map(|(key, (calls, time))| row(key, calls, time)).collect()
+    }
+}
+
+/// What was on at each time, the innermost of what nests.
+struct Track<T>(Vec<(Span, T)>);
+
+impl<T: Copy> Track<T> {
+    /// From what may nest.
+    fn new(mut spans: Vec<(Span, T)>) -> Self {
+        spans.sort_by_key(|((start, end), _)| (*start, std::cmp::Reverse(*end)));
+        let mut flat = Vec::new();
+        let mut around: Vec<(i64, T)> = Vec::new();
+        let mut since = i64::MIN;
+        let mut put = |from: i64, to: i64, what: T| {
+            if to > from {
+                flat.push(((from, to), what));
+            }
+        };
+        for ((start, end), what) in spans {
+            while let Some(&(last_end, last)) = around.last().filter(|(last_end, _)| *last_end <= start) {
+                put(since, last_end, last);
+                since = since.max(last_end);
+                around.pop();
+            }
+            if let Some(&(_, last)) = around.last() {
+                put(since, start, last);
+            }
+            since = start;
+            around.push((end, what));
+        }
+        while let Some((end, what)) = around.pop() {
+            put(since, end, what);
+            since = since.max(end);
+        }
+        Self(flat)
+    }
+
+    fn at(&self, time: i64) -> Option<T> {
+        let next = self.0.partition_point(|((start, _), _)| *start <= time);
+        let ((_, end), what) = self.0.get(next.checked_sub(1)?)?;
+        (time < *end).then_some(*what)
+    }
+
+    /// A span in pieces that lie within one of these, or between two.
+    fn cut(&self, span: Span) -> Vec<Span> {
+        let first = self.0.partition_point(|((_, end), _)| *end <= span.0);
+        let inside = self.0[first..].iter().take_while(|((start, _), _)| *start < span.1);
+        let edges = inside.flat_map(|((start, end), _)| [*start, *end]).filter(|edge| span.0 < *edge && *edge < span.1);
+        let mut pieces = Vec::new();
+        let mut since = span.0;
+        for edge in edges.chain([span.1]) {
+            if edge > since {
+                pieces.push((since, edge));
+                since = edge;
+            }
+        }
+        pieces
+    }
+}
+
+fn phase_of(event: &FunctionEvent) -> Option<Phase> {
+    Phase::ALL.into_iter().find(|phase| phase.name() == &*event.name)
+}
+
+/// Communication goes under scopes too, but is nobody's own.
+fn is_scope(event: &FunctionEvent) -> bool {
+    event.device_type == DeviceType::Cpu && event.scope == RecordScope::User && !is_exchange(event)
+}
+
+fn is_exchange(event: &FunctionEvent) -> bool {
+    ["gloo:", "nccl:", "ncclDevKernel", "ncclKernel"].iter().any(|start| event.name.starts_with(start))
+}
+
+fn is_device_work(event: &FunctionEvent) -> bool {
+    event.device_type == DeviceType::Cuda && !event.is_user_annotation
+}
+
+fn span_of(event: &FunctionEvent) -> Span {
+    (event.start_ns, event.end_ns)
+}
+
+fn within_span(span: Span, outer: Span) -> bool {
+    outer.0 <= span.0 && span.0 < outer.1
+}
+
+fn overlap(one: Span, other: Span) -> i64 {
+    (one.1.min(other.1) - one.0.max(other.0)).max(0)
+}
+
+/// Spans that overlap become one.
+fn union(mut spans: Vec<Span>) -> Vec<Span> {
+    spans.sort_unstable();
+    let mut joined: Vec<Span> = Vec::with_capacity(spans.len());
+    for span in spans {
+        match joined.last_mut().filter(|last| span.0 < last.1) {
+            Some(last) => last.1 = last.1.max(span.1),
+            None => joined.push(span),
+        }
+    }
+    joined
+}
