@@ -4,6 +4,7 @@
 //! each step goes, cheaply enough to stay on; [`Monitor`] what the machine does meanwhile.
 #![forbid(unsafe_code)]
 
+mod diagnosis;
 mod error;
 mod events;
 mod monitor;
@@ -15,6 +16,7 @@ mod span_layer;
 mod step_timer;
 mod trace;
 
+pub use diagnosis::{Bottleneck, Diagnosis, Finding};
 pub use error::ProfileError;
 pub use events::{
     Averages, DeviceType, EventList, FunctionEvent, FunctionEventAvg, Grouping, Kernel, RecordScope, Recording, SortBy,
