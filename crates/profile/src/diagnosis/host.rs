@@ -143,7 +143,7 @@ fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
         .evidence(format!("for {} no operator runs, most of it{}", facts.of_step(seconds), place(longest)))
         .remedy(
             "do it less often or on a thread of its own: logs buffered and without a sync (`flush` at the end of an epoch), \
-             checkpoints by `save_in_background`; `record_function(\"name\")` around parts of it shows which one it is",
+             checkpoints by `Checkpoint`, which writes in the background; `record_function(\"name\")` around parts of it shows which one it is",
         );
     if let Some(main) = facts.main_thread() {
         finding =

@@ -64,7 +64,7 @@ fn communication(facts: &Facts<'_>, late_seconds: f64) -> Option<Finding> {
                 1e3 * marked
             ))
             .remedy(
-                "send less, or less often: `ddp.register_comm_hook(Bf16Compress)` or `PowerSgd`, `no_sync` with an `Accumulator`, \
+                "send less, or less often: `ddp.register_comm_hook(CastCompress::bfloat16(&group))?` or `PowerSgd`, `no_sync` with an `Accumulator`, \
                  local SGD; larger batches a rank hide more",
             ),
     )

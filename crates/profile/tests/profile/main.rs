@@ -3,6 +3,7 @@
 mod averages;
 mod lifecycle;
 mod monitor;
+mod run;
 mod sampler;
 mod schedule;
 mod scopes;
