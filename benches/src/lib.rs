@@ -1,7 +1,8 @@
 //! The main job and the comparisons with other tools; the binaries beside this library run them.
 //!
 //! `main_job` prepares the data, starts one process a run and reports; `job` is what such a process does; `feed` is how
-//! each technique gets its batches, `trainer` how it learns from them.
+//! each technique gets its batches, `trainer` how it learns from them. `versus` compares with other tools, `planted` are the
+//! loops that the profiler's diagnosis is tested on.
 #![forbid(unsafe_code)]
 
 pub mod feed;

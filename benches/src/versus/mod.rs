@@ -6,6 +6,7 @@ mod loader;
 mod optim;
 mod packages;
 mod peer;
+mod profile;
 mod step;
 mod turns;
 
@@ -27,7 +28,7 @@ pub struct Options {
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
     /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim`, 9 for `checkpoint` and
-    /// `ddp`, 7 for `loader`]
+    /// `ddp`, 7 for `loader`, 5 to 31 for `profile`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..=1000))]
     pairs: Option<u32>,
     /// The Python that has torch 2.11.0
@@ -50,6 +51,8 @@ enum Case {
     Loader,
     /// Training on two ranks beside PyTorch's DDP, a launch beside torchrun's, and hooks over a link of 200 Mbit/s (as root)
     Ddp,
+    /// The diagnosis' bounds beside what its remedies gain, and what profiling costs beside PyTorch's profiler
+    Profile,
     /// What `ddp` starts: a rank that measures what it is told to
     #[value(hide = true)]
     DdpRank,
@@ -81,6 +84,7 @@ pub fn run(options: &Options) -> Result<()> {
         Case::Checkpoint => checkpoint::measure(options)?,
         Case::Loader => loader::measure(options)?,
         Case::Ddp => ddp::measure(options)?,
+        Case::Profile => profile::measure(options)?,
         Case::DdpRank => return ddp::rank::serve(),
         Case::DdpFirstSum => return ddp::launch::first_sum(),
     };

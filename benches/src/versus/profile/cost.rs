@@ -1,0 +1,114 @@
+//! What the profiler costs while it is on, and how long its trace takes to be written.
+
+use std::cell::{Cell, RefCell};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use overdrive::prelude::*;
+use overdrive_bench_report::{Ratio, Target};
+use overdrive_profile::{Activity, Profile, Profiler};
+use tch::nn::VarStore;
+
+use super::{Step, time};
+use crate::model::{Cnn, Mlp, cross_entropy};
+use crate::versus::turns::{Case, Findings, Program, Turns};
+
+const PAIRS: u32 = 15;
+/// Each model with how many steps a sample takes.
+const MODELS: [(&str, &str, u32); 2] =
+    [("mlp", "MLP 784-128-128-10, batch 64", 100), ("cnn", "MNIST CNN, batch 16", 20)];
+const OPTIONS: &str = "shapes, memory and FLOPs recorded, AdamW, one thread";
+
+pub fn compare(pairs: Option<u32>, program: &Program, folder: &Path, findings: &mut Findings) -> Result<()> {
+    let trace = folder.join("ours.json");
+    for (model, name, steps) in MODELS {
+        let step = RefCell::new(training(model)?);
+        // Of the sample that was taken last.
+        let under = Cell::new(0.0);
+        let mut turns = Turns::default();
+        turns.ours("share", || {
+            let alone = time(&step, steps)?;
+            under.set(record(&step, steps)?.0);
+            Ok(under.get() / alone)
+        });
+        turns.peer("torch.profiler", program, |peer| peer.measure(&format!("{model}_share"), steps));
+        turns.ours("under", || Ok(under.get() * 1e6));
+        turns.peer("torch.profiler ", program, |peer| Ok(peer.measure(&format!("{model}_under"), steps)? * 1e6));
+        turns.ours("export", || {
+            let (_, profile) = record(&step, steps)?;
+            let started = Instant::now();
+            profile.export_chrome_trace(&trace)?;
+            Ok(started.elapsed().as_secs_f64() * 1e3)
+        });
+        turns.peer("torch.profiler  ", program, |peer| Ok(peer.measure(&format!("{model}_export"), steps)? * 1e3));
+        turns.ours("while a trace is written", || {
+            let (_, profile) = record(&step, steps)?;
+            let started = Instant::now();
+            let writer = profile.export_chrome_trace_in_background(&trace)?;
+            time(&step, 1)?;
+            let took = started.elapsed();
+            writer.wait()?;
+            Ok(took.as_secs_f64() * 1e3)
+        });
+        turns.ours("the same step, nothing written", || {
+            let _profile = record(&step, steps)?;
+            Ok(time(&step, 1)? * 1e3)
+        });
+        turns.take(&format!("profile, {model}"), pairs.unwrap_or(PAIRS))?;
+
+        let mut row = |what: &str, unit, pair, target| {
+            let text = format!("{what}, {name}, {OPTIONS}");
+            turns.compare(findings, Case { text: &text, unit, ratio: Ratio::ShareOfCost }, pair, target)
+        };
+        let slower = "a training step under the profiler over one without";
+        row(slower, "times", ("share", "torch.profiler"), Some(Target::AtMost(1.05)))?;
+        row("a training step under the profiler", "us", ("under", "torch.profiler "), None)?;
+        let written = format!("writing the Chrome trace of {steps} steps");
+        row(&written, "ms", ("export", "torch.profiler  "), Some(Target::AtMost(1.0)))?;
+        let pair = ("while a trace is written", "the same step, nothing written");
+        let stalled = "the step that follows a profile, with the call that has its trace written in the background";
+        row(stalled, "ms", pair, Some(Target::AtMost(1.05)))?;
+    }
+    Ok(())
+}
+
+/// Seconds a step while everything is recorded, and the profile.
+fn record(step: &RefCell<Step>, steps: u32) -> Result<(f64, Arc<Profile>)> {
+    let mut profiler = Profiler::builder()
+        .activities(&[Activity::Cpu])
+        .record_shapes(true)
+        .profile_memory(true)
+        .with_flops(true)
+        .start()?;
+    // The first one under a profiler makes its buffers.
+    time(step, 1)?;
+    let seconds = time(step, steps)?;
+    profiler.stop()?;
+    let profile = profiler.profile().cloned().context("nothing was recorded")?;
+    Ok((seconds, profile))
+}
+
+/// A step of a model, as the peer has it.
+fn training(model: &str) -> Result<Step> {
+    let vs = VarStore::new(Device::Cpu);
+    let (forward, inputs): (Box<dyn Fn(&Tensor) -> Tensor>, Vec<i64>) = match model {
+        "mlp" => {
+            let mlp = Mlp::new(&vs.root(), &[784, 128, 128, 10]);
+            (Box::new(move |inputs| mlp.forward(inputs)), vec![64, 784])
+        }
+        _ => {
+            let cnn = Cnn::new(&vs.root());
+            (Box::new(move |images| cnn.forward(images)), vec![16, 1, 28, 28])
+        }
+    };
+    let targets = Tensor::randint(10, [inputs[0]], (Kind::Int64, Device::Cpu));
+    let inputs = Tensor::randn(inputs, (Kind::Float, Device::Cpu));
+    let mut opt = AdamW::builder(vs.trainable_variables()).lr(1e-3).fused(true).build()?;
+    Ok(Box::new(move || {
+        opt.zero_grad()?;
+        cross_entropy(&forward(&inputs), &targets).f_backward()?;
+        Ok(opt.step()?)
+    }))
+}

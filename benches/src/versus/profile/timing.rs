@@ -1,0 +1,107 @@
+//! What stays on costs next to nothing: the step timer, the monitor, scopes while no profiler is on.
+
+use std::cell::RefCell;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use overdrive::prelude::*;
+use overdrive_bench_report::{Ratio, Target};
+use overdrive_profile::{Monitor, Phase, StepTimer, record_function};
+use tch::nn::VarStore;
+
+use crate::model::{Mlp, cross_entropy};
+use crate::versus::turns::{Case, Findings, Turns};
+
+const PAIRS: u32 = 31;
+/// A sample: some tenths of a second.
+const STEPS: u32 = 40;
+const SCOPES: u32 = 1_000_000;
+const PLAIN: &str = "the same without";
+const LIMIT: &str = "a limit of 20 ns";
+
+pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
+    let pairs = pairs.unwrap_or(PAIRS);
+    let training = RefCell::new(Training::new()?);
+    let timer = StepTimer::builder().build()?;
+    let mut turns = Turns::default();
+    turns.ours(PLAIN, || training.borrow_mut().steps(None));
+    turns.ours("timer", || training.borrow_mut().steps(Some(&timer)));
+    turns.ours("both", || {
+        // Ten times as often as it looks unless told otherwise.
+        let _monitor = Monitor::builder().interval(Duration::from_millis(100)).threads(true).start()?;
+        training.borrow_mut().steps(Some(&timer))
+    });
+    turns.take("profile, step timer", pairs)?;
+    let mut row = |what: &str, name: &str| {
+        let text = format!("training step of some 5 ms with {what}");
+        let case = Case { text: &text, unit: "ms", ratio: Ratio::ShareOfCost };
+        turns.compare(findings, case, (name, PLAIN), Some(Target::AtMost(1.01)))
+    };
+    row("a StepTimer", "timer")?;
+    row("a StepTimer, and a Monitor that looks 10 times a second", "both")?;
+
+    let mut turns = Turns::default();
+    turns.ours("scope", || {
+        let started = Instant::now();
+        for _ in 0..SCOPES {
+            drop(record_function(black_box("scope")));
+        }
+        Ok(started.elapsed().as_secs_f64() * 1e9 / f64::from(SCOPES))
+    });
+    turns.ours(LIMIT, || Ok(20.0));
+    turns.take("profile, scopes", pairs)?;
+    let case = Case { text: "a scope while no profiler is on", unit: "ns", ratio: Ratio::ShareOfCost };
+    turns.compare(findings, case, ("scope", LIMIT), Some(Target::AtMost(1.0)))
+}
+
+/// A perceptron whose step takes some 5 ms on one thread.
+struct Training {
+    model: Mlp,
+    opt: AdamW,
+    inputs: Tensor,
+    targets: Tensor,
+}
+
+impl Training {
+    fn new() -> Result<Self> {
+        let vs = VarStore::new(Device::Cpu);
+        let model = Mlp::new(&vs.root(), &[784, 512, 512, 10]);
+        let opt = AdamW::builder(vs.trainable_variables()).lr(1e-3).fused(true).build()?;
+        let inputs = Tensor::randn([32, 784], (Kind::Float, Device::Cpu));
+        let targets = Tensor::randint(10, [32], (Kind::Int64, Device::Cpu));
+        Ok(Self { model, opt, inputs, targets })
+    }
+
+    /// Milliseconds a step.
+    fn steps(&mut self, timer: Option<&StepTimer>) -> Result<f64> {
+        let started = Instant::now();
+        for _ in 0..STEPS {
+            self.step(timer)?;
+        }
+        Ok(started.elapsed().as_secs_f64() * 1e3 / f64::from(STEPS))
+    }
+
+    fn step(&mut self, timer: Option<&StepTimer>) -> Result<()> {
+        let enter = |phase| timer.map(|timer| timer.phase(phase));
+        drop(enter(Phase::DataWait));
+        drop(enter(Phase::HostToDevice));
+        let loss = {
+            let _phase = enter(Phase::Forward);
+            cross_entropy(&self.model.forward(&self.inputs), &self.targets)
+        };
+        {
+            let _phase = enter(Phase::Backward);
+            loss.f_backward()?;
+        }
+        {
+            let _phase = enter(Phase::Optimizer);
+            self.opt.step()?;
+            self.opt.zero_grad()?;
+        }
+        if let Some(timer) = timer {
+            timer.step(32);
+        }
+        Ok(())
+    }
+}
