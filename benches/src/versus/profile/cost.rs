@@ -21,6 +21,9 @@ const MODELS: [(&str, &str, u32); 2] =
     [("mlp", "MLP 784-128-128-10, batch 64", 100), ("cnn", "MNIST CNN, batch 16", 20)];
 const OPTIONS: &str = "shapes, memory and FLOPs recorded, AdamW, one thread";
 
+/// From inputs to logits.
+type Forward = Box<dyn Fn(&Tensor) -> Tensor>;
+
 pub fn compare(pairs: Option<u32>, program: &Program, folder: &Path, findings: &mut Findings) -> Result<()> {
     let trace = folder.join("ours.json");
     for (model, name, steps) in MODELS {
@@ -93,7 +96,7 @@ fn record(step: &RefCell<Step>, steps: u32) -> Result<(f64, Arc<Profile>)> {
 /// A step of a model, as the peer has it.
 fn training(model: &str) -> Result<Step> {
     let vs = VarStore::new(Device::Cpu);
-    let (forward, inputs): (Box<dyn Fn(&Tensor) -> Tensor>, Vec<i64>) = match model {
+    let (forward, inputs): (Forward, Vec<i64>) = match model {
         "mlp" => {
             let mlp = Mlp::new(&vs.root(), &[784, 128, 128, 10]);
             (Box::new(move |inputs| mlp.forward(inputs)), vec![64, 784])
