@@ -42,7 +42,7 @@ od_status od_cuda_memory_stats(int32_t device, od_memory_stats* out, od_error* e
     auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(initialised(device));
     constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     *out = {stats.allocated_bytes[all].current, stats.allocated_bytes[all].peak, stats.reserved_bytes[all].current,
-            stats.reserved_bytes[all].peak};
+            stats.reserved_bytes[all].peak, stats.num_alloc_retries};
   });
 }
 

@@ -42,7 +42,7 @@ typedef struct {
 } od_autocast_state;
 
 typedef struct {
-  int64_t allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes;
+  int64_t allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes, alloc_retries;
 } od_memory_stats;
 
 // Pixels of a JPEG file: a region of the image as it is at `eighths` / 8 of its size.

@@ -17,6 +17,8 @@ pub struct MemoryStats {
     pub reserved_bytes: i64,
     /// The most taken from the driver since the last reset.
     pub reserved_peak_bytes: i64,
+    /// How often memory was short, so that cached blocks were given back before it was asked for again.
+    pub alloc_retries: i64,
 }
 
 /// Whether the CUDA-only parts were compiled in; says nothing about a GPU being there.
@@ -65,6 +67,7 @@ pub fn memory_stats(device: usize) -> Result<MemoryStats, Error> {
         allocated_peak_bytes: out.allocated_peak_bytes,
         reserved_bytes: out.reserved_bytes,
         reserved_peak_bytes: out.reserved_peak_bytes,
+        alloc_retries: out.alloc_retries,
     })
 }
 

@@ -75,6 +75,7 @@ pub struct MemoryStats {
     pub allocated_peak_bytes: i64,
     pub reserved_bytes: i64,
     pub reserved_peak_bytes: i64,
+    pub alloc_retries: i64,
 }
 
 #[cfg(feature = "libjpeg-turbo")]

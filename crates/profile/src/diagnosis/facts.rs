@@ -81,15 +81,8 @@ impl<'a> Facts<'a> {
     pub fn finding(&self, bottleneck: Bottleneck, seconds: f64) -> Option<Finding> {
         let seconds = seconds.clamp(0.0, self.step_seconds);
         let share = seconds / self.step_seconds;
-        (share >= LEAST_SHARE).then(|| Finding {
-            bottleneck,
-            seconds_per_step: seconds,
-            share,
-            scope: None,
-            op: None,
-            evidence: Vec::new(),
-            remedy: String::new(),
-        })
+        let finding = || Finding { seconds_per_step: seconds, share, ..Finding::without_bound(bottleneck) };
+        (share >= LEAST_SHARE).then(finding)
     }
 
     /// "12.3 of 45.6 ms".
@@ -99,6 +92,19 @@ impl<'a> Facts<'a> {
 }
 
 impl Finding {
+    /// Something that ends a run, or whose cost is not known.
+    pub(super) fn without_bound(bottleneck: Bottleneck) -> Self {
+        Self {
+            bottleneck,
+            seconds_per_step: 0.0,
+            share: 0.0,
+            scope: None,
+            op: None,
+            evidence: Vec::new(),
+            remedy: String::new(),
+        }
+    }
+
     pub(super) fn evidence(mut self, figure: impl Into<String>) -> Self {
         self.evidence.push(figure.into());
         self

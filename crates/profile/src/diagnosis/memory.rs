@@ -13,7 +13,7 @@ const LEAST_FIT: f64 = 0.9;
 const SWAPPING_FAULTS: f64 = 100.0;
 
 pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
-    growth(facts).into_iter().chain(swapping(facts)).collect()
+    growth(facts).into_iter().chain(swapping(facts)).chain(short_of_gpu_memory(facts)).collect()
 }
 
 /// A straight line through points.
@@ -44,20 +44,14 @@ fn growth(facts: &Facts<'_>) -> Option<Finding> {
     let left = growth.free.map(|bytes| {
         format!("{:.1} GB are left: enough for {:.0} more steps", bytes / 1e9, (bytes / per_step).floor())
     });
-    Some(Finding {
-        bottleneck: Bottleneck::MemoryGrowth,
-        seconds_per_step: 0.0,
-        share: 0.0,
-        scope: None,
-        op: None,
-        evidence: [Some(format!("{} grows by {:.3} MB a step, steadily", growth.what, per_step / 1e6)), left]
-            .into_iter()
-            .flatten()
-            .collect(),
-        remedy: "something is kept from step to step: a loss with its graph (`total += loss.double_value(&[])`, or \
-                 `loss.detach()`), outputs in a `Vec`, a cache without a limit"
-            .to_owned(),
-    })
+    let mut finding = Finding::without_bound(Bottleneck::MemoryGrowth)
+        .evidence(format!("{} grows by {:.3} MB a step, steadily", growth.what, per_step / 1e6))
+        .remedy(
+            "something is kept from step to step: a loss with its graph (`total += loss.double_value(&[])`, or \
+             `loss.detach()`), outputs in a `Vec`, a cache without a limit",
+        );
+    finding.evidence.extend(left);
+    Some(finding)
 }
 
 struct Growth {
@@ -94,6 +88,23 @@ fn swapping(facts: &Facts<'_>) -> Option<Finding> {
                 "use less memory: smaller batches with `Accumulator`, smaller caches (`memory_budget`), fewer workers",
             ),
     )
+}
+
+/// Each time, the allocator waits for the GPU and gives its cache back. What that takes is not known.
+fn short_of_gpu_memory(facts: &Facts<'_>) -> Option<Finding> {
+    let retries = facts.run.alloc_retries.filter(|retries| *retries > 0)?;
+    let fullest = facts.samples.iter().flat_map(|sample| &sample.gpus);
+    let fullest = fullest.filter_map(|gpu| Some(gpu.memory_used_bytes? as f64 / gpu.memory_total_bytes? as f64));
+    let mut finding = Finding::without_bound(Bottleneck::MemoryCapacity)
+        .evidence(format!("{retries} times memory was short, and cached blocks were given back to the GPU"))
+        .remedy(
+            "use less memory: smaller batches with `Accumulator`, autocast, 8-bit optimizer state; lengths of batches that \
+             differ less keep the cache whole",
+        );
+    if let Some(share) = fullest.max_by(f64::total_cmp) {
+        finding = finding.evidence(format!("its memory was {:.0}% full", 100.0 * share));
+    }
+    Some(finding)
 }
 
 fn series(facts: &Facts<'_>, figure: impl Fn(&crate::Sample) -> Option<f64>) -> Vec<(f64, f64)> {

@@ -32,6 +32,8 @@ impl fmt::Display for Finding {
         }
         if self.bottleneck == Bottleneck::MemoryGrowth {
             f.write_str(": it will end the run")?;
+        } else if self.share == 0.0 {
+            f.write_str(": what it costs is not known")?;
         } else {
             let (share, bound) = (100.0 * self.share, self.speedup_bound());
             write!(f, ": {share:.0}% of a step; without it up to {bound:.2} times as fast")?;

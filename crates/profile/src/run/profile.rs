@@ -42,6 +42,10 @@ pub struct RunProfile {
     pub ranks: Vec<StepReport>,
     /// What the profiler saw, in a few of the steps. None where there were too few steps.
     pub profiled: Option<ProfiledSteps>,
+    /// How often the GPU's memory was short while the steps ran, so that the allocator gave cached blocks back. None without a
+    /// GPU.
+    #[serde(default)]
+    pub alloc_retries: Option<u64>,
     /// The machine during the run.
     pub samples: Vec<Sample>,
     /// What the monitor could not see.

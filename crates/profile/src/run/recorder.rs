@@ -128,6 +128,8 @@ impl RunRecorder {
         Ok(Recorder {
             run,
             folder: self.folder,
+            device,
+            retries_before: alloc_retries(device),
             began: now,
             monitor: monitor.start()?,
             profiler,
@@ -152,6 +154,8 @@ pub(crate) enum NextStep {
 pub(crate) struct Recorder {
     run: RunProfile,
     folder: Option<PathBuf>,
+    device: Device,
+    retries_before: Option<u64>,
     /// By the timer's clock.
     began: Duration,
     monitor: Monitor,
@@ -217,6 +221,8 @@ impl Recorder {
 
     fn look(&mut self, fill: impl FnOnce(&mut RunProfile)) {
         fill(&mut self.run);
+        let retries = alloc_retries(self.device).zip(self.retries_before);
+        self.run.alloc_retries = retries.map(|(now, before)| now.saturating_sub(before));
         self.run.samples = self.monitor.samples().iter().map(|sample| (**sample).clone()).collect();
         self.run.gaps = self.monitor.gaps();
     }
@@ -271,6 +277,12 @@ impl std::fmt::Debug for Recorder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Recorder").field("folder", &self.folder).finish_non_exhaustive()
     }
+}
+
+/// None without a GPU.
+fn alloc_retries(device: Device) -> Option<u64> {
+    let Device::Cuda(index) = device else { return None };
+    u64::try_from(overdrive_ffi::cuda::memory_stats(index).ok()?.alloc_retries).ok()
 }
 
 /// As launchers tell it: `RANK` and `WORLD_SIZE`.

@@ -130,6 +130,9 @@ fn a_gpu_tells_what_it_waits_for() {
     waits.profiled.as_mut().unwrap().ops.push(serde_json::from_value(read).unwrap());
     assert_eq!(first(&waits), (Bottleneck::HostSync, 2.0));
     assert_eq!(Diagnosis::of(&waits).findings[0].scope.as_deref(), Some("metrics"));
+    let mut short = on_gpu(&ALL_FORWARD, 0.01, &[]);
+    short.alloc_retries = Some(3);
+    assert_eq!(first(&short), (Bottleneck::MemoryCapacity, 1.0));
     // Tensor cores are used, and the device has no pause.
     let healthy = on_gpu(&ALL_FORWARD, 0.0098, &[("sm90_xmma_gemm_bf16bf16_bf16f32_f32", 9.0)]);
     assert_eq!(Diagnosis::of(&healthy).findings, []);
