@@ -4,9 +4,12 @@
 //! each step goes, cheaply enough to stay on; [`Monitor`] what the machine does meanwhile.
 #![forbid(unsafe_code)]
 
+mod compare;
+mod diagnosis;
 mod error;
 mod events;
 mod monitor;
+mod page;
 mod profile;
 mod profiler;
 mod run;
@@ -15,6 +18,8 @@ mod span_layer;
 mod step_timer;
 mod trace;
 
+pub use compare::{ComparedBytes, ComparedOp, ComparedTime, Comparison, Verdict};
+pub use diagnosis::{Bottleneck, Diagnosis, Finding};
 pub use error::ProfileError;
 pub use events::{
     Averages, DeviceType, EventList, FunctionEvent, FunctionEventAvg, Grouping, Kernel, RecordScope, Recording, SortBy,

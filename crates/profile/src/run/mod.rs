@@ -9,5 +9,5 @@ mod window;
 pub use machine::MachineInfo;
 pub use ops::{HostGap, OpTimes, PhaseTimes, ProfiledSteps, ScopeTimes};
 pub use profile::{RunProfile, StepTimes};
-pub(crate) use recorder::{NextStep, Recorder};
 pub use recorder::RunRecorder;
+pub(crate) use recorder::{NextStep, Recorder};

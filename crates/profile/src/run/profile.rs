@@ -129,11 +129,8 @@ impl RunProfile {
     pub fn read_json(path: impl AsRef<Path>) -> Result<Self, ProfileError> {
         let path = path.as_ref();
         let bytes = fs::read(path).when("read it", path)?;
-        let invalid = |problem: String| ProfileError::Setting {
-            name: "profile",
-            value: path.display().to_string(),
-            problem,
-        };
+        let invalid =
+            |problem: String| ProfileError::Setting { name: "profile", value: path.display().to_string(), problem };
         let run: Self = serde_json::from_slice(&bytes)
             .map_err(|error| invalid(format!("is no `profile.json` of overdrive-profile: {error}")))?;
         if run.schema != SCHEMA {

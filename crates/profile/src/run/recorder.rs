@@ -102,8 +102,11 @@ impl RunRecorder {
         run.timer_thread = rustix::thread::gettid().as_raw_pid();
         (run.rank, run.world_size) = rank_of_environment();
         if let Some(folder) = &self.folder {
-            std::fs::create_dir_all(folder)
-                .map_err(|error| ProfileError::Io { path: folder.clone(), action: "make the folder", error })?;
+            std::fs::create_dir_all(folder).map_err(|error| ProfileError::Io {
+                path: folder.clone(),
+                action: "make the folder",
+                error,
+            })?;
         }
         let skipped = warmup_steps.saturating_add(self.steps_before);
         let profiler = match self.profiled_steps {

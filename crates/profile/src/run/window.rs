@@ -54,9 +54,8 @@ impl<'a> Window<'a> {
         let own = || events.iter().filter(|event| event.thread == thread && is_scope(event) && &*event.name != STEP);
         let phases = own().filter_map(|event| Some((span_of(event), phase_of(event)?)));
         let scopes = own().filter(|event| phase_of(event).is_none()).map(|event| (span_of(event), &*event.name));
-        let is_operator = |event: &FunctionEvent| {
-            event.nests() && !is_scope(event) && !is_exchange(event) && event.elapsed_ns() > 0
-        };
+        let is_operator =
+            |event: &FunctionEvent| event.nests() && !is_scope(event) && !is_exchange(event) && event.elapsed_ns() > 0;
         let operators = (0..events.len()).filter(|&place| {
             let above = |place: usize| events[place].cpu_parent;
             let mut around = std::iter::successors(above(place), |&place| above(place));
@@ -119,7 +118,8 @@ impl<'a> Window<'a> {
             let parts = self.phases.cut(span).into_iter();
             parts.filter(|part| self.phase_at(part.0) == phase).map(|part| part.1 - part.0).sum::<i64>()
         };
-        let begun = self.operators.iter().filter(|span| self.phase_at(span.0) == phase && within_span(**span, self.span));
+        let begun =
+            self.operators.iter().filter(|span| self.phase_at(span.0) == phase && within_span(**span, self.span));
         PhaseTimes {
             phase,
             seconds: self.per_step(within(self.span)),
@@ -201,12 +201,7 @@ impl<'a> Window<'a> {
     }
 
     fn gap(&self, (phase, scope): (Phase, Option<&str>), calls: i64, time: i64) -> HostGap {
-        HostGap {
-            phase,
-            scope: scope.map(str::to_owned),
-            calls: self.each(calls),
-            seconds: self.per_step(time),
-        }
+        HostGap { phase, scope: scope.map(str::to_owned), calls: self.each(calls), seconds: self.per_step(time) }
     }
 
     fn named<'b>(&self, events: impl Iterator<Item = (&'b str, bool, i64)>) -> Vec<ScopeTimes> {
