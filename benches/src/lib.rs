@@ -9,6 +9,7 @@ pub mod images;
 pub mod job;
 pub mod main_job;
 pub mod model;
+pub mod planted;
 pub mod scaling;
 pub mod trainer;
 pub mod versus;

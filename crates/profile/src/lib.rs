@@ -16,6 +16,7 @@ mod run;
 #[cfg(feature = "tracing")]
 mod span_layer;
 mod step_timer;
+mod strategy;
 mod trace;
 
 pub use compare::{ComparedBytes, ComparedOp, ComparedTime, Comparison, Verdict};
@@ -41,4 +42,5 @@ pub use step_timer::{
     Batches, DeviceReport, Phase, PhaseGuard, PhaseReport, StepReport, StepTimer, StepTimerBuilder, Straggler,
     stragglers,
 };
+pub use strategy::{Candidate, Cluster, Strategy, StrategyChoice, TrainingSize, choose_strategy};
 pub use trace::{MemoryTimeline, TensorBoardHandler, TraceWriter, tensorboard_trace_handler};

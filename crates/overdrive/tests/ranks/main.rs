@@ -8,6 +8,7 @@ mod mixed;
 #[allow(dead_code)] // As above.
 #[path = "../../../ddp/tests/ranks/moments.rs"]
 mod moments;
+mod records;
 mod restarts;
 
 use std::path::PathBuf;
@@ -18,8 +19,12 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use harness::{Scenario, rank_main, run};
 
 /// What a rank can be told to be.
-const SCENARIOS: &[(&str, Scenario)] =
-    &[("mixed", mixed::scenario), ("killed_saving", checkpoints::scenario), ("restarts", restarts::scenario)];
+const SCENARIOS: &[(&str, Scenario)] = &[
+    ("mixed", mixed::scenario),
+    ("killed_saving", checkpoints::scenario),
+    ("restarts", restarts::scenario),
+    ("records", records::scenario),
+];
 
 /// What ranks of one run share.
 fn folder() -> Result<PathBuf> {
@@ -32,10 +37,12 @@ fn main() -> Result<()> {
         return rank_main(&name, SCENARIOS);
     }
     type Test = fn() -> Result<()>;
-    let tests: [(&str, Test); 3] = [
+    let tests: [(&str, Test); 5] = [
         ("scaled_autocast_clipped_accumulation_of_2_equals_the_large_batch", || run("mixed", 2).map(drop)),
         ("ranks_killed_at_12_random_moments_while_saving_are_told_of", checkpoints::killed_while_saving),
         ("a_run_restarted_6_times_ends_as_one_that_was_never_disturbed", restarts::ends_alike),
+        ("stragglers_are_named_from_the_records_of_both_ranks", records::stragglers_are_named),
+        ("large_exchanges_are_named_from_the_records_of_both_ranks", records::large_exchanges_are_named),
     ];
     let trials = tests
         .into_iter()

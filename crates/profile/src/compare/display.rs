@@ -81,11 +81,11 @@ impl Comparison {
 }
 
 fn row(f: &mut fmt::Formatter<'_>, it: &ComparedTime) -> fmt::Result {
-    let (before, after, change) = (time(it.before_seconds), time(it.after_seconds), change(it.ratio));
     let interval = match it.ratio_interval {
-        Some([low, high]) => format!("{} to {}", self::change(Some(low)), self::change(Some(high))),
+        Some([low, high]) => format!("{} to {}", change(Some(low)), change(Some(high))),
         None => "-".to_owned(),
     };
+    let (before, after, change) = (time(it.before_seconds), time(it.after_seconds), change(it.ratio));
     let label = label(it);
     writeln!(f, "{label:<30}{before:>11}{after:>11}{change:>10}  {interval:>19}  {}", it.verdict)
 }

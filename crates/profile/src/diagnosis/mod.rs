@@ -1,22 +1,71 @@
-//! What bounds a run.
+//! What a run waits for, and what to do about it.
 
+mod data;
+mod device;
+mod facts;
 mod finding;
-
-use std::fmt;
+mod host;
+mod memory;
+mod ranks;
+mod text;
 
 pub use finding::{Bottleneck, Diagnosis, Finding};
 
+use facts::Facts;
+
 use crate::RunProfile;
 
-impl Diagnosis {
-    /// What bounds a run.
-    pub fn of(_run: &RunProfile) -> Self {
-        Self { bound_by: None, findings: Vec::new(), unknown: vec!["nothing is judged yet".to_owned()] }
-    }
-}
+/// What takes less of a step than this is not worth a finding.
+const LEAST_SHARE: f64 = 0.1;
 
-impl fmt::Display for Diagnosis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "bound by: {}", self.bound_by.map_or("not known", Bottleneck::name))
+impl Diagnosis {
+    /// Says what bounds a run, from what was recorded of it.
+    ///
+    /// A finding is something that takes a tenth of a step or more and can go, or that will end the run. Its
+    /// [bound](Finding::speedup_bound) is what the run gains at best when it goes entirely and nothing else changes; bounds
+    /// of two findings do not multiply. Rules and thresholds are in `docs/profiling.md`.
+    ///
+    /// ```
+    /// use overdrive_profile::{Diagnosis, Phase, RunRecorder, StepTimer};
+    ///
+    /// # fn main() -> Result<(), overdrive_profile::ProfileError> {
+    /// let timer = StepTimer::builder().warmup_steps(2).record(RunRecorder::new().profiled_steps(0)).build()?;
+    /// for step in 0..12 {
+    ///     {
+    ///         let _phase = timer.phase(Phase::DataWait);
+    ///         std::thread::sleep(std::time::Duration::from_millis(5)); // a slow disk
+    ///     }
+    ///     let _phase = timer.phase(Phase::Forward);
+    ///     // ..
+    ///     timer.step(32);
+    /// }
+    /// let diagnosis = Diagnosis::of(&timer.finish()?);
+    /// println!("{diagnosis}");
+    /// # assert!(diagnosis.findings[0].share > 0.5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn of(run: &RunProfile) -> Self {
+        let mut unknown = Vec::new();
+        let Some(facts) = Facts::of(run) else {
+            unknown.push("no step was timed: there is nothing to judge".to_owned());
+            return Self { bound_by: None, findings: Vec::new(), unknown };
+        };
+        if run.profiled.is_none() {
+            unknown.push("no step was profiled: nothing is said about operators and the program's own code".to_owned());
+        }
+        if run.samples.is_empty() {
+            unknown.push("the machine was not looked at: nothing is said about memory, clocks and loading".to_owned());
+        }
+        unknown.extend(run.notes.iter().cloned());
+        let rules = [data::findings, host::findings, device::findings, memory::findings, ranks::findings];
+        let mut findings: Vec<Finding> = rules.iter().flat_map(|rule| rule(&facts)).collect();
+        let ends_the_run = |finding: &Finding| finding.bottleneck == Bottleneck::MemoryGrowth;
+        findings.sort_by(|one, other| {
+            let gain = other.seconds_per_step.total_cmp(&one.seconds_per_step);
+            ends_the_run(other).cmp(&ends_the_run(one)).then(gain)
+        });
+        let bound_by = findings.first().map(|finding| finding.bottleneck).or_else(|| host::healthy(&facts));
+        Self { bound_by, findings, unknown }
     }
 }

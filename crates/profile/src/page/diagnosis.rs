@@ -29,15 +29,14 @@ pub(super) fn findings(diagnosis: &Diagnosis) -> String {
 }
 
 fn finding(finding: &Finding) -> String {
-    let gain = if finding.seconds_per_step > 0.0 && finding.share > 0.0 {
-        format!(
-            "at most <b>{:.2}\u{d7}</b> as fast without: {} of a step, {}",
+    let gain = match finding.bottleneck {
+        Bottleneck::MemoryGrowth => "it will end the run".to_owned(),
+        _ => format!(
+            "without it up to <b>{:.2}\u{d7}</b> as fast: {} of a step, {}",
             finding.speedup_bound(),
             escape(&time(finding.seconds_per_step)),
             percent(finding.share),
-        )
-    } else {
-        "no faster without, but it would go on".to_owned()
+        ),
     };
     let name = finding.bottleneck.name();
     let (first, rest) = name.split_at(name.chars().next().map_or(0, char::len_utf8));

@@ -6,7 +6,9 @@ use crate::{Diagnosis, RunProfile};
 
 /// Notes of the recording, gaps of the monitor, and what was not judged.
 pub(super) fn notes(run: &RunProfile, diagnosis: &Diagnosis) -> String {
-    let mut notes: Vec<String> = diagnosis.unknown.iter().map(|why| format!("Not judged: {why}")).collect();
+    // A diagnosis repeats the notes of the recording.
+    let unknown = diagnosis.unknown.iter().filter(|why| !run.notes.contains(why));
+    let mut notes: Vec<String> = unknown.map(|why| format!("Not judged: {why}")).collect();
     notes.extend(run.notes.iter().cloned());
     if let Some(steps) = &run.steps {
         notes.extend(steps.device_fault.iter().map(|fault| format!("No more times on the device: {fault}")));

@@ -148,7 +148,7 @@ fn found() -> Diagnosis {
             evidence: vec![evil(), evil()],
             remedy: evil(),
         }],
-        unknown: vec![evil()],
+        unknown: vec![format!("not seen: {}", evil())],
     }
 }
 
@@ -181,7 +181,7 @@ fn the_page_stands_alone_and_has_every_part() {
     check(&page);
     for part in [
         "Bound by the program&#39;s own code on the host",
-        "at most <b>2.00\u{d7}</b> as fast without",
+        "without it up to <b>2.00\u{d7}</b> as fast",
         "2026-01-31 09:05 UTC",
         "1.50 M</dd>",
         "On the device",

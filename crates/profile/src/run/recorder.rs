@@ -1,13 +1,12 @@
 //! Records a run while a step timer times it.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tch::Device;
 
 use super::{MachineInfo, ProfiledSteps, RunProfile};
-use crate::{GpuSource, Monitor, Profile, ProfileError, Profiler, ProfilerAction, Schedule, TraceWriter};
+use crate::{GpuSource, Monitor, ProfileError, Profiler, ProfilerAction, Schedule, TraceWriter};
 
 /// What is recorded of a run, for [`StepTimerBuilder::record`](crate::StepTimerBuilder::record): the steps, the machine, and a
 /// few steps under the profiler.
@@ -73,20 +72,27 @@ impl RunRecorder {
 
     /// What the variables say that `overdrive-profile run` sets: `OVERDRIVE_PROFILE` is the folder,
     /// `OVERDRIVE_PROFILE_BEFORE` and `OVERDRIVE_PROFILE_STEPS` are counts of steps. The first timer of a process takes it.
+    ///
+    /// # Errors
+    /// `Setting` for a count that is none.
     #[cfg(feature = "record")]
-    pub(crate) fn asked_by_environment() -> Option<Self> {
+    pub(crate) fn asked_by_environment() -> Result<Option<Self>, ProfileError> {
         use std::sync::atomic::{AtomicBool, Ordering};
 
         static TAKEN: AtomicBool = AtomicBool::new(false);
-        let folder = std::env::var_os("OVERDRIVE_PROFILE").filter(|folder| !folder.is_empty())?;
-        if TAKEN.swap(true, Ordering::Relaxed) {
-            return None;
-        }
-        let count = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+        let folder = std::env::var_os("OVERDRIVE_PROFILE").filter(|folder| !folder.is_empty());
+        let Some(folder) = folder.filter(|_| !TAKEN.swap(true, Ordering::Relaxed)) else { return Ok(None) };
+        let count = |name: &'static str, otherwise: u64| match std::env::var(name) {
+            Ok(value) => value.parse().map_err(|_| {
+                let problem = "should be a count of steps".to_owned();
+                ProfileError::Setting { name, value, problem }
+            }),
+            Err(_) => Ok(otherwise),
+        };
         let mut recorder = Self::new().folder(folder);
-        recorder.steps_before = count("OVERDRIVE_PROFILE_BEFORE").unwrap_or(recorder.steps_before);
-        recorder.profiled_steps = count("OVERDRIVE_PROFILE_STEPS").unwrap_or(recorder.profiled_steps);
-        Some(recorder)
+        recorder.steps_before = count("OVERDRIVE_PROFILE_BEFORE", recorder.steps_before)?;
+        recorder.profiled_steps = count("OVERDRIVE_PROFILE_STEPS", recorder.profiled_steps)?;
+        Ok(Some(recorder))
     }
 
     /// Recording begins.
@@ -169,35 +175,25 @@ impl Recorder {
         let before = profiler.action();
         let failed = profiler.step().err();
         let after = profiler.action();
-        let profile = profiler.profile().cloned();
-        if failed.is_none() && profile.is_none() {
+        if failed.is_none() && before != ProfilerAction::RecordAndSave {
             return match (before, after) {
                 (ProfilerAction::None, ProfilerAction::None) => NextStep::AsAlways,
-                (_, ProfilerAction::None) => NextStep::Timed,
                 _ => NextStep::Profiled,
             };
         }
         self.run.notes.extend(failed.map(|error| format!("the profiler: {error}")));
-        self.profiler = None;
-        if let Some(profile) = profile {
-            self.take(&profile);
-            self.write_so_far(fill);
-        }
+        self.take_profile();
+        self.write_so_far(fill);
         NextStep::Timed
     }
 
     /// The last step has ended. `fill` adds what the timer knows, as above.
     pub(crate) fn finish(mut self, fill: impl FnOnce(&mut RunProfile)) -> Result<RunProfile, ProfileError> {
-        if let Some(mut profiler) = self.profiler.take() {
-            match profiler.stop() {
-                Ok(()) => {
-                    if let Some(profile) = profiler.profile().cloned() {
-                        self.take(&profile);
-                    }
-                }
-                Err(error) => self.run.notes.push(format!("the profiler: {error}")),
-            }
+        if let Some(profiler) = &mut self.profiler {
+            let failed = profiler.stop().err();
+            self.run.notes.extend(failed.map(|error| format!("the profiler: {error}")));
         }
+        self.take_profile();
         self.monitor.stop();
         self.look(fill);
         if let Some(trace) = self.trace.take()
@@ -232,7 +228,14 @@ impl Recorder {
         }
     }
 
-    fn take(&mut self, profile: &Arc<Profile>) {
+    /// What the profiler has recorded; it is not needed any more.
+    fn take_profile(&mut self) {
+        let Some(profiler) = self.profiler.take() else { return };
+        for gap in profiler.gaps() {
+            let jump = gap.clock_jump_ns as f64 / 1e9;
+            self.run.notes.push(format!("the profiled steps were left out: the system's clock jumped by {jump:.3} s"));
+        }
+        let Some(profile) = profiler.profile() else { return };
         match ProfiledSteps::of(profile, self.whole_steps) {
             Ok(steps) => self.run.profiled = steps,
             Err(error) => self.run.notes.push(format!("the profile: {error}")),

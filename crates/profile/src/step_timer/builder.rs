@@ -114,7 +114,10 @@ impl StepTimerBuilder {
             Box::new(move || begun.elapsed())
         });
         let peak_steps_per_second = self.flops_per_step.zip(self.peak_flops_per_second).map(|(step, peak)| peak / step);
-        let recorder = self.recorder.or_else(asked_by_environment);
+        let recorder = match self.recorder {
+            Some(recorder) => Some(recorder),
+            None => asked_by_environment()?,
+        };
         let recorder = recorder.map(|it| it.start(self.device, self.warmup_steps, clock())).transpose()?;
         let timeline = Timeline::new(self.warmup_steps, self.window, device);
         Ok(StepTimer::new(clock, timeline, peak_steps_per_second, recorder))
@@ -122,13 +125,13 @@ impl StepTimerBuilder {
 }
 
 #[cfg(feature = "record")]
-fn asked_by_environment() -> Option<RunRecorder> {
+fn asked_by_environment() -> Result<Option<RunRecorder>, ProfileError> {
     RunRecorder::asked_by_environment()
 }
 
 #[cfg(not(feature = "record"))]
-fn asked_by_environment() -> Option<RunRecorder> {
-    None
+fn asked_by_environment() -> Result<Option<RunRecorder>, ProfileError> {
+    Ok(None)
 }
 
 impl std::fmt::Debug for StepTimerBuilder {

@@ -1,13 +1,16 @@
 //! The profiler, checked from outside. One profiler fits in a process, so that most tests wait for one another.
 
 mod averages;
+mod diagnosis;
 mod lifecycle;
 mod monitor;
+mod run;
 mod sampler;
 mod schedule;
 mod scopes;
 mod step_timer;
 mod stragglers;
+mod strategy;
 mod table;
 mod timeline;
 mod trace;

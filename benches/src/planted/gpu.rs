@@ -1,0 +1,108 @@
+//! Loops that keep a GPU waiting.
+
+use anyhow::Result;
+use overdrive::ffi::context::set_allow_tf32;
+use overdrive::prelude::*;
+use overdrive_profile::{Phase, RunProfile, record_function};
+use tch::nn::VarStore;
+
+use super::training::{Trainer, batch, start_timer};
+use super::{Form, Plan};
+use crate::model::{Mlp, cross_entropy};
+
+const GPU: Device = Device::Cuda(0);
+
+/// Batches of 12 MB come from pageable memory, and are waited for. Remedied: from pinned memory, and are not.
+pub fn no_pinning(form: Form, plan: &Plan) -> Result<RunProfile> {
+    const WIDTH: i64 = 3 * 64 * 64;
+    set_allow_tf32(true)?;
+    let mut trainer = Trainer::mlp(GPU, &[WIDTH, 2048, 2048, 10])?;
+    let (inputs, targets) = batch(256, &[WIDTH]);
+    let is_pinned = form == Form::Remedied;
+    let (inputs, targets) = match is_pinned {
+        true => (inputs.f_pin_memory(GPU)?, targets.f_pin_memory(GPU)?),
+        false => (inputs, targets),
+    };
+    let timer = start_timer(plan, GPU)?;
+    for _ in 0..plan.all_steps() {
+        let (inputs, targets) = {
+            let _phase = timer.phase(Phase::HostToDevice);
+            let copy = |tensor: &Tensor| tensor.f_to_device_(GPU, tensor.kind(), is_pinned, false);
+            (copy(&inputs)?, copy(&targets)?)
+        };
+        trainer.step(&timer, &inputs, &targets)?;
+    }
+    Ok(timer.finish()?)
+}
+
+/// Each step's loss is read at once: the host cannot draw the next batch while the device computes. Remedied: losses are
+/// added up on the device, and read at the end.
+pub fn item_each_step(form: Form, plan: &Plan) -> Result<RunProfile> {
+    const SAMPLES: i64 = 200_000;
+    const BATCH: i64 = 1024;
+    set_allow_tf32(true)?;
+    let mut trainer = Trainer::mlp(GPU, &[256, 4096, 4096, 10])?;
+    let (all, all_targets) = batch(SAMPLES, &[256]);
+    let (all, all_targets) = (all.f_to_device(GPU)?, all_targets.f_to_device(GPU)?);
+    let mut total = Tensor::zeros([], (Kind::Float, GPU));
+    let mut sum = 0.0;
+    let timer = start_timer(plan, GPU)?;
+    for _ in 0..plan.all_steps() {
+        let order = Tensor::f_randperm(SAMPLES, (Kind::Int64, Device::Cpu))?.f_narrow(0, 0, BATCH)?;
+        let order = order.f_pin_memory(GPU)?.f_to_device_(GPU, Kind::Int64, true, false)?;
+        let (inputs, targets) = (all.f_index_select(0, &order)?, all_targets.f_index_select(0, &order)?);
+        let loss = {
+            let _phase = timer.phase(Phase::Forward);
+            cross_entropy(&trainer.forward(&inputs), &targets)
+        };
+        trainer.learn(&timer, &loss)?;
+        {
+            let _scope = record_function("metrics");
+            match form {
+                Form::Planted => sum += loss.f_double_value(&[])?,
+                Form::Remedied => total += loss.detach(),
+            }
+        }
+        timer.step(BATCH as u64);
+    }
+    let run = timer.finish()?;
+    sum += total.f_double_value(&[])?;
+    anyhow::ensure!(sum.is_finite(), "the losses add up to {sum}");
+    Ok(run)
+}
+
+/// Products of large float32 matrices. Remedied: tensor cores may round their factors to TF32.
+pub fn float32_products(form: Form, plan: &Plan) -> Result<RunProfile> {
+    set_allow_tf32(form == Form::Remedied)?;
+    let mut trainer = Trainer::mlp(GPU, &[2048, 4096, 4096, 10])?;
+    let (inputs, targets) = batch(1024, &[2048]);
+    let (inputs, targets) = (inputs.f_to_device(GPU)?, targets.f_to_device(GPU)?);
+    let timer = start_timer(plan, GPU)?;
+    for _ in 0..plan.all_steps() {
+        trainer.step(&timer, &inputs, &targets)?;
+    }
+    Ok(timer.finish()?)
+}
+
+/// 16 MB between two layers go to the host and back, as their gradient does. Remedied: they stay.
+pub fn swapping_to_host(form: Form, plan: &Plan) -> Result<RunProfile> {
+    set_allow_tf32(true)?;
+    let vs = VarStore::new(GPU);
+    let first = Mlp::new(&(vs.root() / "first"), &[1024, 4096]);
+    let second = Mlp::new(&(vs.root() / "second"), &[4096, 4096, 10]);
+    let mut trainer = Trainer::new(&vs, move |inputs| {
+        let hidden = first.forward(inputs).relu();
+        let hidden = match form {
+            Form::Planted => hidden.to_device(Device::Cpu).to_device(GPU),
+            Form::Remedied => hidden,
+        };
+        second.forward(&hidden)
+    })?;
+    let (inputs, targets) = batch(1024, &[1024]);
+    let (inputs, targets) = (inputs.f_to_device(GPU)?, targets.f_to_device(GPU)?);
+    let timer = start_timer(plan, GPU)?;
+    for _ in 0..plan.all_steps() {
+        trainer.step(&timer, &inputs, &targets)?;
+    }
+    Ok(timer.finish()?)
+}

@@ -1,0 +1,122 @@
+//! Waiting for batches.
+
+use super::facts::{Facts, ThreadUse};
+use super::finding::{Bottleneck, Finding};
+use crate::Phase;
+
+/// How the threads of `overdrive-dataload` are called.
+const WORKERS: [&str; 2] = ["dataload-", "parquet-"];
+/// Workers that are on a CPU, or wait for one, for more of the time than this are not waiting for a disk.
+const BUSY: f64 = 0.5;
+/// A CPU that is free for less of the time is no room for a worker.
+const LEAST_FREE_CPUS: f64 = 0.25;
+
+pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
+    let waiting = facts.seconds(Phase::DataWait);
+    let Some(cause) = Cause::of(facts, waiting) else { return Vec::new() };
+    let seconds = match cause.bottleneck {
+        // More workers only spread the same work over the CPUs.
+        Bottleneck::TooFewWorkers => waiting.min(room_for_workers(facts)),
+        _ => waiting,
+    };
+    let finding = facts.finding(cause.bottleneck, seconds).map(|finding| {
+        finding
+            .evidence(format!("the step waits for its batch for {}", facts.of_step(waiting)))
+            .evidence(cause.evidence)
+            .remedy(cause.remedy)
+    });
+    finding.into_iter().collect()
+}
+
+struct Cause {
+    bottleneck: Bottleneck,
+    evidence: String,
+    remedy: String,
+}
+
+impl Cause {
+    /// None without samples of threads.
+    fn of(facts: &Facts<'_>, waiting: f64) -> Option<Self> {
+        let is_worker = |thread: &&ThreadUse<'_>| WORKERS.iter().any(|name| thread.name.starts_with(name));
+        let workers: Vec<_> = facts.threads.iter().filter(is_worker).collect();
+        let free = facts.free_cpus();
+        let free_text = free.map_or_else(|| "unknown".to_owned(), |free| format!("{free:.1}"));
+        let count: f64 = workers.iter().map(|thread| thread.count).sum();
+        let has_room = free.is_some_and(|free| free >= LEAST_FREE_CPUS);
+        if count < 0.5 {
+            return Self::without_workers(facts, waiting, has_room);
+        }
+        let at_work: f64 = workers.iter().map(|thread| thread.busy + thread.queued).sum();
+        let workers = count.round();
+        let evidence = format!(
+            "{workers} workers are at work for {:.0}% of the time, and {free_text} of {} CPUs are free",
+            100.0 * at_work / count,
+            facts.run.machine.cpus
+        );
+        let read = facts.samples.iter().filter_map(|it| it.process?.rates?.disk_read_bytes_per_second);
+        let read = super::facts::mean(read).map(|bytes| format!("; {:.1} MB/s come from disks", bytes / 1e6));
+        if at_work < BUSY * count {
+            return Some(Self {
+                bottleneck: Bottleneck::SlowRead,
+                evidence: evidence + &read.unwrap_or_default(),
+                remedy: format!(
+                    "let more reads wait at once: `.num_workers({})`; or keep samples: `Cached`, `DiskCached`, tar shards \
+                     in place of small files",
+                    (2.0 * workers).max(4.0)
+                ),
+            });
+        }
+        Some(if has_room {
+            Self {
+                bottleneck: Bottleneck::TooFewWorkers,
+                evidence,
+                remedy: format!("`.num_workers({})`, or `.num_workers(Auto)`", workers + free.unwrap_or(1.0).ceil()),
+            }
+        } else {
+            Self {
+                bottleneck: Bottleneck::SlowDecode,
+                evidence,
+                remedy:
+                    "make samples cheaper: decode once and keep them (`Cached`, `DiskCached`), decode to a smaller \
+                         size, build with the feature `libjpeg-turbo`"
+                        .to_owned(),
+            }
+        })
+    }
+
+    /// The thread that trains loads by itself, or waits for threads that nobody knows.
+    fn without_workers(facts: &Facts<'_>, waiting: f64, has_room: bool) -> Option<Self> {
+        let main = facts.main_thread()?;
+        let others: f64 = facts.threads.iter().filter(|it| !it.is_main).map(|it| it.busy + it.queued).sum();
+        let share = waiting / facts.step_seconds;
+        let blocked = (1.0 - main.busy - main.queued).clamp(0.0, 1.0);
+        let is_blocked = blocked >= BUSY * share;
+        let evidence = format!(
+            "no worker of a loader was seen; the thread that trains is blocked for {:.0}% of the time, and other threads use \
+             {others:.1} CPUs",
+            100.0 * blocked
+        );
+        let (bottleneck, remedy) = match (is_blocked, has_room) {
+            (true, _) if others < BUSY => (
+                Bottleneck::SlowRead,
+                "let reads wait beside the steps: `DataLoader::builder(dataset).num_workers(4)`; or keep samples: \
+                 `Cached`, `DiskCached`",
+            ),
+            (_, true) => (
+                Bottleneck::TooFewWorkers,
+                "load beside the steps: `DataLoader::builder(dataset).num_workers(2)`, or `.num_workers(Auto)`",
+            ),
+            _ => (
+                Bottleneck::SlowDecode,
+                "make samples cheaper: decode once and keep them (`Cached`, `DiskCached`), or decode to a smaller size",
+            ),
+        };
+        Some(Self { bottleneck, evidence, remedy: remedy.to_owned() })
+    }
+}
+
+/// Seconds of a step that go away if its work were spread over all CPUs.
+fn room_for_workers(facts: &Facts<'_>) -> f64 {
+    let Some(free) = facts.free_cpus() else { return facts.step_seconds };
+    facts.step_seconds * free / f64::from(facts.run.machine.cpus.max(1))
+}

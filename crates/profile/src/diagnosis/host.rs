@@ -1,0 +1,168 @@
+//! What the host does between and around operators.
+
+use super::facts::Facts;
+use super::finding::{Bottleneck, Finding};
+use crate::{HostGap, OpTimes, Phase, ProfiledSteps};
+
+/// Fewer operators than this in a phase of a step cost little, however small they are.
+const MANY_OPERATORS: f64 = 200.0;
+/// Operators that take less than this on the mean are mostly overhead: an empty one takes 1 to 5 us, under a profiler.
+const TINY_SECONDS: f64 = 20e-6;
+/// The same for the optimizer, where each goes over a whole tensor.
+const SMALL_UPDATE_SECONDS: f64 = 50e-6;
+/// Operators of hand-written and of tch's optimizers. Fused kernels and lists of tensors have other names.
+const UPDATES: [&str; 5] = ["aten::addcdiv_", "aten::addcmul_", "aten::lerp_", "aten::add_", "aten::mul_"];
+
+pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
+    let Some(profiled) = facts.profiled() else { return Vec::new() };
+    let mut found = Vec::new();
+    found.extend(read_back_loop(facts));
+    found.extend(optimizer_loop(facts, profiled));
+    found.extend(tiny_operators(facts, profiled));
+    found.extend(own_code(facts, profiled));
+    found
+}
+
+/// What a run is bound by where there is nothing to find. None where no operator was seen.
+pub(super) fn healthy(facts: &Facts<'_>) -> Option<Bottleneck> {
+    /// Products of matrices, convolutions, attention.
+    const ARITHMETIC: [&str; 8] = ["mm", "bmm", "conv", "linear", "attention", "lstm", "gru", "dot"];
+    let ops = &facts.profiled()?.ops;
+    let seconds = |op: &OpTimes| if facts.run.machine.has_gpu() { op.device_seconds } else { op.self_cpu_seconds };
+    let whole: f64 = ops.iter().map(seconds).sum();
+    let is_arithmetic = |op: &&OpTimes| ARITHMETIC.iter().any(|name| op.name.contains(name));
+    let arithmetic: f64 = ops.iter().filter(is_arithmetic).map(seconds).sum();
+    let bound = if arithmetic >= 0.5 * whole { Bottleneck::Compute } else { Bottleneck::MemoryBandwidth };
+    (whole > 0.0).then_some(bound)
+}
+
+fn read_back_loop(facts: &Facts<'_>) -> Option<Finding> {
+    let loops: Vec<_> = facts.read_back_loops().collect();
+    let longest = loops.first()?;
+    let seconds = loops.iter().map(|it| facts.unprofiled(it.phase, it.seconds)).sum();
+    let finding = facts.finding(Bottleneck::HostLoop, seconds)?;
+    Some(
+        finding
+            .scope(longest.scope.as_deref())
+            .op(Some("aten::item"))
+            .evidence(format!(
+                "{:.0} numbers a step are read out of tensors one by one{}, from the first to the last {}",
+                longest.calls,
+                place(longest),
+                facts.of_step(seconds)
+            ))
+            .remedy(
+                "write the loop as operators over whole tensors, and read one number at its end: `loss.double_value(&[])`",
+            ),
+    )
+}
+
+fn optimizer_loop(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
+    let phase = profiled.phase(Phase::Optimizer)?;
+    let is_loop = phase.operators >= MANY_OPERATORS / 2.0 && mean_operator(phase) <= SMALL_UPDATE_SECONDS;
+    if !is_loop {
+        return None;
+    }
+    let updates = profiled.ops.iter().filter(|op| op.phase == Phase::Optimizer && UPDATES.contains(&op.name.as_str()));
+    let most = updates.max_by(|one, other| one.calls.total_cmp(&other.calls));
+    let seconds = facts.seconds(Phase::Optimizer);
+    let finding = facts.finding(Bottleneck::OptimizerLoop, seconds)?;
+    Some(
+        finding
+            .op(most.map(|op| op.name.as_str()))
+            .evidence(format!("the optimizer takes {}", facts.of_step(seconds)))
+            .evidence(format!(
+                "it calls {:.0} operators a step, of {:.1} us each under the profiler",
+                phase.operators,
+                1e6 * mean_operator(phase)
+            ))
+            .remedy("update all tensors at once: `AdamW::builder(vs.trainable_variables()).fused(true).build()?`"),
+    )
+}
+
+fn tiny_operators(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
+    if facts.run.machine.has_gpu() {
+        // There the GPU's idle time tells.
+        return None;
+    }
+    let tiny = [Phase::Forward, Phase::Backward, Phase::Other].into_iter().filter_map(|phase| {
+        let times = profiled.phase(phase)?;
+        (times.operators >= MANY_OPERATORS && mean_operator(times) <= TINY_SECONDS).then_some(times)
+    });
+    let tiny: Vec<_> = tiny.collect();
+    let read_back =
+        |phase: Phase| facts.read_back_loops().filter(|it| it.phase == phase).map(|it| it.seconds).sum::<f64>();
+    let pauses =
+        |phase: Phase| profiled.gaps.iter().filter(|gap| gap.phase == phase).map(|gap| gap.seconds).sum::<f64>();
+    let seconds: f64 = tiny
+        .iter()
+        .map(|times| {
+            let own = times.seconds - read_back(times.phase) - pauses(times.phase) - times.communication_seconds;
+            facts.unprofiled(times.phase, own)
+        })
+        .sum();
+    let operators: f64 = tiny.iter().map(|times| times.operators).sum();
+    let operator_seconds: f64 = tiny.iter().map(|times| times.operator_seconds).sum();
+    let phases: Vec<_> = tiny.iter().map(|times| times.phase.name()).collect();
+    let most_called = profiled.ops.iter().filter(|op| tiny.iter().any(|times| times.phase == op.phase));
+    let most_called = most_called.max_by(|one, other| one.calls.total_cmp(&other.calls));
+    let finding = facts.finding(Bottleneck::KernelLaunches, seconds)?;
+    Some(
+        finding
+            .op(most_called.map(|op| op.name.as_str()))
+            .scope(most_called.and_then(|op| op.scope.as_deref()))
+            .evidence(format!(
+                "{operators:.0} operators a step, of {:.1} us each under the profiler, in: {}",
+                1e6 * operator_seconds / operators,
+                phases.join(", ")
+            ))
+            .remedy(
+                "do more in each operator: larger batches, whole tensors in place of loops over rows or time steps",
+            ),
+    )
+}
+
+/// Time between operators that is nobody else's.
+fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
+    // On a GPU the host has nothing to do while it waits.
+    let phases: &[Phase] = match facts.run.machine.has_gpu() {
+        true => &[Phase::Other],
+        false => &[Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Other],
+    };
+    // A backward pass among ranks pauses for the others.
+    let is_own =
+        |gap: &&HostGap| phases.contains(&gap.phase) && !(gap.phase == Phase::Backward && facts.run.world_size > 1);
+    let gaps: Vec<_> = profiled.gaps.iter().filter(is_own).collect();
+    let longest = gaps.first()?;
+    let seconds = gaps.iter().map(|gap| facts.unprofiled(gap.phase, gap.seconds)).sum();
+    let finding = facts.finding(Bottleneck::HostCode, seconds)?;
+    let written = facts.samples.iter().filter_map(|it| it.process?.rates?.disk_written_bytes_per_second);
+    let written = super::facts::mean(written).filter(|bytes| *bytes >= 1e5);
+    let mut finding = finding
+        .scope(longest.scope.as_deref())
+        .evidence(format!("for {} no operator runs, most of it{}", facts.of_step(seconds), place(longest)))
+        .remedy(
+            "do it less often or on a thread of its own: logs buffered and without a sync (`flush` at the end of an epoch), \
+             checkpoints by `Checkpoint`, which writes in the background; `record_function(\"name\")` around parts of it shows which one it is",
+        );
+    if let Some(main) = facts.main_thread() {
+        finding =
+            finding.evidence(format!("the thread that trains is on a CPU for {:.0}% of the time", 100.0 * main.busy));
+    }
+    if let Some(bytes) = written {
+        finding = finding.evidence(format!("the process writes {:.1} MB/s to disks", bytes / 1e6));
+    }
+    Some(finding)
+}
+
+fn mean_operator(times: &crate::PhaseTimes) -> f64 {
+    if times.operators > 0.0 { times.operator_seconds / times.operators } else { 0.0 }
+}
+
+/// " in the scope `logging`, in the phase other".
+fn place(gap: &HostGap) -> String {
+    match &gap.scope {
+        Some(scope) => format!(" in the scope `{scope}`, phase `{}`", gap.phase),
+        None => format!(" in the phase `{}`", gap.phase),
+    }
+}

@@ -1,0 +1,110 @@
+//! Memory that grows, or is not enough.
+
+use super::facts::{Facts, mean};
+use super::finding::{Bottleneck, Finding};
+
+/// What a process grows by before its heap has settled.
+const LEAST_GROWTH_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
+/// Samples that a line is drawn through.
+const LEAST_SAMPLES: usize = 8;
+/// The share of the variation that the line has to explain.
+const LEAST_FIT: f64 = 0.9;
+/// Pages a second that are read back from a disk: above this the process is swapped, or its files do not fit.
+const SWAPPING_FAULTS: f64 = 100.0;
+
+pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
+    growth(facts).into_iter().chain(swapping(facts)).collect()
+}
+
+/// A straight line through points.
+struct Line {
+    slope: f64,
+    /// The share of the variation that it explains, from 0 to 1.
+    fit: f64,
+}
+
+impl Line {
+    fn through(points: &[(f64, f64)]) -> Option<Self> {
+        let count = points.len() as f64;
+        let (mx, my) = (mean(points.iter().map(|it| it.0))?, mean(points.iter().map(|it| it.1))?);
+        let products =
+            |f: fn((f64, f64)) -> f64| points.iter().map(|it| f((it.0 - mx, it.1 - my))).sum::<f64>() / count;
+        let (xx, xy, yy) = (products(|d| d.0 * d.0), products(|d| d.0 * d.1), products(|d| d.1 * d.1));
+        (xx > 0.0 && yy > 0.0).then(|| Self { slope: xy / xx, fit: xy * xy / (xx * yy) })
+    }
+}
+
+fn growth(facts: &Facts<'_>) -> Option<Finding> {
+    let resident = series(facts, |sample| Some(sample.process?.resident_memory_bytes as f64));
+    let gpu = series(facts, |sample| Some(sample.gpus.first()?.memory_used_bytes? as f64));
+    let host = grows("the process", resident, free_memory(facts));
+    let device = grows("the GPU's memory", gpu, free_gpu_memory(facts));
+    let growth = device.or(host)?;
+    let per_step = growth.bytes_per_second * facts.step_seconds;
+    let left = growth.free.map(|bytes| {
+        format!("{:.1} GB are left: enough for {:.0} more steps", bytes / 1e9, (bytes / per_step).floor())
+    });
+    Some(Finding {
+        bottleneck: Bottleneck::MemoryGrowth,
+        seconds_per_step: 0.0,
+        share: 0.0,
+        scope: None,
+        op: None,
+        evidence: [Some(format!("{} grows by {:.3} MB a step, steadily", growth.what, per_step / 1e6)), left]
+            .into_iter()
+            .flatten()
+            .collect(),
+        remedy: "something is kept from step to step: a loss with its graph (`total += loss.double_value(&[])`, or \
+                 `loss.detach()`), outputs in a `Vec`, a cache without a limit"
+            .to_owned(),
+    })
+}
+
+struct Growth {
+    what: &'static str,
+    bytes_per_second: f64,
+    free: Option<f64>,
+}
+
+fn grows(what: &'static str, points: Vec<(f64, f64)>, free: Option<f64>) -> Option<Growth> {
+    let third = points.len() / 3;
+    let (first, last) = (points.first()?, points.last()?);
+    if points.len() < LEAST_SAMPLES || last.1 - first.1 < LEAST_GROWTH_BYTES {
+        return None;
+    }
+    let line = Line::through(&points)?;
+    // A heap that settles bends: its last third grows less than its first.
+    let slope = |part: &[(f64, f64)]| Line::through(part).map_or(0.0, |line| line.slope);
+    let parts = [&points[..third], &points[third..2 * third], &points[2 * third..]];
+    let is_steady = line.fit >= LEAST_FIT && parts.iter().all(|part| slope(part) >= 0.4 * line.slope);
+    is_steady.then_some(Growth { what, bytes_per_second: line.slope, free })
+}
+
+fn swapping(facts: &Facts<'_>) -> Option<Finding> {
+    let faults = facts.samples.iter().filter_map(|it| it.process?.rates?.major_page_faults_per_second);
+    let faults = mean(faults).filter(|faults| *faults >= SWAPPING_FAULTS)?;
+    let main = facts.main_thread()?;
+    let blocked = (1.0 - main.busy - main.queued).clamp(0.0, 1.0);
+    let finding = facts.finding(Bottleneck::MemoryCapacity, blocked * facts.step_seconds)?;
+    Some(
+        finding
+            .evidence(format!("{faults:.0} pages a second are read back from disks"))
+            .evidence(format!("the thread that trains is blocked for {:.0}% of the time", 100.0 * blocked))
+            .remedy(
+                "use less memory: smaller batches with `Accumulator`, smaller caches (`memory_budget`), fewer workers",
+            ),
+    )
+}
+
+fn series(facts: &Facts<'_>, figure: impl Fn(&crate::Sample) -> Option<f64>) -> Vec<(f64, f64)> {
+    facts.samples.iter().filter_map(|sample| Some((sample.elapsed_seconds, figure(sample)?))).collect()
+}
+
+fn free_memory(facts: &Facts<'_>) -> Option<f64> {
+    Some(facts.samples.last()?.system?.memory_available_bytes? as f64)
+}
+
+fn free_gpu_memory(facts: &Facts<'_>) -> Option<f64> {
+    let gpu = facts.samples.last()?.gpus.first()?;
+    Some(gpu.memory_total_bytes?.saturating_sub(gpu.memory_used_bytes?) as f64)
+}
