@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::text::{escape, ticks, time};
+use super::text::{escape, tick, ticks, time};
 
 const HEIGHT: f64 = 120.0;
 /// Points of a line; what is recorded more often is averaged.
@@ -74,7 +74,7 @@ impl Lines<'_> {
                 out,
                 "<text x=\"-8\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
                 y(*mark) + 4.0,
-                escape(&(self.unit)(*mark))
+                escape(&tick(&(self.unit)(*mark)))
             );
         }
         time_axis(&mut out, end - start, HEIGHT + 15.0);
@@ -92,7 +92,7 @@ fn time_axis(out: &mut String, span: f64, y: f64) {
             at if at > 96.0 => "end",
             _ => "middle",
         };
-        let label = if mark == 0.0 { "0".to_owned() } else { time(mark) };
+        let label = if mark == 0.0 { "0".to_owned() } else { tick(&time(mark)) };
         let _ = write!(out, "<text x=\"{at:.2}%\" y=\"{y}\" text-anchor=\"{anchor}\">{label}</text>");
     }
 }

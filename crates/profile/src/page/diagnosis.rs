@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::text::{escape, percent, time};
+use super::text::{escape, percent, prose, time};
 use crate::{Bottleneck, Diagnosis, Finding};
 
 /// The page's headline.
@@ -53,9 +53,9 @@ fn finding(finding: &Finding) -> String {
         let _ = write!(out, "<p class=\"where\">In {}</p>", places.join(", "));
     }
     if !finding.evidence.is_empty() {
-        let lines: String = finding.evidence.iter().map(|line| format!("<li>{}</li>", escape(line))).collect();
+        let lines: String = finding.evidence.iter().map(|line| format!("<li>{}</li>", prose(line))).collect();
         let _ = write!(out, "<ul>{lines}</ul>");
     }
-    let _ = write!(out, "<p class=\"remedy\">{}</p></article>", escape(&finding.remedy));
+    let _ = write!(out, "<p class=\"remedy\"><b>Remedy:</b> {}</p></article>", prose(&finding.remedy));
     out
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::chart::{Lines, Series};
 use super::section;
 use super::table::{Cell, numbers, table, words};
-use super::text::{bytes, count, percent, time};
+use super::text::{bytes, percent, time};
 use crate::{GpuSample, MemoryTimeline, RunProfile, Sample, ThreadSample};
 
 /// Rows of the table of threads.
@@ -57,7 +57,7 @@ pub(super) fn use_over_time(run: &RunProfile) -> String {
     ];
     let has_disk = disk.iter().flat_map(|line| &line.points).any(|point| point.1 > Some(0.0));
     let charts = [
-        Lines { title: "CPUs at work", series: busy, reach: f64::from(cpus), unit: count }.draw(),
+        Lines { title: "CPUs at work", series: busy, reach: f64::from(cpus), unit: tenths }.draw(),
         Lines { title: "GPU utilisation", series: of_gpus(run, |gpu| gpu.utilization), reach: 1.0, unit: percent }
             .draw(),
         Lines { title: "Tensor cores", series: of_gpus(run, |gpu| gpu.tensor_utilization), reach: 1.0, unit: percent }
@@ -69,6 +69,10 @@ pub(super) fn use_over_time(run: &RunProfile) -> String {
     ];
     let (charts, gpus) = (charts.into_iter().flatten().collect::<Vec<_>>(), gpus(run));
     put("CPUs and GPUs over time", "", charts) + &gpus
+}
+
+fn tenths(value: f64) -> String {
+    format!("{value:.1}")
 }
 
 fn watts(watts: f64) -> String {

@@ -13,7 +13,7 @@ pub(crate) mod text;
 
 use std::path::Path;
 
-use self::text::{escape, fill};
+use self::text::{escape, fill, prose};
 use crate::trace::replace;
 use crate::{Diagnosis, ProfileError, RunProfile};
 
@@ -61,7 +61,7 @@ impl RunProfile {
 fn section(title: &str, explanation: &str, body: &str) -> String {
     let explanation = match explanation {
         "" => String::new(),
-        text => format!("<p class=\"quiet\">{}</p>\n", escape(text)),
+        text => format!("<p class=\"quiet\">{}</p>\n", prose(text)),
     };
     format!("<section>\n<h2>{}</h2>\n{explanation}{body}\n</section>\n", escape(title))
 }

@@ -1,7 +1,7 @@
 //! What is missing, and why.
 
 use super::section;
-use super::text::{escape, time};
+use super::text::{prose, time};
 use crate::{Diagnosis, RunProfile};
 
 /// Notes of the recording, gaps of the monitor, and what was not judged.
@@ -26,6 +26,6 @@ pub(super) fn notes(run: &RunProfile, diagnosis: &Diagnosis) -> String {
     if notes.is_empty() {
         return section("Notes", "Nothing is missing.", "");
     }
-    let items: String = notes.iter().map(|note| format!("<li>{}</li>", escape(note))).collect();
+    let items: String = notes.iter().map(|note| format!("<li>{}</li>", prose(note))).collect();
     section("Notes", "", &format!("<div class=\"notes\"><ul>{items}</ul></div>"))
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::section;
 use super::table::{Cell, Column, numbers, table, words};
-use super::text::{count, escape, milliseconds, percent, plural, ticks, time};
+use super::text::{count, escape, milliseconds, percent, plural, tick, ticks, time};
 use crate::{DeviceReport, Phase, PhaseTimes, ProfiledSteps, RunProfile, StepTimes};
 
 /// Bars of the timeline; of more steps, several share one.
@@ -118,7 +118,8 @@ fn bars(steps: &[StepTimes], seconds: impl Fn(&StepTimes) -> Option<&Vec<f64>>) 
         draw(&mut out, bar, place * number as f64, place * 0.86, y);
     }
     for mark in marks.iter().filter(|mark| **mark > 0.0) {
-        let _ = write!(out, "<text x=\"-8\" y=\"{:.1}\" text-anchor=\"end\">{}</text>", y(*mark) + 4.0, time(*mark));
+        let _ =
+            write!(out, "<text x=\"-8\" y=\"{:.1}\" text-anchor=\"end\">{}</text>", y(*mark) + 4.0, tick(&time(*mark)));
     }
     axis(&mut out, &bars, place);
     Some(out + "</svg>")
@@ -217,7 +218,7 @@ fn device_cells(device: &DeviceReport, phase: Phase) -> [Cell; 2] {
 }
 
 fn profiled_columns() -> [Column; 2] {
-    [numbers("Operators"), numbers("Within them")]
+    [numbers("Operators"), numbers("Time in operators")]
 }
 
 fn profiled_cells(profiled: &ProfiledSteps, phase: Phase) -> [Cell; 2] {

@@ -28,6 +28,20 @@ pub(crate) fn escape(text: &str) -> String {
     out
 }
 
+/// The same, with what stands between backquotes as code.
+pub(crate) fn prose(text: &str) -> String {
+    let mut parts = text.split('`').map(escape);
+    let mut out = parts.next().unwrap_or_default();
+    while let Some(code) = parts.next() {
+        match parts.next() {
+            Some(after) => out += &format!("<code>{code}</code>{after}"),
+            // Never closed: no code.
+            None => out += &format!("`{code}"),
+        }
+    }
+    out
+}
+
 /// Three digits that say something: `1.23`, `12.3`, `123`, `1234`.
 fn digits(value: f64) -> String {
     match value.abs() {
@@ -96,6 +110,15 @@ pub(crate) fn ticks(high: f64, count: f64) -> Vec<f64> {
     (0..=(high / step + 1e-9).floor() as i64).map(|tick| tick as f64 * step).collect()
 }
 
+/// A label beside a scale, whose figures are round: `10 ms` for `10.0 ms`.
+pub(crate) fn tick(label: &str) -> String {
+    [".00", ".0"].iter().fold(label.to_owned(), |label, zeros| {
+        let at =
+            label.find(zeros).filter(|at| !label[at + zeros.len()..].starts_with(|next: char| next.is_ascii_digit()));
+        at.map_or(label.clone(), |at| format!("{}{}", &label[..at], &label[at + zeros.len()..]))
+    })
+}
+
 /// `seconds` after 1970 began, as `2026-01-31 09:05 UTC`.
 ///
 /// # Source
@@ -129,12 +152,20 @@ mod tests {
     }
 
     #[test]
+    fn code_in_prose_is_marked() {
+        assert_eq!(prose("use `a < b`, not `c`"), "use <code>a &lt; b</code>, not <code>c</code>");
+        assert_eq!(["", "`", "a`b", "``"].map(prose), ["", "`", "a`b", "<code></code>"]);
+    }
+
+    #[test]
     fn ticks_are_round_and_never_endless() {
         assert_eq!(ticks(31.2, 5.0), [0.0, 10.0, 20.0, 30.0]);
         for high in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-320] {
             assert_eq!(ticks(high, 4.0), [0.0], "{high}");
         }
         assert!(ticks(f64::MAX, 4.0).len() < 10);
+        let labels = ["10.0 ms", "2.00 GB", "2.50 GB", "100.0%", "1.05 s", "12"].map(tick);
+        assert_eq!(labels, ["10 ms", "2 GB", "2.50 GB", "100%", "1.05 s", "12"]);
     }
 
     #[test]
