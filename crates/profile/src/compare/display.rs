@@ -32,10 +32,13 @@ impl fmt::Display for Comparison {
             row(f, time)?;
         }
         self.fmt_ops(f)?;
+        if !self.memory.is_empty() {
+            writeln!(f)?;
+        }
         for memory in &self.memory {
             let change = change(Some(memory.after_bytes / memory.before_bytes));
             let (before, after) = (bytes(memory.before_bytes), bytes(memory.after_bytes));
-            writeln!(f, "\n{:<30}{before:>11}{after:>11}{change:>10}", memory.name)?;
+            writeln!(f, "{:<30}{before:>11}{after:>11}{change:>10}", memory.name)?;
         }
         writeln!(f, "\n{}", self.summary())?;
         self.notes.iter().try_for_each(|note| writeln!(f, "Note: {note}."))?;

@@ -111,7 +111,7 @@ fn wrong_arguments_are_refused() {
     ] {
         let ended = end(command(&args));
         assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{args:?}: {}", ended.err);
-        ended.says("Usage");
+        ended.says("--help");
     }
     for args in [["--help"], ["--version"]] {
         assert_eq!(end(command(&args)).code, Some(0));

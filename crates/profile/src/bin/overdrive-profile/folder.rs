@@ -44,18 +44,17 @@ impl Folder {
     pub fn complete(self, run: &RunProfile, diagnosis: &Diagnosis) -> Result<Vec<PathBuf>> {
         run.write_html(diagnosis, self.recording().join(PAGE))?;
         run.write_json(self.recording().join("profile.json"))?;
-        for old in names(&self.path, is_ours)? {
+        let new = names(self.recording(), is_ours)?;
+        for name in &new {
+            let path = self.path.join(name);
+            fs::rename(self.recording().join(name), &path)
+                .with_context(|| format!("cannot put {} in its place", path.display()))?;
+        }
+        for old in names(&self.path, is_ours)?.iter().filter(|name| !new.contains(name)) {
             let old = self.path.join(old);
             fs::remove_file(&old).with_context(|| format!("cannot remove {}", old.display()))?;
         }
-        let mut paths = Vec::new();
-        for name in names(self.recording(), is_ours)? {
-            let path = self.path.join(&name);
-            fs::rename(self.recording().join(&name), &path)
-                .with_context(|| format!("cannot put {} in its place", path.display()))?;
-            paths.push(path);
-        }
-        Ok(paths)
+        Ok(new.iter().map(|name| self.path.join(name)).collect())
     }
 
     /// Leaves the folder as it was, or not at all where nothing else is in it.
