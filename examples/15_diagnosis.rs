@@ -65,10 +65,10 @@ fn main() -> Result<()> {
     if let Some(folder) = std::env::args_os().nth(1).map(PathBuf::from) {
         run.write_html(&diagnosis, folder.join("profile.html"))?;
     }
-    ensure!(run.share(Phase::Other) > 0.5, "{steps}");
     let profiled = run.profiled.as_ref().context("5 of them under the profiler")?;
-    let longest = profiled.gaps.first().context("no operator runs while the log is written")?;
-    ensure!(longest.scope.as_deref() == Some("write log"), "{longest:?}");
+    let of_log = profiled.gaps.iter().find(|gap| gap.scope.as_deref() == Some("write log"));
+    let of_log = of_log.context("no operator runs while the log is written")?;
+    ensure!(of_log.phase == Phase::Other && of_log.seconds >= 0.009, "{of_log:?}");
     Ok(())
 }
 
