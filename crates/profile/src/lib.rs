@@ -4,10 +4,12 @@
 //! each step goes, cheaply enough to stay on; [`Monitor`] what the machine does meanwhile.
 #![forbid(unsafe_code)]
 
+mod compare;
 mod diagnosis;
 mod error;
 mod events;
 mod monitor;
+mod page;
 mod profile;
 mod profiler;
 mod run;
@@ -17,6 +19,7 @@ mod step_timer;
 mod strategy;
 mod trace;
 
+pub use compare::{ComparedBytes, ComparedOp, ComparedTime, Comparison, Verdict};
 pub use diagnosis::{Bottleneck, Diagnosis, Finding};
 pub use error::ProfileError;
 pub use events::{

@@ -1,0 +1,41 @@
+//! Records training runs and says what they wait for; `overdrive-profile --help` says how.
+#![forbid(unsafe_code)]
+
+mod child;
+mod cli;
+mod diff;
+mod folder;
+mod records;
+mod run;
+mod show;
+
+use std::io::{self, ErrorKind, Write as _};
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Run(options) => run::run(&options),
+        Command::Show(options) => show::show(&options),
+        Command::Diff(options) => diff::diff(&options),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("overdrive-profile: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes to standard output, unless nobody reads it any more.
+fn say(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        done => done,
+    }
+}

@@ -1,0 +1,77 @@
+//! `overdrive-profile run`.
+
+use std::io::ErrorKind;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, ExitCode, ExitStatus};
+
+use anyhow::Result;
+use overdrive_profile::Diagnosis;
+
+use crate::child;
+use crate::cli::RunOptions;
+use crate::folder::Folder;
+use crate::records::read_ranks;
+
+/// Runs the program and tells what its record says. The exit code is the program's.
+pub fn run(options: &RunOptions) -> Result<ExitCode> {
+    let folder = Folder::prepare(&options.out)?;
+    let mut command = Command::new(&options.program);
+    command.args(&options.args).env("OVERDRIVE_PROFILE", folder.recording());
+    let counts = [("OVERDRIVE_PROFILE_BEFORE", options.before), ("OVERDRIVE_PROFILE_STEPS", options.steps)];
+    for (name, count) in counts {
+        if let Some(count) = count {
+            command.env(name, count.to_string());
+        }
+    }
+    let status = match child::run(&mut command) {
+        Ok(status) => status,
+        Err(error) => {
+            folder.discard();
+            eprintln!("overdrive-profile: cannot start {}: {error}", options.program.display());
+            return Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound { 127 } else { 126 }));
+        }
+    };
+    let code = exit_code(status);
+    if let Err(error) = tell(folder, status) {
+        eprintln!("overdrive-profile: {error:#}");
+        return Ok(ExitCode::from(code.max(1)));
+    }
+    Ok(ExitCode::from(code))
+}
+
+/// As shells have it.
+fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+/// From the program's record to the page and the diagnosis.
+fn tell(folder: Folder, status: ExitStatus) -> Result<()> {
+    let read = read_ranks(folder.recording());
+    let Ok(Some(mut run)) = read else {
+        folder.discard();
+        return Err(read.err().unwrap_or_else(|| anyhow::anyhow!(no_record(status))));
+    };
+    if !status.success() {
+        run.notes.push(format!("the program ended early, with {status}: the record is what there was by then"));
+    }
+    let diagnosis = Diagnosis::of(&run);
+    let paths = folder.complete(&run, &diagnosis)?;
+    eprintln!("\n{}\n", diagnosis.to_string().trim_end());
+    for path in paths {
+        eprintln!("{}", path.display());
+    }
+    Ok(())
+}
+
+/// Why there may be no record, and what to do.
+fn no_record(status: ExitStatus) -> String {
+    let end = if status.success() { "ended well".to_owned() } else { format!("ended with {status}") };
+    format!(
+        "the program {end}, but left no record. It leaves one if\n\
+         - it was built with the feature `record`: cargo build --features overdrive/record, or overdrive-profile/record;\n\
+         - its training loop has a StepTimer that is told of steps: timer.step(samples);\n\
+         - that timer was dropped, or finished: std::process::exit and signals prevent that, and what was recorded until\n  \
+         then is written only once the profiled steps are over (--before 0 has them come first)"
+    )
+}

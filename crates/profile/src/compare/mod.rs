@@ -1,0 +1,277 @@
+//! Two runs beside one another: what got faster, what slower, beyond noise.
+
+mod display;
+mod interval;
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use self::interval::{Estimate, Series, Z};
+use crate::page::summary::{peak_gpu_bytes, peak_resident_bytes};
+use crate::{Phase, ProfiledSteps, RunProfile, StepTimes};
+
+/// Fewer steps say nothing about noise.
+const LEAST_STEPS: usize = 16;
+/// What changes by a smaller share of a step is not told.
+const LEAST_CHANGE: f64 = 0.001;
+/// Rows of the table of operators.
+const MOST_OPS: usize = 15;
+
+/// Two runs, compared. Made by [`Comparison::of`].
+///
+/// A ratio's interval is about the steps within each run, where steps may depend on those before them. Two runs of one
+/// program differ for more reasons than that.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Comparison {
+    /// The version of this form: 1.
+    pub schema: u32,
+    /// In which share of all cases an interval holds, each by itself.
+    pub confidence: f64,
+    /// How many steps were compared, of either run.
+    pub steps: [u64; 2],
+    /// The median step, and the phases in it that take any time.
+    pub times: Vec<ComparedTime>,
+    /// Samples a second, before and after. None where no samples were counted.
+    pub samples_per_second: Option<[f64; 2]>,
+    /// The time for one sample, from all steps; None as above.
+    pub sample_time: Option<ComparedTime>,
+    /// Operators under the profiler whose shares changed most.
+    pub ops: Vec<ComparedOp>,
+    /// From how many steps those are, of either run.
+    pub profiled_steps: [u64; 2],
+    /// Memory.
+    pub memory: Vec<ComparedBytes>,
+    /// What has to be known to read this.
+    pub notes: Vec<String>,
+}
+
+/// A time in both runs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ComparedTime {
+    /// What takes the time: `step`, or a phase.
+    pub name: String,
+    /// Whether it is timed on the device, rather than on the host.
+    pub is_on_device: bool,
+    /// Seconds before.
+    pub before_seconds: f64,
+    /// Seconds after.
+    pub after_seconds: f64,
+    /// After through before; below 1 is faster. None where one of them is no time at all.
+    pub ratio: Option<f64>,
+    /// Between what the ratio lies. None where there are too few steps.
+    pub ratio_interval: Option<[f64; 2]>,
+    /// What that means.
+    pub verdict: Verdict,
+}
+
+/// What came of a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// It got shorter.
+    Faster,
+    /// It got longer.
+    Slower,
+    /// It may not have changed.
+    WithinNoise,
+    /// There are too few steps to tell.
+    TooFewSteps,
+}
+
+/// An operator in both runs, as the profiler saw it in a few steps.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ComparedOp {
+    /// Its name.
+    pub name: String,
+    /// Its share of a profiled step before, from 0 to 1, on the host and the device by itself.
+    pub before_share: f64,
+    /// The same after.
+    pub after_share: f64,
+    /// Calls in the mean step before.
+    pub before_calls: f64,
+    /// The same after.
+    pub after_calls: f64,
+}
+
+/// Memory in both runs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ComparedBytes {
+    /// What it is.
+    pub name: String,
+    /// Bytes before.
+    pub before_bytes: f64,
+    /// Bytes after.
+    pub after_bytes: f64,
+}
+
+impl Comparison {
+    /// Compares two runs.
+    pub fn of(before: &RunProfile, after: &RunProfile) -> Self {
+        let runs = [before, after].map(timed);
+        let mut notes = Vec::new();
+        let step = compare("step", false, &runs, median(|step| Some(step.total_seconds())), &mut notes);
+        let mut times = vec![step];
+        for (is_on_device, seconds) in [(false, host as fn(&StepTimes, Phase) -> _), (true, device)] {
+            for phase in Phase::ALL {
+                let of_phase = median(move |step: &StepTimes| seconds(step, phase));
+                let time = compare(phase.name(), is_on_device, &runs, of_phase, &mut notes);
+                times.extend((time.before_seconds > 0.0 || time.after_seconds > 0.0).then_some(time));
+            }
+        }
+        let have_samples = runs.iter().all(|steps| steps.iter().any(|step| step.samples > 0));
+        let sample_time = have_samples.then(|| compare("sample", false, &runs, Series::seconds_a_sample, &mut notes));
+        notes.extend(differences(before, after, &runs));
+        Self {
+            schema: 1,
+            confidence: interval::CONFIDENCE,
+            steps: [runs[0].len() as u64, runs[1].len() as u64],
+            samples_per_second: sample_time.as_ref().map(|it| [1.0 / it.before_seconds, 1.0 / it.after_seconds]),
+            sample_time,
+            times,
+            ops: ops(before.profiled.as_ref(), after.profiled.as_ref()),
+            profiled_steps: [before, after].map(|run| run.profiled.as_ref().map_or(0, |it| it.steps)),
+            memory: memory(before, after),
+            notes,
+        }
+    }
+}
+
+/// The steps that count: those that no profiler slowed down.
+fn timed(run: &RunProfile) -> Vec<&StepTimes> {
+    run.step_times.iter().filter(|step| !step.is_profiled && step.total_seconds().is_finite()).collect()
+}
+
+fn host(step: &StepTimes, phase: Phase) -> Option<f64> {
+    step.host_seconds.get(phase as usize).copied()
+}
+
+fn device(step: &StepTimes, phase: Phase) -> Option<f64> {
+    step.device_seconds.as_ref()?.get(phase as usize).copied()
+}
+
+fn median(seconds: impl Fn(&StepTimes) -> Option<f64>) -> impl Fn(&[&StepTimes]) -> Series {
+    move |steps| Series::median(steps.iter().filter_map(|step| seconds(step)).collect())
+}
+
+fn compare(
+    name: &str,
+    is_on_device: bool,
+    runs: &[Vec<&StepTimes>; 2],
+    series: impl Fn(&[&StepTimes]) -> Series,
+    notes: &mut Vec<String>,
+) -> ComparedTime {
+    let series = [series(&runs[0]), series(&runs[1])];
+    let [before_seconds, after_seconds] = [series[0].value(), series[1].value()];
+    let has_both = before_seconds > 0.0 && after_seconds > 0.0;
+    let mut compared = ComparedTime {
+        name: name.to_owned(),
+        is_on_device,
+        before_seconds,
+        after_seconds,
+        ratio: has_both.then(|| after_seconds / before_seconds),
+        ratio_interval: None,
+        verdict: Verdict::TooFewSteps,
+    };
+    if series.iter().any(|series| series.len() < LEAST_STEPS) {
+        return compared;
+    }
+    let [before, after] = [series[0].estimate(), series[1].estimate()];
+    if name == "step" && (before.is_doubtful || after.is_doubtful) {
+        notes.push(
+            "steps hang together over so long a time that the intervals may be too narrow: compare longer runs"
+                .to_owned(),
+        );
+    }
+    compared.ratio_interval = has_both.then(|| interval::of_ratio(&before, &after, Z));
+    compared.verdict = verdict(&before, &after, compared.ratio_interval);
+    compared
+}
+
+fn verdict(before: &Estimate, after: &Estimate, ratio: Option<[f64; 2]>) -> Verdict {
+    // Of what was, or became, no time at all, only the difference can be judged.
+    let [low, high] = match ratio {
+        Some([low, high]) => [low - 1.0, high - 1.0],
+        None => interval::of_difference(before, after, Z),
+    };
+    match (low, high) {
+        (_, high) if high < 0.0 => Verdict::Faster,
+        (low, _) if low > 0.0 => Verdict::Slower,
+        _ => Verdict::WithinNoise,
+    }
+}
+
+/// Those whose shares of a profiled step changed most.
+fn ops(before: Option<&ProfiledSteps>, after: Option<&ProfiledSteps>) -> Vec<ComparedOp> {
+    let (Some(before), Some(after)) = (before, after) else { return Vec::new() };
+    let mut rows: BTreeMap<&str, ComparedOp> = BTreeMap::new();
+    for (is_after, profiled) in [(false, before), (true, after)] {
+        for op in profiled.ops.iter().filter(|_| profiled.step_seconds > 0.0) {
+            let row = rows.entry(&op.name).or_insert_with(|| ComparedOp {
+                name: op.name.clone(),
+                before_share: 0.0,
+                after_share: 0.0,
+                before_calls: 0.0,
+                after_calls: 0.0,
+            });
+            let share = (op.self_cpu_seconds + op.device_seconds) / profiled.step_seconds;
+            let (shares, calls) = match is_after {
+                false => (&mut row.before_share, &mut row.before_calls),
+                true => (&mut row.after_share, &mut row.after_calls),
+            };
+            *shares += share;
+            *calls += op.calls;
+        }
+    }
+    let mut rows: Vec<ComparedOp> = rows.into_values().collect();
+    let change = |op: &ComparedOp| (op.after_share - op.before_share).abs();
+    rows.retain(|op| change(op) > LEAST_CHANGE);
+    rows.sort_by(|one, other| change(other).total_cmp(&change(one)));
+    rows.truncate(MOST_OPS);
+    rows
+}
+
+fn memory(before: &RunProfile, after: &RunProfile) -> Vec<ComparedBytes> {
+    let row = |name: &str, figure: fn(&RunProfile) -> Option<f64>| {
+        let (before_bytes, after_bytes) = figure(before).zip(figure(after))?;
+        Some(ComparedBytes { name: name.to_owned(), before_bytes, after_bytes })
+    };
+    let rows = [row("peak resident memory", peak_resident_bytes), row("peak GPU memory", peak_gpu_bytes)];
+    rows.into_iter().flatten().collect()
+}
+
+/// Why times may differ that is no merit of the program.
+fn differences(before: &RunProfile, after: &RunProfile, runs: &[Vec<&StepTimes>; 2]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for (steps, name) in runs.iter().zip(["before", "after"]) {
+        if steps.len() < LEAST_STEPS {
+            let count = steps.len();
+            notes.push(format!("only {count} steps were timed {name}: noise can be told from {LEAST_STEPS} on"));
+        }
+    }
+    let (one, other) = (&before.machine, &after.machine);
+    let gpu = |run: &RunProfile| run.machine.gpu.clone().unwrap_or_else(|| "none".to_owned());
+    let samples = |steps: &[&StepTimes]| steps.iter().map(|step| step.samples).max().unwrap_or(0);
+    let facts = [
+        ("the machine", one.host.clone(), other.host.clone()),
+        ("the system", one.system.clone(), other.system.clone()),
+        ("CPUs", one.cpus.to_string(), other.cpus.to_string()),
+        ("threads of an operator", one.torch_threads.to_string(), other.torch_threads.to_string()),
+        ("the device", one.device.clone(), other.device.clone()),
+        ("the GPU", gpu(before), gpu(after)),
+        ("ranks", before.world_size.to_string(), after.world_size.to_string()),
+        ("samples a step", samples(&runs[0]).to_string(), samples(&runs[1]).to_string()),
+    ];
+    let differing = facts.into_iter().filter(|(_, one, other)| one != other);
+    notes.extend(differing.map(|(what, one, other)| format!("the runs differ in {what}: {one} before, {other} after")));
+    notes
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

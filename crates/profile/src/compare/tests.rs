@@ -1,0 +1,131 @@
+//! Tests of [`super`]: runs whose steps are drawn, so that the truth is known.
+
+use super::*;
+use crate::run::{OpTimes, ProfiledSteps};
+
+/// Steps of 10 ms with normally distributed noise, of which each keeps a share of the one before.
+fn drawn(random: &mut fastrand::Rng, steps: usize, factor: f64, noise: f64, kept: f64) -> RunProfile {
+    let mut run = RunProfile::default();
+    let mut last = 0.0;
+    for step in 0..steps {
+        let normal = (-2.0 * (1.0 - random.f64()).ln()).sqrt() * (std::f64::consts::TAU * random.f64()).cos();
+        last = kept * last + (1.0 - kept * kept).sqrt() * normal;
+        let mut host_seconds = vec![0.0; Phase::ALL.len()];
+        host_seconds[Phase::Forward as usize] = 0.010 * factor * (1.0 + noise * last).max(0.1);
+        run.step_times.push(StepTimes { step: step as u64, host_seconds, samples: 32, ..StepTimes::default() });
+    }
+    run
+}
+
+/// How many runs are told to be faster and slower than others of the same, or another, length of a step.
+fn told(factor: f64, kept: f64, trials: usize) -> (usize, usize) {
+    let mut random = fastrand::Rng::with_seed(17);
+    let mut told = (0, 0);
+    for _ in 0..trials {
+        let runs = [1.0, factor].map(|factor| drawn(&mut random, 200, factor, 0.03, kept));
+        let steps = [timed(&runs[0]), timed(&runs[1])];
+        let series = median(|step| Some(step.total_seconds()));
+        match compare("step", false, &steps, series, &mut Vec::new()).verdict {
+            Verdict::Faster => told.0 += 1,
+            Verdict::Slower => told.1 += 1,
+            Verdict::WithinNoise => {}
+            Verdict::TooFewSteps => panic!("200 steps are enough"),
+        }
+    }
+    told
+}
+
+#[test]
+fn false_alarms_are_as_rare_as_claimed() {
+    for kept in [0.0, 0.6] {
+        let (faster, slower) = told(1.0, kept, 200);
+        // 1% is claimed; 7 of 200 and more are told by chance once in 200 times.
+        assert!(faster + slower <= 6, "{faster} and {slower} of 200 at {kept}");
+    }
+}
+
+/// An interval that is always wide enough would tell nothing.
+#[test]
+fn intervals_are_not_wider_than_they_have_to_be() {
+    let mut random = fastrand::Rng::with_seed(3);
+    let trials = 200;
+    let mut outside = 0;
+    for _ in 0..trials {
+        let runs = [(); 2].map(|()| drawn(&mut random, 200, 1.0, 0.03, 0.3));
+        let [before, after] = runs.each_ref().map(|run| Series::seconds_a_sample(&timed(run)).estimate());
+        let [low, high] = interval::of_ratio(&before, &after, 1.959_964);
+        outside += usize::from(!(low..=high).contains(&1.0));
+    }
+    // 5% is claimed: 10 of 200.
+    assert!((3..=20).contains(&outside), "{outside} of {trials}");
+}
+
+#[test]
+fn a_change_of_5_percent_is_found_in_noise_of_3() {
+    for kept in [0.0, 0.5] {
+        assert_eq!(told(1.05, kept, 25), (0, 25), "kept {kept}");
+        assert_eq!(told(1.0 / 1.05, kept, 25), (25, 0), "kept {kept}");
+    }
+}
+
+#[test]
+fn profiled_steps_do_not_count_and_few_say_nothing() {
+    let mut random = fastrand::Rng::with_seed(5);
+    let before = drawn(&mut random, 40, 1.0, 0.01, 0.0);
+    let mut after = drawn(&mut random, 40, 3.0, 0.01, 0.0);
+    assert_eq!(Comparison::of(&before, &after).times[0].verdict, Verdict::Slower);
+    after.step_times.iter_mut().for_each(|step| step.is_profiled = true);
+    let compared = Comparison::of(&before, &after);
+    assert_eq!((compared.times[0].verdict, compared.steps), (Verdict::TooFewSteps, [40, 0]));
+    assert!(compared.notes.iter().any(|note| note.contains("only 0 steps")), "{:?}", compared.notes);
+    assert!(compared.to_string().contains("too few steps"));
+}
+
+#[test]
+fn a_phase_that_appears_is_slower_and_one_that_never_was_is_not_named() {
+    let mut random = fastrand::Rng::with_seed(6);
+    let before = drawn(&mut random, 50, 1.0, 0.01, 0.0);
+    let mut after = drawn(&mut random, 50, 1.0, 0.01, 0.0);
+    after.step_times.iter_mut().for_each(|step| step.host_seconds[Phase::DataWait as usize] = 0.002);
+    let compared = Comparison::of(&before, &after);
+    let names: Vec<&str> = compared.times.iter().map(|time| &*time.name).collect();
+    assert_eq!(names, ["step", "data wait", "forward"]);
+    let wait = &compared.times[1];
+    assert_eq!((wait.verdict, wait.ratio, wait.ratio_interval), (Verdict::Slower, None, None));
+    assert_eq!(compared.times[2].verdict, Verdict::WithinNoise);
+    let rates = compared.samples_per_second.unwrap();
+    assert!((3150.0..3250.0).contains(&rates[0]) && (2600.0..2720.0).contains(&rates[1]), "{rates:?}");
+    // What is written for programs can be read by them.
+    let text = serde_json::to_string(&compared).unwrap();
+    assert!(text.contains("\"verdict\":\"within_noise\""), "{text}");
+}
+
+#[test]
+fn operators_are_compared_by_their_shares() {
+    let op = |name: &str, seconds: f64, phase| OpTimes {
+        name: name.to_owned(),
+        phase,
+        scope: None,
+        calls: 2.0,
+        self_cpu_seconds: seconds,
+        device_seconds: 0.0,
+        flops: 0.0,
+    };
+    let profiled = |step_seconds: f64, ops: Vec<OpTimes>| {
+        let profiled = ProfiledSteps { steps: 5, step_seconds, ops, ..ProfiledSteps::default() };
+        RunProfile { profiled: Some(profiled), ..RunProfile::default() }
+    };
+    let before = profiled(0.01, vec![op("aten::mm", 0.002, Phase::Forward), op("aten::mm", 0.003, Phase::Backward)]);
+    let after = profiled(0.02, vec![op("aten::mm", 0.002, Phase::Forward), op("aten::add", 0.001, Phase::Forward)]);
+    let ops = Comparison::of(&before, &after).ops;
+    let shares: Vec<_> = ops.iter().map(|op| (&*op.name, op.before_share, op.after_share, op.before_calls)).collect();
+    assert_eq!(shares, [("aten::mm", 0.5, 0.1, 4.0), ("aten::add", 0.0, 0.05, 0.0)]);
+}
+
+#[test]
+fn different_machines_are_told() {
+    let mut before = RunProfile::default();
+    before.machine.cpus = 2;
+    let notes = Comparison::of(&before, &RunProfile::default()).notes;
+    assert!(notes.contains(&"the runs differ in CPUs: 2 before, 0 after".to_owned()), "{notes:?}");
+}

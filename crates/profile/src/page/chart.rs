@@ -1,0 +1,146 @@
+//! Lines over time.
+//!
+//! Text is placed in percent of the chart's box and only the lines are stretched, so that nothing shrinks on a narrow
+//! screen.
+
+use std::fmt::Write;
+
+use super::text::{escape, tick, ticks, time};
+
+const HEIGHT: f64 = 120.0;
+/// Points of a line; what is recorded more often is averaged.
+const MOST_POINTS: usize = 400;
+/// Places that say their figures when one points at them.
+const MOST_PLACES: usize = 100;
+
+/// A line: its name, and its points by time in seconds. What is not known at some time is None there.
+pub(super) struct Series {
+    pub name: String,
+    pub points: Vec<(f64, Option<f64>)>,
+}
+
+/// A chart of lines that share a scale, which begins at 0.
+pub(super) struct Lines<'a> {
+    pub title: &'a str,
+    pub series: Vec<Series>,
+    /// The least value that the scale reaches to: the number of CPUs, say.
+    pub reach: f64,
+    pub unit: fn(f64) -> String,
+}
+
+impl Lines<'_> {
+    /// The chart. None where no series has two points.
+    pub fn draw(self) -> Option<String> {
+        let series: Vec<Series> = self.series.into_iter().filter_map(finite).collect();
+        let all = || series.iter().flat_map(|series| &series.points);
+        let (start, end) =
+            all().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), point| (low.min(point.0), high.max(point.0)));
+        if end <= start {
+            return None;
+        }
+        let high = all().filter_map(|point| point.1).fold(self.reach, f64::max);
+        let high = if high > 0.0 { high } else { 1.0 };
+        let x = |at: f64| 100.0 * (at - start) / (end - start);
+        let y = |value: f64| HEIGHT * (1.0 - value / (1.04 * high));
+        let binned: Vec<Series> = series.iter().map(|series| bin(series, start, end, MOST_POINTS)).collect();
+        let mut out = format!("<figure><figcaption><b>{}</b><span class=\"legend\">", escape(self.title));
+        for (number, series) in series.iter().enumerate() {
+            let peak = series.points.iter().filter_map(|point| point.1).fold(0.0, f64::max);
+            let (name, peak) = (escape(&series.name), escape(&(self.unit)(peak)));
+            // Writing to a string cannot fail.
+            let _ = write!(out, "<span><i class=\"line s{number}\"></i>{name}, at most {peak}</span>");
+        }
+        let _ = write!(out, "</span></figcaption><svg class=\"plot\" height=\"{}\" role=\"img\"", HEIGHT + 20.0);
+        let _ = write!(out, " aria-label=\"{}\">", escape(self.title));
+        let marks = ticks(high, 3.0);
+        for mark in &marks {
+            let at = y(*mark);
+            let _ = write!(out, "<line class=\"grid\" x1=\"0\" x2=\"100%\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>");
+        }
+        let _ = write!(
+            out,
+            "<svg width=\"100%\" height=\"{HEIGHT}\" viewBox=\"0 0 100 {HEIGHT}\" preserveAspectRatio=\"none\">"
+        );
+        for (number, series) in binned.iter().enumerate() {
+            for run in series.points.split(|point| point.1.is_none()).filter(|run| !run.is_empty()) {
+                let place = |&(at, value): &(f64, Option<f64>)| format!("{:.3},{:.1}", x(at), y(value.unwrap_or(0.0)));
+                let places = run.iter().map(place).collect::<Vec<_>>().join(" ");
+                let _ = write!(out, "<polyline class=\"s{number}\" points=\"{places}\"/>");
+            }
+        }
+        out += "</svg>";
+        for mark in marks.iter().filter(|mark| **mark > 0.0) {
+            let _ = write!(
+                out,
+                "<text x=\"-8\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                y(*mark) + 4.0,
+                escape(&tick(&(self.unit)(*mark)))
+            );
+        }
+        time_axis(&mut out, end - start, HEIGHT + 15.0);
+        places(&mut out, &series, start, end, self.unit);
+        Some(out + "</svg></figure>")
+    }
+}
+
+/// Labels below a chart that covers so many seconds.
+fn time_axis(out: &mut String, span: f64, y: f64) {
+    for mark in ticks(span, 5.0) {
+        let at = 100.0 * mark / span;
+        let anchor = match at {
+            at if at < 2.0 => "start",
+            at if at > 96.0 => "end",
+            _ => "middle",
+        };
+        let label = if mark == 0.0 { "0".to_owned() } else { tick(&time(mark)) };
+        let _ = write!(out, "<text x=\"{at:.2}%\" y=\"{y}\" text-anchor=\"{anchor}\">{label}</text>");
+    }
+}
+
+/// Strips that cannot be seen, with the figures of their time.
+fn places(out: &mut String, series: &[Series], start: f64, end: f64, unit: fn(f64) -> String) {
+    let coarse: Vec<Series> = series.iter().map(|series| bin(series, start, end, MOST_PLACES)).collect();
+    let width = 100.0 / MOST_PLACES as f64;
+    for place in 0..MOST_PLACES {
+        let from = start + (end - start) * place as f64 / MOST_PLACES as f64;
+        let to = start + (end - start) * (place + 1) as f64 / MOST_PLACES as f64;
+        let value = |series: &Series| {
+            let here = |point: &&(f64, Option<f64>)| (from..=to).contains(&point.0);
+            let value = series.points.iter().find(here)?.1?;
+            Some(format!("{} {}", series.name, unit(value)))
+        };
+        let values: Vec<String> = coarse.iter().filter_map(value).collect();
+        if !values.is_empty() {
+            let said = escape(&format!("after {}: {}", time(from - start), values.join(", ")));
+            let _ = write!(
+                out,
+                "<rect class=\"place\" x=\"{:.2}%\" width=\"{width:.2}%\" height=\"{HEIGHT}\"><title>{said}</title></rect>",
+                width * place as f64
+            );
+        }
+    }
+}
+
+/// Without what is no number. None where nothing is left.
+fn finite(mut series: Series) -> Option<Series> {
+    series.points.retain(|point| point.0.is_finite());
+    for point in &mut series.points {
+        point.1 = point.1.filter(|value| value.is_finite() && *value >= 0.0);
+    }
+    series.points.iter().any(|point| point.1.is_some()).then_some(series)
+}
+
+/// Means over so many equal times. A time in which anything is missing that has no value at all stays missing.
+fn bin(series: &Series, start: f64, end: f64, bins: usize) -> Series {
+    if series.points.len() <= bins {
+        return Series { name: series.name.clone(), points: series.points.clone() };
+    }
+    let mut sums = vec![(0.0, 0.0, 0.0, 0.0); bins];
+    for &(at, value) in &series.points {
+        let sum = &mut sums[((((at - start) / (end - start)) * bins as f64) as usize).min(bins - 1)];
+        *sum = (sum.0 + at, sum.1 + 1.0, sum.2 + value.unwrap_or(0.0), sum.3 + f64::from(u8::from(value.is_some())));
+    }
+    let filled = sums.into_iter().filter(|sum| sum.1 > 0.0);
+    let points = filled.map(|(at, all, value, known)| (at / all, (known > 0.0).then(|| value / known)));
+    Series { name: series.name.clone(), points: points.collect() }
+}

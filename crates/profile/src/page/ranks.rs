@@ -1,0 +1,49 @@
+//! The ranks beside one another.
+
+use super::section;
+use super::table::{Cell, numbers, table, words};
+use super::text::{milliseconds, plural};
+use crate::{Phase, RunProfile, StepReport, stragglers};
+
+/// A row a rank. Nothing for a run of one.
+pub(super) fn ranks(run: &RunProfile) -> String {
+    if run.ranks.is_empty() {
+        return String::new();
+    }
+    let slow = stragglers(&run.ranks, 3.0).unwrap_or_default();
+    let on_device = run.ranks.iter().all(|report| report.device.is_some());
+    let phases = |report: &StepReport, phase: Phase| {
+        let device = report.device.as_ref().filter(|_| on_device);
+        let found = device.map_or_else(|| report.phase(phase), |device| device.phase(phase));
+        found.map(|it| it.median_seconds)
+    };
+    let mut columns = vec![words("Rank"), numbers("Steps"), numbers("Median step")];
+    let shown: Vec<Phase> = Phase::ALL
+        .into_iter()
+        .filter(|&phase| run.ranks.iter().any(|report| phases(report, phase) > Some(0.0)))
+        .collect();
+    columns.extend(shown.iter().map(|phase| numbers(phase.name())));
+    let rows = run.ranks.iter().enumerate().map(|(rank, report)| {
+        let mut cells = vec![
+            Cell::number(rank.to_string(), rank as f64),
+            Cell::number(report.steps.to_string(), report.steps as f64),
+            Cell::number(milliseconds(report.median_seconds), report.median_seconds),
+        ];
+        cells.extend(shown.iter().map(|&phase| {
+            let is_slow = slow.iter().any(|straggler| straggler.rank == rank && straggler.phase == phase);
+            Cell::maybe(phases(report, phase), milliseconds).marked(is_slow)
+        }));
+        cells
+    });
+    let count = run.ranks.len() as u64;
+    let mut explanation = format!(
+        "{}, medians in milliseconds, of the phases on the {}. Red: slower than the others.",
+        plural(count, "rank"),
+        if on_device { "device" } else { "host" },
+    );
+    if count != run.world_size {
+        let missing = run.world_size.saturating_sub(count);
+        explanation += &format!(" {missing} of {} are missing: the numbers may be shifted.", run.world_size);
+    }
+    section("Ranks", &explanation, &table("Ranks", &columns, rows.collect()))
+}

@@ -1,0 +1,35 @@
+//! `overdrive-profile` as its users see it. What it runs are shell scripts, or this program itself: hence a `main` of its
+//! own.
+#![forbid(unsafe_code)]
+
+mod child;
+mod program;
+mod records;
+mod run;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// A test's name and what it does.
+type Test = (&'static str, fn());
+
+fn main() {
+    child::train_if_told();
+    let trial = |(name, test): &Test| {
+        let test = *test;
+        Trial::test(*name, move || {
+            test();
+            Ok::<(), Failed>(())
+        })
+    };
+    let all = [run::TESTS, records::TESTS];
+    libtest_mimic::run(&Arguments::from_args(), all.into_iter().flatten().map(trial).collect()).exit();
+}
+
+/// Lists functions as tests under their names, with the module in front.
+#[macro_export]
+macro_rules! tests {
+    ($($name:ident),* $(,)?) => {
+        /// Every test of this file.
+        pub const TESTS: &[$crate::Test] = &[$((concat!(module_path!(), "::", stringify!($name)), $name as fn())),*];
+    };
+}

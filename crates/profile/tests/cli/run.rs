@@ -1,0 +1,202 @@
+//! `overdrive-profile run`.
+
+use std::fs;
+
+use overdrive_profile::RunProfile;
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::child::TASK;
+use crate::program::{command, end, names, run_script, start, wait_for_file};
+
+crate::tests![
+    a_run_is_recorded,
+    the_folder_is_found_from_anywhere,
+    the_exit_code_is_the_programs,
+    what_a_killed_program_left_is_used,
+    without_a_record_it_says_what_to_do,
+    a_program_that_cannot_be_started_is_told_as_shells_do,
+    signals_reach_the_program,
+    signals_that_were_ignored_stay_ignored,
+    ranks_are_put_together,
+    missing_and_broken_ranks_are_noted,
+    files_of_others_are_left_alone,
+    an_earlier_record_is_replaced_by_a_complete_one_only,
+];
+
+const FILES: [&str; 3] = ["profile.html", "profile.json", "trace.json.gz"];
+
+fn a_run_is_recorded() {
+    let folder = TempDir::new().unwrap();
+    let out = folder.path().join("made/for/it");
+    let ended = end(run_script(&out, "cat; exec \"$TRAIN\""));
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "trained\n"), "{}", ended.err);
+    assert_eq!(names(&out), FILES);
+    FILES.iter().for_each(|name| ended.says(out.join(name).to_str().unwrap()));
+    let run = RunProfile::read_json(out.join("profile.json")).unwrap();
+    let profiled = run.profiled.as_ref().unwrap();
+    // 3 before, 1 to warm the profiler up, 2 under it.
+    assert_eq!((profiled.steps, run.steps.as_ref().unwrap().steps, run.notes.len()), (2, 9, 0), "{:?}", run.notes);
+    assert!(profiled.ops.iter().any(|op| op.name == "aten::mm"), "{:?}", profiled.ops);
+    let page = fs::read_to_string(out.join("profile.html")).unwrap();
+    assert!(page.contains("aten::mm") && page.trim_end().ends_with("</html>"));
+}
+
+fn the_folder_is_found_from_anywhere() {
+    let folder = TempDir::new().unwrap();
+    let mut command = run_script("here".as_ref(), "cd / && exec \"$TRAIN\"");
+    command.current_dir(&folder);
+    let ended = end(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert_eq!(names(&folder.path().join("here")), FILES);
+}
+
+fn the_exit_code_is_the_programs() {
+    let folder = TempDir::new().unwrap();
+    let mut command = run_script(folder.path(), "exec \"$TRAIN\"");
+    command.env(TASK, "exit 7");
+    let ended = end(command);
+    assert_eq!(ended.code, Some(7), "{}", ended.err);
+    let notes = RunProfile::read_json(folder.path().join("profile.json")).unwrap().notes;
+    assert!(notes.len() == 1 && notes[0].contains("ended early") && notes[0].contains('7'), "{notes:?}");
+}
+
+fn what_a_killed_program_left_is_used() {
+    let folder = TempDir::new().unwrap();
+    let mut command = run_script(folder.path(), "exec \"$TRAIN\"");
+    command.env(TASK, "kill");
+    let ended = end(command);
+    assert_eq!(ended.code, Some(137), "{}", ended.err);
+    let run = RunProfile::read_json(folder.path().join("profile.json")).unwrap();
+    assert_eq!((run.steps.unwrap().steps, run.profiled.unwrap().steps), (3, 2));
+    assert!(run.notes.iter().any(|note| note.contains("ended early")), "{:?}", run.notes);
+    // The trace may have been written by then, or not.
+    assert!(names(folder.path()).starts_with(&["profile.html".to_owned(), "profile.json".to_owned()]));
+    assert!(names(folder.path()).iter().all(|name| FILES.contains(&name.as_str())));
+}
+
+fn without_a_record_it_says_what_to_do() {
+    let folder = TempDir::new().unwrap();
+    let out = folder.path().join("out");
+    for (script, code, told) in [("exit 0", 1, "ended well"), ("exit 5", 5, "5"), ("kill -9 $$", 137, "9")] {
+        let ended = end(run_script(&out, script));
+        assert_eq!(ended.code, Some(code), "{script}");
+        [told, "feature `record`", "StepTimer", "--before 0"].iter().for_each(|what| ended.says(what));
+        assert!(!out.exists(), "an empty folder is left of {script}");
+    }
+}
+
+fn a_program_that_cannot_be_started_is_told_as_shells_do() {
+    let folder = TempDir::new().unwrap();
+    let (out, text) = (folder.path().join("out"), folder.path().join("text"));
+    fs::write(&text, "no program").unwrap();
+    let out = out.to_str().unwrap();
+    for (program, code) in [("no-such-program-anywhere", 127), (text.to_str().unwrap(), 126)] {
+        let ended = end(command(&["run", "--out", out, program]));
+        assert_eq!(ended.code, Some(code), "{}", ended.err);
+        ended.says(&format!("cannot start {program}: "));
+        assert_eq!(names(folder.path()), ["text"]);
+    }
+}
+
+fn signals_reach_the_program() {
+    let folder = TempDir::new().unwrap();
+    let (out, ready) = (folder.path().join("out"), folder.path().join("ready"));
+    let wait = "touch \"$READY\"; while true; do sleep 0.01; done";
+    let cases = [
+        (format!("trap 'echo told; exit 9' TERM; {wait}"), Signal::TERM, 9, "told\n"),
+        (format!("trap 'echo saved; exit 0' USR1; {wait}"), Signal::USR1, 1, "saved\n"),
+        (wait.to_owned(), Signal::INT, 130, ""),
+        (wait.to_owned(), Signal::TERM, 143, ""),
+    ];
+    for (script, signal, code, told) in cases {
+        let mut command = run_script(&out, &script);
+        // A shell that runs these tests in the background has them ignore SIGINT; so would the script.
+        let _own = signal_hook::flag::register_conditional_default(2, std::sync::Arc::new(true.into())).unwrap();
+        command.env("READY", &ready);
+        let running = start(command);
+        wait_for_file(&ready);
+        running.signal(signal);
+        let ended = running.end();
+        assert_eq!((ended.code, ended.out.as_str()), (Some(code), told), "{script}: {}", ended.err);
+        fs::remove_file(&ready).unwrap();
+    }
+}
+
+fn signals_that_were_ignored_stay_ignored() {
+    let folder = TempDir::new().unwrap();
+    let out = folder.path().join("out");
+    // As under nohup: the script ends itself only if it did not inherit that.
+    let inner = "kill -HUP $$; echo on";
+    let program = command(&[]).get_program().to_owned();
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$0\" run --out \"$1\" -- sh -c \"$2\""]).arg(program).arg(&out).arg(inner);
+    let ended = end(shell);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(1), "on\n"), "{}", ended.err);
+}
+
+fn ranks_are_put_together() {
+    let folder = TempDir::new().unwrap();
+    let script = "export WORLD_SIZE=2; RANK=0 \"$TRAIN\" & RANK=1 \"$TRAIN\"; wait";
+    let ended = end(run_script(folder.path(), script));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let expected = [
+        "profile.html",
+        "profile.json",
+        "profile.rank0.json",
+        "profile.rank1.json",
+        "trace.rank0.json.gz",
+        "trace.rank1.json.gz",
+    ];
+    assert_eq!(names(folder.path()), expected);
+    let run = RunProfile::read_json(folder.path().join("profile.json")).unwrap();
+    assert_eq!((run.rank, run.world_size, run.ranks.len(), run.notes.len()), (0, 2, 2, 0), "{:?}", run.notes);
+    assert!(fs::read_to_string(folder.path().join("profile.html")).unwrap().contains("<h2>Ranks</h2>"));
+}
+
+fn missing_and_broken_ranks_are_noted() {
+    let folder = TempDir::new().unwrap();
+    let script =
+        "echo '{\"schema\": 1' > \"$OVERDRIVE_PROFILE/profile.rank0.json\"; RANK=1 WORLD_SIZE=2 exec \"$TRAIN\"";
+    let ended = end(run_script(folder.path(), script));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let run = RunProfile::read_json(folder.path().join("profile.json")).unwrap();
+    let noted = |what: &str| run.notes.iter().any(|note| note.contains(what));
+    assert!(run.rank == 1 && noted("1 of 2 ranks") && noted("profile.rank0.json is left out"), "{:?}", run.notes);
+
+    let out = folder.path().join("out");
+    let ended = end(run_script(&out, "echo no > \"$OVERDRIVE_PROFILE/profile.json\""));
+    assert_eq!((ended.code, out.exists()), (Some(1), false));
+    ended.says("profile.json is left out");
+}
+
+fn files_of_others_are_left_alone() {
+    for (name, content) in
+        [("profile.json", "{\"mine\": 1}"), ("profile.html", "mine"), ("trace.rank0.json.gz", "mine")]
+    {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join(name);
+        fs::write(&path, content).unwrap();
+        let ended = end(run_script(folder.path(), "echo started"));
+        assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
+        ended.says(&format!("{name} is not of an earlier run: name another folder by --out"));
+        assert_eq!(
+            (names(folder.path()), fs::read_to_string(&path).unwrap()),
+            (vec![name.to_owned()], content.to_owned())
+        );
+    }
+}
+
+fn an_earlier_record_is_replaced_by_a_complete_one_only() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path();
+    fs::write(path.join("notes.txt"), "mine").unwrap();
+    let script = "export WORLD_SIZE=2; RANK=0 \"$TRAIN\" & RANK=1 \"$TRAIN\"; wait";
+    assert_eq!(end(run_script(path, script)).code, Some(0));
+    let (before, json) = (names(path), fs::read(path.join("profile.json")).unwrap());
+    assert!(before.len() == 7, "{before:?}");
+    assert_eq!(end(run_script(path, "exit 3")).code, Some(3));
+    assert_eq!((names(path), fs::read(path.join("profile.json")).unwrap()), (before, json));
+    assert_eq!(end(run_script(path, "exec \"$TRAIN\"")).code, Some(0));
+    assert_eq!(names(path), ["notes.txt", "profile.html", "profile.json", "trace.json.gz"]);
+}
