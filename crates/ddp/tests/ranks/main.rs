@@ -5,6 +5,7 @@ mod averages;
 mod collectives;
 mod faults;
 mod harness;
+mod hook_failures;
 mod hooks;
 mod infinities;
 mod kills;
@@ -36,8 +37,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("local_sgd", averages::local_sgd),
     ("hooks", hooks::scenario),
     ("infinities", infinities::scenario),
-    ("panicking_hook", hooks::panicking),
-    ("failing_hook", hooks::failing),
+    ("panicking_hook", hook_failures::panicking),
+    ("failing_hook", hook_failures::failing),
     ("endless_sums", faults::endless_sums),
     ("endless_training", faults::endless_training),
     ("stalls", faults::stalls),
@@ -89,7 +90,7 @@ fn main() -> Result<()> {
         plain("hooks_of_3", "hooks", 3),
         plain("infinities_pass_and_strangers_are_refused", "infinities", 2),
         plain("a_hooks_panic_goes_on_here", "panicking_hook", 2),
-        plain("a_hooks_error_comes_back", "failing_hook", 2),
+        plain("a_hooks_error_comes_back_and_stays", "failing_hook", 2),
         plain("windows_of_2_that_close_with_nothing", "windows", 2),
         plain("windows_of_3_that_close_with_nothing", "windows", 3),
         plain("calls_within_backward_are_refused", "within_backward", 2),
