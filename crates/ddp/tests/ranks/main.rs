@@ -3,6 +3,7 @@
 
 mod averages;
 mod collectives;
+mod combinations;
 mod faults;
 mod harness;
 mod hook_failures;
@@ -31,6 +32,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("objects", collectives::objects),
     ("options", options::scenario),
     ("training", training::scenario),
+    ("combinations", combinations::scenario),
     ("models_that_differ", training::models_that_differ),
     ("join", training::join),
     ("sync_batch_norm", averages::sync_batch_norm),
@@ -80,6 +82,9 @@ fn main() -> Result<()> {
         plain("training_of_2_equals_the_large_batch", "training", 2),
         plain("training_of_3_equals_the_large_batch", "training", 3),
         plain("training_of_4_equals_the_large_batch", "training", 4),
+        plain("every_option_with_every_other_of_2_equals_the_large_batch", "combinations", 2),
+        plain("every_option_with_every_other_of_3_equals_the_large_batch", "combinations", 3),
+        plain("every_option_with_every_other_of_4_equals_the_large_batch", "combinations", 4),
         plain("models_that_differ_are_named_on_every_rank", "models_that_differ", 3),
         plain("join_of_3_with_uneven_inputs", "join", 3),
         plain("sync_batch_norm_of_2_equals_the_large_batch", "sync_batch_norm", 2),
