@@ -1,4 +1,4 @@
-"""Two ranks of PyTorch over Gloo, whose results two ranks of ours must find bit for bit."""
+"""Ranks of PyTorch over Gloo, whose results as many ranks of ours must find, two ranks bit for bit."""
 
 import os
 import pathlib
@@ -13,29 +13,31 @@ from harness import case
 RANK = pathlib.Path(__file__).with_name("ddp_rank.py")
 
 
-def two_ranks(job):
-    """Runs `ddp_rank.py` twice and returns what each rank saved."""
+def ranks_of(count, job):
+    """Runs `ddp_rank.py` that often at a time and returns what each rank saved."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         ranks = []
-        for rank in range(2):
-            env = dict(os.environ, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        for rank in range(count):
+            env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
             env.update(OMP_NUM_THREADS="1")
             command = [sys.executable, str(RANK), job, f"{folder}/{rank}.pt"]
             ranks.append(subprocess.Popen(command, env=env))
         codes = [rank.wait(timeout=300) for rank in ranks]
-        assert codes == [0, 0], f"{job}: the ranks ended with {codes}"
-        return [torch.load(f"{folder}/{rank}.pt") for rank in range(2)]
+        assert codes == [0] * count, f"{job}: the ranks ended with {codes}"
+        return [torch.load(f"{folder}/{rank}.pt") for rank in range(count)]
 
 
-def give_training(t):
-    from ddp_rank import batches, parameters
+def give_training(t, ranks):
+    from ddp_rank import KEPT, WAYS, batches, parameters
 
+    t.tell("ways", list(WAYS))
+    t.tell("kept", KEPT)
     for name, param in parameters().items():
         t.give(name, param)
-    for rank in range(2):
+    for rank in range(ranks):
         for step, (x, y) in enumerate(batches(rank)):
             t.give(f"x.{rank}.{step}", x)
             t.give(f"y.{rank}.{step}", y)
@@ -43,22 +45,27 @@ def give_training(t):
 
 @case
 def ddp_training(t):
-    """Parameters behind each of five steps, in each way of bucketing gradients."""
-    from ddp_rank import WAYS
-
-    give_training(t)
-    t.tell("ways", list(WAYS))
-    for name, tensor in two_ranks("train")[0].items():
+    """Parameters in the course of fifty steps, in each way of bucketing gradients."""
+    give_training(t, 2)
+    for name, tensor in ranks_of(2, "train")[0].items():
         t.expect(name, tensor)
+
+
+@case
+def ddp_training_of_more(t):
+    """The same of three and of four ranks, whose sums might be taken in another order."""
+    give_training(t, 4)
+    for name, tensor in ranks_of(4, "train_more")[0].items():
+        t.expect(name, tensor, atol=1e-6 * tensor.abs().max().item())
 
 
 @case
 def ddp_beside_python(t):
     """The same gradients with one rank of ours beside one of Python's."""
-    give_training(t)
+    give_training(t, 2)
     t.tell("python", sys.executable)
     t.tell("rank", str(RANK))
-    for name, tensor in two_ranks("one_step")[0].items():
+    for name, tensor in ranks_of(2, "one_step")[0].items():
         t.expect(name, tensor)
 
 
@@ -70,6 +77,6 @@ def ddp_collectives(t):
     for rank in range(2):
         for name, tensor in inputs(rank).items():
             t.give(f"{name}.{rank}", tensor)
-    for rank, results in enumerate(two_ranks("collectives")):
+    for rank, results in enumerate(ranks_of(2, "collectives")):
         for name, tensor in results.items():
             t.expect(f"{name}.{rank}", tensor)

@@ -37,6 +37,9 @@ pub struct Options {
     /// What `loader` does.
     #[command(flatten)]
     loader: loader::Options,
+    /// What `ddp` does.
+    #[command(flatten)]
+    ddp: ddp::Parts,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -131,7 +131,7 @@ impl GradScaler {
     ///
     /// # Errors
     /// When called before `scale`, twice a step, or after `step`; when a gradient is in float16 (no gradient is
-    /// changed then).
+    /// changed then); when the optimizer refuses to be skipped (`check_grad_scaler`).
     ///
     /// # Syncs
     /// No.
@@ -139,6 +139,7 @@ impl GradScaler {
         if !self.options.enabled {
             return Ok(());
         }
+        optimizer.check_grad_scaler()?;
         let scale = &self.initialised("unscale_")?.scale;
         match self.stage(optimizer.id()) {
             Stage::Ready => {}
@@ -155,8 +156,9 @@ impl GradScaler {
     /// Steps the optimizer, unless its gradients hold an infinity or NaN. Unscales them first if `unscale_` has not.
     ///
     /// # Errors
-    /// When called before `scale` or twice an update, and those of the optimizer. When there are no gradients, with an
-    /// optimizer that does not take the scale on the device; one that does has nothing to do then, as in PyTorch.
+    /// When called before `scale` or twice an update, and those of the optimizer, which may refuse to be skipped
+    /// (`check_grad_scaler`). When there are no gradients, with an optimizer that does not take the scale on the device; one
+    /// that does has nothing to do then, as in PyTorch.
     ///
     /// # Syncs
     /// With an optimizer that takes the scale and the flag on the device (`takes_grad_scale`), no. With any other, waits
@@ -166,6 +168,7 @@ impl GradScaler {
             optimizer.step()?;
             return Ok(StepOutcome::Stepped);
         }
+        optimizer.check_grad_scaler()?;
         self.initialised("step")?;
         let id = optimizer.id();
         if self.stage(id) == Stage::Stepped {

@@ -13,11 +13,13 @@ struct Counting {
     params: Vec<Tensor>,
     steps: usize,
     fused: Option<Vec<f64>>,
+    /// Why it takes no scaler.
+    refuses: Option<&'static str>,
 }
 
 impl Counting {
     fn new(params: Vec<Tensor>) -> Self {
-        Self { id: OptimizerId::new(), params, steps: 0, fused: None }
+        Self { id: OptimizerId::new(), params, steps: 0, fused: None, refuses: None }
     }
 
     /// Records what the scaler hands to a fused step.
@@ -60,6 +62,10 @@ impl Optimizer for Counting {
         let seen = [scale.scale.map_or(0.0, |scale| scale.double_value(&[])), scale.found_inf.double_value(&[])];
         self.fused.as_mut().ok_or(OptimizerError::TakesNoGradScale)?.extend(seen);
         Ok(())
+    }
+
+    fn check_grad_scaler(&self) -> Result<(), OptimizerError> {
+        self.refuses.map_or(Ok(()), |why| Err(OptimizerError::RefusesGradScaler(why)))
     }
 
     fn zero_grad(&mut self) -> Result<(), OptimizerError> {
@@ -360,4 +366,25 @@ fn a_state_that_does_not_fit_changes_nothing() {
 fn a_program_that_only_casts_still_has_libtorch_cuda() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert_eq!(maps.contains("libtorch_cuda.so"), overdrive_ffi::cuda::is_compiled());
+}
+
+#[test]
+fn an_optimizer_that_refuses_is_neither_unscaled_nor_stepped() {
+    for make in [Counting::new, Counting::fused] {
+        let mut opt = Counting { refuses: Some("it has its reasons"), ..make(vec![param()]) };
+        let mut scaler = GradScaler::builder(CPU).init_scale(4.0).build().unwrap();
+        backward(&mut scaler, &opt.params[0], 3.0);
+        let scaled = opt.params[0].grad().copy();
+        for refused in [scaler.unscale_(&mut opt), scaler.step(&mut opt).map(drop)] {
+            let why = refused.unwrap_err();
+            assert!(matches!(why, AmpError::Optimizer(OptimizerError::RefusesGradScaler(_))), "{why}");
+            assert_eq!(why.to_string(), "this optimizer cannot be used with a GradScaler: it has its reasons");
+        }
+        assert_eq!((opt.steps, opt.fused.map_or(0, |seen| seen.len())), (0, 0));
+        assert_eq!(opt.params[0].grad(), scaled);
+        // A scaler that does nothing asks for nothing.
+        let mut opt = Counting { refuses: Some("it has its reasons"), ..make(vec![param()]) };
+        GradScaler::builder(CPU).enabled(false).build().unwrap().step(&mut opt).unwrap();
+        assert_eq!(opt.steps, 1);
+    }
 }

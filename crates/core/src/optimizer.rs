@@ -42,6 +42,9 @@ pub enum OptimizerError {
     /// [`Optimizer::step_scaled`] on an optimizer that cannot take the scale.
     #[error("this optimizer does not take a gradient scale: unscale the gradients, then call `step`")]
     TakesNoGradScale,
+    /// A `GradScaler` on an optimizer whose steps it must not skip; why.
+    #[error("this optimizer cannot be used with a GradScaler: {0}")]
+    RefusesGradScaler(&'static str),
     /// [`Optimizer::set_momentum`] on an optimizer without one.
     #[error(
         "this optimizer has no momentum to cycle: give it one (SGD's `momentum`, Adam's `betas`), or cycle the learning rate alone"
@@ -162,6 +165,14 @@ pub trait Optimizer {
     /// No.
     fn step_scaled(&mut self, _scale: GradScale<'_>) -> Result<(), OptimizerError> {
         Err(OptimizerError::TakesNoGradScale)
+    }
+
+    /// Whether a `GradScaler` may unscale this optimizer's gradients and skip its steps: it asks before it does either.
+    ///
+    /// # Errors
+    /// [`OptimizerError::RefusesGradScaler`] where it may not; never, unless the implementation says so.
+    fn check_grad_scaler(&self) -> Result<(), OptimizerError> {
+        Ok(())
     }
 
     /// Frees the gradients, or zeroes them where the implementation cannot free them (tch's).

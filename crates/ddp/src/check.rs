@@ -154,6 +154,17 @@ pub(crate) fn carried_by_nccl(group: &ProcessGroup, device: Device) -> bool {
     }
 }
 
-fn describe(tensor: &Tensor) -> String {
-    format!("{:?} of shape {:?} on {:?}", tensor.kind(), tensor.size(), tensor.device())
+/// What a tensor is, without its numbers: dtype, shape, device, and strides where elements do not lie in their order.
+pub(crate) fn describe(tensor: &Tensor) -> String {
+    if !tensor.defined() {
+        return "undefined".to_owned();
+    }
+    let text = format!("{:?} of shape {:?} on {:?}", tensor.kind(), tensor.size(), tensor.device());
+    if tensor.is_sparse() {
+        format!("sparse, {text}")
+    } else if tensor.is_contiguous() {
+        text
+    } else {
+        format!("{text} with strides {:?}", tensor.stride())
+    }
 }

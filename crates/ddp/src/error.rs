@@ -189,6 +189,15 @@ pub enum DdpError {
     /// A communication hook returned an error. Build the `DistributedDataParallel` anew to go on.
     #[error("the communication hook failed: {0}")]
     Hook(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A communication hook has failed in an earlier pass, in whose middle the reducer stands.
+    #[error(
+        "the communication hook has failed before, and left a backward pass half done: build the DistributedDataParallel \
+         anew to go on; its first failure was: {first}"
+    )]
+    HookHasFailed {
+        /// What its first failure said.
+        first: String,
+    },
     /// A hook was set although there is one, or after the first backward.
     #[error("a communication hook is set already, and stays for the life of its DistributedDataParallel")]
     HookTaken,

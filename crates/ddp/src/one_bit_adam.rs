@@ -46,8 +46,8 @@ impl Default for OneBitAdamOptions {
 /// Behind the warm-up the average of squares is frozen; each rank moves the common momentum by its own gradients, and its
 /// signs travel, with the error of both roundings remembered. The optimizer communicates by itself, in
 /// [`step`](Optimizer::step): use the model without `DistributedDataParallel`. Rank 0's weights are sent to all at first.
-/// Gradients are each rank's own until then: clip by value if at all, and without a `GradScaler`, which would skip the step on
-/// one rank alone (bfloat16 needs none).
+/// Gradients are each rank's own until then: clip by value if at all. A `GradScaler` is refused, because it would skip the step
+/// on one rank alone (bfloat16 needs none).
 ///
 /// ```no_run
 /// use overdrive_core::Optimizer;
@@ -269,6 +269,13 @@ impl Optimizer for OneBitAdam {
     /// Sends, and waits for all ranks; what a failed step has done to the momentum is not undone.
     fn step(&mut self) -> Result<(), OptimizerError> {
         self.try_step().map_err(failed)
+    }
+
+    fn check_grad_scaler(&self) -> Result<(), OptimizerError> {
+        Err(OptimizerError::RefusesGradScaler(
+            "it averages over ranks in its steps, so that a rank that skips one leaves the others waiting; train in \
+             bfloat16, which needs no scaler",
+        ))
     }
 
     fn zero_grad(&mut self) -> Result<(), OptimizerError> {

@@ -23,6 +23,7 @@ mod attempt;
 mod environment;
 mod error;
 mod guard;
+mod host_name;
 mod launch;
 mod lines;
 mod output;
@@ -35,6 +36,7 @@ mod signals;
 mod streams;
 
 pub use error::{FailureReport, LaunchError, RankEnd, RankFailure};
+pub use host_name::is_host;
 pub use launch::Launch;
 pub use roles::helper;
 pub use signals::by_name as signal_by_name;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::LaunchError;
+use crate::host_name::is_host;
 use crate::signals;
 use crate::streams::StreamsByRank;
 
@@ -88,6 +89,7 @@ impl Plan {
     /// Refuses what cannot be, and finds the program's file.
     pub fn check(&mut self) -> Result<(), LaunchError> {
         self.check_counts()?;
+        self.check_places()?;
         self.check_ranks_named()?;
         if let Some(number) = self.signals.iter().find(|number| signals::from_number(**number).is_none()) {
             return refuse(format!("{number} is not a signal that can be passed on"));
@@ -109,13 +111,13 @@ impl Plan {
 
     fn check_counts(&self) -> Result<(), LaunchError> {
         if !(1..=MOST_RANKS).contains(&self.nproc) {
-            return refuse(format!("{} ranks on this host: give 1 to {MOST_RANKS}", self.nproc));
+            return refuse(format!("--nproc-per-node {}: give 1 to {MOST_RANKS} ranks on this host", self.nproc));
         }
         if !(1..=MOST_NODES).contains(&self.nnodes) {
-            return refuse(format!("{} nodes: give 1 to {MOST_NODES}", self.nnodes));
+            return refuse(format!("--nnodes {}: give 1 to {MOST_NODES} hosts", self.nnodes));
         }
         if let Some(rank) = self.node_rank.filter(|rank| *rank >= self.nnodes) {
-            return refuse(format!("node rank {rank} of {} nodes: ranks are 0 to {}", self.nnodes, self.nnodes - 1));
+            return refuse(format!("--node-rank {rank}: ranks of {} nodes are 0 to {}", self.nnodes, self.nnodes - 1));
         }
         if self.nnodes > 1 && self.endpoint.is_none() {
             return refuse(format!(
@@ -123,6 +125,21 @@ impl Plan {
                  --rdzv-endpoint node0:29500",
                 self.nnodes
             ));
+        }
+        Ok(())
+    }
+
+    fn check_places(&self) -> Result<(), LaunchError> {
+        let (host, port) = self.endpoint.as_ref().map(|(host, port)| (host, *port)).unzip();
+        for (option, host) in [("--rdzv-endpoint", host), ("--master-addr", self.master_addr.as_ref())] {
+            if let Some(host) = host.filter(|host| !is_host(host)) {
+                return refuse(format!("{option} `{host}`: give a host's name or address, like node0 or 10.0.0.1"));
+            }
+        }
+        for (option, port) in [("--rdzv-endpoint", port), ("--master-port", self.master_port)] {
+            if port == Some(0) {
+                return refuse(format!("{option}: the port is 0; give 1 to 65535"));
+            }
         }
         Ok(())
     }
@@ -201,11 +218,19 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused_with_what_would_be_right() {
-        assert_eq!(refused(|plan| plan.nproc = 0), "0 ranks on this host: give 1 to 1024");
-        assert!(refused(|plan| plan.nproc = 5000).contains("5000 ranks"));
-        assert!(refused(|plan| plan.nnodes = 0).contains("0 nodes"));
+        assert_eq!(refused(|plan| plan.nproc = 0), "--nproc-per-node 0: give 1 to 1024 ranks on this host");
+        assert!(refused(|plan| plan.nproc = 5000).contains("--nproc-per-node 5000"));
+        assert_eq!(refused(|plan| plan.nnodes = 0), "--nnodes 0: give 1 to 65536 hosts");
         assert!(refused(|plan| plan.nnodes = 2).contains("--rdzv-endpoint"));
-        assert!(refused(|plan| plan.node_rank = Some(1)).contains("ranks are 0 to 0"));
+        assert_eq!(refused(|plan| plan.node_rank = Some(1)), "--node-rank 1: ranks of 1 nodes are 0 to 0");
+        assert!(
+            refused(|plan| plan.master_addr = Some("a b".into())).starts_with("--master-addr `a b`: give a host's")
+        );
+        assert!(
+            refused(|plan| plan.endpoint = Some((String::new(), 1))).starts_with("--rdzv-endpoint ``: give a host's")
+        );
+        assert_eq!(refused(|plan| plan.master_port = Some(0)), "--master-port: the port is 0; give 1 to 65535");
+        assert!(refused(|plan| plan.endpoint = Some(("a".into(), 0))).starts_with("--rdzv-endpoint: the port is 0"));
         assert!(refused(|plan| plan.tee = "1:3".parse().unwrap()).contains("tee name local rank 1"));
         assert!(refused(|plan| plan.local_ranks_filter = Some(vec![3])).contains("show name local rank 3"));
         assert!(refused(|plan| plan.signals = vec![99]).contains("99"));

@@ -31,6 +31,10 @@ macro_rules! pass_on_to_inner {
             self.inner.set_momentum(group, momentum)
         }
 
+        fn check_grad_scaler(&self) -> Result<(), overdrive_core::OptimizerError> {
+            self.inner.check_grad_scaler()
+        }
+
         fn zero_grad(&mut self) -> Result<(), overdrive_core::OptimizerError> {
             self.inner.zero_grad()
         }

@@ -1,4 +1,4 @@
-//! Two ranks: this program and the same program again, or Python.
+//! Two ranks and more: this program and the same program again, or Python.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -12,8 +12,10 @@ use tch::{Kind, Tensor};
 
 use crate::record::{Found, Given, Record};
 
-const STEPS: usize = 5;
-/// What the second rank is told: the job, and where to leave its results.
+const STEPS: usize = 50;
+/// Of those whose every gradient is compared.
+const STEPS_BESIDE_PYTHON: usize = 5;
+/// What another rank is told besides its place: the job, and where to leave its results.
 const JOB: &str = "OVERDRIVE_PARITY_JOB";
 const OUT: &str = "OVERDRIVE_PARITY_OUT";
 const RECORDS: &str = "OVERDRIVE_PARITY_RECORDS";
@@ -22,14 +24,21 @@ const PATIENCE: Duration = Duration::from_secs(120);
 type Results = BTreeMap<String, Tensor>;
 type Job = fn(&Given<'_>, &ProcessGroup) -> Result<Results>;
 
+/// What ranks can be told to do, by the name of the case, and how many they are.
+const JOBS: [(&str, usize, Job); 3] =
+    [("ddp_training", 2, train), ("ddp_training_of_more", 4, train_more), ("ddp_collectives", 2, collectives)];
+
 pub fn ddp_training(given: &Given<'_>) -> Result<Found> {
-    let [ours, _] = two_ranks(given, "ddp_training", train)?;
-    Ok(found(ours))
+    Ok(found(ranks(given, "ddp_training")?.swap_remove(0)))
+}
+
+pub fn ddp_training_of_more(given: &Given<'_>) -> Result<Found> {
+    Ok(found(ranks(given, "ddp_training_of_more")?.swap_remove(0)))
 }
 
 pub fn ddp_collectives(given: &Given<'_>) -> Result<Found> {
     let mut all = Found::default();
-    for (rank, results) in two_ranks(given, "ddp_collectives", collectives)?.into_iter().enumerate() {
+    for (rank, results) in ranks(given, "ddp_collectives")?.into_iter().enumerate() {
         for (name, tensor) in results {
             all.insert(format!("{name}.{rank}"), &tensor);
         }
@@ -47,10 +56,10 @@ pub fn ddp_beside_python(given: &Given<'_>) -> Result<Found> {
     // Ours is on the loader path for this program; Python finds its own.
     python.env("MASTER_PORT", port.to_string()).env_remove("LD_LIBRARY_PATH");
     let mut python = Peer(python.spawn().context("the Python rank")?);
-    let group = meet(0, port)?;
+    let group = meet(0, 2, port)?;
     let model = Model::new(given, &group, |ddp| ddp.check_model(false))?;
     let mut results = Results::new();
-    for step in 0..STEPS {
+    for step in 0..STEPS_BESIDE_PYTHON {
         for (_, param) in &model.params {
             param.shallow_clone().zero_grad();
         }
@@ -64,46 +73,53 @@ pub fn ddp_beside_python(given: &Given<'_>) -> Result<Found> {
     Ok(found(results))
 }
 
-/// Does the second rank's part, if that is what this process was started for.
-pub fn second_rank() -> Option<Result<()>> {
+/// Does another rank's part, if that is what this process was started for.
+pub fn other_rank() -> Option<Result<()>> {
     let job = std::env::var(JOB).ok()?;
-    Some(run_second_rank(&job).with_context(|| format!("the second rank of {job}")))
+    Some(run_other_rank(&job).with_context(|| format!("another rank of {job}")))
 }
 
-fn run_second_rank(job: &str) -> Result<()> {
-    let run: Job = match job {
-        "ddp_training" => train,
-        "ddp_collectives" => collectives,
-        _ => bail!("there is no such job"),
-    };
+fn run_other_rank(job: &str) -> Result<()> {
+    let (size, run) = job_of(job)?;
     tch::set_num_threads(1);
     let records = PathBuf::from(std::env::var_os(RECORDS).context(RECORDS)?);
     let record = Record::read(&records, job)?;
     let given = Given::new(&record, &records, Path::new(""));
-    let group = meet(1, std::env::var("MASTER_PORT")?.parse()?)?;
+    let group = meet(std::env::var("RANK")?.parse()?, size, std::env::var("MASTER_PORT")?.parse()?)?;
     let results: Vec<(String, Tensor)> = run(&given, &group)?.into_iter().collect();
     Tensor::write_safetensors(&results, std::env::var_os(OUT).context(OUT)?)?;
     group.barrier()?;
     Ok(())
 }
 
-fn two_ranks(given: &Given<'_>, job: &str, run: Job) -> Result<[Results; 2]> {
-    let port = free_port()?;
-    let out = tempfile::tempdir()?;
-    let file = out.path().join("1.safetensors");
-    let mut second = Command::new(std::env::current_exe()?);
-    second.env(JOB, job).env(OUT, &file).env("MASTER_PORT", port.to_string());
-    second.env(RECORDS, given.records());
-    let mut second = Peer(second.spawn().context("the second rank")?);
-    let group = meet(0, port)?;
-    let ours = run(given, &group)?;
-    group.barrier()?;
-    second.end()?;
-    Ok([ours, Tensor::read_safetensors(&file)?.into_iter().collect()])
+fn job_of(name: &str) -> Result<(usize, Job)> {
+    let (_, size, run) = JOBS.into_iter().find(|(known, ..)| *known == name).context("there is no such job")?;
+    Ok((size, run))
 }
 
-fn meet(rank: usize, port: u16) -> Result<ProcessGroup> {
-    let address = InitMethod::parse(&format!("tcp://127.0.0.1:{port}?rank={rank}&world_size=2"))?;
+/// What every rank of a job has found; this process is the first.
+fn ranks(given: &Given<'_>, job: &str) -> Result<Vec<Results>> {
+    let (size, run) = job_of(job)?;
+    let port = free_port()?;
+    let out = tempfile::tempdir()?;
+    let file = |rank: usize| out.path().join(format!("{rank}.safetensors"));
+    let start = |rank: usize| {
+        let mut other = Command::new(std::env::current_exe()?);
+        other.env(JOB, job).env(OUT, file(rank)).env("RANK", rank.to_string()).env("MASTER_PORT", port.to_string());
+        other.env(RECORDS, given.records());
+        other.spawn().map(Peer).context("another rank")
+    };
+    let mut others = (1..size).map(start).collect::<Result<Vec<_>>>()?;
+    let group = meet(0, size, port)?;
+    let ours = run(given, &group)?;
+    group.barrier()?;
+    others.iter_mut().try_for_each(Peer::end)?;
+    let theirs = (1..size).map(|rank| Ok(Tensor::read_safetensors(file(rank))?.into_iter().collect()));
+    std::iter::once(Ok(ours)).chain(theirs).collect()
+}
+
+fn meet(rank: usize, size: usize, port: u16) -> Result<ProcessGroup> {
+    let address = InitMethod::parse(&format!("tcp://127.0.0.1:{port}?rank={rank}&world_size={size}"))?;
     Ok(ProcessGroup::builder(Backend::Gloo).timeout(PATIENCE).init(&address)?)
 }
 
@@ -181,6 +197,7 @@ impl Model {
 
 fn train(given: &Given<'_>, group: &ProcessGroup) -> Result<Results> {
     const SMALL: f64 = 1.0 / 2048.0;
+    let kept: Vec<usize> = given.value("kept")?;
     let mut results = Results::new();
     for way in given.value::<Vec<String>>("ways")? {
         let model = Model::new(given, group, |ddp| match &way[..] {
@@ -197,10 +214,22 @@ fn train(given: &Given<'_>, group: &ProcessGroup) -> Result<Results> {
                     let mut grad = param.grad();
                     let _ = param.shallow_clone().g_sub_(&(&grad * 0.25));
                     let _ = grad.zero_();
-                    results.insert(format!("{way}.{step}.{name}"), param.detach().copy());
+                    if kept.contains(&step) {
+                        results.insert(format!("{way}.{step}.{name}"), param.detach().copy());
+                    }
                 }
             });
         }
+    }
+    Ok(results)
+}
+
+/// Three ranks of four, then all four.
+fn train_more(given: &Given<'_>, group: &ProcessGroup) -> Result<Results> {
+    let mut results = Results::new();
+    for size in [3, 4] {
+        let Some(part) = group.new_group(&Vec::from_iter(0..size))? else { continue };
+        results.extend(train(given, &part)?.into_iter().map(|(name, tensor)| (format!("{size}.{name}"), tensor)));
     }
     Ok(results)
 }

@@ -15,7 +15,7 @@ mod trajectories;
 
 use anyhow::Result;
 
-pub use ddp::second_rank;
+pub use ddp::other_rank;
 
 use crate::record::{Found, Given};
 
@@ -42,6 +42,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("averaged_model", optim::averaged_model),
     ("export_pt", checkpoint::export_pt),
     ("ddp_training", ddp::ddp_training),
+    ("ddp_training_of_more", ddp::ddp_training_of_more),
     ("ddp_beside_python", ddp::ddp_beside_python),
     ("ddp_collectives", ddp::ddp_collectives),
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),

@@ -7,22 +7,37 @@ use anyhow::{Context, Result, bail, ensure};
 use overdrive_bench_report::stats::median;
 use overdrive_bench_report::{MissingPeer, Ratio, Target, VersusRow};
 
-use super::rank;
+use super::{Part, rank};
 use crate::versus::Options;
 use crate::versus::peer::Peer;
 use crate::versus::turns::{Findings, Turns};
 
 const HOOKS: [(&str, &str); 5] = [
-    ("float16", "float16"),
-    ("bfloat16", "bfloat16"),
     ("PowerSGD", "PowerSGD of rank 4"),
     ("top-k", "top-k of 1%"),
     ("1-bit", "1-bit"),
+    ("float16", "float16"),
+    ("bfloat16", "bfloat16"),
 ];
 const MEGABITS: f64 = 200.0;
-const PAIRS: u32 = 7;
-/// Steps a sample.
-const STEPS: u32 = 3;
+
+/// How long a step is, and what is measured with it.
+struct Length {
+    part: Part,
+    /// Times the samples of the other cases.
+    times: u32,
+    /// How many of the hooks: those that send few bytes, and whose own work weighs the more, come first.
+    hooks: usize,
+    pairs: u32,
+    /// Steps a sample.
+    steps: u32,
+}
+
+const LENGTHS: [Length; 3] = [
+    Length { part: Part::Link, times: 1, hooks: 5, pairs: 7, steps: 3 },
+    Length { part: Part::Link8x, times: 8, hooks: 3, pairs: 5, steps: 2 },
+    Length { part: Part::Link16x, times: 16, hooks: 3, pairs: 5, steps: 2 },
+];
 
 /// What was measured of a way to communicate, a sample a round.
 #[derive(Default)]
@@ -44,6 +59,10 @@ impl Samples {
 
 /// `unlinked` are two ranks on this host.
 pub fn compare(options: &Options, unlinked: &RefCell<Peer>, findings: &mut Findings) -> Result<()> {
+    let lengths: Vec<&Length> = LENGTHS.iter().filter(|length| options.ddp.has(length.part)).collect();
+    if lengths.is_empty() {
+        return Ok(());
+    }
     let link = match Link::new() {
         Ok(link) => link,
         Err(error) => {
@@ -54,46 +73,66 @@ pub fn compare(options: &Options, unlinked: &RefCell<Peer>, findings: &mut Findi
         }
     };
     let linked = RefCell::new(rank::start(|rank, port| link.inside(rank, port))?);
-    // A first step that does not count: the request may have to make the model.
-    let step = |ranks: &RefCell<Peer>, name: &str| -> Result<f64> {
-        ranks.borrow_mut().measure(name, 1)?;
-        Ok(ranks.borrow_mut().measure(name, STEPS)? / f64::from(STEPS))
+    lengths.into_iter().try_for_each(|length| compare_at(length, options, (&linked, &link), unlinked, findings))
+}
+
+fn compare_at(
+    length: &Length,
+    options: &Options,
+    (linked, link): (&RefCell<Peer>, &Link),
+    unlinked: &RefCell<Peer>,
+    findings: &mut Findings,
+) -> Result<()> {
+    let hooks = &HOOKS[..length.hooks];
+    let (model, steps) = (format!("mlp*{}", length.times), length.steps);
+    let step = |ranks: &RefCell<Peer>, way: &str| -> Result<f64> {
+        let mut ranks = ranks.borrow_mut();
+        Ok(ranks.measure(&format!("{model}_{way}"), steps)? / f64::from(steps))
     };
-    let names: Vec<&str> = ["none"].into_iter().chain(HOOKS.map(|(name, _)| name)).collect();
+    // One that does not count: the request may have to make the model.
+    let warm_up = |ranks: &RefCell<Peer>, way: &str| ranks.borrow_mut().measure(&format!("{model}_{way}"), 1);
+    let names: Vec<&str> = ["none"].into_iter().chain(hooks.iter().map(|(name, _)| *name)).collect();
     let samples: Vec<RefCell<Samples>> = names.iter().map(|_| RefCell::default()).collect();
     let local = RefCell::new(Vec::new());
     let mut turns = Turns::default();
     for (&name, samples) in names.iter().zip(&samples) {
-        let (linked, link) = (&linked, &link);
+        let (step, warm_up) = (&step, &warm_up);
         turns.ours(name, move || {
-            linked.borrow_mut().measure(name, 1)?;
+            warm_up(linked, name)?;
             let before = link.sent_bytes()?;
-            let seconds = linked.borrow_mut().measure(name, STEPS)? / f64::from(STEPS);
+            let seconds = step(linked, name)?;
             let mut samples = samples.borrow_mut();
             samples.linked.push(seconds);
-            samples.bytes.push((link.sent_bytes()? - before) / f64::from(STEPS));
+            samples.bytes.push((link.sent_bytes()? - before) / f64::from(steps));
+            warm_up(unlinked, name)?;
             samples.unlinked.push(step(unlinked, name)?);
             Ok(seconds)
         });
     }
     turns.ours("local", || {
+        warm_up(unlinked, "local")?;
         let seconds = step(unlinked, "local")?;
         local.borrow_mut().push(seconds);
         Ok(seconds)
     });
-    turns.take("ddp, link", options.pairs.unwrap_or(PAIRS))?;
+    turns.take(&format!("ddp, link, {} times the samples", length.times), options.pairs.unwrap_or(length.pairs))?;
+    drop(turns);
 
-    let [none, hooks @ ..] = &samples[..] else { bail!("no samples") };
-    let (none, local) = (none.borrow(), local.borrow());
+    let (samples, local) = (samples.into_iter().map(RefCell::into_inner).collect::<Vec<_>>(), local.borrow());
+    let [none, by_hook @ ..] = &samples[..] else { bail!("no samples") };
     // The first round warmed up.
     let rounds = 1..none.linked.len();
-    for ((_, hook), samples) in HOOKS.iter().zip(hooks) {
-        let samples = samples.borrow();
+    let millis = |samples: &[f64]| median(&samples[1..]).unwrap_or(f64::NAN) * 1e3;
+    for ((_, hook), samples) in hooks.iter().zip(by_hook) {
         let share = samples.bytes.iter().sum::<f64>() / none.bytes.iter().sum::<f64>();
-        let case = format!(
+        let mut case = format!(
             "speed-up of a step by {hook}, {:.2}% of the bytes, MLP of 10.0 million parameters, 2 ranks, {MEGABITS} Mbit/s",
             share * 100.0
         );
+        if length.times > 1 {
+            let samples = rank::BATCH * i64::from(length.times);
+            case += &format!(", {samples} samples a rank: {:.0} ms a step without communication", millis(&local));
+        }
         let measured: Vec<f64> = rounds.clone().map(|round| none.linked[round] / samples.linked[round]).collect();
         let by_bytes = |round: usize| none.predicted(round, local[round]) / samples.predicted(round, local[round]);
         let by_both = |round: usize| {
@@ -109,8 +148,6 @@ pub fn compare(options: &Options, unlinked: &RefCell<Peer>, findings: &mut Findi
         }
     }
     for (way, samples) in names.iter().zip(&samples) {
-        let samples = samples.borrow();
-        let millis = |samples: &[f64]| median(&samples[1..]).unwrap_or(f64::NAN) * 1e3;
         eprintln!(
             "{way}: {:.1} ms a step over the link, {:.1} without it, {:.3} MB",
             millis(&samples.linked),
@@ -118,7 +155,7 @@ pub fn compare(options: &Options, unlinked: &RefCell<Peer>, findings: &mut Findi
             median(&samples.bytes[1..]).unwrap_or(f64::NAN) / 1e6
         );
     }
-    eprintln!("no communication: {:.1} ms a step", median(&local[1..]).unwrap_or(f64::NAN) * 1e3);
+    eprintln!("no communication: {:.1} ms a step", millis(&local));
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use std::net::TcpListener;
 use std::process::Command;
 
 use anyhow::Result;
+use clap::{Args, ValueEnum};
 use overdrive_bench_report::versus::SCHEMA;
 use overdrive_bench_report::{Machine, Ratio, Target, VersusReport};
 
@@ -24,6 +25,36 @@ const SUMS: u32 = 300;
 const MODELS: [(&str, &str, u32); 2] =
     [("cnn", "MNIST CNN, 105,866 parameters", 40), ("mlp", "MLP of 10.0 million parameters", 8)];
 
+/// What of it is measured.
+#[derive(Args, Debug)]
+pub struct Parts {
+    /// What to measure of `ddp`, separated by commas; everything unless set
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
+    part: Vec<Part>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Four ranks up to their first all-reduce, beside torchrun
+    Launch,
+    /// Whole steps, and what of the all-reduce is hidden behind backward
+    Training,
+    /// Each hook over a link of 200 Mbit/s
+    Link,
+    /// The hooks that send least, with 8 times the samples a rank
+    #[value(name = "link-8x")]
+    Link8x,
+    /// And with 16 times
+    #[value(name = "link-16x")]
+    Link16x,
+}
+
+impl Parts {
+    fn has(&self, part: Part) -> bool {
+        self.part.is_empty() || self.part.contains(&part)
+    }
+}
+
 pub fn measure(options: &Options) -> Result<VersusReport> {
     let ours = [("overdrive", env!("CARGO_PKG_VERSION")), ("tch", "0.24.0"), ("libtorch", "2.11.0")];
     let mut report = VersusReport {
@@ -33,9 +64,13 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
         ..VersusReport::default()
     };
     let mut findings = Findings::default();
-    launch::compare(options, &mut findings)?;
+    if options.ddp.has(Part::Launch) {
+        launch::compare(options, &mut findings)?;
+    }
     let ranks = RefCell::new(rank::start(rank::command)?);
-    if let Some(version) = training(options, &ranks, &mut findings)? {
+    if options.ddp.has(Part::Training)
+        && let Some(version) = training(options, &ranks, &mut findings)?
+    {
         report.versions.insert("torch (Python)".to_owned(), version);
     }
     link::compare(options, &ranks, &mut findings)?;

@@ -17,7 +17,8 @@ use crate::model::{Cnn, Mlp, cross_entropy};
 use crate::versus::peer::Peer;
 
 const RANKS: usize = 2;
-const BATCH: i64 = 32;
+/// Samples a rank and step.
+pub const BATCH: i64 = 32;
 /// 10.0 million parameters.
 const WIDTHS: [i64; 5] = [784, 2048, 2048, 2048, 10];
 /// Steps until buckets are in order, optimizers and hooks have their state, and hooks compress.
@@ -48,8 +49,9 @@ pub fn place(command: &mut Command, rank: usize, port: u16) {
         .env("OMP_NUM_THREADS", "1");
 }
 
-/// Answers each line `NAME STEPS`: `MODEL_step`, `MODEL_local` and the name of a hook with the seconds of all steps,
-/// `MODEL_overlap` with seconds a step, `MODEL_hidden` with a share, and `MODEL_sum` with the seconds of small sums.
+/// Answers each line `NAME STEPS`: `MODEL_step`, `MODEL_local` and `MODEL_HOOK` with the seconds of all steps,
+/// `MODEL_overlap` with seconds a step, `MODEL_hidden` with a share, and `MODEL_sum` with the seconds of small sums. A model
+/// like `mlp*8` takes eight times the samples.
 pub fn serve() -> Result<()> {
     tch::set_num_threads(1);
     cache_host_memory(1 << 30)?;
@@ -60,7 +62,9 @@ pub fn serve() -> Result<()> {
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let (name, steps) = line.split_once(' ').context("expected a name and a number")?;
-        let (model, what) = name.split_once('_').unwrap_or(("mlp", name));
+        let (model, what) = name.split_once('_').context("expected a model and what to measure of it")?;
+        let (model, times) = model.split_once('*').unwrap_or((model, "1"));
+        let samples = BATCH * times.parse::<i64>()?;
         let hook = if ["step", "local", "hidden", "overlap", "sum"].contains(&what) { "none" } else { what };
         let key = format!("{model} {hook}");
         if !trainings.contains_key(&key) {
@@ -68,7 +72,7 @@ pub fn serve() -> Result<()> {
         }
         let training = trainings.get_mut(&key).context("it was just made")?;
         group.barrier()?;
-        let answer = training.measure(what, steps.parse()?)?;
+        let answer = training.measure(what, samples, steps.parse()?)?;
         println!("{answer}");
         std::io::stdout().flush()?;
     }
@@ -79,7 +83,10 @@ type Forward = Box<dyn Fn(&Tensor) -> Tensor>;
 
 struct Training {
     forward: Forward,
-    batch: (Tensor, Tensor),
+    /// Of one sample.
+    shape: Vec<i64>,
+    /// By the number of samples.
+    batches: BTreeMap<i64, (Tensor, Tensor)>,
     ddp: DistributedDataParallel,
     opt: AdamW,
     number: Tensor,
@@ -88,45 +95,54 @@ struct Training {
 impl Training {
     fn new(model: &str, hook: &str, group: &ProcessGroup) -> Result<Self> {
         let vs = VarStore::new(Device::Cpu);
-        let (forward, inputs): (Forward, _) = match model {
+        let (forward, shape): (Forward, _) = match model {
             "cnn" => {
                 let cnn = Cnn::new(&vs.root());
-                (Box::new(move |images| cnn.forward(images)), vec![BATCH, 1, 28, 28])
+                (Box::new(move |images| cnn.forward(images)), vec![1, 28, 28])
             }
             _ => {
                 let mlp = Mlp::new(&vs.root(), &WIDTHS);
-                (Box::new(move |inputs| mlp.forward(inputs)), vec![BATCH, WIDTHS[0]])
+                (Box::new(move |inputs| mlp.forward(inputs)), vec![WIDTHS[0]])
             }
         };
-        let inputs = Tensor::randn(inputs, (Kind::Float, Device::Cpu));
-        let targets = Tensor::randint(10, [BATCH], (Kind::Int64, Device::Cpu));
         let ddp = DistributedDataParallel::new(&vs, group)?;
         register(hook, &ddp, group)?;
         let opt = AdamW::builder(vs.trainable_variables()).lr(1e-3).build()?;
-        let mut training = Self { forward, batch: (inputs, targets), ddp, opt, number: Tensor::from(1.0f32) };
-        (0..WARM_UP).try_for_each(|_| training.step(false))?;
+        let (batches, number) = (BTreeMap::new(), Tensor::from(1.0f32));
+        let mut training = Self { forward, shape, batches, ddp, opt, number };
+        let batch = training.batch(BATCH);
+        (0..WARM_UP).try_for_each(|_| training.step(&batch, false))?;
         Ok(training)
     }
 
-    fn step(&mut self, local: bool) -> Result<()> {
+    /// The same one each time.
+    fn batch(&mut self, samples: i64) -> (Tensor, Tensor) {
+        let (inputs, targets) = self.batches.entry(samples).or_insert_with(|| {
+            let inputs = Tensor::randn([&[samples], &self.shape[..]].concat(), (Kind::Float, Device::Cpu));
+            (inputs, Tensor::randint(10, [samples], (Kind::Int64, Device::Cpu)))
+        });
+        (inputs.shallow_clone(), targets.shallow_clone())
+    }
+
+    fn step(&mut self, (inputs, targets): &(Tensor, Tensor), local: bool) -> Result<()> {
         self.opt.zero_grad()?;
         let _held = local.then(|| self.ddp.no_sync());
-        let (inputs, targets) = &self.batch;
         let loss = cross_entropy(&self.ddp.forward(|| (self.forward)(inputs))?, targets);
         self.ddp.backward(&loss)?;
         Ok(self.opt.step()?)
     }
 
-    fn measure(&mut self, what: &str, steps: u32) -> Result<f64> {
+    fn measure(&mut self, what: &str, samples: i64, steps: u32) -> Result<f64> {
+        let batch = self.batch(samples);
         if what == "hidden" || what == "overlap" {
-            let (travelled, hidden) = self.behind_backward(steps)?;
+            let (travelled, hidden) = self.behind_backward(&batch, steps)?;
             return Ok(if what == "hidden" { hidden / travelled } else { hidden / f64::from(steps) });
         }
         let started = Instant::now();
         for _ in 0..steps {
             match what {
                 "sum" => self.ddp.group().all_reduce(&mut self.number, ReduceOp::Max)?,
-                _ => self.step(what == "local")?,
+                _ => self.step(&batch, what == "local")?,
             }
         }
         Ok(started.elapsed().as_secs_f64())
@@ -134,14 +150,13 @@ impl Training {
 
     /// For how many seconds gradients travelled in all steps, and for how many of them backward still ran, by libtorch's own
     /// clock.
-    fn behind_backward(&mut self, steps: u32) -> Result<(f64, f64)> {
+    fn behind_backward(&mut self, batch: &(Tensor, Tensor), steps: u32) -> Result<(f64, f64)> {
         self.ddp.set_logging_sample_rate(1)?;
         let (mut travelled, mut hidden) = (0.0, 0.0);
         for _ in 0..steps {
-            self.step(false)?;
+            self.step(batch, false)?;
             // It is written at the next forward.
-            let (inputs, _) = &self.batch;
-            drop(self.ddp.forward(|| (self.forward)(inputs))?);
+            drop(self.ddp.forward(|| (self.forward)(&batch.0))?);
             let data: BTreeMap<_, _> = self.ddp.logging_data()?.into_iter().collect();
             let time = |key: &str| -> Result<f64> { Ok(data.get(key).with_context(|| key.to_owned())?.parse()?) };
             travelled += time("backward_comm_time")? * 1e-9;

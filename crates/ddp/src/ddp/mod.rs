@@ -131,7 +131,7 @@ impl DistributedDataParallel {
     ///
     /// # Errors
     /// [`DdpError::TimedOut`] or [`DdpError::Lost`] when a rank is gone or late, [`DdpError::Hook`] when the
-    /// communication hook has failed, and what backward itself reports.
+    /// communication hook fails, [`DdpError::HookHasFailed`] from then on, and what backward itself reports.
     ///
     /// # Panics
     /// Goes on with a panic of the communication hook.
@@ -139,6 +139,7 @@ impl DistributedDataParallel {
     /// # Syncs
     /// Over Gloo, waits for all ranks.
     pub fn backward(&self, loss: &Tensor) -> Result<(), DdpError> {
+        self.check_hook()?;
         let ran = c10d::backward(loss);
         self.check_hook()?;
         ran.map_err(|source| DdpError::between(self.group.context("backward"), source))
@@ -265,9 +266,16 @@ impl DistributedDataParallel {
         if self.reducer.borrow().is_within_backward() { Err(DdpError::WithinBackward { call }) } else { Ok(()) }
     }
 
+    /// A failure comes back once as it was, and from then on by what it said.
     fn check_hook(&self) -> Result<(), DdpError> {
-        let failure = self.reducer.borrow().hook_failure();
-        failure.map_or(Ok(()), |error| Err(DdpError::Hook(error)))
+        let reducer = self.reducer.borrow();
+        if let Some(error) = reducer.hook_failure() {
+            return Err(DdpError::Hook(error));
+        }
+        match reducer.first_hook_failure() {
+            None => Ok(()),
+            Some(first) => Err(DdpError::HookHasFailed { first: first.to_owned() }),
+        }
     }
 
     fn failed(&self, op: &'static str, source: overdrive_core::TorchError) -> DdpError {

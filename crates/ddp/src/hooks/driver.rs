@@ -6,6 +6,7 @@ use overdrive_ffi::c10d::{BucketHook, GradBucket};
 use tch::Tensor;
 
 use super::CommHook;
+use crate::check;
 use crate::error::DdpError;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -38,6 +39,7 @@ impl<H: CommHook> BucketHook for Driver<H> {
         let mean = self.hook.finish(&bucket, in_flight)?;
         let like = &bucket.buffer;
         let fits = mean.defined()
+            && !mean.is_sparse()
             && mean.numel() == like.numel()
             && mean.kind() == like.kind()
             && mean.device() == like.device()
@@ -45,12 +47,11 @@ impl<H: CommHook> BucketHook for Driver<H> {
         if fits {
             return Ok(mean);
         }
-        let found = if mean.defined() { format!("{mean:?}") } else { "undefined".to_owned() };
         Err(Box::new(DdpError::InvalidTensor {
             op: "communication hook",
             argument: format!("the mean of bucket {index}"),
-            found,
-            expected: format!("contiguous, and like the bucket's buffer: {like:?}"),
+            found: check::describe(&mean),
+            expected: format!("contiguous, and like the bucket's buffer, {}", check::describe(like)),
         }))
     }
 }

@@ -39,7 +39,7 @@ pub trait CommHook: Send {
     /// Starts a bucket's communication.
     ///
     /// # Errors
-    /// Any; backward then fails with [`DdpError::Hook`].
+    /// Any; backward then fails with [`DdpError::Hook`], and the model has to be wrapped anew.
     fn start(&mut self, bucket: &GradBucket) -> Result<Self::InFlight, DdpError>;
 
     /// The bucket's mean over ranks.
@@ -48,7 +48,7 @@ pub trait CommHook: Send {
     /// As the bucket's `buffer`, contiguous, of its dtype and on its device.
     ///
     /// # Errors
-    /// Any; backward then fails with [`DdpError::Hook`].
+    /// Any; backward then fails with [`DdpError::Hook`], and the model has to be wrapped anew.
     fn finish(&mut self, bucket: &GradBucket, in_flight: Self::InFlight) -> Result<Tensor, DdpError>;
 }
 

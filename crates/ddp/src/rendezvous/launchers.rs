@@ -1,5 +1,6 @@
 //! What launchers put into the environment.
 
+use std::num::NonZero;
 use std::str::FromStr;
 
 use super::{Place, Rendezvous};
@@ -14,7 +15,7 @@ const BY_HAND: &str = "to be set for mpirun: -x MASTER_ADDR=.. -x MASTER_PORT=..
 const ADDRESS: &str = "the name or address of rank 0's host";
 const PORT: &str = "a free port of rank 0's host, 1 to 65535";
 const RANK: &str = "this process's rank, a whole number";
-const WORLD_SIZE: &str = "the number of ranks, a whole number";
+const WORLD_SIZE: &str = "the number of ranks, a whole number of at least 1";
 
 pub(super) fn auto(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
     if var("RANK").is_some() {
@@ -30,10 +31,10 @@ pub(super) fn auto(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
 
 pub(super) fn env(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
     let rank = needed(var, "RANK", RANK, TORCHRUN)?;
-    let world_size = needed(var, "WORLD_SIZE", WORLD_SIZE, TORCHRUN)?;
+    let world_size = ranks(var, "WORLD_SIZE", TORCHRUN)?;
     check("RANK", rank, world_size)?;
     let host = text(var, "MASTER_ADDR", ADDRESS, TORCHRUN)?;
-    let port = port(needed(var, "MASTER_PORT", PORT, TORCHRUN)?)?;
+    let port = port(&text(var, "MASTER_PORT", PORT, TORCHRUN)?)?;
     // torchrun's agent serves the store itself, a new one at each restart.
     let served = var("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
     Ok(Rendezvous { rank, world_size, local_rank: local_rank(var), place: Place::Tcp { host, port, served } })
@@ -41,7 +42,7 @@ pub(super) fn env(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
 
 pub(super) fn slurm(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
     let rank = needed(var, "SLURM_PROCID", RANK, SLURM)?;
-    let world_size = needed(var, "SLURM_NTASKS", WORLD_SIZE, SLURM)?;
+    let world_size = ranks(var, "SLURM_NTASKS", SLURM)?;
     check("SLURM_PROCID", rank, world_size)?;
     let host = match var("MASTER_ADDR") {
         Some(host) => host,
@@ -58,7 +59,7 @@ pub(super) fn slurm(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
         }
     };
     let port = match var("MASTER_PORT") {
-        Some(found) => port(number("MASTER_PORT", &found, PORT)?)?,
+        Some(found) => port(&found)?,
         // One port a job, the same on all its ranks, clear of what systems hand out by themselves.
         None => {
             let job: u64 = needed(var, "SLURM_JOB_ID", "the job's number", SLURM)?;
@@ -71,14 +72,14 @@ pub(super) fn slurm(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
 
 pub(super) fn open_mpi(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
     let rank = needed(var, "OMPI_COMM_WORLD_RANK", RANK, OPEN_MPI)?;
-    let world_size: usize = needed(var, "OMPI_COMM_WORLD_SIZE", WORLD_SIZE, OPEN_MPI)?;
+    let world_size = ranks(var, "OMPI_COMM_WORLD_SIZE", OPEN_MPI)?;
     check("OMPI_COMM_WORLD_RANK", rank, world_size)?;
     let one_host = var("OMPI_COMM_WORLD_LOCAL_SIZE").is_some_and(|size| size == world_size.to_string());
     let host = match var("MASTER_ADDR") {
         None if one_host => "127.0.0.1".to_owned(),
         _ => text(var, "MASTER_ADDR", ADDRESS, BY_HAND)?,
     };
-    let port = port(needed(var, "MASTER_PORT", PORT, BY_HAND)?)?;
+    let port = port(&text(var, "MASTER_PORT", PORT, BY_HAND)?)?;
     let local_rank = local_rank(var);
     Ok(Rendezvous { rank, world_size, local_rank, place: Place::Tcp { host, port, served: false } })
 }
@@ -106,17 +107,19 @@ fn needed<T: FromStr>(
     number(variable, &text(var, variable, expected, launcher)?, expected)
 }
 
+/// How many ranks there are.
+fn ranks(var: Vars<'_>, variable: &'static str, launcher: &'static str) -> Result<usize, DdpError> {
+    let found: NonZero<usize> = needed(var, variable, WORLD_SIZE, launcher)?;
+    Ok(found.get())
+}
+
 fn number<T: FromStr>(variable: &'static str, found: &str, expected: &str) -> Result<T, DdpError> {
     let wrong = || DdpError::InvalidVariable { variable, found: found.to_owned(), expected: expected.to_owned() };
     found.trim().parse().map_err(|_| wrong())
 }
 
-fn port(found: u16) -> Result<u16, DdpError> {
-    if found != 0 {
-        return Ok(found);
-    }
-    let expected = PORT.to_owned();
-    Err(DdpError::InvalidVariable { variable: "MASTER_PORT", found: "0".to_owned(), expected })
+fn port(found: &str) -> Result<u16, DdpError> {
+    number("MASTER_PORT", found, PORT).map(NonZero::<u16>::get)
 }
 
 fn check(variable: &'static str, rank: usize, world_size: usize) -> Result<(), DdpError> {
@@ -213,11 +216,19 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_wrong_is_named() {
-        let cases: [(&'static [(&'static str, &'static str)], &str); 8] = [
+        let cases: [(&'static [(&'static str, &'static str)], &str); 13] = [
             (&[], "no launcher"),
             (&[("RANK", "0")], "WORLD_SIZE is not set"),
             (&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK is \"x\""),
             (&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK is \"2\", but should be below"),
+            (&[("RANK", "0"), ("WORLD_SIZE", "0")], "variable WORLD_SIZE is \"0\", but should be the number of ranks"),
+            (&[("RANK", "0"), ("WORLD_SIZE", "-2")], "variable WORLD_SIZE is \"-2\""),
+            (&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "0")], "SLURM_NTASKS is \"0\""),
+            (&[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "0")], "OMPI_COMM_WORLD_SIZE is \"0\""),
+            (
+                &[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "0")],
+                "MASTER_PORT is \"0\", but should be a free port of rank 0's host, 1 to 65535",
+            ),
             (&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR is not set"),
             (&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")], "MASTER_PORT is not set"),
             (

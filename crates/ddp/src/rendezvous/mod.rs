@@ -106,6 +106,13 @@ impl InitMethod {
             }
             Self::File { path, rank, world_size } => (*rank, *world_size, Place::File(path.clone())),
         };
+        let wrong = |option, expected| Err(DdpError::InvalidOption { option, found: "0".to_owned(), expected });
+        if world_size == 0 {
+            return wrong("world_size", "the number of ranks, at least 1");
+        }
+        if matches!(place, Place::Tcp { port: 0, .. }) {
+            return wrong("port", "a free port of rank 0's host, 1 to 65535");
+        }
         if rank >= world_size {
             return Err(DdpError::InvalidRank { what: "this process", rank, size: world_size });
         }
@@ -137,5 +144,22 @@ impl Rendezvous {
 
     pub(crate) fn failed(&self, timeout: Duration, source: overdrive_core::TorchError) -> DdpError {
         DdpError::Rendezvous { rank: self.rank, size: self.world_size, place: self.place.to_string(), timeout, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_met_at_is_refused_by_its_name() {
+        let tcp = |port, rank, world_size| InitMethod::Tcp { host: "a".to_owned(), port, rank, world_size };
+        let file = |rank, world_size| InitMethod::File { path: "/meet".into(), rank, world_size };
+        let said = |method: InitMethod| method.resolve(&|_| None).unwrap_err().to_string();
+        assert_eq!(said(tcp(0, 0, 2)), "port is 0, but should be a free port of rank 0's host, 1 to 65535");
+        assert_eq!(said(tcp(1, 0, 0)), "world_size is 0, but should be the number of ranks, at least 1");
+        assert_eq!(said(file(0, 0)), said(tcp(1, 0, 0)));
+        assert_eq!(said(file(2, 2)), "this process is rank 2, but should be below the group's size of 2");
+        assert_eq!(tcp(65535, 1, 2).resolve(&|_| None).unwrap().world_size, 2);
     }
 }

@@ -1,5 +1,6 @@
 //! PyTorch's addresses.
 
+use std::num::NonZero;
 use std::path::PathBuf;
 
 use super::InitMethod;
@@ -27,23 +28,27 @@ pub(super) fn parse(address: &str) -> Result<InitMethod, DdpError> {
         let text = found.ok_or_else(|| wrong(&format!("has no {name}")))?;
         text.parse::<usize>().map_err(|_| wrong(&format!("has a {name} that is no whole number")))
     };
+    let ranks = || match number("world_size")? {
+        0 => Err(wrong("has a world_size of 0")),
+        ranks => Ok(ranks),
+    };
     match scheme {
         "tcp" => {
             let (host, port) = place.rsplit_once(':').ok_or_else(|| wrong("has no port"))?;
-            let port = port.parse().map_err(|_| wrong("has a port that is no number below 65536"))?;
+            let port: NonZero<u16> = port.parse().map_err(|_| wrong("has a port that is no number from 1 to 65535"))?;
             // An IPv6 address stands in brackets.
             let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
             if host.is_empty() {
                 return Err(wrong("has no host"));
             }
-            let (rank, world_size) = (number("rank")?, number("world_size")?);
-            Ok(InitMethod::Tcp { host: host.to_owned(), port, rank, world_size })
+            let (rank, world_size) = (number("rank")?, ranks()?);
+            Ok(InitMethod::Tcp { host: host.to_owned(), port: port.get(), rank, world_size })
         }
         "file" => {
             if place.is_empty() {
                 return Err(wrong("has no path"));
             }
-            let (rank, world_size) = (number("rank")?, number("world_size")?);
+            let (rank, world_size) = (number("rank")?, ranks()?);
             Ok(InitMethod::File { path: PathBuf::from(place), rank, world_size })
         }
         _ => Err(wrong("has an unknown scheme")),
@@ -71,7 +76,11 @@ mod tests {
             ("node1:29500", "no scheme"),
             ("tcp://node1?rank=0&world_size=2", "no port"),
             ("tcp://:1?rank=0&world_size=2", "no host"),
-            ("tcp://a:99999?rank=0&world_size=2", "port that is no number"),
+            ("tcp://a:99999?rank=0&world_size=2", "port that is no number from 1 to 65535"),
+            ("tcp://a:0?rank=0&world_size=2", "port that is no number from 1 to 65535"),
+            ("tcp://a:-1?rank=0&world_size=2", "port that is no number from 1 to 65535"),
+            ("tcp://a:1?rank=0&world_size=0", "world_size of 0"),
+            ("file:///a?rank=0&world_size=0", "world_size of 0"),
             ("tcp://a:1?world_size=2", "no rank"),
             ("tcp://a:1?rank=x&world_size=2", "rank that is no whole number"),
             ("tcp://a:1?rank=0", "no world_size"),

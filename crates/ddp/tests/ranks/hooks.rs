@@ -1,7 +1,5 @@
 //! Communication hooks, each against its definition in one process.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use anyhow::{Context, Result, ensure};
 use overdrive_core::{Optimizer, Stateful};
 use overdrive_ddp::hooks::{CastCompress, OneBit, PowerSgd, PowerSgdOptions, TopK};
@@ -342,59 +340,8 @@ fn has_hook(ddp: &DistributedDataParallel) -> Result<bool> {
     Ok(ddp.logging_data()?.iter().any(|(name, _)| name == "comm_hook"))
 }
 
-fn small(group: &ProcessGroup) -> Result<(Tensor, DistributedDataParallel)> {
+pub fn small(group: &ProcessGroup) -> Result<(Tensor, DistributedDataParallel)> {
     let param = Tensor::ones([2], FLOAT).set_requires_grad(true);
     let params = vec![("w".to_owned(), param.shallow_clone())];
     Ok((param, DistributedDataParallel::builder(group).build_from(params, Vec::new())?))
-}
-
-/// The panic goes on in `backward`, or in the next `forward` when backward was tch's own.
-pub fn panicking(meeting: &Meeting) -> Result<()> {
-    let group = meeting.group()?;
-    for own_backward in [true, false] {
-        let (param, ddp) = small(&group)?;
-        ddp.register_comm_hook(|_: &GradBucket| -> Result<Work<Tensor>, DdpError> { panic!("planted in a hook") })?;
-        let loss = ddp.forward(|| &param * 2)?.sum(Kind::Float);
-        let panic = catch_unwind(AssertUnwindSafe(|| {
-            if own_backward {
-                ddp.backward(&loss).map_err(|error| error.to_string())
-            } else {
-                loss.f_backward().map_err(|error| error.to_string())?;
-                Ok(())
-            }
-        }));
-        let panic = if own_backward {
-            panic.err()
-        } else {
-            ensure!(matches!(panic, Ok(Err(_))), "tch's backward tells of a failure");
-            catch_unwind(AssertUnwindSafe(|| ddp.forward(|| &param * 2).map(drop))).err()
-        };
-        let panic = panic.context("the panic was swallowed")?;
-        let said = panic.downcast_ref::<&str>().copied().unwrap_or_default();
-        ensure!(said == "planted in a hook", "{said}");
-    }
-    Ok(())
-}
-
-pub fn failing(meeting: &Meeting) -> Result<()> {
-    let group = meeting.group()?;
-    let (param, ddp) = small(&group)?;
-    let short = group.clone();
-    // A result that does not fit the bucket.
-    ddp.register_comm_hook(move |_: &GradBucket| -> Result<Work<Tensor>, DdpError> {
-        let mut one = Tensor::ones([1], FLOAT);
-        let work = short.all_reduce_async(&mut one, ReduceOp::Sum)?;
-        Ok(work.and_then(move |()| Ok(one)))
-    })?;
-    let loss = ddp.forward(|| &param * 2)?.sum(Kind::Float);
-    let error = ddp.backward(&loss).err().context("nothing was said")?;
-    ensure!(matches!(error, DdpError::Hook(_)) && error.to_string().contains("the mean of bucket 0"), "{error}");
-    let (param, ddp) = small(&group)?;
-    ddp.register_comm_hook(|_: &GradBucket| -> Result<Work<Tensor>, DdpError> { Err(DdpError::NoLauncher) })?;
-    let loss = ddp.forward(|| &param * 2)?.sum(Kind::Float);
-    let error = ddp.backward(&loss).err().context("nothing was said")?;
-    ensure!(matches!(error, DdpError::Hook(_)) && error.to_string().contains("no launcher"), "{error}");
-    // The group goes on.
-    group.barrier()?;
-    Ok(())
 }

@@ -1,7 +1,7 @@
 //! What a compressing hook and 1-bit Adam make of infinities, and of parameters that no gradient reaches.
 
 use anyhow::{Result, ensure};
-use overdrive_core::Optimizer;
+use overdrive_core::{Optimizer, OptimizerError};
 use overdrive_ddp::hooks::{OneBit, PowerSgd, PowerSgdOptions, TopK};
 use overdrive_ddp::{CommHook, OneBitAdam, OneBitAdamOptions, ProcessGroup};
 use tch::{Device, Kind, Tensor};
@@ -20,6 +20,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         passes(&group, kind, PowerSgd::new(&group, power)?)?;
     }
     unreached(&group)?;
+    scalers(&group)?;
     refusals(&group)
 }
 
@@ -35,6 +36,15 @@ fn passes(group: &ProcessGroup, kind: Kind, mut hook: impl CommHook) -> Result<(
         let finite = mean.isfinite().all().int64_value(&[]) != 0;
         ensure!(finite == (step != 4), "{kind:?}, step {step}: finite is {finite}");
     }
+    Ok(())
+}
+
+/// One rank's scaler would skip a step that the others wait in.
+fn scalers(group: &ProcessGroup) -> Result<()> {
+    let param = Tensor::zeros([2], (Kind::Float, Device::Cpu));
+    let opt = OneBitAdam::new(group, [param], OneBitAdamOptions::default())?;
+    let told = opt.check_grad_scaler();
+    ensure!(matches!(told, Err(OptimizerError::RefusesGradScaler(_))), "{told:?}");
     Ok(())
 }
 

@@ -3,8 +3,10 @@
 
 mod averages;
 mod collectives;
+mod combinations;
 mod faults;
 mod harness;
+mod hook_failures;
 mod hooks;
 mod infinities;
 mod kills;
@@ -30,14 +32,15 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("objects", collectives::objects),
     ("options", options::scenario),
     ("training", training::scenario),
+    ("combinations", combinations::scenario),
     ("models_that_differ", training::models_that_differ),
     ("join", training::join),
     ("sync_batch_norm", averages::sync_batch_norm),
     ("local_sgd", averages::local_sgd),
     ("hooks", hooks::scenario),
     ("infinities", infinities::scenario),
-    ("panicking_hook", hooks::panicking),
-    ("failing_hook", hooks::failing),
+    ("panicking_hook", hook_failures::panicking),
+    ("failing_hook", hook_failures::failing),
     ("endless_sums", faults::endless_sums),
     ("endless_training", faults::endless_training),
     ("stalls", faults::stalls),
@@ -79,6 +82,9 @@ fn main() -> Result<()> {
         plain("training_of_2_equals_the_large_batch", "training", 2),
         plain("training_of_3_equals_the_large_batch", "training", 3),
         plain("training_of_4_equals_the_large_batch", "training", 4),
+        plain("every_option_with_every_other_of_2_equals_the_large_batch", "combinations", 2),
+        plain("every_option_with_every_other_of_3_equals_the_large_batch", "combinations", 3),
+        plain("every_option_with_every_other_of_4_equals_the_large_batch", "combinations", 4),
         plain("models_that_differ_are_named_on_every_rank", "models_that_differ", 3),
         plain("join_of_3_with_uneven_inputs", "join", 3),
         plain("sync_batch_norm_of_2_equals_the_large_batch", "sync_batch_norm", 2),
@@ -89,7 +95,7 @@ fn main() -> Result<()> {
         plain("hooks_of_3", "hooks", 3),
         plain("infinities_pass_and_strangers_are_refused", "infinities", 2),
         plain("a_hooks_panic_goes_on_here", "panicking_hook", 2),
-        plain("a_hooks_error_comes_back", "failing_hook", 2),
+        plain("a_hooks_error_comes_back_and_stays", "failing_hook", 2),
         plain("windows_of_2_that_close_with_nothing", "windows", 2),
         plain("windows_of_3_that_close_with_nothing", "windows", 3),
         plain("calls_within_backward_are_refused", "within_backward", 2),

@@ -42,23 +42,27 @@ impl Model {
         (self.forward(&batch.0, paths) - &batch.1).square().mean(Kind::Double)
     }
 
-    /// SGD by hand; parameters without a gradient stay. `in_place` zeroes gradients where others free them.
     pub fn step(&self, in_place: bool) {
-        tch::no_grad(|| {
-            for mut param in self.vs.trainable_variables() {
-                let mut grad = param.grad();
-                if !grad.defined() {
-                    continue;
-                }
-                let _ = param.g_sub_(&(&grad * 0.2));
-                if in_place {
-                    let _ = grad.zero_();
-                }
+        step(&self.vs, in_place);
+    }
+}
+
+/// SGD by hand; parameters without a gradient stay. `in_place` zeroes gradients where others free them.
+pub fn step(vs: &nn::VarStore, in_place: bool) {
+    tch::no_grad(|| {
+        for mut param in vs.trainable_variables() {
+            let mut grad = param.grad();
+            if !grad.defined() {
+                continue;
             }
-        });
-        if !in_place {
-            TensorList::new(&self.vs.trainable_variables()).and_then(|list| list.clear_grads()).unwrap();
+            let _ = param.g_sub_(&(&grad * 0.2));
+            if in_place {
+                let _ = grad.zero_();
+            }
         }
+    });
+    if !in_place {
+        TensorList::new(&vs.trainable_variables()).and_then(|list| list.clear_grads()).unwrap();
     }
 }
 
@@ -71,11 +75,16 @@ pub fn data(step: usize, micro: usize, rank: usize) -> (Tensor, Tensor) {
 pub fn assert_equal(ours: &Model, reference: &Model, step: usize) -> Result<()> {
     let expected = reference.vs.variables();
     for (name, ours) in ours.vs.variables() {
-        let expected = &expected[&name];
-        let error = (&ours - expected).abs().max().double_value(&[]);
-        let scale = expected.abs().max().double_value(&[]);
-        ensure!(error <= 1e-6 * scale, "step {step}, {name}: off by {error} of {scale}");
+        close(&ours, &expected[&name]).with_context(|| format!("step {step}, {name}"))?;
     }
+    Ok(())
+}
+
+/// To 1e-6 of the largest number.
+pub fn close(found: &Tensor, expected: &Tensor) -> Result<()> {
+    let error = (found - expected).abs().max().double_value(&[]);
+    let scale = expected.abs().max().double_value(&[]);
+    ensure!(error <= 1e-6 * scale, "off by {error} of {scale}");
     Ok(())
 }
 
@@ -88,8 +97,9 @@ struct Way {
     in_place: bool,
 }
 
+/// Which of the model's paths are left out.
 #[derive(Clone, Copy, Default, PartialEq)]
-enum Unused {
+pub enum Unused {
     #[default]
     Nothing,
     /// The same path on all ranks, another at each step.
@@ -100,15 +110,16 @@ enum Unused {
     Always,
 }
 
-impl Way {
-    fn paths(self, step: usize, rank: usize) -> &'static [usize] {
-        match self.unused {
-            Unused::Nothing => &[0, 1],
-            Unused::Alternating if step.is_multiple_of(2) => &[0],
-            Unused::Alternating => &[1],
-            Unused::ByRank if rank.is_multiple_of(2) => &[0],
-            Unused::ByRank => &[1],
-            Unused::Always => &[1],
+impl Unused {
+    /// What is not left out.
+    pub fn paths(self, step: usize, rank: usize) -> &'static [usize] {
+        match self {
+            Self::Nothing => &[0, 1],
+            Self::Alternating if step.is_multiple_of(2) => &[0],
+            Self::Alternating => &[1],
+            Self::ByRank if rank.is_multiple_of(2) => &[0],
+            Self::ByRank => &[1],
+            Self::Always => &[1],
         }
     }
 }
@@ -126,7 +137,7 @@ fn trains(group: &ProcessGroup, options: impl Fn(DdpBuilder) -> DdpBuilder, way:
             let last = micro + 1 == micro_batches;
             let _guard = (way.by_guard && !last).then(|| ddp.no_sync());
             let batch = data(step, micro, rank);
-            let paths = way.paths(step, rank);
+            let paths = way.unused.paths(step, rank);
             let outputs = ddp.forward(|| model.forward(&batch.0, paths))?;
             let loss = (outputs - &batch.1).square().mean(Kind::Double);
             if !way.by_guard && micro_batches > 1 && (micro == 0 || last) {
@@ -137,7 +148,7 @@ fn trains(group: &ProcessGroup, options: impl Fn(DdpBuilder) -> DdpBuilder, way:
         }
         for micro in 0..micro_batches {
             for other in 0..ranks {
-                let loss = reference.loss(&data(step, micro, other), way.paths(step, other));
+                let loss = reference.loss(&data(step, micro, other), way.unused.paths(step, other));
                 (loss / (micro_batches * ranks) as f64).backward();
             }
         }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tch::Tensor;
 use torch_sys::C_tensor;
@@ -52,10 +52,25 @@ pub(super) enum Failure {
     Panic(Box<dyn Any + Send>),
 }
 
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Error(error) => error.fmt(f),
+            Self::Panic(panic) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+                write!(f, "it panicked: {}", text.unwrap_or("with something that is no text"))
+            }
+        }
+    }
+}
+
 /// A hook with what became of it; shared with the reducer.
 pub(super) struct Shared {
     hook: Mutex<Box<dyn BucketHook>>,
     failure: Mutex<Option<Failure>>,
+    /// What the first failure said; stays when the failure itself is taken.
+    first: OnceLock<String>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -65,12 +80,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     pub(super) fn new(hook: Box<dyn BucketHook>) -> Arc<Self> {
-        Arc::new(Self { hook: Mutex::new(hook), failure: Mutex::new(None) })
+        Arc::new(Self { hook: Mutex::new(hook), failure: Mutex::new(None), first: OnceLock::new() })
     }
 
     /// What went wrong since it was last asked.
     pub(super) fn take_failure(&self) -> Option<Failure> {
         lock(&self.failure).take()
+    }
+
+    /// What the first failure of all said.
+    pub(super) fn first_failure(&self) -> Option<&str> {
+        self.first.get().map(String::as_str)
     }
 
     /// Runs the hook; the first failure stays.
@@ -81,6 +101,7 @@ impl Shared {
             Ok(Err(failure)) => failure,
             Err(panic) => Failure::Panic(panic),
         };
+        self.first.get_or_init(|| failure.to_string());
         lock(&self.failure).get_or_insert(failure);
         None
     }

@@ -188,6 +188,12 @@ impl Reducer {
         }
     }
 
+    /// What the hook's first failure said, however often it has been asked for. libtorch's reducer stands in the middle of a
+    /// pass from then on, and can do nothing more.
+    pub fn first_hook_failure(&self) -> Option<&str> {
+        self.hook.as_ref()?.first_failure()
+    }
+
     /// Takes part in a backward pass of the others with gradients of zero.
     ///
     /// # Errors

@@ -69,6 +69,9 @@ fn options_are_checked_before_anything_starts() {
         Launch::new("true").node_rank(1),
         Launch::new("true").local_ranks_filter([1]),
         Launch::new("true").signals([0]),
+        Launch::new("true").master_addr("a b"),
+        Launch::new("true").master_port(0),
+        Launch::new("true").nnodes(2).rdzv_endpoint("", 29500),
     ] {
         assert!(matches!(launch.run(), Err(LaunchError::Options(_))));
     }

@@ -9,6 +9,8 @@ crate::tests![
     threads_are_left_to_the_user,
     both_spellings_and_variables_are_taken,
     what_cannot_be_is_refused_before_anything_starts,
+    numbers_out_of_range_are_refused_by_their_options_name,
+    what_is_no_host_is_refused_by_its_options_name,
     what_torchrun_has_besides_is_refused_with_a_reason,
     python_files_and_modules_are_started_with_python,
     arguments_reach_the_program_as_they_are,
@@ -83,16 +85,65 @@ fn what_cannot_be_is_refused_before_anything_starts() {
         assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{options:?}");
         ended.says(why);
     };
-    refused(&["--nproc-per-node=0"], "0 ranks on this host: give 1 to 1024");
-    refused(&["--nproc-per-node=many"], "give a number, gpu, cpu or auto");
+    refused(&["--nproc-per-node=0"], "--nproc-per-node 0: give 1 to 1024 ranks on this host");
+    refused(&["--nproc-per-node=many"], "give a number from 1 on, gpu, cpu or auto");
     refused(&["--nnodes=1:4"], "the number of nodes is fixed here");
     refused(&["--nnodes=2"], "--rdzv-endpoint node0:29500");
-    refused(&["--nnodes=2", "--node-rank=2", "--master-addr=here"], "node rank 2 of 2 nodes");
+    refused(&["--nnodes=2", "--node-rank=2", "--master-addr=here"], "--node-rank 2: ranks of 2 nodes are 0 to 1");
     refused(&["--rdzv-endpoint=here:there", "--nnodes=2"], "give a host and a port");
-    refused(&["--redirects=7"], "is not a choice of outputs");
+    refused(&["--redirects=7"], "--redirects: `7` is not a choice of outputs");
     refused(&["--grace-period=-1"], "give seconds");
     refused(&["--rdzv-conf=colour=red"], "join_timeout");
     refused(&["--signals-to-handle=SIGKILL"], "SIGKILL");
+}
+
+/// Below zero, as a script's arithmetic may give it, in one argument and in two.
+fn numbers_out_of_range_are_refused_by_their_options_name() {
+    let options: [(&str, &[&str], &str); 9] = [
+        ("--nproc-per-node", &["-1", "1.5", "x"], "give a number from 1 on"),
+        ("--nnodes", &["-1", "-1:-1", "x"], "give a number of hosts from 1 on"),
+        ("--node-rank", &["-1", "65536"], "is not in 0..=65535"),
+        ("--max-restarts", &["-1", "4294967296"], "is not in 0..=4294967295"),
+        ("--master-port", &["-1", "0", "65536"], "is not in 1..=65535"),
+        ("--grace-period", &["-1"], "give seconds, 0 or more"),
+        ("--local-ranks-filter", &["-1"], "give local ranks"),
+        ("--redirects", &["-1"], "is not a choice of outputs"),
+        ("--tee", &["-1"], "is not a choice of outputs"),
+    ];
+    for (option, values, why) in options {
+        for value in values {
+            let both = format!("{option}={value}");
+            let mut ways = vec![vec![both.as_str()]];
+            // A range of nodes does not look like a number.
+            if !value.contains(':') {
+                ways.push(vec![option, value]);
+            }
+            for way in &ways {
+                let ended = Launcher::script(way, "echo started").end();
+                assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{way:?}");
+                ended.says(option);
+                ended.says(value);
+                ended.says(why);
+            }
+        }
+    }
+}
+
+fn what_is_no_host_is_refused_by_its_options_name() {
+    for option in ["--master-addr", "--local-addr"] {
+        for value in ["a b", "", "node0:29500", "tcp://node0"] {
+            let ended = Launcher::script(&[option, value], "echo started").end();
+            assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{option} {value:?}");
+            ended.says(option);
+        }
+    }
+    Launcher::script(&["--master-addr", "a b"], "echo started").end().says("give a host's name or address");
+    let ended = Launcher::script(&["--nnodes=2", "--rdzv-endpoint", "a b:29500"], "echo started").end();
+    assert_eq!(ended.code, Some(2));
+    ended.says("--rdzv-endpoint a b:29500: give a host and a port");
+    // Through a variable too.
+    let ended = Launcher::script(&[], "echo started").env("PET_MASTER_ADDR", "a b").end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""));
 }
 
 fn what_torchrun_has_besides_is_refused_with_a_reason() {

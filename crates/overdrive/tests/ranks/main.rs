@@ -21,6 +21,7 @@ use harness::{Scenario, rank_main, run};
 /// What a rank can be told to be.
 const SCENARIOS: &[(&str, Scenario)] = &[
     ("mixed", mixed::scenario),
+    ("one_bit_adam", mixed::one_bit_adam),
     ("killed_saving", checkpoints::scenario),
     ("restarts", restarts::scenario),
     ("records", records::scenario),
@@ -37,8 +38,9 @@ fn main() -> Result<()> {
         return rank_main(&name, SCENARIOS);
     }
     type Test = fn() -> Result<()>;
-    let tests: [(&str, Test); 5] = [
+    let tests: [(&str, Test); 6] = [
         ("scaled_autocast_clipped_accumulation_of_2_equals_the_large_batch", || run("mixed", 2).map(drop)),
+        ("one_bit_adam_of_2_refuses_a_scaler", || run("one_bit_adam", 2).map(drop)),
         ("ranks_killed_at_12_random_moments_while_saving_are_told_of", checkpoints::killed_while_saving),
         ("a_run_restarted_6_times_ends_as_one_that_was_never_disturbed", restarts::ends_alike),
         ("stragglers_are_named_from_the_records_of_both_ranks", records::stragglers_are_named),

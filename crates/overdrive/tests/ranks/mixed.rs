@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
 use overdrive_core::Entry;
-use overdrive_ddp::DistributedDataParallel;
+use overdrive_ddp::{DistributedDataParallel, OneBitAdam, OneBitAdamOptions};
 
 use crate::harness::Meeting;
 
@@ -122,5 +122,27 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// An optimizer that communicates in its steps refuses a scaler, before one rank skips a step that the other waits in.
+pub fn one_bit_adam(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let param = Tensor::ones([8], FLOAT).set_requires_grad(true);
+    let mut opt = OneBitAdam::new(&group, [param.shallow_clone()], OneBitAdamOptions::default())?;
+    let mut scaler = GradScaler::builder(Device::Cpu).init_scale(4.0).build()?;
+    // Infinite on the second rank alone.
+    let factor = if group.rank() == 1 { f64::INFINITY } else { 1.0 };
+    scaler.scale(&(&param * factor).sum(Kind::Float))?.backward();
+    for refused in [scaler.unscale_(&mut opt), scaler.step(&mut opt).map(drop)] {
+        let told = refused.err().context("a scaler was taken")?.to_string();
+        ensure!(told.contains("cannot be used with a GradScaler: it averages over ranks"), "{told}");
+    }
+    ensure!(param.equal(&Tensor::ones([8], FLOAT)), "refused, and stepped");
+    // Both ranks go on.
+    opt.zero_grad()?;
+    param.sum(Kind::Float).backward();
+    opt.step()?;
+    ensure!(param.lt(1.0).all().int64_value(&[]) == 1, "the step was lost");
     Ok(())
 }

@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Parser;
-use clap::builder::FalseyValueParser;
+use clap::builder::{FalseyValueParser, RangedI64ValueParser};
+
+use crate::values;
 
 /// Starts the ranks of a distributed run, as torchrun does
 ///
@@ -21,16 +23,24 @@ use clap::builder::FalseyValueParser;
 #[command(name = "overdrive-run", version, max_term_width = 100, verbatim_doc_comment, args_override_self = true)]
 pub struct Cli {
     /// Ranks on this host: a number, gpu, cpu (its cores), or auto (GPUs if there are any, else cores)
-    #[arg(long, value_name = "N", alias = "nproc_per_node", env = "PET_NPROC_PER_NODE", default_value = "1")]
+    #[arg(
+        long,
+        value_name = "N",
+        alias = "nproc_per_node",
+        env = "PET_NPROC_PER_NODE",
+        default_value = "1",
+        allow_negative_numbers = true
+    )]
     pub nproc_per_node: String,
 
     /// Hosts, each of which runs this launcher
-    #[arg(long, value_name = "M", env = "PET_NNODES", default_value = "1")]
+    #[arg(long, value_name = "M", env = "PET_NNODES", default_value = "1", allow_negative_numbers = true)]
     pub nnodes: String,
 
     /// This host's place among them [default: node 0 is the endpoint's host, the others as they come; SLURM_NODEID in
     /// a step of as many nodes]
-    #[arg(long, value_name = "R", alias = "node_rank", env = "PET_NODE_RANK")]
+    #[arg(long, value_name = "R", alias = "node_rank", env = "PET_NODE_RANK", allow_negative_numbers = true,
+          value_parser = RangedI64ValueParser::<usize>::new().range(0..=65_535))]
     pub node_rank: Option<usize>,
 
     /// Where the launchers meet: node 0's address as the others reach it, and a free port of it
@@ -55,31 +65,46 @@ pub struct Cli {
     pub standalone: bool,
 
     /// Where ranks meet, and launchers too where there is no --rdzv-endpoint [default: 127.0.0.1]
-    #[arg(long, value_name = "HOST", alias = "master_addr", env = "PET_MASTER_ADDR")]
+    #[arg(long, value_name = "HOST", alias = "master_addr", env = "PET_MASTER_ADDR", value_parser = values::host)]
     pub master_addr: Option<String>,
 
     /// The ranks' port; the launchers' where there is no --rdzv-endpoint [default: a free one]
-    #[arg(long, value_name = "PORT", alias = "master_port", env = "PET_MASTER_PORT")]
+    #[arg(long, value_name = "PORT", alias = "master_port", env = "PET_MASTER_PORT", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
 
     /// The address at which node 0 is reached by ranks, if it is not the endpoint's
-    #[arg(long, value_name = "HOST", alias = "local_addr", env = "PET_LOCAL_ADDR")]
+    #[arg(long, value_name = "HOST", alias = "local_addr", env = "PET_LOCAL_ADDR", value_parser = values::host)]
     pub local_addr: Option<String>,
 
     /// How often all ranks are started again after one has failed
-    #[arg(long, value_name = "K", alias = "max_restarts", env = "PET_MAX_RESTARTS", default_value = "0")]
+    #[arg(
+        long,
+        value_name = "K",
+        alias = "max_restarts",
+        env = "PET_MAX_RESTARTS",
+        default_value = "0",
+        allow_negative_numbers = true
+    )]
     pub max_restarts: u32,
 
     /// How long ranks that were told to end may take before SIGKILL
-    #[arg(long, value_name = "SECONDS", alias = "grace_period", default_value = "30")]
+    #[arg(long, value_name = "SECONDS", alias = "grace_period", default_value = "30", allow_negative_numbers = true)]
     pub grace_period: f64,
 
     /// Outputs that go to files only: 0 none, 1 standard output, 2 standard error, 3 both, or by local rank: 0:3,1:2
-    #[arg(short, long, value_name = "CHOICE", env = "PET_REDIRECTS", default_value = "0")]
+    #[arg(
+        short,
+        long,
+        value_name = "CHOICE",
+        env = "PET_REDIRECTS",
+        default_value = "0",
+        allow_negative_numbers = true
+    )]
     pub redirects: String,
 
     /// Outputs that go to files and to the console, chosen in the same way
-    #[arg(short, long, value_name = "CHOICE", env = "PET_TEE", default_value = "0")]
+    #[arg(short, long, value_name = "CHOICE", env = "PET_TEE", default_value = "0", allow_negative_numbers = true)]
     pub tee: String,
 
     /// Where those files go: DIR/ID_UNIQUE/attempt_0/0/stdout.log [default: the folder for temporary files]
@@ -87,7 +112,13 @@ pub struct Cli {
     pub log_dir: Option<PathBuf>,
 
     /// The local ranks that the console shows, like 0,1 [default: all]
-    #[arg(long, value_name = "RANKS", alias = "local_ranks_filter", env = "PET_LOCAL_RANKS_FILTER")]
+    #[arg(
+        long,
+        value_name = "RANKS",
+        alias = "local_ranks_filter",
+        env = "PET_LOCAL_RANKS_FILTER",
+        allow_negative_numbers = true
+    )]
     pub local_ranks_filter: Option<String>,
 
     /// What ranks find as ROLE_NAME

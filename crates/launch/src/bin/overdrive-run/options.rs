@@ -31,8 +31,8 @@ pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
         .grace_period(grace)
         .run_id(&cli.rdzv_id)
         .role(&cli.role)
-        .redirects(cli.redirects.parse::<StreamsByRank>()?)
-        .tee(cli.tee.parse::<StreamsByRank>()?)
+        .redirects(streams("--redirects", &cli.redirects)?)
+        .tee(streams("--tee", &cli.tee)?)
         .forward_signals();
     if let Some(folder) = &cli.log_dir {
         launch = launch.log_dir(folder);
@@ -92,6 +92,10 @@ fn command_line(cli: &Cli) -> Result<(OsString, Vec<OsString>), LaunchError> {
     args.push(cli.program.clone());
     args.extend(cli.args.iter().cloned());
     Ok((python, args))
+}
+
+fn streams(option: &str, choice: &str) -> Result<StreamsByRank, LaunchError> {
+    choice.parse().or_else(|error| refuse(format!("{option}: {error}")))
 }
 
 fn signals(names: &str) -> Result<Vec<i32>, LaunchError> {

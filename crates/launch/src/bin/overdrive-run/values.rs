@@ -6,7 +6,7 @@ use std::num::NonZero;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use overdrive_launch::LaunchError;
+use overdrive_launch::{LaunchError, is_host};
 
 use crate::options::refuse;
 
@@ -21,7 +21,9 @@ pub fn nproc(text: &str) -> Result<usize, LaunchError> {
         },
         "auto" => Ok(Some(gpus()).filter(|count| *count > 0).unwrap_or_else(cores)),
         _ => text.trim().parse().or_else(|_| {
-            refuse(format!("--nproc-per-node {text}: give a number, gpu, cpu or auto; other devices are not counted"))
+            refuse(format!(
+                "--nproc-per-node {text}: give a number from 1 on, gpu, cpu or auto; other devices are not counted"
+            ))
         }),
     }
 }
@@ -56,8 +58,13 @@ pub fn nnodes(text: &str) -> Result<usize, LaunchError> {
             "--nnodes {text}: the number of nodes is fixed here; give one number. A node that fails may come back with \
              --max-restarts, but the run waits for it"
         )),
-        _ => refuse(format!("--nnodes {text}: give a number")),
+        _ => refuse(format!("--nnodes {text}: give a number of hosts from 1 on")),
     }
+}
+
+/// A host as an option takes it; clap says which option it was.
+pub fn host(text: &str) -> Result<String, &'static str> {
+    if is_host(text) { Ok(text.to_owned()) } else { Err("give a host's name or address, without a port, like node0") }
 }
 
 /// `host:port`, `host`, `[::1]:port`.
@@ -69,10 +76,10 @@ pub fn endpoint(text: &str, default_port: u16) -> Result<(String, u16), LaunchEr
         Some((host, port)) => (host, port.parse().ok().filter(|port| *port != 0)),
         None => (text, Some(default_port)),
     };
-    let bare = host.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
-    match (port, bare) {
-        (Some(port), Some(address)) if !address.is_empty() => Ok((host.to_owned(), port)),
-        (Some(port), None) if !host.is_empty() && !host.contains([':', '/']) => Ok((host.to_owned(), port)),
+    // Without brackets, nobody knows which colon is the port's.
+    let is_clear = is_host(host) && (host.starts_with('[') || !host.contains(':'));
+    match port {
+        Some(port) if is_clear => Ok((host.to_owned(), port)),
         _ => wrong(),
     }
 }
@@ -172,7 +179,7 @@ mod tests {
         assert_eq!(good("node0"), ("node0".into(), 29500));
         assert_eq!(good("[::1]:1234"), ("[::1]".into(), 1234));
         assert_eq!(good("[::1]"), ("[::1]".into(), 29500));
-        for text in ["node0:", ":1", "node0:99999", "node0:0", "::1:1234", "tcp://node0:1", "[]:1"] {
+        for text in ["node0:", ":1", "node0:99999", "node0:0", "::1:1234", "tcp://node0:1", "[]:1", "a b:1", "a b"] {
             assert!(endpoint(text, 29500).is_err(), "{text}");
         }
     }

@@ -1,0 +1,34 @@
+//! What can be a host's name or address.
+
+use std::net::Ipv6Addr;
+
+/// Whether a text can be a host's name or address, without a port: `node0`, `10.0.0.1`, `::1`, `[::1]`, `fe80::1%eth0`.
+/// Nothing is looked up.
+pub fn is_host(text: &str) -> bool {
+    let is_part = |it: char| it.is_alphanumeric() || matches!(it, '-' | '.' | '_');
+    let in_brackets = text.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
+    let bare = in_brackets.unwrap_or(text);
+    let (address, scope) = bare.split_once('%').unwrap_or((bare, ""));
+    if address.parse::<Ipv6Addr>().is_ok() {
+        return scope.chars().all(is_part);
+    }
+    !text.is_empty() && !text.starts_with('-') && text.chars().all(is_part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_addresses_are_told_from_what_is_neither() {
+        for text in ["node0", "node-0.example.org", "a_b", "10.0.0.1", "::1", "[::1]", "fe80::1%eth0", "[fe80::1%eth0]"]
+        {
+            assert!(is_host(text), "{text}");
+        }
+        for text in
+            ["", " ", "a b", "node0:29500", "tcp://node0", "[node0]", "[]", "[::1", "::1%a b", "-1", "a,b", "a\n"]
+        {
+            assert!(!is_host(text), "{text:?}");
+        }
+    }
+}
