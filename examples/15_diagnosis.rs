@@ -31,12 +31,7 @@ fn main() -> Result<()> {
     let targets = Tensor::randint(10, [3840], (Kind::Int64, CPU));
     let loader = TensorDataset::new((inputs, targets))?.loader().batch_size(64).num_workers(1).build()?;
 
-    let mut timer = StepTimer::builder().device(CPU).warmup_steps(5);
-    if std::env::var_os("OVERDRIVE_PROFILE").is_none() {
-        // Under `overdrive-profile run` the timer records without being told.
-        timer = timer.record(RunRecorder::new());
-    }
-    let timer = timer.build()?;
+    let timer = StepTimer::builder().device(CPU).warmup_steps(5).record(RunRecorder::new()).build()?;
     let mut log = tempfile::tempfile()?;
     for batch in timer.batches(&loader) {
         let (inputs, targets) = batch?;

@@ -71,17 +71,18 @@ impl RunRecorder {
     }
 
     /// What the variables say that `overdrive-profile run` sets: `OVERDRIVE_PROFILE` is the folder,
-    /// `OVERDRIVE_PROFILE_BEFORE` and `OVERDRIVE_PROFILE_STEPS` are counts of steps. The first timer of a process takes it.
+    /// `OVERDRIVE_PROFILE_BEFORE` and `OVERDRIVE_PROFILE_STEPS` are counts of steps. They win over what the program says. The
+    /// first timer of a process takes them.
     ///
     /// # Errors
     /// `Setting` for a count that is none.
     #[cfg(feature = "record")]
-    pub(crate) fn asked_by_environment() -> Result<Option<Self>, ProfileError> {
+    pub(crate) fn by_environment(own: Option<Self>) -> Result<Option<Self>, ProfileError> {
         use std::sync::atomic::{AtomicBool, Ordering};
 
         static TAKEN: AtomicBool = AtomicBool::new(false);
         let folder = std::env::var_os("OVERDRIVE_PROFILE").filter(|folder| !folder.is_empty());
-        let Some(folder) = folder.filter(|_| !TAKEN.swap(true, Ordering::Relaxed)) else { return Ok(None) };
+        let Some(folder) = folder.filter(|_| !TAKEN.swap(true, Ordering::Relaxed)) else { return Ok(own) };
         let count = |name: &'static str, otherwise: u64| match std::env::var(name) {
             Ok(value) => value.parse().map_err(|_| {
                 let problem = "should be a count of steps".to_owned();
@@ -89,7 +90,7 @@ impl RunRecorder {
             }),
             Err(_) => Ok(otherwise),
         };
-        let mut recorder = Self::new().folder(folder);
+        let mut recorder = own.unwrap_or_default().folder(folder);
         recorder.steps_before = count("OVERDRIVE_PROFILE_BEFORE", recorder.steps_before)?;
         recorder.profiled_steps = count("OVERDRIVE_PROFILE_STEPS", recorder.profiled_steps)?;
         Ok(Some(recorder))

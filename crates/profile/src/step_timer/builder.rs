@@ -81,7 +81,8 @@ impl StepTimerBuilder {
     /// Records the run as well, for [`StepTimer::finish`]: the machine, and a few steps under the profiler. It has to stay on
     /// the thread that trains.
     ///
-    /// With the feature `record`, a program that runs under `overdrive-profile run` records without this.
+    /// With the feature `record`, a program that runs under `overdrive-profile run` records without this, and with it into the
+    /// folder of that run.
     pub fn record(mut self, recorder: RunRecorder) -> Self {
         self.recorder = Some(recorder);
         self
@@ -114,10 +115,7 @@ impl StepTimerBuilder {
             Box::new(move || begun.elapsed())
         });
         let peak_steps_per_second = self.flops_per_step.zip(self.peak_flops_per_second).map(|(step, peak)| peak / step);
-        let recorder = match self.recorder {
-            Some(recorder) => Some(recorder),
-            None => asked_by_environment()?,
-        };
+        let recorder = by_environment(self.recorder)?;
         let recorder = recorder.map(|it| it.start(self.device, self.warmup_steps, clock())).transpose()?;
         let timeline = Timeline::new(self.warmup_steps, self.window, device);
         Ok(StepTimer::new(clock, timeline, peak_steps_per_second, recorder))
@@ -125,13 +123,13 @@ impl StepTimerBuilder {
 }
 
 #[cfg(feature = "record")]
-fn asked_by_environment() -> Result<Option<RunRecorder>, ProfileError> {
-    RunRecorder::asked_by_environment()
+fn by_environment(own: Option<RunRecorder>) -> Result<Option<RunRecorder>, ProfileError> {
+    RunRecorder::by_environment(own)
 }
 
 #[cfg(not(feature = "record"))]
-fn asked_by_environment() -> Result<Option<RunRecorder>, ProfileError> {
-    Ok(None)
+fn by_environment(own: Option<RunRecorder>) -> Result<Option<RunRecorder>, ProfileError> {
+    Ok(own)
 }
 
 impl std::fmt::Debug for StepTimerBuilder {
