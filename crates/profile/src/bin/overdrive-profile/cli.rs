@@ -49,13 +49,9 @@ pub struct RunOptions {
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
 
-    /// What is run
-    #[arg(value_name = "PROGRAM")]
-    pub program: OsString,
-
-    /// Its arguments
-    #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
-    pub args: Vec<OsString>,
+    /// What is run; what follows the program is its own
+    #[arg(value_names = ["PROGRAM", "ARGS"], required = true, num_args = 1.., trailing_var_arg = true)]
+    pub command: Vec<OsString>,
 }
 
 /// Say once more what bounds a recorded run
@@ -106,9 +102,6 @@ mod tests {
         let cli = Cli::parse_from(["overdrive-profile", "run", "--steps=3", "train", "--out", "x", "--", "-h"]);
         let Command::Run(options) = cli.command else { panic!("{cli:?}") };
         assert_eq!((options.steps, options.out), (Some(3), PathBuf::from("overdrive-profile")));
-        assert_eq!(
-            (options.program, options.args),
-            ("train".into(), ["--out", "x", "--", "-h"].map(Into::into).into())
-        );
+        assert_eq!(options.command, ["train", "--out", "x", "--", "-h"]);
     }
 }

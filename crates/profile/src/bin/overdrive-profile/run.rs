@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, ExitCode, ExitStatus};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use overdrive_profile::Diagnosis;
 
 use crate::child;
@@ -15,8 +15,9 @@ use crate::records::read_ranks;
 /// Runs the program and tells what its record says. The exit code is the program's.
 pub fn run(options: &RunOptions) -> Result<ExitCode> {
     let folder = Folder::prepare(&options.out)?;
-    let mut command = Command::new(&options.program);
-    command.args(&options.args).env("OVERDRIVE_PROFILE", folder.recording());
+    let (program, args) = options.command.split_first().context("give a program to run")?;
+    let mut command = Command::new(program);
+    command.args(args).env("OVERDRIVE_PROFILE", folder.recording());
     let counts = [("OVERDRIVE_PROFILE_BEFORE", options.before), ("OVERDRIVE_PROFILE_STEPS", options.steps)];
     for (name, count) in counts {
         if let Some(count) = count {
@@ -27,7 +28,7 @@ pub fn run(options: &RunOptions) -> Result<ExitCode> {
         Ok(status) => status,
         Err(error) => {
             folder.discard();
-            eprintln!("overdrive-profile: cannot start {}: {error}", options.program.display());
+            eprintln!("overdrive-profile: cannot start {}: {error}", program.display());
             return Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound { 127 } else { 126 }));
         }
     };
