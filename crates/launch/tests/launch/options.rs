@@ -178,6 +178,9 @@ fn arguments_reach_the_program_as_they_are() {
         .end();
     let expected = |rank: usize| format!("[rank{rank}]: --nproc-per-node|a b||--|-r|$HOME|{rank}|");
     assert_eq!(ended.sorted(), [expected(0), expected(1)]);
+    // The first argument, too.
+    let ended = Launcher::new(&["echo", "--role", "of", "-r", "3"]).end();
+    assert_eq!(ended.sorted(), ["[rank0]: --role of -r 3"]);
 }
 
 fn the_answers_to_help_and_version() {

@@ -2,14 +2,10 @@
 
 use super::facts::Facts;
 use super::finding::{Bottleneck, Finding};
-use crate::{HostGap, OpTimes, Phase, ProfiledSteps};
+use crate::{HostGap, OpTimes, Phase, PhaseTimes, ProfiledSteps};
 
 /// Fewer operators than this in a phase of a step cost little, however small they are.
 const MANY_OPERATORS: f64 = 200.0;
-/// Operators that take less than this on the mean are mostly overhead: an empty one takes 1 to 5 us, under a profiler.
-const TINY_SECONDS: f64 = 20e-6;
-/// The same for the optimizer, where each goes over a whole tensor.
-const SMALL_UPDATE_SECONDS: f64 = 50e-6;
 /// Operators of hand-written and of tch's optimizers. Fused kernels and lists of tensors have other names.
 const UPDATES: [&str; 5] = ["aten::addcdiv_", "aten::addcmul_", "aten::lerp_", "aten::add_", "aten::mul_"];
 
@@ -59,7 +55,8 @@ fn read_back_loop(facts: &Facts<'_>) -> Option<Finding> {
 
 fn optimizer_loop(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     let phase = profiled.phase(Phase::Optimizer)?;
-    let is_loop = phase.operators >= MANY_OPERATORS / 2.0 && mean_operator(phase) <= SMALL_UPDATE_SECONDS;
+    let is_loop = phase.small_operators >= MANY_OPERATORS / 2.0
+        && small_seconds(phase) >= 0.5 * (phase.operator_seconds + phase.short_pause_seconds);
     if !is_loop {
         return None;
     }
@@ -72,9 +69,9 @@ fn optimizer_loop(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding
             .op(most.map(|op| op.name.as_str()))
             .evidence(format!("the optimizer takes {}", facts.of_step(seconds)))
             .evidence(format!(
-                "it calls {:.0} operators a step, of {:.1} us each under the profiler",
-                phase.operators,
-                1e6 * mean_operator(phase)
+                "it calls {:.0} small operators a step, of {:.1} us each under the profiler",
+                phase.small_operators,
+                1e6 * phase.small_operator_seconds / phase.small_operators
             ))
             .remedy("update all tensors at once: `AdamW::builder(vs.trainable_variables()).fused(true).build()?`"),
     )
@@ -85,24 +82,15 @@ fn tiny_operators(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding
         // There the GPU's idle time tells.
         return None;
     }
-    let tiny = [Phase::Forward, Phase::Backward, Phase::Other].into_iter().filter_map(|phase| {
-        let times = profiled.phase(phase)?;
-        (times.operators >= MANY_OPERATORS && mean_operator(times) <= TINY_SECONDS).then_some(times)
-    });
-    let tiny: Vec<_> = tiny.collect();
+    let phases = [Phase::Forward, Phase::Backward, Phase::Other].into_iter().filter_map(|phase| profiled.phase(phase));
+    let tiny: Vec<_> = phases.filter(|times| times.small_operators >= MANY_OPERATORS).collect();
+    // Those of a loop over numbers are its own.
     let read_back =
         |phase: Phase| facts.read_back_loops().filter(|it| it.phase == phase).map(|it| it.seconds).sum::<f64>();
-    let pauses =
-        |phase: Phase| profiled.gaps.iter().filter(|gap| gap.phase == phase).map(|gap| gap.seconds).sum::<f64>();
-    let seconds: f64 = tiny
-        .iter()
-        .map(|times| {
-            let own = times.seconds - read_back(times.phase) - pauses(times.phase) - times.communication_seconds;
-            facts.unprofiled(times.phase, own)
-        })
-        .sum();
-    let operators: f64 = tiny.iter().map(|times| times.operators).sum();
-    let operator_seconds: f64 = tiny.iter().map(|times| times.operator_seconds).sum();
+    let own = |times: &&PhaseTimes| facts.unprofiled(times.phase, small_seconds(times) - read_back(times.phase));
+    let seconds: f64 = tiny.iter().map(own).sum();
+    let operators: f64 = tiny.iter().map(|times| times.small_operators).sum();
+    let operator_seconds: f64 = tiny.iter().map(|times| times.small_operator_seconds).sum();
     let phases: Vec<_> = tiny.iter().map(|times| times.phase.name()).collect();
     let most_called = profiled.ops.iter().filter(|op| tiny.iter().any(|times| times.phase == op.phase));
     let most_called = most_called.max_by(|one, other| one.calls.total_cmp(&other.calls));
@@ -112,7 +100,7 @@ fn tiny_operators(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding
             .op(most_called.map(|op| op.name.as_str()))
             .scope(most_called.and_then(|op| op.scope.as_deref()))
             .evidence(format!(
-                "{operators:.0} operators a step, of {:.1} us each under the profiler, in: {}",
+                "{operators:.0} small operators a step, of {:.1} us each under the profiler, in: {}",
                 1e6 * operator_seconds / operators,
                 phases.join(", ")
             ))
@@ -135,6 +123,9 @@ fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     let gaps: Vec<_> = profiled.gaps.iter().filter(is_own).collect();
     let longest = gaps.first()?;
     let seconds = gaps.iter().map(|gap| facts.unprofiled(gap.phase, gap.seconds)).sum();
+    // A thread that waits for a CPU has gaps as well.
+    let queued = facts.main_thread().map_or(0.0, |main| main.queued) * facts.step_seconds;
+    facts.finding(Bottleneck::HostCode, seconds - queued)?;
     let finding = facts.finding(Bottleneck::HostCode, seconds)?;
     let written = facts.samples.iter().filter_map(|it| it.process?.rates?.disk_written_bytes_per_second);
     let written = super::facts::mean(written).filter(|bytes| *bytes >= 1e5);
@@ -155,8 +146,10 @@ fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     Some(finding)
 }
 
-fn mean_operator(times: &crate::PhaseTimes) -> f64 {
-    if times.operators > 0.0 { times.operator_seconds / times.operators } else { 0.0 }
+/// Small operators, and the host's way from one to the next.
+fn small_seconds(times: &PhaseTimes) -> f64 {
+    let share = if times.operators > 0.0 { times.small_operators / times.operators } else { 0.0 };
+    times.small_operator_seconds + share * times.short_pause_seconds
 }
 
 /// " in the scope `logging`, in the phase other".

@@ -105,6 +105,9 @@ fn full() -> RunProfile {
                 seconds: 0.002,
                 operator_seconds: 0.001,
                 operators: 17.0,
+                small_operators: 0.0,
+                small_operator_seconds: 0.0,
+                short_pause_seconds: 0.0,
                 communication_seconds: 0.0,
             }],
             ops: vec![OpTimes {

@@ -43,6 +43,12 @@ pub struct PhaseTimes {
     pub operator_seconds: f64,
     /// How many operators were called, not counting those within others.
     pub operators: f64,
+    /// How many of them took 40 us or less.
+    pub small_operators: f64,
+    /// Seconds of those.
+    pub small_operator_seconds: f64,
+    /// Seconds without an operator, for less than 0.1 ms at a time.
+    pub short_pause_seconds: f64,
     /// Seconds without an operator while ranks exchanged something.
     pub communication_seconds: f64,
 }

@@ -11,6 +11,11 @@ use crate::{DeviceType, FunctionEvent, Phase, Profile, ProfileError, RecordScope
 const STEP: &str = "ProfilerStep*";
 /// What is shorter goes on between operators all the time.
 const SHORTEST_GAP_NS: i64 = 100_000;
+/// An operator that takes no longer is hardly more than its call, which takes 1 to 10 us under a profiler; a step of the
+/// backward pass calls several.
+const SMALL_OPERATOR_NS: i64 = 40_000;
+/// Reading fewer numbers is no loop.
+const LEAST_NUMBERS: i64 = 8;
 /// Rows of each table that are kept.
 const MOST_ROWS: usize = 300;
 
@@ -88,8 +93,11 @@ impl<'a> Window<'a> {
             let phase = self.phase_at(gap.0);
             let exchanged: i64 = self.exchanges.iter().map(|exchange| overlap(gap, *exchange)).sum();
             phases[phase as usize].communication_seconds += self.per_step(exchanged);
+            let own = gap.1 - gap.0 - exchanged;
             if gap.1 - gap.0 >= SHORTEST_GAP_NS {
-                gaps.add((phase, self.scope_at(gap.0)), gap.1 - gap.0 - exchanged);
+                gaps.add((phase, self.scope_at(gap.0)), own);
+            } else {
+                phases[phase as usize].short_pause_seconds += self.per_step(own);
             }
         }
         let device = || {
@@ -118,12 +126,15 @@ impl<'a> Window<'a> {
             let parts = self.phases.cut(span).into_iter();
             parts.filter(|part| self.phase_at(part.0) == phase).map(|part| part.1 - part.0).sum::<i64>()
         };
-        let begun =
-            self.operators.iter().filter(|span| self.phase_at(span.0) == phase && within_span(**span, self.span));
+        let begun = self.operators.iter().filter(|it| self.phase_at(it.0) == phase && within_span(**it, self.span));
+        let small = || begun.clone().map(|span| span.1 - span.0).filter(|time| *time <= SMALL_OPERATOR_NS);
         PhaseTimes {
             phase,
             seconds: self.per_step(within(self.span)),
-            operators: self.each(begun.count() as i64),
+            operators: self.each(begun.clone().count() as i64),
+            small_operators: self.each(small().count() as i64),
+            small_operator_seconds: self.per_step(small().sum()),
+            short_pause_seconds: 0.0,
             operator_seconds: self.per_step(self.operators.iter().map(|span| within(*span)).sum()),
             communication_seconds: 0.0,
         }
@@ -194,7 +205,7 @@ impl<'a> Window<'a> {
             *calls += 1;
         }
         let mut sums = Sums::default();
-        for ((_, phase, scope), (span, calls)) in runs {
+        for ((_, phase, scope), (span, calls)) in runs.into_iter().filter(|(_, (_, calls))| *calls >= LEAST_NUMBERS) {
             sums.add_calls((phase, scope), calls, span.1 - span.0);
         }
         sums.rows(|key, calls, time| self.gap(key, calls, time))

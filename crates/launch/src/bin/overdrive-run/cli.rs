@@ -174,11 +174,7 @@ pub struct Cli {
     #[arg(long, alias = "duplicate_stderr_filters", env = "PET_DUPLICATE_STDERR_FILTERS", hide = true)]
     pub duplicate_stderr_filters: Option<String>,
 
-    /// What each rank runs
-    #[arg(value_name = "PROGRAM")]
-    pub program: OsString,
-
-    /// Its arguments
-    #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
-    pub args: Vec<OsString>,
+    /// What each rank runs; what follows the program is its own
+    #[arg(value_names = ["PROGRAM", "ARGS"], required = true, num_args = 1.., trailing_var_arg = true)]
+    pub command: Vec<OsString>,
 }

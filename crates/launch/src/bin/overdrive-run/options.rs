@@ -79,18 +79,18 @@ fn command_line(cli: &Cli) -> Result<(OsString, Vec<OsString>), LaunchError> {
     if cli.module && cli.no_python && !cli.run_path {
         return refuse("--module and --no-python contradict one another: a module is Python's");
     }
-    let is_python_file = Path::new(&cli.program).extension() == Some(OsStr::new("py"));
+    let Some((program, arguments)) = cli.command.split_first() else { return refuse("give a program to run") };
+    let is_python_file = Path::new(program).extension() == Some(OsStr::new("py"));
     let with_python = cli.run_path || cli.module || (is_python_file && !cli.no_python);
     if !with_python {
-        return Ok((cli.program.clone(), cli.args.clone()));
+        return Ok((program.clone(), arguments.to_vec()));
     }
     let python = env::var_os("PYTHON_EXEC").unwrap_or_else(|| "python3".into());
     let mut args = vec![OsString::from("-u")];
     if cli.module && !cli.run_path {
         args.push("-m".into());
     }
-    args.push(cli.program.clone());
-    args.extend(cli.args.iter().cloned());
+    args.extend(cli.command.iter().cloned());
     Ok((python, args))
 }
 
