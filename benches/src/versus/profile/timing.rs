@@ -14,8 +14,8 @@ use crate::model::{Mlp, cross_entropy};
 use crate::versus::turns::{Case, Findings, Turns};
 
 const PAIRS: u32 = 31;
-/// A sample: some tenths of a second.
-const STEPS: u32 = 40;
+/// A sample: a tenth of a second.
+const STEPS: u32 = 20;
 const SCOPES: u32 = 1_000_000;
 const PLAIN: &str = "the same without";
 const LIMIT: &str = "a limit of 20 ns";
@@ -66,7 +66,7 @@ struct Training {
 impl Training {
     fn new() -> Result<Self> {
         let vs = VarStore::new(Device::Cpu);
-        let model = Mlp::new(&vs.root(), &[784, 512, 512, 10]);
+        let model = Mlp::new(&vs.root(), &[784, 1024, 1024, 10]);
         let opt = AdamW::builder(vs.trainable_variables()).lr(1e-3).fused(true).build()?;
         let inputs = Tensor::randn([32, 784], (Kind::Float, Device::Cpu));
         let targets = Tensor::randint(10, [32], (Kind::Int64, Device::Cpu));

@@ -49,7 +49,7 @@ impl Cause {
         let at_work: f64 = workers.iter().map(|thread| thread.busy + thread.queued).sum();
         let workers = count.round();
         let evidence = format!(
-            "{workers} workers are at work for {:.0}% of the time, and {free_text} of {} CPUs are free",
+            "{workers} workers are at work for {:.0}% of the time, and {free_text} of {} CPUs are left over",
             100.0 * at_work / count,
             facts.run.machine.cpus
         );

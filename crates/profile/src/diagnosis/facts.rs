@@ -42,10 +42,12 @@ impl<'a> Facts<'a> {
         self.run.share(phase) * self.step_seconds
     }
 
-    /// What part of a phase's time was at most removable, from a share that the profiler saw.
-    pub fn unprofiled(&self, phase: Phase, profiled_seconds: f64) -> f64 {
-        let whole = self.profiled().and_then(|profiled| profiled.phase(phase)).map_or(0.0, |phase| phase.seconds);
-        if whole > 0.0 { self.seconds(phase) * (profiled_seconds / whole).clamp(0.0, 1.0) } else { 0.0 }
+    /// Seconds that something would have taken without the profiler, which makes each call of an operator longer.
+    pub fn unprofiled(&self, phase: Phase, profiled_seconds: f64, calls: f64) -> f64 {
+        let Some(times) = self.profiled().and_then(|profiled| profiled.phase(phase)) else { return 0.0 };
+        let whole = self.seconds(phase);
+        let each = if times.calls > 0.0 { (times.seconds - whole).max(0.0) / times.calls } else { 0.0 };
+        (profiled_seconds - calls * each).clamp(0.0, whole)
     }
 
     pub fn profiled(&self) -> Option<&'a ProfiledSteps> {
@@ -59,17 +61,16 @@ impl<'a> Facts<'a> {
         self.profiled().into_iter().flat_map(|it| &it.read_backs).filter(|it| it.calls >= LEAST_NUMBERS)
     }
 
-    /// CPUs that this process could have had besides.
+    /// CPUs that this process leaves over; among ranks, that nobody uses. Other programs on the machine come and go.
     pub fn free_cpus(&self) -> Option<f64> {
-        let cpus = f64::from(self.run.machine.cpus);
         let busy = mean(self.samples.iter().filter_map(|sample| {
-            let system = sample.system.as_ref()?;
             // Of a container, only the process's own part is known.
-            let is_whole = system.cpus <= self.run.machine.cpus;
-            let rates = if is_whole { system.rates } else { sample.process.as_ref()?.rates };
+            let system =
+                sample.system.as_ref().filter(|it| it.cpus <= self.run.machine.cpus && self.run.world_size > 1);
+            let rates = system.map_or_else(|| sample.process.as_ref().and_then(|it| it.rates), |it| it.rates);
             rates?.cpus_busy
         }))?;
-        Some((cpus - busy).max(0.0))
+        Some((f64::from(self.run.machine.cpus) - busy).max(0.0))
     }
 
     /// The thread that trains.

@@ -35,7 +35,7 @@ pub(super) fn healthy(facts: &Facts<'_>) -> Option<Bottleneck> {
 fn read_back_loop(facts: &Facts<'_>) -> Option<Finding> {
     let loops: Vec<_> = facts.read_back_loops().collect();
     let longest = loops.first()?;
-    let seconds = loops.iter().map(|it| facts.unprofiled(it.phase, it.seconds)).sum();
+    let seconds = loops.iter().map(|it| facts.unprofiled(it.phase, it.seconds, it.operators)).sum();
     let finding = facts.finding(Bottleneck::HostLoop, seconds)?;
     Some(
         finding
@@ -85,9 +85,14 @@ fn tiny_operators(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding
     let phases = [Phase::Forward, Phase::Backward, Phase::Other].into_iter().filter_map(|phase| profiled.phase(phase));
     let tiny: Vec<_> = phases.filter(|times| times.small_operators >= MANY_OPERATORS).collect();
     // Those of a loop over numbers are its own.
-    let read_back =
-        |phase: Phase| facts.read_back_loops().filter(|it| it.phase == phase).map(|it| it.seconds).sum::<f64>();
-    let own = |times: &&PhaseTimes| facts.unprofiled(times.phase, small_seconds(times) - read_back(times.phase));
+    let read_back = |phase: Phase| {
+        let loops = facts.read_back_loops().filter(|it| it.phase == phase);
+        loops.fold((0.0, 0.0), |(seconds, calls), it| (seconds + it.seconds, calls + it.operators))
+    };
+    let own = |times: &&PhaseTimes| {
+        let (seconds, calls) = read_back(times.phase);
+        facts.unprofiled(times.phase, small_seconds(times) - seconds, (times.calls - calls).max(0.0))
+    };
     let seconds: f64 = tiny.iter().map(own).sum();
     let operators: f64 = tiny.iter().map(|times| times.small_operators).sum();
     let operator_seconds: f64 = tiny.iter().map(|times| times.small_operator_seconds).sum();
@@ -122,7 +127,7 @@ fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
         |gap: &&HostGap| phases.contains(&gap.phase) && !(gap.phase == Phase::Backward && facts.run.world_size > 1);
     let gaps: Vec<_> = profiled.gaps.iter().filter(is_own).collect();
     let longest = gaps.first()?;
-    let seconds = gaps.iter().map(|gap| facts.unprofiled(gap.phase, gap.seconds)).sum();
+    let seconds = gaps.iter().map(|gap| facts.unprofiled(gap.phase, gap.seconds, 0.0)).sum();
     // A thread that waits for a CPU has gaps as well.
     let queued = facts.main_thread().map_or(0.0, |main| main.queued) * facts.step_seconds;
     facts.finding(Bottleneck::HostCode, seconds - queued)?;

@@ -44,13 +44,14 @@ fn communication(facts: &Facts<'_>, late_seconds: f64) -> Option<Finding> {
     let marked = facts.seconds(Phase::Communication);
     let profiled = facts.profiled();
     let within = |phase: Phase| {
-        let seen = profiled.and_then(|it| it.phase(phase)).map_or(0.0, |times| times.communication_seconds);
-        facts.unprofiled(phase, seen)
+        let times = profiled.and_then(|it| it.phase(phase));
+        let seen = times.map_or(0.0, |times| times.communication_seconds + times.exchange_operator_seconds);
+        facts.unprofiled(phase, seen, 0.0)
     };
     // Within backward, whatever is no operator is waiting for buckets.
     let is_wait = |gap: &&HostGap| gap.phase == Phase::Backward;
     let waits = profiled.into_iter().flat_map(|it| &it.gaps).filter(is_wait).map(|gap| gap.seconds).sum();
-    let backward = within(Phase::Backward) + facts.unprofiled(Phase::Backward, waits);
+    let backward = within(Phase::Backward) + facts.unprofiled(Phase::Backward, waits, 0.0);
     let elsewhere: f64 = [Phase::Forward, Phase::Optimizer, Phase::Other].map(within).iter().sum();
     let seconds = marked + backward + elsewhere - late_seconds;
     let finding = facts.finding(Bottleneck::Communication, seconds)?;
@@ -58,7 +59,7 @@ fn communication(facts: &Facts<'_>, late_seconds: f64) -> Option<Finding> {
         finding
             .op(Some("all_reduce"))
             .evidence(format!(
-                "the step waits for other ranks for {}: {:.2} ms behind backward, {:.2} ms in the phase `communication`",
+                "exchanges take {}: {:.2} ms in backward, {:.2} ms in the phase `communication`",
                 facts.of_step(seconds),
                 1e3 * backward,
                 1e3 * marked

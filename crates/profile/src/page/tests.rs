@@ -71,7 +71,7 @@ fn sample(second: usize) -> Sample {
 /// A run with something in every place.
 fn full() -> RunProfile {
     let evil = || EVIL.to_owned();
-    let gap = || HostGap { phase: Phase::Other, scope: Some(evil()), calls: 1.5, seconds: 0.002 };
+    let gap = || HostGap { phase: Phase::Other, scope: Some(evil()), calls: 1.5, seconds: 0.002, operators: 0.0 };
     let scope = || ScopeTimes { name: evil(), calls: 2.0, seconds: 0.001, is_main_thread: true };
     let step = |step: u64| StepTimes {
         step,
@@ -105,10 +105,12 @@ fn full() -> RunProfile {
                 seconds: 0.002,
                 operator_seconds: 0.001,
                 operators: 17.0,
+                calls: 0.0,
                 small_operators: 0.0,
                 small_operator_seconds: 0.0,
                 short_pause_seconds: 0.0,
                 communication_seconds: 0.0,
+                exchange_operator_seconds: 0.0,
             }],
             ops: vec![OpTimes {
                 name: evil(),

@@ -21,7 +21,7 @@ pub struct ProfiledSteps {
     pub scopes: Vec<ScopeTimes>,
     /// Where the thread that trains ran no operator for 0.1 ms and more at a time; the longest first.
     pub gaps: Vec<HostGap>,
-    /// Loops that read numbers out of tensors.
+    /// Loops that read numbers out of tensors, from the first to the last.
     pub read_backs: Vec<HostGap>,
     /// Kernels and copies of the GPU, the longest first.
     pub device_work: Vec<ScopeTimes>,
@@ -43,7 +43,9 @@ pub struct PhaseTimes {
     pub operator_seconds: f64,
     /// How many operators were called, not counting those within others.
     pub operators: f64,
-    /// How many of them took 40 us or less.
+    /// How many were called in all; each makes the step longer by what the profiler takes for it.
+    pub calls: f64,
+    /// How many of the former took 40 us or less.
     pub small_operators: f64,
     /// Seconds of those.
     pub small_operator_seconds: f64,
@@ -51,6 +53,8 @@ pub struct PhaseTimes {
     pub short_pause_seconds: f64,
     /// Seconds without an operator while ranks exchanged something.
     pub communication_seconds: f64,
+    /// Seconds of operators that only serve exchanges: copies into and out of buckets, starts of collectives.
+    pub exchange_operator_seconds: f64,
 }
 
 /// An operator in some place.
@@ -99,6 +103,8 @@ pub struct HostGap {
     pub calls: f64,
     /// Seconds.
     pub seconds: f64,
+    /// How many operators were called in it in all.
+    pub operators: f64,
 }
 
 impl ProfiledSteps {

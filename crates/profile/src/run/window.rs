@@ -59,8 +59,6 @@ impl<'a> Window<'a> {
         let own = || events.iter().filter(|event| event.thread == thread && is_scope(event) && &*event.name != STEP);
         let phases = own().filter_map(|event| Some((span_of(event), phase_of(event)?)));
         let scopes = own().filter(|event| phase_of(event).is_none()).map(|event| (span_of(event), &*event.name));
-        let is_operator =
-            |event: &FunctionEvent| event.nests() && !is_scope(event) && !is_exchange(event) && event.elapsed_ns() > 0;
         let operators = (0..events.len()).filter(|&place| {
             let above = |place: usize| events[place].cpu_parent;
             let mut around = std::iter::successors(above(place), |&place| above(place));
@@ -88,7 +86,15 @@ impl<'a> Window<'a> {
 
     fn sum_up(self) -> ProfiledSteps {
         let mut gaps = Sums::default();
+        let serves = |place: usize| serves_exchanges(&self.events[place]);
         let mut phases: Vec<PhaseTimes> = Phase::ALL.map(|phase| self.phase_times(phase)).into();
+        for (place, event) in self.calls() {
+            let times = &mut phases[self.phase_at(event.start_ns) as usize];
+            times.calls += self.each(1);
+            if serves(place) && !event.cpu_parent.is_some_and(serves) {
+                times.exchange_operator_seconds += self.per_step(event.elapsed_ns());
+            }
+        }
         for gap in self.pauses() {
             let phase = self.phase_at(gap.0);
             let exchanged: i64 = self.exchanges.iter().map(|exchange| overlap(gap, *exchange)).sum();
@@ -110,7 +116,7 @@ impl<'a> Window<'a> {
             phases,
             ops: self.ops(),
             scopes: self.scope_times(),
-            gaps: gaps.rows(|key, calls, time| self.gap(key, calls, time)),
+            gaps: gaps.rows(|key, calls, time| self.gap(key, calls, time, 0)),
             read_backs: self.read_backs(),
             device_work: self.named(device().map(|event| (&*event.name, false, event.elapsed_ns()))),
             device_busy_seconds: self.events.recording().cuda.then(|| {
@@ -132,12 +138,22 @@ impl<'a> Window<'a> {
             phase,
             seconds: self.per_step(within(self.span)),
             operators: self.each(begun.clone().count() as i64),
+            calls: 0.0,
             small_operators: self.each(small().count() as i64),
             small_operator_seconds: self.per_step(small().sum()),
             short_pause_seconds: 0.0,
             operator_seconds: self.per_step(self.operators.iter().map(|span| within(*span)).sum()),
             communication_seconds: 0.0,
+            exchange_operator_seconds: 0.0,
         }
+    }
+
+    /// Operators of the thread that trains, in the order of their beginnings.
+    fn calls(&self) -> impl Iterator<Item = (usize, &FunctionEvent)> {
+        let events = self.events.iter().enumerate();
+        events.filter(|(_, event)| {
+            event.thread == self.thread && is_operator(event) && within_span(span_of(event), self.span)
+        })
     }
 
     /// When no operator ran, in pieces that lie in one phase and one scope each.
@@ -204,15 +220,28 @@ impl<'a> Window<'a> {
             *span = (span.0.min(event.start_ns), span.1.max(event.end_ns));
             *calls += 1;
         }
-        let mut sums = Sums::default();
+        // By their beginnings.
+        let calls: Vec<i64> = self.calls().map(|(_, event)| event.start_ns).collect();
+        let within = |span: Span| {
+            let before = |time: i64| calls.partition_point(|start| *start < time);
+            (before(span.1) - before(span.0)) as i64
+        };
+        let (mut sums, mut operators) = (Sums::default(), Sums::default());
         for ((_, phase, scope), (span, calls)) in runs.into_iter().filter(|(_, (_, calls))| *calls >= LEAST_NUMBERS) {
             sums.add_calls((phase, scope), calls, span.1 - span.0);
+            operators.add_calls((phase, scope), within(span), 0);
         }
-        sums.rows(|key, calls, time| self.gap(key, calls, time))
+        sums.rows(|key, calls, time| self.gap(key, calls, time, operators.calls(&key)))
     }
 
-    fn gap(&self, (phase, scope): (Phase, Option<&str>), calls: i64, time: i64) -> HostGap {
-        HostGap { phase, scope: scope.map(str::to_owned), calls: self.each(calls), seconds: self.per_step(time) }
+    fn gap(&self, (phase, scope): (Phase, Option<&str>), calls: i64, time: i64, operators: i64) -> HostGap {
+        HostGap {
+            phase,
+            scope: scope.map(str::to_owned),
+            calls: self.each(calls),
+            seconds: self.per_step(time),
+            operators: self.each(operators),
+        }
     }
 
     fn named<'b>(&self, events: impl Iterator<Item = (&'b str, bool, i64)>) -> Vec<ScopeTimes> {
@@ -255,6 +284,10 @@ impl<K: Eq + Hash> Sums<K> {
     fn add_calls(&mut self, key: K, calls: i64, time: i64) {
         let sum = self.0.entry(key).or_default();
         *sum = (sum.0 + calls, sum.1 + time);
+    }
+
+    fn calls(&self, key: &K) -> i64 {
+        self.0.get(key).map_or(0, |(calls, _)| *calls)
     }
 
     /// The longest first.
@@ -330,6 +363,15 @@ fn phase_of(event: &FunctionEvent) -> Option<Phase> {
 /// Communication goes under scopes too, but is nobody's own.
 fn is_scope(event: &FunctionEvent) -> bool {
     event.device_type == DeviceType::Cpu && event.scope == RecordScope::User && !is_exchange(event)
+}
+
+fn is_operator(event: &FunctionEvent) -> bool {
+    event.nests() && !is_scope(event) && !is_exchange(event) && event.elapsed_ns() > 0
+}
+
+/// The reducer's copies, and collectives on their way to the backend.
+fn serves_exchanges(event: &FunctionEvent) -> bool {
+    ["c10d::", "torch::distributed::", "torch.distributed."].iter().any(|start| event.name.starts_with(start))
 }
 
 fn is_exchange(event: &FunctionEvent) -> bool {

@@ -28,7 +28,7 @@ fn run(phases: &[(Phase, f64)]) -> RunProfile {
     let times = Phase::ALL.map(|phase| {
         json!({ "phase": phase, "seconds": seconds(phase), "operator_seconds": seconds(phase), "operators": 10.0,
                 "small_operators": 0.0, "small_operator_seconds": 0.0, "short_pause_seconds": 0.0,
-                "communication_seconds": 0.0 })
+                "calls": 10.0, "communication_seconds": 0.0, "exchange_operator_seconds": 0.0 })
     });
     let product = json!({ "name": "aten::mm", "phase": "forward", "scope": null, "calls": 1.0,
                           "self_cpu_seconds": whole, "device_seconds": whole, "flops": 1.0 });
@@ -78,11 +78,11 @@ fn system(busy: f64) -> Value {
             "memory_available_bytes": 4_000_000_000_u64, "counters": counters, "rates": { "cpus_busy": busy } })
 }
 
-fn process(resident: f64, faults: f64) -> Value {
+fn process(resident: f64, faults: f64, busy: f64) -> Value {
     let counters = json!({ "cpu_seconds": 0.0, "disk_read_bytes": 0, "disk_written_bytes": 0, "context_switches": 0,
                            "page_faults": 0, "major_page_faults": 0 });
     json!({ "resident_memory_bytes": resident as u64, "threads": 1, "counters": counters,
-            "rates": { "major_page_faults_per_second": faults } })
+            "rates": { "major_page_faults_per_second": faults, "cpus_busy": busy } })
 }
 
 fn first(run: &RunProfile) -> (Bottleneck, f64) {
@@ -102,7 +102,7 @@ fn workers_tell_why_data_is_late() {
     let with = |main: f64, workers: &'static [f64], busy: f64| {
         first(&with_samples(
             run(&HALF_DATA),
-            move |number| json!({ "threads": threads(number, main, workers), "system": system(busy) }),
+            move |number| json!({ "threads": threads(number, main, workers), "process": process(1e9, 0.0, busy) }),
         ))
     };
     assert_eq!(with(0.5, &[0.1, 0.1], 0.7), (Bottleneck::SlowRead, 2.0));
@@ -158,7 +158,7 @@ fn clocks_that_are_held_down_are_named() {
 fn memory_that_grows_comes_first_and_a_heap_that_settles_does_not() {
     let with = |resident: fn(f64) -> f64| {
         with_samples(run(&HALF_DATA), move |number| {
-            json!({ "process": process(resident(number), 0.0), "system": system(1.0),
+            json!({ "process": process(resident(number), 0.0, 1.0), "system": system(1.0),
                     "threads": threads(number, 1.0, &[]) })
         })
     };
@@ -171,7 +171,7 @@ fn memory_that_grows_comes_first_and_a_heap_that_settles_does_not() {
     assert_eq!(first(&settles).0, Bottleneck::TooFewWorkers);
     let swapped = with_samples(
         run(&ALL_FORWARD),
-        |number| json!({ "process": process(1e9, 500.0), "threads": threads(number, 0.4, &[]) }),
+        |number| json!({ "process": process(1e9, 500.0, 0.4), "threads": threads(number, 0.4, &[]) }),
     );
     assert_eq!(first(&swapped), (Bottleneck::MemoryCapacity, 2.5));
 }
