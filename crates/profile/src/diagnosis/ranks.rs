@@ -44,14 +44,16 @@ fn communication(facts: &Facts<'_>, late_seconds: f64) -> Option<Finding> {
     let marked = facts.seconds(Phase::Communication);
     let profiled = facts.profiled();
     let within = |phase: Phase| {
-        let times = profiled.and_then(|it| it.phase(phase));
-        let seen = times.map_or(0.0, |times| times.communication_seconds + times.exchange_operator_seconds);
-        facts.unprofiled(phase, seen, 0.0)
+        let Some(times) = profiled.and_then(|it| it.phase(phase)) else { return 0.0 };
+        // Within backward, whatever is no operator is waiting for buckets.
+        let is_wait = |gap: &&HostGap| phase == Phase::Backward && gap.phase == phase;
+        let pauses = profiled.into_iter().flat_map(|it| &it.gaps).filter(is_wait).map(|gap| gap.seconds);
+        let waits = times.communication_seconds + pauses.sum::<f64>();
+        // Ranks do not start their profilers at the same time: no more than what operators leave over without one.
+        let waits = waits.min((facts.seconds(phase) - times.operator_seconds).max(0.0));
+        facts.unprofiled(phase, waits + times.exchange_operator_seconds, 0.0)
     };
-    // Within backward, whatever is no operator is waiting for buckets.
-    let is_wait = |gap: &&HostGap| gap.phase == Phase::Backward;
-    let waits = profiled.into_iter().flat_map(|it| &it.gaps).filter(is_wait).map(|gap| gap.seconds).sum();
-    let backward = within(Phase::Backward) + facts.unprofiled(Phase::Backward, waits, 0.0);
+    let backward = within(Phase::Backward);
     let elsewhere: f64 = [Phase::Forward, Phase::Optimizer, Phase::Other].map(within).iter().sum();
     let seconds = marked + backward + elsewhere - late_seconds;
     let finding = facts.finding(Bottleneck::Communication, seconds)?;
