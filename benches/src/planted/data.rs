@@ -16,7 +16,7 @@ use super::training::{Trainer, start_timer};
 use super::{Form, Plan};
 use crate::feed::{MEAN, STD};
 
-const BATCH: usize = 16;
+const BATCH: usize = 64;
 /// Samples that differ: as many as the warm-up reads, so that a cache is full behind it.
 const SAMPLES: usize = 10 * BATCH;
 /// Pixels of a sample's side.
@@ -33,16 +33,17 @@ pub fn slow_read(form: Form, plan: &Plan) -> Result<RunProfile> {
 
 /// Photographs that two workers cannot decode in time. Remedied: what was decoded stays in memory.
 pub fn slow_decode(form: Form, plan: &Plan) -> Result<RunProfile> {
-    let photos = Photos::new(768)?;
+    let photos = Photos::new(196)?;
     match form {
         Form::Planted => train(photos, 2, plan),
         Form::Remedied => train(Cached::new(photos), 2, plan),
     }
 }
 
-/// Images that the training thread decodes itself, though a core is free. Remedied: a worker does.
+/// Images that the training thread decodes itself, though a core is free. Remedied: two workers do.
 pub fn too_few_workers(form: Form, plan: &Plan) -> Result<RunProfile> {
-    train(Photos::new(300)?, usize::from(form == Form::Remedied), plan)
+    let workers = if form == Form::Planted { 0 } else { 2 };
+    train(Photos::new(84)?, workers, plan)
 }
 
 fn train(dataset: impl Dataset<Sample = (Image, i64)> + 'static, workers: usize, plan: &Plan) -> Result<RunProfile> {
@@ -51,7 +52,7 @@ fn train(dataset: impl Dataset<Sample = (Image, i64)> + 'static, workers: usize,
     let order: Vec<usize> = (0..samples).map(|sample| sample % dataset.len()).collect();
     let loader = DataLoader::builder(dataset.subset(order)?).batch_size(BATCH).num_workers(workers);
     let loader = loader.collate(ToFloat::new(&[MEAN], &[STD])?).build()?;
-    let mut trainer = Trainer::mlp(Device::Cpu, &[(SIDE * SIDE) as i64, 1024, 1024, 10])?;
+    let mut trainer = Trainer::mlp(Device::Cpu, &[(SIDE * SIDE) as i64, 512, 512, 10])?;
     let timer = start_timer(plan, Device::Cpu)?;
     for batch in timer.batches(&loader) {
         let (images, targets) = batch?;
@@ -60,14 +61,14 @@ fn train(dataset: impl Dataset<Sample = (Image, i64)> + 'static, workers: usize,
     Ok(timer.finish()?)
 }
 
-/// A disk behind a slow network: each connection serves 0.8 MB a second, while the caller waits in the kernel.
+/// A disk behind a slow network: each connection serves 3 MB a second, while the caller waits in the kernel.
 struct SlowDisk {
     /// Connections that nobody reads from right now.
     idle: Mutex<Vec<UnixStream>>,
 }
 
 const IMAGE_BYTES: usize = SIDE * SIDE;
-const BYTES_PER_SECOND: f64 = 800e3;
+const BYTES_PER_SECOND: f64 = 3e6;
 
 impl SlowDisk {
     fn connect() -> io::Result<UnixStream> {

@@ -35,8 +35,8 @@ struct Length {
 
 const LENGTHS: [Length; 3] = [
     Length { part: Part::Link, times: 1, hooks: 5, pairs: 7, steps: 3 },
-    Length { part: Part::Link8x, times: 8, hooks: 3, pairs: 5, steps: 2 },
     Length { part: Part::Link16x, times: 16, hooks: 3, pairs: 5, steps: 2 },
+    Length { part: Part::Link32x, times: 32, hooks: 3, pairs: 5, steps: 2 },
 ];
 
 /// What was measured of a way to communicate, a sample a round.

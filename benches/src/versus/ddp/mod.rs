@@ -41,12 +41,12 @@ enum Part {
     Training,
     /// Each hook over a link of 200 Mbit/s
     Link,
-    /// The hooks that send least, with 8 times the samples a rank
-    #[value(name = "link-8x")]
-    Link8x,
-    /// And with 16 times
+    /// The hooks that send least, with 16 times the samples a rank
     #[value(name = "link-16x")]
     Link16x,
+    /// And with 32 times
+    #[value(name = "link-32x")]
+    Link32x,
 }
 
 impl Parts {

@@ -2,12 +2,13 @@
 
 use std::cell::RefCell;
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use overdrive::prelude::*;
 use overdrive_bench_report::{Ratio, Target};
-use overdrive_profile::{Monitor, Phase, StepTimer, record_function};
+use overdrive_profile::{Monitor, Phase, Sample, StepTimer, record_function};
 use tch::nn::VarStore;
 
 use crate::model::{Mlp, cross_entropy};
@@ -17,8 +18,11 @@ const PAIRS: u32 = 31;
 /// A sample: a tenth of a second.
 const STEPS: u32 = 20;
 const SCOPES: u32 = 1_000_000;
+const STEPS_OF_NOTHING: u32 = 20_000;
 const PLAIN: &str = "the same without";
 const LIMIT: &str = "a limit of 20 ns";
+const SHARE_OF_STEP: &str = "a limit of 50 us, 1% of 5 ms";
+const SHARE_OF_CORE: &str = "a limit of 10 ms, 1%";
 
 pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
     let pairs = pairs.unwrap_or(PAIRS);
@@ -42,6 +46,33 @@ pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
     row("a StepTimer, and a Monitor that looks 10 times a second", "both")?;
 
     let mut turns = Turns::default();
+    turns.ours("phases", || {
+        let started = Instant::now();
+        for _ in 0..STEPS_OF_NOTHING {
+            for phase in Phase::ALL {
+                drop(timer.phase(black_box(phase)));
+            }
+            timer.step(32);
+        }
+        Ok(started.elapsed().as_secs_f64() * 1e6 / f64::from(STEPS_OF_NOTHING))
+    });
+    turns.ours(SHARE_OF_STEP, || Ok(50.0));
+    turns.ours("monitor", || {
+        let mut monitor = Monitor::builder().interval(Duration::from_millis(100)).threads(true).start()?;
+        std::thread::sleep(Duration::from_millis(1050));
+        monitor.stop();
+        busy_milliseconds(&monitor.samples())
+    });
+    turns.ours(SHARE_OF_CORE, || Ok(10.0));
+    turns.take("profile, their own time", pairs.min(15))?;
+    let mut row = |what: &str, unit, pair| {
+        let case = Case { text: what, unit, ratio: Ratio::ShareOfCost };
+        turns.compare(findings, case, pair, Some(Target::AtMost(1.0)))
+    };
+    row("a StepTimer's seven phases and a step", "us", ("phases", SHARE_OF_STEP))?;
+    row("a Monitor that looks 10 times a second, CPU time in a second", "ms", ("monitor", SHARE_OF_CORE))?;
+
+    let mut turns = Turns::default();
     turns.ours("scope", || {
         let started = Instant::now();
         for _ in 0..SCOPES {
@@ -53,6 +84,17 @@ pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
     turns.take("profile, scopes", pairs)?;
     let case = Case { text: "a scope while no profiler is on", unit: "ns", ratio: Ratio::ShareOfCost };
     turns.compare(findings, case, ("scope", LIMIT), Some(Target::AtMost(1.0)))
+}
+
+/// Milliseconds a second that the monitor's own thread is on a CPU.
+fn busy_milliseconds(samples: &[Arc<Sample>]) -> Result<f64> {
+    let own = samples.iter().filter_map(|sample| {
+        let thread = sample.threads.iter().find(|thread| thread.name == "monitor")?;
+        Some((sample.elapsed_seconds, thread.cpu_seconds))
+    });
+    let own: Vec<_> = own.collect();
+    let (first, last) = own.first().zip(own.last()).context("no sample has the monitor's thread")?;
+    Ok((last.1 - first.1) / (last.0 - first.0) * 1e3)
 }
 
 /// A perceptron whose step takes some 5 ms on one thread.

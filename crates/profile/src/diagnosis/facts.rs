@@ -47,7 +47,13 @@ impl<'a> Facts<'a> {
         let Some(times) = self.profiled().and_then(|profiled| profiled.phase(phase)) else { return 0.0 };
         let whole = self.seconds(phase);
         let each = if times.calls > 0.0 { (times.seconds - whole).max(0.0) / times.calls } else { 0.0 };
-        (profiled_seconds - calls * each).clamp(0.0, whole)
+        (profiled_seconds - calls * each).min(whole).max(0.0)
+    }
+
+    /// The same of what is as much calls as the phase itself.
+    pub fn unprofiled_share(&self, phase: Phase, profiled_seconds: f64) -> f64 {
+        let whole = self.profiled().and_then(|profiled| profiled.phase(phase)).map_or(0.0, |times| times.seconds);
+        if whole > 0.0 { self.seconds(phase) * (profiled_seconds / whole).clamp(0.0, 1.0) } else { 0.0 }
     }
 
     pub fn profiled(&self) -> Option<&'a ProfiledSteps> {
@@ -61,16 +67,24 @@ impl<'a> Facts<'a> {
         self.profiled().into_iter().flat_map(|it| &it.read_backs).filter(|it| it.calls >= LEAST_NUMBERS)
     }
 
-    /// CPUs that this process leaves over; among ranks, that nobody uses. Other programs on the machine come and go.
+    /// CPUs that this process leaves over: threads that wait for one leave none. Among ranks, CPUs that nobody uses. Other
+    /// programs on the machine come and go.
     pub fn free_cpus(&self) -> Option<f64> {
-        let busy = mean(self.samples.iter().filter_map(|sample| {
+        let used = if self.run.world_size > 1 {
             // Of a container, only the process's own part is known.
-            let system =
-                sample.system.as_ref().filter(|it| it.cpus <= self.run.machine.cpus && self.run.world_size > 1);
-            let rates = system.map_or_else(|| sample.process.as_ref().and_then(|it| it.rates), |it| it.rates);
-            rates?.cpus_busy
-        }))?;
-        Some((f64::from(self.run.machine.cpus) - busy).max(0.0))
+            let systems = self.samples.iter().filter_map(|sample| sample.system);
+            mean(systems.filter(|it| it.cpus <= self.run.machine.cpus).filter_map(|it| it.rates?.cpus_busy))
+        } else {
+            None
+        };
+        let own = || self.threads.iter().map(|thread| thread.busy + thread.queued).sum::<f64>();
+        let used = used.or_else(|| (!self.threads.is_empty()).then(own))?;
+        Some((f64::from(self.run.machine.cpus) - used).max(0.0))
+    }
+
+    /// Seconds of a step in which the thread that trains waited for a CPU.
+    pub fn queued_seconds(&self) -> f64 {
+        self.main_thread().map_or(0.0, |main| main.queued) * self.step_seconds
     }
 
     /// The thread that trains.

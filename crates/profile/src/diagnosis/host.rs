@@ -85,14 +85,9 @@ fn tiny_operators(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding
     let phases = [Phase::Forward, Phase::Backward, Phase::Other].into_iter().filter_map(|phase| profiled.phase(phase));
     let tiny: Vec<_> = phases.filter(|times| times.small_operators >= MANY_OPERATORS).collect();
     // Those of a loop over numbers are its own.
-    let read_back = |phase: Phase| {
-        let loops = facts.read_back_loops().filter(|it| it.phase == phase);
-        loops.fold((0.0, 0.0), |(seconds, calls), it| (seconds + it.seconds, calls + it.operators))
-    };
-    let own = |times: &&PhaseTimes| {
-        let (seconds, calls) = read_back(times.phase);
-        facts.unprofiled(times.phase, small_seconds(times) - seconds, (times.calls - calls).max(0.0))
-    };
+    let read_back =
+        |phase: Phase| facts.read_back_loops().filter(|it| it.phase == phase).map(|it| it.seconds).sum::<f64>();
+    let own = |times: &&PhaseTimes| facts.unprofiled_share(times.phase, small_seconds(times) - read_back(times.phase));
     let seconds: f64 = tiny.iter().map(own).sum();
     let operators: f64 = tiny.iter().map(|times| times.small_operators).sum();
     let operator_seconds: f64 = tiny.iter().map(|times| times.small_operator_seconds).sum();
@@ -129,8 +124,7 @@ fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     let longest = gaps.first()?;
     let seconds = gaps.iter().map(|gap| facts.unprofiled(gap.phase, gap.seconds, 0.0)).sum();
     // A thread that waits for a CPU has gaps as well.
-    let queued = facts.main_thread().map_or(0.0, |main| main.queued) * facts.step_seconds;
-    facts.finding(Bottleneck::HostCode, seconds - queued)?;
+    facts.finding(Bottleneck::HostCode, seconds - facts.queued_seconds())?;
     let finding = facts.finding(Bottleneck::HostCode, seconds)?;
     let written = facts.samples.iter().filter_map(|it| it.process?.rates?.disk_written_bytes_per_second);
     let written = super::facts::mean(written).filter(|bytes| *bytes >= 1e5);

@@ -56,6 +56,8 @@ fn communication(facts: &Facts<'_>, late_seconds: f64) -> Option<Finding> {
     let backward = within(Phase::Backward);
     let elsewhere: f64 = [Phase::Forward, Phase::Optimizer, Phase::Other].map(within).iter().sum();
     let seconds = marked + backward + elsewhere - late_seconds;
+    // Where ranks wait for CPUs, they wait for one another.
+    facts.finding(Bottleneck::Communication, seconds - facts.queued_seconds())?;
     let finding = facts.finding(Bottleneck::Communication, seconds)?;
     Some(
         finding

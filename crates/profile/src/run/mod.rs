@@ -4,6 +4,7 @@ mod machine;
 mod ops;
 mod profile;
 mod recorder;
+mod track;
 mod window;
 
 pub use machine::MachineInfo;

@@ -45,7 +45,7 @@ pub struct PhaseTimes {
     pub operators: f64,
     /// How many were called in all; each makes the step longer by what the profiler takes for it.
     pub calls: f64,
-    /// How many of the former took 40 us or less.
+    /// How many of the former took 10 us or less for each call in them.
     pub small_operators: f64,
     /// Seconds of those.
     pub small_operator_seconds: f64,

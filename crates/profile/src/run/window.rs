@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 
 use super::ops::{HostGap, OpTimes, PhaseTimes, ProfiledSteps, ScopeTimes};
+use super::track::{Span, Track, overlap, union};
 use crate::events::EventList;
 use crate::{DeviceType, FunctionEvent, Phase, Profile, ProfileError, RecordScope};
 
@@ -11,16 +12,12 @@ use crate::{DeviceType, FunctionEvent, Phase, Profile, ProfileError, RecordScope
 const STEP: &str = "ProfilerStep*";
 /// What is shorter goes on between operators all the time.
 const SHORTEST_GAP_NS: i64 = 100_000;
-/// An operator that takes no longer is hardly more than its call, which takes 1 to 10 us under a profiler; a step of the
-/// backward pass calls several.
-const SMALL_OPERATOR_NS: i64 = 40_000;
+/// An operator that takes no longer for each call in it is hardly more than these calls: one takes 1 to 5 us under a profiler.
+const SMALL_CALL_NS: i64 = 10_000;
 /// Reading fewer numbers is no loop.
 const LEAST_NUMBERS: i64 = 8;
 /// Rows of each table that are kept.
 const MOST_ROWS: usize = 300;
-
-/// Nanoseconds, from and to.
-type Span = (i64, i64);
 
 impl ProfiledSteps {
     /// None where no step is in the profile. Behind the whole steps there may be one that was broken off.
@@ -87,7 +84,8 @@ impl<'a> Window<'a> {
     fn sum_up(self) -> ProfiledSteps {
         let mut gaps = Sums::default();
         let serves = |place: usize| serves_exchanges(&self.events[place]);
-        let mut phases: Vec<PhaseTimes> = Phase::ALL.map(|phase| self.phase_times(phase)).into();
+        let calls = self.call_times();
+        let mut phases: Vec<PhaseTimes> = Phase::ALL.map(|phase| self.phase_times(phase, &calls)).into();
         for (place, event) in self.calls() {
             let times = &mut phases[self.phase_at(event.start_ns) as usize];
             times.calls += self.each(1);
@@ -117,7 +115,7 @@ impl<'a> Window<'a> {
             ops: self.ops(),
             scopes: self.scope_times(),
             gaps: gaps.rows(|key, calls, time| self.gap(key, calls, time, 0)),
-            read_backs: self.read_backs(),
+            read_backs: self.read_backs(&calls),
             device_work: self.named(device().map(|event| (&*event.name, false, event.elapsed_ns()))),
             device_busy_seconds: self.events.recording().cuda.then(|| {
                 let busy = union(device().map(span_of).collect());
@@ -127,13 +125,14 @@ impl<'a> Window<'a> {
         }
     }
 
-    fn phase_times(&self, phase: Phase) -> PhaseTimes {
+    fn phase_times(&self, phase: Phase, calls: &[i64]) -> PhaseTimes {
         let within = |span: Span| {
             let parts = self.phases.cut(span).into_iter();
             parts.filter(|part| self.phase_at(part.0) == phase).map(|part| part.1 - part.0).sum::<i64>()
         };
         let begun = self.operators.iter().filter(|it| self.phase_at(it.0) == phase && within_span(**it, self.span));
-        let small = || begun.clone().map(|span| span.1 - span.0).filter(|time| *time <= SMALL_OPERATOR_NS);
+        let is_small = |it: &&Span| it.1 - it.0 <= SMALL_CALL_NS * calls_within(calls, **it);
+        let small = || begun.clone().filter(is_small).map(|span| span.1 - span.0);
         PhaseTimes {
             phase,
             seconds: self.per_step(within(self.span)),
@@ -148,12 +147,19 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Operators of the thread that trains, in the order of their beginnings.
+    /// Operators of the thread that trains, those within others among them.
     fn calls(&self) -> impl Iterator<Item = (usize, &FunctionEvent)> {
         let events = self.events.iter().enumerate();
         events.filter(|(_, event)| {
             event.thread == self.thread && is_operator(event) && within_span(span_of(event), self.span)
         })
+    }
+
+    /// When each of them began.
+    fn call_times(&self) -> Vec<i64> {
+        let mut times: Vec<i64> = self.calls().map(|(_, event)| event.start_ns).collect();
+        times.sort_unstable();
+        times
     }
 
     /// When no operator ran, in pieces that lie in one phase and one scope each.
@@ -211,7 +217,7 @@ impl<'a> Window<'a> {
     }
 
     /// From the first number that is read out of a tensor in a step, a phase and a scope to the last.
-    fn read_backs(&self) -> Vec<HostGap> {
+    fn read_backs(&self, calls: &[i64]) -> Vec<HostGap> {
         let mut runs: HashMap<(usize, Phase, Option<&str>), (Span, i64)> = HashMap::new();
         for event in self.events.iter().filter(|event| &*event.name == "aten::_local_scalar_dense") {
             let Some(step) = self.steps.iter().position(|step| within_span(span_of(event), *step)) else { continue };
@@ -220,16 +226,10 @@ impl<'a> Window<'a> {
             *span = (span.0.min(event.start_ns), span.1.max(event.end_ns));
             *calls += 1;
         }
-        // By their beginnings.
-        let calls: Vec<i64> = self.calls().map(|(_, event)| event.start_ns).collect();
-        let within = |span: Span| {
-            let before = |time: i64| calls.partition_point(|start| *start < time);
-            (before(span.1) - before(span.0)) as i64
-        };
         let (mut sums, mut operators) = (Sums::default(), Sums::default());
-        for ((_, phase, scope), (span, calls)) in runs.into_iter().filter(|(_, (_, calls))| *calls >= LEAST_NUMBERS) {
-            sums.add_calls((phase, scope), calls, span.1 - span.0);
-            operators.add_calls((phase, scope), within(span), 0);
+        for ((_, phase, scope), (span, numbers)) in runs.into_iter().filter(|(_, (_, calls))| *calls >= LEAST_NUMBERS) {
+            sums.add_calls((phase, scope), numbers, span.1 - span.0);
+            operators.add_calls((phase, scope), calls_within(calls, span), 0);
         }
         sums.rows(|key, calls, time| self.gap(key, calls, time, operators.calls(&key)))
     }
@@ -299,61 +299,10 @@ impl<K: Eq + Hash> Sums<K> {
     }
 }
 
-/// What was on at each time, the innermost of what nests.
-struct Track<T>(Vec<(Span, T)>);
-
-impl<T: Copy> Track<T> {
-    /// From what may nest.
-    fn new(mut spans: Vec<(Span, T)>) -> Self {
-        spans.sort_by_key(|((start, end), _)| (*start, std::cmp::Reverse(*end)));
-        let mut flat = Vec::new();
-        let mut around: Vec<(i64, T)> = Vec::new();
-        let mut since = i64::MIN;
-        let mut put = |from: i64, to: i64, what: T| {
-            if to > from {
-                flat.push(((from, to), what));
-            }
-        };
-        for ((start, end), what) in spans {
-            while let Some(&(last_end, last)) = around.last().filter(|(last_end, _)| *last_end <= start) {
-                put(since, last_end, last);
-                since = since.max(last_end);
-                around.pop();
-            }
-            if let Some(&(_, last)) = around.last() {
-                put(since, start, last);
-            }
-            since = start;
-            around.push((end, what));
-        }
-        while let Some((end, what)) = around.pop() {
-            put(since, end, what);
-            since = since.max(end);
-        }
-        Self(flat)
-    }
-
-    fn at(&self, time: i64) -> Option<T> {
-        let next = self.0.partition_point(|((start, _), _)| *start <= time);
-        let ((_, end), what) = self.0.get(next.checked_sub(1)?)?;
-        (time < *end).then_some(*what)
-    }
-
-    /// A span in pieces that lie within one of these, or between two.
-    fn cut(&self, span: Span) -> Vec<Span> {
-        let first = self.0.partition_point(|((_, end), _)| *end <= span.0);
-        let inside = self.0[first..].iter().take_while(|((start, _), _)| *start < span.1);
-        let edges = inside.flat_map(|((start, end), _)| [*start, *end]).filter(|edge| span.0 < *edge && *edge < span.1);
-        let mut pieces = Vec::new();
-        let mut since = span.0;
-        for edge in edges.chain([span.1]) {
-            if edge > since {
-                pieces.push((since, edge));
-                since = edge;
-            }
-        }
-        pieces
-    }
+/// How many of the times, which are in order, lie in a span.
+fn calls_within(times: &[i64], span: Span) -> i64 {
+    let before = |time: i64| times.partition_point(|start| *start < time);
+    (before(span.1) - before(span.0)) as i64
 }
 
 fn phase_of(event: &FunctionEvent) -> Option<Phase> {
@@ -388,21 +337,4 @@ fn span_of(event: &FunctionEvent) -> Span {
 
 fn within_span(span: Span, outer: Span) -> bool {
     outer.0 <= span.0 && span.0 < outer.1
-}
-
-fn overlap(one: Span, other: Span) -> i64 {
-    (one.1.min(other.1) - one.0.max(other.0)).max(0)
-}
-
-/// Spans that overlap become one.
-fn union(mut spans: Vec<Span>) -> Vec<Span> {
-    spans.sort_unstable();
-    let mut joined: Vec<Span> = Vec::with_capacity(spans.len());
-    for span in spans {
-        match joined.last_mut().filter(|last| span.0 < last.1) {
-            Some(last) => last.1 = last.1.max(span.1),
-            None => joined.push(span),
-        }
-    }
-    joined
 }

@@ -1,0 +1,99 @@
+//! Spans of time, and what was on in them.
+
+/// Nanoseconds, from and to.
+pub(super) type Span = (i64, i64);
+
+/// What was on at each time, the innermost of what nests.
+pub(super) struct Track<T>(Vec<(Span, T)>);
+
+impl<T: Copy> Track<T> {
+    /// From what may nest.
+    pub fn new(mut spans: Vec<(Span, T)>) -> Self {
+        spans.sort_by_key(|((start, end), _)| (*start, std::cmp::Reverse(*end)));
+        let mut flat = Vec::new();
+        let mut around: Vec<(i64, T)> = Vec::new();
+        let mut since = i64::MIN;
+        let mut put = |from: i64, to: i64, what: T| {
+            if to > from {
+                flat.push(((from, to), what));
+            }
+        };
+        for ((start, end), what) in spans {
+            while let Some(&(last_end, last)) = around.last().filter(|(last_end, _)| *last_end <= start) {
+                put(since, last_end, last);
+                since = since.max(last_end);
+                around.pop();
+            }
+            if let Some(&(_, last)) = around.last() {
+                put(since, start, last);
+            }
+            since = start;
+            around.push((end, what));
+        }
+        while let Some((end, what)) = around.pop() {
+            put(since, end, what);
+            since = since.max(end);
+        }
+        Self(flat)
+    }
+
+    pub fn at(&self, time: i64) -> Option<T> {
+        let next = self.0.partition_point(|((start, _), _)| *start <= time);
+        let ((_, end), what) = self.0.get(next.checked_sub(1)?)?;
+        (time < *end).then_some(*what)
+    }
+
+    /// A span in pieces that lie within one of these, or between two.
+    pub fn cut(&self, span: Span) -> Vec<Span> {
+        let first = self.0.partition_point(|((_, end), _)| *end <= span.0);
+        let inside = self.0[first..].iter().take_while(|((start, _), _)| *start < span.1);
+        let edges = inside.flat_map(|((start, end), _)| [*start, *end]).filter(|edge| span.0 < *edge && *edge < span.1);
+        let mut pieces = Vec::new();
+        let mut since = span.0;
+        for edge in edges.chain([span.1]) {
+            if edge > since {
+                pieces.push((since, edge));
+                since = edge;
+            }
+        }
+        pieces
+    }
+}
+
+pub(super) fn overlap(one: Span, other: Span) -> i64 {
+    (one.1.min(other.1) - one.0.max(other.0)).max(0)
+}
+
+/// Spans that overlap become one.
+pub(super) fn union(mut spans: Vec<Span>) -> Vec<Span> {
+    spans.sort_unstable();
+    let mut joined: Vec<Span> = Vec::with_capacity(spans.len());
+    for span in spans {
+        match joined.last_mut().filter(|last| span.0 < last.1) {
+            Some(last) => last.1 = last.1.max(span.1),
+            None => joined.push(span),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_innermost_is_on() {
+        let track = Track::new(vec![((0, 10), 'a'), ((2, 5), 'b'), ((3, 4), 'c'), ((12, 14), 'd')]);
+        let seen: String = (-1..15).map(|time| track.at(time).unwrap_or('.')).collect();
+        assert_eq!(seen, ".aabcbaaaaa..dd.");
+        assert_eq!(track.cut((1, 13)), [(1, 2), (2, 3), (3, 4), (4, 5), (5, 10), (10, 12), (12, 13)]);
+        assert_eq!(track.cut((10, 11)), [(10, 11)]);
+        assert_eq!(Track::<char>::new(vec![]).cut((1, 2)), [(1, 2)]);
+    }
+
+    #[test]
+    fn spans_are_joined() {
+        assert_eq!(union(vec![(5, 6), (0, 3), (2, 4), (4, 5)]), [(0, 4), (4, 5), (5, 6)]);
+        assert_eq!((overlap((0, 3), (2, 5)), overlap((0, 1), (2, 3))), (1, 0));
+    }
+}
