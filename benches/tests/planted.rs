@@ -5,7 +5,7 @@
 use anyhow::{Context, Result, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
 use overdrive_benches::planted::{self, Form, HEALTHY, PLANTS, Plant};
-use overdrive_profile::Diagnosis;
+use overdrive_profile::{Bottleneck, Diagnosis};
 
 fn main() -> Result<()> {
     if let Some(ended) = planted::main_if_told() {
@@ -36,6 +36,8 @@ fn diagnose(plant: &Plant) -> Result<()> {
     };
     let first = diagnosis.findings.first().with_context(|| format!("nothing was found:\n{}", report()))?;
     ensure!(first.bottleneck == expected, "{:?} comes first:\n{}", first.bottleneck, report());
+    let is_right_rank = expected != Bottleneck::Straggler || first.evidence[0].contains("rank 1");
+    ensure!(is_right_rank, "not the slow rank:\n{}", report());
     ensure!(plant.scope.is_none() || first.scope.as_deref() == plant.scope, "not in its scope:\n{}", report());
     Ok(())
 }

@@ -30,20 +30,20 @@ fn train(mut trainer: Trainer, plan: &Plan, (inputs, targets): (Tensor, Tensor))
     Ok(timer.finish()?)
 }
 
-const TEXTS: i64 = 8;
+const TEXTS: i64 = 4;
 const LENGTH: i64 = 64;
 const WIDTH: i64 = 128;
 const HEADS: i64 = 4;
 /// Bytes are the tokens.
 const TOKENS: i64 = 256;
 
-/// A language model over bytes: two blocks of attention and a perceptron.
+/// A language model over bytes: four blocks of attention and a perceptron, in some fifty tensors.
 pub fn transformer(_: Form, plan: &Plan) -> Result<RunProfile> {
     let vs = VarStore::new(Device::Cpu);
     let root = vs.root();
     let embedding: Embedding = nn::embedding(&root / "embedding", TOKENS, WIDTH, Default::default());
     let positions = (&root / "positions").randn("weight", &[LENGTH, WIDTH], 0.0, 0.02);
-    let blocks: Vec<Block> = (0..2).map(|number| Block::new(&(&root / format!("block{number}")))).collect();
+    let blocks: Vec<Block> = (0..4).map(|number| Block::new(&(&root / format!("block{number}")))).collect();
     let head = nn::linear(&root / "head", WIDTH, TOKENS, Default::default());
     let mut trainer = Trainer::new(&vs, move |tokens| {
         let x = embedding.forward(tokens) + &positions;

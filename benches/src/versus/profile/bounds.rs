@@ -57,7 +57,8 @@ fn row(plant: &Plant, pairs: u32) -> Result<Result<VersusRow, String>> {
 /// is megabytes a step that the remedy takes away, and those that there were.
 fn gain_and_bound(plant: &Plant, planted: &RunProfile, remedied: &RunProfile) -> Result<(f64, f64)> {
     let diagnosis = Diagnosis::of(planted);
-    let Some(finding) = diagnosis.findings.iter().find(|finding| Some(finding.bottleneck) == plant.bottleneck) else {
+    let Some(finding) = diagnosis.findings.first().filter(|finding| Some(finding.bottleneck) == plant.bottleneck)
+    else {
         bail!("the diagnosis has not found it, but {:?}", diagnosis.findings.first().map(|it| it.bottleneck));
     };
     if finding.bottleneck == Bottleneck::MemoryGrowth {

@@ -1,5 +1,6 @@
 //! Waiting for batches.
 
+use super::LEAST_SHARE;
 use super::facts::{Facts, ThreadUse};
 use super::finding::{Bottleneck, Finding};
 use crate::Phase;
@@ -41,28 +42,30 @@ impl Cause {
         let workers: Vec<_> = facts.threads.iter().filter(is_worker).collect();
         let free = facts.free_cpus();
         let free_text = free.map_or_else(|| "unknown".to_owned(), |free| format!("{free:.1}"));
-        let count: f64 = workers.iter().map(|thread| thread.count).sum();
-        let has_room = free.is_some_and(|free| free >= LEAST_FREE_CPUS);
-        if count < 0.5 {
+        // They end with an epoch, and begin again: on the mean there are fewer than the loader was told.
+        let alive: f64 = workers.iter().map(|thread| thread.count).sum();
+        let has_room = free.is_some_and(|free| free >= LEAST_FREE_CPUS)
+            && room_for_workers(facts) >= LEAST_SHARE * facts.step_seconds;
+        if alive <= 0.0 {
             return Self::without_workers(facts, waiting, has_room);
         }
         let at_work: f64 = workers.iter().map(|thread| thread.busy + thread.queued).sum();
-        let workers = count.round();
+        let workers = workers.len();
         let evidence = format!(
             "{workers} workers are at work for {:.0}% of the time, and {free_text} of {} CPUs are left over",
-            100.0 * at_work / count,
+            100.0 * at_work / alive,
             facts.run.machine.cpus
         );
         let read = facts.samples.iter().filter_map(|it| it.process?.rates?.disk_read_bytes_per_second);
         let read = super::facts::mean(read).map(|bytes| format!("; {:.1} MB/s come from disks", bytes / 1e6));
-        if at_work < BUSY * count {
+        if at_work < BUSY * alive {
             return Some(Self {
                 bottleneck: Bottleneck::SlowRead,
                 evidence: evidence + &read.unwrap_or_default(),
                 remedy: format!(
                     "let more reads wait at once: `.num_workers({})`; or keep samples: `Cached`, `DiskCached`, tar shards \
                      in place of small files",
-                    (2.0 * workers).max(4.0)
+                    (2 * workers).max(4)
                 ),
             });
         }
@@ -70,7 +73,10 @@ impl Cause {
             Self {
                 bottleneck: Bottleneck::TooFewWorkers,
                 evidence,
-                remedy: format!("`.num_workers({})`, or `.num_workers(Auto)`", workers + free.unwrap_or(1.0).ceil()),
+                remedy: format!(
+                    "`.num_workers({})`, or `.num_workers(Auto)`",
+                    workers + free.map_or(1, |free| free.ceil() as usize)
+                ),
             }
         } else {
             Self {
@@ -87,7 +93,9 @@ impl Cause {
     /// The thread that trains loads by itself, or waits for threads that nobody knows.
     fn without_workers(facts: &Facts<'_>, waiting: f64, has_room: bool) -> Option<Self> {
         let main = facts.main_thread()?;
-        let others: f64 = facts.threads.iter().filter(|it| !it.is_main).map(|it| it.busy + it.queued).sum();
+        // libtorch's own threads have the name of the one that they help.
+        let others = facts.threads.iter().filter(|it| !it.is_main && it.name != main.name);
+        let others: f64 = others.map(|it| it.busy + it.queued).sum();
         let share = waiting / facts.step_seconds;
         let blocked = (1.0 - main.busy - main.queued).clamp(0.0, 1.0);
         let is_blocked = blocked >= BUSY * share;

@@ -76,18 +76,18 @@ fn offload(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     };
     let (out, back) = (sum("Memcpy DtoH"), sum("Memcpy HtoD"));
     let batch = profiled.phase(Phase::HostToDevice).map_or(0.0, |phase| phase.seconds);
-    let (both, step) = (out + (back - batch).max(0.0), profiled.step_seconds);
-    if out < 0.3 * both || step <= 0.0 {
+    let both = out + (back - batch).max(0.0);
+    if out < 0.3 * both {
         return None;
     }
-    let finding = facts.finding(Bottleneck::Offload, facts.step_seconds * (both / step).min(1.0))?;
+    let finding = facts.finding(Bottleneck::Offload, both)?;
     Some(
         finding
             .evidence(format!(
-                "{:.2} ms of copies to the host and {:.2} ms back in a step of {:.2} ms, under the profiler",
+                "{:.2} ms of copies to the host and {:.2} ms back in a step of {:.2} ms",
                 1e3 * out,
                 1e3 * back,
-                1e3 * step
+                1e3 * facts.step_seconds
             ))
             .remedy(
                 "keep what fits on the device: smaller batches with `Accumulator`, autocast, 8-bit optimizer state; what has \
@@ -107,8 +107,9 @@ fn float32_products(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Findi
     };
     let kernels: Vec<_> = profiled.device_work.iter().filter(is_float32).collect();
     let longest = kernels.first()?;
-    let share = kernels.iter().map(|it| it.seconds).sum::<f64>() / profiled.step_seconds;
-    let seconds = facts.step_seconds * share * (1.0 - TF32_SHARE);
+    let seconds = kernels.iter().map(|it| it.seconds).sum::<f64>();
+    let share = seconds / facts.step_seconds;
+    let seconds = seconds * (1.0 - TF32_SHARE);
     let finding = facts.finding(Bottleneck::Float32Matmul, seconds)?;
     let tensor_cores = facts.samples.iter().flat_map(|it| &it.gpus).filter_map(|gpu| gpu.tensor_utilization);
     let mut finding = finding
@@ -126,12 +127,13 @@ fn float32_products(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Findi
 
 /// The device has nothing to do: the host waits for it, or does not hand work out fast enough.
 fn idle(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
-    let share = 1.0 - profiled.device_busy_seconds? / profiled.step_seconds;
+    // The profiler holds the host up, not the device.
+    let idle = facts.step_seconds - profiled.device_busy_seconds?;
     let known = [Phase::DataWait, Phase::HostToDevice, Phase::Communication].map(|phase| facts.seconds(phase));
-    let seconds = facts.step_seconds * share - known.iter().sum::<f64>();
+    let seconds = idle - known.iter().sum::<f64>();
     let waits: Vec<_> = profiled.ops.iter().filter(|op| WAITS.contains(&op.name.as_str()) && op.calls >= 0.9).collect();
     let read = profiled.ops.iter().find(|op| op.name == "aten::_local_scalar_dense" && op.calls >= 0.9);
-    let evidence = format!("the GPU does nothing for {:.0}% of a step, under the profiler", 100.0 * share);
+    let evidence = format!("the GPU does nothing for {}", facts.of_step(idle));
     if read.is_none() && waits.is_empty() {
         let finding = facts.finding(Bottleneck::KernelLaunches, seconds)?;
         let operators: f64 = profiled.phases.iter().map(|phase| phase.operators).sum();

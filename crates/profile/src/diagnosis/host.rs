@@ -1,5 +1,6 @@
 //! What the host does between and around operators.
 
+use super::LEAST_SHARE;
 use super::facts::Facts;
 use super::finding::{Bottleneck, Finding};
 use crate::{HostGap, OpTimes, Phase, PhaseTimes, ProfiledSteps};
@@ -121,17 +122,29 @@ fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     let is_own =
         |gap: &&HostGap| phases.contains(&gap.phase) && !(gap.phase == Phase::Backward && facts.run.world_size > 1);
     let gaps: Vec<_> = profiled.gaps.iter().filter(is_own).collect();
-    let longest = gaps.first()?;
-    let seconds = gaps.iter().map(|gap| facts.unprofiled(gap.phase, gap.seconds, 0.0)).sum();
-    // A thread that waits for a CPU has gaps as well.
-    facts.finding(Bottleneck::HostCode, seconds - facts.queued_seconds())?;
-    let finding = facts.finding(Bottleneck::HostCode, seconds)?;
+    // What is done now and then may not have been due while the profiler was on.
+    let seen = profiled.phase(Phase::Other).map_or(0.0, |times| times.seconds);
+    let unseen = (facts.seconds(Phase::Other) - seen).max(0.0);
+    let unseen = if unseen >= LEAST_SHARE * facts.step_seconds { unseen } else { 0.0 };
+    let pauses: f64 = gaps.iter().map(|gap| facts.unprofiled(gap.phase, gap.seconds, 0.0)).sum();
+    let seconds = unseen + pauses;
+    // A thread that waits for a CPU pauses as well.
+    let queued = facts.queued_seconds() * pauses / facts.step_seconds;
+    facts.finding(Bottleneck::HostCode, seconds - queued)?;
+    let mut finding = facts.finding(Bottleneck::HostCode, seconds)?;
+    if let Some(longest) = gaps.first().filter(|_| pauses > unseen) {
+        let most = format!("for {} no operator runs, most of it{}", facts.of_step(pauses), place(longest));
+        finding = finding.scope(longest.scope.as_deref()).evidence(most);
+    }
+    if unseen > 0.0 {
+        finding = finding.evidence(format!(
+            "{} in the phase `other` were not seen by the profiler: something that is done now and then",
+            facts.of_step(unseen)
+        ));
+    }
     let written = facts.samples.iter().filter_map(|it| it.process?.rates?.disk_written_bytes_per_second);
     let written = super::facts::mean(written).filter(|bytes| *bytes >= 1e5);
-    let mut finding = finding
-        .scope(longest.scope.as_deref())
-        .evidence(format!("for {} no operator runs, most of it{}", facts.of_step(seconds), place(longest)))
-        .remedy(
+    finding = finding.remedy(
             "do it less often or on a thread of its own: logs buffered and without a sync (`flush` at the end of an epoch), \
              checkpoints by `Checkpoint`, which writes in the background; `record_function(\"name\")` around parts of it shows which one it is",
         );

@@ -5,6 +5,8 @@ use super::finding::{Bottleneck, Finding};
 
 /// What a process grows by before its heap has settled.
 const LEAST_GROWTH_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
+/// Memory that lasts for longer than a day is nobody's concern.
+const NO_MATTER_SECONDS: f64 = 24.0 * 3600.0;
 /// Samples that a line is drawn through.
 const LEAST_SAMPLES: usize = 8;
 /// The share of the variation that the line has to explain.
@@ -40,6 +42,9 @@ fn growth(facts: &Facts<'_>) -> Option<Finding> {
     let host = grows("the process", resident, free_memory(facts));
     let device = grows("the GPU's memory", gpu, free_gpu_memory(facts));
     let growth = device.or(host)?;
+    if growth.free.is_some_and(|free| free / growth.bytes_per_second > NO_MATTER_SECONDS) {
+        return None;
+    }
     let per_step = growth.bytes_per_second * facts.step_seconds;
     let left = growth.free.map(|bytes| {
         format!("{:.1} GB are left: enough for {:.0} more steps", bytes / 1e9, (bytes / per_step).floor())

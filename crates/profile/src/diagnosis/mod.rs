@@ -57,6 +57,17 @@ impl Diagnosis {
         if run.samples.is_empty() {
             unknown.push("the machine was not looked at: nothing is said about memory, clocks and loading".to_owned());
         }
+        if facts.threads.is_empty() && !run.samples.is_empty() {
+            unknown.push("the machine was looked at too seldom: nothing is said about loading".to_owned());
+        }
+        let queued = facts.queued_seconds() / facts.step_seconds;
+        if queued >= LEAST_SHARE {
+            unknown.push(format!(
+                "the thread that trains waited for a CPU for {:.0}% of the time: other programs, or more threads than CPUs \
+                 (`tch::set_num_threads`, `.num_workers`); all figures are of that",
+                100.0 * queued
+            ));
+        }
         unknown.extend(run.notes.iter().cloned());
         let rules = [data::findings, host::findings, device::findings, memory::findings, ranks::findings];
         let mut findings: Vec<Finding> = rules.iter().flat_map(|rule| rule(&facts)).collect();

@@ -16,7 +16,9 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
 fn slow_rank(facts: &Facts<'_>) -> Option<Finding> {
     // Reports with times that are none are nobody's.
     let slow = stragglers(&facts.run.ranks, DEVIATIONS).ok()?;
-    let first: &Straggler = slow.first()?;
+    // Those who wait for a slow rank are slow themselves, where they wait: in backward, or where a metric is exchanged.
+    let waits = [Phase::Backward, Phase::Other];
+    let first: &Straggler = slow.iter().find(|it| !waits.contains(&it.phase)).or(slow.first())?;
     let of_rank: Vec<_> = slow.iter().filter(|it| it.rank == first.rank).collect();
     let seconds = of_rank.iter().map(|it| it.excess_seconds()).sum();
     let mut finding = facts.finding(Bottleneck::Straggler, seconds)?;

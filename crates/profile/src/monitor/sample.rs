@@ -20,7 +20,7 @@ pub struct Sample {
     pub process: Option<ProcessSample>,
     /// Each GPU that answers.
     pub gpus: Vec<GpuSample>,
-    /// The threads of this process, if they are watched.
+    /// The threads of this process, if they are watched: the 64 that were on a CPU for longest.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub threads: Vec<ThreadSample>,
 }

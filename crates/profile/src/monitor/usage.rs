@@ -62,6 +62,9 @@ pub(super) fn process() -> ProcResult<ProcessSample> {
     })
 }
 
+/// More threads than this are left out, the busiest last.
+const MOST_THREADS: usize = 64;
+
 /// The threads of this process; those that end meanwhile are left out.
 pub(super) fn threads() -> ProcResult<Vec<ThreadSample>> {
     let of_task = |task: procfs::process::Task| -> ProcResult<ThreadSample> {
@@ -73,5 +76,8 @@ pub(super) fn threads() -> ProcResult<Vec<ThreadSample>> {
             queued_seconds: times.run_delay as f64 / 1e9,
         })
     };
-    Ok(Process::myself()?.tasks()?.filter_map(|task| of_task(task.ok()?).ok()).collect())
+    let mut threads: Vec<_> = Process::myself()?.tasks()?.filter_map(|task| of_task(task.ok()?).ok()).collect();
+    threads.sort_by(|one, other| other.cpu_seconds.total_cmp(&one.cpu_seconds));
+    threads.truncate(MOST_THREADS);
+    Ok(threads)
 }

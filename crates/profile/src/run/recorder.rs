@@ -8,6 +8,9 @@ use tch::Device;
 use super::{MachineInfo, ProfiledSteps, RunProfile};
 use crate::{GpuSource, Monitor, ProfileError, Profiler, ProfilerAction, Schedule, TraceWriter};
 
+/// The last 10 minutes, unless told otherwise: enough for shares of time, and a file that a page can hold.
+const LONGEST_WINDOW: usize = 6000;
+
 /// What is recorded of a run, for [`StepTimerBuilder::record`](crate::StepTimerBuilder::record): the steps, the machine, and a
 /// few steps under the profiler.
 #[must_use = "a recorder does nothing until a step timer takes it"]
@@ -98,7 +101,7 @@ impl RunRecorder {
 
     /// Recording begins.
     pub(crate) fn start(self, device: Device, warmup_steps: u64, now: Duration) -> Result<Recorder, ProfileError> {
-        let mut monitor = Monitor::builder().interval(self.sample_interval).window(1 << 17).threads(true);
+        let mut monitor = Monitor::builder().interval(self.sample_interval).window(LONGEST_WINDOW).threads(true);
         if let Some(source) = self.gpus {
             monitor = monitor.gpus(source);
         }

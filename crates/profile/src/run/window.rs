@@ -16,6 +16,8 @@ const SHORTEST_GAP_NS: i64 = 100_000;
 const SMALL_CALL_NS: i64 = 10_000;
 /// Reading fewer numbers is no loop.
 const LEAST_NUMBERS: i64 = 8;
+/// More calls than this between two numbers end the loop.
+const MOST_CALLS_BETWEEN: i64 = 24;
 /// Rows of each table that are kept.
 const MOST_ROWS: usize = 300;
 
@@ -216,18 +218,26 @@ impl<'a> Window<'a> {
         self.named(own.map(|event| (&*event.name, event.thread == self.thread, event.elapsed_ns())))
     }
 
-    /// From the first number that is read out of a tensor in a step, a phase and a scope to the last.
+    /// Runs of numbers that are read out of tensors one after the other, by a step, a phase and a scope.
     fn read_backs(&self, calls: &[i64]) -> Vec<HostGap> {
-        let mut runs: HashMap<(usize, Phase, Option<&str>), (Span, i64)> = HashMap::new();
-        for event in self.events.iter().filter(|event| &*event.name == "aten::_local_scalar_dense") {
+        let mut runs: Vec<((usize, Phase, Option<&str>), Span, i64)> = Vec::new();
+        for (place, event) in self.calls().filter(|(_, event)| &*event.name == "aten::_local_scalar_dense") {
+            // What operators read for themselves is theirs.
+            let around = |place: usize| self.events[place].cpu_parent.filter(|&place| is_operator(&self.events[place]));
+            let item = around(place);
+            if item.is_some_and(|item| &*self.events[item].name != "aten::item" || around(item).is_some()) {
+                continue;
+            }
             let Some(step) = self.steps.iter().position(|step| within_span(span_of(event), *step)) else { continue };
-            let place = (step, self.phase_at(event.start_ns), self.scope_at(event.start_ns));
-            let (span, calls) = runs.entry(place).or_insert((span_of(event), 0));
-            *span = (span.0.min(event.start_ns), span.1.max(event.end_ns));
-            *calls += 1;
+            let key = (step, self.phase_at(event.start_ns), self.scope_at(event.start_ns));
+            let goes_on = |last: &Span| calls_within(calls, (last.1, event.start_ns)) <= MOST_CALLS_BETWEEN;
+            match runs.last_mut().filter(|(last_key, last, _)| *last_key == key && goes_on(last)) {
+                Some((_, span, numbers)) => (span.1, *numbers) = (event.end_ns, *numbers + 1),
+                None => runs.push((key, span_of(event), 1)),
+            }
         }
         let (mut sums, mut operators) = (Sums::default(), Sums::default());
-        for ((_, phase, scope), (span, numbers)) in runs.into_iter().filter(|(_, (_, calls))| *calls >= LEAST_NUMBERS) {
+        for ((_, phase, scope), span, numbers) in runs.into_iter().filter(|(_, _, numbers)| *numbers >= LEAST_NUMBERS) {
             sums.add_calls((phase, scope), numbers, span.1 - span.0);
             operators.add_calls((phase, scope), calls_within(calls, span), 0);
         }

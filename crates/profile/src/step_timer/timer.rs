@@ -18,6 +18,8 @@ use crate::{ProfileError, RunProfile};
 /// out of it, and the phases of a step add up to the step. What no phase was open for is [`Phase::Other`]. Each phase is a
 /// scope in the profiler's traces.
 ///
+/// It stays on the thread that it is made on.
+///
 /// On a CUDA device the host only hands work out. Events on the current stream then say what the device did in each
 /// phase; nothing ever waits for them, and the report has the steps whose events the device has reached.
 ///

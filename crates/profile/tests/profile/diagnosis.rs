@@ -108,6 +108,17 @@ fn workers_tell_why_data_is_late() {
     assert_eq!(with(0.5, &[0.95]), (Bottleneck::TooFewWorkers, 2.0));
     assert_eq!(with(1.0, &[]), (Bottleneck::TooFewWorkers, 2.0));
     assert_eq!(with(0.5, &[]), (Bottleneck::SlowRead, 2.0));
+    // A twentieth of a CPU more would not help: the work has to become less.
+    let mut large = with_samples(run(&HALF_DATA), |number| json!({ "threads": threads(number, 0.5, &[0.9; 14]) }));
+    large.machine.cpus = 14;
+    assert_eq!(first(&large), (Bottleneck::SlowDecode, 2.0));
+    // libtorch's threads have the program's name, and say nothing of loading.
+    let blocked = with_samples(run(&HALF_DATA), |number| {
+        let mut threads = threads(number, 0.5, &[0.9]);
+        threads[1]["name"] = json!("train");
+        json!({ "threads": threads })
+    });
+    assert_eq!(first(&blocked), (Bottleneck::SlowRead, 2.0));
     // Three of four CPUs are at work: more workers could save a fourth of a step at best.
     assert_eq!(with(0.5, &[0.9, 0.9, 0.7]), (Bottleneck::TooFewWorkers, 1.33));
 }
@@ -190,6 +201,38 @@ fn ranks_tell_who_is_slow_and_what_they_exchange() {
     let mut alone = exchange;
     alone.world_size = 1;
     assert_eq!(Diagnosis::of(&alone).findings, []);
+}
+
+#[test]
+fn whoever_waits_in_backward_is_not_the_slow_one() {
+    let mut run = run(&[(Phase::Forward, 4.0), (Phase::Backward, 8.1)]);
+    (run.world_size, run.ranks) = (2, vec![run.steps.clone().unwrap()]);
+    let slow = report(&[(Phase::Forward, 10.0), (Phase::Backward, 2.0)]);
+    run.ranks.push(serde_json::from_value(slow).unwrap());
+    assert_eq!(first(&run), (Bottleneck::Straggler, 1.98));
+    assert!(Diagnosis::of(&run).findings[0].evidence[0].contains("rank 1"));
+}
+
+#[test]
+fn what_is_done_now_and_then_and_a_full_machine_are_told_of() {
+    let mut now_and_then = run(&[(Phase::Forward, 5.0), (Phase::Other, 5.0)]);
+    let other = Phase::ALL.iter().position(|phase| *phase == Phase::Other).unwrap();
+    now_and_then.profiled.as_mut().unwrap().phases[other].seconds = 0.0;
+    assert_eq!(first(&now_and_then), (Bottleneck::HostCode, 2.0));
+    assert!(Diagnosis::of(&now_and_then).findings[0].evidence[0].contains("now and then"));
+    let full = with_samples(run(&ALL_FORWARD), |number| {
+        let queued =
+            json!([{ "id": 7, "name": "train", "cpu_seconds": 0.05 * number, "queued_seconds": 0.05 * number }]);
+        json!({ "threads": queued })
+    });
+    let diagnosis = Diagnosis::of(&full);
+    assert!(diagnosis.findings.is_empty() && diagnosis.unknown[0].contains("50% of the time"), "{diagnosis}");
+    // Figures that cannot be are no reason to panic.
+    let mut absurd = now_and_then;
+    for phase in &mut absurd.steps.as_mut().unwrap().phases {
+        phase.share = -0.5;
+    }
+    let _ = Diagnosis::of(&absurd).to_string();
 }
 
 #[test]

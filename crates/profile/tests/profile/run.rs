@@ -145,6 +145,19 @@ fn loops_over_numbers_are_named() {
 }
 
 #[test]
+fn numbers_that_are_read_here_and_there_are_no_loop() {
+    let _alone = alone();
+    let now_and_then = |plant: &Plant| {
+        let outputs = plant.layers.forward(&plant.inputs);
+        let row = outputs.get(0);
+        let sum: f64 = (0..40).map(|at| row.double_value(&[at]) + plant.forward().double_value(&[])).sum();
+        outputs.square().mean(Kind::Float) + sum * 0.0
+    };
+    let run = Plant::new(64, 16).run(recorder(), now_and_then, |_| {});
+    assert_eq!(run.profiled.unwrap().read_backs, []);
+}
+
+#[test]
 fn tiny_operators_are_named() {
     let _alone = alone();
     let row_by_row = |plant: &Plant| {

@@ -16,6 +16,7 @@ pub struct Folder {
     path: PathBuf,
     /// Where the program records, until all is complete.
     recording: TempDir,
+    was_there: bool,
 }
 
 impl Folder {
@@ -24,6 +25,7 @@ impl Folder {
     /// # Errors
     /// When files of others have the names that will be needed, or nothing can be written.
     pub fn prepare(path: &Path) -> Result<Self> {
+        let was_there = path.exists();
         fs::create_dir_all(path).with_context(|| format!("cannot make the folder {}", path.display()))?;
         refuse_strangers(path)?;
         // Ranks may go into other folders before they record.
@@ -32,7 +34,7 @@ impl Folder {
             .prefix(".recording-")
             .tempdir_in(&path)
             .with_context(|| format!("cannot write into {}", path.display()))?;
-        Ok(Self { path, recording })
+        Ok(Self { path, recording, was_there })
     }
 
     /// Where the program records.
@@ -57,11 +59,13 @@ impl Folder {
         Ok(new.iter().map(|name| self.path.join(name)).collect())
     }
 
-    /// Leaves the folder as it was, or not at all where nothing else is in it.
+    /// Leaves the folder as it was: not at all, if it was made for this.
     pub fn discard(self) {
         drop(self.recording);
-        // Fails where something else is in it, as it should.
-        let _ = fs::remove_dir(&self.path);
+        if !self.was_there {
+            // Fails where something else is in it, as it should.
+            let _ = fs::remove_dir(&self.path);
+        }
     }
 }
 
