@@ -38,7 +38,7 @@ pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
     });
     turns.take("profile, step timer", pairs)?;
     let mut row = |what: &str, name: &str| {
-        let text = format!("training step of some 5 ms with {what}");
+        let text = format!("training step of MLP 784-1024-1024-10, batch 32, with {what}");
         let case = Case { text: &text, unit: "ms", ratio: Ratio::ShareOfCost };
         turns.compare(findings, case, (name, PLAIN), Some(Target::AtMost(1.01)))
     };

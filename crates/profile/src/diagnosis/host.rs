@@ -5,8 +5,8 @@ use super::facts::Facts;
 use super::finding::{Bottleneck, Finding};
 use crate::{HostGap, OpTimes, Phase, PhaseTimes, ProfiledSteps};
 
-/// Fewer operators than this in a phase of a step cost little, however small they are.
-const MANY_OPERATORS: f64 = 200.0;
+/// Fewer small calls than this in a phase of a step cost little.
+const MANY_CALLS: f64 = 500.0;
 /// Operators of hand-written and of tch's optimizers. Fused kernels and lists of tensors have other names.
 const UPDATES: [&str; 5] = ["aten::addcdiv_", "aten::addcmul_", "aten::lerp_", "aten::add_", "aten::mul_"];
 
@@ -56,8 +56,7 @@ fn read_back_loop(facts: &Facts<'_>) -> Option<Finding> {
 
 fn optimizer_loop(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     let phase = profiled.phase(Phase::Optimizer)?;
-    let is_loop = phase.small_operators >= MANY_OPERATORS / 2.0
-        && small_seconds(phase) >= 0.5 * (phase.operator_seconds + phase.short_pause_seconds);
+    let is_loop = phase.small_calls >= MANY_CALLS / 2.0 && is_mostly_calls(phase);
     if !is_loop {
         return None;
     }
@@ -70,9 +69,9 @@ fn optimizer_loop(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding
             .op(most.map(|op| op.name.as_str()))
             .evidence(format!("the optimizer takes {}", facts.of_step(seconds)))
             .evidence(format!(
-                "it calls {:.0} small operators a step, of {:.1} us each under the profiler",
-                phase.small_operators,
-                1e6 * phase.small_operator_seconds / phase.small_operators
+                "it makes {:.0} small calls of operators a step, of {:.1} us each under the profiler",
+                phase.small_calls,
+                1e6 * phase.small_call_seconds / phase.small_calls
             ))
             .remedy("update all tensors at once: `AdamW::builder(vs.trainable_variables()).fused(true).build()?`"),
     )
@@ -84,14 +83,14 @@ fn tiny_operators(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding
         return None;
     }
     let phases = [Phase::Forward, Phase::Backward, Phase::Other].into_iter().filter_map(|phase| profiled.phase(phase));
-    let tiny: Vec<_> = phases.filter(|times| times.small_operators >= MANY_OPERATORS).collect();
+    let tiny: Vec<_> = phases.filter(|times| times.small_calls >= MANY_CALLS && is_mostly_calls(times)).collect();
     // Those of a loop over numbers are its own.
     let read_back =
         |phase: Phase| facts.read_back_loops().filter(|it| it.phase == phase).map(|it| it.seconds).sum::<f64>();
     let own = |times: &&PhaseTimes| facts.unprofiled_share(times.phase, small_seconds(times) - read_back(times.phase));
     let seconds: f64 = tiny.iter().map(own).sum();
-    let operators: f64 = tiny.iter().map(|times| times.small_operators).sum();
-    let operator_seconds: f64 = tiny.iter().map(|times| times.small_operator_seconds).sum();
+    let operators: f64 = tiny.iter().map(|times| times.small_calls).sum();
+    let operator_seconds: f64 = tiny.iter().map(|times| times.small_call_seconds).sum();
     let phases: Vec<_> = tiny.iter().map(|times| times.phase.name()).collect();
     let most_called = profiled.ops.iter().filter(|op| tiny.iter().any(|times| times.phase == op.phase));
     let most_called = most_called.max_by(|one, other| one.calls.total_cmp(&other.calls));
@@ -101,7 +100,7 @@ fn tiny_operators(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding
             .op(most_called.map(|op| op.name.as_str()))
             .scope(most_called.and_then(|op| op.scope.as_deref()))
             .evidence(format!(
-                "{operators:.0} small operators a step, of {:.1} us each under the profiler, in: {}",
+                "{operators:.0} small calls of operators a step, of {:.1} us each under the profiler, in: {}",
                 1e6 * operator_seconds / operators,
                 phases.join(", ")
             ))
@@ -158,10 +157,15 @@ fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     Some(finding)
 }
 
-/// Small operators, and the host's way from one to the next.
+/// Half of what a phase does and more; large models have many small calls as well.
+fn is_mostly_calls(times: &PhaseTimes) -> bool {
+    small_seconds(times) >= 0.5 * (times.operator_seconds + times.short_pause_seconds)
+}
+
+/// Small calls, and the host's way from one to the next.
 fn small_seconds(times: &PhaseTimes) -> f64 {
-    let share = if times.operators > 0.0 { times.small_operators / times.operators } else { 0.0 };
-    times.small_operator_seconds + share * times.short_pause_seconds
+    let share = if times.calls > 0.0 { times.small_calls / times.calls } else { 0.0 };
+    times.small_call_seconds + share * times.short_pause_seconds
 }
 
 /// " in the scope `logging`, in the phase other".

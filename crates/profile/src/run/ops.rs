@@ -45,10 +45,10 @@ pub struct PhaseTimes {
     pub operators: f64,
     /// How many were called in all; each makes the step longer by what the profiler takes for it.
     pub calls: f64,
-    /// How many of the former took 10 us or less for each call in them.
-    pub small_operators: f64,
+    /// How many of these took 10 us or less by themselves.
+    pub small_calls: f64,
     /// Seconds of those.
-    pub small_operator_seconds: f64,
+    pub small_call_seconds: f64,
     /// Seconds without an operator, for less than 0.1 ms at a time.
     pub short_pause_seconds: f64,
     /// Seconds without an operator while ranks exchanged something.

@@ -12,7 +12,7 @@ use crate::{DeviceType, FunctionEvent, Phase, Profile, ProfileError, RecordScope
 const STEP: &str = "ProfilerStep*";
 /// What is shorter goes on between operators all the time.
 const SHORTEST_GAP_NS: i64 = 100_000;
-/// An operator that takes no longer for each call in it is hardly more than these calls: one takes 1 to 5 us under a profiler.
+/// A call that takes no longer by itself does hardly more than being called, which takes 1 to 5 us under a profiler.
 const SMALL_CALL_NS: i64 = 10_000;
 /// Reading fewer numbers is no loop.
 const LEAST_NUMBERS: i64 = 8;
@@ -87,10 +87,15 @@ impl<'a> Window<'a> {
         let mut gaps = Sums::default();
         let serves = |place: usize| serves_exchanges(&self.events[place]);
         let calls = self.call_times();
-        let mut phases: Vec<PhaseTimes> = Phase::ALL.map(|phase| self.phase_times(phase, &calls)).into();
+        let mut phases: Vec<PhaseTimes> = Phase::ALL.map(|phase| self.phase_times(phase)).into();
         for (place, event) in self.calls() {
             let times = &mut phases[self.phase_at(event.start_ns) as usize];
             times.calls += self.each(1);
+            let own = self.events.self_cpu_time_total_ns(place);
+            if own <= SMALL_CALL_NS {
+                times.small_calls += self.each(1);
+                times.small_call_seconds += self.per_step(own);
+            }
             if serves(place) && !event.cpu_parent.is_some_and(serves) {
                 times.exchange_operator_seconds += self.per_step(event.elapsed_ns());
             }
@@ -127,21 +132,19 @@ impl<'a> Window<'a> {
         }
     }
 
-    fn phase_times(&self, phase: Phase, calls: &[i64]) -> PhaseTimes {
+    fn phase_times(&self, phase: Phase) -> PhaseTimes {
         let within = |span: Span| {
             let parts = self.phases.cut(span).into_iter();
             parts.filter(|part| self.phase_at(part.0) == phase).map(|part| part.1 - part.0).sum::<i64>()
         };
         let begun = self.operators.iter().filter(|it| self.phase_at(it.0) == phase && within_span(**it, self.span));
-        let is_small = |it: &&Span| it.1 - it.0 <= SMALL_CALL_NS * calls_within(calls, **it);
-        let small = || begun.clone().filter(is_small).map(|span| span.1 - span.0);
         PhaseTimes {
             phase,
             seconds: self.per_step(within(self.span)),
-            operators: self.each(begun.clone().count() as i64),
+            operators: self.each(begun.count() as i64),
             calls: 0.0,
-            small_operators: self.each(small().count() as i64),
-            small_operator_seconds: self.per_step(small().sum()),
+            small_calls: 0.0,
+            small_call_seconds: 0.0,
             short_pause_seconds: 0.0,
             operator_seconds: self.per_step(self.operators.iter().map(|span| within(*span)).sum()),
             communication_seconds: 0.0,

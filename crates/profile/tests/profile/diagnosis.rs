@@ -27,7 +27,7 @@ fn run(phases: &[(Phase, f64)]) -> RunProfile {
     let whole: f64 = phases.iter().map(|(_, ms)| ms / 1e3).sum();
     let times = Phase::ALL.map(|phase| {
         json!({ "phase": phase, "seconds": seconds(phase), "operator_seconds": seconds(phase), "operators": 10.0,
-                "small_operators": 0.0, "small_operator_seconds": 0.0, "short_pause_seconds": 0.0,
+                "small_calls": 0.0, "small_call_seconds": 0.0, "short_pause_seconds": 0.0,
                 "calls": 10.0, "communication_seconds": 0.0, "exchange_operator_seconds": 0.0 })
     });
     let product = json!({ "name": "aten::mm", "phase": "forward", "scope": null, "calls": 1.0,
