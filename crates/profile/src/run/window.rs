@@ -33,6 +33,9 @@ impl ProfiledSteps {
     }
 }
 
+/// A step, a phase and a scope.
+type Place<'a> = (usize, Phase, Option<&'a str>);
+
 /// The steps of a profile, and what went on in them.
 struct Window<'a> {
     events: &'a EventList,
@@ -223,7 +226,7 @@ impl<'a> Window<'a> {
 
     /// Runs of numbers that are read out of tensors one after the other, by a step, a phase and a scope.
     fn read_backs(&self, calls: &[i64]) -> Vec<HostGap> {
-        let mut runs: Vec<((usize, Phase, Option<&str>), Span, i64)> = Vec::new();
+        let mut runs: Vec<(Place<'_>, Span, i64)> = Vec::new();
         for (place, event) in self.calls().filter(|(_, event)| &*event.name == "aten::_local_scalar_dense") {
             // What operators read for themselves is theirs.
             let around = |place: usize| self.events[place].cpu_parent.filter(|&place| is_operator(&self.events[place]));
