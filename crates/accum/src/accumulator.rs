@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use overdrive_core::{GradientSync, SingleProcess, SyncError, TorchError};
+use overdrive_core::{Activity, GradientSync, SingleProcess, SyncError, TorchError, activity};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::Tensor;
 
@@ -115,6 +115,7 @@ impl<S: GradientSync> Accumulator<S> {
     /// Not with the device. Over ranks, waits for all of them when a window closes, and in the first window at each
     /// micro-batch until one counts anything.
     pub fn backward(&mut self, loss: &Tensor, count: i64, closes: bool) -> Result<Option<f64>, AccumError> {
+        let _backward = activity(|| Activity::Backward);
         if count < 0 {
             return Err(AccumError::Count { found: count });
         }

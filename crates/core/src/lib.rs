@@ -5,12 +5,14 @@
 //! program can use every crate as it is.
 #![forbid(unsafe_code)]
 
+mod activity;
 mod gradient_sync;
 mod optimizer;
 mod state;
 mod tch_optimizer;
 mod var_store;
 
+pub use activity::{Activity, ActivityGuard, ActivityObserver, ActivityObserverEntry, activity};
 pub use gradient_sync::{GradientSync, SingleProcess, SyncError};
 pub use optimizer::{GradScale, Optimizer, OptimizerError, OptimizerId};
 pub use overdrive_ffi::{Error as TorchError, ErrorKind as TorchErrorKind};

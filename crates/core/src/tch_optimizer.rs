@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tch::Tensor;
 
+use crate::activity::{Activity, activity};
 use crate::optimizer::{Optimizer, OptimizerError, OptimizerId};
 
 /// tch unwraps libtorch's errors; here they come back as errors again.
@@ -52,6 +53,7 @@ impl Optimizer for tch::nn::Optimizer {
     }
 
     fn step(&mut self) -> Result<(), OptimizerError> {
+        let _step = activity(|| Activity::OptimizerStep(&*self));
         caught(|| tch::nn::Optimizer::step(self))
     }
 

@@ -1,6 +1,8 @@
 //! 1-bit Adam: an optimizer that sends the signs of its momentum.
 
-use overdrive_core::{Entry, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful, SyncError};
+use overdrive_core::{
+    Activity, Entry, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful, SyncError, activity,
+};
 use overdrive_ffi::c10d::ReduceOp;
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Kind, Tensor};
@@ -268,6 +270,7 @@ impl Optimizer for OneBitAdam {
 
     /// Sends, and waits for all ranks; what a failed step has done to the momentum is not undone.
     fn step(&mut self) -> Result<(), OptimizerError> {
+        let _step = activity(|| Activity::OptimizerStep(&*self));
         self.try_step().map_err(failed)
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use overdrive_core::{Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful};
+use overdrive_core::{Activity, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful, activity};
 use overdrive_ffi::GradHook;
 use tch::Tensor;
 
@@ -97,8 +97,16 @@ impl<A: Algorithm> Optimizer for InBackward<A> {
     }
 
     fn step(&mut self) -> Result<(), OptimizerError> {
+        let _step = activity(|| Activity::OptimizerStep(&*self));
         self.hooks.iter().for_each(GradHook::resume_panic);
         lock(&self.shared).failed.take().map_or(Ok(()), Err)
+    }
+
+    fn check_grad_scaler(&self) -> Result<(), OptimizerError> {
+        Err(OptimizerError::RefusesGradScaler(
+            "it steps during the backward pass, before anybody can know whether a gradient is infinite; train in bfloat16, \
+             which needs no scaler",
+        ))
     }
 
     fn zero_grad(&mut self) -> Result<(), OptimizerError> {

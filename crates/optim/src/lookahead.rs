@@ -1,6 +1,6 @@
 //! Lookahead, around any optimizer.
 
-use overdrive_core::{Entry, Optimizer, OptimizerError, StateDict, StateError, Stateful};
+use overdrive_core::{Activity, Entry, Optimizer, OptimizerError, StateDict, StateError, Stateful, activity};
 use overdrive_ffi::TensorList;
 use tch::Tensor;
 
@@ -53,6 +53,7 @@ impl<O: Optimizer> Optimizer for Lookahead<O> {
     pass_on_to_inner!();
 
     fn step(&mut self) -> Result<(), OptimizerError> {
+        let _step = activity(|| Activity::OptimizerStep(&*self));
         self.inner.step()?;
         self.steps = (self.steps + 1) % self.k;
         if self.steps == 0 && !self.fast.is_empty() {

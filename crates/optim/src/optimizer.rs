@@ -1,6 +1,6 @@
 //! What all algorithms share: groups, learning rates, and the step over all buckets.
 
-use overdrive_core::{GradScale, Optimizer, OptimizerError, OptimizerId, TorchError};
+use overdrive_core::{Activity, GradScale, Optimizer, OptimizerError, OptimizerId, TorchError, activity};
 use overdrive_ffi::TensorList;
 use tch::Tensor;
 
@@ -143,6 +143,7 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
     }
 
     fn step(&mut self) -> Result<(), OptimizerError> {
+        let _step = activity(|| Activity::OptimizerStep(&*self));
         self.step_all(None)
     }
 
@@ -151,6 +152,7 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
     }
 
     fn step_scaled(&mut self, scale: GradScale<'_>) -> Result<(), OptimizerError> {
+        let _step = activity(|| Activity::OptimizerStep(&*self));
         match self.packing.fused {
             true => self.step_all(Some(scale)),
             false => Err(OptimizerError::TakesNoGradScale),

@@ -1,6 +1,6 @@
 //! Sharpness-aware minimisation, around any optimizer.
 
-use overdrive_core::{Optimizer, OptimizerError, StateDict, StateError, Stateful, TorchError};
+use overdrive_core::{Activity, Optimizer, OptimizerError, StateDict, StateError, Stateful, TorchError, activity};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Kind, Tensor};
 
@@ -101,6 +101,7 @@ impl<O: Optimizer> Optimizer for Sam<O> {
 
     /// The inner step, from where the parameters were before [`ascend`](Sam::ascend).
     fn step(&mut self) -> Result<(), OptimizerError> {
+        let _step = activity(|| Activity::OptimizerStep(&*self));
         if let Some(before) = self.before.take()
             && !before.is_empty()
         {

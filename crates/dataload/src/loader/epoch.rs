@@ -5,6 +5,8 @@ use std::iter::FusedIterator;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use overdrive_core::{Activity, activity};
+
 use crate::loader::position::Progress;
 use crate::loader::stats::Counters;
 use crate::loader::tuner::{Size, Tuner};
@@ -142,12 +144,14 @@ impl<B: Send + 'static> Iterator for Epoch<B> {
     type Item = Result<B, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        let mut waiting = activity(|| Activity::NextBatch(Arc::as_ptr(&self.counters).addr()));
         let asked = Instant::now();
         self.counters.asked(self.ready());
         let taken = self.take();
         match &taken {
             Ok(Some((batch, samples))) => {
                 self.counters.delivered(*samples);
+                waiting.set_samples(*samples as u64);
                 self.tune(batch, asked);
             }
             Ok(None) if !matches!(self.crew, Crew::Ended) => {

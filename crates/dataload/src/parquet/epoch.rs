@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::vec;
 
+use overdrive_core::{Activity, activity};
+
 use super::array::Array;
 use super::batches::{ParquetBatches, Plan, join};
 use super::column::ParquetTable;
@@ -131,9 +133,13 @@ impl Iterator for ParquetEpoch {
     type Item = Result<ParquetTable, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        let mut waiting = activity(|| Activity::NextBatch(Arc::as_ptr(&self.batches.spare).addr()));
         let batch = self.next_batch().transpose();
         match &batch {
-            Some(Ok(_)) => self.number += 1,
+            Some(Ok(_)) => {
+                waiting.set_samples(self.batches.places(self.number).len() as u64);
+                self.number += 1;
+            }
             Some(Err(_)) | None => {
                 self.number = self.batches.len();
                 self.windows = Windows::Ended;

@@ -8,6 +8,7 @@ mod sync;
 
 use std::cell::RefCell;
 
+use overdrive_core::{Activity, activity};
 use overdrive_ffi::c10d::{self, Reducer};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Tensor, nn};
@@ -139,6 +140,7 @@ impl DistributedDataParallel {
     /// # Syncs
     /// Over Gloo, waits for all ranks.
     pub fn backward(&self, loss: &Tensor) -> Result<(), DdpError> {
+        let _backward = activity(|| Activity::Backward);
         self.check_hook()?;
         let ran = c10d::backward(loss);
         self.check_hook()?;

@@ -71,3 +71,10 @@ fn an_error_in_backward_comes_out_of_the_step() {
     assert!(matches!(opt.step(), Err(OptimizerError::Torch(_))));
     opt.step().unwrap();
 }
+
+#[test]
+fn a_grad_scaler_is_refused() {
+    let opt = Sgd::builder(params(1)).build_in_backward().unwrap();
+    let refused = opt.check_grad_scaler().unwrap_err();
+    assert!(matches!(refused, OptimizerError::RefusesGradScaler(_)), "{refused}");
+}

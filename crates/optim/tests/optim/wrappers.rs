@@ -110,3 +110,14 @@ fn sam_forgets_an_ascent_when_its_state_is_loaded() {
     opt.step().unwrap();
     assert_eq!(value(&weight), 2.0, "not what it was before it was loaded");
 }
+
+#[test]
+fn wrappers_take_a_grad_scaler_where_the_inner_optimizer_does() {
+    let (taken, refused) = (weight(), weight());
+    let takes = |weight: &Tensor| Sgd::builder([weight.shallow_clone()]).build().unwrap();
+    let refuses = |weight: &Tensor| Sgd::builder([weight.shallow_clone()]).build_in_backward().unwrap();
+    assert!(Lookahead::new(takes(&taken), 2, 0.5).unwrap().check_grad_scaler().is_ok());
+    assert!(Sam::new(takes(&taken), 0.05).unwrap().check_grad_scaler().is_ok());
+    assert!(Lookahead::new(refuses(&refused), 2, 0.5).unwrap().check_grad_scaler().is_err());
+    assert!(Sam::new(refuses(&refused), 0.05).unwrap().check_grad_scaler().is_err());
+}

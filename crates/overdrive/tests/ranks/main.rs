@@ -10,6 +10,7 @@ mod mixed;
 mod moments;
 mod records;
 mod restarts;
+mod unmarked;
 
 use std::path::PathBuf;
 
@@ -25,6 +26,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("killed_saving", checkpoints::scenario),
     ("restarts", restarts::scenario),
     ("records", records::scenario),
+    ("unmarked", unmarked::scenario),
 ];
 
 /// What ranks of one run share.
@@ -38,13 +40,18 @@ fn main() -> Result<()> {
         return rank_main(&name, SCENARIOS);
     }
     type Test = fn() -> Result<()>;
-    let tests: [(&str, Test); 6] = [
+    let tests: [(&str, Test); 11] = [
         ("scaled_autocast_clipped_accumulation_of_2_equals_the_large_batch", || run("mixed", 2).map(drop)),
         ("one_bit_adam_of_2_refuses_a_scaler", || run("one_bit_adam", 2).map(drop)),
         ("ranks_killed_at_12_random_moments_while_saving_are_told_of", checkpoints::killed_while_saving),
         ("a_run_restarted_6_times_ends_as_one_that_was_never_disturbed", restarts::ends_alike),
         ("stragglers_are_named_from_the_records_of_both_ranks", records::stragglers_are_named),
         ("large_exchanges_are_named_from_the_records_of_both_ranks", records::large_exchanges_are_named),
+        ("programs_without_a_timer_are_recorded_by_their_loader", unmarked::with_a_loader),
+        ("programs_without_a_timer_are_recorded_by_their_optimizer", unmarked::without_a_loader),
+        ("programs_with_a_timer_are_recorded_by_it_alone", unmarked::beside_a_timer),
+        ("programs_without_a_timer_that_exit_early_are_recorded", unmarked::that_exit_early),
+        ("programs_without_a_timer_are_recorded_under_ddp", unmarked::under_ddp),
     ];
     let trials = tests
         .into_iter()

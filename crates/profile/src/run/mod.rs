@@ -1,5 +1,6 @@
 //! What is recorded of a whole run, for a diagnosis, a page, and comparisons.
 
+mod claim;
 mod machine;
 mod ops;
 mod profile;
@@ -7,6 +8,7 @@ mod recorder;
 mod track;
 mod window;
 
+pub(crate) use claim::Claim;
 pub use machine::MachineInfo;
 pub use ops::{HostGap, OpTimes, PhaseTimes, ProfiledSteps, ScopeTimes};
 pub use profile::{RunProfile, StepTimes};

@@ -50,7 +50,7 @@ pub struct RunProfile {
     pub samples: Vec<Sample>,
     /// What the monitor could not see.
     pub gaps: Vec<MonitorGap>,
-    /// What went wrong in recording.
+    /// What went wrong in recording, and what else its reader should know.
     pub notes: Vec<String>,
 }
 

@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tch::Device;
 
-use super::{MachineInfo, ProfiledSteps, RunProfile};
+use super::{Claim, MachineInfo, ProfiledSteps, RunProfile};
 use crate::{GpuSource, Monitor, ProfileError, Profiler, ProfilerAction, Schedule, TraceWriter};
 
-/// The last 10 minutes, unless told otherwise: enough for shares of time, and a file that a page can hold.
+/// The last 10 minutes at the default interval: enough for shares of time, and a file that a page can hold.
 const LONGEST_WINDOW: usize = 6000;
 
 /// What is recorded of a run, for [`StepTimerBuilder::record`](crate::StepTimerBuilder::record): the steps, the machine, and a
@@ -20,6 +20,8 @@ pub struct RunRecorder {
     profiled_steps: u64,
     sample_interval: Duration,
     gpus: Option<Box<dyn GpuSource>>,
+    claim: Option<Claim>,
+    note: Option<&'static str>,
 }
 
 impl Default for RunRecorder {
@@ -38,6 +40,8 @@ impl RunRecorder {
             profiled_steps: 5,
             sample_interval: Duration::from_millis(100),
             gpus: None,
+            claim: None,
+            note: None,
         }
     }
 
@@ -73,30 +77,24 @@ impl RunRecorder {
         self
     }
 
-    /// What the variables say that `overdrive-profile run` sets: `OVERDRIVE_PROFILE` is the folder,
-    /// `OVERDRIVE_PROFILE_BEFORE` and `OVERDRIVE_PROFILE_STEPS` are counts of steps. They win over what the program says. The
-    /// first timer of a process takes them.
+    /// Records what `overdrive-profile run` asks for: `OVERDRIVE_PROFILE` is the folder, `OVERDRIVE_PROFILE_BEFORE` and
+    /// `OVERDRIVE_PROFILE_STEPS` are counts of steps. They win over what the program says.
     ///
     /// # Errors
     /// `Setting` for a count that is none.
-    #[cfg(feature = "record")]
-    pub(crate) fn by_environment(own: Option<Self>) -> Result<Option<Self>, ProfileError> {
-        use std::sync::atomic::{AtomicBool, Ordering};
+    pub(crate) fn claimed(mut self, claim: Claim) -> Result<Self, ProfileError> {
+        self.folder = Some(claim.folder());
+        self.steps_before = Claim::steps("OVERDRIVE_PROFILE_BEFORE", self.steps_before)?;
+        self.profiled_steps = Claim::steps("OVERDRIVE_PROFILE_STEPS", self.profiled_steps)?;
+        self.claim = Some(claim);
+        Ok(self)
+    }
 
-        static TAKEN: AtomicBool = AtomicBool::new(false);
-        let folder = std::env::var_os("OVERDRIVE_PROFILE").filter(|folder| !folder.is_empty());
-        let Some(folder) = folder.filter(|_| !TAKEN.swap(true, Ordering::Relaxed)) else { return Ok(own) };
-        let count = |name: &'static str, otherwise: u64| match std::env::var(name) {
-            Ok(value) => value.parse().map_err(|_| {
-                let problem = "should be a count of steps".to_owned();
-                ProfileError::Setting { name, value, problem }
-            }),
-            Err(_) => Ok(otherwise),
-        };
-        let mut recorder = own.unwrap_or_default().folder(folder);
-        recorder.steps_before = count("OVERDRIVE_PROFILE_BEFORE", recorder.steps_before)?;
-        recorder.profiled_steps = count("OVERDRIVE_PROFILE_STEPS", recorder.profiled_steps)?;
-        Ok(Some(recorder))
+    /// Something that the reader of the record should know.
+    #[cfg(feature = "record")]
+    pub(crate) fn note(mut self, note: &'static str) -> Self {
+        self.note = Some(note);
+        self
     }
 
     /// Recording begins.
@@ -110,6 +108,7 @@ impl RunRecorder {
         run.unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
         run.machine = MachineInfo::of(device);
         run.timer_thread = rustix::thread::gettid().as_raw_pid();
+        run.notes.extend(self.note.map(str::to_owned));
         (run.rank, run.world_size) = rank_of_environment();
         if let Some(folder) = &self.folder {
             std::fs::create_dir_all(folder).map_err(|error| ProfileError::Io {
@@ -132,6 +131,7 @@ impl RunRecorder {
         Ok(Recorder {
             run,
             folder: self.folder,
+            claim: self.claim,
             device,
             retries_before: alloc_retries(device),
             began: now,
@@ -158,6 +158,8 @@ pub(crate) enum NextStep {
 pub(crate) struct Recorder {
     run: RunProfile,
     folder: Option<PathBuf>,
+    /// None for a recorder that the program itself has asked for.
+    claim: Option<Claim>,
     device: Device,
     retries_before: Option<u64>,
     /// By the timer's clock.
@@ -210,7 +212,25 @@ impl Recorder {
             self.run.notes.push(format!("the trace: {error}"));
         }
         self.write()?;
+        if self.run.profiled.is_some()
+            && let Some(claim) = self.claim.take()
+        {
+            claim.keep();
+        }
         Ok(self.run)
+    }
+
+    /// Ends without a record, and removes what was written of it.
+    #[cfg(feature = "record")]
+    pub(crate) fn discard(mut self) {
+        if let Some(trace) = self.trace.take() {
+            // One that could not be written need not be removed.
+            let _ = trace.wait();
+        }
+        for path in [self.path("profile", "json"), self.path("trace", "json.gz")].into_iter().flatten() {
+            // There is none before the profiler is done.
+            let _ = std::fs::remove_file(path);
+        }
     }
 
     /// Writes what there is so far, for the case that the program does not get to its end.
@@ -259,11 +279,9 @@ impl Recorder {
     }
 
     fn path(&self, name: &str, extension: &str) -> Option<PathBuf> {
-        let name = match self.run.world_size {
-            0 | 1 => format!("{name}.{extension}"),
-            _ => format!("{name}.rank{}.{extension}", self.run.rank),
-        };
-        Some(self.folder.as_ref()?.join(name))
+        let rank = if self.run.world_size > 1 { format!(".rank{}", self.run.rank) } else { String::new() };
+        let label = self.claim.as_ref().map(|claim| format!(".{}", claim.label())).unwrap_or_default();
+        Some(self.folder.as_ref()?.join(format!("{name}{rank}{label}.{extension}")))
     }
 }
 

@@ -64,7 +64,9 @@ impl<'a> Window<'a> {
         let operators = (0..events.len()).filter(|&place| {
             let above = |place: usize| events[place].cpu_parent;
             let mut around = std::iter::successors(above(place), |&place| above(place));
-            events[place].thread == thread && is_operator(&events[place]) && around.all(|it| is_scope(&events[it]))
+            let event = &events[place];
+            let is_own = event.thread == thread && is_operator(event) && within_span(span_of(event), span);
+            is_own && around.all(|it| is_scope(&events[it]))
         });
         Some(Self {
             steps,
@@ -140,7 +142,7 @@ impl<'a> Window<'a> {
             let parts = self.phases.cut(span).into_iter();
             parts.filter(|part| self.phase_at(part.0) == phase).map(|part| part.1 - part.0).sum::<i64>()
         };
-        let begun = self.operators.iter().filter(|it| self.phase_at(it.0) == phase && within_span(**it, self.span));
+        let begun = self.operators.iter().filter(|it| self.phase_at(it.0) == phase);
         PhaseTimes {
             phase,
             seconds: self.per_step(within(self.span)),

@@ -8,6 +8,7 @@ use tch::Device;
 use super::StepTimer;
 use super::device::DeviceTimeline;
 use super::timeline::Timeline;
+use crate::run::Claim;
 use crate::{ProfileError, RunRecorder};
 
 /// The largest window: its records fill some 150 MB.
@@ -122,14 +123,14 @@ impl StepTimerBuilder {
     }
 }
 
-#[cfg(feature = "record")]
+/// The recorder that the environment asks for, which wins over the program's own.
 fn by_environment(own: Option<RunRecorder>) -> Result<Option<RunRecorder>, ProfileError> {
-    RunRecorder::by_environment(own)
-}
-
-#[cfg(not(feature = "record"))]
-fn by_environment(own: Option<RunRecorder>) -> Result<Option<RunRecorder>, ProfileError> {
-    Ok(own)
+    #[cfg(feature = "record")]
+    super::unmarked::give_way();
+    match Claim::take() {
+        Some(claim) => own.unwrap_or_default().claimed(claim).map(Some),
+        None => Ok(own),
+    }
 }
 
 impl std::fmt::Debug for StepTimerBuilder {

@@ -9,6 +9,8 @@ mod statistics;
 mod stragglers;
 mod timeline;
 mod timer;
+#[cfg(feature = "record")]
+mod unmarked;
 
 pub use batches::Batches;
 pub use builder::StepTimerBuilder;

@@ -74,9 +74,17 @@ impl StepTimer {
     /// # Syncs
     /// No.
     pub fn phase(&self, phase: Phase) -> PhaseGuard<'_> {
+        PhaseGuard { timer: self, id: self.enter(phase), _scope: record_function(phase.name()) }
+    }
+
+    pub(super) fn enter(&self, phase: Phase) -> u64 {
         let now = (self.clock)();
-        let id = self.timeline.borrow_mut().enter(phase, now);
-        PhaseGuard { timer: self, id, _scope: record_function(phase.name()) }
+        self.timeline.borrow_mut().enter(phase, now)
+    }
+
+    pub(super) fn leave(&self, id: u64) {
+        let now = (self.clock)();
+        self.timeline.borrow_mut().leave(id, now);
     }
 
     /// Passes the batches on, and counts the time that each `next` takes as [`Phase::DataWait`].
@@ -112,6 +120,14 @@ impl StepTimer {
         let recorder = self.recorder.borrow_mut().take();
         let nothing = ProfileError::NothingToRecord("give the step timer a recorder: `.record(RunRecorder::new())`");
         self.finished(recorder.ok_or(nothing)?)
+    }
+
+    /// Ends the recording without a record.
+    #[cfg(feature = "record")]
+    pub(super) fn discard(self) {
+        if let Some(recorder) = self.recorder.borrow_mut().take() {
+            recorder.discard();
+        }
     }
 
     fn finished(&self, recorder: Recorder) -> Result<RunProfile, ProfileError> {
@@ -172,7 +188,6 @@ pub struct PhaseGuard<'timer> {
 
 impl Drop for PhaseGuard<'_> {
     fn drop(&mut self) {
-        let now = (self.timer.clock)();
-        self.timer.timeline.borrow_mut().leave(self.id, now);
+        self.timer.leave(self.id);
     }
 }

@@ -20,6 +20,7 @@ crate::tests![
     signals_that_were_ignored_stay_ignored,
     ranks_are_put_together,
     missing_and_broken_ranks_are_noted,
+    of_several_records_one_is_kept_and_the_others_are_noted,
     files_of_others_are_left_alone,
     an_earlier_record_is_replaced_by_a_complete_one_only,
 ];
@@ -168,6 +169,17 @@ fn missing_and_broken_ranks_are_noted() {
     let ended = end(run_script(&out, "echo no > \"$OVERDRIVE_PROFILE/profile.json\""));
     assert_eq!((ended.code, out.exists()), (Some(1), false));
     ended.says("profile.json is left out");
+}
+
+fn of_several_records_one_is_kept_and_the_others_are_noted() {
+    let folder = TempDir::new().unwrap();
+    // The first program's record, under the name that its process and timer give it.
+    let first = "cd \"$OVERDRIVE_PROFILE\" && OVERDRIVE_PROFILE=first \"$TRAIN\" && mv first/profile*.json profile.7-0.json \
+                 && mv first/trace*.json.gz trace.7-0.json.gz && rmdir first && exec \"$TRAIN\"";
+    let ended = end(run_script(folder.path(), first));
+    assert_eq!((ended.code, names(folder.path())), (Some(0), FILES.map(str::to_owned).to_vec()), "{}", ended.err);
+    let notes = RunProfile::read_json(folder.path().join("profile.json")).unwrap().notes;
+    assert!(notes.len() == 1 && notes[0].starts_with("a shorter record is left out, of 12 steps"), "{notes:?}");
 }
 
 fn files_of_others_are_left_alone() {

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use overdrive_profile::{Diagnosis, ProfileError, RunProfile};
 use tempfile::TempDir;
 
-use crate::records::{is_record, is_trace, names};
+use crate::records::{Records, is_record, is_trace, names};
 
 const PAGE: &str = "profile.html";
 
@@ -43,9 +43,10 @@ impl Folder {
     }
 
     /// Completes the record, and puts it in the place of an earlier one. The files' paths, the page first.
-    pub fn complete(self, run: &RunProfile, diagnosis: &Diagnosis) -> Result<Vec<PathBuf>> {
-        run.write_html(diagnosis, self.recording().join(PAGE))?;
-        run.write_json(self.recording().join("profile.json"))?;
+    pub fn complete(self, records: &Records, diagnosis: &Diagnosis) -> Result<Vec<PathBuf>> {
+        records.tidy(self.recording())?;
+        records.run.write_html(diagnosis, self.recording().join(PAGE))?;
+        records.run.write_json(self.recording().join("profile.json"))?;
         let new = names(self.recording(), is_ours)?;
         for name in &new {
             let path = self.path.join(name);

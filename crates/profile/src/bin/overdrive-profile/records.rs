@@ -1,27 +1,35 @@
 //! What a recorded run has left in a folder.
 
+use std::cmp::Ordering;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use overdrive_profile::RunProfile;
 
-/// `profile.json`, `profile.rank3.json`.
+/// `profile.json`, `profile.rank3.json`; before `overdrive-profile run` has chosen among several, `profile.rank3.1234-0.json`.
 pub fn is_record(name: &str) -> bool {
-    is_of("profile", name, ".json")
+    plain("profile", name, ".json").is_some()
 }
 
-/// `trace.json.gz`, `trace.rank3.json.gz`.
+/// `trace.json.gz`, `trace.rank3.json.gz`, `trace.rank3.1234-0.json.gz`.
 pub fn is_trace(name: &str) -> bool {
-    is_of("trace", name, ".json.gz")
+    plain("trace", name, ".json.gz").is_some()
 }
 
-fn is_of(stem: &str, name: &str, ending: &str) -> bool {
+/// The name without the numbers of the process and its timer. None for a name of something else.
+fn plain(stem: &str, name: &str, ending: &str) -> Option<String> {
     let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    match name.strip_prefix(stem).and_then(|rest| rest.strip_suffix(ending)) {
-        Some("") => true,
-        Some(rank) => rank.strip_prefix(".rank").is_some_and(is_number),
-        None => false,
+    let is_rank = |part: &str| part.strip_prefix("rank").is_some_and(is_number);
+    let is_label =
+        |part: &str| part.split_once('-').is_some_and(|(process, timer)| is_number(process) && is_number(timer));
+    let parts: Vec<&str> = name.strip_prefix(stem)?.strip_suffix(ending)?.split('.').collect();
+    match parts[..] {
+        [""] => Some(name.to_owned()),
+        ["", rank] if is_rank(rank) => Some(name.to_owned()),
+        ["", label] if is_label(label) => Some(format!("{stem}{ending}")),
+        ["", rank, label] if is_rank(rank) && is_label(label) => Some(format!("{stem}.{rank}{ending}")),
+        _ => None,
     }
 }
 
@@ -35,25 +43,81 @@ pub fn names(folder: &Path, passes: impl Fn(&str) -> bool) -> Result<Vec<String>
     Ok(names)
 }
 
-/// The ranks' records put together, with a note for each that cannot be read. None where there is none.
-///
-/// # Errors
-/// When all of them are broken, or do not belong together.
-pub fn read_ranks(folder: &Path) -> Result<Option<RunProfile>> {
-    let mut runs = Vec::new();
-    let mut broken = Vec::new();
-    for name in names(folder, is_record)? {
-        match RunProfile::read_json(folder.join(&name)) {
-            Ok(run) => runs.push(run),
-            Err(error) => broken.push(format!("{name} is left out: {error}")),
+/// A process's record, and its file.
+struct Record {
+    name: String,
+    run: RunProfile,
+}
+
+/// What a run has left, put together.
+pub struct Records {
+    pub run: RunProfile,
+    /// The names of the records in it.
+    names: Vec<String>,
+}
+
+impl Records {
+    /// The program's record, with all its ranks. Of several programs, restarts and timers, the one that was profiled and
+    /// timed the longest; a note tells of the others, and of each that cannot be read. None where there is none.
+    ///
+    /// # Errors
+    /// When all of them are broken.
+    pub fn read(folder: &Path) -> Result<Option<Self>> {
+        let mut records = Vec::new();
+        let mut notes = Vec::new();
+        for name in names(folder, is_record)? {
+            match RunProfile::read_json(folder.join(&name)) {
+                Ok(run) => records.push(Record { name, run }),
+                Err(error) => notes.push(format!("{name} is left out: {error}")),
+            }
         }
+        records.sort_by(|one, other| length(&other.run).partial_cmp(&length(&one.run)).unwrap_or(Ordering::Equal));
+        let Some(longest) = records.first().map(|record| (record.run.command.clone(), record.run.world_size)) else {
+            return if notes.is_empty() { Ok(None) } else { bail!(notes.join("; ")) };
+        };
+        let mut kept: Vec<Record> = Vec::new();
+        for record in records {
+            let run = &record.run;
+            let is_of_it = (&run.command, run.world_size) == (&longest.0, longest.1);
+            if is_of_it && kept.iter().all(|other| other.run.rank != run.rank) {
+                kept.push(record);
+            } else {
+                let steps = run.steps.as_ref().map_or(0, |steps| steps.steps_seen);
+                let command = run.command.join(" ");
+                notes.push(format!("a shorter record is left out, of {steps} steps by rank {}: {command}", run.rank));
+            }
+        }
+        let names = kept.iter().map(|record| record.name.clone()).collect();
+        let mut run = RunProfile::merge_ranks(kept.into_iter().map(|record| record.run).collect())?;
+        run.notes.extend(notes);
+        Ok(Some(Self { run, names }))
     }
-    if runs.is_empty() {
-        return if broken.is_empty() { Ok(None) } else { bail!(broken.join("; ")) };
+
+    /// Gives their files the names that they keep, and removes those that were left out.
+    pub fn tidy(&self, folder: &Path) -> Result<()> {
+        let traces: Vec<String> = self.names.iter().filter_map(|name| trace_beside(name)).collect();
+        let kept = |name: &str| self.names.iter().chain(&traces).any(|it| it == name);
+        for name in names(folder, |name| is_record(name) || is_trace(name))? {
+            let path = folder.join(&name);
+            let cannot = || format!("cannot move or remove {}", path.display());
+            let plain = plain("profile", &name, ".json").or_else(|| plain("trace", &name, ".json.gz"));
+            match plain.filter(|_| kept(&name)) {
+                Some(plain) => fs::rename(&path, folder.join(plain)).with_context(cannot)?,
+                None => fs::remove_file(&path).with_context(cannot)?,
+            }
+        }
+        Ok(())
     }
-    let mut run = RunProfile::merge_ranks(runs)?;
-    run.notes.extend(broken);
-    Ok(Some(run))
+}
+
+/// The trace of a record: `trace.rank3.1234-0.json.gz`.
+fn trace_beside(record: &str) -> Option<String> {
+    Some(format!("trace{}.json.gz", record.strip_prefix("profile")?.strip_suffix(".json")?))
+}
+
+/// A profile first, then the time of the steps.
+fn length(run: &RunProfile) -> (bool, f64) {
+    (run.profiled.is_some(), run.steps.as_ref().map_or(0.0, |steps| steps.total_seconds))
 }
 
 /// The record in a folder, where that of all ranks comes first, or in a file.
@@ -65,9 +129,10 @@ pub fn read(path: &Path) -> Result<RunProfile> {
     if merged.exists() {
         return Ok(RunProfile::read_json(merged)?);
     }
-    read_ranks(path)?.with_context(|| {
+    let records = Records::read(path)?.with_context(|| {
         format!("{} holds no profile.json: `overdrive-profile run --out {0} -- PROGRAM` makes one", path.display())
-    })
+    })?;
+    Ok(records.run)
 }
 
 #[cfg(test)]
@@ -76,11 +141,19 @@ mod tests {
 
     #[test]
     fn names_are_those_of_the_recorder() {
-        assert!(["profile.json", "profile.rank0.json", "profile.rank12.json"].into_iter().all(is_record));
-        assert!(["trace.json.gz", "trace.rank1.json.gz"].into_iter().all(is_trace));
-        for name in
-            ["profile.rank.json", "profile.rankx.json", "my.profile.json", "profilejson", "profile..json", "profile"]
-        {
+        assert!(["profile.json", "profile.rank0.json", "profile.rank12.7-0.json"].into_iter().all(is_record));
+        assert!(["trace.json.gz", "trace.rank1.json.gz", "trace.81-1.json.gz"].into_iter().all(is_trace));
+        for name in [
+            "profile.rank.json",
+            "profile.rankx.json",
+            "my.profile.json",
+            "profilejson",
+            "profile..json",
+            "profile",
+            "profile.1.json",
+            "profile.1-.json",
+            "profile.1-0.rank0.json",
+        ] {
             assert!(!is_record(name), "{name}");
         }
         assert!(!is_trace("trace.json") && !is_trace("profile.json"));

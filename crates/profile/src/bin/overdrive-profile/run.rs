@@ -10,7 +10,7 @@ use overdrive_profile::Diagnosis;
 use crate::child;
 use crate::cli::RunOptions;
 use crate::folder::Folder;
-use crate::records::read_ranks;
+use crate::records::Records;
 
 /// Runs the program and tells what its record says. The exit code is the program's.
 pub fn run(options: &RunOptions) -> Result<ExitCode> {
@@ -48,16 +48,16 @@ fn exit_code(status: ExitStatus) -> u8 {
 
 /// From the program's record to the page and the diagnosis.
 fn tell(folder: Folder, status: ExitStatus) -> Result<()> {
-    let read = read_ranks(folder.recording());
-    let Ok(Some(mut run)) = read else {
+    let read = Records::read(folder.recording());
+    let Ok(Some(mut records)) = read else {
         folder.discard();
         return Err(read.err().unwrap_or_else(|| anyhow::anyhow!(no_record(status))));
     };
     if !status.success() {
-        run.notes.push(format!("the program ended early, with {status}: the record is what there was by then"));
+        records.run.notes.push(format!("the program ended early, with {status}: the record is what there was by then"));
     }
-    let diagnosis = Diagnosis::of(&run);
-    let paths = folder.complete(&run, &diagnosis)?;
+    let diagnosis = Diagnosis::of(&records.run);
+    let paths = folder.complete(&records, &diagnosis)?;
     eprintln!("\n{}\n", diagnosis.to_string().trim_end());
     for path in paths {
         eprintln!("{}", path.display());
@@ -71,8 +71,9 @@ fn no_record(status: ExitStatus) -> String {
     format!(
         "the program {end}, but left no record. It leaves one if\n\
          - it was built with the feature `record`: cargo build --features overdrive/record, or overdrive-profile/record;\n\
-         - its training loop has a StepTimer that is told of steps: timer.step(samples);\n\
-         - that timer was dropped, or finished: std::process::exit and signals prevent that, and what was recorded until\n  \
+         - its training loop has a StepTimer that is told of steps, timer.step(samples), or an optimizer of these crates that\n  \
+         steps (where the program names no item of overdrive-profile, `use overdrive_profile as _;` links it);\n\
+         - it came to its end: std::process::exit and signals prevent that, and what was recorded until\n  \
          then is written only once the profiled steps are over (--before 0 has them come first)"
     )
 }

@@ -1,0 +1,163 @@
+//! Programs without a step timer: their steps are told by what the crates do for them, where a record is asked for.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use overdrive::prelude::*;
+use overdrive_dataload::FnDataset;
+use overdrive_ddp::DistributedDataParallel;
+use overdrive_profile::{Bottleneck, Diagnosis, Phase, RunProfile, StepTimer};
+
+use crate::harness::{Meeting, all_through, free_port, start};
+
+/// What the program does.
+const KIND: &str = "OVERDRIVE_TEST_FAULT";
+const BATCH: u64 = 4;
+/// Batches of an epoch.
+const BATCHES: u64 = 25;
+
+/// Two epochs with a validation between them; every batch is waited for.
+pub fn with_a_loader() -> Result<()> {
+    let run = only_record("loader", 1)?;
+    let steps = run.steps.as_ref().context("no step was timed")?;
+    // The first update finds out that the program trains.
+    ensure!(steps.steps_seen == 2 * BATCHES - 1, "{} steps", steps.steps_seen);
+    let profiled = run.profiled.as_ref().context("nothing was profiled")?;
+    ensure!(profiled.steps == 3, "{} profiled steps", profiled.steps);
+    ensure!(run.step_times.iter().all(|step| step.samples == BATCH), "{:?}", run.step_times);
+    ensure!(run.share(Phase::Optimizer) > 0.0 && run.share(Phase::Other) > 0.0, "{steps}");
+    ensure!(run.notes.iter().any(|note| note.contains("no StepTimer")), "{:?}", run.notes);
+    let diagnosis = Diagnosis::of(&run);
+    let first = diagnosis.findings.first().with_context(|| diagnosis.to_string())?;
+    ensure!(first.bottleneck == Bottleneck::SlowRead, "{diagnosis}");
+    Ok(())
+}
+
+pub fn without_a_loader() -> Result<()> {
+    let run = only_record("tensors", 1)?;
+    let steps = run.steps.as_ref().context("no step was timed")?;
+    // The first three show that there is no loader, and are one step.
+    ensure!(steps.steps_seen == 2 * BATCHES - 3, "{} steps", steps.steps_seen);
+    ensure!(run.profiled.as_ref().is_some_and(|it| it.steps == 3), "{:?}", run.profiled);
+    Ok(())
+}
+
+/// A timer of the program's own takes the record over, with the phases that it marks.
+pub fn beside_a_timer() -> Result<()> {
+    let run = only_record("timer", 1)?;
+    ensure!(run.steps.as_ref().is_some_and(|it| it.steps_seen == BATCHES), "{:?}", run.steps);
+    ensure!(run.share(Phase::Forward) > 0.0 && !run.notes.iter().any(|it| it.contains("no StepTimer")), "{run:?}");
+    Ok(())
+}
+
+/// It ends while its steps are being profiled.
+pub fn that_exit_early() -> Result<()> {
+    let run = only_record("exit", 1)?;
+    // 10 to warm up, 5 before, one for the profiler; the update that finds out that the program trains is none.
+    ensure!(run.steps.as_ref().is_some_and(|it| it.steps_seen == 17), "{:?}", run.steps);
+    ensure!(run.profiled.as_ref().is_some_and(|it| it.steps == 1), "{:?}", run.profiled);
+    Ok(())
+}
+
+pub fn under_ddp() -> Result<()> {
+    let run = only_record("ddp", 2)?;
+    ensure!(run.ranks.len() == 2, "{} reports", run.ranks.len());
+    ensure!(run.share(Phase::Backward) > 0.0, "{:?}", run.steps);
+    let backward = run.profiled.as_ref().and_then(|it| it.phase(Phase::Backward)).context("nothing was profiled")?;
+    ensure!(backward.communication_seconds > 0.0, "{backward:?}");
+    Ok(())
+}
+
+/// The record of a program, which leaves one a rank.
+fn only_record(kind: &str, ranks: usize) -> Result<RunProfile> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().to_str().context("a folder of ASCII letters")?;
+    let asked = [("OVERDRIVE_PROFILE", path), ("OVERDRIVE_PROFILE_BEFORE", "5"), ("OVERDRIVE_PROFILE_STEPS", "3")];
+    let vars = [asked[0], asked[1], asked[2], (KIND, kind)];
+    let (port, started) = (free_port()?, Instant::now());
+    let begun = (0..ranks).map(|rank| start("unmarked", rank, ranks, port, &vars)).collect::<Result<Vec<_>>>()?;
+    all_through(begun, started)?;
+    let runs = records(folder.path())?;
+    ensure!(runs.len() == ranks, "{} records of {ranks} ranks", runs.len());
+    Ok(RunProfile::merge_ranks(runs)?)
+}
+
+fn records(folder: &Path) -> Result<Vec<RunProfile>> {
+    let mut runs = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|ending| ending == "json") {
+            runs.push(RunProfile::read_json(path)?);
+        }
+    }
+    Ok(runs)
+}
+
+type Pair = (Tensor, Tensor);
+
+fn sample(index: usize) -> Pair {
+    let inputs = Tensor::full([64], index as f64 / 100.0, (Kind::Float, Device::Cpu));
+    (inputs.shallow_clone(), inputs.sin())
+}
+
+fn loader(count: u64, wait: Duration) -> Result<DataLoader<Pair>> {
+    let dataset = FnDataset::new((count * BATCH) as usize, move |index| {
+        std::thread::sleep(wait);
+        Ok(sample(index))
+    });
+    let stack = |samples: Vec<Pair>| {
+        let (inputs, targets): (Vec<Tensor>, Vec<Tensor>) = samples.into_iter().unzip();
+        Ok((Tensor::stack(&inputs, 0), Tensor::stack(&targets, 0)))
+    };
+    Ok(DataLoader::builder(dataset).batch_size(BATCH as usize).collate(stack).build()?)
+}
+
+pub fn scenario(meeting: &Meeting) -> Result<()> {
+    let kind = std::env::var(KIND)?;
+    let vs = nn::VarStore::new(Device::Cpu);
+    let model = nn::linear(vs.root(), 64, 64, Default::default());
+    let mut opt = AdamW::builder(vs.trainable_variables()).build()?;
+    let group = (kind == "ddp").then(|| meeting.group()).transpose()?;
+    let ddp = group.as_ref().map(|group| DistributedDataParallel::new(&vs, group)).transpose()?;
+    let mut train = |(inputs, targets): &Pair| -> Result<()> {
+        let error = |outputs: Tensor| (outputs - targets).square().mean(Kind::Float);
+        match &ddp {
+            Some(ddp) => ddp.backward(&error(ddp.forward(|| model.forward(inputs))?))?,
+            None => error(model.forward(inputs)).backward(),
+        }
+        opt.step()?;
+        Ok(opt.zero_grad()?)
+    };
+    if kind == "tensors" {
+        return (0..2 * BATCHES as usize).try_for_each(|index| train(&sample(index)));
+    }
+    let loader = loader(BATCHES, Duration::from_millis(3))?;
+    for (number, batch) in loader.iter().enumerate() {
+        train(&batch?)?;
+        if kind == "exit" && number == 18 {
+            // As a rank says it.
+            println!("rank {} is through", meeting.rank);
+            std::process::exit(0);
+        }
+    }
+    if kind == "timer" {
+        let timer = StepTimer::builder().warmup_steps(0).build()?;
+        for batch in timer.batches(&loader) {
+            let _phase = timer.phase(Phase::Forward);
+            train(&batch?)?;
+            timer.step(BATCH);
+        }
+        return Ok(());
+    }
+    let validation = self::loader(3, Duration::ZERO)?;
+    for batch in &validation {
+        let (inputs, _) = batch?;
+        let _ = no_grad(|| model.forward(&inputs));
+    }
+    for batch in &loader {
+        train(&batch?)?;
+    }
+    Ok(())
+}

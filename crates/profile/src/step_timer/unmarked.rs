@@ -1,0 +1,189 @@
+//! Steps of programs that mark none: told by what the crates do for them.
+
+use std::cell::RefCell;
+
+use overdrive_core::{Activity, ActivityObserver, ActivityObserverEntry, OptimizerId};
+use overdrive_ffi::profiler::{ScopeGuard, record_function};
+use tch::{Device, Tensor};
+
+use super::{Phase, StepTimer};
+use crate::run::Claim;
+use crate::{ProfileError, RunRecorder};
+
+/// What the record says of it.
+const NOTE: &str = "the program has no StepTimer: its steps are told by loaders and optimizers, and what is neither data wait, nor \
+     an optimizer, nor a backward pass of DDP or an accumulator is `other`, the forward pass among it";
+/// So many updates without a batch in between: the data come from elsewhere.
+const UPDATES_WITHOUT_DATA: u32 = 3;
+
+inventory::submit!(ActivityObserverEntry(&Unmarked));
+
+thread_local! {
+    static TRAINING: RefCell<Training> = const { RefCell::new(Training::NotYet) };
+}
+
+/// Whether this thread trains.
+enum Training {
+    /// No optimizer has stepped.
+    NotYet,
+    Timed(Box<Steps>),
+    /// Its steps are marked, or nobody wants to know of them.
+    NotTimed,
+}
+
+struct Unmarked;
+
+impl ActivityObserver for Unmarked {
+    fn begins(&self, activity: Activity<'_>) {
+        with_training(|training| match (&mut *training, activity) {
+            (Training::Timed(steps), activity) => steps.begins(activity),
+            (Training::NotYet, Activity::OptimizerStep(optimizer)) => {
+                let device = optimizer.params().first().map_or(Device::Cpu, Tensor::device);
+                *training = match Steps::new(device, optimizer.id()) {
+                    Ok(Some(steps)) => Training::Timed(Box::new(steps)),
+                    Ok(None) => Training::NotTimed,
+                    Err(error) => {
+                        // No call of the program's could return it.
+                        tracing::error!(%error, "the run is not recorded");
+                        Training::NotTimed
+                    }
+                };
+            }
+            _ => {}
+        });
+    }
+
+    fn ends(&self, samples: Option<u64>) {
+        with_training(|training| {
+            if let Training::Timed(steps) = training {
+                steps.ends(samples);
+            }
+        });
+    }
+}
+
+/// The thread has a step timer: what was recorded without one is forgotten.
+pub(super) fn give_way() {
+    with_training(|training| {
+        if let Training::Timed(steps) = std::mem::replace(training, Training::NotTimed) {
+            steps.timer.discard();
+        }
+    });
+}
+
+/// Neither while the thread ends, nor from within.
+fn with_training(then: impl FnOnce(&mut Training)) {
+    let _ = TRAINING.try_with(|training| training.try_borrow_mut().map(|mut training| then(&mut training)));
+}
+
+/// What a step ends with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Unknown,
+    /// A loader is asked for the next batch, and an optimizer has stepped.
+    NextBatch,
+    /// The first optimizer has stepped.
+    Update,
+}
+
+struct Steps {
+    timer: StepTimer,
+    end: End,
+    open: Vec<Open>,
+    first_optimizer: OptimizerId,
+    /// Of the first optimizer, since a batch was asked for.
+    updates: u32,
+    /// Whether an optimizer has stepped in this step.
+    is_updated: bool,
+    /// The loader that was asked last.
+    loader: Option<usize>,
+    samples: u64,
+}
+
+/// An activity that goes on.
+struct Open {
+    phase: u64,
+    optimizer: Option<OptimizerId>,
+    _scope: ScopeGuard,
+}
+
+impl Steps {
+    /// At the first update, which is in no step. None where nobody has asked for a record.
+    fn new(device: Device, first_optimizer: OptimizerId) -> Result<Option<Self>, ProfileError> {
+        let Some(claim) = Claim::take() else { return Ok(None) };
+        let recorder = RunRecorder::new().note(NOTE).claimed(claim)?;
+        let timer = StepTimer::builder().device(device).record(recorder).build()?;
+        Ok(Some(Self {
+            timer,
+            end: End::Unknown,
+            open: Vec::new(),
+            first_optimizer,
+            updates: 0,
+            is_updated: false,
+            loader: None,
+            samples: 0,
+        }))
+    }
+
+    fn begins(&mut self, activity: Activity<'_>) {
+        let (phase, optimizer) = match activity {
+            Activity::NextBatch(loader) => {
+                self.next_batch(loader);
+                (Phase::DataWait, None)
+            }
+            Activity::OptimizerStep(optimizer) => (Phase::Optimizer, Some(optimizer.id())),
+            Activity::Backward => (Phase::Backward, None),
+            _ => (Phase::Other, None),
+        };
+        let _scope = record_function(phase.name());
+        self.open.push(Open { phase: self.timer.enter(phase), optimizer, _scope });
+    }
+
+    fn ends(&mut self, samples: Option<u64>) {
+        // The update in which this was made has begun before.
+        let Some(Open { phase, optimizer, _scope }) = self.open.pop() else { return };
+        self.timer.leave(phase);
+        self.samples += samples.unwrap_or(0);
+        if let Some(optimizer) = optimizer.filter(|_| self.open.is_empty()) {
+            self.updated(optimizer);
+        }
+    }
+
+    fn next_batch(&mut self, loader: usize) {
+        let is_other = self.loader.replace(loader) != Some(loader);
+        match self.end {
+            End::Unknown | End::NextBatch if self.is_updated => {
+                self.end = End::NextBatch;
+                self.end_step();
+            }
+            // Data of another kind, or several batches without an update: a validation lies behind.
+            End::Update if self.updates == 0 => self.skip(),
+            End::Unknown | End::NextBatch if is_other => self.skip(),
+            _ => {}
+        }
+        self.updates = 0;
+    }
+
+    fn updated(&mut self, optimizer: OptimizerId) {
+        self.is_updated = true;
+        if optimizer == self.first_optimizer {
+            self.updates += 1;
+            if self.end == End::Unknown && self.updates == UPDATES_WITHOUT_DATA {
+                self.end = End::Update;
+            }
+            if self.end == End::Update {
+                self.end_step();
+            }
+        }
+    }
+
+    fn end_step(&mut self) {
+        self.timer.step(std::mem::take(&mut self.samples));
+        self.is_updated = false;
+    }
+
+    fn skip(&mut self) {
+        self.timer.skip();
+        self.samples = 0;
+    }
+}
