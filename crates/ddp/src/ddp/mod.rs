@@ -268,11 +268,15 @@ impl DistributedDataParallel {
 
     /// A failure comes back once as it was, and from then on by what it said.
     fn check_hook(&self) -> Result<(), DdpError> {
-        let reducer = self.reducer.borrow();
-        if let Some(error) = reducer.hook_failure() {
+        if let Some(error) = self.reducer.borrow().hook_failure() {
             return Err(DdpError::Hook(error));
         }
-        match reducer.first_hook_failure() {
+        self.hook_works()
+    }
+
+    /// Only looks: a failure that nobody has been told of is left for `forward` and `backward`.
+    fn hook_works(&self) -> Result<(), DdpError> {
+        match self.reducer.borrow().first_hook_failure() {
             None => Ok(()),
             Some(first) => Err(DdpError::HookHasFailed { first: first.to_owned() }),
         }
