@@ -15,8 +15,8 @@ pub(crate) fn tensor(group: &ProcessGroup, op: &'static str, argument: &str, ten
     if !tensor.defined() {
         return Err(refused(op, argument, "undefined", "a tensor"));
     }
-    if tensor.is_sparse() {
-        return Err(refused(op, argument, "sparse", "dense: send its indices and values, or call to_dense"));
+    if let Some(layout) = other_layout(tensor) {
+        return Err(refused(op, argument, layout, "dense: send its indices and values, or call to_dense"));
     }
     let device = tensor.device();
     let (fits, expected) = match (group.backend(), device) {
@@ -37,6 +37,18 @@ pub(crate) fn tensor(group: &ProcessGroup, op: &'static str, argument: &str, ten
         return Err(refused(op, argument, found, "contiguous: call contiguous()"));
     }
     Ok(())
+}
+
+/// What a layout is called that has no strides, so that tch panics when it is asked for them; none for a dense tensor.
+pub(crate) fn other_layout(tensor: &Tensor) -> Option<&'static str> {
+    if tensor.is_sparse() {
+        Some("sparse")
+    } else if tensor.is_mkldnn() {
+        Some("of oneDNN's layout")
+    } else {
+        // tch knows no other layouts, but libtorch compares storages and strides only where there are any.
+        tensor.f_is_set_to(tensor).is_err().then_some("compressed sparse")
+    }
 }
 
 fn is_sent(kind: Kind) -> bool {
@@ -160,8 +172,8 @@ pub(crate) fn describe(tensor: &Tensor) -> String {
         return "undefined".to_owned();
     }
     let text = format!("{:?} of shape {:?} on {:?}", tensor.kind(), tensor.size(), tensor.device());
-    if tensor.is_sparse() {
-        format!("sparse, {text}")
+    if let Some(layout) = other_layout(tensor) {
+        format!("{layout}, {text}")
     } else if tensor.is_contiguous() {
         text
     } else {

@@ -8,6 +8,7 @@ use overdrive_ffi::c10d::{Reducer, ReducerOptions};
 use tch::{Tensor, nn};
 
 use super::{DistributedDataParallel, State, agree};
+use crate::check;
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
 
@@ -177,8 +178,8 @@ fn check_parameters(params: &[(String, Tensor)]) -> Result<(), DdpError> {
         if !tensor.defined() {
             return Err(wrong("is undefined, but should be a tensor".to_owned()));
         }
-        if tensor.is_sparse() {
-            return Err(wrong("is sparse, but should be dense".to_owned()));
+        if let Some(layout) = check::other_layout(tensor) {
+            return Err(wrong(format!("is {layout}, but should be dense")));
         }
         if tensor.requires_grad() && !tensor.is_leaf() {
             return Err(wrong("was computed from others, but should be a leaf".to_owned()));
