@@ -30,7 +30,7 @@ pub enum InitMethod {
     Tcp {
         /// Rank 0's host.
         host: String,
-        /// A free port there.
+        /// A free port there. A single rank may give 0, for one that the system chooses.
         port: u16,
         /// This process's rank.
         rank: usize,
@@ -66,6 +66,11 @@ pub(crate) enum Place {
         served: bool,
     },
     File(PathBuf),
+}
+
+/// Port 0 is whichever is free, which is enough for a rank that listens for nobody else.
+fn is_port(port: u16, world_size: usize) -> bool {
+    port > 0 || world_size == 1
 }
 
 impl std::fmt::Display for Place {
@@ -110,7 +115,7 @@ impl InitMethod {
         if world_size == 0 {
             return wrong("world_size", "the number of ranks, at least 1");
         }
-        if matches!(place, Place::Tcp { port: 0, .. }) {
+        if matches!(place, Place::Tcp { port, .. } if !is_port(port, world_size)) {
             return wrong("port", "a free port of rank 0's host, 1 to 65535");
         }
         if rank >= world_size {
@@ -160,6 +165,8 @@ mod tests {
         assert_eq!(said(tcp(1, 0, 0)), "world_size is 0, but should be the number of ranks, at least 1");
         assert_eq!(said(file(0, 0)), said(tcp(1, 0, 0)));
         assert_eq!(said(file(2, 2)), "this process is rank 2, but should be below the group's size of 2");
+        assert_eq!(said(tcp(0, 1, 1)), "this process is rank 1, but should be below the group's size of 1");
+        assert_eq!(tcp(0, 0, 1).resolve(&|_| None).unwrap().world_size, 1);
         assert_eq!(tcp(65535, 1, 2).resolve(&|_| None).unwrap().world_size, 2);
     }
 }
