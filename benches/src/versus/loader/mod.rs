@@ -46,6 +46,13 @@ pub struct Options {
     photos: Option<PathBuf>,
 }
 
+impl Options {
+    /// Whether any were given.
+    pub fn are_given(&self) -> bool {
+        !self.only.is_empty() || self.photos.is_some()
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Topic {
     /// Resident memory, threads and descriptors after epochs that were broken off
