@@ -3,7 +3,7 @@
 use std::num::NonZero;
 use std::str::FromStr;
 
-use super::{Place, Rendezvous};
+use super::{MOST_RANKS, Place, Rendezvous};
 use crate::error::DdpError;
 
 type Vars<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -111,7 +111,11 @@ fn needed<T: FromStr>(
 /// How many ranks there are.
 fn ranks(var: Vars<'_>, variable: &'static str, launcher: &'static str) -> Result<usize, DdpError> {
     let found: NonZero<usize> = needed(var, variable, WORLD_SIZE, launcher)?;
-    Ok(found.get())
+    if found.get() <= MOST_RANKS {
+        return Ok(found.get());
+    }
+    let expected = "the number of ranks, at most 2147483647".to_owned();
+    Err(DdpError::InvalidVariable { variable, found: found.to_string(), expected })
 }
 
 fn number<T: FromStr>(variable: &'static str, found: &str, expected: &str) -> Result<T, DdpError> {
@@ -230,13 +234,14 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_wrong_is_named() {
-        let cases: [(&'static [(&'static str, &'static str)], &str); 14] = [
+        let cases: [(&'static [(&'static str, &'static str)], &str); 15] = [
             (&[], "no launcher"),
             (&[("RANK", "0")], "WORLD_SIZE is not set"),
             (&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK is \"x\""),
             (&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK is \"2\", but should be below"),
             (&[("RANK", "0"), ("WORLD_SIZE", "0")], "variable WORLD_SIZE is \"0\", but should be the number of ranks"),
             (&[("RANK", "0"), ("WORLD_SIZE", "-2")], "variable WORLD_SIZE is \"-2\""),
+            (&[("RANK", "0"), ("WORLD_SIZE", "2147483648")], "should be the number of ranks, at most 2147483647"),
             (&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "0")], "SLURM_NTASKS is \"0\""),
             (&[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "0")], "OMPI_COMM_WORLD_SIZE is \"0\""),
             (

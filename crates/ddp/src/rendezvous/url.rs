@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::{InitMethod, is_port};
 use crate::error::DdpError;
 
-const EXPECTED: &str = "env://, tcp://host:port?rank=0&world_size=2 or file:///path?rank=0&world_size=2";
+pub(super) const EXPECTED: &str = "env://, tcp://host:port?rank=0&world_size=2 or file:///path?rank=0&world_size=2";
 
 pub(super) fn parse(address: &str) -> Result<InitMethod, DdpError> {
     let wrong = |reason: &str| DdpError::InvalidAddress {
