@@ -113,7 +113,8 @@ impl DdpBuilder {
     ///
     /// # Errors
     /// [`DdpError::ModelMismatch`] on every rank when the models differ, [`DdpError::NoParameters`] when none requires a
-    /// gradient, when an option is outside its range, a parameter is sparse or no leaf, or a rank is gone or late.
+    /// gradient, when an option is outside its range, a parameter is no leaf, a parameter or buffer is sparse or of a dtype that
+    /// is not sent, or a rank is gone or late.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -124,6 +125,9 @@ impl DdpBuilder {
     ) -> Result<DistributedDataParallel, DdpError> {
         let bucket_bytes = self.bucket_cap_mb.map(bucket_bytes).transpose()?;
         check_parameters(&params)?;
+        for (name, tensor) in &buffers {
+            check::in_model(tensor).map_err(|reason| DdpError::InvalidBuffer { name: name.clone(), reason })?;
+        }
         if self.check_model {
             agree::on_model(&self.group, &params, &buffers)?;
         }
@@ -175,12 +179,7 @@ fn check_parameters(params: &[(String, Tensor)]) -> Result<(), DdpError> {
     let mut seen = HashMap::new();
     for (index, (name, tensor)) in params.iter().enumerate() {
         let wrong = |reason: String| DdpError::InvalidParameter { name: name.clone(), reason };
-        if !tensor.defined() {
-            return Err(wrong("is undefined, but should be a tensor".to_owned()));
-        }
-        if let Some(layout) = check::other_layout(tensor) {
-            return Err(wrong(format!("is {layout}, but should be dense")));
-        }
+        check::in_model(tensor).map_err(wrong)?;
         if tensor.requires_grad() && !tensor.is_leaf() {
             return Err(wrong("was computed from others, but should be a leaf".to_owned()));
         }

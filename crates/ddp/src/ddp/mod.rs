@@ -171,11 +171,15 @@ impl DistributedDataParallel {
     /// Takes [`logging_data`](Self::logging_data)'s times of every so many steps, besides the first ten; 100 at first.
     ///
     /// # Errors
-    /// When `steps` is 0, or beyond `i32`.
+    /// [`DdpError::InvalidOption`] when `steps` is 0, or beyond `i32`.
     ///
     /// # Source
     /// `_set_ddp_runtime_logging_sample_rate`
     pub fn set_logging_sample_rate(&self, steps: u32) -> Result<(), DdpError> {
+        if steps == 0 || i32::try_from(steps).is_err() {
+            let (option, found) = ("the logging sample rate", steps.to_string());
+            return Err(DdpError::InvalidOption { option, found, expected: "1 to 2147483647 steps" });
+        }
         Ok(self.reducer.borrow().set_log_rate(steps)?)
     }
 

@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_core::{GradientSync, SyncError};
-use overdrive_ddp::{CommHook, DdpError, DistributedDataParallel, GradBucket, ProcessGroup, ReduceOp, Work};
+use overdrive_ddp::{
+    CommHook, DdpError, DistributedDataParallel, GradBucket, OneBitAdam, OneBitAdamOptions, ProcessGroup, ReduceOp,
+    Work,
+};
 use tch::{Device, Kind, Tensor};
 
 use crate::harness::Meeting;
@@ -94,10 +97,28 @@ pub fn failing(meeting: &Meeting) -> Result<()> {
     // Nor does a collective or a model take such a tensor.
     let refused = group.all_reduce(&mut compressed(), ReduceOp::Sum).err().context("summed")?.to_string();
     ensure!(refused.contains("is compressed sparse, but should be dense"), "{refused}");
-    let param = vec![("w".to_owned(), compressed())];
-    let refused = DistributedDataParallel::builder(&group).build_from(param, Vec::new());
-    let refused = refused.err().context("wrapped")?.to_string();
-    ensure!(refused == "the parameter \"w\" is compressed sparse, but should be dense", "{refused}");
+    let of = |param: Tensor, buffer: Tensor| {
+        let (params, buffers) = (vec![("w".to_owned(), param)], vec![("b".to_owned(), buffer)]);
+        let refused = DistributedDataParallel::builder(&group).build_from(params, buffers).err();
+        refused.map(|error| error.to_string()).context("wrapped")
+    };
+    let dense = || Tensor::ones([2], FLOAT).set_requires_grad(true);
+    let refused = [
+        (of(compressed(), dense())?, "the parameter \"w\" is compressed sparse, but should be dense"),
+        (of(dense(), compressed())?, "the buffer \"b\" is compressed sparse, but should be dense"),
+        (of(dense(), Tensor::new())?, "the buffer \"b\" is undefined, but should be a tensor"),
+        (of(dense(), dense().to_kind(Kind::Int16))?, "the buffer \"b\" is of dtype Int16, which no backend sends"),
+    ];
+    for (found, expected) in refused {
+        ensure!(found == expected, "{found} instead of {expected}");
+    }
+    let refused = OneBitAdam::new(&group, [compressed()], OneBitAdamOptions::default()).err().context("taken")?;
+    ensure!(refused.to_string().contains("is compressed sparse, but should be dense"), "{refused}");
+    let (_, ddp) = small(&group)?;
+    for rate in [0, u32::MAX] {
+        let refused = ddp.set_logging_sample_rate(rate).err().context("a rate was taken")?.to_string();
+        ensure!(refused.starts_with(&format!("the logging sample rate is {rate}, but should be 1 to")), "{refused}");
+    }
     goes_on_when_built_anew(&group)
 }
 
