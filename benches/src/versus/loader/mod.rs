@@ -36,6 +36,7 @@ const PAIRS: u32 = 7;
 
 /// What `loader` measures.
 #[derive(Debug, Args)]
+#[group(skip)] // clap would name it as that of all options.
 pub struct Options {
     /// What to measure of `loader`, separated by commas; everything unless set
     #[arg(long, value_enum, value_delimiter = ',', value_name = "TOPIC")]
