@@ -164,7 +164,8 @@ fn has_failed<T>(said: Result<T, DdpError>, first: &str) -> Result<()> {
 /// Behind tch's own backward nobody has been told yet: whoever is not to tell leaves the failure for whoever is.
 pub fn left(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
-    let first_to_ask: [fn(&DistributedDataParallel) -> Result<(), DdpError>; 4] = [
+    type Asks = fn(&DistributedDataParallel) -> Result<(), DdpError>;
+    let first_to_ask: [Asks; 4] = [
         |ddp| plain(ddp.hold_back(true)),
         |ddp| plain(ddp.hold_back(false)),
         |ddp| plain(ddp.close_with_nothing()),
