@@ -12,7 +12,7 @@ mod turns;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
 use overdrive_bench_report::VersusReport;
 use overdrive_bench_report::write::{check_writable, write_atomically};
@@ -64,6 +64,20 @@ enum Case {
     DdpFirstSum,
 }
 
+impl Options {
+    /// That what chooses a share of one case is not given with another, which would measure everything all the same.
+    fn check(&self) -> Result<()> {
+        let case = self.case.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+        if !matches!(self.case, Case::Ddp) && self.ddp.are_chosen() {
+            bail!("--part is for `ddp`, the only case that has parts, and not for `{case}`");
+        }
+        if !matches!(self.case, Case::Loader) && self.loader.are_given() {
+            bail!("--only and --photos are for `loader`, the only case that has topics, and not for `{case}`");
+        }
+        Ok(())
+    }
+}
+
 /// Where data and packages of the comparisons are kept for the next time: with the build's other outputs, where there are
 /// any.
 fn work_folder() -> PathBuf {
@@ -76,8 +90,9 @@ fn work_folder() -> PathBuf {
 /// Measures, prints and writes what the options ask for.
 ///
 /// # Errors
-/// When nothing can be measured, or the numbers cannot be written. A missed target is no error.
+/// When an option is not for the case, nothing can be measured, or the numbers cannot be written. A missed target is no error.
 pub fn run(options: &Options) -> Result<()> {
+    options.check()?;
     if let Some(path) = &options.json {
         check_writable(path)?;
     }
@@ -97,4 +112,29 @@ pub fn run(options: &Options) -> Result<()> {
         println!("numbers: {}", path.display());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(args: &str) -> Result<(), String> {
+        let options = Options::try_parse_from(["versus"].into_iter().chain(args.split(' '))).unwrap();
+        options.check().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn parts_and_topics_are_refused_where_there_are_none() {
+        for args in ["step", "ddp", "ddp --part launch,link", "loader --only shards", "ddp-rank"] {
+            assert_eq!(checked(args), Ok(()), "{args}");
+        }
+        for case in ["step", "optim", "checkpoint", "loader", "profile"] {
+            let said = checked(&format!("{case} --part link")).unwrap_err();
+            assert_eq!(said, format!("--part is for `ddp`, the only case that has parts, and not for `{case}`"));
+        }
+        for args in ["--only shards", "--photos ."] {
+            let said = checked(&format!("ddp {args}")).unwrap_err();
+            assert!(said.contains("for `loader`") && said.ends_with("not for `ddp`"), "{said}");
+        }
+    }
 }

@@ -15,9 +15,6 @@ pub(crate) fn tensor(group: &ProcessGroup, op: &'static str, argument: &str, ten
     if !tensor.defined() {
         return Err(refused(op, argument, "undefined", "a tensor"));
     }
-    if tensor.is_sparse() {
-        return Err(refused(op, argument, "sparse", "dense: send its indices and values, or call to_dense"));
-    }
     let device = tensor.device();
     let (fits, expected) = match (group.backend(), device) {
         (Backend::Nccl, device) => (matches!(device, Device::Cuda(_)), "on a GPU, because the group is NCCL's"),
@@ -32,11 +29,43 @@ pub(crate) fn tensor(group: &ProcessGroup, op: &'static str, argument: &str, ten
             "float16, bfloat16, float32, float64, int8, uint8, int32, int64 or bool; view complex numbers as real";
         return Err(refused(op, argument, format!("of dtype {kind:?}"), expected));
     }
+    if let Some(layout) = other_layout(tensor) {
+        return Err(refused(op, argument, layout, "dense: send its indices and values, or call to_dense"));
+    }
     if !tensor.is_contiguous() {
         let found = format!("not contiguous: strides {:?} for shape {:?}", tensor.stride(), tensor.size());
         return Err(refused(op, argument, found, "contiguous: call contiguous()"));
     }
     Ok(())
+}
+
+/// What a tensor is called that is no plain numbers with strides, for which tch panics when it is asked; none for a dense one.
+pub(crate) fn other_layout(tensor: &Tensor) -> Option<&'static str> {
+    if tensor.is_sparse() {
+        Some("sparse")
+    } else if tensor.is_mkldnn() {
+        Some("of oneDNN's layout")
+    } else if matches!(tensor.kind(), Kind::QInt8 | Kind::QUInt8 | Kind::QInt32) {
+        Some("quantised")
+    } else {
+        // tch knows no other layouts, but libtorch compares storages and strides only where there are any.
+        tensor.f_is_set_to(tensor).is_err().then_some("compressed sparse")
+    }
+}
+
+/// Why a model's parameter or buffer cannot be broadcast, whatever it is for.
+pub(crate) fn in_model(tensor: &Tensor) -> Result<(), String> {
+    if !tensor.defined() {
+        return Err("is undefined, but should be a tensor".to_owned());
+    }
+    if let Some(layout) = other_layout(tensor) {
+        return Err(format!("is {layout}, but should be dense"));
+    }
+    match tensor.kind() {
+        Kind::ComplexHalf | Kind::ComplexFloat | Kind::ComplexDouble => Ok(()),
+        kind if is_sent(kind) => Ok(()),
+        kind => Err(format!("is of dtype {kind:?}, which no backend sends")),
+    }
 }
 
 fn is_sent(kind: Kind) -> bool {
@@ -160,8 +189,8 @@ pub(crate) fn describe(tensor: &Tensor) -> String {
         return "undefined".to_owned();
     }
     let text = format!("{:?} of shape {:?} on {:?}", tensor.kind(), tensor.size(), tensor.device());
-    if tensor.is_sparse() {
-        format!("sparse, {text}")
+    if let Some(layout) = other_layout(tensor) {
+        format!("{layout}, {text}")
     } else if tensor.is_contiguous() {
         text
     } else {

@@ -186,6 +186,14 @@ pub enum DdpError {
         /// What is wrong with it, and what would be right.
         reason: String,
     },
+    /// A buffer that cannot be sent to the other ranks.
+    #[error("the buffer {name:?} {reason}")]
+    InvalidBuffer {
+        /// Its name.
+        name: String,
+        /// What is wrong with it, and what would be right.
+        reason: String,
+    },
     /// A communication hook returned an error. Build the `DistributedDataParallel` anew to go on.
     #[error("the communication hook failed: {0}")]
     Hook(#[source] Box<dyn std::error::Error + Send + Sync>),

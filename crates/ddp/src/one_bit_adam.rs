@@ -7,6 +7,7 @@ use overdrive_ffi::c10d::ReduceOp;
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Kind, Tensor};
 
+use crate::check;
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
 use crate::signed_mean::SignedMean;
@@ -107,6 +108,11 @@ impl OneBitAdam {
         let first = params.first().ok_or(OptimizerError::NoParameters)?;
         if let Some(index) = params.iter().position(|it| !it.defined()) {
             return Err(OptimizerError::InvalidParameter { index, reason: "is undefined".to_owned() });
+        }
+        let other_layout = params.iter().enumerate().find_map(|(index, it)| Some((index, check::other_layout(it)?)));
+        if let Some((index, layout)) = other_layout {
+            let reason = format!("is {layout}, but should be dense");
+            return Err(OptimizerError::InvalidParameter { index, reason });
         }
         // float16 has no room for eps and small squares.
         if !matches!(first.kind(), Kind::Float | Kind::Double | Kind::BFloat16) {

@@ -45,7 +45,8 @@ pub fn spawn<E: Debug>(nproc: usize, work: impl FnOnce() -> Result<(), E>) -> Re
 }
 
 fn is_rank() -> bool {
-    ["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"].iter().any(|variable| std::env::var_os(variable).is_some())
+    let is_set = |variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty());
+    ["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"].into_iter().any(is_set)
 }
 
 fn do_work<E: Debug>(work: impl FnOnce() -> Result<(), E>) -> ! {

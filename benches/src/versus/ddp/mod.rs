@@ -50,6 +50,11 @@ enum Part {
 }
 
 impl Parts {
+    /// Whether some were named.
+    pub fn are_chosen(&self) -> bool {
+        !self.part.is_empty()
+    }
+
     fn has(&self, part: Part) -> bool {
         self.part.is_empty() || self.part.contains(&part)
     }

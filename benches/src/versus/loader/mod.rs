@@ -36,6 +36,7 @@ const PAIRS: u32 = 7;
 
 /// What `loader` measures.
 #[derive(Debug, Args)]
+#[group(skip)] // clap would name it as that of all options.
 pub struct Options {
     /// What to measure of `loader`, separated by commas; everything unless set
     #[arg(long, value_enum, value_delimiter = ',', value_name = "TOPIC")]
@@ -44,6 +45,13 @@ pub struct Options {
     /// photographs that Debian packages]
     #[arg(long, value_name = "DIR")]
     photos: Option<PathBuf>,
+}
+
+impl Options {
+    /// Whether any were given.
+    pub fn are_given(&self) -> bool {
+        !self.only.is_empty() || self.photos.is_some()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

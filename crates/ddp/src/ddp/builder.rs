@@ -8,6 +8,7 @@ use overdrive_ffi::c10d::{Reducer, ReducerOptions};
 use tch::{Tensor, nn};
 
 use super::{DistributedDataParallel, State, agree};
+use crate::check;
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
 
@@ -112,7 +113,8 @@ impl DdpBuilder {
     ///
     /// # Errors
     /// [`DdpError::ModelMismatch`] on every rank when the models differ, [`DdpError::NoParameters`] when none requires a
-    /// gradient, when an option is outside its range, a parameter is sparse or no leaf, or a rank is gone or late.
+    /// gradient, when an option is outside its range, a parameter is no leaf, a parameter or buffer is sparse or of a dtype that
+    /// is not sent, or a rank is gone or late.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -123,6 +125,9 @@ impl DdpBuilder {
     ) -> Result<DistributedDataParallel, DdpError> {
         let bucket_bytes = self.bucket_cap_mb.map(bucket_bytes).transpose()?;
         check_parameters(&params)?;
+        for (name, tensor) in &buffers {
+            check::in_model(tensor).map_err(|reason| DdpError::InvalidBuffer { name: name.clone(), reason })?;
+        }
         if self.check_model {
             agree::on_model(&self.group, &params, &buffers)?;
         }
@@ -174,12 +179,7 @@ fn check_parameters(params: &[(String, Tensor)]) -> Result<(), DdpError> {
     let mut seen = HashMap::new();
     for (index, (name, tensor)) in params.iter().enumerate() {
         let wrong = |reason: String| DdpError::InvalidParameter { name: name.clone(), reason };
-        if !tensor.defined() {
-            return Err(wrong("is undefined, but should be a tensor".to_owned()));
-        }
-        if tensor.is_sparse() {
-            return Err(wrong("is sparse, but should be dense".to_owned()));
-        }
+        check::in_model(tensor).map_err(wrong)?;
         if tensor.requires_grad() && !tensor.is_leaf() {
             return Err(wrong("was computed from others, but should be a leaf".to_owned()));
         }

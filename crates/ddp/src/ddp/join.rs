@@ -24,10 +24,12 @@ impl DistributedDataParallel {
     /// inputs. Collectives of the loop's own (a [`SyncBatchNorm`](crate::SyncBatchNorm), a sum of losses) are not answered.
     ///
     /// # Errors
-    /// When a rank is gone or late.
+    /// When a rank is gone or late, [`DdpError::HookHasFailed`] when the communication hook failed before or in the loop, and
+    /// [`DdpError::Hook`] when it fails in an answer. Where a hook fails on some ranks alone, the others wait until their
+    /// time is up.
     ///
     /// # Panics
-    /// When the loop does; the other ranks then wait until their time is up.
+    /// When the loop does, or the hook in an answer; the other ranks then wait until their time is up.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -38,6 +40,7 @@ impl DistributedDataParallel {
         if self.state.borrow().joining.is_some() {
             return Err(DdpError::CannotHoldBack("join is under way already, but cannot be within itself"));
         }
+        self.hook_works()?;
         self.state.borrow_mut().joining = Some(!by_active_ranks);
         let _joining = Joining(self);
         let result = train();
@@ -74,8 +77,9 @@ impl DistributedDataParallel {
         Ok(usize::try_from(highest.f_int64_value(&[0])?).unwrap_or(0))
     }
 
-    /// How many ranks are about to run a forward pass.
+    /// How many ranks are about to run a forward pass. Not asked with a hook that has failed, which could answer nobody.
     fn active_ranks(&self) -> Result<i64, DdpError> {
+        self.hook_works()?;
         let mut count = self.number(0.0)?;
         let work = self.group.all_reduce_async(&mut count, ReduceOp::Sum)?;
         work.wait_for(self.group.timeout())?;

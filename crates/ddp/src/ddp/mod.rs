@@ -173,11 +173,15 @@ impl DistributedDataParallel {
     /// Takes [`logging_data`](Self::logging_data)'s times of every so many steps, besides the first ten; 100 at first.
     ///
     /// # Errors
-    /// When `steps` is 0, or beyond `i32`.
+    /// [`DdpError::InvalidOption`] when `steps` is 0, or beyond `i32`.
     ///
     /// # Source
     /// `_set_ddp_runtime_logging_sample_rate`
     pub fn set_logging_sample_rate(&self, steps: u32) -> Result<(), DdpError> {
+        if steps == 0 || i32::try_from(steps).is_err() {
+            let (option, found) = ("the logging sample rate", steps.to_string());
+            return Err(DdpError::InvalidOption { option, found, expected: "1 to 2147483647 steps" });
+        }
         Ok(self.reducer.borrow().set_log_rate(steps)?)
     }
 
@@ -270,11 +274,15 @@ impl DistributedDataParallel {
 
     /// A failure comes back once as it was, and from then on by what it said.
     fn check_hook(&self) -> Result<(), DdpError> {
-        let reducer = self.reducer.borrow();
-        if let Some(error) = reducer.hook_failure() {
+        if let Some(error) = self.reducer.borrow().hook_failure() {
             return Err(DdpError::Hook(error));
         }
-        match reducer.first_hook_failure() {
+        self.hook_works()
+    }
+
+    /// Only looks: a failure that nobody has been told of is left for `forward` and `backward`.
+    fn hook_works(&self) -> Result<(), DdpError> {
+        match self.reducer.borrow().first_hook_failure() {
             None => Ok(()),
             Some(first) => Err(DdpError::HookHasFailed { first: first.to_owned() }),
         }

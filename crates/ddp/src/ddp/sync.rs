@@ -54,7 +54,7 @@ impl GradientSync for DistributedDataParallel {
             .into());
         }
         self.outside_backward("hold_back")?;
-        self.check_hook()?;
+        self.hook_works()?;
         let held = std::mem::replace(&mut self.state.borrow_mut().held, hold);
         if hold && !held {
             self.reducer.borrow().disarm().map_err(DdpError::Torch)?;
@@ -67,7 +67,7 @@ impl GradientSync for DistributedDataParallel {
 
     fn close_with_nothing(&self) -> Result<(), SyncError> {
         self.outside_backward("close_with_nothing")?;
-        self.check_hook()?;
+        self.hook_works()?;
         let closed = self.reducer.borrow().close_with_nothing();
         self.check_hook()?;
         self.state.borrow_mut().needs_buffers = true;

@@ -39,7 +39,7 @@ impl<H: CommHook> BucketHook for Driver<H> {
         let mean = self.hook.finish(&bucket, in_flight)?;
         let like = &bucket.buffer;
         let fits = mean.defined()
-            && !mean.is_sparse()
+            && check::other_layout(&mean).is_none()
             && mean.numel() == like.numel()
             && mean.kind() == like.kind()
             && mean.device() == like.device()

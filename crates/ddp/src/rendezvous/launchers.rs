@@ -3,7 +3,7 @@
 use std::num::NonZero;
 use std::str::FromStr;
 
-use super::{Place, Rendezvous};
+use super::{MOST_RANKS, Place, Rendezvous};
 use crate::error::DdpError;
 
 type Vars<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -34,9 +34,10 @@ pub(super) fn env(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
     let world_size = ranks(var, "WORLD_SIZE", TORCHRUN)?;
     check("RANK", rank, world_size)?;
     let host = text(var, "MASTER_ADDR", ADDRESS, TORCHRUN)?;
-    let port = port(&text(var, "MASTER_PORT", PORT, TORCHRUN)?)?;
     // torchrun's agent serves the store itself, a new one at each restart.
     let served = var("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
+    let text = text(var, "MASTER_PORT", PORT, TORCHRUN)?;
+    let port = port(&text, !served && world_size == 1)?;
     Ok(Rendezvous { rank, world_size, local_rank: local_rank(var), place: Place::Tcp { host, port, served } })
 }
 
@@ -59,7 +60,7 @@ pub(super) fn slurm(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
         }
     };
     let port = match var("MASTER_PORT") {
-        Some(found) => port(&found)?,
+        Some(found) => port(&found, world_size == 1)?,
         // One port a job, the same on all its ranks, clear of what systems hand out by themselves.
         None => {
             let job: u64 = needed(var, "SLURM_JOB_ID", "the job's number", SLURM)?;
@@ -79,7 +80,7 @@ pub(super) fn open_mpi(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
         None if one_host => "127.0.0.1".to_owned(),
         _ => text(var, "MASTER_ADDR", ADDRESS, BY_HAND)?,
     };
-    let port = port(&text(var, "MASTER_PORT", PORT, BY_HAND)?)?;
+    let port = port(&text(var, "MASTER_PORT", PORT, BY_HAND)?, world_size == 1)?;
     let local_rank = local_rank(var);
     Ok(Rendezvous { rank, world_size, local_rank, place: Place::Tcp { host, port, served: false } })
 }
@@ -110,7 +111,11 @@ fn needed<T: FromStr>(
 /// How many ranks there are.
 fn ranks(var: Vars<'_>, variable: &'static str, launcher: &'static str) -> Result<usize, DdpError> {
     let found: NonZero<usize> = needed(var, variable, WORLD_SIZE, launcher)?;
-    Ok(found.get())
+    if found.get() <= MOST_RANKS {
+        return Ok(found.get());
+    }
+    let expected = "the number of ranks, at most 2147483647".to_owned();
+    Err(DdpError::InvalidVariable { variable, found: found.to_string(), expected })
 }
 
 fn number<T: FromStr>(variable: &'static str, found: &str, expected: &str) -> Result<T, DdpError> {
@@ -118,8 +123,9 @@ fn number<T: FromStr>(variable: &'static str, found: &str, expected: &str) -> Re
     found.trim().parse().map_err(|_| wrong())
 }
 
-fn port(found: &str) -> Result<u16, DdpError> {
-    number("MASTER_PORT", found, PORT).map(NonZero::<u16>::get)
+/// `alone`: nobody else has to know it, so that it may be 0, for one that the system chooses.
+fn port(found: &str, alone: bool) -> Result<u16, DdpError> {
+    if alone { number("MASTER_PORT", found, PORT) } else { number("MASTER_PORT", found, PORT).map(NonZero::<u16>::get) }
 }
 
 fn check(variable: &'static str, rank: usize, world_size: usize) -> Result<(), DdpError> {
@@ -215,19 +221,36 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_is_alone_and_listens_may_leave_the_port_open() {
+        let alone = given(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "0")]);
+        assert_eq!(auto(&alone).unwrap().place, tcp("a", 0, false));
+        let served =
+            |name: &str| if name == "TORCHELASTIC_USE_AGENT_STORE" { Some("True".into()) } else { alone(name) };
+        assert!(auto(&served).unwrap_err().to_string().contains("MASTER_PORT is \"0\""));
+        let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_NODELIST", "a"), ("MASTER_PORT", "0")];
+        let slurm = |name: &str| slurm.iter().find(|pair| pair.0 == name).map(|pair| pair.1.to_owned());
+        assert_eq!(auto(&slurm).unwrap().place, tcp("a", 0, false));
+    }
+
+    #[test]
     fn what_is_missing_or_wrong_is_named() {
-        let cases: [(&'static [(&'static str, &'static str)], &str); 13] = [
+        let cases: [(&'static [(&'static str, &'static str)], &str); 15] = [
             (&[], "no launcher"),
             (&[("RANK", "0")], "WORLD_SIZE is not set"),
             (&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK is \"x\""),
             (&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK is \"2\", but should be below"),
             (&[("RANK", "0"), ("WORLD_SIZE", "0")], "variable WORLD_SIZE is \"0\", but should be the number of ranks"),
             (&[("RANK", "0"), ("WORLD_SIZE", "-2")], "variable WORLD_SIZE is \"-2\""),
+            (&[("RANK", "0"), ("WORLD_SIZE", "2147483648")], "should be the number of ranks, at most 2147483647"),
             (&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "0")], "SLURM_NTASKS is \"0\""),
             (&[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "0")], "OMPI_COMM_WORLD_SIZE is \"0\""),
             (
                 &[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "0")],
                 "MASTER_PORT is \"0\", but should be a free port of rank 0's host, 1 to 65535",
+            ),
+            (
+                &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_NODELIST", "a"), ("MASTER_PORT", "0")],
+                "MASTER_PORT is \"0\"",
             ),
             (&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR is not set"),
             (&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")], "MASTER_PORT is not set"),

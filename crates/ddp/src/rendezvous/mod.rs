@@ -4,8 +4,9 @@ mod launchers;
 mod listener;
 mod url;
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use overdrive_ffi::c10d::{Store, TcpStoreOptions};
 
@@ -30,7 +31,7 @@ pub enum InitMethod {
     Tcp {
         /// Rank 0's host.
         host: String,
-        /// A free port there.
+        /// A free port there. A single rank may give 0, for one that the system chooses.
         port: u16,
         /// This process's rank.
         rank: usize,
@@ -68,6 +69,14 @@ pub(crate) enum Place {
     File(PathBuf),
 }
 
+/// libtorch counts ranks so.
+const MOST_RANKS: usize = i32::MAX as usize;
+
+/// Port 0 is whichever is free, which is enough for a rank that listens for nobody else.
+fn is_port(port: u16, world_size: usize) -> bool {
+    port > 0 || world_size == 1
+}
+
 impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -91,7 +100,8 @@ impl InitMethod {
     }
 
     pub(crate) fn rendezvous(&self) -> Result<Rendezvous, DdpError> {
-        self.resolve(&|name| std::env::var(name).ok())
+        // Whoever fills in a template may set a variable to nothing.
+        self.resolve(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
     /// With the environment as `var` tells it.
@@ -106,12 +116,25 @@ impl InitMethod {
             }
             Self::File { path, rank, world_size } => (*rank, *world_size, Place::File(path.clone())),
         };
-        let wrong = |option, expected| Err(DdpError::InvalidOption { option, found: "0".to_owned(), expected });
+        let wrong =
+            |option, found: &str, expected| Err(DdpError::InvalidOption { option, found: found.to_owned(), expected });
         if world_size == 0 {
-            return wrong("world_size", "the number of ranks, at least 1");
+            return wrong("world_size", "0", "the number of ranks, at least 1");
         }
-        if matches!(place, Place::Tcp { port: 0, .. }) {
-            return wrong("port", "a free port of rank 0's host, 1 to 65535");
+        if world_size > MOST_RANKS {
+            return wrong("world_size", &world_size.to_string(), "the number of ranks, at most 2147483647");
+        }
+        match &place {
+            Place::Tcp { port, .. } if !is_port(*port, world_size) => {
+                return wrong("port", "0", "a free port of rank 0's host, 1 to 65535");
+            }
+            Place::Tcp { host, .. } if host.is_empty() => {
+                return wrong("host", "empty", "the name or address of rank 0's host");
+            }
+            Place::File(path) if path.as_os_str().is_empty() => {
+                return wrong("path", "empty", "a file that all ranks can write to");
+            }
+            _ => {}
         }
         if rank >= world_size {
             return Err(DdpError::InvalidRank { what: "this process", rank, size: world_size });
@@ -125,6 +148,14 @@ impl Rendezvous {
     pub(crate) fn store(&self, timeout: Duration) -> Result<Store, DdpError> {
         let left = match &self.place {
             Place::Tcp { host, port, served: false } if self.rank > 0 => listener::wait(host, *port, timeout),
+            Place::File(path) if !has_folder(path, timeout) => {
+                let reason = "is in a folder that does not exist".to_owned();
+                return Err(DdpError::InvalidAddress {
+                    address: self.place.to_string(),
+                    reason,
+                    expected: url::EXPECTED,
+                });
+            }
             _ => timeout,
         };
         let store = match &self.place {
@@ -147,6 +178,21 @@ impl Rendezvous {
     }
 }
 
+/// Waits for a file's folder, which another host may have made just now: libtorch does it for five minutes, whatever the
+/// timeout.
+fn has_folder(path: &Path, timeout: Duration) -> bool {
+    const PAUSE: Duration = Duration::from_millis(20);
+    let started = Instant::now();
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    while !folder.is_dir() {
+        if started.elapsed() >= timeout {
+            return false;
+        }
+        sleep(PAUSE.min(timeout));
+    }
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,6 +206,26 @@ mod tests {
         assert_eq!(said(tcp(1, 0, 0)), "world_size is 0, but should be the number of ranks, at least 1");
         assert_eq!(said(file(0, 0)), said(tcp(1, 0, 0)));
         assert_eq!(said(file(2, 2)), "this process is rank 2, but should be below the group's size of 2");
+        assert_eq!(said(tcp(0, 1, 1)), "this process is rank 1, but should be below the group's size of 1");
+        let most = "world_size is 2147483648, but should be the number of ranks, at most 2147483647";
+        assert_eq!(said(tcp(1, 0, 1 << 31)), most);
+        let nowhere = InitMethod::Tcp { host: String::new(), port: 1, rank: 0, world_size: 1 };
+        assert_eq!(said(nowhere), "host is empty, but should be the name or address of rank 0's host");
+        let nothing = InitMethod::File { path: PathBuf::new(), rank: 0, world_size: 1 };
+        assert_eq!(said(nothing), "path is empty, but should be a file that all ranks can write to");
+        assert_eq!(tcp(0, 0, 1).resolve(&|_| None).unwrap().world_size, 1);
         assert_eq!(tcp(65535, 1, 2).resolve(&|_| None).unwrap().world_size, 2);
+    }
+
+    #[test]
+    fn a_file_in_no_folder_is_told_of_within_the_timeout() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("absent/meet");
+        let rendezvous = InitMethod::File { path: path.clone(), rank: 0, world_size: 1 }.resolve(&|_| None).unwrap();
+        let said = rendezvous.store(Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(said.contains("absent/meet\" is in a folder that does not exist"), "{said}");
+        std::fs::create_dir(path.parent().unwrap()).unwrap();
+        assert!(rendezvous.store(Duration::from_secs(10)).is_ok());
+        assert!(has_folder(Path::new("meet"), Duration::ZERO), "a file without a folder is in this one");
     }
 }

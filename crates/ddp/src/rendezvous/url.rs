@@ -1,12 +1,11 @@
 //! PyTorch's addresses.
 
-use std::num::NonZero;
 use std::path::PathBuf;
 
-use super::InitMethod;
+use super::{InitMethod, is_port};
 use crate::error::DdpError;
 
-const EXPECTED: &str = "env://, tcp://host:port?rank=0&world_size=2 or file:///path?rank=0&world_size=2";
+pub(super) const EXPECTED: &str = "env://, tcp://host:port?rank=0&world_size=2 or file:///path?rank=0&world_size=2";
 
 pub(super) fn parse(address: &str) -> Result<InitMethod, DdpError> {
     let wrong = |reason: &str| DdpError::InvalidAddress {
@@ -35,14 +34,18 @@ pub(super) fn parse(address: &str) -> Result<InitMethod, DdpError> {
     match scheme {
         "tcp" => {
             let (host, port) = place.rsplit_once(':').ok_or_else(|| wrong("has no port"))?;
-            let port: NonZero<u16> = port.parse().map_err(|_| wrong("has a port that is no number from 1 to 65535"))?;
+            let no_port = || wrong("has a port that is no number from 1 to 65535");
+            let port = port.parse().map_err(|_| no_port())?;
             // An IPv6 address stands in brackets.
             let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
             if host.is_empty() {
                 return Err(wrong("has no host"));
             }
             let (rank, world_size) = (number("rank")?, ranks()?);
-            Ok(InitMethod::Tcp { host: host.to_owned(), port: port.get(), rank, world_size })
+            if !is_port(port, world_size) {
+                return Err(no_port());
+            }
+            Ok(InitMethod::Tcp { host: host.to_owned(), port, rank, world_size })
         }
         "file" => {
             if place.is_empty() {
@@ -66,6 +69,8 @@ mod tests {
         assert_eq!(parse("tcp://node1:29500?rank=1&world_size=4").unwrap(), tcp);
         let v6 = InitMethod::Tcp { host: "::1".into(), port: 80, rank: 0, world_size: 1 };
         assert_eq!(parse("tcp://[::1]:80?world_size=1&rank=0").unwrap(), v6);
+        let alone = InitMethod::Tcp { host: "a".into(), port: 0, rank: 0, world_size: 1 };
+        assert_eq!(parse("tcp://a:0?rank=0&world_size=1").unwrap(), alone);
         let file = InitMethod::File { path: "/shared/meet".into(), rank: 0, world_size: 2 };
         assert_eq!(parse("file:///shared/meet?rank=0&world_size=2").unwrap(), file);
     }

@@ -335,6 +335,23 @@ pub fn meet_at_a_file() -> Result<()> {
     harness::all_through(ranks.collect::<Result<_>>()?, started).map(drop)
 }
 
+pub fn meet_alone() -> Result<()> {
+    let started = Instant::now();
+    harness::all_through(vec![harness::start("alone", 0, 1, 0, &[])?], started).map(drop)
+}
+
+/// By the launcher's variables, whose port is 0, and beside that by an address: each gets a port of its own.
+pub fn alone_at_any_port(meeting: &Meeting) -> Result<()> {
+    let address = "tcp://127.0.0.1:0?rank=0&world_size=1";
+    let groups = [meeting.group()?, ProcessGroup::builder(Backend::Gloo).init(&InitMethod::parse(address)?)?];
+    for group in groups {
+        let mut sum = Tensor::from(3);
+        group.all_reduce(&mut sum, ReduceOp::Sum)?;
+        ensure!(group.size() == 1 && sum.int64_value(&[]) == 3);
+    }
+    Ok(())
+}
+
 /// The address that the test names, else the launcher's.
 pub fn address() -> Result<InitMethod> {
     match std::env::var("OVERDRIVE_TEST_ADDRESS") {

@@ -1,5 +1,6 @@
-//! Every exact option with every other, for a model with a buffer and with paths that steps leave out, over 50 steps, against one
-//! process that sees all ranks' data.
+//! Exact options in combinations: each way to treat unused parameters with each of six other ways to train, one at a time and four
+//! at once, for a model with a buffer and with paths that steps leave out, over 50 steps, against one process that sees all
+//! ranks' data. Not every set of options is tried.
 
 use anyhow::{Context, Result};
 use overdrive_core::GradientSync;

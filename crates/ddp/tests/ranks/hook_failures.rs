@@ -1,10 +1,16 @@
 //! Communication hooks that fail: what is said in the pass itself, and in every pass from then on.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use overdrive_core::GradientSync;
-use overdrive_ddp::{CommHook, DdpError, DistributedDataParallel, GradBucket, ProcessGroup, Work};
+use anyhow::{Context, Result, bail, ensure};
+use overdrive_core::{GradientSync, SyncError};
+use overdrive_ddp::{
+    CommHook, DdpError, DistributedDataParallel, GradBucket, OneBitAdam, OneBitAdamOptions, ProcessGroup, ReduceOp,
+    Work,
+};
 use tch::{Device, Kind, Tensor};
 
 use crate::harness::Meeting;
@@ -68,12 +74,14 @@ pub fn failing(meeting: &Meeting) -> Result<()> {
     stays_failed(&ddp, &param, "no launcher")?;
 
     // The buffer holds two numbers: the message says what the result is, and none of its numbers.
-    let results: [(Mean, &str); 6] = [
+    let results: [(Mean, &str); 7] = [
         (|like| like.new_full([1], 7.25, FLOAT), "is Float of shape [1] on Cpu,"),
         (|like| like.new_full([1, 3], 7.25, FLOAT), "is Float of shape [1, 3] on Cpu,"),
         (|like| like.new_full([2], 7.25, (Kind::Double, Device::Cpu)), "is Double of shape [2] on Cpu,"),
         (|like| like.new_full([1], 7.25, FLOAT).expand([2], false), "is Float of shape [2] on Cpu with strides [0],"),
         (|like| like.new_full([2], 7.25, FLOAT).to_sparse_sparse_dim(1), "is sparse, Float of shape [2] on Cpu,"),
+        // As many numbers as the buffer; tch knows nothing of this layout.
+        (|_| compressed(), "is compressed sparse, Float of shape [1, 2] on Cpu,"),
         (|_| Tensor::new(), "is undefined,"),
     ];
     for (result, found) in results {
@@ -86,7 +94,36 @@ pub fn failing(meeting: &Meeting) -> Result<()> {
         ensure!(said.contains(&expected) && !said.contains("7.25"), "{said} does not say {expected:?}");
         stays_failed(&ddp, &param, found)?;
     }
+    // Nor does a collective or a model take such a tensor.
+    let refused = group.all_reduce(&mut compressed(), ReduceOp::Sum).err().context("summed")?.to_string();
+    ensure!(refused.contains("is compressed sparse, but should be dense"), "{refused}");
+    let of = |param: Tensor, buffer: Tensor| {
+        let (params, buffers) = (vec![("w".to_owned(), param)], vec![("b".to_owned(), buffer)]);
+        let refused = DistributedDataParallel::builder(&group).build_from(params, buffers).err();
+        refused.map(|error| error.to_string()).context("wrapped")
+    };
+    let dense = || Tensor::ones([2], FLOAT).set_requires_grad(true);
+    let refused = [
+        (of(compressed(), dense())?, "the parameter \"w\" is compressed sparse, but should be dense"),
+        (of(dense(), compressed())?, "the buffer \"b\" is compressed sparse, but should be dense"),
+        (of(dense(), Tensor::new())?, "the buffer \"b\" is undefined, but should be a tensor"),
+        (of(dense(), dense().to_kind(Kind::Int16))?, "the buffer \"b\" is of dtype Int16, which no backend sends"),
+    ];
+    for (found, expected) in refused {
+        ensure!(found == expected, "{found} instead of {expected}");
+    }
+    let refused = OneBitAdam::new(&group, [compressed()], OneBitAdamOptions::default()).err().context("taken")?;
+    ensure!(refused.to_string().contains("is compressed sparse, but should be dense"), "{refused}");
+    let (_, ddp) = small(&group)?;
+    for rate in [0, u32::MAX] {
+        let refused = ddp.set_logging_sample_rate(rate).err().context("a rate was taken")?.to_string();
+        ensure!(refused.starts_with(&format!("the logging sample rate is {rate}, but should be 1 to")), "{refused}");
+    }
     goes_on_when_built_anew(&group)
+}
+
+fn compressed() -> Tensor {
+    Tensor::full([1, 2], 7.25, FLOAT).to_sparse_csr(None)
 }
 
 /// What backward says of a hook's error.
@@ -103,17 +140,109 @@ fn stays_failed(ddp: &DistributedDataParallel, param: &Tensor, first: &str) -> R
         let forward = ddp.forward(|| -> Tensor { panic!("the model was run") }).map(drop);
         let backward = ddp.backward(&param.sum(Kind::Float));
         let accumulated = [ddp.hold_back(true), ddp.hold_back(false), ddp.close_with_nothing()];
-        let accumulated = accumulated.into_iter().map(|said| match said {
-            Ok(()) => Ok(()),
-            Err(error) => Err(*error.0.downcast::<DdpError>().unwrap_or_else(|_| Box::new(DdpError::NoLauncher))),
-        });
-        for said in [forward, backward].into_iter().chain(accumulated) {
-            let error = said.err().context("a pass behind a failed one was taken")?;
-            ensure!(matches!(error, DdpError::HookHasFailed { .. }), "{error}");
-            let said = error.to_string();
-            ensure!(said.contains(first) && said.contains("build the DistributedDataParallel anew"), "{said}");
+        let joined = ddp.join(false, || panic!("the loop was run"));
+        for said in [forward, backward, joined].into_iter().chain(accumulated.map(plain)) {
+            has_failed(said, first)?;
         }
     }
+    Ok(())
+}
+
+/// An error of this crate's, out of the contract's.
+fn plain(said: Result<(), SyncError>) -> Result<(), DdpError> {
+    said.map_err(|error| *error.0.downcast::<DdpError>().unwrap_or_else(|_| Box::new(DdpError::NoLauncher)))
+}
+
+fn has_failed<T>(said: Result<T, DdpError>, first: &str) -> Result<()> {
+    let error = said.err().context("a pass behind a failed one was taken")?;
+    ensure!(matches!(error, DdpError::HookHasFailed { .. }), "{error}");
+    let said = error.to_string();
+    ensure!(said.contains(first) && said.contains("build the DistributedDataParallel anew"), "{said}");
+    Ok(())
+}
+
+/// Behind tch's own backward nobody has been told yet: whoever is not to tell leaves the failure for whoever is.
+pub fn left(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    type Asks = fn(&DistributedDataParallel) -> Result<(), DdpError>;
+    let first_to_ask: [Asks; 4] = [
+        |ddp| plain(ddp.hold_back(true)),
+        |ddp| plain(ddp.hold_back(false)),
+        |ddp| plain(ddp.close_with_nothing()),
+        |ddp| ddp.join(true, || panic!("the loop was run")),
+    ];
+    for asks in first_to_ask {
+        let (param, ddp) = small(&group)?;
+        ddp.register_comm_hook(|_: &GradBucket| -> Result<Work<Tensor>, DdpError> { Err(DdpError::NoLauncher) })?;
+        ensure!(ddp.forward(|| &param * 2)?.sum(Kind::Float).f_backward().is_err());
+        has_failed(asks(&ddp), "no launcher")?;
+        let error = ddp.forward(|| &param * 2).err().context("the failure is gone")?;
+        ensure!(matches!(&error, DdpError::Hook(inner) if inner.is::<DdpError>()), "{error}");
+        stays_failed(&ddp, &param, "no launcher")?;
+
+        let (param, ddp) = small(&group)?;
+        ddp.register_comm_hook(|_: &GradBucket| -> Result<Work<Tensor>, DdpError> { panic!("planted in a hook") })?;
+        ensure!(ddp.forward(|| &param * 2)?.sum(Kind::Float).f_backward().is_err());
+        has_failed(asks(&ddp), "it panicked: planted in a hook")?;
+        let panic = catch_unwind(AssertUnwindSafe(|| ddp.backward(&param.sum(Kind::Float)))).err();
+        let panic = panic.context("the panic is gone")?;
+        ensure!(panic.downcast_ref::<&str>() == Some(&"planted in a hook"));
+    }
+    Ok(())
+}
+
+/// Averages, and counts its calls; the one of that number fails.
+fn counted(group: &ProcessGroup, failing: usize) -> (Arc<AtomicUsize>, impl CommHook + use<>) {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let (count, group) = (calls.clone(), group.clone());
+    let hook = move |bucket: &GradBucket| {
+        if count.fetch_add(1, Ordering::Relaxed) + 1 == failing {
+            return Err(DdpError::NoLauncher);
+        }
+        let mut mean = bucket.buffer.shallow_clone();
+        Ok(group.all_reduce_async(&mut mean, ReduceOp::Avg)?.and_then(move |()| Ok(mean)))
+    };
+    (calls, hook)
+}
+
+/// `join` neither asks nor answers other ranks once the hook has failed, whether in the loop or in an answer.
+pub fn in_join(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group_with(Duration::from_secs(3), false)?;
+    let rank = group.rank();
+    let passes = |ddp: &DistributedDataParallel, param: &Tensor, count: usize| -> Result<(), DdpError> {
+        (0..count).try_for_each(|_| ddp.backward(&ddp.forward(|| param * 2)?.sum(Kind::Float)))
+    };
+
+    // On all ranks, in the first pass, which nobody is told of before `join` goes on.
+    let (param, ddp) = small(&group)?;
+    let (calls, hook) = counted(&group, 1);
+    ddp.register_comm_hook(hook)?;
+    let joined = ddp.join(false, || ddp.forward(|| &param * 2).map(|out| out.sum(Kind::Float).f_backward()));
+    has_failed(joined, "no launcher")?;
+    let error = ddp.forward(|| &param * 2).err().context("the failure is gone")?;
+    ensure!(matches!(error, DdpError::Hook(_)), "{error}");
+    ensure!(calls.load(Ordering::Relaxed) == 1, "a hook that had failed was run again");
+
+    // On rank 0, in an answer to rank 1's second pass: rank 0 is told of it at once, rank 1 waits or sees it go.
+    let (param, ddp) = small(&group)?;
+    let (calls, hook) = counted(&group, if rank == 0 { 2 } else { usize::MAX });
+    ddp.register_comm_hook(hook)?;
+    let mut told = None;
+    let joined = ddp.join(false, || told = passes(&ddp, &param, 1 + 2 * rank).err());
+    if rank == 0 {
+        ensure!(told.is_none(), "{told:?}");
+        let error = joined.err().context("joined in spite of the hook")?;
+        ensure!(matches!(&error, DdpError::Hook(_)) && error.to_string().contains("no launcher"), "{error}");
+        stays_failed(&ddp, &param, "no launcher")?;
+    } else {
+        let error = told.context("rank 1 was not told that nobody answers")?;
+        let DdpError::Hook(inner) = &error else { bail!("{error}") };
+        let is_absence = matches!(inner.downcast_ref(), Some(DdpError::TimedOut { .. } | DdpError::Lost { .. }));
+        ensure!(is_absence, "{error}");
+        // Its own hook has failed by that, and it asks nobody.
+        has_failed(joined, &inner.to_string())?;
+    }
+    ensure!(calls.load(Ordering::Relaxed) == 2, "a hook that had failed was run again");
     Ok(())
 }
 

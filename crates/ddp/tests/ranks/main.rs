@@ -41,6 +41,9 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("infinities", infinities::scenario),
     ("panicking_hook", hook_failures::panicking),
     ("failing_hook", hook_failures::failing),
+    ("hook_failure_left", hook_failures::left),
+    ("failing_hook_in_join", hook_failures::in_join),
+    ("alone", collectives::alone_at_any_port),
     ("endless_sums", faults::endless_sums),
     ("endless_training", faults::endless_training),
     ("stalls", faults::stalls),
@@ -82,9 +85,9 @@ fn main() -> Result<()> {
         plain("training_of_2_equals_the_large_batch", "training", 2),
         plain("training_of_3_equals_the_large_batch", "training", 3),
         plain("training_of_4_equals_the_large_batch", "training", 4),
-        plain("every_option_with_every_other_of_2_equals_the_large_batch", "combinations", 2),
-        plain("every_option_with_every_other_of_3_equals_the_large_batch", "combinations", 3),
-        plain("every_option_with_every_other_of_4_equals_the_large_batch", "combinations", 4),
+        plain("options_of_2_in_combinations_equal_the_large_batch", "combinations", 2),
+        plain("options_of_3_in_combinations_equal_the_large_batch", "combinations", 3),
+        plain("options_of_4_in_combinations_equal_the_large_batch", "combinations", 4),
         plain("models_that_differ_are_named_on_every_rank", "models_that_differ", 3),
         plain("join_of_3_with_uneven_inputs", "join", 3),
         plain("sync_batch_norm_of_2_equals_the_large_batch", "sync_batch_norm", 2),
@@ -96,6 +99,8 @@ fn main() -> Result<()> {
         plain("infinities_pass_and_strangers_are_refused", "infinities", 2),
         plain("a_hooks_panic_goes_on_here", "panicking_hook", 2),
         plain("a_hooks_error_comes_back_and_stays", "failing_hook", 2),
+        plain("a_hooks_failure_is_left_for_the_next_pass", "hook_failure_left", 2),
+        plain("a_hook_that_failed_is_not_run_again_in_join", "failing_hook_in_join", 2),
         plain("windows_of_2_that_close_with_nothing", "windows", 2),
         plain("windows_of_3_that_close_with_nothing", "windows", 3),
         plain("calls_within_backward_are_refused", "within_backward", 2),
@@ -108,7 +113,7 @@ fn main() -> Result<()> {
         plain("dropped_work_neither_waits_nor_ends_the_process", "dropped_work", 2),
     ];
     type Test = fn() -> Result<()>;
-    let more: [(&'static str, Test); 11] = [
+    let more: [(&'static str, Test); 12] = [
         ("ranks_killed_at_13_random_moments_while_meeting_are_told_of", kills::while_meeting),
         ("ranks_killed_at_13_random_moments_in_collectives_are_told_of", kills::in_collectives),
         ("ranks_killed_at_12_random_moments_in_backward_are_told_of", kills::in_backward),
@@ -118,6 +123,7 @@ fn main() -> Result<()> {
         ("a_taken_port_is_told_of", faults::taken_port),
         ("a_rank_that_never_comes_is_told_of", faults::absent_rank),
         ("a_file_that_ranks_meet_at", collectives::meet_at_a_file),
+        ("a_rank_alone_meets_at_any_port", collectives::meet_alone),
         ("spawned_ranks_meet", spawned::ranks_meet),
         ("a_spawned_rank_that_fails_is_reported", spawned::a_failure_is_reported),
     ];

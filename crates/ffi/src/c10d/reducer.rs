@@ -226,7 +226,9 @@ impl Reducer {
     /// # Source
     /// `_set_ddp_runtime_logging_sample_rate`
     pub fn set_log_rate(&self, steps: u32) -> Result<(), Error> {
-        let steps = i32::try_from(steps).unwrap_or(0);
+        // libtorch divides by it, unasked.
+        let steps = i32::try_from(steps).ok().filter(|steps| *steps > 0);
+        let steps = steps.ok_or_else(|| Error::refused("times are taken every 1 to 2147483647 steps"))?;
         // SAFETY: the reducer is live.
         check(|err| unsafe { raw::od_reducer_set_log_rate(self.as_ptr(), steps, err) })
     }

@@ -8,6 +8,8 @@ crate::tests![
     the_environment_is_torchruns,
     threads_are_left_to_the_user,
     both_spellings_and_variables_are_taken,
+    options_may_be_shortened_where_that_is_clear,
+    empty_variables_count_as_unset,
     what_cannot_be_is_refused_before_anything_starts,
     numbers_out_of_range_are_refused_by_their_options_name,
     what_is_no_host_is_refused_by_its_options_name,
@@ -77,6 +79,59 @@ fn both_spellings_and_variables_are_taken() {
     let several = || Launcher::script(&["--nnodes=2"], "echo $RANK");
     assert_eq!(several().env("PET_STANDALONE", "1").end().code, Some(0));
     assert_eq!(several().env("PET_STANDALONE", "0").end().code, Some(2));
+}
+
+fn options_may_be_shortened_where_that_is_clear() {
+    let ended = Launcher::script(&["--nproc", "2", "--nnode", "1", "--standalo"], "echo $RANK").end();
+    assert_eq!(ended.sorted(), ["[rank0]: 0", "[rank1]: 1"]);
+    assert_eq!(Launcher::script(&["--nproc_per=2"], "echo $RANK").end().out.lines().count(), 2);
+    // Several begin so.
+    for unclear in ["--master=1", "--r=3"] {
+        let ended = Launcher::script(&[unclear], "echo started").end();
+        assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{unclear}");
+        ended.says(unclear.split('=').next().unwrap());
+    }
+    // The program's own are left alone.
+    assert_eq!(Launcher::new(&["echo", "--nproc", "2"]).end().out, "[rank0]: --nproc 2\n");
+}
+
+fn empty_variables_count_as_unset() {
+    let variables = [
+        "NPROC_PER_NODE",
+        "NNODES",
+        "NODE_RANK",
+        "RDZV_ENDPOINT",
+        "RDZV_BACKEND",
+        "RDZV_ID",
+        "RDZV_CONF",
+        "STANDALONE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "LOCAL_ADDR",
+        "MAX_RESTARTS",
+        "REDIRECTS",
+        "TEE",
+        "LOG_DIR",
+        "LOCAL_RANKS_FILTER",
+        "ROLE",
+        "SIGNALS_TO_HANDLE",
+        "MODULE",
+        "NO_PYTHON",
+        "RUN_PATH",
+        "MONITOR_INTERVAL",
+        "START_METHOD",
+        "EVENT_LOG_HANDLER",
+        "VIRTUAL_LOCAL_RANK",
+        "DUPLICATE_STDOUT_FILTERS",
+        "DUPLICATE_STDERR_FILTERS",
+    ];
+    let script = "echo $WORLD_SIZE $MASTER_ADDR $ROLE_NAME $TORCHELASTIC_RUN_ID";
+    let launcher =
+        variables.iter().fold(Launcher::script(&[], script), |launcher, name| launcher.env(&format!("PET_{name}"), ""));
+    assert_eq!(launcher.end().out, "[rank0]: 1 127.0.0.1 default none\n");
+    // On the command line it is a mistake.
+    let ended = Launcher::script(&["--nproc-per-node="], "echo started").env("PET_NPROC_PER_NODE", "").end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""));
 }
 
 fn what_cannot_be_is_refused_before_anything_starts() {
@@ -189,5 +244,10 @@ fn the_answers_to_help_and_version() {
     for option in ["--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--max-restarts", "--redirects"] {
         assert!(help.contains(option), "{option}");
     }
+    // Arguments need not follow.
+    assert!(help.contains("Usage: overdrive-run [OPTIONS] <PROGRAM> [ARGS]...\n"), "{help}");
     assert!(output("--version").status.success());
+    let nothing = Command::new(PROGRAM).output().unwrap();
+    let said = String::from_utf8(nothing.stderr).unwrap();
+    assert!(nothing.status.code() == Some(2) && said.contains("<PROGRAM>") && !said.contains("<ARGS>"), "{said}");
 }

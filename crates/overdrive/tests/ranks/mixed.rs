@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
 use overdrive_core::Entry;
-use overdrive_ddp::{DistributedDataParallel, OneBitAdam, OneBitAdamOptions};
+use overdrive_ddp::{DdpError, DistributedDataParallel, GradBucket, OneBitAdam, OneBitAdamOptions, Work};
 
 use crate::harness::Meeting;
 
@@ -122,6 +122,24 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// A window that is given up because the hook has failed leaves the failure for the next pass to tell.
+pub fn abandoned(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let Run { vs, model, opt, .. } = start()?;
+    let ddp = DistributedDataParallel::new(&vs, &group)?;
+    ddp.register_comm_hook(|_: &GradBucket| -> Result<Work<Tensor>, DdpError> { Err(DdpError::NoLauncher) })?;
+    let mut accum = Accumulator::new(&opt.params(), 2)?.with_sync(&ddp);
+    let (x, y) = batch(0);
+    let loss = || ddp.forward(|| model.forward(&x)).map(|outputs| (outputs - &y).square().mean(Kind::Float));
+    accum.backward(&loss()?, BATCH, false)?;
+    ensure!(accum.backward(&loss()?, BATCH, true).is_err(), "the hook's failure was lost");
+    let told = accum.abandon().err().context("a window was given up as if the ranks were well")?.to_string();
+    ensure!(told.contains("has failed before") && told.contains("no launcher"), "{told}");
+    let told = loss().err().context("a pass behind a failed one was taken")?;
+    ensure!(matches!(&told, DdpError::Hook(inner) if inner.is::<DdpError>()), "{told}");
     Ok(())
 }
 

@@ -1,26 +1,36 @@
-//! The command line: torchrun's names, in both spellings, and its variables.
+//! The command line: torchrun's names, in both spellings and shortened, and its variables.
 
+use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::Parser;
-use clap::builder::{FalseyValueParser, RangedI64ValueParser};
+use clap::builder::{FalseyValueParser, RangedI64ValueParser, Resettable};
+use clap::{Arg, CommandFactory, FromArgMatches, Parser};
 
 use crate::values;
 
 /// Starts the ranks of a distributed run, as torchrun does
 ///
-/// A program is started as it is, a .py file with Python. Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
-/// MASTER_PORT and torchrun's other variables in its environment.
+/// PROGRAM is what each rank runs, as it is, a .py file with Python; what follows it is its own. Each rank finds RANK,
+/// WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and torchrun's other variables in its environment.
 ///
 ///   overdrive-run --nproc-per-node 4 ./train --epochs 3
 ///   overdrive-run --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500 --nproc-per-node 8 ./train
 ///
 /// When a rank fails, the others are ended, and it is reported with its rank, exit code or signal and the end of its
 /// output. The exit code is that rank's; 128 and the number of a signal. Nothing that ranks have started survives the
-/// launcher. Options may also be given as variables: PET_NPROC_PER_NODE=4.
+/// launcher. Options may also be given as variables, PET_NPROC_PER_NODE=4, and shortened where that is clear, --nproc 4.
 #[derive(Debug, Parser)]
-#[command(name = "overdrive-run", version, max_term_width = 100, verbatim_doc_comment, args_override_self = true)]
+#[command(
+    name = "overdrive-run",
+    version,
+    max_term_width = 100,
+    verbatim_doc_comment,
+    args_override_self = true,
+    infer_long_args = true,
+    // Its own would ask for arguments too.
+    override_usage = "overdrive-run [OPTIONS] <PROGRAM> [ARGS]..."
+)]
 pub struct Cli {
     /// Ranks on this host: a number, gpu, cpu (its cores), or auto (GPUs if there are any, else cores)
     #[arg(
@@ -174,7 +184,22 @@ pub struct Cli {
     #[arg(long, alias = "duplicate_stderr_filters", env = "PET_DUPLICATE_STDERR_FILTERS", hide = true)]
     pub duplicate_stderr_filters: Option<String>,
 
-    /// What each rank runs; what follows the program is its own
-    #[arg(value_names = ["PROGRAM", "ARGS"], required = true, num_args = 1.., trailing_var_arg = true)]
+    /// The program, and what is its own
+    #[arg(value_name = "PROGRAM", required = true, num_args = 1.., trailing_var_arg = true, hide = true)]
     pub command: Vec<OsString>,
+}
+
+impl Cli {
+    /// The options of this process, or its end where they make no sense.
+    pub fn read() -> Self {
+        let mut command = Self::command().mut_args(without_empty_variable);
+        let read = Self::from_arg_matches(&command.get_matches_mut());
+        read.unwrap_or_else(|error| error.format(&mut command).exit())
+    }
+}
+
+/// Whoever fills in a template and has nothing to say of an option may set its variable all the same, to nothing.
+fn without_empty_variable(option: Arg) -> Arg {
+    let is_empty = option.get_env().and_then(env::var_os).is_some_and(|value| value.is_empty());
+    if is_empty { option.env(Resettable::Reset) } else { option }
 }

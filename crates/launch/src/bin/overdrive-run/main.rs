@@ -7,13 +7,11 @@ mod values;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use crate::cli::Cli;
 
 fn main() -> ExitCode {
     overdrive_launch::helper();
-    let cli = Cli::parse();
+    let cli = Cli::read();
     match options::launch(&cli).and_then(|launch| launch.run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -85,7 +85,7 @@ fn command_line(cli: &Cli) -> Result<(OsString, Vec<OsString>), LaunchError> {
     if !with_python {
         return Ok((program.clone(), arguments.to_vec()));
     }
-    let python = env::var_os("PYTHON_EXEC").unwrap_or_else(|| "python3".into());
+    let python = env::var_os("PYTHON_EXEC").filter(|it| !it.is_empty()).unwrap_or_else(|| "python3".into());
     let mut args = vec![OsString::from("-u")];
     if cli.module && !cli.run_path {
         args.push("-m".into());
