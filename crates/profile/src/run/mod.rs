@@ -3,6 +3,7 @@
 mod machine;
 mod ops;
 mod profile;
+mod ranks;
 mod recorder;
 mod track;
 mod window;
@@ -10,5 +11,6 @@ mod window;
 pub use machine::MachineInfo;
 pub use ops::{HostGap, OpTimes, PhaseTimes, ProfiledSteps, ScopeTimes};
 pub use profile::{RunProfile, StepTimes};
+pub use ranks::RankInfo;
 pub use recorder::RunRecorder;
 pub(crate) use recorder::{NextStep, Recorder};
