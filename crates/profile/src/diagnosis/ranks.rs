@@ -19,12 +19,18 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     slow.into_iter().chain(communication(facts, late)).collect()
 }
 
-/// Ranks that are slow, and are not told of as such.
+/// Ranks that are slow, and are not told of as such; and those that wait for a CPU.
 pub(super) fn notes(facts: &Facts<'_>) -> Vec<String> {
     let of_finding = slow_rank(facts).is_some();
     let others = candidates(facts).into_iter().filter(|_| !of_finding);
     let slow = others.filter(|slow| slow.seconds >= LEAST_SHARE * facts.step_seconds);
-    slow.filter_map(|slow| slow.excuse(facts)).collect()
+    let excuses = slow.filter_map(|slow| slow.excuse(facts));
+    let others = facts.run.rank_info.iter().filter(|info| info.rank != facts.run.rank);
+    let queued = others.filter_map(|info| Some((info.rank, info.queued_share.filter(|share| *share >= LEAST_SHARE)?)));
+    let waits = queued.map(|(rank, share)| {
+        format!("the thread of rank {rank} that trains waited for a CPU for {:.0}% of the time", 100.0 * share)
+    });
+    excuses.chain(waits).collect()
 }
 
 /// A rank that takes longer than the others.
