@@ -30,12 +30,20 @@ fn diagnose(plant: &Plant) -> Result<()> {
     let run = plant.record(Form::Planted)?;
     let diagnosis = Diagnosis::of(&run);
     let report = || format!("{}\n{diagnosis:#?}", run.steps.as_ref().map_or(String::new(), ToString::to_string));
-    let Some(expected) = plant.bottleneck else {
+    let (expected, bound) = (plant.bottleneck, diagnosis.bound_by);
+    if plant.is_healthy() {
         ensure!(diagnosis.findings.is_empty(), "a false alarm:\n{}", report());
+        let is_right = bound == Some(expected) || bound.is_some() && bound == plant.or;
+        ensure!(is_right, "not {expected:?} but {bound:?}:\n{}", report());
         return Ok(());
-    };
+    }
     let first = diagnosis.findings.first().with_context(|| format!("nothing was found:\n{}", report()))?;
-    ensure!(first.bottleneck == expected, "{:?} comes first:\n{}", first.bottleneck, report());
+    ensure!(
+        first.bottleneck == expected && bound == Some(expected),
+        "{:?} comes first:\n{}",
+        first.bottleneck,
+        report()
+    );
     let is_right_rank = expected != Bottleneck::Straggler || first.evidence[0].contains("rank 1");
     ensure!(is_right_rank, "not the slow rank:\n{}", report());
     ensure!(plant.scope.is_none() || first.scope.as_deref() == plant.scope, "not in its scope:\n{}", report());

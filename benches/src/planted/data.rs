@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use overdrive::dataload::{Cached, Color, DataError, DataLoader, Dataset, Image, ToFloat, decode_image};
-use overdrive_profile::RunProfile;
+use overdrive_profile::{RunProfile, record_function};
 use tch::Device;
 
 use super::training::{Trainer, start_timer};
@@ -106,6 +106,7 @@ impl Dataset for SlowDisk {
     }
 
     fn get(&self, index: usize) -> Result<Self::Sample, DataError> {
+        let _scope = record_function("read");
         let bytes = self.read(index).map_err(DataError::other)?;
         Ok((Image::new(bytes, SIDE, SIDE, 1)?, (index % 10) as i64))
     }
@@ -132,6 +133,7 @@ impl Dataset for Photos {
     }
 
     fn get(&self, index: usize) -> Result<Self::Sample, DataError> {
+        let _scope = record_function("decode");
         let encoded = &self.encoded[index % self.encoded.len()];
         let photo = decode_image(encoded, Color::AsStored, Path::new("photo.png"))?;
         let stride = self.side / SIDE;

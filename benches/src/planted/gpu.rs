@@ -27,6 +27,7 @@ pub fn no_pinning(form: Form, plan: &Plan) -> Result<RunProfile> {
     for _ in 0..plan.all_steps() {
         let (inputs, targets) = {
             let _phase = timer.phase(Phase::HostToDevice);
+            let _scope = record_function("copy");
             let copy = |tensor: &Tensor| tensor.f_to_device_(GPU, tensor.kind(), is_pinned, false);
             (copy(&inputs)?, copy(&targets)?)
         };

@@ -20,6 +20,7 @@ pub fn tiny_kernels(form: Form, plan: &Plan) -> Result<RunProfile> {
     let head = Mlp::new(&(vs.root() / "head"), &[32, 32, 32, 10]);
     let mut trainer = Trainer::new(&vs, move |inputs| {
         let features = body.forward(inputs);
+        let _scope = record_function("head");
         match form {
             Form::Planted => {
                 let rows: Vec<Tensor> = features.split(1, 0).iter().map(|row| head.forward(row)).collect();

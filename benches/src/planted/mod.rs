@@ -24,8 +24,10 @@ pub use process::main_if_told;
 pub struct Plant {
     /// Its name.
     pub name: &'static str,
-    /// What it waits for. None for a healthy loop, whose two forms are the same.
-    pub bottleneck: Option<Bottleneck>,
+    /// What it waits for; arithmetic or memory bandwidth for a healthy loop, whose two forms are the same.
+    pub bottleneck: Bottleneck,
+    /// What may be named as well, because the loop lies near the line between the two.
+    pub or: Option<Bottleneck>,
     /// The scope of its own in which the bottleneck lies, if it has one.
     pub scope: Option<&'static str>,
     /// What it can run on.
@@ -69,28 +71,31 @@ pub struct Plan {
 
 /// A loop for each bottleneck.
 pub static PLANTS: [Plant; 14] = [
-    Plant::new("slow_read", Bottleneck::SlowRead, 100, data::slow_read),
-    Plant::new("slow_decode", Bottleneck::SlowDecode, 100, data::slow_decode),
-    Plant::new("too_few_workers", Bottleneck::TooFewWorkers, 120, data::too_few_workers),
-    Plant::new("no_pinning", Bottleneck::HostToDevice, 150, gpu::no_pinning).on(Needs::Gpu),
+    Plant::new("slow_read", Bottleneck::SlowRead, 100, data::slow_read).within("read"),
+    Plant::new("slow_decode", Bottleneck::SlowDecode, 100, data::slow_decode).within("decode"),
+    Plant::new("too_few_workers", Bottleneck::TooFewWorkers, 120, data::too_few_workers).within("decode"),
+    Plant::new("no_pinning", Bottleneck::HostToDevice, 150, gpu::no_pinning).on(Needs::Gpu).within("copy"),
     Plant::new("item_each_step", Bottleneck::HostSync, 150, gpu::item_each_step).on(Needs::Gpu).within("metrics"),
-    Plant::new("tiny_kernels", Bottleneck::KernelLaunches, 100, host::tiny_kernels),
-    Plant::new("optimizer_loop", Bottleneck::OptimizerLoop, 60, optimizer::tensor_by_tensor),
+    Plant::new("tiny_kernels", Bottleneck::KernelLaunches, 100, host::tiny_kernels).within("head"),
+    Plant::new("optimizer_loop", Bottleneck::OptimizerLoop, 60, optimizer::tensor_by_tensor).within("update"),
     Plant::new("float32_products", Bottleneck::Float32Matmul, 100, gpu::float32_products).on(Needs::Gpu),
     Plant::new("swapping_to_host", Bottleneck::Offload, 100, gpu::swapping_to_host).on(Needs::Gpu),
     Plant::new("memory_leak", Bottleneck::MemoryGrowth, 150, host::memory_leak),
-    Plant::new("straggler", Bottleneck::Straggler, 100, ranks::straggler).on(Needs::Ranks(2)),
+    Plant::new("straggler", Bottleneck::Straggler, 100, ranks::straggler).on(Needs::Ranks(2)).within("more passes"),
     Plant::new("large_all_reduce", Bottleneck::Communication, 100, ranks::large_all_reduce).on(Needs::Ranks(2)),
     Plant::new("slow_logging", Bottleneck::HostCode, 120, host::slow_logging).within("logging"),
     Plant::new("loss_in_a_loop", Bottleneck::HostLoop, 120, host::loss_in_a_loop).within("loss"),
 ];
 
-/// Loops that only compute.
+/// Loops in which nothing is to be found, and what each is made of: with small batches, a CNN is mostly pooling. Two of them
+/// spend about half of their time on products.
 pub static HEALTHY: [Plant; 4] = [
-    Plant::healthy("healthy_mlp", 100, healthy::mlp),
-    Plant::healthy("healthy_cnn", 100, healthy::cnn),
-    Plant::healthy("healthy_transformer", 80, healthy::transformer),
-    Plant::healthy("healthy_ddp_cnn", 80, ranks::healthy_cnn).on(Needs::Ranks(2)),
+    Plant::new("healthy_mlp", Bottleneck::Compute, 100, healthy::mlp),
+    Plant::new("healthy_cnn", Bottleneck::MemoryBandwidth, 100, healthy::cnn),
+    Plant::new("healthy_transformer", Bottleneck::Compute, 80, healthy::transformer).or(Bottleneck::MemoryBandwidth),
+    Plant::new("healthy_ddp_cnn", Bottleneck::Compute, 80, ranks::healthy_cnn)
+        .or(Bottleneck::MemoryBandwidth)
+        .on(Needs::Ranks(2)),
 ];
 
 impl Plant {
@@ -100,11 +105,12 @@ impl Plant {
         steps: u64,
         run: fn(Form, &Plan) -> Result<RunProfile>,
     ) -> Self {
-        Self { name, bottleneck: Some(bottleneck), scope: None, needs: Needs::Cpu, steps, run }
+        Self { name, bottleneck, or: None, scope: None, needs: Needs::Cpu, steps, run }
     }
 
-    const fn healthy(name: &'static str, steps: u64, run: fn(Form, &Plan) -> Result<RunProfile>) -> Self {
-        Self { name, bottleneck: None, scope: None, needs: Needs::Cpu, steps, run }
+    const fn or(mut self, bottleneck: Bottleneck) -> Self {
+        self.or = Some(bottleneck);
+        self
     }
 
     const fn on(mut self, needs: Needs) -> Self {
@@ -115,6 +121,11 @@ impl Plant {
     const fn within(mut self, scope: &'static str) -> Self {
         self.scope = Some(scope);
         self
+    }
+
+    /// Whether nothing is to be found in it.
+    pub fn is_healthy(&self) -> bool {
+        matches!(self.bottleneck, Bottleneck::Compute | Bottleneck::MemoryBandwidth)
     }
 
     /// The steps of a run of it.

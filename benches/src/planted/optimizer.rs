@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use overdrive::prelude::*;
-use overdrive_profile::{Phase, RunProfile};
+use overdrive_profile::{Phase, RunProfile, record_function};
 use tch::nn::{OptimizerConfig, VarStore};
 
 use super::training::{batch, start_timer};
@@ -35,6 +35,7 @@ pub fn tensor_by_tensor(form: Form, plan: &Plan) -> Result<RunProfile> {
         }
         {
             let _phase = timer.phase(Phase::Optimizer);
+            let _scope = record_function("update");
             optimize()?;
         }
         timer.step(inputs.size()[0] as u64);

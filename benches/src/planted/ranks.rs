@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use overdrive::prelude::*;
 use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ModelAverager, ProcessGroup};
-use overdrive_profile::{Phase, RunProfile, StepTimer};
+use overdrive_profile::{Phase, RunProfile, StepTimer, record_function};
 use tch::nn::VarStore;
 
 use super::training::{Model, batch, start_timer};
@@ -22,7 +22,10 @@ pub fn straggler(form: Form, plan: &Plan) -> Result<RunProfile> {
     let vs = VarStore::new(Device::Cpu);
     let cnn = Cnn::new(&vs.root());
     let model = move |images: &Tensor| {
-        no_grad(|| (0..more_passes).for_each(|_| drop(cnn.forward(images))));
+        no_grad(|| {
+            let _scope = record_function("more passes");
+            (0..more_passes).for_each(|_| drop(cnn.forward(images)));
+        });
         cnn.forward(images)
     };
     Rank::new(group, &vs, Box::new(model))?.train(plan, batch(16, &[1, 28, 28]))

@@ -34,7 +34,7 @@ pub use overdrive_ffi::profiler::{ScopeGuard, record_function};
 pub use profile::Profile;
 pub use profiler::{Activity, Gap, Profiler, ProfilerAction, ProfilerBuilder, Schedule, TraceHandler};
 pub use run::{
-    HostGap, MachineInfo, OpTimes, PhaseTimes, ProfiledSteps, RunProfile, RunRecorder, ScopeTimes, StepTimes,
+    HostGap, MachineInfo, OpTimes, PhaseTimes, ProfiledSteps, RankInfo, RunProfile, RunRecorder, ScopeTimes, StepTimes,
 };
 #[cfg(feature = "tracing")]
 pub use span_layer::SpanLayer;

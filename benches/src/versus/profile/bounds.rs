@@ -9,7 +9,7 @@ use crate::versus::turns::Findings;
 
 const PAIRS: u32 = 5;
 const BOUND: &str = "the diagnosis' bound";
-const GROWTH: &str = "growth before";
+const GROWTH: &str = "the growth that the diagnosis names";
 
 pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
     let pairs = pairs.unwrap_or(PAIRS);
@@ -44,7 +44,9 @@ fn row(plant: &Plant, pairs: u32) -> Result<Result<VersusRow, String>> {
         }
     }
     let (what, peer, unit) = match plant.bottleneck {
-        Some(Bottleneck::MemoryGrowth) => ("memory that a step leaves behind, taken away by the remedy", GROWTH, "MB"),
+        Bottleneck::MemoryGrowth => {
+            ("no bound of speed, but memory that a step leaves behind, taken away by the remedy", GROWTH, "MB")
+        }
         _ => ("times faster with the remedy", BOUND, "times"),
     };
     let case = format!("loop with {}: {what}", plant.name);
@@ -54,16 +56,14 @@ fn row(plant: &Plant, pairs: u32) -> Result<Result<VersusRow, String>> {
 }
 
 /// How many times faster the remedy makes the loop, and the bound of that. What leaks memory does not get faster: there it
-/// is megabytes a step that the remedy takes away, and those that there were.
+/// is megabytes that a step leaves behind less, measured before and after the remedy, and those that the diagnosis names.
 fn gain_and_bound(plant: &Plant, planted: &RunProfile, remedied: &RunProfile) -> Result<(f64, f64)> {
     let diagnosis = Diagnosis::of(planted);
-    let Some(finding) = diagnosis.findings.first().filter(|finding| Some(finding.bottleneck) == plant.bottleneck)
-    else {
+    let Some(finding) = diagnosis.findings.first().filter(|finding| finding.bottleneck == plant.bottleneck) else {
         bail!("the diagnosis has not found it, but {:?}", diagnosis.findings.first().map(|it| it.bottleneck));
     };
     if finding.bottleneck == Bottleneck::MemoryGrowth {
-        let (before, after) = (growth(planted)?, growth(remedied)?);
-        return Ok((before - after, before));
+        return Ok((growth(planted)? - growth(remedied)?, finding.bytes_per_step / 1e6));
     }
     Ok((step_seconds(planted)? / step_seconds(remedied)?, finding.speedup_bound()))
 }

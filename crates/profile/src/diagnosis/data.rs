@@ -1,8 +1,9 @@
 //! Waiting for batches.
 
 use super::LEAST_SHARE;
-use super::facts::{Facts, ThreadUse};
+use super::facts::Facts;
 use super::finding::{Bottleneck, Finding};
+use super::watched::ThreadUse;
 use crate::Phase;
 
 /// How the threads of `overdrive-dataload` are called.
@@ -20,11 +21,20 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
         Bottleneck::TooFewWorkers => waiting.min(room_for_workers(facts)),
         _ => waiting,
     };
+    // Workers' scopes, where there are workers, else those of the thread that trains.
+    let of_workers = facts.scope_of_workers(waiting);
+    let own = || facts.scope_of_phases(&[Phase::DataWait]).or_else(|| facts.scope_of_own_loading(waiting));
     let finding = facts.finding(cause.bottleneck, seconds).map(|finding| {
-        finding
+        let mut finding = finding
+            .scope(of_workers.map(|(scope, _)| scope).or_else(own))
             .evidence(format!("the step waits for its batch for {}", facts.of_step(waiting)))
             .evidence(cause.evidence)
-            .remedy(cause.remedy)
+            .remedy(cause.remedy);
+        if let Some((scope, seconds)) = of_workers {
+            let each = format!("threads that load spend {:.2} ms a step in the scope `{scope}`", 1e3 * seconds);
+            finding = finding.evidence(each);
+        }
+        finding
     });
     finding.into_iter().collect()
 }

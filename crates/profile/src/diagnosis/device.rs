@@ -1,88 +1,86 @@
 //! What a GPU waits for, and what it could do faster.
 
-use super::facts::Facts;
+use super::arithmetic::is_arithmetic;
+use super::facts::{Facts, mean};
 use super::finding::{Bottleneck, Finding};
-use crate::{Phase, ProfiledSteps, ScopeTimes};
+use super::host::most_called;
+use super::kernels::{self, copies_from_pageable, copies_to_device, copies_to_host, is_float32_product};
+use super::memory::{gpu_indices, of_gpu};
+use super::places::main_part;
+use super::throttling::throttling;
+use crate::{OpTimes, Phase, ProfiledSteps, ScopeTimes};
 
 /// How much of their time float32 products keep on tensor cores: NVIDIA gives TF32 8 times the rate of float32 on A100 (156 and
 /// 19.5 TFLOPS) and 7.4 times on H100 and H200 (494 and 67).
 const TF32_SHARE: f64 = 1.0 / 7.4;
-/// Calls by which the host waits for the device.
-const WAITS: [&str; 3] = ["cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"];
+/// Phases in which the host and the device may wait: each has a rule of its own.
+const WAITING: [Phase; 3] = [Phase::DataWait, Phase::HostToDevice, Phase::Communication];
 
 pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     let profiled = facts.profiled();
-    found.extend(copies(facts, profiled));
+    let offload = profiled.filter(|_| facts.run.machine.has_gpu()).and_then(|profiled| offload(facts, profiled));
+    found.extend(copies(facts, profiled, offload.is_some()));
     found.extend(throttling(facts));
+    found.extend(offload);
     let Some(profiled) = profiled.filter(|_| facts.run.machine.has_gpu()) else { return found };
-    found.extend(offload(facts, profiled));
     found.extend(float32_products(facts, profiled));
     found.extend(idle(facts, profiled));
     found
 }
 
-/// From the host to the device.
-fn copies(facts: &Facts<'_>, profiled: Option<&ProfiledSteps>) -> Option<Finding> {
-    let seconds = facts.seconds(Phase::HostToDevice);
-    let pageable: Vec<_> =
-        profiled.into_iter().flat_map(|it| &it.device_work).filter(|it| it.name.contains("HtoD (Pageable")).collect();
+/// From the host to the device. Where no phase is marked, what the copies from pageable memory take themselves: the host waits
+/// for those.
+fn copies(facts: &Facts<'_>, profiled: Option<&ProfiledSteps>, is_offload: bool) -> Option<Finding> {
+    let marked = facts.seconds(Phase::HostToDevice);
+    let work = || profiled.into_iter().flat_map(|it| &it.device_work);
+    let pageable: Vec<_> = work().filter(|it| copies_from_pageable(&it.name)).collect();
+    let unmarked = if is_offload { 0.0 } else { pageable.iter().map(|it| it.seconds).sum() };
+    let seconds = if marked > 0.0 { marked } else { unmarked };
     let finding = facts.finding(Bottleneck::HostToDevice, seconds)?;
-    let finding = finding.evidence(format!("copies to the device take {}", facts.of_step(seconds)));
-    Some(match pageable.first() {
-        Some(copy) => finding
-            .op(Some(&copy.name))
+    let longest = pageable.first().copied().or_else(|| work().find(|it| copies_to_device(&it.name)));
+    let finding = finding
+        .op(longest.map(|copy| copy.name.as_str()))
+        .scope(if marked > 0.0 { facts.scope_of_phases(&[Phase::HostToDevice]) } else { scope_of_copies(facts) })
+        .evidence(format!("copies to the device take {}", facts.of_step(seconds)));
+    Some(if pageable.is_empty() {
+        finding.remedy(
+            "`.to_device(device)` on the loader copies beside the steps; send bytes and make floats on the device (`ToFloat`)",
+        )
+    } else {
+        finding
             .evidence(format!(
                 "{:.1} copies a step are from pageable memory: the host waits for them, and they go through a buffer",
                 pageable.iter().map(|it| it.calls).sum::<f64>()
             ))
-            .remedy("`.pin_memory(true).to_device(device)` on the loader copies from pinned memory, beside the steps"),
-        None => finding.remedy(
-            "`.to_device(device)` on the loader copies beside the steps; send bytes and make floats on the device (`ToFloat`)",
-        ),
+            .remedy("`.pin_memory(true).to_device(device)` on the loader copies from pinned memory, beside the steps")
     })
 }
 
-fn throttling(facts: &Facts<'_>) -> Option<Finding> {
-    let gpus = || facts.samples.iter().flat_map(|sample| &sample.gpus);
-    let full = gpus().filter_map(|gpu| gpu.sm_clock_hertz).fold(0.0, f64::max);
-    let throttled: Vec<_> = gpus().filter(|gpu| gpu.is_throttled()).collect();
-    let clock = super::facts::mean(throttled.iter().filter_map(|gpu| gpu.sm_clock_hertz))?;
-    let share_of_time = throttled.len() as f64 / gpus().count() as f64;
-    let lost = share_of_time * (1.0 - clock / full);
-    let finding = facts.finding(Bottleneck::Throttling, lost * facts.step_seconds)?;
-    let mut reasons: Vec<_> =
-        throttled.iter().flat_map(|gpu| &gpu.throttle_reasons).map(|reason| reason.name()).collect();
-    reasons.sort_unstable();
-    reasons.dedup();
-    Some(
-        finding
-            .evidence(format!(
-                "for {:.0}% of the time the clock is at {:.0} of {:.0} MHz: {}",
-                100.0 * share_of_time,
-                clock / 1e6,
-                full / 1e6,
-                reasons.join(", ")
-            ))
-            .remedy("better cooling, or a higher power limit (`nvidia-smi --power-limit`); no line of the program"),
-    )
+/// Where the host copies between itself and the device, outside of the phases that are for that.
+fn scope_of_copies<'a>(facts: &Facts<'a>) -> Option<&'a str> {
+    let is_copy = |op: &OpTimes| op.name == "aten::copy_" && !WAITING.contains(&op.phase);
+    facts.scope_of_ops(|op| if is_copy(op) { op.device_seconds } else { 0.0 })
 }
 
 /// Tensors that leave the device within a step and come back.
 fn offload(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
-    let sum = |name: &str| {
-        let copies = profiled.device_work.iter().filter(|it| it.name.contains(name));
+    let sum = |is_copy: fn(&str) -> bool| {
+        let copies = profiled.device_work.iter().filter(|it| is_copy(&it.name));
         copies.map(|it| it.seconds).sum::<f64>()
     };
-    let (out, back) = (sum("Memcpy DtoH"), sum("Memcpy HtoD"));
+    let (out, back) = (sum(copies_to_host), sum(copies_to_device));
     let batch = profiled.phase(Phase::HostToDevice).map_or(0.0, |phase| phase.seconds);
     let both = out + (back - batch).max(0.0);
     if out < 0.3 * both {
         return None;
     }
     let finding = facts.finding(Bottleneck::Offload, both)?;
+    let is_copy = |it: &&ScopeTimes| copies_to_host(&it.name) || copies_to_device(&it.name);
     Some(
         finding
+            .op(profiled.device_work.iter().find(is_copy).map(|copy| copy.name.as_str()))
+            .scope(scope_of_copies(facts))
             .evidence(format!(
                 "{:.2} ms of copies to the host and {:.2} ms back in a step of {:.2} ms",
                 1e3 * out,
@@ -98,29 +96,26 @@ fn offload(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
 
 /// Products in float32 by kernels that use no tensor cores.
 fn float32_products(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
-    let is_float32 = |work: &&ScopeTimes| {
-        let name = work.name.to_lowercase();
-        let is_product =
-            name.contains("gemm") || name.contains("fprop") || name.contains("dgrad") || name.contains("wgrad");
-        let is_single = name.contains("sgemm") || name.contains("f32f32_f32f32") || name.contains("simt");
-        is_product && is_single && !name.contains("tf32")
-    };
-    let kernels: Vec<_> = profiled.device_work.iter().filter(is_float32).collect();
+    let kernels: Vec<_> = profiled.device_work.iter().filter(|it| is_float32_product(&it.name)).collect();
     let longest = kernels.first()?;
     let seconds = kernels.iter().map(|it| it.seconds).sum::<f64>();
     let share = seconds / facts.step_seconds;
     let seconds = seconds * (1.0 - TF32_SHARE);
     let finding = facts.finding(Bottleneck::Float32Matmul, seconds)?;
-    let tensor_cores = facts.samples.iter().flat_map(|it| &it.gpus).filter_map(|gpu| gpu.tensor_utilization);
     let mut finding = finding
         .op(Some(&longest.name))
+        .scope(facts.scope_of_ops(|op| if is_arithmetic(&op.name) { op.device_seconds } else { 0.0 }))
         .evidence(format!("products of float32 take {:.0}% of a step", 100.0 * share))
         .remedy(
             "`autocast(device, Kind::BFloat16, || ..)` around the forward pass; or `set_allow_tf32(true)` where float32 has to \
              stay",
         );
-    if let Some(busy) = super::facts::mean(tensor_cores) {
-        finding = finding.evidence(format!("tensor cores are at work for {:.0}% of the time", 100.0 * busy));
+    for gpu in gpu_indices(facts) {
+        let samples = facts.samples.iter().filter_map(|sample| of_gpu(sample, gpu)?.tensor_utilization);
+        if let Some(busy) = mean(samples) {
+            let figure = format!("tensor cores of GPU {gpu} are at work for {:.0}% of the time", 100.0 * busy);
+            finding = finding.evidence(figure);
+        }
     }
     Some(finding)
 }
@@ -129,32 +124,74 @@ fn float32_products(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Findi
 fn idle(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     // The profiler holds the host up, not the device.
     let idle = facts.step_seconds - profiled.device_busy_seconds?;
-    let known = [Phase::DataWait, Phase::HostToDevice, Phase::Communication].map(|phase| facts.seconds(phase));
-    let seconds = idle - known.iter().sum::<f64>();
-    let waits: Vec<_> = profiled.ops.iter().filter(|op| WAITS.contains(&op.name.as_str()) && op.calls >= 0.9).collect();
-    let read = profiled.ops.iter().find(|op| op.name == "aten::_local_scalar_dense" && op.calls >= 0.9);
+    let seconds = idle - WAITING.map(|phase| facts.seconds(phase)).iter().sum::<f64>();
     let evidence = format!("the GPU does nothing for {}", facts.of_step(idle));
-    if read.is_none() && waits.is_empty() {
-        let finding = facts.finding(Bottleneck::KernelLaunches, seconds)?;
-        let operators: f64 = profiled.phases.iter().map(|phase| phase.operators).sum();
-        return Some(
-            finding
-                .evidence(evidence)
-                .evidence(format!("the host hands out {operators:.0} operators a step"))
-                .remedy("do more in each operator: larger batches, fused optimizers (`.fused(true)`), `channels_last`"),
-        );
+    match Waits::of(profiled) {
+        Some(waits) => waits.finding(facts, seconds, evidence),
+        None => launches(facts, profiled, seconds, evidence),
     }
-    let calls = read.map_or_else(|| waits.iter().map(|op| op.calls).sum(), |op| op.calls);
-    let finding = facts.finding(Bottleneck::HostSync, seconds)?;
-    Some(
-        finding
-            .op(Some(if read.is_some() { "aten::item" } else { "cudaStreamSynchronize" }))
-            .scope(read.or(waits.first().copied()).and_then(|op| op.scope.as_deref()))
-            .evidence(evidence)
-            .evidence(format!("the host waits for the device {calls:.0} times a step"))
-            .remedy(
-                "read numbers less often: add losses up on the device (`total += &loss.detach()`), and \
-                 `total.double_value(&[])` every 100 steps",
-            ),
-    )
+}
+
+/// Waits of the host for the device in each step.
+struct Waits<'a> {
+    /// The calls, or what reads numbers where no call was recorded.
+    places: Vec<&'a OpTimes>,
+    calls: f64,
+    /// Whether numbers are read out of tensors where it waits.
+    reads: bool,
+}
+
+impl<'a> Waits<'a> {
+    fn of(profiled: &'a ProfiledSteps) -> Option<Self> {
+        let own = || profiled.ops.iter().filter(|op| !WAITING.contains(&op.phase));
+        let is_read = |op: &&OpTimes| op.name == "aten::_local_scalar_dense";
+        // Reading a number of a tensor on the host waits for nobody.
+        let sees_calls = profiled.ops.iter().any(|op| kernels::is_call(&op.name));
+        let places: Vec<_> =
+            own().filter(|op| if sees_calls { kernels::waits(&op.name) } else { is_read(op) }).collect();
+        let calls = places.iter().map(|op| op.calls).sum();
+        let is_there = |read: &OpTimes| places.iter().any(|op| op.phase == read.phase && op.scope == read.scope);
+        let reads =
+            own().filter(is_read).filter(|read| is_there(read)).map(|read| read.calls).sum::<f64>() >= 0.5 * calls;
+        (calls >= 0.9).then_some(Self { places, calls, reads })
+    }
+
+    fn finding(&self, facts: &Facts<'_>, seconds: f64, evidence: String) -> Option<Finding> {
+        let by = |weight: fn(&OpTimes) -> f64| {
+            main_part(self.places.iter().map(|op| (op.scope.as_deref(), weight(op)))).flatten()
+        };
+        let scope = by(|op| op.self_cpu_seconds).or_else(|| by(|op| op.calls));
+        let longest = self.places.iter().max_by(|one, other| one.self_cpu_seconds.total_cmp(&other.self_cpu_seconds));
+        let finding = facts.finding(Bottleneck::HostSync, seconds)?;
+        let finding = finding.op(if self.reads { Some("aten::item") } else { longest.map(|op| op.name.as_str()) });
+        let figure = format!("the host waits for the device {:.0} times a step", self.calls);
+        Some(finding.scope(scope).evidence(evidence).evidence(figure).remedy(if self.reads {
+            "read numbers less often: add losses up on the device (`total += &loss.detach()`), and \
+             `total.double_value(&[])` every 100 steps"
+        } else {
+            "wait less often: copies to the host every 100 steps, or from a pinned tensor and without waiting; shapes that \
+             depend on values (`nonzero`, masks as indices) wait as well; `tch::Cuda::synchronize` has no place in a step"
+        }))
+    }
+}
+
+/// Nobody waits for the device: the host is too slow.
+fn launches(facts: &Facts<'_>, profiled: &ProfiledSteps, seconds: f64, evidence: String) -> Option<Finding> {
+    let finding = facts.finding(Bottleneck::KernelLaunches, seconds)?;
+    let operators: f64 = profiled.phases.iter().map(|phase| phase.operators).sum();
+    let call = most_called(profiled, |op| kernels::launches(&op.name));
+    let is_launch = |op: &OpTimes| match call {
+        Some(_) => kernels::launches(&op.name),
+        None => !WAITING.contains(&op.phase),
+    };
+    let mut finding = finding
+        .op(call.map(|(name, _)| name))
+        .scope(facts.scope_of_ops(|op| if is_launch(op) { op.calls } else { 0.0 }))
+        .evidence(evidence)
+        .evidence(format!("the host hands out {operators:.0} operators a step"))
+        .remedy("do more in each operator: larger batches, fused optimizers (`.fused(true)`), `channels_last`");
+    if let Some((name, calls)) = call {
+        finding = finding.evidence(format!("{calls:.0} calls of {name} a step"));
+    }
+    Some(finding)
 }

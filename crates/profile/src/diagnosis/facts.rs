@@ -1,40 +1,46 @@
 //! Figures that several rules need.
 
-use std::collections::BTreeMap;
-
 use super::LEAST_SHARE;
 use super::finding::{Bottleneck, Finding};
-use crate::{HostGap, Phase, ProfiledSteps, RunProfile, Sample};
+use super::watched::{Skipped, ThreadUse};
+use crate::{HostGap, Phase, ProfiledSteps, RunProfile, Sample, Straggler, stragglers};
+
+/// Robust standard deviations between a slow rank and the others.
+const DEVIATIONS: f64 = 3.0;
 
 /// A run in which steps were timed.
 pub(super) struct Facts<'a> {
     pub run: &'a RunProfile,
     /// Seconds of the mean step.
     pub step_seconds: f64,
-    /// Those taken while the steps ran; all, where there are few of them.
+    /// Those taken while the steps ran, and nothing was skipped between them; all, where there are few of them.
     pub samples: Vec<&'a Sample>,
     /// The process's threads while the steps ran.
     pub threads: Vec<ThreadUse<'a>>,
-}
-
-/// What a thread did, as shares of the time; of all threads of one name that came and went.
-pub(super) struct ThreadUse<'a> {
-    pub name: &'a str,
-    pub is_main: bool,
-    /// How many there were at once, on the mean.
-    pub count: f64,
-    /// How many CPUs they used.
-    pub busy: f64,
-    /// How many of them waited for a CPU.
-    pub queued: f64,
+    /// Ranks that are slower than the others by median, the slowest first, by their place among the reports.
+    pub stragglers: Vec<Straggler>,
 }
 
 impl<'a> Facts<'a> {
     /// None without a timed step.
     pub fn of(run: &'a RunProfile) -> Option<Self> {
         let step_seconds = run.mean_step_seconds().filter(|seconds| *seconds > 0.0)?;
-        let samples = samples(run);
-        Some(Self { run, step_seconds, threads: threads(&samples, run.timer_thread), samples })
+        let skipped = Skipped::of(run);
+        let samples = skipped.samples(run);
+        // Reports with times that are none are nobody's.
+        let stragglers = stragglers(&run.ranks, DEVIATIONS).unwrap_or_default();
+        Some(Self { run, step_seconds, threads: skipped.threads(&samples, run.timer_thread), samples, stragglers })
+    }
+
+    /// Seconds from a step to the next on the mean, with what was skipped between them.
+    pub fn step_seconds_with_skipped(&self) -> f64 {
+        let times = &self.run.step_times;
+        let ends = times.first().zip(times.last()).filter(|(first, last)| first.step < last.step);
+        let each = ends.map(|(first, last)| {
+            let seconds = last.start_seconds + last.total_seconds() - first.start_seconds;
+            seconds / (last.step - first.step + 1) as f64
+        });
+        each.filter(|seconds| *seconds > 0.0).unwrap_or(self.step_seconds)
     }
 
     /// Seconds of a phase in the mean step, which no profiler slowed down.
@@ -82,9 +88,23 @@ impl<'a> Facts<'a> {
         Some((f64::from(self.run.machine.cpus) - used).max(0.0))
     }
 
+    /// The share of the time in which a thread that computes waited for a CPU: the one that trains, or one of libtorch's
+    /// beside it, which it then waits for. libtorch's have the name of the one that they help.
+    pub fn compute_queued_share(&self) -> Option<f64> {
+        let main = self.main_thread()?;
+        let helpers = self.threads.iter().find(|it| !it.is_main && it.name == main.name && it.count > 0.0);
+        Some(helpers.map_or(0.0, |it| it.queued / it.count.max(1.0)).max(main.queued).clamp(0.0, 1.0))
+    }
+
     /// Seconds of a step in which the thread that trains waited for a CPU.
     pub fn queued_seconds(&self) -> f64 {
         self.main_thread().map_or(0.0, |main| main.queued) * self.step_seconds
+    }
+
+    /// Seconds of a step in which a rank waited for a CPU, by its place among the reports; 0 where that is not known.
+    pub fn rank_queued_seconds(&self, place: usize) -> f64 {
+        let share = self.run.rank_info.get(place).and_then(|info| info.queued_share);
+        share.unwrap_or(0.0) * self.step_seconds
     }
 
     /// The thread that trains.
@@ -113,6 +133,7 @@ impl Finding {
             bottleneck,
             seconds_per_step: 0.0,
             share: 0.0,
+            bytes_per_step: 0.0,
             scope: None,
             op: None,
             evidence: Vec::new(),
@@ -144,47 +165,4 @@ impl Finding {
 pub(super) fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let (count, sum) = values.fold((0.0, 0.0), |(count, sum), value| (count + 1.0, sum + value));
     (count > 0.0).then(|| sum / count)
-}
-
-fn samples(run: &RunProfile) -> Vec<&Sample> {
-    const ENOUGH: usize = 3;
-    let timed = || run.step_times.iter();
-    let from = timed().map(|step| step.start_seconds).fold(f64::INFINITY, f64::min);
-    let to = timed().map(|step| step.start_seconds + step.total_seconds()).fold(0.0, f64::max);
-    let is_within = |sample: &&Sample| (from..=to).contains(&sample.elapsed_seconds);
-    let within: Vec<_> = run.samples.iter().filter(is_within).collect();
-    if within.len() >= ENOUGH { within } else { run.samples.iter().collect() }
-}
-
-fn threads<'a>(samples: &[&'a Sample], main: i32) -> Vec<ThreadUse<'a>> {
-    let mut uses: BTreeMap<(&str, bool), ThreadUse<'a>> = BTreeMap::new();
-    let mut seconds = 0.0;
-    for pair in samples.windows(2) {
-        let time = pair[1].elapsed_seconds - pair[0].elapsed_seconds;
-        if time <= 0.0 {
-            continue;
-        }
-        seconds += time;
-        for now in &pair[1].threads {
-            let Some(before) = pair[0].threads.iter().find(|it| it.id == now.id) else { continue };
-            let is_main = now.id == main;
-            let entry = uses.entry((&now.name, is_main)).or_insert_with(|| ThreadUse {
-                name: &now.name,
-                is_main,
-                count: 0.0,
-                busy: 0.0,
-                queued: 0.0,
-            });
-            entry.count += time;
-            entry.busy += (now.cpu_seconds - before.cpu_seconds).max(0.0);
-            entry.queued += (now.queued_seconds - before.queued_seconds).max(0.0);
-        }
-    }
-    let mut uses: Vec<_> = uses.into_values().collect();
-    for thread in &mut uses {
-        thread.count /= seconds;
-        thread.busy /= seconds;
-        thread.queued /= seconds;
-    }
-    uses
 }

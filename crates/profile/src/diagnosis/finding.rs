@@ -111,6 +111,9 @@ pub struct Finding {
     pub seconds_per_step: f64,
     /// The same as a share of the step, from 0 to 1.
     pub share: f64,
+    /// Bytes that each step leaves behind, where memory grows; 0 elsewhere.
+    #[serde(default)]
+    pub bytes_per_step: f64,
     /// The scope of the caller's own in which it was found.
     pub scope: Option<String>,
     /// The operator that it is about.

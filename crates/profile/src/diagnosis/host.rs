@@ -1,14 +1,19 @@
 //! What the host does between and around operators.
 
+use std::collections::BTreeMap;
+
 use super::LEAST_SHARE;
+use super::arithmetic::is_arithmetic;
 use super::facts::Facts;
 use super::finding::{Bottleneck, Finding};
+use super::optimizers;
 use crate::{HostGap, OpTimes, Phase, PhaseTimes, ProfiledSteps};
 
 /// Fewer small calls than this in a phase of a step cost little.
 const MANY_CALLS: f64 = 500.0;
 /// Operators of hand-written and of tch's optimizers. Fused kernels and lists of tensors have other names.
-const UPDATES: [&str; 5] = ["aten::addcdiv_", "aten::addcmul_", "aten::lerp_", "aten::add_", "aten::mul_"];
+const UPDATES: [&str; 6] =
+    ["aten::addcdiv_", "aten::addcmul_", "aten::lerp_", "aten::add_", "aten::sub_", "aten::mul_"];
 
 pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let Some(profiled) = facts.profiled() else { return Vec::new() };
@@ -22,13 +27,10 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
 
 /// What a run is bound by where there is nothing to find. None where no operator was seen.
 pub(super) fn healthy(facts: &Facts<'_>) -> Option<Bottleneck> {
-    /// Products of matrices, convolutions, attention.
-    const ARITHMETIC: [&str; 8] = ["mm", "bmm", "conv", "linear", "attention", "lstm", "gru", "dot"];
     let ops = &facts.profiled()?.ops;
     let seconds = |op: &OpTimes| if facts.run.machine.has_gpu() { op.device_seconds } else { op.self_cpu_seconds };
     let whole: f64 = ops.iter().map(seconds).sum();
-    let is_arithmetic = |op: &&OpTimes| ARITHMETIC.iter().any(|name| op.name.contains(name));
-    let arithmetic: f64 = ops.iter().filter(is_arithmetic).map(seconds).sum();
+    let arithmetic: f64 = ops.iter().filter(|op| is_arithmetic(&op.name)).map(seconds).sum();
     let bound = if arithmetic >= 0.5 * whole { Bottleneck::Compute } else { Bottleneck::MemoryBandwidth };
     (whole > 0.0).then_some(bound)
 }
@@ -60,20 +62,20 @@ fn optimizer_loop(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding
     if !is_loop {
         return None;
     }
-    let updates = profiled.ops.iter().filter(|op| op.phase == Phase::Optimizer && UPDATES.contains(&op.name.as_str()));
-    let most = updates.max_by(|one, other| one.calls.total_cmp(&other.calls));
+    let most = most_called(profiled, |op| op.phase == Phase::Optimizer && UPDATES.contains(&op.name.as_str()));
     let seconds = facts.seconds(Phase::Optimizer);
     let finding = facts.finding(Bottleneck::OptimizerLoop, seconds)?;
     Some(
         finding
-            .op(most.map(|op| op.name.as_str()))
+            .op(most.map(|(name, _)| name))
+            .scope(facts.scope_of_phases(&[Phase::Optimizer]))
             .evidence(format!("the optimizer takes {}", facts.of_step(seconds)))
             .evidence(format!(
                 "it makes {:.0} small calls of operators a step, of {:.1} us each under the profiler",
                 phase.small_calls,
                 1e6 * phase.small_call_seconds / phase.small_calls
             ))
-            .remedy("update all tensors at once: `AdamW::builder(vs.trainable_variables()).fused(true).build()?`"),
+            .remedy(optimizers::remedy(profiled)),
     )
 }
 
@@ -92,13 +94,13 @@ fn tiny_operators(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding
     let operators: f64 = tiny.iter().map(|times| times.small_calls).sum();
     let operator_seconds: f64 = tiny.iter().map(|times| times.small_call_seconds).sum();
     let phases: Vec<_> = tiny.iter().map(|times| times.phase.name()).collect();
-    let most_called = profiled.ops.iter().filter(|op| tiny.iter().any(|times| times.phase == op.phase));
-    let most_called = most_called.max_by(|one, other| one.calls.total_cmp(&other.calls));
+    let is_tiny = |op: &OpTimes| tiny.iter().any(|times| times.phase == op.phase);
+    let most = most_called(profiled, is_tiny);
     let finding = facts.finding(Bottleneck::KernelLaunches, seconds)?;
     Some(
         finding
-            .op(most_called.map(|op| op.name.as_str()))
-            .scope(most_called.and_then(|op| op.scope.as_deref()))
+            .op(most.map(|(name, _)| name))
+            .scope(facts.scope_of_ops(|op| if is_tiny(op) { op.calls } else { 0.0 }))
             .evidence(format!(
                 "{operators:.0} small calls of operators a step, of {:.1} us each under the profiler, in: {}",
                 1e6 * operator_seconds / operators,
@@ -155,6 +157,15 @@ fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
         finding = finding.evidence(format!("the process writes {:.1} MB/s to disks", bytes / 1e6));
     }
     Some(finding)
+}
+
+/// The operator that is called most often, and how often, in all places that pass.
+pub(super) fn most_called(profiled: &ProfiledSteps, passes: impl Fn(&OpTimes) -> bool) -> Option<(&str, f64)> {
+    let mut calls: BTreeMap<&str, f64> = BTreeMap::new();
+    for op in profiled.ops.iter().filter(|op| passes(op)) {
+        *calls.entry(&op.name).or_default() += op.calls;
+    }
+    calls.into_iter().max_by(|one, other| one.1.total_cmp(&other.1))
 }
 
 /// Half of what a phase does and more; large models have many small calls as well.

@@ -1,7 +1,11 @@
 //! Memory that grows, or is not enough.
 
+use std::collections::BTreeSet;
+
 use super::facts::{Facts, mean};
 use super::finding::{Bottleneck, Finding};
+use super::host::most_called;
+use crate::{GpuSample, MemoryTimeline, OpTimes, Sample};
 
 /// What a process grows by before its heap has settled.
 const LEAST_GROWTH_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
@@ -36,16 +40,19 @@ impl Line {
     }
 }
 
+/// Each GPU is judged by itself, and the one that fills first is told of; then the process.
 fn growth(facts: &Facts<'_>) -> Option<Finding> {
+    let gpus = gpu_indices(facts);
+    let growing = gpus.iter().filter_map(|&gpu| {
+        let used = series(facts, |sample| Some(of_gpu(sample, gpu)?.memory_used_bytes? as f64));
+        grows(format!("the memory of GPU {gpu}"), used, free_gpu_memory(facts, gpu))
+    });
     let resident = series(facts, |sample| Some(sample.process?.resident_memory_bytes as f64));
-    let gpu = series(facts, |sample| Some(sample.gpus.first()?.memory_used_bytes? as f64));
-    let host = grows("the process", resident, free_memory(facts));
-    let device = grows("the GPU's memory", gpu, free_gpu_memory(facts));
-    let growth = device.or(host)?;
-    if growth.free.is_some_and(|free| free / growth.bytes_per_second > NO_MATTER_SECONDS) {
-        return None;
-    }
-    let per_step = growth.bytes_per_second * facts.step_seconds;
+    let host = grows("the process".to_owned(), resident, free_memory(facts));
+    let first_full = |one: &Growth, other: &Growth| one.seconds_left().total_cmp(&other.seconds_left());
+    let device = growing.filter(Growth::matters).min_by(first_full);
+    let growth = device.or(host.filter(Growth::matters))?;
+    let per_step = growth.bytes_per_second * facts.step_seconds_with_skipped();
     let left = growth.free.map(|bytes| {
         format!("{:.1} GB are left: enough for {:.0} more steps", bytes / 1e9, (bytes / per_step).floor())
     });
@@ -55,17 +62,41 @@ fn growth(facts: &Facts<'_>) -> Option<Finding> {
             "something is kept from step to step: a loss with its graph (`total += loss.double_value(&[])`, or \
              `loss.detach()`), outputs in a `Vec`, a cache without a limit",
         );
+    finding.bytes_per_step = per_step;
     finding.evidence.extend(left);
+    finding.evidence.extend(tensors(facts));
     Some(finding)
 }
 
+/// Whether it is tensors that grow: what the profiled steps left behind.
+fn tensors(facts: &Facts<'_>) -> Option<String> {
+    let profiled = facts.profiled().filter(|profiled| profiled.steps > 0)?;
+    let kept = |line: &MemoryTimeline| {
+        let bytes = *line.in_use.last()? as f64 / profiled.steps as f64;
+        (bytes > 0.0).then(|| format!("{:.3} MB on {}", bytes / 1e6, line.device))
+    };
+    let kept: Vec<_> = profiled.memory.iter().filter_map(kept).collect();
+    (!kept.is_empty()).then(|| format!("of tensors, each profiled step left behind {}", kept.join(", ")))
+}
+
 struct Growth {
-    what: &'static str,
+    what: String,
     bytes_per_second: f64,
     free: Option<f64>,
 }
 
-fn grows(what: &'static str, points: Vec<(f64, f64)>, free: Option<f64>) -> Option<Growth> {
+impl Growth {
+    /// Without end where it is not known how much is free.
+    fn seconds_left(&self) -> f64 {
+        self.free.map_or(f64::INFINITY, |free| free / self.bytes_per_second)
+    }
+
+    fn matters(&self) -> bool {
+        self.free.is_none() || self.seconds_left() <= NO_MATTER_SECONDS
+    }
+}
+
+fn grows(what: String, points: Vec<(f64, f64)>, free: Option<f64>) -> Option<Growth> {
     let third = points.len() / 3;
     let (first, last) = (points.first()?, points.last()?);
     if points.len() < LEAST_SAMPLES || last.1 - first.1 < LEAST_GROWTH_BYTES {
@@ -98,21 +129,27 @@ fn swapping(facts: &Facts<'_>) -> Option<Finding> {
 /// Each time, the allocator waits for the GPU and gives its cache back. What that takes is not known.
 fn short_of_gpu_memory(facts: &Facts<'_>) -> Option<Finding> {
     let retries = facts.run.alloc_retries.filter(|retries| *retries > 0)?;
-    let fullest = facts.samples.iter().flat_map(|sample| &sample.gpus);
-    let fullest = fullest.filter_map(|gpu| Some(gpu.memory_used_bytes? as f64 / gpu.memory_total_bytes? as f64));
+    let takes_memory = |op: &OpTimes| op.name.starts_with("cudaMalloc") || op.name.starts_with("cuMemCreate");
+    let call = facts.profiled().and_then(|profiled| most_called(profiled, takes_memory));
     let mut finding = Finding::without_bound(Bottleneck::MemoryCapacity)
+        .op(call.map(|(name, _)| name))
+        .scope(facts.scope_of_ops(|op| if takes_memory(op) { op.calls } else { 0.0 }))
         .evidence(format!("{retries} times memory was short, and cached blocks were given back to the GPU"))
         .remedy(
             "use less memory: smaller batches with `Accumulator`, autocast, 8-bit optimizer state; lengths of batches that \
              differ less keep the cache whole",
         );
-    if let Some(share) = fullest.max_by(f64::total_cmp) {
-        finding = finding.evidence(format!("its memory was {:.0}% full", 100.0 * share));
+    for gpu in gpu_indices(facts) {
+        let samples = facts.samples.iter().filter_map(|sample| of_gpu(sample, gpu));
+        let full = samples.filter_map(|it| Some(it.memory_used_bytes? as f64 / it.memory_total_bytes? as f64));
+        if let Some(share) = full.max_by(f64::total_cmp) {
+            finding = finding.evidence(format!("the memory of GPU {gpu} was {:.0}% full", 100.0 * share));
+        }
     }
     Some(finding)
 }
 
-fn series(facts: &Facts<'_>, figure: impl Fn(&crate::Sample) -> Option<f64>) -> Vec<(f64, f64)> {
+fn series(facts: &Facts<'_>, figure: impl Fn(&Sample) -> Option<f64>) -> Vec<(f64, f64)> {
     facts.samples.iter().filter_map(|sample| Some((sample.elapsed_seconds, figure(sample)?))).collect()
 }
 
@@ -120,7 +157,16 @@ fn free_memory(facts: &Facts<'_>) -> Option<f64> {
     Some(facts.samples.last()?.system?.memory_available_bytes? as f64)
 }
 
-fn free_gpu_memory(facts: &Facts<'_>) -> Option<f64> {
-    let gpu = facts.samples.last()?.gpus.first()?;
-    Some(gpu.memory_total_bytes?.saturating_sub(gpu.memory_used_bytes?) as f64)
+fn free_gpu_memory(facts: &Facts<'_>, gpu: u32) -> Option<f64> {
+    let last = facts.samples.iter().rev().find_map(|sample| of_gpu(sample, gpu))?;
+    Some(last.memory_total_bytes?.saturating_sub(last.memory_used_bytes?) as f64)
+}
+
+/// The GPUs that were seen.
+pub(super) fn gpu_indices(facts: &Facts<'_>) -> BTreeSet<u32> {
+    facts.samples.iter().flat_map(|sample| &sample.gpus).map(|gpu| gpu.index).collect()
+}
+
+pub(super) fn of_gpu(sample: &Sample, index: u32) -> Option<&GpuSample> {
+    sample.gpus.iter().find(|gpu| gpu.index == index)
 }

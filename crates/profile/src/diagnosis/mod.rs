@@ -1,13 +1,19 @@
 //! What a run waits for, and what to do about it.
 
+mod arithmetic;
 mod data;
 mod device;
 mod facts;
 mod finding;
 mod host;
+mod kernels;
 mod memory;
+mod optimizers;
+mod places;
 mod ranks;
 mod text;
+mod throttling;
+mod watched;
 
 pub use finding::{Bottleneck, Diagnosis, Finding};
 
@@ -17,6 +23,11 @@ use crate::RunProfile;
 
 /// What takes less of a step than this is not worth a finding.
 const LEAST_SHARE: f64 = 0.1;
+
+/// The share of the time in which a run's training thread waited for a CPU. None without samples of threads.
+pub(crate) fn queued_share(run: &RunProfile) -> Option<f64> {
+    Facts::of(run)?.compute_queued_share()
+}
 
 impl Diagnosis {
     /// Says what bounds a run, from what was recorded of it.
@@ -68,6 +79,7 @@ impl Diagnosis {
                 100.0 * queued
             ));
         }
+        unknown.extend(ranks::notes(&facts));
         unknown.extend(run.notes.iter().cloned());
         let rules = [data::findings, host::findings, device::findings, memory::findings, ranks::findings];
         let mut findings: Vec<Finding> = rules.iter().flat_map(|rule| rule(&facts)).collect();

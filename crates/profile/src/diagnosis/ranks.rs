@@ -1,11 +1,17 @@
 //! Waiting for other ranks.
 
+use std::collections::BTreeMap;
+
+use super::LEAST_SHARE;
 use super::facts::Facts;
 use super::finding::{Bottleneck, Finding};
-use crate::{HostGap, Phase, Straggler, stragglers};
+use super::places::{host_times, main_part};
+use crate::{HostGap, Phase, Straggler};
 
-/// Robust standard deviations between a rank and the others.
-const DEVIATIONS: f64 = 3.0;
+/// Whoever is slow in fewer of the steps is not slow throughout: it is one rank now, and another one then.
+const STEADY: f64 = 0.8;
+/// Those who wait for a slow rank are slow themselves, where they wait: in backward, or where a metric is exchanged.
+const WAITS: [Phase; 2] = [Phase::Backward, Phase::Other];
 
 pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let slow = slow_rank(facts);
@@ -13,29 +19,151 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     slow.into_iter().chain(communication(facts, late)).collect()
 }
 
+/// Ranks that are slow, and are not told of as such; and those that wait for a CPU.
+pub(super) fn notes(facts: &Facts<'_>) -> Vec<String> {
+    let of_finding = slow_rank(facts).is_some();
+    let others = candidates(facts).into_iter().filter(|_| !of_finding);
+    let slow = others.filter(|slow| slow.seconds >= LEAST_SHARE * facts.step_seconds);
+    let excuses = slow.filter_map(|slow| slow.excuse(facts));
+    let others = facts.run.rank_info.iter().filter(|info| info.rank != facts.run.rank);
+    let queued = others.filter_map(|info| Some((info.rank, info.queued_share.filter(|share| *share >= LEAST_SHARE)?)));
+    let waits = queued.map(|(rank, share)| {
+        format!("the thread of rank {rank} that trains waited for a CPU for {:.0}% of the time", 100.0 * share)
+    });
+    excuses.chain(waits).collect()
+}
+
+/// A rank that takes longer than the others.
+struct Slow<'a> {
+    place: usize,
+    /// The phases in which it does.
+    phases: Vec<&'a Straggler>,
+    /// The one in which it does most, and waits for nobody if that can be told.
+    worst: Phase,
+    /// In all of them, more than the typical rank.
+    seconds: f64,
+    /// Seconds of a step for which it waited for a CPU, more than the others did; where all of its phases are such in which
+    /// ranks wait for each other, those of whoever waited longest.
+    queued_seconds: f64,
+    /// The share of the steps in which it is slow in that phase. None where it is not known.
+    steady: Option<f64>,
+}
+
 fn slow_rank(facts: &Facts<'_>) -> Option<Finding> {
-    // Reports with times that are none are nobody's.
-    let slow = stragglers(&facts.run.ranks, DEVIATIONS).ok()?;
-    // Those who wait for a slow rank are slow themselves, where they wait: in backward, or where a metric is exchanged.
-    let waits = [Phase::Backward, Phase::Other];
-    let first: &Straggler = slow.iter().find(|it| !waits.contains(&it.phase)).or(slow.first())?;
-    let of_rank: Vec<_> = slow.iter().filter(|it| it.rank == first.rank).collect();
-    let seconds = of_rank.iter().map(|it| it.excess_seconds()).sum();
-    let mut finding = facts.finding(Bottleneck::Straggler, seconds)?;
-    for it in of_rank {
-        finding = finding.evidence(format!(
-            "rank {} takes {:.2} ms in the phase `{}`, the others {:.2} ms",
-            it.rank,
-            1e3 * it.seconds,
-            it.phase,
-            1e3 * it.typical_seconds
-        ));
+    let ranks = candidates(facts);
+    let slow = ranks.iter().find(|slow| slow.is_its_own_fault(facts))?;
+    slow.finding(facts)
+}
+
+/// The slowest first; those who may only wait for others come last, or not at all where somebody else is slow.
+fn candidates<'a>(facts: &'a Facts<'_>) -> Vec<Slow<'a>> {
+    let all = &facts.stragglers;
+    let is_wait = |it: &&Straggler| WAITS.contains(&it.phase);
+    let mut places: Vec<usize> = Vec::new();
+    let waits_count = all.iter().all(|it| is_wait(&it));
+    for it in all.iter().filter(|it| waits_count || !is_wait(it)) {
+        if !places.contains(&it.rank) {
+            places.push(it.rank);
+        }
     }
-    Some(finding.remedy(format!(
-        "look at rank {}: its data (uneven shards, longer samples: `DistributedSampler`, buckets by length), other programs on its \
-         host, its GPU's clocks",
-        first.rank
-    )))
+    let queued = |place: usize| facts.rank_queued_seconds(place);
+    let of = |place: usize| {
+        let phases: Vec<_> = all.iter().filter(|it| it.rank == place).collect();
+        let others: Vec<f64> = (0..facts.run.ranks.len()).filter(|it| *it != place).map(queued).collect();
+        let least = others.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = others.iter().copied().fold(queued(place), f64::max);
+        let info = facts.run.rank_info.get(place);
+        let worst = phases.iter().find(|it| waits_count || !is_wait(it))?.phase;
+        Some(Slow {
+            place,
+            worst,
+            seconds: phases.iter().map(|it| it.excess_seconds()).sum(),
+            queued_seconds: if waits_count { most } else { (queued(place) - least).max(0.0) },
+            steady: info.and_then(|info| info.slow_steps.get(worst as usize)).copied(),
+            phases,
+        })
+    };
+    places.into_iter().filter_map(of).collect()
+}
+
+impl Slow<'_> {
+    fn is_steady(&self) -> bool {
+        self.steady.is_none_or(|share| share >= STEADY)
+    }
+
+    /// A rank that computes as long as the others, but has to wait for a CPU, is not slow: its machine is busy.
+    fn is_its_own_fault(&self, facts: &Facts<'_>) -> bool {
+        self.is_steady() && facts.finding(Bottleneck::Straggler, self.seconds - self.queued_seconds).is_some()
+    }
+
+    /// Why it is no finding.
+    fn excuse(&self, facts: &Facts<'_>) -> Option<String> {
+        let rank = facts.run.rank_number(self.place);
+        let slow = format!("rank {rank} takes {:.2} ms a step longer than the others", 1e3 * self.seconds);
+        match self.steady.filter(|_| !self.is_steady()) {
+            Some(share) => Some(format!(
+                "{slow}, but is slow in the phase `{}` in {:.0}% of the steps alone: nobody is slow throughout",
+                self.worst,
+                100.0 * share
+            )),
+            None => (!self.is_its_own_fault(facts)).then(|| {
+                format!(
+                    "{slow}, and ranks wait for a CPU for {:.2} ms of that: the machine{} is busy with something else",
+                    1e3 * self.queued_seconds,
+                    facts.run.rank_info.get(self.place).map_or(String::new(), |info| format!(" {}", info.host))
+                )
+            }),
+        }
+    }
+
+    fn finding(&self, facts: &Facts<'_>) -> Option<Finding> {
+        let rank = facts.run.rank_number(self.place);
+        let (scope, op) = self.where_it_is_slow(facts);
+        let mut finding = facts.finding(Bottleneck::Straggler, self.seconds)?.scope(scope).op(op);
+        for it in &self.phases {
+            finding = finding.evidence(format!(
+                "rank {rank} takes {:.2} ms in the phase `{}`, the others {:.2} ms",
+                1e3 * it.seconds,
+                it.phase,
+                1e3 * it.typical_seconds
+            ));
+        }
+        if let Some(share) = self.steady {
+            let figure = format!("it is slower in the phase `{}` in {:.0}% of the steps", self.worst, 100.0 * share);
+            finding = finding.evidence(figure);
+        }
+        if let Some(missing) = facts.run.missing_ranks() {
+            finding = finding.evidence(format!("nothing is known of {missing}"));
+        }
+        Some(finding.remedy(format!(
+            "look at rank {rank}: its data (uneven shards, longer samples: `DistributedSampler`, buckets by length), work \
+             that it alone does, its GPU's clocks"
+        )))
+    }
+
+    /// The scope and the operator that take most of the time that it takes more than the typical rank.
+    fn where_it_is_slow<'a>(&self, facts: &Facts<'a>) -> (Option<&'a str>, Option<&'a str>) {
+        let infos = &facts.run.rank_info;
+        let Some(own) = infos.get(self.place) else { return (None, None) };
+        let near = |place: &usize| -> f64 {
+            let phase = |it: &&Straggler| facts.run.ranks[*place].phase(it.phase).map_or(0.0, |it| it.median_seconds);
+            self.phases.iter().map(|it| (phase(it) - it.typical_seconds).abs()).sum()
+        };
+        let others = (0..infos.len().min(facts.run.ranks.len())).filter(|place| *place != self.place);
+        let typical = others.min_by(|one, other| near(one).total_cmp(&near(other))).map(|place| &infos[place]);
+        let is_slow = |phase: Phase| self.phases.iter().any(|it| it.phase == phase);
+        let mut scopes: BTreeMap<Option<&str>, f64> = BTreeMap::new();
+        let mut ops: BTreeMap<Option<&str>, f64> = BTreeMap::new();
+        for (info, sign) in std::iter::once((own, 1.0)).chain(typical.map(|info| (info, -1.0))) {
+            for (phase, scope, op, seconds) in host_times(&info.ops, &info.gaps) {
+                if is_slow(phase) {
+                    *scopes.entry(scope).or_default() += sign * seconds;
+                    *ops.entry(op).or_default() += sign * seconds;
+                }
+            }
+        }
+        (main_part(scopes.into_iter()).flatten(), main_part(ops.into_iter()).flatten())
+    }
 }
 
 /// What is left when nobody is late.
@@ -59,11 +187,16 @@ fn communication(facts: &Facts<'_>, late_seconds: f64) -> Option<Finding> {
     let elsewhere: f64 = [Phase::Forward, Phase::Optimizer, Phase::Other].map(within).iter().sum();
     let seconds = marked + backward + elsewhere - late_seconds;
     // Where ranks wait for CPUs, they wait for one another.
-    facts.finding(Bottleneck::Communication, seconds - facts.queued_seconds())?;
+    let of_others = (0..facts.run.ranks.len()).map(|place| facts.rank_queued_seconds(place)).fold(0.0, f64::max);
+    facts.finding(Bottleneck::Communication, seconds - facts.queued_seconds().max(of_others))?;
     let finding = facts.finding(Bottleneck::Communication, seconds)?;
+    let exchanges = profiled.into_iter().flat_map(|it| &it.ops).filter(|op| is_exchange(&op.name));
+    let longest = main_part(exchanges.map(|op| (op.name.as_str(), op.self_cpu_seconds)));
+    let phase = if marked >= backward.max(elsewhere) { Phase::Communication } else { Phase::Backward };
     Some(
         finding
-            .op(Some("all_reduce"))
+            .op(longest)
+            .scope(facts.scope_of_phases(&[phase]))
             .evidence(format!(
                 "exchanges take {}: {:.2} ms in backward, {:.2} ms in the phase `communication`",
                 facts.of_step(seconds),
@@ -75,4 +208,9 @@ fn communication(facts: &Facts<'_>, late_seconds: f64) -> Option<Finding> {
                  local SGD; larger batches a rank hide more",
             ),
     )
+}
+
+/// What backends call their exchanges, in a profile.
+fn is_exchange(op: &str) -> bool {
+    ["gloo:", "nccl:", "c10d::"].iter().any(|start| op.starts_with(start))
 }

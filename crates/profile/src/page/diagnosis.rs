@@ -31,6 +31,7 @@ pub(super) fn findings(diagnosis: &Diagnosis) -> String {
 fn finding(finding: &Finding) -> String {
     let gain = match finding.bottleneck {
         Bottleneck::MemoryGrowth => "it will end the run".to_owned(),
+        _ if finding.share == 0.0 => "what it costs is not known".to_owned(),
         _ => format!(
             "without it up to <b>{:.2}\u{d7}</b> as fast: {} of a step, {}",
             finding.speedup_bound(),

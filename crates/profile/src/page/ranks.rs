@@ -23,25 +23,28 @@ pub(super) fn ranks(run: &RunProfile) -> String {
         .filter(|&phase| run.ranks.iter().any(|report| phases(report, phase) > Some(0.0)))
         .collect();
     columns.extend(shown.iter().map(|phase| numbers(phase.name())));
-    let rows = run.ranks.iter().enumerate().map(|(rank, report)| {
+    let rows = run.ranks.iter().enumerate().map(|(place, report)| {
+        let rank = run.rank_number(place);
         let mut cells = vec![
             Cell::number(rank.to_string(), rank as f64),
             Cell::number(report.steps.to_string(), report.steps as f64),
             Cell::number(milliseconds(report.median_seconds), report.median_seconds),
         ];
         cells.extend(shown.iter().map(|&phase| {
-            let is_slow = slow.iter().any(|straggler| straggler.rank == rank && straggler.phase == phase);
+            let is_slow = slow.iter().any(|straggler| straggler.rank == place && straggler.phase == phase);
             Cell::maybe(phases(report, phase), milliseconds).marked(is_slow)
         }));
         cells
     });
     let count = run.ranks.len() as u64;
     let mut explanation = format!(
-        "{}, medians in milliseconds, of the phases on the {}. Red: slower than the others.",
+        "{}, medians in milliseconds, of the phases on the {}. Red: a higher median than the others.",
         plural(count, "rank"),
         if on_device { "device" } else { "host" },
     );
-    if count != run.world_size {
+    if let Some(missing) = run.missing_ranks() {
+        explanation += &format!(" Of {} ranks there is no report of: {missing}.", run.world_size);
+    } else if count != run.world_size {
         let missing = run.world_size.saturating_sub(count);
         explanation += &format!(" {missing} of {} are missing: the numbers may be shifted.", run.world_size);
     }

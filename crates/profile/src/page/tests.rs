@@ -148,6 +148,7 @@ fn found() -> Diagnosis {
             bottleneck: Bottleneck::HostCode,
             seconds_per_step: 0.005,
             share: 0.5,
+            bytes_per_step: 0.0,
             scope: Some(evil()),
             op: Some(evil()),
             evidence: vec![evil(), evil()],
@@ -210,6 +211,18 @@ fn the_page_stands_alone_and_has_every_part() {
     }
     // The slow rank, in every phase but communication.
     assert!(page.matches("class=\"marked\"").count() >= 6);
+}
+
+#[test]
+fn a_finding_without_a_known_cost_promises_no_gain() {
+    let page = |bottleneck: Bottleneck| {
+        let mut found = found();
+        (found.findings[0].bottleneck, found.findings[0].share) = (bottleneck, 0.0);
+        full().html(&found)
+    };
+    assert!(page(Bottleneck::MemoryCapacity).contains("<span>what it costs is not known</span>"));
+    assert!(page(Bottleneck::MemoryGrowth).contains("<span>it will end the run</span>"));
+    assert!(!page(Bottleneck::MemoryCapacity).contains("as fast"));
 }
 
 #[test]

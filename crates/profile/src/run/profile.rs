@@ -5,7 +5,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{MachineInfo, ProfiledSteps};
+use super::ranks::missing;
+use super::{MachineInfo, ProfiledSteps, RankInfo};
 use crate::error::When as _;
 use crate::trace::replace;
 use crate::{MonitorGap, Phase, ProfileError, Sample, StepReport};
@@ -40,6 +41,10 @@ pub struct RunProfile {
     pub step_times: Vec<StepTimes>,
     /// The reports of all ranks by rank, once they were [put together](Self::merge_ranks); empty before.
     pub ranks: Vec<StepReport>,
+    /// What else is known of these ranks, in the same order; their numbers, if some are missing. Empty in records of before
+    /// this was kept: there a rank's place is its number.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rank_info: Vec<RankInfo>,
     /// What the profiler saw, in a few of the steps. None where there were too few steps.
     pub profiled: Option<ProfiledSteps>,
     /// How often the GPU's memory was short while the steps ran, so that the allocator gave cached blocks back. None without a
@@ -95,7 +100,8 @@ impl RunProfile {
         Some(steps.total_seconds / steps.steps as f64)
     }
 
-    /// Puts the records of all ranks together: that of the lowest rank, with the reports of all.
+    /// Puts the records of all ranks together: that of the lowest rank, with the reports of all. Ranks keep their numbers
+    /// where some are missing, which a note tells.
     ///
     /// # Errors
     /// `NothingToRecord` without any; `Setting` where a rank is there twice.
@@ -105,15 +111,20 @@ impl RunProfile {
             let problem = "is there twice: records of two runs were mixed".to_owned();
             return Err(ProfileError::Setting { name: "rank", value: twice[0].rank.to_string(), problem });
         }
-        let ranks: Vec<_> = runs.iter().filter_map(|run| run.steps.clone()).collect();
-        let count = runs.len() as u64;
+        let timed: Vec<&Self> = runs.iter().filter(|run| run.steps.is_some()).collect();
+        let ranks = timed.iter().filter_map(|run| run.steps.clone()).collect();
+        let rank_info = RankInfo::of(&timed);
+        let untimed: Vec<_> = runs.iter().filter(|run| run.steps.is_none()).map(|run| run.rank).collect();
+        let present: Vec<_> = runs.iter().map(|run| run.rank).collect();
         let nothing = ProfileError::NothingToRecord("there is no record of a rank");
         let mut first = runs.into_iter().next().ok_or(nothing)?;
-        if count > 1 || first.world_size > 1 {
-            if count != first.world_size {
-                first.notes.push(format!("{count} of {} ranks left a record", first.world_size));
+        if present.len() > 1 || first.world_size > 1 {
+            if let Some(missing) = missing(first.world_size, &present) {
+                let (count, size) = (present.len(), first.world_size);
+                first.notes.push(format!("{count} of {size} ranks left a record; without one: {missing}"));
             }
-            first.ranks = ranks;
+            first.notes.extend(untimed.iter().map(|rank| format!("rank {rank} timed no step")));
+            (first.ranks, first.rank_info) = (ranks, rank_info);
         }
         Ok(first)
     }

@@ -2,7 +2,11 @@
 
 mod averages;
 mod diagnosis;
+mod diagnosis_gpu;
+mod diagnosis_ranks;
+mod diagnosis_scopes;
 mod lifecycle;
+mod made_up;
 mod monitor;
 mod run;
 mod sampler;

@@ -183,11 +183,15 @@ fn the_programs_own_code_is_named() {
 #[test]
 fn optimizers_that_go_tensor_by_tensor_are_named() {
     let _alone = alone();
-    let mut plant = Plant::new(8, 200);
-    plant.optimizer = nn::adam(0.9, 0.999, 0.0).build(&plant.vs, 1e-4).unwrap();
-    let diagnosis = Diagnosis::of(&plant.run(recorder(), Plant::forward, |_| {}));
-    let named = diagnosis.findings.iter().any(|finding| finding.bottleneck == Bottleneck::OptimizerLoop);
-    assert!(named, "{diagnosis}");
+    let named = |optimizer: fn(&nn::VarStore) -> nn::Optimizer, counterpart: &str| {
+        let mut plant = Plant::new(8, 200);
+        plant.optimizer = optimizer(&plant.vs);
+        let diagnosis = Diagnosis::of(&plant.run(recorder(), Plant::forward, |_| {}));
+        let found = diagnosis.findings.iter().find(|finding| finding.bottleneck == Bottleneck::OptimizerLoop);
+        assert!(found.is_some_and(|found| found.remedy.contains(counterpart)), "{diagnosis}");
+    };
+    named(|vs| nn::adam(0.9, 0.999, 0.0).build(vs, 1e-4).unwrap(), "`AdamW::builder");
+    named(|vs| nn::RmsProp::default().build(vs, 1e-4).unwrap(), "`RmsProp::builder");
 }
 
 #[test]

@@ -1,0 +1,136 @@
+//! Diagnoses of made-up runs on GPUs, with the names that libtorch's profiler gives there.
+
+use overdrive_profile::{Bottleneck, Diagnosis, Phase, RunProfile};
+use serde_json::{Value, json};
+
+use crate::made_up::{ALL_FORWARD, finding, first, on_gpu, op, process, with_ops, with_samples};
+
+/// Looks at two GPUs, each told of the time; the first one is at rest.
+fn with_two_gpus(run: RunProfile, second: impl Fn(f64) -> Value) -> RunProfile {
+    with_samples(run, move |number| {
+        let gpu = |index: u32, figures: Value| {
+            let mut gpu = json!({ "index": index, "name": "H", "throttle_reasons": [], "processes": [],
+                                  "memory_used_bytes": 2_000_000_000_u64, "memory_total_bytes": 8_000_000_000_u64,
+                                  "sm_clock_hertz": 1.9e9 });
+            gpu.as_object_mut().unwrap().append(&mut figures.as_object().unwrap().clone());
+            gpu
+        };
+        json!({ "gpus": [gpu(0, json!({})), gpu(1, second(number))], "process": process(1e9, 0.0) })
+    })
+}
+
+fn busy() -> RunProfile {
+    on_gpu(&ALL_FORWARD, 0.01, &[])
+}
+
+#[test]
+fn the_gpu_whose_memory_grows_is_named() {
+    let grows = |number: f64| json!({ "memory_used_bytes": (4e9 + 1e8 * number) as u64 });
+    let found = finding(&with_two_gpus(busy(), grows));
+    assert_eq!(found.bottleneck, Bottleneck::MemoryGrowth);
+    // A gigabyte a second, in steps of 10 ms, into what is left of 8 GB.
+    assert!(found.evidence[0].contains("GPU 1 grows by 10.000 MB a step"), "{found}");
+    assert!(found.evidence[1].starts_with("3.1 GB are left"), "{found}");
+    assert!((found.bytes_per_step - 1e7).abs() < 1.0);
+    assert_eq!(Diagnosis::of(&with_two_gpus(busy(), |_| json!({}))).findings, []);
+}
+
+#[test]
+fn the_gpu_that_is_throttled_is_named_by_its_own_clock() {
+    // The first one's higher clock is no measure of the second one's.
+    let hot = |number: f64| match number >= 5.0 {
+        true => json!({ "sm_clock_hertz": 0.6e9, "throttle_reasons": ["sync_boost", "hardware_thermal"] }),
+        false => json!({ "sm_clock_hertz": 1.2e9 }),
+    };
+    let run = with_two_gpus(busy(), hot);
+    assert_eq!(first(&run), (Bottleneck::Throttling, 1.33));
+    let found = finding(&run);
+    assert_eq!(found.evidence, ["for 50% of the time the clock of GPU 1 is at 600 of 1200 MHz: hardware_thermal"]);
+}
+
+#[test]
+fn copies_from_pageable_memory_are_named_where_no_phase_is_marked() {
+    let copies = [("Memcpy HtoD (Pageable -> Device)", 5.0), ("ampere_bf16_s16816gemm_bf16_128x64_ldg8", 5.0)];
+    let ops = |scope| {
+        vec![
+            op("aten::copy_", Phase::Forward, scope, 1.0, (1.0, 5.0)),
+            op("cudaMemcpyAsync", Phase::Forward, scope, 1.0, (3.0, 0.0)),
+            op("cudaStreamSynchronize", Phase::Forward, scope, 1.0, (2.0, 0.0)),
+            op("aten::mm", Phase::Forward, None, 1.0, (0.1, 5.0)),
+        ]
+    };
+    let found = finding(&with_ops(on_gpu(&ALL_FORWARD, 0.0095, &copies), ops(Some("batch to device"))));
+    assert_eq!((found.bottleneck, found.scope.as_deref()), (Bottleneck::HostToDevice, Some("batch to device")));
+    assert_eq!(found.op.as_deref(), Some("Memcpy HtoD (Pageable -> Device)"));
+    assert!(found.remedy.contains(".pin_memory(true)"), "{found}");
+    let pinned = [("Memcpy HtoD (Pinned -> Device)", 5.0), copies[1]];
+    assert_eq!(Diagnosis::of(&with_ops(on_gpu(&ALL_FORWARD, 0.0095, &pinned), ops(None))).findings, []);
+}
+
+#[test]
+fn a_phase_of_copies_from_pinned_memory_needs_another_remedy() {
+    let phases = [(Phase::HostToDevice, 5.0), (Phase::Forward, 5.0)];
+    let found = finding(&on_gpu(&phases, 0.01, &[("Memcpy HtoD (Pinned -> Device)", 5.0)]));
+    assert_eq!(found.op.as_deref(), Some("Memcpy HtoD (Pinned -> Device)"));
+    assert!(!found.remedy.contains("pin_memory") && found.remedy.contains("`.to_device(device)`"), "{found}");
+}
+
+#[test]
+fn tensors_that_go_to_the_host_and_back_are_no_missing_pin() {
+    let copies = [("Memcpy DtoH (Device -> Pageable)", 2.5), ("Memcpy HtoD (Pageable -> Device)", 2.5)];
+    let scope = Some("offload");
+    let ops = vec![op("aten::copy_", Phase::Forward, scope, 2.0, (1.0, 5.0))];
+    let run = with_ops(on_gpu(&ALL_FORWARD, 0.0098, &copies), ops);
+    let diagnosis = Diagnosis::of(&run);
+    assert_eq!(diagnosis.findings.len(), 1, "{diagnosis}");
+    assert_eq!((finding(&run).bottleneck, finding(&run).scope.as_deref()), (Bottleneck::Offload, scope));
+}
+
+#[test]
+fn tensor_cores_are_looked_at_on_each_gpu() {
+    let single = [("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_ffma_aligna4_alignc4", 9.0)];
+    let ops = vec![op("aten::addmm", Phase::Forward, Some("head"), 2.0, (0.1, 9.0))];
+    let run = with_ops(on_gpu(&ALL_FORWARD, 0.0098, &single), ops);
+    let found = finding(&with_two_gpus(run, |_| json!({ "tensor_utilization": 0.02 })));
+    assert_eq!((found.bottleneck, found.scope.as_deref()), (Bottleneck::Float32Matmul, Some("head")));
+    assert_eq!(found.evidence[1..], ["tensor cores of GPU 1 are at work for 2% of the time"]);
+}
+
+#[test]
+fn waits_are_told_from_launches() {
+    let half = [("void at::native::vectorized_elementwise_kernel<4, ..>", 5.0)];
+    let with = |ops| with_ops(on_gpu(&ALL_FORWARD, 0.005, &half), ops);
+    let launch = || op("cudaLaunchKernel", Phase::Forward, Some("cells"), 900.0, (4.0, 0.0));
+    let found = finding(&with(vec![launch(), op("cudaMemcpyAsync", Phase::Other, None, 1.0, (0.1, 0.0))]));
+    assert_eq!((found.bottleneck, found.op.as_deref()), (Bottleneck::KernelLaunches, Some("cudaLaunchKernel")));
+    assert!(found.scope.as_deref() == Some("cells") && found.evidence[2].starts_with("900 calls"), "{found}");
+    // A number that is read out of a tensor on the host is no wait.
+    let on_host = op("aten::_local_scalar_dense", Phase::Other, None, 1.0, (0.1, 0.0));
+    assert_eq!(finding(&with(vec![launch(), on_host.clone()])).bottleneck, Bottleneck::KernelLaunches);
+    // In two places, neither of them in each step.
+    let wait = |scope, calls, ms| op("cudaStreamSynchronize", Phase::Other, Some(scope), calls, (ms, 0.0));
+    let read = op("aten::_local_scalar_dense", Phase::Other, Some("metrics"), 0.8, (0.1, 0.0));
+    let found = finding(&with(vec![launch(), wait("metrics", 0.8, 3.0), wait("checks", 0.2, 0.5), read]));
+    assert_eq!((found.bottleneck, found.scope.as_deref()), (Bottleneck::HostSync, Some("metrics")));
+    assert_eq!(found.op.as_deref(), Some("aten::item"));
+    let found = finding(&with(vec![launch(), wait("masks", 1.0, 3.0)]));
+    assert_eq!(found.op.as_deref(), Some("cudaStreamSynchronize"));
+    assert!(found.remedy.contains("nonzero"), "{found}");
+    // Where batches are waited for, there is a finding of its own.
+    let loading = op("cudaEventSynchronize_v3020", Phase::DataWait, None, 1.0, (0.1, 0.0));
+    assert_eq!(finding(&with(vec![launch(), loading])).bottleneck, Bottleneck::KernelLaunches);
+}
+
+#[test]
+fn memory_that_is_short_is_told_of_with_who_took_it() {
+    let mut short = with_two_gpus(busy(), |_| json!({ "memory_used_bytes": 7_900_000_000_u64 }));
+    short.alloc_retries = Some(3);
+    let ops = vec![
+        op("cudaMalloc", Phase::Forward, Some("attention"), 2.0, (1.0, 0.0)),
+        op("aten::mm", Phase::Forward, None, 90.0, (5.0, 5.0)),
+    ];
+    let found = finding(&with_ops(short, ops));
+    assert_eq!((found.bottleneck, found.op.as_deref()), (Bottleneck::MemoryCapacity, Some("cudaMalloc")));
+    assert_eq!(found.scope.as_deref(), Some("attention"));
+    assert!(found.evidence[2].contains("GPU 1 was 99% full"), "{found}");
+}
