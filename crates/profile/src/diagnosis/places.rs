@@ -33,10 +33,11 @@ impl<'a> Facts<'a> {
         main_part(times.map(|(_, scope, _, seconds)| (scope, seconds))).flatten()
     }
 
-    /// The scope in which most of what some operators did lies.
+    /// The scope in which most of what some operators did lies. Those of a backward pass are in no scope, but follow from those of
+    /// the forward pass, whose scopes tell for both.
     pub fn scope_of_ops(&self, weight: impl Fn(&OpTimes) -> f64) -> Option<&'a str> {
-        let ops = &self.profiled()?.ops;
-        main_part(ops.iter().map(|op| (op.scope.as_deref(), weight(op)))).flatten()
+        let ops = self.profiled()?.ops.iter().filter(|op| op.phase != Phase::Backward || op.scope.is_some());
+        main_part(ops.map(|op| (op.scope.as_deref(), weight(op)))).flatten()
     }
 
     /// The scope of the caller's own in which threads beside the one that trains spend most of their time, if that is half

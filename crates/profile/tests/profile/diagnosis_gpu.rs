@@ -89,7 +89,11 @@ fn tensors_that_go_to_the_host_and_back_are_no_missing_pin() {
 #[test]
 fn tensor_cores_are_looked_at_on_each_gpu() {
     let single = [("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_ffma_aligna4_alignc4", 9.0)];
-    let ops = vec![op("aten::addmm", Phase::Forward, Some("head"), 2.0, (0.1, 9.0))];
+    // A backward pass is in no scope; that of the forward pass tells.
+    let ops = vec![
+        op("aten::addmm", Phase::Forward, Some("head"), 2.0, (0.1, 3.0)),
+        op("aten::mm", Phase::Backward, None, 4.0, (0.2, 6.0)),
+    ];
     let run = with_ops(on_gpu(&ALL_FORWARD, 0.0098, &single), ops);
     let found = finding(&with_two_gpus(run, |_| json!({ "tensor_utilization": 0.02 })));
     assert_eq!((found.bottleneck, found.scope.as_deref()), (Bottleneck::Float32Matmul, Some("head")));
