@@ -146,7 +146,8 @@ impl StepTimer {
         self.timeline.borrow_mut().count_tokens(tokens);
     }
 
-    /// Forgets what came since the last step: a validation, say. The next step begins with the next phase.
+    /// Forgets what came since the last step: a validation, say. The next step begins with the next phase. A diagnosis leaves
+    /// it out as well: what the machine and the workers did meanwhile counts in no share.
     pub fn skip(&self) {
         self.timeline.borrow_mut().skip();
     }
