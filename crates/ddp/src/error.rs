@@ -194,6 +194,16 @@ pub enum DdpError {
         /// What is wrong with it, and what would be right.
         reason: String,
     },
+    /// A gradient that is no plain numbers, an embedding's with `sparse: true`. Build the `DistributedDataParallel` anew to go
+    /// on.
+    #[error(
+        "the gradient of the parameter {name:?} is sparse, but only dense ones are averaged: make the embedding with \
+         `sparse: false`"
+    )]
+    SparseGradient {
+        /// The parameter's name.
+        name: String,
+    },
     /// A communication hook returned an error. Build the `DistributedDataParallel` anew to go on.
     #[error("the communication hook failed: {0}")]
     Hook(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -206,7 +216,7 @@ pub enum DdpError {
         /// What its first failure said.
         first: String,
     },
-    /// A hook was set although there is one, or after the first backward.
+    /// A hook was set although there is one.
     #[error("a communication hook is set already, and stays for the life of its DistributedDataParallel")]
     HookTaken,
     /// Holding gradients back where that cannot be done.

@@ -49,8 +49,8 @@ impl Default for OneBitAdamOptions {
 /// Behind the warm-up the average of squares is frozen; each rank moves the common momentum by its own gradients, and its
 /// signs travel, with the error of both roundings remembered. The optimizer communicates by itself, in
 /// [`step`](Optimizer::step): use the model without `DistributedDataParallel`. Rank 0's weights are sent to all at first.
-/// Gradients are each rank's own until then: clip by value if at all. A `GradScaler` is refused, because it would skip the step
-/// on one rank alone (bfloat16 needs none).
+/// Gradients are each rank's own until then: clip by value if at all. They have to be dense. A `GradScaler` is refused, because
+/// it would skip the step on one rank alone (bfloat16 needs none).
 ///
 /// ```no_run
 /// use overdrive_core::Optimizer;
@@ -277,6 +277,11 @@ impl Optimizer for OneBitAdam {
     /// Sends, and waits for all ranks; what a failed step has done to the momentum is not undone.
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
+        // Before anything is sent.
+        if let Some(index) = self.params.sparse_grad()? {
+            let reason = "its gradient is sparse: have it made dense, an embedding by `sparse: false`".to_owned();
+            return Err(OptimizerError::InvalidParameter { index, reason });
+        }
         self.try_step().map_err(failed)
     }
 

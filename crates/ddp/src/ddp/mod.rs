@@ -132,7 +132,8 @@ impl DistributedDataParallel {
     ///
     /// # Errors
     /// [`DdpError::TimedOut`] or [`DdpError::Lost`] when a rank is gone or late, [`DdpError::Hook`] when the
-    /// communication hook fails, [`DdpError::HookHasFailed`] from then on, and what backward itself reports.
+    /// communication hook fails, [`DdpError::HookHasFailed`] from then on, [`DdpError::SparseGradient`] when a gradient is
+    /// sparse, and what backward itself reports.
     ///
     /// # Panics
     /// Goes on with a panic of the communication hook.
@@ -144,29 +145,33 @@ impl DistributedDataParallel {
         self.check_hook()?;
         let ran = c10d::backward(loss);
         self.check_hook()?;
-        ran.map_err(|source| DdpError::between(self.group.context("backward"), source))
+        ran.map_err(|source| self.failed("backward", source))
     }
 
-    /// Communicates gradients by a hook instead of an all-reduce. Before the first backward, and once.
+    /// Communicates gradients by a hook instead of an all-reduce, from the next backward pass on. Once, and on all ranks before
+    /// the same pass.
     ///
     /// # Errors
-    /// [`DdpError::HookTaken`] when there is one already.
+    /// [`DdpError::HookTaken`] when there is one already, [`DdpError::WithinBackward`] in the middle of a pass.
     ///
     /// # Source
-    /// `register_comm_hook`
+    /// `register_comm_hook`; PyTorch asks for it before the first backward, but takes it later too
     pub fn register_comm_hook(&self, hook: impl CommHook + 'static) -> Result<(), DdpError> {
+        self.outside_backward("register_comm_hook")?;
         let driven = hooks::driven(hook);
         self.reducer.borrow_mut().set_hook(driven).map_err(hook_taken)
     }
 
-    /// Communicates gradients as float16 by libtorch's own hook. Before the first backward, and once.
+    /// Communicates gradients as float16 by libtorch's own hook, from the next backward pass on. Once, and on all ranks before
+    /// the same pass.
     ///
     /// # Errors
-    /// [`DdpError::HookTaken`] when there is a hook already.
+    /// As [`register_comm_hook`](Self::register_comm_hook).
     ///
     /// # Source
     /// `BuiltinCommHookType.FP16_COMPRESS`
     pub fn register_fp16_compress(&self) -> Result<(), DdpError> {
+        self.outside_backward("register_fp16_compress")?;
         self.reducer.borrow_mut().compress_to_half().map_err(hook_taken)
     }
 
@@ -289,7 +294,18 @@ impl DistributedDataParallel {
     }
 
     fn failed(&self, op: &'static str, source: overdrive_core::TorchError) -> DdpError {
-        DdpError::between(self.group.context(op), source)
+        match DdpError::between(self.group.context(op), source) {
+            DdpError::Torch(source) => self.sparse_gradient().unwrap_or(DdpError::Torch(source)),
+            between => between,
+        }
+    }
+
+    /// The reason of a failure for which libtorch's own words are that a tensor has no storage. Whether a gradient is sparse is
+    /// not known before there is one.
+    fn sparse_gradient(&self) -> Option<DdpError> {
+        let is_sparse = |param: &Tensor| param.f_grad().is_ok_and(|grad| grad.defined() && grad.is_sparse());
+        let (name, _) = self.params.iter().find(|(_, param)| is_sparse(param))?;
+        Some(DdpError::SparseGradient { name: name.clone() })
     }
 }
 

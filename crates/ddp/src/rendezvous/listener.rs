@@ -15,7 +15,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(super) fn wait(host: &str, port: u16, timeout: Duration) -> Duration {
     let started = Instant::now();
     let patience = PATIENCE.min(timeout / 2);
-    // A name that is not known yet is libtorch's to wait for.
+    // A name that is not known yet is the store's to wait for.
     let addresses = addresses(host, port, patience);
     while !addresses.is_empty() && started.elapsed() < patience {
         let left = || patience.saturating_sub(started.elapsed()).max(PAUSE);

@@ -218,6 +218,18 @@ mod tests {
     }
 
     #[test]
+    fn a_host_that_nobody_knows_is_named() {
+        // No label of a host's name may be so long, so that no server is asked.
+        let host = "n".repeat(64);
+        for rank in 0..2 {
+            let method = InitMethod::Tcp { host: host.clone(), port: 1, rank, world_size: 2 };
+            let nowhere = method.resolve(&|_| None).unwrap();
+            let said = nowhere.store(Duration::from_millis(50)).unwrap_err().to_string();
+            assert!(said.contains(&format!("no host is known by the name \"{host}\"")), "{said}");
+        }
+    }
+
+    #[test]
     fn a_file_in_no_folder_is_told_of_within_the_timeout() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("absent/meet");

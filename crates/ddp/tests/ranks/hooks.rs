@@ -16,7 +16,7 @@ const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 
 /// Rank `rank`'s gradients at a step.
-fn grads(rank: usize, step: usize, count: i64) -> Tensor {
+pub fn grads(rank: usize, step: usize, count: i64) -> Tensor {
     tch::manual_seed((step * 100 + rank + 1) as i64);
     Tensor::randn([count], DOUBLE)
 }
@@ -33,14 +33,14 @@ pub fn runs(hook: &mut impl CommHook, buffer: &Tensor, shape: &[i64]) -> Result<
     Ok(hook.finish(&bucket, in_flight)?)
 }
 
-fn close(found: &Tensor, expected: &Tensor, what: &str) -> Result<()> {
+pub fn close(found: &Tensor, expected: &Tensor, what: &str) -> Result<()> {
     let (relative, absolute) = if found.kind() == Kind::Double { (1e-9, 1e-12) } else { (1e-5, 1e-6) };
     let equal = found.to_kind(Kind::Double).allclose(expected, relative, absolute, false);
     ensure!(equal, "{what}: {found} instead of {expected}");
     Ok(())
 }
 
-fn mean(all: &[Tensor]) -> Tensor {
+pub fn mean(all: &[Tensor]) -> Tensor {
     Tensor::stack(all, 0).mean_dim(&[0i64][..], false, None::<Kind>)
 }
 
@@ -55,6 +55,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     one_bit_adam(&group)?;
     power_sgd(&group).context("PowerSGD")?;
     options(&group)?;
+    set_late(&group).context("set late")?;
     in_training(&group).context("in training")
 }
 
@@ -67,6 +68,12 @@ fn casts(group: &ProcessGroup) -> Result<()> {
         let error = (found.to_kind(Kind::Double) - mean(&all)).abs().max().double_value(&[]);
         let rounding = if kind == Kind::Half { 2e-3 } else { 2e-2 };
         ensure!(found.kind() == Kind::Float && error > 0.0 && error < rounding, "{kind:?}: off by {error}");
+        // Of two ranks each sum is rounded once; of more, the order counts.
+        if group.size() == 2 {
+            let sent = |rank: usize| all[rank].to_kind(Kind::Float).to_kind(kind) / 2.0;
+            let expected = (sent(0) + sent(1)).to_kind(Kind::Float);
+            ensure!(found.equal(&expected), "{kind:?}: {found} instead of {expected}");
+        }
     }
     Ok(())
 }
@@ -260,6 +267,29 @@ fn options(group: &ProcessGroup) -> Result<()> {
         TopK::new(group, 1.5, 0).map(drop),
     ] {
         ensure!(matches!(refused, Err(DdpError::InvalidOption { .. })), "{refused:?}");
+    }
+    Ok(())
+}
+
+/// Behind two passes without it, and between a forward pass and its backward.
+fn set_late(group: &ProcessGroup) -> Result<()> {
+    let (mut param, ddp) = small(group)?;
+    let mean = (group.size() as f64 + 1.0) / 2.0;
+    for step in 0..4 {
+        let inputs = Tensor::full([2], group.rank() as f64 + 1.0, FLOAT);
+        let loss = ddp.forward(|| &param * inputs)?.sum(Kind::Float);
+        if step == 2 {
+            let sums = group.clone();
+            // Ten times the mean, so that it is seen.
+            ddp.register_comm_hook(move |bucket: &GradBucket| {
+                let mut sum = &bucket.buffer * 10;
+                Ok(sums.all_reduce_async(&mut sum, ReduceOp::Avg)?.and_then(move |()| Ok(sum)))
+            })?;
+        }
+        ddp.backward(&loss)?;
+        let (found, expected) = (param.grad().double_value(&[0]), if step < 2 { mean } else { 10.0 * mean });
+        ensure!((found - expected).abs() < 1e-5, "step {step}: {found} instead of {expected}");
+        param.zero_grad();
     }
     Ok(())
 }

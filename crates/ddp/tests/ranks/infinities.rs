@@ -20,6 +20,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         passes(&group, kind, PowerSgd::new(&group, power)?)?;
     }
     unreached(&group)?;
+    sparse(&group)?;
     scalers(&group)?;
     refusals(&group)
 }
@@ -60,6 +61,26 @@ fn unreached(group: &ProcessGroup) -> Result<()> {
     }
     let values = Vec::<f32>::try_from(param.detach())?;
     ensure!(values[..5].iter().all(|value| (0.9..1.0).contains(value)) && values[5..] == [1.0; 5], "{values:?}");
+    Ok(())
+}
+
+/// Refused by the parameter's place before anything is sent: the other rank steps as if nothing had been.
+fn sparse(group: &ProcessGroup) -> Result<()> {
+    let bias = Tensor::ones([4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    let weights = Tensor::ones([10, 4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    let params = [bias.shallow_clone(), weights.shallow_clone()];
+    let mut opt = OneBitAdam::new(group, &params, OneBitAdamOptions::default())?;
+    if group.rank() == 0 {
+        let rows = Tensor::embedding(&weights, &Tensor::from_slice(&[1i64, 7]), -1, false, true);
+        (rows + &bias).sum(Kind::Float).backward();
+        let told = opt.step();
+        let named =
+            matches!(&told, Err(OptimizerError::InvalidParameter { index: 1, reason }) if reason.contains("sparse"));
+        ensure!(named, "{told:?}");
+        opt.zero_grad()?;
+    }
+    ((&weights * 2) + &bias).sum(Kind::Float).backward();
+    opt.step()?;
     Ok(())
 }
 

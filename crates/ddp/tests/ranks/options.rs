@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use overdrive_core::GradientSync;
-use overdrive_ddp::{DdpError, DistributedDataParallel, ProcessGroup};
+use overdrive_ddp::{DdpBuilder, DdpError, DistributedDataParallel, ProcessGroup};
+use overdrive_ffi::TensorList;
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
 
@@ -18,6 +19,7 @@ pub fn scenario(_meeting: &Meeting) -> Result<()> {
     several_outputs(&group).context("several outputs")?;
     refusals(&group).context("refusals")?;
     missing_gradients(&group).context("missing gradients")?;
+    sparse_gradients(&group).context("sparse gradients")?;
     log(&group).context("log")
 }
 
@@ -126,6 +128,40 @@ fn missing_gradients(group: &ProcessGroup) -> Result<()> {
     ddp.backward(&loss)?;
     let error = ddp.forward(|| &used * 2).err().context("nothing was said")?.to_string();
     ensure!(error.contains("find_unused_parameters"), "{error}");
+    Ok(())
+}
+
+/// An embedding's gradient may be sparse: it is refused by the parameter's name, whatever the reducer would do with it.
+fn sparse_gradients(group: &ProcessGroup) -> Result<()> {
+    type Options = fn(DdpBuilder) -> DdpBuilder;
+    let ways: [Options; 4] = [
+        |ddp| ddp,
+        |ddp| ddp.find_unused_parameters(true),
+        |ddp| ddp.static_graph(true),
+        |ddp| ddp.gradient_as_bucket_view(true),
+    ];
+    let rows = Tensor::from_slice(&[1i64, 7]);
+    for options in ways {
+        let bias = Tensor::ones([4], FLOAT).set_requires_grad(true);
+        let words = Tensor::ones([10, 4], FLOAT).set_requires_grad(true);
+        let build = || {
+            let params = [("bias", &bias), ("words", &words)].map(|(name, it)| (name.to_owned(), it.shallow_clone()));
+            options(DistributedDataParallel::builder(group)).build_from(params.into(), Vec::new())
+        };
+        let pass = |ddp: &DistributedDataParallel, words: &Tensor, sparse| {
+            let loss = ddp.forward(|| Tensor::embedding(words, &rows, -1, false, sparse) + &bias)?.sum(Kind::Float);
+            ddp.backward(&loss)
+        };
+        let ddp = build()?;
+        let told = pass(&ddp, &words, true);
+        ensure!(matches!(&told, Err(DdpError::SparseGradient { name }) if name == "words"), "{told:?}");
+        drop(ddp);
+        // The group goes on, and so does the parameter when it is wrapped anew.
+        TensorList::new(&[&bias, &words])?.clear_grads()?;
+        let ddp = build()?;
+        pass(&ddp, &words, false)?;
+        ensure!(words.grad().sum(Kind::Float).double_value(&[]) == 8.0, "{}", words.grad());
+    }
     Ok(())
 }
 

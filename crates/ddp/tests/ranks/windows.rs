@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use overdrive_core::GradientSync;
-use overdrive_ddp::{DdpBuilder, DdpError, DistributedDataParallel, GradBucket, ProcessGroup, ReduceOp};
+use overdrive_ddp::{DdpBuilder, DdpError, DistributedDataParallel, GradBucket, ProcessGroup, ReduceOp, Work};
 use overdrive_ffi::GradHook;
 use tch::{Device, Kind, Tensor};
 
@@ -116,19 +116,23 @@ fn reachable(group: &ProcessGroup) -> Result<(Tensor, Arc<Mutex<DistributedDataP
     Ok((param, Arc::new(Mutex::new(ddp))))
 }
 
-/// How many of the calls that have to wait for the end of backward were refused: all four, or an error.
+/// How many of the calls that have to wait for the end of backward were refused: all six, or an error.
 fn refused(ddp: &Mutex<DistributedDataParallel>) -> Result<usize> {
     let ddp = ddp.lock().unwrap_or_else(PoisonError::into_inner);
     let hold = ddp.hold_back(true).err().context("hold_back")?;
     let close = ddp.close_with_nothing().err().context("close_with_nothing")?;
     let log = ddp.logging_data().err().context("logging_data")?;
     let forward = ddp.forward(|| Tensor::ones([1], (Kind::Float, Device::Cpu))).err().context("forward")?;
-    for error in [hold.0.downcast::<DdpError>().ok(), close.0.downcast().ok(), Some(log.into()), Some(forward.into())] {
+    let hook = |_: &GradBucket| -> Result<Work<Tensor>, DdpError> { Err(DdpError::NoLauncher) };
+    let hook = ddp.register_comm_hook(hook).err().context("register_comm_hook")?;
+    let fp16 = ddp.register_fp16_compress().err().context("register_fp16_compress")?;
+    let called = [log, forward, hook, fp16].map(|error| Some(Box::new(error)));
+    for error in [hold.0.downcast::<DdpError>().ok(), close.0.downcast().ok()].into_iter().chain(called) {
         ensure!(matches!(error.as_deref(), Some(DdpError::WithinBackward { .. })), "{error:?}");
     }
     // What it changes is for forward passes from here on.
     drop(ddp.no_sync());
-    Ok(4)
+    Ok(6)
 }
 
 pub fn within_backward(meeting: &Meeting) -> Result<()> {
@@ -167,7 +171,7 @@ pub fn within_backward(meeting: &Meeting) -> Result<()> {
         let seen = std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner));
         ensure!(seen.len() == if by_comm_hook { 6 } else { 3 }, "{} calls", seen.len());
         for calls in seen {
-            ensure!(calls? == 4);
+            ensure!(calls? == 6);
         }
         // Behind it they are allowed.
         ddp.lock().unwrap_or_else(PoisonError::into_inner).logging_data()?;

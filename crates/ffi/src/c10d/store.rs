@@ -1,9 +1,11 @@
 //! Key-value stores that ranks find each other through.
 
 use std::ffi::CStr;
+use std::net::ToSocketAddrs;
 use std::path::Path;
 use std::ptr::{self, NonNull};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use super::{c_string, millis, receive_bytes};
 use crate::error::{Error, check};
@@ -43,7 +45,8 @@ impl Store {
     /// A store over TCP, served by one of its users, and the port that it is at.
     ///
     /// # Errors
-    /// When the port is taken, the server cannot be reached, or clients are missing when the time is up.
+    /// When the port is taken, or when the host's name is still unknown, the server cannot be reached or clients are missing once
+    /// the time is up, at most two seconds later.
     ///
     /// # Syncs
     /// Waits for the server; a server waits for its clients if asked to.
@@ -58,9 +61,11 @@ impl Store {
         const GRACE: Duration = Duration::from_secs(2);
         let (sender, receiver) = std::sync::mpsc::channel();
         let workers = (i64::try_from(options.world_size).unwrap_or(i64::MAX), options.wait_for_workers);
+        let name = options.host.to_owned();
         let connect = move || {
+            let store = known(&name, timeout).and_then(|left| Self::connect(&host, port, is_server, workers, left));
             // Nobody listens any more when the time was up; the store goes then.
-            let _ = sender.send(Self::connect(&host, port, is_server, workers, timeout));
+            let _ = sender.send(store);
         };
         let thread = std::thread::Builder::new().name("tcp-store".to_owned());
         thread.spawn(connect).map_err(|error| Error::refused(format!("no thread to connect on: {error}")))?;
@@ -250,6 +255,22 @@ impl Store {
         check(|err| call(&mut out, err))?;
         NonNull::new(out).map(Self).ok_or_else(|| Error::refused("libtorch returned no store"))
     }
+}
+
+/// Waits until a host's name is known, as it may be late in a new cluster, and returns what is left of `timeout`. libtorch
+/// would go on for twice as long, and not say why.
+fn known(host: &str, timeout: Duration) -> Result<Duration, Error> {
+    const PAUSE: Duration = Duration::from_millis(200);
+    let (started, mut left) = (Instant::now(), timeout);
+    while (host, 0).to_socket_addrs().is_err() {
+        if left.is_zero() {
+            let why = format!("no host is known by the name {host:?}");
+            return Err(Error::timed_out(format!("timed out after {timeout:?}: {why}")));
+        }
+        sleep(PAUSE.min(left));
+        left = timeout.saturating_sub(started.elapsed());
+    }
+    Ok(left.max(Duration::from_millis(1)))
 }
 
 impl Drop for Store {
