@@ -14,6 +14,7 @@ mod moments;
 mod nccl;
 mod network;
 mod options;
+mod power_sgd;
 mod spawned;
 mod torchrun;
 mod training;
@@ -38,6 +39,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("sync_batch_norm", averages::sync_batch_norm),
     ("local_sgd", averages::local_sgd),
     ("hooks", hooks::scenario),
+    ("power_sgd", power_sgd::scenario),
     ("infinities", infinities::scenario),
     ("panicking_hook", hook_failures::panicking),
     ("failing_hook", hook_failures::failing),
@@ -96,6 +98,8 @@ fn main() -> Result<()> {
         plain("local_sgd_of_3", "local_sgd", 3),
         plain("hooks_of_2", "hooks", 2),
         plain("hooks_of_3", "hooks", 3),
+        plain("power_sgd_of_2_is_its_algorithm", "power_sgd", 2),
+        plain("power_sgd_of_3_is_its_algorithm", "power_sgd", 3),
         plain("infinities_pass_and_strangers_are_refused", "infinities", 2),
         plain("a_hooks_panic_goes_on_here", "panicking_hook", 2),
         plain("a_hooks_error_comes_back_and_stays", "failing_hook", 2),
