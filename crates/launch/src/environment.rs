@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use crate::host_name::without_brackets;
+
 /// The place of a rank in the run, and where the ranks meet.
 pub struct Place<'a> {
     pub rank: usize,
@@ -35,7 +37,7 @@ pub fn of(place: &Place<'_>) -> Vec<(&'static str, String)> {
         ("ROLE_RANK", place.rank.to_string()),
         ("ROLE_WORLD_SIZE", place.world_size.to_string()),
         ("ROLE_NAME", place.role.to_owned()),
-        ("MASTER_ADDR", place.master_addr.to_owned()),
+        ("MASTER_ADDR", without_brackets(place.master_addr).to_owned()),
         ("MASTER_PORT", place.master_port.to_string()),
         ("TORCHELASTIC_RESTART_COUNT", place.attempt.to_string()),
         ("TORCHELASTIC_MAX_RESTARTS", place.max_restarts.to_string()),

@@ -6,13 +6,17 @@ use std::net::Ipv6Addr;
 /// Nothing is looked up.
 pub fn is_host(text: &str) -> bool {
     let is_part = |it: char| it.is_alphanumeric() || matches!(it, '-' | '.' | '_');
-    let in_brackets = text.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
-    let bare = in_brackets.unwrap_or(text);
+    let bare = without_brackets(text);
     let (address, scope) = bare.split_once('%').unwrap_or((bare, ""));
     if address.parse::<Ipv6Addr>().is_ok() {
         return scope.chars().all(is_part);
     }
     !text.is_empty() && !text.starts_with('-') && text.chars().all(is_part)
+}
+
+/// `::1` of `[::1]`: resolvers know no brackets.
+pub(crate) fn without_brackets(host: &str) -> &str {
+    host.strip_prefix('[').and_then(|it| it.strip_suffix(']')).unwrap_or(host)
 }
 
 #[cfg(test)]

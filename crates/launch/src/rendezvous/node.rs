@@ -11,6 +11,7 @@ use super::wire::{Reader, send};
 use super::{FromNodeZero, Hello, ToNodeZero};
 use crate::attempt::Event;
 use crate::error::LaunchError;
+use crate::host_name::without_brackets;
 use crate::plan::Plan;
 
 /// Between two attempts to reach node 0.
@@ -51,7 +52,7 @@ fn is_own(host: &str) -> bool {
 
 fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     // IPv6 addresses come in brackets.
-    let host = host.strip_prefix('[').and_then(|it| it.strip_suffix(']')).unwrap_or(host);
+    let host = without_brackets(host);
     Ok((host, port).to_socket_addrs()?.collect())
 }
 

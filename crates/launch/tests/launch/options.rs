@@ -13,6 +13,7 @@ crate::tests![
     what_cannot_be_is_refused_before_anything_starts,
     numbers_out_of_range_are_refused_by_their_options_name,
     what_is_no_host_is_refused_by_its_options_name,
+    ranks_get_an_address_without_brackets,
     what_torchrun_has_besides_is_refused_with_a_reason,
     python_files_and_modules_are_started_with_python,
     arguments_reach_the_program_as_they_are,
@@ -182,6 +183,12 @@ fn numbers_out_of_range_are_refused_by_their_options_name() {
             }
         }
     }
+}
+
+/// The brackets tell an address from a port; resolvers do not take them.
+fn ranks_get_an_address_without_brackets() {
+    let ended = Launcher::script(&["--master-addr", "[::1]"], "echo $MASTER_ADDR").end();
+    assert_eq!(ended.out, "[rank0]: ::1\n");
 }
 
 fn what_is_no_host_is_refused_by_its_options_name() {
