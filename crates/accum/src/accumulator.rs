@@ -111,6 +111,9 @@ impl<S: GradientSync> Accumulator<S> {
     /// # Errors
     /// When the count is negative, the loss is not one number, or backward or the ranks fail.
     ///
+    /// # Panics
+    /// Goes on with a panic of DDP's communication hook.
+    ///
     /// # Syncs
     /// Not with the device. Over ranks, waits for all of them when a window closes, and in the first window at each
     /// micro-batch until one counts anything.
@@ -133,7 +136,7 @@ impl<S: GradientSync> Accumulator<S> {
         let counted = self.window_count.unwrap_or(0).saturating_add(count);
         self.window_count = Some(counted);
         if count > 0 {
-            weighted(loss, count as f64 / reference)?.f_backward()?;
+            self.sync.backward(&weighted(loss, count as f64 / reference)?).map_err(of_backward)?;
         } else if closes {
             // The other ranks wait for this one's gradients, even when they are all zero. Not by way of the loss: its mean
             // over no samples has NaN for a gradient.
@@ -184,6 +187,14 @@ impl<S: GradientSync> Accumulator<S> {
             }
         }
         Ok(total)
+    }
+}
+
+/// Backward's own failures are not between ranks.
+fn of_backward(error: SyncError) -> AccumError {
+    match error.0.downcast::<TorchError>() {
+        Ok(own) => AccumError::Torch(*own),
+        Err(between) => AccumError::Sync(SyncError(between)),
     }
 }
 

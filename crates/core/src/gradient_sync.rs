@@ -1,5 +1,9 @@
 //! What gradient accumulation asks of data-parallel training.
 
+use tch::Tensor;
+
+use crate::TorchError;
+
 /// Why a synchronisation between ranks failed.
 #[derive(Debug, thiserror::Error)]
 #[error("between ranks: {0}")]
@@ -18,6 +22,17 @@ pub trait GradientSync {
     /// # Errors
     /// When a backward pass is under way.
     fn hold_back(&self, hold: bool) -> Result<(), SyncError>;
+
+    /// Runs backward from a loss: `Tensor::backward`, unless whoever synchronises can say more of what fails between ranks.
+    ///
+    /// # Errors
+    /// When a rank is gone, or the timeout has passed; a [`TorchError`] is backward's own.
+    ///
+    /// # Syncs
+    /// Waits for every rank, unless gradients are held back.
+    fn backward(&self, loss: &Tensor) -> Result<(), SyncError> {
+        loss.f_backward().map_err(|error| SyncError(Box::new(TorchError::from(error))))
+    }
 
     /// In place of the backward pass that closes a window, on a rank where it has nothing to add: what has added up on this
     /// rank is averaged, while the others run theirs.
@@ -68,6 +83,10 @@ impl<S: GradientSync + ?Sized> GradientSync for &S {
 
     fn hold_back(&self, hold: bool) -> Result<(), SyncError> {
         (**self).hold_back(hold)
+    }
+
+    fn backward(&self, loss: &Tensor) -> Result<(), SyncError> {
+        (**self).backward(loss)
     }
 
     fn close_with_nothing(&self) -> Result<(), SyncError> {

@@ -142,6 +142,10 @@ impl DistributedDataParallel {
     /// Over Gloo, waits for all ranks.
     pub fn backward(&self, loss: &Tensor) -> Result<(), DdpError> {
         let _backward = activity(|| Activity::Backward);
+        self.run_backward(loss)
+    }
+
+    fn run_backward(&self, loss: &Tensor) -> Result<(), DdpError> {
         self.check_hook()?;
         let ran = c10d::backward(loss);
         self.check_hook()?;

@@ -65,6 +65,14 @@ impl GradientSync for DistributedDataParallel {
         Ok(())
     }
 
+    /// Within the caller's own account of a backward pass.
+    fn backward(&self, loss: &Tensor) -> Result<(), SyncError> {
+        self.run_backward(loss).map_err(|error| match error {
+            DdpError::Torch(own) => SyncError(Box::new(own)),
+            between => between.into(),
+        })
+    }
+
     fn close_with_nothing(&self) -> Result<(), SyncError> {
         self.outside_backward("close_with_nothing")?;
         self.hook_works()?;

@@ -24,6 +24,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("mixed", mixed::scenario),
     ("one_bit_adam", mixed::one_bit_adam),
     ("abandoned", mixed::abandoned),
+    ("lost_in_window", mixed::lost_in_window),
     ("killed_saving", checkpoints::scenario),
     ("restarts", restarts::scenario),
     ("records", records::scenario),
@@ -41,10 +42,11 @@ fn main() -> Result<()> {
         return rank_main(&name, SCENARIOS);
     }
     type Test = fn() -> Result<()>;
-    let tests: [(&str, Test); 12] = [
+    let tests: [(&str, Test); 13] = [
         ("scaled_autocast_clipped_accumulation_of_2_equals_the_large_batch", || run("mixed", 2).map(drop)),
         ("one_bit_adam_of_2_refuses_a_scaler", || run("one_bit_adam", 2).map(drop)),
-        ("a_window_that_is_abandoned_leaves_the_hooks_failure", || run("abandoned", 2).map(drop)),
+        ("a_window_tells_of_the_hooks_failure_and_is_given_up", || run("abandoned", 2).map(drop)),
+        ("a_rank_that_goes_is_told_of_in_a_window", || run("lost_in_window", 2).map(drop)),
         ("ranks_killed_at_12_random_moments_while_saving_are_told_of", checkpoints::killed_while_saving),
         ("a_run_restarted_6_times_ends_as_one_that_was_never_disturbed", restarts::ends_alike),
         ("stragglers_are_named_from_the_records_of_both_ranks", records::stragglers_are_named),

@@ -1,6 +1,7 @@
 //! GradScaler, autocast, clipping and accumulation under DDP against one process with the large batch.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use overdrive::accum::AccumError;
 use overdrive::prelude::*;
 use overdrive_core::Entry;
 use overdrive_ddp::{DdpError, DistributedDataParallel, GradBucket, OneBitAdam, OneBitAdamOptions, Work};
@@ -125,7 +126,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     Ok(())
 }
 
-/// A window that is given up because the hook has failed leaves the failure for the next pass to tell.
+/// The accumulator tells what the hook's failure was; giving up the window and the next pass know of it.
 pub fn abandoned(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let Run { vs, model, opt, .. } = start()?;
@@ -135,11 +136,36 @@ pub fn abandoned(meeting: &Meeting) -> Result<()> {
     let (x, y) = batch(0);
     let loss = || ddp.forward(|| model.forward(&x)).map(|outputs| (outputs - &y).square().mean(Kind::Float));
     accum.backward(&loss()?, BATCH, false)?;
-    ensure!(accum.backward(&loss()?, BATCH, true).is_err(), "the hook's failure was lost");
+    let told = accum.backward(&loss()?, BATCH, true).err().context("the hook's failure was lost")?;
+    let AccumError::Sync(told) = told else { bail!("{told}") };
+    ensure!(matches!(told.0.downcast_ref(), Some(DdpError::Hook(inner)) if inner.is::<DdpError>()), "{told}");
     let told = accum.abandon().err().context("a window was given up as if the ranks were well")?.to_string();
     ensure!(told.contains("has failed before") && told.contains("no launcher"), "{told}");
     let told = loss().err().context("a pass behind a failed one was taken")?;
-    ensure!(matches!(&told, DdpError::Hook(inner) if inner.is::<DdpError>()), "{told}");
+    ensure!(matches!(&told, DdpError::HookHasFailed { first } if first.contains("no launcher")), "{told}");
+    Ok(())
+}
+
+/// A rank that goes is told of by the accumulator as by DDP itself, and backward's own failures as they are.
+pub fn lost_in_window(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    let Run { vs, model, opt, .. } = start()?;
+    let ddp = DistributedDataParallel::new(&vs, &group)?;
+    let mut accum = Accumulator::new(&opt.params(), 2)?.with_sync(&ddp);
+    let (x, y) = batch(0);
+    let loss = || ddp.forward(|| model.forward(&x)).map(|outputs| (outputs - &y).square().mean(Kind::Float));
+    let without_graph = accum.backward(&Tensor::from(1.0), BATCH, false);
+    ensure!(matches!(without_graph, Err(AccumError::Torch(_))), "{without_graph:?}");
+    accum.abandon()?;
+    accum.backward(&loss()?, BATCH, false)?;
+    let loss = loss()?;
+    if group.rank() == 1 {
+        return Ok(());
+    }
+    let told = accum.backward(&loss, BATCH, true).err().context("nobody was missed")?;
+    let AccumError::Sync(told) = told else { bail!("{told}") };
+    ensure!(matches!(told.0.downcast_ref(), Some(DdpError::Lost { .. } | DdpError::TimedOut { .. })), "{told}");
+    ensure!(told.to_string().contains("backward on rank 0 of 2"), "{told}");
     Ok(())
 }
 
