@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::ptr;
+use std::sync::LazyLock;
 
 use crate::raw;
 
@@ -23,14 +24,29 @@ pub enum ErrorKind {
 
 /// A failed call into libtorch: its kind, and libtorch's message without the C++ stack trace.
 ///
-/// The trace is still there, one step down the [`source`](std::error::Error::source) chain.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
+/// The trace is still there: [`trace`](Self::trace) has it, and so has the [`source`](std::error::Error::source) where
+/// `RUST_BACKTRACE` asks for such. Elsewhere it would bury the message, in a launcher's last lines of a rank too.
+#[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
     message: String,
-    #[source]
     trace: Trace,
+}
+
+/// As the standard library reads it, which may do so only once as well.
+static TRACES_ARE_WANTED: LazyLock<bool> =
+    LazyLock::new(|| std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0"));
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        TRACES_ARE_WANTED.then_some(&self.trace as _)
+    }
 }
 
 /// libtorch's whole message, C++ stack trace included.
@@ -47,6 +63,11 @@ impl Error {
     /// libtorch's message, without its C++ stack trace.
     pub fn message(&self) -> &str {
         &self.message
+    }
+
+    /// libtorch's whole message, C++ stack trace included.
+    pub fn trace(&self) -> &Trace {
+        &self.trace
     }
 
     /// A wait between ranks that this crate itself has ended.

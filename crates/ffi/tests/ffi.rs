@@ -32,11 +32,24 @@ fn every_cpp_exception_becomes_an_error_of_its_kind() {
 }
 
 #[test]
-fn the_stack_trace_is_in_the_source_and_not_in_the_message() {
+fn the_stack_trace_is_not_in_the_message_and_the_source_where_it_is_asked_for() {
+    const NAME: &str = "the_stack_trace_is_not_in_the_message_and_the_source_where_it_is_asked_for";
+    const RAISED: &str = "Exception raised from";
     let error = test_throw(3).expect_err("it throws");
-    assert!(!error.to_string().contains("Exception raised from"), "{error}");
-    let source = error.source().expect("a source").to_string();
-    assert!(source.contains("Exception raised from"), "{source}");
+    assert!(!error.to_string().contains(RAISED), "{error}");
+    assert!(error.trace().to_string().contains(RAISED), "{}", error.trace());
+    if std::env::var_os("OVERDRIVE_TEST_SOURCE").is_some() {
+        println!("the source is {}", error.source().map_or("none".to_owned(), ToString::to_string));
+        return;
+    }
+    for (asked, shown) in [(None, "the source is none"), (Some("0"), "the source is none"), (Some("1"), RAISED)] {
+        let mut process = std::process::Command::new(std::env::current_exe().unwrap());
+        process.args(["--exact", "--nocapture", NAME]);
+        process.env("OVERDRIVE_TEST_SOURCE", "").env_remove("RUST_BACKTRACE");
+        let output = process.envs(asked.map(|value| ("RUST_BACKTRACE", value))).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains(shown), "{asked:?}: {said}");
+    }
 }
 
 #[test]

@@ -72,7 +72,7 @@ impl Store {
         receiver.recv_timeout(timeout.saturating_add(GRACE)).unwrap_or_else(|_| {
             let what = if is_server { "serving a store at" } else { "no store answers at" };
             Err(Error::timed_out(format!(
-                "timed out after {timeout:?}: {what} {place}; is that port something else's?"
+                "timed out after {timeout:.1?}: {what} {place}; is that port something else's?"
             )))
         })
     }
@@ -265,7 +265,7 @@ fn known(host: &str, timeout: Duration) -> Result<Duration, Error> {
     while (host, 0).to_socket_addrs().is_err() {
         if left.is_zero() {
             let why = format!("no host is known by the name {host:?}");
-            return Err(Error::timed_out(format!("timed out after {timeout:?}: {why}")));
+            return Err(Error::timed_out(format!("timed out after {timeout:.1?}: {why}")));
         }
         sleep(PAUSE.min(left));
         left = timeout.saturating_sub(started.elapsed());
