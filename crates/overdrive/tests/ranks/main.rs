@@ -41,7 +41,7 @@ fn main() -> Result<()> {
         return rank_main(&name, SCENARIOS);
     }
     type Test = fn() -> Result<()>;
-    let tests: [(&str, Test); 12] = [
+    let tests: [(&str, Test); 13] = [
         ("scaled_autocast_clipped_accumulation_of_2_equals_the_large_batch", || run("mixed", 2).map(drop)),
         ("one_bit_adam_of_2_refuses_a_scaler", || run("one_bit_adam", 2).map(drop)),
         ("a_window_that_is_abandoned_leaves_the_hooks_failure", || run("abandoned", 2).map(drop)),
@@ -51,6 +51,7 @@ fn main() -> Result<()> {
         ("large_exchanges_are_named_from_the_records_of_both_ranks", records::large_exchanges_are_named),
         ("programs_without_a_timer_are_recorded_by_their_loader", unmarked::with_a_loader),
         ("programs_without_a_timer_are_recorded_by_their_optimizer", unmarked::without_a_loader),
+        ("programs_without_a_timer_whose_loop_changes_are_recorded", unmarked::whose_loop_changes),
         ("programs_with_a_timer_are_recorded_by_it_alone", unmarked::beside_a_timer),
         ("programs_without_a_timer_that_exit_early_are_recorded", unmarked::that_exit_early),
         ("programs_without_a_timer_are_recorded_under_ddp", unmarked::under_ddp),
