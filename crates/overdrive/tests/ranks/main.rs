@@ -53,6 +53,7 @@ fn main() -> Result<()> {
         ("large_exchanges_are_named_from_the_records_of_both_ranks", records::large_exchanges_are_named),
         ("programs_without_a_timer_are_recorded_by_their_loader", unmarked::with_a_loader),
         ("programs_without_a_timer_are_recorded_by_their_optimizer", unmarked::without_a_loader),
+        ("programs_without_a_timer_whose_loop_changes_are_recorded", unmarked::whose_loop_changes),
         ("programs_with_a_timer_are_recorded_by_it_alone", unmarked::beside_a_timer),
         ("programs_without_a_timer_that_exit_early_are_recorded", unmarked::that_exit_early),
         ("programs_without_a_timer_are_recorded_under_ddp", unmarked::under_ddp),

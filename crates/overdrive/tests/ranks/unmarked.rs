@@ -44,6 +44,17 @@ pub fn without_a_loader() -> Result<()> {
     Ok(())
 }
 
+/// Another optimizer and a loader come behind an optimizer without one.
+pub fn whose_loop_changes() -> Result<()> {
+    let run = only_record("change", 1)?;
+    let steps = run.steps.as_ref().context("no step was timed")?;
+    // As without a loader; then, of the four epochs, two show that there is one.
+    ensure!(steps.steps_seen == 4 * BATCHES - 3, "{} steps", steps.steps_seen);
+    let (first, last) = run.step_times.split_at(run.step_times.len() - 2 * BATCHES as usize);
+    ensure!(first.iter().all(|step| step.samples == 0) && last.iter().all(|step| step.samples == BATCH), "{run:?}");
+    Ok(())
+}
+
 /// A timer of the program's own takes the record over, with the phases that it marks.
 pub fn beside_a_timer() -> Result<()> {
     let run = only_record("timer", 1)?;
@@ -118,10 +129,11 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let kind = std::env::var(KIND)?;
     let vs = nn::VarStore::new(Device::Cpu);
     let model = nn::linear(vs.root(), 64, 64, Default::default());
-    let mut opt = AdamW::builder(vs.trainable_variables()).build()?;
+    let optimizer = || AdamW::builder(vs.trainable_variables()).build();
+    let mut opt = optimizer()?;
     let group = (kind == "ddp").then(|| meeting.group()).transpose()?;
     let ddp = group.as_ref().map(|group| DistributedDataParallel::new(&vs, group)).transpose()?;
-    let mut train = |(inputs, targets): &Pair| -> Result<()> {
+    let train = |opt: &mut dyn Optimizer, (inputs, targets): &Pair| -> Result<()> {
         let error = |outputs: Tensor| (outputs - targets).square().mean(Kind::Float);
         match &ddp {
             Some(ddp) => ddp.backward(&error(ddp.forward(|| model.forward(inputs))?))?,
@@ -130,12 +142,19 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         opt.step()?;
         Ok(opt.zero_grad()?)
     };
-    if kind == "tensors" {
-        return (0..2 * BATCHES as usize).try_for_each(|index| train(&sample(index)));
+    if kind == "tensors" || kind == "change" {
+        (0..2 * BATCHES as usize).try_for_each(|index| train(&mut opt, &sample(index)))?;
+    }
+    if kind == "change" {
+        let (mut opt, loader) = (optimizer()?, loader(BATCHES, Duration::ZERO)?);
+        (0..4).flat_map(|_| loader.iter()).try_for_each(|batch| train(&mut opt, &batch?))?;
+    }
+    if kind == "tensors" || kind == "change" {
+        return Ok(());
     }
     let loader = loader(BATCHES, Duration::from_millis(3))?;
     for (number, batch) in loader.iter().enumerate() {
-        train(&batch?)?;
+        train(&mut opt, &batch?)?;
         if kind == "exit" && number == 18 {
             // As a rank says it.
             println!("rank {} is through", meeting.rank);
@@ -146,7 +165,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         let timer = StepTimer::builder().warmup_steps(0).build()?;
         for batch in timer.batches(&loader) {
             let _phase = timer.phase(Phase::Forward);
-            train(&batch?)?;
+            train(&mut opt, &batch?)?;
             timer.step(BATCH);
         }
         return Ok(());
@@ -157,7 +176,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         let _ = no_grad(|| model.forward(&inputs));
     }
     for batch in &loader {
-        train(&batch?)?;
+        train(&mut opt, &batch?)?;
     }
     Ok(())
 }

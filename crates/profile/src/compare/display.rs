@@ -5,6 +5,9 @@ use std::fmt;
 use super::{ComparedTime, Comparison, Verdict};
 use crate::page::text::{bytes, count, percent, plural, time};
 
+/// More than so many times is told as that.
+const MOST_TIMES: f64 = 1000.0;
+
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -97,9 +100,10 @@ fn label(time: &ComparedTime) -> String {
     if time.is_on_device { format!("{} on the device", time.name) } else { time.name.clone() }
 }
 
-/// In percent of before.
+/// In percent of before, as far as that can be read.
 fn change(ratio: Option<f64>) -> String {
     match ratio.filter(|ratio| ratio.is_finite()) {
+        Some(ratio) if ratio >= MOST_TIMES => format!(">{MOST_TIMES:.0}x"),
         // Rounded first: no minus before a zero.
         Some(ratio) => format!("{:+.1}%", (1000.0 * (ratio - 1.0)).round() / 10.0 + 0.0),
         None => "-".to_owned(),

@@ -33,7 +33,7 @@ pub struct Comparison {
     pub steps: [u64; 2],
     /// The median step, and the phases in it that take any time.
     pub times: Vec<ComparedTime>,
-    /// Samples a second, before and after. None where no samples were counted.
+    /// Samples a second, before and after. None where no samples were counted, or they took no time.
     pub samples_per_second: Option<[f64; 2]>,
     /// The time for one sample, from all steps; None as above.
     pub sample_time: Option<ComparedTime>,
@@ -131,7 +131,7 @@ impl Comparison {
             schema: 1,
             confidence: interval::CONFIDENCE,
             steps: [runs[0].len() as u64, runs[1].len() as u64],
-            samples_per_second: sample_time.as_ref().map(|it| [1.0 / it.before_seconds, 1.0 / it.after_seconds]),
+            samples_per_second: sample_time.as_ref().filter(|it| it.ratio.is_some()).map(samples_per_second),
             sample_time,
             times,
             ops: ops(before.profiled.as_ref(), after.profiled.as_ref()),
@@ -191,6 +191,11 @@ fn compare(
     compared.ratio_interval = has_both.then(|| interval::of_ratio(&before, &after, Z));
     compared.verdict = verdict(&before, &after, compared.ratio_interval);
     compared
+}
+
+/// By the times for one, which are above 0.
+fn samples_per_second(time: &ComparedTime) -> [f64; 2] {
+    [1.0 / time.before_seconds, 1.0 / time.after_seconds]
 }
 
 fn verdict(before: &Estimate, after: &Estimate, ratio: Option<[f64; 2]>) -> Verdict {

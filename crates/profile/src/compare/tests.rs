@@ -129,3 +129,14 @@ fn different_machines_are_told() {
     let notes = Comparison::of(&before, &RunProfile::default()).notes;
     assert!(notes.contains(&"the runs differ in CPUs: 2 before, 0 after".to_owned()), "{notes:?}");
 }
+
+#[test]
+fn what_is_out_of_all_proportion_is_told_as_that() {
+    let mut random = fastrand::Rng::with_seed(5);
+    let [before, after] = [1.0, 1e5].map(|factor| drawn(&mut random, 40, factor, 0.03, 0.0));
+    let told = Comparison::of(&before, &after).to_string();
+    assert!(told.contains("Slower: step (>1000x), forward (>1000x)"), "{told}");
+    let mut no_time = before.clone();
+    no_time.step_times.iter_mut().for_each(|step| step.host_seconds.clear());
+    assert_eq!(Comparison::of(&no_time, &after).samples_per_second, None);
+}

@@ -43,6 +43,18 @@ impl<'a> Facts<'a> {
         each.filter(|seconds| *seconds > 0.0).unwrap_or(self.step_seconds)
     }
 
+    /// The samples without those that were taken while no step ran, however few are left.
+    pub fn samples_of_steps(&self) -> impl Iterator<Item = &'a Sample> {
+        let times = &self.run.step_times;
+        let span = times.first().zip(times.last());
+        let is_of_steps = move |sample: &&Sample| {
+            span.is_none_or(|(first, last)| {
+                (first.start_seconds..=last.start_seconds + last.total_seconds()).contains(&sample.elapsed_seconds)
+            })
+        };
+        self.samples.iter().copied().filter(is_of_steps)
+    }
+
     /// Seconds of a phase in the mean step, which no profiler slowed down.
     pub fn seconds(&self, phase: Phase) -> f64 {
         self.run.share(phase) * self.step_seconds

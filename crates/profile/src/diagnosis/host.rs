@@ -129,8 +129,8 @@ fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     let unseen = if unseen >= LEAST_SHARE * facts.step_seconds { unseen } else { 0.0 };
     let pauses: f64 = gaps.iter().map(|gap| facts.unprofiled(gap.phase, gap.seconds, 0.0)).sum();
     let seconds = unseen + pauses;
-    // A thread that waits for a CPU pauses as well.
-    let queued = facts.queued_seconds() * pauses / facts.step_seconds;
+    // A thread that waits for a CPU pauses as well, and longer in some steps than in others.
+    let queued = facts.queued_seconds() * seconds / facts.step_seconds;
     facts.finding(Bottleneck::HostCode, seconds - queued)?;
     let mut finding = facts.finding(Bottleneck::HostCode, seconds)?;
     if let Some(longest) = gaps.first().filter(|_| pauses > unseen) {

@@ -60,7 +60,8 @@ fn growth(facts: &Facts<'_>) -> Option<Finding> {
         .evidence(format!("{} grows by {:.3} MB a step, steadily", growth.what, per_step / 1e6))
         .remedy(
             "something is kept from step to step: a loss with its graph (`total += loss.double_value(&[])`, or \
-             `loss.detach()`), outputs in a `Vec`, a cache without a limit",
+             `loss.detach()`), outputs in a `Vec`, a cache without a limit; one that fills in the first epoch (`Cached`) ends by \
+             itself, which a record of two epochs shows",
         );
     finding.bytes_per_step = per_step;
     finding.evidence.extend(left);
@@ -111,7 +112,7 @@ fn grows(what: String, points: Vec<(f64, f64)>, free: Option<f64>) -> Option<Gro
 }
 
 fn swapping(facts: &Facts<'_>) -> Option<Finding> {
-    let faults = facts.samples.iter().filter_map(|it| it.process?.rates?.major_page_faults_per_second);
+    let faults = facts.samples_of_steps().filter_map(|it| it.process?.rates?.major_page_faults_per_second);
     let faults = mean(faults).filter(|faults| *faults >= SWAPPING_FAULTS)?;
     let main = facts.main_thread()?;
     let blocked = (1.0 - main.busy - main.queued).clamp(0.0, 1.0);
@@ -150,7 +151,7 @@ fn short_of_gpu_memory(facts: &Facts<'_>) -> Option<Finding> {
 }
 
 fn series(facts: &Facts<'_>, figure: impl Fn(&Sample) -> Option<f64>) -> Vec<(f64, f64)> {
-    facts.samples.iter().filter_map(|sample| Some((sample.elapsed_seconds, figure(sample)?))).collect()
+    facts.samples_of_steps().filter_map(|sample| Some((sample.elapsed_seconds, figure(sample)?))).collect()
 }
 
 fn free_memory(facts: &Facts<'_>) -> Option<f64> {

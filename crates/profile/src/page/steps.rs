@@ -185,7 +185,8 @@ pub(super) fn phases(run: &RunProfile) -> String {
         at += share;
     }
     bar += "</svg>";
-    let rows = steps.phases.iter().map(|report| {
+    // A phase that nobody marks says nothing: what was done in it is `other`.
+    let rows = steps.phases.iter().filter(|report| report.share > 0.0).map(|report| {
         let name = format!("<i class=\"box {}\"></i>{}", class(report.phase), report.phase);
         let mut cells = vec![
             Cell::html(name),

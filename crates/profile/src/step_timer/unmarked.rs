@@ -15,6 +15,8 @@ const NOTE: &str = "the program has no StepTimer: its steps are told by loaders 
      an optimizer, nor a backward pass of DDP or an accumulator is `other`, the forward pass among it";
 /// So many updates without a batch in between: the data come from elsewhere.
 const UPDATES_WITHOUT_DATA: u32 = 3;
+/// So many updates, of whatever optimizer, without the end of a step: the loop is another one than before.
+const UPDATES_WITHOUT_END: u32 = 50;
 
 inventory::submit!(ActivityObserverEntry(&Unmarked));
 
@@ -93,8 +95,8 @@ struct Steps {
     first_optimizer: OptimizerId,
     /// Of the first optimizer, since a batch was asked for.
     updates: u32,
-    /// Whether an optimizer has stepped in this step.
-    is_updated: bool,
+    /// Of all optimizers, in this step.
+    updates_in_step: u32,
     /// The loader that was asked last.
     loader: Option<usize>,
     samples: u64,
@@ -119,7 +121,7 @@ impl Steps {
             open: Vec::new(),
             first_optimizer,
             updates: 0,
-            is_updated: false,
+            updates_in_step: 0,
             loader: None,
             samples: 0,
         }))
@@ -152,7 +154,7 @@ impl Steps {
     fn next_batch(&mut self, loader: usize) {
         let is_other = self.loader.replace(loader) != Some(loader);
         match self.end {
-            End::Unknown | End::NextBatch if self.is_updated => {
+            End::Unknown | End::NextBatch if self.updates_in_step > 0 => {
                 self.end = End::NextBatch;
                 self.end_step();
             }
@@ -165,8 +167,10 @@ impl Steps {
     }
 
     fn updated(&mut self, optimizer: OptimizerId) {
-        self.is_updated = true;
-        if optimizer == self.first_optimizer {
+        self.updates_in_step += 1;
+        if self.updates_in_step == UPDATES_WITHOUT_END {
+            self.begin_anew(optimizer);
+        } else if optimizer == self.first_optimizer {
             self.updates += 1;
             if self.end == End::Unknown && self.updates == UPDATES_WITHOUT_DATA {
                 self.end = End::Update;
@@ -179,11 +183,18 @@ impl Steps {
 
     fn end_step(&mut self) {
         self.timer.step(std::mem::take(&mut self.samples));
-        self.is_updated = false;
+        self.updates_in_step = 0;
     }
 
     fn skip(&mut self) {
         self.timer.skip();
         self.samples = 0;
+    }
+
+    /// What ended a step so far does not end it any more: another optimizer, or data from elsewhere.
+    fn begin_anew(&mut self, first_optimizer: OptimizerId) {
+        self.skip();
+        (self.end, self.first_optimizer) = (End::Unknown, first_optimizer);
+        (self.updates, self.updates_in_step) = (0, 0);
     }
 }

@@ -105,6 +105,8 @@ fn wrong_arguments_are_refused() {
         vec!["run"],
         vec!["run", "--steps", "many", "true"],
         vec!["run", "--before=-1", "true"],
+        vec!["run", "--steps=18446744073709551615", "true"],
+        vec!["run", "--before=1000000001", "true"],
         vec!["run", "--fast", "true"],
         vec!["show"],
         vec!["diff", "one"],

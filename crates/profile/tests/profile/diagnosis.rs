@@ -1,6 +1,6 @@
 //! Diagnoses of runs that were made up: what needs a GPU, several ranks or a bad machine.
 
-use overdrive_profile::{Bottleneck, Diagnosis, Phase, RunProfile};
+use overdrive_profile::{Bottleneck, Diagnosis, Phase, RunProfile, StepTimes};
 use serde_json::json;
 
 use crate::made_up::{ALL_FORWARD, first, on_gpu, process, report, run, system, threads, with_samples};
@@ -86,6 +86,13 @@ fn memory_that_grows_comes_first_and_a_heap_that_settles_does_not() {
     // 200 MB a second, in steps of 10 ms, into 4 GB.
     let evidence = &Diagnosis::of(&leak).findings[0].evidence;
     assert!(evidence[0].contains("2.000 MB a step") && evidence[1].contains("2000 more steps"), "{evidence:?}");
+    // While two of the ten looks were taken, steps ran.
+    let mut behind = leak;
+    behind.step_times = vec![StepTimes::default(); 15];
+    for (number, step) in behind.step_times.iter_mut().enumerate() {
+        (step.start_seconds, step.host_seconds) = (0.01 * number as f64, vec![0.01]);
+    }
+    assert_eq!(first(&behind).0, Bottleneck::TooFewWorkers);
     let settles = with(|number| 1e9 + 2e8 * (1.0 - (-number).exp()));
     assert_eq!(first(&settles).0, Bottleneck::TooFewWorkers);
     let swapped = with_samples(
@@ -130,11 +137,17 @@ fn what_is_done_now_and_then_and_a_full_machine_are_told_of() {
     now_and_then.profiled.as_mut().unwrap().phases[other].seconds = 0.0;
     assert_eq!(first(&now_and_then), (Bottleneck::HostCode, 2.0));
     assert!(Diagnosis::of(&now_and_then).findings[0].evidence[0].contains("now and then"));
-    let full = with_samples(run(&ALL_FORWARD), |number| {
+    let half_queued = |number: f64| {
         let queued =
             json!([{ "id": 7, "name": "train", "cpu_seconds": 0.05 * number, "queued_seconds": 0.05 * number }]);
         json!({ "threads": queued })
-    });
+    };
+    let mut longer = run(&[(Phase::Forward, 8.5), (Phase::Other, 1.5)]);
+    longer.profiled.as_mut().unwrap().phases[other].seconds = 0.0;
+    assert_eq!(first(&longer), (Bottleneck::HostCode, 1.18));
+    // Half of that was waiting for a CPU.
+    assert_eq!(Diagnosis::of(&with_samples(longer, half_queued)).findings, []);
+    let full = with_samples(run(&ALL_FORWARD), half_queued);
     let diagnosis = Diagnosis::of(&full);
     assert!(diagnosis.findings.is_empty() && diagnosis.unknown[0].contains("50% of the time"), "{diagnosis}");
     // Figures that cannot be are no reason to panic.

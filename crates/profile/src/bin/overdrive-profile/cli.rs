@@ -3,7 +3,10 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, value_parser};
+
+/// More steps than this, before the profiler or under it, are a slip.
+const MOST_STEPS: u64 = 1_000_000_000;
 
 /// Finds what a training run waits for
 #[derive(Debug, Parser)]
@@ -22,8 +25,8 @@ pub enum Command {
 
 /// Run a program, record it, and say what bounds it
 ///
-/// The program is one with a step timer (`StepTimer`) in its training loop, built with the feature `record` of
-/// `overdrive` or `overdrive-profile`. It may be a launcher of several ranks:
+/// The program is one with an optimizer of these crates, or a step timer (`StepTimer`), in its training loop, built with the
+/// feature `record` of `overdrive` or `overdrive-profile`. It may be a launcher of several ranks:
 ///
 ///   overdrive-profile run -- target/release/train --epochs 3
 ///   overdrive-profile run --out before -- overdrive-run --nproc-per-node 4 target/release/train
@@ -42,11 +45,11 @@ pub struct RunOptions {
     pub out: PathBuf,
 
     /// How many steps are only timed before the profiler is on, besides those of the timer's warm-up [default: 20]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(..=MOST_STEPS))]
     pub before: Option<u64>,
 
     /// How many steps are profiled; 0 for none [default: 5]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(..=MOST_STEPS))]
     pub steps: Option<u64>,
 
     /// What is run; what follows the program is its own
