@@ -16,7 +16,9 @@ use super::training::{Trainer, start_timer};
 use super::{Form, Plan};
 use crate::feed::{MEAN, STD};
 
-const BATCH: usize = 64;
+/// Large enough for a step to be arithmetic: one that mostly moves weights takes longer behind every wait, which has cooled
+/// the caches.
+const BATCH: usize = 256;
 /// Samples that differ: as many as the warm-up reads, so that a cache is full behind it.
 const SAMPLES: usize = 10 * BATCH;
 /// Pixels of a sample's side.

@@ -71,9 +71,9 @@ pub struct Plan {
 
 /// A loop for each bottleneck.
 pub static PLANTS: [Plant; 14] = [
-    Plant::new("slow_read", Bottleneck::SlowRead, 100, data::slow_read).within("read"),
-    Plant::new("slow_decode", Bottleneck::SlowDecode, 100, data::slow_decode).within("decode"),
-    Plant::new("too_few_workers", Bottleneck::TooFewWorkers, 120, data::too_few_workers).within("decode"),
+    Plant::new("slow_read", Bottleneck::SlowRead, 40, data::slow_read).within("read"),
+    Plant::new("slow_decode", Bottleneck::SlowDecode, 40, data::slow_decode).within("decode"),
+    Plant::new("too_few_workers", Bottleneck::TooFewWorkers, 40, data::too_few_workers).within("decode"),
     Plant::new("no_pinning", Bottleneck::HostToDevice, 150, gpu::no_pinning).on(Needs::Gpu).within("copy"),
     Plant::new("item_each_step", Bottleneck::HostSync, 150, gpu::item_each_step).on(Needs::Gpu).within("metrics"),
     Plant::new("tiny_kernels", Bottleneck::KernelLaunches, 100, host::tiny_kernels).within("head"),
