@@ -42,7 +42,7 @@ fn main() -> Result<()> {
         return rank_main(&name, SCENARIOS);
     }
     type Test = fn() -> Result<()>;
-    let tests: [(&str, Test); 13] = [
+    let tests: &[(&str, Test)] = &[
         ("scaled_autocast_clipped_accumulation_of_2_equals_the_large_batch", || run("mixed", 2).map(drop)),
         ("one_bit_adam_of_2_refuses_a_scaler", || run("one_bit_adam", 2).map(drop)),
         ("a_window_tells_of_the_hooks_failure_and_is_given_up", || run("abandoned", 2).map(drop)),
@@ -59,8 +59,8 @@ fn main() -> Result<()> {
         ("programs_without_a_timer_are_recorded_under_ddp", unmarked::under_ddp),
     ];
     let trials = tests
-        .into_iter()
-        .map(|(name, test)| Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}")))));
+        .iter()
+        .map(|&(name, test)| Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}")))));
     let mut arguments = Arguments::from_args();
     // Each test is several processes already.
     arguments.test_threads = arguments.test_threads.or(Some(1));

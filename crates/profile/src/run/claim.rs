@@ -37,9 +37,9 @@ impl Claim {
     }
 
     /// A count of steps that is asked for.
-    pub fn steps(name: &'static str, otherwise: u64) -> Result<u64, ProfileError> {
-        let Ok(value) = std::env::var(name) else { return Ok(otherwise) };
-        value.parse().map_err(|_| {
+    pub fn steps(name: &'static str) -> Result<Option<u64>, ProfileError> {
+        let Ok(value) = std::env::var(name) else { return Ok(None) };
+        value.parse().map(Some).map_err(|_| {
             let problem = "should be a count of steps".to_owned();
             ProfileError::Setting { name, value, problem }
         })

@@ -1,7 +1,7 @@
 //! Records a run while a step timer times it.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tch::Device;
 
@@ -10,6 +10,12 @@ use crate::{GpuSource, Monitor, ProfileError, Profiler, ProfilerAction, Schedule
 
 /// The last 10 minutes at the default interval: enough for shares of time, and a file that a page can hold.
 const LONGEST_WINDOW: usize = 6000;
+/// Steps are profiled until there are so many, and so much time: in a few short ones, a thread that waited for a CPU once would be
+/// most of what is seen.
+const ENOUGH_STEPS: u64 = 5;
+const ENOUGH_TIME: Duration = Duration::from_millis(50);
+/// However short they are.
+const MOST_STEPS: u64 = 100;
 
 /// What is recorded of a run, for [`StepTimerBuilder::record`](crate::StepTimerBuilder::record): the steps, the machine, and a
 /// few steps under the profiler.
@@ -17,7 +23,8 @@ const LONGEST_WINDOW: usize = 6000;
 pub struct RunRecorder {
     folder: Option<PathBuf>,
     steps_before: u64,
-    profiled_steps: u64,
+    /// None for as many as are enough.
+    profiled_steps: Option<u64>,
     sample_interval: Duration,
     gpus: Option<Box<dyn GpuSource>>,
     claim: Option<Claim>,
@@ -31,13 +38,13 @@ impl Default for RunRecorder {
 }
 
 impl RunRecorder {
-    /// A recorder that profiles 5 steps after 20 that it only times, besides those of the timer's warm-up, and looks at the
-    /// machine 10 times a second.
+    /// A recorder that profiles 5 steps or more after 20 that it only times, besides those of the timer's warm-up, and looks at
+    /// the machine 10 times a second.
     pub fn new() -> Self {
         Self {
             folder: None,
             steps_before: 20,
-            profiled_steps: 5,
+            profiled_steps: None,
             sample_interval: Duration::from_millis(100),
             gpus: None,
             claim: None,
@@ -58,10 +65,10 @@ impl RunRecorder {
         self
     }
 
-    /// How many steps are profiled [default: 5]; 0 for none. One more goes before them to warm the profiler up. None of
-    /// them counts among the timed ones.
+    /// How many steps are profiled [default: 5, more where they take less than 50 ms together, and 100 at most]; 0 for none. One
+    /// more goes before them to warm the profiler up. None of them counts among the timed ones.
     pub fn profiled_steps(mut self, steps: u64) -> Self {
-        self.profiled_steps = steps;
+        self.profiled_steps = Some(steps);
         self
     }
 
@@ -84,8 +91,8 @@ impl RunRecorder {
     /// `Setting` for a count that is none.
     pub(crate) fn claimed(mut self, claim: Claim) -> Result<Self, ProfileError> {
         self.folder = Some(claim.folder());
-        self.steps_before = Claim::steps("OVERDRIVE_PROFILE_BEFORE", self.steps_before)?;
-        self.profiled_steps = Claim::steps("OVERDRIVE_PROFILE_STEPS", self.profiled_steps)?;
+        self.steps_before = Claim::steps("OVERDRIVE_PROFILE_BEFORE")?.unwrap_or(self.steps_before);
+        self.profiled_steps = Claim::steps("OVERDRIVE_PROFILE_STEPS")?.or(self.profiled_steps);
         self.claim = Some(claim);
         Ok(self)
     }
@@ -119,10 +126,10 @@ impl RunRecorder {
         }
         let skipped = warmup_steps.saturating_add(self.steps_before);
         let profiler = match self.profiled_steps {
-            0 => None,
+            Some(0) => None,
             steps => Some(
                 Profiler::builder()
-                    .schedule(Schedule::new(0, 1, steps)?.repeat(1).skip_first(skipped))
+                    .schedule(Schedule::new(0, 1, steps.unwrap_or(MOST_STEPS))?.repeat(1).skip_first(skipped))
                     .profile_memory(true)
                     .with_flops(true)
                     .start()?,
@@ -137,6 +144,8 @@ impl RunRecorder {
             began: now,
             monitor: monitor.start()?,
             profiler,
+            may_end_early: self.profiled_steps.is_none(),
+            profiling_since: None,
             whole_steps: 0,
             trace: None,
         })
@@ -167,6 +176,10 @@ pub(crate) struct Recorder {
     monitor: Monitor,
     /// While there is something to profile.
     profiler: Option<Profiler>,
+    /// Nobody has said how many steps are to be profiled.
+    may_end_early: bool,
+    /// When the first profiled step began.
+    profiling_since: Option<Instant>,
     /// How many profiled steps have ended.
     whole_steps: u64,
     trace: Option<TraceWriter>,
@@ -182,10 +195,15 @@ impl Recorder {
     pub(crate) fn step_ended(&mut self, fill: impl FnOnce(&mut RunProfile)) -> NextStep {
         let Some(profiler) = &mut self.profiler else { return NextStep::AsAlways };
         self.whole_steps += u64::from(profiler.is_recording());
+        let time = self.profiling_since.map_or(Duration::ZERO, |since| since.elapsed());
+        let is_enough = self.may_end_early && self.whole_steps >= ENOUGH_STEPS && time >= ENOUGH_TIME;
         let before = profiler.action();
-        let failed = profiler.step().err();
+        let failed = if is_enough { profiler.stop().err() } else { profiler.step().err() };
         let after = profiler.action();
-        if failed.is_none() && before != ProfilerAction::RecordAndSave {
+        if profiler.is_recording() {
+            self.profiling_since.get_or_insert_with(Instant::now);
+        }
+        if failed.is_none() && !is_enough && before != ProfilerAction::RecordAndSave {
             return match (before, after) {
                 (ProfilerAction::None, ProfilerAction::None) => NextStep::AsAlways,
                 _ => NextStep::Profiled,

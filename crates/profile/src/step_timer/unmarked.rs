@@ -45,8 +45,8 @@ impl ActivityObserver for Unmarked {
                     Ok(Some(steps)) => Training::Timed(Box::new(steps)),
                     Ok(None) => Training::NotTimed,
                     Err(error) => {
-                        // No call of the program's could return it.
-                        tracing::error!(%error, "the run is not recorded");
+                        // No call of the program's could return it, and its user asks for a record.
+                        eprintln!("overdrive-profile: the run is not recorded: {error}");
                         Training::NotTimed
                     }
                 };

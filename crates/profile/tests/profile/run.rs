@@ -103,6 +103,28 @@ fn a_record_holds_steps_operators_and_the_machine() {
 }
 
 #[test]
+fn short_steps_are_profiled_longer() {
+    let _alone = alone();
+    let profiled = |steps: u64, pause: Duration| {
+        let recorder = RunRecorder::new().steps_before(1).sample_interval(Duration::from_millis(10));
+        let timer = StepTimer::builder().warmup_steps(0).record(recorder).build().unwrap();
+        for _ in 0..steps {
+            let _phase = timer.phase(Phase::Forward);
+            let _ = Tensor::ones([8, 8], FLOAT);
+            std::thread::sleep(pause);
+            timer.step(1);
+        }
+        let run = timer.finish().unwrap();
+        assert!(run.notes.is_empty(), "{:?}", run.notes);
+        (run.profiled.unwrap().steps, run.steps.unwrap().steps)
+    };
+    // One is before the profiler, one warms it up, five take 75 ms, and what follows is timed again.
+    assert_eq!(profiled(10, Duration::from_millis(15)), (5, 4));
+    let (steps, timed) = profiled(1000, Duration::ZERO);
+    assert!((6..=100).contains(&steps) && timed == 999 - steps, "{steps}, {timed}");
+}
+
+#[test]
 fn a_timer_that_is_dropped_or_broken_off_leaves_its_record() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();

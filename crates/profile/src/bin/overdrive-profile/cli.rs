@@ -48,7 +48,7 @@ pub struct RunOptions {
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(..=MOST_STEPS))]
     pub before: Option<u64>,
 
-    /// How many steps are profiled; 0 for none [default: 5]
+    /// How many steps are profiled; 0 for none [default: 5, more of short ones]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(..=MOST_STEPS))]
     pub steps: Option<u64>,
 
