@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::environment::{self, Place};
 use crate::error::{LaunchError, RankEnd, RankFailure};
+use crate::failures::{Failures, LAST_WORDS};
 use crate::output::{self, Console, Kind, Output, Progress, Route};
 use crate::plan::Plan;
 use crate::process::{self, DEATH_LIMIT};
@@ -50,7 +51,7 @@ pub struct Host {
 
 pub enum Outcome {
     Done,
-    Failed(RankFailure),
+    Failed(Failures),
     /// By a signal to this launcher.
     Interrupted(i32),
     /// What came of node 0 that ended the attempt.
@@ -75,7 +76,8 @@ struct Running {
 /// Starts the ranks and stays with them until every process of theirs is gone and their outputs are passed on.
 pub fn run(host: &Host, team: &Team) -> Result<Ended, LaunchError> {
     let progress = Arc::default();
-    let mut attempt = Attempt { host, team, ranks: Vec::new(), outcome: None, kill_at: None, killed: false };
+    let mut attempt =
+        Attempt { host, team, ranks: Vec::new(), outcome: None, stop_at: None, kill_at: None, killed: false };
     for local_rank in 0..host.plan.nproc {
         match attempt.start(local_rank, &progress) {
             Ok(rank) => attempt.ranks.push(rank),
@@ -99,15 +101,21 @@ struct Attempt<'a> {
     host: &'a Host,
     team: &'a Team,
     ranks: Vec<Running>,
-    /// Why it ends, once it does. A failed rank is remembered by its place in `ranks`, for its output is not all there
-    /// yet.
+    /// Why it ends, once it does.
     outcome: Option<Cause>,
+    /// A rank has failed: until when the others may do so by themselves.
+    stop_at: Option<Instant>,
+    /// They were told to end: until when they have time for that.
     kill_at: Option<Instant>,
     killed: bool,
 }
 
+/// A failed rank is remembered by its place in `ranks`, for its output is not all there yet.
+type FailedAt = (usize, Instant);
+
 enum Cause {
-    Failed(usize),
+    /// The first, and those that failed by themselves after it.
+    Failed(FailedAt, Vec<FailedAt>),
     Other(Outcome),
 }
 
@@ -198,10 +206,13 @@ impl Attempt<'_> {
         loop {
             self.collect();
             let ended = self.ranks.iter().all(|rank| rank.end.is_some());
+            if self.stop_at.is_some_and(|at| ended || at <= Instant::now()) {
+                self.stop(Signal::TERM);
+            }
             if ended && (self.kill_at.is_none() || self.killed || process::members(&self.groups()).is_empty()) {
                 return;
             }
-            let event = match self.kill_at {
+            let event = match self.kill_at.or(self.stop_at) {
                 None => self.host.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(at) => self.host.events.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
@@ -210,13 +221,15 @@ impl Attempt<'_> {
                 Err(RecvTimeoutError::Timeout) if self.killed => {
                     self.living().for_each(|rank| rank.end = Some(RankEnd::Unkillable));
                 }
+                Err(RecvTimeoutError::Timeout) if self.stop_at.is_some() => {}
                 // The senders live as long as the guard; without them nobody could say stop.
                 Err(_) => self.kill(),
             }
         }
     }
 
-    /// Takes note of ranks that have ended. The first that did so badly is why all end.
+    /// Takes note of ranks that have ended. The first that did so badly is why all end. Others that do so before they
+    /// are told to end are remembered too.
     fn collect(&mut self) {
         let mut failed = Vec::new();
         for (pid, end) in process::reap() {
@@ -228,11 +241,17 @@ impl Attempt<'_> {
             }
         }
         // Of those that ended in the same instant, one that crashed is why the others could not go on.
-        let crashed = |place: &&usize| matches!(self.ranks[**place].end, Some(RankEnd::Signal(_)));
-        if let Some(first) = failed.iter().find(crashed).or(failed.first()).filter(|_| self.outcome.is_none()) {
-            self.outcome = Some(Cause::Failed(*first));
-            self.signal_groups(Signal::TERM);
-            self.start_grace();
+        failed.sort_by_key(|place| !matches!(self.ranks[*place].end, Some(RankEnd::Signal(_))));
+        let now = Instant::now();
+        let mut failed = failed.into_iter().map(|place| (place, now));
+        match &mut self.outcome {
+            None => {
+                let Some(first) = failed.next() else { return };
+                self.outcome = Some(Cause::Failed(first, failed.collect()));
+                self.stop_at = Some(now + LAST_WORDS);
+            }
+            Some(Cause::Failed(_, also)) if self.stop_at.is_some() => also.extend(failed),
+            Some(_) => {}
         }
     }
 
@@ -243,9 +262,8 @@ impl Attempt<'_> {
                     && matches!(self.outcome, Some(Cause::Other(Outcome::Interrupted(first))) if first == number);
                 self.outcome.get_or_insert(Cause::Other(Outcome::Interrupted(number)));
                 if let Some(signal) = signals::from_number(number) {
-                    self.signal_groups(signal);
+                    self.stop(signal);
                 }
-                self.start_grace();
                 if again {
                     self.kill();
                 }
@@ -264,8 +282,7 @@ impl Attempt<'_> {
             Event::NodeZero(FromNodeZero::Stop { attempt }) if attempt != self.team.attempt => {}
             Event::NodeZero(said) => {
                 self.outcome.get_or_insert(Cause::Other(Outcome::NodeZero(said)));
-                self.signal_groups(Signal::TERM);
-                self.start_grace();
+                self.stop(Signal::TERM);
             }
         }
     }
@@ -291,7 +308,10 @@ impl Attempt<'_> {
         }
     }
 
-    fn start_grace(&mut self) {
+    /// Tells all to end. Whoever fails from now on may do so because of that.
+    fn stop(&mut self, signal: Signal) {
+        self.stop_at = None;
+        self.signal_groups(signal);
         self.kill_at.get_or_insert(Instant::now() + self.host.plan.grace);
     }
 
@@ -304,14 +324,17 @@ impl Attempt<'_> {
     fn ended(mut self) -> Ended {
         let outcome = match self.outcome.take() {
             None => Outcome::Done,
-            Some(Cause::Failed(place)) => Outcome::Failed(self.failure(place)),
+            Some(Cause::Failed(first, also)) => {
+                let failure = |(place, at): FailedAt| self.failure(place, at.duration_since(first.1));
+                Outcome::Failed(Failures::new(first.1, failure(first), also.into_iter().map(failure).collect()))
+            }
             Some(Cause::Other(outcome)) => outcome,
         };
         let ends = self.ranks.iter().filter_map(|rank| Some((rank.rank, rank.end?))).collect();
         Ended { outcome, ends }
     }
 
-    fn failure(&self, place: usize) -> RankFailure {
+    fn failure(&self, place: usize, after: Duration) -> RankFailure {
         let rank = &self.ranks[place];
         let wrote = |output: &&Output| !output.tail().is_empty();
         let [out, err] = &rank.outputs;
@@ -323,6 +346,7 @@ impl Attempt<'_> {
             pid: rank.pid.as_raw_pid(),
             end: rank.end.unwrap_or(RankEnd::Unkillable),
             attempt: self.team.attempt,
+            after,
             stream: shown.kind.name().to_owned(),
             output: shown.tail(),
             log: rank.logs[usize::from(shown.kind == Kind::Err)].clone(),
@@ -353,7 +377,7 @@ fn told_to_hurry(events: &Receiver<Event>, outcome: &mut Option<Cause>) -> bool 
     }
 }
 
-/// How long a node may take to end its ranks, outputs included.
+/// How long a node may take to end its ranks after a failure anywhere, outputs included.
 pub fn longest_end(grace: Duration) -> Duration {
-    grace + 3 * DEATH_LIMIT
+    LAST_WORDS + grace + 3 * DEATH_LIMIT
 }

@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::failures::LAST_WORDS;
 use crate::signals;
 
 /// Why a launch did not end well. The message is complete in itself, the report of a failed rank included.
@@ -141,21 +143,26 @@ pub struct RankFailure {
     pub end: RankEnd,
     /// How often the run had been restarted before.
     pub attempt: u32,
+    /// How long after the first failure of its attempt.
+    pub after: Duration,
     /// Which of its outputs `output` is the end of: its standard error, or its standard output where that was empty.
     pub stream: String,
-    /// The last lines of that output, 20 at most; bytes that are not UTF-8 are replaced.
+    /// The last lines of that output, 20 at most, 8 where it is not the first that failed; bytes that are not UTF-8
+    /// are replaced.
     pub output: Vec<String>,
     /// The file that holds all of that output, where one was asked for.
     pub log: Option<PathBuf>,
 }
 
-/// The first rank that failed, and what became of the others.
+/// The first rank that failed, those that failed by themselves soon after it, and what became of the others.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct FailureReport {
-    /// The first by time, of those on one host; of the host that reported first.
+    /// The first by time. It need not be the cause: a rank that panics may be lost to another before it has ended.
     pub first: RankFailure,
-    /// The other ranks' ends by rank. Most of them were ended by the launcher.
+    /// Those that failed by themselves within a second of the first, by time; 8 at most that ended alike.
+    pub also: Vec<RankFailure>,
+    /// The other ranks' ends by rank, those of `also` among them. Most of them were ended by the launcher.
     pub others: Vec<(usize, RankEnd)>,
     /// How often the run was restarted.
     pub restarts: u32,
@@ -168,24 +175,39 @@ impl fmt::Display for RankFailure {
     }
 }
 
-impl fmt::Display for FailureReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let first = &self.first;
-        write!(f, "{first}")?;
-        if first.output.is_empty() {
-            f.write_str("\n  it wrote nothing")?;
+impl RankFailure {
+    fn show_output(&self, f: &mut fmt::Formatter<'_>, indent: &str) -> fmt::Result {
+        if self.output.is_empty() {
+            write!(f, "\n{indent}it wrote nothing")?;
         } else {
-            write!(f, "\n  the end of its {}:", first.stream)?;
-            for line in &first.output {
-                write!(f, "\n    {line}")?;
+            write!(f, "\n{indent}the end of its {}:", self.stream)?;
+            for line in &self.output {
+                write!(f, "\n{indent}  {line}")?;
             }
         }
-        if let Some(log) = &first.log {
-            write!(f, "\n  all of it: {}", log.display())?;
+        match &self.log {
+            Some(log) => write!(f, "\n{indent}all of it: {}", log.display()),
+            None => Ok(()),
         }
-        if !self.others.is_empty() {
-            f.write_str("\n  the others: ")?;
-            f.write_str(&by_end(&self.others))?;
+    }
+}
+
+impl fmt::Display for FailureReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.first)?;
+        self.first.show_output(f, "  ")?;
+        if !self.also.is_empty() {
+            let limit = LAST_WORDS.as_secs_f64();
+            write!(f, "\n  failed by themselves within {limit} s of it; what failed first need not be the cause:")?;
+        }
+        for failure in &self.also {
+            write!(f, "\n  after {:.3} s, {failure}", failure.after.as_secs_f64())?;
+            failure.show_output(f, "    ")?;
+        }
+        let is_told = |rank: usize| self.also.iter().any(|failure| failure.rank == rank);
+        let rest: Vec<(usize, RankEnd)> = self.others.iter().copied().filter(|(rank, _)| !is_told(*rank)).collect();
+        if !rest.is_empty() {
+            write!(f, "\n  the others: {}", by_end(&rest))?;
         }
         match self.restarts {
             0 => Ok(()),
@@ -196,7 +218,7 @@ impl fmt::Display for FailureReport {
 }
 
 /// `rank 0, 2: signal 15 (SIGTERM); rank 3: exit code 0`.
-fn by_end(ends: &[(usize, RankEnd)]) -> String {
+pub(crate) fn by_end(ends: &[(usize, RankEnd)]) -> String {
     let mut groups: Vec<(RankEnd, Vec<String>)> = Vec::new();
     for (rank, end) in ends {
         match groups.iter_mut().find(|group| group.0 == *end) {

@@ -16,7 +16,7 @@ use signal_hook::iterator::Signals;
 
 use crate::attempt::{self, Ended, Event, Host, Outcome, Team};
 use crate::environment;
-use crate::error::{FailureReport, LaunchError, RankEnd};
+use crate::error::LaunchError;
 use crate::output::Console;
 use crate::plan::Plan;
 use crate::port::{self, ReservedPort};
@@ -129,22 +129,22 @@ fn alone(host: &Host) -> End {
             master_port: reserved.as_ref().map(|it| it.number).or(plan.master_port).unwrap_or_default(),
         };
         let Ended { outcome, ends } = attempt::run(host, &team)?;
-        let first = match outcome {
+        let failures = match outcome {
             Outcome::Done | Outcome::NodeZero(_) => return Ok(Some(())),
             Outcome::LauncherGone => return Ok(None),
             Outcome::Interrupted(signal) => return Err(LaunchError::Interrupted { signal, host: None }),
-            Outcome::Failed(first) => first,
+            Outcome::Failed(failures) => failures,
         };
+        let first = &failures.first;
         let taken = reserved.is_some() && first.rank == 0 && port::says_taken(&first.output);
         if taken && ports_taken < port::MOST_RETRIES {
             ports_taken += 1;
             host.console.say(&format!("port {} was taken; trying another one", team.master_port));
         } else if attempt < plan.max_restarts {
             attempt += 1;
-            host.console.say(&format!("{first}; restart {attempt} of {}", plan.max_restarts));
+            host.console.say(&format!("{}; restart {attempt} of {}", failures.summary(), plan.max_restarts));
         } else {
-            let others: Vec<(usize, RankEnd)> = ends.into_iter().filter(|(rank, _)| *rank != first.rank).collect();
-            return Err(LaunchError::Rank(Box::new(FailureReport { first, others, restarts: attempt })));
+            return Err(LaunchError::Rank(Box::new(failures.report(ends, attempt))));
         }
     }
 }
@@ -221,7 +221,10 @@ fn take_part(host: &Host, link: &Link, endpoint: &str) -> End {
             Err(error) => (NodeEnd::Broken(error), Vec::new()),
             Ok(Ended { outcome, ends }) => match outcome {
                 Outcome::Done => (NodeEnd::Done, ends),
-                Outcome::Failed(failure) => (NodeEnd::Failed(failure), ends),
+                Outcome::Failed(failures) => {
+                    let (age, first, also) = failures.told();
+                    (NodeEnd::Failed { age, first, also }, ends)
+                }
                 Outcome::Interrupted(signal) => (NodeEnd::Interrupted(signal), ends),
                 Outcome::NodeZero(FromNodeZero::Finish(result)) => return result.map(Some),
                 Outcome::NodeZero(FromNodeZero::Lost(why)) => return Err(lost(&why)),

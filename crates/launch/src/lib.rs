@@ -22,6 +22,7 @@
 mod attempt;
 mod environment;
 mod error;
+mod failures;
 mod guard;
 mod host_name;
 mod launch;

@@ -10,7 +10,8 @@ use super::door::{Heard, accept};
 use super::wire::send;
 use super::{FromNodeZero, Hello, NodeEnd, PROTOCOL, ToNodeZero};
 use crate::attempt::{self, Team};
-use crate::error::{FailureReport, LaunchError, RankEnd};
+use crate::error::{LaunchError, RankEnd};
+use crate::failures::{Failures, LAST_WORDS};
 use crate::output::Console;
 use crate::plan::Plan;
 use crate::port::{self, ReservedPort};
@@ -93,8 +94,27 @@ impl Node {
 
 /// Why an attempt ended badly.
 enum Cause {
-    Node(NodeEnd, String),
+    Failed(Failures),
     Lost(String),
+    /// No restart follows this.
+    Other(LaunchError),
+}
+
+impl Cause {
+    /// None: it ended well.
+    fn of(how: NodeEnd, host: &str) -> Option<Self> {
+        Some(match how {
+            NodeEnd::Done => return None,
+            NodeEnd::Failed { age, first, also } => Self::Failed(Failures::heard(age, first, also)),
+            NodeEnd::Interrupted(signal) => {
+                Self::Other(LaunchError::Interrupted { signal, host: Some(host.to_owned()) })
+            }
+            NodeEnd::Broken(error) => Self::Other(error),
+            NodeEnd::Stopped => {
+                Self::Other(LaunchError::NodeLost(format!("host {host} stopped without being told to")))
+            }
+        })
+    }
 }
 
 struct Decides {
@@ -124,17 +144,18 @@ impl Decides {
             self.begin(attempt)?;
             let Some(cause) = self.watch(attempt) else { return Ok(()) };
             let what = match &cause {
-                Cause::Node(NodeEnd::Failed(failure), _) => {
+                Cause::Failed(failures) => {
+                    let failure = &failures.first;
                     let chosen = self.plan.master_port.is_none() && failure.rank == 0;
                     if chosen && port::says_taken(&failure.output) && ports_taken < port::MOST_RETRIES {
                         ports_taken += 1;
                         self.console.say("the ranks' port was taken; trying another one");
                         continue;
                     }
-                    failure.to_string()
+                    failures.summary()
                 }
                 Cause::Lost(what) => what.clone(),
-                Cause::Node(..) => return Err(self.error(cause, attempt)),
+                Cause::Other(error) => return Err(error.clone()),
             };
             if attempt == self.plan.max_restarts {
                 return Err(self.error(cause, attempt));
@@ -146,18 +167,12 @@ impl Decides {
 
     fn error(&self, cause: Cause, restarts: u32) -> LaunchError {
         match cause {
-            Cause::Node(NodeEnd::Failed(first), _) => {
-                let mut others: Vec<(usize, RankEnd)> = self.nodes.iter().flat_map(|node| node.ends.clone()).collect();
-                others.retain(|(rank, _)| *rank != first.rank);
-                others.sort_by_key(|(rank, _)| *rank);
-                LaunchError::Rank(Box::new(FailureReport { first, others, restarts }))
-            }
-            Cause::Node(NodeEnd::Interrupted(signal), host) => LaunchError::Interrupted { signal, host: Some(host) },
-            Cause::Node(NodeEnd::Broken(error), _) => error,
-            Cause::Node(NodeEnd::Stopped | NodeEnd::Done, host) => {
-                LaunchError::NodeLost(format!("host {host} stopped without being told to"))
+            Cause::Failed(failures) => {
+                let ends: Vec<(usize, RankEnd)> = self.nodes.iter().flat_map(|node| node.ends.clone()).collect();
+                LaunchError::Rank(Box::new(failures.report(ends, restarts)))
             }
             Cause::Lost(what) => LaunchError::NodeLost(what),
+            Cause::Other(error) => error,
         }
     }
 
@@ -171,9 +186,9 @@ impl Decides {
                 Ok(Heard::Joined(id, stream, hello)) => self.admit(id, stream, &hello),
                 // It may come again.
                 Ok(Heard::Lost(id, _)) => drop(self.forget(id)),
-                Ok(Heard::Said(id, ToNodeZero::Ended { how: how @ NodeEnd::Interrupted(_), .. })) => {
+                Ok(Heard::Said(id, ToNodeZero::Ended { how: NodeEnd::Interrupted(signal), .. })) => {
                     let host = self.nodes.iter().find(|node| node.id == id).map(|node| node.host.clone());
-                    return Err(self.error(Cause::Node(how, host.unwrap_or_default()), 0));
+                    return Err(LaunchError::Interrupted { signal, host: Some(host.unwrap_or_default()) });
                 }
                 Ok(Heard::Said(..)) => {}
                 Err(_) => return Err(self.missing()),
@@ -307,19 +322,25 @@ impl Decides {
 
     /// Returns when no node runs the attempt any more; None if all ended well.
     fn watch(&mut self, attempt: u32) -> Option<Cause> {
-        let mut cause = None;
+        let mut cause: Option<Cause> = None;
+        // A rank has failed: until when the others may do so by themselves.
+        let mut stop_at = None;
         let mut deadline = None;
         while cause.is_none() && self.nodes.len() < self.plan.nnodes || self.nodes.iter().any(|node| !node.ended) {
-            let worse = match self.hear(deadline) {
+            let worse = match self.hear(stop_at.or(deadline)) {
                 Ok(Heard::Said(id, ToNodeZero::Ended { attempt: which, how, ends })) if which == attempt => {
                     let Some(node) = self.nodes.iter_mut().find(|node| node.id == id) else { continue };
                     (node.ended, node.ends) = (true, ends);
-                    (how != NodeEnd::Done).then(|| Cause::Node(how, node.host.clone()))
+                    Cause::of(how, &node.host)
                 }
                 Ok(Heard::Said(..)) => None,
                 Ok(Heard::Lost(id, why)) => self.forget(id).map(|name| Cause::Lost(format!("{name} was lost: {why}"))),
                 Ok(Heard::Joined(id, stream, hello)) => {
                     self.admit(id, stream, &hello);
+                    None
+                }
+                Err(_) if stop_at.take().is_some() => {
+                    self.stop(attempt);
                     None
                 }
                 // Whoever cannot end what it runs is not waited for.
@@ -328,14 +349,30 @@ impl Decides {
                     None
                 }
             };
-            if let Some(worse) = worse.filter(|_| cause.is_none()) {
-                cause = Some(worse);
+            let Some(worse) = worse else { continue };
+            let is_first = cause.is_none();
+            if is_first {
                 deadline = Some(Instant::now() + attempt::longest_end(self.plan.grace));
-                let running = self.nodes.iter().filter(|node| !node.ended);
-                running.for_each(|node| node.tell(&FromNodeZero::Stop { attempt }));
+            }
+            let waits = matches!(worse, Cause::Failed(_)) && (is_first || stop_at.is_some());
+            cause = Some(match (cause, worse) {
+                (None, worse) => worse,
+                (Some(Cause::Failed(first)), Cause::Failed(second)) => Cause::Failed(first.and(second)),
+                (Some(first), _) => first,
+            });
+            if let Some(Cause::Failed(failures)) = cause.as_ref().filter(|_| waits) {
+                stop_at = Some(failures.first_at + LAST_WORDS);
+            } else if is_first || stop_at.take().is_some() {
+                // What is wrong is more than a rank.
+                self.stop(attempt);
             }
         }
         cause
+    }
+
+    fn stop(&self, attempt: u32) {
+        let running = self.nodes.iter().filter(|node| !node.ended);
+        running.for_each(|node| node.tell(&FromNodeZero::Stop { attempt }));
     }
 
     /// The next that a node says; meanwhile shows all of them that this one lives.

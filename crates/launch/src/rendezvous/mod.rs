@@ -6,7 +6,8 @@
 //!                   ◀───     Refused, or when all are there:
 //!                   ◀───     Start { team }             ranks, address and port for this attempt
 //!   Ended           ───▶                                every rank here ended, well or not
-//!                   ◀───     Stop                       to the others, when one did not
+//!                   ◀───     Stop                       to the others, when one did not; a second after the first
+//!                                                       failure, so that more ranks may fail by themselves
 //!                   ◀───     Start | Finish             another attempt, or the result for all
 //!                  ◀──▶      Alive                      every few seconds; silence counts as a cut
 //! ```
@@ -15,6 +16,8 @@ mod coordinator;
 mod door;
 mod node;
 mod wire;
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +29,7 @@ pub use coordinator::Coordinator;
 pub use node::{Entry, Link};
 
 /// Moves with the messages: launchers of different versions refuse one another.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 
 /// What a node says when it comes.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -69,7 +72,13 @@ pub enum ToNodeZero {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum NodeEnd {
     Done,
-    Failed(RankFailure),
+    Failed {
+        /// How long ago the first of these was.
+        age: Duration,
+        first: RankFailure,
+        /// Those that failed by themselves after it.
+        also: Vec<RankFailure>,
+    },
     /// The launcher there was told to end.
     Interrupted(i32),
     /// Its ranks could not be started.

@@ -5,12 +5,16 @@ use std::net::TcpListener;
 
 use tempfile::TempDir;
 
-use crate::launcher::{Launcher, free_port};
+use rustix::process::Signal;
+
+use crate::launcher::{Launcher, free_port, wait_for};
 
 crate::tests![
     an_exit_code_is_reported_and_passed_on,
     a_signal_is_reported_by_name,
     the_first_by_time_is_reported,
+    those_that_fail_by_themselves_soon_after_are_reported_too,
+    a_signal_is_passed_on_while_others_may_still_fail,
     the_end_of_the_output_is_shown_wherever_it_goes,
     standard_output_is_shown_where_standard_error_is_empty,
     ranks_that_ignore_sigterm_are_killed_after_the_grace_period,
@@ -46,6 +50,44 @@ fn the_first_by_time_is_reported() {
     assert_eq!(ended.code, Some(9));
     ended.says("rank 2 failed: exit code 9");
     ended.says("the others: rank 0, 1, 3: exit code 3");
+    assert!(!ended.err.contains("failed by themselves"));
+}
+
+/// The first loses its connection to the second, which tells its panic only then; the third waits for ever.
+fn those_that_fail_by_themselves_soon_after_are_reported_too() {
+    let folder = TempDir::new().unwrap();
+    let script = "case $RANK in \
+                  0) while ! [ -e $READY ]; do sleep 0.01; done; touch $READY.lost; echo Lost >&2; exit 1;; \
+                  1) touch $READY; while ! [ -e $READY.lost ]; do sleep 0.01; done; sleep 0.2; \
+                     i=0; while [ $i -lt 9 ]; do echo frame $i >&2; i=$((i+1)); done; exit 101;; \
+                  *) sleep 1000;; esac";
+    let ended = Launcher::script(&["--nproc-per-node=3"], script).env("READY", folder.path().join("ready")).end();
+    assert_eq!(ended.code, Some(1));
+    let (_, report) = ended.err.split_once("overdrive-run: rank 0 failed: exit code 1 (host ").unwrap();
+    let (first, others) = report.split_once("\n  failed by themselves within 1 s of it; ").unwrap();
+    assert!(first.ends_with("the end of its standard error:\n    Lost"), "{first}");
+    assert!(others.starts_with("what failed first need not be the cause:\n  after 0."), "{others}");
+    assert!(others.contains(" s, rank 1 failed: exit code 101 (host "), "{others}");
+    // Fewer lines than of the first.
+    assert!(others.contains("    the end of its standard error:\n      frame 1\n"), "{others}");
+    assert!(others.ends_with("      frame 8\n  the others: rank 2: signal 15 (SIGTERM)\n"), "{others}");
+}
+
+fn a_signal_is_passed_on_while_others_may_still_fail() {
+    let folder = TempDir::new().unwrap();
+    let ready = folder.path().join("ready");
+    let script = "[ $RANK = 1 ] || { while ! [ -e $READY.1 ]; do sleep 0.01; done; \
+                  echo $$ > $READY.tmp; mv $READY.tmp $READY; exit 1; }; \
+                  trap 'echo interrupted; exit 4' INT; trap 'echo told to end; exit 5' TERM; touch $READY.1; \
+                  while true; do sleep 0.01; done";
+    let running = Launcher::script(&["--nproc-per-node=2"], script).env("READY", &ready).start();
+    running.wait_for_file(&ready);
+    let failed = format!("/proc/{}", fs::read_to_string(&ready).unwrap().trim());
+    wait_for("the failed rank's end", || fs::metadata(&failed).is_err().then_some(()));
+    running.signal(Signal::INT);
+    let ended = running.end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(1), "[rank1]: interrupted\n"));
+    ended.says("the others: rank 1: exit code 4");
 }
 
 fn the_end_of_the_output_is_shown_wherever_it_goes() {

@@ -56,6 +56,8 @@ fn errors_can_be_matched_on() {
     assert_eq!((first.rank, first.local_rank, first.end, first.attempt), (1, 1, RankEnd::Code(5), 0));
     assert_eq!(first.output, ["rank 1 fails"]);
     assert_eq!(fs::read_to_string(first.log.as_ref().unwrap()).unwrap(), "rank 1 fails\n");
+    // The others were ended.
+    assert!(report.also.is_empty());
     assert_eq!(report.others, [(0, RankEnd::Signal(15)), (2, RankEnd::Signal(15))]);
 
     let missing = Launch::new("no-such-program").run().unwrap_err();

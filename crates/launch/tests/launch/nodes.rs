@@ -10,6 +10,8 @@ crate::tests![
     nodes_may_differ_in_size,
     nodes_without_ranks_find_their_places,
     a_failure_on_one_node_ends_the_other,
+    a_failure_soon_after_on_the_other_node_is_reported_too,
+    failures_on_two_nodes_are_in_order_of_time,
     a_failure_on_one_node_restarts_both,
     a_node_that_never_comes_is_named,
     a_coordinator_that_never_comes_is_named,
@@ -78,6 +80,43 @@ fn a_failure_on_one_node_ends_the_other() {
         ended.says("rank 2 failed: exit code 6");
         ended.says("    broken\n");
         ended.says("the others: rank 0, 1, 3: signal 15 (SIGTERM)");
+    }
+}
+
+/// What both nodes report when rank `first` fails and `second` does so 0.2 s later; the others do what is in `rest`.
+fn report_of_two(options: &[&str], first: usize, second: usize, rest: &str) -> [String; 2] {
+    let folder = TempDir::new().unwrap();
+    let ready = folder.path().join("ready").display().to_string();
+    let script = format!(
+        "case $RANK in \
+         {first}) while ! [ -e {ready} ]; do sleep 0.01; done; touch {ready}.lost; echo Lost >&2; exit 1;; \
+         {second}) touch {ready}; while ! [ -e {ready}.lost ]; do sleep 0.01; done; \
+            sleep 0.2; echo panicked >&2; exit 101;; \
+         {rest} esac"
+    );
+    both(options, &script).map(Running::end).map(|ended| {
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        ended.says(&format!("overdrive-run: rank {first} failed: exit code 1 "));
+        let (first, others) = ended.err.split_once("\n  failed by themselves within 1 s of it").unwrap();
+        assert!(first.ends_with("    Lost"), "{first}");
+        assert!(others.contains(&format!(" s, rank {second} failed: exit code 101 ")), "{others}");
+        assert!(others.contains("      panicked"), "{others}");
+        others.to_owned()
+    })
+}
+
+fn a_failure_soon_after_on_the_other_node_is_reported_too() {
+    for (first, second) in [(0, 1), (1, 0)] {
+        for others in report_of_two(&[], first, second, "") {
+            assert!(!others.contains("the others:"), "{others}");
+        }
+    }
+}
+
+fn failures_on_two_nodes_are_in_order_of_time() {
+    // Node 1 has ended, and reports, while node 0 still waits for the one that hangs.
+    for others in report_of_two(&["--nproc-per-node=2"], 0, 2, "1) sleep 1000;; 3) exit 0;;") {
+        assert!(others.ends_with("  the others: rank 1: signal 15 (SIGTERM); rank 3: exit code 0\n"), "{others}");
     }
 }
 

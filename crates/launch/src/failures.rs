@@ -1,0 +1,152 @@
+//! The ranks of an attempt that failed by themselves: their order in time, and which of them a report lists.
+
+use std::iter;
+use std::time::{Duration, Instant};
+
+use crate::error::{FailureReport, RankEnd, RankFailure, by_end};
+
+/// How long the other ranks are left alone when one has failed. What fails first need not be the cause: a rank that
+/// panics closes its connections while it unwinds, so another may exit, because that one is lost, before the panic is
+/// told. A second is enough for a backtrace, and little beside a restart.
+pub const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Beyond the first. Hundreds of ranks may fail for want of one: of those that ended alike some are enough, so that one
+/// that ended otherwise is not lost among them, and a report's size is bounded.
+const MOST_ALIKE: usize = 8;
+const MOST: usize = 64;
+const MOST_LINES: usize = 8;
+
+/// Ranks that failed before the launcher ended anything.
+#[derive(Debug)]
+pub struct Failures {
+    pub first_at: Instant,
+    pub first: RankFailure,
+    /// By time.
+    also: Vec<RankFailure>,
+}
+
+impl Failures {
+    pub fn new(first_at: Instant, first: RankFailure, also: Vec<RankFailure>) -> Self {
+        Self { first_at, first, also: listed(also) }
+    }
+
+    /// As another host tells it, whose clock may be another: the first was so long ago.
+    pub fn heard(age: Duration, first: RankFailure, also: Vec<RankFailure>) -> Self {
+        let now = Instant::now();
+        Self::new(now.checked_sub(age).unwrap_or(now), first, also)
+    }
+
+    /// How long ago the first was, and all by time.
+    pub fn told(self) -> (Duration, RankFailure, Vec<RankFailure>) {
+        (self.first_at.elapsed(), self.first, self.also)
+    }
+
+    /// Those of both. What failed later than [`LAST_WORDS`] after the first may have done so because ranks of the other
+    /// host were ended.
+    pub fn and(self, other: Self) -> Self {
+        let (earlier, later) = if other.first_at < self.first_at { (other, self) } else { (self, other) };
+        let between = later.first_at.duration_since(earlier.first_at);
+        let later = iter::once(later.first).chain(later.also).map(|mut rank| {
+            rank.after = rank.after.saturating_add(between);
+            rank
+        });
+        let mut also: Vec<RankFailure> = earlier.also.into_iter().chain(later).collect();
+        also.retain(|rank| rank.after <= LAST_WORDS);
+        also.sort_by_key(|rank| rank.after);
+        Self::new(earlier.first_at, earlier.first, also)
+    }
+
+    /// On one line.
+    pub fn summary(&self) -> String {
+        let ends: Vec<(usize, RankEnd)> = self.also.iter().map(|rank| (rank.rank, rank.end)).collect();
+        if ends.is_empty() { self.first.to_string() } else { format!("{}, then {}", self.first, by_end(&ends)) }
+    }
+
+    /// With the ends of all ranks.
+    pub fn report(self, mut ends: Vec<(usize, RankEnd)>, restarts: u32) -> FailureReport {
+        ends.retain(|(rank, _)| *rank != self.first.rank);
+        ends.sort_by_key(|(rank, _)| *rank);
+        FailureReport { first: self.first, also: self.also, others: ends, restarts }
+    }
+}
+
+fn listed(mut also: Vec<RankFailure>) -> Vec<RankFailure> {
+    let mut seen: Vec<(RankEnd, usize)> = Vec::new();
+    also.retain(|rank| match seen.iter_mut().find(|(end, _)| *end == rank.end) {
+        Some((_, count)) => {
+            *count += 1;
+            *count <= MOST_ALIKE
+        }
+        None => {
+            seen.push((rank.end, 1));
+            true
+        }
+    });
+    also.truncate(MOST);
+    for rank in &mut also {
+        rank.output.drain(..rank.output.len().saturating_sub(MOST_LINES));
+    }
+    also
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(rank: usize, code: i32, after_ms: u64) -> RankFailure {
+        RankFailure {
+            rank,
+            local_rank: 0,
+            host: "node0".to_owned(),
+            pid: 1,
+            end: RankEnd::Code(code),
+            attempt: 0,
+            after: Duration::from_millis(after_ms),
+            stream: "standard error".to_owned(),
+            output: (0..20).map(|line| format!("line {line}")).collect(),
+            log: None,
+        }
+    }
+
+    fn order(failures: &Failures) -> Vec<(usize, u128)> {
+        iter::once(&failures.first).chain(&failures.also).map(|it| (it.rank, it.after.as_millis())).collect()
+    }
+
+    #[test]
+    fn failures_of_two_hosts_are_ordered_by_time_whichever_is_heard_first() {
+        let start = Instant::now();
+        let here = || Failures::new(start, failure(0, 1, 0), vec![failure(1, 1, 300)]);
+        let there = || {
+            let at = start + Duration::from_millis(200);
+            // The last one failed when ranks may have been ended here.
+            Failures::new(at, failure(2, 101, 0), vec![failure(3, 1, 50), failure(4, 1, 900)])
+        };
+        let expected = [(0, 0), (2, 200), (3, 250), (1, 300)];
+        assert_eq!(order(&here().and(there())), expected);
+        assert_eq!(order(&there().and(here())), expected);
+        // Who is first tells the most.
+        let lines: Vec<usize> = there().and(here()).also.iter().map(|it| it.output.len()).collect();
+        assert_eq!((here().and(there()).first.output.len(), lines), (20, vec![MOST_LINES; 3]));
+    }
+
+    #[test]
+    fn one_that_ended_otherwise_is_not_lost_among_many() {
+        let mut also: Vec<RankFailure> = (1..1000).map(|rank| failure(rank, 1, 10)).collect();
+        also.push(failure(1000, 101, 500));
+        let all = Failures::new(Instant::now(), failure(0, 1, 0), also);
+        assert_eq!(all.also.len(), MOST_ALIKE + 1);
+        assert_eq!(order(&all).last(), Some(&(1000, 500)));
+        let tail = all.also.last().map(|it| it.output[0].as_str());
+        assert_eq!(tail, Some("line 12"));
+    }
+
+    #[test]
+    fn a_time_that_cannot_be_does_no_harm() {
+        let mut odd = failure(1, 1, 0);
+        odd.after = Duration::MAX;
+        let odd = Failures::heard(Duration::MAX, failure(0, 1, 0), vec![odd]);
+        let both = odd.and(Failures::heard(Duration::ZERO, failure(2, 1, 0), Vec::new()));
+        assert_eq!(both.first.rank, 0);
+        assert!(both.also.iter().all(|it| it.after <= LAST_WORDS));
+    }
+}
