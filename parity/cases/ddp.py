@@ -72,11 +72,13 @@ def ddp_beside_python(t):
 @case
 def ddp_collectives(t):
     """Every collective's result on both ranks."""
-    from ddp_rank import inputs
+    from ddp_rank import inputs, ops_of
 
+    t.tell("kinds", list(inputs(0)))
     for rank in range(2):
         for name, tensor in inputs(rank).items():
             t.give(f"{name}.{rank}", tensor)
+            t.tell(f"{name}.ops", ops_of(tensor))
     for rank, results in enumerate(ranks_of(2, "collectives")):
         for name, tensor in results.items():
             t.expect(f"{name}.{rank}", tensor)

@@ -92,39 +92,103 @@ def one_step():
 
 
 def inputs(rank):
+    """What each rank has, small enough that no reduction leaves its dtype, and none of 0 alone."""
     generator = torch.Generator().manual_seed(7 + rank)
-    return {
-        "float": torch.randn(2, 6, generator=generator),
-        "half": torch.randn(2, 6, generator=generator).half(),
-        "int": torch.randint(-9, 9, (2, 6), generator=generator),
-    }
+    given = {"float": torch.randn(2, 6, generator=generator)}
+    given["half"] = torch.randn(2, 6, generator=generator).half()
+    given["int"] = torch.randint(-9, 9, (2, 6), generator=generator)
+    given["double"] = torch.randn(2, 6, generator=generator, dtype=torch.float64)
+    given["bfloat16"] = torch.randn(2, 6, generator=generator).bfloat16()
+    given["int32"] = torch.randint(-9, 9, (2, 6), generator=generator, dtype=torch.int32)
+    given["int8"] = torch.randint(-9, 9, (2, 6), generator=generator, dtype=torch.int8)
+    given["uint8"] = torch.randint(0, 9, (2, 6), generator=generator, dtype=torch.uint8)
+    given["bool"] = torch.randint(0, 2, (2, 6), generator=generator).bool()
+    return given
+
+
+def ops_of(tensor):
+    """The reductions that Gloo has of a dtype; its sum of two true bools is the byte 2, which no bool is."""
+    ops = ["product", "min", "max"] + ([] if tensor.dtype == torch.bool else ["sum"])
+    return ops + (["avg"] if tensor.dtype.is_floating_point else ["band", "bor", "bxor"])
+
+
+def reductions(given, op):
+    """The tensor for each rank and reduction, by the collective's name."""
+    rank, group, results = dist.get_rank(), dist.group.WORLD, {}
+    results["all_reduce"] = given.clone()
+    dist.all_reduce(results["all_reduce"], op)
+    several = [given.clone(), given[0].clone()]
+    dist.all_reduce_coalesced(several, op)
+    results.update({f"all_reduce_coalesced.{place}": tensor for place, tensor in enumerate(several)})
+    reduced = given.clone()
+    dist.reduce(reduced, 1, op)
+    if rank == 1:
+        results["reduce"] = reduced
+    results["reduce_scatter"] = torch.empty_like(given[0])
+    dist.reduce_scatter(results["reduce_scatter"], list(given.unbind()), op)
+    results["reduce_scatter_into"] = given.new_empty(1, 6)
+    dist.reduce_scatter_tensor(results["reduce_scatter_into"], given, op)
+    parts = [given.new_empty(1, 6), given.new_empty(3)]
+    options = dist.ReduceScatterOptions()
+    options.reduceOp = op
+    group.reduce_scatter_tensor_coalesced(parts, [given, given[1].clone()], options).wait()
+    results.update({f"reduce_scatter_into_coalesced.{place}": part for place, part in enumerate(parts)})
+    return results
+
+
+def copies(given):
+    rank, group, results = dist.get_rank(), dist.group.WORLD, {}
+    results["broadcast"] = given.clone()
+    dist.broadcast(results["broadcast"], 1)
+    gathered = [torch.empty_like(given) for _ in range(2)]
+    dist.all_gather(gathered, given)
+    results["all_gather"] = torch.stack(gathered)
+    results["all_gather_into"] = given.new_empty(4, 6)
+    dist.all_gather_into_tensor(results["all_gather_into"], given)
+    two = [given, given[0].clone()]
+    lists = [[torch.empty_like(tensor) for tensor in two] for _ in range(2)]
+    dist.all_gather_coalesced(lists, two)
+    for source, tensors in enumerate(lists):
+        results.update({f"all_gather_coalesced.{source}.{place}": tensor for place, tensor in enumerate(tensors)})
+    wholes = [given.new_empty(4, 6), given.new_empty(12)]
+    group.allgather_into_tensor_coalesced(wholes, two).wait()
+    results.update({f"all_gather_into_coalesced.{place}": whole for place, whole in enumerate(wholes)})
+    gathered = [torch.empty_like(given) for _ in range(2)] if rank == 0 else None
+    dist.gather(given, gathered, dst=0)
+    if rank == 0:
+        results["gather"] = torch.stack(gathered)
+    results["scatter"] = given.new_empty(6)
+    dist.scatter(results["scatter"], list(given.unbind()) if rank == 0 else None, src=0)
+    return results
+
+
+def between_two(given):
+    rank, results = dist.get_rank(), {}
+    other = 1 - rank
+    swapped = torch.empty_like(given)
+    dist.all_to_all_single(swapped, given)
+    # PyTorch has the form of lists over NCCL alone; by definition it is this one, of rows.
+    results["all_to_all_single"] = results["all_to_all"] = swapped
+    sent = dist.isend(given, other, tag=7)
+    results["recv"] = torch.empty_like(given)
+    dist.recv(results["recv"], other, tag=7)
+    sent.wait()
+    if rank == 1:
+        dist.send(given, 0, tag=8)
+    else:
+        results["recv_from_anyone"] = torch.empty_like(given)
+        assert dist.recv(results["recv_from_anyone"], tag=8) == 1
+    return results
 
 
 def collectives():
-    rank, results, ops = dist.get_rank(), {}, dist.ReduceOp
-    for kind, given in inputs(rank).items():
-        for name, op in (("sum", ops.SUM), ("product", ops.PRODUCT), ("min", ops.MIN), ("max", ops.MAX)):
-            tensor = given.clone()
-            dist.all_reduce(tensor, op)
-            results[f"{kind}.all_reduce.{name}"] = tensor
-        tensor = given.clone()
-        dist.broadcast(tensor, 1)
-        results[f"{kind}.broadcast"] = tensor
-        gathered = [torch.empty_like(given) for _ in range(2)]
-        dist.all_gather(gathered, given)
-        results[f"{kind}.all_gather"] = torch.stack(gathered)
-        whole = torch.empty(4, 6, dtype=given.dtype)
-        dist.all_gather_into_tensor(whole, given)
-        results[f"{kind}.all_gather_into"] = whole
-        part = torch.empty(1, 6, dtype=given.dtype)
-        dist.reduce_scatter_tensor(part, given)
-        results[f"{kind}.reduce_scatter_into"] = part
-        part = torch.empty(6, dtype=given.dtype)
-        dist.scatter(part, list(given.unbind()) if rank == 0 else None, src=0)
-        results[f"{kind}.scatter"] = part
-        swapped = torch.empty_like(given)
-        dist.all_to_all_single(swapped, given)
-        results[f"{kind}.all_to_all_single"] = swapped
+    results = {}
+    for kind, given in inputs(dist.get_rank()).items():
+        for op in ops_of(given):
+            of_op = reductions(given, getattr(dist.ReduceOp, op.upper()))
+            results.update({f"{kind}.{name}.{op}": tensor for name, tensor in of_op.items()})
+        found = copies(given) | between_two(given)
+        results.update({f"{kind}.{name}": tensor for name, tensor in found.items()})
     return results
 
 

@@ -100,6 +100,11 @@ pub(crate) fn list(
     Ok(())
 }
 
+/// That a list has a first tensor.
+pub(crate) fn first<'a>(op: &'static str, argument: &str, tensors: &'a [Tensor]) -> Result<&'a Tensor, DdpError> {
+    tensors.first().ok_or_else(|| refused(op, argument, "empty", "at least one tensor"))
+}
+
 /// That a tensor is like another in dtype and device, and in shape where it says so.
 pub(crate) fn same(
     op: &'static str,
@@ -145,6 +150,30 @@ pub(crate) fn whole(
     }
     let found = format!("of {} elements", whole.numel());
     Err(refused(op, whole_name, found, format!("of {expected}: one {part_name} of {} a rank", part.numel())))
+}
+
+/// That each of `wholes` holds one of `parts` a rank, and that all are of one dtype.
+pub(crate) fn wholes(
+    group: &ProcessGroup,
+    op: &'static str,
+    (whole_name, wholes): (&str, &[Tensor]),
+    (part_name, parts): (&str, &[Tensor]),
+) -> Result<(), DdpError> {
+    let first = first(op, part_name, parts)?;
+    let (found, expected) = (wholes.len(), parts.len());
+    if found != expected {
+        return Err(refused(
+            op,
+            whole_name,
+            format!("a list of {found}"),
+            format!("as many as {part_name}: {expected}"),
+        ));
+    }
+    list(group, op, part_name, parts, ("the first", first), false)?;
+    for (index, (one, part)) in wholes.iter().zip(parts).enumerate() {
+        whole(group, op, (&format!("{whole_name}[{index}]"), one), (&format!("{part_name}[{index}]"), part))?;
+    }
+    Ok(())
 }
 
 /// That the backend can reduce this dtype so.

@@ -278,6 +278,11 @@ impl ProcessGroup {
         Ok(self.0.engine.abort()?)
     }
 
+    /// Whether each collective is compared over ranks before it runs.
+    pub(crate) fn verifies(&self) -> bool {
+        self.0.settings.verify
+    }
+
     /// A tensor's sum over ranks, whose backward sums the gradients over ranks.
     pub(crate) fn sum_with_grad(&self, op: &'static str, tensor: &Tensor) -> Result<Tensor, DdpError> {
         self.0.engine.sum_with_grad(tensor).map_err(|source| DdpError::between(self.context(op), source))

@@ -30,7 +30,8 @@ impl<T> Work<T> {
         Self { work, context, finish: Box::new(finish) }
     }
 
-    /// Whether [`wait`](Self::wait) would return at once. Sends and receives over Gloo tell only once they were waited for.
+    /// Whether [`wait`](Self::wait) would return at once. Over Gloo, sends and receives tell only once they were waited for,
+    /// and reductions that are scattered not even then.
     pub fn is_completed(&self) -> bool {
         self.work.is_completed()
     }

@@ -7,9 +7,10 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use overdrive_ddp::{Backend, DdpBuilder, DistributedDataParallel, InitMethod, ProcessGroup, ReduceOp};
+use overdrive_ddp::{Backend, DdpBuilder, DistributedDataParallel, InitMethod, ProcessGroup};
 use tch::{Kind, Tensor};
 
+use super::ddp_collectives::collectives;
 use crate::record::{Found, Given, Record};
 
 const STEPS: usize = 50;
@@ -21,7 +22,7 @@ const OUT: &str = "OVERDRIVE_PARITY_OUT";
 const RECORDS: &str = "OVERDRIVE_PARITY_RECORDS";
 const PATIENCE: Duration = Duration::from_secs(120);
 
-type Results = BTreeMap<String, Tensor>;
+pub(super) type Results = BTreeMap<String, Tensor>;
 type Job = fn(&Given<'_>, &ProcessGroup) -> Result<Results>;
 
 /// What ranks can be told to do, by the name of the case, and how many they are.
@@ -230,40 +231,6 @@ fn train_more(given: &Given<'_>, group: &ProcessGroup) -> Result<Results> {
     for size in [3, 4] {
         let Some(part) = group.new_group(&Vec::from_iter(0..size))? else { continue };
         results.extend(train(given, &part)?.into_iter().map(|(name, tensor)| (format!("{size}.{name}"), tensor)));
-    }
-    Ok(results)
-}
-
-fn collectives(given: &Given<'_>, group: &ProcessGroup) -> Result<Results> {
-    let rank = group.rank();
-    let mut results = Results::new();
-    for kind in ["float", "half", "int"] {
-        let own = given.tensor(&format!("{kind}.{rank}"))?;
-        let mut found = |name: &str, tensor: Tensor| results.insert(format!("{kind}.{name}"), tensor);
-        let ops =
-            [("sum", ReduceOp::Sum), ("product", ReduceOp::Product), ("min", ReduceOp::Min), ("max", ReduceOp::Max)];
-        for (name, op) in ops {
-            let mut tensor = own.copy();
-            group.all_reduce(&mut tensor, op)?;
-            found(&format!("all_reduce.{name}"), tensor);
-        }
-        let mut tensor = own.copy();
-        group.broadcast(&mut tensor, 1)?;
-        found("broadcast", tensor);
-        found("all_gather", Tensor::stack(&group.all_gather(&own)?, 0));
-        let mut whole = own.new_empty([4, 6], (own.kind(), own.device()));
-        group.all_gather_into(&mut whole, &own)?;
-        found("all_gather_into", whole);
-        let mut part = own.new_empty([1, 6], (own.kind(), own.device()));
-        group.reduce_scatter_into(&mut part, &own, ReduceOp::Sum)?;
-        found("reduce_scatter_into", part);
-        let mut part = own.new_empty([6], (own.kind(), own.device()));
-        let parts: Vec<Tensor> = own.unbind(0).iter().map(Tensor::contiguous).collect();
-        group.scatter(&mut part, if rank == 0 { &parts } else { &[] }, 0)?;
-        found("scatter", part);
-        let mut swapped = own.empty_like();
-        group.all_to_all_single(&mut swapped, &own, None)?;
-        found("all_to_all_single", swapped);
     }
     Ok(results)
 }

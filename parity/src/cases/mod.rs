@@ -5,6 +5,7 @@ mod amp;
 mod checkpoint;
 mod dataload;
 mod ddp;
+mod ddp_collectives;
 mod mnist;
 mod optim;
 mod profiler;

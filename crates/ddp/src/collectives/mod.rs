@@ -1,5 +1,6 @@
 //! Collectives on tensors. Each has a form that waits and one, `_async`, that returns a [`Work`](crate::Work).
 
+mod coalesced;
 mod exchange;
 mod gather;
 mod objects;

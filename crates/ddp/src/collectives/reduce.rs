@@ -68,14 +68,7 @@ impl ProcessGroup {
     /// No.
     pub fn all_reduce_coalesced_async(&self, tensors: &mut [Tensor], op: ReduceOp) -> Result<Work, DdpError> {
         const OP: &str = "all_reduce_coalesced";
-        let Some(first) = tensors.first() else {
-            return Err(DdpError::InvalidTensor {
-                op: OP,
-                argument: "the list".to_owned(),
-                found: "empty".to_owned(),
-                expected: "at least one tensor".to_owned(),
-            });
-        };
+        let first = check::first(OP, "the list", tensors)?;
         check::list(self, OP, "tensors", tensors, ("the first", first), false)?;
         self.reduce_all(OP, tensors, op, CollectiveKind::AllReduceCoalesced)
     }
@@ -139,6 +132,7 @@ impl ProcessGroup {
 }
 
 /// Divides sums by the number of ranks, where the backend has not.
+#[derive(Default)]
 pub(super) struct Mean(Option<usize>);
 
 impl Mean {

@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::harness::{self, Meeting};
 
-const KINDS: [Kind; 9] = [
+pub const KINDS: [Kind; 9] = [
     Kind::Half,
     Kind::BFloat16,
     Kind::Float,
@@ -22,19 +22,19 @@ const KINDS: [Kind; 9] = [
 ];
 
 /// What rank `rank` has for `part`: small whole numbers, which every dtype holds exactly, sums and products included.
-fn given(rank: usize, part: usize, kind: Kind) -> Tensor {
+pub fn given(rank: usize, part: usize, kind: Kind) -> Tensor {
     let numbers: Vec<i64> = (0..6).map(|place| ((rank + 2 * part + place) % 3) as i64).collect();
     Tensor::from_slice(&numbers).view([2, 3]).to_kind(kind)
 }
 
-fn same(found: &Tensor, expected: &Tensor, what: &str) -> Result<()> {
+pub fn same(found: &Tensor, expected: &Tensor, what: &str) -> Result<()> {
     let alike = found.kind() == expected.kind() && found.size() == expected.size();
     ensure!(alike && found.equal(expected), "{what}: {found} instead of {expected}");
     Ok(())
 }
 
 /// The definition of a reduction, one rank after the other in 64-bit whole numbers.
-fn reduced(op: ReduceOp, ranks: usize, part: usize, kind: Kind) -> Tensor {
+pub fn reduced(op: ReduceOp, ranks: usize, part: usize, kind: Kind) -> Tensor {
     let mut all = (0..ranks).map(|rank| given(rank, part, kind).to_kind(Kind::Int64));
     let first = all.next().unwrap();
     let total = all.fold(first, |one, other| match op {
@@ -53,7 +53,7 @@ fn reduced(op: ReduceOp, ranks: usize, part: usize, kind: Kind) -> Tensor {
     total.to_kind(kind)
 }
 
-fn ops(kind: Kind) -> Vec<ReduceOp> {
+pub fn ops(kind: Kind) -> Vec<ReduceOp> {
     let mut ops = vec![ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max];
     match kind {
         Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double => ops.push(ReduceOp::Avg),

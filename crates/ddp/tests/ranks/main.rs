@@ -2,6 +2,7 @@
 //! which its processes are ended and the test fails; nothing else is timed.
 
 mod averages;
+mod coalesced;
 mod collectives;
 mod combinations;
 mod faults;
@@ -30,6 +31,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("collectives", collectives::scenario),
     ("sub_groups", collectives::sub_groups),
     ("refusals", collectives::refusals),
+    ("coalesced", coalesced::scenario),
+    ("coalesced_verified", coalesced::verified),
+    ("coalesced_refusals", coalesced::refusals),
+    ("coalesced_others", coalesced::other_lists),
     ("objects", collectives::objects),
     ("options", options::scenario),
     ("training", training::scenario),
@@ -79,6 +84,12 @@ fn main() -> Result<()> {
     let mut tests = vec![
         plain("collectives_of_2", "collectives", 2),
         plain("collectives_of_3", "collectives", 3),
+        plain("coalesced_collectives_of_2", "coalesced", 2),
+        plain("coalesced_collectives_of_3", "coalesced", 3),
+        plain("verified_coalesced_collectives_of_2", "coalesced_verified", 2),
+        plain("verified_coalesced_collectives_of_3", "coalesced_verified", 3),
+        plain("lists_that_cannot_be_sent_are_refused", "coalesced_refusals", 2),
+        plain("lists_that_differ_are_told_of_on_every_rank", "coalesced_others", 2),
         plain("sub_groups_of_3", "sub_groups", 3),
         plain("tensors_that_cannot_be_sent_are_refused", "refusals", 2),
         plain("objects_of_3", "objects", 3),

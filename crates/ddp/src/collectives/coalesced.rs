@@ -1,0 +1,208 @@
+//! Several tensors of one dtype in one go: packed into one that travels, and unpacked where they are waited for.
+//!
+//! libtorch's own forms are not in its groups that verify, and Gloo's reduce one tensor after the other.
+
+use overdrive_ffi::c10d::{CollectiveKind, ReduceOp};
+use tch::Tensor;
+
+use super::reduce::Mean;
+use super::{Parts, check};
+use crate::error::DdpError;
+use crate::group::ProcessGroup;
+use crate::work::Work;
+
+impl ProcessGroup {
+    /// Every rank's list of tensors, in the order of ranks.
+    ///
+    /// # Shapes
+    /// The same on all ranks.
+    ///
+    /// # Errors
+    /// When there are none, a tensor is not dense and contiguous, their dtypes or devices differ, or a rank is gone or
+    /// late.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    ///
+    /// # Source
+    /// `torch.distributed.all_gather_coalesced`
+    pub fn all_gather_coalesced(&self, tensors: &[Tensor]) -> Result<Vec<Vec<Tensor>>, DdpError> {
+        self.all_gather_coalesced_async(tensors)?.wait()
+    }
+
+    /// As [`all_gather_coalesced`](Self::all_gather_coalesced).
+    ///
+    /// # Errors
+    /// When there are none, a tensor is not dense and contiguous, or their dtypes or devices differ.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn all_gather_coalesced_async(&self, tensors: &[Tensor]) -> Result<Work<Vec<Vec<Tensor>>>, DdpError> {
+        const OP: &str = "all_gather_coalesced";
+        let first = check::first(OP, "the list", tensors)?;
+        check::list(self, OP, "tensors", tensors, ("the first", first), false)?;
+        let wholes = tensors.iter().map(|tensor| whole_of(tensor, self.size())).collect::<Result<Vec<_>, _>>()?;
+        let (outputs, inputs) = ((&wholes[..], self.size()), (tensors, 1));
+        let work = self.start_several(OP, CollectiveKind::AllGatherInto, outputs, inputs, Mean::default())?;
+        Ok(work.and_then(move |()| {
+            let by_tensor = wholes.iter().map(parts_of).collect::<Result<Vec<_>, _>>()?;
+            let ranks = by_tensor[0].len();
+            Ok((0..ranks).map(|rank| by_tensor.iter().map(|parts| parts[rank].shallow_clone()).collect()).collect())
+        }))
+    }
+
+    /// [`all_gather_into`](Self::all_gather_into) for several tensors of one dtype in one go.
+    ///
+    /// # Shapes
+    /// Each of `outputs`: as many elements as its input has on each rank, times the ranks.
+    ///
+    /// # Errors
+    /// As [`all_gather_into`](Self::all_gather_into), and when there are none, they are not as many as the inputs, or their
+    /// dtypes or devices differ.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    ///
+    /// # Source
+    /// `c10d::ProcessGroup::allgather_into_tensor_coalesced`
+    #[doc(alias = "allgather_into_tensor_coalesced")]
+    pub fn all_gather_into_coalesced(&self, outputs: &mut [Tensor], inputs: &[Tensor]) -> Result<(), DdpError> {
+        self.all_gather_into_coalesced_async(outputs, inputs)?.wait()
+    }
+
+    /// As [`all_gather_into_coalesced`](Self::all_gather_into_coalesced).
+    ///
+    /// # Errors
+    /// As [`all_gather_into_async`](Self::all_gather_into_async), and when there are none, they are not as many as the
+    /// inputs, or their dtypes or devices differ.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn all_gather_into_coalesced_async(&self, outputs: &mut [Tensor], inputs: &[Tensor]) -> Result<Work, DdpError> {
+        const OP: &str = "all_gather_into_coalesced";
+        check::wholes(self, OP, ("outputs", outputs), ("inputs", inputs))?;
+        let (outputs, inputs) = ((&outputs[..], self.size()), (inputs, 1));
+        self.start_several(OP, CollectiveKind::AllGatherInto, outputs, inputs, Mean::default())
+    }
+
+    /// [`reduce_scatter_into`](Self::reduce_scatter_into) for several tensors of one dtype in one go.
+    ///
+    /// # Shapes
+    /// Each of `inputs`: as many elements as its output has, times the ranks.
+    ///
+    /// # Errors
+    /// As [`reduce_scatter_into`](Self::reduce_scatter_into), and when there are none, they are not as many as the outputs,
+    /// or their dtypes or devices differ.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    ///
+    /// # Source
+    /// `c10d::ProcessGroup::reduce_scatter_tensor_coalesced`
+    #[doc(alias = "reduce_scatter_tensor_coalesced")]
+    pub fn reduce_scatter_into_coalesced(
+        &self,
+        outputs: &mut [Tensor],
+        inputs: &[Tensor],
+        op: ReduceOp,
+    ) -> Result<(), DdpError> {
+        self.reduce_scatter_into_coalesced_async(outputs, inputs, op)?.wait()
+    }
+
+    /// As [`reduce_scatter_into_coalesced`](Self::reduce_scatter_into_coalesced).
+    ///
+    /// # Errors
+    /// As [`reduce_scatter_into_async`](Self::reduce_scatter_into_async), and when there are none, they are not as many as
+    /// the outputs, or their dtypes or devices differ.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn reduce_scatter_into_coalesced_async(
+        &self,
+        outputs: &mut [Tensor],
+        inputs: &[Tensor],
+        op: ReduceOp,
+    ) -> Result<Work, DdpError> {
+        const OP: &str = "reduce_scatter_into_coalesced";
+        check::wholes(self, OP, ("inputs", inputs), ("outputs", outputs))?;
+        let (carried, mean) = self.carried(OP, op, &inputs[0])?;
+        let (outputs, inputs) = ((&outputs[..], 1), (inputs, self.size()));
+        self.start_several(OP, CollectiveKind::ReduceScatterInto(carried), outputs, inputs, mean)
+    }
+
+    /// One collective for all: each list, checked already, with how many ranks' parts its tensors hold.
+    fn start_several(
+        &self,
+        op: &'static str,
+        kind: CollectiveKind,
+        (outputs, output_ranks): (&[Tensor], usize),
+        (inputs, input_ranks): (&[Tensor], usize),
+        mut mean: Mean,
+    ) -> Result<Work, DdpError> {
+        let _no_grad = tch::no_grad_guard();
+        let (mut targets, sources) = (by_rank(outputs, output_ranks)?, by_rank(inputs, input_ranks)?);
+        if self.verifies() {
+            let work = self.start_one_by_one(op, kind, &targets, &sources)?;
+            return Ok(work.and_then(move |()| mean.apply(&mut targets)));
+        }
+        let packed = Tensor::f_cat(&sources, 1)?;
+        let columns: Vec<i64> = targets.iter().map(|target| target.size()[1]).collect();
+        let shape = [output_ranks as i64, columns.iter().sum()];
+        let mut result = [packed.f_new_empty(shape, (packed.kind(), packed.device()))?];
+        let parts = Parts { inputs: std::slice::from_ref(&packed), outputs: &result, ..Parts::default() };
+        let work = self.start(op, kind, &parts, |_| Ok(()))?;
+        Ok(work.and_then(move |()| {
+            let _no_grad = tch::no_grad_guard();
+            mean.apply(&mut result)?;
+            for (target, part) in targets.iter_mut().zip(result[0].f_split_with_sizes(&columns, 1)?) {
+                target.f_copy_(&part)?;
+            }
+            Ok(())
+        }))
+    }
+
+    /// Where each collective is compared over ranks, so that tensors that differ are told of even if all together are as
+    /// long. Only the last is still under way then.
+    fn start_one_by_one(
+        &self,
+        op: &'static str,
+        kind: CollectiveKind,
+        outputs: &[Tensor],
+        inputs: &[Tensor],
+    ) -> Result<Work, DdpError> {
+        let start = |index: usize| {
+            let one = index..index + 1;
+            let parts = Parts { inputs: &inputs[one.clone()], outputs: &outputs[one], ..Parts::default() };
+            self.start(op, kind, &parts, |_| Ok(()))
+        };
+        let mut work = start(0)?;
+        for index in 1..inputs.len() {
+            work.wait()?;
+            work = start(index)?;
+        }
+        Ok(work)
+    }
+}
+
+/// Room for a tensor of every rank, behind one another.
+fn whole_of(tensor: &Tensor, ranks: usize) -> Result<Tensor, DdpError> {
+    let mut shape = tensor.size();
+    shape.insert(0, ranks as i64);
+    Ok(tensor.f_new_empty(&shape[..], (tensor.kind(), tensor.device()))?)
+}
+
+/// What a tensor holds of each rank, in memory of its own: views of one would be no free tensors to autograd.
+fn parts_of(whole: &Tensor) -> Result<Vec<Tensor>, DdpError> {
+    let own = |part: &Tensor| {
+        let mut own = part.f_empty_like()?;
+        own.f_copy_(part)?;
+        Ok(own)
+    };
+    whole.f_unbind(0)?.iter().map(own).collect()
+}
+
+/// Views with a row for each rank's part.
+fn by_rank(tensors: &[Tensor], ranks: usize) -> Result<Vec<Tensor>, DdpError> {
+    let view = |tensor: &Tensor| Ok(tensor.f_view([ranks as i64, (tensor.numel() / ranks) as i64])?);
+    tensors.iter().map(view).collect()
+}
