@@ -1,6 +1,7 @@
 """PyTorch's side of `versus profile`: answers each line `MODEL_WHAT STEPS`. `added` are the seconds that the profiler adds
 to a step, `relative` a step under it over one without in the same measurement, `export` the seconds that the trace of so many
-steps takes to be written."""
+steps takes to be written, `operators` the seconds of a step that the same profile says of the model's main operators by
+themselves."""
 
 import json
 import os
@@ -13,6 +14,11 @@ from torch.profiler import ProfilerActivity, profile
 
 # A sample of what is added is the median of so many differences.
 ROUNDS = 5
+# Most of a model's arithmetic, forward and backward.
+OPERATORS = {
+    "mlp": ("aten::addmm", "aten::mm"),
+    "cnn": ("aten::mkldnn_convolution", "aten::convolution_backward"),
+}
 
 
 def training(model, shape):
@@ -73,7 +79,7 @@ def main():
     steps = {"mlp": training(mlp(), (64, 784)), "cnn": training(cnn(), (2, 1, 28, 28))}
     for step in steps.values():
         timed(step, 3)
-    relative = 0.0
+    relative = operators = 0.0
     print(torch.__version__, flush=True)
     for line in sys.stdin:
         name, count = line.split()
@@ -85,8 +91,13 @@ def main():
             answer = statistics.median(under - alone for alone, under in rounds)
         elif what == "relative":
             answer = relative
+        elif what == "operators":
+            answer = operators
         else:
-            answer = export(record(step, count)[1], path)
+            prof = record(step, count)[1]
+            answer = export(prof, path)
+            sums = {event.key: event.self_cpu_time_total for event in prof.key_averages()}
+            operators = sum(sums[name] for name in OPERATORS[model]) / 1e6 / (count + 1)
         print(answer, flush=True)
 
 

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod activity;
+mod cache_fill;
 mod gradient_sync;
 mod optimizer;
 mod state;
@@ -13,6 +14,7 @@ mod tch_optimizer;
 mod var_store;
 
 pub use activity::{Activity, ActivityGuard, ActivityObserver, ActivityObserverEntry, activity};
+pub use cache_fill::{CacheFill, FillingCache};
 pub use gradient_sync::{GradientSync, SingleProcess, SyncError};
 pub use optimizer::{GradScale, Optimizer, OptimizerError, OptimizerId};
 pub use overdrive_ffi::{Error as TorchError, ErrorKind as TorchErrorKind};

@@ -27,8 +27,8 @@ pub use events::{
     TableOptions, TimeUnit,
 };
 pub use monitor::{
-    Counters, GapSource, GpuProcess, GpuSample, GpuSource, Monitor, MonitorBuilder, MonitorGap, Nvml, ProcessSample,
-    Rates, Sample, Sampler, SystemSample, ThreadSample, ThrottleReason, prometheus_text,
+    CacheSample, Counters, GapSource, GpuProcess, GpuSample, GpuSource, Monitor, MonitorBuilder, MonitorGap, Nvml,
+    ProcessSample, Rates, Sample, Sampler, SystemSample, ThreadSample, ThrottleReason, prometheus_text,
 };
 pub use overdrive_ffi::profiler::{ScopeGuard, record_function};
 pub use profile::Profile;

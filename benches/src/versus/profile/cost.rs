@@ -16,23 +16,39 @@ use crate::model::{Cnn, Mlp, cross_entropy};
 use crate::versus::turns::{Case, Findings, Program, Turns};
 
 const PAIRS: u32 = 15;
-/// Each model with how many steps a sample takes.
-const MODELS: [(&str, &str, u32); 2] = [("mlp", "MLP 784-128-128-10, batch 64", 60), ("cnn", "MNIST CNN, batch 2", 40)];
+const MODELS: [Model; 2] = [
+    Model { key: "mlp", name: "MLP 784-128-128-10, batch 64", steps: 60, operators: ["aten::addmm", "aten::mm"] },
+    Model {
+        key: "cnn",
+        name: "MNIST CNN, batch 2",
+        steps: 40,
+        operators: ["aten::mkldnn_convolution", "aten::convolution_backward"],
+    },
+];
 /// A sample of what is added is the median of so many differences.
 const ROUNDS: usize = 5;
 /// Steps that are watched while a trace is written.
 const FOLLOWING: u32 = 20;
 const OPTIONS: &str = "shapes, memory and FLOPs recorded, AdamW, one thread";
 
+struct Model {
+    key: &'static str,
+    name: &'static str,
+    /// Of a sample.
+    steps: u32,
+    /// Most of its arithmetic, forward and backward.
+    operators: [&'static str; 2],
+}
+
 /// From inputs to logits.
 type Forward = Box<dyn Fn(&Tensor) -> Tensor>;
 
 pub fn compare(pairs: Option<u32>, program: &Program, folder: &Path, findings: &mut Findings) -> Result<()> {
     let trace = folder.join("ours.json");
-    for (model, name, steps) in MODELS {
+    for Model { key: model, name, steps, operators } in MODELS {
         let step = RefCell::new(training(model)?);
         // Of the sample that was taken last.
-        let relative = Cell::new(0.0);
+        let (relative, of_operators) = (Cell::new(0.0), Cell::new(0.0));
         let mut turns = Turns::default();
         turns.ours("added", || {
             let (mut added, mut times) = (Vec::new(), Vec::new());
@@ -52,9 +68,13 @@ pub fn compare(pairs: Option<u32>, program: &Program, folder: &Path, findings: &
             let (_, profile) = record(&step, steps)?;
             let started = Instant::now();
             profile.export_chrome_trace(&trace)?;
-            Ok(started.elapsed().as_secs_f64() * 1e3)
+            let took = started.elapsed();
+            of_operators.set(self_cpu_us(&profile, &operators)? / f64::from(steps + 1));
+            Ok(took.as_secs_f64() * 1e3)
         });
         turns.peer("torch.profiler  ", program, |peer| Ok(peer.measure(&format!("{model}_export"), steps)? * 1e3));
+        turns.ours("operators", || Ok(of_operators.get()));
+        turns.peer("torch.profiler   ", program, |peer| Ok(peer.measure(&format!("{model}_operators"), steps)? * 1e6));
         turns.ours("while a trace is written", || {
             let (_, profile) = record(&step, steps)?;
             let started = Instant::now();
@@ -83,12 +103,23 @@ pub fn compare(pairs: Option<u32>, program: &Program, folder: &Path, findings: &
         row("a training step under the profiler over one without", "times", ("relative", "torch.profiler "), None)?;
         let written = format!("writing the Chrome trace of {steps} steps");
         row(&written, "ms", ("export", "torch.profiler  "), Some(Target::AtMost(1.0)))?;
+        let [forward, backward] = operators;
+        let pair = ("operators", "torch.profiler   ");
+        let times = format!("self CPU time that `key_averages` says of `{forward}` and `{backward}` in a step");
+        row(&times, "us", pair, Some(Target::Within(0.1)))?;
         let pair = ("while a trace is written", "the same steps, nothing written");
         let stalled =
             format!("{FOLLOWING} steps, with the call before them that has a trace written in the background");
         row(&stalled, "ms", pair, Some(Target::AtMost(1.05)))?;
     }
     Ok(())
+}
+
+/// Microseconds.
+fn self_cpu_us(profile: &Profile, operators: &[&str]) -> Result<f64> {
+    let averages = profile.key_averages(false)?;
+    let of = |name: &&str| averages.get(name).map(|sum| sum.self_cpu_time_total_ns as f64 / 1e3);
+    operators.iter().map(|name| of(name).with_context(|| format!("no {name} was recorded"))).sum()
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

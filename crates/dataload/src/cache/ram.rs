@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use overdrive_core::FillingCache;
+
 use crate::{DataError, Dataset};
 
 /// A dataset that keeps every sample in memory from its first access on.
@@ -15,6 +17,7 @@ pub struct Cached<D: Dataset> {
     dataset: D,
     samples: Box<[OnceLock<D::Sample>]>,
     budget: Option<Budget<D::Sample>>,
+    fill: FillingCache,
 }
 
 struct Budget<S> {
@@ -26,8 +29,9 @@ struct Budget<S> {
 impl<D: Dataset> Cached<D> {
     /// Keeps everything.
     pub fn new(dataset: D) -> Self {
-        let samples = (0..dataset.len()).map(|_| OnceLock::new()).collect();
-        Self { dataset, samples, budget: None }
+        let samples: Box<[_]> = (0..dataset.len()).map(|_| OnceLock::new()).collect();
+        let fill = FillingCache::new(samples.len() as u64);
+        Self { dataset, samples, budget: None, fill }
     }
 
     /// Keeps samples while they fit into `max_bytes` by the measure of `bytes_of`; the others are read each time.
@@ -45,6 +49,18 @@ impl<D: Dataset> Cached<D> {
         self.samples.iter().filter(|sample| sample.get().is_some()).count()
     }
 
+    /// Keeps it, unless another thread was quicker. Whether it did.
+    fn keep(&self, slot: &OnceLock<D::Sample>, sample: &D::Sample) -> bool
+    where
+        D::Sample: Clone,
+    {
+        let is_kept = slot.set(sample.clone()).is_ok();
+        if is_kept {
+            self.fill.keep_one();
+        }
+        is_kept
+    }
+
     /// The dataset behind the cache.
     pub fn inner(&self) -> &D {
         &self.dataset
@@ -52,6 +68,12 @@ impl<D: Dataset> Cached<D> {
 }
 
 impl<S> Budget<S> {
+    /// How many samples will fit into it, where so many are in it now. None before the first.
+    fn samples(&self, now: u64) -> Option<u64> {
+        let used = self.used.load(Ordering::Relaxed) as u128;
+        (u128::from(now) * self.max_bytes as u128).checked_div(used)?.try_into().ok()
+    }
+
     /// Takes the sample's bytes out of what is left, or nothing when they do not fit.
     fn reserve(&self, bytes: usize) -> bool {
         let add = |used: usize| used.checked_add(bytes).filter(|&total| total <= self.max_bytes);
@@ -76,13 +98,15 @@ where
         }
         let sample = self.dataset.get(index)?;
         match &self.budget {
-            None => _ = slot.set(sample.clone()),
+            None => _ = self.keep(slot, &sample),
             Some(budget) => {
                 let bytes = (budget.bytes_of)(&sample);
-                // Another thread may have been quicker: what was reserved for this copy goes back.
-                if budget.reserve(bytes) && slot.set(sample.clone()).is_err() {
+                // What was reserved for a copy that is not kept goes back.
+                if budget.reserve(bytes) && !self.keep(slot, &sample) {
                     budget.used.fetch_sub(bytes, Ordering::Relaxed);
                 }
+                let all = self.samples.len() as u64;
+                self.fill.expect(budget.samples(self.fill.kept()).map_or(all, |fit| fit.min(all)));
             }
         }
         Ok(sample)
@@ -145,6 +169,8 @@ mod tests {
         let cached = Cached::with_budget(dataset, 35, |sample: &Arc<[u8]>| sample.len());
         (0..20).for_each(|i| assert_eq!(cached.get(i % 10).unwrap()[0], (i % 10) as u8));
         assert_eq!((cached.cached(), reads.load(Ordering::Relaxed)), (3, 17));
+        // Of the 35 bytes, 5 are left.
+        assert_eq!((cached.fill.kept(), cached.fill.wanted()), (3, 3));
 
         let tries = AtomicUsize::new(0);
         let flaky = Cached::new(FnDataset::new(1, |index| match tries.fetch_add(1, Ordering::Relaxed) {

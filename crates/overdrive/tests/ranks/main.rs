@@ -55,6 +55,7 @@ fn main() -> Result<()> {
         ("programs_without_a_timer_are_recorded_by_their_optimizer", unmarked::without_a_loader),
         ("programs_without_a_timer_whose_loop_changes_are_recorded", unmarked::whose_loop_changes),
         ("programs_with_a_timer_are_recorded_by_it_alone", unmarked::beside_a_timer),
+        ("programs_with_several_timers_are_recorded_by_each", unmarked::with_several_timers),
         ("programs_without_a_timer_that_exit_early_are_recorded", unmarked::that_exit_early),
         ("programs_without_a_timer_are_recorded_under_ddp", unmarked::under_ddp),
     ];

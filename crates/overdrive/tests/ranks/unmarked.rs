@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use overdrive::prelude::*;
 use overdrive_dataload::FnDataset;
 use overdrive_ddp::DistributedDataParallel;
@@ -63,6 +63,18 @@ pub fn beside_a_timer() -> Result<()> {
     Ok(())
 }
 
+/// One behind the other is recorded as well, one beside another is counted.
+pub fn with_several_timers() -> Result<()> {
+    let mut runs = all_records("timers", 1)?;
+    runs.sort_by_key(|run| run.steps.as_ref().map(|steps| steps.steps_seen));
+    let steps: Vec<_> = runs.iter().filter_map(|run| run.steps.as_ref()).map(|steps| steps.steps_seen).collect();
+    ensure!(steps == [15, BATCHES], "{steps:?}");
+    ensure!(runs.iter().all(|run| run.profiled.as_ref().is_some_and(|it| it.steps == 3)), "{runs:?}");
+    ensure!(runs[0].notes.iter().any(|it| it.starts_with("1 more of this process")), "{:?}", runs[0].notes);
+    ensure!(runs[1].notes.is_empty(), "{:?}", runs[1].notes);
+    Ok(())
+}
+
 /// It ends while its steps are being profiled.
 pub fn that_exit_early() -> Result<()> {
     let run = only_record("exit", 1)?;
@@ -83,6 +95,12 @@ pub fn under_ddp() -> Result<()> {
 
 /// The record of a program, which leaves one a rank.
 fn only_record(kind: &str, ranks: usize) -> Result<RunProfile> {
+    let runs = all_records(kind, ranks)?;
+    ensure!(runs.len() == ranks, "{} records of {ranks} ranks", runs.len());
+    Ok(RunProfile::merge_ranks(runs)?)
+}
+
+fn all_records(kind: &str, ranks: usize) -> Result<Vec<RunProfile>> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().to_str().context("a folder of ASCII letters")?;
     let asked = [("OVERDRIVE_PROFILE", path), ("OVERDRIVE_PROFILE_BEFORE", "5"), ("OVERDRIVE_PROFILE_STEPS", "3")];
@@ -90,9 +108,7 @@ fn only_record(kind: &str, ranks: usize) -> Result<RunProfile> {
     let (port, started) = (free_port()?, Instant::now());
     let begun = (0..ranks).map(|rank| start("unmarked", rank, ranks, port, &vars)).collect::<Result<Vec<_>>>()?;
     all_through(begun, started)?;
-    let runs = records(folder.path())?;
-    ensure!(runs.len() == ranks, "{} records of {ranks} ranks", runs.len());
-    Ok(RunProfile::merge_ranks(runs)?)
+    records(folder.path())
 }
 
 fn records(folder: &Path) -> Result<Vec<RunProfile>> {
@@ -150,6 +166,20 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         (0..4).flat_map(|_| loader.iter()).try_for_each(|batch| train(&mut opt, &batch?))?;
     }
     if kind == "tensors" || kind == "change" {
+        return Ok(());
+    }
+    if kind == "timers" {
+        for count in [15, BATCHES] {
+            let timer = StepTimer::builder().warmup_steps(0).build()?;
+            if count < BATCHES {
+                let elsewhere = std::thread::spawn(|| StepTimer::builder().build().map(|timer| timer.step(1)));
+                elsewhere.join().map_err(|_| anyhow!("the other thread panicked"))??;
+            }
+            for index in 0..count as usize {
+                train(&mut opt, &sample(index))?;
+                timer.step(BATCH);
+            }
+        }
         return Ok(());
     }
     let loader = loader(BATCHES, Duration::from_millis(3))?;

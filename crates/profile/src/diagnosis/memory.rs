@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::caches::Filling;
 use super::facts::{Facts, mean};
 use super::finding::{Bottleneck, Finding};
 use super::host::most_called;
@@ -40,33 +41,48 @@ impl Line {
     }
 }
 
-/// Each GPU is judged by itself, and the one that fills first is told of; then the process.
 fn growth(facts: &Facts<'_>) -> Option<Finding> {
+    match (gpu_growth(facts), Filling::of(facts)) {
+        (None, Some(caches)) => process_growth(facts).and_then(|growth| growth_of_caches(facts, &growth, &caches)),
+        (of_gpu, _) => of_gpu.or_else(|| process_growth(facts)).map(|growth| leak(facts, &growth)),
+    }
+}
+
+/// Each GPU is judged by itself, and the one that fills first is told of.
+fn gpu_growth(facts: &Facts<'_>) -> Option<Growth> {
     let gpus = gpu_indices(facts);
     let growing = gpus.iter().filter_map(|&gpu| {
         let used = series(facts, |sample| Some(of_gpu(sample, gpu)?.memory_used_bytes? as f64));
         grows(format!("the memory of GPU {gpu}"), used, free_gpu_memory(facts, gpu))
     });
+    growing.min_by(|one, other| one.seconds_left().total_cmp(&other.seconds_left()))
+}
+
+fn process_growth(facts: &Facts<'_>) -> Option<Growth> {
     let resident = series(facts, |sample| Some(sample.process?.resident_memory_bytes as f64));
-    let host = grows("the process".to_owned(), resident, free_memory(facts));
-    let first_full = |one: &Growth, other: &Growth| one.seconds_left().total_cmp(&other.seconds_left());
-    let device = growing.filter(Growth::matters).min_by(first_full);
-    let growth = device.or(host.filter(Growth::matters))?;
-    let per_step = growth.bytes_per_second * facts.step_seconds_with_skipped();
-    let left = growth.free.map(|bytes| {
-        format!("{:.1} GB are left: enough for {:.0} more steps", bytes / 1e9, (bytes / per_step).floor())
-    });
-    let mut finding = Finding::without_bound(Bottleneck::MemoryGrowth)
-        .evidence(format!("{} grows by {:.3} MB a step, steadily", growth.what, per_step / 1e6))
-        .remedy(
-            "something is kept from step to step: a loss with its graph (`total += loss.double_value(&[])`, or \
-             `loss.detach()`), outputs in a `Vec`, a cache without a limit; one that fills in the first epoch (`Cached`) ends by \
-             itself, which a record of two epochs shows",
-        );
-    finding.bytes_per_step = per_step;
-    finding.evidence.extend(left);
+    grows("the process".to_owned(), resident, free_memory(facts))
+}
+
+fn leak(facts: &Facts<'_>, growth: &Growth) -> Finding {
+    let mut finding = growth.finding(facts).remedy(
+        "something is kept from step to step: a loss with its graph (`total += loss.double_value(&[])`, or \
+         `loss.detach()`), outputs in a `Vec`, a cache without a limit",
+    );
     finding.evidence.extend(tensors(facts));
-    Some(finding)
+    finding
+}
+
+/// None where there is memory for all that they will keep.
+fn growth_of_caches(facts: &Facts<'_>, growth: &Growth, caches: &Filling) -> Option<Finding> {
+    let remedy = "keep less of the dataset in memory: `Cached::with_budget`, samples as they are before they are decoded, `DiskCached`";
+    (!caches.fits()).then(|| growth.finding(facts).evidence(caches.text()).remedy(remedy))
+}
+
+/// What is to be known of memory that grows and is no finding.
+pub(super) fn note(facts: &Facts<'_>) -> Option<String> {
+    let caches = Filling::of(facts).filter(Filling::fits)?;
+    process_growth(facts)?;
+    Some(format!("{}; whether memory grows for another reason as well, the steps behind that show", caches.text()))
 }
 
 /// Whether it is tensors that grow: what the profiled steps left behind.
@@ -95,6 +111,21 @@ impl Growth {
     fn matters(&self) -> bool {
         self.free.is_none() || self.seconds_left() <= NO_MATTER_SECONDS
     }
+
+    fn finding(&self, facts: &Facts<'_>) -> Finding {
+        let per_step = self.bytes_per_second * facts.step_seconds_with_skipped();
+        let left = self.free.map(|bytes| {
+            format!("{:.1} GB are left: enough for {:.0} more steps", bytes / 1e9, (bytes / per_step).floor())
+        });
+        let mut finding = Finding::without_bound(Bottleneck::MemoryGrowth).evidence(format!(
+            "{} grows by {:.3} MB a step, steadily",
+            self.what,
+            per_step / 1e6
+        ));
+        finding.bytes_per_step = per_step;
+        finding.evidence.extend(left);
+        finding
+    }
 }
 
 fn grows(what: String, points: Vec<(f64, f64)>, free: Option<f64>) -> Option<Growth> {
@@ -108,7 +139,7 @@ fn grows(what: String, points: Vec<(f64, f64)>, free: Option<f64>) -> Option<Gro
     let slope = |part: &[(f64, f64)]| Line::through(part).map_or(0.0, |line| line.slope);
     let parts = [&points[..third], &points[third..2 * third], &points[2 * third..]];
     let is_steady = line.fit >= LEAST_FIT && parts.iter().all(|part| slope(part) >= 0.4 * line.slope);
-    is_steady.then_some(Growth { what, bytes_per_second: line.slope, free })
+    Some(Growth { what, bytes_per_second: line.slope, free }).filter(|growth| is_steady && growth.matters())
 }
 
 fn swapping(facts: &Facts<'_>) -> Option<Finding> {

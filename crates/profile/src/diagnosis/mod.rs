@@ -1,6 +1,7 @@
 //! What a run waits for, and what to do about it.
 
 mod arithmetic;
+mod caches;
 mod data;
 mod device;
 mod facts;
@@ -79,6 +80,7 @@ impl Diagnosis {
                 100.0 * queued
             ));
         }
+        unknown.extend(memory::note(&facts));
         unknown.extend(ranks::notes(&facts));
         unknown.extend(run.notes.iter().cloned());
         let rules = [data::findings, host::findings, device::findings, memory::findings, ranks::findings];

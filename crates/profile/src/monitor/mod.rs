@@ -20,5 +20,5 @@ pub use gpu::{GpuProcess, GpuSample, GpuSource, ThrottleReason};
 pub use machine::Monitor;
 pub use nvml::Nvml;
 pub use prometheus::prometheus_text;
-pub use sample::{ProcessSample, Sample, SystemSample, ThreadSample};
+pub use sample::{CacheSample, ProcessSample, Sample, SystemSample, ThreadSample};
 pub use sampler::Sampler;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use overdrive_core::CacheFill;
 use serde::{Deserialize, Serialize};
 
 use super::{Counters, GpuSample, Rates};
@@ -18,11 +19,31 @@ pub struct Sample {
     pub system: Option<SystemSample>,
     /// This process. None in a [gap](super::MonitorGap).
     pub process: Option<ProcessSample>,
+    /// The caches of this process that keep samples in memory (`Cached` of `overdrive-dataload`). None without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub caches: Option<CacheSample>,
     /// Each GPU that answers.
     pub gpus: Vec<GpuSample>,
     /// The threads of this process, if they are watched: the 64 that were on a CPU for longest.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub threads: Vec<ThreadSample>,
+}
+
+/// How far the caches of this process are filled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct CacheSample {
+    /// Samples of datasets that they keep.
+    pub kept: u64,
+    /// Samples that they will keep in the end.
+    pub wanted: u64,
+}
+
+impl CacheSample {
+    pub(super) fn now() -> Option<Self> {
+        let CacheFill { kept, wanted } = CacheFill::of_this_process()?;
+        Some(Self { kept, wanted })
+    }
 }
 
 /// A thread of this process.

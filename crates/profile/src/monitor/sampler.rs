@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::gap::Gaps;
-use super::{Counters, GapSource, GpuSource, MonitorGap, Nvml, Rates, Sample, usage};
+use super::{CacheSample, Counters, GapSource, GpuSource, MonitorGap, Nvml, Rates, Sample, usage};
 
 /// How far the system's clock may drift from time between two samples before somebody has set it, in seconds.
 const CLOCK_DRIFT_SECONDS: f64 = 1.0;
@@ -79,6 +79,7 @@ impl Sampler {
             elapsed_seconds: elapsed.as_secs_f64(),
             system: self.seen(GapSource::System, elapsed, usage::system()),
             process: self.seen(GapSource::Process, elapsed, usage::process()),
+            caches: CacheSample::now(),
             gpus: Vec::new(),
             threads: Vec::new(),
         };

@@ -161,6 +161,11 @@ impl Profiler {
         self.session.is_some() && matches!(self.action(), ProfilerAction::Record | ProfilerAction::RecordAndSave)
     }
 
+    /// Whether it has libtorch's profiler.
+    pub(crate) fn has_session(&self) -> bool {
+        self.session.is_some()
+    }
+
     /// The present step; steps count from 0.
     #[doc(alias = "step_num")]
     pub fn current_step(&self) -> u64 {
@@ -236,7 +241,11 @@ impl Profiler {
     fn advance(&mut self, action: ProfilerAction) -> Result<(), ProfileError> {
         let mut is_new = false;
         if self.session.is_none() {
-            self.session = Some(Session::prepare(self.setup.options)?.ok_or(ProfileError::Busy)?);
+            let mut session = Session::prepare(self.setup.options)?;
+            if session.is_none() && crate::run::give_way() {
+                session = Session::prepare(self.setup.options)?;
+            }
+            self.session = Some(session.ok_or(ProfileError::Busy)?);
             is_new = true;
         }
         let Some(session) = self.session.as_mut() else { return Ok(()) };

@@ -8,6 +8,10 @@ use crate::ProfileError;
 
 /// Whether a timer of this process records for it. There is one profiler in a process.
 static TAKEN: AtomicBool = AtomicBool::new(false);
+/// How many others have wanted to since.
+static REFUSED: AtomicU32 = AtomicU32::new(0);
+/// A program that makes a timer for each epoch has enough of them profiled.
+const MOST_RECORDS: u32 = 16;
 
 /// The right to record, which one timer has at a time.
 #[derive(Debug)]
@@ -18,13 +22,19 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// None where nobody asks for a record, another timer is at it, or one has been made.
+    /// None where nobody asks for a record, another timer is at it, or enough have been.
     pub fn take() -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let may_be_asked = cfg!(feature = "record");
         let folder = std::env::var_os("OVERDRIVE_PROFILE").filter(|folder| may_be_asked && !folder.is_empty())?;
-        let is_free = !TAKEN.swap(true, Ordering::Relaxed);
-        is_free.then(|| Self { folder, number: NEXT.fetch_add(1, Ordering::Relaxed) })
+        if TAKEN.swap(true, Ordering::Relaxed) {
+            REFUSED.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        REFUSED.store(0, Ordering::Relaxed);
+        // Gives the place free again where it is one too many.
+        let claim = Self { folder, number: NEXT.fetch_add(1, Ordering::Relaxed) };
+        (claim.number < MOST_RECORDS).then_some(claim)
     }
 
     pub fn folder(&self) -> PathBuf {
@@ -45,9 +55,15 @@ impl Claim {
         })
     }
 
-    /// The record is what was asked for: no other timer needs to make one.
-    pub fn keep(self) {
-        std::mem::forget(self);
+    /// Says how many other timers there were meanwhile, which are not recorded.
+    pub fn others(&self) -> Option<String> {
+        let others = REFUSED.load(Ordering::Relaxed);
+        (others > 0).then(|| {
+            format!(
+                "{others} more of this process wanted to be recorded meanwhile, step timers or threads that train: one is recorded \
+                 at a time"
+            )
+        })
     }
 }
 

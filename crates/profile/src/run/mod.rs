@@ -6,6 +6,7 @@ mod ops;
 mod profile;
 mod ranks;
 mod recorder;
+mod stepped;
 mod track;
 mod window;
 
@@ -14,5 +15,6 @@ pub use machine::MachineInfo;
 pub use ops::{HostGap, OpTimes, PhaseTimes, ProfiledSteps, ScopeTimes};
 pub use profile::{RunProfile, StepTimes};
 pub use ranks::RankInfo;
+pub(crate) use recorder::Recorder;
 pub use recorder::RunRecorder;
-pub(crate) use recorder::{NextStep, Recorder};
+pub(crate) use stepped::{NextStep, give_way};

@@ -1,22 +1,16 @@
 //! Records a run while a step timer times it.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tch::Device;
 
+use super::stepped::{NextStep, SteppedProfiler};
 use super::{Claim, MachineInfo, ProfiledSteps, RunProfile};
-use crate::{GpuSource, Monitor, ProfileError, Profiler, ProfilerAction, Schedule, TraceWriter};
+use crate::{GpuSource, Monitor, ProfileError, TraceWriter};
 
 /// The last 10 minutes at the default interval: enough for shares of time, and a file that a page can hold.
 const LONGEST_WINDOW: usize = 6000;
-/// Steps are profiled until there are so many, and so much time: in a few short ones, a thread that waited for a CPU once would be
-/// most of what is seen.
-const ENOUGH_STEPS: u64 = 5;
-const ENOUGH_TIME: Duration = Duration::from_millis(50);
-/// However short they are.
-const MOST_STEPS: u64 = 100;
-
 /// What is recorded of a run, for [`StepTimerBuilder::record`](crate::StepTimerBuilder::record): the steps, the machine, and a
 /// few steps under the profiler.
 #[must_use = "a recorder does nothing until a step timer takes it"]
@@ -127,13 +121,7 @@ impl RunRecorder {
         let skipped = warmup_steps.saturating_add(self.steps_before);
         let profiler = match self.profiled_steps {
             Some(0) => None,
-            steps => Some(
-                Profiler::builder()
-                    .schedule(Schedule::new(0, 1, steps.unwrap_or(MOST_STEPS))?.repeat(1).skip_first(skipped))
-                    .profile_memory(true)
-                    .with_flops(true)
-                    .start()?,
-            ),
+            steps => Some(SteppedProfiler::start(steps, skipped)?),
         };
         Ok(Recorder {
             run,
@@ -144,23 +132,9 @@ impl RunRecorder {
             began: now,
             monitor: monitor.start()?,
             profiler,
-            may_end_early: self.profiled_steps.is_none(),
-            profiling_since: None,
-            whole_steps: 0,
             trace: None,
         })
     }
-}
-
-/// What the timer has to know of the step that begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NextStep {
-    /// Like the one before.
-    AsAlways,
-    /// The profiler slows it down.
-    Profiled,
-    /// The profiler is done, and has taken some time.
-    Timed,
 }
 
 /// A recording that is under way.
@@ -175,13 +149,7 @@ pub(crate) struct Recorder {
     began: Duration,
     monitor: Monitor,
     /// While there is something to profile.
-    profiler: Option<Profiler>,
-    /// Nobody has said how many steps are to be profiled.
-    may_end_early: bool,
-    /// When the first profiled step began.
-    profiling_since: Option<Instant>,
-    /// How many profiled steps have ended.
-    whole_steps: u64,
+    profiler: Option<SteppedProfiler>,
     trace: Option<TraceWriter>,
 }
 
@@ -194,33 +162,19 @@ impl Recorder {
     /// The next step begins. `fill` adds what the timer knows, should a file be written.
     pub(crate) fn step_ended(&mut self, fill: impl FnOnce(&mut RunProfile)) -> NextStep {
         let Some(profiler) = &mut self.profiler else { return NextStep::AsAlways };
-        self.whole_steps += u64::from(profiler.is_recording());
-        let time = self.profiling_since.map_or(Duration::ZERO, |since| since.elapsed());
-        let is_enough = self.may_end_early && self.whole_steps >= ENOUGH_STEPS && time >= ENOUGH_TIME;
-        let before = profiler.action();
-        let failed = if is_enough { profiler.stop().err() } else { profiler.step().err() };
-        let after = profiler.action();
-        if profiler.is_recording() {
-            self.profiling_since.get_or_insert_with(Instant::now);
+        let next = profiler.step().unwrap_or_else(|error| {
+            self.run.notes.push(format!("the profiler: {error}"));
+            NextStep::Timed
+        });
+        if profiler.is_over() {
+            self.take_profile();
+            self.write_so_far(fill);
         }
-        if failed.is_none() && !is_enough && before != ProfilerAction::RecordAndSave {
-            return match (before, after) {
-                (ProfilerAction::None, ProfilerAction::None) => NextStep::AsAlways,
-                _ => NextStep::Profiled,
-            };
-        }
-        self.run.notes.extend(failed.map(|error| format!("the profiler: {error}")));
-        self.take_profile();
-        self.write_so_far(fill);
-        NextStep::Timed
+        next
     }
 
     /// The last step has ended. `fill` adds what the timer knows, as above.
     pub(crate) fn finish(mut self, fill: impl FnOnce(&mut RunProfile)) -> Result<RunProfile, ProfileError> {
-        if let Some(profiler) = &mut self.profiler {
-            let failed = profiler.stop().err();
-            self.run.notes.extend(failed.map(|error| format!("the profiler: {error}")));
-        }
         self.take_profile();
         self.monitor.stop();
         self.look(fill);
@@ -229,12 +183,8 @@ impl Recorder {
         {
             self.run.notes.push(format!("the trace: {error}"));
         }
+        self.run.notes.extend(self.claim.as_ref().and_then(Claim::others));
         self.write()?;
-        if self.run.profiled.is_some()
-            && let Some(claim) = self.claim.take()
-        {
-            claim.keep();
-        }
         Ok(self.run)
     }
 
@@ -276,15 +226,13 @@ impl Recorder {
         }
     }
 
-    /// What the profiler has recorded; it is not needed any more.
+    /// What the profiler has recorded, which ends it.
     fn take_profile(&mut self) {
         let Some(profiler) = self.profiler.take() else { return };
-        for gap in profiler.gaps() {
-            let jump = gap.clock_jump_ns as f64 / 1e9;
-            self.run.notes.push(format!("the profiled steps were left out: the system's clock jumped by {jump:.3} s"));
-        }
-        let Some(profile) = profiler.profile() else { return };
-        match ProfiledSteps::of(profile, self.whole_steps) {
+        let outcome = profiler.finish();
+        self.run.notes.extend(outcome.notes);
+        let Some(profile) = outcome.profile else { return };
+        match ProfiledSteps::of(&profile, outcome.whole_steps) {
             Ok(steps) => self.run.profiled = steps,
             Err(error) => self.run.notes.push(format!("the profile: {error}")),
         }

@@ -95,6 +95,25 @@ fn memory_that_grows_comes_first_and_a_heap_that_settles_does_not() {
     assert_eq!(first(&behind).0, Bottleneck::TooFewWorkers);
     let settles = with(|number| 1e9 + 2e8 * (1.0 - (-number).exp()));
     assert_eq!(first(&settles).0, Bottleneck::TooFewWorkers);
+    // A cache that fills ends by itself, where there is room for it: 20 MB for each of 100 samples, and 4 GB are free.
+    let with_cache = |wanted: u64| {
+        with_samples(run(&HALF_DATA), move |number| {
+            json!({ "process": process(1e9 + 2e7 * number, 0.0), "system": system(1.0),
+                    "caches": { "kept": number as u64, "wanted": wanted }, "threads": threads(number, 1.0, &[]) })
+        })
+    };
+    let (fits, does_not) = (with_cache(100), with_cache(1000));
+    assert_eq!(first(&fits).0, Bottleneck::TooFewWorkers);
+    let notes = Diagnosis::of(&fits).unknown;
+    assert!(notes.iter().any(|it| it.contains("9 of 100 samples are in memory, 1.8 GB are to come")), "{notes:?}");
+    assert_eq!(first(&does_not), (Bottleneck::MemoryGrowth, 1.0));
+    let finding = &Diagnosis::of(&does_not).findings[0];
+    assert!(finding.evidence[2].contains("19.8 GB are to come, and 4.0 GB are left"), "{finding}");
+    assert!(finding.remedy.contains("with_budget"), "{finding}");
+    // One that is full is no excuse.
+    let mut full = with_cache(100);
+    full.samples.iter_mut().for_each(|sample| sample.caches = fits.samples[9].caches);
+    assert_eq!(first(&full), (Bottleneck::MemoryGrowth, 1.0));
     let swapped = with_samples(
         run(&ALL_FORWARD),
         |number| json!({ "process": process(1e9, 500.0), "threads": threads(number, 0.4, &[]) }),

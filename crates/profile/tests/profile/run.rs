@@ -2,73 +2,48 @@
 
 use std::time::Duration;
 
-use overdrive_profile::{
-    Bottleneck, Diagnosis, Phase, ProfileError, RunProfile, RunRecorder, StepTimer, record_function,
-};
+use overdrive_profile::{Phase, Profile, ProfileError, Profiler, RunProfile, RunRecorder, StepTimer};
 use tch::nn::{self, Module, OptimizerConfig};
 use tch::{Device, Kind, Tensor};
 
 use crate::{FLOAT, alone};
 
-/// A training loop with something in it.
-struct Plant {
-    vs: nn::VarStore,
-    layers: nn::Sequential,
-    optimizer: nn::Optimizer,
-    inputs: Tensor,
-}
-
-impl Plant {
-    fn new(width: i64, depth: i64) -> Self {
-        let vs = nn::VarStore::new(Device::Cpu);
-        let layers = (0..depth).fold(nn::seq(), |layers, depth| {
-            layers.add(nn::linear(vs.root() / depth, width, width, Default::default())).add_fn(Tensor::relu)
-        });
-        let optimizer = nn::Sgd::default().build(&vs, 1e-4).unwrap();
-        Self { vs, layers, optimizer, inputs: Tensor::randn([64, width], FLOAT) }
-    }
-
-    fn forward(&self) -> Tensor {
-        self.layers.forward(&self.inputs).square().mean(Kind::Float)
-    }
-
-    fn run(mut self, recorder: RunRecorder, forward: impl Fn(&Self) -> Tensor, after: impl Fn(&Self)) -> RunProfile {
-        let timer = StepTimer::builder().warmup_steps(3).record(recorder).build().unwrap();
-        for _ in 0..40 {
-            let loss = {
-                let _phase = timer.phase(Phase::Forward);
-                forward(&self)
-            };
-            {
-                let _phase = timer.phase(Phase::Backward);
-                loss.backward();
-            }
-            {
-                let _phase = timer.phase(Phase::Optimizer);
-                self.optimizer.step();
-                self.optimizer.zero_grad();
-            }
-            after(&self);
-            timer.step(64);
+/// 40 steps of two layers of 128 by 128, on batches of 64.
+fn train(recorder: RunRecorder) -> RunProfile {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let layer = |name: &str| nn::linear(vs.root() / name, 128, 128, Default::default());
+    let layers = nn::seq().add(layer("one")).add_fn(Tensor::relu).add(layer("other"));
+    let mut optimizer = nn::Sgd::default().build(&vs, 1e-4).unwrap();
+    let inputs = Tensor::randn([64, 128], FLOAT);
+    let timer = StepTimer::builder().warmup_steps(3).record(recorder).build().unwrap();
+    for _ in 0..40 {
+        let loss = {
+            let _phase = timer.phase(Phase::Forward);
+            layers.forward(&inputs).square().mean(Kind::Float)
+        };
+        {
+            let _phase = timer.phase(Phase::Backward);
+            loss.backward();
         }
-        timer.finish().unwrap()
+        {
+            let _phase = timer.phase(Phase::Optimizer);
+            optimizer.step();
+            optimizer.zero_grad();
+        }
+        timer.step(64);
     }
+    timer.finish().unwrap()
 }
 
 fn recorder() -> RunRecorder {
     RunRecorder::new().steps_before(10).profiled_steps(4).sample_interval(Duration::from_millis(10))
 }
 
-/// For steps of less than a millisecond: a thread that waits for a CPU once must not be most of what is seen.
-fn recorder_of_short_steps() -> RunRecorder {
-    recorder().profiled_steps(20)
-}
-
 #[test]
 fn a_record_holds_steps_operators_and_the_machine() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
-    let run = Plant::new(128, 2).run(recorder().folder(folder.path()), Plant::forward, |_| {});
+    let run = train(recorder().folder(folder.path()));
     let steps = run.steps.as_ref().unwrap();
     // 40 steps less 3 of the warm-up, 1 that warms the profiler up, 4 under it.
     assert_eq!((steps.steps, steps.steps_seen, run.step_times.len()), (32, 40, 37));
@@ -125,6 +100,45 @@ fn short_steps_are_profiled_longer() {
 }
 
 #[test]
+fn a_profiler_of_the_program_goes_first() {
+    let _alone = alone();
+    let recorder = || RunRecorder::new().steps_before(2).profiled_steps(3).sample_interval(Duration::from_millis(10));
+    let timer = StepTimer::builder().warmup_steps(0).record(recorder()).build().unwrap();
+    let mut own = Profiler::builder().build().unwrap();
+    for step in 0..40 {
+        match step {
+            // The first of the record's profiled steps lies behind.
+            4 => own.start().unwrap(),
+            11 => own.stop().unwrap(),
+            _ => {}
+        }
+        let _phase = timer.phase(Phase::Forward);
+        let _ = Tensor::ones([8, 8], FLOAT);
+        timer.step(1);
+    }
+    let ones = |profile: &Profile| profile.key_averages(false).unwrap().get("aten::ones").map(|sum| sum.count);
+    assert_eq!(ones(own.profile().unwrap()), Some(7));
+    let run = timer.finish().unwrap();
+    assert!(run.notes.is_empty(), "{:?}", run.notes);
+    let profiled = run.profiled.as_ref().unwrap();
+    let calls: f64 = profiled.ops.iter().filter(|op| op.name == "aten::ones").map(|op| op.calls).sum();
+    assert_eq!((profiled.steps, calls), (3, 1.0));
+    // Steps 2 to 4, and from 14 on one that warms the profiler up and three under it.
+    let slowed: Vec<_> = run.step_times.iter().filter(|step| step.is_profiled).map(|step| step.step).collect();
+    assert_eq!(slowed, [2, 3, 4, 14, 15, 16, 17]);
+
+    own.start().unwrap();
+    let timer = StepTimer::builder().warmup_steps(0).record(recorder().steps_before(0)).build().unwrap();
+    for _ in 0..40 {
+        timer.step(1);
+    }
+    let run = timer.finish().unwrap();
+    assert_eq!((run.profiled, run.steps.unwrap().steps), (None, 40));
+    assert!(run.notes.iter().any(|note| note.contains("a profiler of its own")), "{:?}", run.notes);
+    own.stop().unwrap();
+}
+
+#[test]
 fn a_timer_that_is_dropped_or_broken_off_leaves_its_record() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
@@ -154,76 +168,4 @@ fn files_of_something_else_are_refused() {
     let run = RunProfile::merge_ranks(vec![]).unwrap_err().to_string();
     assert!(run.contains("no record"), "{run}");
     assert!(RunProfile::read_json(folder.path().join("none")).unwrap_err().to_string().contains("cannot read it"));
-}
-
-#[test]
-fn loops_over_numbers_are_named() {
-    let _alone = alone();
-    let by_hand = |plant: &Plant| {
-        let outputs = plant.layers.forward(&plant.inputs);
-        let _scope = record_function("loss by hand");
-        let row = outputs.get(0);
-        let sum: f64 = (0..400).map(|place| row.double_value(&[place % 64])).sum();
-        outputs.square().mean(Kind::Float) + sum * 0.0
-    };
-    let diagnosis = Diagnosis::of(&Plant::new(64, 2).run(recorder_of_short_steps(), by_hand, |_| {}));
-    let first = &diagnosis.findings[0];
-    assert_eq!((first.bottleneck, first.scope.as_deref()), (Bottleneck::HostLoop, Some("loss by hand")), "{diagnosis}");
-}
-
-#[test]
-fn numbers_that_are_read_here_and_there_are_no_loop() {
-    let _alone = alone();
-    let now_and_then = |plant: &Plant| {
-        let outputs = plant.layers.forward(&plant.inputs);
-        let row = outputs.get(0);
-        let sum: f64 = (0..40).map(|at| row.double_value(&[at]) + plant.forward().double_value(&[])).sum();
-        outputs.square().mean(Kind::Float) + sum * 0.0
-    };
-    let run = Plant::new(64, 16).run(recorder(), now_and_then, |_| {});
-    assert_eq!(run.profiled.unwrap().read_backs, []);
-}
-
-#[test]
-fn tiny_operators_are_named() {
-    let _alone = alone();
-    let row_by_row = |plant: &Plant| {
-        let rows: Vec<_> = (0..64).map(|row| plant.layers.forward(&plant.inputs.narrow(0, row, 1))).collect();
-        Tensor::cat(&rows, 0).square().mean(Kind::Float)
-    };
-    let diagnosis = Diagnosis::of(&Plant::new(16, 2).run(recorder_of_short_steps(), row_by_row, |_| {}));
-    assert_eq!(diagnosis.findings[0].bottleneck, Bottleneck::KernelLaunches, "{diagnosis}");
-}
-
-#[test]
-fn the_programs_own_code_is_named() {
-    let _alone = alone();
-    let log = |_: &Plant| {
-        let _scope = record_function("logging");
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    let diagnosis = Diagnosis::of(&Plant::new(128, 2).run(recorder(), Plant::forward, log));
-    let first = &diagnosis.findings[0];
-    assert_eq!((first.bottleneck, first.scope.as_deref()), (Bottleneck::HostCode, Some("logging")), "{diagnosis}");
-}
-
-#[test]
-fn optimizers_that_go_tensor_by_tensor_are_named() {
-    let _alone = alone();
-    let named = |optimizer: fn(&nn::VarStore) -> nn::Optimizer, counterpart: &str| {
-        let mut plant = Plant::new(8, 200);
-        plant.optimizer = optimizer(&plant.vs);
-        let diagnosis = Diagnosis::of(&plant.run(recorder(), Plant::forward, |_| {}));
-        let found = diagnosis.findings.iter().find(|finding| finding.bottleneck == Bottleneck::OptimizerLoop);
-        assert!(found.is_some_and(|found| found.remedy.contains(counterpart)), "{diagnosis}");
-    };
-    named(|vs| nn::adam(0.9, 0.999, 0.0).build(vs, 1e-4).unwrap(), "`AdamW::builder");
-    named(|vs| nn::RmsProp::default().build(vs, 1e-4).unwrap(), "`RmsProp::builder");
-}
-
-#[test]
-fn arithmetic_is_no_fault() {
-    let _alone = alone();
-    let diagnosis = Diagnosis::of(&Plant::new(768, 3).run(recorder(), Plant::forward, |_| {}));
-    assert_eq!((diagnosis.bound_by, diagnosis.findings.len()), (Some(Bottleneck::Compute), 0), "{diagnosis}");
 }

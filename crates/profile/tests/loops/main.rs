@@ -1,0 +1,147 @@
+//! Diagnoses of real loops, one after another and with nothing beside them: what the process and its machine do is judged as well.
+//! Hence a `main` of its own.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use overdrive_profile::{Bottleneck, Diagnosis, Phase, RunProfile, RunRecorder, StepTimer, record_function};
+use tch::nn::{self, Module, OptimizerConfig};
+use tch::{Device, Kind, Tensor};
+
+const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+fn main() {
+    // Threads that wait for each other on busy cores make small operators take long.
+    tch::set_num_threads(1);
+    let trial = |(name, test): (&str, fn())| {
+        Trial::test(name, move || {
+            test();
+            Ok::<(), Failed>(())
+        })
+    };
+    let tests: [(&str, fn()); 6] = [
+        ("loops_over_numbers_are_named", loops_over_numbers_are_named),
+        ("numbers_that_are_read_here_and_there_are_no_loop", numbers_that_are_read_here_and_there_are_no_loop),
+        ("tiny_operators_are_named", tiny_operators_are_named),
+        ("the_programs_own_code_is_named", the_programs_own_code_is_named),
+        ("optimizers_that_go_tensor_by_tensor_are_named", optimizers_that_go_tensor_by_tensor_are_named),
+        ("arithmetic_is_no_fault", arithmetic_is_no_fault),
+    ];
+    let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
+    libtest_mimic::run(&arguments, tests.into_iter().map(trial).collect()).exit();
+}
+
+/// A training loop with something in it.
+struct Plant {
+    vs: nn::VarStore,
+    layers: nn::Sequential,
+    optimizer: nn::Optimizer,
+    inputs: Tensor,
+}
+
+impl Plant {
+    fn new(width: i64, depth: i64) -> Self {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let layers = (0..depth).fold(nn::seq(), |layers, depth| {
+            layers.add(nn::linear(vs.root() / depth, width, width, Default::default())).add_fn(Tensor::relu)
+        });
+        let optimizer = nn::Sgd::default().build(&vs, 1e-4).unwrap();
+        Self { vs, layers, optimizer, inputs: Tensor::randn([64, width], FLOAT) }
+    }
+
+    fn forward(&self) -> Tensor {
+        self.layers.forward(&self.inputs).square().mean(Kind::Float)
+    }
+
+    fn run(mut self, recorder: RunRecorder, forward: impl Fn(&Self) -> Tensor, after: impl Fn(&Self)) -> RunProfile {
+        let timer = StepTimer::builder().warmup_steps(3).record(recorder).build().unwrap();
+        for _ in 0..40 {
+            let loss = {
+                let _phase = timer.phase(Phase::Forward);
+                forward(&self)
+            };
+            {
+                let _phase = timer.phase(Phase::Backward);
+                loss.backward();
+            }
+            {
+                let _phase = timer.phase(Phase::Optimizer);
+                self.optimizer.step();
+                self.optimizer.zero_grad();
+            }
+            after(&self);
+            timer.step(64);
+        }
+        timer.finish().unwrap()
+    }
+}
+
+fn recorder() -> RunRecorder {
+    RunRecorder::new().steps_before(10).profiled_steps(4).sample_interval(Duration::from_millis(10))
+}
+
+/// For steps of less than a millisecond: a thread that waits for a CPU once must not be most of what is seen.
+fn recorder_of_short_steps() -> RunRecorder {
+    recorder().profiled_steps(20)
+}
+
+fn loops_over_numbers_are_named() {
+    let by_hand = |plant: &Plant| {
+        let outputs = plant.layers.forward(&plant.inputs);
+        let _scope = record_function("loss by hand");
+        let row = outputs.get(0);
+        let sum: f64 = (0..400).map(|place| row.double_value(&[place % 64])).sum();
+        outputs.square().mean(Kind::Float) + sum * 0.0
+    };
+    let diagnosis = Diagnosis::of(&Plant::new(64, 2).run(recorder_of_short_steps(), by_hand, |_| {}));
+    let first = &diagnosis.findings[0];
+    assert_eq!((first.bottleneck, first.scope.as_deref()), (Bottleneck::HostLoop, Some("loss by hand")), "{diagnosis}");
+}
+
+fn numbers_that_are_read_here_and_there_are_no_loop() {
+    let now_and_then = |plant: &Plant| {
+        let outputs = plant.layers.forward(&plant.inputs);
+        let row = outputs.get(0);
+        let sum: f64 = (0..40).map(|at| row.double_value(&[at]) + plant.forward().double_value(&[])).sum();
+        outputs.square().mean(Kind::Float) + sum * 0.0
+    };
+    let run = Plant::new(64, 16).run(recorder(), now_and_then, |_| {});
+    assert_eq!(run.profiled.unwrap().read_backs, []);
+}
+
+fn tiny_operators_are_named() {
+    let row_by_row = |plant: &Plant| {
+        let rows: Vec<_> = (0..64).map(|row| plant.layers.forward(&plant.inputs.narrow(0, row, 1))).collect();
+        Tensor::cat(&rows, 0).square().mean(Kind::Float)
+    };
+    let diagnosis = Diagnosis::of(&Plant::new(16, 2).run(recorder_of_short_steps(), row_by_row, |_| {}));
+    assert_eq!(diagnosis.findings[0].bottleneck, Bottleneck::KernelLaunches, "{diagnosis}");
+}
+
+fn the_programs_own_code_is_named() {
+    let log = |_: &Plant| {
+        let _scope = record_function("logging");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let diagnosis = Diagnosis::of(&Plant::new(128, 2).run(recorder(), Plant::forward, log));
+    let first = &diagnosis.findings[0];
+    assert_eq!((first.bottleneck, first.scope.as_deref()), (Bottleneck::HostCode, Some("logging")), "{diagnosis}");
+}
+
+fn optimizers_that_go_tensor_by_tensor_are_named() {
+    let named = |optimizer: fn(&nn::VarStore) -> nn::Optimizer, counterpart: &str| {
+        let mut plant = Plant::new(8, 200);
+        plant.optimizer = optimizer(&plant.vs);
+        let diagnosis = Diagnosis::of(&plant.run(recorder(), Plant::forward, |_| {}));
+        let found = diagnosis.findings.iter().find(|finding| finding.bottleneck == Bottleneck::OptimizerLoop);
+        assert!(found.is_some_and(|found| found.remedy.contains(counterpart)), "{diagnosis}");
+    };
+    named(|vs| nn::adam(0.9, 0.999, 0.0).build(vs, 1e-4).unwrap(), "`AdamW::builder");
+    named(|vs| nn::RmsProp::default().build(vs, 1e-4).unwrap(), "`RmsProp::builder");
+}
+
+fn arithmetic_is_no_fault() {
+    let diagnosis = Diagnosis::of(&Plant::new(768, 3).run(recorder(), Plant::forward, |_| {}));
+    assert_eq!((diagnosis.bound_by, diagnosis.findings.len()), (Some(Bottleneck::Compute), 0), "{diagnosis}");
+}
