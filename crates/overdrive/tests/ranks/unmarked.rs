@@ -176,6 +176,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
                 elsewhere.join().map_err(|_| anyhow!("the other thread panicked"))??;
             }
             for index in 0..count as usize {
+                let _phase = timer.phase(Phase::Forward);
                 train(&mut opt, &sample(index))?;
                 timer.step(BATCH);
             }

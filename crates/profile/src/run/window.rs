@@ -33,6 +33,20 @@ impl ProfiledSteps {
     }
 }
 
+/// A step goes on until the next one begins, the last one to the end of the profile: where a phase goes on beyond a step's end, the
+/// scope of the next step is cut in two.
+fn steps(events: &EventList, thread: u64) -> Vec<Span> {
+    let own = || events.iter().filter(|event| event.thread == thread && event.device_type == DeviceType::Cpu);
+    let scopes = own().filter(|event| is_scope(event) && &*event.name == STEP);
+    let mut begins: Vec<(&str, i64)> =
+        scopes.filter_map(|event| Some((event.trace_name.as_deref()?, event.start_ns))).collect();
+    begins.sort_by_key(|(_, start)| *start);
+    begins.dedup_by_key(|(name, _)| *name);
+    let end = own().map(|event| event.end_ns).max();
+    let ends = begins.iter().skip(1).map(|(_, start)| *start).chain(end);
+    begins.iter().map(|(_, start)| *start).zip(ends).collect()
+}
+
 /// A step, a phase and a scope.
 type Place<'a> = (usize, Phase, Option<&'a str>);
 
@@ -56,7 +70,7 @@ impl<'a> Window<'a> {
         let is_step = |event: &&FunctionEvent| is_scope(event) && &*event.name == STEP;
         let thread = events.iter().find(is_step)?.thread;
         let whole_steps = usize::try_from(whole_steps).unwrap_or(usize::MAX);
-        let steps: Vec<Span> = events.iter().filter(is_step).map(span_of).take(whole_steps).collect();
+        let steps: Vec<Span> = steps(events, thread).into_iter().take(whole_steps).collect();
         let span = (steps.first()?.0, steps.last()?.1);
         let own = || events.iter().filter(|event| event.thread == thread && is_scope(event) && &*event.name != STEP);
         let phases = own().filter_map(|event| Some((span_of(event), phase_of(event)?)));

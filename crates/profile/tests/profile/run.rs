@@ -133,7 +133,8 @@ fn a_profiler_of_the_program_goes_first() {
         timer.step(1);
     }
     let run = timer.finish().unwrap();
-    assert_eq!((run.profiled, run.steps.unwrap().steps), (None, 40));
+    // Without a phase, nothing says when the first one began.
+    assert_eq!((run.profiled, run.steps.unwrap().steps), (None, 39));
     assert!(run.notes.iter().any(|note| note.contains("a profiler of its own")), "{:?}", run.notes);
     own.stop().unwrap();
 }
