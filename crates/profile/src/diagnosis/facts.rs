@@ -63,15 +63,21 @@ impl<'a> Facts<'a> {
     /// Seconds that something would have taken without the profiler, which makes each call of an operator longer.
     pub fn unprofiled(&self, phase: Phase, profiled_seconds: f64, calls: f64) -> f64 {
         let Some(times) = self.profiled().and_then(|profiled| profiled.phase(phase)) else { return 0.0 };
-        let whole = self.seconds(phase);
-        let each = if times.calls > 0.0 { (times.seconds - whole).max(0.0) / times.calls } else { 0.0 };
-        (profiled_seconds - calls * each).min(whole).max(0.0)
+        let (whole, on_cpu) = (self.seconds(phase), 1.0 - self.profiled_queued_share());
+        let each = if times.calls > 0.0 { (on_cpu * times.seconds - whole).max(0.0) / times.calls } else { 0.0 };
+        (on_cpu * profiled_seconds - calls * each).min(whole).max(0.0)
     }
 
     /// The same of what is as much calls as the phase itself.
     pub fn unprofiled_share(&self, phase: Phase, profiled_seconds: f64) -> f64 {
         let whole = self.profiled().and_then(|profiled| profiled.phase(phase)).map_or(0.0, |times| times.seconds);
         if whole > 0.0 { self.seconds(phase) * (profiled_seconds / whole).clamp(0.0, 1.0) } else { 0.0 }
+    }
+
+    /// The share of the profiled steps in which the thread that trains waited for a CPU; 0 where that is not known.
+    fn profiled_queued_share(&self) -> f64 {
+        let queued = |profiled: &ProfiledSteps| Some(profiled.queued_seconds? / profiled.step_seconds);
+        self.profiled().and_then(queued).unwrap_or(0.0).clamp(0.0, 1.0)
     }
 
     pub fn profiled(&self) -> Option<&'a ProfiledSteps> {

@@ -129,9 +129,12 @@ fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     let unseen = if unseen >= LEAST_SHARE * facts.step_seconds { unseen } else { 0.0 };
     let pauses: f64 = gaps.iter().map(|gap| facts.unprofiled(gap.phase, gap.seconds, 0.0)).sum();
     let seconds = unseen + pauses;
-    // A thread that waits for a CPU pauses as well, and longer in some steps than in others.
+    // A thread that waits for a CPU pauses as well, and longer in some steps than in others: in the profiled ones it may have
+    // waited in just these pauses.
+    let (all, waited) = (gaps.iter().map(|gap| gap.seconds).sum::<f64>(), profiled.queued_seconds.unwrap_or(0.0));
+    let certain = if all > 0.0 { (1.0 - waited / all).max(0.0) } else { 1.0 };
     let queued = facts.queued_seconds() * seconds / facts.step_seconds;
-    facts.finding(Bottleneck::HostCode, seconds - queued)?;
+    facts.finding(Bottleneck::HostCode, unseen + certain * pauses - queued)?;
     let mut finding = facts.finding(Bottleneck::HostCode, seconds)?;
     if let Some(longest) = gaps.first().filter(|_| pauses > unseen) {
         let most = format!("for {} no operator runs, most of it{}", facts.of_step(pauses), place(longest));

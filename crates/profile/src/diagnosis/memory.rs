@@ -6,7 +6,7 @@ use super::caches::Filling;
 use super::facts::{Facts, mean};
 use super::finding::{Bottleneck, Finding};
 use super::host::most_called;
-use crate::{GpuSample, MemoryTimeline, OpTimes, Sample};
+use crate::{GpuSample, MemoryTimeline, OpTimes, RunProfile, Sample};
 
 /// What a process grows by before its heap has settled.
 const LEAST_GROWTH_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
@@ -14,6 +14,8 @@ const LEAST_GROWTH_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
 const NO_MATTER_SECONDS: f64 = 24.0 * 3600.0;
 /// Samples that a line is drawn through.
 const LEAST_SAMPLES: usize = 8;
+/// A time in which a program has done all that it does once.
+const LEAST_SECONDS: f64 = 0.5;
 /// The share of the variation that the line has to explain.
 const LEAST_FIT: f64 = 0.9;
 /// Pages a second that are read back from a disk: above this the process is swapped, or its files do not fit.
@@ -131,7 +133,7 @@ impl Growth {
 fn grows(what: String, points: Vec<(f64, f64)>, free: Option<f64>) -> Option<Growth> {
     let third = points.len() / 3;
     let (first, last) = (points.first()?, points.last()?);
-    if points.len() < LEAST_SAMPLES || last.1 - first.1 < LEAST_GROWTH_BYTES {
+    if points.len() < LEAST_SAMPLES || last.0 - first.0 < LEAST_SECONDS || last.1 - first.1 < LEAST_GROWTH_BYTES {
         return None;
     }
     let line = Line::through(&points)?;
@@ -181,8 +183,36 @@ fn short_of_gpu_memory(facts: &Facts<'_>) -> Option<Finding> {
     Some(finding)
 }
 
+/// A figure over the time of the steps, without those under the profiler: what that takes for itself is nobody's growth.
 fn series(facts: &Facts<'_>, figure: impl Fn(&Sample) -> Option<f64>) -> Vec<(f64, f64)> {
-    facts.samples_of_steps().filter_map(|sample| Some((sample.elapsed_seconds, figure(sample)?))).collect()
+    let profiled = profiled_spans(facts.run);
+    let mut points: Vec<(f64, f64)> = Vec::new();
+    // What came before each point and is left out.
+    let (mut left_out, mut last) = ((0.0, 0.0), None);
+    for point in facts.samples_of_steps().filter_map(|it| Some((it.elapsed_seconds, figure(it)?))) {
+        let before: (f64, f64) = last.replace(point).unwrap_or(point);
+        if profiled.iter().any(|(from, to)| before.0 <= *to && *from <= point.0) {
+            left_out = (left_out.0 + point.0 - before.0, left_out.1 + point.1 - before.1);
+        } else {
+            points.push((point.0 - left_out.0, point.1 - left_out.1));
+        }
+    }
+    points
+}
+
+/// From the first step under the profiler to the next one without, which it hands its record over before.
+fn profiled_spans(run: &RunProfile) -> Vec<(f64, f64)> {
+    let mut spans: Vec<(f64, f64)> = Vec::new();
+    let mut was_profiled = false;
+    for step in &run.step_times {
+        if step.is_profiled && !was_profiled {
+            spans.push((step.start_seconds, f64::INFINITY));
+        } else if let Some(span) = spans.last_mut().filter(|_| was_profiled && !step.is_profiled) {
+            span.1 = step.start_seconds;
+        }
+        was_profiled = step.is_profiled;
+    }
+    spans
 }
 
 fn free_memory(facts: &Facts<'_>) -> Option<f64> {

@@ -22,3 +22,4 @@ pub use nvml::Nvml;
 pub use prometheus::prometheus_text;
 pub use sample::{CacheSample, ProcessSample, Sample, SystemSample, ThreadSample};
 pub use sampler::Sampler;
+pub(crate) use usage::queued_seconds_of_this_thread;

@@ -62,6 +62,12 @@ pub(super) fn process() -> ProcResult<ProcessSample> {
     })
 }
 
+/// Seconds that this thread was ready to run and no CPU was free for it, since it was started.
+pub(crate) fn queued_seconds_of_this_thread() -> ProcResult<f64> {
+    let times = Process::myself()?.task_from_tid(rustix::thread::gettid().as_raw_pid())?.schedstat()?;
+    Ok(times.run_delay as f64 / 1e9)
+}
+
 /// More threads than this are left out, the least busy ones.
 const MOST_THREADS: usize = 64;
 

@@ -100,6 +100,7 @@ fn full() -> RunProfile {
         profiled: Some(ProfiledSteps {
             steps: 5,
             step_seconds: 0.012,
+            queued_seconds: Some(0.0),
             phases: vec![PhaseTimes {
                 phase: Phase::Forward,
                 seconds: 0.002,

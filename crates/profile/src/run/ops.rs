@@ -13,6 +13,9 @@ pub struct ProfiledSteps {
     pub steps: u64,
     /// Seconds of a step.
     pub step_seconds: f64,
+    /// Seconds of a step in which the thread that trains was ready to run and no CPU was free. None where the kernel does not tell.
+    #[serde(default)]
+    pub queued_seconds: Option<f64>,
     /// The phases, in the order of [`Phase::ALL`].
     pub phases: Vec<PhaseTimes>,
     /// Operators by phase, scope and name, of all threads that were seen; what takes the most time by itself first.

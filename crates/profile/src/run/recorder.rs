@@ -233,7 +233,11 @@ impl Recorder {
         self.run.notes.extend(outcome.notes);
         let Some(profile) = outcome.profile else { return };
         match ProfiledSteps::of(&profile, outcome.whole_steps) {
-            Ok(steps) => self.run.profiled = steps,
+            Ok(Some(steps)) => {
+                let queued_seconds = outcome.queued_seconds.map(|seconds| seconds / steps.steps as f64);
+                self.run.profiled = Some(ProfiledSteps { queued_seconds, ..steps });
+            }
+            Ok(None) => {}
             Err(error) => self.run.notes.push(format!("the profile: {error}")),
         }
         if let Some(path) = self.path("trace", "json.gz") {

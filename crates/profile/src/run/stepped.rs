@@ -5,6 +5,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::monitor::queued_seconds_of_this_thread;
 use crate::{Profile, ProfileError, Profiler, ProfilerAction, Schedule};
 
 /// Steps are profiled until there are so many, and so much time: in a few short ones, a thread that waited for a CPU once would be
@@ -50,6 +51,8 @@ pub(super) struct SteppedProfiler {
     /// When the first profiled step began.
     since: Option<Instant>,
     whole_steps: u64,
+    /// The thread's time without a CPU, when the first profiled step began and when the last whole one ended.
+    queued_seconds: Option<(f64, f64)>,
     /// How many steps the last pause takes.
     pause: u64,
     /// How many of them are left. None while there is no pause.
@@ -63,13 +66,24 @@ pub(super) struct Outcome {
     pub profile: Option<Arc<Profile>>,
     /// How many of its steps are whole.
     pub whole_steps: u64,
+    /// How long the thread had no CPU in all of them. None where the kernel does not tell.
+    pub queued_seconds: Option<f64>,
     pub notes: Vec<String>,
 }
 
 impl SteppedProfiler {
     pub fn start(steps: Option<u64>, skipped: u64) -> Result<Self, ProfileError> {
         let slot = Rc::default();
-        let mut this = Self { slot, steps, since: None, whole_steps: 0, pause: 0, paused: None, is_over: false };
+        let mut this = Self {
+            slot,
+            steps,
+            since: None,
+            whole_steps: 0,
+            queued_seconds: None,
+            pause: 0,
+            paused: None,
+            is_over: false,
+        };
         this.try_on(skipped)?;
         ON_THIS_THREAD.set(Rc::downgrade(&this.slot));
         Ok(this)
@@ -82,7 +96,7 @@ impl SteppedProfiler {
         match profiler {
             Ok(profiler) => {
                 self.slot.replace(Some(profiler));
-                (self.since, self.whole_steps, self.paused) = (None, 0, None);
+                (self.since, self.whole_steps, self.queued_seconds, self.paused) = (None, 0, None, None);
             }
             Err(ProfileError::Busy) => self.pause(),
             Err(error) => return Err(error),
@@ -114,7 +128,11 @@ impl SteppedProfiler {
     fn step_on(&mut self) -> Result<NextStep, ProfileError> {
         let mut slot = self.slot.borrow_mut();
         let Some(profiler) = &mut *slot else { return Ok(NextStep::AsAlways) };
-        self.whole_steps += u64::from(profiler.is_recording());
+        if profiler.is_recording() {
+            self.whole_steps += 1;
+            let now = queued_seconds_of_this_thread().ok();
+            self.queued_seconds = self.queued_seconds.zip(now).map(|((since, _), now)| (since, now));
+        }
         let time = self.since.map_or(Duration::ZERO, |since| since.elapsed());
         if self.steps.is_none() && self.whole_steps >= ENOUGH_STEPS && time >= ENOUGH_TIME {
             self.is_over = true;
@@ -123,8 +141,9 @@ impl SteppedProfiler {
         let before = profiler.action();
         let stepped = profiler.step();
         let after = profiler.action();
-        if profiler.is_recording() {
-            self.since.get_or_insert_with(Instant::now);
+        if profiler.is_recording() && self.since.is_none() {
+            self.since = Some(Instant::now());
+            self.queued_seconds = queued_seconds_of_this_thread().ok().map(|now| (now, now));
         }
         drop(slot);
         match (stepped, before, after) {
@@ -157,7 +176,8 @@ impl SteppedProfiler {
 
     /// Ends it, in the middle of a step as well.
     pub fn finish(self) -> Outcome {
-        let mut outcome = Outcome { whole_steps: self.whole_steps, ..Outcome::default() };
+        let queued_seconds = self.queued_seconds.map(|(since, until)| until - since);
+        let mut outcome = Outcome { whole_steps: self.whole_steps, queued_seconds, ..Outcome::default() };
         let Some(mut profiler) = self.slot.take() else {
             outcome.notes.push("no step was profiled: the program has a profiler of its own, which was on".to_owned());
             return outcome;

@@ -136,6 +136,7 @@ impl<'a> Window<'a> {
         };
         ProfiledSteps {
             steps: self.steps.len() as u64,
+            queued_seconds: None,
             step_seconds: self.per_step(self.span.1 - self.span.0),
             phases,
             ops: self.ops(),

@@ -95,6 +95,20 @@ fn memory_that_grows_comes_first_and_a_heap_that_settles_does_not() {
     assert_eq!(first(&behind).0, Bottleneck::TooFewWorkers);
     let settles = with(|number| 1e9 + 2e8 * (1.0 - (-number).exp()));
     assert_eq!(first(&settles).0, Bottleneck::TooFewWorkers);
+    // What the profiler takes for itself is no leak; one that goes on beside it is found.
+    let profiled_from = |resident: fn(f64) -> f64, steps: std::ops::Range<usize>| {
+        let mut run = with(resident);
+        run.step_times = vec![StepTimes::default(); 90];
+        for (number, step) in run.step_times.iter_mut().enumerate() {
+            (step.start_seconds, step.host_seconds) = (0.01 * number as f64, vec![0.01]);
+            step.is_profiled = steps.contains(&number);
+        }
+        first(&run).0
+    };
+    let during = |number: f64| 1e9 + 5e7 * (number - 1.0).clamp(0.0, 7.0);
+    assert_eq!(profiled_from(during, 10..80), Bottleneck::TooFewWorkers);
+    assert_eq!(profiled_from(during, 0..0), Bottleneck::MemoryGrowth);
+    assert_eq!(profiled_from(|number| 1e9 + 2e7 * number, 30..31), Bottleneck::MemoryGrowth);
     // A cache that fills ends by itself, where there is room for it: 20 MB for each of 100 samples, and 4 GB are free.
     let with_cache = |wanted: u64| {
         with_samples(run(&HALF_DATA), move |number| {
