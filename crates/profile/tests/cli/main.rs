@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod child;
+mod hosts;
 mod program;
 mod records;
 mod run;
@@ -21,7 +22,7 @@ fn main() {
             Ok::<(), Failed>(())
         })
     };
-    let all = [run::TESTS, records::TESTS];
+    let all = [run::TESTS, records::TESTS, hosts::TESTS];
     libtest_mimic::run(&Arguments::from_args(), all.into_iter().flatten().map(trial).collect()).exit();
 }
 
