@@ -140,7 +140,8 @@ impl Needs {
         (self == Self::Gpu && !tch::Cuda::is_available()).then_some("no CUDA device")
     }
 
-    fn processes(self) -> usize {
+    /// How many processes a run has.
+    pub fn processes(self) -> usize {
         match self {
             Self::Cpu | Self::Gpu => 1,
             Self::Ranks(ranks) => ranks,

@@ -63,6 +63,8 @@ pub struct Ended {
     pub outcome: Outcome,
     /// Every rank of this host, and how it ended.
     pub ends: Vec<(usize, RankEnd)>,
+    /// The first signal that asked for the end of the run, whyever the attempt ended: no other one follows.
+    pub told_to_end: Option<i32>,
 }
 
 struct Running {
@@ -76,8 +78,16 @@ struct Running {
 /// Starts the ranks and stays with them until every process of theirs is gone and their outputs are passed on.
 pub fn run(host: &Host, team: &Team) -> Result<Ended, LaunchError> {
     let progress = Arc::default();
-    let mut attempt =
-        Attempt { host, team, ranks: Vec::new(), outcome: None, stop_at: None, kill_at: None, killed: false };
+    let mut attempt = Attempt {
+        host,
+        team,
+        ranks: Vec::new(),
+        outcome: None,
+        told_to_end: None,
+        stop_at: None,
+        kill_at: None,
+        killed: false,
+    };
     for local_rank in 0..host.plan.nproc {
         match attempt.start(local_rank, &progress) {
             Ok(rank) => attempt.ranks.push(rank),
@@ -92,8 +102,9 @@ pub fn run(host: &Host, team: &Team) -> Result<Ended, LaunchError> {
     if !left.is_empty() {
         host.console.say(&format!("{} processes are still there after SIGKILL", left.len()));
     }
-    let (ranks, outcome) = (&attempt.ranks, &mut attempt.outcome);
-    output::drain(ranks.iter().flat_map(|rank| &rank.outputs), &progress, || told_to_hurry(&host.events, outcome));
+    let (ranks, outcome, told) = (&attempt.ranks, &mut attempt.outcome, &mut attempt.told_to_end);
+    let is_told_to_hurry = || told_to_hurry(&host.events, outcome, told);
+    output::drain(ranks.iter().flat_map(|rank| &rank.outputs), &progress, is_told_to_hurry);
     Ok(attempt.ended())
 }
 
@@ -103,6 +114,7 @@ struct Attempt<'a> {
     ranks: Vec<Running>,
     /// Why it ends, once it does.
     outcome: Option<Cause>,
+    told_to_end: Option<i32>,
     /// A rank has failed: until when the others may do so by themselves.
     stop_at: Option<Instant>,
     /// They were told to end: until when they have time for that.
@@ -258,8 +270,8 @@ impl Attempt<'_> {
     fn hear(&mut self, event: Event) {
         match event {
             Event::Signal(number) if signals::ends_the_run(number) => {
-                let again = number == signal_hook::consts::SIGINT
-                    && matches!(self.outcome, Some(Cause::Other(Outcome::Interrupted(first))) if first == number);
+                let again = number == signal_hook::consts::SIGINT && self.told_to_end == Some(number);
+                self.told_to_end.get_or_insert(number);
                 self.outcome.get_or_insert(Cause::Other(Outcome::Interrupted(number)));
                 if let Some(signal) = signals::from_number(number) {
                     self.stop(signal);
@@ -331,7 +343,7 @@ impl Attempt<'_> {
             Some(Cause::Other(outcome)) => outcome,
         };
         let ends = self.ranks.iter().filter_map(|rank| Some((rank.rank, rank.end?))).collect();
-        Ended { outcome, ends }
+        Ended { outcome, ends, told_to_end: self.told_to_end }
     }
 
     fn failure(&self, place: usize, after: Duration) -> RankFailure {
@@ -355,7 +367,7 @@ impl Attempt<'_> {
 }
 
 /// While outputs are passed on: whether somebody does not want to wait for that.
-fn told_to_hurry(events: &Receiver<Event>, outcome: &mut Option<Cause>) -> bool {
+fn told_to_hurry(events: &Receiver<Event>, outcome: &mut Option<Cause>, told_to_end: &mut Option<i32>) -> bool {
     loop {
         match events.try_recv() {
             Ok(Event::LauncherGone) => {
@@ -363,6 +375,7 @@ fn told_to_hurry(events: &Receiver<Event>, outcome: &mut Option<Cause>) -> bool 
                 return true;
             }
             Ok(Event::Signal(number)) if signals::ends_the_run(number) => {
+                told_to_end.get_or_insert(number);
                 outcome.get_or_insert(Cause::Other(Outcome::Interrupted(number)));
                 return true;
             }

@@ -128,7 +128,7 @@ fn alone(host: &Host) -> End {
             master_addr: plan.master_addr.clone().unwrap_or_else(|| "127.0.0.1".to_owned()),
             master_port: reserved.as_ref().map(|it| it.number).or(plan.master_port).unwrap_or_default(),
         };
-        let Ended { outcome, ends } = attempt::run(host, &team)?;
+        let Ended { outcome, ends, told_to_end } = attempt::run(host, &team)?;
         let failures = match outcome {
             Outcome::Done | Outcome::NodeZero(_) => return Ok(Some(())),
             Outcome::LauncherGone => return Ok(None),
@@ -137,7 +137,9 @@ fn alone(host: &Host) -> End {
         };
         let first = &failures.first;
         let taken = reserved.is_some() && first.rank == 0 && port::says_taken(&first.output);
-        if taken && ports_taken < port::MOST_RETRIES {
+        if told_to_end.is_some() {
+            return Err(LaunchError::Rank(Box::new(failures.report(ends, attempt))));
+        } else if taken && ports_taken < port::MOST_RETRIES {
             ports_taken += 1;
             host.console.say(&format!("port {} was taken; trying another one", team.master_port));
         } else if attempt < plan.max_restarts {
@@ -219,16 +221,16 @@ fn take_part(host: &Host, link: &Link, endpoint: &str) -> End {
         attempt = team.attempt;
         let (how, ends) = match attempt::run(host, &team) {
             Err(error) => (NodeEnd::Broken(error), Vec::new()),
-            Ok(Ended { outcome, ends }) => match outcome {
+            Ok(Ended { outcome, ends, told_to_end }) => match outcome {
                 Outcome::Done => (NodeEnd::Done, ends),
                 Outcome::Failed(failures) => {
                     let (age, first, also) = failures.told();
-                    (NodeEnd::Failed { age, first, also }, ends)
+                    (NodeEnd::Failed { age, first, also, told_to_end: told_to_end.is_some() }, ends)
                 }
                 Outcome::Interrupted(signal) => (NodeEnd::Interrupted(signal), ends),
                 Outcome::NodeZero(FromNodeZero::Finish(result)) => return result.map(Some),
                 Outcome::NodeZero(FromNodeZero::Lost(why)) => return Err(lost(&why)),
-                Outcome::NodeZero(_) => (NodeEnd::Stopped, ends),
+                Outcome::NodeZero(_) => (told_to_end.map_or(NodeEnd::Stopped, NodeEnd::Interrupted), ends),
                 Outcome::LauncherGone => return Ok(None),
             },
         };

@@ -8,7 +8,7 @@ use overdrive_ffi::profiler::{Recorded, Scope};
 
 use crate::ProfileError;
 use crate::events::{self, Averages, EventList, FunctionEventAvg, Grouping, Recording, TableOptions};
-use crate::trace::{self, MemoryTimeline, TraceFile, TraceWriter};
+use crate::trace::{self, MemoryTimeline, ThreadNames, TraceFile, TraceWriter};
 
 /// What the profiler recorded from one start to one stop.
 ///
@@ -22,6 +22,7 @@ pub struct Profile {
     file: TraceFile,
     scopes: Vec<Scope>,
     scopes_lost: u64,
+    threads: ThreadNames,
     start_ns: i64,
     steps: RangeInclusive<u64>,
     recording: Recording,
@@ -48,6 +49,7 @@ impl Profile {
             file: TraceFile::new(recorded.trace),
             scopes: recorded.scopes,
             scopes_lost: recorded.scopes_lost,
+            threads: ThreadNames::read(start_ns.saturating_add(recorded.length_ns)),
             start_ns,
             steps,
             recording,
@@ -133,7 +135,7 @@ impl Profile {
     /// # Source
     /// `torch.profiler.profile.export_chrome_trace`
     pub fn export_chrome_trace(&self, path: impl AsRef<Path>) -> Result<(), ProfileError> {
-        self.file.export(path.as_ref(), &self.scopes)
+        self.file.export(path.as_ref(), &self.scopes, &self.threads)
     }
 
     /// [`Profile::export_chrome_trace`] in a thread of its own.

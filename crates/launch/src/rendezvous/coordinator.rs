@@ -6,12 +6,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::cause::Cause;
 use super::door::{Heard, accept};
 use super::wire::send;
 use super::{FromNodeZero, Hello, NodeEnd, PROTOCOL, ToNodeZero};
 use crate::attempt::{self, Team};
 use crate::error::{LaunchError, RankEnd};
-use crate::failures::{Failures, LAST_WORDS};
+use crate::failures::LAST_WORDS;
 use crate::output::Console;
 use crate::plan::Plan;
 use crate::port::{self, ReservedPort};
@@ -47,6 +48,7 @@ impl Coordinator {
             waiting: Vec::new(),
             port: None,
             beaten: Instant::now(),
+            told_to_end: false,
         };
         let thread = named("coordinator").spawn(move || decides.run()).map_err(failed())?;
         Ok(Self { thread, address })
@@ -92,31 +94,6 @@ impl Node {
     }
 }
 
-/// Why an attempt ended badly.
-enum Cause {
-    Failed(Failures),
-    Lost(String),
-    /// No restart follows this.
-    Other(LaunchError),
-}
-
-impl Cause {
-    /// None: it ended well.
-    fn of(how: NodeEnd, host: &str) -> Option<Self> {
-        Some(match how {
-            NodeEnd::Done => return None,
-            NodeEnd::Failed { age, first, also } => Self::Failed(Failures::heard(age, first, also)),
-            NodeEnd::Interrupted(signal) => {
-                Self::Other(LaunchError::Interrupted { signal, host: Some(host.to_owned()) })
-            }
-            NodeEnd::Broken(error) => Self::Other(error),
-            NodeEnd::Stopped => {
-                Self::Other(LaunchError::NodeLost(format!("host {host} stopped without being told to")))
-            }
-        })
-    }
-}
-
 struct Decides {
     plan: Plan,
     master_addr: String,
@@ -127,6 +104,8 @@ struct Decides {
     waiting: Vec<(Instant, Node)>,
     port: Option<ReservedPort>,
     beaten: Instant,
+    /// A node was told to end the run.
+    told_to_end: bool,
 }
 
 impl Decides {
@@ -144,6 +123,7 @@ impl Decides {
             self.begin(attempt)?;
             let Some(cause) = self.watch(attempt) else { return Ok(()) };
             let what = match &cause {
+                _ if self.told_to_end => return Err(self.error(cause, attempt)),
                 Cause::Failed(failures) => {
                     let failure = &failures.first;
                     let chosen = self.plan.master_port.is_none() && failure.rank == 0;
@@ -328,9 +308,15 @@ impl Decides {
         let mut deadline = None;
         while cause.is_none() && self.nodes.len() < self.plan.nnodes || self.nodes.iter().any(|node| !node.ended) {
             let worse = match self.hear(stop_at.or(deadline)) {
-                Ok(Heard::Said(id, ToNodeZero::Ended { attempt: which, how, ends })) if which == attempt => {
+                // A signal may come to a node between two attempts.
+                Ok(Heard::Said(id, ToNodeZero::Ended { attempt: which, how, ends }))
+                    if which == attempt || how.ends_the_run() =>
+                {
+                    self.told_to_end |= how.ends_the_run();
                     let Some(node) = self.nodes.iter_mut().find(|node| node.id == id) else { continue };
-                    (node.ended, node.ends) = (true, ends);
+                    if !std::mem::replace(&mut node.ended, true) {
+                        node.ends = ends;
+                    }
                     Cause::of(how, &node.host)
                 }
                 Ok(Heard::Said(..)) => None,

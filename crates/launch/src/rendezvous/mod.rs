@@ -12,6 +12,7 @@
 //!                  ◀──▶      Alive                      every few seconds; silence counts as a cut
 //! ```
 
+mod cause;
 mod coordinator;
 mod door;
 mod node;
@@ -29,7 +30,7 @@ pub use coordinator::Coordinator;
 pub use node::{Entry, Link};
 
 /// Moves with the messages: launchers of different versions refuse one another.
-const PROTOCOL: u32 = 2;
+const PROTOCOL: u32 = 3;
 
 /// What a node says when it comes.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -78,6 +79,8 @@ pub enum NodeEnd {
         first: RankFailure,
         /// Those that failed by themselves after it.
         also: Vec<RankFailure>,
+        /// The launcher there was told to end meanwhile.
+        told_to_end: bool,
     },
     /// The launcher there was told to end.
     Interrupted(i32),
@@ -85,6 +88,13 @@ pub enum NodeEnd {
     Broken(LaunchError),
     /// Because node 0 said so.
     Stopped,
+}
+
+impl NodeEnd {
+    /// Whether somebody there wants the run to end, so that no other attempt may follow.
+    pub fn ends_the_run(&self) -> bool {
+        matches!(self, Self::Interrupted(_) | Self::Failed { told_to_end: true, .. })
+    }
 }
 
 #[derive(Debug, Deserialize, PartialEq, Serialize)]

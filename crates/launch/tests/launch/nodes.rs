@@ -4,6 +4,7 @@ use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::launcher::{Launcher, Running, free_port, wait_for};
+use crate::signals::FAILS_AND_LINGERS;
 
 crate::tests![
     two_nodes_agree_on_ranks_and_port,
@@ -22,6 +23,7 @@ crate::tests![
     a_node_that_comes_back_is_taken_in,
     a_node_that_comes_back_early_waits_for_its_place,
     a_signal_to_one_node_ends_both,
+    a_signal_after_a_failure_ends_both,
     a_stranger_on_the_port_does_no_harm,
 ];
 
@@ -264,6 +266,30 @@ fn a_signal_to_one_node_ends_both() {
             assert_eq!(ended.code, Some(143), "{ended:?}");
             ended.says("ended by signal 15 (SIGTERM)");
         }
+    }
+}
+
+/// Node 1 has the rank that failed, and waits for what node 0 says. Node 0 ends its rank.
+fn a_signal_after_a_failure_ends_both() {
+    for told in 0..2 {
+        let folder = TempDir::new().unwrap();
+        let ready = folder.path().join("ready");
+        let port = free_port();
+        let [first, second] = ["--node-rank=0", "--node-rank=1"]
+            .map(|rank| node(port, &[rank, "--max-restarts=3"], FAILS_AND_LINGERS).env("READY", &ready).start());
+        first.wait_for_file(&ready.with_extension("x"));
+        let (first, second) = if told == 0 {
+            first.signal(Signal::TERM);
+            (first.end(), second.end())
+        } else {
+            second.signal(Signal::TERM);
+            let second = second.end();
+            std::fs::write(ready.with_extension("go"), "").unwrap();
+            (first.end(), second)
+        };
+        assert_eq!((first.code, second.code), (Some(5), Some(if told == 0 { 5 } else { 143 })), "{first:?} {second:?}");
+        first.says("rank 1 failed: exit code 5");
+        assert!(!first.err.contains("restart") && !second.err.contains("restart"), "{first:?} {second:?}");
     }
 }
 

@@ -13,6 +13,7 @@ crate::tests![
     what_a_rank_started_gets_sigterm_too,
     what_a_rank_started_has_the_grace_period_too,
     no_restart_follows_a_signal,
+    no_restart_follows_a_signal_that_comes_after_a_failure,
     a_second_interrupt_kills_at_once,
     sigusr1_is_passed_on_and_the_run_goes_on,
     signals_that_were_ignored_stay_ignored,
@@ -71,6 +72,26 @@ fn no_restart_follows_a_signal() {
     running.signal(Signal::TERM);
     let ended = running.end();
     assert_eq!((ended.code, ended.err.contains("restart")), (Some(143), false));
+}
+
+/// Rank 1 fails. Rank 0 is told to end then, and does so when it is told once more, or may go.
+pub const FAILS_AND_LINGERS: &str = "[ $RANK = 1 ] && { while ! [ -e $READY ]; do sleep 0.01; done; exit 5; }; \
+     trap 'n=${n}x; touch $READY.$n; [ $n = xx ] && exit 0' TERM INT HUP; touch $READY; \
+     while ! [ -e $READY.go ]; do sleep 0.01; done";
+
+fn no_restart_follows_a_signal_that_comes_after_a_failure() {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let folder = TempDir::new().unwrap();
+        let ready = folder.path().join("ready");
+        let options = ["--nproc-per-node=2", "--max-restarts=5"];
+        let running = Launcher::script(&options, FAILS_AND_LINGERS).env("READY", &ready).start();
+        running.wait_for_file(&ready.with_extension("x"));
+        running.signal(signal);
+        let ended = running.end();
+        // What failed is told nevertheless.
+        assert_eq!((ended.code, ended.err.contains("restart")), (Some(5), false), "{}", ended.err);
+        ended.says("rank 1 failed: exit code 5");
+    }
 }
 
 fn a_second_interrupt_kills_at_once() {

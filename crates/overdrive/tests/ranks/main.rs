@@ -10,6 +10,7 @@ mod mixed;
 mod moments;
 mod records;
 mod restarts;
+mod tracks;
 mod unmarked;
 
 use std::path::PathBuf;
@@ -29,6 +30,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("restarts", restarts::scenario),
     ("records", records::scenario),
     ("unmarked", unmarked::scenario),
+    ("tracks", tracks::scenario),
 ];
 
 /// What ranks of one run share.
@@ -50,6 +52,7 @@ fn main() -> Result<()> {
         ("ranks_killed_at_12_random_moments_while_saving_are_told_of", checkpoints::killed_while_saving),
         ("a_run_restarted_6_times_ends_as_one_that_was_never_disturbed", restarts::ends_alike),
         ("stragglers_are_named_from_the_records_of_both_ranks", records::stragglers_are_named),
+        ("exchanges_of_ddp_are_in_the_traces_of_2_ranks", || run("tracks", 2).map(drop)),
         ("large_exchanges_are_named_from_the_records_of_both_ranks", records::large_exchanges_are_named),
         ("programs_without_a_timer_are_recorded_by_their_loader", unmarked::with_a_loader),
         ("programs_without_a_timer_are_recorded_by_their_optimizer", unmarked::without_a_loader),

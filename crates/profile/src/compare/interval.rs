@@ -13,6 +13,10 @@ use crate::StepTimes;
 pub(super) const CONFIDENCE: f64 = 0.99;
 /// The normal distribution's quantile for it: 0.5% lie above.
 pub(super) const Z: f64 = 2.575_829;
+/// The same where two intervals have to hold: 0.25% lie above.
+pub(super) const Z_OF_TWO: f64 = 2.807_034;
+/// Of a time that is off by more than this share of itself, a logarithm is not known.
+const LEAST_STEADY: f64 = 0.25;
 /// How often steps are drawn again.
 const DRAWS: usize = 300;
 /// Blocks that are left at least.
@@ -44,6 +48,13 @@ pub(super) struct Estimate {
     pub is_doubtful: bool,
 }
 
+impl Estimate {
+    /// Whether it is known well enough for a ratio.
+    pub fn is_steady(&self) -> bool {
+        self.value > 0.0 && self.deviation <= LEAST_STEADY * self.value
+    }
+}
+
 impl Series {
     pub fn median(seconds: Vec<f64>) -> Self {
         Self { seconds, statistic: Statistic::Median }
@@ -54,6 +65,11 @@ impl Series {
         let samples = steps.iter().map(|step| step.samples as f64).collect();
         let seconds = steps.iter().map(|step| step.total_seconds()).collect();
         Self { seconds, statistic: Statistic::PerSample(samples) }
+    }
+
+    /// The mean of the same steps.
+    pub fn mean(&self) -> Self {
+        Self { seconds: self.seconds.clone(), statistic: Statistic::PerSample(vec![1.0; self.len()]) }
     }
 
     pub fn len(&self) -> usize {

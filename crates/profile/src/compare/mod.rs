@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use self::interval::{Estimate, Series, Z};
+use self::interval::{Estimate, Series, Z, Z_OF_TWO};
 use crate::page::summary::{peak_gpu_bytes, peak_resident_bytes};
 use crate::{Phase, ProfiledSteps, RunProfile, StepTimes};
 
@@ -61,7 +61,8 @@ pub struct ComparedTime {
     pub after_seconds: f64,
     /// After through before; below 1 is faster. None where one of them is no time at all.
     pub ratio: Option<f64>,
-    /// Between what the ratio lies. None where there are too few steps.
+    /// Between what the ratio lies. None where there are too few steps, and where a time is so unsteady that it may as well
+    /// be none: the verdict is by the difference then.
     pub ratio_interval: Option<[f64; 2]>,
     /// What that means.
     pub verdict: Verdict,
@@ -181,15 +182,18 @@ fn compare(
     if series.iter().any(|series| series.len() < LEAST_STEPS) {
         return compared;
     }
-    let [before, after] = [series[0].estimate(), series[1].estimate()];
+    let [before, after] = series.each_ref().map(Series::estimate);
     if name == "step" && (before.is_doubtful || after.is_doubtful) {
         notes.push(
             "steps hang together over so long a time that the intervals may be too narrow: compare longer runs"
                 .to_owned(),
         );
     }
-    compared.ratio_interval = has_both.then(|| interval::of_ratio(&before, &after, Z));
-    compared.verdict = verdict(&before, &after, compared.ratio_interval);
+    compared.ratio_interval = (before.is_steady() && after.is_steady()).then(|| interval::of_ratio(&before, &after, Z));
+    compared.verdict = match compared.ratio_interval {
+        Some([low, high]) => verdict([low - 1.0, high - 1.0]),
+        None => verdict_by_differences([&before, &after], &series),
+    };
     compared
 }
 
@@ -198,15 +202,25 @@ fn samples_per_second(time: &ComparedTime) -> [f64; 2] {
     [1.0 / time.before_seconds, 1.0 / time.after_seconds]
 }
 
-fn verdict(before: &Estimate, after: &Estimate, ratio: Option<[f64; 2]>) -> Verdict {
-    // Of what was, or became, no time at all, only the difference can be judged.
-    let [low, high] = match ratio {
-        Some([low, high]) => [low - 1.0, high - 1.0],
-        None => interval::of_difference(before, after, Z),
-    };
+/// From the interval of a change.
+fn verdict([low, high]: [f64; 2]) -> Verdict {
     match (low, high) {
         (_, high) if high < 0.0 => Verdict::Faster,
         (low, _) if low > 0.0 => Verdict::Slower,
+        _ => Verdict::WithinNoise,
+    }
+}
+
+/// Of what takes no time at all in many steps, before or after. The median of that may lie anywhere between nothing and the
+/// rest, where the mean is known well; the mean may hang on a few long steps, which the median does not see. Either tells,
+/// at half the risk.
+fn verdict_by_differences([before, after]: [&Estimate; 2], series: &[Series; 2]) -> Verdict {
+    let means = series.each_ref().map(|series| series.mean().estimate());
+    let medians = interval::of_difference(before, after, Z_OF_TWO);
+    let told = [medians, interval::of_difference(&means[0], &means[1], Z_OF_TWO)].map(verdict);
+    match (told.contains(&Verdict::Faster), told.contains(&Verdict::Slower)) {
+        (true, false) => Verdict::Faster,
+        (false, true) => Verdict::Slower,
         _ => Verdict::WithinNoise,
     }
 }

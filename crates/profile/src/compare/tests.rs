@@ -100,6 +100,58 @@ fn a_phase_that_appears_is_slower_and_one_that_never_was_is_not_named() {
     assert!(text.contains("\"verdict\":\"within_noise\""), "{text}");
 }
 
+/// Two runs of 60 steps in which a phase takes so long, by step.
+fn waits(before: impl Fn(u64) -> f64, after: impl Fn(u64) -> f64) -> ComparedTime {
+    let mut random = fastrand::Rng::with_seed(8);
+    let mut run = |wait: &dyn Fn(u64) -> f64| {
+        let mut run = drawn(&mut random, 60, 1.0, 0.01, 0.0);
+        run.step_times.iter_mut().for_each(|it| it.host_seconds[Phase::DataWait as usize] = wait(it.step));
+        run
+    };
+    let compared = Comparison::of(&run(&before), &run(&after));
+    compared.times.into_iter().find(|time| time.name == "data wait").expect("the phase takes time")
+}
+
+#[test]
+fn a_phase_that_some_steps_have_is_told_by_what_it_takes_of_all() {
+    // Steps of a kind come in no order that a block could follow.
+    let some = |step: u64, of_100: u64| step * 37 % 100 < of_100;
+    let (most, half) =
+        (|step| if some(step, 54) { 0.0308 } else { 0.0 }, |step| if some(step, 48) { 0.02 } else { 2e-7 });
+    for (before, after, verdict) in [
+        (&(|_| 0.0) as &dyn Fn(u64) -> f64, &most as &dyn Fn(u64) -> f64, Verdict::Slower),
+        (&most, &|_| 0.0, Verdict::Faster),
+        (&half, &|_| 0.0308, Verdict::Slower),
+        (&|_| 0.0308, &half, Verdict::Faster),
+    ] {
+        let told = waits(before, after);
+        assert_eq!((told.verdict, told.ratio_interval), (verdict, None), "{told:?}");
+    }
+    assert_eq!([waits(most, most).verdict, waits(half, half).verdict], [Verdict::WithinNoise; 2]);
+    // A single hiccup is no change, and does not hide one.
+    let hiccup = |step: u64| if step == 30 { 2.0 } else { 0.0 };
+    let late = |step: u64| 0.0308 + hiccup(step);
+    assert_eq!(waits(late, |_| 0.0).verdict, Verdict::Faster);
+    assert_eq!(waits(|_| 0.0, late).verdict, Verdict::Slower);
+    let rarely = |step: u64| if step < 31 { 1e-7 } else { 0.0 } + hiccup(step);
+    assert_eq!(waits(|_| 0.0, rarely).verdict, Verdict::WithinNoise);
+}
+
+/// Two runs whose phase is there in half of the steps, by chance.
+#[test]
+fn false_alarms_about_such_phases_are_as_rare() {
+    let mut random = fastrand::Rng::with_seed(11);
+    let mut alarms = 0;
+    for _ in 0..200 {
+        let mut run =
+            || -> Vec<f64> { (0..200).map(|_| if random.bool() { 0.01 * random.f64() } else { 0.0 }).collect() };
+        let series = [run(), run()].map(Series::median);
+        let [before, after] = series.each_ref().map(Series::estimate);
+        alarms += usize::from(verdict_by_differences([&before, &after], &series) != Verdict::WithinNoise);
+    }
+    assert!(alarms <= 6, "{alarms} of 200");
+}
+
 #[test]
 fn operators_are_compared_by_their_shares() {
     let op = |name: &str, seconds: f64, phase| OpTimes {

@@ -135,8 +135,10 @@ impl Slow<'_> {
         if let Some(missing) = facts.run.missing_ranks() {
             finding = finding.evidence(format!("nothing is known of {missing}"));
         }
+        let host = facts.run.rank_info.get(self.place).filter(|_| facts.run.are_ranks_on_hosts());
+        let host = host.map_or(String::new(), |info| format!(" on {}", info.host));
         Some(finding.remedy(format!(
-            "look at rank {rank}: its data (uneven shards, longer samples: `DistributedSampler`, buckets by length), work \
+            "look at rank {rank}{host}: its data (uneven shards, longer samples: `DistributedSampler`, buckets by length), work \
              that it alone does, its GPU's clocks"
         )))
     }

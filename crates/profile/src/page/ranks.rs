@@ -17,7 +17,10 @@ pub(super) fn ranks(run: &RunProfile) -> String {
         let found = device.map_or_else(|| report.phase(phase), |device| device.phase(phase));
         found.map(|it| it.median_seconds)
     };
-    let mut columns = vec![words("Rank"), numbers("Steps"), numbers("Median step")];
+    let on_hosts = run.are_ranks_on_hosts();
+    let mut columns = vec![words("Rank")];
+    columns.extend(on_hosts.then(|| words("Host")));
+    columns.extend([numbers("Steps"), numbers("Median step")]);
     let shown: Vec<Phase> = Phase::ALL
         .into_iter()
         .filter(|&phase| run.ranks.iter().any(|report| phases(report, phase) > Some(0.0)))
@@ -25,11 +28,13 @@ pub(super) fn ranks(run: &RunProfile) -> String {
     columns.extend(shown.iter().map(|phase| numbers(phase.name())));
     let rows = run.ranks.iter().enumerate().map(|(place, report)| {
         let rank = run.rank_number(place);
-        let mut cells = vec![
-            Cell::number(rank.to_string(), rank as f64),
+        let mut cells = vec![Cell::number(rank.to_string(), rank as f64)];
+        let host = run.rank_info.get(place).map_or("", |info| &info.host);
+        cells.extend(on_hosts.then(|| Cell::text(host)));
+        cells.extend([
             Cell::number(report.steps.to_string(), report.steps as f64),
             Cell::number(milliseconds(report.median_seconds), report.median_seconds),
-        ];
+        ]);
         cells.extend(shown.iter().map(|&phase| {
             let is_slow = slow.iter().any(|straggler| straggler.rank == place && straggler.phase == phase);
             Cell::maybe(phases(report, phase), milliseconds).marked(is_slow)

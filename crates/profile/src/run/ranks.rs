@@ -57,6 +57,11 @@ impl RunProfile {
         self.rank_info.get(place).map_or(place as u64, |info| info.rank)
     }
 
+    /// Whether the ranks ran on more hosts than one.
+    pub(crate) fn are_ranks_on_hosts(&self) -> bool {
+        self.rank_info.windows(2).any(|pair| pair[0].host != pair[1].host)
+    }
+
     /// The ranks that have no report in `ranks`, by name. None where none is known to be missing: records of before the
     /// numbers were kept do not tell.
     pub(crate) fn missing_ranks(&self) -> Option<String> {

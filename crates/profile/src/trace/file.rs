@@ -12,7 +12,7 @@ use flate2::write::GzEncoder;
 use overdrive_ffi::profiler::{Scope, Trace};
 use tempfile::{Builder, NamedTempFile};
 
-use super::tail;
+use super::{ThreadNames, tail};
 use crate::ProfileError;
 use crate::error::When as _;
 
@@ -42,7 +42,7 @@ impl TraceFile {
     }
 
     /// Writes beside the target and renames, so that a file of this name is complete; compressed for a name in `.gz`.
-    pub(crate) fn export(&self, target: &Path, scopes: &[Scope]) -> Result<(), ProfileError> {
+    pub(crate) fn export(&self, target: &Path, scopes: &[Scope], threads: &ThreadNames) -> Result<(), ProfileError> {
         let mut written = self.lock();
         let beside = temporary(target)?;
         let compressed = target.extension() == Some(OsStr::new("gz"));
@@ -51,7 +51,7 @@ impl TraceFile {
             Written::Lost => return Err(ProfileError::Incomplete { path: target.to_owned() }),
             Written::NotYet => {
                 *written = Written::Lost;
-                let file = self.write(beside.path(), target, scopes)?;
+                let file = self.write(beside.path(), target, scopes, threads)?;
                 let exported = if compressed {
                     // kineto's file loses its name; the compressed one takes another.
                     drop(beside);
@@ -67,10 +67,10 @@ impl TraceFile {
     }
 
     /// Has kineto write to a temporary name, and completes the end.
-    fn write(&self, path: &Path, target: &Path, scopes: &[Scope]) -> Result<File, ProfileError> {
+    fn write(&self, path: &Path, target: &Path, scopes: &[Scope], threads: &ThreadNames) -> Result<File, ProfileError> {
         self.trace.save(path)?;
         let mut file = File::options().read(true).write(true).open(path).when("read the trace", path)?;
-        match tail::complete(&mut file, target, scopes) {
+        match tail::complete(&mut file, target, scopes, threads) {
             Ok(true) => Ok(file),
             Ok(false) => Err(ProfileError::Incomplete { path: target.to_owned() }),
             Err(error) => Err(error).when("complete the trace", target),

@@ -1,11 +1,12 @@
-//! The end of a trace that kineto has written: more events, and the name that the file is going to have.
+//! The end of a trace that kineto has written: more events, names of threads, and the name that the file is going to have.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use overdrive_ffi::profiler::Scope;
+
+use super::ThreadNames;
 
 /// The last event that kineto writes; the array of events ends behind it.
 const LAST_EVENT: &[u8] = b"\"Record Window End\"";
@@ -13,14 +14,16 @@ const TRACE_NAME: &[u8] = b"\"traceName\": \"";
 const BASE_TIME: &[u8] = b"\"baseTimeNanoseconds\": ";
 const BLOCK: u64 = 1 << 16;
 
-/// Adds scopes to a trace and names it; false where kineto has not come to its end.
-pub(super) fn complete(file: &mut File, target: &Path, scopes: &[Scope]) -> io::Result<bool> {
+/// Adds scopes and names of threads to a trace and names it; false where kineto has not come to its end.
+pub(super) fn complete(file: &mut File, target: &Path, scopes: &[Scope], threads: &ThreadNames) -> io::Result<bool> {
     let Some((events_end, rest)) = end(file)? else { return Ok(false) };
     let Some(name) = find_last(&rest, TRACE_NAME) else { return Ok(false) };
     let mut new = Vec::new();
-    if !scopes.is_empty() {
+    if !(scopes.is_empty() && threads.names.is_empty()) {
         let Some(base_ns) = base_time(file)? else { return Ok(false) };
         write_scopes(&mut new, scopes, base_ns)?;
+        write_names(&mut new, scopes, threads, base_ns)?;
+        new.extend_from_slice(b"\n  ");
     }
     new.extend_from_slice(&rest[..name + TRACE_NAME.len() - 1]);
     new.extend_from_slice(string(&target.to_string_lossy()).as_bytes());
@@ -83,14 +86,12 @@ fn find_last(bytes: &[u8], text: &[u8]) -> Option<usize> {
     bytes.windows(text.len()).rposition(|window| window == text)
 }
 
-/// Scopes by thread and time, and the threads' names, in kineto's form.
+/// Scopes by thread and time, in kineto's form.
 fn write_scopes(out: &mut Vec<u8>, scopes: &[Scope], base_ns: i64) -> io::Result<()> {
     let process = std::process::id();
     let mut sorted: Vec<&Scope> = scopes.iter().collect();
     sorted.sort_by_key(|scope| (scope.thread.system_id, scope.start_ns, std::cmp::Reverse(scope.end_ns)));
-    let mut threads = BTreeMap::new();
     for scope in sorted {
-        threads.entry(scope.thread.system_id).or_insert(scope);
         write!(
             out,
             ",\n  {{\n    \"ph\": \"X\", \"cat\": \"user_annotation\", \"name\": {}, \"pid\": {process}, \"tid\": {},\n    \
@@ -101,9 +102,23 @@ fn write_scopes(out: &mut Vec<u8>, scopes: &[Scope], base_ns: i64) -> io::Result
             microseconds(scope.end_ns - scope.start_ns),
         )?;
     }
-    for (thread, first) in threads {
-        let name = string(&format!("thread {thread} ({})", first.thread.name.as_deref().unwrap_or("unnamed")));
-        let at = microseconds(first.start_ns - base_ns);
+    Ok(())
+}
+
+/// Whatever kineto calls these threads, viewers take the latest name.
+fn write_names(out: &mut Vec<u8>, scopes: &[Scope], threads: &ThreadNames, base_ns: i64) -> io::Result<()> {
+    let process = std::process::id();
+    let mut names = threads.names.clone();
+    for scope in scopes {
+        // The system keeps 15 bytes of a name.
+        let name = names.entry(scope.thread.system_id).or_insert_with(|| "unnamed".to_owned());
+        if let Some(whole) = &scope.thread.name {
+            name.clone_from(whole);
+        }
+    }
+    let at = microseconds(threads.at_ns - base_ns);
+    for (thread, name) in names {
+        let name = string(&format!("thread {thread} ({name})"));
         for (metadata, key, value) in
             [("thread_name", "name", name), ("thread_sort_index", "sort_index", thread.to_string())]
         {
@@ -114,7 +129,6 @@ fn write_scopes(out: &mut Vec<u8>, scopes: &[Scope], base_ns: i64) -> io::Result
             )?;
         }
     }
-    out.extend_from_slice(b"\n  ");
     Ok(())
 }
 
@@ -146,10 +160,10 @@ mod tests {
         )
     }
 
-    fn completed(text: &str, scopes: &[Scope]) -> (bool, String) {
+    fn completed(text: &str, scopes: &[Scope], threads: &ThreadNames) -> (bool, String) {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(text.as_bytes()).unwrap();
-        let is_complete = complete(&mut file, Path::new("a \"name\".json"), scopes).unwrap();
+        let is_complete = complete(&mut file, Path::new("a \"name\".json"), scopes, threads).unwrap();
         let mut now = String::new();
         file.seek(SeekFrom::Start(0)).unwrap();
         file.read_to_string(&mut now).unwrap();
@@ -162,9 +176,14 @@ mod tests {
         let scope =
             |name: &str, start_ns, end_ns| Scope { name: name.into(), start_ns, end_ns, thread: thread.clone() };
         let scopes = [scope("inner", 3000, 4001), scope("outer", 2500, 9000)];
+        let none = ThreadNames { at_ns: 9000, ..ThreadNames::default() };
+        let mut threads = ThreadNames { at_ns: 9000, ..ThreadNames::default() };
+        threads.names.extend([(77, "worker".to_owned()), (78, "pt_gloo_runloop".to_owned())]);
         for length in [0, 10, 70_000, 1_000_000] {
-            for (scopes, events) in [(&scopes[..], 6), (&[], 2)] {
-                let (is_complete, now) = completed(&trace(&"x".repeat(length)), scopes);
+            for (scopes, threads, events) in
+                [(&scopes[..], &none, 6), (&[], &none, 2), (&[], &threads, 6), (&scopes, &threads, 8)]
+            {
+                let (is_complete, now) = completed(&trace(&"x".repeat(length)), scopes, threads);
                 assert!(is_complete);
                 let now: serde_json::Value = serde_json::from_str(&now).unwrap();
                 assert_eq!(now["traceName"], "a \"name\".json");
@@ -175,6 +194,14 @@ mod tests {
                     assert_eq!((all[3]["ts"].as_f64(), all[3]["dur"].as_f64()), (Some(2.0), Some(1.001)));
                     assert_eq!(all[4]["args"]["name"], "thread 77 (worker \"1\")");
                 }
+                if !threads.names.is_empty() {
+                    let last = &all[events - 2];
+                    assert_eq!(
+                        (&last["args"]["name"], &last["tid"]),
+                        (&"thread 78 (pt_gloo_runloop)".into(), &78.into())
+                    );
+                    assert_eq!(last["ts"].as_f64(), Some(8.0));
+                }
             }
         }
     }
@@ -183,7 +210,7 @@ mod tests {
     fn a_trace_that_was_cut_short_is_told_and_left_alone() {
         let whole = trace("some text");
         for length in [0, 1, whole.len() / 2, whole.len() - 40] {
-            assert_eq!(completed(&whole[..length], &[]), (false, whole[..length].to_owned()));
+            assert_eq!(completed(&whole[..length], &[], &ThreadNames::default()), (false, whole[..length].to_owned()));
         }
     }
 }

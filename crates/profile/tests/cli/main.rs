@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 mod child;
+mod clock;
+mod hosts;
 mod program;
 mod records;
 mod run;
@@ -21,8 +23,18 @@ fn main() {
             Ok::<(), Failed>(())
         })
     };
-    let all = [run::TESTS, records::TESTS];
-    libtest_mimic::run(&Arguments::from_args(), all.into_iter().flatten().map(trial).collect()).exit();
+    let all = [run::TESTS, records::TESTS, hosts::TESTS];
+    let mut trials: Vec<Trial> = all.into_iter().flatten().map(trial).collect();
+    let arguments = Arguments::from_args();
+    // What not every machine has counts as ignored where it is not there.
+    let no_clock = clock::missing();
+    for test in clock::TESTS {
+        if let (Some(reason), false) = (&no_clock, arguments.list) {
+            println!("{}: skipped: {reason}", test.0);
+        }
+        trials.push(trial(test).with_ignored_flag(no_clock.is_some()));
+    }
+    libtest_mimic::run(&arguments, trials).exit();
 }
 
 /// Lists functions as tests under their names, with the module in front.

@@ -58,15 +58,25 @@ pub struct RunOptions {
 }
 
 /// Say once more what bounds a recorded run
+///
+/// Of a run on several hosts, give the folders of all: the ranks in them are judged together.
+///
+///   overdrive-profile show host0 host1 --html all.html --json all.json
 #[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
 pub struct ShowOptions {
-    /// A folder that `run` has filled, or the profile.json in it
-    #[arg(value_name = "DIR|FILE")]
-    pub record: PathBuf,
+    /// A folder that `run` has filled, or the profile.json in it; the folders of several hosts, or the profile.rank*.json
+    /// in them
+    #[arg(value_name = "DIR|FILE", required = true)]
+    pub records: Vec<PathBuf>,
 
     /// Write the page there as well
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+
+    /// Write the record there as well, with all ranks in one: `diff` takes it
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }
 
 /// Compare two recorded runs: what got faster, what slower, beyond noise

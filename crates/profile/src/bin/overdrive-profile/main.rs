@@ -5,6 +5,7 @@ mod child;
 mod cli;
 mod diff;
 mod folder;
+mod hosts;
 mod records;
 mod run;
 mod show;

@@ -5,7 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
-use overdrive_profile::RunProfile;
+use overdrive_profile::{ProfileError, RunProfile};
+
+/// The record of all ranks that a folder has.
+pub const MERGED: &str = "profile.json";
 
 /// `profile.json`, `profile.rank3.json`; before `overdrive-profile run` has chosen among several, `profile.rank3.1234-0.json`.
 pub fn is_record(name: &str) -> bool {
@@ -44,9 +47,22 @@ pub fn names(folder: &Path, passes: impl Fn(&str) -> bool) -> Result<Vec<String>
 }
 
 /// A process's record, and its file.
-struct Record {
-    name: String,
-    run: RunProfile,
+pub struct Record {
+    pub path: PathBuf,
+    pub run: RunProfile,
+}
+
+impl Record {
+    /// # Errors
+    /// When there is none.
+    pub fn read(path: PathBuf) -> Result<Self, ProfileError> {
+        let run = RunProfile::read_json(&path)?;
+        Ok(Self { path, run })
+    }
+
+    fn name(&self) -> Option<String> {
+        Some(self.path.file_name()?.to_str()?.to_owned())
+    }
 }
 
 /// What a run has left, put together.
@@ -63,31 +79,8 @@ impl Records {
     /// # Errors
     /// When all of them are broken.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
-        let mut records = Vec::new();
-        let mut notes = Vec::new();
-        for name in names(folder, is_record)? {
-            match RunProfile::read_json(folder.join(&name)) {
-                Ok(run) => records.push(Record { name, run }),
-                Err(error) => notes.push(format!("{name} is left out: {error}")),
-            }
-        }
-        records.sort_by(|one, other| length(&other.run).partial_cmp(&length(&one.run)).unwrap_or(Ordering::Equal));
-        let Some(longest) = records.first().map(|record| (record.run.command.clone(), record.run.world_size)) else {
-            return if notes.is_empty() { Ok(None) } else { bail!(notes.join("; ")) };
-        };
-        let mut kept: Vec<Record> = Vec::new();
-        for record in records {
-            let run = &record.run;
-            let is_of_it = (&run.command, run.world_size) == (&longest.0, longest.1);
-            if is_of_it && kept.iter().all(|other| other.run.rank != run.rank) {
-                kept.push(record);
-            } else {
-                let steps = run.steps.as_ref().map_or(0, |steps| steps.steps_seen);
-                let command = run.command.join(" ");
-                notes.push(format!("a shorter record is left out, of {steps} steps by rank {}: {command}", run.rank));
-            }
-        }
-        let names = kept.iter().map(|record| record.name.clone()).collect();
+        let Some((kept, notes)) = of_one_run(folder, is_record)? else { return Ok(None) };
+        let names = kept.iter().filter_map(Record::name).collect();
         let mut run = RunProfile::merge_ranks(kept.into_iter().map(|record| record.run).collect())?;
         run.notes.extend(notes);
         Ok(Some(Self { run, names }))
@@ -110,6 +103,38 @@ impl Records {
     }
 }
 
+/// The records in a folder whose names pass, one of each rank, and notes about the others. None where there is none.
+///
+/// # Errors
+/// When all of them are broken.
+pub fn of_one_run(folder: &Path, passes: impl Fn(&str) -> bool) -> Result<Option<(Vec<Record>, Vec<String>)>> {
+    let mut records = Vec::new();
+    let mut notes = Vec::new();
+    for name in names(folder, passes)? {
+        match Record::read(folder.join(&name)) {
+            Ok(record) => records.push(record),
+            Err(error) => notes.push(format!("{name} is left out: {error}")),
+        }
+    }
+    records.sort_by(|one, other| length(&other.run).partial_cmp(&length(&one.run)).unwrap_or(Ordering::Equal));
+    let Some(longest) = records.first().map(|record| (record.run.command.clone(), record.run.world_size)) else {
+        return if notes.is_empty() { Ok(None) } else { bail!(notes.join("; ")) };
+    };
+    let mut kept: Vec<Record> = Vec::new();
+    for record in records {
+        let run = &record.run;
+        let is_of_it = (&run.command, run.world_size) == (&longest.0, longest.1);
+        if is_of_it && kept.iter().all(|other| other.run.rank != run.rank) {
+            kept.push(record);
+        } else {
+            let steps = run.steps.as_ref().map_or(0, |steps| steps.steps_seen);
+            let command = run.command.join(" ");
+            notes.push(format!("a shorter record is left out, of {steps} steps by rank {}: {command}", run.rank));
+        }
+    }
+    Ok(Some((kept, notes)))
+}
+
 /// The trace of a record: `trace.rank3.1234-0.json.gz`.
 fn trace_beside(record: &str) -> Option<String> {
     Some(format!("trace{}.json.gz", record.strip_prefix("profile")?.strip_suffix(".json")?))
@@ -125,7 +150,7 @@ pub fn read(path: &Path) -> Result<RunProfile> {
     if !path.is_dir() {
         return Ok(RunProfile::read_json(path)?);
     }
-    let merged: PathBuf = path.join("profile.json");
+    let merged = path.join(MERGED);
     if merged.exists() {
         return Ok(RunProfile::read_json(merged)?);
     }

@@ -1,0 +1,91 @@
+//! A run on several hosts: each has left a folder with the records of its ranks.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use overdrive_profile::RunProfile;
+
+use crate::records::{self, MERGED, Record, is_record};
+
+/// The record of all ranks in these folders and files. A single one is read as it is.
+///
+/// # Errors
+/// When one holds no record, a rank is there twice, or they are not of one run.
+pub fn read(paths: &[PathBuf]) -> Result<RunProfile> {
+    if let [path] = paths {
+        return records::read(path);
+    }
+    let mut ranks: Vec<Record> = Vec::new();
+    let mut notes = Vec::new();
+    for path in paths {
+        let (records, told) = if path.is_dir() { of_folder(path)? } else { (vec![of_file(path)?], Vec::new()) };
+        notes.extend(told.into_iter().map(|note| format!("{}: {note}", path.display())));
+        for record in records {
+            ranks.iter().try_for_each(|other| refuse(other, &record))?;
+            ranks.push(record);
+        }
+    }
+    let mut run = RunProfile::merge_ranks(ranks.into_iter().map(|record| record.run).collect())?;
+    run.notes.extend(notes);
+    Ok(run)
+}
+
+/// The records of a host's ranks, and what its folder tells besides.
+fn of_folder(folder: &Path) -> Result<(Vec<Record>, Vec<String>)> {
+    let merged = folder.join(MERGED);
+    let Some((ranks, mut notes)) = records::of_one_run(folder, |name| is_record(name) && name != MERGED)? else {
+        if merged.exists() {
+            return Ok((vec![of_file(&merged)?], Vec::new()));
+        }
+        bail!("{} holds no profile.rank*.json", folder.display());
+    };
+    // What is known of the host's run as a whole, such as that it ended early, is in no rank's record.
+    if let Ok(merged) = RunProfile::read_json(merged) {
+        let of_ranks = RunProfile::merge_ranks(ranks.iter().map(|record| record.run.clone()).collect())?.notes;
+        let is_known = |note: &String| of_ranks.contains(note) || notes.contains(note);
+        let more: Vec<String> = merged.notes.into_iter().filter(|note| !is_known(note)).collect();
+        notes.extend(more);
+    }
+    Ok((ranks, notes))
+}
+
+/// The record of a single rank.
+fn of_file(path: &Path) -> Result<Record> {
+    let record = Record::read(path.to_owned())?;
+    if !record.run.ranks.is_empty() {
+        let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        bail!(
+            "{} has the ranks of a host put together already: give the folder that holds its profile.rank*.json ({} does, \
+             unless they were left behind)",
+            path.display(),
+            folder.display()
+        );
+    }
+    Ok(record)
+}
+
+/// Two records that cannot be of one run.
+fn refuse(one: &Record, other: &Record) -> Result<()> {
+    let both = format!("{} and {}", one.path.display(), other.path.display());
+    let (a, b) = (&one.run, &other.run);
+    if a.world_size != b.world_size {
+        bail!("{both} are of different runs: one of {} ranks, one of {}", a.world_size, b.world_size);
+    }
+    if program(a) != program(b) {
+        let commands = [a, b].map(|run| run.command.join(" "));
+        bail!("{both} are of different runs: {:?} and {:?}", commands[0], commands[1]);
+    }
+    if a.rank == b.rank {
+        bail!("rank {} is there twice, in {both}: give the folders that one run has left, each once", a.rank);
+    }
+    Ok(())
+}
+
+/// What was run, wherever a host has it.
+fn program(run: &RunProfile) -> (Option<&OsStr>, &[String]) {
+    match run.command.split_first() {
+        Some((program, args)) => (Path::new(program).file_name(), args),
+        None => (None, &[]),
+    }
+}

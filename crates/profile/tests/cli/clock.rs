@@ -1,0 +1,197 @@
+//! A system's clock that is set while a program trains. It is that of a program alone: libfaketime stands between the program
+//! and the system, and takes the clock from a file.
+
+use std::cell::RefCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use overdrive_profile::{
+    Gap, GapSource, Phase, Profile, ProfileError, Profiler, RunRecorder, Schedule, StepTimer, record_function,
+};
+
+use crate::child::TASK;
+use crate::program::end;
+
+/// Where the program finds its clock.
+const CLOCK: &str = "FAKETIME_TIMESTAMP_FILE";
+const HOUR: i64 = 3600;
+/// How long a step works at least.
+const WORK: Duration = Duration::from_millis(5);
+
+/// Why these tests cannot run here.
+pub fn missing() -> Option<String> {
+    library().is_none().then(|| "no libfaketime (Debian, Ubuntu: apt install libfaketime)".to_owned())
+}
+
+fn library() -> Option<PathBuf> {
+    let roots = ["/usr/lib", "/usr/lib64", "/usr/local/lib"].map(PathBuf::from);
+    let below = fs::read_dir("/usr/lib").into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    roots.into_iter().chain(below).map(|root| root.join("faketime/libfaketimeMT.so.1")).find(|path| path.exists())
+}
+
+crate::tests![windows_in_which_the_clock_is_set_are_left_out, a_record_tells_that_the_clock_was_set];
+
+fn windows_in_which_the_clock_is_set_are_left_out() {
+    under_a_clock_of_its_own("clock windows");
+}
+
+fn a_record_tells_that_the_clock_was_set() {
+    under_a_clock_of_its_own("clock record");
+}
+
+fn under_a_clock_of_its_own(task: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let clock = folder.path().join("clock");
+    fs::write(&clock, "+0").unwrap();
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.env(TASK, task).env("LD_PRELOAD", library().unwrap()).env(CLOCK, &clock);
+    // Read each time; and what counts from the system's start goes on as it did.
+    program.env("FAKETIME_NO_CACHE", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1").env("DONT_FAKE_MONOTONIC", "1");
+    let ended = end(program);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "the clock was set\n"), "{}", ended.err);
+}
+
+/// What such a program does.
+pub fn train_under_it(what: &str) {
+    let start = (Instant::now(), SystemTime::now());
+    set_clock(HOUR);
+    let went = SystemTime::now().duration_since(start.1).unwrap();
+    assert!(went >= Duration::from_secs(3600) && start.0.elapsed() < went, "the clock does not obey: {went:?}");
+    set_clock(0);
+    match what {
+        "windows" => windows(),
+        _ => record(),
+    }
+    println!("the clock was set");
+}
+
+/// Sets it to so many seconds behind the system's. Whoever reads it meanwhile finds one or the other.
+fn set_clock(seconds: i64) {
+    let path = PathBuf::from(std::env::var_os(CLOCK).unwrap());
+    let new = path.with_extension("new");
+    fs::write(&new, format!("{seconds:+}")).unwrap();
+    fs::rename(new, path).unwrap();
+}
+
+fn unix_ns() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as i64
+}
+
+fn is_about(jump_ns: i64, seconds: i64) -> bool {
+    // By less than a minute off, which no other jump here is.
+    (jump_ns / 1_000_000_000 - seconds).abs() < 60
+}
+
+/// Windows of two steps behind one that warms up. In the second the clock goes on an hour, in the fourth it goes back; in
+/// the fifth it is set as well, but before anything is recorded.
+fn windows() {
+    let kept: Rc<RefCell<Vec<Arc<Profile>>>> = Rc::default();
+    let handed = Rc::clone(&kept);
+    let keep = move |profile: Arc<Profile>| {
+        handed.borrow_mut().push(profile);
+        Ok::<(), ProfileError>(())
+    };
+    let mut profiler =
+        Profiler::builder().schedule(Schedule::new(0, 1, 2).unwrap().repeat(5)).on_trace_ready(keep).start().unwrap();
+    // By step: by the clock that nobody sets, and by the one that is set; how long the work took at least and at most.
+    let mut measured = Vec::new();
+    for step in 0..15 {
+        let (unix_before, outside) = (unix_ns(), Instant::now());
+        let scope = record_function("work");
+        let inside = Instant::now();
+        sleep(WORK);
+        match step {
+            4 | 12 => set_clock(HOUR),
+            10 => set_clock(0),
+            _ => {}
+        }
+        let least = inside.elapsed();
+        drop(scope);
+        measured.push((unix_before, least, outside.elapsed(), unix_ns()));
+        profiler.step().unwrap();
+    }
+    profiler.stop().unwrap();
+
+    let gaps: Vec<(u64, u64)> = profiler.gaps().iter().map(|gap: &Gap| (gap.first_step, gap.last_step)).collect();
+    assert_eq!(gaps, [(4, 5), (10, 11)], "{:?}", profiler.gaps());
+    let jumps: Vec<i64> = profiler.gaps().iter().map(|gap| gap.clock_jump_ns).collect();
+    assert!(is_about(jumps[0], HOUR) && is_about(jumps[1], -HOUR), "{jumps:?}");
+
+    let kept = kept.borrow();
+    let steps: Vec<u64> = kept.iter().flat_map(|profile| profile.steps()).collect();
+    assert_eq!(steps, [1, 2, 7, 8, 13, 14]);
+    for profile in kept.iter() {
+        let events = profile.events().unwrap();
+        let work: Vec<_> = events.iter().filter(|event| &*event.name == "work").collect();
+        assert_eq!(work.len(), 2);
+        for (event, step) in work.into_iter().zip(profile.steps()) {
+            let (unix_before, least, most, unix_after) = measured[step as usize];
+            let took = event.elapsed_ns() as f64;
+            // libtorch finds the pace of the processor's counter by the system's clock, to within microseconds.
+            let (least, most) = (0.99 * least.as_nanos() as f64, 1.01 * most.as_nanos() as f64 + 1e5);
+            assert!((least..=most).contains(&took), "step {step}: {took} ns, not {least} to {most}");
+            // And where it stands in time: within the step, by the clock of that time.
+            let [began, ended] = [event.start_ns, event.end_ns].map(|at| profile.start_ns() + at);
+            assert!(
+                unix_before - 1_000_000 <= began && ended <= unix_after + 1_000_000,
+                "step {step}: {began}, {ended}"
+            );
+        }
+    }
+}
+
+/// A timer that records, under whose profiler the clock goes on by an hour, and goes back later.
+fn record() {
+    let recorder = RunRecorder::new()
+        .steps_before(4)
+        .profiled_steps(4)
+        .sample_interval(Duration::from_millis(10))
+        .folder(folder());
+    let timer = StepTimer::builder().warmup_steps(0).record(recorder).build().unwrap();
+    let start = Instant::now();
+    for step in 0..24 {
+        {
+            let _phase = timer.phase(Phase::Forward);
+            sleep(WORK);
+            match step {
+                6 => set_clock(HOUR),
+                18 => set_clock(0),
+                _ => {}
+            }
+        }
+        timer.step(4);
+    }
+    let run = timer.finish().unwrap();
+    let all = start.elapsed().as_secs_f64();
+    assert!(run.profiled.is_none(), "{:?}", run.profiled);
+    let told = |note: &String| note.starts_with("the profiled steps were left out: the system's clock jumped by 3");
+    assert!(run.notes.iter().any(told), "{:?}", run.notes);
+    assert!(!folder().join("trace.json.gz").exists());
+
+    // 24 steps less one that warms the profiler up and 4 under it.
+    let steps = run.steps.unwrap();
+    assert_eq!((steps.steps, steps.steps_seen, steps.clock_jumps), (19, 24, 0));
+    assert!(steps.total_seconds >= 19.0 * WORK.as_secs_f64() && steps.total_seconds <= all, "{steps}");
+    for step in &run.step_times {
+        let took = step.total_seconds();
+        assert!((WORK.as_secs_f64()..=all).contains(&took), "step {} took {took} s", step.step);
+    }
+    assert!(run.step_times.windows(2).all(|pair| pair[0].start_seconds < pair[1].start_seconds));
+    let samples = &run.samples;
+    assert!(samples.windows(2).all(|pair| pair[0].elapsed_seconds < pair[1].elapsed_seconds));
+    // The monitor tells of both.
+    let set: Vec<&str> =
+        run.gaps.iter().filter(|gap| gap.source == GapSource::Clock).map(|gap| gap.reason.as_str()).collect();
+    assert_eq!(set.len(), 2, "{:?}", run.gaps);
+    assert!(set[0].starts_with("the system's clock jumped by 3") && set[1].contains("jumped by -3"), "{set:?}");
+}
+
+/// Where the clock is, too.
+fn folder() -> PathBuf {
+    Path::new(&std::env::var_os(CLOCK).unwrap()).parent().unwrap().to_owned()
+}
