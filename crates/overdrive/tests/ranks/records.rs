@@ -46,6 +46,8 @@ fn records(fault: &str) -> Result<RunProfile> {
 
 pub fn scenario(meeting: &Meeting) -> Result<()> {
     let fault = std::env::var(FAULT)?;
+    // As launchers have it: with more threads than CPUs, ranks would wait for those and not for each other.
+    tch::set_num_threads(1);
     let group = meeting.group()?;
     let vs = nn::VarStore::new(Device::Cpu);
     // Many numbers for little arithmetic; or the other way round.

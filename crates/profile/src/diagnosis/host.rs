@@ -131,10 +131,10 @@ fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     let seconds = unseen + pauses;
     // A thread that waits for a CPU pauses as well, and longer in some steps than in others: in the profiled ones it may have
     // waited in just these pauses.
-    let (all, waited) = (gaps.iter().map(|gap| gap.seconds).sum::<f64>(), profiled.queued_seconds.unwrap_or(0.0));
-    let certain = if all > 0.0 { (1.0 - waited / all).max(0.0) } else { 1.0 };
-    let queued = facts.queued_seconds() * seconds / facts.step_seconds;
-    facts.finding(Bottleneck::HostCode, unseen + certain * pauses - queued)?;
+    let on_cpu = 1.0 - facts.queued_seconds() / facts.step_seconds;
+    let all: f64 = gaps.iter().map(|gap| gap.seconds).sum();
+    let certain = profiled.queued_seconds.map_or(on_cpu * pauses, |waited| (all - waited).clamp(0.0, pauses));
+    facts.finding(Bottleneck::HostCode, on_cpu * unseen + certain)?;
     let mut finding = facts.finding(Bottleneck::HostCode, seconds)?;
     if let Some(longest) = gaps.first().filter(|_| pauses > unseen) {
         let most = format!("for {} no operator runs, most of it{}", facts.of_step(pauses), place(longest));

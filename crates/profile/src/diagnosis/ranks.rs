@@ -183,7 +183,7 @@ fn communication(facts: &Facts<'_>, late_seconds: f64) -> Option<Finding> {
         let waits = times.communication_seconds + pauses.sum::<f64>();
         // Ranks do not start their profilers at the same time: no more than what operators leave over without one.
         let waits = waits.min((facts.seconds(phase) - times.operator_seconds).max(0.0));
-        facts.unprofiled(phase, waits + times.exchange_operator_seconds, 0.0)
+        (waits + times.exchange_operator_seconds).min(facts.seconds(phase))
     };
     let backward = within(Phase::Backward);
     let elsewhere: f64 = [Phase::Forward, Phase::Optimizer, Phase::Other].map(within).iter().sum();
