@@ -101,7 +101,7 @@ impl RunProfile {
     }
 
     /// Puts the records of all ranks together: that of the lowest rank, with the reports of all. Ranks keep their numbers
-    /// where some are missing, which a note tells.
+    /// where some are missing, which a note tells. What the profiler saw is of the lowest rank in which it was on.
     ///
     /// # Errors
     /// `NothingToRecord` without any; `Setting` where a rank is there twice.
@@ -116,6 +116,8 @@ impl RunProfile {
         let rank_info = RankInfo::of(&timed);
         let untimed: Vec<_> = runs.iter().filter(|run| run.steps.is_none()).map(|run| run.rank).collect();
         let present: Vec<_> = runs.iter().map(|run| run.rank).collect();
+        let profiled = runs.iter().position(|run| run.profiled.is_some());
+        let profiled = profiled.map(|place| (runs[place].rank, runs[place].profiled.take()));
         let nothing = ProfileError::NothingToRecord("there is no record of a rank");
         let mut first = runs.into_iter().next().ok_or(nothing)?;
         if present.len() > 1 || first.world_size > 1 {
@@ -125,6 +127,14 @@ impl RunProfile {
             }
             first.notes.extend(untimed.iter().map(|rank| format!("rank {rank} timed no step")));
             (first.ranks, first.rank_info) = (ranks, rank_info);
+        }
+        if let Some((rank, profiled)) = profiled {
+            if rank != first.rank {
+                first
+                    .notes
+                    .push(format!("no step of rank {} was profiled: operators are those of rank {rank}", first.rank));
+            }
+            first.profiled = profiled;
         }
         Ok(first)
     }

@@ -16,6 +16,8 @@ const SHORTEST_GAP_NS: i64 = 100_000;
 const SMALL_CALL_NS: i64 = 10_000;
 /// Reading fewer numbers is no loop.
 const LEAST_NUMBERS: i64 = 8;
+/// What the host does within a loop that reads so many belongs to the loop.
+const LONG_LOOP: i64 = 32;
 /// More calls than this between two numbers end the loop.
 const MOST_CALLS_BETWEEN: i64 = 24;
 /// Rows of each table that are kept.
@@ -49,6 +51,14 @@ fn steps(events: &EventList, thread: u64) -> Vec<Span> {
 
 /// A step, a phase and a scope.
 type Place<'a> = (usize, Phase, Option<&'a str>);
+
+/// A loop that reads numbers out of tensors.
+struct ReadBacks<'a> {
+    place: Place<'a>,
+    /// From the first number to the last.
+    span: Span,
+    numbers: i64,
+}
 
 /// The steps of a profile, and what went on in them.
 struct Window<'a> {
@@ -119,12 +129,17 @@ impl<'a> Window<'a> {
                 times.exchange_operator_seconds += self.per_step(event.elapsed_ns());
             }
         }
+        let loops = self.read_back_loops(&calls);
+        let is_of_loop = |gap: Span| {
+            let long = loops.iter().filter(|it| it.numbers >= LONG_LOOP);
+            long.map(|it| it.span).any(|span| span.0 <= gap.0 && gap.1 <= span.1)
+        };
         for gap in self.pauses() {
             let phase = self.phase_at(gap.0);
             let exchanged: i64 = self.exchanges.iter().map(|exchange| overlap(gap, *exchange)).sum();
             phases[phase as usize].communication_seconds += self.per_step(exchanged);
             let own = gap.1 - gap.0 - exchanged;
-            if gap.1 - gap.0 >= SHORTEST_GAP_NS {
+            if gap.1 - gap.0 >= SHORTEST_GAP_NS && !is_of_loop(gap) {
                 gaps.add((phase, self.scope_at(gap.0)), own);
             } else {
                 phases[phase as usize].short_pause_seconds += self.per_step(own);
@@ -142,7 +157,7 @@ impl<'a> Window<'a> {
             ops: self.ops(),
             scopes: self.scope_times(),
             gaps: gaps.rows(|key, calls, time| self.gap(key, calls, time, 0)),
-            read_backs: self.read_backs(&calls),
+            read_backs: self.read_backs(&loops, &calls),
             device_work: self.named(device().map(|event| (&*event.name, false, event.elapsed_ns()))),
             device_busy_seconds: self.events.recording().cuda.then(|| {
                 let busy = union(device().map(span_of).collect());
@@ -242,8 +257,8 @@ impl<'a> Window<'a> {
     }
 
     /// Runs of numbers that are read out of tensors one after the other, by a step, a phase and a scope.
-    fn read_backs(&self, calls: &[i64]) -> Vec<HostGap> {
-        let mut runs: Vec<(Place<'_>, Span, i64)> = Vec::new();
+    fn read_back_loops(&self, calls: &[i64]) -> Vec<ReadBacks<'a>> {
+        let mut loops: Vec<ReadBacks<'_>> = Vec::new();
         for (place, event) in self.calls().filter(|(_, event)| &*event.name == "aten::_local_scalar_dense") {
             // What operators read for themselves is theirs.
             let around = |place: usize| self.events[place].cpu_parent.filter(|&place| is_operator(&self.events[place]));
@@ -252,15 +267,20 @@ impl<'a> Window<'a> {
                 continue;
             }
             let Some(step) = self.steps.iter().position(|step| within_span(span_of(event), *step)) else { continue };
-            let key = (step, self.phase_at(event.start_ns), self.scope_at(event.start_ns));
+            let place = (step, self.phase_at(event.start_ns), self.scope_at(event.start_ns));
             let goes_on = |last: &Span| calls_within(calls, (last.1, event.start_ns)) <= MOST_CALLS_BETWEEN;
-            match runs.last_mut().filter(|(last_key, last, _)| *last_key == key && goes_on(last)) {
-                Some((_, span, numbers)) => (span.1, *numbers) = (event.end_ns, *numbers + 1),
-                None => runs.push((key, span_of(event), 1)),
+            match loops.last_mut().filter(|last| last.place == place && goes_on(&last.span)) {
+                Some(last) => (last.span.1, last.numbers) = (event.end_ns, last.numbers + 1),
+                None => loops.push(ReadBacks { place, span: span_of(event), numbers: 1 }),
             }
         }
+        loops.retain(|it| it.numbers >= LEAST_NUMBERS);
+        loops
+    }
+
+    fn read_backs(&self, loops: &[ReadBacks<'a>], calls: &[i64]) -> Vec<HostGap> {
         let (mut sums, mut operators) = (Sums::default(), Sums::default());
-        for ((_, phase, scope), span, numbers) in runs.into_iter().filter(|(_, _, numbers)| *numbers >= LEAST_NUMBERS) {
+        for &ReadBacks { place: (_, phase, scope), span, numbers } in loops {
             sums.add_calls((phase, scope), numbers, span.1 - span.0);
             operators.add_calls((phase, scope), calls_within(calls, span), 0);
         }

@@ -67,6 +67,12 @@ fn ranks_keep_their_numbers_where_one_is_missing() {
     text.as_object_mut().unwrap().remove("rank_info");
     assert_eq!(serde_json::from_value::<RunProfile>(text).unwrap().rank_number(1), 1);
     // A size that cannot be is no reason to count up to it.
+    let mut without = rank(0, 2, |_| 4.0);
+    without.profiled = None;
+    let other = rank(1, 2, |_| 4.0);
+    let merged = RunProfile::merge_ranks(vec![other.clone(), without]).unwrap();
+    assert!(merged.profiled.is_some() && merged.profiled == other.profiled);
+    assert!(merged.notes.iter().any(|note| note.contains("are those of rank 1")), "{:?}", merged.notes);
     let absurd = RunProfile::merge_ranks(vec![rank(0, u64::MAX, |_| 4.0)]).unwrap();
     assert!(absurd.notes[0].ends_with("rank 8 and 18446744073709551606 more"), "{:?}", absurd.notes);
 }
