@@ -71,7 +71,14 @@ fn sample(second: usize) -> Sample {
 /// A run with something in every place.
 fn full() -> RunProfile {
     let evil = || EVIL.to_owned();
-    let gap = || HostGap { phase: Phase::Other, scope: Some(evil()), calls: 1.5, seconds: 0.002, operators: 0.0 };
+    let gap = || HostGap {
+        phase: Phase::Other,
+        scope: Some(evil()),
+        calls: 1.5,
+        seconds: 0.002,
+        typical_seconds: Some(0.002),
+        operators: 0.0,
+    };
     let scope = || ScopeTimes { name: evil(), calls: 2.0, seconds: 0.001, is_main_thread: true };
     let step = |step: u64| StepTimes {
         step,

@@ -106,6 +106,10 @@ pub struct HostGap {
     pub calls: f64,
     /// Seconds.
     pub seconds: f64,
+    /// Of a gap, seconds of the median step: nothing where it was in less than half of the steps. None of loops, and in records of
+    /// before this was kept.
+    #[serde(default)]
+    pub typical_seconds: Option<f64>,
     /// How many operators were called in it in all.
     pub operators: f64,
 }

@@ -1,5 +1,7 @@
 //! From the events of a profile to what its steps come to.
 
+mod read_backs;
+
 use std::collections::HashMap;
 use std::hash::Hash;
 
@@ -14,12 +16,6 @@ const STEP: &str = "ProfilerStep*";
 const SHORTEST_GAP_NS: i64 = 100_000;
 /// A call that takes no longer by itself does hardly more than being called, which takes 1 to 5 us under a profiler.
 const SMALL_CALL_NS: i64 = 10_000;
-/// Reading fewer numbers is no loop.
-const LEAST_NUMBERS: i64 = 8;
-/// What the host does within a loop that reads so many belongs to the loop.
-const LONG_LOOP: i64 = 32;
-/// More calls than this between two numbers end the loop.
-const MOST_CALLS_BETWEEN: i64 = 24;
 /// Rows of each table that are kept.
 const MOST_ROWS: usize = 300;
 
@@ -51,14 +47,6 @@ fn steps(events: &EventList, thread: u64) -> Vec<Span> {
 
 /// A step, a phase and a scope.
 type Place<'a> = (usize, Phase, Option<&'a str>);
-
-/// A loop that reads numbers out of tensors.
-struct ReadBacks<'a> {
-    place: Place<'a>,
-    /// From the first number to the last.
-    span: Span,
-    numbers: i64,
-}
 
 /// The steps of a profile, and what went on in them.
 struct Window<'a> {
@@ -108,12 +96,18 @@ impl<'a> Window<'a> {
         self.phases.at(time).unwrap_or(Phase::Other)
     }
 
+    /// The first one for what comes before all of them.
+    fn step_at(&self, time: i64) -> usize {
+        self.steps.partition_point(|step| step.0 <= time).saturating_sub(1)
+    }
+
     fn scope_at(&self, time: i64) -> Option<&'a str> {
         self.scopes.at(time)
     }
 
     fn sum_up(self) -> ProfiledSteps {
         let mut gaps = Sums::default();
+        let mut of_steps: HashMap<_, Vec<i64>> = HashMap::new();
         let serves = |place: usize| serves_exchanges(&self.events[place]);
         let calls = self.call_times();
         let mut phases: Vec<PhaseTimes> = Phase::ALL.map(|phase| self.phase_times(phase)).into();
@@ -130,17 +124,15 @@ impl<'a> Window<'a> {
             }
         }
         let loops = self.read_back_loops(&calls);
-        let is_of_loop = |gap: Span| {
-            let long = loops.iter().filter(|it| it.numbers >= LONG_LOOP);
-            long.map(|it| it.span).any(|span| span.0 <= gap.0 && gap.1 <= span.1)
-        };
         for gap in self.pauses() {
             let phase = self.phase_at(gap.0);
             let exchanged: i64 = self.exchanges.iter().map(|exchange| overlap(gap, *exchange)).sum();
             phases[phase as usize].communication_seconds += self.per_step(exchanged);
             let own = gap.1 - gap.0 - exchanged;
-            if gap.1 - gap.0 >= SHORTEST_GAP_NS && !is_of_loop(gap) {
-                gaps.add((phase, self.scope_at(gap.0)), own);
+            if gap.1 - gap.0 >= SHORTEST_GAP_NS && !loops.iter().any(|it| it.has(gap)) {
+                let place = (phase, self.scope_at(gap.0));
+                gaps.add(place, own);
+                of_steps.entry(place).or_insert_with(|| vec![0; self.steps.len()])[self.step_at(gap.0)] += own;
             } else {
                 phases[phase as usize].short_pause_seconds += self.per_step(own);
             }
@@ -156,7 +148,10 @@ impl<'a> Window<'a> {
             phases,
             ops: self.ops(),
             scopes: self.scope_times(),
-            gaps: gaps.rows(|key, calls, time| self.gap(key, calls, time, 0)),
+            gaps: gaps.rows(|key, calls, time| {
+                let typical_seconds = of_steps.remove(&key).map(|times| median(times) as f64 / 1e9);
+                HostGap { typical_seconds, ..self.gap(key, calls, time, 0) }
+            }),
             read_backs: self.read_backs(&loops, &calls),
             device_work: self.named(device().map(|event| (&*event.name, false, event.elapsed_ns()))),
             device_busy_seconds: self.events.recording().cuda.then(|| {
@@ -256,43 +251,13 @@ impl<'a> Window<'a> {
         self.named(own.map(|event| (&*event.name, event.thread == self.thread, event.elapsed_ns())))
     }
 
-    /// Runs of numbers that are read out of tensors one after the other, by a step, a phase and a scope.
-    fn read_back_loops(&self, calls: &[i64]) -> Vec<ReadBacks<'a>> {
-        let mut loops: Vec<ReadBacks<'_>> = Vec::new();
-        for (place, event) in self.calls().filter(|(_, event)| &*event.name == "aten::_local_scalar_dense") {
-            // What operators read for themselves is theirs.
-            let around = |place: usize| self.events[place].cpu_parent.filter(|&place| is_operator(&self.events[place]));
-            let item = around(place);
-            if item.is_some_and(|item| &*self.events[item].name != "aten::item" || around(item).is_some()) {
-                continue;
-            }
-            let Some(step) = self.steps.iter().position(|step| within_span(span_of(event), *step)) else { continue };
-            let place = (step, self.phase_at(event.start_ns), self.scope_at(event.start_ns));
-            let goes_on = |last: &Span| calls_within(calls, (last.1, event.start_ns)) <= MOST_CALLS_BETWEEN;
-            match loops.last_mut().filter(|last| last.place == place && goes_on(&last.span)) {
-                Some(last) => (last.span.1, last.numbers) = (event.end_ns, last.numbers + 1),
-                None => loops.push(ReadBacks { place, span: span_of(event), numbers: 1 }),
-            }
-        }
-        loops.retain(|it| it.numbers >= LEAST_NUMBERS);
-        loops
-    }
-
-    fn read_backs(&self, loops: &[ReadBacks<'a>], calls: &[i64]) -> Vec<HostGap> {
-        let (mut sums, mut operators) = (Sums::default(), Sums::default());
-        for &ReadBacks { place: (_, phase, scope), span, numbers } in loops {
-            sums.add_calls((phase, scope), numbers, span.1 - span.0);
-            operators.add_calls((phase, scope), calls_within(calls, span), 0);
-        }
-        sums.rows(|key, calls, time| self.gap(key, calls, time, operators.calls(&key)))
-    }
-
     fn gap(&self, (phase, scope): (Phase, Option<&str>), calls: i64, time: i64, operators: i64) -> HostGap {
         HostGap {
             phase,
             scope: scope.map(str::to_owned),
             calls: self.each(calls),
             seconds: self.per_step(time),
+            typical_seconds: None,
             operators: self.each(operators),
         }
     }
@@ -344,12 +309,18 @@ impl<K: Eq + Hash> Sums<K> {
     }
 
     /// The longest first.
-    fn rows<R>(self, row: impl Fn(K, i64, i64) -> R) -> Vec<R> {
+    fn rows<R>(self, mut row: impl FnMut(K, i64, i64) -> R) -> Vec<R> {
         let mut sums: Vec<_> = self.0.into_iter().collect();
         sums.sort_by_key(|(_, (_, time))| std::cmp::Reverse(*time));
         sums.truncate(MOST_ROWS);
         sums.into_iter().map(|(key, (calls, time))| row(key, calls, time)).collect()
     }
+}
+
+/// The middle one; of two, the lower: what half of the steps do not have is nothing.
+fn median(mut times: Vec<i64>) -> i64 {
+    times.sort_unstable();
+    times.get(times.len().saturating_sub(1) / 2).copied().unwrap_or(0)
 }
 
 /// How many of the times, which are in order, lie in a span.

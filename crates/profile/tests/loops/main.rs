@@ -2,6 +2,7 @@
 //! Hence a `main` of its own.
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -20,11 +21,12 @@ fn main() {
             Ok::<(), Failed>(())
         })
     };
-    let tests: [(&str, fn()); 6] = [
+    let tests: [(&str, fn()); 7] = [
         ("loops_over_numbers_are_named", loops_over_numbers_are_named),
         ("numbers_that_are_read_here_and_there_are_no_loop", numbers_that_are_read_here_and_there_are_no_loop),
         ("tiny_operators_are_named", tiny_operators_are_named),
         ("the_programs_own_code_is_named", the_programs_own_code_is_named),
+        ("a_pause_in_one_step_is_no_code_of_the_programs", a_pause_in_one_step_is_no_code_of_the_programs),
         ("optimizers_that_go_tensor_by_tensor_are_named", optimizers_that_go_tensor_by_tensor_are_named),
         ("arithmetic_is_no_fault", arithmetic_is_no_fault),
     ];
@@ -127,6 +129,22 @@ fn the_programs_own_code_is_named() {
     let diagnosis = Diagnosis::of(&Plant::new(128, 2).run(recorder(), Plant::forward, log));
     let first = &diagnosis.findings[0];
     assert_eq!((first.bottleneck, first.scope.as_deref()), (Bottleneck::HostCode, Some("logging")), "{diagnosis}");
+}
+
+fn a_pause_in_one_step_is_no_code_of_the_programs() {
+    let steps = Cell::new(0);
+    let once = |plant: &Plant| {
+        // The second of the four profiled ones.
+        if steps.replace(steps.get() + 1) == 15 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        plant.forward()
+    };
+    let run = Plant::new(128, 2).run(recorder(), once, |_| {});
+    let gap = run.profiled.as_ref().unwrap().gaps.first().unwrap();
+    assert!(gap.seconds >= 0.005 && gap.typical_seconds < Some(0.005), "{gap:?}");
+    let diagnosis = Diagnosis::of(&run);
+    assert!(diagnosis.findings.iter().all(|it| it.bottleneck != Bottleneck::HostCode), "{diagnosis}");
 }
 
 fn optimizers_that_go_tensor_by_tensor_are_named() {

@@ -1,0 +1,60 @@
+//! Loops that read numbers out of tensors one by one.
+
+use super::{Place, Sums, Window, calls_within, is_operator, span_of, within_span};
+use crate::run::HostGap;
+use crate::run::track::Span;
+
+/// Reading fewer numbers is no loop.
+const LEAST_NUMBERS: i64 = 8;
+/// What the host does within a loop that reads so many belongs to the loop.
+const LONG_LOOP: i64 = 32;
+/// More calls than this between two numbers end the loop.
+const MOST_CALLS_BETWEEN: i64 = 24;
+
+/// A loop that reads numbers out of tensors.
+pub(super) struct ReadBacks<'a> {
+    place: Place<'a>,
+    /// From the first number to the last.
+    span: Span,
+    numbers: i64,
+}
+
+impl ReadBacks<'_> {
+    /// Whether what the host does meanwhile is the loop's own.
+    pub(super) fn has(&self, pause: Span) -> bool {
+        self.numbers >= LONG_LOOP && self.span.0 <= pause.0 && pause.1 <= self.span.1
+    }
+}
+
+impl<'a> Window<'a> {
+    /// Runs of numbers that are read out of tensors one after the other, by a step, a phase and a scope.
+    pub(super) fn read_back_loops(&self, calls: &[i64]) -> Vec<ReadBacks<'a>> {
+        let mut loops: Vec<ReadBacks<'_>> = Vec::new();
+        for (place, event) in self.calls().filter(|(_, event)| &*event.name == "aten::_local_scalar_dense") {
+            // What operators read for themselves is theirs.
+            let around = |place: usize| self.events[place].cpu_parent.filter(|&place| is_operator(&self.events[place]));
+            let item = around(place);
+            if item.is_some_and(|item| &*self.events[item].name != "aten::item" || around(item).is_some()) {
+                continue;
+            }
+            let Some(step) = self.steps.iter().position(|step| within_span(span_of(event), *step)) else { continue };
+            let place = (step, self.phase_at(event.start_ns), self.scope_at(event.start_ns));
+            let goes_on = |last: &Span| calls_within(calls, (last.1, event.start_ns)) <= MOST_CALLS_BETWEEN;
+            match loops.last_mut().filter(|last| last.place == place && goes_on(&last.span)) {
+                Some(last) => (last.span.1, last.numbers) = (event.end_ns, last.numbers + 1),
+                None => loops.push(ReadBacks { place, span: span_of(event), numbers: 1 }),
+            }
+        }
+        loops.retain(|it| it.numbers >= LEAST_NUMBERS);
+        loops
+    }
+
+    pub(super) fn read_backs(&self, loops: &[ReadBacks<'a>], calls: &[i64]) -> Vec<HostGap> {
+        let (mut sums, mut operators) = (Sums::default(), Sums::default());
+        for &ReadBacks { place: (_, phase, scope), span, numbers } in loops {
+            sums.add_calls((phase, scope), numbers, span.1 - span.0);
+            operators.add_calls((phase, scope), calls_within(calls, span), 0);
+        }
+        sums.rows(|key, calls, time| self.gap(key, calls, time, operators.calls(&key)))
+    }
+}
