@@ -28,7 +28,7 @@ pub fn with_a_loader() -> Result<()> {
     ensure!(profiled.steps == 3, "{} profiled steps", profiled.steps);
     ensure!(run.step_times.iter().all(|step| step.samples == BATCH), "{:?}", run.step_times);
     ensure!(run.share(Phase::Optimizer) > 0.0 && run.share(Phase::Other) > 0.0, "{steps}");
-    ensure!(run.notes.iter().any(|note| note.contains("no StepTimer")), "{:?}", run.notes);
+    ensure!(run.notes.len() == 1 && run.notes[0].contains("no StepTimer"), "{:?}", run.notes);
     let diagnosis = Diagnosis::of(&run);
     let first = diagnosis.findings.first().with_context(|| diagnosis.to_string())?;
     ensure!(first.bottleneck == Bottleneck::SlowRead, "{diagnosis}");

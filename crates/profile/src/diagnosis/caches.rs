@@ -17,7 +17,7 @@ pub(super) struct Filling {
 impl Filling {
     pub fn of(facts: &Facts<'_>) -> Option<Self> {
         let mut seen = facts.samples_of_steps().filter_map(|sample| {
-            let resident = sample.process?.resident_memory_bytes as f64;
+            let resident = sample.process?.own_memory_bytes() as f64;
             Some((sample.caches?, resident))
         });
         let (first, resident_before) = seen.next()?;

@@ -164,6 +164,10 @@ impl Finding {
         self
     }
 
+    pub(super) fn evidence_if(self, is_so: bool, figure: impl FnOnce() -> String) -> Self {
+        if is_so { self.evidence(figure()) } else { self }
+    }
+
     pub(super) fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = remedy.into();
         self

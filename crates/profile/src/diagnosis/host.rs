@@ -130,14 +130,13 @@ fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     let unseen = (facts.seconds(Phase::Other) - seen).max(0.0);
     let unseen = if unseen >= LEAST_SHARE * facts.step_seconds { unseen } else { 0.0 };
     let pauses: f64 = gaps.iter().map(|gap| facts.unprofiled(gap.phase, typical(gap), 0.0)).sum();
-    let seconds = unseen + pauses;
     // A thread that waits for a CPU pauses as well, and longer in some steps than in others: in the profiled ones it may have
     // waited in just these pauses.
     let on_cpu = 1.0 - facts.queued_seconds() / facts.step_seconds;
     let all: f64 = gaps.iter().map(|gap| typical(gap)).sum();
-    let certain = profiled.queued_seconds.map_or(on_cpu * pauses, |waited| (all - waited).clamp(0.0, pauses));
-    facts.finding(Bottleneck::HostCode, on_cpu * unseen + certain)?;
-    let mut finding = facts.finding(Bottleneck::HostCode, seconds)?;
+    let pauses = profiled.queued_seconds.map_or(on_cpu * pauses, |waited| (all - waited).clamp(0.0, pauses));
+    let unseen = on_cpu * unseen;
+    let mut finding = facts.finding(Bottleneck::HostCode, unseen + pauses)?;
     if let Some(longest) = gaps.first().filter(|_| pauses > unseen) {
         let most = format!("for {} no operator runs, most of it{}", facts.of_step(pauses), place(longest));
         finding = finding.scope(longest.scope.as_deref()).evidence(most);

@@ -6,7 +6,7 @@ use super::caches::Filling;
 use super::facts::{Facts, mean};
 use super::finding::{Bottleneck, Finding};
 use super::host::most_called;
-use crate::{GpuSample, MemoryTimeline, OpTimes, RunProfile, Sample};
+use crate::{GpuSample, OpTimes, RunProfile, Sample};
 
 /// What a process grows by before its heap has settled.
 const LEAST_GROWTH_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
@@ -61,8 +61,8 @@ fn gpu_growth(facts: &Facts<'_>) -> Option<Growth> {
 }
 
 fn process_growth(facts: &Facts<'_>) -> Option<Growth> {
-    let resident = series(facts, |sample| Some(sample.process?.resident_memory_bytes as f64));
-    grows("the process".to_owned(), resident, free_memory(facts))
+    let own = series(facts, |sample| Some(sample.process?.own_memory_bytes() as f64));
+    grows("the process".to_owned(), own, free_memory(facts))
 }
 
 fn leak(facts: &Facts<'_>, growth: &Growth) -> Finding {
@@ -89,12 +89,9 @@ pub(super) fn note(facts: &Facts<'_>) -> Option<String> {
 
 /// Whether it is tensors that grow: what the profiled steps left behind.
 fn tensors(facts: &Facts<'_>) -> Option<String> {
-    let profiled = facts.profiled().filter(|profiled| profiled.steps > 0)?;
-    let kept = |line: &MemoryTimeline| {
-        let bytes = *line.in_use.last()? as f64 / profiled.steps as f64;
-        (bytes > 0.0).then(|| format!("{:.3} MB on {}", bytes / 1e6, line.device))
-    };
-    let kept: Vec<_> = profiled.memory.iter().filter_map(kept).collect();
+    let profiled = facts.profiled()?;
+    let kept = profiled.kept_bytes.iter().filter(|(_, bytes)| **bytes > 0.0);
+    let kept: Vec<_> = kept.map(|(device, bytes)| format!("{:.3} MB on {device}", bytes / 1e6)).collect();
     (!kept.is_empty()).then(|| format!("of tensors, each profiled step left behind {}", kept.join(", ")))
 }
 

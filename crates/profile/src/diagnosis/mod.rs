@@ -20,14 +20,38 @@ pub use finding::{Bottleneck, Diagnosis, Finding};
 
 use facts::Facts;
 
-use crate::RunProfile;
+use crate::{Phase, RunProfile};
 
 /// What takes less of a step than this is not worth a finding.
 const LEAST_SHARE: f64 = 0.1;
+/// A step of which so much is in no phase was left without marks.
+const MOSTLY_UNMARKED: f64 = 0.9;
 
 /// The share of the time in which a run's training thread waited for a CPU. None without samples of threads.
 pub(crate) fn queued_share(run: &RunProfile) -> Option<f64> {
     Facts::of(run)?.compute_queued_share()
+}
+
+/// What is wrong with the memory and the clocks of a rank, by its own record.
+pub(crate) fn of_machine(run: &RunProfile) -> Vec<Finding> {
+    let Some(facts) = Facts::of(run) else { return Vec::new() };
+    let throttling = device::findings(&facts).into_iter().filter(|it| it.bottleneck == Bottleneck::Throttling);
+    memory::findings(&facts).into_iter().chain(throttling).collect()
+}
+
+/// The same of all ranks but the first, whose samples the record has. One of a kind is told.
+fn of_other_ranks(run: &RunProfile, told: &[Finding]) -> Vec<Finding> {
+    let mut found: Vec<Finding> = Vec::new();
+    for info in run.rank_info.iter().skip(1) {
+        for finding in &info.findings {
+            if told.iter().chain(&found).all(|it| it.bottleneck != finding.bottleneck) {
+                let mut finding = finding.clone();
+                finding.evidence.insert(0, format!("so it is on rank {}", info.rank));
+                found.push(finding);
+            }
+        }
+    }
+    found
 }
 
 impl Diagnosis {
@@ -80,11 +104,18 @@ impl Diagnosis {
                 100.0 * queued
             ));
         }
+        if run.share(Phase::Other) >= MOSTLY_UNMARKED && run.profiled.is_some() {
+            unknown.push(
+                "next to nothing of a step is in a phase: with `timer.phase(Phase::Forward)` and the others, more can be said"
+                    .to_owned(),
+            );
+        }
         unknown.extend(memory::note(&facts));
         unknown.extend(ranks::notes(&facts));
         unknown.extend(run.notes.iter().cloned());
         let rules = [data::findings, host::findings, device::findings, memory::findings, ranks::findings];
         let mut findings: Vec<Finding> = rules.iter().flat_map(|rule| rule(&facts)).collect();
+        findings.extend(of_other_ranks(run, &findings));
         let ends_the_run = |finding: &Finding| finding.bottleneck == Bottleneck::MemoryGrowth;
         findings.sort_by(|one, other| {
             let gain = other.seconds_per_step.total_cmp(&one.seconds_per_step);

@@ -97,12 +97,22 @@ impl SystemSample {
 pub struct ProcessSample {
     /// Bytes of memory that it occupies.
     pub resident_memory_bytes: u64,
+    /// Bytes of that which no file stands behind: the system cannot take them back. None where it does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub anonymous_memory_bytes: Option<u64>,
     /// How many threads it has.
     pub threads: u64,
     /// What was counted since it was started.
     pub counters: Counters,
     /// How fast that grew since the last sample.
     pub rates: Option<Rates>,
+}
+
+impl ProcessSample {
+    /// What it holds on to.
+    pub(crate) fn own_memory_bytes(&self) -> u64 {
+        self.anonymous_memory_bytes.unwrap_or(self.resident_memory_bytes)
+    }
 }
 
 impl fmt::Display for Sample {

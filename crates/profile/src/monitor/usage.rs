@@ -40,6 +40,8 @@ pub(super) fn system() -> ProcResult<SystemSample> {
 pub(super) fn process() -> ProcResult<ProcessSample> {
     let process = Process::myself()?;
     let stat = process.stat()?;
+    let kib = process.status().map(|status| status.rssanon.zip(status.rssshmem));
+    let anonymous = kib.ok().flatten().map(|(anonymous, shared)| anonymous.saturating_add(shared).saturating_mul(1024));
     // Some containers forbid it.
     let io = process.io().ok();
     // Of every thread that is or was, which /proc does not tell.
@@ -49,6 +51,7 @@ pub(super) fn process() -> ProcResult<ProcessSample> {
     let (minor, major) = (count(usage.minor_page_faults()), count(usage.major_page_faults()));
     Ok(ProcessSample {
         resident_memory_bytes: stat.rss.saturating_mul(procfs::page_size()),
+        anonymous_memory_bytes: anonymous,
         threads: count(stat.num_threads),
         counters: Counters {
             cpu_seconds: (usage.user_time() + usage.system_time()).num_microseconds() as f64 / 1e6,

@@ -1,5 +1,7 @@
 //! Tests of [`super`].
 
+use std::collections::BTreeMap;
+
 use super::*;
 use crate::run::{HostGap, MachineInfo, OpTimes, PhaseTimes, ProfiledSteps, ScopeTimes, StepTimes};
 use crate::{
@@ -134,6 +136,7 @@ fn full() -> RunProfile {
             read_backs: vec![gap()],
             device_work: vec![scope()],
             device_busy_seconds: Some(0.004),
+            kept_bytes: BTreeMap::new(),
             memory: vec![MemoryTimeline {
                 device: evil(),
                 times_ns: vec![0, 1_000_000],

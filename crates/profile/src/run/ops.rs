@@ -1,5 +1,7 @@
 //! What the profiler saw, summed up so that it fits into a small file.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{MemoryTimeline, Phase};
@@ -30,6 +32,9 @@ pub struct ProfiledSteps {
     pub device_work: Vec<ScopeTimes>,
     /// Seconds in which the GPU did anything. None without one.
     pub device_busy_seconds: Option<f64>,
+    /// Bytes of tensors that a step leaves behind, by device: from the end of the first step to that of the last.
+    #[serde(default)]
+    pub kept_bytes: BTreeMap<String, f64>,
     /// Memory over all of these steps.
     pub memory: Vec<MemoryTimeline>,
 }

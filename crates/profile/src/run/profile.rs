@@ -73,7 +73,7 @@ pub struct StepTimes {
     pub device_seconds: Option<Vec<f64>>,
     /// How many samples it trained on.
     pub samples: u64,
-    /// Whether the profiler slowed it down.
+    /// Whether the profiler slowed it down, or the thread that writes its trace.
     pub is_profiled: bool,
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::{HostGap, OpTimes, RunProfile, StepTimes};
-use crate::Phase;
+use crate::{Finding, Phase};
 
 /// Less of a step than this is no matter, as for [`stragglers`](crate::stragglers()).
 const LEAST_SHARE: f64 = 0.02;
@@ -28,6 +28,9 @@ pub struct RankInfo {
     pub slow_steps: Vec<f64>,
     /// The operators that took longest, as in [`ProfiledSteps::ops`](super::ProfiledSteps::ops).
     pub ops: Vec<OpTimes>,
+    /// What its machine does wrong: memory that grows or is short, clocks that are held down.
+    #[serde(default)]
+    pub findings: Vec<Finding>,
     /// The longest gaps, as in [`ProfiledSteps::gaps`](super::ProfiledSteps::gaps).
     pub gaps: Vec<HostGap>,
 }
@@ -44,6 +47,7 @@ impl RankInfo {
                 queued_share: crate::diagnosis::queued_share(run),
                 slow_steps: slow.get(place).cloned().unwrap_or_default(),
                 ops: profiled.into_iter().flat_map(|it| it.ops.iter().take(MOST_ROWS).cloned()).collect(),
+                findings: crate::diagnosis::of_machine(run),
                 gaps: profiled.into_iter().flat_map(|it| it.gaps.iter().take(MOST_ROWS).cloned()).collect(),
             }
         };

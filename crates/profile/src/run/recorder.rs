@@ -91,6 +91,11 @@ impl RunRecorder {
         Ok(self)
     }
 
+    /// Whether it records for `overdrive-profile run` already.
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.claim.is_some()
+    }
+
     /// Something that the reader of the record should know.
     #[cfg(feature = "record")]
     pub(crate) fn note(mut self, note: &'static str) -> Self {
@@ -133,6 +138,7 @@ impl RunRecorder {
             monitor: monitor.start()?,
             profiler,
             trace: None,
+            is_writing: false,
         })
     }
 }
@@ -151,6 +157,8 @@ pub(crate) struct Recorder {
     /// While there is something to profile.
     profiler: Option<SteppedProfiler>,
     trace: Option<TraceWriter>,
+    /// It was being written when the step began.
+    is_writing: bool,
 }
 
 impl Recorder {
@@ -161,16 +169,26 @@ impl Recorder {
 
     /// The next step begins. `fill` adds what the timer knows, should a file be written.
     pub(crate) fn step_ended(&mut self, fill: impl FnOnce(&mut RunProfile)) -> NextStep {
-        let Some(profiler) = &mut self.profiler else { return NextStep::AsAlways };
+        let Some(profiler) = &mut self.profiler else { return self.step_behind_profile() };
         let next = profiler.step().unwrap_or_else(|error| {
             self.run.notes.push(format!("the profiler: {error}"));
             NextStep::Timed
         });
-        if profiler.is_over() {
-            self.take_profile();
-            self.write_so_far(fill);
+        if !profiler.is_over() {
+            return next;
         }
-        next
+        self.take_profile();
+        self.write_so_far(fill);
+        self.is_writing = self.trace.is_some();
+        if self.is_writing { NextStep::Profiled } else { NextStep::Timed }
+    }
+
+    /// Steps beside the thread that writes the trace are slowed down as well.
+    fn step_behind_profile(&mut self) -> NextStep {
+        let is_still = self.trace.as_ref().is_some_and(|trace| !trace.is_finished());
+        let is_done = self.is_writing && !is_still;
+        self.is_writing &= is_still;
+        if is_done { NextStep::Timed } else { NextStep::AsAlways }
     }
 
     /// The last step has ended. `fill` adds what the timer knows, as above.

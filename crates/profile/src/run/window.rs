@@ -2,13 +2,13 @@
 
 mod read_backs;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
 use super::ops::{HostGap, OpTimes, PhaseTimes, ProfiledSteps, ScopeTimes};
 use super::track::{Span, Track, overlap, union};
 use crate::events::EventList;
-use crate::{DeviceType, FunctionEvent, Phase, Profile, ProfileError, RecordScope};
+use crate::{DeviceType, FunctionEvent, MemoryTimeline, Phase, Profile, ProfileError, RecordScope};
 
 /// The name of steps in [`EventList`].
 const STEP: &str = "ProfilerStep*";
@@ -22,13 +22,26 @@ const MOST_ROWS: usize = 300;
 impl ProfiledSteps {
     /// None where no step is in the profile. Behind the whole steps there may be one that was broken off.
     pub(super) fn of(profile: &Profile, whole_steps: u64) -> Result<Option<Self>, ProfileError> {
-        let window = Window::find(profile.events()?, whole_steps);
-        let Some(mut steps) = window.map(Window::sum_up) else { return Ok(None) };
+        let Some(window) = Window::find(profile.events()?, whole_steps) else { return Ok(None) };
+        let ends: Vec<i64> = window.steps.iter().map(|step| step.1).collect();
+        let mut steps = window.sum_up();
         if profile.events()?.recording().profile_memory {
             steps.memory = profile.memory_timeline()?;
+            steps.kept_bytes = kept_bytes(&steps.memory, &ends);
         }
         Ok(Some(steps))
     }
+}
+
+/// Empty for a single step: what it takes for itself is not known to be given back.
+fn kept_bytes(memory: &[MemoryTimeline], step_ends: &[i64]) -> BTreeMap<String, f64> {
+    let [first, .., last] = step_ends else { return BTreeMap::new() };
+    let in_use = |line: &MemoryTimeline, at: i64| {
+        let changes = line.times_ns.partition_point(|time| *time <= at);
+        changes.checked_sub(1).map_or(0, |change| line.in_use[change]) as f64
+    };
+    let each = |line: &MemoryTimeline| (in_use(line, *last) - in_use(line, *first)) / (step_ends.len() - 1) as f64;
+    memory.iter().map(|line| (line.device.clone(), each(line))).collect()
 }
 
 /// A step goes on until the next one begins, the last one to the end of the profile: where a phase goes on beyond a step's end, the
@@ -158,6 +171,7 @@ impl<'a> Window<'a> {
                 let busy = union(device().map(span_of).collect());
                 self.per_step(busy.iter().map(|span| overlap(*span, self.span)).sum())
             }),
+            kept_bytes: BTreeMap::new(),
             memory: Vec::new(),
         }
     }

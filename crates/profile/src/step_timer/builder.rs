@@ -127,6 +127,9 @@ impl StepTimerBuilder {
 fn by_environment(own: Option<RunRecorder>) -> Result<Option<RunRecorder>, ProfileError> {
     #[cfg(feature = "record")]
     super::unmarked::give_way();
+    if own.as_ref().is_some_and(RunRecorder::is_claimed) {
+        return Ok(own);
+    }
     match Claim::take() {
         Some(claim) => own.unwrap_or_default().claimed(claim).map(Some),
         None => Ok(own),

@@ -2,7 +2,7 @@
 //! Hence a `main` of its own.
 #![forbid(unsafe_code)]
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -21,12 +21,13 @@ fn main() {
             Ok::<(), Failed>(())
         })
     };
-    let tests: [(&str, fn()); 7] = [
+    let tests: [(&str, fn()); 8] = [
         ("loops_over_numbers_are_named", loops_over_numbers_are_named),
         ("numbers_that_are_read_here_and_there_are_no_loop", numbers_that_are_read_here_and_there_are_no_loop),
         ("tiny_operators_are_named", tiny_operators_are_named),
         ("the_programs_own_code_is_named", the_programs_own_code_is_named),
         ("a_pause_in_one_step_is_no_code_of_the_programs", a_pause_in_one_step_is_no_code_of_the_programs),
+        ("tensors_that_are_kept_are_counted_by_the_step", tensors_that_are_kept_are_counted_by_the_step),
         ("optimizers_that_go_tensor_by_tensor_are_named", optimizers_that_go_tensor_by_tensor_are_named),
         ("arithmetic_is_no_fault", arithmetic_is_no_fault),
     ];
@@ -145,6 +146,17 @@ fn a_pause_in_one_step_is_no_code_of_the_programs() {
     assert!(gap.seconds >= 0.005 && gap.typical_seconds < Some(0.005), "{gap:?}");
     let diagnosis = Diagnosis::of(&run);
     assert!(diagnosis.findings.iter().all(|it| it.bottleneck != Bottleneck::HostCode), "{diagnosis}");
+}
+
+fn tensors_that_are_kept_are_counted_by_the_step() {
+    let (kept, batch) = (RefCell::new(Vec::new()), RefCell::new(None));
+    let keep = |_: &Plant| {
+        kept.borrow_mut().push(Tensor::ones([1000], FLOAT));
+        // The one before is given back.
+        batch.replace(Some(Tensor::ones([1_000_000], FLOAT)));
+    };
+    let run = Plant::new(64, 2).run(recorder(), Plant::forward, keep);
+    assert_eq!(run.profiled.unwrap().kept_bytes.get("cpu"), Some(&4000.0));
 }
 
 fn optimizers_that_go_tensor_by_tensor_are_named() {

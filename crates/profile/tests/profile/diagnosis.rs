@@ -1,6 +1,6 @@
 //! Diagnoses of runs that were made up: what needs a GPU, several ranks or a bad machine.
 
-use overdrive_profile::{Bottleneck, Diagnosis, Phase, RunProfile, StepTimes};
+use overdrive_profile::{Bottleneck, Diagnosis, Phase, ProfiledSteps, RunProfile, StepTimes};
 use serde_json::json;
 
 use crate::made_up::{ALL_FORWARD, first, on_gpu, process, report, run, system, threads, with_samples};
@@ -74,6 +74,37 @@ fn clocks_that_are_held_down_are_named() {
 }
 
 #[test]
+fn what_the_profiler_makes_longer_is_taken_out_again() {
+    // 10 ms, and 20 under the profiler, which 1000 calls made longer by 10 us each.
+    let slowed = |set: &dyn Fn(&mut ProfiledSteps)| {
+        let mut run = run(&ALL_FORWARD);
+        let profiled = run.profiled.as_mut().unwrap();
+        profiled.step_seconds = 0.02;
+        let forward = &mut profiled.phases[Phase::Forward as usize];
+        (forward.seconds, forward.operator_seconds, forward.calls) = (0.02, 0.02, 1000.0);
+        set(profiled);
+        first(&run)
+    };
+    let read_backs = |operators: f64, queued_seconds: f64| {
+        let read_back =
+            json!({ "phase": "forward", "scope": null, "calls": 100.0, "seconds": 0.01, "operators": operators });
+        slowed(&|profiled: &mut ProfiledSteps| {
+            profiled.read_backs = vec![serde_json::from_value(read_back.clone()).unwrap()];
+            profiled.queued_seconds = Some(queued_seconds);
+        })
+    };
+    // 10 ms less 5 of the profiler's.
+    assert_eq!(read_backs(500.0, 0.0), (Bottleneck::HostLoop, 2.0));
+    // Of the 20 ms, 6 were waiting for a CPU: 7 ms of the loop less 900 times 4 us.
+    assert_eq!(read_backs(900.0, 0.006), (Bottleneck::HostLoop, 1.52));
+    let small = |profiled: &mut ProfiledSteps| {
+        let forward = &mut profiled.phases[Phase::Forward as usize];
+        (forward.small_calls, forward.small_call_seconds) = (1000.0, 0.01);
+    };
+    assert_eq!(slowed(&small), (Bottleneck::KernelLaunches, 2.0));
+}
+
+#[test]
 fn memory_that_grows_comes_first_and_a_heap_that_settles_does_not() {
     let with = |resident: fn(f64) -> f64| {
         with_samples(run(&HALF_DATA), move |number| {
@@ -95,6 +126,16 @@ fn memory_that_grows_comes_first_and_a_heap_that_settles_does_not() {
     assert_eq!(first(&behind).0, Bottleneck::TooFewWorkers);
     let settles = with(|number| 1e9 + 2e8 * (1.0 - (-number).exp()));
     assert_eq!(first(&settles).0, Bottleneck::TooFewWorkers);
+    // One that has come to its end by two thirds of the time, however straight a line through all of it may be.
+    let ends = |number: f64| 1e9 + 4e7 * number.min(6.0) + 2e6 * number;
+    assert_eq!(first(&with(ends)).0, Bottleneck::TooFewWorkers);
+    // Pages of files are the system's.
+    let mapped = with_samples(run(&HALF_DATA), |number| {
+        let mut process = process(1e9 + 2e7 * number, 0.0);
+        process["anonymous_memory_bytes"] = json!(1_000_000_000_u64);
+        json!({ "process": process, "system": system(1.0), "threads": threads(number, 1.0, &[]) })
+    });
+    assert_eq!(first(&mapped).0, Bottleneck::TooFewWorkers);
     // What the profiler takes for itself is no leak; one that goes on beside it is found.
     let profiled_from = |resident: fn(f64) -> f64, steps: std::ops::Range<usize>| {
         let mut run = with(resident);

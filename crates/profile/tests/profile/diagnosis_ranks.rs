@@ -3,7 +3,7 @@
 use overdrive_profile::{Bottleneck, Diagnosis, Phase, RunProfile, StepTimes};
 use serde_json::json;
 
-use crate::made_up::{finding, op, run, with_ops, with_samples};
+use crate::made_up::{finding, op, process, run, system, with_ops, with_samples};
 
 /// A rank of so many, whose forward passes take so many milliseconds in each step; the rest of 12 ms it waits for others.
 fn rank(number: u64, size: u64, forward: impl Fn(u64) -> f64) -> RunProfile {
@@ -73,6 +73,16 @@ fn ranks_keep_their_numbers_where_one_is_missing() {
     let merged = RunProfile::merge_ranks(vec![other.clone(), without]).unwrap();
     assert!(merged.profiled.is_some() && merged.profiled == other.profiled);
     assert!(merged.notes.iter().any(|note| note.contains("are those of rank 1")), "{:?}", merged.notes);
+    // What its machine does wrong is told of a rank whose samples are not kept.
+    let mut leak = with_samples(
+        rank(1, 2, |_| 4.0),
+        |number| json!({ "process": process(1e9 + 2e7 * number, 0.0), "system": system(1.0) }),
+    );
+    // As long as the samples.
+    leak.step_times.iter_mut().for_each(|step| step.start_seconds *= 2.0);
+    let diagnosis = stragglers(vec![rank(0, 2, |_| 4.0), leak]);
+    let first = &diagnosis.findings[0];
+    assert_eq!((first.bottleneck, first.evidence[0].as_str()), (Bottleneck::MemoryGrowth, "so it is on rank 1"));
     let absurd = RunProfile::merge_ranks(vec![rank(0, u64::MAX, |_| 4.0)]).unwrap();
     assert!(absurd.notes[0].ends_with("rank 8 and 18446744073709551606 more"), "{:?}", absurd.notes);
 }
