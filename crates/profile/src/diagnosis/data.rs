@@ -103,9 +103,13 @@ impl Cause {
     /// The thread that trains loads by itself, or waits for threads that nobody knows.
     fn without_workers(facts: &Facts<'_>, waiting: f64, has_room: bool) -> Option<Self> {
         let main = facts.main_thread()?;
-        // libtorch's own threads have the name of the one that they help.
-        let others = facts.threads.iter().filter(|it| !it.is_main && it.name != main.name);
-        let others: f64 = others.map(|it| it.busy + it.queued).sum();
+        // libtorch's own threads have the name of the one that they help, and work while it does; so have threads that the program
+        // gave no name.
+        let work = |it: &ThreadUse<'_>| match it.name == main.name {
+            true => (it.busy + it.queued - it.count * (main.busy + main.queued)).max(0.0),
+            false => it.busy + it.queued,
+        };
+        let others: f64 = facts.threads.iter().filter(|it| !it.is_main).map(work).sum();
         let share = waiting / facts.step_seconds;
         let blocked = (1.0 - main.busy - main.queued).clamp(0.0, 1.0);
         let is_blocked = blocked >= BUSY * share;

@@ -29,6 +29,13 @@ fn workers_tell_why_data_is_late() {
         json!({ "threads": threads })
     });
     assert_eq!(first(&blocked), (Bottleneck::SlowRead, 2.0));
+    // One that works while the training thread does not is none of libtorch's.
+    let unnamed = with_samples(run(&HALF_DATA), |number| {
+        let mut threads = threads(number, 0.3, &[0.9]);
+        threads[1]["name"] = json!("train");
+        json!({ "threads": threads })
+    });
+    assert_eq!(first(&unnamed), (Bottleneck::TooFewWorkers, 2.0));
     // Three of four CPUs are at work: more workers could save a fourth of a step at best.
     assert_eq!(with(0.5, &[0.9, 0.9, 0.7]), (Bottleneck::TooFewWorkers, 1.33));
 }
