@@ -18,3 +18,4 @@ pub use ranks::RankInfo;
 pub(crate) use recorder::Recorder;
 pub use recorder::RunRecorder;
 pub(crate) use stepped::{NextStep, give_way};
+pub(crate) use window::SKIPPED;

@@ -12,6 +12,8 @@ use crate::{DeviceType, FunctionEvent, MemoryTimeline, Phase, Profile, ProfileEr
 
 /// The name of steps in [`EventList`].
 const STEP: &str = "ProfilerStep*";
+/// Marks the time until which a step timer leaves out what came since the last step.
+pub(crate) const SKIPPED: &str = "StepTimer.skip";
 /// What is shorter goes on between operators all the time.
 const SHORTEST_GAP_NS: i64 = 100_000;
 /// A call that takes no longer by itself does hardly more than being called, which takes 1 to 5 us under a profiler.
@@ -55,7 +57,12 @@ fn steps(events: &EventList, thread: u64) -> Vec<Span> {
     begins.dedup_by_key(|(name, _)| *name);
     let end = own().map(|event| event.end_ns).max();
     let ends = begins.iter().skip(1).map(|(_, start)| *start).chain(end);
-    begins.iter().map(|(_, start)| *start).zip(ends).collect()
+    let skips: Vec<i64> = own().filter(|event| &*event.name == SKIPPED).map(|event| event.end_ns).collect();
+    let behind_skips = |(start, end): Span| {
+        let skips = skips.iter().copied().filter(|skip| (start..end).contains(skip));
+        (skips.max().unwrap_or(start), end)
+    };
+    begins.iter().map(|(_, start)| *start).zip(ends).map(behind_skips).collect()
 }
 
 /// A step, a phase and a scope.
@@ -67,7 +74,6 @@ struct Window<'a> {
     thread: u64,
     /// One behind the other.
     steps: Vec<Span>,
-    span: Span,
     phases: Track<Phase>,
     scopes: Track<&'a str>,
     /// Operators that are within no other, on the thread that trains.
@@ -82,36 +88,30 @@ impl<'a> Window<'a> {
         let thread = events.iter().find(is_step)?.thread;
         let whole_steps = usize::try_from(whole_steps).unwrap_or(usize::MAX);
         let steps: Vec<Span> = steps(events, thread).into_iter().take(whole_steps).collect();
-        let span = (steps.first()?.0, steps.last()?.1);
-        let own = || events.iter().filter(|event| event.thread == thread && is_scope(event) && &*event.name != STEP);
+        steps.first()?;
+        let own = || events.iter().filter(|event| event.thread == thread && is_scope(event) && !is_of_profiler(event));
         let phases = own().filter_map(|event| Some((span_of(event), phase_of(event)?)));
         let scopes = own().filter(|event| phase_of(event).is_none()).map(|event| (span_of(event), &*event.name));
         let operators = (0..events.len()).filter(|&place| {
             let above = |place: usize| events[place].cpu_parent;
             let mut around = std::iter::successors(above(place), |&place| above(place));
             let event = &events[place];
-            let is_own = event.thread == thread && is_operator(event) && within_span(span_of(event), span);
+            let is_own = event.thread == thread && is_operator(event) && is_of_steps(event, &steps);
             is_own && around.all(|it| is_scope(&events[it]))
         });
         Some(Self {
+            operators: union(operators.map(|place| span_of(&events[place])).collect()),
             steps,
             phases: Track::new(phases.collect()),
             scopes: Track::new(scopes.collect()),
-            operators: union(operators.map(|place| span_of(&events[place])).collect()),
             exchanges: union(events.iter().filter(|event| is_exchange(event)).map(span_of).collect()),
             events,
             thread,
-            span,
         })
     }
 
     fn phase_at(&self, time: i64) -> Phase {
         self.phases.at(time).unwrap_or(Phase::Other)
-    }
-
-    /// The first one for what comes before all of them.
-    fn step_at(&self, time: i64) -> usize {
-        self.steps.partition_point(|step| step.0 <= time).saturating_sub(1)
     }
 
     fn scope_at(&self, time: i64) -> Option<&'a str> {
@@ -145,19 +145,19 @@ impl<'a> Window<'a> {
             if gap.1 - gap.0 >= SHORTEST_GAP_NS && !loops.iter().any(|it| it.has(gap)) {
                 let place = (phase, self.scope_at(gap.0));
                 gaps.add(place, own);
-                of_steps.entry(place).or_insert_with(|| vec![0; self.steps.len()])[self.step_at(gap.0)] += own;
+                of_steps.entry(place).or_insert_with(|| vec![0; self.steps.len()])[step_at(&self.steps, gap.0)] += own;
             } else {
                 phases[phase as usize].short_pause_seconds += self.per_step(own);
             }
         }
         let device = || {
             let work = self.events.iter().filter(|event| is_device_work(event));
-            work.filter(|event| within_span(span_of(event), self.span))
+            work.filter(|event| is_of_steps(event, &self.steps))
         };
         ProfiledSteps {
             steps: self.steps.len() as u64,
             queued_seconds: None,
-            step_seconds: self.per_step(self.span.1 - self.span.0),
+            step_seconds: self.per_step(self.steps.iter().map(|step| step.1 - step.0).sum()),
             phases,
             ops: self.ops(),
             scopes: self.scope_times(),
@@ -169,7 +169,8 @@ impl<'a> Window<'a> {
             device_work: self.named(device().map(|event| (&*event.name, false, event.elapsed_ns()))),
             device_busy_seconds: self.events.recording().cuda.then(|| {
                 let busy = union(device().map(span_of).collect());
-                self.per_step(busy.iter().map(|span| overlap(*span, self.span)).sum())
+                let overlaps = |step: &Span| busy.iter().map(|span| overlap(*span, *step)).sum::<i64>();
+                self.per_step(self.steps.iter().map(overlaps).sum())
             }),
             kept_bytes: BTreeMap::new(),
             memory: Vec::new(),
@@ -184,7 +185,7 @@ impl<'a> Window<'a> {
         let begun = self.operators.iter().filter(|it| self.phase_at(it.0) == phase);
         PhaseTimes {
             phase,
-            seconds: self.per_step(within(self.span)),
+            seconds: self.per_step(self.steps.iter().map(|step| within(*step)).sum()),
             operators: self.each(begun.count() as i64),
             calls: 0.0,
             small_calls: 0.0,
@@ -199,9 +200,7 @@ impl<'a> Window<'a> {
     /// Operators of the thread that trains, those within others among them.
     fn calls(&self) -> impl Iterator<Item = (usize, &FunctionEvent)> {
         let events = self.events.iter().enumerate();
-        events.filter(|(_, event)| {
-            event.thread == self.thread && is_operator(event) && within_span(span_of(event), self.span)
-        })
+        events.filter(|(_, event)| event.thread == self.thread && is_operator(event) && is_of_steps(event, &self.steps))
     }
 
     /// When each of them began.
@@ -214,14 +213,17 @@ impl<'a> Window<'a> {
     /// When no operator ran, in pieces that lie in one phase and one scope each.
     fn pauses(&self) -> Vec<Span> {
         let mut pauses = Vec::new();
-        let mut since = self.span.0;
-        for operator in self.operators.iter().chain([&(self.span.1, self.span.1)]) {
-            if operator.0 > since {
-                let end = operator.0.min(self.span.1);
-                let parts = self.phases.cut((since, end)).into_iter().flat_map(|part| self.scopes.cut(part));
-                pauses.extend(parts);
+        for step in &self.steps {
+            let mut since = step.0;
+            let first = self.operators.partition_point(|operator| operator.0 < step.0);
+            let within = self.operators[first..].iter().take_while(|operator| operator.0 < step.1);
+            for operator in within.chain([&(step.1, step.1)]) {
+                if operator.0 > since {
+                    let parts = self.phases.cut((since, operator.0));
+                    pauses.extend(parts.into_iter().flat_map(|part| self.scopes.cut(part)));
+                }
+                since = since.max(operator.1);
             }
-            since = since.max(operator.1);
         }
         pauses
     }
@@ -230,7 +232,7 @@ impl<'a> Window<'a> {
         let mut rows: HashMap<(Phase, Option<&str>, &str), OpTimes> = HashMap::new();
         for (place, event) in self.events.iter().enumerate() {
             let is_operator = event.device_type == DeviceType::Cpu && !is_scope(event) && event.elapsed_ns() > 0;
-            if !is_operator || !within_span(span_of(event), self.span) {
+            if !is_operator || !is_of_steps(event, &self.steps) {
                 continue;
             }
             let phase = self.phase_at(event.start_ns);
@@ -258,8 +260,8 @@ impl<'a> Window<'a> {
 
     fn scope_times(&self) -> Vec<ScopeTimes> {
         let is_own = |event: &&FunctionEvent| {
-            let is_named = is_scope(event) && &*event.name != STEP && phase_of(event).is_none();
-            is_named && within_span(span_of(event), self.span)
+            let is_named = is_scope(event) && !is_of_profiler(event) && phase_of(event).is_none();
+            is_named && is_of_steps(event, &self.steps)
         };
         let own = self.events.iter().filter(is_own);
         self.named(own.map(|event| (&*event.name, event.thread == self.thread, event.elapsed_ns())))
@@ -371,6 +373,19 @@ fn is_device_work(event: &FunctionEvent) -> bool {
 
 fn span_of(event: &FunctionEvent) -> Span {
     (event.start_ns, event.end_ns)
+}
+
+/// The first step for what comes before all of them.
+fn step_at(steps: &[Span], time: i64) -> usize {
+    steps.partition_point(|step| step.0 <= time).saturating_sub(1)
+}
+
+fn is_of_steps(event: &FunctionEvent, steps: &[Span]) -> bool {
+    steps.get(step_at(steps, event.start_ns)).is_some_and(|step| within_span(span_of(event), *step))
+}
+
+fn is_of_profiler(event: &FunctionEvent) -> bool {
+    matches!(&*event.name, STEP | SKIPPED)
 }
 
 fn within_span(span: Span, outer: Span) -> bool {

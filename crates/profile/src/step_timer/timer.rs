@@ -8,7 +8,7 @@ use overdrive_ffi::profiler::{ScopeGuard, record_function};
 
 use super::timeline::Timeline;
 use super::{Batches, Phase, StepReport, StepTimerBuilder};
-use crate::run::{NextStep, Recorder};
+use crate::run::{NextStep, Recorder, SKIPPED};
 use crate::{ProfileError, RunProfile};
 
 /// Says where the time of each training step goes: to data, copies, the forward and backward passes, the optimizer,
@@ -150,6 +150,7 @@ impl StepTimer {
     /// it out as well: what the machine and the workers did meanwhile counts in no share.
     pub fn skip(&self) {
         self.timeline.borrow_mut().skip();
+        drop(record_function(SKIPPED));
     }
 
     /// Where the time of the steps in the window went. None before the first step after the warm-up.

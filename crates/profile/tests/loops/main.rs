@@ -21,13 +21,14 @@ fn main() {
             Ok::<(), Failed>(())
         })
     };
-    let tests: [(&str, fn()); 8] = [
+    let tests: [(&str, fn()); 9] = [
         ("loops_over_numbers_are_named", loops_over_numbers_are_named),
         ("numbers_that_are_read_here_and_there_are_no_loop", numbers_that_are_read_here_and_there_are_no_loop),
         ("tiny_operators_are_named", tiny_operators_are_named),
         ("the_programs_own_code_is_named", the_programs_own_code_is_named),
         ("a_pause_in_one_step_is_no_code_of_the_programs", a_pause_in_one_step_is_no_code_of_the_programs),
         ("tensors_that_are_kept_are_counted_by_the_step", tensors_that_are_kept_are_counted_by_the_step),
+        ("what_is_skipped_is_in_no_profiled_step", what_is_skipped_is_in_no_profiled_step),
         ("optimizers_that_go_tensor_by_tensor_are_named", optimizers_that_go_tensor_by_tensor_are_named),
         ("arithmetic_is_no_fault", arithmetic_is_no_fault),
     ];
@@ -157,6 +158,26 @@ fn tensors_that_are_kept_are_counted_by_the_step() {
     };
     let run = Plant::new(64, 2).run(recorder(), Plant::forward, keep);
     assert_eq!(run.profiled.unwrap().kept_bytes.get("cpu"), Some(&4000.0));
+}
+
+fn what_is_skipped_is_in_no_profiled_step() {
+    let timer = StepTimer::builder().warmup_steps(0).record(recorder()).build().unwrap();
+    for step in 0..30 {
+        if step == 13 {
+            // A validation, in the middle of the profiled steps.
+            (0..50).for_each(|_| drop(Tensor::ones([8, 8], FLOAT)));
+            std::thread::sleep(Duration::from_millis(400));
+            timer.skip();
+        }
+        let _phase = timer.phase(Phase::Forward);
+        let _ = Tensor::zeros([8, 8], FLOAT);
+        timer.step(1);
+    }
+    let profiled = timer.finish().unwrap().profiled.unwrap();
+    let calls = |name: &str| profiled.ops.iter().filter(|op| op.name == name).map(|op| op.calls).sum::<f64>();
+    assert_eq!((profiled.steps, calls("aten::zeros"), calls("aten::ones")), (4, 1.0, 0.0));
+    assert!(profiled.step_seconds < 0.05 && profiled.gaps.iter().all(|gap| gap.seconds < 0.05), "{profiled:?}");
+    assert!(profiled.scopes.is_empty(), "{:?}", profiled.scopes);
 }
 
 fn optimizers_that_go_tensor_by_tensor_are_named() {
