@@ -129,8 +129,8 @@ impl Profile {
     /// CUDA, the end of a next profile waits while a trace is written.
     ///
     /// # Errors
-    /// When the file cannot be written: the profile is still there, and may be written elsewhere, unless the error is
-    /// [`ProfileError::Incomplete`].
+    /// When the file cannot be written, or something else than a regular file is there; links are followed. The profile is
+    /// still there, and may be written elsewhere, unless the error is [`ProfileError::Incomplete`].
     ///
     /// # Source
     /// `torch.profiler.profile.export_chrome_trace`

@@ -15,6 +15,7 @@ impl fmt::Display for Verdict {
             Self::Slower => "slower",
             Self::WithinNoise => "within noise",
             Self::TooFewSteps => "too few steps",
+            Self::NotComparable => "not comparable",
         })
     }
 }

@@ -4,6 +4,7 @@ mod display;
 mod interval;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -15,6 +16,8 @@ use crate::{Phase, ProfiledSteps, RunProfile, StepTimes};
 const LEAST_STEPS: usize = 16;
 /// What changes by a smaller share of a step is not told.
 const LEAST_CHANGE: f64 = 0.001;
+/// How the note begins of a run whose program marks no phases.
+const NO_STEP_TIMER: &str = "the program has no StepTimer";
 /// Rows of the table of operators.
 const MOST_OPS: usize = 15;
 
@@ -59,9 +62,9 @@ pub struct ComparedTime {
     pub before_seconds: f64,
     /// Seconds after.
     pub after_seconds: f64,
-    /// After through before; below 1 is faster. None where one of them is no time at all.
+    /// After through before; below 1 is faster. None where one of them is no time at all, and for what is not comparable.
     pub ratio: Option<f64>,
-    /// Between what the ratio lies. None where there are too few steps, and where a time is so unsteady that it may as well
+    /// Between what the ratio lies. None for what is not comparable, where there are too few steps, and where a time is so unsteady that it may as well
     /// be none: the verdict is by the difference then.
     pub ratio_interval: Option<[f64; 2]>,
     /// What that means.
@@ -81,6 +84,8 @@ pub enum Verdict {
     WithinNoise,
     /// There are too few steps to tell.
     TooFewSteps,
+    /// It does not mean the same in both runs.
+    NotComparable,
 }
 
 /// An operator in both runs, as the profiler saw it in a few steps.
@@ -118,10 +123,14 @@ impl Comparison {
         let mut notes = Vec::new();
         let step = compare("step", false, &runs, median(|step| Some(step.total_seconds())), &mut notes);
         let mut times = vec![step];
+        let mark_differently = marks_steps(before) != marks_steps(after);
         for (is_on_device, seconds) in [(false, host as fn(&StepTimes, Phase) -> _), (true, device)] {
             for phase in Phase::ALL {
                 let of_phase = median(move |step: &StepTimes| seconds(step, phase));
-                let time = compare(phase.name(), is_on_device, &runs, of_phase, &mut notes);
+                let mut time = compare(phase.name(), is_on_device, &runs, of_phase, &mut notes);
+                if mark_differently {
+                    (time.ratio, time.ratio_interval, time.verdict) = (None, None, Verdict::NotComparable);
+                }
                 times.extend((time.before_seconds > 0.0 || time.after_seconds > 0.0).then_some(time));
             }
         }
@@ -141,6 +150,11 @@ impl Comparison {
             notes,
         }
     }
+}
+
+/// Whether the program has a StepTimer. Where it has none, `other` is most of a step, the forward pass among it.
+fn marks_steps(run: &RunProfile) -> bool {
+    !run.notes.iter().any(|note| note.starts_with(NO_STEP_TIMER))
 }
 
 /// The steps that count: those that no profiler slowed down.
@@ -273,10 +287,17 @@ fn differences(before: &RunProfile, after: &RunProfile, runs: &[Vec<&StepTimes>;
             notes.push(format!("only {count} steps were timed {name}: noise can be told from {LEAST_STEPS} on"));
         }
     }
+    if marks_steps(before) != marks_steps(after) {
+        let (with, without) = if marks_steps(before) { ("before", "after") } else { ("after", "before") };
+        notes.push(format!(
+            "the program has a StepTimer {with}, and none {without}: phases do not mean the same, and cannot be compared"
+        ));
+    }
     let (one, other) = (&before.machine, &after.machine);
     let gpu = |run: &RunProfile| run.machine.gpu.clone().unwrap_or_else(|| "none".to_owned());
     let samples = |steps: &[&StepTimes]| steps.iter().map(|step| step.samples).max().unwrap_or(0);
     let facts = [
+        ("the program", program(before), program(after)),
         ("the machine", one.host.clone(), other.host.clone()),
         ("the system", one.system.clone(), other.system.clone()),
         ("CPUs", one.cpus.to_string(), other.cpus.to_string()),
@@ -286,9 +307,16 @@ fn differences(before: &RunProfile, after: &RunProfile, runs: &[Vec<&StepTimes>;
         ("ranks", before.world_size.to_string(), after.world_size.to_string()),
         ("samples a step", samples(&runs[0]).to_string(), samples(&runs[1]).to_string()),
     ];
-    let differing = facts.into_iter().filter(|(_, one, other)| one != other);
+    // A record may not know its program.
+    let differing = facts.into_iter().filter(|(_, one, other)| one != other && !one.is_empty() && !other.is_empty());
     notes.extend(differing.map(|(what, one, other)| format!("the runs differ in {what}: {one} before, {other} after")));
     notes
+}
+
+/// The name of its file: folders differ for no reason that matters.
+fn program(run: &RunProfile) -> String {
+    let file = run.command.first().and_then(|path| Path::new(path).file_name());
+    file.unwrap_or_default().to_string_lossy().into_owned()
 }
 
 #[cfg(test)]

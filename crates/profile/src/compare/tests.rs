@@ -29,7 +29,7 @@ fn told(factor: f64, kept: f64, trials: usize) -> (usize, usize) {
             Verdict::Faster => told.0 += 1,
             Verdict::Slower => told.1 += 1,
             Verdict::WithinNoise => {}
-            Verdict::TooFewSteps => panic!("200 steps are enough"),
+            Verdict::TooFewSteps | Verdict::NotComparable => panic!("200 steps are enough"),
         }
     }
     told
@@ -172,6 +172,53 @@ fn operators_are_compared_by_their_shares() {
     let ops = Comparison::of(&before, &after).ops;
     let shares: Vec<_> = ops.iter().map(|op| (&*op.name, op.before_share, op.after_share, op.before_calls)).collect();
     assert_eq!(shares, [("aten::mm", 0.5, 0.1, 4.0), ("aten::add", 0.0, 0.05, 0.0)]);
+}
+
+/// As `run` records a program that marks no phases, and the same with a StepTimer.
+#[test]
+fn phases_that_one_run_does_not_mark_are_neither_faster_nor_slower() {
+    let mut random = fastrand::Rng::with_seed(9);
+    let marked = drawn(&mut random, 40, 1.0, 0.01, 0.0);
+    let mut unmarked = drawn(&mut random, 40, 2.0, 0.01, 0.0);
+    for step in &mut unmarked.step_times {
+        step.host_seconds.swap(Phase::Forward as usize, Phase::Other as usize);
+        step.device_seconds = Some(step.host_seconds.clone());
+    }
+    unmarked.notes = vec!["the program has no StepTimer: its steps are told by loaders".to_owned()];
+    for (before, after, step) in [(&marked, &unmarked, Verdict::Slower), (&unmarked, &marked, Verdict::Faster)] {
+        let compared = Comparison::of(before, after);
+        let told = |time: &ComparedTime| (time.ratio.is_some(), time.ratio_interval.is_some(), time.verdict);
+        assert_eq!(told(&compared.times[0]), (true, true, step));
+        assert_eq!(told(compared.sample_time.as_ref().unwrap()), (true, true, step));
+        assert!(compared.times.len() >= 4, "{compared:?}");
+        for time in &compared.times[1..] {
+            assert_eq!(told(time), (false, false, Verdict::NotComparable), "{time:?}");
+        }
+        let said = compared.notes.iter().filter(|note| note.contains("phases do not mean the same"));
+        assert_eq!(said.count(), 1, "{:?}", compared.notes);
+        let text = compared.to_string();
+        assert!(text.contains("not comparable") && !text.contains("other (") && !text.contains("forward ("), "{text}");
+    }
+    // Neither of them: the same is compared with the same.
+    let compared = Comparison::of(&unmarked, &unmarked);
+    assert!(compared.times.iter().all(|time| time.verdict == Verdict::WithinNoise), "{compared:?}");
+    assert!(compared.notes.is_empty(), "{:?}", compared.notes);
+}
+
+#[test]
+fn different_programs_are_told() {
+    let run = |command: &[&str]| {
+        let command = command.iter().map(|&word| word.to_owned()).collect();
+        RunProfile { command, ..RunProfile::default() }
+    };
+    let told = |before: &[&str], after: &[&str]| {
+        let notes = Comparison::of(&run(before), &run(after)).notes;
+        notes.into_iter().filter(|note| note.contains("program")).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&["a/train"], &["b/evaluate"]), ["the runs differ in the program: train before, evaluate after"]);
+    for (before, after) in [(&["a/train", "--lr=1"][..], &["/b/train"][..]), (&[], &["train"]), (&["train"], &[])] {
+        assert_eq!(told(before, after), Vec::<String>::new());
+    }
 }
 
 #[test]

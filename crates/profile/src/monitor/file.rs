@@ -2,7 +2,10 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+
+use rustix::fs::OFlags;
 
 use super::Sample;
 use crate::ProfileError;
@@ -13,9 +16,11 @@ use crate::error::When as _;
 pub(super) struct JsonLines(File);
 
 impl JsonLines {
-    /// What is in the file stays there.
+    /// What is in the file stays there. A pipe that nobody reads is an error, and one that is read too slowly later on: to
+    /// wait for a reader would end the samples.
     pub fn open(path: &Path) -> Result<Self, ProfileError> {
-        let file = OpenOptions::new().append(true).create(true).open(path);
+        let flags = OFlags::NONBLOCK.bits() as i32;
+        let file = OpenOptions::new().append(true).create(true).custom_flags(flags).open(path);
         file.when("open it to write samples", path).map(Self)
     }
 

@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::ProfileError;
 
 /// Where figures of GPUs come from: [NVML](super::Nvml), or something of the caller's own.
+///
+/// One that panics is dropped and not asked again; a gap that lasts tells of it.
 pub trait GpuSource: Send {
     /// How many GPUs there are.
     ///

@@ -1,15 +1,20 @@
-//! A page of metrics for Prometheus. One request at a time, in little memory and time, whoever asks.
+//! A page of metrics for Prometheus. A few requests at a time, in little memory and time, whoever asks.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::thread::{Builder, JoinHandle};
+use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::ProfileError;
 
 /// How long a request may wait until it is looked at.
 const POLL: Duration = Duration::from_millis(50);
+/// How many connections are answered at once, each by a thread. More wait to be accepted.
+const MOST_AT_ONCE: usize = 16;
+/// How long one that is accepted may say nothing at all.
+const SILENCE: Duration = Duration::from_millis(500);
 /// How long one connection may take in all.
 const DEADLINE: Duration = Duration::from_secs(2);
 /// The longest request that is read.
@@ -24,7 +29,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub fn start(address: SocketAddr, page: impl Fn() -> String + Send + 'static) -> Result<Self, ProfileError> {
+    pub fn start(address: SocketAddr, page: impl Fn() -> String + Send + Sync + 'static) -> Result<Self, ProfileError> {
         let listening = TcpListener::bind(address).and_then(|listener| {
             listener.set_nonblocking(true)?;
             Ok((listener.local_addr()?, listener))
@@ -32,23 +37,31 @@ impl Server {
         let (address, listener) = listening.map_err(|error| ProfileError::Listen { address, error })?;
         let (stop, stopped) = mpsc::channel::<()>();
         let thread = Builder::new().name("monitor-http".to_owned()).spawn(move || {
-            loop {
-                match listener.accept() {
-                    Ok((stream, _)) => {
-                        // Whoever hangs up or sends nonsense is not told about.
-                        let _ = answer(stream, &page);
-                        if stopped.try_recv() != Err(mpsc::TryRecvError::Empty) {
-                            break;
+            let busy = AtomicUsize::new(0);
+            // Its end waits for those that are being answered.
+            thread::scope(|scope| {
+                loop {
+                    let has_room = busy.load(Ordering::Acquire) < MOST_AT_ONCE;
+                    let wait = match has_room.then(|| listener.accept()) {
+                        Some(Ok((stream, _))) => {
+                            let place = Place::take(&busy);
+                            let page = &page;
+                            // Whoever hangs up or sends nonsense is not told about; nor is anybody for whom there is no
+                            // thread, whose connection is closed.
+                            let _ = Builder::new().name("monitor-http".to_owned()).spawn_scoped(scope, move || {
+                                let _place = place;
+                                let _ = answer(stream, page);
+                            });
+                            Duration::ZERO
                         }
-                    }
-                    // Nobody there, or too many open files: both may pass.
-                    Err(_) => {
-                        if stopped.recv_timeout(POLL) != Err(RecvTimeoutError::Timeout) {
-                            break;
-                        }
+                        // Nobody there, too many open files, or no room: all may pass.
+                        _ => POLL,
+                    };
+                    if stopped.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
+                        break;
                     }
                 }
-            }
+            });
         });
         let thread = thread.map_err(ProfileError::Thread)?;
         Ok(Self { address, stop: Some(stop), thread: Some(thread) })
@@ -67,6 +80,22 @@ impl Drop for Server {
         {
             tracing::error!("the thread that served metrics panicked");
         }
+    }
+}
+
+/// One of the connections that are answered at once, until it is dropped.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn take(busy: &'a AtomicUsize) -> Self {
+        busy.fetch_add(1, Ordering::AcqRel);
+        Self(busy)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -104,7 +133,8 @@ fn read_request(stream: &mut TcpStream, until: Instant) -> io::Result<Option<Vec
     let mut request = Vec::new();
     let mut part = [0; 1024];
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
-        stream.set_read_timeout(Some(left(until)?))?;
+        let left = left(until)?;
+        stream.set_read_timeout(Some(if request.is_empty() { left.min(SILENCE) } else { left }))?;
         let read = stream.read(&mut part)?;
         if read == 0 || request.len() + read > LONGEST_REQUEST {
             return Ok(None);
@@ -123,6 +153,18 @@ fn method_and_path(request: &[u8]) -> Option<(&str, &str)> {
     let line = std::str::from_utf8(request.split(|byte| *byte == b'\r').next()?).ok()?;
     let mut words = line.split(' ');
     let (method, target, version) = (words.next()?, words.next()?, words.next()?);
-    let path = target.split('?').next()?;
+    let path = path_of(target).split('?').next()?;
     (version.starts_with("HTTP/1.") && words.next().is_none()).then_some((method, path))
+}
+
+/// A proxy may ask for `http://host/path`.
+fn path_of(target: &str) -> &str {
+    const SCHEME: &str = "http://";
+    match target.split_at_checked(SCHEME.len()) {
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case(SCHEME) => match rest.find(['/', '?']) {
+            Some(end) if rest[end..].starts_with('/') => &rest[end..],
+            _ => "/",
+        },
+        _ => target,
+    }
 }

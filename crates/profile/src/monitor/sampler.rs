@@ -1,5 +1,6 @@
 //! One sample after the other. Knows no clock: each call is told the time.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::gap::Gaps;
@@ -92,16 +93,34 @@ impl Sampler {
         if let Some(process) = &mut sample.process {
             process.rates = rates(&mut self.process, process.counters, elapsed);
         }
-        if let Some(mut gpus) = self.gpus.take() {
+        if let Some(gpus) = self.gpus.take() {
+            self.ask(gpus, elapsed, &mut sample);
+        }
+        sample
+    }
+
+    /// Keeps the source unless it panics: what it would say then is worth nothing.
+    fn ask(&mut self, mut gpus: Box<dyn GpuSource>, elapsed: Duration, sample: &mut Sample) {
+        let asked = catch_unwind(AssertUnwindSafe(|| {
             let count = self.seen(GapSource::Gpus, elapsed, gpus.count()).unwrap_or(0);
             self.had_gpus |= count > 0;
             for index in 0..count {
                 let gpu = gpus.sample(index);
                 sample.gpus.extend(self.seen(GapSource::Gpu(index), elapsed, gpu));
             }
+        }));
+        let Err(panic) = asked else {
             self.gpus = Some(gpus);
-        }
-        sample
+            return;
+        };
+        // It may panic once more.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(gpus)));
+        let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref().copied());
+        let reason = format!("the source of GPUs panicked, and is not asked again: {}", text.unwrap_or("no text"));
+        tracing::error!("{reason}");
+        // It did not answer before either: a gap of its own tells that this one lasts.
+        self.gaps.close(GapSource::Gpus, elapsed);
+        self.gaps.open(GapSource::Gpus, elapsed, reason);
     }
 
     /// What could not be seen so far, or the last of it.

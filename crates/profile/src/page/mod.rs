@@ -51,7 +51,7 @@ impl RunProfile {
     /// Writes [`html`](Self::html). The file appears when it is complete.
     ///
     /// # Errors
-    /// `Io` when the file cannot be written.
+    /// `Io` when the file cannot be written, or something else than a regular file is there. Links are followed.
     pub fn write_html(&self, diagnosis: &Diagnosis, path: impl AsRef<Path>) -> Result<(), ProfileError> {
         replace(path.as_ref(), |out| out.write_all(self.html(diagnosis).as_bytes()))
     }

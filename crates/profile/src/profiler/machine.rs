@@ -185,7 +185,8 @@ impl Profiler {
     /// Adds a key to the head of the trace that is being recorded; `json` is a value of JSON.
     ///
     /// # Errors
-    /// When nothing is being recorded, or the value is no JSON that kineto can write: it escapes nothing.
+    /// When nothing is being recorded, the value is no JSON that kineto can write, which escapes nothing, or the key is one
+    /// that kineto writes itself.
     ///
     /// # Source
     /// `torch.profiler.profile.add_metadata_json`
@@ -283,11 +284,39 @@ impl Profiler {
     }
 }
 
+/// What kineto writes into a trace by itself: a key of the same name would stand there twice, or say what is not so. The
+/// last ones are its messages.
+const KEYS_OF_KINETO: [&str; 20] = [
+    "schemaVersion",
+    "deviceProperties",
+    "displayTimeUnit",
+    "baseTimeNanoseconds",
+    "traceEvents",
+    "traceName",
+    "trace_id",
+    "profile_memory",
+    "record_shapes",
+    "with_flops",
+    "with_stack",
+    "with_modules",
+    "cupti_version",
+    "cuda_runtime_version",
+    "cuda_driver_version",
+    "VERBOSE",
+    "INFO",
+    "WARNING",
+    "STAGE",
+    "ERROR",
+];
+
 /// kineto puts both into the file as they are, but for backslashes, which it turns round.
 pub(super) fn check_metadata(key: &str, json: &str) -> Result<(), ProfileError> {
     let wrong = |problem: String| ProfileError::Metadata { key: key.to_owned(), value: json.to_owned(), problem };
     if key.contains(|character: char| matches!(character, '"' | '\\') || character.is_control()) {
         return Err(wrong("the key has a character that kineto does not escape".to_owned()));
+    }
+    if KEYS_OF_KINETO.contains(&key) {
+        return Err(wrong("kineto writes this key itself: take another".to_owned()));
     }
     if json.contains('\\') {
         return Err(wrong("kineto cannot write a backslash".to_owned()));

@@ -12,7 +12,7 @@ use flate2::write::GzEncoder;
 use overdrive_ffi::profiler::{Scope, Trace};
 use tempfile::{Builder, NamedTempFile};
 
-use super::{ThreadNames, tail};
+use super::{ThreadNames, place, tail};
 use crate::ProfileError;
 use crate::error::When as _;
 
@@ -41,10 +41,12 @@ impl TraceFile {
         &self.trace
     }
 
-    /// Writes beside the target and renames, so that a file of this name is complete; compressed for a name in `.gz`.
+    /// Writes beside the target and renames, so that a file of this name is complete; compressed for a name in `.gz`. Links are
+    /// followed; only a regular file is replaced.
     pub(crate) fn export(&self, target: &Path, scopes: &[Scope], threads: &ThreadNames) -> Result<(), ProfileError> {
         let mut written = self.lock();
-        let beside = temporary(target)?;
+        let place = place::of(target)?;
+        let beside = temporary(&place)?;
         let compressed = target.extension() == Some(OsStr::new("gz"));
         let plain = match &*written {
             Written::Here(file) => file,
@@ -55,15 +57,15 @@ impl TraceFile {
                 let exported = if compressed {
                     // kineto's file loses its name; the compressed one takes another.
                     drop(beside);
-                    temporary(target).and_then(|beside| copy(&file, beside, target, true))
+                    temporary(&place).and_then(|beside| copy(&file, beside, &place, true))
                 } else {
-                    persist(beside, target)
+                    persist(beside, &place)
                 };
                 *written = Written::Here(file);
                 return exported;
             }
         };
-        copy(plain, beside, target, compressed)
+        copy(plain, beside, &place, compressed)
     }
 
     /// Has kineto write to a temporary name, and completes the end.
@@ -95,14 +97,15 @@ pub(crate) fn temporary(target: &Path) -> Result<NamedTempFile, ProfileError> {
     builder.tempfile_in(folder).when("create a file in its folder", target)
 }
 
-pub(crate) fn persist(file: NamedTempFile, target: &Path) -> Result<(), ProfileError> {
+fn persist(file: NamedTempFile, target: &Path) -> Result<(), ProfileError> {
     file.persist(target).map(drop).map_err(|refused| refused.error).when("put the file in its place", target)
 }
 
-/// Writes what `fill` gives, compressed for a name in `.gz`, and renames.
+/// Writes what `fill` gives, compressed for a name in `.gz`, and renames. Links are followed; only a regular file is
+/// replaced.
 pub(crate) fn replace(target: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), ProfileError> {
-    let beside = temporary(target)?;
-    put(beside, target, target.extension() == Some(OsStr::new("gz")), fill)
+    let place = place::of(target)?;
+    put(temporary(&place)?, &place, target.extension() == Some(OsStr::new("gz")), fill)
 }
 
 fn put(

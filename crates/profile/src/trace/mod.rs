@@ -2,6 +2,7 @@
 
 mod file;
 mod memory;
+mod place;
 mod tail;
 mod tensorboard;
 mod threads;

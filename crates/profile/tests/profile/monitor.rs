@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use rustix::fs::{CWD, Mode, mkfifoat};
+
 use overdrive_profile::{GapSource, GpuSample, GpuSource, Monitor, MonitorBuilder, ProfileError, Sample};
 
 /// Says when it is dropped, which is when the monitor's thread has ended.
@@ -99,7 +101,9 @@ fn the_file_has_what_memory_has() {
 #[test]
 fn a_file_that_cannot_be_written_is_an_error_at_the_start() {
     let folder = tempfile::tempdir().unwrap();
-    for path in [folder.path().to_owned(), folder.path().join("missing/samples.jsonl")] {
+    let pipe = folder.path().join("nobody reads");
+    mkfifoat(CWD, &pipe, Mode::from(0o600)).unwrap();
+    for path in [folder.path().to_owned(), folder.path().join("missing/samples.jsonl"), pipe] {
         let ended = Arc::new(AtomicBool::new(false));
         let error = quick().gpus(Watched(ended.clone())).json_lines(&path).start().expect_err("no file");
         assert!(matches!(&error, ProfileError::Io { path: named, .. } if *named == path), "{error}");
@@ -213,4 +217,37 @@ fn nonsense_is_answered_or_hung_up_on() {
     monitor.stop();
     assert!(TcpStream::connect(address).is_err(), "nobody listens any more");
     drop(silent);
+}
+
+#[test]
+fn requests_are_answered_while_others_are_still_being_sent() {
+    let monitor = quick().http(0).start().unwrap();
+    until(|| monitor.latest().is_some());
+    let address = monitor.http_address().unwrap();
+    let mut slow: Vec<_> = (0..4).map(|_| TcpStream::connect(address).unwrap()).collect();
+    slow.iter_mut().for_each(|stream| stream.write_all(b"GET /met").unwrap());
+    assert!(ask(&monitor, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
+    // They were waited for, each by itself: nobody had to give up for the other.
+    for mut stream in slow {
+        stream.write_all(b"rics HTTP/1.1\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+}
+
+#[test]
+fn the_address_may_stand_before_the_path() {
+    let monitor = quick().http(0).start().unwrap();
+    until(|| monitor.latest().is_some());
+    for (target, status) in [
+        ("http://localhost:9090/metrics", "200"),
+        ("HTTP://localhost/metrics?x=1", "200"),
+        ("http://localhost", "404"),
+        ("http://localhost?/metrics", "404"),
+        ("http://localhost/other/metrics", "404"),
+    ] {
+        let answer = ask(&monitor, format!("GET {target} HTTP/1.1\r\n\r\n").as_bytes());
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{target}: {answer}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Samples at times that the test plants, of GPUs that come and go.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use overdrive_profile::{
@@ -14,6 +14,8 @@ enum Driver {
     Works,
     IsGone,
     LostGpu1,
+    Panics,
+    PanicsAtGpu1,
 }
 
 struct Planted(Arc<Mutex<Driver>>);
@@ -22,15 +24,17 @@ impl GpuSource for Planted {
     fn count(&mut self) -> Result<u32, ProfileError> {
         match *self.0.lock().unwrap() {
             Driver::IsGone => Err(ProfileError::Gpu("planted: the driver is gone".to_owned())),
+            Driver::Panics => panic!("planted: a mistake of its own"),
             _ => Ok(2),
         }
     }
 
     fn sample(&mut self, index: u32) -> Result<GpuSample, ProfileError> {
-        if index == 1 && *self.0.lock().unwrap() == Driver::LostGpu1 {
-            return Err(ProfileError::Gpu("planted: the GPU is lost".to_owned()));
+        match *self.0.lock().unwrap() {
+            Driver::LostGpu1 if index == 1 => Err(ProfileError::Gpu("planted: the GPU is lost".to_owned())),
+            Driver::PanicsAtGpu1 if index == 1 => panic!("planted: a mistake at GPU {index}"),
+            _ => Ok(gpu(index)),
         }
-        Ok(gpu(index))
     }
 }
 
@@ -128,6 +132,31 @@ fn a_driver_that_vanishes_leaves_a_gap_and_the_rest_goes_on() {
     let gaps = sampler.gaps();
     assert_eq!(sources(&gaps), [(GapSource::Gpus, 1.0, Some(3.0)), (GapSource::Gpu(1), 4.0, None)]);
     assert!(gaps[0].reason.contains("the driver is gone") && gaps[1].reason.contains("lost"));
+}
+
+#[test]
+fn a_source_that_panics_is_told_and_not_asked_again() {
+    for (state, seen_then, text) in [
+        (Driver::Panics, vec![], "panicked, and is not asked again: planted: a mistake of its own"),
+        (Driver::PanicsAtGpu1, vec![0], "panicked, and is not asked again: planted: a mistake at GPU 1"),
+    ] {
+        let driver = Arc::new(Mutex::new(Driver::Works));
+        let mut sampler = Sampler::with_gpus(Some(Box::new(Planted(driver.clone()))));
+        let mut seen = Vec::new();
+        for (second, state) in [Driver::Works, Driver::IsGone, state, Driver::Works].into_iter().enumerate() {
+            // A panic under the lock poisons it, and clears nothing.
+            *driver.lock().unwrap_or_else(PoisonError::into_inner) = state;
+            let (elapsed, wall) = at(second as u64);
+            let sample = sampler.sample_at(elapsed, wall);
+            assert!(sample.system.is_some() && sample.process.is_some());
+            seen.push(sample.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>());
+        }
+        assert_eq!(seen, [vec![0, 1], vec![], seen_then, vec![]]);
+        let gaps = sampler.gaps();
+        assert_eq!(sources(&gaps), [(GapSource::Gpus, 1.0, Some(2.0)), (GapSource::Gpus, 2.0, None)]);
+        assert!(gaps[1].reason.contains(text), "{gaps:?}");
+        assert_eq!(Arc::strong_count(&driver), 1, "the source is dropped");
+    }
 }
 
 #[test]

@@ -41,6 +41,22 @@ fn ns(event: &Value, key: &str) -> i64 {
     (event[key].as_f64().unwrap_or_else(|| panic!("{key} of {event}")) * 1000.0).round() as i64
 }
 
+/// Start, end and name of an event that takes time.
+type Slice<'a> = (i64, i64, &'a str);
+
+/// That none of a thread's events ends behind one that it has begun in.
+fn assert_nested(mut slices: Vec<Slice<'_>>) {
+    slices.sort_by_key(|(start, end, _)| (*start, std::cmp::Reverse(*end)));
+    let mut around: Vec<i64> = Vec::new();
+    for (start, end, name) in slices {
+        while around.last().is_some_and(|last| *last <= start) {
+            around.pop();
+        }
+        assert!(around.last().is_none_or(|last| end <= *last), "{name} ends behind what is around it");
+        around.push(end);
+    }
+}
+
 #[test]
 fn a_trace_keeps_to_the_form() {
     let _alone = alone();
@@ -59,27 +75,32 @@ fn a_trace_keeps_to_the_form() {
     }
     let base = trace["baseTimeNanoseconds"].as_i64().unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
-    let mut threads: BTreeMap<String, Vec<(i64, i64, &str)>> = BTreeMap::new();
-    let mut flows: HashMap<(String, u64), Vec<&str>> = HashMap::new();
+    // Of each thread and category, in the file's order.
+    let mut tracks: BTreeMap<(String, &str), Vec<Slice<'_>>> = BTreeMap::new();
+    let mut flows: HashMap<(String, u64), BTreeMap<&str, i64>> = HashMap::new();
+    let named = |name: &str| events.iter().find(|event| event["name"] == name).unwrap();
+    let window = ns(named("PyTorch Profiler (0)"), "ts")..=ns(named("Record Window End"), "ts");
     for event in events {
         let phase = event["ph"].as_str().unwrap();
         for key in ["name", "pid", "tid", "ts"] {
             assert!(!event[key].is_null(), "{key} of {event}");
         }
+        let start = ns(event, "ts");
+        assert!(window.contains(&start), "{event} is outside of {window:?}");
         match phase {
             "X" => {
                 let category = event["cat"].as_str().unwrap();
                 assert!(["cpu_op", "user_annotation", "Trace"].contains(&category), "{event}");
-                let (start, length) = (ns(event, "ts"), ns(event, "dur"));
-                assert!(start >= 0 && length >= 0, "{event}");
+                let length = ns(event, "dur");
+                assert!(length >= 0 && window.contains(&(start + length)), "{event} in {window:?}");
                 if category != "Trace" {
-                    let track = threads.entry(event["tid"].to_string()).or_default();
+                    let track = tracks.entry((event["tid"].to_string(), category)).or_default();
                     track.push((start, start + length, event["name"].as_str().unwrap()));
                 }
             }
             "s" | "f" => {
                 let key = (event["cat"].to_string(), event["id"].as_u64().unwrap());
-                flows.entry(key).or_default().push(phase);
+                assert!(flows.entry(key).or_default().insert(phase, start).is_none(), "twice: {event}");
                 assert_eq!(event["bp"].as_str(), (phase == "f").then_some("e"), "{event}");
             }
             "i" => assert!(!event["s"].is_null(), "{event}"),
@@ -87,25 +108,22 @@ fn a_trace_keeps_to_the_form() {
             other => panic!("{other} is no phase of a trace: {event}"),
         }
     }
-    // Each flow has a beginning and an end.
+    // Each flow has a beginning, and an end that is not before it.
     assert!(flows.len() >= 4, "{flows:?}");
-    for (flow, mut phases) in flows {
-        phases.sort_unstable();
-        assert_eq!(phases, ["f", "s"], "{flow:?}");
+    for (flow, ends) in flows {
+        assert!(ends.len() == 2 && ends["s"] <= ends["f"], "{flow:?}: {ends:?}");
     }
-    // Two threads, in each of which time goes on and events nest.
+    // Time goes on from one event to the next as they are written.
+    for (track, slices) in &tracks {
+        assert!(slices.is_sorted_by_key(|(start, ..)| *start), "{track:?}: {slices:?}");
+    }
+    // Two threads. Operators and annotations of one nest, whichever is written first.
+    let mut threads: BTreeMap<String, Vec<Slice<'_>>> = BTreeMap::new();
+    for ((thread, _), slices) in tracks {
+        threads.entry(thread).or_default().extend(slices);
+    }
     assert_eq!(threads.len(), 2);
-    for track in threads.values_mut() {
-        track.sort_by_key(|(start, end, _)| (*start, std::cmp::Reverse(*end)));
-        let mut around: Vec<i64> = Vec::new();
-        for (start, end, name) in track {
-            while around.last().is_some_and(|last| last <= start) {
-                around.pop();
-            }
-            assert!(around.last().is_none_or(|last| *end <= *last), "{name} ends behind what is around it");
-            around.push(*end);
-        }
-    }
+    threads.into_values().for_each(assert_nested);
     // The same times as in the events.
     let listed = profile.events().unwrap();
     for name in ["two 'steps' / gr??e?", "elsewhere"] {
@@ -126,6 +144,29 @@ fn a_trace_keeps_to_the_form() {
         .map(|event| event["args"]["Bytes"].as_i64().unwrap())
         .sum();
     assert_eq!(memory, *profile.memory_timeline().unwrap()[0].in_use.last().unwrap());
+}
+
+#[test]
+fn no_key_stands_twice_in_a_trace() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.json");
+    some_profile().export_chrome_trace(&path).unwrap();
+    let trace = read(&path);
+    let mut profiler = full().start().unwrap();
+    let mut refused = 0;
+    for key in trace.as_object().unwrap().keys().filter(|key| *key != "run") {
+        for error in [
+            profiler.add_metadata_json(key, "[]").expect_err(key),
+            Profiler::builder().metadata_json(key, "[]").build().expect_err(key),
+        ] {
+            assert!(matches!(&error, ProfileError::Metadata { key: named, .. } if named == key), "{error}");
+        }
+        refused += 1;
+    }
+    assert!(refused >= 10, "{refused}: {trace}");
+    profiler.add_metadata_json("run", "\"another\"").unwrap();
+    profiler.stop().unwrap();
 }
 
 #[test]
