@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read as _;
+use std::os::unix::fs::{FileTypeExt as _, symlink};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use overdrive_profile::{Profile, ProfileError, Profiler, Schedule, record_function, tensorboard_trace_handler};
+use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::Value;
 
 use crate::{Model, alone, full, profile_of};
@@ -183,6 +185,31 @@ fn a_trace_may_be_written_again_and_compressed() {
     profile.export_chrome_trace(at("third.json.gz")).unwrap();
     assert_eq!(files(folder.path()), ["second.json", "third.json.gz"]);
     assert_eq!(read(&at("second.json"))["traceEvents"], read(&at("third.json.gz"))["traceEvents"]);
+}
+
+#[test]
+fn a_trace_takes_the_place_of_a_file_alone() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let profile = some_profile();
+    mkfifoat(CWD, at("pipe"), Mode::from(0o600)).unwrap();
+    std::fs::write(at("file"), "old").unwrap();
+    symlink("file", at("link")).unwrap();
+    symlink("not yet", at("link.gz")).unwrap();
+    let before = files(folder.path());
+    let error = profile.export_chrome_trace(at("pipe")).expect_err("a pipe");
+    assert!(matches!(&error, ProfileError::Io { path, .. } if *path == at("pipe")), "{error}");
+    assert!(error.to_string().contains("a named pipe"), "{error}");
+    assert!(std::fs::metadata(at("pipe")).unwrap().file_type().is_fifo());
+    assert_eq!(files(folder.path()), before);
+    // The profile is still there. It is written as the link is called, to where the link points.
+    profile.export_chrome_trace(at("link")).unwrap();
+    profile.export_chrome_trace(at("link.gz")).unwrap();
+    assert!(at("link").is_symlink() && at("link.gz").is_symlink());
+    assert!(!read(&at("file"))["traceEvents"].as_array().unwrap().is_empty());
+    assert_eq!(read(&at("link.gz"))["traceEvents"], read(&at("link"))["traceEvents"]);
+    assert!(at("not yet").is_file());
 }
 
 #[test]
