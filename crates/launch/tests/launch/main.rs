@@ -18,7 +18,7 @@ type Test = (&'static str, fn());
 fn main() {
     overdrive_launch::helper();
     library::be_a_rank_if_told();
-    signals::restore_interrupt();
+    signals::restore_ignored();
     let all =
         [outputs::TESTS, failures::TESTS, orphans::TESTS, signals::TESTS, nodes::TESTS, options::TESTS, library::TESTS];
     let trial = |(name, test): &Test| {

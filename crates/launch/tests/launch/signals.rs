@@ -20,10 +20,12 @@ crate::tests![
     chosen_signals_are_passed_on,
 ];
 
-/// A shell runs what it puts into the background with SIGINT ignored, and launchers respect that. A handler here makes
-/// it the default for whatever these tests start.
-pub fn restore_interrupt() {
-    signal_hook::flag::register_conditional_default(signal_hook::consts::SIGINT, Arc::new(true.into())).unwrap();
+/// A shell runs what it puts into the background with SIGINT ignored, nohup with SIGHUP, and launchers respect that. Handlers
+/// here make it the default for whatever these tests start.
+pub fn restore_ignored() {
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register_conditional_default(signal, Arc::new(true.into())).unwrap();
+    }
 }
 
 fn start(options: &[&str], script: &str) -> Running {

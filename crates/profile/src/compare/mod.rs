@@ -10,14 +10,13 @@ use serde::Serialize;
 
 use self::interval::{Estimate, Series, Z, Z_OF_TWO};
 use crate::page::summary::{peak_gpu_bytes, peak_resident_bytes};
+use crate::run::NO_STEP_TIMER;
 use crate::{Phase, ProfiledSteps, RunProfile, StepTimes};
 
 /// Fewer steps say nothing about noise.
 const LEAST_STEPS: usize = 16;
 /// What changes by a smaller share of a step is not told.
 const LEAST_CHANGE: f64 = 0.001;
-/// How the note begins of a run whose program marks no phases.
-const NO_STEP_TIMER: &str = "the program has no StepTimer";
 /// Rows of the table of operators.
 const MOST_OPS: usize = 15;
 

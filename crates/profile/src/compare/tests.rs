@@ -184,7 +184,7 @@ fn phases_that_one_run_does_not_mark_are_neither_faster_nor_slower() {
         step.host_seconds.swap(Phase::Forward as usize, Phase::Other as usize);
         step.device_seconds = Some(step.host_seconds.clone());
     }
-    unmarked.notes = vec!["the program has no StepTimer: its steps are told by loaders".to_owned()];
+    unmarked.notes = vec![crate::run::NO_STEP_TIMER.to_owned()];
     for (before, after, step) in [(&marked, &unmarked, Verdict::Slower), (&unmarked, &marked, Verdict::Faster)] {
         let compared = Comparison::of(before, after);
         let told = |time: &ComparedTime| (time.ratio.is_some(), time.ratio_interval.is_some(), time.verdict);

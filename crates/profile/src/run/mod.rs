@@ -10,7 +10,7 @@ mod stepped;
 mod track;
 mod window;
 
-pub(crate) use claim::Claim;
+pub(crate) use claim::{Claim, NO_STEP_TIMER};
 pub use machine::MachineInfo;
 pub use ops::{HostGap, OpTimes, PhaseTimes, ProfiledSteps, ScopeTimes};
 pub use profile::{RunProfile, StepTimes};

@@ -7,12 +7,9 @@ use overdrive_ffi::profiler::{ScopeGuard, record_function};
 use tch::{Device, Tensor};
 
 use super::{Phase, StepTimer};
-use crate::run::Claim;
+use crate::run::{Claim, NO_STEP_TIMER};
 use crate::{ProfileError, RunRecorder};
 
-/// What the record says of it.
-const NOTE: &str = "the program has no StepTimer: its steps are told by loaders and optimizers, and what is neither data wait, nor \
-     an optimizer, nor a backward pass of DDP or an accumulator is `other`, the forward pass among it";
 /// So many updates without a batch in between: the data come from elsewhere.
 const UPDATES_WITHOUT_DATA: u32 = 3;
 /// So many updates, of whatever optimizer, without the end of a step: the loop is another one than before.
@@ -113,7 +110,7 @@ impl Steps {
     /// At the first update, which is in no step. None where nobody has asked for a record.
     fn new(device: Device, first_optimizer: OptimizerId) -> Result<Option<Self>, ProfileError> {
         let Some(claim) = Claim::take() else { return Ok(None) };
-        let recorder = RunRecorder::new().note(NOTE).claimed(claim)?;
+        let recorder = RunRecorder::new().note(NO_STEP_TIMER).claimed(claim)?;
         let timer = StepTimer::builder().device(device).record(recorder).build()?;
         Ok(Some(Self {
             timer,
