@@ -134,8 +134,11 @@ fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     // waited in just these pauses.
     let on_cpu = 1.0 - facts.queued_seconds() / facts.step_seconds;
     let all: f64 = gaps.iter().map(|gap| typical(gap)).sum();
-    let pauses = profiled.queued_seconds.map_or(on_cpu * pauses, |waited| (all - waited).clamp(0.0, pauses));
-    let unseen = on_cpu * unseen;
+    let certain = profiled.queued_seconds.map_or(on_cpu * pauses, |waited| (all - waited).clamp(0.0, pauses));
+    let certain = on_cpu * unseen + certain;
+    facts.finding(Bottleneck::HostCode, certain)?;
+    // The bound is what can be gained at best.
+    let waited = unseen + pauses - certain;
     let mut finding = facts.finding(Bottleneck::HostCode, unseen + pauses)?;
     if let Some(longest) = gaps.first().filter(|_| pauses > unseen) {
         let most = format!("for {} no operator runs, most of it{}", facts.of_step(pauses), place(longest));
@@ -147,6 +150,9 @@ fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
             facts.of_step(unseen)
         ));
     }
+    finding = finding.evidence_if(waited >= 0.01 * facts.step_seconds, || {
+        format!("{:.2} ms of that may be waiting for a CPU", 1e3 * waited)
+    });
     let written = facts.samples.iter().filter_map(|it| it.process?.rates?.disk_written_bytes_per_second);
     let written = super::facts::mean(written).filter(|bytes| *bytes >= 1e5);
     finding = finding.remedy(

@@ -191,7 +191,8 @@ fn communication(facts: &Facts<'_>, late_seconds: f64) -> Option<Finding> {
     // Where ranks wait for CPUs, they wait for one another.
     let of_others = (0..facts.run.ranks.len()).map(|place| facts.rank_queued_seconds(place)).fold(0.0, f64::max);
     let waited = facts.queued_seconds().max(of_others);
-    let finding = facts.finding(Bottleneck::Communication, seconds - waited)?;
+    facts.finding(Bottleneck::Communication, seconds - waited)?;
+    let finding = facts.finding(Bottleneck::Communication, seconds)?;
     let exchanges = profiled.into_iter().flat_map(|it| &it.ops).filter(|op| is_exchange(&op.name));
     let longest = main_part(exchanges.map(|op| (op.name.as_str(), op.self_cpu_seconds)));
     let phase = if marked >= backward.max(elsewhere) { Phase::Communication } else { Phase::Backward };
@@ -206,7 +207,7 @@ fn communication(facts: &Facts<'_>, late_seconds: f64) -> Option<Finding> {
                 1e3 * marked
             ))
             .evidence_if(waited >= 0.01 * facts.step_seconds, || {
-                format!("{:.2} ms of that may be waiting for CPUs, and are not counted", 1e3 * waited)
+                format!("{:.2} ms of that may be waiting for CPUs", 1e3 * waited)
             })
             .remedy(
                 "send less, or less often: `ddp.register_comm_hook(CastCompress::bfloat16(&group))?` or `PowerSgd`, `no_sync` with an `Accumulator`, \
