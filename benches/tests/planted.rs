@@ -64,8 +64,9 @@ fn disturbance(plant: &Plant, run: &RunProfile) -> Option<String> {
         let before = first.threads.iter().find(|it| it.id == now.id)?;
         Some((now.queued_seconds - before.queued_seconds) / seconds)
     });
-    let of_ranks = run.rank_info.iter().filter_map(|info| info.queued_share);
-    let queued = queued.chain(of_ranks).fold(0.0, f64::max);
+    // Ranks wait for each other.
+    let of_ranks = run.rank_info.iter().filter_map(|info| info.queued_share).sum();
+    let queued = queued.fold(of_ranks, f64::max);
     // NaN, of no time at all, is no disturbance.
     (others >= SPOILT.0 && queued >= SPOILT.1).then(|| {
         format!("others used {others:.1} CPUs, a thread waited for one for {:.0}% of the time", 100.0 * queued)

@@ -122,18 +122,16 @@ fn own_code(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     // A backward pass among ranks pauses for the others.
     let is_own =
         |gap: &&HostGap| phases.contains(&gap.phase) && !(gap.phase == Phase::Backward && facts.run.world_size > 1);
-    // A machine that takes the CPU away does so now and then.
-    let typical = |gap: &HostGap| gap.typical_seconds.map_or(gap.seconds, |typical| typical.min(gap.seconds));
-    let gaps: Vec<_> = profiled.gaps.iter().filter(|gap| is_own(gap) && typical(gap) > 0.0).collect();
+    let gaps: Vec<_> = profiled.gaps.iter().filter(|gap| is_own(gap) && gap.typical() > 0.0).collect();
     // What is done now and then may not have been due while the profiler was on.
     let seen = profiled.phase(Phase::Other).map_or(0.0, |times| times.seconds);
     let unseen = (facts.seconds(Phase::Other) - seen).max(0.0);
     let unseen = if unseen >= LEAST_SHARE * facts.step_seconds { unseen } else { 0.0 };
-    let pauses: f64 = gaps.iter().map(|gap| facts.unprofiled(gap.phase, typical(gap), 0.0)).sum();
+    let pauses: f64 = gaps.iter().map(|gap| facts.unprofiled(gap.phase, gap.typical(), 0.0)).sum();
     // A thread that waits for a CPU pauses as well, and longer in some steps than in others: in the profiled ones it may have
     // waited in just these pauses.
     let on_cpu = 1.0 - facts.queued_seconds() / facts.step_seconds;
-    let all: f64 = gaps.iter().map(|gap| typical(gap)).sum();
+    let all: f64 = gaps.iter().map(|gap| gap.typical()).sum();
     let certain = profiled.queued_seconds.map_or(on_cpu * pauses, |waited| (all - waited).clamp(0.0, pauses));
     let certain = on_cpu * unseen + certain;
     facts.finding(Bottleneck::HostCode, certain)?;

@@ -179,7 +179,7 @@ fn communication(facts: &Facts<'_>, late_seconds: f64) -> Option<Finding> {
         let Some(times) = profiled.and_then(|it| it.phase(phase)) else { return 0.0 };
         // Within backward, whatever is no operator is waiting for buckets.
         let is_wait = |gap: &&HostGap| phase == Phase::Backward && gap.phase == phase;
-        let pauses = profiled.into_iter().flat_map(|it| &it.gaps).filter(is_wait).map(|gap| gap.seconds);
+        let pauses = profiled.into_iter().flat_map(|it| &it.gaps).filter(is_wait).map(HostGap::typical);
         let waits = times.communication_seconds + pauses.sum::<f64>();
         // Ranks do not start their profilers at the same time: no more than what operators leave over without one.
         let waits = waits.min((facts.seconds(phase) - times.operator_seconds).max(0.0));

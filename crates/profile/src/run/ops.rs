@@ -119,6 +119,13 @@ pub struct HostGap {
     pub operators: f64,
 }
 
+impl HostGap {
+    /// Seconds of a typical step: a machine that takes the CPU away does so now and then.
+    pub(crate) fn typical(&self) -> f64 {
+        self.typical_seconds.map_or(self.seconds, |typical| typical.min(self.seconds))
+    }
+}
+
 impl ProfiledSteps {
     /// One phase.
     pub fn phase(&self, phase: Phase) -> Option<&PhaseTimes> {
