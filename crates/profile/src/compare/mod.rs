@@ -63,8 +63,8 @@ pub struct ComparedTime {
     pub after_seconds: f64,
     /// After through before; below 1 is faster. None where one of them is no time at all, and for what is not comparable.
     pub ratio: Option<f64>,
-    /// Between what the ratio lies. None for what is not comparable, where there are too few steps, and where a time is so unsteady that it may as well
-    /// be none: the verdict is by the difference then.
+    /// Between what the ratio lies. None for what is not comparable, where there are too few steps, and where a time is so
+    /// unsteady that it may as well be none: the verdict is by the difference then.
     pub ratio_interval: Option<[f64; 2]>,
     /// What that means.
     pub verdict: Verdict,
@@ -153,7 +153,7 @@ impl Comparison {
 
 /// Whether the program has a StepTimer. Where it has none, `other` is most of a step, the forward pass among it.
 fn marks_steps(run: &RunProfile) -> bool {
-    !run.notes.iter().any(|note| note.starts_with(NO_STEP_TIMER))
+    !run.notes.iter().any(|note| note == NO_STEP_TIMER)
 }
 
 /// The steps that count: those that no profiler slowed down.

@@ -60,7 +60,8 @@ impl<'a> Facts<'a> {
         self.run.share(phase) * self.step_seconds
     }
 
-    /// Seconds that something would have taken without the profiler, which makes each call of an operator longer.
+    /// Seconds that something would have taken without the profiler, which makes each call of an operator longer, and without
+    /// the waiting for a CPU that was in the profiled steps.
     pub fn unprofiled(&self, phase: Phase, profiled_seconds: f64, calls: f64) -> f64 {
         let Some(times) = self.profiled().and_then(|profiled| profiled.phase(phase)) else { return 0.0 };
         let (whole, on_cpu) = (self.seconds(phase), 1.0 - self.profiled_queued_share());

@@ -76,7 +76,8 @@ fn leak(facts: &Facts<'_>, growth: &Growth) -> Finding {
 
 /// None where there is memory for all that they will keep.
 fn growth_of_caches(facts: &Facts<'_>, growth: &Growth, caches: &Filling) -> Option<Finding> {
-    let remedy = "keep less of the dataset in memory: `Cached::with_budget`, samples as they are before they are decoded, `DiskCached`";
+    let remedy = "keep less of the dataset in memory: `Cached::with_budget`, samples as they are before they are decoded, \
+                  `DiskCached`";
     (!caches.fits()).then(|| growth.finding(facts).evidence(caches.text()).remedy(remedy))
 }
 

@@ -39,10 +39,10 @@ pub(crate) fn of_machine(run: &RunProfile) -> Vec<Finding> {
     memory::findings(&facts).into_iter().chain(throttling).collect()
 }
 
-/// The same of all ranks but the first, whose samples the record has. One of a kind is told.
+/// The same of all ranks but the one whose samples the record has. One of a kind is told.
 fn of_other_ranks(run: &RunProfile, told: &[Finding]) -> Vec<Finding> {
     let mut found: Vec<Finding> = Vec::new();
-    for info in run.rank_info.iter().skip(1) {
+    for info in run.rank_info.iter().filter(|info| info.rank != run.rank) {
         for finding in &info.findings {
             if told.iter().chain(&found).all(|it| it.bottleneck != finding.bottleneck) {
                 let mut finding = finding.clone();

@@ -41,7 +41,10 @@ pub(super) fn timeline(run: &RunProfile) -> String {
     let profiled = run.step_times.iter().filter(|step| step.is_profiled).count() as u64;
     let explanation = match profiled {
         0 => explanation,
-        _ => format!("{explanation} Grey: {} under the profiler, which are not counted.", plural(profiled, "step")),
+        _ => format!(
+            "{explanation} Grey: {} under the profiler or beside the thread that writes its trace, which are not counted.",
+            plural(profiled, "step")
+        ),
     };
     let legend: String = Phase::ALL
         .into_iter()

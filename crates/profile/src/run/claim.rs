@@ -14,8 +14,8 @@ static REFUSED: AtomicU32 = AtomicU32::new(0);
 const MOST_RECORDS: u32 = 16;
 
 /// The note of a record whose program marks no phases.
-pub(crate) const NO_STEP_TIMER: &str = "the program has no StepTimer: its steps are told by loaders and optimizers, and what is neither data wait, nor an optimizer, \
-     nor a backward pass of DDP or an accumulator is `other`, the forward pass among it";
+pub(crate) const NO_STEP_TIMER: &str = "the program has no StepTimer: its steps are told by loaders and optimizers, and what \
+     is neither data wait, nor an optimizer, nor a backward pass of DDP or an accumulator is `other`, the forward pass among it";
 
 /// The right to record, which one timer has at a time.
 #[derive(Debug)]

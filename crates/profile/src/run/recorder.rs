@@ -11,6 +11,7 @@ use crate::{GpuSource, Monitor, ProfileError, TraceWriter};
 
 /// The last 10 minutes at the default interval: enough for shares of time, and a file that a page can hold.
 const LONGEST_WINDOW: usize = 6000;
+
 /// What is recorded of a run, for [`StepTimerBuilder::record`](crate::StepTimerBuilder::record): the steps, the machine, and a
 /// few steps under the profiler.
 #[must_use = "a recorder does nothing until a step timer takes it"]
@@ -60,7 +61,8 @@ impl RunRecorder {
     }
 
     /// How many steps are profiled [default: 5, more where they take less than 50 ms together, and 100 at most]; 0 for none. One
-    /// more goes before them to warm the profiler up. None of them counts among the timed ones.
+    /// more goes before them to warm the profiler up. None of them counts among the timed ones, nor do steps while the trace is
+    /// written beside them.
     pub fn profiled_steps(mut self, steps: u64) -> Self {
         self.profiled_steps = Some(steps);
         self

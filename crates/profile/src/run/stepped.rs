@@ -179,7 +179,9 @@ impl SteppedProfiler {
         let queued_seconds = self.queued_seconds.map(|(since, until)| until - since);
         let mut outcome = Outcome { whole_steps: self.whole_steps, queued_seconds, ..Outcome::default() };
         let Some(mut profiler) = self.slot.take() else {
-            outcome.notes.push("no step was profiled: the program has a profiler of its own, which was on".to_owned());
+            // What else ended it has been told.
+            let own = "no step was profiled: the program has a profiler of its own, which was on";
+            outcome.notes.extend((!self.is_over).then(|| own.to_owned()));
             return outcome;
         };
         if profiler.is_on()

@@ -93,8 +93,8 @@ impl StepTimerBuilder {
     ///
     /// # Errors
     /// `Setting` for a window of no step or of more than 2^20, or operations that are not above 0; `Torch` when there is
-    /// no such CUDA device. Of a recorder: `Setting` for steps and intervals out of bounds, `Io` for a
-    /// folder that cannot be made.
+    /// no such CUDA device. Of a recorder: `Setting` for steps and intervals out of bounds, `Io` for a folder that
+    /// cannot be made.
     pub fn build(self) -> Result<StepTimer, ProfileError> {
         if !(1..=LONGEST_WINDOW).contains(&self.window) {
             let problem = format!("should be from 1 to {LONGEST_WINDOW} steps");

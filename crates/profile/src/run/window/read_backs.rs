@@ -1,6 +1,6 @@
 //! Loops that read numbers out of tensors one by one.
 
-use super::{Place, Sums, Window, calls_within, is_operator, span_of, within_span};
+use super::{Place, Sums, Window, calls_within, is_operator, span_of, step_at};
 use crate::run::HostGap;
 use crate::run::track::Span;
 
@@ -37,8 +37,8 @@ impl<'a> Window<'a> {
             if item.is_some_and(|item| &*self.events[item].name != "aten::item" || around(item).is_some()) {
                 continue;
             }
-            let Some(step) = self.steps.iter().position(|step| within_span(span_of(event), *step)) else { continue };
-            let place = (step, self.phase_at(event.start_ns), self.scope_at(event.start_ns));
+            let place =
+                (step_at(&self.steps, event.start_ns), self.phase_at(event.start_ns), self.scope_at(event.start_ns));
             let goes_on = |last: &Span| calls_within(calls, (last.1, event.start_ns)) <= MOST_CALLS_BETWEEN;
             match loops.last_mut().filter(|last| last.place == place && goes_on(&last.span)) {
                 Some(last) => (last.span.1, last.numbers) = (event.end_ns, last.numbers + 1),
