@@ -70,8 +70,8 @@ fn train(kind: Option<Kind>) -> Result<f64> {
     let vs = nn::VarStore::new(CPU);
     let linear = |name, inputs, outputs| nn::linear(vs.root() / name, inputs, outputs, Default::default());
     let model = nn::seq().add(linear("a", 2, 64)).add_fn(Tensor::tanh).add(linear("b", 64, 2));
-    // tch's own optimizer: the scaler takes any `overdrive::core::Optimizer`, and tch's are among them.
-    let mut opt = nn::Adam::default().build(&vs, 1e-2)?;
+    // tch's own optimizer: wrapped, it goes wherever one of ours does.
+    let mut opt = TchOptimizer::new(nn::Adam::default().build(&vs, 1e-2)?);
     // bfloat16 has float32's range and needs no scaler: the loop reads the same with one that is switched off.
     let mut scaler = GradScaler::builder(CPU).enabled(kind == Some(Kind::Half)).build()?;
     let mut losses = Vec::new();
@@ -87,7 +87,7 @@ fn train(kind: Option<Kind>) -> Result<f64> {
         scaler.scale(&loss)?.backward();
         scaler.step(&mut opt)?;
         scaler.update()?;
-        opt.zero_grad();
+        opt.zero_grad()?;
         losses.push(loss.double_value(&[]));
     }
     Ok(losses[180..].iter().sum::<f64>() / 20.0)
@@ -104,7 +104,7 @@ fn bfloat16_trains_like_float32() -> Result<()> {
 fn an_overflow_skips_the_step() -> Result<()> {
     let vs = nn::VarStore::new(CPU);
     let model = nn::linear(vs.root(), 4, 1, Default::default());
-    let mut opt = nn::Sgd::default().build(&vs, 0.1)?;
+    let mut opt = TchOptimizer::new(nn::Sgd::default().build(&vs, 0.1)?);
     let mut scaler = GradScaler::new(CPU);
     for (name, factor) in [("an ordinary step", 1.0), ("a step with an infinity", f64::INFINITY)] {
         let before = model.ws.copy();
@@ -113,7 +113,7 @@ fn an_overflow_skips_the_step() -> Result<()> {
         let skipped = scaler.step(&mut opt)?.skipped()?;
         let scale = scaler.scale_value()?;
         scaler.update()?;
-        opt.zero_grad();
+        opt.zero_grad()?;
         println!("{name}: skipped {skipped}, scale {scale} -> {}", scaler.scale_value()?);
         ensure!(skipped == factor.is_infinite() && skipped == model.ws.equal(&before));
         ensure!(scaler.scale_value()? == if skipped { scale / 2.0 } else { scale });

@@ -82,12 +82,13 @@ fn compare(trained: &mut Trained, inputs: &Tensor, targets: &Tensor, sizes: &[i6
 
     let parts = inputs.split_with_sizes(sizes, 0).into_iter().zip(targets.split_with_sizes(sizes, 0));
     let parts: Vec<_> = parts.collect();
-    let mut accum = Accumulator::new(&trained.params, sizes.len())?;
+    let opt = Sgd::builder(&trained.params).build()?;
+    let mut accum = Accumulator::new(sizes.len())?;
     for micro in accum.windows(&parts) {
         let (inputs, targets) = micro.batch;
         // What the mean is over: the rows that are not masked.
         let count = targets.ne(MASKED).sum(Kind::Int64).int64_value(&[]);
-        accum.backward(&trained.loss((inputs, targets)), count, micro.closes)?;
+        accum.backward(&opt, &trained.loss((inputs, targets)), Tokens(count), micro.closes)?;
     }
     let exact = difference(&trained.take_grads());
 
@@ -100,12 +101,12 @@ fn compare(trained: &mut Trained, inputs: &Tensor, targets: &Tensor, sizes: &[i6
 /// Steps at the end of every window, the last and partial one too.
 fn an_epoch(trained: &mut Trained, inputs: &Tensor, targets: &Tensor) -> Result<()> {
     let mut opt = Sgd::builder(&trained.params).lr(0.5).build()?;
-    let mut accum = Accumulator::new(&opt.params(), 3)?;
+    let mut accum = Accumulator::new(3)?;
     let before = trained.loss((inputs, targets)).double_value(&[]);
     let (mut micros, mut windows) = (0, Vec::new());
     for micro in accum.windows(inputs.split(10, 0).iter().zip(&targets.split(10, 0))) {
         let (inputs, _) = micro.batch;
-        accum.backward(&trained.loss(micro.batch), inputs.size()[0], micro.closes)?;
+        accum.backward(&opt, &trained.loss(micro.batch), Samples(inputs.size()[0]), micro.closes)?;
         micros += 1;
         if micro.closes {
             opt.step()?;

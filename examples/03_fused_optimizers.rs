@@ -61,11 +61,11 @@ fn train<O: Optimizer>(vs: &nn::VarStore, model: &nn::Sequential, mut opt: O) ->
 
 fn the_same_as_tch() -> Result<()> {
     let (vs, net) = model();
-    let opt = AdamW::builder(vs.trainable_variables()).lr(1e-3).weight_decay(WEIGHT_DECAY).build()?;
+    let opt = AdamW::builder(&vs).lr(1e-3).weight_decay(WEIGHT_DECAY).build()?;
     let (ours, our_time) = train(&vs, &net, opt)?;
 
     let (vs, net) = model();
-    let opt = nn::AdamW { wd: WEIGHT_DECAY, ..Default::default() }.build(&vs, 1e-3)?;
+    let opt = TchOptimizer::new(nn::AdamW { wd: WEIGHT_DECAY, ..Default::default() }.build(&vs, 1e-3)?);
     let (theirs, their_time) = train(&vs, &net, opt)?;
 
     let difference = |(ours, theirs): (&Tensor, &Tensor)| (ours - theirs).abs().max().double_value(&[]);
@@ -90,14 +90,8 @@ fn learning_rate(step: i32) -> f64 {
 
 fn groups_and_a_schedule() -> Result<()> {
     let (vs, net) = model();
-    let (matrices, biases): (Vec<_>, Vec<_>) = vs.trainable_variables().into_iter().partition(|p| p.dim() > 1);
-    // Options carry over to the next group until they are said anew.
-    let mut opt = AdamW::builder(matrices)
-        .betas(0.9, 0.99)
-        .weight_decay(WEIGHT_DECAY)
-        .then_group(biases)
-        .weight_decay(0.0)
-        .build()?;
+    // Two groups: `.add_param_group(AdamW::group(biases).weight_decay(0.0))` would make the second by hand.
+    let mut opt = AdamW::builder(&vs).betas(0.9, 0.99).weight_decay(WEIGHT_DECAY).decay_groups().build()?;
     println!("{} groups: matrices decay by {WEIGHT_DECAY}, biases do not", opt.num_groups());
 
     let mut losses = Vec::new();
@@ -124,8 +118,8 @@ fn decay_leaves_biases_alone() -> Result<()> {
     let (matrices, biases): (Vec<_>, Vec<_>) = vs.trainable_variables().into_iter().partition(|p| p.dim() > 1);
     let (matrix, bias) = (matrices[0].shallow_clone(), biases[0].shallow_clone());
     let (matrix_before, bias_before) = (matrix.copy(), bias.copy());
-    let opt = AdamW::builder(matrices).lr(0.1).weight_decay(0.5);
-    let mut opt = opt.then_group(biases).weight_decay(0.0).build()?;
+    let biases = AdamW::group(biases).weight_decay(0.0);
+    let mut opt = AdamW::builder(matrices).add_param_group(biases).lr(0.1).weight_decay(0.5).build()?;
     (loss(&net, 0) * 0.0).backward();
     opt.step()?;
     let kept = matrix.norm().double_value(&[]) / matrix_before.norm().double_value(&[]);

@@ -32,7 +32,7 @@ fn main() -> Result<()> {
     let model = cnn(&vs.root());
     let mut opt = AdamW::builder(vs.trainable_variables()).lr(2e-3).weight_decay(0.01).build()?;
     let mut scaler = GradScaler::builder(device).enabled(kind == Kind::Half).build()?;
-    let mut accum = Accumulator::new(&opt.params(), WINDOW)?;
+    let mut accum = Accumulator::new(WINDOW)?;
 
     println!(
         "{device:?}, autocast to {kind:?}, {} batches of {BATCH}, a step every {WINDOW}",
@@ -45,7 +45,7 @@ fn main() -> Result<()> {
             let (inputs, targets) = micro.batch?;
             let (inputs, targets) = (inputs.to_device(device), targets.to_device(device));
             let loss = autocast(device, kind, || model.forward_t(&inputs, true).cross_entropy_for_logits(&targets))?;
-            accum.backward(&scaler.scale(&loss)?, inputs.size()[0], micro.closes)?;
+            accum.backward(&opt, &scaler.scale(&loss)?, Samples(inputs.size()[0]), micro.closes)?;
             if micro.closes {
                 scaler.unscale_(&mut opt)?; // the clipping below is about true gradients
                 clip_grad_norm_(opt.params(), MAX_NORM)?;

@@ -35,7 +35,7 @@ fn main() -> Result<()> {
         false => Box::new(AdamW::builder(&variables).lr(3e-3).build()?),
     };
     let mut sched = LrScheduler::new(&mut *opt, WarmupCosineLr::new(20, STEPS))?;
-    let mut accum = Accumulator::new(&variables, WINDOW)?;
+    let mut accum = Accumulator::new(WINDOW)?;
 
     let loader = DataLoader::builder(pieces()).batch_size(16).shuffle(true).drop_last(true).num_workers(1).build()?;
     let (mut step, mut recent) = (0, Vec::new());
@@ -45,7 +45,7 @@ fn main() -> Result<()> {
             let (inputs, targets) = (batch.narrow(1, 0, CONTEXT), batch.narrow(1, 1, CONTEXT));
             let logits = model.forward(&inputs);
             let loss = logits.flatten(0, 1).cross_entropy_for_logits(&targets.flatten(0, 1));
-            accum.backward(&loss, inputs.size()[0], micro.closes)?;
+            accum.backward(&opt, &loss, Samples(inputs.size()[0]), micro.closes)?;
             recent.push(loss.detach());
             if !micro.closes {
                 continue;

@@ -42,7 +42,7 @@ fn train() -> Result<()> {
     let variables = vs.trainable_variables();
     let mut opt = AdamW::builder(&variables).lr(3e-3).build()?;
     let mut sched = LrScheduler::new(&mut opt, WarmupCosineLr::new(20, STEPS))?;
-    let mut accum = Accumulator::new(&variables, WINDOW)?.with_sync(&ddp);
+    let mut accum = Accumulator::new(WINDOW)?.with_sync(&ddp);
 
     let (mut step, mut recent) = (0, Vec::new());
     'training: loop {
@@ -51,7 +51,7 @@ fn train() -> Result<()> {
             let (inputs, targets) = (batch.narrow(1, 0, CONTEXT), batch.narrow(1, 1, CONTEXT));
             let logits = ddp.forward(|| model.forward(&inputs))?;
             let loss = logits.flatten(0, 1).cross_entropy_for_logits(&targets.flatten(0, 1));
-            accum.backward(&loss, inputs.size()[0], micro.closes)?; // sends only if it closes the window
+            accum.backward(&opt, &loss, Samples(inputs.size()[0]), micro.closes)?; // sends only if it closes the window
             recent.push(loss.detach());
             if !micro.closes {
                 continue;

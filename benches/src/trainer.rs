@@ -53,9 +53,9 @@ impl Trainer {
             Technique::AmpFp16 => Some(Kind::Half),
             _ => None,
         };
-        let opt = AdamW::builder(vs.trainable_variables()).lr(LEARNING_RATE).build()?;
+        let opt = AdamW::builder(&vs).lr(LEARNING_RATE).build()?;
         let scaler = GradScaler::builder(device).enabled(precision == Some(Kind::Half)).build()?;
-        let accum = Accumulator::new(&opt.params(), if job.accumulates() { MICRO_BATCHES } else { 1 })?;
+        let accum = Accumulator::new(if job.accumulates() { MICRO_BATCHES } else { 1 })?;
         Ok(Self { device, precision, vs, model, opt, scaler, accum, data_wait_seconds: 0.0, steps: 0 })
     }
 
@@ -88,7 +88,7 @@ impl Trainer {
             let count = images.size()[0];
             let (images, targets) = (images.to_device(self.device), targets.to_device(self.device));
             let loss = self.loss(&images, &targets)?;
-            self.accum.backward(&self.scaler.scale(&loss)?, count, micro.closes)?;
+            self.accum.backward(&self.opt, &self.scaler.scale(&loss)?, Samples(count), micro.closes)?;
             if micro.closes {
                 self.scaler.step(&mut self.opt)?;
                 if self.scaler.is_enabled() {

@@ -21,8 +21,8 @@ DTYPES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }
 MODULES = (
-    "amp", "accum", "optim", "optim_grid", "optim_papers", "checkpoint", "mnist", "dataload", "samplers", "sched", "ddp",
-    "profiler",
+    "amp", "accum", "optim", "optim_grid", "optim_papers", "optim_timm", "checkpoint", "mnist", "dataload", "samplers",
+    "sched", "ddp", "profiler",
 )
 CASES = {}
 

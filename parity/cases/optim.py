@@ -19,8 +19,9 @@ SGD = [
 ]
 
 
-def trajectory(t, make, configs, dtype, rtol, starts, label):
+def trajectory(t, make, configs, dtype, rtol, starts, label, complete=False):
     """Steps on a fixed quartic with gradients that never settle, and records every hundredth state."""
+    t.tell("complete", complete)
     name = label + str(dtype).removeprefix("torch.")
     starts = [t.give(f"{name}.start.{index}", start) for index, start in enumerate(starts)]
     targets = [t.give(f"{name}.target.{index}", torch.randn(1000, dtype=dtype)) for index, _ in enumerate(starts)]
@@ -28,8 +29,8 @@ def trajectory(t, make, configs, dtype, rtol, starts, label):
         params = [start.clone().requires_grad_() for start in starts]
         opt = make(params, **config)
         for step in range(1000):
-            # The last parameter has no gradient on every third step.
-            used = len(params) - (step % 3 == 2)
+            # The last parameter has no gradient on every third step, unless all are to have one.
+            used = len(params) - (step % 3 == 2 and not complete)
             for index in range(used):
                 params[index].grad = torch.sin(params[index].detach() - targets[index][step])
             opt.step()
@@ -92,7 +93,7 @@ def averaged_model(t):
             for average in averages.values():
                 average.update_parameters(model)
         for kind, average in averages.items():
-            for key in names if kind.endswith("_all") else names[:2]:
+            for key in names:
                 t.expect(f"{name}.{kind}.{key}", getattr(average.module, key), rtol=rtol, atol=rtol)
 
 

@@ -205,11 +205,11 @@ def multi_step_lr(r, lrs, steps):
 
 
 def constant_lr(r, lrs, steps):
-    return {"name": "ConstantLR", "factor": share(r, 1e-3), "total_iters": r.randint(1, 2 * steps)}
+    return {"name": "ConstantLR", "factor": share(r, 1e-3), "total_iters": r.randint(0, 2 * steps)}
 
 
 def linear_lr(r, lrs, steps):
-    total = r.randint(1, 2 * steps)
+    total = r.randint(0, 2 * steps)
     return {"name": "LinearLR", "start_factor": share(r, 1e-3), "end_factor": share(r), "total_iters": total}
 
 
@@ -218,7 +218,7 @@ def exponential_lr(r, lrs, steps):
 
 
 def polynomial_lr(r, lrs, steps):
-    return {"name": "PolynomialLR", "total_iters": r.randint(1, 2 * steps), "power": share(r, 0.0, 4.0)}
+    return {"name": "PolynomialLR", "total_iters": r.randint(0, 2 * steps), "power": share(r, 0.0, 4.0)}
 
 
 def cosine_annealing_lr(r, lrs, steps):

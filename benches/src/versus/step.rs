@@ -143,12 +143,12 @@ fn mlp_ours() -> Result<Step> {
     let model = Mlp::new(&vs.root(), &WIDTHS);
     let mut opt = Sgd::builder(vs.trainable_variables()).lr(0.01).build()?;
     let mut scaler = GradScaler::builder(Device::Cpu).enabled(false).build()?;
-    let mut accum = Accumulator::new(&opt.params(), 1)?;
+    let mut accum = Accumulator::new(1)?;
     let (inputs, targets) = mlp_batch();
     Ok(Box::new(move || {
         opt.zero_grad()?;
         let loss = cross_entropy(&model.forward(&inputs), &targets);
-        accum.backward(&scaler.scale(&loss)?, 16, true)?;
+        accum.backward(&opt, &scaler.scale(&loss)?, Samples(16), true)?;
         scaler.step(&mut opt)?;
         scaler.update()?;
         Ok(())

@@ -5,23 +5,24 @@
 //! all ranks too.
 //!
 //! ```
-//! use overdrive_accum::Accumulator;
+//! use overdrive_accum::{Accumulator, Samples};
+//! use overdrive_core::{Optimizer, TchOptimizer};
 //! use tch::nn::{Module, OptimizerConfig};
 //! use tch::{Device, Kind, Tensor, nn};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let vs = nn::VarStore::new(Device::Cpu);
 //! let model = nn::linear(vs.root(), 4, 1, Default::default());
-//! let mut opt = nn::Sgd::default().build(&vs, 0.1)?;
+//! let mut opt = TchOptimizer::new(nn::Sgd::default().build(&vs, 0.1)?);
 //! let data = Tensor::randn([10, 4], (Kind::Float, Device::Cpu));
 //!
-//! let mut accum = Accumulator::new(&vs.trainable_variables(), 2)?;
+//! let mut accum = Accumulator::new(2)?;
 //! for micro in accum.windows(data.split(4, 0)) {             // 4, 4 | 2: the last window is partial
 //!     let loss = model.forward(&micro.batch).square().mean(Kind::Float);
-//!     accum.backward(&loss, micro.batch.size()[0], micro.closes)?;
+//!     accum.backward(&opt, &loss, Samples(micro.batch.size()[0]), micro.closes)?;
 //!     if micro.closes {
-//!         opt.step();
-//!         opt.zero_grad();
+//!         opt.step()?;
+//!         opt.zero_grad()?;
 //!     }
 //! }
 //! # Ok(())
@@ -30,7 +31,9 @@
 #![forbid(unsafe_code)]
 
 mod accumulator;
+mod count;
 mod windows;
 
 pub use accumulator::{AccumError, Accumulator};
+pub use count::Count::{self, Samples, Tokens};
 pub use windows::{MicroBatch, Windows};

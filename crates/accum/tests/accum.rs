@@ -2,8 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 
-use overdrive_accum::{AccumError, Accumulator};
-use overdrive_core::{GradientSync, SyncError};
+use overdrive_accum::{AccumError, Accumulator, Samples, Tokens};
+use overdrive_core::{GradientSync, Optimizer, OptimizerError, OptimizerId, StateError, Stateful, SyncError};
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
 
@@ -30,6 +30,39 @@ fn zero_grads(vs: &nn::VarStore) {
     }
 }
 
+/// An optimizer that has parameters and nothing else.
+struct Params(Vec<Tensor>);
+
+impl Optimizer for Params {
+    fn id(&self) -> OptimizerId {
+        OptimizerId::new()
+    }
+
+    fn params(&self) -> Vec<Tensor> {
+        self.0.iter().map(Tensor::shallow_clone).collect()
+    }
+
+    fn num_groups(&self) -> usize {
+        1
+    }
+
+    fn lr(&self, _group: usize) -> Option<f64> {
+        None
+    }
+
+    fn set_lr(&mut self, _group: usize, _lr: f64) -> Result<(), OptimizerError> {
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<(), OptimizerError> {
+        Ok(())
+    }
+
+    fn zero_grad(&mut self) -> Result<(), OptimizerError> {
+        Ok(())
+    }
+}
+
 fn assert_close(ours: &[Tensor], expected: &[Tensor], context: &str) {
     for (ours, expected) in ours.iter().zip(expected) {
         assert!(ours.allclose(expected, 1e-6, 1e-7, false), "{context}: {ours:?} {expected:?}");
@@ -39,6 +72,7 @@ fn assert_close(ours: &[Tensor], expected: &[Tensor], context: &str) {
 #[test]
 fn uneven_micro_batches_equal_the_large_batch() {
     let (vs, model) = model();
+    let opt = Params(vs.trainable_variables());
     let data = Tensor::randn([17, 5], (Kind::Float, CPU));
     for sizes in [vec![4, 4, 4], vec![1, 7, 3], vec![8, 1], vec![3, 0, 5], vec![0, 6, 0], vec![17]] {
         let total: i64 = sizes.iter().sum();
@@ -47,7 +81,7 @@ fn uneven_micro_batches_equal_the_large_batch() {
         let expected = grads(&vs);
 
         zero_grads(&vs);
-        let mut accum = Accumulator::new(&vs.trainable_variables(), sizes.len()).unwrap();
+        let mut accum = Accumulator::new(sizes.len()).unwrap();
         let mut start = 0;
         let parts: Vec<_> = sizes
             .iter()
@@ -58,7 +92,7 @@ fn uneven_micro_batches_equal_the_large_batch() {
             .collect();
         for micro in accum.windows(parts) {
             // The mean over no samples is NaN; it must not reach the gradients.
-            accum.backward(&loss(&model, &micro.batch), micro.batch.size()[0], micro.closes).unwrap();
+            accum.backward(&opt, &loss(&model, &micro.batch), Samples(micro.batch.size()[0]), micro.closes).unwrap();
         }
         assert_close(&grads(&vs), &expected, &format!("{sizes:?}"));
     }
@@ -67,12 +101,13 @@ fn uneven_micro_batches_equal_the_large_batch() {
 #[test]
 fn the_last_partial_window_is_a_large_batch_of_its_own() {
     let (vs, model) = model();
+    let opt = Params(vs.trainable_variables());
     let data = Tensor::randn([11, 5], (Kind::Float, CPU));
-    let mut accum = Accumulator::new(&vs.trainable_variables(), 3).unwrap();
+    let mut accum = Accumulator::new(3).unwrap();
     let mut windows = Vec::new();
     zero_grads(&vs);
     for micro in accum.windows(data.split(2, 0)) {
-        accum.backward(&loss(&model, &micro.batch), micro.batch.size()[0], micro.closes).unwrap();
+        accum.backward(&opt, &loss(&model, &micro.batch), Samples(micro.batch.size()[0]), micro.closes).unwrap();
         if micro.closes {
             windows.push(grads(&vs));
             zero_grads(&vs);
@@ -126,6 +161,7 @@ impl GradientSync for TwoRanks<'_> {
 #[test]
 fn ranks_with_different_counts_equal_the_large_batch_over_all() {
     let (vs, model) = model();
+    let opt = Params(vs.trainable_variables());
     let data = Tensor::randn([12, 5], (Kind::Float, CPU));
     zero_grads(&vs);
     loss(&model, &data).backward();
@@ -138,10 +174,10 @@ fn ranks_with_different_counts_equal_the_large_batch_over_all() {
         let (other_counts, held) = (RefCell::new(other_counts.to_vec()), Cell::new(None));
         let sync = TwoRanks::new(&other_counts, &held);
         zero_grads(&vs);
-        let mut accum = Accumulator::new(&vs.trainable_variables(), 2).unwrap().with_sync(sync);
+        let mut accum = Accumulator::new(2).unwrap().with_sync(sync);
         for (micro, (start, len)) in parts.into_iter().enumerate() {
             let closes = micro == 1;
-            accum.backward(&loss(&model, &data.narrow(0, start, len)), len, closes).unwrap();
+            accum.backward(&opt, &loss(&model, &data.narrow(0, start, len)), Samples(len), closes).unwrap();
             assert_eq!(held.get(), Some(!closes), "held back until the last backward pass");
         }
         averaged = averaged.iter().zip(grads(&vs)).map(|(sum, grad)| sum + grad / 2.0).collect();
@@ -152,37 +188,40 @@ fn ranks_with_different_counts_equal_the_large_batch_over_all() {
 #[test]
 fn a_lost_rank_is_an_error_and_the_window_can_be_abandoned() {
     let (vs, model) = model();
+    let opt = Params(vs.trainable_variables());
     let (others, held) = (RefCell::new(vec![4.0]), Cell::new(None));
     let sync = TwoRanks::new(&others, &held);
-    let mut accum = Accumulator::new(&vs.trainable_variables(), 2).unwrap().with_sync(sync);
+    let mut accum = Accumulator::new(2).unwrap().with_sync(sync);
     let batch = Tensor::randn([2, 5], (Kind::Float, CPU));
-    accum.backward(&loss(&model, &batch), 2, false).unwrap();
+    accum.backward(&opt, &loss(&model, &batch), Samples(2), false).unwrap();
     accum.abandon().unwrap();
     assert_eq!(held.get(), Some(false));
-    let error = accum.backward(&loss(&model, &batch), 2, true).unwrap_err();
+    let error = accum.backward(&opt, &loss(&model, &batch), Samples(2), true).unwrap_err();
     assert!(error.to_string().contains("rank 1 is gone"), "{error}");
 }
 
 #[test]
 fn a_window_says_what_it_counted_when_it_closes() {
     let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
-    let mut accum = Accumulator::new(&[&weight], 2).unwrap();
+    let opt = Params(vec![weight.shallow_clone()]);
+    let mut accum = Accumulator::new(2).unwrap();
     let loss = || weight.mean(Kind::Float);
-    assert_eq!(accum.backward(&loss(), 3, false).unwrap(), None);
-    assert_eq!(accum.backward(&loss(), 4, true).unwrap(), Some(7.0));
-    assert_eq!(accum.backward(&loss(), 0, true).unwrap(), Some(0.0), "nothing to step with");
+    assert_eq!(accum.backward(&opt, &loss(), Samples(3), false).unwrap(), None);
+    assert_eq!(accum.backward(&opt, &loss(), Samples(4), true).unwrap(), Some(7.0));
+    assert_eq!(accum.backward(&opt, &loss(), Samples(0), true).unwrap(), Some(0.0), "nothing to step with");
 }
 
 /// Two ranks of which this one has nothing but masked tokens.
 #[test]
 fn a_rank_that_counts_nothing_takes_part_without_its_loss() {
     let weight = Tensor::ones([3], (Kind::Float, CPU)).set_requires_grad(true);
+    let opt = Params(vec![weight.shallow_clone()]);
     let (others, held) = (RefCell::new(vec![8.0, 4.0]), Cell::new(None));
     let sync = TwoRanks::new(&others, &held);
-    let mut accum = Accumulator::new(&[&weight], 2).unwrap().with_sync(&sync);
+    let mut accum = Accumulator::new(2).unwrap().with_sync(&sync);
     let mask = Tensor::zeros([3], (Kind::Float, CPU));
     let loss = (&weight * &mask).sum(Kind::Float) / mask.sum(Kind::Float);
-    assert_eq!(accum.backward(&loss, 0, true).unwrap(), Some(4.0));
+    assert_eq!(accum.backward(&opt, &loss, Samples(0), true).unwrap(), Some(4.0));
     assert!(sync.closed_with_nothing.get() && !weight.grad().defined(), "a loss of NaN must not reach the gradients");
 }
 
@@ -190,11 +229,12 @@ fn a_rank_that_counts_nothing_takes_part_without_its_loss() {
 fn a_window_that_starts_with_nothing_or_little_stays_in_float16s_range() {
     for first in [0, 1] {
         let weight = Tensor::ones([1], (Kind::Half, CPU)).set_requires_grad(true);
-        let mut accum = Accumulator::new(&[&weight], 2).unwrap();
+        let opt = Params(vec![weight.shallow_clone()]);
+        let mut accum = Accumulator::new(2).unwrap();
         // Twice: the second window's weights follow from the first one's total.
         for window in 0..2 {
             for (count, closes) in [(first, false), (4096, true)] {
-                accum.backward(&(&weight * 64.0).mean(Kind::Half), count, closes).unwrap();
+                accum.backward(&opt, &(&weight * 64.0).mean(Kind::Half), Samples(count), closes).unwrap();
             }
             let grad = weight.grad().double_value(&[0]);
             if first == 0 || window == 1 {
@@ -208,10 +248,11 @@ fn a_window_that_starts_with_nothing_or_little_stays_in_float16s_range() {
 #[test]
 fn a_failed_first_backward_can_be_abandoned_too() {
     let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
+    let opt = Params(vec![weight.shallow_clone()]);
     let (others, held) = (RefCell::new(vec![4.0]), Cell::new(None));
     let sync = TwoRanks::new(&others, &held);
-    let mut accum = Accumulator::new(&[&weight], 2).unwrap().with_sync(sync);
-    assert!(accum.backward(&Tensor::from(1f32), 2, false).is_err(), "no graph");
+    let mut accum = Accumulator::new(2).unwrap().with_sync(sync);
+    assert!(accum.backward(&opt, &Tensor::from(1f32), Samples(2), false).is_err(), "no graph");
     assert_eq!(held.get(), Some(true));
     accum.abandon().unwrap();
     assert_eq!(held.get(), Some(false));
@@ -221,10 +262,11 @@ fn a_failed_first_backward_can_be_abandoned_too() {
 fn float16_losses_do_not_overflow() {
     // Sums of raw counts would pass float16's 65,504; the weighted means stay near one loss.
     let weight = Tensor::ones([1], (Kind::Half, CPU)).set_requires_grad(true);
-    let mut accum = Accumulator::new(&[&weight], 4).unwrap();
+    let opt = Params(vec![weight.shallow_clone()]);
+    let mut accum = Accumulator::new(4).unwrap();
     for micro in 0..4 {
         let loss = (&weight * 20_000.0).mean(Kind::Half);
-        accum.backward(&loss, 50_000, micro == 3).unwrap();
+        accum.backward(&opt, &loss, Samples(50_000), micro == 3).unwrap();
     }
     assert_eq!(weight.grad().double_value(&[0]), 20_000.0);
 }
@@ -232,14 +274,83 @@ fn float16_losses_do_not_overflow() {
 #[test]
 fn bad_arguments_are_refused_before_backward() {
     let weight = Tensor::ones([2], (Kind::Float, CPU)).set_requires_grad(true);
-    assert!(matches!(Accumulator::new(&[&weight], 0), Err(AccumError::Steps { found: 0 })));
-    let mut accum = Accumulator::new(&[&weight], 2).unwrap();
-    assert!(matches!(accum.backward(&weight.sum(Kind::Float), -1, true), Err(AccumError::Count { found: -1 })));
-    assert!(matches!(accum.backward(&(&weight * 2.0), 2, true), Err(AccumError::LossShape { .. })));
-    assert!(matches!(accum.backward(&Tensor::new(), 2, true), Err(AccumError::UndefinedLoss)));
+    let opt = Params(vec![weight.shallow_clone()]);
+    assert!(matches!(Accumulator::new(0), Err(AccumError::Steps { found: 0 })));
+    let mut accum = Accumulator::new(2).unwrap();
+    assert!(matches!(
+        accum.backward(&opt, &weight.sum(Kind::Float), Samples(-1), true),
+        Err(AccumError::Count { found: -1 })
+    ));
+    assert!(matches!(accum.backward(&opt, &(&weight * 2.0), Samples(2), true), Err(AccumError::LossShape { .. })));
+    assert!(matches!(accum.backward(&opt, &Tensor::new(), Samples(2), true), Err(AccumError::UndefinedLoss)));
     assert!(!weight.grad().defined());
-    assert!(accum.backward(&weight.sum(Kind::Float), i64::MAX, false).is_ok(), "absurd, and no overflow");
-    assert!(accum.backward(&weight.sum(Kind::Float), i64::MAX, true).is_ok());
+    assert!(
+        accum.backward(&opt, &weight.sum(Kind::Float), Samples(i64::MAX), false).is_ok(),
+        "absurd, and no overflow"
+    );
+    assert!(accum.backward(&opt, &weight.sum(Kind::Float), Samples(i64::MAX), true).is_ok());
     let no_graph = Tensor::from(1f32);
-    assert!(matches!(accum.backward(&no_graph, 2, true), Err(AccumError::Torch(_))));
+    assert!(matches!(accum.backward(&opt, &no_graph, Samples(2), true), Err(AccumError::Torch(_))));
+}
+
+#[test]
+fn a_full_window_behind_a_short_one_is_scaled_no_more_than_the_others() {
+    let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
+    let opt = Params(vec![weight.shallow_clone()]);
+    let mut accum = Accumulator::new(4).unwrap();
+    let mut first_shares = Vec::new();
+    for len in [4, 4, 1, 4] {
+        for micro in 0..len {
+            accum.backward(&opt, &weight.mean(Kind::Float), Samples(8), micro + 1 == len).unwrap();
+            if (micro, len) == (0, 4) {
+                // What the activations' gradients have been multiplied by.
+                first_shares.push(weight.grad().double_value(&[0]));
+            }
+        }
+        assert_eq!(weight.grad().double_value(&[0]), 1.0, "the mean");
+        weight.shallow_clone().zero_grad();
+    }
+    assert_eq!(first_shares, [0.25; 3], "float16 has no room for more");
+}
+
+#[test]
+fn parameters_that_the_optimizer_gets_later_are_divided_too() {
+    let fresh = || Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
+    let (one, other) = (fresh(), fresh());
+    let mut opt = Params(vec![one.shallow_clone()]);
+    let mut accum = Accumulator::new(2).unwrap();
+    accum.backward(&opt, &one.mean(Kind::Float), Samples(4), true).unwrap();
+    opt.0.push(other.shallow_clone());
+    one.shallow_clone().zero_grad();
+    let loss = || (&one + &other).mean(Kind::Float);
+    accum.backward(&opt, &loss(), Samples(4), false).unwrap();
+    accum.backward(&opt, &loss(), Samples(1), true).unwrap();
+    assert_eq!((one.grad().double_value(&[0]), other.grad().double_value(&[0])), (1.0, 1.0));
+}
+
+#[test]
+fn samples_and_tokens_are_not_added() {
+    let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
+    let opt = Params(vec![weight.shallow_clone()]);
+    let mut accum = Accumulator::new(2).unwrap();
+    let loss = || weight.mean(Kind::Float);
+    accum.backward(&opt, &loss(), Tokens(100), false).unwrap();
+    let error = accum.backward(&opt, &loss(), Samples(2), true).unwrap_err();
+    assert!(matches!(error, AccumError::Unit { expected: "tokens", found: "samples" }), "{error}");
+}
+
+#[test]
+fn the_reference_is_saved_between_windows_and_not_within_one() {
+    let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
+    let opt = Params(vec![weight.shallow_clone()]);
+    let mut accum = Accumulator::new(2).unwrap();
+    let loss = || weight.mean(Kind::Float);
+    accum.backward(&opt, &loss(), Samples(3), false).unwrap();
+    assert!(matches!(accum.state_dict(), Err(StateError::NotSaved { .. })));
+    accum.backward(&opt, &loss(), Samples(7), true).unwrap();
+    let state = accum.state_dict().unwrap();
+    assert_eq!(state.float("reference").unwrap(), 10.0);
+    let mut resumed = Accumulator::new(2).unwrap();
+    resumed.load_state_dict(&state).unwrap();
+    assert_eq!(resumed.state_dict().unwrap().float("reference").unwrap(), 10.0);
 }

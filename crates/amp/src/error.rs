@@ -63,12 +63,12 @@ pub enum AmpError {
     },
     /// Gradients in float16 cannot be unscaled without loss.
     #[error(
-        "parameter {index} has a float16 gradient, which cannot be unscaled: keep the parameters in float32 and let \
+        "parameter {parameter} has a float16 gradient, which cannot be unscaled: keep the parameters in float32 and let \
          autocast do the casting"
     )]
     HalfGradient {
-        /// The parameter's place in the optimizer.
-        index: usize,
+        /// Its name, or its place in the optimizer.
+        parameter: String,
     },
     /// The saved state of a disabled scaler.
     #[error("the scaler's state is empty: it was saved from a disabled GradScaler, and this one is enabled")]

@@ -2,7 +2,7 @@
 
 mod state;
 
-use overdrive_core::{GradScale, Optimizer, OptimizerId};
+use overdrive_core::{GradScale, Optimizer, OptimizerError, OptimizerId};
 use overdrive_ffi::{Arg, LazyOp};
 use tch::{Device, Kind, Tensor};
 
@@ -81,8 +81,10 @@ impl StepOutcome {
 
 impl GradScaler {
     /// A scaler with PyTorch's defaults for a loss on `device`. The scale itself is made where the first loss is.
+    ///
+    /// For a GPU where there is none it warns (`tracing`) and is disabled, as PyTorch's.
     pub fn new(device: Device) -> Self {
-        Self::from_options(GradScalerBuilder::new(device))
+        Self::from_options(GradScalerBuilder::new(device).disabled_without_device())
     }
 
     /// A scaler with options of its own.
@@ -131,7 +133,7 @@ impl GradScaler {
     ///
     /// # Errors
     /// When called before `scale`, twice a step, or after `step`; when a gradient is in float16 (no gradient is
-    /// changed then); when the optimizer refuses to be skipped (`check_grad_scaler`).
+    /// changed then); when the optimizer's steps cannot be skipped (`behavior`).
     ///
     /// # Syncs
     /// No.
@@ -139,7 +141,7 @@ impl GradScaler {
         if !self.options.enabled {
             return Ok(());
         }
-        optimizer.check_grad_scaler()?;
+        check_behavior(optimizer)?;
         let scale = &self.initialised("unscale_")?.scale;
         match self.stage(optimizer.id()) {
             Stage::Ready => {}
@@ -148,7 +150,7 @@ impl GradScaler {
         }
         // In float64, because the reciprocal of a large scale is subnormal in float32.
         let inv_scale = scale.f_to_kind(Kind::Double)?.f_reciprocal()?.f_to_kind(Kind::Float)?;
-        let found_inf = unscale(&optimizer.params(), &inv_scale, Half::Refused)?;
+        let found_inf = unscale(optimizer, &inv_scale, Half::Refused)?;
         self.record(optimizer.id(), Progress { stage: Stage::Unscaled, found_inf });
         Ok(())
     }
@@ -156,8 +158,8 @@ impl GradScaler {
     /// Steps the optimizer, unless its gradients hold an infinity or NaN. Unscales them first if `unscale_` has not.
     ///
     /// # Errors
-    /// When called before `scale` or twice an update, and those of the optimizer, which may refuse to be skipped
-    /// (`check_grad_scaler`). When there are no gradients, with an optimizer that does not take the scale on the device; one
+    /// When called before `scale` or twice an update, when the optimizer's steps cannot be skipped (`behavior`), and those
+    /// of the optimizer. When there are no gradients, with an optimizer that does not take the scale on the device; one
     /// that does has nothing to do then, as in PyTorch.
     ///
     /// # Syncs
@@ -168,7 +170,7 @@ impl GradScaler {
             optimizer.step()?;
             return Ok(StepOutcome::Stepped);
         }
-        optimizer.check_grad_scaler()?;
+        check_behavior(optimizer)?;
         self.initialised("step")?;
         let id = optimizer.id();
         if self.stage(id) == Stage::Stepped {
@@ -187,7 +189,7 @@ impl GradScaler {
         if still_scaled {
             // Only looks for infinities: the optimizer divides by the scale itself, as it reads the gradients.
             let one = Tensor::f_ones([], (Kind::Float, scale.device()))?;
-            let found_inf = unscale(&optimizer.params(), &one, Half::Allowed)?;
+            let found_inf = unscale(optimizer, &one, Half::Allowed)?;
             self.record(id, Progress { stage: Stage::Ready, found_inf });
         }
         let flags = &self.progress_mut(id).found_inf;
@@ -207,6 +209,7 @@ impl GradScaler {
         let device = self.initialised("step")?.scale.device();
         let found_inf = combined(&self.progress_mut(optimizer.id()).found_inf, device, "step")?;
         if found_inf.f_double_value(&[])? != 0.0 {
+            optimizer.step_skipped()?;
             return Ok(StepOutcome::Skipped);
         }
         optimizer.step()?;
@@ -371,16 +374,65 @@ impl GradScaler {
     }
 }
 
-/// One flag from those of several devices and optimizers.
+/// An error for an optimizer whose steps a scaler must not skip.
+fn check_behavior<O: Optimizer + ?Sized>(optimizer: &O) -> Result<(), OptimizerError> {
+    let behavior = optimizer.behavior();
+    let refuse = |reason| Err(OptimizerError::DoesNotFit { part: "GradScaler", reason });
+    if behavior.steps_in_backward {
+        return refuse(
+            "it steps during the backward pass, before anybody can know whether a gradient is infinite; train in bfloat16, \
+             which needs no scaler",
+        );
+    }
+    if behavior.communicates {
+        return refuse(
+            "it averages over ranks in its steps, so that a rank that skips one leaves the others waiting; train in \
+             bfloat16, which needs no scaler",
+        );
+    }
+    Ok(())
+}
+
+/// One flag, 0 or 1, from those of several devices and optimizers. Fused kernels compare it with 1.
 fn combined<T: std::borrow::Borrow<Tensor>>(
     flags: &[T],
     device: Device,
     call: &'static str,
 ) -> Result<Tensor, AmpError> {
     let [first, rest @ ..] = flags else { return Err(AmpError::NoGradients { call }) };
-    let mut sum = to_device(first.borrow(), device)?;
+    let mut either = to_device(first.borrow(), device)?;
     for flag in rest {
-        sum = sum.f_add(&to_device(flag.borrow(), device)?)?;
+        either = either.f_maximum(&to_device(flag.borrow(), device)?)?;
     }
-    Ok(sum)
+    Ok(either)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_of_two_devices_are_one_flag_that_fused_kernels_take_for_set() {
+        let flag = |value: f32| Tensor::from(value);
+        let both = combined(&[flag(1.0), flag(1.0)], Device::Cpu, "step").unwrap();
+        assert_eq!(both.double_value(&[]), 1.0);
+        let (param, grad) = (Tensor::from_slice(&[2f32]), Tensor::from_slice(&[5f32]));
+        overdrive_ffi::LazyOp::new("aten::_fused_sgd_", "")
+            .call(&[
+                Arg::TensorList(&overdrive_ffi::TensorList::new(&[&param]).unwrap()),
+                Arg::TensorList(&overdrive_ffi::TensorList::new(&[&grad]).unwrap()),
+                Arg::TensorList(&overdrive_ffi::TensorList::new::<Tensor>(&[]).unwrap()),
+                Arg::Double(0.0),
+                Arg::Double(0.0),
+                Arg::Double(0.1),
+                Arg::Double(0.0),
+                Arg::Bool(false),
+                Arg::Bool(false),
+                Arg::Bool(false),
+                None.into(),
+                Some(&both).into(),
+            ])
+            .unwrap();
+        assert_eq!(param.double_value(&[0]), 2.0, "the step is skipped");
+    }
 }

@@ -9,7 +9,7 @@
 //! # fn main() -> Result<(), overdrive_amp::AmpError> {
 //! let vs = nn::VarStore::new(Device::Cpu);
 //! let model = nn::linear(vs.root(), 4, 2, Default::default());
-//! let mut opt = nn::Sgd::default().build(&vs, 0.1).expect("a valid learning rate");
+//! let mut opt = TchOptimizer::new(nn::Sgd::default().build(&vs, 0.1).expect("a valid learning rate"));
 //! let mut scaler = GradScaler::new(Device::Cpu);
 //!
 //! let inputs = Tensor::randn([8, 4], (Kind::Float, Device::Cpu));

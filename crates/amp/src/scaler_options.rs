@@ -69,16 +69,25 @@ impl GradScalerBuilder {
         self
     }
 
-    /// The scaler.
+    /// The scaler; disabled, with a warning (`tracing`), for a GPU where there is none.
     ///
     /// # Errors
-    /// [`AmpError::InvalidOption`], and [`AmpError::MissingDevice`]; a disabled scaler's options are not looked at.
+    /// [`AmpError::InvalidOption`]; a disabled scaler's options are not looked at.
     pub fn build(self) -> Result<GradScaler, AmpError> {
         if self.enabled {
             self.check()?;
-            check_exists(self.device)?;
         }
-        Ok(GradScaler::from_options(self))
+        Ok(GradScaler::from_options(self.disabled_without_device()))
+    }
+
+    pub(crate) fn disabled_without_device(mut self) -> Self {
+        if self.enabled
+            && let Err(missing) = check_exists(self.device)
+        {
+            tracing::warn!("GradScaler is disabled: {missing}");
+            self.enabled = false;
+        }
+        self
     }
 
     pub(crate) fn check(&self) -> Result<(), AmpError> {

@@ -1,5 +1,6 @@
 //! Divides gradients by the scale and looks for infinities and NaN, one call a device and dtype.
 
+use overdrive_core::Optimizer;
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Device, Kind, Tensor};
 
@@ -19,10 +20,14 @@ pub(crate) enum Half {
 /// Multiplies every gradient by `inv_scale` and returns one flag a device: 1 when one of its gradients is not finite.
 ///
 /// Nothing is changed when a gradient is refused.
-pub(crate) fn unscale(params: &[Tensor], inv_scale: &Tensor, half: Half) -> Result<Vec<Tensor>, AmpError> {
+pub(crate) fn unscale<O: Optimizer + ?Sized>(
+    optimizer: &O,
+    inv_scale: &Tensor,
+    half: Half,
+) -> Result<Vec<Tensor>, AmpError> {
     let _no_grad = tch::no_grad_guard();
     let mut flags: Vec<(Device, Tensor)> = Vec::new();
-    for ((device, _), grads) in by_device_and_kind(params, half)? {
+    for ((device, _), grads) in by_device_and_kind(optimizer, half)? {
         let found_inf = match flags.iter().position(|(known, _)| *known == device) {
             Some(place) => &flags[place].1,
             None => {
@@ -43,15 +48,16 @@ pub(crate) fn unscale(params: &[Tensor], inv_scale: &Tensor, half: Half) -> Resu
 
 type Groups = Vec<((Device, Kind), Vec<Tensor>)>;
 
-fn by_device_and_kind(params: &[Tensor], half: Half) -> Result<Groups, AmpError> {
+fn by_device_and_kind<O: Optimizer + ?Sized>(optimizer: &O, half: Half) -> Result<Groups, AmpError> {
     let mut groups = Groups::new();
-    for (index, param) in params.iter().enumerate() {
+    for (index, param) in optimizer.params().iter().enumerate() {
         let grad = param.f_grad()?;
         if !grad.defined() {
             continue;
         }
         if half == Half::Refused && grad.kind() == Kind::Half {
-            return Err(AmpError::HalfGradient { index });
+            let parameter = optimizer.parameters().get(index).map(|param| param.label(index)).unwrap_or_default();
+            return Err(AmpError::HalfGradient { parameter });
         }
         let grad = if grad.is_sparse() { grad.f_internal_values()? } else { grad };
         let key = (grad.device(), grad.kind());

@@ -1,7 +1,7 @@
 //! Autocast's regions, and GradScaler's order of calls, skipping and state, on a CPU.
 
 use overdrive_amp::{AmpError, Autocast, AutocastGuard, GradScaler, autocast, autocast_state};
-use overdrive_core::{GradScale, Optimizer, OptimizerError, OptimizerId, StateDict, Stateful};
+use overdrive_core::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId, StateDict, Stateful};
 use tch::{Device, Kind, Tensor};
 
 const CPU: Device = Device::Cpu;
@@ -13,13 +13,13 @@ struct Counting {
     params: Vec<Tensor>,
     steps: usize,
     fused: Option<Vec<f64>>,
-    /// Why it takes no scaler.
-    refuses: Option<&'static str>,
+    behavior: Behavior,
+    skipped: usize,
 }
 
 impl Counting {
     fn new(params: Vec<Tensor>) -> Self {
-        Self { id: OptimizerId::new(), params, steps: 0, fused: None, refuses: None }
+        Self { id: OptimizerId::new(), params, steps: 0, fused: None, behavior: Behavior::default(), skipped: 0 }
     }
 
     /// Records what the scaler hands to a fused step.
@@ -64,8 +64,13 @@ impl Optimizer for Counting {
         Ok(())
     }
 
-    fn check_grad_scaler(&self) -> Result<(), OptimizerError> {
-        self.refuses.map_or(Ok(()), |why| Err(OptimizerError::RefusesGradScaler(why)))
+    fn behavior(&self) -> Behavior {
+        self.behavior
+    }
+
+    fn step_skipped(&mut self) -> Result<(), OptimizerError> {
+        self.skipped += 1;
+        Ok(())
     }
 
     fn zero_grad(&mut self) -> Result<(), OptimizerError> {
@@ -257,7 +262,7 @@ fn half_gradients_are_refused_and_left_as_they_are() {
     backward(&mut scaler, &opt.params[0], 1.0);
     opt.params[1].sum(Kind::Float).backward();
     let error = scaler.step(&mut opt).unwrap_err();
-    assert!(matches!(error, AmpError::HalfGradient { index: 1 }), "{error}");
+    assert!(matches!(error, AmpError::HalfGradient { ref parameter } if parameter == "number 1"), "{error}");
     assert_eq!(opt.params[0].grad().double_value(&[0]), 65536.0);
 }
 
@@ -309,18 +314,6 @@ fn a_scale_that_was_backed_off_to_nothing_can_be_loaded() {
     assert_eq!(scaler.scale_value().unwrap(), 0.0);
 }
 
-/// tch's own fallible calls with a scalar would panic here.
-#[test]
-fn a_missing_device_is_an_error_and_no_panic() {
-    if tch::Cuda::is_available() {
-        return; // the device is there
-    }
-    let mut scaler = GradScaler::new(Device::Cuda(0));
-    assert_eq!(scaler.scale(&Tensor::from(1f32)).unwrap().double_value(&[]), 65536.0, "made where the loss is");
-    let built = GradScaler::builder(Device::Cuda(0)).build();
-    assert!(matches!(built, Err(AmpError::MissingDevice { .. })), "{built:?}");
-}
-
 #[test]
 fn guards_in_a_vec_leave_nothing_behind() {
     let guards = vec![AutocastGuard::new(CPU, Kind::BFloat16).unwrap(), AutocastGuard::new(CPU, Kind::Half).unwrap()];
@@ -369,22 +362,46 @@ fn a_program_that_only_casts_still_has_libtorch_cuda() {
 }
 
 #[test]
-fn an_optimizer_that_refuses_is_neither_unscaled_nor_stepped() {
-    for make in [Counting::new, Counting::fused] {
-        let mut opt = Counting { refuses: Some("it has its reasons"), ..make(vec![param()]) };
-        let mut scaler = GradScaler::builder(CPU).init_scale(4.0).build().unwrap();
-        backward(&mut scaler, &opt.params[0], 3.0);
-        let scaled = opt.params[0].grad().copy();
-        for refused in [scaler.unscale_(&mut opt), scaler.step(&mut opt).map(drop)] {
-            let why = refused.unwrap_err();
-            assert!(matches!(why, AmpError::Optimizer(OptimizerError::RefusesGradScaler(_))), "{why}");
-            assert_eq!(why.to_string(), "this optimizer cannot be used with a GradScaler: it has its reasons");
+fn an_optimizer_whose_steps_cannot_be_skipped_is_neither_unscaled_nor_stepped() {
+    let mut in_backward = Behavior::default();
+    in_backward.steps_in_backward = true;
+    let mut over_ranks = Behavior::default();
+    over_ranks.communicates = true;
+    for (behavior, reason) in [(in_backward, "it steps during"), (over_ranks, "it averages over ranks")] {
+        for make in [Counting::new, Counting::fused] {
+            let mut opt = Counting { behavior, ..make(vec![param()]) };
+            let mut scaler = GradScaler::builder(CPU).init_scale(4.0).build().unwrap();
+            backward(&mut scaler, &opt.params[0], 3.0);
+            let scaled = opt.params[0].grad().copy();
+            for refused in [scaler.unscale_(&mut opt), scaler.step(&mut opt).map(drop)] {
+                let why = refused.unwrap_err();
+                assert!(matches!(why, AmpError::Optimizer(OptimizerError::DoesNotFit { .. })), "{why}");
+                let expected = format!("GradScaler cannot be used with this optimizer: {reason}");
+                assert!(why.to_string().starts_with(&expected), "{why}");
+            }
+            assert_eq!((opt.steps, opt.fused.map_or(0, |seen| seen.len())), (0, 0));
+            assert_eq!(opt.params[0].grad(), scaled);
+            // A scaler that does nothing asks for nothing.
+            let mut opt = Counting { behavior, ..make(vec![param()]) };
+            GradScaler::builder(CPU).enabled(false).build().unwrap().step(&mut opt).unwrap();
+            assert_eq!(opt.steps, 1);
         }
-        assert_eq!((opt.steps, opt.fused.map_or(0, |seen| seen.len())), (0, 0));
-        assert_eq!(opt.params[0].grad(), scaled);
-        // A scaler that does nothing asks for nothing.
-        let mut opt = Counting { refuses: Some("it has its reasons"), ..make(vec![param()]) };
-        GradScaler::builder(CPU).enabled(false).build().unwrap().step(&mut opt).unwrap();
-        assert_eq!(opt.steps, 1);
     }
+}
+
+#[test]
+fn an_optimizer_is_told_of_a_skipped_step() {
+    let mut opt = Counting::new(vec![param()]);
+    let mut scaler = GradScaler::builder(CPU).init_scale(4.0).build().unwrap();
+    backward(&mut scaler, &opt.params[0], f64::INFINITY);
+    assert!(scaler.step(&mut opt).unwrap().skipped().unwrap());
+    assert_eq!((opt.steps, opt.skipped), (0, 1));
+}
+
+#[test]
+fn a_scaler_for_a_gpu_that_is_not_there_disables_itself() {
+    let missing = Device::Cuda(tch::Cuda::device_count() as usize);
+    assert!(!GradScaler::new(missing).is_enabled());
+    assert!(!GradScaler::builder(missing).build().unwrap().is_enabled());
+    assert!(GradScaler::new(CPU).is_enabled());
 }

@@ -1,14 +1,16 @@
 //! The contracts that Overdrive's crates share.
 //!
 //! A crate that trains takes any [`Optimizer`], a crate that saves takes anything [`Stateful`], and gradient
-//! accumulation holds back any [`GradientSync`]. `tch::nn::Optimizer` is an [`Optimizer`] too, so an existing tch
-//! program can use every crate as it is.
+//! accumulation holds back any [`GradientSync`]. [`TchOptimizer`] makes one of `tch::nn::Optimizer`, so an existing tch
+//! program can use every crate.
 #![forbid(unsafe_code)]
 
 mod activity;
+mod boxed;
 mod cache_fill;
 mod gradient_sync;
 mod optimizer;
+mod parameter;
 mod state;
 mod tch_optimizer;
 mod var_store;
@@ -16,6 +18,8 @@ mod var_store;
 pub use activity::{Activity, ActivityGuard, ActivityObserver, ActivityObserverEntry, activity};
 pub use cache_fill::{CacheFill, FillingCache};
 pub use gradient_sync::{GradientSync, SingleProcess, SyncError};
-pub use optimizer::{GradScale, Optimizer, OptimizerError, OptimizerId};
+pub use optimizer::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId};
 pub use overdrive_ffi::{Error as TorchError, ErrorKind as TorchErrorKind};
+pub use parameter::{IntoParameters, Parameter, prefixed};
 pub use state::{Entry, StateDict, StateError, Stateful};
+pub use tch_optimizer::TchOptimizer;

@@ -6,6 +6,9 @@ use tch::Tensor;
 
 use overdrive_ffi::Error as TorchError;
 
+use crate::parameter::Parameter;
+use crate::state::Stateful;
+
 /// Why an optimizer refused or failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -32,24 +35,35 @@ pub enum OptimizerError {
         expected: &'static str,
     },
     /// Parameters that cannot be optimized together, or at all.
-    #[error("parameter {index}: {reason}")]
+    #[error("parameter {parameter}: {reason}")]
     InvalidParameter {
-        /// Its place in the list that was given.
-        index: usize,
+        /// Its name, or its place in the list that was given ([`Parameter::label`]).
+        parameter: String,
         /// What is wrong with it, and what would be right.
         reason: String,
     },
     /// [`Optimizer::step_scaled`] on an optimizer that cannot take the scale.
     #[error("this optimizer does not take a gradient scale: unscale the gradients, then call `step`")]
     TakesNoGradScale,
-    /// A `GradScaler` on an optimizer whose steps it must not skip; why.
-    #[error("this optimizer cannot be used with a GradScaler: {0}")]
-    RefusesGradScaler(&'static str),
+    /// Two parts that cannot be used together; why.
+    #[error("{part} cannot be used with this optimizer: {reason}")]
+    DoesNotFit {
+        /// The part that was joined with the optimizer.
+        part: &'static str,
+        /// Why they do not fit, and what does.
+        reason: &'static str,
+    },
     /// [`Optimizer::set_momentum`] on an optimizer without one.
     #[error(
         "this optimizer has no momentum to cycle: give it one (SGD's `momentum`, Adam's `betas`), or cycle the learning rate alone"
     )]
     NoMomentum,
+    /// Options of a group that would need other state than the group has.
+    #[error(
+        "these options need other state than the group keeps (amsgrad's, or a momentum where there was none): say them when \
+         the optimizer is built"
+    )]
+    OtherState,
     /// The norm of gradients that were to be clipped, where infinity and NaN are to be errors.
     #[error("the {norm_type}-norm of the gradients is {found}: they cannot be clipped, and are as they were")]
     NonFiniteNorm {
@@ -78,15 +92,7 @@ impl OptimizerId {
     #[allow(clippy::new_without_default)] // two defaults would differ
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // Odd numbers, so that none meets an id made from an address.
-        Self(NEXT.fetch_add(1, Ordering::Relaxed) * 2 + 1)
-    }
-
-    /// An id made from where the first parameter's data lies, for optimizers that have no place for one of their own.
-    ///
-    /// Two optimizers that start with the same parameter get the same id.
-    pub fn of_first_parameter(params: &[Tensor]) -> Self {
-        Self(params.first().map_or(0, |param| param.data_ptr() as u64) & !1)
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
 
@@ -99,6 +105,35 @@ pub struct GradScale<'a> {
     pub found_inf: &'a Tensor,
 }
 
+/// What an optimizer does beside updating its parameters in [`Optimizer::step`]. Whatever joins an optimizer with another
+/// part asks, and refuses with the reason what cannot be right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Behavior {
+    /// It updates parameters and frees gradients during the backward pass: nothing can look at the gradients before, add
+    /// to them, or skip the step.
+    pub steps_in_backward: bool,
+    /// Between backward passes of one step the parameters are elsewhere than where they are trained (SAM's ascent).
+    pub moves_parameters: bool,
+    /// It keeps copies of the parameters' values, and has to hear of weights that were loaded
+    /// ([`Optimizer::params_changed`]).
+    pub keeps_copies: bool,
+    /// Its steps wait for the other ranks: a step must be skipped on all of them or on none.
+    pub communicates: bool,
+}
+
+impl Behavior {
+    /// What both do: of a wrapper, and of what is inside.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            steps_in_backward: self.steps_in_backward || other.steps_in_backward,
+            moves_parameters: self.moves_parameters || other.moves_parameters,
+            keeps_copies: self.keeps_copies || other.keeps_copies,
+            communicates: self.communicates || other.communicates,
+        }
+    }
+}
+
 /// An optimizer: parameters in groups, a learning rate a group, and a step.
 ///
 /// # Source
@@ -109,6 +144,16 @@ pub trait Optimizer {
 
     /// The parameters of all groups in order, sharing their data with the model.
     fn params(&self) -> Vec<Tensor>;
+
+    /// The same with their names, where the optimizer was given some.
+    fn parameters(&self) -> Vec<Parameter> {
+        self.params().into_iter().map(Parameter::unnamed).collect()
+    }
+
+    /// What it does beside updating its parameters in [`step`](Self::step).
+    fn behavior(&self) -> Behavior {
+        Behavior::default()
+    }
 
     /// How many parameter groups there are.
     fn num_groups(&self) -> usize;
@@ -167,11 +212,14 @@ pub trait Optimizer {
         Err(OptimizerError::TakesNoGradScale)
     }
 
-    /// Whether a `GradScaler` may unscale this optimizer's gradients and skip its steps: it asks before it does either.
+    /// In place of a step that is left out, for an infinite gradient say: what was put off until the step is undone.
     ///
     /// # Errors
-    /// [`OptimizerError::RefusesGradScaler`] where it may not; never, unless the implementation says so.
-    fn check_grad_scaler(&self) -> Result<(), OptimizerError> {
+    /// When libtorch fails.
+    ///
+    /// # Syncs
+    /// No.
+    fn step_skipped(&mut self) -> Result<(), OptimizerError> {
         Ok(())
     }
 
@@ -195,9 +243,24 @@ pub trait Optimizer {
     fn params_changed(&mut self) -> Result<(), OptimizerError> {
         Ok(())
     }
+
+    /// Its state, so that a `Box<dyn Optimizer>` can be saved; none where it cannot be (tch's).
+    fn as_stateful(&self) -> Option<&dyn Stateful> {
+        None
+    }
+
+    /// The same, to load it.
+    fn as_stateful_mut(&mut self) -> Option<&mut dyn Stateful> {
+        None
+    }
 }
 
 impl OptimizerError {
+    /// [`OptimizerError::InvalidParameter`] for the parameter at `index`.
+    pub fn parameter(parameter: &Parameter, index: usize, reason: impl Into<String>) -> Self {
+        Self::InvalidParameter { parameter: parameter.label(index), reason: reason.into() }
+    }
+
     /// An error unless `value` is finite and within `[low, high)`.
     ///
     /// # Errors

@@ -50,6 +50,12 @@ pub enum StateError {
         /// What was found.
         found: String,
     },
+    /// Something that cannot be saved or loaded, or not at this moment; why, and what to do.
+    #[error("its state cannot be taken or put back: {reason}")]
+    NotSaved {
+        /// Why, and what would be right.
+        reason: &'static str,
+    },
     /// libtorch failed.
     #[error(transparent)]
     Torch(#[from] TorchError),
@@ -177,6 +183,17 @@ impl StateDict {
         match self.get(key)? {
             Entry::Bool(value) => Ok(*value),
             other => Err(mismatch(key, "a yes or no", other)),
+        }
+    }
+
+    /// The text of this name.
+    ///
+    /// # Errors
+    /// [`StateError::Missing`], [`StateError::Mismatch`]
+    pub fn text(&self, key: &str) -> Result<&str, StateError> {
+        match self.get(key)? {
+            Entry::Text(value) => Ok(value),
+            other => Err(mismatch(key, "a text", other)),
         }
     }
 

@@ -7,6 +7,56 @@ use tch::Tensor;
 use crate::activity::{Activity, activity};
 use crate::optimizer::{Optimizer, OptimizerError, OptimizerId};
 
+/// tch's own optimizer as an [`Optimizer`], for schedules, clipping, accumulation and a `GradScaler`.
+///
+/// It has one group, because tch does not tell how many there are; [`lr`](Optimizer::lr) is none, because tch does not tell
+/// it; [`set_lr`](Optimizer::set_lr) and [`set_momentum`](Optimizer::set_momentum) set every group's. tch does not show the
+/// optimizer's state, so this is not `Stateful`, and a checkpoint cannot take it:
+///
+/// ```compile_fail
+/// # use overdrive_core::{Stateful, TchOptimizer};
+/// fn save(state: &impl Stateful) {}
+/// fn checkpoint(opt: &TchOptimizer) {
+///     save(opt); // the trait bound `TchOptimizer: Stateful` is not satisfied
+/// }
+/// ```
+///
+/// ```
+/// # use overdrive_core::{Optimizer, TchOptimizer};
+/// # use tch::nn::OptimizerConfig;
+/// # use tch::{Device, Kind, nn};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let vs = nn::VarStore::new(Device::Cpu);
+/// # let weight = vs.root().ones("weight", &[2]);
+/// let mut opt = TchOptimizer::new(nn::Sgd::default().build(&vs, 0.1)?);
+/// weight.sum(Kind::Float).backward();
+/// opt.step()?; // errors of libtorch are errors here, where tch panics
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct TchOptimizer {
+    inner: tch::nn::Optimizer,
+    id: OptimizerId,
+}
+
+impl TchOptimizer {
+    /// Takes over an optimizer that tch has built.
+    pub fn new(inner: tch::nn::Optimizer) -> Self {
+        Self { inner, id: OptimizerId::new() }
+    }
+
+    /// tch's optimizer, for what it alone has (`set_weight_decay`, `set_lr_group`).
+    pub fn inner_mut(&mut self) -> &mut tch::nn::Optimizer {
+        &mut self.inner
+    }
+
+    /// Gives tch's optimizer back.
+    pub fn into_inner(self) -> tch::nn::Optimizer {
+        self.inner
+    }
+}
+
 /// tch unwraps libtorch's errors; here they come back as errors again.
 fn caught(call: impl FnOnce()) -> Result<(), OptimizerError> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|payload| {
@@ -17,15 +67,13 @@ fn caught(call: impl FnOnce()) -> Result<(), OptimizerError> {
     })
 }
 
-/// One group, because tch does not tell how many it has; [`lr`](Optimizer::lr) is none, because tch does not tell it.
-/// [`set_lr`](Optimizer::set_lr) and [`set_momentum`](Optimizer::set_momentum) set every group's.
-impl Optimizer for tch::nn::Optimizer {
+impl Optimizer for TchOptimizer {
     fn id(&self) -> OptimizerId {
-        OptimizerId::of_first_parameter(&self.params())
+        self.id
     }
 
     fn params(&self) -> Vec<Tensor> {
-        self.trainable_variables()
+        self.inner.trainable_variables()
     }
 
     fn num_groups(&self) -> usize {
@@ -41,7 +89,7 @@ impl Optimizer for tch::nn::Optimizer {
             return Err(OptimizerError::NoSuchGroup { group, groups: 1 });
         }
         OptimizerError::check_lr(lr)?;
-        caught(|| tch::nn::Optimizer::set_lr(self, lr))
+        caught(|| self.inner.set_lr(lr))
     }
 
     fn set_momentum(&mut self, group: usize, momentum: f64) -> Result<(), OptimizerError> {
@@ -49,15 +97,15 @@ impl Optimizer for tch::nn::Optimizer {
             return Err(OptimizerError::NoSuchGroup { group, groups: 1 });
         }
         OptimizerError::check_range("momentum", momentum, 0.0..1.0, "at least 0 and below 1")?;
-        caught(|| tch::nn::Optimizer::set_momentum(self, momentum))
+        caught(|| self.inner.set_momentum(momentum))
     }
 
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
-        caught(|| tch::nn::Optimizer::step(self))
+        caught(|| self.inner.step())
     }
 
     fn zero_grad(&mut self) -> Result<(), OptimizerError> {
-        caught(|| tch::nn::Optimizer::zero_grad(self))
+        caught(|| self.inner.zero_grad())
     }
 }

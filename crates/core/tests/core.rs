@@ -1,6 +1,9 @@
 //! tch's own optimizer under the contract, and what a state says when it does not fit.
 
-use overdrive_core::{Entry, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful};
+use overdrive_core::{
+    Entry, IntoParameters, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful, TchOptimizer,
+    prefixed,
+};
 use tch::nn::OptimizerConfig;
 use tch::{Device, Kind, Tensor, nn};
 
@@ -8,7 +11,7 @@ use tch::{Device, Kind, Tensor, nn};
 fn tch_optimizers_are_optimizers() {
     let vs = nn::VarStore::new(Device::Cpu);
     let weight = vs.root().ones("weight", &[2]);
-    let mut tch_opt = nn::Sgd::default().build(&vs, 0.5).unwrap();
+    let mut tch_opt = TchOptimizer::new(nn::Sgd::default().build(&vs, 0.5).unwrap());
     let opt: &mut dyn Optimizer = &mut tch_opt;
     assert_eq!(opt.params().len(), 1);
     assert_eq!(opt.lr(0), None, "tch does not tell");
@@ -33,7 +36,7 @@ fn ids_tell_optimizers_apart() {
     let build = || {
         let vs = nn::VarStore::new(Device::Cpu);
         let _ = vs.root().ones("weight", &[2]);
-        nn::Sgd::default().build(&vs, 0.5).unwrap()
+        TchOptimizer::new(nn::Sgd::default().build(&vs, 0.5).unwrap())
     };
     let (one, other) = (build(), build());
     assert_ne!(one.id(), other.id());
@@ -93,4 +96,40 @@ fn a_var_store_loads_into_its_own_tensors_or_not_at_all() {
     other.insert("more", Entry::Int(1));
     assert!(matches!(vs.load_state_dict(&other), Err(StateError::Unexpected { key }) if key == "more"));
     assert_eq!(weight.double_value(&[1]), 1.0);
+}
+
+#[test]
+fn a_var_store_gives_its_trainable_variables_by_name_in_the_order_they_were_made() {
+    let mut vs = nn::VarStore::new(Device::Cpu);
+    let _ = vs.root().var("z", &[2], nn::Init::Const(0.0));
+    let _ = (vs.root() / "norm").zeros_no_train("mean", &[3]);
+    let _ = (vs.root() / "a").var("empty", &[0, 2], nn::Init::Const(0.0));
+    let _ = (vs.root() / "a").var("hollow", &[3, 0], nn::Init::Const(0.0));
+    let _ = (vs.root() / "a").var("weight", &[2, 2], nn::Init::Const(1.0));
+    let names = |vs: &nn::VarStore| {
+        vs.into_parameters().iter().map(|param| param.name().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&vs), ["z", "a.empty", "a.hollow", "a.weight"]);
+    vs.freeze();
+    assert_eq!(names(&vs).len(), 4, "frozen parameters are parameters");
+    let params = prefixed("model", &vs);
+    assert_eq!(params[3].name(), Some("model.a.weight"));
+    assert_eq!(params[3].tensor().size(), [2, 2]);
+    assert_eq!(
+        (params[3].label(7), vs.trainable_variables().into_parameters()[3].label(3)),
+        ("`model.a.weight`".into(), "number 3".into())
+    );
+}
+
+#[test]
+fn a_boxed_optimizer_is_saved_where_it_has_a_state_and_says_where_it_has_none() {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let weight = vs.root().ones("weight", &[2]);
+    let mut boxed: Box<dyn Optimizer> = Box::new(TchOptimizer::new(nn::Sgd::default().build(&vs, 0.5).unwrap()));
+    weight.sum(Kind::Float).backward();
+    (&mut *boxed as &mut dyn Optimizer).step().unwrap();
+    boxed.step().unwrap();
+    assert_eq!(weight.double_value(&[0]), 0.0);
+    assert!(matches!(boxed.state_dict(), Err(StateError::NotSaved { .. })));
+    assert!(matches!(boxed.load_state_dict(&StateDict::new()), Err(StateError::NotSaved { .. })));
 }

@@ -1,7 +1,8 @@
 //! 1-bit Adam: an optimizer that sends the signs of its momentum.
 
 use overdrive_core::{
-    Activity, Entry, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful, SyncError, activity,
+    Activity, Behavior, Entry, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict,
+    StateError, Stateful, SyncError, activity,
 };
 use overdrive_ffi::c10d::ReduceOp;
 use overdrive_ffi::{Arg, LazyOp, TensorList};
@@ -81,6 +82,8 @@ pub struct OneBitAdam {
     id: OptimizerId,
     group: ProcessGroup,
     params: TensorList,
+    /// Empty where they have none.
+    names: Vec<String>,
     options: OneBitAdamOptions,
     steps: u64,
     /// Of all parameters, one behind the other.
@@ -101,27 +104,30 @@ impl OneBitAdam {
     /// Waits for all ranks.
     pub fn new(
         group: &ProcessGroup,
-        params: impl AsRef<[Tensor]>,
+        params: impl IntoParameters,
         options: OneBitAdamOptions,
     ) -> Result<Self, OptimizerError> {
-        let params = params.as_ref();
+        let parameters = params.into_parameters();
+        let wrong = |index: usize, reason: String| OptimizerError::parameter(&parameters[index], index, reason);
+        let names: Vec<String> = parameters.iter().filter_map(|it| Some(it.name()?.to_owned())).collect();
+        let params: Vec<Tensor> = parameters.iter().map(|it| it.tensor().shallow_clone()).collect();
         let first = params.first().ok_or(OptimizerError::NoParameters)?;
         if let Some(index) = params.iter().position(|it| !it.defined()) {
-            return Err(OptimizerError::InvalidParameter { index, reason: "is undefined".to_owned() });
+            return Err(wrong(index, "it is undefined".to_owned()));
+        }
+        if let Some(index) = parameters.iter().position(|it| it.name().is_some() == names.is_empty()) {
+            return Err(wrong(index, "name all parameters or none".to_owned()));
         }
         let other_layout = params.iter().enumerate().find_map(|(index, it)| Some((index, check::other_layout(it)?)));
         if let Some((index, layout)) = other_layout {
-            let reason = format!("is {layout}, but should be dense");
-            return Err(OptimizerError::InvalidParameter { index, reason });
+            return Err(wrong(index, format!("it is {layout}, but should be dense")));
         }
         // float16 has no room for eps and small squares.
         if !matches!(first.kind(), Kind::Float | Kind::Double | Kind::BFloat16) {
-            let reason = format!("is {:?}, but should be of float32, float64 or bfloat16", first.kind());
-            return Err(OptimizerError::InvalidParameter { index: 0, reason });
+            return Err(wrong(0, format!("it is {:?}, but should be of float32, float64 or bfloat16", first.kind())));
         }
         if let Some(index) = params.iter().position(|it| (it.kind(), it.device()) != (first.kind(), first.device())) {
-            let reason = "all have to be of one dtype and on one device".to_owned();
-            return Err(OptimizerError::InvalidParameter { index, reason });
+            return Err(wrong(index, "all have to be of one dtype and on one device".to_owned()));
         }
         OptimizerError::check_lr(options.lr)?;
         for (option, beta) in [("beta1", options.betas.0), ("beta2", options.betas.1)] {
@@ -133,16 +139,17 @@ impl OneBitAdam {
         let at_least_one = "at least 1: the averages of squares come from these steps";
         OptimizerError::check_range("freeze_step", options.freeze_step as f64, 1.0..f64::INFINITY, at_least_one)?;
         let count: usize = params.iter().map(Tensor::numel).sum();
-        start_as_rank_0(group, params, count).map_err(failed)?;
+        start_as_rank_0(group, &params, count).map_err(failed)?;
         let zeros = || first.f_new_zeros([count as i64], (first.kind(), first.device()));
         let zeros = || zeros().map_err(overdrive_core::TorchError::from);
         let momentum = zeros()?;
         let signed = SignedMean::new(group, &momentum).map_err(failed)?;
-        let (id, params) = (OptimizerId::new(), TensorList::new(params)?);
+        let (id, params) = (OptimizerId::new(), TensorList::new(&params)?);
         Ok(Self {
             id,
             group: group.clone(),
             params,
+            names,
             options,
             steps: 0,
             momentum,
@@ -257,6 +264,20 @@ impl Optimizer for OneBitAdam {
         self.params.to_vec().unwrap_or_default()
     }
 
+    fn parameters(&self) -> Vec<Parameter> {
+        let named = |(index, param)| match self.names.get(index) {
+            Some(name) => Parameter::named(name, param),
+            None => Parameter::unnamed(param),
+        };
+        self.params().into_iter().enumerate().map(named).collect()
+    }
+
+    fn behavior(&self) -> Behavior {
+        let mut behavior = Behavior::default();
+        behavior.communicates = true;
+        behavior
+    }
+
     fn num_groups(&self) -> usize {
         1
     }
@@ -279,25 +300,28 @@ impl Optimizer for OneBitAdam {
         let _step = activity(|| Activity::OptimizerStep(&*self));
         // Before anything is sent.
         if let Some(index) = self.params.sparse_grad()? {
-            let reason = "its gradient is sparse: have it made dense, an embedding by `sparse: false`".to_owned();
-            return Err(OptimizerError::InvalidParameter { index, reason });
+            let reason = "its gradient is sparse: have it made dense, an embedding by `sparse: false`";
+            let parameter = self.parameters().swap_remove(index);
+            return Err(OptimizerError::parameter(&parameter, index, reason));
         }
         self.try_step().map_err(failed)
-    }
-
-    fn check_grad_scaler(&self) -> Result<(), OptimizerError> {
-        Err(OptimizerError::RefusesGradScaler(
-            "it averages over ranks in its steps, so that a rank that skips one leaves the others waiting; train in \
-             bfloat16, which needs no scaler",
-        ))
     }
 
     fn zero_grad(&mut self) -> Result<(), OptimizerError> {
         Ok(self.params.clear_grads()?)
     }
+
+    fn as_stateful(&self) -> Option<&dyn Stateful> {
+        Some(self)
+    }
+
+    fn as_stateful_mut(&mut self) -> Option<&mut dyn Stateful> {
+        Some(self)
+    }
 }
 
-/// Each rank's own: the errors differ.
+/// Each rank's own: the errors differ. With names of parameters (`param_names.N`), the state of others, or in another
+/// order, is refused, because the averages are kept as one vector.
 impl Stateful for OneBitAdam {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
@@ -305,6 +329,9 @@ impl Stateful for OneBitAdam {
         state.insert("lr", Entry::Float(self.options.lr));
         for (name, tensor) in self.tensors() {
             state.insert(name, Entry::Tensor(tensor.shallow_clone()));
+        }
+        for (index, name) in self.names.iter().enumerate() {
+            state.insert(name_key(index), Entry::Text(name.clone()));
         }
         Ok(state)
     }
@@ -324,7 +351,22 @@ impl Stateful for OneBitAdam {
         for (name, own) in self.tensors() {
             saved.push((own.shallow_clone(), state.tensor(name, &own.size(), own.kind())?.shallow_clone()));
         }
-        state.refuse_unknown(&["step", "lr", "momentum", "squares", "own_error", "mean_error"])?;
+        let mut known: Vec<String> =
+            ["step", "lr", "momentum", "squares", "own_error", "mean_error"].map(str::to_owned).into();
+        if !self.names.is_empty() && state.get(&name_key(0)).is_ok() {
+            for (index, name) in self.names.iter().enumerate() {
+                let (key, found) = (name_key(index), state.text(&name_key(index))?);
+                if found != name {
+                    return Err(StateError::Mismatch {
+                        key,
+                        expected: format!("`{name}`"),
+                        found: format!("`{found}`"),
+                    });
+                }
+                known.push(key);
+            }
+        }
+        state.refuse_unknown(&known.iter().map(String::as_str).collect::<Vec<_>>())?;
         let _no_grad = tch::no_grad_guard();
         for (mut own, saved) in saved {
             own.f_copy_(&saved).map_err(overdrive_core::TorchError::from)?;
@@ -332,6 +374,10 @@ impl Stateful for OneBitAdam {
         (self.steps, self.options.lr, self.frozen_root) = (steps, lr, None);
         Ok(())
     }
+}
+
+fn name_key(index: usize) -> String {
+    format!("param_names.{index}")
 }
 
 impl OneBitAdam {

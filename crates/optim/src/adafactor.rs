@@ -5,9 +5,10 @@ use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Kind, Tensor};
 
 use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative};
-use crate::builder::GroupBuilder;
+use crate::builder::{GroupBuilder, Options};
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
+use crate::t5_adafactor as t5;
 use crate::trust::{as_list, norms};
 
 static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
@@ -21,48 +22,76 @@ pub type Adafactor = GroupOptimizer<AdafactorOptions>;
 /// The options of an [`Adafactor`].
 pub type AdafactorBuilder = GroupBuilder<AdafactorOptions>;
 
+/// Which of its forms an [`Adafactor`] has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AdafactorForm {
+    /// PyTorch's, which the learning rate bounds: at step t, min(lr, 1 / sqrt(t)) times the size of the parameter.
+    #[default]
+    Pytorch,
+    /// T5's relative step: min(0.01, 1 / sqrt(t)) times the size of the parameter, and no learning rate. Second moments are
+    /// kept by row and column where both are longer than 16, and eps1 (1e-30 when not said) is added to the squares.
+    ///
+    /// Source: timm 1.0.22, `timm.optim.Adafactor`, which follows fairseq's; Raffel et al., "T5", 2020.
+    T5 {
+        /// Whether the steps begin small: 1e-6 times t in place of 0.01.
+        warmup_init: bool,
+    },
+}
+
+const FORMS: &[&str] = &["pytorch", "t5", "t5_warmup_init"];
+
 /// What tells one [`Adafactor`] from another.
 #[derive(Clone, Debug)]
 pub struct AdafactorOptions {
-    beta2_decay: f64,
-    eps1: Option<f64>,
-    eps2: f64,
-    d: f64,
-    weight_decay: f64,
-    maximize: bool,
+    pub(crate) beta2_decay: f64,
+    pub(crate) eps1: Option<f64>,
+    pub(crate) eps2: f64,
+    pub(crate) d: f64,
+    pub(crate) weight_decay: f64,
+    form: &'static str,
+    pub(crate) maximize: bool,
 }
 
 impl Default for AdafactorOptions {
     fn default() -> Self {
-        Self { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0, weight_decay: 0.0, maximize: false }
+        Self { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0, weight_decay: 0.0, form: FORMS[0], maximize: false }
     }
 }
 
-impl GroupBuilder<AdafactorOptions> {
+impl<Scope> Options<AdafactorOptions, Scope> {
     /// The power of the step number that is one minus the share kept of second moments, at most 0; -0.8 when not said.
     pub fn beta2_decay(self, decay: f64) -> Self {
-        self.with(|options| options.beta2_decay = decay)
+        self.with(move |options| options.beta2_decay = decay)
     }
 
     /// The least root of a second moment (the precision of the parameter's dtype when none), and the least root mean
     /// square of a parameter; (none, 1e-3) when not said.
     pub fn eps(self, eps1: Option<f64>, eps2: f64) -> Self {
-        self.with(|options| (options.eps1, options.eps2) = (eps1, eps2))
+        self.with(move |options| (options.eps1, options.eps2) = (eps1, eps2))
     }
 
     /// The largest root mean square of an update, at least 1; 1 when not said.
     pub fn d(self, d: f64) -> Self {
-        self.with(|options| options.d = d)
+        self.with(move |options| options.d = d)
     }
 
     /// The share of each weight, times the learning rate, taken off at a step; 0 when not said.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(|options| options.weight_decay = weight_decay)
+        self.with(move |options| options.weight_decay = weight_decay)
+    }
+
+    /// Which form it has; [`AdafactorForm::Pytorch`] when not said.
+    pub fn form(self, form: AdafactorForm) -> Self {
+        let word = match form {
+            AdafactorForm::Pytorch => FORMS[0],
+            AdafactorForm::T5 { warmup_init } => FORMS[1 + usize::from(warmup_init)],
+        };
+        self.with(move |options| options.form = word)
     }
 
     /// Climbs where it would descend; off when not said.
     pub fn maximize(self, maximize: bool) -> Self {
-        self.with(|options| options.maximize = maximize)
+        self.with(move |options| options.maximize = maximize)
     }
 }
 
@@ -96,11 +125,15 @@ impl Algorithm for AdafactorOptions {
             ("eps.1", Field::Float(&mut self.eps2)),
             ("d", Field::Float(&mut self.d)),
             ("weight_decay", Field::Float(&mut self.weight_decay)),
+            ("form", Field::Word(&mut self.form, FORMS)),
             ("maximize", Field::Bool(&mut self.maximize)),
         ]
     }
 
     fn slots(&self, param: &Tensor) -> Vec<Slot> {
+        if self.form != FORMS[0] {
+            return t5::slots(param);
+        }
         match param.dim() > 1 {
             true => vec![
                 Slot { name: "row_var", fresh: |param, _| reduced(param, 1), fill: 0.0 },
@@ -111,6 +144,9 @@ impl Algorithm for AdafactorOptions {
     }
 
     fn step(&self, step: &Step<'_>) -> Result<(), TorchError> {
+        if self.form != FORMS[0] {
+            return t5::step(self, self.form == FORMS[2], step);
+        }
         let params = step.params.to_vec()?;
         let grads = step.signed_grads(self.maximize)?;
         let eps1 = self.eps1.unwrap_or_else(|| precision(params[0].kind()));

@@ -5,7 +5,7 @@ use overdrive_ffi::{Arg, LazyOp};
 use tch::{Device, Tensor};
 
 use crate::algorithm::{Algorithm, Field, Fusable, Slot, Step, check_not_negative};
-use crate::builder::GroupBuilder;
+use crate::builder::{GroupBuilder, Options};
 use crate::foreach::{self, Lent};
 use crate::optimizer::GroupOptimizer;
 
@@ -36,31 +36,31 @@ impl Default for AdagradOptions {
     }
 }
 
-impl GroupBuilder<AdagradOptions> {
+impl<Scope> Options<AdagradOptions, Scope> {
     /// How fast the learning rate falls with the steps of a parameter: it is divided by 1 + (steps - 1) x this; 0 when
     /// not said.
     pub fn lr_decay(self, lr_decay: f64) -> Self {
-        self.with(|options| options.lr_decay = lr_decay)
+        self.with(move |options| options.lr_decay = lr_decay)
     }
 
     /// The L2 penalty, added to the gradient; 0 when not said.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(|options| options.weight_decay = weight_decay)
+        self.with(move |options| options.weight_decay = weight_decay)
     }
 
     /// What the sums of squares start from; 0 when not said.
     pub fn initial_accumulator_value(self, value: f64) -> Self {
-        self.with(|options| options.initial_accumulator_value = value)
+        self.with(move |options| options.initial_accumulator_value = value)
     }
 
     /// Added to the denominator; 1e-10 when not said.
     pub fn eps(self, eps: f64) -> Self {
-        self.with(|options| options.eps = eps)
+        self.with(move |options| options.eps = eps)
     }
 
     /// Climbs where it would descend; off when not said.
     pub fn maximize(self, maximize: bool) -> Self {
-        self.with(|options| options.maximize = maximize)
+        self.with(move |options| options.maximize = maximize)
     }
 }
 

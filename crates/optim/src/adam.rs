@@ -5,7 +5,7 @@ use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Device, Tensor};
 
 use crate::algorithm::{Algorithm, Field, Fusable, Slot, Step, check_beta, check_not_negative};
-use crate::builder::GroupBuilder;
+use crate::builder::{GroupBuilder, Options};
 use crate::foreach::{self, Lent};
 use crate::optimizer::GroupOptimizer;
 
@@ -48,38 +48,38 @@ impl<const DECOUPLED: bool> Default for AdamOptions<DECOUPLED> {
     }
 }
 
-impl<const DECOUPLED: bool> GroupBuilder<AdamOptions<DECOUPLED>> {
+impl<const DECOUPLED: bool, Scope> Options<AdamOptions<DECOUPLED>, Scope> {
     /// How slowly the two averages of the gradient move, each in [0, 1); (0.9, 0.999) when not said.
     pub fn betas(self, beta1: f64, beta2: f64) -> Self {
-        self.with(|options| options.betas = (beta1, beta2))
+        self.with(move |options| options.betas = (beta1, beta2))
     }
 
     /// Added to the denominator; 1e-8 when not said.
     pub fn eps(self, eps: f64) -> Self {
-        self.with(|options| options.eps = eps)
+        self.with(move |options| options.eps = eps)
     }
 
     /// For AdamW, the share of each weight, times the learning rate, taken off at a step (0.01 when not said); for Adam,
     /// the L2 penalty, added to the gradient (0 when not said).
     pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(|options| options.weight_decay = weight_decay)
+        self.with(move |options| options.weight_decay = weight_decay)
     }
 
     /// Divides by the largest second moment so far; off when not said.
     pub fn amsgrad(self, amsgrad: bool) -> Self {
-        self.with(|options| options.amsgrad = amsgrad)
+        self.with(move |options| options.amsgrad = amsgrad)
     }
 
     /// Climbs where it would descend; off when not said.
     pub fn maximize(self, maximize: bool) -> Self {
-        self.with(|options| options.maximize = maximize)
+        self.with(move |options| options.maximize = maximize)
     }
 
     /// Keeps the counts of steps on the parameters' device and never looks at them, so that a CUDA graph can hold the
     /// step; off when not said. The fused kernels always do so. The learning rate is a number, and a captured graph goes
     /// on with the one that it saw.
     pub fn capturable(self, capturable: bool) -> Self {
-        self.with(|options| options.capturable = capturable)
+        self.with(move |options| options.capturable = capturable)
     }
 }
 

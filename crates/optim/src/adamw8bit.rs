@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::adam::AdamOptions;
 use crate::algorithm::{Algorithm, Field, Slot, Step};
-use crate::builder::GroupBuilder;
+use crate::builder::{GroupBuilder, Options};
 use crate::optimizer::GroupOptimizer;
 
 static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
@@ -48,31 +48,31 @@ impl Default for AdamW8BitOptions {
     }
 }
 
-impl GroupBuilder<AdamW8BitOptions> {
+impl<Scope> Options<AdamW8BitOptions, Scope> {
     /// How slowly the two averages of the gradient move, each in [0, 1); (0.9, 0.999) when not said.
     pub fn betas(self, beta1: f64, beta2: f64) -> Self {
-        self.with(|options| options.adamw.betas = (beta1, beta2))
+        self.with(move |options| options.adamw.betas = (beta1, beta2))
     }
 
     /// Added to the denominator; 1e-8 when not said.
     pub fn eps(self, eps: f64) -> Self {
-        self.with(|options| options.adamw.eps = eps)
+        self.with(move |options| options.adamw.eps = eps)
     }
 
     /// The share of each weight, times the learning rate, taken off at a step; 0.01 when not said.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(|options| options.adamw.weight_decay = weight_decay)
+        self.with(move |options| options.adamw.weight_decay = weight_decay)
     }
 
     /// Climbs where it would descend; off when not said.
     pub fn maximize(self, maximize: bool) -> Self {
-        self.with(|options| options.adamw.maximize = maximize)
+        self.with(move |options| options.adamw.maximize = maximize)
     }
 
     /// Parameters with fewer numbers than this keep averages of their own dtype; 4,096 when not said. They are biases
     /// and gains, which take little memory and matter much.
     pub fn min_8bit_size(self, size: i64) -> Self {
-        self.with(|options| options.min_8bit_size = size)
+        self.with(move |options| options.min_8bit_size = size)
     }
 }
 

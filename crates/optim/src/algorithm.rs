@@ -37,6 +37,11 @@ pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
         false
     }
 
+    /// The 2-norm that the gradients are scaled down to before the step, measured over all groups.
+    fn max_grad_norm(&self) -> Option<f64> {
+        None
+    }
+
     /// What cyclic schedules move against the learning rate.
     fn momentum(&mut self) -> Option<&mut f64> {
         None

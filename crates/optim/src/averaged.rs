@@ -1,8 +1,10 @@
 //! Averages of a model's weights over its training: EMA and SWA.
 
-use overdrive_core::{Entry, OptimizerError, StateDict, StateError, Stateful, TorchError};
+use std::collections::HashSet;
+
+use overdrive_core::{Entry, IntoParameters, OptimizerError, Parameter, StateDict, StateError, Stateful, TorchError};
 use overdrive_ffi::TensorList;
-use tch::{Tensor, nn};
+use tch::{Device, Kind, Tensor, nn};
 
 use crate::foreach;
 
@@ -20,6 +22,10 @@ pub enum Averaging {
 }
 
 /// Averages of a model's weights, beside the model. The first update copies the weights.
+///
+/// All parameters are averaged, frozen ones among them. Buffers, such as the running statistics of batch norm, are copied
+/// as they are at each update, unless [`use_buffers`](AveragedModelBuilder::use_buffers) has them averaged too. Averages
+/// of bfloat16 and float16 parameters are float32: with a decay of 0.999 they would never move otherwise.
 ///
 /// ```
 /// # use overdrive_optim::{AveragedModel, Averaging};
@@ -44,47 +50,93 @@ pub enum Averaging {
 #[doc(alias = "SWA")]
 pub struct AveragedModel {
     averaging: Averaging,
-    names: Vec<String>,
-    model: TensorList,
-    averages: TensorList,
+    warm_up: bool,
+    averaged: Kept,
+    copied: Kept,
     n_averaged: i64,
 }
 
-impl AveragedModel {
-    /// Averages of the trainable variables of `vs`. Buffers, such as the running statistics of batch norm, stay the
-    /// model's own.
+/// Options of an [`AveragedModel`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "options do nothing until `build`"]
+pub struct AveragedModelBuilder<'a> {
+    vs: &'a nn::VarStore,
+    averaging: Averaging,
+    use_buffers: bool,
+    warm_up: bool,
+    device: Option<Device>,
+}
+
+impl AveragedModelBuilder<'_> {
+    /// Whether floating-point buffers are averaged, too; off when not said: they are copied.
+    ///
+    /// # Source
+    /// `AveragedModel(use_buffers)`
+    pub fn use_buffers(mut self, use_buffers: bool) -> Self {
+        self.use_buffers = use_buffers;
+        self
+    }
+
+    /// Whether an EMA's decay begins low, at (1 + n) / (10 + n) after n updates, until that passes `decay`; off when not
+    /// said. The first weights are soon forgotten then.
+    ///
+    /// # Source
+    /// `num_updates` of TensorFlow's `ExponentialMovingAverage`
+    pub fn warm_up(mut self, warm_up: bool) -> Self {
+        self.warm_up = warm_up;
+        self
+    }
+
+    /// Where the averages are kept; beside the model when not said. On the CPU they take no memory of the GPU, and an
+    /// update waits for the copy.
+    ///
+    /// # Source
+    /// `AveragedModel(device)`
+    pub fn device(mut self, device: Device) -> Self {
+        self.device = Some(device);
+        self
+    }
+
+    /// The averages.
     ///
     /// # Errors
     /// When `decay` is outside [0, 1], or memory runs out.
-    pub fn new(vs: &nn::VarStore, averaging: Averaging) -> Result<Self, OptimizerError> {
-        Self::over(vs, averaging, |variable| variable.requires_grad())
-    }
-
-    /// Averages of all floating-point variables of `vs`, buffers among them.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    ///
-    /// # Source
-    /// `AveragedModel(use_buffers=True)`
-    #[doc(alias = "use_buffers")]
-    pub fn with_buffers(vs: &nn::VarStore, averaging: Averaging) -> Result<Self, OptimizerError> {
-        Self::over(vs, averaging, Tensor::is_floating_point)
-    }
-
-    fn over(vs: &nn::VarStore, averaging: Averaging, is_averaged: fn(&Tensor) -> bool) -> Result<Self, OptimizerError> {
-        if let Averaging::Ema { decay: found } = averaging
+    pub fn build(self) -> Result<AveragedModel, OptimizerError> {
+        if let Averaging::Ema { decay: found } = self.averaging
             && !(0.0..=1.0).contains(&found)
         {
             return Err(OptimizerError::InvalidOption { option: "decay", found, expected: "at least 0 and at most 1" });
         }
-        let _no_grad = tch::no_grad_guard();
-        let mut variables: Vec<_> = vs.variables().into_iter().filter(|(_, variable)| is_averaged(variable)).collect();
+        let trainable: HashSet<String> =
+            self.vs.into_parameters().iter().filter_map(|param| Some(param.name()?.to_owned())).collect();
+        let mut variables: Vec<_> = self.vs.variables().into_iter().collect();
         variables.sort_by(|(one, _), (other, _)| one.cmp(other));
-        let (names, model): (Vec<_>, Vec<_>) = variables.into_iter().unzip();
-        let averages = model.iter().map(Tensor::f_detach_copy).collect::<Result<Vec<_>, _>>();
-        let averages = TensorList::new(&averages.map_err(TorchError::from)?)?;
-        Ok(Self { averaging, names, model: TensorList::new(&model)?, averages, n_averaged: 0 })
+        let is_averaged = |(name, variable): &(String, Tensor)| {
+            variable.is_floating_point() && (self.use_buffers || trainable.contains(name))
+        };
+        let (averaged, copied): (Vec<_>, Vec<_>) = variables.into_iter().partition(is_averaged);
+        Ok(AveragedModel {
+            averaging: self.averaging,
+            warm_up: self.warm_up,
+            averaged: Kept::new(averaged, self.device)?,
+            copied: Kept::new(copied, self.device)?,
+            n_averaged: 0,
+        })
+    }
+}
+
+impl AveragedModel {
+    /// Averages of the parameters of `vs`, beside the model; buffers are copied.
+    ///
+    /// # Errors
+    /// When `decay` is outside [0, 1], or memory runs out.
+    pub fn new(vs: &nn::VarStore, averaging: Averaging) -> Result<Self, OptimizerError> {
+        Self::builder(vs, averaging).build()
+    }
+
+    /// Averages with options of their own.
+    pub fn builder(vs: &nn::VarStore, averaging: Averaging) -> AveragedModelBuilder<'_> {
+        AveragedModelBuilder { vs, averaging, use_buffers: false, warm_up: false, device: None }
     }
 
     /// Takes the model's weights into the averages; goes after the optimizer's step.
@@ -93,20 +145,21 @@ impl AveragedModel {
     /// When libtorch fails.
     ///
     /// # Syncs
-    /// No.
+    /// When the averages are kept on another device alone.
     ///
     /// # Source
     /// `update_parameters`
     #[doc(alias = "update_parameters")]
     pub fn update(&mut self) -> Result<(), OptimizerError> {
-        let _no_grad = tch::no_grad_guard();
-        if !self.names.is_empty() {
-            match self.averaging {
-                _ if self.n_averaged == 0 => foreach::copy_(&self.averages, &self.model)?,
-                Averaging::Ema { decay } => foreach::lerp_(&self.averages, &self.model, 1.0 - decay)?,
-                Averaging::Swa => foreach::lerp_(&self.averages, &self.model, 1.0 / (self.n_averaged + 1) as f64)?,
-            }
-        }
+        let n = self.n_averaged as f64;
+        let weight = match self.averaging {
+            _ if self.n_averaged == 0 => 1.0,
+            Averaging::Ema { decay } if self.warm_up => 1.0 - decay.min((1.0 + n) / (10.0 + n)),
+            Averaging::Ema { decay } => 1.0 - decay,
+            Averaging::Swa => 1.0 / (n + 1.0),
+        };
+        self.averaged.follow(weight)?;
+        self.copied.follow(1.0)?;
         self.n_averaged += 1;
         Ok(())
     }
@@ -116,69 +169,168 @@ impl AveragedModel {
         self.n_averaged
     }
 
-    /// The averages by the names of their variables, in order, sharing their data.
+    /// The averages by the names of their variables, in order, sharing their data; buffers that are copied come behind.
     ///
     /// # Errors
     /// When libtorch fails.
-    pub fn averages(&self) -> Result<Vec<(&str, Tensor)>, OptimizerError> {
-        Ok(self.names.iter().map(String::as_str).zip(self.averages.to_vec()?).collect())
+    pub fn averages(&self) -> Result<Vec<Parameter>, OptimizerError> {
+        let mut all = Vec::new();
+        for kept in [&self.averaged, &self.copied] {
+            all.extend(kept.names.iter().zip(kept.own.to_vec()?).map(|(name, own)| Parameter::named(name, own)));
+        }
+        Ok(all)
     }
 
     /// Runs `work` while the model has the averages for weights, an evaluation say. Afterwards, and when `work` panics,
-    /// the model has its own again; what `work` changes of them is taken into the averages.
+    /// the model has its own again; what `work` changes of them is taken into the averages, new statistics of batch norm
+    /// say.
     ///
     /// # Errors
     /// When libtorch fails.
     pub fn apply<T>(&mut self, work: impl FnOnce() -> T) -> Result<T, OptimizerError> {
-        self.swap()?;
-        let swapped = Swapped(self);
+        let mut swapped = Swapped { kept: [&self.averaged, &self.copied], models: Vec::new() };
+        swapped.lend()?;
         let result = work();
-        std::mem::forget(swapped);
-        self.swap()?;
+        swapped.give_back()?;
         Ok(result)
     }
 
-    /// Gives the averages to the model for good.
+    /// Gives the averages to the model for good. Tell an optimizer that keeps copies of the weights, float32 masters say, by
+    /// [`params_changed`](overdrive_core::Optimizer::params_changed).
     ///
     /// # Errors
     /// When libtorch fails.
     pub fn copy_to_model(&self) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
-        match self.names.is_empty() {
-            true => Ok(()),
-            false => Ok(foreach::copy_(&self.model, &self.averages)?),
-        }
-    }
-
-    fn swap(&self) -> Result<(), TorchError> {
-        let _no_grad = tch::no_grad_guard();
-        // One by one, so that the third copy is a single tensor.
-        for (mut model, mut average) in self.model.to_vec()?.into_iter().zip(self.averages.to_vec()?) {
-            let own = model.f_detach_copy()?;
-            model.f_copy_(&average)?;
-            average.f_copy_(&own)?;
+        for kept in [&self.averaged, &self.copied].into_iter().filter(|kept| !kept.names.is_empty()) {
+            foreach::copy_(&kept.model, &kept.own)?;
         }
         Ok(())
     }
 }
 
-/// Swaps back when `work` panics.
-struct Swapped<'a>(&'a AveragedModel);
+/// Variables of the model, and what is kept of each.
+#[derive(Debug)]
+struct Kept {
+    names: Vec<String>,
+    model: TensorList,
+    own: TensorList,
+    /// Whether both are of one dtype and device.
+    alike: bool,
+}
+
+impl Kept {
+    fn new(variables: Vec<(String, Tensor)>, device: Option<Device>) -> Result<Self, TorchError> {
+        let _no_grad = tch::no_grad_guard();
+        let (names, model): (Vec<_>, Vec<_>) = variables.into_iter().unzip();
+        let copy = |tensor: &Tensor| {
+            let kind = match tensor.kind() {
+                Kind::Half | Kind::BFloat16 => Kind::Float,
+                kind => kind,
+            };
+            tensor.f_detach()?.f_to_device_(device.unwrap_or(tensor.device()), kind, false, true)
+        };
+        let own = model.iter().map(copy).collect::<Result<Vec<_>, _>>()?;
+        let alike = model.iter().zip(&own).all(|(one, other)| is_alike(one, other));
+        Ok(Self { names, model: TensorList::new(&model)?, own: TensorList::new(&own)?, alike })
+    }
+
+    /// Moves what is kept by the share `weight` of the way to the model's.
+    fn follow(&self, weight: f64) -> Result<(), TorchError> {
+        let _no_grad = tch::no_grad_guard();
+        if self.names.is_empty() {
+            return Ok(());
+        }
+        if weight == 1.0 {
+            return foreach::copy_(&self.own, &self.model);
+        }
+        if self.alike {
+            return foreach::lerp_(&self.own, &self.model, weight);
+        }
+        let near = |(model, own): (&Tensor, &Tensor)| model.f_to_device_(own.device(), own.kind(), false, false);
+        let near = self.model.to_vec()?.iter().zip(&self.own.to_vec()?).map(near).collect::<Result<Vec<_>, _>>()?;
+        foreach::lerp_(&self.own, &TensorList::new(&near)?, weight)
+    }
+}
+
+fn is_alike(one: &Tensor, other: &Tensor) -> bool {
+    (one.kind(), one.device()) == (other.kind(), other.device())
+}
+
+/// A model that has the averages, until this is dropped, by a panic say.
+struct Swapped<'a> {
+    kept: [&'a Kept; 2],
+    /// The model's own weights, as far as they do not lie in the place of the averages.
+    models: Vec<Option<Tensor>>,
+}
+
+impl Swapped<'_> {
+    fn pairs(&self) -> Result<Vec<(Tensor, Tensor)>, TorchError> {
+        let mut pairs = Vec::new();
+        for kept in self.kept {
+            pairs.extend(kept.model.to_vec()?.into_iter().zip(kept.own.to_vec()?));
+        }
+        Ok(pairs)
+    }
+
+    fn lend(&mut self) -> Result<(), TorchError> {
+        let _no_grad = tch::no_grad_guard();
+        // One by one, so that the third copy is a single tensor where both fit into one another's place.
+        for (mut model, mut own) in self.pairs()? {
+            let copy = model.f_detach_copy()?;
+            model.f_copy_(&own)?;
+            match is_alike(&model, &own) {
+                true => {
+                    own.f_copy_(&copy)?;
+                    self.models.push(None);
+                }
+                false => self.models.push(Some(copy)),
+            }
+        }
+        Ok(())
+    }
+
+    fn give_back(&mut self) -> Result<(), TorchError> {
+        let _no_grad = tch::no_grad_guard();
+        // As many as were lent: there are fewer when memory ran out on the way.
+        for (saved, (mut model, mut own)) in std::mem::take(&mut self.models).into_iter().zip(self.pairs()?) {
+            match saved {
+                None => {
+                    let copy = model.f_detach_copy()?;
+                    model.f_copy_(&own)?;
+                    own.f_copy_(&copy)?;
+                }
+                Some(saved) => {
+                    // What still is the rounded average has not been changed.
+                    let here = |tensor: &Tensor| tensor.f_to_device_(own.device(), own.kind(), false, false);
+                    let (now, rounded) = (here(&model)?, here(&own.f_to_kind(model.kind())?)?);
+                    let kept = own.f_where_self(&now.f_eq_tensor(&rounded)?, &now)?;
+                    own.f_copy_(&kept)?;
+                    model.f_copy_(&saved)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
 
 impl Drop for Swapped<'_> {
     fn drop(&mut self) {
         // The panic goes on; an error on top of it has nobody to go to.
-        let _ = self.0.swap();
+        let _ = self.give_back();
     }
 }
 
-/// `n_averaged`, and the averages under `module.` and their names, as in PyTorch.
+/// `n_averaged`, and the averages under `module.` and their names, as in PyTorch; buffers are there, too. A state whose
+/// averages have the dtype of the model's weights (PyTorch's) loads as well.
 impl Stateful for AveragedModel {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
         state.insert("n_averaged", Entry::Int(self.n_averaged));
-        for (name, average) in self.names.iter().zip(self.averages.to_vec()?) {
-            state.insert(format!("module.{name}"), Entry::Tensor(average));
+        for kept in [&self.averaged, &self.copied] {
+            for (name, own) in kept.names.iter().zip(kept.own.to_vec()?) {
+                state.insert(format!("module.{name}"), Entry::Tensor(own));
+            }
         }
         Ok(state)
     }
@@ -190,14 +342,20 @@ impl Stateful for AveragedModel {
             let (expected, found) = ("at least 0".to_owned(), n_averaged.to_string());
             return Err(StateError::Mismatch { key: "n_averaged".to_owned(), expected, found });
         }
-        let keys: Vec<String> = self.names.iter().map(|name| format!("module.{name}")).collect();
-        let mut saved = Vec::new();
-        for (key, own) in keys.iter().zip(self.averages.to_vec()?) {
-            saved.push(state.tensor(key, &own.size(), own.kind())?.shallow_clone());
+        let (mut keys, mut lists) = (Vec::new(), Vec::new());
+        for kept in [&self.averaged, &self.copied] {
+            let mut saved = Vec::new();
+            for (name, (own, model)) in kept.names.iter().zip(kept.own.to_vec()?.iter().zip(kept.model.to_vec()?)) {
+                let key = format!("module.{name}");
+                let in_models_dtype = state.tensor(&key, &own.size(), model.kind());
+                saved.push(in_models_dtype.or_else(|_| state.tensor(&key, &own.size(), own.kind()))?.shallow_clone());
+                keys.push(key);
+            }
+            lists.push((&kept.own, TensorList::new(&saved)?));
         }
         state.refuse_unknown(&keys.iter().map(String::as_str).chain(["n_averaged"]).collect::<Vec<_>>())?;
-        if !keys.is_empty() {
-            foreach::copy_(&self.averages, &TensorList::new(&saved)?)?;
+        for (own, saved) in lists.into_iter().filter(|(own, _)| !own.is_empty()) {
+            foreach::copy_(own, &saved)?;
         }
         self.n_averaged = n_averaged;
         Ok(())

@@ -1,8 +1,8 @@
 //! Parameters that can be updated together: of one device, one dtype and one set of slots.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use overdrive_core::{GradScale, OptimizerError, TorchError};
+use overdrive_core::{GradScale, OptimizerError, Parameter, TorchError};
 use overdrive_ffi::TensorList;
 use tch::{Device, Kind, Tensor};
 
@@ -145,10 +145,12 @@ impl Bucket {
     }
 
     /// An error when it could not step because a gradient is sparse.
-    pub(crate) fn check_grads(&self) -> Result<(), OptimizerError> {
-        match self.params.sparse_grad()? {
-            Some(place) => Err(sparse(self.indices[place])),
-            None => Ok(()),
+    pub(crate) fn check_grads(&self, names: Option<&[String]>) -> Result<(), OptimizerError> {
+        let Some(place) = self.params.sparse_grad()? else { return Ok(()) };
+        let (index, param) = (self.indices[place], self.params.get(place)?);
+        match names {
+            Some(names) => Err(sparse(&Parameter::named(&names[index], param), index)),
+            None => Err(sparse(&Parameter::unnamed(param), index)),
         }
     }
 
@@ -226,21 +228,28 @@ impl Bucket {
 }
 
 /// The error of a sparse gradient; `index` tells a parameter's place among all of the optimizer's.
-pub(crate) fn sparse(index: usize) -> OptimizerError {
-    let reason = "its gradient is sparse: have it made dense, an embedding by `sparse: false`".to_owned();
-    OptimizerError::InvalidParameter { index, reason }
+pub(crate) fn sparse(param: &Parameter, index: usize) -> OptimizerError {
+    OptimizerError::parameter(
+        param,
+        index,
+        "its gradient is sparse: have it made dense, an embedding by `sparse: false`",
+    )
 }
 
-/// An error unless all parameters can be optimized, each in one place; groups hold their parameters in order.
-pub(crate) fn check<A: Algorithm>(groups: &[(Vec<Tensor>, f64, A)]) -> Result<(), OptimizerError> {
-    let mut seen = HashMap::new();
+/// An error unless all parameters can be optimized, each in one place and under one name; groups hold their parameters in
+/// order.
+pub(crate) fn check<'a, A: Algorithm>(
+    groups: impl Iterator<Item = (&'a A, &'a [Parameter])>,
+) -> Result<(), OptimizerError> {
+    let (mut seen, mut names) = (HashMap::new(), HashSet::new());
     let mut index = 0;
-    for (group, (params, _, algorithm)) in groups.iter().enumerate() {
+    for (group, (algorithm, params)) in groups.enumerate() {
         for (place, param) in params.iter().enumerate() {
-            let reason = check_one(param).err().or_else(|| algorithm.refuses(param));
+            let tensor = param.tensor();
+            let reason = check_one(tensor).err().or_else(|| algorithm.refuses(tensor));
             // Empty tensors have no data to share.
-            let known = match reason.is_none() && param.numel() > 0 {
-                true => seen.insert(param.data_ptr() as usize, (group, place)),
+            let known = match reason.is_none() && tensor.numel() > 0 {
+                true => seen.insert(tensor.data_ptr() as usize, (group, place)),
                 false => None,
             };
             let again = known.map(|(other, at)| {
@@ -249,8 +258,16 @@ pub(crate) fn check<A: Algorithm>(groups: &[(Vec<Tensor>, f64, A)]) -> Result<()
                      parameter belongs to one group once"
                 )
             });
-            if let Some(reason) = reason.or(again) {
-                return Err(OptimizerError::InvalidParameter { index, reason });
+            let misnamed = match param.name() {
+                Some(name) if !names.insert(name.to_owned()) => {
+                    Some("another parameter has the same name: tell models apart with `prefixed`")
+                }
+                Some(_) if names.len() <= index => Some("it has a name, but others have none: name all or none"),
+                None if !names.is_empty() => Some("it has no name, but others have one: name all or none"),
+                _ => None,
+            };
+            if let Some(reason) = reason.or(again).or(misnamed.map(str::to_owned)) {
+                return Err(OptimizerError::parameter(param, index, reason));
             }
             index += 1;
         }

@@ -1,6 +1,6 @@
 //! Clipping of gradients, by their norm or by value, without waiting for the device.
 
-use overdrive_core::{OptimizerError, TorchError};
+use overdrive_core::{IntoParameters, OptimizerError, Parameter, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Device, Kind, Tensor};
 
@@ -11,6 +11,7 @@ static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
 static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
 static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
 static CLAMP_MAX: LazyOp = LazyOp::new("aten::clamp_max", "");
+static CLAMP_MIN: LazyOp = LazyOp::new("aten::clamp_min", "");
 
 /// PyTorch's guard against a division by zero.
 const EPS: f64 = 1e-6;
@@ -40,7 +41,7 @@ impl std::ops::Deref for GradNorm {
 ///
 /// # Source
 /// `torch.nn.utils.clip_grad_norm_(foreach=True)`
-pub fn clip_grad_norm_(params: impl AsRef<[Tensor]>, max_norm: f64) -> Result<GradNorm, OptimizerError> {
+pub fn clip_grad_norm_(params: impl IntoParameters, max_norm: f64) -> Result<GradNorm, OptimizerError> {
     ClipGradNorm::new(max_norm).clip_(params)
 }
 
@@ -85,7 +86,7 @@ impl ClipGradNorm {
     ///
     /// # Syncs
     /// With [`error_if_nonfinite`](Self::error_if_nonfinite) alone.
-    pub fn clip_(self, params: impl AsRef<[Tensor]>) -> Result<GradNorm, OptimizerError> {
+    pub fn clip_(self, params: impl IntoParameters) -> Result<GradNorm, OptimizerError> {
         if self.max_norm.is_nan() || self.max_norm < 0.0 {
             let (option, found) = ("max_norm", self.max_norm);
             return Err(OptimizerError::InvalidOption { option, found, expected: "at least 0" });
@@ -95,7 +96,7 @@ impl ClipGradNorm {
             return Err(OptimizerError::InvalidOption { option, found, expected: "above 0, or infinity" });
         }
         let _no_grad = tch::no_grad_guard();
-        let groups = by_place(params.as_ref())?;
+        let groups = by_place(&params.into_parameters())?;
         let Some(device) = groups.first().map(|group| group.device) else {
             return Ok(GradNorm(Tensor::f_zeros([], (Kind::Float, Device::Cpu)).map_err(TorchError::from)?));
         };
@@ -121,13 +122,13 @@ impl ClipGradNorm {
 ///
 /// # Source
 /// `torch.nn.utils.clip_grad_value_`
-pub fn clip_grad_value_(params: impl AsRef<[Tensor]>, clip_value: f64) -> Result<(), OptimizerError> {
+pub fn clip_grad_value_(params: impl IntoParameters, clip_value: f64) -> Result<(), OptimizerError> {
     if clip_value.is_nan() || clip_value < 0.0 {
         let (option, found) = ("clip_value", clip_value);
         return Err(OptimizerError::InvalidOption { option, found, expected: "at least 0" });
     }
     let _no_grad = tch::no_grad_guard();
-    for group in by_place(params.as_ref())? {
+    for group in by_place(&params.into_parameters())? {
         foreach::clamp_min_(&group.grads, -clip_value)?;
         foreach::clamp_max_(&group.grads, clip_value)?;
     }
@@ -142,18 +143,19 @@ struct Grads {
 }
 
 /// The gradients that there are.
-fn by_place(params: &[Tensor]) -> Result<Vec<Grads>, OptimizerError> {
+fn by_place(params: &[Parameter]) -> Result<Vec<Grads>, OptimizerError> {
     let mut groups: Vec<((Device, Kind), Vec<Tensor>)> = Vec::new();
     for (index, param) in params.iter().enumerate() {
-        if !param.defined() {
-            return Err(OptimizerError::InvalidParameter { index, reason: "it is undefined".to_owned() });
+        let tensor = param.tensor();
+        if !tensor.defined() {
+            return Err(OptimizerError::parameter(param, index, "it is undefined"));
         }
-        let grad = param.f_grad().map_err(TorchError::from)?;
+        let grad = tensor.f_grad().map_err(TorchError::from)?;
         if !grad.defined() {
             continue;
         }
         if grad.is_sparse() {
-            return Err(sparse(index));
+            return Err(sparse(param, index));
         }
         let key = (grad.device(), grad.kind());
         match groups.iter_mut().find(|(known, _)| *known == key) {
@@ -175,6 +177,27 @@ fn total(groups: &[Grads], norm_type: f64, device: Device) -> Result<Tensor, Tor
         }
     }
     NORM.tensor(&[Arg::Tensor(&Tensor::f_stack(&norms, 0)?), Arg::Double(norm_type)])
+}
+
+/// The 2-norm of the gradients of `params`, taken over all as one vector; none where there are none.
+pub(crate) fn norm_of(params: &[Parameter]) -> Result<Option<Tensor>, OptimizerError> {
+    let groups = by_place(params)?;
+    match groups.first().map(|group| group.device) {
+        Some(device) => Ok(Some(total(&groups, 2.0, device)?)),
+        None => Ok(None),
+    }
+}
+
+/// Divides gradients of one device by `norm / max_norm`, where that is above 1. As apex and timm do it: without PyTorch's
+/// guard against a division by zero, which nothing here can come to.
+pub(crate) fn divide(grads: &TensorList, norm: &Tensor, max_norm: f64) -> Result<(), TorchError> {
+    if grads.is_empty() {
+        return Ok(());
+    }
+    let first = grads.get(0)?;
+    let norm = norm.f_to_device_(first.device(), norm.kind(), first.device().is_cuda(), false)?;
+    let divisor = MUL.tensor(&[Arg::Tensor(&norm), Arg::Double(1.0 / max_norm)])?;
+    foreach::div_tensor_(grads, &CLAMP_MIN.tensor(&[Arg::Tensor(&divisor), Arg::Double(1.0)])?)
 }
 
 fn scale(groups: &[Grads], norm: &Tensor, max_norm: f64) -> Result<(), TorchError> {

@@ -2,11 +2,14 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use overdrive_core::{Activity, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful, activity};
+use overdrive_core::{
+    Activity, Behavior, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict, StateError, Stateful, activity,
+};
 use overdrive_ffi::GradHook;
 use tch::Tensor;
 
 use crate::algorithm::Algorithm;
+use crate::builder::ParamGroup;
 use crate::optimizer::GroupOptimizer;
 
 /// An optimizer that steps each parameter during the backward pass, as soon as its gradient is there, and frees the
@@ -45,26 +48,48 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<A: Algorithm> InBackward<A> {
     /// `optimizer` holds each parameter in a bucket of its own.
     pub(crate) fn new(optimizer: GroupOptimizer<A>) -> Result<Self, OptimizerError> {
-        let id = optimizer.id();
-        let places = optimizer.places()?;
+        let (id, places, params) = (optimizer.id(), optimizer.places(), optimizer.parameters());
         let shared = Arc::new(Mutex::new(Shared { optimizer, failed: None }));
         let mut hooks = Vec::new();
-        for (group, bucket, index, param) in places {
-            let seen = shared.clone();
-            let hook = GradHook::new(&param, move || {
-                let mut shared = lock(&seen);
-                if shared.failed.is_none() {
-                    shared.failed = shared.optimizer.step_bucket(group, bucket).err();
-                }
-            });
-            let refuse = |error: overdrive_ffi::Error| OptimizerError::InvalidParameter {
-                index,
-                reason: format!("{}: give a leaf that requires a gradient to one such optimizer", error.message()),
-            };
-            hooks.push(hook.map_err(refuse)?);
+        for (group, bucket, index) in places {
+            hooks.push(hook(&shared, (group, bucket), (&params[index], index))?);
         }
         Ok(Self { shared, hooks, id })
     }
+
+    /// One more parameter group; see [`GroupOptimizer::add_param_group`].
+    ///
+    /// # Errors
+    /// As there, and when a parameter does not require a gradient; the optimizer is then as it was.
+    pub fn add_param_group(&mut self, group: ParamGroup<A>) -> Result<(), OptimizerError> {
+        let (number, first) = (self.num_groups(), self.hooks.len());
+        let mut hooks = Vec::new();
+        for (bucket, param) in group.scope.params.iter().enumerate() {
+            hooks.push(hook(&self.shared, (number, bucket), (param, first + bucket))?);
+        }
+        lock(&self.shared).optimizer.add_param_group(group)?;
+        self.hooks.extend(hooks);
+        Ok(())
+    }
+}
+
+/// Steps a parameter, which lies in a bucket of its own, whenever its gradient is there.
+fn hook<A: Algorithm>(
+    shared: &Arc<Mutex<Shared<A>>>,
+    (group, bucket): (usize, usize),
+    (param, index): (&Parameter, usize),
+) -> Result<GradHook, OptimizerError> {
+    let seen = shared.clone();
+    let hook = GradHook::new(param.tensor(), move || {
+        let mut shared = lock(&seen);
+        if shared.failed.is_none() {
+            shared.failed = shared.optimizer.step_bucket(group, bucket).err();
+        }
+    });
+    hook.map_err(|error| {
+        let reason = format!("{}: give a leaf that requires a gradient to one such optimizer", error.message());
+        OptimizerError::parameter(param, index, reason)
+    })
 }
 
 impl<A: Algorithm> Optimizer for InBackward<A> {
@@ -74,6 +99,16 @@ impl<A: Algorithm> Optimizer for InBackward<A> {
 
     fn params(&self) -> Vec<Tensor> {
         lock(&self.shared).optimizer.params()
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        lock(&self.shared).optimizer.parameters()
+    }
+
+    fn behavior(&self) -> Behavior {
+        let mut behavior = lock(&self.shared).optimizer.behavior();
+        behavior.steps_in_backward = true;
+        behavior
     }
 
     fn num_groups(&self) -> usize {
@@ -102,19 +137,20 @@ impl<A: Algorithm> Optimizer for InBackward<A> {
         lock(&self.shared).failed.take().map_or(Ok(()), Err)
     }
 
-    fn check_grad_scaler(&self) -> Result<(), OptimizerError> {
-        Err(OptimizerError::RefusesGradScaler(
-            "it steps during the backward pass, before anybody can know whether a gradient is infinite; train in bfloat16, \
-             which needs no scaler",
-        ))
-    }
-
     fn zero_grad(&mut self) -> Result<(), OptimizerError> {
         lock(&self.shared).optimizer.zero_grad()
     }
 
     fn params_changed(&mut self) -> Result<(), OptimizerError> {
         lock(&self.shared).optimizer.params_changed()
+    }
+
+    fn as_stateful(&self) -> Option<&dyn Stateful> {
+        Some(self)
+    }
+
+    fn as_stateful_mut(&mut self) -> Option<&mut dyn Stateful> {
+        Some(self)
     }
 }
 

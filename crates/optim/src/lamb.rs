@@ -4,10 +4,10 @@ use overdrive_core::{OptimizerError, TorchError};
 use tch::Tensor;
 
 use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta, check_not_negative};
-use crate::builder::GroupBuilder;
+use crate::builder::{GroupBuilder, Options};
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
-use crate::trust::{as_list, norms, or_one};
+use crate::trust::{as_list, at_most_one, norms, or_one};
 
 /// LAMB: an Adam step with decoupled weight decay, as long as the parameter itself times the learning rate (1e-3), for
 /// large batches.
@@ -28,39 +28,77 @@ pub struct LambOptions {
     eps: f64,
     weight_decay: f64,
     adaptive: bool,
+    always_adapt: bool,
+    trust_clip: bool,
+    max_grad_norm: Option<f64>,
     maximize: bool,
 }
 
 impl Default for LambOptions {
     fn default() -> Self {
-        Self { betas: (0.9, 0.999), eps: 1e-6, weight_decay: 0.01, adaptive: true, maximize: false }
+        Self {
+            betas: (0.9, 0.999),
+            eps: 1e-6,
+            weight_decay: 0.01,
+            adaptive: true,
+            always_adapt: true,
+            trust_clip: false,
+            max_grad_norm: None,
+            maximize: false,
+        }
     }
 }
 
-impl GroupBuilder<LambOptions> {
+impl<Scope> Options<LambOptions, Scope> {
     /// How slowly the two averages of the gradient move, each in [0, 1); (0.9, 0.999) when not said.
     pub fn betas(self, beta1: f64, beta2: f64) -> Self {
-        self.with(|options| options.betas = (beta1, beta2))
+        self.with(move |options| options.betas = (beta1, beta2))
     }
 
     /// Added to the denominator; 1e-6 when not said.
     pub fn eps(self, eps: f64) -> Self {
-        self.with(|options| options.eps = eps)
+        self.with(move |options| options.eps = eps)
     }
 
     /// The share of each weight in its update; 0.01 when not said.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(|options| options.weight_decay = weight_decay)
+        self.with(move |options| options.weight_decay = weight_decay)
     }
 
     /// Whether an update is as long as its parameter; on when not said. Groups of biases and gains often go without.
     pub fn adaptive(self, adaptive: bool) -> Self {
-        self.with(|options| options.adaptive = adaptive)
+        self.with(move |options| options.adaptive = adaptive)
+    }
+
+    /// The form of timm's `Lamb`, which follows apex's `FusedLAMB`: gradients are clipped to a norm of 1 over all groups,
+    /// and groups without weight decay are not adapted.
+    ///
+    /// # Source
+    /// timm 1.0.22, `timm.optim.Lamb`
+    #[doc(alias = "FusedLAMB")]
+    pub fn timm(self) -> Self {
+        self.max_grad_norm(Some(1.0)).always_adapt(false)
+    }
+
+    /// The 2-norm, over the gradients of all groups, that the gradients of this one are scaled down to before the step;
+    /// none when not said.
+    pub fn max_grad_norm(self, max_grad_norm: Option<f64>) -> Self {
+        self.with(move |options| options.max_grad_norm = max_grad_norm)
+    }
+
+    /// Whether a group without weight decay is adapted, too; on when not said.
+    pub fn always_adapt(self, always_adapt: bool) -> Self {
+        self.with(move |options| options.always_adapt = always_adapt)
+    }
+
+    /// Whether a step is made no longer than the learning rate says (LAMBC); off when not said.
+    pub fn trust_clip(self, trust_clip: bool) -> Self {
+        self.with(move |options| options.trust_clip = trust_clip)
     }
 
     /// Climbs where it would descend; off when not said.
     pub fn maximize(self, maximize: bool) -> Self {
-        self.with(|options| options.maximize = maximize)
+        self.with(move |options| options.maximize = maximize)
     }
 }
 
@@ -72,7 +110,13 @@ impl Algorithm for LambOptions {
         check_beta("beta1", self.betas.0)?;
         check_beta("beta2", self.betas.1)?;
         check_not_negative("eps", self.eps)?;
-        check_not_negative("weight_decay", self.weight_decay)
+        check_not_negative("weight_decay", self.weight_decay)?;
+        let norm = self.max_grad_norm.unwrap_or(1.0);
+        OptimizerError::check_range("max_grad_norm", norm, f64::MIN_POSITIVE..f64::INFINITY, "finite and above 0")
+    }
+
+    fn max_grad_norm(&self) -> Option<f64> {
+        self.max_grad_norm
     }
 
     fn momentum(&mut self) -> Option<&mut f64> {
@@ -86,6 +130,9 @@ impl Algorithm for LambOptions {
             ("eps", Field::Float(&mut self.eps)),
             ("weight_decay", Field::Float(&mut self.weight_decay)),
             ("adaptive", Field::Bool(&mut self.adaptive)),
+            ("always_adapt", Field::Bool(&mut self.always_adapt)),
+            ("trust_clip", Field::Bool(&mut self.trust_clip)),
+            ("max_grad_norm", Field::Optional(&mut self.max_grad_norm)),
             ("maximize", Field::Bool(&mut self.maximize)),
         ]
     }
@@ -112,9 +159,11 @@ impl Algorithm for LambOptions {
         if self.weight_decay != 0.0 {
             foreach::add_(&updates, step.params, self.weight_decay)?;
         }
-        if self.adaptive {
+        if self.adaptive && (self.always_adapt || self.weight_decay != 0.0) {
             let (params, lengths) = (norms(step.params)?, norms(&updates)?);
-            foreach::mul_(&updates, &as_list(&or_one(&params.f_div(&lengths)?, &params, &lengths)?)?)?;
+            let ratios = or_one(&params.f_div(&lengths)?, &params, &lengths)?;
+            let ratios = if self.trust_clip { at_most_one(&ratios)? } else { ratios };
+            foreach::mul_(&updates, &as_list(&ratios)?)?;
         }
         foreach::add_(step.params, &updates, -step.lr)
     }

@@ -5,11 +5,12 @@ use overdrive_ffi::{Arg, LazyOp};
 use tch::Tensor;
 
 use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative};
-use crate::builder::GroupBuilder;
+use crate::builder::{GroupBuilder, Options};
 use crate::foreach::{self, Lent};
 use crate::optimizer::GroupOptimizer;
-use crate::trust::{as_list, norms, or_one};
+use crate::trust::{as_list, at_most_one, norms, or_one};
 
+static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
 static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
 
 /// LARS: SGD with momentum whose learning rate (1 when not said) is scaled for each parameter by the ratio of its length to
@@ -23,6 +24,23 @@ pub type Lars = GroupOptimizer<LarsOptions>;
 /// The options of a [`Lars`].
 pub type LarsBuilder = GroupBuilder<LarsOptions>;
 
+/// In which order [`Lars`] scales and averages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LarsForm {
+    /// The momentum is of steps: each gradient is scaled by its ratio and by the learning rate of its own step.
+    #[default]
+    Paper,
+    /// The momentum is of gradients that are scaled by their ratios; the learning rate of the day multiplies the whole.
+    /// Groups without weight decay are not adapted, and 1e-8 stands against a division by zero.
+    ///
+    /// Source: timm 1.0.22, `timm.optim.Lars`, which follows apex's `LARC`.
+    Timm,
+}
+
+const FORMS: &[&str] = &["paper", "timm"];
+/// timm's guard against a division by zero.
+const EPS: f64 = 1e-8;
+
 /// What tells one [`Lars`] from another.
 #[derive(Clone, Debug)]
 pub struct LarsOptions {
@@ -30,40 +48,69 @@ pub struct LarsOptions {
     weight_decay: f64,
     trust_coefficient: f64,
     adaptive: bool,
+    trust_clip: bool,
+    nesterov: bool,
+    form: &'static str,
     maximize: bool,
 }
 
 impl Default for LarsOptions {
     fn default() -> Self {
-        Self { momentum: 0.9, weight_decay: 5e-4, trust_coefficient: 1e-3, adaptive: true, maximize: false }
+        Self {
+            momentum: 0.9,
+            weight_decay: 5e-4,
+            trust_coefficient: 1e-3,
+            adaptive: true,
+            trust_clip: false,
+            nesterov: false,
+            form: FORMS[0],
+            maximize: false,
+        }
     }
 }
 
-impl GroupBuilder<LarsOptions> {
+impl<Scope> Options<LarsOptions, Scope> {
     /// How much of the last step goes into the next, in [0, 1); 0.9 when not said.
     pub fn momentum(self, momentum: f64) -> Self {
-        self.with(|options| options.momentum = momentum)
+        self.with(move |options| options.momentum = momentum)
     }
 
     /// The L2 penalty, added to the gradient; 5e-4 when not said.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(|options| options.weight_decay = weight_decay)
+        self.with(move |options| options.weight_decay = weight_decay)
     }
 
     /// How far a parameter may move, as a share of its length, at a learning rate of 1; 1e-3 when not said.
     pub fn trust_coefficient(self, coefficient: f64) -> Self {
-        self.with(|options| options.trust_coefficient = coefficient)
+        self.with(move |options| options.trust_coefficient = coefficient)
     }
 
     /// Whether the learning rate is scaled for each parameter; on when not said. Groups of biases and gains often go
     /// without.
     pub fn adaptive(self, adaptive: bool) -> Self {
-        self.with(|options| options.adaptive = adaptive)
+        self.with(move |options| options.adaptive = adaptive)
+    }
+
+    /// In which order it scales and averages; [`LarsForm::Paper`] when not said.
+    pub fn form(self, form: LarsForm) -> Self {
+        let word = FORMS[usize::from(form == LarsForm::Timm)];
+        self.with(move |options| options.form = word)
+    }
+
+    /// Whether a step is made no longer than the learning rate says (LARC); off when not said. [`LarsForm::Timm`] alone.
+    #[doc(alias = "LARC")]
+    pub fn trust_clip(self, trust_clip: bool) -> Self {
+        self.with(move |options| options.trust_clip = trust_clip)
+    }
+
+    /// Nesterov momentum; off when not said. [`LarsForm::Timm`] alone.
+    pub fn nesterov(self, nesterov: bool) -> Self {
+        self.with(move |options| options.nesterov = nesterov)
     }
 
     /// Climbs where it would descend; off when not said.
     pub fn maximize(self, maximize: bool) -> Self {
-        self.with(|options| options.maximize = maximize)
+        self.with(move |options| options.maximize = maximize)
     }
 }
 
@@ -74,7 +121,17 @@ impl Algorithm for LarsOptions {
     fn check(&self) -> Result<(), OptimizerError> {
         OptimizerError::check_range("momentum", self.momentum, 0.0..1.0, "at least 0 and below 1")?;
         check_not_negative("weight_decay", self.weight_decay)?;
-        check_not_negative("trust_coefficient", self.trust_coefficient)
+        check_not_negative("trust_coefficient", self.trust_coefficient)?;
+        for (option, is_on) in [("trust_clip", self.trust_clip), ("nesterov", self.nesterov)] {
+            if is_on && !self.is_timms() {
+                return Err(OptimizerError::InvalidOption {
+                    option,
+                    found: 1.0,
+                    expected: "off, or with `LarsForm::Timm`",
+                });
+            }
+        }
+        Ok(())
     }
 
     fn momentum(&mut self) -> Option<&mut f64> {
@@ -87,6 +144,9 @@ impl Algorithm for LarsOptions {
             ("weight_decay", Field::Float(&mut self.weight_decay)),
             ("trust_coefficient", Field::Float(&mut self.trust_coefficient)),
             ("adaptive", Field::Bool(&mut self.adaptive)),
+            ("trust_clip", Field::Bool(&mut self.trust_clip)),
+            ("nesterov", Field::Bool(&mut self.nesterov)),
+            ("form", Field::Word(&mut self.form, FORMS)),
             ("maximize", Field::Bool(&mut self.maximize)),
         ]
     }
@@ -96,27 +156,56 @@ impl Algorithm for LarsOptions {
     }
 
     fn step(&self, step: &Step<'_>) -> Result<(), TorchError> {
-        let scaled = |tensor: &Tensor, factor| MUL.tensor(&[Arg::Tensor(tensor), Arg::Double(factor)]);
-        let ratios = match self.adaptive {
-            true => {
-                let (params, grads) = (norms(step.params)?, norms(step.grads)?);
-                let lengths = grads.f_add(&scaled(&params, self.weight_decay)?)?;
-                let ratios = scaled(&params, self.trust_coefficient)?.f_div(&lengths)?;
-                Some(as_list(&scaled(&or_one(&ratios, &params, &grads)?, step.lr)?)?)
-            }
-            false => None,
-        };
+        let ratios = self.ratios(step)?;
         let updates = match step.penalised_grads(self.maximize, self.weight_decay)? {
             Lent::Given(grads) => foreach::mul_each(grads, &vec![1.0; grads.len()])?,
             Lent::Made(grads) => grads,
         };
+        let before = if self.is_timms() { 1.0 } else { step.lr };
         match &ratios {
-            Some(ratios) => foreach::mul_(&updates, ratios)?,
-            None => foreach::mul_scalar_(&updates, step.lr)?,
+            Some(ratios) => foreach::mul_(&updates, &as_list(&scaled(ratios, before)?)?)?,
+            None if before != 1.0 => foreach::mul_scalar_(&updates, before)?,
+            None => {}
         }
         let buffers = &step.slots[0];
+        if !self.is_timms() {
+            foreach::mul_scalar_(buffers, self.momentum)?;
+            foreach::add_(buffers, &updates, 1.0)?;
+            return foreach::add_(step.params, buffers, -1.0);
+        }
         foreach::mul_scalar_(buffers, self.momentum)?;
         foreach::add_(buffers, &updates, 1.0)?;
-        foreach::add_(step.params, buffers, -1.0)
+        if !self.nesterov {
+            return foreach::add_(step.params, buffers, -step.lr);
+        }
+        foreach::add_(&updates, buffers, self.momentum)?;
+        foreach::add_(step.params, &updates, -step.lr)
+    }
+}
+
+fn scaled(tensor: &Tensor, factor: f64) -> Result<Tensor, TorchError> {
+    MUL.tensor(&[Arg::Tensor(tensor), Arg::Double(factor)])
+}
+
+impl LarsOptions {
+    fn is_timms(&self) -> bool {
+        self.form == FORMS[1]
+    }
+
+    /// What each gradient is multiplied by, the learning rate apart; none for a group that is not adapted.
+    fn ratios(&self, step: &Step<'_>) -> Result<Option<Tensor>, TorchError> {
+        if !self.adaptive || (self.is_timms() && self.weight_decay == 0.0) {
+            return Ok(None);
+        }
+        let (params, grads) = (norms(step.params)?, norms(step.grads)?);
+        let mut lengths = grads.f_add(&scaled(&params, self.weight_decay)?)?;
+        if self.is_timms() {
+            lengths = ADD.tensor(&[Arg::Tensor(&lengths), Arg::Double(EPS)])?;
+        }
+        let ratios = or_one(&scaled(&params, self.trust_coefficient)?.f_div(&lengths)?, &params, &grads)?;
+        match self.trust_clip {
+            true => at_most_one(&scaled(&ratios, 1.0 / step.lr)?).map(Some),
+            false => Ok(Some(ratios)),
+        }
     }
 }

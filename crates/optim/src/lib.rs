@@ -9,7 +9,7 @@
 //! # fn main() -> Result<(), overdrive_core::OptimizerError> {
 //! let vs = nn::VarStore::new(Device::Cpu);
 //! let model = nn::linear(vs.root(), 4, 1, Default::default());
-//! let mut opt = AdamW::builder(vs.trainable_variables()).lr(1e-3).weight_decay(0.01).build()?;
+//! let mut opt = AdamW::builder(&vs).lr(1e-3).weight_decay(0.01).build()?;
 //!
 //! model.forward(&Tensor::randn([8, 4], (Kind::Float, Device::Cpu))).square().mean(Kind::Float).backward();
 //! opt.step()?;
@@ -29,6 +29,7 @@ mod bucket;
 mod builder;
 mod clip;
 mod foreach;
+mod group_mut;
 mod in_backward;
 mod lamb;
 mod lars;
@@ -41,21 +42,24 @@ mod pieces;
 mod rmsprop;
 mod sam;
 mod sgd;
+mod split;
 mod stateful;
 mod step_count;
+mod t5_adafactor;
 mod trust;
 mod wrapper;
 
-pub use adafactor::{Adafactor, AdafactorBuilder, AdafactorOptions};
+pub use adafactor::{Adafactor, AdafactorBuilder, AdafactorForm, AdafactorOptions};
 pub use adagrad::{Adagrad, AdagradBuilder, AdagradOptions};
 pub use adam::{Adam, AdamBuilder, AdamOptions, AdamW, AdamWBuilder};
 pub use adamw8bit::{AdamW8Bit, AdamW8BitBuilder, AdamW8BitOptions};
-pub use averaged::{AveragedModel, Averaging};
-pub use builder::GroupBuilder;
+pub use averaged::{AveragedModel, AveragedModelBuilder, Averaging};
+pub use builder::{GroupBuilder, OneGroup, Options, ParamGroup, Whole};
 pub use clip::{ClipGradNorm, GradNorm, clip_grad_norm_, clip_grad_value_};
+pub use group_mut::{GroupMut, Live};
 pub use in_backward::InBackward;
 pub use lamb::{Lamb, LambBuilder, LambOptions};
-pub use lars::{Lars, LarsBuilder, LarsOptions};
+pub use lars::{Lars, LarsBuilder, LarsForm, LarsOptions};
 pub use lion::{Lion, LionBuilder, LionOptions};
 pub use lookahead::Lookahead;
 pub use low_precision::LowPrecision;

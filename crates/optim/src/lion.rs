@@ -4,7 +4,7 @@ use overdrive_core::{OptimizerError, TorchError};
 use tch::Tensor;
 
 use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta, check_not_negative};
-use crate::builder::GroupBuilder;
+use crate::builder::{GroupBuilder, Options};
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
 
@@ -31,21 +31,21 @@ impl Default for LionOptions {
     }
 }
 
-impl GroupBuilder<LionOptions> {
+impl<Scope> Options<LionOptions, Scope> {
     /// How much of the average goes into the sign, and how slowly the average moves, each in [0, 1); (0.9, 0.99) when not
     /// said.
     pub fn betas(self, beta1: f64, beta2: f64) -> Self {
-        self.with(|options| options.betas = (beta1, beta2))
+        self.with(move |options| options.betas = (beta1, beta2))
     }
 
     /// The share of each weight, times the learning rate, taken off at a step; 0 when not said.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(|options| options.weight_decay = weight_decay)
+        self.with(move |options| options.weight_decay = weight_decay)
     }
 
     /// Climbs where it would descend; off when not said.
     pub fn maximize(self, maximize: bool) -> Self {
-        self.with(|options| options.maximize = maximize)
+        self.with(move |options| options.maximize = maximize)
     }
 }
 

@@ -1,6 +1,11 @@
 //! Lookahead, around any optimizer.
 
-use overdrive_core::{Activity, Entry, Optimizer, OptimizerError, StateDict, StateError, Stateful, activity};
+use std::collections::HashSet;
+
+use overdrive_core::{
+    Activity, Behavior, Entry, Optimizer, OptimizerError, Parameter, StateDict, StateError, Stateful, TorchError,
+    activity,
+};
 use overdrive_ffi::TensorList;
 use tch::Tensor;
 
@@ -10,6 +15,9 @@ use crate::wrapper::pass_on_to_inner;
 /// Lets an optimizer run ahead for a few steps, then moves slow weights part of the way after it and starts anew from
 /// there.
 ///
+/// The slow weights start where the parameters are at the first step, so weights may be loaded before. Weights that are
+/// loaded later are told by [`params_changed`](Optimizer::params_changed), or else the slow weights pull them back.
+///
 /// # Source
 /// Zhang et al., "Lookahead Optimizer: k steps forward, 1 step back", 2019.
 #[derive(Debug)]
@@ -18,16 +26,17 @@ pub struct Lookahead<O> {
     alpha: f64,
     k: u32,
     fast: TensorList,
-    slow: TensorList,
+    /// None before the first step.
+    slow: Option<TensorList>,
     steps: u32,
 }
 
 impl<O: Optimizer> Lookahead<O> {
     /// `inner`, whose weights after every `k` steps are slow ones moved by the share `alpha` of its way: 5 and 0.5 in the
-    /// paper. The slow weights start where the parameters are now.
+    /// paper.
     ///
     /// # Errors
-    /// When `k` is 0, `alpha` is outside [0, 1], or memory runs out.
+    /// When `k` is 0, `alpha` is outside [0, 1], `inner` steps during the backward pass, or memory runs out.
     pub fn new(inner: O, k: u32, alpha: f64) -> Result<Self, OptimizerError> {
         let range = |option, found, expected| OptimizerError::InvalidOption { option, found, expected };
         if k == 0 {
@@ -36,45 +45,92 @@ impl<O: Optimizer> Lookahead<O> {
         if !(0.0..=1.0).contains(&alpha) {
             return Err(range("alpha", alpha, "at least 0 and at most 1"));
         }
-        let params = inner.params();
-        let fast = TensorList::new(&params)?;
-        let slow = params.iter().map(Tensor::f_detach_copy).collect::<Result<Vec<_>, _>>();
-        let slow = TensorList::new(&slow.map_err(overdrive_core::TorchError::from)?)?;
-        Ok(Self { inner, alpha, k, fast, slow, steps: 0 })
+        if inner.behavior().steps_in_backward {
+            let reason = "it steps during the backward pass, and the slow weights would start a step late; build it with `build`";
+            return Err(OptimizerError::DoesNotFit { part: "Lookahead", reason });
+        }
+        let fast = TensorList::new(&inner.params())?;
+        Ok(Self { inner, alpha, k, fast, slow: None, steps: 0 })
     }
 
     /// The optimizer inside.
     pub fn inner(&self) -> &O {
         &self.inner
     }
+
+    /// Copies of the parameters.
+    fn copies(&self) -> Result<TensorList, TorchError> {
+        let copies = self.fast.to_vec()?.iter().map(Tensor::f_detach_copy).collect::<Result<Vec<_>, _>>()?;
+        TensorList::new(&copies)
+    }
+
+    /// How the state calls a slow weight.
+    fn keys(&self) -> Vec<String> {
+        let key = |(index, param): (usize, Parameter)| match param.name() {
+            Some(name) => format!("slow.{name}"),
+            None => format!("slow.{index}"),
+        };
+        self.inner.parameters().into_iter().enumerate().map(key).collect()
+    }
 }
 
 impl<O: Optimizer> Optimizer for Lookahead<O> {
     pass_on_to_inner!();
 
+    fn behavior(&self) -> Behavior {
+        let mut behavior = self.inner.behavior();
+        behavior.keeps_copies = true;
+        behavior
+    }
+
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
+        if self.slow.is_none() {
+            self.slow = Some(self.copies()?);
+        }
         self.inner.step()?;
         self.steps = (self.steps + 1) % self.k;
-        if self.steps == 0 && !self.fast.is_empty() {
+        if let Some(slow) = self.slow.as_ref().filter(|slow| self.steps == 0 && !slow.is_empty()) {
             let _no_grad = tch::no_grad_guard();
-            foreach::lerp_(&self.slow, &self.fast, self.alpha)?;
-            foreach::copy_(&self.fast, &self.slow)?;
+            foreach::lerp_(slow, &self.fast, self.alpha)?;
+            foreach::copy_(&self.fast, slow)?;
             // Float32 masters inside would bring the fast weights back.
             self.inner.params_changed()?;
         }
         Ok(())
     }
+
+    fn step_skipped(&mut self) -> Result<(), OptimizerError> {
+        self.inner.step_skipped()
+    }
+
+    /// The slow weights start anew where the parameters are now.
+    fn params_changed(&mut self) -> Result<(), OptimizerError> {
+        (self.slow, self.steps) = (None, 0);
+        self.inner.params_changed()
+    }
+
+    fn as_stateful(&self) -> Option<&dyn Stateful> {
+        self.inner.as_stateful().map(|_| self as &dyn Stateful)
+    }
+
+    fn as_stateful_mut(&mut self) -> Option<&mut dyn Stateful> {
+        self.inner.as_stateful().is_some().then_some(self as &mut dyn Stateful)
+    }
 }
 
-/// The inner optimizer's state under `inner`, the slow weights under `slow`, and the steps since they moved.
-impl<O: Optimizer + Stateful> Stateful for Lookahead<O> {
+/// The inner optimizer's state under `inner`, the steps since the slow weights moved, and the slow weights under `slow`
+/// and their names, or their numbers where they have none; before the first step there are none. An inner optimizer
+/// without a state (tch's) is [`StateError::NotSaved`].
+impl<O: Optimizer> Stateful for Lookahead<O> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
-        state.insert_nested("inner", self.inner.state_dict()?);
+        state.insert_nested("inner", (&self.inner as &dyn Optimizer).state_dict()?);
         state.insert("steps", Entry::Int(self.steps.into()));
-        for (index, slow) in self.slow.to_vec()?.into_iter().enumerate() {
-            state.insert(format!("slow.{index}"), Entry::Tensor(slow));
+        if let Some(slow) = &self.slow {
+            for (key, slow) in self.keys().into_iter().zip(slow.to_vec()?) {
+                state.insert(key, Entry::Tensor(slow));
+            }
         }
         Ok(state)
     }
@@ -85,25 +141,28 @@ impl<O: Optimizer + Stateful> Stateful for Lookahead<O> {
             let (expected, found) = (format!("at least 0 and below {}", self.k), steps.to_string());
             return Err(StateError::Mismatch { key: "steps".to_owned(), expected, found });
         };
-        let mut saved = Vec::new();
-        for (index, own) in self.slow.to_vec()?.iter().enumerate() {
-            saved.push(state.tensor(&format!("slow.{index}"), &own.size(), own.kind())?.shallow_clone());
-        }
-        let known = |key: &str| key == "steps" || key.starts_with("inner.") || saved_index(key) < saved.len();
-        if let Some((key, _)) = state.iter().find(|(key, _)| !known(key)) {
+        let keys = self.keys();
+        let known: HashSet<&str> = keys.iter().map(String::as_str).collect();
+        let is_known = |key: &str| key == "steps" || key.starts_with("inner.") || known.contains(key);
+        if let Some((key, _)) = state.iter().find(|(key, _)| !is_known(key)) {
             return Err(StateError::Unexpected { key: key.to_owned() });
         }
-        self.inner.load_state_dict(&state.nested("inner"))?;
-        if !saved.is_empty() {
-            let _no_grad = tch::no_grad_guard();
-            foreach::copy_(&self.slow, &TensorList::new(&saved)?)?;
-        }
-        self.steps = steps;
+        let slow = match state.iter().any(|(key, _)| known.contains(key)) {
+            true => {
+                let mut saved = Vec::new();
+                for (key, own) in keys.iter().zip(self.fast.to_vec()?) {
+                    saved.push(state.tensor(key, &own.size(), own.kind())?.shallow_clone());
+                }
+                // The parameters' copies, where they are: the saved ones may be on another device.
+                let slow = self.copies()?;
+                let _no_grad = tch::no_grad_guard();
+                foreach::copy_(&slow, &TensorList::new(&saved)?)?;
+                Some(slow)
+            }
+            false => None,
+        };
+        (&mut self.inner as &mut dyn Optimizer).load_state_dict(&state.nested("inner"))?;
+        (self.slow, self.steps) = (slow, steps);
         Ok(())
     }
-}
-
-/// Which of the slow weights an entry is; beyond all of them when it is none.
-fn saved_index(key: &str) -> usize {
-    key.strip_prefix("slow.").and_then(|index| index.parse().ok()).unwrap_or(usize::MAX)
 }

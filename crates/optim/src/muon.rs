@@ -5,7 +5,7 @@ use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Kind, Tensor};
 
 use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative};
-use crate::builder::GroupBuilder;
+use crate::builder::{GroupBuilder, Options};
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
 
@@ -61,42 +61,42 @@ impl Default for MuonOptions {
     }
 }
 
-impl GroupBuilder<MuonOptions> {
+impl<Scope> Options<MuonOptions, Scope> {
     /// The share of each weight, times the learning rate, taken off at a step; 0.1 when not said.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(|options| options.weight_decay = weight_decay)
+        self.with(move |options| options.weight_decay = weight_decay)
     }
 
     /// How slowly the average of gradients moves, in [0, 1); 0.95 when not said.
     pub fn momentum(self, momentum: f64) -> Self {
-        self.with(|options| options.momentum = momentum)
+        self.with(move |options| options.momentum = momentum)
     }
 
     /// Nesterov momentum; on when not said.
     pub fn nesterov(self, nesterov: bool) -> Self {
-        self.with(|options| options.nesterov = nesterov)
+        self.with(move |options| options.nesterov = nesterov)
     }
 
     /// The polynomial of a Newton-Schulz iteration; (3.4445, -4.775, 2.0315) when not said.
     pub fn ns_coefficients(self, a: f64, b: f64, c: f64) -> Self {
-        self.with(|options| options.ns_coefficients = (a, b, c))
+        self.with(move |options| options.ns_coefficients = (a, b, c))
     }
 
     /// The least norm to divide by; 1e-7 when not said.
     pub fn eps(self, eps: f64) -> Self {
-        self.with(|options| options.eps = eps)
+        self.with(move |options| options.eps = eps)
     }
 
     /// How many Newton-Schulz iterations, below 100; 5 when not said.
     pub fn ns_steps(self, steps: i64) -> Self {
-        self.with(|options| options.ns_steps = steps)
+        self.with(move |options| options.ns_steps = steps)
     }
 
     /// How the learning rate follows from the shape; [`AdjustLr::Original`] when not said.
     #[doc(alias = "adjust_lr_fn")]
     pub fn adjust_lr(self, adjust: AdjustLr) -> Self {
         let word = ADJUSTMENTS[usize::from(adjust == AdjustLr::MatchRmsAdamW)];
-        self.with(|options| options.adjust_lr_fn = word)
+        self.with(move |options| options.adjust_lr_fn = word)
     }
 }
 

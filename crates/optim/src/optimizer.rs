@@ -1,17 +1,35 @@
 //! What all algorithms share: groups, learning rates, and the step over all buckets.
 
-use overdrive_core::{Activity, GradScale, Optimizer, OptimizerError, OptimizerId, TorchError, activity};
+use overdrive_core::{
+    Activity, GradScale, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, Stateful, TorchError,
+    activity,
+};
 use overdrive_ffi::TensorList;
 use tch::Tensor;
 
 use crate::algorithm::Algorithm;
-use crate::bucket::{Bucket, Packing, buckets};
-use crate::builder::GroupBuilder;
+use crate::bucket::{self, Bucket, Packing, buckets};
+use crate::builder::{GroupBuilder, ParamGroup, tensors};
+use crate::clip;
+use crate::group_mut::GroupMut;
+use crate::low_precision::LowPrecision;
+
+/// What a parameter group is trained with.
+#[derive(Clone, Debug)]
+pub struct Values<A> {
+    pub(crate) lr: f64,
+    pub(crate) options: A,
+}
+
+impl<A: Algorithm> Default for Values<A> {
+    fn default() -> Self {
+        Self { lr: A::LR, options: A::default() }
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Group<A> {
-    pub(crate) lr: f64,
-    pub(crate) options: A,
+    pub(crate) values: Values<A>,
     pub(crate) buckets: Vec<Bucket>,
     /// How many parameters it holds.
     pub(crate) len: usize,
@@ -26,64 +44,165 @@ pub(crate) struct Group<A> {
 #[derive(Debug)]
 pub struct GroupOptimizer<A: Algorithm> {
     id: OptimizerId,
+    /// What a group has that says nothing of its own.
+    defaults: Values<A>,
     pub(crate) groups: Vec<Group<A>>,
     /// All parameters in the order they were given.
     pub(crate) params: TensorList,
+    /// Their names; none where they have none.
+    pub(crate) names: Option<Vec<String>>,
     pub(crate) packing: Packing,
 }
 
 impl<A: Algorithm> Group<A> {
-    fn new(params: &[Tensor], first: usize, lr: f64, mut options: A, packing: Packing) -> Result<Self, TorchError> {
-        let buckets = buckets(params, first, &options, packing)?;
-        let has_momentum = options.momentum().is_some_and(|momentum| *momentum > 0.0);
-        Ok(Self { lr, options, buckets, len: params.len(), has_momentum })
+    fn new(params: &[Tensor], first: usize, values: Values<A>, packing: Packing) -> Result<Self, TorchError> {
+        let buckets = buckets(params, first, &values.options, packing)?;
+        let mut group = Self { values, buckets, len: params.len(), has_momentum: false };
+        group.look_for_momentum();
+        Ok(group)
     }
 
     /// Goes on as saved.
-    pub(crate) fn take_over(&mut self, lr: f64, mut options: A, buckets: Vec<Bucket>) {
-        self.has_momentum = options.momentum().is_some_and(|momentum| *momentum > 0.0);
-        (self.lr, self.options, self.buckets) = (lr, options, buckets);
+    pub(crate) fn take_over(&mut self, values: Values<A>, buckets: Vec<Bucket>) {
+        (self.values, self.buckets) = (values, buckets);
+        self.look_for_momentum();
+    }
+
+    fn look_for_momentum(&mut self) {
+        self.has_momentum = self.values.options.momentum().is_some_and(|momentum| *momentum > 0.0);
     }
 }
 
 impl<A: Algorithm> GroupOptimizer<A> {
-    /// Options for an optimizer over `params`.
-    pub fn builder(params: impl AsRef<[Tensor]>) -> GroupBuilder<A> {
+    /// Options for an optimizer over `params`: a `VarStore`, names with tensors, or tensors.
+    pub fn builder(params: impl IntoParameters) -> GroupBuilder<A> {
         GroupBuilder::new(params)
     }
 
+    /// A parameter group, for [`add_param_group`](GroupBuilder::add_param_group) of the builder or of the optimizer.
+    pub fn group(params: impl IntoParameters) -> ParamGroup<A> {
+        ParamGroup::new(params)
+    }
+
     /// An optimizer over groups that have been checked.
-    pub(crate) fn new(given: Vec<(Vec<Tensor>, f64, A)>, packing: Packing) -> Result<Self, OptimizerError> {
-        let mut all = Vec::new();
-        let mut groups = Vec::with_capacity(given.len());
-        for (params, lr, options) in given {
-            groups.push(Group::new(&params, all.len(), lr, options, packing)?);
-            all.extend(params);
+    pub(crate) fn new(
+        defaults: Values<A>,
+        given: Vec<(Values<A>, Vec<Parameter>)>,
+        packing: Packing,
+    ) -> Result<Self, OptimizerError> {
+        let params = TensorList::new::<Tensor>(&[])?;
+        let mut optimizer = Self { id: OptimizerId::new(), defaults, groups: Vec::new(), params, names: None, packing };
+        for (values, params) in given {
+            optimizer.push(values, &params)?;
         }
-        Ok(Self { id: OptimizerId::new(), groups, params: TensorList::new(&all)?, packing })
+        Ok(optimizer)
+    }
+
+    fn push(&mut self, values: Values<A>, params: &[Parameter]) -> Result<(), TorchError> {
+        let mut all = self.params.to_vec()?;
+        let own = tensors(params);
+        let group = Group::new(&own, all.len(), values, self.packing)?;
+        all.extend(own);
+        self.params = TensorList::new(&all)?;
+        // Groups have names for all their parameters or for none: that has been checked.
+        let names = params.iter().filter_map(|param| Some(param.name()?.to_owned()));
+        if params.iter().any(|param| param.name().is_some()) {
+            self.names.get_or_insert_default().extend(names);
+        }
+        self.groups.push(group);
+        Ok(())
+    }
+
+    /// One more parameter group, when layers are unfrozen or made later; what it does not say is as in the builder.
+    ///
+    /// # Errors
+    /// As [`build`](GroupBuilder::build); the optimizer is then as it was.
+    ///
+    /// # Source
+    /// `Optimizer.add_param_group`
+    pub fn add_param_group(&mut self, group: ParamGroup<A>) -> Result<(), OptimizerError> {
+        if group.scope.params.is_empty() {
+            return Err(OptimizerError::NoParameters);
+        }
+        let values = group.over(&self.defaults)?;
+        let known = self.parameters();
+        let mut first = 0;
+        let mut groups = Vec::new();
+        for group in &self.groups {
+            groups.push((&group.values.options, &known[first..first + group.len]));
+            first += group.len;
+        }
+        groups.push((&values.options, &group.scope.params));
+        bucket::check(groups.into_iter())?;
+        if self.packing.fused
+            && let Some((index, param)) =
+                group.scope.params.iter().enumerate().find(|(_, param)| !A::has_fused_kernel(param.tensor().device()))
+        {
+            let reason = "libtorch has no fused kernel for its device: build the optimizer with `fused(false)`";
+            return Err(OptimizerError::parameter(param, first + index, reason));
+        }
+        Ok(self.push(values, &group.scope.params)?)
+    }
+
+    /// A group whose options are to change.
+    ///
+    /// ```
+    /// # use overdrive_optim::AdamW;
+    /// # use tch::{Device, Kind, Tensor};
+    /// # let weights = [Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true)];
+    /// let mut opt = AdamW::builder(&weights).lr(1e-3).build()?;
+    /// opt.group_mut(0)?.lr(1e-4).weight_decay(0.0).apply()?;
+    /// # Ok::<(), overdrive_core::OptimizerError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When there is no such group.
+    ///
+    /// # Source
+    /// `optimizer.param_groups[group]`
+    #[doc(alias = "param_groups")]
+    pub fn group_mut(&mut self, group: usize) -> Result<GroupMut<'_, A>, OptimizerError> {
+        let group = self.group_at(group)?;
+        Ok(GroupMut::over_group(group))
     }
 
     fn step_all(&mut self, scale: Option<GradScale<'_>>) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
         // Before anything changes: a bucket that refuses must not find others stepped.
-        self.groups.iter().flat_map(|group| &group.buckets).try_for_each(Bucket::check_grads)?;
+        for bucket in self.groups.iter().flat_map(|group| &group.buckets) {
+            bucket.check_grads(self.names.as_deref())?;
+        }
+        self.scale_grads_down()?;
         for group in &mut self.groups {
             for bucket in &mut group.buckets {
-                bucket.step((&group.options, group.lr, self.packing.fused), scale)?;
+                bucket.step((&group.values.options, group.values.lr, self.packing.fused), scale)?;
             }
         }
         Ok(())
     }
 
-    /// Group, bucket, place among all parameters, and the parameter, where each is in a bucket of its own.
-    pub(crate) fn places(&self) -> Result<Vec<(usize, usize, usize, Tensor)>, TorchError> {
-        let mut places = Vec::new();
-        for (group, it) in self.groups.iter().enumerate() {
-            for (bucket, it) in it.buckets.iter().enumerate() {
-                places.push((group, bucket, it.indices[0], it.params.get(0)?));
+    /// For the groups that ask for it, and by the norm over all groups.
+    fn scale_grads_down(&self) -> Result<(), OptimizerError> {
+        if self.groups.iter().all(|group| group.values.options.max_grad_norm().is_none()) {
+            return Ok(());
+        }
+        let Some(norm) = clip::norm_of(&self.parameters())? else { return Ok(()) };
+        for group in &self.groups {
+            let Some(max_norm) = group.values.options.max_grad_norm() else { continue };
+            for bucket in &group.buckets {
+                clip::divide(&bucket.params.grads()?.list, &norm, max_norm)?;
             }
         }
-        Ok(places)
+        Ok(())
+    }
+
+    /// Group, bucket, and place among all parameters, where each parameter is in a bucket of its own.
+    pub(crate) fn places(&self) -> Vec<(usize, usize, usize)> {
+        let of_group = |(group, it): (usize, &Group<A>)| {
+            let of_bucket = move |(bucket, it): (usize, &Bucket)| (group, bucket, it.indices[0]);
+            it.buckets.iter().enumerate().map(of_bucket).collect::<Vec<_>>()
+        };
+        self.groups.iter().enumerate().flat_map(of_group).collect()
     }
 
     /// Updates the parameters of one bucket and frees their gradients.
@@ -91,12 +210,12 @@ impl<A: Algorithm> GroupOptimizer<A> {
         let _no_grad = tch::no_grad_guard();
         let group = &mut self.groups[group];
         let bucket = &mut group.buckets[bucket];
-        bucket.check_grads()?;
-        bucket.step((&group.options, group.lr, self.packing.fused), None)?;
+        bucket.check_grads(self.names.as_deref())?;
+        bucket.step((&group.values.options, group.values.lr, self.packing.fused), None)?;
         Ok(bucket.params.clear_grads()?)
     }
 
-    fn group(&mut self, group: usize) -> Result<&mut Group<A>, OptimizerError> {
+    fn group_at(&mut self, group: usize) -> Result<&mut Group<A>, OptimizerError> {
         let groups = self.groups.len();
         self.groups.get_mut(group).ok_or(OptimizerError::NoSuchGroup { group, groups })
     }
@@ -112,29 +231,42 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
         self.params.to_vec().unwrap_or_default()
     }
 
+    fn parameters(&self) -> Vec<Parameter> {
+        match &self.names {
+            Some(names) => names.iter().zip(self.params()).map(|(name, param)| Parameter::named(name, param)).collect(),
+            None => self.params().into_iter().map(Parameter::unnamed).collect(),
+        }
+    }
+
+    fn behavior(&self) -> overdrive_core::Behavior {
+        let mut behavior = overdrive_core::Behavior::default();
+        behavior.keeps_copies = self.packing.precision == LowPrecision::MasterCopy;
+        behavior
+    }
+
     fn num_groups(&self) -> usize {
         self.groups.len()
     }
 
     fn lr(&self, group: usize) -> Option<f64> {
-        Some(self.groups.get(group)?.lr)
+        Some(self.groups.get(group)?.values.lr)
     }
 
     fn set_lr(&mut self, group: usize, lr: f64) -> Result<(), OptimizerError> {
-        let group = self.group(group)?;
+        let group = self.group_at(group)?;
         OptimizerError::check_lr(lr)?;
-        group.lr = lr;
+        group.values.lr = lr;
         Ok(())
     }
 
     fn momentum(&self, group: usize) -> Option<f64> {
         let group = self.groups.get(group).filter(|group| group.has_momentum)?;
-        group.options.clone().momentum().copied()
+        group.values.options.clone().momentum().copied()
     }
 
     fn set_momentum(&mut self, group: usize, momentum: f64) -> Result<(), OptimizerError> {
-        let group = self.group(group)?;
-        let Some(place) = group.options.momentum().filter(|_| group.has_momentum) else {
+        let group = self.group_at(group)?;
+        let Some(place) = group.values.options.momentum().filter(|_| group.has_momentum) else {
             return Err(OptimizerError::NoMomentum);
         };
         OptimizerError::check_range("momentum", momentum, 0.0..1.0, "at least 0 and below 1")?;
@@ -166,5 +298,13 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
     fn params_changed(&mut self) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
         Ok(self.groups.iter().flat_map(|group| &group.buckets).try_for_each(Bucket::renew_masters)?)
+    }
+
+    fn as_stateful(&self) -> Option<&dyn Stateful> {
+        Some(self)
+    }
+
+    fn as_stateful_mut(&mut self) -> Option<&mut dyn Stateful> {
+        Some(self)
     }
 }

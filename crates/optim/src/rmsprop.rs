@@ -4,7 +4,7 @@ use overdrive_core::{OptimizerError, TorchError};
 use tch::Tensor;
 
 use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative};
-use crate::builder::GroupBuilder;
+use crate::builder::{GroupBuilder, Options};
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
 
@@ -35,35 +35,35 @@ impl Default for RmsPropOptions {
     }
 }
 
-impl GroupBuilder<RmsPropOptions> {
+impl<Scope> Options<RmsPropOptions, Scope> {
     /// How slowly the average of squares moves, in [0, 1); 0.99 when not said.
     pub fn alpha(self, alpha: f64) -> Self {
-        self.with(|options| options.alpha = alpha)
+        self.with(move |options| options.alpha = alpha)
     }
 
     /// Added to the denominator; 1e-8 when not said.
     pub fn eps(self, eps: f64) -> Self {
-        self.with(|options| options.eps = eps)
+        self.with(move |options| options.eps = eps)
     }
 
     /// The L2 penalty, added to the gradient; 0 when not said.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(|options| options.weight_decay = weight_decay)
+        self.with(move |options| options.weight_decay = weight_decay)
     }
 
     /// How much of the last step goes into the next; 0 when not said.
     pub fn momentum(self, momentum: f64) -> Self {
-        self.with(|options| options.momentum = momentum)
+        self.with(move |options| options.momentum = momentum)
     }
 
     /// Divides by an estimate of the gradient's variance in place of its square; off when not said.
     pub fn centered(self, centered: bool) -> Self {
-        self.with(|options| options.centered = centered)
+        self.with(move |options| options.centered = centered)
     }
 
     /// Climbs where it would descend; off when not said.
     pub fn maximize(self, maximize: bool) -> Self {
-        self.with(|options| options.maximize = maximize)
+        self.with(move |options| options.maximize = maximize)
     }
 }
 

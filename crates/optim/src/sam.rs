@@ -1,6 +1,8 @@
 //! Sharpness-aware minimisation, around any optimizer.
 
-use overdrive_core::{Activity, Optimizer, OptimizerError, StateDict, StateError, Stateful, TorchError, activity};
+use overdrive_core::{
+    Activity, Behavior, Optimizer, OptimizerError, StateDict, StateError, Stateful, TorchError, activity,
+};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Kind, Tensor};
 
@@ -47,8 +49,12 @@ impl<O: Optimizer> Sam<O> {
     /// `inner`, and how far the worst point nearby may be: 0.05 in the paper.
     ///
     /// # Errors
-    /// When `rho` is negative or not finite, or memory runs out.
+    /// When `rho` is negative or not finite, `inner` steps during the backward pass, or memory runs out.
     pub fn new(inner: O, rho: f64) -> Result<Self, OptimizerError> {
+        if inner.behavior().steps_in_backward {
+            let reason = "it would step during the first of the two backward passes; build it with `build`";
+            return Err(OptimizerError::DoesNotFit { part: "SAM", reason });
+        }
         OptimizerError::check_range("rho", rho, 0.0..f64::INFINITY, "a finite number of at least 0")?;
         let params = TensorList::new(&inner.params())?;
         Ok(Self { inner, rho, params, before: None })
@@ -96,31 +102,68 @@ impl<O: Optimizer> Sam<O> {
     }
 }
 
+impl<O: Optimizer> Sam<O> {
+    /// Takes the parameters back to where they were before the ascent.
+    fn descend(&mut self) -> Result<(), TorchError> {
+        if let Some(before) = self.before.as_ref().filter(|before| !before.is_empty()) {
+            let _no_grad = tch::no_grad_guard();
+            foreach::copy_(&self.params, before)?;
+        }
+        self.before = None;
+        Ok(())
+    }
+}
+
 impl<O: Optimizer> Optimizer for Sam<O> {
     pass_on_to_inner!();
+
+    fn behavior(&self) -> Behavior {
+        let mut behavior = self.inner.behavior();
+        behavior.moves_parameters = true;
+        behavior
+    }
 
     /// The inner step, from where the parameters were before [`ascend`](Sam::ascend).
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
-        if let Some(before) = self.before.take()
-            && !before.is_empty()
-        {
-            let _no_grad = tch::no_grad_guard();
-            foreach::copy_(&self.params, &before)?;
-        }
+        self.descend()?;
         self.inner.step()
+    }
+
+    /// Back to where the parameters were before [`ascend`](Sam::ascend), and no step.
+    fn step_skipped(&mut self) -> Result<(), OptimizerError> {
+        self.descend()?;
+        self.inner.step_skipped()
+    }
+
+    /// Forgets an ascent: the parameters are where they are to be.
+    fn params_changed(&mut self) -> Result<(), OptimizerError> {
+        self.before = None;
+        self.inner.params_changed()
+    }
+
+    fn as_stateful(&self) -> Option<&dyn Stateful> {
+        self.inner.as_stateful().map(|_| self as &dyn Stateful)
+    }
+
+    fn as_stateful_mut(&mut self) -> Option<&mut dyn Stateful> {
+        self.inner.as_stateful().is_some().then_some(self as &mut dyn Stateful)
     }
 }
 
-/// The inner optimizer's; save between steps, not between an ascent and its step. Loading forgets an ascent: load the
-/// parameters too.
-impl<O: Stateful> Stateful for Sam<O> {
+/// The inner optimizer's. Between an ascent and its step there is none to save ([`StateError::NotSaved`]), because the
+/// parameters are elsewhere. Loading forgets an ascent: load the parameters too.
+impl<O: Optimizer> Stateful for Sam<O> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
-        self.inner.state_dict()
+        if self.before.is_some() {
+            let reason = "the parameters are at the worst point nearby, after `ascend`: step first";
+            return Err(StateError::NotSaved { reason });
+        }
+        (&self.inner as &dyn Optimizer).state_dict()
     }
 
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        self.inner.load_state_dict(state)?;
+        (&mut self.inner as &mut dyn Optimizer).load_state_dict(state)?;
         // Or else the next step would go back to what the parameters were before they were loaded.
         self.before = None;
         Ok(())

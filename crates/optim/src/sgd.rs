@@ -5,7 +5,7 @@ use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Device, Tensor};
 
 use crate::algorithm::{Algorithm, Field, Fusable, Slot, Step, check_not_negative};
-use crate::builder::GroupBuilder;
+use crate::builder::{GroupBuilder, Options};
 use crate::foreach::{self, Lent};
 use crate::optimizer::GroupOptimizer;
 
@@ -31,30 +31,30 @@ pub struct SgdOptions {
     maximize: bool,
 }
 
-impl GroupBuilder<SgdOptions> {
+impl<Scope> Options<SgdOptions, Scope> {
     /// How much of the last step goes into the next; 0 when not said.
     pub fn momentum(self, momentum: f64) -> Self {
-        self.with(|options| options.momentum = momentum)
+        self.with(move |options| options.momentum = momentum)
     }
 
     /// How much of the gradient is kept out of the momentum; 0 when not said.
     pub fn dampening(self, dampening: f64) -> Self {
-        self.with(|options| options.dampening = dampening)
+        self.with(move |options| options.dampening = dampening)
     }
 
     /// The L2 penalty, added to the gradient; 0 when not said.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(|options| options.weight_decay = weight_decay)
+        self.with(move |options| options.weight_decay = weight_decay)
     }
 
     /// Nesterov momentum, which needs a momentum and no dampening; off when not said.
     pub fn nesterov(self, nesterov: bool) -> Self {
-        self.with(|options| options.nesterov = nesterov)
+        self.with(move |options| options.nesterov = nesterov)
     }
 
     /// Climbs where it would descend; off when not said.
     pub fn maximize(self, maximize: bool) -> Self {
-        self.with(|options| options.maximize = maximize)
+        self.with(move |options| options.maximize = maximize)
     }
 }
 

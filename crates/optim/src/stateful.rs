@@ -1,5 +1,7 @@
 //! Saving and loading of an optimizer, under PyTorch's names.
 
+use std::collections::HashSet;
+
 use overdrive_core::{Entry, OptimizerError, StateDict, StateError, Stateful, TorchError};
 use overdrive_ffi::TensorList;
 use tch::{Kind, Tensor};
@@ -7,22 +9,35 @@ use tch::{Kind, Tensor};
 use crate::algorithm::{Algorithm, Field};
 use crate::bucket::{Bucket, State, buckets};
 use crate::foreach;
-use crate::optimizer::{Group, GroupOptimizer};
+use crate::optimizer::{Group, GroupOptimizer, Values};
 use crate::step_count::StepCounts;
 
-/// `param_groups.G.NAME` holds each option, `param_groups.G.params` the number of parameters, `state.P.NAME` what is kept
-/// for parameter P, counted over all groups; a parameter that was never stepped has nothing. The names are PyTorch's, and
-/// `betas` is `betas.0` and `betas.1`.
+/// `param_groups.G.NAME` holds each option, `param_groups.G.params` the number of parameters, and
+/// `param_groups.G.param_names.N` their names, where they have some. `state.P.NAME` is what is kept for the parameter of
+/// name P; without names P counts over all groups. A parameter that was never stepped has nothing. The names of options
+/// and tensors are PyTorch's, and `betas` is `betas.0` and `betas.1`.
+///
+/// A state with names loads by name, into a group of the same names in any order, and is refused whole where the names are
+/// others. A state without names, or an optimizer without, goes by the order of the parameters; counts and shapes are
+/// checked.
 ///
 /// Loading takes over the options, copies the tensors into the optimizer's own, and reads the counts of steps, for which
 /// it waits for the device.
 impl<A: Algorithm> Stateful for GroupOptimizer<A> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
+        let mut first = 0;
         for (number, group) in self.groups.iter().enumerate() {
-            save_options(group, &format!("param_groups.{number}"), &mut state);
+            let prefix = format!("param_groups.{number}");
+            save_options(group, &prefix, &mut state);
+            if let Some(names) = &self.names {
+                for (place, name) in names[first..first + group.len].iter().enumerate() {
+                    state.insert(format!("{prefix}.param_names.{place}"), Entry::Text(name.clone()));
+                }
+            }
+            first += group.len;
             for bucket in &group.buckets {
-                save_bucket(bucket, &mut state)?;
+                save_bucket(bucket, self.names.as_deref(), &mut state)?;
             }
         }
         Ok(state)
@@ -32,25 +47,59 @@ impl<A: Algorithm> Stateful for GroupOptimizer<A> {
         let _no_grad = tch::no_grad_guard();
         let mut known = Vec::new();
         let mut loaded = Vec::new();
+        let mut keys = Vec::new();
         for (number, group) in self.groups.iter().enumerate() {
-            let (lr, options) = load_options(group, &format!("param_groups.{number}"), state, &mut known)?;
-            loaded.push((lr, options));
+            let prefix = format!("param_groups.{number}");
+            loaded.push(load_options(group, &prefix, state, &mut known)?);
+            let first = keys.len();
+            let own = self.names.as_ref().map(|names| &names[first..first + group.len]);
+            keys.extend(saved_names((own, first, group.len), &prefix, state, &mut known)?);
         }
+        let keys: Vec<String> = keys.into_iter().map(|name| format!("state.{name}")).collect();
         let mut buckets = Vec::new();
-        for (group, (_, options)) in self.groups.iter().zip(&loaded) {
-            buckets.push(self.load_buckets(group, options, state, &mut known)?);
+        for (group, values) in self.groups.iter().zip(&loaded) {
+            buckets.push(self.load_buckets((group, &values.options), &keys, state, &mut known)?);
         }
         state.refuse_unknown(&known.iter().map(String::as_str).collect::<Vec<_>>())?;
         // All is checked, and what can fail for want of memory is done: the copies go into tensors that are there.
-        for (group, ((lr, options), buckets)) in self.groups.iter_mut().zip(loaded.into_iter().zip(buckets)) {
+        for (group, (values, buckets)) in self.groups.iter_mut().zip(loaded.into_iter().zip(buckets)) {
             for loading in &buckets {
                 for (own, saved) in &loading.copies {
                     foreach::copy_(own, saved)?;
                 }
             }
-            group.take_over(lr, options, buckets.into_iter().map(|loading| loading.bucket).collect());
+            group.take_over(values, buckets.into_iter().map(|loading| loading.bucket).collect());
         }
         Ok(())
+    }
+}
+
+/// How the state calls the parameters of a group, in the group's order.
+fn saved_names(
+    (own, first, len): (Option<&[String]>, usize, usize),
+    prefix: &str,
+    state: &StateDict,
+    known: &mut Vec<String>,
+) -> Result<Vec<String>, StateError> {
+    let key = |place: usize| format!("{prefix}.param_names.{place}");
+    if state.get(&key(0)).is_err() {
+        return Ok((first..first + len).map(|index| index.to_string()).collect());
+    }
+    let mut saved = Vec::new();
+    for place in 0..len {
+        saved.push(state.text(&key(place))?.to_owned());
+        known.push(key(place));
+    }
+    let Some(own) = own else { return Ok(saved) };
+    let there: HashSet<&String> = saved.iter().collect();
+    match own.iter().find(|name| !there.contains(name)) {
+        None => Ok(own.to_vec()),
+        Some(missing) => {
+            let strange = saved.iter().find(|name| !own.contains(name));
+            let expected = format!("the names of this group's parameters, `{missing}` among them");
+            let found = strange.map_or("others".to_owned(), |name| format!("others, `{name}` among them"));
+            Err(StateError::Mismatch { key: format!("{prefix}.param_names"), expected, found })
+        }
     }
 }
 
@@ -63,8 +112,8 @@ struct Loading {
 impl<A: Algorithm> GroupOptimizer<A> {
     fn load_buckets(
         &self,
-        group: &Group<A>,
-        options: &A,
+        (group, options): (&Group<A>, &A),
+        keys: &[String],
         state: &StateDict,
         known: &mut Vec<String>,
     ) -> Result<Vec<Loading>, StateError> {
@@ -72,19 +121,22 @@ impl<A: Algorithm> GroupOptimizer<A> {
         let params = (*first..first + group.len).map(|index| self.params.get(index)).collect::<Result<Vec<_>, _>>()?;
         // The loaded options decide what is kept; they may be others than those so far.
         let fresh = buckets(&params, *first, options, self.packing)?;
-        fresh.into_iter().map(|bucket| self.load_bucket(group, options, bucket, state, known)).collect()
+        fresh.into_iter().map(|bucket| self.load_bucket((group, options), bucket, keys, state, known)).collect()
     }
 
     fn load_bucket(
         &self,
-        group: &Group<A>,
-        options: &A,
+        (group, options): (&Group<A>, &A),
         mut bucket: Bucket,
+        keys: &[String],
         state: &StateDict,
         known: &mut Vec<String>,
     ) -> Result<Loading, StateError> {
-        let keys: Vec<String> = bucket.indices.iter().map(|index| format!("state.{index}")).collect();
-        let started: Vec<bool> = keys.iter().map(|key| !state.nested(key).is_empty()).collect();
+        let keys: Vec<&String> = bucket.indices.iter().map(|index| &keys[*index]).collect();
+        // By what only this parameter can have: its name may be the beginning of another's.
+        let entries = || bucket.slots.iter().map(|slot| slot.name).chain(A::COUNTS_STEPS.then_some("step"));
+        let has_entries = |key: &&String| entries().any(|entry| state.get(&format!("{key}.{entry}")).is_ok());
+        let started: Vec<bool> = keys.iter().map(has_entries).collect();
         if !started.contains(&true) {
             return Ok(Loading { bucket, copies: Vec::new() });
         }
@@ -121,7 +173,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
 }
 
 fn load_counts(
-    keys: &[String],
+    keys: &[&String],
     started: &[bool],
     own: &State,
     state: &StateDict,
@@ -147,23 +199,24 @@ fn load_counts(
     Ok(StepCounts::load(&saved, &values, place)?)
 }
 
-fn save_bucket(bucket: &Bucket, state: &mut StateDict) -> Result<(), StateError> {
+fn save_bucket(bucket: &Bucket, names: Option<&[String]>, state: &mut StateDict) -> Result<(), StateError> {
     let Some(own) = &bucket.state else { return Ok(()) };
     for (place, index) in bucket.indices.iter().enumerate().filter(|(place, _)| own.started[*place]) {
+        let name = names.map_or_else(|| index.to_string(), |names| names[*index].clone());
         for (slot, list) in bucket.slots.iter().zip(&own.slots) {
-            state.insert(format!("state.{index}.{}", slot.name), Entry::Tensor(list.get(place)?));
+            state.insert(format!("state.{name}.{}", slot.name), Entry::Tensor(list.get(place)?));
         }
         if !own.counts.list().is_empty() {
-            state.insert(format!("state.{index}.step"), Entry::Tensor(own.counts.list().get(place)?));
+            state.insert(format!("state.{name}.step"), Entry::Tensor(own.counts.list().get(place)?));
         }
     }
     Ok(())
 }
 
 fn save_options<A: Algorithm>(group: &Group<A>, prefix: &str, state: &mut StateDict) {
-    state.insert(format!("{prefix}.lr"), Entry::Float(group.lr));
+    state.insert(format!("{prefix}.lr"), Entry::Float(group.values.lr));
     state.insert(format!("{prefix}.params"), Entry::Int(group.len as i64));
-    for (name, field) in group.options.clone().fields() {
+    for (name, field) in group.values.options.clone().fields() {
         let entry = match field {
             Field::Float(value) => Entry::Float(*value),
             Field::Bool(value) => Entry::Bool(*value),
@@ -181,7 +234,7 @@ fn load_options<A: Algorithm>(
     prefix: &str,
     state: &StateDict,
     known: &mut Vec<String>,
-) -> Result<(f64, A), StateError> {
+) -> Result<Values<A>, StateError> {
     let mismatch =
         |key: &str, expected: String, found: String| StateError::Mismatch { key: key.to_owned(), expected, found };
     let key = format!("{prefix}.params");
@@ -191,7 +244,7 @@ fn load_options<A: Algorithm>(
     }
     let lr_key = format!("{prefix}.lr");
     let lr = state.float(&lr_key)?;
-    let mut options = group.options.clone();
+    let mut options = group.values.options.clone();
     for (name, field) in options.fields() {
         let key = format!("{prefix}.{name}");
         match field {
@@ -215,5 +268,5 @@ fn load_options<A: Algorithm>(
         return Err(mismatch(&format!("{prefix}.{option}"), (*expected).to_owned(), found.to_string()));
     }
     known.extend([key, lr_key]);
-    Ok((lr, options))
+    Ok(Values { lr, options })
 }

@@ -1,10 +1,12 @@
 //! Norms of whole parameters, and step sizes made of them, without waiting for the device.
 
 use overdrive_core::TorchError;
-use overdrive_ffi::TensorList;
+use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Kind, Tensor};
 
 use crate::foreach;
+
+static CLAMP_MAX: LazyOp = LazyOp::new("aten::clamp_max", "");
 
 /// The 2-norm of each tensor, as one float64 vector.
 pub(crate) fn norms(tensors: &TensorList) -> Result<Tensor, TorchError> {
@@ -21,4 +23,9 @@ pub(crate) fn as_list(vector: &Tensor) -> Result<TensorList, TorchError> {
 pub(crate) fn or_one(ratios: &Tensor, norms: &Tensor, others: &Tensor) -> Result<Tensor, TorchError> {
     let both = norms.f_mul(others)?.f_to_kind(Kind::Bool)?;
     Ok(ratios.f_where_self(&both, &ratios.f_ones_like()?)?)
+}
+
+/// The ratios, and 1 for those above it.
+pub(crate) fn at_most_one(ratios: &Tensor) -> Result<Tensor, TorchError> {
+    CLAMP_MAX.tensor(&[Arg::Tensor(ratios), Arg::Double(1.0)])
 }

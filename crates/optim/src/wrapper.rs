@@ -11,6 +11,10 @@ macro_rules! pass_on_to_inner {
             self.inner.params()
         }
 
+        fn parameters(&self) -> Vec<overdrive_core::Parameter> {
+            self.inner.parameters()
+        }
+
         fn num_groups(&self) -> usize {
             self.inner.num_groups()
         }
@@ -31,16 +35,8 @@ macro_rules! pass_on_to_inner {
             self.inner.set_momentum(group, momentum)
         }
 
-        fn check_grad_scaler(&self) -> Result<(), overdrive_core::OptimizerError> {
-            self.inner.check_grad_scaler()
-        }
-
         fn zero_grad(&mut self) -> Result<(), overdrive_core::OptimizerError> {
             self.inner.zero_grad()
-        }
-
-        fn params_changed(&mut self) -> Result<(), overdrive_core::OptimizerError> {
-            self.inner.params_changed()
         }
     };
 }

@@ -40,12 +40,12 @@ pub mod prelude {
     //! What a training loop names, tch's own basics among it.
 
     #[cfg(feature = "accum")]
-    pub use overdrive_accum::Accumulator;
+    pub use overdrive_accum::{Accumulator, Samples, Tokens};
     #[cfg(feature = "amp")]
     pub use overdrive_amp::{Autocast, AutocastGuard, GradScaler, autocast};
     #[cfg(feature = "checkpoint")]
     pub use overdrive_checkpoint::{Checkpoint, RngState};
-    pub use overdrive_core::{GradientSync, Optimizer, StateDict, Stateful};
+    pub use overdrive_core::{GradientSync, Optimizer, StateDict, Stateful, TchOptimizer};
     #[cfg(feature = "dataload")]
     pub use overdrive_dataload::{
         Auto, Cached, DataLoader, Dataset, ImageFolder, ImagePipeline, IterableDataset, Mnist, OnError, TensorDataset,

@@ -280,7 +280,7 @@ fn an_unfused_step_waits_once_to_read_the_flag() -> Result<()> {
     use tch::nn::OptimizerConfig;
     let vs = nn::VarStore::new(GPU);
     let model = nn::linear(vs.root(), 64, 64, Default::default());
-    let mut opt = nn::AdamW::default().build(&vs, 1e-3)?;
+    let mut opt = TchOptimizer::new(nn::AdamW::default().build(&vs, 1e-3)?);
     let mut scaler = GradScaler::new(GPU);
     let inputs = Tensor::randn([32, 64], FLOAT);
     let loss = autocast(GPU, Kind::Half, || model.forward(&inputs).square().mean(Kind::Float))?;
@@ -303,9 +303,10 @@ fn accumulation_equals_the_large_batch() -> Result<()> {
     for mut param in vs.trainable_variables() {
         param.zero_grad();
     }
-    let mut accum = Accumulator::new(&vs.trainable_variables(), 3)?;
+    let opt = Sgd::builder(&vs).build()?;
+    let mut accum = Accumulator::new(3)?;
     for micro in accum.windows(data.split(9, 0)) {
-        accum.backward(&loss(&micro.batch), micro.batch.size()[0], micro.closes)?;
+        accum.backward(&opt, &loss(&micro.batch), Samples(micro.batch.size()[0]), micro.closes)?;
     }
     for (param, expected) in vs.trainable_variables().iter().zip(expected) {
         ensure!(param.grad().allclose(&expected, 1e-5, 1e-6, false));

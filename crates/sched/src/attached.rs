@@ -2,6 +2,7 @@
 
 use overdrive_core::{Entry, Optimizer, OptimizerError, StateDict, StateError, Stateful};
 
+use crate::claim::Claim;
 use crate::scheduler::MAX_SEEK;
 use crate::{Plan, ScheduleError, Scheduler};
 
@@ -10,6 +11,7 @@ use crate::{Plan, ScheduleError, Scheduler};
 /// Step it by the batch or by the epoch, behind the optimizer's step.
 ///
 /// ```
+/// use overdrive_core::TchOptimizer;
 /// use overdrive_sched::{CosineAnnealingLr, LinearLr, LrScheduler, SequentialLr};
 /// use tch::nn::OptimizerConfig;
 /// use tch::{Device, nn};
@@ -17,7 +19,7 @@ use crate::{Plan, ScheduleError, Scheduler};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let vs = nn::VarStore::new(Device::Cpu);
 /// let model = nn::linear(vs.root(), 4, 1, Default::default());
-/// let mut opt = nn::Sgd::default().build(&vs, 0.1)?;
+/// let mut opt = TchOptimizer::new(nn::Sgd::default().build(&vs, 0.1)?);
 ///
 /// let warm_up = LinearLr::new().start_factor(0.1).total_iters(5);
 /// let schedule = SequentialLr::new(warm_up).then(5, CosineAnnealingLr::new(95));
@@ -33,14 +35,16 @@ use crate::{Plan, ScheduleError, Scheduler};
 ///
 /// # Differences from PyTorch
 /// The rates come from the step alone. A rate that something else has set in between is not multiplied but is
-/// [`ScheduleError::ChangedElsewhere`] (where the optimizer tells its rates): two schedules on one optimizer are a
-/// [`ChainedScheduler`](crate::ChainedScheduler), or a [`SequentialLr`](crate::SequentialLr).
+/// [`ScheduleError::ChangedElsewhere`] (where the optimizer tells its rates). An optimizer has one schedule at a time
+/// ([`ScheduleError::AlreadyScheduled`]): several are a [`ChainedScheduler`](crate::ChainedScheduler), or a
+/// [`SequentialLr`](crate::SequentialLr).
 ///
 /// # Source
 /// `LRScheduler`
 #[doc(alias = "LRScheduler")]
 #[derive(Clone, Debug)]
 pub struct LrScheduler {
+    claim: Claim,
     scheduler: Scheduler,
     /// What the optimizer said of each group's rate when it had been set; none where it does not tell, or nothing is
     /// set yet.
@@ -52,7 +56,7 @@ impl LrScheduler {
     ///
     /// # Errors
     /// When the optimizer does not tell its rates, an option of the schedule cannot be used, or the schedule moves a
-    /// momentum and the optimizer has none. Nothing is set then.
+    /// momentum and the optimizer has none, or the optimizer has a schedule. Nothing is set then.
     ///
     /// # Syncs
     /// No.
@@ -73,19 +77,21 @@ impl LrScheduler {
     ) -> Result<Self, ScheduleError> {
         check_groups(opt, base_lrs.len())?;
         let scheduler = Scheduler::new(base_lrs, schedule)?;
+        let claim = Claim::of(opt)?;
         let told = set(opt, &scheduler)?;
-        Ok(Self { scheduler, told })
+        Ok(Self { claim, scheduler, told })
     }
 
     /// One step on; sets the rates that hold from here.
     ///
     /// # Errors
-    /// When the schedule has ended or comes to a value that is no learning rate, when something else has changed a
-    /// rate, and when the optimizer refuses. The scheduler then stays where it was.
+    /// When the optimizer is another one, the schedule has ended or comes to a value that is no learning rate, when
+    /// something else has changed a rate, and when the optimizer refuses. The scheduler then stays where it was.
     ///
     /// # Syncs
     /// No.
     pub fn step(&mut self, opt: &mut (impl Optimizer + ?Sized)) -> Result<(), ScheduleError> {
+        self.claim.check(opt)?;
         check_groups(opt, self.told.len())?;
         for (group, told) in self.told.iter().enumerate() {
             if let (Some(expected), Some(found)) = (*told, opt.lr(group))
@@ -103,11 +109,12 @@ impl LrScheduler {
     /// Sets the rates of this step again: after loading a state, or where something else has changed them.
     ///
     /// # Errors
-    /// When the optimizer refuses.
+    /// When the optimizer is another one, or refuses.
     ///
     /// # Syncs
     /// No.
     pub fn apply(&mut self, opt: &mut (impl Optimizer + ?Sized)) -> Result<(), ScheduleError> {
+        self.claim.check(opt)?;
         check_groups(opt, self.told.len())?;
         let now = self.scheduler.clone();
         self.set(opt, &now)

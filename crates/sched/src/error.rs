@@ -81,6 +81,15 @@ pub enum ScheduleError {
         /// What the optimizer says.
         found: f64,
     },
+    /// Two schedules for one optimizer.
+    #[error(
+        "this optimizer has a schedule already: join schedules with ChainedScheduler or SequentialLr, or drop the other one \
+         first"
+    )]
+    AlreadyScheduled,
+    /// A schedule that is stepped with another optimizer than the one that it was made for.
+    #[error("this schedule was made for another optimizer: give it that one, or make one for this")]
+    OtherOptimizer,
     /// The optimizer refused a rate, or has no momentum to cycle.
     #[cfg(feature = "torch")]
     #[error(transparent)]

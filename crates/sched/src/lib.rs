@@ -20,6 +20,8 @@
 
 #[cfg(feature = "torch")]
 mod attached;
+#[cfg(feature = "torch")]
+mod claim;
 mod curriculum;
 mod early_stopping;
 mod error;

@@ -31,11 +31,14 @@ pub enum ThresholdMode {
 /// # Source
 /// `ReduceLROnPlateau`
 #[doc(alias = "ReduceLROnPlateau")]
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct ReduceLrOnPlateau {
     options: ReduceLrOnPlateauBuilder,
     pub(crate) lrs: Vec<f64>,
     pub(crate) state: PlateauState,
+    /// The optimizer that it sets the rates of, once it is known.
+    #[cfg(feature = "torch")]
+    pub(crate) claim: Option<crate::claim::Claim>,
 }
 
 /// What [`ReduceLrOnPlateau`] has seen: with the rates, all that a run needs to go on.
@@ -126,7 +129,13 @@ impl ReduceLrOnPlateauBuilder {
         check.per_group("min_lr", &self.min_lr, lrs.len(), Check::factor)?;
         check.factor("eps", self.eps)?;
         let state = PlateauState { last_epoch: 0, best: self.mode.worst(), num_bad_epochs: 0, cooldown_counter: 0 };
-        Ok(ReduceLrOnPlateau { options: self, lrs: lrs.to_vec(), state })
+        Ok(ReduceLrOnPlateau {
+            options: self,
+            lrs: lrs.to_vec(),
+            state,
+            #[cfg(feature = "torch")]
+            claim: None,
+        })
     }
 }
 

@@ -4,6 +4,7 @@ use overdrive_core::{Entry, Optimizer, StateDict, StateError, Stateful};
 
 use crate::ScheduleError;
 use crate::attached::{check_groups, count, insert_rates, rates, rates_of};
+use crate::claim::Claim;
 use crate::plateau::{PlateauState, ReduceLrOnPlateau, ReduceLrOnPlateauBuilder};
 
 impl ReduceLrOnPlateauBuilder {
@@ -11,9 +12,11 @@ impl ReduceLrOnPlateauBuilder {
     ///
     /// # Errors
     /// [`ScheduleError::InvalidOption`], and [`ScheduleError::UnknownLr`] for an optimizer that does not tell its
-    /// rates: give them to [`build`](Self::build).
+    /// rates: give them to [`build`](Self::build). [`ScheduleError::AlreadyScheduled`] where it has a schedule.
     pub fn attach(self, opt: &(impl Optimizer + ?Sized)) -> Result<ReduceLrOnPlateau, ScheduleError> {
-        self.build(&rates_of(opt)?)
+        let mut plateau = self.build(&rates_of(opt)?)?;
+        plateau.claim = Some(Claim::of(opt)?);
+        Ok(plateau)
     }
 }
 
@@ -22,12 +25,14 @@ impl ReduceLrOnPlateau {
     /// optimizer has, where that tells.
     ///
     /// # Errors
-    /// When the optimizer refuses a rate, or has another number of groups. The metric then counts as not given.
+    /// When the optimizer refuses a rate, has another number of groups, is another one than before, or has another
+    /// schedule. The metric then counts as not given.
     ///
     /// # Syncs
     /// No.
     pub fn step(&mut self, metric: f64, opt: &mut (impl Optimizer + ?Sized)) -> Result<(), ScheduleError> {
         check_groups(opt, self.lrs.len())?;
+        self.claim(opt)?;
         let mut next = self.clone();
         for (group, lr) in next.lrs.iter_mut().enumerate() {
             *lr = opt.lr(group).unwrap_or(*lr);
@@ -46,16 +51,29 @@ impl ReduceLrOnPlateau {
     /// Sets the rates again: after loading a state.
     ///
     /// # Errors
-    /// When the optimizer refuses a rate, or has another number of groups.
+    /// When the optimizer refuses a rate, has another number of groups, is another one than before, or has another
+    /// schedule.
     ///
     /// # Syncs
     /// No.
-    pub fn apply(&self, opt: &mut (impl Optimizer + ?Sized)) -> Result<(), ScheduleError> {
+    pub fn apply(&mut self, opt: &mut (impl Optimizer + ?Sized)) -> Result<(), ScheduleError> {
         check_groups(opt, self.lrs.len())?;
+        self.claim(opt)?;
         for (group, lr) in self.lrs.iter().enumerate() {
             opt.set_lr(group, *lr)?;
         }
         Ok(())
+    }
+
+    /// The first optimizer is its own from then on.
+    fn claim(&mut self, opt: &(impl Optimizer + ?Sized)) -> Result<(), ScheduleError> {
+        match &self.claim {
+            Some(claim) => claim.check(opt),
+            None => {
+                self.claim = Some(Claim::of(opt)?);
+                Ok(())
+            }
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Micro-batches that must add up to the large batch.
 
 use anyhow::Result;
-use overdrive_accum::Accumulator;
+use overdrive_accum::{Accumulator, Samples, Tokens};
+use overdrive_optim::Sgd;
 use tch::{Kind, Reduction, Tensor};
 
 use crate::record::{Found, Given};
@@ -22,17 +23,18 @@ pub fn accumulation_is_the_large_batch(given: &Given<'_>) -> Result<Found> {
             let x = given.tensor(&format!("{name}.{number}.x"))?.split_with_sizes(sizes, 0);
             let targets = given.tensor(&format!("{name}.{number}.targets"))?.split_with_sizes(sizes, 0);
             for counted in ["samples", "tokens"] {
-                let mut accum = Accumulator::new(&weights, sizes.len())?;
+                let opt = Sgd::builder(&weights).build()?;
+                let mut accum = Accumulator::new(sizes.len())?;
                 for micro in accum.windows(x.iter().zip(&targets)) {
                     let (x, targets) = micro.batch;
                     let output = mlp(x, &weights);
                     let (loss, count) = if counted == "samples" {
-                        (output.square().mean(kind), x.size()[0])
+                        (output.square().mean(kind), Samples(x.size()[0]))
                     } else {
                         let loss = output.cross_entropy_loss::<Tensor>(targets, None, Reduction::Mean, IGNORED, 0.0);
-                        (loss, targets.ne(IGNORED).sum(Kind::Int64).int64_value(&[]))
+                        (loss, Tokens(targets.ne(IGNORED).sum(Kind::Int64).int64_value(&[])))
                     };
-                    accum.backward(&loss, count, micro.closes)?;
+                    accum.backward(&opt, &loss, count, micro.closes)?;
                 }
                 for (index, weight) in weights.iter_mut().enumerate() {
                     found.insert(format!("{name}.{number}.{counted}.{index}"), &weight.grad());

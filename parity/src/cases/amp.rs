@@ -133,7 +133,7 @@ impl Trained {
         let vs = nn::VarStore::new(Device::Cpu);
         let param = vs.root().var_copy("param", start);
         let opt = nn::sgd(history.momentum, 0.0, 0.0, false).build(&vs, history.lr)?;
-        Ok(Self { param, opt: Box::new(opt) })
+        Ok(Self { param, opt: Box::new(overdrive_core::TchOptimizer::new(opt)) })
     }
 }
 

@@ -18,9 +18,9 @@ impl<O: Optimizer + Stateful> Saved for O {}
 fn make(name: &str, params: &[Tensor]) -> Result<Box<dyn Saved>> {
     let (a, b) = params.split_at(2);
     Ok(match name {
-        "sgd" => Box::new(Sgd::builder(a).then_group(b).build()?),
+        "sgd" => Box::new(Sgd::builder(a).add_param_group(Sgd::group(b)).build()?),
         "adam" => Box::new(Adam::builder(params).build()?),
-        "adamw" => Box::new(AdamW::builder(a).then_group(b).build()?),
+        "adamw" => Box::new(AdamW::builder(a).add_param_group(AdamW::group(b)).build()?),
         "rmsprop" => Box::new(RmsProp::builder(params).build()?),
         "adagrad" => Box::new(Adagrad::builder(params).build()?),
         _ => Box::new(Adafactor::builder(params).build()?),

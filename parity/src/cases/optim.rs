@@ -66,8 +66,8 @@ pub fn averaged_model(given: &Given<'_>) -> Result<Found> {
         let mut averages = [
             ("ema", AveragedModel::new(&vs, ema)?),
             ("swa", AveragedModel::new(&vs, Averaging::Swa)?),
-            ("ema_all", AveragedModel::with_buffers(&vs, ema)?),
-            ("swa_all", AveragedModel::with_buffers(&vs, Averaging::Swa)?),
+            ("ema_all", AveragedModel::builder(&vs, ema).use_buffers(true).build()?),
+            ("swa_all", AveragedModel::builder(&vs, Averaging::Swa).use_buffers(true).build()?),
         ];
         for step in 0..20 {
             for (key, mut variable) in vs.variables() {
@@ -79,8 +79,9 @@ pub fn averaged_model(given: &Given<'_>) -> Result<Found> {
             }
         }
         for (kind, average) in &averages {
-            for (key, average) in average.averages()? {
-                found.insert(format!("{name}.{kind}.{key}"), &average);
+            for average in average.averages()? {
+                let key = average.name().unwrap_or_default();
+                found.insert(format!("{name}.{kind}.{key}"), average.tensor());
             }
         }
     }

@@ -3,8 +3,8 @@
 use anyhow::{Result, ensure};
 use overdrive_core::Optimizer;
 use overdrive_optim::{
-    Adafactor, Adagrad, AdagradBuilder, Adam, AdamOptions, AdamW, AdjustLr, GroupBuilder, Lamb, Lars, Lion, Muon,
-    RmsProp, Sgd, SgdBuilder,
+    Adafactor, AdafactorForm, Adagrad, AdagradBuilder, Adam, AdamOptions, AdamW, AdjustLr, GroupBuilder, Lamb, Lars,
+    LarsForm, Lion, Muon, RmsProp, Sgd, SgdBuilder,
 };
 use serde::Deserialize;
 use tch::Tensor;
@@ -18,22 +18,27 @@ struct Config {
     adaptive: Option<bool>,
     adjust_lr_fn: Option<String>,
     alpha: Option<f64>,
+    always_adapt: Option<bool>,
     amsgrad: Option<bool>,
     beta2_decay: Option<f64>,
     betas: Option<(f64, f64)>,
     centered: Option<bool>,
     d: Option<f64>,
     dampening: Option<f64>,
+    decay_rate: Option<f64>,
     eps: Option<Eps>,
     initial_accumulator_value: Option<f64>,
     lr: Option<f64>,
     lr_decay: Option<f64>,
+    max_grad_norm: Option<f64>,
     maximize: Option<bool>,
     momentum: Option<f64>,
     nesterov: Option<bool>,
     ns_coefficients: Option<(f64, f64, f64)>,
     ns_steps: Option<i64>,
+    trust_clip: Option<bool>,
     trust_coefficient: Option<f64>,
+    warmup_init: Option<bool>,
     weight_decay: Option<f64>,
 }
 
@@ -173,10 +178,40 @@ pub fn lars(given: &Given<'_>) -> Result<Found> {
     })
 }
 
+pub fn timm_lamb(given: &Given<'_>) -> Result<Found> {
+    trajectories(given, |params, c, _| {
+        let opt = set(Lamb::builder(params).timm(), c.lr, GroupBuilder::lr);
+        let opt = set(opt, c.betas, |opt, betas| opt.betas(betas.0, betas.1));
+        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
+        let opt = set(opt, c.always_adapt, |opt, always| opt.always_adapt(always));
+        let opt = set(opt, c.trust_clip, |opt, clip| opt.trust_clip(clip));
+        let opt = set(opt, c.max_grad_norm, |opt, norm| opt.max_grad_norm(Some(norm)));
+        Ok(Box::new(opt.build()?))
+    })
+}
+
+pub fn timm_lars(given: &Given<'_>) -> Result<Found> {
+    trajectories(given, |params, c, _| {
+        let opt = set(Lars::builder(params).form(LarsForm::Timm), c.lr, GroupBuilder::lr);
+        let opt = set(opt, c.momentum, |opt, momentum| opt.momentum(momentum));
+        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
+        let opt = set(opt, c.trust_clip, |opt, clip| opt.trust_clip(clip));
+        Ok(Box::new(set(opt, c.nesterov, |opt, nesterov| opt.nesterov(nesterov)).build()?))
+    })
+}
+
+pub fn timm_adafactor(given: &Given<'_>) -> Result<Found> {
+    trajectories(given, |params, c, _| {
+        let form = AdafactorForm::T5 { warmup_init: c.warmup_init.unwrap_or(false) };
+        let opt = set(Adafactor::builder(params).form(form), c.decay_rate, |opt, decay| opt.beta2_decay(decay));
+        Ok(Box::new(set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay)).build()?))
+    })
+}
+
 /// Steps each configuration on the same gradients as Python, and records every hundredth state.
 fn trajectories(given: &Given<'_>, make: impl Fn(&[Tensor], &Config, bool) -> Made) -> Result<Found> {
     let mut found = Found::default();
-    let count: usize = given.value("parameters")?;
+    let (count, complete): (usize, bool) = (given.value("parameters")?, given.value("complete")?);
     for implementation in given.value::<Vec<String>>("implementations")? {
         for dtype in ["float32", "float64"] {
             let name = format!("{implementation}.{dtype}");
@@ -193,7 +228,7 @@ fn trajectories(given: &Given<'_>, make: impl Fn(&[Tensor], &Config, bool) -> Ma
                 let params: Vec<_> = starts.iter().map(|start| start.copy().set_requires_grad(true)).collect();
                 let mut opt = make(&params, config, implementation == "fused")?;
                 for step in 0..1000 {
-                    let used = params.len() - usize::from(step % 3 == 2);
+                    let used = params.len() - usize::from(step % 3 == 2 && !complete);
                     for (param, target) in params.iter().zip(&targets).take(used) {
                         // A loss whose gradient is the sine itself.
                         let grad = (param.detach() - target.get(step)).sin();

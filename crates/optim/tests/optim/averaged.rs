@@ -33,18 +33,19 @@ fn ema_and_swa_average_from_the_first_update_on() {
     ] {
         let (vs, weight, statistic) = model();
         let mut averaged = AveragedModel::new(&vs, averaging).unwrap();
-        let mut all = AveragedModel::with_buffers(&vs, averaging).unwrap();
+        let mut all = AveragedModel::builder(&vs, averaging).use_buffers(true).build().unwrap();
         for (value, expected) in [8.0, 4.0, 1.0].into_iter().zip(expected) {
             set(&weight, value);
             set(&statistic, value);
             averaged.update().unwrap();
             all.update().unwrap();
             let averages = averaged.averages().unwrap();
-            assert_eq!(averages.len(), 1);
-            assert!((first(&averages[0].1) - expected).abs() < 1e-15, "{averaging:?}");
+            assert_eq!(averages.iter().map(|it| it.name().unwrap()).collect::<Vec<_>>(), ["weight", "running_mean"]);
+            assert!((first(averages[0].tensor()) - expected).abs() < 1e-15, "{averaging:?}");
+            assert_eq!(first(averages[1].tensor()), value, "a buffer is copied");
             let averages = all.averages().unwrap();
-            assert_eq!(averages.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["running_mean", "weight"]);
-            assert!(averages.iter().all(|(_, average)| (first(average) - expected).abs() < 1e-15), "{averaging:?}");
+            assert_eq!(averages.iter().map(|it| it.name().unwrap()).collect::<Vec<_>>(), ["running_mean", "weight"]);
+            assert!(averages.iter().all(|it| (first(it.tensor()) - expected).abs() < 1e-15), "{averaging:?}");
         }
         assert_eq!((averaged.n_averaged(), first(&weight)), (3, 1.0));
     }
@@ -77,13 +78,16 @@ fn averages_are_saved_and_go_on() {
         averaged.update().unwrap();
     }
     let state = averaged.state_dict().unwrap();
-    assert_eq!(state.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["module.weight", "n_averaged"]);
+    assert_eq!(
+        state.iter().map(|(name, _)| name).collect::<Vec<_>>(),
+        ["module.running_mean", "module.weight", "n_averaged"]
+    );
     let mut resumed = AveragedModel::new(&vs, Averaging::Swa).unwrap();
     resumed.load_state_dict(&state).unwrap();
     set(&weight, 5.0);
     resumed.update().unwrap();
-    assert_eq!(first(&resumed.averages().unwrap()[0].1), 3.0);
-    assert_eq!(first(&averaged.averages().unwrap()[0].1), 2.0, "loading copies");
+    assert_eq!(first(resumed.averages().unwrap()[0].tensor()), 3.0);
+    assert_eq!(first(averaged.averages().unwrap()[0].tensor()), 2.0, "loading copies");
 
     let mut bad = averaged.state_dict().unwrap();
     bad.insert("module.weight", Entry::Tensor(Tensor::zeros([3], (Kind::Float, CPU))));
@@ -95,5 +99,67 @@ fn averages_are_saved_and_go_on() {
     for decay in [-0.1, 1.1, f64::NAN] {
         let error = AveragedModel::new(&vs, Averaging::Ema { decay }).unwrap_err();
         assert!(matches!(error, OptimizerError::InvalidOption { option: "decay", .. }), "{error}");
+    }
+}
+
+#[test]
+fn frozen_parameters_are_averaged_too() {
+    let (mut vs, weight, _) = model();
+    vs.freeze();
+    let mut averaged = AveragedModel::new(&vs, Averaging::Ema { decay: 0.5 }).unwrap();
+    vs.unfreeze();
+    for value in [1.0, 3.0] {
+        set(&weight, value);
+        averaged.update().unwrap();
+    }
+    assert_eq!(first(averaged.averages().unwrap()[0].tensor()), 2.0);
+}
+
+#[test]
+fn averages_of_bfloat16_move_by_less_than_bfloat16_can_say() {
+    let (mut vs, weight, statistic) = model();
+    vs.bfloat16();
+    set(&weight, 1.0);
+    let mut averaged = AveragedModel::new(&vs, Averaging::Ema { decay: 0.999 }).unwrap();
+    averaged.update().unwrap();
+    set(&weight, 2.0);
+    for _ in 0..1000 {
+        averaged.update().unwrap();
+    }
+    let expected = 2.0 - 0.999f64.powi(1000);
+    let average = averaged.averages().unwrap()[0].tensor().double_value(&[0]);
+    assert!((average - expected).abs() < 1e-4, "{average}");
+    let inside = averaged
+        .apply(|| {
+            set(&statistic, 7.0); // statistics that an evaluation computes anew
+            first(&weight)
+        })
+        .unwrap();
+    assert!((inside - expected).abs() < 0.01, "rounded to bfloat16: {inside}");
+    assert_eq!((first(&weight), first(&statistic)), (2.0, 0.0), "its own again");
+    let averages = averaged.averages().unwrap();
+    assert_eq!(first(averages[0].tensor()), average, "not rounded");
+    assert_eq!(first(averages[1].tensor()), 7.0, "taken into the averages");
+
+    // PyTorch's averages are of the model's dtype.
+    let mut state = averaged.state_dict().unwrap();
+    state.insert("module.weight", Entry::Tensor(Tensor::ones([3], (Kind::BFloat16, CPU))));
+    averaged.load_state_dict(&state).unwrap();
+    assert_eq!(averaged.averages().unwrap()[0].tensor().kind(), Kind::Float);
+}
+
+#[test]
+fn a_decay_that_warms_up_forgets_the_first_weights() {
+    let (vs, weight, _) = model();
+    let mut averaged =
+        AveragedModel::builder(&vs, Averaging::Ema { decay: 0.999 }).warm_up(true).device(CPU).build().unwrap();
+    averaged.update().unwrap();
+    set(&weight, 1.0);
+    let mut expected = 0.0;
+    for n in 1..20 {
+        averaged.update().unwrap();
+        let decay = f64::min(0.999, f64::from(1 + n) / f64::from(10 + n));
+        expected = expected * decay + 1.0 - decay;
+        assert!((first(averaged.averages().unwrap()[0].tensor()) - expected).abs() < 1e-12);
     }
 }

@@ -75,9 +75,9 @@ fn gradients_that_cannot_be_clipped_are_named() {
     let all = [dense[0].shallow_clone(), dense[1].shallow_clone(), crate::with_sparse_gradient()];
     for error in [clip_grad_norm_(&all, 1e-3).map(drop), clip_grad_value_(&all, 1e-3)] {
         let error = error.unwrap_err().to_string();
-        assert!(error.starts_with("parameter 2: its gradient is sparse"), "{error}");
+        assert!(error.starts_with("parameter number 2: its gradient is sparse"), "{error}");
     }
     let error = clip_grad_value_([Tensor::new()], 1.0).unwrap_err().to_string();
-    assert_eq!(error, "parameter 0: it is undefined");
+    assert_eq!(error, "parameter number 0: it is undefined");
     assert!(dense[0].grad().equal(&before));
 }

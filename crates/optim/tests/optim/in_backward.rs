@@ -1,7 +1,7 @@
 //! Steps during the backward pass.
 
 use overdrive_core::{Optimizer, OptimizerError};
-use overdrive_optim::{AdamW, Sgd};
+use overdrive_optim::{AdamW, Lookahead, Sam, Sgd};
 use tch::{Kind, Tensor};
 
 use crate::{DOUBLE, params};
@@ -14,8 +14,9 @@ fn loss(params: &[Tensor]) -> Tensor {
 #[test]
 fn it_is_the_same_training_without_the_gradients() {
     let (inside, outside) = (params(5), params(5));
-    let build =
-        |params: &[Tensor]| AdamW::builder(&params[..2]).lr(0.1).weight_decay(0.1).then_group(&params[2..]).lr(0.01);
+    let build = |params: &[Tensor]| {
+        AdamW::builder(&params[..2]).lr(0.1).weight_decay(0.1).add_param_group(AdamW::group(&params[2..]).lr(0.01))
+    };
     let mut inside_opt = build(&inside).build_in_backward().unwrap();
     let mut outside_opt = build(&outside).build().unwrap();
     assert_eq!((inside_opt.num_groups(), inside_opt.lr(1), inside_opt.params().len()), (2, Some(0.01), 5));
@@ -51,7 +52,7 @@ fn parameters_that_cannot_be_stepped_in_backward_are_named() {
     let ours = params(2);
     let _first = Sgd::builder(&ours[1..]).build_in_backward().unwrap();
     let taken = Sgd::builder(&ours).build_in_backward().unwrap_err();
-    assert!(matches!(taken, OptimizerError::InvalidParameter { index: 1, .. }), "{taken}");
+    assert!(matches!(&taken, OptimizerError::InvalidParameter { parameter, .. } if parameter == "number 1"), "{taken}");
     let frozen = Sgd::builder([Tensor::ones([2], DOUBLE)]).build_in_backward().unwrap_err();
     assert!(frozen.to_string().contains("requires a gradient"), "{frozen}");
     // A builder that was refused leaves nothing behind.
@@ -73,8 +74,25 @@ fn an_error_in_backward_comes_out_of_the_step() {
 }
 
 #[test]
-fn a_grad_scaler_is_refused() {
-    let opt = Sgd::builder(params(1)).build_in_backward().unwrap();
-    let refused = opt.check_grad_scaler().unwrap_err();
-    assert!(matches!(refused, OptimizerError::RefusesGradScaler(_)), "{refused}");
+fn what_has_to_come_before_its_step_is_refused() {
+    let build = || Sgd::builder(params(1)).build_in_backward().unwrap();
+    assert!(build().behavior().steps_in_backward);
+    for refused in [Lookahead::new(build(), 2, 0.5).map(drop), Sam::new(build(), 0.05).map(drop)] {
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, OptimizerError::DoesNotFit { .. }), "{refused}");
+    }
+}
+
+#[test]
+fn a_group_that_comes_later_is_stepped_in_backward_too() {
+    let ours = params(3);
+    let mut opt = Sgd::builder(&ours[..1]).lr(0.1).build_in_backward().unwrap();
+    opt.add_param_group(Sgd::group(&ours[1..]).lr(0.2)).unwrap();
+    let before: Vec<_> = ours.iter().map(|param| param.detach().copy()).collect();
+    loss(&ours).backward();
+    opt.step().unwrap();
+    assert!(ours.iter().zip(&before).all(|(param, before)| !param.equal(before) && !param.grad().defined()));
+    assert!(opt.add_param_group(Sgd::group(&ours[1..])).is_err());
+    assert!(opt.add_param_group(Sgd::group([Tensor::ones([2], DOUBLE)])).is_err());
+    assert_eq!((opt.num_groups(), opt.lr(1)), (2, Some(0.2)));
 }

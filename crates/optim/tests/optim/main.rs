@@ -4,6 +4,7 @@ mod arithmetic;
 mod averaged;
 mod clip;
 mod eight_bit;
+mod groups;
 mod in_backward;
 mod low_precision;
 mod options;
@@ -125,7 +126,7 @@ fn groups_have_their_own_options_and_mixed_dtypes_step_together() {
     let double = Tensor::ones([2], DOUBLE).set_requires_grad(true);
     let slow = Tensor::ones([2], DOUBLE).set_requires_grad(true);
     let first = vec![single.shallow_clone(), double.shallow_clone()];
-    let mut opt = Sgd::builder(first).lr(0.5).then_group(vec![slow.shallow_clone()]).lr(0.25).build().unwrap();
+    let mut opt = Sgd::builder(first).lr(0.5).add_param_group(Sgd::group([&slow]).lr(0.25)).build().unwrap();
     assert_eq!((opt.num_groups(), opt.lr(0), opt.lr(1), opt.lr(2)), (2, Some(0.5), Some(0.25), None));
     (single.sum(Kind::Double) + double.sum(Kind::Double) + slow.sum(Kind::Double)).backward();
     opt.step().unwrap();
@@ -154,9 +155,13 @@ fn a_sparse_gradient_is_named_and_nothing_is_stepped() {
         let dense = params(2);
         set_grads(&dense, 0);
         let before: Vec<_> = dense.iter().map(|param| param.detach().copy()).collect();
-        let mut opt = AdamW::builder(&dense).fused(fused).then_group([with_sparse_gradient()]).build().unwrap();
+        let mut opt = AdamW::builder(&dense)
+            .fused(fused)
+            .add_param_group(AdamW::group([with_sparse_gradient()]))
+            .build()
+            .unwrap();
         let error = opt.step().unwrap_err().to_string();
-        assert!(error.starts_with("parameter 2: its gradient is sparse"), "{error}");
+        assert!(error.starts_with("parameter number 2: its gradient is sparse"), "{error}");
         assert!(dense.iter().zip(&before).all(|(param, before)| param.equal(before)), "half of a step");
     }
 }

@@ -19,11 +19,12 @@ fn options_and_parameters_are_checked() {
     assert_eq!(option(AdamW::builder(vec![param()]).eps(-1e-8).build()), "eps");
     assert!(Sgd::builder(vec![param()]).nesterov(true).build().is_err());
     assert!(Sgd::builder(vec![param()]).nesterov(true).momentum(0.9).dampening(0.1).build().is_err());
-    assert!(matches!(Sgd::builder(vec![]).build(), Err(OptimizerError::NoParameters)));
+    assert!(matches!(Sgd::builder(Vec::<Tensor>::new()).build(), Err(OptimizerError::NoParameters)));
 
     let refused = |params: Vec<Tensor>| Sgd::builder(params).build().unwrap_err().to_string();
     assert!(
-        refused(vec![param(), Tensor::ones([2], (Kind::Int64, CPU))]).starts_with("parameter 1: its dtype is Int64")
+        refused(vec![param(), Tensor::ones([2], (Kind::Int64, CPU))])
+            .starts_with("parameter number 1: its dtype is Int64")
     );
     assert!(refused(vec![param() * 2.0]).contains("not a leaf"));
     assert!(refused(vec![Tensor::new()]).contains("undefined"));
@@ -36,7 +37,7 @@ fn options_and_parameters_are_checked() {
     assert!(Sgd::builder(vec![transposed, Tensor::zeros([0, 3], DOUBLE)]).build().is_ok());
     let twice = param();
     assert!(refused(vec![twice.shallow_clone(), twice.shallow_clone()]).contains("given twice"));
-    let across = Sgd::builder(vec![twice.shallow_clone()]).then_group(vec![twice.shallow_clone()]).build();
+    let across = Sgd::builder([&twice]).add_param_group(Sgd::group([&twice])).build();
     assert!(across.unwrap_err().to_string().contains("given twice"));
 }
 
@@ -58,14 +59,19 @@ fn each_algorithm_refuses_what_its_paper_has_no_meaning_for() {
     assert!(said(Lamb::builder(param()).eps(nan).build()).starts_with("eps is NaN"));
     assert!(said(Lars::builder(param()).momentum(1.5).build()).starts_with("momentum is 1.5"));
     // The options of a group that is not the last are checked as well.
-    assert!(said(Sgd::builder(param()).lr(-1.0).then_group(param()).lr(1.0).build()).starts_with("lr is -1"));
-    let vector = Tensor::ones([2], DOUBLE).set_requires_grad(true);
-    let refused = said(Muon::builder(param()).then_group([vector]).build());
-    assert_eq!(refused, "parameter 1: its shape is [2], but Muon is for matrices: give it to an AdamW");
-    let twice = param();
-    let across = said(Sgd::builder(param()).then_group(&twice).then_group([twice[0].shallow_clone()]).build());
     assert!(
-        across.contains("parameter 2: it is given twice, as number 0 of group 1 and as number 0 of group 2"),
+        said(Sgd::builder(param()).add_param_group(Sgd::group(param()).lr(-1.0)).lr(1.0).build())
+            .starts_with("lr is -1")
+    );
+    let vector = Tensor::ones([2], DOUBLE).set_requires_grad(true);
+    let refused = said(Muon::builder(param()).add_param_group(Muon::group([vector])).build());
+    assert_eq!(refused, "parameter number 1: its shape is [2], but Muon is for matrices: give it to an AdamW");
+    let twice = param();
+    let across = said(
+        Sgd::builder(param()).add_param_group(Sgd::group(&twice)).add_param_group(Sgd::group([&twice[0]])).build(),
+    );
+    assert!(
+        across.contains("parameter number 2: it is given twice, as number 0 of group 1 and as number 0 of group 2"),
         "{across}"
     );
 }
@@ -73,7 +79,8 @@ fn each_algorithm_refuses_what_its_paper_has_no_meaning_for() {
 #[test]
 fn momentum_is_what_a_cyclic_schedule_moves() {
     let param = || vec![Tensor::ones([2, 2], DOUBLE).set_requires_grad(true)];
-    let mut adam = Adam::builder(param()).betas(0.8, 0.99).then_group(param()).betas(0.0, 0.99).build().unwrap();
+    let mut adam =
+        Adam::builder(param()).betas(0.8, 0.99).add_param_group(Adam::group(param()).betas(0.0, 0.99)).build().unwrap();
     assert_eq!((adam.momentum(0), adam.momentum(1), adam.momentum(2)), (Some(0.8), None, None));
     adam.set_momentum(0, 0.7).unwrap();
     assert_eq!(adam.momentum(0), Some(0.7));

@@ -30,7 +30,11 @@ pub const ALL: &[(&str, Make)] = &[
     ("Lion", |p| Box::new(Lion::builder(p).lr(0.01).build().unwrap())),
     ("LAMB", |p| Box::new(Lamb::builder(p).lr(0.01).build().unwrap())),
     ("LARS", |p| Box::new(Lars::builder(p).build().unwrap())),
-    ("two groups", |p| Box::new(AdamW::builder(&p[..1]).lr(0.01).then_group(&p[1..]).betas(0.5, 0.6).build().unwrap())),
+    ("two groups", |p| {
+        Box::new(
+            AdamW::builder(&p[..1]).lr(0.01).add_param_group(AdamW::group(&p[1..]).betas(0.5, 0.6)).build().unwrap(),
+        )
+    }),
     ("in backward", |p| Box::new(AdamW::builder(p).lr(0.01).build_in_backward().unwrap())),
 ];
 

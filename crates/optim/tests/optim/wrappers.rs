@@ -1,6 +1,6 @@
 //! Lookahead and SAM, around an SGD whose steps are known.
 
-use overdrive_core::{Entry, Optimizer, Stateful};
+use overdrive_core::{Entry, Optimizer, StateError, Stateful};
 use overdrive_optim::{Lookahead, LowPrecision, Sam, Sgd};
 use tch::{Kind, Tensor};
 
@@ -112,12 +112,59 @@ fn sam_forgets_an_ascent_when_its_state_is_loaded() {
 }
 
 #[test]
-fn wrappers_take_a_grad_scaler_where_the_inner_optimizer_does() {
-    let (taken, refused) = (weight(), weight());
-    let takes = |weight: &Tensor| Sgd::builder([weight.shallow_clone()]).build().unwrap();
-    let refuses = |weight: &Tensor| Sgd::builder([weight.shallow_clone()]).build_in_backward().unwrap();
-    assert!(Lookahead::new(takes(&taken), 2, 0.5).unwrap().check_grad_scaler().is_ok());
-    assert!(Sam::new(takes(&taken), 0.05).unwrap().check_grad_scaler().is_ok());
-    assert!(Lookahead::new(refuses(&refused), 2, 0.5).unwrap().check_grad_scaler().is_err());
-    assert!(Sam::new(refuses(&refused), 0.05).unwrap().check_grad_scaler().is_err());
+fn a_skipped_step_takes_sam_back_to_where_it_was() {
+    let weight = weight();
+    let mut opt = Sam::new(Sgd::builder([&weight]).lr(0.1).build().unwrap(), 1.0).unwrap();
+    let start = weight.detach().copy();
+    for factor in [1.0, f64::INFINITY] {
+        (weight.square().sum(Kind::Double) * factor).backward();
+        opt.ascend().unwrap();
+        assert!(!weight.equal(&start));
+        assert!(matches!(opt.state_dict(), Err(StateError::NotSaved { .. })), "the weights are elsewhere");
+        opt.step_skipped().unwrap();
+        opt.zero_grad().unwrap();
+        assert!(weight.equal(&start), "after a gradient of {factor}");
+        opt.state_dict().unwrap();
+    }
+}
+
+#[test]
+fn lookahead_starts_from_loaded_weights() {
+    let weight = weight();
+    let mut opt = Lookahead::new(Sgd::builder([&weight]).lr(0.0).build().unwrap(), 1, 0.5).unwrap();
+    let load = |value: f64| drop(tch::no_grad(|| weight.shallow_clone().fill_(value)));
+    let step = |opt: &mut Lookahead<Sgd>| {
+        weight.square().sum(Kind::Double).backward();
+        opt.step().unwrap();
+        opt.zero_grad().unwrap();
+    };
+    load(8.0);
+    step(&mut opt);
+    assert_eq!(value(&weight), 8.0, "loaded before the first step");
+    load(2.0);
+    opt.params_changed().unwrap();
+    step(&mut opt);
+    assert_eq!(value(&weight), 2.0, "loaded later");
+    assert!(opt.behavior().keeps_copies);
+}
+
+#[test]
+fn a_boxed_optimizer_is_wrapped_and_saved() {
+    let weight = weight();
+    let boxed = |weight: &Tensor| -> Box<dyn Optimizer> {
+        Box::new(Sgd::builder([("weight", weight)]).lr(0.1).momentum(0.9).build().unwrap())
+    };
+    let mut opt = Lookahead::new(boxed(&weight), 2, 0.5).unwrap();
+    for _ in 0..3 {
+        weight.square().sum(Kind::Double).backward();
+        opt.step().unwrap();
+        opt.zero_grad().unwrap();
+    }
+    let state = opt.state_dict().unwrap();
+    assert!(state.get("slow.weight").is_ok() && state.get("inner.state.weight.momentum_buffer").is_ok(), "{state:?}");
+    let mut resumed: Box<dyn Optimizer> = Box::new(Lookahead::new(boxed(&weight), 2, 0.5).unwrap());
+    resumed.load_state_dict(&state).unwrap();
+    crate::state::assert_same(&resumed.state_dict().unwrap(), &state, "boxed twice");
+    let by_reference: &mut dyn Optimizer = &mut opt;
+    crate::state::assert_same(&by_reference.state_dict().unwrap(), &state, "by reference");
 }

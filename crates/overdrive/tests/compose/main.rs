@@ -35,7 +35,7 @@ impl Loop {
     /// One epoch in windows of `steps` micro-batches of `size`.
     fn epoch(&mut self, data: &Tensor, size: i64, steps: usize, kind: Option<Kind>) -> anyhow::Result<Vec<f64>> {
         let mut norms = Vec::new();
-        let mut accum = Accumulator::new(&self.opt.params(), steps)?;
+        let mut accum = Accumulator::new(steps)?;
         for micro in accum.windows(data.split(size, 0)) {
             let inputs = micro.batch;
             let loss = || self.model.forward(&inputs).square().mean(Kind::Float);
@@ -43,7 +43,7 @@ impl Loop {
                 Some(kind) => autocast(CPU, kind, loss)?,
                 None => loss(),
             };
-            accum.backward(&self.scaler.scale(&loss)?, inputs.size()[0], micro.closes)?;
+            accum.backward(&self.opt, &self.scaler.scale(&loss)?, Samples(inputs.size()[0]), micro.closes)?;
             if micro.closes {
                 self.scaler.unscale_(&mut self.opt)?;
                 norms.push(clip_grad_norm_(self.opt.params(), 0.1)?.double_value(&[]));
@@ -102,7 +102,7 @@ fn any_optimizer_fits_the_loop() -> anyhow::Result<()> {
     let model = nn::linear(vs.root(), 6, 4, Default::default());
     let mut scaler = GradScaler::new(CPU);
     let optimizers: Vec<Box<dyn Optimizer>> = vec![
-        Box::new(nn::Sgd::default().build(&vs, 0.1)?),
+        Box::new(TchOptimizer::new(nn::Sgd::default().build(&vs, 0.1)?)),
         Box::new(Sgd::builder(vs.trainable_variables()).lr(0.1).momentum(0.9).build()?),
         Box::new(AdamW::builder(vs.trainable_variables()).build()?),
     ];
@@ -260,11 +260,11 @@ fn ranks_with_uneven_micro_batches_equal_the_large_batch() -> anyhow::Result<()>
         let ddp = DistributedDataParallel::builder(&group).build_from(named, Vec::new())?;
         let mut scaler = GradScaler::builder(CPU).init_scale(1024.0).build()?;
         let mut opt = overdrive::optim::Sgd::builder([parameter.shallow_clone()]).lr(0.0).build()?;
-        let mut accum = Accumulator::new(&[parameter.shallow_clone()], sizes[rank].len())?.with_sync(&ddp);
+        let mut accum = Accumulator::new(sizes[rank].len())?.with_sync(&ddp);
         for micro in accum.windows(own.split_with_sizes(sizes[rank], 0)) {
             let outputs = ddp.forward(|| micro.batch.matmul(&parameter.tr()))?;
             let loss = scaler.scale(&outputs.square().mean(Kind::Double))?;
-            accum.backward(&loss, micro.batch.size()[0], micro.closes)?;
+            accum.backward(&opt, &loss, Samples(micro.batch.size()[0]), micro.closes)?;
         }
         scaler.unscale_(&mut opt)?;
         clip_grad_norm_([parameter.shallow_clone()], 0.1)?;

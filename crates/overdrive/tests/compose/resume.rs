@@ -31,7 +31,7 @@ impl Run {
             .add(nn::linear(vs.root() / "out", 32, 3, Default::default()));
         let mut opt = AdamW::builder(vs.trainable_variables()).lr(1e-2).amsgrad(true).build()?;
         let sched = LrScheduler::new(&mut opt, OneCycleLr::new(0.05, EPOCHS * 10))?;
-        let average = AveragedModel::with_buffers(&vs, Averaging::Ema { decay: 0.9 })?;
+        let average = AveragedModel::builder(&vs, Averaging::Ema { decay: 0.9 }).use_buffers(true).build()?;
         let scaler = GradScaler::builder(CPU).init_scale(1024.0).growth_interval(7).build()?;
         let x = (Tensor::arange(80 * 6, (Kind::Float, CPU)) * 0.7).sin().view([80, 6]);
         let y = Tensor::arange(80, (Kind::Int64, CPU)).remainder(3);

@@ -60,7 +60,7 @@ impl Run {
                 Some(kind) => autocast(Device::Cpu, kind, loss)??,
                 None => loss()?,
             };
-            accum.backward(&self.scaler.scale(&loss)?, x.size()[0], index + 1 == micro.len())?;
+            accum.backward(&self.opt, &self.scaler.scale(&loss)?, Samples(x.size()[0]), index + 1 == micro.len())?;
         }
         self.scaler.unscale_(&mut self.opt)?;
         clip_grad_norm_(self.opt.params(), 0.5)?;
@@ -93,8 +93,8 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     for (kind, tolerance) in [(None, 1e-5), (Some(Kind::BFloat16), 2e-2)] {
         let (mut ours, mut reference) = (start()?, start()?);
         let ddp = DistributedDataParallel::new(&ours.vs, &group)?;
-        let mut accum = Accumulator::new(&ours.opt.params(), SIZES[0].len())?.with_sync(&ddp);
-        let mut whole = Accumulator::new(&reference.opt.params(), 1)?;
+        let mut accum = Accumulator::new(SIZES[0].len())?.with_sync(&ddp);
+        let mut whole = Accumulator::new(1)?;
         for step in 0..STEPS {
             let (x, y) = batch(step);
             let start: i64 = SIZES[..rank].iter().flatten().sum();
@@ -132,11 +132,11 @@ pub fn abandoned(meeting: &Meeting) -> Result<()> {
     let Run { vs, model, opt, .. } = start()?;
     let ddp = DistributedDataParallel::new(&vs, &group)?;
     ddp.register_comm_hook(|_: &GradBucket| -> Result<Work<Tensor>, DdpError> { Err(DdpError::NoLauncher) })?;
-    let mut accum = Accumulator::new(&opt.params(), 2)?.with_sync(&ddp);
+    let mut accum = Accumulator::new(2)?.with_sync(&ddp);
     let (x, y) = batch(0);
     let loss = || ddp.forward(|| model.forward(&x)).map(|outputs| (outputs - &y).square().mean(Kind::Float));
-    accum.backward(&loss()?, BATCH, false)?;
-    let told = accum.backward(&loss()?, BATCH, true).err().context("the hook's failure was lost")?;
+    accum.backward(&opt, &loss()?, Samples(BATCH), false)?;
+    let told = accum.backward(&opt, &loss()?, Samples(BATCH), true).err().context("the hook's failure was lost")?;
     let AccumError::Sync(told) = told else { bail!("{told}") };
     ensure!(matches!(told.0.downcast_ref(), Some(DdpError::Hook(inner)) if inner.is::<DdpError>()), "{told}");
     let told = accum.abandon().err().context("a window was given up as if the ranks were well")?.to_string();
@@ -151,18 +151,18 @@ pub fn lost_in_window(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let Run { vs, model, opt, .. } = start()?;
     let ddp = DistributedDataParallel::new(&vs, &group)?;
-    let mut accum = Accumulator::new(&opt.params(), 2)?.with_sync(&ddp);
+    let mut accum = Accumulator::new(2)?.with_sync(&ddp);
     let (x, y) = batch(0);
     let loss = || ddp.forward(|| model.forward(&x)).map(|outputs| (outputs - &y).square().mean(Kind::Float));
-    let without_graph = accum.backward(&Tensor::from(1.0), BATCH, false);
+    let without_graph = accum.backward(&opt, &Tensor::from(1.0), Samples(BATCH), false);
     ensure!(matches!(without_graph, Err(AccumError::Torch(_))), "{without_graph:?}");
     accum.abandon()?;
-    accum.backward(&loss()?, BATCH, false)?;
+    accum.backward(&opt, &loss()?, Samples(BATCH), false)?;
     let loss = loss()?;
     if group.rank() == 1 {
         return Ok(());
     }
-    let told = accum.backward(&loss, BATCH, true).err().context("nobody was missed")?;
+    let told = accum.backward(&opt, &loss, Samples(BATCH), true).err().context("nobody was missed")?;
     let AccumError::Sync(told) = told else { bail!("{told}") };
     ensure!(matches!(told.0.downcast_ref(), Some(DdpError::Lost { .. } | DdpError::TimedOut { .. })), "{told}");
     ensure!(told.to_string().contains("backward on rank 0 of 2"), "{told}");

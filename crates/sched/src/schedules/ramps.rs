@@ -28,7 +28,7 @@ impl ConstantLr {
         self
     }
 
-    /// For how many steps, at least 1; 5 when not said.
+    /// For how many steps; 5 when not said. With 0 the factor is never taken back, as in PyTorch.
     pub fn total_iters(mut self, total_iters: u64) -> Self {
         self.total_iters = total_iters;
         self
@@ -56,8 +56,7 @@ impl Schedule for ConstantLr {
 
     fn check(&self, _groups: usize) -> Result<(), ScheduleError> {
         let check = Check(self.name());
-        check.positive_share("factor", self.factor)?;
-        check.at_least_1("total_iters", self.total_iters)
+        check.positive_share("factor", self.factor)
     }
 }
 
@@ -93,7 +92,7 @@ impl LinearLr {
         self
     }
 
-    /// Within how many steps, at least 1; 5 when not said.
+    /// Within how many steps; 5 when not said. With 0 the rate stays at `start_factor`, as in PyTorch.
     pub fn total_iters(mut self, total_iters: u64) -> Self {
         self.total_iters = total_iters;
         self
@@ -124,8 +123,7 @@ impl Schedule for LinearLr {
     fn check(&self, _groups: usize) -> Result<(), ScheduleError> {
         let check = Check(self.name());
         check.positive_share("start_factor", self.start_factor)?;
-        check.share("end_factor", self.end_factor)?;
-        check.at_least_1("total_iters", self.total_iters)
+        check.share("end_factor", self.end_factor)
     }
 }
 
@@ -148,7 +146,7 @@ impl PolynomialLr {
         Self { total_iters: 5, power: 1.0 }
     }
 
-    /// Within how many steps, at least 1; 5 when not said.
+    /// Within how many steps; 5 when not said. With 0 the rate stays as it is, as in PyTorch.
     pub fn total_iters(mut self, total_iters: u64) -> Self {
         self.total_iters = total_iters;
         self
@@ -167,7 +165,7 @@ impl Schedule for PolynomialLr {
     }
 
     fn lr(&self, at: &At) -> f64 {
-        if at.initial || at.step > self.total_iters {
+        if at.initial || self.total_iters == 0 || at.step > self.total_iters {
             return at.lr;
         }
         let (step, total) = (at.step as f64, self.total_iters as f64);
@@ -180,7 +178,6 @@ impl Schedule for PolynomialLr {
 
     fn check(&self, _groups: usize) -> Result<(), ScheduleError> {
         let check = Check(self.name());
-        check.at_least_1("total_iters", self.total_iters)?;
         check.factor("power", self.power)
     }
 }

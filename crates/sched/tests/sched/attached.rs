@@ -1,6 +1,6 @@
 //! What a schedule does to an optimizer.
 
-use overdrive_core::{Optimizer, OptimizerError, OptimizerId};
+use overdrive_core::{Optimizer, OptimizerError, OptimizerId, TchOptimizer};
 use overdrive_sched::{
     CosineAnnealingLr, CyclicLr, ExponentialLr, LrScheduler, OneCycleLr, ReduceLrOnPlateau, ScheduleError, Scheduler,
     StepLr, layer_wise_lrs,
@@ -11,6 +11,7 @@ use tch::{Device, Kind, Tensor, nn};
 /// An optimizer with nothing but rates and momenta, which may refuse some.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rates {
+    id: OptimizerId,
     pub lrs: Vec<f64>,
     pub momenta: Vec<Option<f64>>,
     /// A group that takes no rate.
@@ -19,13 +20,17 @@ pub struct Rates {
 
 impl Rates {
     pub fn new(lrs: &[f64]) -> Self {
-        Self { lrs: lrs.to_vec(), momenta: vec![Some(0.9); lrs.len()], broken: None }
+        Self { id: OptimizerId::new(), lrs: lrs.to_vec(), momenta: vec![Some(0.9); lrs.len()], broken: None }
+    }
+
+    pub fn values(&self) -> (&[f64], &[Option<f64>]) {
+        (&self.lrs, &self.momenta)
     }
 }
 
 impl Optimizer for Rates {
     fn id(&self) -> OptimizerId {
-        OptimizerId::new()
+        self.id
     }
 
     fn params(&self) -> Vec<Tensor> {
@@ -98,17 +103,49 @@ fn a_refused_schedule_sets_nothing() {
 }
 
 #[test]
-fn two_schedulers_on_one_optimizer_are_an_error() -> Result<(), ScheduleError> {
+fn two_schedulers_on_one_optimizer_are_refused_when_the_second_is_made() -> Result<(), ScheduleError> {
     let mut opt = Rates::new(&[0.1]);
     let mut first = LrScheduler::new(&mut opt, ExponentialLr::new(0.5))?;
-    let mut second = LrScheduler::new(&mut opt, StepLr::new(1))?;
     first.step(&mut opt)?;
-    let error = second.step(&mut opt);
+    let second = LrScheduler::new(&mut opt, StepLr::new(1));
+    assert!(matches!(second, Err(ScheduleError::AlreadyScheduled)), "{second:?}");
+    let plateau = ReduceLrOnPlateau::builder().attach(&opt);
+    assert!(matches!(plateau, Err(ScheduleError::AlreadyScheduled)), "{plateau:?}");
+    let mut plateau = ReduceLrOnPlateau::builder().build(&[0.1])?;
+    assert!(matches!(plateau.step(1.0, &mut opt), Err(ScheduleError::AlreadyScheduled)));
+    assert_eq!(opt.lrs, [0.05], "nothing is set");
+    let copy = first.clone();
+    drop(first);
+    assert!(LrScheduler::new(&mut opt, StepLr::new(1)).is_err(), "the copy goes on with it");
+    drop(copy);
+    LrScheduler::new(&mut opt, StepLr::new(1))?;
+    Ok(())
+}
+
+#[test]
+fn a_schedule_is_stepped_with_its_own_optimizer() -> Result<(), ScheduleError> {
+    let (mut own, mut other) = (Rates::new(&[0.1]), Rates::new(&[0.1]));
+    let mut sched = LrScheduler::new(&mut own, ExponentialLr::new(0.5))?;
+    assert!(matches!(sched.step(&mut other), Err(ScheduleError::OtherOptimizer)));
+    assert!(matches!(sched.apply(&mut other), Err(ScheduleError::OtherOptimizer)));
+    let mut plateau = ReduceLrOnPlateau::builder().attach(&other)?;
+    assert!(matches!(plateau.step(1.0, &mut own), Err(ScheduleError::OtherOptimizer)));
+    assert_eq!((own.lrs[0], other.lrs[0], sched.last_epoch()), (0.1, 0.1, 0));
+    sched.step(&mut own)?;
+    assert_eq!(own.lrs, [0.05]);
+    Ok(())
+}
+
+#[test]
+fn a_rate_that_something_else_has_set_is_an_error() -> Result<(), ScheduleError> {
+    let mut opt = Rates::new(&[0.1]);
+    let mut sched = LrScheduler::new(&mut opt, ExponentialLr::new(0.5))?;
+    opt.lrs[0] = 0.3;
+    let error = sched.step(&mut opt);
     assert!(matches!(error, Err(ScheduleError::ChangedElsewhere { group: 0, .. })), "{error:?}");
-    assert_eq!((opt.lrs[0], second.last_epoch()), (0.05, 0));
-    second.apply(&mut opt)?;
-    second.step(&mut opt)?;
-    assert_eq!(opt.lrs, second.last_lr());
+    sched.apply(&mut opt)?;
+    sched.step(&mut opt)?;
+    assert_eq!(opt.lrs, sched.last_lr());
     Ok(())
 }
 
@@ -141,10 +178,10 @@ fn a_plateau_lowers_what_the_optimizer_has() -> Result<(), ScheduleError> {
     Ok(())
 }
 
-fn sgd() -> Result<(nn::VarStore, Tensor, nn::Optimizer), tch::TchError> {
+fn sgd() -> Result<(nn::VarStore, Tensor, TchOptimizer), tch::TchError> {
     let vs = nn::VarStore::new(Device::Cpu);
     let weight = vs.root().zeros("weight", &[3]);
-    let opt = nn::Sgd::default().build(&vs, 9.0)?;
+    let opt = TchOptimizer::new(nn::Sgd::default().build(&vs, 9.0)?);
     Ok((vs, weight, opt))
 }
 
@@ -158,8 +195,8 @@ fn tchs_optimizer_steps_by_the_schedules_rate() -> Result<(), Box<dyn std::error
     for _ in 0..4 {
         let before = weight.detach().copy();
         weight.sum(Kind::Float).backward();
-        opt.step();
-        opt.zero_grad();
+        opt.step().unwrap();
+        opt.zero_grad().unwrap();
         let moved = (before - weight.detach()).double_value(&[0]);
         assert!((moved - sched.last_lr()[0]).abs() < 1e-6, "{moved}, not {:?}", sched.last_lr());
         sched.step(&mut opt)?;

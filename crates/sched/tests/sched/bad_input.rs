@@ -51,9 +51,6 @@ fn options_out_of_range_are_refused_by_name() {
 #[test]
 fn impossible_steps_are_refused_by_name() {
     refused("step_size", StepLr::new(0));
-    refused("total_iters", ConstantLr::new().total_iters(0));
-    refused("total_iters", LinearLr::new().total_iters(0));
-    refused("total_iters", PolynomialLr::new().total_iters(0));
     refused("t_max", CosineAnnealingLr::new(0));
     refused("t_0", CosineAnnealingWarmRestarts::new(0));
     refused("t_mult", CosineAnnealingWarmRestarts::new(1).t_mult(0));

@@ -112,7 +112,7 @@ fn a_plateau_goes_on_from_its_state() -> Result<(), ScheduleError> {
         feed(&mut second, &losses[split..]);
         whole = make()?;
         feed(&mut whole, &losses);
-        assert_eq!(second, whole);
+        assert_eq!((second.last_lr(), second.state()), (whole.last_lr(), whole.state()));
     }
     assert!(first.resume(whole.state(), &[]).is_err() && first.resume(whole.state(), &[f64::NAN]).is_err());
     Ok(())

@@ -39,7 +39,7 @@ fn the_state_is_the_step_and_the_base_rates() -> Result<(), Box<dyn std::error::
         resumed.load_state_dict(&state)?;
         resumed.apply(&mut other)?;
         for _ in split..60 {
-            assert_eq!((&opt, sched.last_epoch()), (&other, resumed.last_epoch()), "from {split}");
+            assert_eq!((opt.values(), sched.last_epoch()), (other.values(), resumed.last_epoch()), "from {split}");
             sched.step(&mut opt)?;
             resumed.step(&mut other)?;
         }
@@ -119,9 +119,9 @@ fn a_plateau_goes_on_from_its_state_dict_and_refuses_broken_ones() -> Result<(),
     let mut other = Rates::new(&[5.0]);
     let mut resumed = attach(&other)?;
     resumed.load_state_dict(&copy(&plateau.state_dict()?))?;
-    assert_eq!(resumed, plateau);
+    assert_eq!((resumed.last_lr(), resumed.state()), (plateau.last_lr(), plateau.state()));
     resumed.apply(&mut other)?;
-    assert_eq!(other, opt);
+    assert_eq!(other.values(), opt.values());
 
     let state = plateau.state_dict()?;
     for (key, wrong) in [
@@ -133,7 +133,7 @@ fn a_plateau_goes_on_from_its_state_dict_and_refuses_broken_ones() -> Result<(),
     ] {
         assert_eq!(broken(&mut resumed, &state, key, Some(wrong)), key);
     }
-    assert_eq!(resumed, plateau);
+    assert_eq!((resumed.last_lr(), resumed.state()), (plateau.last_lr(), plateau.state()));
     Ok(())
 }
 

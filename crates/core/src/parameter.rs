@@ -1,0 +1,171 @@
+//! Parameters with the names that they have in their model.
+
+use tch::{Tensor, nn};
+
+/// A tensor to train, and its name in the model where it has one.
+///
+/// # Source
+/// An entry of `Module.named_parameters()`.
+#[derive(Debug)]
+#[doc(alias = "named_parameters")]
+pub struct Parameter {
+    name: Option<String>,
+    tensor: Tensor,
+}
+
+impl Parameter {
+    /// A parameter with a name.
+    pub fn named(name: impl Into<String>, tensor: Tensor) -> Self {
+        Self { name: Some(name.into()), tensor }
+    }
+
+    /// A parameter without a name.
+    pub fn unnamed(tensor: Tensor) -> Self {
+        Self { name: None, tensor }
+    }
+
+    /// Its name in the model, if it has one.
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// The tensor, sharing its data with the model.
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    /// How errors call it: by its name, or by its place among `params` that has none.
+    pub fn label(&self, index: usize) -> String {
+        match &self.name {
+            Some(name) => format!("`{name}`"),
+            None => format!("number {index}"),
+        }
+    }
+
+    /// The same tensor under the same name.
+    pub fn share(&self) -> Self {
+        Self { name: self.name.clone(), tensor: self.tensor.shallow_clone() }
+    }
+}
+
+/// What parameters can be given as: a `VarStore`, pairs of name and tensor, or plain tensors.
+///
+/// A `VarStore` gives its trainable variables, frozen ones among them, in the order in which they were made, as
+/// `Module.named_parameters()` does. With names, states are saved and loaded by name, and errors speak of them.
+pub trait IntoParameters {
+    /// The parameters in order, sharing their data.
+    fn into_parameters(self) -> Vec<Parameter>;
+}
+
+/// The parameters with `prefix` and a dot before their names: for several models under one optimizer.
+pub fn prefixed(prefix: &str, params: impl IntoParameters) -> Vec<Parameter> {
+    let put_before = |mut it: Parameter| {
+        it.name = it.name.map(|name| format!("{prefix}.{name}"));
+        it
+    };
+    params.into_parameters().into_iter().map(put_before).collect()
+}
+
+impl IntoParameters for &nn::VarStore {
+    fn into_parameters(self) -> Vec<Parameter> {
+        let mut named: Vec<_> = self.variables().into_iter().collect();
+        named.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let mut places = std::collections::HashMap::new();
+        for (place, (_, tensor)) in named.iter().enumerate() {
+            places.entry(tensor.data_ptr() as usize).or_insert_with(Vec::new).push(place);
+        }
+        let name_of = |tensor: Tensor| {
+            // Empty tensors have no data: among them the shape tells.
+            let here = places.get_mut(&(tensor.data_ptr() as usize));
+            let fits = |place: &usize| named[*place].1.size() == tensor.size();
+            let found = here.and_then(|here| Some(here.remove(here.iter().position(fits)?)));
+            match found {
+                Some(place) => Parameter::named(named[place].0.clone(), tensor),
+                None => Parameter::unnamed(tensor),
+            }
+        };
+        self.trainable_variables().into_iter().map(name_of).collect()
+    }
+}
+
+impl IntoParameters for &mut nn::VarStore {
+    fn into_parameters(self) -> Vec<Parameter> {
+        (&*self).into_parameters()
+    }
+}
+
+/// Anything that can be seen as one parameter of a list.
+trait AsParameter {
+    fn as_parameter(&self) -> Parameter;
+}
+
+impl AsParameter for Parameter {
+    fn as_parameter(&self) -> Parameter {
+        self.share()
+    }
+}
+
+impl AsParameter for Tensor {
+    fn as_parameter(&self) -> Parameter {
+        Parameter::unnamed(self.shallow_clone())
+    }
+}
+
+impl AsParameter for &Tensor {
+    fn as_parameter(&self) -> Parameter {
+        (**self).as_parameter()
+    }
+}
+
+impl<S: AsRef<str>> AsParameter for (S, Tensor) {
+    fn as_parameter(&self) -> Parameter {
+        Parameter::named(self.0.as_ref(), self.1.shallow_clone())
+    }
+}
+
+impl<S: AsRef<str>> AsParameter for (S, &Tensor) {
+    fn as_parameter(&self) -> Parameter {
+        Parameter::named(self.0.as_ref(), self.1.shallow_clone())
+    }
+}
+
+macro_rules! lists {
+    ($(($($generics:tt)*) $item:ty;)+) => {$(
+        impl<$($generics)*> IntoParameters for &[$item] {
+            fn into_parameters(self) -> Vec<Parameter> {
+                self.iter().map(AsParameter::as_parameter).collect()
+            }
+        }
+
+        impl<$($generics)*> IntoParameters for Vec<$item> {
+            fn into_parameters(self) -> Vec<Parameter> {
+                self.as_slice().into_parameters()
+            }
+        }
+
+        impl<$($generics)*> IntoParameters for &Vec<$item> {
+            fn into_parameters(self) -> Vec<Parameter> {
+                self.as_slice().into_parameters()
+            }
+        }
+    )+};
+}
+
+macro_rules! arrays {
+    ($(($($generics:tt)*) $item:ty;)+) => {$(
+        impl<$($generics)* const N: usize> IntoParameters for [$item; N] {
+            fn into_parameters(self) -> Vec<Parameter> {
+                self.as_slice().into_parameters()
+            }
+        }
+
+        impl<$($generics)* const N: usize> IntoParameters for &[$item; N] {
+            fn into_parameters(self) -> Vec<Parameter> {
+                self.as_slice().into_parameters()
+            }
+        }
+    )+};
+}
+
+lists! { () Parameter; () Tensor; () &Tensor; (S: AsRef<str>) (S, Tensor); (S: AsRef<str>) (S, &Tensor); }
+arrays! { () Parameter; () Tensor; () &Tensor; (S: AsRef<str>,) (S, Tensor); (S: AsRef<str>,) (S, &Tensor); }

@@ -1,0 +1,48 @@
+//! Options of a group that change while it trains.
+
+use std::fmt;
+
+use overdrive_core::OptimizerError;
+
+use crate::algorithm::Algorithm;
+use crate::builder::Options;
+use crate::optimizer::Group;
+
+/// New options for a parameter group, made by [`GroupOptimizer::group_mut`](crate::GroupOptimizer::group_mut).
+pub type GroupMut<'a, A> = Options<A, Live<'a, A>>;
+
+/// The group that a [`GroupMut`] is for.
+pub struct Live<'a, A>(&'a mut Group<A>);
+
+impl<'a, A: Algorithm> GroupMut<'a, A> {
+    pub(crate) fn over_group(group: &'a mut Group<A>) -> Self {
+        Self::of(Live(group))
+    }
+
+    /// Trains with what was said from the next step on.
+    ///
+    /// # Errors
+    /// When an option is out of range, or asks for other state than the group has: amsgrad, or a first momentum. The group
+    /// is then as it was.
+    pub fn apply(self) -> Result<(), OptimizerError> {
+        let values = self.over(&self.scope.0.values)?;
+        let group = self.scope.0;
+        for bucket in &group.buckets {
+            for param in bucket.params.to_vec()? {
+                let now = bucket.precision.slot().into_iter().chain(values.options.slots(&param));
+                if !now.map(|slot| slot.name).eq(bucket.slots.iter().map(|slot| slot.name)) {
+                    return Err(OptimizerError::OtherState);
+                }
+            }
+        }
+        let buckets = std::mem::take(&mut group.buckets);
+        group.take_over(values, buckets);
+        Ok(())
+    }
+}
+
+impl<A> fmt::Debug for Live<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Live").field("parameters", &self.0.len).finish_non_exhaustive()
+    }
+}
