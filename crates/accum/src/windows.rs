@@ -1,6 +1,6 @@
 //! Groups a stream of batches into windows, looking one batch ahead.
 
-use std::iter::Peekable;
+use overdrive_core::{HeldBatches, take_ahead};
 
 /// One batch of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,17 +13,25 @@ pub struct MicroBatch<B> {
 
 /// Batches, each with whether it closes its window. Made by [`Accumulator::windows`](crate::Accumulator::windows).
 ///
-/// It takes the next batch from the stream before it hands one out, because data-parallel training has to know that a
-/// backward pass is the window's last before it starts.
+/// Within a window it takes the next batch from the stream before it hands one out, because data-parallel training has to
+/// know that a backward pass is the window's last before it starts. The loader is told, and counts the batch as trained on
+/// when it is handed out. Behind a full window nothing is taken ahead.
 pub struct Windows<I: Iterator> {
-    batches: Peekable<I>,
+    batches: I,
+    /// What was taken before its turn; the inner one is none at the end.
+    ahead: Option<(Option<I::Item>, HeldBatches)>,
     steps: usize,
     taken: usize,
 }
 
 impl<I: Iterator> Windows<I> {
     pub(crate) fn new(batches: I, steps: usize) -> Self {
-        Self { batches: batches.peekable(), steps, taken: 0 }
+        Self { batches, ahead: None, steps, taken: 0 }
+    }
+
+    fn is_last(&mut self) -> bool {
+        let (next, _) = self.ahead.get_or_insert_with(|| take_ahead(|| self.batches.next()));
+        next.is_none()
     }
 }
 
@@ -31,9 +39,15 @@ impl<I: Iterator> Iterator for Windows<I> {
     type Item = MicroBatch<I::Item>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let batch = self.batches.next()?;
+        let batch = match self.ahead.take() {
+            Some((batch, held)) => {
+                held.hand_out();
+                batch?
+            }
+            None => self.batches.next()?,
+        };
         self.taken += 1;
-        let closes = self.taken == self.steps || self.batches.peek().is_none();
+        let closes = self.taken == self.steps || self.is_last();
         if closes {
             self.taken = 0;
         }

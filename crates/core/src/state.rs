@@ -118,6 +118,26 @@ impl StateDict {
         StateDict(inner.collect())
     }
 
+    /// The same with tensors of its own, which keep their values when the owner's change.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    ///
+    /// # Syncs
+    /// No.
+    pub fn copied(&self) -> Result<StateDict, StateError> {
+        let copy = |(key, entry): (&String, &Entry)| {
+            let entry = match entry {
+                Entry::Tensor(tensor) if tensor.defined() => {
+                    Entry::Tensor(tensor.f_detach_copy().map_err(TorchError::from)?)
+                }
+                other => share(other),
+            };
+            Ok((key.clone(), entry))
+        };
+        self.0.iter().map(copy).collect::<Result<_, _>>().map(StateDict)
+    }
+
     /// All entries by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Entry)> {
         self.0.iter().map(|(key, entry)| (key.as_str(), entry))

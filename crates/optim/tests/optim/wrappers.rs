@@ -1,10 +1,10 @@
 //! Lookahead and SAM, around an SGD whose steps are known.
 
-use overdrive_core::{Entry, Optimizer, StateError, Stateful};
-use overdrive_optim::{Lookahead, LowPrecision, Sam, Sgd};
-use tch::{Kind, Tensor};
+use overdrive_core::{Entry, Optimizer, OptimizerError, StateError, Stateful};
+use overdrive_optim::{AdamW, Joint, Lookahead, LowPrecision, Muon, Sam, Sgd, hidden_matrices};
+use tch::{Kind, Tensor, nn};
 
-use crate::DOUBLE;
+use crate::{CPU, DOUBLE};
 
 fn weight() -> Tensor {
     (Tensor::ones([1], DOUBLE) * 8.0).set_requires_grad(true)
@@ -167,4 +167,72 @@ fn a_boxed_optimizer_is_wrapped_and_saved() {
     crate::state::assert_same(&resumed.state_dict().unwrap(), &state, "boxed twice");
     let by_reference: &mut dyn Optimizer = &mut opt;
     crate::state::assert_same(&by_reference.state_dict().unwrap(), &state, "by reference");
+}
+
+/// A network whose hidden matrix goes to Muon.
+fn muon_and_adamw(vs: &nn::VarStore) -> Joint<Muon, AdamW> {
+    let (hidden, others) = hidden_matrices(vs, |name| name.starts_with("head"));
+    assert_eq!(hidden.iter().map(|param| param.name().unwrap()).collect::<Vec<_>>(), ["hidden.weight"]);
+    let muon = Muon::builder(hidden).lr(0.02).build().unwrap();
+    Joint::new(muon, AdamW::builder(others).lr(1e-3).decay_groups().build().unwrap()).unwrap()
+}
+
+fn network(seed: i64) -> nn::VarStore {
+    tch::manual_seed(seed);
+    let vs = nn::VarStore::new(CPU);
+    nn::linear(vs.root() / "hidden", 4, 4, Default::default());
+    nn::linear(vs.root() / "head", 4, 2, Default::default());
+    vs
+}
+
+fn train(vs: &nn::VarStore, opt: &mut dyn Optimizer) {
+    let loss = vs.trainable_variables().iter().map(|param| param.sin().sum(Kind::Float)).reduce(|sum, it| sum + it);
+    loss.unwrap().backward();
+    opt.step().unwrap();
+    opt.zero_grad().unwrap();
+}
+
+#[test]
+fn two_optimizers_are_one_object_for_rates_steps_and_states() {
+    let (apart, together) = (network(1), network(1));
+    let (hidden, others) = hidden_matrices(&apart, |name| name.starts_with("head"));
+    let mut muon = Muon::builder(hidden).lr(0.02).build().unwrap();
+    let mut adamw = AdamW::builder(others).lr(0.5).build().unwrap();
+    let mut opt = muon_and_adamw(&together);
+    assert_eq!((opt.num_groups(), opt.lr(0), opt.lr(2)), (3, Some(0.02), Some(1e-3)));
+    opt.set_lr(1, 0.5).unwrap();
+    opt.set_lr(2, 0.5).unwrap();
+    adamw.group_mut(0).unwrap().weight_decay(0.01).apply().unwrap();
+    assert!(matches!(opt.set_lr(3, 0.5), Err(OptimizerError::NoSuchGroup { group: 3, groups: 3 })));
+    assert!(opt.momentum(0).is_some() && opt.momentum(3).is_none() && !opt.takes_grad_scale());
+    // Biases do not decay in one and do in the other: compared is what both decay.
+    for _ in 0..3 {
+        train(&together, &mut opt);
+        let loss =
+            apart.trainable_variables().iter().map(|param| param.sin().sum(Kind::Float)).reduce(|sum, it| sum + it);
+        loss.unwrap().backward();
+        for opt in [&mut muon as &mut dyn Optimizer, &mut adamw] {
+            opt.step().unwrap();
+            opt.zero_grad().unwrap();
+        }
+    }
+    for name in ["hidden.weight", "head.weight"] {
+        assert!(apart.variables()[name].equal(&together.variables()[name]), "{name}");
+    }
+
+    let state = opt.state_dict().unwrap().copied().unwrap();
+    let mut resumed = muon_and_adamw(&together);
+    resumed.load_state_dict(&state).unwrap();
+    crate::state::assert_same(&resumed.state_dict().unwrap(), &state, "resumed");
+    // A second half that does not fit leaves the first as it was.
+    let mut fresh = muon_and_adamw(&together);
+    let before = fresh.state_dict().unwrap().copied().unwrap();
+    let mut broken = state.copied().unwrap();
+    broken.insert("second.param_groups.0.lr", Entry::Float(-1.0));
+    assert!(fresh.load_state_dict(&broken).is_err());
+    crate::state::assert_same(&fresh.state_dict().unwrap(), &before, "refused");
+
+    let both = Sgd::builder(&together).build().unwrap();
+    let shared = Joint::new(Sgd::builder(&together).build().unwrap(), both).unwrap_err();
+    assert!(shared.to_string().contains("`hidden.weight`: both optimizers have it"), "{shared}");
 }

@@ -191,6 +191,7 @@ fn tchs_optimizer_steps_by_the_schedules_rate() -> Result<(), Box<dyn std::error
     assert!(matches!(LrScheduler::new(&mut opt, StepLr::new(1)), Err(ScheduleError::UnknownLr { group: 0 })));
     assert!(ReduceLrOnPlateau::builder().attach(&opt).is_err());
     let mut sched = LrScheduler::with_base_lrs(&mut opt, CosineAnnealingLr::new(4), &[0.5])?;
+    let (_other_vs, _other_weight, mut other) = sgd()?;
     let mut plateau = ReduceLrOnPlateau::builder().patience(0).build(&[0.5])?;
     for _ in 0..4 {
         let before = weight.detach().copy();
@@ -200,7 +201,7 @@ fn tchs_optimizer_steps_by_the_schedules_rate() -> Result<(), Box<dyn std::error
         let moved = (before - weight.detach()).double_value(&[0]);
         assert!((moved - sched.last_lr()[0]).abs() < 1e-6, "{moved}, not {:?}", sched.last_lr());
         sched.step(&mut opt)?;
-        plateau.step(1.0, &mut opt)?;
+        plateau.step(1.0, &mut other)?;
         sched.apply(&mut opt)?;
     }
     assert!(plateau.last_lr()[0] < 0.5);

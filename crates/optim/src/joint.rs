@@ -1,0 +1,197 @@
+//! Two optimizers as one, Muon for the hidden matrices and AdamW for the rest, say.
+
+use std::collections::HashSet;
+
+use overdrive_core::{
+    Activity, Behavior, GradScale, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict,
+    StateError, Stateful, activity,
+};
+use tch::Tensor;
+
+/// Two optimizers over different parameters, used as one: by a schedule, a `GradScaler`, an accumulator, a checkpoint. The
+/// groups of the second come behind those of the first.
+///
+/// ```
+/// # use overdrive_core::Optimizer;
+/// # use overdrive_optim::{AdamW, Joint, Muon, hidden_matrices};
+/// # use tch::{Device, nn};
+/// # fn main() -> Result<(), overdrive_core::OptimizerError> {
+/// # let vs = nn::VarStore::new(Device::Cpu);
+/// # nn::linear(vs.root() / "hidden", 4, 4, Default::default());
+/// # nn::linear(vs.root() / "head", 4, 2, Default::default());
+/// let (hidden, others) = hidden_matrices(&vs, |name| name.starts_with("embed") || name.starts_with("head"));
+/// let muon = Muon::builder(hidden).lr(0.02).build()?;
+/// let adamw = AdamW::builder(others).lr(3e-4).build()?;
+/// let mut opt = Joint::new(muon, adamw)?;
+/// # opt.step()
+/// # }
+/// ```
+///
+/// # Source
+/// `MuonWithAuxAdam` of Jordan's Muon, `ChainedOptimizer` of Megatron-LM.
+#[derive(Debug)]
+#[doc(alias = "MuonWithAuxAdam")]
+#[doc(alias = "ChainedOptimizer")]
+pub struct Joint<A, B> {
+    id: OptimizerId,
+    first: A,
+    second: B,
+}
+
+/// The matrices of hidden layers, and the other parameters: those that are no matrices, and those whose names
+/// `is_outer` tells, embeddings and heads.
+pub fn hidden_matrices(
+    params: impl IntoParameters,
+    is_outer: impl Fn(&str) -> bool,
+) -> (Vec<Parameter>, Vec<Parameter>) {
+    let is_hidden = |param: &Parameter| param.tensor().dim() == 2 && !param.name().is_some_and(&is_outer);
+    params.into_parameters().into_iter().partition(is_hidden)
+}
+
+impl<A: Optimizer, B: Optimizer> Joint<A, B> {
+    /// Both as one.
+    ///
+    /// # Errors
+    /// When they share a parameter, or one steps during the backward pass and the other does not.
+    pub fn new(first: A, second: B) -> Result<Self, OptimizerError> {
+        if first.behavior().steps_in_backward != second.behavior().steps_in_backward {
+            let reason = "one of the two steps during the backward pass and the other does not: build both in one way";
+            return Err(OptimizerError::DoesNotFit { part: "Joint", reason });
+        }
+        let place = |tensor: &Tensor| (tensor.numel() > 0).then(|| tensor.data_ptr() as usize);
+        let known: HashSet<_> = first.params().iter().filter_map(place).collect();
+        for (index, param) in second.parameters().iter().enumerate() {
+            if place(param.tensor()).is_some_and(|place| known.contains(&place)) {
+                let reason = "both optimizers have it: each parameter belongs to one";
+                return Err(OptimizerError::parameter(param, index, reason));
+            }
+        }
+        Ok(Self { id: OptimizerId::new(), first, second })
+    }
+
+    /// The two.
+    pub fn optimizers(&self) -> (&A, &B) {
+        (&self.first, &self.second)
+    }
+
+    /// Whose group it is, and its number there.
+    fn group(&mut self, group: usize) -> Result<(&mut dyn Optimizer, usize), OptimizerError> {
+        let (first, groups) = (self.first.num_groups(), self.num_groups());
+        match group {
+            _ if group < first => Ok((&mut self.first, group)),
+            _ if group < groups => Ok((&mut self.second, group - first)),
+            _ => Err(OptimizerError::NoSuchGroup { group, groups }),
+        }
+    }
+}
+
+impl<A: Optimizer, B: Optimizer> Optimizer for Joint<A, B> {
+    fn id(&self) -> OptimizerId {
+        self.id
+    }
+
+    fn params(&self) -> Vec<Tensor> {
+        self.first.params().into_iter().chain(self.second.params()).collect()
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        self.first.parameters().into_iter().chain(self.second.parameters()).collect()
+    }
+
+    fn behavior(&self) -> Behavior {
+        self.first.behavior().and(self.second.behavior())
+    }
+
+    fn num_groups(&self) -> usize {
+        self.first.num_groups() + self.second.num_groups()
+    }
+
+    fn lr(&self, group: usize) -> Option<f64> {
+        let first = self.first.num_groups();
+        if group < first { self.first.lr(group) } else { self.second.lr(group - first) }
+    }
+
+    fn set_lr(&mut self, group: usize, lr: f64) -> Result<(), OptimizerError> {
+        let (optimizer, group) = self.group(group)?;
+        optimizer.set_lr(group, lr)
+    }
+
+    fn momentum(&self, group: usize) -> Option<f64> {
+        let first = self.first.num_groups();
+        if group < first { self.first.momentum(group) } else { self.second.momentum(group - first) }
+    }
+
+    fn set_momentum(&mut self, group: usize, momentum: f64) -> Result<(), OptimizerError> {
+        let (optimizer, group) = self.group(group)?;
+        optimizer.set_momentum(group, momentum)
+    }
+
+    /// The first's step, then the second's, which is left out when the first fails.
+    fn step(&mut self) -> Result<(), OptimizerError> {
+        let _step = activity(|| Activity::OptimizerStep(&*self));
+        self.first.step()?;
+        self.second.step()
+    }
+
+    fn takes_grad_scale(&self) -> bool {
+        self.first.takes_grad_scale() && self.second.takes_grad_scale()
+    }
+
+    fn step_scaled(&mut self, scale: GradScale<'_>) -> Result<(), OptimizerError> {
+        let _step = activity(|| Activity::OptimizerStep(&*self));
+        if !self.takes_grad_scale() {
+            return Err(OptimizerError::TakesNoGradScale);
+        }
+        self.first.step_scaled(scale)?;
+        self.second.step_scaled(scale)
+    }
+
+    fn step_skipped(&mut self) -> Result<(), OptimizerError> {
+        self.first.step_skipped()?;
+        self.second.step_skipped()
+    }
+
+    fn zero_grad(&mut self) -> Result<(), OptimizerError> {
+        self.first.zero_grad()?;
+        self.second.zero_grad()
+    }
+
+    fn params_changed(&mut self) -> Result<(), OptimizerError> {
+        self.first.params_changed()?;
+        self.second.params_changed()
+    }
+
+    fn as_stateful(&self) -> Option<&dyn Stateful> {
+        self.first.as_stateful().and(self.second.as_stateful()).map(|_| self as &dyn Stateful)
+    }
+
+    fn as_stateful_mut(&mut self) -> Option<&mut dyn Stateful> {
+        let both = self.first.as_stateful().and(self.second.as_stateful()).is_some();
+        both.then_some(self as &mut dyn Stateful)
+    }
+}
+
+/// The first's under `first`, the second's under `second`. When the second refuses, the first has its own again.
+impl<A: Optimizer, B: Optimizer> Stateful for Joint<A, B> {
+    fn state_dict(&self) -> Result<StateDict, StateError> {
+        let mut state = StateDict::new();
+        state.insert_nested("first", (&self.first as &dyn Optimizer).state_dict()?);
+        state.insert_nested("second", (&self.second as &dyn Optimizer).state_dict()?);
+        Ok(state)
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        if let Some((key, _)) =
+            state.iter().find(|(key, _)| !["first.", "second."].iter().any(|part| key.starts_with(part)))
+        {
+            return Err(StateError::Unexpected { key: key.to_owned() });
+        }
+        let before = (&self.first as &dyn Optimizer).state_dict()?.copied()?;
+        (&mut self.first as &mut dyn Optimizer).load_state_dict(&state.nested("first"))?;
+        let second = (&mut self.second as &mut dyn Optimizer).load_state_dict(&state.nested("second"));
+        if second.is_err() {
+            (&mut self.first as &mut dyn Optimizer).load_state_dict(&before)?;
+        }
+        second
+    }
+}
