@@ -92,7 +92,9 @@ mod tests {
         let count = used.clone();
         let numbers = (0..5).inspect(move |_| {
             let count = count.clone();
-            when_handed_out(move || drop(count.fetch_add(1, Ordering::Relaxed)));
+            when_handed_out(move || {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
         });
         (numbers, used)
     }
