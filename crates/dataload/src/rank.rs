@@ -21,6 +21,16 @@ impl Rank {
         Ok(Self { world_size, rank, drop_last: false })
     }
 
+    /// Its number as a number of 64 bits.
+    pub(crate) fn number(self) -> u64 {
+        self.rank as u64
+    }
+
+    /// The first of the things that it takes where each rank takes neighbours.
+    pub(crate) fn first(self, len: usize) -> usize {
+        self.share(len).saturating_mul(self.rank)
+    }
+
     /// The same rank, which fills up where dropping would leave it nothing of `len` things.
     pub(crate) fn or_fill(self, len: usize) -> Self {
         Self { drop_last: self.drop_last && len >= self.world_size, ..self }

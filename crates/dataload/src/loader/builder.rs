@@ -1,7 +1,7 @@
 //! The options that both kinds of loader have, with PyTorch's names and meaning.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tch::Device;
@@ -83,6 +83,8 @@ pub(crate) struct Options {
     pin_memory: bool,
     device: Option<Device>,
     keep_on_device: bool,
+    /// Of samples that are whole batches, which are told the seed when they are to be shuffled: then their rows are.
+    pub(crate) shuffles_rows: Option<Arc<OnceLock<u64>>>,
     /// What else the order of the samples follows from.
     pub(crate) order: Vec<(&'static str, i64)>,
     /// A [`TensorOps`] of the batch, where an option needs one.
@@ -109,6 +111,7 @@ impl Default for Options {
             pin_memory: false,
             device: None,
             keep_on_device: false,
+            shuffles_rows: None,
             order: Vec::new(),
             tensor_ops: None,
         }
