@@ -260,9 +260,8 @@ impl Position {
         }
         let marked = position.mark.is_some();
         let stranger = |key: &str| {
-            !known.contains(&key)
-                && !(marked && is_of_lanes(key))
-                && !identity.entries().iter().any(|(entry, _)| *entry == key)
+            let own = known.contains(&key) || (marked && is_of_lanes(key));
+            !own && !identity.entries().iter().any(|(entry, _)| *entry == key)
         };
         match state.iter().find(|(key, _)| stranger(key)) {
             Some((key, _)) => Err(StateError::Unexpected { key: key.to_owned() }),

@@ -9,6 +9,9 @@ use crate::parquet::{floats, number, open};
 const ROWS: usize = 60;
 const GROUPS: u64 = 9;
 
+/// The rows of each batch.
+type Batches = Vec<Vec<i64>>;
+
 fn rows(table: &ParquetTable) -> Vec<i64> {
     floats(table.tensor("int64").unwrap()).iter().map(|&number| number as i64).collect()
 }
@@ -60,7 +63,7 @@ fn ranks(
     dataset: impl Fn() -> ParquetDataset,
     world_size: usize,
     make: impl Fn(ParquetBatches) -> ParquetBatches,
-) -> Result<(Vec<Vec<Vec<i64>>>, u64), DataError> {
+) -> Result<(Vec<Batches>, u64), DataError> {
     let (mut all, mut decoded) = (Vec::new(), 0);
     for rank in 0..world_size {
         let dataset = dataset();
