@@ -95,8 +95,8 @@ impl<'a, S> BatchSamples<'a, S> {
         self.epoch
     }
 
-    /// The batch's number in its epoch. What is random about a whole batch should follow from it and from
-    /// [`epoch`](Self::epoch).
+    /// The batch's number in its epoch, the same on every rank. What is random about a whole batch should follow from it and
+    /// from [`epoch`](Self::epoch), and from [`Drawn::draw`] of its first sample where ranks are to differ.
     pub fn batch(&self) -> usize {
         self.batch
     }
