@@ -23,9 +23,14 @@ pub struct BatchSamples<'a, S> {
 pub struct Drawn<S> {
     /// The sample.
     pub sample: S,
-    /// The sample's index in its dataset; in a stream, a number that is made of its shard and its place there. What is
-    /// random about a sample should follow from it and from [`BatchSamples::epoch`].
+    /// The sample's index in its dataset; in a stream, a number that is made of its shard and its place there.
     pub index: u64,
+    /// A number of this draw of the sample. What is random about a sample should follow from it and from
+    /// [`BatchSamples::epoch`]: so a sample that comes again in an epoch, or on another rank, does not come the same.
+    ///
+    /// It follows from the index and the place in the epoch's order of all ranks; in a stream, from the index and how often
+    /// the stream has begun anew. Workers, a resumed run and, at the same global batch, the number of ranks change nothing.
+    pub draw: u64,
 }
 
 /// A part of the work on a batch, for [`LoaderStats`](crate::LoaderStats).
@@ -90,8 +95,8 @@ impl<'a, S> BatchSamples<'a, S> {
         self.epoch
     }
 
-    /// The batch's number in its epoch. What is random about a whole batch should follow from it and from
-    /// [`epoch`](Self::epoch).
+    /// The batch's number in its epoch, the same on every rank. What is random about a whole batch should follow from it and
+    /// from [`epoch`](Self::epoch), and from [`Drawn::draw`] of its first sample where ranks are to differ.
     pub fn batch(&self) -> usize {
         self.batch
     }
@@ -180,7 +185,7 @@ impl<S> Draw<S> for Listed<S> {
     fn draw(&mut self) -> Result<Option<Drawn<S>>, DataError> {
         let Some((position, sample)) = self.samples.next() else { return Ok(None) };
         self.last = position;
-        Ok(Some(Drawn { sample, index: position as u64 }))
+        Ok(Some(Drawn { sample, index: position as u64, draw: position as u64 }))
     }
 
     fn reject(&mut self, error: DataError) -> Result<(), DataError> {

@@ -41,7 +41,7 @@ pub trait Dataset: Send + Sync {
         T: Send,
         F: Fn(Self::Sample) -> Result<T, DataError> + Send + Sync,
     {
-        Map { dataset: self, transform }
+        Map::new(self, transform)
     }
 
     /// A dataset of the samples at `indices`, in that order.
@@ -122,11 +122,37 @@ where
     }
 }
 
-/// A dataset with a transform after it; made by [`Dataset::map`].
-#[derive(Clone, Debug)]
+/// A dataset or stream with a transform after it; made by [`Dataset::map`] and
+/// [`IterableDataset::map`](crate::IterableDataset::map).
+///
+/// What it is made of may be a stream too, as a [`ParquetDataset`](crate::ParquetDataset) is; so is this then.
+#[derive(Debug)]
 pub struct Map<D, F> {
-    dataset: D,
-    transform: F,
+    pub(crate) dataset: D,
+    /// Shared with the shards of a stream that are open.
+    pub(crate) transform: Arc<F>,
+}
+
+impl<D: Clone, F> Clone for Map<D, F> {
+    fn clone(&self) -> Self {
+        Self { dataset: self.dataset.clone(), transform: self.transform.clone() }
+    }
+}
+
+impl<D, F> Map<D, F> {
+    pub(crate) fn new(dataset: D, transform: F) -> Self {
+        Self { dataset, transform: Arc::new(transform) }
+    }
+
+    /// The same with another transform behind this one; see [`Dataset::map`] and
+    /// [`IterableDataset::map`](crate::IterableDataset::map).
+    pub fn map<S, T, U, G>(self, transform: G) -> Map<Self, G>
+    where
+        F: Fn(S) -> Result<T, DataError>,
+        G: Fn(T) -> Result<U, DataError> + Send + Sync,
+    {
+        Map::new(self, transform)
+    }
 }
 
 impl<T, D, F> Dataset for Map<D, F>

@@ -84,6 +84,15 @@ pub enum Color {
 }
 
 impl Color {
+    /// The channels of an image that has `stored` of them in its file.
+    pub(crate) fn channels(self, stored: usize) -> usize {
+        match self {
+            Self::AsStored => stored,
+            Self::Grey => 1,
+            Self::Rgb => 3,
+        }
+    }
+
     /// Converts interleaved pixels and tells how many channels they have then.
     pub(crate) fn convert(self, pixels: Vec<u8>, channels: usize) -> (Vec<u8>, usize) {
         let each = |to: fn(&[u8]) -> u8| pixels.chunks_exact(channels).map(to).collect();

@@ -19,7 +19,8 @@ thread_local! {
 
 /// Decodes every sample of a batch, passes it through the transforms and writes it into its place in the batch.
 ///
-/// The result is a function of (seed, epoch, index) for every sample. Images are RGB.
+/// The result is a function of (seed, epoch, draw) for every sample: one that comes again in an epoch is cropped otherwise,
+/// see [`Drawn::draw`]. Images are RGB.
 ///
 /// ```
 /// use overdrive_dataload::{ImagePipeline, RandomHorizontalFlip, RandomResizedCrop};
@@ -98,13 +99,14 @@ impl ImagePipeline {
         FloatPipeline { pipeline: self, to_float }
     }
 
-    /// Decodes and transforms the sample with this index into `slot`, its `3 * H * W` bytes of a batch.
+    /// Decodes and transforms a sample into `slot`, its `3 * H * W` bytes of a batch; `draw` is its
+    /// [`Drawn::draw`].
     ///
     /// # Errors
     /// [`DataError::ImageShape`] when the result has another number of bytes; an error of the decoder or a transform.
-    pub fn decode_into(&self, sample: &EncodedImage, index: u64, epoch: u64, slot: &mut [u8]) -> Result<(), DataError> {
+    pub fn decode_into(&self, sample: &EncodedImage, draw: u64, epoch: u64, slot: &mut [u8]) -> Result<(), DataError> {
         SCRATCH.with_borrow_mut(|scratch| {
-            let canvas = self.canvas(sample, index, epoch, scratch)?;
+            let canvas = self.canvas(sample, draw, epoch, scratch)?;
             let (height, width) = (canvas.height(), canvas.width());
             if slot.len() != 3 * height * width {
                 return Err(DataError::ImageShape { height, width, channels: 3, bytes: slot.len() });
@@ -113,14 +115,14 @@ impl ImagePipeline {
         })
     }
 
-    /// Passes a decoded image through the transforms.
+    /// Passes a decoded image through the transforms; `draw` is its [`Drawn::draw`].
     ///
     /// # Errors
     /// An error of a transform.
-    pub fn image(&self, image: &Image, index: u64, epoch: u64) -> Result<Image, DataError> {
+    pub fn image(&self, image: &Image, draw: u64, epoch: u64) -> Result<Image, DataError> {
         SCRATCH.with_borrow_mut(|scratch| {
             let mut canvas = Canvas::of_image(image, Path::new("image"), scratch)?;
-            self.transform(&mut canvas, index, epoch)?;
+            self.transform(&mut canvas, draw, epoch)?;
             let (height, width) = (canvas.height(), canvas.width());
             let mut bytes = vec![0; 3 * height * width];
             canvas.write(true, &mut bytes)?;
@@ -128,9 +130,9 @@ impl ImagePipeline {
         })
     }
 
-    fn transform(&self, canvas: &mut Canvas<'_>, index: u64, epoch: u64) -> Result<(), DataError> {
+    fn transform(&self, canvas: &mut Canvas<'_>, draw: u64, epoch: u64) -> Result<(), DataError> {
         for (position, transform) in self.transforms.iter().enumerate() {
-            transform.apply(canvas, &mut Draws::new(self.seed, epoch, index, position as u64))?;
+            transform.apply(canvas, &mut Draws::new(self.seed, epoch, draw, position as u64))?;
         }
         Ok(())
     }
@@ -139,25 +141,25 @@ impl ImagePipeline {
     fn canvas<'a>(
         &self,
         sample: &'a EncodedImage,
-        index: u64,
+        draw: u64,
         epoch: u64,
         scratch: &'a mut Scratch,
     ) -> Result<Canvas<'a>, DataError> {
         let mut canvas = Canvas::open(&sample.bytes, self.upright, &sample.path, scratch)?;
         canvas.dct_scaling(self.dct_scaling);
-        self.transform(&mut canvas, index, epoch)?;
+        self.transform(&mut canvas, draw, epoch)?;
         Ok(canvas)
     }
 
     /// Draws all samples, and decodes each into its place in the batch.
     fn fill(&self, samples: &mut BatchSamples<'_, (EncodedImage, i64)>, order: Order) -> Result<Filled, DataError> {
         let mut filled: Option<Filled> = None;
-        while let Some(Drawn { sample: (image, label), index, .. }) = samples.next()? {
+        while let Some(Drawn { sample: (image, label), draw, .. }) = samples.next()? {
             let begun = Instant::now();
             let (epoch, room, pinned) = (samples.epoch(), samples.len(), samples.pinned() && order.pinnable);
             let (done, decoding) = SCRATCH.with_borrow_mut(|scratch| {
                 scratch.take_decoding_time();
-                let done = self.canvas(&image, index, epoch, scratch).and_then(|mut canvas| {
+                let done = self.canvas(&image, draw, epoch, scratch).and_then(|mut canvas| {
                     let filled = match &mut filled {
                         Some(filled) if !filled.labels.is_empty() => filled,
                         filled => {
@@ -230,7 +232,7 @@ impl fmt::Debug for ImagePipeline {
 impl Collate<(EncodedImage, i64)> for ImagePipeline {
     type Batch = (Tensor, Tensor);
 
-    /// Takes the samples' positions for their indices, and epoch 0.
+    /// Takes the samples' positions for their draws, and epoch 0.
     fn collate(&self, samples: Vec<(EncodedImage, i64)>) -> Result<Self::Batch, DataError> {
         self.collate_from(&mut BatchSamples::new(&mut Listed::from(samples), 0, 0, false))
     }

@@ -97,7 +97,7 @@ pub use sampler::{
 #[cfg(any(feature = "parquet", feature = "tfrecord", feature = "webdataset"))]
 pub use shards::expand_shards;
 pub use stack::{Stack, Stackable};
-pub use stream::{FnStream, IterableDataset, MapStream, Samples, ShardStream, StreamPosition};
+pub use stream::{FnStream, IterableDataset, Samples, ShardStream, StreamPosition};
 pub use tensor_batch::TensorBatch;
 pub use tensor_dataset::{GatherRows, RowNumbers, TensorDataset};
 #[cfg(feature = "tfrecord")]

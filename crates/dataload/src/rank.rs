@@ -21,6 +21,16 @@ impl Rank {
         Ok(Self { world_size, rank, drop_last: false })
     }
 
+    /// Its number as a number of 64 bits.
+    pub(crate) fn number(self) -> u64 {
+        self.rank as u64
+    }
+
+    /// The first of the things that it takes where each rank takes neighbours.
+    pub(crate) fn first(self, len: usize) -> usize {
+        self.share(len).saturating_mul(self.rank)
+    }
+
     /// The same rank, which fills up where dropping would leave it nothing of `len` things.
     pub(crate) fn or_fill(self, len: usize) -> Self {
         Self { drop_last: self.drop_last && len >= self.world_size, ..self }
@@ -33,8 +43,14 @@ impl Rank {
         if self.drop_last { len / self.world_size } else { len.div_ceil(self.world_size) }
     }
 
-    /// Their positions: every `world_size`-th one from `rank` on, and those past the end from the start again.
-    pub(crate) fn positions(self, len: usize) -> impl Iterator<Item = usize> {
-        (0..self.share(len)).map(move |turn| (self.rank + turn * self.world_size) % len)
+    /// Their positions: every `world_size`-th one from `rank` on, and those past the end from the start again, in another
+    /// round. Both are told.
+    pub(crate) fn positions(self, len: usize) -> impl Iterator<Item = (usize, u64)> {
+        (0..self.share(len)).map(move |turn| (self.place(turn) % len, (self.place(turn) / len) as u64))
+    }
+
+    /// The place of this rank's `turn` among the turns of all.
+    pub(crate) fn place(&self, turn: usize) -> usize {
+        self.rank.saturating_add(turn.saturating_mul(self.world_size))
     }
 }

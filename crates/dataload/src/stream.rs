@@ -3,7 +3,7 @@
 use std::iter::Fuse;
 use std::sync::Arc;
 
-use crate::{Cancellation, DataError, Deferred};
+use crate::{Cancellation, DataError, Deferred, Map};
 
 /// The samples of one shard, in order.
 ///
@@ -63,13 +63,13 @@ pub trait IterableDataset: Send + Sync {
     ///
     /// In a loader it runs in all workers at once, a sample that it refuses being dealt with by
     /// [`OnError`](crate::OnError). Reading itself, decompression included, is done by one worker at a time.
-    fn map<T, F>(self, transform: F) -> MapStream<Self, F>
+    fn map<T, F>(self, transform: F) -> Map<Self, F>
     where
         Self: Sized,
         T: Send + 'static,
         F: Fn(Self::Sample) -> Result<T, DataError> + Send + Sync,
     {
-        MapStream { dataset: self, transform: Arc::new(transform) }
+        Map::new(self, transform)
     }
 
     /// The samples of the shards in `order`, one shard after the other.
@@ -295,21 +295,7 @@ where
     }
 }
 
-/// A stream with a transform after it; made by [`IterableDataset::map`].
-#[derive(Debug)]
-pub struct MapStream<D, F> {
-    dataset: D,
-    /// Shared with the shards that are open.
-    transform: Arc<F>,
-}
-
-impl<D: Clone, F> Clone for MapStream<D, F> {
-    fn clone(&self) -> Self {
-        Self { dataset: self.dataset.clone(), transform: self.transform.clone() }
-    }
-}
-
-impl<T, D, F> IterableDataset for MapStream<D, F>
+impl<T, D, F> IterableDataset for Map<D, F>
 where
     T: Send + 'static,
     D: IterableDataset,

@@ -55,15 +55,23 @@ impl<B: BatchSampler> BatchSampler for DistributedBatches<B> {
     }
 
     fn plan(&self, epoch: u64) -> BatchPlan {
-        let plan = self.batches.plan(epoch);
+        let (plan, mut own) = (self.batches.plan(epoch), BatchPlan::default());
         if !self.split {
-            return self.rank.positions(plan.len()).filter_map(|number| plan.batch(number)).collect();
+            for (number, round) in self.rank.positions(plan.len()) {
+                own.push(plan.draws(number).map(|draw| (draw, round)));
+            }
+            return own;
         }
-        let part = |batch: &[usize]| -> Vec<usize> {
+        for number in 0..plan.len() {
+            let batch: Vec<(usize, u64)> = plan.draws(number).collect();
             let positions = self.rank.or_fill(batch.len()).positions(batch.len());
-            positions.map(|position| batch[position]).collect()
-        };
-        plan.batches().map(part).collect()
+            own.push(positions.map(|(position, round)| (batch[position], round)));
+        }
+        own
+    }
+
+    fn world_size(&self) -> usize {
+        self.rank.world_size.saturating_mul(self.batches.world_size())
     }
 
     fn pool(&self, epoch: u64) -> Vec<usize> {

@@ -39,6 +39,10 @@ impl<S: Sampler> BatchSampler for FixedBatches<S> {
         self.batch_size.saturating_mul(self.sampler.world_size())
     }
 
+    fn world_size(&self) -> usize {
+        self.sampler.world_size()
+    }
+
     fn pool(&self, epoch: u64) -> Vec<usize> {
         self.sampler.pool(epoch)
     }
@@ -47,7 +51,9 @@ impl<S: Sampler> BatchSampler for FixedBatches<S> {
         let order = self.sampler.order(epoch);
         let end = |number: usize| number.saturating_mul(self.batch_size).min(order.len());
         let ends = (1..=self.batches(order.len())).map(end).collect();
-        BatchPlan { order, ends }
+        let of_all = if self.sampler.world_size() > 1 { order.len() } else { 0 };
+        let places = (0..of_all).map(|place| self.sampler.global_place(place) as u64).collect();
+        BatchPlan { order, ends, places }
     }
 }
 

@@ -35,6 +35,12 @@ pub trait BatchSampler: Send + Sync {
         0
     }
 
+    /// How many ranks share the data, each with a batch sampler of its own like this one; see
+    /// [`Sampler::world_size`](crate::Sampler::world_size).
+    fn world_size(&self) -> usize {
+        1
+    }
+
     /// Whether an epoch has no batch at all.
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -46,9 +52,19 @@ pub trait BatchSampler: Send + Sync {
 pub struct BatchPlan {
     order: Vec<usize>,
     ends: Vec<usize>,
+    /// The places of the order's indices in the order of all ranks; none where they are their places here.
+    places: Vec<u64>,
 }
 
+/// Where the places begin of those who come again, to fill up what does not divide.
+const ROUND: u32 = 48;
+
 impl BatchPlan {
+    fn with_capacity(indices: usize, batches: usize) -> Self {
+        let (order, ends) = (Vec::with_capacity(indices), Vec::with_capacity(batches));
+        Self { order, ends, places: Vec::new() }
+    }
+
     /// How many batches there are.
     pub fn len(&self) -> usize {
         self.ends.len()
@@ -61,9 +77,27 @@ impl BatchPlan {
 
     /// The dataset indices of the batch with this number, or none past the last.
     pub fn batch(&self, number: usize) -> Option<&[usize]> {
-        let end = *self.ends.get(number)?;
-        let start = number.checked_sub(1).map_or(0, |before| self.ends[before]);
-        self.order.get(start..end)
+        self.order.get(self.start(number)..*self.ends.get(number)?)
+    }
+
+    fn start(&self, number: usize) -> usize {
+        number.checked_sub(1).and_then(|before| self.ends.get(before)).map_or(0, |end| *end)
+    }
+
+    /// What is at each position of a batch, with its place in the order of all ranks: no two draws have the same one.
+    pub(crate) fn draws(&self, number: usize) -> impl Iterator<Item = (usize, u64)> {
+        let places = self.start(number)..;
+        let place = |place: usize| self.places.get(place).copied().unwrap_or(place as u64);
+        self.batch(number).unwrap_or_default().iter().zip(places).map(move |(&index, at)| (index, place(at)))
+    }
+
+    /// Adds a batch of what `draws` gives, each with its round.
+    fn push(&mut self, draws: impl Iterator<Item = ((usize, u64), u64)>) {
+        for ((index, place), round) in draws {
+            self.order.push(index);
+            self.places.push(place.wrapping_add(round << ROUND));
+        }
+        self.ends.push(self.order.len());
     }
 
     /// The batches in order.
@@ -99,6 +133,10 @@ impl<B: BatchSampler + ?Sized> BatchSampler for Box<B> {
 
     fn global_batch_size(&self) -> usize {
         (**self).global_batch_size()
+    }
+
+    fn world_size(&self) -> usize {
+        (**self).world_size()
     }
 }
 

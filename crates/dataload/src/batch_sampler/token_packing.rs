@@ -62,7 +62,7 @@ impl BatchSampler for TokenPacking {
         }
         let mut order: Vec<usize> = (0..self.packs.len()).collect();
         shuffle(&mut order, || bits.draw());
-        let mut plan = BatchPlan { order: Vec::with_capacity(sequences.len()), ends: Vec::with_capacity(order.len()) };
+        let mut plan = BatchPlan::with_capacity(sequences.len(), order.len());
         for pack in order {
             plan.order.extend(self.packs.batch(pack).into_iter().flatten().map(|&place| sequences[place]));
             plan.ends.push(plan.order.len());

@@ -8,8 +8,22 @@ use std::path::Path;
 
 use crate::{Color, DataError, Image};
 
-/// The most bytes that one decoded image may take: 512 MiB.
+/// The most bytes that one decoded image may take: 512 MiB. That is one for each value of its pixels: three for RGB, one for
+/// grey, and one more with transparency, in the file's own channels and in those that were asked for.
 pub const MAX_IMAGE_BYTES: u64 = 1 << 29;
+
+/// Refuses an image of more than [`MAX_IMAGE_BYTES`].
+pub(crate) fn check_size(height: usize, width: usize, channels: usize, path: &Path) -> Result<(), DataError> {
+    check_bytes((height as u64).saturating_mul(width as u64).saturating_mul(channels as u64), path)
+}
+
+fn check_bytes(bytes: u64, path: &Path) -> Result<(), DataError> {
+    let limit = MAX_IMAGE_BYTES;
+    match bytes <= limit {
+        true => Ok(()),
+        false => Err(DataError::TooLarge { path: path.to_owned(), what: "the decoded image", bytes, limit }),
+    }
+}
 
 type Decoder = fn(&[u8], Color, &Path) -> Result<Image, DataError>;
 

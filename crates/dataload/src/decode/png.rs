@@ -5,7 +5,7 @@ use std::path::Path;
 
 use png::{Decoder, DecodingError, Limits, Transformations};
 
-use super::MAX_IMAGE_BYTES;
+use super::{MAX_IMAGE_BYTES, check_size};
 use crate::read::MAX_DEFLATE_RATIO;
 use crate::{Color, DataError, Image};
 
@@ -28,13 +28,12 @@ pub(super) fn decode(encoded: &[u8], color: Color, path: &Path) -> Result<Image,
         let expected = format!("data for {} x {} pixels", header.width, header.height);
         return Err(DataError::corrupt(path, MAGIC.len() as u64, expected, format!("{} bytes", encoded.len())));
     }
-    let (most_channels, limit) = (4, MAX_IMAGE_BYTES);
-    if pixels.saturating_mul(most_channels) > limit {
-        let bytes = pixels.saturating_mul(most_channels);
-        return Err(DataError::TooLarge { path: path.to_owned(), what: "the decoded image", bytes, limit });
-    }
+    let (height, width) = (header.height as usize, header.width as usize);
 
+    // Row by row it takes little memory as yet. A palette may have transparency, which is told after the header.
     let mut reader = decoder.read_info().map_err(damaged)?;
+    let stored = reader.output_color_type().0.samples();
+    check_size(height, width, stored.max(color.channels(stored)), path)?;
     let bytes = reader.output_buffer_size().ok_or_else(|| damaged(DecodingError::LimitsExceeded))?;
     let mut pixels = vec![0; bytes];
     let frame = reader.next_frame(&mut pixels).map_err(damaged)?;
@@ -124,6 +123,35 @@ pub(crate) mod tests {
         encoded[29..33].copy_from_slice(&checksum.to_be_bytes());
         let error = decode(&encoded).unwrap_err().to_string();
         assert!(error.contains("2147483647 x 2147483647 pixels"), "{error}");
+    }
+
+    #[test]
+    fn the_limit_counts_the_bytes_that_an_image_takes() {
+        // As long a file as such a size needs at least, and no image in it.
+        let declared = |side: u32, type_of: ColorType, color| {
+            let channels = type_of.samples();
+            let mut encoded = encode(&vec![1; channels], 1, 1, type_of, BitDepth::Eight);
+            encoded[16..20].copy_from_slice(&side.to_be_bytes());
+            encoded[20..24].copy_from_slice(&side.to_be_bytes());
+            let checksum = crc32(&encoded[12..29]);
+            encoded[29..33].copy_from_slice(&checksum.to_be_bytes());
+            encoded.resize(1 << 20, 0);
+            super::super::decode_image(&encoded, color, Path::new("some.png")).unwrap_err()
+        };
+        let refused = |error| match error {
+            DataError::TooLarge { bytes, .. } => Some(bytes),
+            _ => None,
+        };
+        for (side, type_of, color, expected) in [
+            (13_377, ColorType::Rgb, Color::AsStored, None),
+            (13_378, ColorType::Rgb, Color::Rgb, Some(3 * 13_378 * 13_378)),
+            (13_378, ColorType::Rgb, Color::Grey, Some(3 * 13_378 * 13_378)),
+            (11_586, ColorType::Rgba, Color::AsStored, Some(4 * 11_586 * 11_586)),
+            (20_000, ColorType::Grayscale, Color::AsStored, None),
+            (20_000, ColorType::Grayscale, Color::Rgb, Some(3 * 20_000 * 20_000)),
+        ] {
+            assert_eq!(refused(declared(side, type_of, color)), expected, "{side} {type_of:?} {color:?}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use image_webp::{DecodingError, WebPDecoder};
 
-use super::MAX_IMAGE_BYTES;
+use super::{MAX_IMAGE_BYTES, check_size};
 use crate::{Color, DataError, Image};
 
 /// `RIFF`, a size, then `WEBP`.
@@ -25,10 +25,7 @@ pub(super) fn decode(encoded: &[u8], color: Color, path: &Path) -> Result<Image,
     decoder.set_memory_limit(MAX_IMAGE_BYTES as usize);
     let (width, height) = decoder.dimensions();
     let channels = if decoder.has_alpha() { 4 } else { 3 };
-    let (bytes, limit) = (u64::from(width) * u64::from(height) * 4, MAX_IMAGE_BYTES);
-    if bytes > limit {
-        return Err(DataError::TooLarge { path: path.to_owned(), what: "the decoded image", bytes, limit });
-    }
+    check_size(height as usize, width as usize, channels.max(color.channels(channels)), path)?;
     let mut pixels = vec![0; width as usize * height as usize * channels];
     decoder.read_image(&mut pixels).map_err(damaged)?;
     let (pixels, channels) = color.convert(pixels, channels);

@@ -1,7 +1,7 @@
 //! The options that both kinds of loader have, with PyTorch's names and meaning.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tch::Device;
@@ -10,7 +10,7 @@ use crate::loader::fault::{FaultLog, OnError};
 use crate::loader::stages::Stages;
 use crate::loader::stats::Counters;
 use crate::loader::transfer::{TensorOps, Transfer};
-use crate::loader::tuner::{Limits, Tuner};
+use crate::loader::tuner::{Limits, Tuner, local_ranks, share_of_cores};
 use crate::loader::worker::{Conduct, WorkerInit};
 use crate::{Collate, DataError, Stack, TensorBatch};
 
@@ -38,7 +38,9 @@ pub struct Auto;
 pub enum NumWorkers {
     /// This many; 0 loads on the calling thread.
     Fixed(usize),
-    /// Grows from one for as long as the training loop gets faster by it, up to the number of cores.
+    /// Grows from one for as long as the training loop gets faster by it, up to this process's share of the cores: those
+    /// that it may use (by its affinity and its control group), divided by the ranks that the launcher started on the host
+    /// (`LOCAL_WORLD_SIZE`).
     Auto,
 }
 
@@ -81,6 +83,8 @@ pub(crate) struct Options {
     pin_memory: bool,
     device: Option<Device>,
     keep_on_device: bool,
+    /// Of samples that are whole batches, which are told the seed when they are to be shuffled: then their rows are.
+    pub(crate) shuffles_rows: Option<Arc<OnceLock<u64>>>,
     /// What else the order of the samples follows from.
     pub(crate) order: Vec<(&'static str, i64)>,
     /// A [`TensorOps`] of the batch, where an option needs one.
@@ -107,6 +111,7 @@ impl Default for Options {
             pin_memory: false,
             device: None,
             keep_on_device: false,
+            shuffles_rows: None,
             order: Vec::new(),
             tensor_ops: None,
         }
@@ -134,7 +139,7 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
     }
 
     /// Threads that load in the background; 0, the default, loads on the calling thread. With [`Auto`], the loader finds
-    /// their number within the first batches and keeps it.
+    /// their number within the first batches, and looks again where the training loop waits later.
     pub fn num_workers(mut self, num_workers: impl Into<NumWorkers>) -> Self {
         self.options.num_workers = num_workers.into();
         self
@@ -269,7 +274,7 @@ impl Options {
     pub(crate) fn assemble<C, B: 'static>(self, collate: C) -> Result<(Stages<C, B>, Machinery<B>), DataError> {
         let (min, max) = match self.num_workers {
             NumWorkers::Fixed(workers) => (workers, workers),
-            NumWorkers::Auto => (1, std::thread::available_parallelism().map_or(1, usize::from)),
+            NumWorkers::Auto => (1, own_cores().min(MAX_WORKERS)),
         };
         if self.prefetch_factor == 0 {
             return Err(DataError::option("prefetch_factor", "at least 1", 0));
@@ -341,6 +346,13 @@ impl Options {
             },
         ))
     }
+}
+
+/// This process's share of the host's cores.
+fn own_cores() -> usize {
+    // As far as affinity and control groups let it use them.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    share_of_cores(cores, local_ranks(|name| std::env::var(name).ok()))
 }
 
 fn pinning_is_possible() -> bool {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use overdrive_core::{Activity, activity};
 
-use crate::loader::position::Progress;
+use crate::loader::position::{Given, Progress};
 use crate::loader::stats::Counters;
 use crate::loader::tuner::{Size, Tuner};
 use crate::loader::work::{Content, EpochWork, Made};
@@ -19,6 +19,7 @@ use crate::{Cancellation, DataError};
 ///
 /// Workers begin when it is made, not when the first batch is asked for: an epoch that is made before a pause (an
 /// evaluation, say) has its first batches ready afterwards. An error ends the epoch; the loader can be used again.
+/// Of a stream, the next epoch goes on with the batch behind the last one that was taken; see [`DataLoader`](crate::DataLoader).
 /// Dropping it stops the workers after the samples that they are reading, and joins them.
 #[must_use = "workers have begun to load; an epoch that is not iterated only wastes their work"]
 pub struct Epoch<B> {
@@ -62,7 +63,7 @@ impl<B: Send + 'static> Epoch<B> {
         counters: Arc<Counters>,
     ) -> Self {
         let (first, epoch) = (progress.now().batch, progress.now().epoch);
-        let left = batches.map_or(MOST_IN_FLIGHT, |batches| batches.saturating_sub(first));
+        let left = batches.map_or(MOST_IN_FLIGHT, |batches| batches.saturating_sub(progress.now().taken()));
         let Size { workers, in_flight } = lock(&tuning.tuner).size();
         let (workers, in_flight) = (workers.min(left), in_flight.min(left).max(1));
         tracing::debug!(epoch, batches, first, workers, in_flight, "epoch starts");
@@ -116,10 +117,11 @@ impl<B: Send + 'static> Epoch<B> {
                     if let Some(uploaded) = uploaded {
                         uploaded.adopt(&batch)?;
                     }
-                    lock(&self.progress).delivered(number, mark, true);
+                    lock(&self.progress).delivered(number, mark, Given::Batch);
                     return Ok(Some((batch, samples)));
                 }
-                Content::Nothing | Content::Delivered => lock(&self.progress).delivered(number, mark, false),
+                Content::Nothing | Content::Delivered => lock(&self.progress).delivered(number, mark, Given::Nothing),
+                Content::Later => lock(&self.progress).delivered(number, mark, Given::Later),
             }
         }
     }
@@ -161,6 +163,7 @@ impl<B: Send + 'static> Iterator for Epoch<B> {
             Ok(None) => {}
             Err(error) => {
                 tracing::debug!(%error, "epoch ends early");
+                lock(&self.progress).broken_off();
                 self.crew = Crew::Ended;
             }
         }
@@ -178,6 +181,13 @@ impl<B: Send + 'static> Iterator for Epoch<B> {
 }
 
 impl<B: Send + 'static> FusedIterator for Epoch<B> {}
+
+impl<B> Drop for Epoch<B> {
+    /// Of a stream, what nobody has taken is left to the next epoch.
+    fn drop(&mut self) {
+        lock(&self.progress).broken_off();
+    }
+}
 
 impl<B> fmt::Debug for Epoch<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -14,9 +14,14 @@ pub enum OnError {
     /// Ends the epoch with the error in the place of the batch.
     #[default]
     Fail,
-    /// Leaves the sample out: its batch gets smaller, and a batch of which nothing is left is not delivered.
+    /// Leaves the sample out: its batch gets smaller.
+    ///
+    /// A batch of which nothing is left is not delivered, unless several ranks share the data
+    /// ([`Sampler::world_size`](crate::Sampler::world_size)): each of them must make the same number of steps, so such a
+    /// batch is filled as by [`Replace`](Self::Replace), with its errors. A stream with `batches_per_epoch` takes the next
+    /// batch in its place; [`DataError::StreamEnded`] ends the epoch when 256 in a row have had nothing.
     Skip,
-    /// Puts another of the epoch's samples in its place, drawn from (seed, epoch, index) among those of all ranks: every
+    /// Puts another of the epoch's samples in its place, drawn from (seed, epoch, draw) among those of all ranks: every
     /// batch keeps its size, and every rank its number of batches. Fails when 256 draws in a row are bad too: by chance
     /// once for 500 billion bad samples where nine of ten samples are bad, hardly ever where fewer are, and soon where
     /// all are. Each bad draw is a fault of its own. Where samples are whole and do not fit together (images of

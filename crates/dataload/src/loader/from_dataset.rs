@@ -90,10 +90,16 @@ where
         let (len, seed) = (dataset.len(), options.seed);
         let mut order = vec![("shuffle", i64::from(options.shuffle)), ("drop_last", i64::from(options.drop_last))];
         order.extend(&options.order);
+        let shuffles_rows = options.shuffles_rows.as_ref().filter(|_| options.shuffle);
+        if let Some(told) = shuffles_rows {
+            // A state of a loader that permutes batches is refused.
+            order.push(("shuffle_rows", 1));
+            _ = told.set(seed);
+        }
         let batch_sampler: Arc<dyn BatchSampler> = match batch_sampler {
             Some(batch_sampler) => Arc::from(batch_sampler),
             None => {
-                let sampler = sampler.unwrap_or_else(|| match options.shuffle {
+                let sampler = sampler.unwrap_or_else(|| match options.shuffle && shuffles_rows.is_none() {
                     true => Box::new(RandomSampler::new(len, seed)),
                     false => Box::new(SequentialSampler::new(len)),
                 });

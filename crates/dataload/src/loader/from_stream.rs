@@ -53,14 +53,15 @@ impl<D: IterableDataset, C> DataLoaderBuilder<FromStream<D>, C> {
 
     /// Reads the share of one of several processes: of the interleaved shards, every `world_size`-th from `rank` on.
     ///
-    /// Shards differ in length, and so do the shares: set [`batches_per_epoch`](Self::batches_per_epoch) where every
-    /// rank needs the same number of batches.
+    /// Shards differ in length, and so do the shares, and what is bad makes them shorter: set
+    /// [`batches_per_epoch`](Self::batches_per_epoch) where every rank needs the same number of batches.
     pub fn rank(mut self, rank: usize, world_size: usize) -> Self {
         (self.source.rank, self.source.world_size) = (rank, world_size);
         self
     }
 
-    /// Makes an epoch this many batches, beginning anew where the stream ends.
+    /// Makes an epoch this many batches, on every rank and whatever is bad. The next epoch goes on where this one ends, and
+    /// where the stream ends it begins anew, in a new order.
     pub fn batches_per_epoch(mut self, batches: usize) -> Self {
         self.source.batches_per_epoch = Some(batches);
         self

@@ -5,19 +5,14 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::batch_samples::Draw;
 use crate::cache::DeviceStore;
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::{Place, guarded, message_of};
-use crate::loader::order::{Domain, below};
 use crate::loader::position::{Bounds, Identity, Position};
+use crate::loader::reader::{Origin, Reader};
 use crate::loader::stages::Stages;
 use crate::loader::work::{Content, EpochWork, Made, Source};
-use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError, Dataset, Drawn};
-
-/// Substitutes that are drawn for one bad sample: where nine of ten samples are bad, all of them are for one in
-/// 500 billion (0.9^256 is 1.9e-12), and where everything is, the epoch ends after so many reads.
-const MAX_SUBSTITUTES: u64 = 256;
+use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError, Dataset};
 
 /// How often `Replace` makes a batch again whose samples do not fit together: each time all of it is read anew. Where
 /// seven of ten samples are of another shape, a batch of 64 has still such after that once in 100 million batches.
@@ -49,6 +44,7 @@ where
             stages: self.stages.clone(),
             store: self.store.clone(),
             plan: sampled(|| self.batch_sampler.plan(position.epoch))?,
+            shared: self.batch_sampler.world_size() > 1,
             batch_sampler: self.batch_sampler.clone(),
             pool: OnceLock::new(),
             seed: self.identity.seed,
@@ -92,16 +88,18 @@ fn sampled<T>(sampler: impl FnOnce() -> T) -> Result<T, DataError> {
         .map_err(|payload| DataError::other(format!("the sampler panicked: {}", message_of(payload))))
 }
 
-struct IndexedEpoch<D, C, B> {
-    dataset: Arc<D>,
+pub(super) struct IndexedEpoch<D, C, B> {
+    pub(super) dataset: Arc<D>,
     stages: Arc<Stages<C, B>>,
     store: Option<Arc<DeviceStore<B>>>,
     plan: BatchPlan,
-    batch_sampler: Arc<dyn BatchSampler>,
+    pub(super) batch_sampler: Arc<dyn BatchSampler>,
     /// What substitutes are drawn from; made when the first is needed.
-    pool: OnceLock<Vec<usize>>,
-    seed: u64,
-    epoch: u64,
+    pub(super) pool: OnceLock<Vec<usize>>,
+    pub(super) seed: u64,
+    pub(super) epoch: u64,
+    /// Whether other ranks make as many steps as this one, and wait for it.
+    shared: bool,
     /// Batches that were delivered before the state was saved.
     delivered: BTreeSet<usize>,
     next: AtomicUsize,
@@ -131,7 +129,8 @@ where
     D: Dataset,
     C: Collate<D::Sample>,
 {
-    /// Makes a batch; where a collate function only tells afterwards which sample does not fit, makes it again without.
+    /// Makes a batch; where a collate function only tells afterwards which sample does not fit, makes it again without. Where
+    /// nothing is left of it, and other ranks have that batch too, it is filled with others.
     fn assemble(&self, number: usize, cancelled: &Cancellation) -> Result<Content<C::Batch>, DataError> {
         let indices = self.plan.batch(number).unwrap_or_default();
         if let Some(store) = &self.store
@@ -142,21 +141,10 @@ where
         let place = Cell::new(Place::Collate);
         let mut unfit: Vec<Fault> = Vec::new();
         let mut indices_unfit = BTreeSet::new();
-        let mut remakes = 0;
+        let (mut policy, mut remakes) = (self.stages.on_error, 0);
         loop {
-            let mut reader = Reader {
-                work: self,
-                indices: indices.iter(),
-                len: indices.len(),
-                cancelled,
-                place: &place,
-                again: None,
-                origin: (0, 0),
-                drawn: Vec::with_capacity(indices.len()),
-                rejectable: false,
-                unfit: &indices_unfit,
-                faults: Vec::new(),
-            };
+            let origins = self.plan.draws(number).map(Origin::new).collect();
+            let mut reader = Reader::new(self, policy, origins, cancelled, &place, &indices_unfit);
             let result = guarded(
                 number,
                 &place,
@@ -168,12 +156,20 @@ where
             );
             let Reader { drawn, faults, .. } = reader;
             match result {
-                Err(error) if self.may_remake(remakes) && !culprits(&error, &drawn).is_empty() => {
+                Err(error) if may_remake(policy, remakes) && !culprits(&error, &drawn).is_empty() => {
                     remakes += 1;
                     for index in culprits(&error, &drawn) {
                         indices_unfit.insert(index);
                         unfit.push(Fault::new(self.epoch, index as u64, self.dataset.key(index), error.innermost()));
                     }
+                }
+                Err(DataError::EmptyBatch)
+                    if policy == OnError::Skip && self.shared && faults.len() + unfit.len() > 0 =>
+                {
+                    policy = OnError::Replace;
+                    // What is known to be bad is neither read nor reported again.
+                    indices_unfit.extend(indices);
+                    unfit.extend(faults);
                 }
                 result => {
                     let bad = faults.len() + unfit.len();
@@ -188,15 +184,6 @@ where
                     };
                 }
             }
-        }
-    }
-
-    /// Whether a batch with misfits is made once more. Without substitutes it gets smaller each time: there is an end.
-    fn may_remake(&self, remakes: usize) -> bool {
-        match self.stages.on_error {
-            OnError::Fail => false,
-            OnError::Skip => true,
-            OnError::Replace => remakes < MAX_REMAKES,
         }
     }
 
@@ -223,8 +210,17 @@ where
 }
 
 impl<D: Dataset, C, B> IndexedEpoch<D, C, B> {
-    fn of_sample(&self, index: usize, error: DataError) -> DataError {
+    pub(super) fn of_sample(&self, index: usize, error: DataError) -> DataError {
         DataError::Sample { index, key: self.dataset.key(index), error: Box::new(error) }
+    }
+}
+
+/// Whether a batch with misfits is made once more. Without substitutes it gets smaller each time: there is an end.
+fn may_remake(policy: OnError, remakes: usize) -> bool {
+    match policy {
+        OnError::Fail => false,
+        OnError::Skip => true,
+        OnError::Replace => remakes < MAX_REMAKES,
     }
 }
 
@@ -237,109 +233,5 @@ fn culprits(error: &DataError, drawn: &[usize]) -> BTreeSet<usize> {
         }
         DataError::Sample { index, .. } if drawn.contains(index) => BTreeSet::from([*index]),
         _ => BTreeSet::new(),
-    }
-}
-
-/// Reads the samples of one batch by the fault policy.
-struct Reader<'a, D, C, B> {
-    work: &'a IndexedEpoch<D, C, B>,
-    indices: std::slice::Iter<'a, usize>,
-    len: usize,
-    cancelled: &'a Cancellation,
-    place: &'a Cell<Place>,
-    /// The index whose substitute is due, and how many substitutes it has had.
-    again: Option<(usize, u64)>,
-    /// The same of the sample drawn last.
-    origin: (usize, u64),
-    drawn: Vec<usize>,
-    /// Whether the last of them can still be rejected.
-    rejectable: bool,
-    /// Samples that turned out not to fit when the batch was made before.
-    unfit: &'a BTreeSet<usize>,
-    faults: Vec<Fault>,
-}
-
-impl<D: Dataset, C, B> Reader<'_, D, C, B> {
-    /// The index itself, or the substitute with this number.
-    fn substitute(&self, (index, number): (usize, u64)) -> usize {
-        let IndexedEpoch { epoch, seed, batch_sampler, .. } = self.work;
-        if number == 0 {
-            return index;
-        }
-        let pool = self.work.pool.get_or_init(|| batch_sampler.pool(*epoch));
-        match pool.len() {
-            0 => index,
-            len => pool[below(len, *seed, Domain::Substitute, &[*epoch, index as u64, number])],
-        }
-    }
-
-    fn read(&self, index: usize) -> Result<D::Sample, DataError> {
-        let len = self.work.dataset.len();
-        if index >= len {
-            return Err(DataError::IndexOutOfRange { index, len });
-        }
-        self.work.dataset.get(index)
-    }
-
-    /// What the policy says about a bad sample.
-    fn pass_over(&mut self, index: usize, error: DataError) -> Result<(), DataError> {
-        let (origin, substitutes) = self.origin;
-        let policy = self.work.stages.on_error;
-        if policy == OnError::Fail || (policy == OnError::Replace && substitutes == MAX_SUBSTITUTES) {
-            return Err(match error {
-                named @ DataError::Sample { .. } => named,
-                error => self.work.of_sample(index, error),
-            });
-        }
-        self.faults.push(Fault::new(self.work.epoch, index as u64, self.work.dataset.key(index), &error));
-        self.replace(origin, substitutes);
-        Ok(())
-    }
-
-    fn replace(&mut self, origin: usize, substitutes: u64) {
-        self.again = (self.work.stages.on_error == OnError::Replace).then_some((origin, substitutes + 1));
-    }
-}
-
-impl<D: Dataset, C, B> Draw<D::Sample> for Reader<'_, D, C, B> {
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn draw(&mut self) -> Result<Option<Drawn<D::Sample>>, DataError> {
-        loop {
-            let next = self.again.take().or_else(|| Some((*self.indices.next()?, 0)));
-            let Some(origin) = next else { return Ok(None) };
-            self.cancelled.check()?;
-            self.origin = origin;
-            let index = self.substitute(origin);
-            self.place.set(Place::Sample(index as u64));
-            if self.unfit.contains(&index) {
-                if origin.1 == MAX_SUBSTITUTES {
-                    return Err(self.work.of_sample(index, DataError::other("no substitute fits into the batch")));
-                }
-                self.replace(origin.0, origin.1);
-                continue;
-            }
-            match self.read(index) {
-                Ok(sample) => {
-                    self.drawn.push(index);
-                    self.rejectable = true;
-                    return Ok(Some(Drawn { sample, index: index as u64 }));
-                }
-                Err(error) => self.pass_over(index, error)?,
-            }
-        }
-    }
-
-    fn reject(&mut self, error: DataError) -> Result<(), DataError> {
-        match std::mem::take(&mut self.rejectable).then(|| self.drawn.pop()).flatten() {
-            Some(index) => self.pass_over(index, error),
-            None => Err(error),
-        }
-    }
-
-    fn complete(&mut self) {
-        self.place.set(Place::Collate);
     }
 }

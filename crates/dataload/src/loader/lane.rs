@@ -6,10 +6,14 @@ use std::str::FromStr;
 use crate::loader::order::{Domain, permutation};
 use crate::{Cancellation, DataError, Deferred, IterableDataset, ShardStream, StreamPosition};
 
+/// The shard that an item was read from, its place there, and the item.
+type Read<S> = (usize, u64, Result<Deferred<S>, DataError>);
+
 /// All that it takes to bring a [`Lane`] back to where it was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LanePosition {
-    /// How often the lane has begun anew.
+    /// How often the lane has begun anew, in all epochs: its order follows from that, and not from the epoch's number, so
+    /// that an epoch can go on in the middle.
     pub(crate) pass: u64,
     /// Where the window begins.
     pub(crate) window_start: StreamPosition,
@@ -17,6 +21,13 @@ pub(crate) struct LanePosition {
     pub(crate) window: u64,
     /// How many items of the window have been given.
     pub(crate) taken: usize,
+}
+
+impl LanePosition {
+    /// The start of a pass.
+    pub(crate) fn start_of(pass: u64) -> Self {
+        Self { pass, ..Self::default() }
+    }
 }
 
 impl fmt::Display for LanePosition {
@@ -40,16 +51,17 @@ impl FromStr for LanePosition {
 
 /// An item of a stream and where it is from.
 pub(crate) struct Item<S> {
+    /// How often its lane had begun anew.
+    pub(crate) pass: u64,
     pub(crate) shard: usize,
     pub(crate) position: u64,
     pub(crate) sample: Result<Deferred<S>, DataError>,
 }
 
-/// What all lanes of an epoch have in common.
+/// What all lanes have in common.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LanePlan {
     pub(crate) seed: u64,
-    pub(crate) epoch: u64,
     /// How many lanes there are, on all ranks.
     pub(crate) lanes: usize,
     pub(crate) shuffle: bool,
@@ -59,14 +71,14 @@ pub(crate) struct LanePlan {
     pub(crate) repeat: bool,
 }
 
-/// Reads every `lanes`-th shard of the epoch's order, and mixes the items of a window.
+/// Reads every `lanes`-th shard of the order of a pass, and mixes the items of a window.
 pub(crate) struct Lane<D: IterableDataset + Clone> {
     dataset: D,
     plan: LanePlan,
     number: usize,
     stream: ShardStream<D>,
     /// The items of the window in the order in which they are given, from the last to the first.
-    waiting: Vec<Item<D::Sample>>,
+    waiting: Vec<Read<D::Sample>>,
     position: LanePosition,
     /// Whether the window that was begun is still to be read again.
     resumes: bool,
@@ -108,17 +120,17 @@ impl<D: IterableDataset + Clone> Lane<D> {
             self.fill(cancelled);
             if self.waiting.is_empty() && self.plan.repeat && self.fruitful {
                 let pass = self.position.pass + 1;
-                self.position = LanePosition { pass, ..LanePosition::default() };
+                self.position = LanePosition::start_of(pass);
                 self.fruitful = false;
                 self.stream = shards(&self.dataset, self.plan, self.number, pass, StreamPosition::default());
                 self.fill(cancelled);
             }
         }
-        let item = self.waiting.pop()?;
+        let (shard, position, sample) = self.waiting.pop()?;
         // Shards of nothing but errors would begin anew for ever.
-        self.fruitful |= item.sample.is_ok();
+        self.fruitful |= sample.is_ok();
         self.position.taken += 1;
-        Some(item)
+        Some(Item { pass: self.position.pass, shard, position, sample })
     }
 
     /// Reads the window that begins where the stream is.
@@ -128,9 +140,9 @@ impl<D: IterableDataset + Clone> Lane<D> {
             && !cancelled.is_cancelled()
             && let Some((shard, position, sample)) = self.stream.next_item(cancelled)
         {
-            items.push(Some(Item { shard, position, sample }));
+            items.push(Some((shard, position, sample)));
         }
-        let window = [self.plan.epoch, self.number as u64, self.position.pass, self.position.window];
+        let window = [self.number as u64, self.position.pass, self.position.window];
         let order = permutation(items.len(), self.plan.seed, Domain::Window, &window);
         self.waiting = order.into_iter().rev().filter_map(|index| items[index].take()).collect();
     }
@@ -145,7 +157,7 @@ fn shards<D: IterableDataset + Clone>(
     from: StreamPosition,
 ) -> ShardStream<D> {
     let order = match plan.shuffle {
-        true => permutation(dataset.shards(), plan.seed, Domain::Shards, &[plan.epoch, pass]),
+        true => permutation(dataset.shards(), plan.seed, Domain::Shards, &[pass]),
         false => (0..dataset.shards()).collect(),
     };
     ShardStream::new(dataset.clone(), order.into_iter().skip(number).step_by(plan.lanes), from)

@@ -15,6 +15,7 @@ mod position;
 mod progress;
 mod queue;
 mod ranges;
+mod reader;
 mod reorder;
 mod stages;
 mod stats;
@@ -55,6 +56,12 @@ use worker::Conduct;
 ///
 /// Every iteration is a new epoch. The batches of an epoch depend on the seed and on the epoch's number, not on the
 /// number of workers, nor on timing.
+///
+/// A stream is not read from its start for each epoch. One that ends early, by a `break`, by `take` or because
+/// `batches_per_epoch` have been had, leaves the rest to the epoch with the next number, so that short epochs reach the end of
+/// every shard; behind the end of the stream the shards come in a new order. An epoch asked for out of turn, with
+/// [`epoch`](Self::epoch) or [`set_epoch`](Self::set_epoch), begins at the start of the pass with its number: the same batches
+/// each time.
 ///
 /// As a [`Stateful`], a loader saves which batches the training loop has had: the next iteration after
 /// `load_state_dict` goes on behind them. The state fits another number of workers and, at the same global batch, another
@@ -137,16 +144,18 @@ impl<B: Send + 'static> DataLoader<B> {
     /// The epoch with this number; which one [`iter`](Self::iter) gives next is not affected.
     ///
     /// Workers start at once, see [`Epoch`]. After `load_state_dict`, the epoch that was put back goes on where it was
-    /// if it is the first that begins; any other one leaves that place behind.
+    /// if it is the first that begins; any other one leaves that place behind. Of a stream, the number behind that of the epoch
+    /// begun last goes on where that one is.
     pub fn epoch(&self, epoch: u64) -> Epoch<B> {
         let asked = Instant::now();
         // Whatever epoch begins, a position that was put back has had its use.
-        let resumed = lock(&self.resume).take().filter(|position| position.epoch == epoch);
-        let position = resumed.unwrap_or_else(|| Position::start_of(epoch));
+        let resumed = lock(&self.resume).take();
+        let next = resumed.or_else(|| lock(&self.current).as_ref().map(|progress| lock(progress).following()));
+        let position = next.filter(|next| next.epoch == epoch).unwrap_or_else(|| Position::start_of(epoch));
         let tuning = Tuning { tuner: self.tuner.clone(), bytes: self.bytes };
         let work = self.source.begin(&position);
         let (batches, conduct) = (self.source.batches(), self.conduct.clone());
-        let progress = EpochProgress::new(position, self.lookahead);
+        let progress = EpochProgress::new(position, self.lookahead, self.source.bounds().lanes);
         let epoch = Epoch::start(work, progress, batches, conduct, tuning, self.counters.clone());
         *lock(&self.current) = Some(epoch.progress_of().clone());
         self.counters.waited(asked.elapsed());
@@ -209,7 +218,8 @@ impl<B> DataLoader<B> {
 }
 
 impl<B> Stateful for DataLoader<B> {
-    /// The batches of the epoch begun last that the training loop has had.
+    /// The batches of the epoch begun last that the training loop has had. Once that epoch was dropped, a stream's state is
+    /// that of the next one, which goes on there.
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let position = match (&*lock(&self.resume), &*lock(&self.current)) {
             (Some(position), _) => position.clone(),
@@ -225,6 +235,8 @@ impl<B> Stateful for DataLoader<B> {
         let position = Position::load(state, &self.source.identity(), &self.source.bounds(), order)?;
         self.next_epoch.store(position.epoch, Relaxed);
         *lock(&self.resume) = Some(position);
+        // What was going on here is of another run.
+        *lock(&self.current) = None;
         Ok(())
     }
 }

@@ -12,12 +12,19 @@ pub(crate) enum Domain {
     Window = 0x7769_6e64,
     /// The substitutes of bad samples.
     Substitute = 0x7375_6273,
+    /// What tells the draws of an epoch apart.
+    Draw = 0x6472_6177,
 }
 
 /// The key that belongs to `domain` and `coordinates`.
 fn key(seed: u64, domain: Domain, coordinates: &[u64]) -> u64 {
     let start = Philox::new(seed, domain as u64).at(0);
     coordinates.iter().fold(start, |key, &coordinate| Philox::new(key, domain as u64).at(coordinate))
+}
+
+/// The number of a draw: of the sample with this index, for the time or at the place that `at` says.
+pub(crate) fn draw(index: u64, at: u64) -> u64 {
+    key(at, Domain::Draw, &[index])
 }
 
 /// A permutation of `0..len` that is a function of the other arguments.

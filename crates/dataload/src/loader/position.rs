@@ -34,6 +34,7 @@ pub(crate) struct LaneBounds {
     pub(crate) all: usize,
     pub(crate) own: Vec<usize>,
     pub(crate) window: usize,
+    /// Whether the stream begins anew at its end.
     pub(crate) repeat: bool,
 }
 
@@ -43,6 +44,8 @@ pub(crate) struct Position {
     pub(crate) epoch: u64,
     /// How many were delivered before the first gap.
     pub(crate) batch: usize,
+    /// How many of the numbers do not count: nothing was left of their batches, or the epoch before has delivered them.
+    pub(crate) extra: usize,
     /// Those behind it, which only `in_order(false)` leaves.
     pub(crate) ahead: BTreeMap<usize, Mark>,
     /// Those behind it that were delivered before the state was saved, as far as the source has not passed them again.
@@ -58,11 +61,25 @@ pub(crate) struct Progress {
     earlier: VecDeque<Position>,
     /// Batches that something between loader and training loop holds.
     lookahead: usize,
+    /// Those of a stream: its next epoch goes on where this one ends.
+    lanes: Option<LaneBounds>,
+    /// Whether the epoch has ended, so that `now` is where the next one begins.
+    over: bool,
+}
+
+/// What the training loop gets of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Given {
+    Batch,
+    /// It has no content, or was delivered before the state was saved.
+    Nothing,
+    /// It has no content, and another batch takes its place.
+    Later,
 }
 
 impl Progress {
-    pub(crate) fn new(now: Position, lookahead: usize) -> Self {
-        Self { now, earlier: VecDeque::new(), lookahead }
+    pub(crate) fn new(now: Position, lookahead: usize, lanes: Option<LaneBounds>) -> Self {
+        Self { now, earlier: VecDeque::new(), lookahead, lanes, over: false }
     }
 
     pub(crate) fn now(&self) -> &Position {
@@ -74,22 +91,47 @@ impl Progress {
         self.earlier.front().unwrap_or(&self.now)
     }
 
-    /// Takes note of a batch that leaves the loader now (`yielded`), or that nobody gets: it has no content, or was delivered
-    /// before the state was saved.
-    pub(crate) fn delivered(&mut self, number: usize, mark: Mark, yielded: bool) {
+    /// Takes note of a batch that leaves the loader now.
+    pub(crate) fn delivered(&mut self, number: usize, mark: Mark, given: Given) {
         // What is held ahead are batches, so that those without content do not count.
-        if self.lookahead > 0 && yielded {
+        if self.lookahead > 0 && given == Given::Batch {
             if self.earlier.len() == self.lookahead {
                 self.earlier.pop_front();
             }
             self.earlier.push_back(self.now.clone());
         }
+        self.now.extra += usize::from(given == Given::Later);
         self.now.delivered(number, mark);
     }
 
     /// Takes note of the end of the epoch: whoever looks ahead knows of it while the last batch is trained on.
     pub(crate) fn ended(&mut self) {
-        *self = Self::new(Position::start_of(self.now.epoch.saturating_add(1)), self.lookahead);
+        let goes_on = self.lanes.as_ref().filter(|lanes| lanes.repeat);
+        self.over_at(match goes_on {
+            Some(lanes) => self.now.followed(lanes),
+            None => Position::start_of(self.now.epoch.saturating_add(1)),
+        });
+    }
+
+    /// Takes note that nobody will take the rest of the epoch: of a stream, the next one goes on there.
+    pub(crate) fn broken_off(&mut self) {
+        if let (Some(lanes), false) = (&self.lanes, self.over) {
+            self.over_at(self.trained().followed(lanes));
+        }
+    }
+
+    fn over_at(&mut self, next: Position) {
+        (self.now, self.over) = (next, true);
+        self.earlier.clear();
+    }
+
+    /// Where the epoch after this one begins.
+    pub(crate) fn following(&self) -> Position {
+        match &self.lanes {
+            _ if self.over => self.now.clone(),
+            Some(lanes) => self.trained().followed(lanes),
+            None => Position::start_of(self.now.epoch.saturating_add(1)),
+        }
     }
 }
 
@@ -113,7 +155,18 @@ impl Position {
 
     /// How many batches the training loop has had.
     pub(crate) fn taken(&self) -> usize {
-        self.batch + self.ahead.len() + self.before.len()
+        (self.batch + self.ahead.len() + self.before.len()).saturating_sub(self.extra)
+    }
+
+    /// Where the next epoch begins when this one ends here.
+    fn followed(&self, lanes: &LaneBounds) -> Self {
+        let had = self.ahead.keys().chain(&self.before).map(|number| number - self.batch);
+        let (before, epoch) = (had.collect::<BTreeSet<_>>(), self.epoch.saturating_add(1));
+        // Nothing was taken in turn: where something was out of turn, it is counted from the epoch's start.
+        let start = |_| LanePosition::start_of(self.epoch);
+        let start = || StreamMark { turn: 0, lanes: lanes.own.iter().map(|&lane| (lane, start(lane))).collect() };
+        let mark = self.mark.clone().or_else(|| (!before.is_empty()).then(|| Box::new(start())));
+        Self { epoch, batch: 0, extra: before.len(), ahead: BTreeMap::new(), before, mark }
     }
 
     /// Takes note of a batch that the training loop gets now, or has had before.
@@ -136,6 +189,9 @@ impl Position {
         state.insert("batch", Entry::Int(self.batch as i64));
         let ahead = Ranges(self.ahead.keys().chain(&self.before).copied().collect());
         state.insert("ahead", Entry::Text(ahead.to_string()));
+        if self.extra > 0 {
+            state.insert("extra", Entry::Int(self.extra as i64));
+        }
         if let Some(order) = order {
             state.insert("order", Entry::Int(i64::from(order)));
         }
@@ -166,7 +222,14 @@ impl Position {
         let ahead = text(state, "ahead")?;
         let Ranges(before) = ahead.parse().map_err(|()| mismatch("ahead", "numbers of batches", ahead))?;
         position.before = before;
-        if let Some(batches) = bounds.batches {
+        if bounds.lanes.is_some() && state.get("extra").is_ok() {
+            position.extra = natural(state, "extra")? as usize;
+            let most = position.batch.saturating_add(position.before.len());
+            if position.extra > most {
+                return Err(mismatch("extra", format!("at most {most}"), position.extra));
+            }
+        }
+        if let Some(batches) = bounds.batches.map(|batches| batches.saturating_add(position.extra)) {
             if position.batch > batches {
                 return Err(mismatch("batch", format!("at most {batches}"), position.batch));
             }
@@ -177,12 +240,16 @@ impl Position {
         if position.before.first().is_some_and(|&first| first < position.batch) {
             return Err(mismatch("ahead", format!("numbers from {} on", position.batch), ahead));
         }
-        // Before the first batch is done, the lanes are where the epoch begins.
-        if let Some(lanes) = bounds.lanes.as_ref().filter(|_| position.batch > 0) {
-            position.mark = Some(Box::new(lanes.load(state, identity.len)?));
+        // Before the first batch is done, the lanes may be where the epoch's own pass begins, and are not told.
+        let told = position.batch > 0 || state.iter().any(|(key, _)| is_of_lanes(key));
+        if let Some(lanes) = bounds.lanes.as_ref().filter(|_| told) {
+            position.mark = Some(Box::new(lanes.load(state, identity.len, position.epoch)?));
         }
         let expected = order(position.epoch)?;
         let mut known = vec!["epoch", "batch", "ahead"];
+        if bounds.lanes.is_some() {
+            known.push("extra");
+        }
         if let Some(expected) = expected {
             known.push("order");
             let found = state.int("order")?;
@@ -193,9 +260,8 @@ impl Position {
         }
         let marked = position.mark.is_some();
         let stranger = |key: &str| {
-            !known.contains(&key)
-                && !(marked && (key == "turn" || key.starts_with("lane.")))
-                && !identity.entries().iter().any(|(entry, _)| *entry == key)
+            let own = known.contains(&key) || (marked && is_of_lanes(key));
+            !own && !identity.entries().iter().any(|(entry, _)| *entry == key)
         };
         match state.iter().find(|(key, _)| stranger(key)) {
             Some((key, _)) => Err(StateError::Unexpected { key: key.to_owned() }),
@@ -205,7 +271,7 @@ impl Position {
 }
 
 impl LaneBounds {
-    fn load(&self, state: &StateDict, shards: usize) -> Result<StreamMark, StateError> {
+    fn load(&self, state: &StateDict, shards: usize, epoch: u64) -> Result<StreamMark, StateError> {
         let turn = natural(state, "turn")? as usize;
         if turn >= self.own.len() {
             return Err(mismatch("turn", format!("a number below {}", self.own.len()), turn));
@@ -214,7 +280,7 @@ impl LaneBounds {
         for (key, _) in state.iter().filter(|(key, _)| key.starts_with("lane.")) {
             let number = key["lane.".len()..].parse().ok().filter(|&number: &usize| number < self.all);
             let number = number.ok_or_else(|| StateError::Unexpected { key: key.to_owned() })?;
-            lanes.insert(number, self.position(key, text(state, key)?, shards.div_ceil(self.all))?);
+            lanes.insert(number, self.position(key, text(state, key)?, shards.div_ceil(self.all), epoch)?);
         }
         // The states of other ranks may be there too, but this rank's must be.
         match self.own.iter().find(|number| !lanes.contains_key(number)) {
@@ -223,13 +289,13 @@ impl LaneBounds {
         }
     }
 
-    fn position(&self, key: &str, found: &str, shards: usize) -> Result<LanePosition, StateError> {
+    fn position(&self, key: &str, found: &str, shards: usize, epoch: u64) -> Result<LanePosition, StateError> {
         let expected = "pass, shard, item, window and place of a lane that this stream can have";
         let wrong = || mismatch(key, expected, found);
         let position: LanePosition = found.parse().map_err(|()| wrong())?;
         let reached = position.window_start.shard <= shards
             && position.taken <= self.window
-            && (self.repeat || position.pass == 0)
+            && (self.repeat || position.pass <= epoch)
             // An item has been given for each of them, and the next number must not overflow.
             && position.pass.max(position.window).max(position.window_start.sample) < 1 << 53;
         if reached { Ok(position) } else { Err(wrong()) }
@@ -242,11 +308,16 @@ impl Identity {
             (if self.stream { "shards" } else { "samples" }, self.len as i64),
             ("global_batch_size", self.global_batch_size as i64),
             ("seed", self.seed as i64),
-            ("version", 1),
+            // A stream's lanes say where they are in the run since 2, and not in the epoch.
+            ("version", if self.stream { 2 } else { 1 }),
         ];
         entries.extend(&self.order);
         entries
     }
+}
+
+fn is_of_lanes(key: &str) -> bool {
+    key == "turn" || key.starts_with("lane.")
 }
 
 fn natural(state: &StateDict, key: &str) -> Result<u64, StateError> {

@@ -6,6 +6,7 @@ use crate::batch_samples::Draw;
 use crate::deferred::ItemKey;
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::Place;
+use crate::loader::order::draw;
 use crate::{Cancellation, DataError, Deferred, Drawn, IterableDataset};
 
 /// Where the position begins in the number that stands for an item.
@@ -15,6 +16,8 @@ const POSITION_BITS: u32 = 40;
 pub(crate) struct Origin {
     pub(crate) shard: usize,
     pub(crate) position: u64,
+    /// How often its lane had begun anew.
+    pub(crate) pass: u64,
     /// What its format calls it.
     pub(crate) key: Option<ItemKey>,
 }
@@ -27,12 +30,12 @@ impl Origin {
 
     fn of(index: u64) -> Self {
         let position = index & ((1 << POSITION_BITS) - 1);
-        Self { shard: (index >> POSITION_BITS) as usize, position, key: None }
+        Self { shard: (index >> POSITION_BITS) as usize, position, pass: 0, key: None }
     }
 
     /// An error of this item, with its place and its names.
     pub(crate) fn error(&self, dataset: &impl IterableDataset, error: DataError) -> DataError {
-        let Self { shard, position, key } = self;
+        let Self { shard, position, key, .. } = self;
         let names = [dataset.shard_name(*shard), key.as_ref().map(ItemKey::to_string)];
         let names: Vec<String> = names.into_iter().flatten().collect();
         let key = (!names.is_empty()).then(|| names.join(", "));
@@ -89,11 +92,12 @@ impl<D: IterableDataset> Draw<D::Sample> for Queue<'_, D> {
             self.cancelled.check()?;
             let Some((origin, sample)) = self.samples.next() else { return Ok(None) };
             let index = origin.index();
+            let draw = draw(index, origin.pass);
             self.drawn.push(origin);
             self.rejectable = true;
             self.place.set(Place::Sample(index));
             match sample.get() {
-                Ok(sample) => return Ok(Some(Drawn { sample, index })),
+                Ok(sample) => return Ok(Some(Drawn { sample, index, draw })),
                 Err(error) => self.reject(error)?,
             }
         }

@@ -2,13 +2,13 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::batch_samples::Stage;
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::{Place, guarded};
-use crate::loader::lane::{Item, Lane, LanePlan};
+use crate::loader::lane::{Item, Lane, LanePlan, LanePosition};
 use crate::loader::position::{Bounds, Identity, LaneBounds, Mark, Position, StreamMark};
 use crate::loader::queue::{Origin, Queue};
 use crate::loader::stages::Stages;
@@ -44,7 +44,6 @@ where
         let StreamOptions { interleave, rank, world_size, .. } = self.options;
         let plan = LanePlan {
             seed: self.identity.seed,
-            epoch: position.epoch,
             lanes: interleave,
             shuffle: self.options.shuffle,
             window: self.options.shuffle_buffer,
@@ -54,7 +53,7 @@ where
         let mut lanes = BTreeMap::new();
         for number in (rank..interleave).step_by(world_size) {
             let from = match mark {
-                None => Default::default(),
+                None => LanePosition::start_of(position.epoch),
                 Some(mark) => *mark.lanes.get(&number).ok_or_else(|| {
                     let expected = format!("the states of all ranks put together: lane {number} is missing");
                     DataError::option("state", expected, "the state of another rank")
@@ -65,8 +64,13 @@ where
         let delivered = position.before.clone();
         let turn = mark.map_or(0, |mark| mark.turn) % lanes.len().max(1);
         let lanes = lanes.into_iter().collect();
-        let sequence = Sequence { lanes, turn, reading: turn, next: position.batch, ended: false };
+        let limit = self.options.batches_per_epoch.map(|batches| batches.saturating_add(position.extra));
+        let rest = !plan.repeat && mark.is_some() && position.batch == 0;
+        let (next, reading) = (position.batch, turn);
+        let sequence = Sequence { lanes, turn, reading, next, limit, making: 0, barren: 0, rest, ended: false };
         Ok(Arc::new(StreamEpoch {
+            plan,
+            settled: Condvar::new(),
             dataset: self.dataset.clone(),
             stages: self.stages.clone(),
             options: self.options,
@@ -102,11 +106,14 @@ struct StreamEpoch<D: IterableDataset, C, B> {
     dataset: Arc<D>,
     stages: Arc<Stages<C, B>>,
     options: StreamOptions,
+    plan: LanePlan,
     epoch: u64,
     delivered: BTreeSet<usize>,
     /// Read by one thread at a time, so that the order does not depend on their number. What takes long, decoding and
     /// collating, is done outside.
     sequence: Mutex<Sequence<D>>,
+    /// Told when it is known what has become of a batch.
+    settled: Condvar,
 }
 
 /// The samples of this rank in order: the lanes take turns.
@@ -117,6 +124,15 @@ struct Sequence<D: IterableDataset> {
     reading: usize,
     /// The number of the next batch.
     next: usize,
+    /// Where the epoch ends: one further for each batch of which nothing was left, so that it has as many batches as were
+    /// asked for, on every rank.
+    limit: Option<usize>,
+    /// Batches of which it is not known yet.
+    making: usize,
+    /// Batches in a row of which nothing was left.
+    barren: usize,
+    /// Whether nothing but the rest of an epoch that was broken off has been read as yet.
+    rest: bool,
     ended: bool,
 }
 
@@ -132,10 +148,19 @@ impl<D: IterableDataset> Sequence<D> {
         None
     }
 
+    /// Puts every lane at the start of a pass.
+    fn begin_anew(&mut self, dataset: &Arc<D>, plan: LanePlan, pass: u64) {
+        for (number, lane) in &mut self.lanes {
+            *lane = Lane::at(dataset.clone(), plan, *number, LanePosition::start_of(pass));
+        }
+        (self.turn, self.reading) = (0, 0);
+    }
+
     /// What was being read when the stream panicked.
     fn origin(&self) -> Option<Origin> {
         let (_, lane) = self.lanes.get(self.reading)?;
-        lane.place().map(|(shard, position)| Origin { shard, position, key: None })
+        let pass = lane.position().pass;
+        lane.place().map(|(shard, position)| Origin { shard, position, pass, key: None })
     }
 
     fn mark(&self) -> Mark {
@@ -163,6 +188,7 @@ where
     fn make(&self, cancelled: &Cancellation) -> Option<Made<C::Batch>> {
         let cut = self.cut(cancelled)?;
         let (number, mark) = (cut.number, cut.mark.clone());
+        let mut making = Making { epoch: self, is_barren: None };
         if self.delivered.contains(&number) {
             return Some(Made { number, result: Ok(Content::Delivered), mark });
         }
@@ -170,7 +196,61 @@ where
             Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
             result => result,
         };
+        making.is_barren = Some(matches!(result, Ok(Content::Later)));
+        let result = match self.options.batches_per_epoch {
+            Some(batches) if making.settle() => Err(DataError::StreamEnded { batch: number, batches }),
+            _ => result,
+        };
         Some(Made { number, result, mark })
+    }
+}
+
+/// A batch that is being made: the others wait at the epoch's end until it is known whether it counts.
+struct Making<'a, D: IterableDataset, C, B> {
+    epoch: &'a StreamEpoch<D, C, B>,
+    /// Whether nothing was left of it; none where that was not found out.
+    is_barren: Option<bool>,
+}
+
+impl<D: IterableDataset, C, B> Making<'_, D, C, B> {
+    /// Takes note of what became of the batch; true when so many in a row had nothing that the epoch is to end.
+    fn settle(&mut self) -> bool {
+        let Some(is_barren) = self.is_barren.take() else { return false };
+        let mut sequence = self.epoch.sequence();
+        sequence.barren = if is_barren { sequence.barren + 1 } else { 0 };
+        sequence.limit = sequence.limit.map(|limit| limit.saturating_add(usize::from(is_barren)));
+        sequence.ended |= sequence.barren >= MOST_BARREN;
+        sequence.barren >= MOST_BARREN
+    }
+}
+
+impl<D: IterableDataset, C, B> Drop for Making<'_, D, C, B> {
+    fn drop(&mut self) {
+        self.epoch.sequence().making -= 1;
+        self.epoch.settled.notify_all();
+    }
+}
+
+impl<D: IterableDataset, C, B> StreamEpoch<D, C, B> {
+    fn sequence(&self) -> MutexGuard<'_, Sequence<D>> {
+        self.sequence.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The sequence when it is time to take the next batch out of it; none at the end.
+    fn due(&self, cancelled: &Cancellation) -> Option<MutexGuard<'_, Sequence<D>>> {
+        let mut sequence = self.sequence();
+        // Whoever held the lock before may have stopped in the middle.
+        while !cancelled.is_cancelled() && !sequence.ended {
+            if sequence.limit.is_none_or(|limit| sequence.next < limit) {
+                return Some(sequence);
+            }
+            if sequence.making == 0 {
+                return None;
+            }
+            // Cancelled or not, whoever makes one stops soon, and tells.
+            sequence = self.settled.wait(sequence).unwrap_or_else(PoisonError::into_inner);
+        }
+        None
     }
 }
 
@@ -181,13 +261,7 @@ where
 {
     /// Takes the next batch's samples out of the stream.
     fn cut(&self, cancelled: &Cancellation) -> Option<Cut<D::Sample>> {
-        let mut sequence = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
-        // Beyond the last one only for a state that somebody has changed: the stream itself may have no end.
-        let complete = self.options.batches_per_epoch.is_some_and(|batches| sequence.next >= batches);
-        // Whoever held the lock before may have stopped in the middle.
-        if cancelled.is_cancelled() || sequence.ended || complete {
-            return None;
-        }
+        let mut sequence = self.due(cancelled)?;
         let begun = Instant::now();
         let number = sequence.next;
         let (mut samples, mut faults) = (Vec::with_capacity(self.options.batch_size.min(1 << 16)), Vec::new());
@@ -200,11 +274,17 @@ where
                 while samples.len() < self.options.batch_size {
                     let item = sequence.draw(cancelled);
                     cancelled.check()?;
-                    let Some(Item { shard, position, sample }) = item else {
-                        sequence.ended = true;
-                        break;
+                    let Some(Item { pass, shard, position, sample }) = item else {
+                        if !(std::mem::take(&mut sequence.rest) && (samples.is_empty() || self.options.drop_last)) {
+                            sequence.ended = true;
+                            break;
+                        }
+                        // The epoch before has left nothing that makes a batch: this one begins at its own start.
+                        samples.clear();
+                        sequence.begin_anew(&self.dataset, self.plan, self.epoch);
+                        continue;
                     };
-                    let mut origin = Origin { shard, position, key: None };
+                    let mut origin = Origin { shard, position, pass, key: None };
                     match sample {
                         Ok(mut sample) => {
                             origin.key = sample.take_key();
@@ -248,7 +328,7 @@ where
             self.stages.report(faults.into_iter());
             return None;
         }
-        sequence.next += 1;
+        (sequence.next, sequence.making, sequence.rest) = (number + 1, sequence.making + 1, false);
         Some(Cut { number, samples, faults, error, mark: sequence.mark(), read: begun.elapsed() })
     }
 
@@ -293,7 +373,10 @@ where
                     Ok(Content::Batch { batch, samples: counted.unwrap_or(queue.drawn.len()), uploaded })
                 },
             ),
-            Err(DataError::EmptyBatch) if queue.rejected > 0 => Ok(Content::Nothing),
+            Err(DataError::EmptyBatch) if queue.rejected > 0 => match self.options.batches_per_epoch {
+                Some(_) => Ok(Content::Later),
+                None => Ok(Content::Nothing),
+            },
             Err(error) => Err(queue.named(error)),
         }
     }
@@ -301,3 +384,6 @@ where
 
 /// Faults are reported at the end of a batch, or when there are so many: a stream may be nothing else.
 const MOST_FAULTS: usize = 1000;
+
+/// Batches in a row of which nothing is left before the epoch ends: by then hardly any sample is good.
+const MOST_BARREN: usize = 256;

@@ -50,6 +50,8 @@ pub(crate) enum Content<B> {
     },
     /// Every sample was bad and passed over.
     Nothing,
+    /// The same, and another batch takes its place.
+    Later,
     /// It was delivered before the state was saved.
     Delivered,
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ::parquet::file::metadata::ParquetMetaData;
 
@@ -45,7 +46,7 @@ const MAX_COLUMN_BYTES: u64 = 1 << 32;
 /// are stored as. A null is an error unless [`fill_null`](Self::fill_null) says what it is read as.
 ///
 /// It is also a [`Dataset`](crate::Dataset) of rows, which keeps the row groups of the latest ones in memory, and an
-/// [`IterableDataset`](crate::IterableDataset) with a row group a shard.
+/// [`IterableDataset`](crate::IterableDataset) with a row group a shard; what [`map`](Self::map) makes of it is both too.
 ///
 /// # Source
 /// `pyarrow.parquet.ParquetDataset`, `ParquetFile` and `read_table`.
@@ -58,6 +59,8 @@ pub struct ParquetDataset {
     pub(super) options: Options,
     pub(super) buffers: Buffers,
     pub(super) recent: Arc<Recent<usize, Vec<Array>>>,
+    /// Row groups that were decoded, by all clones.
+    pub(super) decoded: Arc<AtomicU64>,
 }
 
 /// One file, its footer read.
@@ -160,6 +163,7 @@ impl ParquetDataset {
             options: Options { verify_crc: true, max_column_bytes: MAX_COLUMN_BYTES, threads },
             buffers: Buffers::default(),
             recent: no_rows_yet(),
+            decoded: Arc::default(),
         })
     }
 
@@ -273,6 +277,12 @@ impl ParquetDataset {
     /// How many rows the files have.
     pub fn rows(&self) -> usize {
         self.groups.last().map_or(0, |group| group.first_row + group.rows)
+    }
+
+    /// How many row groups have been decoded since the files were opened, by this and by all that was made of it: clones,
+    /// batches, loaders. More than there are in an epoch means that some were decoded again.
+    pub fn decoded_row_groups(&self) -> u64 {
+        self.decoded.load(Relaxed)
     }
 
     /// The number of rows of each row group, file after file.

@@ -1,6 +1,7 @@
 //! Column chunks decoded side by side, by as many threads as there are cores.
 
 use std::cmp::Reverse;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
@@ -43,6 +44,7 @@ impl ParquetDataset {
         if let Some(&index) = groups.iter().find(|&&group| group >= len) {
             return Err(DataError::IndexOutOfRange { index, len });
         }
+        self.decoded.fetch_add(groups.len() as u64, Relaxed);
         let elements = self.columns.iter().map(|selected| self.element(selected));
         let elements = elements.collect::<Result<Vec<Element>, _>>()?;
         let rows = groups.iter().try_fold(0usize, |rows, &group| rows.checked_add(self.groups[group].rows));

@@ -1,5 +1,7 @@
 //! Batches of rows through the loader.
 
+use std::sync::{Arc, OnceLock};
+
 use super::batches::ParquetBatches;
 use super::column::ParquetTable;
 use crate::tensor_dataset::RowNumbers;
@@ -8,6 +10,10 @@ use crate::{BatchSamples, Collate, DataError, DataLoader, DataLoaderBuilder, Fro
 impl ParquetBatches {
     /// A loader of these batches, its options still to be set: with workers, resume, copies to a device and statistics as
     /// any other. Each of its samples is one whole batch, so `batch_size` stays 1.
+    ///
+    /// Its own `shuffle(true)` is that of the batches, with the loader's seed: it mixes rows within windows of row groups, and
+    /// does not permute the batches, which would decode a window for each of them. Nor does a `sampler` over the batches'
+    /// numbers suit several processes: each would read every row group. [`rank`](Self::rank) gives each its own.
     ///
     /// ```no_run
     /// use overdrive_dataload::ParquetDataset;
@@ -23,19 +29,34 @@ impl ParquetBatches {
     pub fn loader(self) -> DataLoaderBuilder<FromDataset<RowNumbers>, MakeBatch> {
         let mut builder = DataLoader::builder(RowNumbers::below(self.len()));
         builder.options.order = self.identity();
-        builder.collate(MakeBatch { batches: self })
+        let seed = Arc::<OnceLock<u64>>::default();
+        builder.options.shuffles_rows = Some(seed.clone());
+        builder.collate(MakeBatch { batches: self, seed, shuffled: OnceLock::new() })
     }
 }
 
 /// Makes the batch with the number that it is given; see [`ParquetBatches::loader`].
 pub struct MakeBatch {
     batches: ParquetBatches,
+    /// The loader's, where its `shuffle` is on.
+    seed: Arc<OnceLock<u64>>,
+    /// The batches by that seed.
+    shuffled: OnceLock<ParquetBatches>,
 }
 
 impl MakeBatch {
+    fn batches(&self) -> &ParquetBatches {
+        match self.seed.get() {
+            Some(&seed) if !self.batches.shuffle => {
+                self.shuffled.get_or_init(|| self.batches.clone().seed(seed).shuffle(true))
+            }
+            _ => &self.batches,
+        }
+    }
+
     fn make(&self, epoch: u64, numbers: &[i64]) -> Result<ParquetTable, DataError> {
         match numbers {
-            [number] => self.batches.batch(epoch, *number as usize),
+            [number] => self.batches().batch(epoch, *number as usize),
             numbers => Err(DataError::option("batch_size", "1, since each sample is a batch", numbers.len())),
         }
     }

@@ -9,7 +9,7 @@ use super::column::ParquetValues;
 use super::dataset::ParquetDataset;
 use super::field::Element;
 use super::words::Spare;
-use crate::{Cancellation, DataError, Dataset, Deferred, IterableDataset, Samples};
+use crate::{Cancellation, DataError, Dataset, Deferred, IterableDataset, Map, Samples};
 
 /// One row of the selected columns.
 #[derive(Debug)]
@@ -83,6 +83,24 @@ impl ParquetRow {
 }
 
 impl ParquetDataset {
+    /// The rows, each passed through `transform`: a dataset and a stream, as this is.
+    ///
+    /// ```no_run
+    /// use overdrive_dataload::{DataError, DataLoader, Dataset, IterableDataset, ParquetDataset};
+    ///
+    /// let rows = ParquetDataset::open("train-*.parquet")?;
+    /// let labels = rows.map(|row| row.int("label").ok_or_else(|| DataError::other("no label")));
+    /// let in_any_order = DataLoader::builder(labels.clone()).batch_size(64).build()?;
+    /// let a_row_group_a_shard = DataLoader::stream(labels).batch_size(64).shuffle(true).shuffle_buffer(500).build()?;
+    /// # Ok::<(), DataError>(())
+    /// ```
+    pub fn map<T, F>(self, transform: F) -> Map<Self, F>
+    where
+        F: Fn(ParquetRow) -> Result<T, DataError> + Send + Sync,
+    {
+        Map::new(self, transform)
+    }
+
     fn row(&self, arrays: &[Array], row: usize) -> Result<ParquetRow, DataError> {
         // A row group's rows are counted in 32 bits, or its columns would be above every limit.
         let row = u32::try_from(row).map_err(|_| DataError::IndexOutOfRange { index: row, len: u32::MAX as usize })?;

@@ -7,14 +7,14 @@ use crate::{DataError, Draws};
 ///
 /// Sub-sampling gives positions of points, so that labels of single points can follow: [`sample`](Self::sample),
 /// [`farthest`](Self::farthest), [`voxels`](Self::voxels). What is random in it is a function of the [`Draws`] of
-/// (seed, epoch, sample): new in each epoch, and the same in each run.
+/// (seed, epoch, draw): new in each epoch, and the same in each run.
 ///
 /// ```
 /// use overdrive_dataload::{Draws, PointCloud};
 ///
 /// let cloud = PointCloud::new([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 2.0, 0.0], 3)?;
-/// let (seed, epoch, index) = (0, 3, 17);
-/// let chosen = cloud.sample(2, &mut Draws::new(seed, epoch, index, 0))?;
+/// let (seed, epoch, draw) = (0, 3, 17);
+/// let chosen = cloud.sample(2, &mut Draws::new(seed, epoch, draw, 0))?;
 /// assert_eq!(cloud.select(&chosen)?.len(), 2);
 /// # Ok::<(), overdrive_dataload::DataError>(())
 /// ```

@@ -68,7 +68,7 @@ impl<S: Sampler> Sampler for DistributedSampler<S> {
 
     fn order(&self, epoch: u64) -> Vec<usize> {
         let order = self.sampler.order(epoch);
-        self.rank.positions(order.len()).map(|position| order[position]).collect()
+        self.rank.positions(order.len()).map(|(position, _)| order[position]).collect()
     }
 
     fn pool(&self, epoch: u64) -> Vec<usize> {
@@ -77,6 +77,10 @@ impl<S: Sampler> Sampler for DistributedSampler<S> {
 
     fn world_size(&self) -> usize {
         self.rank.world_size.saturating_mul(self.sampler.world_size())
+    }
+
+    fn global_place(&self, place: usize) -> usize {
+        self.sampler.global_place(self.rank.place(place))
     }
 }
 

@@ -36,9 +36,16 @@ pub trait Sampler: Send + Sync {
         self.order(epoch)
     }
 
-    /// How many ranks share the data, each with a sampler of its own like this one.
+    /// How many ranks share the data, each with a sampler of its own like this one. Where it is more than one, the loader
+    /// sees to it that no rank makes a step fewer than the others, see [`OnError::Skip`](crate::OnError::Skip).
     fn world_size(&self) -> usize {
         1
+    }
+
+    /// Where what is at `place` of this rank's order is in the order of all ranks: what tells the draws of one sample on
+    /// two ranks apart, see [`Drawn::draw`](crate::Drawn::draw). The place itself, unless there are several ranks.
+    fn global_place(&self, place: usize) -> usize {
+        place
     }
 
     /// Whether an epoch has no index at all.
@@ -62,6 +69,10 @@ impl<S: Sampler + ?Sized> Sampler for Box<S> {
 
     fn world_size(&self) -> usize {
         (**self).world_size()
+    }
+
+    fn global_place(&self, place: usize) -> usize {
+        (**self).global_place(place)
     }
 }
 

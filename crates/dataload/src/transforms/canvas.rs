@@ -7,7 +7,7 @@ use fast_image_resize::images::{Image as Output, ImageRef as Input};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 
 use crate::decode::jpeg::{self, Jpeg};
-use crate::decode::{MAX_IMAGE_BYTES, decode_image};
+use crate::decode::{check_size, decode_image};
 use crate::{Color, DataError, Image, Region, Size};
 
 /// A buffer above this is given back after the image that needed it.
@@ -61,6 +61,9 @@ enum Source<'a> {
     Decoded,
 }
 
+/// What the limit of an image's size counts; the byte beside them that is unused here is not the image's.
+const RGB: usize = 3;
+
 /// An RGB image on its way through the transforms.
 ///
 /// A JPEG file is decoded when a transform needs its pixels, and a crop before that decodes only what it covers. Flips
@@ -87,6 +90,7 @@ impl<'a> Canvas<'a> {
         let orientation = if upright { jpeg::orientation(encoded) } else { 1 };
         let mut canvas = if encoded.starts_with(jpeg::MAGIC) {
             let jpeg = Jpeg::open(encoded, path)?;
+            jpeg.check_size(RGB)?;
             let (height, width) = (jpeg.height(), jpeg.width());
             let source = Source::Encoded(Box::new(jpeg), Region::whole(height, width));
             Self { source, scratch, path, height, width, mirrored: false, upside_down: false, dct_scaling: false }
@@ -102,7 +106,7 @@ impl<'a> Canvas<'a> {
 
     /// An image that is decoded already; transparency is dropped.
     pub(crate) fn of_image(image: &Image, path: &'a Path, scratch: &'a mut Scratch) -> Result<Self, DataError> {
-        check_size(image.height(), image.width(), path)?;
+        check_size(image.height(), image.width(), RGB, path)?;
         if image.data().is_empty() {
             return Err(DataError::option("image", "at least one pixel", format!("{image:?}")));
         }
@@ -202,12 +206,12 @@ impl<'a> Canvas<'a> {
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a size without pixels; [`DataError::TooLarge`] for one above
-    /// [`MAX_IMAGE_BYTES`]; an error of the decoder.
+    /// [`MAX_IMAGE_BYTES`](crate::MAX_IMAGE_BYTES); an error of the decoder.
     pub fn resize(&mut self, size: Size, interpolation: Interpolation, antialias: bool) -> Result<(), DataError> {
         if size.height == 0 || size.width == 0 {
             return Err(DataError::option("size", "at least one pixel", format!("{size:?}")));
         }
-        check_size(size.height, size.width, self.path)?;
+        check_size(size.height, size.width, RGB, self.path)?;
         if size == (Size { height: self.height, width: self.width }) {
             return Ok(());
         }
@@ -254,7 +258,7 @@ impl<'a> Canvas<'a> {
 
     /// Puts black pixels around the image.
     pub(crate) fn pad(&mut self, top: usize, left: usize, size: Size) -> Result<(), DataError> {
-        check_size(size.height, size.width, self.path)?;
+        check_size(size.height, size.width, RGB, self.path)?;
         self.decode()?;
         self.settle();
         let Scratch { pixels, spare, .. } = &mut *self.scratch;
@@ -347,12 +351,4 @@ impl<'a> Canvas<'a> {
         self.scratch.trim();
         Ok(())
     }
-}
-
-fn check_size(height: usize, width: usize, path: &Path) -> Result<(), DataError> {
-    let (bytes, limit) = ((height as u64).saturating_mul(width as u64).saturating_mul(4), MAX_IMAGE_BYTES);
-    if bytes > limit {
-        return Err(DataError::TooLarge { path: path.to_owned(), what: "the image", bytes, limit });
-    }
-    Ok(())
 }

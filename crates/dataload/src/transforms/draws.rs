@@ -6,7 +6,7 @@ use crate::rng::{below, unit};
 /// Keeps the streams of transforms apart from the orders that a sampler draws from the same seed.
 const TRANSFORMS: u64 = 0x7472_616e_7366_6f72;
 
-/// Random numbers that are a function of (seed, epoch, sample) and the position in the chain of transforms.
+/// Random numbers that are a function of (seed, epoch, draw) and the position in the chain of transforms.
 #[derive(Clone, Debug)]
 pub struct Draws {
     philox: Philox,
@@ -14,9 +14,10 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// The numbers for the transform at `position` of a chain.
-    pub fn new(seed: u64, epoch: u64, sample: u64, position: u64) -> Self {
-        let key = Philox::new(seed ^ TRANSFORMS, epoch).at(sample);
+    /// The numbers for the transform at `position` of a chain; `draw` is the sample's
+    /// [`Drawn::draw`](crate::Drawn::draw), or any other number of it.
+    pub fn new(seed: u64, epoch: u64, draw: u64, position: u64) -> Self {
+        let key = Philox::new(seed ^ TRANSFORMS, epoch).at(draw);
         Self { philox: Philox::new(key, position), next: 0 }
     }
 

@@ -45,6 +45,8 @@ mod parquet;
 mod parquet_batches;
 #[cfg(feature = "parquet")]
 mod parquet_damage;
+mod parquet_map;
+mod parquet_shuffle;
 #[cfg(feature = "tfrecord")]
 mod tfrecord;
 #[cfg(feature = "webdataset")]

@@ -2,11 +2,14 @@
 
 mod caches;
 mod cancelled;
+mod draws;
+mod epochs;
 mod faults;
 mod images;
 mod options;
 mod ranks;
 mod resume;
+mod steps;
 mod streams;
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};

@@ -240,3 +240,30 @@ fn out_of_order_batches_run_ahead_of_a_stuck_one_only_so_far() -> Result<(), Dat
     assert_eq!(epoch.count(), 3000 - 1024);
     Ok(())
 }
+
+/// Set for the process that this test starts: itself, as one of many ranks on this host.
+const LOCAL_RANKS: &str = "1000";
+
+#[test]
+fn auto_leaves_the_cores_of_the_other_ranks_of_the_host_alone() -> Result<(), DataError> {
+    let _alone = alone();
+    if std::env::var("LOCAL_WORLD_SIZE").as_deref() != Ok(LOCAL_RANKS) {
+        let mut again = std::process::Command::new(std::env::current_exe().map_err(DataError::other)?);
+        let name = "options::auto_leaves_the_cores_of_the_other_ranks_of_the_host_alone";
+        let again = again.args(["--exact", name]).env("LOCAL_WORLD_SIZE", LOCAL_RANKS);
+        let output = again.output().map_err(DataError::other)?;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return Ok(());
+    }
+    // The training loop only waits: alone on the host, it would get more workers.
+    let slow = FnDataset::new(400, |index| {
+        sleep(Duration::from_millis(1));
+        Ok(index)
+    });
+    let loader = DataLoader::builder(slow).batch_size(4).num_workers(Auto).collate(listed).build()?;
+    for batch in &loader {
+        batch?;
+        assert_eq!(loader.stats().workers, 1);
+    }
+    Ok(())
+}

@@ -292,3 +292,24 @@ fn a_resumed_window_is_read_by_a_worker() -> Result<(), DataError> {
     assert!(readers.iter().all(|name| name.starts_with("dataload-")), "{readers:?}");
     Ok(())
 }
+
+#[test]
+fn a_state_of_other_shards_is_refused_wherever_they_lie() -> Result<(), Box<dyn std::error::Error>> {
+    let loader = |names: [&'static str; 2]| {
+        let stream = FnStream::new(2, |shard| Ok((0..9).map(move |item| Ok(shard * 10 + item)))).shard_names(names);
+        DataLoader::stream(stream).batch_size(4).collate(|samples: Vec<usize>| Ok(samples)).build()
+    };
+    let first = loader(["data/a.tar", "data/b.tar"])?;
+    let batches: Vec<_> = first.iter().collect::<Result<_, _>>()?;
+    let mut epoch = first.iter();
+    epoch.next().transpose()?;
+    let state = first.state_dict()?;
+    let mut moved = loader(["elsewhere/a.tar", "elsewhere/b.tar"])?;
+    moved.load_state_dict(&state)?;
+    assert_eq!(moved.iter().collect::<Result<Vec<_>, _>>()?, batches[1..]);
+    for others in [["data/a.tar", "data/c.tar"], ["data/b.tar", "data/a.tar"]] {
+        let error = loader(others)?.load_state_dict(&state).unwrap_err().to_string();
+        assert!(error.contains("names"), "{error}");
+    }
+    Ok(())
+}

@@ -1,6 +1,7 @@
 //! The crates together: accumulation, autocast, GradScaler, clipping and fused optimizers in one loop.
 
 mod resume;
+mod rows;
 mod tracks;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -26,7 +26,7 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::MAX_IMAGE_BYTES;
+use super::{check_bytes, check_size};
 use crate::{Color, DataError, Image, Region};
 
 pub(crate) const MAGIC: &[u8] = b"\xff\xd8\xff";
@@ -92,12 +92,14 @@ impl<'a> Jpeg<'a> {
             let expected = format!("data for {width} x {height} pixels");
             return Err(DataError::corrupt(path, 0, expected, format!("{} bytes", encoded.len())));
         }
-        let coefficients = if jpeg.is_one_scan() { 0 } else { progressive::bytes(&jpeg.markers.frame) };
-        let (bytes, limit) = (pixels.saturating_mul(4).max(coefficients), MAX_IMAGE_BYTES);
-        if bytes > limit {
-            return Err(DataError::TooLarge { path: path.to_owned(), what: "the decoded image", bytes, limit });
-        }
         Ok(jpeg)
+    }
+
+    /// Refuses an image that is too large with so many channels, or whose file makes the decoder hold too much.
+    pub(crate) fn check_size(&self, channels: usize) -> Result<(), DataError> {
+        let coefficients = if self.is_one_scan() { 0 } else { progressive::bytes(&self.markers.frame) };
+        check_bytes(coefficients, self.path)?;
+        check_size(self.height(), self.width(), channels, self.path)
     }
 
     pub(crate) fn height(&self) -> usize {
@@ -161,6 +163,7 @@ pub(super) fn decode(encoded: &[u8], color: Color, path: &Path) -> Result<Image,
     let whole = Region::whole(height, width);
     let grey = jpeg.markers.frame.model == header::Model::Grey;
     let channels = if grey && color != Color::Rgb { 1 } else { 3 };
+    jpeg.check_size(channels)?;
     let mut pixels: Arc<[u8]> = std::iter::repeat_n(0, channels * height * width).collect();
     // A new one has no other owner.
     if let Some(pixels) = Arc::get_mut(&mut pixels) {

@@ -1,0 +1,163 @@
+//! The samples of one batch of a dataset, read by the fault policy.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+
+use crate::batch_samples::Draw;
+use crate::loader::fault::{Fault, OnError};
+use crate::loader::guard::Place;
+use crate::loader::indexed::IndexedEpoch;
+use crate::loader::order::{Domain, below, draw};
+use crate::{Cancellation, DataError, Dataset, Drawn};
+
+/// Substitutes that are drawn for one bad sample: where nine of ten samples are bad, all of them are for one in
+/// 500 billion (0.9^256 is 1.9e-12), and where everything is, the epoch ends after so many reads.
+const MAX_SUBSTITUTES: u64 = 256;
+
+/// A draw of the epoch's order, or of one of its substitutes.
+#[derive(Clone, Copy)]
+pub(super) struct Origin {
+    index: usize,
+    /// Its place in the order of all ranks.
+    place: u64,
+    /// How many substitutes it has had.
+    substitutes: u64,
+}
+
+impl Origin {
+    pub(super) fn new((index, place): (usize, u64)) -> Self {
+        Self { index, place, substitutes: 0 }
+    }
+}
+
+/// Reads the samples of one batch by the fault policy.
+pub(super) struct Reader<'a, D, C, B> {
+    work: &'a IndexedEpoch<D, C, B>,
+    policy: OnError,
+    origins: std::vec::IntoIter<Origin>,
+    len: usize,
+    cancelled: &'a Cancellation,
+    place: &'a Cell<Place>,
+    /// The draw whose substitute is due.
+    again: Option<Origin>,
+    /// That of the sample drawn last.
+    origin: Origin,
+    pub(super) drawn: Vec<usize>,
+    /// Whether the last of them can still be rejected.
+    rejectable: bool,
+    /// Samples that turned out not to fit when the batch was made before.
+    unfit: &'a BTreeSet<usize>,
+    pub(super) faults: Vec<Fault>,
+}
+
+impl<'a, D: Dataset, C, B> Reader<'a, D, C, B> {
+    pub(super) fn new(
+        work: &'a IndexedEpoch<D, C, B>,
+        policy: OnError,
+        origins: Vec<Origin>,
+        cancelled: &'a Cancellation,
+        place: &'a Cell<Place>,
+        unfit: &'a BTreeSet<usize>,
+    ) -> Self {
+        let (len, drawn, faults) = (origins.len(), Vec::with_capacity(origins.len()), Vec::new());
+        let (origins, origin) = (origins.into_iter(), Origin::new((0, 0)));
+        Self {
+            work,
+            policy,
+            origins,
+            len,
+            cancelled,
+            place,
+            again: None,
+            origin,
+            drawn,
+            rejectable: false,
+            unfit,
+            faults,
+        }
+    }
+
+    /// The index itself, or that of the substitute that is due.
+    fn substitute(&self, origin: Origin) -> usize {
+        let IndexedEpoch { epoch, seed, batch_sampler, .. } = self.work;
+        let Origin { index, place, substitutes } = origin;
+        if substitutes == 0 {
+            return index;
+        }
+        let pool = self.work.pool.get_or_init(|| batch_sampler.pool(*epoch));
+        match pool.len() {
+            0 => index,
+            len => pool[below(len, *seed, Domain::Substitute, &[*epoch, place, substitutes])],
+        }
+    }
+
+    fn read(&self, index: usize) -> Result<D::Sample, DataError> {
+        let len = self.work.dataset.len();
+        if index >= len {
+            return Err(DataError::IndexOutOfRange { index, len });
+        }
+        self.work.dataset.get(index)
+    }
+
+    /// What the policy says about a bad sample.
+    fn pass_over(&mut self, index: usize, error: DataError) -> Result<(), DataError> {
+        let used_up = self.policy == OnError::Replace && self.origin.substitutes == MAX_SUBSTITUTES;
+        if self.policy == OnError::Fail || used_up {
+            return Err(match error {
+                named @ DataError::Sample { .. } => named,
+                error => self.work.of_sample(index, error),
+            });
+        }
+        self.faults.push(Fault::new(self.work.epoch, index as u64, self.work.dataset.key(index), &error));
+        self.replace();
+        Ok(())
+    }
+
+    fn replace(&mut self) {
+        let next = Origin { substitutes: self.origin.substitutes + 1, ..self.origin };
+        self.again = (self.policy == OnError::Replace).then_some(next);
+    }
+}
+
+impl<D: Dataset, C, B> Draw<D::Sample> for Reader<'_, D, C, B> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn draw(&mut self) -> Result<Option<Drawn<D::Sample>>, DataError> {
+        loop {
+            let Some(origin) = self.again.take().or_else(|| self.origins.next()) else { return Ok(None) };
+            self.cancelled.check()?;
+            self.origin = origin;
+            let index = self.substitute(origin);
+            self.place.set(Place::Sample(index as u64));
+            if self.unfit.contains(&index) {
+                if origin.substitutes == MAX_SUBSTITUTES {
+                    return Err(self.work.of_sample(index, DataError::other("no substitute fits into the batch")));
+                }
+                self.replace();
+                continue;
+            }
+            match self.read(index) {
+                Ok(sample) => {
+                    self.drawn.push(index);
+                    self.rejectable = true;
+                    let draw = draw(index as u64, origin.place);
+                    return Ok(Some(Drawn { sample, index: index as u64, draw }));
+                }
+                Err(error) => self.pass_over(index, error)?,
+            }
+        }
+    }
+
+    fn reject(&mut self, error: DataError) -> Result<(), DataError> {
+        match std::mem::take(&mut self.rejectable).then(|| self.drawn.pop()).flatten() {
+            Some(index) => self.pass_over(index, error),
+            None => Err(error),
+        }
+    }
+
+    fn complete(&mut self) {
+        self.place.set(Place::Collate);
+    }
+}

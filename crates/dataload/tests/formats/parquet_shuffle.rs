@@ -1,0 +1,153 @@
+//! Shuffled rows through the loader and for several ranks: how often row groups are decoded, and that every row comes.
+
+use overdrive_core::Stateful;
+use overdrive_dataload::{DataError, ParquetBatches, ParquetDataset, ParquetTable};
+
+use crate::fixture;
+use crate::parquet::{floats, number, open};
+
+const ROWS: usize = 60;
+const GROUPS: u64 = 9;
+
+/// The rows of each batch.
+type Batches = Vec<Vec<i64>>;
+
+fn rows(table: &ParquetTable) -> Vec<i64> {
+    floats(table.tensor("int64").unwrap()).iter().map(|&number| number as i64).collect()
+}
+
+fn sorted(batches: &[Vec<i64>]) -> Vec<i64> {
+    let mut all = batches.concat();
+    all.sort_unstable();
+    all
+}
+
+fn all_rows(times: usize) -> Vec<i64> {
+    let mut all: Vec<i64> = (0..times).flat_map(|_| (0..ROWS).map(|i| number(i) as i64)).collect();
+    all.sort_unstable();
+    all
+}
+
+fn epoch(batches: &ParquetBatches, epoch: u64) -> Vec<Vec<i64>> {
+    batches.epoch(epoch).map(|batch| rows(&batch.unwrap())).collect()
+}
+
+#[test]
+fn the_loaders_own_shuffle_mixes_rows_and_decodes_each_row_group_once_an_epoch() -> Result<(), DataError> {
+    for (batch_size, window) in [(1, 1), (2, 2), (7, 3), (4, 1)] {
+        let mut expected: Option<Vec<Vec<i64>>> = None;
+        for workers in [0, 1, 3] {
+            let dataset = open("part-{0..2}");
+            let batches = dataset.batches(batch_size)?.window(window);
+            let loader = batches.loader().shuffle(true).seed(3).num_workers(workers).build()?;
+            let mut found = Vec::new();
+            for epoch in 1..=3 {
+                let batches: Vec<Vec<i64>> =
+                    loader.iter().map(|batch| Ok(rows(&batch?))).collect::<Result<_, DataError>>()?;
+                assert_eq!(dataset.decoded_row_groups(), epoch * GROUPS, "{batch_size} {window} {workers}");
+                assert_eq!(sorted(&batches), all_rows(1));
+                found.push(batches.concat());
+            }
+            assert!(found[0] != found[1] && !found[0].is_sorted());
+            assert_eq!(expected.get_or_insert_with(|| found.clone()), &found, "{workers} workers");
+        }
+        // The same as shuffled batches.
+        let batches = open("part-{0..2}").batches(batch_size)?.window(window).shuffle(true).seed(3);
+        assert_eq!(expected.map(|found| found[2].clone()), Some(epoch(&batches, 2).concat()));
+    }
+    Ok(())
+}
+
+/// The batches of every rank, and how many row groups they decoded together.
+fn ranks(
+    dataset: impl Fn() -> ParquetDataset,
+    world_size: usize,
+    make: impl Fn(ParquetBatches) -> ParquetBatches,
+) -> Result<(Vec<Batches>, u64), DataError> {
+    let (mut all, mut decoded) = (Vec::new(), 0);
+    for rank in 0..world_size {
+        let dataset = dataset();
+        let batches = make(dataset.batches(2)?).rank(rank, world_size)?;
+        let loader = batches.clone().loader().num_workers(rank % 3).build()?;
+        let found: Vec<Vec<i64>> = loader.epoch(1).map(|batch| Ok(rows(&batch?))).collect::<Result<_, DataError>>()?;
+        decoded += dataset.decoded_row_groups();
+        assert_eq!(Some(found.len()), loader.len());
+        assert_eq!(epoch(&batches, 1), found, "by its own threads");
+        all.push(found);
+    }
+    Ok((all, decoded))
+}
+
+#[test]
+fn ranks_share_the_row_groups_and_have_equally_many_batches() -> Result<(), DataError> {
+    for shuffle in [false, true] {
+        for world_size in [1, 2, 3, 4, 8, 60, 70] {
+            for drop_last in [false, true] {
+                let make = |batches: ParquetBatches| batches.window(1).shuffle(shuffle).seed(5).drop_last(drop_last);
+                let (found, decoded) = ranks(|| open("part-{0..2}"), world_size, make)?;
+                assert!(found.iter().all(|batches| batches.len() == found[0].len()), "{world_size}");
+                // A cut goes through a row group, and what is missing at the end comes from the start.
+                let most = GROUPS + world_size as u64;
+                assert!(decoded <= most, "{decoded} row groups decoded by {world_size} ranks, at most {most}");
+                let mut seen = sorted(&found.concat());
+                let in_all = seen.len();
+                seen.dedup();
+                if drop_last {
+                    let share = ROWS / world_size / 2 * 2;
+                    assert_eq!((seen.len(), in_all), (share * world_size, share * world_size), "none twice");
+                } else {
+                    assert_eq!((seen, in_all), (all_rows(1), ROWS.div_ceil(world_size) * world_size));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn ranks_decode_different_row_groups_where_those_can_be_shared_out() -> Result<(), DataError> {
+    // Row groups of 8, 8 and 4 rows in each file, so that every rank has a file.
+    let path = fixture("parquet").join("part-0.parquet");
+    let dataset = || ParquetDataset::from_files(vec![path.clone(); 8]).unwrap();
+    let (found, decoded) = ranks(dataset, 8, |batches| batches.window(3))?;
+    assert_eq!(decoded, 24);
+    assert!(found.iter().all(|batches| batches.concat().len() == 20));
+    // In a random order of row groups, cuts go through some.
+    let (_, decoded) = ranks(dataset, 8, |batches| batches.window(3).shuffle(true))?;
+    assert!((24..=24 + 7).contains(&decoded), "{decoded}");
+    Ok(())
+}
+
+#[test]
+fn a_ranks_state_fits_ranks_of_the_same_number_alone() -> Result<(), Box<dyn std::error::Error>> {
+    let of = |batch_size, rank, world_size| {
+        let batches = open("part-{0..2}").batches(batch_size)?.window(2).rank(rank, world_size)?;
+        batches.loader().shuffle(true).seed(8).build()
+    };
+    let build = |rank, world_size| of(3, rank, world_size);
+    let expected: Vec<Vec<i64>> = build(1, 3)?.iter().map(|batch| rows(&batch.unwrap())).collect();
+    let first = build(1, 3)?;
+    let mut found: Vec<Vec<i64>> = first.iter().take(4).map(|batch| rows(&batch.unwrap())).collect();
+    let state = first.state_dict()?;
+    let mut second = build(1, 3)?;
+    second.load_state_dict(&state)?;
+    found.extend(second.iter().map(|batch| rows(&batch.unwrap())));
+    assert_eq!(found, expected);
+    for world_size in [1, 2] {
+        assert!(build(0, world_size)?.load_state_dict(&state).is_err());
+        // As many batches on each.
+        let error = of(60, 0, world_size)?.load_state_dict(&of(60, 0, 3)?.state_dict()?).unwrap_err().to_string();
+        assert!(error.contains("`parquet."), "{error}");
+    }
+    // One of a loader that permuted the numbers of batches says nothing of rows.
+    let mut before = overdrive_core::StateDict::new();
+    for (key, entry) in state.iter().filter(|(key, _)| *key != "shuffle_rows") {
+        match entry {
+            overdrive_core::Entry::Int(number) => before.insert(key, overdrive_core::Entry::Int(*number)),
+            _ => before.insert(key, overdrive_core::Entry::Text(String::new())),
+        }
+    }
+    assert!(build(1, 3)?.load_state_dict(&before).unwrap_err().to_string().contains("shuffle_rows"));
+    assert!(open("part-{0..2}").batches(3)?.rank(3, 3).is_err());
+    Ok(())
+}
