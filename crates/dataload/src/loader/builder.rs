@@ -76,7 +76,6 @@ pub(crate) struct Options {
     tune_prefetch: bool,
     memory_budget: usize,
     in_order: bool,
-    lookahead: usize,
     timeout: Option<Duration>,
     worker_init_fn: Option<WorkerInit>,
     worker_nice: i32,
@@ -104,7 +103,6 @@ impl Default for Options {
             tune_prefetch: false,
             memory_budget: MEMORY_BUDGET,
             in_order: true,
-            lookahead: 0,
             timeout: None,
             worker_init_fn: None,
             worker_nice: WORKER_NICE,
@@ -184,13 +182,6 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
         self
     }
 
-    /// How many batches something between the loader and the training loop takes ahead of it; 0 unless set. A saved
-    /// state leaves those out, as the training loop has not had them: `Accumulator::windows`, for one, holds 1.
-    pub fn lookahead(mut self, batches: usize) -> Self {
-        self.options.lookahead = batches;
-        self
-    }
-
     /// How long to wait for a batch; for ever unless set. When it has passed, the epoch ends with
     /// [`DataError::Timeout`], and threads that may be stuck are left behind instead of joined.
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -261,7 +252,6 @@ where
 pub(crate) struct Machinery<B> {
     /// Where finished samples are kept, if anywhere.
     pub(crate) keep: Option<(TensorOps<B>, Device)>,
-    pub(crate) lookahead: usize,
     pub(crate) conduct: Conduct,
     pub(crate) tuner: Tuner,
     pub(crate) bytes: Option<fn(&B) -> usize>,
@@ -333,18 +323,7 @@ impl Options {
             nice: self.worker_nice,
         };
         let keep = ops.zip(self.device).filter(|_| self.keep_on_device);
-        Ok((
-            stages,
-            Machinery {
-                keep,
-                lookahead: self.lookahead,
-                conduct,
-                tuner,
-                bytes: ops.map(|ops| ops.bytes),
-                counters,
-                faults,
-            },
-        ))
+        Ok((stages, Machinery { keep, conduct, tuner, bytes: ops.map(|ops| ops.bytes), counters, faults }))
     }
 }
 

@@ -5,9 +5,9 @@ use std::iter::FusedIterator;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use overdrive_core::{Activity, activity};
+use overdrive_core::{Activity, activity, is_taken_ahead, when_handed_out};
 
-use crate::loader::position::{Given, Progress};
+use crate::loader::position::{Given, Mark, Progress};
 use crate::loader::stats::Counters;
 use crate::loader::tuner::{Size, Tuner};
 use crate::loader::work::{Content, EpochWork, Made};
@@ -117,13 +117,23 @@ impl<B: Send + 'static> Epoch<B> {
                     if let Some(uploaded) = uploaded {
                         uploaded.adopt(&batch)?;
                     }
-                    lock(&self.progress).delivered(number, mark, Given::Batch);
+                    self.give(number, mark);
                     return Ok(Some((batch, samples)));
                 }
                 Content::Nothing | Content::Delivered => lock(&self.progress).delivered(number, mark, Given::Nothing),
                 Content::Later => lock(&self.progress).delivered(number, mark, Given::Later),
             }
         }
+    }
+
+    /// Counts a batch as trained on, at once or when whoever takes it ahead of its use hands it out.
+    fn give(&self, number: usize, mark: Mark) {
+        if !is_taken_ahead() {
+            return lock(&self.progress).delivered(number, mark, Given::Batch);
+        }
+        lock(&self.progress).delivered(number, mark, Given::Ahead);
+        let progress = self.progress.clone();
+        when_handed_out(move || lock(&progress).handed_out());
     }
 
     fn tune(&mut self, batch: &B, asked: Instant) {

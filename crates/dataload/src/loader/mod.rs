@@ -80,7 +80,6 @@ pub struct DataLoader<B> {
     bytes: Option<fn(&B) -> usize>,
     counters: Arc<Counters>,
     faults: Arc<FaultLog>,
-    lookahead: usize,
     next_epoch: AtomicU64,
     /// The progress of the epoch begun last.
     current: Mutex<Option<SharedProgress>>,
@@ -121,7 +120,7 @@ impl DataLoader<()> {
 
 impl<B: Send + 'static> DataLoader<B> {
     pub(crate) fn new(source: Arc<dyn Source<B>>, machinery: Machinery<B>) -> Self {
-        let Machinery { conduct, tuner, bytes, counters, faults, lookahead, keep: _ } = machinery;
+        let Machinery { conduct, tuner, bytes, counters, faults, keep: _ } = machinery;
         Self {
             source,
             conduct,
@@ -129,7 +128,6 @@ impl<B: Send + 'static> DataLoader<B> {
             bytes,
             counters,
             faults,
-            lookahead,
             next_epoch: AtomicU64::new(0),
             current: Mutex::default(),
             resume: Mutex::default(),
@@ -155,7 +153,7 @@ impl<B: Send + 'static> DataLoader<B> {
         let tuning = Tuning { tuner: self.tuner.clone(), bytes: self.bytes };
         let work = self.source.begin(&position);
         let (batches, conduct) = (self.source.batches(), self.conduct.clone());
-        let progress = EpochProgress::new(position, self.lookahead, self.source.bounds().lanes);
+        let progress = EpochProgress::new(position, self.source.bounds().lanes);
         let epoch = Epoch::start(work, progress, batches, conduct, tuning, self.counters.clone());
         *lock(&self.current) = Some(epoch.progress_of().clone());
         self.counters.waited(asked.elapsed());

@@ -57,10 +57,8 @@ pub(crate) struct Position {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress {
     now: Position,
-    /// The positions before the latest batches, oldest first.
+    /// The positions before the batches that were taken ahead of their use, oldest first.
     earlier: VecDeque<Position>,
-    /// Batches that something between loader and training loop holds.
-    lookahead: usize,
     /// Those of a stream: its next epoch goes on where this one ends.
     lanes: Option<LaneBounds>,
     /// Whether the epoch has ended, so that `now` is where the next one begins.
@@ -71,6 +69,8 @@ pub(crate) struct Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Given {
     Batch,
+    /// A batch that it does not use yet.
+    Ahead,
     /// It has no content, or was delivered before the state was saved.
     Nothing,
     /// It has no content, and another batch takes its place.
@@ -78,8 +78,8 @@ pub(crate) enum Given {
 }
 
 impl Progress {
-    pub(crate) fn new(now: Position, lookahead: usize, lanes: Option<LaneBounds>) -> Self {
-        Self { now, earlier: VecDeque::new(), lookahead, lanes, over: false }
+    pub(crate) fn new(now: Position, lanes: Option<LaneBounds>) -> Self {
+        Self { now, earlier: VecDeque::new(), lanes, over: false }
     }
 
     pub(crate) fn now(&self) -> &Position {
@@ -93,15 +93,16 @@ impl Progress {
 
     /// Takes note of a batch that leaves the loader now.
     pub(crate) fn delivered(&mut self, number: usize, mark: Mark, given: Given) {
-        // What is held ahead are batches, so that those without content do not count.
-        if self.lookahead > 0 && given == Given::Batch {
-            if self.earlier.len() == self.lookahead {
-                self.earlier.pop_front();
-            }
+        if given == Given::Ahead {
             self.earlier.push_back(self.now.clone());
         }
         self.now.extra += usize::from(given == Given::Later);
         self.now.delivered(number, mark);
+    }
+
+    /// Takes note that the training loop gets the oldest of the batches that were taken ahead.
+    pub(crate) fn handed_out(&mut self) {
+        self.earlier.pop_front();
     }
 
     /// Takes note of the end of the epoch: whoever looks ahead knows of it while the last batch is trained on.

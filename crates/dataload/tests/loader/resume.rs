@@ -1,6 +1,6 @@
 //! A saved position, put back.
 
-use overdrive_core::{Entry, StateDict, Stateful};
+use overdrive_core::{Entry, StateDict, Stateful, take_ahead};
 use overdrive_dataload::{
     DataError, DataLoader, DataLoaderBuilder, DistributedSampler, FnDataset, FnStream, FromDataset, IterableDataset,
     OnError,
@@ -218,20 +218,23 @@ fn an_epoch_that_has_ended_resumes_at_the_next_one() -> Result<(), DataError> {
 #[test]
 fn batches_held_ahead_of_the_training_loop_are_not_lost() -> Result<(), DataError> {
     let _alone = alone();
-    let build = || DataLoader::builder(uneven(23)).batch_size(4).num_workers(2).lookahead(1).collate(listed).build();
+    let build = || DataLoader::builder(uneven(23)).batch_size(4).num_workers(2).collate(listed).build();
     let all = rest(&build()?, 1);
     let loader = build()?;
-    let mut epoch = loader.iter().map(Result::unwrap).peekable();
-    let mut trained = Vec::new();
-    while let Some(batch) = epoch.next() {
+    let mut epoch = loader.iter().map(Result::unwrap);
+    let (mut batch, mut trained) = (epoch.next(), Vec::new());
+    while let Some(now) = batch {
         // As gradient accumulation does, to know whether a batch is the last one.
-        let last = epoch.peek().is_none();
-        trained.push(batch);
+        let (next_batch, held) = take_ahead(|| epoch.next());
+        let last = next_batch.is_none();
+        trained.push(now);
         let state = loader.state_dict().unwrap();
         let next = resumed(build()?, &state);
         assert_eq!(next.next_epoch(), u64::from(last));
         let expected = if last { &all } else { &all[trained.len()..] };
         assert_eq!(rest(&next, u64::from(last) + 1), expected);
+        held.hand_out();
+        batch = next_batch;
     }
     assert_eq!(trained, all);
     Ok(())
