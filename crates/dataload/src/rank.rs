@@ -22,11 +22,13 @@ impl Rank {
     }
 
     /// Its number as a number of 64 bits.
+    #[cfg(feature = "parquet")]
     pub(crate) fn number(self) -> u64 {
         self.rank as u64
     }
 
     /// The first of the things that it takes where each rank takes neighbours.
+    #[cfg(feature = "parquet")]
     pub(crate) fn first(self, len: usize) -> usize {
         self.share(len).saturating_mul(self.rank)
     }

@@ -103,6 +103,9 @@ where
                     true => Box::new(RandomSampler::new(len, seed)),
                     false => Box::new(SequentialSampler::new(len)),
                 });
+                if options.shuffles_rows.is_some() && sampler.world_size() > 1 {
+                    tracing::warn!("every rank decodes all row groups: `ParquetBatches::rank` gives each its own");
+                }
                 let samples = sampler.len().saturating_mul(sampler.world_size());
                 if samples > MAX_ORDER {
                     let expected = format!("at most {MAX_ORDER} samples an epoch, which are a list in memory");
