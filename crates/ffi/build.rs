@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "error",
     "dispatch",
     "tensor_list",
@@ -12,6 +12,7 @@ const SOURCES: [&str; 13] = [
     "copy_stream",
     "timed_event",
     "context",
+    "backward_passes",
     "grad_hook",
     "adamw8bit",
     "profiler",

@@ -1,4 +1,6 @@
 // Every collective through one entry, and the handles of those under way.
+#include <thread>
+
 #include "c10d_guarded.h"
 
 namespace {
@@ -37,13 +39,23 @@ std::vector<Tensors> nested(const Tensors& tensors) {
   return tensors.empty() ? std::vector<Tensors>() : std::vector<Tensors>{tensors};
 }
 
-std::vector<int64_t> splits(const int64_t* sizes, int ranks) {
-  return sizes == nullptr ? std::vector<int64_t>() : std::vector<int64_t>(sizes, sizes + ranks);
-}
-
 at::Tensor& only(Tensors& tensors) {
   TORCH_CHECK(tensors.size() == 1, "this collective takes one tensor, not ", tensors.size());
   return tensors[0];
+}
+
+// Gloo takes them as they are.
+std::vector<int64_t> splits(const int64_t* sizes, int ranks, const at::Tensor& tensor) {
+  if (sizes == nullptr) return {};
+  TORCH_CHECK(tensor.dim() > 0, "a tensor without dimensions has no rows to split");
+  int64_t rest = tensor.size(0);
+  for (int rank = 0; rank < ranks; ++rank) {
+    TORCH_CHECK(sizes[rank] >= 0 && sizes[rank] <= rest, "the splits should add up to the ", tensor.size(0),
+                " rows of their tensor, none below 0");
+    rest -= sizes[rank];
+  }
+  TORCH_CHECK(rest == 0, "the splits should add up to the ", tensor.size(0), " rows of their tensor");
+  return {sizes, sizes + ranks};
 }
 
 WorkPtr start(c10d::ProcessGroup& group, const od_collective& c, Tensors& in, Tensors& out) {
@@ -77,8 +89,8 @@ WorkPtr start(c10d::ProcessGroup& group, const od_collective& c, Tensors& in, Te
     }
     case OD_ALL_TO_ALL: return group.alltoall(out, in, with_timeout<c10d::AllToAllOptions>(c));
     case OD_ALL_TO_ALL_SINGLE: {
-      auto output_splits = splits(c.output_splits, group.getSize());
-      auto input_splits = splits(c.input_splits, group.getSize());
+      auto output_splits = splits(c.output_splits, group.getSize(), only(out));
+      auto input_splits = splits(c.input_splits, group.getSize(), only(in));
       return group.alltoall_base(only(out), only(in), output_splits, input_splits,
                                  with_timeout<c10d::AllToAllOptions>(c));
     }
@@ -99,20 +111,35 @@ WorkPtr start(c10d::ProcessGroup& group, const od_collective& c, Tensors& in, Te
 od_status od_collective_start(const od_group* group, const od_collective* collective, od_work** out,
                               od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] {
-    auto inputs = overdrive::to_vector(collective->inputs);
-    auto outputs = overdrive::to_vector(collective->outputs);
+    auto inputs = overdrive::to_defined(collective->inputs);
+    auto outputs = overdrive::to_defined(collective->outputs);
+    // Backends walk over a tensor's memory by its number of elements.
+    for (const auto* list : {&inputs, &outputs})
+      for (const auto& tensor : *list)
+        TORCH_CHECK(tensor.layout() == at::kStrided && tensor.is_non_overlapping_and_dense(),
+                    "a collective takes dense tensors without gaps");
     auto work = start(*group->group, *collective, inputs, outputs);
     TORCH_CHECK(work, "the backend returned no work");
     auto kept = outputs;
     kept.insert(kept.end(), inputs.begin(), inputs.end());
-    *out = new od_work{std::move(work), std::move(kept)};
+    bool between_two = collective->kind == OD_SEND || collective->kind == OD_RECV || collective->kind == OD_RECV_ANY;
+    *out = new od_work{std::move(work), std::move(kept), between_two};
   });
 }
 
 void od_work_free(od_work* work) noexcept {
+  std::unique_ptr<od_work> owned(work);
+  if (!work->between_two || work->was_waited_for) return;
   try {
-    delete work;
+    // Without it the connection would stop at this send or receive, and carry nothing that comes behind it.
+    std::thread([owned = std::move(owned)] {
+      try {
+        owned->work->wait();
+      } catch (...) {
+      }
+    }).detach();
   } catch (...) {
+    // No thread: it goes as it is.
   }
 }
 
@@ -127,6 +154,7 @@ int32_t od_work_is_completed(const od_work* work) noexcept {
 
 od_status od_work_wait(const od_work* work, int64_t timeout_ms, od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] {
+    work->was_waited_for = true;
     bool done = work->work->wait(std::chrono::milliseconds(timeout_ms));
     if (!done) C10_THROW_ERROR(DistError, "the collective was aborted");
   });

@@ -70,7 +70,7 @@ od_status od_group_new(const od_store* store, const od_group_options* options, o
   return overdrive::between_ranks(err, [&] {
     auto named = c10::make_intrusive<c10d::PrefixStore>(std::string(options->name) + "/", store->store);
     auto group = std::make_unique<od_group>();
-    group->group = c10::make_intrusive<ProcessGroup>(named, options->rank, options->size);
+    group->group = c10::make_intrusive<overdrive::OneAtATime>(named, options->rank, options->size);
     bool nccl = options->backend != OD_GLOO;
     group->group->setDefaultBackend(nccl ? ProcessGroup::BackendType::NCCL : ProcessGroup::BackendType::GLOO);
     if (nccl && options->cuda_device >= 0)
@@ -110,20 +110,26 @@ od_status od_group_monitored_barrier(const od_group* group, int64_t timeout_ms, 
 od_status od_group_broadcast_coalesced(const od_group* group, const od_tensor_list* tensors, int64_t bytes,
                                        int32_t root, od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] {
-    auto list = overdrive::to_vector(tensors);
+    auto list = overdrive::to_defined(tensors);
+    if (list.empty()) return;
     at::NoGradGuard no_grad;
     c10d::broadcast_coalesced(group->group, list, static_cast<size_t>(bytes), root);
   });
 }
 
 od_status od_group_verify_params(const od_group* group, const od_tensor_list* params, od_error* err) noexcept {
-  return overdrive::between_ranks(
-      err, [&] { c10d::verify_params_across_processes(group->group, overdrive::to_vector(params), std::nullopt); });
+  return overdrive::between_ranks(err, [&] {
+    auto list = overdrive::to_defined(params);
+    TORCH_CHECK(!list.empty(), "there are no parameters to compare");
+    c10d::verify_params_across_processes(group->group, list, std::nullopt);
+  });
 }
 
 od_status od_group_set_timeout(const od_group* group, int64_t timeout_ms, od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] {
-    for (const auto& backend : group->backends) backend->setTimeout(std::chrono::milliseconds(timeout_ms));
+    group->group->locked([&] {
+      for (const auto& backend : group->backends) backend->setTimeout(std::chrono::milliseconds(timeout_ms));
+    });
   });
 }
 
@@ -133,5 +139,8 @@ od_status od_group_abort(const od_group* group, od_error* err) noexcept {
 
 od_status od_group_sum_with_grad(const od_group* group, const at::Tensor* tensor, at::Tensor** out,
                                  od_error* err) noexcept {
-  return overdrive::between_ranks(err, [&] { *out = new at::Tensor(SumOverRanks::apply(*tensor, group->group)); });
+  return overdrive::between_ranks(err, [&] {
+    TORCH_CHECK(tensor->defined(), "ranks cannot exchange an undefined tensor");
+    *out = new at::Tensor(SumOverRanks::apply(*tensor, group->group));
+  });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <chrono>
 #include <string>
@@ -10,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "c10d.h"
+#include "c10d_one_at_a_time.h"
 #include "guarded.h"
 
 struct od_store {
@@ -17,7 +19,7 @@ struct od_store {
 };
 
 struct od_group {
-  c10::intrusive_ptr<c10d::ProcessGroup> group;
+  c10::intrusive_ptr<overdrive::OneAtATime> group;
   // Gloo's backends, which are asked whether work is under way before they are destroyed.
   std::vector<c10::intrusive_ptr<c10d::Backend>> backends;
   bool verifies = false;
@@ -27,6 +29,9 @@ struct od_work {
   c10::intrusive_ptr<c10d::Work> work;
   // What the work reads and writes stays alive as long as it does.
   std::vector<at::Tensor> tensors;
+  // A send or receive, which Gloo carries only as long as its work lives.
+  bool between_two = false;
+  mutable std::atomic<bool> was_waited_for{false};
 };
 
 namespace overdrive {
@@ -62,6 +67,13 @@ inline std::vector<at::Tensor> to_vector(const od_tensor_list* list) {
   if (list == nullptr) return tensors;
   tensors.reserve(list->list.size());
   for (size_t i = 0; i < list->list.size(); ++i) tensors.push_back(list->list.get(i));
+  return tensors;
+}
+
+// Backends look into tensors before they look whether there are any.
+inline std::vector<at::Tensor> to_defined(const od_tensor_list* list) {
+  auto tensors = to_vector(list);
+  for (const auto& tensor : tensors) TORCH_CHECK(tensor.defined(), "ranks cannot exchange an undefined tensor");
   return tensors;
 }
 

@@ -5,22 +5,30 @@
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include <atomic>
 #include <limits>
+#include <unordered_set>
 
+#include "backward_passes.h"
 #include "c10d_guarded.h"
+#include "c10d_lent_hook.h"
+#include "grad_hook.h"
 
 namespace {
 
 // A Reducer whose next backward can be held back after its forward: gradient accumulation knows no sooner which
 // backward pass is a window's last.
-class HeldReducer final : public c10d::Reducer {
+class HeldReducer final : public c10d::Reducer,
+                          public overdrive::Averager,
+                          public std::enable_shared_from_this<HeldReducer> {
  public:
   using c10d::Reducer::Reducer;
+  // By then `detach` has left it nothing to throw about.
+  ~HeldReducer() noexcept override {}
 
   void arm(const std::vector<at::Tensor>& outputs) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      defers_ = false;
       // A static graph counts each parameter's gradients in its first synchronised backward, and in that alone.
       if (static_graph_ && !delayed_)
         for (auto& counted : numGradHooksTriggeredMap_) counted.second = 0;
@@ -33,9 +41,41 @@ class HeldReducer final : public c10d::Reducer {
     expect_autograd_hooks_ = false;
   }
 
+  // Between passes: takes the hooks off the parameters, after which nobody calls this. The destructor would do it, but
+  // throws when something else has taken one.
+  void detach() noexcept {
+    overdrive::no_longer_average(params_, this);
+    for (const auto& [key, accumulator] : hooks_) accumulator->del_post_hook(key);
+    hooks_.clear();
+  }
+
+  void set_hook(std::unique_ptr<c10d::CommHookInterface> hook) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    register_comm_hook(std::move(hook));
+  }
+
+  void compress_to_half() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    register_builtin_comm_hook(c10d::BuiltinCommHookType::FP16_COMPRESS);
+  }
+
+  // The hooks of gradients run when this pass ends with averages in them; a pass that leaves gradients local calls none.
+  void defer_hooks() override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!expect_autograd_hooks_ || std::exchange(defers_, true)) return;
+    }
+    // The reducer's own end of the pass is queued later than this, but no later than a callback's callback.
+    auto& engine = torch::autograd::Engine::get_default_engine();
+    engine.queue_callback([&engine, self = shared_from_this()] {
+      engine.queue_callback([self] { self->call_hooks(); });
+    });
+  }
+
   // What has added up in the gradients, as a backward pass would hand it over that reaches no parameter. Within one,
   // because that is where the reducer ends its work.
   void hand_over() {
+    defer_hooks();
     std::lock_guard<std::mutex> lock(mutex_);
     has_marked_unused_parameters_ = true;
     // The order in which gradients are likely to come about on the other ranks.
@@ -74,11 +114,25 @@ class HeldReducer final : public c10d::Reducer {
     return true;
   }
 
-  bool needs_sink() const { return static_graph_ ? !delayed_ : find_unused_parameters_; }
+  bool needs_sink() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return static_graph_ ? !delayed_ : find_unused_parameters_;
+  }
   bool finds_unused() const { return find_unused_parameters_ && !static_graph_; }
 
  private:
+  void call_hooks() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      defers_ = false;
+      // Parameters were missed, of which the next forward pass tells.
+      if (expect_autograd_hooks_) return;
+    }
+    for (const auto& param : params_) overdrive::call_grad_hook(param);
+  }
+
   bool delayed_ = false;
+  bool defers_ = false;  // of the pass under way: its hooks are queued
 };
 
 struct WeakReducer final : torch::CustomClassHolder {
@@ -125,54 +179,6 @@ struct HandOver : torch::autograd::Function<HandOver> {
   }
 };
 
-// A hook that Rust lends. Its future is done at once; the result is asked for when the reducer needs it, in the
-// buckets' order, which is the same on all ranks.
-class LentHook final : public c10d::CommHookInterface {
- public:
-  LentHook(void* owner, int32_t (*start)(void*, const od_bucket*), at::Tensor* (*finish)(void*, size_t),
-           void (*drop)(void*))
-      : owner_(owner), start_(start), finish_(finish), drop_(drop) {}
-  LentHook(const LentHook&) = delete;
-  LentHook& operator=(const LentHook&) = delete;
-  ~LentHook() override { drop_(owner_); }
-
-  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
-    std::unique_ptr<od_tensor_list> gradients(overdrive::to_list(bucket.getGradients()));
-    std::unique_ptr<od_tensor_list> parameters(overdrive::to_list(bucket.getParameters()));
-    auto buffer = std::make_unique<at::Tensor>(bucket.getBuffer());
-    Running running(under_way_);
-    od_bucket lent{bucket.getIndex(), bucket.isLast(), buffer.release(), gradients.release(), parameters.release()};
-    if (start_(owner_, &lent) != 0) C10_THROW_ERROR(DistError, "the communication hook failed");
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
-    future->markCompleted(c10::IValue(static_cast<int64_t>(bucket.getIndex())));
-    return future;
-  }
-
-  at::Tensor parseHookResult(const c10::IValue& result) override {
-    Running running(under_way_);
-    std::unique_ptr<at::Tensor> tensor(finish_(owner_, static_cast<size_t>(result.toInt())));
-    if (tensor == nullptr) C10_THROW_ERROR(DistError, "the communication hook failed");
-    return *tensor;
-  }
-
-  bool is_under_way() const { return under_way_.load() > 0; }
-
- private:
-  struct Running {
-    explicit Running(std::atomic<int>& count) : count(count) { ++count; }
-    Running(const Running&) = delete;
-    Running& operator=(const Running&) = delete;
-    ~Running() { --count; }
-    std::atomic<int>& count;
-  };
-
-  std::atomic<int> under_way_{0};
-  void* owner_;
-  int32_t (*start_)(void*, const od_bucket*);
-  at::Tensor* (*finish_)(void*, size_t);
-  void (*drop_)(void*);
-};
-
 std::vector<size_t> bucket_limits(const od_reducer_options& options) {
   // Until the order of gradients is known there is one bucket, unless it never will be.
   if (options.static_graph != 0 || options.find_unused_parameters == 0)
@@ -188,26 +194,59 @@ struct od_reducer {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   std::shared_ptr<HeldReducer> reducer;
   std::shared_ptr<c10d::Logger> logger;
-  LentHook* hook = nullptr;  // the reducer's
+  overdrive::LentHook* hook = nullptr;  // the reducer's
 };
+
+namespace {
+
+bool within_backward(const od_reducer& reducer) {
+  // A hook runs while the reducer is locked.
+  return (reducer.hook != nullptr && reducer.hook->is_under_way()) || overdrive::within_pass();
+}
+
+// For what takes the reducer's lock, which this thread may have.
+template <typename Body>
+od_status between_ranks(const od_reducer& reducer, od_error* err, Body&& body) noexcept {
+  return overdrive::between_ranks(err, [&] {
+    TORCH_CHECK(!within_backward(reducer), "a reducer has to be left alone while its backward pass or hook runs");
+    body();
+  });
+}
+
+// A reducer whose making fails in the middle leaves hooks behind that call it when it is gone.
+void check_parameters(const std::vector<at::Tensor>& params) {
+  TORCH_CHECK(!params.empty(), "a reducer needs at least one parameter");
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& param : params) {
+    TORCH_CHECK(param.defined() && param.requires_grad() && param.is_leaf() && param.layout() == at::kStrided,
+                "a reducer's parameters have to be dense leaves that require a gradient");
+    TORCH_CHECK(seen.insert(param.unsafeGetTensorImpl()).second, "a reducer takes each parameter once");
+  }
+}
+
+}  // namespace
 
 od_status od_reducer_new(const od_group* group, const od_tensor_list* params, const char* const* names,
                          const od_reducer_options* options, od_reducer** out, od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] {
     auto tensors = overdrive::to_vector(params);
+    check_parameters(tensors);
     std::vector<bool> sparse(tensors.size(), false);
     auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, bucket_limits(*options), sparse));
     // Gradients come about in the reverse order of use.
     std::reverse(buckets.begin(), buckets.end());
     std::unordered_map<size_t, std::string> named;
     for (size_t i = 0; i < tensors.size(); ++i) named[i] = names[i];
-    auto made = std::make_unique<od_reducer>();
+    std::unique_ptr<od_reducer, decltype(&od_reducer_free)> made(new od_reducer(), &od_reducer_free);
     made->group = group->group;
-    made->reducer = std::make_shared<HeldReducer>(
-        tensors, buckets, group->group, sparse, options->bucket_bytes, options->find_unused_parameters != 0,
-        options->gradient_as_bucket_view != 0, named,
-        options->default_buckets != 0 ? options->first_bucket_bytes : options->bucket_bytes, false, false,
-        std::vector<int64_t>{});
+    overdrive::between_passes(tensors, [&] {
+      made->reducer = std::make_shared<HeldReducer>(
+          tensors, buckets, group->group, sparse, options->bucket_bytes, options->find_unused_parameters != 0,
+          options->gradient_as_bucket_view != 0, named,
+          options->default_buckets != 0 ? options->first_bucket_bytes : options->bucket_bytes, false, false,
+          std::vector<int64_t>{});
+      overdrive::average(tensors, made->reducer);
+    });
     made->logger = std::make_shared<c10d::Logger>(made->reducer);
     made->reducer->set_logger(made->logger);
     // The logger takes whatever calls itself Gloo for Gloo, and reads past the end of what only wraps it.
@@ -222,16 +261,21 @@ od_status od_reducer_new(const od_group* group, const od_tensor_list* params, co
   });
 }
 
+// libtorch's own destructor takes the hooks off at once, from under a backward pass of another thread, or from under the
+// communication hook in which Rust drops the reducer.
 void od_reducer_free(od_reducer* reducer) noexcept {
   try {
+    if (reducer->reducer)
+      overdrive::when_no_pass_runs([reducer = reducer->reducer, logger = reducer->logger] { reducer->detach(); });
     delete reducer;
   } catch (...) {
+    // There is no memory to remember it by: it stays.
   }
 }
 
 od_status od_reducer_before_forward(const od_reducer* reducer, int32_t synchronised, int32_t* rebuilt,
                                     od_error* err) noexcept {
-  return overdrive::between_ranks(err, [&] {
+  return between_ranks(*reducer, err, [&] {
     if (synchronised != 0) {
       reducer->logger->set_runtime_stats_and_log();
       reducer->reducer->prepare_for_forward();
@@ -241,15 +285,15 @@ od_status od_reducer_before_forward(const od_reducer* reducer, int32_t synchroni
 }
 
 od_status od_reducer_arm(const od_reducer* reducer, const od_tensor_list* outputs, od_error* err) noexcept {
-  return overdrive::between_ranks(err, [&] { reducer->reducer->arm(overdrive::to_vector(outputs)); });
+  return between_ranks(*reducer, err, [&] { reducer->reducer->arm(overdrive::to_vector(outputs)); });
 }
 
 od_status od_reducer_disarm(const od_reducer* reducer, od_error* err) noexcept {
-  return overdrive::between_ranks(err, [&] { reducer->reducer->disarm(); });
+  return between_ranks(*reducer, err, [&] { reducer->reducer->disarm(); });
 }
 
 od_status od_reducer_close_with_nothing(const od_reducer* reducer, od_error* err) noexcept {
-  return overdrive::between_ranks(err, [&] {
+  return between_ranks(*reducer, err, [&] {
     c10::AutoGradMode with_gradients(true);
     auto weak = c10::make_intrusive<WeakReducer>(reducer->reducer);
     reducer->reducer->arm({});
@@ -262,15 +306,11 @@ od_status od_reducer_close_with_nothing(const od_reducer* reducer, od_error* err
   });
 }
 
-int32_t od_reducer_within_backward(const od_reducer* reducer) noexcept {
-  // A hook runs while the reducer is locked.
-  bool hooked = reducer->hook != nullptr && reducer->hook->is_under_way();
-  return hooked || torch::autograd::get_current_graph_task_id() != -1 ? 1 : 0;
-}
+int32_t od_reducer_within_backward(const od_reducer* reducer) noexcept { return within_backward(*reducer) ? 1 : 0; }
 
 od_status od_reducer_sink(const od_reducer* reducer, const od_tensor_list* outputs, od_tensor_list** out,
                           od_error* err) noexcept {
-  return overdrive::between_ranks(err, [&] {
+  return between_ranks(*reducer, err, [&] {
     auto tensors = overdrive::to_vector(outputs);
     torch::autograd::variable_list differentiable;
     for (const auto& tensor : tensors)
@@ -286,31 +326,31 @@ od_status od_reducer_sink(const od_reducer* reducer, const od_tensor_list* outpu
 }
 
 od_status od_reducer_fp16_hook(const od_reducer* reducer, od_error* err) noexcept {
-  return overdrive::between_ranks(err, [&] {
-    reducer->reducer->register_builtin_comm_hook(c10d::BuiltinCommHookType::FP16_COMPRESS);
+  return between_ranks(*reducer, err, [&] {
+    reducer->reducer->compress_to_half();
     reducer->logger->set_comm_hook("FP16_COMPRESS");
   });
 }
 
 od_status od_reducer_set_hook(od_reducer* reducer, void* owner, int32_t (*start)(void*, const od_bucket*),
                               at::Tensor* (*finish)(void*, size_t), void (*drop)(void*), od_error* err) noexcept {
-  std::unique_ptr<LentHook> hook;
+  std::unique_ptr<overdrive::LentHook> hook;
   try {
-    hook = std::make_unique<LentHook>(owner, start, finish, drop);
+    hook = std::make_unique<overdrive::LentHook>(owner, start, finish, drop);
   } catch (const std::bad_alloc& e) {
     drop(owner);
     return overdrive::fail(err, OD_OUT_OF_MEMORY, e.what(), e.what());
   }
-  return overdrive::between_ranks(err, [&] {
+  return between_ranks(*reducer, err, [&] {
     auto* lent = hook.get();
-    reducer->reducer->register_comm_hook(std::move(hook));
+    reducer->reducer->set_hook(std::move(hook));
     reducer->hook = lent;
     reducer->logger->set_comm_hook("overdrive");
   });
 }
 
 od_status od_reducer_shadow(od_reducer* reducer, od_error* err) noexcept {
-  return overdrive::between_ranks(err, [&] {
+  return between_ranks(*reducer, err, [&] {
     auto buckets = reducer->reducer->get_grad_buckets(/*return_zero_tensors=*/true);
     std::vector<c10::intrusive_ptr<c10::ivalue::Future>> futures;
     for (auto& bucket : buckets) futures.push_back(reducer->reducer->run_comm_hook(bucket));
@@ -329,17 +369,17 @@ od_status od_reducer_shadow(od_reducer* reducer, od_error* err) noexcept {
 
 od_status od_reducer_divide_by(const od_reducer* reducer, const od_work* active_ranks, int32_t by_world_size,
                                od_error* err) noexcept {
-  return overdrive::between_ranks(
-      err, [&] { reducer->reducer->set_forward_pass_work_handle(active_ranks->work, by_world_size != 0); });
+  return between_ranks(
+      *reducer, err, [&] { reducer->reducer->set_forward_pass_work_handle(active_ranks->work, by_world_size != 0); });
 }
 
 od_status od_reducer_set_log_rate(const od_reducer* reducer, int32_t steps, od_error* err) noexcept {
-  return overdrive::between_ranks(err, [&] { reducer->reducer->set_ddp_runtime_logging_sample_rate(steps); });
+  return between_ranks(*reducer, err, [&] { reducer->reducer->set_ddp_runtime_logging_sample_rate(steps); });
 }
 
 od_status od_reducer_log(const od_reducer* reducer, void* visitor, void (*visit)(void*, const char*, const char*),
                          od_error* err) noexcept {
-  return overdrive::between_ranks(err, [&] {
+  return between_ranks(*reducer, err, [&] {
     auto data = reducer->logger->get_ddp_logging_data();
     for (const auto& [key, value] : data.strs_map) visit(visitor, key.c_str(), value.c_str());
     for (const auto& [key, value] : data.ints_map) visit(visitor, key.c_str(), std::to_string(value).c_str());

@@ -1,9 +1,13 @@
 // A callback for the moment in which a parameter's gradient is complete.
-#include <memory>
+#include "grad_hook.h"
+
+#include <mutex>
+#include <unordered_map>
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "backward_passes.h"
 #include "guarded.h"
 
 namespace {
@@ -25,15 +29,59 @@ class Owned {
   void (*drop_)(void*);
 };
 
+// Who averages which parameter's gradient.
+struct Averagers {
+  std::mutex mutex;
+  std::unordered_map<const c10::TensorImpl*, std::pair<const overdrive::Averager*, std::weak_ptr<overdrive::Averager>>> of;
+};
+
+// Never destroyed: backward passes of other threads may outlive everything else.
+Averagers& averagers() {
+  static auto* made = new Averagers();
+  return *made;
+}
+
+std::shared_ptr<overdrive::Averager> averager_of(const at::Tensor& param) {
+  std::lock_guard<std::mutex> lock(averagers().mutex);
+  auto found = averagers().of.find(param.unsafeGetTensorImpl());
+  return found == averagers().of.end() ? nullptr : found->second.second.lock();
+}
+
 struct Hook final : torch::autograd::PostAccumulateGradHook {
   Hook(Owned owner, void (*call)(void*)) : owner(std::move(owner)), call(call) {}
   // `call` catches Rust's panics.
-  void operator()(const at::Tensor&) override { call(owner.get()); }
+  void operator()(const at::Tensor& param) override {
+    if (auto averager = averager_of(param)) return averager->defer_hooks();
+    call(owner.get());
+  }
   Owned owner;
   void (*call)(void*);
 };
 
 }  // namespace
+
+namespace overdrive {
+
+void average(const std::vector<at::Tensor>& params, const std::shared_ptr<Averager>& averager) {
+  std::lock_guard<std::mutex> lock(averagers().mutex);
+  for (const auto& param : params)
+    averagers().of.insert_or_assign(param.unsafeGetTensorImpl(), std::make_pair(averager.get(), averager));
+}
+
+void no_longer_average(const std::vector<at::Tensor>& params, const Averager* averager) noexcept {
+  std::lock_guard<std::mutex> lock(averagers().mutex);
+  for (const auto& param : params) {
+    auto found = averagers().of.find(param.unsafeGetTensorImpl());
+    if (found != averagers().of.end() && found->second.first == averager) averagers().of.erase(found);
+  }
+}
+
+void call_grad_hook(const at::Tensor& param) {
+  auto* hook = dynamic_cast<Hook*>(torch::autograd::impl::post_acc_grad_hooks(param).get());
+  if (hook != nullptr && param.grad().defined()) hook->call(hook->owner.get());
+}
+
+}  // namespace overdrive
 
 od_status od_grad_hook_set(const at::Tensor* tensor, void* owner, void (*call)(void*), void (*drop)(void*),
                            int32_t (*idle)(void*), od_error* err) noexcept {
@@ -41,11 +89,15 @@ od_status od_grad_hook_set(const at::Tensor* tensor, void* owner, void (*call)(v
   return overdrive::guarded(err, [&] {
     TORCH_CHECK(tensor->defined() && tensor->requires_grad() && tensor->is_leaf(),
                 "a hook for gradients needs a leaf that requires one");
-    const auto& taken = torch::autograd::impl::post_acc_grad_hooks(*tensor);
-    if (taken != nullptr) {
-      auto* ours = dynamic_cast<Hook*>(taken.get());
-      TORCH_CHECK(ours != nullptr && idle(ours->owner.get()) != 0, "this tensor has a hook for its gradient already");
-    }
-    torch::autograd::impl::set_post_acc_grad_hooks(*tensor, std::make_unique<Hook>(std::move(owned), call));
+    std::unique_ptr<torch::autograd::PostAccumulateGradHook> hook = std::make_unique<Hook>(std::move(owned), call);
+    // The one before goes when passes may begin again: what it holds is Rust's, and may do anything.
+    overdrive::between_passes(*tensor, [&] {
+      auto& place = torch::autograd::impl::post_acc_grad_hooks(*tensor);
+      if (place != nullptr) {
+        auto* ours = dynamic_cast<Hook*>(place.get());
+        TORCH_CHECK(ours != nullptr && idle(ours->owner.get()) != 0, "this tensor has a hook for its gradient already");
+      }
+      place.swap(hook);
+    });
   });
 }

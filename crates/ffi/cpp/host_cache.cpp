@@ -4,6 +4,7 @@
 // costs a page fault every 4 KiB. Gradients are freed and allocated in every step.
 #include <algorithm>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include <c10/core/Allocator.h>
@@ -15,25 +16,23 @@
 
 namespace {
 
-// Smaller blocks are malloc's, which is good at them.
+// Smaller blocks are left to malloc, which is good at them.
 constexpr size_t kSmallest = 256 << 10;
 constexpr size_t kGranularity = 64 << 10;
 
-// Lies before the data: whoever frees knows nothing but where the data is, because oneDNN takes memory without a context.
-struct alignas(c10::gAlignment) Block {
-  size_t bytes;  // of the data
-
-  void* data() { return this + 1; }
-  static Block* of(void* data) { return static_cast<Block*>(data) - 1; }
-};
-
 class CachingAllocator final : public c10::Allocator {
  public:
+  // Takes the place of the allocator before it, which goes on to serve what is not ours. Once.
+  void install() {
+    before_ = c10::GetCPUAllocator();
+    c10::SetCPUAllocator(this);
+  }
+
   c10::DataPtr allocate(size_t bytes) override {
-    auto* block = bytes < kSmallest ? nullptr : find(bytes);
-    if (block == nullptr) block = make(bytes);
-    c10::profiledCPUMemoryReporter().New(block->data(), bytes);
-    return {block->data(), block->data(), &give_back, c10::Device(c10::kCPU)};
+    if (bytes < kSmallest) return before_->allocate(bytes);
+    void* data = lend(bytes);
+    c10::profiledCPUMemoryReporter().New(data, bytes);
+    return {data, data, &give_back, c10::Device(c10::kCPU)};
   }
 
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
@@ -51,58 +50,84 @@ class CachingAllocator final : public c10::Allocator {
     return held_;
   }
 
-  void keep_or_free(Block* block) {
-    if (block->bytes < kSmallest) return release(block);
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (block->bytes > limit_) {
-      // Kept, it would push out all others, and then itself.
-      lock.unlock();
-      return release(block);
-    }
-    try {
-      free_.push_back(block);
-    } catch (const std::bad_alloc&) {
-      lock.unlock();
-      return release(block);
-    }
-    held_ += block->bytes;
-    shrink();
-  }
-
  private:
+  struct Block {
+    void* data;
+    size_t bytes;
+  };
+
   static void give_back(void* data);
 
-  static void release(Block* block) { c10::free_cpu(block); }
+  void* lend(size_t bytes) {
+    Block block = find(bytes);
+    if (block.data == nullptr) block = make(bytes);
+    try {
+      std::lock_guard<std::mutex> lock(mutex_);
+      lent_.emplace(block.data, block.bytes);
+    } catch (...) {
+      c10::free_cpu(block.data);
+      throw;
+    }
+    return block.data;
+  }
 
   // The newest that fits without wasting a quarter: what was freed last may still be in the processor's cache.
-  Block* find(size_t bytes) {
+  Block find(size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto fits = [&](const Block* block) { return block->bytes >= bytes && block->bytes / 5 * 4 <= bytes; };
+    auto fits = [&](const Block& block) { return block.bytes >= bytes && block.bytes / 5 * 4 <= bytes; };
     auto found = std::find_if(free_.rbegin(), free_.rend(), fits);
-    if (found == free_.rend()) return nullptr;
-    auto* block = *found;
+    if (found == free_.rend()) return {nullptr, 0};
+    auto block = *found;
     free_.erase(std::next(found).base());
-    held_ -= block->bytes;
+    held_ -= block.bytes;
     return block;
   }
 
-  Block* make(size_t bytes) {
-    if (bytes >= kSmallest) bytes = (bytes + kGranularity - 1) / kGranularity * kGranularity;
-    void* memory = nullptr;
+  Block make(size_t bytes) {
+    bytes = (bytes + kGranularity - 1) / kGranularity * kGranularity;
+    void* data = nullptr;
     try {
-      memory = c10::alloc_cpu(sizeof(Block) + bytes);
+      data = c10::alloc_cpu(bytes);
     } catch (const c10::Error&) {
       if (held() == 0) throw;
       drop_all();
-      memory = c10::alloc_cpu(sizeof(Block) + bytes);
+      data = c10::alloc_cpu(bytes);
     }
-    overdrive::advise_huge_pages(memory, bytes);
-    return new (memory) Block{bytes};
+    overdrive::advise_huge_pages(data, bytes);
+    return {data, bytes};
+  }
+
+  // oneDNN takes memory from the allocator of the moment and gives it to the allocator of a later one, with nothing but its
+  // address: what was not lent here is older than this allocator, or small.
+  void take_back(void* data) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    auto found = lent_.find(data);
+    if (found == lent_.end()) {
+      lock.unlock();
+      return before_->raw_deallocate(data);
+    }
+    Block block{data, found->second};
+    lent_.erase(found);
+    // Before another thread can take it.
+    c10::profiledCPUMemoryReporter().Delete(data);
+    // Kept, one above the limit would push out all others, and then itself.
+    bool keeps = block.bytes <= limit_;
+    try {
+      if (keeps) free_.push_back(block);
+    } catch (const std::bad_alloc&) {
+      keeps = false;
+    }
+    if (keeps) {
+      held_ += block.bytes;
+      shrink();
+    }
+    lock.unlock();
+    if (!keeps) c10::free_cpu(data);
   }
 
   void drop_all() {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (auto* block : free_) release(block);
+    for (const auto& block : free_) c10::free_cpu(block.data);
     free_.clear();
     held_ = 0;
   }
@@ -111,14 +136,16 @@ class CachingAllocator final : public c10::Allocator {
   void shrink() {
     auto keep = free_.begin();
     for (; held_ > limit_ && keep != free_.end(); ++keep) {
-      held_ -= (*keep)->bytes;
-      release(*keep);
+      held_ -= keep->bytes;
+      c10::free_cpu(keep->data);
     }
     free_.erase(free_.begin(), keep);
   }
 
+  c10::Allocator* before_ = nullptr;
   std::mutex mutex_;
-  std::vector<Block*> free_;  // by the time of their freeing
+  std::unordered_map<void*, size_t> lent_;
+  std::vector<Block> free_;  // by the time of their freeing
   size_t held_ = 0;
   size_t limit_ = 0;
 };
@@ -129,17 +156,13 @@ CachingAllocator& allocator() {
   return *made;
 }
 
-void CachingAllocator::give_back(void* data) {
-  c10::profiledCPUMemoryReporter().Delete(data);
-  if (data != nullptr) allocator().keep_or_free(Block::of(data));
-}
+void CachingAllocator::give_back(void* data) { allocator().take_back(data); }
 
 }  // namespace
 
 od_status od_host_cache_limit(size_t bytes, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
-    // Blocks know how they are to be freed, so those that are out stay with the allocator that made them.
-    static bool installed = (c10::SetCPUAllocator(&allocator()), true);
+    static bool installed = (allocator().install(), true);
     (void)installed;
     allocator().set_limit(bytes);
   });

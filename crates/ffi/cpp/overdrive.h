@@ -71,14 +71,17 @@ od_status od_test_throw(int32_t what, od_error* err) noexcept;
 
 // dispatch.cpp
 od_status od_op_find(const char* name, const char* overload, const od_op** out, od_error* err) noexcept;
-od_status od_op_call(const od_op* op, const od_value* args, size_t n_args, od_value* results, size_t max_results,
-                     size_t* n_results, od_error* err) noexcept;
+// `fused`: a fused optimizer, whose lists are compared before it walks them.
+od_status od_op_call(const od_op* op, int32_t fused, const od_value* args, size_t n_args, od_value* results,
+                     size_t max_results, size_t* n_results, od_error* err) noexcept;
 
 // tensor_list.cpp
 od_status od_tensor_list_new(const at::Tensor* const* tensors, size_t n, od_tensor_list** out, od_error* err) noexcept;
 od_status od_tensor_list_share(const od_tensor_list* list, od_tensor_list** out, od_error* err) noexcept;
 void od_tensor_list_free(od_tensor_list* list) noexcept;
 size_t od_tensor_list_len(const od_tensor_list* list) noexcept;
+// Equal for handles of one tensor alone.
+size_t od_tensor_id(const at::Tensor* tensor) noexcept;
 od_status od_tensor_list_get(const od_tensor_list* list, size_t index, at::Tensor** out, od_error* err) noexcept;
 od_status od_tensor_list_grads(const od_tensor_list* list, int32_t like_params, uint8_t* defined, size_t* n_defined,
                                od_tensor_list** out, od_error* err) noexcept;

@@ -33,6 +33,10 @@ void od_tensor_list_free(od_tensor_list* list) noexcept { delete list; }
 
 size_t od_tensor_list_len(const od_tensor_list* list) noexcept { return list->list.size(); }
 
+size_t od_tensor_id(const at::Tensor* tensor) noexcept {
+  return reinterpret_cast<size_t>(tensor->unsafeGetTensorImpl());
+}
+
 od_status od_tensor_list_get(const od_tensor_list* list, size_t index, at::Tensor** out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] { *out = new at::Tensor(list->list.get(index)); });
 }

@@ -3,17 +3,24 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::{self, ThreadId};
 
 use tch::Tensor;
 
 use crate::error::{Error, check};
 use crate::raw;
 
-/// Calls a function whenever a backward pass has added to a tensor's gradient, until this is dropped.
+/// Calls a function whenever a tensor's gradient is complete, until this is dropped: when a backward pass has added to it,
+/// or, where a reducer averages it over ranks, at the end of the pass that did. A pass that leaves such a gradient local
+/// calls nothing.
 ///
 /// A tensor has room for one. The function runs on the thread that computes the gradient, which is the caller's for a
-/// CPU and one of libtorch's for a GPU, and may read and free the gradient.
+/// CPU and one of libtorch's for a GPU, and may read and free the gradient. A backward pass that the function itself runs
+/// does not call it again.
+///
+/// Dropping never waits, so that the function may do it: a call under way on any thread ends first.
 ///
 /// # Source
 /// `torch.Tensor.register_post_accumulate_grad_hook`
@@ -26,6 +33,10 @@ struct Shared {
     /// None once the hook is dropped. libtorch keeps its end for as long as the tensor lives, so that nothing is taken
     /// from under a backward pass on another thread.
     call: Mutex<Option<Call>>,
+    /// The thread that runs the function.
+    runs_on: Mutex<Option<ThreadId>>,
+    /// The hook is dropped; whoever has the lock of `call` then, or comes next, takes the function out.
+    is_over: AtomicBool,
     /// What the function panicked with.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -35,11 +46,47 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Shared {
+    fn run(&self) {
+        let this_thread = Some(thread::current().id());
+        if self.is_over.load(Ordering::SeqCst) || *lock(&self.runs_on) == this_thread {
+            return;
+        }
+        if let Some(call) = lock(&self.call).as_mut() {
+            *lock(&self.runs_on) = this_thread;
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
+                *lock(&self.panic) = Some(panic);
+            }
+            *lock(&self.runs_on) = None;
+        }
+        self.let_go_if_over();
+    }
+
+    /// Lets go of the function when it is not needed any more and does not run. One that runs is let go behind it.
+    fn let_go_if_over(&self) {
+        if !self.is_over.load(Ordering::SeqCst) {
+            return;
+        }
+        let call = match self.call.try_lock() {
+            Ok(mut call) => call.take(),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().take(),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        // Outside of the lock: what it holds may do anything when it goes.
+        drop(call);
+    }
+}
+
 impl GradHook {
     /// Calls `call` from now on.
     ///
     /// # Errors
-    /// When `tensor` is no leaf that requires a gradient, or has such a hook already.
+    /// When `tensor` is no leaf that requires a gradient, or has such a hook already, and within a backward pass if a graph
+    /// has the tensor in it.
+    ///
+    /// # Syncs
+    /// Where a graph has the tensor in it, waits for the backward passes of other threads: one may be about to call the hook
+    /// that was there before.
     pub fn new(tensor: &Tensor, call: impl FnMut() + Send + 'static) -> Result<Self, Error> {
         let shared = Arc::new(Shared { call: Mutex::new(Some(Box::new(call))), ..Shared::default() });
         let owner = Arc::into_raw(shared.clone()).cast_mut().cast::<c_void>();
@@ -60,7 +107,8 @@ impl GradHook {
 
 impl Drop for GradHook {
     fn drop(&mut self) {
-        drop(lock(&self.0.call).take());
+        self.0.is_over.store(true, Ordering::SeqCst);
+        self.0.let_go_if_over();
     }
 }
 
@@ -73,10 +121,8 @@ impl std::fmt::Debug for GradHook {
 extern "C" fn on_grad(owner: *mut c_void) {
     // SAFETY: `owner` came out of `Arc::into_raw` above, and its reference is not given back before the hook goes.
     let shared = unsafe { &*owner.cast::<Shared>() };
-    let mut call = lock(&shared.call);
-    if let Some(call) = call.as_mut()
-        && let Err(panic) = catch_unwind(AssertUnwindSafe(call))
-    {
+    // The function's panics are caught within; here, those of what it holds when that goes.
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| shared.run())) {
         *lock(&shared.panic) = Some(panic);
     }
 }
@@ -84,7 +130,7 @@ extern "C" fn on_grad(owner: *mut c_void) {
 extern "C" fn is_idle(owner: *mut c_void) -> i32 {
     // SAFETY: as in `on_grad`.
     let shared = unsafe { &*owner.cast::<Shared>() };
-    i32::from(lock(&shared.call).is_none())
+    i32::from(shared.is_over.load(Ordering::SeqCst))
 }
 
 extern "C" fn on_drop(owner: *mut c_void) {

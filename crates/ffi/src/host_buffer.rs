@@ -109,14 +109,23 @@ impl HostBuffer {
     /// The bytes as a tensor in the machine's byte order; `shape` may leave bytes at the end out.
     ///
     /// # Errors
-    /// [`tch::TchError`] when the shape needs more bytes than there are, or is negative.
+    /// [`tch::TchError`] when the shape needs more bytes than there are, or is negative, and for `Kind::Bool` when a byte
+    /// is neither 0 nor 1.
     pub fn into_tensor(self, kind: Kind, shape: &[i64]) -> Result<Tensor, tch::TchError> {
         let wanted = shape.iter().try_fold(kind.elt_size_in_bytes() as i64, |product, &side| product.checked_mul(side));
         let wanted = wanted.unwrap_or(i64::MAX);
         let flat = self.tensor.f_narrow(0, 0, wanted)?;
+        if kind == Kind::Bool && !are_bools(&self.as_slice()[..wanted as usize]) {
+            return Err(tch::TchError::Convert("a bool is a byte of 0 or 1".to_owned()));
+        }
         // To autograd this shall be a tensor of its own, not a view: hence `f_data`.
         flat.f_view_dtype(kind)?.f_view(shape)?.f_data()
     }
+}
+
+/// Whether Rust can read these as `bool`s, as `Vec::<bool>::try_from` does with a tensor.
+pub(crate) fn are_bools(bytes: &[u8]) -> bool {
+    bytes.iter().all(|&byte| byte <= 1)
 }
 
 impl fmt::Debug for HostBuffer {
@@ -166,5 +175,11 @@ mod tests {
         assert!(buffer().into_tensor(Kind::Uint8, &[-1]).is_err());
         assert!(buffer().into_tensor(Kind::Double, &[i64::MAX, 2]).is_err());
         assert!(HostBuffer::zeroed(usize::MAX, false).is_err());
+        let mut bytes = buffer();
+        bytes.as_mut_slice()[..4].copy_from_slice(&[0, 1, 1, 2]);
+        assert_eq!(Vec::<bool>::try_from(bytes.into_tensor(Kind::Bool, &[3]).unwrap()).unwrap(), [false, true, true]);
+        bytes = buffer();
+        bytes.as_mut_slice()[2] = 2;
+        assert!(bytes.into_tensor(Kind::Bool, &[3]).is_err(), "2 is no bool");
     }
 }

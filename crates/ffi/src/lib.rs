@@ -36,6 +36,7 @@ pub mod jpeg;
 mod kind;
 mod memory;
 mod op;
+mod op_table;
 pub mod profiler;
 mod raw;
 #[cfg(feature = "distributed")]
@@ -55,8 +56,10 @@ pub use host_cache::{cache_host_memory, cached_host_memory};
 pub use memory::{empty_pinned, tensor_from_vec};
 pub use op::{Arg, LazyOp, Op, Value};
 pub use rows::Rows;
-pub use tensor_list::{Grads, TensorList};
+pub use tensor_list::{Grads, TensorId, TensorList};
 pub use timed_event::TimedEvent;
 
 #[doc(hidden)]
 pub use error::test_throw;
+#[doc(hidden)]
+pub use op::test_find;

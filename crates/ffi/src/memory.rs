@@ -1,12 +1,13 @@
 //! Host memory: that a GPU can read directly, and that was a vector before.
 
 use std::ffi::c_void;
-use std::ptr;
+use std::{ptr, slice};
 
 use tch::kind::Element;
 use tch::{Kind, Tensor};
 
 use crate::error::{Error, check};
+use crate::host_buffer::are_bools;
 use crate::kind::to_scalar_type;
 use crate::raw;
 
@@ -40,8 +41,8 @@ pub fn empty_pinned(shape: &[i64], kind: Kind) -> Result<Tensor, Error> {
 /// `shape`, row-major.
 ///
 /// # Errors
-/// `Other` for a negative size, for more elements than the vector has bytes for, and for a vector that is not aligned
-/// for `kind`.
+/// `Other` for a negative size, for more elements than the vector has bytes for, for a vector that is not aligned for
+/// `kind`, and for `Kind::Bool` when a byte is neither 0 nor 1.
 ///
 /// # Source
 /// `torch.from_numpy`, which shares the memory; here the tensor takes it over.
@@ -61,6 +62,13 @@ pub fn tensor_from_vec<T: Element + Send + 'static>(
     let alignment = kind.elt_size_in_bytes().min(align_of::<f64>());
     if bytes != Some(0) && !values.as_ptr().addr().is_multiple_of(alignment) {
         return Err(Error::refused(format!("a vector that is not aligned to the {alignment} bytes of {kind:?}")));
+    }
+    if kind == Kind::Bool && T::KIND != Kind::Bool {
+        // SAFETY: elements are plain numbers without padding, and `bytes` of them are there.
+        let bytes = unsafe { slice::from_raw_parts(values.as_ptr().cast::<u8>(), bytes.unwrap_or(0)) };
+        if !are_bools(bytes) {
+            return Err(Error::refused("a bool is a byte of 0 or 1"));
+        }
     }
 
     let mut owner = Box::new(values);

@@ -1,4 +1,4 @@
-//! Any operator of libtorch, called by name through the boxed dispatcher.
+//! Operators of libtorch, called by name through the boxed dispatcher.
 
 use std::ffi::CString;
 use std::ptr;
@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use tch::Tensor;
 
 use crate::error::{Error, check};
+use crate::op_table::{Checks, checks};
 use crate::raw;
 use crate::tensor_list::TensorList;
 
@@ -58,8 +59,14 @@ pub enum Value {
 }
 
 /// An operator of libtorch, found by name (`"aten::_fused_adamw_"`) and overload (`""`, `"Scalar"`, ..).
+///
+/// libtorch does not check the arguments of every operator: some read past the end of a short list. [`find`](Self::find)
+/// knows those that refuse what they cannot take, by themselves or because this crate looks first.
 #[derive(Clone, Copy)]
-pub struct Op(&'static raw::Op);
+pub struct Op {
+    handle: &'static raw::Op,
+    checks: Checks,
+}
 
 // SAFETY: an operator handle is a reference to the dispatcher's entry, which is made for concurrent use and is never
 // freed.
@@ -71,15 +78,29 @@ impl Op {
     /// Looks an operator up. Keep the result ([`LazyOp`] does): the look-up takes a lock and a hash.
     ///
     /// # Errors
-    /// When libtorch has no operator of this name and overload.
+    /// When the operator is not among those that are safe with any arguments, or libtorch has none of this name and
+    /// overload.
     pub fn find(name: &str, overload: &str) -> Result<Self, Error> {
-        let c_string = |text| CString::new(text).map_err(|_| Error::refused(format!("{text:?} holds a zero byte")));
-        let (name, overload) = (c_string(name)?, c_string(overload)?);
-        let mut out = ptr::null();
-        // SAFETY: both strings outlive the call.
-        check(|err| unsafe { raw::od_op_find(name.as_ptr(), overload.as_ptr(), &mut out, err) })?;
-        // SAFETY: on success the C++ side has made a handle that is never freed.
-        unsafe { out.as_ref() }.map(Self).ok_or_else(|| Error::refused("libtorch returned no operator"))
+        let Some(checks) = checks(name, overload) else {
+            return Err(Error::refused(format!(
+                "the operator {name:?} with the overload {overload:?} is not among those whose arguments are checked: \
+                 look into what it does with wrong ones and add it to the table in overdrive-ffi's op_table.rs, or find it \
+                 unchecked"
+            )));
+        };
+        Ok(Self { checks, ..look_up(name, overload)? })
+    }
+
+    /// Looks up any operator.
+    ///
+    /// # Errors
+    /// When libtorch has no operator of this name and overload.
+    ///
+    /// # Safety
+    /// The arguments of every [`call`](Self::call) have to be such as the operator takes; not all operators check the lengths
+    /// of lists, the sizes, dtypes and devices of tensors, and the range of numbers.
+    pub unsafe fn find_unchecked(name: &str, overload: &str) -> Result<Self, Error> {
+        look_up(name, overload)
     }
 
     /// Calls it. Arguments left out at the end take their defaults.
@@ -90,13 +111,34 @@ impl Op {
         let args: Vec<raw::Value> = args.iter().map(to_raw).collect();
         let mut results = [raw::Value { tag: raw::NONE, integer: 0, real: 0.0, pointer: ptr::null() }; MAX_RESULTS];
         let mut count = 0;
-        // SAFETY: every pointer in `args` is borrowed for the length of the call, and `results` has the room stated.
+        // SAFETY: every pointer in `args` is borrowed for the length of the call, and `results` has the room stated. The
+        // operator refuses what it cannot take, or else whoever found it answers for the arguments.
         check(|err| unsafe {
-            raw::od_op_call(self.0, args.as_ptr(), args.len(), results.as_mut_ptr(), MAX_RESULTS, &mut count, err)
+            let fused = i32::from(self.checks == Checks::Fused);
+            let (handle, out) = (self.handle, results.as_mut_ptr());
+            raw::od_op_call(handle, fused, args.as_ptr(), args.len(), out, MAX_RESULTS, &mut count, err)
         })?;
         // SAFETY: the first `count` values were written by a call that succeeded, each owned by us and read once.
         results[..count].iter().map(|value| unsafe { from_raw(value) }).collect()
     }
+}
+
+/// As libtorch knows it, without checks of ours.
+fn look_up(name: &str, overload: &str) -> Result<Op, Error> {
+    let c_string = |text| CString::new(text).map_err(|_| Error::refused(format!("{text:?} holds a zero byte")));
+    let (name, overload) = (c_string(name)?, c_string(overload)?);
+    let mut out = ptr::null();
+    // SAFETY: both strings outlive the call.
+    check(|err| unsafe { raw::od_op_find(name.as_ptr(), overload.as_ptr(), &mut out, err) })?;
+    // SAFETY: on success the C++ side has made a handle that is never freed.
+    let handle = unsafe { out.as_ref() }.ok_or_else(|| Error::refused("libtorch returned no operator"))?;
+    Ok(Op { handle, checks: Checks::Own })
+}
+
+/// [`Op::find_unchecked`] for tests that take operators and arguments from PyTorch's own.
+#[doc(hidden)]
+pub fn test_find(name: &str, overload: &str) -> Result<Op, Error> {
+    look_up(name, overload)
 }
 
 fn to_raw(arg: &Arg<'_>) -> raw::Value {

@@ -114,6 +114,7 @@ unsafe extern "C" {
     pub fn od_op_find(name: *const c_char, overload: *const c_char, out: *mut *const Op, err: *mut Error) -> Status;
     pub fn od_op_call(
         op: *const Op,
+        fused: i32,
         args: *const Value,
         n_args: usize,
         results: *mut Value,
@@ -131,6 +132,7 @@ unsafe extern "C" {
     pub fn od_tensor_list_share(list: *const TensorList, out: *mut *mut TensorList, err: *mut Error) -> Status;
     pub fn od_tensor_list_free(list: *mut TensorList);
     pub fn od_tensor_list_len(list: *const TensorList) -> usize;
+    pub fn od_tensor_id(tensor: *const C_tensor) -> usize;
     pub fn od_tensor_list_get(
         list: *const TensorList,
         index: usize,

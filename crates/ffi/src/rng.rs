@@ -59,8 +59,31 @@ pub fn state(device: Device) -> Result<Tensor, Error> {
 #[doc(alias = "set_rng_state")]
 pub fn set_state(device: Device, state: &Tensor) -> Result<(), Error> {
     let (kind, index) = place(device)?;
-    // SAFETY: the tensor lives through the call.
+    if device == Device::Cpu {
+        check_cpu(state)?;
+    }
+    // SAFETY: the tensor lives through the call, and a CPU's stays within its numbers.
     check(|err| unsafe { raw::od_set_rng_state(kind, index, state.as_ptr(), err) })
+}
+
+/// libtorch checks how many numbers are left and which is the next, but not that they are there: it would read on past the
+/// last. What is no state at all is left to libtorch.
+fn check_cpu(state: &Tensor) -> Result<(), Error> {
+    /// Where `CPUGeneratorImplStateLegacy` has them, and how many numbers MT19937 makes at once.
+    const LEFT: usize = 8;
+    const NEXT: usize = 16;
+    const NUMBERS: u64 = 624;
+    let Ok(bytes) = Vec::<u8>::try_from(state) else { return Ok(()) };
+    let word = |at: usize| bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_ne_bytes);
+    let (Some(left), Some(next)) = (word(LEFT), word(NEXT)) else { return Ok(()) };
+    // Four bytes; a flag follows.
+    let left = u64::from(left as u32);
+    if next.saturating_add(left) > NUMBERS + 1 {
+        return Err(Error::refused(format!(
+            "this is no state of a CPU's generator: number {next} comes next and {left} are left, of {NUMBERS}"
+        )));
+    }
+    Ok(())
 }
 
 /// `c10::DeviceType` and the number of the device.
@@ -88,6 +111,13 @@ mod tests {
         ] {
             assert!(set_state(Device::Cpu, &bad).is_err(), "{bad:?}");
         }
+        let good = state(Device::Cpu).unwrap();
+        let mut bytes = Vec::<u8>::try_from(&good).unwrap();
+        bytes[8..12].copy_from_slice(&5i32.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&624u64.to_ne_bytes());
+        let beyond = set_state(Device::Cpu, &Tensor::from_slice(&bytes)).unwrap_err();
+        assert!(beyond.message().contains("624 comes next and 5 are left"), "{beyond}");
+        set_state(Device::Cpu, &good).unwrap();
         assert!(state(Device::Vulkan).unwrap_err().message().contains("no generator"));
         assert_eq!(state(Device::Cpu).unwrap().size(), [5056]);
         assert!(state(Device::Cuda(usize::MAX)).is_err());

@@ -16,6 +16,24 @@ pub struct TensorList(NonNull<raw::TensorList>);
 // list, which two threads may then hold: nothing changes a list once it is made, so both only read.
 unsafe impl Send for TensorList {}
 
+/// Which tensor a handle stands for: equal for a tensor and its [`shallow_clone`](Tensor::shallow_clone)s, and for nothing
+/// else, not even for views of the same memory. All undefined tensors are one.
+///
+/// It says so for as long as a handle of the tensor lives; later ones may get the same.
+///
+/// # Source
+/// `a is b`, or `id(a)`, for tensors in Python
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorId(usize);
+
+impl TensorId {
+    /// The tensor's.
+    pub fn of(tensor: &Tensor) -> Self {
+        // SAFETY: the handle is live.
+        Self(unsafe { raw::od_tensor_id(tensor.as_ptr()) })
+    }
+}
+
 /// The gradients of a [`TensorList`], as [`TensorList::grads`] finds them.
 pub struct Grads {
     /// The gradients that are defined, in the order of the parameters.
@@ -176,5 +194,22 @@ impl Drop for TensorList {
 impl std::fmt::Debug for TensorList {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "TensorList({} tensors)", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+
+    #[test]
+    fn a_tensor_is_told_from_others_of_the_same_memory() {
+        let options = (Kind::Float, Device::Cpu);
+        let (x, y) = (Tensor::ones([2], options), Tensor::ones([0], options));
+        assert_eq!(TensorId::of(&x), TensorId::of(&x.shallow_clone()));
+        assert_eq!(TensorId::of(&y), TensorId::of(&TensorList::new(&[&y]).unwrap().get(0).unwrap()));
+        for other in [x.view([2]), x.detach(), x.copy(), y, Tensor::ones([0], options), Tensor::new()] {
+            assert_ne!(TensorId::of(&x), TensorId::of(&other));
+        }
     }
 }

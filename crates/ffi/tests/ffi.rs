@@ -12,6 +12,12 @@ use tch::{Device, Kind, Tensor};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
+/// For operators with the arguments that they take.
+fn any_op(name: &str, overload: &str) -> Result<Op, overdrive_ffi::Error> {
+    // SAFETY: as above.
+    unsafe { Op::find_unchecked(name, overload) }
+}
+
 #[test]
 fn every_cpp_exception_becomes_an_error_of_its_kind() {
     let planted = [
@@ -65,9 +71,9 @@ fn an_exhausted_host_is_out_of_memory() {
 
 #[test]
 fn an_unknown_operator_is_named() {
-    let error = Op::find("aten::no_such_operator", "").expect_err("it does not exist");
+    let error = any_op("aten::no_such_operator", "").expect_err("it does not exist");
     assert!(error.message().contains("no_such_operator"), "{error}");
-    assert!(Op::find("nul\0byte", "").is_err());
+    assert!(any_op("nul\0byte", "").is_err() && Op::find("nul\0byte", "").is_err());
 }
 
 #[test]
@@ -98,15 +104,15 @@ fn every_sort_of_argument_and_result_crosses() {
     assert_eq!(norms.get(0).unwrap().double_value(&[]), 5.0);
 
     let x = Tensor::arange(6, FLOAT);
-    let view = Op::find("aten::view", "").unwrap().call(&[Arg::Tensor(&x), Arg::IntList(&[2, 3])]).unwrap();
+    let view = any_op("aten::view", "").unwrap().call(&[Arg::Tensor(&x), Arg::IntList(&[2, 3])]).unwrap();
     let [Value::Tensor(view)] = &view[..] else { panic!("{view:?}") };
     assert_eq!(view.size(), [2, 3]);
 
-    let max = Op::find("aten::max", "dim").unwrap().call(&[Arg::Tensor(view), Arg::Int(1)]).unwrap();
+    let max = any_op("aten::max", "dim").unwrap().call(&[Arg::Tensor(view), Arg::Int(1)]).unwrap();
     assert!(matches!(&max[..], [Value::Tensor(_), Value::Tensor(_)]), "{max:?}");
-    let size = Op::find("aten::size", "int").unwrap().call(&[Arg::Tensor(view), Arg::Int(1)]).unwrap();
+    let size = any_op("aten::size", "int").unwrap().call(&[Arg::Tensor(view), Arg::Int(1)]).unwrap();
     assert!(matches!(size[..], [Value::Int(3)]), "{size:?}");
-    let item = Op::find("aten::allclose", "").unwrap().call(&[Arg::Tensor(&x), Arg::Tensor(&x)]).unwrap();
+    let item = any_op("aten::allclose", "").unwrap().call(&[Arg::Tensor(&x), Arg::Tensor(&x)]).unwrap();
     assert!(matches!(item[..], [Value::Bool(true)]), "{item:?}");
 }
 

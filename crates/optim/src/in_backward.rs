@@ -20,12 +20,16 @@ use crate::optimizer::GroupOptimizer;
 /// accumulation over several backward passes, and a `GradScaler`, which could not skip a step that is half done (bfloat16
 /// needs none).
 ///
+/// Where a `DistributedDataParallel` averages the gradients, they are complete only when the backward pass ends: all
+/// parameters are stepped then, from the averages, whichever of the two was made first. Passes that leave the gradients
+/// local step nothing.
+///
 /// A parameter that is used several times in a model gets one gradient, the sum, and is stepped once. While this lives, a
 /// parameter belongs to it alone: it has room for one such hook.
 ///
 /// # Source
-/// `torch.Tensor.register_post_accumulate_grad_hook`, and PyTorch's tutorial "How to save memory by fusing the optimizer
-/// step into the backward pass".
+/// `torch.Tensor.register_post_accumulate_grad_hook`, PyTorch's tutorial "How to save memory by fusing the optimizer step
+/// into the backward pass", and `DistributedDataParallel._setup_in_backward_optimizers`.
 #[derive(Debug)]
 pub struct InBackward<A: Algorithm> {
     shared: Arc<Mutex<Shared<A>>>,

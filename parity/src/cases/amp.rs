@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use overdrive_amp::{GradScaler, autocast};
 use overdrive_core::Optimizer;
-use overdrive_ffi::{Arg, Op, TensorList, Value};
+use overdrive_ffi::{Arg, TensorList, Value, test_find};
 use overdrive_optim::Sgd;
 use serde::Deserialize;
 use tch::nn::OptimizerConfig;
@@ -51,7 +51,7 @@ pub fn autocast_dtypes(given: &Given<'_>) -> Result<Found> {
     for call in given.value::<Vec<Call>>("calls")? {
         let held = call.args.iter().map(|arg| hold(given, arg)).collect::<Result<Vec<_>>>()?;
         let args: Vec<Arg<'_>> = call.args.iter().zip(&held).map(argument).collect();
-        let op = Op::find(&call.name, &call.overload)?;
+        let op = test_find(&call.name, &call.overload)?;
         for expected in &call.results {
             let kind = if expected.kind == "float16" { Kind::Half } else { Kind::BFloat16 };
             let result = autocast(Device::Cpu, kind, || op.call(&args))?;

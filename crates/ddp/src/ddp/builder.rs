@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use overdrive_ffi::TensorList;
 use overdrive_ffi::c10d::{Reducer, ReducerOptions};
+use overdrive_ffi::{TensorId, TensorList};
 use tch::{Tensor, nn};
 
 use super::{DistributedDataParallel, State, agree};
@@ -95,12 +95,12 @@ impl DdpBuilder {
         named.sort_by(|(one, _), (other, _)| one.cmp(other));
         let trainable = vs.trainable_variables();
         // A variable and its entry among the trainable ones are handles of one tensor.
-        let place: HashMap<_, _> = trainable.iter().enumerate().map(|(i, tensor)| (tensor.data_ptr(), i)).collect();
+        let place: HashMap<_, _> = trainable.iter().enumerate().map(|(i, tensor)| (TensorId::of(tensor), i)).collect();
         let mut params: Vec<_> =
             trainable.iter().enumerate().map(|(i, tensor)| (i.to_string(), tensor.shallow_clone())).collect();
         let mut buffers = Vec::new();
         for (name, tensor) in named {
-            match place.get(&tensor.data_ptr()) {
+            match place.get(&TensorId::of(&tensor)) {
                 Some(&index) => params[index].0 = name,
                 None => buffers.push((name, tensor)),
             }

@@ -29,7 +29,8 @@ static ALIAS: LazyOp = LazyOp::new("aten::alias", "");
 /// The mean of ranks' mean losses is the large batch's only where all ranks have equally many samples; `overdrive-accum`
 /// counts where they have not.
 ///
-/// While it lives, it hooks into the parameters' gradients.
+/// While it lives, it hooks into the parameters' gradients. Optimizers that step during the backward pass step when the
+/// averages are there, at the pass's end; after a pass that leaves gradients local they do not step.
 ///
 /// ```no_run
 /// use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, init_process_group};
@@ -182,7 +183,7 @@ impl DistributedDataParallel {
     /// Takes [`logging_data`](Self::logging_data)'s times of every so many steps, besides the first ten; 100 at first.
     ///
     /// # Errors
-    /// [`DdpError::InvalidOption`] when `steps` is 0, or beyond `i32`.
+    /// [`DdpError::InvalidOption`] when `steps` is 0, or beyond `i32`; [`DdpError::WithinBackward`] in the middle of a pass.
     ///
     /// # Source
     /// `_set_ddp_runtime_logging_sample_rate`
@@ -191,6 +192,7 @@ impl DistributedDataParallel {
             let (option, found) = ("the logging sample rate", steps.to_string());
             return Err(DdpError::InvalidOption { option, found, expected: "1 to 2147483647 steps" });
         }
+        self.outside_backward("set_logging_sample_rate")?;
         Ok(self.reducer.borrow().set_log_rate(steps)?)
     }
 

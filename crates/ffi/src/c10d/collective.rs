@@ -91,7 +91,8 @@ pub struct Collective<'a> {
     pub timeout: Option<Duration>,
 }
 
-/// A collective under way. Dropping it neither waits nor stops it: its tensors stay alive until it is done.
+/// A collective under way. Dropping it neither waits nor stops it: its tensors stay alive until it is done. For a send or
+/// receive that takes a thread; wait for those.
 ///
 /// # Source
 /// `c10d::Work`
@@ -146,19 +147,34 @@ impl ProcessGroup {
             input_splits,
             output_splits,
         };
-        if let Some((inputs, outputs)) = collective.splits {
-            let size = self.size();
-            if inputs.len() != size || outputs.len() != size {
-                let found = (inputs.len(), outputs.len());
-                return Err(Error::refused(format!("{found:?} splits for a group of {size}: there is one a rank")));
-            }
-        }
+        self.check(collective)?;
         let mut out = ptr::null_mut();
-        let _one_at_a_time = self.lock();
         // SAFETY: the group, the lists and the splits, one a rank, are borrowed for the length of the call; libtorch counts
         // the tensors for as long as the work goes on.
         check(|err| unsafe { raw::od_collective_start(self.as_ptr(), &wanted, &mut out, err) })?;
         NonNull::new(out).map(Work).ok_or_else(|| Error::refused("libtorch returned no work"))
+    }
+
+    /// Numbers that the backends take as they are.
+    fn check(&self, collective: &Collective<'_>) -> Result<(), Error> {
+        use CollectiveKind as K;
+        let (size, refused) = (self.size(), |reason: String| Err(Error::refused(reason)));
+        if let K::Reduce(_, rank) | K::Broadcast(rank) | K::Gather(rank) | K::Scatter(rank) = collective.kind
+            && rank >= size
+        {
+            return refused(format!("the root is rank {rank}, but should be below the group's size of {size}"));
+        }
+        if let K::Send(rank) | K::Recv(rank) = collective.kind
+            && (rank >= size || rank == self.rank)
+        {
+            return refused(format!("the other end is rank {rank}, but should be another rank below {size}"));
+        }
+        let Some((inputs, outputs)) = collective.splits else { return Ok(()) };
+        if inputs.len() != size || outputs.len() != size {
+            let found = (inputs.len(), outputs.len());
+            return refused(format!("{found:?} splits for a group of {size}: there is one a rank"));
+        }
+        Ok(())
     }
 }
 

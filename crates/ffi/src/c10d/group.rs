@@ -1,7 +1,6 @@
 //! Process groups.
 
 use std::ptr::{self, NonNull};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tch::Tensor;
@@ -52,6 +51,9 @@ pub struct GroupOptions<'a> {
 
 /// Processes that take part in collectives.
 ///
+/// Threads may share it: collectives start one at a time. In which order they do is the threads' matter, and has to be the
+/// same on all ranks.
+///
 /// Dropping never waits: what is still under way ends on another thread, by its timeout at the latest.
 ///
 /// # Source
@@ -59,14 +61,13 @@ pub struct GroupOptions<'a> {
 #[derive(Debug)]
 pub struct ProcessGroup {
     handle: NonNull<raw::Group>,
+    pub(super) rank: usize,
     size: usize,
-    /// Held while a collective is started: Gloo counts them without a lock of its own.
-    starting: Mutex<()>,
 }
 
 // SAFETY: the group is counted atomically and belongs to no thread.
 unsafe impl Send for ProcessGroup {}
-// SAFETY: collectives are started one at a time, by `starting`.
+// SAFETY: the C++ side starts collectives one at a time, those of backward passes included.
 unsafe impl Sync for ProcessGroup {}
 
 impl ProcessGroup {
@@ -82,6 +83,10 @@ impl ProcessGroup {
         let size = options.global_ranks.len();
         if options.rank >= size {
             return Err(Error::refused(format!("rank {} is outside a group of {size}", options.rank)));
+        }
+        // libtorch counts devices in eight bits.
+        if let Some(device) = options.cuda_device.filter(|&device| device > i8::MAX as usize) {
+            return Err(Error::refused(format!("there is no CUDA device {device}")));
         }
         let global_ranks: Vec<u64> = options.global_ranks.iter().map(|&rank| rank as u64).collect();
         let wanted = raw::GroupOptions {
@@ -102,7 +107,7 @@ impl ProcessGroup {
         // SAFETY: what the options point to outlives the call.
         check(|err| unsafe { raw::od_group_new(store.as_ptr(), &wanted, &mut out, err) })?;
         let handle = NonNull::new(out).ok_or_else(|| Error::refused("libtorch returned no group"))?;
-        Ok(Self { handle, size, starting: Mutex::new(()) })
+        Ok(Self { handle, rank: options.rank, size })
     }
 
     /// Waits for all members, and says at rank 0 which did not come.
@@ -116,7 +121,6 @@ impl ProcessGroup {
     /// # Source
     /// `monitored_barrier`
     pub fn monitored_barrier(&self, timeout: Duration, wait_all_ranks: bool) -> Result<(), Error> {
-        let _one_at_a_time = self.lock();
         // SAFETY: the handle is live.
         check(|err| unsafe {
             raw::od_group_monitored_barrier(self.as_ptr(), millis(timeout), i32::from(wait_all_ranks), err)
@@ -136,7 +140,6 @@ impl ProcessGroup {
     pub fn broadcast_coalesced(&self, tensors: &TensorList, bytes: usize, root: usize) -> Result<(), Error> {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         let root = int(root)?;
-        let _one_at_a_time = self.lock();
         // SAFETY: both handles are live.
         check(|err| unsafe { raw::od_group_broadcast_coalesced(self.as_ptr(), tensors.as_ptr(), bytes, root, err) })
     }
@@ -152,7 +155,6 @@ impl ProcessGroup {
     /// # Source
     /// `_verify_params_across_processes`
     pub fn verify_params(&self, params: &TensorList) -> Result<(), Error> {
-        let _one_at_a_time = self.lock();
         // SAFETY: both handles are live.
         check(|err| unsafe { raw::od_group_verify_params(self.as_ptr(), params.as_ptr(), err) })
     }
@@ -184,7 +186,6 @@ impl ProcessGroup {
     /// Waits for all members, in backward too.
     pub fn sum_with_grad(&self, tensor: &Tensor) -> Result<Tensor, Error> {
         let mut out = ptr::null_mut();
-        let _one_at_a_time = self.lock();
         // SAFETY: the handle and the tensor are live.
         check(|err| unsafe { raw::od_group_sum_with_grad(self.as_ptr(), tensor.as_ptr(), &mut out, err) })?;
         // SAFETY: on success `out` is a tensor that we own.
@@ -194,10 +195,6 @@ impl ProcessGroup {
     /// How many members it has.
     pub fn size(&self) -> usize {
         self.size
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
-        self.starting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn as_ptr(&self) -> *const raw::Group {

@@ -4,6 +4,7 @@ mod checkpoints;
 #[allow(dead_code)] // Shared with overdrive-ddp's tests, which use more of it.
 #[path = "../../../ddp/tests/ranks/harness.rs"]
 mod harness;
+mod inside;
 mod mixed;
 #[allow(dead_code)] // As above.
 #[path = "../../../ddp/tests/ranks/moments.rs"]
@@ -23,6 +24,7 @@ use harness::{Scenario, rank_main, run};
 /// What a rank can be told to be.
 const SCENARIOS: &[(&str, Scenario)] = &[
     ("mixed", mixed::scenario),
+    ("inside", inside::scenario),
     ("one_bit_adam", mixed::one_bit_adam),
     ("abandoned", mixed::abandoned),
     ("lost_in_window", mixed::lost_in_window),
@@ -46,6 +48,7 @@ fn main() -> Result<()> {
     type Test = fn() -> Result<()>;
     let tests: &[(&str, Test)] = &[
         ("scaled_autocast_clipped_accumulation_of_2_equals_the_large_batch", || run("mixed", 2).map(drop)),
+        ("steps_in_backward_of_2_equal_those_of_the_large_batch", || run("inside", 2).map(drop)),
         ("one_bit_adam_of_2_refuses_a_scaler", || run("one_bit_adam", 2).map(drop)),
         ("a_window_tells_of_the_hooks_failure_and_is_given_up", || run("abandoned", 2).map(drop)),
         ("a_rank_that_goes_is_told_of_in_a_window", || run("lost_in_window", 2).map(drop)),

@@ -1,0 +1,111 @@
+#include "backward_passes.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace {
+
+using Changes = std::vector<std::function<void()>>;
+using torch::autograd::edge_list;
+using torch::autograd::Engine;
+using torch::autograd::variable_list;
+
+bool counts();
+
+struct Passes {
+  std::mutex mutex;
+  std::condition_variable none;
+  size_t count = 0;
+  Changes waiting;
+
+  void begin() {
+    std::lock_guard<std::mutex> lock(mutex);
+    ++count;
+  }
+
+  void end() {
+    Changes done;  // destroyed when others may begin
+    std::lock_guard<std::mutex> lock(mutex);
+    if (--count > 0) return;
+    none.notify_all();
+    if (!counts()) return;
+    done.swap(waiting);
+    for (const auto& change : done) change();
+  }
+};
+
+// Never destroyed, like the engine below: threads may outlive everything else.
+Passes& passes() {
+  static auto* made = new Passes();
+  return *made;
+}
+
+thread_local int forbidden = 0;
+
+// The engine, counting. A pass within another counts as well, wherever it runs.
+struct CountingEngine final : Engine {
+  variable_list execute(const edge_list& roots, const variable_list& inputs, bool keep_graph, bool create_graph,
+                        bool accumulate_grad, const edge_list& outputs) override {
+    TORCH_CHECK(forbidden == 0, "a communication hook cannot run a backward pass: its reducer is in the middle of one");
+    struct Pass {
+      Pass() { passes().begin(); }
+      Pass(const Pass&) = delete;
+      Pass& operator=(const Pass&) = delete;
+      ~Pass() { passes().end(); }
+    } pass;
+    return Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+};
+
+Engine& counting_engine() {
+  static auto* made = new CountingEngine();
+  return *made;
+}
+
+bool counts() { return &Engine::get_default_engine() == &counting_engine(); }
+
+// Before any pass. An engine of Python's, which knows Python's lock, stays.
+__attribute__((constructor)) void install() {
+  if (&Engine::get_default_engine() == &Engine::get_base_engine())
+    torch::autograd::set_default_engine_stub(&counting_engine);
+}
+
+}  // namespace
+
+namespace overdrive {
+
+bool within_pass() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+NoPass::NoPass() { ++forbidden; }
+NoPass::~NoPass() { --forbidden; }
+
+void between_passes(at::TensorList leaves, const std::function<void()>& change) {
+  // A pass cannot reach what no graph has asked for its accumulator.
+  auto is_reached = [](const at::Tensor& leaf) {
+    return torch::autograd::impl::try_get_grad_accumulator(leaf) != nullptr;
+  };
+  auto may_change = [&] { return passes().count == 0 || std::none_of(leaves.begin(), leaves.end(), is_reached); };
+  std::unique_lock<std::mutex> lock(passes().mutex);
+  TORCH_CHECK(!within_pass() || may_change(),
+              "the hooks of a gradient cannot be set within a backward pass that may call them: do it before or behind it");
+  passes().none.wait(lock, may_change);
+  change();
+}
+
+void when_no_pass_runs(std::function<void()> change) {
+  std::lock_guard<std::mutex> lock(passes().mutex);
+  if (passes().count > 0 || !counts())
+    passes().waiting.push_back(std::move(change));
+  else
+    change();
+}
+
+}  // namespace overdrive

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <mutex>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace overdrive {
+
+// A group that starts one collective at a time, whoever starts them: Gloo and NCCL count theirs without a lock, and the
+// threads that run backward passes start some as well. Waiting for what was started is nobody else's matter.
+class OneAtATime final : public c10d::ProcessGroup {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Sizes = std::vector<int64_t>;
+  using c10d::ProcessGroup::ProcessGroup;
+
+  template <typename Body>
+  auto locked(Body&& body) {
+    std::lock_guard<std::mutex> lock(starting_);
+    return body();
+  }
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    return locked([&] { return ProcessGroup::broadcast(tensors, options); });
+  }
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    return locked([&] { return ProcessGroup::allreduce(tensors, options); });
+  }
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
+    return locked([&] { return ProcessGroup::allreduce_coalesced(tensors, options); });
+  }
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    return locked([&] { return ProcessGroup::reduce(tensors, options); });
+  }
+  WorkPtr allgather(std::vector<Tensors>& out, Tensors& in, const c10d::AllgatherOptions& options) override {
+    return locked([&] { return ProcessGroup::allgather(out, in, options); });
+  }
+  WorkPtr _allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions& options) override {
+    return locked([&] { return ProcessGroup::_allgather_base(out, in, options); });
+  }
+  WorkPtr gather(std::vector<Tensors>& out, Tensors& in, const c10d::GatherOptions& options) override {
+    return locked([&] { return ProcessGroup::gather(out, in, options); });
+  }
+  WorkPtr scatter(Tensors& out, std::vector<Tensors>& in, const c10d::ScatterOptions& options) override {
+    return locked([&] { return ProcessGroup::scatter(out, in, options); });
+  }
+  WorkPtr reduce_scatter(Tensors& out, std::vector<Tensors>& in, const c10d::ReduceScatterOptions& options) override {
+    return locked([&] { return ProcessGroup::reduce_scatter(out, in, options); });
+  }
+  WorkPtr _reduce_scatter_base(at::Tensor& out, at::Tensor& in, const c10d::ReduceScatterOptions& options) override {
+    return locked([&] { return ProcessGroup::_reduce_scatter_base(out, in, options); });
+  }
+  WorkPtr alltoall_base(at::Tensor& out, at::Tensor& in, Sizes& out_splits, Sizes& in_splits,
+                        const c10d::AllToAllOptions& options) override {
+    return locked([&] { return ProcessGroup::alltoall_base(out, in, out_splits, in_splits, options); });
+  }
+  WorkPtr alltoall(Tensors& out, Tensors& in, const c10d::AllToAllOptions& options) override {
+    return locked([&] { return ProcessGroup::alltoall(out, in, options); });
+  }
+  WorkPtr send(Tensors& tensors, int to, int tag) override {
+    return locked([&] { return ProcessGroup::send(tensors, to, tag); });
+  }
+  WorkPtr recv(Tensors& tensors, int from, int tag) override {
+    return locked([&] { return ProcessGroup::recv(tensors, from, tag); });
+  }
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
+    return locked([&] { return ProcessGroup::recvAnysource(tensors, tag); });
+  }
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    return locked([&] { return ProcessGroup::barrier(options); });
+  }
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override {
+    locked([&] { ProcessGroup::monitoredBarrier(options, wait_all_ranks); });
+  }
+
+ private:
+  std::mutex starting_;
+};
+
+}  // namespace overdrive

@@ -1,0 +1,100 @@
+//! The operators that take any arguments from safe code.
+
+/// Who refuses arguments that an operator cannot take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Checks {
+    /// The operator itself.
+    Own,
+    /// This crate, before it calls a fused optimizer: that walks all lists by one index and looks at the parameters' sizes
+    /// alone.
+    Fused,
+}
+
+/// Who checks the arguments of this operator; none for one that is not known.
+pub(crate) fn checks(name: &str, overload: &str) -> Option<Checks> {
+    let is_in = |table: &[(&str, &str)]| table.contains(&(name, overload));
+    match (is_in(&OWN), is_in(&FUSED)) {
+        (true, _) => Some(Checks::Own),
+        (_, true) => Some(Checks::Fused),
+        _ => None,
+    }
+}
+
+/// Their lists have to be equally long, numbers to be in range, places to be in a tensor: they look themselves, on every
+/// device. (`_foreach_copy` does not, and must not be here.)
+const OWN: [(&str, &str); 71] = [
+    ("aten::_amp_foreach_non_finite_check_and_unscale_", ""),
+    ("aten::_amp_update_scale_", ""),
+    ("aten::_foreach_add", "List"),
+    ("aten::_foreach_add", "Scalar"),
+    ("aten::_foreach_add_", "List"),
+    ("aten::_foreach_add_", "Scalar"),
+    ("aten::_foreach_addcdiv_", "Scalar"),
+    ("aten::_foreach_addcdiv_", "ScalarList"),
+    ("aten::_foreach_addcmul", "Scalar"),
+    ("aten::_foreach_addcmul_", "Scalar"),
+    ("aten::_foreach_clamp_max_", "Scalar"),
+    ("aten::_foreach_clamp_min_", "Scalar"),
+    ("aten::_foreach_copy_", ""),
+    ("aten::_foreach_div_", "List"),
+    ("aten::_foreach_div_", "Scalar"),
+    ("aten::_foreach_div_", "ScalarList"),
+    ("aten::_foreach_lerp", "Scalar"),
+    ("aten::_foreach_lerp_", "Scalar"),
+    ("aten::_foreach_lerp_", "ScalarList"),
+    ("aten::_foreach_maximum_", "List"),
+    ("aten::_foreach_mul", "List"),
+    ("aten::_foreach_mul", "ScalarList"),
+    ("aten::_foreach_mul_", "List"),
+    ("aten::_foreach_mul_", "Scalar"),
+    ("aten::_foreach_mul_", "ScalarList"),
+    ("aten::_foreach_mul_", "Tensor"),
+    ("aten::_foreach_neg", ""),
+    ("aten::_foreach_neg_", ""),
+    ("aten::_foreach_norm", "Scalar"),
+    ("aten::_foreach_pow", "ScalarAndTensor"),
+    ("aten::_foreach_reciprocal_", ""),
+    ("aten::_foreach_rsqrt_", ""),
+    ("aten::_foreach_sign_", ""),
+    ("aten::_foreach_sqrt", ""),
+    ("aten::_foreach_sqrt_", ""),
+    ("aten::_foreach_sub_", "List"),
+    ("aten::_foreach_sub_", "Scalar"),
+    ("aten::add", "Scalar"),
+    ("aten::add_", "Scalar"),
+    ("aten::add_", "Tensor"),
+    ("aten::addcmul_", ""),
+    ("aten::addmm", ""),
+    ("aten::alias", ""),
+    ("aten::bitwise_and_", "Scalar"),
+    ("aten::bucketize", "Tensor"),
+    ("aten::clamp_max", ""),
+    ("aten::clamp_min", ""),
+    ("aten::clone", ""),
+    ("aten::constant_pad_nd", ""),
+    ("aten::copy_", ""),
+    ("aten::div", "Scalar"),
+    ("aten::div_", "Scalar"),
+    ("aten::empty_like", ""),
+    ("aten::eq", "Scalar"),
+    ("aten::full_like", ""),
+    ("aten::ge", "Scalar"),
+    ("aten::index_add_", ""),
+    ("aten::index_copy_", ""),
+    ("aten::index_fill_", "int_Scalar"),
+    ("aten::index_select", ""),
+    ("aten::is_pinned", ""),
+    ("aten::lerp_", "Scalar"),
+    ("aten::linalg_vector_norm", ""),
+    ("aten::masked_fill_", "Scalar"),
+    ("aten::mul", "Scalar"),
+    ("aten::mul_", "Scalar"),
+    ("aten::nan_to_num", ""),
+    ("aten::ne", "Scalar"),
+    ("aten::new_zeros", ""),
+    ("aten::pin_memory", ""),
+    ("aten::random_", "to"),
+];
+
+const FUSED: [(&str, &str); 4] =
+    [("aten::_fused_adagrad_", ""), ("aten::_fused_adam_", ""), ("aten::_fused_adamw_", ""), ("aten::_fused_sgd_", "")];

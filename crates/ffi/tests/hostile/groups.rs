@@ -1,0 +1,148 @@
+//! Groups that several threads use, or that are given the wrong numbers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use overdrive_ffi::TensorList;
+use overdrive_ffi::c10d::{Backend, Collective, CollectiveKind, GroupOptions, ProcessGroup, ReduceOp, Store, Work};
+use tch::{Device, Kind, Tensor};
+
+use super::{FLOAT, ends};
+
+fn member(store: &Store, name: &str, rank: usize, size: usize) -> ProcessGroup {
+    let global_ranks: Vec<usize> = (0..size).collect();
+    let options = GroupOptions {
+        backend: Backend::Gloo,
+        rank,
+        global_ranks: &global_ranks,
+        name,
+        verify: false,
+        cuda_device: None,
+        timeout: Duration::from_secs(60),
+    };
+    ProcessGroup::new(store, &options).unwrap()
+}
+
+pub(super) fn alone(name: &str) -> ProcessGroup {
+    member(&Store::hash().unwrap(), name, 0, 1)
+}
+
+/// Two ranks in one process, each with its own threads.
+fn pair(name: &str) -> [ProcessGroup; 2] {
+    let store = Store::hash().unwrap();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| member(&store, name, 0, 2));
+        let second = member(&store, name, 1, 2);
+        [first.join().unwrap(), second]
+    })
+}
+
+fn start(
+    group: &ProcessGroup,
+    kind: CollectiveKind,
+    inputs: &[Tensor],
+    outputs: &[Tensor],
+    splits: Option<(&[i64], &[i64])>,
+    tag: i32,
+) -> Result<Work, overdrive_ffi::Error> {
+    let (inputs, outputs) = (TensorList::new(inputs).unwrap(), TensorList::new(outputs).unwrap());
+    let wanted = Collective { kind, inputs: Some(&inputs), outputs: Some(&outputs), splits, tag, timeout: None };
+    group.start(&wanted)
+}
+
+#[test]
+fn threads_may_use_one_group_at_once() {
+    ends(|| {
+        const ROUNDS: usize = 300;
+        let groups = pair("threads").map(Arc::new);
+        // All collectives are alike, so that it does not matter which of them meet.
+        let threads: Vec<_> = groups
+            .into_iter()
+            .flat_map(|group| {
+                let other = group.clone();
+                let backward = std::thread::spawn(move || {
+                    for _ in 0..ROUNDS {
+                        let x = Tensor::ones([1], FLOAT).set_requires_grad(true);
+                        group.sum_with_grad(&x).unwrap().sum(Kind::Float).f_backward().unwrap();
+                        assert_eq!(x.grad().double_value(&[0]), 2.0);
+                    }
+                });
+                let reduce = std::thread::spawn(move || {
+                    for _ in 0..ROUNDS {
+                        let x = Tensor::ones([1], FLOAT);
+                        let kind = CollectiveKind::AllReduce(ReduceOp::Sum);
+                        start(&other, kind, &[], &[x.shallow_clone()], None, 0).unwrap().wait(None).unwrap();
+                        assert_eq!(x.double_value(&[0]), 2.0);
+                    }
+                });
+                [backward, reduce]
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn numbers_that_a_collective_would_not_check_are_refused() {
+    use CollectiveKind as K;
+    let group = alone("numbers");
+    let bytes = || Tensor::zeros([4], (Kind::Uint8, Device::Cpu));
+    let (input, output) = (bytes(), bytes());
+    for splits in [(&[-4][..], &[4][..]), (&[4], &[-4]), (&[5], &[4]), (&[4], &[5]), (&[4, 0], &[4, 0])] {
+        let refused =
+            start(&group, K::AllToAllSingle, &[input.shallow_clone()], &[output.shallow_clone()], Some(splits), 0);
+        assert!(refused.is_err(), "{splits:?}");
+    }
+    for kind in [K::Send(1), K::Send(7), K::Recv(1), K::Recv(usize::MAX), K::Broadcast(1), K::Reduce(ReduceOp::Sum, 3)]
+    {
+        let refused = start(&group, kind, &[input.shallow_clone()], &[output.shallow_clone()], None, 0);
+        assert!(refused.is_err(), "{kind:?}");
+    }
+    assert!(start(&group, K::Send(0), &[input.shallow_clone()], &[], None, -1).is_err());
+    // Fewer numbers in memory than elements, or more.
+    for spread in [Tensor::ones([1], FLOAT).expand([1000], false), Tensor::ones([8], FLOAT).slice(0, 0, 8, 2)] {
+        assert!(start(&group, K::AllReduce(ReduceOp::Sum), &[], &[spread], None, 0).is_err());
+    }
+    let undefined = || Tensor::new();
+    for kind in
+        [K::AllReduce(ReduceOp::Sum), K::Broadcast(0), K::AllGatherInto, K::AllGather, K::Gather(0), K::Scatter(0)]
+    {
+        assert!(start(&group, kind, &[undefined()], &[undefined()], None, 0).is_err(), "{kind:?}");
+        assert!(start(&group, kind, &[], &[], None, 0).is_err(), "{kind:?}");
+        let short = Tensor::zeros([1], (Kind::Double, Device::Cpu));
+        let _unequal = start(&group, kind, &[input.shallow_clone()], &[short], None, 0);
+    }
+}
+
+#[test]
+fn tensors_that_a_group_cannot_take_are_refused() {
+    let group = alone("tensors");
+    let list = |tensors: &[Tensor]| TensorList::new(tensors).unwrap();
+    let undefined = list(&[Tensor::new()]);
+    assert!(group.sum_with_grad(&Tensor::new()).is_err());
+    assert!(group.broadcast_coalesced(&undefined, 100, 0).is_err());
+    assert!(group.broadcast_coalesced(&list(&[Tensor::ones([3], FLOAT)]), 100, 7).is_err());
+    assert!(group.verify_params(&undefined).is_err());
+    for bytes in [0, usize::MAX] {
+        let _ends = group.broadcast_coalesced(&list(&[Tensor::ones([3], FLOAT)]), bytes, 0);
+    }
+    let _ends = (group.broadcast_coalesced(&list(&[]), 100, 0), group.verify_params(&list(&[])));
+}
+
+#[test]
+fn a_send_or_receive_that_nobody_waits_for_keeps_its_memory() {
+    ends(|| {
+        let [first, second] = pair("dropped");
+        let numbers = |value: f64| Tensor::full([100_000], value, FLOAT);
+        for round in 0..20 {
+            let received = numbers(0.0);
+            drop(start(&second, CollectiveKind::Recv(0), &[], &[numbers(0.0)], None, 1));
+            drop(start(&first, CollectiveKind::Send(1), &[numbers(1.0)], &[], None, 1));
+            let wanted = start(&second, CollectiveKind::Recv(0), &[], &[received.shallow_clone()], None, 2).unwrap();
+            let sent = start(&first, CollectiveKind::Send(1), &[numbers(f64::from(round))], &[], None, 2).unwrap();
+            sent.wait(None).unwrap();
+            wanted.wait(None).unwrap();
+            assert_eq!(received.double_value(&[99_999]), f64::from(round));
+        }
+    });
+}

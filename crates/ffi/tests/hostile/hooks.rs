@@ -1,0 +1,100 @@
+//! Functions that gradients call.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use overdrive_ffi::GradHook;
+use tch::{Kind, Tensor};
+
+use super::{FLOAT, ends};
+
+fn param() -> Tensor {
+    Tensor::ones([2], FLOAT).set_requires_grad(true)
+}
+
+#[test]
+fn a_hook_that_its_own_function_drops_is_let_go_when_that_returns() {
+    ends(|| {
+        let x = param();
+        let slot = Arc::new(Mutex::new(None::<GradHook>));
+        let held = Arc::new(());
+        let (own, holds) = (slot.clone(), held.clone());
+        let hook = GradHook::new(&x, move || {
+            drop(own.lock().unwrap().take());
+            assert_eq!(Arc::strong_count(&holds), 2, "what it holds lives as long as it runs");
+        });
+        *slot.lock().unwrap() = Some(hook.unwrap());
+        x.sum(Kind::Float).backward();
+        assert!(slot.lock().unwrap().is_none());
+        assert_eq!(Arc::strong_count(&held), 1, "and no longer");
+        // The place is free again.
+        let calls = Arc::new(AtomicUsize::new(0));
+        let count = calls.clone();
+        let _second = GradHook::new(&x, move || _ = count.fetch_add(1, Ordering::Relaxed)).unwrap();
+        x.sum(Kind::Float).backward();
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+    });
+}
+
+#[test]
+fn a_backward_pass_of_the_function_itself_does_not_call_it_again() {
+    ends(|| {
+        let x = param();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let (count, inner) = (calls.clone(), x.shallow_clone());
+        let _hook = GradHook::new(&x, move || {
+            if count.fetch_add(1, Ordering::Relaxed) == 0 {
+                tch::with_grad(|| inner.sum(Kind::Float)).backward();
+            }
+        });
+        x.sum(Kind::Float).backward();
+        assert_eq!((calls.load(Ordering::Relaxed), x.grad().double_value(&[0])), (1, 2.0));
+    });
+}
+
+#[test]
+fn a_hook_is_set_within_no_backward_pass_of_its_thread() {
+    ends(|| {
+        let (x, y) = (param(), param());
+        let seen = Arc::new(Mutex::new(None));
+        let (result, other) = (seen.clone(), y.shallow_clone());
+        let _hook = GradHook::new(&x, move || {
+            *result.lock().unwrap() = Some(GradHook::new(&other, || ()).map(drop).map_err(|error| error.to_string()));
+        });
+        (x.sum(Kind::Float) + y.sum(Kind::Float)).backward();
+        let refused = seen.lock().unwrap().take().unwrap().unwrap_err();
+        assert!(refused.contains("within a backward pass"), "{refused}");
+        let _behind_it = GradHook::new(&y, || ()).unwrap();
+        // What the pass cannot reach may have a hook.
+        let (z, set) = (param(), Arc::new(Mutex::new(None)));
+        let (hook, other) = (set.clone(), z.shallow_clone());
+        drop(_hook);
+        let _hook = GradHook::new(&x, move || *hook.lock().unwrap() = GradHook::new(&other, || ()).ok()).unwrap();
+        x.sum(Kind::Float).backward();
+        assert!(set.lock().unwrap().is_some());
+    });
+}
+
+#[test]
+fn a_hook_takes_the_place_of_another_only_when_no_thread_may_be_calling_that() {
+    ends(|| {
+        let (x, y) = (param(), param());
+        drop(GradHook::new(&y, || ()).unwrap());
+        let (began, has_begun) = mpsc::channel();
+        let (set, is_set) = mpsc::channel();
+        let in_time = Arc::new(Mutex::new(None));
+        let seen = in_time.clone();
+        let _hook = GradHook::new(&x, move || {
+            began.send(()).unwrap();
+            *seen.lock().unwrap() = Some(is_set.recv_timeout(Duration::from_millis(300)).is_ok());
+        });
+        let loss = x.sum(Kind::Float) + y.sum(Kind::Float);
+        let backward = std::thread::spawn(move || loss.backward());
+        has_begun.recv().unwrap();
+        let _second = GradHook::new(&y, || ()).unwrap();
+        let _ = set.send(());
+        backward.join().unwrap();
+        assert_eq!(*in_time.lock().unwrap(), Some(false), "it waited for the pass to end");
+    });
+}

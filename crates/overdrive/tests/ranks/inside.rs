@@ -1,0 +1,98 @@
+//! Optimizers that step during the backward pass, under DDP, against one process with the large batch.
+
+use anyhow::{Result, ensure};
+use overdrive::optim::GroupBuilder;
+use overdrive::prelude::*;
+use overdrive_ddp::{DistributedDataParallel, ProcessGroup};
+
+use crate::harness::Meeting;
+
+const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
+const STEPS: i64 = 8;
+/// Of each rank.
+const BATCH: i64 = 6;
+
+struct Run {
+    vs: nn::VarStore,
+    model: nn::Sequential,
+}
+
+impl Run {
+    fn new() -> Self {
+        tch::manual_seed(7);
+        let mut vs = nn::VarStore::new(Device::Cpu);
+        let model = nn::seq()
+            .add(nn::linear(vs.root() / "in", 5, 9, Default::default()))
+            .add_fn(Tensor::tanh)
+            .add(nn::linear(vs.root() / "out", 9, 2, Default::default()));
+        vs.double();
+        Self { vs, model }
+    }
+
+    fn options(&self) -> GroupBuilder<Sgd> {
+        Sgd::builder(self.vs.trainable_variables()).lr(0.1).momentum(0.9)
+    }
+
+    fn loss(&self, (x, y): &(Tensor, Tensor)) -> Tensor {
+        (self.model.forward(x) - y).square().mean(Kind::Double)
+    }
+}
+
+/// What all ranks have of a step, and what this one has.
+fn batches(group: &ProcessGroup, step: i64) -> [(Tensor, Tensor); 2] {
+    tch::manual_seed(100 + step);
+    let ranks = group.size() as i64;
+    let (x, y) = (Tensor::randn([BATCH * ranks, 5], DOUBLE), Tensor::randn([BATCH * ranks, 2], DOUBLE));
+    let own = |all: &Tensor| all.narrow(0, group.rank() as i64 * BATCH, BATCH);
+    let mine = (own(&x), own(&y));
+    [(x, y), mine]
+}
+
+fn trains_as_the_large_batch(group: &ProcessGroup, optimizer_first: bool, view: bool, accumulates: bool) -> Result<()> {
+    let (ours, reference) = (Run::new(), Run::new());
+    let builder = DistributedDataParallel::builder(group).gradient_as_bucket_view(view);
+    let (mut opt, ddp) = if optimizer_first {
+        let opt = ours.options().build_in_backward()?;
+        (opt, builder.build(&ours.vs)?)
+    } else {
+        let ddp = builder.build(&ours.vs)?;
+        (ours.options().build_in_backward()?, ddp)
+    };
+    let mut expected = reference.options().build()?;
+    for step in 0..STEPS {
+        let held = accumulates && step % 2 == 0;
+        let [all, own] = batches(group, step);
+        let _local = held.then(|| ddp.no_sync());
+        let loss = ddp.forward(|| ours.loss(&own))?;
+        let before = ours.vs.trainable_variables()[0].copy();
+        ddp.backward(&loss)?;
+        ensure!(
+            held == ours.vs.trainable_variables()[0].equal(&before),
+            "step {step}: stepped while local, or not at all"
+        );
+        opt.step()?;
+        reference.loss(&all).backward();
+        if !held {
+            expected.step()?;
+            expected.zero_grad()?;
+        }
+    }
+    for (ours, reference) in ours.vs.trainable_variables().iter().zip(reference.vs.trainable_variables()) {
+        let error = (ours - reference).abs().max().double_value(&[]);
+        ensure!(error < 1e-12, "off by {error}");
+        ensure!(!ours.grad().defined(), "the gradients are freed");
+    }
+    Ok(())
+}
+
+pub fn scenario(meeting: &Meeting) -> Result<()> {
+    let group = meeting.group()?;
+    for case in 0..8 {
+        let [optimizer_first, view, accumulates] = [1, 2, 4].map(|bit| case & bit != 0);
+        trains_as_the_large_batch(&group, optimizer_first, view, accumulates).map_err(|error| {
+            let options = (optimizer_first, view, accumulates);
+            error.context(format!("optimizer first, gradients as views, accumulation: {options:?}"))
+        })?;
+    }
+    Ok(())
+}
