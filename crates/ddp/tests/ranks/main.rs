@@ -18,6 +18,7 @@ mod network;
 mod options;
 mod power_sgd;
 mod spawned;
+mod strangers;
 mod torchrun;
 mod training;
 mod windows;
@@ -52,6 +53,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("hook_failure_left", hook_failures::left),
     ("failing_hook_in_join", hook_failures::in_join),
     ("listeners", listeners::scenario),
+    ("besieged", strangers::scenario),
     ("alone", collectives::alone_at_any_port),
     ("endless_sums", faults::endless_sums),
     ("endless_training", faults::endless_training),
@@ -74,6 +76,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
 ];
 
 fn main() -> Result<()> {
+    overdrive_launch::helper();
     if let Some(ended) = spawned::main_if_told() {
         return ended;
     }
@@ -130,7 +133,7 @@ fn main() -> Result<()> {
         plain("dropped_work_neither_waits_nor_ends_the_process", "dropped_work", 2),
     ];
     type Test = fn() -> Result<()>;
-    let more: [(&'static str, Test); 14] = [
+    let more: [(&'static str, Test); 15] = [
         ("ranks_killed_at_13_random_moments_while_meeting_are_told_of", kills::while_meeting),
         ("ranks_killed_at_13_random_moments_in_collectives_are_told_of", kills::in_collectives),
         ("ranks_killed_at_12_random_moments_in_backward_are_told_of", kills::in_backward),
@@ -143,6 +146,7 @@ fn main() -> Result<()> {
         ("a_rank_alone_meets_at_any_port", collectives::meet_alone),
         ("ranks_of_one_host_listen_at_the_loopback_alone", listeners::of_one_host),
         ("stores_of_one_process_share_a_server", listeners::shared),
+        ("a_thousand_strangers_change_nothing", strangers::change_nothing),
         ("spawned_ranks_meet", spawned::ranks_meet),
         ("a_spawned_rank_that_fails_is_reported", spawned::a_failure_is_reported),
     ];
