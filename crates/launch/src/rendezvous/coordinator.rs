@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::cause::Cause;
-use super::door::{Door, Heard};
+use super::door::{Door, Heard, PATIENCE};
 use super::wire::Speaker;
 use super::{FromNodeZero, Hello, NodeEnd, PROTOCOL, ToNodeZero};
 use crate::attempt::{self, Team};
@@ -42,6 +42,7 @@ impl Coordinator {
             heard,
             most: plan.nnodes + SPARE_CONNECTIONS,
             silence: plan.silence,
+            patience: PATIENCE,
             console: Arc::clone(console),
         };
         let named = |name: &str| thread::Builder::new().name(name.to_owned());

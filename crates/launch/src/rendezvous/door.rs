@@ -19,7 +19,7 @@ use crate::output::Console;
 use crate::secret::Trust;
 
 /// Nobody who is alive takes that long for a greeting.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One who comes while there are so many takes the place of another: whoever knows the secret greets at once, and comes
 /// again if that was too late.
@@ -46,6 +46,8 @@ pub struct Door {
     pub most: usize,
     /// A node that says nothing for so long is lost.
     pub silence: Duration,
+    /// A guest that has not greeted within this time leaves.
+    pub patience: Duration,
     pub console: Arc<Console>,
 }
 
@@ -100,7 +102,7 @@ impl Door {
                         if guests.len() >= MOST_GUESTS {
                             guests.remove(one_too_many(&guests));
                         }
-                        guests.extend(Guest::welcome(stream, from.ip()).ok());
+                        guests.extend(Guest::welcome(stream, from.ip(), self.patience).ok());
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(_) => {
@@ -169,13 +171,13 @@ fn one_too_many(guests: &[Guest]) -> usize {
 }
 
 impl Guest {
-    fn welcome(mut stream: TcpStream, from: IpAddr) -> io::Result<Self> {
+    fn welcome(mut stream: TcpStream, from: IpAddr, patience: Duration) -> io::Result<Self> {
         let nonce = Nonce::draw()?;
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
         // A new connection has room for so little.
         stream.write_all(format!("{GREETING} {PROTOCOL} {}\n", nonce.write()).as_bytes())?;
-        Ok(Self { stream, from, nonce, said: Vec::new(), until: Instant::now() + PATIENCE })
+        Ok(Self { stream, from, nonce, said: Vec::new(), until: Instant::now() + patience })
     }
 
     fn hear(&mut self, trust: &Trust) -> Turn {
@@ -220,5 +222,58 @@ impl Guest {
             }
             Err(_) => Turn::Leaves,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    fn open(patience: Duration) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let console = Arc::new(Console::new().unwrap());
+        let (heard, silence) = (channel().0, Duration::from_secs(60));
+        let door = Door { listener, trust: Trust::Anyone, heard, most: 1, silence, patience, console };
+        thread::spawn(move || door.run());
+        address
+    }
+
+    #[test]
+    fn a_guest_that_does_not_greet_in_time_leaves() {
+        let address = open(Duration::from_millis(50));
+        let mut silent = TcpStream::connect(address).unwrap();
+        silent.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut said = String::new();
+        silent.read_to_string(&mut said).unwrap();
+        assert!(said.starts_with("overdrive-run ") && said.ends_with('\n'), "{said}");
+        // One that always says something, and never ends.
+        let (mut drips, mut bytes) = (TcpStream::connect(address).unwrap(), 0);
+        while drips.write_all(b"0").is_ok() {
+            bytes += 1;
+            thread::sleep(Duration::from_millis(10));
+        }
+        assert!(bytes < LONGEST_GREETING, "{bytes} bytes were taken");
+    }
+
+    #[test]
+    fn a_greeting_without_end_is_not_kept() {
+        let mut endless = TcpStream::connect(open(Duration::from_secs(600))).unwrap();
+        // More than the system keeps for a reader.
+        let said = (0..4096).try_for_each(|_| endless.write_all(&[b'0'; LONGEST_GREETING]));
+        assert!(said.is_err());
+    }
+
+    #[test]
+    fn a_flood_from_one_address_takes_no_other_s_place() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let guests = [[10, 0, 0, 1], [10, 0, 0, 2], [10, 0, 0, 3], [10, 0, 0, 2]].map(|from| {
+            let _guest = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            Guest::welcome(listener.accept().unwrap().0, from.into(), PATIENCE).unwrap()
+        });
+        assert_eq!(one_too_many(&guests), 1);
     }
 }
