@@ -177,7 +177,7 @@ impl Siege {
             Kind::RefusedThenEnds => {
                 let plain = format!("{HELLO}\n{END}\n");
                 let sealed = format!("{}{zeros} {END}\n", greeting(&HELLO.replace("besieged", "other")));
-                stream.write_all(if time % 2 == 0 { plain } else { sealed }.as_bytes())
+                stream.write_all(if time.is_multiple_of(2) { plain } else { sealed }.as_bytes())
             }
             Kind::StoreKeys => stream.write_all(&store_commands()),
         };
