@@ -56,6 +56,8 @@ struct Settings {
     timeout: Duration,
     verify: bool,
     cuda_device: Option<usize>,
+    /// All ranks are on this host.
+    one_host: bool,
 }
 
 /// How a [`ProcessGroup`] is made.
@@ -116,6 +118,7 @@ impl ProcessGroupBuilder {
     pub fn init(mut self, method: &InitMethod) -> Result<ProcessGroup, DdpError> {
         check_timeout(self.settings.timeout)?;
         let meeting = method.rendezvous()?;
+        self.settings.one_host = meeting.one_host();
         if self.backend != Backend::Gloo {
             self.settings.cuda_device = self.settings.cuda_device.or(meeting.local_rank);
         }
@@ -131,7 +134,7 @@ impl ProcessGroupBuilder {
 impl ProcessGroup {
     /// A group over `backend`.
     pub fn builder(backend: Backend) -> ProcessGroupBuilder {
-        let settings = Settings { timeout: DEFAULT_TIMEOUT, verify: false, cuda_device: None };
+        let settings = Settings { timeout: DEFAULT_TIMEOUT, verify: false, cuda_device: None, one_host: false };
         ProcessGroupBuilder { backend, settings }
     }
 
@@ -153,6 +156,7 @@ impl ProcessGroup {
                 name,
                 verify: settings.verify,
                 cuda_device: settings.cuda_device,
+                one_host: settings.one_host,
                 timeout: settings.timeout,
             },
         )?;

@@ -13,11 +13,11 @@ typedef struct od_reducer od_reducer;
 
 typedef struct {
   const char* host;
-  uint16_t port;         // 0: any free one, for a server
+  uint16_t port;
   int32_t is_server;
+  int32_t socket;        // what a server listens on, taken over; -1: it shares the one that this process has at the port
   int64_t world_size;    // 0: nobody is waited for
   int32_t wait_workers;  // a server waits until `world_size` clients have come
-  int32_t multi_tenant;
   int64_t timeout_ms;
 } od_tcp_store;
 
@@ -30,6 +30,7 @@ typedef struct {
   const uint64_t* global_ranks;  // `size` of them
   int32_t verify;                // each collective is compared over ranks before it runs
   int32_t cuda_device;           // that NCCL is bound to; -1: the first that is used
+  int32_t one_host;              // all members are on this host: Gloo listens at the loopback
   int64_t timeout_ms;
 } od_group_options;
 
@@ -68,7 +69,7 @@ typedef struct {
 } od_reducer_options;
 
 // c10d_store.cpp
-od_status od_tcp_store_new(const od_tcp_store* options, od_store** out, uint16_t* port, od_error* err) noexcept;
+od_status od_tcp_store_new(const od_tcp_store* options, od_store** out, od_error* err) noexcept;
 od_status od_file_store_new(const char* path, int32_t world_size, int64_t timeout_ms, od_store** out,
                             od_error* err) noexcept;
 od_status od_hash_store_new(od_store** out, od_error* err) noexcept;

@@ -81,7 +81,9 @@ c10::intrusive_ptr<c10d::Backend> new_gloo(const c10::intrusive_ptr<c10d::Store>
   std::stringstream names(interfaces == nullptr ? "" : interfaces);
   for (std::string name; std::getline(names, name, ',');)
     gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name, lazy));
-  if (gloo->devices.empty()) gloo->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice(lazy));
+  if (gloo->devices.empty())
+    gloo->devices.push_back(options.one_host != 0 ? c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1", lazy)
+                                                  : c10d::ProcessGroupGloo::createDefaultDevice(lazy));
   gloo->threads = static_cast<int>(gloo->devices.size()) * 2;
   gloo->group_name = options.name;
   gloo->global_ranks_in_group.assign(options.global_ranks, options.global_ranks + options.size);

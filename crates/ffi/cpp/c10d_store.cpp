@@ -4,6 +4,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <map>
+#include <mutex>
+
 #include "c10d_guarded.h"
 
 namespace {
@@ -16,19 +19,53 @@ std::vector<std::string> strings_of(const char* const* keys, size_t n) {
   return std::vector<std::string>(keys, keys + n);
 }
 
+// A store that this process serves itself: the server lives as long as one of its stores here. libtorch's own way of
+// sharing a server finds it by the port alone, whatever address the socket that it is given was bound to.
+struct Served final : c10d::TCPStore {
+  Served(const std::string& host, const c10d::TCPStoreOptions& client, std::shared_ptr<c10d::TCPStore> server)
+      : c10d::TCPStore(host, client), server(std::move(server)) {}
+
+  std::shared_ptr<c10d::TCPStore> server;
+};
+
+// The server at the port of the options: over their socket, else the one that this process has there already.
+std::shared_ptr<c10d::TCPStore> server_at(const std::string& host, const c10d::TCPStoreOptions& wanted, int socket) {
+  static std::mutex lock;
+  static std::map<uint16_t, std::weak_ptr<c10d::TCPStore>> servers;
+  if (socket >= 0) {
+    auto options = wanted;
+    options.isServer = true;
+    options.masterListenFd = socket;
+    auto server = std::make_shared<c10d::TCPStore>(host, options);
+    std::lock_guard<std::mutex> guard(lock);
+    servers[wanted.port] = server;
+    return server;
+  }
+  std::lock_guard<std::mutex> guard(lock);
+  auto server = servers[wanted.port].lock();
+  if (server == nullptr) C10_THROW_ERROR(DistNetworkError, c10::str("EADDRINUSE: port ", wanted.port, " is in use"));
+  return server;
+}
+
 }  // namespace
 
-od_status od_tcp_store_new(const od_tcp_store* options, od_store** out, uint16_t* port, od_error* err) noexcept {
+od_status od_tcp_store_new(const od_tcp_store* options, od_store** out, od_error* err) noexcept {
   return overdrive::between_ranks(err, [&] {
-    c10d::TCPStoreOptions wanted;
-    wanted.port = options->port;
-    wanted.isServer = options->is_server != 0;
-    if (options->world_size > 0) wanted.numWorkers = static_cast<size_t>(options->world_size);
-    wanted.waitWorkers = options->wait_workers != 0;
-    wanted.multiTenant = options->multi_tenant != 0;
-    wanted.timeout = std::chrono::milliseconds(options->timeout_ms);
-    auto store = c10::make_intrusive<c10d::TCPStore>(std::string(options->host), wanted);
-    *port = store->getPort();
+    std::string host(options->host);
+    c10d::TCPStoreOptions client;
+    client.port = options->port;
+    if (options->world_size > 0) client.numWorkers = static_cast<size_t>(options->world_size);
+    client.waitWorkers = options->wait_workers != 0;
+    client.timeout = std::chrono::milliseconds(options->timeout_ms);
+    if (options->is_server == 0) {
+      *out = new od_store{c10::make_intrusive<c10d::TCPStore>(host, client)};
+      return;
+    }
+    // The server waits, and counts this process once.
+    client.waitWorkers = false;
+    auto server = server_at(host, client, options->socket);
+    auto store = c10::make_intrusive<Served>(host, client, server);
+    if (options->wait_workers != 0 && options->socket >= 0) server->waitForWorkers();
     *out = new od_store{std::move(store)};
   });
 }

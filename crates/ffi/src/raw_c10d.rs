@@ -24,9 +24,9 @@ pub struct TcpStore {
     pub host: *const c_char,
     pub port: u16,
     pub is_server: i32,
+    pub socket: i32,
     pub world_size: i64,
     pub wait_workers: i32,
-    pub multi_tenant: i32,
     pub timeout_ms: i64,
 }
 
@@ -39,6 +39,7 @@ pub struct GroupOptions {
     pub global_ranks: *const u64,
     pub verify: i32,
     pub cuda_device: i32,
+    pub one_host: i32,
     pub timeout_ms: i64,
 }
 
@@ -96,7 +97,7 @@ pub struct ReducerOptions {
 pub type Visit = extern "C" fn(*mut c_void, *const u8, usize);
 
 unsafe extern "C" {
-    pub fn od_tcp_store_new(options: *const TcpStore, out: *mut *mut Store, port: *mut u16, err: *mut Error) -> Status;
+    pub fn od_tcp_store_new(options: *const TcpStore, out: *mut *mut Store, err: *mut Error) -> Status;
     pub fn od_file_store_new(
         path: *const c_char,
         world_size: i32,

@@ -54,8 +54,11 @@ pub fn of(place: &Place<'_>) -> Vec<(&'static str, String)> {
     variables
 }
 
-/// The variables of an outer launch, which must not reach the ranks.
-pub const FOREIGN: [&str; 2] = ["TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"];
+/// The variable that holds what launchers of several nodes know one another by.
+pub const SECRET: &str = "OVERDRIVE_SECRET";
+
+/// The variables of an outer launch, and of the launcher alone, which must not reach the ranks.
+pub const FOREIGN: [&str; 3] = ["TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", SECRET];
 
 /// The threads for each of several ranks where the user said nothing: the cores, divided. torchrun says 1.
 pub fn threads_per_rank(local_world_size: usize) -> Option<usize> {

@@ -169,7 +169,7 @@ fn together(host: &Host, sender: Sender<Event>) -> End {
     let address = coordinator.as_ref().map_or_else(|| (name, port), Coordinator::local_address);
     let node_rank = if coordinator.is_some() { Some(0) } else { plan.node_rank };
     let mut gone = false;
-    let joined = Link::join(plan, &host.name, (&address.0, address.1), node_rank, sender, || {
+    let joined = Link::join(plan, &host.name, (&address.0, address.1), node_rank, &host.console, sender, || {
         let stop = told_to_stop(host)?;
         gone = matches!(stop, Stop::LauncherGone);
         Some(stop.into())

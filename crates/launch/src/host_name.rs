@@ -1,6 +1,6 @@
 //! What can be a host's name or address.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// Whether a text can be a host's name or address, without a port: `node0`, `10.0.0.1`, `::1`, `[::1]`, `fe80::1%eth0`.
 /// Nothing is looked up.
@@ -19,6 +19,12 @@ pub(crate) fn without_brackets(host: &str) -> &str {
     host.strip_prefix('[').and_then(|it| it.strip_suffix(']')).unwrap_or(host)
 }
 
+/// Whether a host is called by a name that means this host to itself, on every host.
+pub(crate) fn is_loopback(host: &str) -> bool {
+    let host = without_brackets(host);
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -34,5 +40,16 @@ mod tests {
         {
             assert!(!is_host(text), "{text:?}");
         }
+    }
+
+    #[test]
+    fn the_loopback_is_known_by_its_names() {
+        assert!(
+            ["localhost", "LocalHost", "127.0.0.1", "127.9.9.9", "[::1]", "::ffff:127.0.0.1"]
+                .map(is_loopback)
+                .iter()
+                .all(|it| *it)
+        );
+        assert!(!["node0", "10.0.0.1", "0.0.0.0", "::", "localhost.example.org"].map(is_loopback).iter().any(|it| *it));
     }
 }

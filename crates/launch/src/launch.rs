@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -18,8 +19,9 @@ use signal_hook::iterator::{Handle, Signals};
 use crate::error::LaunchError;
 use crate::plan::Plan;
 use crate::roles::{self, ROLE, Role};
+use crate::secret::{Secret, Trust};
 use crate::streams::StreamsByRank;
-use crate::{guard, process, signals};
+use crate::{environment, guard, process, signals};
 
 /// A set of ranks to be started, and how. The defaults are torchrun's.
 ///
@@ -73,7 +75,8 @@ impl Launch {
         self
     }
 
-    /// Hosts, each of which runs a launcher; 1 unless set. More than one need [`rdzv_endpoint`](Self::rdzv_endpoint).
+    /// Hosts, each of which runs a launcher; 1 unless set. More than one need [`rdzv_endpoint`](Self::rdzv_endpoint) and
+    /// [`secret`](Self::secret).
     #[must_use]
     pub fn nnodes(mut self, nnodes: usize) -> Self {
         self.plan.nnodes = nnodes;
@@ -93,6 +96,32 @@ impl Launch {
     #[must_use]
     pub fn rdzv_endpoint(mut self, host: impl Into<String>, port: u16) -> Self {
         self.plan.endpoint = Some((host.into(), port));
+        self
+    }
+
+    /// What the launchers of several nodes know, and nobody else: 16 characters to 4096 that cannot be guessed, the same on
+    /// all nodes. Only who knows it takes part in the run. Several nodes need this, or [`insecure`](Self::insecure).
+    ///
+    /// # Errors
+    /// [`LaunchError::Options`] for a secret of another length.
+    pub fn secret(mut self, secret: impl AsRef<[u8]>) -> Result<Self, LaunchError> {
+        self.plan.trust = Trust::Whoever(Secret::new(secret.as_ref())?);
+        Ok(self)
+    }
+
+    /// The [`secret`](Self::secret), from a file that only its owner can read.
+    ///
+    /// # Errors
+    /// [`LaunchError::Options`] for a file that cannot be read, or that others can read or write.
+    pub fn secret_file(mut self, path: impl AsRef<Path>) -> Result<Self, LaunchError> {
+        self.plan.trust = Trust::Whoever(Secret::read(path.as_ref())?);
+        Ok(self)
+    }
+
+    /// Does without a secret: whoever reaches the endpoint can take part in a run of several nodes, and end it.
+    #[must_use]
+    pub fn insecure(mut self) -> Self {
+        self.plan.trust = Trust::Anyone;
         self
     }
 
@@ -272,7 +301,7 @@ fn start_guard(plan: &Plan) -> Result<(Child, UnixStream), LaunchError> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0(guard::NAME).env(ROLE, Role::Guard.to_variable());
     // Found as the launch's in any case, by whoever looks for its processes.
-    command.env(process::MARK, &plan.mark).stdin(Stdio::from(OwnedFd::from(theirs)));
+    command.env(process::MARK, &plan.mark).env_remove(environment::SECRET).stdin(Stdio::from(OwnedFd::from(theirs)));
     let guard = command.spawn().map_err(failed)?;
     // `command` still holds the other end; without it the guard's death ends the conversation.
     drop(command);

@@ -33,6 +33,7 @@ mod port;
 mod process;
 mod rendezvous;
 mod roles;
+mod secret;
 mod signals;
 mod streams;
 

@@ -11,12 +11,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::LaunchError;
 use crate::host_name::is_host;
+use crate::secret::Trust;
 use crate::signals;
 use crate::streams::StreamsByRank;
 
 /// More than any host has cores or GPUs; a slip of the finger stops here.
 const MOST_RANKS: usize = 1024;
 const MOST_NODES: usize = 65_536;
+/// Bytes of a run's name; nodes say it when they come.
+const LONGEST_RUN_ID: usize = 1024;
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Plan {
@@ -41,6 +44,7 @@ pub struct Plan {
     pub keep_alive: Duration,
     pub silence: Duration,
     pub run_id: String,
+    pub trust: Trust,
     pub role: String,
     pub redirects: StreamsByRank,
     pub tee: StreamsByRank,
@@ -74,6 +78,7 @@ impl Plan {
             keep_alive: Duration::from_secs(5),
             silence: Duration::from_secs(15),
             run_id: "none".to_owned(),
+            trust: Trust::Undecided,
             role: "default".to_owned(),
             redirects: StreamsByRank::default(),
             tee: StreamsByRank::default(),
@@ -125,6 +130,17 @@ impl Plan {
                  --rdzv-endpoint node0:29500",
                 self.nnodes
             ));
+        }
+        if self.nnodes > 1 && self.trust == Trust::Undecided {
+            return refuse(format!(
+                "{} nodes need a secret that strangers do not know, the same on all of them: give a file that holds it by \
+                 --secret-file, or set OVERDRIVE_SECRET (openssl rand -hex 32 makes one); --insecure lets anybody in who \
+                 reaches the endpoint",
+                self.nnodes
+            ));
+        }
+        if self.run_id.len() > LONGEST_RUN_ID {
+            return refuse(format!("--rdzv-id has {} bytes; give at most {LONGEST_RUN_ID}", self.run_id.len()));
         }
         Ok(())
     }
@@ -222,6 +238,9 @@ mod tests {
         assert!(refused(|plan| plan.nproc = 5000).contains("--nproc-per-node 5000"));
         assert_eq!(refused(|plan| plan.nnodes = 0), "--nnodes 0: give 1 to 65536 hosts");
         assert!(refused(|plan| plan.nnodes = 2).contains("--rdzv-endpoint"));
+        let meets = |plan: &mut Plan| (plan.nnodes, plan.endpoint) = (2, Some(("a".into(), 1)));
+        assert!(refused(meets).starts_with("2 nodes need a secret that strangers do not know"));
+        assert_eq!(refused(|plan| plan.run_id = "x".repeat(1025)), "--rdzv-id has 1025 bytes; give at most 1024");
         assert_eq!(refused(|plan| plan.node_rank = Some(1)), "--node-rank 1: ranks of 1 nodes are 0 to 0");
         assert!(
             refused(|plan| plan.master_addr = Some("a b".into())).starts_with("--master-addr `a b`: give a host's")

@@ -38,7 +38,7 @@ pub(super) fn env(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
     let served = var("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
     let text = text(var, "MASTER_PORT", PORT, TORCHRUN)?;
     let port = port(&text, !served && world_size == 1)?;
-    Ok(Rendezvous { rank, world_size, local_rank: local_rank(var), place: Place::Tcp { host, port, served } })
+    Ok(rendezvous(var, rank, world_size, Place::Tcp { host, port, served }))
 }
 
 pub(super) fn slurm(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
@@ -67,8 +67,7 @@ pub(super) fn slurm(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
             15000 + u16::try_from(job % 10000).unwrap_or(0)
         }
     };
-    let local_rank = local_rank(var);
-    Ok(Rendezvous { rank, world_size, local_rank, place: Place::Tcp { host, port, served: false } })
+    Ok(rendezvous(var, rank, world_size, Place::Tcp { host, port, served: false }))
 }
 
 pub(super) fn open_mpi(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
@@ -81,8 +80,19 @@ pub(super) fn open_mpi(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
         _ => text(var, "MASTER_ADDR", ADDRESS, BY_HAND)?,
     };
     let port = port(&text(var, "MASTER_PORT", PORT, BY_HAND)?, world_size == 1)?;
-    let local_rank = local_rank(var);
-    Ok(Rendezvous { rank, world_size, local_rank, place: Place::Tcp { host, port, served: false } })
+    Ok(rendezvous(var, rank, world_size, Place::Tcp { host, port, served: false }))
+}
+
+fn rendezvous(var: Vars<'_>, rank: usize, world_size: usize, place: Place) -> Rendezvous {
+    Rendezvous { rank, world_size, local_rank: local_rank(var), local_world_size: local_world_size(var), place }
+}
+
+/// How many of the ranks are on this host, from whoever tells it. Slurm tells how many hosts a step has.
+fn local_world_size(var: Vars<'_>) -> Option<usize> {
+    let number = |name: &str| var(name)?.parse().ok();
+    let of_one_node =
+        || number("SLURM_STEP_NUM_NODES").filter(|nodes| *nodes == 1).and_then(|_| number("SLURM_NTASKS"));
+    number("LOCAL_WORLD_SIZE").or_else(|| number("OMPI_COMM_WORLD_LOCAL_SIZE")).or_else(of_one_node)
 }
 
 /// This process's place on its host, from whoever tells it.
@@ -189,6 +199,29 @@ mod tests {
         .unwrap();
         assert_eq!((found.rank, found.world_size, found.local_rank), (3, 8, Some(3)));
         assert_eq!(found.place, tcp("gpu03", 15000 + 4567, false));
+    }
+
+    #[test]
+    fn ranks_of_one_host_are_known() {
+        let meets = |pairs: &[(&str, &str)]| {
+            let var = |name: &str| Some(pairs.iter().find(|(key, _)| *key == name)?.1.to_owned());
+            auto(&var).unwrap().one_host()
+        };
+        let env = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "1")];
+        let with = |more: &[(&'static str, &'static str)]| meets(&[&env[..], more].concat());
+        for address in ["localhost", "127.0.0.1", "::1"] {
+            assert!(with(&[("MASTER_ADDR", address)]), "{address}");
+        }
+        assert!(!with(&[("MASTER_ADDR", "node0")]));
+        assert!(with(&[("MASTER_ADDR", "node0"), ("LOCAL_WORLD_SIZE", "2")]));
+        assert!(!with(&[("MASTER_ADDR", "node0"), ("LOCAL_WORLD_SIZE", "1")]));
+        let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_NODELIST", "a"), ("SLURM_JOB_ID", "1")];
+        assert!(meets(&[&slurm[..], &[("SLURM_STEP_NUM_NODES", "1")]].concat()));
+        assert!(!meets(&[&slurm[..], &[("SLURM_STEP_NUM_NODES", "2")]].concat()));
+        assert!(!meets(&slurm));
+        let mpi = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), ("MASTER_PORT", "1")];
+        assert!(meets(&[&mpi[..], &[("MASTER_ADDR", "a"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")]].concat()));
+        assert!(!meets(&[&mpi[..], &[("MASTER_ADDR", "a"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "1")]].concat()));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use overdrive_ffi::c10d::{Store, TcpStoreOptions};
+use overdrive_ffi::c10d::{Store, TcpStoreOptions, is_loopback};
 
 use crate::error::DdpError;
 
@@ -55,6 +55,8 @@ pub(crate) struct Rendezvous {
     pub rank: usize,
     pub world_size: usize,
     pub local_rank: Option<usize>,
+    /// How many ranks are on this host, where the launcher tells it.
+    pub local_world_size: Option<usize>,
     pub place: Place,
 }
 
@@ -139,11 +141,18 @@ impl InitMethod {
         if rank >= world_size {
             return Err(DdpError::InvalidRank { what: "this process", rank, size: world_size });
         }
-        Ok(Rendezvous { rank, world_size, local_rank: launchers::local_rank(var), place })
+        // A launcher's ranks are others than these.
+        Ok(Rendezvous { rank, world_size, local_rank: launchers::local_rank(var), local_world_size: None, place })
     }
 }
 
 impl Rendezvous {
+    /// Whether all ranks are known to be on this host, so that nobody else has to reach them.
+    pub(crate) fn one_host(&self) -> bool {
+        let at_loopback = matches!(&self.place, Place::Tcp { host, .. } if is_loopback(host));
+        at_loopback || self.world_size == 1 || self.local_world_size == Some(self.world_size)
+    }
+
     /// The store that the ranks meet through, as PyTorch makes it.
     pub(crate) fn store(&self, timeout: Duration) -> Result<Store, DdpError> {
         let left = match &self.place {
@@ -163,6 +172,7 @@ impl Rendezvous {
                 host,
                 port: *port,
                 is_server: !served && self.rank == 0,
+                one_host: self.one_host(),
                 world_size: self.world_size,
                 wait_for_workers: true,
                 timeout: left,

@@ -11,12 +11,14 @@ mod hook_failures;
 mod hooks;
 mod infinities;
 mod kills;
+mod listeners;
 mod moments;
 mod nccl;
 mod network;
 mod options;
 mod power_sgd;
 mod spawned;
+mod strangers;
 mod torchrun;
 mod training;
 mod windows;
@@ -50,6 +52,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("failing_hook", hook_failures::failing),
     ("hook_failure_left", hook_failures::left),
     ("failing_hook_in_join", hook_failures::in_join),
+    ("listeners", listeners::scenario),
+    ("besieged", strangers::scenario),
     ("alone", collectives::alone_at_any_port),
     ("endless_sums", faults::endless_sums),
     ("endless_training", faults::endless_training),
@@ -72,6 +76,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
 ];
 
 fn main() -> Result<()> {
+    overdrive_launch::helper();
     if let Some(ended) = spawned::main_if_told() {
         return ended;
     }
@@ -128,7 +133,7 @@ fn main() -> Result<()> {
         plain("dropped_work_neither_waits_nor_ends_the_process", "dropped_work", 2),
     ];
     type Test = fn() -> Result<()>;
-    let more: [(&'static str, Test); 12] = [
+    let more: [(&'static str, Test); 15] = [
         ("ranks_killed_at_13_random_moments_while_meeting_are_told_of", kills::while_meeting),
         ("ranks_killed_at_13_random_moments_in_collectives_are_told_of", kills::in_collectives),
         ("ranks_killed_at_12_random_moments_in_backward_are_told_of", kills::in_backward),
@@ -139,6 +144,9 @@ fn main() -> Result<()> {
         ("a_rank_that_never_comes_is_told_of", faults::absent_rank),
         ("a_file_that_ranks_meet_at", collectives::meet_at_a_file),
         ("a_rank_alone_meets_at_any_port", collectives::meet_alone),
+        ("ranks_of_one_host_listen_at_the_loopback_alone", listeners::of_one_host),
+        ("stores_of_one_process_share_a_server", listeners::shared),
+        ("a_thousand_strangers_change_nothing", strangers::change_nothing),
         ("spawned_ranks_meet", spawned::ranks_meet),
         ("a_spawned_rank_that_fails_is_reported", spawned::a_failure_is_reported),
     ];
@@ -154,11 +162,13 @@ fn main() -> Result<()> {
     let no_network = network::missing();
     let no_python = torchrun::python().is_none().then(|| "no Python with torch 2.11".to_owned());
     let no_gpu = nccl::missing();
-    let needy: [(&'static str, Test, &Option<String>); 5] = [
+    let needy: [(&'static str, Test, &Option<String>); 7] = [
         ("nccl_sums_and_copies", nccl::sums_and_copies, &no_gpu),
         ("nccl_trains", nccl::trains, &no_gpu),
         ("hooks_put_on_the_wire_what_their_ratios_say", network::bytes_on_the_wire, &no_network),
         ("a_cut_link_is_told_of", network::cut_link, &no_network),
+        ("ranks_of_one_host_listen_at_the_loopback_whatever_its_name", network::listeners_of_one_host, &no_network),
+        ("ranks_of_two_hosts_listen_at_their_addresses_alone", network::listeners, &no_network),
         ("python_s_torchrun_starts_ranks", torchrun::starts_ranks, &no_python),
     ];
     for (name, test, missing) in needy {

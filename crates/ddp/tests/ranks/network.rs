@@ -14,6 +14,7 @@ use tch::{Device, Kind, Tensor};
 use crate::faults;
 use crate::harness::Meeting;
 use crate::harness::{Rank, all_through, free_port, start_by};
+use crate::listeners;
 
 /// What each host calls its end of the cable.
 const CABLE: &str = "od0";
@@ -120,6 +121,25 @@ pub fn cut_link() -> Result<()> {
         println!("{scenario}: both ranks ended {:.1?} behind the cut", cut.elapsed());
     }
     Ok(())
+}
+
+/// Each rank listens where the other host can reach it, and nowhere else.
+pub fn listeners() -> Result<()> {
+    let (hosts, started) = (Hosts::new()?, Instant::now());
+    let ended = all_through(hosts.start("listeners", &[])?, started)?;
+    listeners::only_at(&ended, |rank, ip| ip.to_string() == hosts.address(rank))
+}
+
+/// On one host, whatever it is called: Gloo's own way is to listen where the host's name says.
+pub fn listeners_of_one_host() -> Result<()> {
+    let (port, started) = (free_port()?, Instant::now());
+    let start = |rank| {
+        let mut command = Command::new("unshare");
+        command.args(["--uts", "sh", "-c", "hostname 127.0.0.2 && exec \"$0\""]).arg(std::env::current_exe()?);
+        start_by(command, "listeners", rank, 2, port, &[])
+    };
+    let ended = all_through((0..2).map(start).collect::<Result<_>>()?, started)?;
+    listeners::only_at(&ended, |_, ip| ip.to_string() == "127.0.0.1")
 }
 
 /// Of a square matrix, of which the model has two.

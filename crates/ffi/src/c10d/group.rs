@@ -45,6 +45,8 @@ pub struct GroupOptions<'a> {
     pub verify: bool,
     /// The GPU that NCCL is bound to; none: the first that is used.
     pub cuda_device: Option<usize>,
+    /// Whether all members are on this host: Gloo then listens at the loopback alone, unless `GLOO_SOCKET_IFNAME` is set.
+    pub one_host: bool,
     /// How long connecting, and then each collective, may last.
     pub timeout: Duration,
 }
@@ -101,6 +103,7 @@ impl ProcessGroup {
             global_ranks: global_ranks.as_ptr(),
             verify: i32::from(options.verify),
             cuda_device: options.cuda_device.map_or(Ok(-1), int)?,
+            one_host: i32::from(options.one_host),
             timeout_ms: millis(options.timeout),
         };
         let mut out = ptr::null_mut();

@@ -10,6 +10,7 @@
 mod bucket_hook;
 mod collective;
 mod group;
+mod listen;
 mod reducer;
 mod store;
 
@@ -21,6 +22,7 @@ use crate::error::Error;
 pub use bucket_hook::{BucketHook, GradBucket};
 pub use collective::{Collective, CollectiveKind, ReduceOp, Work};
 pub use group::{Backend, GroupOptions, ProcessGroup, nccl_is_compiled};
+pub use listen::is_loopback;
 pub use reducer::{Reducer, ReducerOptions, backward};
 pub use store::{Store, TcpStoreOptions};
 

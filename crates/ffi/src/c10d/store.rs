@@ -1,12 +1,13 @@
 //! Key-value stores that ranks find each other through.
 
-use std::ffi::CStr;
 use std::net::ToSocketAddrs;
+use std::os::fd::IntoRawFd;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use super::listen::{self, Listening};
 use super::{c_string, millis, receive_bytes};
 use crate::error::{Error, check};
 use crate::raw_c10d as raw;
@@ -31,8 +32,13 @@ pub struct TcpStoreOptions<'a> {
     pub host: &'a str,
     /// The server's port; 0 lets a server take any free one.
     pub port: u16,
-    /// Whether this process serves the store.
+    /// Whether this process serves the store, at the host's address alone; at all of its own where the host is known by one
+    /// that is not its own, behind a translation of addresses. Whoever can connect can read and change what the store holds:
+    /// its protocol knows no secret.
     pub is_server: bool,
+    /// Whether all clients are on this host. Else a name of it that means a loopback address here (other than `localhost`)
+    /// is taken to mean another one elsewhere, and a server listens at all addresses.
+    pub one_host: bool,
     /// How many clients there will be, the server's own among them.
     pub world_size: usize,
     /// Whether a server waits until all clients have come.
@@ -54,8 +60,7 @@ impl Store {
     /// # Source
     /// `TCPStore`
     pub fn tcp(options: &TcpStoreOptions<'_>) -> Result<(Self, u16), Error> {
-        let host = c_string(options.host)?;
-        let (is_server, port, timeout) = (options.is_server, options.port, options.timeout);
+        let (is_server, port, one_host, timeout) = (options.is_server, options.port, options.one_host, options.timeout);
         let place = format!("{}:{port}", options.host);
         // libtorch waits without an end for the answer of a stranger that listens at this port.
         const GRACE: Duration = Duration::from_secs(2);
@@ -63,7 +68,10 @@ impl Store {
         let workers = (i64::try_from(options.world_size).unwrap_or(i64::MAX), options.wait_for_workers);
         let name = options.host.to_owned();
         let connect = move || {
-            let store = known(&name, timeout).and_then(|left| Self::connect(&host, port, is_server, workers, left));
+            let store = known(&name, timeout).and_then(|left| {
+                let server = is_server.then(|| listen::at(&name, port, one_host)).transpose();
+                Self::connect(&name, port, server.map_err(|error| cannot_listen(&name, port, &error))?, workers, left)
+            });
             // Nobody listens any more when the time was up; the store goes then.
             let _ = sender.send(store);
         };
@@ -78,25 +86,34 @@ impl Store {
     }
 
     fn connect(
-        host: &CStr,
+        host: &str,
         port: u16,
-        is_server: bool,
+        server: Option<Listening>,
         (world_size, wait_workers): (i64, bool),
         timeout: Duration,
     ) -> Result<(Self, u16), Error> {
+        let name = c_string(host)?;
+        let is_server = server.is_some();
+        let (socket, port) = match server {
+            Some(Listening::At(listener)) => {
+                let bound = listener.local_addr().map_err(|error| cannot_listen(host, port, &error))?;
+                // libtorch closes it.
+                (listener.into_raw_fd(), bound.port())
+            }
+            // Several groups of one process share a server, as in PyTorch.
+            Some(Listening::Taken) | None => (-1, port),
+        };
         let wanted = raw::TcpStore {
-            host: host.as_ptr(),
+            host: name.as_ptr(),
             port,
             is_server: i32::from(is_server),
+            socket,
             world_size,
             wait_workers: i32::from(wait_workers),
-            // Several groups of one process share a server, as in PyTorch.
-            multi_tenant: i32::from(is_server && port != 0),
             timeout_ms: millis(timeout),
         };
-        let mut port = 0;
-        // SAFETY: the options and the host's name outlive the call.
-        let store = Self::receive(|out, err| unsafe { raw::od_tcp_store_new(&wanted, out, &mut port, err) })?;
+        // SAFETY: the options and the host's name outlive the call, which takes the socket over.
+        let store = Self::receive(|out, err| unsafe { raw::od_tcp_store_new(&wanted, out, err) })?;
         Ok((store, port))
     }
 
@@ -255,6 +272,10 @@ impl Store {
         check(|err| call(&mut out, err))?;
         NonNull::new(out).map(Self).ok_or_else(|| Error::refused("libtorch returned no store"))
     }
+}
+
+fn cannot_listen(host: &str, port: u16, error: &std::io::Error) -> Error {
+    Error::refused(format!("cannot listen at {host}:{port}: {error}"))
 }
 
 /// Waits until a host's name is known, as it may be late in a new cluster, and returns what is left of `timeout`. libtorch

@@ -1,14 +1,14 @@
 //! Node 0's side: who is there, what each attempt looks like, and what becomes of the run when a rank or a node fails.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::cause::Cause;
-use super::door::{Heard, accept};
-use super::wire::send;
+use super::door::{Door, Heard, PATIENCE};
+use super::wire::Speaker;
 use super::{FromNodeZero, Hello, NodeEnd, PROTOCOL, ToNodeZero};
 use crate::attempt::{self, Team};
 use crate::error::{LaunchError, RankEnd};
@@ -17,7 +17,7 @@ use crate::output::Console;
 use crate::plan::Plan;
 use crate::port::{self, ReservedPort};
 
-/// Connections beyond the nodes that may be waiting to be refused.
+/// Nodes beyond those of the run that may be waiting for a place, or to be refused.
 const SPARE_CONNECTIONS: usize = 64;
 
 /// The thread that decides for all nodes.
@@ -36,9 +36,17 @@ impl Coordinator {
         let failed = || LaunchError::system("serve the other nodes");
         let address = listener.local_addr().map_err(failed())?;
         let (heard, inbox) = channel();
-        let (most, silence) = (plan.nnodes + SPARE_CONNECTIONS, plan.silence);
+        let door = Door {
+            listener,
+            trust: plan.trust.clone(),
+            heard,
+            most: plan.nnodes + SPARE_CONNECTIONS,
+            silence: plan.silence,
+            patience: PATIENCE,
+            console: Arc::clone(console),
+        };
         let named = |name: &str| thread::Builder::new().name(name.to_owned());
-        named("accept").spawn(move || accept(&listener, &heard, most, silence)).map_err(failed())?;
+        named("door").spawn(move || door.run()).map_err(failed())?;
         let decides = Decides {
             plan: plan.clone(),
             master_addr: master_addr.to_owned(),
@@ -72,7 +80,7 @@ impl Coordinator {
 
 struct Node {
     id: usize,
-    stream: TcpStream,
+    speaker: Speaker,
     nproc: usize,
     host: String,
     rank: Option<usize>,
@@ -88,9 +96,9 @@ impl Node {
         }
     }
 
-    fn tell(&self, message: &FromNodeZero) {
+    fn tell(&mut self, message: &FromNodeZero) {
         // Its reader reports a connection that is gone.
-        let _ = send(&self.stream, message);
+        let _ = self.speaker.say(message);
     }
 }
 
@@ -111,9 +119,10 @@ struct Decides {
 impl Decides {
     fn run(mut self) {
         let result = self.decide();
-        self.nodes.iter().for_each(|node| node.tell(&FromNodeZero::Finish(result.clone())));
-        let late = "the run has ended".to_owned();
-        self.waiting.iter().for_each(|(_, node)| self.refuse(node, late.clone()));
+        self.nodes.iter_mut().for_each(|node| node.tell(&FromNodeZero::Finish(result.clone())));
+        for (_, node) in std::mem::take(&mut self.waiting) {
+            self.refuse(node, "the run has ended".to_owned());
+        }
     }
 
     fn decide(&mut self) -> Result<(), LaunchError> {
@@ -163,12 +172,14 @@ impl Decides {
         while self.nodes.len() < self.plan.nnodes {
             let heard = self.hear(Some(deadline));
             match heard {
-                Ok(Heard::Joined(id, stream, hello)) => self.admit(id, stream, &hello),
+                Ok(Heard::Joined(id, speaker, hello)) => self.admit(id, speaker, &hello),
                 // It may come again.
                 Ok(Heard::Lost(id, _)) => drop(self.forget(id)),
                 Ok(Heard::Said(id, ToNodeZero::Ended { how: NodeEnd::Interrupted(signal), .. })) => {
-                    let host = self.nodes.iter().find(|node| node.id == id).map(|node| node.host.clone());
-                    return Err(LaunchError::Interrupted { signal, host: Some(host.unwrap_or_default()) });
+                    // Only who has a place has a say.
+                    if let Some(node) = self.nodes.iter().find(|node| node.id == id) {
+                        return Err(LaunchError::Interrupted { signal, host: Some(node.host.clone()) });
+                    }
                 }
                 Ok(Heard::Said(..)) => {}
                 Err(_) => return Err(self.missing()),
@@ -193,10 +204,10 @@ impl Decides {
         ))
     }
 
-    fn admit(&mut self, id: usize, stream: TcpStream, hello: &Hello) {
+    fn admit(&mut self, id: usize, speaker: Speaker, hello: &Hello) {
         let node = Node {
             id,
-            stream,
+            speaker,
             nproc: hello.nproc,
             host: hello.host.clone(),
             rank: hello.node_rank,
@@ -204,15 +215,17 @@ impl Decides {
             ends: Vec::new(),
         };
         match self.objection(hello) {
-            Some(reason) => self.refuse(&node, reason),
+            Some(reason) => self.refuse(node, reason),
             None => self.waiting.push((Instant::now() + self.plan.silence + 2 * self.plan.keep_alive, node)),
         }
         self.find_places();
     }
 
-    fn refuse(&self, node: &Node, reason: String) {
+    /// Nothing that it says afterwards is heard.
+    fn refuse(&self, mut node: Node, reason: String) {
         self.console.say(&format!("refused {}: {reason}", node.name()));
         node.tell(&FromNodeZero::Refused(reason));
+        node.speaker.hang_up();
     }
 
     /// Takes in who fits. Who comes back may be here before it is known that it was gone: who finds no place waits for
@@ -221,7 +234,7 @@ impl Decides {
         for (until, node) in std::mem::take(&mut self.waiting) {
             match self.no_place(&node) {
                 None => self.nodes.push(node),
-                Some(reason) if until <= Instant::now() => self.refuse(&node, reason),
+                Some(reason) if until <= Instant::now() => self.refuse(node, reason),
                 Some(_) => self.waiting.push((until, node)),
             }
         }
@@ -312,8 +325,9 @@ impl Decides {
                 Ok(Heard::Said(id, ToNodeZero::Ended { attempt: which, how, ends }))
                     if which == attempt || how.ends_the_run() =>
                 {
-                    self.told_to_end |= how.ends_the_run();
+                    // Only who has a place has a say.
                     let Some(node) = self.nodes.iter_mut().find(|node| node.id == id) else { continue };
+                    self.told_to_end |= how.ends_the_run();
                     if !std::mem::replace(&mut node.ended, true) {
                         node.ends = ends;
                     }
@@ -321,8 +335,8 @@ impl Decides {
                 }
                 Ok(Heard::Said(..)) => None,
                 Ok(Heard::Lost(id, why)) => self.forget(id).map(|name| Cause::Lost(format!("{name} was lost: {why}"))),
-                Ok(Heard::Joined(id, stream, hello)) => {
-                    self.admit(id, stream, &hello);
+                Ok(Heard::Joined(id, speaker, hello)) => {
+                    self.admit(id, speaker, &hello);
                     None
                 }
                 Err(_) if stop_at.take().is_some() => {
@@ -356,8 +370,8 @@ impl Decides {
         cause
     }
 
-    fn stop(&self, attempt: u32) {
-        let running = self.nodes.iter().filter(|node| !node.ended);
+    fn stop(&mut self, attempt: u32) {
+        let running = self.nodes.iter_mut().filter(|node| !node.ended);
         running.for_each(|node| node.tell(&FromNodeZero::Stop { attempt }));
     }
 
@@ -367,8 +381,8 @@ impl Decides {
         loop {
             if self.beaten.elapsed() >= interval {
                 self.beaten = Instant::now();
-                self.nodes.iter().for_each(|node| node.tell(&FromNodeZero::Alive));
-                self.waiting.iter().for_each(|(_, node)| node.tell(&FromNodeZero::Alive));
+                self.nodes.iter_mut().for_each(|node| node.tell(&FromNodeZero::Alive));
+                self.waiting.iter_mut().for_each(|(_, node)| node.tell(&FromNodeZero::Alive));
                 self.find_places();
             }
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));

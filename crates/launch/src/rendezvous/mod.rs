@@ -2,7 +2,9 @@
 //!
 //! ```text
 //! node                       coordinator, on node 0
-//!   Hello           ───▶
+//!                   ◀───     a number that was never used before
+//!   another; Hello  ───▶                                sealed, as is everything from here on: see `seal`
+//!                   ◀───     Alive                      it knows the secret too
 //!                   ◀───     Refused, or when all are there:
 //!                   ◀───     Start { team }             ranks, address and port for this attempt
 //!   Ended           ───▶                                every rank here ended, well or not
@@ -16,6 +18,7 @@ mod cause;
 mod coordinator;
 mod door;
 mod node;
+mod seal;
 mod wire;
 
 use std::time::Duration;
@@ -30,7 +33,13 @@ pub use coordinator::Coordinator;
 pub use node::{Entry, Link};
 
 /// Moves with the messages: launchers of different versions refuse one another.
-const PROTOCOL: u32 = 3;
+const PROTOCOL: u32 = 4;
+
+/// What node 0 says first, in front of the protocol and its number.
+const GREETING: &str = "overdrive-run";
+
+/// Of a node, in bytes; that of the longest run's name stays below.
+const LONGEST_GREETING: usize = 16 << 10;
 
 /// What a node says when it comes.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]

@@ -1,21 +1,28 @@
 //! A node's side: finding out whether it coordinates, and the connection to the one that does.
 
-use std::io;
+use std::io::{self, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::wire::{Reader, send};
-use super::{FromNodeZero, Hello, ToNodeZero};
+use super::seal::{Nonce, Seal};
+use super::wire::{Lines, Reader, Speaker};
+use super::{FromNodeZero, GREETING, Hello, PROTOCOL, ToNodeZero};
 use crate::attempt::Event;
 use crate::error::LaunchError;
-use crate::host_name::without_brackets;
+use crate::host_name::{is_loopback, without_brackets};
+use crate::output::Console;
 use crate::plan::Plan;
+use crate::secret::Trust;
 
-/// Between two attempts to reach node 0.
+/// Between two attempts to reach node 0, at first and at last.
 const RETRY: Duration = Duration::from_millis(100);
+const LATE_RETRY: Duration = Duration::from_secs(1);
+
+/// For connecting to one address, and for both sides' greetings.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How this node takes part.
 pub enum Entry {
@@ -28,14 +35,17 @@ impl Entry {
     /// Node 0 takes the endpoint's port. Where nobody said who that is, it is whoever the endpoint's address belongs
     /// to.
     pub fn find(plan: &Plan, host: &str, port: u16) -> Result<Self, LaunchError> {
-        // On all addresses: a host's own name often means one that only the host itself can reach.
-        let any = [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), (Ipv4Addr::UNSPECIFIED, port).into()];
         let failed = LaunchError::system(format!("listen on port {port} for the other nodes"));
+        let at = match is_loopback(host) {
+            true => resolve(host, port).unwrap_or_default(),
+            // On all addresses: a host's own name often means one that only the host itself can reach.
+            false => vec![(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()],
+        };
         match plan.is_host.or(plan.node_rank.map(|rank| rank == 0)) {
             Some(false) => Ok(Self::Joins),
-            Some(true) => TcpListener::bind(&any[..]).map(Self::Coordinates).map_err(failed),
+            Some(true) => TcpListener::bind(&at[..]).map(Self::Coordinates).map_err(failed),
             None if !is_own(host) => Ok(Self::Joins),
-            None => match TcpListener::bind(&any[..]) {
+            None => match TcpListener::bind(&at[..]) {
                 Ok(listener) => Ok(Self::Coordinates(listener)),
                 // Another launcher on this host was first.
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(Self::Joins),
@@ -58,7 +68,7 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 
 /// The connection to node 0. What comes of it becomes events; a lost connection too.
 pub struct Link {
-    stream: Arc<Mutex<TcpStream>>,
+    speaker: Arc<Mutex<Speaker>>,
 }
 
 impl Link {
@@ -68,43 +78,52 @@ impl Link {
         own_name: &str,
         endpoint: (&str, u16),
         node_rank: Option<usize>,
+        console: &Console,
         events: Sender<Event>,
         mut stop: impl FnMut() -> Option<LaunchError>,
     ) -> Result<Self, LaunchError> {
-        let start = Instant::now();
-        let stream = loop {
-            let error = match connect(endpoint.0, endpoint.1) {
-                Ok(stream) => break stream,
-                Err(error) => error,
+        let (start, mut pause) = (Instant::now(), RETRY);
+        let place = format!("{}:{}", endpoint.0, endpoint.1);
+        let hello = ToNodeZero::Hello(Hello::new(plan, own_name, node_rank));
+        let (speaker, reader) = loop {
+            let why = match connect(endpoint.0, endpoint.1) {
+                Err(error) => error.to_string(),
+                Ok(stream) => match greet(stream, &plan.trust, &hello) {
+                    Ok(met) => break met,
+                    Err(why) => {
+                        // Whatever listens there may be a stranger, whom node 0 follows; or the secret is another one.
+                        if pause == RETRY {
+                            console.say(&format!("node 0 at {place}: {why}; trying again"));
+                        }
+                        pause = (2 * pause).min(LATE_RETRY);
+                        why
+                    }
+                },
             };
             if let Some(error) = stop() {
                 return Err(error);
             }
             if start.elapsed() > plan.join_timeout {
                 return Err(LaunchError::NodesMissing(format!(
-                    "node 0 could not be reached at {}:{} within {} s: {error}",
-                    endpoint.0,
-                    endpoint.1,
+                    "node 0 could not be reached at {place} within {} s: {why}",
                     plan.join_timeout.as_secs_f64()
                 )));
             }
-            thread::sleep(RETRY);
+            thread::sleep(pause);
         };
-        let hello = Hello::new(plan, own_name, node_rank);
-        let talk = LaunchError::system(format!("talk to node 0 at {}:{}", endpoint.0, endpoint.1));
-        start_talking(plan, stream, &ToNodeZero::Hello(hello), events).map_err(talk)
+        start_talking(plan, speaker, reader, events).map_err(LaunchError::system(format!("talk to node 0 at {place}")))
     }
 
     pub fn send(&self, message: &ToNodeZero) {
         // The reader reports a connection that is gone.
-        let _ = send(&lock(&self.stream), message);
+        let _ = lock(&self.speaker).say(message);
     }
 }
 
 fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     let mut last = io::Error::other("the name has no address");
     for address in resolve(host, port)? {
-        match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
+        match TcpStream::connect_timeout(&address, PATIENCE) {
             // Where nobody listens on a port of this host, TCP may connect a socket to itself.
             Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
                 last = io::ErrorKind::ConnectionRefused.into();
@@ -116,13 +135,51 @@ fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     Err(last)
 }
 
-fn start_talking(plan: &Plan, stream: TcpStream, hello: &ToNodeZero, events: Sender<Event>) -> io::Result<Link> {
-    stream.set_nodelay(true)?;
-    send(&stream, hello)?;
-    let mut reader = Reader::new(&stream, plan.silence)?;
+/// Says hello to node 0, once it has said its number, and hears whether that is node 0.
+fn greet(stream: TcpStream, trust: &Trust, hello: &ToNodeZero) -> Result<(Speaker, Reader), String> {
+    let until = Instant::now() + PATIENCE;
+    let left = || until.saturating_duration_since(Instant::now());
+    let system = |error: io::Error| error.to_string();
+    stream.set_nodelay(true).map_err(system)?;
+    let mut lines = Lines::new(stream.try_clone().map_err(system)?, Vec::new());
+    let of_node_zero = challenge(&lines.next(LONGEST_CHALLENGE, left)?)?;
+    let of_node = Nonce::draw().map_err(system)?;
+    let (from_node, from_node_zero) = Seal::pair(trust.key(), of_node_zero, of_node);
+    let mut speaker = Speaker { stream, seal: from_node };
+    let mut reader = Reader { lines, seal: from_node_zero };
+    speaker.stream.write_all(format!("{} ", of_node.write()).as_bytes()).map_err(system)?;
+    speaker.say(hello).map_err(system)?;
+    match reader.next(left) {
+        Ok(FromNodeZero::Alive) => Ok((speaker, reader)),
+        Ok(_) => Err("it does not speak this protocol".to_owned()),
+        Err(why) if *trust == Trust::Anyone => Err(format!("{why}; is it started with --insecure too?")),
+        Err(why) => Err(format!("{why}; is its secret the same as here?")),
+    }
+}
+
+/// Of node 0, in bytes.
+const LONGEST_CHALLENGE: usize = 256;
+
+fn challenge(line: &[u8]) -> Result<Nonce, String> {
+    let stranger = || "what listens there is no launcher".to_owned();
+    let text = std::str::from_utf8(line).map_err(|_| stranger())?;
+    let mut words = text.split(' ');
+    if words.next() != Some(GREETING) {
+        return Err(stranger());
+    }
+    match words.next().and_then(|it| it.parse::<u32>().ok()).ok_or_else(stranger)? {
+        PROTOCOL => words.next().and_then(|it| Nonce::read(it.as_bytes())).ok_or_else(stranger),
+        other => {
+            Err(format!("its protocol is {other}, and this launcher's is {PROTOCOL}: use one version on all nodes"))
+        }
+    }
+}
+
+fn start_talking(plan: &Plan, speaker: Speaker, mut reader: Reader, events: Sender<Event>) -> io::Result<Link> {
+    let silence = plan.silence;
     thread::Builder::new().name("from-node-0".to_owned()).spawn(move || {
         loop {
-            let (said, last) = match reader.next() {
+            let (said, last) = match reader.next(|| silence) {
                 Ok(FromNodeZero::Alive) => continue,
                 Ok(said) => (said, false),
                 Err(why) => (FromNodeZero::Lost(why), true),
@@ -132,16 +189,16 @@ fn start_talking(plan: &Plan, stream: TcpStream, hello: &ToNodeZero, events: Sen
             }
         }
     })?;
-    let stream = Arc::new(Mutex::new(stream));
-    let (beating, interval) = (Arc::clone(&stream), plan.keep_alive);
+    let speaker = Arc::new(Mutex::new(speaker));
+    let (beating, interval) = (Arc::clone(&speaker), plan.keep_alive);
     thread::Builder::new().name("heartbeat".to_owned()).spawn(move || {
-        while send(&lock(&beating), &ToNodeZero::Alive).is_ok() {
+        while lock(&beating).say(&ToNodeZero::Alive).is_ok() {
             thread::sleep(interval);
         }
     })?;
-    Ok(Link { stream })
+    Ok(Link { speaker })
 }
 
-fn lock(stream: &Mutex<TcpStream>) -> MutexGuard<'_, TcpStream> {
-    stream.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(speaker: &Mutex<Speaker>) -> MutexGuard<'_, Speaker> {
+    speaker.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -52,7 +52,14 @@ impl Launcher {
         let mut command = Command::new(PROGRAM);
         command.args(options).env("OVERDRIVE_TEST_TOKEN", &token);
         // What runs the tests may be a launch itself, or set threads.
-        for name in ["RANK", "OMP_NUM_THREADS", "SLURM_NODEID", "PYTHON_EXEC", "TORCHELASTIC_USE_AGENT_STORE"] {
+        for name in [
+            "RANK",
+            "OMP_NUM_THREADS",
+            "SLURM_NODEID",
+            "PYTHON_EXEC",
+            "TORCHELASTIC_USE_AGENT_STORE",
+            "OVERDRIVE_SECRET",
+        ] {
             command.env_remove(name);
         }
         Self { command, token }

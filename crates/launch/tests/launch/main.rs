@@ -9,6 +9,7 @@ mod options;
 mod orphans;
 mod outputs;
 mod signals;
+mod strangers;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -19,8 +20,16 @@ fn main() {
     overdrive_launch::helper();
     library::be_a_rank_if_told();
     signals::restore_ignored();
-    let all =
-        [outputs::TESTS, failures::TESTS, orphans::TESTS, signals::TESTS, nodes::TESTS, options::TESTS, library::TESTS];
+    let all = [
+        outputs::TESTS,
+        failures::TESTS,
+        orphans::TESTS,
+        signals::TESTS,
+        nodes::TESTS,
+        strangers::TESTS,
+        options::TESTS,
+        library::TESTS,
+    ];
     let trial = |(name, test): &Test| {
         let test = *test;
         Trial::test(*name, move || {

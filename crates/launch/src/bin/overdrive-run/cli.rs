@@ -15,7 +15,7 @@ use crate::values;
 /// WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and torchrun's other variables in its environment.
 ///
 ///   overdrive-run --nproc-per-node 4 ./train --epochs 3
-///   overdrive-run --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500 --nproc-per-node 8 ./train
+///   overdrive-run --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500 --secret-file key --nproc-per-node 8 ./train
 ///
 /// When a rank fails, the others are ended, and it is reported with its rank, exit code or signal and the end of its
 /// output. The exit code is that rank's; 128 and the number of a signal. Nothing that ranks have started survives the
@@ -56,6 +56,15 @@ pub struct Cli {
     /// Where the launchers meet: node 0's address as the others reach it, and a free port of it
     #[arg(long, value_name = "HOST:PORT", alias = "rdzv_endpoint", env = "PET_RDZV_ENDPOINT")]
     pub rdzv_endpoint: Option<String>,
+
+    /// The file with the secret that launchers of several nodes know one another by, the same on all of them; nobody but
+    /// its owner may be able to read it [default: the secret is in OVERDRIVE_SECRET]
+    #[arg(long, value_name = "FILE", alias = "secret_file")]
+    pub secret_file: Option<PathBuf>,
+
+    /// Several nodes without a secret: whoever reaches the endpoint can take part, and end the run
+    #[arg(long, conflicts_with = "secret_file")]
+    pub insecure: bool,
 
     /// static or c10d; both mean the launcher's own protocol
     #[arg(long, value_name = "NAME", alias = "rdzv_backend", env = "PET_RDZV_BACKEND", default_value = "static")]

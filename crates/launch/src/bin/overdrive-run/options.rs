@@ -128,6 +128,7 @@ fn place(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launch, L
             _ => launch,
         });
     }
+    launch = trust(launch, cli)?;
     if let Some(rank) = cli.node_rank.or_else(|| values::slurm_node(nnodes)) {
         launch = launch.node_rank(rank);
     }
@@ -147,5 +148,16 @@ fn place(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launch, L
         }
         (_, Some(address)) => Ok(launch.rdzv_endpoint(address, cli.master_port.unwrap_or(DEFAULT_PORT))),
         _ => Ok(launch), // The launch says what is missing.
+    }
+}
+
+/// Whom they let in.
+fn trust(launch: Launch, cli: &Cli) -> Result<Launch, LaunchError> {
+    let told = env::var_os("OVERDRIVE_SECRET").filter(|it| !it.is_empty());
+    match (&cli.secret_file, told) {
+        _ if cli.insecure => Ok(launch.insecure()),
+        (Some(file), _) => launch.secret_file(file),
+        (None, Some(secret)) => launch.secret(secret.as_encoded_bytes()),
+        (None, None) => Ok(launch), // The launch says what is missing.
     }
 }

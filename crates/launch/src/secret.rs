@@ -1,0 +1,115 @@
+//! What the launchers of one run know, and nobody else.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::LaunchError;
+
+/// Whoever has seen a greeting can try secrets on it at leisure, so that one that can be guessed is none.
+const SHORTEST: usize = 16;
+const LONGEST: usize = 4096;
+
+const HOW: &str = "make one by `openssl rand -hex 32`";
+
+#[derive(Clone, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Secret(Vec<u8>);
+
+impl Secret {
+    /// Spaces and ends of lines around it do not count: editors and shells add them.
+    pub fn new(bytes: &[u8]) -> Result<Self, LaunchError> {
+        let bytes = bytes.trim_ascii();
+        match bytes.len() {
+            SHORTEST..=LONGEST => Ok(Self(bytes.to_vec())),
+            found => Err(LaunchError::Options(format!(
+                "the secret has {found} characters; give {SHORTEST} to {LONGEST} that nobody can guess: {HOW}"
+            ))),
+        }
+    }
+
+    /// From a file that nobody but its owner can read.
+    pub fn read(path: &Path) -> Result<Self, LaunchError> {
+        let name = path.display();
+        let failed = |error: io::Error| LaunchError::Options(format!("cannot read the secret in {name}: {error}"));
+        let file = File::open(path).map_err(failed)?;
+        // Of what was opened, so that nobody can put another file in its place meanwhile.
+        let mode = file.metadata().map_err(failed)?.mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(LaunchError::Options(format!(
+                "others can use the secret in {name}, whose mode is {mode:03o}: chmod 600 {name}"
+            )));
+        }
+        let mut bytes = Vec::new();
+        file.take(LONGEST as u64 + 64).read_to_end(&mut bytes).map_err(failed)?;
+        Self::new(&bytes)
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// Whom the launchers of several nodes let in.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub enum Trust {
+    /// Nobody said.
+    Undecided,
+    Whoever(Secret),
+    /// Whoever comes.
+    Anyone,
+}
+
+impl Trust {
+    /// The key that proves it: one that everybody knows, where anyone may come.
+    pub fn key(&self) -> &[u8] {
+        match self {
+            Self::Whoever(secret) => secret.bytes(),
+            Self::Undecided | Self::Anyone => b"",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_others_can_read_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        fs::write(&path, "0123456789abcdef0123456789abcdef\n").unwrap();
+        for mode in [0o644, 0o640, 0o602, 0o610] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let said = Secret::read(&path).unwrap_err().to_string();
+            assert!(said.contains(&format!("mode is {mode:o}: chmod 600 ")), "{said}");
+        }
+        for mode in [0o600, 0o400] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(Secret::read(&path).unwrap().bytes(), b"0123456789abcdef0123456789abcdef");
+        }
+        assert!(Secret::read(&path.join("absent")).unwrap_err().to_string().starts_with("cannot read the secret in "));
+    }
+
+    #[test]
+    fn what_can_be_guessed_is_refused_and_never_shown() {
+        for text in ["", " \n", "fifteen letters", &"x".repeat(4097)] {
+            let said = Secret::new(text.as_bytes()).unwrap_err().to_string();
+            assert!(said.contains("give 16 to 4096") && (text.is_empty() || !said.contains(text)), "{said}");
+        }
+        let secret = Secret::new(b"sixteen letters!").unwrap();
+        assert_eq!(format!("{:?}", Trust::Whoever(secret)), "Whoever(Secret(..))");
+    }
+}

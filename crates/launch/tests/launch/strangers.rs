@@ -1,0 +1,164 @@
+//! Whoever else can connect to where the launchers of several nodes meet.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::thread::{self, JoinHandle};
+
+use tempfile::TempDir;
+
+use crate::launcher::{Running, free_port, wait_for};
+use crate::nodes::{SECRET, both, node};
+
+crate::tests![
+    strangers_that_say_anything_do_no_harm,
+    who_was_refused_is_not_heard,
+    a_flood_of_strangers_keeps_no_node_out,
+    another_secret_is_told_of_on_both_nodes,
+    ranks_are_not_told_the_secret,
+    several_nodes_need_a_secret_or_the_word_insecure,
+    what_passed_between_nodes_means_nothing_later,
+    at_the_loopback_nobody_else_can_connect,
+];
+
+fn connect(port: u16) -> TcpStream {
+    wait_for("the port", || TcpStream::connect(("127.0.0.1", port)).ok())
+}
+
+fn strangers_that_say_anything_do_no_harm() {
+    let port = free_port();
+    let first = node(port, &["--node-rank=0"], "echo $RANK").start();
+    let mut strangers: Vec<TcpStream> = (0..3).map(|_| connect(port)).collect();
+    strangers[0].write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    strangers[1].write_all(&[0xff; 1000]).unwrap();
+    assert_eq!(node(port, &["--node-rank=1"], "echo $RANK").end().code, Some(0));
+    assert_eq!(first.end().code, Some(0));
+}
+
+/// A greeting of a launcher without secrets, for another run; and then that the run is to end.
+const ENDS_THE_RUN: &str = concat!(
+    r#"{"Hello":{"protocol":3,"run_id":"other","nnodes":2,"node_rank":1,"nproc":1,"max_restarts":0,"#,
+    r#""keep_alive":[5000,15000],"host":"stranger"}}"#,
+    "\n",
+    r#"{"Ended":{"attempt":0,"how":{"Interrupted":15},"ends":[]}}"#,
+    "\n"
+);
+
+fn who_was_refused_is_not_heard() {
+    let port = free_port();
+    let first = node(port, &["--node-rank=0"], "echo $RANK").start();
+    let mut stranger = connect(port);
+    stranger.write_all(ENDS_THE_RUN.as_bytes()).unwrap();
+    // Until nobody listens to it any more: whatever it has done is done.
+    let _closed = stranger.read_to_end(&mut Vec::new());
+    assert_eq!(node(port, &["--node-rank=1"], "echo $RANK").end().code, Some(0));
+    assert_eq!(first.end().code, Some(0));
+}
+
+fn a_flood_of_strangers_keeps_no_node_out() {
+    let port = free_port();
+    let first = node(port, &["--node-rank=0"], "echo $RANK").start();
+    let silent: Vec<TcpStream> = (0..600).map(|_| connect(port)).collect();
+    // Few of them are kept, and the others are told so by the end of their connections.
+    let open = || fs::read_dir(format!("/proc/{}/fd", first.guard().as_raw_pid())).unwrap().count();
+    wait_for("an end of most connections", || (open() < 250).then_some(()));
+    assert_eq!(node(port, &["--node-rank=1"], "echo $RANK").end().code, Some(0));
+    assert_eq!(first.end().code, Some(0));
+    drop(silent);
+}
+
+fn another_secret_is_told_of_on_both_nodes() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("secret");
+    fs::write(&file, "another secret of theirs").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    let port = free_port();
+    let first = node(port, &["--node-rank=0"], "echo $RANK").start();
+    // The file wins over the variable.
+    let wrong = ["--node-rank=1", "--secret-file", file.to_str().unwrap(), "--rdzv-conf=join_timeout=0.3"];
+    let wrong = node(port, &wrong, "echo never").end();
+    assert_eq!((wrong.code, wrong.out.as_str()), (Some(1), ""));
+    wrong.says("is its secret the same as here?");
+    let insecure = node(port, &["--node-rank=1", "--insecure", "--rdzv-conf=join_timeout=0.3"], "echo never").end();
+    assert_eq!((insecure.code, insecure.out.as_str()), (Some(1), ""));
+    insecure.says("is it started with --insecure too?");
+    assert_eq!(node(port, &["--node-rank=1"], "echo $RANK").end().out, "[rank1]: 1\n");
+    let first = first.end();
+    assert_eq!(first.code, Some(0));
+    first.says("refused 127.0.0.1, which does not know this run's secret");
+}
+
+fn ranks_are_not_told_the_secret() {
+    for ended in both(&[], "env; cat /proc/$PPID/environ /proc/$PPID/cmdline | tr '\\0' '\\n'").map(Running::end) {
+        assert_eq!(ended.code, Some(0));
+        assert!(ended.out.contains("MASTER_ADDR=127.0.0.1") && !ended.out.contains(SECRET), "{}", ended.out);
+    }
+}
+
+fn several_nodes_need_a_secret_or_the_word_insecure() {
+    let port = free_port();
+    let without = |options: &[&str]| node(port, options, "echo $RANK").env("OVERDRIVE_SECRET", "");
+    let ended = without(&[]).end();
+    assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""));
+    ended.says("2 nodes need a secret that strangers do not know");
+    let short = without(&[]).env("OVERDRIVE_SECRET", "short").end();
+    assert_eq!(short.code, Some(2));
+    short.says("the secret has 5 characters; give 16 to 4096");
+    let first = without(&["--insecure", "--node-rank=0"]).start();
+    assert_eq!(without(&["--insecure", "--node-rank=1"]).end().out, "[rank1]: 1\n");
+    assert_eq!(first.end().code, Some(0));
+}
+
+/// Passes bytes on between one node and `port`, and returns what the node said.
+fn overhear(listener: TcpListener, port: u16) -> JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let node = listener.accept().unwrap().0;
+        let node_zero = connect(port);
+        let (mut from, mut to) = (node_zero.try_clone().unwrap(), node.try_clone().unwrap());
+        thread::spawn(move || {
+            let _ = io::copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Both);
+        });
+        let mut heard = Vec::new();
+        let (mut node, mut node_zero, mut chunk) = (node, node_zero, [0; 4096]);
+        while let Ok(read) = node.read(&mut chunk)
+            && read > 0
+        {
+            heard.extend_from_slice(&chunk[..read]);
+            let _ = node_zero.write_all(&chunk[..read]);
+        }
+        heard
+    })
+}
+
+fn what_passed_between_nodes_means_nothing_later() {
+    let (port, listener) = (free_port(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let behind = listener.local_addr().unwrap().port();
+    let first = node(port, &["--node-rank=0"], "exit 3").start();
+    let overheard = overhear(listener, port);
+    let second = node(behind, &["--node-rank=1"], "exit 3").end();
+    assert_eq!((first.end().code, second.code), (Some(3), Some(3)));
+    let heard = overheard.join().unwrap();
+    assert!(String::from_utf8_lossy(&heard).contains("\"Ended\""));
+
+    // The same run again: what ended it before does not take a place in it, nor end it.
+    let again = node(port, &["--node-rank=0"], "echo $RANK").start();
+    let mut stranger = connect(port);
+    stranger.write_all(&heard).unwrap();
+    let _closed = stranger.read_to_end(&mut Vec::new());
+    assert_eq!(node(port, &["--node-rank=1"], "echo $RANK").end().out, "[rank1]: 1\n");
+    let again = again.end();
+    assert_eq!(again.code, Some(0));
+    again.says("refused 127.0.0.1, which does not know");
+}
+
+fn at_the_loopback_nobody_else_can_connect() {
+    let port = free_port();
+    let first = node(port, &["--node-rank=0"], "echo $RANK").start();
+    drop(connect(port));
+    // Another address of this host.
+    assert!(TcpStream::connect(("127.0.0.2", port)).is_err());
+    assert_eq!(node(port, &["--node-rank=1"], "echo $RANK").end().code, Some(0));
+    assert_eq!(first.end().code, Some(0));
+}
