@@ -146,6 +146,22 @@ fn what_fails_on_one_rank_is_an_error_on_all_and_changes_nothing() {
 }
 
 #[test]
+fn a_folder_that_rank_0_cannot_open_is_an_error_on_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let another = Checkpoint::builder(folder.path()).build().unwrap();
+    let opened = |writers| {
+        run(Rank::group(2, &[]), |rank| {
+            builder(folder.path(), rank, writers).build().map(drop).map_err(|it| it.to_string())
+        })
+    };
+    let errors: Vec<String> = opened(Writers::First).into_iter().map(Result::unwrap_err).collect();
+    assert!(errors[0].contains("another process writes") && errors[0].contains("say `ranks`"), "{errors:?}");
+    assert!(errors[1].starts_with("another rank could not open its folder"), "{errors:?}");
+    drop(another);
+    opened(Writers::First).into_iter().for_each(|opened| opened.unwrap());
+}
+
+#[test]
 fn a_write_that_fails_on_one_rank_keeps_what_all_have() {
     for background in [true, false] {
         let folder = tempfile::tempdir().unwrap();

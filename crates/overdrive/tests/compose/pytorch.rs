@@ -161,5 +161,26 @@ fn a_run_of_pytorch_goes_on_here() -> Result<()> {
     let left: Vec<Value> = loaded.get("param_groups")?.context("no param_groups")?;
     ensure!(left == [serde_json::json!({ "initial_lr": 0.01 }), serde_json::json!({ "initial_lr": 0.02 })], "{left:?}");
     run.train(4, 7)?;
-    run.compare(&trained(&python, "go_on", folder.path(), 7)?)
+    run.compare(&trained(&python, "go_on", folder.path(), 7)?)?;
+
+    // A schedule that goes by a metric, alone.
+    let saved = path("plateau");
+    export(&python, &["--scheduler", &path("plateau.pt"), &saved])?;
+    let mut plateau = ReduceLrOnPlateau::builder().patience(1).build(&[1.0, 1.0])?;
+    load(&saved, &mut [("schedule", &mut plateau)])?;
+    let state = plateau.state_dict()?;
+    ensure!((state.float("best")?, state.int("last_epoch")?, state.int("num_bad_epochs")?) == (2.0, 4, 1));
+    // From the step schedule's rates, once a tenth of them.
+    let rates = plateau.last_lr();
+    ensure!((rates[0] - 0.0005).abs() < 1e-15 && (rates[1] - 0.001).abs() < 1e-15, "{rates:?}");
+    Ok(())
+}
+
+#[test]
+fn every_optimizer_and_schedule_of_pytorch_survives_the_way_there_and_back() -> Result<()> {
+    let Some(python) = python() else {
+        println!("skipped: no Python with torch 2.11");
+        return Ok(());
+    };
+    trained(&python, "there_and_back", tempfile::tempdir()?.path(), 5).map(drop)
 }
