@@ -1,19 +1,29 @@
 //! Options of a [`Checkpoint`].
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use overdrive_core::RankGroup;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::CheckpointError;
 use crate::folder::Folder;
+use crate::ranks::{Ranks, Writers};
+use crate::retention::{Best, Goal, Retention};
+use crate::stop::Stop;
 
 /// Options of a [`Checkpoint`], from [`Checkpoint::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is watched or written before `build`"]
 pub struct CheckpointBuilder {
     folder: PathBuf,
-    pub(crate) keep: usize,
+    pub(crate) retention: Retention,
     pub(crate) every: Option<u64>,
     pub(crate) background: bool,
+    pub(crate) ranks: Ranks,
+    stop_after: Option<Duration>,
+    agree_every: u64,
     #[cfg(feature = "signal")]
     on_signal: bool,
 }
@@ -22,9 +32,12 @@ impl CheckpointBuilder {
     pub(crate) fn new(folder: &Path) -> Self {
         Self {
             folder: folder.to_path_buf(),
-            keep: 3,
+            retention: Retention { newest: 3, best: None },
             every: None,
             background: true,
+            ranks: Ranks::default(),
+            stop_after: None,
+            agree_every: 1,
             #[cfg(feature = "signal")]
             on_signal: false,
         }
@@ -32,11 +45,19 @@ impl CheckpointBuilder {
 
     /// How many checkpoints to keep, those of the highest steps; 3 by default.
     pub fn keep(mut self, checkpoints: usize) -> Self {
-        self.keep = checkpoints;
+        self.retention.newest = checkpoints;
         self
     }
 
-    /// After how many steps [`due`](Checkpoint::due) says so; never by default, but for signals.
+    /// How many to keep beside the newest ones: those with the best `metric`, a [field](Checkpoint::set) of your own that
+    /// holds a number when a checkpoint is saved. One without it is not among the best; of equals, the first is
+    /// better. Among ranks, rank 0's counts.
+    pub fn keep_best(mut self, checkpoints: usize, metric: impl Into<String>, goal: Goal) -> Self {
+        self.retention.best = Some(Best { count: checkpoints, metric: metric.into(), goal });
+        self
+    }
+
+    /// After how many steps [`due`](Checkpoint::due) says so; never by default, but when the run is to stop.
     pub fn every(mut self, steps: u64) -> Self {
         self.every = Some(steps);
         self
@@ -47,6 +68,31 @@ impl CheckpointBuilder {
     /// In the background the copy takes as much host memory as the state, which is used again by the next save.
     pub fn background(mut self, background: bool) -> Self {
         self.background = background;
+        self
+    }
+
+    /// The ranks that train together, a process group say, and who of them writes. All have the same options, and make
+    /// the same calls in the same order: `build`, `resume`, `load`, `due`, `save`, `wait` and `finish` wait for all.
+    ///
+    /// All ranks resume at one step, the newest that all have whole, and stop at one step. What fails on a rank is an
+    /// error on all. Steps rise: a checkpoint is not replaced under its step. A rank removes old checkpoints only when
+    /// all have the newer one, so that there is one more of them for a while.
+    pub fn ranks(mut self, group: impl RankGroup + 'static, writers: Writers) -> Self {
+        self.ranks = Ranks::new(Arc::new(group), writers);
+        self
+    }
+
+    /// After how many steps ranks agree on whether to stop, where `on_signal` or `stop_after` is set; 1 by default. On a
+    /// GPU an agreement waits for the device: where steps are short, agree every 20th, say.
+    pub fn agree_every(mut self, steps: u64) -> Self {
+        self.agree_every = steps;
+        self
+    }
+
+    /// For how long to train, from here on: the first step behind it is [`due`](Checkpoint::due), and the run asked
+    /// [to stop](Checkpoint::stop_requested). For machines that are lent for a time.
+    pub fn stop_after(mut self, time: Duration) -> Self {
+        self.stop_after = Some(time);
         self
     }
 
@@ -62,28 +108,39 @@ impl CheckpointBuilder {
     ///
     /// # Errors
     /// [`CheckpointError::InvalidOption`], [`InUse`](CheckpointError::InUse), [`Io`](CheckpointError::Io),
-    /// [`Signals`](CheckpointError::Signals).
+    /// [`Signals`](CheckpointError::Signals); among ranks [`OtherRank`](CheckpointError::OtherRank) and
+    /// [`Sync`](CheckpointError::Sync).
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
     pub fn build(self) -> Result<Checkpoint, CheckpointError> {
-        let invalid = |option, expected, found: u64| {
-            Err(CheckpointError::InvalidOption { option, expected, found: found.to_string() })
-        };
-        if self.keep == 0 {
-            return invalid("keep", "at least 1", 0);
+        let (folder, stop) = self.ranks.all("open its folder of checkpoints", self.open())?;
+        Ok(Checkpoint::new(folder, self, stop))
+    }
+
+    fn open(&self) -> Result<(Folder, Stop), CheckpointError> {
+        let best = self.retention.best.as_ref().map_or(1, |best| best.count as u64);
+        let counts = [
+            ("keep", self.retention.newest as u64),
+            ("keep_best", best),
+            ("every", self.every.unwrap_or(1)),
+            ("agree_every", self.agree_every),
+        ];
+        if let Some((option, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
+            return Err(CheckpointError::InvalidOption { option, expected: "at least 1", found: "0".to_owned() });
         }
-        if self.every == Some(0) {
-            return invalid("every", "at least 1", 0);
-        }
-        #[cfg(feature = "signal")]
-        let watch = match self.on_signal {
-            true => Some(crate::signal::Watch::new().map_err(|error| CheckpointError::Signals { error })?),
-            false => None,
-        };
-        let folder = Folder::open(&self.folder)?;
-        Ok(Checkpoint::new(
-            folder,
-            &self,
+        let stop = Stop {
+            // A time that no clock has never comes.
+            at: self.stop_after.and_then(|time| Instant::now().checked_add(time)),
+            agree_every: self.agree_every,
             #[cfg(feature = "signal")]
-            watch,
-        ))
+            watch: match self.on_signal {
+                true => Some(crate::signal::Watch::new().map_err(|error| CheckpointError::Signals { error })?),
+                false => None,
+            },
+        };
+        let root = self.ranks.folder(&self.folder);
+        let folder = if self.ranks.writes() { Folder::open(&root)? } else { Folder::reading(&root) };
+        Ok((folder, stop))
     }
 }

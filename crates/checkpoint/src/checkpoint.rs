@@ -17,45 +17,51 @@ use crate::builder::CheckpointBuilder;
 use crate::error::{CheckpointError, Context};
 use crate::folder::Folder;
 use crate::layout::Layout;
-use crate::load::{check_names, load_all};
-use crate::read::read;
-use crate::write::{Body, Pending, PendingPart, write};
+use crate::manifest::Metric;
+use crate::names::check_names;
+use crate::ranks::Ranks;
+use crate::retention::{Best, Retention};
+use crate::stop::Stop;
+use crate::write::{Body, Pending, PendingPart, remove_surplus, write};
 
 /// The checkpoints of a run, in a folder of its own.
 ///
 /// Parts are named where they are saved and where they are loaded; each is anything [`Stateful`]. Tensors that share
-/// their memory (tied weights) are written under each of their names, and stay tied when they are loaded, because
-/// loading copies into the tensors that are there.
+/// their memory (tied weights) are written once, and loaded under each of their names.
 pub struct Checkpoint {
-    folder: Arc<Folder>,
-    keep: usize,
+    pub(crate) folder: Arc<Folder>,
+    retention: Retention,
     every: Option<u64>,
     background: bool,
-    fields: BTreeMap<String, Value>,
+    pub(crate) ranks: Ranks,
+    stop: Stop,
+    stopping: bool,
+    pub(crate) fields: BTreeMap<String, Value>,
     writing: Option<Writing>,
     /// Memory of the last snapshot, by part.
     buffers: BTreeMap<String, HostBuffer>,
-    stopping: bool,
-    #[cfg(feature = "signal")]
-    watch: Option<crate::signal::Watch>,
+    /// The step that was saved last, or gone on from.
+    last: Option<u64>,
+    /// One that is written, or under way, and that not all ranks may have.
+    unconfirmed: Option<u64>,
+    /// The last that all ranks have.
+    everywhere: Option<u64>,
+    warnings: Vec<CheckpointError>,
 }
 
 /// A write in the background.
 struct Writing {
     step: u64,
-    thread: JoinHandle<(Pending, Result<(), CheckpointError>)>,
+    thread: io::Result<JoinHandle<(Pending, Written)>>,
 }
 
-/// What [`Checkpoint::resume`] has found.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Resumed {
-    /// The step that it was saved at.
-    pub step: u64,
-    /// The checkpoint's folder.
-    pub folder: PathBuf,
-    /// Why newer ones could not be used; they lie beside it as `damaged-step-N` now.
-    pub skipped: Vec<CheckpointError>,
+/// What could not be removed behind a write.
+type Written = Result<Vec<CheckpointError>, CheckpointError>;
+
+impl Writing {
+    fn is_through(&self) -> bool {
+        self.thread.as_ref().is_ok_and(JoinHandle::is_finished)
+    }
 }
 
 impl Checkpoint {
@@ -64,102 +70,43 @@ impl Checkpoint {
         CheckpointBuilder::new(folder.as_ref())
     }
 
-    pub(crate) fn new(
-        folder: Folder,
-        options: &CheckpointBuilder,
-        #[cfg(feature = "signal")] watch: Option<crate::signal::Watch>,
-    ) -> Self {
+    pub(crate) fn new(folder: Folder, options: CheckpointBuilder, stop: Stop) -> Self {
         Self {
             folder: Arc::new(folder),
-            keep: options.keep,
+            retention: options.retention,
             every: options.every,
             background: options.background,
+            ranks: options.ranks,
+            stop,
+            stopping: false,
             fields: BTreeMap::new(),
             writing: None,
             buffers: BTreeMap::new(),
-            stopping: false,
-            #[cfg(feature = "signal")]
-            watch,
+            last: None,
+            unconfirmed: None,
+            everywhere: None,
+            warnings: Vec::new(),
         }
     }
 
-    /// Loads the newest checkpoint into the parts, which are to be all of its parts; none when there is none yet.
-    ///
-    /// A damaged one is passed over with a warning, and the one before is loaded. Everything is read and its checksums
-    /// compared before any part changes; a part that refuses leaves all as they were.
+    /// Whether to save behind this step: after every so many, and when a signal or the time has asked the run to stop.
     ///
     /// # Errors
-    /// When what is there does not fit the parts or is of a newer format, and when every checkpoint is damaged.
+    /// [`CheckpointError::Background`] when the last write has failed meanwhile; among ranks that comes with the next
+    /// `save`, and [`CheckpointError::Sync`] when one is gone.
     ///
     /// # Syncs
-    /// As the parts' `load_state_dict` do.
-    pub fn resume(&mut self, parts: &mut [(&str, &mut dyn Stateful)]) -> Result<Option<Resumed>, CheckpointError> {
-        self.wait()?;
-        let mut skipped = Vec::new();
-        let mut damaged = Vec::new();
-        for step in self.steps()?.into_iter().rev() {
-            let folder = self.folder.step(step);
-            match read(&folder, Some(step)) {
-                Ok(saved) => {
-                    self.fields = load_all(saved, parts, true)?.fields;
-                    for step in damaged {
-                        self.folder.set_damaged_aside(step)?;
-                    }
-                    return Ok(Some(Resumed { step, folder, skipped }));
-                }
-                Err(error) if error.is_damage() => {
-                    tracing::warn!("{error}; trying the checkpoint before");
-                    skipped.push(error);
-                    damaged.push(step);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        match skipped.into_iter().next() {
-            Some(error) => Err(error),
-            None => Ok(None),
-        }
-    }
-
-    /// Loads the checkpoint of one step, as [`resume`](Self::resume) does the newest.
-    ///
-    /// Those of later steps stay, count for `keep`, and are what `resume` takes: move them away when the run is to go on
-    /// from here.
-    ///
-    /// # Errors
-    /// [`CheckpointError::NoSuchStep`], or as for [`resume`](Self::resume); damage is an error here.
-    ///
-    /// # Syncs
-    /// As the parts' `load_state_dict` do.
-    pub fn load(&mut self, step: u64, parts: &mut [(&str, &mut dyn Stateful)]) -> Result<(), CheckpointError> {
-        self.wait()?;
-        let found = self.steps()?;
-        if !found.contains(&step) {
-            return Err(CheckpointError::NoSuchStep { folder: self.folder.root().to_path_buf(), step, found });
-        }
-        self.fields = load_all(read(&self.folder.step(step), Some(step))?, parts, true)?.fields;
-        Ok(())
-    }
-
-    /// Whether to save behind this step: after every so many, and when a signal has asked the run to stop.
-    ///
-    /// # Errors
-    /// [`CheckpointError::Background`] when the last write has failed meanwhile.
-    ///
-    /// # Syncs
-    /// No.
+    /// No; among ranks that may be asked to stop, waits for all.
     pub fn due(&mut self, step: u64) -> Result<bool, CheckpointError> {
-        if self.writing.as_ref().is_some_and(|writing| writing.thread.is_finished()) {
-            self.wait()?;
+        if !self.ranks.are_several() && self.writing.as_ref().is_some_and(Writing::is_through) {
+            self.join()?;
         }
-        #[cfg(feature = "signal")]
-        {
-            self.stopping |= self.watch.as_ref().is_some_and(crate::signal::Watch::stop_requested);
-        }
+        self.stopping |= self.stop.requested(step, &self.ranks)?;
         Ok(self.stopping || self.every.is_some_and(|every| step > 0 && step.is_multiple_of(every)))
     }
 
-    /// Whether to leave the loop: a signal came before the last [`due`](Self::due), which therefore said yes.
+    /// Whether to leave the loop: a signal or the time asked for it before the last [`due`](Self::due), which therefore
+    /// said yes. The same on all ranks, whichever was asked.
     pub fn stop_requested(&self) -> bool {
         self.stopping
     }
@@ -167,18 +114,65 @@ impl Checkpoint {
     /// Saves the parts and the fields under this step, in the place of what may have been saved under it before.
     ///
     /// In the background, this waits for the write before, copies the state and returns; an error of the write is
-    /// raised by the next call of `due`, `save`, `wait` or `finish`.
+    /// raised by the next call of `due`, `save`, `wait` or `finish`. That an old checkpoint could not be removed is no
+    /// error, but one of the [warnings](Self::take_warnings).
     ///
     /// # Errors
     /// When the state cannot be taken or copied; [`CheckpointError::Background`] when the write before has failed, and
-    /// then nothing is saved.
+    /// then nothing is saved. Among ranks, the same on all when it is so on one; [`CheckpointError::StepOrder`].
     ///
     /// # Syncs
-    /// Yes: tensors of a device are copied to the host.
+    /// Yes: tensors of a device are copied to the host. Waits for all ranks.
     pub fn save(&mut self, step: u64, parts: &[(&str, &dyn Stateful)]) -> Result<(), CheckpointError> {
+        let prepared = self.prepare(step, parts);
+        let pending = match (self.metric(), prepared) {
+            (Ok(metric), Ok(pending)) => Ok(pending.map(|pending| Pending { metric, ..pending })),
+            (_, Err(error)) | (Err(error), _) => Err(error),
+        };
+        let pending = self.confirm(&format!("save its checkpoint of step {step}"), pending)?;
+        (self.last, self.unconfirmed) = (Some(step), Some(step));
+        match pending {
+            Some(pending) if self.background => self.start(pending),
+            None if self.background => {}
+            pending => {
+                let written = pending.map_or(Ok(()), |pending| write(&self.folder, &pending));
+                self.confirm(&format!("write its checkpoint of step {step}"), written)?;
+                self.remove_surplus();
+            }
+        }
+        Ok(())
+    }
+
+    /// What this rank has come by, where all ranks have; the write before is then through on all of them.
+    fn confirm<T>(&mut self, action: &str, own: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
+        let unconfirmed = self.unconfirmed.take();
+        let agreed = self.ranks.all(action, own)?;
+        self.everywhere = unconfirmed.or(self.everywhere);
+        Ok(agreed)
+    }
+
+    /// What is to be written; nothing on a rank that writes none.
+    fn prepare(&mut self, step: u64, parts: &[(&str, &dyn Stateful)]) -> Result<Option<Pending>, CheckpointError> {
         check_names(parts.iter().map(|(name, _)| *name))?;
-        self.wait()?;
-        let mut pending = Pending { step, parts: Vec::new(), fields: self.fields.clone() };
+        self.join()?;
+        if step > i64::MAX as u64 {
+            let (expected, found) = ("below 2^63", step.to_string());
+            return Err(CheckpointError::InvalidOption { option: "step", expected, found });
+        }
+        let several = self.ranks.are_several();
+        if let Some(last) = self.last.filter(|&last| several && step <= last) {
+            return Err(CheckpointError::StepOrder { step, last });
+        }
+        if !self.ranks.writes() {
+            return Ok(None);
+        }
+        if several {
+            // Before any rank writes this step: else one that is lost meanwhile could leave an old one of it beside new ones.
+            self.folder.abandon(self.last.map_or(step, |last| last + 1), None)?;
+        }
+        let others_from = self.last.map_or(step, |last| last.min(step)) + 1;
+        let (ranks, fields) = (self.ranks.mark(), self.fields.clone());
+        let mut pending = Pending { step, others_from, ranks, metric: None, parts: Vec::new(), fields };
         let names: BTreeSet<&str> = parts.iter().map(|(name, _)| *name).collect();
         self.buffers.retain(|name, _| names.contains(name.as_str()));
         for (name, part) in parts {
@@ -190,28 +184,63 @@ impl Checkpoint {
                 false => PendingPart::live(name, layout),
             });
         }
-        if !self.background {
-            return write(&self.folder, &pending, self.keep);
-        }
-        let (folder, keep) = (self.folder.clone(), self.keep);
-        let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(move || {
-            let _span = tracing::debug_span!("checkpoint_write", step).entered();
-            let written = write(&folder, &pending, keep);
-            (pending, written)
-        });
-        let thread = thread.when("start a thread to write to it", self.folder.root())?;
-        self.writing = Some(Writing { step, thread });
-        Ok(())
+        Ok(Some(pending))
     }
 
-    /// Waits for the write in the background, if there is one.
+    /// By what the best are kept.
+    fn metric(&self) -> Result<Option<Metric>, CheckpointError> {
+        let Some(Best { metric: name, .. }) = &self.retention.best else { return Ok(None) };
+        let own = self.fields.get(name).and_then(Value::as_f64);
+        let value = self.ranks.firsts(own)?;
+        if value.is_none() {
+            tracing::warn!("the field {name:?} holds no number, so this checkpoint is not among the best");
+        }
+        Ok(value.map(|value| Metric { name: name.clone(), value }))
+    }
+
+    /// Writes in the background.
+    fn start(&mut self, pending: Pending) {
+        let (folder, retention, step) = (self.folder.clone(), self.retention.clone(), pending.step);
+        // Others may not have this one yet.
+        let upto = if self.ranks.are_several() { self.everywhere } else { Some(step) };
+        let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(move || {
+            let _span = tracing::debug_span!("checkpoint_write", step).entered();
+            let written = write(&folder, &pending);
+            let removed = |()| upto.map_or(Vec::new(), |upto| remove_surplus(&folder, &retention, upto, step));
+            (pending, written.map(removed))
+        });
+        self.writing = Some(Writing { step, thread });
+    }
+
+    /// Waits for the write in the background, if there is one; among ranks, for those of all.
     ///
     /// # Errors
     /// [`CheckpointError::Background`] when it has failed.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
     pub fn wait(&mut self) -> Result<(), CheckpointError> {
+        let (own, news) = (self.join(), self.unconfirmed.is_some());
+        self.confirm("write its last checkpoint", own)?;
+        if news && self.ranks.are_several() {
+            self.remove_surplus();
+        }
+        Ok(())
+    }
+
+    /// Removes what is not kept, up to what all ranks have.
+    fn remove_surplus(&mut self) {
+        if let Some(upto) = self.everywhere.filter(|_| self.ranks.writes()) {
+            self.warnings.extend(remove_surplus(&self.folder, &self.retention, upto, upto));
+        }
+    }
+
+    /// Waits for this rank's own write.
+    fn join(&mut self) -> Result<(), CheckpointError> {
         let Some(Writing { step, thread }) = self.writing.take() else { return Ok(()) };
-        let written = match thread.join() {
-            Ok((pending, written)) => {
+        let failed = |error| Err(error).when("write to it", self.folder.root());
+        let written = match thread.map(JoinHandle::join) {
+            Ok(Ok((pending, written))) => {
                 for part in pending.parts {
                     if let Body::Copied(buffer, _) = part.body {
                         self.buffers.insert(part.name, buffer);
@@ -219,16 +248,33 @@ impl Checkpoint {
                 }
                 written
             }
-            Err(_) => Err(io::Error::other("the thread panicked")).when("write to it", self.folder.root()),
+            Ok(Err(_)) => failed(io::Error::other("the thread panicked")),
+            Err(error) => failed(error),
         };
-        written.map_err(|error| CheckpointError::Background { step, error: Box::new(error) })
+        let warnings = written.map_err(|error| CheckpointError::Background { step, error: Box::new(error) })?;
+        self.warnings.extend(warnings);
+        Ok(())
     }
 
-    /// Waits for the write in the background, and ends. What is dropped without this waits as well, but only logs an
-    /// error.
+    /// This run goes on from a step that all ranks have.
+    pub(crate) fn went_on_from(&mut self, step: u64) {
+        (self.last, self.unconfirmed, self.everywhere) = (Some(step), None, Some(step));
+    }
+
+    /// Old checkpoints that could not be removed since this was called last, which takes room and is tried again; those
+    /// that were saved are written all the same. They are logged as well.
+    pub fn take_warnings(&mut self) -> Vec<CheckpointError> {
+        std::mem::take(&mut self.warnings)
+    }
+
+    /// Waits for the write in the background, and ends. What is dropped without this waits for its own write as well,
+    /// but only logs an error.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
     pub fn finish(mut self) -> Result<(), CheckpointError> {
         self.wait()
     }
@@ -261,6 +307,16 @@ impl Checkpoint {
         self.folder.steps()
     }
 
+    /// The step of the best checkpoint that is written, by the metric that is [kept](CheckpointBuilder::keep_best); none
+    /// when no checkpoint has one.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`]
+    pub fn best(&self) -> Result<Option<u64>, CheckpointError> {
+        let steps = self.steps()?;
+        Ok(self.retention.best.as_ref().and_then(|best| best.of(&self.folder, &steps).first().copied()))
+    }
+
     /// Where the checkpoint of a step lies, or would.
     pub fn path(&self, step: u64) -> PathBuf {
         self.folder.step(step)
@@ -269,7 +325,8 @@ impl Checkpoint {
 
 impl Drop for Checkpoint {
     fn drop(&mut self) {
-        if let Err(error) = self.wait() {
+        // Not for other ranks, which may be elsewhere when this one leaves with an error.
+        if let Err(error) = self.join() {
             tracing::error!("{error}");
         }
     }
@@ -278,7 +335,8 @@ impl Drop for Checkpoint {
 impl fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Checkpoint");
-        debug.field("folder", &self.folder.root()).field("keep", &self.keep).field("every", &self.every);
+        debug.field("folder", &self.folder.root()).field("retention", &self.retention).field("every", &self.every);
+        debug.field("ranks", &self.ranks);
         debug.field("writing", &self.writing.as_ref().map(|writing| writing.step)).finish_non_exhaustive()
     }
 }

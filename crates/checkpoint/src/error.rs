@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use overdrive_core::{StateError, TorchError};
+use overdrive_core::{StateError, SyncError, TorchError};
 
 /// Why a checkpoint could not be written or loaded.
 ///
@@ -66,13 +66,11 @@ pub enum CheckpointError {
         found: Vec<String>,
     },
 
-    /// A part that refused after others were loaded, and one of those could then not be put back.
-    #[error("{part}: {error}; and {other} could not be put back as it was: {cause}")]
+    /// A part refused after others were loaded, and one of those could then not be put back.
+    #[error("{error}; and {other} could not be put back as it was: {cause}")]
     NotPutBack {
-        /// The part that refused.
-        part: String,
-        /// Why.
-        error: Box<StateError>,
+        /// Which part refused, and why; or that one of another rank did.
+        error: Box<CheckpointError>,
         /// The part that holds the checkpoint's state now.
         other: String,
         /// Why it could not be put back.
@@ -122,7 +120,11 @@ pub enum CheckpointError {
     },
 
     /// Another process, or another `Checkpoint` of this one, writes to the folder.
-    #[error("{}: another run writes its checkpoints there", folder.display())]
+    #[error(
+        "{}: another process writes its checkpoints there: give each run a folder of its own, and say `ranks` where they \
+         are ranks of one run",
+        folder.display()
+    )]
     InUse {
         /// The folder of checkpoints.
         folder: PathBuf,
@@ -154,6 +156,59 @@ pub enum CheckpointError {
         /// Why.
         error: Box<CheckpointError>,
     },
+
+    /// An older checkpoint could not be removed: no more than a warning, because the one of this step is written.
+    #[error("{error}: it takes room, and is tried again at the next save; the checkpoint of step {step} is written")]
+    NotRemoved {
+        /// The step that was written.
+        step: u64,
+        /// What could not be removed, and why.
+        error: Box<CheckpointError>,
+    },
+
+    /// Something failed on another rank, whose own error says more; so this rank leaves it as well.
+    #[error("another rank could not {action}; its own error says why")]
+    OtherRank {
+        /// What it was to do.
+        action: String,
+    },
+
+    /// A checkpoint of another rank, or of a run of another size, where each rank has its own.
+    #[error("{}: expected a checkpoint of {expected}, found one of {found}", path.display())]
+    Rank {
+        /// The checkpoint's folder.
+        path: PathBuf,
+        /// This rank.
+        expected: String,
+        /// Whose it is.
+        found: String,
+    },
+
+    /// Ranks that have several checkpoints each, but none that all have: some must have lost theirs.
+    #[error(
+        "{}: there are {found:?}, and no step that all ranks have: bring the folders of all ranks back, or move them all \
+         away to start anew",
+        folder.display()
+    )]
+    NoCommonStep {
+        /// The folder of this rank's checkpoints.
+        folder: PathBuf,
+        /// Those that are there.
+        found: Vec<u64>,
+    },
+
+    /// A step that is not above the last one. Ranks cannot all replace a checkpoint at the same moment.
+    #[error("step {step}: expected one above {last}, which is saved: ranks replace no checkpoint")]
+    StepOrder {
+        /// The step to save.
+        step: u64,
+        /// The last that was saved or loaded.
+        last: u64,
+    },
+
+    /// The ranks could not talk to each other.
+    #[error(transparent)]
+    Sync(#[from] SyncError),
 
     /// libtorch failed: no memory for a snapshot, say.
     #[error(transparent)]

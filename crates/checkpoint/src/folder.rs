@@ -22,44 +22,74 @@ const REMOVED: &str = ".removed-";
 const DAMAGED: &str = "damaged-";
 const ABANDONED: &str = "abandoned-";
 
-/// A folder that this run alone writes to.
+/// A folder that this process alone writes to, or only reads.
 #[derive(Debug)]
 pub(crate) struct Folder {
     root: PathBuf,
-    /// Locked as long as it is open, and no longer when the process is gone.
-    _lock: File,
+    /// Of the one that writes: locked as long as it is open, and no longer when the process is gone.
+    lock: Option<File>,
+}
+
+/// What the operating system does, and what a test may say that it does.
+struct System {
+    lock: fn(&File) -> Result<(), TryLockError>,
+    sync: fn(&Path) -> Result<(), CheckpointError>,
 }
 
 impl Folder {
-    /// Makes the folder where there is none, and tidies up after a crash.
+    /// Makes the folder where there is none, keeps others from writing to it, and tidies up after a crash.
     pub fn open(root: &Path) -> Result<Self, CheckpointError> {
-        fs::create_dir_all(root).when("make the folder", root)?;
+        Self::open_on(root, &System { lock: File::try_lock, sync: sync_folder })
+    }
+
+    /// Only reads what another process writes there; the folder may not be there yet.
+    pub fn reading(root: &Path) -> Self {
+        Self { root: root.to_path_buf(), lock: None }
+    }
+
+    fn open_on(root: &Path, system: &System) -> Result<Self, CheckpointError> {
+        make(root, system.sync)?;
         let path = root.join(".lock");
         let lock = File::options().create(true).truncate(false).write(true).open(&path).when("open it", &path)?;
-        match lock.try_lock() {
+        let locked = match (system.lock)(&lock) {
+            Ok(()) => true,
             Err(TryLockError::WouldBlock) => return Err(CheckpointError::InUse { folder: root.to_path_buf() }),
             // A network's file system may have none.
-            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => false,
             Err(TryLockError::Error(error)) => return Err(error).when("lock it", &path),
-            Ok(()) => {}
+        };
+        let folder = Self { root: root.to_path_buf(), lock: Some(lock) };
+        folder.put_back()?;
+        if locked {
+            folder.tidy(&[WRITING, REPLACED, REMOVED]).into_iter().next().map_or(Ok(()), Err)?;
+        } else {
+            // What looks left behind may be another process's, at this moment. The same step written again replaces it.
+            tracing::warn!("{}: no locks here: what a crash has left of a write is not removed", root.display());
         }
-        let folder = Self { root: root.to_path_buf(), _lock: lock };
-        folder.recover()?;
+        (system.sync)(&folder.root)?;
         Ok(folder)
     }
 
-    fn recover(&self) -> Result<(), CheckpointError> {
-        for name in names(&self.root)? {
-            let path = self.root.join(&name);
+    /// Steps whose new checkpoint a crash has kept from its place.
+    fn put_back(&self) -> Result<(), CheckpointError> {
+        for name in self.names()? {
             if let Some(step) = name.strip_prefix(REPLACED)
                 && !self.root.join(step).exists()
             {
-                rename(&path, &self.root.join(step))?;
-            } else if [WRITING, REPLACED, REMOVED].iter().any(|prefix| name.starts_with(prefix)) {
-                fs::remove_dir_all(&path).when("remove it", &path)?;
+                rename(&self.root.join(&name), &self.root.join(step))?;
             }
         }
-        sync_folder(&self.root)
+        Ok(())
+    }
+
+    /// Removes what is there under these prefixes.
+    fn tidy(&self, prefixes: &[&str]) -> Vec<CheckpointError> {
+        let names = match self.names() {
+            Ok(names) => names,
+            Err(error) => return vec![error],
+        };
+        let left = names.into_iter().filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
+        left.filter_map(|name| remove(&self.root.join(name)).err()).collect()
     }
 
     pub fn root(&self) -> &Path {
@@ -87,37 +117,40 @@ impl Folder {
             // Under another spelling it is nobody's.
             (self.step(step).file_name()?.to_str() == Some(name)).then_some(step)
         };
-        let mut steps: Vec<u64> = names(&self.root)?.iter().filter_map(number).collect();
+        let mut steps: Vec<u64> = self.names()?.iter().filter_map(number).collect();
         steps.sort_unstable();
         Ok(steps)
     }
 
-    /// Puts what was written aside under its name, in place of what may be there.
+    /// Puts what was written aside under its name, in place of what may be there. What is replaced is removed by
+    /// [`remove`](Self::remove). When it fails, what was there is there again.
     pub fn publish(&self, step: u64) -> Result<(), CheckpointError> {
         let (target, replaced) = (self.step(step), self.named(REPLACED, step));
         let again = target.exists();
         if again {
+            remove(&replaced)?;
             rename(&target, &replaced)?;
         }
-        rename(&self.writing(step), &target)?;
-        sync_folder(&self.root)?;
-        if again {
-            fs::remove_dir_all(&replaced).when("remove it", &replaced)?;
+        if let Err(error) = rename(&self.writing(step), &target) {
+            if again {
+                rename(&replaced, &target)?;
+            }
+            return Err(error);
         }
-        Ok(())
+        sync_folder(&self.root)
     }
 
-    /// Leaves the `keep` checkpoints of the highest steps, and `newest` in any case.
-    pub fn remove_oldest(&self, keep: usize, newest: u64) -> Result<(), CheckpointError> {
-        let steps = self.steps()?;
-        let surplus = steps.len().saturating_sub(keep);
-        for &step in steps.iter().filter(|&&step| step != newest).take(surplus) {
+    /// Removes checkpoints, and what was left of others. What cannot be removed stays for the next time.
+    pub fn remove(&self, steps: &[u64]) -> Vec<CheckpointError> {
+        let mut errors = Vec::new();
+        for &step in steps {
             // Under another name first: half of a checkpoint must not look like one.
             let removed = self.named(REMOVED, step);
-            rename(&self.step(step), &removed)?;
-            fs::remove_dir_all(&removed).when("remove it", &removed)?;
+            errors.extend(remove(&removed).and_then(|()| rename(&self.step(step), &removed)).err());
         }
-        Ok(())
+        errors.extend(self.put_back().err());
+        errors.extend(self.tidy(&[REPLACED, REMOVED]));
+        errors
     }
 
     /// Puts a checkpoint that cannot be loaded where it does not count.
@@ -125,9 +158,9 @@ impl Folder {
         self.set_aside(DAMAGED, step)
     }
 
-    /// Puts checkpoints of later steps where they do not count: the run that goes on at `step` did not come by them.
-    pub fn abandon_later(&self, step: u64) -> Result<(), CheckpointError> {
-        for later in self.steps()?.into_iter().filter(|&later| later > step) {
+    /// Puts checkpoints from a step on where they do not count, but for one: the run did not come by them.
+    pub fn abandon(&self, from: u64, but: Option<u64>) -> Result<(), CheckpointError> {
+        for later in self.steps()?.into_iter().filter(|&later| later >= from && Some(later) != but) {
             tracing::warn!("{}: set aside, because the run went back to before it", self.step(later).display());
             self.set_aside(ABANDONED, later)?;
         }
@@ -136,25 +169,56 @@ impl Folder {
 
     fn set_aside(&self, prefix: &str, step: u64) -> Result<(), CheckpointError> {
         let aside = self.named(prefix, step);
-        if aside.exists() {
-            fs::remove_dir_all(&aside).when("remove it", &aside)?;
-        }
+        remove(&aside)?;
         rename(&self.step(step), &aside)
+    }
+
+    /// The folders in it.
+    fn names(&self) -> Result<Vec<String>, CheckpointError> {
+        let entries = match fs::read_dir(&self.root) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.lock.is_none() => return Ok(Vec::new()),
+            entries => entries.when("list it", &self.root)?,
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry.when("list it", &self.root)?;
+            let folder = match entry.file_type() {
+                // Renamed by the one that writes, while this one reads.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && self.lock.is_none() => false,
+                kind => kind.when("look at it", &entry.path())?.is_dir(),
+            };
+            if folder && let Ok(name) = entry.file_name().into_string() {
+                names.push(name);
+            }
+        }
+        Ok(names)
     }
 }
 
-fn names(root: &Path) -> Result<Vec<String>, CheckpointError> {
-    let entries = fs::read_dir(root).when("list it", root)?;
-    let mut names = Vec::new();
-    for entry in entries {
-        let entry = entry.when("list it", root)?;
-        if entry.file_type().when("look at it", &entry.path())?.is_dir()
-            && let Ok(name) = entry.file_name().into_string()
-        {
-            names.push(name);
+/// Makes a folder and those above it, and their names last: a name is the content of the folder above.
+fn make(root: &Path, sync: fn(&Path) -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
+    let mut made: Vec<&Path> = root.ancestors().take_while(|path| !path.exists()).collect();
+    fs::create_dir_all(root).when("make the folder", root)?;
+    if made.is_empty() {
+        // Another process may have made it, and died before its name was last.
+        made.push(root);
+    }
+    for path in made.into_iter().rev() {
+        match path.parent() {
+            Some(above) if above.as_os_str().is_empty() => sync(Path::new("."))?,
+            Some(above) => sync(above)?,
+            None => {}
         }
     }
-    Ok(names)
+    Ok(())
+}
+
+/// Removes a folder, if it is there.
+fn remove(path: &Path) -> Result<(), CheckpointError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other.when("remove it", path),
+    }
 }
 
 fn rename(from: &Path, to: &Path) -> Result<(), CheckpointError> {
@@ -163,12 +227,87 @@ fn rename(from: &Path, to: &Path) -> Result<(), CheckpointError> {
 
 /// Makes names last, where the system can: a name is the folder's content.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     if !cfg!(unix) {
         return Ok(());
     }
     match File::open(path).and_then(|folder| folder.sync_all()) {
-        // Some file systems have no such call for folders.
-        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
+        // Some file systems have no such call for folders, and one that may not be read cannot be opened for it.
+        Err(error) if matches!(error.kind(), InvalidInput | Unsupported | PermissionDenied) => Ok(()),
         other => other.when("sync it", path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+    const LOCKLESS: System =
+        System { lock: |_| Err(TryLockError::Error(io::ErrorKind::Unsupported.into())), sync: sync_folder };
+
+    #[test]
+    fn without_locks_a_second_one_leaves_the_firsts_half_written_step() -> Outcome {
+        let root = tempfile::tempdir()?;
+        let first = Folder::open_on(root.path(), &LOCKLESS)?;
+        fs::create_dir(first.writing(3))?;
+        fs::write(first.writing(3).join("model.safetensors"), "half")?;
+        // A crash's, which is put back all the same.
+        fs::create_dir(first.named(REPLACED, 2))?;
+        let second = Folder::open_on(root.path(), &LOCKLESS)?;
+        assert!(first.writing(3).join("model.safetensors").is_file());
+        assert_eq!(second.steps()?, [2]);
+        Ok(())
+    }
+
+    #[test]
+    fn one_that_only_reads_needs_no_lock_and_changes_nothing() -> Outcome {
+        let root = tempfile::tempdir()?;
+        let path = root.path().join("run");
+        let reader = Folder::reading(&path);
+        assert!(reader.steps()?.is_empty() && !path.exists());
+        let writer = Folder::open(&path)?;
+        assert!(matches!(Folder::open(&path), Err(CheckpointError::InUse { .. })));
+        fs::create_dir(writer.writing(3))?;
+        fs::create_dir(writer.step(2))?;
+        assert_eq!(Folder::reading(&path).steps()?, [2]);
+        assert!(writer.writing(3).is_dir());
+        Ok(())
+    }
+
+    #[test]
+    fn the_folders_above_a_new_root_are_synced_from_the_outermost_on() -> Outcome {
+        thread_local! {
+            static SYNCED: RefCell<Vec<PathBuf>> = const { RefCell::new(Vec::new()) };
+        }
+        let top = tempfile::tempdir()?;
+        let system = System {
+            lock: File::try_lock,
+            sync: |path| {
+                assert!(path.is_dir());
+                SYNCED.with_borrow_mut(|synced| synced.push(path.to_path_buf()));
+                Ok(())
+            },
+        };
+        let (runs, root) = (top.path().join("runs"), top.path().join("runs/mnist"));
+        drop(Folder::open_on(&root, &system)?);
+        assert_eq!(SYNCED.take(), [top.path().to_path_buf(), runs.clone(), root.clone()]);
+        drop(Folder::open_on(&root, &system)?);
+        assert_eq!(SYNCED.take(), [runs, root], "who made it may have died before it was synced");
+        Ok(())
+    }
+
+    #[test]
+    fn what_could_not_be_put_in_its_place_leaves_what_was_there() -> Outcome {
+        let root = tempfile::tempdir()?;
+        let folder = Folder::open(root.path())?;
+        fs::create_dir(folder.step(1))?;
+        fs::write(folder.step(1).join("manifest.json"), "old")?;
+        assert!(folder.publish(1).is_err(), "nothing was written");
+        assert_eq!(fs::read(folder.step(1).join("manifest.json"))?, b"old");
+        Ok(())
     }
 }

@@ -1,9 +1,10 @@
 //! Where the tensors of a part lie in its file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use overdrive_core::{Entry, StateDict};
-use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::tensor::TensorInfo;
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use tch::Tensor;
 
 use crate::dtype::dtype_of;
@@ -11,12 +12,18 @@ use crate::error::CheckpointError;
 use crate::manifest::Plain;
 use crate::read::MAX_HEADER_BYTES;
 
+const METADATA: &str = "__metadata__";
+/// What the metadata says beside tied names.
+pub(crate) const FORMAT_KEY: &str = "format";
+
 /// A part that is about to be saved.
 pub(crate) struct Layout {
     /// What a safetensors file begins with: the length of its JSON, and the JSON.
     pub header: Vec<u8>,
     /// The tensors in the order of the file, without gaps.
     pub tensors: Vec<Tensor>,
+    /// Their names, and how many bytes each takes.
+    pub pieces: Vec<(String, usize)>,
     /// What they take together.
     pub bytes: usize,
     pub values: BTreeMap<String, Plain>,
@@ -42,11 +49,13 @@ impl Layout {
         if let Some((key, _)) = tensors.iter().find(|(_, tensor)| !tensor.defined()) {
             return Err(unsupported(key, "a tensor", "an undefined one".to_owned()));
         }
+        let mut metadata = take_tied(&mut tensors);
+        metadata.insert(FORMAT_KEY, "pt");
         // The widest elements first, so that each tensor is aligned without gaps; the sort keeps names in order.
         tensors.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.kind().elt_size_in_bytes()));
 
         let mut bytes = 0;
-        let mut infos = Vec::new();
+        let (mut infos, mut pieces) = (Vec::new(), Vec::new());
         for (key, tensor) in &tensors {
             let dtype = dtype_of(tensor.kind()).filter(|_| !tensor.is_sparse());
             let Some(dtype) = dtype else {
@@ -55,29 +64,73 @@ impl Layout {
                 let found = format!("{layout} {:?} tensor of shape {:?}", tensor.kind(), tensor.size());
                 return Err(unsupported(key, "a dense dtype of safetensors", found));
             };
-            if *key == "__metadata__" {
+            if *key == METADATA {
                 return Err(unsupported(key, "another name: safetensors reserves it", (*key).to_owned()));
             }
             let end = bytes + tensor.numel() * tensor.kind().elt_size_in_bytes();
             let shape = tensor.size().into_iter().map(|side| side as usize).collect();
-            infos.push(((*key).to_owned(), TensorInfo { dtype, shape, data_offsets: (bytes, end) }));
+            infos.push((*key, TensorInfo { dtype, shape, data_offsets: (bytes, end) }));
+            pieces.push(((*key).to_owned(), end - bytes));
             bytes = end;
         }
-        let header = header(infos).map_err(|error| unsupported("*", "a safetensors header", error))?;
+        let header = Header { metadata, infos }.bytes();
+        let header = header.map_err(|error| unsupported("*", "a safetensors header", error.to_string()))?;
         if header.len() as u64 > MAX_HEADER_BYTES {
             let expected = "names and shapes of at most 100 MB, which is what safetensors' readers take";
             return Err(unsupported("*", expected, format!("{} bytes", header.len())));
         }
         let tensors = tensors.into_iter().map(|(_, tensor)| tensor.detach()).collect();
-        Ok(Self { header, tensors, bytes, values })
+        Ok(Self { header, tensors, pieces, bytes, values })
     }
 }
 
-fn header(infos: Vec<(String, TensorInfo)>) -> Result<Vec<u8>, String> {
-    let metadata = Metadata::new(None, infos).map_err(|error| error.to_string())?;
-    let mut json = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;
-    json.resize(json.len().next_multiple_of(8), b' ');
-    let mut header = (json.len() as u64).to_le_bytes().to_vec();
-    header.append(&mut json);
-    Ok(header)
+/// A safetensors header, with names in an order that is always the same.
+struct Header<'a> {
+    /// `format` says to Python's libraries that torch may read it. As `safetensors.torch.save_model` has it, the name of
+    /// a tied tensor stands before that under which it is in the file.
+    metadata: BTreeMap<&'a str, &'a str>,
+    infos: Vec<(&'a str, TensorInfo)>,
+}
+
+impl Serialize for Header<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.infos.len() + 1))?;
+        map.serialize_entry(METADATA, &self.metadata)?;
+        for (key, info) in &self.infos {
+            map.serialize_entry(key, info)?;
+        }
+        map.end()
+    }
+}
+
+impl Header<'_> {
+    fn bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
+        let mut json = serde_json::to_vec(self)?;
+        json.resize(json.len().next_multiple_of(8), b' ');
+        let mut header = (json.len() as u64).to_le_bytes().to_vec();
+        header.append(&mut json);
+        Ok(header)
+    }
+}
+
+/// Takes out the names that mean the same memory as a name before: those names, and that name.
+fn take_tied<'a>(tensors: &mut Vec<(&'a str, &'a Tensor)>) -> BTreeMap<&'a str, &'a str> {
+    let mut seen: HashMap<usize, Vec<(&str, &Tensor)>> = HashMap::new();
+    let mut tied = BTreeMap::new();
+    tensors.retain(|&(key, tensor)| {
+        // A number is as short as a name, and an optimizer's counts of steps are one as long as they are equal.
+        if key == FORMAT_KEY || tensor.is_sparse() || tensor.dim() == 0 || tensor.numel() == 0 {
+            return true;
+        }
+        let there = seen.entry(tensor.data_ptr() as usize).or_default();
+        // The same bytes may also be looked at as another shape or dtype; that is no tie.
+        let same = |other: &Tensor| tensor.kind() == other.kind() && tensor.f_is_set_to(other).unwrap_or(false);
+        if let Some((kept, _)) = there.iter().find(|(_, other)| same(other)) {
+            tied.insert(key, *kept);
+            return false;
+        }
+        there.push((key, tensor));
+        true
+    });
+    tied
 }

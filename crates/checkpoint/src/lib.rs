@@ -39,21 +39,30 @@
 
 mod builder;
 mod checkpoint;
+mod checksums;
 mod dtype;
 mod error;
 mod folder;
 mod layout;
 mod load;
 mod manifest;
+mod names;
+mod ranks;
 mod read;
+mod resume;
+mod retention;
 mod rng;
 #[cfg(feature = "signal")]
 mod signal;
+mod stop;
 mod write;
 
 pub use builder::CheckpointBuilder;
-pub use checkpoint::{Checkpoint, Resumed};
+pub use checkpoint::Checkpoint;
 pub use error::CheckpointError;
-pub use load::{Loaded, load};
+pub use load::{Loaded, load, read_part};
 pub use manifest::FORMAT;
-pub use rng::RngState;
+pub use ranks::Writers;
+pub use resume::Resumed;
+pub use retention::Goal;
+pub use rng::{LeftOut, RngState};

@@ -9,7 +9,9 @@ use serde_json::Value;
 use tch::{Device, Tensor};
 
 use crate::error::CheckpointError;
-use crate::read::{Saved, read};
+use crate::manifest::Manifest;
+use crate::names::check_names;
+use crate::read::{Saved, read_entries, read_parts};
 
 /// What a checkpoint holds beside its parts.
 #[derive(Debug)]
@@ -31,7 +33,7 @@ impl Loaded {
     }
 }
 
-/// Loads parts of the checkpoint in this folder, `step-000000000200` say; other parts of it are left alone.
+/// Loads parts of the checkpoint in this folder, `step-000000000200` say; other parts of it are neither read nor changed.
 ///
 /// For a model without its optimizer, and for what `docs/export_pt.py` makes of PyTorch's files. All parts are
 /// loaded or none, as in [`Checkpoint::resume`](crate::Checkpoint::resume).
@@ -42,28 +44,98 @@ impl Loaded {
 /// # Syncs
 /// As the parts' `load_state_dict` do.
 pub fn load(folder: impl AsRef<Path>, parts: &mut [(&str, &mut dyn Stateful)]) -> Result<Loaded, CheckpointError> {
-    load_all(read(folder.as_ref(), None)?, parts, false)
+    let folder = folder.as_ref();
+    check_names(parts.iter().map(|(name, _)| *name))?;
+    let manifest = Manifest::read(folder)?;
+    let asked: BTreeSet<&str> = parts.iter().map(|(name, _)| *name).collect();
+    check_parts(folder, &asked, &names(&manifest.parts), false)?;
+    let saved = read_parts(folder, manifest, |name| asked.contains(name))?;
+    load_all(&saved, parts, false)?;
+    Ok(Loaded { step: saved.step, fields: saved.fields })
 }
 
-/// Every part checks all of its own state before it changes. When one refuses, those before it are put back.
-pub(crate) fn load_all(
-    saved: Saved,
-    parts: &mut [(&str, &mut dyn Stateful)],
-    all_of_them: bool,
-) -> Result<Loaded, CheckpointError> {
-    check_names(parts.iter().map(|(name, _)| *name))?;
-    let asked: BTreeSet<&str> = parts.iter().map(|(name, _)| *name).collect();
-    let there: BTreeSet<&str> = saved.parts.keys().map(String::as_str).collect();
-    if !asked.is_subset(&there) || (all_of_them && asked != there) {
-        let names = |names: BTreeSet<&str>| names.into_iter().map(str::to_owned).collect();
-        return Err(CheckpointError::Parts { path: saved.folder, expected: names(asked), found: names(there) });
+/// The entries of one part of the checkpoint in this folder whose names are `wanted`, in memory of their own; nothing else
+/// is read, but for the names: some layers of a large model.
+///
+/// ```
+/// # use overdrive_checkpoint::{Checkpoint, read_part};
+/// # use tch::{Device, nn};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// let vs = nn::VarStore::new(Device::Cpu);
+/// let _backbone = nn::linear(vs.root() / "backbone", 4, 4, Default::default());
+/// let _head = nn::linear(vs.root() / "head", 4, 2, Default::default());
+/// let mut checkpoint = Checkpoint::builder(folder.path()).build()?;
+/// checkpoint.save(1, &[("model", &vs)])?;
+/// checkpoint.wait()?;
+/// let backbone = read_part(checkpoint.path(1), "model", |name| name.starts_with("backbone."))?;
+/// assert_eq!(backbone.len(), 2);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// When the checkpoint has no such part ([`CheckpointError::Parts`]), or what is read is damaged.
+///
+/// # Syncs
+/// No.
+///
+/// # Source
+/// `safetensors.safe_open`
+pub fn read_part(
+    folder: impl AsRef<Path>,
+    part: &str,
+    wanted: impl Fn(&str) -> bool,
+) -> Result<StateDict, CheckpointError> {
+    let folder = folder.as_ref();
+    let mut manifest = Manifest::read(folder)?;
+    check_parts(folder, &BTreeSet::from([part]), &names(&manifest.parts), false)?;
+    match manifest.parts.remove(part) {
+        Some(found) => read_entries(folder, part, found, Some(&wanted)),
+        None => Ok(StateDict::new()),
     }
+}
+
+fn names<T>(parts: &BTreeMap<String, T>) -> BTreeSet<&str> {
+    parts.keys().map(String::as_str).collect()
+}
+
+fn check_parts(
+    folder: &Path,
+    asked: &BTreeSet<&str>,
+    there: &BTreeSet<&str>,
+    all_of_them: bool,
+) -> Result<(), CheckpointError> {
+    if asked.is_subset(there) && (!all_of_them || asked == there) {
+        return Ok(());
+    }
+    let names = |names: &BTreeSet<&str>| names.iter().map(|name| (*name).to_owned()).collect();
+    Err(CheckpointError::Parts { path: folder.to_path_buf(), expected: names(asked), found: names(there) })
+}
+
+/// The states that parts had, to be put back.
+pub(crate) struct Before(Vec<StateDict>);
+
+impl Before {
+    /// Puts all back, because another rank's refused.
+    pub fn put_back(&self, parts: &mut [(&str, &mut dyn Stateful)], error: CheckpointError) -> CheckpointError {
+        put_back(&self.0, parts, error)
+    }
+}
+
+/// Loads all parts of a checkpoint. Every part checks all of its own state before it changes. When one refuses, those
+/// before it are put back. With `copies`, the states before are returned for all of them.
+pub(crate) fn load_all(
+    saved: &Saved,
+    parts: &mut [(&str, &mut dyn Stateful)],
+    copies: bool,
+) -> Result<Before, CheckpointError> {
     let mut before: Vec<StateDict> = Vec::new();
     for at in 0..parts.len() {
         let last = at + 1 == parts.len();
         let (name, part) = &mut parts[at];
         let part_error = |error| CheckpointError::Part { part: (*name).to_owned(), error };
-        let copy = match last {
+        let copy = match last && !copies {
             true => Ok(StateDict::new()),
             false => part.state_dict().and_then(|state| copy_to_host(&state)),
         };
@@ -79,17 +151,21 @@ pub(crate) fn load_all(
             }
         }
     }
-    Ok(Loaded { step: saved.step, fields: saved.fields })
+    Ok(Before(before))
+}
+
+/// Refuses parts that are not those of the checkpoint.
+pub(crate) fn check_all_parts(saved: &Saved, parts: &[(&str, &mut dyn Stateful)]) -> Result<(), CheckpointError> {
+    check_names(parts.iter().map(|(name, _)| *name))?;
+    check_parts(&saved.folder, &parts.iter().map(|(name, _)| *name).collect(), &names(&saved.parts), true)
 }
 
 fn put_back(before: &[StateDict], parts: &mut [(&str, &mut dyn Stateful)], error: CheckpointError) -> CheckpointError {
     let mut result = error;
     for (state, (other, part)) in before.iter().zip(parts) {
-        if let Err(cause) = part.load_state_dict(state)
-            && let CheckpointError::Part { part, error } = result
-        {
+        if let Err(cause) = part.load_state_dict(state) {
             let other = (*other).to_owned();
-            result = CheckpointError::NotPutBack { part, error: Box::new(error), other, cause: Box::new(cause) };
+            result = CheckpointError::NotPutBack { error: Box::new(result), other, cause: Box::new(cause) };
         }
     }
     result
@@ -112,20 +188,4 @@ fn copy_to_host(state: &StateDict) -> Result<StateDict, StateError> {
         copy.insert(key, entry);
     }
     Ok(copy)
-}
-
-/// A name is a file's, on any system.
-pub(crate) fn check_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), CheckpointError> {
-    let mut seen = BTreeSet::new();
-    for name in names {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
-        let fits = (1..=100).contains(&name.len()) && name.bytes().all(plain) && !name.starts_with('.');
-        let expected = match (fits, seen.insert(name.to_ascii_lowercase())) {
-            (false, _) => "1 to 100 letters, digits, `_`, `-` and `.`, and no `.` at first",
-            (true, false) => "a name that no other part has, capitals or not",
-            (true, true) => continue,
-        };
-        return Err(CheckpointError::PartName { name: name.to_owned(), expected });
-    }
-    Ok(())
 }

@@ -3,6 +3,7 @@
 //! Its first line holds the checksum of all that follows, so that no bit can flip unseen; the whole is JSON.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::path::Path;
 
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{CheckpointError, Context};
+use crate::names::check_name;
 
 /// The format that this version writes, and the latest that it reads.
 pub const FORMAT: u32 = 1;
@@ -24,8 +26,35 @@ pub(crate) struct Manifest {
     pub format: u32,
     pub step: u64,
     pub written_by: String,
+    /// Where each rank writes its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<Rank>,
+    /// Where the best are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metric: Option<Metric>,
     pub parts: BTreeMap<String, Part>,
     pub fields: BTreeMap<String, Value>,
+}
+
+/// Whose checkpoint it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Rank {
+    pub rank: usize,
+    pub world_size: usize,
+}
+
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {}", self.rank, self.world_size)
+    }
+}
+
+/// How good a checkpoint is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Metric {
+    pub name: String,
+    #[serde(with = "real")]
+    pub value: f64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -40,6 +69,18 @@ pub(crate) struct Part {
 pub(crate) struct File {
     pub bytes: u64,
     pub crc32: String,
+    /// None where another program wrote it: then it is read as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pieces: Option<Pieces>,
+}
+
+/// Checksums by which some tensors can be read without the others.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Pieces {
+    /// Of the file's beginning up to the tensors.
+    pub header: String,
+    /// By name.
+    pub tensors: BTreeMap<String, String>,
 }
 
 /// A value that is no tensor.
@@ -138,8 +179,9 @@ impl Manifest {
     /// Reads and checks the manifest of a checkpoint's folder.
     pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(FILE);
-        let damaged =
-            |field: &str, expected: &str, found: String| Err(CheckpointError::damaged(&path, field, expected, found));
+        let damaged_by =
+            |field: &str, expected: &str, found: String| CheckpointError::damaged(&path, field, expected, found);
+        let damaged = |field: &str, expected: &str, found: String| Err(damaged_by(field, expected, found));
         let bytes = match fs::metadata(&path) {
             Ok(metadata) => metadata.len(),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -162,7 +204,28 @@ impl Manifest {
             return damaged("crc32 of the manifest", expected.trim_end(), found);
         }
         let parsed: Result<Self, _> = serde_json::from_slice(&text);
-        parsed.or_else(|error| damaged("the manifest", "the fields of format 1", error.to_string()))
+        let manifest =
+            parsed.map_err(|error| damaged_by("the manifest", "the fields of format 1", error.to_string()))?;
+        // Files are named by them: a name with a path in it would lead out of the folder.
+        for name in manifest.parts.keys() {
+            check_name(name).map_err(|expected| damaged_by("a part's name", expected, format!("{name:?}")))?;
+        }
+        Ok(manifest)
+    }
+}
+
+/// A real number as [`Real`] has it.
+mod real {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::Real;
+
+    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        Real::of(*value).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        Ok(Real::deserialize(deserializer)?.value())
     }
 }
 

@@ -1,25 +1,29 @@
-//! Reading a checkpoint, every checksum of it, before anybody sees a tensor.
+//! Reading a checkpoint, or some of it, with the checksums of all that is read, before anybody sees a tensor.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use overdrive_core::{Entry, StateDict};
 use overdrive_ffi::HostBuffer;
-use safetensors::tensor::Metadata;
+use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
-use tch::{Kind, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 use crate::dtype::kind_of;
 use crate::error::{CheckpointError, Context};
-use crate::manifest::{self, Manifest, checksum};
+use crate::layout::FORMAT_KEY;
+use crate::manifest::{self, Manifest, Part, Pieces, checksum};
 
 /// As safetensors' own readers.
 pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 const CHUNK: usize = 1 << 20;
 
-/// A checkpoint in memory.
+/// Says of an entry's name whether it is read.
+pub(crate) type Wanted<'a> = &'a dyn Fn(&str) -> bool;
+
+/// A checkpoint in memory, or some of its parts.
 pub(crate) struct Saved {
     pub folder: PathBuf,
     pub step: u64,
@@ -33,90 +37,198 @@ pub(crate) fn read(folder: &Path, step: Option<u64>) -> Result<Saved, Checkpoint
     if let Some(step) = step.filter(|&step| step != manifest.step) {
         return Err(CheckpointError::damaged(&folder.join(manifest::FILE), "step", step, manifest.step));
     }
+    read_parts(folder, manifest, |_| true)
+}
+
+/// Reads the parts whose names are asked for, and no other file.
+pub(crate) fn read_parts(
+    folder: &Path,
+    manifest: Manifest,
+    asked: impl Fn(&str) -> bool,
+) -> Result<Saved, CheckpointError> {
     let mut parts = BTreeMap::new();
     for (name, part) in manifest.parts {
-        let mut state = StateDict::new();
-        if let Some(file) = part.file {
-            read_tensors(&folder.join(format!("{name}.safetensors")), &file, &mut state)?;
+        if asked(&name) {
+            let state = read_entries(folder, &name, part, None)?;
+            parts.insert(name, state);
         }
-        for (key, value) in part.values {
-            state.insert(key, value.into_entry());
-        }
-        parts.insert(name, state);
     }
     Ok(Saved { folder: folder.to_path_buf(), step: manifest.step, parts, fields: manifest.fields })
 }
 
-fn read_tensors(path: &Path, expected: &manifest::File, state: &mut StateDict) -> Result<(), CheckpointError> {
-    let damaged = |field: &str, expected: String, found: String| CheckpointError::damaged(path, field, expected, found);
-    let mut file = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(damaged("the tensors", format!("a file of {} bytes", expected.bytes), "none".to_owned()));
+/// Reads the entries of a part that are wanted, or all.
+pub(crate) fn read_entries(
+    folder: &Path,
+    name: &str,
+    part: Part,
+    wanted: Option<Wanted<'_>>,
+) -> Result<StateDict, CheckpointError> {
+    let mut state = StateDict::new();
+    if let Some(expected) = part.file {
+        let path = folder.join(format!("{name}.safetensors"));
+        let mut file = Source::open(&path, &expected)?;
+        match (wanted, &expected.pieces) {
+            (Some(wanted), Some(pieces)) => file.read_some(pieces, wanted, &mut state)?,
+            (wanted, _) => file.read_all(&expected.crc32, wanted.unwrap_or(&|_| true), &mut state)?,
         }
-        other => other.when("open it", path)?,
-    };
-    let bytes = file.metadata().when("look at it", path)?.len();
-    if bytes != expected.bytes {
-        return Err(damaged("its size", format!("{} bytes", expected.bytes), format!("{bytes} bytes")));
     }
-    let mut crc = crc32fast::Hasher::new();
-    let mut take = |buffer: &mut [u8]| {
-        buffer.chunks_mut(CHUNK).try_for_each(|chunk| {
-            file.read_exact(chunk).when("read it", path)?;
-            crc.update(chunk);
-            Ok::<(), CheckpointError>(())
-        })
-    };
-    let limit = MAX_HEADER_BYTES.min(bytes.saturating_sub(8));
-    let mut length = [0; 8];
-    if bytes < 8 {
-        return Err(damaged("its size", "at least 8 bytes".to_owned(), format!("{bytes} bytes")));
+    for (key, value) in part.values {
+        if wanted.is_none_or(|wanted| wanted(&key)) {
+            state.insert(key, value.into_entry());
+        }
     }
-    take(&mut length)?;
-    let length = u64::from_le_bytes(length);
-    if length > limit {
-        return Err(damaged("the header's length", format!("at most {limit}"), length.to_string()));
-    }
-    let mut header = vec![0; length as usize];
-    take(&mut header)?;
-    let mut body = HostBuffer::zeroed((bytes - 8 - length) as usize, false)?;
-    take(body.as_mut_slice())?;
-    let found = checksum(crc.finalize());
-    if found != expected.crc32 {
-        return Err(damaged("crc32 of the file", expected.crc32.clone(), found));
-    }
-    let header: Metadata = serde_json::from_slice(&header)
-        .map_err(|error| damaged("the header", "that of a safetensors file".to_owned(), error.to_string()))?;
-    if header.data_len() != body.len() {
-        return Err(damaged("the header", format!("{} bytes of tensors", body.len()), header.data_len().to_string()));
-    }
-    insert_tensors(&header, body, state).map_err(|(key, expected, found)| damaged(&key, expected, found))
+    Ok(state)
 }
 
-/// The tensors share the memory that the file was read to. The error is a key, what was expected and what was found.
-fn insert_tensors(header: &Metadata, body: HostBuffer, state: &mut StateDict) -> Result<(), (String, String, String)> {
-    let refused = |key: &str, error: tch::TchError| (key.to_owned(), "a tensor".to_owned(), error.to_string());
-    let bytes = body.len() as i64;
-    let body = body.into_tensor(Kind::Uint8, &[bytes]).map_err(|error| refused("the tensors", error))?;
-    for (key, info) in header.tensors() {
-        let kind = kind_of(info.dtype);
-        let kind = kind.ok_or_else(|| (key.clone(), "a dtype that tch has".to_owned(), format!("{:?}", info.dtype)))?;
-        let shape: Result<Vec<i64>, _> = info.shape.iter().map(|&side| i64::try_from(side)).collect();
-        let shape = shape.map_err(|_| (key.clone(), "a shape below 2^63".to_owned(), format!("{:?}", info.shape)))?;
-        let (start, end) = info.data_offsets;
-        let tensor = body.f_narrow(0, start as i64, (end - start) as i64).and_then(|tensor| {
-            // Where another program left a tensor that is not aligned.
-            let tensor: Tensor = match start.is_multiple_of(kind.elt_size_in_bytes()) {
-                true => tensor,
-                false => tensor.f_to_dtype(Kind::Uint8, false, true)?,
-            };
-            match kind {
-                // Any byte but 0 is true: a truth value of 2 must not come into being.
-                Kind::Bool => tensor.f_to_kind(Kind::Bool)?.f_view(shape.as_slice()),
-                _ => tensor.f_view_dtype(kind)?.f_view(shape.as_slice()),
+/// A safetensors file that is read from its beginning on.
+struct Source<'a> {
+    path: &'a Path,
+    file: File,
+    bytes: u64,
+    /// Of what was read since it was last asked for.
+    crc: crc32fast::Hasher,
+}
+
+impl<'a> Source<'a> {
+    fn open(path: &'a Path, expected: &manifest::File) -> Result<Self, CheckpointError> {
+        let file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let file = format!("a file of {} bytes", expected.bytes);
+                return Err(CheckpointError::damaged(path, "the tensors", file, "none"));
             }
-        });
-        state.insert(key.clone(), Entry::Tensor(tensor.map_err(|error| refused(&key, error))?));
+            other => other.when("open it", path)?,
+        };
+        let bytes = file.metadata().when("look at it", path)?.len();
+        let source = Self { path, file, bytes, crc: crc32fast::Hasher::new() };
+        if bytes != expected.bytes {
+            return Err(source.damaged("its size", format!("{} bytes", expected.bytes), format!("{bytes} bytes")));
+        }
+        Ok(source)
     }
-    Ok(())
+
+    fn damaged(&self, field: &str, expected: impl ToString, found: impl ToString) -> CheckpointError {
+        CheckpointError::damaged(self.path, field, expected, found)
+    }
+
+    fn take(&mut self, buffer: &mut [u8]) -> Result<(), CheckpointError> {
+        for chunk in buffer.chunks_mut(CHUNK) {
+            self.file.read_exact(chunk).when("read it", self.path)?;
+            self.crc.update(chunk);
+        }
+        Ok(())
+    }
+
+    /// Compares the checksum of what was read.
+    fn check(&mut self, what: &str, expected: &str) -> Result<(), CheckpointError> {
+        let found = checksum(std::mem::take(&mut self.crc).finalize());
+        if found == expected { Ok(()) } else { Err(self.damaged(&format!("crc32 of {what}"), expected, found)) }
+    }
+
+    /// The header's bytes, not looked at yet, and where the tensors begin.
+    fn header(&mut self) -> Result<(Vec<u8>, u64), CheckpointError> {
+        let limit = MAX_HEADER_BYTES.min(self.bytes.saturating_sub(8));
+        if self.bytes < 8 {
+            return Err(self.damaged("its size", "at least 8 bytes", format!("{} bytes", self.bytes)));
+        }
+        let mut length = [0; 8];
+        self.take(&mut length)?;
+        let length = u64::from_le_bytes(length);
+        if length > limit {
+            return Err(self.damaged("the header's length", format!("at most {limit}"), length));
+        }
+        let mut header = vec![0; length as usize];
+        self.take(&mut header)?;
+        Ok((header, 8 + length))
+    }
+
+    /// The header, whose checksum is right, of so many bytes of tensors.
+    fn parse(&self, header: &[u8], body: u64) -> Result<Metadata, CheckpointError> {
+        let header: Metadata = serde_json::from_slice(header)
+            .map_err(|error| self.damaged("the header", "that of a safetensors file", error))?;
+        if header.data_len() as u64 != body {
+            return Err(self.damaged("the header", format!("{body} bytes of tensors"), header.data_len()));
+        }
+        Ok(header)
+    }
+
+    /// Reads the whole file, and keeps what is wanted. The tensors share the memory that the file was read to.
+    fn read_all(&mut self, crc32: &str, wanted: Wanted<'_>, state: &mut StateDict) -> Result<(), CheckpointError> {
+        let (header, start) = self.header()?;
+        let body = self.take_tensor((self.bytes - start) as usize)?;
+        self.check("the file", crc32)?;
+        let header = self.parse(&header, self.bytes - start)?;
+        for (key, names) in names_of(&header, wanted) {
+            let Some(info) = header.info(&key) else { continue };
+            let tensor = self.tensor(&key, info, &body, info.data_offsets.0)?;
+            names.into_iter().for_each(|name| state.insert(name, Entry::Tensor(tensor.shallow_clone())));
+        }
+        Ok(())
+    }
+
+    /// Reads the header and the tensors that are wanted, each with a checksum of its own.
+    fn read_some(&mut self, pieces: &Pieces, wanted: Wanted<'_>, state: &mut StateDict) -> Result<(), CheckpointError> {
+        let (header, start) = self.header()?;
+        self.check("the header", &pieces.header)?;
+        let header = self.parse(&header, self.bytes - start)?;
+        for (key, names) in names_of(&header, wanted) {
+            let Some(info) = header.info(&key) else { continue };
+            let (from, to) = info.data_offsets;
+            let Some(crc32) = pieces.tensors.get(&key) else {
+                return Err(self.damaged(&key, "a checksum in the manifest", "none"));
+            };
+            self.file.seek(SeekFrom::Start(start + from as u64)).when("seek in it", self.path)?;
+            let bytes = self.take_tensor(to - from)?;
+            self.check(&format!("`{key}`"), crc32)?;
+            let tensor = self.tensor(&key, info, &bytes, 0)?;
+            names.into_iter().for_each(|name| state.insert(name, Entry::Tensor(tensor.shallow_clone())));
+        }
+        Ok(())
+    }
+
+    /// The next bytes of the file, as a tensor of bytes.
+    fn take_tensor(&mut self, bytes: usize) -> Result<Tensor, CheckpointError> {
+        let mut buffer = HostBuffer::zeroed(bytes, false)?;
+        self.take(buffer.as_mut_slice())?;
+        buffer.into_tensor(Kind::Uint8, &[bytes as i64]).map_err(|error| CheckpointError::Torch(error.into()))
+    }
+
+    /// A tensor whose bytes begin at `start`.
+    fn tensor(&self, key: &str, info: &TensorInfo, bytes: &Tensor, start: usize) -> Result<Tensor, CheckpointError> {
+        let kind = kind_of(info.dtype);
+        let kind = kind.ok_or_else(|| self.damaged(key, "a dtype that tch has", format!("{:?}", info.dtype)))?;
+        let shape: Result<Vec<i64>, _> = info.shape.iter().map(|&side| i64::try_from(side)).collect();
+        let shape = shape.map_err(|_| self.damaged(key, "a shape below 2^63", format!("{:?}", info.shape)))?;
+        let length = info.data_offsets.1 - info.data_offsets.0;
+        view(bytes, start, length, kind, &shape).map_err(|error| self.damaged(key, "a tensor", error))
+    }
+}
+
+fn view(bytes: &Tensor, start: usize, length: usize, kind: Kind, shape: &[i64]) -> Result<Tensor, TchError> {
+    let tensor = bytes.f_narrow(0, start as i64, length as i64)?;
+    // Where another program left a tensor that is not aligned.
+    let tensor = match start.is_multiple_of(kind.elt_size_in_bytes()) {
+        true => tensor,
+        false => tensor.f_to_dtype(Kind::Uint8, false, true)?,
+    };
+    match kind {
+        // Any byte but 0 is true: a truth value of 2 must not come into being.
+        Kind::Bool => tensor.f_to_kind(Kind::Bool)?.f_view(shape),
+        _ => tensor.f_view_dtype(kind)?.f_view(shape),
+    }
+}
+
+/// The tensors of a file that have a wanted name, each with those of its names that are wanted: tied ones have several.
+fn names_of(header: &Metadata, wanted: Wanted<'_>) -> BTreeMap<String, BTreeSet<String>> {
+    let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let own = header.offset_keys().into_iter().map(|key| (key.clone(), key));
+    let aliases = header.metadata().iter().flatten().filter(|(name, kept)| {
+        // All else in there is somebody's remark.
+        *name != FORMAT_KEY && header.info(name).is_none() && header.info(kept).is_some()
+    });
+    for (name, kept) in own.chain(aliases.map(|(name, kept)| (name.clone(), kept.clone()))) {
+        if wanted(&name) {
+            names.entry(kept).or_default().insert(name);
+        }
+    }
+    names
 }

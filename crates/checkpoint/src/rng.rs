@@ -1,12 +1,18 @@
 //! The generators of random numbers as a part.
 
+use std::fmt;
+
 use overdrive_core::{Entry, StateDict, StateError, Stateful};
 use overdrive_ffi::rng;
 use tch::{Device, Kind};
 
+/// The entry of a GPU's generator, whichever GPU it is.
+const CUDA: &str = "cuda";
+
 /// The states of libtorch's default generators: the CPU's, and that of one device more where it is CUDA.
 ///
-/// It holds no state itself: it takes and sets the process's.
+/// It holds no state itself: it takes and sets the process's. A run may go on on a machine with a GPU less or more: what
+/// both have is loaded, and [`left_out`](Self::left_out) says what was not.
 ///
 /// # Source
 /// `torch.get_rng_state`, `torch.cuda.get_rng_state`
@@ -14,19 +20,44 @@ use tch::{Device, Kind};
 #[derive(Clone, Copy, Debug)]
 pub struct RngState {
     device: Device,
+    left_out: Option<LeftOut>,
+}
+
+/// A generator that a load left as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LeftOut {
+    /// The state is of a GPU, and this run has none: what was drawn on the GPU is now drawn by the CPU's generator.
+    NoGpuHere,
+    /// The state is of a run without a GPU: the GPU's generator goes on from its own seed.
+    NoGpuSaved,
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoGpuHere => "the state of the GPU's generator was left out, because this run has no GPU",
+            Self::NoGpuSaved => "the GPU's generator was left as it is, because the state is of a run without a GPU",
+        })
+    }
 }
 
 impl RngState {
     /// The CPU's generator and the device's.
     pub fn new(device: Device) -> Self {
-        Self { device }
+        Self { device, left_out: None }
+    }
+
+    /// What the last load left out; other random numbers than those of the run before come of it.
+    pub fn left_out(&self) -> Option<LeftOut> {
+        self.left_out
     }
 
     fn devices(self) -> Vec<(Device, &'static str)> {
         let mut devices = vec![(Device::Cpu, "cpu")];
         if self.device.is_cuda() {
             // By no number: a resumed run may have been given another device.
-            devices.push((self.device, "cuda"));
+            devices.push((self.device, CUDA));
         }
         devices
     }
@@ -42,8 +73,14 @@ impl Stateful for RngState {
     }
 
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        let devices = self.devices();
-        state.refuse_unknown(&devices.iter().map(|(_, key)| *key).collect::<Vec<_>>())?;
+        state.refuse_unknown(&["cpu", CUDA])?;
+        let mut devices = self.devices();
+        let left_out = match (devices.len() > 1, state.get(CUDA).is_ok()) {
+            (false, true) => Some(LeftOut::NoGpuHere),
+            (true, false) => Some(LeftOut::NoGpuSaved),
+            _ => None,
+        };
+        devices.retain(|(_, key)| state.get(key).is_ok() || *key != CUDA);
         let mut states = Vec::new();
         for &(device, key) in &devices {
             let before = rng::state(device)?;
@@ -57,6 +94,10 @@ impl Stateful for RngState {
                 return Err(error.into());
             }
         }
+        if let Some(left_out) = left_out {
+            tracing::warn!("{left_out}");
+        }
+        self.left_out = left_out;
         Ok(())
     }
 }

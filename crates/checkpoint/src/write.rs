@@ -11,10 +11,12 @@ use overdrive_ffi::HostBuffer;
 use serde_json::Value;
 use tch::Tensor;
 
+use crate::checksums::Checksums;
 use crate::error::{CheckpointError, Context};
 use crate::folder::{Folder, sync_folder};
 use crate::layout::Layout;
-use crate::manifest::{self, FORMAT, Manifest, Plain, checksum};
+use crate::manifest::{self, FORMAT, Manifest, Plain};
+use crate::retention::Retention;
 
 /// Written at a time, and small enough to stay in a core's cache between the copy, the checksum and the write.
 const CHUNK: usize = 1 << 20;
@@ -25,6 +27,10 @@ const SYNCED: usize = 64 << 20;
 /// A checkpoint to be written.
 pub(crate) struct Pending {
     pub step: u64,
+    /// From here on, other checkpoints are those of another branch.
+    pub others_from: u64,
+    pub ranks: Option<manifest::Rank>,
+    pub metric: Option<manifest::Metric>,
     pub parts: Vec<PendingPart>,
     pub fields: BTreeMap<String, Value>,
 }
@@ -32,6 +38,7 @@ pub(crate) struct Pending {
 pub(crate) struct PendingPart {
     pub name: String,
     pub header: Vec<u8>,
+    pub pieces: Vec<(String, usize)>,
     pub values: BTreeMap<String, Plain>,
     pub body: Body,
 }
@@ -47,7 +54,7 @@ pub(crate) enum Body {
 impl PendingPart {
     /// Copies the tensors to `buffer`, or to new memory when that is too small.
     pub fn copied(name: &str, layout: Layout, buffer: Option<HostBuffer>) -> Result<Self, CheckpointError> {
-        let Layout { header, tensors, bytes, values } = layout;
+        let Layout { header, tensors, pieces, bytes, values } = layout;
         let mut buffer = match buffer.filter(|buffer| buffer.len() >= bytes) {
             Some(buffer) => buffer,
             None => HostBuffer::zeroed(bytes, tensors.iter().any(|tensor| tensor.device().is_cuda()))?,
@@ -57,13 +64,13 @@ impl PendingPart {
             buffer.copy_from(at, tensor)?;
             at += tensor.numel() * tensor.kind().elt_size_in_bytes();
         }
-        Ok(Self { name: name.to_owned(), header, values, body: Body::Copied(buffer, bytes) })
+        Ok(Self { name: name.to_owned(), header, pieces, values, body: Body::Copied(buffer, bytes) })
     }
 
     /// The tensors as they are, for a write that the caller waits for.
     pub fn live(name: &str, layout: Layout) -> Self {
-        let Layout { header, tensors, bytes, values } = layout;
-        Self { name: name.to_owned(), header, values, body: Body::Live(tensors, bytes) }
+        let Layout { header, tensors, pieces, bytes, values } = layout;
+        Self { name: name.to_owned(), header, pieces, values, body: Body::Live(tensors, bytes) }
     }
 }
 
@@ -102,19 +109,30 @@ impl Body {
     }
 }
 
-/// Writes a checkpoint, then removes those beyond `keep`. When it fails, those before are as they were.
-pub(crate) fn write(folder: &Folder, pending: &Pending, keep: usize) -> Result<(), CheckpointError> {
-    let aside = folder.writing(pending.step);
-    let written = fill(&aside, pending);
-    if let Err(error) = written {
+/// Writes a checkpoint. When it fails, those before are as they were.
+pub(crate) fn write(folder: &Folder, pending: &Pending) -> Result<(), CheckpointError> {
+    let written = fill(&folder.writing(pending.step), pending)
+        // Before the new one counts: after a crash in between, the one that the run came from is the newest.
+        .and_then(|()| folder.abandon(pending.others_from, Some(pending.step)))
+        .and_then(|()| folder.publish(pending.step));
+    if written.is_err() {
         // What is left of it takes room; that it could not be written is the news.
-        let _ = fs::remove_dir_all(&aside);
-        return Err(error);
+        let _ = fs::remove_dir_all(folder.writing(pending.step));
     }
-    // Before the new one counts: after a crash in between, the one that the run came from is the newest.
-    folder.abandon_later(pending.step)?;
-    folder.publish(pending.step)?;
-    folder.remove_oldest(keep, pending.step)
+    written
+}
+
+/// Removes the checkpoints up to `upto` that are not kept, once `written` is there. What could not be removed is told.
+pub(crate) fn remove_surplus(folder: &Folder, retention: &Retention, upto: u64, written: u64) -> Vec<CheckpointError> {
+    let removed = match folder.steps() {
+        Ok(mut steps) => {
+            steps.retain(|&step| step <= upto);
+            folder.remove(&retention.surplus(folder, &steps, written))
+        }
+        Err(error) => vec![error],
+    };
+    let told = |error| CheckpointError::NotRemoved { step: written, error: Box::new(error) };
+    removed.into_iter().map(told).inspect(|warning| tracing::warn!("{warning}")).collect()
 }
 
 fn fill(aside: &Path, pending: &Pending) -> Result<(), CheckpointError> {
@@ -124,16 +142,24 @@ fn fill(aside: &Path, pending: &Pending) -> Result<(), CheckpointError> {
     fs::create_dir(aside).when("make the folder", aside)?;
     let mut parts = BTreeMap::new();
     for part in &pending.parts {
-        let file = match part.body.bytes() {
-            0 if part.header.len() <= 16 => None,
-            _ => Some(write_tensors(&aside.join(format!("{}.safetensors", part.name)), part)?),
+        let file = match part.pieces.is_empty() {
+            true => None,
+            false => Some(write_tensors(&aside.join(format!("{}.safetensors", part.name)), part)?),
         };
         let values = part.values.clone();
         parts.insert(part.name.clone(), manifest::Part { file, values });
     }
     let path = aside.join(manifest::FILE);
     let written_by = concat!("overdrive-checkpoint ", env!("CARGO_PKG_VERSION")).to_owned();
-    let manifest = Manifest { format: FORMAT, step: pending.step, written_by, parts, fields: pending.fields.clone() };
+    let manifest = Manifest {
+        format: FORMAT,
+        step: pending.step,
+        written_by,
+        ranks: pending.ranks,
+        metric: pending.metric.clone(),
+        parts,
+        fields: pending.fields.clone(),
+    };
     let text = manifest.to_text().map_err(|error| CheckpointError::Field { name: "*".to_owned(), error })?;
     let action = || format!("write {} bytes", text.len());
     let mut file = File::create(&path).when("make the file", &path)?;
@@ -145,7 +171,7 @@ fn write_tensors(path: &Path, part: &PendingPart) -> Result<manifest::File, Chec
     let bytes = (part.header.len() + part.body.bytes()) as u64;
     let action = || format!("write its {bytes} bytes");
     let file = File::create(path).when("make the file", path)?;
-    let mut crc = crc32fast::Hasher::new();
+    let mut checksums = Checksums::new(part.header.len(), &part.pieces);
     // The disk writes what is there while the rest is copied: a sync of the whole at the end would find both idle in turn.
     let synced = thread::scope(|scope| {
         let (more, told) = mpsc::channel();
@@ -153,7 +179,7 @@ fn write_tensors(path: &Path, part: &PendingPart) -> Result<manifest::File, Chec
         let syncing = thread::Builder::new().spawn_scoped(scope, sync).when("start a thread to sync it", path)?;
         let mut unsynced = 0;
         let mut put = |chunk: &[u8]| {
-            crc.update(chunk);
+            checksums.update(chunk);
             (&file).write_all(chunk).when(action(), path)?;
             unsynced += chunk.len();
             if unsynced >= SYNCED {
@@ -169,5 +195,5 @@ fn write_tensors(path: &Path, part: &PendingPart) -> Result<manifest::File, Chec
         written.map(|()| synced)
     })?;
     synced.and_then(|()| file.sync_all()).when(action(), path)?;
-    Ok(manifest::File { bytes, crc32: checksum(crc.finalize()) })
+    Ok(checksums.finish(bytes))
 }

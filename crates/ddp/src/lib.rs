@@ -32,6 +32,7 @@ mod group;
 pub mod hooks;
 mod local_sgd;
 mod one_bit_adam;
+mod ranks;
 mod rendezvous;
 mod signed_mean;
 mod spawn;

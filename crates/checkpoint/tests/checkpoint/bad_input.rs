@@ -166,6 +166,34 @@ fn options_names_and_tensors_that_cannot_be_are_refused() -> Outcome {
     Ok(())
 }
 
+#[test]
+fn a_part_whose_name_leads_out_of_the_folder_is_damage() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let mut checkpoint = two(folder.path())?;
+    let tensors = fs::read(checkpoint.path(2).join("model.safetensors"))?;
+    fs::write(folder.path().join("outside.safetensors"), &tensors)?;
+    let absolute = folder.path().join("outside").to_string_lossy().into_owned();
+    for name in ["../outside", "", absolute.as_str(), "a\0b", "a/b", "a\\b", "..", ".hidden", "C:outside"] {
+        crate::edit_manifest(&checkpoint.path(2), |manifest| {
+            let parts = manifest["parts"].as_object_mut().unwrap();
+            let part = parts.values().next().unwrap().clone();
+            *parts = [(name.to_owned(), part)].into_iter().collect();
+        })?;
+        let mut vs = model(0.0);
+        let errors = [
+            checkpoint.load(2, &mut [("model", &mut vs)]).unwrap_err(),
+            overdrive_checkpoint::load(checkpoint.path(2), &mut []).unwrap_err(),
+            overdrive_checkpoint::read_part(checkpoint.path(2), name, |_| true).unwrap_err(),
+        ];
+        for error in errors {
+            assert!(error.is_damage() && error.to_string().contains("a part's name"), "{name:?}: {error}");
+        }
+    }
+    let resumed = checkpoint.resume(&mut [("model", &mut model(0.0))])?.ok_or("nothing")?;
+    assert_eq!(resumed.step, 1, "the one before");
+    Ok(())
+}
+
 /// Gives its tensors out as they are, undefined ones too.
 struct Shared<'a>(&'a Plain);
 

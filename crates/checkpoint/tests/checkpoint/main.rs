@@ -2,8 +2,14 @@
 
 mod bad_input;
 mod child;
+mod group;
+mod kept;
 mod kills;
+mod partial;
+mod ranks;
 mod round_trip;
+
+use std::path::Path;
 
 use overdrive_core::{Entry, StateDict, StateError, Stateful};
 use tch::{Device, Kind, Tensor, nn};
@@ -71,4 +77,16 @@ pub fn value(vs: &nn::VarStore) -> f64 {
     let all = Tensor::cat(&vs.trainable_variables().iter().map(|weight| weight.reshape([-1])).collect::<Vec<_>>(), 0);
     assert_eq!(all.min(), all.max(), "half loaded");
     all.max().to_kind(Kind::Double).double_value(&[])
+}
+
+/// Changes a checkpoint's manifest, whose checksum is right afterwards.
+pub fn edit_manifest(step: &Path, edit: impl FnOnce(&mut serde_json::Value)) -> Result<(), Box<dyn std::error::Error>> {
+    let path = step.join("manifest.json");
+    let mut manifest = serde_json::from_slice(&std::fs::read(&path)?)?;
+    edit(&mut manifest);
+    manifest.as_object_mut().ok_or("no object")?.remove("crc32");
+    let rest = format!("{}\n", &serde_json::to_string_pretty(&manifest)?[2..]);
+    let crc32 = crc32fast::hash(rest.as_bytes());
+    std::fs::write(path, format!("{{\"crc32\": \"{crc32:08x}\",\n{rest}"))?;
+    Ok(())
 }

@@ -1,7 +1,7 @@
 //! What is saved comes back.
 
-use overdrive_checkpoint::{Checkpoint, CheckpointError, RngState, load};
-use overdrive_core::{Entry, StateError};
+use overdrive_checkpoint::{Checkpoint, CheckpointError, LeftOut, RngState, load};
+use overdrive_core::{Entry, StateDict, StateError, Stateful};
 use tch::{Device, Kind, Tensor};
 
 use crate::{Plain, model, value};
@@ -110,6 +110,26 @@ fn random_numbers_go_on_where_they_were() -> Outcome {
         }
     }
     Err("never the same numbers".into())
+}
+
+/// As a GPU box has saved it. The test machine may have no GPU.
+#[test]
+fn the_state_of_a_gpu_is_left_out_on_a_machine_without_one() -> Outcome {
+    let mut rng = RngState::new(Device::Cpu);
+    let mut state = rng.state_dict()?;
+    rng.load_state_dict(&state)?;
+    assert_eq!(rng.left_out(), None);
+    state.insert("cuda", Entry::Tensor(Tensor::zeros([16], (Kind::Uint8, Device::Cpu))));
+    rng.load_state_dict(&state)?;
+    assert_eq!(rng.left_out(), Some(LeftOut::NoGpuHere));
+    assert!(rng.left_out().is_some_and(|left_out| left_out.to_string().contains("the GPU's generator was left out")));
+    // What is there is still checked.
+    state.insert("cpu", Entry::Tensor(Tensor::zeros([16], (Kind::Uint8, Device::Cpu))));
+    assert!(rng.load_state_dict(&state).is_err());
+    state.insert("tpu", Entry::Int(1));
+    assert!(matches!(rng.load_state_dict(&state), Err(StateError::Unexpected { .. })));
+    assert!(matches!(rng.load_state_dict(&StateDict::new()), Err(StateError::Missing { .. })));
+    Ok(())
 }
 
 #[test]

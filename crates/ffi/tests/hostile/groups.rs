@@ -18,6 +18,7 @@ fn member(store: &Store, name: &str, rank: usize, size: usize) -> ProcessGroup {
         name,
         verify: false,
         cuda_device: None,
+        one_host: true,
         timeout: Duration::from_secs(60),
     };
     ProcessGroup::new(store, &options).unwrap()

@@ -1,5 +1,6 @@
 //! The crates together on several ranks, which are processes: this program again, told by a variable what to be.
 
+mod agreed;
 mod checkpoints;
 #[allow(dead_code)] // Shared with overdrive-ddp's tests, which use more of it.
 #[path = "../../../ddp/tests/ranks/harness.rs"]
@@ -30,6 +31,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("lost_in_window", mixed::lost_in_window),
     ("killed_saving", checkpoints::scenario),
     ("restarts", restarts::scenario),
+    ("agreed", agreed::scenario),
     ("records", records::scenario),
     ("unmarked", unmarked::scenario),
     ("tracks", tracks::scenario),
@@ -54,6 +56,8 @@ fn main() -> Result<()> {
         ("a_rank_that_goes_is_told_of_in_a_window", || run("lost_in_window", 2).map(drop)),
         ("ranks_killed_at_12_random_moments_while_saving_are_told_of", checkpoints::killed_while_saving),
         ("a_run_restarted_6_times_ends_as_one_that_was_never_disturbed", restarts::ends_alike),
+        ("ranks_killed_while_saving_leave_a_step_that_all_resume_at", agreed::killed),
+        ("all_ranks_stop_at_the_step_when_one_is_asked_to", agreed::asked),
         ("stragglers_are_named_from_the_records_of_both_ranks", records::stragglers_are_named),
         ("exchanges_of_ddp_are_in_the_traces_of_2_ranks", || run("tracks", 2).map(drop)),
         ("large_exchanges_are_named_from_the_records_of_both_ranks", records::large_exchanges_are_named),

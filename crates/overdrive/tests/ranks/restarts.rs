@@ -4,10 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use overdrive::checkpoint::Writers;
 use overdrive::dataload::{DistributedSampler, TensorDataset};
-
 use overdrive::prelude::*;
-use overdrive_ddp::{DistributedDataParallel, ReduceOp};
+use overdrive_ddp::DistributedDataParallel;
 use overdrive_launch::{Launch, Streams};
 use rustix::process::{Signal, getpid, kill_process};
 
@@ -46,14 +46,14 @@ pub fn ends_alike() -> Result<()> {
     let attempts = (0..=KILLS).filter(|attempt| of_attempt(*attempt)).count();
     ensure!(attempts == KILLS + 1, "{attempts} attempts were made, with seed {seed}: {said:?}");
     for rank in 0..2 {
-        let step = format!("rank{rank}/step-{:012}", EPOCHS * BATCHES);
+        let step = format!("rank-{rank}/step-{:012}", EPOCHS * BATCHES);
         for name in ["manifest.json", "model.safetensors", "optimizer.safetensors", "rng.safetensors"] {
             let read =
                 |folder: &Path| std::fs::read(folder.join(&step).join(name)).with_context(|| format!("{step}/{name}"));
             ensure!(read(whole.path())? == read(killed.path())?, "rank {rank}: another {name}, with seed {seed}");
         }
     }
-    let model = |rank: usize| std::fs::read(killed.path().join(format!("rank{rank}/weights")));
+    let model = |rank: usize| std::fs::read(killed.path().join(format!("rank-{rank}/weights")));
     ensure!(model(0)? == model(1)?, "the ranks' weights differ, with seed {seed}");
     Ok(())
 }
@@ -89,7 +89,8 @@ fn own_kill(rank: usize) -> Result<Option<(u64, Duration)>> {
     Ok((numbers[0] == rank as u64).then(|| (numbers[1], Duration::from_micros(numbers[2]))))
 }
 
-fn kill_after(delay: Duration) {
+/// By SIGKILL, on a thread of its own.
+pub fn kill_after(delay: Duration) {
     std::thread::spawn(move || {
         std::thread::sleep(delay);
         let _ = kill_process(getpid(), Signal::KILL);
@@ -133,21 +134,16 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let group = meeting.group_with(SHORT, false)?;
     tch::manual_seed(rank as i64);
     let mut run = start(rank)?;
-    let folder = crate::folder()?.join(format!("rank{rank}"));
-    let mut checkpoint = Checkpoint::builder(&folder).every(3).build()?;
-    let mut common = Tensor::from(checkpoint.steps()?.last().map_or(0, |&step| step as i64));
-    group.all_reduce(&mut common, ReduceOp::Min)?;
-    let mut step = common.int64_value(&[]) as u64;
-    if step > 0 {
-        let parts: &mut [(&str, &mut dyn Stateful)] = &mut [
-            ("model", &mut run.vs),
-            ("optimizer", &mut run.opt),
-            ("schedule", &mut run.sched),
-            ("rng", &mut run.rng),
-            ("loader", &mut run.loader),
-        ];
-        checkpoint.load(step, parts)?;
-    }
+    let folder = crate::folder()?;
+    let mut checkpoint = Checkpoint::builder(&folder).every(3).ranks(group.clone(), Writers::Each).build()?;
+    let parts: &mut [(&str, &mut dyn Stateful)] = &mut [
+        ("model", &mut run.vs),
+        ("optimizer", &mut run.opt),
+        ("schedule", &mut run.sched),
+        ("rng", &mut run.rng),
+        ("loader", &mut run.loader),
+    ];
+    let mut step = checkpoint.resume(parts)?.map_or(0, |resumed| resumed.step);
     let ddp = DistributedDataParallel::new(&run.vs, &group)?;
     let mut done = 0;
     while run.loader.next_epoch() < EPOCHS {
@@ -188,6 +184,6 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         .iter()
         .flat_map(|number| number.to_le_bytes())
         .collect();
-    std::fs::write(folder.join("weights"), weights)?;
+    std::fs::write(folder.join(format!("rank-{rank}/weights")), weights)?;
     Ok(())
 }

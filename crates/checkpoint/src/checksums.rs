@@ -1,0 +1,60 @@
+//! The checksums of a file and of each of its pieces, in one pass.
+
+use std::collections::BTreeMap;
+
+use crc32fast::Hasher;
+
+use crate::manifest::{File, Pieces, checksum};
+
+/// Follows a file's bytes from its first to its last.
+pub(crate) struct Checksums<'a> {
+    header: usize,
+    pieces: &'a [(String, usize)],
+    /// Of the pieces that are through, the header first.
+    done: Vec<Hasher>,
+    /// Of the one under way, and how much of it there is.
+    piece: Hasher,
+    seen: usize,
+}
+
+impl<'a> Checksums<'a> {
+    /// Of a file of a header and pieces, each with its name and length.
+    pub fn new(header: usize, pieces: &'a [(String, usize)]) -> Self {
+        Self { header, pieces, done: Vec::new(), piece: Hasher::new(), seen: 0 }
+    }
+
+    pub fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let length = match self.done.len() {
+                0 => self.header,
+                count => self.pieces.get(count - 1).map_or(usize::MAX, |(_, length)| *length),
+            };
+            let (now, rest) = bytes.split_at(bytes.len().min(length - self.seen));
+            self.piece.update(now);
+            self.seen += now.len();
+            bytes = rest;
+            if self.seen == length {
+                self.end_piece();
+            }
+        }
+    }
+
+    fn end_piece(&mut self) {
+        self.done.push(std::mem::take(&mut self.piece));
+        self.seen = 0;
+    }
+
+    /// What the manifest says of the file.
+    pub fn finish(mut self, bytes: u64) -> File {
+        // Empty ones at the end.
+        while self.done.len() <= self.pieces.len() {
+            self.end_piece();
+        }
+        let mut whole = Hasher::new();
+        self.done.iter().for_each(|piece| whole.combine(piece));
+        let mut each = self.done.into_iter().map(|piece| checksum(piece.finalize()));
+        let header = each.next().unwrap_or_default();
+        let tensors: BTreeMap<_, _> = self.pieces.iter().map(|(name, _)| name.clone()).zip(each).collect();
+        File { bytes, crc32: checksum(whole.finalize()), pieces: Some(Pieces { header, tensors }) }
+    }
+}

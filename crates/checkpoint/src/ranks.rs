@@ -1,0 +1,148 @@
+//! What ranks decide together, so that all save, stop and resume alike.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use overdrive_core::{RankGroup, SingleProcess};
+
+use crate::error::CheckpointError;
+use crate::manifest::{self, Manifest};
+
+/// Who writes, where several ranks train together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writers {
+    /// Rank 0 writes for all, and all load it: for what the ranks have alike, in a folder that they share.
+    First,
+    /// Each rank writes what it has, in a folder `rank-N` of its own, and loads that: for what the ranks have each of
+    /// their own (generators of random numbers, positions in the data, shards of a state).
+    Each,
+}
+
+/// The ranks of a run; one that is alone agrees with itself at once.
+#[derive(Clone)]
+pub(crate) struct Ranks {
+    group: Arc<dyn RankGroup>,
+    writers: Option<Writers>,
+}
+
+impl Default for Ranks {
+    fn default() -> Self {
+        Self { group: Arc::new(SingleProcess), writers: None }
+    }
+}
+
+impl fmt::Debug for Ranks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Ranks");
+        debug.field("rank", &self.group.rank()).field("world_size", &self.group.world_size());
+        debug.field("writers", &self.writers).finish()
+    }
+}
+
+/// How reading or loading went on a rank; of several ranks, the worst counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Good,
+    /// The checkpoint is damaged: an earlier one may serve.
+    Damaged,
+    Failed,
+}
+
+impl Verdict {
+    pub fn of<T>(result: &Result<T, CheckpointError>) -> Self {
+        match result {
+            Ok(_) => Self::Good,
+            Err(error) if error.is_damage() => Self::Damaged,
+            Err(_) => Self::Failed,
+        }
+    }
+}
+
+impl Ranks {
+    pub fn new(group: Arc<dyn RankGroup>, writers: Writers) -> Self {
+        Self { group, writers: Some(writers) }
+    }
+
+    /// Whether others have to be asked.
+    pub fn are_several(&self) -> bool {
+        self.group.world_size() > 1
+    }
+
+    /// Whether this rank writes.
+    pub fn writes(&self) -> bool {
+        self.writers != Some(Writers::First) || self.group.rank() == 0
+    }
+
+    /// Where this rank's checkpoints lie.
+    pub fn folder(&self, root: &Path) -> PathBuf {
+        match self.writers {
+            Some(Writers::Each) => root.join(format!("rank-{}", self.group.rank())),
+            _ => root.to_path_buf(),
+        }
+    }
+
+    /// Who a checkpoint is of, where each rank has its own.
+    pub fn mark(&self) -> Option<manifest::Rank> {
+        let mark = manifest::Rank { rank: self.group.rank(), world_size: self.group.world_size() };
+        (self.writers == Some(Writers::Each)).then_some(mark)
+    }
+
+    /// Refuses a checkpoint that as many ranks did not write, or as another rank.
+    pub fn check_mark(&self, folder: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
+        match (self.mark(), manifest.ranks) {
+            (Some(expected), Some(found)) if expected != found => Err(CheckpointError::Rank {
+                path: folder.to_path_buf(),
+                expected: expected.to_string(),
+                found: found.to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn max(&self, value: i64) -> Result<i64, CheckpointError> {
+        Ok(self.group.max(value)?)
+    }
+
+    pub fn min(&self, value: i64) -> Result<i64, CheckpointError> {
+        // Not negated: the least number has no opposite.
+        Ok(!self.group.max(!value)?)
+    }
+
+    /// Whether any rank says yes.
+    pub fn any(&self, yes: bool) -> Result<bool, CheckpointError> {
+        Ok(self.max(i64::from(yes))? == 1)
+    }
+
+    /// Rank 0's number on all ranks; none for what is no number.
+    pub fn firsts(&self, value: Option<f64>) -> Result<Option<f64>, CheckpointError> {
+        if !self.are_several() {
+            return Ok(value.filter(|value| !value.is_nan()));
+        }
+        let bits = match self.group.rank() {
+            0 => value.unwrap_or(f64::NAN).to_bits() as i64,
+            _ => i64::MIN,
+        };
+        Ok(Some(f64::from_bits(self.max(bits)? as u64)).filter(|value| !value.is_nan()))
+    }
+
+    /// The worst of what the ranks found.
+    pub fn worst(&self, own: Verdict) -> Result<Verdict, CheckpointError> {
+        Ok(match self.max(own as i64)? {
+            0 => Verdict::Good,
+            1 => Verdict::Damaged,
+            _ => Verdict::Failed,
+        })
+    }
+
+    /// What this rank has come by, where all ranks have; else an error on each of them, a rank's own where it has one.
+    pub fn all<T>(&self, action: &str, own: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
+        match (self.any(own.is_err()), own) {
+            (_, Err(error)) => Err(error),
+            (told, Ok(value)) => match told? {
+                false => Ok(value),
+                true => Err(CheckpointError::OtherRank { action: action.to_owned() }),
+            },
+        }
+    }
+}
