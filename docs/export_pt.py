@@ -11,7 +11,9 @@ takes a dictionary inside of a larger checkpoint (`--model run.pt --model-key mo
 
 Names stay PyTorch's: a tch model loads them when its variables have the same names. An optimizer's become
 `state.P.NAME` for parameter P and `param_groups.G.NAME` for the options of group G, `betas` as `betas.0` and `betas.1`.
-P counts parameters as PyTorch did, which is not the order of a tch `VarStore`: the field `model_names` holds PyTorch's.
+P is the parameter's name where PyTorch has saved it (an optimizer over `model.named_parameters()`), and the state then
+loads by name. Else P counts parameters as PyTorch did, which is not the order of a tch `VarStore`: the field
+`model_names` holds PyTorch's.
 What PyTorch's schedulers leave in the groups (`initial_lr`, ..) is in the field `param_groups`, a dictionary a group.
 
 The other way, `run.pt` holds a dictionary a part (`model`, `optimizer`, `scaler`, `scheduler`, and what else there is
@@ -39,7 +41,7 @@ DTYPES = {
 OF_DTYPE = {name: dtype for dtype, name in DTYPES.items()}
 
 # How PyTorch computes a step, and what the optimizer's type says already.
-IMPLIED = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay", "param_names")
+IMPLIED = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
 
 # What PyTorch's schedulers leave in an optimizer's groups; here a schedule keeps it.
 SCHEDULES = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
@@ -99,14 +101,17 @@ def flatten_optimizer(state):
                 flat.update({f"{key}.{index}": number(item) for index, item in enumerate(value) if item is not None})
             else:
                 flat[key] = number(value)
-    # PyTorch numbers parameters by the order of the groups, as Overdrive does.
+    # By name where PyTorch has saved the names; else by number, counted over the groups as PyTorch and Overdrive do.
+    names = {}
+    for group in state["param_groups"]:
+        names.update(zip(group["params"], group.get("param_names") or group["params"]))
     for index, slots in state["state"].items():
         for name, value in slots.items():
             if name == "step":
                 # A plain number in old files.
                 value = torch.as_tensor(value, dtype=torch.float32)
             if value is not None:
-                flat[f"state.{index}.{name}"] = value
+                flat[f"state.{names[index]}.{name}"] = value
     return flat
 
 
@@ -281,20 +286,28 @@ def tuples(group):
 def optimizer_to_torch(flat, left):
     """An optimizer's part in PyTorch's layout: the one place that knows how the part names its entries.
 
-    `left` is what schedulers leave in the groups. Parameters keep their numbers, counted over all groups: the PyTorch
-    optimizer is to be made over its parameters in the order that the Rust program had.
+    `left` is what schedulers leave in the groups. Parameters are numbered over all groups, in the order that the Rust
+    program had: the PyTorch optimizer is to be made over them in that order. `param_names` says it, where there are names.
     """
-    groups, state = {}, {}
+    groups, slots = {}, {}
     for key, value in flat.items():
-        kind, place, name = key.split(".", 2)
-        {"param_groups": groups, "state": state}[kind].setdefault(int(place), {})[name] = value
-    param_groups, first = [], 0
+        kind, rest = key.split(".", 1)
+        if kind == "param_groups":
+            place, name = rest.split(".", 1)
+            groups.setdefault(int(place), {})[name] = value
+        else:
+            name, slot = rest.rsplit(".", 1)
+            slots.setdefault(name, {})[slot] = value
+    param_groups, names = [], []
     for place in sorted(groups):
         group = tuples(groups[place])
-        count = group.pop("params")
+        first, count = len(names), group.pop("params")
+        names += group.get("param_names") or map(str, range(first, first + count))
+        if "param_names" in group:
+            group["param_names"] = list(group["param_names"])
         group.update(left[place] if place < len(left) else {})
         param_groups.append({**group, "params": list(range(first, first + count))})
-        first += count
+    state = {index: slots[name] for index, name in enumerate(names) if name in slots}
     return {"state": state, "param_groups": param_groups}
 
 

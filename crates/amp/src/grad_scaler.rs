@@ -1,12 +1,14 @@
 //! Keeps small float16 gradients from vanishing, by a scale that adapts to the run.
 
+mod asked;
 mod state;
 
-use overdrive_core::{GradScale, Optimizer, OptimizerError, OptimizerId};
+use overdrive_core::{GradScale, Optimizer, OptimizerId};
 use overdrive_ffi::{Arg, LazyOp};
 use tch::{Device, Kind, Tensor};
 
 use crate::error::AmpError;
+use crate::grad_scaler::asked::{check_behavior, combined};
 use crate::scaler_options::{EXPECTED_SCALE, GradScalerBuilder, is_scale};
 use crate::unscale::{Half, to_device, unscale};
 
@@ -371,68 +373,5 @@ impl GradScaler {
 
     fn record(&mut self, id: OptimizerId, progress: Progress) {
         *self.progress_mut(id) = progress;
-    }
-}
-
-/// An error for an optimizer whose steps a scaler must not skip.
-fn check_behavior<O: Optimizer + ?Sized>(optimizer: &O) -> Result<(), OptimizerError> {
-    let behavior = optimizer.behavior();
-    let refuse = |reason| Err(OptimizerError::DoesNotFit { part: "GradScaler", reason });
-    if behavior.steps_in_backward {
-        return refuse(
-            "it steps during the backward pass, before anybody can know whether a gradient is infinite; train in bfloat16, \
-             which needs no scaler",
-        );
-    }
-    if behavior.communicates {
-        return refuse(
-            "it averages over ranks in its steps, so that a rank that skips one leaves the others waiting; train in \
-             bfloat16, which needs no scaler",
-        );
-    }
-    Ok(())
-}
-
-/// One flag, 0 or 1, from those of several devices and optimizers. Fused kernels compare it with 1.
-fn combined<T: std::borrow::Borrow<Tensor>>(
-    flags: &[T],
-    device: Device,
-    call: &'static str,
-) -> Result<Tensor, AmpError> {
-    let [first, rest @ ..] = flags else { return Err(AmpError::NoGradients { call }) };
-    let mut either = to_device(first.borrow(), device)?;
-    for flag in rest {
-        either = either.f_maximum(&to_device(flag.borrow(), device)?)?;
-    }
-    Ok(either)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flags_of_two_devices_are_one_flag_that_fused_kernels_take_for_set() {
-        let flag = |value: f32| Tensor::from(value);
-        let both = combined(&[flag(1.0), flag(1.0)], Device::Cpu, "step").unwrap();
-        assert_eq!(both.double_value(&[]), 1.0);
-        let (param, grad) = (Tensor::from_slice(&[2f32]), Tensor::from_slice(&[5f32]));
-        overdrive_ffi::LazyOp::new("aten::_fused_sgd_", "")
-            .call(&[
-                Arg::TensorList(&overdrive_ffi::TensorList::new(&[&param]).unwrap()),
-                Arg::TensorList(&overdrive_ffi::TensorList::new(&[&grad]).unwrap()),
-                Arg::TensorList(&overdrive_ffi::TensorList::new::<Tensor>(&[]).unwrap()),
-                Arg::Double(0.0),
-                Arg::Double(0.0),
-                Arg::Double(0.1),
-                Arg::Double(0.0),
-                Arg::Bool(false),
-                Arg::Bool(false),
-                Arg::Bool(false),
-                None.into(),
-                Some(&both).into(),
-            ])
-            .unwrap();
-        assert_eq!(param.double_value(&[0]), 2.0, "the step is skipped");
     }
 }

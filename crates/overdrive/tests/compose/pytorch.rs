@@ -65,8 +65,9 @@ impl Run {
             tch::no_grad(|| param.shallow_clone().copy_(&values.view_as(param)));
         }
         let (first, second) = params.split_at(2);
-        let groups = AdamW::builder(first).lr(0.01).betas(0.8, 0.9).then_group(second).lr(0.02).betas(0.9, 0.999);
-        let mut opt = groups.weight_decay(0.1).build()?;
+        let groups = AdamW::builder(first).lr(0.01).betas(0.8, 0.9);
+        let second = AdamW::group(second).lr(0.02).betas(0.9, 0.999);
+        let mut opt = groups.add_param_group(second).weight_decay(0.1).build()?;
         let scaler = GradScaler::builder(Device::Cpu).init_scale(1024.0).growth_interval(3).build()?;
         let sched = LrScheduler::new(&mut opt, StepLr::new(3).gamma(0.5))?;
         Ok(Self { vs, params, opt, scaler, sched })

@@ -1,5 +1,7 @@
 //! Autocast's regions, and GradScaler's order of calls, skipping and state, on a CPU.
 
+mod optimizers;
+
 use overdrive_amp::{AmpError, Autocast, AutocastGuard, GradScaler, autocast, autocast_state};
 use overdrive_core::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId, StateDict, Stateful};
 use tch::{Device, Kind, Tensor};
@@ -359,49 +361,4 @@ fn a_state_that_does_not_fit_changes_nothing() {
 fn a_program_that_only_casts_still_has_libtorch_cuda() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert_eq!(maps.contains("libtorch_cuda.so"), overdrive_ffi::cuda::is_compiled());
-}
-
-#[test]
-fn an_optimizer_whose_steps_cannot_be_skipped_is_neither_unscaled_nor_stepped() {
-    let mut in_backward = Behavior::default();
-    in_backward.steps_in_backward = true;
-    let mut over_ranks = Behavior::default();
-    over_ranks.communicates = true;
-    for (behavior, reason) in [(in_backward, "it steps during"), (over_ranks, "it averages over ranks")] {
-        for make in [Counting::new, Counting::fused] {
-            let mut opt = Counting { behavior, ..make(vec![param()]) };
-            let mut scaler = GradScaler::builder(CPU).init_scale(4.0).build().unwrap();
-            backward(&mut scaler, &opt.params[0], 3.0);
-            let scaled = opt.params[0].grad().copy();
-            for refused in [scaler.unscale_(&mut opt), scaler.step(&mut opt).map(drop)] {
-                let why = refused.unwrap_err();
-                assert!(matches!(why, AmpError::Optimizer(OptimizerError::DoesNotFit { .. })), "{why}");
-                let expected = format!("GradScaler cannot be used with this optimizer: {reason}");
-                assert!(why.to_string().starts_with(&expected), "{why}");
-            }
-            assert_eq!((opt.steps, opt.fused.map_or(0, |seen| seen.len())), (0, 0));
-            assert_eq!(opt.params[0].grad(), scaled);
-            // A scaler that does nothing asks for nothing.
-            let mut opt = Counting { behavior, ..make(vec![param()]) };
-            GradScaler::builder(CPU).enabled(false).build().unwrap().step(&mut opt).unwrap();
-            assert_eq!(opt.steps, 1);
-        }
-    }
-}
-
-#[test]
-fn an_optimizer_is_told_of_a_skipped_step() {
-    let mut opt = Counting::new(vec![param()]);
-    let mut scaler = GradScaler::builder(CPU).init_scale(4.0).build().unwrap();
-    backward(&mut scaler, &opt.params[0], f64::INFINITY);
-    assert!(scaler.step(&mut opt).unwrap().skipped().unwrap());
-    assert_eq!((opt.steps, opt.skipped), (0, 1));
-}
-
-#[test]
-fn a_scaler_for_a_gpu_that_is_not_there_disables_itself() {
-    let missing = Device::Cuda(tch::Cuda::device_count() as usize);
-    assert!(!GradScaler::new(missing).is_enabled());
-    assert!(!GradScaler::builder(missing).build().unwrap().is_enabled());
-    assert!(GradScaler::new(CPU).is_enabled());
 }

@@ -1,0 +1,72 @@
+//! What a scaler asks of its optimizers: whether they may be skipped, and whether to skip them.
+
+use overdrive_core::{Optimizer, OptimizerError};
+use tch::{Device, Tensor};
+
+use crate::error::AmpError;
+use crate::unscale::to_device;
+
+/// An error for an optimizer whose steps a scaler must not skip.
+pub(super) fn check_behavior<O: Optimizer + ?Sized>(optimizer: &O) -> Result<(), OptimizerError> {
+    let behavior = optimizer.behavior();
+    let refuse = |reason| Err(OptimizerError::DoesNotFit { part: "GradScaler", reason });
+    if behavior.steps_in_backward {
+        return refuse(
+            "it steps during the backward pass, before anybody can know whether a gradient is infinite; train in bfloat16, \
+             which needs no scaler",
+        );
+    }
+    if behavior.communicates {
+        return refuse(
+            "it averages over ranks in its steps, so that a rank that skips one leaves the others waiting; train in \
+             bfloat16, which needs no scaler",
+        );
+    }
+    Ok(())
+}
+
+/// One flag, 0 or 1, from those of several devices and optimizers. Fused kernels compare it with 1.
+pub(super) fn combined<T: std::borrow::Borrow<Tensor>>(
+    flags: &[T],
+    device: Device,
+    call: &'static str,
+) -> Result<Tensor, AmpError> {
+    let [first, rest @ ..] = flags else { return Err(AmpError::NoGradients { call }) };
+    let mut either = to_device(first.borrow(), device)?;
+    for flag in rest {
+        either = either.f_maximum(&to_device(flag.borrow(), device)?)?;
+    }
+    Ok(either)
+}
+
+#[cfg(test)]
+mod tests {
+    use overdrive_ffi::{Arg, LazyOp, TensorList};
+
+    use super::*;
+
+    #[test]
+    fn flags_of_two_devices_are_one_flag_that_fused_kernels_take_for_set() {
+        let flag = |value: f32| Tensor::from(value);
+        let both = combined(&[flag(1.0), flag(1.0)], Device::Cpu, "step").unwrap();
+        assert_eq!(both.double_value(&[]), 1.0);
+        let (param, grad) = (Tensor::from_slice(&[2f32]), Tensor::from_slice(&[5f32]));
+        LazyOp::new("aten::_fused_sgd_", "")
+            .call(&[
+                Arg::TensorList(&TensorList::new(&[&param]).unwrap()),
+                Arg::TensorList(&TensorList::new(&[&grad]).unwrap()),
+                Arg::TensorList(&TensorList::new::<Tensor>(&[]).unwrap()),
+                Arg::Double(0.0),
+                Arg::Double(0.0),
+                Arg::Double(0.1),
+                Arg::Double(0.0),
+                Arg::Bool(false),
+                Arg::Bool(false),
+                Arg::Bool(false),
+                None.into(),
+                Some(&both).into(),
+            ])
+            .unwrap();
+        assert_eq!(param.double_value(&[0]), 2.0, "the step is skipped");
+    }
+}

@@ -1,0 +1,52 @@
+//! What a scaler and its optimizers tell each other.
+
+use overdrive_amp::{AmpError, GradScaler};
+use overdrive_core::{Behavior, OptimizerError};
+use tch::Device;
+
+use crate::{CPU, Counting, backward, param};
+
+#[test]
+fn an_optimizer_whose_steps_cannot_be_skipped_is_neither_unscaled_nor_stepped() {
+    let mut in_backward = Behavior::default();
+    in_backward.steps_in_backward = true;
+    let mut over_ranks = Behavior::default();
+    over_ranks.communicates = true;
+    for (behavior, reason) in [(in_backward, "it steps during"), (over_ranks, "it averages over ranks")] {
+        for make in [Counting::new, Counting::fused] {
+            let mut opt = Counting { behavior, ..make(vec![param()]) };
+            let mut scaler = GradScaler::builder(CPU).init_scale(4.0).build().unwrap();
+            backward(&mut scaler, &opt.params[0], 3.0);
+            let scaled = opt.params[0].grad().copy();
+            for refused in [scaler.unscale_(&mut opt), scaler.step(&mut opt).map(drop)] {
+                let why = refused.unwrap_err();
+                assert!(matches!(why, AmpError::Optimizer(OptimizerError::DoesNotFit { .. })), "{why}");
+                let expected = format!("GradScaler cannot be used with this optimizer: {reason}");
+                assert!(why.to_string().starts_with(&expected), "{why}");
+            }
+            assert_eq!((opt.steps, opt.fused.map_or(0, |seen| seen.len())), (0, 0));
+            assert_eq!(opt.params[0].grad(), scaled);
+            // A scaler that does nothing asks for nothing.
+            let mut opt = Counting { behavior, ..make(vec![param()]) };
+            GradScaler::builder(CPU).enabled(false).build().unwrap().step(&mut opt).unwrap();
+            assert_eq!(opt.steps, 1);
+        }
+    }
+}
+
+#[test]
+fn an_optimizer_is_told_of_a_skipped_step() {
+    let mut opt = Counting::new(vec![param()]);
+    let mut scaler = GradScaler::builder(CPU).init_scale(4.0).build().unwrap();
+    backward(&mut scaler, &opt.params[0], f64::INFINITY);
+    assert!(scaler.step(&mut opt).unwrap().skipped().unwrap());
+    assert_eq!((opt.steps, opt.skipped), (0, 1));
+}
+
+#[test]
+fn a_scaler_for_a_gpu_that_is_not_there_disables_itself() {
+    let missing = Device::Cuda(tch::Cuda::device_count() as usize);
+    assert!(!GradScaler::new(missing).is_enabled());
+    assert!(!GradScaler::builder(missing).build().unwrap().is_enabled());
+    assert!(GradScaler::new(CPU).is_enabled());
+}
