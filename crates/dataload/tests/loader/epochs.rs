@@ -315,3 +315,42 @@ fn a_state_of_the_form_before_is_refused() -> Result<(), DataError> {
     assert!(matches!(&error, StateError::Mismatch { key, .. } if key == "version"), "{error}");
     Ok(())
 }
+
+#[test]
+fn a_run_goes_on_with_another_number_of_ranks_at_the_border_of_an_epoch() -> Result<(), DataError> {
+    let _alone = alone();
+    let ranks = |world_size: usize| -> Result<Vec<DataLoader<Vec<usize>>>, DataError> {
+        let rank = |rank| {
+            let stream = FnStream::new(8, |shard| Ok((0..30).map(move |i| Ok(shard * 100 + i))));
+            let builder = DataLoader::stream(stream).batch_size(8 / world_size).interleave(4).shuffle(true);
+            let builder = builder.shuffle_buffer(4).rank(rank, world_size).batches_per_epoch(3).num_workers(rank % 3);
+            builder.collate(listed).build()
+        };
+        (0..world_size).map(rank).collect()
+    };
+    // An epoch of all ranks together, each batch sorted.
+    let epoch = |ranks: &[DataLoader<Vec<usize>>]| -> Result<Vec<Vec<usize>>, DataError> {
+        let mut together = vec![Vec::new(); 3];
+        for rank in ranks {
+            let batches: Vec<Vec<usize>> = rank.iter().collect::<Result<_, _>>()?;
+            assert_eq!(batches.len(), 3);
+            together.iter_mut().zip(batches).for_each(|(all, batch)| all.extend(batch));
+        }
+        together.iter_mut().for_each(|batch| batch.sort_unstable());
+        Ok(together)
+    };
+    let alone = ranks(1)?;
+    let expected: Vec<_> = (0..10).map(|_| epoch(&alone)).collect::<Result<Vec<_>, _>>()?.concat();
+    assert_eq!(expected.concat().into_iter().collect::<BTreeSet<_>>().len(), 240, "ten epochs are one pass");
+    for (before, after) in [(2, 1), (1, 4), (4, 2)] {
+        let first = ranks(before)?;
+        let mut seen = (0..4).map(|_| epoch(&first)).collect::<Result<Vec<_>, _>>()?.concat();
+        let states: Vec<StateDict> = first.iter().map(|rank| rank.state_dict().unwrap()).collect();
+        let state = DataLoader::merge_states(&states).unwrap();
+        let mut second = ranks(after)?;
+        second.iter_mut().for_each(|rank| rank.load_state_dict(&state).unwrap());
+        seen.extend((4..10).map(|_| epoch(&second)).collect::<Result<Vec<_>, _>>()?.concat());
+        assert_eq!(seen, expected, "{before} ranks, then {after}");
+    }
+    Ok(())
+}
