@@ -24,6 +24,7 @@ crate::tests![
     a_node_that_comes_back_early_waits_for_its_place,
     a_signal_to_one_node_ends_both,
     a_signal_after_a_failure_ends_both,
+    a_signal_to_a_node_without_a_place_ends_that_node_alone,
 ];
 
 /// What both nodes know.
@@ -292,5 +293,32 @@ fn a_signal_after_a_failure_ends_both() {
         assert_eq!((first.code, second.code), (Some(5), Some(if told == 0 { 5 } else { 143 })), "{first:?} {second:?}");
         first.says("rank 1 failed: exit code 5");
         assert!(!first.err.contains("restart") && !second.err.contains("restart"), "{first:?} {second:?}");
+    }
+}
+
+fn a_signal_to_a_node_without_a_place_ends_that_node_alone() {
+    let folder = TempDir::new().unwrap();
+    let ready = folder.path().join("ready");
+    let script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && { echo $RANK; exit 0; }; touch $READY.$RANK; \
+                  while ! [ -e $READY.go ]; do sleep 0.01; done; exit 1";
+    let port = free_port();
+    let start =
+        |rank: &str| node(port, &["--max-restarts=1", "--node-rank", rank], script).env("READY", &ready).start();
+    let [first, second] = [start("0"), start("1")];
+    first.wait_for_file(&ready.with_extension("0"));
+    first.wait_for_file(&ready.with_extension("1"));
+    // It waits until the second one may have been lost.
+    let third = start("1");
+    let guard = third.guard().as_raw_pid();
+    wait_for("the third to be let in", || {
+        let mut threads = std::fs::read_dir(format!("/proc/{guard}/task")).ok()?.flatten();
+        let is_heartbeat = |name: String| name.trim() == "heartbeat";
+        threads.any(|it| std::fs::read_to_string(it.path().join("comm")).is_ok_and(is_heartbeat)).then_some(())
+    });
+    third.signal(Signal::TERM);
+    assert_eq!(third.end().code, Some(143));
+    std::fs::write(ready.with_extension("go"), "").unwrap();
+    for (rank, ended) in [first, second].map(Running::end).iter().enumerate() {
+        assert_eq!((ended.code, ended.out.clone()), (Some(0), format!("[rank{rank}]: {rank}\n")), "{}", ended.err);
     }
 }
