@@ -1,7 +1,7 @@
 //! Optimizers that step during the backward pass, under DDP, against one process with the large batch.
 
 use anyhow::{Result, ensure};
-use overdrive::optim::GroupBuilder;
+use overdrive::optim::SgdBuilder;
 use overdrive::prelude::*;
 use overdrive_ddp::{DistributedDataParallel, ProcessGroup};
 
@@ -29,7 +29,7 @@ impl Run {
         Self { vs, model }
     }
 
-    fn options(&self) -> GroupBuilder<Sgd> {
+    fn options(&self) -> SgdBuilder {
         Sgd::builder(self.vs.trainable_variables()).lr(0.1).momentum(0.9)
     }
 
