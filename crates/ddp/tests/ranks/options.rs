@@ -14,6 +14,7 @@ const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
 pub fn scenario(_meeting: &Meeting) -> Result<()> {
     let group = any_group()?;
+    names(&group).context("names")?;
     buffers(&group).context("buffers")?;
     no_grad(&group).context("no_grad")?;
     several_outputs(&group).context("several outputs")?;
@@ -21,6 +22,17 @@ pub fn scenario(_meeting: &Meeting) -> Result<()> {
     missing_gradients(&group).context("missing gradients")?;
     sparse_gradients(&group).context("sparse gradients")?;
     log(&group).context("log")
+}
+
+/// Parameters without elements have no memory to be told apart by.
+fn names(group: &ProcessGroup) -> Result<()> {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let root = vs.root();
+    let _variables = [("b", 0), ("c", 2), ("a", 0)].map(|(name, size)| root.zeros(name, &[size]));
+    let ddp = DistributedDataParallel::new(&vs, group)?;
+    let names: Vec<_> = ddp.parameters().iter().map(|(name, _)| name.as_str()).collect();
+    ensure!(names == ["b", "c", "a"], "{names:?}");
+    Ok(())
 }
 
 /// Buffers follow rank 0 before a forward pass behind a synchronised backward, and not within a window.

@@ -53,12 +53,13 @@ fn fused_optimizers_refuse_lists_that_do_not_fit_each_other() {
     fitting().adamw(false).unwrap();
     fitting().sgd(0.9).unwrap();
     type Change = fn(&mut Lists, Tensor);
+    type Make = fn() -> Tensor;
     let places: [(&str, Change); 3] = [
         ("params", |lists, tensor| lists.params[0] = tensor),
         ("grads", |lists, tensor| lists.grads[0] = tensor),
         ("averages", |lists, tensor| lists.averages[0] = tensor),
     ];
-    let wrong: [(&str, fn() -> Tensor); 6] = [
+    let wrong: [(&str, Make); 6] = [
         ("short", || Tensor::ones([3], FLOAT)),
         ("spread", || Tensor::ones([1], FLOAT).expand([40], false)),
         ("double", || Tensor::ones([40], (Kind::Double, Device::Cpu))),
