@@ -15,8 +15,11 @@ const LICENSE: &str = "MIT OR Apache-2.0";
 const LONGEST_FILE: usize = 400;
 /// Those that build without libtorch, default features off.
 const WITHOUT_LIBTORCH: [&str; 2] = ["launch", "sched"];
-/// What feature crates may depend on.
+/// What feature crates may depend on; docs/adr/0013 says what joins.
 const FOUNDATION: [&str; 3] = ["crates/core", "crates/ffi", "crates/launch"];
+
+/// What stands in for a runtime in tests: C++ and `unsafe`, in no user's program.
+const TEST_SUPPORT: &str = "testing/";
 
 /// What the rules look at, small enough to write by hand in a test.
 #[derive(Default)]
@@ -44,6 +47,11 @@ impl Member {
     /// `amp` for `crates/amp`; None for packages outside `crates/`.
     fn crate_folder(&self) -> Option<&str> {
         self.folder.strip_prefix("crates/")
+    }
+
+    /// `crates/nn` for its macros, `crates/nn/macros`, which are a package because Rust wants them to be.
+    fn owner(&self) -> Option<&str> {
+        self.folder.strip_suffix("/macros").filter(|owner| owner.starts_with("crates/"))
     }
 
     /// Whether it has programs and no library.
@@ -141,7 +149,8 @@ fn is_cpp(path: &str) -> bool {
 /// Invariant 1, first half.
 fn unsafe_and_cpp_stay_in_ffi(tree: &Tree) -> Vec<String> {
     let mut problems = Vec::new();
-    for (path, text) in tree.files.iter().filter(|(path, _)| !path.starts_with("crates/ffi/")) {
+    let may = |path: &str| path.starts_with("crates/ffi/") || path.starts_with(TEST_SUPPORT);
+    for (path, text) in tree.files.iter().filter(|(path, _)| !may(path)) {
         if is_cpp(path) {
             problems.push(format!("{path}: C++ outside crates/ffi"));
         }
@@ -156,7 +165,8 @@ fn unsafe_and_cpp_stay_in_ffi(tree: &Tree) -> Vec<String> {
 
 /// Invariant 1, second half.
 fn every_other_crate_forbids_unsafe(tree: &Tree) -> Vec<String> {
-    let members = tree.members.iter().filter(|member| member.folder != "crates/ffi");
+    let may = |member: &&Member| member.folder == "crates/ffi" || member.folder.starts_with(TEST_SUPPORT);
+    let members = tree.members.iter().filter(|member| !may(member));
     let roots = members.flat_map(|member| &member.roots);
     let forbids = |root: &&String| tree.files.get(*root).is_some_and(|text| text.contains("#![forbid(unsafe_code)]"));
     roots.filter(|root| !forbids(root)).map(|root| format!("{root}: does not say `#![forbid(unsafe_code)]`")).collect()
@@ -170,13 +180,23 @@ fn feature_crates_stand_alone(tree: &Tree) -> Vec<String> {
         |member: &&Member| member.crate_folder().is_some_and(|it| it != "overdrive") && !member.is_program();
     for member in tree.members.iter().filter(is_feature) {
         for other in &member.depends_on {
-            if !FOUNDATION.contains(&other.as_str()) {
+            let is_own = tree.members.iter().any(|it| it.folder == *other && it.owner() == Some(&member.folder));
+            if member.owner().is_some() || !(is_own || FOUNDATION.contains(&other.as_str())) {
                 problems.push(format!(
                     "{}/Cargo.toml: depends on {other}; join them by a trait in crates/core, and show them together in \
                      the facade's tests or in examples/",
                     member.folder
                 ));
             }
+        }
+    }
+    // The facade and programs too: what stands in for a runtime is in no program.
+    for member in tree.members.iter().filter(|member| member.crate_folder().is_some()) {
+        for other in member.depends_on.iter().filter(|other| other.starts_with(TEST_SUPPORT)) {
+            problems.push(format!(
+                "{}/Cargo.toml: depends on {other}, which is for tests: have xtask put it under the test program",
+                member.folder
+            ));
         }
     }
     problems
@@ -209,7 +229,8 @@ fn folders_name_packages(tree: &Tree) -> Vec<String> {
     let mut problems = Vec::new();
     for member in &tree.members {
         let Some(folder) = member.crate_folder() else { continue };
-        let expected = if folder == "overdrive" { folder.to_owned() } else { format!("overdrive-{folder}") };
+        let dashed = folder.replace('/', "-");
+        let expected = if folder == "overdrive" { dashed } else { format!("overdrive-{dashed}") };
         if member.name != expected {
             problems.push(format!("{}/Cargo.toml: the package is {}, not {expected}", member.folder, member.name));
         }

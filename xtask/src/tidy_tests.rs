@@ -64,6 +64,30 @@ fn a_feature_crate_that_sees_another_is_named() {
 }
 
 #[test]
+fn macros_are_their_owners_alone() {
+    let macros = || package("crates/nn/macros", "overdrive-nn-macros", &[]);
+    let owner = package("crates/nn", "overdrive-nn", &["crates/core", "crates/nn/macros"]);
+    assert_eq!(feature_crates_stand_alone(&members([macros(), owner])), [""; 0]);
+    assert_eq!(folders_name_packages(&members([macros()])), [""; 0]);
+    let stranger = package("crates/amp", "overdrive-amp", &["crates/nn/macros"]);
+    assert_eq!(feature_crates_stand_alone(&members([macros(), stranger])).len(), 1);
+    let curious = package("crates/nn/macros", "overdrive-nn-macros", &["crates/core"]);
+    assert_eq!(feature_crates_stand_alone(&members([curious])).len(), 1);
+}
+
+#[test]
+fn what_stands_in_for_a_runtime_is_in_no_program() {
+    let mut tree = files(&[("testing/cuda/a.cpp", ""), ("testing/cuda/src/lib.rs", "unsafe { f() }")]);
+    tree.members = vec![package("testing/cuda", "overdrive-testing-cuda", &[])];
+    assert_eq!(unsafe_and_cpp_stay_in_ffi(&tree), [""; 0]);
+    assert_eq!(every_other_crate_forbids_unsafe(&tree), [""; 0]);
+    for user in ["crates/amp", "crates/overdrive"] {
+        let problems = feature_crates_stand_alone(&members([package(user, "overdrive", &["testing/cuda"])]));
+        assert!(problems.iter().any(|it| it.contains("which is for tests")), "{problems:?}");
+    }
+}
+
+#[test]
 fn who_builds_without_libtorch_may_not_reach_it() {
     let with = |text: &str| Tree { without_libtorch: [("sched".into(), text.into())].into(), ..Tree::default() };
     assert_eq!(some_need_no_libtorch(&Tree::default()), [""; 0]);
