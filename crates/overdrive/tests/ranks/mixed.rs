@@ -180,7 +180,7 @@ pub fn one_bit_adam(meeting: &Meeting) -> Result<()> {
     scaler.scale(&(&param * factor).sum(Kind::Float))?.backward();
     for refused in [scaler.unscale_(&mut opt), scaler.step(&mut opt).map(drop)] {
         let told = refused.err().context("a scaler was taken")?.to_string();
-        ensure!(told.contains("cannot be used with a GradScaler: it averages over ranks"), "{told}");
+        ensure!(told.contains("GradScaler cannot be used with this optimizer: it averages over ranks"), "{told}");
     }
     ensure!(param.equal(&Tensor::ones([8], FLOAT)), "refused, and stepped");
     // Both ranks go on.
