@@ -1,5 +1,8 @@
 //! Parameters with the names that they have in their model.
 
+use std::collections::HashMap;
+
+use overdrive_ffi::TensorId;
 use tch::{Tensor, nn};
 
 /// A tensor to train, and its name in the model where it has one.
@@ -68,22 +71,9 @@ pub fn prefixed(prefix: &str, params: impl IntoParameters) -> Vec<Parameter> {
 
 impl IntoParameters for &nn::VarStore {
     fn into_parameters(self) -> Vec<Parameter> {
-        let mut named: Vec<_> = self.variables().into_iter().collect();
-        named.sort_by(|(one, _), (other, _)| one.cmp(other));
-        let mut places = std::collections::HashMap::new();
-        for (place, (_, tensor)) in named.iter().enumerate() {
-            places.entry(tensor.data_ptr() as usize).or_insert_with(Vec::new).push(place);
-        }
-        let name_of = |tensor: Tensor| {
-            // Empty tensors have no data: among them the shape tells.
-            let here = places.get_mut(&(tensor.data_ptr() as usize));
-            let fits = |place: &usize| named[*place].1.size() == tensor.size();
-            let found = here.and_then(|here| Some(here.remove(here.iter().position(fits)?)));
-            match found {
-                Some(place) => Parameter::named(named[place].0.clone(), tensor),
-                None => Parameter::unnamed(tensor),
-            }
-        };
+        let mut names: HashMap<_, _> =
+            self.variables().into_iter().map(|(name, it)| (TensorId::of(&it), name)).collect();
+        let name_of = |tensor: Tensor| Parameter { name: names.remove(&TensorId::of(&tensor)), tensor };
         self.trainable_variables().into_iter().map(name_of).collect()
     }
 }

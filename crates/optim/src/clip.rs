@@ -197,7 +197,8 @@ pub(crate) fn divide(grads: &TensorList, norm: &Tensor, max_norm: f64) -> Result
     let first = grads.get(0)?;
     let norm = norm.f_to_device_(first.device(), norm.kind(), first.device().is_cuda(), false)?;
     let divisor = MUL.tensor(&[Arg::Tensor(&norm), Arg::Double(1.0 / max_norm)])?;
-    foreach::div_tensor_(grads, &CLAMP_MIN.tensor(&[Arg::Tensor(&divisor), Arg::Double(1.0)])?)
+    let divisor = CLAMP_MIN.tensor(&[Arg::Tensor(&divisor), Arg::Double(1.0)])?;
+    foreach::mul_tensor_(grads, &divisor.f_reciprocal()?)
 }
 
 fn scale(groups: &[Grads], norm: &Tensor, max_norm: f64) -> Result<(), TorchError> {

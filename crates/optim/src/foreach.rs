@@ -59,7 +59,6 @@ in_place! {
     div_ = "div_", "List" (xs: TensorList &TensorList, ys: TensorList &TensorList);
     div_each_ = "div_", "ScalarList" (xs: TensorList &TensorList, ys: ScalarList &[f64]);
     div_scalar_ = "div_", "Scalar" (xs: TensorList &TensorList, y: Double f64);
-    div_tensor_ = "div_", "Tensor" (xs: TensorList &TensorList, y: Tensor &Tensor);
     lerp_ = "lerp_", "Scalar" (xs: TensorList &TensorList, ys: TensorList &TensorList, weight: Double f64);
     lerp_each_ = "lerp_", "ScalarList"
         (xs: TensorList &TensorList, ys: TensorList &TensorList, weights: ScalarList &[f64]);

@@ -55,7 +55,7 @@ fn clamped(tensor: &Tensor, low: f64) -> Result<Tensor, TorchError> {
 /// `average` moved by `share` of the way to `value`.
 fn follow(average: &Tensor, value: &Tensor, share: f64) -> Result<(), TorchError> {
     let moved = MUL.tensor(&[Arg::Tensor(average), Arg::Double(1.0 - share)])?;
-    let _ = average.shallow_clone().f_copy_(&moved.f_add(&MUL.tensor(&[Arg::Tensor(value), Arg::Double(share)])?)?)?;
+    average.shallow_clone().f_copy_(&moved.f_add(&MUL.tensor(&[Arg::Tensor(value), Arg::Double(share)])?)?)?;
     Ok(())
 }
 
