@@ -95,7 +95,8 @@ void between_passes(at::TensorList leaves, const std::function<void()>& change) 
   auto may_change = [&] { return passes().count == 0 || std::none_of(leaves.begin(), leaves.end(), is_reached); };
   std::unique_lock<std::mutex> lock(passes().mutex);
   TORCH_CHECK(!within_pass() || may_change(),
-              "the hooks of a gradient cannot be set within a backward pass that may call them: do it before or behind it");
+              "the hooks of a gradient cannot be set within a backward pass that may call them: do it before or behind "
+              "it");
   passes().none.wait(lock, may_change);
   change();
 }

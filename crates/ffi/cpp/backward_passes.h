@@ -1,6 +1,7 @@
 // Which backward passes are under way, on any thread.
 //
-// libtorch's engine reads the hooks of parameters without a lock: whoever sets or removes one does it while no pass runs.
+// libtorch's engine reads the hooks of parameters without a lock: whoever sets or removes one does it while no pass
+// runs.
 #pragma once
 
 #include <functional>
@@ -9,8 +10,8 @@
 
 namespace overdrive {
 
-// Runs `change`, to hooks of these leaves, while no backward pass that may reach one is under way and none can begin: where a
-// graph has one in it, it waits for the passes of other threads. Throws within one of the calling thread.
+// Runs `change`, to hooks of these leaves, while no backward pass that may reach one is under way and none can begin:
+// where a graph has one in it, it waits for the passes of other threads. Throws within one of the calling thread.
 void between_passes(at::TensorList leaves, const std::function<void()>& change);
 
 // Runs `change`, which throws nothing, in the same way; within a pass, at its end. Never waits. What `change` holds is

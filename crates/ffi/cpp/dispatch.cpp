@@ -87,7 +87,8 @@ void check_enumerated(const IValue& value, const c10::Argument& argument) {
     case c10::TypeKind::MemoryFormatType: count = static_cast<int64_t>(c10::MemoryFormat::NumOptions); break;
     default: return;
   }
-  bool undefined = type->kind() == c10::TypeKind::ScalarTypeType && number == static_cast<int64_t>(c10::ScalarType::Undefined);
+  constexpr auto kUndefined = static_cast<int64_t>(c10::ScalarType::Undefined);
+  bool undefined = type->kind() == c10::TypeKind::ScalarTypeType && number == kUndefined;
   TORCH_CHECK(number >= 0 && number < count && !undefined, argument.name(), " is ", number, ", which stands for no ",
               type->str());
 }

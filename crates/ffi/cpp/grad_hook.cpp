@@ -32,7 +32,8 @@ class Owned {
 // Who averages which parameter's gradient.
 struct Averagers {
   std::mutex mutex;
-  std::unordered_map<const c10::TensorImpl*, std::pair<const overdrive::Averager*, std::weak_ptr<overdrive::Averager>>> of;
+  using Averager = std::pair<const overdrive::Averager*, std::weak_ptr<overdrive::Averager>>;
+  std::unordered_map<const c10::TensorImpl*, Averager> of;
 };
 
 // Never destroyed: backward passes of other threads may outlive everything else.
