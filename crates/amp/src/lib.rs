@@ -3,6 +3,7 @@
 //!
 //! ```
 //! use overdrive_amp::{GradScaler, autocast};
+//! use overdrive_core::TchOptimizer;
 //! use tch::nn::{Module, OptimizerConfig};
 //! use tch::{Device, Kind, Tensor, nn};
 //!
