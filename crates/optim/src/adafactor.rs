@@ -125,7 +125,7 @@ impl Algorithm for AdafactorOptions {
             ("eps.1", Field::Float(&mut self.eps2)),
             ("d", Field::Float(&mut self.d)),
             ("weight_decay", Field::Float(&mut self.weight_decay)),
-            ("form", Field::Word(&mut self.form, FORMS)),
+            ("form", Field::OwnWord(&mut self.form, FORMS)),
             ("maximize", Field::Bool(&mut self.maximize)),
         ]
     }

@@ -69,6 +69,8 @@ pub enum Field<'a> {
     Optional(&'a mut Option<f64>),
     /// One of these words.
     Word(&'a mut &'static str, &'static [&'static str]),
+    /// The same, the first where a state does not say: of an option that PyTorch's optimizer of that name lacks.
+    OwnWord(&'a mut &'static str, &'static [&'static str]),
 }
 
 /// A tensor that is kept for each parameter.
