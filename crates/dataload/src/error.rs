@@ -133,7 +133,7 @@ pub enum DataError {
     },
 
     /// Something went wrong with one sample; the loader adds the index.
-    #[error("sample {index}{}: {error}", in_brackets(key))]
+    #[error("sample {index}{}: {error}", in_brackets(key, error))]
     Sample {
         /// The sample's index in the dataset.
         index: usize,
@@ -144,7 +144,7 @@ pub enum DataError {
     },
 
     /// Something went wrong with one item of a stream.
-    #[error("shard {shard}, item {position}{}: {error}", in_brackets(key))]
+    #[error("shard {shard}, item {position}{}: {error}", in_brackets(key, error))]
     StreamItem {
         /// The shard's number.
         shard: usize,
@@ -158,7 +158,7 @@ pub enum DataError {
     },
 
     /// User code panicked over one sample.
-    #[error("sample {index}{}: panicked: {message}", in_brackets(key))]
+    #[error("sample {index}{}: panicked: {message}", in_brackets(key, ""))]
     WorkerPanicked {
         /// The index that was being loaded.
         index: usize,
@@ -334,6 +334,32 @@ impl DataError {
     }
 }
 
-fn in_brackets(key: &Option<String>) -> String {
-    key.as_ref().map(|key| format!(" ({key})")).unwrap_or_default()
+/// The names, those left out that the message to come begins with: most begin with the file.
+fn in_brackets(key: &Option<String>, message: impl ToString) -> String {
+    let message = message.to_string();
+    let file = message.split(": ").next().unwrap_or_default();
+    let names = key.iter().flat_map(|key| key.split(", "));
+    let names: Vec<&str> = names.filter(|name| !Path::new(file).ends_with(name)).collect();
+    if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_names_a_file_once() {
+        let error = || Box::new(DataError::UnknownFormat { path: "train/cat/5.jpg".into(), magic: vec![1] });
+        let said = |key: &str| DataError::Sample { index: 5, key: Some(key.to_owned()), error: error() }.to_string();
+        let rest = "train/cat/5.jpg: unknown image format, the file starts with [01]";
+        assert_eq!(said("cat/5.jpg"), format!("sample 5: {rest}"));
+        assert_eq!(said("train/cat/5.jpg"), format!("sample 5: {rest}"));
+        assert_eq!(said("5"), format!("sample 5 (5): {rest}"), "another name");
+        let shard = |key: &str| {
+            DataError::StreamItem { shard: 0, position: 7, key: Some(key.to_owned()), error: error() }.to_string()
+        };
+        assert_eq!(shard("train/cat/5.jpg, label 7"), format!("shard 0, item 7 (label 7): {rest}"));
+        let panicked = DataError::WorkerPanicked { index: 5, key: Some("5.jpg".into()), message: "torn".into() };
+        assert_eq!(panicked.to_string(), "sample 5 (5.jpg): panicked: torn");
+    }
 }
