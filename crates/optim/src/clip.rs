@@ -6,6 +6,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::bucket::sparse;
 use crate::foreach;
+use crate::in_backward::position_of_stepped;
 
 static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
 static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
@@ -81,8 +82,8 @@ impl ClipGradNorm {
     /// Clips the gradients of `params`, and returns their norm before.
     ///
     /// # Errors
-    /// When `max_norm` is negative or NaN, the norm's order is not above 0, a gradient is sparse, libtorch fails, or the
-    /// norm is not finite and that is to be an error.
+    /// When `max_norm` is negative or NaN, the norm's order is not above 0, a gradient is sparse, a parameter is stepped in
+    /// backward, libtorch fails, or the norm is not finite and that is to be an error.
     ///
     /// # Syncs
     /// With [`error_if_nonfinite`](Self::error_if_nonfinite) alone.
@@ -144,6 +145,10 @@ struct Grads {
 
 /// The gradients that there are.
 fn by_place(params: &[Parameter]) -> Result<Vec<Grads>, OptimizerError> {
+    if let Some(index) = position_of_stepped(params) {
+        let reason = "it is stepped in backward, before anything can be clipped: build the optimizer with `build`";
+        return Err(OptimizerError::parameter(&params[index], index, reason));
+    }
     let mut groups: Vec<((Device, Kind), Vec<Tensor>)> = Vec::new();
     for (index, param) in params.iter().enumerate() {
         let tensor = param.tensor();

@@ -1,11 +1,12 @@
 //! Steps during the backward pass, so that few gradients are there at any time.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::HashSet;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use overdrive_core::{
     Activity, Behavior, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict, StateError, Stateful, activity,
 };
-use overdrive_ffi::GradHook;
+use overdrive_ffi::{GradHook, TensorId};
 use tch::Tensor;
 
 use crate::algorithm::Algorithm;
@@ -44,6 +45,29 @@ struct Shared<A: Algorithm> {
     failed: Option<OptimizerError>,
 }
 
+/// The parameters that are stepped in backward now.
+static STEPPED: LazyLock<Mutex<HashSet<TensorId>>> = LazyLock::new(Mutex::default);
+
+fn stepped() -> MutexGuard<'static, HashSet<TensorId>> {
+    lock(&STEPPED)
+}
+
+/// The first of these parameters whose gradient is used up within the backward pass: nothing can be done with it later.
+pub(crate) fn position_of_stepped(params: &[Parameter]) -> Option<usize> {
+    let stepped = stepped();
+    (!stepped.is_empty()).then(|| params.iter().position(|it| stepped.contains(&TensorId::of(it.tensor()))))?
+}
+
+impl<A: Algorithm> Drop for InBackward<A> {
+    fn drop(&mut self) {
+        let params = self.params();
+        let mut stepped = stepped();
+        for param in &params {
+            stepped.remove(&TensorId::of(param));
+        }
+    }
+}
+
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic in a hook reaches the caller at the next `step`.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
@@ -58,6 +82,7 @@ impl<A: Algorithm> InBackward<A> {
         for (group, bucket, index) in places {
             hooks.push(hook(&shared, (group, bucket), (&params[index], index))?);
         }
+        stepped().extend(params.iter().map(|param| TensorId::of(param.tensor())));
         Ok(Self { shared, hooks, id })
     }
 
@@ -71,7 +96,9 @@ impl<A: Algorithm> InBackward<A> {
         for (bucket, param) in group.scope.params.iter().enumerate() {
             hooks.push(hook(&self.shared, (number, bucket), (param, first + bucket))?);
         }
+        let added: Vec<_> = group.scope.params.iter().map(|param| TensorId::of(param.tensor())).collect();
         lock(&self.shared).optimizer.add_param_group(group)?;
+        stepped().extend(added);
         self.hooks.extend(hooks);
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Steps during the backward pass.
 
 use overdrive_core::{Optimizer, OptimizerError};
-use overdrive_optim::{AdamW, Lookahead, Sam, Sgd};
+use overdrive_optim::{AdamW, Lookahead, Sam, Sgd, clip_grad_norm_, clip_grad_value_};
 use tch::{Kind, Tensor};
 
 use crate::{DOUBLE, params};
@@ -95,4 +95,19 @@ fn a_group_that_comes_later_is_stepped_in_backward_too() {
     assert!(opt.add_param_group(Sgd::group(&ours[1..])).is_err());
     assert!(opt.add_param_group(Sgd::group([Tensor::ones([2], DOUBLE)])).is_err());
     assert_eq!((opt.num_groups(), opt.lr(1)), (2, Some(0.2)));
+}
+
+#[test]
+fn gradients_that_are_used_up_in_backward_cannot_be_clipped() {
+    let ours = params(3);
+    let mut opt = Sgd::builder(&ours[..2]).build_in_backward().unwrap();
+    opt.add_param_group(Sgd::group(&ours[2..])).unwrap();
+    loss(&ours).backward();
+    for refused in [clip_grad_norm_(&ours[2..], 1.0).map(drop), clip_grad_value_(&ours, 1.0)] {
+        let refused = refused.unwrap_err();
+        assert!(refused.to_string().contains("stepped in backward"), "{refused}");
+    }
+    drop(opt);
+    loss(&ours).backward();
+    clip_grad_norm_(&ours, 1.0).unwrap();
 }
