@@ -41,7 +41,7 @@ DTYPES = {
 OF_DTYPE = {name: dtype for dtype, name in DTYPES.items()}
 
 # How PyTorch computes a step, and what the optimizer's type says already.
-IMPLIED = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
+IMPLIED = ("foreach", "fused", "capturable", "differentiable")
 
 # What PyTorch's schedulers leave in an optimizer's groups; here a schedule keeps it.
 SCHEDULES = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
@@ -105,6 +105,9 @@ def flatten_optimizer(state):
     names = {}
     for group in state["param_groups"]:
         names.update(zip(group["params"], group.get("param_names") or group["params"]))
+    if len(set(names.values())) < len(names):
+        twice = sorted({str(name) for name in names.values() if list(names.values()).count(name) > 1})
+        raise SystemExit(f"optimizer: several parameters are called {twice}: save it without `param_names`, or with others")
     for index, slots in state["state"].items():
         for name, value in slots.items():
             if name == "step":

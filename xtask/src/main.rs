@@ -7,6 +7,7 @@ mod bundle;
 mod ci;
 mod home;
 mod libtorch;
+mod matrix;
 mod metadata;
 mod parity;
 mod python;
@@ -33,6 +34,7 @@ enum Cli {
     Bench(bench::Options),
     Test(test::Options),
     Parity(parity::Options),
+    Matrix(matrix::Options),
     Versus(versus::Options),
     Bundle(bundle::Options),
     /// Check the invariants of ARCHITECTURE.md
@@ -48,6 +50,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Cli::Bench(options) => bench::run(&ws, &options),
         Cli::Test(options) => test::run(&ws, &options),
         Cli::Parity(options) => parity::run(&ws, &options),
+        Cli::Matrix(options) => matrix::run(&ws, &options),
         Cli::Versus(options) => versus::run(&ws, &options),
         Cli::Bundle(options) => bundle::run(&ws, &options),
         Cli::Tidy => tidy::run(&ws),

@@ -1,8 +1,8 @@
 //! Backward passes over micro-batches that add up to the large batch's gradient.
 
 use overdrive_core::{
-    Activity, Entry, GradientSync, Optimizer, OptimizerError, SingleProcess, StateDict, StateError, Stateful,
-    SyncError, TorchError, activity,
+    AVERAGED, Activity, AveragedBy, Behavior, Entry, GradientSync, Optimizer, OptimizerError, SingleProcess, StateDict,
+    StateError, Stateful, SyncError, TorchError, activity,
 };
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::Tensor;
@@ -102,7 +102,8 @@ impl Accumulator {
 }
 
 impl<S: GradientSync> Accumulator<S> {
-    /// The same over ranks, whose gradients `sync` averages: it is held back until a window's last backward pass.
+    /// The same over ranks. `sync` is what averages the gradients, a `DistributedDataParallel` say, which is held back until
+    /// a window's last backward pass; beside an optimizer that averages in its step (`OneBitAdam`), its process group.
     pub fn with_sync<T: GradientSync>(self, sync: T) -> Accumulator<T> {
         Accumulator { steps: self.steps, sync, reference: None, unit: None, window_count: None }
     }
@@ -124,8 +125,9 @@ impl<S: GradientSync> Accumulator<S> {
     /// `loss`: one number.
     ///
     /// # Errors
-    /// When the count is negative or of another unit than before, the loss is not one number, the optimizer steps during
-    /// the backward pass, or backward or the ranks fail.
+    /// When the count is negative or of another unit than before, the loss is not one number, or backward or the ranks fail.
+    /// When the optimizer steps during the backward pass and no `DistributedDataParallel` holds that back, averages over
+    /// ranks otherwise than `sync`, or has a parameter that `sync` does not average.
     ///
     /// # Panics
     /// Goes on with a panic of DDP's communication hook.
@@ -141,10 +143,7 @@ impl<S: GradientSync> Accumulator<S> {
         closes: bool,
     ) -> Result<Option<f64>, AccumError> {
         let _backward = activity(|| Activity::Backward);
-        if opt.behavior().steps_in_backward {
-            let reason = "it steps at each backward pass, before the window closes; build it with `build`";
-            return Err(OptimizerError::DoesNotFit { part: "Accumulator", reason }.into());
-        }
+        check_fit(opt.behavior(), self.sync.averaged_by())?;
         let (unit, count) = count.parts();
         if count < 0 {
             return Err(AccumError::Count { found: count });
@@ -158,22 +157,45 @@ impl<S: GradientSync> Accumulator<S> {
         if loss.numel() != 1 {
             return Err(AccumError::LossShape { shape: loss.size() });
         }
+        let steps_in_backward = opt.behavior().steps_in_backward;
+        // Once a window is enough, but for what would be stepped before it closes.
+        if closes || steps_in_backward {
+            self.check_parameters(opt)?;
+        }
         self.unit = Some(unit);
-        let reference = self.reference(count)?;
+        let reference = self.reference(count, closes)?;
+        let mut weight = count as f64 / reference;
+        let counted = self.window_count.unwrap_or(0).saturating_add(count);
+        let mut total = None;
+        if closes && steps_in_backward {
+            // Nothing can be multiplied behind the pass that steps: what has added up and what comes are, before it.
+            let (window, factor) = self.total(counted, reference)?;
+            multiply(opt, factor)?;
+            weight *= factor;
+            total = Some(window);
+        }
         if self.window_count.is_none() || closes {
             self.sync.hold_back(!closes)?;
         }
         // Open from here on, so that `abandon` resumes synchronisation even if this very backward fails.
-        let counted = self.window_count.unwrap_or(0).saturating_add(count);
         self.window_count = Some(counted);
         if count > 0 {
-            self.sync.backward(&weighted(loss, count as f64 / reference)?).map_err(of_backward)?;
-        } else if closes {
+            self.sync.backward(&weighted(loss, weight)?).map_err(of_backward)?;
+        } else if closes && total != Some(0.0) {
             // The other ranks wait for this one's gradients, even when they are all zero. Not by way of the loss: its mean
             // over no samples has NaN for a gradient.
             self.sync.close_with_nothing()?;
         }
-        if closes { self.close(opt, counted, reference).map(Some) } else { Ok(None) }
+        if !closes {
+            return Ok(None);
+        }
+        self.window_count = None;
+        if total.is_none() {
+            let (window, factor) = self.total(counted, reference)?;
+            multiply(opt, factor)?;
+            total = Some(window);
+        }
+        Ok(total)
     }
 
     /// Forgets an open window, after an error say. The gradients are the caller's to zero.
@@ -189,35 +211,90 @@ impl<S: GradientSync> Accumulator<S> {
 
     /// For the first window, agreed on by all ranks: a full window's count if all micro-batches were like the first that
     /// counts anything, averaged over ranks.
-    fn reference(&mut self, count: i64) -> Result<f64, AccumError> {
-        if let Some(reference) = self.reference {
-            return Ok(reference);
-        }
-        let over_ranks = self.sync.sum(count as f64 * self.steps as f64)?;
-        if over_ranks > 0.0 {
-            self.reference = Some(over_ranks / self.sync.world_size() as f64);
+    ///
+    /// Ranks may have unequally many micro-batches: one that closes without having counted answers the others, until one of
+    /// them has counted or all close.
+    fn reference(&mut self, count: i64, closes: bool) -> Result<f64, AccumError> {
+        while self.reference.is_none() {
+            let over_ranks = self.sync.sum(count as f64 * self.steps as f64)?;
+            if over_ranks > 0.0 {
+                self.reference = Some(over_ranks / self.sync.world_size() as f64);
+                break;
+            }
+            let still_open = self.sync.sum(if closes { 0.0 } else { 1.0 })?;
+            if !closes || still_open == 0.0 {
+                break;
+            }
         }
         // Without any count nothing is divided by it.
         Ok(self.reference.unwrap_or(1.0))
     }
 
-    fn close<O: Optimizer + ?Sized>(&mut self, opt: &O, counted: i64, reference: f64) -> Result<f64, AccumError> {
-        self.window_count = None;
+    /// What the window has counted on all ranks, and what makes its gradients those of the large batch.
+    fn total(&mut self, counted: i64, reference: f64) -> Result<(f64, f64), AccumError> {
         let total = self.sync.sum(counted as f64)?;
         // Backward averages over ranks where the large batch sums.
         let ranks = self.sync.world_size() as f64;
         // A short window at the end of an epoch must not make the next full one's gradients larger than they ever were.
         self.reference = self.reference.map(|reference| reference.max(total / ranks));
-        let factor = ranks * reference / total;
-        if total > 0.0 && factor != 1.0 {
-            let grads = TensorList::new(&opt.params())?.grads()?;
-            if !grads.list.is_empty() {
-                let _no_grad = tch::no_grad_guard();
-                FOREACH_MUL.call(&[Arg::TensorList(&grads.list), Arg::Double(factor)])?;
-            }
-        }
-        Ok(total)
+        Ok((total, if total > 0.0 { ranks * reference / total } else { 1.0 }))
     }
+
+    /// An error for a parameter whose gradient is averaged over ranks otherwise than `sync` knows.
+    fn check_parameters<O: Optimizer + ?Sized>(&self, opt: &O) -> Result<(), OptimizerError> {
+        let is_alone = |param: &Tensor| param.requires_grad() && !self.sync.averages(param);
+        let (found, reason) = match self.sync.averaged_by() {
+            AveragedBy::Backward => (
+                opt.params().iter().position(is_alone),
+                "its gradient is not averaged over the ranks, so that each would train its own: make the \
+                 `DistributedDataParallel` anew, with this parameter",
+            ),
+            AveragedBy::Nobody => (
+                AVERAGED.position(&opt.params()),
+                "a `DistributedDataParallel` averages its gradient, and so the window's counts have to be added over the \
+                 ranks: say `with_sync(&ddp)`",
+            ),
+            _ => return Ok(()),
+        };
+        match found {
+            Some(index) => Err(OptimizerError::parameter(&opt.parameters()[index], index, reason)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An error for an optimizer that would step or average at the wrong time.
+fn check_fit(behavior: Behavior, averaged_by: AveragedBy) -> Result<(), OptimizerError> {
+    let refuse = |reason| Err(OptimizerError::DoesNotFit { part: "Accumulator", reason });
+    if behavior.steps_in_backward && averaged_by != AveragedBy::Backward {
+        return refuse(
+            "it steps at each backward pass, before the window closes, unless a `DistributedDataParallel` holds that back; \
+             build it with `build`",
+        );
+    }
+    match averaged_by {
+        AveragedBy::Nobody if behavior.communicates => refuse(
+            "it averages over ranks in its steps, and so the window's counts have to be added over them: say \
+             `with_sync(&group)`",
+        ),
+        AveragedBy::Optimizer if !behavior.communicates => refuse(
+            "it does not average over ranks, so that each would train alone: wrap the model in a \
+             `DistributedDataParallel`, and say `with_sync(&ddp)`",
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn multiply<O: Optimizer + ?Sized>(opt: &O, factor: f64) -> Result<(), TorchError> {
+    if factor == 1.0 {
+        return Ok(());
+    }
+    let grads = TensorList::new(&opt.params())?.grads()?;
+    if !grads.list.is_empty() {
+        let _no_grad = tch::no_grad_guard();
+        FOREACH_MUL.call(&[Arg::TensorList(&grads.list), Arg::Double(factor)])?;
+    }
+    Ok(())
 }
 
 /// The entry `reference`, where a window has been closed: with it a resumed run rounds as an unbroken one. Save between
@@ -236,6 +313,10 @@ impl<S: GradientSync> Stateful for Accumulator<S> {
     }
 
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        if self.window_count.is_some() {
+            let reason = "a window is open, whose counts would be added to the next one's: call `abandon` first";
+            return Err(StateError::NotSaved { reason });
+        }
         let reference = match state.get("reference") {
             Ok(_) => Some(state.float("reference")?),
             Err(_) => None,

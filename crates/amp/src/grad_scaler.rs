@@ -51,6 +51,8 @@ enum Stage {
 struct Progress {
     stage: Stage,
     found_inf: Vec<Tensor>,
+    /// How many sets of gradients the optimizer had used up then: behind SAM's ascent come new ones, that are scaled.
+    gradients_used: u64,
 }
 
 /// What became of a step.
@@ -134,8 +136,8 @@ impl GradScaler {
     /// Divides the optimizer's gradients by the scale, so that they can be clipped or looked at before `step`.
     ///
     /// # Errors
-    /// When called before `scale`, twice a step, or after `step`; when a gradient is in float16 (no gradient is
-    /// changed then); when the optimizer's steps cannot be skipped (`behavior`).
+    /// When called before `scale`, twice for the same gradients, or after `step`; when a gradient is in float16 (no
+    /// gradient is changed then); when the optimizer's steps cannot be skipped (`behavior`).
     ///
     /// # Syncs
     /// No.
@@ -145,15 +147,16 @@ impl GradScaler {
         }
         check_behavior(optimizer)?;
         let scale = &self.initialised("unscale_")?.scale;
-        match self.stage(optimizer.id()) {
+        match self.stage(optimizer) {
             Stage::Ready => {}
             Stage::Unscaled => return Err(AmpError::AlreadyUnscaled),
             Stage::Stepped => return Err(AmpError::UnscaledAfterStep),
         }
         // In float64, because the reciprocal of a large scale is subnormal in float32.
         let inv_scale = scale.f_to_kind(Kind::Double)?.f_reciprocal()?.f_to_kind(Kind::Float)?;
-        let found_inf = unscale(optimizer, &inv_scale, Half::Refused)?;
-        self.record(optimizer.id(), Progress { stage: Stage::Unscaled, found_inf });
+        let mut found_inf = unscale(optimizer, &inv_scale, Half::Refused)?;
+        found_inf.extend(optimizer.used_found_inf());
+        self.record(optimizer, Stage::Unscaled, found_inf);
         Ok(())
     }
 
@@ -174,27 +177,25 @@ impl GradScaler {
         }
         check_behavior(optimizer)?;
         self.initialised("step")?;
-        let id = optimizer.id();
-        if self.stage(id) == Stage::Stepped {
+        if self.stage(optimizer) == Stage::Stepped {
             return Err(AmpError::AlreadyStepped);
         }
         let outcome =
             if optimizer.takes_grad_scale() { self.step_on_device(optimizer)? } else { self.step_or_skip(optimizer)? };
-        self.progress_mut(id).stage = Stage::Stepped;
+        self.progress_mut(optimizer.id()).stage = Stage::Stepped;
         Ok(outcome)
     }
 
     fn step_on_device<O: Optimizer + ?Sized>(&mut self, optimizer: &mut O) -> Result<StepOutcome, AmpError> {
-        let id = optimizer.id();
         let scale = self.initialised("step")?.scale.shallow_clone();
-        let still_scaled = self.stage(id) == Stage::Ready;
+        let still_scaled = self.stage(optimizer) == Stage::Ready;
         if still_scaled {
             // Only looks for infinities: the optimizer divides by the scale itself, as it reads the gradients.
             let one = Tensor::f_ones([], (Kind::Float, scale.device()))?;
             let found_inf = unscale(optimizer, &one, Half::Allowed)?;
-            self.record(id, Progress { stage: Stage::Ready, found_inf });
+            self.record(optimizer, Stage::Ready, found_inf);
         }
-        let flags = &self.progress_mut(id).found_inf;
+        let flags = &self.progress_mut(optimizer.id()).found_inf;
         let found_inf = match flags.is_empty() {
             true => Tensor::f_zeros([], (Kind::Float, scale.device()))?,
             false => combined(flags, scale.device(), "step")?,
@@ -205,7 +206,7 @@ impl GradScaler {
     }
 
     fn step_or_skip<O: Optimizer + ?Sized>(&mut self, optimizer: &mut O) -> Result<StepOutcome, AmpError> {
-        if self.stage(optimizer.id()) == Stage::Ready {
+        if self.stage(optimizer) == Stage::Ready {
             self.unscale_(optimizer)?;
         }
         let device = self.initialised("step")?.scale.device();
@@ -356,22 +357,30 @@ impl GradScaler {
         self.on_device.as_ref().ok_or(AmpError::NotScaled { call })
     }
 
-    fn stage(&self, id: OptimizerId) -> Stage {
-        self.optimizers.iter().find(|(known, _)| *known == id).map_or(Stage::Ready, |(_, progress)| progress.stage)
+    fn stage<O: Optimizer + ?Sized>(&self, optimizer: &O) -> Stage {
+        match self.optimizers.iter().find(|(known, _)| *known == optimizer.id()) {
+            Some((_, seen)) if seen.stage != Stage::Unscaled || seen.gradients_used == optimizer.gradients_used() => {
+                seen.stage
+            }
+            _ => Stage::Ready,
+        }
     }
 
     fn progress_mut(&mut self, id: OptimizerId) -> &mut Progress {
         let place = match self.optimizers.iter().position(|(known, _)| *known == id) {
             Some(place) => place,
             None => {
-                self.optimizers.push((id, Progress { stage: Stage::Ready, found_inf: Vec::new() }));
+                self.optimizers.push((id, Progress { stage: Stage::Ready, found_inf: Vec::new(), gradients_used: 0 }));
                 self.optimizers.len() - 1
             }
         };
         &mut self.optimizers[place].1
     }
 
-    fn record(&mut self, id: OptimizerId, progress: Progress) {
-        *self.progress_mut(id) = progress;
+    /// What was found counts until the update.
+    fn record<O: Optimizer + ?Sized>(&mut self, optimizer: &O, stage: Stage, found_inf: Vec<Tensor>) {
+        let progress = self.progress_mut(optimizer.id());
+        progress.found_inf.extend(found_inf);
+        (progress.stage, progress.gradients_used) = (stage, optimizer.gradients_used());
     }
 }

@@ -154,6 +154,7 @@ impl Checkpoint {
     /// What is to be written; nothing on a rank that writes none.
     fn prepare(&mut self, step: u64, parts: &[(&str, &dyn Stateful)]) -> Result<Option<Pending>, CheckpointError> {
         check_names(parts.iter().map(|(name, _)| *name))?;
+        self.ranks.check_parts(parts.iter().copied())?;
         self.join()?;
         if step > i64::MAX as u64 {
             let (expected, found) = ("below 2^63", step.to_string());

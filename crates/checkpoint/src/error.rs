@@ -55,6 +55,16 @@ pub enum CheckpointError {
         error: StateError,
     },
 
+    /// A part of which each rank has its own, where rank 0 writes for all.
+    #[error(
+        "{part}: each rank has its own, and so rank 0's must not be loaded by all: save it in a checkpoint with \
+         `Writers::Each`"
+    )]
+    OwnOfRank {
+        /// The part's name.
+        part: String,
+    },
+
     /// The parts that were asked for are not those of the checkpoint.
     #[error("{}: parts: expected {expected:?}, found {found:?}", path.display())]
     Parts {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use overdrive_core::{RankGroup, SingleProcess};
+use overdrive_core::{RankGroup, SingleProcess, Stateful};
 
 use crate::error::CheckpointError;
 use crate::manifest::{self, Manifest};
@@ -72,6 +72,20 @@ impl Ranks {
     /// Whether this rank writes.
     pub fn writes(&self) -> bool {
         self.writers != Some(Writers::First) || self.group.rank() == 0
+    }
+
+    /// Refuses parts that one rank cannot write for all.
+    pub fn check_parts<'a>(
+        &self,
+        parts: impl IntoIterator<Item = (&'a str, &'a dyn Stateful)>,
+    ) -> Result<(), CheckpointError> {
+        if !self.are_several() || self.writers != Some(Writers::First) {
+            return Ok(());
+        }
+        match parts.into_iter().find(|(_, part)| part.differs_by_rank()) {
+            Some((part, _)) => Err(CheckpointError::OwnOfRank { part: part.to_owned() }),
+            None => Ok(()),
+        }
     }
 
     /// Where this rank's checkpoints lie.

@@ -100,4 +100,8 @@ impl Stateful for RngState {
         self.left_out = left_out;
         Ok(())
     }
+
+    fn differs_by_rank(&self) -> bool {
+        true
+    }
 }

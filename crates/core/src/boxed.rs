@@ -21,6 +21,10 @@ macro_rules! pass_on {
                 (**self).parameters()
             }
 
+            fn trained(&self) -> Result<Vec<Tensor>, OptimizerError> {
+                (**self).trained()
+            }
+
             fn behavior(&self) -> Behavior {
                 (**self).behavior()
             }
@@ -61,6 +65,14 @@ macro_rules! pass_on {
                 (**self).step_skipped()
             }
 
+            fn gradients_used(&self) -> u64 {
+                (**self).gradients_used()
+            }
+
+            fn used_found_inf(&self) -> Vec<Tensor> {
+                (**self).used_found_inf()
+            }
+
             fn zero_grad(&mut self) -> Result<(), OptimizerError> {
                 (**self).zero_grad()
             }
@@ -86,6 +98,10 @@ macro_rules! pass_on {
             fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
                 (**self).load_state_dict(state)
             }
+
+            fn differs_by_rank(&self) -> bool {
+                (**self).differs_by_rank()
+            }
         }
     )+};
 }
@@ -102,6 +118,10 @@ macro_rules! by_dyn {
 
             fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
                 self.as_stateful_mut().ok_or(NO_STATE)?.load_state_dict(state)
+            }
+
+            fn differs_by_rank(&self) -> bool {
+                self.as_stateful().is_some_and(Stateful::differs_by_rank)
             }
         }
     )+};

@@ -1,5 +1,8 @@
 //! What gradient accumulation asks of data-parallel training.
 
+use std::rc::Rc;
+use std::sync::Arc;
+
 use tch::Tensor;
 
 use crate::TorchError;
@@ -9,13 +12,33 @@ use crate::TorchError;
 #[error("between ranks: {0}")]
 pub struct SyncError(#[from] pub Box<dyn std::error::Error + Send + Sync>);
 
-/// Gradients that are averaged over ranks during backward, and can be held back until a window closes.
+/// Who averages the gradients over ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AveragedBy {
+    /// Nobody: there is one rank.
+    Nobody,
+    /// The backward pass, unless it is held back (`DistributedDataParallel`).
+    Backward,
+    /// The optimizer, in its step ([`Behavior::communicates`](crate::Behavior::communicates)).
+    Optimizer,
+}
+
+/// Gradients that are averaged over ranks, and can be held back until a window closes.
 ///
 /// # Source
 /// `DistributedDataParallel.no_sync`
 pub trait GradientSync {
     /// How many ranks average their gradients.
     fn world_size(&self) -> usize;
+
+    /// Who averages them.
+    fn averaged_by(&self) -> AveragedBy;
+
+    /// Whether this parameter's gradient is averaged with the others; true when not said.
+    fn averages(&self, _parameter: &Tensor) -> bool {
+        true
+    }
 
     /// Whether the backward passes that follow on this thread leave the gradients local.
     ///
@@ -63,6 +86,10 @@ impl GradientSync for SingleProcess {
         1
     }
 
+    fn averaged_by(&self) -> AveragedBy {
+        AveragedBy::Nobody
+    }
+
     fn hold_back(&self, _hold: bool) -> Result<(), SyncError> {
         Ok(())
     }
@@ -76,24 +103,38 @@ impl GradientSync for SingleProcess {
     }
 }
 
-impl<S: GradientSync + ?Sized> GradientSync for &S {
-    fn world_size(&self) -> usize {
-        (**self).world_size()
-    }
+macro_rules! pass_on {
+    ($($pointer:ty),+) => {$(
+        impl<S: GradientSync + ?Sized> GradientSync for $pointer {
+            fn world_size(&self) -> usize {
+                (**self).world_size()
+            }
 
-    fn hold_back(&self, hold: bool) -> Result<(), SyncError> {
-        (**self).hold_back(hold)
-    }
+            fn averaged_by(&self) -> AveragedBy {
+                (**self).averaged_by()
+            }
 
-    fn backward(&self, loss: &Tensor) -> Result<(), SyncError> {
-        (**self).backward(loss)
-    }
+            fn averages(&self, parameter: &Tensor) -> bool {
+                (**self).averages(parameter)
+            }
 
-    fn close_with_nothing(&self) -> Result<(), SyncError> {
-        (**self).close_with_nothing()
-    }
+            fn hold_back(&self, hold: bool) -> Result<(), SyncError> {
+                (**self).hold_back(hold)
+            }
 
-    fn sum(&self, value: f64) -> Result<f64, SyncError> {
-        (**self).sum(value)
-    }
+            fn backward(&self, loss: &Tensor) -> Result<(), SyncError> {
+                (**self).backward(loss)
+            }
+
+            fn close_with_nothing(&self) -> Result<(), SyncError> {
+                (**self).close_with_nothing()
+            }
+
+            fn sum(&self, value: f64) -> Result<f64, SyncError> {
+                (**self).sum(value)
+            }
+        }
+    )+};
 }
+
+pass_on!(&S, Box<S>, Rc<S>, Arc<S>);

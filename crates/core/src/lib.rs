@@ -10,6 +10,7 @@ mod boxed;
 mod cache_fill;
 mod gradient_sync;
 mod look_ahead;
+mod marks;
 mod optimizer;
 mod parameter;
 mod ranks;
@@ -19,8 +20,9 @@ mod var_store;
 
 pub use activity::{Activity, ActivityGuard, ActivityObserver, ActivityObserverEntry, activity};
 pub use cache_fill::{CacheFill, FillingCache};
-pub use gradient_sync::{GradientSync, SingleProcess, SyncError};
+pub use gradient_sync::{AveragedBy, GradientSync, SingleProcess, SyncError};
 pub use look_ahead::{HeldBatches, is_taken_ahead, take_ahead, when_handed_out};
+pub use marks::{AVERAGED, MOVED, Marked, Marks, STEPPED_IN_BACKWARD};
 pub use optimizer::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId};
 pub use overdrive_ffi::{Error as TorchError, ErrorKind as TorchErrorKind};
 pub use parameter::{IntoParameters, Parameter, prefixed};

@@ -150,6 +150,14 @@ pub trait Optimizer {
         self.params().into_iter().map(Parameter::unnamed).collect()
     }
 
+    /// What its steps update, as many as there are parameters: these, or the float32 copies that are kept of them.
+    ///
+    /// # Errors
+    /// When libtorch fails.
+    fn trained(&self) -> Result<Vec<Tensor>, OptimizerError> {
+        Ok(self.params())
+    }
+
     /// What it does beside updating its parameters in [`step`](Self::step).
     fn behavior(&self) -> Behavior {
         Behavior::default()
@@ -223,7 +231,19 @@ pub trait Optimizer {
         Ok(())
     }
 
-    /// Frees the gradients, or zeroes them where the implementation cannot free them (tch's).
+    /// How many sets of gradients it has used up otherwise than by a step (SAM's ascents) or freed. What was done to those,
+    /// unscaling say, is to be done anew to the next ones.
+    fn gradients_used(&self) -> u64 {
+        0
+    }
+
+    /// For each device, a float32 scalar that is 1 when gradients that were [used](Self::gradients_used) since the last step
+    /// were infinite or NaN: a scaler skips the step then.
+    fn used_found_inf(&self) -> Vec<Tensor> {
+        Vec::new()
+    }
+
+    /// Frees the gradients.
     ///
     /// # Errors
     /// When libtorch fails.

@@ -22,6 +22,11 @@ pub trait Stateful {
     /// # Errors
     /// When an entry is missing, unknown, or has another type, shape or dtype; the owner is then as it was.
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError>;
+
+    /// Whether each rank has a state of its own, generators of random numbers say, which another rank must not load.
+    fn differs_by_rank(&self) -> bool {
+        false
+    }
 }
 
 /// Why a state could not be taken or put back.
@@ -126,6 +131,8 @@ impl StateDict {
     /// # Syncs
     /// No.
     pub fn copied(&self) -> Result<StateDict, StateError> {
+        // `detach_copy` is differentiable.
+        let _no_grad = tch::no_grad_guard();
         let copy = |(key, entry): (&String, &Entry)| {
             let entry = match entry {
                 Entry::Tensor(tensor) if tensor.defined() => {

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use overdrive_ffi::TensorList;
 use tch::Tensor;
 
 use crate::activity::{Activity, activity};
@@ -105,7 +106,8 @@ impl Optimizer for TchOptimizer {
         caught(|| self.inner.step())
     }
 
+    /// Frees them; tch's own zeroes them, and cannot take gradients that are views of DDP's buckets.
     fn zero_grad(&mut self) -> Result<(), OptimizerError> {
-        caught(|| self.inner.zero_grad())
+        Ok(TensorList::new(&self.params())?.clear_grads()?)
     }
 }

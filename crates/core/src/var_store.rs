@@ -4,9 +4,12 @@ use tch::nn::VarStore;
 
 use overdrive_ffi::Error as TorchError;
 
+use crate::marks::MOVED;
 use crate::state::{Entry, StateDict, StateError, Stateful};
 
 /// Every variable by its name, buffers (a batch norm's running mean, say) among them.
+///
+/// While SAM has moved the weights there is no state to take or put back ([`StateError::NotSaved`]).
 ///
 /// Loading copies into the tensors that are there, so that the model and an optimizer over it go on with them.
 ///
@@ -15,7 +18,9 @@ use crate::state::{Entry, StateDict, StateError, Stateful};
 impl Stateful for VarStore {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
-        for (name, tensor) in self.variables() {
+        let variables = self.variables();
+        check_in_place(variables.values())?;
+        for (name, tensor) in variables {
             state.insert(name, Entry::Tensor(tensor));
         }
         Ok(state)
@@ -24,6 +29,8 @@ impl Stateful for VarStore {
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
         let mut variables: Vec<_> = self.variables().into_iter().collect();
         variables.sort_by(|(one, _), (other, _)| one.cmp(other));
+        // SAM's step would take the weights back to what they were before they were loaded.
+        check_in_place(variables.iter().map(|(_, own)| own))?;
         let check = |(name, own): &(String, _)| {
             let own: &tch::Tensor = own;
             state.tensor(name, &own.size(), own.kind()).map(tch::Tensor::shallow_clone)
@@ -36,4 +43,10 @@ impl Stateful for VarStore {
         }
         Ok(())
     }
+}
+
+fn check_in_place<'a>(weights: impl IntoIterator<Item = &'a tch::Tensor>) -> Result<(), StateError> {
+    let reason =
+        "the weights are at the worst point nearby, after SAM's `ascend`: step the optimizer first, or `step_skipped`";
+    if MOVED.position(weights).is_some() { Err(StateError::NotSaved { reason }) } else { Ok(()) }
 }

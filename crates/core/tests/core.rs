@@ -133,3 +133,13 @@ fn a_boxed_optimizer_is_saved_where_it_has_a_state_and_says_where_it_has_none() 
     assert!(matches!(boxed.state_dict(), Err(StateError::NotSaved { .. })));
     assert!(matches!(boxed.load_state_dict(&StateDict::new()), Err(StateError::NotSaved { .. })));
 }
+
+#[test]
+fn tch_optimizers_free_gradients_that_are_views() {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let weight = vs.root().ones("weight", &[2]);
+    let mut opt = TchOptimizer::new(nn::Sgd::default().build(&vs, 0.5).unwrap());
+    weight.sum(Kind::Float).backward();
+    opt.zero_grad().unwrap();
+    assert!(!weight.grad().defined());
+}

@@ -112,6 +112,21 @@ pub enum DdpError {
         /// What the backend cannot do, and what can.
         reason: String,
     },
+    /// A parameter that was frozen when the model was wrapped, and is no longer.
+    #[error(
+        "the parameter {name:?} was frozen when `DistributedDataParallel` was made, so that its gradient would stay each \
+         rank's own: make it anew behind unfreezing"
+    )]
+    Unfrozen {
+        /// Its name.
+        name: String,
+    },
+    /// A backward pass that was to average, of a model that was not called through `forward`.
+    #[error(
+        "the model was not called through `ddp.forward`, so that this backward pass would leave each rank its own \
+         gradients: call it there"
+    )]
+    NoForward,
     /// The ranks did not find each other.
     #[error(
         "rank {rank} of {size} could not meet the others at {place} within {timeout:?}: are all {size} ranks started, \

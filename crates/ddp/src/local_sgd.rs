@@ -1,5 +1,6 @@
 //! Local SGD: ranks train alone for some steps, then average their parameters.
 
+use overdrive_core::{Entry, StateDict, StateError, Stateful};
 use overdrive_ffi::c10d::ReduceOp;
 use tch::Tensor;
 
@@ -9,7 +10,10 @@ use crate::group::ProcessGroup;
 /// Averages parameters over ranks every few steps. With [`PostLocalSgd`](crate::hooks::PostLocalSgd) this is post-local
 /// SGD; with `no_sync` throughout, local SGD.
 ///
-/// Optimizer states stay each rank's own, as in PyTorch.
+/// Optimizer states stay each rank's own, as in PyTorch. Lookahead has to be told, or else its slow weights take the average
+/// back: `if averager.average_parameters()? { opt.params_changed()?; }`. Float32 masters follow by themselves.
+///
+/// Save it with the run: where it is in its period is its state.
 ///
 /// # Source
 /// `torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager`; Stich 2018, arXiv:1805.09767; Lin et al.
@@ -58,5 +62,25 @@ impl ModelAverager {
         }
         self.steps += 1;
         Ok(due)
+    }
+}
+
+/// `step`, as PyTorch's `PostLocalSGDOptimizer` saves it.
+impl Stateful for ModelAverager {
+    fn state_dict(&self) -> Result<StateDict, StateError> {
+        let mut state = StateDict::new();
+        state.insert("step", Entry::Int(i64::try_from(self.steps).unwrap_or(i64::MAX)));
+        Ok(state)
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        state.refuse_unknown(&["step"])?;
+        let found = state.int("step")?;
+        self.steps = u64::try_from(found).map_err(|_| StateError::Mismatch {
+            key: "step".to_owned(),
+            expected: "at least 0".to_owned(),
+            found: found.to_string(),
+        })?;
+        Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! A group as what other crates decide by together.
 
-use overdrive_core::{RankGroup, SyncError};
+use overdrive_core::{AveragedBy, GradientSync, RankGroup, SyncError};
 use overdrive_ffi::c10d::ReduceOp;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
@@ -22,5 +22,33 @@ impl RankGroup for ProcessGroup {
             .map_err(DdpError::from)?;
         self.all_reduce(&mut largest, ReduceOp::Max)?;
         Ok(largest.f_int64_value(&[0]).map_err(DdpError::from)?)
+    }
+}
+
+/// For an accumulator beside an optimizer that averages over this group in its step ([`OneBitAdam`](crate::OneBitAdam)):
+/// only the counts are added up here.
+impl GradientSync for ProcessGroup {
+    fn world_size(&self) -> usize {
+        self.size()
+    }
+
+    fn averaged_by(&self) -> AveragedBy {
+        AveragedBy::Optimizer
+    }
+
+    fn hold_back(&self, _hold: bool) -> Result<(), SyncError> {
+        Ok(())
+    }
+
+    fn close_with_nothing(&self) -> Result<(), SyncError> {
+        Ok(())
+    }
+
+    fn sum(&self, value: f64) -> Result<f64, SyncError> {
+        let mut total = Tensor::f_from_slice(&[value])
+            .and_then(|tensor| tensor.f_to_device(self.device())?.f_to_kind(Kind::Double))
+            .map_err(DdpError::from)?;
+        self.all_reduce(&mut total, ReduceOp::Sum)?;
+        Ok(total.f_double_value(&[0]).map_err(DdpError::from)?)
     }
 }

@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <future>
+#include <mutex>
 #include <sstream>
 #include <thread>
 
@@ -19,17 +20,68 @@ namespace {
 
 struct Gloo final : c10d::ProcessGroupGloo {
   using c10d::ProcessGroupGloo::ProcessGroupGloo;
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  // libtorch's flight recorder keeps the groups in a map, which a group's first collective writes to without a lock. Gloo
+  // only queues what it starts, so that one at a time in all groups holds nobody up.
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    return registered([&] { return ProcessGroupGloo::broadcast(tensors, options); });
+  }
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    return registered([&] { return ProcessGroupGloo::allreduce(tensors, options); });
+  }
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
+    return registered([&] { return ProcessGroupGloo::allreduce_coalesced(tensors, options); });
+  }
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    return registered([&] { return ProcessGroupGloo::reduce(tensors, options); });
+  }
+  WorkPtr _reduce_scatter_base(at::Tensor& out, at::Tensor& in, const c10d::ReduceScatterOptions& options) override {
+    return registered([&] { return ProcessGroupGloo::_reduce_scatter_base(out, in, options); });
+  }
+  WorkPtr _allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions& options) override {
+    return registered([&] { return ProcessGroupGloo::_allgather_base(out, in, options); });
+  }
+  WorkPtr allgather(std::vector<Tensors>& out, Tensors& in, const c10d::AllgatherOptions& options) override {
+    return registered([&] { return ProcessGroupGloo::allgather(out, in, options); });
+  }
+  WorkPtr allgather_coalesced(std::vector<Tensors>& out, Tensors& in, const c10d::AllgatherOptions& options) override {
+    return registered([&] { return ProcessGroupGloo::allgather_coalesced(out, in, options); });
+  }
+  WorkPtr allgather_into_tensor_coalesced(Tensors& out, Tensors& in, const c10d::AllgatherOptions& options) override {
+    return registered([&] { return ProcessGroupGloo::allgather_into_tensor_coalesced(out, in, options); });
+  }
+  WorkPtr gather(std::vector<Tensors>& out, Tensors& in, const c10d::GatherOptions& options) override {
+    return registered([&] { return ProcessGroupGloo::gather(out, in, options); });
+  }
+  WorkPtr scatter(Tensors& out, std::vector<Tensors>& in, const c10d::ScatterOptions& options) override {
+    return registered([&] { return ProcessGroupGloo::scatter(out, in, options); });
+  }
+  WorkPtr reduce_scatter(Tensors& out, std::vector<Tensors>& in, const c10d::ReduceScatterOptions& options) override {
+    return registered([&] { return ProcessGroupGloo::reduce_scatter(out, in, options); });
+  }
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& out, Tensors& in, const c10d::ReduceScatterOptions& options) override {
+    return registered([&] { return ProcessGroupGloo::reduce_scatter_tensor_coalesced(out, in, options); });
+  }
+  WorkPtr alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_splits,
+                        std::vector<int64_t>& in_splits, const c10d::AllToAllOptions& options) override {
+    return registered([&] { return ProcessGroupGloo::alltoall_base(out, in, out_splits, in_splits, options); });
+  }
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    return registered([&] { return ProcessGroupGloo::barrier(options); });
+  }
 
   // A group that verifies compares how many operations each rank has begun, and Gloo counts sends and receives among
   // them: ranks may differ in these, and do in a monitored barrier.
-  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override {
-    return uncounted([&] { return c10d::ProcessGroupGloo::send(tensors, to, tag); });
+  WorkPtr send(Tensors& tensors, int to, int tag) override {
+    return uncounted([&] { return ProcessGroupGloo::send(tensors, to, tag); });
   }
-  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
-    return uncounted([&] { return c10d::ProcessGroupGloo::recv(tensors, from, tag); });
+  WorkPtr recv(Tensors& tensors, int from, int tag) override {
+    return uncounted([&] { return ProcessGroupGloo::recv(tensors, from, tag); });
   }
-  c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override {
-    return uncounted([&] { return c10d::ProcessGroupGloo::recvAnysource(tensors, tag); });
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
+    return uncounted([&] { return ProcessGroupGloo::recvAnysource(tensors, tag); });
   }
 
   bool idle() {
@@ -42,11 +94,21 @@ struct Gloo final : c10d::ProcessGroupGloo {
 
  private:
   template <typename Body>
-  c10::intrusive_ptr<c10d::Work> uncounted(Body&& body) {
-    auto counted = seq_;
-    auto work = body();
-    seq_ = counted;
-    return work;
+  static WorkPtr registered(Body&& body) {
+    // Some operations are made of others. Never destroyed: threads that are left behind may outlive everything else.
+    static auto* one_at_a_time = new std::recursive_mutex();
+    std::lock_guard<std::recursive_mutex> lock(*one_at_a_time);
+    return body();
+  }
+
+  template <typename Body>
+  WorkPtr uncounted(Body&& body) {
+    return registered([&] {
+      auto counted = seq_;
+      auto work = body();
+      seq_ = counted;
+      return work;
+    });
   }
 };
 

@@ -82,6 +82,8 @@ void od_tensor_list_free(od_tensor_list* list) noexcept;
 size_t od_tensor_list_len(const od_tensor_list* list) noexcept;
 // Equal for handles of one tensor alone.
 size_t od_tensor_id(const at::Tensor* tensor) noexcept;
+// How often the tensors have been written to in place, all together.
+od_status od_tensor_list_writes(const od_tensor_list* list, uint64_t* out, od_error* err) noexcept;
 od_status od_tensor_list_get(const od_tensor_list* list, size_t index, at::Tensor** out, od_error* err) noexcept;
 od_status od_tensor_list_grads(const od_tensor_list* list, int32_t like_params, uint8_t* defined, size_t* n_defined,
                                od_tensor_list** out, od_error* err) noexcept;

@@ -37,6 +37,15 @@ size_t od_tensor_id(const at::Tensor* tensor) noexcept {
   return reinterpret_cast<size_t>(tensor->unsafeGetTensorImpl());
 }
 
+od_status od_tensor_list_writes(const od_tensor_list* list, uint64_t* out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    uint64_t writes = 0;
+    for (const at::Tensor& tensor : list->list)
+      if (tensor.defined() && !tensor.is_inference()) writes += static_cast<uint64_t>(tensor._version());
+    *out = writes;
+  });
+}
+
 od_status od_tensor_list_get(const od_tensor_list* list, size_t index, at::Tensor** out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] { *out = new at::Tensor(list->list.get(index)); });
 }

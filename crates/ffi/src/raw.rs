@@ -133,6 +133,7 @@ unsafe extern "C" {
     pub fn od_tensor_list_free(list: *mut TensorList);
     pub fn od_tensor_list_len(list: *const TensorList) -> usize;
     pub fn od_tensor_id(tensor: *const C_tensor) -> usize;
+    pub fn od_tensor_list_writes(list: *const TensorList, out: *mut u64, err: *mut Error) -> Status;
     pub fn od_tensor_list_get(
         list: *const TensorList,
         index: usize,

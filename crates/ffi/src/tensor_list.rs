@@ -75,6 +75,20 @@ impl TensorList {
         unsafe { raw::od_tensor_list_len(self.as_ptr()) }
     }
 
+    /// How often its tensors have been written to in place, all together: where it has not grown, they are as they were.
+    ///
+    /// # Errors
+    /// When libtorch fails.
+    ///
+    /// # Source
+    /// `Tensor._version`
+    pub fn writes(&self) -> Result<u64, Error> {
+        let mut writes = 0;
+        // SAFETY: the handle is live.
+        check(|err| unsafe { raw::od_tensor_list_writes(self.as_ptr(), &mut writes, err) })?;
+        Ok(writes)
+    }
+
     /// Whether it holds none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -107,6 +107,10 @@ impl Algorithm for AdafactorOptions {
     const LR: f64 = 1e-2;
     const COUNTS_STEPS: bool = true;
 
+    fn takes_lr(&self) -> bool {
+        self.form == FORMS[0]
+    }
+
     fn check(&self) -> Result<(), OptimizerError> {
         let (option, found) = ("beta2_decay", self.beta2_decay);
         if !(found.is_finite() && found <= 0.0) {

@@ -117,6 +117,8 @@ impl<const DECOUPLED: bool> Algorithm for AdamOptions<DECOUPLED> {
             ("weight_decay", Field::Float(&mut self.weight_decay)),
             ("amsgrad", Field::Bool(&mut self.amsgrad)),
             ("maximize", Field::Bool(&mut self.maximize)),
+            // Adam adds its decay to the gradient, and AdamW takes it off the weight.
+            ("decoupled_weight_decay", Field::Fixed(DECOUPLED)),
         ]
     }
 

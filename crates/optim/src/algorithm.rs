@@ -37,6 +37,11 @@ pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
         false
     }
 
+    /// Whether its steps depend on the learning rate.
+    fn takes_lr(&self) -> bool {
+        true
+    }
+
     /// The 2-norm that the gradients are scaled down to before the step, measured over all groups.
     fn max_grad_norm(&self) -> Option<f64> {
         None
@@ -71,6 +76,8 @@ pub enum Field<'a> {
     Word(&'a mut &'static str, &'static [&'static str]),
     /// The same, the first where a state does not say: of an option that PyTorch's optimizer of that name lacks.
     OwnWord(&'a mut &'static str, &'static [&'static str]),
+    /// What tells the algorithm from another with such a state: one that says otherwise is refused.
+    Fixed(bool),
 }
 
 /// A tensor that is kept for each parameter.

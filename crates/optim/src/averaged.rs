@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use overdrive_core::{Entry, IntoParameters, OptimizerError, Parameter, StateDict, StateError, Stateful, TorchError};
+use overdrive_core::{
+    Entry, IntoParameters, MOVED, OptimizerError, Parameter, StateDict, StateError, Stateful, TorchError,
+};
 use overdrive_ffi::TensorList;
 use tch::{Device, Kind, Tensor, nn};
 
@@ -142,7 +144,7 @@ impl AveragedModel {
     /// Takes the model's weights into the averages; goes after the optimizer's step.
     ///
     /// # Errors
-    /// When libtorch fails.
+    /// While SAM has moved the weights, between its `ascend` and its step; when libtorch fails.
     ///
     /// # Syncs
     /// When the averages are kept on another device alone.
@@ -151,6 +153,7 @@ impl AveragedModel {
     /// `update_parameters`
     #[doc(alias = "update_parameters")]
     pub fn update(&mut self) -> Result<(), OptimizerError> {
+        self.check_in_place()?;
         let n = self.n_averaged as f64;
         let weight = match self.averaging {
             _ if self.n_averaged == 0 => 1.0,
@@ -161,6 +164,16 @@ impl AveragedModel {
         self.averaged.follow(weight)?;
         self.copied.follow(1.0)?;
         self.n_averaged += 1;
+        Ok(())
+    }
+
+    fn check_in_place(&self) -> Result<(), OptimizerError> {
+        for kept in [&self.averaged, &self.copied] {
+            if let Some(index) = MOVED.position(&kept.model.to_vec()?) {
+                let reason = "it is at the worst point nearby, after SAM's `ascend`: step first".to_owned();
+                return Err(OptimizerError::InvalidParameter { parameter: format!("`{}`", kept.names[index]), reason });
+            }
+        }
         Ok(())
     }
 
@@ -186,8 +199,9 @@ impl AveragedModel {
     /// say.
     ///
     /// # Errors
-    /// When libtorch fails.
+    /// While SAM has moved the weights; when libtorch fails.
     pub fn apply<T>(&mut self, work: impl FnOnce() -> T) -> Result<T, OptimizerError> {
+        self.check_in_place()?;
         let mut swapped = Swapped { kept: [&self.averaged, &self.copied], models: Vec::new() };
         swapped.lend()?;
         let result = work();
@@ -195,12 +209,13 @@ impl AveragedModel {
         Ok(result)
     }
 
-    /// Gives the averages to the model for good. Tell an optimizer that keeps copies of the weights, float32 masters say, by
+    /// Gives the averages to the model for good. Tell [`Lookahead`](crate::Lookahead) by
     /// [`params_changed`](overdrive_core::Optimizer::params_changed).
     ///
     /// # Errors
-    /// When libtorch fails.
+    /// While SAM has moved the weights; when libtorch fails.
     pub fn copy_to_model(&self) -> Result<(), OptimizerError> {
+        self.check_in_place()?;
         let _no_grad = tch::no_grad_guard();
         for kept in [&self.averaged, &self.copied].into_iter().filter(|kept| !kept.names.is_empty()) {
             foreach::copy_(&kept.model, &kept.own)?;

@@ -7,8 +7,7 @@ use overdrive_ffi::TensorList;
 use tch::{Device, Kind, Tensor};
 
 use crate::algorithm::{Algorithm, Slot, Step};
-use crate::foreach;
-use crate::low_precision::LowPrecision;
+use crate::low_precision::{LowPrecision, follow_written};
 use crate::pieces;
 use crate::step_count::StepCounts;
 
@@ -37,13 +36,15 @@ pub(crate) struct State {
     pub(crate) counts: StepCounts,
     /// Which parameters have been stepped.
     pub(crate) started: Vec<bool>,
+    /// How often the parameters had been written to behind the last step; none before it, and behind loading.
+    written: Option<u64>,
 }
 
 impl State {
     /// The same tensors once more, with counts of their own to come.
     pub(crate) fn share(&self) -> Result<Self, TorchError> {
         let slots = self.slots.iter().map(TensorList::share).collect::<Result<_, _>>()?;
-        Ok(Self { slots, counts: self.counts.share()?, started: self.started.clone() })
+        Ok(Self { slots, counts: self.counts.share()?, started: self.started.clone(), written: None })
     }
 }
 
@@ -141,6 +142,7 @@ impl Bucket {
                 false => StepCounts::none()?,
             },
             started: vec![false; params.len()],
+            written: None,
         })
     }
 
@@ -154,10 +156,18 @@ impl Bucket {
         }
     }
 
+    /// What a step updates: the float32 masters once there are some, else the parameters.
+    pub(crate) fn trained(&self) -> Result<TensorList, TorchError> {
+        match (&self.state, self.precision) {
+            (Some(state), LowPrecision::MasterCopy) => state.slots[0].share(),
+            _ => self.params.share(),
+        }
+    }
+
     /// Lets float32 masters follow their parameters.
     pub(crate) fn renew_masters(&self) -> Result<(), TorchError> {
         match (&self.state, self.precision) {
-            (Some(state), LowPrecision::MasterCopy) => foreach::copy_(&state.slots[0], &self.params),
+            (Some(state), LowPrecision::MasterCopy) => follow_written(&self.params, &state.slots[0]),
             _ => Ok(()),
         }
     }
@@ -176,6 +186,11 @@ impl Bucket {
             self.state = Some(self.fresh_state(algorithm, fused)?);
         }
         let Some(state) = &mut self.state else { return Ok(()) };
+        let has_masters = self.precision == LowPrecision::MasterCopy;
+        if has_masters && state.written != Some(self.params.writes()?) {
+            // Loaded, averaged over ranks or clamped since the last step.
+            follow_written(&self.params, &state.slots[0])?;
+        }
         // A bucket on another device than the scaler needs copies of the two scalars there.
         let device = grads.list.get(0)?.device();
         let near = |tensor: &Tensor| tensor.f_to_device_(device, tensor.kind(), device.is_cuda(), false);
@@ -215,6 +230,9 @@ impl Bucket {
             // A step that failed does not count.
             state.counts.add(&counts, -1.0)?;
             return Err(error);
+        }
+        if has_masters {
+            state.written = Some(self.params.writes()?);
         }
         for (started, has) in state.started.iter_mut().zip(&grads.defined) {
             *started |= has;

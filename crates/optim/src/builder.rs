@@ -170,9 +170,7 @@ impl<A: Algorithm> GroupBuilder<A> {
     pub fn build_in_backward(self) -> Result<InBackward<A>, OptimizerError> {
         let optimizer = self.pack(true)?;
         if optimizer.groups.iter().any(|group| group.values.options.max_grad_norm().is_some()) {
-            let reason =
-                "it needs all gradients before the first step, which is taken as soon as one gradient is there";
-            return Err(OptimizerError::DoesNotFit { part: "max_grad_norm", reason });
+            return Err(needs_all_gradients());
         }
         InBackward::new(optimizer)
     }
@@ -201,6 +199,12 @@ impl<A: Algorithm> GroupBuilder<A> {
         };
         GroupOptimizer::new(defaults, groups, Packing { fused, precision: self.scope.precision, apart })
     }
+}
+
+/// Of an optimizer that steps in backward, and one of its groups.
+pub(crate) fn needs_all_gradients() -> OptimizerError {
+    let reason = "it needs all gradients before the first step, which is taken as soon as one gradient is there";
+    OptimizerError::DoesNotFit { part: "max_grad_norm", reason }
 }
 
 impl<A: Fusable> GroupBuilder<A> {

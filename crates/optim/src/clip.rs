@@ -1,12 +1,11 @@
 //! Clipping of gradients, by their norm or by value, without waiting for the device.
 
-use overdrive_core::{IntoParameters, OptimizerError, Parameter, TorchError};
+use overdrive_core::{IntoParameters, OptimizerError, Parameter, STEPPED_IN_BACKWARD, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Device, Kind, Tensor};
 
 use crate::bucket::sparse;
 use crate::foreach;
-use crate::in_backward::position_of_stepped;
 
 static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
 static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
@@ -145,7 +144,7 @@ struct Grads {
 
 /// The gradients that there are.
 fn by_place(params: &[Parameter]) -> Result<Vec<Grads>, OptimizerError> {
-    if let Some(index) = position_of_stepped(params) {
+    if let Some(index) = STEPPED_IN_BACKWARD.position(params.iter().map(Parameter::tensor)) {
         let reason = "it is stepped in backward, before anything can be clipped: build the optimizer with `build`";
         return Err(OptimizerError::parameter(&params[index], index, reason));
     }

@@ -1,16 +1,16 @@
 //! Steps during the backward pass, so that few gradients are there at any time.
 
-use std::collections::HashSet;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use overdrive_core::{
-    Activity, Behavior, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict, StateError, Stateful, activity,
+    Activity, Behavior, Marked, Optimizer, OptimizerError, OptimizerId, Parameter, STEPPED_IN_BACKWARD, StateDict,
+    StateError, Stateful, activity,
 };
-use overdrive_ffi::{GradHook, TensorId};
+use overdrive_ffi::GradHook;
 use tch::Tensor;
 
 use crate::algorithm::Algorithm;
-use crate::builder::ParamGroup;
+use crate::builder::{ParamGroup, tensors};
 use crate::optimizer::GroupOptimizer;
 
 /// An optimizer that steps each parameter during the backward pass, as soon as its gradient is there, and frees the
@@ -18,12 +18,12 @@ use crate::optimizer::GroupOptimizer;
 ///
 /// [`step`](Optimizer::step) goes after the backward pass as always. It has nothing left to update; it tells of errors
 /// that came up meanwhile. What needs all gradients at once cannot be had with it: clipping by the norm of all,
-/// accumulation over several backward passes, and a `GradScaler`, which could not skip a step that is half done (bfloat16
-/// needs none).
+/// accumulation over several backward passes in one process, and a `GradScaler`, which could not skip a step that is half
+/// done (bfloat16 needs none).
 ///
 /// Where a `DistributedDataParallel` averages the gradients, they are complete only when the backward pass ends: all
 /// parameters are stepped then, from the averages, whichever of the two was made first. Passes that leave the gradients
-/// local step nothing.
+/// local step nothing, so that an accumulator `with_sync(&ddp)` works.
 ///
 /// A parameter that is used several times in a model gets one gradient, the sum, and is stepped once. While this lives, a
 /// parameter belongs to it alone: it has room for one such hook.
@@ -35,6 +35,8 @@ use crate::optimizer::GroupOptimizer;
 pub struct InBackward<A: Algorithm> {
     shared: Arc<Mutex<Shared<A>>>,
     hooks: Vec<GradHook>,
+    /// Clipping refuses these parameters.
+    marked: Vec<Marked>,
     id: OptimizerId,
 }
 
@@ -43,29 +45,6 @@ struct Shared<A: Algorithm> {
     optimizer: GroupOptimizer<A>,
     /// The first error since the last step; parameters behind it are not stepped.
     failed: Option<OptimizerError>,
-}
-
-/// The parameters that are stepped in backward now.
-static STEPPED: LazyLock<Mutex<HashSet<TensorId>>> = LazyLock::new(Mutex::default);
-
-fn stepped() -> MutexGuard<'static, HashSet<TensorId>> {
-    lock(&STEPPED)
-}
-
-/// The first of these parameters whose gradient is used up within the backward pass: nothing can be done with it later.
-pub(crate) fn position_of_stepped(params: &[Parameter]) -> Option<usize> {
-    let stepped = stepped();
-    (!stepped.is_empty()).then(|| params.iter().position(|it| stepped.contains(&TensorId::of(it.tensor()))))?
-}
-
-impl<A: Algorithm> Drop for InBackward<A> {
-    fn drop(&mut self) {
-        let params = self.params();
-        let mut stepped = stepped();
-        for param in &params {
-            stepped.remove(&TensorId::of(param));
-        }
-    }
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -82,8 +61,7 @@ impl<A: Algorithm> InBackward<A> {
         for (group, bucket, index) in places {
             hooks.push(hook(&shared, (group, bucket), (&params[index], index))?);
         }
-        stepped().extend(params.iter().map(|param| TensorId::of(param.tensor())));
-        Ok(Self { shared, hooks, id })
+        Ok(Self { shared, hooks, marked: vec![STEPPED_IN_BACKWARD.mark(tensors(&params))], id })
     }
 
     /// One more parameter group; see [`GroupOptimizer::add_param_group`].
@@ -96,9 +74,9 @@ impl<A: Algorithm> InBackward<A> {
         for (bucket, param) in group.scope.params.iter().enumerate() {
             hooks.push(hook(&self.shared, (number, bucket), (param, first + bucket))?);
         }
-        let added: Vec<_> = group.scope.params.iter().map(|param| TensorId::of(param.tensor())).collect();
+        let added = tensors(&group.scope.params);
         lock(&self.shared).optimizer.add_param_group(group)?;
-        stepped().extend(added);
+        self.marked.push(STEPPED_IN_BACKWARD.mark(added));
         self.hooks.extend(hooks);
         Ok(())
     }

@@ -52,7 +52,7 @@ impl<A: Optimizer, B: Optimizer> Joint<A, B> {
     /// Both as one.
     ///
     /// # Errors
-    /// When they share a parameter, or one steps during the backward pass and the other does not.
+    /// When they share a parameter or a name, or one steps during the backward pass and the other does not.
     pub fn new(first: A, second: B) -> Result<Self, OptimizerError> {
         if first.behavior().steps_in_backward != second.behavior().steps_in_backward {
             let reason = "one of the two steps during the backward pass and the other does not: build both in one way";
@@ -63,6 +63,14 @@ impl<A: Optimizer, B: Optimizer> Joint<A, B> {
         for (index, param) in second.parameters().iter().enumerate() {
             if place(param.tensor()).is_some_and(|place| known.contains(&place)) {
                 let reason = "both optimizers have it: each parameter belongs to one";
+                return Err(OptimizerError::parameter(param, index, reason));
+            }
+        }
+        let names: Vec<_> = first.parameters().into_iter().filter_map(|param| Some(param.name()?.to_owned())).collect();
+        let names: HashSet<&str> = names.iter().map(String::as_str).collect();
+        for (index, param) in second.parameters().iter().enumerate() {
+            if param.name().is_some_and(|name| names.contains(name)) {
+                let reason = "both optimizers have a parameter of this name: tell models apart with `prefixed`";
                 return Err(OptimizerError::parameter(param, index, reason));
             }
         }
@@ -96,6 +104,10 @@ impl<A: Optimizer, B: Optimizer> Optimizer for Joint<A, B> {
 
     fn parameters(&self) -> Vec<Parameter> {
         self.first.parameters().into_iter().chain(self.second.parameters()).collect()
+    }
+
+    fn trained(&self) -> Result<Vec<Tensor>, OptimizerError> {
+        Ok(self.first.trained()?.into_iter().chain(self.second.trained()?).collect())
     }
 
     fn behavior(&self) -> Behavior {
@@ -151,6 +163,14 @@ impl<A: Optimizer, B: Optimizer> Optimizer for Joint<A, B> {
         self.second.step_skipped()
     }
 
+    fn gradients_used(&self) -> u64 {
+        self.first.gradients_used() + self.second.gradients_used()
+    }
+
+    fn used_found_inf(&self) -> Vec<Tensor> {
+        self.first.used_found_inf().into_iter().chain(self.second.used_found_inf()).collect()
+    }
+
     fn zero_grad(&mut self) -> Result<(), OptimizerError> {
         self.first.zero_grad()?;
         self.second.zero_grad()
@@ -193,5 +213,9 @@ impl<A: Optimizer, B: Optimizer> Stateful for Joint<A, B> {
             (&mut self.first as &mut dyn Optimizer).load_state_dict(&before)?;
         }
         second
+    }
+
+    fn differs_by_rank(&self) -> bool {
+        (&self.first as &dyn Optimizer).differs_by_rank() || (&self.second as &dyn Optimizer).differs_by_rank()
     }
 }

@@ -7,7 +7,7 @@ use overdrive_core::{
     activity,
 };
 use overdrive_ffi::TensorList;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::foreach;
 use crate::wrapper::pass_on_to_inner;
@@ -58,10 +58,26 @@ impl<O: Optimizer> Lookahead<O> {
         &self.inner
     }
 
-    /// Copies of the parameters.
+    /// Copies of the parameters, float32 ones of 16-bit parameters where those have float32 masters.
     fn copies(&self) -> Result<TensorList, TorchError> {
-        let copies = self.fast.to_vec()?.iter().map(Tensor::f_detach_copy).collect::<Result<Vec<_>, _>>()?;
-        TensorList::new(&copies)
+        // `detach_copy` is differentiable: its result would hold the parameters' graph.
+        let _no_grad = tch::no_grad_guard();
+        let keeps = self.inner.behavior().keeps_copies;
+        let copy = |param: Tensor| match param.kind() {
+            Kind::BFloat16 | Kind::Half if keeps => param.f_to_kind(Kind::Float),
+            _ => param.f_detach_copy(),
+        };
+        TensorList::new(&self.fast.to_vec()?.into_iter().map(copy).collect::<Result<Vec<_>, _>>()?)
+    }
+
+    /// Moves the slow weights after the fast ones, and starts these anew from there.
+    fn follow(&mut self, slow: &TensorList) -> Result<(), OptimizerError> {
+        let _no_grad = tch::no_grad_guard();
+        foreach::lerp_(slow, &TensorList::new(&self.inner.trained()?)?, self.alpha)?;
+        foreach::copy_(&self.fast, slow)?;
+        self.inner.params_changed()?;
+        // Masters have followed the rounded weights.
+        Ok(foreach::copy_(&TensorList::new(&self.inner.trained()?)?, slow)?)
     }
 
     /// How the state calls a slow weight.
@@ -90,14 +106,20 @@ impl<O: Optimizer> Optimizer for Lookahead<O> {
         }
         self.inner.step()?;
         self.steps = (self.steps + 1) % self.k;
-        if let Some(slow) = self.slow.as_ref().filter(|slow| self.steps == 0 && !slow.is_empty()) {
-            let _no_grad = tch::no_grad_guard();
-            foreach::lerp_(slow, &self.fast, self.alpha)?;
-            foreach::copy_(&self.fast, slow)?;
-            // Float32 masters inside would bring the fast weights back.
-            self.inner.params_changed()?;
+        if let Some(slow) = self.slow.take() {
+            let followed = if self.steps == 0 && !slow.is_empty() { self.follow(&slow) } else { Ok(()) };
+            self.slow = Some(slow);
+            followed?;
         }
         Ok(())
+    }
+
+    fn gradients_used(&self) -> u64 {
+        self.inner.gradients_used()
+    }
+
+    fn used_found_inf(&self) -> Vec<Tensor> {
+        self.inner.used_found_inf()
     }
 
     fn step_skipped(&mut self) -> Result<(), OptimizerError> {
@@ -149,12 +171,11 @@ impl<O: Optimizer> Stateful for Lookahead<O> {
         }
         let slow = match state.iter().any(|(key, _)| known.contains(key)) {
             true => {
-                let mut saved = Vec::new();
-                for (key, own) in keys.iter().zip(self.fast.to_vec()?) {
+                // The parameters' copies, where they are: the saved ones may be on another device.
+                let (slow, mut saved) = (self.copies()?, Vec::new());
+                for (key, own) in keys.iter().zip(slow.to_vec()?) {
                     saved.push(state.tensor(key, &own.size(), own.kind())?.shallow_clone());
                 }
-                // The parameters' copies, where they are: the saved ones may be on another device.
-                let slow = self.copies()?;
                 let _no_grad = tch::no_grad_guard();
                 foreach::copy_(&slow, &TensorList::new(&saved)?)?;
                 Some(slow)
@@ -164,5 +185,9 @@ impl<O: Optimizer> Stateful for Lookahead<O> {
         (&mut self.inner as &mut dyn Optimizer).load_state_dict(&state.nested("inner"))?;
         (self.slow, self.steps) = (slow, steps);
         Ok(())
+    }
+
+    fn differs_by_rank(&self) -> bool {
+        (&self.inner as &dyn Optimizer).differs_by_rank()
     }
 }

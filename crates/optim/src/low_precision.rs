@@ -28,8 +28,8 @@ pub enum LowPrecision {
     /// Source: Zamirai et al., "Revisiting BFloat16 Training", 2020.
     StochasticRounding,
     /// The optimizer keeps and steps a float32 copy of each parameter (`master_param` in its state), and the parameter
-    /// follows. A change made to the parameter by others after the first step is overwritten at the next, unless
-    /// [`params_changed`](overdrive_core::Optimizer::params_changed) is called.
+    /// follows. Where others write to the parameter (loading, an average over ranks, a clamp), the copy is taken anew of
+    /// each number that is no longer the copy's, rounded.
     ///
     /// Source: Micikevicius et al., "Mixed Precision Training", 2018.
     MasterCopy,
@@ -83,6 +83,17 @@ impl LowPrecision {
             }
         }
     }
+}
+
+/// Takes the numbers that others have written into the masters; where the parameter is the rounded master, that keeps what is
+/// finer.
+pub(crate) fn follow_written(params: &TensorList, masters: &TensorList) -> Result<(), TorchError> {
+    for (param, mut master) in params.to_vec()?.iter().zip(masters.to_vec()?) {
+        let is_own = master.f_to_kind(param.kind())?.f_eq_tensor(param)?;
+        let followed = master.f_where_self(&is_own, &param.f_to_kind(Kind::Float)?)?;
+        master.f_copy_(&followed)?;
+    }
+    Ok(())
 }
 
 fn to_float(list: &TensorList) -> Result<TensorList, TorchError> {

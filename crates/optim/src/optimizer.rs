@@ -9,7 +9,7 @@ use tch::Tensor;
 
 use crate::algorithm::Algorithm;
 use crate::bucket::{self, Bucket, Packing, buckets};
-use crate::builder::{GroupBuilder, ParamGroup, tensors};
+use crate::builder::{GroupBuilder, ParamGroup, needs_all_gradients, tensors};
 use crate::clip;
 use crate::group_mut::GroupMut;
 use crate::low_precision::LowPrecision;
@@ -52,6 +52,8 @@ pub struct GroupOptimizer<A: Algorithm> {
     /// Their names; none where they have none.
     pub(crate) names: Option<Vec<String>>,
     pub(crate) packing: Packing,
+    /// How often the gradients were freed.
+    freed: u64,
 }
 
 impl<A: Algorithm> Group<A> {
@@ -91,7 +93,8 @@ impl<A: Algorithm> GroupOptimizer<A> {
         packing: Packing,
     ) -> Result<Self, OptimizerError> {
         let params = TensorList::new::<Tensor>(&[])?;
-        let mut optimizer = Self { id: OptimizerId::new(), defaults, groups: Vec::new(), params, names: None, packing };
+        let mut optimizer =
+            Self { id: OptimizerId::new(), defaults, groups: Vec::new(), params, names: None, packing, freed: 0 };
         for (values, params) in given {
             optimizer.push(values, &params)?;
         }
@@ -209,6 +212,10 @@ impl<A: Algorithm> GroupOptimizer<A> {
     pub(crate) fn step_bucket(&mut self, group: usize, bucket: usize) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
         let group = &mut self.groups[group];
+        // It came with a group that was added, or with a state.
+        if group.values.options.max_grad_norm().is_some() {
+            return Err(needs_all_gradients());
+        }
         let bucket = &mut group.buckets[bucket];
         bucket.check_grads(self.names.as_deref())?;
         bucket.step((&group.values.options, group.values.lr, self.packing.fused), None)?;
@@ -238,6 +245,15 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
         }
     }
 
+    fn trained(&self) -> Result<Vec<Tensor>, OptimizerError> {
+        let mut placed = Vec::new();
+        for bucket in self.groups.iter().flat_map(|group| &group.buckets) {
+            placed.extend(bucket.indices.iter().copied().zip(bucket.trained()?.to_vec()?));
+        }
+        placed.sort_by_key(|(index, _)| *index);
+        Ok(placed.into_iter().map(|(_, tensor)| tensor).collect())
+    }
+
     fn behavior(&self) -> overdrive_core::Behavior {
         let mut behavior = overdrive_core::Behavior::default();
         behavior.keeps_copies = self.packing.precision == LowPrecision::MasterCopy;
@@ -249,11 +265,16 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
     }
 
     fn lr(&self, group: usize) -> Option<f64> {
-        Some(self.groups.get(group)?.values.lr)
+        let Values { lr, options } = &self.groups.get(group)?.values;
+        options.takes_lr().then_some(*lr)
     }
 
     fn set_lr(&mut self, group: usize, lr: f64) -> Result<(), OptimizerError> {
         let group = self.group_at(group)?;
+        if !group.values.options.takes_lr() {
+            let reason = "T5's relative step makes its own of the number of steps: take another form to set one";
+            return Err(OptimizerError::DoesNotFit { part: "a learning rate", reason });
+        }
         OptimizerError::check_lr(lr)?;
         group.values.lr = lr;
         Ok(())
@@ -291,7 +312,12 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
         }
     }
 
+    fn gradients_used(&self) -> u64 {
+        self.freed
+    }
+
     fn zero_grad(&mut self) -> Result<(), OptimizerError> {
+        self.freed += 1;
         Ok(self.params.clear_grads()?)
     }
 

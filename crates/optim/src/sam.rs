@@ -1,7 +1,7 @@
 //! Sharpness-aware minimisation, around any optimizer.
 
 use overdrive_core::{
-    Activity, Behavior, Optimizer, OptimizerError, StateDict, StateError, Stateful, TorchError, activity,
+    Activity, Behavior, MOVED, Marked, Optimizer, OptimizerError, StateDict, StateError, Stateful, TorchError, activity,
 };
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Kind, Tensor};
@@ -41,8 +41,11 @@ pub struct Sam<O> {
     inner: O,
     rho: f64,
     params: TensorList,
-    /// The parameters before the ascent.
-    before: Option<TensorList>,
+    /// The parameters before the ascent, and the mark that they have been moved.
+    before: Option<(TensorList, Marked)>,
+    ascents: u64,
+    /// Of the gradients since the last step.
+    found_inf: Vec<Tensor>,
 }
 
 impl<O: Optimizer> Sam<O> {
@@ -57,15 +60,17 @@ impl<O: Optimizer> Sam<O> {
         }
         OptimizerError::check_range("rho", rho, 0.0..f64::INFINITY, "a finite number of at least 0")?;
         let params = TensorList::new(&inner.params())?;
-        Ok(Self { inner, rho, params, before: None })
+        Ok(Self { inner, rho, params, before: None, ascents: 0, found_inf: Vec::new() })
     }
 
     /// Moves the parameters up along their gradients, taken as one vector, by `rho`, and frees the gradients.
     ///
-    /// Called again before the [`step`](Optimizer::step), it goes on from where it is; the step goes back all the way.
+    /// Called again before the [`step`](Optimizer::step), it goes on from where it is; the step goes back all the way. Along
+    /// a gradient that is infinite or NaN nothing moves, so that the second pass leaves no NaN in a batch norm's statistics;
+    /// a `GradScaler` skips the step then.
     ///
     /// # Errors
-    /// When libtorch fails.
+    /// When another optimizer's ascent has moved a parameter, or libtorch fails.
     ///
     /// # Syncs
     /// No.
@@ -73,27 +78,42 @@ impl<O: Optimizer> Sam<O> {
         let _no_grad = tch::no_grad_guard();
         let grads = self.params.grads()?;
         if self.before.is_none() {
-            let copies = self.params.to_vec()?.iter().map(Tensor::f_detach_copy).collect::<Result<Vec<_>, _>>();
-            self.before = Some(TensorList::new(&copies.map_err(TorchError::from)?)?);
+            let params = self.params.to_vec()?;
+            if let Some(index) = MOVED.position(&params) {
+                let reason = "another optimizer's `ascend` has moved it: step that one first";
+                return Err(OptimizerError::parameter(&self.inner.parameters()[index], index, reason));
+            }
+            let copies = params.iter().map(Tensor::f_detach_copy).collect::<Result<Vec<_>, _>>();
+            let copies = TensorList::new(&copies.map_err(TorchError::from)?)?;
+            self.before = Some((copies, MOVED.mark(params)));
         }
+        self.ascents += 1;
         if !grads.list.is_empty() {
-            self.climb(&self.params.select(&grads.defined)?, &grads.list)?;
+            let found_inf = self.climb(&self.params.select(&grads.defined)?, &grads.list)?;
+            self.found_inf.push(found_inf);
         }
         Ok(self.params.clear_grads()?)
     }
 
-    fn climb(&self, params: &TensorList, grads: &TensorList) -> Result<(), TorchError> {
+    /// Returns 1 when a gradient is not finite, on the first one's device.
+    fn climb(&self, params: &TensorList, grads: &TensorList) -> Result<Tensor, TorchError> {
         let norms = foreach::norm(grads, 2.0)?.to_vec()?;
         let device = norms[0].device();
         let here = |norm: &Tensor| norm.f_to_device_(device, Kind::Double, device.is_cuda(), false);
         let norm = Tensor::f_stack(&norms.iter().map(here).collect::<Result<Vec<_>, _>>()?, 0)?.f_norm()?;
+        let is_finite = norm.f_isfinite()?;
         let factor = ADD.tensor(&[Arg::Tensor(&norm), Arg::Double(EPS)])?.f_reciprocal()?;
         let factor = MUL.tensor(&[Arg::Tensor(&factor), Arg::Double(self.rho)])?;
+        // Infinity times 0 would be NaN, and so would be the share of a norm that is.
+        let nowhere = factor.f_zeros_like()?;
+        let factor = factor.f_where_self(&is_finite, &nowhere)?;
         for (param, grad) in params.to_vec()?.iter_mut().zip(grads.to_vec()?) {
-            let factor = factor.f_to_device_(param.device(), param.kind(), device.is_cuda(), false)?;
+            let near = |value: &Tensor, kind| value.f_to_device_(param.device(), kind, device.is_cuda(), false);
+            let (factor, is_finite) = (near(&factor, param.kind())?, near(&is_finite, Kind::Bool)?);
+            let grad = grad.f_where_self(&is_finite, &near(&nowhere, param.kind())?)?;
             let _ = param.f_addcmul_(&grad, &factor)?;
         }
-        Ok(())
+        is_finite.f_logical_not()?.f_to_kind(Kind::Float).map_err(TorchError::from)
     }
 
     /// The optimizer inside.
@@ -102,15 +122,29 @@ impl<O: Optimizer> Sam<O> {
     }
 }
 
-impl<O: Optimizer> Sam<O> {
+impl<O> Sam<O> {
     /// Takes the parameters back to where they were before the ascent.
     fn descend(&mut self) -> Result<(), TorchError> {
-        if let Some(before) = self.before.as_ref().filter(|before| !before.is_empty()) {
+        if let Some((before, _)) = self.before.as_ref().filter(|(before, _)| !before.is_empty()) {
             let _no_grad = tch::no_grad_guard();
             foreach::copy_(&self.params, before)?;
         }
         self.before = None;
+        self.found_inf.clear();
         Ok(())
+    }
+
+    fn check_in_place(&self) -> Result<(), StateError> {
+        let reason = "the parameters are at the worst point nearby, after `ascend`: step first, or `step_skipped`";
+        if self.before.is_some() { Err(StateError::NotSaved { reason }) } else { Ok(()) }
+    }
+}
+
+/// One that is dropped between an ascent and its step, by an error say, takes the parameters back.
+impl<O> Drop for Sam<O> {
+    fn drop(&mut self) {
+        // Whoever drops it has nobody to tell.
+        let _ = self.descend();
     }
 }
 
@@ -136,9 +170,18 @@ impl<O: Optimizer> Optimizer for Sam<O> {
         self.inner.step_skipped()
     }
 
+    fn gradients_used(&self) -> u64 {
+        self.ascents + self.inner.gradients_used()
+    }
+
+    fn used_found_inf(&self) -> Vec<Tensor> {
+        self.found_inf.iter().map(Tensor::shallow_clone).collect()
+    }
+
     /// Forgets an ascent: the parameters are where they are to be.
     fn params_changed(&mut self) -> Result<(), OptimizerError> {
         self.before = None;
+        self.found_inf.clear();
         self.inner.params_changed()
     }
 
@@ -151,21 +194,20 @@ impl<O: Optimizer> Optimizer for Sam<O> {
     }
 }
 
-/// The inner optimizer's. Between an ascent and its step there is none to save ([`StateError::NotSaved`]), because the
-/// parameters are elsewhere. Loading forgets an ascent: load the parameters too.
+/// The inner optimizer's. Between an ascent and its step there is none to save or load ([`StateError::NotSaved`]), because
+/// the parameters are elsewhere: step first, or [`step_skipped`](Optimizer::step_skipped).
 impl<O: Optimizer> Stateful for Sam<O> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
-        if self.before.is_some() {
-            let reason = "the parameters are at the worst point nearby, after `ascend`: step first";
-            return Err(StateError::NotSaved { reason });
-        }
+        self.check_in_place()?;
         (&self.inner as &dyn Optimizer).state_dict()
     }
 
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        (&mut self.inner as &mut dyn Optimizer).load_state_dict(state)?;
-        // Or else the next step would go back to what the parameters were before they were loaded.
-        self.before = None;
-        Ok(())
+        self.check_in_place()?;
+        (&mut self.inner as &mut dyn Optimizer).load_state_dict(state)
+    }
+
+    fn differs_by_rank(&self) -> bool {
+        (&self.inner as &dyn Optimizer).differs_by_rank()
     }
 }

@@ -221,6 +221,7 @@ fn save_options<A: Algorithm>(group: &Group<A>, prefix: &str, state: &mut StateD
             Field::Float(value) => Entry::Float(*value),
             Field::Bool(value) => Entry::Bool(*value),
             Field::Int(value) => Entry::Int(*value),
+            Field::Fixed(value) => Entry::Bool(value),
             Field::OwnWord(value, words) if *value == words[0] => continue,
             Field::Word(value, _) | Field::OwnWord(value, _) => Entry::Text((*value).to_owned()),
             Field::Optional(Some(value)) => Entry::Float(*value),
@@ -253,6 +254,13 @@ fn load_options<A: Algorithm>(
             Field::Bool(value) => *value = state.bool(&key)?,
             Field::Int(value) => *value = state.int(&key)?,
             Field::Optional(value) => *value = state.get(&key).is_ok().then(|| state.float(&key)).transpose()?,
+            Field::Fixed(_) if state.get(&key).is_err() => {}
+            Field::Fixed(own) => {
+                let found = state.bool(&key)?;
+                if found != own {
+                    return Err(mismatch(&key, own.to_string(), found.to_string()));
+                }
+            }
             Field::OwnWord(value, words) if state.get(&key).is_err() => *value = words[0],
             Field::Word(value, words) | Field::OwnWord(value, words) => {
                 let found = match state.get(&key)? {

@@ -15,6 +15,10 @@ macro_rules! pass_on_to_inner {
             self.inner.parameters()
         }
 
+        fn trained(&self) -> Result<Vec<tch::Tensor>, overdrive_core::OptimizerError> {
+            self.inner.trained()
+        }
+
         fn num_groups(&self) -> usize {
             self.inner.num_groups()
         }

@@ -37,7 +37,10 @@ use crate::{Plan, ScheduleError, Scheduler};
 /// The rates come from the step alone. A rate that something else has set in between is not multiplied but is
 /// [`ScheduleError::ChangedElsewhere`] (where the optimizer tells its rates). An optimizer has one schedule at a time
 /// ([`ScheduleError::AlreadyScheduled`]): several are a [`ChainedScheduler`](crate::ChainedScheduler), or a
-/// [`SequentialLr`](crate::SequentialLr).
+/// [`SequentialLr`](crate::SequentialLr). A parameter group that the optimizer gets later joins with the next
+/// [`step`](Self::step) or [`apply`](Self::apply), as if it had been there from the start with the rate that it has then.
+/// Of PyTorch's, some stop with an error (`LambdaLR`, `OneCycleLR`, `SequentialLR`), and others let the new group begin at
+/// its own rate (`StepLR`, `ExponentialLR`, `CosineAnnealingLR`).
 ///
 /// # Source
 /// `LRScheduler`
@@ -92,7 +95,6 @@ impl LrScheduler {
     /// No.
     pub fn step(&mut self, opt: &mut (impl Optimizer + ?Sized)) -> Result<(), ScheduleError> {
         self.claim.check(opt)?;
-        check_groups(opt, self.told.len())?;
         for (group, told) in self.told.iter().enumerate() {
             if let (Some(expected), Some(found)) = (*told, opt.lr(group))
                 && expected != found
@@ -100,13 +102,14 @@ impl LrScheduler {
                 return Err(ScheduleError::ChangedElsewhere { group, expected, found });
             }
         }
-        let next = self.scheduler.stepped()?;
+        let next = self.joined(opt)?.stepped()?;
         self.set(opt, &next)?;
         self.scheduler = next;
         Ok(())
     }
 
-    /// Sets the rates of this step again: after loading a state, or where something else has changed them.
+    /// Sets the rates of this step again: after loading a state, where something else has changed them, or for a parameter
+    /// group that has been added.
     ///
     /// # Errors
     /// When the optimizer is another one, or refuses.
@@ -115,9 +118,10 @@ impl LrScheduler {
     /// No.
     pub fn apply(&mut self, opt: &mut (impl Optimizer + ?Sized)) -> Result<(), ScheduleError> {
         self.claim.check(opt)?;
-        check_groups(opt, self.told.len())?;
-        let now = self.scheduler.clone();
-        self.set(opt, &now)
+        let now = self.joined(opt)?;
+        self.set(opt, &now)?;
+        self.scheduler = now;
+        Ok(())
     }
 
     /// The groups' rates at this step.
@@ -137,6 +141,20 @@ impl LrScheduler {
     /// The rates that the schedule is over.
     pub fn base_lrs(&self) -> &[f64] {
         self.scheduler.base_lrs()
+    }
+
+    /// With the groups that the optimizer has got since, over the rates that they have now.
+    fn joined(&self, opt: &(impl Optimizer + ?Sized)) -> Result<Scheduler, ScheduleError> {
+        let known = self.told.len();
+        if opt.num_groups() <= known {
+            check_groups(opt, known)?;
+            return Ok(self.scheduler.clone());
+        }
+        let mut base_lrs = self.base_lrs().to_vec();
+        for group in known..opt.num_groups() {
+            base_lrs.push(opt.lr(group).ok_or(ScheduleError::UnknownLr { group })?);
+        }
+        self.scheduler.restored(&base_lrs, self.last_epoch())
     }
 
     fn set(&mut self, opt: &mut (impl Optimizer + ?Sized), values: &Scheduler) -> Result<(), ScheduleError> {

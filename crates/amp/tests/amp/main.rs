@@ -17,11 +17,13 @@ struct Counting {
     fused: Option<Vec<f64>>,
     behavior: Behavior,
     skipped: usize,
+    gradients_used: u64,
 }
 
 impl Counting {
     fn new(params: Vec<Tensor>) -> Self {
-        Self { id: OptimizerId::new(), params, steps: 0, fused: None, behavior: Behavior::default(), skipped: 0 }
+        let (id, behavior) = (OptimizerId::new(), Behavior::default());
+        Self { id, params, steps: 0, fused: None, behavior, skipped: 0, gradients_used: 0 }
     }
 
     /// Records what the scaler hands to a fused step.
@@ -68,6 +70,10 @@ impl Optimizer for Counting {
 
     fn behavior(&self) -> Behavior {
         self.behavior
+    }
+
+    fn gradients_used(&self) -> u64 {
+        self.gradients_used
     }
 
     fn step_skipped(&mut self) -> Result<(), OptimizerError> {

@@ -50,3 +50,27 @@ fn a_scaler_for_a_gpu_that_is_not_there_disables_itself() {
     assert!(!GradScaler::builder(missing).build().unwrap().is_enabled());
     assert!(GradScaler::new(CPU).is_enabled());
 }
+
+/// As SAM's ascent does, whose second gradients come as scaled as the first.
+#[test]
+fn gradients_behind_an_ascent_are_unscaled_anew_and_an_infinity_before_it_counts() {
+    for make in [Counting::new, Counting::fused] {
+        for (first, second) in [(3.0, 5.0), (f64::INFINITY, 5.0), (3.0, f64::NAN)] {
+            let mut opt = make(vec![param()]);
+            let mut scaler = GradScaler::builder(CPU).init_scale(4.0).build().unwrap();
+            backward(&mut scaler, &opt.params[0], first);
+            scaler.unscale_(&mut opt).unwrap();
+            assert!(matches!(scaler.unscale_(&mut opt), Err(AmpError::AlreadyUnscaled)), "the same gradients");
+            opt.params[0].zero_grad();
+            opt.gradients_used += 1;
+            backward(&mut scaler, &opt.params[0], second);
+            scaler.unscale_(&mut opt).unwrap();
+            let unscaled = opt.params[0].grad().double_value(&[0]);
+            assert!(unscaled == second || second.is_nan(), "{unscaled} instead of {second}");
+            let skipped = scaler.step(&mut opt).unwrap().skipped().unwrap();
+            assert_eq!(skipped, !(first + second).is_finite(), "{first}, then {second}");
+            scaler.update().unwrap();
+            assert_eq!(scaler.scale_value().unwrap(), if skipped { 2.0 } else { 4.0 });
+        }
+    }
+}

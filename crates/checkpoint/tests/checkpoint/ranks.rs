@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use overdrive_checkpoint::{Checkpoint, CheckpointBuilder, CheckpointError, Goal, Writers};
+use overdrive_checkpoint::{Checkpoint, CheckpointBuilder, CheckpointError, Goal, RngState, Writers};
 use overdrive_core::{Entry, RankGroup, Stateful};
+use tch::Device;
 
 use crate::group::{Rank, run};
 use crate::{Plain, model, value};
@@ -58,6 +59,19 @@ fn all_ranks_go_on_from_what_rank_0_or_each_has_written() {
             assert!(found.into_iter().all(|found| found.unwrap() == Some((30, 30.0))));
         }
     }
+}
+
+#[test]
+fn rank_0_writes_nothing_for_all_that_each_rank_has_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let errors = run(Rank::group(2, &[]), |rank| {
+        let mut checkpoint = builder(folder.path(), rank, Writers::First).build().unwrap();
+        let error = checkpoint.save(1, &[("rng", &RngState::new(Device::Cpu))]).unwrap_err();
+        assert!(matches!(error, CheckpointError::OwnOfRank { ref part } if part == "rng"), "{error}");
+        checkpoint.save(2, &[("model", &model(1.0))]).unwrap();
+        checkpoint.finish()
+    });
+    errors.into_iter().for_each(|ended| ended.unwrap());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use overdrive_core::AVERAGED;
 use overdrive_ffi::c10d::{Reducer, ReducerOptions};
 use overdrive_ffi::{TensorId, TensorList};
 use tch::{Tensor, nn};
@@ -63,7 +64,8 @@ impl DdpBuilder {
     }
 
     /// The gradients are views of the buckets, which saves memory and a copy. Zero them in place then; freed gradients are
-    /// put back as views, at the price of the copy. tch's `Tensor::zero_grad` cannot take views; its optimizers' can.
+    /// put back as views, at the price of the copy. tch's own `zero_grad`, of tensors and of
+    /// optimizers, cannot take views; [`TchOptimizer`](overdrive_core::TchOptimizer)'s can.
     pub fn gradient_as_bucket_view(mut self, view: bool) -> Self {
         self.gradient_as_bucket_view = view;
         self
@@ -139,7 +141,7 @@ impl DdpBuilder {
         states.extend(buffers.iter().map(Tensor::shallow_clone));
         let states = TensorList::new(&states)?;
         let buffers = TensorList::new(&buffers)?;
-        let trained: Vec<_> = params.into_iter().filter(|(_, tensor)| tensor.requires_grad()).collect();
+        let (trained, frozen): (Vec<_>, Vec<_>) = params.into_iter().partition(|(_, tensor)| tensor.requires_grad());
         if trained.is_empty() {
             return Err(DdpError::NoParameters);
         }
@@ -157,7 +159,10 @@ impl DdpBuilder {
         let reducer = Reducer::new(self.group.engine(), &trained, &options).map_err(failed)?;
         Ok(DistributedDataParallel {
             reducer: RefCell::new(reducer),
+            _marked: AVERAGED.mark(trained.iter().map(|(_, tensor)| tensor.shallow_clone()).collect()),
+            averaged: trained.iter().map(|(_, tensor)| TensorId::of(tensor)).collect(),
             params: trained,
+            frozen,
             buffers: (self.broadcast_buffers && !buffers.is_empty()).then_some(buffers),
             states,
             finds_unused: self.find_unused_parameters && !self.static_graph,

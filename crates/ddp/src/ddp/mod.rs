@@ -7,10 +7,11 @@ mod outputs;
 mod sync;
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 
-use overdrive_core::{Activity, activity};
+use overdrive_core::{Activity, Marked, activity};
 use overdrive_ffi::c10d::{self, Reducer};
-use overdrive_ffi::{Arg, LazyOp, TensorList};
+use overdrive_ffi::{Arg, LazyOp, TensorId, TensorList};
 use tch::{Tensor, nn};
 
 use crate::error::DdpError;
@@ -62,6 +63,11 @@ pub struct DistributedDataParallel {
     /// Goes before the group that it uses.
     reducer: RefCell<Reducer>,
     params: Vec<(String, Tensor)>,
+    averaged: HashSet<TensorId>,
+    /// An accumulator that was not told of this refuses these parameters.
+    _marked: Marked,
+    /// Parameters that required no gradient when this was made, and have no place in the reducer.
+    frozen: Vec<(String, Tensor)>,
     /// None where they are not broadcast.
     buffers: Option<TensorList>,
     /// All parameters and buffers, without their gradients.
@@ -107,6 +113,7 @@ impl DistributedDataParallel {
     /// # Errors
     /// When the last backward left out parameters without
     /// [`find_unused_parameters`](DdpBuilder::find_unused_parameters), the hook has failed, or a rank is gone or late;
+    /// [`DdpError::Unfrozen`] for a parameter that required no gradient when this was made;
     /// [`DdpError::WithinBackward`] from within a hook.
     ///
     /// # Panics
@@ -120,6 +127,9 @@ impl DistributedDataParallel {
             return Ok(model());
         }
         self.outside_backward("forward")?;
+        if let Some((name, _)) = self.frozen.iter().find(|(_, tensor)| tensor.requires_grad()) {
+            return Err(DdpError::Unfrozen { name: name.clone() });
+        }
         self.before_forward()?;
         let mut outputs = model();
         self.after_forward(outputs.tensors_mut())?;

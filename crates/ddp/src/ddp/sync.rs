@@ -1,8 +1,8 @@
 //! Gradients held back, by hand and by gradient accumulation.
 
-use overdrive_core::{GradientSync, SyncError};
-use overdrive_ffi::c10d::ReduceOp;
-use tch::{Kind, Tensor};
+use overdrive_core::{AveragedBy, GradientSync, SyncError};
+use overdrive_ffi::TensorId;
+use tch::Tensor;
 
 use super::DistributedDataParallel;
 use crate::error::DdpError;
@@ -44,6 +44,14 @@ impl GradientSync for DistributedDataParallel {
         self.group.size()
     }
 
+    fn averaged_by(&self) -> AveragedBy {
+        AveragedBy::Backward
+    }
+
+    fn averages(&self, parameter: &Tensor) -> bool {
+        self.averaged.contains(&TensorId::of(parameter))
+    }
+
     /// Comes between a forward pass and its backward, so that the reducer may have been told to expect it.
     fn hold_back(&self, hold: bool) -> Result<(), SyncError> {
         if self.state.borrow().joining.is_some() {
@@ -67,6 +75,13 @@ impl GradientSync for DistributedDataParallel {
 
     /// Within the caller's own account of a backward pass.
     fn backward(&self, loss: &Tensor) -> Result<(), SyncError> {
+        let averages = {
+            let state = self.state.borrow();
+            state.held || state.outputs.is_some()
+        };
+        if !averages {
+            return Err(DdpError::NoForward.into());
+        }
         self.run_backward(loss).map_err(|error| match error {
             DdpError::Torch(own) => SyncError(Box::new(own)),
             between => between.into(),
@@ -83,11 +98,6 @@ impl GradientSync for DistributedDataParallel {
     }
 
     fn sum(&self, value: f64) -> Result<f64, SyncError> {
-        let mut total = Tensor::f_from_slice(&[value])
-            .and_then(|tensor| tensor.f_to_device(self.group.device())?.f_to_kind(Kind::Double))
-            .map_err(DdpError::from)?;
-        self.group.all_reduce(&mut total, ReduceOp::Sum)?;
-        let total = total.f_double_value(&[0]).map_err(DdpError::from)?;
-        Ok(total)
+        self.group.sum(value)
     }
 }

@@ -1,6 +1,7 @@
 //! Statistics and parameters averaged over ranks, each against the same in one process.
 
 use anyhow::{Result, ensure};
+use overdrive_core::Stateful;
 use overdrive_ddp::hooks::PostLocalSgd;
 use overdrive_ddp::{DdpError, DistributedDataParallel, ModelAverager, SyncBatchNorm};
 use tch::nn::{self, Module, ModuleT};
@@ -95,6 +96,12 @@ pub fn local_sgd(meeting: &Meeting) -> Result<()> {
             let _ = model.ws.g_sub_(&(grad * LR));
             model.ws.zero_grad();
         });
+        if step == 6 {
+            // A resumed run goes on in the middle of its period.
+            let mut resumed = ModelAverager::new(&group, &vs.trainable_variables(), period, global_steps)?;
+            resumed.load_state_dict(&averager.state_dict()?)?;
+            averager = resumed;
+        }
         let averaged = averager.average_parameters()?;
 
         let grads: Vec<f64> = (0..3).map(|rank| expected[rank] - target(rank)).collect();

@@ -1,7 +1,7 @@
 //! What a compressing hook and 1-bit Adam make of infinities, and of parameters that no gradient reaches.
 
 use anyhow::{Result, ensure};
-use overdrive_core::{Optimizer, OptimizerError};
+use overdrive_core::{Optimizer, OptimizerError, Stateful};
 use overdrive_ddp::hooks::{OneBit, PowerSgd, PowerSgdOptions, TopK};
 use overdrive_ddp::{CommHook, OneBitAdam, OneBitAdamOptions, ProcessGroup};
 use tch::{Device, Kind, Tensor};
@@ -22,6 +22,8 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     unreached(&group)?;
     sparse(&group)?;
     scalers(&group)?;
+    momentum(&group)?;
+    frozen(&group)?;
     refusals(&group)
 }
 
@@ -45,6 +47,32 @@ fn scalers(group: &ProcessGroup) -> Result<()> {
     let param = Tensor::zeros([2], (Kind::Float, Device::Cpu));
     let opt = OneBitAdam::new(group, [param], OneBitAdamOptions::default())?;
     ensure!(opt.behavior().communicates);
+    Ok(())
+}
+
+/// A `VarStore` gives its frozen parameters, too.
+fn frozen(group: &ProcessGroup) -> Result<()> {
+    let ones = || Tensor::ones([2], (Kind::Float, Device::Cpu));
+    let (trained, frozen) = (ones().set_requires_grad(true), ones());
+    let options = OneBitAdamOptions { weight_decay: 0.5, lr: 0.1, ..Default::default() };
+    let mut opt = OneBitAdam::new(group, [&frozen, &trained], options)?;
+    trained.sum(Kind::Float).backward();
+    opt.step()?;
+    ensure!(frozen == ones() && trained != ones(), "{frozen} {trained}");
+    let told = OneBitAdam::new(group, [&trained, &trained], options).map(drop);
+    ensure!(told.is_err_and(|error| error.to_string().contains("it is given twice")));
+    Ok(())
+}
+
+/// A cyclic schedule moves beta1, and the state has it.
+fn momentum(group: &ProcessGroup) -> Result<()> {
+    let new = || OneBitAdam::new(group, [Tensor::zeros([2], (Kind::Float, Device::Cpu))], OneBitAdamOptions::default());
+    let (mut opt, mut other) = (new()?, new()?);
+    ensure!(opt.momentum(0) == Some(0.9) && opt.momentum(1).is_none());
+    opt.set_momentum(0, 0.85)?;
+    ensure!(opt.set_momentum(0, 1.0).is_err() && opt.set_momentum(1, 0.5).is_err());
+    other.load_state_dict(&opt.state_dict()?)?;
+    ensure!(other.momentum(0) == Some(0.85));
     Ok(())
 }
 

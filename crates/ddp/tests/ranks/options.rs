@@ -16,6 +16,7 @@ pub fn scenario(_meeting: &Meeting) -> Result<()> {
     let group = any_group()?;
     names(&group).context("names")?;
     buffers(&group).context("buffers")?;
+    unfrozen(&group).context("unfrozen")?;
     no_grad(&group).context("no_grad")?;
     several_outputs(&group).context("several outputs")?;
     refusals(&group).context("refusals")?;
@@ -33,6 +34,25 @@ fn names(group: &ProcessGroup) -> Result<()> {
     let names: Vec<_> = ddp.parameters().iter().map(|(name, _)| name.as_str()).collect();
     ensure!(names == ["b", "c", "a"], "{names:?}");
     Ok(())
+}
+
+/// Its gradient has no place in a bucket: each rank would train its own.
+fn unfrozen(group: &ProcessGroup) -> Result<()> {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let model = nn::linear(vs.root(), 2, 1, Default::default());
+    let frozen = vs.root().ones("frozen", &[2]).set_requires_grad(false);
+    let ddp = DistributedDataParallel::new(&vs, group)?;
+    let forward = |ddp: &DistributedDataParallel| ddp.forward(|| model.forward(&Tensor::ones([1, 2], FLOAT)));
+    let pass = |ddp: &DistributedDataParallel| -> Result<()> { Ok(ddp.backward(&forward(ddp)?.sum(Kind::Float))?) };
+    pass(&ddp)?;
+    let _ = frozen.set_requires_grad(true);
+    let told = forward(&ddp).map(drop);
+    ensure!(matches!(&told, Err(DdpError::Unfrozen { name }) if name == "frozen"), "{told:?}");
+    // Made anew, it has one.
+    drop(ddp);
+    let ddp = DistributedDataParallel::builder(group).find_unused_parameters(true).build(&vs)?;
+    ensure!(ddp.parameters().len() == 3);
+    pass(&ddp)
 }
 
 /// Buffers follow rank 0 before a forward pass behind a synchronised backward, and not within a window.

@@ -9,14 +9,14 @@ use tch::{Device, Kind, Tensor};
 
 use super::{FLOAT, ends};
 
-fn member(store: &Store, name: &str, rank: usize, size: usize) -> ProcessGroup {
+fn member(store: &Store, name: &str, rank: usize, size: usize, verify: bool) -> ProcessGroup {
     let global_ranks: Vec<usize> = (0..size).collect();
     let options = GroupOptions {
         backend: Backend::Gloo,
         rank,
         global_ranks: &global_ranks,
         name,
-        verify: false,
+        verify,
         cuda_device: None,
         one_host: true,
         timeout: Duration::from_secs(60),
@@ -25,15 +25,15 @@ fn member(store: &Store, name: &str, rank: usize, size: usize) -> ProcessGroup {
 }
 
 pub(super) fn alone(name: &str) -> ProcessGroup {
-    member(&Store::hash().unwrap(), name, 0, 1)
+    member(&Store::hash().unwrap(), name, 0, 1, false)
 }
 
 /// Two ranks in one process, each with its own threads.
-fn pair(name: &str) -> [ProcessGroup; 2] {
+fn pair(name: &str, verify: bool) -> [ProcessGroup; 2] {
     let store = Store::hash().unwrap();
     std::thread::scope(|scope| {
-        let first = scope.spawn(|| member(&store, name, 0, 2));
-        let second = member(&store, name, 1, 2);
+        let first = scope.spawn(|| member(&store, name, 0, 2, verify));
+        let second = member(&store, name, 1, 2, verify);
         [first.join().unwrap(), second]
     })
 }
@@ -55,7 +55,7 @@ fn start(
 fn threads_may_use_one_group_at_once() {
     ends(|| {
         const ROUNDS: usize = 300;
-        let groups = pair("threads").map(Arc::new);
+        let groups = pair("threads", false).map(Arc::new);
         // All collectives are alike, so that it does not matter which of them meet.
         let threads: Vec<_> = groups
             .into_iter()
@@ -80,6 +80,50 @@ fn threads_may_use_one_group_at_once() {
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+/// A group that verifies waits for the others before it starts: nothing that they need may be held meanwhile.
+#[test]
+fn ranks_that_verify_may_be_threads_of_one_process() {
+    ends(|| {
+        let two_groups = [pair("one verifies", true), pair("another verifies", true)];
+        std::thread::scope(|scope| {
+            for group in two_groups.iter().flatten() {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        let x = Tensor::ones([1], FLOAT);
+                        let kind = CollectiveKind::AllReduce(ReduceOp::Sum);
+                        start(group, kind, &[], &[x.shallow_clone()], None, 0).unwrap().wait(None).unwrap();
+                        assert_eq!(x.double_value(&[0]), 2.0);
+                    }
+                });
+            }
+        });
+    });
+}
+
+/// libtorch registers a group at its first collective, in a map of all groups.
+#[test]
+fn threads_may_use_groups_of_their_own_at_once() {
+    ends(|| {
+        const THREADS: usize = 4;
+        for round in 0..60 {
+            let together = std::sync::Barrier::new(THREADS);
+            let first_collectives = &|thread: usize| {
+                let groups: Vec<_> = (0..8).map(|number| alone(&format!("own {round} {thread} {number}"))).collect();
+                together.wait();
+                for group in &groups {
+                    let x = Tensor::ones([1], FLOAT);
+                    let kind = CollectiveKind::AllReduce(ReduceOp::Sum);
+                    start(group, kind, &[], &[x.shallow_clone()], None, 0).unwrap().wait(None).unwrap();
+                    assert_eq!(x.double_value(&[0]), 1.0);
+                }
+            };
+            std::thread::scope(|scope| {
+                (0..THREADS).for_each(|thread| _ = scope.spawn(move || first_collectives(thread)));
+            });
+        }
     });
 }
 
@@ -133,7 +177,7 @@ fn tensors_that_a_group_cannot_take_are_refused() {
 #[test]
 fn a_send_or_receive_that_nobody_waits_for_keeps_its_memory() {
     ends(|| {
-        let [first, second] = pair("dropped");
+        let [first, second] = pair("dropped", false);
         let numbers = |value: f64| Tensor::full([100_000], value, FLOAT);
         for round in 0..20 {
             let received = numbers(0.0);
@@ -145,5 +189,19 @@ fn a_send_or_receive_that_nobody_waits_for_keeps_its_memory() {
             wanted.wait(None).unwrap();
             assert_eq!(received.double_value(&[99_999]), f64::from(round));
         }
+    });
+}
+
+/// Its destructor writes to the file once more.
+#[test]
+fn a_store_whose_folder_is_gone_ends_quietly() {
+    ends(|| {
+        let folder = std::env::temp_dir().join(format!("overdrive-store-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let store = Store::file(&folder.join("meet"), 1, Duration::from_secs(1)).unwrap();
+        let group = member(&store, "gone", 0, 1, false);
+        std::fs::remove_dir_all(&folder).unwrap();
+        drop(group);
+        drop(store);
     });
 }

@@ -1,7 +1,7 @@
 //! Steps during the backward pass.
 
 use overdrive_core::{Optimizer, OptimizerError};
-use overdrive_optim::{AdamW, Lookahead, Sam, Sgd, clip_grad_norm_, clip_grad_value_};
+use overdrive_optim::{AdamW, Lamb, Lookahead, Sam, Sgd, clip_grad_norm_, clip_grad_value_};
 use tch::{Kind, Tensor};
 
 use crate::{DOUBLE, params};
@@ -110,4 +110,15 @@ fn gradients_that_are_used_up_in_backward_cannot_be_clipped() {
     drop(opt);
     loss(&ours).backward();
     clip_grad_norm_(&ours, 1.0).unwrap();
+}
+
+#[test]
+fn a_group_that_needs_all_gradients_is_told_of_when_it_comes_later() {
+    let [one, other] = [(); 2].map(|()| Tensor::ones([3], DOUBLE).set_requires_grad(true));
+    let mut opt = Lamb::builder([&one]).build_in_backward().unwrap();
+    opt.add_param_group(Lamb::group([&other]).max_grad_norm(Some(0.1))).unwrap();
+    (&one + &other).sum(Kind::Double).backward();
+    let error = opt.step().unwrap_err().to_string();
+    assert!(error.starts_with("max_grad_norm cannot be used"), "{error}");
+    assert_eq!(other, Tensor::ones([3], DOUBLE));
 }

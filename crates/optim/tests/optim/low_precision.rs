@@ -1,7 +1,7 @@
 //! bfloat16 parameters whose updates are below their precision.
 
 use overdrive_core::{Optimizer, Stateful};
-use overdrive_optim::{Adafactor, AdamW, Lamb, LowPrecision, Sgd};
+use overdrive_optim::{Adafactor, AdamW, AveragedModel, Averaging, Lamb, LowPrecision, Sgd};
 use tch::{Kind, Tensor};
 
 use crate::CPU;
@@ -109,4 +109,32 @@ fn every_kind_of_step_takes_them() {
             assert!(after < 0.8 * before, "{precision:?}, {index}: {before} {after}");
         }
     }
+}
+
+#[test]
+fn masters_follow_what_others_write_and_keep_what_is_finer_where_nobody_does() {
+    let vs = tch::nn::VarStore::new(CPU);
+    let mut weight = vs.root().ones("weight", &[2]);
+    tch::no_grad(|| weight.set_data(&weight.detach().to_kind(Kind::BFloat16)));
+    let mut opt = Sgd::builder(&vs).lr(1e-3).low_precision(LowPrecision::MasterCopy).build().unwrap();
+    let mut ema = AveragedModel::new(&vs, Averaging::Ema { decay: 0.5 }).unwrap();
+    ema.update().unwrap();
+    let mut steps = |count: usize, ema: &mut AveragedModel| {
+        for _ in 0..count {
+            weight.sum(Kind::Float).backward();
+            opt.step().unwrap();
+            opt.zero_grad().unwrap();
+            // An evaluation by the averages: the weights come back as they were.
+            ema.apply(|| ()).unwrap();
+        }
+        Vec::<f32>::try_from(weight.detach().to_kind(Kind::Float)).unwrap()
+    };
+    // A hundred steps that each round away.
+    let near = |found: &[f32], expected: [f32; 2]| found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 0.006);
+    let found = steps(100, &mut ema);
+    assert!(near(&found, [0.9, 0.9]), "{found:?}");
+    // One weight is loaded, and nobody is told.
+    let _ = tch::no_grad(|| vs.variables()["weight"].get(0).fill_(0.5));
+    let found = steps(50, &mut ema);
+    assert!(near(&found, [0.45, 0.85]), "{found:?}");
 }

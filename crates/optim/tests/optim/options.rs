@@ -1,7 +1,7 @@
 //! What the optimizers refuse, and what schedules move.
 
 use overdrive_core::{Optimizer, OptimizerError};
-use overdrive_optim::{Adafactor, Adagrad, Adam, AdamW, Lamb, Lars, Lion, Muon, RmsProp, Sgd};
+use overdrive_optim::{Adafactor, AdafactorForm, Adagrad, Adam, AdamW, Lamb, Lars, Lion, Muon, RmsProp, Sgd};
 use tch::{Kind, Tensor};
 
 use crate::{CPU, DOUBLE};
@@ -103,4 +103,17 @@ fn momentum_is_what_a_cyclic_schedule_moves() {
         assert!(param[0].double_value(&[0, 0]) < -0.5, "the second step adds to the first");
     }
     assert_eq!(Adagrad::builder(param()).build().unwrap().momentum(0), None);
+}
+
+#[test]
+fn a_relative_step_takes_no_learning_rate() {
+    let weight = Tensor::ones([3, 2], (Kind::Float, CPU)).set_requires_grad(true);
+    let form = AdafactorForm::T5 { warmup_init: false };
+    let mut opt = Adafactor::builder([&weight]).form(form).build().unwrap();
+    assert_eq!(opt.lr(0), None);
+    let error = opt.set_lr(0, 0.1).unwrap_err().to_string();
+    assert!(error.starts_with("a learning rate cannot be used with this optimizer: T5's relative step"), "{error}");
+    let mut other = Adafactor::builder([&weight]).lr(0.5).build().unwrap();
+    other.set_lr(0, 0.1).unwrap();
+    assert_eq!(other.lr(0), Some(0.1));
 }

@@ -6,7 +6,7 @@ use overdrive_optim::{
 };
 use tch::{Kind, Tensor};
 
-use crate::{params, set_grads};
+use crate::{CPU, params, set_grads};
 
 pub trait Trained: Optimizer + Stateful {}
 impl<T: Optimizer + Stateful> Trained for T {}
@@ -114,11 +114,12 @@ fn names_are_pytorchs_and_saved_tensors_are_shared() {
     opt.step().unwrap();
     let state = opt.state_dict().unwrap();
     let names: Vec<_> = state.iter().map(|(name, _)| name).collect();
-    let groups = ["amsgrad", "betas.0", "betas.1", "eps", "lr", "maximize", "params", "weight_decay"];
+    let groups =
+        ["amsgrad", "betas.0", "betas.1", "decoupled_weight_decay", "eps", "lr", "maximize", "params", "weight_decay"];
     let expected: Vec<String> = groups.iter().map(|name| format!("param_groups.0.{name}")).collect();
-    assert_eq!(names[..8], expected);
+    assert_eq!(names[..groups.len()], expected);
     assert_eq!(
-        names[8..],
+        names[groups.len()..],
         [
             "state.0.exp_avg",
             "state.0.exp_avg_sq",
@@ -278,4 +279,18 @@ fn an_optimizer_in_backward_has_the_state_of_the_same_optimizer() {
     train(&mut outside, &other, 0..3);
     assert_same(&inside.state_dict().unwrap(), &outside.state_dict().unwrap(), "in backward");
     outside.load_state_dict(&inside.state_dict().unwrap()).unwrap();
+}
+
+#[test]
+fn the_state_of_adam_is_none_of_adamw() {
+    let weight = Tensor::ones([3], (Kind::Float, CPU)).set_requires_grad(true);
+    let mut adam = Adam::builder([&weight]).build().unwrap();
+    let mut adamw = AdamW::builder([&weight]).build().unwrap();
+    for error in [
+        adam.load_state_dict(&adamw.state_dict().unwrap()).unwrap_err(),
+        adamw.load_state_dict(&adam.state_dict().unwrap()).unwrap_err(),
+    ] {
+        assert!(error.to_string().contains("decoupled_weight_decay"), "{error}");
+    }
+    adamw.load_state_dict(&AdamW::builder([&weight]).build().unwrap().state_dict().unwrap()).unwrap();
 }

@@ -97,6 +97,54 @@ fn an_overflow_in_one_micro_batch_skips_the_window_and_the_next_one_trains() -> 
 }
 
 #[test]
+fn gradients_behind_zero_grad_are_unscaled_anew() -> anyhow::Result<()> {
+    let _turn = turn();
+    let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
+    let mut opt = Sgd::builder([&weight]).lr(1.0).build()?;
+    let mut scaler = GradScaler::builder(CPU).init_scale(4.0).build()?;
+    for _ in 0..2 {
+        scaler.scale(&weight.sum(Kind::Float))?.backward();
+        scaler.unscale_(&mut opt)?;
+        // The window is given up, and its gradients with it.
+        opt.zero_grad()?;
+        scaler.scale(&weight.sum(Kind::Float))?.backward();
+        let before = weight.double_value(&[0]);
+        scaler.step(&mut opt)?;
+        assert_eq!(weight.double_value(&[0]), before - 1.0);
+        scaler.update()?;
+        opt.zero_grad()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn an_accumulator_is_told_of_data_parallel_training() -> anyhow::Result<()> {
+    let _turn = turn();
+    use overdrive_ddp::{Backend, InitMethod};
+    let folder = tempfile::tempdir()?;
+    let method = InitMethod::File { path: folder.path().join("meet"), rank: 0, world_size: 1 };
+    let group = ProcessGroup::builder(Backend::Gloo).init(&method)?;
+    let vs = nn::VarStore::new(CPU);
+    let model = nn::linear(vs.root(), 2, 1, Default::default());
+    let opt = Sgd::builder(&vs).build()?;
+    let ddp = DistributedDataParallel::new(&vs, &group)?;
+    let x = Tensor::ones([1, 2], (Kind::Float, CPU));
+    let loss = || -> anyhow::Result<Tensor> { Ok(ddp.forward(|| model.forward(&x))?.sum(Kind::Float)) };
+    // Called past the wrapping, nothing would be averaged.
+    let mut accum = Accumulator::new(1)?.with_sync(&ddp);
+    let error = accum.backward(&opt, &model.forward(&x).sum(Kind::Float), Samples(1), true).unwrap_err();
+    assert!(error.to_string().contains("was not called through `ddp.forward`"), "{error}");
+    accum.abandon()?;
+    accum.backward(&opt, &loss()?, Samples(1), true)?;
+    let mut alone = Accumulator::new(1)?;
+    let error = alone.backward(&opt, &loss()?, Samples(1), true).unwrap_err();
+    assert!(error.to_string().contains("say `with_sync(&ddp)`"), "{error}");
+    drop(ddp);
+    alone.backward(&opt, &model.forward(&x).sum(Kind::Float), Samples(1), true)?;
+    Ok(())
+}
+
+#[test]
 fn any_optimizer_fits_the_loop() -> anyhow::Result<()> {
     let _turn = turn();
     use tch::nn::OptimizerConfig;

@@ -6,6 +6,7 @@ mod checkpoints;
 #[path = "../../../ddp/tests/ranks/harness.rs"]
 mod harness;
 mod inside;
+mod killed;
 mod mixed;
 #[allow(dead_code)] // As above.
 #[path = "../../../ddp/tests/ranks/moments.rs"]
@@ -31,6 +32,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("lost_in_window", mixed::lost_in_window),
     ("killed_saving", checkpoints::scenario),
     ("restarts", restarts::scenario),
+    ("accumulating", killed::scenario),
     ("agreed", agreed::scenario),
     ("records", records::scenario),
     ("unmarked", unmarked::scenario),
@@ -56,6 +58,7 @@ fn main() -> Result<()> {
         ("a_rank_that_goes_is_told_of_in_a_window", || run("lost_in_window", 2).map(drop)),
         ("ranks_killed_at_12_random_moments_while_saving_are_told_of", checkpoints::killed_while_saving),
         ("a_run_restarted_6_times_ends_as_one_that_was_never_disturbed", restarts::ends_alike),
+        ("an_accumulating_run_killed_10_times_ends_as_one_that_was_not", killed::while_accumulating),
         ("ranks_killed_while_saving_leave_a_step_that_all_resume_at", agreed::killed),
         ("all_ranks_stop_at_the_step_when_one_is_asked_to", agreed::asked),
         ("stragglers_are_named_from_the_records_of_both_ranks", records::stragglers_are_named),

@@ -106,13 +106,18 @@ struct Run {
     loader: DataLoader<(Tensor, Tensor)>,
 }
 
-fn start(rank: usize) -> Result<Run> {
-    let vs = nn::VarStore::new(Device::Cpu);
-    let model = nn::seq_t()
+/// With statistics and draws of random numbers, which a resumed run has to have back.
+pub fn model(vs: &nn::VarStore) -> nn::SequentialT {
+    nn::seq_t()
         .add(nn::linear(vs.root() / "hidden", 6, 32, Default::default()))
         .add(nn::batch_norm1d(vs.root() / "norm", 32, Default::default()))
         .add_fn_t(|x, train| x.relu().dropout(0.3, train))
-        .add(nn::linear(vs.root() / "out", 32, 3, Default::default()));
+        .add(nn::linear(vs.root() / "out", 32, 3, Default::default()))
+}
+
+fn start(rank: usize) -> Result<Run> {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let model = model(&vs);
     let mut opt = AdamW::builder(vs.trainable_variables()).lr(1e-2).build()?;
     let sched = LrScheduler::new(&mut opt, OneCycleLr::new(0.05, EPOCHS * BATCHES))?;
     let samples = BATCHES as i64 * 16;

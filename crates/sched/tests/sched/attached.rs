@@ -1,6 +1,6 @@
 //! What a schedule does to an optimizer.
 
-use overdrive_core::{Optimizer, OptimizerError, OptimizerId, TchOptimizer};
+use overdrive_core::{Optimizer, OptimizerError, OptimizerId, Stateful, TchOptimizer};
 use overdrive_sched::{
     CosineAnnealingLr, CyclicLr, ExponentialLr, LrScheduler, OneCycleLr, ReduceLrOnPlateau, ScheduleError, Scheduler,
     StepLr, layer_wise_lrs,
@@ -226,5 +226,37 @@ fn layers_keep_their_share_of_the_rate() -> Result<(), ScheduleError> {
         assert!((opt.lrs[2] - 2.0 * opt.lrs[1]).abs() < 1e-15 && (opt.lrs[1] - 2.0 * opt.lrs[0]).abs() < 1e-15);
         sched.step(&mut opt)?;
     }
+    Ok(())
+}
+
+#[test]
+fn a_group_that_comes_later_is_scheduled_as_if_it_had_been_there() -> Result<(), ScheduleError> {
+    let mut all = Rates::new(&[1.0, 0.5]);
+    let mut expected = LrScheduler::new(&mut all, ExponentialLr::new(0.5))?;
+    let mut opt = Rates::new(&[1.0]);
+    let mut sched = LrScheduler::new(&mut opt, ExponentialLr::new(0.5))?;
+    for _ in 0..2 {
+        expected.step(&mut all)?;
+        sched.step(&mut opt)?;
+    }
+    for by_step in [false, true] {
+        let mut opt = Rates { id: OptimizerId::new(), ..opt.clone() };
+        let mut own = LrScheduler::with_base_lrs(&mut opt, ExponentialLr::new(0.5), &[1.0])?;
+        own.load_state_dict(&sched.state_dict().unwrap()).unwrap();
+        own.apply(&mut opt)?;
+        opt.lrs.push(0.5);
+        opt.momenta.push(None);
+        match by_step {
+            true => own.step(&mut opt)?,
+            false => own.apply(&mut opt)?,
+        }
+        let steps = if by_step { 3 } else { 2 };
+        assert_eq!(opt.lrs, [0.5f64.powi(steps), 0.5 * 0.5f64.powi(steps)]);
+        assert_eq!(own.base_lrs(), [1.0, 0.5]);
+        // Fewer are another optimizer's.
+        opt.lrs.pop();
+        assert!(own.step(&mut opt).is_err());
+    }
+    assert_eq!(all.lrs, [0.25, 0.125]);
     Ok(())
 }

@@ -1,11 +1,15 @@
 //! 1-bit Adam: an optimizer that sends the signs of its momentum.
 
+mod state;
+
+use std::collections::HashSet;
+
 use overdrive_core::{
-    Activity, Behavior, Entry, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict,
-    StateError, Stateful, SyncError, activity,
+    Activity, Behavior, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, Stateful, SyncError,
+    activity,
 };
 use overdrive_ffi::c10d::ReduceOp;
-use overdrive_ffi::{Arg, LazyOp, TensorList};
+use overdrive_ffi::{Arg, LazyOp, TensorId, TensorList};
 use tch::{Kind, Tensor};
 
 use crate::check;
@@ -129,6 +133,10 @@ impl OneBitAdam {
         if let Some(index) = params.iter().position(|it| (it.kind(), it.device()) != (first.kind(), first.device())) {
             return Err(wrong(index, "all have to be of one dtype and on one device".to_owned()));
         }
+        let mut seen = HashSet::new();
+        if let Some(index) = params.iter().position(|it| !seen.insert(TensorId::of(it))) {
+            return Err(wrong(index, "it is given twice".to_owned()));
+        }
         OptimizerError::check_lr(options.lr)?;
         for (option, beta) in [("beta1", options.betas.0), ("beta2", options.betas.1)] {
             OptimizerError::check_range(option, beta, 0.0..1.0, "at least 0 and below 1")?;
@@ -212,12 +220,15 @@ impl OneBitAdam {
         let mut start = 0;
         for param in self.params.to_vec()? {
             let count = param.numel() as i64;
-            let part = update.f_narrow(0, start, count)?.f_view(&param.size()[..])?;
+            start += count;
+            if !param.requires_grad() {
+                continue;
+            }
+            let part = update.f_narrow(0, start - count, count)?.f_view(&param.size()[..])?;
             if self.options.weight_decay > 0.0 {
                 MUL.call(&[Arg::Tensor(&param), Arg::Double(1.0 - self.options.lr * self.options.weight_decay)])?;
             }
             ADD.call(&[Arg::Tensor(&param), Arg::Tensor(&part), Arg::Double(-factor)])?;
-            start += count;
         }
         Ok(())
     }
@@ -295,6 +306,19 @@ impl Optimizer for OneBitAdam {
         Ok(())
     }
 
+    fn momentum(&self, group: usize) -> Option<f64> {
+        (group == 0).then_some(self.options.betas.0)
+    }
+
+    fn set_momentum(&mut self, group: usize, momentum: f64) -> Result<(), OptimizerError> {
+        if group > 0 {
+            return Err(OptimizerError::NoSuchGroup { group, groups: 1 });
+        }
+        OptimizerError::check_range("beta1", momentum, 0.0..1.0, "at least 0 and below 1")?;
+        self.options.betas.0 = momentum;
+        Ok(())
+    }
+
     /// Sends, and waits for all ranks; what a failed step has done to the momentum is not undone.
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
@@ -317,72 +341,5 @@ impl Optimizer for OneBitAdam {
 
     fn as_stateful_mut(&mut self) -> Option<&mut dyn Stateful> {
         Some(self)
-    }
-}
-
-/// Each rank's own: the errors differ. With names of parameters (`param_names.N`), the state of others, or in another
-/// order, is refused, because the averages are kept as one vector.
-impl Stateful for OneBitAdam {
-    fn state_dict(&self) -> Result<StateDict, StateError> {
-        let mut state = StateDict::new();
-        state.insert("step", Entry::Int(i64::try_from(self.steps).unwrap_or(i64::MAX)));
-        state.insert("lr", Entry::Float(self.options.lr));
-        for (name, tensor) in self.tensors() {
-            state.insert(name, Entry::Tensor(tensor.shallow_clone()));
-        }
-        for (index, name) in self.names.iter().enumerate() {
-            state.insert(name_key(index), Entry::Text(name.clone()));
-        }
-        Ok(state)
-    }
-
-    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        let found = state.int("step")?;
-        let Ok(steps) = u64::try_from(found) else {
-            let (key, expected) = ("step".to_owned(), "at least 0".to_owned());
-            return Err(StateError::Mismatch { key, expected, found: found.to_string() });
-        };
-        let lr = state.float("lr")?;
-        if OptimizerError::check_lr(lr).is_err() {
-            let (key, expected) = ("lr".to_owned(), "a finite number of at least 0".to_owned());
-            return Err(StateError::Mismatch { key, expected, found: lr.to_string() });
-        }
-        let mut saved = Vec::new();
-        for (name, own) in self.tensors() {
-            saved.push((own.shallow_clone(), state.tensor(name, &own.size(), own.kind())?.shallow_clone()));
-        }
-        let mut known: Vec<String> =
-            ["step", "lr", "momentum", "squares", "own_error", "mean_error"].map(str::to_owned).into();
-        if !self.names.is_empty() && state.get(&name_key(0)).is_ok() {
-            for (index, name) in self.names.iter().enumerate() {
-                let (key, found) = (name_key(index), state.text(&name_key(index))?);
-                if found != name {
-                    return Err(StateError::Mismatch {
-                        key,
-                        expected: format!("`{name}`"),
-                        found: format!("`{found}`"),
-                    });
-                }
-                known.push(key);
-            }
-        }
-        state.refuse_unknown(&known.iter().map(String::as_str).collect::<Vec<_>>())?;
-        let _no_grad = tch::no_grad_guard();
-        for (mut own, saved) in saved {
-            own.f_copy_(&saved).map_err(overdrive_core::TorchError::from)?;
-        }
-        (self.steps, self.options.lr, self.frozen_root) = (steps, lr, None);
-        Ok(())
-    }
-}
-
-fn name_key(index: usize) -> String {
-    format!("param_names.{index}")
-}
-
-impl OneBitAdam {
-    fn tensors(&self) -> [(&'static str, &Tensor); 4] {
-        let Self { momentum, squares, signed, .. } = self;
-        [("momentum", momentum), ("squares", squares), ("own_error", &signed.own), ("mean_error", &signed.mean)]
     }
 }

@@ -1,9 +1,12 @@
 //! Accumulated gradients against those of the large batch, with uneven micro-batches, over ranks, and in float16.
 
+mod fit;
+mod state;
+
 use std::cell::{Cell, RefCell};
 
 use overdrive_accum::{AccumError, Accumulator, Samples, Tokens};
-use overdrive_core::{GradientSync, Optimizer, OptimizerError, OptimizerId, StateError, Stateful, SyncError};
+use overdrive_core::{AveragedBy, Behavior, GradientSync, Optimizer, OptimizerError, OptimizerId, SyncError};
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
 
@@ -31,7 +34,16 @@ fn zero_grads(vs: &nn::VarStore) {
 }
 
 /// An optimizer that has parameters and nothing else.
-struct Params(Vec<Tensor>);
+struct Params {
+    params: Vec<Tensor>,
+    behavior: Behavior,
+}
+
+impl Params {
+    fn new<'a>(params: impl IntoIterator<Item = &'a Tensor>) -> Self {
+        Self { params: params.into_iter().map(Tensor::shallow_clone).collect(), behavior: Behavior::default() }
+    }
+}
 
 impl Optimizer for Params {
     fn id(&self) -> OptimizerId {
@@ -39,7 +51,11 @@ impl Optimizer for Params {
     }
 
     fn params(&self) -> Vec<Tensor> {
-        self.0.iter().map(Tensor::shallow_clone).collect()
+        self.params.iter().map(Tensor::shallow_clone).collect()
+    }
+
+    fn behavior(&self) -> Behavior {
+        self.behavior
     }
 
     fn num_groups(&self) -> usize {
@@ -72,7 +88,7 @@ fn assert_close(ours: &[Tensor], expected: &[Tensor], context: &str) {
 #[test]
 fn uneven_micro_batches_equal_the_large_batch() {
     let (vs, model) = model();
-    let opt = Params(vs.trainable_variables());
+    let opt = Params::new(&vs.trainable_variables());
     let data = Tensor::randn([17, 5], (Kind::Float, CPU));
     for sizes in [vec![4, 4, 4], vec![1, 7, 3], vec![8, 1], vec![3, 0, 5], vec![0, 6, 0], vec![17]] {
         let total: i64 = sizes.iter().sum();
@@ -101,7 +117,7 @@ fn uneven_micro_batches_equal_the_large_batch() {
 #[test]
 fn the_last_partial_window_is_a_large_batch_of_its_own() {
     let (vs, model) = model();
-    let opt = Params(vs.trainable_variables());
+    let opt = Params::new(&vs.trainable_variables());
     let data = Tensor::randn([11, 5], (Kind::Float, CPU));
     let mut accum = Accumulator::new(3).unwrap();
     let mut windows = Vec::new();
@@ -139,6 +155,10 @@ impl GradientSync for TwoRanks<'_> {
         2
     }
 
+    fn averaged_by(&self) -> AveragedBy {
+        AveragedBy::Backward
+    }
+
     fn hold_back(&self, hold: bool) -> Result<(), SyncError> {
         self.held.set(Some(hold));
         Ok(())
@@ -161,7 +181,7 @@ impl GradientSync for TwoRanks<'_> {
 #[test]
 fn ranks_with_different_counts_equal_the_large_batch_over_all() {
     let (vs, model) = model();
-    let opt = Params(vs.trainable_variables());
+    let opt = Params::new(&vs.trainable_variables());
     let data = Tensor::randn([12, 5], (Kind::Float, CPU));
     zero_grads(&vs);
     loss(&model, &data).backward();
@@ -188,7 +208,7 @@ fn ranks_with_different_counts_equal_the_large_batch_over_all() {
 #[test]
 fn a_lost_rank_is_an_error_and_the_window_can_be_abandoned() {
     let (vs, model) = model();
-    let opt = Params(vs.trainable_variables());
+    let opt = Params::new(&vs.trainable_variables());
     let (others, held) = (RefCell::new(vec![4.0]), Cell::new(None));
     let sync = TwoRanks::new(&others, &held);
     let mut accum = Accumulator::new(2).unwrap().with_sync(sync);
@@ -203,7 +223,7 @@ fn a_lost_rank_is_an_error_and_the_window_can_be_abandoned() {
 #[test]
 fn a_window_says_what_it_counted_when_it_closes() {
     let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
-    let opt = Params(vec![weight.shallow_clone()]);
+    let opt = Params::new([&weight]);
     let mut accum = Accumulator::new(2).unwrap();
     let loss = || weight.mean(Kind::Float);
     assert_eq!(accum.backward(&opt, &loss(), Samples(3), false).unwrap(), None);
@@ -215,7 +235,7 @@ fn a_window_says_what_it_counted_when_it_closes() {
 #[test]
 fn a_rank_that_counts_nothing_takes_part_without_its_loss() {
     let weight = Tensor::ones([3], (Kind::Float, CPU)).set_requires_grad(true);
-    let opt = Params(vec![weight.shallow_clone()]);
+    let opt = Params::new([&weight]);
     let (others, held) = (RefCell::new(vec![8.0, 4.0]), Cell::new(None));
     let sync = TwoRanks::new(&others, &held);
     let mut accum = Accumulator::new(2).unwrap().with_sync(&sync);
@@ -229,7 +249,7 @@ fn a_rank_that_counts_nothing_takes_part_without_its_loss() {
 fn a_window_that_starts_with_nothing_or_little_stays_in_float16s_range() {
     for first in [0, 1] {
         let weight = Tensor::ones([1], (Kind::Half, CPU)).set_requires_grad(true);
-        let opt = Params(vec![weight.shallow_clone()]);
+        let opt = Params::new([&weight]);
         let mut accum = Accumulator::new(2).unwrap();
         // Twice: the second window's weights follow from the first one's total.
         for window in 0..2 {
@@ -248,7 +268,7 @@ fn a_window_that_starts_with_nothing_or_little_stays_in_float16s_range() {
 #[test]
 fn a_failed_first_backward_can_be_abandoned_too() {
     let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
-    let opt = Params(vec![weight.shallow_clone()]);
+    let opt = Params::new([&weight]);
     let (others, held) = (RefCell::new(vec![4.0]), Cell::new(None));
     let sync = TwoRanks::new(&others, &held);
     let mut accum = Accumulator::new(2).unwrap().with_sync(sync);
@@ -262,7 +282,7 @@ fn a_failed_first_backward_can_be_abandoned_too() {
 fn float16_losses_do_not_overflow() {
     // Sums of raw counts would pass float16's 65,504; the weighted means stay near one loss.
     let weight = Tensor::ones([1], (Kind::Half, CPU)).set_requires_grad(true);
-    let opt = Params(vec![weight.shallow_clone()]);
+    let opt = Params::new([&weight]);
     let mut accum = Accumulator::new(4).unwrap();
     for micro in 0..4 {
         let loss = (&weight * 20_000.0).mean(Kind::Half);
@@ -274,7 +294,7 @@ fn float16_losses_do_not_overflow() {
 #[test]
 fn bad_arguments_are_refused_before_backward() {
     let weight = Tensor::ones([2], (Kind::Float, CPU)).set_requires_grad(true);
-    let opt = Params(vec![weight.shallow_clone()]);
+    let opt = Params::new([&weight]);
     assert!(matches!(Accumulator::new(0), Err(AccumError::Steps { found: 0 })));
     let mut accum = Accumulator::new(2).unwrap();
     assert!(matches!(
@@ -296,7 +316,7 @@ fn bad_arguments_are_refused_before_backward() {
 #[test]
 fn a_full_window_behind_a_short_one_is_scaled_no_more_than_the_others() {
     let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
-    let opt = Params(vec![weight.shallow_clone()]);
+    let opt = Params::new([&weight]);
     let mut accum = Accumulator::new(4).unwrap();
     let mut first_shares = Vec::new();
     for len in [4, 4, 1, 4] {
@@ -317,10 +337,10 @@ fn a_full_window_behind_a_short_one_is_scaled_no_more_than_the_others() {
 fn parameters_that_the_optimizer_gets_later_are_divided_too() {
     let fresh = || Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
     let (one, other) = (fresh(), fresh());
-    let mut opt = Params(vec![one.shallow_clone()]);
+    let mut opt = Params::new([&one]);
     let mut accum = Accumulator::new(2).unwrap();
     accum.backward(&opt, &one.mean(Kind::Float), Samples(4), true).unwrap();
-    opt.0.push(other.shallow_clone());
+    opt.params.push(other.shallow_clone());
     one.shallow_clone().zero_grad();
     let loss = || (&one + &other).mean(Kind::Float);
     accum.backward(&opt, &loss(), Samples(4), false).unwrap();
@@ -331,7 +351,7 @@ fn parameters_that_the_optimizer_gets_later_are_divided_too() {
 #[test]
 fn samples_and_tokens_are_not_added() {
     let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
-    let opt = Params(vec![weight.shallow_clone()]);
+    let opt = Params::new([&weight]);
     let mut accum = Accumulator::new(2).unwrap();
     let loss = || weight.mean(Kind::Float);
     accum.backward(&opt, &loss(), Tokens(100), false).unwrap();
@@ -339,18 +359,21 @@ fn samples_and_tokens_are_not_added() {
     assert!(matches!(error, AccumError::Unit { expected: "tokens", found: "samples" }), "{error}");
 }
 
+/// This rank closes with nothing while the other's first window is still open and has counted nothing so far.
 #[test]
-fn the_reference_is_saved_between_windows_and_not_within_one() {
+fn ranks_agree_on_the_reference_with_unequally_many_micro_batches() {
     let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
-    let opt = Params(vec![weight.shallow_clone()]);
-    let mut accum = Accumulator::new(2).unwrap();
-    let loss = || weight.mean(Kind::Float);
-    accum.backward(&opt, &loss(), Samples(3), false).unwrap();
-    assert!(matches!(accum.state_dict(), Err(StateError::NotSaved { .. })));
-    accum.backward(&opt, &loss(), Samples(7), true).unwrap();
-    let state = accum.state_dict().unwrap();
-    assert_eq!(state.float("reference").unwrap(), 10.0);
-    let mut resumed = Accumulator::new(2).unwrap();
-    resumed.load_state_dict(&state).unwrap();
-    assert_eq!(resumed.state_dict().unwrap().float("reference").unwrap(), 10.0);
+    let opt = Params::new([&weight]);
+    // The other's: nothing counted, still open; 5 counted in windows of 2; its total.
+    let (others, held) = (RefCell::new(vec![0.0, 1.0, 10.0, 5.0]), Cell::new(None));
+    let sync = TwoRanks::new(&others, &held);
+    let mut accum = Accumulator::new(2).unwrap().with_sync(&sync);
+    assert_eq!(accum.backward(&opt, &weight.mean(Kind::Float), Samples(0), true).unwrap(), Some(5.0));
+    assert!(others.borrow().is_empty() && sync.closed_with_nothing.get());
+    // All close with nothing.
+    let others = RefCell::new(vec![0.0, 0.0, 0.0]);
+    let sync = TwoRanks::new(&others, &held);
+    let mut accum = Accumulator::new(2).unwrap().with_sync(&sync);
+    assert_eq!(accum.backward(&opt, &weight.mean(Kind::Float), Samples(0), true).unwrap(), Some(0.0));
+    assert!(others.borrow().is_empty());
 }
