@@ -2,7 +2,7 @@
 
 use overdrive_core::{
     AVERAGED, Activity, AveragedBy, Behavior, Entry, GradientSync, Optimizer, OptimizerError, SingleProcess, StateDict,
-    StateError, Stateful, SyncError, TorchError, activity,
+    StateError, Stateful, SyncError, TorchError, UNSCALED, activity,
 };
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::Tensor;
@@ -40,6 +40,12 @@ pub enum AccumError {
         /// What is counted now.
         found: &'static str,
     },
+    /// `GradScaler::unscale_` in an open window.
+    #[error(
+        "the gradients of the open window have been unscaled, and this pass would add scaled ones: call `unscale_` when the \
+         window has closed"
+    )]
+    Unscaled,
     /// A loss that holds nothing.
     #[error("the loss is an undefined tensor, but should be the mean over the micro-batch: one number")]
     UndefinedLoss,
@@ -84,8 +90,17 @@ pub struct Accumulator<S: GradientSync = SingleProcess> {
     reference: Option<f64>,
     /// What is counted.
     unit: Option<Unit>,
-    /// What this rank's open window has counted so far; none when no window is open.
-    window_count: Option<i64>,
+    /// None when no window is open.
+    window: Option<Window>,
+}
+
+/// What is known of an open window.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    /// On this rank so far.
+    counted: i64,
+    /// Whether gradients counted as unscaled when it opened: those before a SAM's ascent, which are gone.
+    unscaled: bool,
 }
 
 impl Accumulator {
@@ -97,7 +112,7 @@ impl Accumulator {
         if steps == 0 {
             return Err(AccumError::Steps { found: steps });
         }
-        Ok(Self { steps, sync: SingleProcess, reference: None, unit: None, window_count: None })
+        Ok(Self { steps, sync: SingleProcess, reference: None, unit: None, window: None })
     }
 }
 
@@ -105,7 +120,7 @@ impl<S: GradientSync> Accumulator<S> {
     /// The same over ranks. `sync` is what averages the gradients, a `DistributedDataParallel` say, which is held back until
     /// a window's last backward pass; beside an optimizer that averages in its step (`OneBitAdam`), its process group.
     pub fn with_sync<T: GradientSync>(self, sync: T) -> Accumulator<T> {
-        Accumulator { steps: self.steps, sync, reference: None, unit: None, window_count: None }
+        Accumulator { steps: self.steps, sync, reference: None, unit: None, window: None }
     }
 
     /// The batches, each with whether it closes its window. Looks one batch ahead.
@@ -158,6 +173,10 @@ impl<S: GradientSync> Accumulator<S> {
             return Err(AccumError::LossShape { shape: loss.size() });
         }
         let steps_in_backward = opt.behavior().steps_in_backward;
+        let unscaled = !UNSCALED.is_empty() && UNSCALED.position(&opt.params()).is_some();
+        if unscaled && self.window.is_some_and(|window| !window.unscaled) {
+            return Err(AccumError::Unscaled);
+        }
         // Once a window is enough, but for what would be stepped before it closes.
         if closes || steps_in_backward {
             self.check_parameters(opt)?;
@@ -165,7 +184,7 @@ impl<S: GradientSync> Accumulator<S> {
         self.unit = Some(unit);
         let reference = self.reference(count, closes)?;
         let mut weight = count as f64 / reference;
-        let counted = self.window_count.unwrap_or(0).saturating_add(count);
+        let counted = self.window.map_or(0, |window| window.counted).saturating_add(count);
         let mut total = None;
         if closes && steps_in_backward {
             // Nothing can be multiplied behind the pass that steps: what has added up and what comes are, before it.
@@ -174,11 +193,12 @@ impl<S: GradientSync> Accumulator<S> {
             weight *= factor;
             total = Some(window);
         }
-        if self.window_count.is_none() || closes {
+        if self.window.is_none() || closes {
             self.sync.hold_back(!closes)?;
         }
         // Open from here on, so that `abandon` resumes synchronisation even if this very backward fails.
-        self.window_count = Some(counted);
+        let unscaled = self.window.map_or(unscaled, |window| window.unscaled);
+        self.window = Some(Window { counted, unscaled });
         if count > 0 {
             self.sync.backward(&weighted(loss, weight)?).map_err(of_backward)?;
         } else if closes && total != Some(0.0) {
@@ -189,7 +209,7 @@ impl<S: GradientSync> Accumulator<S> {
         if !closes {
             return Ok(None);
         }
-        self.window_count = None;
+        self.window = None;
         if total.is_none() {
             let (window, factor) = self.total(counted, reference)?;
             multiply(opt, factor)?;
@@ -203,7 +223,7 @@ impl<S: GradientSync> Accumulator<S> {
     /// # Errors
     /// When synchronisation cannot be resumed.
     pub fn abandon(&mut self) -> Result<(), AccumError> {
-        if self.window_count.take().is_some() {
+        if self.window.take().is_some() {
             self.sync.hold_back(false)?;
         }
         Ok(())
@@ -301,7 +321,7 @@ fn multiply<O: Optimizer + ?Sized>(opt: &O, factor: f64) -> Result<(), TorchErro
 /// windows; within one there is nothing to save ([`StateError::NotSaved`]), because its gradients would be lost.
 impl<S: GradientSync> Stateful for Accumulator<S> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
-        if self.window_count.is_some() {
+        if self.window.is_some() {
             let reason = "a window is open, whose gradients would be lost: save when it has closed";
             return Err(StateError::NotSaved { reason });
         }
@@ -313,7 +333,7 @@ impl<S: GradientSync> Stateful for Accumulator<S> {
     }
 
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        if self.window_count.is_some() {
+        if self.window.is_some() {
             let reason = "a window is open, whose counts would be added to the next one's: call `abandon` first";
             return Err(StateError::NotSaved { reason });
         }

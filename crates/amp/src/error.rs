@@ -52,6 +52,12 @@ pub enum AmpError {
     /// `unscale_` behind `step`.
     #[error("unscale_ came after step: call it before, or not at all")]
     UnscaledAfterStep,
+    /// A parameter group was added between `unscale_` and `step`.
+    #[error(
+        "the optimizer got a parameter group behind unscale_, whose gradients are still scaled: add it behind step, or before \
+         unscale_"
+    )]
+    AddedAfterUnscale,
     /// `step` twice on one optimizer.
     #[error("step was already called on this optimizer since the last update: call update once all have stepped")]
     AlreadyStepped,

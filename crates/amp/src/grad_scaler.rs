@@ -3,7 +3,7 @@
 mod asked;
 mod state;
 
-use overdrive_core::{GradScale, Optimizer, OptimizerId};
+use overdrive_core::{GradScale, Marked, Optimizer, OptimizerId, UNSCALED};
 use overdrive_ffi::{Arg, LazyOp};
 use tch::{Device, Kind, Tensor};
 
@@ -39,20 +39,25 @@ struct OnDevice {
     growth_tracker: Tensor,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
+    #[default]
     Ready,
     Unscaled,
     Stepped,
 }
 
 /// How far one optimizer is since the last update, and what its gradients held, one flag a device.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Progress {
     stage: Stage,
     found_inf: Vec<Tensor>,
     /// How many sets of gradients the optimizer had used up then: behind SAM's ascent come new ones, that are scaled.
     gradients_used: u64,
+    /// How many groups it had.
+    groups: usize,
+    /// While the gradients are unscaled, accumulation adds nothing to them.
+    unscaled: Option<Marked>,
 }
 
 /// What became of a step.
@@ -177,12 +182,17 @@ impl GradScaler {
         }
         check_behavior(optimizer)?;
         self.initialised("step")?;
-        if self.stage(optimizer) == Stage::Stepped {
+        let stage = self.stage(optimizer);
+        if stage == Stage::Stepped {
             return Err(AmpError::AlreadyStepped);
+        }
+        if stage == Stage::Unscaled && self.progress_mut(optimizer.id()).groups != optimizer.num_groups() {
+            return Err(AmpError::AddedAfterUnscale);
         }
         let outcome =
             if optimizer.takes_grad_scale() { self.step_on_device(optimizer)? } else { self.step_or_skip(optimizer)? };
-        self.progress_mut(optimizer.id()).stage = Stage::Stepped;
+        let progress = self.progress_mut(optimizer.id());
+        (progress.stage, progress.unscaled) = (Stage::Stepped, None);
         Ok(outcome)
     }
 
@@ -370,7 +380,7 @@ impl GradScaler {
         let place = match self.optimizers.iter().position(|(known, _)| *known == id) {
             Some(place) => place,
             None => {
-                self.optimizers.push((id, Progress { stage: Stage::Ready, found_inf: Vec::new(), gradients_used: 0 }));
+                self.optimizers.push((id, Progress::default()));
                 self.optimizers.len() - 1
             }
         };
@@ -382,5 +392,7 @@ impl GradScaler {
         let progress = self.progress_mut(optimizer.id());
         progress.found_inf.extend(found_inf);
         (progress.stage, progress.gradients_used) = (stage, optimizer.gradients_used());
+        progress.groups = optimizer.num_groups();
+        progress.unscaled = (stage == Stage::Unscaled).then(|| UNSCALED.mark(optimizer.params()));
     }
 }

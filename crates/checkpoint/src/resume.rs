@@ -45,17 +45,37 @@ impl Checkpoint {
     /// # Syncs
     /// As the parts' `load_state_dict` do. Waits for all ranks.
     pub fn resume(&mut self, parts: &mut [(&str, &mut dyn Stateful)]) -> Result<Option<Resumed>, CheckpointError> {
-        self.wait()?;
-        let steps = self.ranks.all("list its checkpoints", self.own_steps())?;
-        let Search { found, mut skipped, damaged } = self.search(&steps)?;
-        let Some(saved) = found else {
-            return self.nothing_found(steps, skipped.drain(..).next());
-        };
+        let Some((saved, Search { skipped, damaged, .. })) = self.newest()? else { return Ok(None) };
         let (step, folder) = (saved.step, saved.folder.clone());
         self.load_everywhere(saved, parts)?;
         let set_aside = self.set_aside(step, &damaged);
         self.ranks.all("set later checkpoints aside", set_aside)?;
         Ok(Some(Resumed { step, folder, skipped }))
+    }
+
+    /// Reads the fields of the checkpoint that [`resume`](Self::resume) would load, for [`get`](Self::get), and no part:
+    /// before the parts can fit, to make as many layers or parameter groups as the run had. Returns its step.
+    ///
+    /// # Errors
+    /// As [`resume`](Self::resume), but for the parts.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    pub fn read_fields(&mut self) -> Result<Option<u64>, CheckpointError> {
+        let Some((saved, _)) = self.newest()? else { return Ok(None) };
+        self.fields = saved.fields;
+        Ok(Some(saved.step))
+    }
+
+    /// The newest checkpoint that all ranks have whole, and what was found besides.
+    fn newest(&mut self) -> Result<Option<(Saved, Search)>, CheckpointError> {
+        self.wait()?;
+        let steps = self.ranks.all("list its checkpoints", self.own_steps())?;
+        let mut search = self.search(&steps)?;
+        match search.found.take() {
+            Some(saved) => Ok(Some((saved, search))),
+            None => self.nothing_found(steps, search.skipped.drain(..).next()),
+        }
     }
 
     /// Loads the checkpoint of one step, as [`resume`](Self::resume) does the newest.

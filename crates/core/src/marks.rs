@@ -6,6 +6,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use overdrive_ffi::TensorId;
 use tch::Tensor;
 
+use crate::optimizer::{Optimizer, OptimizerError};
+
 /// Parameters that an optimizer [has moved](crate::Behavior::moves_parameters): averages and states of the model must not
 /// take them for trained weights.
 pub static MOVED: Marks = Marks::new();
@@ -15,6 +17,10 @@ pub static AVERAGED: Marks = Marks::new();
 
 /// Parameters that are [stepped in backward](crate::Behavior::steps_in_backward): their gradients are used up there.
 pub static STEPPED_IN_BACKWARD: Marks = Marks::new();
+
+/// Parameters whose gradients a `GradScaler` has unscaled and not stepped with: another backward pass would add scaled ones
+/// to them.
+pub static UNSCALED: Marks = Marks::new();
 
 /// The tensors of which something holds.
 #[derive(Debug)]
@@ -46,6 +52,11 @@ impl Marks {
         Marked { tensors, marks: self }
     }
 
+    /// Whether nothing is marked.
+    pub fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
     /// The first of these tensors that is marked.
     pub fn position<'a>(&self, tensors: impl IntoIterator<Item = &'a Tensor>) -> Option<usize> {
         let marks = self.lock();
@@ -53,6 +64,35 @@ impl Marks {
             return None;
         }
         tensors.into_iter().position(|tensor| marks.contains_key(&TensorId::of(tensor)))
+    }
+
+    /// Whether this tensor is marked.
+    pub fn contains(&self, tensor: &Tensor) -> bool {
+        self.lock().contains_key(&TensorId::of(tensor))
+    }
+}
+
+/// For optimizers, before a step: an error when a parameter has a gradient that is this rank's own while others are
+/// [`AVERAGED`]. It was made or unfrozen behind the `DistributedDataParallel`, and each rank would train its own.
+///
+/// # Errors
+/// [`OptimizerError::InvalidParameter`]
+pub fn check_averaged(opt: &(impl Optimizer + ?Sized)) -> Result<(), OptimizerError> {
+    if AVERAGED.is_empty() {
+        return Ok(());
+    }
+    let params = opt.params();
+    if AVERAGED.position(&params).is_none() {
+        return Ok(());
+    }
+    match params.iter().position(|param| !AVERAGED.contains(param) && param.grad().defined()) {
+        None => Ok(()),
+        Some(index) => {
+            let reason = "its gradient is not averaged over the ranks, and those of others are: make the \
+                          `DistributedDataParallel` anew behind new or unfrozen layers, or give what each rank trains for \
+                          itself an optimizer of its own";
+            Err(OptimizerError::parameter(&opt.parameters()[index], index, reason))
+        }
     }
 }
 

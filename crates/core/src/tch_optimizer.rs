@@ -6,6 +6,7 @@ use overdrive_ffi::TensorList;
 use tch::Tensor;
 
 use crate::activity::{Activity, activity};
+use crate::marks::check_averaged;
 use crate::optimizer::{Optimizer, OptimizerError, OptimizerId};
 
 /// tch's own optimizer as an [`Optimizer`], for schedules, clipping, accumulation and a `GradScaler`.
@@ -103,6 +104,7 @@ impl Optimizer for TchOptimizer {
 
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
+        check_averaged(self)?;
         caught(|| self.inner.step())
     }
 

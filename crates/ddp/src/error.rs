@@ -112,6 +112,15 @@ pub enum DdpError {
         /// What the backend cannot do, and what can.
         reason: String,
     },
+    /// Two wrappings of one parameter, whose optimizer steps in the backward pass, behind one of them.
+    #[error(
+        "the parameter {name:?} is stepped in the backward pass, and another `DistributedDataParallel` averages its gradient: \
+         drop that one first"
+    )]
+    WrappedTwice {
+        /// Its name.
+        name: String,
+    },
     /// A parameter that was frozen when the model was wrapped, and is no longer.
     #[error(
         "the parameter {name:?} was frozen when `DistributedDataParallel` was made, so that its gradient would stay each \

@@ -67,8 +67,17 @@ class OneAtATime final : public c10d::ProcessGroup {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override {
     return locked([&] { return ProcessGroup::recvAnysource(tensors, tag); });
   }
+  // libtorch's own keeps its tensor in a static variable, which the threads of two groups write to at once.
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    return locked([&] { return ProcessGroup::barrier(options); });
+    static auto op = c10::Dispatcher::singleton()
+                         .findSchemaOrThrow("c10d::barrier", "")
+                         .typed<WorkPtr(at::Tensor, const c10::intrusive_ptr<c10d::ProcessGroup>&, const Sizes&, bool,
+                                        int64_t)>();
+    bool nccl = getBackendType() == BackendType::NCCL;
+    auto device = options.device.value_or(nccl ? at::kCUDA : at::kCPU);
+    auto picks_device = at::empty({1}, at::TensorOptions().device(device).dtype(at::kByte));
+    auto self = c10::intrusive_ptr<c10d::ProcessGroup>::unsafe_reclaim_from_nonowning(this);
+    return locked([&] { return op.call(picks_device, self, options.device_ids, options.asyncOp, options.timeout.count()); });
   }
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override {
     locked([&] { ProcessGroup::monitoredBarrier(options, wait_all_ranks); });

@@ -42,6 +42,11 @@ pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
         true
     }
 
+    /// Whether its fused kernel can take a `GradScaler`'s scale and flag with these options.
+    fn takes_grad_scale(&self) -> bool {
+        true
+    }
+
     /// The 2-norm that the gradients are scaled down to before the step, measured over all groups.
     fn max_grad_norm(&self) -> Option<f64> {
         None

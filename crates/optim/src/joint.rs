@@ -3,13 +3,13 @@
 use std::collections::HashSet;
 
 use overdrive_core::{
-    Activity, Behavior, GradScale, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict,
+    Activity, Behavior, Entry, GradScale, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict,
     StateError, Stateful, activity,
 };
 use tch::Tensor;
 
 /// Two optimizers over different parameters, used as one: by a schedule, a `GradScaler`, an accumulator, a checkpoint. The
-/// groups of the second come behind those of the first.
+/// groups of the second come behind those of the first, and groups that are added later behind all.
 ///
 /// ```
 /// # use overdrive_core::Optimizer;
@@ -36,6 +36,14 @@ pub struct Joint<A, B> {
     id: OptimizerId,
     first: A,
     second: B,
+    /// By number, whose group it is and its number there; groups that were added since come behind.
+    order: Vec<(Owner, usize)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    First,
+    Second,
 }
 
 /// The matrices of hidden layers, and the other parameters: those that are no matrices, and those whose names
@@ -74,7 +82,9 @@ impl<A: Optimizer, B: Optimizer> Joint<A, B> {
                 return Err(OptimizerError::parameter(param, index, reason));
             }
         }
-        Ok(Self { id: OptimizerId::new(), first, second })
+        let mut joint = Self { id: OptimizerId::new(), first, second, order: Vec::new() };
+        joint.order = joint.order_now();
+        Ok(joint)
     }
 
     /// The two.
@@ -82,13 +92,35 @@ impl<A: Optimizer, B: Optimizer> Joint<A, B> {
         (&self.first, &self.second)
     }
 
-    /// Whose group it is, and its number there.
-    fn group(&mut self, group: usize) -> Result<(&mut dyn Optimizer, usize), OptimizerError> {
-        let (first, groups) = (self.first.num_groups(), self.num_groups());
-        match group {
-            _ if group < first => Ok((&mut self.first, group)),
-            _ if group < groups => Ok((&mut self.second, group - first)),
-            _ => Err(OptimizerError::NoSuchGroup { group, groups }),
+    /// The same, to add parameter groups or to change their options; step and load this one, not those inside. Each
+    /// parameter belongs to one of the two.
+    pub fn optimizers_mut(&mut self) -> (&mut A, &mut B) {
+        self.order = self.order_now();
+        (&mut self.first, &mut self.second)
+    }
+
+    fn order_now(&self) -> Vec<(Owner, usize)> {
+        let mut order = self.order.clone();
+        for (owner, groups) in [(Owner::First, self.first.num_groups()), (Owner::Second, self.second.num_groups())] {
+            let known = order.iter().filter(|(whose, _)| *whose == owner).count();
+            order.extend((known..groups).map(|group| (owner, group)));
+        }
+        order
+    }
+
+    fn group(&self, group: usize) -> Option<(&dyn Optimizer, usize)> {
+        match *self.order_now().get(group)? {
+            (Owner::First, own) => Some((&self.first, own)),
+            (Owner::Second, own) => Some((&self.second, own)),
+        }
+    }
+
+    fn group_mut(&mut self, group: usize) -> Result<(&mut dyn Optimizer, usize), OptimizerError> {
+        self.order = self.order_now();
+        match self.order.get(group) {
+            Some((Owner::First, own)) => Ok((&mut self.first, *own)),
+            Some((Owner::Second, own)) => Ok((&mut self.second, *own)),
+            None => Err(OptimizerError::NoSuchGroup { group, groups: self.order.len() }),
         }
     }
 }
@@ -119,22 +151,22 @@ impl<A: Optimizer, B: Optimizer> Optimizer for Joint<A, B> {
     }
 
     fn lr(&self, group: usize) -> Option<f64> {
-        let first = self.first.num_groups();
-        if group < first { self.first.lr(group) } else { self.second.lr(group - first) }
+        let (optimizer, group) = self.group(group)?;
+        optimizer.lr(group)
     }
 
     fn set_lr(&mut self, group: usize, lr: f64) -> Result<(), OptimizerError> {
-        let (optimizer, group) = self.group(group)?;
+        let (optimizer, group) = self.group_mut(group)?;
         optimizer.set_lr(group, lr)
     }
 
     fn momentum(&self, group: usize) -> Option<f64> {
-        let first = self.first.num_groups();
-        if group < first { self.first.momentum(group) } else { self.second.momentum(group - first) }
+        let (optimizer, group) = self.group(group)?;
+        optimizer.momentum(group)
     }
 
     fn set_momentum(&mut self, group: usize, momentum: f64) -> Result<(), OptimizerError> {
-        let (optimizer, group) = self.group(group)?;
+        let (optimizer, group) = self.group_mut(group)?;
         optimizer.set_momentum(group, momentum)
     }
 
@@ -191,26 +223,67 @@ impl<A: Optimizer, B: Optimizer> Optimizer for Joint<A, B> {
     }
 }
 
-/// The first's under `first`, the second's under `second`. When the second refuses, the first has its own again.
+impl Owner {
+    fn word(self) -> &'static str {
+        match self {
+            Self::First => "first",
+            Self::Second => "second",
+        }
+    }
+}
+
+impl<A: Optimizer, B: Optimizer> Joint<A, B> {
+    /// A schedule's rates go by the groups' numbers.
+    fn saved_order(&self, state: &StateDict) -> Result<Vec<(Owner, usize)>, StateError> {
+        let counts = [(Owner::First, self.first.num_groups()), (Owner::Second, self.second.num_groups())];
+        if state.get("order").is_err() {
+            return Ok(counts.iter().flat_map(|(owner, groups)| (0..*groups).map(|group| (*owner, group))).collect());
+        }
+        let (found, mut order) = (state.text("order")?, Vec::new());
+        for word in found.split(' ') {
+            let owner = if word == Owner::First.word() { Owner::First } else { Owner::Second };
+            order.push((owner, order.iter().filter(|(whose, _)| *whose == owner).count()));
+        }
+        let fits =
+            counts.iter().all(|(owner, groups)| order.iter().filter(|(whose, _)| whose == owner).count() == *groups);
+        match fits && order.iter().map(|(owner, _)| owner.word()).eq(found.split(' ')) {
+            true => Ok(order),
+            false => Err(StateError::Mismatch {
+                key: "order".to_owned(),
+                expected: format!("{} times \"first\" and {} times \"second\"", counts[0].1, counts[1].1),
+                found: format!("{found:?}"),
+            }),
+        }
+    }
+}
+
+/// The first's under `first`, the second's under `second`, and `order` where groups were added: whose they are, by their
+/// numbers. When the second refuses, the first has its own again.
 impl<A: Optimizer, B: Optimizer> Stateful for Joint<A, B> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
         state.insert_nested("first", (&self.first as &dyn Optimizer).state_dict()?);
         state.insert_nested("second", (&self.second as &dyn Optimizer).state_dict()?);
+        let order = self.order_now();
+        if !order.is_sorted_by_key(|(owner, _)| *owner == Owner::Second) {
+            let words: Vec<&str> = order.iter().map(|(owner, _)| owner.word()).collect();
+            state.insert("order", Entry::Text(words.join(" ")));
+        }
         Ok(state)
     }
 
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        if let Some((key, _)) =
-            state.iter().find(|(key, _)| !["first.", "second."].iter().any(|part| key.starts_with(part)))
-        {
+        let is_known = |key: &str| key == "order" || ["first.", "second."].iter().any(|part| key.starts_with(part));
+        if let Some((key, _)) = state.iter().find(|(key, _)| !is_known(key)) {
             return Err(StateError::Unexpected { key: key.to_owned() });
         }
+        let order = self.saved_order(state)?;
         let before = (&self.first as &dyn Optimizer).state_dict()?.copied()?;
         (&mut self.first as &mut dyn Optimizer).load_state_dict(&state.nested("first"))?;
         let second = (&mut self.second as &mut dyn Optimizer).load_state_dict(&state.nested("second"));
-        if second.is_err() {
-            (&mut self.first as &mut dyn Optimizer).load_state_dict(&before)?;
+        match second {
+            Ok(()) => self.order = order,
+            Err(_) => (&mut self.first as &mut dyn Optimizer).load_state_dict(&before)?,
         }
         second
     }

@@ -1,12 +1,12 @@
 //! Lookahead, around any optimizer.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use overdrive_core::{
     Activity, Behavior, Entry, Optimizer, OptimizerError, Parameter, StateDict, StateError, Stateful, TorchError,
     activity,
 };
-use overdrive_ffi::TensorList;
+use overdrive_ffi::{TensorId, TensorList};
 use tch::{Kind, Tensor};
 
 use crate::foreach;
@@ -58,16 +58,41 @@ impl<O: Optimizer> Lookahead<O> {
         &self.inner
     }
 
+    /// The same, to add parameter groups or to change their options; step and load this one, not the one inside. Slow weights
+    /// of what is added start where it is at the next step.
+    pub fn inner_mut(&mut self) -> &mut O {
+        &mut self.inner
+    }
+
+    /// Groups may have been added since.
+    fn look_for_groups(&mut self) -> Result<(), TorchError> {
+        let params = self.inner.params();
+        if params.len() == self.fast.len() {
+            return Ok(());
+        }
+        let slow = self.slow.as_ref().map(|slow| Ok::<_, TorchError>(known(&self.fast, slow)?)).transpose()?;
+        self.fast = TensorList::new(&params)?;
+        if let Some(slow) = slow {
+            let of =
+                |(param, fresh): (&Tensor, Tensor)| slow.get(&TensorId::of(param)).map_or(fresh, Tensor::shallow_clone);
+            let slow: Vec<Tensor> = params.iter().zip(self.copies()?.to_vec()?).map(of).collect();
+            self.slow = Some(TensorList::new(&slow)?);
+        }
+        Ok(())
+    }
+
     /// Copies of the parameters, float32 ones of 16-bit parameters where those have float32 masters.
     fn copies(&self) -> Result<TensorList, TorchError> {
+        TensorList::new(&self.fast.to_vec()?.into_iter().map(|it| self.copy(it)).collect::<Result<Vec<_>, _>>()?)
+    }
+
+    fn copy(&self, param: Tensor) -> Result<Tensor, TorchError> {
         // `detach_copy` is differentiable: its result would hold the parameters' graph.
         let _no_grad = tch::no_grad_guard();
-        let keeps = self.inner.behavior().keeps_copies;
-        let copy = |param: Tensor| match param.kind() {
-            Kind::BFloat16 | Kind::Half if keeps => param.f_to_kind(Kind::Float),
-            _ => param.f_detach_copy(),
-        };
-        TensorList::new(&self.fast.to_vec()?.into_iter().map(copy).collect::<Result<Vec<_>, _>>()?)
+        Ok(match param.kind() {
+            Kind::BFloat16 | Kind::Half if self.inner.behavior().keeps_copies => param.f_to_kind(Kind::Float)?,
+            _ => param.f_detach_copy()?,
+        })
     }
 
     /// Moves the slow weights after the fast ones, and starts these anew from there.
@@ -90,6 +115,11 @@ impl<O: Optimizer> Lookahead<O> {
     }
 }
 
+/// The slow weights by their parameters.
+fn known(fast: &TensorList, slow: &TensorList) -> Result<HashMap<TensorId, Tensor>, TorchError> {
+    Ok(fast.to_vec()?.iter().map(TensorId::of).zip(slow.to_vec()?).collect())
+}
+
 impl<O: Optimizer> Optimizer for Lookahead<O> {
     pass_on_to_inner!();
 
@@ -101,6 +131,7 @@ impl<O: Optimizer> Optimizer for Lookahead<O> {
 
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
+        self.look_for_groups()?;
         if self.slow.is_none() {
             self.slow = Some(self.copies()?);
         }
@@ -150,7 +181,13 @@ impl<O: Optimizer> Stateful for Lookahead<O> {
         state.insert_nested("inner", (&self.inner as &dyn Optimizer).state_dict()?);
         state.insert("steps", Entry::Int(self.steps.into()));
         if let Some(slow) = &self.slow {
-            for (key, slow) in self.keys().into_iter().zip(slow.to_vec()?) {
+            let slow = known(&self.fast, slow)?;
+            for (key, param) in self.keys().into_iter().zip(self.inner.params()) {
+                let slow = match slow.get(&TensorId::of(&param)) {
+                    Some(slow) => slow.shallow_clone(),
+                    // Of a group that was added since the last step.
+                    None => self.copy(param)?,
+                };
                 state.insert(key, Entry::Tensor(slow));
             }
         }
@@ -163,7 +200,12 @@ impl<O: Optimizer> Stateful for Lookahead<O> {
             let (expected, found) = (format!("at least 0 and below {}", self.k), steps.to_string());
             return Err(StateError::Mismatch { key: "steps".to_owned(), expected, found });
         };
-        let keys = self.keys();
+        self.look_for_groups()?;
+        let mut keys = self.keys();
+        if keys.first().is_some_and(|key| state.get(key).is_err()) && state.get("slow.0").is_ok() {
+            // Saved where parameters had no names.
+            keys = (0..keys.len()).map(|index| format!("slow.{index}")).collect();
+        }
         let known: HashSet<&str> = keys.iter().map(String::as_str).collect();
         let is_known = |key: &str| key == "steps" || key.starts_with("inner.") || known.contains(key);
         if let Some((key, _)) = state.iter().find(|(key, _)| !is_known(key)) {

@@ -1,8 +1,8 @@
 //! What all algorithms share: groups, learning rates, and the step over all buckets.
 
 use overdrive_core::{
-    Activity, GradScale, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, Stateful, TorchError,
-    activity,
+    AVERAGED, Activity, GradScale, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter,
+    STEPPED_IN_BACKWARD, Stateful, TorchError, activity, check_averaged,
 };
 use overdrive_ffi::TensorList;
 use tch::Tensor;
@@ -33,8 +33,8 @@ pub(crate) struct Group<A> {
     pub(crate) buckets: Vec<Bucket>,
     /// How many parameters it holds.
     pub(crate) len: usize,
-    /// Whether its momentum was above 0 at first: only then has it the state for one.
-    has_momentum: bool,
+    /// Whether its momentum was above 0 at first: only then has it the state for one, and may be cycled down to 0.
+    pub(crate) has_momentum: bool,
 }
 
 /// An optimizer over parameter groups; [`AdamW`](crate::AdamW) and its neighbours are names for it with an algorithm.
@@ -71,7 +71,7 @@ impl<A: Algorithm> Group<A> {
     }
 
     fn look_for_momentum(&mut self) {
-        self.has_momentum = self.values.options.momentum().is_some_and(|momentum| *momentum > 0.0);
+        self.has_momentum |= self.values.options.momentum().is_some_and(|momentum| *momentum > 0.0);
     }
 }
 
@@ -172,6 +172,8 @@ impl<A: Algorithm> GroupOptimizer<A> {
     fn step_all(&mut self, scale: Option<GradScale<'_>>) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
         // Before anything changes: a bucket that refuses must not find others stepped.
+        check_averaged(self)?;
+        self.check_not_stepped_in_backward()?;
         for bucket in self.groups.iter().flat_map(|group| &group.buckets) {
             bucket.check_grads(self.names.as_deref())?;
         }
@@ -182,6 +184,18 @@ impl<A: Algorithm> GroupOptimizer<A> {
             }
         }
         Ok(())
+    }
+
+    /// Its gradients would be gone, and nothing would train.
+    fn check_not_stepped_in_backward(&self) -> Result<(), OptimizerError> {
+        if STEPPED_IN_BACKWARD.is_empty() {
+            return Ok(());
+        }
+        STEPPED_IN_BACKWARD.position(&self.params()).map_or(Ok(()), |index| {
+            let reason = "another optimizer, made by `build_in_backward`, steps it during the backward pass and frees its \
+                          gradient: a parameter belongs to one optimizer";
+            Err(OptimizerError::parameter(&self.parameters()[index], index, reason))
+        })
     }
 
     /// For the groups that ask for it, and by the norm over all groups.
@@ -209,13 +223,18 @@ impl<A: Algorithm> GroupOptimizer<A> {
     }
 
     /// Updates the parameters of one bucket and frees their gradients.
-    pub(crate) fn step_bucket(&mut self, group: usize, bucket: usize) -> Result<(), OptimizerError> {
+    pub(crate) fn step_bucket(&mut self, group_index: usize, bucket: usize) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
-        let group = &mut self.groups[group];
+        let group = &self.groups[group_index];
         // It came with a group that was added, or with a state.
         if group.values.options.max_grad_norm().is_some() {
             return Err(needs_all_gradients());
         }
+        let is_averaged = AVERAGED.is_empty() || AVERAGED.contains(&group.buckets[bucket].params.get(0)?);
+        if !is_averaged {
+            check_averaged(self)?;
+        }
+        let group = &mut self.groups[group_index];
         let bucket = &mut group.buckets[bucket];
         bucket.check_grads(self.names.as_deref())?;
         bucket.step((&group.values.options, group.values.lr, self.packing.fused), None)?;
@@ -301,12 +320,12 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
     }
 
     fn takes_grad_scale(&self) -> bool {
-        self.packing.fused
+        self.packing.fused && self.groups.iter().all(|group| group.values.options.takes_grad_scale())
     }
 
     fn step_scaled(&mut self, scale: GradScale<'_>) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
-        match self.packing.fused {
+        match self.takes_grad_scale() {
             true => self.step_all(Some(scale)),
             false => Err(OptimizerError::TakesNoGradScale),
         }

@@ -76,9 +76,12 @@ impl<O: Optimizer> Sam<O> {
     /// No.
     pub fn ascend(&mut self) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
-        let grads = self.params.grads()?;
         if self.before.is_none() {
-            let params = self.params.to_vec()?;
+            let params = self.inner.params();
+            // Groups may have been added.
+            if params.len() != self.params.len() {
+                self.params = TensorList::new(&params)?;
+            }
             if let Some(index) = MOVED.position(&params) {
                 let reason = "another optimizer's `ascend` has moved it: step that one first";
                 return Err(OptimizerError::parameter(&self.inner.parameters()[index], index, reason));
@@ -88,6 +91,7 @@ impl<O: Optimizer> Sam<O> {
             self.before = Some((copies, MOVED.mark(params)));
         }
         self.ascents += 1;
+        let grads = self.params.grads()?;
         if !grads.list.is_empty() {
             let found_inf = self.climb(&self.params.select(&grads.defined)?, &grads.list)?;
             self.found_inf.push(found_inf);
@@ -119,6 +123,12 @@ impl<O: Optimizer> Sam<O> {
     /// The optimizer inside.
     pub fn inner(&self) -> &O {
         &self.inner
+    }
+
+    /// The same, to add parameter groups or to change their options; step and load this one, not the one inside. A group
+    /// that is added between an ascent and its step joins behind the step.
+    pub fn inner_mut(&mut self) -> &mut O {
+        &mut self.inner
     }
 }
 

@@ -89,6 +89,11 @@ impl Algorithm for SgdOptions {
         Some(&mut self.momentum)
     }
 
+    /// With dampening the first step is another than the rest, and only the device knows whether it was skipped.
+    fn takes_grad_scale(&self) -> bool {
+        self.dampening == 0.0
+    }
+
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
         vec![
             ("momentum", Field::Float(&mut self.momentum)),

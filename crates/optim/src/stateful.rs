@@ -48,6 +48,7 @@ impl<A: Algorithm> Stateful for GroupOptimizer<A> {
         let mut known = Vec::new();
         let mut loaded = Vec::new();
         let mut keys = Vec::new();
+        self.check_groups(state)?;
         for (number, group) in self.groups.iter().enumerate() {
             let prefix = format!("param_groups.{number}");
             loaded.push(load_options(group, &prefix, state, &mut known)?);
@@ -110,6 +111,18 @@ struct Loading {
 }
 
 impl<A: Algorithm> GroupOptimizer<A> {
+    /// Groups are added as layers are unfrozen: a run that goes on has to add them before it loads.
+    fn check_groups(&self, state: &StateDict) -> Result<(), StateError> {
+        let saved = (0..).take_while(|number| state.get(&format!("param_groups.{number}.params")).is_ok()).count();
+        if saved == self.groups.len() || saved == 0 {
+            return Ok(());
+        }
+        let own = self.groups.len();
+        let expected =
+            format!("{own} groups, as many as this optimizer has (add others by `add_param_group` before loading)");
+        Err(StateError::Mismatch { key: "param_groups".to_owned(), expected, found: format!("{saved} groups") })
+    }
+
     fn load_buckets(
         &self,
         (group, options): (&Group<A>, &A),
@@ -119,8 +132,13 @@ impl<A: Algorithm> GroupOptimizer<A> {
     ) -> Result<Vec<Loading>, StateError> {
         let Some(first) = group.buckets.iter().flat_map(|bucket| &bucket.indices).min() else { return Ok(Vec::new()) };
         let params = (*first..first + group.len).map(|index| self.params.get(index)).collect::<Result<Vec<_>, _>>()?;
-        // The loaded options decide what is kept; they may be others than those so far.
-        let fresh = buckets(&params, *first, options, self.packing)?;
+        // The loaded options decide what is kept; they may be others than those so far. A momentum that was cycled down to 0
+        // has its state nevertheless.
+        let mut kept = options.clone();
+        if let (true, Some(momentum)) = (group.has_momentum, kept.momentum()) {
+            *momentum = momentum.max(f64::MIN_POSITIVE);
+        }
+        let fresh = buckets(&params, *first, &kept, self.packing)?;
         fresh.into_iter().map(|bucket| self.load_bucket((group, options), bucket, keys, state, known)).collect()
     }
 

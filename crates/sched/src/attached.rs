@@ -176,7 +176,13 @@ impl Stateful for LrScheduler {
     }
 
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        let base_lrs = rates(state, "base_lrs", self.told.len(), &["last_epoch"])?;
+        let (own, saved) = (self.told.len(), (0..).take_while(|n| state.get(&format!("base_lrs.{n}")).is_ok()).count());
+        if saved > own {
+            let expected =
+                format!("{own} rates, one a group (`apply` takes in groups that the optimizer has got since)");
+            return Err(StateError::Mismatch { key: "base_lrs".to_owned(), expected, found: format!("{saved} rates") });
+        }
+        let base_lrs = rates(state, "base_lrs", own, &["last_epoch"])?;
         let step = count(state, "last_epoch", MAX_SEEK)?;
         self.scheduler = self.scheduler.restored(&base_lrs, step).map_err(|error| StateError::Mismatch {
             key: "last_epoch".to_owned(),

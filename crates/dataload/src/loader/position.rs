@@ -105,25 +105,23 @@ impl Progress {
         self.earlier.pop_front();
     }
 
-    /// Takes note of the end of the epoch: whoever looks ahead knows of it while the last batch is trained on.
+    /// Takes note of the end of the epoch: whoever looks ahead knows of it while the last batch is trained on, or while
+    /// several are not yet.
     pub(crate) fn ended(&mut self) {
         let goes_on = self.lanes.as_ref().filter(|lanes| lanes.repeat);
-        self.over_at(match goes_on {
+        self.now = match goes_on {
             Some(lanes) => self.now.followed(lanes),
             None => Position::start_of(self.now.epoch.saturating_add(1)),
-        });
+        };
+        self.over = true;
     }
 
     /// Takes note that nobody will take the rest of the epoch: of a stream, the next one goes on there.
     pub(crate) fn broken_off(&mut self) {
         if let (Some(lanes), false) = (&self.lanes, self.over) {
-            self.over_at(self.trained().followed(lanes));
+            (self.now, self.over) = (self.trained().followed(lanes), true);
+            self.earlier.clear();
         }
-    }
-
-    fn over_at(&mut self, next: Position) {
-        (self.now, self.over) = (next, true);
-        self.earlier.clear();
     }
 
     /// Where the epoch after this one begins.

@@ -241,6 +241,30 @@ fn batches_held_ahead_of_the_training_loop_are_not_lost() -> Result<(), DataErro
 }
 
 #[test]
+fn several_batches_held_at_the_end_of_an_epoch_are_not_lost() -> Result<(), DataError> {
+    let _alone = alone();
+    let dataset = || DataLoader::builder(uneven(23)).batch_size(4).collate(listed).build();
+    let stream = || DataLoader::stream(shards()).batch_size(4).on_error(OnError::Skip).collate(listed).build();
+    for build in [&dataset as &dyn Fn() -> Result<Numbers, DataError>, &stream] {
+        let all = rest(&build()?, 2);
+        let loader = build()?;
+        let mut epoch = loader.iter().map(Result::unwrap);
+        let epoch_len = rest(&build()?, 1).len();
+        let mut held: std::collections::VecDeque<_> = (0..=3).map(|_| take_ahead(|| epoch.next())).collect();
+        for trained in 0..epoch_len {
+            let next = resumed(build()?, &loader.state_dict().unwrap());
+            assert_eq!(rest(&next, 2), all[trained..], "{trained} of {epoch_len}");
+            held.pop_front().unwrap().1.hand_out();
+            held.push_back(take_ahead(|| epoch.next()));
+        }
+        drop((epoch, held));
+        assert_eq!(rest(&resumed(build()?, &loader.state_dict().unwrap()), 2), all[epoch_len..]);
+        assert_eq!(rest(&loader, 2), all[epoch_len..]);
+    }
+    Ok(())
+}
+
+#[test]
 fn a_state_of_another_order_is_refused() -> Result<(), DataError> {
     let _alone = alone();
     let build = |interleave, buffer, shuffle| {

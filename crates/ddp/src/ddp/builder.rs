@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use overdrive_core::AVERAGED;
+use overdrive_core::{AVERAGED, STEPPED_IN_BACKWARD};
 use overdrive_ffi::c10d::{Reducer, ReducerOptions};
 use overdrive_ffi::{TensorId, TensorList};
 use tch::{Tensor, nn};
@@ -144,6 +144,11 @@ impl DdpBuilder {
         let (trained, frozen): (Vec<_>, Vec<_>) = params.into_iter().partition(|(_, tensor)| tensor.requires_grad());
         if trained.is_empty() {
             return Err(DdpError::NoParameters);
+        }
+        // A parameter that is stepped in backward hears of one.
+        let twice = |tensor: &Tensor| AVERAGED.contains(tensor) && STEPPED_IN_BACKWARD.contains(tensor);
+        if let Some((name, _)) = trained.iter().find(|(_, tensor)| twice(tensor)) {
+            return Err(DdpError::WrappedTwice { name: name.clone() });
         }
         let failed = |source| DdpError::between(self.group.context("DistributedDataParallel"), source);
         let list = TensorList::new(&trained.iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())?;

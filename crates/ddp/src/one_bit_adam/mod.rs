@@ -49,6 +49,20 @@ impl Default for OneBitAdamOptions {
     }
 }
 
+impl OneBitAdamOptions {
+    fn check(&self) -> Result<(), OptimizerError> {
+        OptimizerError::check_lr(self.lr)?;
+        for (option, beta) in [("beta1", self.betas.0), ("beta2", self.betas.1)] {
+            OptimizerError::check_range(option, beta, 0.0..1.0, "at least 0 and below 1")?;
+        }
+        for (option, value) in [("eps", self.eps), ("weight_decay", self.weight_decay)] {
+            OptimizerError::check_range(option, value, 0.0..f64::INFINITY, "a finite number of at least 0")?;
+        }
+        let at_least_one = "at least 1: the averages of squares come from these steps";
+        OptimizerError::check_range("freeze_step", self.freeze_step as f64, 1.0..f64::INFINITY, at_least_one)
+    }
+}
+
 /// Adam over ranks that sends one bit a parameter each way, behind a warm-up of plain Adam.
 ///
 /// Behind the warm-up the average of squares is frozen; each rank moves the common momentum by its own gradients, and its
@@ -137,15 +151,7 @@ impl OneBitAdam {
         if let Some(index) = params.iter().position(|it| !seen.insert(TensorId::of(it))) {
             return Err(wrong(index, "it is given twice".to_owned()));
         }
-        OptimizerError::check_lr(options.lr)?;
-        for (option, beta) in [("beta1", options.betas.0), ("beta2", options.betas.1)] {
-            OptimizerError::check_range(option, beta, 0.0..1.0, "at least 0 and below 1")?;
-        }
-        for (option, value) in [("eps", options.eps), ("weight_decay", options.weight_decay)] {
-            OptimizerError::check_range(option, value, 0.0..f64::INFINITY, "a finite number of at least 0")?;
-        }
-        let at_least_one = "at least 1: the averages of squares come from these steps";
-        OptimizerError::check_range("freeze_step", options.freeze_step as f64, 1.0..f64::INFINITY, at_least_one)?;
+        options.check()?;
         let count: usize = params.iter().map(Tensor::numel).sum();
         start_as_rank_0(group, &params, count).map_err(failed)?;
         let zeros = || first.f_new_zeros([count as i64], (first.kind(), first.device()));

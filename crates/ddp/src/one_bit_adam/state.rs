@@ -3,7 +3,9 @@
 use overdrive_core::{Entry, OptimizerError, StateDict, StateError, Stateful};
 use tch::Tensor;
 
-use super::OneBitAdam;
+use super::{OneBitAdam, OneBitAdamOptions};
+
+const FLOATS: [&str; 5] = ["lr", "beta1", "beta2", "eps", "weight_decay"];
 
 /// Each rank's own: the errors differ. With names of parameters (`param_names.N`), the state of others, or in another
 /// order, is refused, because the averages are kept as one vector.
@@ -11,8 +13,11 @@ impl Stateful for OneBitAdam {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
         state.insert("step", Entry::Int(i64::try_from(self.steps).unwrap_or(i64::MAX)));
-        state.insert("lr", Entry::Float(self.options.lr));
-        state.insert("beta1", Entry::Float(self.options.betas.0));
+        let OneBitAdamOptions { lr, betas: (beta1, beta2), eps, weight_decay, freeze_step } = self.options;
+        for (option, value) in FLOATS.into_iter().zip([lr, beta1, beta2, eps, weight_decay]) {
+            state.insert(option, Entry::Float(value));
+        }
+        state.insert("freeze_step", Entry::Int(i64::try_from(freeze_step).unwrap_or(i64::MAX)));
         for (name, tensor) in self.tensors() {
             state.insert(name, Entry::Tensor(tensor.shallow_clone()));
         }
@@ -23,27 +28,21 @@ impl Stateful for OneBitAdam {
     }
 
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        let found = state.int("step")?;
-        let Ok(steps) = u64::try_from(found) else {
-            let (key, expected) = ("step".to_owned(), "at least 0".to_owned());
+        let steps = natural(state, "step")?;
+        let [lr, beta1, beta2, eps, weight_decay] = FLOATS.map(|option| state.float(option));
+        let (betas, freeze_step) = ((beta1?, beta2?), natural(state, "freeze_step")?);
+        let options = OneBitAdamOptions { lr: lr?, betas, eps: eps?, weight_decay: weight_decay?, freeze_step };
+        if let Err(OptimizerError::InvalidOption { option, found, expected }) = options.check() {
+            let (key, expected) = (option.to_owned(), expected.to_owned());
             return Err(StateError::Mismatch { key, expected, found: found.to_string() });
-        };
-        let (lr, beta1) = (state.float("lr")?, state.float("beta1")?);
-        let mismatch = |key: &str, expected: &str, found: f64| {
-            Err(StateError::Mismatch { key: key.to_owned(), expected: expected.to_owned(), found: found.to_string() })
-        };
-        if OptimizerError::check_lr(lr).is_err() {
-            return mismatch("lr", "a finite number of at least 0", lr);
-        }
-        if !(0.0..1.0).contains(&beta1) {
-            return mismatch("beta1", "at least 0 and below 1", beta1);
         }
         let mut saved = Vec::new();
         for (name, own) in self.tensors() {
             saved.push((own.shallow_clone(), state.tensor(name, &own.size(), own.kind())?.shallow_clone()));
         }
         let mut known: Vec<String> =
-            ["step", "lr", "beta1", "momentum", "squares", "own_error", "mean_error"].map(str::to_owned).into();
+            ["step", "freeze_step", "momentum", "squares", "own_error", "mean_error"].map(str::to_owned).into();
+        known.extend(FLOATS.map(str::to_owned));
         if !self.names.is_empty() && state.get(&name_key(0)).is_ok() {
             for (index, name) in self.names.iter().enumerate() {
                 let (key, found) = (name_key(index), state.text(&name_key(index))?);
@@ -62,13 +61,19 @@ impl Stateful for OneBitAdam {
         for (mut own, saved) in saved {
             own.f_copy_(&saved).map_err(overdrive_core::TorchError::from)?;
         }
-        (self.steps, self.options.lr, self.options.betas.0, self.frozen_root) = (steps, lr, beta1, None);
+        (self.steps, self.options, self.frozen_root) = (steps, options, None);
         Ok(())
     }
 
     fn differs_by_rank(&self) -> bool {
         true
     }
+}
+
+fn natural(state: &StateDict, key: &str) -> Result<u64, StateError> {
+    let found = state.int(key)?;
+    let (key, expected) = (key.to_owned(), "at least 0".to_owned());
+    u64::try_from(found).map_err(|_| StateError::Mismatch { key, expected, found: found.to_string() })
 }
 
 fn name_key(index: usize) -> String {

@@ -198,7 +198,7 @@ fn one_bit_adam(group: &ProcessGroup) -> Result<()> {
         if step == 7 {
             // Another one goes on from its state.
             let state = opt.state_dict()?;
-            opt = OneBitAdam::new(group, &params, options)?;
+            opt = OneBitAdam::new(group, &params, OneBitAdamOptions::default())?;
             opt.load_state_dict(&state)?;
         }
     }

@@ -1,10 +1,10 @@
 //! What a `DistributedDataParallel` does besides averaging.
 
 use anyhow::{Context, Result, ensure};
-use overdrive_core::GradientSync;
+use overdrive_core::{GradientSync, Optimizer, TchOptimizer};
 use overdrive_ddp::{DdpBuilder, DdpError, DistributedDataParallel, ProcessGroup};
 use overdrive_ffi::TensorList;
-use tch::nn::{self, Module};
+use tch::nn::{self, Module, OptimizerConfig};
 use tch::{Device, Kind, Tensor};
 
 use crate::collectives::any_group;
@@ -17,6 +17,7 @@ pub fn scenario(_meeting: &Meeting) -> Result<()> {
     names(&group).context("names")?;
     buffers(&group).context("buffers")?;
     unfrozen(&group).context("unfrozen")?;
+    made_later(&group).context("made later")?;
     no_grad(&group).context("no_grad")?;
     several_outputs(&group).context("several outputs")?;
     refusals(&group).context("refusals")?;
@@ -53,6 +54,27 @@ fn unfrozen(group: &ProcessGroup) -> Result<()> {
     let ddp = DistributedDataParallel::builder(group).find_unused_parameters(true).build(&vs)?;
     ensure!(ddp.parameters().len() == 3);
     pass(&ddp)
+}
+
+/// Nor has a layer that was made later.
+fn made_later(group: &ProcessGroup) -> Result<()> {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let model = nn::linear(vs.root() / "first", 2, 2, Default::default());
+    let mut opt = TchOptimizer::new(nn::Sgd::default().build(&vs, 0.1)?);
+    let ddp = DistributedDataParallel::new(&vs, group)?;
+    let head = nn::linear(vs.root() / "head", 2, 1, Default::default());
+    opt.step()?; // tch takes the new variables in
+    let pass = |ddp: &DistributedDataParallel| -> Result<()> {
+        let outputs = ddp.forward(|| head.forward(&model.forward(&Tensor::ones([1, 2], FLOAT))))?;
+        Ok(ddp.backward(&outputs.sum(Kind::Float))?)
+    };
+    pass(&ddp)?;
+    let told = opt.step().err().map(|error| error.to_string()).unwrap_or_default();
+    ensure!(told.starts_with("parameter number 2: its gradient is not averaged over the ranks"), "{told}");
+    opt.zero_grad()?;
+    drop(ddp);
+    pass(&DistributedDataParallel::new(&vs, group)?)?;
+    Ok(opt.step()?)
 }
 
 /// Buffers follow rank 0 before a forward pass behind a synchronised backward, and not within a window.

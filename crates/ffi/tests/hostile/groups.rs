@@ -127,6 +127,25 @@ fn threads_may_use_groups_of_their_own_at_once() {
     });
 }
 
+/// libtorch's own barrier keeps its tensor in a static variable.
+#[test]
+fn threads_may_wait_in_barriers_of_their_own_groups_at_once() {
+    ends(|| {
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || {
+                    let group = alone(&format!("barrier {thread}"));
+                    let begin = |_| start(&group, CollectiveKind::Barrier, &[], &[], None, 1).unwrap();
+                    for _ in 0..150 {
+                        let barriers: Vec<Work> = (0..500).map(begin).collect();
+                        barriers.iter().for_each(|barrier| barrier.wait(None).unwrap());
+                    }
+                });
+            }
+        });
+    });
+}
+
 #[test]
 fn numbers_that_a_collective_would_not_check_are_refused() {
     use CollectiveKind as K;

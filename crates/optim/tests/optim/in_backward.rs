@@ -122,3 +122,14 @@ fn a_group_that_needs_all_gradients_is_told_of_when_it_comes_later() {
     assert!(error.starts_with("max_grad_norm cannot be used"), "{error}");
     assert_eq!(other, Tensor::ones([3], DOUBLE));
 }
+
+#[test]
+fn an_optimizer_of_parameters_that_another_steps_in_backward_is_refused() {
+    let params = params(2);
+    let mut plain = Sgd::builder([("weight", &params[0])]).build().unwrap();
+    let in_backward = Sgd::builder(&params).build_in_backward().unwrap();
+    let said = plain.step().unwrap_err().to_string();
+    assert!(said.starts_with("parameter `weight`: another optimizer, made by `build_in_backward`"), "{said}");
+    drop(in_backward);
+    plain.step().unwrap();
+}

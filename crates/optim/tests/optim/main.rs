@@ -6,6 +6,7 @@ mod clip;
 mod eight_bit;
 mod groups;
 mod in_backward;
+mod later_groups;
 mod low_precision;
 mod options;
 mod state;

@@ -118,6 +118,50 @@ fn gradients_behind_zero_grad_are_unscaled_anew() -> anyhow::Result<()> {
 }
 
 #[test]
+fn nothing_scaled_is_added_to_unscaled_gradients() -> anyhow::Result<()> {
+    let _turn = turn();
+    let weights = [1.0, 2.0].map(|value| Tensor::from(value).set_requires_grad(true));
+    let loss = || weights[0].square() + weights[1].square();
+    let mut opt = Sgd::builder([&weights[0]]).lr(1.0).build()?;
+    let mut scaler = GradScaler::builder(CPU).init_scale(4.0).build()?;
+    let mut accum = Accumulator::new(2)?;
+    accum.backward(&opt, &scaler.scale(&loss())?, Samples(1), false)?;
+    scaler.unscale_(&mut opt)?;
+    let said = accum.backward(&opt, &scaler.scale(&loss())?, Samples(1), true).unwrap_err().to_string();
+    assert!(said.contains("call `unscale_` when the window has closed"), "{said}");
+    accum.abandon()?;
+    opt.zero_grad()?;
+
+    scaler.scale(&loss())?.backward();
+    scaler.unscale_(&mut opt)?;
+    opt.add_param_group(Sgd::group([&weights[1]]))?;
+    let said = scaler.step(&mut opt).unwrap_err().to_string();
+    assert!(said.contains("whose gradients are still scaled"), "{said}");
+    opt.zero_grad()?;
+    scaler.scale(&loss())?.backward();
+    scaler.step(&mut opt)?;
+    assert_eq!(weights.each_ref().map(|weight| weight.double_value(&[])), [-1.0, -2.0]);
+    Ok(())
+}
+
+#[test]
+fn a_first_step_that_is_skipped_leaves_dampening_as_it_is() -> anyhow::Result<()> {
+    let _turn = turn();
+    let weight = Tensor::from(8f32).set_requires_grad(true);
+    let mut opt = Sgd::builder([&weight]).lr(1.0).momentum(0.5).dampening(0.5).fused(true).build()?;
+    let mut scaler = GradScaler::builder(CPU).init_scale(4.0).build()?;
+    for (factor, expected) in [(f64::INFINITY, 8.0), (1.0, 7.0), (1.0, 6.0)] {
+        scaler.scale(&(&weight * factor))?.backward();
+        scaler.step(&mut opt)?;
+        scaler.update()?;
+        opt.zero_grad()?;
+        // The first step that is taken is not dampened, as in PyTorch: 1, then 0.5 + 0.5.
+        assert_eq!(weight.double_value(&[]), expected);
+    }
+    Ok(())
+}
+
+#[test]
 fn an_accumulator_is_told_of_data_parallel_training() -> anyhow::Result<()> {
     let _turn = turn();
     use overdrive_ddp::{Backend, InitMethod};

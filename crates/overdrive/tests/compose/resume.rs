@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use overdrive::dataload::TensorDataset;
+use overdrive::optim::Lookahead;
 use overdrive::prelude::*;
+use overdrive::sched::ExponentialLr;
 
 const CPU: Device = Device::Cpu;
 const EPOCHS: u64 = 3;
@@ -112,5 +114,56 @@ fn a_run_of_everything_goes_on_bit_for_bit_in_the_middle_of_an_epoch() -> anyhow
     }
     let manifest = |folder: &Path| std::fs::read(folder.join(&last).join("manifest.json"));
     assert_eq!(manifest(whole.path())?, manifest(parts.path())?);
+    Ok(())
+}
+
+/// A backbone that is unfrozen behind step 3.
+fn train_unfreezing(folder: &Path, until: u64) -> anyhow::Result<Vec<f64>> {
+    let vs = nn::VarStore::new(CPU);
+    let backbone = vs.root().ones("backbone", &[3]).set_requires_grad(false);
+    let head = vs.root().ones("head", &[3]);
+    let sgd = Sgd::builder([("head", &head)]).lr(0.1).momentum(0.9).build()?;
+    let mut opt = Lookahead::new(sgd, 2, 0.5)?;
+    let mut sched = LrScheduler::new(&mut opt, ExponentialLr::new(0.9))?;
+    let unfreeze = |opt: &mut Lookahead<Sgd>| {
+        let _ = backbone.set_requires_grad(true);
+        opt.inner_mut().add_param_group(Sgd::group([("backbone", &backbone)]).lr(0.01))
+    };
+    let mut checkpoint = Checkpoint::builder(folder).every(1).build()?;
+    checkpoint.read_fields()?;
+    if checkpoint.get("unfrozen")?.unwrap_or(false) {
+        unfreeze(&mut opt)?;
+        sched.apply(&mut opt)?;
+    }
+    let mut vs = vs;
+    let resumed = checkpoint.resume(&mut [("model", &mut vs), ("optimizer", &mut opt), ("schedule", &mut sched)])?;
+    sched.apply(&mut opt)?;
+    for step in resumed.map_or(0, |resumed| resumed.step) + 1..=until {
+        (&backbone * &head * step as f64).square().sum(Kind::Float).backward();
+        opt.step()?;
+        opt.zero_grad()?;
+        sched.step(&mut opt)?;
+        if step == 3 {
+            unfreeze(&mut opt)?;
+            sched.apply(&mut opt)?;
+            checkpoint.set("unfrozen", &true)?;
+        }
+        checkpoint.save(step, &[("model", &vs), ("optimizer", &opt), ("schedule", &sched)])?;
+    }
+    checkpoint.finish()?;
+    Ok(Vec::try_from(Tensor::cat(&[backbone.detach(), head.detach()], 0))?)
+}
+
+#[test]
+fn a_run_that_has_unfrozen_layers_adds_them_before_it_goes_on() -> anyhow::Result<()> {
+    let _turn = crate::turn();
+    let (whole, parts) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    let expected = train_unfreezing(whole.path(), 8)?;
+    assert!(expected[0] != 1.0, "the backbone was not trained");
+    // Before it is unfrozen, at once behind that, and later.
+    for until in [2, 3, 6, 8] {
+        let found = train_unfreezing(parts.path(), until)?;
+        assert!(until < 8 || found == expected, "{found:?} {expected:?}");
+    }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use overdrive::optim::SgdBuilder;
 use overdrive::prelude::*;
-use overdrive_ddp::{DistributedDataParallel, ProcessGroup};
+use overdrive_ddp::{DdpError, DistributedDataParallel, ProcessGroup};
 
 use crate::harness::Meeting;
 
@@ -85,8 +85,27 @@ fn trains_as_the_large_batch(group: &ProcessGroup, optimizer_first: bool, view: 
     Ok(())
 }
 
+/// A layer that was made behind the wrapping would be stepped by each rank's own gradient.
+fn refuses_what_is_not_averaged(group: &ProcessGroup) -> Result<()> {
+    let run = Run::new();
+    let mut opt = run.options().build_in_backward()?;
+    let ddp = DistributedDataParallel::new(&run.vs, group)?;
+    let twice = DistributedDataParallel::new(&run.vs, group).map(drop);
+    ensure!(matches!(&twice, Err(DdpError::WrappedTwice { name }) if name == "in.bias"), "{twice:?}");
+    let scale = run.vs.root().ones("scale", &[1]).to_kind(Kind::Double).detach().set_requires_grad(true);
+    opt.add_param_group(Sgd::group([&scale]))?;
+    let [_, own] = batches(group, 0);
+    let loss = ddp.forward(|| run.loss(&own) * &scale)?;
+    ddp.backward(&loss.sum(Kind::Double))?;
+    let told = opt.step().err().map(|error| error.to_string()).unwrap_or_default();
+    ensure!(told.contains("its gradient is not averaged over the ranks"), "{told}");
+    ensure!(scale.double_value(&[0]) == 1.0, "it was stepped");
+    Ok(())
+}
+
 pub fn scenario(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
+    refuses_what_is_not_averaged(&group)?;
     for case in 0..8 {
         let [optimizer_first, view, accumulates] = [1, 2, 4].map(|bit| case & bit != 0);
         trains_as_the_large_batch(&group, optimizer_first, view, accumulates).map_err(|error| {

@@ -100,7 +100,8 @@ fn broken_states_of_a_scheduler_change_nothing() -> Result<(), Box<dyn std::erro
     assert_eq!(broken(&mut sched, &state, "last_epoch", Some(Entry::Float(3.0))), "last_epoch");
     assert_eq!(broken(&mut sched, &state, "last_epoch", None), "last_epoch");
     assert_eq!(broken(&mut sched, &state, "base_lrs.0", None), "base_lrs.0");
-    assert_eq!(broken(&mut sched, &state, "base_lrs.2", Some(Entry::Float(0.1))), "base_lrs.2");
+    // Of an optimizer with more groups.
+    assert_eq!(broken(&mut sched, &state, "base_lrs.2", Some(Entry::Float(0.1))), "base_lrs");
     assert_eq!(broken(&mut sched, &state, "T_max", Some(Entry::Int(3))), "T_max");
     assert_eq!(format!("{sched:?}"), before);
     sched.load_state_dict(&state)?;

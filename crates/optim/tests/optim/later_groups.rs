@@ -1,0 +1,163 @@
+//! Parameter groups that come while it trains, through the optimizers around them and into states.
+
+use overdrive_core::{Optimizer, Stateful, TchOptimizer};
+use overdrive_optim::{AdamW, Joint, Lookahead, Sam, Sgd};
+use tch::nn::OptimizerConfig;
+use tch::{Kind, Tensor, nn};
+
+use crate::{CPU, DOUBLE};
+
+fn weight() -> Tensor {
+    (Tensor::ones([1], DOUBLE) * 8.0).set_requires_grad(true)
+}
+
+fn sgd(name: &str, weight: &Tensor) -> Sgd {
+    Sgd::builder([(name, weight)]).lr(1.0).build().unwrap()
+}
+
+fn values(weights: &[&Tensor]) -> Vec<f64> {
+    weights.iter().map(|weight| weight.double_value(&[0])).collect()
+}
+
+/// A step of -1 at a learning rate of 1.
+fn descend(opt: &mut dyn Optimizer, weights: &[&Tensor]) {
+    weights.iter().for_each(|weight| weight.sum(Kind::Double).backward());
+    opt.step().unwrap();
+    opt.zero_grad().unwrap();
+}
+
+#[test]
+fn sam_ascends_along_a_group_that_came_later() {
+    let [one, other] = [weight(), weight()];
+    let mut opt = Sam::new(sgd("one", &one), 0.5).unwrap();
+    opt.inner_mut().add_param_group(Sgd::group([("other", &other)])).unwrap();
+    [&one, &other].iter().for_each(|weight| weight.square().sum(Kind::Double).backward());
+    opt.ascend().unwrap();
+    // Along (16, 16), of which half a unit is 0.35 each.
+    for moved in values(&[&one, &other]) {
+        assert!((moved - 8.0 - 0.5 / 2f64.sqrt()).abs() < 1e-9, "{moved}");
+    }
+    descend(&mut opt, &[&one, &other]);
+    assert_eq!(values(&[&one, &other]), [7.0, 7.0]);
+}
+
+#[test]
+fn slow_weights_of_a_group_that_came_later_start_where_it_is() {
+    let [one, other] = [weight(), weight()];
+    let mut opt = Lookahead::new(sgd("one", &one), 2, 0.5).unwrap();
+    descend(&mut opt, &[&one, &other]);
+    let _ = other.grad().zero_();
+    opt.inner_mut().add_param_group(Sgd::group([("other", &other)])).unwrap();
+    // Saved before the slow weights of the new group are there.
+    let state = opt.state_dict().unwrap().copied().unwrap();
+    let rest = |opt: &mut Lookahead<Sgd>, one: &Tensor, other: &Tensor| {
+        (0..3).for_each(|_| descend(opt, &[one, other]));
+        values(&[one, other])
+    };
+    // one: 8, slow 8, 7, 6 -> 7, 6, 5 -> 6; other begins a step later: 8, 7 -> 7.5, 6.5, 5.5 -> 6.5
+    assert_eq!(rest(&mut opt, &one, &other), [6.0, 6.5]);
+
+    let [one, other] = [weight() - 1.0, weight()].map(|it| it.detach().set_requires_grad(true));
+    let mut resumed = Lookahead::new(sgd("one", &one), 2, 0.5).unwrap();
+    resumed.inner_mut().add_param_group(Sgd::group([("other", &other)])).unwrap();
+    resumed.load_state_dict(&state).unwrap();
+    assert_eq!(rest(&mut resumed, &one, &other), [6.0, 6.5]);
+}
+
+#[test]
+fn wrappers_follow_variables_that_tch_s_optimizer_takes_in() {
+    let vs = nn::VarStore::new(CPU);
+    let one = vs.root().ones("one", &[1]);
+    let tch = || TchOptimizer::new(nn::Sgd::default().build(&vs, 1.0).unwrap());
+    let (mut sam, mut lookahead) = (Sam::new(tch(), 0.5).unwrap(), Lookahead::new(tch(), 1, 0.5).unwrap());
+    lookahead.step().unwrap();
+    let other = vs.root().ones("other", &[1]);
+    let backward = || (one.square() + other.square()).sum(Kind::Float).backward();
+    // tch takes a variable in at the next step.
+    sam.step().unwrap();
+    backward();
+    sam.ascend().unwrap();
+    assert!(values(&[&other])[0] > 1.3, "{other}");
+    sam.step_skipped().unwrap();
+
+    lookahead.step().unwrap();
+    backward();
+    let before = values(&[&one, &other]);
+    lookahead.step().unwrap();
+    // A whole step of -2, and half of it back.
+    assert_eq!(values(&[&one, &other]), [before[0] - 1.0, before[1] - 1.0]);
+}
+
+#[test]
+fn a_slow_weight_saved_without_names_goes_by_its_place() {
+    let [one, other] = [weight(), weight()];
+    let unnamed = Sgd::builder([one.shallow_clone()]).lr(1.0).build().unwrap();
+    let mut opt = Lookahead::new(unnamed, 2, 0.5).unwrap();
+    descend(&mut opt, &[&one]);
+    let mut named = Lookahead::new(sgd("other", &other), 2, 0.5).unwrap();
+    named.load_state_dict(&opt.state_dict().unwrap()).unwrap();
+    descend(&mut named, &[&other]);
+    // From 8 to 7, half of the way back to the slow 8.
+    assert_eq!(values(&[&other]), [7.5]);
+}
+
+#[test]
+fn groups_of_a_joint_optimizer_keep_their_numbers() {
+    let weights = [weight(), weight(), weight(), weight()];
+    let joint = || {
+        let second = AdamW::builder([("b", &weights[1])]).lr(0.2).build().unwrap();
+        Joint::new(sgd("a", &weights[0]), second).unwrap()
+    };
+    let grow = |opt: &mut Joint<Sgd, AdamW>| {
+        opt.optimizers_mut().1.add_param_group(AdamW::group([("d", &weights[3])]).lr(0.4)).unwrap();
+        opt.optimizers_mut().0.add_param_group(Sgd::group([("c", &weights[2])]).lr(0.3)).unwrap();
+    };
+    let rates = |opt: &Joint<Sgd, AdamW>| (0..opt.num_groups()).filter_map(|group| opt.lr(group)).collect::<Vec<_>>();
+    let mut opt = joint();
+    assert_eq!(rates(&opt), [1.0, 0.2]);
+    grow(&mut opt);
+    assert_eq!(rates(&opt), [1.0, 0.2, 0.4, 0.3]);
+    opt.set_lr(2, 0.5).unwrap();
+    assert_eq!(rates(&opt), [1.0, 0.2, 0.5, 0.3]);
+    assert!(opt.set_lr(4, 0.5).unwrap_err().to_string().contains("group 4"));
+
+    // One that has got its groups in another order takes over the saved one.
+    let state = opt.state_dict().unwrap();
+    let mut resumed = joint();
+    resumed.optimizers_mut().0.add_param_group(Sgd::group([("c", &weights[2])])).unwrap();
+    resumed.optimizers_mut().1.add_param_group(AdamW::group([("d", &weights[3])])).unwrap();
+    resumed.load_state_dict(&state).unwrap();
+    assert_eq!(rates(&resumed), [1.0, 0.2, 0.5, 0.3]);
+    for order in ["first second", "first second second third", "second second second first", ""] {
+        let mut bad = opt.state_dict().unwrap();
+        bad.insert("order", overdrive_core::Entry::Text(order.to_owned()));
+        let said = resumed.load_state_dict(&bad).unwrap_err().to_string();
+        assert!(said.contains("2 times \"first\" and 2 times \"second\""), "{said}");
+    }
+}
+
+#[test]
+fn a_state_of_more_groups_says_so() {
+    let [one, other] = [weight(), weight()];
+    let mut opt = sgd("one", &one);
+    opt.add_param_group(Sgd::group([("other", &other)])).unwrap();
+    let state = opt.state_dict().unwrap();
+    let said = sgd("one", &one).load_state_dict(&state).unwrap_err().to_string();
+    assert!(said.starts_with("`param_groups` should be 1 groups") && said.ends_with("but is 2 groups"), "{said}");
+}
+
+#[test]
+fn a_momentum_that_was_cycled_down_to_0_is_saved_and_goes_on() {
+    let [one, other] = [weight(), weight()];
+    let build = |weight: &Tensor| Sgd::builder([weight.shallow_clone()]).lr(1.0).momentum(0.5).build().unwrap();
+    let mut opt = build(&one);
+    descend(&mut opt, &[&one]);
+    opt.set_momentum(0, 0.0).unwrap();
+    let mut resumed = build(&other);
+    resumed.load_state_dict(&opt.state_dict().unwrap()).unwrap();
+    assert_eq!(resumed.momentum(0), Some(0.0));
+    resumed.set_momentum(0, 0.5).unwrap();
+    descend(&mut resumed, &[&other]);
+    // 1 + 0.5 of the step before.
+    assert_eq!(values(&[&other]), [6.5]);
+}
