@@ -5,6 +5,7 @@ mod artifacts;
 mod bench;
 mod bundle;
 mod ci;
+mod failures;
 mod home;
 mod libtorch;
 mod matrix;

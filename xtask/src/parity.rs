@@ -21,11 +21,15 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
     Ok(workspace::exit_code(workspace::status(command(ws)?.args(&options.args))?))
 }
 
-/// Every case: the verdict, and the last line that the harness printed.
+/// Every case: the verdict, and the harness's line with the totals.
 pub fn all(ws: &Workspace) -> Result<(ExitStatus, String)> {
-    let mut last = String::new();
-    let status = workspace::tee(&mut command(ws)?, |line| last = line.to_owned())?;
-    Ok((status, last))
+    let mut totals = String::new();
+    let status = workspace::tee(&mut command(ws)?, |line| {
+        if line.contains(" passed, ") {
+            totals = line.to_owned();
+        }
+    })?;
+    Ok((status, totals))
 }
 
 fn command(ws: &Workspace) -> Result<Command> {

@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::Args;
 
 use crate::artifacts::{self, Program};
+use crate::failures::Failures;
 use crate::libtorch::Libtorch;
 use crate::setup;
 use crate::totals::Totals;
@@ -30,21 +31,27 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
 
 pub fn totals(ws: &Workspace, options: &Options) -> Result<Totals> {
     let libtorch = setup::quietly(ws)?;
-    let mut totals = tests(ws, &options.args)?;
+    let mut failures = Failures::default();
+    let mut totals = tests(ws, &options.args, &mut failures)?;
     // Where no test has passed, the workspace does not build, and the examples would only say so again.
     if options.args.is_empty() && totals.passed > 0 {
         totals += examples(ws, &libtorch)?;
     }
+    print!("{failures}");
     Ok(totals)
 }
 
-fn tests(ws: &Workspace, args: &[String]) -> Result<Totals> {
+fn tests(ws: &Workspace, args: &[String], failures: &mut Failures) -> Result<Totals> {
     let mut command = ws.cargo(["test", "--no-fail-fast"]);
     if !args.iter().any(|arg| arg.starts_with("-p") || arg.starts_with("--package")) {
         command.arg("--workspace");
     }
     let mut totals = Totals::default();
-    let status = workspace::tee(command.args(args), |line| totals += Totals::of_line(line))?;
+    let status = workspace::tee(command.args(args), |line| {
+        totals += Totals::of_line(line);
+        failures.see(line);
+    })?;
+    failures.ended();
     // What did not build, or died before it could print a result, is a failure that no line has counted.
     if !status.success() && totals.failed == 0 {
         totals.failed = 1;

@@ -121,17 +121,19 @@ pub fn capture(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Runs a command, shows its standard output as it comes, and hands each line to `see`.
+/// Runs a command, shows what it prints as it comes, errors too, and hands each line to `see`.
 pub fn tee(command: &mut Command, mut see: impl FnMut(&str)) -> Result<ExitStatus> {
-    let mut child =
-        command.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot start `{}`", shown(command)))?;
-    if let Some(stdout) = child.stdout.take() {
-        for line in BufReader::new(stdout).split(b'\n') {
-            let line = line.context("cannot read a child's output")?;
-            let line = String::from_utf8_lossy(&line);
-            println!("{line}");
-            see(&line);
-        }
+    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+    // One pipe for both keeps the order of the lines.
+    command.stdout(writer.try_clone().context("cannot copy a pipe's end")?).stderr(writer);
+    let mut child = command.spawn().with_context(|| format!("cannot start `{}`", shown(command)))?;
+    // The ends that are left here would keep the pipe open.
+    command.stdout(Stdio::inherit()).stderr(Stdio::inherit());
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = line.context("cannot read a child's output")?;
+        let line = String::from_utf8_lossy(&line);
+        println!("{line}");
+        see(&line);
     }
     child.wait().with_context(|| format!("cannot wait for `{}`", shown(command)))
 }

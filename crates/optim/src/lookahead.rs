@@ -70,7 +70,7 @@ impl<O: Optimizer> Lookahead<O> {
         if params.len() == self.fast.len() {
             return Ok(());
         }
-        let slow = self.slow.as_ref().map(|slow| Ok::<_, TorchError>(known(&self.fast, slow)?)).transpose()?;
+        let slow = self.slow.as_ref().map(|slow| known(&self.fast, slow)).transpose()?;
         self.fast = TensorList::new(&params)?;
         if let Some(slow) = slow {
             let of =

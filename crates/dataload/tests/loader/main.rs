@@ -1,5 +1,6 @@
 //! The loader as a user sees it: order, epochs, errors, panics, and threads that go away.
 
+mod ahead;
 mod caches;
 mod cancelled;
 mod draws;

@@ -1,6 +1,6 @@
 //! A saved position, put back.
 
-use overdrive_core::{Entry, StateDict, Stateful, take_ahead};
+use overdrive_core::{Entry, StateDict, Stateful};
 use overdrive_dataload::{
     DataError, DataLoader, DataLoaderBuilder, DistributedSampler, FnDataset, FnStream, FromDataset, IterableDataset,
     OnError,
@@ -8,10 +8,10 @@ use overdrive_dataload::{
 
 use crate::{WORKERS, alone, listed, uneven};
 
-type Numbers = DataLoader<Vec<usize>>;
+pub type Numbers = DataLoader<Vec<usize>>;
 
 /// All batches of the next epochs, as far as `epochs` go.
-fn rest(loader: &Numbers, epochs: u64) -> Vec<Vec<usize>> {
+pub fn rest(loader: &Numbers, epochs: u64) -> Vec<Vec<usize>> {
     let mut batches = Vec::new();
     while loader.next_epoch() < epochs {
         batches.extend(loader.iter().map(Result::unwrap));
@@ -19,7 +19,7 @@ fn rest(loader: &Numbers, epochs: u64) -> Vec<Vec<usize>> {
     batches
 }
 
-fn resumed(mut loader: Numbers, state: &StateDict) -> Numbers {
+pub fn resumed(mut loader: Numbers, state: &StateDict) -> Numbers {
     loader.load_state_dict(state).unwrap();
     loader
 }
@@ -85,7 +85,7 @@ fn out_of_order_batches_are_neither_lost_nor_given_twice() -> Result<(), DataErr
     Ok(())
 }
 
-fn shards() -> impl IterableDataset<Sample = usize> + 'static {
+pub fn shards() -> impl IterableDataset<Sample = usize> + 'static {
     // Shards of unlike lengths, one of them empty, one with a bad item, one that cannot be opened.
     FnStream::new(11, |shard| match shard {
         4 => Err(DataError::other("no such shard")),
@@ -211,55 +211,6 @@ fn an_epoch_that_has_ended_resumes_at_the_next_one() -> Result<(), DataError> {
         assert!(epoch.next().is_none());
         let next = resumed(build().build()?, &loader.state_dict().unwrap());
         assert_eq!((next.next_epoch(), next.iter().count()), (1, 2));
-    }
-    Ok(())
-}
-
-#[test]
-fn batches_held_ahead_of_the_training_loop_are_not_lost() -> Result<(), DataError> {
-    let _alone = alone();
-    let build = || DataLoader::builder(uneven(23)).batch_size(4).num_workers(2).collate(listed).build();
-    let all = rest(&build()?, 1);
-    let loader = build()?;
-    let mut epoch = loader.iter().map(Result::unwrap);
-    let (mut batch, mut trained) = (epoch.next(), Vec::new());
-    while let Some(now) = batch {
-        // As gradient accumulation does, to know whether a batch is the last one.
-        let (next_batch, held) = take_ahead(|| epoch.next());
-        let last = next_batch.is_none();
-        trained.push(now);
-        let state = loader.state_dict().unwrap();
-        let next = resumed(build()?, &state);
-        assert_eq!(next.next_epoch(), u64::from(last));
-        let expected = if last { &all } else { &all[trained.len()..] };
-        assert_eq!(rest(&next, u64::from(last) + 1), expected);
-        held.hand_out();
-        batch = next_batch;
-    }
-    assert_eq!(trained, all);
-    Ok(())
-}
-
-#[test]
-fn several_batches_held_at_the_end_of_an_epoch_are_not_lost() -> Result<(), DataError> {
-    let _alone = alone();
-    let dataset = || DataLoader::builder(uneven(23)).batch_size(4).collate(listed).build();
-    let stream = || DataLoader::stream(shards()).batch_size(4).on_error(OnError::Skip).collate(listed).build();
-    for build in [&dataset as &dyn Fn() -> Result<Numbers, DataError>, &stream] {
-        let all = rest(&build()?, 2);
-        let loader = build()?;
-        let mut epoch = loader.iter().map(Result::unwrap);
-        let epoch_len = rest(&build()?, 1).len();
-        let mut held: std::collections::VecDeque<_> = (0..=3).map(|_| take_ahead(|| epoch.next())).collect();
-        for trained in 0..epoch_len {
-            let next = resumed(build()?, &loader.state_dict().unwrap());
-            assert_eq!(rest(&next, 2), all[trained..], "{trained} of {epoch_len}");
-            held.pop_front().unwrap().1.hand_out();
-            held.push_back(take_ahead(|| epoch.next()));
-        }
-        drop((epoch, held));
-        assert_eq!(rest(&resumed(build()?, &loader.state_dict().unwrap()), 2), all[epoch_len..]);
-        assert_eq!(rest(&loader, 2), all[epoch_len..]);
     }
     Ok(())
 }
