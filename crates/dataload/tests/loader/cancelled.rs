@@ -10,7 +10,7 @@ use overdrive_dataload::{DataError, DataLoader, FnStream};
 
 use crate::{alone, listed, loader_threads, wait_until};
 
-/// Items before the place: at a millisecond each, more than `wait_until` has patience for.
+/// Items before the place, at a millisecond each.
 const FAR: usize = 20_000;
 
 type Numbers = DataLoader<Vec<usize>>;

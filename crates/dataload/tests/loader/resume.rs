@@ -1,5 +1,8 @@
 //! A saved position, put back.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
 use overdrive_core::{Entry, StateDict, Stateful};
 use overdrive_dataload::{
     DataError, DataLoader, DataLoaderBuilder, DistributedSampler, FnDataset, FnStream, FromDataset, IterableDataset,
@@ -255,21 +258,28 @@ fn another_epoch_than_the_one_put_back_leaves_it_behind() -> Result<(), DataErro
 #[test]
 fn a_stream_that_has_only_given_later_batches_resumes_from_its_start() -> Result<(), DataError> {
     let _alone = alone();
-    let build = |slow: bool| {
+    let build = |open: &Arc<AtomicBool>| {
         let stream = FnStream::new(2, |shard| Ok((0..40).map(move |i| Ok(shard * 1000 + i))));
+        let open = open.clone();
         let collate = move |samples: Vec<usize>| {
-            if slow && samples.contains(&0) {
-                std::thread::sleep(std::time::Duration::from_millis(300));
+            while samples.contains(&0) && !open.load(SeqCst) {
+                std::thread::yield_now();
             }
             Ok(samples)
         };
         DataLoader::stream(stream).batch_size(8).num_workers(2).in_order(false).collate(collate).build()
     };
-    let mut expected: Vec<Vec<usize>> = build(false)?.iter().collect::<Result<_, _>>()?;
-    let first = build(true)?;
-    let mut seen: Vec<Vec<usize>> = first.iter().take(1).collect::<Result<_, _>>()?;
-    assert_ne!(seen[0][0], 0, "the first batch is slow");
-    let second = resumed(build(false)?, &first.state_dict().unwrap());
+    let open = Arc::new(AtomicBool::new(true));
+    let mut expected: Vec<Vec<usize>> = build(&open)?.iter().collect::<Result<_, _>>()?;
+    let closed = Arc::new(AtomicBool::new(false));
+    let first = build(&closed)?;
+    let mut epoch = first.iter();
+    let mut seen = vec![epoch.next().unwrap()?];
+    assert_ne!(seen[0][0], 0, "the first batch is held up");
+    let state = first.state_dict().unwrap();
+    closed.store(true, SeqCst);
+    drop(epoch);
+    let second = resumed(build(&open)?, &state);
     seen.extend(second.iter().collect::<Result<Vec<_>, _>>()?);
     seen.sort_unstable();
     expected.sort_unstable();

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
 
 use overdrive_core::Stateful;
 use overdrive_dataload::{DataError, DataLoader, FnStream, IterableDataset, OnError};
 
-use crate::{WORKERS, alone, listed};
+use crate::{HANG, WORKERS, alone, listed};
 
 /// `shards` shards of `len` numbers each.
 fn numbers(shards: usize, len: usize) -> impl IterableDataset<Sample = usize> + 'static {
@@ -175,7 +174,7 @@ fn a_map_runs_in_all_workers_at_once() -> Result<(), DataError> {
         guard.1 = guard.1.max(guard.0);
         changed.notify_all();
         // Waits for company until it was had once.
-        let (mut guard, _) = changed.wait_timeout_while(guard, Duration::from_secs(5), |(_, most)| *most < 2).unwrap();
+        let (mut guard, _) = changed.wait_timeout_while(guard, HANG, |(_, most)| *most < 2).unwrap();
         guard.0 -= 1;
         Ok(number * 2)
     });

@@ -70,7 +70,7 @@ fn killed(scenario: &str) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let ready = folder.path().join("ready");
     let ready_var = ready.display().to_string();
-    let (port, started) = (free_port()?, Instant::now());
+    let (port, started) = (free_port(), Instant::now());
     let mut ranks: Vec<Rank> =
         (0..3).map(|rank| start(scenario, rank, 3, port, &[(READY, &ready_var)])).collect::<Result<_>>()?;
     while !ready.exists() {
@@ -215,7 +215,7 @@ fn errors_of(ended: &Ended) -> String {
 
 /// Two ranks that were told of three.
 pub fn wrong_world_size() -> Result<()> {
-    let (port, started) = (free_port()?, Instant::now());
+    let (port, started) = (free_port(), Instant::now());
     let ranks: Vec<Rank> = (0..2).map(|rank| start("stalls", rank, 3, port, &[IMPATIENT])).collect::<Result<_>>()?;
     for (rank, ended) in ranks.into_iter().map(|rank| rank.end(started)).enumerate() {
         let ended = ended?;
@@ -228,7 +228,7 @@ pub fn wrong_world_size() -> Result<()> {
 
 /// A rank alone at a port where nobody serves.
 pub fn absent_rank() -> Result<()> {
-    let (port, started) = (free_port()?, Instant::now());
+    let (port, started) = (free_port(), Instant::now());
     let ended = start("stalls", 1, 2, port, &[IMPATIENT])?.end(started)?;
     let said = errors_of(&ended);
     ensure!(!ended.status.success() && said.contains("rank 1 of 2 could not meet"), "{said}");

@@ -54,7 +54,7 @@ impl Hosts {
 
     /// One rank on each host.
     fn start(&self, scenario: &str, vars: &[(&str, &str)]) -> Result<Vec<Rank>> {
-        let port = free_port()?;
+        let port = free_port();
         let vars = [&[("MASTER_ADDR", self.address(0)), ("GLOO_SOCKET_IFNAME", CABLE)], vars].concat();
         let on = |(rank, host): (usize, &String)| {
             let mut command = Command::new("ip");
@@ -132,7 +132,7 @@ pub fn listeners() -> Result<()> {
 
 /// On one host, whatever it is called: Gloo's own way is to listen where the host's name says.
 pub fn listeners_of_one_host() -> Result<()> {
-    let (port, started) = (free_port()?, Instant::now());
+    let (port, started) = (free_port(), Instant::now());
     let start = |rank| {
         let mut command = Command::new("unshare");
         command.args(["--uts", "sh", "-c", "hostname 127.0.0.2 && exec \"$0\""]).arg(std::env::current_exe()?);

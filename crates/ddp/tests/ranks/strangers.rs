@@ -272,7 +272,7 @@ fn besiege(nodes: usize) -> Result<Siege> {
         siege = Siege::new(None, overheard);
         runs.push(start(launch(folder.path(), 0)?.nproc(2)));
     } else {
-        let (port, listener) = (free_port()?, TcpListener::bind("127.0.0.1:0")?);
+        let (port, listener) = (free_port(), TcpListener::bind("127.0.0.1:0")?);
         let behind = listener.local_addr()?.port();
         siege = Siege::new(Some(port), Arc::clone(&overheard));
         let node = |rank: usize, port: u16| -> Result<_> {

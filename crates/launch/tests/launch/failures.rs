@@ -7,7 +7,8 @@ use tempfile::TempDir;
 
 use rustix::process::Signal;
 
-use crate::launcher::{Launcher, free_port, wait_for};
+use crate::launcher::{Launcher, wait_for};
+use crate::port::free_port;
 
 crate::tests![
     an_exit_code_is_reported_and_passed_on,
@@ -45,8 +46,11 @@ fn a_signal_is_reported_by_name() {
 
 fn the_first_by_time_is_reported() {
     // The others fail too, because they are told to end.
-    let script = "trap 'exit 3' TERM; [ $RANK = 2 ] && { sleep 0.3; exit 9; }; while true; do sleep 0.02; done";
-    let ended = Launcher::script(&["--nproc-per-node=4"], script).end();
+    let folder = TempDir::new().unwrap();
+    let script = "trap 'exit 3' TERM; touch $READY.$RANK; \
+                  [ $RANK = 2 ] && { for other in 0 1 3; do while ! [ -e $READY.$other ]; do sleep 0.01; done; done; exit 9; }; \
+                  while true; do sleep 0.02; done";
+    let ended = Launcher::script(&["--nproc-per-node=4"], script).env("READY", folder.path().join("ready")).end();
     assert_eq!(ended.code, Some(9));
     ended.says("rank 2 failed: exit code 9");
     ended.says("the others: rank 0, 1, 3: exit code 3");
@@ -57,8 +61,10 @@ fn the_first_by_time_is_reported() {
 fn those_that_fail_by_themselves_soon_after_are_reported_too() {
     let folder = TempDir::new().unwrap();
     let script = "case $RANK in \
-                  0) while ! [ -e $READY ]; do sleep 0.01; done; touch $READY.lost; echo Lost >&2; exit 1;; \
-                  1) touch $READY; while ! [ -e $READY.lost ]; do sleep 0.01; done; sleep 0.2; \
+                  0) while ! [ -e $READY ]; do sleep 0.01; done; echo Lost >&2; echo $$ > $READY.tmp; \
+                     mv $READY.tmp $READY.lost; exit 1;; \
+                  1) touch $READY; while ! [ -e $READY.lost ]; do sleep 0.01; done; \
+                     while kill -0 $(cat $READY.lost) 2> /dev/null; do sleep 0.01; done; \
                      i=0; while [ $i -lt 9 ]; do echo frame $i >&2; i=$((i+1)); done; exit 101;; \
                   *) sleep 1000;; esac";
     let ended = Launcher::script(&["--nproc-per-node=3"], script).env("READY", folder.path().join("ready")).end();
@@ -107,8 +113,11 @@ fn standard_output_is_shown_where_standard_error_is_empty() {
 }
 
 fn ranks_that_ignore_sigterm_are_killed_after_the_grace_period() {
-    let script = "[ $RANK = 0 ] && { sleep 0.2; exit 1; }; trap '' TERM; while true; do sleep 1; done";
-    let ended = Launcher::script(&["--nproc-per-node=2", "--grace-period=0.3"], script).end();
+    let folder = TempDir::new().unwrap();
+    let script = "[ $RANK = 0 ] && { while ! [ -e $READY ]; do sleep 0.01; done; exit 1; }; \
+                  trap '' TERM; touch $READY; while true; do sleep 1; done";
+    let launcher = Launcher::script(&["--nproc-per-node=2", "--grace-period=0.3"], script);
+    let ended = launcher.env("READY", folder.path().join("ready")).end();
     assert_eq!(ended.code, Some(1));
     ended.says("rank 1: signal 9 (SIGKILL)");
 }

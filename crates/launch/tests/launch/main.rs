@@ -8,6 +8,7 @@ mod nodes;
 mod options;
 mod orphans;
 mod outputs;
+mod port;
 mod signals;
 mod strangers;
 

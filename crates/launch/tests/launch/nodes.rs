@@ -3,7 +3,8 @@
 use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::launcher::{Launcher, Running, free_port, wait_for};
+use crate::launcher::{Launcher, Running, wait_for};
+use crate::port::free_port;
 use crate::signals::FAILS_AND_LINGERS;
 
 crate::tests![
@@ -88,15 +89,16 @@ fn a_failure_on_one_node_ends_the_other() {
     }
 }
 
-/// What both nodes report when rank `first` fails and `second` does so 0.2 s later; the others do what is in `rest`.
+/// What both nodes report when rank `first` fails and `second` does so behind it; the others do what is in `rest`.
 fn report_of_two(options: &[&str], first: usize, second: usize, rest: &str) -> [String; 2] {
     let folder = TempDir::new().unwrap();
     let ready = folder.path().join("ready").display().to_string();
     let script = format!(
         "case $RANK in \
-         {first}) while ! [ -e {ready} ]; do sleep 0.01; done; touch {ready}.lost; echo Lost >&2; exit 1;; \
+         {first}) while ! [ -e {ready} ]; do sleep 0.01; done; echo Lost >&2; echo $$ > {ready}.tmp; \
+            mv {ready}.tmp {ready}.lost; exit 1;; \
          {second}) touch {ready}; while ! [ -e {ready}.lost ]; do sleep 0.01; done; \
-            sleep 0.2; echo panicked >&2; exit 101;; \
+            while kill -0 $(cat {ready}.lost) 2> /dev/null; do sleep 0.01; done; echo panicked >&2; exit 101;; \
          {rest} esac"
     );
     both(options, &script).map(Running::end).map(|ended| {

@@ -95,7 +95,9 @@ fn what_ranks_leave_behind_is_ended_with_the_run() {
 fn what_hides_is_found() {
     // Without environment, in a session of its own, its parent gone. Found by its arguments here, by the guard as a
     // descendant.
-    let script = "(setsid env -i sh -c 'sleep 1000; :' $TOKEN &); sleep 0.1; [ $RANK = 1 ] && exit 1; sleep 1000";
-    let ended = Launcher::script(&["--nproc-per-node=2"], script).end();
+    let folder = TempDir::new().unwrap();
+    let script = "(setsid env -i sh -c \"touch $READY.$RANK; sleep 1000; :\" $TOKEN &); \
+                  while ! [ -e $READY.0 ] || ! [ -e $READY.1 ]; do sleep 0.01; done; [ $RANK = 1 ] && exit 1; sleep 1000";
+    let ended = Launcher::script(&["--nproc-per-node=2"], script).env("READY", folder.path().join("ready")).end();
     assert_eq!(ended.code, Some(1));
 }

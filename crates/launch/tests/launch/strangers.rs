@@ -8,8 +8,9 @@ use std::thread::{self, JoinHandle};
 
 use tempfile::TempDir;
 
-use crate::launcher::{Running, free_port, wait_for};
+use crate::launcher::{Running, wait_for};
 use crate::nodes::{SECRET, both, node};
+use crate::port::free_port;
 
 crate::tests![
     strangers_that_say_anything_do_no_harm,
