@@ -22,11 +22,9 @@ pub struct Failures {
 impl Failures {
     pub fn see(&mut self, line: &str) {
         let words = line.trim_start();
-        if words.starts_with("Running ") || words.starts_with("Doc-tests ") {
+        if line.starts_with("     Running ") || line.starts_with("   Doc-tests ") {
             self.ended();
-            self.program = words.to_owned();
-        } else if line.starts_with("running ") {
-            self.runs = true;
+            (self.program, self.runs) = (words.to_owned(), true);
         } else if line.starts_with("test result: ") {
             (self.runs, self.tells) = (false, false);
         } else if line == "failures:" && !self.tells {

@@ -35,7 +35,10 @@ pub fn totals(ws: &Workspace, options: &Options) -> Result<Totals> {
     let mut totals = tests(ws, &options.args, &mut failures)?;
     // Where no test has passed, the workspace does not build, and the examples would only say so again.
     if options.args.is_empty() && totals.passed > 0 {
-        totals += examples(ws, &libtorch)?;
+        let of_examples = examples(ws, &libtorch);
+        print!("{failures}");
+        totals += of_examples?;
+        return Ok(totals);
     }
     print!("{failures}");
     Ok(totals)

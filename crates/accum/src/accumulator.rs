@@ -99,8 +99,8 @@ pub struct Accumulator<S: GradientSync = SingleProcess> {
 struct Window {
     /// On this rank so far.
     counted: i64,
-    /// Whether gradients counted as unscaled when it opened: those before a SAM's ascent, which are gone.
-    unscaled: bool,
+    /// How often gradients had been unscaled when it opened: those before a SAM's ascent, which are gone.
+    unscaled: u64,
 }
 
 impl Accumulator {
@@ -173,8 +173,10 @@ impl<S: GradientSync> Accumulator<S> {
             return Err(AccumError::LossShape { shape: loss.size() });
         }
         let steps_in_backward = opt.behavior().steps_in_backward;
-        let unscaled = !UNSCALED.is_empty() && UNSCALED.position(&opt.params()).is_some();
-        if unscaled && self.window.is_some_and(|window| !window.unscaled) {
+        if let Some(window) = self.window
+            && !UNSCALED.is_empty()
+            && UNSCALED.position_since(&opt.params(), window.unscaled).is_some()
+        {
             return Err(AccumError::Unscaled);
         }
         // Once a window is enough, but for what would be stepped before it closes.
@@ -197,7 +199,7 @@ impl<S: GradientSync> Accumulator<S> {
             self.sync.hold_back(!closes)?;
         }
         // Open from here on, so that `abandon` resumes synchronisation even if this very backward fails.
-        let unscaled = self.window.map_or(unscaled, |window| window.unscaled);
+        let unscaled = self.window.map_or_else(|| UNSCALED.made(), |window| window.unscaled);
         self.window = Some(Window { counted, unscaled });
         if count > 0 {
             self.sync.backward(&weighted(loss, weight)?).map_err(of_backward)?;

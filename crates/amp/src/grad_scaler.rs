@@ -187,7 +187,10 @@ impl GradScaler {
             return Err(AmpError::AlreadyStepped);
         }
         if stage == Stage::Unscaled && self.progress_mut(optimizer.id()).groups != optimizer.num_groups() {
-            return Err(AmpError::AddedAfterUnscale);
+            let is_scaled = |param: &Tensor| !UNSCALED.contains(param) && param.grad().defined();
+            if optimizer.params().iter().any(is_scaled) {
+                return Err(AmpError::AddedAfterUnscale);
+            }
         }
         let outcome =
             if optimizer.takes_grad_scale() { self.step_on_device(optimizer)? } else { self.step_or_skip(optimizer)? };

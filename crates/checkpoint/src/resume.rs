@@ -54,7 +54,8 @@ impl Checkpoint {
     }
 
     /// Reads the fields of the checkpoint that [`resume`](Self::resume) would load, for [`get`](Self::get), and no part:
-    /// before the parts can fit, to make as many layers or parameter groups as the run had. Returns its step.
+    /// before the parts can fit, to make as many layers or parameter groups as the run had. Returns its step. It reads that
+    /// checkpoint to its end, to see whether it is whole.
     ///
     /// # Errors
     /// As [`resume`](Self::resume), but for the parts.

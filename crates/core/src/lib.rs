@@ -22,7 +22,10 @@ pub use activity::{Activity, ActivityGuard, ActivityObserver, ActivityObserverEn
 pub use cache_fill::{CacheFill, FillingCache};
 pub use gradient_sync::{AveragedBy, GradientSync, SingleProcess, SyncError};
 pub use look_ahead::{HeldBatches, is_taken_ahead, take_ahead, when_handed_out};
-pub use marks::{AVERAGED, MOVED, Marked, Marks, STEPPED_IN_BACKWARD, UNSCALED, check_averaged};
+pub use marks::{
+    AVERAGED, IGNORED, MOVED, Marked, Marks, STEPPED_IN_BACKWARD, UNSCALED, check_averaged,
+    check_not_stepped_in_backward,
+};
 pub use optimizer::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId};
 pub use overdrive_ffi::{Error as TorchError, ErrorKind as TorchErrorKind};
 pub use parameter::{IntoParameters, Parameter, prefixed};

@@ -22,9 +22,26 @@ pub static STEPPED_IN_BACKWARD: Marks = Marks::new();
 /// to them.
 pub static UNSCALED: Marks = Marks::new();
 
+/// Parameters that a `DistributedDataParallel` was told to ignore: each rank's own, or averaged by the program.
+pub static IGNORED: Marks = Marks::new();
+
 /// The tensors of which something holds.
 #[derive(Debug)]
-pub struct Marks(OnceLock<Mutex<HashMap<TensorId, usize>>>);
+pub struct Marks(OnceLock<Mutex<Table>>);
+
+#[derive(Debug, Default)]
+struct Table {
+    tensors: HashMap<TensorId, Mark>,
+    /// How many were ever made.
+    made: u64,
+}
+
+/// How often a tensor is marked, and which mark was the last.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    times: usize,
+    last: u64,
+}
 
 /// While it lives, its tensors are marked.
 #[derive(Debug)]
@@ -38,7 +55,7 @@ impl Marks {
         Self(OnceLock::new())
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<TensorId, usize>> {
+    fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -46,29 +63,48 @@ impl Marks {
     #[must_use = "the marks go with it"]
     pub fn mark(&'static self, tensors: Vec<Tensor>) -> Marked {
         let mut marks = self.lock();
+        marks.made += 1;
+        let last = marks.made;
         for tensor in &tensors {
-            *marks.entry(TensorId::of(tensor)).or_default() += 1;
+            let mark = marks.tensors.entry(TensorId::of(tensor)).or_insert(Mark { times: 0, last });
+            *mark = Mark { times: mark.times + 1, last };
         }
         Marked { tensors, marks: self }
     }
 
+    /// How many marks were ever made.
+    pub fn made(&self) -> u64 {
+        self.lock().made
+    }
+
     /// Whether nothing is marked.
     pub fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        self.lock().tensors.is_empty()
     }
 
     /// The first of these tensors that is marked.
     pub fn position<'a>(&self, tensors: impl IntoIterator<Item = &'a Tensor>) -> Option<usize> {
+        self.position_since(tensors, 0)
+    }
+
+    /// The first of these tensors that was marked when already [`made`](Self::made) marks were, and still is.
+    pub fn position_since<'a>(&self, tensors: impl IntoIterator<Item = &'a Tensor>, made: u64) -> Option<usize> {
         let marks = self.lock();
-        if marks.is_empty() {
+        if marks.tensors.is_empty() {
             return None;
         }
-        tensors.into_iter().position(|tensor| marks.contains_key(&TensorId::of(tensor)))
+        let is_marked = |tensor| marks.tensors.get(&TensorId::of(tensor)).is_some_and(|mark| mark.last > made);
+        tensors.into_iter().position(is_marked)
+    }
+
+    /// How often this tensor is marked.
+    pub fn times(&self, tensor: &Tensor) -> usize {
+        self.lock().tensors.get(&TensorId::of(tensor)).map_or(0, |mark| mark.times)
     }
 
     /// Whether this tensor is marked.
     pub fn contains(&self, tensor: &Tensor) -> bool {
-        self.lock().contains_key(&TensorId::of(tensor))
+        self.times(tensor) > 0
     }
 }
 
@@ -85,24 +121,37 @@ pub fn check_averaged(opt: &(impl Optimizer + ?Sized)) -> Result<(), OptimizerEr
     if AVERAGED.position(&params).is_none() {
         return Ok(());
     }
-    match params.iter().position(|param| !AVERAGED.contains(param) && param.grad().defined()) {
-        None => Ok(()),
-        Some(index) => {
-            let reason = "its gradient is not averaged over the ranks, and those of others are: make the \
-                          `DistributedDataParallel` anew behind new or unfrozen layers, or give what each rank trains for \
-                          itself an optimizer of its own";
-            Err(OptimizerError::parameter(&opt.parameters()[index], index, reason))
-        }
+    let is_alone = |param: &Tensor| !AVERAGED.contains(param) && !IGNORED.contains(param) && param.grad().defined();
+    let reason = "its gradient is not averaged over the ranks, and those of others are: make the `DistributedDataParallel` \
+                  anew behind new or unfrozen layers, or tell it to `ignore` what each rank has for itself";
+    refuse(opt, params.iter().position(is_alone), reason)
+}
+
+/// For optimizers that are not made by `build_in_backward`, before a step: an error when another optimizer has used the
+/// gradients up, so that nothing would train.
+///
+/// # Errors
+/// [`OptimizerError::InvalidParameter`]
+pub fn check_not_stepped_in_backward(opt: &(impl Optimizer + ?Sized)) -> Result<(), OptimizerError> {
+    if STEPPED_IN_BACKWARD.is_empty() {
+        return Ok(());
     }
+    let reason = "another optimizer, made by `build_in_backward`, steps it during the backward pass and frees its gradient: \
+                  a parameter belongs to one optimizer";
+    refuse(opt, STEPPED_IN_BACKWARD.position(&opt.params()), reason)
+}
+
+fn refuse(opt: &(impl Optimizer + ?Sized), found: Option<usize>, reason: &str) -> Result<(), OptimizerError> {
+    found.map_or(Ok(()), |index| Err(OptimizerError::parameter(&opt.parameters()[index], index, reason)))
 }
 
 impl Drop for Marked {
     fn drop(&mut self) {
         let mut marks = self.marks.lock();
         for id in self.tensors.iter().map(TensorId::of) {
-            match marks.get_mut(&id) {
-                Some(times) if *times > 1 => *times -= 1,
-                _ => drop(marks.remove(&id)),
+            match marks.tensors.get_mut(&id) {
+                Some(mark) if mark.times > 1 => mark.times -= 1,
+                _ => drop(marks.tensors.remove(&id)),
             }
         }
     }

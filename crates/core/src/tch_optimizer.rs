@@ -6,7 +6,7 @@ use overdrive_ffi::TensorList;
 use tch::Tensor;
 
 use crate::activity::{Activity, activity};
-use crate::marks::check_averaged;
+use crate::marks::{check_averaged, check_not_stepped_in_backward};
 use crate::optimizer::{Optimizer, OptimizerError, OptimizerId};
 
 /// tch's own optimizer as an [`Optimizer`], for schedules, clipping, accumulation and a `GradScaler`.
@@ -105,6 +105,7 @@ impl Optimizer for TchOptimizer {
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
         check_averaged(self)?;
+        check_not_stepped_in_backward(self)?;
         caught(|| self.inner.step())
     }
 

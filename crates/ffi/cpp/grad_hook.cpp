@@ -1,8 +1,10 @@
 // A callback for the moment in which a parameter's gradient is complete.
 #include "grad_hook.h"
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -29,11 +31,11 @@ class Owned {
   void (*drop_)(void*);
 };
 
-// Who averages which parameter's gradient.
+// Who averages which parameter's gradient: the last one, and those that were there before.
 struct Averagers {
   std::mutex mutex;
   using Averager = std::pair<const overdrive::Averager*, std::weak_ptr<overdrive::Averager>>;
-  std::unordered_map<const c10::TensorImpl*, Averager> of;
+  std::unordered_map<const c10::TensorImpl*, std::vector<Averager>> of;
 };
 
 // Never destroyed: backward passes of other threads may outlive everything else.
@@ -45,7 +47,7 @@ Averagers& averagers() {
 std::shared_ptr<overdrive::Averager> averager_of(const at::Tensor& param) {
   std::lock_guard<std::mutex> lock(averagers().mutex);
   auto found = averagers().of.find(param.unsafeGetTensorImpl());
-  return found == averagers().of.end() ? nullptr : found->second.second.lock();
+  return found == averagers().of.end() ? nullptr : found->second.back().second.lock();
 }
 
 struct Hook final : torch::autograd::PostAccumulateGradHook {
@@ -66,14 +68,17 @@ namespace overdrive {
 void average(const std::vector<at::Tensor>& params, const std::shared_ptr<Averager>& averager) {
   std::lock_guard<std::mutex> lock(averagers().mutex);
   for (const auto& param : params)
-    averagers().of.insert_or_assign(param.unsafeGetTensorImpl(), std::make_pair(averager.get(), averager));
+    averagers().of[param.unsafeGetTensorImpl()].emplace_back(averager.get(), averager);
 }
 
 void no_longer_average(const std::vector<at::Tensor>& params, const Averager* averager) noexcept {
   std::lock_guard<std::mutex> lock(averagers().mutex);
   for (const auto& param : params) {
     auto found = averagers().of.find(param.unsafeGetTensorImpl());
-    if (found != averagers().of.end() && found->second.first == averager) averagers().of.erase(found);
+    if (found == averagers().of.end()) continue;
+    auto& all = found->second;
+    all.erase(std::remove_if(all.begin(), all.end(), [&](const auto& own) { return own.first == averager; }), all.end());
+    if (all.empty()) averagers().of.erase(found);
   }
 }
 

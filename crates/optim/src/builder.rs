@@ -10,7 +10,7 @@ use crate::algorithm::{Algorithm, Fusable};
 use crate::bucket::{self, Packing};
 use crate::in_backward::InBackward;
 use crate::low_precision::LowPrecision;
-use crate::optimizer::{GroupOptimizer, Values};
+use crate::optimizer::{GroupOptimizer, Values, with_momentum};
 use crate::split;
 
 /// Options that were said, for [`GroupBuilder`] (of all groups), [`ParamGroup`] (of one) or
@@ -82,12 +82,12 @@ impl<A: Algorithm, Scope> Options<A, Scope> {
         self.edit(move |values| values.lr = lr)
     }
 
-    /// `values` with what was said.
-    pub(crate) fn over(&self, values: &Values<A>) -> Result<Values<A>, OptimizerError> {
+    /// `values` with what was said. `keeps_momentum`: a momentum of 0 is one that was cycled down.
+    pub(crate) fn over(&self, values: &Values<A>, keeps_momentum: bool) -> Result<Values<A>, OptimizerError> {
         let mut values = values.clone();
         self.edits.iter().for_each(|set| set(&mut values));
         OptimizerError::check_lr(values.lr)?;
-        values.options.check()?;
+        with_momentum(&values.options, keeps_momentum).check()?;
         Ok(values)
     }
 }
@@ -179,10 +179,10 @@ impl<A: Algorithm> GroupBuilder<A> {
         if let Some(problem) = self.scope.problem.take() {
             return Err(problem);
         }
-        let defaults = self.over(&Values::default())?;
+        let defaults = self.over(&Values::default(), false)?;
         let mut groups = Vec::new();
         for group in self.scope.groups {
-            groups.push((group.over(&defaults)?, group.scope.params));
+            groups.push((group.over(&defaults, false)?, group.scope.params));
         }
         if groups.iter().all(|(_, params)| params.is_empty()) {
             return Err(OptimizerError::NoParameters);

@@ -6,7 +6,7 @@ use overdrive_core::OptimizerError;
 
 use crate::algorithm::Algorithm;
 use crate::builder::Options;
-use crate::optimizer::Group;
+use crate::optimizer::{Group, with_momentum};
 
 /// New options for a parameter group, made by [`GroupOptimizer::group_mut`](crate::GroupOptimizer::group_mut).
 pub type GroupMut<'a, A> = Options<A, Live<'a, A>>;
@@ -25,18 +25,19 @@ impl<'a, A: Algorithm> GroupMut<'a, A> {
     /// When an option is out of range, or asks for other state than the group has: amsgrad, or a first momentum. The group
     /// is then as it was.
     pub fn apply(self) -> Result<(), OptimizerError> {
-        let values = self.over(&self.scope.0.values)?;
-        let group = self.scope.0;
+        let keeps_momentum = self.scope.0.has_momentum;
+        let values = self.over(&self.scope.0.values, keeps_momentum)?;
+        let (group, kept) = (self.scope.0, with_momentum(&values.options, keeps_momentum));
         for bucket in &group.buckets {
             for param in bucket.params.to_vec()? {
-                let now = bucket.precision.slot().into_iter().chain(values.options.slots(&param));
+                let now = bucket.precision.slot().into_iter().chain(kept.slots(&param));
                 if !now.map(|slot| slot.name).eq(bucket.slots.iter().map(|slot| slot.name)) {
                     return Err(OptimizerError::OtherState);
                 }
             }
         }
         let buckets = std::mem::take(&mut group.buckets);
-        group.take_over(values, buckets);
+        group.take_over(values, buckets, keeps_momentum);
         Ok(())
     }
 }

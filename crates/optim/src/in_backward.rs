@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use overdrive_core::{
-    Activity, Behavior, Marked, Optimizer, OptimizerError, OptimizerId, Parameter, STEPPED_IN_BACKWARD, StateDict,
-    StateError, Stateful, activity,
+    AVERAGED, Activity, Behavior, Marked, Optimizer, OptimizerError, OptimizerId, Parameter, STEPPED_IN_BACKWARD,
+    StateDict, StateError, Stateful, activity,
 };
 use overdrive_ffi::GradHook;
 use tch::Tensor;
@@ -88,6 +88,10 @@ fn hook<A: Algorithm>(
     (group, bucket): (usize, usize),
     (param, index): (&Parameter, usize),
 ) -> Result<GradHook, OptimizerError> {
+    if AVERAGED.times(param.tensor()) > 1 {
+        let reason = "several `DistributedDataParallel`s average its gradient, and a step in backward goes by one: drop the others";
+        return Err(OptimizerError::parameter(param, index, reason));
+    }
     let seen = shared.clone();
     let hook = GradHook::new(param.tensor(), move || {
         let mut shared = lock(&seen);

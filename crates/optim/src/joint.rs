@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use overdrive_core::{
     Activity, Behavior, Entry, GradScale, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, StateDict,
-    StateError, Stateful, activity,
+    StateError, Stateful, activity, check_averaged,
 };
 use tch::Tensor;
 
@@ -38,12 +38,35 @@ pub struct Joint<A, B> {
     second: B,
     /// By number, whose group it is and its number there; groups that were added since come behind.
     order: Vec<(Owner, usize)>,
+    /// How many groups have been looked at.
+    checked: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     First,
     Second,
+}
+
+/// An error when they share a parameter or a name.
+fn check_apart(first: &impl Optimizer, second: &impl Optimizer) -> Result<(), OptimizerError> {
+    let place = |tensor: &Tensor| (tensor.numel() > 0).then(|| tensor.data_ptr() as usize);
+    let known: HashSet<_> = first.params().iter().filter_map(place).collect();
+    for (index, param) in second.parameters().iter().enumerate() {
+        if place(param.tensor()).is_some_and(|place| known.contains(&place)) {
+            let reason = "both optimizers have it: each parameter belongs to one";
+            return Err(OptimizerError::parameter(param, index, reason));
+        }
+    }
+    let names: Vec<_> = first.parameters().into_iter().filter_map(|param| Some(param.name()?.to_owned())).collect();
+    let names: HashSet<&str> = names.iter().map(String::as_str).collect();
+    for (index, param) in second.parameters().iter().enumerate() {
+        if param.name().is_some_and(|name| names.contains(name)) {
+            let reason = "both optimizers have a parameter of this name: tell models apart with `prefixed`";
+            return Err(OptimizerError::parameter(param, index, reason));
+        }
+    }
+    Ok(())
 }
 
 /// The matrices of hidden layers, and the other parameters: those that are no matrices, and those whose names
@@ -66,24 +89,10 @@ impl<A: Optimizer, B: Optimizer> Joint<A, B> {
             let reason = "one of the two steps during the backward pass and the other does not: build both in one way";
             return Err(OptimizerError::DoesNotFit { part: "Joint", reason });
         }
-        let place = |tensor: &Tensor| (tensor.numel() > 0).then(|| tensor.data_ptr() as usize);
-        let known: HashSet<_> = first.params().iter().filter_map(place).collect();
-        for (index, param) in second.parameters().iter().enumerate() {
-            if place(param.tensor()).is_some_and(|place| known.contains(&place)) {
-                let reason = "both optimizers have it: each parameter belongs to one";
-                return Err(OptimizerError::parameter(param, index, reason));
-            }
-        }
-        let names: Vec<_> = first.parameters().into_iter().filter_map(|param| Some(param.name()?.to_owned())).collect();
-        let names: HashSet<&str> = names.iter().map(String::as_str).collect();
-        for (index, param) in second.parameters().iter().enumerate() {
-            if param.name().is_some_and(|name| names.contains(name)) {
-                let reason = "both optimizers have a parameter of this name: tell models apart with `prefixed`";
-                return Err(OptimizerError::parameter(param, index, reason));
-            }
-        }
-        let mut joint = Self { id: OptimizerId::new(), first, second, order: Vec::new() };
+        check_apart(&first, &second)?;
+        let mut joint = Self { id: OptimizerId::new(), first, second, order: Vec::new(), checked: 0 };
         joint.order = joint.order_now();
+        joint.checked = joint.order.len();
         Ok(joint)
     }
 
@@ -97,6 +106,16 @@ impl<A: Optimizer, B: Optimizer> Joint<A, B> {
     pub fn optimizers_mut(&mut self) -> (&mut A, &mut B) {
         self.order = self.order_now();
         (&mut self.first, &mut self.second)
+    }
+
+    /// Before any parameter moves.
+    fn check_step(&mut self) -> Result<(), OptimizerError> {
+        let groups = self.num_groups();
+        if groups != self.checked {
+            check_apart(&self.first, &self.second)?;
+            self.checked = groups;
+        }
+        check_averaged(self)
     }
 
     fn order_now(&self) -> Vec<(Owner, usize)> {
@@ -173,6 +192,7 @@ impl<A: Optimizer, B: Optimizer> Optimizer for Joint<A, B> {
     /// The first's step, then the second's, which is left out when the first fails.
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
+        self.check_step()?;
         self.first.step()?;
         self.second.step()
     }
@@ -186,6 +206,7 @@ impl<A: Optimizer, B: Optimizer> Optimizer for Joint<A, B> {
         if !self.takes_grad_scale() {
             return Err(OptimizerError::TakesNoGradScale);
         }
+        self.check_step()?;
         self.first.step_scaled(scale)?;
         self.second.step_scaled(scale)
     }

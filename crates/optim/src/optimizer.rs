@@ -1,8 +1,8 @@
 //! What all algorithms share: groups, learning rates, and the step over all buckets.
 
 use overdrive_core::{
-    AVERAGED, Activity, GradScale, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter,
-    STEPPED_IN_BACKWARD, Stateful, TorchError, activity, check_averaged,
+    AVERAGED, Activity, GradScale, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, Stateful,
+    TorchError, activity, check_averaged, check_not_stepped_in_backward,
 };
 use overdrive_ffi::TensorList;
 use tch::Tensor;
@@ -33,7 +33,7 @@ pub(crate) struct Group<A> {
     pub(crate) buckets: Vec<Bucket>,
     /// How many parameters it holds.
     pub(crate) len: usize,
-    /// Whether its momentum was above 0 at first: only then has it the state for one, and may be cycled down to 0.
+    /// Whether it has the state for a momentum, though that may have been cycled down to 0.
     pub(crate) has_momentum: bool,
 }
 
@@ -59,20 +59,28 @@ pub struct GroupOptimizer<A: Algorithm> {
 impl<A: Algorithm> Group<A> {
     fn new(params: &[Tensor], first: usize, values: Values<A>, packing: Packing) -> Result<Self, TorchError> {
         let buckets = buckets(params, first, &values.options, packing)?;
-        let mut group = Self { values, buckets, len: params.len(), has_momentum: false };
-        group.look_for_momentum();
-        Ok(group)
+        let has_momentum = has_momentum(&values.options);
+        Ok(Self { values, buckets, len: params.len(), has_momentum })
     }
 
-    /// Goes on as saved.
-    pub(crate) fn take_over(&mut self, values: Values<A>, buckets: Vec<Bucket>) {
+    /// Goes on with these.
+    pub(crate) fn take_over(&mut self, values: Values<A>, buckets: Vec<Bucket>, keeps_momentum: bool) {
+        self.has_momentum = keeps_momentum || has_momentum(&values.options);
         (self.values, self.buckets) = (values, buckets);
-        self.look_for_momentum();
     }
+}
 
-    fn look_for_momentum(&mut self) {
-        self.has_momentum |= self.values.options.momentum().is_some_and(|momentum| *momentum > 0.0);
+fn has_momentum<A: Algorithm>(options: &A) -> bool {
+    options.clone().momentum().is_some_and(|momentum| *momentum > 0.0)
+}
+
+/// The options that tell which state is kept, where there is one for a momentum that may be 0 at the moment.
+pub(crate) fn with_momentum<A: Algorithm>(options: &A, keeps_momentum: bool) -> A {
+    let mut kept = options.clone();
+    if let (true, Some(momentum)) = (keeps_momentum, kept.momentum()) {
+        *momentum = momentum.max(f64::MIN_POSITIVE);
     }
+    kept
 }
 
 impl<A: Algorithm> GroupOptimizer<A> {
@@ -127,7 +135,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
         if group.scope.params.is_empty() {
             return Err(OptimizerError::NoParameters);
         }
-        let values = group.over(&self.defaults)?;
+        let values = group.over(&self.defaults, false)?;
         let known = self.parameters();
         let mut first = 0;
         let mut groups = Vec::new();
@@ -173,7 +181,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
         let _no_grad = tch::no_grad_guard();
         // Before anything changes: a bucket that refuses must not find others stepped.
         check_averaged(self)?;
-        self.check_not_stepped_in_backward()?;
+        check_not_stepped_in_backward(self)?;
         for bucket in self.groups.iter().flat_map(|group| &group.buckets) {
             bucket.check_grads(self.names.as_deref())?;
         }
@@ -184,18 +192,6 @@ impl<A: Algorithm> GroupOptimizer<A> {
             }
         }
         Ok(())
-    }
-
-    /// Its gradients would be gone, and nothing would train.
-    fn check_not_stepped_in_backward(&self) -> Result<(), OptimizerError> {
-        if STEPPED_IN_BACKWARD.is_empty() {
-            return Ok(());
-        }
-        STEPPED_IN_BACKWARD.position(&self.params()).map_or(Ok(()), |index| {
-            let reason = "another optimizer, made by `build_in_backward`, steps it during the backward pass and frees its \
-                          gradient: a parameter belongs to one optimizer";
-            Err(OptimizerError::parameter(&self.parameters()[index], index, reason))
-        })
     }
 
     /// For the groups that ask for it, and by the norm over all groups.

@@ -125,8 +125,8 @@ impl<O: Optimizer> Sam<O> {
         &self.inner
     }
 
-    /// The same, to add parameter groups or to change their options; step and load this one, not the one inside. A group
-    /// that is added between an ascent and its step joins behind the step.
+    /// The same, to add parameter groups or to change their options; step and load this one, not the one inside. Add a group
+    /// behind a step: between an ascent and its step it is not at the worst point, and its gradients are of both passes.
     pub fn inner_mut(&mut self) -> &mut O {
         &mut self.inner
     }

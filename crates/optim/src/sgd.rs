@@ -37,7 +37,8 @@ impl<Scope> Options<SgdOptions, Scope> {
         self.with(move |options| options.momentum = momentum)
     }
 
-    /// How much of the gradient is kept out of the momentum; 0 when not said.
+    /// How much of the gradient is kept out of the momentum; 0 when not said. With it and a momentum, a `GradScaler` reads its
+    /// flag on the host, as for optimizers without a fused kernel, and takes no float16 gradients.
     pub fn dampening(self, dampening: f64) -> Self {
         self.with(move |options| options.dampening = dampening)
     }
@@ -91,7 +92,7 @@ impl Algorithm for SgdOptions {
 
     /// With dampening the first step is another than the rest, and only the device knows whether it was skipped.
     fn takes_grad_scale(&self) -> bool {
-        self.dampening == 0.0
+        self.dampening == 0.0 || self.momentum == 0.0
     }
 
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {

@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 use crate::algorithm::{Algorithm, Field};
 use crate::bucket::{Bucket, State, buckets};
 use crate::foreach;
-use crate::optimizer::{Group, GroupOptimizer, Values};
+use crate::optimizer::{Group, GroupOptimizer, Values, with_momentum};
 use crate::step_count::StepCounts;
 
 /// `param_groups.G.NAME` holds each option, `param_groups.G.params` the number of parameters, and
@@ -63,13 +63,14 @@ impl<A: Algorithm> Stateful for GroupOptimizer<A> {
         }
         state.refuse_unknown(&known.iter().map(String::as_str).collect::<Vec<_>>())?;
         // All is checked, and what can fail for want of memory is done: the copies go into tensors that are there.
-        for (group, (values, buckets)) in self.groups.iter_mut().zip(loaded.into_iter().zip(buckets)) {
+        for (group, (values, (buckets, keeps_momentum))) in self.groups.iter_mut().zip(loaded.into_iter().zip(buckets))
+        {
             for loading in &buckets {
                 for (own, saved) in &loading.copies {
                     foreach::copy_(own, saved)?;
                 }
             }
-            group.take_over(values, buckets.into_iter().map(|loading| loading.bucket).collect());
+            group.take_over(values, buckets.into_iter().map(|loading| loading.bucket).collect(), keeps_momentum);
         }
         Ok(())
     }
@@ -129,17 +130,22 @@ impl<A: Algorithm> GroupOptimizer<A> {
         keys: &[String],
         state: &StateDict,
         known: &mut Vec<String>,
-    ) -> Result<Vec<Loading>, StateError> {
-        let Some(first) = group.buckets.iter().flat_map(|bucket| &bucket.indices).min() else { return Ok(Vec::new()) };
+    ) -> Result<(Vec<Loading>, bool), StateError> {
+        let Some(first) = group.buckets.iter().flat_map(|bucket| &bucket.indices).min() else {
+            return Ok((Vec::new(), group.has_momentum));
+        };
         let params = (*first..first + group.len).map(|index| self.params.get(index)).collect::<Result<Vec<_>, _>>()?;
         // The loaded options decide what is kept; they may be others than those so far. A momentum that was cycled down to 0
         // has its state nevertheless.
-        let mut kept = options.clone();
-        if let (true, Some(momentum)) = (group.has_momentum, kept.momentum()) {
-            *momentum = momentum.max(f64::MIN_POSITIVE);
-        }
-        let fresh = buckets(&params, *first, &kept, self.packing)?;
-        fresh.into_iter().map(|bucket| self.load_bucket((group, options), bucket, keys, state, known)).collect()
+        let names = |options: &A| options.slots(&params[0]).into_iter().map(|slot| slot.name).collect::<Vec<_>>();
+        let (plain, with) = (names(options), names(&with_momentum(options, true)));
+        let is_saved =
+            |name: &&str| keys[*first..first + group.len].iter().any(|key| state.get(&format!("{key}.{name}")).is_ok());
+        let saves_momentum = with.iter().filter(|name| !plain.contains(name)).any(is_saved);
+        let keeps_momentum = saves_momentum || group.has_momentum && !plain.iter().chain(&["step"]).any(is_saved);
+        let fresh = buckets(&params, *first, &with_momentum(options, keeps_momentum), self.packing)?;
+        let load = |bucket| self.load_bucket((group, options), bucket, keys, state, known);
+        Ok((fresh.into_iter().map(load).collect::<Result<_, _>>()?, keeps_momentum))
     }
 
     fn load_bucket(
@@ -291,7 +297,7 @@ fn load_options<A: Algorithm>(
         }
         known.push(key);
     }
-    let checked = OptimizerError::check_lr(lr).and_then(|()| options.check());
+    let checked = OptimizerError::check_lr(lr).and_then(|()| with_momentum(&options, group.has_momentum).check());
     if let Err(OptimizerError::InvalidOption { option, found, expected }) = &checked {
         return Err(mismatch(&format!("{prefix}.{option}"), (*expected).to_owned(), found.to_string()));
     }

@@ -119,17 +119,21 @@ impl Progress {
     /// Takes note that nobody will take the rest of the epoch: of a stream, the next one goes on there.
     pub(crate) fn broken_off(&mut self) {
         if let (Some(lanes), false) = (&self.lanes, self.over) {
-            (self.now, self.over) = (self.trained().followed(lanes), true);
-            self.earlier.clear();
+            (self.now, self.over) = (self.now.followed(lanes), true);
+            // Those that are held may be trained on yet.
+            self.earlier.iter_mut().for_each(|position| *position = position.followed(lanes));
         }
     }
 
     /// Where the epoch after this one begins.
     pub(crate) fn following(&self) -> Position {
-        match &self.lanes {
+        match (&self.lanes, self.earlier.front()) {
+            // Batches that were held and never used: of a stream that goes on, the next epoch begins with them.
+            (Some(_), Some(held)) if self.over && held.epoch == self.now.epoch => held.clone(),
+            (Some(lanes), Some(held)) if self.over && lanes.repeat => held.followed(lanes),
             _ if self.over => self.now.clone(),
-            Some(lanes) => self.trained().followed(lanes),
-            None => Position::start_of(self.now.epoch.saturating_add(1)),
+            (Some(lanes), _) => self.trained().followed(lanes),
+            (None, _) => Position::start_of(self.now.epoch.saturating_add(1)),
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Batches that are taken ahead of their use, in the saved position.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use overdrive_core::{Stateful, take_ahead};
-use overdrive_dataload::{DataError, DataLoader, OnError};
+use overdrive_dataload::{DataError, DataLoader, FnStream, OnError};
 
 use crate::resume::{Numbers, rest, resumed, shards};
 use crate::{alone, listed, uneven};
@@ -54,5 +56,36 @@ fn several_batches_held_at_the_end_of_an_epoch_are_not_lost() -> Result<(), Data
         assert_eq!(rest(&resumed(build()?, &loader.state_dict().unwrap()), 2), all[epoch_len..]);
         assert_eq!(rest(&loader, 2), all[epoch_len..]);
     }
+    Ok(())
+}
+
+#[test]
+fn what_is_held_when_a_stream_breaks_off_is_trained_on_once() -> Result<(), DataError> {
+    let _alone = alone();
+    let bad = Arc::new(AtomicBool::new(true));
+    let build = || {
+        let bad = bad.clone();
+        let items = move |i| match i == 25 && bad.load(SeqCst) {
+            true => Err(DataError::other("bad item")),
+            false => Ok(i),
+        };
+        let stream = FnStream::new(1, move |_| Ok((0..60).map(items.clone())));
+        DataLoader::stream(stream).batch_size(10).batches_per_epoch(6).collate(listed).build()
+    };
+    let loader = build()?;
+    let mut epoch = loader.iter();
+    let mut held: Vec<_> = (0..2).map(|_| take_ahead(|| epoch.next().unwrap().unwrap())).collect();
+    assert!(take_ahead(|| epoch.next().unwrap()).0.is_err());
+    bad.store(false, SeqCst);
+    for (number, (batch, held)) in held.drain(..).enumerate() {
+        // Saved before it is used: it is the next.
+        let next = resumed(build()?, &loader.state_dict().unwrap());
+        assert_eq!(next.iter().next().unwrap()?, batch, "batch {number}");
+        held.hand_out();
+    }
+    drop(epoch);
+    let next = resumed(build()?, &loader.state_dict().unwrap());
+    assert_eq!(next.iter().next().unwrap()?[0], loader.iter().next().unwrap()?[0]);
+    assert!(loader.state_dict().is_ok());
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use overdrive_core::{AVERAGED, STEPPED_IN_BACKWARD};
+use overdrive_core::{AVERAGED, IGNORED, STEPPED_IN_BACKWARD};
 use overdrive_ffi::c10d::{Reducer, ReducerOptions};
 use overdrive_ffi::{TensorId, TensorList};
 use tch::{Tensor, nn};
@@ -27,6 +27,7 @@ pub struct DdpBuilder {
     gradient_as_bucket_view: bool,
     broadcast_buffers: bool,
     check_model: bool,
+    ignored: Vec<String>,
 }
 
 impl DdpBuilder {
@@ -39,6 +40,7 @@ impl DdpBuilder {
             gradient_as_bucket_view: false,
             broadcast_buffers: true,
             check_model: true,
+            ignored: Vec::new(),
         }
     }
 
@@ -84,6 +86,17 @@ impl DdpBuilder {
         self
     }
 
+    /// Parameters and buffers, by name, that are each rank's own, or that the program averages itself: they are neither sent
+    /// nor averaged nor compared.
+    ///
+    /// # Source
+    /// `DistributedDataParallel._set_params_and_buffers_to_ignore_for_model`
+    #[doc(alias = "_set_params_and_buffers_to_ignore_for_model")]
+    pub fn ignore<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        self.ignored.extend(names.into_iter().map(Into::into));
+        self
+    }
+
     /// Wraps all variables of a store: its trainable variables, in their order, are the parameters; the others, by name, are
     /// the buffers.
     ///
@@ -126,6 +139,14 @@ impl DdpBuilder {
         buffers: Vec<(String, Tensor)>,
     ) -> Result<DistributedDataParallel, DdpError> {
         let bucket_bytes = self.bucket_cap_mb.map(bucket_bytes).transpose()?;
+        let is_given = |name: &&String| params.iter().chain(&buffers).any(|(given, _)| given == *name);
+        if let Some(name) = self.ignored.iter().find(|name| !is_given(name)) {
+            let expected = "names of the model's parameters and buffers";
+            return Err(DdpError::InvalidOption { option: "ignore", found: format!("{name:?}"), expected });
+        }
+        let is_ignored = |(name, _): &(String, Tensor)| self.ignored.contains(name);
+        let (ignored, params): (Vec<_>, Vec<_>) = params.into_iter().partition(is_ignored);
+        let buffers: Vec<_> = buffers.into_iter().filter(|it| !is_ignored(it)).collect();
         check_parameters(&params)?;
         for (name, tensor) in &buffers {
             check::in_model(tensor).map_err(|reason| DdpError::InvalidBuffer { name: name.clone(), reason })?;
@@ -164,7 +185,10 @@ impl DdpBuilder {
         let reducer = Reducer::new(self.group.engine(), &trained, &options).map_err(failed)?;
         Ok(DistributedDataParallel {
             reducer: RefCell::new(reducer),
-            _marked: AVERAGED.mark(trained.iter().map(|(_, tensor)| tensor.shallow_clone()).collect()),
+            _marked: [
+                AVERAGED.mark(trained.iter().map(|(_, tensor)| tensor.shallow_clone()).collect()),
+                IGNORED.mark(ignored.into_iter().map(|(_, tensor)| tensor).collect()),
+            ],
             averaged: trained.iter().map(|(_, tensor)| TensorId::of(tensor)).collect(),
             params: trained,
             frozen,

@@ -65,7 +65,7 @@ pub struct DistributedDataParallel {
     params: Vec<(String, Tensor)>,
     averaged: HashSet<TensorId>,
     /// An accumulator that was not told of this refuses these parameters.
-    _marked: Marked,
+    _marked: [Marked; 2],
     /// Parameters that required no gradient when this was made, and have no place in the reducer.
     frozen: Vec<(String, Tensor)>,
     /// None where they are not broadcast.

@@ -74,7 +74,19 @@ fn made_later(group: &ProcessGroup) -> Result<()> {
     opt.zero_grad()?;
     drop(ddp);
     pass(&DistributedDataParallel::new(&vs, group)?)?;
-    Ok(opt.step()?)
+    opt.step()?;
+    opt.zero_grad()?;
+    // What is to be each rank's own is said.
+    let _ = tch::no_grad(|| head.ws.shallow_clone().fill_(group.rank() as i64));
+    let builder = DistributedDataParallel::builder(group).ignore(["head.weight", "head.bias"]);
+    let ddp = builder.clone().build(&vs)?;
+    ensure!(head.ws.double_value(&[0, 0]) == group.rank() as f64, "it was sent");
+    ensure!(ddp.parameters().len() == 2);
+    pass(&ddp)?;
+    opt.step()?;
+    let told = builder.ignore(["haed"]).build(&vs).map(drop);
+    ensure!(matches!(&told, Err(DdpError::InvalidOption { option: "ignore", .. })), "{told:?}");
+    Ok(())
 }
 
 /// Buffers follow rank 0 before a forward pass behind a synchronised backward, and not within a window.

@@ -1,10 +1,11 @@
 //! Steps during the backward pass.
 
-use overdrive_core::{Optimizer, OptimizerError};
+use overdrive_core::{Optimizer, OptimizerError, TchOptimizer};
 use overdrive_optim::{AdamW, Lamb, Lookahead, Sam, Sgd, clip_grad_norm_, clip_grad_value_};
-use tch::{Kind, Tensor};
+use tch::nn::OptimizerConfig;
+use tch::{Kind, Tensor, nn};
 
-use crate::{DOUBLE, params};
+use crate::{CPU, DOUBLE, params};
 
 /// A model in which the first parameter is used twice.
 fn loss(params: &[Tensor]) -> Tensor {
@@ -130,6 +131,13 @@ fn an_optimizer_of_parameters_that_another_steps_in_backward_is_refused() {
     let in_backward = Sgd::builder(&params).build_in_backward().unwrap();
     let said = plain.step().unwrap_err().to_string();
     assert!(said.starts_with("parameter `weight`: another optimizer, made by `build_in_backward`"), "{said}");
-    drop(in_backward);
+    let vs = nn::VarStore::new(CPU);
+    let weight = vs.root().ones("weight", &[2]);
+    let mut tch = TchOptimizer::new(nn::Sgd::default().build(&vs, 0.1).unwrap());
+    let of_tch = Sgd::builder([&weight]).build_in_backward().unwrap();
+    let said = tch.step().unwrap_err().to_string();
+    assert!(said.contains("made by `build_in_backward`"), "{said}");
+    drop((in_backward, of_tch));
     plain.step().unwrap();
+    tch.step().unwrap();
 }

@@ -1,7 +1,7 @@
 //! Parameter groups that come while it trains, through the optimizers around them and into states.
 
 use overdrive_core::{Optimizer, Stateful, TchOptimizer};
-use overdrive_optim::{AdamW, Joint, Lookahead, Sam, Sgd};
+use overdrive_optim::{AdamW, Joint, Lookahead, RmsProp, Sam, Sgd};
 use tch::nn::OptimizerConfig;
 use tch::{Kind, Tensor, nn};
 
@@ -160,4 +160,48 @@ fn a_momentum_that_was_cycled_down_to_0_is_saved_and_goes_on() {
     descend(&mut resumed, &[&other]);
     // 1 + 0.5 of the step before.
     assert_eq!(values(&[&other]), [6.5]);
+}
+
+#[test]
+fn nesterov_whose_momentum_was_cycled_down_to_0_is_saved_and_changed() {
+    let weight = weight();
+    let build = || Sgd::builder([("weight", &weight)]).lr(1.0).momentum(0.5).nesterov(true).build().unwrap();
+    let mut opt = build();
+    descend(&mut opt, &[&weight]);
+    opt.set_momentum(0, 0.0).unwrap();
+    opt.group_mut(0).unwrap().lr(0.5).apply().unwrap();
+    let mut resumed = build();
+    resumed.load_state_dict(&opt.state_dict().unwrap()).unwrap();
+    assert_eq!((resumed.momentum(0), resumed.lr(0)), (Some(0.0), Some(0.5)));
+    // One without a state of a momentum takes none.
+    let mut other = Sgd::builder([("weight", &weight)]).build().unwrap();
+    assert!(other.group_mut(0).unwrap().momentum(0.5).apply().is_err());
+    assert!(Sgd::builder([("weight", &weight)]).nesterov(true).build().is_err());
+}
+
+#[test]
+fn a_state_without_momentum_loads_where_there_is_one_and_back() {
+    let weight = weight();
+    let build = |momentum| RmsProp::builder([("weight", &weight)]).lr(0.1).momentum(momentum).build().unwrap();
+    let (mut without, mut with) = (build(0.0), build(0.9));
+    descend(&mut without, &[&weight]);
+    descend(&mut with, &[&weight]);
+    let [of_without, of_with] = [&without, &with].map(|opt| opt.state_dict().unwrap().copied().unwrap());
+    with.load_state_dict(&of_without).unwrap();
+    assert_eq!(with.momentum(0), None, "the options come with the state");
+    with.load_state_dict(&of_with).unwrap();
+    assert_eq!(with.momentum(0), Some(0.9));
+    // As a load that fails further on puts back what was there.
+    without.load_state_dict(&of_with).unwrap();
+    without.load_state_dict(&of_without).unwrap();
+}
+
+#[test]
+fn a_joint_optimizer_steps_no_parameter_twice() {
+    let [one, other] = [weight(), weight()];
+    let mut opt = Joint::new(sgd("one", &one), sgd("other", &other)).unwrap();
+    opt.optimizers_mut().1.add_param_group(Sgd::group([("one again", &one)])).unwrap();
+    one.sum(Kind::Double).backward();
+    let said = opt.step().unwrap_err().to_string();
+    assert!(said.contains("both optimizers have it") && values(&[&one]) == [8.0], "{said}");
 }

@@ -1,7 +1,7 @@
 //! Optimizers that step during the backward pass, under DDP, against one process with the large batch.
 
 use anyhow::{Result, ensure};
-use overdrive::optim::SgdBuilder;
+use overdrive::optim::{Joint, SgdBuilder};
 use overdrive::prelude::*;
 use overdrive_ddp::{DdpError, DistributedDataParallel, ProcessGroup};
 
@@ -100,6 +100,32 @@ fn refuses_what_is_not_averaged(group: &ProcessGroup) -> Result<()> {
     let told = opt.step().err().map(|error| error.to_string()).unwrap_or_default();
     ensure!(told.contains("its gradient is not averaged over the ranks"), "{told}");
     ensure!(scale.double_value(&[0]) == 1.0, "it was stepped");
+    drop((opt, ddp));
+
+    // Two wrappings, of which one goes: the other one's averages count again.
+    let run = Run::new();
+    let ddp = DistributedDataParallel::new(&run.vs, group)?;
+    let other = DistributedDataParallel::new(&run.vs, group)?;
+    let told = run.options().build_in_backward().map(drop).err().map(|error| error.to_string()).unwrap_or_default();
+    ensure!(told.contains("several `DistributedDataParallel`s"), "{told}");
+    drop(other);
+    let mut opt = run.options().build_in_backward()?;
+    let loss = ddp.forward(|| run.loss(&own))?;
+    ddp.backward(&loss)?;
+    opt.step()?;
+    let weights = Tensor::cat(&run.vs.trainable_variables().iter().map(|it| it.reshape([-1])).collect::<Vec<_>>(), 0);
+    let all = group.all_gather(&weights.detach())?;
+    ensure!(all.iter().all(|of_rank| of_rank == &all[0]), "the ranks part");
+    drop((opt, ddp));
+
+    // Of two optimizers in one, one is behind the wrapping.
+    let run = Run::new();
+    let ddp = DistributedDataParallel::new(&run.vs, group)?;
+    let mut opt = Joint::new(run.options().build()?, Sgd::builder([&scale]).build()?)?;
+    let loss = ddp.forward(|| run.loss(&own) * &scale)?;
+    ddp.backward(&loss.sum(Kind::Double))?;
+    let told = opt.step().err().map(|error| error.to_string()).unwrap_or_default();
+    ensure!(told.contains("its gradient is not averaged over the ranks"), "{told}");
     Ok(())
 }
 
