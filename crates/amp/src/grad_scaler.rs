@@ -8,7 +8,7 @@ use overdrive_ffi::{Arg, LazyOp};
 use tch::{Device, Kind, Tensor};
 
 use crate::error::AmpError;
-use crate::grad_scaler::asked::{check_behavior, combined};
+use crate::grad_scaler::asked::{check_all_unscaled, check_behavior, combined};
 use crate::scaler_options::{EXPECTED_SCALE, GradScalerBuilder, is_scale};
 use crate::unscale::{Half, to_device, unscale};
 
@@ -187,10 +187,7 @@ impl GradScaler {
             return Err(AmpError::AlreadyStepped);
         }
         if stage == Stage::Unscaled && self.progress_mut(optimizer.id()).groups != optimizer.num_groups() {
-            let is_scaled = |param: &Tensor| !UNSCALED.contains(param) && param.grad().defined();
-            if optimizer.params().iter().any(is_scaled) {
-                return Err(AmpError::AddedAfterUnscale);
-            }
+            check_all_unscaled(optimizer)?;
         }
         let outcome =
             if optimizer.takes_grad_scale() { self.step_on_device(optimizer)? } else { self.step_or_skip(optimizer)? };

@@ -1,6 +1,6 @@
 //! What a scaler asks of its optimizers: whether they may be skipped, and whether to skip them.
 
-use overdrive_core::{Optimizer, OptimizerError};
+use overdrive_core::{Optimizer, OptimizerError, UNSCALED};
 use tch::{Device, Tensor};
 
 use crate::error::AmpError;
@@ -69,4 +69,10 @@ mod tests {
             .unwrap();
         assert_eq!(param.double_value(&[0]), 2.0, "the step is skipped");
     }
+}
+
+/// An error for a gradient that is still scaled, of a parameter that the optimizer has got behind `unscale_`.
+pub(super) fn check_all_unscaled<O: Optimizer + ?Sized>(optimizer: &O) -> Result<(), AmpError> {
+    let is_scaled = |param: &Tensor| !UNSCALED.contains(param) && param.grad().defined();
+    if optimizer.params().iter().any(is_scaled) { Err(AmpError::AddedAfterUnscale) } else { Ok(()) }
 }
