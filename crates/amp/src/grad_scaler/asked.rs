@@ -39,6 +39,12 @@ pub(super) fn combined<T: std::borrow::Borrow<Tensor>>(
     Ok(either)
 }
 
+/// An error for a gradient that is still scaled, of a parameter that the optimizer has got behind `unscale_`.
+pub(super) fn check_all_unscaled<O: Optimizer + ?Sized>(optimizer: &O) -> Result<(), AmpError> {
+    let is_scaled = |param: &Tensor| !UNSCALED.contains(param) && param.grad().defined();
+    if optimizer.params().iter().any(is_scaled) { Err(AmpError::AddedAfterUnscale) } else { Ok(()) }
+}
+
 #[cfg(test)]
 mod tests {
     use overdrive_ffi::{Arg, LazyOp, TensorList};
@@ -69,10 +75,4 @@ mod tests {
             .unwrap();
         assert_eq!(param.double_value(&[0]), 2.0, "the step is skipped");
     }
-}
-
-/// An error for a gradient that is still scaled, of a parameter that the optimizer has got behind `unscale_`.
-pub(super) fn check_all_unscaled<O: Optimizer + ?Sized>(optimizer: &O) -> Result<(), AmpError> {
-    let is_scaled = |param: &Tensor| !UNSCALED.contains(param) && param.grad().defined();
-    if optimizer.params().iter().any(is_scaled) { Err(AmpError::AddedAfterUnscale) } else { Ok(()) }
 }
