@@ -10,6 +10,8 @@ const LAST_LINES: usize = 60;
 #[derive(Default)]
 pub struct Failures {
     said: Vec<String>,
+    /// How many programs ended before their tests did.
+    pub died: u64,
     /// The program whose tests run.
     program: String,
     /// Whether its tests have begun and not ended.
@@ -43,6 +45,7 @@ impl Failures {
     /// The program's lines have ended: without a result, it died.
     pub fn ended(&mut self) {
         if std::mem::take(&mut self.runs) {
+            self.died += 1;
             self.said.push(format!("\n{} died; its last lines:", self.program));
             self.said.extend(self.last.iter().cloned());
         }

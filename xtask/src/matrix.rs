@@ -8,7 +8,7 @@ use clap::Args;
 use crate::setup;
 use crate::workspace::{self, Workspace};
 
-/// Train with every combination of parts, beside a plain loop; takes most of an hour
+/// Train with every combination of parts, beside a plain loop; takes an hour or more
 ///
 /// Each is equal to the loop, or refused for a reason that is named. `test` runs those in which every three choices meet.
 #[derive(Args)]

@@ -55,7 +55,8 @@ fn tests(ws: &Workspace, args: &[String], failures: &mut Failures) -> Result<Tot
         failures.see(line);
     })?;
     failures.ended();
-    // What did not build, or died before it could print a result, is a failure that no line has counted.
+    // Neither has printed a result that was counted: what died, and what did not build.
+    totals.failed += failures.died;
     if !status.success() && totals.failed == 0 {
         totals.failed = 1;
     }

@@ -1,8 +1,8 @@
 //! Backward passes over micro-batches that add up to the large batch's gradient.
 
 use overdrive_core::{
-    AVERAGED, Activity, AveragedBy, Behavior, Entry, GradientSync, Optimizer, OptimizerError, SingleProcess, StateDict,
-    StateError, Stateful, SyncError, TorchError, UNSCALED, activity,
+    AVERAGED, Activity, AveragedBy, Behavior, Entry, GradientSync, IGNORED, Optimizer, OptimizerError, SingleProcess,
+    StateDict, StateError, Stateful, SyncError, TorchError, UNSCALED, activity,
 };
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::Tensor;
@@ -264,12 +264,12 @@ impl<S: GradientSync> Accumulator<S> {
 
     /// An error for a parameter whose gradient is averaged over ranks otherwise than `sync` knows.
     fn check_parameters<O: Optimizer + ?Sized>(&self, opt: &O) -> Result<(), OptimizerError> {
-        let is_alone = |param: &Tensor| param.requires_grad() && !self.sync.averages(param);
+        let is_alone = |param: &Tensor| param.requires_grad() && !self.sync.averages(param) && !IGNORED.contains(param);
         let (found, reason) = match self.sync.averaged_by() {
             AveragedBy::Backward => (
                 opt.params().iter().position(is_alone),
                 "its gradient is not averaged over the ranks, so that each would train its own: make the \
-                 `DistributedDataParallel` anew, with this parameter",
+                 `DistributedDataParallel` anew, with this parameter, or tell it to `ignore` that",
             ),
             AveragedBy::Nobody => (
                 AVERAGED.position(&opt.params()),

@@ -1,4 +1,5 @@
-//! What holds of parameters at the moment, for whoever has nothing but the tensors.
+//! Facts about parameters that one part has to know of another ("a reducer averages this gradient"), looked up by the
+//! tensor.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};

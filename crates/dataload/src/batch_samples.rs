@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::DataError;
+use crate::loader::draw;
 
 /// The samples of one batch, read as they are asked for.
 ///
@@ -25,12 +26,23 @@ pub struct Drawn<S> {
     pub sample: S,
     /// The sample's index in its dataset; in a stream, a number that is made of its shard and its place there.
     pub index: u64,
+    /// Its place in the epoch's order of all ranks; in a stream, how often that has begun anew.
+    at: u64,
+}
+
+impl<S> Drawn<S> {
+    pub(crate) fn new(sample: S, index: u64, at: u64) -> Self {
+        Self { sample, index, at }
+    }
+
     /// A number of this draw of the sample. What is random about a sample should follow from it and from
     /// [`BatchSamples::epoch`]: so a sample that comes again in an epoch, or on another rank, does not come the same.
     ///
     /// It follows from the index and the place in the epoch's order of all ranks; in a stream, from the index and how often
     /// the stream has begun anew. Workers, a resumed run and, at the same global batch, the number of ranks change nothing.
-    pub draw: u64,
+    pub fn draw(&self) -> u64 {
+        draw(self.index, self.at)
+    }
 }
 
 /// A part of the work on a batch, for [`LoaderStats`](crate::LoaderStats).
@@ -185,7 +197,7 @@ impl<S> Draw<S> for Listed<S> {
     fn draw(&mut self) -> Result<Option<Drawn<S>>, DataError> {
         let Some((position, sample)) = self.samples.next() else { return Ok(None) };
         self.last = position;
-        Ok(Some(Drawn { sample, index: position as u64, draw: position as u64 }))
+        Ok(Some(Drawn::new(sample, position as u64, position as u64)))
     }
 
     fn reject(&mut self, error: DataError) -> Result<(), DataError> {

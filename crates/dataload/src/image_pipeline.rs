@@ -11,7 +11,7 @@ use tch::{Kind, Tensor};
 
 use crate::batch_samples::Listed;
 use crate::transforms::Scratch;
-use crate::{BatchSamples, Canvas, Collate, DataError, Drawn, Draws, EncodedImage, Image, Stage, ToFloat, Transform};
+use crate::{BatchSamples, Canvas, Collate, DataError, Draws, EncodedImage, Image, Stage, ToFloat, Transform};
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
@@ -154,7 +154,8 @@ impl ImagePipeline {
     /// Draws all samples, and decodes each into its place in the batch.
     fn fill(&self, samples: &mut BatchSamples<'_, (EncodedImage, i64)>, order: Order) -> Result<Filled, DataError> {
         let mut filled: Option<Filled> = None;
-        while let Some(Drawn { sample: (image, label), draw, .. }) = samples.next()? {
+        while let Some(drawn) = samples.next()? {
+            let (draw, (image, label)) = (drawn.draw(), drawn.sample);
             let begun = Instant::now();
             let (epoch, room, pinned) = (samples.epoch(), samples.len(), samples.pinned() && order.pinnable);
             let (done, decoding) = SCRATCH.with_borrow_mut(|scratch| {

@@ -70,7 +70,7 @@ impl<O: Optimizer> Lookahead<O> {
         if params.len() == self.fast.len() {
             return Ok(());
         }
-        let slow = self.slow.as_ref().map(|slow| known(&self.fast, slow)).transpose()?;
+        let slow = self.slow.as_ref().map(|slow| slow_by_parameter(&self.fast, slow)).transpose()?;
         self.fast = TensorList::new(&params)?;
         if let Some(slow) = slow {
             let of =
@@ -116,7 +116,7 @@ impl<O: Optimizer> Lookahead<O> {
 }
 
 /// The slow weights by their parameters.
-fn known(fast: &TensorList, slow: &TensorList) -> Result<HashMap<TensorId, Tensor>, TorchError> {
+fn slow_by_parameter(fast: &TensorList, slow: &TensorList) -> Result<HashMap<TensorId, Tensor>, TorchError> {
     Ok(fast.to_vec()?.iter().map(TensorId::of).zip(slow.to_vec()?).collect())
 }
 
@@ -181,7 +181,7 @@ impl<O: Optimizer> Stateful for Lookahead<O> {
         state.insert_nested("inner", (&self.inner as &dyn Optimizer).state_dict()?);
         state.insert("steps", Entry::Int(self.steps.into()));
         if let Some(slow) = &self.slow {
-            let slow = known(&self.fast, slow)?;
+            let slow = slow_by_parameter(&self.fast, slow)?;
             for (key, param) in self.keys().into_iter().zip(self.inner.params()) {
                 let slow = match slow.get(&TensorId::of(&param)) {
                     Some(slow) => slow.shallow_clone(),

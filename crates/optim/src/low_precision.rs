@@ -85,8 +85,8 @@ impl LowPrecision {
     }
 }
 
-/// Takes the numbers that others have written into the masters; where the parameter is the rounded master, that keeps what is
-/// finer.
+/// Copies to the masters what others have written to the parameters. Where a parameter still equals its rounded master, the
+/// master keeps its float32 digits.
 pub(crate) fn follow_written(params: &TensorList, masters: &TensorList) -> Result<(), TorchError> {
     for (param, mut master) in params.to_vec()?.iter().zip(masters.to_vec()?) {
         let is_own = master.f_to_kind(param.kind())?.f_eq_tensor(param)?;

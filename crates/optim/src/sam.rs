@@ -153,7 +153,7 @@ impl<O> Sam<O> {
 /// One that is dropped between an ascent and its step, by an error say, takes the parameters back.
 impl<O> Drop for Sam<O> {
     fn drop(&mut self) {
-        // Whoever drops it has nobody to tell.
+        // `drop` cannot return an error.
         let _ = self.descend();
     }
 }

@@ -37,6 +37,7 @@ pub use epoch::Epoch;
 pub use fault::{Fault, OnError};
 pub use from_dataset::FromDataset;
 pub use from_stream::FromStream;
+pub(crate) use order::draw;
 #[cfg(feature = "progress")]
 pub use progress::Progress;
 pub use stats::LoaderStats;

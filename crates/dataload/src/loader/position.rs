@@ -120,7 +120,7 @@ impl Progress {
     pub(crate) fn broken_off(&mut self) {
         if let (Some(lanes), false) = (&self.lanes, self.over) {
             (self.now, self.over) = (self.now.followed(lanes), true);
-            // Those that are held may be trained on yet.
+            // Batches that were taken ahead may still be trained on.
             self.earlier.iter_mut().for_each(|position| *position = position.followed(lanes));
         }
     }
@@ -128,7 +128,7 @@ impl Progress {
     /// Where the epoch after this one begins.
     pub(crate) fn following(&self) -> Position {
         match (&self.lanes, self.earlier.front()) {
-            // Batches that were held and never used: of a stream that goes on, the next epoch begins with them.
+            // Batches that were taken ahead and never used: the next epoch of a stream begins with them.
             (Some(_), Some(held)) if self.over && held.epoch == self.now.epoch => held.clone(),
             (Some(lanes), Some(held)) if self.over && lanes.repeat => held.followed(lanes),
             _ if self.over => self.now.clone(),

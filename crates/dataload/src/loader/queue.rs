@@ -6,7 +6,6 @@ use crate::batch_samples::Draw;
 use crate::deferred::ItemKey;
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::Place;
-use crate::loader::order::draw;
 use crate::{Cancellation, DataError, Deferred, Drawn, IterableDataset};
 
 /// Where the position begins in the number that stands for an item.
@@ -92,12 +91,12 @@ impl<D: IterableDataset> Draw<D::Sample> for Queue<'_, D> {
             self.cancelled.check()?;
             let Some((origin, sample)) = self.samples.next() else { return Ok(None) };
             let index = origin.index();
-            let draw = draw(index, origin.pass);
+            let pass = origin.pass;
             self.drawn.push(origin);
             self.rejectable = true;
             self.place.set(Place::Sample(index));
             match sample.get() {
-                Ok(sample) => return Ok(Some(Drawn { sample, index, draw })),
+                Ok(sample) => return Ok(Some(Drawn::new(sample, index, pass))),
                 Err(error) => self.reject(error)?,
             }
         }

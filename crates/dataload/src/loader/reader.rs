@@ -7,7 +7,7 @@ use crate::batch_samples::Draw;
 use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::Place;
 use crate::loader::indexed::IndexedEpoch;
-use crate::loader::order::{Domain, below, draw};
+use crate::loader::order::{Domain, below};
 use crate::{Cancellation, DataError, Dataset, Drawn};
 
 /// Substitutes that are drawn for one bad sample: where nine of ten samples are bad, all of them are for one in
@@ -142,8 +142,7 @@ impl<D: Dataset, C, B> Draw<D::Sample> for Reader<'_, D, C, B> {
                 Ok(sample) => {
                     self.drawn.push(index);
                     self.rejectable = true;
-                    let draw = draw(index as u64, origin.place);
-                    return Ok(Some(Drawn { sample, index: index as u64, draw }));
+                    return Ok(Some(Drawn::new(sample, index as u64, origin.place)));
                 }
                 Err(error) => self.pass_over(index, error)?,
             }

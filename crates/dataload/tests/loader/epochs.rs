@@ -60,7 +60,7 @@ impl Collate<usize> for Told {
     fn collate_from(&self, samples: &mut BatchSamples<'_, usize>) -> Result<Seen, DataError> {
         let (epoch, batch, mut all) = (samples.epoch(), samples.batch(), Vec::new());
         while let Some(drawn) = samples.next()? {
-            all.push((drawn.sample, drawn.draw));
+            all.push((drawn.sample, drawn.draw()));
         }
         Ok((epoch, batch, all))
     }

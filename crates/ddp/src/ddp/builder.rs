@@ -66,8 +66,8 @@ impl DdpBuilder {
     }
 
     /// The gradients are views of the buckets, which saves memory and a copy. Zero them in place then; freed gradients are
-    /// put back as views, at the price of the copy. tch's own `zero_grad`, of tensors and of
-    /// optimizers, cannot take views; [`TchOptimizer`](overdrive_core::TchOptimizer)'s can.
+    /// put back as views, at the price of the copy. The `zero_grad` of tch's tensors and optimizers cannot take views; that of
+    /// [`TchOptimizer`](overdrive_core::TchOptimizer) can.
     pub fn gradient_as_bucket_view(mut self, view: bool) -> Self {
         self.gradient_as_bucket_view = view;
         self
@@ -128,7 +128,7 @@ impl DdpBuilder {
     ///
     /// # Errors
     /// [`DdpError::ModelMismatch`] on every rank when the models differ, [`DdpError::NoParameters`] when none requires a
-    /// gradient, when an option is outside its range, a parameter is no leaf, a parameter or buffer is sparse or of a dtype that
+    /// gradient, when an option is outside its range, a name to ignore is unknown, a parameter is no leaf, a parameter or buffer is sparse or of a dtype that
     /// is not sent, or a rank is gone or late.
     ///
     /// # Syncs
@@ -166,7 +166,7 @@ impl DdpBuilder {
         if trained.is_empty() {
             return Err(DdpError::NoParameters);
         }
-        // A parameter that is stepped in backward hears of one.
+        // The hook of a step in backward can follow one reducer only.
         let twice = |tensor: &Tensor| AVERAGED.contains(tensor) && STEPPED_IN_BACKWARD.contains(tensor);
         if let Some((name, _)) = trained.iter().find(|(_, tensor)| twice(tensor)) {
             return Err(DdpError::WrappedTwice { name: name.clone() });

@@ -52,7 +52,7 @@ fn the_covering_array_has_every_three_choices_that_go_together() {
 
 /// `OVERDRIVE_MATRIX` narrows it to cells with all of these choices, as in "sam(sgd) + 2 ranks".
 #[test]
-#[ignore = "takes most of an hour: `cargo xtask matrix`"]
+#[ignore = "takes an hour or more: `cargo xtask matrix`"]
 fn every_combination_trains_as_the_plain_loop_or_is_refused() -> Result<()> {
     let wanted = std::env::var("OVERDRIVE_MATRIX").unwrap_or_default();
     let wanted: Vec<&str> = wanted.split(" + ").filter(|it| !it.is_empty()).collect();

@@ -129,8 +129,31 @@ fn refuses_what_is_not_averaged(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
+/// A parameter that is each rank's own gets the gradient of that rank's window.
+fn accumulates_beside_ignored_parameters(group: &ProcessGroup) -> Result<()> {
+    let run = Run::new();
+    let scale = run.vs.root().var("scale", &[1], nn::Init::Const(1.0));
+    let ddp = DistributedDataParallel::builder(group).ignore(["scale"]).build(&run.vs)?;
+    let mut opt = Sgd::builder(run.vs.trainable_variables()).lr(0.1).build()?;
+    let mut accum = Accumulator::new(2)?.with_sync(&ddp);
+    let mut expected = 1.0;
+    for step in 0..2 {
+        let [_, own] = batches(group, step);
+        let loss = ddp.forward(|| run.loss(&own))?;
+        expected -= 0.1 * loss.double_value(&[]) / 2.0;
+        accum.backward(&opt, &(loss * &scale).sum(Kind::Double), Samples(BATCH), step == 1)?;
+    }
+    opt.step()?;
+    let found = scale.double_value(&[0]);
+    ensure!((found - expected).abs() < 1e-6, "{found}, not {expected}");
+    let all = group.all_gather(&Tensor::from(found))?;
+    ensure!(all[0] != all[1], "the ranks' own are alike: {all:?}");
+    Ok(())
+}
+
 pub fn scenario(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
+    accumulates_beside_ignored_parameters(&group)?;
     refuses_what_is_not_averaged(&group)?;
     for case in 0..8 {
         let [optimizer_first, view, accumulates] = [1, 2, 4].map(|bit| case & bit != 0);
