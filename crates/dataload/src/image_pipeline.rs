@@ -20,7 +20,7 @@ thread_local! {
 /// Decodes every sample of a batch, passes it through the transforms and writes it into its place in the batch.
 ///
 /// The result is a function of (seed, epoch, draw) for every sample: one that comes again in an epoch is cropped otherwise,
-/// see [`Drawn::draw`]. Images are RGB.
+/// see [`Drawn::draw`](crate::Drawn::draw). Images are RGB.
 ///
 /// ```
 /// use overdrive_dataload::{ImagePipeline, RandomHorizontalFlip, RandomResizedCrop};
@@ -100,7 +100,7 @@ impl ImagePipeline {
     }
 
     /// Decodes and transforms a sample into `slot`, its `3 * H * W` bytes of a batch; `draw` is its
-    /// [`Drawn::draw`].
+    /// [`Drawn::draw`](crate::Drawn::draw).
     ///
     /// # Errors
     /// [`DataError::ImageShape`] when the result has another number of bytes; an error of the decoder or a transform.
@@ -115,7 +115,7 @@ impl ImagePipeline {
         })
     }
 
-    /// Passes a decoded image through the transforms; `draw` is its [`Drawn::draw`].
+    /// Passes a decoded image through the transforms; `draw` is its [`Drawn::draw`](crate::Drawn::draw).
     ///
     /// # Errors
     /// An error of a transform.
