@@ -2,12 +2,13 @@
 //! tell apart, and where its bounds can be compared with what is gained.
 //!
 //! `training` is what the loops share, `data`, `host`, `optimizer`, `gpu`, `ranks` and `healthy` hold them, `process` runs
-//! each in processes of its own.
+//! each in processes of its own, `judge` judges the records.
 
 mod data;
 mod gpu;
 mod healthy;
 mod host;
+mod judge;
 mod optimizer;
 mod process;
 mod ranks;
@@ -17,6 +18,7 @@ use anyhow::Result;
 use overdrive_profile::{Bottleneck, RunProfile};
 use serde::{Deserialize, Serialize};
 
+pub use judge::timeless;
 pub use process::main_if_told;
 
 /// A training loop.
