@@ -1,11 +1,13 @@
-"""PyTorch's side of `versus checkpoint`: answers each line `save 1` or `load 1` with the seconds that it took."""
+"""PyTorch's side of `versus checkpoint`: answers each line `save 1`, `load 1`, .. with the seconds that it took."""
 
 import json
 import os
+import shutil
 import sys
 import time
 
 import torch
+import torch.distributed.checkpoint as dcp
 
 
 def main():
@@ -28,20 +30,38 @@ def main():
             os.fsync(file.fileno())
         os.replace(path + ".aside", path)
 
-    def load():
-        saved = torch.load(path, weights_only=True)
+    def load(**options):
+        saved = torch.load(path, weights_only=True, **options)
         with torch.no_grad():
             for at, param in enumerate(params):
                 param.copy_(saved["model"][str(at)])
         optimizer.load_state_dict(saved["optimizer"])
 
+    def async_save():
+        """Only the call counts, which stalls training; the write goes on meanwhile and is waited for."""
+        folder = path + ".async"
+        shutil.rmtree(folder, ignore_errors=True)
+        started = time.perf_counter()
+        written = dcp.async_save(state(), checkpoint_id=folder, no_dist=True)
+        stalled = time.perf_counter() - started
+        written.result()
+        return stalled
+
+    def timed(run):
+        started = time.perf_counter()
+        run()
+        return time.perf_counter() - started
+
+    measures = {
+        "save": lambda: timed(save),
+        "load": lambda: timed(load),
+        "load_mmap": lambda: timed(lambda: load(mmap=True)),
+        "async_save": async_save,
+    }
     print(torch.__version__, flush=True)
     for line in sys.stdin:
         name, count = line.split()
-        started = time.perf_counter()
-        for _ in range(int(count)):
-            {"save": save, "load": load}[name]()
-        print(time.perf_counter() - started, flush=True)
+        print(sum(measures[name]() for _ in range(int(count))), flush=True)
 
 
 if __name__ == "__main__":

@@ -87,11 +87,10 @@ def main():
     for line in sys.stdin:
         name, steps = line.split()
         model, what = name.split("_")
-        key = model, what == "fused"
-        if key not in trainings:
+        if model not in trainings:
             make, shape = models[model]
-            trainings[key] = Training(make(), shape, fused=True if key[1] else None)
-        training = trainings[key]
+            trainings[model] = Training(make(), shape, fused=True)
+        training = trainings[model]
         dist.barrier()
         if what in ("hidden", "overlap"):
             travelled, hidden = training.behind_backward(int(steps))

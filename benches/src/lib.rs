@@ -1,16 +1,10 @@
-//! The main job and the comparisons with other tools; the binaries beside this library run them.
+//! The comparisons with other tools; the binary beside this library runs them.
 //!
-//! `main_job` prepares the data, starts one process a run and reports; `job` is what such a process does; `feed` is how
-//! each technique gets its batches, `trainer` how it learns from them. `versus` compares with other tools, `planted` are the
-//! loops that the profiler's diagnosis is tested on.
+//! `versus` compares parts with other tools; `planted` are the loops that the profiler's diagnosis is tested on.
 #![forbid(unsafe_code)]
 
-pub mod feed;
-pub mod images;
-pub mod job;
-pub mod main_job;
-pub mod model;
+pub use overdrive_bench::{digits, model};
+
 pub mod planted;
 pub mod scaling;
-pub mod trainer;
 pub mod versus;

@@ -9,7 +9,7 @@ usage: run.sh [--out DIR] [--minutes N] [--quick]
 
   --out DIR     where results.json and report.html go (default: overdrive-results in the current folder)
   --minutes N   time limit for everything together (default: 20)
-  --quick       fewer images and epochs in the bench
+  --quick       fewer steps in the bench, no whole training
 
 Needs bash, timeout (coreutils) and a python3 with torch 2.11; OVERDRIVE_PYTHON names another Python.
 Exits with 0 when every stage passed.

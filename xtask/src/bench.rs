@@ -1,4 +1,4 @@
-//! The main job: trains on real data with and without each technique, and shows what each one gained.
+//! The technique benchmark: trains as Python's PyTorch, as plain tch and with each technique, and shows what each gains.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -7,10 +7,10 @@ use anyhow::Result;
 use clap::{Args, Parser};
 use overdrive_bench_report::BenchOptions;
 
-use crate::setup;
 use crate::workspace::{self, Workspace};
+use crate::{python, setup};
 
-/// Train on real data with and without each technique, and show what each one gained
+/// Train as Python's PyTorch, as plain tch and with each technique, in turns, and show what each gains
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub struct Options {
@@ -22,7 +22,12 @@ pub struct Options {
 pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
     // Help and mistakes are answered here, before minutes of building.
     BenchOptions::parse_from([OsString::from("cargo xtask bench")].iter().chain(&options.args));
-    setup::quietly(ws)?;
-    let run = ["run", "--release", "--package", "overdrive-benches", "--bin", "overdrive-bench", "--"];
-    Ok(workspace::exit_code(workspace::status(ws.cargo_here(run).args(&options.args))?))
+    let libtorch = setup::quietly(ws)?;
+    let run = ["run", "--release", "--package", "overdrive-bench"];
+    let mut command = ws.cargo_here(run);
+    // Without one, Python's columns are absent, and the report says why.
+    if let Ok(python) = python::with_torch(ws, &libtorch) {
+        command.env("OVERDRIVE_PYTHON", python);
+    }
+    Ok(workspace::exit_code(workspace::status(command.arg("--").args(&options.args))?))
 }

@@ -15,7 +15,7 @@ use crate::{artifacts, setup};
 const LARGEST_BUNDLE: u64 = 60_000_000;
 
 /// Data and scripts that travel as they are.
-const FOLDERS: [&str; 2] = ["data/mnist", "parity/cases"];
+const FOLDERS: [&str; 3] = ["data/mnist", "data/text", "parity/cases"];
 /// What a parity case runs.
 const FILES: [&str; 1] = ["docs/export_pt.py"];
 
@@ -51,7 +51,7 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
 }
 
 fn fill(ws: &Workspace, libtorch: &Libtorch, folder: &Path) -> Result<()> {
-    let programs = ["build", "--release", "--package", "overdrive-benches", "--package", "overdrive-parity", "--bins"];
+    let programs = ["build", "--release", "--package", "overdrive-bench", "--package", "overdrive-benches", "--package", "overdrive-parity", "--bins"];
     let gpu_tests = ["test", "--release", "--no-run", "--package", "overdrive", "--test", "gpu"];
     let mut built = artifacts::build(ws, &programs)?;
     built.extend(artifacts::build(ws, &gpu_tests)?);

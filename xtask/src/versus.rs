@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
+use overdrive_bench_report::{records, write_atomically};
 
 use crate::workspace::{self, Workspace};
 use crate::{python, setup};
@@ -21,12 +22,21 @@ pub struct Options {
     /// A feature of the benches to build with, before the case: `libjpeg-turbo`
     #[arg(long, value_name = "FEATURE")]
     features: Vec<String>,
+    /// Measure nothing: make one page of all comparisons in `benches/record`, `target/versus.html`
+    #[arg(long, exclusive = true)]
+    all: bool,
     /// The case (`step`, `loader`, ..), then options; `CASE --help` lists them
-    #[arg(value_name = "CASE", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_name = "CASE", required_unless_present = "all", trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
 }
 
 pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
+    if options.all {
+        let (records, page) = (records::read(&ws.join("benches/record"))?, ws.join("target/versus.html"));
+        write_atomically(&page, records::page(&records).as_bytes())?;
+        println!("{}", page.display());
+        return Ok(ExitCode::SUCCESS);
+    }
     let libtorch = setup::quietly(ws)?;
     if options.args.first().is_some_and(|case| case == "ddp") {
         // The launcher that it measures lies beside it.

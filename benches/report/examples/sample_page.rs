@@ -6,8 +6,7 @@ use std::path::Path;
 use overdrive_bench_report::{html, sample, table, write_atomically};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    for (name, cuda) in [("sample-cpu", false), ("sample-cuda", true)] {
-        let report = sample::report(cuda);
+    for (name, report) in [("sample-full", sample::report()), ("sample-quick", sample::quick())] {
         let path = Path::new("target/bench").join(name);
         write_atomically(&path.with_extension("html"), html::render(&report).as_bytes())?;
         write_atomically(&path.with_extension("json"), report.to_json()?.as_bytes())?;

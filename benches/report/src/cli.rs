@@ -1,5 +1,5 @@
-//! The main job's command line, shared by the bench that obeys it and by `cargo xtask bench`, which shows its help
-//! without building libtorch.
+//! The technique benchmark's command line, shared by the program that obeys it and by `cargo xtask bench`, which shows its
+//! help without building libtorch.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -7,37 +7,38 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use thiserror::Error;
 
-use crate::Technique;
+use crate::{Contender, Workload};
 
-/// Images and epochs of a full run, and of a quick one.
-const FULL: Size = Size { train_images: usize::MAX, test_images: usize::MAX, epochs: 5 };
-const QUICK: Size = Size { train_images: 4_000, test_images: 1_000, epochs: 2 };
-
-/// Trains one small model on MNIST without and with each technique; shows what each gained and whether accuracy held.
+/// Trains digits, photographs and text as Python's PyTorch, as plain tch and with Overdrive's techniques, in turns; shows
+/// what each gains, and whether the model learns as much.
 #[derive(Clone, Debug, PartialEq, Eq, Parser)]
 #[command(name = "bench", max_term_width = 100)]
 pub struct BenchOptions {
-    /// Fewer images and epochs: under a minute on two cores, for a first look
-    #[arg(long)]
+    /// A first table within a minute: few steps, no `torch.compile`, no whole training
+    #[arg(long, conflicts_with = "full")]
     pub quick: bool,
 
-    /// Only these techniques, separated by commas; baseline is always run, to compare with
+    /// Train each workload as a whole with three seeds, up to a target; takes up to an hour
+    #[arg(long)]
+    pub full: bool,
+
+    /// Only these workloads, separated by commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_enum)]
-    pub only: Vec<Technique>,
+    pub workload: Vec<Workload>,
 
-    /// Epochs of each run, 1 to 1000 [default: 5, with --quick 2]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = |text: &str| whole(text, 1..=1_000))]
-    pub epochs: Option<u32>,
+    /// Only these ways of training, separated by commas; tch is always run, to compare with
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_enum)]
+    pub only: Vec<Contender>,
 
-    /// Interleaved repetitions of each technique, 1 to 100
-    #[arg(long, value_name = "N", default_value = "3", allow_negative_numbers = true, value_parser = |text: &str| whole(text, 1..=100))]
-    pub repeat: u32,
+    /// Rounds in which all take a turn, 1 to 100 [default: 3, with --full 5, with --quick 2]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = |text: &str| whole(text, 1..=100))]
+    pub rounds: Option<u32>,
 
     /// Seed of the initial weights and of the data order, 0 to 4294967295
     #[arg(long, value_name = "N", default_value = "0", allow_negative_numbers = true, value_parser = |text: &str| whole(text, 0..=u32::MAX))]
     pub seed: u32,
 
-    /// Threads that compute, 1 to 1024 [default: all cores]
+    /// The most threads that compute, 1 to 1024 [default: all cores]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = |text: &str| whole(text, 1..=1_024))]
     pub threads: Option<u32>,
 
@@ -48,6 +49,14 @@ pub struct BenchOptions {
     /// Folder of MNIST's four idx files, raw or .gz [default: the subset in data/mnist]
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
+
+    /// Folder of JPEG photographs, in one folder a class [default: made by a seed]
+    #[arg(long, value_name = "DIR")]
+    pub photos: Option<PathBuf>,
+
+    /// The Python that has torch 2.11.0 and torchvision; without them, its columns are absent
+    #[arg(long, value_name = "PATH", env = "OVERDRIVE_PYTHON", default_value = "python3")]
+    pub python: PathBuf,
 
     /// Where to write the numbers
     #[arg(long, value_name = "PATH", default_value = "target/bench/report.json")]
@@ -74,46 +83,90 @@ pub enum DeviceChoice {
     Cuda,
 }
 
-/// How much is trained.
+/// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
-    /// At most so many of the training images, from the first.
-    pub train_images: usize,
-    /// At most so many of the test images, from the first.
-    pub test_images: usize,
-    /// Times that a run sees each training image.
-    pub epochs: u32,
+pub enum Size {
+    /// A first table.
+    Quick,
+    /// Digits are trained as a whole once, the others for a number of steps.
+    Default,
+    /// All are trained as a whole, with three seeds.
+    Full,
 }
 
-/// Options that are each fine, yet ask for something that this machine does not have.
+/// Options that are each fine, yet ask for something that this machine or this workload does not have.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum OptionsError {
-    /// A technique was asked for by name that runs only on a CUDA device.
+    /// A contender was asked for by name that runs only on a CUDA device.
     #[error("--only {0} needs a CUDA device; leave it out, or run on a machine with one (--device cuda)")]
-    NeedsCuda(Technique),
+    NeedsCuda(Contender),
+    /// No chosen workload has it.
+    #[error("--only {contender} is no way to train {workloads}; those are {known}")]
+    NotHere {
+        /// What was asked for.
+        contender: Contender,
+        /// The chosen workloads.
+        workloads: String,
+        /// What they can be trained by.
+        known: String,
+    },
 }
 
 impl BenchOptions {
-    /// How much is trained: the full or the quick size, with `--epochs` over it.
+    /// How much is measured.
     pub fn size(&self) -> Size {
-        let size = if self.quick { QUICK } else { FULL };
-        Size { epochs: self.epochs.unwrap_or(size.epochs), ..size }
+        match (self.quick, self.full) {
+            (true, _) => Size::Quick,
+            (_, true) => Size::Full,
+            _ => Size::Default,
+        }
     }
 
-    /// The techniques to run on a machine with or without a CUDA device, in the order of the rows, baseline first.
+    /// Rounds in which the contenders take turns.
+    pub fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(match self.size() {
+            Size::Quick => 2,
+            Size::Default => 3,
+            Size::Full => 5,
+        })
+    }
+
+    /// The workloads, in the order of the report.
+    pub fn workloads(&self) -> Vec<Workload> {
+        let is_chosen = |workload: &Workload| self.workload.is_empty() || self.workload.contains(workload);
+        Workload::ALL.into_iter().filter(is_chosen).collect()
+    }
+
+    /// What trains a workload on a machine with or without a CUDA device, in the order of the rows.
+    pub fn contenders(&self, workload: Workload, cuda: bool) -> Vec<Contender> {
+        let is_chosen = |contender: &Contender| match self.only.as_slice() {
+            [] => !(self.quick && *contender == Contender::PytorchCompiled),
+            only => *contender == Contender::Tch || only.contains(contender),
+        };
+        workload.contenders(cuda).into_iter().filter(is_chosen).collect()
+    }
+
+    /// That all contenders asked for by name can run.
     ///
     /// # Errors
-    ///
-    /// [`OptionsError::NeedsCuda`] where `--only` names one that cannot run here.
-    pub fn techniques(&self, cuda: bool) -> Result<Vec<Technique>, OptionsError> {
-        if let Some(&technique) = self.only.iter().find(|technique| technique.needs_cuda() && !cuda) {
-            return Err(OptionsError::NeedsCuda(technique));
+    /// [`OptionsError`], which names the first that cannot.
+    pub fn check(&self, cuda: bool) -> Result<(), OptionsError> {
+        if let Some(&contender) = self.only.iter().find(|contender| contender.needs_cuda() && !cuda) {
+            return Err(OptionsError::NeedsCuda(contender));
         }
-        let wanted = |technique: &Technique| match self.only.as_slice() {
-            [] => cuda || !technique.needs_cuda(),
-            only => *technique == Technique::Baseline || only.contains(technique),
-        };
-        Ok(Technique::ALL.into_iter().filter(wanted).collect())
+        let workloads = self.workloads();
+        let known: Vec<Contender> = Contender::ALL
+            .into_iter()
+            .filter(|it| workloads.iter().any(|workload| workload.contenders(cuda).contains(it)))
+            .collect();
+        match self.only.iter().find(|contender| !known.contains(contender)) {
+            None => Ok(()),
+            Some(&contender) => Err(OptionsError::NotHere {
+                contender,
+                workloads: crate::text::list(&workloads),
+                known: crate::text::list(&known),
+            }),
+        }
     }
 }
 
@@ -138,28 +191,25 @@ mod tests {
     #[test]
     fn the_definition_is_sound_and_the_defaults_are_those_of_the_help() {
         BenchOptions::command().debug_assert();
-        let options = parse(&[]).unwrap();
-        assert_eq!((options.repeat, options.size().epochs), (3, 5));
-        assert_eq!(options.json, PathBuf::from("target/bench/report.json"));
-        assert_eq!(parse(&["--quick"]).unwrap().size(), QUICK);
-        assert_eq!(parse(&["--quick", "--epochs", "7"]).unwrap().size(), Size { epochs: 7, ..QUICK });
+        let rounds = |args: &[&str]| parse(args).unwrap().rounds();
+        assert_eq!((rounds(&[]), rounds(&["--quick"]), rounds(&["--full"]), rounds(&["--rounds", "9"])), (3, 2, 5, 9));
+        assert_eq!(parse(&[]).unwrap().json, PathBuf::from("target/bench/report.json"));
+        assert!(parse(&["--quick", "--full"]).unwrap_err().contains("cannot be used with"));
     }
 
     #[test]
-    fn an_unknown_technique_is_answered_with_the_known_ones() {
-        let error = parse(&["--only", "cache,prefetch"]).unwrap_err();
-        assert!(error.contains("'prefetch'"), "{error}");
-        for technique in Technique::ALL {
-            assert!(error.contains(technique.name()), "{technique} is not in: {error}");
-        }
+    fn an_unknown_name_is_answered_with_the_known_ones() {
+        let error = parse(&["--only", "fused,cache"]).unwrap_err();
+        assert!(error.contains("'cache'"), "{error}");
+        assert!(Contender::ALL.iter().all(|contender| error.contains(&contender.name())), "{error}");
+        let error = parse(&["--workload", "digit"]).unwrap_err();
+        assert!(Workload::ALL.iter().all(|workload| error.contains(&workload.name())), "{error}");
     }
 
     #[test]
     fn a_number_out_of_range_is_answered_with_the_range() {
         let cases = [
-            (["--epochs", "0"], "1 to 1000"),
-            (["--epochs", "1001"], "1 to 1000"),
-            (["--repeat", "0"], "1 to 100"),
+            (["--rounds", "0"], "1 to 100"),
             (["--threads", "1025"], "1 to 1024"),
             (["--threads", "-1"], "1 to 1024"),
             (["--seed", "4294967296"], "0 to 4294967295"),
@@ -172,13 +222,16 @@ mod tests {
     }
 
     #[test]
-    fn baseline_comes_first_and_cuda_techniques_only_with_cuda() {
-        let some = parse(&["--only", "combined,cache,cache"]).unwrap();
-        assert_eq!(some.techniques(false).unwrap(), [Technique::Baseline, Technique::Cache, Technique::Combined]);
-        let all = parse(&[]).unwrap();
-        assert_eq!(all.techniques(true).unwrap(), Technique::ALL);
-        assert!(all.techniques(false).unwrap().iter().all(|technique| !technique.needs_cuda()));
+    fn plain_tch_is_always_run_and_what_cannot_run_is_refused() {
+        let some = parse(&["--only", "combined,fused,fused"]).unwrap();
+        assert_eq!(some.contenders(Workload::Text, false), [Contender::Tch, Contender::Fused, Contender::Combined]);
+        assert_eq!(some.check(false), Ok(()));
+        let quick = parse(&["--quick"]).unwrap().contenders(Workload::Digits, true);
+        assert!(!quick.contains(&Contender::PytorchCompiled) && quick.contains(&Contender::Tf32));
         let tf32 = parse(&["--only", "tf32"]).unwrap();
-        assert_eq!(tf32.techniques(false), Err(OptionsError::NeedsCuda(Technique::Tf32)));
+        assert_eq!(tf32.check(false), Err(OptionsError::NeedsCuda(Contender::Tf32)));
+        assert_eq!(tf32.check(true), Ok(()));
+        let error = parse(&["--workload", "text", "--only", "scaled_decode"]).unwrap().check(false).unwrap_err();
+        assert!(error.to_string().starts_with("--only scaled_decode is no way to train text; those are pytorch,"));
     }
 }

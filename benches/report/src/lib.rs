@@ -5,32 +5,36 @@
 //! tested with made-up numbers. The flow is
 //!
 //! ```text
-//! BenchOptions ──▶ (the bench measures) ──▶ [Run] ──▶ Report::from_runs ──▶ table::render, html::render, JSON
+//! BenchOptions ──▶ (the bench measures) ──▶ [Measurements] ──▶ Report::new ──▶ table::render, html::render, JSON
 //! ```
 
 #![forbid(unsafe_code)]
 
-pub mod advice;
 pub mod cli;
+pub mod contender;
 pub mod date;
+pub mod disturbance;
 pub mod html;
 pub mod machine;
-mod notes;
+pub mod records;
 pub mod report;
 pub mod run;
 pub mod sample;
 pub mod stats;
 pub mod table;
-pub mod technique;
 mod text;
+pub mod verdict;
 pub mod versus;
+pub mod workload;
 pub mod write;
 
-pub use cli::{BenchOptions, DeviceChoice};
+pub use cli::{BenchOptions, DeviceChoice, Size};
+pub use contender::Contender;
+pub use disturbance::Disturbance;
 pub use machine::Machine;
-pub use report::{Config, Dataset, Report, ReportError, Row, Setting, Versions};
-pub use run::{DeviceKind, EpochMark, Run};
+pub use report::{Measurements, Report, Row, Setting, Versions, WorkloadReport};
+pub use run::{DeviceKind, Mark, Measured, Span, Turn, Whole};
 pub use stats::Spread;
-pub use technique::Technique;
 pub use versus::{MissingPeer, Ratio, Target, VersusReport, VersusRow};
+pub use workload::Workload;
 pub use write::{WriteError, write_atomically};

@@ -1,34 +1,35 @@
-//! The report of the main job: its JSON form, and how it is made from measured runs.
+//! The report of the technique benchmark: its JSON form, and how it is made from what was measured.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-use crate::advice::advise;
-use crate::{DeviceKind, EpochMark, Machine, Run, Spread, Technique, stats::median};
+use crate::verdict::{Comparison, GoalResult};
+use crate::{Contender, DeviceKind, Machine, Mark, Measured, Span, Spread, Workload, stats::median, verdict};
 
 /// The version of the JSON form; a field that is added leaves it as it is.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
-/// The most that accuracy may fall, in percentage points, for a technique to have kept it.
+/// The most that accuracy may fall below plain tch's, in percentage points, for a contender to have kept it.
 pub const GUARD_POINTS: f64 = 0.5;
+/// The most that the last loss may lie above plain tch's, as a share of it.
+pub const GUARD_LOSS: f64 = 0.02;
 
 /// Names of the software that took part, each with its version.
 pub type Versions = BTreeMap<String, String>;
 
-/// Everything that a run of the main job found out.
+/// Everything that a run of the technique benchmark found out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// What it ran on, with which software, which data and which options.
+    /// What it ran on, with which software and options.
     #[serde(flatten)]
     pub setting: Setting,
-    /// One row a device and technique, each device's baseline first.
-    pub rows: Vec<Row>,
-    /// What to use on this machine and why, and what did not help: a headline, then a sentence a line.
-    pub advice: String,
+    /// One each, in the order of [`Workload::ALL`].
+    pub workloads: Vec<WorkloadReport>,
+    /// What all of it comes to: a headline, then a sentence a line.
+    pub conclusion: Vec<String>,
 }
 
 /// What the numbers of a report depend on.
@@ -40,233 +41,206 @@ pub struct Setting {
     pub machine: Machine,
     /// The software.
     pub versions: Versions,
-    /// The data.
-    pub dataset: Dataset,
-    /// The options, resolved.
-    pub config: Config,
+    /// Where it trained.
+    pub device: DeviceKind,
+    /// `quick`, `default` or `full`.
+    pub size: String,
+    /// Rounds in which the contenders took turns.
+    pub rounds: u32,
+    /// Seeds of whole trainings; none where nothing was trained as a whole.
+    pub seeds: Vec<u32>,
+    /// The most threads that a contender computes with.
+    pub threads: u32,
     /// How it was measured: what the clock includes and excludes, a sentence each.
     pub method: Vec<String>,
 }
 
-/// The data that the runs trained and tested on.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Dataset {
-    /// Its name.
-    pub name: String,
-    /// Training images.
-    pub train: usize,
-    /// Test images.
-    pub test: usize,
-    /// SHA-256 of the images and labels used.
-    pub sha256: String,
+/// What was measured of a workload, before anything is made of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measurements {
+    /// Which.
+    pub workload: Workload,
+    /// Its data and model, in a sentence each.
+    pub facts: Vec<String>,
+    /// One a contender, in the order of the rows.
+    pub measured: Vec<Measured>,
+    /// Contenders that are not there, each with the reason.
+    pub absent: Vec<(Contender, String)>,
+    /// What `combined` is made of.
+    pub parts: Vec<Contender>,
+    /// What the diagnosis of `combined` says would help next, a sentence each.
+    pub next: Vec<String>,
 }
 
-/// What every run had in common.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Config {
-    /// Whether this was a quick look rather than the full size.
-    pub quick: bool,
-    /// Times that each run saw each training image.
-    pub epochs: u32,
-    /// Interleaved repetitions.
-    pub repeat: u32,
-    /// Seed of the initial weights and of the data order.
-    pub seed: u32,
-    /// Threads that computed.
-    pub threads: u32,
-    /// Images a step.
-    pub batch_size: u32,
-    /// The model, in a few words.
-    pub model: String,
-    /// The optimizer and its settings, in a few words.
-    pub optimizer: String,
+/// One workload.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkloadReport {
+    /// What was measured.
+    #[serde(flatten)]
+    pub measurements: Measurements,
+    /// One a contender.
+    pub rows: Vec<Row>,
+    /// What `combined` was to reach.
+    pub goals: Vec<GoalResult>,
 }
 
-/// What one technique gained on one device.
+/// What one contender did.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// The technique.
-    pub technique: Technique,
-    /// The device.
-    pub device: DeviceKind,
-    /// Seconds of training of each repetition.
-    pub seconds: Vec<f64>,
-    /// Their median.
-    pub seconds_median: f64,
-    /// Times faster than the baseline: the median of the ratios within each repetition.
-    pub speedup: f64,
-    /// The lowest of these ratios.
-    pub speedup_low: f64,
-    /// The highest of these ratios.
-    pub speedup_high: f64,
-    /// Share of the test images recognised at the end, 0 to 1; the median of the repetitions.
-    pub accuracy: f64,
-    /// The change against the baseline, in percentage points.
-    pub accuracy_delta_points: f64,
-    /// Whether accuracy fell by no more than [`GUARD_POINTS`].
-    pub kept_accuracy: bool,
-    /// The last batch's training loss; the median of the repetitions, absent where one of them diverged.
-    pub final_loss: Option<f64>,
-    /// The most memory that a run's process held.
-    pub peak_rss_bytes: Option<u64>,
-    /// The most memory that a run allocated on the device.
-    pub peak_device_bytes: Option<u64>,
-    /// Seconds that the training thread spent getting data; the median of the repetitions.
-    pub data_wait_seconds: f64,
-    /// Share of its time that the training thread spent getting data; the median of the repetitions.
-    pub data_wait_fraction: f64,
-    /// Of the time that the baseline spent getting data, the share that this row saved; only for techniques that change
-    /// nothing but the data's way.
-    pub won_back_fraction: Option<f64>,
-    /// The end of each epoch, each value the median of the repetitions.
-    pub curve: Vec<EpochMark>,
-}
-
-impl Row {
-    /// Whether the row is its device's baseline.
-    pub fn is_baseline(&self) -> bool {
-        self.technique == Technique::Baseline
-    }
-
-    /// Its median, fastest and slowest time in seconds.
-    pub fn spread(&self) -> Spread {
-        let median = self.seconds_median;
-        Spread::of(&self.seconds).unwrap_or(Spread { median, low: median, high: median })
-    }
-}
-
-/// Runs that no report can be made of.
-#[derive(Debug, Error, PartialEq, Eq)]
-pub enum ReportError {
-    /// There are no runs.
-    #[error("there is nothing to report: no run was measured")]
-    NoRuns,
-    /// A technique has no baseline run of the same repetition on its device.
-    #[error("{technique} on {device} has no baseline run of the same repetition to be compared with")]
-    NoBaseline {
-        /// The technique.
-        technique: Technique,
-        /// Its device.
-        device: DeviceKind,
-    },
-    /// A measured value makes no sense.
-    #[error("a run of {technique} on {device} has no finite, positive time or no accuracy")]
-    BadRun {
-        /// The technique.
-        technique: Technique,
-        /// Its device.
-        device: DeviceKind,
-    },
+    /// Who.
+    pub contender: Contender,
+    /// Samples a second by round.
+    pub rate: Option<Spread>,
+    /// Share of its time in which the training thread was getting data, from 0 to 1.
+    pub wait_share: Option<f64>,
+    /// How its speed compares with Python's as written, and with plain tch's, where those are there.
+    pub against: Vec<Comparison>,
+    /// Seconds of the whole training by seed.
+    pub seconds: Option<Spread>,
+    /// Share of the test images recognised at the end; the median of the seeds.
+    pub accuracy: Option<f64>,
+    /// The last loss of training; the median of the seeds.
+    pub loss: Option<f64>,
+    /// Seconds until the target was reached first, the median of the seeds that reached it all.
+    pub seconds_to_target: Option<f64>,
+    /// Whether it learns as well as plain tch; nothing where neither was trained as a whole.
+    pub kept: Option<bool>,
+    /// The marks of whole trainings, each value the median of the seeds.
+    pub curve: Vec<Mark>,
+    /// How many of its times were taken while something else used the machine, after all repetitions.
+    pub disturbed: usize,
 }
 
 impl Report {
-    /// The report of `runs`, which may come in any order.
-    ///
-    /// # Errors
-    ///
-    /// [`ReportError`] where there is nothing to compare, or nothing to compare with.
-    pub fn from_runs(setting: Setting, runs: &[Run]) -> Result<Self, ReportError> {
-        if runs.is_empty() {
-            return Err(ReportError::NoRuns);
-        }
-        let mut groups: BTreeMap<(DeviceKind, Technique), BTreeMap<u32, &Run>> = BTreeMap::new();
-        for run in runs {
-            groups.entry((run.device, run.technique)).or_default().insert(run.repetition, run);
-        }
-        let rows = groups
-            .iter()
-            .map(|(&(device, technique), runs)| {
-                let baseline = groups.get(&(device, Technique::Baseline));
-                let pairs = pair(runs, baseline).ok_or(ReportError::NoBaseline { technique, device })?;
-                row(technique, device, &pairs).ok_or(ReportError::BadRun { technique, device })
-            })
-            .collect::<Result<Vec<Row>, _>>()?;
-        let advice = advise(&rows, &setting.machine).join("\n");
-        Ok(Self { schema: SCHEMA, setting, rows, advice })
-    }
-
-    /// The devices that were measured, in the order of the rows.
-    pub fn devices(&self) -> Vec<DeviceKind> {
-        let mut devices: Vec<DeviceKind> = self.rows.iter().map(|row| row.device).collect();
-        devices.dedup();
-        devices
-    }
-
-    /// The rows of one device.
-    pub fn rows_on(&self, device: DeviceKind) -> impl Iterator<Item = &Row> {
-        self.rows.iter().filter(move |row| row.device == device)
+    /// The report of what was measured.
+    pub fn new(setting: Setting, measurements: Vec<Measurements>) -> Self {
+        let workloads: Vec<WorkloadReport> = measurements.into_iter().map(WorkloadReport::new).collect();
+        let conclusion = verdict::conclusion(&workloads, &setting);
+        Self { schema: SCHEMA, setting, workloads, conclusion }
     }
 
     /// The JSON form, indented.
+    ///
+    /// # Errors
+    /// None that can happen: all of it has a JSON form.
     pub fn to_json(&self) -> serde_json::Result<String> {
         serde_json::to_string_pretty(self).map(|json| json + "\n")
     }
 }
 
-/// Each run with the baseline's run of the same repetition; `None` where one is missing.
-fn pair<'a>(
-    runs: &BTreeMap<u32, &'a Run>,
-    baseline: Option<&BTreeMap<u32, &'a Run>>,
-) -> Option<Vec<(&'a Run, &'a Run)>> {
-    runs.iter().map(|(repetition, run)| Some((*run, *baseline?.get(repetition)?))).collect()
-}
-
-/// The row of one technique; `None` where a value that every row needs cannot be made.
-fn row(technique: Technique, device: DeviceKind, pairs: &[(&Run, &Run)]) -> Option<Row> {
-    let of = |value: fn(&Run) -> f64| -> Vec<f64> { pairs.iter().map(|(run, _)| value(run)).collect() };
-    let baseline = |value: fn(&Run) -> f64| -> Vec<f64> { pairs.iter().map(|(_, base)| value(base)).collect() };
-
-    let seconds = of(|run| run.seconds);
-    if seconds.iter().any(|seconds| *seconds <= 0.0) {
-        return None;
+impl WorkloadReport {
+    fn new(measurements: Measurements) -> Self {
+        let rows = measurements.measured.iter().map(|one| row(one, &measurements)).collect();
+        let goals = verdict::goals(&measurements);
+        Self { measurements, rows, goals }
     }
-    let speedup = Spread::of_ratios(&baseline(|run| run.seconds), &seconds)?;
-    let accuracy = median(&of(accuracy))?;
-    // Rounded to what counting images can tell apart, so that a change of exactly the guard is not lost in the binary.
-    let accuracy_delta_points = ((accuracy - median(&baseline(self::accuracy))?) * 1e8).round() / 1e6;
-    let saved = pairs.iter().map(|(run, base)| (base.seconds - run.seconds) / base.data_wait_seconds);
-    let won_back_fraction = technique.changes_only_data().then(|| median(&saved.collect::<Vec<f64>>())).flatten();
-    Some(Row {
-        technique,
-        device,
-        seconds_median: median(&seconds)?,
-        speedup: speedup.median,
-        speedup_low: speedup.low,
-        speedup_high: speedup.high,
+
+    /// The row of a contender, if it is there.
+    pub fn row(&self, contender: Contender) -> Option<&Row> {
+        self.rows.iter().find(|row| row.contender == contender)
+    }
+}
+
+impl Measurements {
+    /// What was measured of a contender, if it is there.
+    pub fn of(&self, contender: Contender) -> Option<&Measured> {
+        self.measured.iter().find(|measured| measured.contender == contender)
+    }
+
+    /// What training is to reach: an accuracy, or below a loss.
+    pub fn target(&self) -> Target {
+        match self.workload {
+            Workload::Digits => Target::Accuracy(0.98),
+            Workload::Photos => Target::Accuracy(0.9),
+            Workload::Text => Target::Loss(2.3),
+        }
+    }
+}
+
+/// What training is to reach.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Target {
+    /// Share of the test images, from 0 to 1.
+    Accuracy(f64),
+    /// Mean training loss.
+    Loss(f64),
+}
+
+impl Target {
+    fn is_reached_by(self, mark: &Mark) -> bool {
+        match self {
+            Self::Accuracy(least) => mark.accuracy.is_some_and(|accuracy| accuracy >= least),
+            Self::Loss(most) => mark.loss.is_some_and(|loss| loss <= most),
+        }
+    }
+}
+
+fn row(one: &Measured, all: &Measurements) -> Row {
+    let rates: Vec<f64> = one.turns.iter().map(|turn| turn.rate()).collect();
+    let waits = one.turns.iter().map(|turn| turn.wait_seconds / turn.seconds);
+    let of_wholes = |value: &dyn Fn(&Mark) -> Option<f64>| {
+        let last: Option<Vec<f64>> = one.wholes.iter().map(|whole| value(whole.marks.last()?)).collect();
+        last.and_then(|values| median(&values))
+    };
+    let reached = |marks: &[Mark]| marks.iter().find(|mark| all.target().is_reached_by(mark)).map(|mark| mark.seconds);
+    let to_target: Option<Vec<f64>> = one.wholes.iter().map(|whole| reached(&whole.marks)).collect();
+    let disturbances = one.turns.iter().map(|turn| turn.disturbance).chain(one.wholes.iter().map(|it| it.disturbance));
+    let (accuracy, loss) = (of_wholes(&|mark| mark.accuracy), of_wholes(&|mark| mark.loss));
+    let others = [Contender::Pytorch, Contender::Tch].into_iter().filter(|other| *other != one.contender);
+    Row {
+        contender: one.contender,
+        rate: Spread::of(&rates),
+        wait_share: median(&waits.collect::<Vec<_>>()),
+        against: others.filter_map(|other| Comparison::of_turns(one, all.of(other)?)).collect(),
+        seconds: Spread::of(&one.wholes.iter().map(|whole| whole.seconds).collect::<Vec<_>>()),
+        seconds_to_target: to_target.and_then(|seconds| median(&seconds)),
+        kept: all.of(Contender::Tch).and_then(|tch| kept(one, tch)),
+        curve: curve(one),
+        disturbed: disturbances.filter(|it| it.is_too_much()).count(),
         accuracy,
-        accuracy_delta_points,
-        kept_accuracy: accuracy_delta_points >= -GUARD_POINTS,
-        final_loss: median(&of(|run| run.final_loss)),
-        peak_rss_bytes: pairs.iter().filter_map(|(run, _)| run.peak_rss_bytes).max(),
-        peak_device_bytes: pairs.iter().filter_map(|(run, _)| run.peak_device_bytes).max(),
-        data_wait_seconds: median(&of(|run| run.data_wait_seconds))?,
-        data_wait_fraction: median(&of(|run| run.data_wait_seconds / run.seconds))?,
-        won_back_fraction,
-        curve: curve(pairs),
-        seconds,
-    })
+        loss,
+    }
 }
 
-/// The accuracy after the last epoch.
-fn accuracy(run: &Run) -> f64 {
-    run.epochs.last().map_or(f64::NAN, |mark| mark.accuracy)
+/// Whether one learns as well as another, by accuracy where there is one, else by loss.
+pub(crate) fn kept(one: &Measured, other: &Measured) -> Option<bool> {
+    let last = |of: &Measured, value: fn(&Mark) -> Option<f64>| {
+        let values: Option<Vec<f64>> = of.wholes.iter().map(|whole| value(whole.marks.last()?)).collect();
+        values.and_then(|values| median(&values))
+    };
+    let both = |value: fn(&Mark) -> Option<f64>| last(one, value).zip(last(other, value));
+    match both(|mark| mark.accuracy) {
+        Some((ours, theirs)) => Some((ours - theirs) * 100.0 >= -GUARD_POINTS - 1e-9),
+        None if other.wholes.is_empty() || one.wholes.is_empty() => None,
+        // A loss that is not finite is not kept.
+        None => Some(both(|mark| mark.loss).is_some_and(|(ours, theirs)| ours <= theirs * (1.0 + GUARD_LOSS))),
+    }
 }
 
-/// The medians of each epoch's end, as far as all repetitions got.
-fn curve(pairs: &[(&Run, &Run)]) -> Vec<EpochMark> {
-    let epochs = pairs.iter().map(|(run, _)| run.epochs.len()).min().unwrap_or(0);
-    let middle = |epoch: usize, value: fn(&EpochMark) -> f64| {
-        median(&pairs.iter().map(|(run, _)| value(&run.epochs[epoch])).collect::<Vec<f64>>())
+/// The medians of each mark, as far as all seeds got.
+fn curve(one: &Measured) -> Vec<Mark> {
+    let marks = one.wholes.iter().map(|whole| whole.marks.len()).min().unwrap_or(0);
+    let middle = |mark: usize, value: &dyn Fn(&Mark) -> Option<f64>| {
+        let values: Option<Vec<f64>> = one.wholes.iter().map(|whole| value(&whole.marks[mark])).collect();
+        values.and_then(|values| median(&values))
     };
-    let mark = |epoch| {
-        Some(EpochMark {
-            seconds: middle(epoch, |mark| mark.seconds)?,
-            accuracy: middle(epoch, |mark| mark.accuracy)?,
-            loss: middle(epoch, |mark| mark.loss.unwrap_or(f64::NAN)), // NaN in one repetition leaves it out
-        })
+    let mark = |at| Mark {
+        seconds: middle(at, &|mark| Some(mark.seconds)).unwrap_or(f64::NAN),
+        loss: middle(at, &|mark| mark.loss),
+        accuracy: middle(at, &|mark| mark.accuracy),
     };
-    (0..epochs).filter_map(mark).collect()
+    (0..marks).map(mark).collect()
 }
+
+/// Phases of a few steps as a reader wants them: at most `steps` of them, from the first.
+pub fn first_steps(timeline: &[Span], steps: usize) -> &[Span] {
+    let begins = timeline.iter().enumerate().filter(|(_, span)| span.phase == FIRST_PHASE).map(|(at, _)| at);
+    let end = begins.skip(1).nth(steps.saturating_sub(1)).unwrap_or(timeline.len());
+    &timeline[..end]
+}
+
+/// The phase with which a step begins.
+pub const FIRST_PHASE: &str = "data wait";
 
 #[cfg(test)]
 #[path = "report_tests.rs"]

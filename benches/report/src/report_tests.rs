@@ -1,94 +1,72 @@
-//! Tests of [`super`].
-
 use super::*;
 use crate::sample;
 
-fn run(technique: Technique, repetition: u32, seconds: f64, wait: f64, accuracy: f64) -> Run {
-    Run {
-        technique,
-        device: DeviceKind::Cpu,
-        repetition,
-        seconds,
-        data_wait_seconds: wait,
-        epochs: vec![EpochMark { seconds, accuracy, loss: Some(0.1) }],
-        final_loss: 0.1,
-        peak_rss_bytes: Some(u64::from(repetition) + 100),
-        peak_device_bytes: None,
-    }
-}
-
-/// Two techniques, twice as fast in every repetition, on a machine that slows down.
-fn runs() -> Vec<Run> {
-    let mut runs = Vec::new();
-    for (repetition, slow) in [(0, 1.0), (1, 1.5), (2, 9.0)] {
-        runs.push(run(Technique::CachePrefetch, repetition, 5.0 * slow, 0.05 * slow, 0.975));
-        runs.push(run(Technique::Baseline, repetition, 10.0 * slow, 5.5 * slow, 0.98));
-    }
-    runs
+#[test]
+fn rates_waits_and_ratios_are_those_of_the_turns() {
+    let report = sample::report();
+    let row = report.workloads[0].row(Contender::Tch).unwrap();
+    let rate = row.rate.unwrap();
+    assert!((rate.high - 4_050.0).abs() < 1e-6 && (rate.low - 4_050.0 / 1.04).abs() < 1e-6, "{rate:?}");
+    assert!((row.wait_share.unwrap() - 0.006).abs() < 1e-9);
+    let [against] = row.against.as_slice() else { panic!("{:?}", row.against) };
+    // All rounds were slowed alike, so that each pair says the same.
+    assert_eq!((against.with, against.pairs), (Contender::Pytorch, 3));
+    assert!((against.ratio.low - 4_050.0 / 1_310.0).abs() < 1e-9 && (against.ratio.high - against.ratio.low) < 1e-9);
 }
 
 #[test]
-fn a_row_is_the_median_of_its_pairs() {
-    let report = Report::from_runs(Setting::default(), &runs()).unwrap();
-    let [base, row] = report.rows.as_slice() else { panic!("two rows expected: {:?}", report.rows) };
-    assert!(base.is_baseline() && base.speedup == 1.0 && base.won_back_fraction.is_none());
-    assert_eq!((row.seconds.as_slice(), row.seconds_median), ([5.0, 7.5, 45.0].as_slice(), 7.5));
-    assert_eq!((row.speedup, row.speedup_low, row.speedup_high), (2.0, 2.0, 2.0));
-    assert!((row.won_back_fraction.unwrap() - 5.0 / 5.5).abs() < 1e-12);
-    assert!((row.data_wait_fraction - 0.01).abs() < 1e-12);
-    assert_eq!(row.peak_rss_bytes, Some(102));
-    assert_eq!(row.curve.len(), 1);
+fn whole_trainings_give_seconds_accuracy_and_the_time_to_the_target() {
+    let report = sample::report();
+    let row = report.workloads[0].row(Contender::Combined).unwrap();
+    let seconds = row.seconds.unwrap();
+    assert_eq!((seconds.low, seconds.median), (23.9, 23.9 * 1.01));
+    assert_eq!((row.accuracy, row.curve.len(), row.kept), (Some(0.9860), 5, Some(true)));
+    // 98% is reached by the last mark alone.
+    assert!((row.seconds_to_target.unwrap() - 23.9).abs() < 1e-9, "{:?}", row.seconds_to_target);
 }
 
 #[test]
-fn the_guard_allows_half_a_point_and_no_more() {
-    let mut runs = runs();
-    let kept = |runs: &[Run]| Report::from_runs(Setting::default(), runs).unwrap().rows[1].clone();
-    assert_eq!((kept(&runs).accuracy_delta_points, kept(&runs).kept_accuracy), (-0.5, true));
-    for run in runs.iter_mut().filter(|run| run.technique != Technique::Baseline) {
-        run.epochs[0].accuracy = 0.9748;
+fn a_contender_that_learns_less_has_not_kept_it() {
+    let [tch, mut ours] = [Contender::Tch, Contender::Combined].map(|contender| {
+        let sketch = (contender, 1_000.0, 0.0, 1, Some((10.0, 0.98)));
+        sample::measurements(Workload::Digits, &[sketch], 3).measured.remove(0)
+    });
+    let end_at = |ours: &mut Measured, accuracy: Option<f64>, loss: f64| {
+        for whole in &mut ours.wholes {
+            let last = whole.marks.last_mut().unwrap();
+            (last.accuracy, last.loss) = (accuracy, Some(loss));
+        }
+    };
+    assert_eq!(kept(&ours, &tch), Some(true));
+    // Half a point is kept, more is not.
+    end_at(&mut ours, Some(0.975), 0.1);
+    assert_eq!(kept(&ours, &tch), Some(true));
+    end_at(&mut ours, Some(0.9749), 0.1);
+    assert_eq!(kept(&ours, &tch), Some(false));
+    // Where there is no accuracy, the loss tells; one that is not finite is not kept.
+    let mut plain = tch.clone();
+    end_at(&mut plain, None, 2.0);
+    for (loss, is_kept) in [(2.03, true), (2.05, false), (f64::NAN, false)] {
+        end_at(&mut ours, None, loss);
+        assert_eq!(kept(&ours, &plain), Some(is_kept), "{loss}");
     }
-    assert_eq!((kept(&runs).accuracy_delta_points, kept(&runs).kept_accuracy), (-0.52, false));
+    ours.wholes.clear();
+    assert_eq!(kept(&ours, &tch), None);
 }
 
 #[test]
-fn runs_without_a_fair_baseline_are_refused() {
-    let refused = |runs: &[Run]| Report::from_runs(Setting::default(), runs).unwrap_err();
-    let lonely = (Technique::CachePrefetch, DeviceKind::Cpu);
-    assert_eq!(refused(&[]), ReportError::NoRuns);
-    let without = &runs()[..5]; // the third repetition has no baseline
-    assert_eq!(refused(without), ReportError::NoBaseline { technique: lonely.0, device: lonely.1 });
-    for seconds in [0.0, f64::NAN] {
-        let mut runs = runs();
-        runs[0].seconds = seconds;
-        assert_eq!(refused(&runs), ReportError::BadRun { technique: lonely.0, device: lonely.1 });
+fn the_json_form_comes_back() {
+    for report in [sample::report(), sample::quick()] {
+        let back: Report = serde_json::from_str(&report.to_json().unwrap()).unwrap();
+        assert_eq!(back.setting, report.setting);
+        assert_eq!(back.workloads.len(), report.workloads.len());
+        assert_eq!(back.to_json().unwrap(), report.to_json().unwrap());
     }
 }
 
 #[test]
-fn a_loss_that_diverged_is_absent_rather_than_invalid_json() {
-    let mut runs = runs();
-    runs[0].final_loss = f64::INFINITY;
-    runs[0].epochs[0].loss = None;
-    let report = Report::from_runs(Setting::default(), &runs).unwrap();
-    assert_eq!((report.rows[1].final_loss, report.rows[1].curve[0].loss), (None, None));
-    assert_eq!(serde_json::from_str::<Report>(&report.to_json().unwrap()).unwrap(), report);
-}
-
-#[test]
-fn the_json_has_every_field_of_the_form() {
-    let json = serde_json::to_value(sample::report(false)).unwrap();
-    for field in ["schema", "machine", "versions", "dataset", "config", "rows", "advice"] {
-        assert!(!json[field].is_null(), "{field} is missing");
-    }
-    for field in ["name", "train", "test", "sha256"] {
-        assert!(!json["dataset"][field].is_null(), "dataset.{field} is missing");
-    }
-    let fields = "technique device seconds seconds_median speedup accuracy accuracy_delta_points peak_rss_bytes \
-                  data_wait_fraction";
-    for field in fields.split(' ') {
-        assert!(!json["rows"][0][field].is_null(), "rows.{field} is missing");
-    }
-    assert!(json["rows"][0].as_object().unwrap().contains_key("peak_device_bytes"));
-    assert_eq!((&json["schema"], &json["rows"][0]["technique"]), (&1.into(), &"baseline".into()));
+fn the_first_steps_of_a_timeline_are_whole() {
+    let report = sample::report();
+    let timeline = &report.workloads[0].measurements.of(Contender::Tch).unwrap().timeline;
+    assert_eq!([1, 3, 4, 9].map(|steps| first_steps(timeline, steps).len()), [4, 12, 16, 16]);
 }

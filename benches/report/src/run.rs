@@ -1,16 +1,17 @@
-//! What one training run measured.
+//! What is measured of one contender.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Technique;
+use crate::{Contender, Disturbance};
 
-/// Where a run trained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// Where it trains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceKind {
     /// The processor.
+    #[default]
     Cpu,
     /// A CUDA device.
     Cuda,
@@ -25,36 +26,80 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// The state of a run at the end of one epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct EpochMark {
-    /// Seconds of training so far; testing is not on this clock.
+/// A number of steps of steady training. The contenders take turns, so turns of one round saw the same machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Turn {
+    /// Seconds, the device's queued work included.
     pub seconds: f64,
-    /// Share of the test images that were recognised, 0 to 1.
-    pub accuracy: f64,
-    /// Mean training loss of the epoch; absent where it was not finite, which JSON cannot say.
-    pub loss: Option<f64>,
+    /// Seconds of it in which the training thread was getting data, decoding included where it decodes itself.
+    pub wait_seconds: f64,
+    /// Images or tokens trained on.
+    pub samples: u64,
+    /// What else used the machine meanwhile; filled in by whoever measures.
+    #[serde(default)]
+    pub disturbance: Disturbance,
 }
 
-/// One technique trained once.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Run {
-    /// How it trained.
-    pub technique: Technique,
-    /// Where it trained.
-    pub device: DeviceKind,
-    /// Which interleaved repetition it belongs to; runs of one repetition are compared with each other.
-    pub repetition: u32,
-    /// Seconds of training, first batch to last; testing is not on this clock.
+impl Turn {
+    /// Samples a second.
+    pub fn rate(&self) -> f64 {
+        self.samples as f64 / self.seconds
+    }
+}
+
+/// A state of a whole training.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Mark {
+    /// Seconds of training so far, from before the data is opened; testing is not on this clock.
     pub seconds: f64,
-    /// Seconds of it that the training thread spent getting data (decoding included, where it decodes itself).
-    pub data_wait_seconds: f64,
-    /// The end of each epoch, in order.
-    pub epochs: Vec<EpochMark>,
-    /// The last batch's training loss.
-    pub final_loss: f64,
-    /// The most memory that the process held, where the system tells.
-    pub peak_rss_bytes: Option<u64>,
+    /// Mean training loss since the mark before; absent where it is not finite, which JSON cannot say.
+    pub loss: Option<f64>,
+    /// Share of the test images recognised, from 0 to 1, or none where there is no test.
+    pub accuracy: Option<f64>,
+}
+
+/// A training from the first step to the last.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Whole {
+    /// The seed of weights and order.
+    pub seed: u32,
+    /// Seconds of training; testing is not on this clock.
+    pub seconds: f64,
+    /// Seconds of it in which the training thread was getting data.
+    pub wait_seconds: f64,
+    /// The end of each epoch, or of each so many steps.
+    pub marks: Vec<Mark>,
+    /// What else used the machine meanwhile; filled in by whoever measures.
+    #[serde(default)]
+    pub disturbance: Disturbance,
+}
+
+/// A phase of a step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Span {
+    /// `data wait`, `forward`, ..
+    pub phase: String,
+    /// When it began, in seconds from the first span.
+    pub start: f64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// Everything measured of one contender on one workload.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Who.
+    pub contender: Contender,
+    /// What it chose by measuring at its start: workers, threads, a decoder.
+    pub choices: Vec<String>,
+    /// One a round.
+    pub turns: Vec<Turn>,
+    /// One a seed.
+    pub wholes: Vec<Whole>,
+    /// The most memory that was seen at the end of a turn, shared pages counted once: the process and its workers.
+    pub peak_bytes: Option<u64>,
     /// The most memory that was allocated on the device.
     pub peak_device_bytes: Option<u64>,
+    /// A few steps, phase by phase; empty where nothing was recorded.
+    pub timeline: Vec<Span>,
 }

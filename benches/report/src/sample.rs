@@ -1,101 +1,110 @@
-//! Made-up runs, labelled as such: for tests, and for looking at the layout of the page. Nothing here was measured.
+//! Made-up measurements, labelled as such: for tests, and for looking at the layout of the page. Nothing here was measured.
 
-use crate::{Config, Dataset, DeviceKind, EpochMark, Machine, Report, Run, Setting, Technique};
+use crate::{
+    Contender, Disturbance, Machine, Mark, Measured, Measurements, Report, Setting, Span, Turn, Whole, Workload,
+};
 
-/// Technique, seconds, share of them spent on data, final accuracy, peak memory in MiB.
-type Sketch = (Technique, f64, f64, f64, u64);
+/// Contender, samples a second, share of waiting, MiB, seconds of a whole training and accuracy at its end.
+type Sketch = (Contender, f64, f64, u64, Option<(f64, f64)>);
 
-const CPU: [Sketch; 7] = [
-    (Technique::Baseline, 31.2, 0.61, 0.9861, 412),
-    (Technique::InMemory, 12.3, 0.004, 0.9861, 455),
-    (Technique::Cache, 13.4, 0.07, 0.9861, 438),
-    (Technique::CachePrefetch, 12.5, 0.006, 0.9861, 447),
-    (Technique::AmpBf16, 38.9, 0.49, 0.9858, 430),
-    (Technique::Accumulate, 33.0, 0.58, 0.9861, 371),
-    (Technique::Combined, 19.8, 0.005, 0.9857, 402),
+const DIGITS: [Sketch; 8] = [
+    (Contender::Pytorch, 1_310.0, 0.62, 610, Some((79.0, 0.9861))),
+    (Contender::PytorchTuned, 4_100.0, 0.004, 720, Some((27.5, 0.9858))),
+    (Contender::PytorchCompiled, 4_400.0, 0.004, 1_310, None),
+    (Contender::Tch, 4_050.0, 0.006, 455, Some((26.0, 0.9861))),
+    (Contender::CachePrefetch, 4_210.0, 0.008, 447, None),
+    (Contender::Fused, 4_300.0, 0.006, 455, None),
+    (Contender::Bf16, 3_010.0, 0.005, 430, None),
+    (Contender::Combined, 4_460.0, 0.008, 447, Some((23.9, 0.9860))),
 ];
 
-const CUDA: [Sketch; 10] = [
-    (Technique::Baseline, 20.4, 0.72, 0.9863, 1_402),
-    (Technique::InMemory, 6.1, 0.03, 0.9863, 1_455),
-    (Technique::Cache, 8.2, 0.21, 0.9863, 1_438),
-    (Technique::CachePrefetch, 6.6, 0.012, 0.9863, 1_447),
-    (Technique::AmpBf16, 20.1, 0.72, 0.9859, 1_430),
-    (Technique::AmpFp16, 20.6, 0.71, 0.9791, 1_431),
-    (Technique::Accumulate, 22.3, 0.66, 0.9863, 1_371),
-    (Technique::Combined, 5.9, 0.013, 0.9858, 1_402),
-    (Technique::Tf32, 20.3, 0.72, 0.9862, 1_402),
-    (Technique::DeviceData, 4.8, 0.002, 0.9863, 1_398),
-];
-
-/// A report of made-up runs on a processor, or on a GPU.
-pub fn report(cuda: bool) -> Report {
-    let runs = if cuda { runs(DeviceKind::Cuda, &CUDA) } else { runs(DeviceKind::Cpu, &CPU) };
-    Report::from_runs(setting(cuda), &runs).expect("the sample has baselines")
+/// A report of made-up measurements of everything.
+pub fn report() -> Report {
+    let measurements = Workload::ALL.map(|workload| measurements(workload, &DIGITS, 3));
+    Report::new(setting("full", 3), measurements.to_vec())
 }
 
-/// Made-up runs: three repetitions.
-fn runs(device: DeviceKind, sketches: &[Sketch]) -> Vec<Run> {
-    let repetitions = (0..3).flat_map(|repetition| sketches.iter().map(move |sketch| (repetition, sketch)));
-    repetitions.map(|(repetition, sketch)| run(device, repetition, sketch)).collect()
+/// The same of a quick run without Python, during which something else used the machine.
+pub fn quick() -> Report {
+    let mut digits = measurements(Workload::Digits, &DIGITS[3..], 2);
+    digits.absent = vec![(Contender::Pytorch, "no torch in python3".to_owned())];
+    for measured in &mut digits.measured {
+        measured.wholes.clear();
+        measured.timeline.clear();
+    }
+    digits.measured[1].turns[0].disturbance = Disturbance { other_cpus: 0.9, ..Disturbance::default() };
+    Report::new(setting("quick", 2), vec![digits])
 }
 
-fn run(device: DeviceKind, repetition: u32, &(technique, seconds, wait, accuracy, mebibytes): &Sketch) -> Run {
-    let jitter = (7 * repetition + 5 * technique as u32) % 4; // a machine that is not alone
-    let seconds = seconds * (1.0 + 0.015 * f64::from(jitter));
-    let epochs = [0.052, 0.021, 0.009, 0.003, 0.0].iter().zip(1_u32..);
-    let mark = |(below, epoch): (&f64, u32)| EpochMark {
-        seconds: seconds * f64::from(epoch) / 5.0,
-        accuracy: accuracy - below,
-        loss: Some(0.4 / f64::from(epoch)),
-    };
-    Run {
-        technique,
-        device,
-        repetition,
-        seconds,
-        data_wait_seconds: seconds * wait,
-        epochs: epochs.map(mark).collect(),
-        final_loss: 0.05,
-        peak_rss_bytes: Some(mebibytes << 20),
-        peak_device_bytes: (device == DeviceKind::Cuda).then_some((mebibytes / 3) << 20),
+/// Of one workload, in so many rounds.
+pub fn measurements(workload: Workload, sketches: &[(Contender, f64, f64, u64, Option<(f64, f64)>)], rounds: u32) -> Measurements {
+    Measurements {
+        workload,
+        facts: vec!["Made up: nothing here was measured.".to_owned()],
+        measured: sketches.iter().map(|sketch| measured(sketch, rounds)).collect(),
+        absent: Vec::new(),
+        parts: vec![Contender::CachePrefetch, Contender::Fused],
+        next: vec!["nothing that takes a tenth of a step: it is bound by compute".to_owned()],
     }
 }
 
-fn setting(cuda: bool) -> Setting {
-    let versions = [("overdrive", "0.0.0-sample"), ("tch", "0.24.0"), ("libtorch", "2.11.0"), ("rustc", "1.95.0")];
+fn measured(&(contender, rate, wait, mebibytes, whole): &Sketch, rounds: u32) -> Measured {
+    let turn = |round: u32| {
+        let seconds = 10_000.0 / rate * (1.0 + 0.02 * f64::from(round % 3));
+        Turn { seconds, wait_seconds: seconds * wait, samples: 10_000, ..Turn::default() }
+    };
+    let of_seed = |seed: u32, (seconds, accuracy): (f64, f64)| Whole {
+        seed,
+        seconds: seconds * (1.0 + 0.01 * f64::from(seed)),
+        wait_seconds: seconds * wait,
+        marks: (1..=5)
+            .map(|epoch| {
+                let share = f64::from(epoch) / 5.0;
+                let error = (1.0 - accuracy) * 3f64.powf(4.0 * (1.0 - share));
+                Mark { seconds: seconds * share, loss: Some(3.0 * error), accuracy: Some(1.0 - error) }
+            })
+            .collect(),
+        ..Whole::default()
+    };
+    Measured {
+        contender,
+        choices: if contender.is_python() { vec!["2 workers".to_owned()] } else { Vec::new() },
+        turns: (0..rounds).map(turn).collect(),
+        wholes: whole.into_iter().flat_map(|whole| (0..3).map(move |seed| of_seed(seed, whole))).collect(),
+        peak_bytes: Some(mebibytes << 20),
+        peak_device_bytes: None,
+        timeline: timeline(128.0 / rate, wait),
+    }
+}
+
+fn timeline(step: f64, wait: f64) -> Vec<Span> {
+    let parts = [("data wait", wait), ("forward", 0.4 * (1.0 - wait)), ("backward", 0.5 * (1.0 - wait)), ("optimizer", 0.1 * (1.0 - wait))];
+    let mut at = 0.0;
+    let mut spans = Vec::new();
+    for (phase, share) in (0..4).flat_map(|_| parts) {
+        spans.push(Span { phase: phase.to_owned(), start: at, seconds: share * step });
+        at += share * step;
+    }
+    spans
+}
+
+fn setting(size: &str, rounds: u32) -> Setting {
     Setting {
-        measured_at: "sample data, never measured".to_owned(),
+        measured_at: "2026-01-01T00:00:00Z".to_owned(),
         machine: Machine {
-            cpu: "Sample processor, made up, 2.5 GHz".to_owned(),
+            cpu: "Made-up Processor 9000".to_owned(),
             cores: 2,
-            cpu_flags: vec!["avx2".to_owned(), "avx512f".to_owned()],
+            cpu_flags: vec!["avx2".to_owned()],
             memory_bytes: Some(24 << 30),
             os: "linux 6.1 x86_64".to_owned(),
-            gpu: cuda.then(|| "Sample GPU, made up".to_owned()),
+            gpu: None,
         },
-        versions: versions.map(|(name, version)| (name.to_owned(), version.to_owned())).into(),
-        dataset: Dataset {
-            name: "MNIST (sample, not trained on)".to_owned(),
-            train: 20_000,
-            test: 5_000,
-            sha256: "0".repeat(64),
-        },
-        config: Config {
-            quick: false,
-            epochs: 5,
-            repeat: 3,
-            seed: 0,
-            threads: 2,
-            batch_size: 128,
-            model: "two convolutions and two linear layers, 206,922 parameters".to_owned(),
-            optimizer: "AdamW, lr 0.001, fused".to_owned(),
-        },
-        method: vec![
-            "The numbers on this page are made up: it shows the layout only.".to_owned(),
-            "The clock covers training from the first batch to the last, caches being filled included; building the \
-             model and testing are not on it."
-                .to_owned(),
-        ],
+        versions: [("tch".to_owned(), "0.24.0".to_owned())].into(),
+        size: size.to_owned(),
+        rounds,
+        seeds: vec![0, 1, 2],
+        threads: 2,
+        method: vec!["Nothing was measured.".to_owned()],
+        ..Setting::default()
     }
 }

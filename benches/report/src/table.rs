@@ -2,63 +2,90 @@
 
 use std::fmt::Write;
 
-use crate::notes::notes;
-use crate::text::{accuracy, bytes, percent, points, seconds, times, wrap};
-use crate::{DeviceKind, Report, Row};
+use crate::report::WorkloadReport;
+use crate::text::{accuracy, bytes, percent, rate, seconds, wrap};
+use crate::verdict::Comparison;
+use crate::{Contender, Report, Row, Spread};
 
 /// The widest line that [`render`] writes.
 pub const WIDTH: usize = 100;
 
-/// The table of a report, the lines that belong to it, and the advice last.
+/// A table a workload, and the conclusion last.
 pub fn render(report: &Report) -> String {
     let mut out = String::new();
-    for device in report.devices() {
-        let (place, named) = match device {
-            DeviceKind::Cpu => ("cpu", Some(report.setting.machine.cpu.as_str())),
-            DeviceKind::Cuda => ("cuda", report.setting.machine.gpu.as_deref()),
-        };
-        let rows: Vec<&Row> = report.rows_on(device).collect();
+    for workload in &report.workloads {
         // Writing to a string cannot fail.
-        let _ = writeln!(out, "{place}: {}\n\n{}", named.unwrap_or("unknown"), of_rows(&rows));
+        let _ = writeln!(out, "{}\n\n{}", title(workload), of_rows(workload));
+        let absent = workload.measurements.absent.iter();
+        out += &paragraphs(absent.map(|(contender, reason)| format!("{contender} is absent: {reason}")));
+        out += "\n";
     }
-    out + &paragraphs(notes(report).iter().map(String::as_str)) + "\n" + &paragraphs(report.advice.lines())
+    out + &paragraphs(report.conclusion.iter().cloned())
+}
+
+fn title(workload: &WorkloadReport) -> String {
+    let all = &workload.measurements;
+    let description = all.workload.description();
+    format!("{}: {}", all.workload, description.trim_end_matches('.'))
 }
 
 /// Each line wrapped, those that it runs over onto set in.
-fn paragraphs<'a>(lines: impl Iterator<Item = &'a str>) -> String {
-    lines.map(|line| wrap(line, WIDTH - 2).replace('\n', "\n  ") + "\n").collect()
+fn paragraphs(lines: impl Iterator<Item = String>) -> String {
+    lines.map(|line| wrap(&line, WIDTH - 2).replace('\n', "\n  ") + "\n").collect()
 }
 
-/// The rows of one device; its memory has a column where it was measured.
-fn of_rows(rows: &[&Row]) -> String {
-    let with_device = rows.iter().any(|row| row.peak_device_bytes.is_some());
-    let mut head = vec!["technique", "seconds (low-high)", "speed-up", "accuracy (change)", "peak RSS"];
-    head.extend(with_device.then_some("device"));
-    head.extend(["data wait", "kept"]);
-    let line = |row: &&Row| {
-        let spread = row.spread();
-        let mut cells = vec![
-            row.technique.to_string(),
-            format!("{} ({}-{})", seconds(spread.median), seconds(spread.low), seconds(spread.high)),
-            times(row.speedup),
-            format!("{} ({})", accuracy(row.accuracy), points(row.accuracy_delta_points)),
-            bytes(row.peak_rss_bytes),
-        ];
-        cells.extend(with_device.then(|| bytes(row.peak_device_bytes)));
-        cells.push(percent(row.data_wait_fraction));
-        cells.push(
-            if row.is_baseline() {
-                "-"
-            } else if row.kept_accuracy {
-                "yes"
-            } else {
-                "NO"
-            }
-            .to_owned(),
-        );
-        cells
+/// The heads and cells of a workload's table; columns of what was not measured are left out. A wide one has spreads of
+/// speeds and times, the time to the target, and both memories of a GPU box.
+pub(crate) fn cells(workload: &WorkloadReport, wide: bool) -> (Vec<String>, Vec<Vec<String>>) {
+    let all = &workload.measurements;
+    let has = |value: &dyn Fn(&Row) -> bool| workload.rows.iter().any(value);
+    let spread = |spread: Option<Spread>, text: &dyn Fn(f64) -> String| match spread {
+        None => "-".to_owned(),
+        Some(it) if wide && it.low < it.high => format!("{} ({}-{})", text(it.median), text(it.low), text(it.high)),
+        Some(it) => text(it.median),
     };
-    align(&head, &rows.iter().map(line).collect::<Vec<_>>())
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let against = |with: Contender| {
+        move |row: &Row| or_dash(row.against.iter().find(|it| it.with == with).map(Comparison::text))
+    };
+    let host = |row: &Row| all.of(row.contender).and_then(|it| it.peak_bytes);
+    let device = |row: &Row| all.of(row.contender).and_then(|it| it.peak_device_bytes);
+    let on_device = has(&|row| device(row).is_some());
+    let accuracy_of = |row: &Row| or_dash(row.accuracy.map(accuracy));
+    let loss_of = |row: &Row| or_dash(row.loss.map(|loss| format!("{loss:.3}")));
+    let (of_pytorch, of_tch) = (against(Contender::Pytorch), against(Contender::Tch));
+    type Cell<'a> = &'a dyn Fn(&Row) -> String;
+    let columns: [(bool, &str, Cell<'_>); 10] = [
+        (true, &format!("{}/s", all.workload.samples()), &|row| spread(row.rate, &rate)),
+        (all.of(Contender::Pytorch).is_some(), "of pytorch", &of_pytorch),
+        (true, "of tch", &of_tch),
+        (true, "waits", &|row| or_dash(row.wait_share.map(percent))),
+        (wide || !on_device, "memory", &|row| bytes(host(row))),
+        (on_device, "on GPU", &|row| bytes(device(row))),
+        (has(&|row| row.seconds.is_some()), "time, s", &|row| spread(row.seconds, &seconds)),
+        (wide && has(&|row| row.seconds_to_target.is_some()), "s to target", &|row| {
+            or_dash(row.seconds_to_target.map(seconds))
+        }),
+        (has(&|row| row.accuracy.is_some()), "accuracy", &accuracy_of),
+        (has(&|row| row.loss.is_some() && row.accuracy.is_none()), "loss", &loss_of),
+    ];
+    let shown = || columns.iter().filter(|(is_shown, _, _)| *is_shown);
+    let head = shown().map(|(_, head, _)| (*head).to_owned()).collect();
+    (head, workload.rows.iter().map(|row| shown().map(|(_, _, cell)| cell(row)).collect()).collect())
+}
+
+fn of_rows(workload: &WorkloadReport) -> String {
+    let (head, cells) = cells(workload, false);
+    let head: Vec<&str> = std::iter::once("").chain(head.iter().map(String::as_str)).collect();
+    let named = workload.rows.iter().zip(cells).map(|(row, cells)| {
+        let disturbed = if row.disturbed > 0 { "*" } else { "" };
+        [vec![format!("{}{disturbed}", row.contender)], cells].concat()
+    });
+    let mut out = align(&head, &named.collect::<Vec<_>>());
+    if workload.rows.iter().any(|row| row.disturbed > 0) {
+        out += "* something else used the machine meanwhile\n";
+    }
+    out
 }
 
 /// Columns as wide as their widest cell: the first to the left, the others to the right, under a rule.
@@ -91,23 +118,18 @@ mod tests {
 
     #[test]
     fn columns_line_up_and_no_line_is_too_wide() {
-        for cuda in [false, true] {
-            let text = render(&sample::report(cuda));
+        for report in [sample::report(), sample::quick()] {
+            let text = render(&report);
             assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "too wide:\n{text}");
-            let table: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("technique")).collect();
-            let end = |line: &str| line.chars().count();
-            let rows = table.iter().take_while(|line| !line.is_empty()).map(|line| end(line)).collect::<Vec<_>>();
-            assert!(rows.len() > 5 && rows.iter().all(|&row| row == rows[0]), "not aligned:\n{text}");
         }
     }
 
     #[test]
-    fn the_table_carries_the_guard_the_goals_and_the_reference_and_ends_with_the_advice() {
-        let report = sample::report(false);
+    fn the_table_names_who_is_absent_and_ends_with_the_conclusion() {
+        let report = sample::quick();
         let text = render(&report);
-        for said in ["Guard:", "won back", "20.03 s down to 11.27 s, 1.78x"] {
-            assert!(text.contains(said), "no {said:?} in:\n{text}");
-        }
-        assert!(text.ends_with(&paragraphs(report.advice.lines())));
+        assert!(text.contains("pytorch is absent: no torch in python3"), "{text}");
+        assert!(!text.contains("of pytorch") && text.contains("of tch"), "{text}");
+        assert!(text.ends_with(&paragraphs(report.conclusion.iter().cloned())));
     }
 }

@@ -10,6 +10,15 @@ pub fn seconds(value: f64) -> String {
     }
 }
 
+/// A rate with three significant digits, or as many as stand before the point.
+pub fn rate(value: f64) -> String {
+    match value.abs() {
+        small if small < 9.995 => format!("{value:.2}"),
+        medium if medium < 99.95 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
 /// A ratio: `1.78x`.
 pub fn times(value: f64) -> String {
     if value.abs() < 9.995 { format!("{value:.2}x") } else { format!("{value:.1}x") }
@@ -24,11 +33,6 @@ pub fn percent(share: f64) -> String {
 /// An accuracy in percent, with the digits that matter near the top.
 pub fn accuracy(share: f64) -> String {
     format!("{:.2}%", share * 100.0)
-}
-
-/// A change in percentage points, with its sign.
-pub fn points(value: f64) -> String {
-    if value.abs() < 0.005 { "0.00".to_owned() } else { format!("{value:+.2}") }
 }
 
 /// Bytes in the unit that leaves few digits; a dash where they are not known.
@@ -73,7 +77,7 @@ mod tests {
     fn numbers_keep_the_digits_that_matter() {
         assert_eq!([0.01234, 9.994, 9.996, 99.96, 1234.5].map(seconds), ["0.012", "9.99", "10.0", "100", "1234"]);
         assert_eq!([0.004, 0.0996, 0.5].map(percent), ["0.4%", "10%", "50%"]);
-        assert_eq!([-0.001, 0.02, -0.7].map(points), ["0.00", "+0.02", "-0.70"]);
+        assert_eq!([3.14159, 31.4159, 31415.9].map(rate), ["3.14", "31.4", "31416"]);
         assert_eq!([None, Some(300 << 20), Some(3 << 30)].map(bytes), ["-", "300 MiB", "3.0 GiB"]);
     }
 

@@ -22,6 +22,10 @@ pub struct VersusReport {
     pub rows: Vec<VersusRow>,
     /// What could not be measured, as its peer is not there; such rows are absent, never guessed.
     pub missing: Vec<MissingPeer>,
+    /// The number of pairs that was asked for in place of the usual one: a row that was measured again because it missed
+    /// is seen by it.
+    #[serde(default)]
+    pub pairs_asked: Option<u32>,
 }
 
 /// One comparison.
@@ -49,8 +53,12 @@ pub struct VersusRow {
     pub target: Option<f64>,
     /// Which side of the bound is right.
     pub target_is: Option<Bound>,
-    /// Whether the median ratio keeps the bound.
+    /// Whether the ratio keeps the bound: all pairs do (`true`), none does (`false`), or some do, which decides nothing.
+    /// Records of before 23 November 2026 say this of the median alone.
     pub met: Option<bool>,
+    /// Whether the peer is no other tool but a limit: a constant, a bound, or a bare loop of ours.
+    #[serde(default)]
+    pub is_limit: bool,
 }
 
 /// A peer that is not installed.
@@ -155,7 +163,8 @@ impl VersusRow {
             pairs: ours.len(),
             target: value,
             target_is: bound,
-            met: target.map(|target| target.is_met_by(spread.median)),
+            met: target.and_then(|target| target.decided_by(spread)),
+            is_limit: false,
         })
     }
 }
@@ -167,6 +176,17 @@ impl Target {
             Self::AtLeast(bound) => ratio >= bound,
             Self::AtMost(bound) => ratio <= bound,
             Self::Within(bound) => (ratio - 1.0).abs() <= bound,
+        }
+    }
+
+    /// Whether a spread keeps the bound as a whole; `None` where a part of it does.
+    pub fn decided_by(self, spread: Spread) -> Option<bool> {
+        let Spread { low, high, .. } = spread;
+        let ends = [self.is_met_by(low), self.is_met_by(high)];
+        match self {
+            // An interval from one side of 1 to the other has its ends outside, and a part within.
+            Self::Within(_) if ends == [false; 2] && low < 1.0 && high > 1.0 => None,
+            _ => (ends[0] == ends[1]).then_some(ends[0]),
         }
     }
 
@@ -197,6 +217,7 @@ impl VersusReport {
         out.extend(
             self.missing.iter().map(|peer| format!("missing: {} for {}: {}", peer.peer_name, peer.case, peer.reason)),
         );
+        out.extend(self.pairs_asked.map(|pairs| format!("measured with --pairs {pairs} in place of the usual number")));
         out.join("\n") + "\n"
     }
 
@@ -214,9 +235,14 @@ fn cells(row: &VersusRow) -> Vec<String> {
         Bound::Within => "1 +-",
     });
     let target = row.target.zip(sign).map(|(target, sign)| format!("{sign} {target}"));
-    let met = row.met.map_or("-", |met| if met { "met" } else { "MISSED" });
+    let met = match (row.met, row.target) {
+        (Some(true), _) => "met",
+        (Some(false), _) => "MISSED",
+        (None, Some(_)) => "undecided",
+        (None, None) => "-",
+    };
     vec![
-        format!("  {}", row.peer_name),
+        format!("  {}{}", if row.is_limit { "limit: " } else { "" }, row.peer_name),
         format!("{} {}", brief(row.ours), row.unit),
         format!("{} {}", brief(row.peer), row.unit),
         format!("{:.2} ({:.2}-{:.2})", row.ratio_median, row.ratio_low, row.ratio_high),
@@ -227,7 +253,7 @@ fn cells(row: &VersusRow) -> Vec<String> {
 }
 
 /// A value with four significant digits, without an exponent.
-fn brief(value: f64) -> String {
+pub(crate) fn brief(value: f64) -> String {
     if value == 0.0 {
         return "0".to_owned();
     }
@@ -249,14 +275,26 @@ mod tests {
         let faster = row(Ratio::TimesFasterByTime, Some(Target::AtLeast(2.5)));
         assert_eq!((faster.ratio_low, faster.ratio_median, faster.ratio_high), (1.5, 2.0, 2.5));
         assert_eq!((faster.ours, faster.peer, faster.pairs), (2.0, 5.0, 3));
-        assert_eq!((faster.case.as_str(), faster.met), ("step (times faster than the peer)", Some(false)));
-        let share = row(Ratio::ShareOfCost, Some(Target::AtMost(0.5)));
+        // 1.5 to 2.5 are on both sides of 2.5.
+        assert_eq!((faster.case.as_str(), faster.met), ("step (times faster than the peer)", None));
+        let share = row(Ratio::ShareOfCost, Some(Target::AtMost(0.7)));
         assert_eq!((share.ratio_median, share.met), (0.5, Some(true)));
         let rate = row(Ratio::ShareOfRate, Some(Target::AtLeast(0.5)));
         assert_eq!((rate.ratio_median, rate.case.as_str()), (0.5, "step (share of the peer's speed)"));
         let within = |bound| row(Ratio::ShareOfRate, Some(Target::Within(bound))).met;
-        assert_eq!((within(0.5), within(0.4)), (Some(true), Some(false)));
-        assert_eq!((rate.met, row(Ratio::TimesFasterByRate, None).met), (Some(true), None));
+        assert_eq!((within(0.6), within(0.4), within(0.2)), (Some(true), None, Some(false)));
+        assert_eq!((rate.met, row(Ratio::TimesFasterByRate, None).met), (None, None));
+    }
+
+    #[test]
+    fn the_whole_spread_decides() {
+        let decided = |target: Target, low, high| target.decided_by(Spread { median: 1.0, low, high });
+        assert_eq!(decided(Target::AtLeast(1.0), 1.0, 2.0), Some(true));
+        assert_eq!(decided(Target::AtLeast(1.0), 0.9, 2.0), None);
+        assert_eq!(decided(Target::AtMost(1.0), 1.1, 2.0), Some(false));
+        assert_eq!(decided(Target::Within(0.1), 0.95, 1.05), Some(true));
+        assert_eq!(decided(Target::Within(0.1), 0.5, 1.5), None);
+        assert_eq!(decided(Target::Within(0.1), 1.2, 1.5), Some(false));
     }
 
     #[test]
@@ -271,7 +309,7 @@ mod tests {
     fn the_json_has_every_field_of_the_form_and_the_table_names_what_is_missing() {
         let report = VersusReport {
             schema: SCHEMA,
-            rows: vec![row(Ratio::ShareOfCost, Some(Target::AtMost(0.4)))],
+            rows: vec![row(Ratio::ShareOfCost, Some(Target::AtMost(0.3)))],
             missing: vec![MissingPeer {
                 case: "loader".to_owned(),
                 peer_name: "spdl".to_owned(),
@@ -280,13 +318,13 @@ mod tests {
             ..VersusReport::default()
         };
         let json: serde_json::Value = serde_json::from_str(&report.to_json().unwrap()).unwrap();
-        let fields = "case ours peer peer_name unit ratio_median ratio_low ratio_high pairs target met";
+        let fields = "case ours peer peer_name unit ratio_median ratio_low ratio_high pairs target is_limit";
         for field in fields.split(' ') {
             assert!(!json["rows"][0][field].is_null(), "{field} is missing");
         }
         let table = report.table();
         assert!(table.contains("\nstep (share of the peer's)\n  peer 1.0 "), "{table}");
-        assert!(table.contains("MISSED") && table.contains("<= 0.4"), "{table}");
+        assert!(table.contains("MISSED") && table.contains("<= 0.3"), "{table}");
         assert!(table.contains("missing: spdl for loader: pip install spdl"), "{table}");
     }
 

@@ -14,7 +14,7 @@ use tch::Device;
 
 use super::training::{Trainer, start_timer};
 use super::{Form, Plan};
-use crate::feed::{MEAN, STD};
+use crate::digits::{MEAN, STD};
 
 /// Large enough for a step to be arithmetic: one that mostly moves weights takes longer behind every wait, which has cooled
 /// the caches.

@@ -63,7 +63,7 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
     let blocking = RefCell::new(Checkpoint::builder(folder.join("blocking")).keep(1).background(false).build()?);
     let run = RefCell::new((&mut vs, &mut opt));
     let mut turns = Turns::default();
-    turns.ours("copy", || {
+    turns.limit("copy", || {
         time(|| {
             for (mut to, from) in warm.iter().map(Tensor::shallow_clone).zip(&tensors) {
                 to.f_copy_(from)?;
@@ -85,7 +85,7 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
         checkpoint.finish()?;
         Ok(stall)
     });
-    turns.ours("plain", || {
+    turns.limit("plain", || {
         let (aside, path) = (folder.join("plain.aside"), folder.join("plain"));
         time(|| {
             let mut file = File::create(&aside)?;
@@ -109,6 +109,8 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
         })
     });
     turns.peer("torch.load and load_state_dict", &program, |peer| Ok(peer.measure("load", 1)? * 1e3));
+    turns.peer("torch.load(mmap=True) and load_state_dict", &program, |peer| Ok(peer.measure("load_mmap", 1)? * 1e3));
+    turns.peer("DCP's async_save", &program, |peer| Ok(peer.measure("async_save", 1)? * 1e3));
     turns.take("checkpoint", options.pairs.unwrap_or(PAIRS))?;
 
     let of = format!("{:.2} GB, {} tensors", bytes as f64 / 1e9, tensors.len());
@@ -123,9 +125,12 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
     row("a save that is waited for, with checksums", faster, "blocking", "plain", Some(Target::AtLeast(0.8)))?;
     row("a save that is waited for", faster, "blocking", "torch.save and fsync", None)?;
     row("what a save in the background stalls", cost, "background", "torch.save and fsync", None)?;
-    row("loading, checksums compared", faster, "resume", "torch.load and load_state_dict", None)?;
+    row("what a save in the background stalls", cost, "background", "DCP's async_save", Some(Target::AtMost(1.0)))?;
+    let target = Some(Target::AtLeast(0.8));
+    row("loading, checksums compared", faster, "resume", "torch.load and load_state_dict", target)?;
+    row("loading, checksums compared", faster, "resume", "torch.load(mmap=True) and load_state_dict", None)?;
     let Findings { rows, missing } = findings;
-    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing })
+    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
 }
 
 /// All tensors of what is saved.

@@ -96,7 +96,7 @@ pub fn run(options: &Options) -> Result<()> {
     if let Some(path) = &options.json {
         check_writable(path)?;
     }
-    let report: VersusReport = match options.case {
+    let mut report: VersusReport = match options.case {
         Case::Step => step::measure(options)?,
         Case::Optim => optim::measure(options)?,
         Case::Checkpoint => checkpoint::measure(options)?,
@@ -106,6 +106,7 @@ pub fn run(options: &Options) -> Result<()> {
         Case::DdpRank => return ddp::rank::serve(),
         Case::DdpFirstSum => return ddp::launch::first_sum(),
     };
+    report.pairs_asked = options.pairs;
     print!("{}", report.table());
     if let Some(path) = &options.json {
         write_atomically(path, report.to_json()?.as_bytes())?;

@@ -35,7 +35,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
         steps(&model, options, &mut versions, &mut findings)?;
     }
     let Findings { rows, missing } = findings;
-    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing })
+    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
 }
 
 fn resnet50() -> Model {

@@ -76,7 +76,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
         rows.push(adamw.row(ADAMW, "adamw_fused", "PyTorch, fused", share(1.1))?);
         rows.push(adamw.row(ADAMW, "adamw_foreach", "PyTorch, foreach", (Ratio::ShareOfCost, None))?);
     }
-    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing })
+    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
 }
 
 /// Samples of ours, of plain tch and of the peer's programs, one of each a round.

@@ -44,6 +44,7 @@ type Measure<'a> = Box<dyn FnMut() -> Result<f64> + 'a>;
 
 enum Measured<'a> {
     Ours(Measure<'a>),
+    Limit(Measure<'a>),
     Peer(Measure<'a>),
     Missing(String),
 }
@@ -81,6 +82,11 @@ impl<'a> Turns<'a> {
         self.add(name, Measured::Ours(Box::new(measure)));
     }
 
+    /// Adds what ours is held against where there is no other tool: a constant, a bound, or the bare work.
+    pub fn limit(&mut self, name: &str, measure: impl FnMut() -> Result<f64> + 'a) {
+        self.add(name, Measured::Limit(Box::new(measure)));
+    }
+
     /// Adds a way of a peer's: when it fails, it counts as missing.
     pub fn peer(&mut self, name: &str, program: &Program, mut measure: impl FnMut(&mut Peer) -> Result<f64> + 'a) {
         let measured = match &program.0 {
@@ -106,7 +112,7 @@ impl<'a> Turns<'a> {
             }
             for way in &mut self.ways {
                 let sample = match &mut way.measured {
-                    Measured::Ours(measure) => measure().with_context(|| format!("{what}, {}", way.name))?,
+                    Measured::Ours(measure) | Measured::Limit(measure) => measure().with_context(|| format!("{what}, {}", way.name))?,
                     Measured::Missing(_) => continue,
                     Measured::Peer(measure) => match measure() {
                         Ok(sample) => sample,
@@ -140,14 +146,9 @@ impl<'a> Turns<'a> {
             return Ok(());
         }
         let samples = (&ours.samples[..], &peer.samples[..]);
-        findings.rows.push(VersusRow::of_pairs(
-            case.text,
-            peer.name.trim_end(),
-            case.unit,
-            samples,
-            case.ratio,
-            target,
-        )?);
+        let row =
+            VersusRow::of_pairs(case.text, peer.name.trim_end(), case.unit, samples, case.ratio, target)?;
+        findings.rows.push(VersusRow { is_limit: matches!(peer.measured, Measured::Limit(_)), ..row });
         Ok(())
     }
 }

@@ -17,6 +17,7 @@ mod run;
 mod span_layer;
 mod step_timer;
 mod strategy;
+mod thread_tuner;
 mod trace;
 
 pub use compare::{ComparedBytes, ComparedOp, ComparedTime, Comparison, Verdict};
@@ -43,4 +44,5 @@ pub use step_timer::{
     stragglers,
 };
 pub use strategy::{Candidate, Cluster, Strategy, StrategyChoice, TrainingSize, choose_strategy};
+pub use thread_tuner::ThreadTuner;
 pub use trace::{MemoryTimeline, TensorBoardHandler, TraceWriter, tensorboard_trace_handler};

@@ -1,12 +1,11 @@
-//! Accuracy against time: a small chart a technique, all on the same scales, each with the other techniques in grey.
-//!
-//! Seven lines that end at nearly the same accuracy cannot be told apart in one chart, by colour least of all.
+//! Loss over time of whole trainings: a small chart a contender, all on the same scales, each with the others in grey.
 
 use std::fmt::Write;
 
 use super::{escape, ticks};
+use crate::report::WorkloadReport;
 use crate::text::{accuracy, seconds};
-use crate::{EpochMark, Row};
+use crate::{Mark, Row};
 
 /// The size of one chart, and the room around its plot for the scales' labels and the last value.
 const SIZE: (f64, f64) = (300.0, 170.0);
@@ -15,13 +14,12 @@ const RIGHT: f64 = 14.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 24.0;
 
-/// The charts of one device's rows.
-pub fn charts(rows: &[&Row]) -> String {
-    let Some(scale) = Scale::of(rows) else {
-        return "<p class=\"quiet\">No accuracy was measured during the runs.</p>".to_owned();
-    };
-    let charts: String = rows.iter().map(|row| chart(row, rows, &scale)).collect();
-    format!("<div class=\"curves\">{charts}</div>")
+/// The charts of a workload with their heading; nothing where nothing was trained as a whole.
+pub fn section(report: &WorkloadReport) -> String {
+    let rows: Vec<&Row> = report.rows.iter().filter(|row| !row.curve.is_empty()).collect();
+    let Some(scale) = Scale::of(&rows) else { return String::new() };
+    let charts: String = rows.iter().map(|row| chart(row, &rows, &scale)).collect();
+    format!("<h3>Loss over time, whole trainings</h3><div class=\"curves\">{charts}</div>")
 }
 
 /// The scales that all charts share.
@@ -34,53 +32,55 @@ struct Scale {
 impl Scale {
     fn of(rows: &[&Row]) -> Option<Self> {
         let marks = || rows.iter().flat_map(|row| &row.curve);
-        let reduce = |value: fn(&EpochMark) -> f64, fold: fn(f64, f64) -> f64| marks().map(value).reduce(fold);
-        let seconds = reduce(|mark| mark.seconds, f64::max)?;
-        let (low, high) = (reduce(|mark| mark.accuracy, f64::min)?, reduce(|mark| mark.accuracy, f64::max)?);
-        let room = ((high - low) * 0.08).max(0.001);
-        Some(Self { seconds: seconds.max(f64::MIN_POSITIVE), low: (low - room).max(0.0), high: (high + room).min(1.0) })
+        let seconds = marks().map(|mark| mark.seconds).reduce(f64::max)?;
+        let (low, high) = (marks().filter_map(|it| it.loss).reduce(f64::min)?, marks().filter_map(|it| it.loss).reduce(f64::max)?);
+        let room = ((high - low) * 0.08).max(1e-6);
+        Some(Self { seconds: seconds.max(f64::MIN_POSITIVE), low: (low - room).max(0.0), high: high + room })
     }
 
     fn x(&self, seconds: f64) -> f64 {
         LEFT + seconds / self.seconds * (SIZE.0 - LEFT - RIGHT)
     }
 
-    fn y(&self, accuracy: f64) -> f64 {
-        let share = (accuracy - self.low) / (self.high - self.low).max(f64::MIN_POSITIVE);
+    fn y(&self, loss: f64) -> f64 {
+        let share = (loss - self.low) / (self.high - self.low).max(f64::MIN_POSITIVE);
         SIZE.1 - BOTTOM - share * (SIZE.1 - TOP - BOTTOM)
     }
 
-    /// The points of a line.
-    fn points(&self, curve: &[EpochMark]) -> String {
-        let point = |mark: &EpochMark| format!("{:.1},{:.1}", self.x(mark.seconds), self.y(mark.accuracy));
-        curve.iter().map(point).collect::<Vec<String>>().join(" ")
+    /// The places of the marks that have a loss.
+    fn places(&self, curve: &[Mark]) -> Vec<(f64, f64)> {
+        curve.iter().filter_map(|mark| Some((self.x(mark.seconds), self.y(mark.loss?)))).collect()
+    }
+
+    fn points(&self, curve: &[Mark]) -> String {
+        let points = self.places(curve).into_iter().map(|(x, y)| format!("{x:.1},{y:.1}"));
+        points.collect::<Vec<String>>().join(" ")
     }
 }
 
 fn chart(row: &Row, rows: &[&Row], scale: &Scale) -> String {
-    let said = row.curve.last().map_or_else(
-        || "not measured".to_owned(),
-        |mark| format!("{} after {} s", accuracy(mark.accuracy), seconds(mark.seconds)),
-    );
+    let after = row.curve.last().map_or(f64::NAN, |mark| mark.seconds);
+    let result = match (row.accuracy, row.loss) {
+        (Some(share), _) => accuracy(share),
+        (None, Some(loss)) => format!("{loss:.3}"),
+        (None, None) => "not finite".to_owned(),
+    };
+    let said = format!("{result} after {} s", seconds(after));
     let mut out = format!(
         "<figure><figcaption><b>{}</b><span>{}</span></figcaption>\
          <svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">",
-        row.technique,
+        row.contender,
         escape(&said),
         SIZE.0,
         SIZE.1,
-        escape(&format!("{}: accuracy {said}", row.technique)),
+        escape(&format!("{}: {said}", row.contender)),
     );
     axes(&mut out, scale);
-    // The baseline last, so that no other line hides it.
-    let (base, others): (Vec<&Row>, Vec<&Row>) =
-        rows.iter().filter(|other| other.technique != row.technique).partition(|other| other.is_baseline());
-    for (class, other) in others.iter().map(|other| ("other", other)).chain(base.iter().map(|base| ("base", base))) {
-        let _ = write!(out, "<polyline class=\"{class}\" points=\"{}\"/>", scale.points(&other.curve));
+    for other in rows.iter().filter(|other| other.contender != row.contender) {
+        let _ = write!(out, "<polyline class=\"other\" points=\"{}\"/>", scale.points(&other.curve));
     }
     let _ = write!(out, "<polyline class=\"line\" points=\"{}\"/>", scale.points(&row.curve));
-    for mark in &row.curve {
-        let (x, y) = (scale.x(mark.seconds), scale.y(mark.accuracy));
+    for (x, y) in scale.places(&row.curve) {
         let _ = write!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.6\"/>");
     }
     out + "</svg></figure>"
@@ -89,19 +89,12 @@ fn chart(row: &Row, rows: &[&Row], scale: &Scale) -> String {
 /// The scales; writing to a string cannot fail.
 fn axes(out: &mut String, scale: &Scale) {
     let (right, bottom) = (SIZE.0 - RIGHT, SIZE.1 - BOTTOM);
-    let marks = ticks(scale.low, scale.high, 4.0);
-    // As many digits as tell one mark from the next.
-    let digits = match marks.as_slice() {
-        [first, second, ..] if second - first < 0.000_99 => 2,
-        [first, second, ..] if second - first > 0.009_9 => 0,
-        _ => 1,
-    };
-    for mark in marks {
-        let (y, percent) = (scale.y(mark), mark * 100.0);
+    for mark in ticks(scale.low, scale.high, 4.0) {
+        let y = scale.y(mark);
         let _ = write!(
             out,
             "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\
-             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{percent:.digits$}%</text>",
+             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{mark}</text>",
             LEFT - 6.0,
             y + 4.0,
         );

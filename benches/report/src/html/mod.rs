@@ -5,89 +5,97 @@
 mod bars;
 mod curves;
 mod facts;
+mod timeline;
 
-use std::fmt::Write;
-
-use crate::notes::notes;
-use crate::text::{accuracy, bytes, percent, points, seconds, times};
-use crate::{DeviceKind, Report, Row};
+use crate::report::WorkloadReport;
+use crate::table::cells;
+use crate::verdict::Outcome;
+use crate::{Contender, Report};
 
 /// The page of a report.
 pub fn render(report: &Report) -> String {
-    let mut advice = report.advice.lines();
-    let headline = advice.next().unwrap_or("No advice: nothing was compared.");
-    let devices = report.devices();
-    let sections: String = devices.iter().map(|&device| section(report, device, devices.len() > 1)).collect();
+    let mut conclusion = report.conclusion.iter().map(String::as_str);
+    let headline = conclusion.next().unwrap_or("Nothing was compared.");
+    let sections: String = report.workloads.iter().map(section).collect();
     fill(
         include_str!("page.html"),
         &[
             ("style", include_str!("page.css")),
             ("summary", &escape(&facts::summary(report))),
             ("headline", &escape(headline)),
-            ("advice", &paragraphs(advice)),
+            ("advice", &paragraphs(conclusion)),
             ("sections", &sections),
-            ("notes", &paragraphs(notes(report).iter().map(String::as_str))),
-            ("method", &facts::method(report)),
+            ("method", &paragraphs(report.setting.method.iter().map(String::as_str))),
             ("facts", &facts::list(report)),
         ],
     )
 }
 
-/// The charts and the table of one device.
-fn section(report: &Report, device: DeviceKind, named: bool) -> String {
-    let rows: Vec<&Row> = report.rows_on(device).collect();
-    let name = match device {
-        _ if !named => "",
-        DeviceKind::Cpu => "<h2 class=\"device\">On the processor</h2>",
-        DeviceKind::Cuda => "<h2 class=\"device\">On the GPU</h2>",
-    };
+/// The charts and the table of one workload.
+fn section(report: &WorkloadReport) -> String {
+    let all = &report.measurements;
+    let absent: Vec<String> =
+        all.absent.iter().map(|(contender, reason)| format!("{contender} is absent: {reason}")).collect();
+    let facts = all.facts.iter().chain(&absent).map(String::as_str);
     fill(
         include_str!("section.html"),
         &[
-            ("device", name),
-            ("bars", &bars::chart(&rows)),
-            ("curves", &curves::charts(&rows)),
-            ("table", &table(&rows)),
+            ("name", &escape(&all.workload.name())),
+            ("samples", all.workload.samples()),
+            ("facts", &paragraphs(facts)),
+            ("goals", &goals(report)),
+            ("speed", &bars::speed(report)),
+            ("memory", &bars::memory(report)),
+            ("curves", &curves::section(report)),
+            ("timeline", &timeline::section(report)),
+            ("table", &table(report)),
         ],
     )
 }
 
-fn table(rows: &[&Row]) -> String {
-    let with_device = rows.iter().any(|row| row.peak_device_bytes.is_some());
-    let device_head = if with_device { "<th>Device memory</th>" } else { "" };
-    let mut out = format!(
-        "<table><thead><tr><th>Technique</th><th>Median time</th><th>Low\u{2013}high</th><th>Speed\u{2011}up</th>\
-         <th>Low\u{2013}high</th><th>Accuracy</th><th>Change, points</th><th>Peak memory</th>{device_head}\
-         <th>Data wait</th><th>Accuracy kept</th></tr></thead><tbody>"
-    );
-    for row in rows {
-        let spread = row.spread();
-        let mut cells = vec![
-            format!("{} s", seconds(spread.median)),
-            format!("{}\u{2013}{}", seconds(spread.low), seconds(spread.high)),
-            times(row.speedup),
-            format!("{}\u{2013}{}", times(row.speedup_low), times(row.speedup_high)),
-            accuracy(row.accuracy),
-            points(row.accuracy_delta_points),
-            bytes(row.peak_rss_bytes),
-        ];
-        cells.extend(with_device.then(|| bytes(row.peak_device_bytes)));
-        cells.push(percent(row.data_wait_fraction));
-        cells.push(kept(row).to_owned());
-        let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
-        let class = if row.kept_accuracy { "" } else { " class=\"lost\"" };
-        // Writing to a string cannot fail.
-        let _ = write!(out, "<tr{class}><th scope=\"row\">{}</th>{cells}</tr>", row.technique);
-    }
-    out + "</tbody></table>"
+/// What was to be reached, and what was.
+fn goals(report: &WorkloadReport) -> String {
+    let goal = |goal: &crate::verdict::GoalResult| {
+        let (class, said) = match goal.outcome {
+            Outcome::Met => ("met", "met"),
+            Outcome::Missed => ("missed", "missed"),
+            Outcome::Undecided => ("open", "undecided"),
+            Outcome::Disturbed => ("open", "disturbed"),
+        };
+        format!(
+            "<li><b>{}</b> the speed of {} <span class=\"{class}\">goal {}: {said}</span></li>",
+            escape(&goal.comparison.text()),
+            goal.comparison.with,
+            crate::text::times(goal.at_least),
+        )
+    };
+    let goals: String = report.goals.iter().map(goal).collect();
+    if goals.is_empty() { String::new() } else { format!("<ul class=\"goals\">{goals}</ul>") }
 }
 
-/// What the guard says of a row.
-fn kept(row: &Row) -> &'static str {
-    match row {
-        row if row.is_baseline() => "\u{2013}",
-        row if row.kept_accuracy => "yes",
-        _ => "no",
+fn table(report: &WorkloadReport) -> String {
+    let (head, rows) = cells(report, true);
+    let head: String = head.iter().map(|cell| format!("<th>{}</th>", escape(cell))).collect();
+    let row = |(row, cells): (&crate::Row, Vec<String>)| {
+        let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
+        let disturbed = if row.disturbed > 0 { " *" } else { "" };
+        format!("<tr{}><th scope=\"row\">{}{disturbed}</th>{cells}</tr>", class(row.contender), row.contender)
+    };
+    let rows: String = report.rows.iter().zip(rows).map(row).collect();
+    let note = match report.rows.iter().any(|row| row.disturbed > 0) {
+        true => "<p class=\"quiet\">* something else used the machine meanwhile</p>",
+        false => "",
+    };
+    format!("<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>{note}")
+}
+
+/// Python's, tch's and ours look different.
+fn class(contender: Contender) -> &'static str {
+    match contender {
+        contender if contender.is_python() => " class=\"python\"",
+        Contender::Tch => " class=\"tch\"",
+        Contender::Combined => " class=\"combined\"",
+        _ => "",
     }
 }
 
@@ -96,7 +104,7 @@ fn paragraphs<'a>(lines: impl Iterator<Item = &'a str>) -> String {
 }
 
 /// `template` with each `{{name}}` replaced; one pass, so that a value is never searched for further names.
-fn fill(template: &str, values: &[(&str, &str)]) -> String {
+pub(crate) fn fill(template: &str, values: &[(&str, &str)]) -> String {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
     while let Some((before, (name, after))) = rest.split_once("{{").and_then(|(b, r)| Some((b, r.split_once("}}")?))) {
@@ -108,7 +116,7 @@ fn fill(template: &str, values: &[(&str, &str)]) -> String {
 }
 
 /// Text that is safe within an element and within a quoted attribute.
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

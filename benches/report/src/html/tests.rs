@@ -1,65 +1,50 @@
-//! Tests of [`super`].
-
 use super::*;
 use crate::sample;
 
 #[test]
-fn the_page_stands_alone_and_every_place_of_the_template_is_filled() {
-    for cuda in [false, true] {
-        let page = render(&sample::report(cuda));
-        for outside in ["http:", "https:", "<script", "@import", "url(", "{{", "NaN", "inf%"] {
-            assert!(!page.contains(outside), "{outside} is in the page");
+fn the_page_is_whole_and_fetches_nothing() {
+    for report in [sample::report(), sample::quick()] {
+        let page = render(&report);
+        assert!(!page.contains("{{") && !page.contains("}}") && !page.contains("NaN") && !page.contains("inf%"), "{page}");
+        for fetched in ["http://", "https://", "<script", "url("] {
+            assert!(!page.contains(fetched), "{fetched}");
         }
-        for row in &sample::report(cuda).rows {
-            assert!(page.matches(row.technique.name()).count() >= 3, "{} is missing", row.technique);
+        let mut open = Vec::new();
+        for tag in page.split('<').skip(1).map(|rest| rest.split('>').next().unwrap_or_default()) {
+            let name = tag.split([' ', '\n']).next().unwrap_or_default();
+            match name.strip_prefix('/') {
+                Some(closed) => assert_eq!(open.pop(), Some(closed), "in <{tag}>"),
+                None if tag.ends_with('/') || ["!doctype", "meta", "link"].contains(&name) => {}
+                None => open.push(name),
+            }
         }
+        assert!(open.is_empty(), "never closed: {open:?}");
+        assert!(page.contains(&escape(&report.conclusion[0])));
     }
 }
 
 #[test]
-fn text_from_outside_is_escaped_and_never_taken_for_a_template() {
-    let mut report = sample::report(false);
-    report.setting.machine.cpu = "<b>\"A & B\"</b> {{facts}}".to_owned();
-    report.advice = "Use <i>this</i>".to_owned();
-    let page = render(&report);
-    assert!(page.contains("&lt;b&gt;&quot;A &amp; B&quot;&lt;/b&gt; {{facts}}"));
-    assert!(page.contains("<h1>Use &lt;i&gt;this&lt;/i&gt;</h1>"));
-}
-
-#[test]
-fn a_single_row_of_one_epoch_and_rows_of_two_devices_have_pages_too() {
-    let mut report = sample::report(false);
-    report.rows.truncate(1);
-    report.rows[0].curve.truncate(1);
-    assert!(!render(&report).contains("NaN"));
-    report.rows.extend(sample::report(true).rows);
-    let page = render(&report);
-    assert!(page.contains("On the processor") && page.contains("On the GPU"));
-    report.rows.clear();
-    report.advice.clear();
-    assert!(render(&report).contains("No advice"));
-}
-
-#[test]
-fn elements_are_closed_in_order() {
-    let page = render(&sample::report(true));
-    let mut open = Vec::new();
-    for tag in page.split('<').skip(1).map(|rest| rest.split('>').next().unwrap_or_default()) {
-        let name = tag.split([' ', '\n']).next().unwrap_or_default();
-        match name.strip_prefix('/') {
-            Some(closed) => assert_eq!(open.pop(), Some(closed), "in <{tag}>"),
-            None if tag.ends_with('/') || ["!doctype", "meta", "link"].contains(&name) => {}
-            None => open.push(name),
-        }
+fn what_was_not_measured_is_not_shown() {
+    let (whole, quick) = (render(&sample::report()), render(&sample::quick()));
+    for shown in ["Loss over time", "3 steps, before and after", "What would help next"] {
+        assert!(whole.contains(shown) && !quick.contains(shown), "{shown}");
     }
-    assert!(open.is_empty(), "never closed: {open:?}");
+    assert!(quick.contains("pytorch is absent: no torch in python3"));
+    assert!(quick.contains("something else used the machine meanwhile"));
 }
 
 #[test]
-fn ticks_are_round_and_cover_the_range() {
-    assert_eq!(ticks(0.0, 31.2, 5.0), [0.0, 10.0, 20.0, 30.0]);
-    let percents: Vec<f64> = ticks(0.93, 0.99, 4.0).iter().map(|tick| (tick * 100.0).round()).collect();
-    assert_eq!(percents, [94.0, 96.0, 98.0]);
-    assert_eq!(ticks(0.0, 0.6, 6.0), [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]);
+fn names_and_reasons_are_escaped() {
+    let mut report = sample::quick();
+    report.workloads[0].measurements.absent[0].1 = "<b>&\"'".to_owned();
+    report.setting.machine.cpu = "<script>".to_owned();
+    let page = render(&report);
+    assert!(page.contains("&lt;b&gt;&amp;&quot;&#39;") && !page.contains("<script"));
+}
+
+#[test]
+fn ticks_are_round_numbers_within_the_range() {
+    assert_eq!(ticks(0.0, 31.0, 5.0), [0.0, 10.0, 20.0, 30.0]);
+    assert_eq!(ticks(0.958, 0.99, 4.0), [0.96, 0.97, 0.98, 0.99]);
     assert_eq!(ticks(1.0, 1.0, 4.0), [1.0]);
 }

@@ -18,7 +18,7 @@ use super::peer::Peer;
 use super::turns::{Case, Findings, Program, Turns};
 
 const PAIRS: u32 = 9;
-const STEPS: &str = "2 ranks over Gloo, one thread each, 32 samples a rank, ours with host memory kept";
+const STEPS: &str = "2 ranks over Gloo, one thread each, 32 samples a rank";
 /// All-reduces of one number a sample.
 const SUMS: u32 = 300;
 /// Each model with how many steps a sample takes.
@@ -92,7 +92,6 @@ fn training(options: &Options, ours: &RefCell<Peer>, findings: &mut Findings) ->
             Ok(peer.measure(&format!("{model}_{what}"), steps)? * 1e3 / f64::from(steps))
         };
         turns.ours("step", move || milliseconds(&mut ours.borrow_mut(), "step"));
-        turns.peer("PyTorch DDP", &theirs, move |peer| milliseconds(peer, "step"));
         turns.peer("PyTorch DDP, AdamW(fused=True)", &theirs, move |peer| milliseconds(peer, "fused"));
         turns.ours("hidden", move || ours.borrow_mut().measure(&format!("{model}_hidden"), steps));
         turns.peer("PyTorch DDP ", &theirs, move |peer| peer.measure(&format!("{model}_hidden"), steps));
@@ -103,7 +102,6 @@ fn training(options: &Options, ours: &RefCell<Peer>, findings: &mut Findings) ->
         let text = format!("training step with AdamW, {name}, {STEPS}");
         let case = Case { text: &text, unit: "ms", ratio: Ratio::ShareOfCost };
         let target = Some(Target::AtMost(0.95));
-        turns.compare(findings, case, ("step", "PyTorch DDP"), target)?;
         turns.compare(findings, case, ("step", "PyTorch DDP, AdamW(fused=True)"), target)?;
         let text = format!("share of the all-reduce hidden behind backward, {name}, {STEPS}");
         let case = Case { text: &text, unit: "of 1", ratio: Ratio::ShareOfCost };

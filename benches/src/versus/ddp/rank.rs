@@ -6,7 +6,6 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use overdrive::ffi::cache_host_memory;
 use overdrive::prelude::*;
 use overdrive_ddp::hooks::{CastCompress, OneBit, PowerSgd, PowerSgdOptions, TopK};
 use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, ReduceOp, init_process_group};
@@ -54,7 +53,6 @@ pub fn place(command: &mut Command, rank: usize, port: u16) {
 /// like `mlp*8` takes eight times the samples.
 pub fn serve() -> Result<()> {
     tch::set_num_threads(1);
-    cache_host_memory(1 << 30)?;
     let group = init_process_group(Backend::Gloo, InitMethod::Auto)?;
     println!("{}", env!("CARGO_PKG_VERSION"));
     // Made when they are asked for: each hook has a model of its own.

@@ -113,7 +113,7 @@ pub fn measure(options: &super::Options) -> Result<VersusReport> {
         topic.measure(&mut bench)?;
     }
     let Bench { versions, findings: Findings { rows, missing }, .. } = bench;
-    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing })
+    Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
 }
 
 impl Topic {

@@ -87,7 +87,7 @@ fn rows<B: Send + 'static>(
     let mut turns = Turns::default();
     turns.ours("begun", || resumed(Until::Begun));
     turns.ours("first batch", || resumed(Until::FirstBatch));
-    turns.ours(FROM_THE_START, || {
+    turns.limit(FROM_THE_START, || {
         let loader = make()?;
         // Other shards and entries each time, as after a state.
         loader.set_epoch(first.replace(first.get() + 1));
@@ -95,7 +95,7 @@ fn rows<B: Send + 'static>(
         loader.iter().next().context("no batch at all")??;
         Ok(1e3 * started.elapsed().as_secs_f64())
     });
-    turns.ours(IS_ALLOWED, || Ok(ALLOWED));
+    turns.limit(IS_ALLOWED, || Ok(ALLOWED));
     turns.take(&format!("resume, {what}"), bench.pairs)?;
     let target = |of| (of == limited).then_some(Target::AtMost(1.0));
     let texts = [

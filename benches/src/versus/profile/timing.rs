@@ -32,7 +32,7 @@ pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
     let training = RefCell::new(Training::new()?);
     let timer = StepTimer::builder().build()?;
     let mut turns = Turns::default();
-    turns.ours(PLAIN, || training.borrow_mut().steps(STEPS, None));
+    turns.limit(PLAIN, || training.borrow_mut().steps(STEPS, None));
     turns.ours("timer", || training.borrow_mut().steps(STEPS, Some(&timer)));
     turns.take("profile, step timer", pairs.unwrap_or(SHORT_PAIRS))?;
     let mut row = |turns: &Turns<'_>, what: &str, name: &str| {
@@ -44,7 +44,7 @@ pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
 
     let pairs = pairs.unwrap_or(PAIRS);
     let mut turns = Turns::default();
-    turns.ours(PLAIN, || training.borrow_mut().steps(WATCHED_STEPS, None));
+    turns.limit(PLAIN, || training.borrow_mut().steps(WATCHED_STEPS, None));
     turns.ours("both", || {
         // Ten times as often as it looks unless told otherwise.
         let _monitor = Monitor::builder().interval(Duration::from_millis(100)).threads(true).start()?;
@@ -64,14 +64,14 @@ pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
         }
         Ok(started.elapsed().as_secs_f64() * 1e6 / f64::from(STEPS_OF_NOTHING))
     });
-    turns.ours(SHARE_OF_STEP, || Ok(50.0));
+    turns.limit(SHARE_OF_STEP, || Ok(50.0));
     turns.ours("monitor", || {
         let mut monitor = Monitor::builder().interval(Duration::from_millis(100)).threads(true).start()?;
         std::thread::sleep(Duration::from_millis(1050));
         monitor.stop();
         busy_milliseconds(&monitor.samples())
     });
-    turns.ours(SHARE_OF_CORE, || Ok(10.0));
+    turns.limit(SHARE_OF_CORE, || Ok(10.0));
     turns.take("profile, their own time", pairs.min(15))?;
     let mut row = |what: &str, unit, pair| {
         let case = Case { text: what, unit, ratio: Ratio::ShareOfCost };
@@ -88,7 +88,7 @@ pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
         }
         Ok(started.elapsed().as_secs_f64() * 1e9 / f64::from(SCOPES))
     });
-    turns.ours(LIMIT, || Ok(20.0));
+    turns.limit(LIMIT, || Ok(20.0));
     turns.take("profile, scopes", pairs)?;
     let case = Case { text: "a scope while no profiler is on", unit: "ns", ratio: Ratio::ShareOfCost };
     turns.compare(findings, case, ("scope", LIMIT), Some(Target::AtMost(1.0)))

@@ -5,8 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use overdrive::dataload::{Mnist, MnistSplit};
-use overdrive_bench_report::Dataset;
+use overdrive_dataload::{Mnist, MnistSplit};
 use sha2::{Digest, Sha256};
 
 /// The data of a bench: idx files, and the same training images as one PNG file each.
@@ -16,8 +15,12 @@ pub struct Prepared {
     pub idx: PathBuf,
     /// `<digit>/<number>.png` for each training image.
     pub png: PathBuf,
-    /// What the report says of it.
-    pub dataset: Dataset,
+    /// What the report calls it.
+    pub name: String,
+    /// Training images.
+    pub train: usize,
+    /// Test images.
+    pub test: usize,
 }
 
 /// Reads the idx files, takes the first images of each half, and writes the training half as PNG files below `work`,
@@ -48,7 +51,7 @@ pub fn prepare(idx: &Path, work: &Path, max_train: usize, max_test: usize) -> Re
         60_000 => "MNIST".to_owned(),
         _ => format!("MNIST, the first {train} training and {test} test images"),
     };
-    Ok(Prepared { idx: idx.to_owned(), png, dataset: Dataset { name, train, test, sha256 } })
+    Ok(Prepared { idx: idx.to_owned(), png, name, train, test })
 }
 
 fn digest(mnist: &Mnist, train: usize, test: usize) -> String {

@@ -1,4 +1,4 @@
-//! The main job; `cargo xtask bench` builds and runs it.
+//! The technique benchmark; `cargo xtask bench` builds and runs it.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 use overdrive_bench_report::BenchOptions;
-use overdrive_benches::job::Job;
-use overdrive_benches::main_job;
+use overdrive_bench::job::Job;
+use overdrive_bench::{JOB_ARGUMENT, contender};
 
 fn main() -> ExitCode {
     match run() {
@@ -22,14 +22,14 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let args: Vec<String> = std::env::args().collect();
     if let [_, flag, job] = &args[..]
-        && flag == main_job::JOB_ARGUMENT
+        && flag == JOB_ARGUMENT
     {
-        return serde_json::from_str::<Job>(job).context("the job is not one of this program's")?.run();
+        return contender::serve(&serde_json::from_str::<Job>(job).context("the job is not one of this program's")?);
     }
     let options = BenchOptions::parse();
     if options.check_device {
         println!("cuda: {}", tch::Cuda::is_available());
         return Ok(());
     }
-    main_job::run(&options)
+    overdrive_bench::run(&options)
 }

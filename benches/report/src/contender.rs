@@ -1,0 +1,98 @@
+//! The ways of training that the technique benchmark compares: Python's, plain tch's and ours.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// One way of training a workload; its name is the same on the command line and in the JSON.
+///
+/// The line above each variant is what `--help` and the page say about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Contender {
+    /// Python's PyTorch as most people write it.
+    Pytorch,
+    /// Python's PyTorch tuned by hand.
+    PytorchTuned,
+    /// Python's PyTorch tuned, with `torch.compile`.
+    PytorchCompiled,
+    /// tch alone: its own reading, models and optimizers.
+    Tch,
+    /// `DataLoader`: batches are decoded by background threads.
+    Prefetch,
+    /// `DataLoader` over `Cached`: each file decoded once.
+    CachePrefetch,
+    /// `DataLoader` that decodes JPEG at a fraction of its size.
+    ScaledDecode,
+    /// Tensors with the channels of a pixel side by side.
+    ChannelsLast,
+    /// The fused AdamW kernel.
+    Fused,
+    /// Mixed precision in bfloat16.
+    Bf16,
+    /// Mixed precision in float16, with a `GradScaler`.
+    Fp16,
+    /// float32 with TensorFloat-32 products.
+    Tf32,
+    /// The whole set in the device's memory.
+    DeviceData,
+    /// Two micro-batches a step, which take less memory.
+    Accumulate,
+    /// Those of the techniques above that paid here, together.
+    Combined,
+}
+
+impl Contender {
+    /// All of them, in the order of a report's rows.
+    pub const ALL: [Self; 15] = [
+        Self::Pytorch,
+        Self::PytorchTuned,
+        Self::PytorchCompiled,
+        Self::Tch,
+        Self::Prefetch,
+        Self::CachePrefetch,
+        Self::ScaledDecode,
+        Self::ChannelsLast,
+        Self::Fused,
+        Self::Bf16,
+        Self::Fp16,
+        Self::Tf32,
+        Self::DeviceData,
+        Self::Accumulate,
+        Self::Combined,
+    ];
+
+    /// The name on the command line and in the JSON.
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// What it does, in one line.
+    pub fn description(self) -> String {
+        let value = self.to_possible_value();
+        value.and_then(|value| value.get_help().map(ToString::to_string)).unwrap_or_default()
+    }
+
+    /// Whether Python runs it.
+    pub const fn is_python(self) -> bool {
+        matches!(self, Self::Pytorch | Self::PytorchTuned | Self::PytorchCompiled)
+    }
+
+    /// Whether it is plain tch with one thing changed.
+    pub const fn is_technique(self) -> bool {
+        !self.is_python() && !matches!(self, Self::Tch | Self::Combined)
+    }
+
+    /// Whether it needs a CUDA device.
+    pub const fn needs_cuda(self) -> bool {
+        matches!(self, Self::Fp16 | Self::Tf32 | Self::DeviceData)
+    }
+}
+
+impl fmt::Display for Contender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.name())
+    }
+}

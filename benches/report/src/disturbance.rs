@@ -1,0 +1,48 @@
+//! Whether something else used the machine while a time was taken.
+
+use serde::{Deserialize, Serialize};
+
+/// CPUs used by others, or waited for, from which a time says nothing: a tenth of one.
+const TOO_MUCH: f64 = 0.1;
+/// The slowest pace at which the processor may do a fixed piece of work, of its best one.
+const SLOWEST_PACE: f64 = 0.8;
+
+/// What else used the machine, on the mean over a measured time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Disturbance {
+    /// CPUs that the hypervisor gave to other machines (`steal` of `/proc/stat`).
+    pub stolen_cpus: f64,
+    /// CPUs that other processes of this machine used.
+    pub other_cpus: f64,
+    /// How fast a fixed piece of work went on all cores right before and after, of the best pace seen; the slower of both.
+    pub pace: f64,
+}
+
+impl Default for Disturbance {
+    fn default() -> Self {
+        Self { stolen_cpus: 0.0, other_cpus: 0.0, pace: 1.0 }
+    }
+}
+
+impl Disturbance {
+    /// Whether a time taken meanwhile says nothing.
+    pub fn is_too_much(&self) -> bool {
+        !(self.stolen_cpus < TOO_MUCH && self.other_cpus < TOO_MUCH && self.pace > SLOWEST_PACE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_is_too_much_by_itself_and_what_is_unknown_is_too_much() {
+        let quiet = Disturbance::default();
+        assert!(!quiet.is_too_much());
+        assert!(!Disturbance { stolen_cpus: 0.05, other_cpus: 0.05, pace: 0.9 }.is_too_much());
+        assert!(Disturbance { stolen_cpus: 0.3, ..quiet }.is_too_much());
+        assert!(Disturbance { other_cpus: 1.0, ..quiet }.is_too_much());
+        assert!(Disturbance { pace: 0.5, ..quiet }.is_too_much());
+        assert!(Disturbance { other_cpus: f64::NAN, ..quiet }.is_too_much());
+    }
+}

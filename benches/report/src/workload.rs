@@ -1,0 +1,87 @@
+//! What the technique benchmark trains.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::Contender;
+
+/// A model on data; its name is the same on the command line and in the JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Workload {
+    /// A small CNN on 20,000 digits, one PNG file each.
+    Digits,
+    /// A ResNet on photographs of 3 megapixels, JPEG files.
+    Photos,
+    /// A small GPT on Hamlet, byte by byte.
+    Text,
+}
+
+/// What a share of the speed of another is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Goal {
+    /// The other.
+    pub against: Contender,
+    /// Times as fast, at least.
+    pub at_least: f64,
+}
+
+impl Workload {
+    /// All of them, in the order of a report.
+    pub const ALL: [Self; 3] = [Self::Digits, Self::Photos, Self::Text];
+
+    /// The name on the command line and in the JSON.
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// What it is, in one line.
+    pub fn description(self) -> String {
+        let value = self.to_possible_value();
+        value.and_then(|value| value.get_help().map(ToString::to_string)).unwrap_or_default()
+    }
+
+    /// What is counted: images or tokens.
+    pub const fn samples(self) -> &'static str {
+        match self {
+            Self::Digits | Self::Photos => "images",
+            Self::Text => "tokens",
+        }
+    }
+
+    /// What trains it here, in the order of the rows.
+    pub fn contenders(self, cuda: bool) -> Vec<Contender> {
+        use Contender as C;
+        let own: &[Contender] = match self {
+            Self::Digits => &[C::Prefetch, C::CachePrefetch, C::Fused, C::Bf16, C::Fp16, C::Tf32, C::DeviceData],
+            Self::Photos => &[C::Prefetch, C::ScaledDecode, C::ChannelsLast, C::Fused, C::Bf16, C::Fp16, C::Tf32],
+            Self::Text => &[C::Fused, C::Bf16, C::Fp16, C::Tf32, C::Accumulate],
+        };
+        let always = [C::Pytorch, C::PytorchTuned, C::PytorchCompiled, C::Tch];
+        let all = always.iter().chain(own).chain(&[C::Combined]).copied();
+        all.filter(|contender| cuda || !contender.needs_cuda()).collect()
+    }
+
+    /// What [`Contender::Combined`] is to reach on two cores.
+    pub const fn goals(self) -> [Goal; 3] {
+        let (as_written, tuned) = match self {
+            Self::Digits => (2.2, 1.0),
+            Self::Photos => (1.6, 1.1),
+            Self::Text => (1.0, 1.0),
+        };
+        [
+            Goal { against: Contender::Pytorch, at_least: as_written },
+            Goal { against: Contender::PytorchTuned, at_least: tuned },
+            Goal { against: Contender::Tch, at_least: 1.0 },
+        ]
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.name())
+    }
+}

@@ -1,0 +1,114 @@
+"""The digits, as most people write it with PyTorch, and tuned by hand."""
+
+import gzip
+import itertools
+import pathlib
+import types
+
+from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, rate, serve, torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+
+MEAN, STD = 0.1307, 0.3081
+BATCH = JOB["batch_size"]
+CHOICES = []
+
+
+class Cnn(nn.Sequential):
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(32 * 7 * 7, 64), nn.ReLU(), nn.Linear(64, 10),
+        )
+
+
+def images():
+    transform = transforms.Compose([transforms.Grayscale(), transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
+    return datasets.ImageFolder(JOB["train"], transform)
+
+
+def as_written(workers):
+    return DataLoader(images(), batch_size=BATCH, shuffle=True, num_workers=workers)
+
+
+class InMemory:
+    """Everything decoded once by workers, then one index a batch."""
+
+    def __init__(self):
+        decoded = DataLoader(images(), batch_size=500, num_workers=JOB["threads"])
+        parts = list(decoded)
+        self.images = torch.cat([images for images, _ in parts]).to(DEVICE)
+        self.labels = torch.cat([labels for _, labels in parts]).to(DEVICE)
+
+    def __iter__(self):
+        order = torch.randperm(len(self.labels), device=DEVICE)
+        for indices in order.split(BATCH):
+            yield self.images[indices], self.labels[indices]
+
+
+def test_set():
+    def read(name, skip, shape):
+        for path in (pathlib.Path(JOB["test"]) / name, pathlib.Path(JOB["test"]) / f"{name}.gz"):
+            if path.exists():
+                data = path.read_bytes()
+                data = gzip.decompress(data) if path.suffix == ".gz" else data
+                return torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=skip).view(shape)
+        raise FileNotFoundError(name)
+
+    count = JOB["test_images"]
+    pixels = read("t10k-images-idx3-ubyte", 16, (-1, 1, 28, 28))[:count]
+    return (pixels / 255 - MEAN) / STD, read("t10k-labels-idx1-ubyte", 8, -1)[:count].long()
+
+
+def build(workers, precision=None, loader=None):
+    loader = loader or (InMemory() if TUNED else as_written(workers))
+    model = Cnn().to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=TUNED or None)
+    forward = torch.compile(model) if COMPILED else model
+    loss_of = nn.CrossEntropyLoss()
+
+    def train(batches):
+        model.train()
+        total, inputs = torch.zeros((), device=DEVICE), 0
+        for x, y in batches:
+            x, y = x.to(DEVICE), y.to(DEVICE)
+            optimizer.zero_grad()
+            with torch.autocast(DEVICE.type, precision, enabled=precision is not None):
+                loss = loss_of(forward(x), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.detach() * len(y)
+            inputs += len(y)
+        return inputs, total.item() / max(inputs, 1)
+
+    def accuracy():
+        model.eval()
+        x, y = test_set()
+        with torch.no_grad():
+            right = [(model(x.to(DEVICE)).argmax(-1) == y.to(DEVICE)).sum().item() for x, y in zip(x.split(250), y.split(250))]
+        return sum(right) / len(y)
+
+    parts = lambda: (loader for _ in range(JOB["length"]))
+    return types.SimpleNamespace(loader=loader, train=train, accuracy=accuracy, parts=parts)
+
+
+def steady(steps, **options):
+    trained = build(**options)
+    batches = (batch for _ in itertools.count() for batch in trained.loader)
+    trained.train(itertools.islice(batches, 5))
+    return rate(trained.train, batches, steps)
+
+
+if __name__ == "__main__":
+    workers, precision = 0, None
+    if TUNED and JOB["tries"]:
+        data = InMemory()
+        precision = best([None, torch.bfloat16], lambda it: steady(15, workers=0, precision=it, loader=data))
+        CHOICES.append("bfloat16" if precision else "float32: bfloat16 is slower here")
+    elif not TUNED:
+        # Most people try a few.
+        workers = best([0, JOB["threads"]], lambda it: steady(20, workers=it))
+        CHOICES.append(f"{workers} workers, the faster of 0 and {JOB['threads']}")
+    serve(lambda: build(workers, precision), CHOICES)

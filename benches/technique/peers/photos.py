@@ -1,0 +1,117 @@
+"""The photographs, as most people write it with PyTorch, and tuned by hand."""
+
+import itertools
+import types
+
+from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, rate, serve, torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader
+from torchvision import datasets, io, models, transforms
+from torchvision.transforms import functional
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+BATCH = JOB["batch_size"]
+SIDE = 224 if DEVICE.type == "cuda" else 96
+CHOICES = []
+
+
+class DraftCrop(transforms.RandomResizedCrop):
+    """Lets the JPEG decoder shrink the image, as far as the crop leaves enough pixels."""
+
+    def forward(self, image):
+        width, height = image.size
+        top, left, h, w = self.get_params(image, self.scale, self.ratio)
+        image.draft("RGB", (SIDE * width // w, SIDE * height // h))
+        x, y = image.width / width, image.height / height
+        box = (left * x, top * y, (left + w) * x, (top + h) * y)
+        return image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=box)
+
+
+def images(reader):
+    to_tensor = [transforms.RandomHorizontalFlip(), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    if reader == "draft":
+        return datasets.ImageFolder(JOB["train"], transforms.Compose([DraftCrop(SIDE), *to_tensor]), loader=Image.open)
+    if reader == "torchvision.io":
+        steps = [
+            transforms.RandomResizedCrop(SIDE, antialias=True),
+            transforms.RandomHorizontalFlip(),
+            transforms.ConvertImageDtype(torch.float32),
+            transforms.Normalize(MEAN, STD),
+        ]
+        return datasets.ImageFolder(JOB["train"], transforms.Compose(steps), loader=io.read_image)
+    return datasets.ImageFolder(JOB["train"], transforms.Compose([transforms.RandomResizedCrop(SIDE), *to_tensor]))
+
+
+def build(workers, reader, threads=None, precision=None):
+    if threads:
+        torch.set_num_threads(threads)
+    more = dict(persistent_workers=True, prefetch_factor=4) if TUNED and workers else {}
+    data = images(reader)
+    pinned = DEVICE.type == "cuda"
+    loader = DataLoader(
+        data, batch_size=BATCH, shuffle=True, drop_last=True, num_workers=workers, pin_memory=pinned, **more
+    )
+    model = (models.resnet50 if DEVICE.type == "cuda" else models.resnet18)(num_classes=len(data.classes)).to(DEVICE)
+    if TUNED:
+        model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=TUNED or None)
+    forward = torch.compile(model) if COMPILED else model
+    loss_of = nn.CrossEntropyLoss()
+
+    def train(batches):
+        model.train()
+        total, inputs = torch.zeros((), device=DEVICE), 0
+        for x, y in batches:
+            x, y = x.to(DEVICE, non_blocking=TUNED), y.to(DEVICE, non_blocking=TUNED)
+            if TUNED:
+                x = x.to(memory_format=torch.channels_last)
+            optimizer.zero_grad()
+            with torch.autocast(DEVICE.type, precision, enabled=precision is not None):
+                loss = loss_of(forward(x), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.detach() * len(y)
+            inputs += len(y)
+        return inputs, total.item() / max(inputs, 1)
+
+    def accuracy():
+        if not JOB["test"]:
+            return None
+        model.eval()
+        whole = [transforms.Resize(SIDE * 8 // 7), transforms.CenterCrop(SIDE), transforms.ToTensor()]
+        test = datasets.ImageFolder(JOB["test"], transforms.Compose([*whole, transforms.Normalize(MEAN, STD)]))
+        right = 0
+        with torch.no_grad():
+            for x, y in DataLoader(test, batch_size=BATCH):
+                right += (model(x.to(DEVICE)).argmax(-1) == y.to(DEVICE)).sum().item()
+        return right / len(test)
+
+    parts = lambda: (loader for _ in range(JOB["length"]))
+    return types.SimpleNamespace(loader=loader, train=train, accuracy=accuracy, parts=parts)
+
+
+def steady(steps, **options):
+    trained = build(**options)
+    batches = (batch for _ in itertools.count() for batch in trained.loader)
+    trained.train(itertools.islice(batches, 2))
+    return rate(trained.train, batches, steps)
+
+
+if __name__ == "__main__":
+    most = JOB["threads"]
+    options = {"reader": "PIL"}
+    if TUNED:
+        # Alternatives one after the other, each with the best of those before.
+        options = {"reader": "draft", "workers": most, "threads": 1}
+        tries = {"threads": sorted({1, most}), "reader": ["draft", "torchvision.io"], "precision": [None, torch.bfloat16]}
+        for name, values in tries.items() if JOB["tries"] else ():
+            options[name] = best(values, lambda value: steady(4, **{**options, name: value}))
+        CHOICES.append(f"{most} workers, {options['threads']} of {most} threads, {options['reader']}")
+        if "precision" in options:
+            CHOICES.append("bfloat16" if options["precision"] else "float32: bfloat16 is slower here")
+    else:
+        # Most people try a few.
+        options["workers"] = best([0, most], lambda it: steady(4, workers=it, **options))
+        CHOICES.append(f"{options['workers']} workers, the faster of 0 and {most}")
+    serve(lambda: build(**options), CHOICES)

@@ -1,0 +1,340 @@
+//! The technique benchmark: every contender trains the same workloads, in turns, and a report says what each gains.
+//!
+//! [`run`] prepares the data and starts a process a contender ([`player`]); [`contender`] is what such a process does. The
+//! workloads are [`digits`], [`photos`] and [`text`]; [`trainer`] is the loop that they share, [`watch`] looks at what else
+//! uses the machine. Python's contenders are in `peers`.
+
+#![forbid(unsafe_code)]
+
+pub mod contender;
+pub mod digits;
+mod digits_files;
+pub mod job;
+pub mod model;
+mod photo_files;
+mod photos;
+mod player;
+mod text;
+mod trainer;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use overdrive_ffi as ffi;
+use overdrive_bench_report::verdict::paying;
+use overdrive_bench_report::write::{check_writable, write_atomically};
+use overdrive_bench_report::{
+    BenchOptions, Contender, DeviceChoice, DeviceKind, Machine, Measured, Measurements, Report, Setting, Size, Workload,
+    date, html, table,
+};
+use tch::Cuda;
+
+use job::Job;
+use player::{Player, Started};
+use trainer::LEARNING_RATE;
+
+pub use player::JOB_ARGUMENT;
+
+/// Seeds of a full run.
+const SEEDS: u32 = 3;
+
+/// Runs the benchmark that the options describe and writes its report.
+///
+/// # Errors
+/// When an option does not fit this machine, the data cannot be read, a contender of ours fails, or the report cannot be
+/// written.
+pub fn run(options: &BenchOptions) -> Result<()> {
+    let bench = Bench::new(options)?;
+    let workloads = options.workloads();
+    let bar = bench.bar(&workloads)?;
+    let measurements = workloads.iter().map(|&workload| bench.measure(workload, &bar)).collect::<Result<Vec<_>>>()?;
+    bar.finish_and_clear();
+    let report = Report::new(bench.setting(), measurements);
+    println!("{}", table::render(&report));
+    write_atomically(&options.json, report.to_json()?.as_bytes())?;
+    write_atomically(&options.report, html::render(&report).as_bytes())?;
+    println!("numbers: {}", options.json.display());
+    println!("page:    {}", options.report.display());
+    Ok(())
+}
+
+struct Bench<'a> {
+    options: &'a BenchOptions,
+    device: DeviceKind,
+    threads: u32,
+    work: PathBuf,
+    peers: tempfile::TempDir,
+}
+
+/// A workload's data, and what the report says of it.
+struct Data {
+    job: Job,
+    facts: Vec<String>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(options: &'a BenchOptions) -> Result<Self> {
+        let device = device(options.device)?;
+        options.check(device == DeviceKind::Cuda)?;
+        ensure!(
+            options.json != options.report || options.json == Path::new("/dev/null"),
+            "--json and --report both name {}: give each a file of its own",
+            options.json.display()
+        );
+        // Before minutes of training, not after.
+        check_writable(&options.json)?;
+        check_writable(&options.report)?;
+        let threads = options.threads.unwrap_or_else(|| Machine::detect(None).cores as u32);
+        let peers = tempfile::tempdir()?;
+        for (name, source) in [
+            ("common.py", include_str!("../peers/common.py")),
+            ("digits.py", include_str!("../peers/digits.py")),
+            ("photos.py", include_str!("../peers/photos.py")),
+            ("text.py", include_str!("../peers/text.py")),
+        ] {
+            std::fs::write(peers.path().join(name), source)?;
+        }
+        Ok(Self { options, device, threads, work: work_folder(), peers })
+    }
+
+    /// All turns and whole trainings of a workload.
+    fn measure(&self, workload: Workload, bar: &ProgressBar) -> Result<Measurements> {
+        note(bar, format!("{workload}: data"));
+        let Data { job, facts } = self.data(workload)?;
+        let mut chosen = self.options.contenders(workload, self.device == DeviceKind::Cuda);
+        let with_combined = chosen.last() == Some(&Contender::Combined) && chosen.pop().is_some();
+        let (mut players, mut absent) = (Vec::new(), Vec::new());
+        for contender in chosen {
+            note(bar, format!("{workload}: starts {contender}"));
+            let parts = if contender.is_technique() { vec![contender] } else { Vec::new() };
+            match self.start(&job, contender, parts)? {
+                Started::Player(player) => players.push(*player),
+                Started::Missing(reason) => absent.push((contender, reason)),
+            }
+            bar.inc(1);
+        }
+        let mut parts = Vec::new();
+        for round in 0..self.options.rounds() {
+            for player in &mut players {
+                note(bar, format!("{workload}: {} {}/{}", player.measured.contender, round + 1, self.options.rounds()));
+                player.turn()?;
+                bar.inc(1);
+            }
+            // Its parts are those that paid in the first round; it takes that round's turn right after the others.
+            if round == 0 && with_combined {
+                parts = paying(&players.iter().map(|player| player.measured.clone()).collect::<Vec<_>>());
+                let Started::Player(mut player) = self.start(&job, Contender::Combined, parts.clone())? else {
+                    bail!("combined cannot be started");
+                };
+                player.turn()?;
+                players.push(*player);
+            }
+        }
+        let mut next = Vec::new();
+        for player in &mut players {
+            match player.measured.contender {
+                Contender::Tch => drop(player.steps()?),
+                Contender::Combined => next = player.steps()?,
+                _ => {}
+            }
+        }
+        for seed in self.seeds(workload) {
+            for player in players.iter_mut().filter(|player| self.is_trained_whole(player.measured.contender)) {
+                note(bar, format!("{workload}: {}, whole, seed {seed}", player.measured.contender));
+                player.whole(seed)?;
+                bar.inc(1);
+            }
+        }
+        let measured = players.into_iter().map(Player::end).collect::<Result<Vec<Measured>>>()?;
+        Ok(Measurements { workload, facts, measured, absent, parts, next })
+    }
+
+    fn start(&self, job: &Job, contender: Contender, parts: Vec<Contender>) -> Result<Started> {
+        let job = Job { contender, parts, ..job.clone() };
+        Player::start(&job, &self.options.python, self.peers.path())
+    }
+
+    /// Those of whole trainings.
+    fn seeds(&self, workload: Workload) -> Vec<u32> {
+        let first = self.options.seed;
+        match self.options.size() {
+            Size::Quick => Vec::new(),
+            Size::Default if workload == Workload::Digits => vec![first],
+            Size::Default => Vec::new(),
+            Size::Full => (0..SEEDS).map(|seed| first.wrapping_add(seed)).collect(),
+        }
+    }
+
+    fn is_trained_whole(&self, contender: Contender) -> bool {
+        let compiled = contender == Contender::PytorchCompiled && self.options.size() == Size::Full;
+        matches!(
+            contender,
+            Contender::Pytorch | Contender::PytorchTuned | Contender::Tch | Contender::Combined
+        ) || compiled
+    }
+
+    fn data(&self, workload: Workload) -> Result<Data> {
+        let (cuda, quick) = (self.device == DeviceKind::Cuda, self.options.size() == Size::Quick);
+        let job = Job {
+            workload,
+            contender: Contender::Tch,
+            parts: Vec::new(),
+            device: self.device,
+            seed: self.options.seed,
+            threads: self.threads,
+            tries: !quick,
+            batch_size: 32,
+            settle_steps: if quick { 3 } else { 6 },
+            turn_steps: 0,
+            length: 0,
+            train: PathBuf::new(),
+            test: None,
+            test_images: 0,
+        };
+        Ok(match workload {
+            Workload::Digits => {
+                let idx = data_folder(self.options.data.as_deref())?;
+                let (train, test) = if quick { (4_000, 1_000) } else { (usize::MAX, usize::MAX) };
+                let data = digits_files::prepare(&idx, &self.work, train, test)?;
+                let facts = vec![
+                    format!("{}: {} training and {} test images.", data.name, data.train, data.test),
+                    "A CNN of 2 convolutions and 2 linear layers, 105,866 parameters; batches of 128.".to_owned(),
+                ];
+                let turn_steps = if quick { 30 } else { 80 };
+                let test = (Some(data.idx), data.test);
+                let job = Job { batch_size: 128, turn_steps, length: 5, train: data.png, test: test.0, test_images: test.1, ..job };
+                Data { job: Job { settle_steps: 16, ..job }, facts }
+            }
+            Workload::Photos => {
+                let photos = match &self.options.photos {
+                    Some(folder) => photo_files::of_user(folder)?,
+                    None => {
+                        let (train, times) = if quick { (32, 16) } else { (128, 8) };
+                        photo_files::prepare(&self.work, train, times, 64)?
+                    }
+                };
+                let model = if cuda { "ResNet-50 at 224 pixels" } else { "ResNet-18 at 96 pixels" };
+                let facts = vec![
+                    photos.fact,
+                    format!("{model}, RandomResizedCrop and RandomHorizontalFlip; batches of 32."),
+                ];
+                let turn_steps = if quick { 4 } else { 10 };
+                let job = Job { turn_steps, length: 3, train: photos.train, test: photos.test, ..job };
+                Data { job: Job { test_images: photos.test_images, ..job }, facts }
+            }
+            Workload::Text => {
+                let facts = vec![
+                    "Hamlet, 163 kB, in pieces of random places; batches of 32.".to_owned(),
+                    match cuda {
+                        true => "GPT-2's smallest shape, 124 million parameters, 1024 characters of context.".to_owned(),
+                        false => "A GPT of 4 blocks and width 192, 1.8 million parameters, 128 characters of context.".to_owned(),
+                    },
+                ];
+                let turn_steps = if quick { 5 } else { 12 };
+                let train = data_file("text/hamlet.txt")?;
+                let batch_size = if cuda { 8 } else { 32 };
+                Data { job: Job { turn_steps, length: 400, train, batch_size, settle_steps: 3, ..job }, facts }
+            }
+        })
+    }
+
+    fn bar(&self, workloads: &[Workload]) -> Result<ProgressBar> {
+        let cuda = self.device == DeviceKind::Cuda;
+        let of = |&workload: &Workload| {
+            let contenders = self.options.contenders(workload, cuda);
+            let whole = contenders.iter().filter(|contender| self.is_trained_whole(**contender)).count();
+            contenders.len() * (1 + self.options.rounds() as usize) + whole * self.seeds(workload).len()
+        };
+        let style = ProgressStyle::with_template("{msg:44} {wide_bar} {percent:>3} %  {elapsed}")?;
+        let target = match std::io::stderr().is_terminal() {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        };
+        Ok(ProgressBar::with_draw_target(Some(workloads.iter().map(of).sum::<usize>() as u64), target).with_style(style))
+    }
+
+    fn setting(&self) -> Setting {
+        let gpu = (self.device == DeviceKind::Cuda).then(|| ffi::cuda::device_name(0).ok()).flatten();
+        let versions = [("overdrive", env!("CARGO_PKG_VERSION")), ("tch", "0.24.0"), ("libtorch", "2.11.0")];
+        let size = match self.options.size() {
+            Size::Quick => "quick",
+            Size::Default => "default",
+            Size::Full => "full",
+        };
+        Setting {
+            measured_at: date::utc_now(),
+            machine: Machine::detect(gpu),
+            versions: BTreeMap::from(versions.map(|(name, version)| (name.to_owned(), version.to_owned()))),
+            device: self.device,
+            size: size.to_owned(),
+            rounds: self.options.rounds(),
+            seeds: self.seeds(Workload::Digits),
+            threads: self.threads,
+            method: method(),
+        }
+    }
+}
+
+/// What is being done: beside the bar, or as a line where there is no terminal.
+fn note(bar: &ProgressBar, what: String) {
+    if bar.is_hidden() {
+        eprintln!("{what}");
+    }
+    bar.set_message(what);
+}
+
+fn method() -> Vec<String> {
+    [
+        "Each contender is a process of its own and waits while another trains. They take turns of steady training, so a \
+         slow spell of the machine meets all of them, and a ratio is of two turns of the same round. The first steps of a turn \
+         are not timed: they use up what was read ahead meanwhile."
+            .to_owned(),
+        "A whole training is timed from before the data is opened to the last step; start of the process, imports and \
+         testing are not on that clock."
+            .to_owned(),
+        "While a time is taken, CPU time of other processes, time stolen by the hypervisor, and the pace of fixed work right \
+         before and after are watched. A time that was disturbed is taken again, twice at most; one that still was is marked, \
+         and nothing is concluded from it."
+            .to_owned(),
+        format!("All use AdamW at a learning rate of {LEARNING_RATE}. Each technique is plain tch with one thing changed; combined \
+         has those of them that were faster than plain tch in the first round. A loader's contender tries at its start with how many threads \
+         libtorch computes fastest."),
+        "Memory is that of the process and its workers at the end of a turn, shared pages counted once.".to_owned(),
+    ]
+    .to_vec()
+}
+
+/// The device that the options ask for.
+fn device(choice: DeviceChoice) -> Result<DeviceKind> {
+    match (choice, Cuda::is_available()) {
+        (DeviceChoice::Cuda, false) => bail!("--device cuda: libtorch sees no CUDA device; leave it out, or give cpu"),
+        (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, false) => Ok(DeviceKind::Cpu),
+        (DeviceChoice::Cuda | DeviceChoice::Auto, true) => Ok(DeviceKind::Cuda),
+    }
+}
+
+/// Where made data is kept for the next time: with the build's other outputs, where there are any.
+fn work_folder() -> PathBuf {
+    match Path::new("target").is_dir() {
+        true => PathBuf::from("target/bench/data"),
+        false => std::env::temp_dir().join("overdrive-bench-data"),
+    }
+}
+
+/// The folder that `--data` names, or the images that ship with the workspace or the bundle.
+fn data_folder(asked: Option<&Path>) -> Result<PathBuf> {
+    asked.map_or_else(|| data_file("mnist"), |folder| Ok(folder.to_owned()))
+}
+
+/// What ships in the folder `data` of the workspace or beside the program.
+fn data_file(name: &str) -> Result<PathBuf> {
+    let beside_program = std::env::current_exe().ok().and_then(|program| Some(program.parent()?.join("data")));
+    let in_workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data");
+    let mut folders = [Some(PathBuf::from("data")), beside_program, Some(in_workspace)].into_iter().flatten();
+    let found = folders.find_map(|folder| Some(folder.join(name)).filter(|path| path.exists()));
+    found.with_context(|| format!("data/{name} is neither here nor beside the program: run it where it is, or see --data"))
+}

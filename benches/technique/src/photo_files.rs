@@ -1,0 +1,166 @@
+//! Photographs made by a seed: pixels with a camera's spectrum and noise, so that their JPEG files have a camera's size.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
+
+/// Pixels of a photograph: 3.1 megapixels.
+const WIDTH: usize = 2048;
+const HEIGHT: usize = 1536;
+const QUALITY: u8 = 90;
+pub const CLASSES: usize = 8;
+
+/// The photographs of a bench.
+#[derive(Clone, Debug)]
+pub struct Photos {
+    /// In a folder a class; each file is there several times under other names, so that an epoch is long enough.
+    pub train: PathBuf,
+    /// In a folder a class.
+    pub test: Option<PathBuf>,
+    pub test_images: usize,
+    /// What the report says of them.
+    pub fact: String,
+}
+
+/// Makes `train` different photographs, each listed `times` times, and `test` more, unless they are there already.
+///
+/// # Errors
+/// When the folder cannot be written.
+pub fn prepare(work: &Path, train: usize, times: usize, test: usize) -> Result<Photos> {
+    let root = work.join(format!("photos-{WIDTH}x{HEIGHT}-{train}x{times}-{test}"));
+    if !root.join("complete").exists() {
+        let _ = fs::remove_dir_all(&root);
+        fs::create_dir_all(&root).with_context(|| format!("cannot write photographs to {}", root.display()))?;
+        let numbers: Vec<usize> = (0..train + test).collect();
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        thread::scope(|scope| {
+            let parts = numbers.chunks(numbers.len().div_ceil(cores));
+            let threads: Vec<_> = parts
+                .map(|part| {
+                    let root = &root;
+                    scope.spawn(move || part.iter().try_for_each(|&number| write(root, number, train, times)))
+                })
+                .collect();
+            threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })?;
+        fs::write(root.join("complete"), "")?;
+    }
+    let bytes = bytes_below(&root.join("test"))?;
+    let kilobytes = bytes as f64 / 1e3 / (test * WIDTH * HEIGHT) as f64 * 1e6;
+    let fact = format!(
+        "{train} photographs of {WIDTH}x{HEIGHT} pixels in {CLASSES} classes, made by a seed, JPEG of quality {QUALITY}, \
+         {kilobytes:.0} kB a megapixel; an epoch takes each {times} times."
+    );
+    Ok(Photos { train: root.join("train"), test: Some(root.join("test")), test_images: test, fact })
+}
+
+/// A user's own.
+///
+/// # Errors
+/// When the folder has no sub-folders with files.
+pub fn of_user(folder: &Path) -> Result<Photos> {
+    let classes = fs::read_dir(folder).with_context(|| format!("--photos: cannot read {}", folder.display()))?;
+    let counts = classes.map(|class| Ok(fs::read_dir(class?.path()).map_or(0, Iterator::count)));
+    let counts = counts.collect::<Result<Vec<usize>>>()?;
+    let files: usize = counts.iter().sum();
+    ensure!(files > 0, "--photos: {} holds no photographs in one folder a class", folder.display());
+    let fact = format!("{files} photographs in {} classes, given by --photos.", counts.len());
+    Ok(Photos { train: folder.to_owned(), test: None, test_images: 0, fact })
+}
+
+fn bytes_below(folder: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for class in fs::read_dir(folder)? {
+        for file in fs::read_dir(class?.path())? {
+            bytes += file?.metadata()?.len();
+        }
+    }
+    Ok(bytes)
+}
+
+fn write(root: &Path, number: usize, train: usize, times: usize) -> Result<()> {
+    let class = number % CLASSES;
+    let half = if number < train { "train" } else { "test" };
+    let folder = root.join(half).join(format!("{class:02}"));
+    fs::create_dir_all(&folder)?;
+    let path = folder.join(format!("{number:05}.jpg"));
+    let file = std::io::BufWriter::new(fs::File::create(&path)?);
+    let mut encoder = Encoder::new(file, QUALITY);
+    encoder.set_sampling_factor(SamplingFactor::R_4_2_0);
+    encoder.encode(&pixels(number as u64, class), WIDTH as u16, HEIGHT as u16, ColorType::Rgb)?;
+    for copy in 1..times {
+        if number < train {
+            fs::hard_link(&path, folder.join(format!("{number:05}-{copy}.jpg")))?;
+        }
+    }
+    Ok(())
+}
+
+/// Layers of smooth noise, each half as coarse and about half as strong as the one before, as in nature; stripes whose
+/// direction is the class; and a sensor's noise.
+fn pixels(number: u64, class: usize) -> Vec<u8> {
+    const LAYERS: [(usize, f32); 7] = [(512, 46.0), (256, 30.0), (128, 20.0), (64, 14.0), (32, 10.0), (16, 8.0), (8, 6.0)];
+    let mut random = Random(number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut light = vec![118f32; WIDTH * HEIGHT];
+    for (cell, strength) in LAYERS {
+        add_layer(&mut light, cell, strength, &mut random);
+    }
+    let (sin, cos) = (std::f32::consts::PI * class as f32 / CLASSES as f32).sin_cos();
+    let tints: [f32; 3] = std::array::from_fn(|_| 0.8 + 0.4 * random.unit());
+    let phase = 6.0 * random.unit();
+    let mut bytes = Vec::with_capacity(3 * WIDTH * HEIGHT);
+    for y in 0..HEIGHT {
+        for x in 0..WIDTH {
+            let along = (x as f32 * cos + y as f32 * sin) / 60.0 + phase;
+            // A triangle, which costs less than a sine.
+            let stripe = 24.0 * (4.0 * (along - along.floor() - 0.5).abs() - 1.0);
+            let pixel = light[y * WIDTH + x] + stripe;
+            bytes.extend(tints.map(|tint| (pixel * tint + 3.2 * random.bell()).clamp(0.0, 255.0) as u8));
+        }
+    }
+    bytes
+}
+
+/// Adds noise that is random at each `cell` pixels and linear between.
+fn add_layer(light: &mut [f32], cell: usize, strength: f32, random: &mut Random) {
+    let columns = WIDTH / cell + 2;
+    let knots: Vec<f32> = (0..columns * (HEIGHT / cell + 2)).map(|_| strength * random.bell()).collect();
+    for (y, line) in light.chunks_exact_mut(WIDTH).enumerate() {
+        let (row, down) = (y / cell, (y % cell) as f32 / cell as f32);
+        let knot = |column: usize| {
+            let at = row * columns + column;
+            knots[at] + (knots[at + columns] - knots[at]) * down
+        };
+        for (column, part) in line.chunks_mut(cell).enumerate() {
+            let (left, right) = (knot(column), knot(column + 1));
+            let step = (right - left) / cell as f32;
+            part.iter_mut().enumerate().for_each(|(x, pixel)| *pixel += left + step * x as f32);
+        }
+    }
+}
+
+/// xorshift64*.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    fn unit(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 24) as f32
+    }
+
+    /// About normal, of deviation 1: four uniform numbers of 16 bits, added up.
+    fn bell(&mut self) -> f32 {
+        let bits = self.next();
+        let sum: u64 = (0..4).map(|part| bits >> (16 * part) & 0xFFFF).sum();
+        (sum as f32 / 65536.0 - 2.0) * 1.732
+    }
+}

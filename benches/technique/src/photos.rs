@@ -1,0 +1,128 @@
+//! The photographs: a ResNet, and how each technique gets its batches.
+
+use anyhow::{Context, Result};
+use overdrive_dataload::{
+    DataError, DataLoader, EncodedImageFolder, ImagePipeline, RandomHorizontalFlip, RandomResizedCrop, RandomSampler,
+    Sampler, ToFloat,
+};
+use overdrive_bench_report::Contender;
+use tch::nn::{self, ModuleT};
+use tch::vision::{image, resnet};
+use tch::{Device, Kind, Tensor};
+
+use super::digits::Loaded;
+use super::job::Job;
+use super::trainer::{Batch, Batches, Feed, Model};
+
+/// ImageNet's mean and standard deviation on the scale from 0 to 1.
+const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
+const STD: [f32; 3] = [0.229, 0.224, 0.225];
+
+/// Pixels of a training image's side.
+pub fn side(device: Device) -> usize {
+    if device.is_cuda() { 224 } else { 96 }
+}
+
+/// ResNet-18, on a GPU ResNet-50, of tch.
+pub fn model(vs: &nn::Path<'_>, device: Device, classes: i64) -> Result<Model> {
+    let model: Box<dyn ModuleT> = match device.is_cuda() {
+        true => Box::new(resnet::resnet50(vs, classes)),
+        false => Box::new(resnet::resnet18(vs, classes)),
+    };
+    Ok(Box::new(move |images, train| model.forward_t(images, train)))
+}
+
+/// How many classes a folder has.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn classes(job: &Job) -> Result<i64> {
+    Ok(EncodedImageFolder::open(&job.train)?.classes().len() as i64)
+}
+
+/// What the job reads from.
+///
+/// # Errors
+/// When the data cannot be read.
+pub fn feed(job: &Job, device: Device) -> Result<Box<dyn Feed>> {
+    let folder = EncodedImageFolder::open(&job.train)?;
+    let (batch_size, seed, side) = (job.batch_size / job.micro_batches(), u64::from(job.seed), side(device));
+    let scaled = job.has(Contender::ScaledDecode);
+    if !scaled && !job.has(Contender::Prefetch) {
+        let files = folder.files().iter().map(|(path, label)| (path.to_path_buf(), *label)).collect();
+        return Ok(Box::new(OneByOne { files, batch_size, seed, side: side as i64 }));
+    }
+    let pipeline = ImagePipeline::new(seed)
+        .then(RandomResizedCrop::new(side))
+        .then(RandomHorizontalFlip::default())
+        .dct_scaling(scaled)
+        .to_float(ToFloat::new(&MEAN, &STD)?);
+    let loader = DataLoader::builder(folder).batch_size(batch_size).shuffle(true).seed(seed).drop_last(true);
+    Ok(Box::new(Loaded(loader.num_workers(job.threads as usize).collate(pipeline).build()?)))
+}
+
+/// Photographs that tch decodes on the training thread, one by one, as it has nothing else.
+struct OneByOne {
+    files: Vec<(std::path::PathBuf, i64)>,
+    batch_size: usize,
+    seed: u64,
+    side: i64,
+}
+
+impl Feed for OneByOne {
+    fn epoch(&self, epoch: u64) -> Batches<'_> {
+        let order = RandomSampler::new(self.files.len(), self.seed).order(epoch);
+        let batches: Vec<Vec<usize>> = order.chunks_exact(self.batch_size).map(<[usize]>::to_vec).collect();
+        Box::new(batches.into_iter().map(|batch| self.batch(&batch).map_err(DataError::Tensor)))
+    }
+}
+
+impl OneByOne {
+    fn batch(&self, batch: &[usize]) -> Result<Batch, tch::TchError> {
+        let images = batch.iter().map(|&index| random_crop(&image::load(&self.files[index].0)?, self.side));
+        let images = Tensor::f_stack(&images.collect::<Result<Vec<_>, _>>()?, 0)?;
+        let labels: Vec<i64> = batch.iter().map(|&index| self.files[index].1).collect();
+        Ok((normalized(&images)?, Tensor::from_slice(&labels)))
+    }
+}
+
+/// `torchvision.transforms.RandomResizedCrop` and `RandomHorizontalFlip`, written with what tch has.
+fn random_crop(image: &Tensor, side: i64) -> Result<Tensor, tch::TchError> {
+    let uniform = |low: f64, high: f64| low + (high - low) * Tensor::rand([], (Kind::Double, Device::Cpu)).double_value(&[]);
+    let (_, height, width) = image.size3()?;
+    let area = uniform(0.08, 1.0) * (height * width) as f64;
+    let ratio = uniform((3f64 / 4.0).ln(), (4f64 / 3.0).ln()).exp();
+    let (w, h) = ((area * ratio).sqrt().round(), (area / ratio).sqrt().round());
+    let (w, h) = ((w as i64).clamp(1, width), (h as i64).clamp(1, height));
+    let (top, left) = (uniform(0.0, (height - h) as f64) as i64, uniform(0.0, (width - w) as f64) as i64);
+    let part = image::resize(&image.f_narrow(1, top, h)?.f_narrow(2, left, w)?.contiguous(), side, side)?;
+    if uniform(0.0, 1.0) < 0.5 { part.f_flip([-1]) } else { Ok(part) }
+}
+
+fn normalized(images: &Tensor) -> Result<Tensor, tch::TchError> {
+    let of = |values: [f32; 3]| Tensor::from_slice(&values).view([1, 3, 1, 1]);
+    (images.f_to_kind(Kind::Float)? / 255.0).f_sub(&of(MEAN))?.f_div(&of(STD))
+}
+
+/// The test images, their middle at the training images' size, and their labels.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn test_set(job: &Job, device: Device) -> Result<Option<Batch>> {
+    let Some(folder) = &job.test else { return Ok(None) };
+    let folder = EncodedImageFolder::open(folder)?;
+    let side = side(device) as i64;
+    let whole = side * 8 / 7;
+    let mut images = Vec::new();
+    for (path, _) in folder.files().iter().take(job.test_images) {
+        let image = image::load(path)?;
+        let (_, height, width) = image.size3()?;
+        let scale = whole as f64 / height.min(width) as f64;
+        let (w, h) = ((width as f64 * scale).round() as i64, (height as f64 * scale).round() as i64);
+        let image = image::resize(&image, w.max(side), h.max(side))?;
+        images.push(image.f_narrow(1, (h.max(side) - side) / 2, side)?.f_narrow(2, (w.max(side) - side) / 2, side)?);
+    }
+    let labels: Vec<i64> = folder.files().iter().take(job.test_images).map(|(_, label)| *label).collect();
+    let images = Tensor::f_stack(&images, 0).context("no test photographs")?;
+    Ok(Some((normalized(&images)?, Tensor::from_slice(&labels))))
+}

@@ -1,0 +1,109 @@
+//! The text: a small GPT over the characters of a play.
+
+use anyhow::Result;
+use tch::data::TextData;
+use tch::nn::Module;
+use tch::{Device, Kind, Tensor, nn};
+
+use super::job::Job;
+use super::trainer::{Batches, Feed, Model};
+
+/// The shape of a model.
+struct Shape {
+    context: i64,
+    width: i64,
+    heads: i64,
+    blocks: i64,
+    /// More than the text has, where the shape is a known model's.
+    vocabulary: i64,
+}
+
+const SMALL: Shape = Shape { context: 128, width: 192, heads: 6, blocks: 4, vocabulary: 128 };
+/// GPT-2's smallest, 124 million parameters.
+const GPT2: Shape = Shape { context: 1024, width: 768, heads: 12, blocks: 12, vocabulary: 50304 };
+
+fn shape(device: Device) -> &'static Shape {
+    if device.is_cuda() { &GPT2 } else { &SMALL }
+}
+
+/// Characters that a piece of text has, without the last, which is only a target.
+pub fn context(device: Device) -> i64 {
+    shape(device).context
+}
+
+/// The model in GPT-2's manner: norms before attention and perceptron, the head shares the embedding.
+pub fn model(vs: &nn::Path<'_>, device: Device) -> Result<Model> {
+    let shape = shape(device);
+    let init = nn::Init::Randn { mean: 0.0, stdev: 0.02 };
+    let config = nn::EmbeddingConfig { ws_init: init, ..Default::default() };
+    let characters = nn::embedding(vs / "characters", shape.vocabulary, shape.width, config);
+    let places = nn::embedding(vs / "places", shape.context, shape.width, config);
+    let blocks: Vec<Block> = (0..shape.blocks).map(|block| Block::new(&(vs / format!("block{block}")), shape)).collect();
+    let norm = nn::layer_norm(vs / "norm", vec![shape.width], Default::default());
+    Ok(Box::new(move |text, _| {
+        let at = Tensor::arange(text.size()[1], (Kind::Int64, text.device()));
+        let x = characters.forward(text) + places.forward(&at);
+        let x = blocks.iter().fold(x, |x, block| block.forward(&x));
+        norm.forward(&x).matmul(&characters.ws.transpose(0, 1))
+    }))
+}
+
+struct Block {
+    norms: [nn::LayerNorm; 2],
+    attention: nn::Linear,
+    project: nn::Linear,
+    widen: nn::Linear,
+    narrow: nn::Linear,
+    heads: i64,
+}
+
+impl Block {
+    fn new(vs: &nn::Path<'_>, shape: &Shape) -> Self {
+        let linear = |name, inputs, outputs| nn::linear(vs / name, inputs, outputs, Default::default());
+        let width = shape.width;
+        Self {
+            norms: ["norm1", "norm2"].map(|name| nn::layer_norm(vs / name, vec![width], Default::default())),
+            attention: linear("attention", width, 3 * width),
+            project: linear("project", width, width),
+            widen: linear("widen", width, 4 * width),
+            narrow: linear("narrow", 4 * width, width),
+            heads: shape.heads,
+        }
+    }
+
+    fn forward(&self, x: &Tensor) -> Tensor {
+        let (batch, length, width) = x.size3().unwrap_or_default();
+        // [batch, length, 3 * width] to three of [batch, heads, length, width / heads].
+        let all = self.attention.forward(&self.norms[0].forward(x));
+        let all = all.view([batch, length, 3 * self.heads, -1]).transpose(1, 2);
+        let [q, k, v] = [0, 1, 2].map(|part| all.narrow(1, part * self.heads, self.heads));
+        let heads = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, true, None, false);
+        let x = x + self.project.forward(&heads.transpose(1, 2).reshape([batch, length, width]));
+        &x + self.narrow.forward(&self.widen.forward(&self.norms[1].forward(&x)).gelu("none"))
+    }
+}
+
+/// Pieces of the text in random order, as tch cuts them.
+///
+/// # Errors
+/// When the text cannot be read.
+pub fn feed(job: &Job, device: Device) -> Result<Box<dyn Feed>> {
+    let batch_size = (job.batch_size / job.micro_batches()) as i64;
+    Ok(Box::new(Pieces { text: TextData::new(&job.train)?, context: context(device), batch_size }))
+}
+
+struct Pieces {
+    text: TextData,
+    context: i64,
+    batch_size: i64,
+}
+
+impl Feed for Pieces {
+    fn epoch(&self, _: u64) -> Batches<'_> {
+        let pieces = self.text.iter_shuffle(self.context + 1, self.batch_size);
+        Box::new(pieces.map(|piece| {
+            let piece = piece.to_kind(Kind::Int64);
+            Ok((piece.narrow(1, 0, self.context), piece.narrow(1, 1, self.context)))
+        }))
+    }
+}

@@ -1,0 +1,189 @@
+//! The training loop that all of ours share, plain tch's among them; what differs is switched by the job's parts.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use overdrive_accum::{Accumulator, Samples};
+use overdrive_amp::{GradScaler, autocast};
+use overdrive_dataload::DataError;
+use overdrive_optim::AdamW;
+use overdrive_profile::{Phase, StepTimer};
+use overdrive_bench_report::Contender;
+use overdrive_core::{Optimizer, TchOptimizer};
+use tch::nn::{self, OptimizerConfig, VarStore};
+use tch::{Device, Kind, Tensor};
+
+use super::job::Job;
+
+/// Learning rate of every contender's AdamW, Python's too.
+pub const LEARNING_RATE: f64 = 1e-3;
+/// And its weight decay, which is PyTorch's default.
+const WEIGHT_DECAY: f64 = 0.01;
+
+/// Inputs and targets.
+pub type Batch = (Tensor, Tensor);
+
+/// Batches, on the host or on the device.
+pub type Batches<'a> = Box<dyn Iterator<Item = Result<Batch, DataError>> + 'a>;
+
+/// Where batches come from.
+pub trait Feed {
+    /// The batches of one epoch, each a micro-batch of the job.
+    fn epoch(&self, epoch: u64) -> Batches<'_>;
+}
+
+/// From inputs to what the loss is taken of; the flag says whether it is training.
+pub type Model = Box<dyn Fn(&Tensor, bool) -> Tensor>;
+
+/// A model and what trains it.
+pub struct Trainer {
+    /// Keeps the variables that the model and the optimizer share.
+    _vs: VarStore,
+    model: Model,
+    device: Device,
+    precision: Option<Kind>,
+    opt: Box<dyn Optimizer>,
+    scaler: GradScaler,
+    accum: Accumulator,
+    channels_last: bool,
+    micro_batches: usize,
+}
+
+/// What some steps came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Steps {
+    /// How many were made: fewer than asked for at the end of the batches.
+    pub steps: u64,
+    /// Inputs trained on.
+    pub inputs: u64,
+    /// Seconds in which the loop was getting batches.
+    pub wait_seconds: f64,
+    /// Mean loss of the inputs.
+    pub loss: f64,
+}
+
+impl Trainer {
+    /// A fresh model of the job's seed. `build` makes it in a store on the host.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn new(job: &Job, device: Device, build: impl FnOnce(&nn::Path<'_>) -> Result<Model>) -> Result<Self> {
+        tch::manual_seed(i64::from(job.seed));
+        // On the host first, so that a seed gives the same weights on every device.
+        let mut vs = VarStore::new(Device::Cpu);
+        let model = build(&vs.root())?;
+        vs.set_device(device);
+        let channels_last = job.has(Contender::ChannelsLast);
+        if channels_last {
+            vs.variables().into_values().for_each(|mut variable| variable.set_data(&to_channels_last(&variable.detach())));
+        }
+        let precision = match job {
+            job if job.has(Contender::Bf16) => Some(Kind::BFloat16),
+            job if job.has(Contender::Fp16) => Some(Kind::Half),
+            _ => None,
+        };
+        let opt: Box<dyn Optimizer> = if job.has(Contender::Fused) {
+            Box::new(AdamW::builder(&vs).lr(LEARNING_RATE).weight_decay(WEIGHT_DECAY).fused(true).build()?)
+        } else {
+            let adamw = nn::AdamW { wd: WEIGHT_DECAY, ..nn::AdamW::default() };
+            Box::new(TchOptimizer::new(adamw.build(&vs, LEARNING_RATE)?))
+        };
+        let scaler = GradScaler::builder(device).enabled(precision == Some(Kind::Half)).build()?;
+        let micro_batches = job.micro_batches();
+        let accum = Accumulator::new(micro_batches)?;
+        Ok(Self { _vs: vs, model, device, precision, opt, scaler, accum, channels_last, micro_batches })
+    }
+
+    /// Makes up to `steps` steps.
+    ///
+    /// # Errors
+    /// When a batch cannot be read, or libtorch fails.
+    pub fn train(&mut self, batches: &mut Batches<'_>, steps: u64, timer: Option<&StepTimer>) -> Result<Steps> {
+        let mut done = Steps::default();
+        // Summed on the device: reading each loss would make the host wait for it.
+        let mut loss_sum = Tensor::zeros([], (Kind::Double, self.device));
+        'steps: while done.steps < steps {
+            let mut samples = 0;
+            for micro in 1..=self.micro_batches {
+                let begun = Instant::now();
+                let batch = {
+                    let _phase = timer.map(|timer| timer.phase(Phase::DataWait));
+                    batches.next()
+                };
+                done.wait_seconds += begun.elapsed().as_secs_f64();
+                let Some(batch) = batch else { break 'steps };
+                let (inputs, targets) = batch?;
+                let count = inputs.size()[0];
+                let loss = {
+                    let _phase = timer.map(|timer| timer.phase(Phase::Forward));
+                    self.loss(&inputs, &targets)?
+                };
+                {
+                    let _phase = timer.map(|timer| timer.phase(Phase::Backward));
+                    let loss = self.scaler.scale(&loss)?;
+                    self.accum.backward(&self.opt, &loss, Samples(count), micro == self.micro_batches)?;
+                }
+                loss_sum += loss.detach() * count as f64;
+                samples += count;
+            }
+            {
+                let _phase = timer.map(|timer| timer.phase(Phase::Optimizer));
+                self.scaler.step(&mut *self.opt)?;
+                if self.scaler.is_enabled() {
+                    self.scaler.update()?;
+                }
+                self.opt.zero_grad()?;
+            }
+            if let Some(timer) = timer {
+                timer.step(samples as u64);
+            }
+            done.inputs += samples as u64;
+            done.steps += 1;
+        }
+        // Waits for the device, so that its work is timed.
+        done.loss = loss_sum.double_value(&[]) / done.inputs.max(1) as f64;
+        Ok(done)
+    }
+
+    fn loss(&self, inputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let (inputs, targets) = (inputs.to_device(self.device), targets.to_device(self.device));
+        let inputs = if self.channels_last { to_channels_last(&inputs) } else { inputs };
+        let loss = || {
+            let logits = (self.model)(&inputs, true);
+            let classes = *logits.size().last().unwrap_or(&1);
+            logits.reshape([-1, classes]).f_cross_entropy_loss::<Tensor>(&targets.reshape([-1]), None, tch::Reduction::Mean, -100, 0.0)
+        };
+        Ok(match self.precision {
+            Some(kind) => autocast(self.device, kind, loss)??,
+            None => loss()?,
+        })
+    }
+
+    /// The share of images recognised, in the precision of training.
+    ///
+    /// # Errors
+    /// When libtorch fails.
+    pub fn accuracy(&self, images: &Tensor, labels: &Tensor) -> Result<f64> {
+        let _no_grad = tch::no_grad_guard();
+        let mut correct = 0;
+        for (images, labels) in images.split(250, 0).iter().zip(labels.split(250, 0)) {
+            let images = images.to_device(self.device);
+            let logits = || (self.model)(&images, false);
+            let logits = match self.precision {
+                Some(kind) => autocast(self.device, kind, logits)?,
+                None => logits(),
+            };
+            correct += logits.argmax(-1, false).eq_tensor(&labels.to_device(self.device)).sum(Kind::Int64).int64_value(&[]);
+        }
+        let count = labels.size().first().copied().filter(|count| *count > 0).context("no test images")?;
+        Ok(correct as f64 / count as f64)
+    }
+}
+
+/// The same numbers with the channels of a pixel side by side in memory; whatever is no batch of images stays as it is.
+fn to_channels_last(tensor: &Tensor) -> Tensor {
+    match tensor.size().len() {
+        4 => tensor.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2]),
+        _ => tensor.shallow_clone(),
+    }
+}

@@ -1,0 +1,64 @@
+//! The program as its user runs it, small. No test asserts a time.
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use overdrive_bench_report::{Contender, Report, Workload};
+
+fn bench(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_overdrive-bench"));
+    // Data that is made goes below the folder it runs in.
+    command.current_dir(folder).args(arguments).args(["--json", "out/report.json", "--report", "out/report.html"]);
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn without_python_its_columns_are_absent_and_ours_are_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("target")).unwrap();
+    let arguments = ["--quick", "--workload", "digits,text", "--only", "pytorch,fused,cache_prefetch,combined"];
+    let ended = bench(folder.path(), &[&arguments[..], &["--rounds", "1", "--python", "/no/such/python"]].concat());
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+    let json = std::fs::read_to_string(folder.path().join("out/report.json")).unwrap();
+    let report: Report = serde_json::from_str(&json).unwrap();
+    let names: Vec<_> = report.workloads.iter().map(|it| it.measurements.workload).collect();
+    assert_eq!(names, [Workload::Digits, Workload::Text]);
+    for workload in &report.workloads {
+        let contenders: Vec<_> = workload.rows.iter().map(|row| row.contender).collect();
+        let expected = match workload.measurements.workload {
+            Workload::Digits => vec![Contender::Tch, Contender::CachePrefetch, Contender::Fused, Contender::Combined],
+            _ => vec![Contender::Tch, Contender::Fused, Contender::Combined],
+        };
+        assert_eq!(contenders, expected);
+        assert!(workload.rows.iter().all(|row| row.rate.is_some_and(|rate| rate.low > 0.0)), "{:?}", workload.rows);
+        let (absent, reason) = &workload.measurements.absent[0];
+        assert!(*absent == Contender::Pytorch && reason.contains("/no/such/python cannot be run"), "{reason}");
+        // Its parts are among those that were measured.
+        assert!(workload.measurements.parts.iter().all(|part| contenders.contains(part)));
+        assert!(!workload.measurements.of(Contender::Combined).unwrap().timeline.is_empty());
+    }
+    let (table, page) = (text(&ended.stdout), folder.path().join("out/report.html"));
+    assert!(table.contains("pytorch is absent") && table.contains("combined here is"), "{table}");
+    assert!(std::fs::read_to_string(page).unwrap().contains("</html>"));
+}
+
+#[test]
+fn what_cannot_run_is_refused_before_anything_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    for (arguments, said) in [
+        (&["--only", "tf32", "--device", "cpu"][..], "--only tf32 needs a CUDA device"),
+        (&["--workload", "photos", "--photos", "nowhere", "--only", "tch"], "--photos: cannot read nowhere"),
+        (&["--workload", "digits", "--data", "nowhere"], "cannot read MNIST from nowhere"),
+    ] {
+        let ended = bench(folder.path(), arguments);
+        let error = text(&ended.stderr);
+        assert!(!ended.status.success() && error.contains(said), "{error}");
+    }
+    let ended = bench(folder.path(), &["--quick", "--report", "out/report.json"]);
+    assert!(text(&ended.stderr).contains("cannot be used multiple times"), "{}", text(&ended.stderr));
+}

@@ -1,0 +1,136 @@
+//! How many threads libtorch should compute with, found by trying.
+
+use std::time::{Duration, Instant};
+
+/// Steps with a number of threads that are not timed: libtorch makes or parks threads.
+const SETTLING: usize = 2;
+/// Steps with it that are; their median counts.
+const TIMED: usize = 7;
+/// More threads have to be this much faster than fewer: they take cores from a loader's workers.
+const MIN_GAIN: f64 = 0.03;
+
+/// Finds the number of threads with which steps are fastest, and leaves libtorch set to it.
+///
+/// libtorch computes with as many threads as there are cores. Where one core is busy with something else, a loader's worker
+/// for instance, each operator waits for the thread that shares it, and spins meanwhile: on 2 cores, a step of a CNN took 33
+/// to 60 ms with two threads beside one busy core, and 23 ms with one. Which number is best depends on the model, the loader
+/// and the machine, so it is measured: nine steps each with all threads, one fewer, and half of them.
+///
+/// ```
+/// use overdrive_profile::ThreadTuner;
+///
+/// let mut tuner = ThreadTuner::new(tch::get_num_threads());
+/// for batch in 0..100 {
+///     // .. a training step ..
+/// #   let _ = batch;
+///     if let Some(threads) = tuner.step() {
+///         println!("{threads} threads compute from here on");
+///     }
+/// }
+/// ```
+///
+/// # Syncs
+/// None by itself. On a GPU a step's time is the host's alone, and the number of threads matters little.
+pub struct ThreadTuner {
+    clock: Box<dyn Fn() -> Duration + Send>,
+    set: Box<dyn Fn(i32) + Send>,
+    /// Those to try; the one being tried is the first.
+    left: Vec<i32>,
+    /// Seconds of its steps.
+    times: Vec<f64>,
+    /// When the last step ended.
+    last: Option<Duration>,
+    /// Of those tried: threads, and seconds of a step.
+    tried: Vec<(i32, f64)>,
+}
+
+impl ThreadTuner {
+    /// Tries `most` threads first, which counts as 1 below that. It begins with the next step.
+    pub fn new(most: i32) -> Self {
+        let start = Instant::now();
+        Self::with(most, move || start.elapsed(), tch::set_num_threads)
+    }
+
+    fn with(most: i32, clock: impl Fn() -> Duration + Send + 'static, set: impl Fn(i32) + Send + 'static) -> Self {
+        let most = most.max(1);
+        let mut left = vec![most, (most - 1).max(1), (most / 2).max(1)];
+        left.dedup();
+        set(most);
+        Self { clock: Box::new(clock), set: Box::new(set), left, times: Vec::new(), last: None, tried: Vec::new() }
+    }
+
+    /// A step has ended. The number of threads, once: in the step that decides.
+    pub fn step(&mut self) -> Option<i32> {
+        let &threads = self.left.first()?;
+        let now = (self.clock)();
+        if let Some(last) = self.last.replace(now) {
+            self.times.push((now - last).as_secs_f64());
+        }
+        if self.times.len() < SETTLING + TIMED {
+            return None;
+        }
+        let mut timed = self.times.split_off(SETTLING);
+        timed.sort_by(f64::total_cmp);
+        self.tried.push((threads, timed[TIMED / 2]));
+        self.times.clear();
+        self.last = None;
+        self.left.remove(0);
+        if let Some(&next) = self.left.first() {
+            (self.set)(next);
+            return None;
+        }
+        let best = self.best();
+        (self.set)(best);
+        Some(best)
+    }
+
+    /// The fastest; of those that are about as fast, the fewest threads.
+    fn best(&self) -> i32 {
+        let fastest = self.tried.iter().map(|(_, seconds)| *seconds).fold(f64::INFINITY, f64::min);
+        let good = self.tried.iter().filter(|(_, seconds)| *seconds <= fastest * (1.0 + MIN_GAIN));
+        good.map(|(threads, _)| *threads).min().unwrap_or(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// Steps whose milliseconds follow from the number of threads.
+    fn chosen(most: i32, milliseconds: impl Fn(i32, usize) -> u64) -> (i32, i32) {
+        let time = Arc::new(Mutex::new(Duration::ZERO));
+        let threads = Arc::new(Mutex::new(0));
+        let (clock, set) = (time.clone(), threads.clone());
+        let mut tuner =
+            ThreadTuner::with(most, move || *clock.lock().unwrap(), move |count| *set.lock().unwrap() = count);
+        for step in 0.. {
+            *time.lock().unwrap() += Duration::from_millis(milliseconds(*threads.lock().unwrap(), step));
+            if let Some(chosen) = tuner.step() {
+                assert_eq!(tuner.step(), None, "it decides once");
+                return (chosen, *threads.lock().unwrap());
+            }
+        }
+        unreachable!()
+    }
+
+    #[test]
+    fn the_fastest_is_chosen_and_set() {
+        assert_eq!(chosen(8, |threads, _| [0, 90, 80, 70, 30, 60, 60, 20, 60][threads as usize]), (7, 7));
+        assert_eq!(chosen(8, |threads, _| 100 / threads as u64), (8, 8));
+        assert_eq!(chosen(2, |threads, _| if threads == 2 { 60 } else { 23 }), (1, 1));
+    }
+
+    #[test]
+    fn fewer_threads_win_where_more_gain_nothing_and_a_slow_step_now_and_then_does_not_count() {
+        assert_eq!(chosen(4, |threads, _| if threads == 4 { 100 } else { 102 }), (2, 2));
+        assert_eq!(chosen(2, |threads, step| if step % 5 == 0 { 1000 } else { 40 / threads as u64 }), (2, 2));
+    }
+
+    #[test]
+    fn one_core_has_no_choice() {
+        assert_eq!(chosen(1, |_, _| 5), (1, 1));
+        assert_eq!(chosen(-3, |_, _| 5), (1, 1));
+    }
+}
