@@ -45,7 +45,7 @@ fn read_back_loop(facts: &Facts<'_>) -> Option<Finding> {
             .scope(longest.scope.as_deref())
             .op(Some("aten::item"))
             .evidence(format!(
-                "{:.0} numbers per step are read out of tensors one by one{}; from the first to the last {}",
+                "{:.0} numbers per step are read out of tensors one by one{}, which takes {}",
                 longest.calls,
                 place(longest),
                 facts.of_step(seconds)

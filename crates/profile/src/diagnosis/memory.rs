@@ -93,7 +93,7 @@ fn tensors(facts: &Facts<'_>) -> Option<String> {
     let profiled = facts.profiled()?;
     let kept = profiled.kept_bytes.iter().filter(|(_, bytes)| **bytes > 0.0);
     let kept: Vec<_> = kept.map(|(device, bytes)| format!("{:.3} MB on {device}", bytes / 1e6)).collect();
-    (!kept.is_empty()).then(|| format!("each profiled step did not free {} of tensors", kept.join(", ")))
+    (!kept.is_empty()).then(|| format!("tensors that each profiled step did not free: {}", kept.join(", ")))
 }
 
 struct Growth {

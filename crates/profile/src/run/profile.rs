@@ -107,7 +107,7 @@ impl RunProfile {
     pub fn merge_ranks(mut runs: Vec<Self>) -> Result<Self, ProfileError> {
         runs.sort_by_key(|run| run.rank);
         if let Some(twice) = runs.windows(2).find(|pair| pair[0].rank == pair[1].rank) {
-            let problem = "there are two records of this rank, perhaps of two runs: give one of each".to_owned();
+            let problem = "there are two records of this rank, perhaps of different runs: give one".to_owned();
             return Err(ProfileError::Setting { name: "rank", value: twice[0].rank.to_string(), problem });
         }
         let timed: Vec<&Self> = runs.iter().filter(|run| run.steps.is_some()).collect();
