@@ -1,4 +1,5 @@
-// The same surface where libtorch has no CUDA or its headers were not found at build time: each call says so.
+// Replaces cuda.cpp where libtorch has no CUDA or its headers were not found at build time: each call returns an error
+// that says so.
 #include "guarded.h"
 
 namespace {
