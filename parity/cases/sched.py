@@ -128,7 +128,7 @@ def names(spec):
 
 
 def usable(config, rates):
-    """The rates, or None if one is invalid. Slightly negative rates, and OneCycleLR's negative last one, become zero."""
+    """The rates, or None if one is invalid. Slightly negative rates, and OneCycleLR's negative last one become zero."""
     highest = torch.tensor(config["lrs"], dtype=torch.float64).max().clamp_min(1e-3)
     if config["schedule"]["name"] == "OneCycleLR":
         rates[-1].clamp_(min=0.0)
