@@ -136,7 +136,7 @@ fn cuda_headers(libtorch: &Path) -> Option<PathBuf> {
     if found.is_none() {
         println!(
             "cargo::warning=libtorch has CUDA but its headers were not found: building without the CUDA-only parts \
-             (pip install 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*' beside torch, or set CUDA_HOME)"
+             (pip install 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*' next to torch, or set CUDA_HOME)"
         );
     }
     found

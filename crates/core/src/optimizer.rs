@@ -158,7 +158,7 @@ pub trait Optimizer {
         Ok(self.params())
     }
 
-    /// What it does beside updating its parameters in [`step`](Self::step).
+    /// What it does besides updating its parameters in [`step`](Self::step).
     fn behavior(&self) -> Behavior {
         Behavior::default()
     }

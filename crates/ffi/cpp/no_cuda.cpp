@@ -7,7 +7,7 @@ namespace {
 od_status absent(od_error* err) noexcept {
   const char* message =
       "built without CUDA: libtorch has no libtorch_cuda or the CUDA headers were not found at build time "
-      "(run `cargo xtask setup`, or pip install nvidia-cuda-crt and nvidia-cuda-cccl beside torch, and build again)";
+      "(run `cargo xtask setup`, or pip install nvidia-cuda-crt and nvidia-cuda-cccl next to torch, and build again)";
   return overdrive::fail(err, OD_CUDA, message, message);
 }
 

@@ -321,7 +321,7 @@ pub fn change_nothing() -> Result<()> {
         let (unconnected, unheard) = (count(|siege| &siege.unconnected), count(|siege| &siege.unheard));
         println!("{name:34} {tried:>11} {unconnected:>11} {unheard:>7}  none");
         ensure!(tried == 2 * TIMES && unconnected + unheard == tried, "{name}: some of {tried} were let in");
-        // The store listens at an address that they cannot reach, the launchers of two nodes at one that they can.
+        // These connections cannot reach the address of the store, but that of two nodes' launchers.
         let reached = if kind == Kind::StoreKeys { 0 } else { TIMES };
         ensure!(unheard == reached, "{name}: {unheard} connections, not {reached}");
         all += tried;

@@ -30,7 +30,7 @@ const CLOSES_WITH_NOTHING: Plan = |_, micro, rank| if closing(micro) && rank == 
 const ANOTHER_RANK_EACH_TIME: Plan = |step, micro, rank| if closing(micro) && step % 3 == rank { None } else { BOTH };
 const FIRST_WINDOW_FULL: Plan = |step, micro, rank| if step > 0 && closing(micro) && rank == 1 { None } else { BOTH };
 const NOTHING_AT_ALL: Plan = |step, _, rank| if step % 2 == rank % 2 { None } else { BOTH };
-const NOBODY_USES_THE_SECOND: Plan = |_, micro, rank| if closing(micro) && rank == 1 { None } else { FIRST };
+const NO_RANK_USES_THE_SECOND: Plan = |_, micro, rank| if closing(micro) && rank == 1 { None } else { FIRST };
 const ALWAYS_THE_FIRST: Plan = |step, micro, rank| if step > 0 && closing(micro) && rank == 1 { None } else { FIRST };
 const EARLIER_ON_ONE_RANK: Plan = |_, micro, rank| if micro == 0 && rank == 1 { SECOND } else { FIRST };
 const EARLIER_ON_ALL: Plan = |_, micro, _| if micro == 0 { BOTH } else { FIRST };
@@ -57,11 +57,11 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     trains("static graph, closes with nothing", is_static, FIRST_WINDOW_FULL)?;
     trains("static graph, closes with nothing at first", is_static, CLOSES_WITH_NOTHING)?;
     trains("static graph, a path left out, closes with nothing", is_static, ALWAYS_THE_FIRST)?;
-    trains("static graph, a path left out, closes with nothing at first", is_static, NOBODY_USES_THE_SECOND)?;
+    trains("static graph, a path left out, closes with nothing at first", is_static, NO_RANK_USES_THE_SECOND)?;
     trains("unused, closes with nothing", finds, CLOSES_WITH_NOTHING)?;
     trains("unused, another rank closes with nothing", finds_small, ANOTHER_RANK_EACH_TIME)?;
     trains("unused, nothing at all", finds, NOTHING_AT_ALL)?;
-    trains("unused by all, closes with nothing", finds, NOBODY_USES_THE_SECOND)?;
+    trains("unused by all, closes with nothing", finds, NO_RANK_USES_THE_SECOND)?;
     trains("used earlier on one rank", finds, EARLIER_ON_ONE_RANK)?;
     trains("used earlier on all ranks", finds_small, EARLIER_ON_ALL)?;
     trains("used earlier, then nothing", finds, EARLIER_THEN_NOTHING)
