@@ -1,4 +1,4 @@
-//! The main job: trains on real data with and without each technique, and shows what each one gained.
+//! The technique benchmark: trains on real data with and without each technique, and shows what each one gained.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ pub struct Options {
 }
 
 pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
-    // Help and mistakes are answered here, before minutes of building.
+    // Parsed here too, so that help and wrong options are reported before minutes of building.
     BenchOptions::parse_from([OsString::from("cargo xtask bench")].iter().chain(&options.args));
     setup::quietly(ws)?;
     let run = ["run", "--release", "--package", "overdrive-benches", "--bin", "overdrive-bench", "--"];
