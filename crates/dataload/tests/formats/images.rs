@@ -128,7 +128,7 @@ fn damage_at_restart_markers_is_noticed() {
         assert!(refused(&wrong).contains("restart markers that are out of order"));
         let mut more = whole.clone();
         more.insert(at, 0x55);
-        assert!(refused(&more).contains("bytes without meaning before a restart marker"));
+        assert!(refused(&more).contains("surplus bytes before a restart marker"));
         let mut fewer = whole.clone();
         fewer.drain(at - 3..at);
         assert!(refused(&fewer).contains("the end of its data"));
