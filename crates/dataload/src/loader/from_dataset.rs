@@ -104,7 +104,7 @@ where
                     false => Box::new(SequentialSampler::new(len)),
                 });
                 if options.shuffles_rows.is_some() && sampler.world_size() > 1 {
-                    tracing::warn!("every rank decodes all row groups: use `ParquetBatches::rank` instead of a sampler");
+                    tracing::warn!("every rank decodes all row groups: use `ParquetBatches::rank`, not a sampler");
                 }
                 let samples = sampler.len().saturating_mul(sampler.world_size());
                 if samples > MAX_ORDER {
