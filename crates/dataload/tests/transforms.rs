@@ -228,10 +228,10 @@ fn jitter_changes_what_it_is_told_to() -> Anyhow {
     let flat = run(ColorJitter::new().contrast(0.0..=0.0)?)?;
     assert!(flat.data().iter().all(|&value| value == flat.data()[0]));
     let refused = |jitter: Result<ColorJitter, DataError>| jitter.unwrap_err().to_string();
-    let turns = "hue: expected a range of turns from -0.5 to 0.5, the lower first, found";
+    let turns = "hue: expected a non-empty range of turns from -0.5 to 0.5, found";
     assert_eq!(refused(ColorJitter::new().hue(-0.6..=0.0)), format!("{turns} -0.6..=0.0"));
     assert_eq!(refused(ColorJitter::new().hue(0.4..=0.1)), format!("{turns} 0.4..=0.1"));
-    let factors = "expected a range of finite factors from 0 on, the lower first, found";
+    let factors = "expected a non-empty range of finite factors from 0 on, found";
     let negative = refused(ColorJitter::new().brightness(-1.0..=1.0));
     assert_eq!(negative, format!("brightness: {factors} -1.0..=1.0"));
     for bad in [0.5..=f64::INFINITY, f64::NAN..=1.0, 0.0..=f64::NAN, 1.5..=0.5] {
