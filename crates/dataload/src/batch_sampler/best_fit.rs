@@ -33,8 +33,7 @@ pub(super) fn fits(lengths: &[usize], capacity: usize) -> Result<(), DataError> 
     match lengths.iter().position(|&length| length > capacity) {
         None => Ok(()),
         Some(index) => {
-            let expected =
-                format!("at least every sequence's length, {} tokens at index {index}", lengths[index]);
+            let expected = format!("at least every sequence's length, {} tokens at index {index}", lengths[index]);
             Err(DataError::option("capacity", expected, capacity))
         }
     }

@@ -22,7 +22,8 @@ impl Words {
         let length = bytes.div_ceil(WORD_BYTES);
         // An error here, where the allocation below would abort the process.
         let probe = Vec::<i64>::new().try_reserve_exact(length);
-        probe.map_err(|error| DataError::other(format!("{bytes} bytes for a column could not be allocated: {error}")))?;
+        probe
+            .map_err(|error| DataError::other(format!("{bytes} bytes for a column could not be allocated: {error}")))?;
         Ok(Self { words: vec![0; length], bytes })
     }
 

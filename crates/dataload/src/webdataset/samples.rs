@@ -80,7 +80,11 @@ impl WebSamples {
             files += 1;
             if files > MAX_FILES {
                 let found = format!("more of {:?}", sample.key);
-                return Err(self.tar.corrupt(named.file.offset, format!("at most {MAX_FILES} files per sample"), found));
+                return Err(self.tar.corrupt(
+                    named.file.offset,
+                    format!("at most {MAX_FILES} files per sample"),
+                    found,
+                ));
             }
             self.add(&named, &mut sample, &mut bytes, read)?;
             next = self.next_named()?;
