@@ -15,8 +15,8 @@ pub struct Ram;
 #[derive(Clone, Debug)]
 pub struct Disk(pub PathBuf);
 
-/// Keeps finished batches, sample by sample, in the memory of a device. Later epochs gather their batches there, whatever
-/// their order is.
+/// Keeps the samples of finished batches in the memory of a device. Later epochs gather their batches there, in any
+/// order.
 ///
 /// A sample stays what it was in its first batch, so with this cache the collate function must not be random. Every
 /// tensor of a batch must have the samples along its first dimension, and the same other dimensions in every batch.

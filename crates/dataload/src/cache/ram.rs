@@ -62,7 +62,7 @@ impl<D: Dataset> Cached<D> {
         is_kept
     }
 
-    /// The dataset behind the cache.
+    /// The cached dataset.
     pub fn inner(&self) -> &D {
         &self.dataset
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::{EncodedImage, Image};
 
-/// A sample that a [`DiskCached`](crate::DiskCached) can keep: bytes, texts, numbers, images, and tuples of them.
+/// A sample that a [`DiskCached`](crate::DiskCached) can keep: bytes, strings, numbers, images, and tuples of them.
 pub trait Storable: Sized {
     /// Names the stored format, so that a file in another one is refused. Must change whenever the format does.
     fn form() -> String;

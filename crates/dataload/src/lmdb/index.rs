@@ -16,7 +16,7 @@ const HEADER: usize = 20;
 
 /// Identifies what an index was made from: the file's state, and the name of the database in it.
 ///
-/// An index also stands for the check of the tree, so a file that has changed since gets a new index.
+/// An index also replaces the check of the tree, so a file that has changed since needs a new index.
 pub(super) struct Stamp(Vec<u8>);
 
 impl Stamp {

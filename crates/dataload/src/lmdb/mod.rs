@@ -29,7 +29,7 @@ use crate::{DataError, Dataset};
 /// use overdrive_dataload::{DataLoader, Dataset, LmdbDataset};
 ///
 /// let dataset = LmdbDataset::builder("train.mdb").index_file("train.mdb.index").open()?;
-/// // Many writers keep the number of entries under a key of its own: take those that are images.
+/// // Many writers store the number of entries under an extra key: select the images.
 /// let images: Vec<usize> = (0..dataset.len()).filter(|&i| dataset.key_bytes(i) != Some(b"__len__")).collect();
 /// let images = dataset.subset(images)?.map(|sample| Ok(sample.into_value()));
 /// # Ok::<(), overdrive_dataload::DataError>(())

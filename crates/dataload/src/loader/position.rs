@@ -108,8 +108,8 @@ impl Progress {
 
     /// Records the end of the epoch. A caller that takes batches ahead gets here before the last ones are trained on.
     pub(crate) fn ended(&mut self) {
-        let goes_on = self.lanes.as_ref().filter(|lanes| lanes.repeat);
-        self.now = match goes_on {
+        let repeating = self.lanes.as_ref().filter(|lanes| lanes.repeat);
+        self.now = match repeating {
             Some(lanes) => self.now.followed(lanes),
             None => Position::start_of(self.now.epoch.saturating_add(1)),
         };
@@ -332,7 +332,7 @@ fn natural(state: &StateDict, key: &str) -> Result<u64, StateError> {
 fn text<'a>(state: &'a StateDict, key: &str) -> Result<&'a str, StateError> {
     match state.get(key)? {
         Entry::Text(text) => Ok(text),
-        other => Err(mismatch(key, "a text", format!("{other:?}"))),
+        other => Err(mismatch(key, "a string", format!("{other:?}"))),
     }
 }
 

@@ -28,9 +28,9 @@ impl Array {
         let levels = pieces.first().map_or(0, |piece| piece.offsets.len());
         let mut offsets = vec![vec![0]; levels];
         for piece in pieces {
-            let (here, behind) = rest.split_at_mut(piece.values.len());
+            let (here, tail) = rest.split_at_mut(piece.values.len());
             here.copy_from_slice(&piece.values);
-            rest = behind;
+            rest = tail;
             for (offsets, piece) in offsets.iter_mut().zip(&piece.offsets) {
                 let before = offsets[offsets.len() - 1];
                 offsets.extend(piece.iter().skip(1).map(|offset| before + offset));
@@ -80,9 +80,9 @@ impl Array {
         let mut values = Words::new(ranges.iter().map(|range| range.len() * bytes).sum())?;
         let (all, mut rest) = (self.values.bytes(), values.bytes_mut());
         for range in ranges {
-            let (here, behind) = rest.split_at_mut(range.len() * bytes);
+            let (here, tail) = rest.split_at_mut(range.len() * bytes);
             here.copy_from_slice(&all[range.start * bytes..range.end * bytes]);
-            rest = behind;
+            rest = tail;
         }
         Ok(Self { element, rows: rows.len(), per_row, offsets, values })
     }

@@ -114,8 +114,8 @@ impl ParquetDataset {
                 let target = match grown.next() {
                     Some(piece) => Target::Grown(piece),
                     None => {
-                        let (here, behind) = flat.split_at_mut(self.groups[group].rows * element.bytes());
-                        flat = behind;
+                        let (here, tail) = flat.split_at_mut(self.groups[group].rows * element.bytes());
+                        flat = tail;
                         Target::Flat(here)
                     }
                 };

@@ -247,10 +247,10 @@ impl Pages {
         for (max_level, encoding) in levels.into_iter().zip(encodings).filter(|(max_level, _)| *max_level > 0) {
             let length = match encoding {
                 Encoding::RLE => {
-                    let Some((&length, behind)) = rest.split_first_chunk() else {
+                    let Some((&length, tail)) = rest.split_first_chunk() else {
                         return Err(self.place.corrupt("a length of levels", "the page's end"));
                     };
-                    rest = behind;
+                    rest = tail;
                     u64::from(u32::from_le_bytes(length))
                 }
                 #[expect(deprecated, reason = "old files have it")]

@@ -81,8 +81,8 @@ fn lists(table: &ParquetTable, name: &str) -> Vec<Vec<f64>> {
     let ragged = table.ragged(name).unwrap();
     assert_eq!((ragged.rows(), ragged.lists()), (table.rows(), 1));
     let offsets = ragged.offsets(0).unwrap();
-    let (values, told) = ragged.clone().into_tensors().unwrap();
-    assert_eq!(Vec::<i64>::try_from(&told[0]).unwrap(), offsets);
+    let (values, found) = ragged.clone().into_tensors().unwrap();
+    assert_eq!(Vec::<i64>::try_from(&found[0]).unwrap(), offsets);
     let values = floats(&values);
     offsets.windows(2).map(|pair| values[pair[0] as usize..pair[1] as usize].to_vec()).collect()
 }
@@ -268,14 +268,14 @@ fn lists_are_padded_truncated_or_of_one_length() {
 #[test]
 fn columns_are_selected_and_described() {
     let dataset = open("nested").select(["date", "point", "boxes.list.element.a"]).unwrap();
-    let told: Vec<_> = dataset.fields().map(|f| (f.name(), f.kind().clone(), f.lists(), f.nullable())).collect();
+    let found: Vec<_> = dataset.fields().map(|f| (f.name(), f.kind().clone(), f.lists(), f.nullable())).collect();
     let expected = [
         ("date", ParquetKind::Number(Kind::Int), 0, true),
         ("point.x", ParquetKind::Number(Kind::Double), 0, true),
         ("point.ys", ParquetKind::Number(Kind::Int64), 1, true),
         ("boxes.a", ParquetKind::Number(Kind::Int64), 1, true),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(found, expected);
     assert_eq!(
         (dataset.rows(), dataset.row_groups().collect::<Vec<_>>()),
         (ROWS, vec![GROUP, GROUP, ROWS - 2 * GROUP])
