@@ -162,7 +162,7 @@ where
         bytes.resize(len, 0);
         read_at(&self.file, &mut bytes, entry.offset).ok()?;
         if Entry::checksum_of(index, entry.offset, &bytes) != entry.checksum {
-            tracing::warn!(path = %self.path.display(), index, "a damaged sample in the cache is read from the dataset again");
+            tracing::warn!(path = %self.path.display(), index, "a damaged sample in the cache is read again");
             return None;
         }
         let mut rest = &bytes[..];
@@ -223,7 +223,7 @@ fn entries_of(table: &[u8], path: &Path) -> Vec<Entry> {
     let entries: Vec<_> = table.iter().enumerate().map(|(index, bytes)| Entry::from_bytes(index, bytes)).collect();
     let damaged = entries.iter().filter(|entry| entry.is_none()).count();
     if damaged > 0 {
-        tracing::warn!(path = %path.display(), damaged, "samples with a damaged entry in the cache are read from the dataset again");
+        tracing::warn!(path = %path.display(), damaged, "samples with a damaged entry in the cache are read again");
     }
     entries.into_iter().map(Option::unwrap_or_default).collect()
 }

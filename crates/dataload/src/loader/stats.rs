@@ -49,7 +49,7 @@ impl fmt::Display for LoaderStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let each = |seconds: f64| 1e3 * seconds / self.batches.max(1) as f64;
         writeln!(f, "{} batches, {} samples, {} faults", self.batches, self.samples, self.faults)?;
-        write!(f, "waited {:.3} s, {:.3} ms per batch;  ", self.wait_seconds, each(self.wait_seconds))?;
+        write!(f, "waited {:.3} s, {:.3} ms per batch; ", self.wait_seconds, each(self.wait_seconds))?;
         match self.workers {
             0 => writeln!(f, "no workers: this is all the loading time")?,
             workers => writeln!(

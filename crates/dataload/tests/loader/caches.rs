@@ -126,7 +126,7 @@ fn a_disk_cache_keeps_the_length_that_it_was_opened_with() -> Result<(), DataErr
     let other = dir.path().join("other");
     std::fs::write(&other, "a short text").unwrap();
     let error = DiskCached::open(Growing(AtomicUsize::new(3)), &other).unwrap_err();
-    assert!(matches!(error, DataError::Layout { .. }) && error.to_string().contains("no cache"), "{error}");
+    assert!(matches!(error, DataError::Layout { .. }) && error.to_string().contains("not a cache"), "{error}");
     assert_eq!(std::fs::read(&other).unwrap(), b"a short text");
     Ok(())
 }
