@@ -29,8 +29,8 @@ fn options_and_parameters_are_checked() {
     assert!(refused(vec![param() * 2.0]).contains("not a leaf"));
     assert!(refused(vec![Tensor::new()]).contains("undefined"));
     let base = Tensor::ones([4, 2], DOUBLE);
-    assert!(refused(vec![base.select(1, 0).set_requires_grad(true)]).contains("does not fill its memory"));
-    assert!(refused(vec![param().detach().select(0, 0).expand([8], false)]).contains("does not fill its memory"));
+    assert!(refused(vec![base.select(1, 0).set_requires_grad(true)]).contains("gaps or overlaps in memory"));
+    assert!(refused(vec![param().detach().select(0, 0).expand([8], false)]).contains("gaps or overlaps in memory"));
     let sparse = base.to_sparse_sparse_dim(2).set_requires_grad(true);
     assert!(refused(vec![sparse]).contains("sparse"));
     let transposed = base.transpose(0, 1).set_requires_grad(true);
@@ -65,7 +65,7 @@ fn each_algorithm_refuses_what_its_paper_has_no_meaning_for() {
     );
     let vector = Tensor::ones([2], DOUBLE).set_requires_grad(true);
     let refused = said(Muon::builder(param()).add_param_group(Muon::group([vector])).build());
-    assert_eq!(refused, "parameter number 1: its shape is [2], but Muon is for matrices: give it to an AdamW");
+    assert_eq!(refused, "parameter number 1: its shape is [2], but Muon is for matrices: use AdamW for it");
     let twice = param();
     let across = said(
         Sgd::builder(param()).add_param_group(Sgd::group(&twice)).add_param_group(Sgd::group([&twice[0]])).build(),
