@@ -1,4 +1,4 @@
-//! What the optimizers refuse, and what schedules move.
+//! Options and parameters that optimizers refuse, and the options that schedules change.
 
 use overdrive_core::{Optimizer, OptimizerError};
 use overdrive_optim::{Adafactor, AdafactorForm, Adagrad, Adam, AdamW, Lamb, Lars, Lion, Muon, RmsProp, Sgd};
@@ -42,7 +42,7 @@ fn options_and_parameters_are_checked() {
 }
 
 #[test]
-fn each_algorithm_refuses_what_its_paper_has_no_meaning_for() {
+fn each_algorithm_refuses_options_outside_their_range() {
     let param = || vec![Tensor::ones([2, 2], DOUBLE).set_requires_grad(true)];
     fn said<T>(result: Result<T, OptimizerError>) -> String {
         result.err().map(|error| error.to_string()).unwrap_or_default()
@@ -58,7 +58,7 @@ fn each_algorithm_refuses_what_its_paper_has_no_meaning_for() {
     assert!(said(Lion::builder(param()).betas(0.9, 1.0).build()).starts_with("beta2 is 1"));
     assert!(said(Lamb::builder(param()).eps(nan).build()).starts_with("eps is NaN"));
     assert!(said(Lars::builder(param()).momentum(1.5).build()).starts_with("momentum is 1.5"));
-    // The options of a group that is not the last are checked as well.
+    // All groups are checked, not only the last one.
     assert!(
         said(Sgd::builder(param()).add_param_group(Sgd::group(param()).lr(-1.0)).lr(1.0).build())
             .starts_with("lr is -1")
@@ -77,7 +77,7 @@ fn each_algorithm_refuses_what_its_paper_has_no_meaning_for() {
 }
 
 #[test]
-fn momentum_is_what_a_cyclic_schedule_moves() {
+fn momentum_is_the_option_that_a_cyclic_schedule_changes() {
     let param = || vec![Tensor::ones([2, 2], DOUBLE).set_requires_grad(true)];
     let mut adam =
         Adam::builder(param()).betas(0.8, 0.99).add_param_group(Adam::group(param()).betas(0.0, 0.99)).build().unwrap();
@@ -100,7 +100,7 @@ fn momentum_is_what_a_cyclic_schedule_moves() {
         sgd.set_momentum(0, 0.5).unwrap();
         sgd.step().unwrap();
         sgd.step().unwrap();
-        assert!(param[0].double_value(&[0, 0]) < -0.5, "the second step adds to the first");
+        assert!(param[0].double_value(&[0, 0]) < -0.5, "momentum accumulates");
     }
     assert_eq!(Adagrad::builder(param()).build().unwrap().momentum(0), None);
 }
