@@ -51,7 +51,7 @@ fn train() -> Result<()> {
             let (inputs, targets) = (batch.narrow(1, 0, CONTEXT), batch.narrow(1, 1, CONTEXT));
             let logits = ddp.forward(|| model.forward(&inputs))?;
             let loss = logits.flatten(0, 1).cross_entropy_for_logits(&targets.flatten(0, 1));
-            accum.backward(&opt, &loss, Samples(inputs.size()[0]), micro.closes)?; // communicates only when the window closes
+            accum.backward(&opt, &loss, Samples(inputs.size()[0]), micro.closes)?; // all-reduces if the window closes
             recent.push(loss.detach());
             if !micro.closes {
                 continue;
