@@ -41,8 +41,8 @@ impl Curriculum {
         Self::new(start, Pacing::Linear { steps })
     }
 
-    /// Grows fast at first and slower later: `(t * (1 - start^power) + start^power)^(1 / power)` with `t = step /
-    /// steps`. A power of 2 is the square-root competence.
+    /// Grows fast at first and slower later: `(t * (1 - start^power) + start^power)^(1 / power)` with
+    /// `t = step / steps`. A power of 2 is the square-root competence.
     ///
     /// # Errors
     /// As [`linear`](Self::linear), and for a `power` that is not finite and above 0.
