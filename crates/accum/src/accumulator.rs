@@ -32,7 +32,8 @@ pub enum AccumError {
     },
     /// Samples in one micro-batch, tokens in another.
     #[error(
-        "this micro-batch counts {found}, but earlier ones counted {expected}: count the same unit for every micro-batch"
+        "this micro-batch counts {found}, but earlier ones counted {expected}: count the same unit for every \
+         micro-batch"
     )]
     Unit {
         /// The unit of earlier micro-batches.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `step-N` | a checkpoint |
 //! | `.writing-step-N` | a checkpoint that is being written |
-//! | `.replaced-step-N` | a checkpoint whose step is saved again: restored if a crash comes before the new one is in place |
+//! | `.replaced-step-N` | a checkpoint whose step is saved again: restored after a crash before the new one is in place |
 //! | `.removed-step-N` | a checkpoint that is being removed |
 //! | `damaged-step-N` | a damaged checkpoint, kept for inspection |
 //! | `abandoned-step-N` | a later checkpoint of a run that went back to an earlier step and continued from there |

@@ -137,8 +137,8 @@ def main():
         for name in FILES:
             getattr(run, name).load_state_dict(saved[name])
         # A new schedule over a resumed optimizer needs `initial_lr` in its groups.
-        anew = torch.optim.lr_scheduler.StepLR(run.optimizer, 3, gamma=0.5, last_epoch=saved["step"] - 1)
-        assert anew.base_lrs == run.scheduler.base_lrs, (anew.base_lrs, run.scheduler.base_lrs)
+        fresh = torch.optim.lr_scheduler.StepLR(run.optimizer, 3, gamma=0.5, last_epoch=saved["step"] - 1)
+        assert fresh.base_lrs == run.scheduler.base_lrs, (fresh.base_lrs, run.scheduler.base_lrs)
         # Making it has stepped it once, which changed the rates.
         run.optimizer.load_state_dict(saved["optimizer"])
         run.train(saved["step"], steps)
