@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `step-N` | a checkpoint |
 //! | `.writing-step-N` | a checkpoint that is being written |
-//! | `.replaced-step-N` | a checkpoint whose step is saved again: restored after a crash before the new one is in place |
+//! | `.replaced-step-N` | the old checkpoint of a step saved again: restored after a crash if the new one is missing |
 //! | `.removed-step-N` | a checkpoint that is being removed |
 //! | `damaged-step-N` | a damaged checkpoint, kept for inspection |
 //! | `abandoned-step-N` | a later checkpoint of a run that went back to an earlier step and continued from there |
