@@ -1,7 +1,7 @@
 //! Mixed precision in a tch program that keeps its own optimizer.
 //!
-//! Shows which dtype autocast picks for which operator, why float16 needs a `GradScaler`, a training run in bfloat16
-//! beside the same run in float32, and what the scaler does with a step that overflows.
+//! Shows which dtype autocast picks for which operator, why float16 needs a `GradScaler`, the same training run in
+//! bfloat16 and in float32, and what the scaler does when a step overflows.
 //!
 //! Expect: products in BFloat16 and losses in Float; a float16 gradient that is zero without the scaler and right with
 //! it; two final losses close to each other; one skipped step, after which the scale is halved.
@@ -36,7 +36,7 @@ fn autocast_picks_a_dtype_for_each_operator() -> Result<()> {
     println!("in a region: a matrix product is {:?}, a cross-entropy {:?}", logits.kind(), loss.kind());
     ensure!(logits.kind() == Kind::BFloat16 && loss.kind() == Kind::Float);
 
-    // A guard in place of a closure; a part that must stay exact switches autocast off for itself.
+    // A guard instead of a closure; code that needs float32 switches autocast off locally.
     let _region = AutocastGuard::new(CPU, Kind::BFloat16)?;
     let exact = Autocast::new(CPU).enabled(false).run(|| x.matmul(&weight))?;
     println!("in a disabled region within it: {:?}", exact.kind());
@@ -70,9 +70,9 @@ fn train(kind: Option<Kind>) -> Result<f64> {
     let vs = nn::VarStore::new(CPU);
     let linear = |name, inputs, outputs| nn::linear(vs.root() / name, inputs, outputs, Default::default());
     let model = nn::seq().add(linear("a", 2, 64)).add_fn(Tensor::tanh).add(linear("b", 64, 2));
-    // tch's own optimizer: wrapped, it goes wherever one of ours does.
+    // tch's own optimizer: wrapped, it works wherever one of ours does.
     let mut opt = TchOptimizer::new(nn::Adam::default().build(&vs, 1e-2)?);
-    // bfloat16 has float32's range and needs no scaler: the loop reads the same with one that is switched off.
+    // bfloat16 has float32's range and needs no scaler: a disabled one keeps the loop the same.
     let mut scaler = GradScaler::builder(CPU).enabled(kind == Some(Kind::Half)).build()?;
     let mut losses = Vec::new();
     for _ in 0..200 {
@@ -97,7 +97,7 @@ fn bfloat16_trains_like_float32() -> Result<()> {
     let (float32, bfloat16) = (train(None)?, train(Some(Kind::BFloat16))?);
     println!("loss after 200 steps: {float32:.4} in float32, {bfloat16:.4} with autocast to bfloat16");
     ensure!(float32 < 0.25, "float32 did not learn");
-    ensure!((float32 - bfloat16).abs() < 0.03, "bfloat16 went another way");
+    ensure!((float32 - bfloat16).abs() < 0.03, "bfloat16 reached another loss");
     Ok(())
 }
 

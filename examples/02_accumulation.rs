@@ -1,10 +1,11 @@
-//! Gradient accumulation that equals the large batch, beside the usual recipe that divides by a fixed count.
+//! Gradient accumulation that equals the large batch, compared with the usual recipe that divides by a fixed count.
 //!
 //! The large batch is split three ways: evenly, unevenly, and by tokens of which some are masked. The gradients of each
 //! split are compared with those of the large batch, for an `Accumulator` and for `loss / k`.
 //!
-//! Expect: the accumulator within float32's rounding of the large batch every time; the fixed recipe only where all
-//! micro-batches count alike. Then an epoch of 7 batches in windows of 3: three steps, the last on one batch.
+//! Expect: the accumulator within float32's rounding of the large batch every time; the fixed recipe only when all
+//! micro-batches have the same count. Then an epoch of 7 batches in windows of 3: three steps, the last one on a single
+//! batch.
 //!
 //!     cargo run -p overdrive-examples --example 02_accumulation
 #![forbid(unsafe_code)]
@@ -18,7 +19,7 @@ const CLASSES: i64 = 5;
 /// The target of a token that does not count, as in PyTorch.
 const MASKED: i64 = -100;
 
-/// A small model, and the parameters that it trains.
+/// A small model and its trainable parameters.
 struct Trained {
     model: nn::Sequential,
     params: Vec<Tensor>,
@@ -33,12 +34,12 @@ impl Trained {
         Self { model, params: vs.trainable_variables() }
     }
 
-    /// The mean loss over the rows whose target is not masked; NaN where all are.
+    /// The mean loss over the rows whose target is not masked; NaN if all are masked.
     fn loss(&self, (inputs, targets): (&Tensor, &Tensor)) -> Tensor {
         self.model.forward(inputs).cross_entropy_loss::<Tensor>(targets, None, Reduction::Mean, MASKED, 0.0)
     }
 
-    /// All gradients in one row, and none left behind.
+    /// Returns all gradients as one vector, and zeroes them.
     fn take_grads(&mut self) -> Tensor {
         let grads: Vec<_> = self.params.iter().map(|param| param.grad().flatten(0, -1)).collect();
         let row = Tensor::cat(&grads, 0);
@@ -57,7 +58,7 @@ fn main() -> Result<()> {
         let _ = masked.get(row).fill_(MASKED);
     }
 
-    println!("difference from the large batch's gradient, as a share of its length:\n");
+    println!("relative difference from the large batch's gradient:\n");
     println!("{:<34}{:>14}{:>14}", "micro-batches", "accumulator", "loss / k");
     let splits: [(&str, &Tensor, &[i64], bool); 3] = [
         ("16, 16, 16, 16", &targets, &[16, 16, 16, 16], true),
@@ -67,14 +68,14 @@ fn main() -> Result<()> {
     for (name, targets, sizes, even) in splits {
         let (exact, fixed) = compare(&mut trained, &inputs, targets, sizes)?;
         println!("{name:<34}{exact:>14.1e}{fixed:>14.1e}");
-        ensure!(exact < 1e-5, "the accumulator is not the large batch");
+        ensure!(exact < 1e-5, "the accumulator's gradient is not the large batch's");
         ensure!(even == (fixed < 1e-5), "the fixed recipe is right for even micro-batches, and only for them");
     }
     println!();
     an_epoch(&mut trained, &inputs, &targets)
 }
 
-/// How far the accumulator and the fixed recipe are from the large batch.
+/// The relative differences of the accumulator and of the fixed recipe from the large batch.
 fn compare(trained: &mut Trained, inputs: &Tensor, targets: &Tensor, sizes: &[i64]) -> Result<(f64, f64)> {
     trained.loss((inputs, targets)).backward();
     let large = trained.take_grads();
@@ -86,7 +87,7 @@ fn compare(trained: &mut Trained, inputs: &Tensor, targets: &Tensor, sizes: &[i6
     let mut accum = Accumulator::new(sizes.len())?;
     for micro in accum.windows(&parts) {
         let (inputs, targets) = micro.batch;
-        // What the mean is over: the rows that are not masked.
+        // The number of rows that the mean is over: those not masked.
         let count = targets.ne(MASKED).sum(Kind::Int64).int64_value(&[]);
         accum.backward(&opt, &trained.loss((inputs, targets)), Tokens(count), micro.closes)?;
     }
@@ -98,7 +99,7 @@ fn compare(trained: &mut Trained, inputs: &Tensor, targets: &Tensor, sizes: &[i6
     Ok((exact, difference(&trained.take_grads())))
 }
 
-/// Steps at the end of every window, the last and partial one too.
+/// Steps at the end of every window, including the last, partial one.
 fn an_epoch(trained: &mut Trained, inputs: &Tensor, targets: &Tensor) -> Result<()> {
     let mut opt = Sgd::builder(&trained.params).lr(0.5).build()?;
     let mut accum = Accumulator::new(3)?;

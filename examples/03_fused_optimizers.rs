@@ -1,10 +1,10 @@
-//! Fused AdamW: parameter groups, a learning rate that changes, and a step beside tch's own.
+//! Fused AdamW: parameter groups, a changing learning rate, and a comparison with tch's AdamW.
 //!
 //! Trains the same model twice from the same weights on the same batches, with `overdrive`'s AdamW and with tch's, and
 //! compares the weights; then trains with weight decay on the matrices only, a warm-up and a cosine.
 //!
-//! Expect: weights that differ by rounding; the time of a step in each (one thread; printed, not judged: the dev
-//! profile is no place to measure); a loss that falls; biases that weight decay has left alone.
+//! Expect: weights that differ only by rounding; the time of a step with each optimizer (one thread; only printed,
+//! because the dev profile is not for measuring); a falling loss; biases that weight decay has not changed.
 //!
 //!     cargo run -p overdrive-examples --example 03_fused_optimizers
 #![forbid(unsafe_code)]
@@ -21,14 +21,14 @@ const STEPS: i32 = 100;
 const WEIGHT_DECAY: f64 = 0.05;
 
 fn main() -> Result<()> {
-    // The tensors here are too small for threads to help, on either side.
+    // The tensors here are too small for threads to help either optimizer.
     tch::set_num_threads(1);
     the_same_as_tch()?;
     groups_and_a_schedule()?;
     decay_leaves_biases_alone()
 }
 
-/// A perceptron of twelve small layers: many parameters, as fused steps like them.
+/// A perceptron of twelve small layers: fused steps gain most with many small parameters.
 fn model() -> (nn::VarStore, nn::Sequential) {
     tch::manual_seed(11);
     let vs = nn::VarStore::new(CPU);
@@ -39,14 +39,14 @@ fn model() -> (nn::VarStore, nn::Sequential) {
     (vs, model)
 }
 
-/// The loss of one batch; the same batch for the same step.
+/// The loss on a batch that depends only on the step.
 fn loss(model: &nn::Sequential, step: i32) -> Tensor {
     tch::manual_seed(i64::from(step));
     let x = Tensor::randn([64, 32], (Kind::Float, CPU));
     (model.forward(&x) - x.roll(1, 1).tanh()).square().mean(Kind::Float)
 }
 
-/// Trains and returns the weights, and the time that the optimizer's steps took together.
+/// Trains and returns the weights, and the total time of the optimizer's steps.
 fn train<O: Optimizer>(vs: &nn::VarStore, model: &nn::Sequential, mut opt: O) -> Result<(Vec<Tensor>, Duration)> {
     let mut stepping = Duration::ZERO;
     for step in 0..STEPS {
@@ -112,7 +112,7 @@ fn groups_and_a_schedule() -> Result<()> {
     Ok(())
 }
 
-/// With gradients of zero only weight decay moves a parameter, and the group of the biases has none.
+/// With zero gradients, only weight decay changes a parameter, and the biases' group has none.
 fn decay_leaves_biases_alone() -> Result<()> {
     let (vs, net) = model();
     let (matrices, biases): (Vec<_>, Vec<_>) = vs.trainable_variables().into_iter().partition(|p| p.dim() > 1);

@@ -1,11 +1,11 @@
 //! A folder of encoded images, decoded on background threads, kept in memory, and normalised.
 //!
-//! Writes 600 of the shipped MNIST images as PNG files into a temporary folder, one sub-folder a digit, and loads them
-//! for three epochs through `ImageFolder`, `Cached` and a `DataLoader`.
+//! Writes 600 of the shipped MNIST images as PNG files into a temporary folder, one sub-folder per digit, and loads
+//! them for three epochs through `ImageFolder`, `Cached` and a `DataLoader`.
 //!
-//! Expect: a first epoch that decodes and later ones that do not; the same batches from two workers as from none; the
-//! same pixels as in the original; an error that names the file when one is damaged, and a loader that works again
-//! afterwards.
+//! Expect: a first epoch that decodes and later ones that do not; the same batches with two workers as with none; the
+//! same pixels as in the original; an error that names a damaged file, and a loader that works again once the file is
+//! repaired.
 //!
 //!     cargo run -p overdrive-examples --example 04_image_folder
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
 //! Every technique in one training loop: loader, autocast, scaler, accumulation, clipping, fused AdamW.
 //!
-//! Trains a small convolutional network on 3,000 of the shipped MNIST images, on the GPU where there is one, and tests
-//! it on 1,000. On CUDA it casts to float16 and scales the loss; on a CPU to bfloat16, which needs no scale.
+//! Trains a small convolutional network on 3,000 of the shipped MNIST images, on the GPU if there is one, and tests it
+//! on 1,000. On CUDA it casts to float16 and scales the loss; on a CPU it casts to bfloat16, which needs no scaler.
 //!
 //! Expect: an accuracy above 85% after two epochs, in well under a minute on a CPU.
 //!
@@ -17,7 +17,7 @@ use overdrive::prelude::*;
 const MNIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/mnist");
 const EPOCHS: usize = 2;
 const BATCH: usize = 32;
-/// Micro-batches a step: together the large batch of 64.
+/// Micro-batches per step: together a large batch of 64.
 const WINDOW: usize = 2;
 const MAX_NORM: f64 = 1.0;
 
@@ -47,9 +47,9 @@ fn main() -> Result<()> {
             let loss = autocast(device, kind, || model.forward_t(&inputs, true).cross_entropy_for_logits(&targets))?;
             accum.backward(&opt, &scaler.scale(&loss)?, Samples(inputs.size()[0]), micro.closes)?;
             if micro.closes {
-                scaler.unscale_(&mut opt)?; // the clipping below is about true gradients
+                scaler.unscale_(&mut opt)?; // clipping needs unscaled gradients
                 clip_grad_norm_(opt.params(), MAX_NORM)?;
-                scaler.step(&mut opt)?; // does nothing when a gradient is infinite or NaN
+                scaler.step(&mut opt)?; // skipped when a gradient is infinite or NaN
                 scaler.update()?;
                 opt.zero_grad()?;
                 steps += 1;
@@ -71,7 +71,7 @@ fn main() -> Result<()> {
 
 type Digits = DataLoader<(Tensor, Tensor)>;
 
-/// MNIST's images are decoded and in memory as they are; a folder of files would go behind `Cached`.
+/// MNIST's images are already decoded and in memory; a folder of files would need `Cached`.
 fn loader(images: MnistSplit, shuffle: bool) -> Result<Digits> {
     let collate = ToFloat::new(&[0.1307], &[0.3081])?;
     Ok(DataLoader::builder(images).batch_size(BATCH).shuffle(shuffle).num_workers(1).collate(collate).build()?)

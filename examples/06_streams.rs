@@ -1,11 +1,11 @@
 //! Samples from tar shards and record files: mixed, decoded on background threads, stopped and resumed.
 //!
-//! Writes 1,000 of the shipped MNIST images as four WebDataset shards of PNG files, and their labels as two TFRecord files,
-//! then reads both through a `DataLoader`.
+//! Writes 1,000 of the shipped MNIST images as four WebDataset shards of PNG files, and their labels as two TFRecord
+//! files, then reads both through a `DataLoader`.
 //!
-//! Expect: every image once an epoch, from two workers as from none; a run that is stopped in the middle of an epoch and
-//! goes on in a new loader with the very next batch; a damaged shard that is named, and passed over where that is asked
-//! for.
+//! Expect: every image once per epoch, with two workers as with none; a run that is stopped within an epoch and
+//! continues in a new loader with the next batch; an error that names a damaged shard, and a loader that skips it on
+//! request.
 //!
 //!     cargo run -p overdrive-examples --example 06_streams
 #![forbid(unsafe_code)]
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     records(&mnist, folder.path())
 }
 
-/// `digits-0.tar` to `digits-3.tar`: `00012.png` and `00012.cls` are one sample.
+/// Writes `digits-0.tar` to `digits-3.tar`; `00012.png` and `00012.cls` are one sample.
 fn write_shards(mnist: &MnistSplit, folder: &Path) -> Result<()> {
     let pattern = folder.join("digits-%d.tar").to_string_lossy().into_owned();
     let mut writer = WebDatasetWriter::builder(pattern).max_count(250).build()?;
@@ -49,7 +49,7 @@ fn write_shards(mnist: &MnistSplit, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// One epoch after the other, shards in random order and samples mixed.
+/// A loader with shards in random order and shuffled samples.
 fn loader(pattern: &str, workers: usize, on_error: OnError) -> Result<DataLoader<(Tensor, Tensor)>> {
     let digits = WebDataset::open(pattern)?.map(|sample| {
         let png = sample.get("png").ok_or_else(|| DataError::other("no png"))?;
@@ -74,7 +74,7 @@ fn stopped_and_resumed(pattern: &str) -> Result<()> {
     second.load_state_dict(&state)?;
     batches.extend(second.iter().collect::<Result<Vec<_>, _>>()?);
     let equal = batches.iter().zip(&whole).all(|(a, b)| a.0.equal(&b.0) && a.1.equal(&b.1));
-    println!("{} batches, stopped after 11 and resumed: equal to an unbroken epoch: {equal}", whole.len());
+    println!("{} batches, stopped after 11 and resumed: equal to an uninterrupted epoch: {equal}", whole.len());
     ensure!(equal && batches.len() == whole.len());
     println!("{}", second.stats());
     Ok(())
@@ -92,12 +92,12 @@ fn damaged(pattern: &str, folder: &Path) -> Result<()> {
     ensure!(error.to_string().contains("digits-2.tar"));
     let tolerant = loader(pattern, 2, OnError::Skip)?;
     let left: i64 = tolerant.iter().map(|batch| Ok(batch?.1.size()[0])).sum::<Result<i64, DataError>>()?;
-    println!("passed over: {left} images are left, {} fault", tolerant.stats().faults);
+    println!("skipped: {left} images are left, {} fault", tolerant.stats().faults);
     ensure!((750..1000).contains(&left) && tolerant.stats().faults == 1);
     Ok(())
 }
 
-/// The same labels as `tf.train.Example`s, as TensorFlow would write them.
+/// Writes and reads the labels as `tf.train.Example`s, the format of TensorFlow.
 fn records(mnist: &MnistSplit, folder: &Path) -> Result<()> {
     for shard in 0..2 {
         let mut writer = TfRecordWriter::create(folder.join(format!("labels-{shard}.tfrecord")))?;

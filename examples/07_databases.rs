@@ -1,11 +1,11 @@
 //! Samples from an LMDB database and columns from Parquet files.
 //!
-//! Writes 500 of the shipped MNIST images into an LMDB database with a checksum a value, and reads them back in random
-//! order on two threads. Then reads Parquet files that pyarrow wrote: a column as a tensor, lists as ragged and padded
-//! tensors, and shuffled batches.
+//! Writes 500 of the shipped MNIST images into an LMDB database with a checksum for each value, and reads them back in
+//! random order on two threads. Then reads Parquet files that pyarrow wrote: a column as a tensor, lists as ragged and
+//! padded tensors, and shuffled batches.
 //!
-//! Expect: the same digits as in the original; an error that names the entry when a value is damaged; equal sums from
-//! the whole table and from its shuffled batches.
+//! Expect: the same digits as in the original; an error that names the entry of a damaged value; equal sums from the
+//! whole table and from its shuffled batches.
 //!
 //!     cargo run -p overdrive-examples --example 07_databases
 #![forbid(unsafe_code)]
@@ -31,7 +31,7 @@ fn main() -> Result<()> {
     columns()
 }
 
-/// Keys of eight digits, and values of a label and the pixels.
+/// Writes entries with keys of eight digits, and the label and the pixels as values.
 fn write_database(mnist: &MnistSplit, database: &Path) -> Result<()> {
     let mut writer = LmdbWriter::builder(database).checksums(true).create()?;
     for number in 0..IMAGES {
@@ -68,7 +68,7 @@ fn damaged(database: &Path) -> Result<()> {
     fs::write(database, bytes)?;
     let dataset = LmdbDataset::open(database)?;
     let error = (0..dataset.len()).find_map(|index| dataset.get(index).err()).context("the damage was not noticed")?;
-    println!("one bit of a value turned over: {error}");
+    println!("one bit of a value flipped: {error}");
     ensure!(error.to_string().contains("00000123"));
     Ok(())
 }
@@ -86,7 +86,7 @@ fn columns() -> Result<()> {
     println!("the column adds up to {sum}, its shuffled batches to {shuffled}");
     ensure!(sum == shuffled);
 
-    // With workers, resume and copies to a device, as any other loader.
+    // Workers, resume and copies to a device work as in any other loader.
     let loader = numbers.batches(16)?.shuffle(true).seed(3).loader().num_workers(2).build()?;
     let first: Vec<_> = loader.iter().take(2).collect::<Result<_, _>>()?;
     let state = loader.state_dict()?;
@@ -94,7 +94,7 @@ fn columns() -> Result<()> {
     later.load_state_dict(&state)?;
     let rest: Vec<_> = later.iter().collect::<Result<_, _>>()?;
     println!(
-        "a loader stopped after {} of its {} batches, and another one went on",
+        "a loader stopped after {} of its {} batches, and another one continued",
         first.len(),
         first.len() + rest.len()
     );

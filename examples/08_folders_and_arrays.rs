@@ -1,11 +1,11 @@
 //! Encoded images decoded straight into the batch, caches, and arrays of numpy and safetensors.
 //!
-//! Writes 600 of the shipped MNIST images as PNG files, one sub-folder a digit. Loads them with random crops through an
-//! `EncodedImageFolder` and an `ImagePipeline`, then through a cache in memory and one on disk. Then writes the pixels as an
-//! npy and a safetensors file and reads them back as a dataset.
+//! Writes 600 of the shipped MNIST images as PNG files, one sub-folder per digit. Loads them with random crops through
+//! an `EncodedImageFolder` and an `ImagePipeline`, then through a cache in memory and one on disk. Then writes the
+//! pixels as an npy and a safetensors file and reads them back as a dataset.
 //!
-//! Expect: the same crops from two workers as from none, other ones in the next epoch; caches that are filled in the first
-//! epoch, the one on disk also for the next run; equal pixels from every format.
+//! Expect: the same crops with two workers as with none, and others in the next epoch; caches that are filled in the
+//! first epoch, the disk cache also for the next run; equal pixels from every format.
 //!
 //!     cargo run -p overdrive-examples --example 08_folders_and_arrays
 #![forbid(unsafe_code)]
@@ -46,7 +46,7 @@ fn write_folder(mnist: &MnistSplit, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What is random about a sample follows from (seed, epoch, sample).
+/// The random crop of a sample depends only on (seed, epoch, sample).
 fn crops(digits: &Path) -> Result<()> {
     let loader = |workers| -> Result<DataLoader<(Tensor, Tensor)>> {
         let builder = DataLoader::builder(EncodedImageFolder::open(digits)?).batch_size(50).shuffle(true).seed(1);
@@ -78,7 +78,7 @@ fn caches(digits: &Path, cache: &Path) -> Result<()> {
         loader.iter().map(|batch| Ok(batch?.0.sum(Kind::Int64).int64_value(&[]))).sum()
     };
     let first = sum(&in_memory)?;
-    // One loader at a time has the file open.
+    // Only one loader at a time may have the file open.
     let filled = sum(&on_disk()?)?;
     let again = sum(&on_disk()?)?;
     println!(

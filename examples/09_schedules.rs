@@ -1,11 +1,10 @@
-//! A warm-up and a cosine, stopped in the middle and resumed.
+//! A warm-up and a cosine, stopped halfway and resumed.
 //!
 //! Trains a small model for 200 steps in one go; then again in two: after 90 steps the weights and the schedule's state
-//! are saved, and a new optimizer and a new schedule go on from them.
+//! are saved, and a new optimizer and a new schedule continue from them.
 //!
-//! Expect: a rate that rises for 20 steps and falls for 180; a loss that falls; a state of two numbers; and, in the
-//! end, weights that are equal to the last bit. Behind that, a run that early stopping ends, with its best weights put
-//! back.
+//! Expect: a rate that rises for 20 steps and falls for 180; a loss that falls; a state of two numbers; and final
+//! weights that are equal bit for bit. Then a run that early stopping ends, with its best weights restored.
 //!
 //!     cargo run -p overdrive-examples --example 09_schedules
 #![forbid(unsafe_code)]
@@ -21,7 +20,7 @@ const STEPS: u64 = 200;
 const WARM_UP: u64 = 20;
 const SPLIT: u64 = 90;
 
-/// Everything that a run needs. Sgd without momentum has no state of its own.
+/// Everything that a run needs. SGD without momentum has no state to save.
 struct Run {
     vs: nn::VarStore,
     model: nn::Sequential,
@@ -46,7 +45,7 @@ impl Run {
         Ok(Self { vs, model, opt, sched })
     }
 
-    /// Trains until the schedule has made so many steps.
+    /// Trains until the schedule has reached step `end`.
     fn train_to(&mut self, end: u64) -> Result<()> {
         while self.sched.last_epoch() < end {
             let step = self.sched.last_epoch();
@@ -63,8 +62,8 @@ impl Run {
     }
 }
 
-/// The loss of one batch, the same batch for the same number: how much larger the sum of a row's halves is than the
-/// other.
+/// The loss on a batch that depends only on its number. The target is the sine of the difference between the sums of a
+/// row's halves.
 fn loss(model: &nn::Sequential, batch: i64) -> Tensor {
     tch::manual_seed(batch);
     let x = Tensor::randn([64, 16], (Kind::Float, CPU));
@@ -79,7 +78,7 @@ fn main() -> Result<()> {
     let before = loss(&whole.model, -1).double_value(&[]);
     whole.train_to(STEPS)?;
     let after = loss(&whole.model, -1).double_value(&[]);
-    println!("loss on a batch that it has not seen: {before:.4} -> {after:.4}\n");
+    println!("loss on an unseen batch: {before:.4} -> {after:.4}\n");
     ensure!(after < 0.8 * before && whole.sched.last_lr()[0] == 0.0);
 
     println!("in two parts:");
@@ -93,17 +92,17 @@ fn main() -> Result<()> {
     let resumed = resume(&weights, &state)?;
 
     let pairs = whole.vs.trainable_variables().into_iter().zip(resumed.vs.trainable_variables());
-    ensure!(pairs.into_iter().all(|(whole, resumed)| whole.equal(&resumed)), "the resumed run is another one");
-    println!("the same weights, to the last bit\n");
+    ensure!(pairs.into_iter().all(|(whole, resumed)| whole.equal(&resumed)), "the resumed run has other weights");
+    println!("the same weights, bit for bit\n");
     early_stopping()
 }
 
-/// As in a new process: everything is built anew, then loaded.
+/// As in a new process: everything is rebuilt, then loaded.
 fn resume(weights: &Path, state: &StateDict) -> Result<Run> {
     let mut run = Run::start()?;
     run.vs.load(weights)?;
     run.sched.load_state_dict(state)?;
-    // The state sets nothing of the optimizer: this does.
+    // Loading the state does not set the optimizer's rates: this does.
     run.sched.apply(&mut run.opt)?;
     run.train_to(STEPS)?;
     Ok(run)
@@ -130,9 +129,9 @@ fn early_stopping() -> Result<()> {
     let put_back = |best: &Vec<Tensor>| {
         tch::no_grad(|| run.vs.trainable_variables().iter_mut().zip(best).for_each(|(now, best)| now.copy_(best)));
     };
-    ensure!(stopping.restore(put_back).is_some(), "nothing was kept");
+    ensure!(stopping.restore(put_back).is_some(), "no weights were kept");
     let restored = loss(&run.model, -1).double_value(&[]);
-    println!("with the best weights put back: {restored:.4}");
+    println!("with the best weights restored: {restored:.4}");
     ensure!(restored == stopping.best());
     Ok(())
 }

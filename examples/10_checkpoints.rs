@@ -1,9 +1,9 @@
-//! A run that is killed and resumed, and ends as if it never had been.
+//! A run that is killed and resumed, and ends as if it had never been killed.
 //!
-//! Trains a small model with dropout for 60 steps in one go. Then in a process of its own, which is killed with
-//! SIGKILL a few times on its way, and started again each time.
+//! Trains a small model with dropout for 60 steps in one go; then again in a process that is killed with SIGKILL a few
+//! times and restarted each time.
 //!
-//! Expect: the steps that each process went on from, and final checkpoints whose bytes are the same.
+//! Expect: the step at which each process resumes, and final checkpoints with identical bytes.
 //!
 //!     cargo run -p overdrive-examples --example 10_checkpoints
 #![forbid(unsafe_code)]
@@ -17,10 +17,10 @@ use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
 
 const STEPS: u64 = 60;
-/// Each process is killed behind so many lines of its output.
-const KILLED_BEHIND: [usize; 3] = [9, 21, 4];
+/// Each process is killed after this many lines of its output.
+const KILLED_AFTER: [usize; 3] = [9, 21, 4];
 
-/// Trains to the end from wherever the last process came to.
+/// Trains to the end, from where the last process stopped.
 fn train(folder: &Path) -> Result<()> {
     tch::manual_seed(7);
     let mut vs = nn::VarStore::new(Device::Cpu);
@@ -42,7 +42,7 @@ fn train(folder: &Path) -> Result<()> {
     let first = resumed.map_or(1, |resumed| resumed.step + 1);
     println!("from step {first}");
     for step in first..=STEPS {
-        // Data and dropout both come of the generator, whose state is saved.
+        // Data and dropout both use the random generator, whose state is saved.
         let x = Tensor::randn([32, 16], (Kind::Float, Device::Cpu));
         let y = out.forward(&hidden.forward(&x).relu().dropout(0.2, true));
         let loss = (y - x.sum_dim_intlist(1, true, Kind::Float)).square().mean(Kind::Float);
@@ -62,23 +62,23 @@ fn train(folder: &Path) -> Result<()> {
     Ok(checkpoint.finish()?)
 }
 
-/// The same program again, killed behind so many lines, or left alone.
-fn process(folder: &Path, killed_behind: Option<usize>) -> Result<()> {
+/// Runs this program again, and kills it after this many lines, if given.
+fn process(folder: &Path, killed_after: Option<usize>) -> Result<()> {
     let mut child = Command::new(std::env::current_exe()?).arg(folder).stdout(Stdio::piped()).spawn()?;
     let lines = BufReader::new(child.stdout.take().context("no output")?).lines();
     for (number, line) in lines.enumerate() {
         let line = line?;
         if number == 0 {
-            println!("a process goes on {line}");
+            println!("a process runs {line}");
         }
-        if killed_behind == Some(number) {
+        if killed_after == Some(number) {
             child.kill()?;
             println!("killed at {line}");
             break;
         }
     }
     let status = child.wait()?;
-    ensure!(status.success() == killed_behind.is_none(), "the process ended with {status}");
+    ensure!(status.success() == killed_after.is_none(), "the process ended with {status}");
     Ok(())
 }
 
@@ -89,13 +89,13 @@ fn main() -> Result<()> {
     let (whole, killed) = (tempfile::tempdir()?, tempfile::tempdir()?);
     process(whole.path(), None)?;
     println!();
-    for lines in KILLED_BEHIND {
+    for lines in KILLED_AFTER {
         process(killed.path(), Some(lines))?;
     }
     process(killed.path(), None)?;
     for name in ["manifest.json", "model.safetensors", "optimizer.safetensors", "rng.safetensors"] {
         let last = |folder: &Path| fs::read(folder.join(format!("step-{STEPS:012}")).join(name));
-        ensure!(last(whole.path())? == last(killed.path())?, "{name} is another one");
+        ensure!(last(whole.path())? == last(killed.path())?, "{name} differs");
     }
     println!("\nthe same bytes as of the run that was never killed");
     Ok(())

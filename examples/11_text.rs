@@ -1,10 +1,10 @@
 //! A small transformer that learns to write like Hamlet, byte by byte.
 //!
-//! Trains a two-layer decoder on the shipped play (163 kB) with AdamW, a warm-up and a cosine, clipping and windows of two
-//! micro-batches; then writes some lines. `-- --eight-bit` keeps AdamW's averages in eight bits.
+//! Trains a two-layer decoder on the shipped play (163 kB) with AdamW, a warm-up and a cosine, clipping and windows of
+//! two micro-batches; then writes some lines. `-- --eight-bit` keeps AdamW's averages in eight bits.
 //!
-//! Expect: a loss per byte that falls from about 4.9 to below 2.4, and lines with words among them, in under a minute on a
-//! CPU.
+//! Expect: a loss per byte that falls from about 4.9 to below 2.4, and lines with some real words, in under a minute on
+//! a CPU.
 //!
 //!     cargo run -p overdrive-examples --example 11_text
 #![forbid(unsafe_code)]
@@ -19,7 +19,7 @@ use overdrive::sched::WarmupCosineLr;
 use text::{CONTEXT, Decoder, pieces};
 
 const STEPS: u64 = 400;
-/// Micro-batches a step: together 32 pieces of text.
+/// Micro-batches per step: together 32 pieces of text.
 const WINDOW: usize = 2;
 
 fn main() -> Result<()> {

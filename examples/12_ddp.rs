@@ -1,10 +1,10 @@
 //! Two ranks train one model on MNIST, each on its half of every batch.
 //!
-//! The program starts itself twice (`spawn`); the ranks meet over Gloo, get their parts of the data from a distributed sampler,
-//! and hold the same model after every step. It runs under `overdrive-run` or torchrun as well, with as many ranks as they
-//! say.
+//! The program starts itself twice (`spawn`); the ranks meet over Gloo, get their parts of the data from a distributed
+//! sampler, and hold the same model after every step. It also runs under `overdrive-run` or torchrun, with their number
+//! of ranks.
 //!
-//! Expect: each rank's loss an epoch, and an accuracy above 85% on all test images, in well under a minute on a CPU.
+//! Expect: each rank's loss per epoch, and an accuracy above 85% on all test images, in well under a minute on a CPU.
 //!
 //!     cargo run -p overdrive-examples --example 12_ddp
 #![forbid(unsafe_code)]
@@ -16,7 +16,7 @@ use overdrive::prelude::*;
 
 const MNIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/mnist");
 const EPOCHS: usize = 2;
-/// Of all ranks together.
+/// The batch size of all ranks together.
 const BATCH: usize = 64;
 
 fn main() -> Result<()> {
@@ -41,7 +41,7 @@ fn train() -> Result<()> {
         for batch in &train {
             let (images, labels) = batch?;
             let loss = ddp.forward(|| model.forward_t(&images, true))?.cross_entropy_for_logits(&labels);
-            ddp.backward(&loss)?; // the gradients are the mean over ranks
+            ddp.backward(&loss)?; // averages the gradients over ranks
             clip_grad_norm_(opt.params(), 1.0)?;
             opt.step()?;
             opt.zero_grad()?;
@@ -64,7 +64,7 @@ type Digits = DataLoader<(Tensor, Tensor)>;
 /// This rank's part of the images, and of the batch.
 fn loader(images: MnistSplit, group: &ProcessGroup, shuffle: bool) -> Result<Digits> {
     let (len, ranks) = (Dataset::len(&images), group.size());
-    ensure!(BATCH.is_multiple_of(ranks), "{BATCH} images cannot be shared out evenly to {ranks} ranks");
+    ensure!(BATCH.is_multiple_of(ranks), "{BATCH} images cannot be divided evenly among {ranks} ranks");
     let loader = DataLoader::builder(images).batch_size(BATCH / ranks).collate(ToFloat::new(&[0.1307], &[0.3081])?);
     let loader = match shuffle {
         true => loader.sampler(DistributedSampler::shuffled(len, ranks, group.rank(), 7)?),
@@ -83,7 +83,7 @@ fn cnn(vs: &nn::Path<'_>) -> nn::SequentialT {
         .add(nn::linear(vs / "fc", 16 * 5 * 5, 10, Default::default()))
 }
 
-/// Over the images of all ranks.
+/// The accuracy over the images of all ranks.
 fn accuracy(model: &nn::SequentialT, test: &Digits, group: &ProcessGroup) -> Result<f64> {
     let _no_grad = tch::no_grad_guard();
     let (mut correct, mut seen) = (0, 0);

@@ -1,11 +1,11 @@
 //! Two ranks train a small transformer on Hamlet, in windows of two micro-batches with one all-reduce each.
 //!
-//! The accumulator holds back the all-reduce until a window closes (`no_sync`), and weights each rank's micro-batches by what
-//! the window held on all ranks; so both ranks take the step of the whole batch of 32, as `11_text` takes it alone. It
-//! runs under `overdrive-run` or torchrun as well, on several hosts too.
+//! The accumulator holds back the all-reduce until a window closes (`no_sync`), and weights each rank's micro-batches
+//! by the window's count over all ranks; so both ranks take the step of the whole batch of 32, as `11_text` does in one
+//! process. It also runs under `overdrive-run` or torchrun, even on several hosts.
 //!
-//! Expect: a loss per byte that falls from about 4.9 to below 2.6, how much was sent, and the same weights on both ranks, in
-//! under a minute on a CPU.
+//! Expect: a loss per byte that falls from about 4.9 to below 2.6, the amount of data sent, and the same weights on
+//! both ranks, in under a minute on a CPU.
 //!
 //!     cargo run -p overdrive-examples --example 13_ddp_text
 #![forbid(unsafe_code)]
@@ -21,9 +21,9 @@ use overdrive::sched::WarmupCosineLr;
 use text::{CONTEXT, Decoder, pieces};
 
 const STEPS: u64 = 250;
-/// Of all ranks together.
+/// The micro-batch size of all ranks together.
 const MICRO_BATCH: usize = 16;
-/// Micro-batches a step.
+/// Micro-batches per step.
 const WINDOW: usize = 2;
 
 fn main() -> Result<()> {
@@ -32,13 +32,13 @@ fn main() -> Result<()> {
 
 fn train() -> Result<()> {
     let group = init_process_group(Backend::Gloo, InitMethod::Auto)?;
-    ensure!(MICRO_BATCH.is_multiple_of(group.size()), "{MICRO_BATCH} pieces cannot be shared out evenly");
+    ensure!(MICRO_BATCH.is_multiple_of(group.size()), "{MICRO_BATCH} pieces cannot be divided evenly among the ranks");
     let sampler = DistributedSampler::shuffled(pieces().len(), group.size(), group.rank(), 7)?;
     let loader = DataLoader::builder(pieces()).batch_size(MICRO_BATCH / group.size()).sampler(sampler).build()?;
 
     let vs = nn::VarStore::new(Device::Cpu);
     let model = Decoder::new(&vs.root());
-    let ddp = DistributedDataParallel::new(&vs, &group)?; // rank 0's weights, on all
+    let ddp = DistributedDataParallel::new(&vs, &group)?; // copies rank 0's weights to all ranks
     let variables = vs.trainable_variables();
     let mut opt = AdamW::builder(&variables).lr(3e-3).build()?;
     let mut sched = LrScheduler::new(&mut opt, WarmupCosineLr::new(20, STEPS))?;
@@ -51,7 +51,7 @@ fn train() -> Result<()> {
             let (inputs, targets) = (batch.narrow(1, 0, CONTEXT), batch.narrow(1, 1, CONTEXT));
             let logits = ddp.forward(|| model.forward(&inputs))?;
             let loss = logits.flatten(0, 1).cross_entropy_for_logits(&targets.flatten(0, 1));
-            accum.backward(&opt, &loss, Samples(inputs.size()[0]), micro.closes)?; // sends only if it closes the window
+            accum.backward(&opt, &loss, Samples(inputs.size()[0]), micro.closes)?; // all-reduces if the window closes
             recent.push(loss.detach());
             if !micro.closes {
                 continue;
@@ -93,7 +93,7 @@ fn mean_over_ranks(losses: &[Tensor], group: &ProcessGroup) -> Result<f64> {
     Ok(mean.double_value(&[]))
 }
 
-/// An error unless every rank holds rank 0's weights, to the bit.
+/// An error unless every rank has rank 0's weights, bit for bit.
 fn check_equal(variables: &[Tensor], group: &ProcessGroup) -> Result<()> {
     for variable in variables {
         let mut first = variable.detach().copy();

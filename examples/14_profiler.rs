@@ -1,10 +1,11 @@
-//! Where the time of a training step goes: libtorch's profiler over a few steps of a run.
+//! Where the time of a training step is spent: libtorch's profiler over a few steps of a run.
 //!
-//! Six steps are skipped, one is waited for, one warms the profiler up, and four are recorded. The program names its own
-//! scopes, and spans of the loader's threads come in through `tracing`.
+//! Six steps are skipped, one is waited for, one warms the profiler up, and four are recorded. The program marks its
+//! own scopes, and spans of the loader's threads are added through `tracing`.
 //!
-//! Expect: PyTorch's table of the operators, the dearest first; the share of the scopes; a trace for Perfetto
-//! (<https://ui.perfetto.dev>) and TensorBoard, with a track for each thread; nothing recorded outside of the four steps.
+//! Expect: PyTorch's table of operators, the most expensive first; the scopes' shares of a step; a trace for Perfetto
+//! (<https://ui.perfetto.dev>) and TensorBoard, with a track for each thread; nothing recorded outside of the four
+//! steps.
 //!
 //!     cargo run -p overdrive-examples --example 14_profiler -- [FOLDER FOR THE TRACE]
 #![forbid(unsafe_code)]
@@ -73,7 +74,7 @@ fn main() -> Result<()> {
         );
     }
     ensure!(profile.steps() == (8..=11) && steps.count == RECORDED, "{:?}", profile.steps());
-    // 2 m n k: two layers forwards.
+    // 2 m n k for the forward pass of two layers.
     let flops = 2 * 64 * (64 * 512 + 512 * 10) * RECORDED;
     ensure!(of("aten::addmm")?.flops == flops, "{} FLOPs instead of {flops}", of("aten::addmm")?.flops);
 

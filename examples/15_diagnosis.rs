@@ -1,10 +1,11 @@
-//! What a run waits for: a step timer that records, and the diagnosis of the record.
+//! Finding out what a run waits for: a step timer that records, and the diagnosis of the record.
 //!
-//! The loop has a planted bottleneck: it writes a log at each step, and waits until that is on the disk. The record
-//! tells the share of each phase, where no operator ran, and in which scope of the program's own.
+//! The loop has a planted bottleneck: it writes a log at each step, and waits until that is on disk. The record has the
+//! share of each phase, the gaps in which no operator ran, and the program's scope of each gap.
 //!
-//! Expect: most of the time in the phase "other", in the scope "write log"; a diagnosis; `profile.html` in the folder, if
-//! one is given. `overdrive-profile run` does the same from outside, for any program built with the feature `record`:
+//! Expect: most of the time in the phase "other", in the scope "write log"; a diagnosis; `profile.html` in the folder,
+//! if one is given. `overdrive-profile run` does the same without changes to the program, if it is built with the
+//! feature `record`:
 //!
 //!     cargo build -p overdrive-examples --example 15_diagnosis
 //!     cargo run -p overdrive-profile -- run -- target/debug/examples/15_diagnosis
@@ -53,16 +54,16 @@ fn main() -> Result<()> {
     }
 
     let run = timer.finish()?;
-    let steps = run.steps.as_ref().context("60 steps were timed")?;
+    let steps = run.steps.as_ref().context("no steps were timed")?;
     println!("{steps}\n");
     let diagnosis = Diagnosis::of(&run);
     println!("{diagnosis}");
     if let Some(folder) = std::env::args_os().nth(1).map(PathBuf::from) {
         run.write_html(&diagnosis, folder.join("profile.html"))?;
     }
-    let profiled = run.profiled.as_ref().context("5 of them under the profiler")?;
+    let profiled = run.profiled.as_ref().context("no steps were profiled")?;
     let of_log = profiled.gaps.iter().find(|gap| gap.scope.as_deref() == Some("write log"));
-    let of_log = of_log.context("no operator runs while the log is written")?;
+    let of_log = of_log.context("the log is not among the gaps")?;
     ensure!(of_log.phase == Phase::Other && of_log.seconds >= 0.009, "{of_log:?}");
     Ok(())
 }
@@ -72,7 +73,7 @@ fn write_log(log: &mut File, loss: f64) -> Result<()> {
     let _scope = record_function("write log");
     writeln!(log, "loss {loss}")?;
     log.sync_all()?;
-    // As a busy network disk would have it.
+    // As on a busy network disk.
     std::thread::sleep(Duration::from_millis(10));
     Ok(())
 }

@@ -37,14 +37,14 @@ fn main() {
         .cpp(true)
         .std("c++17")
         .include("cpp")
-        // Nobody reads errno after a square root, and with it the loops around one stay scalar.
+        // errno after a square root is not used, and setting it would keep loops with square roots scalar.
         .flag_if_supported("-fno-math-errno")
         // System headers, so that the warnings we ask for are about our own code.
         .flag("-isystem")
         .flag(libtorch.join("include"))
         .flag("-isystem")
         .flag(libtorch.join("include/torch/csrc/api/include"))
-        // libtorch's own headers name those of kineto without their folder.
+        // libtorch's headers include kineto's without their folder.
         .flag("-isystem")
         .flag(libtorch.join("include/kineto"))
         .define("_GLIBCXX_USE_CXX11_ABI", abi.as_str())
@@ -116,7 +116,7 @@ fn distributed(build: &mut cc::Build, libtorch: &Path, with_cuda: bool) {
     };
 }
 
-/// CUDA's headers, where this libtorch has CUDA: a toolkit that CUDA_HOME names, or the pip packages beside torch.
+/// CUDA's headers, where this libtorch has CUDA: from the toolkit in CUDA_HOME, or from the pip packages next to torch.
 fn cuda_headers(libtorch: &Path) -> Option<PathBuf> {
     println!("cargo::rerun-if-env-changed=CUDA_HOME");
     if !libtorch.join("lib/libtorch_cuda.so").exists() {
@@ -136,7 +136,7 @@ fn cuda_headers(libtorch: &Path) -> Option<PathBuf> {
     if found.is_none() {
         println!(
             "cargo::warning=libtorch has CUDA but its headers were not found: building without the CUDA-only parts \
-             (pip install 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*' beside torch, or set CUDA_HOME)"
+             (pip install 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*' next to torch, or set CUDA_HOME)"
         );
     }
     found

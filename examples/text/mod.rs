@@ -1,4 +1,4 @@
-//! What the examples on text share: Hamlet in pieces, and a small transformer.
+//! Shared by the text examples: Hamlet in pieces, and a small transformer.
 
 use overdrive::dataload::{DataError, FnDataset};
 use overdrive::prelude::*;
@@ -9,14 +9,14 @@ pub const CONTEXT: i64 = 64;
 const WIDTH: i64 = 96;
 const HEADS: i64 = 4;
 
-/// The text in pieces of a context and the byte behind it, each half a context further on.
+/// The text in pieces of `CONTEXT` bytes plus the next byte; each piece starts half a context after the previous one.
 pub fn pieces() -> FnDataset<impl Fn(usize) -> Result<Tensor, DataError>> {
     let (bytes, stride) = (TEXT.as_bytes(), CONTEXT as usize / 2);
     let count = (bytes.len() - CONTEXT as usize - 1) / stride;
     FnDataset::new(count, move |index| Ok(Tensor::from_slice(&bytes[index * stride..][..=CONTEXT as usize])))
 }
 
-/// A decoder in the manner of GPT-2: norms before attention and perceptron, the head shares the embedding.
+/// A decoder like GPT-2: norms before attention and MLP, and a head that shares the embedding's weights.
 pub struct Decoder {
     bytes: nn::Embedding,
     places: nn::Embedding,
@@ -54,7 +54,7 @@ impl Decoder {
         self.norm.forward(&x).matmul(&self.bytes.ws.transpose(0, 1))
     }
 
-    /// Goes on behind `start`, byte by byte, as the model finds likely.
+    /// Continues `start` byte by byte, sampled from the model's probabilities.
     pub fn write(&self, start: &str, count: usize, device: Device) -> String {
         let _no_grad = tch::no_grad_guard();
         let mut text = start.as_bytes().to_vec();

@@ -11,7 +11,7 @@ def mlp(x, weights):
 
 @case
 def accumulation_is_the_large_batch(t):
-    """Gradients of whole windows, by samples and by tokens that are not masked, in float64 and float32."""
+    """Gradients of whole windows, weighted by samples and by unmasked tokens, in float64 and float32."""
     windows = [[4, 4, 4, 4], [1, 9, 2], [16], [5, 3, 7, 1, 2], [8, 8, 3]]
     t.tell("windows", windows)
     for dtype, rtol, atol in ((torch.float64, 1e-11, 1e-14), (torch.float32, 2e-5, 1e-7)):

@@ -1,4 +1,4 @@
-"""Autocast's dtypes by PyTorch's own op lists, and GradScaler's histories."""
+"""Autocast's dtypes for PyTorch's own op lists, and runs of GradScaler."""
 
 import random
 import sys
@@ -11,7 +11,7 @@ from harness import case
 def autocast_lists():
     """PyTorch's own lists of what autocast must do on a CPU."""
     try:
-        import expecttest  # noqa: F401  (torch.testing._internal wants it, the lists do not)
+        import expecttest  # noqa: F401  (torch.testing._internal imports it, but the lists do not need it)
     except ImportError:
         stub = types.ModuleType("expecttest")
         stub.TestCase = __import__("unittest").TestCase
@@ -40,7 +40,7 @@ METHODS = {"__eq__": "eq", "__ge__": "ge", "__gt__": "gt", "__le__": "le", "__lt
 
 
 def positional(schema, args, kwargs):
-    """All arguments in the schema's order, or None where these do not fit it."""
+    """All arguments in the schema's order, or None if these do not fit the schema."""
     names = [argument.name for argument in schema.arguments]
     if len(args) > len(names) or any(key not in names for key in kwargs):
         return None
@@ -64,7 +64,7 @@ def call(found, full):
 
 
 def overload(op, args, kwargs):
-    """The overload of aten::op that takes these arguments, and all of them in its order."""
+    """The overload of aten::op that takes these arguments, and all arguments in its order."""
     packet = getattr(torch.ops.aten, METHODS.get(op, op))
     for name in packet.overloads():
         found = getattr(packet, name)
@@ -131,7 +131,7 @@ def history(rng):
         plant = rng.choices(["none", "inf", "-inf", "nan"], [12, 1, 1, 1])[0]
         steps.append({
             "plant": plant,
-            "optimizer": rng.randrange(2),  # whose gradient gets it
+            "optimizer": rng.randrange(2),  # the one whose gradient gets it
             "unscale": rng.random() < 0.4,
             "new_scale": 2.0 ** rng.randint(0, 20) if rng.random() < 0.05 else None,
         })
@@ -150,7 +150,7 @@ def history(rng):
 def planted(h, number, which):
     """Whether this optimizer's gradient gets an infinity or NaN at this step.
 
-    Not at the first step of fused SGD with momentum: PyTorch 2.11 then goes on with uninitialised momentum. (The Rust
+    Not at the first step of fused SGD with momentum: PyTorch 2.11 then continues with uninitialised momentum. (The Rust
     side starts it at zero; crates/optim tests that.)
     """
     step = h["steps"][number]

@@ -1,4 +1,4 @@
-"""PyTorch's `.pt` files through docs/export_pt.py: the run goes on in Rust as it does here."""
+"""PyTorch's `.pt` files exported by docs/export_pt.py: the run continues in Rust as it does here."""
 
 import pathlib
 import runpy
@@ -8,7 +8,7 @@ import torch
 from harness import case
 
 EXPORTER = pathlib.Path(__file__).resolve().parents[2] / "docs/export_pt.py"
-# Groups, options and defaults that are whole numbers in PyTorch, which the file holds as such.
+# With parameter groups, and with options that are whole numbers in the file, such as a momentum of 1.
 OPTIMIZERS = {
     "sgd": lambda a, b: torch.optim.SGD([{"params": a}, {"params": b, "weight_decay": 0.1}], 0.1, momentum=0.9, fused=True),
     "adam": lambda a, b: torch.optim.Adam(a + b, lr=0.02, amsgrad=True, fused=True),
@@ -20,7 +20,7 @@ OPTIMIZERS = {
 
 
 def train(model, optimizer, first, steps):
-    """Gradients that depend on the weights, so that every step counts."""
+    """Steps with gradients that depend on the weights, so that every step affects the result."""
     for step in range(first, first + steps):
         for param in model.parameters():
             param.grad = torch.sin(param.detach() * 3.0 + step)
@@ -35,13 +35,13 @@ def export_pt(t):
         model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8))
         params = list(model.parameters())
         optimizer = make(params[:2], params[2:])
-        # A schedule leaves its own options in the groups.
+        # A schedule adds its own options to the groups.
         sched = torch.optim.lr_scheduler.StepLR(optimizer, 3)
         model(torch.randn(16, 6))
         for step in range(4):
             train(model, optimizer, step, 1)
             sched.step()
-        # Out of the harness's own folder, whose other files are cases.
+        # In a subfolder, because the other files in the harness's folder are cases.
         folder = pathlib.Path(sys.argv[1]) / "exported"
         folder.mkdir(exist_ok=True)
         torch.save({"epoch": 3, "model": model.state_dict()}, folder / f"{name}.model.pt")

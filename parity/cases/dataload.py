@@ -15,7 +15,7 @@ SIZES = [(56, 56), (224, 224), (17, 90)]
 
 
 def picture(width, height, seed=0):
-    """Smooth shapes and noise, as a photograph has them."""
+    """Smooth shapes and noise, like a photograph."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width]
     periods = ((7.0, 19.0, 0.0), (23.0, 5.0, 1.0), (11.0, 13.0, 2.0))
@@ -29,7 +29,7 @@ def pixels(image):
 
 
 def give_file(t, name, image, **options):
-    """Hands over the bytes of an encoded file, and returns what Pillow reads from it."""
+    """Gives the bytes of an encoded file to the Rust half, and returns the image that Pillow reads from them."""
     file = io.BytesIO()
     image.save(file, **options)
     t.give(name, torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8))
@@ -38,7 +38,7 @@ def give_file(t, name, image, **options):
 
 @case
 def dataload_jpeg(t):
-    """JPEG of every kind bit for bit; lossy WebP within two levels."""
+    """Every kind of JPEG bit for bit; lossy WebP within two levels."""
     names = []
     for sampling in (0, 1, 2):
         for width, height in ((1, 1), (2, 3), (8, 8), (17, 33), (200, 150), (333, 250)):
@@ -62,8 +62,8 @@ def dataload_jpeg(t):
 def dataload_resized_crop(t):
     """Resized crops of an encoded file, antialiased as Pillow does it: within one level, two for bicubic.
 
-    Pillow's weights have 22 bits, ours 14, so that each of the two passes may round the other way. A bilinear result
-    lies between its neighbours; the negative weights of a bicubic one enlarge the first pass's level to 1.25.
+    Pillow's weights have 22 bits, ours 14, so each of the two passes may round differently. A bilinear result lies
+    between its neighbours; with bicubic, negative weights enlarge the first pass's error of one level to 1.25.
     """
     image = give_file(t, "file", picture(200, 150), format="JPEG", quality=90)
     t.tell("regions", REGIONS)
@@ -77,7 +77,7 @@ def dataload_resized_crop(t):
 
 @case
 def dataload_dct_scaling(t):
-    """Crops of a file that Pillow decodes at a fraction of its size, by `draft`: as far off as unscaled ones may be."""
+    """Crops of a file that Pillow decodes at a fraction of its size, by `draft`: within one level."""
     file = give_file(t, "file", picture(400, 304), format="JPEG", quality=90).fp.getvalue()
     regions = [(0, 0, 304, 400), (10, 20, 200, 300), (3, 5, 117, 111), (77, 101, 173, 199)]
     sizes = [(56, 56), (24, 30), (100, 97)]
@@ -97,7 +97,7 @@ def dataload_dct_scaling(t):
 
 @case
 def dataload_exif(t):
-    """The eight ways to hold a camera."""
+    """The eight EXIF orientations."""
     for orientation in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = orientation

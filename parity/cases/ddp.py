@@ -1,4 +1,4 @@
-"""Ranks of PyTorch over Gloo, whose results as many ranks of ours must find, two ranks bit for bit."""
+"""Ranks of PyTorch over Gloo; as many Rust ranks must get the same results, two ranks bit for bit."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ RANK = pathlib.Path(__file__).with_name("ddp_rank.py")
 
 
 def ranks_of(count, job):
-    """Runs `ddp_rank.py` that often at a time and returns what each rank saved."""
+    """Runs `count` ranks of `ddp_rank.py` at a time, and returns what each rank saved."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -45,7 +45,7 @@ def give_training(t, ranks):
 
 @case
 def ddp_training(t):
-    """Parameters in the course of fifty steps, in each way of bucketing gradients."""
+    """Parameters during fifty steps, with each way of bucketing gradients."""
     give_training(t, 2)
     for name, tensor in ranks_of(2, "train")[0].items():
         t.expect(name, tensor)
@@ -53,7 +53,7 @@ def ddp_training(t):
 
 @case
 def ddp_training_of_more(t):
-    """The same of three and of four ranks, whose sums might be taken in another order."""
+    """The same with three and with four ranks, whose sums may be added in another order."""
     give_training(t, 4)
     for name, tensor in ranks_of(4, "train_more")[0].items():
         t.expect(name, tensor, atol=1e-6 * tensor.abs().max().item())
@@ -61,7 +61,7 @@ def ddp_training_of_more(t):
 
 @case
 def ddp_beside_python(t):
-    """The same gradients with one rank of ours beside one of Python's."""
+    """The same gradients in a group of one Rust rank and one Python rank."""
     give_training(t, 2)
     t.tell("python", sys.executable)
     t.tell("rank", str(RANK))

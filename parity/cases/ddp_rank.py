@@ -1,4 +1,4 @@
-"""One rank of the cases in ddp.py: `python ddp_rank.py JOB OUT.pt`, told by a launcher's variables which one it is."""
+"""One rank of the cases in ddp.py: `python ddp_rank.py JOB OUT.pt`, with a launcher's variables."""
 
 import os
 import sys
@@ -17,14 +17,14 @@ WAYS = {
 }
 SHAPES = {"weight.0": (24, 10), "bias.0": (24,), "weight.1": (16, 24), "bias.1": (16,), "weight.2": (3, 16), "bias.2": (3,)}
 STEPS = 50
-# The steps behind which parameters are compared; the others would only say the same at more length.
+# The steps after which parameters are compared; comparing after the others would add nothing.
 KEPT = (0, 1, 2, 3, 4, 9, 19, 29, 39, 49)
 
 
 class Mlp(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        # One by one, because a ParameterDict sorts what it is made from, and ranks have to agree on the order.
+        # One by one, because a ParameterDict made from a dict sorts it, and ranks have to agree on the order.
         self.params = torch.nn.ParameterDict()
         for name, param in parameters().items():
             self.params[name.replace(".", "_")] = torch.nn.Parameter(param)
@@ -64,12 +64,12 @@ def train(group=None):
                     param.grad.zero_()
                     if step in KEPT:
                         results[f"{way}.{step}.{name.replace('_', '.')}"] = param.detach().clone()
-    assert all(tensor.isfinite().all() for tensor in results.values()), "the training has left the finite numbers"
+    assert all(tensor.isfinite().all() for tensor in results.values()), "a parameter is not finite"
     return results
 
 
 def train_more():
-    """Three ranks of four, then all four."""
+    """Trains on three of four ranks, then on all four."""
     results = {}
     for size in (3, 4):
         group = dist.new_group(range(size))
@@ -92,7 +92,7 @@ def one_step():
 
 
 def inputs(rank):
-    """What each rank has, small enough that no reduction leaves its dtype, and none of 0 alone."""
+    """Each rank's inputs: small enough that no reduction overflows its dtype, and not all 0."""
     generator = torch.Generator().manual_seed(7 + rank)
     given = {"float": torch.randn(2, 6, generator=generator)}
     given["half"] = torch.randn(2, 6, generator=generator).half()
@@ -107,13 +107,13 @@ def inputs(rank):
 
 
 def ops_of(tensor):
-    """The reductions that Gloo has of a dtype; its sum of two true bools is the byte 2, which no bool is."""
+    """The reductions that Gloo has for a dtype. No sum of bools: Gloo's sum of two `True` is the invalid byte 2."""
     ops = ["product", "min", "max"] + ([] if tensor.dtype == torch.bool else ["sum"])
     return ops + (["avg"] if tensor.dtype.is_floating_point else ["band", "bor", "bxor"])
 
 
 def reductions(given, op):
-    """The tensor for each rank and reduction, by the collective's name."""
+    """This rank's result of each reducing collective, by the collective's name."""
     rank, group, results = dist.get_rank(), dist.group.WORLD, {}
     results["all_reduce"] = given.clone()
     dist.all_reduce(results["all_reduce"], op)
@@ -167,7 +167,7 @@ def between_two(given):
     other = 1 - rank
     swapped = torch.empty_like(given)
     dist.all_to_all_single(swapped, given)
-    # PyTorch has the form of lists over NCCL alone; by definition it is this one, of rows.
+    # PyTorch supports all_to_all with lists only over NCCL; by definition it equals this form, row by row.
     results["all_to_all_single"] = results["all_to_all"] = swapped
     sent = dist.isend(given, other, tag=7)
     results["recv"] = torch.empty_like(given)

@@ -1,7 +1,7 @@
-"""Runs the Python half of every parity case and writes what it was given and what it found.
+"""Runs the Python half of every parity case, and writes its inputs and expected values.
 
 A case is a function here and one of the same name in Rust (parity/src/cases). This half makes the inputs with
-`t.give`, computes with PyTorch, and states each expected value with `t.expect` and the tolerance that goes with it.
+`t.give` and `t.tell`, computes with PyTorch, and records each expected value and its tolerance with `t.expect`.
 
     python harness.py OUT_DIR [FILTER]
 """
@@ -34,7 +34,7 @@ def case(function):
 
 
 class Recorder:
-    """Collects what a case gives and expects."""
+    """Collects a case's inputs and expected values."""
 
     def __init__(self):
         self.tensors = {}
@@ -42,22 +42,22 @@ class Recorder:
         self.values = {}
 
     def give(self, name, tensor):
-        """Hands the Rust half a tensor, and returns it."""
+        """Gives the Rust half a tensor, and returns it."""
         self.tensors["given." + name] = tensor.detach().clone()
         return tensor
 
     def tell(self, name, value):
-        """Hands the Rust half a plain value (anything JSON holds)."""
+        """Gives the Rust half a plain value (anything that JSON supports)."""
         self.values[name] = value
 
     def expect(self, name, tensor, rtol=0.0, atol=0.0):
-        """States a value that the Rust half must find, bit for bit unless a tolerance is given."""
+        """Records a value that the Rust half must compute, bit for bit unless a tolerance is given."""
         self.tensors["expected." + name] = torch.as_tensor(tensor).detach().clone()
         self.checks.append({"name": name, "rtol": rtol, "atol": atol})
 
 
 def save_safetensors(path, tensors):
-    """The safetensors format, without its package: a length, a JSON header, the bytes."""
+    """Writes the safetensors format without its package: a length, a JSON header, the bytes."""
     header, blobs, offset = {}, [], 0
     for name, tensor in tensors.items():
         blob = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
@@ -72,7 +72,7 @@ def save_safetensors(path, tensors):
 
 
 def skip_module(out, module, wanted, package):
-    """Says of each case of a module that a package is missing here; a GPU box may have torch and nothing else."""
+    """Records for each case of a module that a package is missing: a GPU box may have only torch."""
     source = pathlib.Path(__file__).with_name(f"{module}.py").read_text()
     for name in re.findall(r"^@case\ndef (\w+)", source, re.MULTILINE):
         if wanted in name:
@@ -96,7 +96,7 @@ def main():
         try:
             function(recorder)
             failure = None
-        except Exception:  # the Rust half reports it as a failed case
+        except Exception:  # the Rust half reports a failed case
             failure = traceback.format_exc()
         save_safetensors(out / f"{name}.safetensors", recorder.tensors)
         record = {"checks": recorder.checks, "values": recorder.values, "failure": failure}
@@ -105,7 +105,7 @@ def main():
 
 
 if __name__ == "__main__":
-    # The case modules import `harness`: let them find this one, not a second copy.
+    # The case modules import `harness`: make them use this module, not a second copy.
     sys.modules["harness"] = sys.modules["__main__"]
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
     main()

@@ -1,4 +1,4 @@
-"""The main job's CNN from the same weights and order."""
+"""The technique benchmark's CNN, trained from the same weights in the same order."""
 
 import gzip
 import os
@@ -12,7 +12,7 @@ STEPS, BATCH = 50, 64
 
 
 def mnist():
-    """The shipped training images and labels, as the idx files hold them."""
+    """The shipped training images and labels, read from the idx files."""
     root = pathlib.Path(os.environ["OVERDRIVE_MNIST"])
     images = gzip.decompress((root / "train-images-idx3-ubyte.gz").read_bytes())
     labels = gzip.decompress((root / "train-labels-idx1-ubyte.gz").read_bytes())
@@ -36,7 +36,7 @@ class Cnn(torch.nn.Module):
 
 @case
 def mnist_cnn_losses(t):
-    """50 steps: each loss equal to 1e-6 relative, and the weights behind them."""
+    """50 steps: each loss to 1e-6 relative, and the weights after the last step."""
     images, labels = mnist()
     t.tell("mean", 0.1307)
     t.tell("std", 0.3081)

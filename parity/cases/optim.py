@@ -1,4 +1,4 @@
-"""What goes with every optimizer: trajectories over 1,000 steps, clipping, averages of weights."""
+"""Shared by all optimizers: trajectories over 1,000 steps, gradient clipping, averaged weights."""
 
 import torch
 from harness import case
@@ -20,7 +20,7 @@ SGD = [
 
 
 def trajectory(t, make, configs, dtype, rtol, starts, label, complete=False):
-    """Steps on a fixed quartic with gradients that never settle, and records every hundredth state."""
+    """Steps with gradients sin(param - target), whose targets change randomly, and records every hundredth step."""
     t.tell("complete", complete)
     name = label + str(dtype).removeprefix("torch.")
     starts = [t.give(f"{name}.start.{index}", start) for index, start in enumerate(starts)]
@@ -29,7 +29,7 @@ def trajectory(t, make, configs, dtype, rtol, starts, label, complete=False):
         params = [start.clone().requires_grad_() for start in starts]
         opt = make(params, **config)
         for step in range(1000):
-            # The last parameter has no gradient on every third step, unless all are to have one.
+            # The last parameter has no gradient on every third step, unless `complete`.
             used = len(params) - (step % 3 == 2 and not complete)
             for index in range(used):
                 params[index].grad = torch.sin(params[index].detach() - targets[index][step])
@@ -42,7 +42,7 @@ def trajectory(t, make, configs, dtype, rtol, starts, label, complete=False):
 
 @case
 def clip_grad_norm(t):
-    """Norms and clipped gradients, for bounds on both sides of the norm."""
+    """Norms and clipped gradients, for bounds below and above the norm."""
     bounds = [0.0, 0.1, 1.0, 5.0, 1e4]
     orders = [1.0, 2.0, 3.5, "inf"]
     t.tell("bounds", bounds)
@@ -74,12 +74,12 @@ def clip_grad_value(t):
 
 @case
 def averaged_model(t):
-    """EMA and SWA of a model with batch norm, its buffers among them or not."""
+    """EMA and SWA of a model with batch norm, with and without its buffers."""
     for dtype, rtol in ((torch.float32, 1e-6), (torch.float64, 1e-7)):
-        # PyTorch rounds SWA's weight to float32 whatever the dtype of the model: hence 1e-7.
+        # PyTorch rounds SWA's weight to float32 for every dtype of the model: hence 1e-7.
         name = str(dtype).removeprefix("torch.")
         model = torch.nn.BatchNorm1d(7, dtype=dtype)
-        model.num_batches_tracked = None  # tch has no such count
+        model.num_batches_tracked = None  # tch does not have it
         averages = {
             "ema": AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)),
             "swa": AveragedModel(model),
@@ -98,7 +98,7 @@ def averaged_model(t):
 
 
 def with_gradients(grads):
-    """Parameters of zeros that have copies of these gradients."""
+    """Parameters of zeros with copies of these gradients."""
     params = [torch.zeros_like(grad, requires_grad=True) for grad in grads]
     for param, grad in zip(params, grads):
         param.grad = grad.clone()

@@ -1,11 +1,11 @@
-"""Every optimizer that PyTorch has, over PyTorch's own grid of options, 1,000 steps each."""
+"""Optimizers of PyTorch over its own test grid of options, 1,000 steps each."""
 
 import torch
 from harness import case
 from optim import ADAMW, SGD, SHAPES, trajectory
 from torch.testing._internal.common_optimizers import optim_db
 
-# Beyond PyTorch's grid.
+# Options in addition to PyTorch's grid.
 EXTRA = {
     "Adam": ADAMW,
     "AdamW": ADAMW,
@@ -18,12 +18,12 @@ EXTRA = {
 
 
 def plain(kwargs):
-    """Options as JSON holds them; a learning rate that is a tensor as the number in it."""
+    """Options for JSON; a learning rate that is a tensor becomes a number."""
     return {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in kwargs.items()}
 
 
 def grid(t, name, implementations):
-    """Trajectories of one optimizer under each of its implementations, in both precisions."""
+    """Trajectories of one optimizer with each of its implementations, in both precisions."""
     (info,) = [info for info in optim_db if info.optim_cls.__name__ == name]
     configs = [plain(given.kwargs) for given in info.optim_inputs_func(device=torch.device("cpu"))] + EXTRA[name]
     t.tell("configs", configs)

@@ -1,4 +1,4 @@
-"""Optimizers that PyTorch has not, against references written from their papers, one parameter at a time."""
+"""Optimizers that PyTorch lacks, against references written from their papers, one parameter at a time."""
 
 import torch
 from harness import case
@@ -6,7 +6,7 @@ from optim import SHAPES, trajectory
 
 
 class Reference:
-    """What the references share: options, a state a parameter, and the loop over those that have a gradient."""
+    """Base of the references: options, one state per parameter, and the loop over parameters with a gradient."""
 
     defaults = {}
 
@@ -79,7 +79,7 @@ def papers(t, reference, configs):
     t.tell("configs", configs)
     t.tell("implementations", ["foreach"])
     t.tell("parameters", len(SHAPES) + 1)
-    # One parameter starts at 0, and so has no length.
+    # One parameter starts at 0, so its norm is 0.
     starts = [torch.zeros(3, dtype=torch.float64)] + [torch.randn(shape, dtype=torch.float64) for shape in SHAPES]
     trajectory(t, reference, configs, torch.float64, 1e-9, starts, "foreach.")
 

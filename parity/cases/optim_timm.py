@@ -1,11 +1,11 @@
-"""The other forms of LAMB, LARS and Adafactor: those of timm, of the version in `.config/libtorch-requirements.txt`."""
+"""timm's forms of LAMB, LARS and Adafactor, in the version of `.config/libtorch-requirements.txt`."""
 
 import timm.optim
 import torch
 from harness import case
 from optim import trajectory
 
-# A matrix and a convolution that Adafactor keeps by row and column, and others that it does not.
+# Includes a matrix and a convolution whose squares Adafactor factors by row and column, and others that it does not.
 SHAPES = ((3,), (20, 18), (17, 18, 3), (7, 5), (1,))
 
 
@@ -14,7 +14,7 @@ def forms(t, reference, configs):
     t.tell("implementations", ["foreach"])
     t.tell("parameters", len(SHAPES))
     starts = [torch.randn(shape, dtype=torch.float64) for shape in SHAPES]
-    # A parameter of zeros has no length.
+    # One parameter starts at 0, so its norm is 0.
     starts[0].zero_()
     # timm's LAMB counts steps for the group, not for each parameter.
     trajectory(t, reference, configs, torch.float64, 1e-9, starts, "foreach.", complete=True)

@@ -1,4 +1,4 @@
-"""What the profiler records of a model, its sums and tables, the form of its traces."""
+"""What the profiler records of a model: sums, tables, and the format of traces."""
 
 import json
 import os
@@ -19,7 +19,7 @@ KEYS = (
 
 
 def given_model(t):
-    """A small network and its data, the same here and there."""
+    """A small network and its data, the same here and in Rust."""
     weights = [torch.randn(shape) * 0.2 for shape in ((3, 1, 3, 3), (3,), (10, 75), (10,))]
     for index, weight in enumerate(weights):
         t.give(f"weight.{index}", weight)
@@ -34,12 +34,12 @@ def step(weights, x, targets, lr):
         hidden = F.max_pool2d(F.relu(F.conv2d(x, weights[0], weights[1])), 2)
         loss = F.nll_loss(F.log_softmax(F.linear(torch.flatten(hidden, 1), weights[2], weights[3]), 1), targets)
     del hidden  # as at the end of a block in Rust
-    # As C++ begins a backward pass; Python's own way makes this with other operators.
+    # As C++ starts a backward pass; Python would make this tensor with other operators.
     loss.backward(torch.ones_like(loss, memory_format=torch.contiguous_format))
     with record_function("update"), torch.no_grad():
         for weight in weights:
             weight.sub_(weight.grad * lr)
-    # As tch has it.
+    # As tch's zero_grad does it.
     for weight in weights:
         weight.grad.detach_()
         weight.grad.zero_()
@@ -79,7 +79,7 @@ def profile_key_averages(t):
 
 @case
 def profile_schedules(t):
-    """What 300 schedules do in 60 steps each."""
+    """The actions of 300 schedules in 60 steps each."""
     rng = random.Random(6)
     configs, actions = [], []
     for _ in range(300):
@@ -95,7 +95,7 @@ def profile_schedules(t):
 
 
 def planted_events(rng, cuda):
-    """Events that nest, with kernels and memory of their own; times in whole microseconds."""
+    """Made-up nested events with kernels and memory; times in whole microseconds."""
     names = ["aten::add", "aten::mm", "ProfilerStep#7", "a scope with a name of more than fifty characters, to be cut"]
     planted = []
     for thread in (1, 2):
@@ -147,7 +147,7 @@ def event_list(planted, cuda, profile_memory, with_flops):
 
 @case
 def profile_tables(t):
-    """PyTorch's tables of planted events, letter by letter, for every key and every column."""
+    """PyTorch's tables of made-up events, character by character, for every key and every column."""
     rng = random.Random(7)
     runs = []
     for number in range(24):
@@ -173,7 +173,7 @@ def profile_tables(t):
 
 @case
 def profile_traces(t):
-    """The keys of a trace's head, and of every kind of event those of its arguments."""
+    """The keys of a trace's head, and the keys and argument names of every kind of event."""
     model = given_model(t)
     step(*model)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True, with_flops=True) as profiler:

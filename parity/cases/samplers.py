@@ -1,7 +1,7 @@
 """Samplers and collation against torch.utils.data.
 
-Random orders come from another generator here than in PyTorch, so what is compared is the rule: which indices, how
-often, with which probability. Where the expected value is a probability, PyTorch's own draws are held to it first.
+Rust draws random orders from another generator than PyTorch, so the rules are compared: which indices, how often, and
+with which probability. Where the expected value is a probability, PyTorch's own draws are checked against it first.
 """
 
 import torch
@@ -13,12 +13,12 @@ DRAWS = 40_000
 
 
 def sigmas(probabilities, draws, count=5):
-    """That many standard deviations of the share of draws that have each of these probabilities."""
+    """`count` standard deviations of the share of draws, for each of these probabilities."""
     return count * torch.sqrt(probabilities * (1 - probabilities) / draws)
 
 
 def expect_shares(t, name, probabilities, pytorch):
-    """States probabilities, after a look at whether the draws that PyTorch makes follow them."""
+    """Records expected probabilities, after checking that PyTorch's draws follow them."""
     slack = sigmas(probabilities, DRAWS)
     assert torch.all((pytorch / DRAWS - probabilities).abs() <= slack), (pytorch, probabilities)
     t.expect(name, probabilities, atol=slack.max().item())
@@ -50,7 +50,7 @@ def sampler_distributed(t):
 
 @case
 def sampler_batches(t):
-    """The cut of an order into batches."""
+    """How an order is cut into batches."""
     grid = [(n, size) for n in (0, 1, 5, 8, 9, 64) for size in (1, 2, 3, 8, 100)]
     t.tell("grid", grid)
     for n, size in grid:
@@ -83,7 +83,7 @@ def sampler_random(t):
 
 @case
 def sampler_weighted(t):
-    """Probabilities with replacement, of the first two draws without it, and what is refused."""
+    """Probabilities with replacement, of the first two draws without it, and which arguments are refused."""
     weights = torch.tensor([0.1, 0.0, 3.0, 1.0, 0.4, 5.5], dtype=torch.float64)
     t.tell("weights", weights.tolist())
     t.tell("draws", DRAWS)
@@ -99,8 +99,8 @@ def sampler_weighted(t):
     all_of_them = list(WeightedRandomSampler(weights, 5, replacement=False))
     t.expect("successive.all", torch.tensor(all_of_them).sort().values)
 
-    # JSON knows no NaN and no infinity: they travel as text. PyTorch's CPU path lets weights of 0 through when draws
-    # without replacement need them; that case is left out, since ours is an error.
+    # JSON has no NaN and no infinity, so weights are sent as text. On the CPU, PyTorch draws weights of 0 when draws
+    # without replacement need them; that case is left out, because it is an error in Rust.
     refused = []
     attempts = [
         (["1", "2"], 2, False), (["1", "-1"], 1, True), (["nan", "1"], 1, True), (["inf", "1"], 1, True),
@@ -119,7 +119,7 @@ def sampler_weighted(t):
 
 @case
 def collate_stack(t):
-    """Images and labels by default_collate; sequences joined for attention over unequal lengths."""
+    """Images and labels by default_collate; sequences packed for variable-length attention."""
     for channels in (1, 3, 4):
         images = torch.randint(0, 256, (5, 7, 6, channels), dtype=torch.uint8)
         t.give(f"images.{channels}", images)

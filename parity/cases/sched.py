@@ -1,6 +1,6 @@
-"""Learning rate schedules, 500 random configurations each: several groups, with a restart from state in the middle.
+"""Learning rate schedules, 500 random configurations each: several groups, with a restart from a saved state.
 
-A configuration is a dictionary that both halves read: PyTorch's name of the schedule and its arguments.
+Both halves read a configuration as a dictionary: PyTorch's name of the schedule and its arguments.
 """
 
 import copy
@@ -15,11 +15,11 @@ from torch.optim import lr_scheduler
 CONFIGURATIONS = 500
 RTOL = 1e-12
 MOVES_MOMENTUM = ("CyclicLR", "OneCycleLR")
-WITHIN = 1e-9  # a share of the base rate by which PyTorch's rounding may go below zero
+WITHIN = 1e-9  # how far PyTorch's rounding may go below zero, relative to the base rate
 
 
 def function(spec):
-    """The function that a dictionary describes; Rust has the same three."""
+    """The function that a dictionary describes. Rust has the same three kinds."""
     a = spec["a"]
     return {
         "power": lambda x: a**x,
@@ -64,7 +64,7 @@ def noam(d_model, warmup):
     return lambda step: d_model**-0.5 * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)
 
 
-# Schedules that PyTorch has not, as factors for its LambdaLR.
+# Schedules that PyTorch lacks, as factors for its LambdaLR.
 FACTORS = {
     "WarmupCosine": warmup_cosine, "WarmupStableDecay": warmup_stable_decay, "InverseSqrt": inverse_sqrt, "Noam": noam,
 }
@@ -90,12 +90,12 @@ def build(opt, spec):
 
 def optimizer(lrs):
     opt = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": lr} for lr in lrs], lr=0.0, momentum=0.9)
-    opt._opt_called = True  # nobody trains here, and the warning takes time
+    opt._opt_called = True  # suppresses a warning about the missing optimizer step, which takes time
     return opt
 
 
 def trajectory(config):
-    """Rates and momenta of every step, past a restart from state."""
+    """Rates and momenta of every step, with a restart from a saved state."""
     opt = optimizer(config["lrs"])
     sched = build(opt, config["schedule"])
     rates, momenta = [], []
@@ -115,7 +115,7 @@ def trajectory(config):
 
 
 def metric(config, step):
-    """What a step is told: nothing, or a metric; None is NaN, which JSON has not."""
+    """The arguments of a step: none, or a metric. None means NaN, which JSON lacks."""
     if "metrics" not in config:
         return []
     value = config["metrics"][step - 1]
@@ -128,7 +128,7 @@ def names(spec):
 
 
 def usable(config, rates):
-    """The rates, if all of them are some; a hair below zero, and OneCycleLR's linear value behind the end, are zero."""
+    """The rates, or None if one is invalid. Slightly negative rates, and OneCycleLR's negative last one become zero."""
     highest = torch.tensor(config["lrs"], dtype=torch.float64).max().clamp_min(1e-3)
     if config["schedule"]["name"] == "OneCycleLR":
         rates[-1].clamp_(min=0.0)
@@ -138,7 +138,7 @@ def usable(config, rates):
 
 
 def within_range(config, momenta):
-    """The momenta; OneCycleLR's value behind the end, where it is none, is the end's."""
+    """The momenta. An invalid value of OneCycleLR after its end is replaced by the end's value."""
     spec = config["schedule"]
     if spec["name"] == "OneCycleLR" and spec["cycle_momentum"]:
         ends = torch.tensor(spec["max_momentum"], dtype=torch.float64).expand(momenta.shape[1])
@@ -147,7 +147,7 @@ def within_range(config, momenta):
 
 
 def run(t, draw):
-    """Draws configurations until there are enough, and records what PyTorch makes of each."""
+    """Draws configurations until there are enough, and records PyTorch's rates and momenta for each."""
     warnings.simplefilter("ignore")
     r = random.Random(draw.__name__)
     configs, dropped = [], 0
@@ -158,12 +158,12 @@ def run(t, draw):
         config |= config["schedule"].pop("config", {})
         try:
             rates, momenta = trajectory(config)
-        except ZeroDivisionError:  # a phase of OneCycleLR without length
+        except ZeroDivisionError:  # a phase of OneCycleLR has no steps
             rates = None
         rates = rates if rates is None else usable(config, rates)
         if rates is None:
             dropped += 1
-            assert dropped < CONFIGURATIONS, "most configurations come to nothing"
+            assert dropped < CONFIGURATIONS, "most configurations are invalid"
             continue
         t.expect(f"{len(configs)}.lr", rates, rtol=RTOL)
         if any(name in MOVES_MOMENTUM for name in names(config["schedule"])):
@@ -275,16 +275,16 @@ ABSOLUTE = [lambda_lr, cosine_annealing_warm_restarts]
 
 
 def leaf(r, lrs, steps, cyclic):
-    """Any schedule; `cyclic` holds one at most with rates and momenta of its own (PyTorch's share entries)."""
+    """Any schedule. `cyclic` holds at most one cyclic schedule, because PyTorch's share their entries in the groups."""
     if cyclic and r.random() < 0.3:
         spec = cyclic.pop()(r, lrs, steps)
-        # Long enough for whatever holds it.
+        # Long enough for the schedule that contains it.
         return spec | ({"total_steps": 2 * steps + 4} if "total_steps" in spec else {})
     return r.choice(SCALING if r.random() < 0.8 else ABSOLUTE)(r, lrs, steps)
 
 
 def plan(r, lrs, steps, depth, cyclic):
-    """Schedules within schedules. A later part of a sequence is a single one: PyTorch has no other there."""
+    """Schedules within schedules. Later parts of a sequence are single schedules: PyTorch supports no others there."""
     if depth == 0:
         return leaf(r, lrs, steps, cyclic)
     first = plan(r, lrs, steps, r.randint(0, depth - 1), cyclic)
@@ -337,7 +337,7 @@ def noam_lr(r, lrs, steps):
 
 
 def layer_wise(r, lrs, steps):
-    """Base rates that shrink by layer, under any schedule that scales them."""
+    """Base rates that decrease by layer, with a schedule that scales them."""
     lr, decay, groups = 10 ** r.uniform(-5, 0), share(r, 0.3), r.randint(1, 12)
     by_layer = [lr * decay ** (groups - 1 - group) for group in range(groups)]
     config = {"lrs": by_layer, "layer_wise": [lr, decay, groups]}
@@ -365,7 +365,7 @@ for each in DRAWS:
 
 @case
 def sched_warm_restarts_between_steps(t):
-    """CosineAnnealingWarmRestarts.step(epoch) for epochs that are no whole numbers."""
+    """CosineAnnealingWarmRestarts.step(epoch) for fractional epochs."""
     warnings.simplefilter("ignore")
     r = random.Random("between")
     configs, rates = [], []

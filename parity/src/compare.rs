@@ -1,10 +1,10 @@
-//! Compares what was found with what was expected, number by number.
+//! Compares Rust's values with Python's, number by number.
 
 use tch::{Kind, Tensor};
 
 use crate::record::{Check, Found, Record};
 
-/// How many values agree, how many do not, and the largest relative difference seen.
+/// Returns how many values agree, how many do not, and the largest relative difference.
 pub fn all(case: &str, record: &Record, found: &Found, verbose: bool) -> (usize, usize, f64) {
     let (mut passed, mut failed, mut worst) = (0, 0, 0.0f64);
     for check in &record.checks {
@@ -32,7 +32,7 @@ pub fn all(case: &str, record: &Record, found: &Found, verbose: bool) -> (usize,
 /// The relative difference of a value that agrees, or why it does not.
 fn one(check: &Check, record: &Record, found: &Found) -> Result<f64, String> {
     let expected = record.expected(&check.name).ok_or("Python wrote no value")?;
-    let found = found.get(&check.name).ok_or("Rust found no value")?;
+    let found = found.get(&check.name).ok_or("Rust computed no value")?;
     if (found.kind(), found.size()) != (expected.kind(), expected.size()) {
         let describe = |tensor: &Tensor| format!("{:?} {:?}", tensor.kind(), tensor.size());
         return Err(format!("{} in Rust, {} in Python", describe(found), describe(expected)));
@@ -41,7 +41,7 @@ fn one(check: &Check, record: &Record, found: &Found) -> Result<f64, String> {
         return Ok(0.0);
     }
     let (found, expected) = (found.to_kind(Kind::Double), expected.to_kind(Kind::Double));
-    // Equal infinities and NaN in the same place differ by nothing.
+    // Equal infinities, and NaN in the same place, count as equal.
     let same = found.eq_tensor(&expected).logical_or(&found.isnan().logical_and(&expected.isnan()));
     let difference = (&found - &expected).abs().masked_fill(&same, 0.0);
     let allowed = expected.abs() * check.rtol + check.atol;

@@ -1,6 +1,6 @@
-//! The same computation here and in Python's PyTorch from the same install, compared number by number.
+//! Runs the same computations here and in Python's PyTorch, with the same libtorch, and compares number by number.
 //!
-//! `parity/cases/*.py` holds one function a case; so does `src/cases`, under the same name. Python goes first and writes
+//! `parity/cases/*.py` has one function per case; `src/cases` has one of the same name. Python runs first and writes
 //! inputs and expected values; this program reads them, computes, compares, and ends with `N passed, M failed`.
 #![forbid(unsafe_code)]
 
@@ -21,16 +21,16 @@ use crate::record::{Given, Record};
 #[derive(Parser)]
 #[command(name = "parity")]
 struct Options {
-    /// Runs only the cases whose name holds this text
+    /// Runs only the cases whose name contains this text
     #[arg(default_value = "")]
     filter: String,
     /// Prints every value compared, not only those that differ
     #[arg(long)]
     verbose: bool,
-    /// The folder with the Python half [default: where the workspace keeps it]
+    /// The folder with the Python half [default: the workspace's `parity/cases`]
     #[arg(long, value_name = "DIR")]
     cases: Option<PathBuf>,
-    /// The folder with the shipped MNIST images [default: where the workspace keeps it]
+    /// The folder with the shipped MNIST images [default: the workspace's `data/mnist`]
     #[arg(long, value_name = "DIR")]
     mnist: Option<PathBuf>,
     /// The Python that has torch 2.11.0
@@ -61,7 +61,7 @@ fn run() -> Result<ExitCode> {
     println!("python: {:.1} s", started.elapsed().as_secs_f64());
 
     let cases: Vec<_> = cases::ALL.iter().filter(|(name, _)| name.contains(&options.filter)).collect();
-    ensure!(!cases.is_empty(), "no case's name holds {:?}", options.filter);
+    ensure!(!cases.is_empty(), "no case's name contains {:?}", options.filter);
     let (mut passed, mut failed) = (0, 0);
     for (name, function) in &cases {
         let verdict = run_case(name, *function, out.path(), &mnist_dir, options.verbose);
@@ -84,7 +84,7 @@ fn run_python(options: &Options, cases: &Path, mnist: &Path, out: &Path) -> Resu
         .arg(&script)
         .args([out.as_os_str(), options.filter.as_ref()])
         .env("OVERDRIVE_MNIST", mnist)
-        // Ours is on the loader path for this program; Python finds its own.
+        // This program's loader path has our libtorch; Python must load its own.
         .env_remove("LD_LIBRARY_PATH")
         .stdout(std::process::Stdio::null())
         .status()
@@ -97,7 +97,7 @@ fn run_python(options: &Options, cases: &Path, mnist: &Path, out: &Path) -> Resu
     Ok(())
 }
 
-/// How many of a case's values agree with Python's, and how many do not.
+/// Runs a case; returns how many of its values agree with Python's, and how many do not.
 fn run_case(name: &str, function: cases::Case, out: &Path, mnist: &Path, verbose: bool) -> Result<(usize, usize)> {
     let record = Record::read(out, name).context("Python has no case of this name")?;
     if let Some(package) = &record.missing {
@@ -115,7 +115,7 @@ fn run_case(name: &str, function: cases::Case, out: &Path, mnist: &Path, verbose
     Ok((passed, failed))
 }
 
-/// Counts the cases that only Python has.
+/// Reports and counts the cases that only Python has.
 fn report_missing(out: &Path, cases: &[&(&str, cases::Case)]) -> Result<usize> {
     let mut missing = 0;
     for entry in std::fs::read_dir(out)? {

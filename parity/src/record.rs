@@ -1,4 +1,4 @@
-//! What Python wrote for a case, and what Rust finds.
+//! A case's inputs and expected values from Python, and its results in Rust.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tch::Tensor;
 
-/// One value to compare, and how near it has to be.
+/// One value to compare, with its tolerances.
 #[derive(Debug, Deserialize)]
 pub struct Check {
     pub name: String,
@@ -29,7 +29,7 @@ struct Text {
 pub struct Record {
     pub checks: Vec<Check>,
     pub failure: Option<String>,
-    /// The Python package that the case needs and this machine lacks.
+    /// A Python package that the case needs and that is not installed.
     pub missing: Option<String>,
     values: BTreeMap<String, serde_json::Value>,
     tensors: BTreeMap<String, Tensor>,
@@ -51,7 +51,7 @@ impl Record {
     }
 }
 
-/// What a case is given: Python's inputs.
+/// A case's inputs from Python.
 pub struct Given<'a> {
     record: &'a Record,
     records: PathBuf,
@@ -63,7 +63,7 @@ impl<'a> Given<'a> {
         Self { record, records: records.to_owned(), mnist: mnist.to_owned() }
     }
 
-    /// The folder with what Python wrote, for another process of the same case.
+    /// The folder with Python's files, for another process of the same case.
     pub fn records(&self) -> &Path {
         &self.records
     }
@@ -74,10 +74,10 @@ impl<'a> Given<'a> {
         Ok(tensor.with_context(|| format!("Python gave no tensor `{name}`"))?.copy())
     }
 
-    /// The plain value that Python told under this name.
+    /// The plain value that Python gave under this name.
     pub fn value<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
-        let value = self.record.values.get(name).with_context(|| format!("Python told no `{name}`"))?;
-        T::deserialize(value).with_context(|| format!("`{name}` has another form in Python"))
+        let value = self.record.values.get(name).with_context(|| format!("Python gave no value `{name}`"))?;
+        T::deserialize(value).with_context(|| format!("Python's `{name}` has an unexpected type"))
     }
 
     /// The folder with the shipped MNIST images.
@@ -86,13 +86,13 @@ impl<'a> Given<'a> {
     }
 }
 
-/// What a case finds, by the names under which Python expects it.
+/// A case's results, by the names that Python uses for the expected values.
 #[derive(Default)]
 pub struct Found(BTreeMap<String, Tensor>);
 
 impl Found {
     pub fn insert(&mut self, name: impl Into<String>, tensor: &Tensor) {
-        // A copy, because most cases go on to change the tensor in place.
+        // A copy, because most cases later change the tensor in place.
         self.0.insert(name.into(), tensor.detach().copy());
     }
 

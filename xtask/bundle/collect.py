@@ -1,4 +1,4 @@
-"""Gathers what run.sh's stages left into one results.json and one report.html: collect.py WORK OUT."""
+"""Collects the results of run.sh's stages into one results.json and one report.html: collect.py WORK OUT."""
 
 import html
 import json
@@ -11,7 +11,7 @@ import torch
 LOG_LIMIT = 40_000
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Overdrive</title>
 <style>:root{color-scheme:light dark}body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto}</style>
-</head><body><h1>Overdrive</h1><p>The bench left no page of its own.</p></body></html>"""
+</head><body><h1>Overdrive</h1><p>The bench has written no page.</p></body></html>"""
 
 
 def read(path):
@@ -25,7 +25,7 @@ def read(path):
 def read_json(path):
     try:
         return json.loads(read(path) or "null")
-    except ValueError:  # Cut short by the time limit.
+    except ValueError:  # The file was cut off by the time limit.
         return None
 
 
@@ -48,7 +48,7 @@ def machine():
 
 
 def section(rows):
-    """The stages as a part of the bench's page."""
+    """The stages as a section of the bench's page."""
     def row(it):
         name, result, last, log = (html.escape(it[key]) for key in ("name", "verdict", "last_line", "log"))
         return (f"<tr><td>{name}</td><td>{result}</td><td>{it['seconds']} s</td><td>{last}</td></tr>"
@@ -61,7 +61,7 @@ def section(rows):
 
 
 def write(path, text):
-    """Whole or not at all."""
+    """Writes a file atomically."""
     with open(path + ".part", "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(path + ".part", path)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs Overdrive's GPU tests, parity cases and benches against the PyTorch 2.11 of this machine's python3, and leaves
+# Runs Overdrive's GPU tests, parity cases and benches against the PyTorch 2.11 of this machine's python3, and writes
 # results.json and report.html.
 set -u
 
@@ -7,7 +7,7 @@ usage() {
   cat <<'END'
 usage: run.sh [--out DIR] [--minutes N] [--quick]
 
-  --out DIR     where results.json and report.html go (default: overdrive-results in the current folder)
+  --out DIR     the folder for results.json and report.html (default: overdrive-results in the current folder)
   --minutes N   time limit for everything together (default: 20)
   --quick       fewer steps in the bench, no whole training
 
@@ -35,9 +35,9 @@ while [ $# -gt 0 ]; do
   esac
 done
 case $minutes in '' | *[!0-9]* | 0) fail "--minutes takes a whole number from 1, not '$minutes'" ;; esac
-command -v timeout >/dev/null || fail "there is no \`timeout\`; install coreutils"
+command -v timeout >/dev/null || fail "\`timeout\` is missing; install coreutils"
 
-# The libtorch that comes with python3's torch is the one that these programs were linked for.
+# These programs were linked for the libtorch that comes with python3's torch.
 python=${OVERDRIVE_PYTHON:-python3}
 found=$("$python" -c 'import torch; print(torch.__version__, torch.cuda.is_available(), torch.__path__[0])') ||
   fail "\`$python\` does not import torch; install torch 2.11.0, or set OVERDRIVE_PYTHON to a Python that has it"
@@ -47,7 +47,7 @@ case $version in
   *) fail "\`$python\` has torch $version, and these programs need 2.11.0" ;;
 esac
 [ -e "$torch/lib/libtorch_cuda.so" ] ||
-  fail "\`$python\` has a CPU build of torch ($version); these programs need one with CUDA, a GPU or not"
+  fail "\`$python\` has a CPU build of torch ($version); these programs need a CUDA build, even without a GPU"
 export OVERDRIVE_PYTHON=$python
 export PYTHONDONTWRITEBYTECODE=1
 export LD_LIBRARY_PATH=$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
@@ -57,7 +57,7 @@ work=$(mktemp -d) || fail "cannot make a temporary folder"
 trap 'rm -rf "$work"' EXIT
 deadline=$(($(date +%s) + minutes * 60))
 
-# stage NAME MOST_SECONDS COMMAND..: runs it within its own limit and within what is left of the whole.
+# stage NAME MOST_SECONDS COMMAND..: runs COMMAND within its own limit and the rest of the total time.
 stage() {
   local name=$1 limit=$2 begun left code
   shift 2
@@ -66,7 +66,7 @@ stage() {
   [ "$left" -lt "$limit" ] && limit=$left
   printf '\n== %s\n' "$name"
   if [ "$limit" -lt 1 ]; then
-    echo "not run: the $minutes minutes are over" | tee "$work/$name.log"
+    echo "not run: the time limit of $minutes minutes is over" | tee "$work/$name.log"
     code=-1
   else
     timeout -k 10 "$limit" "$@" 2>&1 </dev/null | tee "$work/$name.log"
@@ -76,7 +76,7 @@ stage() {
   return "$((code != 0))"
 }
 
-# Gathers what there is, and exits with its verdict.
+# Collects the results so far, and exits with their verdict.
 finish() {
   printf '\n'
   "$python" "$here/collect.py" "$work" "$out"

@@ -10,14 +10,14 @@ use crate::workspace::{self, Workspace};
 /// A program of the workspace.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Of its target.
+    /// The name of its target.
     pub name: String,
-    /// Of the code that it was built from.
+    /// The path of its source file.
     pub source: PathBuf,
     pub path: PathBuf,
 }
 
-/// One line of cargo's JSON, as far as it tells what was built.
+/// The fields of a line of cargo's JSON that say what was built.
 #[derive(Debug, Deserialize)]
 struct Artifact {
     target: Target,
@@ -30,7 +30,7 @@ struct Target {
     src_path: PathBuf,
 }
 
-/// Builds what these arguments of cargo ask for.
+/// Runs cargo with these arguments, and returns the programs that it built.
 pub fn build(ws: &Workspace, args: &[&str]) -> Result<Vec<Program>> {
     let json = workspace::capture(ws.cargo(args).arg("--message-format=json-render-diagnostics"))?;
     Ok(programs(&json))

@@ -20,7 +20,7 @@ pub struct Options {
 }
 
 pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
-    // Help and mistakes are answered here, before minutes of building.
+    // Parsed here too, so that help and wrong options are reported before minutes of building.
     BenchOptions::parse_from([OsString::from("cargo xtask bench")].iter().chain(&options.args));
     let libtorch = setup::quietly(ws)?;
     let run = ["run", "--release", "--package", "overdrive-bench"];

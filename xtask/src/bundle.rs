@@ -14,15 +14,15 @@ use crate::{artifacts, setup};
 
 const LARGEST_BUNDLE: u64 = 60_000_000;
 
-/// Data and scripts that travel as they are.
+/// Data and scripts that are copied unchanged.
 const FOLDERS: [&str; 3] = ["data/mnist", "data/text", "parity/cases"];
-/// What a parity case runs.
+/// A script that a parity case runs.
 const FILES: [&str; 1] = ["docs/export_pt.py"];
 
 /// Build a folder of programs for a GPU box that has PyTorch but no Rust
 ///
 /// The folder holds stripped release builds of the bench, the comparisons, the parity cases and the GPU tests, their
-/// data, and a `run.sh` that runs them all within a time limit and leaves one JSON and one HTML file.
+/// data, and a `run.sh` that runs them all within a time limit and writes one JSON and one HTML file.
 #[derive(Args)]
 pub struct Options {
     /// The folder to make; an earlier bundle in it is replaced
@@ -31,10 +31,11 @@ pub struct Options {
 }
 
 pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
-    let out = std::path::absolute(&options.out).context("cannot tell where the current folder is")?;
+    let out = std::path::absolute(&options.out).context("cannot find the current folder")?;
     refuse_foreign(&out)?;
     let libtorch = setup::quietly(ws)?;
-    // Filled beside its place and then moved there: an interrupted run leaves no bundle that looks whole.
+    // Filled next to its final path and then moved there, so that an interrupted run leaves no bundle that looks
+    // complete.
     let mut partial = out.clone().into_os_string();
     partial.push(".partial");
     let partial = PathBuf::from(partial);
@@ -89,12 +90,12 @@ fn fill(ws: &Workspace, libtorch: &Libtorch, folder: &Path) -> Result<()> {
     }
     let bytes = size(folder)?;
     if bytes > LARGEST_BUNDLE {
-        bail!("the bundle takes {bytes} bytes, and {LARGEST_BUNDLE} is the most that it may");
+        bail!("the bundle has {bytes} bytes, but should have at most {LARGEST_BUNDLE}");
     }
     Ok(())
 }
 
-/// A plain link drops libtorch_cuda, because nothing refers to it by name, and the program then sees no GPU anywhere.
+/// The linker drops libtorch_cuda by default, because no symbol of it is used, and the program then finds no GPU.
 fn check_cuda(ws: &Workspace, libtorch: &Libtorch, program: &Path) -> Result<()> {
     let dynamic = workspace::capture(ws.command("readelf").env("LC_ALL", "C").arg("--dynamic").arg(program))
         .context("cannot look at the programs that were built; remedy: install binutils")?;
@@ -123,7 +124,7 @@ fn needed(dynamic: &str) -> Vec<&str> {
 fn refuse_foreign(out: &Path) -> Result<()> {
     let occupied = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some());
     if out.is_file() || (occupied && !out.join("collect.py").exists()) {
-        bail!("{} is there already and is no bundle\nremedy: name an empty or a new folder", out.display());
+        bail!("{} exists and is not a bundle\nremedy: name an empty or a new folder", out.display());
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Everything that CI runs, cheapest first, so that a slip shows before the long steps start.
+//! Everything that CI runs, cheapest first, so that simple mistakes show before the long steps start.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use crate::totals::Totals;
 use crate::workspace::{self, Workspace};
 use crate::{parity, setup, test, tidy};
 
-/// Checked against deny.toml; moves by hand, so that a new release of it cannot turn a build red.
+/// The version that deny.toml was checked with; updated by hand, so that a new release cannot break a build.
 const CARGO_DENY: &str = "0.20.2";
 
 type Step = (&'static str, fn(&Workspace, &mut Results) -> Result<()>);
@@ -18,7 +18,7 @@ const STEPS: [Step; 9] = [
     ("fmt", |ws, _| workspace::succeed(&mut ws.cargo(["fmt", "--all", "--check"]))),
     ("tidy", |ws, _| tidy::run(ws).map(drop)),
     ("deny", |ws, _| deny(ws)),
-    // Before libtorch is there: the crates that must not need it.
+    // Before `setup` provides libtorch: the crates that must not need it.
     ("no torch", |ws, _| {
         ["overdrive-sched", "overdrive-launch"].into_iter().try_for_each(|package| {
             workspace::succeed(&mut ws.cargo(["test", "--package", package, "--no-default-features"]))
@@ -44,14 +44,14 @@ const STEPS: [Step; 9] = [
     }),
 ];
 
-/// What the last two steps counted.
+/// The totals of the last two steps.
 #[derive(Default)]
 struct Results {
     tests: Option<Totals>,
     parity: String,
 }
 
-/// Stops at the first step that fails. The last line holds the totals of the tests, where they were run.
+/// Stops at the first step that fails. The last line has the totals of the tests, if they were run.
 pub fn run(ws: &Workspace) -> Result<ExitCode> {
     let start = Instant::now();
     let mut results = Results::default();
@@ -88,13 +88,13 @@ fn clock(duration: Duration) -> String {
     format!("{}:{:02}", seconds / 60, seconds % 60)
 }
 
-/// Licences, bans and sources; the advisories have a job of their own, because they change without a change here.
+/// Checks licences, bans and sources. Advisories have a separate CI job, because they change without a change here.
 fn deny(ws: &Workspace) -> Result<()> {
     let check = ["check", "bans", "licenses", "sources"];
     if workspace::runs(&mut ws.cargo(["deny", "--version"])) {
         return workspace::succeed(ws.cargo(["deny"]).args(check));
     }
-    // Not installed: kept under target/, about three minutes once.
+    // Not installed: install it once under target/, which takes about three minutes.
     let tools = ws.join("target/tools");
     let program = tools.join("bin/cargo-deny");
     if !program.exists() {

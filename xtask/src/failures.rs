@@ -1,23 +1,23 @@
-//! What failing tests have said, to be said again at the end: thousands of lines come behind it.
+//! Collects the output of failing tests, to print it again at the end: thousands of lines may follow it.
 
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Lines before the end of a program that died, a test by SIGSEGV say.
+/// How many last lines to show of a program that died, for instance by SIGSEGV.
 const LAST_LINES: usize = 60;
 
-/// Gathered from the lines that `cargo test` prints.
+/// Collected from the lines that `cargo test` prints.
 #[derive(Default)]
 pub struct Failures {
-    said: Vec<String>,
+    kept: Vec<String>,
     /// How many programs ended before their tests did.
     pub died: u64,
-    /// The program whose tests run.
+    /// The program whose tests are running.
     program: String,
     /// Whether its tests have begun and not ended.
-    runs: bool,
-    /// Whether the lines are those of its failed tests.
-    tells: bool,
+    is_running: bool,
+    /// Whether the current lines are about its failed tests.
+    in_failures: bool,
     last: VecDeque<String>,
 }
 
@@ -26,15 +26,15 @@ impl Failures {
         let words = line.trim_start();
         if line.starts_with("     Running ") || line.starts_with("   Doc-tests ") {
             self.ended();
-            (self.program, self.runs) = (words.to_owned(), true);
+            (self.program, self.is_running) = (words.to_owned(), true);
         } else if line.starts_with("test result: ") {
-            (self.runs, self.tells) = (false, false);
-        } else if line == "failures:" && !self.tells {
-            self.tells = true;
-            self.said.push(format!("\n{}", self.program));
+            (self.is_running, self.in_failures) = (false, false);
+        } else if line == "failures:" && !self.in_failures {
+            self.in_failures = true;
+            self.kept.push(format!("\n{}", self.program));
         }
-        if self.tells {
-            self.said.push(line.to_owned());
+        if self.in_failures {
+            self.kept.push(line.to_owned());
         }
         self.last.push_back(line.to_owned());
         if self.last.len() > LAST_LINES {
@@ -42,21 +42,21 @@ impl Failures {
         }
     }
 
-    /// The program's lines have ended: without a result, it died.
+    /// Call it at the end of a program's output: a program without a result has died.
     pub fn ended(&mut self) {
-        if std::mem::take(&mut self.runs) {
+        if std::mem::take(&mut self.is_running) {
             self.died += 1;
-            self.said.push(format!("\n{} died; its last lines:", self.program));
-            self.said.extend(self.last.iter().cloned());
+            self.kept.push(format!("\n{} died; its last lines:", self.program));
+            self.kept.extend(self.last.iter().cloned());
         }
-        self.tells = false;
+        self.in_failures = false;
         self.last.clear();
     }
 }
 
 impl fmt::Display for Failures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.said.iter().try_for_each(|line| writeln!(f, "{line}"))
+        self.kept.iter().try_for_each(|line| writeln!(f, "{line}"))
     }
 }
 
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_dies_is_told_of_with_its_last_lines() {
+    fn a_program_that_dies_is_reported_with_its_last_lines() {
         let good = "     Running a\nrunning 1 test\ntest one ... ok\ntest result: ok. 1 passed\n";
         assert_eq!(said(good), "");
         let dies = "     Running b\nrunning 1 test\nterminate called\n";

@@ -1,4 +1,4 @@
-//! `.libtorch/` in the workspace: is it complete, and how it is made.
+//! `.libtorch/` in the workspace: checks and makes it.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -16,8 +16,8 @@ use crate::workspace::{self, Workspace};
 const OLDEST_PYTHON: (u32, u32) = (3, 10);
 const CPU_INDEX: &str = "https://download.pytorch.org/whl/cpu";
 
-/// `.libtorch/` in the workspace. It comes in three forms: a virtual environment that setup made, complete once the
-/// stamp is there; a link to the torch of a python3; or whatever the user put there by hand.
+/// `.libtorch/` in the workspace. It has three forms: a virtual environment that setup made, complete once it has the
+/// stamp; a link to the torch of a python3; or a libtorch that the user put there by hand.
 pub struct Home(PathBuf);
 
 impl Home {
@@ -34,15 +34,15 @@ impl Home {
         self.join("pyvenv.cfg").exists()
     }
 
-    /// The libtorch in it, when nothing is left to do. Looks at a few files only, because every command asks.
+    /// The libtorch in it, if it is complete. Checks only a few files, because every command calls this.
     pub fn ready(&self, requirements: &str) -> Option<Libtorch> {
         let found = libtorch::inspect(&self.join("torch")).ok()?;
-        // The stamp is the requirements that were installed: written last, and stale as soon as they change.
+        // The stamp holds the installed requirements. It is written last, and is stale as soon as they change.
         let stamped = || fs::read_to_string(self.join("stamp")).is_ok_and(|stamp| stamp == requirements);
         (!self.is_venv() || (stamped() && self.join("bin/python").exists())).then_some(found)
     }
 
-    /// What the user put there by hand is not setup's to delete.
+    /// An error for an unusable libtorch that the user put there by hand: setup must not delete it.
     pub fn refuse_foreign(&self) -> Result<()> {
         let torch = self.join("torch");
         if !self.is_venv()
@@ -66,12 +66,12 @@ impl Home {
         }
     }
 
-    /// Links to the torch of a python3, and leaves `bin/python` as the way to run that python3.
+    /// Links to the torch of a python3, and writes `bin/python`, which runs that python3.
     pub fn adopt(&self, python: &Path, torch: &Path) -> Result<()> {
         self.clear()?;
         let wrapper = self.join("bin/python");
         fs::create_dir_all(self.join("bin")).context("cannot make .libtorch/")?;
-        // A script, not a link: a Python that is itself in a virtual environment finds it by its own path.
+        // A script, not a link: a Python in a virtual environment finds the environment by its own path.
         let quoted = python.display().to_string().replace('\'', r"'\''");
         fs::write(&wrapper, format!("#!/bin/sh\nexec '{quoted}' \"$@\"\n"))
             .context("cannot write .libtorch/bin/python")?;
@@ -80,12 +80,12 @@ impl Home {
         symlink(torch, self.join("torch")).context("cannot link .libtorch/torch")
     }
 
-    /// Makes the virtual environment, or completes one that an interrupted run or older requirements left.
+    /// Makes the virtual environment, or completes one left by an interrupted run or older requirements.
     pub fn make(&self, ws: &Workspace, python: &Python, requirements: &str, options: Options) -> Result<()> {
         let found = python.version;
         if found < OLDEST_PYTHON {
             bail!(
-                "python3 is {}.{}, and torch {} needs 3.10 or newer\n\
+                "python3 is {}.{}, but torch {} needs 3.10 or newer\n\
                  remedy: put a newer python3 first on the PATH, or set LIBTORCH to a libtorch {2} folder",
                 found.0,
                 found.1,
@@ -105,7 +105,7 @@ impl Home {
         fs::write(self.join("stamp"), requirements).context("cannot write .libtorch/stamp")
     }
 
-    /// Takes up an environment that is there already. None when it has to be made anew.
+    /// Completes an existing environment. `None` if it has to be made anew.
     fn complete(&self, ws: &Workspace, requirements: &str, options: Options) -> Result<Option<PathBuf>> {
         if !self.is_venv() || !workspace::runs(self.python(ws).args(["-m", "pip", "--version"])) {
             return Ok(None);
@@ -134,7 +134,7 @@ impl Home {
         self.verify(ws)
     }
 
-    /// The environment's Python, deaf to PYTHONPATH and to the user's own packages: what it lists is what it has.
+    /// The environment's Python in isolated mode, without PYTHONPATH and the user's packages.
     fn python(&self, ws: &Workspace) -> Command {
         let mut command = ws.command(self.join("bin/python"));
         command.arg("-I");
@@ -167,7 +167,7 @@ impl Home {
         Ok(())
     }
 
-    /// The folder of the torch that was installed, after a check of every file.
+    /// Checks every installed file, and returns the folder of the installed torch.
     fn verify(&self, ws: &Workspace) -> Result<PathBuf> {
         let output = self.python(ws).args(["-c", include_str!("verify.py")]).output().context("cannot start Python")?;
         if !output.status.success() {
@@ -177,7 +177,7 @@ impl Home {
     }
 }
 
-/// The requirements that PyTorch's own index serves in a CPU build.
+/// The requirements that PyTorch's index has as CPU builds.
 fn torch_lines(requirements: &str) -> Vec<&str> {
     requirements.lines().filter(|line| line.starts_with("torch")).collect()
 }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_put_there_is_used_or_refused_but_never_deleted() {
+    fn a_libtorch_of_the_user_is_used_or_refused_but_never_deleted() {
         let (_temp, right) = home("2.11.0");
         assert!(right.ready("torch==2.11.0").is_some() && right.refuse_foreign().is_ok());
         let (_temp, wrong) = home("2.9.1");

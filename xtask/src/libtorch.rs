@@ -1,4 +1,4 @@
-//! Looks at one libtorch folder: is it there in full, and is it the version that tch was built for?
+//! Checks a libtorch folder: whether it is complete, and has the version that tch was built for.
 
 use std::fmt;
 use std::fs;
@@ -11,7 +11,7 @@ pub const VERSION: &str = "2.11.0";
 #[derive(Debug, PartialEq)]
 pub struct Libtorch {
     pub dir: PathBuf,
-    /// With its build: `2.11.0+cu130`.
+    /// With its build, such as `2.11.0+cu130`.
     pub version: String,
     pub cuda: bool,
 }
@@ -34,16 +34,16 @@ pub enum Defect {
 impl fmt::Display for Defect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Missing(path) => write!(f, "there is no {}", path.display()),
+            Self::Missing(path) => write!(f, "{} is missing", path.display()),
             Self::NoVersion => {
-                write!(f, "it holds neither `build-version` nor `version.py`, so its version is unknown")
+                write!(f, "it has neither `build-version` nor `version.py`, so its version is unknown")
             }
-            Self::Version(found) => write!(f, "it holds libtorch {found}, and tch 0.24 needs {VERSION}"),
+            Self::Version(found) => write!(f, "it has libtorch {found}, but tch 0.24 needs {VERSION}"),
         }
     }
 }
 
-/// Checks a folder: the version first, because a wrong one explains everything else.
+/// Checks a folder: the version first, because a wrong version explains all other defects.
 pub fn inspect(dir: &Path) -> Result<Libtorch, Defect> {
     if !dir.is_dir() {
         return Err(Defect::Missing(dir.to_path_buf()));
@@ -97,13 +97,13 @@ mod tests {
     }
 
     #[test]
-    fn any_build_of_the_version_will_do() {
+    fn any_build_of_the_version_is_accepted() {
         assert!(is_expected("2.11.0") && is_expected("2.11.0+cpu"));
         assert!(!is_expected("2.11.1") && !is_expected("2.1.0") && !is_expected("2.11.0a0"));
     }
 
     #[test]
-    fn a_folder_is_judged_by_what_it_lacks() {
+    fn the_first_defect_of_a_folder_is_reported() {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path();
         let library = |name: &str| format!("lib/lib{name}.{}", std::env::consts::DLL_EXTENSION);

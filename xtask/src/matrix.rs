@@ -1,4 +1,4 @@
-//! Every combination of parts beside a plain loop.
+//! Every combination of parts, compared with a plain loop.
 
 use std::process::ExitCode;
 
@@ -8,12 +8,13 @@ use clap::Args;
 use crate::setup;
 use crate::workspace::{self, Workspace};
 
-/// Train with every combination of parts, beside a plain loop; takes an hour or more
+/// Train with every combination of parts, and compare with a plain loop; takes an hour or more
 ///
-/// Each is equal to the loop, or refused for a reason that is named. `test` runs those in which every three choices meet.
+/// Each combination equals the loop, or is refused with a reason. `test` runs a selection that covers every triple
+/// of choices.
 #[derive(Args)]
 pub struct Options {
-    /// Only with all of these choices, by the names that a failure prints: `"sam(sgd)" "2 ranks"`
+    /// Run only combinations with all of these choices, by the names that a failure prints: `"sam(sgd)" "2 ranks"`
     #[arg(value_name = "CHOICE")]
     choices: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! The same computation here and in Python's PyTorch from the same install, compared number by number.
+//! Runs the same computations here and in Python's PyTorch, with the same libtorch, and compares number by number.
 
 use std::ffi::OsString;
 use std::process::{Command, ExitCode, ExitStatus};
@@ -9,10 +9,10 @@ use clap::Args;
 use crate::workspace::{self, Workspace};
 use crate::{python, setup};
 
-/// Compare this workspace with Python's PyTorch, number by number; the last line holds the totals
+/// Compare this workspace with Python's PyTorch, number by number; the last line has the totals
 #[derive(Args)]
 pub struct Options {
-    /// A part of the names of the cases to run; `--verbose` after it prints every value compared
+    /// Run the cases whose names contain this; `--verbose` after it prints every value compared
     #[arg(value_name = "FILTER", trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
 }
@@ -21,7 +21,7 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
     Ok(workspace::exit_code(workspace::status(command(ws)?.args(&options.args))?))
 }
 
-/// Every case: the verdict, and the harness's line with the totals.
+/// Runs every case; returns the exit status and the harness's line with the totals.
 pub fn all(ws: &Workspace) -> Result<(ExitStatus, String)> {
     let mut totals = String::new();
     let status = workspace::tee(&mut command(ws)?, |line| {

@@ -1,5 +1,5 @@
-# Tells xtask what this Python is and which torch it imports: one line of JSON. Needs only the standard library of any
-# Python 3.
+# Reports to xtask what this Python is and which torch it imports, as one line of JSON. Needs only the standard library
+# of any Python 3.
 import importlib.util
 import json
 import sys
@@ -8,7 +8,7 @@ import sys
 def imports(name):
     try:
         return __import__(name)
-    except Exception:  # A package that is there but broken is as good as none.
+    except Exception:  # A broken package counts as missing.
         return None
 
 

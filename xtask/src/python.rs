@@ -1,4 +1,4 @@
-//! Which Pythons there are, and which of them has the torch that parity and comparisons run against.
+//! Finds Pythons, and the one with the torch that parity and comparisons run against.
 
 use std::env;
 use std::ffi::OsStr;
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::libtorch::{self, Libtorch};
 use crate::workspace::Workspace;
 
-/// What `probe.py` tells of one Python.
+/// What `probe.py` reports about a Python.
 #[derive(Debug, Deserialize)]
 pub struct Python {
     pub executable: PathBuf,
@@ -19,7 +19,7 @@ pub struct Python {
     /// Whether `python -m venv` can make an environment with pip in it.
     pub venv: bool,
     pub torch: Option<Torch>,
-    /// Packages of parity and comparisons that are not installed.
+    /// Packages that parity and comparisons need and that are not installed.
     pub lacks: Vec<String>,
 }
 
@@ -30,7 +30,7 @@ pub struct Torch {
 }
 
 impl Python {
-    /// Asks a Python about itself; None when there is no such program or it does not run.
+    /// Runs `probe.py` in a Python; `None` if the program does not exist or does not run.
     pub fn probe(ws: &Workspace, program: impl AsRef<OsStr>) -> Option<Self> {
         let probe = ws.command(program).args(["-c", include_str!("probe.py")]).stderr(Stdio::null()).output().ok()?;
         parse(&String::from_utf8_lossy(&probe.stdout))
@@ -41,13 +41,13 @@ impl Python {
     }
 }
 
-/// The last line: a torch that warns on import may print before it.
+/// Parses the last line: a torch that warns on import may print before it.
 fn parse(output: &str) -> Option<Python> {
     serde_json::from_str(output.lines().last()?).ok()
 }
 
-/// The Python whose torch parity and comparisons run: OVERDRIVE_PYTHON; the environment that LIBTORCH lies in; the
-/// workspace's; python3.
+/// The Python for parity and comparisons: OVERDRIVE_PYTHON, or else the first with the right torch of the environment
+/// that contains LIBTORCH, the workspace's, and python3.
 pub fn with_torch(ws: &Workspace, libtorch: &Libtorch) -> Result<PathBuf> {
     let chosen = env::var_os("OVERDRIVE_PYTHON").filter(|value| !value.is_empty()).map(PathBuf::from);
     let candidates = match chosen {
@@ -84,7 +84,7 @@ fn around(torch: &Path) -> Option<PathBuf> {
 /// `python3` on the PATH.
 pub fn on_path(ws: &Workspace) -> Result<Python> {
     Python::probe(ws, "python3").context(
-        "there is no working `python3` on the PATH, and pip is how libtorch is fetched\n\
+        "there is no working `python3` on the PATH, whose pip is needed to install libtorch\n\
          remedy: install Python 3.10 or newer (Debian, Ubuntu: apt install python3-venv), or set LIBTORCH to a \
          libtorch 2.11.0 folder",
     )
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn another_torch_does_not_count() {
+    fn a_torch_of_another_version_does_not_count() {
         let torch = Some(Torch { version: "2.9.1".into(), dir: "/t".into() });
         let python = Python { executable: "p".into(), version: (3, 11), venv: true, torch, lacks: vec![] };
         assert!(!python.has_expected_torch());

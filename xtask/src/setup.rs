@@ -1,4 +1,4 @@
-//! Finds libtorch, or has `.libtorch/` made. Every other command that needs libtorch calls this first.
+//! Finds libtorch, or makes `.libtorch/`. Every other command that needs libtorch calls this first.
 
 use std::env;
 use std::fs::{self, File, TryLockError};
@@ -16,9 +16,9 @@ pub const REQUIREMENTS: &str = ".config/libtorch-requirements.txt";
 
 /// Find libtorch 2.11.0, or make `.libtorch/` with pip
 ///
-/// Looks at LIBTORCH, then at `.libtorch/` in the workspace, then at a `python3` that imports torch 2.11.0. Finding
-/// none, it makes `.libtorch/` as a virtual environment; pip's own configuration (indexes, proxies) is honoured. Safe
-/// to run again at any time: a run that was interrupted is taken up.
+/// Looks at LIBTORCH, then at `.libtorch/` in the workspace, then at a `python3` that imports torch 2.11.0. If there is
+/// none, it makes `.libtorch/` as a virtual environment; pip's configuration (indexes, proxies) is honoured. Safe to
+/// run again at any time: an interrupted run is continued.
 #[derive(Args, Clone, Copy, Default)]
 pub struct Options {
     /// Ask PyTorch's CPU wheel index (a fifth of the size, no CUDA), and pip's default index if that fails
@@ -38,7 +38,7 @@ pub fn run(ws: &Workspace, options: Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the other commands call: silent when there is nothing to do.
+/// For other commands: prints nothing when there is nothing to do.
 pub fn quietly(ws: &Workspace) -> Result<Libtorch> {
     ensure(ws, Options::default())
 }
@@ -48,7 +48,7 @@ fn ensure(ws: &Workspace, options: Options) -> Result<Libtorch> {
     if let Some(dir) = ws.user_libtorch() {
         if dir.is_relative() {
             bail!(
-                "LIBTORCH is {}, a relative path, which build scripts cannot follow\nremedy: make it absolute",
+                "LIBTORCH is {}, a relative path, which build scripts cannot resolve\nremedy: make it absolute",
                 dir.display()
             );
         }
@@ -84,16 +84,16 @@ fn ensure(ws: &Workspace, options: Options) -> Result<Libtorch> {
         home.make(ws, &python, &requirements, options)?;
     }
     home.ready(&requirements).context(
-        ".libtorch/ was made but holds no usable libtorch\nremedy: remove .libtorch/ and run `cargo xtask setup` again",
+        ".libtorch/ was made but has no usable libtorch\nremedy: remove .libtorch/ and run `cargo xtask setup` again",
     )
 }
 
-/// One setup at a time: two terminals that start on a clean clone must not run two pips in one environment.
+/// Lets only one setup run at a time: two terminals must not run two pips in one environment.
 fn lock(ws: &Workspace) -> Result<File> {
     let path = ws.join("target/libtorch-setup.lock");
     fs::create_dir_all(ws.join("target")).context("cannot make target/")?;
     let file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
-    // Where the file system knows no locks, two setups at once are the user's to avoid.
+    // On a file system without locks, the user has to avoid two setups at once.
     if let Err(TryLockError::WouldBlock) = file.try_lock() {
         eprintln!("waiting for another `cargo xtask setup` to finish");
         file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
@@ -101,7 +101,7 @@ fn lock(ws: &Workspace) -> Result<File> {
     Ok(file)
 }
 
-/// torch-sys and `crates/ffi` compile C++, with the compiler that the cc crate picks: CXX, else `c++`.
+/// Checks for the compiler with which the cc crate compiles the C++ of torch-sys and `crates/ffi`: CXX, or else `c++`.
 fn check_compiler(ws: &Workspace) -> Result<()> {
     let chosen = env::var("CXX").ok().filter(|cxx| !cxx.trim().is_empty());
     let cxx = chosen.as_deref().unwrap_or("c++");
@@ -117,13 +117,13 @@ fn check_compiler(ws: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The torch of a Python, where the workspace can build with it as it stands.
+/// The torch of a Python, if the workspace can build with it.
 fn adoptable(python: &Python) -> Option<&python::Torch> {
     let torch = python.torch.as_ref()?;
     match libtorch::inspect(&torch.dir) {
         Ok(_) => Some(torch),
         Err(defect) => {
-            eprintln!("{} has torch, but {defect}: leaving it alone", python.executable.display());
+            eprintln!("{} has torch, but {defect}: not using it", python.executable.display());
             None
         }
     }

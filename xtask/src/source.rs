@@ -6,7 +6,7 @@ pub enum Language {
     Cpp,
 }
 
-/// The text with comments and the insides of literals blanked; every line stays where it was.
+/// The text with comments and literals replaced by spaces; the line numbers stay the same.
 pub fn code_only(text: &str, language: Language) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
@@ -26,7 +26,7 @@ pub fn code_only(text: &str, language: Language) -> String {
     code
 }
 
-/// How many bytes at the start of `text` are a comment or a literal.
+/// The length in bytes of the comment or literal at the start of `text`; 0 if there is none.
 fn skipped(text: &str, language: Language, word_before: bool) -> usize {
     let until = |from: usize, end: &str| text[from..].find(end).map_or(text.len(), |at| from + at + end.len());
     if text.starts_with("//") {
@@ -66,7 +66,7 @@ fn nested_comment(text: &str) -> usize {
     at
 }
 
-/// Where a raw string's text begins, and what ends it: `r#"..."#` in Rust, `R"tag(...)tag"` in C++.
+/// The offset of a raw string's text, and its closing delimiter: `r#"..."#` in Rust, `R"tag(...)tag"` in C++.
 fn raw_string(text: &str, language: Language) -> Option<(usize, String)> {
     match language {
         Language::Rust => {
@@ -99,7 +99,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// The lines (from 1) that hold `word` as a word of its own.
+/// The lines (from 1) that contain `word` as a whole word.
 pub fn lines_with_word(code: &str, word: &str) -> Vec<usize> {
     let holds = |line: &str| line.split(|c| !is_word(c)).any(|it| it == word);
     code.lines().enumerate().filter(|(_, line)| holds(line)).map(|(index, _)| index + 1).collect()
@@ -107,7 +107,7 @@ pub fn lines_with_word(code: &str, word: &str) -> Vec<usize> {
 
 /// The functions that C++ text declares `extern "C"`, one by one or in a block: (line, declaration).
 pub fn extern_c_functions(text: &str) -> Vec<(usize, String)> {
-    // `extern "C"` loses its literal with the others, so it is marked first.
+    // `code_only` would blank the literal of `extern "C"`, so it is replaced by a marker first.
     let marked = text.replace("extern \"C\"", "extern_C   ");
     let code = without_preprocessor(&code_only(&marked, Language::Cpp));
     let mut functions = Vec::new();

@@ -1,4 +1,4 @@
-//! Every test: unit, integration and doc-tests through `cargo test`, then every example, and their totals.
+//! Runs every test: unit, integration and doc-tests through `cargo test`, then every example, and counts the results.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -13,12 +13,12 @@ use crate::setup;
 use crate::totals::Totals;
 use crate::workspace::{self, Workspace};
 
-/// Run every test and every example; the last line holds the totals
+/// Run every test and every example; the last line has the totals
 ///
 /// A test that needs a GPU counts as skipped where there is none.
 #[derive(Args, Default)]
 pub struct Options {
-    /// Passed to `cargo test`: a name to filter by, `-p PACKAGE`, ..; the examples are then left out
+    /// Arguments for `cargo test`: a name to filter by, `-p PACKAGE`, ..; the examples are not run then
     #[arg(last = true)]
     args: Vec<String>,
 }
@@ -33,7 +33,7 @@ pub fn totals(ws: &Workspace, options: &Options) -> Result<Totals> {
     let libtorch = setup::quietly(ws)?;
     let mut failures = Failures::default();
     let mut totals = tests(ws, &options.args, &mut failures)?;
-    // Where no test has passed, the workspace does not build, and the examples would only say so again.
+    // If no test has passed, the workspace does not build, and the examples would only repeat the errors.
     if options.args.is_empty() && totals.passed > 0 {
         let of_examples = examples(ws, &libtorch);
         print!("{failures}");
@@ -55,7 +55,7 @@ fn tests(ws: &Workspace, args: &[String], failures: &mut Failures) -> Result<Tot
         failures.see(line);
     })?;
     failures.ended();
-    // Neither has printed a result that was counted: what died, and what did not build.
+    // Programs that died, and a failed build, have printed no result line that was counted.
     totals.failed += failures.died;
     if !status.success() && totals.failed == 0 {
         totals.failed = 1;
@@ -65,7 +65,8 @@ fn tests(ws: &Workspace, args: &[String], failures: &mut Failures) -> Result<Tot
 
 /// An example passes when it exits with 0.
 ///
-/// They are built together and as the tests were: by themselves they would be built with other features of the same crates.
+/// They are built together with the workspace, like the tests; built alone, they would need the crates with other
+/// features.
 fn examples(ws: &Workspace, libtorch: &Libtorch) -> Result<Totals> {
     let mut totals = Totals::default();
     let programs = artifacts::build(ws, &["build", "--workspace", "--examples"])?;
@@ -81,7 +82,8 @@ fn examples(ws: &Workspace, libtorch: &Libtorch) -> Result<Totals> {
     Ok(totals)
 }
 
-/// A package elsewhere may own an example of the `examples/` folder: its path is then written with `..` in it.
+/// Whether a program is an example of the `examples/` folder. The packages that own these are elsewhere, so their paths
+/// contain `..`.
 fn is_example(ws: &Workspace, program: &Program) -> bool {
     let folder = ws.join("examples").canonicalize();
     let source = program.source.canonicalize();

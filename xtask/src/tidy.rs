@@ -1,4 +1,5 @@
-//! The invariants of ARCHITECTURE.md that a program can check. Each rule is a function from a tree to its problems.
+//! Checks the invariants of ARCHITECTURE.md that a program can check. Each rule is a function from a tree to its
+//! problems.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,21 +14,21 @@ use crate::workspace::{self, Workspace};
 
 const LICENSE: &str = "MIT OR Apache-2.0";
 const LONGEST_FILE: usize = 400;
-/// Those that build without libtorch, default features off.
+/// Crates that must build without libtorch when default features are off.
 const WITHOUT_LIBTORCH: [&str; 2] = ["launch", "sched"];
-/// What feature crates may depend on; docs/adr/0013 says what joins.
+/// The crates that feature crates may depend on; docs/adr/0013 says what may be added.
 const FOUNDATION: [&str; 3] = ["crates/core", "crates/ffi", "crates/launch"];
 
-/// What stands in for a runtime in tests: C++ and `unsafe`, in no user's program.
+/// Replacements of runtimes such as CUDA in tests: they may contain C++ and `unsafe`, but are in no user's program.
 const TEST_SUPPORT: &str = "testing/";
 
-/// What the rules look at, small enough to write by hand in a test.
+/// The input of the rules, small enough to write by hand in a test.
 #[derive(Default)]
 struct Tree {
     /// Text by path from the root, with `/` between folders.
     files: BTreeMap<String, String>,
     members: Vec<Member>,
-    /// What the crates that have to build without libtorch depend on then, by folder.
+    /// The dependencies of the crates that have to build without libtorch, with default features off, by folder.
     without_libtorch: BTreeMap<String, String>,
 }
 
@@ -39,17 +40,17 @@ struct Member {
     license: Option<String>,
     /// Folders of the workspace's packages that it depends on, for tests and builds too.
     depends_on: Vec<String>,
-    /// The roots of its libraries and programs.
+    /// The root source files of its libraries and programs.
     roots: Vec<String>,
 }
 
 impl Member {
-    /// `amp` for `crates/amp`; None for packages outside `crates/`.
+    /// `amp` for `crates/amp`; `None` for packages outside `crates/`.
     fn crate_folder(&self) -> Option<&str> {
         self.folder.strip_prefix("crates/")
     }
 
-    /// `crates/nn` for its macros, `crates/nn/macros`, which are a package because Rust wants them to be.
+    /// `crates/nn` for its macros in `crates/nn/macros`, which Rust requires to be a package.
     fn owner(&self) -> Option<&str> {
         self.folder.strip_suffix("/macros").filter(|owner| owner.starts_with("crates/"))
     }
@@ -82,7 +83,7 @@ pub fn run(ws: &Workspace) -> Result<ExitCode> {
         eprintln!("{problem}");
     }
     if !problems.is_empty() {
-        bail!("tidy found {} problems; ARCHITECTURE.md says why each rule is there", problems.len());
+        bail!("tidy found {} problems; ARCHITECTURE.md has the reason for each rule", problems.len());
     }
     println!("tidy: {} rules hold over {} files", RULES.len(), tree.files.len());
     Ok(ExitCode::SUCCESS)
@@ -103,7 +104,7 @@ fn load(ws: &Workspace) -> Result<Tree> {
     Ok(tree)
 }
 
-/// Reads the text files below a folder, past what builds and tools leave there.
+/// Reads the text files below a folder, without `target` and hidden folders.
 fn read_files(root: &Path, folder: &str, files: &mut BTreeMap<String, String>) -> Result<()> {
     let path = root.join(folder);
     let entries = fs::read_dir(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -172,8 +173,8 @@ fn every_other_crate_forbids_unsafe(tree: &Tree) -> Vec<String> {
     roots.filter(|root| !forbids(root)).map(|root| format!("{root}: does not say `#![forbid(unsafe_code)]`")).collect()
 }
 
-/// Invariant 2. The facade is where feature crates meet, and a program is nobody's dependency; everything else under
-/// `crates/` sees the contracts only.
+/// Invariant 2. Only the facade, and programs, on which no crate depends, may combine feature crates; all other crates
+/// under `crates/` depend only on the foundation.
 fn feature_crates_stand_alone(tree: &Tree) -> Vec<String> {
     let mut problems = Vec::new();
     let is_feature =
@@ -183,14 +184,14 @@ fn feature_crates_stand_alone(tree: &Tree) -> Vec<String> {
             let is_own = tree.members.iter().any(|it| it.folder == *other && it.owner() == Some(&member.folder));
             if member.owner().is_some() || !(is_own || FOUNDATION.contains(&other.as_str())) {
                 problems.push(format!(
-                    "{}/Cargo.toml: depends on {other}; join them by a trait in crates/core, and show them together in \
-                     the facade's tests or in examples/",
+                    "{}/Cargo.toml: depends on {other}; connect them by a trait in crates/core, and use them together \
+                     in the facade's tests or in examples/",
                     member.folder
                 ));
             }
         }
     }
-    // The facade and programs too: what stands in for a runtime is in no program.
+    // The facade and programs too must not depend on test support.
     for member in tree.members.iter().filter(|member| member.crate_folder().is_some()) {
         for other in member.depends_on.iter().filter(|other| other.starts_with(TEST_SUPPORT)) {
             problems.push(format!(
@@ -212,7 +213,7 @@ fn some_need_no_libtorch(tree: &Tree) -> Vec<String> {
     tree.without_libtorch.iter().filter_map(problem).collect()
 }
 
-/// Invariant 5, as far as a declaration shows it.
+/// Invariant 5, as far as declarations show it.
 fn cpp_entry_points_are_noexcept(tree: &Tree) -> Vec<String> {
     let mut problems = Vec::new();
     for (path, text) in tree.files.iter().filter(|(path, _)| is_cpp(path)) {
@@ -276,7 +277,8 @@ fn files_are_short(tree: &Tree) -> Vec<String> {
     let generated = |text: &str| text.lines().take(3).any(|line| line.contains("@generated"));
     let long = tree.files.iter().filter(|(path, text)| is_code(path) && !generated(text)).filter_map(|(path, text)| {
         let lines = text.lines().count();
-        (lines > LONGEST_FILE).then(|| format!("{path}: {lines} lines; split it by reason, {LONGEST_FILE} at most"))
+        (lines > LONGEST_FILE)
+            .then(|| format!("{path}: {lines} lines, but should have {LONGEST_FILE} at most: split it"))
     });
     long.collect()
 }

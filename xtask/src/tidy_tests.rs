@@ -1,4 +1,4 @@
-//! Each rule of `tidy` on a small tree that breaks it, beside one that does not.
+//! Each rule of `tidy` on a small tree that breaks it and on one that does not.
 
 use super::*;
 
@@ -64,19 +64,19 @@ fn a_feature_crate_that_sees_another_is_named() {
 }
 
 #[test]
-fn macros_are_their_owners_alone() {
+fn only_their_owner_may_depend_on_macros() {
     let macros = || package("crates/nn/macros", "overdrive-nn-macros", &[]);
     let owner = package("crates/nn", "overdrive-nn", &["crates/core", "crates/nn/macros"]);
     assert_eq!(feature_crates_stand_alone(&members([macros(), owner])), [""; 0]);
     assert_eq!(folders_name_packages(&members([macros()])), [""; 0]);
-    let stranger = package("crates/amp", "overdrive-amp", &["crates/nn/macros"]);
-    assert_eq!(feature_crates_stand_alone(&members([macros(), stranger])).len(), 1);
-    let curious = package("crates/nn/macros", "overdrive-nn-macros", &["crates/core"]);
-    assert_eq!(feature_crates_stand_alone(&members([curious])).len(), 1);
+    let other_crate = package("crates/amp", "overdrive-amp", &["crates/nn/macros"]);
+    assert_eq!(feature_crates_stand_alone(&members([macros(), other_crate])).len(), 1);
+    let with_dependency = package("crates/nn/macros", "overdrive-nn-macros", &["crates/core"]);
+    assert_eq!(feature_crates_stand_alone(&members([with_dependency])).len(), 1);
 }
 
 #[test]
-fn what_stands_in_for_a_runtime_is_in_no_program() {
+fn test_support_is_in_no_program() {
     let mut tree = files(&[("testing/cuda/a.cpp", ""), ("testing/cuda/src/lib.rs", "unsafe { f() }")]);
     tree.members = vec![package("testing/cuda", "overdrive-testing-cuda", &[])];
     assert_eq!(unsafe_and_cpp_stay_in_ffi(&tree), [""; 0]);
@@ -88,7 +88,7 @@ fn what_stands_in_for_a_runtime_is_in_no_program() {
 }
 
 #[test]
-fn who_builds_without_libtorch_may_not_reach_it() {
+fn crates_that_build_without_libtorch_must_not_depend_on_it() {
     let with = |text: &str| Tree { without_libtorch: [("sched".into(), text.into())].into(), ..Tree::default() };
     assert_eq!(some_need_no_libtorch(&Tree::default()), [""; 0]);
     assert_eq!(some_need_no_libtorch(&with("overdrive-sched v0.1.0\nserde v1.0.0\n")), [""; 0]);
@@ -111,7 +111,7 @@ fn a_package_is_named_after_its_folder() {
 }
 
 #[test]
-fn licences_and_lints_are_missed() {
+fn missing_licences_and_lints_are_named() {
     let mut tree = files(&[
         ("LICENSE-MIT", ""),
         ("crates/amp/Cargo.toml", "[package]\n\n[lints]\nworkspace = true\n"),
@@ -129,7 +129,7 @@ fn a_long_file_is_named_unless_generated() {
     let long = "// a line\n".repeat(LONGEST_FILE + 1);
     let generated = format!("// @generated\n{long}");
     let tree = files(&[("a.rs", &long), ("b.rs", &generated), ("c.md", &long), ("d.rs", &long[10..])]);
-    assert_eq!(files_are_short(&tree), ["a.rs: 401 lines; split it by reason, 400 at most"]);
+    assert_eq!(files_are_short(&tree), ["a.rs: 401 lines, but should have 400 at most: split it"]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Counts what test binaries report.
+//! Counts the results that test programs print.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -7,7 +7,7 @@ use std::ops::AddAssign;
 pub struct Totals {
     pub passed: u64,
     pub failed: u64,
-    /// What libtest calls ignored: a test that needs a GPU, on a machine without one.
+    /// Tests that libtest calls ignored, for example because they need a GPU.
     pub skipped: u64,
 }
 
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn result_lines_add_up_and_others_count_for_nothing() {
+    fn result_lines_add_up_and_other_lines_are_ignored() {
         let output = "running 4 tests\n\
                       test passed ... ok\n\
                       test result: FAILED. 3 passed; 1 failed; 2 ignored; 0 measured; 5 filtered out\n\

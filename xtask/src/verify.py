@@ -1,5 +1,5 @@
-# Checks the environment that pip made: every file that the packages list is there in full, and the packages import.
-# An interrupted pip leaves files behind that look installed; their sizes tell.
+# Checks the environment that pip made: every file in the packages' lists exists with the right size, and the packages
+# import. An interrupted pip leaves files that look installed but have the wrong size.
 import importlib.metadata
 import sys
 
@@ -16,7 +16,7 @@ for package in importlib.metadata.distributions():
         if not whole and file.suffix != ".pyc":
             bad.append(str(file))
 if bad:
-    sys.exit(f"{len(bad)} files missing or cut short, {bad[0]} first")
+    sys.exit(f"{len(bad)} files missing or incomplete, {bad[0]} first")
 
 try:
     import expecttest, numpy, PIL, torch, torchvision  # noqa: E401, F401

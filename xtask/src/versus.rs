@@ -1,4 +1,4 @@
-//! Speed and memory beside PyTorch and other peers, interleaved in one run.
+//! Compares speed and memory with PyTorch and other peers, interleaved in one run.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -10,16 +10,16 @@ use overdrive_bench_report::{records, write_atomically};
 use crate::workspace::{self, Workspace};
 use crate::{python, setup};
 
-/// A newer Rust than the workspace needs; with an older one, that peer is missing.
+/// The Rust version that this peer needs, newer than the workspace's; with an older one, the peer is left out.
 const DATALOADER_RS_NEEDS: (u32, u32) = (1, 95);
 
-/// Measure one case beside PyTorch and other peers, interleaved in one run
+/// Measure one case against PyTorch and other peers, interleaved in one run
 ///
-/// Prints medians of ratios, and writes them with `--json PATH`. A peer that is not installed is named as missing. A
-/// missed target is reported, and is not a failure.
+/// Prints medians of ratios, and writes them with `--json PATH`. A peer that is not installed is reported as missing. A
+/// missed target is reported, but is not a failure.
 #[derive(Args)]
 pub struct Options {
-    /// A feature of the benches to build with, before the case: `libjpeg-turbo`
+    /// Build the benches with this feature, such as `libjpeg-turbo`; goes before the case
     #[arg(long, value_name = "FEATURE")]
     features: Vec<String>,
     /// Measure nothing: make one page of all comparisons in `benches/record`, `target/versus.html`
@@ -39,7 +39,7 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
     }
     let libtorch = setup::quietly(ws)?;
     if options.args.first().is_some_and(|case| case == "ddp") {
-        // The launcher that it measures lies beside it.
+        // This case measures the launcher, which has to be built next to it.
         let built = workspace::status(&mut ws.cargo_here(["build", "--release", "--package", "overdrive-launch"]))?;
         if !built.success() {
             return Ok(workspace::exit_code(built));

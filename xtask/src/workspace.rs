@@ -1,4 +1,4 @@
-//! Where the workspace is, and child processes that see the environment a plain `cargo` sees.
+//! The workspace's folder, and child processes with the environment that plain `cargo` has.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -30,21 +30,21 @@ impl Workspace {
         &self.root
     }
 
-    /// Where `.cargo/config.toml` points LIBTORCH, unless the user has set it.
+    /// The value that `.cargo/config.toml` gives LIBTORCH, unless the user has set it.
     pub fn default_libtorch(&self) -> PathBuf {
         self.join(".libtorch/torch")
     }
 
-    /// The LIBTORCH that the user has set. Cargo sets it too, from `[env]`, before it runs xtask: that one counts for
-    /// nothing.
+    /// The LIBTORCH that the user has set. Cargo sets it too before it runs xtask, from `[env]`: that value does not
+    /// count.
     pub fn user_libtorch(&self) -> Option<PathBuf> {
         let value = PathBuf::from(env::var_os("LIBTORCH").filter(|value| !value.is_empty())?);
         (value != self.default_libtorch()).then_some(value)
     }
 
-    /// A child process in the workspace's root, with what cargo and its runner added for xtask taken back. A nested
-    /// cargo that sees another LIBTORCH than plain `cargo build` does rebuilds torch-sys; a python3 that sees the
-    /// loader path of another libtorch loads the wrong one.
+    /// A child process in the workspace's root, without the variables that cargo and its runner added for xtask. With
+    /// another LIBTORCH than plain `cargo build` has, a nested cargo would rebuild torch-sys; with the loader path of
+    /// another libtorch, python3 would load the wrong one.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.root);
@@ -68,7 +68,7 @@ impl Workspace {
         command
     }
 
-    /// The same in the folder where the user stands, for programs that take paths from them.
+    /// The same in the user's current folder, for programs that take paths from the user.
     pub fn cargo_here<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(&self, args: I) -> Command {
         let mut command = self.cargo(args);
         if let Ok(here) = env::current_dir() {
@@ -78,7 +78,7 @@ impl Workspace {
     }
 }
 
-/// A path list without one entry; None when nothing is left.
+/// A path list without one entry; `None` when nothing is left.
 fn without_entry(list: &OsStr, entry: &Path) -> Option<OsString> {
     let rest: Vec<_> = env::split_paths(list).filter(|path| path != entry).collect();
     env::join_paths(rest).ok().filter(|list| !list.is_empty())
@@ -91,12 +91,12 @@ fn shown(command: &Command) -> String {
     words.join(" ")
 }
 
-/// Runs a command to its end, with its output shown.
+/// Runs a command to its end, and shows its output.
 pub fn status(command: &mut Command) -> Result<ExitStatus> {
     command.status().with_context(|| format!("cannot start `{}`", shown(command)))
 }
 
-/// Whether a command is there and succeeds, its output thrown away.
+/// Whether a command exists and succeeds; its output is discarded.
 pub fn runs(command: &mut Command) -> bool {
     let silent = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     silent.status().is_ok_and(|status| status.success())
@@ -121,13 +121,13 @@ pub fn capture(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Runs a command, shows what it prints as it comes, errors too, and hands each line to `see`.
+/// Runs a command, shows its output and errors as they arrive, and passes each line to `see`.
 pub fn tee(command: &mut Command, mut see: impl FnMut(&str)) -> Result<ExitStatus> {
     let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
     // One pipe for both keeps the order of the lines.
     command.stdout(writer.try_clone().context("cannot copy a pipe's end")?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("cannot start `{}`", shown(command)))?;
-    // The ends that are left here would keep the pipe open.
+    // Replaces our copies of the pipe's writing end, which would keep the pipe open.
     command.stdout(Stdio::inherit()).stderr(Stdio::inherit());
     for line in BufReader::new(reader).split(b'\n') {
         let line = line.context("cannot read a child's output")?;
@@ -138,7 +138,7 @@ pub fn tee(command: &mut Command, mut see: impl FnMut(&str)) -> Result<ExitStatu
     child.wait().with_context(|| format!("cannot wait for `{}`", shown(command)))
 }
 
-/// A child's verdict as ours: the child has said what went wrong.
+/// The child's exit code as ours: the child has already reported what went wrong.
 pub fn exit_code(status: ExitStatus) -> ExitCode {
     match status.code() {
         Some(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_runner_s_entry_leaves_the_loader_path_and_the_user_s_own_stays() {
+    fn the_runner_s_entry_is_removed_from_the_loader_path_and_the_user_s_stays() {
         let entry = Path::new("/w/.libtorch/torch/lib");
         assert_eq!(without_entry(OsStr::new("/w/.libtorch/torch/lib:/opt/lib"), entry), Some("/opt/lib".into()));
         assert_eq!(without_entry(OsStr::new("/w/.libtorch/torch/lib"), entry), None);

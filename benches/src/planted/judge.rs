@@ -46,7 +46,9 @@ pub fn timeless(run: &RunProfile) -> BTreeSet<String> {
     steps("profiled".to_owned(), Some(profiled.steps));
     lines.extend(profiled.scopes.iter().map(|scope| format!("scope {}", scope.name)));
     for op in profiled.ops.iter().filter(|op| op.name.starts_with("aten::")) {
-        lines.insert(format!("{} in {} {}: {} calls", op.name, op.phase, op.scope.as_deref().unwrap_or("-"), op.calls));
+        let scope = op.scope.as_deref().unwrap_or("-");
+        // A sum of shares of a step, which is whole but for rounding.
+        lines.insert(format!("{} in {} {scope}: {:.3} calls", op.name, op.phase, op.calls));
     }
     lines
 }

@@ -13,40 +13,41 @@ use crate::windows::Windows;
 static FOREACH_MUL: LazyOp = LazyOp::new("aten::_foreach_mul_", "Scalar");
 static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
 
-/// Why accumulation refused or failed. The gradients of an open window are worth nothing then: zero them and call
+/// Why accumulation refused or failed. The gradients of an open window are then unusable: zero them and call
 /// [`Accumulator::abandon`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AccumError {
-    /// A window of no micro-batches.
-    #[error("a window has {found} micro-batches, but should have at least 1")]
+    /// A window of 0 micro-batches.
+    #[error("a window of {found} micro-batches was asked for, but it should have at least 1")]
     Steps {
-        /// What was given.
+        /// The number given.
         found: usize,
     },
-    /// A micro-batch of less than no samples.
+    /// A negative count of samples or tokens.
     #[error("a micro-batch counts {found} samples or tokens, but should count at least 0")]
     Count {
-        /// What was given.
+        /// The number given.
         found: i64,
     },
     /// Samples in one micro-batch, tokens in another.
     #[error(
-        "this micro-batch counts {found}, but those before counted {expected}: the loss has to be the mean over one"
+        "this micro-batch counts {found}, but earlier ones counted {expected}: count the same unit for every \
+         micro-batch"
     )]
     Unit {
-        /// What was counted before.
+        /// The unit of earlier micro-batches.
         expected: &'static str,
-        /// What is counted now.
+        /// The unit of this one.
         found: &'static str,
     },
     /// `GradScaler::unscale_` in an open window.
     #[error(
-        "the gradients of the open window have been unscaled, and this pass would add scaled ones: call `unscale_` when the \
-         window has closed"
+        "the gradients of the open window have been unscaled, and this pass would add scaled ones: call `unscale_` \
+         after the window has closed"
     )]
     Unscaled,
-    /// A loss that holds nothing.
+    /// The loss is an undefined tensor.
     #[error("the loss is an undefined tensor, but should be the mean over the micro-batch: one number")]
     UndefinedLoss,
     /// A loss that is not one number.
@@ -55,10 +56,10 @@ pub enum AccumError {
         /// The loss's shape.
         shape: Vec<i64>,
     },
-    /// An optimizer that cannot be accumulated for.
+    /// An optimizer that does not work with accumulation.
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),
-    /// Ranks could not agree.
+    /// Communication between ranks failed.
     #[error(transparent)]
     Sync(#[from] SyncError),
     /// libtorch failed.
@@ -72,34 +73,35 @@ impl From<tch::TchError> for AccumError {
     }
 }
 
-/// Accumulates the gradients of several micro-batches into that of one large batch.
+/// Accumulates the gradients of several micro-batches into the gradient of one large batch.
 ///
-/// With `n_i` samples and mean loss `L_i`, a window's gradient is that of `sum(n_i * L_i) / sum(n_i)`, the sums over all
-/// ranks. Each backward pass runs on `L_i * n_i / reference`, where the reference is the largest window's total so far
-/// (for the first: what a full window of the first micro-batch's kind would hold), so that float16 activations' gradients
-/// stay in the range of the large batch's; when the window closes, the gradients are multiplied by `reference / total`,
-/// once, and not at all where that is 1. Clip and step behind that.
+/// With `n_i` samples and mean loss `L_i`, a window's gradient is that of `sum(n_i * L_i) / sum(n_i)`, the sums over
+/// all ranks. Each backward pass runs on `L_i * n_i / reference`, where the reference is the largest window's total so
+/// far (for the first window: the first micro-batch's count times the window's length), so that float16 activations'
+/// gradients stay in the range of the large batch's. When the window closes, the gradients are multiplied once by
+/// `reference / total`, unless that is 1. Clip and step after that.
 ///
 /// # Source
-/// The large batch itself. PyTorch has no counterpart; its recipes divide by a fixed count.
+/// Defined by the large batch. PyTorch has no counterpart; its recipes divide by a fixed number of micro-batches.
 #[derive(Debug)]
 pub struct Accumulator<S: GradientSync = SingleProcess> {
     steps: usize,
     sync: S,
-    /// What counts are divided by, the same on all ranks; none until a rank has counted something.
+    /// The divisor of counts, the same on all ranks; none while every rank has counted 0.
     reference: Option<f64>,
-    /// What is counted.
+    /// Samples or tokens; none before the first micro-batch.
     unit: Option<Unit>,
     /// None when no window is open.
     window: Option<Window>,
 }
 
-/// What is known of an open window.
+/// The state of an open window.
 #[derive(Clone, Copy, Debug)]
 struct Window {
-    /// On this rank so far.
+    /// The samples or tokens counted on this rank so far.
     counted: i64,
-    /// How often gradients had been unscaled when it opened: those before a SAM's ascent, which are gone.
+    /// The number of `UNSCALED` marks when the window opened: older ones belong to gradients that are gone (SAM's
+    /// first).
     unscaled: u64,
 }
 
@@ -117,8 +119,9 @@ impl Accumulator {
 }
 
 impl<S: GradientSync> Accumulator<S> {
-    /// The same over ranks. `sync` is what averages the gradients, a `DistributedDataParallel` say, which is held back until
-    /// a window's last backward pass; beside an optimizer that averages in its step (`OneBitAdam`), its process group.
+    /// The same over ranks. `sync` averages the gradients: a `DistributedDataParallel`, say, whose synchronisation is
+    /// held back until a window's last backward pass. With an optimizer that averages in its step (`OneBitAdam`), pass
+    /// its process group.
     pub fn with_sync<T: GradientSync>(self, sync: T) -> Accumulator<T> {
         Accumulator { steps: self.steps, sync, reference: None, unit: None, window: None }
     }
@@ -128,28 +131,30 @@ impl<S: GradientSync> Accumulator<S> {
         Windows::new(batches.into_iter(), self.steps)
     }
 
-    /// Runs backward on a micro-batch's mean loss, weighted by the samples or tokens that it is over.
+    /// Runs backward on a micro-batch's mean loss, weighted by the samples or tokens it averages over.
     ///
-    /// `closes` says that the window ends here; the gradients of the parameters that `opt` has by then, those of groups
-    /// that were added meanwhile among them, are those of the large batch. Give the loss as `GradScaler::scale` returns it
-    /// when there is a scaler. A micro-batch that counts nothing (every token masked, and so a loss of NaN) adds nothing.
+    /// `closes` means that the window ends here: after it, the gradients of all of `opt`'s parameters, including groups
+    /// added since the window opened, are those of the large batch. With a `GradScaler`, pass the loss that
+    /// `GradScaler::scale` returns. A micro-batch that counts 0 (every token masked, and so a loss of NaN) adds
+    /// nothing.
     ///
-    /// Returns the window's total over all ranks when it closes. After a total of 0 there is nothing to step with.
+    /// Returns the window's total over all ranks when it closes. If that is 0, there are no gradients to step with.
     ///
     /// # Shapes
     /// `loss`: one number.
     ///
     /// # Errors
-    /// When the count is negative or of another unit than before, the loss is not one number, or backward or the ranks fail.
-    /// When the optimizer steps during the backward pass and no `DistributedDataParallel` holds that back, averages over
-    /// ranks otherwise than `sync`, or has a parameter that `sync` does not average.
+    /// When the count is negative or of another unit than before, the loss is not one number, the open window's
+    /// gradients have been unscaled, or backward or a rank fails. When the optimizer steps during the backward pass and
+    /// no `DistributedDataParallel` holds that back, when it and `sync` do not agree on who averages over ranks, or
+    /// when it has a parameter that `sync` does not average.
     ///
     /// # Panics
-    /// Goes on with a panic of DDP's communication hook.
+    /// Resumes a panic of DDP's communication hook.
     ///
     /// # Syncs
-    /// Not with the device. Over ranks, waits for all of them when a window closes, and in the first window at each
-    /// micro-batch until one counts anything.
+    /// Not with the device. Waits for all ranks when a window closes, and in the first window at each micro-batch until
+    /// one counts more than 0.
     pub fn backward<O: Optimizer + ?Sized>(
         &mut self,
         opt: &O,
@@ -179,7 +184,8 @@ impl<S: GradientSync> Accumulator<S> {
         {
             return Err(AccumError::Unscaled);
         }
-        // Once a window is enough, but for what would be stepped before it closes.
+        // Checking once per window is enough, unless the optimizer steps in the backward pass, before the window
+        // closes.
         if closes || steps_in_backward {
             self.check_parameters(opt)?;
         }
@@ -189,7 +195,8 @@ impl<S: GradientSync> Accumulator<S> {
         let counted = self.window.map_or(0, |window| window.counted).saturating_add(count);
         let mut total = None;
         if closes && steps_in_backward {
-            // Nothing can be multiplied behind the pass that steps: what has added up and what comes are, before it.
+            // This pass itself steps, so gradients cannot be multiplied after it: multiply those accumulated so far,
+            // and this pass's weight, before it.
             let (window, factor) = self.total(counted, reference)?;
             multiply(opt, factor)?;
             weight *= factor;
@@ -198,14 +205,14 @@ impl<S: GradientSync> Accumulator<S> {
         if self.window.is_none() || closes {
             self.sync.hold_back(!closes)?;
         }
-        // Open from here on, so that `abandon` resumes synchronisation even if this very backward fails.
+        // Open from here on, so that `abandon` resumes synchronisation even if this backward pass fails.
         let unscaled = self.window.map_or_else(|| UNSCALED.made(), |window| window.unscaled);
         self.window = Some(Window { counted, unscaled });
         if count > 0 {
             self.sync.backward(&weighted(loss, weight)?).map_err(of_backward)?;
         } else if closes && total != Some(0.0) {
-            // The other ranks wait for this one's gradients, even when they are all zero. Not by way of the loss: its mean
-            // over no samples has NaN for a gradient.
+            // The other ranks wait for this one's gradients, even when they are all zero. They cannot be made by
+            // backward: the loss is a mean over no samples, whose gradient is NaN.
             self.sync.close_with_nothing()?;
         }
         if !closes {
@@ -220,7 +227,7 @@ impl<S: GradientSync> Accumulator<S> {
         Ok(total)
     }
 
-    /// Forgets an open window, after an error say. The gradients are the caller's to zero.
+    /// Forgets an open window, after an error say. The caller zeroes the gradients.
     ///
     /// # Errors
     /// When synchronisation cannot be resumed.
@@ -231,11 +238,11 @@ impl<S: GradientSync> Accumulator<S> {
         Ok(())
     }
 
-    /// For the first window, agreed on by all ranks: a full window's count if all micro-batches were like the first that
-    /// counts anything, averaged over ranks.
+    /// The divisor of counts. All ranks agree on the first one: the average over ranks of the first nonzero count times
+    /// the window's length.
     ///
-    /// Ranks may have unequally many micro-batches: one that closes without having counted answers the others, until one of
-    /// them has counted or all close.
+    /// Ranks may have different numbers of micro-batches: a rank that closes while all counts are 0 keeps answering the
+    /// others' sums until one of them counts more than 0 or all close.
     fn reference(&mut self, count: i64, closes: bool) -> Result<f64, AccumError> {
         while self.reference.is_none() {
             let over_ranks = self.sync.sum(count as f64 * self.steps as f64)?;
@@ -248,33 +255,35 @@ impl<S: GradientSync> Accumulator<S> {
                 break;
             }
         }
-        // Without any count nothing is divided by it.
+        // When all counts are 0, the value does not matter.
         Ok(self.reference.unwrap_or(1.0))
     }
 
-    /// What the window has counted on all ranks, and what makes its gradients those of the large batch.
+    /// The window's count over all ranks, and the factor that makes its gradients those of the large batch.
     fn total(&mut self, counted: i64, reference: f64) -> Result<(f64, f64), AccumError> {
         let total = self.sync.sum(counted as f64)?;
-        // Backward averages over ranks where the large batch sums.
+        // Ranks average their gradients; the large batch's gradient is their sum.
         let ranks = self.sync.world_size() as f64;
-        // A short window at the end of an epoch must not make the next full one's gradients larger than they ever were.
+        // A short window at the end of an epoch must not lower the reference: the next full window's gradients would be
+        // larger than the first's.
         self.reference = self.reference.map(|reference| reference.max(total / ranks));
         Ok((total, if total > 0.0 { ranks * reference / total } else { 1.0 }))
     }
 
-    /// An error for a parameter whose gradient is averaged over ranks otherwise than `sync` knows.
+    /// Refuses a parameter that `sync` should average but does not, or that a DDP averages without `sync`.
     fn check_parameters<O: Optimizer + ?Sized>(&self, opt: &O) -> Result<(), OptimizerError> {
-        let is_alone = |param: &Tensor| param.requires_grad() && !self.sync.averages(param) && !IGNORED.contains(param);
+        let is_left_out =
+            |param: &Tensor| param.requires_grad() && !self.sync.averages(param) && !IGNORED.contains(param);
         let (found, reason) = match self.sync.averaged_by() {
             AveragedBy::Backward => (
-                opt.params().iter().position(is_alone),
-                "its gradient is not averaged over the ranks, so that each would train its own: make the \
-                 `DistributedDataParallel` anew, with this parameter, or tell it to `ignore` that",
+                opt.params().iter().position(is_left_out),
+                "its gradient is not averaged over the ranks, so each rank would train its own copy: rebuild the \
+                 `DistributedDataParallel` with this parameter, or name the parameter in `ignore`",
             ),
             AveragedBy::Nobody => (
                 AVERAGED.position(&opt.params()),
-                "a `DistributedDataParallel` averages its gradient, and so the window's counts have to be added over the \
-                 ranks: say `with_sync(&ddp)`",
+                "a `DistributedDataParallel` averages its gradient, so the window's counts must be summed over the \
+                 ranks too: call `with_sync(&ddp)`",
             ),
             _ => return Ok(()),
         };
@@ -285,23 +294,23 @@ impl<S: GradientSync> Accumulator<S> {
     }
 }
 
-/// An error for an optimizer that would step or average at the wrong time.
+/// Refuses an optimizer that would step or average at the wrong time.
 fn check_fit(behavior: Behavior, averaged_by: AveragedBy) -> Result<(), OptimizerError> {
     let refuse = |reason| Err(OptimizerError::DoesNotFit { part: "Accumulator", reason });
     if behavior.steps_in_backward && averaged_by != AveragedBy::Backward {
         return refuse(
-            "it steps at each backward pass, before the window closes, unless a `DistributedDataParallel` holds that back; \
-             build it with `build`",
+            "it steps at each backward pass, before the window closes, unless a `DistributedDataParallel` holds the \
+             step back; build it with `build`",
         );
     }
     match averaged_by {
         AveragedBy::Nobody if behavior.communicates => refuse(
-            "it averages over ranks in its steps, and so the window's counts have to be added over them: say \
+            "it averages over ranks in its steps, so the window's counts must be summed over the ranks too: call \
              `with_sync(&group)`",
         ),
         AveragedBy::Optimizer if !behavior.communicates => refuse(
-            "it does not average over ranks, so that each would train alone: wrap the model in a \
-             `DistributedDataParallel`, and say `with_sync(&ddp)`",
+            "it does not average over ranks, so each rank would train on its own: wrap the model in a \
+             `DistributedDataParallel`, and call `with_sync(&ddp)`",
         ),
         _ => Ok(()),
     }
@@ -319,12 +328,13 @@ fn multiply<O: Optimizer + ?Sized>(opt: &O, factor: f64) -> Result<(), TorchErro
     Ok(())
 }
 
-/// The entry `reference`, where a window has been closed: with it a resumed run rounds as an unbroken one. Save between
-/// windows; within one there is nothing to save ([`StateError::NotSaved`]), because its gradients would be lost.
+/// The entry `reference`, once a window has counted more than 0: with it, a resumed run rounds like an uninterrupted
+/// one. Save between windows; inside an open one it is an error ([`StateError::NotSaved`]), because the window's
+/// gradients would be lost.
 impl<S: GradientSync> Stateful for Accumulator<S> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         if self.window.is_some() {
-            let reason = "a window is open, whose gradients would be lost: save when it has closed";
+            let reason = "a window is open, whose gradients would be lost: save after it has closed";
             return Err(StateError::NotSaved { reason });
         }
         let mut state = StateDict::new();
@@ -353,7 +363,7 @@ impl<S: GradientSync> Stateful for Accumulator<S> {
     }
 }
 
-/// Backward's own failures are not between ranks.
+/// A failure of backward itself is [`AccumError::Torch`], not a failure between ranks.
 fn of_backward(error: SyncError) -> AccumError {
     match error.0.downcast::<TorchError>() {
         Ok(own) => AccumError::Torch(*own),

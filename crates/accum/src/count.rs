@@ -1,11 +1,11 @@
-//! What a mean loss is over.
+//! The number of samples or tokens that a mean loss averages over.
 
-/// How much a micro-batch's mean loss is the mean over.
+/// The number of samples or tokens that a micro-batch's mean loss averages over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// The mean over so many samples: `inputs.size()[0]`.
+    /// The loss is the mean over this many samples: `inputs.size()[0]`.
     Samples(i64),
-    /// The mean over so many tokens, those that are padded or masked left out.
+    /// The loss is the mean over this many tokens, not counting padded and masked ones.
     Tokens(i64),
 }
 

@@ -1,8 +1,8 @@
 //! Gradient accumulation that equals the large batch, however uneven the micro-batches are.
 //!
-//! A mean loss over each micro-batch and a fixed `1/k` weight every sample of a small micro-batch too heavily. Here each
-//! loss is weighted by the samples (or tokens) behind it, and what the window really held decides the divisor, over
-//! all ranks too.
+//! A mean loss over each micro-batch and a fixed `1/k` weight every sample of a small micro-batch too heavily. Here
+//! each loss is weighted by the samples (or tokens) it averages over, and the divisor is the window's actual total,
+//! summed over all ranks.
 //!
 //! ```
 //! use overdrive_accum::{Accumulator, Samples};

@@ -7,18 +7,18 @@ use overdrive_core::{HeldBatches, take_ahead};
 pub struct MicroBatch<B> {
     /// The batch.
     pub batch: B,
-    /// Whether the window ends with it, because it is full or because the stream ends: backward, then step.
+    /// Whether the window ends with this batch, because it is full or because the stream ends: step after its backward.
     pub closes: bool,
 }
 
 /// Batches, each with whether it closes its window. Made by [`Accumulator::windows`](crate::Accumulator::windows).
 ///
-/// Within a window it takes the next batch from the stream before it hands one out, because data-parallel training has to
-/// know that a backward pass is the window's last before it starts. The loader is told, and counts the batch as trained on
-/// when it is handed out. Behind a full window nothing is taken ahead.
+/// Within a window it takes the next batch from the stream before it hands one out, because data-parallel training has
+/// to know, before a backward pass starts, whether it is the window's last. The loader counts a batch taken ahead as
+/// trained on only when it is handed out. After a full window no batch is taken ahead.
 pub struct Windows<I: Iterator> {
     batches: I,
-    /// What was taken before its turn; the inner one is none at the end.
+    /// The batch that was taken ahead; the inner `Option` is none at the end of the stream.
     ahead: Option<(Option<I::Item>, HeldBatches)>,
     steps: usize,
     taken: usize,

@@ -5,12 +5,12 @@ use tch::{Cuda, Device, Kind};
 
 use crate::error::AmpError;
 
-/// Runs `body` with matrix products and convolutions on `device` cast to `kind`, and what needs float32 kept there.
+/// Runs `body` with matrix products and convolutions on `device` cast to `kind`; operators that need float32 keep it.
 ///
-/// The state before is restored when `body` returns or panics. Run backward outside of the region, as in PyTorch.
+/// The previous state is restored when `body` returns or panics. Run backward outside of the region, as in PyTorch.
 ///
 /// # Errors
-/// When `kind` is neither `Half` nor `BFloat16`, or the device is missing or has no autocast; `body` is not run then.
+/// When `kind` is neither `Half` nor `BFloat16`, or the device is missing or has no autocast; `body` does not run then.
 ///
 /// # Syncs
 /// No.
@@ -65,19 +65,20 @@ impl Autocast {
         Self { device, kind: None, enabled: true, cache_enabled: None }
     }
 
-    /// What operators are cast to: `Half` or `BFloat16`.
+    /// The dtype that operators are cast to: `Half` or `BFloat16`.
     pub fn kind(mut self, kind: Kind) -> Self {
         self.kind = Some(kind);
         self
     }
 
-    /// False makes a region without autocast inside one that has it.
+    /// False switches autocast off for this region, inside an enabled one.
     pub fn enabled(mut self, enabled: bool) -> Self {
         self.enabled = enabled;
         self
     }
 
-    /// Whether a weight's casted copy is kept until the outermost region ends; as outside when not said.
+    /// Whether a weight's cast copy is kept until the outermost region ends; defaults to the surrounding region's
+    /// setting.
     pub fn cache_enabled(mut self, cache_enabled: bool) -> Self {
         self.cache_enabled = Some(cache_enabled);
         self
@@ -86,7 +87,7 @@ impl Autocast {
     /// Enters the region; it ends when the guard is dropped.
     ///
     /// # Errors
-    /// Those of [`autocast`]; nothing has changed then. A disabled region takes any dtype.
+    /// Those of [`autocast`]; the state is unchanged then. A disabled region takes any dtype.
     ///
     /// # Syncs
     /// No.
@@ -102,7 +103,7 @@ impl Autocast {
             check_exists(self.device)?;
             check_kind(wanted.kind)?;
         }
-        // What a disabled region would cast to matters to nobody, so a dtype that autocast does not know is let be.
+        // A disabled region casts nothing, so a dtype that autocast does not support is ignored rather than refused.
         let kind = if check_kind(wanted.kind).is_ok() { wanted.kind } else { outside.kind };
         Ok(AutocastGuard { _region: Region::enter(self.device, State { kind, ..wanted })? })
     }
@@ -110,14 +111,14 @@ impl Autocast {
     /// Runs `body` within the region.
     ///
     /// # Errors
-    /// Those of [`enter`](Self::enter); `body` is not run then.
+    /// Those of [`enter`](Self::enter); `body` does not run then.
     pub fn run<T>(self, body: impl FnOnce() -> T) -> Result<T, AmpError> {
         let _guard = self.enter()?;
         Ok(body())
     }
 }
 
-/// An autocast region that ends when this is dropped, panics included. It belongs to its thread.
+/// An autocast region that ends when this guard is dropped, also by a panic. It cannot move to another thread.
 ///
 /// ```compile_fail
 /// let guard = overdrive_amp::AutocastGuard::new(tch::Device::Cpu, tch::Kind::BFloat16).unwrap();

@@ -1,4 +1,4 @@
-//! Why mixed precision refused or failed.
+//! The errors of mixed precision.
 
 use overdrive_core::{OptimizerError, StateError, TorchError};
 use tch::{Device, Kind};
@@ -8,13 +8,13 @@ use tch::{Device, Kind};
 #[non_exhaustive]
 pub enum AmpError {
     /// libtorch has no autocast for this device.
-    #[error("autocast does not know {device:?}: it works on Cpu, Cuda and Mps")]
+    #[error("autocast does not support {device:?}: it works on Cpu, Cuda and Mps")]
     UnsupportedDevice {
         /// The device asked for.
         device: Device,
     },
     /// This machine, or this build of libtorch, lacks the device.
-    #[error("{device:?} is not there: libtorch sees {count} CUDA devices on this machine")]
+    #[error("{device:?} is missing: libtorch sees {count} CUDA devices on this machine")]
     MissingDevice {
         /// The device asked for.
         device: Device,
@@ -22,7 +22,7 @@ pub enum AmpError {
         count: i64,
     },
     /// Autocast casts only to the two 16-bit floats.
-    #[error("autocast to {kind:?} is not possible: it should be Half or BFloat16")]
+    #[error("autocast to {kind:?} is not possible: the dtype should be Half or BFloat16")]
     UnsupportedKind {
         /// The dtype asked for.
         kind: Kind,
@@ -32,13 +32,13 @@ pub enum AmpError {
     InvalidOption {
         /// The option's name.
         option: &'static str,
-        /// What was given.
+        /// The value given.
         found: f64,
-        /// What would be right.
+        /// The values allowed.
         expected: &'static str,
     },
-    /// `scale` on a tensor that holds nothing.
-    #[error("scale was given an undefined tensor: give it the loss")]
+    /// `scale` on an undefined tensor.
+    #[error("scale got an undefined tensor: pass it the loss")]
     UndefinedOutput,
     /// The scaler was used before `scale`.
     #[error("{call} came before scale: scale the loss and run backward on the result first")]
@@ -49,31 +49,31 @@ pub enum AmpError {
     /// `unscale_` twice on one optimizer within a step.
     #[error("unscale_ was already called on this optimizer since the last update: call it once a step")]
     AlreadyUnscaled,
-    /// `unscale_` behind `step`.
+    /// `unscale_` after `step`.
     #[error("unscale_ came after step: call it before, or not at all")]
     UnscaledAfterStep,
     /// A parameter group was added between `unscale_` and `step`.
     #[error(
-        "the optimizer got a parameter group behind unscale_, whose gradients are still scaled: add it behind step, or before \
-         unscale_"
+        "the optimizer got a parameter group after unscale_, whose gradients are still scaled: add it after step, or \
+         before unscale_"
     )]
     AddedAfterUnscale,
     /// `step` twice on one optimizer.
     #[error("step was already called on this optimizer since the last update: call update once all have stepped")]
     AlreadyStepped,
-    /// No gradient was looked at.
+    /// No parameter had a gradient.
     #[error("{call} found no gradients: run backward on the scaled loss first")]
     NoGradients {
         /// The call that found nothing.
         call: &'static str,
     },
-    /// Gradients in float16 cannot be unscaled without loss.
+    /// Float16 gradients lose bits when they are unscaled.
     #[error(
-        "parameter {parameter} has a float16 gradient, which cannot be unscaled: keep the parameters in float32 and let \
-         autocast do the casting"
+        "parameter {parameter} has a float16 gradient, which cannot be unscaled: keep the parameters in float32 and \
+         let autocast do the casting"
     )]
     HalfGradient {
-        /// Its name, or its place in the optimizer.
+        /// The parameter's name, or its index in the optimizer.
         parameter: String,
     },
     /// The saved state of a disabled scaler.
@@ -82,7 +82,7 @@ pub enum AmpError {
     /// The optimizer failed.
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),
-    /// A saved state does not fit.
+    /// A saved state that does not fit this scaler.
     #[error(transparent)]
     State(#[from] StateError),
     /// libtorch failed.

@@ -1,4 +1,4 @@
-//! Keeps small float16 gradients from vanishing, by a scale that adapts to the run.
+//! Keeps small float16 gradients from underflowing to zero, by a loss scale that adapts to the run.
 
 mod asked;
 mod state;
@@ -15,11 +15,11 @@ use crate::unscale::{Half, to_device, unscale};
 static UPDATE_SCALE: LazyOp = LazyOp::new("aten::_amp_update_scale_", "");
 static COPY: LazyOp = LazyOp::new("aten::copy_", "");
 
-/// Scales the loss so that float16 gradients do not vanish, skips steps whose gradients overflowed, and adapts the
+/// Scales the loss so that float16 gradients do not underflow, skips steps whose gradients overflowed, and adapts the
 /// scale: times `growth_factor` after `growth_interval` good steps in a row, times `backoff_factor` after a bad one.
 ///
 /// The order of calls within a step is `scale`, backward, (`unscale_`, clipping,) `step`, `update`. Several losses and
-/// several optimizers may share a scaler; `update` comes once, behind all of them.
+/// several optimizers may share a scaler; call `update` once, after all of them.
 ///
 /// # Source
 /// `torch.amp.GradScaler`; Micikevicius et al., "Mixed Precision Training", 2018.
@@ -47,27 +47,28 @@ enum Stage {
     Stepped,
 }
 
-/// How far one optimizer is since the last update, and what its gradients held, one flag a device.
+/// What one optimizer has done since the last update, and whether its gradients held infinities: one flag per device.
 #[derive(Debug, Default)]
 struct Progress {
     stage: Stage,
     found_inf: Vec<Tensor>,
-    /// How many sets of gradients the optimizer had used up then: behind SAM's ascent come new ones, that are scaled.
+    /// The optimizer's `gradients_used` at that time: after SAM's ascent it is higher, and the new gradients are
+    /// scaled.
     gradients_used: u64,
-    /// How many groups it had.
+    /// How many parameter groups it had at that time.
     groups: usize,
-    /// While the gradients are unscaled, accumulation adds nothing to them.
+    /// Marks the parameters while their gradients are unscaled, so that accumulation refuses to add scaled ones.
     unscaled: Option<Marked>,
 }
 
-/// What became of a step.
+/// The outcome of a step.
 #[derive(Debug)]
 pub enum StepOutcome {
     /// The parameters were updated.
     Stepped,
     /// The gradients held an infinity or NaN, so nothing was changed.
     Skipped,
-    /// A fused optimizer decides on the device; the flag there is 1 when it skips.
+    /// A fused optimizer decides on the device; this flag, on the device, is 1 when the step is skipped.
     OnDevice(Tensor),
 }
 
@@ -78,7 +79,7 @@ impl StepOutcome {
     /// When an earlier kernel failed.
     ///
     /// # Syncs
-    /// Waits for the device after a fused step; not otherwise.
+    /// Waits for the device after a fused step; otherwise no.
     pub fn skipped(&self) -> Result<bool, AmpError> {
         match self {
             Self::Stepped => Ok(false),
@@ -89,14 +90,14 @@ impl StepOutcome {
 }
 
 impl GradScaler {
-    /// A scaler with PyTorch's defaults for a loss on `device`. The scale itself is made where the first loss is.
+    /// A scaler with PyTorch's defaults for a loss on `device`. The scale itself is created on the first loss's device.
     ///
-    /// For a GPU where there is none it warns (`tracing`) and is disabled, as PyTorch's.
+    /// If `device` is a GPU and the machine has none, it warns (`tracing`) and is disabled, like PyTorch's.
     pub fn new(device: Device) -> Self {
         Self::from_options(GradScalerBuilder::new(device).disabled_without_device())
     }
 
-    /// A scaler with options of its own.
+    /// A builder for other options than PyTorch's defaults.
     pub fn builder(device: Device) -> GradScalerBuilder {
         GradScalerBuilder::new(device)
     }
@@ -108,7 +109,7 @@ impl GradScaler {
     /// The loss, or any output, times the scale.
     ///
     /// # Shapes
-    /// Any; the result has the same.
+    /// Any; the result has the same shape.
     ///
     /// # Errors
     /// When the output is undefined, or libtorch fails.
@@ -127,7 +128,7 @@ impl GradScaler {
         Ok(output.f_mul(&scale)?)
     }
 
-    /// Several outputs times the scale, each where it is.
+    /// Several outputs times the scale, each on its own device.
     ///
     /// # Errors
     /// Those of [`scale`](Self::scale).
@@ -138,7 +139,7 @@ impl GradScaler {
         outputs.iter().map(|output| self.scale(output.borrow())).collect()
     }
 
-    /// Divides the optimizer's gradients by the scale, so that they can be clipped or looked at before `step`.
+    /// Divides the optimizer's gradients by the scale, so that they can be clipped or inspected before `step`.
     ///
     /// # Errors
     /// When called before `scale`, twice for the same gradients, or after `step`; when a gradient is in float16 (no
@@ -168,13 +169,13 @@ impl GradScaler {
     /// Steps the optimizer, unless its gradients hold an infinity or NaN. Unscales them first if `unscale_` has not.
     ///
     /// # Errors
-    /// When called before `scale` or twice an update, when the optimizer's steps cannot be skipped (`behavior`), and those
-    /// of the optimizer. When there are no gradients, with an optimizer that does not take the scale on the device; one
-    /// that does has nothing to do then, as in PyTorch.
+    /// When called before `scale` or twice between updates, when the optimizer's steps cannot be skipped (`behavior`),
+    /// and when the optimizer fails. When there are no gradients and the optimizer does not take the scale on the
+    /// device; one that does then has nothing to do, as in PyTorch.
     ///
     /// # Syncs
-    /// With an optimizer that takes the scale and the flag on the device (`takes_grad_scale`), no. With any other, waits
-    /// for the device once to read the flag, as PyTorch does.
+    /// With an optimizer that takes the scale and the flag on the device (`takes_grad_scale`), no. With any other,
+    /// waits for the device once to read the flag, as PyTorch does.
     pub fn step<O: Optimizer + ?Sized>(&mut self, optimizer: &mut O) -> Result<StepOutcome, AmpError> {
         if !self.options.enabled {
             optimizer.step()?;
@@ -200,7 +201,8 @@ impl GradScaler {
         let scale = self.initialised("step")?.scale.shallow_clone();
         let still_scaled = self.stage(optimizer) == Stage::Ready;
         if still_scaled {
-            // Only looks for infinities: the optimizer divides by the scale itself, as it reads the gradients.
+            // Only looks for infinities (an inverse scale of 1): the optimizer divides by the scale when it reads the
+            // gradients.
             let one = Tensor::f_ones([], (Kind::Float, scale.device()))?;
             let found_inf = unscale(optimizer, &one, Half::Allowed)?;
             self.record(optimizer, Stage::Ready, found_inf);
@@ -229,10 +231,10 @@ impl GradScaler {
         Ok(StepOutcome::Stepped)
     }
 
-    /// Adapts the scale to what the steps since the last update have found.
+    /// Grows or backs off the scale, by whether gradients held an infinity or NaN since the last update.
     ///
     /// # Errors
-    /// When called before `scale`, or when no gradients were looked at since the last update.
+    /// When called before `scale`, or when no optimizer had gradients since the last update.
     ///
     /// # Syncs
     /// No.
@@ -255,7 +257,7 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Sets the scale in place of adapting it; `update(new_scale)` in PyTorch.
+    /// Sets the scale instead of adapting it; `update(new_scale)` in PyTorch.
     ///
     /// # Errors
     /// When called before `scale`, or when the scale is not above 0 and finite in float32.
@@ -295,7 +297,7 @@ impl GradScaler {
         }
     }
 
-    /// How many good steps in a row there were; 0 when disabled.
+    /// The number of good steps in a row so far; 0 when disabled.
     ///
     /// # Errors
     /// When an earlier kernel failed.
@@ -325,10 +327,10 @@ impl GradScaler {
         self.options.growth_interval
     }
 
-    /// Changes both factors and the interval, for the updates that follow.
+    /// Changes both factors and the interval, for later updates.
     ///
     /// # Errors
-    /// [`AmpError::InvalidOption`]; nothing has changed then.
+    /// [`AmpError::InvalidOption`]; nothing changes then.
     ///
     /// # Source
     /// `set_growth_factor`, `set_backoff_factor`, `set_growth_interval`
@@ -344,7 +346,7 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Whether it does anything.
+    /// Whether the scaler scales and skips; a disabled one does nothing.
     pub fn is_enabled(&self) -> bool {
         self.options.enabled
     }
@@ -387,7 +389,7 @@ impl GradScaler {
         &mut self.optimizers[place].1
     }
 
-    /// What was found counts until the update.
+    /// The flags of several calls add up until `update`.
     fn record<O: Optimizer + ?Sized>(&mut self, optimizer: &O, stage: Stage, found_inf: Vec<Tensor>) {
         let progress = self.progress_mut(optimizer.id());
         progress.found_inf.extend(found_inf);

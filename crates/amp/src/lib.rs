@@ -1,5 +1,5 @@
 //! Automatic mixed precision for tch: [`autocast`] picks the dtype of each operator, [`GradScaler`] keeps float16
-//! gradients from vanishing.
+//! gradients from underflowing to zero.
 //!
 //! ```
 //! use overdrive_amp::{GradScaler, autocast};

@@ -6,7 +6,7 @@ use crate::autocast::check_exists;
 use crate::error::AmpError;
 use crate::grad_scaler::GradScaler;
 
-/// What [`is_scale`] asks for.
+/// What [`is_scale`] checks, for error messages.
 pub(crate) const EXPECTED_SCALE: &str = "above 0 and finite as a float32";
 
 /// Whether a scale can be used: libtorch keeps it in float32.
@@ -39,40 +39,40 @@ impl GradScalerBuilder {
         }
     }
 
-    /// The first scale; 65536 when not said.
+    /// The initial scale; default 65536.
     pub fn init_scale(mut self, init_scale: f64) -> Self {
         self.init_scale = init_scale;
         self
     }
 
-    /// What the scale is multiplied by after `growth_interval` good steps in a row; above 1, 2 when not said.
+    /// What the scale is multiplied by after `growth_interval` good steps in a row; above 1, default 2.
     pub fn growth_factor(mut self, growth_factor: f64) -> Self {
         self.growth_factor = growth_factor;
         self
     }
 
-    /// What the scale is multiplied by after an infinity or NaN; above 0 and below 1, 0.5 when not said.
+    /// What the scale is multiplied by after an infinity or NaN; above 0 and below 1, default 0.5.
     pub fn backoff_factor(mut self, backoff_factor: f64) -> Self {
         self.backoff_factor = backoff_factor;
         self
     }
 
-    /// How many good steps in a row the scale waits before it grows; 2000 when not said.
+    /// How many good steps in a row the scale waits before it grows; default 2000.
     pub fn growth_interval(mut self, growth_interval: i64) -> Self {
         self.growth_interval = growth_interval;
         self
     }
 
-    /// False makes a scaler that does nothing, so that a loop reads the same with and without.
+    /// False makes a scaler that does nothing, so that a loop reads the same with and without scaling.
     pub fn enabled(mut self, enabled: bool) -> Self {
         self.enabled = enabled;
         self
     }
 
-    /// The scaler; disabled, with a warning (`tracing`), for a GPU where there is none.
+    /// The scaler; disabled, with a warning (`tracing`), if the device is a GPU that the machine lacks.
     ///
     /// # Errors
-    /// [`AmpError::InvalidOption`]; a disabled scaler's options are not looked at.
+    /// [`AmpError::InvalidOption`]; a disabled scaler's options are not checked.
     pub fn build(self) -> Result<GradScaler, AmpError> {
         if self.enabled {
             self.check()?;
@@ -98,7 +98,7 @@ impl GradScalerBuilder {
         self.check_factors()
     }
 
-    /// All but the scale, which a run may have backed off to 0.
+    /// Checks all options but the scale, which a run may have backed off to 0.
     pub(crate) fn check_factors(&self) -> Result<(), AmpError> {
         let refuse = |option, found, expected| Err(AmpError::InvalidOption { option, found, expected });
         if !(self.growth_factor > 1.0 && self.growth_factor.is_finite()) {

@@ -1,4 +1,4 @@
-//! Divides gradients by the scale and looks for infinities and NaN, one call a device and dtype.
+//! Divides gradients by the scale and looks for infinities and NaN, with one call per device and dtype.
 
 use overdrive_core::Optimizer;
 use overdrive_ffi::{Arg, LazyOp, TensorList};
@@ -11,13 +11,13 @@ static NON_FINITE_CHECK_AND_UNSCALE: LazyOp = LazyOp::new("aten::_amp_foreach_no
 /// What to do with float16 gradients.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Half {
-    /// They lose bits when unscaled.
+    /// An error, because unscaling in float16 loses bits.
     Refused,
-    /// They are only looked at.
+    /// Accepted, because they are only checked for infinities.
     Allowed,
 }
 
-/// Multiplies every gradient by `inv_scale` and returns one flag a device: 1 when one of its gradients is not finite.
+/// Multiplies every gradient by `inv_scale` and returns one flag per device: 1 when a gradient there is not finite.
 ///
 /// Nothing is changed when a gradient is refused.
 pub(crate) fn unscale<O: Optimizer + ?Sized>(
@@ -69,9 +69,9 @@ fn by_device_and_kind<O: Optimizer + ?Sized>(optimizer: &O, half: Half) -> Resul
     Ok(groups)
 }
 
-/// The tensor on another device; shared when it is there already.
+/// The tensor on `device`; the same storage when it is there already.
 ///
-/// Copies to a GPU are not waited for. A copy to the host is: it would be read before it has arrived.
+/// Copies to a GPU are asynchronous. A copy to the host blocks, or it could be read before it has arrived.
 pub(crate) fn to_device(tensor: &Tensor, device: Device) -> Result<Tensor, AmpError> {
     Ok(tensor.f_to_device_(device, tensor.kind(), device.is_cuda(), false)?)
 }

@@ -15,7 +15,7 @@ use crate::stop::Stop;
 
 /// Options of a [`Checkpoint`], from [`Checkpoint::builder`].
 #[derive(Clone, Debug)]
-#[must_use = "nothing is watched or written before `build`"]
+#[must_use = "options do nothing until `build`"]
 pub struct CheckpointBuilder {
     folder: PathBuf,
     pub(crate) retention: Retention,
@@ -43,72 +43,73 @@ impl CheckpointBuilder {
         }
     }
 
-    /// How many checkpoints to keep, those of the highest steps; 3 by default.
+    /// How many checkpoints to keep, those of the highest steps; default 3.
     pub fn keep(mut self, checkpoints: usize) -> Self {
         self.retention.newest = checkpoints;
         self
     }
 
-    /// How many to keep beside the newest ones: those with the best `metric`, a [field](Checkpoint::set) of your own that
-    /// holds a number when a checkpoint is saved. One without it is not among the best; of equals, the first is
-    /// better. Among ranks, rank 0's counts.
+    /// How many checkpoints to keep in addition to the newest ones: those with the best `metric`, a
+    /// [field](Checkpoint::set) that you set to a number before saving. A checkpoint without it is never among the
+    /// best; of equal ones, the earlier is better. With several ranks, rank 0's metric counts.
     pub fn keep_best(mut self, checkpoints: usize, metric: impl Into<String>, goal: Goal) -> Self {
         self.retention.best = Some(Best { count: checkpoints, metric: metric.into(), goal });
         self
     }
 
-    /// After how many steps [`due`](Checkpoint::due) says so; never by default, but when the run is to stop.
+    /// Every how many steps [`due`](Checkpoint::due) is true. By default it is true only when the run has to stop.
     pub fn every(mut self, steps: u64) -> Self {
         self.every = Some(steps);
         self
     }
 
-    /// Whether `save` copies the state and leaves the writing to a thread (the default), or writes it itself.
+    /// Whether `save` copies the state and a thread writes it (the default), or `save` writes it before it returns.
     ///
-    /// In the background the copy takes as much host memory as the state, which is used again by the next save.
+    /// In the background, the copy takes as much host memory as the state; the next save reuses it.
     pub fn background(mut self, background: bool) -> Self {
         self.background = background;
         self
     }
 
-    /// The ranks that train together, a process group say, and who of them writes. All have the same options, and make
-    /// the same calls in the same order: `build`, `resume`, `load`, `due`, `save`, `wait` and `finish` wait for all.
+    /// The ranks that train together (a process group, say), and which of them write. All must have the same options
+    /// and make the same calls in the same order: `build`, `resume`, `load`, `due`, `save`, `wait` and `finish` wait
+    /// for all ranks.
     ///
-    /// All ranks resume at one step, the newest that all have whole, and stop at one step. What fails on a rank is an
-    /// error on all. Steps rise: a checkpoint is not replaced under its step. A rank removes old checkpoints only when
-    /// all have the newer one, so that there is one more of them for a while.
+    /// All ranks resume at the same step, the newest that all have undamaged, and stop at the same step. A failure on
+    /// one rank is an error on all. Steps must increase: a checkpoint cannot be replaced. A rank removes old
+    /// checkpoints only when all ranks have the newer one, so for a while there is one more than `keep`.
     pub fn ranks(mut self, group: impl RankGroup + 'static, writers: Writers) -> Self {
         self.ranks = Ranks::new(Arc::new(group), writers);
         self
     }
 
-    /// After how many steps ranks agree on whether to stop, where `on_signal` or `stop_after` is set; 1 by default. On a
-    /// GPU an agreement waits for the device: where steps are short, agree every 20th, say.
+    /// Every how many steps the ranks agree on whether to stop, if `on_signal` or `stop_after` is set; default 1. On a
+    /// GPU, agreeing waits for the device: if steps are short, agree every 20th, say.
     pub fn agree_every(mut self, steps: u64) -> Self {
         self.agree_every = steps;
         self
     }
 
-    /// For how long to train, from here on: the first step behind it is [`due`](Checkpoint::due), and the run asked
-    /// [to stop](Checkpoint::stop_requested). For machines that are lent for a time.
+    /// For how long to train, counted from `build`: the first step after that is [`due`](Checkpoint::due), and
+    /// [`stop_requested`](Checkpoint::stop_requested) is true. For machines with a time limit.
     pub fn stop_after(mut self, time: Duration) -> Self {
         self.stop_after = Some(time);
         self
     }
 
-    /// Whether a first SIGTERM or Ctrl-C makes the next step [`due`](Checkpoint::due) and asks the run
-    /// [to stop](Checkpoint::stop_requested); off by default. A second one ends the process at once.
+    /// Whether the first SIGTERM or Ctrl-C makes the next step [`due`](Checkpoint::due) and
+    /// [`stop_requested`](Checkpoint::stop_requested) true; default false. A second one ends the process at once.
     #[cfg(feature = "signal")]
     pub fn on_signal(mut self, on_signal: bool) -> Self {
         self.on_signal = on_signal;
         self
     }
 
-    /// Makes the folder where there is none, removes what a crash has left of a write, and keeps other runs out of it.
+    /// Creates the folder if needed, removes the remains of writes that crashed, and locks other runs out of it.
     ///
     /// # Errors
     /// [`CheckpointError::InvalidOption`], [`InUse`](CheckpointError::InUse), [`Io`](CheckpointError::Io),
-    /// [`Signals`](CheckpointError::Signals); among ranks [`OtherRank`](CheckpointError::OtherRank) and
+    /// [`Signals`](CheckpointError::Signals); with several ranks [`OtherRank`](CheckpointError::OtherRank) and
     /// [`Sync`](CheckpointError::Sync).
     ///
     /// # Syncs
@@ -130,7 +131,7 @@ impl CheckpointBuilder {
             return Err(CheckpointError::InvalidOption { option, expected: "at least 1", found: "0".to_owned() });
         }
         let stop = Stop {
-            // A time that no clock has never comes.
+            // A time beyond the clock's range is never reached.
             at: self.stop_after.and_then(|time| Instant::now().checked_add(time)),
             agree_every: self.agree_every,
             #[cfg(feature = "signal")]

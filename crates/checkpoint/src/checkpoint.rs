@@ -24,9 +24,9 @@ use crate::retention::{Best, Retention};
 use crate::stop::Stop;
 use crate::write::{Body, Pending, PendingPart, remove_surplus, write};
 
-/// The checkpoints of a run, in a folder of its own.
+/// The checkpoints of a run, in the run's own folder.
 ///
-/// Parts are named where they are saved and where they are loaded; each is anything [`Stateful`]. Tensors that share
+/// Parts are named when they are saved and when they are loaded; a part is anything [`Stateful`]. Tensors that share
 /// their memory (tied weights) are written once, and loaded under each of their names.
 pub struct Checkpoint {
     pub(crate) folder: Arc<Folder>,
@@ -38,13 +38,13 @@ pub struct Checkpoint {
     stopping: bool,
     pub(crate) fields: BTreeMap<String, Value>,
     writing: Option<Writing>,
-    /// Memory of the last snapshot, by part.
+    /// The memory of the last snapshot, by part, to be reused.
     buffers: BTreeMap<String, HostBuffer>,
-    /// The step that was saved last, or gone on from.
+    /// The step that was saved last or resumed from.
     last: Option<u64>,
-    /// One that is written, or under way, and that not all ranks may have.
+    /// A step that is being written or is written here, but may be missing on other ranks.
     unconfirmed: Option<u64>,
-    /// The last that all ranks have.
+    /// The last step that all ranks have.
     everywhere: Option<u64>,
     warnings: Vec<CheckpointError>,
 }
@@ -55,11 +55,11 @@ struct Writing {
     thread: io::Result<JoinHandle<(Pending, Written)>>,
 }
 
-/// What could not be removed behind a write.
+/// The result of a write: old checkpoints that could not be removed afterwards, or why it failed.
 type Written = Result<Vec<CheckpointError>, CheckpointError>;
 
 impl Writing {
-    fn is_through(&self) -> bool {
+    fn is_done(&self) -> bool {
         self.thread.as_ref().is_ok_and(JoinHandle::is_finished)
     }
 }
@@ -89,40 +89,42 @@ impl Checkpoint {
         }
     }
 
-    /// Whether to save behind this step: after every so many, and when a signal or the time has asked the run to stop.
+    /// Whether to save after this step: every [`every`](CheckpointBuilder::every) steps, and when a signal or the time
+    /// limit asks the run to stop.
     ///
     /// # Errors
-    /// [`CheckpointError::Background`] when the last write has failed meanwhile; among ranks that comes with the next
-    /// `save`, and [`CheckpointError::Sync`] when one is gone.
+    /// [`CheckpointError::Background`] when the last write has failed; with several ranks, `save` returns that instead.
+    /// [`CheckpointError::Sync`] when a rank is gone.
     ///
     /// # Syncs
-    /// No; among ranks that may be asked to stop, waits for all.
+    /// No; with several ranks and `on_signal` or `stop_after`, waits for all ranks.
     pub fn due(&mut self, step: u64) -> Result<bool, CheckpointError> {
-        if !self.ranks.are_several() && self.writing.as_ref().is_some_and(Writing::is_through) {
+        if !self.ranks.are_several() && self.writing.as_ref().is_some_and(Writing::is_done) {
             self.join()?;
         }
         self.stopping |= self.stop.requested(step, &self.ranks)?;
         Ok(self.stopping || self.every.is_some_and(|every| step > 0 && step.is_multiple_of(every)))
     }
 
-    /// Whether to leave the loop: a signal or the time asked for it before the last [`due`](Self::due), which therefore
-    /// said yes. The same on all ranks, whichever was asked.
+    /// Whether to leave the loop, because a signal or the time limit asked for it before the last [`due`](Self::due),
+    /// which then returned true. The same on all ranks, whichever rank was asked.
     pub fn stop_requested(&self) -> bool {
         self.stopping
     }
 
-    /// Saves the parts and the fields under this step, in the place of what may have been saved under it before.
+    /// Saves the parts and the fields under this step, replacing an earlier checkpoint of the same step.
     ///
-    /// In the background, this waits for the write before, copies the state and returns; an error of the write is
-    /// raised by the next call of `due`, `save`, `wait` or `finish`. That an old checkpoint could not be removed is no
+    /// In the background, this waits for the previous write, copies the state and returns; the next call of `due`,
+    /// `save`, `wait` or `finish` returns an error of the write. An old checkpoint that could not be removed is not an
     /// error, but one of the [warnings](Self::take_warnings).
     ///
     /// # Errors
-    /// When the state cannot be taken or copied; [`CheckpointError::Background`] when the write before has failed, and
-    /// then nothing is saved. Among ranks, the same on all when it is so on one; [`CheckpointError::StepOrder`].
+    /// When the state cannot be taken or copied; [`CheckpointError::Background`] when the previous write has failed,
+    /// and then nothing is saved. With several ranks, also when one of these happens on another rank
+    /// ([`CheckpointError::OtherRank`]), and [`CheckpointError::StepOrder`].
     ///
     /// # Syncs
-    /// Yes: tensors of a device are copied to the host. Waits for all ranks.
+    /// Yes: tensors on a device are copied to the host. Waits for all ranks.
     pub fn save(&mut self, step: u64, parts: &[(&str, &dyn Stateful)]) -> Result<(), CheckpointError> {
         let prepared = self.prepare(step, parts);
         let pending = match (self.metric(), prepared) {
@@ -143,7 +145,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// What this rank has come by, where all ranks have; the write before is then through on all of them.
+    /// Returns this rank's result if all ranks succeeded; the previous write is then finished on all of them.
     fn confirm<T>(&mut self, action: &str, own: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
         let unconfirmed = self.unconfirmed.take();
         let agreed = self.ranks.all(action, own)?;
@@ -151,7 +153,7 @@ impl Checkpoint {
         Ok(agreed)
     }
 
-    /// What is to be written; nothing on a rank that writes none.
+    /// Prepares what this rank will write; none on a rank that does not write.
     fn prepare(&mut self, step: u64, parts: &[(&str, &dyn Stateful)]) -> Result<Option<Pending>, CheckpointError> {
         check_names(parts.iter().map(|(name, _)| *name))?;
         self.ranks.check_parts(parts.iter().copied())?;
@@ -168,7 +170,8 @@ impl Checkpoint {
             return Ok(None);
         }
         if several {
-            // Before any rank writes this step: else one that is lost meanwhile could leave an old one of it beside new ones.
+            // Before any rank writes this step: otherwise, if a rank died meanwhile, its old checkpoint of this step
+            // could be taken for one that matches the other ranks' new ones.
             self.folder.abandon(self.last.map_or(step, |last| last + 1), None)?;
         }
         let others_from = self.last.map_or(step, |last| last.min(step)) + 1;
@@ -188,13 +191,13 @@ impl Checkpoint {
         Ok(Some(pending))
     }
 
-    /// By what the best are kept.
+    /// The metric by which the best are kept.
     fn metric(&self) -> Result<Option<Metric>, CheckpointError> {
         let Some(Best { metric: name, .. }) = &self.retention.best else { return Ok(None) };
         let own = self.fields.get(name).and_then(Value::as_f64);
-        let value = self.ranks.firsts(own)?;
+        let value = self.ranks.from_rank_0(own)?;
         if value.is_none() {
-            tracing::warn!("the field {name:?} holds no number, so this checkpoint is not among the best");
+            tracing::warn!("the field {name:?} is not a number, so this checkpoint is not among the best");
         }
         Ok(value.map(|value| Metric { name: name.clone(), value }))
     }
@@ -202,7 +205,7 @@ impl Checkpoint {
     /// Writes in the background.
     fn start(&mut self, pending: Pending) {
         let (folder, retention, step) = (self.folder.clone(), self.retention.clone(), pending.step);
-        // Others may not have this one yet.
+        // Other ranks may not have this step yet.
         let upto = if self.ranks.are_several() { self.everywhere } else { Some(step) };
         let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(move || {
             let _span = tracing::debug_span!("checkpoint_write", step).entered();
@@ -213,10 +216,10 @@ impl Checkpoint {
         self.writing = Some(Writing { step, thread });
     }
 
-    /// Waits for the write in the background, if there is one; among ranks, for those of all.
+    /// Waits for the write in the background, if there is one; with several ranks, for every rank's.
     ///
     /// # Errors
-    /// [`CheckpointError::Background`] when it has failed.
+    /// [`CheckpointError::Background`] when the write has failed.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -229,7 +232,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Removes what is not kept, up to what all ranks have.
+    /// Removes surplus checkpoints, up to the last step that all ranks have.
     fn remove_surplus(&mut self) {
         if let Some(upto) = self.everywhere.filter(|_| self.ranks.writes()) {
             self.warnings.extend(remove_surplus(&self.folder, &self.retention, upto, upto));
@@ -257,22 +260,22 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// This run goes on from a step that all ranks have.
-    pub(crate) fn went_on_from(&mut self, step: u64) {
+    /// Records that this run resumes at a step that all ranks have.
+    pub(crate) fn resumed_at(&mut self, step: u64) {
         (self.last, self.unconfirmed, self.everywhere) = (Some(step), None, Some(step));
     }
 
-    /// Old checkpoints that could not be removed since this was called last, which takes room and is tried again; those
-    /// that were saved are written all the same. They are logged as well.
+    /// Old checkpoints that could not be removed since the last call. They take disk space, and each save tries again
+    /// to remove them; new checkpoints are not affected. They are also logged.
     pub fn take_warnings(&mut self) -> Vec<CheckpointError> {
         std::mem::take(&mut self.warnings)
     }
 
-    /// Waits for the write in the background, and ends. What is dropped without this waits for its own write as well,
-    /// but only logs an error.
+    /// Waits for the write in the background, and ends. Dropping a `Checkpoint` without this waits for this rank's
+    /// write too, but only logs an error.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// Those of [`wait`](Self::wait).
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -280,10 +283,11 @@ impl Checkpoint {
         self.wait()
     }
 
-    /// Sets a field of your own, saved from the next checkpoint on: anything that serde makes JSON of.
+    /// Sets a field, saved from the next checkpoint on: any value that serde can turn into JSON.
     ///
     /// # Errors
-    /// [`CheckpointError::Field`]. JSON has no infinities and no NaN: they come back as null, to an `Option`.
+    /// [`CheckpointError::Field`]. JSON has no infinities and no NaN: they are saved as null, which loads as an
+    /// `Option`'s `None`.
     pub fn set(&mut self, name: &str, value: &impl Serialize) -> Result<(), CheckpointError> {
         let value = serde_json::to_value(value);
         let value = value.map_err(|error| CheckpointError::Field { name: name.to_owned(), error })?;
@@ -291,7 +295,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// A field of your own, as it was loaded or set last; none where there is none.
+    /// A field as it was loaded or set last; none if there is no such field.
     ///
     /// # Errors
     /// [`CheckpointError::Field`] for a field of another type.
@@ -300,7 +304,7 @@ impl Checkpoint {
         value.transpose().map_err(|error| CheckpointError::Field { name: name.to_owned(), error })
     }
 
-    /// The steps of the checkpoints that are there, in order.
+    /// The steps of the existing checkpoints, in order.
     ///
     /// # Errors
     /// [`CheckpointError::Io`]
@@ -308,8 +312,8 @@ impl Checkpoint {
         self.folder.steps()
     }
 
-    /// The step of the best checkpoint that is written, by the metric that is [kept](CheckpointBuilder::keep_best); none
-    /// when no checkpoint has one.
+    /// The step of the best checkpoint by [`keep_best`](CheckpointBuilder::keep_best)'s metric; none if no checkpoint
+    /// has that metric.
     ///
     /// # Errors
     /// [`CheckpointError::Io`]
@@ -318,7 +322,7 @@ impl Checkpoint {
         Ok(self.retention.best.as_ref().and_then(|best| best.of(&self.folder, &steps).first().copied()))
     }
 
-    /// Where the checkpoint of a step lies, or would.
+    /// The folder of a step's checkpoint, whether it exists or not.
     pub fn path(&self, step: u64) -> PathBuf {
         self.folder.step(step)
     }
@@ -326,7 +330,7 @@ impl Checkpoint {
 
 impl Drop for Checkpoint {
     fn drop(&mut self) {
-        // Not for other ranks, which may be elsewhere when this one leaves with an error.
+        // Does not wait for other ranks: they may not be here if this one leaves with an error.
         if let Err(error) = self.join() {
             tracing::error!("{error}");
         }

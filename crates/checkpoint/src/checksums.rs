@@ -6,19 +6,19 @@ use crc32fast::Hasher;
 
 use crate::manifest::{File, Pieces, checksum};
 
-/// Follows a file's bytes from its first to its last.
+/// Takes a file's bytes in order, from the first to the last.
 pub(crate) struct Checksums<'a> {
     header: usize,
     pieces: &'a [(String, usize)],
-    /// Of the pieces that are through, the header first.
+    /// The finished pieces' hashers, the header's first.
     done: Vec<Hasher>,
-    /// Of the one under way, and how much of it there is.
+    /// The current piece's hasher; `seen` is how many of its bytes were taken.
     piece: Hasher,
     seen: usize,
 }
 
 impl<'a> Checksums<'a> {
-    /// Of a file of a header and pieces, each with its name and length.
+    /// For a file with a header and these pieces, each with its name and length.
     pub fn new(header: usize, pieces: &'a [(String, usize)]) -> Self {
         Self { header, pieces, done: Vec::new(), piece: Hasher::new(), seen: 0 }
     }
@@ -44,9 +44,9 @@ impl<'a> Checksums<'a> {
         self.seen = 0;
     }
 
-    /// What the manifest says of the file.
+    /// The file's entry for the manifest.
     pub fn finish(mut self, bytes: u64) -> File {
-        // Empty ones at the end.
+        // Empty pieces at the end.
         while self.done.len() <= self.pieces.len() {
             self.end_piece();
         }

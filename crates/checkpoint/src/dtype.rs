@@ -1,4 +1,4 @@
-//! tch's kinds under safetensors' names.
+//! Maps tch's kinds to safetensors' dtypes.
 
 use safetensors::Dtype;
 use tch::Kind;

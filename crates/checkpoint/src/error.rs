@@ -1,4 +1,4 @@
-//! What can go wrong with a checkpoint.
+//! The errors of checkpoints.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,22 +16,22 @@ pub enum CheckpointError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What was to be done with it.
+        /// The action that failed.
         action: String,
-        /// What the operating system said: a full disk, say.
+        /// The operating system's error: a full disk, say.
         error: io::Error,
     },
 
-    /// A checkpoint is not what was written: cut short, with flipped bits, with a file missing.
+    /// A checkpoint differs from what was written: truncated, bits flipped, or a file missing.
     #[error("{}: {field}: expected {expected}, found {found}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What of it.
+        /// The damaged field or part of the file.
         field: String,
-        /// What would be right.
+        /// What was expected.
         expected: String,
-        /// What was there.
+        /// What was found.
         found: String,
     },
 
@@ -46,7 +46,7 @@ pub enum CheckpointError {
         found: u64,
     },
 
-    /// A part's state could not be taken, or what is saved does not fit it: another model's, say.
+    /// A part's state could not be taken, or the saved state does not fit the part: another model's, say.
     #[error("{part}: {error}")]
     Part {
         /// The part's name.
@@ -55,9 +55,9 @@ pub enum CheckpointError {
         error: StateError,
     },
 
-    /// A part of which each rank has its own, where rank 0 writes for all.
+    /// A part whose state differs by rank, while rank 0 writes for all.
     #[error(
-        "{part}: each rank has its own, and so rank 0's must not be loaded by all: save it in a checkpoint with \
+        "{part}: its state differs by rank, so other ranks must not load rank 0's: save it in a checkpoint with \
          `Writers::Each`"
     )]
     OwnOfRank {
@@ -65,34 +65,34 @@ pub enum CheckpointError {
         part: String,
     },
 
-    /// The parts that were asked for are not those of the checkpoint.
+    /// The parts to load are not those of the checkpoint.
     #[error("{}: parts: expected {expected:?}, found {found:?}", path.display())]
     Parts {
         /// The checkpoint's folder.
         path: PathBuf,
-        /// Those that were asked for.
+        /// The parts to load.
         expected: Vec<String>,
-        /// Those that are there.
+        /// The checkpoint's parts.
         found: Vec<String>,
     },
 
-    /// A part refused after others were loaded, and one of those could then not be put back.
-    #[error("{error}; and {other} could not be put back as it was: {cause}")]
+    /// A part refused its state after others were loaded, and the previous state of one of those could not be restored.
+    #[error("{error}; and the previous state of {other} could not be restored: {cause}")]
     NotPutBack {
-        /// Which part refused, and why; or that one of another rank did.
+        /// The part that refused, and why; or that another rank failed.
         error: Box<CheckpointError>,
-        /// The part that holds the checkpoint's state now.
+        /// The part that now has the checkpoint's state.
         other: String,
-        /// Why it could not be put back.
+        /// Why its previous state could not be restored.
         cause: Box<StateError>,
     },
 
-    /// A name of a part that cannot be a file's, or comes twice.
+    /// A part's name that cannot be a file name, or is given twice.
     #[error("the part {name:?}: expected {expected}")]
     PartName {
         /// The name.
         name: String,
-        /// What would be right.
+        /// What was expected.
         expected: &'static str,
     },
 
@@ -103,18 +103,18 @@ pub enum CheckpointError {
         part: String,
         /// The entry.
         key: String,
-        /// What would be right.
+        /// What was expected.
         expected: &'static str,
-        /// What it is.
+        /// What was found.
         found: String,
     },
 
-    /// A field of your own that is no JSON, or not of the type asked for.
+    /// A field that cannot be JSON, or is not of the type asked for.
     #[error("the field {name:?}: {error}")]
     Field {
         /// The field's name.
         name: String,
-        /// What serde said.
+        /// serde's error.
         error: serde_json::Error,
     },
 
@@ -125,14 +125,14 @@ pub enum CheckpointError {
         folder: PathBuf,
         /// The step asked for.
         step: u64,
-        /// Those that are there.
+        /// The existing steps.
         found: Vec<u64>,
     },
 
     /// Another process, or another `Checkpoint` of this one, writes to the folder.
     #[error(
-        "{}: another process writes its checkpoints there: give each run a folder of its own, and say `ranks` where they \
-         are ranks of one run",
+        "{}: another process writes its checkpoints there: use a separate folder for each run, or call `ranks` for the \
+         ranks of one run",
         folder.display()
     )]
     InUse {
@@ -140,83 +140,85 @@ pub enum CheckpointError {
         folder: PathBuf,
     },
 
-    /// An option that cannot be used.
+    /// An option outside its range.
     #[error("`{option}` should be {expected}, but is {found}")]
     InvalidOption {
         /// The option's name.
         option: &'static str,
-        /// What would be right.
+        /// What was expected.
         expected: &'static str,
-        /// What it is.
+        /// The value given.
         found: String,
     },
 
-    /// The signals could not be watched.
+    /// The signal handlers could not be registered.
     #[error("cannot watch for SIGTERM and Ctrl-C: {error}")]
     Signals {
-        /// What the operating system said.
+        /// The operating system's error.
         error: io::Error,
     },
 
-    /// A write in the background failed. Those before are still there.
+    /// A write in the background failed. Earlier checkpoints still exist.
     #[error("the checkpoint of step {step} was not written: {error}")]
     Background {
-        /// Its step.
+        /// The step that was to be written.
         step: u64,
-        /// Why.
+        /// Why it failed.
         error: Box<CheckpointError>,
     },
 
-    /// An older checkpoint could not be removed: no more than a warning, because the one of this step is written.
-    #[error("{error}: it takes room, and is tried again at the next save; the checkpoint of step {step} is written")]
+    /// An older checkpoint could not be removed. Only a warning, because this step's checkpoint is written.
+    #[error("{error}: the next save tries to remove it again; the checkpoint of step {step} is written")]
     NotRemoved {
         /// The step that was written.
         step: u64,
-        /// What could not be removed, and why.
+        /// Which checkpoint could not be removed, and why.
         error: Box<CheckpointError>,
     },
 
-    /// Something failed on another rank, whose own error says more; so this rank leaves it as well.
+    /// The action failed on another rank, so it is an error on this one too. The other rank's own error says why.
     #[error("another rank could not {action}; its own error says why")]
     OtherRank {
-        /// What it was to do.
+        /// The action that failed.
         action: String,
     },
 
-    /// A checkpoint of another rank, or of a run of another size, where each rank has its own.
+    /// With `Writers::Each`: the checkpoint is of another rank, or of a run with another number of ranks.
     #[error("{}: expected a checkpoint of {expected}, found one of {found}", path.display())]
     Rank {
         /// The checkpoint's folder.
         path: PathBuf,
-        /// This rank.
+        /// This rank, and the number of ranks.
         expected: String,
-        /// Whose it is.
+        /// The checkpoint's.
         found: String,
     },
 
-    /// Ranks that have several checkpoints each, but none that all have: some must have lost theirs.
+    /// Ranks have several checkpoints, but no step in common: some must have lost theirs.
     #[error(
-        "{}: there are {found:?}, and no step that all ranks have: bring the folders of all ranks back, or move them all \
-         away to start anew",
+        "{}: there are {found:?}, and no step that all ranks have: restore the folders of all ranks, or move them all \
+         away to start over",
         folder.display()
     )]
     NoCommonStep {
         /// The folder of this rank's checkpoints.
         folder: PathBuf,
-        /// Those that are there.
+        /// This rank's steps.
         found: Vec<u64>,
     },
 
-    /// A step that is not above the last one. Ranks cannot all replace a checkpoint at the same moment.
-    #[error("step {step}: expected one above {last}, which is saved: ranks replace no checkpoint")]
+    /// A step that is not above the last one. Several ranks cannot replace a checkpoint atomically.
+    #[error(
+        "step {step}: expected a step above {last}, the last one: with several ranks, checkpoints cannot be replaced"
+    )]
     StepOrder {
         /// The step to save.
         step: u64,
-        /// The last that was saved or loaded.
+        /// The last step that was saved or loaded.
         last: u64,
     },
 
-    /// The ranks could not talk to each other.
+    /// Communication between ranks failed.
     #[error(transparent)]
     Sync(#[from] SyncError),
 
@@ -226,7 +228,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Whether the checkpoint itself is broken, so that an earlier one may serve.
+    /// Whether the checkpoint itself is damaged, so that an earlier one should be tried.
     pub fn is_damage(&self) -> bool {
         matches!(self, Self::Damaged { .. })
     }
@@ -242,7 +244,7 @@ impl CheckpointError {
     }
 }
 
-/// Says what was to be done with which file when the operating system refuses.
+/// Adds the action and the path to an error of the operating system.
 pub(crate) trait Context<T> {
     fn when(self, action: impl Into<String>, path: &Path) -> Result<T, CheckpointError>;
 }

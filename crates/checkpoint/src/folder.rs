@@ -1,13 +1,13 @@
-//! The folder of checkpoints: names, what a crash may have left, and what is removed when.
+//! The folder of checkpoints: names, clean-up after a crash, and removal.
 //!
 //! | name | what it is |
 //! |---|---|
 //! | `step-N` | a checkpoint |
-//! | `.writing-step-N` | one that is being written |
-//! | `.replaced-step-N` | one whose step was saved again: put back after a crash before the new one was in place |
-//! | `.removed-step-N` | one that is being removed |
-//! | `damaged-step-N` | one that could not be loaded, and is left to be looked at |
-//! | `abandoned-step-N` | one of a run that was taken back to an earlier step and went on from there |
+//! | `.writing-step-N` | a checkpoint that is being written |
+//! | `.replaced-step-N` | the old checkpoint of a step saved again: restored after a crash if the new one is missing |
+//! | `.removed-step-N` | a checkpoint that is being removed |
+//! | `damaged-step-N` | a damaged checkpoint, kept for inspection |
+//! | `abandoned-step-N` | a later checkpoint of a run that went back to an earlier step and continued from there |
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -22,27 +22,27 @@ const REMOVED: &str = ".removed-";
 const DAMAGED: &str = "damaged-";
 const ABANDONED: &str = "abandoned-";
 
-/// A folder that this process alone writes to, or only reads.
+/// A folder that only this process writes to, or that it only reads.
 #[derive(Debug)]
 pub(crate) struct Folder {
     root: PathBuf,
-    /// Of the one that writes: locked as long as it is open, and no longer when the process is gone.
+    /// The lock file of a writer, none for a reader. The lock ends when the file is closed or the process dies.
     lock: Option<File>,
 }
 
-/// What the operating system does, and what a test may say that it does.
+/// Calls to the operating system, which tests replace.
 struct System {
     lock: fn(&File) -> Result<(), TryLockError>,
     sync: fn(&Path) -> Result<(), CheckpointError>,
 }
 
 impl Folder {
-    /// Makes the folder where there is none, keeps others from writing to it, and tidies up after a crash.
+    /// Creates the folder if needed, locks out other writers, and cleans up after a crash.
     pub fn open(root: &Path) -> Result<Self, CheckpointError> {
         Self::open_on(root, &System { lock: File::try_lock, sync: sync_folder })
     }
 
-    /// Only reads what another process writes there; the folder may not be there yet.
+    /// Only reads what another process writes there; the folder may not exist yet.
     pub fn reading(root: &Path) -> Self {
         Self { root: root.to_path_buf(), lock: None }
     }
@@ -54,7 +54,7 @@ impl Folder {
         let locked = match (system.lock)(&lock) {
             Ok(()) => true,
             Err(TryLockError::WouldBlock) => return Err(CheckpointError::InUse { folder: root.to_path_buf() }),
-            // A network's file system may have none.
+            // A network file system may not support locks.
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => false,
             Err(TryLockError::Error(error)) => return Err(error).when("lock it", &path),
         };
@@ -63,14 +63,18 @@ impl Folder {
         if locked {
             folder.tidy(&[WRITING, REPLACED, REMOVED]).into_iter().next().map_or(Ok(()), Err)?;
         } else {
-            // What looks left behind may be another process's, at this moment. The same step written again replaces it.
-            tracing::warn!("{}: no locks here: what a crash has left of a write is not removed", root.display());
+            // Without a lock, seeming leftovers may belong to another process that is writing now. Writing the same
+            // step again replaces them.
+            tracing::warn!(
+                "{}: this file system has no locks: leftovers of crashed writes are not removed",
+                root.display()
+            );
         }
         (system.sync)(&folder.root)?;
         Ok(folder)
     }
 
-    /// Steps whose new checkpoint a crash has kept from its place.
+    /// Restores replaced checkpoints if a crash came before the new one was in place.
     fn put_back(&self) -> Result<(), CheckpointError> {
         for name in self.names()? {
             if let Some(step) = name.strip_prefix(REPLACED)
@@ -82,7 +86,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Removes what is there under these prefixes.
+    /// Removes the folders with these prefixes.
     fn tidy(&self, prefixes: &[&str]) -> Vec<CheckpointError> {
         let names = match self.names() {
             Ok(names) => names,
@@ -96,12 +100,12 @@ impl Folder {
         &self.root
     }
 
-    /// Where the checkpoint of a step lies.
+    /// The folder of a step's checkpoint.
     pub fn step(&self, step: u64) -> PathBuf {
         self.named("", step)
     }
 
-    /// Where it is written first.
+    /// The folder that it is written to first.
     pub fn writing(&self, step: u64) -> PathBuf {
         self.named(WRITING, step)
     }
@@ -114,7 +118,7 @@ impl Folder {
     pub fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
         let number = |name: &String| {
             let step = name.strip_prefix(STEP)?.parse().ok()?;
-            // Under another spelling it is nobody's.
+            // Another spelling of the number is not one of ours.
             (self.step(step).file_name()?.to_str() == Some(name)).then_some(step)
         };
         let mut steps: Vec<u64> = self.names()?.iter().filter_map(number).collect();
@@ -122,8 +126,8 @@ impl Folder {
         Ok(steps)
     }
 
-    /// Puts what was written aside under its name, in place of what may be there. What is replaced is removed by
-    /// [`remove`](Self::remove). When it fails, what was there is there again.
+    /// Renames the folder that was written to its final name. An earlier checkpoint of the step is set aside, and
+    /// removed by [`remove`](Self::remove); if this fails, it is restored.
     pub fn publish(&self, step: u64) -> Result<(), CheckpointError> {
         let (target, replaced) = (self.step(step), self.named(REPLACED, step));
         let again = target.exists();
@@ -140,11 +144,11 @@ impl Folder {
         sync_folder(&self.root)
     }
 
-    /// Removes checkpoints, and what was left of others. What cannot be removed stays for the next time.
+    /// Removes checkpoints, and leftovers of others. What cannot be removed is tried again next time.
     pub fn remove(&self, steps: &[u64]) -> Vec<CheckpointError> {
         let mut errors = Vec::new();
         for &step in steps {
-            // Under another name first: half of a checkpoint must not look like one.
+            // Renamed first, so that a half-removed checkpoint does not look like a whole one.
             let removed = self.named(REMOVED, step);
             errors.extend(remove(&removed).and_then(|()| rename(&self.step(step), &removed)).err());
         }
@@ -153,15 +157,16 @@ impl Folder {
         errors
     }
 
-    /// Puts a checkpoint that cannot be loaded where it does not count.
+    /// Renames a damaged checkpoint, so that it no longer counts.
     pub fn set_damaged_aside(&self, step: u64) -> Result<(), CheckpointError> {
         self.set_aside(DAMAGED, step)
     }
 
-    /// Puts checkpoints from a step on where they do not count, but for one: the run did not come by them.
+    /// Renames the checkpoints from step `from` on, except `but`, so that they no longer count: the run has gone back
+    /// to before them.
     pub fn abandon(&self, from: u64, but: Option<u64>) -> Result<(), CheckpointError> {
         for later in self.steps()?.into_iter().filter(|&later| later >= from && Some(later) != but) {
-            tracing::warn!("{}: set aside, because the run went back to before it", self.step(later).display());
+            tracing::warn!("{}: set aside, because the run went back to an earlier step", self.step(later).display());
             self.set_aside(ABANDONED, later)?;
         }
         Ok(())
@@ -173,7 +178,7 @@ impl Folder {
         rename(&self.step(step), &aside)
     }
 
-    /// The folders in it.
+    /// The names of the folders in it.
     fn names(&self) -> Result<Vec<String>, CheckpointError> {
         let entries = match fs::read_dir(&self.root) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.lock.is_none() => return Ok(Vec::new()),
@@ -183,9 +188,9 @@ impl Folder {
         for entry in entries {
             let entry = entry.when("list it", &self.root)?;
             let folder = match entry.file_type() {
-                // Renamed by the one that writes, while this one reads.
+                // The writing process has renamed it while this one reads.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && self.lock.is_none() => false,
-                kind => kind.when("look at it", &entry.path())?.is_dir(),
+                kind => kind.when("read its metadata", &entry.path())?.is_dir(),
             };
             if folder && let Ok(name) = entry.file_name().into_string() {
                 names.push(name);
@@ -195,12 +200,12 @@ impl Folder {
     }
 }
 
-/// Makes a folder and those above it, and their names last: a name is the content of the folder above.
+/// Creates a folder and its parents, durably: a folder's name is stored in its parent, so each parent is synced.
 fn make(root: &Path, sync: fn(&Path) -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
     let mut made: Vec<&Path> = root.ancestors().take_while(|path| !path.exists()).collect();
     fs::create_dir_all(root).when("make the folder", root)?;
     if made.is_empty() {
-        // Another process may have made it, and died before its name was last.
+        // Another process may have created it and died before it synced the parent.
         made.push(root);
     }
     for path in made.into_iter().rev() {
@@ -225,14 +230,14 @@ fn rename(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     fs::rename(from, to).when(format!("rename it to {}", to.display()), from)
 }
 
-/// Makes names last, where the system can: a name is the folder's content.
+/// Makes the names in a folder durable, where the system can.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
     use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     if !cfg!(unix) {
         return Ok(());
     }
     match File::open(path).and_then(|folder| folder.sync_all()) {
-        // Some file systems have no such call for folders, and one that may not be read cannot be opened for it.
+        // Some file systems cannot sync folders, and a folder without read permission cannot be opened.
         Err(error) if matches!(error.kind(), InvalidInput | Unsupported | PermissionDenied) => Ok(()),
         other => other.when("sync it", path),
     }
@@ -250,12 +255,12 @@ mod tests {
         System { lock: |_| Err(TryLockError::Error(io::ErrorKind::Unsupported.into())), sync: sync_folder };
 
     #[test]
-    fn without_locks_a_second_one_leaves_the_firsts_half_written_step() -> Outcome {
+    fn without_locks_a_second_writer_keeps_the_firsts_half_written_step() -> Outcome {
         let root = tempfile::tempdir()?;
         let first = Folder::open_on(root.path(), &LOCKLESS)?;
         fs::create_dir(first.writing(3))?;
         fs::write(first.writing(3).join("model.safetensors"), "half")?;
-        // A crash's, which is put back all the same.
+        // Left by a crash; it is restored even without locks.
         fs::create_dir(first.named(REPLACED, 2))?;
         let second = Folder::open_on(root.path(), &LOCKLESS)?;
         assert!(first.writing(3).join("model.safetensors").is_file());
@@ -264,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_only_reads_needs_no_lock_and_changes_nothing() -> Outcome {
+    fn a_reader_needs_no_lock_and_changes_nothing() -> Outcome {
         let root = tempfile::tempdir()?;
         let path = root.path().join("run");
         let reader = Folder::reading(&path);
@@ -279,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folders_above_a_new_root_are_synced_from_the_outermost_on() -> Outcome {
+    fn the_parents_of_a_new_root_are_synced_from_the_outermost_on() -> Outcome {
         thread_local! {
             static SYNCED: RefCell<Vec<PathBuf>> = const { RefCell::new(Vec::new()) };
         }
@@ -296,12 +301,12 @@ mod tests {
         drop(Folder::open_on(&root, &system)?);
         assert_eq!(SYNCED.take(), [top.path().to_path_buf(), runs.clone(), root.clone()]);
         drop(Folder::open_on(&root, &system)?);
-        assert_eq!(SYNCED.take(), [runs, root], "who made it may have died before it was synced");
+        assert_eq!(SYNCED.take(), [runs, root], "its creator may have died before it was synced");
         Ok(())
     }
 
     #[test]
-    fn what_could_not_be_put_in_its_place_leaves_what_was_there() -> Outcome {
+    fn a_failed_publish_keeps_the_previous_checkpoint() -> Outcome {
         let root = tempfile::tempdir()?;
         let folder = Folder::open(root.path())?;
         fs::create_dir(folder.step(1))?;

@@ -1,4 +1,4 @@
-//! Where the tensors of a part lie in its file.
+//! The layout of a part's tensors in its file.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,18 +13,18 @@ use crate::manifest::Plain;
 use crate::read::MAX_HEADER_BYTES;
 
 const METADATA: &str = "__metadata__";
-/// What the metadata says beside tied names.
+/// The only key of the metadata that is not a tied name.
 pub(crate) const FORMAT_KEY: &str = "format";
 
 /// A part that is about to be saved.
 pub(crate) struct Layout {
-    /// What a safetensors file begins with: the length of its JSON, and the JSON.
+    /// The beginning of a safetensors file: the length of its JSON, and the JSON.
     pub header: Vec<u8>,
     /// The tensors in the order of the file, without gaps.
     pub tensors: Vec<Tensor>,
-    /// Their names, and how many bytes each takes.
+    /// The tensors' names and sizes in bytes.
     pub pieces: Vec<(String, usize)>,
-    /// What they take together.
+    /// The sum of the sizes.
     pub bytes: usize,
     pub values: BTreeMap<String, Plain>,
 }
@@ -59,7 +59,7 @@ impl Layout {
         for (key, tensor) in &tensors {
             let dtype = dtype_of(tensor.kind()).filter(|_| !tensor.is_sparse());
             let Some(dtype) = dtype else {
-                // Not tch's `Debug`, which shows the values of some and panics over those of others.
+                // Not tch's `Debug`, which prints the values of some tensors and panics for others.
                 let layout = if tensor.is_sparse() { "a sparse" } else { "a" };
                 let found = format!("{layout} {:?} tensor of shape {:?}", tensor.kind(), tensor.size());
                 return Err(unsupported(key, "a dense dtype of safetensors", found));
@@ -84,10 +84,10 @@ impl Layout {
     }
 }
 
-/// A safetensors header, with names in an order that is always the same.
+/// A safetensors header, with names in a deterministic order.
 struct Header<'a> {
-    /// `format` says to Python's libraries that torch may read it. As `safetensors.torch.save_model` has it, the name of
-    /// a tied tensor stands before that under which it is in the file.
+    /// `format` tells Python's libraries that torch may read the file. As in `safetensors.torch.save_model`, each tied
+    /// name maps to the name under which the tensor is in the file.
     metadata: BTreeMap<&'a str, &'a str>,
     infos: Vec<(&'a str, TensorInfo)>,
 }
@@ -113,17 +113,17 @@ impl Header<'_> {
     }
 }
 
-/// Takes out the names that mean the same memory as a name before: those names, and that name.
+/// Removes tensors with the same memory as an earlier one, and returns their names, each with the earlier name.
 fn take_tied<'a>(tensors: &mut Vec<(&'a str, &'a Tensor)>) -> BTreeMap<&'a str, &'a str> {
     let mut seen: HashMap<usize, Vec<(&str, &Tensor)>> = HashMap::new();
     let mut tied = BTreeMap::new();
     tensors.retain(|&(key, tensor)| {
-        // A number is as short as a name, and an optimizer's counts of steps are one as long as they are equal.
+        // Scalars are not worth it, and an optimizer's step counts share one scalar only as long as they are equal.
         if key == FORMAT_KEY || tensor.is_sparse() || tensor.dim() == 0 || tensor.numel() == 0 {
             return true;
         }
         let there = seen.entry(tensor.data_ptr() as usize).or_default();
-        // The same bytes may also be looked at as another shape or dtype; that is no tie.
+        // A view of the same bytes with another shape or dtype is not a tied tensor.
         let same = |other: &Tensor| tensor.kind() == other.kind() && tensor.f_is_set_to(other).unwrap_or(false);
         if let Some((kept, _)) = there.iter().find(|(_, other)| same(other)) {
             tied.insert(key, *kept);

@@ -1,8 +1,8 @@
-//! Checkpoints: everything that a run needs to go on where it stopped, whenever and however it stopped.
+//! Checkpoints: everything that a run needs to resume where it stopped, whenever and however it stopped.
 //!
-//! A checkpoint is a folder: the tensors of each part (model, optimizer, ..) in a safetensors file of its name, and
-//! `manifest.json` with everything else, a format version and checksums. It is written aside, synced and renamed, so
-//! that a crash at any moment leaves the last good one.
+//! A checkpoint is a folder: the tensors of each part (model, optimizer, ..) in a safetensors file named after it, and
+//! `manifest.json` with everything else, a format version and checksums. It is written under a temporary name, synced
+//! and renamed, so a crash at any moment leaves the last good checkpoint.
 //!
 //! ```
 //! use overdrive_checkpoint::{Checkpoint, RngState};
@@ -16,7 +16,7 @@
 //! let mut rng = RngState::new(Device::Cpu);
 //!
 //! let mut checkpoint = Checkpoint::builder(folder).every(10).keep(3).build()?;
-//! // Whatever is `Stateful`: optimizers, scaler, schedule, loader.
+//! // Parts are anything `Stateful`: also optimizers, a scaler, a schedule, a loader.
 //! let resumed = checkpoint.resume(&mut [("model", &mut vs), ("rng", &mut rng)])?;
 //! let first = resumed.map_or(0, |resumed| resumed.step) + 1;
 //! for step in first..=25 {

@@ -13,7 +13,7 @@ use crate::manifest::Manifest;
 use crate::names::check_names;
 use crate::read::{Saved, read_entries, read_parts};
 
-/// What a checkpoint holds beside its parts.
+/// A checkpoint's step and fields.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Loaded {
@@ -23,7 +23,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// A field of the run's own; none where there is none.
+    /// A field; none if there is no such field.
     ///
     /// # Errors
     /// [`CheckpointError::Field`] for a field of another type.
@@ -33,13 +33,13 @@ impl Loaded {
     }
 }
 
-/// Loads parts of the checkpoint in this folder, `step-000000000200` say; other parts of it are neither read nor changed.
+/// Loads some parts of the checkpoint in this folder, `step-000000000200` say; its other parts are not read.
 ///
-/// For a model without its optimizer, and for what `docs/export_pt.py` makes of PyTorch's files. All parts are
+/// For a model without its optimizer, and for PyTorch files converted by `docs/export_pt.py`. All given parts are
 /// loaded or none, as in [`Checkpoint::resume`](crate::Checkpoint::resume).
 ///
 /// # Errors
-/// As [`Checkpoint::resume`](crate::Checkpoint::resume); damage is an error here.
+/// Those of [`Checkpoint::resume`](crate::Checkpoint::resume); damage is an error here.
 ///
 /// # Syncs
 /// As the parts' `load_state_dict` do.
@@ -54,8 +54,8 @@ pub fn load(folder: impl AsRef<Path>, parts: &mut [(&str, &mut dyn Stateful)]) -
     Ok(Loaded { step: saved.step, fields: saved.fields })
 }
 
-/// The entries of one part of the checkpoint in this folder whose names are `wanted`, in memory of their own; nothing else
-/// is read, but for the names: some layers of a large model.
+/// Reads the `wanted` entries of one part of the checkpoint in this folder, some layers of a large model say. Of
+/// everything else, only the names are read.
 ///
 /// ```
 /// # use overdrive_checkpoint::{Checkpoint, read_part};
@@ -113,18 +113,18 @@ fn check_parts(
     Err(CheckpointError::Parts { path: folder.to_path_buf(), expected: names(asked), found: names(there) })
 }
 
-/// The states that parts had, to be put back.
+/// The states that parts had before loading.
 pub(crate) struct Before(Vec<StateDict>);
 
 impl Before {
-    /// Puts all back, because another rank's refused.
+    /// Restores all parts, because another rank failed.
     pub fn put_back(&self, parts: &mut [(&str, &mut dyn Stateful)], error: CheckpointError) -> CheckpointError {
         put_back(&self.0, parts, error)
     }
 }
 
-/// Loads all parts of a checkpoint. Every part checks all of its own state before it changes. When one refuses, those
-/// before it are put back. With `copies`, the states before are returned for all of them.
+/// Loads all parts of a checkpoint. Every part checks its whole state before it changes. When one refuses, the earlier
+/// ones are restored. With `copies`, returns the previous states of all parts.
 pub(crate) fn load_all(
     saved: &Saved,
     parts: &mut [(&str, &mut dyn Stateful)],
@@ -154,7 +154,7 @@ pub(crate) fn load_all(
     Ok(Before(before))
 }
 
-/// Refuses parts that are not those of the checkpoint.
+/// Refuses parts that are not exactly those of the checkpoint.
 pub(crate) fn check_all_parts(saved: &Saved, parts: &[(&str, &mut dyn Stateful)]) -> Result<(), CheckpointError> {
     check_names(parts.iter().map(|(name, _)| *name))?;
     check_parts(&saved.folder, &parts.iter().map(|(name, _)| *name).collect(), &names(&saved.parts), true)

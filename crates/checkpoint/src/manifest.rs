@@ -1,6 +1,7 @@
-//! `manifest.json`: what a checkpoint holds beside tensors, and what its files must be.
+//! `manifest.json`: everything in a checkpoint but tensors, and the sizes and checksums of its files.
 //!
-//! Its first line holds the checksum of all that follows, so that no bit can flip unseen; the whole is JSON.
+//! Its first line has the checksum of everything after it, so that every flipped bit is detected; the whole file is
+//! JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,11 +15,11 @@ use serde_json::Value;
 use crate::error::{CheckpointError, Context};
 use crate::names::check_name;
 
-/// The format that this version writes, and the latest that it reads.
+/// The format that this version writes, and the latest one that it reads.
 pub const FORMAT: u32 = 1;
 
 pub(crate) const FILE: &str = "manifest.json";
-/// Beyond any state of plain values, and small enough to read.
+/// Far more than plain values need, but small enough to read into memory.
 const MAX_BYTES: u64 = 1 << 28;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -26,17 +27,17 @@ pub(crate) struct Manifest {
     pub format: u32,
     pub step: u64,
     pub written_by: String,
-    /// Where each rank writes its own.
+    /// With `Writers::Each`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<Rank>,
-    /// Where the best are kept.
+    /// With `keep_best`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metric: Option<Metric>,
     pub parts: BTreeMap<String, Part>,
     pub fields: BTreeMap<String, Value>,
 }
 
-/// Whose checkpoint it is.
+/// The rank that wrote a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Rank {
     pub rank: usize,
@@ -49,7 +50,7 @@ impl fmt::Display for Rank {
     }
 }
 
-/// How good a checkpoint is.
+/// The metric by which the best checkpoints are kept.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Metric {
     pub name: String,
@@ -64,26 +65,26 @@ pub(crate) struct Part {
     pub values: BTreeMap<String, Plain>,
 }
 
-/// What `NAME.safetensors` must be.
+/// The expected size and checksums of `NAME.safetensors`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct File {
     pub bytes: u64,
     pub crc32: String,
-    /// None where another program wrote it: then it is read as a whole.
+    /// None if another program wrote it: then it is always read as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pieces: Option<Pieces>,
 }
 
-/// Checksums by which some tensors can be read without the others.
+/// Checksums of single tensors, so that some can be read without the others.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pieces {
-    /// Of the file's beginning up to the tensors.
+    /// The checksum of the file's beginning up to the tensors.
     pub header: String,
-    /// By name.
+    /// The checksum of each tensor, by name.
     pub tensors: BTreeMap<String, String>,
 }
 
-/// A value that is no tensor.
+/// A value that is not a tensor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Plain {
@@ -93,7 +94,7 @@ pub(crate) enum Plain {
     Text(String),
 }
 
-/// JSON has no infinities and no NaN.
+/// A float; infinities and NaN, which JSON lacks, are strings.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Real {
@@ -153,7 +154,7 @@ impl Real {
     }
 }
 
-/// The checksum of files and of the manifest: zlib's, which Python has too.
+/// The checksum of files and of the manifest: zlib's CRC-32, which Python has too.
 pub(crate) fn crc32(bytes: &[u8]) -> String {
     checksum(crc32fast::hash(bytes))
 }
@@ -170,7 +171,8 @@ impl Manifest {
         let text = format!("{{\"crc32\": \"{}\",\n{rest}\n", crc32(format!("{rest}\n").as_bytes()));
         match text.len() as u64 {
             bytes if bytes > MAX_BYTES => Err(serde::ser::Error::custom(format!(
-                "fields and values take {bytes} bytes, and a checkpoint may have {MAX_BYTES}: large ones belong in tensors"
+                "fields and plain values take {bytes} bytes, but should take at most {MAX_BYTES}: put large data into \
+                 tensors"
             ))),
             _ => Ok(text),
         }
@@ -187,7 +189,7 @@ impl Manifest {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 return damaged("the manifest", "a file", "none".to_owned());
             }
-            Err(error) => return Err(error).when("look at it", &path),
+            Err(error) => return Err(error).when("read its metadata", &path),
         };
         if bytes > MAX_BYTES {
             return damaged("the manifest's size", &format!("at most {MAX_BYTES} bytes"), format!("{bytes} bytes"));
@@ -206,7 +208,7 @@ impl Manifest {
         let parsed: Result<Self, _> = serde_json::from_slice(&text);
         let manifest =
             parsed.map_err(|error| damaged_by("the manifest", "the fields of format 1", error.to_string()))?;
-        // Files are named by them: a name with a path in it would lead out of the folder.
+        // Files are named after parts: a name with a path in it would lead out of the folder.
         for name in manifest.parts.keys() {
             check_name(name).map_err(|expected| damaged_by("a part's name", expected, format!("{name:?}")))?;
         }
@@ -214,7 +216,7 @@ impl Manifest {
     }
 }
 
-/// A real number as [`Real`] has it.
+/// (De)serializes an `f64` as a [`Real`].
 mod real {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -229,7 +231,7 @@ mod real {
     }
 }
 
-/// Before anything else, because a later format may hold its checksum elsewhere.
+/// Checked before anything else, because a later format may have its checksum elsewhere.
 fn check_format(text: &[u8], path: &Path) -> Result<(), CheckpointError> {
     #[derive(Deserialize)]
     struct Format {

@@ -1,23 +1,24 @@
-//! Names of parts, which are names of files.
+//! Names of parts, which become file names.
 
 use std::collections::BTreeSet;
 
 use crate::error::CheckpointError;
 
-/// What is wrong with a name that cannot be a file's on any system, or would lead out of its folder.
+/// Accepts only names that are valid file names on every system and cannot lead out of the folder; else returns what is
+/// expected.
 pub(crate) fn check_name(name: &str) -> Result<(), &'static str> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     let fits = (1..=100).contains(&name.len()) && name.bytes().all(plain) && !name.starts_with('.');
-    if fits { Ok(()) } else { Err("1 to 100 letters, digits, `_`, `-` and `.`, and no `.` at first") }
+    if fits { Ok(()) } else { Err("1 to 100 letters, digits, `_`, `-` and `.`, not starting with `.`") }
 }
 
-/// Names that can be those of a checkpoint's parts.
+/// Checks the names of a checkpoint's parts.
 pub(crate) fn check_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), CheckpointError> {
     let mut seen = BTreeSet::new();
     for name in names {
         let once = match seen.insert(name.to_ascii_lowercase()) {
             true => Ok(()),
-            false => Err("a name that no other part has, capitals or not"),
+            false => Err("a name that no other part has, ignoring case"),
         };
         check_name(name).and(once).map_err(|expected| CheckpointError::PartName { name: name.to_owned(), expected })?;
     }

@@ -1,4 +1,4 @@
-//! What ranks decide together, so that all save, stop and resume alike.
+//! Agreement between ranks, so that all save, stop and resume at the same step.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,17 +9,17 @@ use overdrive_core::{RankGroup, SingleProcess, Stateful};
 use crate::error::CheckpointError;
 use crate::manifest::{self, Manifest};
 
-/// Who writes, where several ranks train together.
+/// Which ranks write, if several train together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writers {
-    /// Rank 0 writes for all, and all load it: for what the ranks have alike, in a folder that they share.
+    /// Rank 0 writes for all, and all load its checkpoint: for state that is the same on all ranks, in a shared folder.
     First,
-    /// Each rank writes what it has, in a folder `rank-N` of its own, and loads that: for what the ranks have each of
-    /// their own (generators of random numbers, positions in the data, shards of a state).
+    /// Each rank writes and loads its own checkpoint, in the folder `rank-N`: for state that differs by rank (random
+    /// generators, positions in the data, shards of a state).
     Each,
 }
 
-/// The ranks of a run; one that is alone agrees with itself at once.
+/// The ranks of a run; a single process agrees with itself at once.
 #[derive(Clone)]
 pub(crate) struct Ranks {
     group: Arc<dyn RankGroup>,
@@ -40,11 +40,11 @@ impl fmt::Debug for Ranks {
     }
 }
 
-/// How reading or loading went on a rank; of several ranks, the worst counts.
+/// The outcome of reading or loading on a rank; of several ranks, the worst counts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Good,
-    /// The checkpoint is damaged: an earlier one may serve.
+    /// The checkpoint is damaged: an earlier one should be tried.
     Damaged,
     Failed,
 }
@@ -64,7 +64,7 @@ impl Ranks {
         Self { group, writers: Some(writers) }
     }
 
-    /// Whether others have to be asked.
+    /// Whether there is more than one rank.
     pub fn are_several(&self) -> bool {
         self.group.world_size() > 1
     }
@@ -74,7 +74,7 @@ impl Ranks {
         self.writers != Some(Writers::First) || self.group.rank() == 0
     }
 
-    /// Refuses parts that one rank cannot write for all.
+    /// Refuses parts whose state differs by rank if rank 0 writes for all.
     pub fn check_parts<'a>(
         &self,
         parts: impl IntoIterator<Item = (&'a str, &'a dyn Stateful)>,
@@ -88,7 +88,7 @@ impl Ranks {
         }
     }
 
-    /// Where this rank's checkpoints lie.
+    /// The folder of this rank's checkpoints.
     pub fn folder(&self, root: &Path) -> PathBuf {
         match self.writers {
             Some(Writers::Each) => root.join(format!("rank-{}", self.group.rank())),
@@ -96,13 +96,13 @@ impl Ranks {
         }
     }
 
-    /// Who a checkpoint is of, where each rank has its own.
+    /// The rank to record in a checkpoint; none unless each rank writes its own.
     pub fn mark(&self) -> Option<manifest::Rank> {
         let mark = manifest::Rank { rank: self.group.rank(), world_size: self.group.world_size() };
         (self.writers == Some(Writers::Each)).then_some(mark)
     }
 
-    /// Refuses a checkpoint that as many ranks did not write, or as another rank.
+    /// Refuses a checkpoint of another rank, or of another number of ranks.
     pub fn check_mark(&self, folder: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
         match (self.mark(), manifest.ranks) {
             (Some(expected), Some(found)) if expected != found => Err(CheckpointError::Rank {
@@ -119,17 +119,17 @@ impl Ranks {
     }
 
     pub fn min(&self, value: i64) -> Result<i64, CheckpointError> {
-        // Not negated: the least number has no opposite.
+        // `!` instead of `-`, because `-i64::MIN` overflows.
         Ok(!self.group.max(!value)?)
     }
 
-    /// Whether any rank says yes.
+    /// Whether `yes` is true on any rank.
     pub fn any(&self, yes: bool) -> Result<bool, CheckpointError> {
         Ok(self.max(i64::from(yes))? == 1)
     }
 
-    /// Rank 0's number on all ranks; none for what is no number.
-    pub fn firsts(&self, value: Option<f64>) -> Result<Option<f64>, CheckpointError> {
+    /// Rank 0's number, on all ranks; none for none and NaN.
+    pub fn from_rank_0(&self, value: Option<f64>) -> Result<Option<f64>, CheckpointError> {
         if !self.are_several() {
             return Ok(value.filter(|value| !value.is_nan()));
         }
@@ -140,7 +140,7 @@ impl Ranks {
         Ok(Some(f64::from_bits(self.max(bits)? as u64)).filter(|value| !value.is_nan()))
     }
 
-    /// The worst of what the ranks found.
+    /// The worst verdict of all ranks.
     pub fn worst(&self, own: Verdict) -> Result<Verdict, CheckpointError> {
         Ok(match self.max(own as i64)? {
             0 => Verdict::Good,
@@ -149,11 +149,12 @@ impl Ranks {
         })
     }
 
-    /// What this rank has come by, where all ranks have; else an error on each of them, a rank's own where it has one.
+    /// Returns this rank's result if all ranks succeeded; else an error on every rank: a rank's own error, or
+    /// [`CheckpointError::OtherRank`].
     pub fn all<T>(&self, action: &str, own: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
         match (self.any(own.is_err()), own) {
             (_, Err(error)) => Err(error),
-            (told, Ok(value)) => match told? {
+            (any_failed, Ok(value)) => match any_failed? {
                 false => Ok(value),
                 true => Err(CheckpointError::OtherRank { action: action.to_owned() }),
             },

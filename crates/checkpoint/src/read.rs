@@ -1,4 +1,4 @@
-//! Reading a checkpoint, or some of it, with the checksums of all that is read, before anybody sees a tensor.
+//! Reads a checkpoint or some of it, and compares the checksums before any tensor is returned.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -16,11 +16,11 @@ use crate::error::{CheckpointError, Context};
 use crate::layout::FORMAT_KEY;
 use crate::manifest::{self, Manifest, Part, Pieces, checksum};
 
-/// As safetensors' own readers.
+/// The limit of safetensors' own readers.
 pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 const CHUNK: usize = 1 << 20;
 
-/// Says of an entry's name whether it is read.
+/// Whether to read the entry of this name.
 pub(crate) type Wanted<'a> = &'a dyn Fn(&str) -> bool;
 
 /// A checkpoint in memory, or some of its parts.
@@ -31,7 +31,7 @@ pub(crate) struct Saved {
     pub fields: BTreeMap<String, Value>,
 }
 
-/// Reads the checkpoint in a folder; that of `step`, where its name says so.
+/// Reads the checkpoint in a folder; if `step` is given, the manifest must have that step.
 pub(crate) fn read(folder: &Path, step: Option<u64>) -> Result<Saved, CheckpointError> {
     let manifest = Manifest::read(folder)?;
     if let Some(step) = step.filter(|&step| step != manifest.step) {
@@ -40,7 +40,7 @@ pub(crate) fn read(folder: &Path, step: Option<u64>) -> Result<Saved, Checkpoint
     read_parts(folder, manifest, |_| true)
 }
 
-/// Reads the parts whose names are asked for, and no other file.
+/// Reads only the parts that are asked for.
 pub(crate) fn read_parts(
     folder: &Path,
     manifest: Manifest,
@@ -56,7 +56,7 @@ pub(crate) fn read_parts(
     Ok(Saved { folder: folder.to_path_buf(), step: manifest.step, parts, fields: manifest.fields })
 }
 
-/// Reads the entries of a part that are wanted, or all.
+/// Reads the wanted entries of a part, or all.
 pub(crate) fn read_entries(
     folder: &Path,
     name: &str,
@@ -80,12 +80,12 @@ pub(crate) fn read_entries(
     Ok(state)
 }
 
-/// A safetensors file that is read from its beginning on.
+/// A safetensors file that is being read.
 struct Source<'a> {
     path: &'a Path,
     file: File,
     bytes: u64,
-    /// Of what was read since it was last asked for.
+    /// The checksum of the bytes read since the last `check`.
     crc: crc32fast::Hasher,
 }
 
@@ -98,7 +98,7 @@ impl<'a> Source<'a> {
             }
             other => other.when("open it", path)?,
         };
-        let bytes = file.metadata().when("look at it", path)?.len();
+        let bytes = file.metadata().when("read its metadata", path)?.len();
         let source = Self { path, file, bytes, crc: crc32fast::Hasher::new() };
         if bytes != expected.bytes {
             return Err(source.damaged("its size", format!("{} bytes", expected.bytes), format!("{bytes} bytes")));
@@ -118,13 +118,13 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Compares the checksum of what was read.
+    /// Compares the checksum of the bytes read since the last check.
     fn check(&mut self, what: &str, expected: &str) -> Result<(), CheckpointError> {
         let found = checksum(std::mem::take(&mut self.crc).finalize());
         if found == expected { Ok(()) } else { Err(self.damaged(&format!("crc32 of {what}"), expected, found)) }
     }
 
-    /// The header's bytes, not looked at yet, and where the tensors begin.
+    /// Reads the header's bytes, unparsed, and returns them with the tensors' position.
     fn header(&mut self) -> Result<(Vec<u8>, u64), CheckpointError> {
         let limit = MAX_HEADER_BYTES.min(self.bytes.saturating_sub(8));
         if self.bytes < 8 {
@@ -141,7 +141,7 @@ impl<'a> Source<'a> {
         Ok((header, 8 + length))
     }
 
-    /// The header, whose checksum is right, of so many bytes of tensors.
+    /// Parses a header whose checksum is right; `body` is the number of bytes of tensors.
     fn parse(&self, header: &[u8], body: u64) -> Result<Metadata, CheckpointError> {
         let header: Metadata = serde_json::from_slice(header)
             .map_err(|error| self.damaged("the header", "that of a safetensors file", error))?;
@@ -151,7 +151,7 @@ impl<'a> Source<'a> {
         Ok(header)
     }
 
-    /// Reads the whole file, and keeps what is wanted. The tensors share the memory that the file was read to.
+    /// Reads the whole file, and keeps the wanted tensors. They share the memory that the file was read into.
     fn read_all(&mut self, crc32: &str, wanted: Wanted<'_>, state: &mut StateDict) -> Result<(), CheckpointError> {
         let (header, start) = self.header()?;
         let body = self.take_tensor((self.bytes - start) as usize)?;
@@ -165,7 +165,7 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Reads the header and the tensors that are wanted, each with a checksum of its own.
+    /// Reads the header and the wanted tensors, each with its own checksum.
     fn read_some(&mut self, pieces: &Pieces, wanted: Wanted<'_>, state: &mut StateDict) -> Result<(), CheckpointError> {
         let (header, start) = self.header()?;
         self.check("the header", &pieces.header)?;
@@ -185,7 +185,7 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// The next bytes of the file, as a tensor of bytes.
+    /// Reads the next bytes of the file into a byte tensor.
     fn take_tensor(&mut self, bytes: usize) -> Result<Tensor, CheckpointError> {
         let mut buffer = HostBuffer::zeroed(bytes, false)?;
         self.take(buffer.as_mut_slice())?;
@@ -205,24 +205,24 @@ impl<'a> Source<'a> {
 
 fn view(bytes: &Tensor, start: usize, length: usize, kind: Kind, shape: &[i64]) -> Result<Tensor, TchError> {
     let tensor = bytes.f_narrow(0, start as i64, length as i64)?;
-    // Where another program left a tensor that is not aligned.
+    // Copied if the tensor is not aligned, which happens in files of other programs.
     let tensor = match start.is_multiple_of(kind.elt_size_in_bytes()) {
         true => tensor,
         false => tensor.f_to_dtype(Kind::Uint8, false, true)?,
     };
     match kind {
-        // Any byte but 0 is true: a truth value of 2 must not come into being.
+        // Converted, because any byte but 0 is true, and a bool tensor must not hold a 2.
         Kind::Bool => tensor.f_to_kind(Kind::Bool)?.f_view(shape),
         _ => tensor.f_view_dtype(kind)?.f_view(shape),
     }
 }
 
-/// The tensors of a file that have a wanted name, each with those of its names that are wanted: tied ones have several.
+/// The tensors of a file that have a wanted name, each with its wanted names: tied tensors have several.
 fn names_of(header: &Metadata, wanted: Wanted<'_>) -> BTreeMap<String, BTreeSet<String>> {
     let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let own = header.offset_keys().into_iter().map(|key| (key.clone(), key));
     let aliases = header.metadata().iter().flatten().filter(|(name, kept)| {
-        // All else in there is somebody's remark.
+        // Everything else in the metadata is another program's remark.
         *name != FORMAT_KEY && header.info(name).is_none() && header.info(kept).is_some()
     });
     for (name, kept) in own.chain(aliases.map(|(name, kept)| (name.clone(), kept.clone()))) {

@@ -1,4 +1,4 @@
-//! Going on where a run stopped: all ranks at one step.
+//! Resuming where a run stopped: all ranks at the same step.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::manifest::Manifest;
 use crate::ranks::Verdict;
 use crate::read::{Saved, read};
 
-/// What [`Checkpoint::resume`] has found.
+/// The checkpoint that [`Checkpoint::resume`] has loaded.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Resumed {
@@ -19,28 +19,30 @@ pub struct Resumed {
     pub step: u64,
     /// The checkpoint's folder.
     pub folder: PathBuf,
-    /// Why newer ones could not be used; those that are damaged lie beside it as `damaged-step-N` now.
+    /// Why newer checkpoints could not be used; damaged ones have been renamed to `damaged-step-N`.
     pub skipped: Vec<CheckpointError>,
 }
 
-/// What ranks have in common, and why nothing newer.
+/// The newest checkpoint that all ranks have, and why no newer one could be used.
 struct Search {
     found: Option<Saved>,
     skipped: Vec<CheckpointError>,
-    /// Of this rank's own.
+    /// The damaged steps of this rank.
     damaged: Vec<u64>,
 }
 
 impl Checkpoint {
-    /// Loads the newest checkpoint into the parts, which are to be all of its parts; none when there is none yet.
+    /// Loads the newest checkpoint into the parts, which must be exactly its parts; returns none if there is no
+    /// checkpoint yet.
     ///
-    /// A damaged one is passed over with a warning, and the one before is loaded. Everything is read and its checksums
-    /// compared before any part changes; a part that refuses leaves all as they were. Among ranks, it is the newest that
-    /// all of them have whole, and parts change on all ranks or on none; later ones are set aside.
+    /// A damaged checkpoint is skipped with a warning, and the previous one is loaded. Everything is read and its
+    /// checksums compared before any part changes; if a part refuses its state, all parts keep theirs. With several
+    /// ranks, this loads the newest checkpoint that all ranks have undamaged, on all ranks or on none; later ones are
+    /// set aside.
     ///
     /// # Errors
-    /// When what is there does not fit the parts or is of a newer format, and when every checkpoint is damaged; when
-    /// ranks have several checkpoints, but none in common.
+    /// When the checkpoint does not fit the parts or has a newer format, when every checkpoint is damaged, and when
+    /// ranks have several checkpoints, but no step in common.
     ///
     /// # Syncs
     /// As the parts' `load_state_dict` do. Waits for all ranks.
@@ -53,12 +55,12 @@ impl Checkpoint {
         Ok(Some(Resumed { step, folder, skipped }))
     }
 
-    /// Reads the fields of the checkpoint that [`resume`](Self::resume) would load, for [`get`](Self::get), and no part:
-    /// before the parts can fit, to make as many layers or parameter groups as the run had. Returns its step. It reads that
-    /// checkpoint to its end, to see whether it is whole.
+    /// Reads only the fields, for [`get`](Self::get), of the checkpoint that [`resume`](Self::resume) would load: for a
+    /// run that needs them to build its parts, with as many layers or parameter groups as before. Returns the step. The
+    /// whole checkpoint is read, to check that it is undamaged.
     ///
     /// # Errors
-    /// As [`resume`](Self::resume), but for the parts.
+    /// Those of [`resume`](Self::resume) that do not concern the parts.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -68,7 +70,7 @@ impl Checkpoint {
         Ok(Some(saved.step))
     }
 
-    /// The newest checkpoint that all ranks have whole, and what was found besides.
+    /// The newest checkpoint that all ranks have undamaged, and the damaged ones found on the way.
     fn newest(&mut self) -> Result<Option<(Saved, Search)>, CheckpointError> {
         self.wait()?;
         let steps = self.ranks.all("list its checkpoints", self.own_steps())?;
@@ -79,13 +81,13 @@ impl Checkpoint {
         }
     }
 
-    /// Loads the checkpoint of one step, as [`resume`](Self::resume) does the newest.
+    /// Loads the checkpoint of a given step, as [`resume`](Self::resume) loads the newest.
     ///
-    /// Those of later steps stay until the next save, and are what `resume` takes: move them away when the run is to go
-    /// on from here.
+    /// Checkpoints of later steps stay until the next save, and until then `resume` would load them: move them away if
+    /// the run shall continue from here.
     ///
     /// # Errors
-    /// [`CheckpointError::NoSuchStep`], or as for [`resume`](Self::resume); damage is an error here.
+    /// [`CheckpointError::NoSuchStep`], and those of [`resume`](Self::resume); damage is an error here.
     ///
     /// # Syncs
     /// As the parts' `load_state_dict` do. Waits for all ranks.
@@ -99,12 +101,12 @@ impl Checkpoint {
         self.load_everywhere(saved, parts)
     }
 
-    /// The steps of this rank's checkpoints, whose newest is of as many ranks.
+    /// The steps of this rank's checkpoints; an error if the newest is of another rank or number of ranks.
     fn own_steps(&self) -> Result<Vec<u64>, CheckpointError> {
         let steps = self.folder.steps()?;
         if let Some(&newest) = steps.last() {
             let folder = self.folder.step(newest);
-            // One that cannot be read is told of when it is to be loaded.
+            // A manifest that cannot be read is reported when the checkpoint is loaded.
             if let Ok(manifest) = Manifest::read(&folder) {
                 self.ranks.check_mark(&folder, &manifest)?;
             }
@@ -112,7 +114,7 @@ impl Checkpoint {
         Ok(steps)
     }
 
-    /// The newest checkpoint that all ranks have whole.
+    /// The newest checkpoint that all ranks have undamaged.
     fn search(&self, steps: &[u64]) -> Result<Search, CheckpointError> {
         let mut search = Search { found: None, skipped: Vec::new(), damaged: Vec::new() };
         let mut left = steps;
@@ -138,7 +140,7 @@ impl Checkpoint {
                             error
                         }
                     };
-                    tracing::warn!("{error}; trying the checkpoint before");
+                    tracing::warn!("{error}; trying the previous checkpoint");
                     search.skipped.push(error);
                     left = &left[..left.len() - 1];
                 }
@@ -152,7 +154,7 @@ impl Checkpoint {
         CheckpointError::OtherRank { action: format!("read its checkpoint of step {step}") }
     }
 
-    /// A run that starts anew in silence would be the worse surprise.
+    /// Returns none if there never was a checkpoint; else an error, because a run must not start over silently.
     fn nothing_found<T>(
         &self,
         found: Vec<u64>,
@@ -161,7 +163,8 @@ impl Checkpoint {
         if let Some(error) = skipped {
             return Err(error);
         }
-        // One is the first that was ever saved, in the middle of which another rank was lost. Behind two, all had one.
+        // A single checkpoint may be the very first, during whose write another rank died. With two, all ranks had the
+        // first.
         let own = match found.len() {
             0 | 1 => Ok(()),
             _ => Err(CheckpointError::NoCommonStep { folder: self.folder.root().to_path_buf(), found }),
@@ -170,7 +173,7 @@ impl Checkpoint {
         Ok(None)
     }
 
-    /// Loads on all ranks or on none.
+    /// Loads the parts on all ranks or on none.
     fn load_everywhere(
         &mut self,
         saved: Saved,
@@ -187,12 +190,12 @@ impl Checkpoint {
             }
             (Err(error), Ok(before)) => return Err(before.put_back(parts, error)),
         }
-        self.went_on_from(saved.step);
+        self.resumed_at(saved.step);
         self.fields = saved.fields;
         Ok(())
     }
 
-    /// Puts damaged checkpoints and, among ranks, later ones where they do not count.
+    /// Renames damaged checkpoints and, with several ranks, later ones, so that they no longer count.
     fn set_aside(&self, step: u64, damaged: &[u64]) -> Result<(), CheckpointError> {
         if !self.ranks.writes() {
             return Ok(());

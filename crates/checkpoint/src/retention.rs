@@ -1,41 +1,41 @@
-//! Which checkpoints stay.
+//! Which checkpoints are kept.
 
 use std::cmp::Ordering;
 
 use crate::folder::Folder;
 use crate::manifest::{Manifest, Metric};
 
-/// Which of two metrics is the better one.
+/// Whether a smaller or a larger metric is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// The smaller: a loss.
+    /// Smaller is better: a loss.
     Min,
-    /// The larger: an accuracy.
+    /// Larger is better: an accuracy.
     Max,
 }
 
-/// The newest, and beside them the best.
+/// How many of the newest and of the best checkpoints to keep.
 #[derive(Clone, Debug)]
 pub(crate) struct Retention {
     pub newest: usize,
     pub best: Option<Best>,
 }
 
-/// So many of the best by a metric.
+/// How many of the best to keep, by which metric.
 #[derive(Clone, Debug)]
 pub(crate) struct Best {
     pub count: usize,
-    /// The field that holds it.
+    /// The name of the field.
     pub metric: String,
     pub goal: Goal,
 }
 
 impl Retention {
-    /// Those of `steps`, which are in order, that are not kept.
+    /// The steps that are not kept. `steps` is in order; `written`, the new one, is always kept.
     pub fn surplus(&self, folder: &Folder, steps: &[u64], written: u64) -> Vec<u64> {
         let surplus = steps.len().saturating_sub(self.newest);
         let old = || steps.iter().copied().filter(|&step| step != written).take(surplus);
-        // Manifests are read only where there is something to choose.
+        // Manifests are read only if something is to be removed.
         let best = match &self.best {
             Some(best) if surplus > 0 => best.of(folder, steps),
             _ => Vec::new(),
@@ -45,7 +45,7 @@ impl Retention {
 }
 
 impl Best {
-    /// The best of these steps, best first. One whose manifest cannot be read, or has no such metric, is none of them.
+    /// The best of these steps, best first. Steps whose manifest cannot be read or lacks the metric are left out.
     pub fn of(&self, folder: &Folder, steps: &[u64]) -> Vec<u64> {
         let metric = |&step: &u64| {
             let Metric { name, value } = Manifest::read(&folder.step(step)).ok()?.metric?;
@@ -55,7 +55,7 @@ impl Best {
         let order = |one: &(f64, u64), other: &(f64, u64)| {
             let better = one.0.partial_cmp(&other.0).unwrap_or(Ordering::Equal);
             let better = if self.goal == Goal::Max { better.reverse() } else { better };
-            // Of equals the first: the field may still hold what was measured then.
+            // Of equals the earlier one: later checkpoints may repeat its metric, because the field was not set again.
             better.then(one.1.cmp(&other.1))
         };
         known.sort_by(order);

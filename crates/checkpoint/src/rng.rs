@@ -1,4 +1,4 @@
-//! The generators of random numbers as a part.
+//! The random generators as a part.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ use tch::{Device, Kind};
 /// The entry of a GPU's generator, whichever GPU it is.
 const CUDA: &str = "cuda";
 
-/// The states of libtorch's default generators: the CPU's, and that of one device more where it is CUDA.
+/// The states of libtorch's default random generators: the CPU's, and the given device's if it is CUDA.
 ///
-/// It holds no state itself: it takes and sets the process's. A run may go on on a machine with a GPU less or more: what
-/// both have is loaded, and [`left_out`](Self::left_out) says what was not.
+/// It holds no state itself: it reads and sets the process's. A run may resume with or without a GPU, whichever it had
+/// before: generators that both machines have are loaded, and [`left_out`](Self::left_out) reports the others.
 ///
 /// # Source
 /// `torch.get_rng_state`, `torch.cuda.get_rng_state`
@@ -23,13 +23,14 @@ pub struct RngState {
     left_out: Option<LeftOut>,
 }
 
-/// A generator that a load left as it was.
+/// A generator that loading did not set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LeftOut {
-    /// The state is of a GPU, and this run has none: what was drawn on the GPU is now drawn by the CPU's generator.
+    /// The state has a GPU's generator, but this run has no GPU: numbers once drawn on the GPU now come from the CPU's
+    /// generator.
     NoGpuHere,
-    /// The state is of a run without a GPU: the GPU's generator goes on from its own seed.
+    /// The state was saved by a run without a GPU: the GPU's generator continues from its own seed.
     NoGpuSaved,
 }
 
@@ -37,18 +38,18 @@ impl fmt::Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NoGpuHere => "the state of the GPU's generator was left out, because this run has no GPU",
-            Self::NoGpuSaved => "the GPU's generator was left as it is, because the state is of a run without a GPU",
+            Self::NoGpuSaved => "the GPU's generator was not set, because the state was saved by a run without a GPU",
         })
     }
 }
 
 impl RngState {
-    /// The CPU's generator and the device's.
+    /// The generators of the CPU and of the device.
     pub fn new(device: Device) -> Self {
         Self { device, left_out: None }
     }
 
-    /// What the last load left out; other random numbers than those of the run before come of it.
+    /// The generator that the last load left out: random numbers then differ from those of the original run.
     pub fn left_out(&self) -> Option<LeftOut> {
         self.left_out
     }
@@ -56,7 +57,7 @@ impl RngState {
     fn devices(self) -> Vec<(Device, &'static str)> {
         let mut devices = vec![(Device::Cpu, "cpu")];
         if self.device.is_cuda() {
-            // By no number: a resumed run may have been given another device.
+            // Without the GPU's index: a resumed run may have another one.
             devices.push((self.device, CUDA));
         }
         devices

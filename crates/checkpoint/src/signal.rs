@@ -1,4 +1,4 @@
-//! SIGTERM and Ctrl-C, as long as a run asks to be told of them.
+//! Handles SIGTERM and Ctrl-C while a run asks for it.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// What the handlers look at. They are registered once in a process, because nothing gives a signal its default back.
+/// The flags that the handlers read. Handlers are registered once per process, because the default cannot be restored.
 struct Flags {
-    /// Whether nobody watches: the signal then ends the process, as it does by default.
+    /// True while there is no `Watch`: a signal then ends the process, as it does by default.
     unwatched: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
 }
@@ -17,7 +17,7 @@ struct Flags {
 static FLAGS: Mutex<Option<Flags>> = Mutex::new(None);
 static WATCHERS: AtomicUsize = AtomicUsize::new(0);
 
-/// Watches for signals as long as it lives.
+/// Catches signals while it lives.
 #[derive(Debug)]
 pub(crate) struct Watch {
     unwatched: Arc<AtomicBool>,
@@ -31,7 +31,7 @@ impl Watch {
             let new = Flags { unwatched: Arc::default(), stop: Arc::default() };
             for signal in [SIGINT, SIGTERM] {
                 flag::register_conditional_default(signal, new.unwatched.clone())?;
-                // A second one does not wait for the next step.
+                // A second signal ends the process at once, without waiting for the next step.
                 flag::register_conditional_shutdown(signal, 128 + signal, new.stop.clone())?;
                 flag::register(signal, new.stop.clone())?;
             }

@@ -1,21 +1,21 @@
-//! What may ask a run to stop.
+//! Requests to stop a run.
 
 use std::time::Instant;
 
 use crate::error::CheckpointError;
 use crate::ranks::Ranks;
 
-/// A time, a signal.
+/// A time limit, a signal.
 pub(crate) struct Stop {
     pub at: Option<Instant>,
-    /// After how many steps ranks ask each other.
+    /// Every how many steps the ranks agree.
     pub agree_every: u64,
     #[cfg(feature = "signal")]
     pub watch: Option<crate::signal::Watch>,
 }
 
 impl Stop {
-    /// Whether anything may: the same on all ranks, whose options are.
+    /// Whether a stop can be requested at all: the same on all ranks, because their options are the same.
     fn is_watched(&self) -> bool {
         #[cfg(feature = "signal")]
         let signals = self.watch.is_some();
@@ -24,7 +24,7 @@ impl Stop {
         signals || self.at.is_some()
     }
 
-    /// Whether this process has been asked.
+    /// Whether this process has been asked to stop.
     fn own(&self) -> bool {
         #[cfg(feature = "signal")]
         let signal = self.watch.as_ref().is_some_and(crate::signal::Watch::stop_requested);
@@ -33,7 +33,7 @@ impl Stop {
         signal || self.at.is_some_and(|at| Instant::now() >= at)
     }
 
-    /// Whether any rank has been asked.
+    /// Whether any rank has been asked to stop.
     pub fn requested(&self, step: u64, ranks: &Ranks) -> Result<bool, CheckpointError> {
         match ranks.are_several() {
             false => Ok(self.own()),

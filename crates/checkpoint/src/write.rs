@@ -1,4 +1,4 @@
-//! Writing a checkpoint: aside first, synced, then under its name.
+//! Writes a checkpoint: under a temporary name first, synced, then renamed.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,16 +18,16 @@ use crate::layout::Layout;
 use crate::manifest::{self, FORMAT, Manifest, Plain};
 use crate::retention::Retention;
 
-/// Written at a time, and small enough to stay in a core's cache between the copy, the checksum and the write.
+/// Bytes per write: small enough to stay in a core's cache between the copy, the checksum and the write.
 const CHUNK: usize = 1 << 20;
 
-/// Synced at a time, while more is written.
+/// Bytes per sync, which runs while more is written.
 const SYNCED: usize = 64 << 20;
 
 /// A checkpoint to be written.
 pub(crate) struct Pending {
     pub step: u64,
-    /// From here on, other checkpoints are those of another branch.
+    /// From this step on, existing checkpoints belong to an abandoned branch of the run.
     pub others_from: u64,
     pub ranks: Option<manifest::Rank>,
     pub metric: Option<manifest::Metric>,
@@ -45,14 +45,14 @@ pub(crate) struct PendingPart {
 
 /// The tensors of a part.
 pub(crate) enum Body {
-    /// A copy of them all, one behind the other, in memory that is used again: as many bytes of the buffer.
+    /// A contiguous copy of all tensors in reusable memory: this many bytes of the buffer.
     Copied(HostBuffer, usize),
-    /// The tensors themselves, which nobody changes while they are written.
+    /// The tensors themselves, which do not change while they are written, and their bytes.
     Live(Vec<Tensor>, usize),
 }
 
 impl PendingPart {
-    /// Copies the tensors to `buffer`, or to new memory when that is too small.
+    /// Copies the tensors to `buffer`, or to new memory if it is too small.
     pub fn copied(name: &str, layout: Layout, buffer: Option<HostBuffer>) -> Result<Self, CheckpointError> {
         let Layout { header, tensors, pieces, bytes, values } = layout;
         let mut buffer = match buffer.filter(|buffer| buffer.len() >= bytes) {
@@ -67,7 +67,7 @@ impl PendingPart {
         Ok(Self { name: name.to_owned(), header, pieces, values, body: Body::Copied(buffer, bytes) })
     }
 
-    /// The tensors as they are, for a write that the caller waits for.
+    /// Refers to the tensors without a copy, for a write that the caller waits for.
     pub fn live(name: &str, layout: Layout) -> Self {
         let Layout { header, tensors, pieces, bytes, values } = layout;
         Self { name: name.to_owned(), header, pieces, values, body: Body::Live(tensors, bytes) }
@@ -81,7 +81,7 @@ impl Body {
         }
     }
 
-    /// Gives all bytes to `each`, some at a time.
+    /// Passes all bytes to `each`, in chunks.
     fn chunks(&self, mut each: impl FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
         match self {
             Self::Copied(buffer, bytes) => buffer.as_slice()[..*bytes].chunks(CHUNK).try_for_each(each),
@@ -109,20 +109,22 @@ impl Body {
     }
 }
 
-/// Writes a checkpoint. When it fails, those before are as they were.
+/// Writes a checkpoint. If it fails, earlier checkpoints are unchanged.
 pub(crate) fn write(folder: &Folder, pending: &Pending) -> Result<(), CheckpointError> {
     let written = fill(&folder.writing(pending.step), pending)
-        // Before the new one counts: after a crash in between, the one that the run came from is the newest.
+        // Before the new one counts, so that after a crash in between, the checkpoint that the run came from is the
+        // newest.
         .and_then(|()| folder.abandon(pending.others_from, Some(pending.step)))
         .and_then(|()| folder.publish(pending.step));
     if written.is_err() {
-        // What is left of it takes room; that it could not be written is the news.
+        // Removes the remains; the error to report is that of the write.
         let _ = fs::remove_dir_all(folder.writing(pending.step));
     }
     written
 }
 
-/// Removes the checkpoints up to `upto` that are not kept, once `written` is there. What could not be removed is told.
+/// Removes the surplus checkpoints up to `upto`, after `written` is in place. Returns and logs those that could not be
+/// removed.
 pub(crate) fn remove_surplus(folder: &Folder, retention: &Retention, upto: u64, written: u64) -> Vec<CheckpointError> {
     let removed = match folder.steps() {
         Ok(mut steps) => {
@@ -131,8 +133,8 @@ pub(crate) fn remove_surplus(folder: &Folder, retention: &Retention, upto: u64, 
         }
         Err(error) => vec![error],
     };
-    let told = |error| CheckpointError::NotRemoved { step: written, error: Box::new(error) };
-    removed.into_iter().map(told).inspect(|warning| tracing::warn!("{warning}")).collect()
+    let not_removed = |error| CheckpointError::NotRemoved { step: written, error: Box::new(error) };
+    removed.into_iter().map(not_removed).inspect(|warning| tracing::warn!("{warning}")).collect()
 }
 
 fn fill(aside: &Path, pending: &Pending) -> Result<(), CheckpointError> {
@@ -172,10 +174,11 @@ fn write_tensors(path: &Path, part: &PendingPart) -> Result<manifest::File, Chec
     let action = || format!("write its {bytes} bytes");
     let file = File::create(path).when("make the file", path)?;
     let mut checksums = Checksums::new(part.header.len(), &part.pieces);
-    // The disk writes what is there while the rest is copied: a sync of the whole at the end would find both idle in turn.
+    // A second thread syncs while this one copies: with a single sync at the end, disk and processor would idle in
+    // turn.
     let synced = thread::scope(|scope| {
-        let (more, told) = mpsc::channel();
-        let sync = || told.into_iter().try_for_each(|()| file.sync_data());
+        let (more, requests) = mpsc::channel();
+        let sync = || requests.into_iter().try_for_each(|()| file.sync_data());
         let syncing = thread::Builder::new().spawn_scoped(scope, sync).when("start a thread to sync it", path)?;
         let mut unsynced = 0;
         let mut put = |chunk: &[u8]| {
@@ -184,7 +187,7 @@ fn write_tensors(path: &Path, part: &PendingPart) -> Result<manifest::File, Chec
             unsynced += chunk.len();
             if unsynced >= SYNCED {
                 unsynced = 0;
-                // Nobody listens after an error, which is told below.
+                // Fails only if the thread has ended with an error, which is returned below.
                 let _ = more.send(());
             }
             Ok(())

@@ -1,15 +1,15 @@
-//! What the crates do for a training loop, told to whoever records it.
+//! Notifies an observer, such as the profiler's recorder, of batches, backward passes and optimizer steps.
 
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use crate::Optimizer;
 
-/// What a crate does for the thread that has called it.
+/// Work that a crate does on the calling thread.
 #[non_exhaustive]
 #[derive(Clone, Copy)]
 pub enum Activity<'a> {
-    /// A loader is asked for a batch. The number tells it from other loaders, over all its epochs.
+    /// A loader is asked for a batch. The number identifies the loader and is the same in all its epochs.
     NextBatch(usize),
     /// A backward pass.
     Backward,
@@ -17,23 +17,24 @@ pub enum Activity<'a> {
     OptimizerStep(&'a dyn Optimizer),
 }
 
-/// Is told what the crates do, on the thread that they do it for. What begins later ends earlier.
+/// Called when an activity begins and ends, on the thread that runs it. Activities nest: the last to begin ends first.
 pub trait ActivityObserver: Sync {
-    /// The activity begins.
+    /// An activity begins.
     fn begins(&self, activity: Activity<'_>);
 
-    /// The one that began last ends. `samples`: of the batch, where there is one and the loader has counted them.
+    /// The activity that began last on this thread ends. `samples`: the batch's size, where the loader has counted it.
     fn ends(&self, samples: Option<u64>);
 }
 
-/// How a crate that nobody calls says that it observes: by `inventory::submit!`. The first one is told.
+/// Registers an observer with `inventory::submit!`, so that no code has to call its crate. Only the first entry is
+/// used.
 pub struct ActivityObserverEntry(pub &'static dyn ActivityObserver);
 
 inventory::collect!(ActivityObserverEntry);
 
-/// Tells the observer that an activity begins, and that it ends when the guard is dropped.
+/// Reports to the observer that an activity begins, and that it ends when the guard is dropped.
 ///
-/// Costs a read of a pointer where nobody observes.
+/// Costs one pointer read where no observer is registered.
 pub fn activity<'a>(of: impl FnOnce() -> Activity<'a>) -> ActivityGuard {
     static OBSERVER: OnceLock<Option<&'static dyn ActivityObserver>> = OnceLock::new();
     let observer = *OBSERVER.get_or_init(|| inventory::iter::<ActivityObserverEntry>().next().map(|entry| entry.0));
@@ -43,17 +44,17 @@ pub fn activity<'a>(of: impl FnOnce() -> Activity<'a>) -> ActivityGuard {
     ActivityGuard { observer, samples: None, _not_send: PhantomData }
 }
 
-/// An activity that goes on until this is dropped. Made by [`activity`].
+/// An activity that lasts until this is dropped. Made by [`activity`].
 #[must_use = "the activity ends when the guard is dropped"]
 pub struct ActivityGuard {
     observer: Option<&'static dyn ActivityObserver>,
     samples: Option<u64>,
-    /// It ends on the thread that it began on.
+    /// The activity must end on the thread where it began.
     _not_send: PhantomData<*const ()>,
 }
 
 impl ActivityGuard {
-    /// Says how many samples there are in the batch.
+    /// Sets how many samples the batch has.
     pub fn set_samples(&mut self, samples: u64) {
         self.samples = Some(samples);
     }

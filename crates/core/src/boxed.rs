@@ -1,4 +1,5 @@
-//! Optimizers and states behind a `Box` or a `&mut`, so that one chosen at run time can be wrapped and saved.
+//! [`Optimizer`] and [`Stateful`] for `Box` and `&mut`, so that an optimizer chosen at run time can be wrapped and
+//! saved.
 
 use tch::Tensor;
 
@@ -110,7 +111,7 @@ pass_on!(Box<O>, &mut O);
 
 macro_rules! by_dyn {
     ($($object:ty),+) => {$(
-        /// The state of the optimizer that it is; [`StateError::NotSaved`] where that has none to save (tch's).
+        /// The state of the optimizer inside; [`StateError::NotSaved`] if it has none that can be saved (tch's).
         impl Stateful for $object {
             fn state_dict(&self) -> Result<StateDict, StateError> {
                 self.as_stateful().ok_or(NO_STATE)?.state_dict()
@@ -128,7 +129,7 @@ macro_rules! by_dyn {
 }
 
 const NO_STATE: StateError = StateError::NotSaved {
-    reason: "this optimizer does not show its state (tch's does not): take one of overdrive-optim's",
+    reason: "this optimizer does not show its state (tch's does not): use one of overdrive-optim's",
 };
 
 by_dyn!(dyn Optimizer + '_, dyn Optimizer + Send + '_);

@@ -1,22 +1,22 @@
-//! How far the caches of this process are filled, for whoever wonders why its memory grows.
+//! How full the sample caches of this process are, which explains growing memory use.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Of all caches that live. Each gives back what it has added.
+/// Totals over all live caches. Each cache subtracts its part when it is dropped.
 static KEPT: AtomicU64 = AtomicU64::new(0);
 static WANTED: AtomicU64 = AtomicU64::new(0);
 
-/// How many samples the caches of this process keep in memory, and how many they will.
+/// How many samples the caches of this process keep in memory, and how many they will keep once full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheFill {
-    /// Samples that are there.
+    /// Samples kept now.
     pub kept: u64,
-    /// Samples that will be there in the end.
+    /// Samples kept once the caches are full.
     pub wanted: u64,
 }
 
 impl CacheFill {
-    /// None where nothing is cached.
+    /// `None` where nothing is cached.
     pub fn of_this_process() -> Option<Self> {
         let fill = Self { kept: KEPT.load(Ordering::Relaxed), wanted: WANTED.load(Ordering::Relaxed) };
         (fill.wanted > 0).then_some(fill)
@@ -31,7 +31,7 @@ pub struct FillingCache {
 }
 
 impl FillingCache {
-    /// A cache that is empty, and will keep so many samples.
+    /// An empty cache that will keep `wanted` samples.
     pub fn new(wanted: u64) -> Self {
         WANTED.fetch_add(wanted, Ordering::Relaxed);
         Self { kept: AtomicU64::new(0), wanted: AtomicU64::new(wanted) }
@@ -42,21 +42,21 @@ impl FillingCache {
         self.kept.load(Ordering::Relaxed)
     }
 
-    /// How many samples it will keep, as far as can be seen by now.
+    /// How many samples it will keep, by the present estimate.
     pub fn wanted(&self) -> u64 {
         self.wanted.load(Ordering::Relaxed)
     }
 
-    /// One more sample is kept.
+    /// Counts one more sample as kept.
     pub fn keep_one(&self) {
         self.kept.fetch_add(1, Ordering::Relaxed);
         KEPT.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It will keep so many samples, as far as can be seen by now.
+    /// Sets the estimate of how many samples it will keep.
     pub fn expect(&self, wanted: u64) {
         let before = self.wanted.swap(wanted, Ordering::Relaxed);
-        // Wraps around where it becomes less, and back with it.
+        // A decrease wraps around in both operations, so the total is right.
         WANTED.fetch_add(wanted.wrapping_sub(before), Ordering::Relaxed);
     }
 }

@@ -1,4 +1,4 @@
-//! What gradient accumulation asks of data-parallel training.
+//! What gradient accumulation needs from data-parallel training.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::TorchError;
 
 /// Why a synchronisation between ranks failed.
 #[derive(Debug, thiserror::Error)]
-#[error("between ranks: {0}")]
+#[error("synchronisation between ranks failed: {0}")]
 pub struct SyncError(#[from] pub Box<dyn std::error::Error + Send + Sync>);
 
 /// Who averages the gradients over ranks.
@@ -24,7 +24,7 @@ pub enum AveragedBy {
     Optimizer,
 }
 
-/// Gradients that are averaged over ranks, and can be held back until a window closes.
+/// Averages gradients over ranks, and can hold that back until an accumulation window closes.
 ///
 /// # Source
 /// `DistributedDataParallel.no_sync`
@@ -35,21 +35,22 @@ pub trait GradientSync {
     /// Who averages them.
     fn averaged_by(&self) -> AveragedBy;
 
-    /// Whether this parameter's gradient is averaged with the others; true when not said.
+    /// Whether this parameter's gradient is averaged over the ranks. True by default.
     fn averages(&self, _parameter: &Tensor) -> bool {
         true
     }
 
-    /// Whether the backward passes that follow on this thread leave the gradients local.
+    /// Sets whether the next backward passes on this thread leave the gradients local.
     ///
     /// # Errors
     /// When a backward pass is under way.
     fn hold_back(&self, hold: bool) -> Result<(), SyncError>;
 
-    /// Runs backward from a loss: `Tensor::backward`, unless whoever synchronises can say more of what fails between ranks.
+    /// Runs backward from a loss. The default calls `Tensor::backward`; implementations may report more about failures
+    /// between ranks.
     ///
     /// # Errors
-    /// When a rank is gone, or the timeout has passed; a [`TorchError`] is backward's own.
+    /// When a rank is gone, or the timeout has passed; a [`TorchError`] when backward itself fails.
     ///
     /// # Syncs
     /// Waits for every rank, unless gradients are held back.
@@ -57,8 +58,8 @@ pub trait GradientSync {
         loss.f_backward().map_err(|error| SyncError(Box::new(TorchError::from(error))))
     }
 
-    /// In place of the backward pass that closes a window, on a rank where it has nothing to add: what has added up on this
-    /// rank is averaged, while the others run theirs.
+    /// Replaces the backward pass that closes a window, on a rank whose last micro-batch adds nothing: averages what
+    /// this rank has accumulated, while the other ranks run their backward pass.
     ///
     /// # Errors
     /// When a rank is gone, or the timeout has passed.
@@ -77,7 +78,7 @@ pub trait GradientSync {
     fn sum(&self, value: f64) -> Result<f64, SyncError>;
 }
 
-/// One process that synchronises with nobody.
+/// A single process, with no other ranks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SingleProcess;
 

@@ -1,8 +1,8 @@
-//! The contracts that Overdrive's crates share.
+//! The traits that Overdrive's crates share.
 //!
 //! A crate that trains takes any [`Optimizer`], a crate that saves takes anything [`Stateful`], and gradient
-//! accumulation holds back any [`GradientSync`]. [`TchOptimizer`] makes one of `tch::nn::Optimizer`, so an existing tch
-//! program can use every crate.
+//! accumulation holds back any [`GradientSync`]. [`TchOptimizer`] makes an [`Optimizer`] of `tch::nn::Optimizer`, so an
+//! existing tch program can use every crate.
 #![forbid(unsafe_code)]
 
 mod activity;

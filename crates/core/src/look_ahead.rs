@@ -1,24 +1,24 @@
-//! Batches that are taken before they are used, and the loaders that have to know of it.
+//! Batches that are taken before they are used, and how their loaders learn when they are used.
 
 use std::cell::RefCell;
 
 type Release = Box<dyn FnOnce() + Send>;
 
 thread_local! {
-    /// What the loaders have left for the batches taken since the innermost [`take_ahead`] began; none outside of one.
+    /// The loaders' callbacks for the batches taken since the innermost [`take_ahead`] began; `None` outside of one.
     static TAKEN: RefCell<Option<Vec<Release>>> = const { RefCell::new(None) };
 }
 
-/// Batches that were taken ahead of their use: their loaders do not count them as trained on before
-/// [`hand_out`](Self::hand_out). Dropped, they stay uncounted.
+/// Batches that were taken ahead of their use. Their loaders count them as trained on at [`hand_out`](Self::hand_out),
+/// or never if this is dropped.
 #[must_use = "the loader counts the batch when it is handed out"]
 #[derive(Default)]
 pub struct HeldBatches(Vec<Release>);
 
-/// Asks an iterator for its next batch before that is used, to see whether there is one, say.
+/// Takes an iterator's next batch before it is used, for instance to see whether there is one.
 ///
-/// The loader that it comes from, behind whatever adapters, leaves it out of its state until it is handed out. So a run
-/// that is saved meanwhile and resumed trains on it, and on no other batch twice.
+/// The loader behind the iterator, through any adapters, counts the batch in its state only when it is handed out. So a
+/// run that is saved in between and resumed trains on every batch exactly once.
 ///
 /// ```
 /// # use overdrive_core::take_ahead;
@@ -28,7 +28,7 @@ pub struct HeldBatches(Vec<Release>);
 /// held.hand_out();
 /// ```
 pub fn take_ahead<T>(next: impl FnOnce() -> T) -> (T, HeldBatches) {
-    // Put back by a panic, too.
+    // A guard, so that a panic restores it too.
     struct Outer(Option<Vec<Release>>);
     impl Drop for Outer {
         fn drop(&mut self) {
@@ -47,7 +47,8 @@ pub fn is_taken_ahead() -> bool {
     TAKEN.with_borrow(Option::is_some)
 }
 
-/// For loaders: what to do when the batch that they give now is handed out. At once, if nobody takes it ahead.
+/// For loaders: registers what to do when the batch being returned is handed out. Runs at once if it is not taken
+/// ahead.
 pub fn when_handed_out(release: impl FnOnce() + Send + 'static) {
     hand_out(Box::new(release));
 }
@@ -60,14 +61,14 @@ fn hand_out(release: Release) {
         }
         None => Some(release),
     });
-    // Not within the borrow: it may do anything.
+    // After the borrow ends, because it may call back into this module.
     if let Some(release) = kept {
         release();
     }
 }
 
 impl HeldBatches {
-    /// The batches are used from now on. Within another [`take_ahead`] they stay held by that one.
+    /// Marks the batches as used. Within another [`take_ahead`] they stay held by that one.
     pub fn hand_out(self) {
         self.0.into_iter().for_each(hand_out);
     }
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_ahead_within_a_look_ahead_leaves_the_batch_with_the_outer_one() {
+    fn a_batch_of_a_nested_look_ahead_stays_held_by_the_outer_one() {
         let (mut numbers, used) = loader();
         let used = || used.load(Ordering::Relaxed);
         let (_, inner) = take_ahead(|| numbers.next());

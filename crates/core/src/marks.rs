@@ -1,5 +1,5 @@
-//! Facts about parameters that one part has to know of another ("a reducer averages this gradient"), looked up by the
-//! tensor.
+//! Facts about parameters that one crate records and others must know ("a reducer averages this gradient"), looked up
+//! by tensor.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -9,8 +9,8 @@ use tch::Tensor;
 
 use crate::optimizer::{Optimizer, OptimizerError};
 
-/// Parameters that an optimizer [has moved](crate::Behavior::moves_parameters): averages and states of the model must not
-/// take them for trained weights.
+/// Parameters that an optimizer [has moved](crate::Behavior::moves_parameters): averages and saved states of the model
+/// must not use their values as trained weights.
 pub static MOVED: Marks = Marks::new();
 
 /// Parameters whose gradients a `DistributedDataParallel` averages in the backward pass.
@@ -19,21 +19,22 @@ pub static AVERAGED: Marks = Marks::new();
 /// Parameters that are [stepped in backward](crate::Behavior::steps_in_backward): their gradients are used up there.
 pub static STEPPED_IN_BACKWARD: Marks = Marks::new();
 
-/// Parameters whose gradients a `GradScaler` has unscaled and not stepped with: another backward pass would add scaled ones
-/// to them.
+/// Parameters whose gradients a `GradScaler` has unscaled but not yet stepped with: another backward pass would add
+/// scaled gradients to them.
 pub static UNSCALED: Marks = Marks::new();
 
-/// Parameters that a `DistributedDataParallel` was told to ignore: each rank's own, or averaged by the program.
+/// Parameters that a `DistributedDataParallel` was told to ignore: each rank trains its own, or the program averages
+/// them.
 pub static IGNORED: Marks = Marks::new();
 
-/// The tensors of which something holds.
+/// The tensors for which one fact holds.
 #[derive(Debug)]
 pub struct Marks(OnceLock<Mutex<Table>>);
 
 #[derive(Debug, Default)]
 struct Table {
     tensors: HashMap<TensorId, Mark>,
-    /// How many were ever made.
+    /// How many marks were ever made.
     made: u64,
 }
 
@@ -60,8 +61,8 @@ impl Marks {
         self.0.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks these tensors until what is returned is dropped; a tensor may be marked several times.
-    #[must_use = "the marks go with it"]
+    /// Marks these tensors until the returned value is dropped; a tensor may be marked several times.
+    #[must_use = "dropping it removes the marks"]
     pub fn mark(&'static self, tensors: Vec<Tensor>) -> Marked {
         let mut marks = self.lock();
         marks.made += 1;
@@ -88,7 +89,7 @@ impl Marks {
         self.position_since(tensors, 0)
     }
 
-    /// The first of these tensors that was marked when already [`made`](Self::made) marks were, and still is.
+    /// The first of these tensors that is marked, and was last marked after the first [`made`](Self::made) marks.
     pub fn position_since<'a>(&self, tensors: impl IntoIterator<Item = &'a Tensor>, made: u64) -> Option<usize> {
         let marks = self.lock();
         if marks.tensors.is_empty() {
@@ -109,8 +110,9 @@ impl Marks {
     }
 }
 
-/// For optimizers, before a step: an error when a parameter has a gradient that is this rank's own while others are
-/// [`AVERAGED`]. It was made or unfrozen behind the `DistributedDataParallel`, and each rank would train its own.
+/// For optimizers, before a step: an error when a parameter's gradient is not averaged over the ranks while others are
+/// [`AVERAGED`]. It was made or unfrozen after the `DistributedDataParallel`, and its values would differ between
+/// ranks.
 ///
 /// # Errors
 /// [`OptimizerError::InvalidParameter`]
@@ -123,8 +125,9 @@ pub fn check_averaged(opt: &(impl Optimizer + ?Sized)) -> Result<(), OptimizerEr
         return Ok(());
     }
     let is_alone = |param: &Tensor| !AVERAGED.contains(param) && !IGNORED.contains(param) && param.grad().defined();
-    let reason = "its gradient is not averaged over the ranks, and those of others are: make the `DistributedDataParallel` \
-                  anew behind new or unfrozen layers, or tell it to `ignore` what each rank has for itself";
+    let reason = "its gradient is not averaged over the ranks, but other parameters' gradients are: make the \
+                  `DistributedDataParallel` anew after adding or unfreezing layers, or `ignore` parameters that each \
+                  rank trains for itself";
     refuse(opt, params.iter().position(is_alone), reason)
 }
 

@@ -1,4 +1,4 @@
-//! What a training loop asks of an optimizer.
+//! What a training loop needs from an optimizer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -45,7 +45,7 @@ pub enum OptimizerError {
     /// [`Optimizer::step_scaled`] on an optimizer that cannot take the scale.
     #[error("this optimizer does not take a gradient scale: unscale the gradients, then call `step`")]
     TakesNoGradScale,
-    /// Two parts that cannot be used together; why.
+    /// A part that cannot be used with this optimizer, and why.
     #[error("{part} cannot be used with this optimizer: {reason}")]
     DoesNotFit {
         /// The part that was joined with the optimizer.
@@ -53,26 +53,26 @@ pub enum OptimizerError {
         /// Why they do not fit, and what does.
         reason: &'static str,
     },
-    /// [`Optimizer::set_momentum`] on an optimizer without one.
+    /// [`Optimizer::set_momentum`] on an optimizer without momentum.
     #[error(
         "this optimizer has no momentum to cycle: give it one (SGD's `momentum`, Adam's `betas`), or cycle the learning rate alone"
     )]
     NoMomentum,
-    /// Options of a group that would need other state than the group has.
+    /// Options that need state which the parameter group does not have.
     #[error(
-        "these options need other state than the group keeps (amsgrad's, or a momentum where there was none): say them when \
+        "these options need state that the group does not have (amsgrad's maxima, or a momentum buffer): set them when \
          the optimizer is built"
     )]
     OtherState,
     /// The norm of gradients that were to be clipped, where infinity and NaN are to be errors.
-    #[error("the {norm_type}-norm of the gradients is {found}: they cannot be clipped, and are as they were")]
+    #[error("the {norm_type}-norm of the gradients is {found}: they cannot be clipped and are unchanged")]
     NonFiniteNorm {
         /// Which norm.
         norm_type: f64,
         /// Infinity or NaN.
         found: f64,
     },
-    /// An optimizer that communicates could not.
+    /// Communication between ranks failed in an optimizer's step.
     #[error(transparent)]
     Sync(crate::SyncError),
     /// tch's optimizer panicked; its message.
@@ -83,7 +83,7 @@ pub enum OptimizerError {
     Torch(#[from] TorchError),
 }
 
-/// Tells optimizers apart within a process.
+/// Identifies an optimizer within a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OptimizerId(u64);
 
@@ -99,23 +99,23 @@ impl OptimizerId {
 /// The loss scale and the overflow flag that a fused optimizer takes straight from the GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct GradScale<'a> {
-    /// The gradients are to be divided by this float32 scalar; none when they have been unscaled already.
+    /// The gradients are to be divided by this float32 scalar; `None` when they have been unscaled already.
     pub scale: Option<&'a Tensor>,
     /// A float32 scalar, 1 when a gradient is infinite or NaN: the step then changes nothing.
     pub found_inf: &'a Tensor,
 }
 
-/// What an optimizer does beside updating its parameters in [`Optimizer::step`]. Whatever joins an optimizer with another
-/// part asks, and refuses with the reason what cannot be right.
+/// What an optimizer does besides updating its parameters in [`Optimizer::step`]. Code that combines an optimizer with
+/// another part checks this, and refuses a combination that cannot work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Behavior {
     /// It updates parameters and frees gradients during the backward pass: nothing can look at the gradients before, add
     /// to them, or skip the step.
     pub steps_in_backward: bool,
-    /// Between backward passes of one step the parameters are elsewhere than where they are trained (SAM's ascent).
+    /// Between the backward passes of one step the parameters hold other values than the trained ones (SAM's ascent).
     pub moves_parameters: bool,
-    /// It keeps copies of the parameters' values, and has to hear of weights that were loaded
+    /// It keeps copies of the parameters' values, and must be notified when weights were loaded
     /// ([`Optimizer::params_changed`]).
     pub keeps_copies: bool,
     /// Its steps wait for the other ranks: a step must be skipped on all of them or on none.
@@ -123,7 +123,7 @@ pub struct Behavior {
 }
 
 impl Behavior {
-    /// What both do: of a wrapper, and of what is inside.
+    /// What either of the two does: a wrapper and the optimizer inside it, for instance.
     pub fn and(self, other: Self) -> Self {
         Self {
             steps_in_backward: self.steps_in_backward || other.steps_in_backward,
@@ -139,18 +139,18 @@ impl Behavior {
 /// # Source
 /// `torch.optim.Optimizer`
 pub trait Optimizer {
-    /// Tells this optimizer from others; stays the same while it lives.
+    /// Identifies this optimizer; stays the same as long as it exists.
     fn id(&self) -> OptimizerId;
 
     /// The parameters of all groups in order, sharing their data with the model.
     fn params(&self) -> Vec<Tensor>;
 
-    /// The same with their names, where the optimizer was given some.
+    /// The same parameters with their names, where the optimizer was given names.
     fn parameters(&self) -> Vec<Parameter> {
         self.params().into_iter().map(Parameter::unnamed).collect()
     }
 
-    /// What its steps update, as many as there are parameters: these, or the float32 copies that are kept of them.
+    /// The tensors that its steps update, one for each parameter: the parameter itself, or the float32 copy kept of it.
     ///
     /// # Errors
     /// When libtorch fails.
@@ -158,7 +158,7 @@ pub trait Optimizer {
         Ok(self.params())
     }
 
-    /// What it does beside updating its parameters in [`step`](Self::step).
+    /// What it does besides updating its parameters in [`step`](Self::step).
     fn behavior(&self) -> Behavior {
         Behavior::default()
     }
@@ -166,7 +166,7 @@ pub trait Optimizer {
     /// How many parameter groups there are.
     fn num_groups(&self) -> usize;
 
-    /// A group's learning rate; none where the implementation cannot tell (tch's).
+    /// A group's learning rate; `None` where the implementation cannot read it (tch's).
     fn lr(&self, group: usize) -> Option<f64>;
 
     /// Sets a group's learning rate.
@@ -175,8 +175,9 @@ pub trait Optimizer {
     /// When there is no such group, or the rate is negative or not finite.
     fn set_lr(&mut self, group: usize, lr: f64) -> Result<(), OptimizerError>;
 
-    /// What cyclic schedules move against the learning rate: SGD's `momentum`, or the first of Adam's `betas`. None
-    /// where there is no such option, it is not in use (a momentum of 0), or the implementation cannot tell (tch's).
+    /// What cyclic schedules lower while they raise the learning rate: SGD's `momentum`, or the first of Adam's
+    /// `betas`. `None` where there is no such option, it is not in use (a momentum of 0), or the implementation cannot
+    /// read it (tch's).
     ///
     /// # Source
     /// `OneCycleLR(cycle_momentum=True)`
@@ -184,7 +185,7 @@ pub trait Optimizer {
         None
     }
 
-    /// Sets what [`momentum`](Self::momentum) tells.
+    /// Sets what [`momentum`](Self::momentum) returns.
     ///
     /// # Errors
     /// When there is no such group, the value is outside [0, 1), or this optimizer has no momentum in use.
@@ -195,7 +196,7 @@ pub trait Optimizer {
     /// Updates the parameters from their gradients; those without one stay as they are.
     ///
     /// # Errors
-    /// When libtorch fails, on memory for the first step's state say.
+    /// When libtorch fails, for instance when memory for the first step's state runs out.
     ///
     /// # Syncs
     /// No, unless the implementation says so.
@@ -220,7 +221,8 @@ pub trait Optimizer {
         Err(OptimizerError::TakesNoGradScale)
     }
 
-    /// In place of a step that is left out, for an infinite gradient say: what was put off until the step is undone.
+    /// Replaces a step that is skipped, because of an infinite gradient for instance: undoes what should last only
+    /// until the step, such as SAM's ascent.
     ///
     /// # Errors
     /// When libtorch fails.
@@ -231,8 +233,8 @@ pub trait Optimizer {
         Ok(())
     }
 
-    /// How many sets of gradients it has used up otherwise than by a step (SAM's ascents) or freed. What was done to those,
-    /// unscaling say, is to be done anew to the next ones.
+    /// How many sets of gradients it has freed or used up outside of a step (SAM's ascents). What was done to them,
+    /// such as unscaling, must be done again to the next ones.
     fn gradients_used(&self) -> u64 {
         0
     }
@@ -252,8 +254,8 @@ pub trait Optimizer {
     /// `zero_grad(set_to_none=True)`
     fn zero_grad(&mut self) -> Result<(), OptimizerError>;
 
-    /// Takes anew whatever copies of the parameters' values this optimizer keeps, float32 masters say: to be called after
-    /// parameters were written to by anything but its steps.
+    /// Refreshes the copies of the parameters' values that this optimizer keeps, such as float32 masters. Call it after
+    /// anything but this optimizer's steps has written to the parameters.
     ///
     /// # Errors
     /// When libtorch fails.
@@ -264,7 +266,7 @@ pub trait Optimizer {
         Ok(())
     }
 
-    /// Its state, so that a `Box<dyn Optimizer>` can be saved; none where it cannot be (tch's).
+    /// Its state, so that a `Box<dyn Optimizer>` can be saved; `None` where that is impossible (tch's).
     fn as_stateful(&self) -> Option<&dyn Stateful> {
         None
     }

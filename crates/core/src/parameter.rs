@@ -37,7 +37,7 @@ impl Parameter {
         &self.tensor
     }
 
-    /// How errors call it: by its name, or by its place among `params` that has none.
+    /// How errors name it: by its name, or without one by `index`, its place in the list of parameters.
     pub fn label(&self, index: usize) -> String {
         match &self.name {
             Some(name) => format!("`{name}`"),
@@ -54,7 +54,8 @@ impl Parameter {
 /// What parameters can be given as: a `VarStore`, pairs of name and tensor, or plain tensors.
 ///
 /// A `VarStore` gives its trainable variables, frozen ones among them, in the order in which they were made, as
-/// `Module.named_parameters()` does. With names, states are saved and loaded by name, and errors speak of them.
+/// `Module.named_parameters()` does. Where parameters have names, states are saved and loaded by name and errors report
+/// it.
 pub trait IntoParameters {
     /// The parameters in order, sharing their data.
     fn into_parameters(self) -> Vec<Parameter>;
@@ -84,7 +85,7 @@ impl IntoParameters for &mut nn::VarStore {
     }
 }
 
-/// Anything that can be seen as one parameter of a list.
+/// An item of a list of parameters.
 trait AsParameter {
     fn as_parameter(&self) -> Parameter;
 }

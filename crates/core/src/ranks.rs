@@ -1,8 +1,8 @@
-//! What a crate that is not about ranks asks of those that train together.
+//! What crates other than `overdrive-ddp` need from the ranks of a job.
 
 use crate::{SingleProcess, SyncError};
 
-/// Processes that decide something together by small numbers: where to resume, when to stop.
+/// Ranks that make a decision together by exchanging a number: where to resume, when to stop.
 ///
 /// Every rank makes the same calls in the same order.
 ///
@@ -15,7 +15,7 @@ pub trait RankGroup: Send + Sync {
     /// How many ranks there are.
     fn world_size(&self) -> usize;
 
-    /// The largest of the ranks' numbers, which all of them get.
+    /// The maximum of `value` over all ranks; every rank gets it.
     ///
     /// # Errors
     /// When a rank is gone, or the timeout has passed.

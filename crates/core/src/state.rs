@@ -1,4 +1,4 @@
-//! State that a run needs to go on where it stopped.
+//! State that a run needs to continue where it stopped.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 
 use overdrive_ffi::Error as TorchError;
 
-/// Something whose state can be saved and put back.
+/// Something whose state can be saved and loaded.
 ///
 /// # Source
 /// `state_dict` and `load_state_dict`
@@ -17,19 +17,20 @@ pub trait Stateful {
     /// When libtorch fails.
     fn state_dict(&self) -> Result<StateDict, StateError>;
 
-    /// Puts a state back. Everything is checked before anything changes.
+    /// Loads a state. Everything is checked before anything changes.
     ///
     /// # Errors
-    /// When an entry is missing, unknown, or has another type, shape or dtype; the owner is then as it was.
+    /// When an entry is missing, unknown, or has another type, shape or dtype; nothing has changed then.
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError>;
 
-    /// Whether each rank has a state of its own, generators of random numbers say, which another rank must not load.
+    /// Whether the state is specific to its rank (random number generators, for instance), so that no other rank may
+    /// load it.
     fn differs_by_rank(&self) -> bool {
         false
     }
 }
 
-/// Why a state could not be taken or put back.
+/// Why a state could not be saved or loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
@@ -39,7 +40,7 @@ pub enum StateError {
         /// The entry's name.
         key: String,
     },
-    /// An entry is there that nobody asked for: most likely the state of something else.
+    /// An entry that the owner does not know: most likely the state of something else.
     #[error("the state has an entry `{key}`, which does not belong here")]
     Unexpected {
         /// The entry's name.
@@ -56,7 +57,7 @@ pub enum StateError {
         found: String,
     },
     /// Something that cannot be saved or loaded, or not at this moment; why, and what to do.
-    #[error("its state cannot be taken or put back: {reason}")]
+    #[error("its state cannot be saved or loaded: {reason}")]
     NotSaved {
         /// Why, and what would be right.
         reason: &'static str,
@@ -71,7 +72,7 @@ pub enum StateError {
 pub enum Entry {
     /// A tensor.
     Tensor(Tensor),
-    /// A yes or no.
+    /// A truth value.
     Bool(bool),
     /// A whole number.
     Int(i64),
@@ -104,17 +105,17 @@ impl StateDict {
         Self::default()
     }
 
-    /// Puts an entry in, in place of one of the same name.
+    /// Inserts an entry, replacing one of the same name.
     pub fn insert(&mut self, key: impl Into<String>, entry: Entry) {
         self.0.insert(key.into(), entry);
     }
 
-    /// Puts all entries of `inner` in, their names behind `prefix` and a dot.
+    /// Inserts all entries of `inner`, with `prefix` and a dot before their names.
     pub fn insert_nested(&mut self, prefix: &str, inner: StateDict) {
         self.0.extend(inner.0.into_iter().map(|(key, entry)| (format!("{prefix}.{key}"), entry)));
     }
 
-    /// The entries behind `prefix` and a dot, without it, sharing their tensors.
+    /// The entries whose names begin with `prefix` and a dot, named by the rest. Their tensors are shared.
     pub fn nested(&self, prefix: &str) -> StateDict {
         let inner = self.0.iter().filter_map(|(key, entry)| {
             let rest = key.strip_prefix(prefix)?.strip_prefix('.')?;
@@ -123,7 +124,7 @@ impl StateDict {
         StateDict(inner.collect())
     }
 
-    /// The same with tensors of its own, which keep their values when the owner's change.
+    /// The same with copies of the tensors, which keep their values when the owner's change.
     ///
     /// # Errors
     /// When memory runs out.
@@ -179,7 +180,7 @@ impl StateDict {
         }
     }
 
-    /// The real number of this name; a whole one will do.
+    /// The real number of this name; a whole number is converted.
     ///
     /// # Errors
     /// [`StateError::Missing`], [`StateError::Mismatch`]
@@ -202,14 +203,14 @@ impl StateDict {
         }
     }
 
-    /// The yes or no of this name.
+    /// The bool of this name.
     ///
     /// # Errors
     /// [`StateError::Missing`], [`StateError::Mismatch`]
     pub fn bool(&self, key: &str) -> Result<bool, StateError> {
         match self.get(key)? {
             Entry::Bool(value) => Ok(*value),
-            other => Err(mismatch(key, "a yes or no", other)),
+            other => Err(mismatch(key, "a bool", other)),
         }
     }
 
@@ -224,7 +225,7 @@ impl StateDict {
         }
     }
 
-    /// An error when an entry is there whose name is not among `known`.
+    /// An error when there is an entry whose name is not among `known`.
     ///
     /// # Errors
     /// [`StateError::Unexpected`]

@@ -1,4 +1,4 @@
-//! `tch::nn::Optimizer` under the workspace's contract.
+//! `tch::nn::Optimizer` as an [`Optimizer`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -11,9 +11,9 @@ use crate::optimizer::{Optimizer, OptimizerError, OptimizerId};
 
 /// tch's own optimizer as an [`Optimizer`], for schedules, clipping, accumulation and a `GradScaler`.
 ///
-/// It has one group, because tch does not tell how many there are; [`lr`](Optimizer::lr) is none, because tch does not tell
-/// it; [`set_lr`](Optimizer::set_lr) and [`set_momentum`](Optimizer::set_momentum) set every group's. tch does not show the
-/// optimizer's state, so this is not `Stateful`, and a checkpoint cannot take it:
+/// It has one group and [`lr`](Optimizer::lr) returns `None`, because tch exposes neither the number of groups nor
+/// their rates; [`set_lr`](Optimizer::set_lr) and [`set_momentum`](Optimizer::set_momentum) set all groups. Nor does
+/// tch expose the optimizer's state, so this is not `Stateful`, and a checkpoint cannot take it:
 ///
 /// ```compile_fail
 /// # use overdrive_core::{Stateful, TchOptimizer};
@@ -48,7 +48,7 @@ impl TchOptimizer {
         Self { inner, id: OptimizerId::new() }
     }
 
-    /// tch's optimizer, for what it alone has (`set_weight_decay`, `set_lr_group`).
+    /// tch's optimizer, for methods that only it has (`set_weight_decay`, `set_lr_group`).
     pub fn inner_mut(&mut self) -> &mut tch::nn::Optimizer {
         &mut self.inner
     }
@@ -59,7 +59,7 @@ impl TchOptimizer {
     }
 }
 
-/// tch unwraps libtorch's errors; here they come back as errors again.
+/// tch unwraps libtorch's errors; this turns its panics back into errors.
 fn caught(call: impl FnOnce()) -> Result<(), OptimizerError> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|payload| {
         let text = payload.downcast_ref::<String>().cloned();
@@ -109,7 +109,7 @@ impl Optimizer for TchOptimizer {
         caught(|| self.inner.step())
     }
 
-    /// Frees them; tch's own zeroes them, and cannot take gradients that are views of DDP's buckets.
+    /// Frees the gradients. tch's own method writes zeros, and fails on gradients that are views of DDP's buckets.
     fn zero_grad(&mut self) -> Result<(), OptimizerError> {
         Ok(TensorList::new(&self.params())?.clear_grads()?)
     }

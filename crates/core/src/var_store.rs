@@ -9,9 +9,9 @@ use crate::state::{Entry, StateDict, StateError, Stateful};
 
 /// Every variable by its name, buffers (a batch norm's running mean, say) among them.
 ///
-/// While SAM has moved the weights there is no state to take or put back ([`StateError::NotSaved`]).
+/// While SAM has moved the weights, they can be neither saved nor loaded ([`StateError::NotSaved`]).
 ///
-/// Loading copies into the tensors that are there, so that the model and an optimizer over it go on with them.
+/// Loading copies into the existing tensors, so that the model and its optimizer keep using them.
 ///
 /// # Source
 /// `torch.nn.Module.state_dict`
@@ -29,7 +29,7 @@ impl Stateful for VarStore {
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
         let mut variables: Vec<_> = self.variables().into_iter().collect();
         variables.sort_by(|(one, _), (other, _)| one.cmp(other));
-        // SAM's step would take the weights back to what they were before they were loaded.
+        // SAM's step would overwrite the loaded weights with those from before its ascent.
         check_in_place(variables.iter().map(|(_, own)| own))?;
         let check = |(name, own): &(String, _)| {
             let own: &tch::Tensor = own;
@@ -46,7 +46,6 @@ impl Stateful for VarStore {
 }
 
 fn check_in_place<'a>(weights: impl IntoIterator<Item = &'a tch::Tensor>) -> Result<(), StateError> {
-    let reason =
-        "the weights are at the worst point nearby, after SAM's `ascend`: step the optimizer first, or `step_skipped`";
+    let reason = "the weights are at the worst point nearby, after SAM's `ascend`: call `step` or `step_skipped` first";
     if MOVED.position(weights).is_some() { Err(StateError::NotSaved { reason }) } else { Ok(()) }
 }

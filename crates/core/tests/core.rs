@@ -1,4 +1,4 @@
-//! tch's own optimizer under the contract, and what a state says when it does not fit.
+//! tch's optimizer as an `Optimizer`, and the errors of states that do not fit.
 
 use overdrive_core::{
     Entry, IntoParameters, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful, TchOptimizer,
@@ -14,7 +14,7 @@ fn tch_optimizers_are_optimizers() {
     let mut tch_opt = TchOptimizer::new(nn::Sgd::default().build(&vs, 0.5).unwrap());
     let opt: &mut dyn Optimizer = &mut tch_opt;
     assert_eq!(opt.params().len(), 1);
-    assert_eq!(opt.lr(0), None, "tch does not tell");
+    assert_eq!(opt.lr(0), None, "tch does not expose it");
     weight.sum(Kind::Float).backward();
     opt.step().unwrap();
     assert_eq!(weight.double_value(&[0]), 0.5);
@@ -54,7 +54,7 @@ fn states_nest_and_say_what_does_not_fit() {
     assert_eq!(state.len(), 3);
 
     let model = state.nested("model");
-    assert_eq!(model.len(), 2, "only what is behind the dot");
+    assert_eq!(model.len(), 2, "only entries whose names begin with `model.`");
     assert_eq!(model.int("step").unwrap(), 7);
     assert_eq!(model.float("step").unwrap(), 7.0);
     model.tensor("weight", &[2, 3], Kind::Float).unwrap();
@@ -122,7 +122,7 @@ fn a_var_store_gives_its_trainable_variables_by_name_in_the_order_they_were_made
 }
 
 #[test]
-fn a_boxed_optimizer_is_saved_where_it_has_a_state_and_says_where_it_has_none() {
+fn a_boxed_optimizer_steps_and_says_when_its_state_cannot_be_saved() {
     let vs = nn::VarStore::new(Device::Cpu);
     let weight = vs.root().ones("weight", &[2]);
     let mut boxed: Box<dyn Optimizer> = Box::new(TchOptimizer::new(nn::Sgd::default().build(&vs, 0.5).unwrap()));

@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::format::Format;
 
-/// Works on training data
+/// Works with training data
 #[derive(Debug, Parser)]
 #[command(name = "overdrive-data", version, max_term_width = 100)]
 pub struct Cli {
@@ -23,34 +23,34 @@ pub enum Command {
 ///
 /// A sample is a key and named fields: `train/0001` with `jpg`, `cls` and `json`.
 ///
-///   folder      root/class/name.jpg, what lies beside an image under the same name belongs to it; the
+///   folder      root/class/name.jpg, and other files with the image's name and another extension; the
 ///               class's number in alphabetical order becomes the field `cls`
 ///   webdataset  tar shards: DST `train.tar` makes `train-000000.tar` and so on, `.tar.gz` and `.tar.zst`
 ///               compress; SRC may be a pattern: 'train-{000000..000127}.tar'
-///   tfrecord    records of tf.train.Example, a feature a field, the key in `__key__`, `cls` as a number
+///   tfrecord    records of tf.train.Example, one feature per field, the key in `__key__`, `cls` as a number
 ///   lmdb        DST `.lmdb` makes a folder with data.mdb in it, `.mdb` a file; a single field is the value
-///               as it is, several are a tf.train.Example; entries like `__len__` are passed over
+///               itself, several are a tf.train.Example; entries like `__len__` are skipped
 ///
-/// The target appears under its name when it is complete. An error, or Ctrl-C, leaves nothing of it.
+/// The target appears only when it is complete. An error or Ctrl-C leaves nothing behind.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct ConvertOptions {
     /// What to read: a file, a folder, or a pattern of shards
     pub src: PathBuf,
 
-    /// What to make; it must not be there yet
+    /// What to create; it must not exist yet
     pub dst: PathBuf,
 
-    /// The format of SRC [default: told by its name]
+    /// The format of SRC [default: by its name]
     #[arg(long, value_name = "FORMAT", value_enum)]
     pub from: Option<Format>,
 
-    /// The format of DST [default: told by its name, a name without an ending is a folder]
+    /// The format of DST [default: by its name; a name without an extension is a folder]
     #[arg(long, value_name = "FORMAT", value_enum)]
     pub to: Option<Format>,
 
-    /// Scale images down to this length of the shorter side, in pixels, and encode them as JPEG; those that are not
-    /// larger stay as they are, as do fields like seg.png
+    /// Scale larger images down to this length of the shorter side, in pixels, and encode them as JPEG; other images,
+    /// and fields like seg.png, are not changed
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub shorter_side: Option<u16>,
 
@@ -58,20 +58,20 @@ pub struct ConvertOptions {
     #[arg(long, value_name = "Q", default_value = "90", requires = "shorter_side", value_parser = clap::value_parser!(u8).range(1..=100))]
     pub quality: u8,
 
-    /// The most bytes of a shard, like 500M or 1G (webdataset, tfrecord) [default: 3G for webdataset, one file for
+    /// The most bytes per shard, like 500M or 1G (webdataset, tfrecord) [default: 3G for webdataset, one file for
     /// tfrecord]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub shard_size: Option<u64>,
 
-    /// The most samples of a shard (webdataset, tfrecord) [default: 100000 for webdataset, one file for tfrecord]
+    /// The most samples per shard (webdataset, tfrecord) [default: 100000 for webdataset, one file for tfrecord]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub samples_per_shard: Option<u64>,
 
-    /// Keep a checksum of every value, which the reader compares (lmdb; the others have their own)
+    /// Store a checksum of every value, which the reader verifies (lmdb; the other formats have checksums)
     #[arg(long)]
     pub checksums: bool,
 
-    /// Pass over bad samples: they are listed and counted, and the rest is converted
+    /// Skip bad samples: they are listed and counted, and the rest is converted
     #[arg(long)]
     pub skip_errors: bool,
 
@@ -80,7 +80,7 @@ pub struct ConvertOptions {
     pub workers: Option<u16>,
 }
 
-/// A number with K, M or G behind it for thousands, millions and thousand millions.
+/// Parses a number that may end in K, M or G (10^3, 10^6, 10^9).
 fn bytes(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.char_indices().last() {
         Some((at, 'k' | 'K')) => (&text[..at], 1_000),
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn the_command_line_is_valid() {
         Cli::command().debug_assert();
     }
 

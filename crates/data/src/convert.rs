@@ -1,4 +1,4 @@
-//! From the source to the target: read, scale, write, in order.
+//! Converts a source to a target: reads, scales and writes samples, in order.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,17 +17,17 @@ use crate::sample::Sample;
 use crate::source;
 use crate::target::{self, Refused, Target};
 
-/// What is in memory at once takes no more than this, but for the last sample.
+/// A batch of samples ends when it reaches this size, so it exceeds it by at most one sample.
 const BATCH_BYTES: usize = 1 << 26;
-/// Samples of a thread at a time, so that unequal ones even out.
+/// Samples per thread and batch: enough for differences in size to even out.
 const SAMPLES_PER_WORKER: usize = 16;
 
-/// Ctrl-C, or a request to end.
+/// Stopped by Ctrl-C or a signal to terminate.
 #[derive(Debug, thiserror::Error)]
-#[error("interrupted; nothing of the target is left")]
+#[error("interrupted; nothing was left of the target")]
 pub struct Interrupted;
 
-/// What was done.
+/// The result of a conversion.
 #[derive(Debug)]
 pub struct Summary {
     converted: u64,
@@ -39,17 +39,17 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} samples", self.target.display(), self.converted)?;
         if self.skipped > 0 {
-            write!(f, ", {} bad ones skipped", self.skipped)?;
+            write!(f, ", {} skipped as bad", self.skipped)?;
         }
         Ok(())
     }
 }
 
-/// Does what the options say.
+/// Converts as the options say.
 ///
 /// # Errors
-/// [`Interrupted`]; whatever keeps the source from being read or the target from being made; the first bad sample,
-/// unless those are skipped.
+/// [`Interrupted`]; an error of reading the source or writing the target; the first bad sample, unless bad ones are
+/// skipped.
 pub fn run(options: &ConvertOptions) -> Result<Summary> {
     let from = options.from.map_or_else(|| Format::of_source(&options.src), Ok)?;
     let to = options.to.map_or_else(|| Format::of_target(&options.dst), Ok)?;
@@ -108,7 +108,7 @@ impl Job {
                         self.progress.suspend(|| eprintln!("skipped: {error:#}"));
                     }
                     Err(Refused::Sample(error)) => {
-                        return Err(error.context("a bad sample (--skip-errors passes over such)"));
+                        return Err(error.context("a bad sample (--skip-errors skips bad samples)"));
                     }
                     Err(Refused::All(error)) => return Err(error),
                 }
@@ -123,7 +123,7 @@ impl Job {
         Ok(summary)
     }
 
-    /// The next samples, in order; none at the end.
+    /// The next samples, in order; empty at the end.
     fn read(&self, samples: &mut impl Iterator<Item = Result<Sample>>) -> Result<Vec<Result<Sample>>> {
         let (mut batch, mut bytes) = (Vec::new(), 0);
         while batch.len() < SAMPLES_PER_WORKER * self.workers.current_num_threads() && bytes < BATCH_BYTES {
@@ -152,7 +152,7 @@ impl Job {
     }
 }
 
-/// A bar where the number of samples is known, a count where it is not; nothing unless on a terminal.
+/// A progress bar where the number of samples is known, otherwise a count; hidden unless on a terminal.
 fn progress(total: Option<u64>) -> ProgressBar {
     let style =
         |template: &str| ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());

@@ -1,4 +1,4 @@
-//! Fields as the features of a `tf.train.Example`, and back.
+//! Converts fields to the features of a `tf.train.Example`, and back.
 
 use std::borrow::Cow;
 
@@ -9,10 +9,10 @@ use crate::sample::Fields;
 
 /// The feature that holds the key.
 const KEY: &str = "__key__";
-/// The field that is a number where it can be one, as training programs expect it.
+/// The label's field: stored as a number where possible, as training programs expect it.
 const LABEL: &str = "cls";
 
-/// An example of these fields, with the key as one more feature if it is given.
+/// Encodes an example with these fields, and with the key as one more feature if it is given.
 pub fn encode(key: Option<&str>, fields: &[(String, Vec<u8>)]) -> Vec<u8> {
     let bytes = |content| Feature::Bytes(vec![Cow::Borrowed(content)]);
     let mut example = Example::new();
@@ -21,21 +21,21 @@ pub fn encode(key: Option<&str>, fields: &[(String, Vec<u8>)]) -> Vec<u8> {
     }
     for (name, content) in fields {
         let number = std::str::from_utf8(content).ok().filter(|_| name == LABEL);
-        // Only a number that reads back as the same text.
+        // Only a number that turns back into the same text.
         let number = number.and_then(|text| text.parse::<i64>().ok().filter(|number| number.to_string() == text));
         example = example.with(&**name, number.map_or_else(|| bytes(content), |number| Feature::Int64(vec![number])));
     }
     example.encode()
 }
 
-/// The key, if there is one, and the fields; single values become bytes or text, lists of numbers text with spaces.
+/// The key, if there is one, and the fields: bytes are kept, and numbers become text, separated by spaces.
 pub fn fields(example: &Example<'_>) -> Result<(Option<String>, Fields)> {
     let (mut key, mut fields) = (None, Vec::new());
     for (name, feature) in example.features() {
         let content = match feature {
             Feature::Bytes(values) => match values.as_slice() {
                 [value] => value.to_vec(),
-                values => bail!("the feature {name:?} has {} values where one can be converted", values.len()),
+                values => bail!("the feature {name:?} has {} values where only one can be converted", values.len()),
             },
             Feature::Int64(values) => text(values),
             Feature::Float(values) => text(values),
@@ -44,7 +44,7 @@ pub fn fields(example: &Example<'_>) -> Result<(Option<String>, Fields)> {
         if name == KEY {
             key = Some(String::from_utf8(content)?);
         } else {
-            // `image/encoded`, as TensorFlow has it, is no name of a file.
+            // A name like TensorFlow's `image/encoded` cannot be a file's extension.
             fields.push((name.replace('/', ".").to_lowercase(), content));
         }
     }

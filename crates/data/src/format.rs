@@ -1,14 +1,14 @@
-//! The formats, and how a name tells one.
+//! The formats, and how they are recognised by name.
 
 use std::path::Path;
 
 use anyhow::{Result, anyhow};
 use clap::ValueEnum;
 
-/// What data can be kept in.
+/// A format of training data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// Files in a folder a class
+    /// Files in one folder per class
     Folder,
     /// Tar shards
     #[value(name = "webdataset")]
@@ -20,7 +20,7 @@ pub enum Format {
     Lmdb,
 }
 
-/// Endings and what they stand for, the longer ones first.
+/// File name endings and their formats; longer endings come before their suffixes.
 const ENDINGS: [(&str, Format); 14] = [
     (".tar.gz", Format::WebDataset),
     (".tar.zst", Format::WebDataset),
@@ -39,7 +39,7 @@ const ENDINGS: [(&str, Format); 14] = [
 ];
 
 impl Format {
-    /// The format of what is to be read.
+    /// The format of a source.
     pub fn of_source(path: &Path) -> Result<Self> {
         if path.is_dir() {
             return Ok(if path.join("data.mdb").is_file() { Self::Lmdb } else { Self::Folder });
@@ -47,7 +47,7 @@ impl Format {
         by_ending(path).ok_or_else(|| unknown(path, "--from"))
     }
 
-    /// The format of what is to be made.
+    /// The format of a target.
     pub fn of_target(path: &Path) -> Result<Self> {
         match by_ending(path) {
             Some(format) => Ok(format),
@@ -63,14 +63,14 @@ fn by_ending(path: &Path) -> Option<Format> {
 }
 
 fn unknown(path: &Path, option: &str) -> anyhow::Error {
-    anyhow!("{}: the name tells no format; say it with {option} (folder, webdataset, tfrecord, lmdb)", path.display())
+    anyhow!("{}: unknown format; state it with {option} (folder, webdataset, tfrecord, lmdb)", path.display())
 }
 
-/// A name before its ending, and the ending; the whole name when there is none that is known.
+/// Splits a name into its stem and a known ending, which may be empty.
 pub fn split_ending(name: &str) -> (&str, &str) {
     let lower = name.to_lowercase();
     let known = ENDINGS.iter().find(|(ending, _)| lower.ends_with(ending));
-    // Endings are ASCII, but a letter before them may change its length when it becomes small.
+    // Endings are ASCII, but a letter before them may change its length in lower case.
     let at = known.and_then(|(ending, _)| name.len().checked_sub(ending.len()));
     at.and_then(|at| name.split_at_checked(at)).unwrap_or((name, ""))
 }
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn endings_come_off() {
+    fn endings_are_split_off() {
         assert_eq!(split_ending("train.tar.gz"), ("train", ".tar.gz"));
         assert_eq!(split_ending("a.b.TFRecord"), ("a.b", ".TFRecord"));
         assert_eq!(split_ending("train"), ("train", ""));

@@ -1,4 +1,4 @@
-//! Converts training data between formats; `overdrive-data convert --help` says how.
+//! Converts training data between formats; see `overdrive-data convert --help`.
 #![forbid(unsafe_code)]
 
 mod cli;
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             eprintln!("error: {error:#}");
-            // As shells report a program that Ctrl-C ended.
+            // The exit status with which shells report Ctrl-C.
             if error.is::<Interrupted>() { ExitCode::from(130) } else { ExitCode::FAILURE }
         }
     }

@@ -1,22 +1,22 @@
-//! Keys as names of files: nothing may climb out of the target, nor mean something else on another system.
+//! Turns keys into file names, which must not lead out of the target, and must be valid on every system.
 
 use std::path::PathBuf;
 
-/// What Windows takes for a device, whatever the extension.
+/// Names that Windows treats as devices, whatever their extension.
 const DEVICES: [&str; 6] = ["con", "prn", "aux", "nul", "conin$", "conout$"];
 const NUMBERED_DEVICES: [&str; 2] = ["com", "lpt"];
-/// What file systems have room for.
+/// The longest name that file systems allow, in bytes.
 const LONGEST: usize = 255;
 
-/// A key that cannot be a file's name.
+/// A key that cannot be a file name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("key {key:?}: cannot be a file's name, because {reason}")]
+#[error("key {key:?}: cannot be a file name: {reason}")]
 pub struct BadName {
     pub key: String,
     pub reason: &'static str,
 }
 
-/// The file of a field below the target's folder.
+/// The path of a field's file, relative to the target's folder.
 pub fn file_name(key: &str, field: &str) -> Result<PathBuf, BadName> {
     let name = format!("{key}.{field}");
     let bad = |reason| BadName { key: name.clone(), reason };
@@ -24,7 +24,7 @@ pub fn file_name(key: &str, field: &str) -> Result<PathBuf, BadName> {
         return Err(bad("the field's name has a slash"));
     }
     if name.rsplit('/').next().is_some_and(|base| base.starts_with('.')) {
-        return Err(bad("there is nothing before its dot"));
+        return Err(bad("its last part begins with a dot"));
     }
     let mut path = PathBuf::new();
     for part in name.split('/') {
@@ -44,11 +44,11 @@ fn checked(part: &str) -> Result<&str, &'static str> {
     } else if part == "." || part == ".." {
         Err("it leads out of the target's folder")
     } else if part.contains(|c: char| c.is_control() || "<>:\"\\|?*".contains(c)) {
-        Err("it has a character that not every system takes")
+        Err("it has a character that some systems do not allow")
     } else if part.ends_with(['.', ' ']) {
         Err("a part of it ends in a dot or a space")
     } else if DEVICES.contains(&&*stem) || NUMBERED_DEVICES.iter().any(numbered) {
-        Err("Windows takes it for a device")
+        Err("Windows treats it as a device")
     } else if part.len() > LONGEST {
         Err("a part of it is longer than 255 bytes")
     } else {
@@ -56,9 +56,9 @@ fn checked(part: &str) -> Result<&str, &'static str> {
     }
 }
 
-/// A key whose last part has no dot, as formats need it in which the first dot begins the field's name.
+/// A key without dots in its last part, for formats in which the first dot begins the field's name.
 ///
-/// `n01440764_10026.JPEG` becomes `n01440764_10026`; other dots become underlines.
+/// `n01440764_10026.JPEG` becomes `n01440764_10026`; other dots become underscores.
 pub fn without_dots(key: &str) -> String {
     let (folder, base) = key.rsplit_once('/').map_or(("", key), |(folder, base)| (folder, base));
     let is_image = |ending: &str| crate::sample::IMAGES.contains(&&*ending.to_lowercase());
@@ -66,7 +66,7 @@ pub fn without_dots(key: &str) -> String {
         Some((stem, ending)) if is_image(ending) && !stem.is_empty() => stem,
         _ => base,
     };
-    // Names that climb keep their dots, to be refused.
+    // `.` and `..` keep their dots, so that `file_name` refuses them.
     let base = if base.chars().all(|c| c == '.') { base.to_owned() } else { base.replace('.', "_") };
     if key.contains('/') { format!("{folder}/{base}") } else { base }
 }
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_climb_or_mean_something_else_are_refused() {
+    fn names_that_lead_out_or_are_not_portable_are_refused() {
         let long = "x".repeat(300);
         for key in [
             "../a", "a/../b", "/etc/a", "a//b", "", "a/", "./a", "a\0b", "a\\b", "C:a", "con", "a/NUL", "Com1", "lpt9",
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn dots_go() {
+    fn dots_are_removed() {
         let all = ["a.JPEG", "x/a.b.png", "a.b/c", "a.b", "..", "x/..", ".jpg"].map(without_dots);
         assert_eq!(all, ["a", "x/a_b", "a.b/c", "a_b", "..", "x/..", "_jpg"]);
     }

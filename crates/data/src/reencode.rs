@@ -1,4 +1,4 @@
-//! Images scaled down and encoded anew.
+//! Scales images down and encodes them as JPEG.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use overdrive_dataload::{Color, ImagePipeline, Resize, decode_image};
 
 use crate::sample::Sample;
 
-/// Fields that are scaled; a mask like `seg.png` would be spoilt by it.
+/// Fields that are scaled; not a mask like `seg.png`, whose values scaling would mix.
 const SCALED: [&str; 4] = ["jpg", "jpeg", "png", "webp"];
 
-/// To which size and how well.
+/// Scales images to a size, and encodes them with a quality.
 pub struct Reencode {
     shorter_side: usize,
     quality: u8,
@@ -24,7 +24,7 @@ impl Reencode {
         Self { shorter_side, quality, resize: ImagePipeline::new(0).then(Resize::shorter(shorter_side)) }
     }
 
-    /// Scales the sample's images; a field keeps its place and becomes `jpg`.
+    /// Scales the sample's images in place; a scaled field is renamed to `jpg`.
     pub fn apply(&self, sample: &mut Sample) -> Result<()> {
         let Sample { key, fields } = sample;
         for (name, content) in fields.iter_mut().filter(|(name, _)| SCALED.contains(&&**name)) {
@@ -39,7 +39,7 @@ impl Reencode {
         Ok(())
     }
 
-    /// None for an image that is small enough.
+    /// `None` for an image that is small enough.
     fn scale(&self, content: &[u8], file: &Path) -> Result<Option<Vec<u8>>> {
         let image = decode_image(content, Color::Rgb, file)?;
         if image.height().min(image.width()) <= self.shorter_side {
@@ -49,7 +49,7 @@ impl Reencode {
         let (width, height) = (u16::try_from(image.width())?, u16::try_from(image.height())?);
         let mut jpeg = Vec::new();
         let mut encoder = Encoder::new(&mut jpeg, self.quality);
-        // As Pillow and libjpeg-turbo do unless told otherwise.
+        // 4:2:0, the default of Pillow and libjpeg-turbo.
         encoder.set_sampling_factor(SamplingFactor::F_2_2);
         encoder.encode(image.data(), width, height, ColorType::Rgb)?;
         Ok(Some(jpeg))

@@ -1,15 +1,15 @@
-//! What every format is converted through.
+//! The form of a sample between all formats.
 
-/// The names by which formats and their users know images.
+/// The field names (extensions) of images.
 pub const IMAGES: [&str; 9] = ["jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff"];
 
-/// Content by name, which in files is the extension: `jpg`, `seg.png`, `cls`.
+/// Contents by name; in file names, the name is the extension: `jpg`, `seg.png`, `cls`.
 pub type Fields = Vec<(String, Vec<u8>)>;
 
-/// A key, and content under names.
+/// A key, and named contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Parts divided by slashes: `train/0001`.
+    /// Parts separated by slashes: `train/0001`.
     pub key: String,
     pub fields: Fields,
 }
@@ -20,7 +20,7 @@ impl Sample {
     }
 }
 
-/// The name for content that came without one, from its first bytes.
+/// A field name for content that has none, from its first bytes.
 pub fn guess_name(content: &[u8]) -> &'static str {
     match content {
         [0xff, 0xd8, 0xff, ..] => "jpg",

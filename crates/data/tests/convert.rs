@@ -1,4 +1,4 @@
-//! The program as a user sees it: what goes through every format comes back, and nothing half-done is left.
+//! The program as a user runs it: content survives every format, and nothing unfinished is left behind.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -48,7 +48,7 @@ fn put(root: &Path, name: &str, content: &[u8]) {
     fs::write(path, content).unwrap();
 }
 
-/// Two classes, a folder in a folder, and notes beside an image.
+/// Two classes, a nested folder, and notes with an image's name.
 fn photos() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("photos");
@@ -60,7 +60,7 @@ fn photos() -> (TempDir, PathBuf) {
     (dir, root)
 }
 
-/// Every file below a folder by its name there.
+/// All files below a folder, by relative path.
 fn tree(root: &Path) -> BTreeMap<String, Vec<u8>> {
     fn walk(root: &Path, folder: &Path, files: &mut BTreeMap<String, Vec<u8>>) {
         for entry in fs::read_dir(folder).unwrap() {
@@ -96,7 +96,7 @@ fn every_format_keeps_the_content() {
     assert!(LmdbDataset::open(path("e.mdb")).unwrap().has_checksums());
     assert!(path("c.lmdb/data.mdb").is_file());
 
-    // The labels are the classes' numbers for whoever reads the shards.
+    // In shards, labels are the classes' numbers.
     let shards = WebDataset::from_files([path("a-000000.tar")]).unwrap();
     let samples: Vec<_> = shards.stream([0]).map(Result::unwrap).collect();
     let labels: Vec<_> = samples.iter().map(|sample| (sample.key(), sample.get("cls").unwrap())).collect();
@@ -107,7 +107,7 @@ fn every_format_keeps_the_content() {
     let example = record.example().unwrap();
     assert_eq!((example.int64("cls"), example.bytes("__key__")), (Some(1), Some(&b"dog/a"[..])));
     assert_eq!(example.bytes("seg.png"), Some(&*picture("one.png")));
-    // Nothing else is left beside them.
+    // Nothing else is left in the folder.
     let mut names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
     names.sort();
     let expected = ["a-000000.tar", "b.tfrecord", "c.lmdb", "d-000000.tar.gz", "e.mdb", "f.tfrecord.gz", "g", "photos"];
@@ -181,7 +181,7 @@ fn shards_are_as_large_as_asked() {
     assert_eq!(names("u-").len(), 3);
     good(&dir.path().join("t-{00000..00002}-of-00003.tfrecord"), &dir.path().join("again"), &["--from", "tfrecord"]);
     assert_eq!(tree(&dir.path().join("again")), tree(&root));
-    assert!(bad(&root, &dir.path().join("w-%03d.tar"), &[]).contains("is there already"));
+    assert!(bad(&root, &dir.path().join("w-%03d.tar"), &[]).contains("already exists"));
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn images_are_scaled_and_masks_are_not() {
     assert!(files["dog/wide.jpg"].starts_with(&[0xff, 0xd8, 0xff]));
     assert_eq!(files["dog/a.seg.png"], picture("one.png"));
     assert_eq!(files["cat/a.json"], b"{\"id\": 1}");
-    // What is small enough stays.
+    // Images that are small enough do not change.
     let same = dir.path().join("same");
     good(&root, &same, &["--shorter-side", "65535"]);
     assert_eq!(tree(&same), tree(&root));
@@ -222,7 +222,7 @@ fn records(path: &Path, keys: &[&str]) {
 }
 
 #[test]
-fn keys_that_climb_are_refused() {
+fn keys_that_lead_out_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let inner = dir.path().join("inner");
     fs::create_dir(&inner).unwrap();
@@ -230,30 +230,30 @@ fn keys_that_climb_are_refused() {
     for key in ["../climbed", "/tmp/climbed", "a/nul", "a\0b", "C:x"] {
         records(&path("in.tfrecord"), &["good/1", key, "good/2"]);
         let text = bad(&path("in.tfrecord"), &path("out"), &[]);
-        assert!(text.contains("cannot be a file's name") && text.contains("--skip-errors"), "{key:?}: {text}");
+        assert!(text.contains("cannot be a file name") && text.contains("--skip-errors"), "{key:?}: {text}");
         assert_eq!(tree(dir.path()).len(), 1, "{key:?}");
         let text = good(&path("in.tfrecord"), &path("out"), &["--skip-errors"]);
-        assert!(text.contains("2 samples, 1 bad ones skipped") && text.contains("skipped: key"), "{text}");
+        assert!(text.contains("2 samples, 1 skipped as bad") && text.contains("skipped: key"), "{text}");
         let files: Vec<_> = tree(&path("out")).into_keys().collect();
         assert_eq!(files, ["good/1.cls", "good/1.jpg", "good/2.cls", "good/2.jpg"]);
         fs::remove_dir_all(path("out")).unwrap();
-        // Devices and drives are Windows' matter, and a shard is no folder.
+        // Device and drive names only matter for folders: shards do not refuse them.
         if !["C:x", "a/nul"].contains(&key) {
             assert!(bad(&path("in.tfrecord"), &path("out.tar"), &[]).contains("key"), "{key:?}");
         }
     }
-    // Without a folder in its key a sample goes to that of its class; twice the same name is an error.
+    // A sample whose key has no folder goes to that of its class; a repeated name is an error.
     records(&path("in.tfrecord"), &["1", "2"]);
     good(&path("in.tfrecord"), &path("out"), &[]);
     assert!(path("out/7/1.jpg").is_file());
     records(&path("in.tfrecord"), &["a/1", "a/1"]);
-    assert!(bad(&path("in.tfrecord"), &path("twice"), &[]).contains("is there already"));
+    assert!(bad(&path("in.tfrecord"), &path("twice"), &[]).contains("already exists"));
     assert!(bad(&path("in.tfrecord"), &path("twice.mdb"), &[]).contains("does not have yet"));
     assert!(!path("twice").exists() && !path("twice.mdb").exists());
 }
 
 #[test]
-fn bad_sources_and_options_are_told_with_a_remedy() {
+fn errors_for_bad_sources_and_options_name_a_remedy() {
     let (dir, root) = photos();
     let path = |name: &str| dir.path().join(name);
     let before = tree(dir.path());
@@ -263,7 +263,7 @@ fn bad_sources_and_options_are_told_with_a_remedy() {
         (path("none.tar"), path("out"), &[], "none.tar"),
         (path("none.mdb"), path("out"), &[], "none.mdb"),
         (path("none"), path("out.tar"), &["--from", "folder"], "none"),
-        (root.clone(), root.clone(), &[], "is there already"),
+        (root.clone(), root.clone(), &[], "already exists"),
         (root.clone(), path("out"), &["--checksums"], "for lmdb"),
         (root.clone(), path("out.mdb"), &["--shard-size", "1G"], "for webdataset and tfrecord"),
         (root.clone(), path("out.tar"), &["--shard-size", "none"], "500M"),
@@ -285,12 +285,12 @@ fn bad_sources_and_options_are_told_with_a_remedy() {
         assert!(bad(&path(name), &path("out"), &[]).contains(part), "{name}");
         assert!(!path("out").exists());
     }
-    // An image that is none.
+    // A truncated image.
     put(&root, "cat/broken.jpg", &picture("h2v2.jpg")[..60]);
     assert!(bad(&root, &path("out.tar"), &["--shorter-side", "8"]).contains("cat/broken.jpg"));
     let text = good(&root, &path("out.tar"), &["--shorter-side", "8", "--skip-errors"]);
     assert!(
-        text.contains("3 samples, 1 bad ones skipped") && text.contains("skipped: cannot scale cat/broken"),
+        text.contains("3 samples, 1 skipped as bad") && text.contains("skipped: cannot scale cat/broken"),
         "{text}"
     );
 }
@@ -313,7 +313,7 @@ fn an_interrupted_conversion_leaves_nothing() {
             .spawn()
             .unwrap();
         let begun = Instant::now();
-        // The hidden folder or file that it writes aside.
+        // Wait for the temporary folder or file.
         while fs::read_dir(dir.path()).unwrap().count() == before.len() {
             assert!(begun.elapsed() < Duration::from_secs(60), "{name} never began");
             sleep(Duration::from_millis(1));
@@ -328,7 +328,7 @@ fn an_interrupted_conversion_leaves_nothing() {
 }
 
 #[test]
-fn images_told_apart_by_a_number_are_samples_of_their_own() {
+fn images_that_differ_by_a_number_are_separate_samples() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("photos");
     for number in 1..4 {

@@ -1,14 +1,14 @@
-//! What a collate function draws its samples from.
+//! The samples that a collate function reads for one batch.
 
 use std::time::{Duration, Instant};
 
 use crate::DataError;
 use crate::loader::draw;
 
-/// The samples of one batch, read as they are asked for.
+/// The samples of one batch, each read when it is asked for.
 ///
-/// A collate function that finds a sample to be bad [`reject`](Self::reject)s it: the loader's
-/// [`OnError`](crate::OnError) then decides whether the epoch ends, the batch gets smaller, or a substitute follows.
+/// A collate function calls [`reject`](Self::reject) for a bad sample: the loader's [`OnError`](crate::OnError) then
+/// decides whether the epoch ends, the batch gets smaller, or a substitute follows.
 pub struct BatchSamples<'a, S> {
     source: &'a mut dyn Draw<S>,
     epoch: u64,
@@ -18,15 +18,15 @@ pub struct BatchSamples<'a, S> {
     counted: Option<usize>,
 }
 
-/// A sample with its place in the data.
+/// A sample with its position in the data.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Drawn<S> {
     /// The sample.
     pub sample: S,
-    /// The sample's index in its dataset; in a stream, a number that is made of its shard and its place there.
+    /// The sample's index in its dataset; in a stream, a number made from its shard and its position there.
     pub index: u64,
-    /// Its place in the epoch's order of all ranks; in a stream, how often that has begun anew.
+    /// Its position in the epoch's order of all ranks; in a stream, the number of the pass over the shards.
     at: u64,
 }
 
@@ -35,11 +35,12 @@ impl<S> Drawn<S> {
         Self { sample, index, at }
     }
 
-    /// A number of this draw of the sample. What is random about a sample should follow from it and from
-    /// [`BatchSamples::epoch`]: so a sample that comes again in an epoch, or on another rank, does not come the same.
+    /// A number for this draw of the sample. Seed random augmentation with it and [`BatchSamples::epoch`]: then a
+    /// sample that is drawn twice in an epoch, or on another rank, is augmented differently.
     ///
-    /// It follows from the index and the place in the epoch's order of all ranks; in a stream, from the index and how often
-    /// the stream has begun anew. Workers, a resumed run and, at the same global batch, the number of ranks change nothing.
+    /// It depends on the index and on the position in the epoch's order of all ranks; in a stream, on the index and the
+    /// number of the pass. It does not depend on the workers, on resuming, or, at the same global batch, on the number
+    /// of ranks.
     pub fn draw(&self) -> u64 {
         draw(self.index, self.at)
     }
@@ -75,15 +76,15 @@ impl StageTimes {
     }
 }
 
-/// Where samples come from.
+/// The source of a batch's samples.
 pub(crate) trait Draw<S> {
     /// How many samples the batch has as long as none is bad.
     fn len(&self) -> usize;
     /// The next good sample.
     fn draw(&mut self) -> Result<Option<Drawn<S>>, DataError>;
-    /// Deals with the sample drawn last by the fault policy.
+    /// Applies the fault policy to the sample drawn last.
     fn reject(&mut self, error: DataError) -> Result<(), DataError>;
-    /// Says that what follows is no longer about a single sample.
+    /// Marks that all samples are drawn: a later error is about the whole batch.
     fn complete(&mut self);
 }
 
@@ -107,22 +108,22 @@ impl<'a, S> BatchSamples<'a, S> {
         self.epoch
     }
 
-    /// The batch's number in its epoch, the same on every rank. What is random about a whole batch should follow from it and
-    /// from [`epoch`](Self::epoch), and from [`Drawn::draw`] of its first sample where ranks are to differ.
+    /// The batch's number in its epoch, the same on every rank. Seed what is random about a whole batch with it and
+    /// [`epoch`](Self::epoch), and also with [`Drawn::draw`] of the first sample where ranks should differ.
     pub fn batch(&self) -> usize {
         self.batch
     }
 
-    /// Whether the batch is wanted in page-locked memory. Tensors that lie elsewhere are copied there afterwards.
+    /// Whether the batch is wanted in pinned (page-locked) memory. Tensors elsewhere are copied there afterwards.
     pub fn pinned(&self) -> bool {
         self.pinned
     }
 
-    /// Reads the next sample; none at the end of the batch.
+    /// Reads the next sample; `None` at the end of the batch.
     ///
     /// # Errors
-    /// To be passed on: the sample could not be read, and the loader's policy is to fail.
-    // Not an iterator: the caller goes on using `self` between two samples.
+    /// The sample could not be read, and the loader's policy is to fail: return this error from the collate function.
+    // Not an iterator: the caller uses `self` between two samples.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<Drawn<S>>, DataError> {
         let begun = Instant::now();
@@ -134,10 +135,10 @@ impl<'a, S> BatchSamples<'a, S> {
         drawn
     }
 
-    /// Reads all samples that are left.
+    /// Reads all remaining samples.
     ///
     /// # Errors
-    /// As [`next`](Self::next); [`DataError::EmptyBatch`] when there is none.
+    /// As [`next`](Self::next); [`DataError::EmptyBatch`] when no sample remains.
     pub fn all(&mut self) -> Result<Vec<S>, DataError> {
         let begun = Instant::now();
         let mut samples = Vec::with_capacity(self.len());
@@ -149,20 +150,20 @@ impl<'a, S> BatchSamples<'a, S> {
         if samples.is_empty() { Err(DataError::EmptyBatch) } else { Ok(samples) }
     }
 
-    /// Gives back the sample drawn last, which is bad.
+    /// Reports that the sample drawn last is bad.
     ///
     /// # Errors
-    /// To be passed on: the loader's policy is to fail, or no substitute was to be found.
+    /// The loader's policy is to fail, or no good substitute was found: return this error from the collate function.
     pub fn reject(&mut self, error: DataError) -> Result<(), DataError> {
         self.source.reject(error)
     }
 
-    /// Accounts for time in the loader's statistics; what is accounted for nowhere counts as [`Stage::Collate`].
+    /// Adds time to a stage of the loader's statistics; time that is added to no stage counts as [`Stage::Collate`].
     pub fn spent(&mut self, stage: Stage, time: Duration) {
         self.times.add(stage, time);
     }
 
-    /// Makes the batch count as so many samples in the loader's statistics, where one that is drawn stands for several.
+    /// Sets how many samples the batch counts as in the loader's statistics, where one drawn sample stands for several.
     pub fn counts(&mut self, samples: usize) {
         self.counted = Some(samples);
     }
@@ -176,7 +177,7 @@ impl<'a, S> BatchSamples<'a, S> {
     }
 }
 
-/// Samples that are there already; their positions stand for their indices.
+/// Samples that are already read; their positions serve as indices.
 pub(crate) struct Listed<S> {
     len: usize,
     samples: std::iter::Enumerate<std::vec::IntoIter<S>>,

@@ -1,13 +1,13 @@
-//! From the samples of a batch to the batch.
+//! Makes a batch of its samples.
 
 use tch::Tensor;
 
 use crate::stack::common_shape;
 use crate::{BatchSamples, DataError, Image};
 
-/// Turns the samples of one batch into what the training loop gets. Closures are collate functions too.
+/// Turns the samples of one batch into what the training loop gets. A closure is a collate function too.
 ///
-/// It runs in the worker threads, one batch a thread. libtorch's operators run there on that thread alone.
+/// It runs in the worker threads, one batch per thread. libtorch's operators run there on that thread alone.
 ///
 /// # Source
 /// `collate_fn` of `torch.utils.data.DataLoader`.
@@ -19,15 +19,15 @@ pub trait Collate<S>: Send + Sync {
     /// Combines `samples`, which are in the sampler's order.
     ///
     /// # Errors
-    /// Whatever keeps the samples from forming a batch; a [`DataError::ShapeMismatch`] gets the sample's dataset index
-    /// from the loader.
+    /// For samples that do not form a batch; the loader adds the sample's dataset index to a
+    /// [`DataError::ShapeMismatch`].
     fn collate(&self, samples: Vec<S>) -> Result<Self::Batch, DataError>;
 
-    /// The same for samples that are still to be read: what the loader calls. One's own form can deal with each sample as
-    /// it comes, know its index, and reject it.
+    /// The form that the loader calls: `samples` are still to be read. Implement it to handle each sample as it is
+    /// read, know its index, or reject it.
     ///
     /// # Errors
-    /// As [`collate`](Collate::collate), and those of [`BatchSamples`], which are passed on.
+    /// As [`collate`](Collate::collate), and those of [`BatchSamples`].
     fn collate_from(&self, samples: &mut BatchSamples<'_, S>) -> Result<Self::Batch, DataError> {
         self.collate(samples.all()?)
     }

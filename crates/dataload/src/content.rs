@@ -1,4 +1,4 @@
-//! A file's content from front to back, decompressed on the way, with an offset for every error.
+//! Reads a file from front to back, decompressing it where needed, with an offset for every error.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
@@ -10,17 +10,17 @@ use flate2::bufread::MultiGzDecoder;
 use crate::read::open_regular;
 use crate::{Cancellation, DataError};
 
-/// Large enough that system calls do not count, small enough to stay in a core's cache.
+/// Large enough to make the cost of system calls negligible, small enough to stay in a core's cache.
 const BUFFER_BYTES: usize = 1 << 16;
-/// What is read first after a file was passed over: on the way over several, only their headers are wanted.
+/// The size of the first read after a skip: when many entries are skipped in a row, only their headers are wanted.
 const HEADER_BYTES: usize = 1 << 12;
-/// From here on a system call of its own costs less than a copy.
+/// From this size on, an extra system call costs less than a copy.
 const DIRECT_BYTES: u64 = 1 << 15;
-/// Memory that is reserved ahead on the word of a header when nothing vouches for it.
+/// The most memory reserved for a declared length that cannot be checked against the file's size.
 const TRUSTED_BYTES: u64 = 1 << 20;
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
 const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
-/// zstd's own default: a decoder holds at most 128 MiB of history, whatever the frame asks for.
+/// zstd's default: a decoder holds at most 128 MiB of history, whatever the frame asks for.
 #[cfg(feature = "zstd")]
 const ZSTD_WINDOW_LOG: u32 = 27;
 
@@ -28,19 +28,19 @@ trait Input: Read + Seek + Send {}
 
 impl<R: Read + Seek + Send> Input for R {}
 
-/// Reads as much at a time as it is told, and twice that the next time.
-struct Sparing {
+/// Limits each read to `most` bytes, and doubles the limit with every read, up to [`BUFFER_BYTES`].
+struct ReadLimiter {
     input: Box<dyn Input>,
     most: usize,
 }
 
-impl Sparing {
+impl ReadLimiter {
     fn new(input: impl Read + Seek + Send + 'static) -> Self {
         Self { input: Box::new(input), most: BUFFER_BYTES }
     }
 }
 
-impl Read for Sparing {
+impl Read for ReadLimiter {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let most = buffer.len().min(self.most);
         self.most = (2 * self.most).min(BUFFER_BYTES);
@@ -48,13 +48,13 @@ impl Read for Sparing {
     }
 }
 
-impl Seek for Sparing {
+impl Seek for ReadLimiter {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         self.input.seek(to)
     }
 }
 
-/// A reader that knows its file and where it is.
+/// A reader that knows its file's path and its offset in it.
 pub(crate) struct Content {
     path: Arc<Path>,
     source: Source,
@@ -65,14 +65,14 @@ pub(crate) struct Content {
 }
 
 enum Source {
-    /// What the file holds, its length in bytes, and how many of them are before the first.
-    Plain { reader: BufReader<Sparing>, bytes: u64 },
-    /// Decompressed as it is read; its length is known at the end only.
+    /// An uncompressed file and its length in bytes.
+    Plain { reader: BufReader<ReadLimiter>, bytes: u64 },
+    /// Decompressed as it is read; its length is known only at the end.
     Packed { reader: Box<dyn BufRead + Send>, format: &'static str },
 }
 
 impl Content {
-    /// Opens a regular file; gzip and zstd are told by their first bytes, not by the name.
+    /// Opens a regular file; gzip and zstd are recognised by their first bytes, not by the name.
     pub(crate) fn open(path: Arc<Path>) -> Result<Self, DataError> {
         let (file, bytes) = open_regular(&path)?;
         Self::new::<File>(file, bytes, path)
@@ -85,7 +85,7 @@ impl Content {
     }
 
     fn new<R: Read + Seek + Send + 'static>(input: R, bytes: u64, path: Arc<Path>) -> Result<Self, DataError> {
-        let mut reader = BufReader::with_capacity(BUFFER_BYTES, Sparing::new(input));
+        let mut reader = BufReader::with_capacity(BUFFER_BYTES, ReadLimiter::new(input));
         let start = loop {
             match reader.fill_buf() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -103,7 +103,7 @@ impl Content {
         Ok(Self { path, source, at: 0, cancelled: Cancellation::default() })
     }
 
-    /// The same for as long as it is wanted: then every way through it ends with [`DataError::Cancelled`].
+    /// The same reader, whose reads fail with [`DataError::Cancelled`] once `cancelled` is set.
     pub(crate) fn until(self, cancelled: &Cancellation) -> Self {
         Self { cancelled: cancelled.clone(), ..self }
     }
@@ -113,12 +113,12 @@ impl Content {
         &self.path
     }
 
-    /// The offset of the next byte, in decompressed content where the file is compressed.
+    /// The offset of the next byte, in the decompressed content where the file is compressed.
     pub(crate) fn at(&self) -> u64 {
         self.at
     }
 
-    /// Fills `buffer` as far as the content goes and tells how far that was.
+    /// Fills `buffer` as far as the content goes and returns how many bytes that was.
     pub(crate) fn fill(&mut self, buffer: &mut [u8]) -> Result<usize, DataError> {
         let mut filled = 0;
         while filled < buffer.len() {
@@ -134,9 +134,10 @@ impl Content {
         Ok(filled)
     }
 
-    /// Reads `length` bytes; `what` says in errors what they are.
+    /// Reads `length` bytes; `what` names them in errors.
     ///
-    /// A plain file is asked for its length before memory is taken, a compressed one gives memory as it goes.
+    /// For a plain file, `length` is checked against the file's size before memory is allocated; for a compressed one,
+    /// memory grows as data arrives.
     pub(crate) fn bytes(&mut self, length: u64, what: &str) -> Result<Vec<u8>, DataError> {
         let start = self.at;
         let reserve = match self.check(length, what)? {
@@ -163,8 +164,8 @@ impl Content {
         Ok(bytes)
     }
 
-    /// Reads the rest of `length` bytes of a plain file straight into `bytes` when nothing is buffered and it is long
-    /// enough to save a copy. False when there was nothing to do so.
+    /// Reads the rest of `length` bytes of a plain file straight into `bytes`, when nothing is buffered and the rest is
+    /// long enough for the saved copy to matter. False when nothing was read this way.
     fn read_around_buffer(&mut self, length: u64, bytes: &mut Vec<u8>) -> Result<bool, DataError> {
         let left = length - bytes.len() as u64;
         match &mut self.source {
@@ -180,7 +181,7 @@ impl Content {
         }
     }
 
-    /// Passes over `length` bytes, without reading them where the file is not compressed.
+    /// Skips `length` bytes, without reading them where the file is not compressed.
     pub(crate) fn skip(&mut self, length: u64, what: &str) -> Result<(), DataError> {
         let start = self.at;
         let known = self.check(length, what)?;
@@ -188,7 +189,7 @@ impl Content {
             if length >= HEADER_BYTES as u64 {
                 reader.get_mut().most = HEADER_BYTES;
             }
-            // Within the buffer this only moves a mark; a file's length fits into an i64.
+            // Within the buffer this only moves its position; a file's length fits into an i64.
             let moved = i64::try_from(length).map_err(io::Error::other).and_then(|length| reader.seek_relative(length));
             moved.map_err(DataError::io(&self.path))?;
             self.at += length;
@@ -204,12 +205,13 @@ impl Content {
         Ok(())
     }
 
-    /// Reads to the end and tells where the first byte is that is not zero.
+    /// Reads zeros up to the end, and returns the offset of the first byte that is not zero, where there is one.
     pub(crate) fn drain_zeros(&mut self) -> Result<Option<u64>, DataError> {
         loop {
             let at = self.at;
             let chunk = self.chunk()?;
-            // A sum over the chunk is a few wide instructions; the position is looked for only when there is one.
+            // OR-ing the chunk together is fast (vectorised); the position is looked for only when some byte is not
+            // zero.
             if chunk.iter().fold(0, |bits, byte| bits | byte) != 0 {
                 return Ok(chunk.iter().position(|&byte| byte != 0).map(|position| at + position as u64));
             }
@@ -220,7 +222,7 @@ impl Content {
         }
     }
 
-    /// Goes to an offset of a file that is not compressed.
+    /// Moves to an offset; an error for a compressed file.
     pub(crate) fn seek(&mut self, at: u64) -> Result<(), DataError> {
         match &mut self.source {
             Source::Plain { reader, .. } => reader.seek(SeekFrom::Start(at)).map_err(DataError::io(&self.path))?,
@@ -232,7 +234,7 @@ impl Content {
         Ok(())
     }
 
-    /// The length of the file, where it is not compressed.
+    /// The length of the file; `None` where it is compressed.
     pub(crate) fn length(&self) -> Option<u64> {
         match &self.source {
             Source::Plain { bytes, .. } => Some(*bytes),
@@ -244,7 +246,7 @@ impl Content {
         DataError::corrupt(&self.path, offset, expected, found)
     }
 
-    /// Whether `length` more bytes are certain to be there; an error when they certainly are not.
+    /// True when `length` more bytes are there, false when that is unknown (compressed); an error when they are not.
     fn check(&self, length: u64, what: &str) -> Result<bool, DataError> {
         let Some(bytes) = self.length() else { return Ok(false) };
         match bytes.saturating_sub(self.at) {
@@ -257,10 +259,10 @@ impl Content {
         self.corrupt(start, format!("{length} bytes of {what}"), format!("the end of the file after {got} of them"))
     }
 
-    /// What is buffered, read anew when that is nothing; empty at the end.
+    /// The buffered bytes, after another read where the buffer is empty; empty at the end of the file.
     fn chunk(&mut self) -> Result<&[u8], DataError> {
         self.cancelled.check()?;
-        // Two calls, since the borrow checker does not see that the loop's errors hold no chunk.
+        // `fill_buf` is called twice, since the borrow checker does not see that an error in the loop borrows nothing.
         loop {
             let outcome = match &mut self.source {
                 Source::Plain { reader, .. } => reader.fill_buf().map(drop),
@@ -299,14 +301,14 @@ impl Content {
 }
 
 #[cfg(feature = "zstd")]
-fn zstd_decoder(reader: BufReader<Sparing>, path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
+fn zstd_decoder(reader: BufReader<ReadLimiter>, path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
     let mut decoder = zstd::Decoder::with_buffer(reader).map_err(DataError::io(path))?;
     decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(DataError::io(path))?;
     Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder)))
 }
 
 #[cfg(not(feature = "zstd"))]
-fn zstd_decoder(_: BufReader<Sparing>, path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
+fn zstd_decoder(_: BufReader<ReadLimiter>, path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
     Err(DataError::layout(path, "a build with the feature `zstd`", "zstd-compressed data"))
 }
 
@@ -316,7 +318,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts what is read of it.
+    /// Counts the bytes read.
     struct Counted(io::Cursor<Vec<u8>>, Arc<AtomicU64>);
 
     impl Read for Counted {
@@ -334,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_over_contents_reads_little_more_than_headers() {
+    fn skipping_contents_reads_little_more_than_headers() {
         const HEADER: u64 = 512;
         const FILE: u64 = 100_000;
         let bytes: Vec<u8> = (0..50 * (HEADER + FILE)).map(|position| (position * 31) as u8).collect();
@@ -345,7 +347,7 @@ mod tests {
             let start = content.at();
             assert_eq!(content.bytes(HEADER, "a header").unwrap()[7], ((start + 7) * 31) as u8);
             match file {
-                // Of what is wanted after all, every byte is right.
+                // Contents that are read after skips are right byte for byte.
                 49 => {
                     let start = content.at();
                     let file = content.bytes(FILE, "a file").unwrap();

@@ -1,4 +1,4 @@
-//! Random access to samples, and the ways to make one dataset from another.
+//! Random access to samples, and adapters that make one dataset from another.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use crate::DataError;
 
 /// Samples by index, read from several threads at once.
 ///
-/// A dataset is a pure function of the index: random augmentation belongs to a stage after it, so that a cache can sit
-/// in between.
+/// A dataset is a pure function of the index: random augmentation belongs to a later stage, so that a cache can sit in
+/// between.
 ///
 /// # Source
 /// `torch.utils.data.Dataset` with `__getitem__` and `__len__`.
 pub trait Dataset: Send + Sync {
-    /// What one index gives.
+    /// The type of a sample.
     type Sample: Send;
 
     /// How many samples there are.
@@ -21,10 +21,11 @@ pub trait Dataset: Send + Sync {
     /// Reads the sample at `index`, which is below [`len`](Dataset::len).
     ///
     /// # Errors
-    /// Whatever keeps the sample from being read; [`DataError::other`] wraps foreign errors.
+    /// When the sample cannot be read; [`DataError::other`] wraps errors of other crates.
     fn get(&self, index: usize) -> Result<Self::Sample, DataError>;
 
-    /// A name for the sample at `index` that tells a person more than the number does; errors and faults carry it.
+    /// A name for the sample at `index` that says more than the number, a file name for example; errors and faults show
+    /// it.
     fn key(&self, _index: usize) -> Option<String> {
         None
     }
@@ -122,14 +123,15 @@ where
     }
 }
 
-/// A dataset or stream with a transform after it; made by [`Dataset::map`] and
+/// A dataset or stream whose samples pass through a transform; made by [`Dataset::map`] and
 /// [`IterableDataset::map`](crate::IterableDataset::map).
 ///
-/// What it is made of may be a stream too, as a [`ParquetDataset`](crate::ParquetDataset) is; so is this then.
+/// Implements [`Dataset`] over a dataset and [`IterableDataset`](crate::IterableDataset) over a stream; a
+/// [`ParquetDataset`](crate::ParquetDataset), for example, is a stream.
 #[derive(Debug)]
 pub struct Map<D, F> {
     pub(crate) dataset: D,
-    /// Shared with the shards of a stream that are open.
+    /// Shared with the open shards of a stream.
     pub(crate) transform: Arc<F>,
 }
 
@@ -144,7 +146,7 @@ impl<D, F> Map<D, F> {
         Self { dataset, transform: Arc::new(transform) }
     }
 
-    /// The same with another transform behind this one; see [`Dataset::map`] and
+    /// Adds another transform after this one; see [`Dataset::map`] and
     /// [`IterableDataset::map`](crate::IterableDataset::map).
     pub fn map<S, T, U, G>(self, transform: G) -> Map<Self, G>
     where

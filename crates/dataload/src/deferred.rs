@@ -1,11 +1,11 @@
-//! Samples whose last steps are left to whoever has time for them.
+//! Samples whose last processing steps run later, on any worker.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::DataError;
 
-/// A sample that has been read, what is still to be done to it, and what it is called in its shard.
+/// A sample that has been read, the work that remains to be done on it, and its name in its shard.
 pub struct Deferred<S> {
     work: Work<S>,
     key: Option<ItemKey>,
@@ -16,16 +16,16 @@ enum Work<S> {
     Left(Box<dyn FnOnce() -> Result<S, DataError> + Send>),
 }
 
-/// What a format calls an item, beside its number.
+/// A format's own name for an item, in addition to the item's number.
 #[derive(Clone, Debug)]
 pub(crate) enum ItemKey {
     Name(Arc<str>),
-    /// A unit, and how many of them are before it.
+    /// A unit and an offset in that unit.
     Place(&'static str, u64),
 }
 
 impl<S> Deferred<S> {
-    /// A sample that is as it should be.
+    /// A sample that needs no more work.
     pub fn ready(sample: S) -> Self {
         Self { work: Work::None(sample), key: None }
     }
@@ -35,21 +35,21 @@ impl<S> Deferred<S> {
         Self { work: Work::Left(Box::new(work)), key: None }
     }
 
-    /// The same with the item's name in its shard, which errors and faults tell.
+    /// Sets the item's name in its shard, which errors and faults show.
     #[must_use]
     pub fn named(mut self, name: impl Into<Arc<str>>) -> Self {
         self.key = Some(ItemKey::Name(name.into()));
         self
     }
 
-    /// The same with the item's place in its shard for a name, counted in `unit`: `at("byte", 512)`.
+    /// Names the item by its offset in its shard, counted in `unit`: `at("byte", 512)`.
     #[must_use]
     pub fn at(mut self, unit: &'static str, number: u64) -> Self {
         self.key = Some(ItemKey::Place(unit, number));
         self
     }
 
-    /// What the item is called in its shard, where its format has a name for it.
+    /// The item's name in its shard, where the format gives it one.
     pub fn key(&self) -> Option<String> {
         self.key.as_ref().map(ItemKey::to_string)
     }
@@ -58,10 +58,10 @@ impl<S> Deferred<S> {
         self.key.take()
     }
 
-    /// The sample, after the work that was left.
+    /// Does the remaining work and returns the sample.
     ///
     /// # Errors
-    /// That work's.
+    /// Those of that work.
     pub fn get(self) -> Result<S, DataError> {
         match self.work {
             Work::None(sample) => Ok(sample),
@@ -71,7 +71,7 @@ impl<S> Deferred<S> {
 }
 
 impl<S: Send + 'static> Deferred<S> {
-    /// What `transform` makes of the sample, later; the name stays.
+    /// Adds `transform` to the remaining work; the name stays.
     pub fn then<T>(self, transform: impl FnOnce(S) -> Result<T, DataError> + Send + 'static) -> Deferred<T> {
         let Self { work, key } = self;
         let work: Box<dyn FnOnce() -> Result<T, DataError> + Send> = match work {

@@ -1,4 +1,4 @@
-//! Images as they lie on the disk, to be decoded where the batch is made.
+//! Images as they are stored on disk, to be decoded where the batch is made.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,13 +17,13 @@ pub struct EncodedImage {
 }
 
 impl EncodedImage {
-    /// An image from anywhere: the value of a database, a file of a tar shard. `name` stands for its path in errors.
+    /// An image from anywhere: a database's value, a file of a tar shard. `name` takes the place of a path in errors.
     pub fn new(bytes: impl Into<Arc<[u8]>>, name: impl AsRef<Path>) -> Self {
         Self { bytes: bytes.into(), path: name.as_ref().into() }
     }
 }
 
-/// The files of an [`ImageFolder`], only read: what an [`ImagePipeline`](crate::ImagePipeline) takes.
+/// The files of an [`ImageFolder`], read but not decoded: the input of an [`ImagePipeline`](crate::ImagePipeline).
 #[derive(Clone, Debug)]
 pub struct EncodedImageFolder {
     files: Vec<(Arc<Path>, i64)>,
@@ -39,7 +39,8 @@ impl EncodedImageFolder {
         Ok(Self::from(&ImageFolder::open(root)?))
     }
 
-    /// The same with the files that have one of these extensions, decodable here or not; all others are passed over.
+    /// Like [`open`](Self::open), for the files that have one of these extensions, whether or not this crate can decode
+    /// them; all others are ignored.
     ///
     /// # Errors
     /// As [`ImageFolder::with_extensions`].
@@ -60,8 +61,8 @@ impl EncodedImageFolder {
         self.classes.iter().enumerate().map(|(label, class)| (class.as_str(), label as i64)).collect()
     }
 
-    /// Every file with its label, in the dataset's order: what weights for a
-    /// [`WeightedRandomSampler`](crate::WeightedRandomSampler) are counted from.
+    /// Every file with its label, in the dataset's order; count the labels to get weights for a
+    /// [`WeightedRandomSampler`](crate::WeightedRandomSampler).
     #[doc(alias = "samples")]
     #[doc(alias = "targets")]
     pub fn files(&self) -> &[(Arc<Path>, i64)] {

@@ -1,11 +1,11 @@
-//! What can go wrong between a file and a batch.
+//! The errors of loading, from file to batch.
 
 use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Why a sample or a batch could not be had.
+/// Why a sample or a batch could not be loaded.
 ///
 /// Every message is complete in itself (file, offset, what was expected and what was found), so that printing the
 /// error alone is enough.
@@ -17,7 +17,7 @@ pub enum DataError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         error: io::Error,
     },
 
@@ -26,28 +26,28 @@ pub enum DataError {
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// Where, in bytes from the start; for a gzip file, in bytes of the decompressed content.
+        /// The offset in bytes; for a compressed file, in the decompressed content.
         offset: u64,
-        /// What would have been right.
+        /// What was expected there.
         expected: String,
-        /// What was there.
+        /// What was found there.
         found: String,
     },
 
-    /// An entry of a database that is not what was written, or cannot be had any more.
+    /// An entry of a database that differs from what was written, or is gone.
     #[error("{}: entry \"{key}\": expected {expected}, found {found}", path.display())]
     CorruptEntry {
         /// The database's file.
         path: PathBuf,
         /// The entry's key, with what is not printable escaped.
         key: String,
-        /// What would have been right.
+        /// What was expected there.
         expected: String,
-        /// What was there.
+        /// What was found there.
         found: String,
     },
 
-    /// A file of a format that no decoder of this build knows.
+    /// An image file of a format that this build cannot decode.
     #[error("{}: unknown image format, the file starts with {magic:02x?}", path.display())]
     UnknownFormat {
         /// The file.
@@ -56,7 +56,7 @@ pub enum DataError {
         magic: Vec<u8>,
     },
 
-    /// A file or image above the size that the reader accepts.
+    /// A file or image larger than the reader accepts.
     #[error("{}: {what} takes {bytes} bytes, at most {limit} are accepted", path.display())]
     TooLarge {
         /// The file.
@@ -69,19 +69,19 @@ pub enum DataError {
         limit: u64,
     },
 
-    /// A folder or set of files that does not have the layout that the dataset needs.
+    /// A folder or set of files without the layout that the dataset needs.
     #[error("{}: expected {expected}, found {found}", path.display())]
     Layout {
         /// The folder or file.
         path: PathBuf,
         /// What the dataset needs.
         expected: String,
-        /// What was there.
+        /// What was found there.
         found: String,
     },
 
-    /// An image's bytes do not fill its shape.
-    #[error("an image of [{height}, {width}, {channels}] does not hold {bytes} bytes")]
+    /// The number of an image's bytes does not match its shape.
+    #[error("{bytes} bytes do not match an image of shape [{height}, {width}, {channels}]")]
     ImageShape {
         /// Rows.
         height: usize,
@@ -89,7 +89,7 @@ pub enum DataError {
         width: usize,
         /// Channels.
         channels: usize,
-        /// The length of the data that was given.
+        /// The length of the given data.
         bytes: usize,
     },
 
@@ -111,24 +111,24 @@ pub enum DataError {
     ShapeMismatch {
         /// The sample's position in its batch.
         position: usize,
-        /// The shape of most samples, `[channels, height, width]`.
+        /// The shape of the batch's other samples.
         expected: Vec<usize>,
         /// This sample's shape.
         found: Vec<usize>,
-        /// The positions of others that do not fit either, where they are known.
+        /// The positions of other samples that do not fit either, where they are known.
         others: Vec<usize>,
     },
 
-    /// A sample that does not go with the others of its batch, for another reason than its shape.
+    /// A sample that does not fit the others of its batch, for a reason other than its shape.
     #[error("position {position} of the batch: expected {expected}, found {found}")]
     Misfit {
         /// The sample's position in its batch.
         position: usize,
         /// What would fit.
         expected: String,
-        /// What it is.
+        /// What the sample is.
         found: String,
-        /// The positions of others that do not fit either.
+        /// The positions of other samples that do not fit either.
         others: Vec<usize>,
     },
 
@@ -148,16 +148,16 @@ pub enum DataError {
     StreamItem {
         /// The shard's number.
         shard: usize,
-        /// The item's place in it, from 0.
+        /// The item's position in the shard, from 0.
         position: u64,
-        /// The shard's file or other name, and what its format calls the item, as far as there are any; see
+        /// The shard's file or other name, and the format's name for the item, where they exist; see
         /// [`IterableDataset::shard_name`](crate::IterableDataset::shard_name) and [`Deferred`](crate::Deferred).
         key: Option<String>,
         /// What went wrong.
         error: Box<DataError>,
     },
 
-    /// User code panicked over one sample.
+    /// User code panicked while it handled one sample.
     #[error("sample {index}{}: panicked: {message}", in_brackets(key, ""))]
     WorkerPanicked {
         /// The index that was being loaded.
@@ -177,7 +177,7 @@ pub enum DataError {
         message: String,
     },
 
-    /// A stream panicked while it was read; the loader adds the place.
+    /// A stream panicked while it was read; the loader adds the batch's number.
     #[error("batch {batch}: the stream panicked: {message}")]
     StreamPanicked {
         /// The number of the batch that was being read.
@@ -186,19 +186,19 @@ pub enum DataError {
         message: String,
     },
 
-    /// User code panicked that belongs to no sample and no batch: in `Dataset::key`, say.
+    /// User code panicked outside of any sample or batch, in `Dataset::key` for example.
     #[error("a worker panicked: {message}")]
     WorkerDied {
         /// The panic's message.
         message: String,
     },
 
-    /// A stream that begins anew at its end had nothing to begin anew with.
-    #[error("the stream gave nothing for batch {batch} of {batches}: expected shards with samples for this rank")]
+    /// A stream with `batches_per_epoch` had no good samples for another batch.
+    #[error("the stream has no samples for batch {batch} of {batches}: expected shards with samples for this rank")]
     StreamEnded {
         /// The batch that was due.
         batch: usize,
-        /// How many were asked for.
+        /// How many batches were asked for.
         batches: usize,
     },
 
@@ -211,8 +211,8 @@ pub enum DataError {
         error: Box<DataError>,
     },
 
-    /// No batch came within [`DataLoaderBuilder::timeout`](crate::DataLoaderBuilder::timeout).
-    #[error("batch {batch} did not come within {timeout:?}")]
+    /// No batch arrived within [`DataLoaderBuilder::timeout`](crate::DataLoaderBuilder::timeout).
+    #[error("batch {batch} did not arrive within {timeout:?}")]
     Timeout {
         /// The batch that was due.
         batch: usize,
@@ -220,7 +220,8 @@ pub enum DataError {
         timeout: Duration,
     },
 
-    /// The epoch was dropped meanwhile. A collate function or stream passes it on; it never reaches the training loop.
+    /// The epoch was dropped while it was loading. Collate functions and streams return this error; the training loop
+    /// never gets it.
     #[error("the epoch was dropped")]
     Cancelled,
 
@@ -231,18 +232,18 @@ pub enum DataError {
         worker: usize,
         /// How many workers were asked for.
         of: usize,
-        /// What the operating system said.
+        /// The operating system's error.
         error: io::Error,
     },
 
     /// Every worker ended although batches were still due.
     #[error("every worker ended before batch {batch} was delivered")]
     WorkersGone {
-        /// The batch that will not come.
+        /// The batch that cannot be delivered.
         batch: usize,
     },
 
-    /// An option out of its range, or two options that exclude each other.
+    /// An option that is out of range, or two options that exclude each other.
     #[error("{option}: expected {expected}, found {found}")]
     InvalidOption {
         /// The option.
@@ -257,7 +258,7 @@ pub enum DataError {
     #[error("libtorch: {}", without_frames(.0))]
     Tensor(tch::TchError),
 
-    /// libtorch refused, or a device is not there.
+    /// libtorch refused an operation, or a device is not available.
     #[error(transparent)]
     Torch(#[from] overdrive_ffi::Error),
 
@@ -266,7 +267,7 @@ pub enum DataError {
     Other(Box<dyn Error + Send + Sync>),
 }
 
-/// libtorch's message without the C++ frames behind it.
+/// libtorch's message without the C++ stack trace that follows it.
 fn without_frames(error: &tch::TchError) -> String {
     let text = match error {
         tch::TchError::Torch(text) => text.clone(),
@@ -283,13 +284,14 @@ impl From<tch::TchError> for DataError {
 }
 
 impl DataError {
-    /// Wraps any error, or a plain message, for use in one's own [`Dataset`](crate::Dataset) or
+    /// Wraps any error, or a plain message, for use in your own [`Dataset`](crate::Dataset) or
     /// [`Collate`](crate::Collate).
     pub fn other(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::Other(error.into())
     }
 
-    /// The error itself, without what the loader put around it.
+    /// The error without the [`Sample`](Self::Sample) or [`StreamItem`](Self::StreamItem) that the loader wrapped
+    /// around it.
     pub fn innermost(&self) -> &DataError {
         match self {
             Self::Sample { error, .. } | Self::StreamItem { error, .. } => error.innermost(),
@@ -334,7 +336,7 @@ impl DataError {
     }
 }
 
-/// The names, those left out that the message to come begins with: most begin with the file.
+/// The names in brackets, without a file name that `message` already begins with.
 fn in_brackets(key: &Option<String>, message: impl ToString) -> String {
     let message = message.to_string();
     let file = message.split(": ").next().unwrap_or_default();

@@ -13,7 +13,7 @@ const UNSIGNED_BYTE: u8 = 0x08;
 /// The most values that are read into memory: 4 GiB.
 const MAX_VALUES: u64 = 1 << 32;
 
-/// Unsigned bytes with a shape, as an idx file holds them.
+/// The content of an idx file: unsigned bytes with a shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdxArray {
     /// The dimensions, outermost first: `[images, rows, columns]` or `[labels]`.
@@ -22,14 +22,13 @@ pub struct IdxArray {
     pub data: Vec<u8>,
 }
 
-/// Reads an idx file of unsigned bytes, raw or gzip-compressed (told by its content, not by its name).
+/// Reads an idx file of unsigned bytes, raw or gzip-compressed (recognised by its content, not by its name).
 ///
-/// Memory follows what the file really holds, whatever its header declares.
+/// Memory use depends on what the file really holds, whatever its header declares.
 ///
 /// # Errors
-/// [`DataError::Io`] when the file cannot be read; [`DataError::Corrupt`] for a bad magic, another element type, a
-/// length that disagrees with the header in either direction, or damaged gzip data; [`DataError::TooLarge`] above
-/// 4 GiB.
+/// [`DataError::Io`] when the file cannot be read; [`DataError::Corrupt`] for a bad magic number, another element type,
+/// fewer or more values than the header says, or damaged gzip data; [`DataError::TooLarge`] above 4 GiB.
 pub fn read_idx(path: impl AsRef<Path>) -> Result<IdxArray, DataError> {
     let path = path.as_ref();
     let (file, file_bytes) = open_regular(path)?;
@@ -49,7 +48,7 @@ struct IdxReader<'a, R> {
     at: u64,
     /// The most bytes that the content can have.
     most: u64,
-    /// Whether `most` is the content's length, which is unknown for gzip.
+    /// Whether `most` is the exact length of the content; for gzip it is only an upper bound.
     exact: bool,
 }
 
@@ -74,7 +73,7 @@ impl<R: Read> IdxReader<'_, R> {
         Ok(IdxArray { shape, data })
     }
 
-    /// The number of values that the header declares, refused before anything is allocated when it cannot be true.
+    /// The number of values that the header declares; an impossible number is refused before anything is allocated.
     fn check_declared(&self, shape: &[usize]) -> Result<u64, DataError> {
         let declared = shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size as u64));
         let room = self.most.saturating_sub(self.at);
@@ -97,7 +96,8 @@ impl<R: Read> IdxReader<'_, R> {
     fn values(&mut self, declared: u64) -> Result<Vec<u8>, DataError> {
         let mut values = Vec::new();
         if self.exact {
-            // The length has been checked; gzip content grows as it is decompressed.
+            // The length has been checked against the file. For gzip, memory grows with the decompressed content
+            // instead.
             values.try_reserve_exact(declared as usize).map_err(|error| self.damaged(error.into()))?;
         }
         let outcome = (&mut self.content).take(declared).read_to_end(&mut values);
@@ -108,7 +108,7 @@ impl<R: Read> IdxReader<'_, R> {
             let found = format!("the end after {} of them", values.len());
             return Err(self.corrupt(start, format!("{declared} values"), found));
         }
-        // Reading past the values finds trailing bytes, and makes gzip verify its checksum.
+        // Reading past the values detects trailing bytes, and makes gzip verify its checksum.
         match self.content.read(&mut [0]) {
             Ok(0) => Ok(values),
             Ok(_) => Err(self.corrupt(self.at, "the end of the file", "more bytes")),
@@ -236,7 +236,7 @@ mod tests {
         for position in 0..whole.len() {
             let mut flipped = whole.clone();
             flipped[position] ^= 0x10;
-            // The header's time and the padding after the last block carry no data, and nothing covers them.
+            // No checksum covers the header's time and the padding after the last block, which carry no data.
             if let Ok(array) = read(&flipped) {
                 assert_eq!(array.data, values, "flipped at {position}");
             }

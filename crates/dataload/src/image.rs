@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::DataError;
 
-/// A decoded image of unsigned bytes; cloning it shares the bytes.
+/// A decoded image of unsigned bytes; clones share the bytes.
 ///
 /// # Shapes
 /// `[height, width, channels]`, row-major: the order in which decoders write and transforms read. Collating turns a
@@ -47,12 +47,12 @@ impl Image {
         self.width
     }
 
-    /// Values a pixel: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha.
+    /// Values per pixel: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha.
     pub fn channels(&self) -> usize {
         self.channels
     }
 
-    /// The shape that the image has in a batch: `[channels, height, width]`.
+    /// The image's shape in a batch: `[channels, height, width]`.
     pub fn chw(&self) -> [usize; 3] {
         [self.channels, self.height, self.width]
     }
@@ -64,14 +64,14 @@ impl fmt::Debug for Image {
     }
 }
 
-/// The channels that a decoder gives.
+/// The channels of a decoded image.
 ///
 /// # Source
 /// `torchvision.io.ImageReadMode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[doc(alias = "ImageReadMode")]
 pub enum Color {
-    /// The file's own: 1 for grey, 3 for RGB and palettes, one more with transparency.
+    /// Those of the file: 1 for grey, 3 for RGB and palettes, one more with transparency.
     #[default]
     #[doc(alias = "UNCHANGED")]
     AsStored,
@@ -84,7 +84,7 @@ pub enum Color {
 }
 
 impl Color {
-    /// The channels of an image that has `stored` of them in its file.
+    /// The channels of the decoded image when the file has `stored`.
     pub(crate) fn channels(self, stored: usize) -> usize {
         match self {
             Self::AsStored => stored,
@@ -93,7 +93,7 @@ impl Color {
         }
     }
 
-    /// Converts interleaved pixels and tells how many channels they have then.
+    /// Converts interleaved pixels; returns them with their new number of channels.
     pub(crate) fn convert(self, pixels: Vec<u8>, channels: usize) -> (Vec<u8>, usize) {
         let each = |to: fn(&[u8]) -> u8| pixels.chunks_exact(channels).map(to).collect();
         match (self, channels) {

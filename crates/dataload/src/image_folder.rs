@@ -1,4 +1,4 @@
-//! A folder of encoded images, one sub-folder a class.
+//! A folder of encoded images, with one sub-folder per class.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,18 +9,17 @@ use crate::{Color, DataError, Dataset, Image, MAX_IMAGE_BYTES, decode_image};
 
 /// The file names that count as images.
 const EXTENSIONS: [&str; 4] = ["jpg", "jpeg", "png", "webp"];
-/// What torchvision takes for images too, and no decoder here reads.
+/// Further extensions that torchvision treats as images, and that this crate cannot decode.
 const UNDECODED: [&str; 5] = ["bmp", "pgm", "ppm", "tif", "tiff"];
 
 /// `root/class/*.png` as a dataset of `(Image, i64)`; every access opens, reads and decodes one file.
 ///
-/// Classes are the sub-folders in order of their names, and their indices are the labels. Files are taken from nested
-/// folders too, sorted within each folder. An image keeps its own channels unless [`color`](ImageFolder::color) says
-/// otherwise.
+/// Classes are the sub-folders sorted by name, and their indices are the labels. Files of nested folders are included,
+/// sorted within each folder. An image keeps its channels unless [`color`](ImageFolder::color) is set.
 ///
-/// Images are files that end in `.jpg`, `.jpeg`, `.png` or `.webp`. Where there are others that torchvision reads (`.bmp`,
-/// `.pgm`, `.ppm`, `.tif`, `.tiff`), the folder is refused rather than read in part: convert them, or say which files are
-/// meant by [`with_extensions`](ImageFolder::with_extensions). Any other file is passed over, as in torchvision.
+/// Images are files that end in `.jpg`, `.jpeg`, `.png` or `.webp`. A folder with other images that torchvision reads
+/// (`.bmp`, `.pgm`, `.ppm`, `.tif`, `.tiff`) is refused rather than read in part: convert them, or choose the files by
+/// [`with_extensions`](ImageFolder::with_extensions). Any other file is ignored, as in torchvision.
 ///
 /// # Source
 /// `torchvision.datasets.ImageFolder`, which corresponds to [`Color::Rgb`].
@@ -35,22 +34,23 @@ impl ImageFolder {
     /// Lists the classes and files below `root`; nothing is decoded yet.
     ///
     /// # Errors
-    /// [`DataError::Layout`] when there is no class, a class without an image, or an image that cannot be decoded, with
-    /// how many of them there are; [`DataError::Io`].
+    /// [`DataError::Layout`] when there is no class, a class without an image, or images of a format that cannot be
+    /// decoded (with their number); [`DataError::Io`].
     pub fn open(root: impl AsRef<Path>) -> Result<Self, DataError> {
         Self::list(root.as_ref(), &EXTENSIONS, &UNDECODED)
     }
 
-    /// The same with the files that have one of these extensions, in upper or lower case; all others are passed over.
+    /// Like [`open`](Self::open), for the files that have one of these extensions, in upper or lower case; all others
+    /// are ignored.
     ///
-    /// What a file holds is told by its first bytes, so that a JPEG image may be called `.jfif`.
+    /// The format is recognised by the first bytes, so a JPEG image may be called `.jfif`.
     ///
     /// # Errors
-    /// [`DataError::Layout`] when there is no class, or a class without such a file; [`DataError::InvalidOption`] when
-    /// there is no extension; [`DataError::Io`].
+    /// [`DataError::Layout`] when there is no class, or a class without a matching file; [`DataError::InvalidOption`]
+    /// when `extensions` is empty; [`DataError::Io`].
     ///
     /// # Source
-    /// `extensions` of `torchvision.datasets.DatasetFolder`, with the dot or without.
+    /// `extensions` of `torchvision.datasets.DatasetFolder`; here the leading dot is optional.
     #[doc(alias = "is_valid_file")]
     pub fn with_extensions<E: AsRef<str>>(
         root: impl AsRef<Path>,
@@ -93,7 +93,7 @@ impl ImageFolder {
             false => {
                 let counts: Vec<String> = unread.iter().map(|(name, count)| format!("{count} .{name}")).collect();
                 let found = format!(
-                    "{} that cannot ({}): convert them, or say which files are meant by `with_extensions`",
+                    "{} that cannot ({}): convert them, or choose the files by `with_extensions`",
                     unread.values().sum::<usize>(),
                     counts.join(", ")
                 );
@@ -150,21 +150,21 @@ fn sorted_entries(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataErr
         let entry = entry.map_err(DataError::io(folder))?;
         let kind = entry.file_type().map_err(DataError::io(folder))?;
         let path = entry.path();
-        // The listing says what an entry is: only a link has to be looked at.
+        // The directory listing has each entry's type: only for a symbolic link is another system call needed.
         match kind.is_dir() || kind.is_symlink() && path.is_dir() {
             true => folders.push(path),
             false => files.push(path),
         }
     }
-    // All begin with the same folder: their text sorts them by name, sooner than their components would.
+    // All begin with the same folder, so comparing the whole path as bytes sorts by name, faster than by component.
     for paths in [&mut folders, &mut files] {
         paths.sort_unstable_by(|one, other| one.as_os_str().cmp(other.as_os_str()));
     }
     Ok((folders, files))
 }
 
-/// Visits the files in `folder`, then those in its sub-folders. `above` holds the folders on the way down, so that
-/// a symbolic link to one of them does not lead round in circles.
+/// Visits the files in `folder`, then those in its sub-folders. `above` holds the folders on the way down, so that a
+/// symbolic link to one of them does not cause endless recursion.
 fn list_files(folder: &Path, above: &mut Vec<PathBuf>, visit: &mut impl FnMut(PathBuf)) -> Result<(), DataError> {
     let real = fs::canonicalize(folder).map_err(DataError::io(folder))?;
     if above.contains(&real) {
@@ -180,7 +180,7 @@ fn list_files(folder: &Path, above: &mut Vec<PathBuf>, visit: &mut impl FnMut(Pa
     Ok(())
 }
 
-/// Which of these extensions a file's name has.
+/// The one of these extensions that the file's name has.
 fn extension_of<'a>(path: &Path, known: &[&'a str]) -> Option<&'a str> {
     let extension = path.extension()?;
     known.iter().copied().find(|known| extension.eq_ignore_ascii_case(known))
@@ -226,14 +226,14 @@ mod tests {
     }
 
     #[test]
-    fn images_that_cannot_be_decoded_are_refused_until_they_are_left_out() -> Result<(), DataError> {
+    fn images_that_cannot_be_decoded_are_refused_until_excluded() -> Result<(), DataError> {
         let dir = tempfile::tempdir().unwrap();
         for name in ["cat/a.png", "cat/b.BMP", "cat/c.tif", "dog/d.bmp", "dog/e.jfif", "dog/notes.txt"] {
             put(dir.path(), name, &grey(1));
         }
         let error = ImageFolder::open(dir.path()).unwrap_err();
-        let message = "expected images that can be decoded (jpg, jpeg, png, webp), found 3 that cannot (2 .bmp, 1 .tif): \
-                       convert them, or say which files are meant by `with_extensions`";
+        let message = "expected images that can be decoded (jpg, jpeg, png, webp), found 3 that cannot (2 .bmp, \
+                       1 .tif): convert them, or choose the files by `with_extensions`";
         assert_eq!(error.to_string(), format!("{}: {message}", dir.path().display()));
         let folder = ImageFolder::with_extensions(dir.path(), ["png", ".JFIF"])?;
         let names: Vec<_> = folder.files().iter().map(|(path, label)| (path.file_name().unwrap(), *label)).collect();

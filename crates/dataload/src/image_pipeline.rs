@@ -17,10 +17,10 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Decodes every sample of a batch, passes it through the transforms and writes it into its place in the batch.
+/// Decodes every sample of a batch, passes it through the transforms and writes it straight into the batch's memory.
 ///
-/// The result is a function of (seed, epoch, draw) for every sample: one that comes again in an epoch is cropped otherwise,
-/// see [`Drawn::draw`](crate::Drawn::draw). Images are RGB.
+/// The result for a sample is a function of (seed, epoch, draw): a sample that is drawn twice in an epoch gets two
+/// different crops, see [`Drawn::draw`](crate::Drawn::draw). Images are RGB.
 ///
 /// ```
 /// use overdrive_dataload::{ImagePipeline, RandomHorizontalFlip, RandomResizedCrop};
@@ -29,8 +29,8 @@ thread_local! {
 /// ```
 ///
 /// # Shapes
-/// `N` samples `(EncodedImage, i64)` give uint8 `[N, 3, H, W]` and int64 `[N]`. The first good image of a batch sets `H` and `W`: end
-/// with a transform that makes all of one size, or images of another are bad samples.
+/// `N` samples `(EncodedImage, i64)` give uint8 `[N, 3, H, W]` and int64 `[N]`. The first good image of a batch sets
+/// `H` and `W`, and images of another size are bad samples: end with a transform that makes all of one size.
 ///
 /// # Source
 /// `torchvision.transforms.Compose` after the loader of `torchvision.datasets.ImageFolder`.
@@ -42,12 +42,12 @@ pub struct ImagePipeline {
     channels_last: bool,
     upright: bool,
     dct_scaling: bool,
-    /// Memory of batches that the training loop is done with.
+    /// Reuses the memory of batches that the training loop has dropped.
     memory: Arc<BufferPool>,
 }
 
 impl ImagePipeline {
-    /// Only decodes, as yet.
+    /// A pipeline that only decodes; [`then`](Self::then) adds transforms.
     pub fn new(seed: u64) -> Self {
         Self {
             transforms: Vec::new(),
@@ -59,32 +59,33 @@ impl ImagePipeline {
         }
     }
 
-    /// Adds a transform after those before.
+    /// Adds a transform after the present ones.
     pub fn then(mut self, transform: impl Transform + 'static) -> Self {
         self.transforms.push(Arc::new(transform));
         self
     }
 
-    /// Whether the batch's memory holds the channels of a pixel side by side; off unless set. Its shape stays.
+    /// Whether the batch has the memory format channels-last; off unless set. Its shape does not change.
     pub fn channels_last(mut self, channels_last: bool) -> Self {
         self.channels_last = channels_last;
         self
     }
 
-    /// Whether a JPEG file is turned as its EXIF orientation says; off unless set, as in torchvision.
+    /// Whether a JPEG image is rotated and flipped by its EXIF orientation; off unless set, as in torchvision.
     #[doc(alias = "apply_exif_orientation")]
     pub fn exif_orientation(mut self, upright: bool) -> Self {
         self.upright = upright;
         self
     }
 
-    /// Whether a JPEG file that is to shrink to a half or less is decoded at 1/2, 1/4 or 1/8 of its size, as far as the
-    /// result's size allows, and filtered from there; off unless set.
+    /// Whether a JPEG file that will be resized to half or less is decoded at 1/2, 1/4 or 1/8 of its size, the smallest
+    /// that the result allows, and resized from there; off unless set.
     ///
-    /// That saves most of the decoding of large photographs, and changes pixels, since torchvision filters the whole
-    /// image: photographs of 2000 x 1500 pixels brought to a side of 256 differ by 0.4 levels on average and by up to 20
-    /// at edges. The decoded pixels are those of Pillow's `draft` to the last bit, the filtered ones within a level, two
-    /// for bicubic. It applies to antialiased bilinear and bicubic resizing of a file whose pixels no transform has asked for before.
+    /// That saves most of the decoding of large photographs. It changes pixels, since torchvision resizes from the
+    /// full-size image: photographs of 2000 x 1500 pixels resized to a side of 256 differ by 0.4 levels on average and
+    /// by up to 20 at edges. The decoded pixels equal those of Pillow's `draft` bit for bit, the resized ones within
+    /// one level (two for bicubic). It applies to antialiased bilinear and bicubic resizing, where no earlier transform
+    /// needed the pixels.
     ///
     /// # Source
     /// `PIL.Image.draft`; libjpeg's `scale_num`.
@@ -94,12 +95,12 @@ impl ImagePipeline {
         self
     }
 
-    /// Makes float32 batches instead, normalised in the worker.
+    /// Makes float32 batches, normalised in the worker, instead of uint8 ones.
     pub fn to_float(self, to_float: ToFloat) -> FloatPipeline {
         FloatPipeline { pipeline: self, to_float }
     }
 
-    /// Decodes and transforms a sample into `slot`, its `3 * H * W` bytes of a batch; `draw` is its
+    /// Decodes and transforms a sample into `slot`, its `3 * H * W` bytes of the batch; `draw` is its
     /// [`Drawn::draw`](crate::Drawn::draw).
     ///
     /// # Errors
@@ -151,7 +152,7 @@ impl ImagePipeline {
         Ok(canvas)
     }
 
-    /// Draws all samples, and decodes each into its place in the batch.
+    /// Draws all samples, and decodes each into its slot of the batch.
     fn fill(&self, samples: &mut BatchSamples<'_, (EncodedImage, i64)>, order: Order) -> Result<Filled, DataError> {
         let mut filled: Option<Filled> = None;
         while let Some(drawn) = samples.next()? {
@@ -164,7 +165,7 @@ impl ImagePipeline {
                     let filled = match &mut filled {
                         Some(filled) if !filled.labels.is_empty() => filled,
                         filled => {
-                            // Decoded before memory is taken for a whole batch of such images: its header may lie.
+                            // Decode before allocating a whole batch of images of this size: the header may be wrong.
                             canvas.pixels()?;
                             let image = 3 * canvas.height() * canvas.width();
                             let buffer = self.memory.take(room.saturating_mul(image), pinned)?;
@@ -185,11 +186,11 @@ impl ImagePipeline {
     }
 }
 
-/// How the images of a batch lie in memory.
+/// The memory layout of a batch's images.
 #[derive(Clone, Copy)]
 struct Order {
     channels_last: bool,
-    /// Whether this is the memory that the training loop gets.
+    /// Whether the training loop gets this memory, so that pinning it is useful.
     pinnable: bool,
 }
 
@@ -233,7 +234,7 @@ impl fmt::Debug for ImagePipeline {
 impl Collate<(EncodedImage, i64)> for ImagePipeline {
     type Batch = (Tensor, Tensor);
 
-    /// Takes the samples' positions for their draws, and epoch 0.
+    /// Uses the samples' positions as their draws, and epoch 0.
     fn collate(&self, samples: Vec<(EncodedImage, i64)>) -> Result<Self::Batch, DataError> {
         self.collate_from(&mut BatchSamples::new(&mut Listed::from(samples), 0, 0, false))
     }

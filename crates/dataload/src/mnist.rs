@@ -1,4 +1,4 @@
-//! MNIST and its look-alikes (Fashion-MNIST, a subset of either) from their four idx files.
+//! MNIST, and data sets in its format (Fashion-MNIST, a subset of either), from their four idx files.
 
 use std::path::{Path, PathBuf};
 
@@ -22,18 +22,18 @@ impl Mnist {
     /// Opens the four files in `dir`, each raw or gzip-compressed.
     ///
     /// The names are `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and
-    /// `t10k-labels-idx1-ubyte`, also spelled `train-images.idx3-ubyte` and so on, with `.gz` or without.
+    /// `t10k-labels-idx1-ubyte`, or with a dot (`train-images.idx3-ubyte`), with or without `.gz`.
     ///
     /// # Errors
-    /// [`DataError::Layout`] for a missing file, images that are not 28x28, or labels that do not match the images in
-    /// number; [`DataError::Corrupt`] for a damaged file or a label above 9; [`DataError::Io`].
+    /// [`DataError::Layout`] for a missing file, images that are not 28x28, or a different number of labels than
+    /// images; [`DataError::Corrupt`] for a damaged file or a label above 9; [`DataError::Io`].
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, DataError> {
         let dir = dir.as_ref();
         Ok(Self { train: MnistSplit::open(dir, "train")?, test: MnistSplit::open(dir, "t10k")? })
     }
 }
 
-/// One half of [`Mnist`]: undecoded bytes in memory, and a dataset of `(Image, i64)`.
+/// One split of [`Mnist`], in memory; a dataset of `(Image, i64)`.
 #[derive(Clone, Debug)]
 pub struct MnistSplit {
     images: Vec<u8>,
@@ -68,7 +68,7 @@ impl MnistSplit {
         Ok(Self { images: images.data, labels: labels.data })
     }
 
-    /// Every image one after the other, [`IMAGE_BYTES`](Self::IMAGE_BYTES) each, row by row, 0 being the background.
+    /// All images, [`IMAGE_BYTES`](Self::IMAGE_BYTES) each, row by row; 0 is the background.
     ///
     /// # Shapes
     /// `[N, 28, 28]`.

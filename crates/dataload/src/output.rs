@@ -1,4 +1,4 @@
-//! A file that appears whole or not at all.
+//! Writes a file that appears complete or not at all.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -17,7 +17,7 @@ const BUFFER_BYTES: usize = 1 << 18;
 pub(crate) struct Output {
     path: PathBuf,
     part: PathBuf,
-    /// Taken at the end.
+    /// `None` after `finish`.
     encoder: Option<Encoder>,
 }
 
@@ -43,7 +43,7 @@ impl Output {
             "gz" | "tgz" => Encoder::Gzip(GzEncoder::new(file, Compression::default())),
             #[cfg(feature = "zstd")]
             "zst" => {
-                // A checksum a frame, so that damage is found when it is read.
+                // A checksum per frame, so that damage is noticed when the file is read.
                 let mut encoder = zstd::Encoder::new(file, 0).map_err(DataError::io(&part))?;
                 encoder.include_checksum(true).map_err(DataError::io(&part))?;
                 Encoder::Zstd(encoder)
@@ -53,12 +53,12 @@ impl Output {
         Ok(Self { path: path.to_owned(), part, encoder: Some(encoder) })
     }
 
-    /// The name that the file will have.
+    /// The final path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes out what is left, waits until it is on the disk, and gives the file its name.
+    /// Flushes, syncs the file to disk, and renames it to its final path.
     pub(crate) fn finish(mut self) -> Result<PathBuf, DataError> {
         let Some(encoder) = self.encoder.take() else { return Ok(self.path.clone()) };
         let finished = encoder.finish().and_then(|file| file.sync_all());

@@ -1,6 +1,6 @@
-//! How a curriculum grows: functions from its progress, 0 to 1, to the share of the data that may be seen.
+//! How a curriculum grows: functions from its progress, 0 to 1, to the share of the data that is in use.
 //!
-//! Any other `Fn(f64) -> f64` serves [`Curriculum`](crate::Curriculum) as well.
+//! [`Curriculum`](crate::Curriculum) takes any other `Fn(f64) -> f64` as well.
 
 use crate::DataError;
 
@@ -18,7 +18,7 @@ fn positive(option: &'static str, value: f64) -> Result<f64, DataError> {
     Err(DataError::option(option, "a finite number above 0", value))
 }
 
-/// In equal steps from the share `start` to everything.
+/// Grows linearly from the share `start` to all data.
 ///
 /// # Errors
 /// [`DataError::InvalidOption`] for a `start` that is not above 0 and at most 1.
@@ -32,8 +32,8 @@ pub fn linear(start: f64) -> Result<impl Fn(f64) -> f64 + Copy + Send + Sync + '
 
 /// Fast at first and slower later: `(progress * (1 - start^power) + start^power)^(1 / power)`.
 ///
-/// With a power of 2 this is the square-root competence: samples are added at a rate that is inverse to how many there
-/// are already, so that each gets the same attention when it is new.
+/// With a power of 2 this is the square-root competence: samples are added at a rate inversely proportional to their
+/// present number, so that each new sample is seen equally often.
 ///
 /// # Errors
 /// [`DataError::InvalidOption`] for a `start` that is not above 0 and at most 1, or a `power` that is not above 0.
@@ -46,7 +46,7 @@ pub fn root(start: f64, power: f64) -> Result<impl Fn(f64) -> f64 + Copy + Send 
     Ok(move |progress: f64| (progress * (1.0 - base) + base).powf(power.recip()).min(1.0))
 }
 
-/// The share `start` until `at`, a progress of 0 to 1, and everything from there on.
+/// The share `start` until the progress `at`, and all data from there on.
 ///
 /// # Errors
 /// [`DataError::InvalidOption`] for a `start` or an `at` that is not above 0 and at most 1.
@@ -58,8 +58,8 @@ pub fn step(start: f64, at: f64) -> Result<impl Fn(f64) -> f64 + Copy + Send + S
     Ok(move |progress: f64| if progress < at { start } else { 1.0 })
 }
 
-/// `start`, and `increase` times as much after each of equal steps of `step_length`: `start * increase^floor(progress /
-/// step_length)`, up to everything.
+/// Multiplies the share by `increase` after each `step_length` of progress, from `start` up to all data: `start *
+/// increase^floor(progress / step_length)`.
 ///
 /// # Errors
 /// [`DataError::InvalidOption`] for a `start` or `step_length` that is not above 0 and at most 1, or an `increase` that
@@ -67,7 +67,7 @@ pub fn step(start: f64, at: f64) -> Result<impl Fn(f64) -> f64 + Copy + Send + S
 ///
 /// # Source
 /// The fixed exponential pacing of Hacohen and Weinshall, "On The Power of Curriculum Learning in Training Deep
-/// Networks" (2019), with its steps as shares of the curriculum.
+/// Networks" (2019), with the step length as a share of the curriculum.
 pub fn exponential(
     start: f64,
     increase: f64,
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn pacing_goes_from_the_start_to_everything() -> Result<(), DataError> {
+    fn pacing_goes_from_the_start_to_all_data() -> Result<(), DataError> {
         check(linear(0.1)?);
         check(root(0.1, 2.0)?);
         check(step(0.1, 0.5)?);

@@ -1,18 +1,18 @@
-//! Sequences of tokens one after the other, without padding.
+//! Concatenates sequences of tokens, without padding.
 
 use tch::{Kind, Tensor};
 
 use crate::tensor::tensor_from_bytes;
 use crate::{Collate, DataError, TensorBatch};
 
-/// The tokens of several sequences as one, with what attention needs to keep them apart.
+/// The concatenated tokens of several sequences, with the offsets that attention needs to keep them apart.
 #[derive(Debug)]
 pub struct PackedTokens {
     /// All tokens, int64 `[T]`.
     pub input_ids: Tensor,
     /// Each token's position in its own sequence, int64 `[T]`.
     pub position_ids: Tensor,
-    /// Where each sequence starts, and the end of the last, int32 `[N + 1]`.
+    /// The start of each sequence and the end of the last one, int32 `[N + 1]`.
     #[doc(alias = "cu_seq_lens")]
     pub cu_seqlens: Tensor,
     /// The length of the longest sequence.
@@ -34,7 +34,7 @@ impl TensorBatch for PackedTokens {
     }
 }
 
-/// Joins the token sequences of a batch, as a [`TokenPacking`](crate::TokenPacking) puts them together.
+/// Concatenates the token sequences of a batch, which [`TokenPacking`](crate::TokenPacking) selects.
 ///
 /// ```
 /// use overdrive_dataload::{DataLoader, FnDataset, PackTokens, TokenPacking};
@@ -53,7 +53,7 @@ impl TensorBatch for PackedTokens {
 /// ```
 ///
 /// # Shapes
-/// `N` samples `Vec<i64>` of `T` tokens in all give int64 `[T]`, int64 `[T]` and int32 `[N + 1]`.
+/// `N` samples `Vec<i64>` of `T` tokens in total give int64 `[T]`, int64 `[T]` and int32 `[N + 1]`.
 ///
 /// # Source
 /// `flash_attn_varlen_func` of flash-attention, which takes `cu_seqlens` and `max_seqlen`;
@@ -65,12 +65,12 @@ pub struct PackTokens {
 }
 
 impl PackTokens {
-    /// Joins sequences as they are.
+    /// Concatenates sequences without truncating them.
     pub fn new() -> Self {
         Self { max_length: usize::MAX }
     }
 
-    /// Cuts each sequence after this many tokens.
+    /// Truncates each sequence to this many tokens.
     pub fn max_length(mut self, max_length: usize) -> Self {
         self.max_length = max_length;
         self

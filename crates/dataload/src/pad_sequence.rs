@@ -1,15 +1,16 @@
-//! Sequences of different lengths as one batch.
+//! Pads sequences of different lengths into one batch.
 
 use tch::{Kind, Tensor};
 
 use crate::stack::{Stackable, common_shape, misfits};
 use crate::{Collate, DataError};
 
-/// Pads sequences to the longest of their batch, and tells how long each is.
+/// Pads sequences to the longest of their batch, and returns the length of each.
 ///
 /// # Shapes
-/// `N` tensors `[L_i, ..]` give `[N, max(L_i), ..]` of their dtype, and int64 `[N]`, the `L_i`. A sample that is a pair of a
-/// sequence and something that [`Stack`](crate::Stack) takes gives that something's batch as a third part.
+/// `N` tensors `[L_i, ..]` give `[N, max(L_i), ..]` of their dtype, and int64 `[N]`, the `L_i`. For samples that are
+/// pairs of a sequence and a value that [`Stack`](crate::Stack) takes, the stacked values are the third part of the
+/// batch.
 ///
 /// ```
 /// use overdrive_dataload::{Collate, PadSequence};
@@ -23,8 +24,8 @@ use crate::{Collate, DataError};
 /// ```
 ///
 /// # Errors
-/// [`DataError::ShapeMismatch`] where they differ in more than their length; [`DataError::Misfit`] where a sample has no
-/// dimension, or another dtype than the first.
+/// [`DataError::ShapeMismatch`] where sequences differ in more than their length; [`DataError::Misfit`] where one has
+/// no dimension, or another dtype than the first.
 ///
 /// # Source
 /// `torch.nn.utils.rnn.pad_sequence(batch_first=True)`, with `torch.nn.utils.rnn.pack_padded_sequence`'s lengths.
@@ -81,7 +82,7 @@ mod tests {
     use tch::Device;
 
     #[test]
-    fn what_cannot_be_padded_is_named() -> Result<(), DataError> {
+    fn sequences_that_cannot_be_padded_are_named() -> Result<(), DataError> {
         let sequence = |len: i64, width: i64, kind| Tensor::ones([len, width], (kind, Device::Cpu));
         let (padded, lengths, labels) = PadSequence::default()
             .collate(vec![(sequence(1, 2, Kind::Float), 3_i64), (sequence(3, 2, Kind::Float), 4)])?;

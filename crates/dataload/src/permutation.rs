@@ -1,16 +1,16 @@
-//! Random orders of things.
+//! Random permutations.
 
 use crate::rng::below;
 
-/// Up to this many places, one draw serves two of them: the bias stays below `2^42 / 2^64`, one in four million.
+/// Below this many positions, one draw serves two of them: the bias stays below `2^42 / 2^64`, one in four million.
 const PAIRED: usize = 1 << 21;
 
-/// Puts `count` random ones of `items`, in random order, at the end; at most all of them. Each call of `draw` gives 64
+/// Moves `count` random items (at most all), in random order, to the end of `items`. Each call of `draw` gives 64
 /// random bits.
 ///
-/// A Fisher-Yates shuffle from the last place down. While more than [`PAIRED`] places are left, the last one of `rest`
-/// is swapped with place `floor(bits * rest / 2^64)`; after that, what the product leaves over (`bits * rest mod 2^64`)
-/// is the bits of the next swap, and every other swap makes a draw.
+/// A Fisher-Yates shuffle from the last position down: the last of the remaining `rest` positions is swapped with
+/// position `floor(bits * rest / 2^64)`. Once fewer than [`PAIRED`] positions remain, the remainder of that product
+/// (`bits * rest mod 2^64`) serves as the bits of the next swap, so only every other swap needs a draw.
 pub(crate) fn choose<T>(items: &mut [T], count: usize, mut draw: impl FnMut() -> u64) {
     let done = items.len().saturating_sub(count).max(1);
     let mut rest = items.len();
@@ -26,12 +26,12 @@ pub(crate) fn choose<T>(items: &mut [T], count: usize, mut draw: impl FnMut() ->
     }
 }
 
-/// Puts all of `items` in random order, see [`choose`].
+/// Shuffles all of `items`, see [`choose`].
 pub(crate) fn shuffle<T>(items: &mut [T], draw: impl FnMut() -> u64) {
     choose(items, items.len(), draw);
 }
 
-/// `count` of the numbers below `len`: random orders of all of them, one after the other, the last cut to fit.
+/// `count` numbers below `len`: whole random permutations one after the other, the last one cut short.
 pub(crate) fn permutations(len: usize, count: usize, mut draw: impl FnMut() -> u64) -> Vec<usize> {
     let mut order = Vec::with_capacity(count.max(len));
     while order.len() < count && len > 0 {
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
     use crate::{Draws, Philox};
 
-    /// How often each of the pairs that `pair` gives was seen, for numbers below `n`.
+    /// How often each pair that `pair` returns was seen, for numbers below `n`.
     fn table(n: usize, rounds: u64, pair: impl Fn(u64) -> Vec<(usize, usize)>) -> Vec<u64> {
         let mut counts = vec![0; n * n];
         (0..rounds).flat_map(pair).for_each(|(a, b)| counts[a * n + b] += 1);
@@ -78,7 +78,8 @@ mod tests {
     fn positions_and_neighbours_are_uniform() {
         let (len, rounds) = (40, 20_000);
         let places = table(len, rounds, |stream| permutation(len, stream).into_iter().enumerate().collect());
-        // Each of the 40 * 40 cells adds 1 - 1 / 40 on average: 1560, with a standard deviation of 57; five of them.
+        // Each of the 40 * 40 cells adds 1 - 1 / 40 on average: 1560 in total, with a standard deviation of 57; allow
+        // five of them.
         let statistic = chi_square(&places, rounds as f64 / len as f64);
         assert!((statistic - 1560.0).abs() < 283.0, "{statistic}");
         let pairs = |stream| permutation(len, stream).windows(2).map(|pair| (pair[0], pair[1])).collect();
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn chosen_ones_are_uniform_and_distinct() {
+    fn chosen_items_are_uniform_and_distinct() {
         let mut counts = [0u64; 10];
         for sample in 0..10_000 {
             let mut draws = Draws::new(1, 2, sample, 3);
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_all_are_whole_orders_and_a_part() {
+    fn more_draws_than_items_give_whole_permutations_and_a_part() {
         let mut bits = Philox::new(0, 0).bits();
         let order = permutations(7, 17, || bits.draw());
         let sorted = |part: &[usize]| {

@@ -1,11 +1,11 @@
-//! Long sequences in pieces.
+//! Splits long sequences into pieces.
 
 use crate::{DataError, Dataset};
 
-/// The sequences of a dataset, those longer than a limit cut into pieces: every piece is a sample.
+/// A dataset's sequences, with those longer than a limit split into pieces: each piece is a sample.
 ///
-/// So that nothing of a long document is lost where a [`TokenPacking`](crate::TokenPacking) has room for
-/// `max_length` tokens. Every piece reads its whole document; put a cache before it where that costs much.
+/// With it, no token of a long document is lost in a [`TokenPacking`](crate::TokenPacking) with packs of `max_length`
+/// tokens. Each piece reads its whole document; put a cache before it where reading is slow.
 ///
 /// ```
 /// use overdrive_dataload::{Dataset, FnDataset, Pieces, TokenPacking};
@@ -30,11 +30,12 @@ struct Piece {
 }
 
 impl<D: Dataset> Pieces<D> {
-    /// The pieces of at most `max_length` of sequences that have these lengths; an empty sequence is one piece.
-    /// Tokens beyond the length that is given for a sequence are left out.
+    /// Splits sequences of these lengths into pieces of at most `max_length`; an empty sequence is one piece. Tokens
+    /// beyond the given length of a sequence are dropped.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a `max_length` of 0, or not as many lengths as the dataset has samples.
+    /// [`DataError::InvalidOption`] for a `max_length` of 0, or a number of lengths that differs from the number of
+    /// samples.
     pub fn new(dataset: D, lengths: &[usize], max_length: usize) -> Result<Self, DataError> {
         if max_length == 0 {
             return Err(DataError::option("max_length", "at least 1", 0));
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_the_sequences_again() -> Result<(), DataError> {
+    fn pieces_add_up_to_the_sequences() -> Result<(), DataError> {
         let lengths = [5, 0, 4, 9, 1];
         let pieces = Pieces::new(counting(&lengths), &lengths, 4)?;
         assert_eq!(pieces.lengths(), [4, 1, 0, 4, 4, 4, 1, 1]);
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_are_not_those_of_the_dataset_are_errors() -> Result<(), DataError> {
+    fn wrong_lengths_are_errors() -> Result<(), DataError> {
         assert!(Pieces::new(counting(&[3, 4]), &[3], 4).is_err());
         assert!(Pieces::new(counting(&[3]), &[3], 0).is_err());
         let error = Pieces::new(counting(&[6]), &[7], 4)?.get(1).unwrap_err();

@@ -1,8 +1,8 @@
-//! What each rank of a distributed run takes of a whole.
+//! How items are divided between the ranks of a distributed run.
 
 use crate::DataError;
 
-/// One rank of several, and what becomes of the remainder: it is filled up from the start, or dropped.
+/// One rank of several, and whether a remainder is filled up from the start or dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rank {
     pub(crate) world_size: usize,
@@ -21,37 +21,37 @@ impl Rank {
         Ok(Self { world_size, rank, drop_last: false })
     }
 
-    /// Its number as a number of 64 bits.
+    /// The rank as a `u64`.
     #[cfg(feature = "parquet")]
     pub(crate) fn number(self) -> u64 {
         self.rank as u64
     }
 
-    /// The first of the things that it takes where each rank takes neighbours.
+    /// The rank's first item, where each rank takes a contiguous range.
     #[cfg(feature = "parquet")]
     pub(crate) fn first(self, len: usize) -> usize {
         self.share(len).saturating_mul(self.rank)
     }
 
-    /// The same rank, which fills up where dropping would leave it nothing of `len` things.
+    /// The same rank, which fills up where dropping would leave ranks without any of `len` items.
     pub(crate) fn or_fill(self, len: usize) -> Self {
         Self { drop_last: self.drop_last && len >= self.world_size, ..self }
     }
 
-    /// How many of `len` things each rank takes.
+    /// How many of `len` items each rank takes.
     ///
-    /// PyTorch writes `ceil((len - world_size) / world_size)` for a remainder that is dropped: the same number.
+    /// With `drop_last`, PyTorch writes `ceil((len - world_size) / world_size)`, which is the same number.
     pub(crate) fn share(&self, len: usize) -> usize {
         if self.drop_last { len / self.world_size } else { len.div_ceil(self.world_size) }
     }
 
-    /// Their positions: every `world_size`-th one from `rank` on, and those past the end from the start again, in another
-    /// round. Both are told.
+    /// The rank's items, as (position, round): every `world_size`-th position from `rank` on; past the end it starts
+    /// over, in the next round.
     pub(crate) fn positions(self, len: usize) -> impl Iterator<Item = (usize, u64)> {
         (0..self.share(len)).map(move |turn| (self.place(turn) % len, (self.place(turn) / len) as u64))
     }
 
-    /// The place of this rank's `turn` among the turns of all.
+    /// The position of this rank's item number `turn` among the items of all ranks.
     pub(crate) fn place(&self, turn: usize) -> usize {
         self.rank.saturating_add(turn.saturating_mul(self.world_size))
     }

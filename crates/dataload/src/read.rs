@@ -1,4 +1,4 @@
-//! Reading a whole file without trusting its size.
+//! Opens and reads files without trusting their sizes.
 
 use std::fs::File;
 use std::io::Read;
@@ -6,12 +6,12 @@ use std::path::Path;
 
 use crate::DataError;
 
-/// Deflate never expands a byte to more than this many, so a header that declares more is wrong whatever follows.
+/// Deflate never expands a byte to more than this many, so a header that declares more is wrong.
 pub(crate) const MAX_DEFLATE_RATIO: u64 = 1032;
 
-/// Checks that a file is there and a regular one.
+/// Checks that a path is a regular file.
 ///
-/// Anything else is refused, since opening a pipe could block for ever and a device has no length.
+/// Anything else is refused: opening a pipe could block forever, and a device has no length.
 pub(crate) fn require_regular(path: &Path) -> Result<(), DataError> {
     let kind = std::fs::metadata(path).map_err(DataError::io(path))?;
     if !kind.is_file() {
@@ -21,7 +21,7 @@ pub(crate) fn require_regular(path: &Path) -> Result<(), DataError> {
     Ok(())
 }
 
-/// Opens a [regular](require_regular) file and tells its length in bytes.
+/// Opens a [regular](require_regular) file and returns it with its length in bytes.
 pub(crate) fn open_regular(path: &Path) -> Result<(File, u64), DataError> {
     require_regular(path)?;
     let file = File::open(path).map_err(DataError::io(path))?;
@@ -36,15 +36,15 @@ pub(crate) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
         return Err(DataError::TooLarge { path: path.to_owned(), what: "the file", bytes, limit });
     }
     let mut content = Vec::with_capacity(bytes as usize);
-    // A file that grows meanwhile is cut at the limit instead of filling memory.
+    // If the file grows meanwhile, reading stops at the limit instead of filling memory.
     file.take(limit).read_to_end(&mut content).map_err(DataError::io(path))?;
     Ok(content)
 }
 
-/// Asks the system to fetch a file's bytes into its cache, and does not wait for that.
+/// Asks the operating system to fetch a file into its cache, without waiting for that.
 #[cfg(all(target_os = "linux", any(feature = "tfrecord", feature = "webdataset")))]
 pub(crate) fn read_ahead(path: &Path) {
-    // Only a hint: whoever reads the file will meet and report what is wrong with it.
+    // Only a hint: any error will show when the file is read.
     if let Ok((file, _)) = open_regular(path) {
         _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed);
     }

@@ -1,6 +1,7 @@
-//! Counter-based randomness: a draw is a function of its position, so that nothing depends on who draws first.
+//! Counter-based random numbers: each is a function of its position, so nothing depends on the order of draws between
+//! threads.
 
-/// Blocks that are worked out together: enough for the compiler to use vector instructions.
+/// Blocks that are computed together, so that the compiler uses vector instructions.
 const LANES: usize = 16;
 
 /// Philox4x32-10: a keyed function from a 128-bit counter to 128 random bits.
@@ -17,7 +18,7 @@ pub struct Philox {
 }
 
 impl Philox {
-    /// The stream with number `stream` (an epoch, say) of `seed`.
+    /// Stream number `stream` (for example, the epoch) of `seed`.
     pub fn new(seed: u64, stream: u64) -> Self {
         Self { key: seed, stream }
     }
@@ -36,15 +37,15 @@ impl Philox {
         std::iter::from_fn(move || Some(bits.draw()))
     }
 
-    /// The same without end in the type, for whoever draws in a loop of their own.
+    /// The same as a type whose draws are not `Option`s.
     pub(crate) fn bits(&self) -> Bits {
         Bits { philox: *self, block: 0, ready: [[0; 2]; LANES], taken: 2 * LANES }
     }
 
     /// Block `first` and those after it; a block holds the bits at two positions.
     ///
-    /// The words are kept in 64 bits whose upper halves may hold anything: so the loop maps to the vector instruction
-    /// that multiplies the lower halves.
+    /// The 32-bit words are kept in 64 bits, whose upper halves may hold anything, so that the loop compiles to the
+    /// vector instruction that multiplies the lower halves.
     fn blocks(&self, first: u64) -> [[u64; 2]; LANES] {
         const LOW: u64 = u32::MAX as u64;
         let mut c0: [u64; LANES] = std::array::from_fn(|lane| first.wrapping_add(lane as u64));
@@ -64,7 +65,7 @@ impl Philox {
     }
 }
 
-/// The bits of a [`Philox`] stream from position 0 on, worked out many at a time.
+/// The bits of a [`Philox`] stream from position 0 on, computed many at a time.
 #[derive(Clone, Debug)]
 pub(crate) struct Bits {
     philox: Philox,
@@ -89,15 +90,15 @@ impl Bits {
     }
 }
 
-/// A number from 0 up to, but not including, 1, by the upper 53 of 64 random bits.
+/// A number from 0 up to, but not including, 1, made of the upper 53 of 64 random bits.
 pub(crate) fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// A whole number below `end` by 64 random bits, and bits that are left for another number; 0 where `end` is 0.
+/// An integer below `end` made of 64 random bits (0 where `end` is 0), and the remaining bits for another number.
 ///
-/// Some numbers are likelier than others by a share of at most `end / 2^64`. For both numbers together, the second
-/// below `other`, that is `end * other / 2^64`.
+/// The relative bias is at most `end / 2^64`; for both numbers together, with the second below `other`, at most `end *
+/// other / 2^64`.
 #[inline]
 pub(crate) fn below(bits: u64, end: usize) -> (usize, u64) {
     let product = u128::from(bits) * end as u128;
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_position_is_what_the_stream_gives_there() {
+    fn random_access_agrees_with_the_stream() {
         for (seed, stream) in [(7, 3), (u64::MAX, 1 << 40 | 5), (0, u64::MAX), (1 << 63 | 9, 0)] {
             let philox = Philox::new(seed, stream);
             assert!(philox.iter().take(1001).enumerate().all(|(position, bits)| philox.at(position as u64) == bits));

@@ -18,11 +18,11 @@ use crate::{Collate, DataError, Image};
 /// | an [`Image`] | uint8 `[N, C, H, W]` |
 /// | a tensor `[..]` | a tensor `[N, ..]` of its dtype |
 /// | a number or a bool | `[N]` of the same type; `f32` and `f64` keep their width |
-/// | a text | a vector of texts |
+/// | a `String` | a `Vec<String>` |
 /// | a tuple, an array or a map | the same with each part stacked |
 ///
 /// # Errors
-/// [`DataError::ShapeMismatch`] names the sample that differs from most others.
+/// [`DataError::ShapeMismatch`] with the first sample whose shape differs from most others.
 ///
 /// # Source
 /// `torch.utils.data.default_collate`
@@ -38,15 +38,15 @@ impl<S: Stackable> Collate<S> for Stack {
     }
 }
 
-/// What [`Stack`] makes batches of.
+/// A sample that [`Stack`] can make batches of.
 pub trait Stackable: Sized {
-    /// Many of them in one.
+    /// The type of a batch.
     type Batch: Send;
 
-    /// Puts samples, of which there is at least one, into one batch.
+    /// Puts samples, at least one, into one batch.
     ///
     /// # Errors
-    /// When they do not fit together, or memory is short.
+    /// When the samples do not fit together, or memory is short.
     fn stack(samples: Vec<Self>) -> Result<Self::Batch, DataError>;
 }
 
@@ -114,7 +114,7 @@ macro_rules! stack_tuples {
             fn stack(samples: Vec<Self>) -> Result<Self::Batch, DataError> {
                 $(let mut $list = Vec::with_capacity(samples.len());)+
                 for sample in samples {
-                    #[allow(non_snake_case)] // one name serves for a type and its value
+                    #[allow(non_snake_case)] // one name for a type and its value
                     let ($($part,)+) = sample;
                     $($list.push($part);)+
                 }
@@ -164,7 +164,7 @@ where
     }
 }
 
-/// The values of every key, which each sample has to have.
+/// Collects the values of every key; each sample must have all keys.
 fn by_key<S>(
     samples: impl ExactSizeIterator<Item = impl Iterator<Item = (String, S)>>,
 ) -> Result<BTreeMap<String, Vec<S>>, DataError> {
@@ -177,7 +177,7 @@ fn by_key<S>(
             values.push(value);
         }
     }
-    // Whoever differs from most is to blame: those without a usual key, or those with an unusual one.
+    // Blame the samples in the minority: those without a common key, or those with an uncommon one.
     for (key, (with, _)) in parts.iter().filter(|(_, (with, _))| with.len() != count) {
         match with.len() * 2 >= count {
             true => {
@@ -189,7 +189,7 @@ fn by_key<S>(
     Ok(parts.into_iter().map(|(key, (_, values))| (key, values)).collect())
 }
 
-/// An error that names all of these positions, if there are any.
+/// An error with all of these positions, if there are any.
 pub(crate) fn misfits(
     mut positions: impl Iterator<Item = usize>,
     expected: &str,
@@ -202,7 +202,7 @@ pub(crate) fn misfits(
 
 /// The shape that every sample of the batch has.
 ///
-/// The sample to blame otherwise is one that differs from most others, and the first one may be that.
+/// Otherwise, the error names a sample that differs from most others, which may be the first one.
 pub(crate) fn common_shape<S: AsRef<[usize]> + PartialEq>(shapes: &[S]) -> Result<&S, DataError> {
     let first = shapes.first().ok_or(DataError::EmptyBatch)?;
     if shapes.iter().all(|shape| shape == first) {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_stack_is_named() -> Result<(), DataError> {
+    fn samples_that_do_not_stack_are_named() -> Result<(), DataError> {
         let (grey, colour) = (Image::new([0; 6], 2, 3, 1)?, Image::new([0; 18], 2, 3, 3)?);
         let error = Stack.collate(vec![(grey.clone(), 0_i64), (grey, 0), (colour, 0)]).unwrap_err();
         let message = "shape mismatch at position 2 of the batch: expected [1, 2, 3], found [3, 2, 3]";

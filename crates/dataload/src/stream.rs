@@ -1,4 +1,4 @@
-//! Streams of samples in shards, for data that is read from front to back.
+//! Streams of shards, for data that is read from front to back.
 
 use std::iter::Fuse;
 use std::sync::Arc;
@@ -7,19 +7,19 @@ use crate::{Cancellation, DataError, Deferred, Map};
 
 /// The samples of one shard, in order.
 ///
-/// An `Err` takes the place of a sample. Whether more follows depends on the format: what can find its next sample
-/// goes on, anything else ends.
+/// An `Err` takes the place of a bad sample. After it, the iterator continues if the format lets it find the next
+/// sample; otherwise it ends.
 pub type Samples<S> = Box<dyn Iterator<Item = Result<S, DataError>> + Send>;
 
-/// Samples in shards: each is read from front to back, several of them side by side.
+/// Samples in shards: each shard is read from front to back, and several are open at a time.
 ///
-/// Like a [`Dataset`](crate::Dataset) it is a pure function, here of the shard and the position in it: that makes a
-/// run repeatable, independent of the number of workers, and able to go on where another stopped.
+/// Like a [`Dataset`](crate::Dataset) it is a pure function, here of the shard and the position in it. That makes a run
+/// reproducible, independent of the number of workers, and exactly resumable.
 ///
 /// # Source
-/// `torch.utils.data.IterableDataset`, whose workers divide their work by hand (`get_worker_info`).
+/// `torch.utils.data.IterableDataset`, where the user divides the work between workers (`get_worker_info`).
 pub trait IterableDataset: Send + Sync {
-    /// What one step of a stream gives.
+    /// The type of a sample.
     type Sample: Send + 'static;
 
     /// How many shards there are.
@@ -27,18 +27,18 @@ pub trait IterableDataset: Send + Sync {
 
     /// Opens the shard with this number, which is below [`shards`](Self::shards), after its first `position` items.
     ///
-    /// Items are counted as the stream gives them, errors included, so that a run which passed over a bad sample
-    /// resumes behind it. A position behind the last item gives an empty stream.
+    /// Items are counted as the stream gives them, errors included, so that a run which skipped a bad sample resumes
+    /// after it. A position past the last item gives an empty stream.
     ///
     /// # Errors
-    /// [`DataError::IndexOutOfRange`] for a shard that does not exist; whatever keeps it from being opened.
+    /// [`DataError::IndexOutOfRange`] for a shard that does not exist; any error of opening it.
     fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<Self::Sample>, DataError>;
 
-    /// The same with the work that need not be done in the stream's order left for later: what loaders call, so that a
-    /// [`map`](Self::map) runs in all workers at once.
+    /// Like [`open_shard`](Self::open_shard), but work that need not be done in the stream's order is deferred. Loaders
+    /// call this form, so that a [`map`](Self::map) runs in all workers at once.
     ///
-    /// An epoch that is dropped waits for whatever is under way here: a long way to `position`, and a long search for the
-    /// next sample, ask `cancelled` now and then, which the default does not.
+    /// Dropping an epoch waits for a running call: an implementation that takes long to reach `position` or to find the
+    /// next sample should check `cancelled` regularly. The default implementation does not.
     ///
     /// # Errors
     /// As [`open_shard`](Self::open_shard); [`DataError::Cancelled`].
@@ -51,18 +51,18 @@ pub trait IterableDataset: Send + Sync {
         Ok(Box::new(self.open_shard(shard, position)?.map(|sample| sample.map(Deferred::ready))))
     }
 
-    /// Told when the shard with this number will be opened soon, so that its bytes can be fetched in the background.
+    /// Called when the shard with this number will be opened soon, so that its bytes can be fetched in the background.
     fn read_ahead(&self, _shard: usize) {}
 
-    /// What the shard with this number is called, its file mostly: errors and faults tell it.
+    /// The name of the shard with this number, usually its file; errors and faults show it.
     fn shard_name(&self, _shard: usize) -> Option<String> {
         None
     }
 
     /// A dataset that passes every sample through `transform`.
     ///
-    /// In a loader it runs in all workers at once, a sample that it refuses being dealt with by
-    /// [`OnError`](crate::OnError). Reading itself, decompression included, is done by one worker at a time.
+    /// In a loader, `transform` runs in all workers at once, and [`OnError`](crate::OnError) decides about a sample for
+    /// which it returns an error. Reading, including decompression, is done by one worker at a time.
     fn map<T, F>(self, transform: F) -> Map<Self, F>
     where
         Self: Sized,
@@ -82,7 +82,7 @@ pub trait IterableDataset: Send + Sync {
         self.stream_from(order, StreamPosition::default())
     }
 
-    /// The same from `position` on, which an earlier stream over the same `order` told.
+    /// The same from `position` on, which an earlier stream over the same `order` returned.
     fn stream_from(&self, order: impl IntoIterator<Item = usize>, position: StreamPosition) -> ShardStream<&Self>
     where
         Self: Sized,
@@ -126,18 +126,18 @@ macro_rules! forward_iterable {
 
 forward_iterable!(&D, Box<D>, Arc<D>);
 
-/// Where a [`ShardStream`] is: all that it takes to go on there.
+/// The position of a [`ShardStream`], from which it can be resumed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StreamPosition {
-    /// The place in the stream's order of shards, from 0.
+    /// The position in the stream's order of shards, from 0.
     pub shard: usize,
-    /// The items of that shard that have been given.
+    /// How many items of that shard have been given.
     pub sample: u64,
 }
 
 /// The samples of several shards; made by [`IterableDataset::stream`].
 ///
-/// A shard that cannot be opened gives one `Err` in its place, and the stream goes on with the next one.
+/// A shard that cannot be opened gives one `Err` in its place, and the stream continues with the next shard.
 pub struct ShardStream<D: IterableDataset> {
     dataset: D,
     order: Box<[usize]>,
@@ -145,7 +145,7 @@ pub struct ShardStream<D: IterableDataset> {
     samples: Option<Samples<Deferred<D::Sample>>>,
 }
 
-/// The shard that an item is from, its place there, and the item.
+/// The shard that an item is from, its position there, and the item.
 type Located<S> = (usize, u64, Result<Deferred<S>, DataError>);
 
 impl<D: IterableDataset> ShardStream<D> {
@@ -153,17 +153,18 @@ impl<D: IterableDataset> ShardStream<D> {
         Self { dataset, order: order.into_iter().collect(), position, samples: None }
     }
 
-    /// Where the next sample is; give it to [`IterableDataset::stream_from`] to go on there.
+    /// The position of the next sample; [`IterableDataset::stream_from`] resumes there.
     pub fn position(&self) -> StreamPosition {
         self.position
     }
 
-    /// The shard that is being read, and the place there of the next item.
+    /// The shard that is being read, and the position of its next item.
     pub(crate) fn place(&self) -> Option<(usize, u64)> {
         self.order.get(self.position.shard).map(|&shard| (shard, self.position.sample))
     }
 
-    /// The next item with its origin; none at the end, or early when `cancelled`: the stream is then of no more use.
+    /// The next item with its origin; `None` at the end, or when `cancelled`, after which the stream must not be used
+    /// any more.
     pub(crate) fn next_item(&mut self, cancelled: &Cancellation) -> Option<Located<D::Sample>> {
         while !cancelled.is_cancelled() {
             let &shard = self.order.get(self.position.shard)?;
@@ -226,10 +227,10 @@ pub struct FnStream<F> {
 }
 
 impl<F> FnStream<F> {
-    /// A dataset of `shards` shards, the one with number `i` being the iterator that `open(i)` gives.
+    /// A stream of `shards` shards; `open(i)` returns the iterator over shard `i`.
     ///
-    /// To resume, the iterator is made anew, and its first items are drawn and dropped. Where there is a quicker way to
-    /// a position, implement [`IterableDataset`] instead.
+    /// On resume, a new iterator is opened, and its first items are read and dropped. Where there is a faster way to a
+    /// position, implement [`IterableDataset`] instead.
     pub fn new<S, I>(shards: usize, open: F) -> Self
     where
         F: Fn(usize) -> Result<I, DataError> + Send + Sync,
@@ -238,7 +239,7 @@ impl<F> FnStream<F> {
         Self { shards, open, names: Arc::default() }
     }
 
-    /// What the shards are called, in order: errors and faults tell it. Those beyond the last name go by their number.
+    /// The names of the shards, in order; errors and faults show them. Shards without a name are shown by number.
     pub fn shard_names(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.names = names.into_iter().map(Into::into).collect();
         self

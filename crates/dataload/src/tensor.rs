@@ -1,4 +1,4 @@
-//! From plain bytes to a tensor, without waking libtorch's thread pool.
+//! Makes tensors from plain bytes without starting libtorch's thread pool.
 
 use tch::{Device, Kind, Tensor};
 
@@ -9,13 +9,13 @@ const MOST_ELEMENTS: usize = 32_767;
 
 /// A tensor of `shape` with a copy of `bytes` in the machine's byte order.
 ///
-/// tch clears a new tensor before it copies into it, and libtorch clears large ones with its thread pool: in a worker
-/// that would be one more pool, which competes with the training thread. So the bytes travel as few wide elements that
-/// are viewed as the right kind afterwards, in pieces when there are too many.
+/// tch zeroes a new tensor before copying into it, and libtorch zeroes large ones with its thread pool: in a worker
+/// that would be one more pool that competes with the training thread. So the bytes are copied as few wide elements, in
+/// pieces where these are still too many, and viewed as the right kind afterwards.
 pub(crate) fn tensor_from_bytes(bytes: &[u8], kind: Kind, shape: &[i64]) -> Result<Tensor, DataError> {
     let divides = |kind: &Kind| bytes.len().is_multiple_of(kind.elt_size_in_bytes());
     let wide = [Kind::ComplexDouble, Kind::Int64].into_iter().find(divides).unwrap_or(kind);
-    // Lengths come from the bytes themselves, since tch does not compare them.
+    // Lengths are computed from the bytes, since tch does not check them.
     let elements = |bytes: &[u8]| (bytes.len() / wide.elt_size_in_bytes()) as i64;
     let copy = |bytes: &[u8]| Tensor::f_from_data_size(bytes, &[elements(bytes)], wide);
 
@@ -31,7 +31,7 @@ pub(crate) fn tensor_from_bytes(bytes: &[u8], kind: Kind, shape: &[i64]) -> Resu
         }
         flat
     };
-    // To autograd the batch shall be a tensor of its own, not a view of the wide one: hence `f_data`.
+    // `f_data`, so that autograd does not see the batch as a view of the wide tensor.
     Ok(flat.f_view_dtype(kind)?.f_view(shape)?.f_data()?)
 }
 
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_shape_is_an_error_and_the_result_is_no_view() {
+    fn a_wrong_shape_is_an_error_and_the_result_is_not_a_view() {
         assert!(matches!(tensor_from_bytes(&[0; 16], Kind::Uint8, &[4, 5]), Err(DataError::Tensor(_))));
         let batch = tensor_from_bytes(&[0; 16], Kind::Float, &[4]).unwrap().set_requires_grad(true);
         batch.sum(Kind::Float).backward();

@@ -1,4 +1,4 @@
-//! Batches made of tensors, which can be moved as a whole.
+//! Batches made of tensors.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash};
@@ -7,19 +7,19 @@ use tch::Tensor;
 
 use crate::DataError;
 
-/// A batch whose tensors can be pinned, copied to a device and measured: a tensor, and tuples, vectors, arrays, options
-/// and maps of batches. Numbers and texts among them stay as they are.
+/// A batch whose tensors can be pinned, copied to a device and counted in bytes: a tensor, and tuples, vectors, options
+/// and maps of batches. Numbers and strings in it are left unchanged.
 ///
 /// # Source
-/// The structures that `torch.utils.data`'s `pin_memory` walks through.
+/// The structures that `pin_memory` of `torch.utils.data` walks through.
 pub trait TensorBatch: Sized {
-    /// The same structure with what `change` makes of every tensor.
+    /// The same structure, with every tensor replaced by the result of `change`.
     ///
     /// # Errors
     /// The first error of `change`.
     fn map_tensors(&self, change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError>;
 
-    /// Visits every tensor, in the same order.
+    /// Visits every tensor, in the order of [`map_tensors`](Self::map_tensors).
     fn visit_tensors<'a>(&'a self, visit: &mut dyn FnMut(&'a Tensor));
 }
 
@@ -114,10 +114,10 @@ impl<K: Eq + Hash + Clone, T: TensorBatch, S: BuildHasher + Default> TensorBatch
     }
 }
 
-/// The bytes of all tensors together.
+/// The total bytes of all tensors.
 pub(crate) fn bytes_of<B: TensorBatch>(batch: &B) -> usize {
     let mut bytes = 0;
-    // An undefined tensor has no kind, and other kinds tch does not know.
+    // Undefined tensors, and kinds that tch does not know, count as 0.
     let size = |tensor: &Tensor| tensor.f_kind().map_or(0, |kind| tensor.numel() * kind.elt_size_in_bytes());
     batch.visit_tensors(&mut |tensor| bytes += if tensor.defined() { size(tensor) } else { 0 });
     bytes

@@ -1,4 +1,4 @@
-//! Tensors in memory as a dataset.
+//! A dataset of tensors in memory.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,10 +8,10 @@ use tch::Tensor;
 
 use crate::{Collate, DataError, DataLoader, DataLoaderBuilder, Dataset, FromDataset, TensorBatch};
 
-/// Tensors of one length: row `i` of each makes sample `i`.
+/// Tensors of equal length: row `i` of each makes sample `i`.
 ///
-/// [`loader`](Self::loader) gathers the rows of a whole batch at once, which is many times as fast as stacking samples.
-/// On a GPU, the rows are gathered there.
+/// [`loader`](Self::loader) gathers the rows of a whole batch at once, which is many times faster than stacking
+/// samples. Tensors on a GPU are gathered there.
 ///
 /// ```
 /// use overdrive_dataload::TensorDataset;
@@ -36,24 +36,24 @@ pub struct TensorDataset<T> {
 struct Table<T> {
     columns: Vec<Rows>,
     len: usize,
-    /// How the columns are put together. Its tensors are views without a row.
+    /// The type's structure, with views of zero rows in place of the columns.
     structure: Mutex<T>,
 }
 
 impl<T> Clone for TensorDataset<T> {
-    /// Another handle of the same tensors.
+    /// Shares the tensors.
     fn clone(&self) -> Self {
         Self { table: self.table.clone() }
     }
 }
 
 impl<T: TensorBatch + Send> TensorDataset<T> {
-    /// The rows of `tensors`: a tensor, or a tuple, vector or map of tensors. Their memory is shared where they are
-    /// contiguous.
+    /// A dataset of the rows of `tensors`: a tensor, or a tuple, vector or map of tensors. Contiguous tensors share
+    /// their memory, others are copied.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] when their lengths differ, or there is none; [`DataError::Torch`] for a tensor without a
-    /// dimension, and for a sparse or quantised one.
+    /// [`DataError::InvalidOption`] when their lengths differ, or there is no tensor; [`DataError::Torch`] for a
+    /// 0-dimensional, sparse or quantised tensor.
     pub fn new(tensors: T) -> Result<Self, DataError> {
         let mut columns = Vec::new();
         let structure = tensors.map_tensors(&mut |tensor| {
@@ -70,8 +70,8 @@ impl<T: TensorBatch + Send> TensorDataset<T> {
         }
     }
 
-    /// A loader of these rows, its options still to be set. It takes batches of rows at once, and workers gain nothing
-    /// unless rows are large.
+    /// A builder of a loader over these rows. It gathers whole batches at once, so workers help only where rows are
+    /// large.
     pub fn loader(self) -> DataLoaderBuilder<FromDataset<RowNumbers>, GatherRows<T>>
     where
         T: 'static,
@@ -107,7 +107,7 @@ impl<T: TensorBatch + Send> Dataset for TensorDataset<T> {
     }
 }
 
-/// The numbers of the rows of a [`TensorDataset`], or of other things, as the samples that a loader draws.
+/// A dataset of row numbers (or batch numbers), from which a collate function such as [`GatherRows`] makes the batch.
 #[derive(Clone, Copy, Debug)]
 pub struct RowNumbers {
     len: usize,
@@ -137,7 +137,7 @@ impl Dataset for RowNumbers {
 /// Gathers the rows of a batch from a [`TensorDataset`]; made by [`TensorDataset::loader`].
 ///
 /// # Shapes
-/// Every tensor `[L, ..]` gives `[N, ..]`.
+/// Each tensor `[L, ..]` gives `[N, ..]`.
 pub struct GatherRows<T> {
     table: Arc<Table<T>>,
 }
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn unlike_lengths_are_refused() {
+    fn different_lengths_are_refused() {
         let error = TensorDataset::new((numbers(3), numbers(4))).unwrap_err().to_string();
         assert_eq!(error, "tensors: expected one length for all, found [3, 4]");
         assert!(TensorDataset::new(Vec::<Tensor>::new()).is_err());

@@ -1,4 +1,4 @@
-//! Images as normalised float32, converted in the worker.
+//! Converts images to normalised float32 in the worker.
 
 use overdrive_ffi::{Arg, HostBuffer, LazyOp};
 use tch::{Kind, Tensor};
@@ -11,7 +11,7 @@ static DIV: LazyOp = LazyOp::new("aten::div", "Scalar");
 /// A float32 value in the machine's byte order, ready to be copied into a tensor.
 type FloatBytes = [u8; 4];
 
-/// Stacks images as float32 `(value / 255 - mean) / std`, equal to the last bit to torchvision's result.
+/// Stacks images as float32 `(value / 255 - mean) / std`, bit for bit as torchvision does.
 ///
 /// # Shapes
 /// `N` samples `(Image, i64)` give float32 `[N, C, H, W]` and int64 `[N]`.
@@ -22,7 +22,7 @@ type FloatBytes = [u8; 4];
 #[doc(alias = "ToTensor")]
 #[doc(alias = "Normalize")]
 pub struct ToFloat {
-    /// What each of the 256 values becomes, by channel; one table serves every channel.
+    /// The result for each of the 256 values, by channel; a single table serves all channels.
     tables: Vec<[FloatBytes; 256]>,
     mean: Vec<f32>,
     std: Vec<f32>,
@@ -31,15 +31,15 @@ pub struct ToFloat {
 impl ToFloat {
     /// Normalises channel `c` with `mean[c]` and `std[c]`, given on the scale from 0 to 1.
     ///
-    /// One value each serves images of any number of channels.
+    /// With a single mean and std, images may have any number of channels.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] when the two differ in length or are empty, when a value is not finite, or when a
-    /// `std` is 0.
+    /// [`DataError::InvalidOption`] when `mean` and `std` differ in length or are empty, when a value is not finite, or
+    /// when a `std` is 0.
     pub fn new(mean: &[f32], std: &[f32]) -> Result<Self, DataError> {
         if mean.is_empty() || mean.len() != std.len() {
             let found = format!("{} and {}", mean.len(), std.len());
-            return Err(DataError::option("mean and std", "as many values as the images have channels", found));
+            return Err(DataError::option("mean and std", "equally many values, one for each channel", found));
         }
         if let Some(bad) = mean.iter().find(|mean| !mean.is_finite()) {
             return Err(DataError::option("mean", "finite values", bad));
@@ -51,7 +51,7 @@ impl ToFloat {
         Ok(Self { tables, mean: mean.to_vec(), std: std.to_vec() })
     }
 
-    /// Only scales to the range from 0 to 1.
+    /// Only scales to the range 0 to 1.
     pub fn unit() -> Self {
         Self { tables: vec![table(0.0, 1.0)], mean: vec![0.0], std: vec![1.0] }
     }
@@ -69,17 +69,17 @@ fn table(mean: f32, std: f32) -> [FloatBytes; 256] {
 }
 
 impl ToFloat {
-    /// Converts a uint8 batch where it lies: on a GPU, a quarter of the bytes travels there.
+    /// Converts a uint8 batch on its device: copying uint8 to a GPU takes a quarter of the bytes of float32.
     ///
     /// # Shapes
     /// uint8 `[N, C, H, W]` gives float32 `[N, C, H, W]` in the same memory format.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for another kind of tensor or number of channels; [`DataError::Torch`].
+    /// [`DataError::InvalidOption`] for another kind, shape or number of channels; [`DataError::Torch`].
     pub fn apply(&self, images: &Tensor) -> Result<Tensor, DataError> {
         let (kind, shape, values) = (images.kind(), images.size(), self.mean.len());
         if kind != Kind::Uint8 || shape.len() != 4 || (values != 1 && values as i64 != shape[1]) {
-            let expected = format!("uint8 [N, C, H, W], C being {values} or there being one mean and std");
+            let expected = format!("uint8 [N, C, H, W] with {values} channels, or a single mean and std");
             return Err(DataError::option("images", expected, format!("{kind:?} {shape:?}")));
         }
         let by_channel =
@@ -92,12 +92,12 @@ impl ToFloat {
     pub(crate) fn planes(&self, pixels: &[u8], shape: [usize; 4], pinned: bool) -> Result<Tensor, DataError> {
         let [_, channels, height, width] = shape;
         if self.tables.len() != 1 && self.tables.len() != channels {
-            let expected = format!("1 or {channels} values, as the images have channels");
+            let expected = format!("1 or {channels} values, one for each channel");
             return Err(DataError::option("mean and std", expected, self.tables.len()));
         }
         let mut buffer = HostBuffer::zeroed(size_of::<FloatBytes>() * pixels.len(), pinned)?;
         let floats = buffer.as_mut_slice().as_chunks_mut::<{ size_of::<FloatBytes>() }>().0;
-        // Without pixels there is no plane to walk through, and `max` only keeps the chunks from a size of 0.
+        // `max(1)` only guards the chunk size from 0; without pixels there are no chunks.
         let plane = (height * width).max(1);
         let planes = floats.chunks_mut(plane).zip(pixels.chunks(plane));
         for ((floats, pixels), table) in planes.zip(self.tables.iter().cycle()) {
@@ -113,7 +113,7 @@ impl Collate<(Image, i64)> for ToFloat {
     type Batch = (Tensor, Tensor);
 
     fn collate(&self, samples: Vec<(Image, i64)>) -> Result<Self::Batch, DataError> {
-        // Copying first is the quicker way: a copy keeps many reads of cold memory under way, a table look-up does not.
+        // Copying first is faster: a copy keeps many memory reads in flight, table look-ups from cold memory do not.
         let planes = Planes::stack(samples.iter().map(|(image, _)| image))?;
         Ok((self.planes(&planes.bytes, planes.shape(), false)?, targets(&samples)?))
     }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equals_torch_to_the_last_bit() -> Result<(), Box<dyn std::error::Error>> {
+    fn equals_torch_bit_for_bit() -> Result<(), Box<dyn std::error::Error>> {
         let (mean, std) = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
         let pixels: Vec<u8> = (0..=255).flat_map(|value: u8| [value, value ^ 0x5a, 255 - value]).collect();
         let image = Image::new(pixels, 16, 16, 3)?;

@@ -1,5 +1,5 @@
-//! Decoding and transforms as a user sees them: bad files, Pillow's pixels, and results that depend on nothing but the
-//! seed, the epoch and the index.
+//! Decoding and transforms through the public interface: damaged files, Pillow's pixels, and results that depend only
+//! on (seed, epoch, draw).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn encoded(bytes: impl Into<Arc<[u8]>>) -> EncodedImage {
     EncodedImage::new(bytes, "some.jpg")
 }
 
-/// The largest difference of two images of one shape.
+/// The largest difference between the pixels of two images of one shape.
 fn furthest(one: &Image, other: &Image) -> u8 {
     assert_eq!(one.chw(), other.chw());
     one.data().iter().zip(other.data()).map(|(a, b)| a.abs_diff(*b)).max().unwrap_or(0)
@@ -103,7 +103,7 @@ fn cuts_and_flipped_bytes_are_errors_or_images() {
 }
 
 #[test]
-fn what_is_no_image_is_named() {
+fn files_that_are_not_images_are_named() {
     let pipeline = ImagePipeline::new(0);
     for (bytes, expected) in [
         (&b""[..], "some.jpg: at byte 0: expected an image, found an empty file"),
@@ -138,14 +138,14 @@ fn absurd_sizes_are_refused_and_wide_images_are_not() -> Anyhow {
 }
 
 #[test]
-fn exif_turns_only_when_asked() -> Anyhow {
+fn exif_orientation_is_applied_only_when_asked() -> Anyhow {
     let sample = encoded(fixture("turned.jpg"));
     let stored = decode("turned.jpg", Color::Rgb);
     let (as_stored, _) = ImagePipeline::new(0).collate(vec![(sample.clone(), 0)])?;
     assert_eq!(as_stored.size(), [1, 3, 43, 61]);
     let (upright, _) = ImagePipeline::new(0).exif_orientation(true).collate(vec![(sample, 0)])?;
     assert_eq!(upright.size(), [1, 3, 61, 43]);
-    // Orientation 6: what is stored lies on its left side.
+    // Orientation 6: the stored image has to be rotated 90 degrees clockwise.
     let expected = as_stored.transpose(2, 3).flip([3]);
     assert!(upright.equal(&expected));
     assert_eq!(stored.chw(), [3, 43, 61]);
@@ -218,7 +218,7 @@ fn sizes_follow_torchvision() -> Anyhow {
 }
 
 #[test]
-fn jitter_changes_what_it_is_told_to() -> Anyhow {
+fn jitter_changes_what_is_set() -> Anyhow {
     let image = decode("h1v1.png", Color::Rgb);
     let run = |jitter: ColorJitter| ImagePipeline::new(0).then(jitter).image(&image, 0, 0);
     assert_eq!(run(ColorJitter::new())?.data(), image.data());
@@ -228,10 +228,10 @@ fn jitter_changes_what_it_is_told_to() -> Anyhow {
     let flat = run(ColorJitter::new().contrast(0.0..=0.0)?)?;
     assert!(flat.data().iter().all(|&value| value == flat.data()[0]));
     let refused = |jitter: Result<ColorJitter, DataError>| jitter.unwrap_err().to_string();
-    let turns = "hue: expected a range of turns from -0.5 to 0.5, the lower first, found";
+    let turns = "hue: expected a non-empty range of turns from -0.5 to 0.5, found";
     assert_eq!(refused(ColorJitter::new().hue(-0.6..=0.0)), format!("{turns} -0.6..=0.0"));
     assert_eq!(refused(ColorJitter::new().hue(0.4..=0.1)), format!("{turns} 0.4..=0.1"));
-    let factors = "expected a range of finite factors from 0 on, the lower first, found";
+    let factors = "expected a non-empty range of finite factors from 0 on, found";
     let negative = refused(ColorJitter::new().brightness(-1.0..=1.0));
     assert_eq!(negative, format!("brightness: {factors} -1.0..=1.0"));
     for bad in [0.5..=f64::INFINITY, f64::NAN..=1.0, 0.0..=f64::NAN, 1.5..=0.5] {
@@ -264,7 +264,7 @@ fn mixes_are_weighted_by_share_and_area() -> Anyhow {
 }
 
 #[test]
-fn a_folder_feeds_the_loader_alike_with_any_number_of_workers() -> Anyhow {
+fn a_folder_gives_the_same_batches_with_any_number_of_workers() -> Anyhow {
     let dir = tempfile::tempdir()?;
     for (class, name) in [("cat", "h2v2.jpg"), ("cat", "progressive.jpg"), ("dog", "lossy.webp"), ("dog", "grey.png")] {
         std::fs::create_dir_all(dir.path().join(class))?;

@@ -1,4 +1,4 @@
-//! Tensors that a collective can take, told before libtorch is called.
+//! Checks whether a collective can take a tensor, before libtorch is called.
 
 use overdrive_ffi::c10d::{Backend, ReduceOp};
 use tch::{Device, Kind, Tensor};
@@ -10,14 +10,14 @@ fn refused(op: &'static str, argument: &str, found: impl Into<String>, expected:
     DdpError::InvalidTensor { op, argument: argument.to_owned(), found: found.into(), expected: expected.into() }
 }
 
-/// Dense, contiguous, on a device of the group's, and of a dtype that it sends.
+/// Checks that a tensor is dense, contiguous, on a device of the group's backend, and of a dtype that backends send.
 pub(crate) fn tensor(group: &ProcessGroup, op: &'static str, argument: &str, tensor: &Tensor) -> Result<(), DdpError> {
     if !tensor.defined() {
         return Err(refused(op, argument, "undefined", "a tensor"));
     }
     let device = tensor.device();
     let (fits, expected) = match (group.backend(), device) {
-        (Backend::Nccl, device) => (matches!(device, Device::Cuda(_)), "on a GPU, because the group is NCCL's"),
+        (Backend::Nccl, device) => (matches!(device, Device::Cuda(_)), "on a GPU, because the group uses NCCL"),
         (_, device) => (matches!(device, Device::Cpu | Device::Cuda(_)), "on the host or a CUDA device"),
     };
     if !fits {
@@ -39,7 +39,8 @@ pub(crate) fn tensor(group: &ProcessGroup, op: &'static str, argument: &str, ten
     Ok(())
 }
 
-/// What a tensor is called that is no plain numbers with strides, for which tch panics when it is asked; none for a dense one.
+/// The name of a tensor's layout if it is not strided; `None` for a dense tensor. tch panics when it is asked for the
+/// strides of other layouts.
 pub(crate) fn other_layout(tensor: &Tensor) -> Option<&'static str> {
     if tensor.is_sparse() {
         Some("sparse")
@@ -53,7 +54,7 @@ pub(crate) fn other_layout(tensor: &Tensor) -> Option<&'static str> {
     }
 }
 
-/// Why a model's parameter or buffer cannot be broadcast, whatever it is for.
+/// Checks that a model's parameter or buffer can be broadcast; the error is the reason why not.
 pub(crate) fn in_model(tensor: &Tensor) -> Result<(), String> {
     if !tensor.defined() {
         return Err("is undefined, but should be a tensor".to_owned());
@@ -83,7 +84,7 @@ fn is_sent(kind: Kind) -> bool {
     )
 }
 
-/// Each of a list, and that all are like `like` in dtype and device, and in shape where it says so.
+/// Checks each tensor of a list, and that all match `like` in dtype and device, and with `same_shape` in shape.
 pub(crate) fn list(
     group: &ProcessGroup,
     op: &'static str,
@@ -100,12 +101,12 @@ pub(crate) fn list(
     Ok(())
 }
 
-/// That a list has a first tensor.
+/// The first tensor of a list; an error if the list is empty.
 pub(crate) fn first<'a>(op: &'static str, argument: &str, tensors: &'a [Tensor]) -> Result<&'a Tensor, DdpError> {
     tensors.first().ok_or_else(|| refused(op, argument, "empty", "at least one tensor"))
 }
 
-/// That a tensor is like another in dtype and device, and in shape where it says so.
+/// Checks that a tensor matches another in dtype and device, and with `same_shape` in shape.
 pub(crate) fn same(
     op: &'static str,
     argument: &str,
@@ -120,7 +121,7 @@ pub(crate) fn same(
     Ok(())
 }
 
-/// That there is one tensor a rank.
+/// Checks that there is one tensor for each rank.
 pub(crate) fn one_a_rank(
     group: &ProcessGroup,
     op: &'static str,
@@ -134,7 +135,7 @@ pub(crate) fn one_a_rank(
     Err(refused(op, argument, format!("a list of {found}"), format!("one tensor a rank: {size}")))
 }
 
-/// That `whole` holds one `part` a rank.
+/// Checks that `whole` holds one `part` for each rank.
 pub(crate) fn whole(
     group: &ProcessGroup,
     op: &'static str,
@@ -149,10 +150,10 @@ pub(crate) fn whole(
         return Ok(());
     }
     let found = format!("of {} elements", whole.numel());
-    Err(refused(op, whole_name, found, format!("of {expected}: one {part_name} of {} a rank", part.numel())))
+    Err(refused(op, whole_name, found, format!("of {expected}: one {part_name} of {} for each rank", part.numel())))
 }
 
-/// That each of `wholes` holds one of `parts` a rank, and that all are of one dtype.
+/// Checks that each of `wholes` holds the part of the same index once for each rank, and that all have one dtype.
 pub(crate) fn wholes(
     group: &ProcessGroup,
     op: &'static str,
@@ -176,7 +177,7 @@ pub(crate) fn wholes(
     Ok(())
 }
 
-/// That the backend can reduce this dtype so.
+/// Checks that the backend supports this reduction of this dtype.
 pub(crate) fn reduce_op(
     group: &ProcessGroup,
     op: &'static str,
@@ -212,7 +213,7 @@ pub(crate) fn carried_by_nccl(group: &ProcessGroup, device: Device) -> bool {
     }
 }
 
-/// What a tensor is, without its numbers: dtype, shape, device, and strides where elements do not lie in their order.
+/// Describes a tensor without its values: dtype, shape, device, and the strides if it is not contiguous.
 pub(crate) fn describe(tensor: &Tensor) -> String {
     if !tensor.defined() {
         return "undefined".to_owned();

@@ -1,4 +1,4 @@
-//! What goes wrong between ranks.
+//! Errors of distributed training.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,22 +29,22 @@ impl std::fmt::Display for Context {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DdpError {
-    /// Nothing says which rank this is.
+    /// No launcher's variables are set.
     #[error(
-        "no launcher is to be seen: neither RANK (torchrun, overdrive-run), SLURM_PROCID nor OMPI_COMM_WORLD_RANK is set"
+        "no launcher detected: none of RANK (torchrun, overdrive-run), SLURM_PROCID and OMPI_COMM_WORLD_RANK is set"
     )]
     NoLauncher,
-    /// A variable of the environment that is needed and not set.
+    /// A required environment variable is not set.
     #[error("the variable {variable} is not set, but should be {expected} ({launcher})")]
     MissingVariable {
         /// Its name.
         variable: &'static str,
         /// What would be right.
         expected: &'static str,
-        /// Who sets it.
+        /// The launcher that sets it.
         launcher: &'static str,
     },
-    /// A variable of the environment that makes no sense.
+    /// An environment variable is invalid.
     #[error("the variable {variable} is {found:?}, but should be {expected}")]
     InvalidVariable {
         /// Its name.
@@ -54,7 +54,7 @@ pub enum DdpError {
         /// What would be right.
         expected: String,
     },
-    /// An address to meet at that makes no sense.
+    /// A rendezvous address is invalid.
     #[error("the address {address:?} {reason}; it should be like {expected}")]
     InvalidAddress {
         /// What was given.
@@ -67,14 +67,14 @@ pub enum DdpError {
     /// A rank that the group does not have.
     #[error("{what} is rank {rank}, but should be below the group's size of {size}")]
     InvalidRank {
-        /// Whose rank it is.
+        /// What the rank is of, such as "the root".
         what: &'static str,
         /// What was given.
         rank: usize,
         /// How many ranks there are.
         size: usize,
     },
-    /// Members of a new group that make no sense.
+    /// Invalid members of a new group.
     #[error("the ranks {ranks:?} cannot be a group: {reason}")]
     InvalidMembers {
         /// What was given.
@@ -104,36 +104,36 @@ pub enum DdpError {
         /// What would be right.
         expected: String,
     },
-    /// Something that the group's backend does not do.
+    /// Something that the group's backend does not support.
     #[error("{op}: {reason}")]
     Unsupported {
         /// The collective.
         op: &'static str,
-        /// What the backend cannot do, and what can.
+        /// What the backend does not support, and what to use instead.
         reason: String,
     },
-    /// Two wrappings of one parameter, whose optimizer steps in the backward pass, behind one of them.
+    /// A second wrapper of a parameter whose optimizer steps in the backward pass.
     #[error(
-        "the parameter {name:?} is stepped in the backward pass, and another `DistributedDataParallel` averages its gradient: \
-         drop that one first"
+        "the parameter {name:?} is stepped in the backward pass, and another `DistributedDataParallel` averages its \
+         gradient: drop the other `DistributedDataParallel` first"
     )]
     WrappedTwice {
         /// Its name.
         name: String,
     },
-    /// A parameter that was frozen when the model was wrapped, and is no longer.
+    /// A parameter that was frozen when the model was wrapped, and is not frozen now.
     #[error(
-        "the parameter {name:?} was frozen when `DistributedDataParallel` was made, so that its gradient would stay each \
-         rank's own: make it anew behind unfreezing"
+        "the parameter {name:?} was frozen when the `DistributedDataParallel` was made, so its gradient would not be \
+         averaged: make the `DistributedDataParallel` anew after unfreezing"
     )]
     Unfrozen {
         /// Its name.
         name: String,
     },
-    /// A backward pass that was to average, of a model that was not called through `forward`.
+    /// A backward pass that should average, of a model that was not called through `forward`.
     #[error(
-        "the model was not called through `ddp.forward`, so that this backward pass would leave each rank its own \
-         gradients: call it there"
+        "the model was not called through `ddp.forward`, so this backward pass would not average the gradients: call \
+         the model within `ddp.forward`"
     )]
     NoForward,
     /// The ranks did not find each other.
@@ -146,45 +146,45 @@ pub enum DdpError {
         rank: usize,
         /// How many ranks there should be.
         size: usize,
-        /// Where they were to meet.
+        /// Where they should meet.
         place: String,
-        /// How long it was waited.
+        /// How long this rank waited.
         timeout: Duration,
         /// libtorch's reason.
         source: TorchError,
     },
-    /// A collective was still waiting for another rank when its time was up. The group is of no use any more.
-    #[error("{context}: another rank did not come in time: {source}")]
+    /// A collective was still waiting for another rank at the timeout. The group is unusable afterwards.
+    #[error("{context}: another rank did not arrive within the timeout: {source}")]
     TimedOut {
-        /// What was waiting.
+        /// The collective that was waiting.
         context: Box<Context>,
         /// libtorch's reason.
         source: TorchError,
     },
-    /// A rank is gone, or ranks ran different collectives. The group is of no use any more.
+    /// A rank is gone, or ranks ran different collectives. The group is unusable afterwards.
     #[error("{context}: the connection to another rank failed: {source}")]
     Lost {
-        /// What was under way.
+        /// The collective that was under way.
         context: Box<Context>,
         /// libtorch's reason.
         source: TorchError,
     },
-    /// Ranks ran different collectives, or one with different shapes or dtypes; only groups that verify tell it so.
+    /// Ranks ran different collectives, or one with different shapes or dtypes. Only groups that verify report this.
     #[error("{context}: the ranks disagree: {source}")]
     Mismatch {
-        /// What was to run here.
+        /// What this rank wanted to run.
         context: Box<Context>,
-        /// What each rank was to run.
+        /// libtorch's description of what each rank wanted to run.
         source: TorchError,
     },
-    /// Ranks that a monitored barrier has waited for in vain; only rank 0 knows them.
-    #[error("{context}: the ranks {ranks:?} did not come in time")]
+    /// Ranks that did not reach a monitored barrier in time. Only rank 0 knows them.
+    #[error("{context}: the ranks {ranks:?} did not arrive within the timeout")]
     MissingRanks {
         /// The barrier.
         context: Box<Context>,
-        /// Who is missing.
+        /// The missing ranks.
         ranks: Vec<usize>,
-        /// libtorch's words.
+        /// libtorch's reason.
         source: TorchError,
     },
     /// Models that are not the same on all ranks.
@@ -218,8 +218,8 @@ pub enum DdpError {
         /// What is wrong with it, and what would be right.
         reason: String,
     },
-    /// A gradient that is no plain numbers, an embedding's with `sparse: true`. Build the `DistributedDataParallel` anew to go
-    /// on.
+    /// A sparse gradient, such as that of an embedding with `sparse: true`. Build the `DistributedDataParallel` anew to
+    /// continue.
     #[error(
         "the gradient of the parameter {name:?} is sparse, but only dense ones are averaged: make the embedding with \
          `sparse: false`"
@@ -228,36 +228,36 @@ pub enum DdpError {
         /// The parameter's name.
         name: String,
     },
-    /// A communication hook returned an error. Build the `DistributedDataParallel` anew to go on.
+    /// A communication hook returned an error. Build the `DistributedDataParallel` anew to continue.
     #[error("the communication hook failed: {0}")]
     Hook(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// A communication hook has failed in an earlier pass, in whose middle the reducer stands.
+    /// A communication hook failed in an earlier pass, which the reducer cannot finish.
     #[error(
-        "the communication hook has failed before, and left a backward pass half done: build the DistributedDataParallel \
-         anew to go on; its first failure was: {first}"
+        "the communication hook has failed before, in a backward pass that cannot be finished: build the \
+         DistributedDataParallel anew to continue; the hook's first failure was: {first}"
     )]
     HookHasFailed {
-        /// What its first failure said.
+        /// The message of its first failure.
         first: String,
     },
-    /// A hook was set although there is one.
-    #[error("a communication hook is set already, and stays for the life of its DistributedDataParallel")]
+    /// A second hook was registered.
+    #[error("a communication hook is already registered: it stays as long as its DistributedDataParallel")]
     HookTaken,
-    /// Holding gradients back where that cannot be done.
+    /// Holding gradients back where that is impossible.
     #[error("{0}")]
     CannotHoldBack(&'static str),
     /// A call in the middle of a backward pass, by a hook, or by another thread while the communication hook runs.
-    #[error("{call} was called while a backward pass is under way, but should be called before or behind it")]
+    #[error("{call} was called while a backward pass is under way, but should be called before or after it")]
     WithinBackward {
-        /// What was called.
+        /// The method that was called.
         call: &'static str,
     },
-    /// An object that cannot be sent, or is not what was expected.
+    /// An object that cannot be serialized, or is not of the expected type.
     #[error("{op}: the object of rank {rank} cannot be {direction}: {source}")]
     Object {
         /// The collective.
         op: &'static str,
-        /// Whose object it is.
+        /// The rank that sent the object.
         rank: usize,
         /// "sent" or "read".
         direction: &'static str,
@@ -270,14 +270,14 @@ pub enum DdpError {
 }
 
 impl DdpError {
-    /// What a failed collective of libtorch means.
+    /// Translates libtorch's error of a failed collective.
     pub(crate) fn between(context: Context, source: TorchError) -> Self {
         let context = Box::new(context);
         let text = source.message();
         if text.contains("Detected mismatch between collectives") || text.contains("same shapes and dtypes") {
             return Self::Mismatch { context, source };
         }
-        // What a group that verifies says, as an error of no kind, when a rank goes while the others compare.
+        // A group that verifies reports this, without an error kind, when a rank is gone while the others compare.
         if text.contains("received errors while waiting for send/recv") {
             return Self::Lost { context, source };
         }

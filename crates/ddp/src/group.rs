@@ -12,19 +12,19 @@ use crate::rendezvous::InitMethod;
 
 pub use overdrive_ffi::c10d::Backend;
 
-/// How long a collective may last where nothing else is said.
+/// How long a collective may take by default.
 ///
 /// # Source
 /// `default_pg_timeout`
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// Processes that take part in collectives: a value to hand around, and not a global of the process. Clones are the same
+/// Processes that take part in collectives: a value to pass around, not a global of the process. Clones are the same
 /// group.
 ///
 /// All ranks run the same collectives in the same order. After a [`TimedOut`](DdpError::TimedOut) or
-/// [`Lost`](DdpError::Lost) the group is of no use; a new one needs a new rendezvous, most simply by restarting.
+/// [`Lost`](DdpError::Lost) the group is unusable; a new one needs a new rendezvous, most simply by restarting.
 ///
-/// Dropping never waits: what is still under way ends on another thread, by its timeout at the latest.
+/// Dropping never waits: collectives under way end on another thread, at their timeout at the latest.
 ///
 /// # Source
 /// `torch.distributed.ProcessGroup`
@@ -34,7 +34,7 @@ pub struct ProcessGroup(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     engine: c10d::ProcessGroup,
-    /// This group's part of the store, where its sub-groups have theirs.
+    /// This group's keys in the store; its sub-groups' keys are below them.
     store: Store,
     backend: Backend,
     rank: usize,
@@ -43,11 +43,11 @@ struct Inner {
     local_rank: Option<usize>,
     name: Arc<str>,
     settings: Settings,
-    /// Of collectives from here on, in milliseconds.
+    /// Of future collectives, in milliseconds.
     timeout: AtomicU64,
-    /// How many sub-groups have been made, counted alike on all ranks.
+    /// How many sub-groups have been made; the same count on all ranks.
     sub_groups: AtomicU64,
-    /// How many times the store was used for an agreement, counted alike on all ranks.
+    /// How many times the ranks have agreed on something through the store; the same count on all ranks.
     agreements: AtomicU64,
 }
 
@@ -60,7 +60,7 @@ struct Settings {
     one_host: bool,
 }
 
-/// How a [`ProcessGroup`] is made.
+/// Options of a [`ProcessGroup`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens before `init`"]
 pub struct ProcessGroupBuilder {
@@ -71,7 +71,7 @@ pub struct ProcessGroupBuilder {
 /// Meets the other ranks and makes the group of all of them, with PyTorch's defaults.
 ///
 /// # Errors
-/// When the launcher's variables are missing or wrong, or ranks do not come within [`DEFAULT_TIMEOUT`].
+/// When the launcher's variables are missing or wrong, or not all ranks meet within [`DEFAULT_TIMEOUT`].
 ///
 /// # Syncs
 /// Waits for all ranks.
@@ -83,14 +83,14 @@ pub fn init_process_group(backend: Backend, method: InitMethod) -> Result<Proces
 }
 
 impl ProcessGroupBuilder {
-    /// How long meeting, and then each collective, may last. 30 minutes at first.
+    /// How long the rendezvous, and then each collective, may take. 30 minutes by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.settings.timeout = timeout;
         self
     }
 
-    /// Compares each collective over ranks before it runs, so that ranks that run different ones get an error and not a
-    /// hang, or an end of the process. Slow: for finding mistakes.
+    /// Compares each collective over ranks before it runs: ranks that run different collectives get an error instead of
+    /// a hang or a crash. Slow: for debugging.
     ///
     /// # Source
     /// `TORCH_DISTRIBUTED_DEBUG=DETAIL`
@@ -99,7 +99,7 @@ impl ProcessGroupBuilder {
         self
     }
 
-    /// The GPU of this rank, for NCCL. Else it is the local rank's.
+    /// The GPU of this rank, for NCCL. By default, the local rank is its index.
     ///
     /// # Source
     /// `init_process_group(device_id=..)`
@@ -111,7 +111,7 @@ impl ProcessGroupBuilder {
     /// Meets the other ranks and makes the group of all of them.
     ///
     /// # Errors
-    /// When the launcher's variables are missing or wrong, or ranks do not come in time.
+    /// When the launcher's variables are missing or wrong, or not all ranks meet within the timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -132,7 +132,7 @@ impl ProcessGroupBuilder {
 }
 
 impl ProcessGroup {
-    /// A group over `backend`.
+    /// A builder of a group over `backend`.
     pub fn builder(backend: Backend) -> ProcessGroupBuilder {
         let settings = Settings { timeout: DEFAULT_TIMEOUT, verify: false, cuda_device: None, one_host: false };
         ProcessGroupBuilder { backend, settings }
@@ -176,10 +176,11 @@ impl ProcessGroup {
         })))
     }
 
-    /// A group of some of this group's ranks, in rising order; none on the others. Every rank of this group calls it.
+    /// A group of some of this group's ranks, in rising order; `None` on ranks that are not members. Every rank of this
+    /// group calls it.
     ///
     /// # Errors
-    /// When a rank does not exist or is given twice, there are none, or a member does not come in time.
+    /// When a rank does not exist or is given twice, `ranks` is empty, or a member does not call it within the timeout.
     ///
     /// # Syncs
     /// Waits for the members.
@@ -201,7 +202,7 @@ impl ProcessGroup {
             }
             Some(_) => {}
         }
-        // PyTorch counts on from the first group's "0".
+        // PyTorch names the first group "0" and counts upwards.
         let name = (self.0.sub_groups.fetch_add(1, Ordering::Relaxed) + 1).to_string();
         let Ok(rank) = members.binary_search(&self.rank()) else { return Ok(None) };
         let global_ranks = members.iter().map(|&member| self.0.global_ranks[member]).collect();
@@ -221,7 +222,7 @@ impl ProcessGroup {
         self.0.engine.size()
     }
 
-    /// This process's place on its host, where the launcher tells it: the index of its GPU.
+    /// This process's index on its host, and so its GPU's, where the launcher sets it.
     pub fn local_rank(&self) -> Option<usize> {
         self.0.local_rank
     }
@@ -231,17 +232,18 @@ impl ProcessGroup {
         &self.0.global_ranks
     }
 
-    /// What carries the collectives.
+    /// The backend that runs the collectives.
     pub fn backend(&self) -> Backend {
         self.0.backend
     }
 
-    /// How long a collective may last.
+    /// How long a collective may take.
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(self.0.timeout.load(Ordering::Relaxed))
     }
 
-    /// How long each collective from here on may last; sub-groups begin with the time that this group began with.
+    /// Sets how long each collective from here on may take. New sub-groups still begin with this group's original
+    /// timeout.
     ///
     /// # Errors
     /// When it is less than a millisecond.
@@ -255,7 +257,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Where small tensors of the group's own go.
+    /// The device for small tensors that the group itself sends.
     pub fn device(&self) -> Device {
         match self.0.backend {
             Backend::Nccl => Device::Cuda(self.0.settings.cuda_device.unwrap_or(0)),
@@ -263,7 +265,7 @@ impl ProcessGroup {
         }
     }
 
-    /// The key-value store that the group's ranks share; keys are the group's own.
+    /// The key-value store that the group's ranks share. Other groups do not see its keys.
     ///
     /// # Source
     /// `torch.distributed.Store`
@@ -271,7 +273,8 @@ impl ProcessGroup {
         &self.0.store
     }
 
-    /// Ends what is under way with an error, where the backend can (NCCL). The group is of no use then.
+    /// Ends collectives under way with an error, where the backend supports it (NCCL). The group is unusable
+    /// afterwards.
     ///
     /// # Errors
     /// When the backend refuses.
@@ -287,7 +290,7 @@ impl ProcessGroup {
         self.0.settings.verify
     }
 
-    /// A tensor's sum over ranks, whose backward sums the gradients over ranks.
+    /// A tensor's sum over ranks; its backward sums the gradients over ranks.
     pub(crate) fn sum_with_grad(&self, op: &'static str, tensor: &Tensor) -> Result<Tensor, DdpError> {
         self.0.engine.sum_with_grad(tensor).map_err(|source| DdpError::between(self.context(op), source))
     }
@@ -300,7 +303,7 @@ impl ProcessGroup {
         Context { op, rank: self.rank(), size: self.size(), group: self.0.name.clone() }
     }
 
-    /// Tells apart what ranks agree on through the store; counted alike on all.
+    /// A number for the ranks' next agreement through the store; the same on all ranks.
     pub(crate) fn next_agreement(&self) -> u64 {
         self.0.agreements.fetch_add(1, Ordering::Relaxed)
     }

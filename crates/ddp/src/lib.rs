@@ -1,8 +1,8 @@
 //! Data-parallel training on libtorch's own engine: process groups, collectives, `DistributedDataParallel`.
 //!
-//! Each rank is a process with a copy of the model. A launcher starts them and tells each its rank; they meet, and train on
-//! parts of each batch. What averages their gradients is libtorch's own code, over NCCL on GPUs and Gloo on hosts, so
-//! that a rank here can train beside one in Python.
+//! Each rank is a process with a copy of the model. A launcher starts the ranks and tells each its number; they meet,
+//! and train on parts of each batch. libtorch's own code averages their gradients, over NCCL on GPUs and Gloo on CPUs,
+//! so a rank here can train together with one in Python.
 //!
 //! ```no_run
 //! use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ReduceOp, init_process_group};

@@ -10,10 +10,10 @@ use crate::group::ProcessGroup;
 /// Averages parameters over ranks every few steps. With [`PostLocalSgd`](crate::hooks::PostLocalSgd) this is post-local
 /// SGD; with `no_sync` throughout, local SGD.
 ///
-/// Optimizer states stay each rank's own, as in PyTorch. Lookahead has to be told, or else its slow weights take the average
-/// back: `if averager.average_parameters()? { opt.params_changed()?; }`. Float32 masters follow by themselves.
+/// Optimizer states are not averaged, as in PyTorch. Lookahead has to be notified, or its slow weights undo the
+/// average: `if averager.average_parameters()? { opt.params_changed()?; }`. Float32 masters need no call.
 ///
-/// Save it with the run: where it is in its period is its state.
+/// Save it with the run: its state is the number of steps, and so its position in the period.
 ///
 /// # Source
 /// `torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager`; Stich 2018, arXiv:1805.09767; Lin et al.
@@ -44,7 +44,7 @@ impl ModelAverager {
         Ok(Self { group: group.clone(), params, period, warm_up_steps, steps: 0 })
     }
 
-    /// To be called behind each optimizer step; whether this one has averaged.
+    /// Call it after each optimizer step. Returns whether this call has averaged.
     ///
     /// # Errors
     /// When a parameter is not contiguous, or a rank is gone or late.
@@ -54,7 +54,7 @@ impl ModelAverager {
     pub fn average_parameters(&mut self) -> Result<bool, DdpError> {
         let due = self.steps >= self.warm_up_steps && (self.steps - self.warm_up_steps).is_multiple_of(self.period);
         if due {
-            // One after the other, each under way while the next is packed.
+            // All are started before the first is waited for.
             let works = self.params.iter_mut().map(|param| self.group.all_reduce_async(param, ReduceOp::Avg));
             for work in works.collect::<Result<Vec<_>, _>>()? {
                 work.wait()?;

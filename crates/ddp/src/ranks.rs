@@ -1,4 +1,4 @@
-//! A group as what other crates decide by together.
+//! `RankGroup` and `GradientSync` for a process group.
 
 use overdrive_core::{AveragedBy, GradientSync, RankGroup, SyncError};
 use overdrive_ffi::c10d::ReduceOp;
@@ -25,8 +25,8 @@ impl RankGroup for ProcessGroup {
     }
 }
 
-/// For an accumulator beside an optimizer that averages over this group in its step ([`OneBitAdam`](crate::OneBitAdam)):
-/// only the counts are added up here.
+/// For an accumulator with an optimizer that averages over this group in its step ([`OneBitAdam`](crate::OneBitAdam)):
+/// only counts are summed here.
 impl GradientSync for ProcessGroup {
     fn world_size(&self) -> usize {
         self.size()

@@ -1,4 +1,4 @@
-//! A mean over ranks of which only signs travel.
+//! A mean over ranks that sends only signs.
 
 use tch::{Device, Kind, Tensor};
 
@@ -7,8 +7,8 @@ use crate::group::ProcessGroup;
 use crate::hooks::signs;
 use crate::work::Work;
 
-/// Averages the same flat tensor again and again by signs, and remembers what the rounding loses: on the rank that sends, and
-/// again on the one that averages a part.
+/// Averages a flat tensor by signs, repeatedly, and keeps the rounding errors for the next time: of the rank that
+/// sends, and of the rank that averages a part.
 ///
 /// # Source
 /// Tang et al. 2021, arXiv:2102.02888, algorithm 1's compressed all-reduce
@@ -16,15 +16,15 @@ use crate::work::Work;
 pub(crate) struct SignedMean {
     group: ProcessGroup,
     count: i64,
-    /// How many numbers a rank averages: whole bytes of signs.
+    /// How many numbers a rank averages, rounded up to whole bytes of signs.
     part: i64,
-    /// What this rank's signs have lost; padded to all ranks' parts.
+    /// The rounding error of this rank's signs, padded to all ranks' parts.
     pub own: Tensor,
-    /// What the signs of its part of the mean have.
+    /// The rounding error of this rank's part of the mean.
     pub mean: Tensor,
 }
 
-/// Every rank's signs of this rank's part, and their scales, on their way.
+/// Every rank's signs for this rank's part, and their scales, under way.
 #[derive(Debug)]
 pub(crate) struct InFlight(Work<Tensor>, Work<Vec<Tensor>>);
 
@@ -37,7 +37,7 @@ impl SignedMean {
         Ok(Self { group: group.clone(), count, part, own, mean })
     }
 
-    /// Whether it has averaged tensors of this length.
+    /// Whether it averages tensors of this length.
     pub fn fits(&self, values: &Tensor) -> bool {
         self.count == values.numel() as i64
     }
@@ -53,7 +53,7 @@ impl SignedMean {
     /// Averages this rank's part, and gathers all parts as signs again, into `out`.
     pub fn finish(&self, InFlight(signs, scales): InFlight, out: &Tensor) -> Result<(), DdpError> {
         let ranks = self.group.size() as i64;
-        // How much of a rank's part is no padding.
+        // The length of a rank's part without padding.
         let real = |rank: i64| (self.count - self.part * rank).clamp(0, self.part);
         let mean = out.f_new_empty([real(self.group.rank() as i64)], kind(out))?;
         let (signs, scales) = (signs.wait()?, scales.wait()?);

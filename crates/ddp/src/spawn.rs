@@ -1,4 +1,4 @@
-//! Ranks on this machine, started by the program itself.
+//! Starts ranks on this machine from within the program.
 
 use std::fmt::Debug;
 use std::process::exit;
@@ -7,12 +7,12 @@ use overdrive_launch::{Launch, LaunchError};
 
 /// Runs `work` on `nproc` ranks of this machine and waits for them. A rank that fails ends the others, and is reported.
 ///
-/// The program is started again for each rank, with its own arguments, and runs up to this call; there, ranks do the work
-/// and end. So call it early in `main`, before anything that should happen once. Under a launcher (torchrun,
-/// overdrive-run, srun, mpirun) this process is a rank already, and the launcher's number of ranks counts.
+/// The program is started again for each rank, with the same arguments, and runs up to this call, where the rank does
+/// the work and exits. So call it early in `main`, before anything that should happen only once. Under a launcher
+/// (torchrun, overdrive-run, srun, mpirun) this process is already a rank, and the launcher's number of ranks is used.
 ///
-/// Ranks meet by `init_process_group(backend, InitMethod::Auto)`. Their outputs have `[rank0]: ` and so on in front of each
-/// line. None is left behind, whatever ends this process.
+/// Ranks meet by `init_process_group(backend, InitMethod::Auto)`. Each line of their output is prefixed with `[rank0]:
+/// ` and so on. No rank outlives this process, however it ends.
 ///
 /// ```no_run
 /// use overdrive_ddp::{Backend, DdpError, InitMethod, ReduceOp, init_process_group, spawn};

@@ -1,4 +1,4 @@
-//! Batch normalisation over the whole batch of all ranks.
+//! Batch normalisation over all ranks' batches.
 
 use overdrive_ffi::{Arg, LazyOp};
 use tch::{Kind, Tensor, nn};
@@ -19,19 +19,20 @@ static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
 #[derive(Debug)]
 pub struct SyncBatchNorm {
     group: ProcessGroup,
-    /// Follows the mean of what was seen.
+    /// The running mean of each channel.
     pub running_mean: Tensor,
-    /// Follows the unbiased variance of what was seen.
+    /// The running unbiased variance of each channel.
     pub running_var: Tensor,
-    /// The scale of each channel; none where there is none.
+    /// The scale of each channel; `None` if not `affine`.
     pub weight: Option<Tensor>,
-    /// The shift of each channel; none where there is none.
+    /// The shift of each channel; `None` if not `affine`.
     pub bias: Option<Tensor>,
     config: nn::BatchNormConfig,
 }
 
 impl SyncBatchNorm {
-    /// A layer for inputs with `channels` in dimension 1, its variables named as tch names those of `nn::batch_norm2d`.
+    /// A layer for inputs with `channels` in dimension 1. Its variables have the same names as those of
+    /// `nn::batch_norm2d`.
     pub fn new(path: nn::Path<'_>, channels: i64, config: nn::BatchNormConfig, group: &ProcessGroup) -> Self {
         let affine = |name: &str, init| config.affine.then(|| path.var(name, &[channels], init));
         Self {
@@ -44,14 +45,14 @@ impl SyncBatchNorm {
         }
     }
 
-    /// Normalises: over all ranks' batches in training, by the running statistics otherwise.
+    /// Normalises by the statistics of all ranks' batches in training, and by the running statistics otherwise.
     ///
     /// # Shapes
-    /// Any batch with the channels in dimension 1; the output is like it.
+    /// Any batch with the channels in dimension 1; the output has the same shape.
     ///
     /// # Errors
-    /// When the shape does not fit, all ranks' batches together hold fewer than two values a channel, or a rank is gone or
-    /// late.
+    /// When the shape does not fit, all ranks' batches together hold fewer than two values per channel, or a rank is
+    /// gone or late.
     ///
     /// # Syncs
     /// In training, waits for all ranks, in backward too.
@@ -90,7 +91,7 @@ impl SyncBatchNorm {
         Ok(outputs.f_to_kind(inputs.kind())?)
     }
 
-    /// The mean and variance of each channel over all ranks; moves the running ones.
+    /// The mean and variance of each channel over all ranks; updates the running statistics.
     fn statistics(&self, inputs: &Tensor, channels: i64) -> Result<(Tensor, Tensor), DdpError> {
         let kind = match inputs.kind() {
             Kind::Half | Kind::BFloat16 => Kind::Float,
@@ -98,8 +99,8 @@ impl SyncBatchNorm {
         };
         let rows = inputs.f_to_kind(kind)?.f_transpose(0, 1)?.f_reshape([channels, -1])?;
         let own = inputs.numel() as i64 / channels.max(1);
-        // Around the running mean, which all ranks share, and each rank's squares around its own mean: what is added up
-        // is then small, and little of it cancels.
+        // Against cancellation: values are taken relative to the running mean, which is the same on all ranks, and each
+        // rank's squares relative to its own mean.
         let near = self.running_mean.f_to_kind(kind)?.f_detach_copy()?;
         let moved = rows.f_sub(&near.f_unsqueeze(1)?)?;
         let sum = moved.f_sum_dim_intlist(1, false, kind)?;

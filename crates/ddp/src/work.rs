@@ -8,9 +8,9 @@ use crate::error::{Context, DdpError};
 
 type Finish<T> = Box<dyn FnOnce(&c10d::Work) -> Result<T, DdpError> + Send>;
 
-/// A collective under way; [`wait`](Self::wait) gives its result.
+/// A collective under way; [`wait`](Self::wait) returns its result.
 ///
-/// The tensors it writes to hold anything until then. Dropping it neither waits nor stops it.
+/// Until then the contents of the tensors that it writes to are undefined. Dropping it neither waits nor stops it.
 ///
 /// # Source
 /// `torch.distributed.Work`
@@ -30,16 +30,16 @@ impl<T> Work<T> {
         Self { work, context, finish: Box::new(finish) }
     }
 
-    /// Whether [`wait`](Self::wait) would return at once. Over Gloo, sends and receives tell only once they were waited for,
-    /// and reductions that are scattered not even then.
+    /// Whether [`wait`](Self::wait) would return at once. Over Gloo, sends and receives report completion only after
+    /// they were waited for, and reduce-scatters not even then.
     pub fn is_completed(&self) -> bool {
         self.work.is_completed()
     }
 
-    /// Waits for the result: on the host for Gloo, by the current stream for NCCL.
+    /// Waits for the result: the host waits for Gloo, the current stream for NCCL.
     ///
     /// # Errors
-    /// When another rank is gone, or does not come within the group's timeout.
+    /// When another rank is gone, or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Over Gloo, yes.
@@ -48,7 +48,7 @@ impl<T> Work<T> {
         (self.finish)(&self.work)
     }
 
-    /// Waits for at most `timeout`, and may be called again; [`wait`](Self::wait) then gives the result.
+    /// Waits for at most `timeout`, and may be called again; [`wait`](Self::wait) then returns the result.
     ///
     /// # Errors
     /// [`DdpError::TimedOut`] when it is not done by then, and as [`wait`](Self::wait). A send or receive over Gloo
@@ -60,7 +60,7 @@ impl<T> Work<T> {
         self.work.wait(Some(timeout)).map_err(|source| DdpError::between(self.context.clone(), source))
     }
 
-    /// The same with another result, made from this one when it was waited for.
+    /// The same collective with another result, computed from this one when it is waited for.
     pub fn and_then<U: 'static>(self, result: impl FnOnce(T) -> Result<U, DdpError> + Send + 'static) -> Work<U>
     where
         T: 'static,

@@ -1,7 +1,7 @@
-// AdamW whose two averages are kept as one byte a parameter, in blocks with a scale each, on a CPU.
+// AdamW whose two averages are kept as one byte per parameter, in blocks with one scale each, on a CPU.
 //
-// Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022. The same arithmetic in tensor operators is in
-// crates/optim; here an element's state is read, stepped and written while its block is in the first-level cache.
+// Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022. crates/optim has the same arithmetic in tensor
+// operators; here the state is read, stepped and written while its block is in the L1 cache.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -24,7 +24,7 @@ class Nearest {
     for (size_t i = 0; i + 1 < kCodes; ++i) middle_[i] = (codes[i] + codes[i + 1]) / 2;
     middle_[kCodes - 1] = std::numeric_limits<float>::infinity();
     for (uint32_t key = 0; key < (1u << 16); ++key) {
-      // Of a negative number, the bits cut off make it smaller.
+      // The smallest number with these upper bits: for a negative number the lower bits are set.
       uint32_t bits = key << 16 | ((key & 0x8000u) != 0 ? 0xffffu : 0u);
       float low;
       std::memcpy(&low, &bits, sizeof low);
@@ -45,7 +45,7 @@ class Nearest {
   float middle_[kCodes];
 };
 
-// bitsandbytes' dynamic map: decades from 1e-6 to 1, the higher the finer; the codes in order.
+// bitsandbytes' dynamic map: decades from 1e-6 to 1, finer in the higher decades; the codes in rising order.
 struct Map {
   explicit Map(bool is_signed) : codes(), nearest(fill(codes, is_signed)) {}
 
@@ -54,7 +54,7 @@ struct Map {
     for (int decade = 0; decade < 7; ++decade) {
       int steps = is_signed ? 1 << decade : 2 << decade;
       for (int i = 0; i < steps; ++i) {
-        // The middle of one of the equal parts of [0.1, 1].
+        // The middle of one of `steps` equal parts of [0.1, 1].
         double middle = 0.1 + 0.9 * (i + 0.5) / steps;
         double value = middle * std::pow(10.0, decade - 6);
         codes[count++] = static_cast<float>(value);
@@ -81,9 +81,9 @@ const Map& unsigned_map() {
   return map;
 }
 
-// Loops without a branch or a call, so that the compiler makes vector instructions of all but the look-ups.
+// Loops without branches or calls, so that the compiler vectorises all but the look-ups.
 void quantise(const float* values, int64_t n, const Map& map, uint8_t* codes, float* scale) {
-  // Without its sign, a float32 is ordered as its bits are; infinity and NaN come last.
+  // Without the sign, float32 values are ordered like their bits; infinity and NaN come last.
   int32_t largest_bits = 0;
   for (int64_t i = 0; i < n; ++i) {
     int32_t bits;
@@ -91,7 +91,7 @@ void quantise(const float* values, int64_t n, const Map& map, uint8_t* codes, fl
     largest_bits = std::max(largest_bits, bits & 0x7fffffff);
   }
   if (largest_bits >= 0x7f800000) {
-    // What is not finite has no code; the whole block says so from now on.
+    // A value that is not finite has no code: a scale of NaN makes the whole block NaN from now on.
     *scale = std::numeric_limits<float>::quiet_NaN();
     std::memset(codes, map.nearest(0), static_cast<size_t>(n));
     return;
@@ -153,7 +153,7 @@ od_status od_adamw8bit(const at::Tensor* param, const at::Tensor* grad, const at
                   "the 8-bit kernel needs dense tensors on the CPU");
     TORCH_CHECK(grad->scalar_type() == param->scalar_type() && grad->sizes() == param->sizes() &&
                     grad->strides() == param->strides(),
-                "a gradient is needed that lies in memory as its parameter does");
+                "the gradient should have the dtype, shape and strides of its parameter");
     for (const auto* codes : {codes1, codes2})
       TORCH_CHECK(codes->scalar_type() == at::kByte && codes->numel() == n, "a byte is needed for each of ", n,
                   " numbers");

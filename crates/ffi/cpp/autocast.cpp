@@ -1,4 +1,4 @@
-// Autocast's thread-local state, entered and left as one unit (torch.amp.autocast_mode does the same in Python).
+// Sets and restores autocast's thread-local state as one unit, as torch.amp.autocast_mode does in Python.
 #include <ATen/autocast_mode.h>
 
 #include "guarded.h"
@@ -34,7 +34,7 @@ od_status od_autocast_enter(const od_autocast_state* wanted, od_autocast_state* 
 
 od_status od_autocast_exit(const od_autocast_state* previous, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
-    // The outermost exit drops the casted copies of the weights: the optimizer is about to change the originals.
+    // The outermost exit drops the cast copies of the weights: the optimizer is about to change the originals.
     if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
     write(*previous);
   });

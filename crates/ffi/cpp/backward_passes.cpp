@@ -32,7 +32,7 @@ struct Passes {
   }
 
   void end() {
-    Changes done;  // destroyed when others may begin
+    Changes done;  // destroyed after the lock is released, when passes may begin again
     std::lock_guard<std::mutex> lock(mutex);
     if (--count > 0) return;
     none.notify_all();
@@ -42,7 +42,7 @@ struct Passes {
   }
 };
 
-// Never destroyed, like the engine below: threads may outlive everything else.
+// Never destroyed, like the engine below: threads may outlive static variables.
 Passes& passes() {
   static auto* made = new Passes();
   return *made;
@@ -50,7 +50,7 @@ Passes& passes() {
 
 thread_local int forbidden = 0;
 
-// The engine, counting. A pass within another counts as well, wherever it runs.
+// The engine, with a count of running passes. A pass within another counts too, on whatever thread it runs.
 struct CountingEngine final : Engine {
   variable_list execute(const edge_list& roots, const variable_list& inputs, bool keep_graph, bool create_graph,
                         bool accumulate_grad, const edge_list& outputs) override {
@@ -72,7 +72,7 @@ Engine& counting_engine() {
 
 bool counts() { return &Engine::get_default_engine() == &counting_engine(); }
 
-// Before any pass. An engine of Python's, which knows Python's lock, stays.
+// Installed before any pass. Python's engine, which handles the GIL, is not replaced.
 __attribute__((constructor)) void install() {
   if (&Engine::get_default_engine() == &Engine::get_base_engine())
     torch::autograd::set_default_engine_stub(&counting_engine);
@@ -88,15 +88,15 @@ NoPass::NoPass() { ++forbidden; }
 NoPass::~NoPass() { --forbidden; }
 
 void between_passes(at::TensorList leaves, const std::function<void()>& change) {
-  // A pass cannot reach what no graph has asked for its accumulator.
+  // A pass can reach a leaf only after a graph has made its gradient accumulator.
   auto is_reached = [](const at::Tensor& leaf) {
     return torch::autograd::impl::try_get_grad_accumulator(leaf) != nullptr;
   };
   auto may_change = [&] { return passes().count == 0 || std::none_of(leaves.begin(), leaves.end(), is_reached); };
   std::unique_lock<std::mutex> lock(passes().mutex);
   TORCH_CHECK(!within_pass() || may_change(),
-              "the hooks of a gradient cannot be set within a backward pass that may call them: do it before or behind "
-              "it");
+              "the hooks of a gradient cannot be set within a backward pass that may call them: set them before or "
+              "after it");
   passes().none.wait(lock, may_change);
   change();
 }

@@ -1,6 +1,6 @@
-// Which backward passes are under way, on any thread.
+// Counts the backward passes under way, on any thread.
 //
-// libtorch's engine reads the hooks of parameters without a lock: whoever sets or removes one does it while no pass
+// libtorch's engine reads the hooks of parameters without a lock, so a hook may be set or removed only while no pass
 // runs.
 #pragma once
 
@@ -10,19 +10,20 @@
 
 namespace overdrive {
 
-// Runs `change`, to hooks of these leaves, while no backward pass that may reach one is under way and none can begin:
-// where a graph has one in it, it waits for the passes of other threads. Throws within one of the calling thread.
+// Runs `change`, which changes hooks of these leaves, while no backward pass that may reach a leaf is under way, and
+// none can begin. If a leaf is in a graph, waits for the passes of other threads, and throws within a pass of this
+// thread.
 void between_passes(at::TensorList leaves, const std::function<void()>& change);
 
-// Runs `change`, which throws nothing, in the same way; within a pass, at its end. Never waits. What `change` holds is
-// destroyed behind it, when passes may begin again. Where the engine is another's, as in a process of Python's, nobody
-// knows when that is: then `change` is kept for ever and never run.
+// Runs `change`, which must not throw, when no pass runs: at once, or at the end of the last pass under way. Never
+// waits. `change` is destroyed afterwards, when passes may begin again. If the process has another engine, such as
+// Python's, the end of its passes is unknown: then `change` is kept forever and never run.
 void when_no_pass_runs(std::function<void()> change);
 
 // Whether the calling thread is within a pass.
 bool within_pass();
 
-// While one lives, its thread begins no pass: that would wait for a lock which the thread has.
+// While one lives, its thread cannot begin a pass: the pass would wait for a lock that the thread holds.
 class NoPass {
  public:
   NoPass();

@@ -1,5 +1,5 @@
-// The C surface of libtorch's c10d: stores, process groups, collectives and DDP's reducer. With the feature
-// `distributed` alone. The rules are those of overdrive.h.
+// The C interface to libtorch's c10d: stores, process groups, collectives and DDP's reducer. Only with the feature
+// `distributed`. The rules of overdrive.h apply.
 #pragma once
 
 #include "overdrive.h"
@@ -15,9 +15,9 @@ typedef struct {
   const char* host;
   uint16_t port;
   int32_t is_server;
-  int32_t socket;        // what a server listens on, taken over; -1: it shares the one that this process has at the port
-  int64_t world_size;    // 0: nobody is waited for
-  int32_t wait_workers;  // a server waits until `world_size` clients have come
+  int32_t socket;        // the listening socket, owned from here on; -1: share this process's server at the port
+  int64_t world_size;    // 0: wait for no clients
+  int32_t wait_workers;  // a server waits until `world_size` clients have connected
   int64_t timeout_ms;
 } od_tcp_store;
 
@@ -29,7 +29,7 @@ typedef struct {
   const char* name;
   const uint64_t* global_ranks;  // `size` of them
   int32_t verify;                // each collective is compared over ranks before it runs
-  int32_t cuda_device;           // that NCCL is bound to; -1: the first that is used
+  int32_t cuda_device;           // NCCL's device; -1: the first that is used
   int32_t one_host;              // all members are on this host: Gloo listens at the loopback
   int64_t timeout_ms;
 } od_group_options;
@@ -41,31 +41,31 @@ typedef struct {
   int32_t kind;
   int32_t reduce_op;  // c10d::ReduceOp's numbers
   double factor;      // of a premultiplied sum
-  int32_t peer;       // the root, or the other end of a send or receive
+  int32_t peer;       // the root, or the other rank of a send or receive
   int32_t tag;
   int64_t timeout_ms;                // 0: the group's
   const od_tensor_list* inputs;      // null for none
   const od_tensor_list* outputs;     // null for none
-  const int64_t* input_splits;       // of OD_ALL_TO_ALL_SINGLE: a size a rank
+  const int64_t* input_splits;       // of OD_ALL_TO_ALL_SINGLE: one size per rank
   const int64_t* output_splits;
 } od_collective;
 
 typedef struct {
   size_t index;
   int32_t is_last;
-  at::Tensor* buffer;          // the bucket's gradients, flat; the callee's
-  od_tensor_list* gradients;   // views of it, one a parameter; the callee's
-  od_tensor_list* parameters;  // the callee's
+  at::Tensor* buffer;          // the bucket's gradients, flat; owned by the callee
+  od_tensor_list* gradients;   // views of it, one per parameter; owned by the callee
+  od_tensor_list* parameters;  // owned by the callee
 } od_bucket;
 
 typedef struct {
   int64_t bucket_bytes;
   int64_t first_bucket_bytes;
-  int32_t default_buckets;  // the sizes are PyTorch's: its first bucket is small
+  int32_t default_buckets;  // the sizes are PyTorch's defaults, with a small first bucket
   int32_t find_unused_parameters;
   int32_t gradient_as_bucket_view;
   int32_t static_graph;
-  int32_t broadcast_buffers;  // for the log alone
+  int32_t broadcast_buffers;  // only for the log
 } od_reducer_options;
 
 // c10d_store.cpp
@@ -77,7 +77,7 @@ od_status od_prefix_store_new(const char* prefix, const od_store* inner, od_stor
 void od_store_free(od_store* store) noexcept;
 od_status od_store_set(const od_store* store, const char* key, const uint8_t* value, size_t bytes,
                        od_error* err) noexcept;
-// Waits for the key. `visit` is called once with what it holds.
+// Waits for the key. `visit` is called once with its value.
 od_status od_store_get(const od_store* store, const char* key, int64_t timeout_ms, void* visitor,
                        void (*visit)(void*, const uint8_t*, size_t), od_error* err) noexcept;
 od_status od_store_compare_set(const od_store* store, const char* key, const uint8_t* expected, size_t expected_bytes,
@@ -93,17 +93,17 @@ od_status od_store_delete(const od_store* store, const char* key, int32_t* delet
 // c10d_group.cpp
 int32_t od_nccl_compiled(void) noexcept;
 od_status od_group_new(const od_store* store, const od_group_options* options, od_group** out, od_error* err) noexcept;
-// Never waits: a group with work under way goes when that has failed or is done.
+// Never waits: a group with work under way is destroyed when that has failed or is done.
 void od_group_free(od_group* group) noexcept;
 od_status od_group_monitored_barrier(const od_group* group, int64_t timeout_ms, int32_t wait_all_ranks,
                                      od_error* err) noexcept;
 od_status od_group_broadcast_coalesced(const od_group* group, const od_tensor_list* tensors, int64_t bytes,
                                        int32_t root, od_error* err) noexcept;
 od_status od_group_verify_params(const od_group* group, const od_tensor_list* params, od_error* err) noexcept;
-// How long each collective from here on may last.
+// Sets how long each collective from here on may take.
 od_status od_group_set_timeout(const od_group* group, int64_t timeout_ms, od_error* err) noexcept;
 od_status od_group_abort(const od_group* group, od_error* err) noexcept;
-// The sum over ranks of a copy, differentiable: its backward sums the gradients over ranks.
+// The sum over ranks of a copy of the tensor; its backward sums the gradients over ranks.
 od_status od_group_sum_with_grad(const od_group* group, const at::Tensor* tensor, at::Tensor** out,
                                  od_error* err) noexcept;
 
@@ -112,7 +112,7 @@ od_status od_collective_start(const od_group* group, const od_collective* collec
                               od_error* err) noexcept;
 void od_work_free(od_work* work) noexcept;
 int32_t od_work_is_completed(const od_work* work) noexcept;
-// 0 waits as long as the collective's own timeout.
+// `timeout_ms` 0: the collective's own timeout.
 od_status od_work_wait(const od_work* work, int64_t timeout_ms, od_error* err) noexcept;
 od_status od_work_source_rank(const od_work* work, int32_t* out, od_error* err) noexcept;
 
@@ -122,30 +122,31 @@ od_status od_reducer_new(const od_group* group, const od_tensor_list* params, co
 void od_reducer_free(od_reducer* reducer) noexcept;
 od_status od_reducer_before_forward(const od_reducer* reducer, int32_t synchronised, int32_t* rebuilt,
                                     od_error* err) noexcept;
-// The backward passes that follow reduce the gradients, or leave them local.
+// The next backward passes reduce the gradients (arm), or leave them local (disarm).
 od_status od_reducer_arm(const od_reducer* reducer, const od_tensor_list* outputs, od_error* err) noexcept;
 od_status od_reducer_disarm(const od_reducer* reducer, od_error* err) noexcept;
-// In place of a backward pass that averages, where it would reach nothing.
+// Averages the accumulated gradients without a backward pass.
 od_status od_reducer_close_with_nothing(const od_reducer* reducer, od_error* err) noexcept;
 // Whether a backward pass is under way on this thread, or a communication hook on any.
 int32_t od_reducer_within_backward(const od_reducer* reducer) noexcept;
-// The same outputs, behind a node of the graph that sees backward begin.
+// The same outputs, passed through a node of the graph that notices when backward begins.
 od_status od_reducer_sink(const od_reducer* reducer, const od_tensor_list* outputs, od_tensor_list** out,
                           od_error* err) noexcept;
 od_status od_reducer_fp16_hook(const od_reducer* reducer, od_error* err) noexcept;
-// Takes `owner` over: `drop` is called with it once, when the reducer goes or this call fails. `start` returns 0 when
-// it has begun a bucket's communication; `finish` returns the result, null when that failed, and the tensor is ours.
+// Takes ownership of `owner`: `drop` is called with it once, when the reducer is destroyed or this call fails. `start`
+// returns 0 when it has begun a bucket's communication; `finish` returns the result, which we own, or null if it
+// failed.
 od_status od_reducer_set_hook(od_reducer* reducer, void* owner, int32_t (*start)(void*, const od_bucket*),
                               at::Tensor* (*finish)(void*, size_t), void (*drop)(void*), od_error* err) noexcept;
-// What a rank without inputs does while others run forward and backward.
+// A rank without inputs calls it while other ranks run forward and backward.
 od_status od_reducer_shadow(od_reducer* reducer, od_error* err) noexcept;
 od_status od_reducer_divide_by(const od_reducer* reducer, const od_work* active_ranks, int32_t by_world_size,
                                od_error* err) noexcept;
-// Times are taken every `steps` steps, and in the first ten.
+// Times are measured every `steps` steps, and in the first ten.
 od_status od_reducer_set_log_rate(const od_reducer* reducer, int32_t steps, od_error* err) noexcept;
 od_status od_reducer_log(const od_reducer* reducer, void* visitor, void (*visit)(void*, const char*, const char*),
                          od_error* err) noexcept;
-// Backward from a loss, whose failures between ranks are told as such.
+// Backward from a loss; failures between ranks get their own status.
 od_status od_reducer_backward(const at::Tensor* loss, od_error* err) noexcept;
 
 // compress.cpp: float32 on a CPU; see compress.rs

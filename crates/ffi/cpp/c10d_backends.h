@@ -1,4 +1,4 @@
-// How a process group's backends are made, each where its headers are.
+// Constructors of a process group's backends; each is defined in the file that includes its headers.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -11,7 +11,7 @@ c10::intrusive_ptr<c10d::Backend> new_gloo(const c10::intrusive_ptr<c10d::Store>
                                            const od_group_options& options);
 c10::intrusive_ptr<c10d::Backend> new_nccl(const c10::intrusive_ptr<c10d::Store>& store,
                                            const od_group_options& options);
-// Compares each collective over ranks, by `helper`, before `backend` runs it.
+// A wrapper of `backend` that compares each collective over ranks, using `helper`, before it runs.
 c10::intrusive_ptr<c10d::Backend> verified(const c10::intrusive_ptr<c10d::Backend>& backend,
                                            const c10::intrusive_ptr<c10d::Backend>& helper);
 // Whether a backend of `new_gloo` has no work queued or under way.

@@ -1,4 +1,4 @@
-// Every collective through one entry, and the handles of those under way.
+// One entry point for all collectives, and handles of collectives under way.
 #include <thread>
 
 #include "c10d_guarded.h"
@@ -44,7 +44,7 @@ at::Tensor& only(Tensors& tensors) {
   return tensors[0];
 }
 
-// Gloo takes them as they are.
+// Checked here, because Gloo does not.
 std::vector<int64_t> splits(const int64_t* sizes, int ranks, const at::Tensor& tensor) {
   if (sizes == nullptr) return {};
   TORCH_CHECK(tensor.dim() > 0, "a tensor without dimensions has no rows to split");
@@ -113,7 +113,7 @@ od_status od_collective_start(const od_group* group, const od_collective* collec
   return overdrive::between_ranks(err, [&] {
     auto inputs = overdrive::to_defined(collective->inputs);
     auto outputs = overdrive::to_defined(collective->outputs);
-    // Backends walk over a tensor's memory by its number of elements.
+    // Backends access a tensor's memory by its number of elements, without strides.
     for (const auto* list : {&inputs, &outputs})
       for (const auto& tensor : *list)
         TORCH_CHECK(tensor.layout() == at::kStrided && tensor.is_non_overlapping_and_dense(),
@@ -131,7 +131,7 @@ void od_work_free(od_work* work) noexcept {
   std::unique_ptr<od_work> owned(work);
   if (!work->between_two || work->was_waited_for) return;
   try {
-    // Without it the connection would stop at this send or receive, and carry nothing that comes behind it.
+    // Without the wait, the connection would be stuck at this send or receive, and transfer nothing after it.
     std::thread([owned = std::move(owned)] {
       try {
         owned->work->wait();
@@ -139,7 +139,7 @@ void od_work_free(od_work* work) noexcept {
       }
     }).detach();
   } catch (...) {
-    // No thread: it goes as it is.
+    // No thread could be started: the work is destroyed without a wait.
   }
 }
 
@@ -147,7 +147,7 @@ int32_t od_work_is_completed(const od_work* work) noexcept {
   try {
     return work->work->isCompleted();
   } catch (...) {
-    // It has failed; `od_work_wait` says how.
+    // It has failed; `od_work_wait` reports the error.
     return 1;
   }
 }

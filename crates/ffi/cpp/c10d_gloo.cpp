@@ -1,4 +1,4 @@
-// The only file that sees gloo's declarations (gloo_decls/README.md says what may be done with them).
+// The only file that includes gloo's declarations (gloo_decls/README.md has the rules for using them).
 #define USE_C10D_GLOO 1
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -23,8 +23,8 @@ struct Gloo final : c10d::ProcessGroupGloo {
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  // libtorch's flight recorder keeps the groups in a map, which a group's first collective writes to without a lock. Gloo
-  // only queues what it starts, so that one at a time in all groups holds nobody up.
+  // libtorch's flight recorder keeps the groups in a map, which a group's first collective writes to without a lock. So
+  // collectives of all groups start one at a time. That blocks no thread for long, because Gloo only queues them.
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     return registered([&] { return ProcessGroupGloo::broadcast(tensors, options); });
   }
@@ -72,8 +72,8 @@ struct Gloo final : c10d::ProcessGroupGloo {
     return registered([&] { return ProcessGroupGloo::barrier(options); });
   }
 
-  // A group that verifies compares how many operations each rank has begun, and Gloo counts sends and receives among
-  // them: ranks may differ in these, and do in a monitored barrier.
+  // A group that verifies compares how many operations each rank has begun. Gloo counts sends and receives too, but
+  // ranks may run different numbers of these, and do in a monitored barrier: so they are not counted here.
   WorkPtr send(Tensors& tensors, int to, int tag) override {
     return uncounted([&] { return ProcessGroupGloo::send(tensors, to, tag); });
   }
@@ -87,7 +87,7 @@ struct Gloo final : c10d::ProcessGroupGloo {
   bool idle() {
     std::lock_guard<std::mutex> lock(workMutex_);
     if (!workQueue_.empty()) return false;
-    // A worker lets go of its work a moment after that is done.
+    // A worker releases its work a moment after it is done.
     return std::all_of(workInProgress_.begin(), workInProgress_.end(),
                        [](const auto& work) { return !work || work->isCompleted(); });
   }
@@ -95,7 +95,7 @@ struct Gloo final : c10d::ProcessGroupGloo {
  private:
   template <typename Body>
   static WorkPtr registered(Body&& body) {
-    // Some operations are made of others. Never destroyed: threads that are left behind may outlive everything else.
+    // Recursive, because some operations call others. Never destroyed: detached threads may outlive static variables.
     static auto* one_at_a_time = new std::recursive_mutex();
     std::lock_guard<std::recursive_mutex> lock(*one_at_a_time);
     return body();
@@ -112,8 +112,8 @@ struct Gloo final : c10d::ProcessGroupGloo {
   }
 };
 
-// Gloo waits five times as long as it was told to for a first connection, from a member that has told its address and
-// is gone, say. Whoever waits here is told in time, and the thread ends by itself.
+// Gloo waits five times the timeout for a first connection, for example to a member that has published its address and
+// then died. So it connects on a thread that ends by itself, and the caller gets an error at the timeout.
 c10::intrusive_ptr<Gloo> connected(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                    const c10::intrusive_ptr<c10d::ProcessGroupGloo::Options>& options) {
   auto made = std::make_shared<std::promise<c10::intrusive_ptr<Gloo>>>();

@@ -1,4 +1,4 @@
-// Process groups: how they are made and go, and what only a whole group does.
+// Process groups: construction, destruction, and operations of the whole group.
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -14,7 +14,7 @@ namespace {
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using c10d::ProcessGroup;
 
-// PyTorch's own names, so that a rank here finds a rank there.
+// Uses PyTorch's key prefixes, so that ranks here and in Python find each other.
 void add_backend(od_group& group, const c10::intrusive_ptr<c10d::Store>& store, const od_group_options& options,
                  c10::DeviceType device, ProcessGroup::BackendType type) {
   auto prefixed = c10::make_intrusive<c10d::PrefixStore>(c10::DeviceTypeName(device, true) + "/", store);
@@ -28,7 +28,7 @@ void add_backend(od_group& group, const c10::intrusive_ptr<c10d::Store>& store, 
     backend = overdrive::verified(backend, helper);
   }
   group.group->setBackend(device, type, backend);
-  // As in PyTorch, Gloo alone takes CUDA tensors too, by way of the host.
+  // As in PyTorch, a group with only Gloo accepts CUDA tensors too, and copies them through the host.
   if (options.backend == OD_GLOO) group.group->setBackend(at::kCUDA, type, backend);
 }
 
@@ -90,7 +90,7 @@ void od_group_free(od_group* group) noexcept {
     std::unique_ptr<od_group> owned(group);
     if (owned->group->getBackendType() == ProcessGroup::BackendType::NCCL) owned->group->shutdown();
     if (is_idle(*owned)) return;
-    // Gloo's destructor waits for the work under way, which ends by its own timeout at the latest.
+    // Gloo's destructor waits for the work under way, which ends at its own timeout at the latest.
     std::thread([owned = std::move(owned)]() mutable {
       try {
         owned.reset();

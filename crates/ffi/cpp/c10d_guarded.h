@@ -20,30 +20,30 @@ struct od_store {
 
 struct od_group {
   c10::intrusive_ptr<overdrive::OneAtATime> group;
-  // Gloo's backends, which are asked whether work is under way before they are destroyed.
+  // The backends, to check for work under way before they are destroyed.
   std::vector<c10::intrusive_ptr<c10d::Backend>> backends;
   bool verifies = false;
 };
 
 struct od_work {
   c10::intrusive_ptr<c10d::Work> work;
-  // What the work reads and writes stays alive as long as it does.
+  // Keeps the tensors alive that the work reads and writes.
   std::vector<at::Tensor> tensors;
-  // A send or receive, which Gloo carries only as long as its work lives.
+  // A send or receive, which Gloo runs only as long as its work lives.
   bool between_two = false;
   mutable std::atomic<bool> was_waited_for{false};
 };
 
 namespace overdrive {
 
-inline bool tells_timeout(const char* message) {
+inline bool reports_timeout(const char* message) {
   std::string text(message);
   std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
   return text.find("timed out") != std::string::npos || text.find("timeout") != std::string::npos ||
          text.find("failed to pass monitoredbarrier") != std::string::npos;
 }
 
-// gloo throws plain std::exceptions when a peer goes; libtorch's own refusals are c10::Errors.
+// gloo throws plain std::exceptions when a peer is gone; libtorch's own errors are c10::Errors.
 template <typename Body>
 od_status between_ranks(od_error* err, Body&& body) noexcept {
   od_status status = guarded(err, [&] {
@@ -58,7 +58,7 @@ od_status between_ranks(od_error* err, Body&& body) noexcept {
     }
   });
   bool failed = status == OD_DISTRIBUTED || status == OD_OTHER;
-  if (failed && err != nullptr && err->message != nullptr && tells_timeout(err->message)) return OD_TIMEOUT;
+  if (failed && err != nullptr && err->message != nullptr && reports_timeout(err->message)) return OD_TIMEOUT;
   return status;
 }
 
@@ -70,7 +70,7 @@ inline std::vector<at::Tensor> to_vector(const od_tensor_list* list) {
   return tensors;
 }
 
-// Backends look into tensors before they look whether there are any.
+// Backends access tensors without checking that they are defined.
 inline std::vector<at::Tensor> to_defined(const od_tensor_list* list) {
   auto tensors = to_vector(list);
   for (const auto& tensor : tensors) TORCH_CHECK(tensor.defined(), "ranks cannot exchange an undefined tensor");

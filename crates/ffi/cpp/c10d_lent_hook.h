@@ -10,8 +10,8 @@
 
 namespace overdrive {
 
-// A hook that Rust lends. Its future is done at once; the result is asked for when the reducer needs it, in the
-// buckets' order, which is the same on all ranks.
+// A hook implemented in Rust. Its future is completed at once; the result is requested when the reducer needs it, in
+// the buckets' order, which is the same on all ranks.
 class LentHook final : public c10d::CommHookInterface {
  public:
   LentHook(void* owner, int32_t (*start)(void*, const od_bucket*), at::Tensor* (*finish)(void*, size_t),

@@ -1,4 +1,4 @@
-// In place of c10d_nccl.cpp where libtorch has no CUDA or the headers are missing.
+// Replaces c10d_nccl.cpp where libtorch has no CUDA or the headers are missing.
 #include "c10d_backends.h"
 
 int32_t od_nccl_compiled(void) noexcept { return 0; }

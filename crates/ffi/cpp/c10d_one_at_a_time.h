@@ -6,8 +6,8 @@
 
 namespace overdrive {
 
-// A group that starts one collective at a time, whoever starts them: Gloo and NCCL count theirs without a lock, and the
-// threads that run backward passes start some as well. Waiting for what was started is nobody else's matter.
+// A group that starts one collective at a time, from any thread: Gloo and NCCL count collectives without a lock, and
+// the threads that run backward passes start some too. Waiting for a collective takes no lock.
 class OneAtATime final : public c10d::ProcessGroup {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -67,7 +67,7 @@ class OneAtATime final : public c10d::ProcessGroup {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override {
     return locked([&] { return ProcessGroup::recvAnysource(tensors, tag); });
   }
-  // libtorch's own keeps its tensor in a static variable, which the threads of two groups write to at once.
+  // libtorch's barrier keeps its tensor in a static variable, which threads of two groups would write to at once.
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
     static auto op = c10::Dispatcher::singleton()
                          .findSchemaOrThrow("c10d::barrier", "")

@@ -1,4 +1,4 @@
-// DDP's engine, c10d::Reducer, with what tch's programs need around it.
+// DDP's engine, c10d::Reducer, adapted to gradient accumulation, gradient hooks and hooks in Rust.
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -15,21 +15,22 @@
 
 namespace {
 
-// A Reducer whose next backward can be held back after its forward: gradient accumulation knows no sooner which
-// backward pass is a window's last.
+// A Reducer whose next backward can be made local after its forward: only then does gradient accumulation know whether
+// the backward pass is a window's last.
 class HeldReducer final : public c10d::Reducer,
                           public overdrive::Averager,
                           public std::enable_shared_from_this<HeldReducer> {
  public:
   using c10d::Reducer::Reducer;
-  // By then `detach` has left it nothing to throw about.
+  // Does not throw, because `detach` has removed the hooks before.
   ~HeldReducer() noexcept override {}
 
   void arm(const std::vector<at::Tensor>& outputs) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       defers_ = false;
-      // A static graph counts each parameter's gradients in its first synchronised backward, and in that alone.
+      // A static graph counts each parameter's gradients only in its first synchronised backward: discard earlier
+      // counts.
       if (static_graph_ && !delayed_)
         for (auto& counted : numGradHooksTriggeredMap_) counted.second = 0;
     }
@@ -41,8 +42,8 @@ class HeldReducer final : public c10d::Reducer,
     expect_autograd_hooks_ = false;
   }
 
-  // Between passes: takes the hooks off the parameters, after which nobody calls this. The destructor would do it, but
-  // throws when something else has taken one.
+  // Call it between passes: removes the hooks from the parameters, after which no pass calls this reducer. The
+  // destructor would do it too, but throws if a hook has been removed by other code.
   void detach() noexcept {
     overdrive::no_longer_average(params_, this);
     for (const auto& [key, accumulator] : hooks_) accumulator->del_post_hook(key);
@@ -59,44 +60,45 @@ class HeldReducer final : public c10d::Reducer,
     register_builtin_comm_hook(c10d::BuiltinCommHookType::FP16_COMPRESS);
   }
 
-  // The hooks of gradients run when this pass ends with averages in them; a pass that leaves gradients local calls none.
+  // Gradient hooks run at the end of this pass, when the gradients are averaged; a pass that leaves gradients local
+  // calls none.
   void defer_hooks() override {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (!expect_autograd_hooks_ || std::exchange(defers_, true)) return;
     }
-    // The reducer's own end of the pass is queued later than this, but no later than a callback's callback.
+    // The reducer queues its own final callback after this one, but before the callback that this one queues.
     auto& engine = torch::autograd::Engine::get_default_engine();
     engine.queue_callback([&engine, self = shared_from_this()] {
       engine.queue_callback([self] { self->call_hooks(); });
     });
   }
 
-  // What has added up in the gradients, as a backward pass would hand it over that reaches no parameter. Within one,
-  // because that is where the reducer ends its work.
+  // Hands the accumulated gradients to the reducer, as a backward pass would that adds nothing to them. Runs within a
+  // backward pass, because the reducer finishes its work at the end of one.
   void hand_over() {
     defer_hooks();
     std::lock_guard<std::mutex> lock(mutex_);
     has_marked_unused_parameters_ = true;
-    // The order in which gradients are likely to come about on the other ranks.
+    // The likely order of the gradients on the other ranks.
     for (size_t index = params_.size(); index-- > 0;) {
       auto unused = std::find(unused_parameters_.begin(), unused_parameters_.end(), index);
-      // The reducer adds those itself that a static graph never reaches.
+      // The reducer itself adds parameters that a static graph never reaches.
       if (should_rebuild_buckets() && unused == unused_parameters_.end()) push_rebuilt_params(index);
       mark_variable_ready(index);
     }
   }
 
-  // A static graph's first synchronised backward has to reach parameters, because it counts them.
+  // False before a static graph's first synchronised backward, which has to reach parameters because it counts them.
   bool may_hand_over() {
     std::lock_guard<std::mutex> lock(mutex_);
     return !static_graph_ || delayed_;
   }
 
-  // Where `hand_over` begins.
+  // The tensor from which the backward pass of `hand_over` starts.
   at::Tensor origin() const { return at::zeros({}, params_[0].options()).set_requires_grad(true); }
 
-  // Zero, by way of every parameter that has been reached since gradients were freed, or else of all.
+  // Zero, computed from every parameter that has a gradient, or from all parameters if none has one.
   at::Tensor zero() const {
     auto reached = [](const at::Tensor& param) { return param.grad().defined(); };
     bool all = std::none_of(params_.begin(), params_.end(), reached);
@@ -106,7 +108,7 @@ class HeldReducer final : public c10d::Reducer,
     return zero;
   }
 
-  // Whether the backward that begins is a static graph's first: it reduces everything at its end. True once.
+  // Whether the backward that begins is a static graph's first, which reduces everything at its end. True only once.
   bool takes_delay() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!static_graph_ || delayed_ || !expect_autograd_hooks_) return false;
@@ -125,14 +127,14 @@ class HeldReducer final : public c10d::Reducer,
     {
       std::lock_guard<std::mutex> lock(mutex_);
       defers_ = false;
-      // Parameters were missed, of which the next forward pass tells.
+      // The pass did not reach all parameters: the next forward pass reports that.
       if (expect_autograd_hooks_) return;
     }
     for (const auto& param : params_) overdrive::call_grad_hook(param);
   }
 
   bool delayed_ = false;
-  bool defers_ = false;  // of the pass under way: its hooks are queued
+  bool defers_ = false;  // the hooks of the pass under way are queued
 };
 
 struct WeakReducer final : torch::CustomClassHolder {
@@ -140,8 +142,8 @@ struct WeakReducer final : torch::CustomClassHolder {
   std::weak_ptr<HeldReducer> reducer;
 };
 
-// Sees backward begin, and hands every output's gradient on, defined or not, so that the reducer is told of a parameter
-// behind an output that the loss left out.
+// Notices when backward begins, and passes on every output's gradient, defined or not, so that the reducer also learns
+// of parameters whose outputs the loss does not use.
 struct Sink : torch::autograd::Function<Sink> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::TensorList outputs,
                                                 const c10::intrusive_ptr<WeakReducer>& reducer) {
@@ -163,7 +165,7 @@ struct Sink : torch::autograd::Function<Sink> {
   }
 };
 
-// Its backward has the reducer average what has added up.
+// Its backward makes the reducer average the accumulated gradients.
 struct HandOver : torch::autograd::Function<HandOver> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& origin,
                             const c10::intrusive_ptr<WeakReducer>& reducer) {
@@ -180,7 +182,7 @@ struct HandOver : torch::autograd::Function<HandOver> {
 };
 
 std::vector<size_t> bucket_limits(const od_reducer_options& options) {
-  // Until the order of gradients is known there is one bucket, unless it never will be.
+  // One bucket until the order of gradients is known. With a search for unused parameters it is never determined.
   if (options.static_graph != 0 || options.find_unused_parameters == 0)
     return {static_cast<size_t>(std::numeric_limits<int64_t>::max())};
   auto cap = static_cast<size_t>(options.bucket_bytes);
@@ -194,7 +196,7 @@ struct od_reducer {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   std::shared_ptr<HeldReducer> reducer;
   std::shared_ptr<c10d::Logger> logger;
-  overdrive::LentHook* hook = nullptr;  // the reducer's
+  overdrive::LentHook* hook = nullptr;  // owned by the reducer
 };
 
 namespace {
@@ -204,16 +206,16 @@ bool within_backward(const od_reducer& reducer) {
   return (reducer.hook != nullptr && reducer.hook->is_under_way()) || overdrive::within_pass();
 }
 
-// For what takes the reducer's lock, which this thread may have.
+// For calls that take the reducer's lock, which this thread may already hold.
 template <typename Body>
 od_status between_ranks(const od_reducer& reducer, od_error* err, Body&& body) noexcept {
   return overdrive::between_ranks(err, [&] {
-    TORCH_CHECK(!within_backward(reducer), "a reducer has to be left alone while its backward pass or hook runs");
+    TORCH_CHECK(!within_backward(reducer), "a reducer cannot be used while its backward pass or hook runs");
     body();
   });
 }
 
-// A reducer whose making fails in the middle leaves hooks behind that call it when it is gone.
+// Checks before construction: a reducer whose constructor fails halfway leaves hooks behind that call freed memory.
 void check_parameters(const std::vector<at::Tensor>& params) {
   TORCH_CHECK(!params.empty(), "a reducer needs at least one parameter");
   std::unordered_set<const c10::TensorImpl*> seen;
@@ -233,7 +235,7 @@ od_status od_reducer_new(const od_group* group, const od_tensor_list* params, co
     check_parameters(tensors);
     std::vector<bool> sparse(tensors.size(), false);
     auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, bucket_limits(*options), sparse));
-    // Gradients come about in the reverse order of use.
+    // Gradients become ready in the reverse order of use.
     std::reverse(buckets.begin(), buckets.end());
     std::unordered_map<size_t, std::string> named;
     for (size_t i = 0; i < tensors.size(); ++i) named[i] = names[i];
@@ -249,7 +251,8 @@ od_status od_reducer_new(const od_group* group, const od_tensor_list* params, co
     });
     made->logger = std::make_shared<c10d::Logger>(made->reducer);
     made->reducer->set_logger(made->logger);
-    // The logger takes whatever calls itself Gloo for Gloo, and reads past the end of what only wraps it.
+    // The logger casts every backend named Gloo to Gloo, and would read past the end of the wrapper of a group that
+    // verifies.
     if (!group->verifies)
       made->logger->set_construction_data_and_log("overdrive", {}, -1, options->broadcast_buffers != 0, false,
                                                   options->static_graph != 0);
@@ -261,15 +264,15 @@ od_status od_reducer_new(const od_group* group, const od_tensor_list* params, co
   });
 }
 
-// libtorch's own destructor takes the hooks off at once, from under a backward pass of another thread, or from under the
-// communication hook in which Rust drops the reducer.
+// libtorch's destructor would remove the hooks at once, although a backward pass of another thread may be using them,
+// or Rust may be dropping the reducer within its own communication hook.
 void od_reducer_free(od_reducer* reducer) noexcept {
   try {
     if (reducer->reducer)
       overdrive::when_no_pass_runs([reducer = reducer->reducer, logger = reducer->logger] { reducer->detach(); });
     delete reducer;
   } catch (...) {
-    // There is no memory to remember it by: it stays.
+    // Out of memory: the reducer is leaked.
   }
 }
 

@@ -19,8 +19,8 @@ std::vector<std::string> strings_of(const char* const* keys, size_t n) {
   return std::vector<std::string>(keys, keys + n);
 }
 
-// A store that this process serves itself: the server lives as long as one of its stores here. libtorch's own way of
-// sharing a server finds it by the port alone, whatever address the socket that it is given was bound to.
+// A store that this process serves itself: the server lives as long as one of its stores here. libtorch could share
+// servers too, but finds them only by port, not by the address to which the given socket is bound.
 struct Served final : c10d::TCPStore {
   Served(const std::string& host, const c10d::TCPStoreOptions& client, std::shared_ptr<c10d::TCPStore> server)
       : c10d::TCPStore(host, client), server(std::move(server)) {}
@@ -28,7 +28,7 @@ struct Served final : c10d::TCPStore {
   std::shared_ptr<c10d::TCPStore> server;
 };
 
-// The server at the port of the options: over their socket, else the one that this process has there already.
+// A new server on `socket`; without one, the server that this process already has at the port.
 std::shared_ptr<c10d::TCPStore> server_at(const std::string& host, const c10d::TCPStoreOptions& wanted, int socket) {
   static std::mutex lock;
   static std::map<uint16_t, std::weak_ptr<c10d::TCPStore>> servers;
@@ -61,7 +61,7 @@ od_status od_tcp_store_new(const od_tcp_store* options, od_store** out, od_error
       *out = new od_store{c10::make_intrusive<c10d::TCPStore>(host, client)};
       return;
     }
-    // The server waits, and counts this process once.
+    // Only the server waits, so that this process is counted once.
     client.waitWorkers = false;
     auto server = server_at(host, client, options->socket);
     auto store = c10::make_intrusive<Served>(host, client, server);

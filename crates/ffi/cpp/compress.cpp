@@ -1,5 +1,5 @@
-// Signs and largest values of gradients on a CPU, with error feedback, in two passes over memory each: the same in tensor
-// operators goes over it a dozen times.
+// Signs and largest values of gradients on a CPU, with error feedback, in two passes over memory each; tensor operators
+// would need a dozen passes.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -24,16 +24,16 @@ constexpr int64_t kGrain = 1 << 16;
 
 float* floats(const at::Tensor& tensor, const char* what) {
   TORCH_CHECK(tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous(), what,
-              " is not float32 without gaps on the CPU");
+              " should be contiguous float32 on the CPU");
   return tensor.data_ptr<float>();
 }
 
-// The sum of squares of error += grad.
+// Computes error += grad, and returns the sum of the squares.
 double add(const float* grad, float* error, int64_t count) {
-  // Float sums are short, so that they lose nothing that matters.
+  // Sums in float are short, so that their rounding error is negligible.
   constexpr int64_t kShort = 1024;
   std::vector<double> sums((count + kGrain - 1) / kGrain);
-  // By chunks of one size, so that the sum does not depend on the threads.
+  // In chunks of fixed size, so that the sum does not depend on the number of threads.
   at::parallel_for(0, static_cast<int64_t>(sums.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       int64_t last = std::min((chunk + 1) * kGrain, count);
@@ -57,7 +57,7 @@ double add(const float* grad, float* error, int64_t count) {
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
-// What eight signs make of a value: the bits to flip in it. The first sign is the lowest bit of a byte.
+// For each byte of eight signs, the bits to flip in a value. The first sign is the lowest bit.
 struct Flips {
   alignas(32) uint32_t of[256][8];
 
@@ -111,7 +111,8 @@ od_status od_sign_compress(const at::Tensor* grad, const at::Tensor* error, at::
     const float* from = floats(*grad, "the gradient");
     float* value = floats(*error, "the error");
     int64_t count = grad->numel(), padded = error->numel();
-    TORCH_CHECK(count <= padded && padded % 8 == 0, "an error of ", padded, " numbers for a gradient of ", count);
+    TORCH_CHECK(count <= padded && padded % 8 == 0, "the error has ", padded,
+                " numbers, but should have a multiple of 8, and at least the gradient's ", count);
     double squares = add(from, value, count);
     auto scale = static_cast<float>(std::sqrt(squares / static_cast<double>(std::max<int64_t>(count, 1))));
     auto packed = at::empty({padded / 8}, at::kByte);
@@ -128,7 +129,8 @@ od_status od_sign_compress(const at::Tensor* grad, const at::Tensor* error, at::
         }
       }
     });
-    // An infinity or NaN is for this step, whose scale tells all ranks; remembered, it would be in every step from here on.
+    // An infinity or NaN belongs to this step only, whose scale carries it to all ranks; kept in the error, it would
+    // spoil every later step.
     if (!std::isfinite(scale)) std::fill_n(value, count, 0.0f);
     auto scales = at::full({1}, scale, at::kFloat);
     auto made = std::make_unique<at::Tensor>(std::move(packed));
@@ -140,11 +142,11 @@ od_status od_sign_compress(const at::Tensor* grad, const at::Tensor* error, at::
 od_status od_sign_expand(const at::Tensor* packed, float value, const at::Tensor* out, int32_t add_to,
                          od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
-    float* to = floats(*out, "what is expanded to");
+    float* to = floats(*out, "the output");
     int64_t count = out->numel();
     TORCH_CHECK(packed->is_cpu() && packed->scalar_type() == at::kByte && packed->is_contiguous() &&
                     packed->numel() * 8 >= count,
-                "no signs for ", count, " numbers");
+                "the signs should be contiguous uint8 on the CPU, with a bit for each of ", count, " numbers");
     const auto* bytes = packed->data_ptr<uint8_t>();
     auto expand = [&](auto put) {
       at::parallel_for(0, (count + 7) / 8, kGrain / 8, [&](int64_t begin, int64_t end) {
@@ -173,11 +175,11 @@ od_status od_take_largest(const at::Tensor* grad, const at::Tensor* error, int64
     const float* from = floats(*grad, "the gradient");
     float* value = floats(*error, "the error");
     int64_t count = grad->numel();
-    TORCH_CHECK(error->numel() == count && kept >= 0 && kept <= count && count <= INT32_MAX, kept,
+    TORCH_CHECK(error->numel() == count && kept >= 0 && kept <= count && count <= INT32_MAX, "cannot take ", kept,
                 " of a gradient of ", count, " numbers with an error of ", error->numel());
     std::array<int64_t, kBins> bins{};
     for (int64_t i = 0; i < count; ++i) ++bins[bin(value[i] += from[i])];
-    // All of the bins above the last are taken, and as many of the last as are missing.
+    // All numbers in the bins above `last` are taken, and as many from `last` as are still missing.
     size_t last = kBins;
     int64_t above = 0;
     while (last > 0 && above < kept) above += bins[--last];
@@ -196,7 +198,7 @@ od_status od_take_largest(const at::Tensor* grad, const at::Tensor* error, int64
     auto missing = kept - (place - first);
     auto larger = [&](int32_t a, int32_t b) {
       float x = std::fabs(value[a]), y = std::fabs(value[b]);
-      // NaN above all, or else there is no order.
+      // NaN counts as the largest: a strict order is needed.
       if (std::isnan(x) || std::isnan(y)) return std::isnan(x) && (!std::isnan(y) || a < b);
       return x > y || (x == y && a < b);
     };
@@ -205,7 +207,7 @@ od_status od_take_largest(const at::Tensor* grad, const at::Tensor* error, int64
     std::copy_n(candidates.begin(), missing, place);
     auto* taken = values.data_ptr<float>();
     for (int64_t i = 0; i < kept; ++i) taken[i] = std::exchange(value[first[i]], 0.0f);
-    // An infinity or NaN is for this step; remembered, it would be in steps from here on until all were sent.
+    // An infinity or NaN belongs to this step only; kept in the error, it would be in later steps until all were sent.
     if (std::any_of(bins.begin() + bin(INFINITY), bins.end(), [](int64_t found) { return found > 0; })) {
       std::replace_if(value, value + count, [](float left) { return !std::isfinite(left); }, 0.0f);
     }

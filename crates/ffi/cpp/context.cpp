@@ -26,10 +26,10 @@ at::Generator generator(int32_t device_type, int32_t index) {
 
 od_status od_use_one_thread(int32_t* used, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
-    // libtorch sets a thread's number when the thread first asks: afterwards ours stays.
+    // libtorch sets a thread's number of OpenMP threads at its first call: call it once, so that our number stays.
     at::get_num_threads();
-    // at::set_num_threads would also tell every thread to come. OpenMP keeps the number by thread, and its library comes
-    // with libtorch under a name that varies.
+    // at::set_num_threads would also apply to all threads started later. OpenMP keeps the number per thread; its
+    // library comes with libtorch under a varying name, hence dlsym.
     auto set = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
     if (set != nullptr) set(1);
     *used = at::get_num_threads() == 1;
@@ -59,7 +59,7 @@ od_status od_rng_state(int32_t device_type, int32_t index, at::Tensor** out, od_
 od_status od_set_rng_state(int32_t device_type, int32_t index, const at::Tensor* state, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     TORCH_CHECK(state->defined() && state->device().is_cpu() && state->scalar_type() == at::kByte,
-                "a generator's state is a tensor of bytes on the host");
+                "a generator's state should be a uint8 tensor on the host");
     auto rng = generator(device_type, index);
     std::lock_guard<std::mutex> lock(rng.mutex());
     rng.set_state(state->contiguous());

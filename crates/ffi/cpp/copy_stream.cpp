@@ -1,5 +1,5 @@
-// Copies from the host to a GPU beside the computation. Through c10's own interface to devices, which needs no header or
-// library of CUDA.
+// Copies from the host to a GPU that overlap with the computation. Uses c10's device interface, which needs no CUDA
+// header or library.
 #include <ATen/Functions.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>

@@ -1,4 +1,4 @@
-// What needs CUDA's headers, and what keeps libtorch_cuda in every program that links this crate.
+// Functions that need CUDA's headers, and the symbol that keeps libtorch_cuda in every program that links this crate.
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -20,9 +20,9 @@ c10::DeviceIndex initialised(int32_t device) {
   return index;
 }
 
-// A plain tch program loses libtorch_cuda to the linker's --as-needed and then sees no GPU where there is one. So does a
-// program that calls nothing else in this file, because --gc-sections drops what is not reached. Constructors are
-// always reached, and this one needs a symbol of that library.
+// With the linker's --as-needed, a plain tch program does not load libtorch_cuda and then finds no GPU. The same
+// happens to a program that calls nothing else in this file, because --gc-sections drops unreachable code. Constructors
+// are always kept, and this one needs a symbol of that library.
 __attribute__((constructor)) void keep_libtorch_cuda() {
   [[maybe_unused]] static const void* volatile kept;
   kept = reinterpret_cast<const void*>(&at::cuda::getDeviceProperties);

@@ -5,8 +5,8 @@
 
 namespace overdrive {
 
-// The CUDA device with this number, ready for use; throws when there is none. Through c10's own interface to devices, which
-// needs no header or library of CUDA.
+// The CUDA device with this number, initialised; throws when there is none. Uses c10's device interface, which needs no
+// CUDA header or library.
 inline c10::Device cuda_device(int32_t number) {
   TORCH_CHECK(at::hasCUDA(), "no CUDA device was found");
   int32_t count = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).deviceCount();

@@ -1,5 +1,5 @@
 // Calls any operator of libtorch by name through the boxed dispatcher. One entry point serves the foreach, fused and
-// amp operators that tch leaves out; boxing costs well under a microsecond beside the operators themselves.
+// amp operators that tch leaves out; boxing costs well under a microsecond.
 #include <algorithm>
 #include <limits>
 
@@ -75,7 +75,7 @@ void check_defined(const IValue& value, const c10::Argument& argument) {
   TORCH_CHECK(defined, argument.name(), " holds an undefined tensor");
 }
 
-// libtorch turns numbers into these kinds unasked, and looks them up in tables.
+// libtorch converts numbers to these enums without a check, and uses them as table indices.
 void check_enumerated(const IValue& value, const c10::Argument& argument) {
   if (!value.isInt()) return;
   auto type = argument.real_type();
@@ -89,11 +89,11 @@ void check_enumerated(const IValue& value, const c10::Argument& argument) {
   }
   constexpr auto kUndefined = static_cast<int64_t>(c10::ScalarType::Undefined);
   bool undefined = type->kind() == c10::TypeKind::ScalarTypeType && number == kUndefined;
-  TORCH_CHECK(number >= 0 && number < count && !undefined, argument.name(), " is ", number, ", which stands for no ",
+  TORCH_CHECK(number >= 0 && number < count && !undefined, argument.name(), " is ", number, ", which is not a valid ",
               type->str());
 }
 
-// One number of float32, where the parameters are.
+// Whether a tensor is one float32 number on this device.
 bool is_number(const at::Tensor& tensor, c10::Device device) {
   return tensor.layout() == at::kStrided && tensor.numel() == 1 && tensor.scalar_type() == at::kFloat &&
          tensor.device() == device;
@@ -105,14 +105,14 @@ bool is_alike(const at::Tensor& tensor, const at::Tensor& param) {
          tensor.strides() == param.strides();
 }
 
-// Whether there is an argument of this name that is true, or not 0.
+// Whether the argument of this name is true, or not 0.
 bool is_set(const std::vector<c10::Argument>& declared, const torch::jit::Stack& stack, const char* name) {
   for (size_t i = 0; i < stack.size(); ++i)
     if (declared[i].name() == name) return stack[i].isBool() ? stack[i].toBool() : stack[i].toDouble() != 0;
   return false;
 }
 
-// A fused optimizer walks the memory of a parameter, its gradient and its state by one index.
+// A fused optimizer accesses the memory of a parameter, its gradient and its state by one index, without a check.
 void check_fused(const std::vector<c10::Argument>& declared, const torch::jit::Stack& stack) {
   TORCH_CHECK(stack[0].isTensorList(), declared[0].name(), " has to be a list of tensors");
   auto params = stack[0].toListRef();
@@ -149,7 +149,7 @@ void check_fused(const std::vector<c10::Argument>& declared, const torch::jit::S
 od_status od_op_find(const char* name, const char* overload, const od_op** out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     auto found = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
-    // Operators are registered for the life of the process, and so is this handle.
+    // Operators stay registered for the life of the process, so this handle is never freed.
     *out = reinterpret_cast<const od_op*>(new c10::OperatorHandle(found));
   });
 }

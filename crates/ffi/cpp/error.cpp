@@ -9,7 +9,7 @@ void od_error_clear(od_error* err) noexcept {
 
 void od_string_free(char* string) noexcept { std::free(string); }
 
-// Throws one exception of each kind, so that a test can show that none of them crosses the border.
+// Throws one exception of each kind, so that a test can check that none of them crosses into Rust.
 od_status od_test_throw(int32_t what, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};

@@ -1,4 +1,4 @@
-// A callback for the moment in which a parameter's gradient is complete.
+// Callbacks for when a parameter's gradient is complete.
 #include "grad_hook.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace {
 
-// What Rust lent, given back once.
+// Owns an object of Rust's, and drops it once.
 class Owned {
  public:
   Owned(void* owner, void (*drop)(void*)) : owner_(owner), drop_(drop) {}
@@ -31,14 +31,14 @@ class Owned {
   void (*drop_)(void*);
 };
 
-// Who averages which parameter's gradient: the last one, and those that were there before.
+// The averagers of each parameter's gradient: the last one is in charge, earlier ones follow when it is gone.
 struct Averagers {
   std::mutex mutex;
   using Averager = std::pair<const overdrive::Averager*, std::weak_ptr<overdrive::Averager>>;
   std::unordered_map<const c10::TensorImpl*, std::vector<Averager>> of;
 };
 
-// Never destroyed: backward passes of other threads may outlive everything else.
+// Never destroyed: backward passes of other threads may outlive static variables.
 Averagers& averagers() {
   static auto* made = new Averagers();
   return *made;
@@ -94,14 +94,14 @@ od_status od_grad_hook_set(const at::Tensor* tensor, void* owner, void (*call)(v
   Owned owned(owner, drop);
   return overdrive::guarded(err, [&] {
     TORCH_CHECK(tensor->defined() && tensor->requires_grad() && tensor->is_leaf(),
-                "a hook for gradients needs a leaf that requires one");
+                "a gradient hook needs a leaf tensor that requires a gradient");
     std::unique_ptr<torch::autograd::PostAccumulateGradHook> hook = std::make_unique<Hook>(std::move(owned), call);
-    // The one before goes when passes may begin again: what it holds is Rust's, and may do anything.
+    // The previous hook is destroyed after `between_passes`: dropping it runs Rust code, which may do anything.
     overdrive::between_passes(*tensor, [&] {
       auto& place = torch::autograd::impl::post_acc_grad_hooks(*tensor);
       if (place != nullptr) {
         auto* ours = dynamic_cast<Hook*>(place.get());
-        TORCH_CHECK(ours != nullptr && idle(ours->owner.get()) != 0, "this tensor has a hook for its gradient already");
+        TORCH_CHECK(ours != nullptr && idle(ours->owner.get()) != 0, "this tensor already has a gradient hook");
       }
       place.swap(hook);
     });

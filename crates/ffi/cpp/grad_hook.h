@@ -1,4 +1,4 @@
-// Where hooks of gradients and what averages gradients over ranks meet.
+// Coordinates gradient hooks with reducers that average gradients over ranks.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace overdrive {
 
-// Averages the gradients of parameters, which are complete only then: their hooks wait for it.
+// Averages the gradients of parameters. They are complete only then, so their hooks wait for it.
 class Averager {
  public:
   virtual ~Averager() = default;
@@ -16,9 +16,9 @@ class Averager {
   virtual void defer_hooks() = 0;
 };
 
-// From here on the hooks of these parameters' gradients are left to `averager`, which calls them by `call_grad_hook`.
+// From here on `averager` calls the hooks of these parameters' gradients, by `call_grad_hook`.
 void average(const std::vector<at::Tensor>& params, const std::shared_ptr<Averager>& averager);
-// Ends that for parameters that have not been given to another meanwhile.
+// Ends that; an averager registered before or since stays in charge.
 void no_longer_average(const std::vector<at::Tensor>& params, const Averager* averager) noexcept;
 // Calls the hook of a complete gradient, if there is one.
 void call_grad_hook(const at::Tensor& param);

@@ -1,4 +1,4 @@
-// Runs a body and turns whatever it throws into a status and a message: the only way an exception leaves this crate.
+// Runs a body and turns every exception into a status and a message: no exception leaves this crate otherwise.
 #pragma once
 
 #include <cstdlib>
@@ -13,7 +13,7 @@
 
 namespace overdrive {
 
-// A C string that Rust frees through od_error_clear or od_string_free; null when there is no memory for it.
+// A C string that Rust frees by od_error_clear or od_string_free; null when there is no memory for it.
 inline char* copy_string(const char* text) noexcept {
   size_t bytes = std::strlen(text) + 1;
   auto* copy = static_cast<char*>(std::malloc(bytes));
@@ -33,7 +33,7 @@ inline od_status fail(od_error* err, od_status status, const c10::Error& e) noex
   return fail(err, status, e.what_without_backtrace(), e.what());
 }
 
-// libtorch reports an exhausted host as a plain c10::Error of its CPU allocator.
+// When the host is out of memory, libtorch throws a plain c10::Error from its CPU allocator.
 inline bool is_host_out_of_memory(const c10::Error& e) noexcept {
   return std::strstr(e.what_without_backtrace(), "DefaultCPUAllocator: ") != nullptr;
 }

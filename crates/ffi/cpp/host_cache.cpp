@@ -1,7 +1,7 @@
-// A CPU allocator that keeps what is freed for what is allocated next, as the CUDA one does.
+// A CPU allocator that keeps freed blocks for the next allocations, as the CUDA allocator does.
 //
-// malloc gives a large block back to the system when it is freed, or not, as its heap happens to lie; the next block then
-// costs a page fault every 4 KiB. Gradients are freed and allocated in every step.
+// malloc may return a large freed block to the system, depending on the state of its heap; the next block then costs a
+// page fault every 4 KiB. Gradients are freed and allocated in every step.
 #include <algorithm>
 #include <mutex>
 #include <unordered_map>
@@ -22,7 +22,7 @@ constexpr size_t kGranularity = 64 << 10;
 
 class CachingAllocator final : public c10::Allocator {
  public:
-  // Takes the place of the allocator before it, which goes on to serve what is not ours. Once.
+  // Replaces the current allocator, which still serves small blocks and frees its own. Call it once.
   void install() {
     before_ = c10::GetCPUAllocator();
     c10::SetCPUAllocator(this);
@@ -71,7 +71,7 @@ class CachingAllocator final : public c10::Allocator {
     return block.data;
   }
 
-  // The newest that fits without wasting a quarter: what was freed last may still be in the processor's cache.
+  // The newest block that fits without wasting a quarter: the block freed last may still be in the processor's cache.
   Block find(size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto fits = [&](const Block& block) { return block.bytes >= bytes && block.bytes / 5 * 4 <= bytes; };
@@ -97,8 +97,8 @@ class CachingAllocator final : public c10::Allocator {
     return {data, bytes};
   }
 
-  // oneDNN takes memory from the allocator of the moment and gives it to the allocator of a later one, with nothing but its
-  // address: what was not lent here is older than this allocator, or small.
+  // oneDNN allocates with the current allocator and frees with a later one, passing only the address. So a block that
+  // was not lent here is older than this allocator, or small.
   void take_back(void* data) {
     std::unique_lock<std::mutex> lock(mutex_);
     auto found = lent_.find(data);
@@ -108,9 +108,9 @@ class CachingAllocator final : public c10::Allocator {
     }
     Block block{data, found->second};
     lent_.erase(found);
-    // Before another thread can take it.
+    // Report it before another thread can take the block.
     c10::profiledCPUMemoryReporter().Delete(data);
-    // Kept, one above the limit would push out all others, and then itself.
+    // A block above the limit would evict all others, and then itself.
     bool keeps = block.bytes <= limit_;
     try {
       if (keeps) free_.push_back(block);
@@ -132,7 +132,7 @@ class CachingAllocator final : public c10::Allocator {
     held_ = 0;
   }
 
-  // What was freed longest ago goes first.
+  // Frees the blocks that were freed longest ago.
   void shrink() {
     auto keep = free_.begin();
     for (; held_ > limit_ && keep != free_.end(); ++keep) {
@@ -145,12 +145,12 @@ class CachingAllocator final : public c10::Allocator {
   c10::Allocator* before_ = nullptr;
   std::mutex mutex_;
   std::unordered_map<void*, size_t> lent_;
-  std::vector<Block> free_;  // by the time of their freeing
+  std::vector<Block> free_;  // in the order in which they were freed
   size_t held_ = 0;
   size_t limit_ = 0;
 };
 
-// Never destroyed: tensors may outlive everything else.
+// Never destroyed: tensors may outlive static variables.
 CachingAllocator& allocator() {
   static auto* made = new CachingAllocator();
   return *made;

@@ -1,7 +1,7 @@
-// Parts of JPEG files, through the system's libjpeg-turbo.
+// Decodes parts of JPEG files with the system's libjpeg-turbo.
 //
 // libjpeg reports an error by a callback that must not return. Here it jumps back into `od_jpeg_decode`, across frames
-// of C and our own, none of which holds anything to destroy. No Rust code runs below this function.
+// of C code and of this file, none of which has objects to destroy. `od_jpeg_decode` calls no Rust code.
 #include <algorithm>
 #include <csetjmp>
 #include <cstdio>
@@ -19,10 +19,10 @@
 
 namespace {
 
-// What is decoded beyond each side of a region, because chroma is smoothed with its neighbours, two pixels wide.
+// Pixels decoded beyond each side of a region, because chroma is smoothed with its neighbours, two pixels wide.
 constexpr JDIMENSION kMargin = 2;
 
-// More scans than any encoder writes: each passes over the whole image, so a small file could keep us busy for hours.
+// More scans than any encoder writes. Each scan processes the whole image, so a small file could take hours to decode.
 constexpr int kMostScans = 256;
 
 struct Errors {
@@ -31,7 +31,7 @@ struct Errors {
   char message[JMSG_LENGTH_MAX];
 };
 
-// Ends the decoding with a message of our own.
+// Stops decoding with this message.
 [[noreturn]] void refuse(j_common_ptr info, const char* message) noexcept {
   auto* errors = reinterpret_cast<Errors*>(info->err);
   std::snprintf(errors->message, sizeof errors->message, "%s", message);
@@ -44,7 +44,8 @@ struct Errors {
   std::longjmp(errors->back, 1);
 }
 
-// libjpeg fills in grey for what is missing, and warns. That is an error here, unless the pixels are right even so.
+// libjpeg replaces missing data by grey, and warns. That is an error here, except for warnings that leave the pixels
+// right.
 void on_message(j_common_ptr info, int level) noexcept {
   if (level >= 0) return;
   switch (info->err->msg_code) {
@@ -52,7 +53,7 @@ void on_message(j_common_ptr info, int level) noexcept {
     case JWRN_ADOBE_XFORM:
       return;
     case JWRN_EXTRANEOUS_DATA:
-      // Cameras pad. Before a restart marker nothing pads, and bytes are left where some were misread.
+      // Cameras pad files. With restart markers, extra bytes before a marker mean that data was misread.
       if (reinterpret_cast<j_decompress_ptr>(info)->restart_interval == 0) return;
       break;
     default:
@@ -65,25 +66,25 @@ void on_progress(j_common_ptr info) noexcept {
   if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number > kMostScans) refuse(info, "more than 256 scans");
 }
 
-// Writes the part's rows to `pixels`; leaves by `stop` when anything is wrong.
+// Writes the part's rows to `pixels`; errors jump out by `stop` or `refuse`.
 void decode(j_decompress_ptr info, const od_jpeg_part& part, uint8_t* pixels) noexcept {
   auto common = reinterpret_cast<j_common_ptr>(info);
   jpeg_read_header(info, TRUE);
   info->out_color_space = part.channels == 3 ? JCS_EXT_RGB : JCS_EXT_RGBX;
   info->scale_num = part.eighths;
   info->scale_denom = 8;
-  // It would guess at what a progressive file leaves out.
+  // Block smoothing would guess data missing from a progressive file.
   info->do_block_smoothing = FALSE;
   jpeg_start_decompress(info);
   if (part.top + part.height > info->output_height || part.left + part.width > info->output_width) {
-    refuse(common, "a part beyond the image");
+    refuse(common, "the part reaches beyond the image");
   }
 
   JDIMENSION left = part.left > kMargin ? part.left - kMargin : 0;
   JDIMENSION right = std::min(part.left + part.width + kMargin, info->output_width);
   if (left > 0 || right < info->output_width) {
     JDIMENSION width = right - left;
-    // Moves `left` to the start of a block, and widens accordingly.
+    // Moves `left` to the start of a block, and increases `width` accordingly.
     jpeg_crop_scanline(info, &left, &width);
   }
   if (part.top > 0) jpeg_skip_scanlines(info, part.top);
@@ -91,7 +92,8 @@ void decode(j_decompress_ptr info, const od_jpeg_part& part, uint8_t* pixels) no
   size_t row_bytes = size_t{part.width} * part.channels;
   size_t decoded_bytes = size_t{info->output_width} * part.channels;
   size_t skipped = size_t{part.left - left} * part.channels;
-  // Not aligned, because libjpeg-turbo writes to aligned rows past the cache, and the copy would wait for the memory.
+  // Not aligned, because libjpeg-turbo writes aligned rows with non-temporal stores, which would make the copy wait for
+  // memory.
   JSAMPROW row = static_cast<JSAMPROW>(info->mem->alloc_large(common, JPOOL_IMAGE, decoded_bytes + 1)) + 1;
   for (JDIMENSION y = 0; y < part.height; y++, pixels += row_bytes) {
     bool direct = decoded_bytes == row_bytes;

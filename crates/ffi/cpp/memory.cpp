@@ -30,7 +30,7 @@ od_status od_storage_state(const at::Tensor* tensor, od_storage* out, od_error* 
   return overdrive::guarded(err, [&] {
     const auto& storage = tensor->storage();
     out->owners = storage.use_count();
-    // What the last of the other owners wrote comes before what the caller, now the only one, does with the memory.
+    // Makes writes of other owners, which are gone now, visible to the caller, which may be the only owner left.
     std::atomic_thread_fence(std::memory_order_acquire);
     out->data = static_cast<uint8_t*>(storage.mutable_data());
     out->bytes = storage.nbytes();
@@ -42,7 +42,7 @@ od_status od_gather_rows(const at::Tensor* source, const int64_t* rows, size_t n
   return overdrive::guarded(err, [&] {
     TORCH_CHECK(source->device().is_cpu() && source->is_contiguous() && source->dim() > 0,
                 "a contiguous tensor on the host with at least one dimension is needed");
-    // Someone else may have shrunk the memory that is shared with them.
+    // Another owner of the shared memory may have shrunk it.
     auto end = static_cast<size_t>(source->storage_offset()) * source->itemsize() + source->nbytes();
     TORCH_CHECK(source->layout() == at::kStrided && end <= source->storage().nbytes(),
                 "the tensor's memory is smaller than its shape says: was it resized?");
@@ -56,7 +56,7 @@ od_status od_gather_rows(const at::Tensor* source, const int64_t* rows, size_t n
     for (size_t i = 0; i < n_rows; ++i) {
       TORCH_CHECK_INDEX(rows[i] >= 0 && rows[i] < len, "row ", rows[i], " is out of range for ", len, " rows");
     }
-    // By one thread: for a batch's rows, waking another costs more than it saves.
+    // On one thread: for a batch's rows, waking another thread costs more than it saves.
     for (size_t i = 0; i < n_rows; ++i) {
       std::memcpy(to + i * bytes, from + static_cast<size_t>(rows[i]) * bytes, bytes);
     }
@@ -66,7 +66,7 @@ od_status od_gather_rows(const at::Tensor* source, const int64_t* rows, size_t n
 
 od_status od_tensor_from_memory(void* data, const int64_t* shape, size_t n_dims, int32_t scalar_type, void* owner,
                                 void (*drop)(void*), at::Tensor** out, od_error* err) noexcept {
-  // The maker owns `owner` from here on, and drops it if it makes no tensor.
+  // `maker` owns `owner` from here on, and drops it if no tensor is made.
   auto maker = at::for_blob(data, at::IntArrayRef(shape, n_dims));
   maker.context(owner, drop);
   return overdrive::guarded(err, [&] {

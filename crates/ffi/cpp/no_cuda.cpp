@@ -1,4 +1,5 @@
-// The same surface where libtorch has no CUDA or its headers were not found at build time: each call says so.
+// Replaces cuda.cpp where libtorch has no CUDA or its headers were not found at build time: each call returns an error
+// that says so.
 #include "guarded.h"
 
 namespace {
@@ -6,7 +7,7 @@ namespace {
 od_status absent(od_error* err) noexcept {
   const char* message =
       "built without CUDA: libtorch has no libtorch_cuda or the CUDA headers were not found at build time "
-      "(run `cargo xtask setup`, or pip install nvidia-cuda-crt and nvidia-cuda-cccl beside torch, and build again)";
+      "(run `cargo xtask setup`, or pip install nvidia-cuda-crt and nvidia-cuda-cccl next to torch, and build again)";
   return overdrive::fail(err, OD_CUDA, message, message);
 }
 

@@ -1,4 +1,4 @@
-// The C surface between libtorch and the Rust side of this crate.
+// The C interface between libtorch and the Rust side of this crate.
 //
 // Every entry point is `noexcept`, returns an `od_status`, writes results through out-parameters only when it returns
 // OD_OK, and describes a failure in `*err`, whose strings belong to the caller (free them with `od_error_clear`).
@@ -16,11 +16,11 @@ typedef int32_t od_status;
 enum { OD_OK = 0, OD_OUT_OF_MEMORY = 1, OD_CUDA = 2, OD_DISTRIBUTED = 3, OD_OTHER = 4, OD_TIMEOUT = 5 };
 
 typedef struct {
-  char* message;  // what libtorch said, without its C++ stack trace
-  char* detail;   // the whole of it, stack trace included
+  char* message;  // libtorch's message, without its C++ stack trace
+  char* detail;   // the whole message, stack trace included
 } od_error;
 
-// One argument or result of an operator. `tag` says which of the others holds.
+// One argument or result of an operator. `tag` says which of the other fields is set.
 enum { OD_NONE = 0, OD_BOOL = 1, OD_INT = 2, OD_DOUBLE = 3, OD_TENSOR = 4, OD_TENSOR_LIST = 5, OD_INT_LIST = 6,
        OD_SCALAR_LIST = 7 };
 typedef struct {
@@ -45,11 +45,11 @@ typedef struct {
   int64_t allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes, alloc_retries;
 } od_memory_stats;
 
-// Pixels of a JPEG file: a region of the image as it is at `eighths` / 8 of its size.
+// Pixels of a JPEG file: a region of the image scaled to `eighths` / 8 of its size.
 typedef struct {
   uint32_t top, left, height, width;
   uint32_t eighths;   // 8, 4, 2 or 1
-  uint32_t channels;  // 3: red, green, blue; 4: and a byte without meaning
+  uint32_t channels;  // 3: red, green, blue; 4: and a padding byte
 } od_jpeg_part;
 
 typedef struct {
@@ -71,7 +71,7 @@ od_status od_test_throw(int32_t what, od_error* err) noexcept;
 
 // dispatch.cpp
 od_status od_op_find(const char* name, const char* overload, const od_op** out, od_error* err) noexcept;
-// `fused`: a fused optimizer, whose lists are compared before it walks them.
+// `fused`: the operator is a fused optimizer, whose lists are checked against each other first.
 od_status od_op_call(const od_op* op, int32_t fused, const od_value* args, size_t n_args, od_value* results,
                      size_t max_results, size_t* n_results, od_error* err) noexcept;
 
@@ -80,9 +80,9 @@ od_status od_tensor_list_new(const at::Tensor* const* tensors, size_t n, od_tens
 od_status od_tensor_list_share(const od_tensor_list* list, od_tensor_list** out, od_error* err) noexcept;
 void od_tensor_list_free(od_tensor_list* list) noexcept;
 size_t od_tensor_list_len(const od_tensor_list* list) noexcept;
-// Equal for handles of one tensor alone.
+// Equal only for handles of the same tensor.
 size_t od_tensor_id(const at::Tensor* tensor) noexcept;
-// How often the tensors have been written to in place, all together.
+// How often the tensors have been written to in place, in total.
 od_status od_tensor_list_writes(const od_tensor_list* list, uint64_t* out, od_error* err) noexcept;
 od_status od_tensor_list_get(const od_tensor_list* list, size_t index, at::Tensor** out, od_error* err) noexcept;
 od_status od_tensor_list_grads(const od_tensor_list* list, int32_t like_params, uint8_t* defined, size_t* n_defined,
@@ -106,15 +106,15 @@ od_status od_empty_pinned(const int64_t* shape, size_t n_dims, int32_t scalar_ty
                           od_error* err) noexcept;
 od_status od_host_buffer(int64_t bytes, int32_t pinned, at::Tensor** out, uint8_t** data, od_error* err) noexcept;
 od_status od_storage_state(const at::Tensor* tensor, od_storage* out, od_error* err) noexcept;
-// Rows of a contiguous tensor on the host, copied by the calling thread alone.
+// Rows of a contiguous tensor on the host, copied on the calling thread only.
 od_status od_gather_rows(const at::Tensor* source, const int64_t* rows, size_t n_rows, int32_t pinned, at::Tensor** out,
                          od_error* err) noexcept;
-// Takes `owner` over: `drop` is called with it once, when the tensor's memory is let go or when this call fails.
+// Takes ownership of `owner`: `drop` is called with it once, when the tensor's memory is freed or when this call fails.
 od_status od_tensor_from_memory(void* data, const int64_t* shape, size_t n_dims, int32_t scalar_type, void* owner,
                                 void (*drop)(void*), at::Tensor** out, od_error* err) noexcept;
 
 // context.cpp
-// Keeps operators that the calling thread runs from libtorch's thread pool; `used` is 0 where that cannot be done.
+// Makes operators of the calling thread run without libtorch's thread pool; `used` is 0 where that is not supported.
 od_status od_use_one_thread(int32_t* used, od_error* err) noexcept;
 od_status od_get_allow_tf32(int32_t* out, od_error* err) noexcept;
 od_status od_set_allow_tf32(int32_t allow, od_error* err) noexcept;
@@ -122,15 +122,13 @@ od_status od_set_allow_tf32(int32_t allow, od_error* err) noexcept;
 od_status od_rng_state(int32_t device_type, int32_t index, at::Tensor** out, od_error* err) noexcept;
 od_status od_set_rng_state(int32_t device_type, int32_t index, const at::Tensor* state, od_error* err) noexcept;
 
-// grad_hook.cpp
-// Takes `owner` over: `call` is called with it whenever the tensor's gradient has been accumulated, by whichever thread
-// does that; `drop` once, when the tensor goes, another hook takes its place, or this call fails. A hook stays in its
-// place unless `idle` says that nobody needs it any more.
+// grad_hook.cpp Takes ownership of `owner`: `call` is called with it whenever the tensor's gradient has been
+// accumulated, on the thread that does so; `drop` once, when the tensor is freed, another hook replaces this one, or
+// this call fails. A hook can be replaced only if its `idle` returns that it is no longer needed.
 od_status od_grad_hook_set(const at::Tensor* tensor, void* owner, void (*call)(void*), void (*drop)(void*),
                            int32_t (*idle)(void*), od_error* err) noexcept;
 
-// adamw8bit.cpp
-// The 256 numbers that a byte stands for, in order.
+// adamw8bit.cpp The 256 numbers that the byte values represent, in rising order.
 void od_dynamic_map(int32_t is_signed, float* codes) noexcept;
 // Steps `param`, and both averages of its gradient, in blocks of 256 in the order of memory.
 od_status od_adamw8bit(const at::Tensor* param, const at::Tensor* grad, const at::Tensor* codes1,
@@ -146,38 +144,38 @@ od_status od_cuda_reset_peak_memory_stats(int32_t device, od_error* err) noexcep
 od_status od_cuda_empty_cache(od_error* err) noexcept;
 od_status od_cuda_set_sync_debug_mode(int32_t mode, int32_t* previous, od_error* err) noexcept;
 
-// A side stream of one device for copies, and the point in it that a batch's copies end at.
+// A separate stream of one device for copies, and an event in it after a batch's copies.
 typedef struct od_copy_stream od_copy_stream;
 typedef struct od_copy_event od_copy_event;
 od_status od_copy_stream_new(int32_t device, od_copy_stream** out, od_error* err) noexcept;
 void od_copy_stream_free(od_copy_stream* stream) noexcept;
-// A copy of a host tensor on the stream's device; the host waits only when the tensor is not page-locked.
+// Copies a host tensor to the stream's device; the host waits only if the tensor is not page-locked.
 od_status od_copy_stream_upload(const od_copy_stream* stream, const at::Tensor* host, at::Tensor** out,
                                 od_error* err) noexcept;
 od_status od_copy_stream_record(const od_copy_stream* stream, od_copy_event** out, od_error* err) noexcept;
 // Makes the calling thread's current stream wait for the event; the host does not wait.
 od_status od_copy_event_wait(od_copy_event* event, od_error* err) noexcept;
 void od_copy_event_free(od_copy_event* event) noexcept;
-// Tells the allocator that the calling thread's current stream uses the tensor's memory.
+// Records in the allocator that the calling thread's current stream uses the tensor's memory.
 od_status od_copy_stream_adopt(const at::Tensor* tensor, od_error* err) noexcept;
 
-// timed_event.cpp
-// A point in a device's work; `record` puts it on the calling thread's current stream. No call here waits for the device.
+// timed_event.cpp A CUDA event with timing; `record` records it on the calling thread's current stream. No call here
+// waits for the device.
 typedef struct od_timed_event od_timed_event;
 od_status od_timed_event_new(int32_t device, od_timed_event** out, od_error* err) noexcept;
 void od_timed_event_free(od_timed_event* event) noexcept;
 od_status od_timed_event_record(od_timed_event* event, od_error* err) noexcept;
 od_status od_timed_event_is_reached(const od_timed_event* event, int32_t* out, od_error* err) noexcept;
-// Fails for events that were not reached.
+// Fails for events that have not been reached.
 od_status od_timed_event_elapsed(const od_timed_event* from, const od_timed_event* to, double* milliseconds,
                                  od_error* err) noexcept;
 
-// jpeg.cpp, with the feature libjpeg-turbo alone. When it fails, `pixels` holds anything.
+// jpeg.cpp, only with the feature libjpeg-turbo. When it fails, the contents of `pixels` are undefined.
 od_status od_jpeg_decode(const uint8_t* file, size_t bytes, const od_jpeg_part* part, uint8_t* pixels,
                          od_error* err) noexcept;
 }
 
-// The two handles are plain owners, so that Rust can hold them behind a pointer.
+// A plain owner, so that Rust can hold a list by a pointer.
 struct od_tensor_list {
   c10::List<at::Tensor> list;
 };

@@ -1,4 +1,4 @@
-// Kineto's session by way of libtorch, and scopes that it records.
+// Kineto's session through libtorch, and user scopes.
 #include <mutex>
 #include <set>
 #include <string>
@@ -22,7 +22,7 @@ using torch::profiler::impl::ProfilerConfig;
 ProfilerConfig config(const od_profiler_options& options) {
   torch::profiler::impl::ExperimentalConfig experimental;
   experimental.capture_overload_names = options.overload_names != 0;
-  // FLOPs are worked out from shapes.
+  // FLOPs are computed from shapes.
   bool shapes = options.record_shapes != 0 || options.with_flops != 0;
   return ProfilerConfig(torch::profiler::impl::ProfilerState::KINETO, shapes, options.profile_memory != 0,
                         /*with_stack=*/false, options.with_flops != 0, /*with_modules=*/false, experimental, options.trace_id);
@@ -35,7 +35,7 @@ std::set<ActivityType> activities(const od_profiler_options& options) {
   return chosen;
 }
 
-// All of them, as in Python.
+// All record scopes, as in Python.
 std::unordered_set<at::RecordScope> scopes() {
   std::unordered_set<at::RecordScope> all;
   for (int scope = 0; scope < static_cast<int>(at::RecordScope::NUM_SCOPES); ++scope) {
@@ -44,8 +44,8 @@ std::unordered_set<at::RecordScope> scopes() {
   return all;
 }
 
-// Times of the GPU are turned into times of the clock when they are written, by a function that the end of the next
-// session replaces: those two must not meet.
+// Saving a trace converts GPU times to clock times by a function that the end of the next session replaces: the two
+// must not run at the same time.
 std::mutex& gpu_clock() {
   static std::mutex mutex;
   return mutex;
@@ -71,13 +71,13 @@ od_status od_profiler_enable(const od_profiler_options* options, od_error* err) 
 
 od_status od_profiler_disable(od_trace** out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
-    // The one of this thread, so that nothing but what was enabled here is ended.
+    // Checks this thread's profiler, so that only a session that was enabled here is ended.
     TORCH_CHECK(torch::profiler::impl::profilerEnabled(), "no profiler is on in this thread");
     bool cuda = at::hasCUDA();
     std::unique_lock<std::mutex> lock(gpu_clock(), std::defer_lock);
     if (cuda) lock.lock();
     auto result = torch::autograd::profiler::disableProfiler();
-    TORCH_CHECK(result != nullptr, "the profiler gave no result");
+    TORCH_CHECK(result != nullptr, "the profiler returned no result");
     *out = new od_trace{std::move(result), cuda};
   });
 }
@@ -103,7 +103,7 @@ od_status od_trace_save(od_trace* trace, const char* path, od_error* err) noexce
 od_status od_scope_enter(const char* name, size_t length, od_scope** out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     auto scope = std::make_unique<od_scope>();
-    // The text is copied.
+    // `before` copies the text.
     if (scope->function.isActive()) scope->function.before(std::string_view(name, length));
     *out = scope.release();
   });

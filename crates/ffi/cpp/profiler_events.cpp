@@ -1,4 +1,4 @@
-// The events of a trace in plain arrays, so that they cross the border in one call.
+// Puts a trace's events into plain arrays, so that Rust reads them with one call.
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -10,7 +10,7 @@ namespace {
 
 using torch::autograd::profiler::KinetoEvent;
 
-// Each distinct text once.
+// Stores each distinct text once.
 class Strings {
  public:
   uint32_t number(const std::string& text) {

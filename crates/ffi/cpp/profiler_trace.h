@@ -1,4 +1,4 @@
-// A trace's inside, which the two files about it share.
+// The definition of od_trace, which profiler.cpp and profiler_events.cpp share.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Lists of tensors that stay on the C++ side, so that a step over hundreds of parameters crosses the border once.
+// Lists of tensors that stay on the C++ side, so that a step over hundreds of parameters needs only one FFI call.
 #include <memory>
 
 #include <ATen/Functions.h>
@@ -50,8 +50,9 @@ od_status od_tensor_list_get(const od_tensor_list* list, size_t index, at::Tenso
   return overdrive::guarded(err, [&] { *out = new at::Tensor(list->list.get(index)); });
 }
 
-// The gradients that exist, in the order of the list; `defined` says whose they are. With `like_params`, one whose layout
-// differs from its tensor's comes as a copy that has it: the fused kernels walk both by one index.
+// The gradients that exist, in the order of the list; `defined` says which tensors have one. With `like_params`, a
+// gradient whose strides differ from its tensor's is copied to the tensor's strides: the fused kernels access both by
+// one index.
 od_status od_tensor_list_grads(const od_tensor_list* list, int32_t like_params, uint8_t* defined, size_t* n_defined,
                                od_tensor_list** out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
@@ -76,7 +77,7 @@ od_status od_tensor_list_grads(const od_tensor_list* list, int32_t like_params, 
   });
 }
 
-// The place of the first tensor whose gradient is not dense; the list's length when there is none.
+// The index of the first tensor whose gradient is not dense; the list's length when there is none.
 od_status od_tensor_list_sparse_grad(const od_tensor_list* list, size_t* index, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
     for (*index = 0; *index < list->list.size(); ++*index) {

@@ -1,5 +1,4 @@
-// Points in the work of a CUDA device that know when they were reached. Through c10's own interface to devices, which
-// needs no header or library of CUDA.
+// CUDA events with timing. Uses c10's device interface, which needs no CUDA header or library.
 #include <c10/core/Event.h>
 
 #include "cuda_device.h"
@@ -12,7 +11,7 @@ struct od_timed_event {
 
 od_status od_timed_event_new(int32_t device, od_timed_event** out, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {
-    // PyTorch's own default flag turns timing off.
+    // PyTorch's default flag would turn timing off.
     *out = new od_timed_event{overdrive::cuda_device(device),
                               c10::Event(c10::DeviceType::CUDA, c10::EventFlag::BACKEND_DEFAULT)};
   });

@@ -1,4 +1,4 @@
-//! AdamW with one byte a parameter for each of its two averages, on a CPU.
+//! AdamW with one byte per parameter for each of its two averages, on a CPU.
 
 use tch::Tensor;
 
@@ -11,11 +11,11 @@ pub const BLOCK: i64 = 256;
 /// The averages of one parameter's gradient, in the order of its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct State<'a> {
-    /// The first average: a byte a number, its place in [`dynamic_map`]`(true)`.
+    /// The first average: for each number, its index in [`dynamic_map`]`(true)` as a byte.
     pub codes1: &'a Tensor,
-    /// What the numbers of each block of it are to be multiplied by, float32.
+    /// The factor of each block's numbers, float32.
     pub scales1: &'a Tensor,
-    /// The average of squares: a byte a number, its place in [`dynamic_map`]`(false)`.
+    /// The average of squares: for each number, its index in [`dynamic_map`]`(false)` as a byte.
     pub codes2: &'a Tensor,
     /// As `scales1`.
     pub scales2: &'a Tensor,
@@ -26,25 +26,26 @@ pub struct State<'a> {
 pub struct Options {
     /// The learning rate.
     pub lr: f64,
-    /// How slowly the two averages move.
+    /// The decay rates of the two averages.
     pub betas: (f64, f64),
     /// Added to the denominator.
     pub eps: f64,
-    /// The share of each weight, times the learning rate, taken off.
+    /// Decoupled weight decay: the share of each weight, times the learning rate, that is subtracted.
     pub weight_decay: f64,
     /// Which step this is, from 1.
     pub step: f64,
-    /// Climbs where it would descend.
+    /// Maximize the objective instead of minimizing it.
     pub maximize: bool,
 }
 
-/// The numbers that a byte stands for, in order: from -1 (or 0) to 1, by decades from 1e-6, the higher the finer.
+/// The numbers that the 256 byte values represent, in rising order: from -1 (or 0) to 1, by decades from 1e-6, with
+/// finer steps in the higher decades.
 ///
 /// # Source
 /// `bitsandbytes.functional.create_dynamic_map`
 pub fn dynamic_map(signed: bool) -> [f32; 256] {
     let mut codes = [0.0; 256];
-    // SAFETY: there is room for 256 numbers.
+    // SAFETY: `codes` has room for 256 numbers.
     unsafe { raw::od_dynamic_map(i32::from(signed), codes.as_mut_ptr()) };
     codes
 }
@@ -52,7 +53,7 @@ pub fn dynamic_map(signed: bool) -> [f32; 256] {
 /// Steps a parameter and the averages of its gradient, in float32 arithmetic, in one pass on the calling thread.
 ///
 /// # Errors
-/// When a tensor is not on the CPU, has gaps, or has another size or dtype than it should; nothing is then changed.
+/// When a tensor is not on the CPU, has gaps, or has a wrong size or dtype; nothing has changed then.
 ///
 /// # Source
 /// Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022.

@@ -1,6 +1,6 @@
 //! Autocast's thread-local state by device type and dtype.
 //!
-//! What a user calls is `overdrive_amp::autocast`, which also checks that the pair makes sense.
+//! Users call `overdrive_amp::autocast`, which also checks that device and dtype fit together.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -16,14 +16,14 @@ use crate::raw;
 pub struct State {
     /// Whether operators on this device type are cast.
     pub enabled: bool,
-    /// What they are cast to.
+    /// The dtype that they are cast to.
     pub kind: Kind,
-    /// Whether the casted copy of a weight is kept until the outermost region ends.
+    /// Whether the cast copy of a weight is kept until the outermost region ends.
     pub cache_enabled: bool,
 }
 
 thread_local! {
-    /// The regions of this thread, innermost last, each with the state to put back when it ends.
+    /// The regions of this thread, innermost last, each with the state to restore when it ends.
     static OPEN: RefCell<Vec<Open>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -32,10 +32,11 @@ struct Open {
     previous: raw::AutocastState,
 }
 
-/// An autocast region: entered when made, the state before it restored when dropped, panics included.
+/// An autocast region: entered when made, and ended when dropped, also in a panic; the previous state is restored then.
 ///
-/// Regions nest. One that ends before a region inside of it (a `Vec` of guards drops them so) leaves the inner one's
-/// state alone and hands it what there is to restore. The guard is not `Send`, because the state belongs to the thread.
+/// Regions nest. If a region ends before a region inside of it (a `Vec` drops its guards in this order), the inner
+/// one's state stays, and the inner region restores the outer one's previous state when it ends. The guard is not
+/// `Send`, because the state belongs to the thread.
 #[must_use = "the region ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct Region {
@@ -75,7 +76,8 @@ fn close(open: &mut Vec<Open>, id: u64) -> Option<raw::AutocastState> {
     let mut current = ended;
     // SAFETY: `current` lives through the call.
     check(|err| unsafe { raw::od_autocast_get(ended.device_type, &mut current, err) }).ok()?;
-    // An inner region of the same device type restores what this one would have; so for the cache, which all share.
+    // An inner region of the same device type takes over the state to restore; for the cache, which all device types
+    // share, the next inner region does.
     if let Some(inner) = open[place..].iter_mut().find(|inner| inner.previous.device_type == ended.device_type) {
         (inner.previous.enabled, inner.previous.scalar_type) = (ended.enabled, ended.scalar_type);
         (now.enabled, now.scalar_type) = (current.enabled, current.scalar_type);
@@ -89,9 +91,9 @@ fn close(open: &mut Vec<Open>, id: u64) -> Option<raw::AutocastState> {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // Without the list the thread itself is ending, and its state with it.
+        // Without the list the thread itself is ending, and its state ends with it.
         let Ok(Some(state)) = OPEN.try_with(|open| close(&mut open.borrow_mut(), self.id)) else { return };
-        // SAFETY: the state was read from libtorch. It was valid then, so putting it back cannot fail.
+        // SAFETY: the state was read from libtorch, so it is valid and restoring it cannot fail.
         let restored = check(|err| unsafe { raw::od_autocast_exit(&state, err) });
         debug_assert!(restored.is_ok(), "autocast state not restored: {restored:?}");
     }

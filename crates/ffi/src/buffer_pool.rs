@@ -1,4 +1,4 @@
-//! Memory of tensors that is used again once nobody has them any more.
+//! Reuses the memory of tensors once no other tensor shares it.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -10,12 +10,12 @@ use crate::error::{Error, check};
 use crate::host_buffer::HostBuffer;
 use crate::raw;
 
-/// Blocks that may lie idle; one more is given back to the system with each call.
+/// How many blocks may be idle; beyond that, each call frees one.
 const IDLE: usize = 4;
 
-/// Gives out memory for batches of about one size, and takes it again when the last tensor that shares it is gone.
+/// Lends memory for batches of about the same size, and reuses it once the last tensor that shares it is dropped.
 ///
-/// The system clears fresh memory page by page, which takes longer than copying a batch into memory that is there.
+/// The system clears fresh memory page by page, which takes longer than copying a batch into existing memory.
 ///
 /// ```
 /// use overdrive_ffi::BufferPool;
@@ -36,9 +36,9 @@ pub struct BufferPool {
 }
 
 struct Block {
-    /// One dimension of unsigned bytes. Its memory is not touched as long as another tensor shares it.
+    /// One dimension of uint8. Its memory is not touched as long as another tensor shares it.
     tensor: Tensor,
-    /// Where its memory lies, which tells whether somebody has given the tensors other memory meanwhile.
+    /// The address of the memory, to detect whether a user has resized the tensors, which moves them to other memory.
     address: usize,
     bytes: usize,
 }
@@ -51,12 +51,12 @@ impl Block {
         Ok(Self { tensor, address, bytes })
     }
 
-    /// Another tensor of the same memory.
+    /// A buffer of the same memory.
     fn lend(&self, bytes: usize) -> Result<HostBuffer, Error> {
         let tensor = self.tensor.f_narrow(0, 0, bytes as i64).map_err(refused)?;
         let data = NonNull::new(ptr::with_exposed_provenance_mut(self.address)).unwrap_or(NonNull::dangling());
-        // SAFETY: the memory was cleared when it was made, so that its bytes are initialised whoever wrote to them since.
-        // Only blocks that nobody else shares are lent, and the tensor just made makes this one shared.
+        // SAFETY: the memory was cleared when it was made, so its bytes are initialised, whatever was written since.
+        // Only blocks that no other tensor shares are lent, and the tensor just made marks this block as shared.
         Ok(unsafe { HostBuffer::recycled(tensor, data, bytes) })
     }
 
@@ -77,12 +77,13 @@ impl Block {
 enum State {
     Idle,
     Lent,
-    /// A user of the tensors has resized them: the memory is another one.
+    /// A user has resized the tensors, which moved them to other memory.
     Changed,
 }
 
 impl BufferPool {
-    /// Memory of this many bytes, which hold whatever they held last; page-locked when `pinned`, as libtorch keeps that.
+    /// Memory of this many bytes, with arbitrary old contents. When `pinned`, cleared page-locked memory, which
+    /// libtorch itself caches.
     ///
     /// # Errors
     /// `OutOfMemory`; `Cuda` or `Other` for pinned memory without a CUDA device.
@@ -99,7 +100,7 @@ impl BufferPool {
         if let Some(at) = found {
             states[at] = State::Lent;
         }
-        // One at a time: the next batches may need the others.
+        // Frees one at a time: the next batches may need the others.
         let surplus = states.iter().position(|&state| state == State::Idle).filter(|_| idle(&states) > IDLE);
         let mut at = 0;
         blocks.retain(|_| {
@@ -109,7 +110,7 @@ impl BufferPool {
         match lent {
             Some(buffer) => Ok(buffer),
             None => {
-                // Clearing new memory takes long: others need not wait for it.
+                // Clearing new memory takes long: do not block other threads meanwhile.
                 drop(blocks);
                 let block = Block::new(bytes)?;
                 let buffer = block.lend(bytes)?;
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_given_out_again_only_when_nobody_shares_it() {
+    fn memory_is_reused_only_when_no_tensor_shares_it() {
         let pool = BufferPool::default();
         let first = batch(&pool, 100, 1);
         let (address, row) = (first.data_ptr(), first.narrow(0, 50, 1));
@@ -155,7 +156,7 @@ mod tests {
         let second = batch(&pool, 100, 2);
         assert_eq!(row.int64_value(&[0]), 1, "a view keeps its memory");
         drop(row);
-        // While it is written to, and then as a tensor.
+        // The block is taken while it is written to, and then while it is a tensor.
         let buffer = pool.take(90, false).unwrap();
         let other = batch(&pool, 100, 3);
         let third = buffer.into_tensor(Kind::Uint8, &[90]).unwrap();
@@ -177,18 +178,18 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_idle_is_given_back_bit_by_bit() {
+    fn idle_blocks_are_freed_one_by_one() {
         let pool = BufferPool::default();
         drop((0..20).map(|value| batch(&pool, 1000, value)).collect::<Vec<_>>());
         assert_eq!(blocks(&pool), 20);
         (0..20).for_each(|value| drop(batch(&pool, 1000, value)));
         assert_eq!(blocks(&pool), IDLE + 1);
         (0..20).for_each(|value| drop(batch(&pool, 100_000, value)));
-        assert!(blocks(&pool) <= IDLE + 1, "other sizes take the place of those before");
+        assert!(blocks(&pool) <= IDLE + 1, "blocks of the new size replace the old ones");
     }
 
     #[test]
-    fn tensors_that_get_other_memory_leave_the_pool() {
+    fn resized_tensors_leave_the_pool() {
         let pool = BufferPool::default();
         let mut batch = batch(&pool, 100, 1);
         let _ = batch.resize_([10_000]);

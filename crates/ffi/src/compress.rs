@@ -7,19 +7,20 @@ use tch::{Device, Kind, Tensor};
 use crate::error::{Error, check};
 use crate::raw_c10d as raw;
 
-/// Whether this is what the functions here take: float32 without gaps on a CPU.
+/// Whether the functions here accept this tensor: contiguous float32 on a CPU.
 pub fn takes(tensor: &Tensor) -> bool {
     tensor.device() == Device::Cpu && tensor.kind() == Kind::Float && tensor.is_contiguous()
 }
 
-/// Adds a gradient to an error, in place; returns the sum's signs and their scale, and leaves in `error` what they lose.
+/// Adds a gradient to `error` in place, returns the sum's signs and their scale, and leaves the rounding error in
+/// `error`.
 ///
 /// # Shapes
-/// `grad`: `[n]`. `error`: `[m]`, a multiple of 8 and at least `n`. To signs `[m / 8]`, a bit each, the first the
-/// lowest, and a scale `[1]`: the root of the mean square of the `n`.
+/// `grad`: `[n]`. `error`: `[m]`, a multiple of 8 and at least `n`. Returns the signs `[m / 8]`, one bit each from the
+/// lowest, and the scale `[1]`: the root mean square of the `n` sums.
 ///
 /// # Errors
-/// For other shapes, or what [`takes`] refuses.
+/// For other shapes, or tensors that [`takes`] refuses.
 pub fn sign_compress(grad: &Tensor, error: &Tensor) -> Result<(Tensor, Tensor), Error> {
     let (mut packed, mut scale) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: both tensors live through the call, which checks their sizes before it writes.
@@ -28,26 +29,26 @@ pub fn sign_compress(grad: &Tensor, error: &Tensor) -> Result<(Tensor, Tensor), 
     Ok(unsafe { (Tensor::from_ptr(packed), Tensor::from_ptr(scale)) })
 }
 
-/// Writes `value` where a sign is positive and `-value` elsewhere, or adds it.
+/// Writes `value` to `out` where a sign is positive and `-value` elsewhere; with `add`, adds it instead.
 ///
 /// # Shapes
 /// `packed`: `[m / 8]`. `out`: `[n]`, `n` at most `m`.
 ///
 /// # Errors
-/// For other shapes, or what [`takes`] refuses.
+/// For other shapes, or tensors that [`takes`] refuses.
 pub fn sign_expand(packed: &Tensor, value: f32, out: &Tensor, add: bool) -> Result<(), Error> {
     // SAFETY: both tensors live through the call, which checks their sizes before it writes.
     check(|err| unsafe { raw::od_sign_expand(packed.as_ptr(), value, out.as_ptr(), i32::from(add), err) })
 }
 
-/// Adds a gradient to an error, in place; takes out the `kept` numbers with the largest absolute values, and leaves zeros
-/// there. Of equal ones the first; NaN counts as the largest.
+/// Adds a gradient to `error` in place, and moves out the `kept` numbers with the largest absolute values, leaving
+/// zeros. Of equal numbers the first are taken; NaN counts as the largest.
 ///
 /// # Shapes
-/// `grad` and `error`: `[n]`, below 2^31. To places `[kept]`, int32, and values `[kept]`.
+/// `grad` and `error`: `[n]`, below 2^31. Returns indices `[kept]`, int32, and values `[kept]`.
 ///
 /// # Errors
-/// For other shapes, or what [`takes`] refuses.
+/// For other shapes, or tensors that [`takes`] refuses.
 pub fn take_largest(grad: &Tensor, error: &Tensor, kept: i64) -> Result<(Tensor, Tensor), Error> {
     let (mut places, mut values) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: both tensors live through the call, which checks their sizes before it writes.

@@ -3,10 +3,10 @@
 use crate::error::{Error, check};
 use crate::raw;
 
-/// Keeps the operators that the calling thread runs to that thread, for as long as it lives; other threads are as they
-/// were. False where this libtorch has no such switch.
+/// Makes operators of the calling thread run on that thread only, as long as it lives; other threads are not affected.
+/// Returns false where this libtorch does not support that.
 ///
-/// For threads that work beside others: each of them would otherwise start a pool of its own.
+/// For threads that work in parallel: otherwise each of them would start its own thread pool.
 ///
 /// # Errors
 /// When libtorch fails.
@@ -23,7 +23,7 @@ pub fn use_one_thread() -> Result<bool, Error> {
 /// Whether float32 matrix products and convolutions on CUDA may use TF32's 10-bit mantissa.
 ///
 /// # Errors
-/// When the settings were mixed through libtorch's newer per-operator switches and have no single answer.
+/// When libtorch's newer per-operator switches were set differently, so that there is no single answer.
 ///
 /// # Source
 /// `torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32`
@@ -51,8 +51,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_thread_is_for_the_calling_thread_alone() {
-        // Of its own, since tests share threads.
+    fn one_thread_is_only_for_the_calling_thread() {
+        // On a new thread, because tests share threads.
         std::thread::spawn(|| {
             tch::set_num_threads(3);
             let seen = std::thread::spawn(|| (use_one_thread().unwrap(), tch::get_num_threads())).join().unwrap();

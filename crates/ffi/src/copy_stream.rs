@@ -1,4 +1,4 @@
-//! Copies to a GPU that run beside its computation.
+//! Copies to a GPU that overlap with its computation.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -8,10 +8,10 @@ use tch::Tensor;
 use crate::error::{Error, check};
 use crate::raw;
 
-/// A CUDA stream of its own for copies from the host.
+/// A separate CUDA stream for copies from the host.
 ///
-/// Copies start when they are asked for, while the stream that computes goes on. Whoever uses the copies makes their own
-/// stream [wait](CopyEvent::wait) for the event recorded after them; the host waits for nothing.
+/// Copies start at once and overlap with the computing stream. Before the copies are used, the stream that uses them
+/// must [wait](CopyEvent::wait) for the event recorded after them; the host does not wait.
 ///
 /// # Source
 /// `torch.cuda.Stream` around `tensor.to(device, non_blocking=True)`
@@ -50,7 +50,7 @@ impl CopyStream {
         Ok(unsafe { Tensor::from_ptr(out) })
     }
 
-    /// Marks the point after all copies that were started so far.
+    /// Records an event after all copies that were started so far.
     ///
     /// # Errors
     /// `Cuda`
@@ -78,12 +78,12 @@ impl fmt::Debug for CopyStream {
 /// A point in a [`CopyStream`].
 pub struct CopyEvent(NonNull<raw::CopyEvent>);
 
-// SAFETY: CUDA takes calls on an event from any thread, and `&mut` in `wait` keeps them apart.
+// SAFETY: CUDA takes calls on an event from any thread, and `&mut` in `wait` keeps them from overlapping.
 unsafe impl Send for CopyEvent {}
 
 impl CopyEvent {
-    /// Makes the calling thread's current stream wait until the copies before this point are done, and tells the
-    /// allocator that it uses `tensors`.
+    /// Makes the calling thread's current stream wait until the copies before this point are done, and records in the
+    /// allocator that this stream uses `tensors`.
     ///
     /// # Errors
     /// `Cuda`; `Other` for a tensor that is not on a CUDA device.
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_is_not_there_is_an_error() {
+    fn a_missing_device_is_an_error() {
         assert!(CopyStream::new(usize::MAX).is_err());
         if !tch::Cuda::is_available() {
             assert!(CopyStream::new(0).is_err());

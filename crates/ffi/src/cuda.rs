@@ -1,4 +1,4 @@
-//! What needs a CUDA build of libtorch. Without one, every call is an error that says so.
+//! Functions that need a CUDA build of libtorch. Without one, every call returns an error that says so.
 
 use std::ffi::CStr;
 use std::ptr;
@@ -13,21 +13,21 @@ pub struct MemoryStats {
     pub allocated_bytes: i64,
     /// The most that tensors have held since the last reset.
     pub allocated_peak_bytes: i64,
-    /// Taken from the driver now, cached blocks included.
+    /// Reserved from the driver now, cached blocks included.
     pub reserved_bytes: i64,
-    /// The most taken from the driver since the last reset.
+    /// The most reserved from the driver since the last reset.
     pub reserved_peak_bytes: i64,
-    /// How often memory was short, so that cached blocks were given back before it was asked for again.
+    /// How often an allocation failed and was retried after cached blocks had been freed.
     pub alloc_retries: i64,
 }
 
-/// Whether the CUDA-only parts were compiled in; says nothing about a GPU being there.
+/// Whether the CUDA-only parts were compiled in, with or without a GPU in this machine.
 pub fn is_compiled() -> bool {
     // SAFETY: no arguments.
     unsafe { raw::od_cuda_compiled() != 0 }
 }
 
-/// The device's name, "NVIDIA H200" say.
+/// The device's name, for example "NVIDIA H200".
 ///
 /// # Errors
 /// Without CUDA, or when there is no such device.
@@ -41,14 +41,14 @@ pub fn device_name(device: usize) -> Result<String, Error> {
     if out.is_null() {
         return Ok(String::new());
     }
-    // SAFETY: a NUL-terminated string that is ours until freed on the next line.
+    // SAFETY: a NUL-terminated string that is ours until it is freed below.
     let name = unsafe { CStr::from_ptr(out) }.to_string_lossy().into_owned();
     // SAFETY: allocated by the C++ side, not used again.
     unsafe { raw::od_string_free(out) };
     Ok(name)
 }
 
-/// What the caching allocator holds on the device.
+/// The caching allocator's statistics for the device.
 ///
 /// # Errors
 /// Without CUDA, or when there is no such device.
@@ -71,7 +71,7 @@ pub fn memory_stats(device: usize) -> Result<MemoryStats, Error> {
     })
 }
 
-/// Starts the peaks of [`memory_stats`] again from what is held now.
+/// Resets the peaks of [`memory_stats`] to the current values.
 ///
 /// # Errors
 /// Without CUDA, or when there is no such device.
@@ -98,10 +98,9 @@ pub fn empty_cache() -> Result<(), Error> {
     check(|err| unsafe { raw::od_cuda_empty_cache(err) })
 }
 
-/// While it lives, a libtorch call that makes the host wait for the device is an error, on every thread of the process.
+/// While this guard lives, a libtorch call that makes the host wait for the device is an error, on every thread.
 ///
-/// For tests that show a step to be free of hidden waits. Waits that a program asks for by name (`synchronize`) are not
-/// counted.
+/// For tests that check a step for hidden waits. Explicit waits (`synchronize`) remain allowed.
 ///
 /// # Source
 /// `torch.cuda.set_sync_debug_mode("error")`
@@ -128,13 +127,13 @@ impl ForbidSync {
 impl Drop for ForbidSync {
     fn drop(&mut self) {
         let mut forbidden = 0;
-        // SAFETY: `forbidden` lives through the call. The mode was read by `new`, so it is one that exists.
+        // SAFETY: `forbidden` lives through the call. The mode was read by `new`, so it is valid.
         let restored = check(|err| unsafe { raw::od_cuda_set_sync_debug_mode(self.previous, &mut forbidden, err) });
         debug_assert!(restored.is_ok(), "sync debug mode not restored: {restored:?}");
     }
 }
 
-/// A number too large for libtorch's index becomes one that names no device, and so an error.
+/// A number too large for libtorch's index becomes one without a device, and so an error.
 fn index(device: usize) -> i32 {
     i32::try_from(device).unwrap_or(i32::MAX)
 }

@@ -1,4 +1,4 @@
-//! What libtorch says when a call fails.
+//! Errors of failed libtorch calls.
 
 use std::ffi::CStr;
 use std::ptr;
@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use crate::raw;
 
-/// What went wrong, as far as a caller can act on it.
+/// The kind of failure, as far as a caller can act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -16,16 +16,17 @@ pub enum ErrorKind {
     Cuda,
     /// A store, a process group or the network between ranks failed (PyTorch: `torch.distributed.DistError`).
     Distributed,
-    /// A call between ranks was still waiting when its time was up.
+    /// A call between ranks was still waiting at its timeout.
     Timeout,
-    /// Anything else, a refused argument most of the time.
+    /// Anything else, usually a refused argument.
     Other,
 }
 
 /// A failed call into libtorch: its kind, and libtorch's message without the C++ stack trace.
 ///
-/// The trace is still there: [`trace`](Self::trace) has it, and so has the [`source`](std::error::Error::source) where
-/// `RUST_BACKTRACE` asks for such. Elsewhere it would bury the message, in a launcher's last lines of a rank too.
+/// [`trace`](Self::trace) has the stack trace; with `RUST_BACKTRACE` set, so has the
+/// [`source`](std::error::Error::source). Otherwise it would bury the message, for example in the last lines of a rank
+/// that a launcher shows.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -33,7 +34,7 @@ pub struct Error {
     trace: Trace,
 }
 
-/// As the standard library reads it, which may do so only once as well.
+/// Reads `RUST_BACKTRACE` as the standard library does, and once.
 static TRACES_ARE_WANTED: LazyLock<bool> =
     LazyLock::new(|| std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0"));
 
@@ -70,7 +71,7 @@ impl Error {
         &self.trace
     }
 
-    /// A wait between ranks that this crate itself has ended.
+    /// A timeout of this crate's own in a wait between ranks.
     #[cfg(feature = "distributed")]
     pub(crate) fn timed_out(message: impl Into<String>) -> Self {
         Self { kind: ErrorKind::Timeout, ..Self::refused(message) }
@@ -84,7 +85,7 @@ impl Error {
 }
 
 impl From<tch::TchError> for Error {
-    /// tch folds every failure into one text; the kind is read back from libtorch's own wording.
+    /// tch keeps only the text of a failure; the kind is recognised by libtorch's wording.
     fn from(error: tch::TchError) -> Self {
         let text = error.to_string();
         let kind = if text.contains("DefaultCPUAllocator: ") || text.contains("CUDA out of memory") {
@@ -118,7 +119,7 @@ pub(crate) fn check(call: impl FnOnce(*mut raw::Error) -> raw::Status) -> Result
         if pointer.is_null() {
             return "libtorch failed and had no memory left for its message".to_owned();
         }
-        // SAFETY: the C++ side wrote a NUL-terminated string that stays ours until `od_error_clear` below.
+        // SAFETY: the C++ side wrote a NUL-terminated string, which lives until `od_error_clear` below.
         unsafe { CStr::from_ptr(pointer) }.to_string_lossy().trim_end().to_owned()
     };
     let (message, detail) = (text(err.message), text(err.detail));
@@ -127,7 +128,7 @@ pub(crate) fn check(call: impl FnOnce(*mut raw::Error) -> raw::Status) -> Result
     Err(Error { kind, message, trace: Trace(detail) })
 }
 
-/// Throws a planted C++ exception of the given sort; for tests that show none crosses the border.
+/// Throws a planted C++ exception of the given sort; for tests that no exception crosses into Rust.
 #[doc(hidden)]
 pub fn test_throw(what: i32) -> Result<(), Error> {
     // SAFETY: `err` points to a live error slot for the length of the call.

@@ -1,4 +1,4 @@
-//! What is to happen when a parameter's gradient is complete.
+//! Callbacks for when a parameter's gradient is complete.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -12,15 +12,15 @@ use tch::Tensor;
 use crate::error::{Error, check};
 use crate::raw;
 
-/// Calls a function whenever a tensor's gradient is complete, until this is dropped: when a backward pass has added to it,
-/// or, where a reducer averages it over ranks, at the end of the pass that did. A pass that leaves such a gradient local
-/// calls nothing.
+/// Calls a function whenever a tensor's gradient is complete, until this is dropped: when a backward pass has added to
+/// it, or, if a reducer averages the gradient over ranks, at the end of the pass that averages it. A pass that leaves
+/// such a gradient local does not call the function.
 ///
-/// A tensor has room for one. The function runs on the thread that computes the gradient, which is the caller's for a
-/// CPU and one of libtorch's for a GPU, and may read and free the gradient. A backward pass that the function itself runs
-/// does not call it again.
+/// A tensor can have one hook. The function runs on the thread that computes the gradient, which is the caller's for a
+/// CPU and one of libtorch's for a GPU, and may read and free the gradient. If the function itself runs a backward
+/// pass, that pass does not call it again.
 ///
-/// Dropping never waits, so that the function may do it: a call under way on any thread ends first.
+/// Dropping never waits, so the function itself may drop the hook; a call under way on any thread still ends.
 ///
 /// # Source
 /// `torch.Tensor.register_post_accumulate_grad_hook`
@@ -30,19 +30,19 @@ type Call = Box<dyn FnMut() + Send>;
 
 #[derive(Default)]
 struct Shared {
-    /// None once the hook is dropped. libtorch keeps its end for as long as the tensor lives, so that nothing is taken
-    /// from under a backward pass on another thread.
+    /// `None` once the hook is dropped. libtorch's side of the hook lives as long as the tensor, so that a backward
+    /// pass on another thread never calls into freed memory.
     call: Mutex<Option<Call>>,
     /// The thread that runs the function.
     runs_on: Mutex<Option<ThreadId>>,
-    /// The hook is dropped; whoever has the lock of `call` then, or comes next, takes the function out.
+    /// The hook is dropped: the thread that holds the lock of `call`, or takes it next, drops the function.
     is_over: AtomicBool,
     /// What the function panicked with.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Panics of the function are caught inside the lock, so that a poisoned one tells nothing new.
+    // The function's panics are caught while the lock is held, so poisoning means nothing.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -59,11 +59,12 @@ impl Shared {
             }
             *lock(&self.runs_on) = None;
         }
-        self.let_go_if_over();
+        self.drop_call_if_over();
     }
 
-    /// Lets go of the function when it is not needed any more and does not run. One that runs is let go behind it.
-    fn let_go_if_over(&self) {
+    /// Drops the function if the hook is over and the function is not running. If it is running, `run` drops it
+    /// afterwards.
+    fn drop_call_if_over(&self) {
         if !self.is_over.load(Ordering::SeqCst) {
             return;
         }
@@ -72,7 +73,7 @@ impl Shared {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().take(),
             Err(TryLockError::WouldBlock) => None,
         };
-        // Outside of the lock: what it holds may do anything when it goes.
+        // After unlocking, because dropping what the function holds may run arbitrary code.
         drop(call);
     }
 }
@@ -81,22 +82,22 @@ impl GradHook {
     /// Calls `call` from now on.
     ///
     /// # Errors
-    /// When `tensor` is no leaf that requires a gradient, or has such a hook already, and within a backward pass if a graph
-    /// has the tensor in it.
+    /// When `tensor` is not a leaf that requires a gradient, or already has a hook; and within a backward pass if the
+    /// tensor is in a graph.
     ///
     /// # Syncs
-    /// Where a graph has the tensor in it, waits for the backward passes of other threads: one may be about to call the hook
-    /// that was there before.
+    /// If the tensor is in a graph, waits for the backward passes of other threads: one may be about to call the
+    /// tensor's previous hook.
     pub fn new(tensor: &Tensor, call: impl FnMut() + Send + 'static) -> Result<Self, Error> {
         let shared = Arc::new(Shared { call: Mutex::new(Some(Box::new(call))), ..Shared::default() });
         let owner = Arc::into_raw(shared.clone()).cast_mut().cast::<c_void>();
-        // SAFETY: the tensor lives through the call. `owner` is a counted reference that the C++ side gives to `on_drop`
-        // once, on success and on failure, and to the others before that alone.
+        // SAFETY: the tensor lives through the call. `owner` is a counted reference that the C++ side passes to
+        // `on_drop` once, on success and on failure, and to the other callbacks only before that.
         check(|err| unsafe { raw::od_grad_hook_set(tensor.as_ptr(), owner, on_grad, on_drop, is_idle, err) })?;
         Ok(Self(shared))
     }
 
-    /// Goes on with the panic of a call since, if there was one: it could not pass through libtorch.
+    /// Resumes the panic of a call since the last time, if there was one: it could not unwind through libtorch.
     pub fn resume_panic(&self) {
         let panic = lock(&self.0.panic).take();
         if let Some(panic) = panic {
@@ -108,7 +109,7 @@ impl GradHook {
 impl Drop for GradHook {
     fn drop(&mut self) {
         self.0.is_over.store(true, Ordering::SeqCst);
-        self.0.let_go_if_over();
+        self.0.drop_call_if_over();
     }
 }
 
@@ -119,9 +120,9 @@ impl std::fmt::Debug for GradHook {
 }
 
 extern "C" fn on_grad(owner: *mut c_void) {
-    // SAFETY: `owner` came out of `Arc::into_raw` above, and its reference is not given back before the hook goes.
+    // SAFETY: `owner` came out of `Arc::into_raw` above, and its reference is kept until the C++ side drops the hook.
     let shared = unsafe { &*owner.cast::<Shared>() };
-    // The function's panics are caught within; here, those of what it holds when that goes.
+    // `run` catches the function's panics; this catches panics in dropping what the function holds.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| shared.run())) {
         *lock(&shared.panic) = Some(panic);
     }
@@ -134,7 +135,7 @@ extern "C" fn is_idle(owner: *mut c_void) -> i32 {
 }
 
 extern "C" fn on_drop(owner: *mut c_void) {
-    // What the function holds goes with the `GradHook`; only if that was never dropped does it go here.
+    // The function is dropped with the `GradHook`, and here only if that was leaked.
     // SAFETY: the reference that `Arc::into_raw` made, given here once.
     let shared = unsafe { Arc::from_raw(owner.cast::<Shared>()) };
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(shared))) {

@@ -9,8 +9,8 @@ use tch::{Kind, Tensor};
 use crate::error::{Error, check};
 use crate::raw;
 
-/// Host memory of a tensor to be, written as plain bytes until it is handed out; cleared, unless a
-/// [`BufferPool`](crate::BufferPool) gave it.
+/// Host memory that is written as plain bytes and then becomes a tensor. It is cleared, unless it comes from a
+/// [`BufferPool`](crate::BufferPool).
 ///
 /// ```
 /// use overdrive_ffi::HostBuffer;
@@ -25,13 +25,13 @@ use crate::raw;
 /// # }
 /// ```
 pub struct HostBuffer {
-    /// One dimension of unsigned bytes, whose memory nobody else reads or writes.
+    /// One dimension of uint8, whose memory nothing else reads or writes.
     tensor: Tensor,
     data: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: nobody else reads or writes its memory, and any thread may.
+// SAFETY: nothing else reads or writes its memory, and any thread may.
 unsafe impl Send for HostBuffer {}
 
 impl HostBuffer {
@@ -50,16 +50,16 @@ impl HostBuffer {
         // SAFETY: as above.
         let tensor = unsafe { Tensor::from_ptr(tensor) };
         let data = NonNull::new(data).unwrap_or(NonNull::dangling());
-        // SAFETY: the tensor has `bytes` bytes at `data`, and nobody else knows of them yet.
+        // SAFETY: the tensor has `bytes` bytes at `data`, and nothing else has access to them yet.
         unsafe { ptr::write_bytes(data.as_ptr(), 0, bytes) };
         Ok(Self { tensor, data, bytes })
     }
 
-    /// Memory that a pool keeps.
+    /// Memory that a pool owns.
     ///
     /// # Safety
-    /// `data` points to the memory of `tensor`: `bytes` initialised bytes, which nobody else reads or writes as long as the
-    /// buffer or a tensor made of it lives.
+    /// `data` points to the memory of `tensor`: `bytes` initialised bytes, which nothing else reads or writes as long
+    /// as the buffer or a tensor made of it lives.
     pub(crate) unsafe fn recycled(tensor: Tensor, data: NonNull<u8>, bytes: usize) -> Self {
         Self { tensor, data, bytes }
     }
@@ -76,25 +76,25 @@ impl HostBuffer {
 
     /// The bytes, to be written.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: `data` points to `bytes` initialised bytes that live as long as `self.tensor`, and that nobody else reads
-        // or writes; the borrow of `self` keeps the slice unique.
+        // SAFETY: `data` points to `bytes` initialised bytes that live as long as `self.tensor`, and that nothing else
+        // reads or writes; the borrow of `self` keeps the slice unique.
         unsafe { slice::from_raw_parts_mut(self.data.as_ptr(), self.bytes) }
     }
 
     /// The bytes, to be read.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: as in `as_mut_slice`; the borrow of `self` keeps everybody from writing.
+        // SAFETY: as in `as_mut_slice`; the borrow of `self` excludes writes.
         unsafe { slice::from_raw_parts(self.data.as_ptr(), self.bytes) }
     }
 
-    /// Copies a tensor's values to the byte `at` and those that follow, row-major and in the machine's byte order.
+    /// Copies a tensor's values to the bytes from `at` on, row-major and in the machine's byte order.
     ///
     /// # Errors
     /// `Other` for an undefined tensor, one that does not fit, one that is not dense, and for an `at` that is not a
-    /// multiple of the element's size; `Cuda`. The bytes may then hold anything.
+    /// multiple of the element's size; `Cuda`. The contents of the bytes are undefined then.
     ///
     /// # Syncs
-    /// For a tensor on another device: until it is copied.
+    /// For a tensor on another device, waits until it is copied.
     pub fn copy_from(&mut self, at: usize, source: &Tensor) -> Result<(), Error> {
         if !source.defined() {
             return Err(Error::refused("an undefined tensor has no values to copy"));
@@ -106,7 +106,7 @@ impl HostBuffer {
         Ok(place.f_view_dtype(kind)?.f_view(source.size().as_slice())?.f_copy_(source)?)
     }
 
-    /// The bytes as a tensor in the machine's byte order; `shape` may leave bytes at the end out.
+    /// The bytes as a tensor in the machine's byte order; `shape` may need fewer bytes than there are.
     ///
     /// # Errors
     /// [`tch::TchError`] when the shape needs more bytes than there are, or is negative, and for `Kind::Bool` when a byte
@@ -116,9 +116,9 @@ impl HostBuffer {
         let wanted = wanted.unwrap_or(i64::MAX);
         let flat = self.tensor.f_narrow(0, 0, wanted)?;
         if kind == Kind::Bool && !are_bools(&self.as_slice()[..wanted as usize]) {
-            return Err(tch::TchError::Convert("a bool is a byte of 0 or 1".to_owned()));
+            return Err(tch::TchError::Convert("for Kind::Bool every byte should be 0 or 1".to_owned()));
         }
-        // To autograd this shall be a tensor of its own, not a view: hence `f_data`.
+        // `f_data`, so that autograd does not see a view.
         flat.f_view_dtype(kind)?.f_view(shape)?.f_data()
     }
 }
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_become_a_tensor_of_their_own() -> Result<(), Box<dyn std::error::Error>> {
+    fn bytes_become_a_tensor() -> Result<(), Box<dyn std::error::Error>> {
         let mut buffer = HostBuffer::zeroed(24, false)?;
         assert_eq!((buffer.len(), buffer.as_mut_slice()), (24, &mut [0; 24][..]));
         for (place, value) in buffer.as_mut_slice().chunks_exact_mut(4).zip([1.5f32, -2.0, 3.0]) {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_copied_whatever_their_layout() -> Result<(), Box<dyn std::error::Error>> {
+    fn values_of_any_strides_are_copied() -> Result<(), Box<dyn std::error::Error>> {
         let mut buffer = HostBuffer::zeroed(20, false)?;
         let columns = Tensor::from_slice(&[1i16, 2, 3, 4]).view([2, 2]).tr();
         buffer.copy_from(2, &columns)?;

@@ -1,14 +1,14 @@
-//! Host memory kept between steps.
+//! A cache of freed host memory.
 
 use crate::error::{Error, check};
 use crate::raw;
 
-/// Keeps up to `limit` bytes of tensors' host memory that is freed, for tensors that come next.
+/// Keeps up to `limit` bytes of freed host memory for the next tensors.
 ///
-/// Without it the system takes large blocks back, or not, as malloc's heap happens to lie, and hands out others a page
-/// fault every 4 KiB: gradients that are freed with each step then cost several milliseconds for every 10 MB. With it,
-/// steps on a CPU take the same memory again. Blocks below 256 KiB are left to malloc. For the whole process and all threads,
-/// from here on; again with another limit, or with 0 to give everything back and to keep nothing.
+/// Without it, malloc may return large freed blocks to the system, depending on the state of its heap, and new blocks
+/// cost a page fault every 4 KiB: gradients that are freed in each step then cost several milliseconds per 10 MB. With
+/// it, steps on a CPU reuse the same memory. Blocks below 256 KiB are left to malloc. It applies to the whole process
+/// and all threads from here on. Call it again to change the limit; 0 frees everything and keeps nothing.
 ///
 /// # Errors
 /// When memory runs out.
@@ -19,11 +19,11 @@ use crate::raw;
 /// # Source
 /// What `torch.cuda`'s caching allocator does for a GPU.
 pub fn cache_host_memory(limit: usize) -> Result<(), Error> {
-    // SAFETY: there is nothing to keep.
+    // SAFETY: no pointers but the error slot.
     check(|err| unsafe { raw::od_host_cache_limit(limit, err) })
 }
 
-/// How many bytes [`cache_host_memory`] holds for what comes next.
+/// How many bytes [`cache_host_memory`] keeps now for the next tensors.
 ///
 /// # Errors
 /// When memory runs out.

@@ -1,9 +1,9 @@
-//! Parts of JPEG files, decoded by the system's libjpeg-turbo; with the feature `libjpeg-turbo` alone.
+//! Decodes parts of JPEG files with the system's libjpeg-turbo; only with the feature `libjpeg-turbo`.
 
 use crate::error::{Error, check};
 use crate::raw;
 
-/// Which pixels of a file to decode: a region of the image as it is when scaled.
+/// Which pixels of a file to decode: a region of the scaled image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// The first row.
@@ -16,22 +16,22 @@ pub struct Part {
     pub width: usize,
     /// The image's scale: 8, 4, 2 or 1 eighths. Sides are rounded up.
     pub eighths: usize,
-    /// Bytes a pixel: 3 for red, green and blue, 4 for these and a byte without meaning.
+    /// Bytes per pixel: 3 for red, green and blue, 4 for these and a padding byte.
     pub channels: usize,
 }
 
-/// Decodes a part of `file` into `pixels`, with the settings that Pillow and torchvision have: the accurate integer transform
-/// and smooth upsampling. What a progressive file leaves out is not guessed at.
+/// Decodes a part of `file` into `pixels`, with the settings of Pillow and torchvision: the accurate integer transform
+/// and smooth upsampling. Without block smoothing, which would guess data missing from a progressive file.
 ///
-/// Only what the part needs is transformed and coloured. What follows its last row is not looked at, save in a file of
-/// several scans.
+/// Only the blocks that the part needs are transformed and converted to RGB. Data after its last row is not read,
+/// except in a file with several scans.
 ///
 /// # Shapes
 /// `pixels` holds `[height, width, channels]`.
 ///
 /// # Errors
-/// A file of a kind that libjpeg-turbo cannot turn into RGB (CMYK), a damaged or truncated one, more than 256 scans; a
-/// part that is empty or reaches beyond the image, a scale or length other than those above.
+/// For a file that libjpeg-turbo cannot convert to RGB (CMYK), that is damaged or truncated, or has more than 256
+/// scans; for a part that is empty or reaches beyond the image, or another scale or length than those above.
 ///
 /// # Source
 /// `jpeg_crop_scanline` and `jpeg_skip_scanlines` of libjpeg-turbo 1.5.
@@ -40,13 +40,16 @@ pub fn decode(file: &[u8], part: &Part, pixels: &mut [u8]) -> Result<(), Error> 
     // A JPEG file has at most 65,535 rows and columns; the C side adds two of these numbers.
     let small = [top, left, height, width].iter().all(|&side| side <= usize::from(u16::MAX));
     if !small || height == 0 || width == 0 || !matches!(eighths, 1 | 2 | 4 | 8) || !matches!(channels, 3 | 4) {
-        return Err(Error::refused(format!("{part:?} is no part of a JPEG file")));
+        return Err(Error::refused(format!(
+            "{part:?} is not a part of a JPEG file: height and width should be 1 to 65535, top and left at most 65535, \
+             eighths 1, 2, 4 or 8, channels 3 or 4"
+        )));
     }
     let [top, left, height, width, eighths, channels] =
         [top, left, height, width, eighths, channels].map(|value| value as u32);
     let bytes = u64::from(height) * u64::from(width) * u64::from(channels);
     if bytes != pixels.len() as u64 {
-        return Err(Error::refused(format!("{part:?} takes {bytes} bytes, not {}", pixels.len())));
+        return Err(Error::refused(format!("{part:?} needs {bytes} bytes, but was given {}", pixels.len())));
     }
     let raw_part = raw::JpegPart { top, left, height, width, eighths, channels };
     // SAFETY: file and part live through the call, and `pixels` has room for the part, as compared above.

@@ -1,4 +1,4 @@
-//! `c10::ScalarType`'s numbers, which tch keeps to itself.
+//! `c10::ScalarType`'s numbers, which tch does not expose.
 
 use tch::Kind;
 

@@ -1,8 +1,8 @@
-//! The parts of libtorch that tch leaves out, behind a safe surface.
+//! The parts of libtorch that tch leaves out, with a safe API.
 //!
 //! This is the only crate of the workspace with C++ or `unsafe`. Every entry point of its C++ side catches every
-//! exception and returns a status; here the status becomes a [`Error`] that says whether libtorch ran out of memory,
-//! failed on the GPU, failed between ranks, or refused its arguments.
+//! exception and returns a status; Rust turns the status into an [`Error`] whose kind says whether libtorch ran out of
+//! memory, failed on the GPU, failed between ranks, or refused its arguments.
 //!
 //! ```
 //! use overdrive_ffi::{Arg, Op, TensorList};

@@ -1,4 +1,4 @@
-//! Host memory: that a GPU can read directly, and that was a vector before.
+//! Tensors in page-locked host memory, and in the memory of a vector.
 
 use std::ffi::c_void;
 use std::{ptr, slice};
@@ -11,7 +11,7 @@ use crate::host_buffer::are_bools;
 use crate::kind::to_scalar_type;
 use crate::raw;
 
-/// An uninitialised tensor in page-locked host memory, from which a copy to the GPU can run beside the computation.
+/// An uninitialised tensor in page-locked host memory, from which copies to the GPU can overlap with the computation.
 ///
 /// # Shapes
 /// `shape`, row-major.
@@ -58,16 +58,16 @@ pub fn tensor_from_vec<T: Element + Send + 'static>(
     if bytes.is_none_or(|bytes| bytes > given) {
         return Err(Error::refused(format!("a tensor of {shape:?} and {kind:?} does not fit into {given} bytes")));
     }
-    // A complex number is aligned as its parts are.
+    // A complex number has the alignment of its parts.
     let alignment = kind.elt_size_in_bytes().min(align_of::<f64>());
     if bytes != Some(0) && !values.as_ptr().addr().is_multiple_of(alignment) {
-        return Err(Error::refused(format!("a vector that is not aligned to the {alignment} bytes of {kind:?}")));
+        return Err(Error::refused(format!("the vector should be aligned to the {alignment} bytes of {kind:?}")));
     }
     if kind == Kind::Bool && T::KIND != Kind::Bool {
         // SAFETY: elements are plain numbers without padding, and `bytes` of them are there.
         let bytes = unsafe { slice::from_raw_parts(values.as_ptr().cast::<u8>(), bytes.unwrap_or(0)) };
         if !are_bools(bytes) {
-            return Err(Error::refused("a bool is a byte of 0 or 1"));
+            return Err(Error::refused("for Kind::Bool every byte should be 0 or 1"));
         }
     }
 
@@ -75,7 +75,7 @@ pub fn tensor_from_vec<T: Element + Send + 'static>(
     let data = owner.as_mut_ptr().cast::<c_void>();
     let owner = Box::into_raw(owner).cast::<c_void>();
     let mut out = ptr::null_mut();
-    // SAFETY: the memory behind `data` lives until `drop_vector` is called with its owner, which happens once, on
+    // SAFETY: the memory at `data` lives until `drop_vector` is called with its owner, which happens once, on
     // success and on failure; it holds as many bytes as the tensor has, is aligned for it and is initialised, since
     // elements have no padding. The shape lives through the call; on success `out` is a tensor that we own.
     check(|err| unsafe {
@@ -88,6 +88,6 @@ pub fn tensor_from_vec<T: Element + Send + 'static>(
 
 /// Freeing memory does not panic, so nothing has to be caught here.
 extern "C" fn drop_vector<T: Element>(owner: *mut c_void) {
-    // SAFETY: `owner` came out of `Box::into_raw` above as a `Vec<T>`, and is given here once.
+    // SAFETY: `owner` came out of `Box::into_raw` above as a `Vec<T>`, and is passed here once.
     drop(unsafe { Box::from_raw(owner.cast::<Vec<T>>()) });
 }

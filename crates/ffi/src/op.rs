@@ -11,7 +11,7 @@ use crate::op_table::{Checks, checks};
 use crate::raw;
 use crate::tensor_list::TensorList;
 
-/// Room for what an operator returns; libtorch's longest returns have ten values.
+/// The most values that an operator may return; libtorch's operators return at most ten.
 const MAX_RESULTS: usize = 16;
 
 /// One argument of an operator.
@@ -60,16 +60,16 @@ pub enum Value {
 
 /// An operator of libtorch, found by name (`"aten::_fused_adamw_"`) and overload (`""`, `"Scalar"`, ..).
 ///
-/// libtorch does not check the arguments of every operator: some read past the end of a short list. [`find`](Self::find)
-/// knows those that refuse what they cannot take, by themselves or because this crate looks first.
+/// libtorch does not check the arguments of every operator: some read past the end of a short list.
+/// [`find`](Self::find) only finds operators whose wrong arguments are refused, by the operator itself or by this
+/// crate.
 #[derive(Clone, Copy)]
 pub struct Op {
     handle: &'static raw::Op,
     checks: Checks,
 }
 
-// SAFETY: an operator handle is a reference to the dispatcher's entry, which is made for concurrent use and is never
-// freed.
+// SAFETY: an operator handle refers to the dispatcher's entry, which may be used concurrently and is never freed.
 unsafe impl Send for Op {}
 // SAFETY: as above.
 unsafe impl Sync for Op {}
@@ -84,8 +84,8 @@ impl Op {
         let Some(checks) = checks(name, overload) else {
             return Err(Error::refused(format!(
                 "the operator {name:?} with the overload {overload:?} is not among those whose arguments are checked: \
-                 look into what it does with wrong ones and add it to the table in overdrive-ffi's op_table.rs, or find it \
-                 unchecked"
+                 find out what it does with wrong arguments and add it to the table in overdrive-ffi's op_table.rs, or \
+                 use `find_unchecked`"
             )));
         };
         Ok(Self { checks, ..look_up(name, overload)? })
@@ -97,8 +97,8 @@ impl Op {
     /// When libtorch has no operator of this name and overload.
     ///
     /// # Safety
-    /// The arguments of every [`call`](Self::call) have to be such as the operator takes; not all operators check the lengths
-    /// of lists, the sizes, dtypes and devices of tensors, and the range of numbers.
+    /// The arguments of every [`call`](Self::call) have to be valid for the operator: not all operators check the
+    /// lengths of lists, the sizes, dtypes and devices of tensors, and the ranges of numbers.
     pub unsafe fn find_unchecked(name: &str, overload: &str) -> Result<Self, Error> {
         look_up(name, overload)
     }
@@ -106,13 +106,13 @@ impl Op {
     /// Calls it. Arguments left out at the end take their defaults.
     ///
     /// # Errors
-    /// When an argument has the wrong type or a needed one is missing, and whatever the operator itself reports.
+    /// When an argument has the wrong type or a required one is missing, and errors of the operator itself.
     pub fn call(&self, args: &[Arg<'_>]) -> Result<Vec<Value>, Error> {
         let args: Vec<raw::Value> = args.iter().map(to_raw).collect();
         let mut results = [raw::Value { tag: raw::NONE, integer: 0, real: 0.0, pointer: ptr::null() }; MAX_RESULTS];
         let mut count = 0;
-        // SAFETY: every pointer in `args` is borrowed for the length of the call, and `results` has the room stated. The
-        // operator refuses what it cannot take, or else whoever found it answers for the arguments.
+        // SAFETY: every pointer in `args` is borrowed for the length of the call, and `results` has the stated length.
+        // Invalid arguments are refused, or the caller of `find_unchecked` has promised that they are valid.
         check(|err| unsafe {
             let fused = i32::from(self.checks == Checks::Fused);
             let (handle, out) = (self.handle, results.as_mut_ptr());
@@ -123,7 +123,7 @@ impl Op {
     }
 }
 
-/// As libtorch knows it, without checks of ours.
+/// Looks up an operator in libtorch, without this crate's checks.
 fn look_up(name: &str, overload: &str) -> Result<Op, Error> {
     let c_string = |text| CString::new(text).map_err(|_| Error::refused(format!("{text:?} holds a zero byte")));
     let (name, overload) = (c_string(name)?, c_string(overload)?);
@@ -135,7 +135,7 @@ fn look_up(name: &str, overload: &str) -> Result<Op, Error> {
     Ok(Op { handle, checks: Checks::Own })
 }
 
-/// [`Op::find_unchecked`] for tests that take operators and arguments from PyTorch's own.
+/// [`Op::find_unchecked`] for tests that take operators and arguments from PyTorch's tests.
 #[doc(hidden)]
 pub fn test_find(name: &str, overload: &str) -> Result<Op, Error> {
     look_up(name, overload)
@@ -163,7 +163,7 @@ fn to_raw(arg: &Arg<'_>) -> raw::Value {
 }
 
 /// # Safety
-/// `value` was written by `od_op_call`, and whatever it points to is ours and not read a second time.
+/// `value` was written by `od_op_call`, and what it points to is ours and read only once.
 unsafe fn from_raw(value: &raw::Value) -> Result<Value, Error> {
     Ok(match value.tag {
         raw::NONE => Value::None,
@@ -199,8 +199,8 @@ impl LazyOp {
 
     /// Calls it and returns its first result, a tensor.
     ///
-    /// The way to call an operator that takes a `Scalar`: tch's own fallible forms of those panic when libtorch refuses,
-    /// because dropping their scalar reads the pending error first.
+    /// Use it for operators that take a `Scalar`: tch's fallible forms of those panic when libtorch refuses, because
+    /// dropping their scalar reads the pending error first.
     ///
     /// # Errors
     /// Those of [`call`](Self::call), and when the operator returns no tensor.

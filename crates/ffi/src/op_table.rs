@@ -1,16 +1,16 @@
-//! The operators that take any arguments from safe code.
+//! The operators that safe code may call with any arguments.
 
-/// Who refuses arguments that an operator cannot take.
+/// Where invalid arguments are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Checks {
     /// The operator itself.
     Own,
-    /// This crate, before it calls a fused optimizer: that walks all lists by one index and looks at the parameters' sizes
-    /// alone.
+    /// This crate, before it calls a fused optimizer, which iterates over all lists by one index and checks only the
+    /// parameters' sizes.
     Fused,
 }
 
-/// Who checks the arguments of this operator; none for one that is not known.
+/// Where this operator's arguments are checked; `None` for an operator that is not in the tables.
 pub(crate) fn checks(name: &str, overload: &str) -> Option<Checks> {
     let is_in = |table: &[(&str, &str)]| table.contains(&(name, overload));
     match (is_in(&OWN), is_in(&FUSED)) {
@@ -20,8 +20,8 @@ pub(crate) fn checks(name: &str, overload: &str) -> Option<Checks> {
     }
 }
 
-/// Their lists have to be equally long, numbers to be in range, places to be in a tensor: they look themselves, on every
-/// device. (`_foreach_copy` does not, and must not be here.)
+/// These check by themselves, on every device, that lists are equally long, numbers in range and indices within the
+/// tensor. (`_foreach_copy` does not, and must not be listed.)
 const OWN: [(&str, &str); 71] = [
     ("aten::_amp_foreach_non_finite_check_and_unscale_", ""),
     ("aten::_amp_update_scale_", ""),

@@ -7,7 +7,7 @@ use tch::{Device, Tensor};
 use crate::error::{Error, check};
 use crate::raw;
 
-/// The state of a device's default generator, a copy.
+/// A copy of the state of a device's default generator.
 ///
 /// ```
 /// use overdrive_ffi::rng;
@@ -26,7 +26,7 @@ use crate::raw;
 /// Bytes on the host: `[5056]` for a CPU, `[16]` for CUDA.
 ///
 /// # Errors
-/// For a device that is not there, or without a generator.
+/// For a device that does not exist, or has no generator.
 ///
 /// # Syncs
 /// No.
@@ -43,13 +43,13 @@ pub fn state(device: Device) -> Result<Tensor, Error> {
     Ok(unsafe { Tensor::from_ptr(out) })
 }
 
-/// Puts a state back; the generator goes on as it did when the state was taken.
+/// Sets the state; the generator continues as it did after the state was taken.
 ///
 /// # Shapes
-/// As [`state`] gives it.
+/// As [`state`] returns it.
 ///
 /// # Errors
-/// For what is no state of such a generator; the generator is then as it was.
+/// When it is not a valid state of this generator; nothing has changed then.
 ///
 /// # Syncs
 /// No.
@@ -66,21 +66,21 @@ pub fn set_state(device: Device, state: &Tensor) -> Result<(), Error> {
     check(|err| unsafe { raw::od_set_rng_state(kind, index, state.as_ptr(), err) })
 }
 
-/// libtorch checks how many numbers are left and which is the next, but not that they are there: it would read on past the
-/// last. What is no state at all is left to libtorch.
+/// libtorch checks the count of numbers left and the index of the next one separately, but not that together they stay
+/// within the buffer: it would read past its end. Other invalid states are left to libtorch.
 fn check_cpu(state: &Tensor) -> Result<(), Error> {
-    /// Where `CPUGeneratorImplStateLegacy` has them, and how many numbers MT19937 makes at once.
+    /// Their offsets in `CPUGeneratorImplStateLegacy`, and how many numbers MT19937 makes at once.
     const LEFT: usize = 8;
     const NEXT: usize = 16;
     const NUMBERS: u64 = 624;
     let Ok(bytes) = Vec::<u8>::try_from(state) else { return Ok(()) };
     let word = |at: usize| bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_ne_bytes);
     let (Some(left), Some(next)) = (word(LEFT), word(NEXT)) else { return Ok(()) };
-    // Four bytes; a flag follows.
+    // `left` has four bytes; a flag follows.
     let left = u64::from(left as u32);
     if next.saturating_add(left) > NUMBERS + 1 {
         return Err(Error::refused(format!(
-            "this is no state of a CPU's generator: number {next} comes next and {left} are left, of {NUMBERS}"
+            "this is not a valid state of a CPU generator: number {next} comes next and {left} are left, of {NUMBERS}"
         )));
     }
     Ok(())
@@ -91,7 +91,7 @@ fn place(device: Device) -> Result<(i32, i32), Error> {
     match device {
         Device::Cpu => Ok((0, -1)),
         Device::Cuda(index) => Ok((1, i32::try_from(index).unwrap_or(i32::MAX))),
-        other => Err(Error::refused(format!("{other:?} has no generator here: ask for the CPU's or for CUDA's"))),
+        other => Err(Error::refused(format!("{other:?} has no generator here: use the CPU or CUDA"))),
     }
 }
 
@@ -101,8 +101,8 @@ mod tests {
     use tch::Kind;
 
     #[test]
-    fn what_is_no_state_is_refused_and_changes_nothing() {
-        // tch's generator is the process's: the tests of this crate that draw numbers do not ask for certain ones.
+    fn an_invalid_state_is_refused_and_changes_nothing() {
+        // The generator is shared by the process, but no test of this crate depends on the numbers drawn.
         for bad in [
             Tensor::new(),
             Tensor::zeros([5056], (Kind::Uint8, Device::Cpu)),

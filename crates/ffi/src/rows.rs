@@ -1,4 +1,4 @@
-//! Rows of a tensor, gathered by any thread.
+//! Gathers rows of a tensor on any thread.
 
 use std::fmt;
 use std::ptr;
@@ -9,11 +9,11 @@ use crate::error::{Error, check};
 use crate::raw;
 use crate::{Arg, LazyOp};
 
-const OTHER_LAYOUT: &str = "a sparse one or one of another layout, of which `to_dense` makes such";
+const OTHER_LAYOUT: &str = "a sparse tensor or another layout, which `to_dense` converts";
 
 static INDEX_SELECT: LazyOp = LazyOp::new("aten::index_select", "");
 
-/// A tensor whose rows are read by several threads at once.
+/// A tensor whose rows several threads can read at once.
 ///
 /// ```
 /// use overdrive_ffi::Rows;
@@ -37,8 +37,8 @@ impl Rows {
     /// The rows of `tensor` along its first dimension; shares its memory where it is contiguous.
     ///
     /// # Errors
-    /// `Other` for an undefined tensor, one without a dimension, and one whose values are not what lies in memory row by
-    /// row: a sparse or quantised one; `OutOfMemory` when a copy is needed.
+    /// `Other` for an undefined tensor, one without dimensions, and one whose values are not stored row by row: a
+    /// sparse or quantised one; `OutOfMemory` if a copy is needed.
     pub fn new(tensor: &Tensor) -> Result<Self, Error> {
         let shape = if tensor.defined() { tensor.size() } else { Vec::new() };
         let Some(&len) = shape.first() else {
@@ -51,9 +51,9 @@ impl Rows {
             return Err(needed(OTHER_LAYOUT));
         }
         if let Ok(Kind::QInt8 | Kind::QUInt8 | Kind::QInt32) = tensor.f_kind() {
-            return Err(needed("a quantised one, of which `dequantize` makes such"));
+            return Err(needed("a quantised tensor, which `dequantize` converts"));
         }
-        // A conjugate or a negative may be no more than a flag, which the copied bytes would not have.
+        // Lazy conjugation and negation are only flags, which copied bytes would lose.
         let settled = tensor.f_resolve_conj().and_then(|tensor| tensor.f_resolve_neg()?.f_contiguous());
         let tensor = settled.map_err(|error| match is_compressed(tensor) {
             true => needed(OTHER_LAYOUT),
@@ -77,18 +77,18 @@ impl Rows {
         self.tensor.device()
     }
 
-    /// A new tensor of the rows with these numbers, which may repeat; page-locked when `pinned` and on the host.
+    /// A new tensor of the rows with these indices, which may repeat; page-locked when `pinned` and on the host.
     ///
-    /// On the host, the calling thread copies them by itself: libtorch's thread pool is left alone.
+    /// On the host, the calling thread copies the rows itself and does not use libtorch's thread pool.
     ///
     /// # Shapes
     /// `[rows.len(), ..]`
     ///
     /// # Errors
-    /// `Other` for a number that is out of range, on the host; `OutOfMemory`; `Cuda`.
+    /// `Other` for an index that is out of range; `OutOfMemory`; `Cuda`.
     ///
     /// # Syncs
-    /// No, but for the upload of the numbers where the rows are on a GPU.
+    /// Only for the upload of the indices where the rows are on a GPU.
     ///
     /// # Source
     /// `torch.index_select` along dimension 0
@@ -102,7 +102,7 @@ impl Rows {
             return INDEX_SELECT.tensor(&[Arg::Tensor(&self.tensor), Arg::Int(0), Arg::Tensor(&rows)]);
         }
         let mut out = ptr::null_mut();
-        // SAFETY: tensor and numbers live through the call; on success `out` is a tensor that we own.
+        // SAFETY: tensor and indices live through the call; on success `out` is a tensor that we own.
         check(|err| unsafe {
             raw::od_gather_rows(self.tensor.as_ptr(), rows.as_ptr(), rows.len(), i32::from(pinned), &mut out, err)
         })?;
@@ -116,9 +116,9 @@ impl Rows {
     }
 }
 
-/// Whether a tensor is of a sparse layout that tch does not know: what those have, no dense tensor does.
+/// Whether a tensor has a compressed sparse layout, which tch does not know: it then has row or column indices.
 ///
-/// For errors only, since asking a dense one makes libtorch write down its whole stack.
+/// Only for error messages, because for a dense tensor libtorch makes an error with a stack trace, which is slow.
 fn is_compressed(tensor: &Tensor) -> bool {
     tensor.f_crow_indices().is_ok() || tensor.f_ccol_indices().is_ok()
 }
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lazy_conjugate_is_settled_first() -> Result<(), Box<dyn std::error::Error>> {
+    fn a_lazy_conjugate_is_resolved_first() -> Result<(), Box<dyn std::error::Error>> {
         let complex = Tensor::view_as_complex(&Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0]).view([2, 2]));
         let conjugate = complex.conj();
         let rows = Rows::new(&conjugate)?.gather(&[1], false)?;
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_plain_numbers_is_refused() -> Result<(), Box<dyn std::error::Error>> {
+    fn sparse_and_quantised_tensors_are_refused() -> Result<(), Box<dyn std::error::Error>> {
         let dense = Tensor::from_slice(&[1.0_f32, 0.0, 2.0, 3.0]).view([2, 2]);
         let layouts = [dense.f_to_sparse_sparse_dim(1)?, dense.f_to_sparse_csr(None)?, dense.f_to_sparse_csc(None)?];
         for tensor in &layouts {

@@ -7,19 +7,19 @@ use tch::Tensor;
 use crate::error::{Error, check};
 use crate::raw;
 
-/// A list of tensors held by libtorch, so that a step over hundreds of parameters crosses the border once.
+/// A list of tensors held by libtorch, so that a step over hundreds of parameters needs only one FFI call.
 ///
 /// It shares the tensors, as [`Tensor::shallow_clone`] does. (PyTorch: a `TensorList` argument.)
 pub struct TensorList(NonNull<raw::TensorList>);
 
-// SAFETY: like tch's Tensor, the list only holds atomically counted references. `share` gives a second handle to the same
-// list, which two threads may then hold: nothing changes a list once it is made, so both only read.
+// SAFETY: like tch's Tensor, the list only holds atomically counted references. Two threads may hold handles of one
+// list (`share`), but a list never changes once it is made, so both only read.
 unsafe impl Send for TensorList {}
 
-/// Which tensor a handle stands for: equal for a tensor and its [`shallow_clone`](Tensor::shallow_clone)s, and for nothing
-/// else, not even for views of the same memory. All undefined tensors are one.
+/// The identity of a tensor: equal for a tensor and its [`shallow_clone`](Tensor::shallow_clone)s, and different for
+/// all others, even views of the same memory. All undefined tensors have the same identity.
 ///
-/// It says so for as long as a handle of the tensor lives; later ones may get the same.
+/// It is valid as long as a handle of the tensor lives; a later tensor may get the same.
 ///
 /// # Source
 /// `a is b`, or `id(a)`, for tensors in Python
@@ -27,7 +27,7 @@ unsafe impl Send for TensorList {}
 pub struct TensorId(usize);
 
 impl TensorId {
-    /// The tensor's.
+    /// The identity of this tensor.
     pub fn of(tensor: &Tensor) -> Self {
         // SAFETY: the handle is live.
         Self(unsafe { raw::od_tensor_id(tensor.as_ptr()) })
@@ -75,7 +75,7 @@ impl TensorList {
         unsafe { raw::od_tensor_list_len(self.as_ptr()) }
     }
 
-    /// How often its tensors have been written to in place, all together: where it has not grown, they are as they were.
+    /// How often its tensors have been written to in place, in total: if it has not grown, they are unchanged.
     ///
     /// # Errors
     /// When libtorch fails.
@@ -118,7 +118,7 @@ impl TensorList {
         (0..self.len()).map(|index| self.get(index)).collect()
     }
 
-    /// The gradients of these tensors, shared, those that have none left out.
+    /// The gradients of these tensors, shared; tensors without a gradient are left out.
     ///
     /// # Errors
     /// When memory runs out.
@@ -126,8 +126,8 @@ impl TensorList {
         self.find_grads(false)
     }
 
-    /// The gradients of these tensors, each in its tensor's memory layout, as fused kernels need them: shared where the
-    /// layout is the same (autograd makes it so), else a copy.
+    /// The gradients of these tensors, each in its tensor's memory layout, as fused kernels need them: shared if the
+    /// layout is the same (as autograd makes it), otherwise a copy.
     ///
     /// # Errors
     /// When a gradient is sparse, or memory runs out.
@@ -138,14 +138,14 @@ impl TensorList {
     fn find_grads(&self, like_params: bool) -> Result<Grads, Error> {
         let mut defined = vec![0u8; self.len()];
         let mut count = 0;
-        // SAFETY: `defined` has one place a tensor.
+        // SAFETY: `defined` has one element per tensor.
         let list = Self::receive(|out, err| unsafe {
             raw::od_tensor_list_grads(self.as_ptr(), i32::from(like_params), defined.as_mut_ptr(), &mut count, out, err)
         })?;
         Ok(Grads { list, defined: defined.into_iter().map(|flag| flag != 0).collect() })
     }
 
-    /// The place of the first tensor whose gradient is not dense, if there is one.
+    /// The index of the first tensor whose gradient is not dense, if there is one.
     ///
     /// # Errors
     /// When libtorch refuses, which it does not for leaves.
@@ -165,7 +165,7 @@ impl TensorList {
         check(|err| unsafe { raw::od_tensor_list_clear_grads(self.as_ptr(), err) })
     }
 
-    /// The tensors whose place in `keep` is true, shared.
+    /// The tensors for which `keep` is true, shared.
     ///
     /// # Errors
     /// When `keep` is not as long as the list.
@@ -174,7 +174,7 @@ impl TensorList {
             return Err(Error::refused(format!("{} flags for a list of {} tensors", keep.len(), self.len())));
         }
         let keep: Vec<u8> = keep.iter().map(|&flag| u8::from(flag)).collect();
-        // SAFETY: `keep` has one place a tensor.
+        // SAFETY: `keep` has one element per tensor.
         Self::receive(|out, err| unsafe { raw::od_tensor_list_select(self.as_ptr(), keep.as_ptr(), out, err) })
     }
 
@@ -185,7 +185,7 @@ impl TensorList {
     /// Takes over a list that the C++ side has allocated.
     ///
     /// # Safety
-    /// `pointer` is a list that nobody else frees.
+    /// `pointer` is a list that nothing else frees.
     pub(crate) unsafe fn from_raw(pointer: *mut raw::TensorList) -> Result<Self, Error> {
         NonNull::new(pointer).map(Self).ok_or_else(|| Error::refused("libtorch returned no list"))
     }
@@ -193,7 +193,7 @@ impl TensorList {
     fn receive(call: impl FnOnce(*mut *mut raw::TensorList, *mut raw::Error) -> raw::Status) -> Result<Self, Error> {
         let mut out = ptr::null_mut();
         check(|err| call(&mut out, err))?;
-        // SAFETY: the call succeeded, so `out` is a new list that only we know.
+        // SAFETY: the call succeeded, so `out` is a new list with no other owner.
         unsafe { Self::from_raw(out) }
     }
 }
@@ -217,7 +217,7 @@ mod tests {
     use tch::{Device, Kind};
 
     #[test]
-    fn a_tensor_is_told_from_others_of_the_same_memory() {
+    fn a_tensor_differs_from_others_of_the_same_memory() {
         let options = (Kind::Float, Device::Cpu);
         let (x, y) = (Tensor::ones([2], options), Tensor::ones([0], options));
         assert_eq!(TensorId::of(&x), TensorId::of(&x.shallow_clone()));

@@ -6,17 +6,17 @@ use std::ptr::{self, NonNull};
 use crate::error::{Error, check};
 use crate::raw;
 
-/// A point in the work of a CUDA device that knows when the device reached it.
+/// A point in a CUDA stream, with the time at which the device reached it.
 ///
 /// # Source
 /// `torch.cuda.Event(enable_timing=True)`
 pub struct TimedEvent(NonNull<raw::TimedEvent>);
 
-// SAFETY: CUDA takes calls on an event from any thread, and `&mut` in `record` keeps them apart.
+// SAFETY: CUDA takes calls on an event from any thread, and `&mut` in `record` keeps them from overlapping.
 unsafe impl Send for TimedEvent {}
 
 impl TimedEvent {
-    /// An event for the CUDA device with this number. It may be recorded again and again.
+    /// An event for the CUDA device with this number. It may be recorded repeatedly.
     ///
     /// # Errors
     /// Without CUDA, or when there is no such device.
@@ -28,7 +28,7 @@ impl TimedEvent {
         Ok(Self(NonNull::new(out).expect("a status of success comes with an event")))
     }
 
-    /// Marks the point after everything that the calling thread's current stream was given so far.
+    /// Records the event after all work submitted to the calling thread's current stream so far.
     ///
     /// # Errors
     /// `Cuda`
@@ -40,10 +40,10 @@ impl TimedEvent {
         check(|err| unsafe { raw::od_timed_event_record(self.0.as_ptr(), err) })
     }
 
-    /// Whether the device has reached the point; never for one that was not recorded.
+    /// Whether the device has reached the event; false if it was not recorded.
     ///
     /// # Errors
-    /// `Cuda`: what went wrong on the device before.
+    /// `Cuda`: earlier errors on the device.
     ///
     /// # Syncs
     /// No.
@@ -54,7 +54,7 @@ impl TimedEvent {
         Ok(reached != 0)
     }
 
-    /// Milliseconds on the device from this point to a later one.
+    /// Milliseconds on the device from this event to a later one.
     ///
     /// # Errors
     /// When one of them has not been [reached](Self::is_reached); `Cuda`.
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_is_not_there_is_an_error() {
+    fn a_missing_device_is_an_error() {
         assert!(TimedEvent::new(usize::MAX).is_err());
         if !tch::Cuda::is_available() {
             assert!(TimedEvent::new(0).is_err());

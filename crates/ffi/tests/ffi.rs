@@ -1,4 +1,4 @@
-//! The border itself: errors of every kind come across as `Err`, and operators that tch leaves out do what they say.
+//! The C++ interface: exceptions of every kind become `Err`, and the functions that tch leaves out work as documented.
 
 use overdrive_ffi::autocast::{self, Region, State};
 use overdrive_ffi::{
@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
-/// For operators with the arguments that they take.
+/// Any operator; the tests call it only with valid arguments.
 fn any_op(name: &str, overload: &str) -> Result<Op, overdrive_ffi::Error> {
     // SAFETY: as above.
     unsafe { Op::find_unchecked(name, overload) }
@@ -38,8 +38,8 @@ fn every_cpp_exception_becomes_an_error_of_its_kind() {
 }
 
 #[test]
-fn the_stack_trace_is_not_in_the_message_and_the_source_where_it_is_asked_for() {
-    const NAME: &str = "the_stack_trace_is_not_in_the_message_and_the_source_where_it_is_asked_for";
+fn the_stack_trace_is_not_in_the_message_but_in_the_source_with_rust_backtrace() {
+    const NAME: &str = "the_stack_trace_is_not_in_the_message_but_in_the_source_with_rust_backtrace";
     const RAISED: &str = "Exception raised from";
     let error = test_throw(3).expect_err("it throws");
     assert!(!error.to_string().contains(RAISED), "{error}");
@@ -201,7 +201,7 @@ fn a_vector_becomes_a_tensor_in_place() {
     let data = values.as_ptr();
     let tensor = tensor_from_vec(values, Kind::Float, &[2, 2]).unwrap();
     assert_eq!((tensor.size(), tensor.data_ptr().cast_const().cast()), (vec![2, 2], data));
-    // What is made of it keeps the memory.
+    // A view keeps the memory alive.
     let row = tensor.get(1);
     drop(tensor);
     assert_eq!(Vec::<f32>::try_from(row).unwrap(), [3.25, 4.0]);
@@ -218,7 +218,7 @@ fn a_vector_becomes_a_tensor_in_place() {
     }
 }
 
-/// A plain tch program loses libtorch_cuda to the linker's --as-needed; a program with this crate must not.
+/// With the linker's --as-needed, a plain tch program does not load libtorch_cuda; a program with this crate must.
 #[cfg(target_os = "linux")]
 #[test]
 fn libtorch_cuda_is_loaded_where_it_exists() {
@@ -275,18 +275,20 @@ fn a_hook_is_called_for_each_complete_gradient_until_it_is_dropped() {
     // Used twice, accumulated once.
     (&x * &x).sum(Kind::Float).backward();
     assert_eq!(calls.load(Ordering::Relaxed), 1);
-    assert!(GradHook::new(&x, || ()).unwrap_err().message().contains("has a hook"));
-    assert!(GradHook::new(&x.detach(), || ()).unwrap_err().message().contains("a leaf that requires one"));
+    assert!(GradHook::new(&x, || ()).unwrap_err().message().contains("already has a gradient hook"));
+    assert!(
+        GradHook::new(&x.detach(), || ()).unwrap_err().message().contains("a leaf tensor that requires a gradient")
+    );
     assert!(GradHook::new(&(&x * 2.0), || ()).is_err());
     assert!(GradHook::new(&Tensor::new(), || ()).is_err());
     drop(hook);
     x.sum(Kind::Float).backward();
-    assert_eq!((calls.load(Ordering::Relaxed), Arc::strong_count(&calls)), (1, 1), "what it held is let go");
+    assert_eq!((calls.load(Ordering::Relaxed), Arc::strong_count(&calls)), (1, 1), "what it held is dropped");
     let _second = GradHook::new(&x, || ()).unwrap();
 }
 
 #[test]
-fn a_hooks_panic_waits_for_whoever_asks() {
+fn a_hooks_panic_is_kept_until_it_is_resumed() {
     let x = Tensor::ones([2], FLOAT).set_requires_grad(true);
     let hook = GradHook::new(&x, || panic!("in a hook")).unwrap();
     x.sum(Kind::Float).backward();
@@ -307,14 +309,16 @@ fn the_8_bit_kernel_refuses_what_does_not_fit() {
         adamw8bit::step(param, grad, state, &options).map_err(|error| error.message().to_owned())
     };
     let grad = param.ones_like();
-    assert!(step(&param, &grad.to_kind(Kind::Double), &codes, &scales).unwrap_err().contains("as its parameter does"));
+    assert!(
+        step(&param, &grad.to_kind(Kind::Double), &codes, &scales).unwrap_err().contains("strides of its parameter")
+    );
     assert!(step(&param, &grad.narrow(0, 0, 299), &codes, &scales).is_err());
     assert!(step(&param, &grad, &codes.narrow(0, 0, 299), &scales).unwrap_err().contains("each of 300 numbers"));
     assert!(step(&param, &grad, &codes, &Tensor::zeros([3], FLOAT)).unwrap_err().contains("each of 2 blocks"));
     assert!(step(&param.to_kind(Kind::Int64), &grad.to_kind(Kind::Int64), &codes, &scales).is_err());
     assert!(param.equal(&grad), "nothing has changed");
     step(&param, &grad, &codes, &scales).unwrap();
-    assert!((param.double_value(&[0]) - 0.9).abs() < 1e-6, "the first step of Adam is the learning rate long");
+    assert!((param.double_value(&[0]) - 0.9).abs() < 1e-6, "Adam's first step equals the learning rate");
     for signed in [true, false] {
         let map = adamw8bit::dynamic_map(signed);
         assert!(map.windows(2).all(|pair| pair[0] < pair[1]) && map[255] == 1.0 && map.contains(&0.0));
@@ -336,7 +340,7 @@ mod compress {
     fn the_largest_are_taken_out_and_the_rest_is_the_error() {
         let count = 200_003;
         let (grad, error) = (Tensor::randn([count], FLOAT), Tensor::randn([count], FLOAT));
-        // Ties, of which the first go, and what is larger than every number.
+        // Ties, of which the first are taken, and infinity and NaN, which count as the largest.
         for (place, value) in [(17, f64::INFINITY), (90_000, f64::NAN), (5, -100.0), (6, 100.0), (7, 100.0)] {
             let _ = grad.get(place).f_copy_(&Tensor::from(value as f32)).map(|()| error.get(place).zero_());
         }
@@ -358,7 +362,7 @@ mod compress {
             assert_eq!(found, expected, "{kept} of them");
             for (place, left) in numbers(&left).into_iter().enumerate() {
                 let stays = found.binary_search(&place).is_err();
-                // An infinity that stays behind is not remembered.
+                // An infinity that is not taken is not kept in the error either.
                 assert_eq!(left, if stays && whole[place].is_finite() { whole[place] } else { 0.0 }, "at {place}");
             }
         }
@@ -368,7 +372,7 @@ mod compress {
     }
 
     #[test]
-    fn signs_and_what_they_lose_make_up_the_sum() {
+    fn signs_and_their_rounding_error_add_up_to_the_sum() {
         let (count, padded) = (150_001, 150_008);
         let grad = Tensor::randn([count], FLOAT);
         let before = Tensor::randn([padded], FLOAT);
@@ -385,8 +389,8 @@ mod compress {
         sign_expand(&packed, scale as f32, &signs, true).unwrap();
         let lost = error.narrow(0, 0, count) + signs - (whole.ge(0.0).to_kind(Kind::Float) * 2.0 - 1.0) * 2.0;
         assert!((lost.to_kind(Kind::Double) - whole).abs().max().double_value(&[]) < 1e-5);
-        assert_eq!(numbers(&error)[count as usize..], [0.0; 7], "the padding loses nothing");
-        assert!(sign_compress(&grad, &error.narrow(0, 0, 150_004)).is_err(), "no whole bytes");
+        assert_eq!(numbers(&error)[count as usize..], [0.0; 7], "the padding has no error");
+        assert!(sign_compress(&grad, &error.narrow(0, 0, 150_004)).is_err(), "not a multiple of 8");
         assert!(sign_expand(&packed, 1.0, &Tensor::zeros([padded + 1], FLOAT), false).is_err());
     }
 }

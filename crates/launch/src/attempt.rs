@@ -1,4 +1,4 @@
-//! One attempt: this host's ranks, from their start until nothing of them is left.
+//! One attempt: starts this host's ranks, and waits until all of their processes have ended.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::environment::{self, Place};
 use crate::error::{LaunchError, RankEnd, RankFailure};
-use crate::failures::{Failures, LAST_WORDS};
+use crate::failures::{FAILURE_WINDOW, Failures};
 use crate::output::{self, Console, Kind, Output, Progress, Route};
 use crate::plan::Plan;
 use crate::process::{self, DEATH_LIMIT};
@@ -20,14 +20,14 @@ use crate::rendezvous::FromNodeZero;
 use crate::roles::{ROLE, Role};
 use crate::signals;
 
-/// What the guard hears of.
+/// What the guard waits for.
 pub enum Event {
     Signal(i32),
     LauncherGone,
     NodeZero(FromNodeZero),
 }
 
-/// What the ranks of this host are to be in this attempt.
+/// The ranks that this host runs in one attempt, and the address of their store.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Team {
     pub attempt: u32,
@@ -54,7 +54,7 @@ pub enum Outcome {
     Failed(Failures),
     /// By a signal to this launcher.
     Interrupted(i32),
-    /// What came of node 0 that ended the attempt.
+    /// The message of node 0 that ended the attempt.
     NodeZero(FromNodeZero),
     LauncherGone,
 }
@@ -63,7 +63,7 @@ pub struct Ended {
     pub outcome: Outcome,
     /// Every rank of this host, and how it ended.
     pub ends: Vec<(usize, RankEnd)>,
-    /// The first signal that asked for the end of the run, whyever the attempt ended: no other one follows.
+    /// The first signal that asked to end the run, even if the attempt ended for another reason. No restart follows it.
     pub told_to_end: Option<i32>,
 }
 
@@ -75,7 +75,7 @@ struct Running {
     logs: [Option<PathBuf>; 2],
 }
 
-/// Starts the ranks and stays with them until every process of theirs is gone and their outputs are passed on.
+/// Starts the ranks, and waits until all of their processes have ended and their output has been passed on.
 pub fn run(host: &Host, team: &Team) -> Result<Ended, LaunchError> {
     let progress = Arc::default();
     let mut attempt = Attempt {
@@ -100,11 +100,11 @@ pub fn run(host: &Host, team: &Team) -> Result<Ended, LaunchError> {
     attempt.wait();
     let left = process::end_descendants();
     if !left.is_empty() {
-        host.console.say(&format!("{} processes are still there after SIGKILL", left.len()));
+        host.console.say(&format!("{} processes are still alive after SIGKILL", left.len()));
     }
     let (ranks, outcome, told) = (&attempt.ranks, &mut attempt.outcome, &mut attempt.told_to_end);
-    let is_told_to_hurry = || told_to_hurry(&host.events, outcome, told);
-    output::drain(ranks.iter().flat_map(|rank| &rank.outputs), &progress, is_told_to_hurry);
+    let stops = || stops_draining(&host.events, outcome, told);
+    output::drain(ranks.iter().flat_map(|rank| &rank.outputs), &progress, stops);
     Ok(attempt.ended())
 }
 
@@ -112,21 +112,22 @@ struct Attempt<'a> {
     host: &'a Host,
     team: &'a Team,
     ranks: Vec<Running>,
-    /// Why it ends, once it does.
+    /// Why the attempt ends; None while it continues.
     outcome: Option<Cause>,
     told_to_end: Option<i32>,
-    /// A rank has failed: until when the others may do so by themselves.
+    /// Set when a rank has failed: when the others get SIGTERM. Until then they may still fail by themselves.
     stop_at: Option<Instant>,
-    /// They were told to end: until when they have time for that.
+    /// Set when the ranks were told to end: when they get SIGKILL, and after that, when to stop waiting for them.
     kill_at: Option<Instant>,
     killed: bool,
 }
 
-/// A failed rank is remembered by its place in `ranks`, for its output is not all there yet.
+/// A failed rank's index in `ranks`, and when it failed. The report is made later, when all of its output has been
+/// read.
 type FailedAt = (usize, Instant);
 
 enum Cause {
-    /// The first, and those that failed by themselves after it.
+    /// The first failure, and the ranks that failed by themselves after it.
     Failed(FailedAt, Vec<FailedAt>),
     Other(Outcome),
 }
@@ -178,7 +179,7 @@ impl Attempt<'_> {
             Ok((route, log))
         };
         let (out, err) = (route(Kind::Out)?, route(Kind::Err)?);
-        let piped = || LaunchError::Guard("a rank was started without its outputs".to_owned());
+        let piped = || LaunchError::Guard("a rank was started without pipes for its output".to_owned());
         let outputs = [
             Output::start(child.stdout.take().ok_or_else(piped)?, out.0)?,
             Output::start(child.stderr.take().ok_or_else(piped)?, err.0)?,
@@ -198,12 +199,12 @@ impl Attempt<'_> {
         }
         for argument in &plan.args {
             match argument.to_str() {
-                // torchrun's one macro.
+                // torchrun's only macro.
                 Some(text) => command.arg(text.replace("${local_rank}", &place.local_rank.to_string())),
                 None => command.arg(argument),
             };
         }
-        for name in environment::FOREIGN {
+        for name in environment::NOT_FOR_RANKS {
             command.env_remove(name);
         }
         command.envs(environment::of(place)).env(process::MARK, &plan.mark);
@@ -213,7 +214,8 @@ impl Attempt<'_> {
         command
     }
 
-    /// Returns when every rank has ended, and when they were told to: also what they started, or its time is up.
+    /// Returns when every rank has ended. If they were told to end, waits for the processes that they started too,
+    /// until the grace period is over.
     fn wait(&mut self) {
         loop {
             self.collect();
@@ -229,19 +231,19 @@ impl Attempt<'_> {
                 Some(at) => self.host.events.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
             match event {
-                Ok(event) => self.hear(event),
+                Ok(event) => self.handle(event),
                 Err(RecvTimeoutError::Timeout) if self.killed => {
                     self.living().for_each(|rank| rank.end = Some(RankEnd::Unkillable));
                 }
                 Err(RecvTimeoutError::Timeout) if self.stop_at.is_some() => {}
-                // The senders live as long as the guard; without them nobody could say stop.
+                // The grace period is over. (The channel never closes, but without it nothing could stop the ranks.)
                 Err(_) => self.kill(),
             }
         }
     }
 
-    /// Takes note of ranks that have ended. The first that did so badly is why all end. Others that do so before they
-    /// are told to end are remembered too.
+    /// Records the ranks that have ended. The first failure ends the attempt. Ranks that fail before they are told to
+    /// end are recorded as further failures.
     fn collect(&mut self) {
         let mut failed = Vec::new();
         for (pid, end) in process::reap() {
@@ -252,7 +254,7 @@ impl Attempt<'_> {
                 }
             }
         }
-        // Of those that ended in the same instant, one that crashed is why the others could not go on.
+        // Of ranks found ended together, the ones killed by a signal come first: a crash is more likely the cause.
         failed.sort_by_key(|place| !matches!(self.ranks[*place].end, Some(RankEnd::Signal(_))));
         let now = Instant::now();
         let mut failed = failed.into_iter().map(|place| (place, now));
@@ -260,14 +262,14 @@ impl Attempt<'_> {
             None => {
                 let Some(first) = failed.next() else { return };
                 self.outcome = Some(Cause::Failed(first, failed.collect()));
-                self.stop_at = Some(now + LAST_WORDS);
+                self.stop_at = Some(now + FAILURE_WINDOW);
             }
             Some(Cause::Failed(_, also)) if self.stop_at.is_some() => also.extend(failed),
             Some(_) => {}
         }
     }
 
-    fn hear(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         match event {
             Event::Signal(number) if signals::ends_the_run(number) => {
                 let again = number == signal_hook::consts::SIGINT && self.told_to_end == Some(number);
@@ -280,9 +282,9 @@ impl Attempt<'_> {
                     self.kill();
                 }
             }
-            Event::Signal(signal_hook::consts::SIGCHLD) => {} // `collect` is next.
+            Event::Signal(signal_hook::consts::SIGCHLD) => {} // `collect` runs next.
             Event::Signal(number) => {
-                // What a rank has started may not know the signal, and would die of it.
+                // To the ranks only: their children may have no handler for it, and would die.
                 for rank in self.living() {
                     let _ = signals::from_number(number).map(|signal| kill_process(rank.pid, signal));
                 }
@@ -307,7 +309,8 @@ impl Attempt<'_> {
         self.ranks.iter().map(|rank| rank.pid).collect()
     }
 
-    /// Also to what is left of ranks that have ended. Errors are ignored: a process that is gone is what is wanted.
+    /// Signals the ranks' process groups, including what is left of ended ranks' groups. Errors are ignored: they mean
+    /// that the process has ended.
     fn signal_groups(&mut self, signal: Signal) {
         for rank in self.living() {
             let _ = kill_process_group(rank.pid, signal);
@@ -320,7 +323,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Tells all to end. Whoever fails from now on may do so because of that.
+    /// Tells all ranks to end. Later failures are not recorded, because this signal may be their cause.
     fn stop(&mut self, signal: Signal) {
         self.stop_at = None;
         self.signal_groups(signal);
@@ -366,8 +369,9 @@ impl Attempt<'_> {
     }
 }
 
-/// While outputs are passed on: whether somebody does not want to wait for that.
-fn told_to_hurry(events: &Receiver<Event>, outcome: &mut Option<Cause>, told_to_end: &mut Option<i32>) -> bool {
+/// Whether to stop waiting for remaining output: after a signal, when node 0 ends the run, or when the launcher has
+/// died.
+fn stops_draining(events: &Receiver<Event>, outcome: &mut Option<Cause>, told_to_end: &mut Option<i32>) -> bool {
     loop {
         match events.try_recv() {
             Ok(Event::LauncherGone) => {
@@ -390,7 +394,7 @@ fn told_to_hurry(events: &Receiver<Event>, outcome: &mut Option<Cause>, told_to_
     }
 }
 
-/// How long a node may take to end its ranks after a failure anywhere, outputs included.
+/// How long a node may take, after a failure on any node, to end its ranks and pass their output on.
 pub fn longest_end(grace: Duration) -> Duration {
-    LAST_WORDS + grace + 3 * DEATH_LIMIT
+    FAILURE_WINDOW + grace + 3 * DEATH_LIMIT
 }

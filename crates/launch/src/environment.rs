@@ -1,10 +1,10 @@
-//! What ranks find in their environment: torchrun's variables.
+//! The ranks' environment variables, as torchrun sets them.
 
 use std::path::Path;
 
 use crate::host_name::without_brackets;
 
-/// The place of a rank in the run, and where the ranks meet.
+/// A rank's position in the run, and the address of the ranks' store.
 pub struct Place<'a> {
     pub rank: usize,
     pub local_rank: usize,
@@ -18,13 +18,13 @@ pub struct Place<'a> {
     pub max_restarts: u32,
     pub run_id: &'a str,
     pub role: &'a str,
-    /// Where Python's `@record` leaves the exception that ended a rank.
+    /// Where Python's `@record` writes the exception that ended a rank.
     pub error_file: Option<&'a Path>,
 }
 
 /// # Source
-/// `LocalElasticAgent._start_workers`. There is no `TORCHELASTIC_USE_AGENT_STORE`, because the launcher has no store:
-/// rank 0 makes it.
+/// `LocalElasticAgent._start_workers`. `TORCHELASTIC_USE_AGENT_STORE` is not set, because rank 0 serves the store, not
+/// the launcher.
 pub fn of(place: &Place<'_>) -> Vec<(&'static str, String)> {
     let mut variables = vec![
         ("RANK", place.rank.to_string()),
@@ -33,7 +33,7 @@ pub fn of(place: &Place<'_>) -> Vec<(&'static str, String)> {
         ("LOCAL_WORLD_SIZE", place.local_world_size.to_string()),
         ("GROUP_RANK", place.node_rank.to_string()),
         ("GROUP_WORLD_SIZE", place.nnodes.to_string()),
-        // One role for all, so the places within it are those among all.
+        // All ranks have the same role, so rank and size within the role are the global ones.
         ("ROLE_RANK", place.rank.to_string()),
         ("ROLE_WORLD_SIZE", place.world_size.to_string()),
         ("ROLE_NAME", place.role.to_owned()),
@@ -46,7 +46,7 @@ pub fn of(place: &Place<'_>) -> Vec<(&'static str, String)> {
     if let Some(path) = place.error_file {
         variables.push(("TORCHELASTIC_ERROR_FILE", path.display().to_string()));
     }
-    // Both are torchrun's defaults: what the user has set stays.
+    // torchrun's default, unless the user has set it.
     let unset = |name| std::env::var_os(name).is_none();
     if unset("TORCH_NCCL_ASYNC_ERROR_HANDLING") {
         variables.push(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".to_owned()));
@@ -54,13 +54,14 @@ pub fn of(place: &Place<'_>) -> Vec<(&'static str, String)> {
     variables
 }
 
-/// The variable that holds what launchers of several nodes know one another by.
+/// The variable with the secret that the launchers of several nodes share.
 pub const SECRET: &str = "OVERDRIVE_SECRET";
 
-/// The variables of an outer launch, and of the launcher alone, which must not reach the ranks.
-pub const FOREIGN: [&str; 3] = ["TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", SECRET];
+/// Variables that must not reach the ranks: those of an outer torchrun, and the launcher's secret.
+pub const NOT_FOR_RANKS: [&str; 3] = ["TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", SECRET];
 
-/// The threads for each of several ranks where the user said nothing: the cores, divided. torchrun says 1.
+/// The default of `OMP_NUM_THREADS` for several ranks on a host: the cores divided by the ranks, where torchrun sets 1.
+/// None for a single rank, or if the user has set the variable.
 pub fn threads_per_rank(local_world_size: usize) -> Option<usize> {
     if local_world_size < 2 || std::env::var_os("OMP_NUM_THREADS").is_some() {
         return None;

@@ -1,4 +1,4 @@
-//! Why a launch did not end well.
+//! Why a launch failed.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,25 +6,25 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::failures::LAST_WORDS;
+use crate::failures::FAILURE_WINDOW;
 use crate::signals;
 
-/// Why a launch did not end well. The message is complete in itself, the report of a failed rank included.
+/// Why a launch failed. The message is complete: it includes the report of a failed rank.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// An option that cannot be, or options that contradict one another.
+    /// An invalid option, or options that contradict each other.
     #[error("{0}")]
     Options(String),
 
     /// The program cannot be started.
     #[error("cannot start `{program}`: {reason}")]
     Program {
-        /// As it was given.
+        /// As the user gave it.
         program: String,
-        /// What the file system said of it.
+        /// Why it cannot be started.
         reason: String,
-        /// Whether there is no such file, rather than one that cannot be executed.
+        /// True if there is no such file, false if it cannot be executed.
         missing: bool,
     },
 
@@ -32,16 +32,16 @@ pub enum LaunchError {
     #[error("{0}")]
     Rank(Box<FailureReport>),
 
-    /// The launcher was told to end by a signal.
+    /// A launcher got a signal that ends the run.
     #[error("ended by {}{}", signals::describe(*.signal), on_host(.host.as_deref()))]
     Interrupted {
         /// The signal's number.
         signal: i32,
-        /// The host whose launcher was told, where there are several.
+        /// The host whose launcher got the signal, if node 0 reported it.
         host: Option<String>,
     },
 
-    /// Nodes that were waited for and did not come.
+    /// Nodes that did not join in time.
     #[error("{0}")]
     NodesMissing(String),
 
@@ -49,25 +49,25 @@ pub enum LaunchError {
     #[error("{0}")]
     NodeLost(String),
 
-    /// Node 0 did not let this node in.
+    /// Node 0 refused this node.
     #[error("node 0 at {endpoint} refused this node: {reason}")]
     Refused {
         /// Where node 0 was reached.
         endpoint: String,
-        /// Its reason.
+        /// Node 0's reason.
         reason: String,
     },
 
-    /// The guard process, which holds the ranks, could not be started or died. What it had started was ended.
+    /// The guard process, which is the parent of the ranks, could not be started or died. Its ranks were ended.
     #[error("{0}")]
     Guard(String),
 
-    /// The operating system refused something that a launch needs.
+    /// A system call that a launch needs failed.
     #[error("cannot {doing}: {reason}")]
     System {
-        /// What was being done.
+        /// What the launcher tried to do.
         doing: String,
-        /// What the operating system said.
+        /// The operating system's error.
         reason: String,
     },
 }
@@ -77,8 +77,8 @@ fn on_host(host: Option<&str>) -> String {
 }
 
 impl LaunchError {
-    /// What a launcher exits with: the code of the first rank that failed; 128 and the signal's number, as shells have
-    /// it; 2 for options, 127 and 126 for a program that is missing or cannot be executed; 1 for the rest.
+    /// The launcher's exit code: that of the first rank that failed; 128 plus the signal's number, as in shells; 2 for
+    /// invalid options; 127 for a missing program, 126 for one that cannot be executed; 1 otherwise.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Options(_) => 2,
@@ -102,7 +102,7 @@ pub enum RankEnd {
     Code(i32),
     /// This signal ended it.
     Signal(i32),
-    /// It was still there some seconds after SIGKILL, as a process can be that waits for a dead file system.
+    /// It was still alive 10 s after SIGKILL, for example because it waits for a network file system that is down.
     Unkillable,
 }
 
@@ -122,47 +122,48 @@ impl fmt::Display for RankEnd {
         match *self {
             Self::Code(code) => write!(f, "exit code {code}"),
             Self::Signal(signal) => f.write_str(&signals::describe(signal)),
-            Self::Unkillable => f.write_str("still there after SIGKILL"),
+            Self::Unkillable => f.write_str("still alive after SIGKILL"),
         }
     }
 }
 
-/// What is known of a rank that failed before the launcher ended anything.
+/// A rank that failed before the launcher told any rank to end.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct RankFailure {
-    /// Its rank among all.
+    /// Its global rank.
     pub rank: usize,
     /// Its rank on its host.
     pub local_rank: usize,
     /// The host that it ran on.
     pub host: String,
-    /// Its process.
+    /// Its process ID.
     pub pid: i32,
     /// How it ended.
     pub end: RankEnd,
     /// How often the run had been restarted before.
     pub attempt: u32,
-    /// How long after the first failure of its attempt.
+    /// The time since the first failure of its attempt.
     pub after: Duration,
-    /// Which of its outputs `output` is the end of: its standard error, or its standard output where that was empty.
+    /// Where `output` comes from: standard error, or standard output if standard error was empty.
     pub stream: String,
-    /// The last lines of that output, 20 at most, 8 where it is not the first that failed; bytes that are not UTF-8
-    /// are replaced.
+    /// The last lines of its output: at most 20 for the first failure, 8 for others. Invalid UTF-8 is replaced.
     pub output: Vec<String>,
-    /// The file that holds all of that output, where one was asked for.
+    /// The file with all of that output, if outputs go to files.
     pub log: Option<PathBuf>,
 }
 
-/// The first rank that failed, those that failed by themselves soon after it, and what became of the others.
+/// The first rank that failed, ranks that failed by themselves soon after it, and how all the others ended.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct FailureReport {
-    /// The first by time. It need not be the cause: a rank that panics may be lost to another before it has ended.
+    /// The first failure by time. Not always the cause: a rank that panics closes its connections before it exits, and
+    /// another rank may exit because of that first.
     pub first: RankFailure,
-    /// Those that failed by themselves within a second of the first, by time; 8 at most that ended alike.
+    /// Ranks that failed by themselves within a second of the first, by time; at most 8 with the same exit code or
+    /// signal.
     pub also: Vec<RankFailure>,
-    /// The other ranks' ends by rank, those of `also` among them. Most of them were ended by the launcher.
+    /// How the other ranks ended, by rank, including those in `also`. Most were ended by the launcher.
     pub others: Vec<(usize, RankEnd)>,
     /// How often the run was restarted.
     pub restarts: u32,
@@ -186,7 +187,7 @@ impl RankFailure {
             }
         }
         match &self.log {
-            Some(log) => write!(f, "\n{indent}all of it: {}", log.display()),
+            Some(log) => write!(f, "\n{indent}full log: {}", log.display()),
             None => Ok(()),
         }
     }
@@ -197,15 +198,15 @@ impl fmt::Display for FailureReport {
         write!(f, "{}", self.first)?;
         self.first.show_output(f, "  ")?;
         if !self.also.is_empty() {
-            let limit = LAST_WORDS.as_secs_f64();
-            write!(f, "\n  failed by themselves within {limit} s of it; what failed first need not be the cause:")?;
+            let limit = FAILURE_WINDOW.as_secs_f64();
+            write!(f, "\n  failed by themselves within {limit} s of it; the first to fail is not always the cause:")?;
         }
         for failure in &self.also {
             write!(f, "\n  after {:.3} s, {failure}", failure.after.as_secs_f64())?;
             failure.show_output(f, "    ")?;
         }
-        let is_told = |rank: usize| self.also.iter().any(|failure| failure.rank == rank);
-        let rest: Vec<(usize, RankEnd)> = self.others.iter().copied().filter(|(rank, _)| !is_told(*rank)).collect();
+        let is_listed = |rank: usize| self.also.iter().any(|failure| failure.rank == rank);
+        let rest: Vec<(usize, RankEnd)> = self.others.iter().copied().filter(|(rank, _)| !is_listed(*rank)).collect();
         if !rest.is_empty() {
             write!(f, "\n  the others: {}", by_end(&rest))?;
         }

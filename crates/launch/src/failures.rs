@@ -1,17 +1,17 @@
-//! The ranks of an attempt that failed by themselves: their order in time, and which of them a report lists.
+//! The ranks of an attempt that failed by themselves: their order in time, and which of them the report lists.
 
 use std::iter;
 use std::time::{Duration, Instant};
 
 use crate::error::{FailureReport, RankEnd, RankFailure, by_end};
 
-/// How long the other ranks are left alone when one has failed. What fails first need not be the cause: a rank that
-/// panics closes its connections while it unwinds, so another may exit, because that one is lost, before the panic is
-/// told. A second is enough for a backtrace, and little beside a restart.
-pub const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long the other ranks may run on after the first failure. The first to fail is not always the cause: a rank that
+/// panics closes its connections while it unwinds, so another rank may exit because of that before the panic is
+/// reported. A second is enough for a backtrace, and short compared with a restart.
+pub const FAILURE_WINDOW: Duration = Duration::from_secs(1);
 
-/// Beyond the first. Hundreds of ranks may fail for want of one: of those that ended alike some are enough, so that one
-/// that ended otherwise is not lost among them, and a report's size is bounded.
+/// Limits on the failures listed after the first. Hundreds of ranks may fail because one is lost: listing a few with
+/// the same exit code or signal is enough, keeps a rank that ended differently visible, and bounds the report's size.
 const MOST_ALIKE: usize = 8;
 const MOST: usize = 64;
 const MOST_LINES: usize = 8;
@@ -27,23 +27,23 @@ pub struct Failures {
 
 impl Failures {
     pub fn new(first_at: Instant, first: RankFailure, also: Vec<RankFailure>) -> Self {
-        Self { first_at, first, also: listed(also) }
+        Self { first_at, first, also: limited(also) }
     }
 
-    /// As another host tells it, whose clock may be another: the first was so long ago.
-    pub fn heard(age: Duration, first: RankFailure, also: Vec<RankFailure>) -> Self {
+    /// As another host reports them, with the age of the first failure, because the hosts' clocks differ.
+    pub fn with_age(age: Duration, first: RankFailure, also: Vec<RankFailure>) -> Self {
         let now = Instant::now();
         Self::new(now.checked_sub(age).unwrap_or(now), first, also)
     }
 
-    /// How long ago the first was, and all by time.
-    pub fn told(self) -> (Duration, RankFailure, Vec<RankFailure>) {
+    /// The age of the first failure, the first failure, and the others by time.
+    pub fn into_parts(self) -> (Duration, RankFailure, Vec<RankFailure>) {
         (self.first_at.elapsed(), self.first, self.also)
     }
 
-    /// Those of both. What failed later than [`LAST_WORDS`] after the first may have done so because ranks of the other
-    /// host were ended.
-    pub fn and(self, other: Self) -> Self {
+    /// The failures of both. Ranks that failed later than [`FAILURE_WINDOW`] after the first are dropped: they may have
+    /// failed because ranks of the other host were ended.
+    pub fn merge(self, other: Self) -> Self {
         let (earlier, later) = if other.first_at < self.first_at { (other, self) } else { (self, other) };
         let between = later.first_at.duration_since(earlier.first_at);
         let later = iter::once(later.first).chain(later.also).map(|mut rank| {
@@ -51,18 +51,18 @@ impl Failures {
             rank
         });
         let mut also: Vec<RankFailure> = earlier.also.into_iter().chain(later).collect();
-        also.retain(|rank| rank.after <= LAST_WORDS);
+        also.retain(|rank| rank.after <= FAILURE_WINDOW);
         also.sort_by_key(|rank| rank.after);
         Self::new(earlier.first_at, earlier.first, also)
     }
 
-    /// On one line.
+    /// The failures on one line.
     pub fn summary(&self) -> String {
         let ends: Vec<(usize, RankEnd)> = self.also.iter().map(|rank| (rank.rank, rank.end)).collect();
         if ends.is_empty() { self.first.to_string() } else { format!("{}, then {}", self.first, by_end(&ends)) }
     }
 
-    /// With the ends of all ranks.
+    /// The full report; `ends` has all ranks.
     pub fn report(self, mut ends: Vec<(usize, RankEnd)>, restarts: u32) -> FailureReport {
         ends.retain(|(rank, _)| *rank != self.first.rank);
         ends.sort_by_key(|(rank, _)| *rank);
@@ -70,7 +70,7 @@ impl Failures {
     }
 }
 
-fn listed(mut also: Vec<RankFailure>) -> Vec<RankFailure> {
+fn limited(mut also: Vec<RankFailure>) -> Vec<RankFailure> {
     let mut seen: Vec<(RankEnd, usize)> = Vec::new();
     also.retain(|rank| match seen.iter_mut().find(|(end, _)| *end == rank.end) {
         Some((_, count)) => {
@@ -113,24 +113,24 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_two_hosts_are_ordered_by_time_whichever_is_heard_first() {
+    fn failures_of_two_hosts_are_ordered_by_time_whichever_report_arrives_first() {
         let start = Instant::now();
         let here = || Failures::new(start, failure(0, 1, 0), vec![failure(1, 1, 300)]);
         let there = || {
             let at = start + Duration::from_millis(200);
-            // The last one failed when ranks may have been ended here.
+            // The last one is dropped: it failed when ranks may have been ended here.
             Failures::new(at, failure(2, 101, 0), vec![failure(3, 1, 50), failure(4, 1, 900)])
         };
         let expected = [(0, 0), (2, 200), (3, 250), (1, 300)];
-        assert_eq!(order(&here().and(there())), expected);
-        assert_eq!(order(&there().and(here())), expected);
-        // Who is first tells the most.
-        let lines: Vec<usize> = there().and(here()).also.iter().map(|it| it.output.len()).collect();
-        assert_eq!((here().and(there()).first.output.len(), lines), (20, vec![MOST_LINES; 3]));
+        assert_eq!(order(&here().merge(there())), expected);
+        assert_eq!(order(&there().merge(here())), expected);
+        // Only the first failure keeps all of its lines.
+        let lines: Vec<usize> = there().merge(here()).also.iter().map(|it| it.output.len()).collect();
+        assert_eq!((here().merge(there()).first.output.len(), lines), (20, vec![MOST_LINES; 3]));
     }
 
     #[test]
-    fn one_that_ended_otherwise_is_not_lost_among_many() {
+    fn a_rank_that_ended_differently_is_listed_among_many() {
         let mut also: Vec<RankFailure> = (1..1000).map(|rank| failure(rank, 1, 10)).collect();
         also.push(failure(1000, 101, 500));
         let all = Failures::new(Instant::now(), failure(0, 1, 0), also);
@@ -141,12 +141,12 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_cannot_be_does_no_harm() {
+    fn an_impossible_age_does_no_harm() {
         let mut odd = failure(1, 1, 0);
         odd.after = Duration::MAX;
-        let odd = Failures::heard(Duration::MAX, failure(0, 1, 0), vec![odd]);
-        let both = odd.and(Failures::heard(Duration::ZERO, failure(2, 1, 0), Vec::new()));
+        let odd = Failures::with_age(Duration::MAX, failure(0, 1, 0), vec![odd]);
+        let both = odd.merge(Failures::with_age(Duration::ZERO, failure(2, 1, 0), Vec::new()));
         assert_eq!(both.first.rank, 0);
-        assert!(both.also.iter().all(|it| it.after <= LAST_WORDS));
+        assert!(both.also.iter().all(|it| it.after <= FAILURE_WINDOW));
     }
 }

@@ -1,4 +1,4 @@
-//! The guard: the process that holds the ranks. It ends them when the launcher is gone, for whatever reason.
+//! The guard: the parent process of the ranks. It kills them when the launcher dies, for whatever reason.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsFd;
@@ -24,15 +24,15 @@ use crate::process;
 use crate::rendezvous::{Coordinator, Entry, FromNodeZero, Link, NodeEnd, ToNodeZero};
 use crate::signals;
 
-/// The name that `ps` shows. `pkill overdrive-run` is to find the launcher only.
+/// The process name, unlike the launcher's, so that `pkill overdrive-run` finds the launcher only.
 pub const NAME: &str = "overdrive-guard";
 
-/// The whole life of the guard. Its standard input is a socket to the launcher: the plan comes in, the result goes out,
-/// and its end is the launcher's.
+/// Runs the guard. Its standard input is a socket to the launcher: the guard reads the plan from it and writes the
+/// result to it; when the socket closes, the launcher has died.
 pub fn run() -> ! {
-    // A session of its own: signals to the launcher's group and its terminal's end do not reach the guard.
+    // A new session: signals to the launcher's process group, and a hang-up of its terminal, do not reach the guard.
     let _ = setsid();
-    // Orphans among the descendants fall to the guard, so that it finds all of them.
+    // Orphaned descendants become children of the guard, so that it can find all of them.
     let _ = set_child_subreaper(Some(getpid()));
     let _ = rustix::thread::set_name(c"overdrive-guard");
     let Ok(socket) = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from) else { exit(1) };
@@ -46,13 +46,13 @@ pub fn run() -> ! {
     if let Some(result) = result
         && let Ok(text) = serde_json::to_vec(&result)
     {
-        // The launcher may be gone by now; nobody else wants to know.
+        // Ignored: only the launcher needs the result, and it may have died.
         let _ = (&socket).write_all(&text);
     }
     exit(0)
 }
 
-/// None when nobody is left to hear the result.
+/// None if the launcher has died, so that no result is needed.
 fn supervise(plan: Plan, socket: &UnixStream) -> Option<Result<(), LaunchError>> {
     let (sender, events) = channel();
     let host = (|| {
@@ -63,7 +63,7 @@ fn supervise(plan: Plan, socket: &UnixStream) -> Option<Result<(), LaunchError>>
         if let Some(threads) = threads {
             let ranks = plan.nproc;
             console.say(&format!(
-                "OMP_NUM_THREADS={threads} for each of {ranks} ranks, the cores divided; set it to choose otherwise"
+                "OMP_NUM_THREADS={threads} for each of {ranks} ranks (cores divided by ranks); set it to change that"
             ));
         }
         let logs = plan.wants_files().then(|| folder_for_logs(&plan)).transpose()?;
@@ -93,25 +93,25 @@ fn watch_signals(forwarded: &[i32], events: Sender<Event>) -> io::Result<()> {
 fn watch_launcher(socket: &UnixStream, events: Sender<Event>) -> io::Result<()> {
     let mut socket = socket.try_clone()?;
     thread::Builder::new().name("launcher".to_owned()).spawn(move || {
-        // The launcher says nothing after the plan, so this waits for the end.
+        // The launcher sends nothing after the plan, so this waits until the socket closes.
         let _ = io::copy(&mut socket, &mut io::sink());
         let _ = events.send(Event::LauncherGone);
     })?;
     Ok(())
 }
 
-/// A folder of this run's own, as torchrun makes it, so that runs and nodes can share `--log-dir`.
+/// Creates a folder for this run, as torchrun does, so that runs and nodes can share `--log-dir`.
 fn folder_for_logs(plan: &Plan) -> Result<PathBuf, LaunchError> {
     let base = plan.log_dir.as_ref().map_or_else(std::env::temp_dir, PathBuf::from);
     let failed = || LaunchError::system(format!("make a folder for logs in {}", base.display()));
     std::fs::create_dir_all(&base).map_err(failed())?;
-    // A separator would put it elsewhere.
+    // A slash would make it a path into another folder.
     let id = plan.run_id.replace('/', "_");
     let folder = tempfile::Builder::new().prefix(&format!("{id}_")).tempdir_in(&base).map_err(failed())?;
     Ok(folder.keep())
 }
 
-/// `Ok(None)`: the launcher is gone.
+/// `Ok(None)`: the launcher has died.
 type End = Result<Option<()>, LaunchError>;
 
 /// All ranks are on this host.
@@ -136,7 +136,7 @@ fn alone(host: &Host) -> End {
             Outcome::Failed(failures) => failures,
         };
         let first = &failures.first;
-        let taken = reserved.is_some() && first.rank == 0 && port::says_taken(&first.output);
+        let taken = reserved.is_some() && first.rank == 0 && port::reports_taken(&first.output);
         if told_to_end.is_some() {
             return Err(LaunchError::Rank(Box::new(failures.report(ends, attempt))));
         } else if taken && ports_taken < port::MOST_RETRIES {
@@ -155,7 +155,7 @@ fn alone(host: &Host) -> End {
 fn together(host: &Host, sender: Sender<Event>) -> End {
     let plan = &host.plan;
     let Some((name, port)) = plan.endpoint.clone() else {
-        return Err(LaunchError::Options("several nodes need a place to meet".to_owned()));
+        return Err(LaunchError::Options("several nodes need an endpoint".to_owned()));
     };
     let coordinator = match Entry::find(plan, &name, port)? {
         Entry::Joins => None,
@@ -187,11 +187,11 @@ fn together(host: &Host, sender: Sender<Event>) -> End {
     end
 }
 
-/// Runs attempts as node 0 says, until it says how the run ended.
+/// Runs attempts when node 0 starts them, until node 0 reports how the run ended.
 fn take_part(host: &Host, link: &Link, endpoint: &str) -> End {
     let lost = |why: &str| LaunchError::NodeLost(format!("node 0 at {endpoint} was lost: {why}"));
     let mut attempt = 0;
-    // Whoever has reported a failure hears soon what is to be done about it.
+    // Set when an attempt has not succeeded here: by when node 0 has to start another one or end the run.
     let mut give_up_at: Option<Instant> = None;
     loop {
         let event = match give_up_at {
@@ -206,7 +206,7 @@ fn take_part(host: &Host, link: &Link, endpoint: &str) -> End {
                 return Err(LaunchError::Interrupted { signal, host: None });
             }
             Ok(Event::Signal(_)) => continue,
-            Err(_) => return Err(lost("it did not say how the run goes on")),
+            Err(_) => return Err(lost("after a failure it sent neither a restart nor a result")),
         };
         let team = match said {
             FromNodeZero::Start(team) => team,
@@ -224,7 +224,7 @@ fn take_part(host: &Host, link: &Link, endpoint: &str) -> End {
             Ok(Ended { outcome, ends, told_to_end }) => match outcome {
                 Outcome::Done => (NodeEnd::Done, ends),
                 Outcome::Failed(failures) => {
-                    let (age, first, also) = failures.told();
+                    let (age, first, also) = failures.into_parts();
                     (NodeEnd::Failed { age, first, also, told_to_end: told_to_end.is_some() }, ends)
                 }
                 Outcome::Interrupted(signal) => (NodeEnd::Interrupted(signal), ends),
@@ -240,7 +240,7 @@ fn take_part(host: &Host, link: &Link, endpoint: &str) -> End {
     }
 }
 
-/// Why waiting for node 0 ends early.
+/// Why the launcher stops waiting for node 0.
 enum Stop {
     LauncherGone,
     Signal(i32),

@@ -1,4 +1,4 @@
-//! The launcher's own process: it starts the guard, passes signals on to it, and waits for the result.
+//! The launcher process: it starts the guard, forwards signals to it, and waits for the result.
 
 use std::env;
 use std::ffi::OsStr;
@@ -23,13 +23,13 @@ use crate::secret::{Secret, Trust};
 use crate::streams::StreamsByRank;
 use crate::{environment, guard, process, signals};
 
-/// A set of ranks to be started, and how. The defaults are torchrun's.
+/// Which ranks to start, and how. The defaults are torchrun's.
 ///
 /// ```no_run
 /// use overdrive_launch::Launch;
 ///
 /// fn main() -> Result<(), overdrive_launch::LaunchError> {
-///     overdrive_launch::helper(); // first of all
+///     overdrive_launch::helper(); // must come first
 ///     Launch::new("./train").args(["--epochs", "3"]).nproc(4).max_restarts(2).run()
 /// }
 /// ```
@@ -39,28 +39,28 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// A launch of `program`, which is found as a shell finds it, once, on this host.
+    /// A launch of one rank of `program` on this host, unless changed. The program is found as a shell finds it.
     #[doc(alias = "LaunchConfig")]
     #[doc(alias = "torchrun")]
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         Self { plan: Plan::new(program.as_ref().to_owned()) }
     }
 
-    /// A launch of the running program with its own arguments. Its `main` finds `RANK` set when it is a rank.
+    /// A launch of the running program with its own arguments. In the ranks, `main` finds `RANK` set.
     pub fn current_program() -> Self {
         let mut launch = Self::new("").args(env::args_os().skip(1));
         launch.plan.is_own_program = true;
         launch
     }
 
-    /// Adds arguments of the program. `${local_rank}` in them becomes the local rank, as torchrun has it.
+    /// Adds arguments of the program. `${local_rank}` in them is replaced by the local rank, as torchrun does.
     #[must_use]
     pub fn args(mut self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
         self.plan.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
         self
     }
 
-    /// Sets a variable for the ranks, over the launcher's own environment and over what the launcher would set.
+    /// Sets an environment variable for the ranks. It overrides inherited variables and those that the launcher sets.
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.plan.envs.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
@@ -75,72 +75,74 @@ impl Launch {
         self
     }
 
-    /// Hosts, each of which runs a launcher; 1 unless set. More than one need [`rdzv_endpoint`](Self::rdzv_endpoint) and
-    /// [`secret`](Self::secret).
+    /// Hosts, each of which runs a launcher; 1 unless set. Several hosts need [`rdzv_endpoint`](Self::rdzv_endpoint)
+    /// and [`secret`](Self::secret).
     #[must_use]
     pub fn nnodes(mut self, nnodes: usize) -> Self {
         self.plan.nnodes = nnodes;
         self
     }
 
-    /// This host's place among them. Where it is not set, node 0 is whoever the endpoint's address belongs to, and the
-    /// others are numbered as they come.
+    /// This host's rank among the hosts. Unless set, node 0 is the host with the endpoint's address, and the others are
+    /// numbered as they join.
     #[must_use]
     pub fn node_rank(mut self, node_rank: usize) -> Self {
         self.plan.node_rank = Some(node_rank);
         self
     }
 
-    /// Where the launchers meet: node 0's address, as the others reach it, and a free port of it. Ranks meet at the
-    /// same address, at the [`master_port`](Self::master_port).
+    /// Where the launchers meet: node 0's address, as the other hosts reach it, and a free port on it. Ranks meet at
+    /// the same address, at the [`master_port`](Self::master_port).
     #[must_use]
     pub fn rdzv_endpoint(mut self, host: impl Into<String>, port: u16) -> Self {
         self.plan.endpoint = Some((host.into(), port));
         self
     }
 
-    /// What the launchers of several nodes know, and nobody else: 16 characters to 4096 that cannot be guessed, the same on
-    /// all nodes. Only who knows it takes part in the run. Several nodes need this, or [`insecure`](Self::insecure).
+    /// The secret by which the launchers of several nodes authenticate: 16 to 4096 bytes that cannot be guessed, the
+    /// same on all nodes. A launcher that does not know it cannot join. Several nodes need this or
+    /// [`insecure`](Self::insecure).
     ///
     /// # Errors
     /// [`LaunchError::Options`] for a secret of another length.
     pub fn secret(mut self, secret: impl AsRef<[u8]>) -> Result<Self, LaunchError> {
-        self.plan.trust = Trust::Whoever(Secret::new(secret.as_ref())?);
+        self.plan.trust = Trust::Secret(Secret::new(secret.as_ref())?);
         Ok(self)
     }
 
-    /// The [`secret`](Self::secret), from a file that only its owner can read.
+    /// Reads the [`secret`](Self::secret) from a file that only its owner can access.
     ///
     /// # Errors
-    /// [`LaunchError::Options`] for a file that cannot be read, or that others can read or write.
+    /// [`LaunchError::Options`] for a file that cannot be read, that other users can access, or whose secret has
+    /// another length.
     pub fn secret_file(mut self, path: impl AsRef<Path>) -> Result<Self, LaunchError> {
-        self.plan.trust = Trust::Whoever(Secret::read(path.as_ref())?);
+        self.plan.trust = Trust::Secret(Secret::read(path.as_ref())?);
         Ok(self)
     }
 
-    /// Does without a secret: whoever reaches the endpoint can take part in a run of several nodes, and end it.
+    /// Runs several nodes without a secret: anyone who can reach the endpoint can join the run, and end it.
     #[must_use]
     pub fn insecure(mut self) -> Self {
         self.plan.trust = Trust::Anyone;
         self
     }
 
-    /// Whether this host is node 0, where there is no [`node_rank`](Self::node_rank) to say so.
+    /// Whether this host is node 0. Takes precedence over [`node_rank`](Self::node_rank).
     #[must_use]
     pub fn is_host(mut self, is_host: bool) -> Self {
         self.plan.is_host = Some(is_host);
         self
     }
 
-    /// The address at which rank 0 makes the store; the endpoint's unless set, or 127.0.0.1 on a single host.
+    /// The address at which rank 0 serves the ranks' store; unless set, the endpoint's, or 127.0.0.1 on a single host.
     #[must_use]
     pub fn master_addr(mut self, address: impl Into<String>) -> Self {
         self.plan.master_addr = Some(address.into());
         self
     }
 
-    /// The port at which rank 0 makes the store. Unless set, node 0 chooses a free one for each attempt, and keeps
-    /// others from taking it.
+    /// The port at which rank 0 serves the ranks' store. Unless set, node 0 chooses a free one for each attempt and
+    /// reserves it.
     #[must_use]
     pub fn master_port(mut self, port: u16) -> Self {
         self.plan.master_port = Some(port);
@@ -154,7 +156,7 @@ impl Launch {
         self
     }
 
-    /// How long ranks that were told to end may take before SIGKILL; 30 s unless set.
+    /// How long ranks may take to end after they were told to, before they get SIGKILL; 30 s unless set.
     #[must_use]
     pub fn grace_period(mut self, grace: Duration) -> Self {
         self.plan.grace = grace;
@@ -168,8 +170,8 @@ impl Launch {
         self
     }
 
-    /// How often nodes say that they live, and after how many such intervals without a word one is lost; 5 s and 3
-    /// unless set. The same on all nodes.
+    /// The interval of heartbeats between nodes, and after how many silent intervals a node counts as lost; 5 s and 3
+    /// unless set. Must be the same on all nodes.
     #[doc(alias = "keep_alive_interval")]
     #[must_use]
     pub fn keep_alive(mut self, interval: Duration, max_attempts: u32) -> Self {
@@ -178,7 +180,7 @@ impl Launch {
         self
     }
 
-    /// The name of this run, `none` unless set; the same on all nodes.
+    /// The name of this run, `none` unless set. Must be the same on all nodes.
     #[doc(alias = "rdzv_id")]
     #[must_use]
     pub fn run_id(mut self, run_id: impl Into<String>) -> Self {
@@ -186,7 +188,7 @@ impl Launch {
         self
     }
 
-    /// What ranks find as `ROLE_NAME`; `default` unless set.
+    /// The ranks' `ROLE_NAME`; `default` unless set.
     #[must_use]
     pub fn role(mut self, role: impl Into<String>) -> Self {
         self.plan.role = role.into();
@@ -207,8 +209,8 @@ impl Launch {
         self
     }
 
-    /// Where files of outputs go: `<log_dir>/<run_id>_<unique>/attempt_<n>/<local rank>/stdout.log`; the folder for
-    /// temporary files unless set.
+    /// Where output files go: `<log_dir>/<run_id>_<unique>/attempt_<n>/<local rank>/stdout.log`; the system's temporary
+    /// folder unless set.
     #[must_use]
     pub fn log_dir(mut self, folder: impl AsRef<OsStr>) -> Self {
         self.plan.log_dir = Some(folder.as_ref().to_owned());
@@ -222,7 +224,7 @@ impl Launch {
         self
     }
 
-    /// What stands in front of each line on the console: `[rank${rank}]: ` unless set. `${rank}`, `${local_rank}` and
+    /// The prefix of each line on the console: `[rank${rank}]: ` unless set. `${rank}`, `${local_rank}` and
     /// `${role_name}` are filled in.
     #[doc(alias = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")]
     #[must_use]
@@ -231,11 +233,11 @@ impl Launch {
         self
     }
 
-    /// Passes signals to this process on to the ranks while [`run`](Self::run) lasts; not done unless called.
+    /// Forwards signals from this process to the ranks during [`run`](Self::run); off unless called.
     ///
-    /// SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the ranks and what they started, and end the run; a second SIGINT ends
-    /// it at once. SIGUSR1 and SIGUSR2 go to the ranks only. Those that the process was started to ignore are left
-    /// alone. The handlers stay when `run` returns: from then on these signals do nothing, unless the program handles
+    /// SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the ranks and their children, and end the run; a second SIGINT kills
+    /// the ranks at once. SIGUSR1 and SIGUSR2 go to the ranks only. Signals that this process inherited as ignored stay
+    /// ignored. The handlers stay when `run` returns: from then on these signals do nothing, unless the program handles
     /// them.
     #[must_use]
     pub fn forward_signals(mut self) -> Self {
@@ -243,17 +245,17 @@ impl Launch {
         self
     }
 
-    /// The signals that are passed on, by number, in place of those six.
+    /// Forwards these signals, by number, in place of the six of [`forward_signals`](Self::forward_signals).
     #[must_use]
     pub fn signals(mut self, signals: impl Into<Vec<i32>>) -> Self {
         self.plan.signals = signals.into();
         self.forward_signals()
     }
 
-    /// Starts the ranks and waits until all of them have ended well, restarts included.
+    /// Starts the ranks, restarts them after failures if allowed, and waits until all have succeeded.
     ///
-    /// When it returns, no process is left of what ranks have started. When the process that calls it dies, by SIGKILL
-    /// too, the ranks and what they have started are ended by SIGKILL.
+    /// When it returns, all processes that the ranks have started have ended. If the calling process dies, even by
+    /// SIGKILL, the ranks and all that they have started get SIGKILL.
     ///
     /// # Errors
     /// See [`LaunchError`]. The program and options are checked before anything is started.
@@ -270,7 +272,7 @@ impl Launch {
             ));
         }
         let (mut guard, mut socket) = start_guard(&plan)?;
-        // Without threads or descriptors for it, signals do what they do by default; the ranks still end with the
+        // Without a thread or descriptor for this, signals keep their default action; the ranks still end with the
         // launcher.
         let forwarding = plan.forward_signals.then(|| Forwarding::start(&plan.signals, &guard).ok()).flatten();
         let result = converse(&plan, &mut socket);
@@ -300,15 +302,15 @@ fn start_guard(plan: &Plan) -> Result<(Child, UnixStream), LaunchError> {
     // This program, even if its file has been replaced since.
     let mut command = Command::new("/proc/self/exe");
     command.arg0(guard::NAME).env(ROLE, Role::Guard.to_variable());
-    // Found as the launch's in any case, by whoever looks for its processes.
+    // The guard carries the mark as well, so that it is found with the launch's other processes.
     command.env(process::MARK, &plan.mark).env_remove(environment::SECRET).stdin(Stdio::from(OwnedFd::from(theirs)));
     let guard = command.spawn().map_err(failed)?;
-    // `command` still holds the other end; without it the guard's death ends the conversation.
+    // `command` still holds the guard's end of the socket; without it, the socket closes when the guard dies.
     drop(command);
     Ok((guard, ours))
 }
 
-/// Hands over the plan and waits for the result; None if the guard dies before it has one.
+/// Sends the plan and waits for the result; None if the guard dies before it sends one.
 fn converse(plan: &Plan, socket: &mut UnixStream) -> Option<Result<(), LaunchError>> {
     let mut text = serde_json::to_vec(plan).ok()?;
     text.push(b'\n');
@@ -332,7 +334,7 @@ fn guard_lost(status: std::io::Result<ExitStatus>, interrupted: Option<i32>) -> 
     LaunchError::Guard(format!("the guard process {how}; the ranks were ended"))
 }
 
-/// A thread that passes signals on to the guard.
+/// A thread that forwards signals to the guard.
 struct Forwarding {
     handle: Handle,
     thread: JoinHandle<()>,
@@ -356,7 +358,7 @@ impl Forwarding {
         Ok(Self { handle, thread, ending })
     }
 
-    /// Returns the last signal that was to end the run.
+    /// Returns the last signal that asked to end the run.
     fn stop(self) -> Option<i32> {
         self.handle.close();
         let _ = self.thread.join();

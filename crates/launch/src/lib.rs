@@ -1,19 +1,19 @@
-//! Starts the ranks of a distributed run, as torchrun does: with its environment, on one host or several, with
-//! restarts, prefixed outputs, and a report of the first failure. Needs no libtorch, so a launch takes milliseconds.
+//! Starts the ranks of a distributed run as torchrun does: the same environment variables, one host or several, with
+//! restarts, prefixed output, and a report of the first failure. Needs no libtorch, so a launch takes milliseconds.
 //!
-//! The program is `overdrive-run`; this is the library that it is made of.
+//! This is the library behind the program `overdrive-run`.
 //!
 //! ```text
-//! launcher ── socket ── guard ─┬─ rank 0        the launcher only waits and passes signals on
-//!                              ├─ rank 1        the guard holds the ranks, reads their outputs, restarts them
-//!                              └─ ..            either of the two ends what is left when the other dies
+//! launcher ── socket ── guard ─┬─ rank 0        the launcher only waits and forwards signals
+//!                              ├─ rank 1        the guard starts the ranks, reads their output, restarts them
+//!                              └─ ..            if one of the two dies, the other kills the ranks
 //! ```
 //!
 //! ```no_run
 //! use overdrive_launch::{Launch, LaunchError};
 //!
 //! fn main() -> Result<(), LaunchError> {
-//!     overdrive_launch::helper(); // this program is its own guard
+//!     overdrive_launch::helper(); // must come first: the guard is this program, started again
 //!     Launch::new("./train").args(["--epochs", "3"]).nproc(4).max_restarts(2).run()
 //! }
 //! ```

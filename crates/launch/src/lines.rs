@@ -1,25 +1,24 @@
-//! Lines cut out of a stream of bytes within a bound of memory, and the last few of them.
+//! Splits a byte stream into lines in bounded memory, and keeps the last few of them.
 
 use std::collections::VecDeque;
 
-/// What is longer is passed on in parts.
+/// In bytes. Longer lines are passed on in parts.
 pub const LONGEST_LINE: usize = 64 << 10;
 
 const KEPT_LINES: usize = 20;
 const KEPT_BYTES_PER_LINE: usize = 1000;
 
-/// Cuts a stream into lines. A line ends behind a line feed, or behind a carriage return (progress bars) that no line
-/// feed follows.
+/// Splits a stream into lines. A line ends with `\n`, `\r\n` or a lone `\r` (progress bars).
 #[derive(Default)]
 pub struct Splitter {
     pending: Vec<u8>,
 }
 
 impl Splitter {
-    /// Passes on the lines that `bytes` complete, their ends included. A part of a line that is too long has none.
+    /// Emits the lines that `bytes` complete, with their line ends. An overlong line is emitted in parts.
     pub fn push(&mut self, bytes: &[u8], mut emit: impl FnMut(&[u8])) {
         let mut rest = bytes;
-        // A carriage return at the end of the last piece waited for what follows it.
+        // The last piece ended with `\r`; only now is it known whether `\n` follows.
         if self.pending.last() == Some(&b'\r') && !rest.is_empty() {
             if rest[0] == b'\n' {
                 self.pending.push(b'\n');
@@ -38,7 +37,7 @@ impl Splitter {
         self.take(rest, &mut emit);
     }
 
-    /// Passes on what is left when the stream has ended.
+    /// Emits the rest at the end of the stream.
     pub fn finish(&mut self, mut emit: impl FnMut(&[u8])) {
         if !self.pending.is_empty() {
             emit(&self.pending);
@@ -46,7 +45,7 @@ impl Splitter {
         }
     }
 
-    /// Keeps a part of a line, or passes on as much of it as is too long.
+    /// Buffers a part of a line, and emits the buffer whenever it reaches [`LONGEST_LINE`].
     fn take(&mut self, mut part: &[u8], emit: &mut impl FnMut(&[u8])) {
         while self.pending.len() + part.len() > LONGEST_LINE {
             let (now, later) = part.split_at(LONGEST_LINE - self.pending.len());
@@ -59,7 +58,7 @@ impl Splitter {
     }
 }
 
-/// The length of the first line, its end included, if it ends here for certain.
+/// The length of the first line with its line end; None if more bytes are needed to find that end.
 fn line_length(bytes: &[u8]) -> Option<usize> {
     let end = bytes.iter().position(|byte| matches!(byte, b'\n' | b'\r'))?;
     match (bytes[end], bytes.get(end + 1)) {
@@ -73,7 +72,7 @@ fn line_length(bytes: &[u8]) -> Option<usize> {
 #[derive(Default)]
 pub struct Tail {
     lines: VecDeque<Vec<u8>>,
-    /// Whether the next line goes over the last one, as on a terminal.
+    /// The last line ended with a lone `\r`, so the next one replaces it, as on a terminal.
     overwrites: bool,
 }
 

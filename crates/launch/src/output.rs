@@ -1,4 +1,4 @@
-//! A rank's outputs on their way to the console and to files.
+//! Passes the ranks' outputs on to the console and to files.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use crate::error::LaunchError;
 use crate::lines::{Splitter, Tail};
 
-/// A reader keeps only this much at a time; what it does not read, the rank waits with.
+/// Bytes per read. A rank that writes faster than its output is read blocks on the full pipe.
 const PIECE: usize = 64 << 10;
 const STACK: usize = 128 << 10;
-/// How long outputs may stay open, and silent, when every process that could write is gone.
+/// How long to wait for outputs that stay open but silent after the ranks' processes have ended.
 const SILENCE_LIMIT: Duration = Duration::from_secs(2);
 
-/// Which of the two outputs.
+/// Standard output or standard error.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
     Out,
@@ -41,7 +41,7 @@ impl Kind {
     }
 }
 
-/// The launcher's own outputs. One lock over both: they may be one terminal.
+/// The launcher's standard output and error. One lock for both, because both may be the same terminal.
 pub struct Console {
     out: File,
     err: File,
@@ -66,7 +66,7 @@ impl Console {
             match file.write(rest) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(length) => rest = &rest[length..],
-                // Somebody else has made the terminal or pipe non-blocking: it is full.
+                // Another process has made the terminal or pipe non-blocking, and it is full.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(1)),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -75,14 +75,14 @@ impl Console {
         Ok(())
     }
 
-    /// A line of the launcher's own.
+    /// Prints a message of the launcher itself.
     pub fn say(&self, text: &str) {
-        // Who closed standard error does not want to hear it.
+        // Ignored: if standard error is closed, there is nowhere to report it.
         let _ = self.write(Kind::Err, format!("overdrive-run: {text}\n").as_bytes());
     }
 }
 
-/// What the readers of one attempt have done, so that somebody can wait for them without waiting for ever.
+/// What the reader threads of one attempt have done, so that [`drain`] can tell a slow output from a stalled one.
 #[derive(Default)]
 pub struct Progress {
     bytes: AtomicU64,
@@ -92,14 +92,14 @@ pub struct Progress {
 /// Where one output of one rank goes.
 pub struct Route {
     pub kind: Kind,
-    /// In front of each line on the console.
+    /// Printed before each line on the console.
     pub prefix: Vec<u8>,
     pub console: Option<Arc<Console>>,
     pub file: Option<File>,
     pub progress: Arc<Progress>,
 }
 
-/// An output that is being read by a thread of its own.
+/// An output of a rank and the thread that reads it.
 pub struct Output {
     pub kind: Kind,
     tail: Arc<Mutex<Tail>>,
@@ -121,8 +121,8 @@ impl Output {
     }
 }
 
-/// Waits until the outputs of ranks that are gone have been passed on. Ends early when `stop` says so, or when nothing
-/// happens any more though an output is still open: some stranger holds it.
+/// Waits until the remaining output of ended ranks has been passed on. Returns early when `stop` returns true, or when
+/// an output stays open but silent: then a process outside this launch holds the pipe open.
 pub fn drain<'a>(outputs: impl Iterator<Item = &'a Output>, progress: &Progress, mut stop: impl FnMut() -> bool) {
     let mut open: Vec<&Output> = outputs.collect();
     let mut seen = (progress.bytes.load(Ordering::Relaxed), Instant::now());
@@ -145,8 +145,8 @@ pub fn create(path: &Path) -> Result<File, LaunchError> {
     File::create(path).map_err(LaunchError::system(format!("create {}", path.display())))
 }
 
-/// Reads to the end. Where a target fails, the other one goes on; when none is left the output is closed, and the rank
-/// learns of it as it would without a launcher.
+/// Reads an output to its end. If its file cannot be written, reading continues without the file. If the console fails
+/// and there is no file, the pipe is closed, and the rank gets SIGPIPE or EPIPE as it would without a launcher.
 fn pump(mut source: File, mut route: Route, tail: &Mutex<Tail>) {
     let mut piece = vec![0; PIECE];
     let mut text = Vec::new();
@@ -163,7 +163,7 @@ fn pump(mut source: File, mut route: Route, tail: &Mutex<Tail>) {
             if route.console.is_some() {
                 text.extend_from_slice(&route.prefix);
                 text.extend_from_slice(line);
-                // What somebody else writes next must not run on.
+                // The next line on the console may be another rank's, so this one has to end.
                 if !line.ends_with(b"\n") && !line.ends_with(b"\r") {
                     text.push(b'\n');
                 }
@@ -185,7 +185,7 @@ fn pump(mut source: File, mut route: Route, tail: &Mutex<Tail>) {
 }
 
 impl Route {
-    /// Returns whether somebody still wants this output.
+    /// Returns false when the console has failed and there is no file.
     fn pass_on(&mut self, raw: &[u8], text: &[u8]) -> bool {
         if let Some(file) = &mut self.file
             && let Err(error) = file.write_all(raw)

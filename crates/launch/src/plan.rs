@@ -1,4 +1,4 @@
-//! What is to be started: the launcher checks it and hands it to the guard.
+//! What to start: the launcher checks it and sends it to the guard.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -15,20 +15,20 @@ use crate::secret::Trust;
 use crate::signals;
 use crate::streams::StreamsByRank;
 
-/// More than any host has cores or GPUs; a slip of the finger stops here.
+/// More than any host has cores or GPUs: a larger number is a typing mistake.
 const MOST_RANKS: usize = 1024;
 const MOST_NODES: usize = 65_536;
-/// Bytes of a run's name; nodes say it when they come.
+/// In bytes: nodes send the run's name in their greeting.
 const LONGEST_RUN_ID: usize = 1024;
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Plan {
-    /// As it was given.
+    /// As the user gave it.
     pub program: OsString,
-    /// The file that `program` was found as.
+    /// The path at which `program` was found.
     pub file: OsString,
     pub args: Vec<OsString>,
-    /// The program is the running one, whose `main` calls `helper`.
+    /// The ranks run the current program, whose `main` calls `helper`.
     pub is_own_program: bool,
     pub envs: Vec<(OsString, OsString)>,
     pub nproc: usize,
@@ -91,7 +91,7 @@ impl Plan {
         }
     }
 
-    /// Refuses what cannot be, and finds the program's file.
+    /// Refuses invalid options, and finds the program's file.
     pub fn check(&mut self) -> Result<(), LaunchError> {
         self.check_counts()?;
         self.check_places()?;
@@ -101,7 +101,7 @@ impl Plan {
         }
         if self.keep_alive.is_zero() || self.silence.is_zero() {
             return refuse(
-                "nodes have to say from time to time that they live, not all the time: give an interval".into(),
+                "keep-alive: the interval is 0 s or the number of attempts is 0; give more than 0 for both".into(),
             );
         }
         if self.is_own_program {
@@ -126,16 +126,16 @@ impl Plan {
         }
         if self.nnodes > 1 && self.endpoint.is_none() {
             return refuse(format!(
-                "{} nodes need a place to meet: give the address of node 0 and a free port of it, as in \
+                "{} nodes need an endpoint: give the address of node 0 and a free port on it, as in \
                  --rdzv-endpoint node0:29500",
                 self.nnodes
             ));
         }
         if self.nnodes > 1 && self.trust == Trust::Undecided {
             return refuse(format!(
-                "{} nodes need a secret that strangers do not know, the same on all of them: give a file that holds it by \
-                 --secret-file, or set OVERDRIVE_SECRET (openssl rand -hex 32 makes one); --insecure lets anybody in who \
-                 reaches the endpoint",
+                "{} nodes need a secret, the same on all of them: give its file by --secret-file, or set \
+                 OVERDRIVE_SECRET (openssl rand -hex 32 makes one). --insecure does without: anyone who can reach the \
+                 endpoint can then join and end the run",
                 self.nnodes
             ));
         }
@@ -163,14 +163,14 @@ impl Plan {
     fn check_ranks_named(&self) -> Result<(), LaunchError> {
         let shown = self.local_ranks_filter.iter().flatten().copied().max();
         let named = [
-            ("the outputs to redirect", self.redirects.highest_local_rank()),
-            ("the outputs to tee", self.tee.highest_local_rank()),
-            ("the ranks to show", shown),
+            ("--redirects", self.redirects.highest_local_rank()),
+            ("--tee", self.tee.highest_local_rank()),
+            ("--local-ranks-filter", shown),
         ];
         match named.into_iter().find_map(|(what, rank)| Some((what, rank.filter(|rank| *rank >= self.nproc)?))) {
             None => Ok(()),
             Some((what, rank)) => {
-                refuse(format!("{what} name local rank {rank}, but there are 0 to {} here", self.nproc - 1))
+                refuse(format!("{what} names local rank {rank}; this host has local ranks 0 to {}", self.nproc - 1))
             }
         }
     }
@@ -193,7 +193,7 @@ fn refuse<T>(why: String) -> Result<T, LaunchError> {
     Err(LaunchError::Options(why))
 }
 
-/// As a shell finds it: by its path if it has one, else in the folders of `PATH`.
+/// Finds a program as a shell does: by its path if it contains a `/`, else in the folders of `PATH`.
 fn find(program: &OsStr) -> Result<PathBuf, LaunchError> {
     let fail = |reason: &str, missing| {
         Err(LaunchError::Program { program: program.display().to_string(), reason: reason.to_owned(), missing })
@@ -212,7 +212,7 @@ fn find(program: &OsStr) -> Result<PathBuf, LaunchError> {
         None if has_folder && Path::new(program).exists() => fail("that is not a file", false),
         None if has_folder => fail("there is no such file", true),
         None if Path::new(program).exists() => {
-            fail(&format!("it is not in PATH; for the one in this folder say ./{}", program.display()), true)
+            fail(&format!("it is not in PATH; to run the one in this folder, give ./{}", program.display()), true)
         }
         None => fail("it is not in PATH", true),
     }
@@ -233,13 +233,13 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_what_would_be_right() {
+    fn invalid_options_are_refused_with_what_would_be_right() {
         assert_eq!(refused(|plan| plan.nproc = 0), "--nproc-per-node 0: give 1 to 1024 ranks on this host");
         assert!(refused(|plan| plan.nproc = 5000).contains("--nproc-per-node 5000"));
         assert_eq!(refused(|plan| plan.nnodes = 0), "--nnodes 0: give 1 to 65536 hosts");
         assert!(refused(|plan| plan.nnodes = 2).contains("--rdzv-endpoint"));
         let meets = |plan: &mut Plan| (plan.nnodes, plan.endpoint) = (2, Some(("a".into(), 1)));
-        assert!(refused(meets).starts_with("2 nodes need a secret that strangers do not know"));
+        assert!(refused(meets).starts_with("2 nodes need a secret, the same on all of them"));
         assert_eq!(refused(|plan| plan.run_id = "x".repeat(1025)), "--rdzv-id has 1025 bytes; give at most 1024");
         assert_eq!(refused(|plan| plan.node_rank = Some(1)), "--node-rank 1: ranks of 1 nodes are 0 to 0");
         assert!(
@@ -250,8 +250,8 @@ mod tests {
         );
         assert_eq!(refused(|plan| plan.master_port = Some(0)), "--master-port: the port is 0; give 1 to 65535");
         assert!(refused(|plan| plan.endpoint = Some(("a".into(), 0))).starts_with("--rdzv-endpoint: the port is 0"));
-        assert!(refused(|plan| plan.tee = "1:3".parse().unwrap()).contains("tee name local rank 1"));
-        assert!(refused(|plan| plan.local_ranks_filter = Some(vec![3])).contains("show name local rank 3"));
+        assert!(refused(|plan| plan.tee = "1:3".parse().unwrap()).contains("--tee names local rank 1"));
+        assert!(refused(|plan| plan.local_ranks_filter = Some(vec![3])).contains("-filter names local rank 3"));
         assert!(refused(|plan| plan.signals = vec![99]).contains("99"));
     }
 
@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(why("no-such-program").exit_code(), 127);
         assert_eq!(why("/etc/passwd").exit_code(), 126);
         assert_eq!(why("/etc").to_string(), "cannot start `/etc`: that is not a file");
-        assert!(why("Cargo.toml").to_string().contains("say ./Cargo.toml"));
+        assert!(why("Cargo.toml").to_string().contains("give ./Cargo.toml"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A free port that stays free until somebody listens on it.
+//! Reserves a free port until rank 0 listens on it.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -8,13 +8,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, soc
 
 use crate::error::LaunchError;
 
-/// How often another port is tried when rank 0 says that its port is taken.
+/// How often another port is tried when rank 0 reports that its port is taken.
 pub const MOST_RETRIES: u32 = 3;
 
 /// A port that is bound, but not listened on.
 ///
-/// Both this socket and the store's say `SO_REUSEADDR`, so Linux lets rank 0 bind and listen on the port while it is
-/// held here, and gives it to nobody who asks for any port, nor to an outgoing connection.
+/// Both this socket and the store's set `SO_REUSEADDR`. So Linux lets rank 0 bind and listen on the port while this
+/// socket holds it, but gives it neither to a `bind` to port 0 nor to an outgoing connection.
 pub struct ReservedPort {
     _socket: OwnedFd,
     pub number: u16,
@@ -22,7 +22,7 @@ pub struct ReservedPort {
 
 impl ReservedPort {
     pub fn new() -> std::result::Result<Self, LaunchError> {
-        // On both families where there are two, as the store listens.
+        // For IPv6 and IPv4 if the host has both, because the store listens on both.
         let reserved = reserve(AddressFamily::INET6, (Ipv6Addr::UNSPECIFIED, 0).into())
             .or_else(|_| reserve(AddressFamily::INET, (Ipv4Addr::UNSPECIFIED, 0).into()));
         reserved.map_err(|error| LaunchError::system("reserve a port")(error.into()))
@@ -40,8 +40,8 @@ fn reserve(family: AddressFamily, any: SocketAddr) -> Result<ReservedPort> {
     Ok(ReservedPort { _socket: socket, number: address.port() })
 }
 
-/// Whether the end of an output says that a port was taken.
-pub fn says_taken(output: &[String]) -> bool {
+/// Whether the end of an output reports that a port was taken.
+pub fn reports_taken(output: &[String]) -> bool {
     output.iter().any(|line| {
         let line = line.to_ascii_lowercase();
         line.contains("eaddrinuse") || line.contains("address already in use")
@@ -55,21 +55,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reserved_port_can_be_listened_on_and_is_given_to_nobody_else() {
+    fn a_reserved_port_can_be_listened_on_and_is_not_handed_out() {
         let reserved = ReservedPort::new().unwrap();
         let others: Vec<TcpListener> = (0..64).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         assert!(others.iter().all(|it| it.local_addr().unwrap().port() != reserved.number));
-        // The standard library says SO_REUSEADDR as libtorch does.
+        // The standard library sets SO_REUSEADDR, as libtorch does.
         TcpListener::bind(("127.0.0.1", reserved.number)).unwrap();
     }
 
     #[test]
-    fn a_taken_port_is_known_by_what_libtorch_and_python_say() {
-        let says = |line: &str| says_taken(&[line.to_owned()]);
-        assert!(says(
+    fn a_taken_port_is_recognised_in_errors_of_libtorch_and_python() {
+        let taken = |line: &str| reports_taken(&[line.to_owned()]);
+        assert!(taken(
             "DistNetworkError: The server socket has failed to listen on any local network address. EADDRINUSE"
         ));
-        assert!(says("OSError: [Errno 98] Address already in use"));
-        assert!(!says("connection refused"));
+        assert!(taken("OSError: [Errno 98] Address already in use"));
+        assert!(!taken("connection refused"));
     }
 }

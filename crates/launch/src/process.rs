@@ -1,4 +1,4 @@
-//! Finding processes through `/proc`, and ending them.
+//! Finds processes through `/proc`, and ends them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,13 +10,13 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, wait};
 
 use crate::error::RankEnd;
 
-/// The variable that every process of a launch inherits. What lost its parents is found by it.
+/// The variable that every process of a launch inherits, so that it can be found when its parents have died.
 pub const MARK: &str = "OVERDRIVE_LAUNCH_ID";
 
-/// How long a process may take to go after SIGKILL.
+/// How long a process may take to end after SIGKILL.
 pub const DEATH_LIMIT: Duration = Duration::from_secs(10);
 
-/// Processes that ended since the last call, strangers that this process adopted among them.
+/// Reaps the processes that have ended since the last call, adopted orphans included.
 pub fn reap() -> Vec<(Pid, RankEnd)> {
     let mut ended = Vec::new();
     while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
@@ -29,12 +29,12 @@ pub fn reap() -> Vec<(Pid, RankEnd)> {
     ended
 }
 
-/// Ends every descendant of this process, however deep, and reaps them; what is started meanwhile too. This process has
-/// to be the one that orphans among them fall to. Returns those that were still there after [`DEATH_LIMIT`].
+/// Kills and reaps all descendants of this process, including any started meanwhile. This process has to be a child
+/// subreaper, so that orphans become its children. Returns the processes still alive after [`DEATH_LIMIT`].
 pub fn end_descendants() -> Vec<Pid> {
     end_all(|| {
         reap();
-        // Without children there are no descendants, and no need to look through all processes.
+        // Without children there are no descendants, so there is no need to scan `/proc`.
         if wait(WaitOptions::NOHANG).is_err_and(|error| error == Errno::CHILD) {
             return Vec::new();
         }
@@ -42,7 +42,7 @@ pub fn end_descendants() -> Vec<Pid> {
     })
 }
 
-/// Ends every process that carries the mark of a launch.
+/// Kills every process that carries the mark of a launch.
 pub fn end_marked(mark: &str) -> Vec<Pid> {
     end_all(|| marked(mark))
 }
@@ -56,7 +56,7 @@ fn end_all(living: impl Fn() -> Vec<Pid>) -> Vec<Pid> {
             return left;
         }
         for pid in left {
-            // Gone already, as likely as not.
+            // It may have ended already.
             let _ = kill_process(pid, Signal::KILL);
         }
         sleep(pause);
@@ -64,19 +64,19 @@ fn end_all(living: impl Fn() -> Vec<Pid>) -> Vec<Pid> {
     }
 }
 
-/// What is left of process groups, of what descends from this process. A group outlives the process that it is named
-/// after, but whatever else bears its number is a stranger.
+/// The living descendants of this process that are in one of the process groups. A group can outlive its leader, and
+/// its number may then be reused by an unrelated process, which is no descendant.
 pub fn members(groups: &[Pid]) -> Vec<Pid> {
     let group_of = |pid: &Pid| Some(stat(pid.as_raw_pid())?.group);
     let is_meant = |group: i32| groups.iter().any(|it| it.as_raw_pid() == group);
     descendants(getpid()).into_iter().filter(|pid| group_of(pid).is_some_and(is_meant)).collect()
 }
 
-/// The living processes below `root`.
+/// The living descendants of `root`.
 fn descendants(root: Pid) -> Vec<Pid> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     for pid in pids() {
-        // A zombie's children fell to another process already.
+        // A zombie's children already have another parent.
         if let Some(stat) = stat(pid).filter(|it| it.state != 'Z' && it.state != 'X') {
             children.entry(stat.parent).or_default().push(pid);
         }
@@ -92,7 +92,7 @@ fn descendants(root: Pid) -> Vec<Pid> {
     found
 }
 
-/// The living processes whose environment, as they were started, holds the mark; this one never counts.
+/// The processes, except this one, that were started with the mark in their environment.
 fn marked(mark: &str) -> Vec<Pid> {
     let entry = format!("{MARK}={mark}");
     let own = getpid().as_raw_pid();
@@ -120,7 +120,7 @@ fn stat(pid: i32) -> Option<Stat> {
     parse_stat(&String::from_utf8_lossy(&bytes))
 }
 
-/// The name in parentheses may hold anything, parentheses too.
+/// The process name, in parentheses, may contain parentheses itself.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, fields) = text.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace();

@@ -1,4 +1,4 @@
-//! What a process of a launch is: the launcher, its guard, or a rank on its way.
+//! The role of a process in a launch: launcher, guard, or a process that becomes a rank.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -17,11 +17,11 @@ static CALLED: AtomicBool = AtomicBool::new(false);
 
 /// What a child is started as.
 pub enum Role {
-    /// Holds the ranks, and ends them when the launcher is gone.
+    /// Is the parent of the ranks, and kills them when the launcher dies.
     Guard,
-    /// Becomes the program in its arguments, and dies with the guard of this process number.
+    /// Becomes the program in its arguments by `exec`, and dies with the guard of this process ID.
     Exec(i32),
-    /// Is a rank itself, and dies with the guard of this process number.
+    /// Is a rank itself, and dies with the guard of this process ID.
     Rank(i32),
 }
 
@@ -45,12 +45,13 @@ impl Role {
     }
 }
 
-/// Lets this program be its own helper: call it first in `main`.
+/// Makes [`Launch`] usable in this program: call it first in `main`.
 ///
-/// A launch starts the running program again, as the guard that holds the ranks, and for an instant as each rank. In
-/// those processes this function does the work and does not return. In a rank of [`Launch::current_program`] it sees to
-/// it that the rank dies with its guard, and returns; elsewhere it returns at once.
+/// A launch starts the running program again: as the guard, the parent process of the ranks, and as each rank, until
+/// `exec` replaces it by the rank's program. In those processes this function does the work and does not return. In a
+/// rank of [`Launch::current_program`] it makes the rank die with its guard, and returns. Otherwise it returns at once.
 ///
+/// [`Launch`]: crate::Launch
 /// [`Launch::current_program`]: crate::Launch::current_program
 pub fn helper() {
     CALLED.store(true, Ordering::Relaxed);
@@ -61,7 +62,8 @@ pub fn helper() {
             die_with(guard);
             become_program()
         }
-        // Variables are inherited by whatever a rank starts, so a stranger's number means nothing while it lives.
+        // Children of a rank inherit the variable too. The guard is not their parent, so while it lives they are left
+        // alone.
         Some(Role::Rank(guard)) => {
             let living = Pid::from_raw(guard).is_some_and(|guard| test_kill_process(guard).is_ok());
             if getppid().map(Pid::as_raw_pid) == Some(guard) || !living {
@@ -71,14 +73,14 @@ pub fn helper() {
     }
 }
 
-/// Whether this program can be its own helper.
+/// Whether `main` has called [`helper`], so that this program can be started as the guard.
 pub fn has_helper() -> bool {
     CALLED.load(Ordering::Relaxed)
 }
 
-/// From here on this process, also as the program that it becomes, gets SIGKILL when the guard dies.
+/// From here on, also after `exec`, this process gets SIGKILL when the guard dies.
 fn die_with(guard: i32) {
-    // Where the system refuses, the guard's own care is left.
+    // If this fails, the launcher still kills the rank when the guard dies.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     if getppid().map(Pid::as_raw_pid) != Some(guard) {
         // The guard died before the line above.
@@ -86,7 +88,7 @@ fn die_with(guard: i32) {
     }
 }
 
-/// The arguments are the program's file and its arguments; its name for itself is this process's.
+/// This process's arguments are the program's file and then the program's own; its `argv[0]` is passed on.
 fn become_program() -> ! {
     let mut arguments = env::args_os();
     let name = arguments.next().unwrap_or_default();

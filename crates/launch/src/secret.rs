@@ -1,4 +1,4 @@
-//! What the launchers of one run know, and nobody else.
+//! The secret that the launchers of one run share.
 
 use std::fmt;
 use std::fs::File;
@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::LaunchError;
 
-/// Whoever has seen a greeting can try secrets on it at leisure, so that one that can be guessed is none.
+/// In bytes. An attacker who has recorded a greeting can try secrets on it offline, so short ones are refused.
 const SHORTEST: usize = 16;
 const LONGEST: usize = 4096;
 
-const HOW: &str = "make one by `openssl rand -hex 32`";
+const HOW: &str = "make one with `openssl rand -hex 32`";
 
 #[derive(Clone, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Secret(Vec<u8>);
 
 impl Secret {
-    /// Spaces and ends of lines around it do not count: editors and shells add them.
+    /// Removes whitespace at both ends: editors and shells add newlines.
     pub fn new(bytes: &[u8]) -> Result<Self, LaunchError> {
         let bytes = bytes.trim_ascii();
         match bytes.len() {
@@ -31,16 +31,16 @@ impl Secret {
         }
     }
 
-    /// From a file that nobody but its owner can read.
+    /// Reads the secret from a file that only its owner can access.
     pub fn read(path: &Path) -> Result<Self, LaunchError> {
         let name = path.display();
         let failed = |error: io::Error| LaunchError::Options(format!("cannot read the secret in {name}: {error}"));
         let file = File::open(path).map_err(failed)?;
-        // Of what was opened, so that nobody can put another file in its place meanwhile.
+        // Of the open file, not of the path: another process may replace the file in between.
         let mode = file.metadata().map_err(failed)?.mode() & 0o777;
         if mode & 0o077 != 0 {
             return Err(LaunchError::Options(format!(
-                "others can use the secret in {name}, whose mode is {mode:03o}: chmod 600 {name}"
+                "other users can access the secret in {name}, whose mode is {mode:03o}: chmod 600 {name}"
             )));
         }
         let mut bytes = Vec::new();
@@ -59,21 +59,22 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Whom the launchers of several nodes let in.
+/// Which launchers may join a run of several nodes.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum Trust {
-    /// Nobody said.
+    /// The user gave neither a secret nor `--insecure`.
     Undecided,
-    Whoever(Secret),
-    /// Whoever comes.
+    /// Those that know the secret.
+    Secret(Secret),
+    /// All that can reach the endpoint: `--insecure`.
     Anyone,
 }
 
 impl Trust {
-    /// The key that proves it: one that everybody knows, where anyone may come.
+    /// The HMAC key; without a secret an empty one.
     pub fn key(&self) -> &[u8] {
         match self {
-            Self::Whoever(secret) => secret.bytes(),
+            Self::Secret(secret) => secret.bytes(),
             Self::Undecided | Self::Anyone => b"",
         }
     }
@@ -104,12 +105,12 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_guessed_is_refused_and_never_shown() {
+    fn secrets_of_wrong_length_are_refused_and_never_shown() {
         for text in ["", " \n", "fifteen letters", &"x".repeat(4097)] {
             let said = Secret::new(text.as_bytes()).unwrap_err().to_string();
             assert!(said.contains("give 16 to 4096") && (text.is_empty() || !said.contains(text)), "{said}");
         }
         let secret = Secret::new(b"sixteen letters!").unwrap();
-        assert_eq!(format!("{:?}", Trust::Whoever(secret)), "Whoever(Secret(..))");
+        assert_eq!(format!("{:?}", Trust::Secret(secret)), "Secret(Secret(..))");
     }
 }

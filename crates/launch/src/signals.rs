@@ -6,11 +6,11 @@ use rustix::process::Signal;
 use signal_hook::consts;
 use signal_hook::low_level::signal_name;
 
-/// What a launcher passes on unless told otherwise.
+/// The signals that a launcher forwards by default.
 pub const FORWARDED: [i32; 6] =
     [consts::SIGINT, consts::SIGTERM, consts::SIGHUP, consts::SIGQUIT, consts::SIGUSR1, consts::SIGUSR2];
 
-/// Those that mean an end of the run; the others are only passed on.
+/// Signals that end the run; the others are only forwarded.
 const ENDING: [i32; 4] = [consts::SIGINT, consts::SIGTERM, consts::SIGHUP, consts::SIGQUIT];
 
 pub fn ends_the_run(signal: i32) -> bool {
@@ -25,13 +25,15 @@ pub fn describe(signal: i32) -> String {
     }
 }
 
-/// The number of `SIGTERM` or `TERM`; None if there is no such signal, or none that a launcher could pass on.
+/// The number of the signal with a name like `SIGTERM` or `TERM`; None if there is no such signal, or if a launcher
+/// cannot forward it.
 pub fn by_name(name: &str) -> Option<i32> {
     let upper = name.trim().to_ascii_uppercase();
     let full = if upper.starts_with("SIG") { upper } else { format!("SIG{upper}") };
-    // A launcher needs SIGCHLD itself, and a fault is nobody else's.
-    let own = ["SIGKILL", "SIGSTOP", "SIGCHLD", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"];
-    if own.contains(&full.as_str()) {
+    // SIGKILL and SIGSTOP cannot be caught, the launcher needs SIGCHLD itself, and the others report faults of the
+    // launcher's own code.
+    let not_forwardable = ["SIGKILL", "SIGSTOP", "SIGCHLD", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"];
+    if not_forwardable.contains(&full.as_str()) {
         return None;
     }
     (1..32).find(|&number| signal_name(number) == Some(full.as_str()))
@@ -41,8 +43,8 @@ pub fn from_number(number: i32) -> Option<Signal> {
     Signal::from_named_raw(number)
 }
 
-/// Without those that this process was told to ignore when it was started: `nohup` does so with SIGHUP, and shells with
-/// SIGINT for what they run in the background. Ranks inherit that.
+/// Drops the signals that this process inherited as ignored: SIGHUP under `nohup`, SIGINT in a shell's background job.
+/// The ranks inherit that as well.
 pub fn not_ignored(signals: &[i32]) -> Vec<i32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = ignored_mask(&status);

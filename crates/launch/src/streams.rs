@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::LaunchError;
 
-/// Which of a rank's outputs are meant.
+/// A choice of a rank's outputs.
 ///
 /// # Source
 /// `torch.distributed.elastic.multiprocessing.Std`.
@@ -45,7 +45,7 @@ impl Streams {
     }
 }
 
-/// Which outputs are meant for each rank of a host; parsed from torchrun's form, `3` for all or `0:1,1:3` by local
+/// A choice of outputs for each rank of a host, parsed from torchrun's form: `3` for all ranks, or `0:1,1:3` by local
 /// rank.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct StreamsByRank {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_choice_is_refused() {
+    fn invalid_choices_are_refused() {
         for text in ["", "4", "-1", "0:", ":1", "0:1,", "a:1", "0:9", "0:1,0:2"] {
             assert!(text.parse::<StreamsByRank>().is_err(), "{text}");
         }

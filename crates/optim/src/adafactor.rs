@@ -13,7 +13,7 @@ use crate::trust::{as_list, norms};
 
 static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
 
-/// Adafactor: the second moments of a matrix kept by row and by column alone; lr 1e-2.
+/// Adafactor: keeps only row and column averages of a matrix's second moments; lr 1e-2.
 ///
 /// # Source
 /// `torch.optim.Adafactor`; Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018.
@@ -22,25 +22,26 @@ pub type Adafactor = GroupOptimizer<AdafactorOptions>;
 /// The options of an [`Adafactor`].
 pub type AdafactorBuilder = GroupBuilder<AdafactorOptions>;
 
-/// Which of its forms an [`Adafactor`] has.
+/// The published variants of [`Adafactor`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AdafactorForm {
-    /// PyTorch's, which the learning rate bounds: at step t, min(lr, 1 / sqrt(t)) times the size of the parameter.
+    /// PyTorch's: the step size is min(lr, 1 / sqrt(t)) times the root mean square of the parameter, at step t.
     #[default]
     Pytorch,
-    /// T5's relative step: min(0.01, 1 / sqrt(t)) times the size of the parameter, and no learning rate. Second moments are
-    /// kept by row and column where both are longer than 16, and eps1 (1e-30 when not said) is added to the squares.
+    /// T5's relative step: min(0.01, 1 / sqrt(t)) times the root mean square of the parameter, without a learning rate.
+    /// Second moments are kept by row and column where both are longer than 16, and eps1 (default 1e-30) is added to
+    /// the squared gradients.
     ///
     /// Source: timm 1.0.22, `timm.optim.Adafactor`, which follows fairseq's; Raffel et al., "T5", 2020.
     T5 {
-        /// Whether the steps begin small: 1e-6 times t in place of 0.01.
+        /// Whether the steps start small: 1e-6 times t instead of 0.01.
         warmup_init: bool,
     },
 }
 
 const FORMS: &[&str] = &["pytorch", "t5", "t5_warmup_init"];
 
-/// What tells one [`Adafactor`] from another.
+/// The options of an [`Adafactor`] group, except the learning rate.
 #[derive(Clone, Debug)]
 pub struct AdafactorOptions {
     pub(crate) beta2_decay: f64,
@@ -59,28 +60,30 @@ impl Default for AdafactorOptions {
 }
 
 impl<Scope> Options<AdafactorOptions, Scope> {
-    /// The power of the step number that is one minus the share kept of second moments, at most 0; -0.8 when not said.
+    /// The exponent that decays the second moments, at most 0: at step t they are averaged with beta2 = 1 -
+    /// t^beta2_decay; default -0.8.
     pub fn beta2_decay(self, decay: f64) -> Self {
         self.with(move |options| options.beta2_decay = decay)
     }
 
-    /// The least root of a second moment (the precision of the parameter's dtype when none), and the least root mean
-    /// square of a parameter; (none, 1e-3) when not said.
+    /// Lower bounds: eps1 of a second moment's root (none: the machine epsilon of the parameter's dtype), eps2 of a
+    /// parameter's root mean square; default (none, 1e-3).
     pub fn eps(self, eps1: Option<f64>, eps2: f64) -> Self {
         self.with(move |options| (options.eps1, options.eps2) = (eps1, eps2))
     }
 
-    /// The largest root mean square of an update, at least 1; 1 when not said.
+    /// The clipping threshold: the largest root mean square of an update, at least 1; default 1.
     pub fn d(self, d: f64) -> Self {
         self.with(move |options| options.d = d)
     }
 
-    /// The share of each weight, times the learning rate, taken off at a step; 0 when not said.
+    /// Decoupled weight decay: a step multiplies a parameter by 1 - lr * weight_decay (T5's form: with the relative
+    /// step as lr); default 0.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
         self.with(move |options| options.weight_decay = weight_decay)
     }
 
-    /// Which form it has; [`AdafactorForm::Pytorch`] when not said.
+    /// The variant; default [`AdafactorForm::Pytorch`].
     pub fn form(self, form: AdafactorForm) -> Self {
         let word = match form {
             AdafactorForm::Pytorch => FORMS[0],
@@ -89,13 +92,13 @@ impl<Scope> Options<AdafactorOptions, Scope> {
         self.with(move |options| options.form = word)
     }
 
-    /// Climbs where it would descend; off when not said.
+    /// Maximizes the objective instead of minimizing it; default false.
     pub fn maximize(self, maximize: bool) -> Self {
         self.with(move |options| options.maximize = maximize)
     }
 }
 
-/// Zeros in the shape of the parameter but for one dimension from the end, which is 1.
+/// Zeros of the parameter's shape, but with size 1 in the dimension `from_end` places from the end.
 fn reduced(param: &Tensor, from_end: usize) -> Result<Tensor, TorchError> {
     let mut size = param.size();
     let place = size.len() - from_end;
@@ -156,7 +159,8 @@ impl Algorithm for AdafactorOptions {
         let eps1 = self.eps1.unwrap_or_else(|| precision(params[0].kind()));
         let roots: Vec<f64> = params.iter().map(|param| (param.numel() as f64).sqrt()).collect();
 
-        // How far each may move: its root mean square, times the rate. Scalars on the device, so that nobody waits.
+        // Each parameter's step size: its root mean square times the rate. Scalars on the device, so that the host does
+        // not wait.
         let alphas = as_list(&norms(step.params)?)?;
         foreach::div_each_(&alphas, &roots)?;
         foreach::clamp_min_(&alphas, self.eps2)?;
@@ -175,7 +179,7 @@ impl Algorithm for AdafactorOptions {
                 squares
             }
         };
-        // The square of eps1, because the root comes next.
+        // eps1 is squared, because the root is taken next.
         foreach::clamp_min_(&updates, eps1 * eps1)?;
         foreach::rsqrt_(&updates)?;
         foreach::mul_(&updates, &grads)?;
@@ -206,7 +210,7 @@ impl AdafactorOptions {
                 NORM.tensor(&[Arg::Tensor(grad), Arg::Double(2.0), Arg::IntList(&[dim]), Arg::Bool(true)])
             };
             let means = TensorList::new(&grads.iter().map(along).collect::<Result<Vec<_>, _>>()?)?;
-            // A mean of squares without the squares.
+            // The mean of squares, from the norm: no tensor of squares is needed.
             foreach::mul_(&means, &means)?;
             let lengths = grads.iter().map(|grad| grad.size()[(grad.dim() as i64 + dim) as usize] as f64);
             foreach::div_each_(&means, &lengths.collect::<Vec<_>>())?;
@@ -224,7 +228,7 @@ impl AdafactorOptions {
     }
 }
 
-/// The distance from 1 to the next number.
+/// The machine epsilon: the distance from 1 to the next larger number.
 fn precision(kind: Kind) -> f64 {
     match kind {
         Kind::Double => f64::EPSILON,

@@ -20,7 +20,7 @@ pub type Adagrad = GroupOptimizer<AdagradOptions>;
 /// The options of an [`Adagrad`].
 pub type AdagradBuilder = GroupBuilder<AdagradOptions>;
 
-/// What tells one [`Adagrad`] from another.
+/// The options of an [`Adagrad`] group, except the learning rate.
 #[derive(Clone, Debug)]
 pub struct AdagradOptions {
     lr_decay: f64,
@@ -37,28 +37,28 @@ impl Default for AdagradOptions {
 }
 
 impl<Scope> Options<AdagradOptions, Scope> {
-    /// How fast the learning rate falls with the steps of a parameter: it is divided by 1 + (steps - 1) x this; 0 when
-    /// not said.
+    /// How fast the learning rate falls: it is divided by 1 + (steps - 1) * lr_decay, with the parameter's own step
+    /// count; default 0.
     pub fn lr_decay(self, lr_decay: f64) -> Self {
         self.with(move |options| options.lr_decay = lr_decay)
     }
 
-    /// The L2 penalty, added to the gradient; 0 when not said.
+    /// The L2 penalty, added to the gradient; default 0.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
         self.with(move |options| options.weight_decay = weight_decay)
     }
 
-    /// What the sums of squares start from; 0 when not said.
+    /// The initial value of the sums of squares; default 0.
     pub fn initial_accumulator_value(self, value: f64) -> Self {
         self.with(move |options| options.initial_accumulator_value = value)
     }
 
-    /// Added to the denominator; 1e-10 when not said.
+    /// Added to the denominator; default 1e-10.
     pub fn eps(self, eps: f64) -> Self {
         self.with(move |options| options.eps = eps)
     }
 
-    /// Climbs where it would descend; off when not said.
+    /// Maximizes the objective instead of minimizing it; default false.
     pub fn maximize(self, maximize: bool) -> Self {
         self.with(move |options| options.maximize = maximize)
     }

@@ -30,7 +30,7 @@ pub type AdamBuilder = GroupBuilder<AdamOptions<false>>;
 /// The options of an [`AdamW`].
 pub type AdamWBuilder = GroupBuilder<AdamOptions<true>>;
 
-/// What tells one [`Adam`] or [`AdamW`] from another.
+/// The options of an [`Adam`] or [`AdamW`] group, except the learning rate.
 #[derive(Clone, Debug)]
 pub struct AdamOptions<const DECOUPLED_WEIGHT_DECAY: bool> {
     pub(crate) betas: (f64, f64),
@@ -49,35 +49,35 @@ impl<const DECOUPLED: bool> Default for AdamOptions<DECOUPLED> {
 }
 
 impl<const DECOUPLED: bool, Scope> Options<AdamOptions<DECOUPLED>, Scope> {
-    /// How slowly the two averages of the gradient move, each in [0, 1); (0.9, 0.999) when not said.
+    /// The decay rates of the running averages of the gradient and its square, each in [0, 1); default (0.9, 0.999).
     pub fn betas(self, beta1: f64, beta2: f64) -> Self {
         self.with(move |options| options.betas = (beta1, beta2))
     }
 
-    /// Added to the denominator; 1e-8 when not said.
+    /// Added to the denominator; default 1e-8.
     pub fn eps(self, eps: f64) -> Self {
         self.with(move |options| options.eps = eps)
     }
 
-    /// For AdamW, the share of each weight, times the learning rate, taken off at a step (0.01 when not said); for Adam,
-    /// the L2 penalty, added to the gradient (0 when not said).
+    /// For AdamW, decoupled weight decay: a step multiplies a parameter by 1 - lr * weight_decay (default 0.01). For
+    /// Adam, the L2 penalty, added to the gradient (default 0).
     pub fn weight_decay(self, weight_decay: f64) -> Self {
         self.with(move |options| options.weight_decay = weight_decay)
     }
 
-    /// Divides by the largest second moment so far; off when not said.
+    /// Divides by the largest second moment so far; default false.
     pub fn amsgrad(self, amsgrad: bool) -> Self {
         self.with(move |options| options.amsgrad = amsgrad)
     }
 
-    /// Climbs where it would descend; off when not said.
+    /// Maximizes the objective instead of minimizing it; default false.
     pub fn maximize(self, maximize: bool) -> Self {
         self.with(move |options| options.maximize = maximize)
     }
 
-    /// Keeps the counts of steps on the parameters' device and never looks at them, so that a CUDA graph can hold the
-    /// step; off when not said. The fused kernels always do so. The learning rate is a number, and a captured graph goes
-    /// on with the one that it saw.
+    /// Keeps the step counts on the parameters' device and never reads them on the host, so that a CUDA graph can
+    /// capture the step; default false. The fused kernels always do so. The learning rate is a plain number: a captured
+    /// graph keeps the value it was captured with.
     pub fn capturable(self, capturable: bool) -> Self {
         self.with(move |options| options.capturable = capturable)
     }
@@ -117,7 +117,7 @@ impl<const DECOUPLED: bool> Algorithm for AdamOptions<DECOUPLED> {
             ("weight_decay", Field::Float(&mut self.weight_decay)),
             ("amsgrad", Field::Bool(&mut self.amsgrad)),
             ("maximize", Field::Bool(&mut self.maximize)),
-            // Adam adds its decay to the gradient, and AdamW takes it off the weight.
+            // Adam adds the decay to the gradient; AdamW subtracts it from the weight.
             ("decoupled_weight_decay", Field::Fixed(DECOUPLED)),
         ]
     }
@@ -171,7 +171,7 @@ impl<const DECOUPLED: bool> AdamOptions<DECOUPLED> {
         foreach::lerp_(exp_avgs, &grads, 1.0 - beta1)?;
         foreach::mul_scalar_(exp_avg_sqs, beta2)?;
         foreach::addcmul_(exp_avg_sqs, &grads, &grads, 1.0 - beta2)?;
-        // Freed before the denominators are made.
+        // Freed before the denominators are allocated.
         drop::<Lent<'_>>(grads);
         let denominators = match step.slots.get(2) {
             Some(largest) => {
@@ -189,7 +189,7 @@ impl<const DECOUPLED: bool> AdamOptions<DECOUPLED> {
         foreach::addcdiv_each_(step.params, exp_avgs, &denominators, &step_sizes)
     }
 
-    /// The end of a step, with bias corrections computed where the counts are.
+    /// The end of a step, with bias corrections computed on the device that holds the counts.
     fn divide_on_device(&self, step: &Step<'_>, denominators: &TensorList) -> Result<(), TorchError> {
         // (beta1^t - 1) / lr, which is minus one over the step size.
         let inverse_sizes = foreach::scalar_pow(self.betas.0, step.counts)?;

@@ -1,4 +1,4 @@
-//! AdamW with 8-bit averages.
+//! AdamW with 8-bit moment averages.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -20,12 +20,12 @@ static BUCKETIZE: LazyOp = LazyOp::new("aten::bucketize", "Tensor");
 static PAD: LazyOp = LazyOp::new("aten::constant_pad_nd", "");
 static NAN_TO_NUM: LazyOp = LazyOp::new("aten::nan_to_num", "");
 
-/// AdamW that keeps one byte a parameter for each of its two averages, in place of four: blocks of 256 numbers share a
-/// float32 scale, 2.04 bytes a parameter in all. lr 1e-3.
+/// AdamW that keeps one byte per parameter for each of its two averages, instead of four: blocks of 256 numbers share a
+/// float32 scale, 2.04 bytes per parameter in all. lr 1e-3.
 ///
-/// The arithmetic is float32. A gradient of infinity or NaN spoils the averages of its whole block. On a CPU one pass of a
-/// kernel does it, on one thread; elsewhere operators of libtorch do, which make float32 copies of one parameter's averages
-/// at a time.
+/// The arithmetic is float32. A gradient of infinity or NaN spoils the averages of its whole block. On a CPU a kernel
+/// does the step in one pass, on one thread; elsewhere libtorch operators do it, which make float32 copies of one
+/// parameter's averages at a time.
 ///
 /// # Source
 /// `bitsandbytes.optim.AdamW8bit`; Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022.
@@ -35,7 +35,7 @@ pub type AdamW8Bit = GroupOptimizer<AdamW8BitOptions>;
 /// The options of an [`AdamW8Bit`].
 pub type AdamW8BitBuilder = GroupBuilder<AdamW8BitOptions>;
 
-/// What tells one [`AdamW8Bit`] from another.
+/// The options of an [`AdamW8Bit`] group, except the learning rate.
 #[derive(Clone, Debug)]
 pub struct AdamW8BitOptions {
     adamw: AdamOptions<true>,
@@ -49,28 +49,28 @@ impl Default for AdamW8BitOptions {
 }
 
 impl<Scope> Options<AdamW8BitOptions, Scope> {
-    /// How slowly the two averages of the gradient move, each in [0, 1); (0.9, 0.999) when not said.
+    /// The decay rates of the running averages of the gradient and its square, each in [0, 1); default (0.9, 0.999).
     pub fn betas(self, beta1: f64, beta2: f64) -> Self {
         self.with(move |options| options.adamw.betas = (beta1, beta2))
     }
 
-    /// Added to the denominator; 1e-8 when not said.
+    /// Added to the denominator; default 1e-8.
     pub fn eps(self, eps: f64) -> Self {
         self.with(move |options| options.adamw.eps = eps)
     }
 
-    /// The share of each weight, times the learning rate, taken off at a step; 0.01 when not said.
+    /// Decoupled weight decay: a step multiplies a parameter by 1 - lr * weight_decay; default 0.01.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
         self.with(move |options| options.adamw.weight_decay = weight_decay)
     }
 
-    /// Climbs where it would descend; off when not said.
+    /// Maximizes the objective instead of minimizing it; default false.
     pub fn maximize(self, maximize: bool) -> Self {
         self.with(move |options| options.adamw.maximize = maximize)
     }
 
-    /// Parameters with fewer numbers than this keep averages of their own dtype; 4,096 when not said. They are biases
-    /// and gains, which take little memory and matter much.
+    /// Parameters with fewer elements than this keep averages of their own dtype; default 4,096. These are biases and
+    /// gains, which take little memory but are sensitive to rounding.
     pub fn min_8bit_size(self, size: i64) -> Self {
         self.with(move |options| options.min_8bit_size = size)
     }
@@ -80,13 +80,13 @@ fn blocks(param: &Tensor) -> i64 {
     param.numel().div_ceil(BLOCK as usize) as i64
 }
 
-/// A byte for each number of the parameter.
+/// One byte per element of the parameter.
 fn codes(name: &'static str) -> Slot {
     let fresh = |param: &Tensor, _| Ok(Tensor::f_zeros([param.numel() as i64], (Kind::Uint8, param.device()))?);
     Slot { name, fresh, fill: 0.0 }
 }
 
-/// A float32 for each block of the parameter.
+/// One float32 per block of the parameter.
 fn scales(name: &'static str) -> Slot {
     let fresh = |param: &Tensor, _| Ok(Tensor::f_zeros([blocks(param)], (Kind::Float, param.device()))?);
     Slot { name, fresh, fill: 0.0 }
@@ -104,7 +104,7 @@ impl Algorithm for AdamW8BitOptions {
 
     fn refuses(&self, param: &Tensor) -> Option<String> {
         let double = param.kind() == Kind::Double && self.quantised(param);
-        double.then(|| "it is float64, but 8-bit averages are for float32 and below: give it to an AdamW".to_owned())
+        double.then(|| "it is float64, but 8-bit averages are for float32 and below: use AdamW for it".to_owned())
     }
 
     fn momentum(&mut self) -> Option<&mut f64> {
@@ -151,13 +151,13 @@ impl AdamW8BitOptions {
     }
 }
 
-/// The numbers that bytes stand for on a device, and the midpoints between them.
+/// The 256 numbers that the byte codes stand for, on one device, and the midpoints between them.
 struct Map {
     codes: Tensor,
     middles: Tensor,
 }
 
-/// The maps of the first average and the second.
+/// The maps of the first and the second average.
 fn maps(device: Device) -> Result<[Map; 2], TorchError> {
     static MADE: Mutex<Vec<(Device, [Map; 2])>> = Mutex::new(Vec::new());
     let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -180,7 +180,7 @@ fn maps(device: Device) -> Result<[Map; 2], TorchError> {
     Ok(shared)
 }
 
-/// What the kernel does, in operators: the same averages to the bit.
+/// The kernel's computation in libtorch operators; the averages are equal bit for bit.
 fn by_operators(
     param: &Tensor,
     grad: &Tensor,
@@ -190,7 +190,7 @@ fn by_operators(
     let [map1, map2] = maps(param.device())?;
     let (n, blocks) = (param.numel() as i64, blocks(param));
     let scaled = |tensor: &Tensor, factor: f64| MUL.tensor(&[Arg::Tensor(tensor), Arg::Double(factor)]);
-    // In the order of memory, one row a block.
+    // In memory order, one row per block.
     let flat = |tensor: &Tensor| tensor.f_detach()?.f_as_strided([n], [1], None::<i64>);
     let rows = |flat: &Tensor| {
         let padded = PAD.tensor(&[Arg::Tensor(flat), Arg::IntList(&[0, blocks * BLOCK - n]), Arg::Double(0.0)])?;
@@ -218,10 +218,10 @@ fn by_operators(
     quantise(&average2, &map2, state.codes2, state.scales2)
 }
 
-/// Writes the nearest codes of each row, and its largest size as the scale.
+/// Writes the nearest code of each element, and the largest absolute value of each row as its scale.
 fn quantise(rows: &Tensor, map: &Map, codes: &Tensor, scales: &Tensor) -> Result<(), TorchError> {
     let largest = rows.f_abs()?.f_amax([1], true)?;
-    // Infinity less infinity is NaN: what is not finite has no code, and the whole block says so from now on.
+    // Infinity - infinity is NaN: values that are not finite have no code, so the scale marks the whole block as NaN.
     let scale = largest.f_add(&largest.f_sub(&largest)?)?;
     let divisor = CLAMP_MIN.tensor(&[Arg::Tensor(&largest), Arg::Double(f64::from(f32::MIN_POSITIVE))])?;
     let relative = rows.f_div(&divisor)?;
@@ -236,9 +236,9 @@ fn quantise(rows: &Tensor, map: &Map, codes: &Tensor, scales: &Tensor) -> Result
 mod tests {
     use super::*;
 
-    /// Eight steps of each, on a parameter whose last block is short.
+    /// Eight steps with each, on parameters whose last block is often short.
     #[test]
-    fn the_kernel_and_the_operators_are_one_arithmetic() {
+    fn the_kernel_and_the_operators_compute_the_same() {
         for (kind, rounding) in [(Kind::Float, 1e-6), (Kind::BFloat16, 1e-2), (Kind::Half, 1e-3)] {
             for n in [1, 255, 256, 1000] {
                 let start = (Tensor::arange(n, (Kind::Float, Device::Cpu)) * 0.37).sin().to_kind(kind);
@@ -261,7 +261,7 @@ mod tests {
                     let options = adamw8bit::Options { lr, betas, eps, weight_decay, step: step.into(), maximize };
                     adamw8bit::step(&by_kernel, &grad, lent(&one), &options).unwrap();
                     by_operators(&by_op, &grad, lent(&other), &options).unwrap();
-                    // libtorch's square root is off by a rounding now and then.
+                    // libtorch's square root sometimes differs in the last bit.
                     let near =
                         by_kernel.to_kind(Kind::Float).allclose(&by_op.to_kind(Kind::Float), rounding, 1e-7, false);
                     assert!(near, "{kind:?}, {n} numbers, step {step}");
@@ -269,7 +269,7 @@ mod tests {
                         assert!(one.equal(other), "{kind:?}, {n} numbers, step {step}: {one} {other}");
                     }
                 }
-                // Then an infinity spoils its block in both.
+                // Then an infinite gradient turns its block into NaN in both.
                 let grad = Tensor::ones([n], (kind, Device::Cpu));
                 let _ = grad.get(0).fill_(f64::INFINITY);
                 let (betas, eps) = ((0.9, 0.99), 1e-8);

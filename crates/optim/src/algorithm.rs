@@ -1,4 +1,4 @@
-//! What one algorithm is: its options, what it keeps for each parameter, and its step over a list of parameters.
+//! The interface of an algorithm: its options, its state for each parameter, and its step over a list of parameters.
 
 use overdrive_core::{GradScale, OptimizerError, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
@@ -8,21 +8,21 @@ use crate::foreach::{self, Lent};
 
 static FULL_LIKE: LazyOp = LazyOp::new("aten::full_like", "");
 
-/// An algorithm, as the options of one parameter group without the learning rate, which all have.
+/// An algorithm: the options of one parameter group, except the learning rate, which every algorithm has.
 pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
-    /// The learning rate when none is said.
+    /// The default learning rate.
     const LR: f64;
 
-    /// Whether it needs to know how often a parameter was stepped.
+    /// Whether it counts the steps of each parameter.
     const COUNTS_STEPS: bool;
 
-    /// Whether each element's step depends on nothing but that element's gradient and state.
+    /// Whether each element's step depends only on that element's gradient and state.
     const ELEMENTWISE: bool = false;
 
     /// An error when an option is out of its range.
     fn check(&self) -> Result<(), OptimizerError>;
 
-    /// Why it cannot optimize a parameter, if so.
+    /// Why it cannot optimize this parameter; none if it can.
     fn refuses(&self, _param: &Tensor) -> Option<String> {
         None
     }
@@ -32,7 +32,7 @@ pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
         false
     }
 
-    /// Whether its own step reads the counts of steps where the parameters are.
+    /// Whether its unfused step reads the step counts on the parameters' device.
     fn counts_on_device(&self) -> bool {
         false
     }
@@ -52,7 +52,7 @@ pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
         None
     }
 
-    /// What cyclic schedules move against the learning rate.
+    /// The option that cyclic schedules vary inversely to the learning rate.
     fn momentum(&mut self) -> Option<&mut f64> {
         None
     }
@@ -60,7 +60,7 @@ pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
     /// The options under PyTorch's names, to save and load them.
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)>;
 
-    /// What it keeps for a parameter of this shape.
+    /// The tensors it keeps for this parameter.
     fn slots(&self, param: &Tensor) -> Vec<Slot>;
 
     /// Updates parameters of one device, dtype and set of slots.
@@ -70,18 +70,19 @@ pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
 /// An algorithm for which libtorch has a fused kernel.
 pub trait Fusable: Algorithm {}
 
-/// Where an option lies.
+/// A reference to an option, by its type.
 pub enum Field<'a> {
     Float(&'a mut f64),
     Bool(&'a mut bool),
     Int(&'a mut i64),
-    /// A number that may be left open.
+    /// A number that may be unset.
     Optional(&'a mut Option<f64>),
     /// One of these words.
     Word(&'a mut &'static str, &'static [&'static str]),
-    /// The same, the first where a state does not say: of an option that PyTorch's optimizer of that name lacks.
+    /// The same; the first word if a state lacks the entry. For options that PyTorch's optimizer of that name lacks.
     OwnWord(&'a mut &'static str, &'static [&'static str]),
-    /// What tells the algorithm from another with such a state: one that says otherwise is refused.
+    /// A constant that tells this algorithm from another with the same entries: a state with the other value is
+    /// refused.
     Fixed(bool),
 }
 
@@ -90,9 +91,9 @@ pub enum Field<'a> {
 pub struct Slot {
     /// PyTorch's name for it.
     pub name: &'static str,
-    /// Makes it from the parameter (as the algorithm steps it) and the value to fill it with.
+    /// Makes the tensor from the parameter (as the algorithm steps it) and the fill value.
     pub fresh: fn(&Tensor, f64) -> Result<Tensor, TorchError>,
-    /// What it is filled with.
+    /// The fill value.
     pub fill: f64,
 }
 
@@ -109,31 +110,31 @@ impl Slot {
     }
 }
 
-/// The parameters of one bucket that have a gradient this time, and what belongs to them; all lists are of one order.
+/// The parameters of one bucket that have a gradient in this step, and their state; all lists are in the same order.
 pub struct Step<'a> {
     pub lr: f64,
     /// Whether to call libtorch's fused kernel.
     pub fused: bool,
     pub params: &'a TensorList,
-    /// Nobody's to change: the user may look at them later.
+    /// Not to be changed: the caller may read the gradients later.
     pub grads: &'a TensorList,
-    /// One list a slot.
+    /// One list per slot.
     pub slots: &'a [TensorList],
-    /// How often each was stepped, this time included; empty where that is not counted.
+    /// The step count of each parameter, this step included; empty if the algorithm does not count.
     pub counts: &'a TensorList,
-    /// Whether `counts` holds one scalar many times.
+    /// Whether all of `counts` is the same scalar.
     pub same_counts: bool,
-    /// Whether this is a parameter's first step.
+    /// For each parameter, whether this is its first step.
     pub first: &'a [bool],
-    /// On the parameters' device; for fused kernels alone.
+    /// On the parameters' device; only for fused kernels.
     pub scale: Option<GradScale<'a>>,
 }
 
 impl Step<'_> {
-    /// One number a parameter, from how often it was stepped.
+    /// One number per parameter, computed from its step count.
     ///
     /// # Syncs
-    /// Reads the counts, which lie on the host unless the kernel is fused.
+    /// Reads the counts, which are on the host unless the kernel is fused or `counts_on_device`.
     pub(crate) fn by_count(&self, number: impl Fn(f64) -> f64) -> Result<Vec<f64>, TorchError> {
         let read = |index| Ok::<_, TorchError>(number(self.counts.get(index)?.f_double_value(&[])?));
         match self.same_counts {
@@ -142,7 +143,7 @@ impl Step<'_> {
         }
     }
 
-    /// The gradients to descend along.
+    /// The gradients to descend along: negated if `maximize`.
     pub(crate) fn signed_grads(&self, maximize: bool) -> Result<Lent<'_>, TorchError> {
         match maximize {
             true => Ok(Lent::Made(foreach::neg(self.grads)?)),
@@ -150,7 +151,7 @@ impl Step<'_> {
         }
     }
 
-    /// The gradients to descend along, with those of an L2 penalty.
+    /// The gradients to descend along, plus those of the L2 penalty.
     pub(crate) fn penalised_grads(&self, maximize: bool, weight_decay: f64) -> Result<Lent<'_>, TorchError> {
         match self.signed_grads(maximize)? {
             grads if weight_decay == 0.0 => Ok(grads),
@@ -168,7 +169,7 @@ pub(crate) fn check_not_negative(option: &'static str, found: f64) -> Result<(),
     OptimizerError::check_range(option, found, 0.0..f64::INFINITY, "a finite number of at least 0")
 }
 
-/// An error unless `found` is a share that can be kept of an average.
+/// An error unless `found` is a valid decay rate of an average.
 pub(crate) fn check_beta(option: &'static str, found: f64) -> Result<(), OptimizerError> {
     OptimizerError::check_range(option, found, 0.0..1.0, "at least 0 and below 1")
 }

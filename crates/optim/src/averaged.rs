@@ -1,4 +1,4 @@
-//! Averages of a model's weights over its training: EMA and SWA.
+//! Averages of a model's weights over the training: EMA and SWA.
 
 use std::collections::HashSet;
 
@@ -14,20 +14,20 @@ use crate::foreach;
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Averaging {
-    /// An exponential moving average, which keeps `decay` of itself at each update.
+    /// An exponential moving average: each update is average * decay + weights * (1 - decay).
     Ema {
         /// In [0, 1].
         decay: f64,
     },
-    /// Every update counts the same.
+    /// The plain mean: every update has the same weight.
     Swa,
 }
 
-/// Averages of a model's weights, beside the model. The first update copies the weights.
+/// Averages of a model's weights, kept separately from the model. The first update copies the weights.
 ///
-/// All parameters are averaged, frozen ones among them. Buffers, such as the running statistics of batch norm, are copied
-/// as they are at each update, unless [`use_buffers`](AveragedModelBuilder::use_buffers) has them averaged too. Averages
-/// of bfloat16 and float16 parameters are float32: with a decay of 0.999 they would never move otherwise.
+/// All parameters are averaged, including frozen ones. Buffers, such as the running statistics of batch norm, are
+/// copied at each update, unless [`use_buffers`](AveragedModelBuilder::use_buffers) averages them too. Averages of
+/// bfloat16 and float16 parameters are float32: in 16 bits, updates with a decay of 0.999 would be rounded away.
 ///
 /// ```
 /// # use overdrive_optim::{AveragedModel, Averaging};
@@ -70,7 +70,7 @@ pub struct AveragedModelBuilder<'a> {
 }
 
 impl AveragedModelBuilder<'_> {
-    /// Whether floating-point buffers are averaged, too; off when not said: they are copied.
+    /// Whether floating-point buffers are averaged too; default false: they are copied.
     ///
     /// # Source
     /// `AveragedModel(use_buffers)`
@@ -79,8 +79,8 @@ impl AveragedModelBuilder<'_> {
         self
     }
 
-    /// Whether an EMA's decay begins low, at (1 + n) / (10 + n) after n updates, until that passes `decay`; off when not
-    /// said. The first weights are soon forgotten then.
+    /// Whether an EMA's decay starts low, at (1 + n) / (10 + n) after n updates, until that exceeds `decay`; default
+    /// false. It makes the average forget the first weights quickly.
     ///
     /// # Source
     /// `num_updates` of TensorFlow's `ExponentialMovingAverage`
@@ -89,8 +89,8 @@ impl AveragedModelBuilder<'_> {
         self
     }
 
-    /// Where the averages are kept; beside the model when not said. On the CPU they take no memory of the GPU, and an
-    /// update waits for the copy.
+    /// The device that holds the averages; default the model's. On the CPU they take no GPU memory, but each update
+    /// waits for the copy.
     ///
     /// # Source
     /// `AveragedModel(device)`
@@ -128,7 +128,7 @@ impl AveragedModelBuilder<'_> {
 }
 
 impl AveragedModel {
-    /// Averages of the parameters of `vs`, beside the model; buffers are copied.
+    /// Averages of the parameters of `vs`, on the model's device; buffers are copied.
     ///
     /// # Errors
     /// When `decay` is outside [0, 1], or memory runs out.
@@ -136,18 +136,18 @@ impl AveragedModel {
         Self::builder(vs, averaging).build()
     }
 
-    /// Averages with options of their own.
+    /// A builder for more options.
     pub fn builder(vs: &nn::VarStore, averaging: Averaging) -> AveragedModelBuilder<'_> {
         AveragedModelBuilder { vs, averaging, use_buffers: false, warm_up: false, device: None }
     }
 
-    /// Takes the model's weights into the averages; goes after the optimizer's step.
+    /// Adds the model's weights to the averages; call it after the optimizer's step.
     ///
     /// # Errors
     /// While SAM has moved the weights, between its `ascend` and its step; when libtorch fails.
     ///
     /// # Syncs
-    /// When the averages are kept on another device alone.
+    /// Only when the averages are on another device.
     ///
     /// # Source
     /// `update_parameters`
@@ -177,12 +177,13 @@ impl AveragedModel {
         Ok(())
     }
 
-    /// How many updates there have been.
+    /// The number of updates so far.
     pub fn n_averaged(&self) -> i64 {
         self.n_averaged
     }
 
-    /// The averages by the names of their variables, in order, sharing their data; buffers that are copied come behind.
+    /// The averages with the names of their variables, in order of the names, sharing their data; copied buffers are
+    /// last.
     ///
     /// # Errors
     /// When libtorch fails.
@@ -194,9 +195,9 @@ impl AveragedModel {
         Ok(all)
     }
 
-    /// Runs `work` while the model has the averages for weights, an evaluation say. Afterwards, and when `work` panics,
-    /// the model has its own again; what `work` changes of them is taken into the averages, new statistics of batch norm
-    /// say.
+    /// Runs `work`, an evaluation say, while the model has the averages as its weights. Afterwards, also if `work`
+    /// panics, the model gets its own weights back; changes that `work` made to the averages (batch norm statistics,
+    /// say) are kept in the averages.
     ///
     /// # Errors
     /// While SAM has moved the weights; when libtorch fails.
@@ -209,8 +210,8 @@ impl AveragedModel {
         Ok(result)
     }
 
-    /// Gives the averages to the model for good. Tell [`Lookahead`](crate::Lookahead) by
-    /// [`params_changed`](overdrive_core::Optimizer::params_changed).
+    /// Copies the averages into the model permanently. If the optimizer is a [`Lookahead`](crate::Lookahead), call
+    /// [`params_changed`](overdrive_core::Optimizer::params_changed) afterwards.
     ///
     /// # Errors
     /// While SAM has moved the weights; when libtorch fails.
@@ -224,13 +225,13 @@ impl AveragedModel {
     }
 }
 
-/// Variables of the model, and what is kept of each.
+/// Variables of the model, and the average or copy of each.
 #[derive(Debug)]
 struct Kept {
     names: Vec<String>,
     model: TensorList,
     own: TensorList,
-    /// Whether both are of one dtype and device.
+    /// Whether each pair has the same dtype and device.
     alike: bool,
 }
 
@@ -250,7 +251,7 @@ impl Kept {
         Ok(Self { names, model: TensorList::new(&model)?, own: TensorList::new(&own)?, alike })
     }
 
-    /// Moves what is kept by the share `weight` of the way to the model's.
+    /// Moves the kept values by the fraction `weight` towards the model's.
     fn follow(&self, weight: f64) -> Result<(), TorchError> {
         let _no_grad = tch::no_grad_guard();
         if self.names.is_empty() {
@@ -272,10 +273,11 @@ fn is_alike(one: &Tensor, other: &Tensor) -> bool {
     (one.kind(), one.device()) == (other.kind(), other.device())
 }
 
-/// A model that has the averages, until this is dropped, by a panic say.
+/// Swaps the averages into the model, and back when dropped (by a panic, say).
 struct Swapped<'a> {
     kept: [&'a Kept; 2],
-    /// The model's own weights, as far as they do not lie in the place of the averages.
+    /// The model's own weights, for pairs that differ in dtype or device; the others' are stored in the averages'
+    /// tensors.
     models: Vec<Option<Tensor>>,
 }
 
@@ -290,7 +292,7 @@ impl Swapped<'_> {
 
     fn lend(&mut self) -> Result<(), TorchError> {
         let _no_grad = tch::no_grad_guard();
-        // One by one, so that the third copy is a single tensor where both fit into one another's place.
+        // One pair at a time, so that swapping a pair of the same dtype and device needs only one temporary tensor.
         for (mut model, mut own) in self.pairs()? {
             let copy = model.f_detach_copy()?;
             model.f_copy_(&own)?;
@@ -307,7 +309,7 @@ impl Swapped<'_> {
 
     fn give_back(&mut self) -> Result<(), TorchError> {
         let _no_grad = tch::no_grad_guard();
-        // As many as were lent: there are fewer when memory ran out on the way.
+        // Only the pairs that were swapped: fewer than all if memory ran out in between.
         for (saved, (mut model, mut own)) in std::mem::take(&mut self.models).into_iter().zip(self.pairs()?) {
             match saved {
                 None => {
@@ -316,7 +318,8 @@ impl Swapped<'_> {
                     own.f_copy_(&copy)?;
                 }
                 Some(saved) => {
-                    // What still is the rounded average has not been changed.
+                    // Elements that still equal the rounded average were not changed by `work`, and keep their exact
+                    // average.
                     let here = |tensor: &Tensor| tensor.f_to_device_(own.device(), own.kind(), false, false);
                     let (now, rounded) = (here(&model)?, here(&own.f_to_kind(model.kind())?)?);
                     let kept = own.f_where_self(&now.f_eq_tensor(&rounded)?, &now)?;
@@ -331,13 +334,13 @@ impl Swapped<'_> {
 
 impl Drop for Swapped<'_> {
     fn drop(&mut self) {
-        // The panic goes on; an error on top of it has nobody to go to.
+        // `drop` cannot return an error, and after an error or a panic the first failure is reported anyway.
         let _ = self.give_back();
     }
 }
 
-/// `n_averaged`, and the averages under `module.` and their names, as in PyTorch; buffers are there, too. A state whose
-/// averages have the dtype of the model's weights (PyTorch's) loads as well.
+/// `n_averaged`, and the averages and buffers under `module.NAME`, as in PyTorch. A state whose averages have the dtype
+/// of the model's weights (PyTorch's) loads as well.
 impl Stateful for AveragedModel {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();

@@ -1,4 +1,4 @@
-//! Parameters that can be updated together: of one device, one dtype and one set of slots.
+//! Buckets: parameters with the same device, dtype and set of slots, which can be updated together.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,16 +11,16 @@ use crate::low_precision::{LowPrecision, follow_written};
 use crate::pieces;
 use crate::step_count::StepCounts;
 
-/// How many bytes of parameters a list on the CPU holds at most, beyond its first parameter. libtorch goes over such a
-/// list once an operator: short ones stay in the processor's cache from one operator to the next, and what the operators
-/// make in between is small.
+/// The most bytes of parameters in a list on the CPU, unless a single parameter is larger. Each libtorch operator
+/// passes over the whole list: a short list stays in the processor's cache from one operator to the next, and its
+/// intermediate results are small.
 pub(crate) const CPU_LIST_BYTES: usize = 1 << 20;
 
-/// Parameters of one group that are stepped together, and what is kept for them.
+/// Parameters of one group that are stepped together, and their state.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     pub(crate) params: TensorList,
-    /// Their places among all parameters of the optimizer.
+    /// Their indices among all parameters of the optimizer.
     pub(crate) indices: Vec<usize>,
     pub(crate) slots: Vec<Slot>,
     pub(crate) precision: LowPrecision,
@@ -28,37 +28,37 @@ pub(crate) struct Bucket {
     pub(crate) state: Option<State>,
 }
 
-/// What is kept for the parameters of a bucket.
+/// The state of the parameters of a bucket.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// One list a slot.
+    /// One list per slot.
     pub(crate) slots: Vec<TensorList>,
     pub(crate) counts: StepCounts,
     /// Which parameters have been stepped.
     pub(crate) started: Vec<bool>,
-    /// How often the parameters had been written to behind the last step; none before it, and behind loading.
+    /// The parameters' count of writes after the last step; none before the first step and after loading.
     written: Option<u64>,
 }
 
 impl State {
-    /// The same tensors once more, with counts of their own to come.
+    /// A second handle to the same tensors.
     pub(crate) fn share(&self) -> Result<Self, TorchError> {
         let slots = self.slots.iter().map(TensorList::share).collect::<Result<_, _>>()?;
         Ok(Self { slots, counts: self.counts.share()?, started: self.started.clone(), written: None })
     }
 }
 
-/// How the parameters of a group are put together.
+/// How the parameters of a group are divided into buckets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packing {
     pub(crate) fused: bool,
     pub(crate) precision: LowPrecision,
-    /// Each parameter by itself, so that it can be stepped alone.
+    /// Whether each parameter gets its own bucket, so that it can be stepped alone.
     pub(crate) apart: bool,
 }
 
 impl Packing {
-    /// How many bytes a bucket may hold before the next is begun.
+    /// How many bytes a bucket may hold before the next one is started.
     fn limit(self, device: Device, precision: LowPrecision) -> usize {
         match device {
             Device::Cpu if !self.fused || precision != LowPrecision::Nearest => CPU_LIST_BYTES,
@@ -67,7 +67,7 @@ impl Packing {
     }
 }
 
-/// Splits a group's parameters, in order; `first` is the place of the first among those of all groups.
+/// Divides a group's parameters into buckets, in order; `first` is the first one's index among those of all groups.
 pub(crate) fn buckets<A: Algorithm>(
     params: &[Tensor],
     first: usize,
@@ -97,7 +97,7 @@ pub(crate) fn buckets<A: Algorithm>(
                 it.bytes += bytes;
             }
             None => {
-                // Only the newest of a kind stays open, so that a bucket holds neighbours.
+                // Only the newest bucket of each key stays open, so that a bucket holds neighbouring parameters.
                 if let Some(place) = open.iter().position(|it| it.key == key) {
                     full.push(open.swap_remove(place));
                 }
@@ -136,7 +136,7 @@ impl Bucket {
         Ok(State {
             slots: slots.iter().map(|made| TensorList::new(made)).collect::<Result<_, _>>()?,
             counts: match A::COUNTS_STEPS {
-                // Fused kernels read the counts where they run; most others are read here.
+                // Fused and capturable steps read the counts on the device; all others on the host.
                 true if fused || algorithm.counts_on_device() => StepCounts::zeros(params.len(), device)?,
                 true => StepCounts::zeros(params.len(), Device::Cpu)?,
                 false => StepCounts::none()?,
@@ -146,7 +146,7 @@ impl Bucket {
         })
     }
 
-    /// An error when it could not step because a gradient is sparse.
+    /// An error if a gradient is sparse, which a step could not use.
     pub(crate) fn check_grads(&self, names: Option<&[String]>) -> Result<(), OptimizerError> {
         let Some(place) = self.params.sparse_grad()? else { return Ok(()) };
         let (index, param) = (self.indices[place], self.params.get(place)?);
@@ -156,7 +156,7 @@ impl Bucket {
         }
     }
 
-    /// What a step updates: the float32 masters once there are some, else the parameters.
+    /// The tensors that a step updates: the float32 masters once they exist, else the parameters.
     pub(crate) fn trained(&self) -> Result<TensorList, TorchError> {
         match (&self.state, self.precision) {
             (Some(state), LowPrecision::MasterCopy) => state.slots[0].share(),
@@ -164,7 +164,7 @@ impl Bucket {
         }
     }
 
-    /// Lets float32 masters follow their parameters.
+    /// Copies parameters that were written to into their float32 masters.
     pub(crate) fn renew_masters(&self) -> Result<(), TorchError> {
         match (&self.state, self.precision) {
             (Some(state), LowPrecision::MasterCopy) => follow_written(&self.params, &state.slots[0]),
@@ -188,10 +188,10 @@ impl Bucket {
         let Some(state) = &mut self.state else { return Ok(()) };
         let has_masters = self.precision == LowPrecision::MasterCopy;
         if has_masters && state.written != Some(self.params.writes()?) {
-            // Loaded, averaged over ranks or clamped since the last step.
+            // The parameters were loaded, averaged over ranks or clamped since the last step.
             follow_written(&self.params, &state.slots[0])?;
         }
-        // A bucket on another device than the scaler needs copies of the two scalars there.
+        // A bucket on another device than the scaler needs copies of the scale and the flag there.
         let device = grads.list.get(0)?.device();
         let near = |tensor: &Tensor| tensor.f_to_device_(device, tensor.kind(), device.is_cuda(), false);
         let moved =
@@ -227,7 +227,7 @@ impl Bucket {
             pieces::step(algorithm, &step)
         });
         if let Err(error) = stepped {
-            // A step that failed does not count.
+            // A failed step does not count.
             state.counts.add(&counts, -1.0)?;
             return Err(error);
         }
@@ -238,24 +238,24 @@ impl Bucket {
             *started |= has;
         }
         match scale {
-            // Nor does one that was skipped.
+            // Neither does a skipped step.
             Some(scale) => state.counts.subtract(&counts, scale.found_inf),
             None => Ok(()),
         }
     }
 }
 
-/// The error of a sparse gradient; `index` tells a parameter's place among all of the optimizer's.
+/// The error for a sparse gradient; `index` is the parameter's among all of the optimizer's.
 pub(crate) fn sparse(param: &Parameter, index: usize) -> OptimizerError {
     OptimizerError::parameter(
         param,
         index,
-        "its gradient is sparse: have it made dense, an embedding by `sparse: false`",
+        "its gradient is sparse, but should be dense: set `sparse: false` in the embedding",
     )
 }
 
-/// An error unless all parameters can be optimized, each in one place and under one name; groups hold their parameters in
-/// order.
+/// An error unless all parameters can be optimized, and each belongs to one group once and has a unique name (or all
+/// have none).
 pub(crate) fn check<'a, A: Algorithm>(
     groups: impl Iterator<Item = (&'a A, &'a [Parameter])>,
 ) -> Result<(), OptimizerError> {
@@ -302,20 +302,20 @@ fn check_one(param: &Tensor) -> Result<(), String> {
         return Err(format!("its dtype is {kind:?}, but should be Float, Double, Half or BFloat16"));
     }
     if param.is_sparse() {
-        return Err("it is sparse: give a dense one".to_owned());
+        return Err("it is sparse, but should be dense".to_owned());
     }
     if !is_dense(&param.size(), &param.stride()) {
         let layout = format!("size {:?}, strides {:?}", param.size(), param.stride());
-        return Err(format!("it does not fill its memory ({layout}): give a contiguous copy"));
+        return Err(format!("it has gaps or overlaps in memory ({layout}): give a contiguous copy"));
     }
     if !param.is_leaf() {
-        return Err("it is not a leaf: give the variable itself, not what was computed from it".to_owned());
+        return Err("it is not a leaf: give the variable itself, not a tensor computed from it".to_owned());
     }
     Ok(())
 }
 
-/// Whether the elements fill their memory without gaps or overlaps, in any order of dimensions. The fused kernels walk
-/// over the memory and look at no strides.
+/// Whether the elements fill their memory without gaps or overlaps, in any order of dimensions. The fused kernels
+/// iterate over the memory and ignore strides.
 fn is_dense(size: &[i64], stride: &[i64]) -> bool {
     let mut dims: Vec<_> = stride.iter().zip(size).filter(|(_, size)| **size != 1).collect();
     dims.sort();

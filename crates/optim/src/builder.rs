@@ -1,4 +1,4 @@
-//! Parameters and options on their way to an optimizer.
+//! Builders: parameters and options before an optimizer is built.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use crate::low_precision::LowPrecision;
 use crate::optimizer::{GroupOptimizer, Values, with_momentum};
 use crate::split;
 
-/// Options that were said, for [`GroupBuilder`] (of all groups), [`ParamGroup`] (of one) or
-/// [`GroupMut`](crate::GroupMut) (of one that trains already). Each algorithm adds its own.
+/// The options set so far, for a [`GroupBuilder`] (all groups), a [`ParamGroup`] (one group) or a
+/// [`GroupMut`](crate::GroupMut) (a group that trains already). Each algorithm adds its own setters.
 #[must_use = "options do nothing until they are built or applied"]
 pub struct Options<A, Scope> {
     edits: Vec<Edit<A>>,
     pub(crate) scope: Scope,
 }
 
-/// Shared by the groups that one group is split into.
+/// Reference-counted, because the parts that a group is split into share them.
 type Edit<A> = Arc<dyn Fn(&mut Values<A>) + Send + Sync>;
 
-/// Options of an optimizer, for all its groups; what is not said is as in PyTorch. A group's own come before these,
-/// whichever was said first:
+/// Options for all groups of an optimizer; the defaults are PyTorch's. Options set on a group override these, in
+/// whichever order they are set:
 ///
 /// ```
 /// # use overdrive_optim::AdamW;
@@ -34,30 +34,30 @@ type Edit<A> = Arc<dyn Fn(&mut Values<A>) + Send + Sync>;
 /// # let (matrices, biases) = (ones(), ones());
 /// let opt = AdamW::builder(matrices)
 ///     .add_param_group(AdamW::group(biases).weight_decay(0.0))
-///     .lr(1e-3) // of both
-///     .weight_decay(0.1) // of the matrices
+///     .lr(1e-3) // both groups
+///     .weight_decay(0.1) // the matrices
 ///     .build()?;
 /// # Ok::<(), overdrive_core::OptimizerError>(())
 /// ```
 pub type GroupBuilder<A> = Options<A, Whole<A>>;
 
-/// A parameter group, with what it has other than the rest of the optimizer.
+/// A parameter group, with the options that differ from the rest of the optimizer.
 ///
 /// # Source
 /// A dictionary in the list that `torch.optim.Optimizer` takes.
 pub type ParamGroup<A> = Options<A, OneGroup>;
 
-/// What a [`GroupBuilder`] holds beside options.
+/// What a [`GroupBuilder`] holds besides options.
 pub struct Whole<A> {
     groups: Vec<ParamGroup<A>>,
-    /// None: where libtorch has the kernel.
+    /// None: fused where libtorch has the kernel.
     fused: Option<bool>,
     precision: LowPrecision,
-    /// What was wrong with a call that could not say so.
+    /// The first error of a builder method, which `build` returns.
     problem: Option<OptimizerError>,
 }
 
-/// What a [`ParamGroup`] holds beside options.
+/// What a [`ParamGroup`] holds besides options.
 #[derive(Debug)]
 pub struct OneGroup {
     pub(crate) params: Vec<Parameter>,
@@ -77,12 +77,13 @@ impl<A: Algorithm, Scope> Options<A, Scope> {
         self.edit(move |values| set(&mut values.options))
     }
 
-    /// The learning rate; PyTorch's default, or the paper's, when not said.
+    /// The learning rate; the default is PyTorch's, or the paper's.
     pub fn lr(self, lr: f64) -> Self {
         self.edit(move |values| values.lr = lr)
     }
 
-    /// `values` with what was said. `keeps_momentum`: a momentum of 0 is one that was cycled down.
+    /// `values` with these options applied, and checked. `keeps_momentum`: the group has a momentum buffer, so that a
+    /// momentum of 0 means that a schedule has brought it down.
     pub(crate) fn over(&self, values: &Values<A>, keeps_momentum: bool) -> Result<Values<A>, OptimizerError> {
         let mut values = values.clone();
         self.edits.iter().for_each(|set| set(&mut values));
@@ -97,7 +98,7 @@ impl<A: Algorithm> ParamGroup<A> {
         Self::of(OneGroup { params: params.into_parameters() })
     }
 
-    /// The same options for some of its parameters.
+    /// A group with the same options and some of the parameters.
     pub(crate) fn part(&self, params: Vec<Parameter>) -> Self {
         Self { edits: self.edits.clone(), scope: OneGroup { params } }
     }
@@ -109,13 +110,13 @@ impl<A: Algorithm> GroupBuilder<A> {
         Self::of(Whole { groups, fused: None, precision: LowPrecision::default(), problem: None })
     }
 
-    /// What becomes of bfloat16 and float16 parameters, in all groups; [`LowPrecision::Nearest`] when not said.
+    /// How bfloat16 and float16 parameters are updated, in all groups; default [`LowPrecision::Nearest`].
     pub fn low_precision(mut self, precision: LowPrecision) -> Self {
         self.scope.precision = precision;
         self
     }
 
-    /// One more parameter group, behind those so far.
+    /// Appends a parameter group.
     ///
     /// # Source
     /// `Optimizer.add_param_group`
@@ -124,8 +125,9 @@ impl<A: Algorithm> GroupBuilder<A> {
         self
     }
 
-    /// Splits each group so far in two: parameters of two dimensions and more decay; biases, gains and other vectors do
-    /// not, nor does what is named `..bias`. Plain tensors are told by their dimensions alone.
+    /// Splits each group added so far in two: parameters of two or more dimensions get weight decay; biases, gains and
+    /// other vectors do not, nor do parameters named `bias` or `..bias`. Tensors without names are split by their
+    /// number of dimensions only.
     ///
     /// # Source
     /// timm's `param_groups_weight_decay`
@@ -134,14 +136,15 @@ impl<A: Algorithm> GroupBuilder<A> {
         self.decay_groups_except(|_| false)
     }
 
-    /// [`decay_groups`](Self::decay_groups), and no decay for the names that `is_kept` tells: position embeddings, say.
-    pub fn decay_groups_except(mut self, is_kept: impl Fn(&str) -> bool) -> Self {
-        self.scope.groups = split::by_decay(&self.scope.groups, is_kept);
+    /// [`decay_groups`](Self::decay_groups), also without weight decay for the names that `is_exempt` accepts: position
+    /// embeddings, say.
+    pub fn decay_groups_except(mut self, is_exempt: impl Fn(&str) -> bool) -> Self {
+        self.scope.groups = split::by_decay(&self.scope.groups, is_exempt);
         self
     }
 
-    /// Splits each group so far by layers, and gives each layer its learning rate: that of the last one times `decay` for
-    /// each layer that lies behind it. `layer_of` tells the layer of a name, from 0.
+    /// Splits each group added so far by layers. The last layer keeps the group's learning rate; each earlier layer's
+    /// is `decay` times that of the layer after it. `layer_of` maps a parameter's name to its layer, counted from 0.
     ///
     /// # Source
     /// timm's `param_groups_layer_decay`; Clark et al., "ELECTRA", 2020.
@@ -157,16 +160,18 @@ impl<A: Algorithm> GroupBuilder<A> {
     /// The optimizer.
     ///
     /// # Errors
-    /// When there is no parameter, an option is out of range, a parameter is no dense floating-point leaf or is given
-    /// twice, a name is, some have names and others have none, or the algorithm does not take a parameter.
+    /// When there is no parameter, an option is out of range, a parameter is not a dense floating-point leaf, a
+    /// parameter or a name is given twice, some parameters have names and others have none, or the algorithm refuses a
+    /// parameter.
     pub fn build(self) -> Result<GroupOptimizer<A>, OptimizerError> {
         self.pack(false)
     }
 
-    /// The optimizer, stepping each parameter during the backward pass as soon as its gradient is there.
+    /// The optimizer, which steps each parameter during the backward pass as soon as its gradient is ready.
     ///
     /// # Errors
-    /// As [`build`](Self::build), and when a parameter does not require a gradient.
+    /// Those of [`build`](Self::build), when a parameter does not require a gradient, and with `max_grad_norm`, which
+    /// needs all gradients at once.
     pub fn build_in_backward(self) -> Result<InBackward<A>, OptimizerError> {
         let optimizer = self.pack(true)?;
         if optimizer.groups.iter().any(|group| group.values.options.max_grad_norm().is_some()) {
@@ -192,7 +197,7 @@ impl<A: Algorithm> GroupBuilder<A> {
         let unfusable = all().enumerate().find(|(_, param)| !A::has_fused_kernel(param.tensor().device()));
         let fused = match (self.scope.fused, unfusable) {
             (Some(true), Some((index, param))) => {
-                let reason = "libtorch has no fused kernel for its device: leave `fused` off";
+                let reason = "libtorch has no fused kernel for its device: do not set `fused(true)`";
                 return Err(OptimizerError::parameter(param, index, reason));
             }
             (fused, _) => fused.unwrap_or(unfusable.is_none()),
@@ -201,25 +206,26 @@ impl<A: Algorithm> GroupBuilder<A> {
     }
 }
 
-/// Of an optimizer that steps in backward, and one of its groups.
+/// The error for `max_grad_norm` in an optimizer that steps in backward.
 pub(crate) fn needs_all_gradients() -> OptimizerError {
-    let reason = "it needs all gradients before the first step, which is taken as soon as one gradient is there";
+    let reason = "it steps each parameter as soon as its gradient is ready, but the norm needs all gradients: build it \
+                  with `build`";
     OptimizerError::DoesNotFit { part: "max_grad_norm", reason }
 }
 
 impl<A: Fusable> GroupBuilder<A> {
-    /// Whether to update all parameters of a group, device and dtype in one kernel of libtorch's; on when not said,
+    /// Whether to update all parameters of the same group, device and dtype in one libtorch kernel; default true
     /// wherever libtorch has the kernel.
     ///
-    /// PyTorch's default is `foreach` on CUDA and a loop over the parameters on a CPU, out of caution when fused kernels
-    /// were new. They are the fastest and take the fewest bytes, and their results differ from the others' by rounding
-    /// alone.
+    /// PyTorch's default is `foreach` on CUDA and a loop over the parameters on a CPU, out of caution when fused
+    /// kernels were new. They are the fastest and use the least memory, and their results differ only by rounding.
     pub fn fused(mut self, fused: bool) -> Self {
         self.scope.fused = Some(fused);
         self
     }
 
-    /// Whether to update lists of parameters by one operator after another: the opposite of [`fused`](Self::fused).
+    /// Whether to update lists of parameters with one `_foreach` operator after another: the opposite of
+    /// [`fused`](Self::fused).
     pub fn foreach(self, foreach: bool) -> Self {
         self.fused(!foreach)
     }
@@ -237,7 +243,7 @@ impl<A> fmt::Debug for Whole<A> {
     }
 }
 
-/// Tensors to be trained, of parameters.
+/// The tensors of parameters.
 pub(crate) fn tensors(params: &[Parameter]) -> Vec<Tensor> {
     params.iter().map(|param| param.tensor().shallow_clone()).collect()
 }

@@ -16,7 +16,7 @@ static CLAMP_MIN: LazyOp = LazyOp::new("aten::clamp_min", "");
 /// PyTorch's guard against a division by zero.
 const EPS: f64 = 1e-6;
 
-/// A norm of gradients, on the device. It reads as the scalar tensor that it holds, and may be let go unread.
+/// A norm of gradients: dereferences to a scalar tensor on the device. It need not be read.
 #[derive(Debug)]
 pub struct GradNorm(Tensor);
 
@@ -28,16 +28,16 @@ impl std::ops::Deref for GradNorm {
     }
 }
 
-/// Scales the gradients of `params` down so that their 2-norm, taken over all as one vector, is at most `max_norm`.
+/// Scales the gradients of `params` down so that their 2-norm, over all of them as one vector, is at most `max_norm`.
 ///
-/// Returns the norm before, a scalar where the first gradient is; 0 when there are no gradients. Unscale first where
-/// there is a `GradScaler`. [`ClipGradNorm`] has more options.
+/// Returns the norm before clipping, a scalar on the first gradient's device; 0 when there are no gradients. With a
+/// `GradScaler`, call `unscale_` first. [`ClipGradNorm`] has more options.
 ///
 /// # Errors
-/// When `max_norm` is negative or NaN, or libtorch fails.
+/// When `max_norm` is negative or NaN, a gradient is sparse, a parameter is stepped in backward, or libtorch fails.
 ///
 /// # Syncs
-/// No: the factor is computed and applied on the device, 1 where nothing has to be clipped.
+/// No: the factor is computed and applied on the device; it is 1 when the norm is small enough.
 ///
 /// # Source
 /// `torch.nn.utils.clip_grad_norm_(foreach=True)`
@@ -45,7 +45,7 @@ pub fn clip_grad_norm_(params: impl IntoParameters, max_norm: f64) -> Result<Gra
     ClipGradNorm::new(max_norm).clip_(params)
 }
 
-/// [`clip_grad_norm_`] with another norm, or an error in place of gradients scaled by infinity or NaN.
+/// [`clip_grad_norm_`] with another norm, or with an error when the norm is infinite or NaN.
 ///
 /// # Source
 /// `torch.nn.utils.clip_grad_norm_(norm_type, error_if_nonfinite)`
@@ -58,34 +58,34 @@ pub struct ClipGradNorm {
 }
 
 impl ClipGradNorm {
-    /// The 2-norm, no larger than `max_norm`.
+    /// Clips the 2-norm to `max_norm`.
     pub fn new(max_norm: f64) -> Self {
         Self { max_norm, norm_type: 2.0, error_if_nonfinite: false }
     }
 
-    /// Which norm, above 0; [`f64::INFINITY`] for the largest entry; 2 when not said.
+    /// The order of the norm, above 0; [`f64::INFINITY`] for the largest absolute entry; default 2.
     pub fn norm_type(mut self, norm_type: f64) -> Self {
         self.norm_type = norm_type;
         self
     }
 
-    /// Whether a norm of infinity or NaN is an error, which leaves the gradients as they are; off when not said.
+    /// Whether an infinite or NaN norm is an error, which leaves the gradients unchanged; default false.
     ///
     /// # Syncs
-    /// When on, clipping waits for the norm.
+    /// When true, clipping waits for the norm.
     pub fn error_if_nonfinite(mut self, error: bool) -> Self {
         self.error_if_nonfinite = error;
         self
     }
 
-    /// Clips the gradients of `params`, and returns their norm before.
+    /// Clips the gradients of `params`, and returns their norm before clipping.
     ///
     /// # Errors
-    /// When `max_norm` is negative or NaN, the norm's order is not above 0, a gradient is sparse, a parameter is stepped in
-    /// backward, libtorch fails, or the norm is not finite and that is to be an error.
+    /// When `max_norm` is negative or NaN, the norm's order is not above 0, a gradient is sparse, a parameter is
+    /// stepped in backward, libtorch fails, or the norm is not finite and `error_if_nonfinite` is set.
     ///
     /// # Syncs
-    /// With [`error_if_nonfinite`](Self::error_if_nonfinite) alone.
+    /// Only with [`error_if_nonfinite`](Self::error_if_nonfinite).
     pub fn clip_(self, params: impl IntoParameters) -> Result<GradNorm, OptimizerError> {
         if self.max_norm.is_nan() || self.max_norm < 0.0 {
             let (option, found) = ("max_norm", self.max_norm);
@@ -112,10 +112,10 @@ impl ClipGradNorm {
     }
 }
 
-/// Moves every entry of the gradients of `params` into [-`clip_value`, `clip_value`].
+/// Clamps every entry of the gradients of `params` to [-`clip_value`, `clip_value`].
 ///
 /// # Errors
-/// When `clip_value` is negative or NaN, or libtorch fails.
+/// When `clip_value` is negative or NaN, a gradient is sparse, a parameter is stepped in backward, or libtorch fails.
 ///
 /// # Syncs
 /// No.
@@ -135,14 +135,14 @@ pub fn clip_grad_value_(params: impl IntoParameters, clip_value: f64) -> Result<
     Ok(())
 }
 
-/// Gradients of one device and one dtype.
+/// Gradients of the same device and dtype.
 struct Grads {
     device: Device,
     kind: Kind,
     grads: TensorList,
 }
 
-/// The gradients that there are.
+/// The gradients that are defined, by device and dtype.
 fn by_place(params: &[Parameter]) -> Result<Vec<Grads>, OptimizerError> {
     if let Some(index) = STEPPED_IN_BACKWARD.position(params.iter().map(Parameter::tensor)) {
         let reason = "it is stepped in backward, before anything can be clipped: build the optimizer with `build`";
@@ -183,7 +183,7 @@ fn total(groups: &[Grads], norm_type: f64, device: Device) -> Result<Tensor, Tor
     NORM.tensor(&[Arg::Tensor(&Tensor::f_stack(&norms, 0)?), Arg::Double(norm_type)])
 }
 
-/// The 2-norm of the gradients of `params`, taken over all as one vector; none where there are none.
+/// The 2-norm of the gradients of `params`, over all of them as one vector; none if there are no gradients.
 pub(crate) fn norm_of(params: &[Parameter]) -> Result<Option<Tensor>, OptimizerError> {
     let groups = by_place(params)?;
     match groups.first().map(|group| group.device) {
@@ -192,8 +192,8 @@ pub(crate) fn norm_of(params: &[Parameter]) -> Result<Option<Tensor>, OptimizerE
     }
 }
 
-/// Divides gradients of one device by `norm / max_norm`, where that is above 1. As apex and timm do it: without PyTorch's
-/// guard against a division by zero, which nothing here can come to.
+/// Divides gradients of one device by `norm / max_norm` if that is above 1, as apex and timm do. PyTorch's guard
+/// against a division by zero is not needed: the divisor is at least 1.
 pub(crate) fn divide(grads: &TensorList, norm: &Tensor, max_norm: f64) -> Result<(), TorchError> {
     if grads.is_empty() {
         return Ok(());
@@ -210,13 +210,13 @@ fn scale(groups: &[Grads], norm: &Tensor, max_norm: f64) -> Result<(), TorchErro
     let factor = MUL.tensor(&[Arg::Tensor(&inverse), Arg::Double(max_norm)])?;
     // Never above 1: gradients that are small enough stay as they are.
     let factor = CLAMP_MAX.tensor(&[Arg::Tensor(&factor), Arg::Double(1.0)])?;
-    // Where it costs nothing to look, a pass over all gradients that changes nothing is left out.
+    // On a CPU, reading the factor costs nothing, so a multiplication by 1 is skipped.
     if groups.iter().all(|group| group.device == Device::Cpu) && factor.f_double_value(&[])? == 1.0 {
         return Ok(());
     }
     for group in groups {
         let factor = factor.f_to_device_(group.device, factor.kind(), group.device.is_cuda(), false)?;
-        // Backwards: on a CPU those that the norm has read last are still in the cache.
+        // In reverse: on a CPU, the gradients that the norm has read last are still in the cache.
         let mut grads = group.grads.to_vec()?;
         grads.reverse();
         foreach::mul_tensor_(&TensorList::new(&grads)?, &factor)?;

@@ -1,4 +1,5 @@
-//! Arithmetic over lists of tensors, by libtorch's `_foreach_*` operators; a name that ends in `_` changes its first list.
+//! Arithmetic over lists of tensors, by libtorch's `_foreach_*` operators. Functions whose names end in `_` change
+//! their first list in place.
 
 use std::ops::Deref;
 
@@ -6,7 +7,7 @@ use overdrive_core::TorchError;
 use overdrive_ffi::{Arg, LazyOp, TensorList, Value};
 use tch::Tensor;
 
-/// A list that was given, or one made from it.
+/// A borrowed list, or an owned one made from it.
 pub(crate) enum Lent<'a> {
     Given(&'a TensorList),
     Made(TensorList),

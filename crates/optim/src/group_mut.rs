@@ -1,4 +1,4 @@
-//! Options of a group that change while it trains.
+//! Changing a group's options while it trains.
 
 use std::fmt;
 
@@ -19,11 +19,11 @@ impl<'a, A: Algorithm> GroupMut<'a, A> {
         Self::of(Live(group))
     }
 
-    /// Trains with what was said from the next step on.
+    /// Applies the new options from the next step on.
     ///
     /// # Errors
-    /// When an option is out of range, or asks for other state than the group has: amsgrad, or a first momentum. The group
-    /// is then as it was.
+    /// When an option is out of range, or needs state that the group does not keep: amsgrad, or momentum in a group
+    /// without. The group is unchanged then.
     pub fn apply(self) -> Result<(), OptimizerError> {
         let keeps_momentum = self.scope.0.has_momentum;
         let values = self.over(&self.scope.0.values, keeps_momentum)?;

@@ -1,4 +1,4 @@
-//! Steps during the backward pass, so that few gradients are there at any time.
+//! Steps during the backward pass, so that only a few gradients are in memory at any time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,29 +13,29 @@ use crate::algorithm::Algorithm;
 use crate::builder::{ParamGroup, tensors};
 use crate::optimizer::GroupOptimizer;
 
-/// An optimizer that steps each parameter during the backward pass, as soon as its gradient is there, and frees the
-/// gradient at once: gradients of the whole model are never in memory together.
+/// An optimizer that steps each parameter during the backward pass, as soon as its gradient is ready, and frees the
+/// gradient at once: the gradients of the whole model are never in memory together.
 ///
-/// [`step`](Optimizer::step) goes after the backward pass as always. It has nothing left to update; it tells of errors
-/// that came up meanwhile. What needs all gradients at once cannot be had with it: clipping by the norm of all,
-/// accumulation over several backward passes in one process, and a `GradScaler`, which could not skip a step that is half
-/// done (bfloat16 needs none).
+/// Call [`step`](Optimizer::step) after the backward pass as usual. It has nothing left to update, but returns errors
+/// of the backward pass. Techniques that need all gradients at once cannot be used with it: clipping by the global
+/// norm, accumulation over several backward passes in one process, and a `GradScaler`, which could not skip a step that
+/// is half done (bfloat16 needs no scaler).
 ///
-/// Where a `DistributedDataParallel` averages the gradients, they are complete only when the backward pass ends: all
-/// parameters are stepped then, from the averages, whichever of the two was made first. Passes that leave the gradients
-/// local step nothing, so that an accumulator `with_sync(&ddp)` works.
+/// Under a `DistributedDataParallel`, averaged gradients are complete only when the backward pass ends: all parameters
+/// are stepped then, from the averages, whether the optimizer or the `DistributedDataParallel` was made first. Backward
+/// passes without synchronisation step nothing, so that an accumulator `with_sync(&ddp)` works.
 ///
-/// A parameter that is used several times in a model gets one gradient, the sum, and is stepped once. While this lives, a
-/// parameter belongs to it alone: it has room for one such hook.
+/// A parameter that is used several times in a model gets one gradient, the sum, and is stepped once. No second
+/// optimizer of this kind can have the same parameter while this one lives: libtorch keeps one such hook per tensor.
 ///
 /// # Source
-/// `torch.Tensor.register_post_accumulate_grad_hook`, PyTorch's tutorial "How to save memory by fusing the optimizer step
-/// into the backward pass", and `DistributedDataParallel._setup_in_backward_optimizers`.
+/// `torch.Tensor.register_post_accumulate_grad_hook`, PyTorch's tutorial "How to save memory by fusing the optimizer
+/// step into the backward pass", and `DistributedDataParallel._setup_in_backward_optimizers`.
 #[derive(Debug)]
 pub struct InBackward<A: Algorithm> {
     shared: Arc<Mutex<Shared<A>>>,
     hooks: Vec<GradHook>,
-    /// Clipping refuses these parameters.
+    /// Marks the parameters, so that clipping refuses them.
     marked: Vec<Marked>,
     id: OptimizerId,
 }
@@ -43,17 +43,17 @@ pub struct InBackward<A: Algorithm> {
 #[derive(Debug)]
 struct Shared<A: Algorithm> {
     optimizer: GroupOptimizer<A>,
-    /// The first error since the last step; parameters behind it are not stepped.
+    /// The first error since the last step; parameters after it are not stepped.
     failed: Option<OptimizerError>,
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic in a hook reaches the caller at the next `step`.
+    // A panic in a hook is resumed at the next `step`, so a poisoned lock can be ignored here.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<A: Algorithm> InBackward<A> {
-    /// `optimizer` holds each parameter in a bucket of its own.
+    /// `optimizer` has one bucket per parameter.
     pub(crate) fn new(optimizer: GroupOptimizer<A>) -> Result<Self, OptimizerError> {
         let (id, places, params) = (optimizer.id(), optimizer.places(), optimizer.parameters());
         let shared = Arc::new(Mutex::new(Shared { optimizer, failed: None }));
@@ -64,10 +64,10 @@ impl<A: Algorithm> InBackward<A> {
         Ok(Self { shared, hooks, marked: vec![STEPPED_IN_BACKWARD.mark(tensors(&params))], id })
     }
 
-    /// One more parameter group; see [`GroupOptimizer::add_param_group`].
+    /// Appends a parameter group; see [`GroupOptimizer::add_param_group`].
     ///
     /// # Errors
-    /// As there, and when a parameter does not require a gradient; the optimizer is then as it was.
+    /// Those of that function, and when a parameter does not require a gradient; the optimizer is unchanged then.
     pub fn add_param_group(&mut self, group: ParamGroup<A>) -> Result<(), OptimizerError> {
         let (number, first) = (self.num_groups(), self.hooks.len());
         let mut hooks = Vec::new();
@@ -82,14 +82,15 @@ impl<A: Algorithm> InBackward<A> {
     }
 }
 
-/// Steps a parameter, which lies in a bucket of its own, whenever its gradient is there.
+/// Registers a hook that steps a parameter, the only one of its bucket, whenever its gradient is ready.
 fn hook<A: Algorithm>(
     shared: &Arc<Mutex<Shared<A>>>,
     (group, bucket): (usize, usize),
     (param, index): (&Parameter, usize),
 ) -> Result<GradHook, OptimizerError> {
     if AVERAGED.times(param.tensor()) > 1 {
-        let reason = "several `DistributedDataParallel`s average its gradient, and a step in backward goes by one: drop the others";
+        let reason = "several `DistributedDataParallel`s average its gradient, but a step in backward can wait for \
+                      only one: drop the others";
         return Err(OptimizerError::parameter(param, index, reason));
     }
     let seen = shared.clone();
@@ -100,7 +101,11 @@ fn hook<A: Algorithm>(
         }
     });
     hook.map_err(|error| {
-        let reason = format!("{}: give a leaf that requires a gradient to one such optimizer", error.message());
+        let reason = format!(
+            "{}: it should be a leaf that requires a gradient, in only one optimizer that steps in \
+                              backward",
+            error.message()
+        );
         OptimizerError::parameter(param, index, reason)
     })
 }

@@ -1,4 +1,4 @@
-//! Two optimizers as one, Muon for the hidden matrices and AdamW for the rest, say.
+//! Two optimizers as one: Muon for the hidden matrices and AdamW for the rest, say.
 
 use std::collections::HashSet;
 
@@ -8,8 +8,8 @@ use overdrive_core::{
 };
 use tch::Tensor;
 
-/// Two optimizers over different parameters, used as one: by a schedule, a `GradScaler`, an accumulator, a checkpoint. The
-/// groups of the second come behind those of the first, and groups that are added later behind all.
+/// Two optimizers over different parameters, used as one: by a schedule, a `GradScaler`, an accumulator, a checkpoint.
+/// The first one's groups are numbered before the second's; groups added later follow after all of them.
 ///
 /// ```
 /// # use overdrive_core::Optimizer;
@@ -36,9 +36,9 @@ pub struct Joint<A, B> {
     id: OptimizerId,
     first: A,
     second: B,
-    /// By number, whose group it is and its number there; groups that were added since come behind.
+    /// For each group number, the optimizer that has the group and its number there; groups added later are at the end.
     order: Vec<(Owner, usize)>,
-    /// How many groups have been looked at.
+    /// How many groups were there at the last `check_apart`.
     checked: usize,
 }
 
@@ -48,13 +48,13 @@ enum Owner {
     Second,
 }
 
-/// An error when they share a parameter or a name.
+/// An error if the two share a parameter or a name.
 fn check_apart(first: &impl Optimizer, second: &impl Optimizer) -> Result<(), OptimizerError> {
     let place = |tensor: &Tensor| (tensor.numel() > 0).then(|| tensor.data_ptr() as usize);
     let known: HashSet<_> = first.params().iter().filter_map(place).collect();
     for (index, param) in second.parameters().iter().enumerate() {
         if place(param.tensor()).is_some_and(|place| known.contains(&place)) {
-            let reason = "both optimizers have it: each parameter belongs to one";
+            let reason = "both optimizers have it: give it to only one";
             return Err(OptimizerError::parameter(param, index, reason));
         }
     }
@@ -69,8 +69,8 @@ fn check_apart(first: &impl Optimizer, second: &impl Optimizer) -> Result<(), Op
     Ok(())
 }
 
-/// The matrices of hidden layers, and the other parameters: those that are no matrices, and those whose names
-/// `is_outer` tells, embeddings and heads.
+/// Splits parameters into the matrices of hidden layers and the others: those that are not matrices, and those whose
+/// names `is_outer` accepts (embeddings and heads).
 pub fn hidden_matrices(
     params: impl IntoParameters,
     is_outer: impl Fn(&str) -> bool,
@@ -80,13 +80,14 @@ pub fn hidden_matrices(
 }
 
 impl<A: Optimizer, B: Optimizer> Joint<A, B> {
-    /// Both as one.
+    /// Joins two optimizers.
     ///
     /// # Errors
-    /// When they share a parameter or a name, or one steps during the backward pass and the other does not.
+    /// When they share a parameter or a name, or only one of them steps during the backward pass.
     pub fn new(first: A, second: B) -> Result<Self, OptimizerError> {
         if first.behavior().steps_in_backward != second.behavior().steps_in_backward {
-            let reason = "one of the two steps during the backward pass and the other does not: build both in one way";
+            let reason = "only one of the two steps during the backward pass: build both with `build`, or both with \
+                          `build_in_backward`";
             return Err(OptimizerError::DoesNotFit { part: "Joint", reason });
         }
         check_apart(&first, &second)?;
@@ -96,19 +97,19 @@ impl<A: Optimizer, B: Optimizer> Joint<A, B> {
         Ok(joint)
     }
 
-    /// The two.
+    /// The first and the second optimizer.
     pub fn optimizers(&self) -> (&A, &B) {
         (&self.first, &self.second)
     }
 
-    /// The same, to add parameter groups or to change their options; step and load this one, not those inside. Each
-    /// parameter belongs to one of the two.
+    /// The first and the second optimizer, to add parameter groups or change their options. Call `step` and load states
+    /// on the joint optimizer, not on these. A parameter may belong to only one of the two.
     pub fn optimizers_mut(&mut self) -> (&mut A, &mut B) {
         self.order = self.order_now();
         (&mut self.first, &mut self.second)
     }
 
-    /// Before any parameter moves.
+    /// Checks before any parameter is updated.
     fn check_step(&mut self) -> Result<(), OptimizerError> {
         let groups = self.num_groups();
         if groups != self.checked {
@@ -189,7 +190,7 @@ impl<A: Optimizer, B: Optimizer> Optimizer for Joint<A, B> {
         optimizer.set_momentum(group, momentum)
     }
 
-    /// The first's step, then the second's, which is left out when the first fails.
+    /// Steps the first, then, unless that failed, the second.
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
         self.check_step()?;
@@ -254,7 +255,7 @@ impl Owner {
 }
 
 impl<A: Optimizer, B: Optimizer> Joint<A, B> {
-    /// A schedule's rates go by the groups' numbers.
+    /// The order of the groups in a saved state: schedules address groups by number, so numbers must not change.
     fn saved_order(&self, state: &StateDict) -> Result<Vec<(Owner, usize)>, StateError> {
         let counts = [(Owner::First, self.first.num_groups()), (Owner::Second, self.second.num_groups())];
         if state.get("order").is_err() {
@@ -278,8 +279,8 @@ impl<A: Optimizer, B: Optimizer> Joint<A, B> {
     }
 }
 
-/// The first's under `first`, the second's under `second`, and `order` where groups were added: whose they are, by their
-/// numbers. When the second refuses, the first has its own again.
+/// The states of the two under `first` and `second`. If groups were added later, also `order`: for each group number,
+/// which of the two has the group. If the second refuses its state, the first gets back the state it had.
 impl<A: Optimizer, B: Optimizer> Stateful for Joint<A, B> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();

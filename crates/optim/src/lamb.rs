@@ -9,19 +9,19 @@ use crate::foreach;
 use crate::optimizer::GroupOptimizer;
 use crate::trust::{as_list, at_most_one, norms, or_one};
 
-/// LAMB: an Adam step with decoupled weight decay, as long as the parameter itself times the learning rate (1e-3), for
-/// large batches.
+/// LAMB, for large batches: an Adam update with decoupled weight decay, rescaled to the norm of the parameter, times
+/// the learning rate (1e-3).
 ///
 /// # Source
-/// You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", 2020, algorithm 2, with phi the
-/// identity.
+/// You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", 2020, algorithm 2, with phi
+/// the identity.
 #[doc(alias = "LAMB")]
 pub type Lamb = GroupOptimizer<LambOptions>;
 
 /// The options of a [`Lamb`].
 pub type LambBuilder = GroupBuilder<LambOptions>;
 
-/// What tells one [`Lamb`] from another.
+/// The options of a [`Lamb`] group, except the learning rate.
 #[derive(Clone, Debug)]
 pub struct LambOptions {
     betas: (f64, f64),
@@ -50,28 +50,29 @@ impl Default for LambOptions {
 }
 
 impl<Scope> Options<LambOptions, Scope> {
-    /// How slowly the two averages of the gradient move, each in [0, 1); (0.9, 0.999) when not said.
+    /// The decay rates of the running averages of the gradient and its square, each in [0, 1); default (0.9, 0.999).
     pub fn betas(self, beta1: f64, beta2: f64) -> Self {
         self.with(move |options| options.betas = (beta1, beta2))
     }
 
-    /// Added to the denominator; 1e-6 when not said.
+    /// Added to the denominator; default 1e-6.
     pub fn eps(self, eps: f64) -> Self {
         self.with(move |options| options.eps = eps)
     }
 
-    /// The share of each weight in its update; 0.01 when not said.
+    /// The weight decay: this times the parameter is added to the update before it is rescaled; default 0.01.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
         self.with(move |options| options.weight_decay = weight_decay)
     }
 
-    /// Whether an update is as long as its parameter; on when not said. Groups of biases and gains often go without.
+    /// Whether an update is rescaled to the norm of its parameter; default true. Often false for groups of biases and
+    /// gains.
     pub fn adaptive(self, adaptive: bool) -> Self {
         self.with(move |options| options.adaptive = adaptive)
     }
 
-    /// The form of timm's `Lamb`, which follows apex's `FusedLAMB`: gradients are clipped to a norm of 1 over all groups,
-    /// and groups without weight decay are not adapted.
+    /// The form of timm's `Lamb`, which follows apex's `FusedLAMB`: gradients are clipped to a norm of 1 over all
+    /// groups, and groups without weight decay are not rescaled.
     ///
     /// # Source
     /// timm 1.0.22, `timm.optim.Lamb`
@@ -80,23 +81,23 @@ impl<Scope> Options<LambOptions, Scope> {
         self.max_grad_norm(Some(1.0)).always_adapt(false)
     }
 
-    /// The 2-norm, over the gradients of all groups, that the gradients of this one are scaled down to before the step;
-    /// none when not said.
+    /// The maximum of the global gradient norm: if the 2-norm over the gradients of all groups exceeds it, this group's
+    /// gradients are scaled down by the same ratio before the step; default none.
     pub fn max_grad_norm(self, max_grad_norm: Option<f64>) -> Self {
         self.with(move |options| options.max_grad_norm = max_grad_norm)
     }
 
-    /// Whether a group without weight decay is adapted, too; on when not said.
+    /// Whether a group without weight decay is rescaled too; default true.
     pub fn always_adapt(self, always_adapt: bool) -> Self {
         self.with(move |options| options.always_adapt = always_adapt)
     }
 
-    /// Whether a step is made no longer than the learning rate says (LAMBC); off when not said.
+    /// Whether the trust ratio, the factor that rescales, is at most 1 (LAMBC); default false.
     pub fn trust_clip(self, trust_clip: bool) -> Self {
         self.with(move |options| options.trust_clip = trust_clip)
     }
 
-    /// Climbs where it would descend; off when not said.
+    /// Maximizes the objective instead of minimizing it; default false.
     pub fn maximize(self, maximize: bool) -> Self {
         self.with(move |options| options.maximize = maximize)
     }

@@ -13,8 +13,8 @@ use crate::trust::{as_list, at_most_one, norms, or_one};
 static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
 static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
 
-/// LARS: SGD with momentum whose learning rate (1 when not said) is scaled for each parameter by the ratio of its length to
-/// its gradient's, for large batches.
+/// LARS, for large batches: SGD with momentum whose learning rate (default 1) is scaled for each parameter by a trust
+/// ratio, its norm divided by its gradient's norm.
 ///
 /// # Source
 /// You, Gitman and Ginsburg, "Large Batch Training of Convolutional Networks", 2017, algorithm 1.
@@ -24,14 +24,14 @@ pub type Lars = GroupOptimizer<LarsOptions>;
 /// The options of a [`Lars`].
 pub type LarsBuilder = GroupBuilder<LarsOptions>;
 
-/// In which order [`Lars`] scales and averages.
+/// Whether [`Lars`] applies the learning rate before or after the momentum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LarsForm {
-    /// The momentum is of steps: each gradient is scaled by its ratio and by the learning rate of its own step.
+    /// Before: the momentum buffer accumulates gradients times their trust ratio and the learning rate of their step.
     #[default]
     Paper,
-    /// The momentum is of gradients that are scaled by their ratios; the learning rate of the day multiplies the whole.
-    /// Groups without weight decay are not adapted, and 1e-8 stands against a division by zero.
+    /// After: the momentum buffer accumulates gradients times their trust ratio, and the current learning rate
+    /// multiplies the result. Groups without weight decay are not scaled, and 1e-8 guards against a division by zero.
     ///
     /// Source: timm 1.0.22, `timm.optim.Lars`, which follows apex's `LARC`.
     Timm,
@@ -41,7 +41,7 @@ const FORMS: &[&str] = &["paper", "timm"];
 /// timm's guard against a division by zero.
 const EPS: f64 = 1e-8;
 
-/// What tells one [`Lars`] from another.
+/// The options of a [`Lars`] group, except the learning rate.
 #[derive(Clone, Debug)]
 pub struct LarsOptions {
     momentum: f64,
@@ -70,45 +70,47 @@ impl Default for LarsOptions {
 }
 
 impl<Scope> Options<LarsOptions, Scope> {
-    /// How much of the last step goes into the next, in [0, 1); 0.9 when not said.
+    /// The momentum factor, in [0, 1); default 0.9.
     pub fn momentum(self, momentum: f64) -> Self {
         self.with(move |options| options.momentum = momentum)
     }
 
-    /// The L2 penalty, added to the gradient; 5e-4 when not said.
+    /// The L2 penalty, added to the gradient; default 5e-4.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
         self.with(move |options| options.weight_decay = weight_decay)
     }
 
-    /// How far a parameter may move, as a share of its length, at a learning rate of 1; 1e-3 when not said.
+    /// A factor of the trust ratio: about how far a step moves a parameter, relative to its norm, at a learning rate of
+    /// 1; default 1e-3.
     pub fn trust_coefficient(self, coefficient: f64) -> Self {
         self.with(move |options| options.trust_coefficient = coefficient)
     }
 
-    /// Whether the learning rate is scaled for each parameter; on when not said. Groups of biases and gains often go
-    /// without.
+    /// Whether the learning rate is scaled for each parameter; default true. Often false for groups of biases and
+    /// gains.
     pub fn adaptive(self, adaptive: bool) -> Self {
         self.with(move |options| options.adaptive = adaptive)
     }
 
-    /// In which order it scales and averages; [`LarsForm::Paper`] when not said.
+    /// Whether the learning rate applies before or after the momentum; default [`LarsForm::Paper`].
     pub fn form(self, form: LarsForm) -> Self {
         let word = FORMS[usize::from(form == LarsForm::Timm)];
         self.with(move |options| options.form = word)
     }
 
-    /// Whether a step is made no longer than the learning rate says (LARC); off when not said. [`LarsForm::Timm`] alone.
+    /// Whether the trust ratio is at most 1 / lr, so that the scaled learning rate is at most 1 (LARC); default false.
+    /// Only with [`LarsForm::Timm`].
     #[doc(alias = "LARC")]
     pub fn trust_clip(self, trust_clip: bool) -> Self {
         self.with(move |options| options.trust_clip = trust_clip)
     }
 
-    /// Nesterov momentum; off when not said. [`LarsForm::Timm`] alone.
+    /// Nesterov momentum; default false. Only with [`LarsForm::Timm`].
     pub fn nesterov(self, nesterov: bool) -> Self {
         self.with(move |options| options.nesterov = nesterov)
     }
 
-    /// Climbs where it would descend; off when not said.
+    /// Maximizes the objective instead of minimizing it; default false.
     pub fn maximize(self, maximize: bool) -> Self {
         self.with(move |options| options.maximize = maximize)
     }
@@ -192,7 +194,7 @@ impl LarsOptions {
         self.form == FORMS[1]
     }
 
-    /// What each gradient is multiplied by, the learning rate apart; none for a group that is not adapted.
+    /// The trust ratio of each parameter; none for a group that is not scaled.
     fn ratios(&self, step: &Step<'_>) -> Result<Option<Tensor>, TorchError> {
         if !self.adaptive || (self.is_timms() && self.weight_decay == 0.0) {
             return Ok(None);

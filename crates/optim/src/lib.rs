@@ -1,4 +1,5 @@
-//! Optimizers for tch that update all parameters in few calls of libtorch: by its fused kernels, or by lists.
+//! Optimizers for tch that update all parameters in few libtorch calls: by fused kernels, or by `_foreach` operators
+//! over lists.
 //!
 //! ```
 //! use overdrive_core::Optimizer;

@@ -8,7 +8,7 @@ use crate::builder::{GroupBuilder, Options};
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
 
-/// Lion: the sign of an average of gradients, one number kept a parameter; lr 1e-4.
+/// Lion: steps by the sign of an average of gradients, with one number of state per parameter; lr 1e-4.
 ///
 /// # Source
 /// Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023.
@@ -17,7 +17,7 @@ pub type Lion = GroupOptimizer<LionOptions>;
 /// The options of a [`Lion`].
 pub type LionBuilder = GroupBuilder<LionOptions>;
 
-/// What tells one [`Lion`] from another.
+/// The options of a [`Lion`] group, except the learning rate.
 #[derive(Clone, Debug)]
 pub struct LionOptions {
     betas: (f64, f64),
@@ -32,18 +32,18 @@ impl Default for LionOptions {
 }
 
 impl<Scope> Options<LionOptions, Scope> {
-    /// How much of the average goes into the sign, and how slowly the average moves, each in [0, 1); (0.9, 0.99) when not
-    /// said.
+    /// The weight of the average (against the new gradient) in the sign, and the average's decay rate, each in [0, 1);
+    /// default (0.9, 0.99).
     pub fn betas(self, beta1: f64, beta2: f64) -> Self {
         self.with(move |options| options.betas = (beta1, beta2))
     }
 
-    /// The share of each weight, times the learning rate, taken off at a step; 0 when not said.
+    /// Decoupled weight decay: a step multiplies a parameter by 1 - lr * weight_decay; default 0.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
         self.with(move |options| options.weight_decay = weight_decay)
     }
 
-    /// Climbs where it would descend; off when not said.
+    /// Maximizes the objective instead of minimizing it; default false.
     pub fn maximize(self, maximize: bool) -> Self {
         self.with(move |options| options.maximize = maximize)
     }

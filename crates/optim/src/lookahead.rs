@@ -12,11 +12,11 @@ use tch::{Kind, Tensor};
 use crate::foreach;
 use crate::wrapper::pass_on_to_inner;
 
-/// Lets an optimizer run ahead for a few steps, then moves slow weights part of the way after it and starts anew from
-/// there.
+/// Lets an optimizer take a few steps, then moves separate slow weights part of the way towards its weights, and
+/// restarts it from the slow weights.
 ///
-/// The slow weights start where the parameters are at the first step, so weights may be loaded before. Weights that are
-/// loaded later are told by [`params_changed`](Optimizer::params_changed), or else the slow weights pull them back.
+/// The slow weights are copied from the parameters at the first step, so weights may be loaded before it. After loading
+/// weights later, call [`params_changed`](Optimizer::params_changed), or the slow weights pull them back.
 ///
 /// # Source
 /// Zhang et al., "Lookahead Optimizer: k steps forward, 1 step back", 2019.
@@ -32,8 +32,8 @@ pub struct Lookahead<O> {
 }
 
 impl<O: Optimizer> Lookahead<O> {
-    /// `inner`, whose weights after every `k` steps are slow ones moved by the share `alpha` of its way: 5 and 0.5 in the
-    /// paper.
+    /// Wraps `inner`: after every `k` steps, the slow weights move by the fraction `alpha` towards its weights, which
+    /// are then set to the slow weights. The paper has k = 5, alpha = 0.5.
     ///
     /// # Errors
     /// When `k` is 0, `alpha` is outside [0, 1], `inner` steps during the backward pass, or memory runs out.
@@ -46,25 +46,26 @@ impl<O: Optimizer> Lookahead<O> {
             return Err(range("alpha", alpha, "at least 0 and at most 1"));
         }
         if inner.behavior().steps_in_backward {
-            let reason = "it steps during the backward pass, and the slow weights would start a step late; build it with `build`";
+            let reason = "it steps during the backward pass, and the slow weights would start a step late; build it \
+                          with `build`";
             return Err(OptimizerError::DoesNotFit { part: "Lookahead", reason });
         }
         let fast = TensorList::new(&inner.params())?;
         Ok(Self { inner, alpha, k, fast, slow: None, steps: 0 })
     }
 
-    /// The optimizer inside.
+    /// The inner optimizer.
     pub fn inner(&self) -> &O {
         &self.inner
     }
 
-    /// The same, to add parameter groups or to change their options; step and load this one, not the one inside. Slow weights
-    /// of what is added start where it is at the next step.
+    /// The inner optimizer, to add parameter groups or change their options. Call `step` and load states on the
+    /// wrapper. The slow weights of added parameters are copied from them at the next step.
     pub fn inner_mut(&mut self) -> &mut O {
         &mut self.inner
     }
 
-    /// Groups may have been added since.
+    /// Makes slow weights for parameter groups that were added since the last step.
     fn look_for_groups(&mut self) -> Result<(), TorchError> {
         let params = self.inner.params();
         if params.len() == self.fast.len() {
@@ -81,7 +82,7 @@ impl<O: Optimizer> Lookahead<O> {
         Ok(())
     }
 
-    /// Copies of the parameters, float32 ones of 16-bit parameters where those have float32 masters.
+    /// Copies of the parameters; in float32 for 16-bit parameters that have float32 masters.
     fn copies(&self) -> Result<TensorList, TorchError> {
         TensorList::new(&self.fast.to_vec()?.into_iter().map(|it| self.copy(it)).collect::<Result<Vec<_>, _>>()?)
     }
@@ -95,17 +96,17 @@ impl<O: Optimizer> Lookahead<O> {
         })
     }
 
-    /// Moves the slow weights after the fast ones, and starts these anew from there.
+    /// Moves the slow weights towards the fast ones, then sets the fast ones to the slow ones.
     fn follow(&mut self, slow: &TensorList) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
         foreach::lerp_(slow, &TensorList::new(&self.inner.trained()?)?, self.alpha)?;
         foreach::copy_(&self.fast, slow)?;
         self.inner.params_changed()?;
-        // Masters have followed the rounded weights.
+        // `params_changed` has copied rounded weights into the float32 masters: give them the exact slow weights.
         Ok(foreach::copy_(&TensorList::new(&self.inner.trained()?)?, slow)?)
     }
 
-    /// How the state calls a slow weight.
+    /// The slow weights' names in the state.
     fn keys(&self) -> Vec<String> {
         let key = |(index, param): (usize, Parameter)| match param.name() {
             Some(name) => format!("slow.{name}"),
@@ -115,7 +116,7 @@ impl<O: Optimizer> Lookahead<O> {
     }
 }
 
-/// The slow weights by their parameters.
+/// The slow weights by parameter.
 fn slow_by_parameter(fast: &TensorList, slow: &TensorList) -> Result<HashMap<TensorId, Tensor>, TorchError> {
     Ok(fast.to_vec()?.iter().map(TensorId::of).zip(slow.to_vec()?).collect())
 }
@@ -157,7 +158,7 @@ impl<O: Optimizer> Optimizer for Lookahead<O> {
         self.inner.step_skipped()
     }
 
-    /// The slow weights start anew where the parameters are now.
+    /// The next step copies new slow weights from the parameters.
     fn params_changed(&mut self) -> Result<(), OptimizerError> {
         (self.slow, self.steps) = (None, 0);
         self.inner.params_changed()
@@ -172,9 +173,9 @@ impl<O: Optimizer> Optimizer for Lookahead<O> {
     }
 }
 
-/// The inner optimizer's state under `inner`, the steps since the slow weights moved, and the slow weights under `slow`
-/// and their names, or their numbers where they have none; before the first step there are none. An inner optimizer
-/// without a state (tch's) is [`StateError::NotSaved`].
+/// The inner optimizer's state under `inner`, the steps since the slow weights moved, and the slow weights under
+/// `slow.NAME`, or `slow.NUMBER` for parameters without names; before the first step there are no slow weights. With an
+/// inner optimizer that cannot save its state (tch's), saving fails with [`StateError::NotSaved`].
 impl<O: Optimizer> Stateful for Lookahead<O> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
@@ -185,7 +186,7 @@ impl<O: Optimizer> Stateful for Lookahead<O> {
             for (key, param) in self.keys().into_iter().zip(self.inner.params()) {
                 let slow = match slow.get(&TensorId::of(&param)) {
                     Some(slow) => slow.shallow_clone(),
-                    // Of a group that was added since the last step.
+                    // The parameter's group was added since the last step.
                     None => self.copy(param)?,
                 };
                 state.insert(key, Entry::Tensor(slow));
@@ -203,7 +204,7 @@ impl<O: Optimizer> Stateful for Lookahead<O> {
         self.look_for_groups()?;
         let mut keys = self.keys();
         if keys.first().is_some_and(|key| state.get(key).is_err()) && state.get("slow.0").is_ok() {
-            // Saved where parameters had no names.
+            // The state was saved from an optimizer without names.
             keys = (0..keys.len()).map(|index| format!("slow.{index}")).collect();
         }
         let known: HashSet<&str> = keys.iter().map(String::as_str).collect();
@@ -213,7 +214,7 @@ impl<O: Optimizer> Stateful for Lookahead<O> {
         }
         let slow = match state.iter().any(|(key, _)| known.contains(key)) {
             true => {
-                // The parameters' copies, where they are: the saved ones may be on another device.
+                // Copies on the parameters' devices: the saved tensors may be on another device.
                 let (slow, mut saved) = (self.copies()?, Vec::new());
                 for (key, own) in keys.iter().zip(slow.to_vec()?) {
                     saved.push(state.tensor(key, &own.size(), own.kind())?.shallow_clone());

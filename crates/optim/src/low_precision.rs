@@ -1,4 +1,4 @@
-//! bfloat16 and float16 parameters whose small updates are not lost.
+//! How bfloat16 and float16 parameters are updated, so that small updates are not lost.
 
 use overdrive_core::TorchError;
 use overdrive_ffi::{Arg, LazyOp, TensorList};
@@ -11,25 +11,25 @@ static RANDOM: LazyOp = LazyOp::new("aten::random_", "to");
 static EMPTY_LIKE: LazyOp = LazyOp::new("aten::empty_like", "");
 static AND: LazyOp = LazyOp::new("aten::bitwise_and_", "Scalar");
 
-/// What becomes of an update that is finer than a bfloat16 or float16 parameter can hold; float32 and float64 parameters
-/// are stepped as they are.
+/// How to apply updates that are too small for a bfloat16 or float16 parameter to represent. float32 and float64
+/// parameters are stepped as usual.
 ///
-/// A bfloat16 number has 8 bits: an update below 1/512 of a weight is rounded away, however many follow.
+/// A bfloat16 number has 8 significant bits: updates below 1/512 of a weight are rounded away, however many there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LowPrecision {
-    /// It is rounded to the nearest number, and so are the optimizer's averages: what PyTorch does.
+    /// Rounds the parameter and the optimizer's averages to the nearest number, like PyTorch.
     #[default]
     Nearest,
-    /// The step is computed in float32, with float32 averages, and rounded up or down by chance, so that the expected
-    /// parameter is exact. bfloat16 only; float16 parameters are rounded to the nearest. Draws from libtorch's generator
+    /// Computes the step in float32, with float32 averages, and rounds the parameter up or down at random, so that its
+    /// expected value is exact. bfloat16 only; float16 parameters are rounded to the nearest. Uses the random generator
     /// of the device.
     ///
     /// Source: Zamirai et al., "Revisiting BFloat16 Training", 2020.
     StochasticRounding,
-    /// The optimizer keeps and steps a float32 copy of each parameter (`master_param` in its state), and the parameter
-    /// follows. Where others write to the parameter (loading, an average over ranks, a clamp), the copy is taken anew of
-    /// each number that is no longer the copy's, rounded.
+    /// Keeps and steps a float32 copy of each parameter (`master_param` in the state), and rounds it into the
+    /// parameter. When other code writes to the parameter (loading, an average over ranks, a clamp), the copy takes
+    /// over the elements that no longer equal the rounded copy.
     ///
     /// Source: Micikevicius et al., "Mixed Precision Training", 2018.
     MasterCopy,
@@ -38,7 +38,7 @@ pub enum LowPrecision {
 const MASTER: &str = "master_param";
 
 impl LowPrecision {
-    /// What holds for parameters of this dtype.
+    /// The form that applies to parameters of this dtype.
     pub(crate) fn of(self, kind: Kind) -> Self {
         match (self, kind) {
             (Self::MasterCopy, Kind::BFloat16 | Kind::Half) | (Self::StochasticRounding, Kind::BFloat16) => self,
@@ -46,7 +46,7 @@ impl LowPrecision {
         }
     }
 
-    /// The tensor that it keeps for each parameter, ahead of the algorithm's own.
+    /// The slot for each parameter, before the algorithm's slots.
     pub(crate) fn slot(self) -> Option<Slot> {
         let fresh = |param: &Tensor, _fill| Ok(param.f_detach_copy()?);
         (self == Self::MasterCopy).then_some(Slot { name: MASTER, fresh, fill: 0.0 })
@@ -60,7 +60,7 @@ impl LowPrecision {
         }
     }
 
-    /// Steps the parameters as the algorithm sees them, and lets the real ones follow.
+    /// Runs `step` on the parameters as the algorithm sees them, and rounds the result into the real ones.
     pub(crate) fn step(
         self,
         params: &TensorList,
@@ -85,8 +85,8 @@ impl LowPrecision {
     }
 }
 
-/// Copies to the masters what others have written to the parameters. Where a parameter still equals its rounded master, the
-/// master keeps its float32 digits.
+/// Copies into the masters what other code has written to the parameters. Elements that still equal the rounded master
+/// keep their float32 value.
 pub(crate) fn follow_written(params: &TensorList, masters: &TensorList) -> Result<(), TorchError> {
     for (param, mut master) in params.to_vec()?.iter().zip(masters.to_vec()?) {
         let is_own = master.f_to_kind(param.kind())?.f_eq_tensor(param)?;
@@ -103,10 +103,11 @@ fn to_float(list: &TensorList) -> Result<TensorList, TorchError> {
     TensorList::new(&floats)
 }
 
-/// A float32 tensor with numbers of bfloat16 only: each of the two neighbours of `exact`, the likelier the nearer it is.
+/// Rounds each element to one of the two neighbouring bfloat16 numbers, the nearer one with the higher probability. The
+/// result is float32.
 ///
-/// A bfloat16 is the upper half of a float32. Adding a random lower half carries into the upper one as often as the lower
-/// half is large; then the lower half is cut off.
+/// A bfloat16 is the upper half of a float32. Adding random bits to the lower half carries into the upper half with a
+/// probability proportional to the lower half; then the lower half is cut off.
 fn round_by_chance(exact: &Tensor) -> Result<Tensor, TorchError> {
     let bits = exact.f_view_dtype(Kind::Int)?;
     let mut noisy = EMPTY_LIKE.tensor(&[Arg::Tensor(&bits)])?;
@@ -114,6 +115,6 @@ fn round_by_chance(exact: &Tensor) -> Result<Tensor, TorchError> {
     let _ = noisy.f_add_(&bits)?;
     AND.call(&[Arg::Tensor(&noisy), Arg::Int(!0xffff)])?;
     let rounded = noisy.f_view_dtype(Kind::Float)?;
-    // The bits of a NaN would carry into its sign.
+    // Infinities and NaN stay as they are: a carry could change a NaN's sign.
     Ok(rounded.f_where_self(&exact.f_isfinite()?, exact)?)
 }

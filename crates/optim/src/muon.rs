@@ -13,29 +13,29 @@ static ADDMM: LazyOp = LazyOp::new("aten::addmm", "");
 static CLAMP_MIN: LazyOp = LazyOp::new("aten::clamp_min", "");
 
 /// Muon: momentum, orthogonalised by Newton-Schulz iterations in bfloat16, for the matrices of hidden layers; lr 1e-3.
-/// Embeddings, heads, biases and gains go to another optimizer.
+/// Embeddings, heads, biases and gains need another optimizer.
 ///
 /// # Source
-/// `torch.optim.Muon`; Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; Liu et al., "Muon
-/// is Scalable for LLM Training", 2025.
+/// `torch.optim.Muon`; Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; Liu et al.,
+/// "Muon is Scalable for LLM Training", 2025.
 pub type Muon = GroupOptimizer<MuonOptions>;
 
 /// The options of a [`Muon`].
 pub type MuonBuilder = GroupBuilder<MuonOptions>;
 
-/// How [`Muon`]'s learning rate follows from the shape of a matrix.
+/// How [`Muon`] adjusts the learning rate to the shape of a matrix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AdjustLr {
     /// Times sqrt(max(1, rows / columns)).
     #[default]
     Original,
-    /// Times 0.2 sqrt(max(rows, columns)), so that learning rate and weight decay may be those of an AdamW.
+    /// Times 0.2 sqrt(max(rows, columns)), so that AdamW's learning rate and weight decay can be reused.
     MatchRmsAdamW,
 }
 
 const ADJUSTMENTS: &[&str] = &["original", "match_rms_adamw"];
 
-/// What tells one [`Muon`] from another.
+/// The options of a [`Muon`] group, except the learning rate.
 #[derive(Clone, Debug)]
 pub struct MuonOptions {
     weight_decay: f64,
@@ -62,37 +62,37 @@ impl Default for MuonOptions {
 }
 
 impl<Scope> Options<MuonOptions, Scope> {
-    /// The share of each weight, times the learning rate, taken off at a step; 0.1 when not said.
+    /// Decoupled weight decay: a step multiplies a parameter by 1 - lr * weight_decay; default 0.1.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
         self.with(move |options| options.weight_decay = weight_decay)
     }
 
-    /// How slowly the average of gradients moves, in [0, 1); 0.95 when not said.
+    /// The decay rate of the average of gradients, in [0, 1); default 0.95.
     pub fn momentum(self, momentum: f64) -> Self {
         self.with(move |options| options.momentum = momentum)
     }
 
-    /// Nesterov momentum; on when not said.
+    /// Nesterov momentum; default true.
     pub fn nesterov(self, nesterov: bool) -> Self {
         self.with(move |options| options.nesterov = nesterov)
     }
 
-    /// The polynomial of a Newton-Schulz iteration; (3.4445, -4.775, 2.0315) when not said.
+    /// The coefficients of the Newton-Schulz polynomial; default (3.4445, -4.775, 2.0315).
     pub fn ns_coefficients(self, a: f64, b: f64, c: f64) -> Self {
         self.with(move |options| options.ns_coefficients = (a, b, c))
     }
 
-    /// The least norm to divide by; 1e-7 when not said.
+    /// The smallest norm to divide by; default 1e-7.
     pub fn eps(self, eps: f64) -> Self {
         self.with(move |options| options.eps = eps)
     }
 
-    /// How many Newton-Schulz iterations, below 100; 5 when not said.
+    /// The number of Newton-Schulz iterations, below 100; default 5.
     pub fn ns_steps(self, steps: i64) -> Self {
         self.with(move |options| options.ns_steps = steps)
     }
 
-    /// How the learning rate follows from the shape; [`AdjustLr::Original`] when not said.
+    /// How the learning rate is adjusted to the shape; default [`AdjustLr::Original`].
     #[doc(alias = "adjust_lr_fn")]
     pub fn adjust_lr(self, adjust: AdjustLr) -> Self {
         let word = ADJUSTMENTS[usize::from(adjust == AdjustLr::MatchRmsAdamW)];
@@ -118,7 +118,7 @@ impl Algorithm for MuonOptions {
 
     fn refuses(&self, param: &Tensor) -> Option<String> {
         let size = param.size();
-        (size.len() != 2).then(|| format!("its shape is {size:?}, but Muon is for matrices: give it to an AdamW"))
+        (size.len() != 2).then(|| format!("its shape is {size:?}, but Muon is for matrices: use AdamW for it"))
     }
 
     fn momentum(&mut self) -> Option<&mut f64> {
@@ -169,13 +169,15 @@ impl MuonOptions {
         }
     }
 
-    /// U V', more or less, where U S V' is the matrix: its singular values are all brought near 1.
+    /// Approximately U V' of the singular value decomposition U S V' of the matrix: all singular values are moved close
+    /// to 1.
     fn orthogonal(&self, matrix: &Tensor) -> Result<Tensor, TorchError> {
         let (a, b, c) = self.ns_coefficients;
         let tall = matrix.size()[0] > matrix.size()[1];
         let flip = |x: Tensor| if tall { x.f_transpose(0, 1) } else { Ok(x) };
         let mut x = flip(matrix.f_to_kind(Kind::BFloat16)?)?;
-        // No singular value is above the norm. Not in place, because the momentum itself may be bfloat16.
+        // Dividing by the norm makes all singular values at most 1. Not in place, because `x` may share the momentum's
+        // memory.
         x = x.f_div(&CLAMP_MIN.tensor(&[Arg::Tensor(&x.f_norm()?), Arg::Double(self.eps)])?)?;
         for _ in 0..self.ns_steps {
             let gram = x.f_mm(&x.f_transpose(0, 1)?)?;

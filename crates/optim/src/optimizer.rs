@@ -1,4 +1,4 @@
-//! What all algorithms share: groups, learning rates, and the step over all buckets.
+//! The parts that all algorithms share: groups, learning rates, and the step over all buckets.
 
 use overdrive_core::{
     AVERAGED, Activity, GradScale, IntoParameters, Optimizer, OptimizerError, OptimizerId, Parameter, Stateful,
@@ -14,7 +14,7 @@ use crate::clip;
 use crate::group_mut::GroupMut;
 use crate::low_precision::LowPrecision;
 
-/// What a parameter group is trained with.
+/// The learning rate and options of a parameter group.
 #[derive(Clone, Debug)]
 pub struct Values<A> {
     pub(crate) lr: f64,
@@ -33,26 +33,26 @@ pub(crate) struct Group<A> {
     pub(crate) buckets: Vec<Bucket>,
     /// How many parameters it holds.
     pub(crate) len: usize,
-    /// Whether it has the state for a momentum, though that may have been cycled down to 0.
+    /// Whether the group keeps momentum state, even if a schedule has brought the momentum down to 0.
     pub(crate) has_momentum: bool,
 }
 
-/// An optimizer over parameter groups; [`AdamW`](crate::AdamW) and its neighbours are names for it with an algorithm.
+/// An optimizer over parameter groups; [`AdamW`](crate::AdamW) and the others are aliases of it with an algorithm.
 ///
-/// Gradients that are missing leave their parameters as they are. The state is made at the first step. A step that failed
-/// in libtorch is not counted.
+/// Parameters without a gradient stay unchanged. The state is allocated at the first step. A step that fails in
+/// libtorch is not counted.
 #[derive(Debug)]
 pub struct GroupOptimizer<A: Algorithm> {
     id: OptimizerId,
-    /// What a group has that says nothing of its own.
+    /// The values of groups that set none of their own.
     defaults: Values<A>,
     pub(crate) groups: Vec<Group<A>>,
     /// All parameters in the order they were given.
     pub(crate) params: TensorList,
-    /// Their names; none where they have none.
+    /// The parameters' names, if they have any.
     pub(crate) names: Option<Vec<String>>,
     pub(crate) packing: Packing,
-    /// How often the gradients were freed.
+    /// How often `zero_grad` has freed the gradients.
     freed: u64,
 }
 
@@ -63,7 +63,7 @@ impl<A: Algorithm> Group<A> {
         Ok(Self { values, buckets, len: params.len(), has_momentum })
     }
 
-    /// Goes on with these.
+    /// Replaces the values and the buckets.
     pub(crate) fn take_over(&mut self, values: Values<A>, buckets: Vec<Bucket>, keeps_momentum: bool) {
         self.has_momentum = keeps_momentum || has_momentum(&values.options);
         (self.values, self.buckets) = (values, buckets);
@@ -74,7 +74,7 @@ fn has_momentum<A: Algorithm>(options: &A) -> bool {
     options.clone().momentum().is_some_and(|momentum| *momentum > 0.0)
 }
 
-/// The options that tell which state is kept, where there is one for a momentum that may be 0 at the moment.
+/// The options with a momentum above 0 if the group keeps momentum state: `slots` then includes that state.
 pub(crate) fn with_momentum<A: Algorithm>(options: &A, keeps_momentum: bool) -> A {
     let mut kept = options.clone();
     if let (true, Some(momentum)) = (keeps_momentum, kept.momentum()) {
@@ -89,7 +89,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
         GroupBuilder::new(params)
     }
 
-    /// A parameter group, for [`add_param_group`](GroupBuilder::add_param_group) of the builder or of the optimizer.
+    /// A parameter group, for [`add_param_group`](GroupBuilder::add_param_group) of the builder or the optimizer.
     pub fn group(params: impl IntoParameters) -> ParamGroup<A> {
         ParamGroup::new(params)
     }
@@ -115,7 +115,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
         let group = Group::new(&own, all.len(), values, self.packing)?;
         all.extend(own);
         self.params = TensorList::new(&all)?;
-        // Groups have names for all their parameters or for none: that has been checked.
+        // All parameters have names or none has: that has been checked.
         let names = params.iter().filter_map(|param| Some(param.name()?.to_owned()));
         if params.iter().any(|param| param.name().is_some()) {
             self.names.get_or_insert_default().extend(names);
@@ -124,10 +124,11 @@ impl<A: Algorithm> GroupOptimizer<A> {
         Ok(())
     }
 
-    /// One more parameter group, when layers are unfrozen or made later; what it does not say is as in the builder.
+    /// Appends a parameter group, for layers that are unfrozen or added later. Options that it does not set are the
+    /// builder's.
     ///
     /// # Errors
-    /// As [`build`](GroupBuilder::build); the optimizer is then as it was.
+    /// Those of [`build`](GroupBuilder::build); the optimizer is unchanged then.
     ///
     /// # Source
     /// `Optimizer.add_param_group`
@@ -155,7 +156,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
         Ok(self.push(values, &group.scope.params)?)
     }
 
-    /// A group whose options are to change.
+    /// Changes the options of a group.
     ///
     /// ```
     /// # use overdrive_optim::AdamW;
@@ -179,7 +180,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
 
     fn step_all(&mut self, scale: Option<GradScale<'_>>) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
-        // Before anything changes: a bucket that refuses must not find others stepped.
+        // All checks come first, so that an error leaves every parameter unchanged.
         check_averaged(self)?;
         check_not_stepped_in_backward(self)?;
         for bucket in self.groups.iter().flat_map(|group| &group.buckets) {
@@ -194,7 +195,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
         Ok(())
     }
 
-    /// For the groups that ask for it, and by the norm over all groups.
+    /// Clips the gradients of the groups that set `max_grad_norm`, by the norm over all groups.
     fn scale_grads_down(&self) -> Result<(), OptimizerError> {
         if self.groups.iter().all(|group| group.values.options.max_grad_norm().is_none()) {
             return Ok(());
@@ -209,7 +210,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
         Ok(())
     }
 
-    /// Group, bucket, and place among all parameters, where each parameter is in a bucket of its own.
+    /// The group, the bucket and the index of each parameter, when each has its own bucket.
     pub(crate) fn places(&self) -> Vec<(usize, usize, usize)> {
         let of_group = |(group, it): (usize, &Group<A>)| {
             let of_bucket = move |(bucket, it): (usize, &Bucket)| (group, bucket, it.indices[0]);
@@ -222,7 +223,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
     pub(crate) fn step_bucket(&mut self, group_index: usize, bucket: usize) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
         let group = &self.groups[group_index];
-        // It came with a group that was added, or with a state.
+        // An added group or a loaded state can have set `max_grad_norm`.
         if group.values.options.max_grad_norm().is_some() {
             return Err(needs_all_gradients());
         }
@@ -249,7 +250,7 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
     }
 
     fn params(&self) -> Vec<Tensor> {
-        // The list is as long as it says, so no index can be out of it.
+        // Cannot fail: `to_vec` asks only for indices within the list.
         self.params.to_vec().unwrap_or_default()
     }
 
@@ -287,7 +288,8 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
     fn set_lr(&mut self, group: usize, lr: f64) -> Result<(), OptimizerError> {
         let group = self.group_at(group)?;
         if !group.values.options.takes_lr() {
-            let reason = "T5's relative step makes its own of the number of steps: take another form to set one";
+            let reason = "T5's relative step computes it from the number of steps: use `AdafactorForm::Pytorch` to set \
+                          one";
             return Err(OptimizerError::DoesNotFit { part: "a learning rate", reason });
         }
         OptimizerError::check_lr(lr)?;

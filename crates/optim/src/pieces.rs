@@ -1,7 +1,7 @@
 //! A large tensor on the CPU, stepped piece by piece.
 //!
-//! Each operator of a step goes over the whole tensor, and what some of them make in between is as large: memory that the
-//! system clears for every step anew. Pieces stay in the processor's cache, and so does what is made of them.
+//! Each operator of a step passes over the whole tensor, and intermediate results are as large: memory that the system
+//! zeroes again for every step. Pieces and their intermediate results stay in the processor's cache.
 
 use overdrive_core::TorchError;
 use overdrive_ffi::TensorList;
@@ -10,7 +10,7 @@ use tch::{Device, Tensor};
 use crate::algorithm::{Algorithm, Step};
 use crate::bucket::CPU_LIST_BYTES;
 
-/// The algorithm's step; in pieces, where that gives the same.
+/// Runs the algorithm's step; in pieces, if the result is the same.
 pub(crate) fn step<A: Algorithm>(algorithm: &A, step: &Step<'_>) -> Result<(), TorchError> {
     let Some((flat, piece)) = flat::<A>(step)? else { return algorithm.step(step) };
     let end = flat[0].numel();
@@ -24,8 +24,8 @@ pub(crate) fn step<A: Algorithm>(algorithm: &A, step: &Step<'_>) -> Result<(), T
     Ok(())
 }
 
-/// The parameter, its gradient and its slots in one dimension each, and how many elements a piece has; none where the
-/// step is not to be cut.
+/// The parameter, its gradient and its slots, each flattened, and the number of elements per piece; none if the step
+/// cannot be cut or is not worth cutting.
 fn flat<A: Algorithm>(step: &Step<'_>) -> Result<Option<(Vec<Tensor>, usize)>, TorchError> {
     if !A::ELEMENTWISE || step.fused || step.params.len() != 1 {
         return Ok(None);

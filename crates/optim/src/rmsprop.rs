@@ -18,7 +18,7 @@ pub type RmsProp = GroupOptimizer<RmsPropOptions>;
 /// The options of an [`RmsProp`].
 pub type RmsPropBuilder = GroupBuilder<RmsPropOptions>;
 
-/// What tells one [`RmsProp`] from another.
+/// The options of an [`RmsProp`] group, except the learning rate.
 #[derive(Clone, Debug)]
 pub struct RmsPropOptions {
     alpha: f64,
@@ -36,32 +36,32 @@ impl Default for RmsPropOptions {
 }
 
 impl<Scope> Options<RmsPropOptions, Scope> {
-    /// How slowly the average of squares moves, in [0, 1); 0.99 when not said.
+    /// The decay rate of the average of squared gradients, in [0, 1); default 0.99.
     pub fn alpha(self, alpha: f64) -> Self {
         self.with(move |options| options.alpha = alpha)
     }
 
-    /// Added to the denominator; 1e-8 when not said.
+    /// Added to the denominator; default 1e-8.
     pub fn eps(self, eps: f64) -> Self {
         self.with(move |options| options.eps = eps)
     }
 
-    /// The L2 penalty, added to the gradient; 0 when not said.
+    /// The L2 penalty, added to the gradient; default 0.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
         self.with(move |options| options.weight_decay = weight_decay)
     }
 
-    /// How much of the last step goes into the next; 0 when not said.
+    /// The momentum factor; default 0.
     pub fn momentum(self, momentum: f64) -> Self {
         self.with(move |options| options.momentum = momentum)
     }
 
-    /// Divides by an estimate of the gradient's variance in place of its square; off when not said.
+    /// Normalizes by the gradient's estimated variance instead of its mean square; default false.
     pub fn centered(self, centered: bool) -> Self {
         self.with(move |options| options.centered = centered)
     }
 
-    /// Climbs where it would descend; off when not said.
+    /// Maximizes the objective instead of minimizing it; default false.
     pub fn maximize(self, maximize: bool) -> Self {
         self.with(move |options| options.maximize = maximize)
     }
@@ -69,7 +69,7 @@ impl<Scope> Options<RmsPropOptions, Scope> {
 
 impl Algorithm for RmsPropOptions {
     const LR: f64 = 1e-2;
-    /// For the saved state alone: PyTorch's has it.
+    /// Only for the saved state: PyTorch's has `step`.
     const COUNTS_STEPS: bool = true;
     const ELEMENTWISE: bool = true;
 
@@ -121,7 +121,7 @@ impl Algorithm for RmsPropOptions {
             None => foreach::sqrt(square_avgs)?,
         };
         foreach::add_scalar_(&denominators, self.eps)?;
-        // A momentum that a schedule has brought to 0 leaves its buffer alone, as in PyTorch.
+        // At a momentum of 0 (a schedule may bring it there) the buffer stays unchanged, as in PyTorch.
         if self.momentum <= 0.0 {
             return foreach::addcdiv_(step.params, &grads, &denominators, -step.lr);
         }

@@ -1,4 +1,4 @@
-//! Sharpness-aware minimisation, around any optimizer.
+//! Sharpness-aware minimization, around any optimizer.
 
 use overdrive_core::{
     Activity, Behavior, MOVED, Marked, Optimizer, OptimizerError, StateDict, StateError, Stateful, TorchError, activity,
@@ -11,10 +11,10 @@ use crate::wrapper::pass_on_to_inner;
 
 static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
 static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
-/// Against a division by zero.
+/// Guards against a division by zero.
 const EPS: f64 = 1e-12;
 
-/// Steps along the gradient of the worst loss nearby: two backward passes a step.
+/// Steps by the gradient at the worst point nearby (SAM), which takes two backward passes per step.
 ///
 /// ```
 /// # use overdrive_core::Optimizer;
@@ -25,9 +25,9 @@ const EPS: f64 = 1e-12;
 /// # let loss = || weight.square().sum(Kind::Float);
 /// let mut opt = Sam::new(Sgd::builder([weight.shallow_clone()]).lr(0.1).build()?, 0.05)?;
 /// loss().backward();
-/// opt.ascend()?; // to the worst point nearby; frees the gradients
+/// opt.ascend()?; // moves to the worst point nearby; frees the gradients
 /// loss().backward();
-/// opt.step()?; // back, and down from where it was
+/// opt.step()?; // moves back, then steps with the new gradients
 /// opt.zero_grad()?;
 /// # Ok(())
 /// # }
@@ -41,15 +41,15 @@ pub struct Sam<O> {
     inner: O,
     rho: f64,
     params: TensorList,
-    /// The parameters before the ascent, and the mark that they have been moved.
+    /// Copies of the parameters before the ascent, and their mark in `MOVED`.
     before: Option<(TensorList, Marked)>,
     ascents: u64,
-    /// Of the gradients since the last step.
+    /// Overflow flags of the gradients used by ascents since the last step.
     found_inf: Vec<Tensor>,
 }
 
 impl<O: Optimizer> Sam<O> {
-    /// `inner`, and how far the worst point nearby may be: 0.05 in the paper.
+    /// Wraps `inner`; `rho` is the distance to the worst point nearby, 0.05 in the paper.
     ///
     /// # Errors
     /// When `rho` is negative or not finite, `inner` steps during the backward pass, or memory runs out.
@@ -63,14 +63,14 @@ impl<O: Optimizer> Sam<O> {
         Ok(Self { inner, rho, params, before: None, ascents: 0, found_inf: Vec::new() })
     }
 
-    /// Moves the parameters up along their gradients, taken as one vector, by `rho`, and frees the gradients.
+    /// Moves the parameters by `rho` along their gradient (all of them as one vector), and frees the gradients.
     ///
-    /// Called again before the [`step`](Optimizer::step), it goes on from where it is; the step goes back all the way. Along
-    /// a gradient that is infinite or NaN nothing moves, so that the second pass leaves no NaN in a batch norm's statistics;
-    /// a `GradScaler` skips the step then.
+    /// If called again before [`step`](Optimizer::step), it moves on from the present point; `step` returns to the
+    /// original one. If a gradient is infinite or NaN, nothing moves, so that the second pass puts no NaN into batch
+    /// norm statistics; a `GradScaler` then skips the step.
     ///
     /// # Errors
-    /// When another optimizer's ascent has moved a parameter, or libtorch fails.
+    /// When another optimizer's `ascend` has moved a parameter, or libtorch fails.
     ///
     /// # Syncs
     /// No.
@@ -78,7 +78,7 @@ impl<O: Optimizer> Sam<O> {
         let _no_grad = tch::no_grad_guard();
         if self.before.is_none() {
             let params = self.inner.params();
-            // Groups may have been added.
+            // Groups may have been added since.
             if params.len() != self.params.len() {
                 self.params = TensorList::new(&params)?;
             }
@@ -99,7 +99,7 @@ impl<O: Optimizer> Sam<O> {
         Ok(self.params.clear_grads()?)
     }
 
-    /// Returns 1 when a gradient is not finite, on the first one's device.
+    /// Returns a flag on the first gradient's device: 1 when a gradient is not finite.
     fn climb(&self, params: &TensorList, grads: &TensorList) -> Result<Tensor, TorchError> {
         let norms = foreach::norm(grads, 2.0)?.to_vec()?;
         let device = norms[0].device();
@@ -108,7 +108,7 @@ impl<O: Optimizer> Sam<O> {
         let is_finite = norm.f_isfinite()?;
         let factor = ADD.tensor(&[Arg::Tensor(&norm), Arg::Double(EPS)])?.f_reciprocal()?;
         let factor = MUL.tensor(&[Arg::Tensor(&factor), Arg::Double(self.rho)])?;
-        // Infinity times 0 would be NaN, and so would be the share of a norm that is.
+        // A factor of 0 is not enough, because infinity times 0 is NaN: the gradients are replaced by 0 below, too.
         let nowhere = factor.f_zeros_like()?;
         let factor = factor.f_where_self(&is_finite, &nowhere)?;
         for (param, grad) in params.to_vec()?.iter_mut().zip(grads.to_vec()?) {
@@ -120,20 +120,21 @@ impl<O: Optimizer> Sam<O> {
         is_finite.f_logical_not()?.f_to_kind(Kind::Float).map_err(TorchError::from)
     }
 
-    /// The optimizer inside.
+    /// The inner optimizer.
     pub fn inner(&self) -> &O {
         &self.inner
     }
 
-    /// The same, to add parameter groups or to change their options; step and load this one, not the one inside. Add a group
-    /// behind a step: between an ascent and its step it is not at the worst point, and its gradients are of both passes.
+    /// The inner optimizer, to add parameter groups or change their options. Call `step` and load states on the
+    /// wrapper. Add groups after a step: parameters added between an ascent and its step have not been moved, and their
+    /// gradients are the sum of both passes.
     pub fn inner_mut(&mut self) -> &mut O {
         &mut self.inner
     }
 }
 
 impl<O> Sam<O> {
-    /// Takes the parameters back to where they were before the ascent.
+    /// Sets the parameters back to their values before the ascent.
     fn descend(&mut self) -> Result<(), TorchError> {
         if let Some((before, _)) = self.before.as_ref().filter(|(before, _)| !before.is_empty()) {
             let _no_grad = tch::no_grad_guard();
@@ -150,7 +151,7 @@ impl<O> Sam<O> {
     }
 }
 
-/// One that is dropped between an ascent and its step, by an error say, takes the parameters back.
+/// Sets the parameters back if dropped between an ascent and its step (after an error, say).
 impl<O> Drop for Sam<O> {
     fn drop(&mut self) {
         // `drop` cannot return an error.
@@ -167,14 +168,14 @@ impl<O: Optimizer> Optimizer for Sam<O> {
         behavior
     }
 
-    /// The inner step, from where the parameters were before [`ascend`](Sam::ascend).
+    /// Sets the parameters back to where they were before [`ascend`](Sam::ascend), then steps the inner optimizer.
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
         self.descend()?;
         self.inner.step()
     }
 
-    /// Back to where the parameters were before [`ascend`](Sam::ascend), and no step.
+    /// Sets the parameters back to where they were before [`ascend`](Sam::ascend), without a step.
     fn step_skipped(&mut self) -> Result<(), OptimizerError> {
         self.descend()?;
         self.inner.step_skipped()
@@ -188,7 +189,7 @@ impl<O: Optimizer> Optimizer for Sam<O> {
         self.found_inf.iter().map(Tensor::shallow_clone).collect()
     }
 
-    /// Forgets an ascent: the parameters are where they are to be.
+    /// Forgets an ascent without moving back: the parameters have just been set.
     fn params_changed(&mut self) -> Result<(), OptimizerError> {
         self.before = None;
         self.found_inf.clear();
@@ -204,8 +205,8 @@ impl<O: Optimizer> Optimizer for Sam<O> {
     }
 }
 
-/// The inner optimizer's. Between an ascent and its step there is none to save or load ([`StateError::NotSaved`]), because
-/// the parameters are elsewhere: step first, or [`step_skipped`](Optimizer::step_skipped).
+/// The inner optimizer's state. Between an ascent and its step, saving and loading fail ([`StateError::NotSaved`]),
+/// because the parameters are moved: call `step` or [`step_skipped`](Optimizer::step_skipped) first.
 impl<O: Optimizer> Stateful for Sam<O> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         self.check_in_place()?;

@@ -21,7 +21,7 @@ pub type Sgd = GroupOptimizer<SgdOptions>;
 /// The options of an [`Sgd`].
 pub type SgdBuilder = GroupBuilder<SgdOptions>;
 
-/// What tells one [`Sgd`] from another.
+/// The options of an [`Sgd`] group, except the learning rate.
 #[derive(Clone, Debug, Default)]
 pub struct SgdOptions {
     momentum: f64,
@@ -32,28 +32,29 @@ pub struct SgdOptions {
 }
 
 impl<Scope> Options<SgdOptions, Scope> {
-    /// How much of the last step goes into the next; 0 when not said.
+    /// The momentum factor; default 0.
     pub fn momentum(self, momentum: f64) -> Self {
         self.with(move |options| options.momentum = momentum)
     }
 
-    /// How much of the gradient is kept out of the momentum; 0 when not said. With it and a momentum, a `GradScaler` reads its
-    /// flag on the host, as for optimizers without a fused kernel, and takes no float16 gradients.
+    /// The fraction of the gradient that is left out of the momentum; default 0. With both dampening and momentum, a
+    /// `GradScaler` reads its flag on the host, as for optimizers without a fused kernel, and refuses float16
+    /// gradients.
     pub fn dampening(self, dampening: f64) -> Self {
         self.with(move |options| options.dampening = dampening)
     }
 
-    /// The L2 penalty, added to the gradient; 0 when not said.
+    /// The L2 penalty, added to the gradient; default 0.
     pub fn weight_decay(self, weight_decay: f64) -> Self {
         self.with(move |options| options.weight_decay = weight_decay)
     }
 
-    /// Nesterov momentum, which needs a momentum and no dampening; off when not said.
+    /// Nesterov momentum, which needs a momentum and no dampening; default false.
     pub fn nesterov(self, nesterov: bool) -> Self {
         self.with(move |options| options.nesterov = nesterov)
     }
 
-    /// Climbs where it would descend; off when not said.
+    /// Maximizes the objective instead of minimizing it; default false.
     pub fn maximize(self, maximize: bool) -> Self {
         self.with(move |options| options.maximize = maximize)
     }
@@ -90,7 +91,7 @@ impl Algorithm for SgdOptions {
         Some(&mut self.momentum)
     }
 
-    /// With dampening the first step is another than the rest, and only the device knows whether it was skipped.
+    /// With dampening, the first step differs from the others, and only the device knows whether it was skipped.
     fn takes_grad_scale(&self) -> bool {
         self.dampening == 0.0 || self.momentum == 0.0
     }
@@ -106,8 +107,8 @@ impl Algorithm for SgdOptions {
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {
-        // Zeros, not uninitialised memory as in PyTorch: when the very first step is skipped for an infinity, the fused
-        // kernel leaves the buffers as they are, and nobody knows without waiting for the device.
+        // Zeros, not uninitialised memory as in PyTorch: if the first step is skipped for an infinity, the fused kernel
+        // leaves the buffers unchanged, and the host cannot know that without waiting for the device.
         let slot = (self.momentum > 0.0).then(|| Slot::zeros("momentum_buffer"));
         slot.into_iter().collect()
     }
@@ -124,7 +125,7 @@ impl Algorithm for SgdOptions {
         if step.first.iter().all(|other| *other == first) {
             return one(step.params, step.grads, Some(buffers), first);
         }
-        // Some parameters have their first gradient only now: it becomes their momentum as it is.
+        // Some parameters have their first gradient only now: it is copied into their momentum, without dampening.
         for first in [true, false] {
             let keep: Vec<bool> = step.first.iter().map(|other| *other == first).collect();
             one(&step.params.select(&keep)?, &step.grads.select(&keep)?, Some(&buffers.select(&keep)?), first)?;

@@ -1,4 +1,4 @@
-//! Groups that are made out of groups: by what decays, and by layers.
+//! Splits groups: by weight decay, and by layer.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use crate::algorithm::{Algorithm, Field};
 use crate::builder::ParamGroup;
 use crate::optimizer::Values;
 
-/// Each group in two, what decays first; empty ones are left out.
-pub(crate) fn by_decay<A: Algorithm>(groups: &[ParamGroup<A>], is_kept: impl Fn(&str) -> bool) -> Vec<ParamGroup<A>> {
+/// Splits each group in two, the parameters with weight decay first; empty groups are left out.
+pub(crate) fn by_decay<A: Algorithm>(groups: &[ParamGroup<A>], is_exempt: impl Fn(&str) -> bool) -> Vec<ParamGroup<A>> {
     let is_free = |param: &Parameter| {
-        param.tensor().dim() <= 1 || param.name().is_some_and(|name| is_bias(name) || is_kept(name))
+        param.tensor().dim() <= 1 || param.name().is_some_and(|name| is_bias(name) || is_exempt(name))
     };
     let mut split = Vec::new();
     for group in groups {
@@ -35,7 +35,7 @@ fn without_decay<A: Algorithm>(values: &mut Values<A>) {
     }
 }
 
-/// Each group in as many as it has layers.
+/// Splits each group into one per layer.
 pub(crate) fn by_layer<A: Algorithm>(
     groups: &[ParamGroup<A>],
     decay: f64,
@@ -44,7 +44,8 @@ pub(crate) fn by_layer<A: Algorithm>(
     OptimizerError::check_range("layer_decay", decay, f64::MIN_POSITIVE..f64::INFINITY, "finite and above 0")?;
     let all = groups.iter().flat_map(|group| &group.scope.params);
     if let Some((index, param)) = all.clone().enumerate().find(|(_, param)| param.name().is_none()) {
-        let reason = "it has no name to tell its layer by: give the optimizer a VarStore, or names and tensors";
+        let reason = "it has no name, and `layer_decay` finds the layer by name: give the optimizer a VarStore, or \
+                      names and tensors";
         return Err(OptimizerError::parameter(param, index, reason));
     }
     let layer = |param: &Parameter| layer_of(param.name().unwrap_or_default());
@@ -59,7 +60,7 @@ pub(crate) fn by_layer<A: Algorithm>(
     Ok(split)
 }
 
-/// Parameters by a key, in the order of the keys and, for one key, in their own.
+/// Parameters by key, in the order of the keys; those with the same key keep their order.
 fn sorted<K: Ord>(params: &[Parameter], key: impl Fn(&Parameter) -> K) -> BTreeMap<K, Vec<Parameter>> {
     let mut sorted = BTreeMap::new();
     for param in params {

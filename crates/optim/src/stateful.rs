@@ -1,4 +1,4 @@
-//! Saving and loading of an optimizer, under PyTorch's names.
+//! Saving and loading an optimizer, under PyTorch's names.
 
 use std::collections::HashSet;
 
@@ -13,16 +13,16 @@ use crate::optimizer::{Group, GroupOptimizer, Values, with_momentum};
 use crate::step_count::StepCounts;
 
 /// `param_groups.G.NAME` holds each option, `param_groups.G.params` the number of parameters, and
-/// `param_groups.G.param_names.N` their names, where they have some. `state.P.NAME` is what is kept for the parameter of
-/// name P; without names P counts over all groups. A parameter that was never stepped has nothing. The names of options
-/// and tensors are PyTorch's, and `betas` is `betas.0` and `betas.1`.
+/// `param_groups.G.param_names.N` their names, if they have any. `state.P.NAME` is the state of the parameter named P;
+/// without names, P is its index over all groups. A parameter that was never stepped has no state. The names of options
+/// and tensors are PyTorch's, except that `betas` is split into `betas.0` and `betas.1`.
 ///
-/// A state with names loads by name, into a group of the same names in any order, and is refused whole where the names are
-/// others. A state without names, or an optimizer without, goes by the order of the parameters; counts and shapes are
-/// checked.
+/// A state with names is loaded by name, into a group with the same names in any order; if the names differ, the whole
+/// state is refused. If the state or the optimizer has no names, the order of the parameters decides; numbers of
+/// parameters and shapes are checked.
 ///
-/// Loading takes over the options, copies the tensors into the optimizer's own, and reads the counts of steps, for which
-/// it waits for the device.
+/// Loading takes over the options, copies the tensors into the optimizer's, and reads the step counts, for which it
+/// waits for the device.
 impl<A: Algorithm> Stateful for GroupOptimizer<A> {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
@@ -62,7 +62,7 @@ impl<A: Algorithm> Stateful for GroupOptimizer<A> {
             buckets.push(self.load_buckets((group, &values.options), &keys, state, &mut known)?);
         }
         state.refuse_unknown(&known.iter().map(String::as_str).collect::<Vec<_>>())?;
-        // All is checked, and what can fail for want of memory is done: the copies go into tensors that are there.
+        // Everything has been checked and allocated: the copies below go into existing tensors, and should not fail.
         for (group, (values, (buckets, keeps_momentum))) in self.groups.iter_mut().zip(loaded.into_iter().zip(buckets))
         {
             for loading in &buckets {
@@ -76,7 +76,7 @@ impl<A: Algorithm> Stateful for GroupOptimizer<A> {
     }
 }
 
-/// How the state calls the parameters of a group, in the group's order.
+/// The parameters' names (or indices) in the state, in the group's order.
 fn saved_names(
     (own, first, len): (Option<&[String]>, usize, usize),
     prefix: &str,
@@ -98,29 +98,31 @@ fn saved_names(
         None => Ok(own.to_vec()),
         Some(missing) => {
             let strange = saved.iter().find(|name| !own.contains(name));
-            let expected = format!("the names of this group's parameters, `{missing}` among them");
-            let found = strange.map_or("others".to_owned(), |name| format!("others, `{name}` among them"));
+            let expected = format!("the names of this group's parameters, including `{missing}`");
+            let found = strange.map_or("others".to_owned(), |name| format!("others, including `{name}`"));
             Err(StateError::Mismatch { key: format!("{prefix}.param_names"), expected, found })
         }
     }
 }
 
-/// A bucket with room for the saved state, and what has to be copied into it.
+/// A bucket with tensors for the saved state, and the (target, source) lists to copy.
 struct Loading {
     bucket: Bucket,
     copies: Vec<(TensorList, TensorList)>,
 }
 
 impl<A: Algorithm> GroupOptimizer<A> {
-    /// Groups are added as layers are unfrozen: a run that goes on has to add them before it loads.
+    /// Refuses a state with another number of groups: a resumed run has to add the groups that the saved one had added.
     fn check_groups(&self, state: &StateDict) -> Result<(), StateError> {
         let saved = (0..).take_while(|number| state.get(&format!("param_groups.{number}.params")).is_ok()).count();
         if saved == self.groups.len() || saved == 0 {
             return Ok(());
         }
         let own = self.groups.len();
-        let expected =
-            format!("{own} groups, as many as this optimizer has (add others by `add_param_group` before loading)");
+        let expected = format!(
+            "{own} groups, as many as this optimizer has (call `add_param_group` for the others before \
+                     loading)"
+        );
         Err(StateError::Mismatch { key: "param_groups".to_owned(), expected, found: format!("{saved} groups") })
     }
 
@@ -135,8 +137,8 @@ impl<A: Algorithm> GroupOptimizer<A> {
             return Ok((Vec::new(), group.has_momentum));
         };
         let params = (*first..first + group.len).map(|index| self.params.get(index)).collect::<Result<Vec<_>, _>>()?;
-        // The loaded options decide what is kept; they may be others than those so far. A momentum that was cycled down to 0
-        // has its state nevertheless.
+        // The loaded options decide which slots there are; they may differ from the present ones. A group whose
+        // momentum a schedule has brought to 0 keeps its momentum state.
         let names = |options: &A| options.slots(&params[0]).into_iter().map(|slot| slot.name).collect::<Vec<_>>();
         let (plain, with) = (names(options), names(&with_momentum(options, true)));
         let is_saved =
@@ -157,14 +159,14 @@ impl<A: Algorithm> GroupOptimizer<A> {
         known: &mut Vec<String>,
     ) -> Result<Loading, StateError> {
         let keys: Vec<&String> = bucket.indices.iter().map(|index| &keys[*index]).collect();
-        // By what only this parameter can have: its name may be the beginning of another's.
+        // Looks for whole entry names, not for the prefix: a parameter's name may be the beginning of another's.
         let entries = || bucket.slots.iter().map(|slot| slot.name).chain(A::COUNTS_STEPS.then_some("step"));
         let has_entries = |key: &&String| entries().any(|entry| state.get(&format!("{key}.{entry}")).is_ok());
         let started: Vec<bool> = keys.iter().map(has_entries).collect();
         if !started.contains(&true) {
             return Ok(Loading { bucket, copies: Vec::new() });
         }
-        // The tensors that are there already serve again.
+        // Existing tensors are reused.
         let names = |bucket: &Bucket| bucket.slots.iter().map(|slot| slot.name).collect::<Vec<_>>();
         let same = |old: &&Bucket| old.indices == bucket.indices && names(old) == names(&bucket);
         let mut own = match group.buckets.iter().find(same).and_then(|old| old.state.as_ref()) {
@@ -180,7 +182,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
                     saved.push(state.tensor(&key, &own.size(), own.kind())?.shallow_clone());
                     known.push(key);
                 } else {
-                    // As before its first step.
+                    // The parameter was not stepped: the state before its first step.
                     let param = bucket.precision.stepped(&bucket.params.get(place)?)?;
                     saved.push((slot.fresh)(&param, slot.fill)?);
                 }

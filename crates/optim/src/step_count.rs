@@ -1,4 +1,4 @@
-//! How often each parameter was stepped, as the float32 scalars that fused Adam kernels read.
+//! The step count of each parameter, as the float32 scalars that fused Adam kernels read.
 
 use overdrive_core::TorchError;
 use overdrive_ffi::{Arg, LazyOp, TensorList};
@@ -9,10 +9,12 @@ use crate::foreach;
 static COPY: LazyOp = LazyOp::new("aten::clone", "");
 static ADD: LazyOp = LazyOp::new("aten::add_", "Scalar");
 
-/// While every parameter has had a gradient each time, all share one scalar: one addition a step in place of hundreds.
+/// As long as every parameter has had a gradient in every step, all share one scalar: one addition per step instead of
+/// hundreds.
 #[derive(Debug)]
 pub(crate) struct StepCounts {
-    /// One handle a parameter, all to the same scalar while `shared`; empty for who does not count.
+    /// One handle per parameter, all to the same scalar while `shared` is set; empty for an algorithm that does not
+    /// count.
     counts: TensorList,
     shared: Option<Tensor>,
 }
@@ -32,7 +34,7 @@ impl StepCounts {
         Ok(Self { counts: TensorList::new::<Tensor>(&[])?, shared: None })
     }
 
-    /// The counts of saved scalars, whose values are `values`, in copies on `device`; shared where all are equal.
+    /// Copies of saved scalars, whose values are `values`, on `device`; one shared scalar if all are equal.
     pub(crate) fn load(saved: &[Tensor], values: &[f64], device: Device) -> Result<Self, TorchError> {
         let own =
             |count: &Tensor| Ok::<_, TorchError>(count.f_detach()?.f_to_device_(device, Kind::Float, false, true)?);
@@ -45,7 +47,7 @@ impl StepCounts {
         }
     }
 
-    /// The same scalars once more.
+    /// A second handle to the same scalars.
     pub(crate) fn share(&self) -> Result<Self, TorchError> {
         Ok(Self { counts: self.counts.share()?, shared: self.shared.as_ref().map(Tensor::shallow_clone) })
     }
@@ -55,12 +57,12 @@ impl StepCounts {
         &self.counts
     }
 
-    /// Whether all are one scalar.
+    /// Whether all parameters share one scalar.
     pub(crate) fn shared(&self) -> bool {
         self.shared.is_some()
     }
 
-    /// Gives each parameter a scalar of its own, because only some are about to be stepped.
+    /// Gives each parameter its own scalar, because only some are about to be stepped.
     pub(crate) fn part(&mut self) -> Result<(), TorchError> {
         if self.shared.is_some() {
             let own: Result<Vec<_>, TorchError> =
@@ -71,7 +73,7 @@ impl StepCounts {
         Ok(())
     }
 
-    /// Counts steps for the parameters whose scalars are in `of`: all of them while shared.
+    /// Adds `steps` to the scalars in `of`; while shared, `of` has to be all of them.
     pub(crate) fn add(&mut self, of: &TensorList, steps: f64) -> Result<(), TorchError> {
         match &self.shared {
             Some(scalar) => ADD.call(&[Arg::Tensor(scalar), Arg::Double(steps)]).map(drop),
@@ -80,7 +82,7 @@ impl StepCounts {
         }
     }
 
-    /// Takes the step back where `found_inf` is 1, without waiting for the device.
+    /// Subtracts `found_inf`, which is 1 after a skipped step, without waiting for the device.
     pub(crate) fn subtract(&mut self, of: &TensorList, found_inf: &Tensor) -> Result<(), TorchError> {
         match &mut self.shared {
             Some(scalar) => Ok(scalar.f_sub_(found_inf).map(drop)?),

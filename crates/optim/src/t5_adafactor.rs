@@ -1,4 +1,4 @@
-//! Adafactor in the form that T5 was trained with, after timm's.
+//! Adafactor in the form that T5 was trained with, following timm's.
 
 use overdrive_core::TorchError;
 use overdrive_ffi::{Arg, LazyOp};
@@ -14,8 +14,8 @@ static CLAMP_MIN: LazyOp = LazyOp::new("aten::clamp_min", "");
 /// Second moments are kept by row and by column where both are longer than this.
 const MIN_DIM: i64 = 16;
 
-/// The two dimensions that second moments are kept by; none where there are no two long ones. Convolutions have theirs in
-/// front.
+/// The two dimensions that second moments are kept by; none unless both are long. For convolutions these are the first
+/// two, else the last two.
 fn factored(size: &[i64]) -> Option<(i64, i64)> {
     let last = size.len();
     match size {
@@ -43,7 +43,7 @@ pub(crate) fn slots(param: &Tensor) -> Vec<Slot> {
     }
 }
 
-/// The root of the mean of squares.
+/// The root mean square.
 fn rms(tensor: &Tensor) -> Result<Tensor, TorchError> {
     MUL.tensor(&[Arg::Tensor(&tensor.f_norm()?), Arg::Double(1.0 / (tensor.numel() as f64).sqrt())])
 }
@@ -52,7 +52,7 @@ fn clamped(tensor: &Tensor, low: f64) -> Result<Tensor, TorchError> {
     CLAMP_MIN.tensor(&[Arg::Tensor(tensor), Arg::Double(low)])
 }
 
-/// `average` moved by `share` of the way to `value`.
+/// Moves `average` by the fraction `share` towards `value`.
 fn follow(average: &Tensor, value: &Tensor, share: f64) -> Result<(), TorchError> {
     let moved = MUL.tensor(&[Arg::Tensor(average), Arg::Double(1.0 - share)])?;
     average.shallow_clone().f_copy_(&moved.f_add(&MUL.tensor(&[Arg::Tensor(value), Arg::Double(share)])?)?)?;

@@ -1,4 +1,4 @@
-//! Norms of whole parameters, and step sizes made of them, without waiting for the device.
+//! Norms of whole parameters, and trust ratios from them, without waiting for the device.
 
 use overdrive_core::TorchError;
 use overdrive_ffi::{Arg, LazyOp, TensorList};
@@ -18,14 +18,14 @@ pub(crate) fn as_list(vector: &Tensor) -> Result<TensorList, TorchError> {
     TensorList::new(&vector.f_unbind(0)?)
 }
 
-/// `ratios`, with 1 wherever one of the two norms is 0: a parameter that has no length, or no update to compare it with,
-/// is stepped as without the ratio.
+/// `ratios`, with 1 wherever one of the two norms is 0: a parameter or an update that is all zeros is stepped without
+/// scaling.
 pub(crate) fn or_one(ratios: &Tensor, norms: &Tensor, others: &Tensor) -> Result<Tensor, TorchError> {
     let both = norms.f_mul(others)?.f_to_kind(Kind::Bool)?;
     Ok(ratios.f_where_self(&both, &ratios.f_ones_like()?)?)
 }
 
-/// The ratios, and 1 for those above it.
+/// The ratios, clamped to at most 1.
 pub(crate) fn at_most_one(ratios: &Tensor) -> Result<Tensor, TorchError> {
     CLAMP_MAX.tensor(&[Arg::Tensor(ratios), Arg::Double(1.0)])
 }

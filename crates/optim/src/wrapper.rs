@@ -1,6 +1,6 @@
-//! What optimizers around another optimizer leave to it.
+//! The methods that wrapper optimizers forward to the optimizer inside.
 
-/// The methods of `Optimizer` that a wrapper with a field `inner` passes on as they are: all but `step`.
+/// The methods of `Optimizer` that a wrapper with a field `inner` forwards unchanged.
 macro_rules! pass_on_to_inner {
     () => {
         fn id(&self) -> overdrive_core::OptimizerId {

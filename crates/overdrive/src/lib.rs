@@ -1,7 +1,7 @@
 //! Fast deep-learning training in Rust, over [tch](https://docs.rs/tch) and libtorch.
 //!
-//! This crate only gathers the others; take a single one if that is all you need. Every feature adds one crate and
-//! changes nothing of the rest.
+//! This crate only re-exports the others; depend on a single one if that is all you need. Every feature adds one crate
+//! and does not change the others.
 //!
 //! | feature | crate | what it gives |
 //! |---|---|---|
@@ -9,9 +9,9 @@
 //! | `accum` | `overdrive-accum` | gradient accumulation, exact under uneven micro-batches |
 //! | `checkpoint` | `overdrive-checkpoint` | checkpoints that survive crashes, written in the background |
 //! | `dataload` | `overdrive-dataload` | datasets, streams, decoding, caches, a parallel loader with exact resume |
-//! | `ddp` | `overdrive-ddp` | process groups, collectives, data-parallel training; not in the default |
-//! | `optim` | `overdrive-optim` | fused and listed optimizers, 8-bit states, clipping, averages of weights |
-//! | `profile` | `overdrive-profile` | the torch profiler, step phases, a diagnosis; not in the default |
+//! | `ddp` | `overdrive-ddp` | process groups, collectives, data-parallel training; not a default feature |
+//! | `optim` | `overdrive-optim` | fused and foreach optimizers, 8-bit states, clipping, averages of weights |
+//! | `profile` | `overdrive-profile` | the torch profiler, step phases, a diagnosis; not a default feature |
 //! | `sched` | `overdrive-sched` | learning rate schedules, early stopping, curricula |
 #![cfg_attr(all(feature = "amp", feature = "accum", feature = "dataload", feature = "optim"), doc = include_str!("recipe.md"))]
 #![forbid(unsafe_code)]
@@ -37,7 +37,7 @@ pub use overdrive_sched as sched;
 pub use tch;
 
 pub mod prelude {
-    //! What a training loop names, tch's own basics among it.
+    //! The names that a training loop uses, including tch's basic ones.
 
     #[cfg(feature = "accum")]
     pub use overdrive_accum::{Accumulator, Samples, Tokens};

@@ -1,4 +1,4 @@
-//! What only a GPU can show. Without one, each test prints `skipped: no CUDA device` and counts as ignored.
+//! Tests that need a GPU. Without one, each test prints `skipped: no CUDA device` and counts as ignored.
 
 use anyhow::{Result, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -13,20 +13,20 @@ use tch::Cuda;
 const GPU: Device = Device::Cuda(0);
 const FLOAT: (Kind, Device) = (Kind::Float, GPU);
 
-/// A test by its function's name.
+/// Tests with the names of their functions.
 macro_rules! trials {
     ($($test:ident),* $(,)?) => { vec![$((stringify!($test), $test as fn() -> Result<()>)),*] };
 }
 
 fn main() {
     let mut arguments = Arguments::from_args();
-    // The tests share one device: memory statistics and the ban on waiting are the process's.
+    // The tests share one device: memory statistics and `ForbidSync` apply to the whole process.
     arguments.test_threads = Some(1);
     let skip = !Cuda::is_available();
     let tests = trials![
         libtorch_sees_the_device,
         autocast_casts_on_the_device,
-        memory_is_counted_and_the_peak_starts_again,
+        memory_is_counted_and_the_peak_can_be_reset,
         an_exhausted_device_is_out_of_memory,
         pinned_memory_is_pinned,
         tf32_changes_products_only_while_allowed,
@@ -73,7 +73,7 @@ fn autocast_casts_on_the_device() -> Result<()> {
     Ok(())
 }
 
-fn memory_is_counted_and_the_peak_starts_again() -> Result<()> {
+fn memory_is_counted_and_the_peak_can_be_reset() -> Result<()> {
     const BYTES: i64 = 64 << 20;
     let before = cuda::memory_stats(0)?;
     let held = Tensor::zeros([BYTES], (Kind::Uint8, GPU));
@@ -192,7 +192,7 @@ fn every_optimizer_on_the_device_equals_the_host_and_never_waits() -> Result<()>
     Ok(())
 }
 
-/// The second step, for the first makes the state.
+/// Checks the second step, because the first allocates the state.
 fn never_waits(name: &str, make: impl Fn(Vec<Tensor>) -> Result<Box<dyn Optimizer>>, kind: Kind) -> Result<()> {
     let param = Tensor::randn([64, 64], FLOAT).to_kind(kind).set_requires_grad(true);
     let mut opt = make(vec![param.shallow_clone()])?;
@@ -252,10 +252,10 @@ fn a_fused_scaled_step_never_waits_for_the_device() -> Result<()> {
         s.opt.zero_grad()?;
         Ok(outcome)
     };
-    round()?; // the first step makes the state
+    round()?; // the first step allocates the state
     let forbid = cuda::ForbidSync::new()?;
     let outcome = round()?;
-    ensure!(outcome.skipped().is_err(), "reading the flag waits, so the ban itself works");
+    ensure!(outcome.skipped().is_err(), "reading the flag waits, so `ForbidSync` itself works");
     drop(forbid);
     ensure!(!outcome.skipped()?);
     Ok(())
@@ -352,7 +352,7 @@ fn the_profiler_sees_the_device() -> Result<()> {
     let table = averages.table(&TableOptions::sorted_by(SortBy::DeviceTimeTotal));
     ensure!(table.contains("Self CUDA %") && table.contains("CUDA Mem"), "{table}");
 
-    // Each kernel hangs on the call that launched it, and a next window may end while this one is written.
+    // Each kernel is linked to the call that launched it, and the next recording may end while this one is written.
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("trace.json");
     let writer = profile.export_chrome_trace_in_background(&path)?;

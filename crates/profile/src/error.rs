@@ -1,98 +1,99 @@
-//! What can go wrong with a profile.
+//! The errors of this crate.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use overdrive_core::TorchError;
 
-/// Why something could not be profiled, or a profile not written.
+/// Why something could not be profiled, or a profile could not be written.
 ///
-/// Every message is complete in itself, so that printing the error alone is enough.
+/// Each message is complete, so printing the error alone is enough.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
     /// A profiler was started a second time.
-    #[error("the profiler has been started already: stop it before it is started again")]
+    #[error("the profiler is on already: stop it before you start it again")]
     AlreadyStarted,
 
-    /// A profiler was stepped or stopped that is not on.
-    #[error("the profiler is not on: start it first; stopping it twice is once too often")]
+    /// A profiler that is not on was stepped, stopped or given metadata.
+    #[error("the profiler is not on, or not recording: start it first, and stop it only once")]
     NotStarted,
 
-    /// libtorch has room for one profiler a process.
+    /// libtorch supports one profiler per process.
     #[error("another profiler is on in this process: stop or drop it first")]
     Busy,
 
-    /// Nothing is left to record.
+    /// There is nothing to record.
     #[error("nothing to record: {0}")]
     NothingToRecord(&'static str),
 
-    /// A schedule that cannot be followed.
+    /// An invalid schedule.
     #[error("schedule: {0}")]
     Schedule(String),
 
-    /// A setting, or a figure from elsewhere, that makes no sense.
+    /// An invalid setting or input.
     #[error("{name} = {value}: {problem}")]
     Setting {
-        /// What was set.
+        /// The setting.
         name: &'static str,
-        /// To what.
+        /// Its value.
         value: String,
         /// What it should be.
         problem: String,
     },
 
-    /// Metadata that would spoil the trace.
+    /// Metadata that would make the trace invalid.
     #[error("metadata {key:?}: {value}: {problem}")]
     Metadata {
         /// The key.
         key: String,
-        /// What was to stand there.
+        /// The value.
         value: String,
         /// What is wrong with it.
         problem: String,
     },
 
-    /// A table was to be sorted by something unknown.
-    #[error("{0:?} is nothing to sort by: there are {names}", names = known_sort_keys())]
+    /// A sort key of a table that does not exist.
+    #[error("{0:?} is not a sort key: give one of {names}", names = known_sort_keys())]
     UnknownSortKey(String),
 
-    /// The operating system refused.
+    /// A file or folder cannot be used.
     #[error("{}: cannot {action}: {error}", path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What was to be done with it.
+        /// What was attempted.
         action: &'static str,
-        /// What the operating system said.
+        /// The operating system's error.
         error: io::Error,
     },
 
-    /// A GPU, or all of them, did not answer.
+    /// A GPU, or the driver, could not be queried.
     #[error("{0}")]
     Gpu(String),
 
-    /// Metrics cannot be served there.
+    /// Metrics cannot be served at an address.
     #[error("cannot serve metrics at {address}: {error}; take another port, or 0 for a free one")]
     Listen {
-        /// Where.
+        /// The address.
         address: std::net::SocketAddr,
-        /// What the operating system said.
+        /// The operating system's error.
         error: io::Error,
     },
 
-    /// The operating system has no thread left.
+    /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
 
-    /// The trace was cut short when it was written: a full disk, say. Its events are still there.
+    /// The trace was cut short when it was written, for example by a full disk. The profile's events are still
+    /// available.
     #[error("{}: the trace is incomplete: is the disk full? It cannot be written a second time", path.display())]
     Incomplete {
         /// The file.
         path: PathBuf,
     },
 
-    /// libtorch refused.
+    /// libtorch failed.
     #[error(transparent)]
     Torch(#[from] TorchError),
 }
@@ -101,7 +102,7 @@ fn known_sort_keys() -> String {
     crate::SortBy::ALL.map(|(name, _)| name).join(", ")
 }
 
-/// Names the file that an operation was about.
+/// Adds the file and the attempted action to an I/O error.
 pub(crate) trait When<T> {
     fn when(self, action: &'static str, path: &Path) -> Result<T, ProfileError>;
 }

@@ -1,7 +1,7 @@
 //! Finds what a training run waits for.
 //!
-//! [`Profiler`] is libtorch's own profiler with PyTorch's schedule, tables and traces. [`StepTimer`] says where the time of
-//! each step goes, cheaply enough to stay on; [`Monitor`] what the machine does meanwhile.
+//! [`Profiler`] is libtorch's own profiler with PyTorch's schedule, tables and traces. [`StepTimer`] reports where the
+//! time of each step goes, and is cheap enough to stay on. [`Monitor`] samples CPUs, memory, disks and GPUs meanwhile.
 #![forbid(unsafe_code)]
 
 mod compare;

@@ -10,10 +10,10 @@ use crate::ProfileError;
 use crate::events::{self, Averages, EventList, FunctionEventAvg, Grouping, Recording, TableOptions};
 use crate::trace::{self, MemoryTimeline, ThreadNames, TraceFile, TraceWriter};
 
-/// What the profiler recorded from one start to one stop.
+/// What the profiler recorded in one window.
 ///
-/// It owns everything and may go to another thread, so that tables and files are made while training goes on. Events
-/// are worked out when they are first asked for.
+/// It owns its data and is `Send`, so that tables and files can be made on another thread while training continues.
+/// Events are parsed when they are first needed.
 ///
 /// # Source
 /// `torch.profiler.profile`, after it has stopped
@@ -27,7 +27,7 @@ pub struct Profile {
     steps: RangeInclusive<u64>,
     recording: Recording,
     events: OnceLock<EventList>,
-    /// The one before, where events pile up.
+    /// The previous profile, if events accumulate.
     earlier: Option<Arc<Profile>>,
 }
 
@@ -58,7 +58,7 @@ impl Profile {
         })
     }
 
-    /// The steps that were recorded, the first and the last; the last may be unfinished.
+    /// The first and the last recorded step; the last may be unfinished.
     pub fn steps(&self) -> RangeInclusive<u64> {
         self.steps.clone()
     }
@@ -73,7 +73,7 @@ impl Profile {
         self.scopes_lost
     }
 
-    /// All events, by their beginning; with `acc_events`, those of earlier profiles behind them.
+    /// All events by start time; with `acc_events`, followed by those of earlier profiles.
     ///
     /// # Errors
     /// When the host runs out of memory.
@@ -92,7 +92,7 @@ impl Profile {
         Ok(self.events.get_or_init(|| events))
     }
 
-    /// Sums over the events of one name, or of one name and inputs of the same shapes.
+    /// Sums over events of the same name, or of the same name and input shapes.
     ///
     /// # Errors
     /// As for [`Profile::events`].
@@ -123,14 +123,14 @@ impl Profile {
         Ok(self.key_averages(false)?.table(options))
     }
 
-    /// Writes the trace for Perfetto, `chrome://tracing` and TensorBoard; compressed for a name in `.gz`.
+    /// Writes the trace for Perfetto, `chrome://tracing` and TensorBoard; compressed if the name ends in `.gz`.
     ///
-    /// The file appears when it is complete. The trace may be written any number of times, to any number of files. With
-    /// CUDA, the end of a next profile waits while a trace is written.
+    /// The file appears when it is complete. The trace can be written any number of times. With CUDA, the end of a
+    /// later profile waits while a trace is written.
     ///
     /// # Errors
-    /// When the file cannot be written, or something else than a regular file is there; links are followed. The profile is
-    /// still there, and may be written elsewhere, unless the error is [`ProfileError::Incomplete`].
+    /// When the file cannot be written, or something other than a regular file is there; links are followed. The
+    /// profile can still be written elsewhere, unless the error is [`ProfileError::Incomplete`].
     ///
     /// # Source
     /// `torch.profiler.profile.export_chrome_trace`
@@ -138,10 +138,10 @@ impl Profile {
         self.file.export(path.as_ref(), &self.scopes, &self.threads)
     }
 
-    /// [`Profile::export_chrome_trace`] in a thread of its own.
+    /// [`Profile::export_chrome_trace`] on a background thread.
     ///
     /// # Errors
-    /// When there is no such thread to be had. What writing meets with is told by [`TraceWriter::wait`].
+    /// When the thread cannot be started. [`TraceWriter::wait`] returns the errors of writing.
     pub fn export_chrome_trace_in_background(
         self: &Arc<Self>,
         path: impl AsRef<Path>,
@@ -150,7 +150,7 @@ impl Profile {
         TraceWriter::start(path.as_ref(), move |path| profile.export_chrome_trace(path))
     }
 
-    /// Memory in use over the profile by device, if the profiler was told to record it.
+    /// Memory in use over time by device; empty unless the profiler recorded memory.
     ///
     /// # Errors
     /// When the host runs out of memory.
@@ -159,14 +159,15 @@ impl Profile {
         Ok(trace::timelines(events::memory_changes(&recorded, self.start_ns)))
     }
 
-    /// Writes the memory in use over the profile as JSON, or as CSV for a name in `.csv`; compressed for one in `.gz`.
+    /// Writes the memory in use over time as JSON, or as CSV if the name ends in `.csv`; compressed if it ends in
+    /// `.gz`.
     ///
     /// # Errors
     /// When the file cannot be written.
     ///
     /// # Source
-    /// `torch.profiler.profile.export_memory_timeline`, which PyTorch means to remove; without its guess of what each
-    /// piece of memory is for
+    /// `torch.profiler.profile.export_memory_timeline`, which PyTorch has deprecated; without its guess of what each
+    /// piece of memory is used for
     pub fn export_memory_timeline(&self, path: impl Into<PathBuf>) -> Result<(), ProfileError> {
         trace::export(&self.memory_timeline()?, &path.into())
     }

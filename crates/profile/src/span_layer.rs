@@ -16,9 +16,8 @@ thread_local! {
 
 /// Shows the spans of a program, and of these crates, in the profiler's traces.
 ///
-/// Each thread has a track of its own under its name. Spans that are left in another order than they were entered are
-/// cut into pieces that nest. A span that is not shown, because a filter leaves it out or no profiler records, costs
-/// next to nothing.
+/// Each thread has its own track with the thread's name. Spans that overlap without nesting are split into pieces that
+/// nest. A span that is filtered out, or entered while no profiler records, costs next to nothing.
 ///
 /// ```
 /// use overdrive_profile::SpanLayer;
@@ -45,7 +44,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
         let Some(span) = context.span(id) else { return };
         let scope = record_function(span.name());
         if scope.is_open() {
-            // Without the list the thread itself is ending, and the scope with it.
+            // This fails only while the thread ends, and then the scope ends too.
             let _ = ENTERED.try_with(|entered| entered.borrow_mut().push((id.clone(), scope)));
         }
     }

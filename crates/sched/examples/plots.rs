@@ -16,7 +16,7 @@ use overdrive_sched::{
 
 const STEPS: u64 = 100;
 
-/// Every picture by its file's name.
+/// All pictures, with their file names.
 pub fn pictures() -> Result<Vec<(&'static str, String)>, ScheduleError> {
     let cosine = || CosineAnnealingLr::new(STEPS).eta_min(0.01);
     let warm_up = || LinearLr::new().start_factor(0.1).total_iters(10);
@@ -72,12 +72,12 @@ pub fn pictures() -> Result<Vec<(&'static str, String)>, ScheduleError> {
     Ok(pictures)
 }
 
-/// The rates over a loss that falls in three stages.
+/// The rates for a loss that falls in three stages.
 fn plateau() -> Result<Vec<f64>, ScheduleError> {
     let mut plateau = ReduceLrOnPlateau::builder().factor(0.5).patience(8).build(&[0.1])?;
     let mut rates = vec![0.1];
     for epoch in 0..STEPS {
-        // Falls for 20 epochs, then rests for 15.
+        // Falls for 20 epochs, then stays constant for 15.
         let (stage, since) = (epoch / 35, epoch % 35);
         plateau.update(1.0 / (1.0 + (20 * stage + since.min(20)) as f64));
         rates.extend_from_slice(plateau.last_lr());

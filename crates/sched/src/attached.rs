@@ -1,4 +1,4 @@
-//! A schedule that sets an optimizer's rates.
+//! Schedules that set an optimizer's rates.
 
 use overdrive_core::{Entry, Optimizer, OptimizerError, StateDict, StateError, Stateful};
 
@@ -6,9 +6,9 @@ use crate::claim::Claim;
 use crate::scheduler::MAX_SEEK;
 use crate::{Plan, ScheduleError, Scheduler};
 
-/// Runs a schedule over an optimizer's groups, with their rates (and momenta) as it finds them for base rates.
+/// Runs a schedule over an optimizer's groups; their rates when it is made are the base rates.
 ///
-/// Step it by the batch or by the epoch, behind the optimizer's step.
+/// Step it per batch or per epoch, after the optimizer's step.
 ///
 /// ```
 /// use overdrive_core::TchOptimizer;
@@ -23,7 +23,7 @@ use crate::{Plan, ScheduleError, Scheduler};
 ///
 /// let warm_up = LinearLr::new().start_factor(0.1).total_iters(5);
 /// let schedule = SequentialLr::new(warm_up).then(5, CosineAnnealingLr::new(95));
-/// // tch's optimizer does not tell its rate; with another, `LrScheduler::new(&mut opt, schedule)?`.
+/// // tch's optimizer does not report its rate; with others, `LrScheduler::new(&mut opt, schedule)?`.
 /// let mut sched = LrScheduler::with_base_lrs(&mut opt, schedule, &[0.1])?;
 /// for epoch in 0..3 {
 ///     // .. train
@@ -34,13 +34,13 @@ use crate::{Plan, ScheduleError, Scheduler};
 /// ```
 ///
 /// # Differences from PyTorch
-/// The rates come from the step alone. A rate that something else has set in between is not multiplied but is
-/// [`ScheduleError::ChangedElsewhere`] (where the optimizer tells its rates). An optimizer has one schedule at a time
-/// ([`ScheduleError::AlreadyScheduled`]): several are a [`ChainedScheduler`](crate::ChainedScheduler), or a
-/// [`SequentialLr`](crate::SequentialLr). A parameter group that the optimizer gets later joins with the next
-/// [`step`](Self::step) or [`apply`](Self::apply), as if it had been there from the start with the rate that it has then.
-/// Of PyTorch's, some stop with an error (`LambdaLR`, `OneCycleLR`, `SequentialLR`), and others let the new group begin at
-/// its own rate (`StepLR`, `ExponentialLR`, `CosineAnnealingLR`).
+/// The rates depend only on the step. PyTorch would multiply a rate that other code has set in between; here that is
+/// [`ScheduleError::ChangedElsewhere`] (if the optimizer reports its rates). An optimizer has one schedule at a time
+/// ([`ScheduleError::AlreadyScheduled`]): join several in a [`ChainedScheduler`](crate::ChainedScheduler) or a
+/// [`SequentialLr`](crate::SequentialLr). A parameter group added later joins at the next [`step`](Self::step) or
+/// [`apply`](Self::apply), as if it had been there from the start with its present rate as the base rate. With such a
+/// group, some of PyTorch's schedules fail (`LambdaLR`, `OneCycleLR`, `SequentialLR`); others start it at its own rate
+/// (`StepLR`, `ExponentialLR`, `CosineAnnealingLR`).
 ///
 /// # Source
 /// `LRScheduler`
@@ -49,17 +49,17 @@ use crate::{Plan, ScheduleError, Scheduler};
 pub struct LrScheduler {
     claim: Claim,
     scheduler: Scheduler,
-    /// What the optimizer said of each group's rate when it had been set; none where it does not tell, or nothing is
-    /// set yet.
-    told: Vec<Option<f64>>,
+    /// Each group's rate as the optimizer reported it after the last `set`; none if it does not report rates, or
+    /// nothing is set yet.
+    reported: Vec<Option<f64>>,
 }
 
 impl LrScheduler {
-    /// A schedule over the rates that the optimizer has now, and sets the schedule's first ones.
+    /// A schedule with the optimizer's present rates as base rates. Sets the schedule's first rates.
     ///
     /// # Errors
-    /// When the optimizer does not tell its rates, an option of the schedule cannot be used, or the schedule moves a
-    /// momentum and the optimizer has none, or the optimizer has a schedule. Nothing is set then.
+    /// When the optimizer does not report its rates or already has a schedule, an option of the schedule is out of
+    /// range, or the schedule cycles a momentum that the optimizer lacks. Nothing is set then.
     ///
     /// # Syncs
     /// No.
@@ -68,11 +68,11 @@ impl LrScheduler {
         Self::with_base_lrs(opt, schedule, &base_lrs)
     }
 
-    /// The same over base rates of your own, one a group: for an optimizer that does not tell its rates (tch's), or for
+    /// The same with given base rates, one per group: for an optimizer that does not report its rates (tch's), or for
     /// [`layer_wise_lrs`](crate::layer_wise_lrs).
     ///
     /// # Errors
-    /// As [`new`](Self::new), and when there is not one rate for each group.
+    /// Those of [`new`](Self::new), and when the number of rates is not the number of groups.
     pub fn with_base_lrs(
         opt: &mut (impl Optimizer + ?Sized),
         schedule: impl Into<Plan>,
@@ -81,22 +81,22 @@ impl LrScheduler {
         check_groups(opt, base_lrs.len())?;
         let scheduler = Scheduler::new(base_lrs, schedule)?;
         let claim = Claim::of(opt)?;
-        let told = set(opt, &scheduler)?;
-        Ok(Self { claim, scheduler, told })
+        let reported = set(opt, &scheduler)?;
+        Ok(Self { claim, scheduler, reported })
     }
 
-    /// One step on; sets the rates that hold from here.
+    /// Advances one step, and sets the new rates.
     ///
     /// # Errors
-    /// When the optimizer is another one, the schedule has ended or comes to a value that is no learning rate, when
-    /// something else has changed a rate, and when the optimizer refuses. The scheduler then stays where it was.
+    /// When this is not the schedule's optimizer, the schedule has ended or yields an invalid rate, other code has
+    /// changed a rate, or the optimizer refuses one. The scheduler does not advance then.
     ///
     /// # Syncs
     /// No.
     pub fn step(&mut self, opt: &mut (impl Optimizer + ?Sized)) -> Result<(), ScheduleError> {
         self.claim.check(opt)?;
-        for (group, told) in self.told.iter().enumerate() {
-            if let (Some(expected), Some(found)) = (*told, opt.lr(group))
+        for (group, reported) in self.reported.iter().enumerate() {
+            if let (Some(expected), Some(found)) = (*reported, opt.lr(group))
                 && expected != found
             {
                 return Err(ScheduleError::ChangedElsewhere { group, expected, found });
@@ -108,11 +108,11 @@ impl LrScheduler {
         Ok(())
     }
 
-    /// Sets the rates of this step again: after loading a state, where something else has changed them, or for a parameter
-    /// group that has been added.
+    /// Sets this step's rates again: after loading a state, after other code has changed rates, or for an added
+    /// parameter group.
     ///
     /// # Errors
-    /// When the optimizer is another one, or refuses.
+    /// When this is not the schedule's optimizer, or it refuses a rate.
     ///
     /// # Syncs
     /// No.
@@ -133,19 +133,19 @@ impl LrScheduler {
         self.scheduler.last_lr()
     }
 
-    /// How often it was stepped.
+    /// The number of steps so far.
     pub fn last_epoch(&self) -> u64 {
         self.scheduler.last_epoch()
     }
 
-    /// The rates that the schedule is over.
+    /// The base rates, one per group.
     pub fn base_lrs(&self) -> &[f64] {
         self.scheduler.base_lrs()
     }
 
-    /// With the groups that the optimizer has got since, over the rates that they have now.
+    /// The scheduler, extended by groups that the optimizer has got since, with their present rates as base rates.
     fn joined(&self, opt: &(impl Optimizer + ?Sized)) -> Result<Scheduler, ScheduleError> {
-        let known = self.told.len();
+        let known = self.reported.len();
         if opt.num_groups() <= known {
             check_groups(opt, known)?;
             return Ok(self.scheduler.clone());
@@ -158,15 +158,15 @@ impl LrScheduler {
     }
 
     fn set(&mut self, opt: &mut (impl Optimizer + ?Sized), values: &Scheduler) -> Result<(), ScheduleError> {
-        // Until all are set, nobody knows what to expect.
-        self.told.fill(None);
-        self.told = set(opt, values)?;
+        // If setting fails halfway, the next `step` must not expect the old rates.
+        self.reported.fill(None);
+        self.reported = set(opt, values)?;
         Ok(())
     }
 }
 
-/// The entries are `last_epoch` and `base_lrs.0`, `base_lrs.1` and so on; the rates come of them. Loading sets nothing
-/// of the optimizer: call [`apply`](LrScheduler::apply) behind it, or load the optimizer's state too.
+/// The entries are `last_epoch` and `base_lrs.0`, `base_lrs.1` and so on; the rates follow from them. Loading does not
+/// change the optimizer: call [`apply`](LrScheduler::apply) afterwards, or load the optimizer's state too.
 impl Stateful for LrScheduler {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
@@ -176,10 +176,11 @@ impl Stateful for LrScheduler {
     }
 
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        let (own, saved) = (self.told.len(), (0..).take_while(|n| state.get(&format!("base_lrs.{n}")).is_ok()).count());
+        let (own, saved) =
+            (self.reported.len(), (0..).take_while(|n| state.get(&format!("base_lrs.{n}")).is_ok()).count());
         if saved > own {
             let expected =
-                format!("{own} rates, one a group (`apply` takes in groups that the optimizer has got since)");
+                format!("{own} rates, one per group (call `apply` first for groups added to the optimizer later)");
             return Err(StateError::Mismatch { key: "base_lrs".to_owned(), expected, found: format!("{saved} rates") });
         }
         let base_lrs = rates(state, "base_lrs", own, &["last_epoch"])?;
@@ -189,7 +190,7 @@ impl Stateful for LrScheduler {
             expected: "a step of this schedule".to_owned(),
             found: format!("{step}: {error}"),
         })?;
-        self.told.fill(None);
+        self.reported.fill(None);
         Ok(())
     }
 }
@@ -204,10 +205,10 @@ pub(crate) fn check_groups(opt: &(impl Optimizer + ?Sized), groups: usize) -> Re
     crate::error::Check("LrScheduler").that(groups == opt.num_groups(), "base_lrs", expected, groups)
 }
 
-/// Sets every group's rate and momentum, and returns what the optimizer tells of the rates afterwards.
+/// Sets every group's rate and momentum, and returns the rates that the optimizer then reports.
 fn set(opt: &mut (impl Optimizer + ?Sized), values: &Scheduler) -> Result<Vec<Option<f64>>, ScheduleError> {
     let lrs = values.last_lr();
-    // tch's optimizer tells neither, but takes a momentum.
+    // tch's optimizer reports neither rate nor momentum, but accepts a momentum.
     let lacks = |group| values.momentum(group).is_some() && opt.momentum(group).is_none() && opt.lr(group).is_some();
     if (0..lrs.len()).any(lacks) {
         return Err(OptimizerError::NoMomentum.into());
@@ -227,7 +228,7 @@ pub(crate) fn insert_rates(state: &mut StateDict, key: &str, rates: &[f64]) {
     }
 }
 
-/// One learning rate for each group, and no entry that is neither one nor among `others`.
+/// Reads one learning rate for each group, and refuses entries that are neither rates nor in `others`.
 pub(crate) fn rates(state: &StateDict, key: &str, groups: usize, others: &[&str]) -> Result<Vec<f64>, StateError> {
     let keys: Vec<_> = (0..groups).map(|group| format!("{key}.{group}")).collect();
     let known: Vec<_> = keys.iter().map(String::as_str).chain(others.iter().copied()).collect();
@@ -243,7 +244,7 @@ pub(crate) fn rates(state: &StateDict, key: &str, groups: usize, others: &[&str]
     keys.iter().map(rate).collect()
 }
 
-/// A whole number from 0 to `limit`.
+/// Reads a whole number from 0 to `limit`.
 pub(crate) fn count(state: &StateDict, key: &str, limit: u64) -> Result<u64, StateError> {
     let found = state.int(key)?;
     u64::try_from(found).ok().filter(|count| *count <= limit).ok_or_else(|| StateError::Mismatch {

@@ -1,4 +1,4 @@
-//! Which optimizers have a schedule: each has one at a time.
+//! Makes sure that an optimizer has only one schedule at a time.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use crate::ScheduleError;
 
 static CLAIMED: Mutex<BTreeSet<OptimizerId>> = Mutex::new(BTreeSet::new());
 
-/// The right to set an optimizer's rates, until it and its copies are dropped.
+/// The exclusive right to set an optimizer's rates, until the claim and all its clones are dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim(Arc<Claimed>);
 
@@ -21,7 +21,7 @@ fn claimed() -> MutexGuard<'static, BTreeSet<OptimizerId>> {
 }
 
 impl Claim {
-    /// The right to set the rates of `opt`, unless another schedule has it.
+    /// Claims `opt`; an error if another schedule has claimed it.
     pub(crate) fn of(opt: &(impl Optimizer + ?Sized)) -> Result<Self, ScheduleError> {
         match claimed().insert(opt.id()) {
             true => Ok(Self(Arc::new(Claimed(opt.id())))),
@@ -29,7 +29,7 @@ impl Claim {
         }
     }
 
-    /// An error for another optimizer than the one that was claimed.
+    /// An error if `opt` is not the claimed optimizer.
     pub(crate) fn check(&self, opt: &(impl Optimizer + ?Sized)) -> Result<(), ScheduleError> {
         if self.0.0 == opt.id() { Ok(()) } else { Err(ScheduleError::OtherOptimizer) }
     }

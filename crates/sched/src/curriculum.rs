@@ -1,9 +1,9 @@
-//! How much of the data may be seen: easy samples first.
+//! Curricula: the fraction of the data to train on at a step, easy samples first.
 
 use crate::ScheduleError;
 use crate::error::Check;
 
-/// The share of the data, easiest first, that may be seen at a step: the pacing function of a curriculum.
+/// The fraction of the data, easiest first, that may be used at a step: the pacing function of a curriculum.
 ///
 /// ```
 /// use overdrive_sched::Curriculum;
@@ -29,10 +29,10 @@ enum Pacing {
 }
 
 impl Curriculum {
-    /// In equal steps from the share `start` to everything at `steps`.
+    /// Grows linearly from the fraction `start` to all data at the step `steps`.
     ///
     /// # Errors
-    /// [`ScheduleError::InvalidOption`] for a `start` that is not above 0 and at most 1, or no steps.
+    /// [`ScheduleError::InvalidOption`] for a `start` that is not above 0 and at most 1, or `steps` of 0.
     ///
     /// # Source
     /// Platanios et al., "Competence-based Curriculum Learning for Neural Machine Translation" (2019), eq. 6.
@@ -41,8 +41,8 @@ impl Curriculum {
         Self::new(start, Pacing::Linear { steps })
     }
 
-    /// Fast at first and slower later: `(t * (1 - start^power) + start^power)^(1 / power)` with `t = step / steps`. A
-    /// power of 2 is the square-root competence.
+    /// Grows fast at first and slower later: `(t * (1 - start^power) + start^power)^(1 / power)` with
+    /// `t = step / steps`. A power of 2 is the square-root competence.
     ///
     /// # Errors
     /// As [`linear`](Self::linear), and for a `power` that is not finite and above 0.
@@ -55,7 +55,7 @@ impl Curriculum {
         Self::new(start, Pacing::Root { power, steps })
     }
 
-    /// The share `start` until the step `at`, and everything from there on.
+    /// The fraction `start` before the step `at`, and all data from there on.
     ///
     /// # Errors
     /// [`ScheduleError::InvalidOption`] for a `start` that is not above 0 and at most 1.
@@ -66,7 +66,7 @@ impl Curriculum {
         Self::new(start, Pacing::Step { at })
     }
 
-    /// `start`, and `increase` times as much after every `step_length` steps, up to everything.
+    /// Starts at `start`, and multiplies by `increase` after every `step_length` steps, up to all data.
     ///
     /// # Errors
     /// [`ScheduleError::InvalidOption`] for a `start` that is not above 0 and at most 1, an `increase` that is not
@@ -81,7 +81,7 @@ impl Curriculum {
         Self::new(start, Pacing::Exponential { increase, step_length })
     }
 
-    /// The share of the data at a step, above 0 and at most 1.
+    /// The fraction of the data at a step, above 0 and at most 1.
     pub fn share(&self, step: u64) -> f64 {
         let start = self.start;
         let share = match self.pacing {
@@ -102,7 +102,7 @@ impl Curriculum {
         share.clamp(start, 1.0)
     }
 
-    /// How many of `total` samples may be seen at a step: at least one, where there is one.
+    /// How many of `total` samples may be used at a step; at least one, unless `total` is 0.
     pub fn samples(&self, step: u64, total: usize) -> usize {
         ((self.share(step) * total as f64).ceil() as usize).min(total)
     }

@@ -1,22 +1,22 @@
-//! The end of training when a metric has stopped improving.
+//! Ends training when a metric has stopped improving.
 
 use crate::error::Check;
 use crate::{Mode, ScheduleError};
 
-/// What [`EarlyStopping`] says of a metric.
+/// [`EarlyStopping`]'s answer to a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The best so far.
     Improved,
-    /// No improvement, and there is patience left.
+    /// No improvement, but fewer than `patience` in a row.
     Waiting,
-    /// Enough: stop, and put the best weights back.
+    /// No improvement for `patience` metrics: stop, and restore the best weights.
     Stop,
 }
 
-/// Says when a metric has not improved for a while, and keeps what was best until then.
+/// Reports when a metric has stopped improving, and keeps a copy of the best weights.
 ///
-/// `W` is whatever a copy of the weights is: tensors, a file's name, or nothing. A metric of NaN is no improvement.
+/// `W` is the type of that copy: tensors, a file name, or nothing. A metric of NaN is not an improvement.
 ///
 /// ```
 /// use overdrive_sched::{EarlyStopping, Verdict};
@@ -46,36 +46,36 @@ pub struct EarlyStopping<W = ()> {
     kept: Option<W>,
 }
 
-/// What [`EarlyStopping`] has seen.
+/// The state of an [`EarlyStopping`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StoppingState {
     /// The best metric; infinite before the first.
     pub best: f64,
-    /// How many in a row were no improvement.
+    /// The number of metrics in a row without improvement.
     pub num_bad_epochs: u64,
 }
 
 impl<W> EarlyStopping<W> {
-    /// Stops at the `patience`-th metric in a row that is no improvement; 0 is as good as 1.
+    /// Stops at the `patience`-th metric in a row without improvement; 0 acts like 1.
     pub fn new(patience: u64) -> Self {
         let state = StoppingState { best: Mode::Min.worst(), num_bad_epochs: 0 };
         Self { patience, min_delta: 0.0, mode: Mode::Min, state, kept: None }
     }
 
-    /// By more than how much a metric has to be better; 0 when not said.
+    /// A metric has to be better by more than this; default 0.
     pub fn min_delta(mut self, min_delta: f64) -> Self {
         self.min_delta = min_delta;
         self
     }
 
-    /// Which way the metric gets better; [`Mode::Min`] when not said. Forgets what was seen.
+    /// Whether lower or higher is better; default [`Mode::Min`]. Resets the state.
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self.state = StoppingState { best: mode.worst(), num_bad_epochs: 0 };
         self
     }
 
-    /// Takes the next metric. When it is the best so far, `keep` makes the copy to put back in the end.
+    /// Takes the next metric. When it is the best so far, `keep` makes the copy to restore in the end.
     ///
     /// # Errors
     /// [`ScheduleError::InvalidOption`] for a `min_delta` that is negative or not finite.
@@ -83,11 +83,10 @@ impl<W> EarlyStopping<W> {
         self.try_step(metric, || Ok(keep()))
     }
 
-    /// The same with a copy that may fail, such as a file that is written. A metric whose copy fails counts as not
-    /// given.
+    /// The same with a `keep` that may fail, such as writing a file. If it fails, the metric is not counted.
     ///
     /// # Errors
-    /// What `keep` fails with, and as [`step`](Self::step).
+    /// Those of `keep` and of [`step`](Self::step).
     pub fn try_step<E>(&mut self, metric: f64, keep: impl FnOnce() -> Result<W, E>) -> Result<Verdict, E>
     where
         E: From<ScheduleError>,
@@ -102,7 +101,7 @@ impl<W> EarlyStopping<W> {
         Ok(if self.state.num_bad_epochs >= self.patience { Verdict::Stop } else { Verdict::Waiting })
     }
 
-    /// Hands the best copy to `put_back`; none when nothing was kept since this was made or its state was loaded.
+    /// Passes the best copy to `put_back`; none if no copy was made since this was created or its state was loaded.
     pub fn restore<R>(&self, put_back: impl FnOnce(&W) -> R) -> Option<R> {
         self.kept.as_ref().map(put_back)
     }
@@ -112,15 +111,16 @@ impl<W> EarlyStopping<W> {
         self.state.best
     }
 
-    /// What it has seen so far.
+    /// The state so far.
     pub fn state(&self) -> StoppingState {
         self.state
     }
 
-    /// Goes on from what another one had seen. The copy of the weights is not among it and is forgotten here.
+    /// Continues from a saved state. The state does not contain the copy of the weights, so the present copy is
+    /// dropped.
     ///
     /// # Errors
-    /// When the best metric is NaN. Nothing changes then.
+    /// When the state's best metric is NaN. Nothing changes then.
     pub fn resume(&mut self, state: StoppingState) -> Result<(), ScheduleError> {
         Check("EarlyStopping").that(!state.best.is_nan(), "best", "a number, or infinite", state.best)?;
         (self.state, self.kept) = (state, None);
@@ -135,7 +135,7 @@ mod stateful {
     use super::{EarlyStopping, StoppingState};
     use crate::attached::count;
 
-    /// The entries are `best` and `num_bad_epochs`. The copy of the weights is yours to save.
+    /// The entries are `best` and `num_bad_epochs`. The copy of the weights is not included: save it yourself.
     impl<W> Stateful for EarlyStopping<W> {
         fn state_dict(&self) -> Result<StateDict, StateError> {
             let mut state = StateDict::new();

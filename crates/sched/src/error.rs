@@ -1,4 +1,4 @@
-//! Why a schedule refused or failed.
+//! The errors of schedules.
 
 use std::fmt::Display;
 
@@ -11,40 +11,40 @@ pub enum ScheduleError {
     /// An option outside its range.
     #[error("{schedule}: `{option}` should be {expected}, but is {found}")]
     InvalidOption {
-        /// Whose option it is.
+        /// The schedule that has the option.
         schedule: &'static str,
         /// The option's name.
         option: &'static str,
-        /// What would be right.
+        /// The values allowed.
         expected: String,
-        /// What was given.
+        /// The value given.
         found: String,
     },
     /// A schedule within another one has an option outside its range.
     #[error("part {part} of {schedule}: {error}")]
     InvalidPart {
-        /// What the part belongs to.
+        /// The schedule that contains the part.
         schedule: &'static str,
-        /// Its place, from 0.
+        /// The part's index, from 0.
         part: usize,
-        /// What is wrong with it.
+        /// The part's error.
         error: Box<ScheduleError>,
     },
-    /// A schedule has come to a rate that nothing can be trained with.
+    /// A schedule yields an invalid learning rate or momentum.
     #[error("at step {step} the {what} of group {group} would be {found}, but should be {expected}")]
     InvalidValue {
         /// The step.
         step: u64,
         /// The parameter group.
         group: usize,
-        /// The learning rate, or the momentum.
+        /// "learning rate" or "momentum".
         what: &'static str,
-        /// What would be right.
+        /// The values allowed.
         expected: &'static str,
-        /// What the schedule says.
+        /// The schedule's value.
         found: f64,
     },
-    /// A step behind a schedule's last.
+    /// A step after a schedule's last.
     #[error("{schedule} ends with step {last}: there is no step {step}")]
     Finished {
         /// The schedule that has ended.
@@ -59,16 +59,19 @@ pub enum ScheduleError {
     TooFar {
         /// The step asked for.
         found: u64,
-        /// The furthest that can be.
+        /// The largest step allowed.
         limit: u64,
     },
-    /// An optimizer that cannot tell its learning rates (tch's).
-    #[error("the optimizer does not tell group {group}'s learning rate: say the rates with `with_base_lrs`")]
+    /// An optimizer that does not report its learning rates (tch's).
+    #[error(
+        "the optimizer does not report group {group}'s learning rate: pass the rates to `with_base_lrs` (a plateau's: \
+         to `build`)"
+    )]
     UnknownLr {
         /// The parameter group.
         group: usize,
     },
-    /// A learning rate that something else has set since the last step.
+    /// A learning rate that other code has set since the last step.
     #[error(
         "group {group}'s learning rate is {found}, but this schedule had set {expected}: join schedules with \
          ChainedScheduler, or call `apply` first to set the schedule's rates again"
@@ -76,19 +79,19 @@ pub enum ScheduleError {
     ChangedElsewhere {
         /// The parameter group.
         group: usize,
-        /// What the schedule had set.
+        /// The rate that the schedule had set.
         expected: f64,
-        /// What the optimizer says.
+        /// The optimizer's rate.
         found: f64,
     },
     /// Two schedules for one optimizer.
     #[error(
-        "this optimizer has a schedule already: join schedules with ChainedScheduler or SequentialLr, or drop the other one \
-         first"
+        "this optimizer has a schedule already: join schedules with ChainedScheduler or SequentialLr, or drop the \
+         other one first"
     )]
     AlreadyScheduled,
-    /// A schedule that is stepped with another optimizer than the one that it was made for.
-    #[error("this schedule was made for another optimizer: give it that one, or make one for this")]
+    /// A schedule was stepped with another optimizer than the one it was made for.
+    #[error("this schedule was made for another optimizer: step it with that one, or make a new schedule for this one")]
     OtherOptimizer,
     /// The optimizer refused a rate, or has no momentum to cycle.
     #[cfg(feature = "torch")]
@@ -96,7 +99,7 @@ pub enum ScheduleError {
     Optimizer(#[from] overdrive_core::OptimizerError),
 }
 
-/// Checks options in the name of a schedule.
+/// Checks the options of the schedule with this name.
 #[derive(Clone, Copy)]
 pub(crate) struct Check(pub &'static str);
 
@@ -119,7 +122,7 @@ impl Check {
         self.that(found >= 1, option, "at least 1", found)
     }
 
-    /// A number that a learning rate can be, or be multiplied by.
+    /// Checks a learning rate or a factor of one.
     pub fn factor(self, option: &'static str, found: f64) -> Result<(), ScheduleError> {
         self.that(is_factor(found), option, "finite and at least 0", found)
     }
@@ -136,7 +139,7 @@ impl Check {
         self.that(found > 0.0 && found.is_finite(), option, "finite and above 0", found)
     }
 
-    /// One value that `check` accepts for each group, or one for all.
+    /// Checks that there is one value, or one for each group, and each value with `check`.
     pub fn per_group(
         self,
         option: &'static str,
@@ -159,12 +162,12 @@ impl Check {
     }
 }
 
-/// Finite and not negative. NaN is neither.
+/// Whether a number is finite and not negative (NaN is not).
 pub(crate) fn is_factor(value: f64) -> bool {
     (0.0..f64::INFINITY).contains(&value)
 }
 
-/// Base rates that a schedule can start from.
+/// Checks the base rates of a schedule.
 pub(crate) fn check_base_lrs(base_lrs: &[f64]) -> Result<(), ScheduleError> {
     let check = Check("the base rates");
     check.that(!base_lrs.is_empty(), "base_lrs", "at least one rate", "none")?;

@@ -1,9 +1,9 @@
-//! Sizes that grow while training goes on: of images, of batches.
+//! Sizes that grow during training: of images and of batches.
 
 use crate::ScheduleError;
 use crate::error::Check;
 
-/// A whole number on its way from one to another, in multiples.
+/// A size that grows linearly between two whole numbers, in multiples of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Growth {
     from: u64,
@@ -29,7 +29,7 @@ impl Growth {
         Ok(Self { multiple_of, ..self })
     }
 
-    /// Rounded down, so that `to` is reached at the end and not before.
+    /// Rounded down, so that `to` is reached only at the end.
     fn at(&self, step: u64) -> u64 {
         let since = u128::from(step.saturating_sub(self.begin).min(self.steps));
         let units = u128::from((self.to - self.from) / self.multiple_of);
@@ -38,7 +38,7 @@ impl Growth {
     }
 }
 
-/// The side of the images at a step: small ones first, which train faster.
+/// The side length of the images at a step: small images first, because they train faster.
 ///
 /// ```
 /// use overdrive_sched::ProgressiveResize;
@@ -53,13 +53,13 @@ impl Growth {
 /// Howard et al. (fast.ai, 2018); Tan and Le, "EfficientNetV2" (2021); Composer's `ProgressiveResizing`.
 #[doc(alias = "ProgressiveResizing")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "it only says how large the images should be"]
+#[must_use = "it only computes how large the images should be"]
 pub struct ProgressiveResize(Growth);
 
 const RESIZE: Check = Check("ProgressiveResize");
 
 impl ProgressiveResize {
-    /// From one side to another, in pixels, within `steps`.
+    /// Grows from one side length to another, in pixels, within `steps`.
     ///
     /// # Errors
     /// When `from` or `steps` is 0, or `to` is below `from`.
@@ -67,7 +67,7 @@ impl ProgressiveResize {
         Growth::new(RESIZE, from, to, steps).map(Self)
     }
 
-    /// Only multiples of this many pixels, such as a network's stride.
+    /// Uses only multiples of this many pixels, such as a network's stride.
     ///
     /// # Errors
     /// When it does not divide both sides.
@@ -75,19 +75,19 @@ impl ProgressiveResize {
         self.0.multiple_of(RESIZE, pixels).map(Self)
     }
 
-    /// Begins to grow after so many steps; at once when not said.
+    /// Starts to grow after this many steps; default 0.
     pub fn delay(mut self, steps: u64) -> Self {
         self.0.begin = steps;
         self
     }
 
-    /// The side at a step, in pixels.
+    /// The side length at a step, in pixels.
     pub fn side(&self, step: u64) -> u64 {
         self.0.at(step)
     }
 }
 
-/// The size of the batches at a step: small ones first, which learn more from each sample.
+/// The batch size at a step: small batches first, which learn more from each sample.
 ///
 /// ```
 /// use overdrive_sched::BatchSizeWarmup;
@@ -102,13 +102,13 @@ impl ProgressiveResize {
 /// "Don't Decay the Learning Rate, Increase the Batch Size" (2018).
 #[doc(alias = "rampup_batch_size")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "it only says how large the batches should be"]
+#[must_use = "it only computes how large the batches should be"]
 pub struct BatchSizeWarmup(Growth);
 
 const BATCH: Check = Check("BatchSizeWarmup");
 
 impl BatchSizeWarmup {
-    /// From one size to another, in samples, within `steps`.
+    /// Grows from one size to another, in samples, within `steps`.
     ///
     /// # Errors
     /// When `from` or `steps` is 0, or `to` is below `from`.
@@ -116,7 +116,7 @@ impl BatchSizeWarmup {
         Growth::new(BATCH, from, to, steps).map(Self)
     }
 
-    /// Only multiples of this many samples, such as the ranks times a micro-batch.
+    /// Uses only multiples of this many samples, such as the number of ranks times the micro-batch size.
     ///
     /// # Errors
     /// When it does not divide both sizes.
@@ -124,7 +124,7 @@ impl BatchSizeWarmup {
         self.0.multiple_of(BATCH, samples).map(Self)
     }
 
-    /// Begins to grow after so many steps; at once when not said.
+    /// Starts to grow after this many steps; default 0.
     pub fn delay(mut self, steps: u64) -> Self {
         self.0.begin = steps;
         self

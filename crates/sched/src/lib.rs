@@ -1,8 +1,9 @@
-//! Learning rate schedules: PyTorch's, with its values, and a few more; early stopping, curricula, sizes that grow.
+//! Learning rate schedules: PyTorch's, with its values, and a few more; early stopping, curricula, growing image and
+//! batch sizes.
 //!
 //! A schedule is a plain value. A [`Scheduler`] runs it over plain rates; an `LrScheduler` over an optimizer's
-//! groups. The step is all the state that they have. Without the default feature `torch` the crate is plain `f64` and
-//! needs no libtorch.
+//! groups. Their only state is the step and the base rates. Without the default feature `torch` the crate is plain
+//! `f64` and needs no libtorch.
 //!
 //! ```
 //! use overdrive_sched::{CosineAnnealingLr, LinearLr, Scheduler, SequentialLr};

@@ -1,6 +1,6 @@
-//! Whether a metric has improved.
+//! Comparing metrics.
 
-/// Which way a metric gets better.
+/// Whether lower or higher metrics are better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Lower is better: a loss.
@@ -11,7 +11,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// What every number is better than.
+    /// The initial best metric: every finite number is better.
     pub(crate) fn worst(self) -> f64 {
         match self {
             Self::Min => f64::INFINITY,

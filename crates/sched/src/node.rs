@@ -1,14 +1,15 @@
-//! Where each schedule of a plan is, and how they move the groups' rates.
+//! The position of each schedule of a plan, and how schedules change the groups' rates.
 //!
-//! The order of what happens is PyTorch's, in the constructors too: their first steps change the rates that the next
-//! schedule is built on. That is why a plan is stepped and not computed: the values of nested schedules come of it.
+//! The order of operations is PyTorch's, also in the constructors: their first steps change the rates that the next
+//! schedule is built on. That is why a plan is stepped and not computed in closed form: it gives nested schedules
+//! PyTorch's values.
 
 use std::sync::Arc;
 
 use crate::error::Check;
 use crate::{At, Group, Schedule, ScheduleError};
 
-/// A schedule and where it is.
+/// A schedule and its position.
 #[derive(Clone, Debug)]
 pub(crate) enum Node {
     Single {
@@ -27,7 +28,7 @@ pub(crate) enum Node {
     },
 }
 
-/// Which of a schedule's values is asked for.
+/// Which of a schedule's values to set.
 #[derive(Clone, Copy, PartialEq)]
 enum Value {
     Initial,
@@ -58,7 +59,7 @@ impl Node {
         })
     }
 
-    /// What PyTorch's constructors do, the parts' before that of the whole.
+    /// Does what PyTorch's constructors do: first those of the parts, then that of the whole.
     pub fn construct(&mut self, groups: &mut [Group]) -> Result<(), ScheduleError> {
         match self {
             Self::Single { schedule, base_lrs, last_epoch } => {
@@ -82,7 +83,8 @@ impl Node {
         }
     }
 
-    /// Behind the first value, as in PyTorch: that is over the group's rate even so.
+    /// Takes over the schedule's own base rates. As in PyTorch, this comes after the first value, which is computed
+    /// from the group's rate.
     fn take_own_base_lrs(&mut self) {
         if let Self::Single { schedule, base_lrs, .. } = self {
             for (index, base_lr) in base_lrs.iter_mut().enumerate() {
@@ -91,7 +93,8 @@ impl Node {
         }
     }
 
-    /// One step back for each single schedule; `recursive_undo`, which leaves the count of a nested sequence as it is.
+    /// Takes each single schedule one step back; PyTorch's `recursive_undo`, which does not change a nested sequence's
+    /// own count.
     fn undo(&mut self) {
         match self {
             Self::Single { last_epoch, .. } => *last_epoch -= 1,
@@ -99,7 +102,7 @@ impl Node {
         }
     }
 
-    /// `_initial_step`: only a single schedule knows that the step is its first.
+    /// PyTorch's `_initial_step`: only a single schedule knows that this is its first step.
     fn first_value(&mut self, groups: &mut [Group]) -> Result<(), ScheduleError> {
         match self {
             Self::Single { last_epoch, .. } => {
@@ -110,7 +113,7 @@ impl Node {
         }
     }
 
-    /// Moves every group's rate one step on.
+    /// Advances every group's rate by one step.
     pub fn step(&mut self, groups: &mut [Group]) -> Result<(), ScheduleError> {
         match self {
             Self::Single { last_epoch, .. } => {
@@ -128,7 +131,7 @@ impl Node {
         }
     }
 
-    /// Begins a later part of a sequence.
+    /// Starts a later part of a sequence.
     fn restart(&mut self, groups: &mut [Group]) -> Result<(), ScheduleError> {
         if let Self::Single { last_epoch, .. } = self {
             *last_epoch = 0;
@@ -138,7 +141,7 @@ impl Node {
         self.begin(groups)
     }
 
-    /// The first value of whatever this is made of, from the rates that it finds.
+    /// Sets the first value of this and its parts, from the groups' present rates.
     fn begin(&mut self, groups: &mut [Group]) -> Result<(), ScheduleError> {
         match self {
             Self::Single { last_epoch, .. } => {

@@ -1,13 +1,13 @@
-//! Schedules joined into one: after one another, or multiplied.
+//! Schedules joined into one: one after the other, or multiplied.
 
 use std::sync::Arc;
 
 use crate::node::Node;
 use crate::{Schedule, ScheduleError};
 
-/// A schedule, single or joined from several: what a scheduler runs.
+/// The schedule that a scheduler runs: a single one, or several joined.
 ///
-/// Any [`Schedule`], a [`SequentialLr`] and a [`ChainedScheduler`] are turned into one where they are taken.
+/// Any [`Schedule`], a [`SequentialLr`] and a [`ChainedScheduler`] convert into it.
 #[derive(Clone, Debug)]
 pub struct Plan(pub(crate) Node);
 
@@ -17,7 +17,7 @@ impl<S: Schedule + 'static> From<S> for Plan {
     }
 }
 
-/// Schedules after one another, each from its own step 0.
+/// Schedules one after the other, each from its own step 0.
 ///
 /// ```
 /// use overdrive_sched::{ExponentialLr, LinearLr, Scheduler, SequentialLr};
@@ -30,9 +30,9 @@ impl<S: Schedule + 'static> From<S> for Plan {
 /// # Ok::<(), overdrive_sched::ScheduleError>(())
 /// ```
 ///
-/// A [`SequentialLr`] or [`ChainedScheduler`] may be a part. As the first part it has PyTorch's values, which are a
-/// step ahead of what one expects: PyTorch steps it once while it is built. As a later part, where PyTorch raises
-/// `NotImplementedError`, it begins at its milestone as it would by itself.
+/// A part may be a [`SequentialLr`] or [`ChainedScheduler`]. As the first part it has PyTorch's values, which are one
+/// step ahead of the expected ones: PyTorch steps it once while it is built. As a later part, where PyTorch raises
+/// `NotImplementedError`, it starts at its milestone as it would on its own.
 ///
 /// # Source
 /// `SequentialLR`
@@ -45,12 +45,12 @@ pub struct SequentialLr {
 }
 
 impl SequentialLr {
-    /// Begins with `first`.
+    /// Starts with `first`.
     pub fn new(first: impl Into<Plan>) -> Self {
         Self { parts: vec![first.into().0], milestones: Vec::new() }
     }
 
-    /// Goes on with `next` from the step `milestone` on, which should be above the milestone before it.
+    /// Continues with `next` from the step `milestone`, which should be above the previous milestone.
     pub fn then(mut self, milestone: u64, next: impl Into<Plan>) -> Self {
         self.milestones.push(milestone);
         self.parts.push(next.into().0);
@@ -65,11 +65,11 @@ impl From<SequentialLr> for Plan {
     }
 }
 
-/// Schedules that step together, each on the rate that the one before it left.
+/// Schedules that step together, each starting from the rate that the previous one has computed.
 ///
-/// Those that scale the rate (by a step, a factor, a cosine) multiply. Those that compute it from the base rate alone
-/// (`LambdaLr`, `CosineAnnealingWarmRestarts`, `CyclicLr`, `OneCycleLr`, and those that PyTorch has not) pass over
-/// what came before them, as in PyTorch.
+/// Schedules that scale the rate (by a step, a factor, a cosine) multiply. Schedules that compute it from the base rate
+/// (`LambdaLr`, `CosineAnnealingWarmRestarts`, `CyclicLr`, `OneCycleLr`, and those that PyTorch lacks) override the
+/// previous ones, as in PyTorch.
 ///
 /// ```
 /// use overdrive_sched::{ChainedScheduler, ConstantLr, ExponentialLr, Scheduler};
@@ -91,12 +91,12 @@ pub struct ChainedScheduler {
 }
 
 impl ChainedScheduler {
-    /// Begins with `first`.
+    /// Starts with `first`.
     pub fn new(first: impl Into<Plan>) -> Self {
         Self { parts: vec![first.into().0] }
     }
 
-    /// Steps `next` behind those before it.
+    /// Adds `next`, which is stepped after the previous ones.
     pub fn and(mut self, next: impl Into<Plan>) -> Self {
         self.parts.push(next.into().0);
         self
@@ -110,7 +110,7 @@ impl From<ChainedScheduler> for Plan {
 }
 
 impl Plan {
-    /// An error when an option of any part cannot be used with that many groups.
+    /// An error if an option of any part is out of range or does not fit this number of groups.
     ///
     /// # Errors
     /// [`ScheduleError::InvalidOption`], [`ScheduleError::InvalidPart`]

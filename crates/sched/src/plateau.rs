@@ -1,12 +1,12 @@
-//! A lower rate when a metric has stopped improving.
+//! Lowers the rate when a metric has stopped improving.
 
 use crate::error::{Check, check_base_lrs};
 use crate::{Mode, PerGroup, ScheduleError};
 
-/// How [`ReduceLrOnPlateau`]'s threshold is meant.
+/// The meaning of [`ReduceLrOnPlateau`]'s threshold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ThresholdMode {
-    /// A share of the best metric.
+    /// A fraction of the best metric.
     #[default]
     Rel,
     /// A difference from the best metric.
@@ -15,7 +15,7 @@ pub enum ThresholdMode {
 
 /// Lowers the rates by a factor when a metric has not improved for a while.
 ///
-/// The one schedule that is no function of the step. A metric of NaN is no improvement.
+/// The only schedule that is not a function of the step. A metric of NaN is not an improvement.
 ///
 /// ```
 /// use overdrive_sched::ReduceLrOnPlateau;
@@ -36,21 +36,21 @@ pub struct ReduceLrOnPlateau {
     options: ReduceLrOnPlateauBuilder,
     pub(crate) lrs: Vec<f64>,
     pub(crate) state: PlateauState,
-    /// The optimizer that it sets the rates of, once it is known.
+    /// The claim on the optimizer whose rates it sets; none before the first use.
     #[cfg(feature = "torch")]
     pub(crate) claim: Option<crate::claim::Claim>,
 }
 
-/// What [`ReduceLrOnPlateau`] has seen: with the rates, all that a run needs to go on.
+/// The state of a [`ReduceLrOnPlateau`]: with the rates, all that a resumed run needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlateauState {
-    /// How many metrics it was told.
+    /// The number of metrics so far.
     pub last_epoch: u64,
     /// The best of them; infinite before the first.
     pub best: f64,
-    /// How many in a row were no improvement.
+    /// The number of metrics in a row without improvement.
     pub num_bad_epochs: u64,
-    /// For how many more nothing is counted.
+    /// For how many more metrics the cooldown lasts.
     pub cooldown_counter: u64,
 }
 
@@ -69,55 +69,55 @@ pub struct ReduceLrOnPlateauBuilder {
 }
 
 impl ReduceLrOnPlateauBuilder {
-    /// Which way the metric gets better; [`Mode::Min`] when not said.
+    /// Whether lower or higher is better; default [`Mode::Min`].
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// What the rates are multiplied by, at least 0 and below 1; 0.1 when not said.
+    /// The factor that lowers the rates, at least 0 and below 1; default 0.1.
     pub fn factor(mut self, factor: f64) -> Self {
         self.factor = factor;
         self
     }
 
-    /// How many metrics in a row may be no improvement before the rates are lowered; 10 when not said.
+    /// How many metrics in a row may fail to improve before the rates are lowered; default 10.
     pub fn patience(mut self, patience: u64) -> Self {
         self.patience = patience;
         self
     }
 
-    /// By how much a metric has to be better to count; 1e-4 when not said.
+    /// How much better a metric has to be to count as an improvement; default 1e-4.
     pub fn threshold(mut self, threshold: f64) -> Self {
         self.threshold = threshold;
         self
     }
 
-    /// How the threshold is meant; [`ThresholdMode::Rel`] when not said.
+    /// The meaning of the threshold; default [`ThresholdMode::Rel`].
     pub fn threshold_mode(mut self, threshold_mode: ThresholdMode) -> Self {
         self.threshold_mode = threshold_mode;
         self
     }
 
-    /// For how many metrics nothing is counted after the rates were lowered; 0 when not said.
+    /// For how many metrics after lowering the rates missing improvements are not counted; default 0.
     pub fn cooldown(mut self, cooldown: u64) -> Self {
         self.cooldown = cooldown;
         self
     }
 
-    /// What no rate is lowered below, for all groups or for each; 0 when not said.
+    /// The lower bound of the rates, for all groups or for each; default 0.
     pub fn min_lr(mut self, min_lr: impl Into<PerGroup>) -> Self {
         self.min_lr = min_lr.into();
         self
     }
 
-    /// A rate is lowered only by more than this; 1e-8 when not said.
+    /// A rate is lowered only if it changes by more than this; default 1e-8.
     pub fn eps(mut self, eps: f64) -> Self {
         self.eps = eps;
         self
     }
 
-    /// Over one rate for each group.
+    /// Builds it over these rates, one per group.
     ///
     /// # Errors
     /// [`ScheduleError::InvalidOption`]
@@ -154,7 +154,7 @@ impl ReduceLrOnPlateau {
         }
     }
 
-    /// Takes the next metric; whether it was one too many, so that the rates are lower now.
+    /// Takes the next metric. True if `patience` is exhausted, so that the rates were lowered (down to `min_lr`).
     pub fn update(&mut self, metric: f64) -> bool {
         let state = &mut self.state;
         state.last_epoch += 1;
@@ -180,7 +180,7 @@ impl ReduceLrOnPlateau {
         true
     }
 
-    /// The groups' rates now.
+    /// The groups' present rates.
     ///
     /// # Source
     /// `get_last_lr`
@@ -189,15 +189,16 @@ impl ReduceLrOnPlateau {
         &self.lrs
     }
 
-    /// What it has seen so far.
+    /// The state so far.
     pub fn state(&self) -> PlateauState {
         self.state
     }
 
-    /// Goes on from what another one had seen, with its rates.
+    /// Continues from a saved state and its rates.
     ///
     /// # Errors
-    /// When there is not one rate for each group, a rate is none, or the best metric is NaN. Nothing changes then.
+    /// When the number of rates is not the number of groups, a rate is negative or not finite, or the best metric is
+    /// NaN. Nothing changes then.
     pub fn resume(&mut self, state: PlateauState, lrs: &[f64]) -> Result<(), ScheduleError> {
         let check = Check("ReduceLrOnPlateau");
         check.that(lrs.len() == self.lrs.len(), "lrs", format_args!("{} rates", self.lrs.len()), lrs.len())?;

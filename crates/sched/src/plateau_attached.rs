@@ -8,11 +8,11 @@ use crate::claim::Claim;
 use crate::plateau::{PlateauState, ReduceLrOnPlateau, ReduceLrOnPlateauBuilder};
 
 impl ReduceLrOnPlateauBuilder {
-    /// Over the rates that the optimizer has now.
+    /// Builds it over the optimizer's present rates.
     ///
     /// # Errors
-    /// [`ScheduleError::InvalidOption`], and [`ScheduleError::UnknownLr`] for an optimizer that does not tell its
-    /// rates: give them to [`build`](Self::build). [`ScheduleError::AlreadyScheduled`] where it has a schedule.
+    /// [`ScheduleError::InvalidOption`], and [`ScheduleError::UnknownLr`] for an optimizer that does not report its
+    /// rates: pass them to [`build`](Self::build). [`ScheduleError::AlreadyScheduled`] if the optimizer has a schedule.
     pub fn attach(self, opt: &(impl Optimizer + ?Sized)) -> Result<ReduceLrOnPlateau, ScheduleError> {
         let mut plateau = self.build(&rates_of(opt)?)?;
         plateau.claim = Some(Claim::of(opt)?);
@@ -21,12 +21,12 @@ impl ReduceLrOnPlateauBuilder {
 }
 
 impl ReduceLrOnPlateau {
-    /// Takes the next metric, and lowers the optimizer's rates when it was one too many. What it lowers is what the
-    /// optimizer has, where that tells.
+    /// Takes the next metric, and lowers the optimizer's rates when `patience` is exhausted. It lowers the rates that
+    /// the optimizer reports, or its own if the optimizer reports none.
     ///
     /// # Errors
-    /// When the optimizer refuses a rate, has another number of groups, is another one than before, or has another
-    /// schedule. The metric then counts as not given.
+    /// When the optimizer refuses a rate, has another number of groups, is not the one of earlier calls, or has another
+    /// schedule. The metric is not counted then.
     ///
     /// # Syncs
     /// No.
@@ -48,10 +48,10 @@ impl ReduceLrOnPlateau {
         Ok(())
     }
 
-    /// Sets the rates again: after loading a state.
+    /// Sets the rates again, after loading a state.
     ///
     /// # Errors
-    /// When the optimizer refuses a rate, has another number of groups, is another one than before, or has another
+    /// When the optimizer refuses a rate, has another number of groups, is not the one of earlier calls, or has another
     /// schedule.
     ///
     /// # Syncs
@@ -65,7 +65,7 @@ impl ReduceLrOnPlateau {
         Ok(())
     }
 
-    /// The first optimizer is its own from then on.
+    /// Claims the first optimizer, and refuses all others from then on.
     fn claim(&mut self, opt: &(impl Optimizer + ?Sized)) -> Result<(), ScheduleError> {
         match &self.claim {
             Some(claim) => claim.check(opt),
@@ -80,7 +80,7 @@ impl ReduceLrOnPlateau {
 const KEYS: [&str; 4] = ["last_epoch", "best", "num_bad_epochs", "cooldown_counter"];
 
 /// The entries are PyTorch's (`last_epoch`, `best`, `num_bad_epochs`, `cooldown_counter`) and the rates, `lrs.0` and so
-/// on. Loading sets nothing of the optimizer: call [`apply`](ReduceLrOnPlateau::apply) behind it.
+/// on. Loading does not change the optimizer: call [`apply`](ReduceLrOnPlateau::apply) afterwards.
 impl Stateful for ReduceLrOnPlateau {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();

@@ -1,19 +1,19 @@
-//! A schedule as a picture.
+//! Plots of schedules, as SVG.
 
 use std::fmt::Write;
 
 use crate::{Plan, ScheduleError, Scheduler};
 
-/// More points than these no screen shows.
+/// The most points per line: a screen shows no more.
 const POINTS: u64 = 720;
 const WIDTH: f64 = 720.0;
-/// Of one panel, its labels and all.
+/// The height of one panel, including its labels.
 const HEIGHT: f64 = 240.0;
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 16.0;
 const TOP: f64 = 36.0;
 const BOTTOM: f64 = 28.0;
-/// Told apart on white and on black, and by the colour-blind.
+/// The number of line colours: distinguishable on white, on black and for the colour-blind.
 const COLOURS: usize = 4;
 const STYLE: &str = "<style>\
     text{font:12px system-ui,sans-serif;fill:#57606a}.title{font-weight:600;fill:#24292f}\
@@ -23,8 +23,8 @@ const STYLE: &str = "<style>\
     .c0{stroke:#4493f8}.c1{stroke:#f0883e}.c2{stroke:#3fb950}.c3{stroke:#ab7df8}}\
     </style>";
 
-/// A schedule's rates over the first `steps` steps as SVG: one line for each base rate, and a second panel for the
-/// momentum where the schedule moves it. It suits a light and a dark page.
+/// Plots a schedule's rates over the first `steps` steps as SVG: one line for each base rate, and a second panel for
+/// the momentum if the schedule cycles it. It suits light and dark pages.
 ///
 /// ```
 /// use overdrive_sched::{StepLr, plot};
@@ -35,7 +35,7 @@ const STYLE: &str = "<style>\
 /// ```
 ///
 /// # Errors
-/// As [`Scheduler::new`] and [`Scheduler::seek`].
+/// Those of [`Scheduler::new`] and [`Scheduler::step`].
 pub fn plot(title: &str, schedule: impl Into<Plan>, base_lrs: &[f64], steps: u64) -> Result<String, ScheduleError> {
     let mut sched = Scheduler::new(base_lrs, schedule)?;
     let mut rates = vec![Vec::new(); base_lrs.len()];
@@ -57,7 +57,7 @@ pub fn plot(title: &str, schedule: impl Into<Plan>, base_lrs: &[f64], steps: u64
     Ok(svg(title, steps, &panels))
 }
 
-/// A function of the step as SVG: the share of a curriculum, the side of images.
+/// Plots a function of the step as SVG: a curriculum's fraction, or an image size.
 ///
 /// ```
 /// use overdrive_sched::{Curriculum, plot_values};
@@ -73,7 +73,7 @@ pub fn plot_values(title: &str, what: &str, steps: u64, value: impl Fn(u64) -> f
 
 type Line = Vec<(u64, f64)>;
 
-/// All steps, or as many as can be seen, the first and the last among them.
+/// All steps, or `POINTS` of them, including the first and the last.
 fn points(steps: u64) -> impl Iterator<Item = u64> {
     let count = steps.min(POINTS);
     (0..=count).map(move |point| {
@@ -123,19 +123,20 @@ fn panel(svg: &mut String, top: f64, title: &str, steps: u64, lines: &[Line]) {
     }
 }
 
-/// The distance of marks, 1, 2 or 5 times a power of ten, and the first mark that is not below the highest value.
+/// The distance between axis marks (1, 2 or 5 times a power of ten), and the first mark that is not below the highest
+/// value.
 fn ticks(highest: f64) -> (f64, f64) {
     if highest <= 0.0 {
         return (1.0, 1.0);
     }
-    // A hair less, for a highest value that rounding has left just above a mark.
+    // Slightly less, in case rounding has left the highest value just above a mark.
     let rough = highest / 5.0 * (1.0 - 1e-9);
     let power = 10f64.powf(rough.log10().floor());
     let tick = [1.0, 2.0, 5.0, 10.0].map(|it| it * power).into_iter().find(|it| *it >= rough).unwrap_or(rough);
     (tick, tick * (highest / tick - 1e-9).ceil())
 }
 
-/// Marks from 0 to the end, each with its label.
+/// Axis marks from 0 to the end, each with its label.
 fn marks(tick: f64, end: f64) -> impl Iterator<Item = (f64, String)> {
     let count = (end / tick + 1e-9).floor().clamp(0.0, 20.0) as u32;
     (0..=count).map(move |number| {
@@ -149,7 +150,7 @@ fn label(value: f64, tick: f64) -> String {
         return "0".to_owned();
     }
     if !(1e-3..1e6).contains(&tick) {
-        // Two digits at most, because a mark is a few ticks.
+        // At most two digits, because a mark is a small multiple of the tick.
         return format!("{value:.1e}").replace(".0e", "e");
     }
     let digits = (-tick.log10().floor()).max(0.0) as usize;
@@ -192,12 +193,12 @@ mod tests {
         let one_cycle = plot("b", OneCycleLr::new(0.1, 10), &[0.0], 10)?;
         assert_eq!(lines(&one_cycle), 2);
         assert!(one_cycle.contains("momentum"));
-        assert!(plot("b", OneCycleLr::new(0.1, 10), &[0.0], 12).is_err(), "it ends before");
+        assert!(plot("b", OneCycleLr::new(0.1, 10), &[0.0], 12).is_err(), "the schedule ends at step 10");
         Ok(())
     }
 
     #[test]
-    fn many_steps_are_few_points_and_none_is_one() -> Result<(), ScheduleError> {
+    fn many_steps_are_thinned_out_and_zero_steps_are_one_point() -> Result<(), ScheduleError> {
         let long = plot("a", ExponentialLr::new(0.999), &[0.1], 100_000)?;
         assert!(long.len() < 20_000, "{} bytes", long.len());
         assert_eq!(points(100_000).last(), Some(100_000));

@@ -1,40 +1,40 @@
-//! What a schedule is asked, and what it answers.
+//! The interface of a schedule.
 
 use std::fmt;
 
 use crate::ScheduleError;
 
-/// Where a schedule is asked for a value.
+/// The position at which a schedule computes a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct At {
-    /// The step (an epoch or a batch, whichever the schedule is stepped by), from 0.
+    /// The step (epoch or batch, depending on how the schedule is stepped), from 0.
     pub step: u64,
     /// The parameter group.
     pub group: usize,
-    /// The group's rate that the schedule is over.
+    /// The group's base rate.
     pub base_lr: f64,
-    /// The group's rate until now: what the step before left, or an earlier schedule in the same chain.
+    /// The group's rate so far: from the previous step, or from an earlier schedule in the same chain.
     pub lr: f64,
-    /// Whether this is the value that training begins with, when nothing has been stepped yet.
+    /// Whether this is the value before the first step of training.
     pub initial: bool,
 }
 
-/// What a schedule may change of a group before its first value: PyTorch's entries of the same names.
+/// The values of a group that a schedule may change before its first value: PyTorch's entries of the same names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Group {
     /// The learning rate.
     pub lr: f64,
-    /// The rate that schedules are over; the first schedule takes it from `lr`.
+    /// The base rate of schedules; the first schedule takes it from `lr`.
     pub initial_lr: Option<f64>,
-    /// The momentum, once a schedule moves it.
+    /// The momentum, once a schedule cycles it.
     pub momentum: Option<f64>,
 }
 
 /// A learning rate as a function of the step.
 ///
-/// A plain value: it holds options, never where training is. A rate may build on the one before it, so that chained
-/// schedules multiply as in PyTorch; the steps from 0 on always give the same rates, and so the step is all the state
-/// that there is. Write one of your own by giving `lr`.
+/// A plain value: it holds options and no position. A rate may depend on the previous one, so that chained schedules
+/// multiply as in PyTorch. Stepping from 0 always gives the same rates, so the step is the only state. To write your
+/// own, implement `name` and `lr`.
 ///
 /// ```
 /// use overdrive_sched::{At, Schedule, Scheduler};
@@ -63,36 +63,37 @@ pub struct Group {
 /// `LRScheduler`, whose `get_lr` is [`lr`](Self::lr).
 #[doc(alias = "LRScheduler")]
 pub trait Schedule: fmt::Debug + Send + Sync {
-    /// The schedule's name, for messages.
+    /// The schedule's name, for error messages.
     fn name(&self) -> &'static str;
 
     /// The group's rate at a step.
     fn lr(&self, at: &At) -> f64;
 
-    /// The rate where a [`SequentialLr`](crate::SequentialLr) begins this schedule: what step 0 is over the base rate.
+    /// The rate when a [`SequentialLr`](crate::SequentialLr) switches to this schedule: step 0, computed from the base
+    /// rate.
     fn restart(&self, at: &At) -> f64 {
         self.lr(at)
     }
 
-    /// The group's momentum at a step, of schedules that move it.
+    /// The group's momentum at a step, for schedules that cycle it.
     fn momentum(&self, _at: &At) -> Option<f64> {
         None
     }
 
-    /// What the schedule sets of a group before its first value.
+    /// Sets values of a group before the schedule's first value.
     fn prepare(&self, _index: usize, _group: &mut Group) {}
 
-    /// The group's base rate, of schedules that bring their own.
+    /// The group's base rate, for schedules that set their own.
     fn base_lr(&self, _index: usize) -> Option<f64> {
         None
     }
 
-    /// The last step that there is, of schedules that end.
+    /// The last step, for schedules that end.
     fn last_step(&self) -> Option<u64> {
         None
     }
 
-    /// An error when the options cannot be used with that many groups.
+    /// An error if an option is out of range or does not fit this number of groups.
     ///
     /// # Errors
     /// [`ScheduleError::InvalidOption`]
@@ -111,7 +112,7 @@ pub enum PerGroup {
 }
 
 impl PerGroup {
-    /// A group's value; NaN for a group that there is none for.
+    /// A group's value; NaN if there is none for this group.
     pub fn get(&self, group: usize) -> f64 {
         match self {
             Self::All(value) => *value,

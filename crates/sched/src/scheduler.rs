@@ -1,15 +1,15 @@
-//! A plan on its way: the step, and the groups' rates at it.
+//! Runs a plan: the present step and the groups' rates.
 
 use crate::error::{check_base_lrs, is_factor};
 use crate::node::Node;
 use crate::{Group, Plan, ScheduleError};
 
-/// The furthest step that can be jumped to, by [`Scheduler::seek`] or by loading a state.
+/// The largest step that [`Scheduler::seek`] or loading a state can jump to.
 ///
-/// Rates build on one another, so that a jump replays the steps: about ten seconds for this many, in a release build.
+/// Rates depend on the previous ones, so a jump replays all steps: about ten seconds for this many, in a release build.
 pub const MAX_SEEK: u64 = 100_000_000;
 
-/// Runs a schedule over plain rates, one a group, without an optimizer and without libtorch.
+/// Runs a schedule over plain rates, one per group, without an optimizer and without libtorch.
 ///
 /// ```
 /// use overdrive_sched::{CosineAnnealingLr, Scheduler};
@@ -40,11 +40,11 @@ struct Now {
 }
 
 impl Scheduler {
-    /// A schedule over one base rate for each group, at step 0.
+    /// A schedule with one base rate for each group, at step 0.
     ///
     /// # Errors
-    /// When a base rate is negative or not finite, there is none, an option of the schedule cannot be used, or its
-    /// first value is no learning rate.
+    /// When there is no base rate, one is negative or not finite, an option of the schedule is out of range, or its
+    /// first value is not a valid learning rate.
     pub fn new(base_lrs: &[f64], schedule: impl Into<Plan>) -> Result<Self, ScheduleError> {
         let (plan, base_lrs) = (schedule.into(), base_lrs.to_vec());
         check_base_lrs(&base_lrs)?;
@@ -53,19 +53,20 @@ impl Scheduler {
         Ok(Self { plan, base_lrs, now })
     }
 
-    /// One step on; the rates that hold from here.
+    /// Advances one step, and returns the new rates.
     ///
     /// # Errors
-    /// When the schedule has ended, or comes to a value that is no learning rate. It then stays where it was.
+    /// When the schedule has ended, or yields an invalid learning rate or momentum. The scheduler does not advance
+    /// then.
     pub fn step(&mut self) -> Result<&[f64], ScheduleError> {
         self.now = self.next()?;
         Ok(&self.now.lrs)
     }
 
-    /// Jumps to a step, as if from the start: this is how a run resumes.
+    /// Jumps to a step by replaying all steps from 0: use it to resume a run.
     ///
     /// # Errors
-    /// As [`step`](Self::step), and beyond [`MAX_SEEK`]. The scheduler then stays where it was.
+    /// Those of [`step`](Self::step), and for a step above [`MAX_SEEK`]. The scheduler is unchanged then.
     pub fn seek(&mut self, step: u64) -> Result<&[f64], ScheduleError> {
         if step > MAX_SEEK {
             return Err(ScheduleError::TooFar { found: step, limit: MAX_SEEK });
@@ -87,28 +88,28 @@ impl Scheduler {
         &self.now.lrs
     }
 
-    /// How often it was stepped.
+    /// The number of steps so far.
     pub fn last_epoch(&self) -> u64 {
         self.now.step
     }
 
-    /// The rates that the schedule is over.
+    /// The base rates, one per group.
     pub fn base_lrs(&self) -> &[f64] {
         &self.base_lrs
     }
 
-    /// A group's momentum at this step; none where the schedule moves none.
+    /// A group's momentum at this step; none if the schedule does not cycle it.
     pub fn momentum(&self, group: usize) -> Option<f64> {
         self.now.groups.get(group)?.momentum
     }
 
-    /// A copy that is one step further.
+    /// A copy, advanced by one step.
     #[cfg(feature = "torch")]
     pub(crate) fn stepped(&self) -> Result<Self, ScheduleError> {
         Ok(Self { plan: self.plan.clone(), base_lrs: self.base_lrs.clone(), now: self.next()? })
     }
 
-    /// The plan from the start over other base rates, at a step.
+    /// The same plan with other base rates, replayed to a step.
     #[cfg(feature = "torch")]
     pub(crate) fn restored(&self, base_lrs: &[f64], step: u64) -> Result<Self, ScheduleError> {
         let mut restored = Self::new(base_lrs, self.plan.clone())?;
@@ -130,25 +131,25 @@ impl Now {
         let mut node = plan.0.clone();
         node.construct(&mut groups)?;
         let mut now = Self { step: 0, node, groups, lrs: base_lrs.to_vec() };
-        now.tell()?;
+        now.take_rates()?;
         Ok(now)
     }
 
     fn advance(&mut self) -> Result<(), ScheduleError> {
         self.step += 1;
         self.node.step(&mut self.groups)?;
-        self.tell()
+        self.take_rates()
     }
 
-    /// Takes over the groups' rates once they are known to be some.
-    fn tell(&mut self) -> Result<(), ScheduleError> {
+    /// Checks the groups' rates and momenta, and takes over the rates.
+    fn take_rates(&mut self) -> Result<(), ScheduleError> {
         let step = self.step;
         for (group, (values, lr)) in self.groups.iter().zip(&mut self.lrs).enumerate() {
             let refuse =
                 |what, expected, found| Err(ScheduleError::InvalidValue { step, group, what, expected, found });
-            // Where PyTorch's rounding goes a hair below zero, at the end of a line to zero say.
-            let hair = 1e-9 * values.initial_lr.unwrap_or(0.0).max(*lr);
-            let next_lr = if (-hair..0.0).contains(&values.lr) { 0.0 } else { values.lr };
+            // PyTorch's recursions can round to slightly below zero, at the end of a line to zero say.
+            let tolerance = 1e-9 * values.initial_lr.unwrap_or(0.0).max(*lr);
+            let next_lr = if (-tolerance..0.0).contains(&values.lr) { 0.0 } else { values.lr };
             if !is_factor(next_lr) {
                 return refuse("learning rate", "finite and at least 0", next_lr);
             }

@@ -1,4 +1,4 @@
-//! Autocast's dtypes by PyTorch's own op lists, and GradScaler's histories.
+//! Autocast's dtypes for PyTorch's own op lists, and runs of GradScaler.
 
 use anyhow::{Context, Result, bail};
 use overdrive_amp::{GradScaler, autocast};
@@ -117,7 +117,7 @@ struct Step {
     new_scale: Option<f64>,
 }
 
-/// One parameter and its optimizer: the fused one takes the scale on the device, tch's has the scaler wait.
+/// One parameter and its optimizer: the fused one reads the scale on the device; for tch's, the scaler waits.
 struct Trained {
     param: Tensor,
     opt: Box<dyn Optimizer>,

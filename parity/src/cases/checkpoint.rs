@@ -1,4 +1,4 @@
-//! PyTorch's `.pt` files, as `docs/export_pt.py` has exported them.
+//! PyTorch's `.pt` files, exported by `docs/export_pt.py`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::record::{Found, Given};
 trait Saved: Optimizer + Stateful {}
 impl<O: Optimizer + Stateful> Saved for O {}
 
-/// Options other than Python's, but for the groups: the state brings its own.
+/// Only the groups are as in Python; the other options differ, because the loaded state contains them.
 fn make(name: &str, params: &[Tensor]) -> Result<Box<dyn Saved>> {
     let (a, b) = params.split_at(2);
     Ok(match name {

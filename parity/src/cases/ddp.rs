@@ -1,4 +1,4 @@
-//! Two ranks and more: this program and the same program again, or Python.
+//! Distributed cases: the ranks are this program and copies of it, or a Python process.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -14,9 +14,9 @@ use super::ddp_collectives::collectives;
 use crate::record::{Found, Given, Record};
 
 const STEPS: usize = 50;
-/// Of those whose every gradient is compared.
+/// How many steps a mixed group of Rust and Python runs, comparing every gradient.
 const STEPS_BESIDE_PYTHON: usize = 5;
-/// What another rank is told besides its place: the job, and where to leave its results.
+/// Variables for another rank: the job, the file for its results, and the folder of Python's records.
 const JOB: &str = "OVERDRIVE_PARITY_JOB";
 const OUT: &str = "OVERDRIVE_PARITY_OUT";
 const RECORDS: &str = "OVERDRIVE_PARITY_RECORDS";
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub(super) type Results = BTreeMap<String, Tensor>;
 type Job = fn(&Given<'_>, &ProcessGroup) -> Result<Results>;
 
-/// What ranks can be told to do, by the name of the case, and how many they are.
+/// The jobs of ranks: the case's name, the number of ranks, and the function.
 const JOBS: [(&str, usize, Job); 3] =
     [("ddp_training", 2, train), ("ddp_training_of_more", 4, train_more), ("ddp_collectives", 2, collectives)];
 
@@ -47,14 +47,14 @@ pub fn ddp_collectives(given: &Given<'_>) -> Result<Found> {
     Ok(all)
 }
 
-/// Rank 0 is ours, rank 1 is Python's.
+/// Rank 0 is this process, rank 1 is Python.
 pub fn ddp_beside_python(given: &Given<'_>) -> Result<Found> {
     let port = free_port()?;
     let out = tempfile::tempdir()?;
     let mut python = Command::new(given.value::<String>("python")?);
     python.arg(given.value::<String>("rank")?).arg("one_step").arg(out.path().join("1.pt"));
     python.envs([("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("OMP_NUM_THREADS", "1")]);
-    // Ours is on the loader path for this program; Python finds its own.
+    // This program's loader path has our libtorch; Python must load its own.
     python.env("MASTER_PORT", port.to_string()).env_remove("LD_LIBRARY_PATH");
     let mut python = Peer(python.spawn().context("the Python rank")?);
     let group = meet(0, 2, port)?;
@@ -74,7 +74,7 @@ pub fn ddp_beside_python(given: &Given<'_>) -> Result<Found> {
     Ok(found(results))
 }
 
-/// Does another rank's part, if that is what this process was started for.
+/// Runs another rank's part, if this process was started as another rank.
 pub fn other_rank() -> Option<Result<()>> {
     let job = std::env::var(JOB).ok()?;
     Some(run_other_rank(&job).with_context(|| format!("another rank of {job}")))
@@ -98,7 +98,7 @@ fn job_of(name: &str) -> Result<(usize, Job)> {
     Ok((size, run))
 }
 
-/// What every rank of a job has found; this process is the first.
+/// Runs a job on all ranks, this process as rank 0, and returns every rank's results.
 fn ranks(given: &Given<'_>, job: &str) -> Result<Vec<Results>> {
     let (size, run) = job_of(job)?;
     let port = free_port()?;
@@ -128,7 +128,7 @@ fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// The other rank, ended with this one.
+/// Another rank's process, killed when this is dropped.
 struct Peer(Child);
 
 impl Peer {
@@ -225,7 +225,7 @@ fn train(given: &Given<'_>, group: &ProcessGroup) -> Result<Results> {
     Ok(results)
 }
 
-/// Three ranks of four, then all four.
+/// Trains on three of four ranks, then on all four.
 fn train_more(given: &Given<'_>, group: &ProcessGroup) -> Result<Results> {
     let mut results = Results::new();
     for size in [3, 4] {

@@ -1,4 +1,4 @@
-//! One rank of two that run every collective on what Python gave each.
+//! One of two ranks that run every collective on Python's inputs.
 
 use anyhow::{Result, ensure};
 use overdrive_ddp::{ProcessGroup, ReduceOp};
@@ -43,7 +43,7 @@ fn empty(like: &Tensor, shape: &[i64]) -> Tensor {
     like.new_empty(shape, (like.kind(), like.device()))
 }
 
-/// The rows of a tensor, each of its own.
+/// Copies of a tensor's rows.
 fn rows(tensor: &Tensor) -> Vec<Tensor> {
     tensor.unbind(0).iter().map(Tensor::copy).collect()
 }

@@ -1,4 +1,4 @@
-//! The main job's CNN from the same weights and order.
+//! The technique benchmark's CNN, trained from the same weights in the same order.
 
 use anyhow::Result;
 use overdrive_benches::model::{Cnn, cross_entropy};

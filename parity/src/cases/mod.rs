@@ -1,4 +1,4 @@
-//! One function a case, under the name of its Python half.
+//! One function per case, with the name of its Python half.
 
 mod accum;
 mod amp;
@@ -20,7 +20,7 @@ pub use ddp::other_rank;
 
 use crate::record::{Found, Given};
 
-/// Computes from what Python gave what Python expects.
+/// Computes a case's results from Python's inputs.
 pub type Case = fn(&Given<'_>) -> Result<Found>;
 
 /// Every case by name.

@@ -1,4 +1,4 @@
-//! Clipping, and averages of weights.
+//! Gradient clipping, and averaged weights.
 
 use anyhow::Result;
 use overdrive_optim::{AveragedModel, Averaging, ClipGradNorm, clip_grad_value_};
@@ -6,7 +6,7 @@ use tch::{Device, Tensor, nn};
 
 use crate::record::{Found, Given};
 
-/// Parameters of zeros that have copies of these gradients.
+/// Parameters of zeros with copies of these gradients.
 fn with_gradients(grads: &[Tensor]) -> Vec<Tensor> {
     let params: Vec<_> = grads.iter().map(|grad| grad.zeros_like().set_requires_grad(true)).collect();
     for (param, grad) in params.iter().zip(grads) {

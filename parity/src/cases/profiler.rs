@@ -1,4 +1,4 @@
-//! The profiler's sums, tables and traces beside those of Python's.
+//! The profiler's sums, tables and traces, compared with those of Python's profiler.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -74,7 +74,7 @@ fn scope_number(scope: RecordScope) -> i64 {
     }
 }
 
-/// As Python writes a list of lists.
+/// In Python's notation for a list of lists.
 fn shapes_text(shapes: &[Vec<i64>]) -> String {
     format!("{shapes:?}")
 }
@@ -127,7 +127,7 @@ struct ScheduleConfig {
     skip_first_wait: u64,
 }
 
-/// What 300 schedules do in 60 steps each.
+/// The actions of 300 schedules in 60 steps each.
 pub fn schedules(given: &Given<'_>) -> Result<Found> {
     let configs: Vec<ScheduleConfig> = given.value("configs")?;
     let mut actions = Vec::new();
@@ -214,7 +214,7 @@ impl Table {
     }
 }
 
-/// PyTorch's tables of planted events, letter by letter, for every key and every column.
+/// PyTorch's tables of made-up events, character by character, for every key and every column.
 pub fn tables(given: &Given<'_>) -> Result<Found> {
     let mut found = Found::default();
     for (number, run) in given.value::<Vec<Run>>("runs")?.into_iter().enumerate() {
@@ -236,7 +236,7 @@ pub fn tables(given: &Given<'_>) -> Result<Found> {
     Ok(found)
 }
 
-/// The keys of a trace's head, and of every kind of event those of its arguments.
+/// The keys of a trace's head, and the keys and argument names of every kind of event.
 pub fn traces(given: &Given<'_>) -> Result<Found> {
     let mut model = Model::new(given)?;
     model.step();
@@ -266,7 +266,7 @@ fn kinds(path: &Path) -> Result<Found> {
         let keys = sorted(event.keys().cloned().collect()).join(", ");
         let arguments = event.get("args").and_then(serde_json::Value::as_object);
         let mut arguments: Vec<_> = arguments.map(|keys| keys.keys().cloned().collect()).unwrap_or_default();
-        // Python's own call of a factory goes below autograd, which would number it.
+        // Python calls this factory function below autograd, which would add these keys.
         if event.get("name").is_some_and(|name| name == "aten::ones_like") {
             arguments.retain(|key| !["Fwd thread id", "Sequence number"].contains(&key.as_str()));
         }

@@ -13,12 +13,12 @@ fn indices(values: &[usize]) -> Tensor {
     Tensor::from_slice(&values.iter().map(|&value| value as i64).collect::<Vec<_>>())
 }
 
-/// The indices in order of size.
+/// The indices in rising order.
 fn sorted(values: &[usize]) -> Tensor {
     indices(values).sort(0, false).0
 }
 
-/// Puts the share of `drawn` that each number below `of` has, and which have any.
+/// Inserts the share that each number below `of` has in `drawn`, and whether it occurs at all.
 fn put_shares(found: &mut Found, name: &str, drawn: impl IntoIterator<Item = usize>, of: usize, draws: usize) {
     let mut counts = vec![0.0; of];
     drawn.into_iter().for_each(|index| counts[index] += 1.0);

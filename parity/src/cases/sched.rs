@@ -1,4 +1,4 @@
-//! Learning rate schedules over 500 configurations each, past a restart from state in the middle.
+//! Learning rate schedules in 500 configurations each, with a restart from a saved state in the middle.
 
 use anyhow::{Context, Result, ensure};
 use overdrive_core::{Optimizer, OptimizerError, OptimizerId, Stateful};
@@ -21,7 +21,7 @@ struct Config<S> {
     layer_wise: Option<(f64, f64, usize)>,
 }
 
-/// An optimizer with nothing but rates and momenta.
+/// An optimizer that has only learning rates and momenta.
 struct Rates {
     id: OptimizerId,
     lrs: Vec<f64>,
@@ -75,7 +75,7 @@ impl Optimizer for Rates {
     }
 }
 
-/// What an optimizer had at each step.
+/// An optimizer's learning rates and momenta at each step.
 #[derive(Default)]
 struct History {
     lrs: Vec<f64>,
@@ -116,7 +116,7 @@ fn trajectory(config: &Config<Spec>) -> Result<History> {
         }
         if step == config.restart {
             let state = sched.state_dict()?;
-            // As in a new process: the same program, another optimizer; and the state alone says where it was.
+            // As in a new process: a new optimizer and schedule, whose position comes only from the state.
             opt = Rates::new(&vec![0.5; config.lrs.len()]);
             sched = LrScheduler::new(&mut opt, config.schedule.plan()?)?;
             sched.load_state_dict(&state)?;

@@ -206,7 +206,7 @@ impl WarmRestarts {
 }
 
 impl Spec {
-    /// Whether a schedule that may move a momentum is in it.
+    /// Whether it contains a schedule that may change a momentum.
     pub fn moves_momentum(&self) -> bool {
         match self {
             Self::Cyclic(_) | Self::OneCycle(_) => true,

@@ -1,4 +1,4 @@
-//! Optimizers over 1,000 steps, with the options that Python has picked.
+//! Optimizers over 1,000 steps, with the options that Python has chosen.
 
 use anyhow::{Result, ensure};
 use overdrive_core::Optimizer;
@@ -11,7 +11,8 @@ use tch::Tensor;
 
 use crate::record::{Found, Given};
 
-/// Options under PyTorch's names; those that Python leaves out keep our defaults, which so are compared as well.
+/// Options under PyTorch's names. Options that Python leaves out keep our defaults, so that the defaults are compared
+/// too.
 #[derive(Deserialize, Default)]
 #[serde(default, deny_unknown_fields)]
 struct Config {
@@ -57,10 +58,10 @@ impl Eps {
     }
 }
 
-/// Says an option if there is one.
-fn set<B, T>(builder: B, value: Option<T>, say: impl FnOnce(B, T) -> B) -> B {
+/// Sets an option if there is a value.
+fn set<B, T>(builder: B, value: Option<T>, set_option: impl FnOnce(B, T) -> B) -> B {
     match value {
-        Some(value) => say(builder, value),
+        Some(value) => set_option(builder, value),
         None => builder,
     }
 }
@@ -208,7 +209,7 @@ pub fn timm_adafactor(given: &Given<'_>) -> Result<Found> {
     })
 }
 
-/// Steps each configuration on the same gradients as Python, and records every hundredth state.
+/// Steps each configuration with the same gradients as Python, and records the parameters every hundred steps.
 fn trajectories(given: &Given<'_>, make: impl Fn(&[Tensor], &Config, bool) -> Made) -> Result<Found> {
     let mut found = Found::default();
     let (count, complete): (usize, bool) = (given.value("parameters")?, given.value("complete")?);
@@ -216,7 +217,7 @@ fn trajectories(given: &Given<'_>, make: impl Fn(&[Tensor], &Config, bool) -> Ma
         for dtype in ["float32", "float64"] {
             let name = format!("{implementation}.{dtype}");
             if given.tensor(&format!("{name}.start.0")).is_err() {
-                // The references of the papers are in float64 alone.
+                // The references from the papers are only in float64.
                 ensure!(dtype == "float32", "Python gave nothing in float64");
                 continue;
             }
@@ -230,7 +231,7 @@ fn trajectories(given: &Given<'_>, make: impl Fn(&[Tensor], &Config, bool) -> Ma
                 for step in 0..1000 {
                     let used = params.len() - usize::from(step % 3 == 2 && !complete);
                     for (param, target) in params.iter().zip(&targets).take(used) {
-                        // A loss whose gradient is the sine itself.
+                        // A loss whose gradient is `grad`.
                         let grad = (param.detach() - target.get(step)).sin();
                         (param * grad).sum(param.kind()).backward();
                     }

@@ -1,4 +1,4 @@
-//! Which optimizers, and who averages over ranks, an accumulator takes.
+//! Which optimizers and `GradientSync`s an accumulator accepts or refuses.
 
 use overdrive_accum::{Accumulator, Samples};
 use overdrive_core::{AveragedBy, Behavior, GradientSync, SyncError};
@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 
 use crate::{CPU, Params};
 
-/// Averaged by whom it says, and whether the parameters are.
+/// A sync that reports this `averaged_by`, and this answer for `averages`.
 struct By(AveragedBy, bool);
 
 impl GradientSync for By {
@@ -76,7 +76,7 @@ fn a_parameter_that_is_not_averaged_over_ranks_is_refused_before_the_pass() {
     let error = accum.backward(&opt, &weight.mean(Kind::Float), Samples(2), true).unwrap_err();
     assert!(error.to_string().starts_with("parameter number 0: its gradient is not averaged"), "{error}");
     assert!(!weight.grad().defined());
-    // What steps in backward would step it within the window, before that closes.
+    // An optimizer that steps in backward is checked at every pass, because it would step before the window closes.
     let mut behavior = Behavior::default();
     behavior.steps_in_backward = true;
     let in_backward = Params { behavior, ..Params::new([&weight]) };
@@ -84,12 +84,15 @@ fn a_parameter_that_is_not_averaged_over_ranks_is_refused_before_the_pass() {
     assert!(!weight.grad().defined());
     let _ = weight.set_requires_grad(false);
     let other = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
-    assert!(accum.backward(&opt, &other.mean(Kind::Float), Samples(2), true).is_ok(), "a frozen one needs no average");
+    assert!(
+        accum.backward(&opt, &other.mean(Kind::Float), Samples(2), true).is_ok(),
+        "a frozen parameter needs no average"
+    );
 }
 
-/// What a step within the closing pass sees: gradients that are the large batch's when they come.
+/// A step inside the closing pass must see the large batch's gradients.
 #[test]
-fn a_window_of_an_optimizer_that_steps_in_backward_is_whole_when_the_last_pass_ends() {
+fn an_optimizer_that_steps_in_backward_sees_the_large_batchs_gradients_in_the_closing_pass() {
     let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
     let mut behavior = Behavior::default();
     behavior.steps_in_backward = true;

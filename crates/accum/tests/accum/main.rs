@@ -1,4 +1,4 @@
-//! Accumulated gradients against those of the large batch, with uneven micro-batches, over ranks, and in float16.
+//! Accumulated gradients compared with the large batch's: uneven micro-batches, several ranks, float16.
 
 mod fit;
 mod state;
@@ -33,7 +33,7 @@ fn zero_grads(vs: &nn::VarStore) {
     }
 }
 
-/// An optimizer that has parameters and nothing else.
+/// An optimizer that only holds parameters.
 struct Params {
     params: Vec<Tensor>,
     behavior: Behavior,
@@ -115,7 +115,7 @@ fn uneven_micro_batches_equal_the_large_batch() {
 }
 
 #[test]
-fn the_last_partial_window_is_a_large_batch_of_its_own() {
+fn the_last_partial_window_equals_a_smaller_large_batch() {
     let (vs, model) = model();
     let opt = Params::new(&vs.trainable_variables());
     let data = Tensor::randn([11, 5], (Kind::Float, CPU));
@@ -137,7 +137,7 @@ fn the_last_partial_window_is_a_large_batch_of_its_own() {
     }
 }
 
-/// Two ranks in one process, one after the other: backward's average over ranks is left to the test.
+/// Simulates two ranks in one process, one after the other; the test itself averages their gradients.
 struct TwoRanks<'a> {
     other_counts: &'a RefCell<Vec<f64>>,
     held: &'a Cell<Option<bool>>,
@@ -187,7 +187,7 @@ fn ranks_with_different_counts_equal_the_large_batch_over_all() {
     loss(&model, &data).backward();
     let expected = grads(&vs);
 
-    // Rank 0 has 4 + 1 samples, rank 1 has 2 + 5; each sees the other's sums: of the references, then of the windows.
+    // Rank 0 has 4 + 1 samples, rank 1 has 2 + 5. Then what the other rank adds to the sums: reference, then total.
     let ranks = [([(0, 4), (4, 1)], [4.0, 7.0]), ([(5, 2), (7, 5)], [8.0, 5.0])];
     let mut averaged: Vec<Tensor> = expected.iter().map(Tensor::zeros_like).collect();
     for (parts, other_counts) in ranks {
@@ -221,7 +221,7 @@ fn a_lost_rank_is_an_error_and_the_window_can_be_abandoned() {
 }
 
 #[test]
-fn a_window_says_what_it_counted_when_it_closes() {
+fn backward_returns_the_windows_total_when_it_closes() {
     let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
     let opt = Params::new([&weight]);
     let mut accum = Accumulator::new(2).unwrap();
@@ -231,9 +231,9 @@ fn a_window_says_what_it_counted_when_it_closes() {
     assert_eq!(accum.backward(&opt, &loss(), Samples(0), true).unwrap(), Some(0.0), "nothing to step with");
 }
 
-/// Two ranks of which this one has nothing but masked tokens.
+/// Two ranks, of which this one has only masked tokens.
 #[test]
-fn a_rank_that_counts_nothing_takes_part_without_its_loss() {
+fn a_rank_that_counts_nothing_takes_part_without_running_backward() {
     let weight = Tensor::ones([3], (Kind::Float, CPU)).set_requires_grad(true);
     let opt = Params::new([&weight]);
     let (others, held) = (RefCell::new(vec![8.0, 4.0]), Cell::new(None));
@@ -246,12 +246,12 @@ fn a_rank_that_counts_nothing_takes_part_without_its_loss() {
 }
 
 #[test]
-fn a_window_that_starts_with_nothing_or_little_stays_in_float16s_range() {
+fn a_window_whose_first_count_is_tiny_stays_in_float16s_range() {
     for first in [0, 1] {
         let weight = Tensor::ones([1], (Kind::Half, CPU)).set_requires_grad(true);
         let opt = Params::new([&weight]);
         let mut accum = Accumulator::new(2).unwrap();
-        // Twice: the second window's weights follow from the first one's total.
+        // Two windows, because the second one's reference is the first one's total.
         for window in 0..2 {
             for (count, closes) in [(first, false), (4096, true)] {
                 accum.backward(&opt, &(&weight * 64.0).mean(Kind::Half), Samples(count), closes).unwrap();
@@ -280,7 +280,7 @@ fn a_failed_first_backward_can_be_abandoned_too() {
 
 #[test]
 fn float16_losses_do_not_overflow() {
-    // Sums of raw counts would pass float16's 65,504; the weighted means stay near one loss.
+    // Losses weighted by raw counts would exceed float16's 65,504; weighted by `count / reference` they stay small.
     let weight = Tensor::ones([1], (Kind::Half, CPU)).set_requires_grad(true);
     let opt = Params::new([&weight]);
     let mut accum = Accumulator::new(4).unwrap();
@@ -306,7 +306,7 @@ fn bad_arguments_are_refused_before_backward() {
     assert!(!weight.grad().defined());
     assert!(
         accum.backward(&opt, &weight.sum(Kind::Float), Samples(i64::MAX), false).is_ok(),
-        "absurd, and no overflow"
+        "a huge count does not overflow"
     );
     assert!(accum.backward(&opt, &weight.sum(Kind::Float), Samples(i64::MAX), true).is_ok());
     let no_graph = Tensor::from(1f32);
@@ -314,7 +314,7 @@ fn bad_arguments_are_refused_before_backward() {
 }
 
 #[test]
-fn a_full_window_behind_a_short_one_is_scaled_no_more_than_the_others() {
+fn a_full_window_after_a_short_one_has_the_same_loss_weights_as_the_others() {
     let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
     let opt = Params::new([&weight]);
     let mut accum = Accumulator::new(4).unwrap();
@@ -323,18 +323,18 @@ fn a_full_window_behind_a_short_one_is_scaled_no_more_than_the_others() {
         for micro in 0..len {
             accum.backward(&opt, &weight.mean(Kind::Float), Samples(8), micro + 1 == len).unwrap();
             if (micro, len) == (0, 4) {
-                // What the activations' gradients have been multiplied by.
+                // The factor on the activations' gradients.
                 first_shares.push(weight.grad().double_value(&[0]));
             }
         }
         assert_eq!(weight.grad().double_value(&[0]), 1.0, "the mean");
         weight.shallow_clone().zero_grad();
     }
-    assert_eq!(first_shares, [0.25; 3], "float16 has no room for more");
+    assert_eq!(first_shares, [0.25; 3], "larger factors could overflow float16");
 }
 
 #[test]
-fn parameters_that_the_optimizer_gets_later_are_divided_too() {
+fn parameters_added_to_the_optimizer_later_are_divided_too() {
     let fresh = || Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
     let (one, other) = (fresh(), fresh());
     let mut opt = Params::new([&one]);
@@ -349,7 +349,7 @@ fn parameters_that_the_optimizer_gets_later_are_divided_too() {
 }
 
 #[test]
-fn samples_and_tokens_are_not_added() {
+fn samples_and_tokens_cannot_be_mixed() {
     let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
     let opt = Params::new([&weight]);
     let mut accum = Accumulator::new(2).unwrap();
@@ -359,18 +359,18 @@ fn samples_and_tokens_are_not_added() {
     assert!(matches!(error, AccumError::Unit { expected: "tokens", found: "samples" }), "{error}");
 }
 
-/// This rank closes with nothing while the other's first window is still open and has counted nothing so far.
+/// This rank closes with a count of 0 while the other rank's first window is still open, with a count of 0 so far.
 #[test]
-fn ranks_agree_on_the_reference_with_unequally_many_micro_batches() {
+fn ranks_with_different_numbers_of_micro_batches_agree_on_the_reference() {
     let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
     let opt = Params::new([&weight]);
-    // The other's: nothing counted, still open; 5 counted in windows of 2; its total.
+    // The other rank's numbers: a count of 0, still open (1); 5 samples times 2 micro-batches; its total.
     let (others, held) = (RefCell::new(vec![0.0, 1.0, 10.0, 5.0]), Cell::new(None));
     let sync = TwoRanks::new(&others, &held);
     let mut accum = Accumulator::new(2).unwrap().with_sync(&sync);
     assert_eq!(accum.backward(&opt, &weight.mean(Kind::Float), Samples(0), true).unwrap(), Some(5.0));
     assert!(others.borrow().is_empty() && sync.closed_with_nothing.get());
-    // All close with nothing.
+    // Both ranks close with a count of 0.
     let others = RefCell::new(vec![0.0, 0.0, 0.0]);
     let sync = TwoRanks::new(&others, &held);
     let mut accum = Accumulator::new(2).unwrap().with_sync(&sync);

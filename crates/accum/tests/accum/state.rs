@@ -1,4 +1,4 @@
-//! What a resumed run needs of an accumulator.
+//! The accumulator's saved state.
 
 use overdrive_accum::{Accumulator, Samples};
 use overdrive_core::{StateError, Stateful};
@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 use crate::{CPU, Params};
 
 #[test]
-fn the_reference_is_saved_between_windows_and_not_within_one() {
+fn the_reference_is_saved_between_windows_but_not_inside_one() {
     let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
     let opt = Params::new([&weight]);
     let mut accum = Accumulator::new(2).unwrap();

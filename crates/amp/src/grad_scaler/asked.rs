@@ -1,4 +1,4 @@
-//! What a scaler asks of its optimizers: whether they may be skipped, and whether to skip them.
+//! What a scaler checks about its optimizers: whether their steps may be skipped, and whether to skip this one.
 
 use overdrive_core::{Optimizer, OptimizerError, UNSCALED};
 use tch::{Device, Tensor};
@@ -6,26 +6,27 @@ use tch::{Device, Tensor};
 use crate::error::AmpError;
 use crate::unscale::to_device;
 
-/// An error for an optimizer whose steps a scaler must not skip.
+/// Refuses an optimizer whose steps a scaler must not skip.
 pub(super) fn check_behavior<O: Optimizer + ?Sized>(optimizer: &O) -> Result<(), OptimizerError> {
     let behavior = optimizer.behavior();
     let refuse = |reason| Err(OptimizerError::DoesNotFit { part: "GradScaler", reason });
     if behavior.steps_in_backward {
         return refuse(
-            "it steps during the backward pass, before anybody can know whether a gradient is infinite; train in bfloat16, \
-             which needs no scaler",
+            "it steps during the backward pass, before all gradients could be checked for infinities; train in \
+             bfloat16, which needs no scaler",
         );
     }
     if behavior.communicates {
         return refuse(
-            "it averages over ranks in its steps, so that a rank that skips one leaves the others waiting; train in \
+            "it averages over ranks in its steps, so the other ranks would hang when one rank skips a step; train in \
              bfloat16, which needs no scaler",
         );
     }
     Ok(())
 }
 
-/// One flag, 0 or 1, from those of several devices and optimizers. Fused kernels compare it with 1.
+/// Combines the flags of several devices and optimizers into one of 0 or 1 (their maximum, not their sum: fused kernels
+/// compare it with 1).
 pub(super) fn combined<T: std::borrow::Borrow<Tensor>>(
     flags: &[T],
     device: Device,
@@ -39,7 +40,7 @@ pub(super) fn combined<T: std::borrow::Borrow<Tensor>>(
     Ok(either)
 }
 
-/// An error for a gradient that is still scaled, of a parameter that the optimizer has got behind `unscale_`.
+/// Refuses a gradient that is still scaled because its parameter was added to the optimizer after `unscale_`.
 pub(super) fn check_all_unscaled<O: Optimizer + ?Sized>(optimizer: &O) -> Result<(), AmpError> {
     let is_scaled = |param: &Tensor| !UNSCALED.contains(param) && param.grad().defined();
     if optimizer.params().iter().any(is_scaled) { Err(AmpError::AddedAfterUnscale) } else { Ok(()) }
@@ -52,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_of_two_devices_are_one_flag_that_fused_kernels_take_for_set() {
+    fn two_set_flags_combine_to_one_that_makes_a_fused_kernel_skip() {
         let flag = |value: f32| Tensor::from(value);
         let both = combined(&[flag(1.0), flag(1.0)], Device::Cpu, "step").unwrap();
         assert_eq!(both.double_value(&[]), 1.0);

@@ -1,4 +1,4 @@
-//! The scaler's state, saved and put back.
+//! Saves and loads the scaler's state.
 
 use overdrive_core::{Entry, StateDict, StateError, Stateful};
 
@@ -6,7 +6,7 @@ use super::GradScaler;
 use crate::error::AmpError;
 use crate::scaler_options::GradScalerBuilder;
 
-/// Entries as PyTorch's: `scale`, `growth_factor`, `backoff_factor`, `growth_interval`, `_growth_tracker`; none when
+/// PyTorch's entries: `scale`, `growth_factor`, `backoff_factor`, `growth_interval`, `_growth_tracker`; none when
 /// disabled. Taking the state waits for the device.
 impl Stateful for GradScaler {
     fn state_dict(&self) -> Result<StateDict, StateError> {
@@ -37,7 +37,7 @@ impl Stateful for GradScaler {
             growth_interval: state.int("growth_interval")?,
             ..self.options
         };
-        // A run of bad steps can back a scale off to 0: that is a state, if a sad one.
+        // Many bad steps in a row can back a scale off to 0, so 0 is a valid saved scale.
         if !(options.init_scale >= 0.0 && (options.init_scale as f32).is_finite()) {
             return Err(StateError::Mismatch {
                 key: "scale".to_owned(),

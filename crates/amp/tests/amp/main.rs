@@ -1,4 +1,4 @@
-//! Autocast's regions, and GradScaler's order of calls, skipping and state, on a CPU.
+//! Autocast regions, and GradScaler's order of calls, skipped steps and state, on a CPU.
 
 mod optimizers;
 
@@ -93,7 +93,7 @@ fn param() -> Tensor {
     Tensor::ones([2], FLOAT).set_requires_grad(true)
 }
 
-/// Gradients of `value` times the scale.
+/// Runs backward so that each gradient is `value` times the scale.
 fn backward(scaler: &mut GradScaler, param: &Tensor, value: f64) {
     scaler.scale(&(param * value).sum(Kind::Float)).unwrap().backward();
 }
@@ -201,7 +201,7 @@ fn calls_out_of_order_are_refused() {
 
     let mut without_grads = Counting::new(vec![param()]);
     assert!(matches!(scaler.step(&mut without_grads), Err(AmpError::NoGradients { call: "step" })));
-    // A fused optimizer has nothing to do then; only update wants one that had gradients. PyTorch does the same.
+    // A fused optimizer without gradients has nothing to do; only `update` needs gradients. PyTorch does the same.
     let mut fused_without = Counting::fused(vec![param()]);
     assert!(!scaler.step(&mut fused_without).unwrap().skipped().unwrap());
     assert!(matches!(scaler.update(), Err(AmpError::NoGradients { call: "update" })));
@@ -235,7 +235,7 @@ fn an_infinity_skips_the_step_and_backs_the_scale_off() {
 }
 
 #[test]
-fn two_optimizers_share_a_scaler_and_skip_apart() {
+fn two_optimizers_share_a_scaler_and_skip_independently() {
     let mut scaler = GradScaler::new(CPU);
     let (mut good, mut bad) = (Counting::new(vec![param()]), Counting::new(vec![param()]));
     backward(&mut scaler, &good.params[0], 1.0);
@@ -247,13 +247,13 @@ fn two_optimizers_share_a_scaler_and_skip_apart() {
 }
 
 #[test]
-fn a_fused_optimizer_gets_the_scale_and_the_flag_and_nobody_unscales_twice() {
+fn a_fused_optimizer_gets_the_scale_and_the_flag_and_gradients_are_unscaled_once() {
     let mut scaler = GradScaler::new(CPU);
     let mut opt = Counting::fused(vec![param()]);
     backward(&mut scaler, &opt.params[0], 1.0);
     let outcome = scaler.step(&mut opt).unwrap();
     assert!(!outcome.skipped().unwrap());
-    assert_eq!(opt.params[0].grad().double_value(&[0]), 65536.0, "left to the kernel");
+    assert_eq!(opt.params[0].grad().double_value(&[0]), 65536.0, "the kernel unscales");
     scaler.update().unwrap();
 
     scaler.unscale_(&mut opt).unwrap();
@@ -314,7 +314,7 @@ fn several_outputs_and_new_factors() {
 }
 
 #[test]
-fn a_scale_that_was_backed_off_to_nothing_can_be_loaded() {
+fn a_scale_that_was_backed_off_to_zero_can_be_loaded() {
     let mut state = GradScaler::new(CPU).state_dict().unwrap();
     state.insert("scale", overdrive_core::Entry::Float(0.0));
     let mut scaler = GradScaler::new(CPU);
@@ -323,14 +323,14 @@ fn a_scale_that_was_backed_off_to_nothing_can_be_loaded() {
 }
 
 #[test]
-fn guards_in_a_vec_leave_nothing_behind() {
+fn guards_dropped_in_any_order_switch_autocast_off() {
     let guards = vec![AutocastGuard::new(CPU, Kind::BFloat16).unwrap(), AutocastGuard::new(CPU, Kind::Half).unwrap()];
     drop(guards);
     assert!(!autocast_state(CPU).unwrap().enabled);
 }
 
 #[test]
-fn state_goes_over_to_another_scaler() {
+fn a_saved_state_loads_into_another_scaler() {
     let mut scaler = GradScaler::builder(CPU).init_scale(1024.0).growth_interval(7).build().unwrap();
     let mut opt = Counting::new(vec![param()]);
     backward(&mut scaler, &opt.params[0], 1.0);
@@ -347,7 +347,7 @@ fn state_goes_over_to_another_scaler() {
 #[test]
 fn a_state_that_does_not_fit_changes_nothing() {
     let mut scaler = GradScaler::builder(CPU).init_scale(4.0).build().unwrap();
-    assert!(scaler.load_state_dict(&StateDict::new()).is_err(), "that of a disabled scaler");
+    assert!(scaler.load_state_dict(&StateDict::new()).is_err(), "a disabled scaler's state");
     for (key, entry) in [
         ("scale", overdrive_core::Entry::Text("big".to_owned())),
         ("scale", overdrive_core::Entry::Float(-1.0)),
@@ -361,7 +361,7 @@ fn a_state_that_does_not_fit_changes_nothing() {
     }
 }
 
-/// This test program calls nothing of CUDA, and the linker drops what nobody calls: it must not drop the GPU.
+/// This test program calls no CUDA function, and the linker drops unused libraries: it must keep libtorch_cuda.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_program_that_only_casts_still_has_libtorch_cuda() {

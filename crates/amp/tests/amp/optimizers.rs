@@ -1,4 +1,4 @@
-//! What a scaler and its optimizers tell each other.
+//! What a scaler asks of its optimizers, and what it reports to them.
 
 use overdrive_amp::{AmpError, GradScaler};
 use overdrive_core::{Behavior, OptimizerError};
@@ -26,7 +26,7 @@ fn an_optimizer_whose_steps_cannot_be_skipped_is_neither_unscaled_nor_stepped() 
             }
             assert_eq!((opt.steps, opt.fused.map_or(0, |seen| seen.len())), (0, 0));
             assert_eq!(opt.params[0].grad(), scaled);
-            // A scaler that does nothing asks for nothing.
+            // A disabled scaler takes any optimizer.
             let mut opt = Counting { behavior, ..make(vec![param()]) };
             GradScaler::builder(CPU).enabled(false).build().unwrap().step(&mut opt).unwrap();
             assert_eq!(opt.steps, 1);
@@ -35,7 +35,7 @@ fn an_optimizer_whose_steps_cannot_be_skipped_is_neither_unscaled_nor_stepped() 
 }
 
 #[test]
-fn an_optimizer_is_told_of_a_skipped_step() {
+fn step_skipped_is_called_for_a_skipped_step() {
     let mut opt = Counting::new(vec![param()]);
     let mut scaler = GradScaler::builder(CPU).init_scale(4.0).build().unwrap();
     backward(&mut scaler, &opt.params[0], f64::INFINITY);
@@ -44,16 +44,16 @@ fn an_optimizer_is_told_of_a_skipped_step() {
 }
 
 #[test]
-fn a_scaler_for_a_gpu_that_is_not_there_disables_itself() {
+fn a_scaler_for_a_missing_gpu_disables_itself() {
     let missing = Device::Cuda(tch::Cuda::device_count() as usize);
     assert!(!GradScaler::new(missing).is_enabled());
     assert!(!GradScaler::builder(missing).build().unwrap().is_enabled());
     assert!(GradScaler::new(CPU).is_enabled());
 }
 
-/// As SAM's ascent does, whose second gradients come as scaled as the first.
+/// Like SAM, which runs backward twice per step: its second gradients are scaled like the first.
 #[test]
-fn gradients_behind_an_ascent_are_unscaled_anew_and_an_infinity_before_it_counts() {
+fn gradients_after_a_sam_ascent_are_unscaled_again_and_an_infinity_before_it_counts() {
     for make in [Counting::new, Counting::fused] {
         for (first, second) in [(3.0, 5.0), (f64::INFINITY, 5.0), (3.0, f64::NAN)] {
             let mut opt = make(vec![param()]);

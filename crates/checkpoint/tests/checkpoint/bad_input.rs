@@ -1,4 +1,4 @@
-//! Checkpoints that are damaged, of another format or of another model, and disks that are full.
+//! Damaged checkpoints, other formats, other models, and a full disk.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::{Plain, child, model, value};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// Two good checkpoints, of steps 1 and 2.
+/// Saves two good checkpoints, of steps 1 and 2.
 fn two(folder: &Path) -> Result<Checkpoint, CheckpointError> {
     let mut checkpoint = Checkpoint::builder(folder).build()?;
     checkpoint.save(1, &[("model", &model(1.0))])?;
@@ -22,7 +22,7 @@ fn two(folder: &Path) -> Result<Checkpoint, CheckpointError> {
 }
 
 #[test]
-fn a_checkpoint_cut_short_anywhere_is_passed_over() -> Outcome {
+fn a_truncated_checkpoint_is_skipped() -> Outcome {
     for name in ["model.safetensors", "manifest.json"] {
         let folder = tempfile::tempdir()?;
         let mut checkpoint = two(folder.path())?;
@@ -37,13 +37,13 @@ fn a_checkpoint_cut_short_anywhere_is_passed_over() -> Outcome {
         let mut vs = model(0.0);
         let resumed = checkpoint.resume(&mut [("model", &mut vs)])?.ok_or("nothing")?;
         assert_eq!((resumed.step, resumed.skipped.len(), value(&vs)), (1, 1, 1.0));
-        assert_eq!(checkpoint.steps()?, [1], "the damaged one does not count");
+        assert_eq!(checkpoint.steps()?, [1], "the damaged step is no longer listed");
     }
     Ok(())
 }
 
 #[test]
-fn every_flipped_bit_is_found() -> Outcome {
+fn every_flipped_bit_is_detected() -> Outcome {
     let folder = tempfile::tempdir()?;
     let mut checkpoint = two(folder.path())?;
     for name in ["model.safetensors", "manifest.json"] {
@@ -55,7 +55,7 @@ fn every_flipped_bit_is_found() -> Outcome {
             fs::write(&path, flipped)?;
             let mut vs = model(0.0);
             let error = checkpoint.load(2, &mut [("model", &mut vs)]).unwrap_err();
-            // A flipped digit may make the format a newer one.
+            // A flipped bit can turn the format number into a newer one.
             let found = error.is_damage() || matches!(error, CheckpointError::NewerFormat { .. });
             assert!(found, "{name}, byte {at}: {error}");
             assert_eq!(value(&vs), 0.0);
@@ -69,7 +69,7 @@ fn every_flipped_bit_is_found() -> Outcome {
 }
 
 #[test]
-fn a_newer_format_is_named_and_the_one_before_loads() -> Outcome {
+fn a_newer_format_is_an_error_and_the_previous_checkpoint_loads() -> Outcome {
     let folder = tempfile::tempdir()?;
     let mut checkpoint = two(folder.path())?;
     let path = checkpoint.path(2).join("manifest.json");
@@ -83,7 +83,7 @@ fn a_newer_format_is_named_and_the_one_before_loads() -> Outcome {
 }
 
 #[test]
-fn another_model_is_named_by_its_weight() -> Outcome {
+fn the_error_for_another_model_names_the_weight() -> Outcome {
     let folder = tempfile::tempdir()?;
     let mut checkpoint = two(folder.path())?;
     let mut wide = nn::VarStore::new(Device::Cpu);
@@ -104,7 +104,7 @@ fn another_model_is_named_by_its_weight() -> Outcome {
 }
 
 #[test]
-fn when_all_are_damaged_a_run_does_not_start_anew_by_itself() -> Outcome {
+fn when_all_are_damaged_a_run_does_not_start_over_silently() -> Outcome {
     let folder = tempfile::tempdir()?;
     let mut checkpoint = two(folder.path())?;
     for step in [1, 2] {
@@ -116,7 +116,7 @@ fn when_all_are_damaged_a_run_does_not_start_anew_by_itself() -> Outcome {
 }
 
 #[test]
-fn what_a_crash_leaves_is_tidied_up() -> Outcome {
+fn leftovers_of_a_crash_are_cleaned_up() -> Outcome {
     let folder = tempfile::tempdir()?;
     let checkpoint = two(folder.path())?;
     let (one, two) = (checkpoint.path(1), checkpoint.path(2));
@@ -125,7 +125,7 @@ fn what_a_crash_leaves_is_tidied_up() -> Outcome {
     let beside = |prefix: &str, path: &Path| {
         folder.path().join(format!("{prefix}{}", path.file_name().unwrap_or_default().to_string_lossy()))
     };
-    // Killed between the two renames that replace a checkpoint, and in the middle of a removal and of a write.
+    // As after a kill between the two renames that replace a checkpoint, during a removal, and during a write.
     fs::rename(&two, beside(".replaced-", &two))?;
     fs::rename(&one, beside(".removed-", &one))?;
     fs::create_dir(folder.path().join(".writing-step-000000000003"))?;
@@ -137,7 +137,7 @@ fn what_a_crash_leaves_is_tidied_up() -> Outcome {
 }
 
 #[test]
-fn options_names_and_tensors_that_cannot_be_are_refused() -> Outcome {
+fn invalid_options_names_and_tensors_are_refused() -> Outcome {
     let folder = tempfile::tempdir()?;
     assert!(Checkpoint::builder(folder.path()).keep(0).build().is_err());
     assert!(Checkpoint::builder(folder.path()).every(0).build().is_err());
@@ -190,11 +190,11 @@ fn a_part_whose_name_leads_out_of_the_folder_is_damage() -> Outcome {
         }
     }
     let resumed = checkpoint.resume(&mut [("model", &mut model(0.0))])?.ok_or("nothing")?;
-    assert_eq!(resumed.step, 1, "the one before");
+    assert_eq!(resumed.step, 1, "the previous checkpoint");
     Ok(())
 }
 
-/// Gives its tensors out as they are, undefined ones too.
+/// Returns its tensors without copies, including undefined ones.
 struct Shared<'a>(&'a Plain);
 
 impl overdrive_core::Stateful for Shared<'_> {
@@ -213,10 +213,10 @@ impl overdrive_core::Stateful for Shared<'_> {
     }
 }
 
-/// A limit on the size of files stands in for a full disk: the write fails in its middle.
+/// A limit on file sizes simulates a full disk: the write fails halfway.
 #[cfg(unix)]
 #[test]
-fn on_a_full_disk_the_error_comes_with_the_next_call_and_the_one_before_loads() -> Outcome {
+fn on_a_full_disk_the_next_call_returns_the_error_and_the_previous_checkpoint_loads() -> Outcome {
     let folder = tempfile::tempdir()?;
     drop(two(folder.path())?);
     let mut limited = Command::new("bash");

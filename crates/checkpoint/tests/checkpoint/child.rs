@@ -1,4 +1,4 @@
-//! What runs in a process of its own: this test program again, with one ignored test named.
+//! Child processes: this test program again, with the name of one ignored test.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use tch::{Device, Kind, Tensor, nn, nn::ModuleT};
 const FOLDER: &str = "OVERDRIVE_CHECKPOINT_TEST_FOLDER";
 pub const STEPS: u64 = 200;
 
-/// The arguments and the environment that make a child of this program.
+/// Adds the arguments and the environment that make this program run one child test.
 pub fn arguments<'a>(command: &'a mut Command, test: &str, folder: &Path) -> &'a mut Command {
     let name = format!("child::{test}");
     command.args(["--exact", &name, "--ignored", "--nocapture", "--test-threads=1"]).env(FOLDER, folder)
@@ -20,7 +20,7 @@ fn folder() -> PathBuf {
     std::env::var_os(FOLDER).expect("started by another test").into()
 }
 
-/// SGD with momentum, and a position in the data: a state with tensors and without.
+/// SGD with momentum, and a position in the data: a state with tensors and plain values.
 struct Trainer {
     params: Vec<Tensor>,
     momenta: Vec<Tensor>,
@@ -50,7 +50,7 @@ impl Stateful for Trainer {
 
 impl Trainer {
     fn step(&mut self, model: &nn::SequentialT) {
-        // The data by its position, and dropout by the generator.
+        // The data depends on the position, and dropout on the random generator.
         let x = (Tensor::arange(32, (Kind::Float, Device::Cpu)) + self.seen).sin().view([4, 8]);
         self.seen += 32;
         let loss = model.forward_t(&x, true).square().mean(Kind::Float);
@@ -66,7 +66,7 @@ impl Trainer {
     }
 }
 
-/// Trains to the end, saving every third step, and tells each of its moments.
+/// Trains to the end, saves every third step, and prints each stage ("moment").
 #[test]
 #[ignore = "a child of other tests"]
 fn train() {
@@ -87,7 +87,11 @@ fn train() {
     let parts: &mut [(&str, &mut dyn Stateful)] =
         &mut [("model", &mut vs), ("trainer", &mut trainer), ("rng", &mut rng)];
     let resumed = checkpoint.resume(parts).unwrap();
-    assert!(resumed.as_ref().is_none_or(|resumed| resumed.skipped.is_empty()), "a kill never damages: {resumed:?}");
+    assert!(
+        resumed.as_ref().is_none_or(|resumed| resumed.skipped.is_empty()),
+        "a kill must not damage a checkpoint: \
+                                                                                {resumed:?}"
+    );
     for step in resumed.map_or(1, |resumed| resumed.step + 1)..=STEPS {
         println!("moment: step {step}");
         trainer.step(&model);
@@ -104,7 +108,7 @@ fn train() {
     println!("finished");
 }
 
-/// Under a limit of 64 KiB a file: a model of 4 MB cannot be saved.
+/// With a limit of 64 KiB per file, a model of 4 MB cannot be saved.
 #[test]
 #[ignore = "a child of another test"]
 fn full_disk() {
@@ -115,7 +119,7 @@ fn full_disk() {
     let error = checkpoint.save(4, &[("model", &vs)]).unwrap_err();
     println!("{error}");
     assert_eq!(checkpoint.steps().unwrap(), [1, 2]);
-    // The error is told once; small ones still fit.
+    // The error is returned once; small checkpoints still fit.
     checkpoint.save(2, &[("model", &crate::model(2.0))]).unwrap();
     checkpoint.finish().unwrap();
 }

@@ -1,11 +1,11 @@
-//! Ranks that are threads of this process, one of which may die at a chosen moment.
+//! Ranks as threads of this process, one of which may die at a chosen call.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use overdrive_core::{RankGroup, SyncError};
 
-/// No wait of a test is as long; one that is would never end.
+/// Longer than any wait of a passing test.
 const HANG: Duration = Duration::from_secs(120);
 
 #[derive(Default)]
@@ -17,17 +17,17 @@ struct Round {
     gone: bool,
 }
 
-/// One rank's end. The others are told when it is dropped.
+/// One rank's handle to the group. Dropping it makes the others' calls fail.
 pub struct Rank {
     shared: Arc<(Mutex<Round>, Condvar)>,
     rank: usize,
     world_size: usize,
-    /// How many more times it answers.
+    /// How many more calls succeed before it dies.
     lives: Mutex<usize>,
 }
 
 impl Rank {
-    /// All ranks of a group; those that are named die at their call of that number.
+    /// All ranks of a group. `lives`: ranks that die, and after how many calls.
     pub fn group(world_size: usize, lives: &[(usize, usize)]) -> Vec<Self> {
         let shared = Arc::default();
         let of = |rank| lives.iter().find(|(dying, _)| *dying == rank).map_or(usize::MAX, |(_, calls)| *calls);
@@ -88,7 +88,7 @@ impl RankGroup for Rank {
     }
 }
 
-/// Runs each rank on a thread of its own.
+/// Runs each rank on its own thread.
 pub fn run<T: Send>(group: Vec<Rank>, rank: impl Fn(Rank) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let run = &rank;

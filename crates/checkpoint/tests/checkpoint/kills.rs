@@ -1,4 +1,4 @@
-//! Runs that end in the middle, by SIGKILL at random moments and by signals that can be caught.
+//! Runs that are ended by SIGKILL at random moments, and by SIGTERM and SIGINT.
 #![cfg(unix)]
 
 use std::fs;
@@ -35,7 +35,7 @@ fn start(folder: &Path) -> std::io::Result<(Child, BufReader<ChildStdout>)> {
     Ok((child, BufReader::new(output)))
 }
 
-/// Reads until the child has told of a step that is `target` or later.
+/// Reads until the child has printed step `target` or a later one.
 fn step_from(output: &mut BufReader<ChildStdout>, target: u64) -> std::io::Result<()> {
     while let Some(line) = moments(output, 1)? {
         let step = line.split_once("moment: step ").and_then(|(_, step)| step.trim().parse::<u64>().ok());
@@ -46,7 +46,7 @@ fn step_from(output: &mut BufReader<ChildStdout>, target: u64) -> std::io::Resul
     Ok(())
 }
 
-/// Reads until the child has told so many moments; the last line, or none at the end.
+/// Reads `count` moments of the child, and returns the last line; none if the output ends before.
 fn moments(output: &mut BufReader<ChildStdout>, count: u64) -> std::io::Result<Option<String>> {
     let (mut line, mut seen) = (String::new(), 0);
     while seen < count {
@@ -78,15 +78,15 @@ fn last(folder: &Path) -> std::io::Result<Vec<(String, Vec<u8>)>> {
 }
 
 #[test]
-fn a_run_killed_twenty_times_ends_bit_for_bit_as_one_that_was_not() -> Outcome {
+fn a_run_killed_twenty_times_ends_bit_for_bit_like_an_uninterrupted_one() -> Outcome {
     let (whole, killed) = (tempfile::tempdir()?, tempfile::tempdir()?);
     run_to_end(whole.path())?;
     let mut random = Random(SEED);
     let mut at = Vec::new();
     for kill in 0..KILLS {
         let (mut child, mut output) = start(killed.path())?;
-        // One in five before any step, the others spread over the run; they end well before it, since the child goes on
-        // while its output is read.
+        // One kill in five comes before any step; the others are spread over the run, but not to its end, because the
+        // child continues while its output is read.
         if random.below(5) > 0 {
             step_from(&mut output, 1 + 7 * kill as u64 + random.below(8))?;
         }
@@ -97,19 +97,19 @@ fn a_run_killed_twenty_times_ends_bit_for_bit_as_one_that_was_not() -> Outcome {
         assert!(!status.success(), "the run ended by itself before kill {kill} of {KILLS}");
         at.push(moment.unwrap_or_default().trim().to_owned());
     }
-    println!("seed {SEED}, killed behind {at:?}");
+    println!("seed {SEED}, killed after {at:?}");
     run_to_end(killed.path())?;
     let (whole, killed) = (last(whole.path())?, last(killed.path())?);
     assert_eq!(
         whole.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
         ["manifest.json", "model.safetensors", "rng.safetensors", "trainer.safetensors"]
     );
-    assert!(whole == killed, "another end");
+    assert!(whole == killed, "the final checkpoints differ");
     Ok(())
 }
 
 #[test]
-fn a_signal_saves_at_the_next_step_and_leaves_cleanly() -> Outcome {
+fn after_a_signal_the_run_saves_at_the_next_step_and_exits_cleanly() -> Outcome {
     for signal in [Signal::TERM, Signal::INT] {
         let folder = tempfile::tempdir()?;
         let (mut child, mut output) = start(folder.path())?;

@@ -14,12 +14,12 @@ use std::path::Path;
 use overdrive_core::{Entry, StateDict, StateError, Stateful};
 use tch::{Device, Kind, Tensor, nn};
 
-/// A part that is its own state and refuses another's names, shapes and dtypes.
+/// A part that consists of its state, and refuses other names, shapes and dtypes.
 #[derive(Debug)]
 pub struct Plain(pub StateDict);
 
 impl Plain {
-    /// Of these entries.
+    /// A part with these entries.
     pub fn new(entries: impl IntoIterator<Item = (&'static str, Entry)>) -> Self {
         let mut state = StateDict::new();
         entries.into_iter().for_each(|(key, entry)| state.insert(key, entry));
@@ -27,7 +27,7 @@ impl Plain {
     }
 }
 
-/// The same entries in memory of their own.
+/// A copy with its own memory.
 pub fn copy(state: &StateDict) -> StateDict {
     let mut copy = StateDict::new();
     for (key, entry) in state.iter() {
@@ -75,11 +75,11 @@ pub fn model(value: f64) -> nn::VarStore {
 /// The value that all weights have.
 pub fn value(vs: &nn::VarStore) -> f64 {
     let all = Tensor::cat(&vs.trainable_variables().iter().map(|weight| weight.reshape([-1])).collect::<Vec<_>>(), 0);
-    assert_eq!(all.min(), all.max(), "half loaded");
+    assert_eq!(all.min(), all.max(), "partly loaded");
     all.max().to_kind(Kind::Double).double_value(&[])
 }
 
-/// Changes a checkpoint's manifest, whose checksum is right afterwards.
+/// Changes a checkpoint's manifest, and updates its checksum.
 pub fn edit_manifest(step: &Path, edit: impl FnOnce(&mut serde_json::Value)) -> Result<(), Box<dyn std::error::Error>> {
     let path = step.join("manifest.json");
     let mut manifest = serde_json::from_slice(&std::fs::read(&path)?)?;

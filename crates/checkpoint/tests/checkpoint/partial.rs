@@ -1,4 +1,4 @@
-//! Some of a checkpoint: parts, tensors, tied names; and what other programs see of it.
+//! Reading some parts or tensors of a checkpoint, tied names, and the headers that other programs read.
 
 use std::fs;
 use std::path::Path;
@@ -32,7 +32,7 @@ fn saved(folder: &Path) -> Result<Checkpoint, CheckpointError> {
     Ok(checkpoint)
 }
 
-/// How many bytes this thread has read from files, by the system's count.
+/// How many bytes this thread has read from files, as the kernel counts them.
 #[cfg(target_os = "linux")]
 fn bytes_read() -> Result<u64, Box<dyn std::error::Error>> {
     let io = fs::read_to_string("/proc/thread-self/io")?;
@@ -70,7 +70,7 @@ fn only_the_tensors_that_are_asked_for_are_read() -> Outcome {
 }
 
 #[test]
-fn damage_is_found_in_what_is_read_and_only_there() -> Outcome {
+fn only_damage_in_the_bytes_read_is_an_error() -> Outcome {
     let folder = tempfile::tempdir()?;
     let checkpoint = saved(folder.path())?;
     let path = checkpoint.path(1).join("optimizer.safetensors");
@@ -92,9 +92,9 @@ fn damage_is_found_in_what_is_read_and_only_there() -> Outcome {
     Ok(())
 }
 
-/// Another program's file, without checksums of its pieces.
+/// A file of another program, without checksums of its tensors.
 #[test]
-fn what_has_one_checksum_is_read_as_a_whole() -> Outcome {
+fn a_file_with_one_checksum_is_read_as_a_whole() -> Outcome {
     let folder = tempfile::tempdir()?;
     let checkpoint = saved(folder.path())?;
     crate::edit_manifest(&checkpoint.path(1), |manifest| {
@@ -113,7 +113,7 @@ fn header(path: &Path) -> Result<Value, Box<dyn std::error::Error>> {
 }
 
 #[test]
-fn the_header_says_that_torch_may_read_it() -> Outcome {
+fn the_headers_metadata_has_the_format_pt() -> Outcome {
     let folder = tempfile::tempdir()?;
     let checkpoint = saved(folder.path())?;
     let header = header(&checkpoint.path(1).join("model.safetensors"))?;
@@ -121,7 +121,7 @@ fn the_header_says_that_torch_may_read_it() -> Outcome {
     Ok(())
 }
 
-/// `d` is `b` and `c`; `e` is another view of their memory. `f` and `g` are one number.
+/// `b`, `c` and `d` are one tensor; `e` is another view of its memory. `f` and `g` are one scalar.
 fn tied(value: f64) -> StateDict {
     let tensor = Tensor::full([2, 300], value, (Kind::Float, Device::Cpu));
     let mut state = StateDict::new();
@@ -137,7 +137,7 @@ fn tied(value: f64) -> StateDict {
     state
 }
 
-/// Gives its tensors out as they are, and takes what it is given.
+/// Returns its tensors without copies, and loads any state.
 struct Tied(StateDict);
 
 impl overdrive_core::Stateful for Tied {
@@ -158,7 +158,7 @@ impl overdrive_core::Stateful for Tied {
 }
 
 #[test]
-fn tied_tensors_are_written_once_and_come_back_under_each_name() -> Outcome {
+fn tied_tensors_are_written_once_and_loaded_under_each_name() -> Outcome {
     for background in [true, false] {
         let folder = tempfile::tempdir()?;
         let mut checkpoint = Checkpoint::builder(folder.path()).background(background).build()?;
@@ -189,7 +189,7 @@ fn tied_tensors_are_written_once_and_come_back_under_each_name() -> Outcome {
 }
 
 #[test]
-fn weights_that_are_tied_stay_tied() -> Outcome {
+fn tied_weights_stay_tied() -> Outcome {
     let folder = tempfile::tempdir()?;
     let tied = |value| {
         let vs = model(value);

@@ -1,4 +1,4 @@
-//! Ranks that save, stop and resume alike, whichever of them fails or dies.
+//! Ranks that save, stop and resume at the same step, whichever of them fails or dies.
 
 use std::fs;
 use std::path::Path;
@@ -22,20 +22,20 @@ fn path(folder: &Path, writers: Writers, rank: usize, step: u64) -> std::path::P
     own.join(format!("step-{step:012}"))
 }
 
-/// Resumes, and says at which step and with which weights.
+/// Resumes, and returns the step and the weights' value.
 fn resume(checkpoint: &mut Checkpoint) -> Result<Option<(u64, f64)>, CheckpointError> {
     let mut vs = model(0.0);
     let resumed = checkpoint.resume(&mut [("model", &mut vs)])?;
     Ok(resumed.map(|resumed| (resumed.step, value(&vs))))
 }
 
-/// Saves these steps with their number for weights.
+/// Saves these steps, with the step number as the weights' value.
 fn save(checkpoint: &mut Checkpoint, steps: impl IntoIterator<Item = u64>) -> Result<(), CheckpointError> {
     steps.into_iter().try_for_each(|step| checkpoint.save(step, &[("model", &model(step as f64))]))
 }
 
 #[test]
-fn all_ranks_go_on_from_what_rank_0_or_each_has_written() {
+fn all_ranks_resume_from_what_rank_0_or_each_rank_has_written() {
     for writers in BOTH {
         for background in [true, false] {
             let folder = tempfile::tempdir().unwrap();
@@ -62,7 +62,7 @@ fn all_ranks_go_on_from_what_rank_0_or_each_has_written() {
 }
 
 #[test]
-fn rank_0_writes_nothing_for_all_that_each_rank_has_of_its_own() {
+fn rank_0_refuses_to_write_state_that_differs_by_rank() {
     let folder = tempfile::tempdir().unwrap();
     let errors = run(Rank::group(2, &[]), |rank| {
         let mut checkpoint = builder(folder.path(), rank, Writers::First).build().unwrap();
@@ -75,7 +75,7 @@ fn rank_0_writes_nothing_for_all_that_each_rank_has_of_its_own() {
 }
 
 #[test]
-fn each_rank_has_its_own_state_back() {
+fn each_rank_gets_its_own_state_back() {
     let folder = tempfile::tempdir().unwrap();
     let own = |rank: usize| Plain::new([("drawn", Entry::Int(100 + rank as i64))]);
     run(Rank::group(2, &[]), |rank| {
@@ -93,7 +93,7 @@ fn each_rank_has_its_own_state_back() {
 }
 
 #[test]
-fn the_newest_that_all_ranks_have_whole_is_taken() {
+fn the_newest_step_that_all_ranks_have_undamaged_is_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let saved = || {
         run(Rank::group(2, &[]), |rank| {
@@ -115,7 +115,7 @@ fn the_newest_that_all_ranks_have_whole_is_taken() {
         })
     };
     saved();
-    // Rank 1 lacks 50, rank 0 lacks 40, and rank 1's 30 is cut short.
+    // Rank 1 lacks 50, rank 0 lacks 40, and rank 1's 30 is truncated.
     fs::remove_dir_all(path(folder.path(), Writers::Each, 1, 50)).unwrap();
     fs::remove_dir_all(path(folder.path(), Writers::Each, 0, 40)).unwrap();
     fs::write(path(folder.path(), Writers::Each, 1, 30).join("model.safetensors"), "").unwrap();
@@ -129,7 +129,7 @@ fn the_newest_that_all_ranks_have_whole_is_taken() {
 }
 
 #[test]
-fn what_fails_on_one_rank_is_an_error_on_all_and_changes_nothing() {
+fn a_failure_on_one_rank_is_an_error_on_all_and_changes_nothing() {
     for writers in BOTH {
         let folder = tempfile::tempdir().unwrap();
         run(Rank::group(2, &[]), |rank| {
@@ -137,14 +137,14 @@ fn what_fails_on_one_rank_is_an_error_on_all_and_changes_nothing() {
             let mut checkpoint = builder(folder.path(), rank, writers).build().unwrap();
             save(&mut checkpoint, [1, 2]).unwrap();
             checkpoint.wait().unwrap();
-            // Rank 1's model is another one.
+            // Rank 1 has another model.
             let (mut own, mut other) = (model(7.0), Plain::new([("other", Entry::Int(1))]));
             let part: &mut dyn Stateful = if number == 0 { &mut own } else { &mut other };
             let error = checkpoint.resume(&mut [("model", part)]).unwrap_err();
             let others = matches!(&error, CheckpointError::OtherRank { action } if action.contains("of step 2"));
             assert_eq!(others, number == 0, "{error}");
-            assert_eq!(value(&own), 7.0, "as it was");
-            // Nor is anything saved when a rank cannot; but then all go on.
+            assert_eq!(value(&own), 7.0, "unchanged");
+            // If one rank cannot save, none does; afterwards all can continue.
             let names = if number == 0 { ["a", "b"] } else { ["a", "a"] };
             let parts = names.map(|name| (name, &own as &dyn Stateful));
             let error = checkpoint.save(3, &parts).unwrap_err();
@@ -169,14 +169,14 @@ fn a_folder_that_rank_0_cannot_open_is_an_error_on_all() {
         })
     };
     let errors: Vec<String> = opened(Writers::First).into_iter().map(Result::unwrap_err).collect();
-    assert!(errors[0].contains("another process writes") && errors[0].contains("say `ranks`"), "{errors:?}");
+    assert!(errors[0].contains("another process writes") && errors[0].contains("call `ranks`"), "{errors:?}");
     assert!(errors[1].starts_with("another rank could not open its folder"), "{errors:?}");
     drop(another);
     opened(Writers::First).into_iter().for_each(|opened| opened.unwrap());
 }
 
 #[test]
-fn a_write_that_fails_on_one_rank_keeps_what_all_have() {
+fn a_write_that_fails_on_one_rank_keeps_the_steps_that_all_have() {
     for background in [true, false] {
         let folder = tempfile::tempdir().unwrap();
         run(Rank::group(2, &[]), |rank| {
@@ -185,7 +185,7 @@ fn a_write_that_fails_on_one_rank_keeps_what_all_have() {
                 builder(folder.path(), rank, Writers::Each).keep(1).background(background).build().unwrap();
             save(&mut checkpoint, [10]).unwrap();
             checkpoint.wait().unwrap();
-            // A file where rank 1 would write.
+            // A file blocks the folder that rank 1 would write to.
             let in_the_way = folder.path().join("rank-1/.writing-step-000000000020");
             if number == 1 {
                 fs::write(&in_the_way, "").unwrap();
@@ -193,12 +193,12 @@ fn a_write_that_fails_on_one_rank_keeps_what_all_have() {
             let error = save(&mut checkpoint, [20]).and_then(|()| checkpoint.wait()).unwrap_err();
             assert_eq!(matches!(error, CheckpointError::OtherRank { .. }), number == 0, "{error}");
             let steps = if number == 0 { vec![10, 20] } else { vec![10] };
-            assert_eq!(checkpoint.steps().unwrap(), steps, "what all have stays");
+            assert_eq!(checkpoint.steps().unwrap(), steps, "the step that all have is kept");
             if number == 1 {
                 fs::remove_file(&in_the_way).unwrap();
             }
             save(&mut checkpoint, [30]).unwrap();
-            assert!(checkpoint.path(10).exists() || !background, "until all have the next");
+            assert!(checkpoint.path(10).exists() || !background, "kept until all ranks have the next");
             checkpoint.finish().unwrap();
         });
         run(Rank::group(2, &[]), |rank| {
@@ -209,9 +209,9 @@ fn a_write_that_fails_on_one_rank_keeps_what_all_have() {
     }
 }
 
-/// Else a rank that is lost could leave an old step beside a new one of the same number.
+/// Otherwise, if a rank dies, its old step could be taken for a match of the other rank's new one.
 #[test]
-fn old_steps_are_set_aside_on_all_ranks_before_any_writes_a_new_one() {
+fn old_steps_are_set_aside_on_all_ranks_before_any_rank_writes_a_new_one() {
     let folder = tempfile::tempdir().unwrap();
     run(Rank::group(2, &[]), |rank| {
         let number = rank.rank();
@@ -228,7 +228,7 @@ fn old_steps_are_set_aside_on_all_ranks_before_any_writes_a_new_one() {
 }
 
 #[test]
-fn all_stop_at_one_step_whichever_is_asked() {
+fn all_ranks_stop_at_the_same_step_whichever_is_asked() {
     for (agree_every, stopped) in [(1, 1), (4, 4)] {
         let folder = tempfile::tempdir().unwrap();
         let found = run(Rank::group(3, &[]), |rank| {
@@ -245,7 +245,7 @@ fn all_stop_at_one_step_whichever_is_asked() {
 }
 
 #[test]
-fn the_best_are_rank_0s_on_all() {
+fn rank_0s_metric_decides_the_best_on_all_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let found = run(Rank::group(2, &[]), |rank| {
         let sign = if rank.rank() == 0 { -1.0 } else { 1.0 };
@@ -262,7 +262,7 @@ fn the_best_are_rank_0s_on_all() {
 }
 
 #[test]
-fn a_run_of_another_size_or_without_its_folders_does_not_start_anew_by_itself() {
+fn a_run_with_other_ranks_or_without_its_folders_does_not_start_over_silently() {
     let folder = tempfile::tempdir().unwrap();
     let resumed = |ranks| {
         run(Rank::group(ranks, &[]), |rank| {
@@ -286,7 +286,7 @@ fn a_run_of_another_size_or_without_its_folders_does_not_start_anew_by_itself() 
     assert!(errors[1].contains("another rank could not"), "{errors:?}");
 }
 
-/// Trains to step 4, and leaves when it or another rank has died. The weights tell the step and the attempt.
+/// Saves up to step 4, and returns an error when it or another rank dies. The weights' value encodes step and attempt.
 fn attempt(folder: &Path, rank: Rank, writers: Writers, attempt: u64) -> Result<(), CheckpointError> {
     let mut checkpoint = builder(folder, rank, writers).keep(1).build()?;
     let first = resume(&mut checkpoint)?.map_or(1, |(step, _)| step + 1);
@@ -296,7 +296,7 @@ fn attempt(folder: &Path, rank: Rank, writers: Writers, attempt: u64) -> Result<
     checkpoint.finish()
 }
 
-/// At every agreement of a run, on either rank, and whether or not its last write came through.
+/// Tries every agreement of a run, either rank, and with or without the loss of the last write.
 #[test]
 fn a_rank_that_dies_at_any_moment_leaves_a_step_that_all_resume_at() {
     let mut moments = 0;
@@ -312,10 +312,10 @@ fn a_rank_that_dies_at_any_moment_leaves_a_step_that_all_resume_at() {
             let own = path(folder.path(), writers, dying, 0);
             let own = own.parent().unwrap();
             if calls % 2 == 0 && (writers == Writers::Each || dying == 0) {
-                // As if it had been killed in the middle of its last write, which nobody has counted on yet.
+                // As if it had been killed during its last write, which no other rank relies on yet.
                 lose_last_write(own);
             }
-            // The second attempt dies as well, a little later: what it writes must not mix with what the first has left.
+            // The second attempt dies too, a little later: its checkpoints must not mix with the first one's.
             let _ = run(Rank::group(2, &[(1 - dying, 9 + calls % 3)]), |rank| attempt(folder.path(), rank, writers, 2));
             let found = run(Rank::group(2, &[]), |rank| {
                 let mut checkpoint = builder(folder.path(), rank, writers).build()?;
@@ -328,7 +328,7 @@ fn a_rank_that_dies_at_any_moment_leaves_a_step_that_all_resume_at() {
     assert!(moments > 40, "{moments} moments");
 }
 
-/// Turns a newest step, if there is an older one or none was confirmed, back to what is being written.
+/// If there are several steps, makes the newest look like an unfinished write.
 fn lose_last_write(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     let mut steps: Vec<String> = entries

@@ -1,4 +1,4 @@
-//! What is saved comes back.
+//! Saved states are loaded unchanged.
 
 use overdrive_checkpoint::{Checkpoint, CheckpointError, LeftOut, RngState, load};
 use overdrive_core::{Entry, StateDict, StateError, Stateful};
@@ -45,7 +45,7 @@ fn assert_same(one: &Plain, other: &Plain) {
 }
 
 #[test]
-fn every_sort_of_entry_comes_back_whether_copied_or_written_as_it_is() -> Outcome {
+fn every_kind_of_entry_is_restored_with_and_without_the_background_copy() -> Outcome {
     for background in [true, false] {
         let folder = tempfile::tempdir()?;
         let (saved, plain) = (entries(1), Plain::new([("n", Entry::Int(5))]));
@@ -67,7 +67,7 @@ fn every_sort_of_entry_comes_back_whether_copied_or_written_as_it_is() -> Outcom
 }
 
 #[test]
-fn a_snapshot_is_of_the_moment_of_saving_and_the_last_ones_are_kept() -> Outcome {
+fn a_snapshot_has_the_values_at_the_time_of_save_and_the_newest_are_kept() -> Outcome {
     let folder = tempfile::tempdir()?;
     let mut vs = model(0.0);
     let mut checkpoint = Checkpoint::builder(folder.path()).every(2).keep(2).build()?;
@@ -86,7 +86,7 @@ fn a_snapshot_is_of_the_moment_of_saving_and_the_last_ones_are_kept() -> Outcome
         checkpoint.load(step, &mut [("model", &mut vs)])?;
         assert_eq!(value(&vs), step as f64);
     }
-    // The same step again takes the place of the first.
+    // Saving the same step again replaces it.
     checkpoint.save(6, &[("model", &model(66.0))])?;
     checkpoint.wait()?;
     load(checkpoint.path(6), &mut [("model", &mut vs)])?;
@@ -95,7 +95,7 @@ fn a_snapshot_is_of_the_moment_of_saving_and_the_last_ones_are_kept() -> Outcome
 }
 
 #[test]
-fn random_numbers_go_on_where_they_were() -> Outcome {
+fn random_numbers_continue_where_they_were() -> Outcome {
     let folder = tempfile::tempdir()?;
     let mut rng = RngState::new(Device::Cpu);
     let mut checkpoint = Checkpoint::builder(folder.path()).build()?;
@@ -112,7 +112,7 @@ fn random_numbers_go_on_where_they_were() -> Outcome {
     Err("never the same numbers".into())
 }
 
-/// As a GPU box has saved it. The test machine may have no GPU.
+/// Simulates a state saved on a machine with a GPU; the test machine may have none.
 #[test]
 fn the_state_of_a_gpu_is_left_out_on_a_machine_without_one() -> Outcome {
     let mut rng = RngState::new(Device::Cpu);
@@ -123,7 +123,7 @@ fn the_state_of_a_gpu_is_left_out_on_a_machine_without_one() -> Outcome {
     rng.load_state_dict(&state)?;
     assert_eq!(rng.left_out(), Some(LeftOut::NoGpuHere));
     assert!(rng.left_out().is_some_and(|left_out| left_out.to_string().contains("the GPU's generator was left out")));
-    // What is there is still checked.
+    // The CPU's state is still checked.
     state.insert("cpu", Entry::Tensor(Tensor::zeros([16], (Kind::Uint8, Device::Cpu))));
     assert!(rng.load_state_dict(&state).is_err());
     state.insert("tpu", Entry::Int(1));
@@ -133,7 +133,7 @@ fn the_state_of_a_gpu_is_left_out_on_a_machine_without_one() -> Outcome {
 }
 
 #[test]
-fn when_one_part_refuses_all_are_as_they_were() -> Outcome {
+fn when_one_part_refuses_all_keep_their_state() -> Outcome {
     let folder = tempfile::tempdir()?;
     let mut checkpoint = Checkpoint::builder(folder.path()).build()?;
     checkpoint.set("epoch", &1)?;
@@ -146,7 +146,7 @@ fn when_one_part_refuses_all_are_as_they_were() -> Outcome {
         if part == "b" && key == "other");
     assert!(missing, "{error}");
     assert_eq!((value(&a), checkpoint.get::<u64>("epoch")?), (2.0, Some(2)));
-    // Parts that are not all, or others.
+    // Too few parts, or others.
     assert!(matches!(checkpoint.resume(&mut [("a", &mut a)]), Err(CheckpointError::Parts { .. })));
     assert!(load(checkpoint.path(1), &mut [("c", &mut a)]).is_err());
     load(checkpoint.path(1), &mut [("a", &mut a)])?;
@@ -155,7 +155,7 @@ fn when_one_part_refuses_all_are_as_they_were() -> Outcome {
 }
 
 #[test]
-fn a_run_that_goes_back_leaves_its_later_checkpoints_behind() {
+fn a_run_that_goes_back_sets_its_later_checkpoints_aside() {
     let folder = tempfile::tempdir().unwrap();
     let mut checkpoint = Checkpoint::builder(folder.path()).keep(2).build().unwrap();
     for step in [100, 200, 300] {
@@ -167,6 +167,6 @@ fn a_run_that_goes_back_leaves_its_later_checkpoints_behind() {
     checkpoint.save(210, &[("model", &crate::model(210.0))]).unwrap();
     checkpoint.wait().unwrap();
     assert_eq!(checkpoint.steps().unwrap(), [200, 210]);
-    assert!(folder.path().join("abandoned-step-000000000300").is_dir(), "kept to be looked at");
+    assert!(folder.path().join("abandoned-step-000000000300").is_dir(), "kept for inspection");
     assert_eq!(checkpoint.resume(&mut [("model", &mut vs)]).unwrap().unwrap().step, 210);
 }

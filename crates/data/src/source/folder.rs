@@ -1,4 +1,4 @@
-//! `root/class/name.jpg`, with whatever else lies beside an image under its name.
+//! `root/class/name.jpg`, with other files that share an image's name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,14 +8,14 @@ use anyhow::{Context, Result, ensure};
 use super::Source;
 use crate::sample::{IMAGES, Sample};
 
-/// The field that holds the class's number.
+/// The field with the class's number.
 pub const LABEL: &str = "cls";
 
-/// The files of a sample, not read yet.
+/// A sample whose files have not been read yet.
 struct Listed {
     key: String,
     label: usize,
-    /// With their fields' names.
+    /// Field names and paths.
     files: Vec<(String, PathBuf)>,
 }
 
@@ -29,7 +29,7 @@ pub fn open(root: &Path) -> Result<Source> {
         classes += usize::from(!samples.is_empty());
         listed.extend(samples);
     }
-    ensure!(classes > 0, "{}: no image in it; an image folder has one folder a class", root.display());
+    ensure!(classes > 0, "{}: no image in it; an image folder has one folder per class", root.display());
     let total = Some(listed.len() as u64);
     Ok(Source { total, samples: Box::new(listed.into_iter().map(read)) })
 }
@@ -47,7 +47,7 @@ fn read(listed: Listed) -> Result<Sample> {
     Ok(Sample { key, fields })
 }
 
-/// Neighbours that share a key, where one of them is an image.
+/// Groups neighbouring files by key, and keeps the groups that have an image.
 fn group(files: Vec<(String, String, PathBuf)>, label: usize) -> Vec<Listed> {
     let mut samples: Vec<Listed> = Vec::new();
     for (key, field, path) in files {
@@ -61,8 +61,8 @@ fn group(files: Vec<(String, String, PathBuf)>, label: usize) -> Vec<Listed> {
     samples
 }
 
-/// Several images in one, told apart by numbers behind a dot (`img.1.jpg`, `img.2.jpg`), are neighbours and no fields of
-/// one sample: each is a sample then, with a key without dots, because a key ends at the first one.
+/// Images that differ only by a number after a dot (`img.1.jpg`, `img.2.jpg`) are separate samples, not fields of one.
+/// Their keys get an underscore in place of the dot, because a key ends at the first dot.
 fn split_images(sample: Listed) -> Vec<Listed> {
     let is_any_image = |field: &str| IMAGES.iter().any(|image| is_image(field, image));
     let numbered = |field: &str| field.rsplit_once('.').is_some_and(|(stem, _)| stem.chars().all(is_of_number));
@@ -88,13 +88,13 @@ fn is_of_number(letter: char) -> bool {
     letter.is_ascii_digit() || letter == '.'
 }
 
-/// `jpg`, and `v2.jpg` of a name with more dots.
+/// True for `jpg`, and also for `v2.jpg` of a name with more dots.
 fn is_image(field: &str, image: &str) -> bool {
     field.rsplit('.').next() == Some(image)
 }
 
-/// Every file below `folder` as key, field and path; `above` holds the folders on the way down, so that a link to one
-/// of them does not lead round in circles.
+/// Lists every file below `folder` as key, field and path; `above` holds the folders on the way down, so that a link to
+/// one of them does not cause endless recursion.
 fn list(folder: &Path, key: &str, above: &mut Vec<PathBuf>, files: &mut Vec<(String, String, PathBuf)>) -> Result<()> {
     let real = fs::canonicalize(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     if above.contains(&real) {

@@ -11,7 +11,7 @@ use crate::sample::{Fields, Sample, guess_name};
 
 pub fn open(path: &Path) -> Result<Source> {
     let dataset = LmdbDataset::open(path)?;
-    // What other writers say about their database: `__len__`, `__keys__`.
+    // Metadata entries of other writers: `__len__`, `__keys__`.
     let is_note = |key: &[u8]| key.len() > 4 && key.starts_with(b"__") && key.ends_with(b"__");
     let indices: Vec<usize> =
         dataset.keys().enumerate().filter(|(_, key)| !is_note(key)).map(|(index, _)| index).collect();
@@ -26,7 +26,7 @@ pub fn open(path: &Path) -> Result<Source> {
     Ok(Source { total, samples: Box::new(samples) })
 }
 
-/// A key that is no text, such as a packed number, becomes hexadecimal digits.
+/// A key that is not text, such as a packed number, becomes hexadecimal digits.
 fn name(key: &[u8]) -> String {
     match std::str::from_utf8(key) {
         Ok(text) if !text.contains(char::is_control) => text.to_owned(),
@@ -34,7 +34,7 @@ fn name(key: &[u8]) -> String {
     }
 }
 
-/// Several fields from a `tf.train.Example`, a single one from anything else.
+/// The fields of a `tf.train.Example`, or a single field for any other value.
 pub fn fields(value: &[u8], path: &Path) -> Result<Fields> {
     match Example::decode(value, path) {
         Ok(example) if example.features().len() > 0 => Ok(example::fields(&example)?.1),

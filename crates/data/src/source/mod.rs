@@ -1,4 +1,4 @@
-//! What is read, sample by sample.
+//! Reads a source, sample by sample.
 
 mod folder;
 mod lmdb;
@@ -14,14 +14,14 @@ use overdrive_dataload::{DataError, IterableDataset};
 use crate::format::Format;
 use crate::sample::Sample;
 
-/// Samples in order; an error takes the place of one.
+/// Samples in order; an error takes the place of a bad one.
 pub struct Source {
-    /// How many there are, where that is known.
+    /// The number of samples, where it is known.
     pub total: Option<u64>,
     pub samples: Box<dyn Iterator<Item = Result<Sample>>>,
 }
 
-/// Opens what is to be converted.
+/// Opens the source of a conversion.
 pub fn open(path: &Path, format: Format) -> Result<Source> {
     match format {
         Format::Folder => folder::open(path),
@@ -31,7 +31,7 @@ pub fn open(path: &Path, format: Format) -> Result<Source> {
     }
 }
 
-/// A file that is there under this very name, or what the name stands for as a pattern.
+/// Opens the file with exactly this name if it exists, and otherwise the name as a pattern.
 fn open_shards<D>(
     path: &Path,
     files: impl FnOnce([PathBuf; 1]) -> Result<D, DataError>,
@@ -43,7 +43,7 @@ fn open_shards<D>(
     Ok(pattern(path.to_str().context("a pattern must be UTF-8")?)?)
 }
 
-/// Every sample of every shard.
+/// All samples of all shards.
 fn all<D: IterableDataset + 'static>(dataset: D) -> impl Iterator<Item = Result<D::Sample, DataError>>
 where
     D::Sample: 'static,

@@ -15,7 +15,7 @@ pub fn open(path: &Path) -> Result<Source> {
         let record = record?;
         let place = || format!("{}: record at byte {}", record.path().display(), record.offset());
         let (key, fields) = example::fields(&record.example()?).with_context(place)?;
-        // Records without a key are counted.
+        // Records without a key are numbered.
         Ok(Sample { key: key.unwrap_or_else(|| format!("{number:09}")), fields })
     });
     Ok(Source { total: None, samples: Box::new(samples) })

@@ -1,4 +1,4 @@
-//! Files in a folder a class.
+//! Files in one folder per class.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -12,25 +12,26 @@ use super::{Refused, Target};
 use crate::names::{file_name, without_dots};
 use crate::sample::Sample;
 
-/// The field that a class's place in the alphabet stands for.
+/// The field that the class's alphabetical number replaces.
 const LABEL: &str = "cls";
 
 /// Writes `root/class/name.jpg`: the class is the first part of the key, or else the field `cls`.
 pub struct Folder {
     path: PathBuf,
-    aside: TempDir,
-    /// The labels by class and key. Where they are what a reader counts anyway they are no files.
+    staging: TempDir,
+    /// The labels by class and key. They are written as files only if they differ from the numbers that a reader
+    /// assigns.
     labels: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
 }
 
 impl Folder {
-    pub fn create(path: &Path, aside: TempDir) -> Self {
-        Self { path: path.to_owned(), aside, labels: BTreeMap::new() }
+    pub fn create(path: &Path, staging: TempDir) -> Self {
+        Self { path: path.to_owned(), staging, labels: BTreeMap::new() }
     }
 
     fn put(&self, key: &str, field: &str, content: &[u8]) -> Result<(), Refused> {
         let name = file_name(key, field).map_err(|bad| Refused::Sample(bad.into()))?;
-        let path = self.aside.path().join(&name);
+        let path = self.staging.path().join(&name);
         let all = |error: std::io::Error| {
             Refused::All(anyhow!(error).context(format!("cannot write {}", self.path.join(&name).display())))
         };
@@ -40,7 +41,7 @@ impl Folder {
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             Ok(mut file) => file.write_all(content).map_err(all),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                Err(Refused::Sample(anyhow!("key {key:?}: {} is there already", name.display())))
+                Err(Refused::Sample(anyhow!("key {key:?}: {} already exists", name.display())))
             }
             Err(error) => Err(all(error)),
         }
@@ -57,7 +58,7 @@ impl Target for Folder {
             let no_class = || anyhow!("key {key:?}: an image folder needs a class, as in `cat/{key}` or a field cls");
             key = format!("{}/{key}", class.ok_or_else(|| Refused::Sample(no_class()))?);
         }
-        // All names first, so that a sample that is refused leaves no file.
+        // Check all names first, so that a refused sample leaves no file.
         for (field, _) in &sample.fields {
             file_name(&key, field).map_err(|bad| Refused::Sample(bad.into()))?;
         }
@@ -80,10 +81,10 @@ impl Target for Folder {
                 self.put(key, LABEL, label).map_err(|(Refused::Sample(error) | Refused::All(error))| error)?;
             }
         }
-        let Self { path, aside, .. } = *self;
-        fs::rename(aside.path(), &path).with_context(|| format!("cannot make {}", path.display()))?;
-        // It is not there any more.
-        _ = aside.keep();
+        let Self { path, staging, .. } = *self;
+        fs::rename(staging.path(), &path).with_context(|| format!("cannot create {}", path.display()))?;
+        // It was renamed: nothing to delete.
+        _ = staging.keep();
         Ok(())
     }
 }

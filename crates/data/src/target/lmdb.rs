@@ -14,7 +14,7 @@ use crate::source::lmdb_fields;
 pub struct Database(LmdbWriter);
 
 impl Database {
-    /// `.mdb` is a file, everything else a folder, as Python's `lmdb.open` expects it.
+    /// A path in `.mdb` becomes a file, any other a folder, the default of Python's `lmdb.open`.
     pub fn create(options: &ConvertOptions) -> Result<Self> {
         let is_file = options.dst.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("mdb"));
         let writer = LmdbWriter::builder(&options.dst).subdir(!is_file).checksums(options.checksums);
@@ -26,7 +26,7 @@ impl Target for Database {
     fn write(&mut self, sample: Sample) -> Result<(), Refused> {
         let Sample { key, mut fields } = sample;
         let value = match fields.as_mut_slice() {
-            // Only what reads back under its name can do without it.
+            // A field needs no name only if reading guesses the same name from its content.
             [(name, content)] if is_plain(name, content) => std::mem::take(content),
             fields => example::encode(None, fields),
         };

@@ -1,4 +1,4 @@
-//! What is made, aside until it is complete.
+//! Writes a target in a temporary place until it is complete.
 
 mod folder;
 mod lmdb;
@@ -17,19 +17,19 @@ use crate::cli::ConvertOptions;
 use crate::format::Format;
 use crate::sample::Sample;
 
-/// Takes samples; what is dropped unfinished leaves nothing.
+/// Takes samples; a target that is dropped before `finish` leaves nothing behind.
 pub trait Target {
     fn write(&mut self, sample: Sample) -> Result<(), Refused>;
 
-    /// Gives everything its name.
+    /// Moves everything to its final name.
     fn finish(self: Box<Self>) -> Result<()>;
 }
 
 /// Why a sample was not written.
 pub enum Refused {
-    /// It does not fit the format; others may.
+    /// This sample does not fit the format; others may.
     Sample(anyhow::Error),
-    /// No other can be written either.
+    /// No further sample can be written either.
     All(anyhow::Error),
 }
 
@@ -42,42 +42,42 @@ impl From<DataError> for Refused {
     }
 }
 
-/// Begins what is to be made.
+/// Starts the target.
 pub fn create(options: &ConvertOptions, format: Format) -> Result<Box<dyn Target>> {
     let path = &*options.dst;
     if path.symlink_metadata().is_ok() {
-        bail!("{} is there already: remove it, or choose another name", path.display());
+        bail!("{} already exists: remove it, or choose another name", path.display());
     }
     let parent = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
     };
     let name = path.file_name().with_context(|| format!("{} has no name", path.display()))?;
-    fs::create_dir_all(parent).with_context(|| format!("cannot make the folder {}", parent.display()))?;
+    fs::create_dir_all(parent).with_context(|| format!("cannot create the folder {}", parent.display()))?;
     match format {
-        Format::Folder => Ok(Box::new(folder::Folder::create(path, aside(parent, name)?))),
+        Format::Folder => Ok(Box::new(folder::Folder::create(path, staging_folder(parent, name)?))),
         Format::WebDataset => Ok(Box::new(webdataset::Shards::create(options, parent, name)?)),
         Format::TfRecord => Ok(Box::new(tfrecord::Shards::create(options, parent, name)?)),
         Format::Lmdb => Ok(Box::new(lmdb::Database::create(options)?)),
     }
 }
 
-/// A hidden folder beside the target, which goes away when it is dropped.
-fn aside(parent: &Path, name: &OsStr) -> Result<TempDir> {
+/// A hidden folder next to the target, which is deleted on drop.
+fn staging_folder(parent: &Path, name: &OsStr) -> Result<TempDir> {
     let prefix = format!(".{}.", name.to_string_lossy());
     let made = tempfile::Builder::new().prefix(&prefix).suffix(".part").tempdir_in(parent);
     made.with_context(|| format!("cannot write in {}", parent.display()))
 }
 
-/// Moves files to where they belong: all of them, or none.
+/// Moves files from the first path of each pair to the second: all of them, or none.
 fn move_all(files: &[(PathBuf, PathBuf)]) -> Result<()> {
     if let Some((_, taken)) = files.iter().find(|(_, to)| to.symlink_metadata().is_ok()) {
-        bail!("{} is there already: remove it, or choose another name", taken.display());
+        bail!("{} already exists: remove it, or choose another name", taken.display());
     }
     for (done, (from, to)) in files.iter().enumerate() {
         if let Err(error) = fs::rename(from, to) {
             files[..done].iter().for_each(|(_, to)| _ = fs::remove_file(to));
-            return Err(error).with_context(|| format!("cannot make {}", to.display()));
+            return Err(error).with_context(|| format!("cannot create {}", to.display()));
         }
     }
     Ok(())

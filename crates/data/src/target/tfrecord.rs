@@ -1,4 +1,4 @@
-//! Records of `tf.train.Example`, in one file or in shards named as TensorFlow has them.
+//! Records of `tf.train.Example`, in one file or in shards with TensorFlow's naming.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use overdrive_dataload::TfRecordWriter;
 use tempfile::TempDir;
 
-use super::{Refused, Target, aside, move_all};
+use super::{Refused, Target, move_all, staging_folder};
 use crate::cli::ConvertOptions;
 use crate::example;
 use crate::format::split_ending;
@@ -17,14 +17,14 @@ pub struct Shards {
     parent: PathBuf,
     stem: String,
     ending: String,
-    /// The most samples and bytes of a shard; None for one file with all.
+    /// The most samples and bytes per shard; `None` for a single file.
     limits: Option<[u64; 2]>,
-    /// Dropped before its folder.
+    /// Declared before `staging`, so that it is dropped before its folder.
     writer: Option<TfRecordWriter>,
     samples: u64,
     bytes: u64,
     files: Vec<PathBuf>,
-    aside: TempDir,
+    staging: TempDir,
 }
 
 impl Shards {
@@ -42,7 +42,7 @@ impl Shards {
             samples: 0,
             bytes: 0,
             files: Vec::new(),
-            aside: aside(parent, name.as_ref())?,
+            staging: staging_folder(parent, name.as_ref())?,
         })
     }
 
@@ -67,7 +67,7 @@ impl Target for Shards {
             Some(writer) => writer,
             None => {
                 let name = format!("{}{}", self.files.len(), self.ending);
-                self.writer.insert(TfRecordWriter::create(self.aside.path().join(name))?)
+                self.writer.insert(TfRecordWriter::create(self.staging.path().join(name))?)
             }
         };
         writer.write(&record)?;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use overdrive_dataload::WebDatasetWriter;
 use tempfile::TempDir;
 
-use super::{Refused, Target, aside, move_all};
+use super::{Refused, Target, move_all, staging_folder};
 use crate::cli::ConvertOptions;
 use crate::format::split_ending;
 use crate::names::without_dots;
@@ -15,13 +15,13 @@ use crate::sample::Sample;
 
 pub struct Shards {
     parent: PathBuf,
-    /// Dropped before its folder.
+    /// Declared before `_staging`, so that it is dropped before its folder.
     writer: WebDatasetWriter,
-    _aside: TempDir,
+    _staging: TempDir,
 }
 
 impl Shards {
-    /// `train.tar` stands for `train-%06d.tar`.
+    /// A name without a number pattern gets one: `train.tar` becomes `train-%06d.tar`.
     pub fn create(options: &ConvertOptions, parent: &Path, name: &OsStr) -> Result<Self> {
         let name = name.to_str().context("the name of shards must be UTF-8")?;
         let pattern = match (name.contains('%'), split_ending(name)) {
@@ -32,8 +32,8 @@ impl Shards {
         let (before, after) = pattern.split_once('%').unwrap_or_default();
         let after = after.split_once('d').map_or(after, |(_, after)| after);
         refuse_shards(parent, before, after)?;
-        let aside = aside(parent, before.as_ref())?;
-        let pattern = aside.path().join(pattern);
+        let staging = staging_folder(parent, before.as_ref())?;
+        let pattern = staging.path().join(pattern);
         let mut writer = WebDatasetWriter::builder(pattern.to_str().context("the name of shards must be UTF-8")?);
         if let Some(samples) = options.samples_per_shard {
             writer = writer.max_count(samples);
@@ -41,18 +41,18 @@ impl Shards {
         if let Some(bytes) = options.shard_size {
             writer = writer.max_size(bytes);
         }
-        Ok(Self { parent: parent.to_owned(), writer: writer.build()?, _aside: aside })
+        Ok(Self { parent: parent.to_owned(), writer: writer.build()?, _staging: staging })
     }
 }
 
-/// Shards of an earlier run would be taken for a part of this one.
+/// An error if shards of an earlier run exist: a reader would take them for a part of this one.
 fn refuse_shards(parent: &Path, before: &str, after: &str) -> Result<()> {
     for entry in parent.read_dir().with_context(|| format!("cannot read the folder {}", parent.display()))? {
         let name = entry?.file_name();
         let number = name.to_str().and_then(|name| name.strip_prefix(before)?.strip_suffix(after));
         let taken = number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()));
         let path = parent.join(&name);
-        ensure!(!taken, "{} is there already: remove it, or choose another name", path.display());
+        ensure!(!taken, "{} already exists: remove it, or choose another name", path.display());
     }
     Ok(())
 }
@@ -64,7 +64,7 @@ impl Target for Shards {
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
-        let Self { parent, writer, _aside } = *self;
+        let Self { parent, writer, _staging } = *self;
         let target = |file: PathBuf| {
             let to = parent.join(file.file_name().unwrap_or_default());
             (file, to)

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::panic::{set_hook, take_hook};
 use std::sync::{Mutex, PoisonError};
 
-/// Where there were guarded panics.
+/// The places of guarded panics that were printed already.
 static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// The crate turns a panic of the `parquet` crate into an error. Its places are told; any other panic ends the run.
+/// The crate turns panics of the `parquet` crate into errors. Their places are printed; any other panic ends the run.
 fn let_guarded_panics_pass() {
     let abort = take_hook();
     set_hook(Box::new(move |panic| match panic.location() {

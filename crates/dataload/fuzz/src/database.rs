@@ -1,15 +1,15 @@
-//! Databases, which LMDB gets to see only when their trees hold.
+//! Databases; LMDB opens them only when their trees pass the checks.
 
 use overdrive_dataload::{DataError, Dataset, LmdbDataset};
 
-/// The smallest that LMDB knows, so that a small input has many pages.
+/// LMDB's smallest page size, so that a small input has many pages.
 const PAGE: usize = 512;
-/// Where a meta page says how many entries the main tree has.
+/// The offset in a meta page of the main tree's number of entries.
 const ENTRIES: usize = 120;
-/// Where a meta page names the last page.
+/// The offset in a meta page of the last page's number.
 const LAST_PAGE: usize = 136;
 
-/// The bytes as they are, and as pages that know their numbers.
+/// Reads the bytes as they are, and as pages with correct page numbers.
 pub(crate) fn lmdb(bytes: &[u8]) -> usize {
     let mut pages = with_numbers(bytes);
     let mut given = read(bytes).unwrap_or(0);
@@ -17,7 +17,8 @@ pub(crate) fn lmdb(bytes: &[u8]) -> usize {
     if let Err(DataError::Corrupt { found, .. }) = &outcome
         && let Ok(entries) = found.parse::<u64>()
     {
-        // Counted to the end of the tree: with the right count LMDB has to hold out as well.
+        // The tree was walked to its end, and only the declared count is wrong: fix it, so that LMDB reads the tree
+        // too.
         pages.chunks_exact_mut(PAGE).take(2).for_each(|meta| put(meta, ENTRIES, &entries.to_le_bytes()));
         outcome = read(&pages);
     }
@@ -25,7 +26,7 @@ pub(crate) fn lmdb(bytes: &[u8]) -> usize {
     given
 }
 
-/// How many values the main database and a named one give.
+/// How many values can be read from the main database and a named one.
 fn read(bytes: &[u8]) -> Result<usize, DataError> {
     let path = super::file("fuzz.mdb", bytes);
     let count = |dataset: LmdbDataset| (0..dataset.len()).filter(|&index| dataset.get(index).is_ok()).count();
@@ -36,7 +37,7 @@ fn read(bytes: &[u8]) -> Result<usize, DataError> {
     }
 }
 
-/// Whole pages, each with its number, the first two with all that makes a meta page.
+/// Pads to whole pages and numbers them; the first two get valid meta page headers.
 fn with_numbers(bytes: &[u8]) -> Vec<u8> {
     let mut pages = bytes.to_vec();
     pages.resize(bytes.len().next_multiple_of(PAGE).max(3 * PAGE), 0);

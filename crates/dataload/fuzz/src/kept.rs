@@ -1,4 +1,4 @@
-//! What the crate itself has written down and reads back: caches, indices, positions.
+//! Files and states that the crate itself writes and reads back: caches, indices, loader states.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,26 +10,26 @@ use overdrive_dataload::{
 };
 
 const SAMPLES: usize = 4;
-/// In front of a cache's table.
+/// The length of the header before a cache's table.
 const CACHE_HEADER: usize = 64;
 const CACHE_ENTRY: usize = 24;
-/// Magic, length and checksum of an index.
+/// The length of an index's header: magic, length and checksum.
 const INDEX_HEADER: usize = 20;
-/// What an index says of the file that it belongs to.
+/// The length of the part of an index that identifies its database.
 const INDEX_STAMP: usize = 32;
 
 fn images() -> impl Dataset<Sample = (Image, i64)> {
     FnDataset::new(SAMPLES, |index| Ok((Image::new([index as u8; 6], 1, 2, 3)?, index as i64)))
 }
 
-/// The start of a good cache.
+/// The header of a valid cache.
 static CACHE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let path = super::file("good.cache", &[]);
     drop(DiskCached::open(images(), &path).expect("a new cache"));
     fs::read(path).expect("the cache that was just made")[..CACHE_HEADER].to_vec()
 });
 
-/// A database, its index, and the start of what the index holds.
+/// A database, its index, and the beginning of a valid index.
 static INDEX: LazyLock<(PathBuf, PathBuf, Vec<u8>)> = LazyLock::new(|| {
     let database = super::file("good.mdb", include_bytes!("../../tests/fixtures/lmdb/one.mdb"));
     let index = database.with_extension("index");
@@ -38,23 +38,23 @@ static INDEX: LazyLock<(PathBuf, PathBuf, Vec<u8>)> = LazyLock::new(|| {
     (database, index, start)
 });
 
-/// A cache's table and samples; and the content of an index.
+/// Uses the bytes as a cache's table and samples, and as the content of an index.
 pub(crate) fn caches(bytes: &[u8]) -> usize {
     cache(bytes.to_vec()) + cache(with_checksums(bytes)) + index(bytes)
 }
 
-/// Whatever is in the file, the samples come; how many are from the file is told.
+/// Whatever is in the file, all samples can be read; returns how many entries the cache has.
 fn cache(content: Vec<u8>) -> usize {
     let path = super::file("fuzz.cache", &[&CACHE[..], &content].concat());
     let Ok(cache) = DiskCached::open(images(), &path) else { return 0 };
     let cached = cache.cached();
     for index in 0..SAMPLES {
-        assert!(cache.get(index).is_ok(), "a damaged cache costs time and no samples");
+        assert!(cache.get(index).is_ok(), "a damaged cache must not lose samples");
     }
     cached
 }
 
-/// A table whose entries agree with their checksums, and with those of the samples where there are any.
+/// Fixes the checksums in the table's entries, those of samples included.
 fn with_checksums(bytes: &[u8]) -> Vec<u8> {
     let mut content = bytes.to_vec();
     content.resize(bytes.len().max(SAMPLES * CACHE_ENTRY), 0);
@@ -78,7 +78,7 @@ fn with_checksums(bytes: &[u8]) -> Vec<u8> {
     content
 }
 
-/// Keys that an index has for a database that has others.
+/// An index with keys that its database does not have.
 fn index(bytes: &[u8]) -> usize {
     let (database, index, start) = &*INDEX;
     let body = [&start[INDEX_HEADER..], bytes].concat();
@@ -89,7 +89,7 @@ fn index(bytes: &[u8]) -> usize {
     (0..dataset.len()).filter(|&index| dataset.get(index).is_ok()).count()
 }
 
-/// Lines of a key and a number or text, which take the place of a position's own.
+/// Replaces entries of a loader's state by lines of `key=value`, where a value is a number or text.
 pub(crate) fn state(bytes: &[u8]) -> usize {
     let Ok(text) = str::from_utf8(bytes) else { return 0 };
     let builder = DataLoader::builder(FnDataset::new(10, Ok)).batch_size(3).shuffle(true);
@@ -113,15 +113,15 @@ fn listed(samples: Vec<usize>) -> Result<Vec<usize>, DataError> {
     Ok(samples)
 }
 
-/// How many batches come after the position.
+/// How many batches follow after the state is loaded.
 fn resume(text: &str, loader: Result<DataLoader<Vec<usize>>, DataError>) -> usize {
     const EPOCHS: usize = 2;
     let mut loader = loader.expect("good options");
-    let mut state = loader.state_dict().expect("a new loader's position");
+    let mut state = loader.state_dict().expect("a new loader's state");
     for line in text.lines() {
         let (key, value) = line.split_once('=').unwrap_or((line, ""));
         let entry = value.parse().map_or_else(|_| Entry::Text(value.to_owned()), Entry::Int);
-        // `ahead` is a text, even where it is one number.
+        // `ahead` is text, even where it is one number.
         let entry = if key == "ahead" { Entry::Text(value.to_owned()) } else { entry };
         state.insert(key, entry);
     }
@@ -129,9 +129,9 @@ fn resume(text: &str, loader: Result<DataLoader<Vec<usize>>, DataError>) -> usiz
         return 0;
     }
     let mut given = 0;
-    loader.state_dict().expect("the position that was put back");
+    loader.state_dict().expect("the loaded state");
     for batch in (0..EPOCHS).flat_map(|_| loader.iter()) {
-        loader.state_dict().expect("a position after it");
+        loader.state_dict().expect("a state after a batch");
         match batch {
             Ok(_) => given += 1,
             Err(error) => match error.innermost() {

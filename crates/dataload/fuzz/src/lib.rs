@@ -1,7 +1,8 @@
-//! What a fuzzer feeds: a function a format, from any bytes to how much could be read out of them.
+//! The fuzzers' entry points: one function per format, which takes any bytes and returns how much could be read from
+//! them.
 //!
 //! The targets of cargo-fuzz call these, and so does the test that replays the corpus, `tests/formats/corpus.rs`. Each
-//! reads its bytes as they are, and again with good checksums and lengths, which no fuzzer finds by itself.
+//! reads its bytes as they are, and again with corrected checksums and lengths, which a fuzzer does not find by itself.
 #![forbid(unsafe_code)]
 
 mod database;
@@ -18,10 +19,10 @@ use overdrive_dataload::{
 };
 use tempfile::TempDir;
 
-/// Reads bytes, and tells how much was in them.
+/// Reads bytes, and returns how much could be read.
 pub type Entry = fn(&[u8]) -> usize;
 
-/// Every entry by its name, which is that of its target and of its folder in the corpus.
+/// All entries, with the names of their targets and folders in the corpus.
 pub const ENTRIES: [(&str, Entry); 12] = [
     ("caches", kept::caches),
     ("idx", idx),
@@ -37,16 +38,16 @@ pub const ENTRIES: [(&str, Entry); 12] = [
     ("webdataset", webdataset),
 ];
 
-/// Feeds the entry of this name, and tells how much it read.
+/// Runs the entry of this name, and returns how much it read.
 ///
 /// # Panics
-/// When there is no such entry; and where the code under test does, which is what a fuzzer looks for.
+/// When there is no such entry, and when the code under test panics, which the fuzzer looks for.
 pub fn run(name: &str, bytes: &[u8]) -> usize {
     let (_, entry) = ENTRIES.iter().find(|(entry, _)| *entry == name).expect("an entry of this name");
     entry(bytes)
 }
 
-/// A folder for what is read by name.
+/// A folder for inputs that are read from files.
 static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder for temporary files"));
 
 /// A file with this content.
@@ -60,17 +61,17 @@ fn idx(bytes: &[u8]) -> usize {
     read_idx(file("fuzz.idx", bytes)).map_or(0, |array| 1 + array.data.len())
 }
 
-/// PNG, WebP and whatever else an image can be.
+/// PNG, WebP and any other image format.
 fn image(bytes: &[u8]) -> usize {
     let read = |bytes: &[u8]| usize::from(decode_image(bytes, Color::Rgb, Path::new("fuzz.png")).is_ok());
     let repaired = repair::png_checksums(bytes);
     read(bytes) + repaired.map_or(0, |bytes| read(&bytes))
 }
 
-/// The whole of it, then parts of it at several scales.
+/// Decodes the whole image, then parts of it at several scales.
 fn jpeg(bytes: &[u8]) -> usize {
     const SIDE: usize = 9;
-    // The rest is for `image`.
+    // Other formats are left to `image`.
     if !bytes.starts_with(b"\xff\xd8\xff") {
         return 0;
     }
@@ -94,7 +95,7 @@ fn npy(bytes: &[u8]) -> usize {
     read(bytes) + repair::npy_length(bytes).map_or(0, |bytes| read(&bytes))
 }
 
-/// A file; or else a footer of a good file, and the pages of one.
+/// Reads a whole file; or uses the bytes as the footer, and as the pages, of an otherwise valid file.
 fn parquet(bytes: &[u8]) -> usize {
     if bytes.ends_with(b"PAR1") {
         return table(bytes.to_vec());
@@ -102,10 +103,10 @@ fn parquet(bytes: &[u8]) -> usize {
     table(repair::with_footer(bytes)) + table(repair::with_pages(bytes))
 }
 
-/// Reads column by column, and tells how many could be.
+/// Reads column by column, and returns how many could be read.
 fn table(file: Vec<u8>) -> usize {
     let Ok(dataset) = ParquetDataset::from_bytes(file, Path::new("fuzz.parquet")) else { return 0 };
-    // Without checksums the damage gets further. A small limit, since a few bytes may stand for many equal values.
+    // Without checksums, damage reaches the decoders. A small limit, since a few bytes may encode many equal values.
     let dataset = dataset.threads(1).verify_crc(false).max_column_bytes(1 << 24);
     let names: Vec<String> = dataset.fields().map(|field| field.name().to_owned()).collect();
     let read = |name: &String| {
@@ -124,7 +125,7 @@ fn safetensors(bytes: &[u8]) -> usize {
     read(bytes) + repair::safetensors_length(bytes).map_or(0, |bytes| read(&bytes))
 }
 
-/// A pattern of braces; globs are left out, since what they match is the machine's.
+/// Expands braces; globs are left out, since their matches depend on the machine.
 fn shards(bytes: &[u8]) -> usize {
     let pattern = str::from_utf8(bytes).unwrap_or("*");
     if pattern.contains(['*', '?', '[', '/']) {
@@ -132,13 +133,13 @@ fn shards(bytes: &[u8]) -> usize {
     }
     match expand_shards(pattern) {
         Ok(files) => files.len(),
-        // The pattern held, and its first file is not there.
+        // The pattern is valid, and its first file does not exist.
         Err(DataError::Io { .. }) => 1,
         Err(_) => 0,
     }
 }
 
-/// A file of records, and an example in a record of its own.
+/// Reads the bytes as a file of records, and as an example in a single record.
 fn tfrecord(bytes: &[u8]) -> usize {
     let read = |file: Vec<u8>, verify| {
         let Ok(records) = TfRecords::from_bytes(file, Path::new("fuzz.tfrecord")) else { return 0 };

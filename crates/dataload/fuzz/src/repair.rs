@@ -1,8 +1,8 @@
-//! Checksums and lengths made good, so that what they guard is looked at.
+//! Corrects checksums and lengths, so that the fuzzer reaches the content that they guard.
 
 use flate2::Crc;
 
-/// Files whose footer or pages are replaced.
+/// Valid files whose footer or pages are replaced.
 const TABLES: [&[u8]; 4] = [
     include_bytes!("../../tests/fixtures/parquet/numbers.parquet"),
     include_bytes!("../../tests/fixtures/parquet/nested.parquet"),
@@ -11,7 +11,7 @@ const TABLES: [&[u8]; 4] = [
 ];
 const PARQUET_MAGIC: &[u8] = b"PAR1";
 
-/// A PNG whose chunks agree with their checksums.
+/// Corrects the checksums of a PNG's chunks.
 pub(crate) fn png_checksums(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = bytes.strip_prefix(b"\x89PNG\r\n\x1a\n").map(|_| bytes.to_vec())?;
     let mut rest = &mut bytes[8..];
@@ -27,7 +27,7 @@ pub(crate) fn png_checksums(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// An array whose header ends with its line.
+/// Corrects an npy header's length to end at its first newline.
 pub(crate) fn npy_length(bytes: &[u8]) -> Option<Vec<u8>> {
     let (start, text) = match bytes {
         [0x93, b'N', b'U', b'M', b'P', b'Y', 1, _, _, _, text @ ..] => (10, text),
@@ -40,14 +40,14 @@ pub(crate) fn npy_length(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(repaired)
 }
 
-/// A file whose header ends with its last brace.
+/// Corrects a safetensors header's length to end at the last brace.
 pub(crate) fn safetensors_length(bytes: &[u8]) -> Option<Vec<u8>> {
     let (_, text) = bytes.split_first_chunk::<8>()?;
     let length = text.iter().rposition(|&byte| byte == b'}')? as u64 + 1;
     Some([&length.to_le_bytes()[..], text].concat())
 }
 
-/// Records whose lengths and contents agree with their checksums.
+/// Corrects the checksums of records and their lengths.
 pub(crate) fn tfrecord_checksums(bytes: &[u8]) -> Vec<u8> {
     let masked = |bytes: &[u8]| crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes();
     let mut repaired = bytes.to_vec();
@@ -65,7 +65,7 @@ pub(crate) fn tfrecord_checksums(bytes: &[u8]) -> Vec<u8> {
     repaired
 }
 
-/// An archive whose headers agree with their checksums.
+/// Corrects the checksums of tar headers.
 pub(crate) fn tar_checksums(bytes: &[u8]) -> Vec<u8> {
     let mut repaired = bytes.to_vec();
     for block in repaired.chunks_exact_mut(512).filter(|block| block[257..262] == *b"ustar") {
@@ -76,19 +76,19 @@ pub(crate) fn tar_checksums(bytes: &[u8]) -> Vec<u8> {
     repaired
 }
 
-/// A good table, the first byte says which, and the rest.
+/// A valid file, selected by the first byte, and the remaining bytes.
 fn choose(bytes: &[u8]) -> (&'static [u8], &[u8]) {
     let (which, rest) = bytes.split_first().unwrap_or((&0, &[]));
     (TABLES[usize::from(*which) % TABLES.len()], rest)
 }
 
-/// A good table's pages with the bytes for a footer.
+/// A valid file's pages, with the bytes as footer.
 pub(crate) fn with_footer(bytes: &[u8]) -> Vec<u8> {
     let (table, footer) = choose(bytes);
     [table, footer, &(footer.len() as u32).to_le_bytes(), PARQUET_MAGIC].concat()
 }
 
-/// A good table's footer with the bytes over its first pages.
+/// A valid file, with the bytes written over its first pages.
 pub(crate) fn with_pages(bytes: &[u8]) -> Vec<u8> {
     let (table, pages) = choose(bytes);
     let mut damaged = table.to_vec();

@@ -1,7 +1,7 @@
 //! The npy format of numpy.
 //!
-//! tch has a reader of its own. It trusts the header (a shape larger than the file makes libtorch read past the end of
-//! memory), knows neither Fortran order nor version 3, and takes big-endian for an error.
+//! tch's own reader trusts the header (with a shape larger than the file, libtorch reads past the end of memory),
+//! supports neither Fortran order nor version 3, and rejects big-endian files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use crate::content::Content;
 use crate::tensor::tensor_from_bytes;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
-/// A header of numbers takes some hundred bytes.
+/// The header of a numeric array takes a few hundred bytes.
 const MAX_HEADER_BYTES: u64 = 1 << 16;
 
 /// Reads an npy file into a tensor, raw or compressed with gzip or zstd.
 ///
 /// Versions 1 to 3, C and Fortran order, both byte orders; bool, signed integers, `uint8`, halves, floats, doubles and
-/// complex numbers keep their kind. `uint16` becomes [`Kind::Int`] and `uint32` [`Kind::Int64`], which hold every
-/// value; `uint64` has no such kind and is refused, as are texts, objects (pickles) and records.
+/// complex numbers keep their type. `uint16` becomes [`Kind::Int`] and `uint32` [`Kind::Int64`], which hold every
+/// value; `uint64` has no such kind and is refused, as are strings, objects (pickles) and structured arrays.
 ///
 /// # Shapes
-/// The array's, `[]` for a number.
+/// The array's; `[]` for a 0-dimensional array.
 ///
 /// # Errors
-/// [`DataError::Io`]; [`DataError::Corrupt`] for a bad magic or header, or a length that disagrees with it in either
-/// direction; [`DataError::Layout`] for an element type without a kind.
+/// [`DataError::Io`]; [`DataError::Corrupt`] for bad magic bytes or a bad header, or a file shorter or longer than the
+/// header says; [`DataError::Layout`] for an element type that has no [`Kind`].
 ///
 /// # Source
 /// `numpy.load` for one array; `numpy.lib.format` describes the file.
@@ -38,7 +38,7 @@ pub fn read_npy(path: impl AsRef<Path>) -> Result<Tensor, DataError> {
     read(Content::open(Arc::from(path.as_ref()))?)
 }
 
-/// Reads an npy file that is in memory; `path` only names it in errors. See [`read_npy`].
+/// Reads an npy file that is already in memory; `path` only names it in errors. See [`read_npy`].
 ///
 /// # Errors
 /// As [`read_npy`].
@@ -72,7 +72,7 @@ fn read(mut content: Content) -> Result<Tensor, DataError> {
         && let Some(position) = values.iter().position(|&value| value > 1)
     {
         let found = values[position].to_string();
-        return Err(content.corrupt(start + position as u64, "a truth value of 0 or 1", found));
+        return Err(content.corrupt(start + position as u64, "a bool of 0 or 1", found));
     }
     let values =
         element.widen.map_or_else(|| values.as_slice().into(), |widen| std::borrow::Cow::Owned(widen(&values)));
@@ -108,7 +108,7 @@ fn read_header(content: &mut Content) -> Result<Header, DataError> {
     }
     let at = content.at();
     let header = content.bytes(length, "a header")?;
-    // Latin-1 before version 3, but what a numeric array needs is ASCII.
+    // Latin-1 before version 3, but the header of a numeric array is ASCII.
     let text = String::from_utf8_lossy(&header);
     npy_header::parse(&text).map_err(|found| content.corrupt(at, "the header of a numeric array", found))
 }

@@ -1,6 +1,6 @@
 //! The header of an npy file: a Python dictionary of three entries, read without a Python parser.
 
-/// What the header says.
+/// The header's entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) descr: String,
@@ -8,11 +8,11 @@ pub(super) struct Header {
     pub(super) shape: Vec<usize>,
 }
 
-/// numpy itself stops at 64.
+/// As many as numpy supports.
 const MAX_DIMENSIONS: usize = 64;
 
-/// Reads `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`, in any order of entries; an error says what
-/// is wrong.
+/// Reads `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`, in any order of entries; an error describes
+/// what was found instead.
 pub(super) fn parse(text: &str) -> Result<Header, String> {
     let mut cursor = Cursor { rest: text };
     let (mut descr, mut fortran_order, mut shape) = (None, None, None);
@@ -69,7 +69,7 @@ impl<'a> Cursor<'a> {
 
     fn string(&mut self) -> Result<&'a str, String> {
         self.skip_space();
-        let found = || format!("{:?} in place of a text in quotes", short(self.rest));
+        let found = || format!("{:?} in place of a quoted string", short(self.rest));
         let quote = self.rest.chars().next().filter(|quote| ['\'', '"'].contains(quote)).ok_or_else(found)?;
         let (text, rest) = self.rest[1..].split_once(quote).ok_or_else(found)?;
         self.rest = rest;
@@ -104,7 +104,7 @@ impl<'a> Cursor<'a> {
         let end = self.rest.find(|character: char| !character.is_ascii_digit()).unwrap_or(self.rest.len());
         let (digits, rest) = self.rest.split_at(end);
         let value = digits.parse().map_err(|_| format!("{:?} in place of a size", short(self.rest)))?;
-        // Python 2 wrote its long integers so.
+        // Python 2 wrote long integers with an `L`.
         self.rest = rest.strip_prefix('L').unwrap_or(rest);
         Ok(value)
     }
@@ -132,19 +132,19 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_says_what_is_wrong() {
+    fn errors_say_what_is_wrong() {
         for (text, part) in [
             ("", "in place of {"),
             ("{}", "no descr"),
             ("{'descr': '<f4', 'shape': (1,)}", "no fortran_order"),
             ("{'descr': '<f4', 'fortran_order': False}", "no shape"),
-            ("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': ()}", "in place of a text"),
+            ("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': ()}", "in place of a quoted string"),
             ("{'descr': '<f4', 'fortran_order': Maybe, 'shape': ()}", "in place of False"),
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}", "in place of a size"),
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999999,)}", "in place of a size"),
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2}", "in place of )"),
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (1)} more", "after the header's end"),
-            ("{'descr': 'é", "in place of a text"),
+            ("{'descr': 'é", "in place of a quoted string"),
             ("{'other': 1}", "other"),
         ] {
             assert!(parse(text).unwrap_err().contains(part), "{text}: {}", parse(text).unwrap_err());

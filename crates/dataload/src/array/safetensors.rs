@@ -1,7 +1,7 @@
 //! The safetensors format.
 //!
-//! The `safetensors` crate parses and checks the header. Its own readers want the whole file in memory or mapped; here
-//! only the header and the tensor that is asked for are.
+//! The `safetensors` crate parses and checks the header. Its own readers need the whole file in memory or mapped; this
+//! one reads only the header and the tensors that are asked for.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::content::Content;
 use crate::tensor::tensor_from_bytes;
 
 const LENGTH_BYTES: u64 = 8;
-/// Enough for some hundred thousand tensors. Parsing takes a multiple of it.
+/// Enough for a few hundred thousand tensors. Parsing takes several times as much memory.
 const MAX_HEADER_BYTES: u64 = 1 << 25;
 
 /// A safetensors file whose header has been read and checked, and whose tensors are read one by one.
@@ -36,7 +36,7 @@ const MAX_HEADER_BYTES: u64 = 1 << 25;
 pub struct SafeTensorsFile {
     content: Content,
     header: Metadata,
-    /// Where the header's offsets count from.
+    /// Where the tensors' data begins in the file: the header's offsets are relative to it.
     data: u64,
 }
 
@@ -44,13 +44,13 @@ impl SafeTensorsFile {
     /// Reads the header and holds the file open.
     ///
     /// # Errors
-    /// [`DataError::Corrupt`] for a header that is cut, no JSON, has overlapping or missing pieces, or disagrees with
-    /// the file's length; [`DataError::TooLarge`] for one above 32 MiB; [`DataError::Io`].
+    /// [`DataError::Corrupt`] for a header that is truncated, is not JSON, has overlapping or missing data ranges, or
+    /// disagrees with the file's length; [`DataError::TooLarge`] for a header above 32 MiB; [`DataError::Io`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self, DataError> {
         Self::new(Content::open(Arc::from(path.as_ref()))?)
     }
 
-    /// A file that is in memory; `path` only names it in errors.
+    /// A file that is already in memory; `path` only names it in errors.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -90,7 +90,7 @@ impl SafeTensorsFile {
         self.header.info(name).map(|info| info.shape.as_slice())
     }
 
-    /// What the writer added about the file, by name.
+    /// The file's free-form metadata (`__metadata__`).
     pub fn metadata(&self) -> BTreeMap<&str, &str> {
         self.header.metadata().iter().flatten().map(|(key, value)| (key.as_str(), value.as_str())).collect()
     }
@@ -100,11 +100,12 @@ impl SafeTensorsFile {
     /// `uint16` becomes [`Kind::Int`] and `uint32` [`Kind::Int64`], which hold every value.
     ///
     /// # Errors
-    /// [`DataError::Layout`] for a name that is not there, or a type without a kind; [`DataError::Io`].
+    /// [`DataError::Layout`] for a name that is not in the file, or an element type that has no [`Kind`];
+    /// [`DataError::Io`].
     pub fn tensor(&mut self, name: &str) -> Result<Tensor, DataError> {
         let path = self.content.path().clone();
         let info = self.header.info(name);
-        let info = info.ok_or_else(|| DataError::layout(&path, format!("a tensor {name:?}"), "none of that name"))?;
+        let info = info.ok_or_else(|| DataError::layout(&path, format!("a tensor {name:?}"), "no such tensor"))?;
         let widen: Option<Widen> = match info.dtype {
             Dtype::U16 => Some(u16_to_i32),
             Dtype::U32 => Some(u32_to_i64),
@@ -129,7 +130,7 @@ impl SafeTensorsFile {
             && let Some(position) = values.iter().position(|&value| value > 1)
         {
             let found = values[position].to_string();
-            return Err(self.content.corrupt(at + position as u64, "a truth value of 0 or 1", found));
+            return Err(self.content.corrupt(at + position as u64, "a bool of 0 or 1", found));
         }
         match widen {
             Some(widen) => tensor_from_bytes(&widen(&values), kind, &sizes),
@@ -138,7 +139,8 @@ impl SafeTensorsFile {
     }
 }
 
-/// The kind that a type is read as; the bytes are little-endian, as is every machine that libtorch is built for.
+/// The kind that an element type is read as. No byte swap: safetensors and every machine that libtorch is built for are
+/// little-endian.
 fn kind_of(dtype: Dtype) -> Option<Kind> {
     Some(match dtype {
         Dtype::BOOL => Kind::Bool,

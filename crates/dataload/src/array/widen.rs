@@ -1,6 +1,6 @@
-//! Unsigned integers that libtorch computes little with, as signed ones of twice the width.
+//! Widens unsigned integers, for which libtorch has few operators, to signed ones of twice the width.
 
-/// Turns the bytes of narrow values into those of wide ones.
+/// Turns the bytes of narrow values into the bytes of wide ones.
 pub(super) type Widen = fn(&[u8]) -> Vec<u8>;
 
 /// `u16` in the machine's byte order as `i32`.

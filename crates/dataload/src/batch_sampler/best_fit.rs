@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use crate::DataError;
 
-/// Puts sequences into as few packs of at most `capacity` tokens as best-fit decreasing finds.
+/// Groups sequences into packs of at most `capacity` tokens, by best-fit decreasing.
 ///
-/// Each pack is a list of positions in `lengths`. The longest sequence goes first; each one goes into the pack that it
-/// fills best, or into a new one. That takes at most 11/9 of the fewest possible packs and one more; on texts, whose
-/// lengths are many and various, packs are nearly full. It takes `O(n log n)`.
+/// Each pack is a list of positions in `lengths`. Sequences are placed in order of length, the longest first; each goes
+/// into the pack with the least room that still fits it, or into a new one. This needs at most 11/9 of the fewest
+/// possible packs plus one; for texts, whose lengths vary widely, packs are nearly full. It takes `O(n log n)`.
 ///
 /// ```
 /// let packs = overdrive_dataload::pack(&[3, 5, 6, 2, 4], 10)?;
@@ -33,24 +33,23 @@ pub(super) fn fits(lengths: &[usize], capacity: usize) -> Result<(), DataError> 
     match lengths.iter().position(|&length| length > capacity) {
         None => Ok(()),
         Some(index) => {
-            let expected =
-                format!("room for every sequence, such as that of {} tokens at index {index}", lengths[index]);
+            let expected = format!("at least every sequence's length, {} tokens at index {index}", lengths[index]);
             Err(DataError::option("capacity", expected, capacity))
         }
     }
 }
 
-/// The positions of `lengths`, the longest first and equal ones in order.
+/// The positions in `lengths`, by falling length; equal lengths keep their order.
 pub(super) fn longest_first(lengths: &[usize]) -> Vec<usize> {
     let mut by_length: Vec<usize> = (0..lengths.len()).collect();
     by_length.sort_by_key(|&index| std::cmp::Reverse(lengths[index]));
     by_length
 }
 
-/// Packs of at most `most` sequences, as places in `sorted`, whose lengths fall and are at most `capacity`.
+/// Packs of at most `most` sequences, as positions in `sorted`, which holds falling lengths of at most `capacity`.
 pub(super) fn best_fit(sorted: &[usize], capacity: usize, most: usize) -> Vec<Vec<usize>> {
     let mut packs: Vec<Vec<usize>> = Vec::new();
-    // The packs that may take more, by the room that they have.
+    // The packs that may take more sequences, by the room left in them.
     let mut open: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for (place, &length) in sorted.iter().enumerate() {
         let best =
@@ -80,7 +79,7 @@ mod tests {
     use super::*;
     use crate::Draws;
 
-    /// The rooms that best fit leaves, by looking at every pack as the definition says.
+    /// The room that best fit leaves in each pack, found naively by looking at every pack.
     fn naive(lengths: &[usize], capacity: usize) -> Vec<usize> {
         let mut rooms: Vec<usize> = Vec::new();
         let mut sorted = lengths.to_vec();
@@ -122,9 +121,9 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_nowhere_is_named() {
+    fn a_sequence_longer_than_a_pack_is_named() {
         let error = pack(&[3, 11, 12], 10).unwrap_err();
-        let expected = "room for every sequence, such as that of 11 tokens at index 1";
+        let expected = "at least every sequence's length, 11 tokens at index 1";
         assert_eq!(error.to_string(), format!("capacity: expected {expected}, found 10"));
         assert!(pack(&[], 0).is_ok_and(|packs| packs.is_empty()));
         assert!(pack(&[0, 0], 0).is_ok_and(|packs| packs == [[0, 1]]));

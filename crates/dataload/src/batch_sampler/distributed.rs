@@ -3,19 +3,20 @@
 use crate::rank::Rank;
 use crate::{BatchPlan, BatchSampler, DataError};
 
-/// The batches, or the parts of batches, that one rank takes of another batch sampler's.
+/// One rank's share of another batch sampler's batches: whole batches, or a part of each.
 ///
-/// All ranks get equally many batches, so that none waits for one that does not come. Every rank gives the inner
-/// sampler the same seed and options.
+/// All ranks get equally many batches, so that no rank waits in a collective for a batch that another rank does not
+/// have. The inner sampler needs the same seed and options on every rank.
 ///
-/// Whole batches are dealt out in turn: each rank takes every `world_size`-th one. This is what packs of tokens need.
+/// Whole batches are dealt out in turn: each rank takes every `world_size`-th one. Packs of tokens need this, since
+/// they must stay whole.
 ///
-/// With [`split_batches`](Self::split_batches) each batch is cut into a part a rank instead. Then batches of similar
-/// length keep all ranks equally busy, and a batch of all ranks together has the same samples whatever the number of
+/// With [`split_batches`](Self::split_batches) each batch is cut into one part per rank instead. Then batches of
+/// samples of similar length keep all ranks equally busy, and a global batch has the same samples for any number of
 /// ranks.
 ///
 /// # Source
-/// `BatchSamplerShard` of Hugging Face Accelerate; the rules of PyTorch's `DistributedSampler` for what does not divide.
+/// `BatchSamplerShard` of Hugging Face Accelerate; remainders follow PyTorch's `DistributedSampler`.
 #[derive(Clone, Debug)]
 #[doc(alias = "BatchSamplerShard")]
 pub struct DistributedBatches<B> {
@@ -25,7 +26,7 @@ pub struct DistributedBatches<B> {
 }
 
 impl<B: BatchSampler> DistributedBatches<B> {
-    /// The part of `batches` that belongs to `rank`, from 0, of `world_size` ranks.
+    /// The share of `rank` (counted from 0) of `world_size` ranks in `batches`.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a `world_size` of 0 or a `rank` that is not below it.
@@ -33,10 +34,11 @@ impl<B: BatchSampler> DistributedBatches<B> {
         Ok(Self { batches, rank: Rank::new(world_size, rank)?, split: false })
     }
 
-    /// Whether a remainder is left out, rather than filled up from the start; off unless set.
+    /// Whether a remainder is dropped rather than filled up from the start; off unless set.
     ///
-    /// The remainder is of the batches, or with [`split_batches`](Self::split_batches) of the samples of each batch; a
-    /// batch of fewer samples than ranks is filled up even so, since no rank may be left with an empty one.
+    /// The remainder is the batches, or with [`split_batches`](Self::split_batches) the samples of each batch, that do
+    /// not divide by the number of ranks. A batch of fewer samples than ranks is always filled up, so that no rank gets
+    /// an empty one.
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         self.rank.drop_last = drop_last;
         self
@@ -78,7 +80,8 @@ impl<B: BatchSampler> BatchSampler for DistributedBatches<B> {
         self.batches.pool(epoch)
     }
 
-    /// With whole batches that vary in size, at least the number of ranks: a saved position counts a rank's own.
+    /// A saved position counts this rank's batches, so with whole batches it fits only the same number of ranks: where
+    /// batches vary in size (0 inside), the number of ranks stands for the size.
     fn global_batch_size(&self) -> usize {
         match (self.split, self.batches.global_batch_size()) {
             (true, size) => size,
@@ -119,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saved_position_fits_where_it_means_the_same() -> Result<(), DataError> {
+    fn the_global_batch_size_tells_layouts_apart() -> Result<(), DataError> {
         let packs = |world_size| {
             let packing = TokenPacking::builder([3, 2, 2], 4).build()?;
             Ok::<_, DataError>(DistributedBatches::new(packing, world_size, 0)?.global_batch_size())

@@ -14,7 +14,7 @@ pub struct FixedBatches<S> {
 }
 
 impl<S: Sampler> FixedBatches<S> {
-    /// Cuts `sampler`'s order every `batch_size` indices; `drop_last` leaves an incomplete last batch out.
+    /// Cuts `sampler`'s order every `batch_size` indices; `drop_last` drops an incomplete last batch.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] when `batch_size` is 0.

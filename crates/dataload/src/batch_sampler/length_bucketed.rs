@@ -1,28 +1,28 @@
-//! Batches of samples that are about equally long.
+//! Batches of samples of similar length.
 
 use std::ops::Range;
 
 use crate::permutation::shuffle;
 use crate::{BatchPlan, BatchSampler, DataError, Philox};
 
-/// Samples of similar length whose batches are cut alike.
+/// Samples of similar length, cut into batches of one size.
 #[derive(Clone, Debug)]
 struct Bucket {
-    /// Where its samples are in the order by length.
+    /// The range of its samples in `LengthBucketed::indices`.
     range: Range<usize>,
     batch_size: usize,
 }
 
 /// Random batches of samples of similar length, so that little of a padded batch is padding.
 ///
-/// Samples are put into buckets by their length; every epoch shuffles each bucket, cuts it into batches, and shuffles
-/// the batches of all buckets. Only a bucket's last batch may be smaller than the others. The number of batches is the
-/// same in every epoch. For several ranks there is
+/// Samples are grouped into buckets by length; every epoch shuffles each bucket, cuts it into batches, and shuffles the
+/// batches of all buckets. Only a bucket's last batch may be smaller than its others. The number of batches is the same
+/// in every epoch. For several ranks there is
 /// [`DistributedBatches::split_batches`](crate::DistributedBatches::split_batches).
 ///
-/// A sample is padded to the longest of its batch, so within a bucket of a given width by fewer elements than that
-/// width. With 20,000 log-normal lengths (median 90, sigma 0.8) in batches of 32, padding is 75 % of the elements of
-/// random batches, 6 % with the default of up to 100 buckets, 22 % with 20 of them, and 5 % with buckets 16 wide.
+/// A sample is padded to the longest of its batch, so in a bucket of a given width by fewer elements than that width.
+/// With 20,000 log-normal lengths (median 90, sigma 0.8) in batches of 32, padding is 75 % of the elements of random
+/// batches, 6 % with the default of up to 100 buckets, 22 % with 20 of them, and 5 % with buckets 16 wide.
 ///
 /// ```
 /// use overdrive_dataload::{BatchSampler, LengthBucketed};
@@ -41,10 +41,10 @@ struct Bucket {
 #[doc(alias = "BucketIterator")]
 #[doc(alias = "group_by_length")]
 pub struct LengthBucketed {
-    /// The samples by length.
+    /// The samples' indices, sorted by length.
     indices: Vec<usize>,
     buckets: Vec<Bucket>,
-    /// Unless it is the tokens of a batch that are given.
+    /// `None` with `max_tokens`.
     batch_size: Option<usize>,
     drop_last: bool,
     seed: u64,
@@ -64,7 +64,7 @@ impl LengthBucketed {
         }
     }
 
-    /// Where the batches are in the order by length.
+    /// The range of each batch in `indices`.
     fn cuts(&self) -> impl Iterator<Item = Range<usize>> {
         self.buckets.iter().flat_map(|Bucket { range, batch_size }| {
             let cut = |start: usize| start..start.saturating_add(*batch_size).min(range.end);
@@ -109,35 +109,35 @@ pub struct LengthBucketedBuilder {
 }
 
 impl LengthBucketedBuilder {
-    /// Samples a batch. Either this or [`max_tokens`](Self::max_tokens) has to be set.
+    /// Samples per batch. Either this or [`max_tokens`](Self::max_tokens) has to be set.
     pub fn batch_size(mut self, batch_size: usize) -> Self {
         self.batch_size = Some(batch_size);
         self
     }
 
-    /// Elements a batch with its padding: as many samples of a bucket as fit if each is as long as the bucket's
+    /// Elements per batch, padding included: a batch has as many samples as fit if each is as long as its bucket's
     /// longest.
     pub fn max_tokens(mut self, max_tokens: usize) -> Self {
         self.max_tokens = Some(max_tokens);
         self
     }
 
-    /// Buckets of about equally many samples.
+    /// How many buckets, of about equally many samples each.
     ///
-    /// Unless this or [`bucket_width`](Self::bucket_width) is set there are 100, or fewer where a bucket would not hold
-    /// four times `batch_size`.
+    /// Unless this or [`bucket_width`](Self::bucket_width) is set, there are 100, or fewer so that a bucket holds at
+    /// least four batches of `batch_size`.
     pub fn num_buckets(mut self, num_buckets: usize) -> Self {
         self.num_buckets = Some(num_buckets);
         self
     }
 
-    /// Buckets of an equal range of lengths: 1 to `bucket_width`, and so on.
+    /// Makes each bucket cover a range of lengths of this width: 1 to `bucket_width`, and so on.
     pub fn bucket_width(mut self, bucket_width: usize) -> Self {
         self.bucket_width = Some(bucket_width);
         self
     }
 
-    /// Whether each bucket's incomplete last batch is left out; off unless set.
+    /// Whether each bucket's incomplete last batch is dropped; off unless set.
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         self.drop_last = drop_last;
         self
@@ -152,7 +152,7 @@ impl LengthBucketedBuilder {
     /// Makes the batch sampler.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for an option of 0, for none or both of `batch_size` and `max_tokens`, for both
+    /// [`DataError::InvalidOption`] for an option of 0, for neither or both of `batch_size` and `max_tokens`, for both
     /// `num_buckets` and `bucket_width`, and for a sample that is longer than `max_tokens`.
     pub fn build(self) -> Result<LengthBucketed, DataError> {
         let given = [
@@ -165,7 +165,7 @@ impl LengthBucketedBuilder {
             return Err(DataError::option(option, "at least 1", 0));
         }
         if self.num_buckets.is_some() && self.bucket_width.is_some() {
-            return Err(DataError::option("bucket_width", "no num_buckets beside it", "both"));
+            return Err(DataError::option("bucket_width", "either it or num_buckets", "both"));
         }
         if self.batch_size.is_some() == self.max_tokens.is_some() {
             let found = if self.batch_size.is_some() { "both" } else { "neither" };
@@ -185,7 +185,7 @@ impl LengthBucketedBuilder {
         for members in self.split(&indices) {
             let longest = members.last().map_or(1, |&index| self.lengths[index].max(1));
             let fitting = self.max_tokens.map(|limit| limit / longest);
-            // Both have been checked; 1 only keeps a zero from the cuts.
+            // Both are at least 1 by the checks above; `max(1)` only guards `step_by` from 0.
             let batch_size = self.batch_size.or(fitting).unwrap_or(1).max(1);
             buckets.push(Bucket { range: start..start + members.len(), batch_size });
             start += members.len();
@@ -194,7 +194,7 @@ impl LengthBucketedBuilder {
         Ok(LengthBucketed { indices, buckets, batch_size, drop_last, seed })
     }
 
-    /// The buckets of samples that are in order of their length.
+    /// Splits the samples, sorted by length, into buckets.
     fn split<'a>(&'a self, indices: &'a [usize]) -> Box<dyn Iterator<Item = &'a [usize]> + 'a> {
         if let Some(width) = self.bucket_width {
             let number = move |&index: &usize| self.lengths[index].div_ceil(width);
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
     use crate::{DistributedBatches, Draws, FixedBatches, RandomSampler};
 
-    /// Log-normal lengths, as texts have them.
+    /// Log-normal lengths, as in texts.
     fn lengths(count: usize) -> Vec<usize> {
         let mut draws = Draws::new(1, 2, 3, 4);
         let normal = |draws: &mut Draws| (0..12).map(|_| draws.uniform(0.0, 1.0)).sum::<f64>() - 6.0;
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn every_sample_comes_once_in_an_order_of_its_own_each_epoch() -> Result<(), DataError> {
+    fn every_epoch_has_each_sample_once_in_another_order() -> Result<(), DataError> {
         let lengths = lengths(1000);
         for builder in [
             LengthBucketed::builder(lengths.clone()).batch_size(7),
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rank_gets_as_many_batches_of_about_one_length() -> Result<(), DataError> {
+    fn every_rank_gets_as_many_batches_of_similar_length() -> Result<(), DataError> {
         let lengths = lengths(1003);
         let batches = LengthBucketed::builder(lengths.clone()).batch_size(24).bucket_width(20).build()?;
         let whole = batches.plan(2);

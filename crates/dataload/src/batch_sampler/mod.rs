@@ -1,4 +1,4 @@
-//! The cut of an epoch's order into batches.
+//! Cuts an epoch's order into batches.
 
 mod best_fit;
 mod distributed;
@@ -12,10 +12,10 @@ pub use fixed::FixedBatches;
 pub use length_bucketed::{LengthBucketed, LengthBucketedBuilder};
 pub use token_packing::{TokenPacking, TokenPackingBuilder};
 
-/// Gives the batches of every epoch, as lists of dataset indices.
+/// Decides the batches of every epoch, as lists of dataset indices.
 ///
 /// # Source
-/// `torch.utils.data.Sampler[list[int]]`, what `DataLoader` takes as `batch_sampler`.
+/// `torch.utils.data.Sampler[list[int]]`, the `batch_sampler` of `DataLoader`.
 pub trait BatchSampler: Send + Sync {
     /// How many batches an epoch has.
     fn len(&self) -> usize;
@@ -23,19 +23,20 @@ pub trait BatchSampler: Send + Sync {
     /// The batches of `epoch`, [`len`](BatchSampler::len) of them.
     fn plan(&self, epoch: u64) -> BatchPlan;
 
-    /// The indices that all ranks share out in `epoch`: what [`OnError::Replace`](crate::OnError::Replace) draws its
-    /// substitutes from. Those of the [`plan`](BatchSampler::plan), unless that is one rank's part.
+    /// The indices that all ranks together go through in `epoch`: [`OnError::Replace`](crate::OnError::Replace) draws
+    /// substitutes from them. By default those of the [`plan`](BatchSampler::plan), which is wrong for a sampler whose
+    /// plan is one rank's share.
     fn pool(&self, epoch: u64) -> Vec<usize> {
         self.plan(epoch).order
     }
 
-    /// How many samples all ranks take together in one step; 0, the default, where that varies. A saved state only fits
-    /// a loader with the same.
+    /// How many samples all ranks together take in one step; 0, the default, where that varies. A saved state fits only
+    /// a loader with the same value.
     fn global_batch_size(&self) -> usize {
         0
     }
 
-    /// How many ranks share the data, each with a batch sampler of its own like this one; see
+    /// How many ranks share the data, each with its own batch sampler like this one; see
     /// [`Sampler::world_size`](crate::Sampler::world_size).
     fn world_size(&self) -> usize {
         1
@@ -52,11 +53,11 @@ pub trait BatchSampler: Send + Sync {
 pub struct BatchPlan {
     order: Vec<usize>,
     ends: Vec<usize>,
-    /// The places of the order's indices in the order of all ranks; none where they are their places here.
+    /// For each entry of `order`, its position in the order of all ranks; empty where the two orders are the same.
     places: Vec<u64>,
 }
 
-/// Where the places begin of those who come again, to fill up what does not divide.
+/// Repeats that fill up a remainder get the position `place + (round << ROUND)`, which no first draw has.
 const ROUND: u32 = 48;
 
 impl BatchPlan {
@@ -75,7 +76,7 @@ impl BatchPlan {
         self.ends.is_empty()
     }
 
-    /// The dataset indices of the batch with this number, or none past the last.
+    /// The dataset indices of batch `number`, or `None` past the last one.
     pub fn batch(&self, number: usize) -> Option<&[usize]> {
         self.order.get(self.start(number)..*self.ends.get(number)?)
     }
@@ -84,14 +85,14 @@ impl BatchPlan {
         number.checked_sub(1).and_then(|before| self.ends.get(before)).map_or(0, |end| *end)
     }
 
-    /// What is at each position of a batch, with its place in the order of all ranks: no two draws have the same one.
+    /// The indices of a batch, each with its position in the order of all ranks. No two draws share a position.
     pub(crate) fn draws(&self, number: usize) -> impl Iterator<Item = (usize, u64)> {
         let places = self.start(number)..;
         let place = |place: usize| self.places.get(place).copied().unwrap_or(place as u64);
         self.batch(number).unwrap_or_default().iter().zip(places).map(move |(&index, at)| (index, place(at)))
     }
 
-    /// Adds a batch of what `draws` gives, each with its round.
+    /// Adds a batch of `draws`, which are ((index, position), round of repetition).
     fn push(&mut self, draws: impl Iterator<Item = ((usize, u64), u64)>) {
         for ((index, place), round) in draws {
             self.order.push(index);

@@ -1,4 +1,4 @@
-//! Packs of sequences as batches.
+//! Batches that are packs of sequences.
 
 use std::ops::Range;
 
@@ -6,11 +6,11 @@ use super::best_fit::{best_fit, fits, longest_first};
 use crate::permutation::shuffle;
 use crate::{BatchPlan, BatchSampler, DataError, Philox};
 
-/// Batches of sequences whose tokens together fill a fixed number, without padding and without cutting any.
+/// Batches of sequences that together fill a fixed number of tokens, without padding or cutting any sequence.
 ///
 /// Each batch is one pack of [`pack`](crate::pack); [`PackTokens`](crate::PackTokens) makes tensors of it. Every epoch
-/// exchanges sequences of equal length at random, and shuffles the packs: so their number stays the same, and who
-/// meets whom does not. For several ranks there is [`DistributedBatches`](crate::DistributedBatches).
+/// swaps sequences of equal length at random and shuffles the packs: the number of packs stays the same, while the
+/// sequences that share one change. For several ranks there is [`DistributedBatches`](crate::DistributedBatches).
 ///
 /// ```
 /// use overdrive_dataload::{BatchSampler, TokenPacking};
@@ -23,27 +23,27 @@ use crate::{BatchPlan, BatchSampler, DataError, Philox};
 ///
 /// # Source
 /// Krell et al., "Efficient Sequence Packing without Cross-contamination" (2021); Ding et al., "Fewer Truncations
-/// Improve Language Modeling" (2024), whose best-fit decreasing this is.
+/// Improve Language Modeling" (2024), the source of the best-fit decreasing used here.
 #[derive(Clone, Debug)]
 pub struct TokenPacking {
-    /// The sequences, the longest first.
+    /// The sequences' indices, the longest first.
     by_length: Vec<usize>,
-    /// Where sequences of one length are in `by_length`.
+    /// Ranges of `by_length` with sequences of equal length.
     equal: Vec<Range<usize>>,
-    /// Places in `by_length`.
+    /// The packs, as positions in `by_length`.
     packs: BatchPlan,
     fill: f64,
     seed: u64,
 }
 
 impl TokenPacking {
-    /// Starts from the length of every sequence of the dataset, and the tokens that a pack may hold.
+    /// Starts from the length of every sequence of the dataset and the number of tokens that a pack may hold.
     pub fn builder(lengths: impl Into<Vec<usize>>, capacity: usize) -> TokenPackingBuilder {
         let lengths = lengths.into();
         TokenPackingBuilder { lengths, capacity, max_sequences: None, truncate: false, seed: 0 }
     }
 
-    /// The share of all packs' capacity that tokens fill; 1 when there is none.
+    /// The share of all packs' capacity that tokens fill; 1 when there are no packs.
     pub fn fill(&self) -> f64 {
         self.fill
     }
@@ -83,14 +83,15 @@ pub struct TokenPackingBuilder {
 }
 
 impl TokenPackingBuilder {
-    /// Sequences a pack at most; no limit unless set.
+    /// The most sequences in a pack; no limit unless set.
     pub fn max_sequences(mut self, max_sequences: usize) -> Self {
         self.max_sequences = Some(max_sequences);
         self
     }
 
-    /// Whether a sequence longer than the capacity counts as if it were cut to it, rather than being an error; off
-    /// unless set. [`PackTokens::max_length`](crate::PackTokens::max_length) does the cutting; [`Pieces`](crate::Pieces) keep all.
+    /// Whether a sequence longer than the capacity is counted as the capacity instead of being an error; off unless
+    /// set. [`PackTokens::max_length`](crate::PackTokens::max_length) does the truncation; [`Pieces`](crate::Pieces)
+    /// split long sequences without losing tokens.
     pub fn truncate(mut self, truncate: bool) -> Self {
         self.truncate = truncate;
         self

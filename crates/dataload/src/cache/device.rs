@@ -15,14 +15,14 @@ pub(crate) struct DeviceStore<B> {
     ops: TensorOps<B>,
     device: Device,
     len: usize,
-    /// None before the first batch.
+    /// `None` before the first batch.
     stored: Mutex<Option<Stored<B>>>,
 }
 
 struct Stored<B> {
-    /// A batch without a sample.
+    /// A batch of zero samples, which gives `get` the batch's type.
     structure: B,
-    /// Every tensor of the batch with room for all samples of the dataset.
+    /// One tensor for each tensor of a batch, with room for all samples of the dataset.
     columns: Vec<Tensor>,
     present: Vec<bool>,
 }
@@ -32,7 +32,7 @@ impl<B> DeviceStore<B> {
         Self { ops, device, len, stored: Mutex::new(None) }
     }
 
-    /// The batch of these samples, when all of them are there.
+    /// The batch of these samples, when all of them are stored.
     pub(crate) fn get(&self, indices: &[usize]) -> Result<Option<B>, DataError> {
         let stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(Stored { structure, columns, present }) = &*stored else { return Ok(None) };
@@ -84,7 +84,7 @@ impl<B> DeviceStore<B> {
                 let expected = format!("tensors with the batch's {samples} samples along their first dimension");
                 return Err(DataError::option("cache(OnDevice)", expected, format!("shape {shape:?}")));
             }
-            // Refuses what is sparse or quantised.
+            // Refuses sparse and quantised tensors.
             Rows::new(tensor)?;
             shape[0] = self.len as i64;
             columns.push(Tensor::f_empty(shape, (tensor.kind(), self.device))?);

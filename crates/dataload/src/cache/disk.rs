@@ -1,8 +1,8 @@
 //! Samples kept in a file once they have been read.
 //!
-//! The file has a header, a table with one entry a sample, and the samples in the order in which they came. A sample is
-//! written before its entry, which has a checksum of the sample and one of its own: whatever a crash leaves half-written
-//! does not check and counts as not there, and no length is believed that may be damaged.
+//! The file has a header, a table with one entry per sample, and the samples in the order in which they were written. A
+//! sample is written before its entry, which has a checksum of the sample and one of itself: anything that a crash left
+//! half-written fails its checksum and counts as missing, and a damaged length is never used.
 
 use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -16,15 +16,15 @@ use crate::{DataError, Dataset};
 const MAGIC: &[u8; 8] = b"ODCACHE2";
 const HEADER_BYTES: u64 = 64;
 const ENTRY_BYTES: u64 = 24;
-/// Its table is in memory, and a length that is absurd would end the process.
+/// The table is kept in memory, where an absurd length would abort the process.
 const MAX_SAMPLES: usize = u32::MAX as usize;
-/// The form's name is kept in what the header has left.
+/// The rest of the header holds the beginning of the form's name.
 const FORM_BYTES: usize = 40;
 
-/// A dataset that keeps every sample in a file from its first access on, over the end of the program too.
+/// A dataset that keeps every sample in a file from its first access on; later runs of the program use the file too.
 ///
-/// The file belongs to one process at a time: of several ranks, each needs one of its own. It has to be deleted by hand
-/// when the data behind it changes.
+/// Only one process at a time can open the file: each rank needs its own. Delete it by hand when the dataset's content
+/// changes.
 ///
 /// ```no_run
 /// use overdrive_dataload::{DataLoader, Disk, ImageFolder, ToFloat};
@@ -40,11 +40,11 @@ pub struct DiskCached<D> {
     path: PathBuf,
     file: File,
     entries: RwLock<Vec<Entry>>,
-    /// Where the next sample goes; none once writing has failed.
+    /// Where the next sample goes; `None` once writing has failed.
     end: Mutex<Option<u64>>,
 }
 
-/// Where a sample is; a length of 0 for none.
+/// Where a sample is in the file; a length of 0 means that it is not there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Entry {
     offset: u64,
@@ -63,7 +63,7 @@ impl Entry {
         bytes
     }
 
-    /// None for an entry that is damaged, or another one's.
+    /// `None` for an entry that is damaged, or belongs to another index.
     fn from_bytes(index: usize, bytes: &[u8; ENTRY_BYTES as usize]) -> Option<Self> {
         if bytes.iter().all(|&byte| byte == 0) {
             return Some(Self::default());
@@ -81,7 +81,7 @@ impl Entry {
         crc32c::crc32c_append(crc32c::crc32c(&(index as u64).to_le_bytes()), fields)
     }
 
-    /// Over the place as well, so that no other sample checks.
+    /// Includes the index and offset, so that another sample's bytes do not match.
     fn checksum_of(index: usize, offset: u64, sample: &[u8]) -> u32 {
         let place = crc32c::crc32c(&[(index as u64).to_le_bytes(), offset.to_le_bytes()].concat());
         crc32c::crc32c_append(place, sample)
@@ -92,11 +92,11 @@ impl<D: Dataset> DiskCached<D>
 where
     D::Sample: Storable,
 {
-    /// Opens the file at `path`, or makes it.
+    /// Opens the file at `path`, or creates it.
     ///
     /// # Errors
-    /// [`DataError::Layout`] for a file that is no cache, or one of another dataset or kind of sample, or that another
-    /// process has open; [`DataError::InvalidOption`] for 2^32 samples or more; [`DataError::Io`].
+    /// [`DataError::Layout`] for a file that is not a cache, belongs to another dataset or kind of sample, or is open
+    /// in another process; [`DataError::InvalidOption`] for 2^32 samples or more; [`DataError::Io`].
     pub fn open(dataset: D, path: impl Into<PathBuf>) -> Result<Self, DataError> {
         let (path, len) = (path.into(), dataset.len());
         if len > MAX_SAMPLES {
@@ -109,7 +109,7 @@ where
             Err(TryLockError::WouldBlock) => {
                 return Err(DataError::layout(
                     &path,
-                    "a cache of one process",
+                    "a cache that only this loader has open",
                     "one that another process or loader has open",
                 ));
             }
@@ -120,7 +120,7 @@ where
         let file_bytes = file.metadata().map_err(io)?.len();
         let entries =
             if file_bytes < HEADER_BYTES + table_bytes && is_unfinished(&file, &header, file_bytes).map_err(io)? {
-                // Nothing of worth is in there yet. The header goes last: what has one has its table.
+                // The file has no samples yet. The header is written last, so a file with a header has its table.
                 file.set_len(0).and_then(|()| file.set_len(HEADER_BYTES + table_bytes)).map_err(io)?;
                 write_at(&file, &header, 0).map_err(io)?;
                 vec![Entry::default(); len]
@@ -139,7 +139,7 @@ where
         Ok(Self { dataset, len, path, file, entries: RwLock::new(entries), end })
     }
 
-    /// How many samples the file has, as its table says.
+    /// How many samples the file has, by its table.
     pub fn cached(&self) -> usize {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).iter().filter(|entry| entry.len > 0).count()
     }
@@ -149,7 +149,7 @@ where
         &self.path
     }
 
-    /// The sample from the file; none when it is not there or does not check.
+    /// The sample from the file; `None` when it is missing or its checksum does not match.
     fn read(&self, index: usize) -> Option<D::Sample> {
         let entry = *self.entries.read().unwrap_or_else(PoisonError::into_inner).get(index)?;
         let file_bytes = self.file.metadata().ok()?.len();
@@ -162,14 +162,14 @@ where
         bytes.resize(len, 0);
         read_at(&self.file, &mut bytes, entry.offset).ok()?;
         if Entry::checksum_of(index, entry.offset, &bytes) != entry.checksum {
-            tracing::warn!(path = %self.path.display(), index, "a damaged sample in the cache is read anew");
+            tracing::warn!(path = %self.path.display(), index, "a damaged sample in the cache is read again");
             return None;
         }
         let mut rest = &bytes[..];
         D::Sample::load(&mut rest).filter(|_| rest.is_empty())
     }
 
-    /// Puts the sample into the file. A full disk ends the caching and not the training.
+    /// Appends the sample to the file. A write error (a full disk) ends the caching, not the training.
     fn write(&self, index: usize, sample: &D::Sample) {
         let mut bytes = Vec::new();
         sample.store(&mut bytes);
@@ -217,13 +217,13 @@ where
     }
 }
 
-/// The table's entries; a damaged one has no sample.
+/// The table's entries; a damaged one counts as having no sample.
 fn entries_of(table: &[u8], path: &Path) -> Vec<Entry> {
     let (table, _) = table.as_chunks();
     let entries: Vec<_> = table.iter().enumerate().map(|(index, bytes)| Entry::from_bytes(index, bytes)).collect();
     let damaged = entries.iter().filter(|entry| entry.is_none()).count();
     if damaged > 0 {
-        tracing::warn!(path = %path.display(), damaged, "samples with a damaged entry in the cache are read anew");
+        tracing::warn!(path = %path.display(), damaged, "samples with a damaged entry in the cache are read again");
     }
     entries.into_iter().map(Option::unwrap_or_default).collect()
 }
@@ -240,14 +240,14 @@ fn header_of(len: usize, form: &str) -> [u8; HEADER_BYTES as usize] {
 
 fn describe(header: &[u8; HEADER_BYTES as usize]) -> String {
     if !header.starts_with(MAGIC) {
-        return "a file that is no cache, or one of another version".to_owned();
+        return "a file that is not a cache, or a cache of another version".to_owned();
     }
     let len = header[8..16].iter().rev().fold(0u64, |len, &byte| len << 8 | u64::from(byte));
     let form = header[24..].split(|&byte| byte == 0).next().unwrap_or_default();
     format!("one of {len} samples of the form {:?}", String::from_utf8_lossy(form))
 }
 
-/// Whether the file is one that was just made, or whose making was cut off.
+/// Whether the file was just created, or its creation was interrupted.
 fn is_unfinished(file: &File, header: &[u8], file_bytes: u64) -> io::Result<bool> {
     let mut found = vec![0; file_bytes.min(HEADER_BYTES) as usize];
     read_at(file, &mut found, 0)?;
@@ -299,7 +299,7 @@ mod tests {
     use super::*;
     use crate::FnDataset;
 
-    /// 20 samples of unlike lengths, and how often one was read.
+    /// 20 samples of different lengths, and a count of reads.
     fn counted() -> (impl Dataset<Sample = Vec<u8>>, Arc<AtomicUsize>) {
         let reads = Arc::new(AtomicUsize::new(0));
         let counter = reads.clone();
@@ -370,7 +370,7 @@ mod tests {
             read_all(&cache);
             assert_eq!(reads.load(SeqCst), 1);
         }
-        // Another sample's entry, whole as it is, stands for nothing here.
+        // An intact entry of another sample does not count.
         let mut moved = whole.clone();
         moved.copy_within(entry(7)..entry(8), entry(9));
         fs::write(&path, &moved).unwrap();

@@ -15,23 +15,23 @@ pub struct Ram;
 #[derive(Clone, Debug)]
 pub struct Disk(pub PathBuf);
 
-/// Keeps finished batches, sample by sample, in the memory of a device. Later epochs gather their batches there, whatever
-/// their order is.
+/// Keeps the samples of finished batches in the memory of a device. Later epochs gather their batches there, in any
+/// order.
 ///
-/// What a sample was in its first batch it stays: with this cache, the collate function may have nothing random about
-/// it. Every tensor of a batch has its samples along the first dimension, and all batches agree in the other ones.
+/// A sample stays what it was in its first batch, so with this cache the collate function must not be random. Every
+/// tensor of a batch must have the samples along its first dimension, and the same other dimensions in every batch.
 #[derive(Clone, Copy, Debug)]
 pub struct OnDevice(pub Device);
 
 /// A kind of cache that [`DataLoaderBuilder::cache`] takes: [`Ram`], [`Disk`] or [`OnDevice`].
 pub trait CacheKind<D, C> {
-    /// The builder that comes out.
+    /// The builder that [`apply`](Self::apply) returns.
     type Builder;
 
-    /// Puts the cache behind the builder's dataset.
+    /// Adds the cache after the builder's dataset.
     ///
     /// # Errors
-    /// As [`DiskCached::open`]; the other kinds have none.
+    /// As [`DiskCached::open`]; the other kinds have no errors.
     fn apply(self, builder: DataLoaderBuilder<FromDataset<D>, C>) -> Result<Self::Builder, DataError>;
 }
 

@@ -10,9 +10,9 @@ use crate::{DataError, Dataset};
 
 /// A dataset that keeps every sample in memory from its first access on.
 ///
-/// A sample that is given out again is a clone: for an [`Image`](crate::Image) that shares the bytes. Two threads that
-/// ask for the same new sample at once may both read it; one of the two results is kept. Failures are not kept, so
-/// that the next access tries again.
+/// Each access returns a clone, which for an [`Image`](crate::Image) shares the bytes. Two threads that ask for the
+/// same new sample at once may both read it; one of the two results is kept. Failures are not kept: the next access
+/// tries again.
 pub struct Cached<D: Dataset> {
     dataset: D,
     samples: Box<[OnceLock<D::Sample>]>,
@@ -34,7 +34,8 @@ impl<D: Dataset> Cached<D> {
         Self { dataset, samples, budget: None, fill }
     }
 
-    /// Keeps samples while they fit into `max_bytes` by the measure of `bytes_of`; the others are read each time.
+    /// Keeps samples while their sizes, as `bytes_of` reports them, fit into `max_bytes`; the others are read each
+    /// time.
     pub fn with_budget(
         dataset: D,
         max_bytes: usize,
@@ -49,7 +50,7 @@ impl<D: Dataset> Cached<D> {
         self.samples.iter().filter(|sample| sample.get().is_some()).count()
     }
 
-    /// Keeps it, unless another thread was quicker. Whether it did.
+    /// Keeps the sample unless another thread was quicker; returns whether it did.
     fn keep(&self, slot: &OnceLock<D::Sample>, sample: &D::Sample) -> bool
     where
         D::Sample: Clone,
@@ -61,20 +62,20 @@ impl<D: Dataset> Cached<D> {
         is_kept
     }
 
-    /// The dataset behind the cache.
+    /// The cached dataset.
     pub fn inner(&self) -> &D {
         &self.dataset
     }
 }
 
 impl<S> Budget<S> {
-    /// How many samples will fit into it, where so many are in it now. None before the first.
+    /// Estimates how many samples fit, from the `now` samples that it holds. `None` before the first.
     fn samples(&self, now: u64) -> Option<u64> {
         let used = self.used.load(Ordering::Relaxed) as u128;
         (u128::from(now) * self.max_bytes as u128).checked_div(used)?.try_into().ok()
     }
 
-    /// Takes the sample's bytes out of what is left, or nothing when they do not fit.
+    /// Reserves the sample's bytes; false when they do not fit.
     fn reserve(&self, bytes: usize) -> bool {
         let add = |used: usize| used.checked_add(bytes).filter(|&total| total <= self.max_bytes);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
@@ -101,7 +102,7 @@ where
             None => _ = self.keep(slot, &sample),
             Some(budget) => {
                 let bytes = (budget.bytes_of)(&sample);
-                // What was reserved for a copy that is not kept goes back.
+                // Another thread kept its copy: return what was reserved for this one.
                 if budget.reserve(bytes) && !self.keep(slot, &sample) {
                     budget.used.fetch_sub(bytes, Ordering::Relaxed);
                 }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use crate::{EncodedImage, Image};
 
-/// A sample that a [`DiskCached`](crate::DiskCached) can keep: bytes, texts, numbers, images, and tuples of them.
+/// A sample that a [`DiskCached`](crate::DiskCached) can keep: bytes, strings, numbers, images, and tuples of them.
 pub trait Storable: Sized {
-    /// Names the form, so that a file of another one is refused. Changes whenever the form does.
+    /// Names the stored format, so that a file in another one is refused. Must change whenever the format does.
     fn form() -> String;
 
     /// Appends the sample to `bytes`.
     fn store(&self, bytes: &mut Vec<u8>);
 
-    /// Takes the sample off the front of `bytes`; none when they are not one.
+    /// Takes the sample off the front of `bytes`; `None` when they do not begin with one.
     fn load(bytes: &mut &[u8]) -> Option<Self>;
 }
 

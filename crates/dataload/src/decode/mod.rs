@@ -1,4 +1,4 @@
-//! From an encoded file to an [`Image`]. A format is one module here and one line in [`FORMATS`].
+//! Decodes image files to an [`Image`]. Each format is one module here and one line in [`FORMATS`].
 
 pub(crate) mod jpeg;
 mod png;
@@ -8,8 +8,8 @@ use std::path::Path;
 
 use crate::{Color, DataError, Image};
 
-/// The most bytes that one decoded image may take: 512 MiB. That is one for each value of its pixels: three for RGB, one for
-/// grey, and one more with transparency, in the file's own channels and in those that were asked for.
+/// The most bytes that one decoded image may take: 512 MiB, at one byte per channel of a pixel. Both the file's
+/// channels and the requested ones must fit: three for RGB, one for grey, and one more with transparency.
 pub const MAX_IMAGE_BYTES: u64 = 1 << 29;
 
 /// Refuses an image of more than [`MAX_IMAGE_BYTES`].
@@ -27,7 +27,7 @@ fn check_bytes(bytes: u64, path: &Path) -> Result<(), DataError> {
 
 type Decoder = fn(&[u8], Color, &Path) -> Result<Image, DataError>;
 
-/// Tells a format by its first bytes.
+/// Recognises a format by its first bytes.
 type Magic = fn(&[u8]) -> bool;
 
 /// How a format begins, and what decodes it.
@@ -37,15 +37,15 @@ const FORMATS: [(Magic, Decoder); 3] = [
     (webp::is_webp, webp::decode),
 ];
 
-/// Decodes an image of any format that this build knows (PNG, JPEG, WebP), told by its first bytes and not by its name.
+/// Decodes a PNG, JPEG or WebP image; the format is recognised by the first bytes, not by the name.
 ///
-/// `path` only names the file in errors. An animated image gives its first frame. 16-bit values keep their high byte, as
-/// Pillow has it for colours (its 16-bit grey is cut off at 255 instead). JPEG has Pillow's pixels to the last bit; CMYK
+/// `path` only names the file in errors. An animated image gives its first frame. 16-bit values keep their high byte,
+/// as in Pillow for colours (Pillow clamps 16-bit grey at 255 instead). JPEG pixels equal Pillow's bit for bit; CMYK
 /// becomes RGB.
 ///
 /// # Errors
 /// [`DataError::UnknownFormat`]; [`DataError::Corrupt`] for a truncated or damaged image; [`DataError::TooLarge`] for
-/// one above [`MAX_IMAGE_BYTES`].
+/// an image above [`MAX_IMAGE_BYTES`].
 pub fn decode_image(encoded: &[u8], color: Color, path: &Path) -> Result<Image, DataError> {
     match FORMATS.iter().find(|(is_format, _)| is_format(encoded)) {
         Some((_, decode)) => decode(encoded, color, path),

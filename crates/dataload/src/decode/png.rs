@@ -11,7 +11,7 @@ use crate::{Color, DataError, Image};
 
 pub(super) const MAGIC: &[u8] = b"\x89PNG\r\n\x1a\n";
 
-/// Decodes the whole file: checksums are verified and the end marker has to be there.
+/// Decodes the whole file: checksums are verified, and a missing end marker is an error.
 pub(super) fn decode(encoded: &[u8], color: Color, path: &Path) -> Result<Image, DataError> {
     let damaged = |error| damaged(error, encoded.len(), path);
 
@@ -30,7 +30,7 @@ pub(super) fn decode(encoded: &[u8], color: Color, path: &Path) -> Result<Image,
     }
     let (height, width) = (header.height as usize, header.width as usize);
 
-    // Row by row it takes little memory as yet. A palette may have transparency, which is told after the header.
+    // `read_info` takes little memory yet. It also reads a palette's transparency, which the header does not state.
     let mut reader = decoder.read_info().map_err(damaged)?;
     let stored = reader.output_color_type().0.samples();
     check_size(height, width, stored.max(color.channels(stored)), path)?;
@@ -52,7 +52,7 @@ fn damaged(error: DecodingError, encoded_bytes: usize, path: &Path) -> DataError
         DecodingError::IoError(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             DataError::corrupt(path, encoded_bytes as u64, "more PNG data", "the end of the file")
         }
-        // The decoder does not say where it was.
+        // The decoder does not say at which offset.
         error => DataError::corrupt(path, 0, "an intact PNG image", error.to_string()),
     }
 }
@@ -127,7 +127,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_limit_counts_the_bytes_that_an_image_takes() {
-        // As long a file as such a size needs at least, and no image in it.
+        // A file as long as the declared size needs at least, with no image data for it.
         let declared = |side: u32, type_of: ColorType, color| {
             let channels = type_of.samples();
             let mut encoded = encode(&vec![1; channels], 1, 1, type_of, BitDepth::Eight);
@@ -155,7 +155,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_no_image_is_named() {
+    fn a_file_that_is_not_an_image_is_named() {
         assert!(matches!(decode(b"GIF89a, which no decoder is for"), Err(DataError::UnknownFormat { .. })));
         assert!(decode(b"").unwrap_err().to_string().contains("some.png"));
     }

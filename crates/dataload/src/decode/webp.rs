@@ -13,10 +13,10 @@ pub(super) fn is_webp(encoded: &[u8]) -> bool {
     encoded.starts_with(b"RIFF") && encoded.get(8..12) == Some(b"WEBP")
 }
 
-/// Decodes the file, an animation's first frame.
+/// Decodes the file; of an animation, the first frame.
 pub(super) fn decode(encoded: &[u8], color: Color, path: &Path) -> Result<Image, DataError> {
     let damaged = |error: DecodingError| DataError::corrupt(path, 0, "an intact WebP image", error.to_string());
-    // The decoder may be content with a part of the last chunk.
+    // The decoder may accept a truncated last chunk, so the declared size is checked here.
     let declared = encoded.get(4..8).and_then(|size| size.try_into().ok()).map_or(0, u32::from_le_bytes);
     if u64::from(declared) + 8 > encoded.len() as u64 {
         return Err(DataError::corrupt(path, encoded.len() as u64, "more WebP data", "the end of the file"));

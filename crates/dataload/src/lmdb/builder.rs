@@ -1,4 +1,4 @@
-//! Opening a database: the file is checked, the keys are listed, and then LMDB may have it.
+//! Opening a database: the file is checked and its keys are listed before LMDB maps it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::walk::{Value, walk};
 use super::{LmdbDataset, refused};
 use crate::DataError;
 
-/// The file in a database's folder.
+/// The name of the file in a database's folder.
 pub(super) const DATA_FILE: &str = "data.mdb";
 
 /// Collects the options of an [`LmdbDataset`]; made by [`LmdbDataset::builder`].
@@ -39,25 +39,25 @@ impl LmdbDatasetBuilder {
         self
     }
 
-    /// Keeps the keys in a file, from which the next run has them at once; none unless set.
+    /// Keeps the keys in a file, so that the next run need not list them; no file unless set.
     ///
-    /// The file is made when it is not there, and made anew when it does not fit the database as it is now.
+    /// The file is written when it is missing, and rewritten when the database has changed since.
     pub fn index_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.index_file = Some(path.into());
         self
     }
 
-    /// Whether the system reads on behind a value; on unless set.
+    /// Whether the operating system reads ahead after a value; on unless set.
     ///
-    /// Off, the disk gives what is asked for and nothing around it: better for a file that is larger than memory and read
-    /// in random order.
+    /// Turn it off for a file that is larger than memory and read in random order: then only the requested pages are
+    /// read.
     #[doc(alias = "readahead")]
     pub fn read_ahead(mut self, read_ahead: bool) -> Self {
         self.read_ahead = read_ahead;
         self
     }
 
-    /// Whether values are compared with their checksums, in a database that has them; on unless set.
+    /// Whether values are compared with their checksums, where the database has them; on unless set.
     pub fn verify_crc(mut self, verify: bool) -> Self {
         self.verify_crc = verify;
         self
@@ -65,12 +65,12 @@ impl LmdbDatasetBuilder {
 
     /// Opens the database.
     ///
-    /// Without an index this reads every page that holds keys: a few seconds for millions of entries on a disk.
+    /// Without an index file this reads every page that holds keys: a few seconds for millions of entries.
     ///
     /// # Errors
-    /// [`DataError::Corrupt`] naming file and offset for a file that is no LMDB database, cut short, or damaged where
-    /// it can be told; [`DataError::CorruptEntry`] for damaged checksums; [`DataError::Layout`] for a name that is not
-    /// there, integer or reversed keys, and duplicates; [`DataError::Io`].
+    /// [`DataError::Corrupt`] with file and offset, for a file that is not an LMDB database, is truncated, or is
+    /// damaged in a detectable way; [`DataError::CorruptEntry`] for damaged checksums; [`DataError::Layout`] for a
+    /// database name that does not exist, integer or reversed keys, and duplicates; [`DataError::Io`].
     pub fn open(self) -> Result<LmdbDataset, DataError> {
         if self.database.as_ref().is_some_and(|name| name.contains('\0')) {
             return Err(DataError::option("database", "a name without a zero byte", format!("{:?}", self.database)));
@@ -86,7 +86,7 @@ impl LmdbDatasetBuilder {
         Ok(LmdbDataset { environment, database, path, keys: Arc::new(keys), checksums })
     }
 
-    /// The keys of the index, or of the tree.
+    /// The keys, from the index file or else from the tree.
     fn keys(&self, pages: &mut Pages) -> Result<Keys, DataError> {
         let Some(index_file) = &self.index_file else { return list(pages, self.database.as_deref()) };
         let stamp = Stamp::of(pages, self.database.as_deref())?;
@@ -101,13 +101,13 @@ impl LmdbDatasetBuilder {
     /// Lets LMDB map the file.
     fn map(&self, pages: &Pages) -> Result<(Environment, Database), DataError> {
         let path = pages.path();
-        // A writer would take the lock file; nothing here does, so that the disk may be read-only.
+        // Only writing would need the lock file; without it, the disk may be read-only.
         let mut flags = EnvironmentFlags::READ_ONLY
             | EnvironmentFlags::NO_SUB_DIR
             | EnvironmentFlags::NO_LOCK
             | EnvironmentFlags::NO_TLS;
         flags.set(EnvironmentFlags::NO_READAHEAD, !self.read_ahead);
-        // Not what the file declares, which may be any number.
+        // The checked size of the pages: the map size in the file may be any number.
         let bytes = usize::try_from(pages.bytes()).map_err(|_| refused(path)(Error::MapFull))?;
         let environment = Environment::new()
             .set_flags(flags)
@@ -119,7 +119,7 @@ impl LmdbDatasetBuilder {
         Ok((environment, database))
     }
 
-    /// Takes the entry of the checksums out of the keys, and reads it.
+    /// Removes the checksums' key from the keys, and reads its entry.
     fn checksums(
         &self,
         environment: &Environment,
@@ -144,7 +144,7 @@ impl LmdbDatasetBuilder {
     }
 }
 
-/// The keys of a database; its tree, and the main one in which LMDB looks for its name, are found intact on the way.
+/// Lists the keys of a database. This checks its tree, and the main tree in which LMDB looks up its name.
 fn list(pages: &mut Pages, database: Option<&str>) -> Result<Keys, DataError> {
     let (mut keys, mut trees) = (Keys::default(), Vec::new());
     let main = pages.main();
@@ -156,10 +156,10 @@ fn list(pages: &mut Pages, database: Option<&str>) -> Result<Keys, DataError> {
     let names = |trees: &[(Vec<u8>, Tree)]| {
         let names: Vec<String> =
             trees.iter().map(|(name, _)| format!("{:?}", name.escape_ascii().to_string())).collect();
-        if names.is_empty() { "none with a name".to_owned() } else { names.join(", ") }
+        if names.is_empty() { "no named database".to_owned() } else { names.join(", ") }
     };
     match database {
-        // Python's users who see nothing have forgotten the name.
+        // Without a name, a database with only named ones would look empty.
         None if keys.len() == 0 && !trees.is_empty() => {
             let found = format!("named databases only: {}", names(&trees));
             Err(DataError::layout(pages.path(), "entries in the main database", found))

@@ -1,15 +1,15 @@
-//! A checksum a value, which LMDB does not have, in an entry of its own.
+//! Checksums of the values, which LMDB itself does not have, stored in an extra entry.
 //!
-//! So the values stay what they are for every other reader. The entry holds the magic bytes, one CRC-32C (little-endian)
-//! for each of the other entries in the order of their keys, taken over key and value, and one over all that.
+//! Thereby other readers see the values unchanged. The entry holds the magic bytes, one CRC-32C (little-endian) over
+//! key and value of each other entry, in the order of the keys, and a CRC-32C over all of that.
 
-/// The key of the entry, which no other database should have.
+/// The key of that entry; other databases should not use it.
 pub(super) const KEY: &[u8] = b"__crc32c__";
 
 const MAGIC: &[u8; 8] = b"odcrc32c";
 const CRC: usize = 4;
 
-/// The checksums by position.
+/// The checksums, in the order of the keys.
 #[derive(Debug)]
 pub(super) struct Checksums(Vec<u8>);
 

@@ -1,4 +1,4 @@
-//! The keys of a database in a file beside it, so that the next run need not look for them.
+//! The keys of a database in an index file, so that the next run need not list them.
 
 use std::io::{ErrorKind, Write};
 use std::path::Path;
@@ -11,12 +11,12 @@ use crate::content::Content;
 use crate::output::Output;
 
 const MAGIC: &[u8; 8] = b"odlmdb\0\x01";
-/// Magic, length and checksum of what follows.
+/// Magic, then length and checksum of the bytes that follow.
 const HEADER: usize = 20;
 
-/// What an index is of: the file as it was, and the database in it.
+/// Identifies what an index was made from: the file's state, and the name of the database in it.
 ///
-/// An index also vouches that the tree held when it was read; a file that has changed since gets a new one.
+/// An index also replaces the check of the tree, so a file that has changed since needs a new index.
 pub(super) struct Stamp(Vec<u8>);
 
 impl Stamp {
@@ -28,7 +28,8 @@ impl Stamp {
     }
 }
 
-/// The keys of the index at `path`, if it is whole and of this database; an error when it is no index at all.
+/// The keys of the index at `path`; `None` if it is missing, damaged or of another state; an error when it is not an
+/// index at all.
 pub(super) fn load(path: &Path, stamp: &Stamp) -> Result<Option<Keys>, DataError> {
     let mut content = match Content::open(Arc::from(path)) {
         Ok(content) => content,
@@ -39,7 +40,8 @@ pub(super) fn load(path: &Path, stamp: &Stamp) -> Result<Option<Keys>, DataError
     let filled = content.fill(&mut header)?;
     let compressed = content.length().is_none();
     if compressed || !header.starts_with(MAGIC) {
-        // A slip in the name must not cost a file. Nor does a small file that unpacks to a large one cost memory.
+        // An error, so that a mistyped path never overwrites another file. Compressed data is refused as well, since a
+        // small file may decompress to a huge one.
         let found = match compressed {
             true => "compressed data".to_owned(),
             false => header[..filled.min(MAGIC.len())].escape_ascii().to_string(),
@@ -59,11 +61,11 @@ fn parse(body: &[u8]) -> Option<Keys> {
     Keys::from_parts(keys.to_vec(), lengths.iter().map(|&bytes| u16::from_le_bytes(bytes)))
 }
 
-/// Writes an index, which appears under its name when it is complete.
+/// Writes an index, which appears under its name once it is complete.
 pub(super) fn save(path: &Path, stamp: &Stamp, keys: &Keys) -> Result<(), DataError> {
     let mut body = stamp.0.clone();
     body.extend((keys.len() as u64).to_le_bytes());
-    // LMDB itself has two bytes for the length.
+    // Two bytes are enough for the length, as in LMDB.
     body.extend(keys.iter().flat_map(|key| (key.len() as u16).to_le_bytes()));
     body.extend_from_slice(keys.bytes());
     let header = [MAGIC, &(body.len() as u64).to_le_bytes()[..], &crc32c::crc32c(&body).to_le_bytes()].concat();
@@ -72,7 +74,7 @@ pub(super) fn save(path: &Path, stamp: &Stamp, keys: &Keys) -> Result<(), DataEr
     let finished = written.map_err(DataError::io(output.path())).and_then(|()| output.finish());
     match finished {
         Ok(_) => Ok(()),
-        // Another process may have been quicker: the ranks of one run all begin at once.
+        // Another process may have written it meanwhile: the ranks of one run all start at once.
         Err(error) => load(path, stamp)?.map(drop).ok_or(error),
     }
 }

@@ -1,10 +1,10 @@
-//! Keys in two pieces of memory, however many they are.
+//! All keys in two allocations, however many there are.
 
 /// Sorted keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Keys {
     bytes: Vec<u8>,
-    /// The end of each.
+    /// The end of each key in `bytes`.
     ends: Vec<usize>,
 }
 
@@ -14,7 +14,7 @@ impl Keys {
         self.ends.push(self.bytes.len());
     }
 
-    /// From all keys without space between them, and the length of each; None when the lengths do not add up.
+    /// From the concatenated keys and the length of each; `None` when the lengths do not add up.
     pub(super) fn from_parts(bytes: Vec<u8>, lengths: impl ExactSizeIterator<Item = u16>) -> Option<Self> {
         let mut ends = Vec::with_capacity(lengths.len());
         let mut end = 0usize;
@@ -39,7 +39,7 @@ impl Keys {
         (0..self.len()).map(|index| self.get(index).unwrap_or_default())
     }
 
-    /// Takes a key out.
+    /// Removes a key.
     pub(super) fn remove(&mut self, index: usize) {
         let Some(length) = self.get(index).map(<[u8]>::len) else { return };
         let end = self.ends.remove(index);
@@ -47,7 +47,7 @@ impl Keys {
         self.ends[index..].iter_mut().for_each(|end| *end -= length);
     }
 
-    /// Every key, without space between them.
+    /// The concatenated keys.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }

@@ -1,4 +1,4 @@
-//! LMDB: entries by key in a memory-mapped tree, as PyTorch's users keep images.
+//! LMDB: key-value entries in a memory-mapped tree, a common format for images among PyTorch users.
 
 mod builder;
 mod checksums;
@@ -29,24 +29,24 @@ use crate::{DataError, Dataset};
 /// use overdrive_dataload::{DataLoader, Dataset, LmdbDataset};
 ///
 /// let dataset = LmdbDataset::builder("train.mdb").index_file("train.mdb.index").open()?;
-/// // Many writers keep the number of entries under a key of its own: take those that are images.
+/// // Many writers store the number of entries under an extra key: select the images.
 /// let images: Vec<usize> = (0..dataset.len()).filter(|&i| dataset.key_bytes(i) != Some(b"__len__")).collect();
 /// let images = dataset.subset(images)?.map(|sample| Ok(sample.into_value()));
 /// # Ok::<(), overdrive_dataload::DataError>(())
 /// ```
 ///
 /// # Damage
-/// LMDB follows its file's page numbers through a memory map without checking them. So the file's length is compared
-/// with its last page, and the tree is read with plain reads first, every number checked: damage to it is an error when
-/// the database is opened, not a crash later. What then remains:
+/// LMDB follows the file's page numbers through a memory map without checking them. Opening therefore compares the
+/// file's length with its last page, and reads the whole tree with plain reads, checking every number: a damaged tree
+/// is an error when the database is opened, not a crash later. These risks remain:
 ///
-/// - a value with other bytes than were written, or an intact older state of the database, goes unnoticed, since LMDB
-///   has no checksums. Databases that [`LmdbWriter`] wrote with [`checksums`](LmdbWriterBuilder::checksums) have one a
+/// - a value whose bytes have changed, or an intact older state of the database, goes unnoticed, since LMDB has no
+///   checksums. Databases that [`LmdbWriter`] wrote with [`checksums`](LmdbWriterBuilder::checksums) have one per
 ///   value, and every value that is read is compared with it;
-/// - a file that is written to or cut while it is open can give wrong values, and can end the process (SIGBUS). Nothing
-///   is locked, so that read-only disks work: do not write to a database that is in use;
-/// - an [`index_file`](LmdbDatasetBuilder::index_file) stands for the reading of the tree. It belongs to a length, a
-///   time of last change and a transaction; damage that changes none of them is not looked for again.
+/// - a file that is written to or truncated while it is open can give wrong values or kill the process (SIGBUS).
+///   Nothing is locked, so that read-only disks work: do not write to a database that is in use;
+/// - an [`index_file`](LmdbDatasetBuilder::index_file) replaces the check of the tree for as long as the file's length,
+///   modification time and last transaction are the same; damage that changes none of them is not noticed.
 ///
 /// # Source
 /// Python's `lmdb.open(path, readonly=True, lock=False)` in a `torch.utils.data.Dataset`.
@@ -82,7 +82,7 @@ impl LmdbDataset {
         self.keys.iter()
     }
 
-    /// Where the entry with this key is; for an order of one's own, see [`subset`](Dataset::subset).
+    /// The index of the entry with this key; [`subset`](Dataset::subset) takes such indices in any order.
     pub fn index_of(&self, key: &[u8]) -> Option<usize> {
         self.keys.find(key)
     }
@@ -92,7 +92,7 @@ impl LmdbDataset {
         self.checksums.is_some()
     }
 
-    /// Passes the value of an entry to `read` where it lies in the file's memory map, without a copy.
+    /// Passes the value of an entry to `read` straight from the file's memory map, without a copy.
     ///
     /// # Errors
     /// As [`get`](Dataset::get).
@@ -133,14 +133,14 @@ impl Dataset for LmdbDataset {
     /// Copies the value out of the file.
     ///
     /// # Errors
-    /// [`DataError::CorruptEntry`] naming the key, when the value does not agree with its checksum or is gone;
-    /// [`DataError::IndexOutOfRange`]; [`DataError::Io`] with what LMDB says.
+    /// [`DataError::CorruptEntry`] with the key, when the value does not match its checksum or is gone;
+    /// [`DataError::IndexOutOfRange`]; [`DataError::Io`] with LMDB's error.
     fn get(&self, index: usize) -> Result<LmdbSample, DataError> {
         let value = self.with_value(index, <[u8]>::to_vec)?;
         Ok(LmdbSample { keys: self.keys.clone(), index, value })
     }
 
-    /// The entry's key, with what is not printable escaped.
+    /// The entry's key, with bytes that are not printable ASCII escaped.
     fn key(&self, index: usize) -> Option<String> {
         self.key_bytes(index).map(|key| key.escape_ascii().to_string())
     }
@@ -152,7 +152,7 @@ impl fmt::Debug for LmdbDataset {
     }
 }
 
-/// LMDB's own words, with the file's name.
+/// LMDB's error, with the file's path.
 fn refused(path: &Path) -> impl Fn(Error) -> DataError {
     move |error| {
         let error = match error {

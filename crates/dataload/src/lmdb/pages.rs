@@ -1,9 +1,9 @@
-//! The pages of an LMDB file, every number in them checked before it is believed.
+//! Reads the pages of an LMDB file, and checks every number in them before it is used.
 //!
-//! LMDB itself follows what its pages say through the memory map, and a damaged one leads it out of the map. So the
-//! tree is read here first, with plain reads; only a tree that held is given to LMDB.
+//! LMDB itself follows the numbers in its pages through the memory map without checks, and a damaged one makes it read
+//! outside the map. So the tree is read here first, with plain reads; LMDB gets only a tree that passed.
 //!
-//! The layout is that of LMDB 0.9 on machines of 64 bits, least byte first.
+//! The layout is that of LMDB 0.9 on 64-bit little-endian machines.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -15,31 +15,31 @@ use crate::read::open_regular;
 
 const MAGIC: u32 = 0xbeef_c0de;
 const VERSION: u32 = 1;
-/// A page's header, in front of a meta page's fields too.
+/// The length of a page's header, which meta pages have too.
 const HEADER: usize = 16;
-/// What is read of a meta page.
+/// How much of a meta page is read.
 const META_BYTES: usize = 152;
 const META_FLAG: u16 = 0x08;
-/// The bits that tell what a page is; the others are marks of the process that wrote it.
+/// The flags that say what a page is; the other bits are only used by the writing process.
 const KIND_BITS: u16 = 0x6f;
 const LEAST_PAGE: u64 = 512;
-/// What LMDB is built for.
+/// LMDB's limit.
 const LARGEST_PAGE: u64 = 1 << 15;
-/// A node's size, flags and the length of its key.
+/// The length of a node's header: its value's size, its flags and its key's length.
 const NODE: usize = 8;
-/// The root of a tree without entries.
+/// The root page number of an empty tree.
 const NO_PAGE: u64 = u64::MAX;
-/// The depth that LMDB's cursors have room for.
+/// The deepest tree that LMDB's cursors can walk.
 const MAX_DEPTH: u16 = 32;
 
-/// What a page holds.
+/// The kind of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Branch = 0x01,
     Leaf = 0x02,
 }
 
-/// The file, and the meta page that counts.
+/// The file, and the content of its current meta page.
 pub(super) struct Pages {
     file: File,
     path: Arc<Path>,
@@ -49,10 +49,10 @@ pub(super) struct Pages {
     main: Tree,
 }
 
-/// Where a tree of pages begins, and how large it should be.
+/// The root of a tree of pages, and the tree's declared size.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tree {
-    /// Options of its keys.
+    /// The flags of the database: options of its keys.
     pub(super) flags: u16,
     pub(super) depth: u16,
     pub(super) branches: u64,
@@ -64,7 +64,7 @@ pub(super) struct Tree {
 /// One page in memory.
 pub(super) struct Page {
     bytes: Vec<u8>,
-    /// Of its first byte in the file.
+    /// The page's offset in the file.
     offset: u64,
     /// How many nodes it has.
     pub(super) nodes: usize,
@@ -72,18 +72,18 @@ pub(super) struct Page {
 
 /// An entry of a page.
 pub(super) struct Node<'a> {
-    /// Where it is in the file.
+    /// The node's offset in the file.
     pub(super) offset: u64,
     pub(super) flags: u16,
     pub(super) key: &'a [u8],
-    /// The two words whose meaning depends on the page.
+    /// The first two words: the value's size on a leaf page, part of a page number on a branch page.
     low: u64,
-    /// What follows the key, to the end of the page.
+    /// The bytes after the key, up to the end of the page.
     rest: &'a [u8],
 }
 
 impl Pages {
-    /// Opens a database file: both meta pages must be intact, and the file as long as they say.
+    /// Opens a database file: both meta pages must be intact, and the file at least as long as the current one says.
     pub(super) fn open(path: Arc<Path>) -> Result<Self, DataError> {
         let (mut file, length) = open_regular(&path)?;
         let first = Meta::read(&mut file, 0, &path)?;
@@ -92,7 +92,7 @@ impl Pages {
             let expected = format!("pages of {} bytes, as in the first meta page", first.page_bytes);
             return Err(DataError::corrupt(&path, first.page_bytes, expected, second.page_bytes.to_string()));
         }
-        // LMDB's own choice: on a tie the first.
+        // As LMDB chooses: the newer one, and on a tie the first.
         let meta = if second.transaction > first.transaction { second } else { first };
         let end = meta.last_page.checked_add(1).and_then(|pages| pages.checked_mul(meta.page_bytes));
         if end.is_none_or(|end| end > length) {
@@ -103,7 +103,7 @@ impl Pages {
         Ok(Self { file, path, page_bytes, last_page, transaction, main })
     }
 
-    /// The tree that every database has; named ones are entries of it.
+    /// The main tree, which every file has; named databases are entries of it.
     pub(super) fn main(&self) -> Tree {
         self.main
     }
@@ -122,14 +122,14 @@ impl Pages {
         &self.path
     }
 
-    /// The file's length and the time of its last change, in nanoseconds since 1970.
+    /// The file's length and its modification time, in nanoseconds since 1970.
     pub(super) fn stamp(&self) -> Result<[u64; 2], DataError> {
         let metadata = self.file.metadata().map_err(DataError::io(&self.path))?;
         let modified = metadata.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
         Ok([metadata.len(), modified.map_or(0, |since| since.as_nanos() as u64)])
     }
 
-    /// Reads a page of a tree; `from` is where the file names it.
+    /// Reads a page of a tree; `from` is the offset of the reference to it, for errors.
     pub(super) fn read(&mut self, number: u64, kind: Kind, from: u64) -> Result<Page, DataError> {
         self.require(number, 1, from)?;
         let offset = number * self.page_bytes;
@@ -138,7 +138,7 @@ impl Pages {
         read.map_err(DataError::io(&self.path))?;
         let (own, flags) = (u64_at(&bytes, 0), u16_at(&bytes, 10));
         if own != number {
-            return Err(self.corrupt(offset, format!("page {number}"), format!("one that calls itself {own}")));
+            return Err(self.corrupt(offset, format!("page {number}"), format!("a page with the number {own}")));
         }
         if flags & KIND_BITS != kind as u16 {
             return Err(self.corrupt(
@@ -147,7 +147,7 @@ impl Pages {
                 format!("flags {flags:#x}"),
             ));
         }
-        // The pointers to the nodes grow up to `lower`, the nodes down to `upper`.
+        // The pointers to the nodes grow upwards, ending at `lower`; the nodes grow downwards, beginning at `upper`.
         let (lower, upper) = (usize::from(u16_at(&bytes, 12)), usize::from(u16_at(&bytes, 14)));
         let nodes = lower.saturating_sub(HEADER) / 2;
         let least = if kind == Kind::Branch { 2 } else { 1 };
@@ -166,7 +166,7 @@ impl Pages {
             start % 2 == 0 && start >= HEADER + 2 * page.nodes && node.len() >= NODE + usize::from(key_bytes(node))
         });
         let Some(node) = node else {
-            let expected = "the place of a node within the page";
+            let expected = "the offset of a node within the page";
             return Err(self.corrupt(page.offset + pointer as u64, expected, start.to_string()));
         };
         let (key, rest) = node[NODE..].split_at(key_bytes(node).into());
@@ -174,7 +174,7 @@ impl Pages {
         Ok(Node { offset: page.offset + start as u64, flags: u16_at(node, 4), key, low, rest })
     }
 
-    /// Checks that `count` pages from `number` on are the file's, and none of them a meta page.
+    /// Checks that the file has `count` pages from `number` on, and that none of them is a meta page.
     pub(super) fn require(&self, number: u64, count: u64, from: u64) -> Result<(), DataError> {
         let last = number.checked_add(count - 1);
         if number < 2 || last.is_none_or(|last| last > self.last_page) {
@@ -206,7 +206,7 @@ impl<'a> Node<'a> {
         self.low
     }
 
-    /// The first `length` bytes behind the key, if the page has them.
+    /// The first `length` bytes after the key, if the page has them.
     pub(super) fn inline(&self, length: u64) -> Option<&'a [u8]> {
         self.rest.get(..usize::try_from(length).ok()?)
     }
@@ -227,7 +227,7 @@ impl Tree {
         }
     }
 
-    /// Whether there is nothing in it; None when root and depth contradict each other.
+    /// Whether the tree is empty; `None` when root and depth contradict each other.
     pub(super) fn is_empty(&self) -> Option<bool> {
         match (self.root, self.depth) {
             (NO_PAGE, 0) => Some(true),
@@ -238,7 +238,7 @@ impl Tree {
     }
 }
 
-/// What a meta page says.
+/// The fields of a meta page.
 struct Meta {
     page_bytes: u64,
     last_page: u64,
@@ -260,7 +260,7 @@ impl Meta {
         let (magic, version) = (u32_at(&bytes, HEADER), u32_at(&bytes, HEADER + 4));
         if magic != MAGIC {
             let found = format!("{magic:08x}");
-            return Err(corrupt(16, "LMDB's magic number beefc0de, as machines of 64 bits write it", found));
+            return Err(corrupt(16, "LMDB's magic number beefc0de, at its place in files of 64-bit machines", found));
         }
         if version != VERSION {
             return Err(corrupt(20, "version 1 of LMDB's format", version.to_string()));
@@ -269,7 +269,7 @@ impl Meta {
         if flags & META_FLAG == 0 {
             return Err(corrupt(10, "a meta page", format!("flags {flags:#x}")));
         }
-        // The two trees' records: the first is that of the free pages, which lends its fields to the whole file.
+        // Two tree records follow. The first is of the free pages; its padding field holds the page size of the file.
         let (page_bytes, main) = (u64::from(u32_at(&bytes, 40)), Tree::parse(array_at(&bytes, 88)));
         if !page_bytes.is_power_of_two() || !(LEAST_PAGE..=LARGEST_PAGE).contains(&page_bytes) {
             let expected = "a page size, a power of two from 512 to 32768";

@@ -19,12 +19,12 @@ impl LmdbSample {
         self.keys.get(self.index).unwrap_or_default()
     }
 
-    /// What was stored under it.
+    /// The entry's value.
     pub fn value(&self) -> &[u8] {
         &self.value
     }
 
-    /// What was stored under it, owned.
+    /// The entry's value, owned.
     pub fn into_value(self) -> Vec<u8> {
         self.value
     }

@@ -1,11 +1,11 @@
-//! A tree's entries in order, and with them the proof that LMDB can walk it.
+//! Visits a tree's entries in order, and thereby checks that LMDB can walk it safely.
 
 use super::pages::{Kind, Pages, Tree, u64_at};
 use crate::DataError;
 
-/// The value is on pages of its own.
+/// Flag of a node: the value is on separate (overflow) pages.
 const BIG: u16 = 0x01;
-/// The value is the record of another tree.
+/// Flag of a node: the value is the record of another tree.
 const SUB_TREE: u16 = 0x02;
 
 /// What an entry's value is.
@@ -15,10 +15,10 @@ pub(super) enum Value {
     Tree(Tree),
 }
 
-/// Calls `visit` with every key of `tree`, in order, and what its value is.
+/// Calls `visit` with every key of `tree`, in order, and the kind of its value.
 ///
-/// What holds afterwards: every page that a search can reach is in the file and of the right kind, every node within
-/// its page, every value within the file, and a search for a key finds it. Values are not read.
+/// On success, every page that a search can reach is in the file and of the right kind, every node is within its page,
+/// every value within the file, and a search for a key finds it. Values are not read.
 pub(super) fn walk(pages: &mut Pages, tree: Tree, visit: &mut dyn FnMut(&[u8], Value)) -> Result<(), DataError> {
     let path = pages.path();
     if tree.flags != 0 {
@@ -53,16 +53,16 @@ struct Walk<'a> {
     pages: &'a mut Pages,
     tree: Tree,
     visit: &'a mut dyn FnMut(&[u8], Value),
-    /// A damaged branch can lead to a page again and again: the tree's own count bounds the time.
+    /// Damaged branches can form a cycle: the tree's declared number of pages bounds the walk.
     pages_read: u64,
     entries: u64,
-    /// The next key is above this one, or equal to it where `inclusive`.
+    /// The next key must be above this one, or may equal it where `inclusive`.
     bound: Vec<u8>,
     inclusive: bool,
 }
 
 impl Walk<'_> {
-    /// The page `number` and what is below it; `from` is where the file names it.
+    /// Visits page `number` and the pages below it; `from` is the offset of the reference to it.
     fn subtree(&mut self, number: u64, level: u16, from: u64) -> Result<(), DataError> {
         let kind = if level == self.tree.depth { Kind::Leaf } else { Kind::Branch };
         let page = self.pages.read(number, kind, from)?;
@@ -73,7 +73,7 @@ impl Walk<'_> {
         }
         for position in 0..page.nodes {
             let node = self.pages.node(&page, position)?;
-            // A branch's first key stands for everything below its second, and is mostly empty.
+            // A branch's first key is never compared in a search, and is usually empty.
             if kind == Kind::Leaf || position > 0 {
                 self.pass(node.key, kind, node.offset)?;
             }
@@ -105,7 +105,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Checks that `key` comes after those before, and makes it the bound for what follows.
+    /// Checks that `key` is in order, and makes it the bound for the next one.
     fn pass(&mut self, key: &[u8], kind: Kind, offset: u64) -> Result<(), DataError> {
         let in_order = key > &*self.bound || (self.inclusive && key == &*self.bound);
         if key.is_empty() || !in_order {

@@ -1,4 +1,4 @@
-//! Writing a database aside, to appear when it is complete.
+//! Writes a database under a temporary name, and renames it when it is complete.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,11 +10,11 @@ use super::builder::DATA_FILE;
 use super::{checksums, refused};
 use crate::DataError;
 
-/// What LMDB is built for.
+/// LMDB's limit.
 const MAX_KEY_BYTES: usize = 511;
-/// What is waiting to be written takes no more memory than this, but for the last value.
+/// Pending entries are committed when they reach this size, so they exceed it by at most one entry.
 const BATCH_BYTES: usize = 1 << 26;
-/// The map that a database begins with; it is doubled as often as it takes.
+/// The initial map size of a database; it is doubled as often as needed.
 const FIRST_MAP_BYTES: usize = 1 << 26;
 
 /// Collects the options of an [`LmdbWriter`]; made by [`LmdbWriter::builder`].
@@ -28,29 +28,29 @@ pub struct LmdbWriterBuilder {
 }
 
 impl LmdbWriterBuilder {
-    /// Whether the path is a folder, with the database as `data.mdb` in it, which is what Python's `lmdb.open` expects
-    /// unless told otherwise; off unless set, and the path is the database's file.
+    /// Whether the path is a folder that holds the database as `data.mdb`, the default of Python's `lmdb.open`; off
+    /// unless set: the path is the database's file.
     pub fn subdir(mut self, subdir: bool) -> Self {
         self.subdir = subdir;
         self
     }
 
-    /// Whether a checksum is kept for every value, in one more entry (`__crc32c__`); off unless set.
+    /// Whether to store a checksum of every value, in an extra entry (`__crc32c__`); off unless set.
     ///
-    /// [`LmdbDataset`](crate::LmdbDataset) compares what it reads with them, and for other readers nothing changes but
-    /// that entry. Until the end the writer keeps the keys in memory.
+    /// [`LmdbDataset`](crate::LmdbDataset) compares the values it reads with them; other readers only see that extra
+    /// entry. The writer keeps all keys in memory until [`finish`](LmdbWriter::finish).
     pub fn checksums(mut self, checksums: bool) -> Self {
         self.checksums = checksums;
         self
     }
 
-    /// The most entries of one transaction, unless they take 64 MiB before; 10,000 unless set.
+    /// The most entries of one transaction, which also ends when its entries reach 64 MiB; 10,000 unless set.
     pub fn commit_every(mut self, entries: usize) -> Self {
         self.commit_every = entries;
         self
     }
 
-    /// Begins a database; an earlier one of that name stays until [`finish`](LmdbWriter::finish).
+    /// Starts a database; an existing one at this path stays until [`finish`](LmdbWriter::finish).
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for transactions of no entries; [`DataError::Layout`] when the path is a folder and
@@ -70,7 +70,7 @@ impl LmdbWriterBuilder {
         if self.subdir {
             fs::create_dir_all(&self.path).map_err(DataError::io(&self.path))?;
         }
-        // LMDB would add to what an interrupted run has left.
+        // LMDB would append to the file of an interrupted run.
         if part.exists() {
             fs::remove_file(&part).map_err(DataError::io(&part))?;
         }
@@ -85,7 +85,7 @@ impl LmdbWriterBuilder {
             checksums: self.checksums.then(BTreeMap::new),
             part,
         };
-        // Nobody else knows the file, and it is synced at its end.
+        // No other process opens this file, and `finish` syncs it.
         let flags = EnvironmentFlags::NO_SUB_DIR | EnvironmentFlags::NO_LOCK | EnvironmentFlags::NO_SYNC;
         let environment = Environment::new().set_flags(flags).set_map_size(writer.map_bytes).open(&writer.part);
         let environment = environment.map_err(refused(&writer.part))?;
@@ -95,7 +95,7 @@ impl LmdbWriterBuilder {
     }
 }
 
-/// Writes a database, which appears under its name when it is complete.
+/// Writes a database, which appears at its path once it is complete.
 ///
 /// ```
 /// # let folder = std::env::temp_dir().join(format!("overdrive-doc-{}", std::process::id()));
@@ -119,28 +119,28 @@ pub struct LmdbWriter {
     commit_every: usize,
     path: PathBuf,
     part: PathBuf,
-    /// To be removed with what is unfinished.
+    /// Created by this writer, so removed again if the database is not finished.
     new_folder: Option<PathBuf>,
-    /// Taken at the end.
+    /// `None` once closed.
     environment: Option<(Environment, Database)>,
     map_bytes: usize,
     batch: BTreeMap<Vec<u8>, Vec<u8>>,
     batch_bytes: usize,
-    /// By key, if they are wanted.
+    /// By key, if the option is on.
     checksums: Option<BTreeMap<Vec<u8>, u32>>,
 }
 
 impl LmdbWriter {
-    /// Options for a database of that name.
+    /// Options for a database at `path`.
     pub fn builder(path: impl Into<PathBuf>) -> LmdbWriterBuilder {
         LmdbWriterBuilder { path: path.into(), subdir: false, checksums: false, commit_every: 10_000 }
     }
 
-    /// Adds an entry; keys may come in any order.
+    /// Adds an entry; keys may be added in any order.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a key that is empty, longer than 511 bytes, the one that holds checksums, or
-    /// there already (which may show as late as in [`finish`](Self::finish)), and for a value of 4 GiB or more;
+    /// [`DataError::InvalidOption`] for a key that is empty, longer than 511 bytes, reserved for the checksums, or
+    /// already present (which may be noticed as late as in [`finish`](Self::finish)), and for a value of 4 GiB or more;
     /// [`DataError::Io`].
     pub fn write(&mut self, key: &[u8], value: &[u8]) -> Result<(), DataError> {
         if key.is_empty() || key.len() > MAX_KEY_BYTES || key == checksums::KEY {
@@ -152,7 +152,7 @@ impl LmdbWriter {
         }
         let known = self.checksums.as_ref().is_some_and(|checksums| checksums.contains_key(key));
         if known || self.batch.contains_key(key) {
-            return Err(twice(key));
+            return Err(duplicate(key));
         }
         if let Some(checksums) = &mut self.checksums {
             checksums.insert(key.to_vec(), checksums::of(key, value));
@@ -165,7 +165,7 @@ impl LmdbWriter {
         Ok(())
     }
 
-    /// Completes the database and tells its file's name.
+    /// Completes the database and returns its file's path.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -185,7 +185,7 @@ impl LmdbWriter {
         Ok(self.path.clone())
     }
 
-    /// Writes what is waiting, in a map that is as large as it takes.
+    /// Commits the pending entries, enlarging the map as needed.
     fn commit(&mut self) -> Result<(), DataError> {
         let Some((environment, database)) = &self.environment else { return Ok(()) };
         loop {
@@ -195,7 +195,7 @@ impl LmdbWriter {
                     self.map_bytes = self.map_bytes.saturating_mul(2);
                     environment.set_map_size(self.map_bytes).map_err(refused(&self.part))?;
                 }
-                Err((Error::KeyExist, Some(key))) => return Err(twice(key)),
+                Err((Error::KeyExist, Some(key))) => return Err(duplicate(key)),
                 Err((error, _)) => return Err(refused(&self.part)(error)),
             }
         }
@@ -210,13 +210,13 @@ impl Drop for LmdbWriter {
         self.environment = None;
         _ = fs::remove_file(&self.part);
         if let Some(folder) = &self.new_folder {
-            // Somebody may have put something else there, which keeps it.
+            // Fails, and keeps the folder, if something else has been put there.
             _ = fs::remove_dir(folder);
         }
     }
 }
 
-/// One transaction; the error comes with its key.
+/// Writes `batch` in one transaction; an error has the key that caused it.
 fn put_all<'a>(
     environment: &Environment,
     database: Database,
@@ -230,7 +230,7 @@ fn put_all<'a>(
     transaction.commit().map_err(|error| (error, None))
 }
 
-fn twice(key: &[u8]) -> DataError {
+fn duplicate(key: &[u8]) -> DataError {
     DataError::option("key", "one that the database does not have yet", key.escape_ascii())
 }
 

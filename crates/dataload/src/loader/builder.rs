@@ -1,4 +1,4 @@
-//! The options that both kinds of loader have, with PyTorch's names and meaning.
+//! The options that loaders over datasets and over streams share, with PyTorch's names and meaning.
 
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
@@ -14,22 +14,23 @@ use crate::loader::tuner::{Limits, Tuner, local_ranks, share_of_cores};
 use crate::loader::worker::{Conduct, WorkerInit};
 use crate::{Collate, DataError, Stack, TensorBatch};
 
-/// More threads than this are a slip of the pen, and starting them could take the machine down.
+/// More threads than this are surely a mistake, and starting them could overload the machine.
 const MAX_WORKERS: usize = 1024;
 
 /// The budget of [`DataLoaderBuilder::memory_budget`] unless set: 512 MiB.
 const MEMORY_BUDGET: usize = 512 << 20;
 
-/// The training thread comes first: where both cores of a machine were wanted by both, it gained a tenth.
+/// Favours the training thread: where training and workers competed for the two cores of a machine, training ran a
+/// tenth faster.
 const WORKER_NICE: i32 = 10;
 
 /// Where a loader's samples come from: [`FromDataset`](crate::FromDataset) or [`FromStream`](crate::FromStream).
 pub trait SampleSource {
-    /// What the collate function gets.
+    /// The samples that the collate function gets.
     type Sample;
 }
 
-/// Lets the loader choose, from what the training loop waits for.
+/// Lets the loader choose, from how long the training loop waits for data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Auto;
 
@@ -38,9 +39,9 @@ pub struct Auto;
 pub enum NumWorkers {
     /// This many; 0 loads on the calling thread.
     Fixed(usize),
-    /// Grows from one for as long as the training loop gets faster by it, up to this process's share of the cores: those
-    /// that it may use (by its affinity and its control group), divided by the ranks that the launcher started on the host
-    /// (`LOCAL_WORLD_SIZE`).
+    /// Starts with one and adds workers for as long as that makes the training loop faster, up to this process's share
+    /// of the cores: those that its CPU affinity and cgroup allow, divided by the ranks that the launcher started on
+    /// the host (`LOCAL_WORLD_SIZE`).
     Auto,
 }
 
@@ -82,11 +83,12 @@ pub(crate) struct Options {
     pin_memory: bool,
     device: Option<Device>,
     keep_on_device: bool,
-    /// Of samples that are whole batches, which are told the seed when they are to be shuffled: then their rows are.
+    /// For a source whose samples are whole batches: with `shuffle`, it gets the seed through this cell and shuffles
+    /// rows.
     pub(crate) shuffles_rows: Option<Arc<OnceLock<u64>>>,
-    /// What else the order of the samples follows from.
+    /// Further settings that the order of the samples depends on.
     pub(crate) order: Vec<(&'static str, i64)>,
-    /// A [`TensorOps`] of the batch, where an option needs one.
+    /// The batch type's [`TensorOps`], where an option needs it.
     tensor_ops: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -123,41 +125,42 @@ impl<S: SampleSource> DataLoaderBuilder<S> {
 }
 
 impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
-    /// Samples a batch; 1 unless set.
+    /// Samples per batch; 1 unless set.
     pub fn batch_size(mut self, batch_size: usize) -> Self {
         self.options.batch_size = Some(batch_size);
         self
     }
 
     /// Whether every epoch has a new random order; off unless set. A dataset is permuted as a whole, see
-    /// [`RandomSampler`](crate::RandomSampler); of a stream, the shards.
+    /// [`RandomSampler`](crate::RandomSampler); a stream permutes only its shards, see
+    /// [`shuffle_buffer`](DataLoaderBuilder::shuffle_buffer).
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.options.shuffle = shuffle;
         self
     }
 
-    /// Threads that load in the background; 0, the default, loads on the calling thread. With [`Auto`], the loader finds
-    /// their number within the first batches, and looks again where the training loop waits later.
+    /// Threads that load in the background; 0, the default, loads on the calling thread. With [`Auto`], the loader
+    /// chooses the number during the first batches, and tries again where the training loop waits later.
     pub fn num_workers(mut self, num_workers: impl Into<NumWorkers>) -> Self {
         self.options.num_workers = num_workers.into();
         self
     }
 
-    /// Batches that each worker may be ahead of the consumer; 2 unless set, without effect when there is no worker.
+    /// How many batches per worker may be loaded ahead; 2 unless set, without effect when there is no worker.
     pub fn prefetch_factor(mut self, prefetch_factor: usize) -> Self {
         self.options.prefetch_factor = prefetch_factor;
         self
     }
 
-    /// The memory in bytes that batches made ahead may take where the loader chooses; 512 MiB unless set. Counted for batches
-    /// of tensors with [`prefetch`](Self::prefetch), [`to_device`](Self::to_device) or [`pin_memory`](Self::pin_memory):
-    /// what other batches take, the loader cannot know.
+    /// How many bytes the batches loaded ahead may take where the loader chooses their number ([`Auto`]); 512 MiB
+    /// unless set. Only batches of tensors with [`prefetch`](Self::prefetch), [`to_device`](Self::to_device) or
+    /// [`pin_memory`](Self::pin_memory) are counted: the loader does not know the size of others.
     pub fn memory_budget(mut self, bytes: usize) -> Self {
         self.options.memory_budget = bytes;
         self
     }
 
-    /// Whether an incomplete last batch is left out; off unless set.
+    /// Whether an incomplete last batch is dropped; off unless set.
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         self.options.drop_last = drop_last;
         self
@@ -169,21 +172,21 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
         self
     }
 
-    /// What happens to bad samples; the epoch ends unless set.
+    /// What happens to bad samples; an error that ends the epoch unless set.
     pub fn on_error(mut self, on_error: OnError) -> Self {
         self.options.on_error = on_error;
         self
     }
 
-    /// Whether batches are delivered in the order of the epoch; on unless set. Without, each comes as soon as it is made:
-    /// a slow one holds up no other, and the order depends on timing.
+    /// Whether batches are delivered in the order of the epoch; on unless set. If off, each batch is delivered as soon
+    /// as it is made: a slow batch delays no other, and the order depends on timing.
     pub fn in_order(mut self, in_order: bool) -> Self {
         self.options.in_order = in_order;
         self
     }
 
-    /// How long to wait for a batch; for ever unless set. When it has passed, the epoch ends with
-    /// [`DataError::Timeout`], and threads that may be stuck are left behind instead of joined.
+    /// How long to wait for a batch; without limit unless set. After that time the epoch ends with
+    /// [`DataError::Timeout`], and its threads, which may be stuck, are detached instead of joined.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.options.timeout = Some(timeout);
         self
@@ -195,15 +198,16 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
         self
     }
 
-    /// How much the workers stand back where there are fewer cores than threads: their `nice` value, from 0, where they
-    /// compete with the training thread on equal terms, to 19; 10 unless set. Linux only, elsewhere without effect.
+    /// The workers' `nice` value, 0 to 19; 10 unless set. Where there are fewer cores than threads, a higher value
+    /// gives the training thread more of their time; at 0 all compete on equal terms. Linux only, elsewhere without
+    /// effect.
     pub fn worker_nice(mut self, nice: i32) -> Self {
         self.options.worker_nice = nice;
         self
     }
 
-    /// What turns samples into a batch; [`Stack`] unless set. Goes before [`pin_memory`](Self::pin_memory),
-    /// [`to_device`](Self::to_device) and [`prefetch`](Self::prefetch).
+    /// The function that turns samples into a batch; [`Stack`] unless set. Call it before
+    /// [`pin_memory`](Self::pin_memory), [`to_device`](Self::to_device) and [`prefetch`](Self::prefetch).
     #[doc(alias = "collate_fn")]
     pub fn collate<N: Collate<S::Sample>>(self, collate: N) -> DataLoaderBuilder<S, N> {
         DataLoaderBuilder { source: self.source, collate, options: self.options }
@@ -216,27 +220,28 @@ where
     C: Collate<S::Sample>,
     C::Batch: TensorBatch + 'static,
 {
-    /// Whether batches lie in page-locked memory, from which copies to a GPU run beside its computation; off unless set.
-    /// Without a CUDA device it is passed over with a warning, as in PyTorch.
+    /// Whether batches are put into pinned (page-locked) memory, from which copies to a GPU overlap with its
+    /// computation; off unless set. Without a CUDA device this only logs a warning, as in PyTorch.
     pub fn pin_memory(mut self, pin_memory: bool) -> Self {
         self.options.pin_memory = pin_memory;
         self.with_tensor_ops()
     }
 
-    /// Copies every batch to `device` while the training loop works at those before. On CUDA that goes through page-locked
-    /// memory and a stream of its own; the training loop's stream waits for the copy, its thread does not.
+    /// Copies every batch to `device` while the training loop works on earlier ones. On CUDA the copy uses pinned
+    /// memory and a separate stream; the training loop's stream waits for the copy, its thread does not.
     pub fn to_device(mut self, device: Device) -> Self {
         self.options.device = Some(device);
         self.with_tensor_ops()
     }
 
-    /// Raises the prefetching while the training loop gets faster by it, within [`memory_budget`](Self::memory_budget).
+    /// Raises the prefetch factor for as long as that makes the training loop faster, within
+    /// [`memory_budget`](Self::memory_budget).
     pub fn prefetch(mut self, _: Auto) -> Self {
         self.options.tune_prefetch = true;
         self.with_tensor_ops()
     }
 
-    /// Keeps the samples of batches on the device that they were copied to.
+    /// Keeps the batches' samples on the device that they were copied to.
     pub(crate) fn keep_on_device(mut self) -> Self {
         self.options.keep_on_device = true;
         self.with_tensor_ops()
@@ -248,9 +253,9 @@ where
     }
 }
 
-/// What all loaders are made of, whatever their source.
+/// The parts of a loader that do not depend on its source.
 pub(crate) struct Machinery<B> {
-    /// Where finished samples are kept, if anywhere.
+    /// Where finished samples are kept, with `cache(OnDevice)`.
     pub(crate) keep: Option<(TensorOps<B>, Device)>,
     pub(crate) conduct: Conduct,
     pub(crate) tuner: Tuner,
@@ -260,7 +265,7 @@ pub(crate) struct Machinery<B> {
 }
 
 impl Options {
-    /// Checks what does not depend on the source.
+    /// Checks the options that do not depend on the source, and makes the parts that they set up.
     pub(crate) fn assemble<C, B: 'static>(self, collate: C) -> Result<(Stages<C, B>, Machinery<B>), DataError> {
         let (min, max) = match self.num_workers {
             NumWorkers::Fixed(workers) => (workers, workers),
@@ -273,7 +278,7 @@ impl Options {
             return Err(DataError::option("num_workers", format!("at most {MAX_WORKERS}"), max));
         }
         if self.timeout.is_some() && max == 0 {
-            return Err(DataError::option("timeout", "a worker to wait for", "num_workers(0)"));
+            return Err(DataError::option("timeout", "at least one worker", "num_workers(0)"));
         }
         if self.timeout == Some(Duration::ZERO) {
             return Err(DataError::option("timeout", "more than 0", 0));
@@ -285,12 +290,12 @@ impl Options {
             None => None,
             Some(Ok(ops)) => Some(*ops),
             Some(Err(_)) => {
-                let expected = "a place before pin_memory, to_device and prefetch";
+                let expected = "a call before pin_memory, to_device and prefetch";
                 return Err(DataError::option("collate", expected, "one after them"));
             }
         };
         let to_cuda = matches!(self.device, Some(Device::Cuda(_)));
-        // What goes to a GPU is decoded into pinned memory at once, where there is one.
+        // Batches for a GPU are decoded straight into pinned memory.
         let pinned = (self.pin_memory || to_cuda) && pinning_is_possible();
         let transfer = match ops {
             None => None,
@@ -329,7 +334,7 @@ impl Options {
 
 /// This process's share of the host's cores.
 fn own_cores() -> usize {
-    // As far as affinity and control groups let it use them.
+    // Respects CPU affinity and cgroups.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     share_of_cores(cores, local_ranks(|name| std::env::var(name).ok()))
 }

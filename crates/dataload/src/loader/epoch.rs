@@ -17,11 +17,11 @@ use crate::{Cancellation, DataError};
 /// The batches of one epoch, in order; made by [`DataLoader::iter`](crate::DataLoader::iter) and
 /// [`DataLoader::epoch`](crate::DataLoader::epoch).
 ///
-/// Workers begin when it is made, not when the first batch is asked for: an epoch that is made before a pause (an
-/// evaluation, say) has its first batches ready afterwards. An error ends the epoch; the loader can be used again.
-/// Of a stream, the next epoch goes on with the batch behind the last one that was taken; see [`DataLoader`](crate::DataLoader).
-/// Dropping it stops the workers after the samples that they are reading, and joins them.
-#[must_use = "workers have begun to load; an epoch that is not iterated only wastes their work"]
+/// Workers start when the epoch is made, not when the first batch is asked for: an epoch made before an evaluation has
+/// its first batches ready afterwards. An error ends the epoch; the loader can be used again. With a stream, the next
+/// epoch continues after the last batch that was taken; see [`DataLoader`](crate::DataLoader). Dropping the epoch stops
+/// the workers after the samples that they are reading, and joins them.
+#[must_use = "its workers are already loading; an epoch that is not iterated wastes their work"]
 pub struct Epoch<B> {
     crew: Crew<B>,
     progress: SharedProgress,
@@ -32,16 +32,16 @@ pub struct Epoch<B> {
     last_taken: Option<Instant>,
 }
 
-/// The loader reads it to save it, and the epoch moves it on.
+/// Written by the epoch, and read by the loader to save its state.
 pub(crate) type SharedProgress = Arc<Mutex<Progress>>;
 
-/// What changes the number of workers as the epoch runs.
+/// Adjusts the number of workers while the epoch runs.
 pub(crate) struct Tuning<B> {
     pub(crate) tuner: Arc<Mutex<Tuner>>,
     pub(crate) bytes: Option<fn(&B) -> usize>,
 }
 
-/// Who makes the batches.
+/// What makes the batches.
 enum Crew<B> {
     CallingThread(Arc<dyn EpochWork<B>>),
     Workers(Workers<B>),
@@ -88,7 +88,8 @@ impl<B: Send + 'static> Epoch<B> {
         &self.counters
     }
 
-    /// How many batches lie ready: asking for one more does not wait while this is not 0, unless they are out of order.
+    /// How many finished batches wait to be taken. While this is not 0, the next batch is there at once, unless a
+    /// slower earlier one is due first.
     pub fn ready(&self) -> usize {
         match &self.crew {
             Crew::Workers(workers) => workers.ready(),
@@ -108,7 +109,7 @@ impl<B: Send + 'static> Epoch<B> {
         }
     }
 
-    /// The next batch that has anything in it.
+    /// The next batch that is not empty.
     fn take(&mut self) -> Result<Option<(B, usize)>, DataError> {
         loop {
             let Some(Made { number, result, mark }) = self.make()? else { return Ok(None) };
@@ -126,7 +127,8 @@ impl<B: Send + 'static> Epoch<B> {
         }
     }
 
-    /// Counts a batch as trained on, at once or when whoever takes it ahead of its use hands it out.
+    /// Counts a batch as trained on: at once, or, if a caller takes batches ahead of their use, when that caller hands
+    /// it out.
     fn give(&self, number: usize, mark: Mark) {
         if !is_taken_ahead() {
             return lock(&self.progress).delivered(number, mark, Given::Batch);
@@ -143,10 +145,10 @@ impl<B: Send + 'static> Epoch<B> {
         let bytes = self.tuning.bytes.map_or(0, |bytes| bytes(batch));
         let size = lock(&self.tuning.tuner).observe(bytes, now - asked, now - last);
         if let Some(Size { workers: count, in_flight }) = size {
-            // Where no thread can be started any more, those that run go on.
+            // If no more threads can be started, the epoch continues with those that run.
             match workers.resize(count, in_flight) {
                 Ok(()) => self.counters.set_size(count, in_flight),
-                Err(error) => tracing::warn!(%error, "the loader stays as it is"),
+                Err(error) => tracing::warn!(%error, "the number of workers could not be changed"),
             }
         }
     }
@@ -181,7 +183,7 @@ impl<B: Send + 'static> Iterator for Epoch<B> {
         taken.map(|taken| taken.map(|(batch, _)| batch)).transpose()
     }
 
-    /// At most the batches that are left: an error may end the epoch before.
+    /// At most the remaining batches: an error may end the epoch earlier.
     fn size_hint(&self) -> (usize, Option<usize>) {
         match (&self.crew, self.batches) {
             (Crew::Ended, _) => (0, Some(0)),
@@ -193,7 +195,7 @@ impl<B: Send + 'static> Iterator for Epoch<B> {
 impl<B: Send + 'static> FusedIterator for Epoch<B> {}
 
 impl<B> Drop for Epoch<B> {
-    /// Of a stream, what nobody has taken is left to the next epoch.
+    /// The next epoch of a stream continues with the batches that were not taken.
     fn drop(&mut self) {
         lock(&self.progress).broken_off();
     }

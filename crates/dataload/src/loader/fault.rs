@@ -7,44 +7,45 @@ use crate::DataError;
 
 /// What a loader does with a sample that cannot be read, decoded or collated.
 ///
-/// Panics, and errors that belong to no single sample, end the epoch whatever the policy is: they tell of a mistake in
-/// the program, not in the data.
+/// Panics, and errors that belong to no single sample, end the epoch under every policy: they point to a mistake in the
+/// program, not in the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnError {
-    /// Ends the epoch with the error in the place of the batch.
+    /// Ends the epoch: the error takes the place of the batch.
     #[default]
     Fail,
-    /// Leaves the sample out: its batch gets smaller.
+    /// Skips the sample: its batch gets smaller.
     ///
-    /// A batch of which nothing is left is not delivered, unless several ranks share the data
-    /// ([`Sampler::world_size`](crate::Sampler::world_size)): each of them must make the same number of steps, so such a
-    /// batch is filled as by [`Replace`](Self::Replace), with its errors. A stream with `batches_per_epoch` takes the next
-    /// batch in its place; [`DataError::StreamEnded`] ends the epoch when 256 in a row have had nothing.
+    /// A batch that has lost all its samples is not delivered. Where several ranks share the data
+    /// ([`Sampler::world_size`](crate::Sampler::world_size)), all must make the same number of steps, so there such a
+    /// batch is filled as by [`Replace`](Self::Replace), with that policy's errors. A stream with `batches_per_epoch`
+    /// delivers the next batch instead; after 256 empty batches in a row the epoch ends with
+    /// [`DataError::StreamEnded`].
     Skip,
-    /// Puts another of the epoch's samples in its place, drawn from (seed, epoch, draw) among those of all ranks: every
-    /// batch keeps its size, and every rank its number of batches. Fails when 256 draws in a row are bad too: by chance
-    /// once for 500 billion bad samples where nine of ten samples are bad, hardly ever where fewer are, and soon where
-    /// all are. Each bad draw is a fault of its own. Where samples are whole and do not fit together (images of
-    /// different sizes for [`Stack`](crate::Stack)), the batch is read anew up to 64 times, then it fails.
+    /// Replaces the sample by another of the epoch's samples of all ranks, drawn from (seed, epoch, draw): every batch
+    /// keeps its size, and every rank its number of batches. Fails when 256 substitutes in a row are bad too: where
+    /// nine of ten samples are bad, that happens once in 500 billion bad samples, and where all are bad, at the first
+    /// one. Each bad substitute is listed as a fault as well. Where intact samples do not fit together (images of
+    /// different sizes for [`Stack`](crate::Stack)), the batch is read again up to 64 times, then it fails.
     Replace,
 }
 
-/// A bad sample that was left out or replaced.
+/// A bad sample that was skipped or replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fault {
-    /// The epoch in which it was met.
+    /// The epoch in which it was read.
     pub epoch: u64,
-    /// Its index; see [`Drawn::index`](crate::Drawn::index) for streams.
+    /// The sample's index; see [`Drawn::index`](crate::Drawn::index) for streams.
     pub index: u64,
-    /// The dataset's name for it, see [`Dataset::key`](crate::Dataset::key); of a stream, the shard's file or other
-    /// name and what its format calls the item, see [`DataError::StreamItem`].
+    /// The dataset's name for it, see [`Dataset::key`](crate::Dataset::key); in a stream, the shard's file or other
+    /// name and the format's name for the item, see [`DataError::StreamItem`].
     pub key: Option<String>,
     /// What was wrong.
     pub error: String,
 }
 
-/// The latest faults are kept, so that a broken disk does not fill the memory.
+/// Only the latest faults are kept, so that a broken disk does not fill the memory.
 const KEPT: usize = 1000;
 
 #[derive(Debug, Default)]
@@ -74,7 +75,7 @@ impl Fault {
         Self { epoch, index, key, error: error.to_string() }
     }
 
-    /// The same of an item of a stream, which its error names.
+    /// The fault of a stream's item, whose name is in the error.
     pub(crate) fn of_item(epoch: u64, index: u64, error: &DataError) -> Self {
         Self::new(epoch, index, error.key().map(str::to_owned), error)
     }

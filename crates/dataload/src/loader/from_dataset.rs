@@ -10,8 +10,8 @@ use crate::{
     BatchSampler, Collate, DataError, DataLoader, Dataset, FixedBatches, RandomSampler, Sampler, SequentialSampler,
 };
 
-/// The most samples of an epoch: its order is a list in memory, of 32 GiB then. Asked for more, the system would end
-/// the process instead of giving an error.
+/// The most samples of an epoch. Its order is a list in memory, 32 GiB at this size; a larger allocation would abort
+/// the process instead of returning an error.
 const MAX_ORDER: usize = u32::MAX as usize;
 
 /// A dataset and the order in which a loader reads it.
@@ -32,13 +32,13 @@ impl<D: Dataset> SampleSource for FromDataset<D> {
 }
 
 impl<D: Dataset, C> DataLoaderBuilder<FromDataset<D>, C> {
-    /// An order of one's own; excludes [`shuffle`](Self::shuffle).
+    /// A custom order; excludes [`shuffle`](Self::shuffle).
     pub fn sampler(mut self, sampler: impl Sampler + 'static) -> Self {
         self.source.sampler = Some(Box::new(sampler));
         self
     }
 
-    /// Batches of one's own; excludes [`batch_size`](Self::batch_size), [`shuffle`](Self::shuffle),
+    /// Custom batches; excludes [`batch_size`](Self::batch_size), [`shuffle`](Self::shuffle),
     /// [`sampler`](Self::sampler) and [`drop_last`](Self::drop_last).
     pub fn batch_sampler(mut self, batch_sampler: impl BatchSampler + 'static) -> Self {
         self.source.batch_sampler = Some(Box::new(batch_sampler));
@@ -50,7 +50,7 @@ impl<D, C> DataLoaderBuilder<FromDataset<D>, C> {
     /// Keeps samples for later epochs: [`Ram`](crate::Ram), [`Disk`](crate::Disk) or [`OnDevice`](crate::OnDevice).
     ///
     /// # Errors
-    /// As [`DiskCached::open`](crate::DiskCached::open); the other kinds have none.
+    /// As [`DiskCached::open`](crate::DiskCached::open); the other kinds have no errors.
     pub fn cache<K: CacheKind<D, C>>(self, kind: K) -> Result<K::Builder, DataError> {
         kind.apply(self)
     }
@@ -74,27 +74,27 @@ where
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a `batch_size` or `prefetch_factor` of 0, more than 1024 workers, 2^32 or more
-    /// samples an epoch, and options that exclude each other; [`DataError::Torch`] when the device is not there.
+    /// samples per epoch, and options that exclude each other; [`DataError::Torch`] when the device is not available.
     pub fn build(self) -> Result<DataLoader<C::Batch>, DataError> {
         let Self { source, collate, options } = self;
         let FromDataset { dataset, sampler, batch_sampler } = source;
         let own_batches = batch_sampler.is_some();
         let own_order = own_batches || sampler.is_some();
         if own_batches && (options.batch_size.is_some() || options.shuffle || sampler.is_some() || options.drop_last) {
-            let expected = "no batch_size, shuffle, sampler or drop_last beside it";
+            let expected = "no batch_size, shuffle, sampler or drop_last together with it";
             return Err(DataError::option("batch_sampler", expected, "one of them"));
         }
         if options.shuffle && sampler.is_some() {
-            return Err(DataError::option("sampler", "no shuffle beside it", "shuffle"));
+            return Err(DataError::option("sampler", "either it or shuffle", "both"));
         }
         let (len, seed) = (dataset.len(), options.seed);
         let mut order = vec![("shuffle", i64::from(options.shuffle)), ("drop_last", i64::from(options.drop_last))];
         order.extend(&options.order);
         let shuffles_rows = options.shuffles_rows.as_ref().filter(|_| options.shuffle);
-        if let Some(told) = shuffles_rows {
-            // A state of a loader that permutes batches is refused.
+        if let Some(seed_cell) = shuffles_rows {
+            // Makes the state differ from that of a loader that permutes whole batches.
             order.push(("shuffle_rows", 1));
-            _ = told.set(seed);
+            _ = seed_cell.set(seed);
         }
         let batch_sampler: Arc<dyn BatchSampler> = match batch_sampler {
             Some(batch_sampler) => Arc::from(batch_sampler),
@@ -104,11 +104,11 @@ where
                     false => Box::new(SequentialSampler::new(len)),
                 });
                 if options.shuffles_rows.is_some() && sampler.world_size() > 1 {
-                    tracing::warn!("every rank decodes all row groups: `ParquetBatches::rank` gives each its own");
+                    tracing::warn!("every rank decodes all row groups: use `ParquetBatches::rank`, not a sampler");
                 }
                 let samples = sampler.len().saturating_mul(sampler.world_size());
                 if samples > MAX_ORDER {
-                    let expected = format!("at most {MAX_ORDER} samples an epoch, which are a list in memory");
+                    let expected = format!("at most {MAX_ORDER} samples an epoch, whose order is a list in memory");
                     return Err(DataError::option("sampler", expected, samples));
                 }
                 Arc::new(FixedBatches::new(sampler, options.batch_size.unwrap_or(1), options.drop_last)?)

@@ -7,7 +7,7 @@ use crate::loader::position::Identity;
 use crate::loader::streamed::{StreamOptions, Streamed};
 use crate::{Collate, DataError, DataLoader, IterableDataset, OnError};
 
-/// The shards that are read side by side unless [`DataLoaderBuilder::interleave`] says otherwise.
+/// The default of [`DataLoaderBuilder::interleave`].
 const INTERLEAVE: usize = 4;
 /// With more, a saved state would take more than a kilobyte.
 const MAX_INTERLEAVE: usize = 24;
@@ -34,34 +34,34 @@ impl<D: IterableDataset> SampleSource for FromStream<D> {
 }
 
 impl<D: IterableDataset, C> DataLoaderBuilder<FromStream<D>, C> {
-    /// How many shards are read side by side, taking turns sample by sample; 4 unless set, at most 24 for each rank. The order of the
-    /// samples depends on it.
+    /// How many shards are open at a time, taking turns sample by sample; 4 unless set, at most 24 per rank. The order
+    /// of the samples depends on it.
     pub fn interleave(mut self, shards: usize) -> Self {
         self.source.interleave = shards;
         self
     }
 
-    /// Mixes so many neighbouring samples of each of the [interleaved](Self::interleave) shards; 1, the default, mixes
-    /// none. That many times the number of interleaved shards are in memory.
+    /// The size of the windows in which each of the [interleaved](Self::interleave) shards is shuffled; 1, the default,
+    /// does not shuffle. Memory holds this many samples for each interleaved shard.
     ///
-    /// A shard is mixed window by window, unlike a buffer that runs along: so a saved state only needs to say where a
-    /// window begins.
+    /// A shard is shuffled window by window, unlike a sliding shuffle buffer, so a saved state only needs to say where
+    /// a window begins.
     pub fn shuffle_buffer(mut self, samples: usize) -> Self {
         self.source.shuffle_buffer = samples;
         self
     }
 
-    /// Reads the share of one of several processes: of the interleaved shards, every `world_size`-th from `rank` on.
+    /// Reads the share of one of several ranks: every `world_size`-th of the interleaved shards, from number `rank` on.
     ///
-    /// Shards differ in length, and so do the shares, and what is bad makes them shorter: set
+    /// Shards differ in length, and bad samples shorten them, so the ranks' shares differ: set
     /// [`batches_per_epoch`](Self::batches_per_epoch) where every rank needs the same number of batches.
     pub fn rank(mut self, rank: usize, world_size: usize) -> Self {
         (self.source.rank, self.source.world_size) = (rank, world_size);
         self
     }
 
-    /// Makes an epoch this many batches, on every rank and whatever is bad. The next epoch goes on where this one ends, and
-    /// where the stream ends it begins anew, in a new order.
+    /// Makes an epoch exactly this many batches, on every rank and despite bad samples. The next epoch continues where
+    /// this one ends; at the end of the stream another pass over the shards begins, in a new order.
     pub fn batches_per_epoch(mut self, batches: usize) -> Self {
         self.source.batches_per_epoch = Some(batches);
         self
@@ -76,9 +76,9 @@ where
     /// Makes the loader; no thread is started and no shard opened yet.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for numbers out of their range, for `OnError::Replace` (a stream has no other sample
-    /// to draw; `Skip` takes the next one), and for ranks that do not divide `interleave`; [`DataError::Torch`] when the
-    /// device is not there.
+    /// [`DataError::InvalidOption`] for numbers out of range, for `OnError::Replace` (a stream has no other sample to
+    /// draw; `Skip` takes the next one), and for a `world_size` that does not divide `interleave`; [`DataError::Torch`]
+    /// when the device is not available.
     pub fn build(self) -> Result<DataLoader<C::Batch>, DataError> {
         let Self { source, collate, options } = self;
         let FromStream { dataset, shuffle_buffer, interleave, rank, world_size, batches_per_epoch } = source;
@@ -92,15 +92,15 @@ where
             return Err(DataError::option("rank", format!("less than world_size, {world_size}"), rank));
         }
         if !(1..=MAX_INTERLEAVE.saturating_mul(world_size)).contains(&interleave) {
-            let expected = format!("1 to {MAX_INTERLEAVE} for each rank");
+            let expected = format!("1 to {MAX_INTERLEAVE} per rank");
             return Err(DataError::option("interleave", expected, interleave));
         }
         if world_size > 1 && dataset.shards() < interleave {
-            let expected = format!("at least as many shards as are interleaved on all ranks, {interleave}");
+            let expected = format!("at least as many shards as all ranks interleave, {interleave}");
             return Err(DataError::option("shards", expected, dataset.shards()));
         }
         if world_size > 1 && (interleave % world_size != 0 || batch_size % (interleave / world_size) != 0) {
-            let expected = "a multiple of world_size, and a batch_size that is a multiple of its share";
+            let expected = "a multiple of world_size, and a batch_size that is a multiple of interleave / world_size";
             let found = format!("interleave {interleave}, world_size {world_size}, batch_size {batch_size}");
             return Err(DataError::option("interleave", expected, found));
         }
@@ -133,12 +133,12 @@ where
     }
 }
 
-/// A checksum of what the shards' files are called, wherever they lie; none when one has no name.
+/// A checksum of the shards' file names without their folders; `None` when a shard has no name.
 fn names(dataset: &impl IterableDataset) -> Option<u32> {
     (0..dataset.shards()).try_fold(0, |crc, shard| {
         let name = dataset.shard_name(shard)?;
         let last = name.rsplit(['/', '\\']).next().unwrap_or_default();
-        // What no name holds keeps "a", "bc" from being "ab", "c".
+        // The zero byte, which no name has, tells "a", "bc" from "ab", "c".
         Some(crc32c::crc32c_append(crc32c::crc32c_append(crc, last.as_bytes()), b"\0"))
     })
 }

@@ -14,8 +14,9 @@ use crate::loader::stages::Stages;
 use crate::loader::work::{Content, EpochWork, Made, Source};
 use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError, Dataset};
 
-/// How often `Replace` makes a batch again whose samples do not fit together: each time all of it is read anew. Where
-/// seven of ten samples are of another shape, a batch of 64 has still such after that once in 100 million batches.
+/// How often `Replace` makes a batch again whose samples do not fit together; each time the whole batch is read again.
+/// Where seven of ten samples have a different shape, a batch of 64 still has one after that in one of 100 million
+/// cases.
 const MAX_REMAKES: usize = 64;
 
 pub(crate) struct Indexed<D, C: Collate<D::Sample>>
@@ -26,9 +27,9 @@ where
     pub(crate) stages: Arc<Stages<C, C::Batch>>,
     pub(crate) batch_sampler: Arc<dyn BatchSampler>,
     pub(crate) identity: Identity,
-    /// Whether the batches come from the user's own sampler, of which the identity tells nothing.
+    /// Whether the order comes from the user's own sampler, which the identity does not describe.
     pub(crate) own_order: bool,
-    /// The checksum of the order that was asked for last, and its epoch.
+    /// The epoch whose order was last asked for, and the checksum of that order.
     pub(crate) known_order: Mutex<Option<(u64, u32)>>,
     pub(crate) store: Option<Arc<DeviceStore<C::Batch>>>,
 }
@@ -74,7 +75,7 @@ where
         if let Some((_, order)) = known.filter(|(of, _)| *of == epoch) {
             return Ok(Some(order));
         }
-        // That of all ranks: a run may go on with another number of them.
+        // The order of all ranks: a run may resume with another number of ranks.
         let pool = sampled(|| self.batch_sampler.pool(epoch))?;
         let order = pool.iter().fold(0, |crc, &index| crc32c::crc32c_append(crc, &(index as u64).to_le_bytes()));
         *known = Some((epoch, order));
@@ -82,7 +83,7 @@ where
     }
 }
 
-/// Runs a sampler, which may be the user's own, and lets no panic out.
+/// Runs a sampler, which may be the user's, and turns a panic into an error.
 fn sampled<T>(sampler: impl FnOnce() -> T) -> Result<T, DataError> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(sampler))
         .map_err(|payload| DataError::other(format!("the sampler panicked: {}", message_of(payload))))
@@ -94,11 +95,11 @@ pub(super) struct IndexedEpoch<D, C, B> {
     store: Option<Arc<DeviceStore<B>>>,
     plan: BatchPlan,
     pub(super) batch_sampler: Arc<dyn BatchSampler>,
-    /// What substitutes are drawn from; made when the first is needed.
+    /// The indices that substitutes are drawn from; made when the first is needed.
     pub(super) pool: OnceLock<Vec<usize>>,
     pub(super) seed: u64,
     pub(super) epoch: u64,
-    /// Whether other ranks make as many steps as this one, and wait for it.
+    /// Whether several ranks share the data, so that all must make the same number of steps.
     shared: bool,
     /// Batches that were delivered before the state was saved.
     delivered: BTreeSet<usize>,
@@ -129,8 +130,9 @@ where
     D: Dataset,
     C: Collate<D::Sample>,
 {
-    /// Makes a batch; where a collate function only tells afterwards which sample does not fit, makes it again without. Where
-    /// nothing is left of it, and other ranks have that batch too, it is filled with others.
+    /// Makes a batch. Where the collate function reports only at the end which sample does not fit, the batch is made
+    /// again without that sample. A batch that loses all samples is filled with substitutes where other ranks make that
+    /// step too.
     fn assemble(&self, number: usize, cancelled: &Cancellation) -> Result<Content<C::Batch>, DataError> {
         let indices = self.plan.batch(number).unwrap_or_default();
         if let Some(store) = &self.store
@@ -167,7 +169,7 @@ where
                     if policy == OnError::Skip && self.shared && faults.len() + unfit.len() > 0 =>
                 {
                     policy = OnError::Replace;
-                    // What is known to be bad is neither read nor reported again.
+                    // Samples known to be bad are neither read nor reported again.
                     indices_unfit.extend(indices);
                     unfit.extend(faults);
                 }
@@ -187,7 +189,7 @@ where
         }
     }
 
-    /// Keeps the samples of a batch where that is asked for, and sends the batch on its way.
+    /// Stores the batch's samples, with `cache(OnDevice)`, and starts the batch's transfer.
     fn finish(&self, batch: C::Batch, drawn: &[usize], samples: usize) -> Result<Content<C::Batch>, DataError> {
         if let Some(store) = &self.store {
             store.put(drawn, &batch)?;
@@ -215,7 +217,8 @@ impl<D: Dataset, C, B> IndexedEpoch<D, C, B> {
     }
 }
 
-/// Whether a batch with misfits is made once more. Without substitutes it gets smaller each time: there is an end.
+/// Whether a batch whose samples do not fit together is made again. `Skip` needs no limit: the batch gets smaller each
+/// time.
 fn may_remake(policy: OnError, remakes: usize) -> bool {
     match policy {
         OnError::Fail => false,
@@ -224,7 +227,7 @@ fn may_remake(policy: OnError, remakes: usize) -> bool {
     }
 }
 
-/// The indices of the samples that a collate function complains of.
+/// The indices of the samples that a collate function's error blames.
 fn culprits(error: &DataError, drawn: &[usize]) -> BTreeSet<usize> {
     let at = |position: &usize| drawn.get(*position).copied();
     match error {

@@ -1,4 +1,4 @@
-//! One of the shards that a stream reads side by side.
+//! One of the lanes of a stream: each reads its share of the shards, and the lanes take turns.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,20 +6,20 @@ use std::str::FromStr;
 use crate::loader::order::{Domain, permutation};
 use crate::{Cancellation, DataError, Deferred, IterableDataset, ShardStream, StreamPosition};
 
-/// The shard that an item was read from, its place there, and the item.
+/// The shard that an item was read from, its position there, and the item.
 type Read<S> = (usize, u64, Result<Deferred<S>, DataError>);
 
-/// All that it takes to bring a [`Lane`] back to where it was.
+/// Everything needed to bring a [`Lane`] back to where it was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LanePosition {
-    /// How often the lane has begun anew, in all epochs: its order follows from that, and not from the epoch's number, so
-    /// that an epoch can go on in the middle.
+    /// The number of the lane's pass over its shards. The order depends on it rather than on the epoch's number, so
+    /// that an epoch can begin in the middle of a pass.
     pub(crate) pass: u64,
-    /// Where the window begins.
+    /// Where the current window begins.
     pub(crate) window_start: StreamPosition,
-    /// The window's number since the pass began.
+    /// The window's number in this pass.
     pub(crate) window: u64,
-    /// How many items of the window have been given.
+    /// How many items of the window have been taken.
     pub(crate) taken: usize,
 }
 
@@ -49,63 +49,63 @@ impl FromStr for LanePosition {
     }
 }
 
-/// An item of a stream and where it is from.
+/// An item of a stream and its origin.
 pub(crate) struct Item<S> {
-    /// How often its lane had begun anew.
+    /// The number of its lane's pass.
     pub(crate) pass: u64,
     pub(crate) shard: usize,
     pub(crate) position: u64,
     pub(crate) sample: Result<Deferred<S>, DataError>,
 }
 
-/// What all lanes have in common.
+/// The settings that all lanes share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LanePlan {
     pub(crate) seed: u64,
     /// How many lanes there are, on all ranks.
     pub(crate) lanes: usize,
     pub(crate) shuffle: bool,
-    /// Items that are mixed with each other.
+    /// The number of items that are shuffled with each other.
     pub(crate) window: usize,
-    /// Whether a lane begins anew at its end.
+    /// Whether a lane starts another pass at its end.
     pub(crate) repeat: bool,
 }
 
-/// Reads every `lanes`-th shard of the order of a pass, and mixes the items of a window.
+/// Reads every `lanes`-th shard in the order of a pass, and shuffles the items of each window.
 pub(crate) struct Lane<D: IterableDataset + Clone> {
     dataset: D,
     plan: LanePlan,
     number: usize,
     stream: ShardStream<D>,
-    /// The items of the window in the order in which they are given, from the last to the first.
+    /// The window's remaining items, in reverse: the last is given next.
     waiting: Vec<Read<D::Sample>>,
     position: LanePosition,
-    /// Whether the window that was begun is still to be read again.
+    /// Whether the current window has to be read again first, after a resume in its middle.
     resumes: bool,
-    /// Whether this pass has given anything: a lane of empty shards would begin anew for ever.
-    fruitful: bool,
+    /// Whether this pass has given a sample: without this check, a lane of empty shards would start passes endlessly.
+    has_given: bool,
 }
 
 impl<D: IterableDataset + Clone> Lane<D> {
-    /// The lane with this number, at `position`. Nothing is read yet: the first sample asked for is to re-read the window
-    /// that was begun, on a worker's time.
+    /// Lane `number` at `position`. Nothing is read yet: the interrupted window is read again at the first `next`, in a
+    /// worker thread.
     pub(crate) fn at(dataset: D, plan: LanePlan, number: usize, position: LanePosition) -> Self {
         let stream = shards(&dataset, plan, number, position.pass, position.window_start);
         let resumes = position.taken > 0;
-        let fruitful = position.window > 0 || resumes;
-        Self { dataset, plan, number, stream, waiting: Vec::new(), position, resumes, fruitful }
+        let has_given = position.window > 0 || resumes;
+        Self { dataset, plan, number, stream, waiting: Vec::new(), position, resumes, has_given }
     }
 
     pub(crate) fn position(&self) -> LanePosition {
         self.position
     }
 
-    /// The shard that is being read, and the place there of the next item.
+    /// The shard that is being read, and the position of its next item.
     pub(crate) fn place(&self) -> Option<(usize, u64)> {
         self.stream.place()
     }
 
-    /// The next item; none at the end, or early when `cancelled` has been set: the lane is then of no more use.
+    /// The next item; `None` at the end, or when `cancelled` was set, after which the lane must not be used any more.
     pub(crate) fn next(&mut self, cancelled: &Cancellation) -> Option<Item<D::Sample>> {
         if std::mem::take(&mut self.resumes) {
             self.fill(cancelled);
@@ -118,22 +118,22 @@ impl<D: IterableDataset + Clone> Lane<D> {
                     LanePosition { window_start, window: self.position.window + 1, taken: 0, ..self.position };
             }
             self.fill(cancelled);
-            if self.waiting.is_empty() && self.plan.repeat && self.fruitful {
+            if self.waiting.is_empty() && self.plan.repeat && self.has_given {
                 let pass = self.position.pass + 1;
                 self.position = LanePosition::start_of(pass);
-                self.fruitful = false;
+                self.has_given = false;
                 self.stream = shards(&self.dataset, self.plan, self.number, pass, StreamPosition::default());
                 self.fill(cancelled);
             }
         }
         let (shard, position, sample) = self.waiting.pop()?;
-        // Shards of nothing but errors would begin anew for ever.
-        self.fruitful |= sample.is_ok();
+        // Only good samples count: shards of nothing but errors would be read endlessly.
+        self.has_given |= sample.is_ok();
         self.position.taken += 1;
         Some(Item { pass: self.position.pass, shard, position, sample })
     }
 
-    /// Reads the window that begins where the stream is.
+    /// Reads the window that begins at the stream's position.
     fn fill(&mut self, cancelled: &Cancellation) {
         let mut items = Vec::with_capacity(self.plan.window.min(1024));
         while items.len() < self.plan.window
@@ -148,7 +148,7 @@ impl<D: IterableDataset + Clone> Lane<D> {
     }
 }
 
-/// The shards of lane `number` in their order.
+/// The shards of lane `number`, in the order of the pass.
 fn shards<D: IterableDataset + Clone>(
     dataset: &D,
     plan: LanePlan,

@@ -1,14 +1,15 @@
-//! One state for another number of ranks.
+//! Merges the states of all ranks, to resume with another number of ranks.
 
 use overdrive_core::{Entry, StateDict, StateError};
 
 use crate::DataLoader;
 
 impl DataLoader<()> {
-    /// The states of all ranks' loaders, taken after the same step, as one that the loaders of any number of ranks can read.
+    /// Merges the states of all ranks' loaders, taken after the same step, into one that loaders of any number of ranks
+    /// can load.
     ///
-    /// Over a dataset every rank's state is the same, and any of them will do. Of a stream each rank's state holds only the
-    /// shards that it reads: those are put together here.
+    /// For a dataset, every rank's state is the same, and any of them will do. For a stream, each rank's state holds
+    /// only its own lanes, which are merged here.
     ///
     /// ```
     /// use overdrive_dataload::{DataError, DataLoader, FnStream};
@@ -31,8 +32,8 @@ impl DataLoader<()> {
     /// ```
     ///
     /// # Errors
-    /// [`StateError::Missing`] for no state at all; [`StateError::Mismatch`] when they are not of the same step, or of ranks
-    /// that no longer read alike: after bad items that were skipped, or at the end of a stream.
+    /// [`StateError::Missing`] for an empty slice; [`StateError::Mismatch`] when the states are not of the same step,
+    /// or the ranks are no longer in step: after bad items were skipped, or at the end of a stream.
     pub fn merge_states(states: &[StateDict]) -> Result<StateDict, StateError> {
         let mut merged = StateDict::new();
         let first = states.first().ok_or_else(|| StateError::Missing { key: "epoch".to_owned() })?;
@@ -46,7 +47,7 @@ impl DataLoader<()> {
                     Err(_) => merged.insert(key, copy(entry)),
                     Ok(expected) if expected == found => {}
                     Ok(expected) => {
-                        let expected = format!("{expected}, as on the ranks before");
+                        let expected = format!("{expected}, as in the states of earlier ranks");
                         return Err(StateError::Mismatch { key: key.to_owned(), expected, found });
                     }
                 }

@@ -58,19 +58,20 @@ use worker::Conduct;
 /// Every iteration is a new epoch. The batches of an epoch depend on the seed and on the epoch's number, not on the
 /// number of workers, nor on timing.
 ///
-/// A stream is not read from its start for each epoch. One that ends early, by a `break`, by `take` or because
-/// `batches_per_epoch` have been had, leaves the rest to the epoch with the next number, so that short epochs reach the end of
-/// every shard; behind the end of the stream the shards come in a new order. An epoch asked for out of turn, with
-/// [`epoch`](Self::epoch) or [`set_epoch`](Self::set_epoch), begins at the start of the pass with its number: the same batches
-/// each time.
+/// A stream is not read from its start in every epoch. After an epoch that ended early, by a `break`, by `take` or
+/// because `batches_per_epoch` were reached, the epoch with the next number continues with the rest, so that short
+/// epochs reach the end of every shard; after the end of the stream, the shards follow in a new order. An epoch with
+/// any other number, asked for by [`epoch`](Self::epoch) or [`set_epoch`](Self::set_epoch), begins at the start of the
+/// pass with its number: the same batches each time.
 ///
 /// As a [`Stateful`], a loader saves which batches the training loop has had: the next iteration after
-/// `load_state_dict` goes on behind them. The state fits another number of workers and, at the same global batch, another
-/// number of ranks (of a stream, see [`merge_states`](DataLoader::merge_states)); it is refused where data, batch size or
-/// seed differ. It takes less than a kilobyte; with `in_order(false)` some bytes more for each batch that is late.
+/// `load_state_dict` continues after them. The state fits any number of workers and, at the same global batch, another
+/// number of ranks (for a stream, see [`merge_states`](DataLoader::merge_states)); it is refused where the data's
+/// length, batch size or seed differ. It takes less than a kilobyte; with `in_order(false)` a few bytes more for each
+/// late batch.
 ///
 /// # Syncs
-/// Asking for a batch blocks until it is there; no device is waited for.
+/// Asking for a batch blocks until it is loaded, but never waits for a device.
 ///
 /// # Source
 /// `torch.utils.data.DataLoader`; the state is that of `torchdata.stateful_dataloader.StatefulDataLoader`.
@@ -84,7 +85,7 @@ pub struct DataLoader<B> {
     next_epoch: AtomicU64,
     /// The progress of the epoch begun last.
     current: Mutex<Option<SharedProgress>>,
-    /// Where to go on after a state was put back.
+    /// Where to continue after a state was loaded.
     resume: Mutex<Option<Position>>,
 }
 
@@ -99,12 +100,12 @@ impl DataLoader<()> {
     /// assert_eq!(loader.iter().next().unwrap()?, [0, 1, 4, 9]);
     /// # Ok::<(), overdrive_dataload::DataError>(())
     /// ```
-    // The builder makes a loader of another batch type, so this one cannot name it.
+    // On `DataLoader<()>`, since the builder determines the loader's batch type.
     pub fn builder<D: Dataset>(dataset: D) -> DataLoaderBuilder<FromDataset<D>> {
         DataLoaderBuilder::new(FromDataset::new(dataset))
     }
 
-    /// The same for a stream of shards: batches of 1, four shards side by side, unmixed, on the calling thread.
+    /// The same for a stream of shards: batches of 1, four shards interleaved, not shuffled, on the calling thread.
     ///
     /// ```
     /// use overdrive_dataload::{DataLoader, FnStream};
@@ -135,19 +136,20 @@ impl<B: Send + 'static> DataLoader<B> {
         }
     }
 
-    /// The next epoch: 0 at first, one more with each call, unless [`set_epoch`](Self::set_epoch) says otherwise.
+    /// Starts the next epoch: number 0 at first, one more with each call, or the number given to
+    /// [`set_epoch`](Self::set_epoch).
     pub fn iter(&self) -> Epoch<B> {
         self.epoch(self.next_epoch.fetch_add(1, Relaxed))
     }
 
-    /// The epoch with this number; which one [`iter`](Self::iter) gives next is not affected.
+    /// Starts the epoch with this number; the number that [`iter`](Self::iter) uses next does not change.
     ///
-    /// Workers start at once, see [`Epoch`]. After `load_state_dict`, the epoch that was put back goes on where it was
-    /// if it is the first that begins; any other one leaves that place behind. Of a stream, the number behind that of the epoch
-    /// begun last goes on where that one is.
+    /// Workers start at once, see [`Epoch`]. After `load_state_dict`, the first epoch that starts continues at the
+    /// saved place if it has the saved number; otherwise the saved place is discarded. With a stream, the epoch whose
+    /// number follows that of the latest epoch continues where that one is.
     pub fn epoch(&self, epoch: u64) -> Epoch<B> {
         let asked = Instant::now();
-        // Whatever epoch begins, a position that was put back has had its use.
+        // The loaded position is used up by the next epoch, whatever its number.
         let resumed = lock(&self.resume).take();
         let next = resumed.or_else(|| lock(&self.current).as_ref().map(|progress| lock(progress).following()));
         let position = next.filter(|next| next.epoch == epoch).unwrap_or_else(|| Position::start_of(epoch));
@@ -163,22 +165,22 @@ impl<B: Send + 'static> DataLoader<B> {
 }
 
 impl<B> DataLoader<B> {
-    /// Makes `epoch` the one that [`iter`](Self::iter) gives next.
+    /// Sets the number of the epoch that [`iter`](Self::iter) starts next.
     pub fn set_epoch(&self, epoch: u64) {
         self.next_epoch.store(epoch, Relaxed);
     }
 
-    /// The epoch that [`iter`](Self::iter) gives next.
+    /// The number of the epoch that [`iter`](Self::iter) starts next.
     pub fn next_epoch(&self) -> u64 {
         self.next_epoch.load(Relaxed)
     }
 
-    /// How many batches an epoch has; none for a stream whose end is not known beforehand.
+    /// How many batches an epoch has; `None` for a stream without `batches_per_epoch`.
     pub fn len(&self) -> Option<usize> {
         self.source.batches()
     }
 
-    /// How many samples the dataset has; none for a stream.
+    /// How many samples the dataset has; `None` for a stream.
     pub fn dataset_len(&self) -> Option<usize> {
         let identity = self.source.identity();
         (!identity.stream).then_some(identity.len)
@@ -194,7 +196,7 @@ impl<B> DataLoader<B> {
         self.counters.snapshot()
     }
 
-    /// The bad samples that were left out or replaced since then, the latest thousand.
+    /// The latest thousand bad samples that were skipped or replaced since then.
     pub fn faults(&self) -> Vec<Fault> {
         self.faults.latest()
     }
@@ -217,8 +219,8 @@ impl<B> DataLoader<B> {
 }
 
 impl<B> Stateful for DataLoader<B> {
-    /// The batches of the epoch begun last that the training loop has had. Once that epoch was dropped, a stream's state is
-    /// that of the next one, which goes on there.
+    /// The batches of the latest epoch that the training loop has had. Once that epoch was dropped, a stream's state is
+    /// that of the next one, which continues there.
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let position = match (&*lock(&self.resume), &*lock(&self.current)) {
             (Some(position), _) => position.clone(),
@@ -228,13 +230,13 @@ impl<B> Stateful for DataLoader<B> {
         Ok(position.save(&self.source.identity(), self.order(position.epoch)?))
     }
 
-    /// Makes the next [`iter`](DataLoader::iter) go on where the state was taken.
+    /// Makes the next [`iter`](DataLoader::iter) continue where the state was taken.
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
         let order = |epoch| self.order(epoch);
         let position = Position::load(state, &self.source.identity(), &self.source.bounds(), order)?;
         self.next_epoch.store(position.epoch, Relaxed);
         *lock(&self.resume) = Some(position);
-        // What was going on here is of another run.
+        // The epoch that ran here before belongs to another run.
         *lock(&self.current) = None;
         Ok(())
     }

@@ -1,9 +1,9 @@
-//! Random orders and draws of the loader itself, each from a stream of its own.
+//! Random orders and draws of the loader itself, each from its own random stream.
 
 use crate::permutation::shuffle;
 use crate::{Philox, rng};
 
-/// What a random number is for, so that two uses of one seed have nothing in common.
+/// The purpose of a random number, so that two uses of one seed are independent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Domain {
     /// The order of a stream's shards.
@@ -12,7 +12,7 @@ pub(crate) enum Domain {
     Window = 0x7769_6e64,
     /// The substitutes of bad samples.
     Substitute = 0x7375_6273,
-    /// What tells the draws of an epoch apart.
+    /// The numbers of draws, see [`Drawn::draw`](crate::Drawn::draw).
     Draw = 0x6472_6177,
 }
 
@@ -22,7 +22,7 @@ fn key(seed: u64, domain: Domain, coordinates: &[u64]) -> u64 {
     coordinates.iter().fold(start, |key, &coordinate| Philox::new(key, domain as u64).at(coordinate))
 }
 
-/// The number of a draw: of the sample with this index, for the time or at the place that `at` says.
+/// The number of a draw of sample `index`; `at` is its position in the order, or in a stream its pass.
 pub(crate) fn draw(index: u64, at: u64) -> u64 {
     key(at, Domain::Draw, &[index])
 }

@@ -1,4 +1,4 @@
-//! How far a loader is, and how that is saved.
+//! A loader's progress, and how it is saved.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -7,10 +7,10 @@ use overdrive_core::{Entry, StateDict, StateError};
 use crate::loader::lane::LanePosition;
 use crate::loader::ranges::Ranges;
 
-/// Where a source is after a batch: nothing for a dataset, where the number says it all.
+/// A source's position after a batch; `None` for a dataset, where the batch's number is enough.
 pub(crate) type Mark = Option<Box<StreamMark>>;
 
-/// Where the lanes of a stream are, and whose turn it is.
+/// The positions of a stream's lanes, and which lane's turn it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StreamMark {
     pub(crate) turn: usize,
@@ -18,23 +18,23 @@ pub(crate) struct StreamMark {
     pub(crate) lanes: BTreeMap<usize, LanePosition>,
 }
 
-/// What a position of this loader may say.
+/// The limits that a saved position of this loader must keep.
 #[derive(Clone, Debug)]
 pub(crate) struct Bounds {
     /// The batches of an epoch, where that is known.
     pub(crate) batches: Option<usize>,
-    /// None for a dataset.
+    /// `None` for a dataset.
     pub(crate) lanes: Option<LaneBounds>,
 }
 
-/// The same of the lanes of a stream.
+/// The limits for the lanes of a stream.
 #[derive(Clone, Debug)]
 pub(crate) struct LaneBounds {
-    /// How many there are on all ranks, and which are this rank's.
+    /// How many lanes all ranks have, and the numbers of this rank's.
     pub(crate) all: usize,
     pub(crate) own: Vec<usize>,
     pub(crate) window: usize,
-    /// Whether the stream begins anew at its end.
+    /// Whether the stream starts another pass at its end.
     pub(crate) repeat: bool,
 }
 
@@ -42,38 +42,39 @@ pub(crate) struct LaneBounds {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(crate) epoch: u64,
-    /// How many were delivered before the first gap.
+    /// All batches below this number were delivered.
     pub(crate) batch: usize,
-    /// How many of the numbers do not count: nothing was left of their batches, or the epoch before has delivered them.
+    /// How many of the numbers do not count as batches of this epoch: all their samples were bad, or the epoch before
+    /// delivered them.
     pub(crate) extra: usize,
-    /// Those behind it, which only `in_order(false)` leaves.
+    /// Delivered batches with numbers above `batch`; only `in_order(false)` has any.
     pub(crate) ahead: BTreeMap<usize, Mark>,
-    /// Those behind it that were delivered before the state was saved, as far as the source has not passed them again.
+    /// Further numbers above `batch`, delivered before the state was saved, that the source has not reached again yet.
     pub(crate) before: BTreeSet<usize>,
     pub(crate) mark: Mark,
 }
 
-/// The position of a running epoch, and the ones a few batches before it.
+/// The position of a running epoch, and earlier positions for batches that were taken ahead.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress {
     now: Position,
-    /// The positions before the batches that were taken ahead of their use, oldest first.
+    /// The position before each batch that was taken ahead of its use, oldest first.
     earlier: VecDeque<Position>,
-    /// Those of a stream: its next epoch goes on where this one ends.
+    /// `Some` for a stream, whose next epoch continues where this one ends.
     lanes: Option<LaneBounds>,
     /// Whether the epoch has ended, so that `now` is where the next one begins.
     over: bool,
 }
 
-/// What the training loop gets of a batch.
+/// What the training loop gets for a batch number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Given {
     Batch,
-    /// A batch that it does not use yet.
+    /// A batch that was taken ahead: the training loop does not use it yet.
     Ahead,
-    /// It has no content, or was delivered before the state was saved.
+    /// Nothing: all samples were bad, or the batch was delivered before the state was saved.
     Nothing,
-    /// It has no content, and another batch takes its place.
+    /// Nothing, and another batch is made in its place.
     Later,
 }
 
@@ -86,12 +87,12 @@ impl Progress {
         &self.now
     }
 
-    /// What the training loop has had: not the batches that are held ahead of it.
+    /// What the training loop has had, without the batches that are only held ahead.
     pub(crate) fn trained(&self) -> &Position {
         self.earlier.front().unwrap_or(&self.now)
     }
 
-    /// Takes note of a batch that leaves the loader now.
+    /// Records a batch that leaves the loader.
     pub(crate) fn delivered(&mut self, number: usize, mark: Mark, given: Given) {
         if given == Given::Ahead {
             self.earlier.push_back(self.now.clone());
@@ -100,23 +101,22 @@ impl Progress {
         self.now.delivered(number, mark);
     }
 
-    /// Takes note that the training loop gets the oldest of the batches that were taken ahead.
+    /// Records that the training loop gets the oldest of the batches that were taken ahead.
     pub(crate) fn handed_out(&mut self) {
         self.earlier.pop_front();
     }
 
-    /// Takes note of the end of the epoch: whoever looks ahead knows of it while the last batch is trained on, or while
-    /// several are not yet.
+    /// Records the end of the epoch. A caller that takes batches ahead gets here before the last ones are trained on.
     pub(crate) fn ended(&mut self) {
-        let goes_on = self.lanes.as_ref().filter(|lanes| lanes.repeat);
-        self.now = match goes_on {
+        let repeating = self.lanes.as_ref().filter(|lanes| lanes.repeat);
+        self.now = match repeating {
             Some(lanes) => self.now.followed(lanes),
             None => Position::start_of(self.now.epoch.saturating_add(1)),
         };
         self.over = true;
     }
 
-    /// Takes note that nobody will take the rest of the epoch: of a stream, the next one goes on there.
+    /// Records that the epoch was dropped early: the next epoch of a stream continues there.
     pub(crate) fn broken_off(&mut self) {
         if let (Some(lanes), false) = (&self.lanes, self.over) {
             (self.now, self.over) = (self.now.followed(lanes), true);
@@ -125,10 +125,10 @@ impl Progress {
         }
     }
 
-    /// Where the epoch after this one begins.
+    /// Where the next epoch begins.
     pub(crate) fn following(&self) -> Position {
         match (&self.lanes, self.earlier.front()) {
-            // Batches that were taken ahead and never used: the next epoch of a stream begins with them.
+            // Batches were taken ahead and never used: the next epoch of a stream begins with them.
             (Some(_), Some(held)) if self.over && held.epoch == self.now.epoch => held.clone(),
             (Some(lanes), Some(held)) if self.over && lanes.repeat => held.followed(lanes),
             _ if self.over => self.now.clone(),
@@ -138,16 +138,16 @@ impl Progress {
     }
 }
 
-/// What has to agree for a position to mean the same batches.
+/// The settings that must be equal for a position to mean the same batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) stream: bool,
     /// Samples of a dataset, shards of a stream.
     pub(crate) len: usize,
-    /// Samples that all ranks take together in one step; 0 where the user makes the batches.
+    /// Samples that all ranks together take in one step; 0 where batches vary in size.
     pub(crate) global_batch_size: usize,
     pub(crate) seed: u64,
-    /// The other options that the order follows from.
+    /// The other options that the order depends on.
     pub(crate) order: Vec<(&'static str, i64)>,
 }
 
@@ -165,14 +165,15 @@ impl Position {
     fn followed(&self, lanes: &LaneBounds) -> Self {
         let had = self.ahead.keys().chain(&self.before).map(|number| number - self.batch);
         let (before, epoch) = (had.collect::<BTreeSet<_>>(), self.epoch.saturating_add(1));
-        // Nothing was taken in turn: where something was out of turn, it is counted from the epoch's start.
+        // Without a mark no batch was delivered in order: any that were delivered out of order count from the start of
+        // the epoch's pass.
         let start = |_| LanePosition::start_of(self.epoch);
         let start = || StreamMark { turn: 0, lanes: lanes.own.iter().map(|&lane| (lane, start(lane))).collect() };
         let mark = self.mark.clone().or_else(|| (!before.is_empty()).then(|| Box::new(start())));
         Self { epoch, batch: 0, extra: before.len(), ahead: BTreeMap::new(), before, mark }
     }
 
-    /// Takes note of a batch that the training loop gets now, or has had before.
+    /// Records a batch that the training loop gets now, or has had before.
     pub(crate) fn delivered(&mut self, number: usize, mark: Mark) {
         self.before.remove(&number);
         self.ahead.insert(number, mark);
@@ -182,7 +183,7 @@ impl Position {
         }
     }
 
-    /// `order` is a checksum of the epoch's order, where the identity does not say it all.
+    /// `order` is a checksum of the epoch's order, where the identity does not determine it.
     pub(crate) fn save(&self, identity: &Identity, order: Option<u32>) -> StateDict {
         let mut state = StateDict::new();
         for (key, value) in identity.entries() {
@@ -207,7 +208,7 @@ impl Position {
         state
     }
 
-    /// Reads a state, which must be of a loader with the same `identity`, and of the same `order` in its epoch.
+    /// Reads a state, which must be of a loader with the same `identity` and the same order in the saved epoch.
     pub(crate) fn load(
         state: &StateDict,
         identity: &Identity,
@@ -243,9 +244,9 @@ impl Position {
         if position.before.first().is_some_and(|&first| first < position.batch) {
             return Err(mismatch("ahead", format!("numbers from {} on", position.batch), ahead));
         }
-        // Before the first batch is done, the lanes may be where the epoch's own pass begins, and are not told.
-        let told = position.batch > 0 || state.iter().any(|(key, _)| is_of_lanes(key));
-        if let Some(lanes) = bounds.lanes.as_ref().filter(|_| told) {
+        // Before the first batch, a state has no lanes where they are at the start of the epoch's pass.
+        let has_lanes = position.batch > 0 || state.iter().any(|(key, _)| is_of_lanes(key));
+        if let Some(lanes) = bounds.lanes.as_ref().filter(|_| has_lanes) {
             position.mark = Some(Box::new(lanes.load(state, identity.len, position.epoch)?));
         }
         let expected = order(position.epoch)?;
@@ -262,11 +263,11 @@ impl Position {
             }
         }
         let marked = position.mark.is_some();
-        let stranger = |key: &str| {
+        let unknown = |key: &str| {
             let own = known.contains(&key) || (marked && is_of_lanes(key));
             !own && !identity.entries().iter().any(|(entry, _)| *entry == key)
         };
-        match state.iter().find(|(key, _)| stranger(key)) {
+        match state.iter().find(|(key, _)| unknown(key)) {
             Some((key, _)) => Err(StateError::Unexpected { key: key.to_owned() }),
             None => Ok(position),
         }
@@ -285,7 +286,7 @@ impl LaneBounds {
             let number = number.ok_or_else(|| StateError::Unexpected { key: key.to_owned() })?;
             lanes.insert(number, self.position(key, text(state, key)?, shards.div_ceil(self.all), epoch)?);
         }
-        // The states of other ranks may be there too, but this rank's must be.
+        // The state may have other ranks' lanes too, but must have this rank's.
         match self.own.iter().find(|number| !lanes.contains_key(number)) {
             Some(number) => Err(StateError::Missing { key: format!("lane.{number}") }),
             None => Ok(StreamMark { turn, lanes }),
@@ -293,13 +294,13 @@ impl LaneBounds {
     }
 
     fn position(&self, key: &str, found: &str, shards: usize, epoch: u64) -> Result<LanePosition, StateError> {
-        let expected = "pass, shard, item, window and place of a lane that this stream can have";
+        let expected = "pass, shard, item, window and offset in the window, within this stream's limits";
         let wrong = || mismatch(key, expected, found);
         let position: LanePosition = found.parse().map_err(|()| wrong())?;
         let reached = position.window_start.shard <= shards
             && position.taken <= self.window
             && (self.repeat || position.pass <= epoch)
-            // An item has been given for each of them, and the next number must not overflow.
+            // Counters of items, which no run brings that far; bounded so that they cannot overflow.
             && position.pass.max(position.window).max(position.window_start.sample) < 1 << 53;
         if reached { Ok(position) } else { Err(wrong()) }
     }
@@ -311,7 +312,7 @@ impl Identity {
             (if self.stream { "shards" } else { "samples" }, self.len as i64),
             ("global_batch_size", self.global_batch_size as i64),
             ("seed", self.seed as i64),
-            // A stream's lanes say where they are in the run since 2, and not in the epoch.
+            // Since version 2, a stream's lanes count passes over the whole run instead of within an epoch.
             ("version", if self.stream { 2 } else { 1 }),
         ];
         entries.extend(&self.order);
@@ -331,7 +332,7 @@ fn natural(state: &StateDict, key: &str) -> Result<u64, StateError> {
 fn text<'a>(state: &'a StateDict, key: &str) -> Result<&'a str, StateError> {
     match state.get(key)? {
         Entry::Text(text) => Ok(text),
-        other => Err(mismatch(key, "a text", format!("{other:?}"))),
+        other => Err(mismatch(key, "a string", format!("{other:?}"))),
     }
 }
 

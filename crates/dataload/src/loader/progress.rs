@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::loader::stats::Counters;
 use crate::{DataError, Epoch};
 
-/// An [`Epoch`] that draws a progress bar on the terminal: batches, samples a second, and the share of its time that the
+/// An [`Epoch`] that draws a progress bar on the terminal: batches, samples per second, and the share of time that the
 /// training loop waits for data. Made by [`Epoch::progress`].
 #[must_use = "iterate it as the epoch"]
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! The samples of one batch of a stream, and the names of those that are bad.
+//! Feeds the samples of one batch of a stream to the collate function, and names the bad ones.
 
 use std::cell::Cell;
 
@@ -8,16 +8,16 @@ use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::Place;
 use crate::{Cancellation, DataError, Deferred, Drawn, IterableDataset};
 
-/// Where the position begins in the number that stands for an item.
+/// An item's number has its position in the lowest bits, this many, and its shard above.
 const POSITION_BITS: u32 = 40;
 
-/// Where an item of a stream is from.
+/// Where an item of a stream comes from.
 pub(crate) struct Origin {
     pub(crate) shard: usize,
     pub(crate) position: u64,
-    /// How often its lane had begun anew.
+    /// The number of its lane's pass.
     pub(crate) pass: u64,
-    /// What its format calls it.
+    /// The format's name for it.
     pub(crate) key: Option<ItemKey>,
 }
 
@@ -32,7 +32,7 @@ impl Origin {
         Self { shard: (index >> POSITION_BITS) as usize, position, pass: 0, key: None }
     }
 
-    /// An error of this item, with its place and its names.
+    /// Wraps an error of this item, adding its shard, position and names.
     pub(crate) fn error(&self, dataset: &impl IterableDataset, error: DataError) -> DataError {
         let Self { shard, position, key, .. } = self;
         let names = [dataset.shard_name(*shard), key.as_ref().map(ItemKey::to_string)];
@@ -42,7 +42,7 @@ impl Origin {
     }
 }
 
-/// Gives the samples of one batch that have been read.
+/// Gives the samples of one batch, which have been read already.
 pub(crate) struct Queue<'a, D: IterableDataset> {
     pub(crate) dataset: &'a D,
     pub(crate) len: usize,
@@ -53,13 +53,13 @@ pub(crate) struct Queue<'a, D: IterableDataset> {
     pub(crate) place: &'a Cell<Place>,
     pub(crate) faults: Vec<Fault>,
     pub(crate) drawn: Vec<Origin>,
-    /// Whether the last of them can still be rejected.
+    /// Whether the last one can still be rejected.
     pub(crate) rejectable: bool,
     pub(crate) rejected: usize,
 }
 
 impl<D: IterableDataset> Queue<'_, D> {
-    /// Adds the item's place to an error that only knows its position in the batch, or its number.
+    /// Adds the item's shard and position to an error that only has its position in the batch, or its number.
     pub(crate) fn named(&self, error: DataError) -> DataError {
         match error {
             DataError::ShapeMismatch { position, .. } | DataError::Misfit { position, .. } => {
@@ -72,7 +72,7 @@ impl<D: IterableDataset> Queue<'_, D> {
                 let panicked = DataError::other(format!("panicked: {message}"));
                 match self.drawn.last().filter(|origin| origin.index() == index as u64) {
                     Some(origin) => origin.error(self.dataset, panicked),
-                    // Of one that was rejected before only the number is left.
+                    // It was rejected before: only its number is left.
                     None => Origin::of(index as u64).error(self.dataset, panicked),
                 }
             }

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// Numbers as text, neighbours as ranges: `5-90 92`.
+/// Numbers as text, with consecutive ones as ranges: `5-90 92`.
 pub(crate) struct Ranges(pub(crate) BTreeSet<usize>);
 
-/// More than any loader leaves; a state that says so is damaged, and would fill the memory.
+/// More numbers than any loader saves: a state with more is damaged, and would fill the memory.
 const MOST: usize = 1 << 20;
 
 impl fmt::Display for Ranges {

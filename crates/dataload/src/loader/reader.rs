@@ -1,4 +1,4 @@
-//! The samples of one batch of a dataset, read by the fault policy.
+//! Reads the samples of one batch of a dataset, and applies the fault policy.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -10,17 +10,17 @@ use crate::loader::indexed::IndexedEpoch;
 use crate::loader::order::{Domain, below};
 use crate::{Cancellation, DataError, Dataset, Drawn};
 
-/// Substitutes that are drawn for one bad sample: where nine of ten samples are bad, all of them are for one in
-/// 500 billion (0.9^256 is 1.9e-12), and where everything is, the epoch ends after so many reads.
+/// The most substitutes that are drawn for one bad sample. Where nine of ten samples are bad, all substitutes are bad
+/// for one sample in 500 billion (0.9^256 is 1.9e-12); where all are bad, the epoch ends after this many reads.
 const MAX_SUBSTITUTES: u64 = 256;
 
-/// A draw of the epoch's order, or of one of its substitutes.
+/// A draw from the epoch's order, or a substitute for one.
 #[derive(Clone, Copy)]
 pub(super) struct Origin {
     index: usize,
-    /// Its place in the order of all ranks.
+    /// Its position in the order of all ranks.
     place: u64,
-    /// How many substitutes it has had.
+    /// How many substitutes were drawn for it.
     substitutes: u64,
 }
 
@@ -30,7 +30,7 @@ impl Origin {
     }
 }
 
-/// Reads the samples of one batch by the fault policy.
+/// Reads the samples of one batch, and applies the fault policy.
 pub(super) struct Reader<'a, D, C, B> {
     work: &'a IndexedEpoch<D, C, B>,
     policy: OnError,
@@ -38,14 +38,14 @@ pub(super) struct Reader<'a, D, C, B> {
     len: usize,
     cancelled: &'a Cancellation,
     place: &'a Cell<Place>,
-    /// The draw whose substitute is due.
+    /// The draw that needs a substitute next.
     again: Option<Origin>,
-    /// That of the sample drawn last.
+    /// The draw of the last sample.
     origin: Origin,
     pub(super) drawn: Vec<usize>,
-    /// Whether the last of them can still be rejected.
+    /// Whether the last one can still be rejected.
     rejectable: bool,
-    /// Samples that turned out not to fit when the batch was made before.
+    /// Samples that did not fit when the batch was made before.
     unfit: &'a BTreeSet<usize>,
     pub(super) faults: Vec<Fault>,
 }
@@ -77,7 +77,7 @@ impl<'a, D: Dataset, C, B> Reader<'a, D, C, B> {
         }
     }
 
-    /// The index itself, or that of the substitute that is due.
+    /// The draw's index, or the index of its current substitute.
     fn substitute(&self, origin: Origin) -> usize {
         let IndexedEpoch { epoch, seed, batch_sampler, .. } = self.work;
         let Origin { index, place, substitutes } = origin;
@@ -99,7 +99,7 @@ impl<'a, D: Dataset, C, B> Reader<'a, D, C, B> {
         self.work.dataset.get(index)
     }
 
-    /// What the policy says about a bad sample.
+    /// Applies the policy to a bad sample.
     fn pass_over(&mut self, index: usize, error: DataError) -> Result<(), DataError> {
         let used_up = self.policy == OnError::Replace && self.origin.substitutes == MAX_SUBSTITUTES;
         if self.policy == OnError::Fail || used_up {

@@ -1,8 +1,8 @@
-//! Puts numbered items that arrive in any order back in line.
+//! Puts numbered items that arrive in any order back into order.
 
 use std::collections::VecDeque;
 
-/// Holds items until those before them have been taken.
+/// Holds items until all earlier ones have been taken.
 pub(crate) struct Reorder<T> {
     /// The number of the front slot, which is the next to be taken.
     next: usize,
@@ -15,7 +15,7 @@ impl<T> Reorder<T> {
         Self { next: first, slots: VecDeque::new(), waiting: 0 }
     }
 
-    /// The number of the item that is due.
+    /// The number of the next item to be taken.
     pub(crate) fn due(&self) -> usize {
         self.next
     }
@@ -25,7 +25,7 @@ impl<T> Reorder<T> {
         self.waiting
     }
 
-    /// Stores the item with this number, which has not been taken yet.
+    /// Stores item `number`, which must not have been taken yet.
     pub(crate) fn put(&mut self, number: usize, item: T) {
         let slot = number - self.next;
         if slot >= self.slots.len() {
@@ -35,7 +35,7 @@ impl<T> Reorder<T> {
         self.waiting += 1;
     }
 
-    /// Takes the item that is due, if it has arrived.
+    /// Takes the next item, if it has arrived.
     pub(crate) fn take(&mut self) -> Option<T> {
         let item = self.slots.front_mut()?.take()?;
         self.slots.pop_front();

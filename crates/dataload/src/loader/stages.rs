@@ -1,4 +1,4 @@
-//! From drawn samples to a finished batch.
+//! The stages from drawn samples to a finished batch.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,7 +20,7 @@ pub(crate) struct Stages<C, B> {
 }
 
 impl<C, B> Stages<C, B> {
-    /// Collates a batch; with it comes how many samples it counts as, where the collate function said so.
+    /// Collates a batch; also returns how many samples it counts as, where the collate function set that.
     pub(crate) fn collate<S>(&self, samples: &mut BatchSamples<'_, S>) -> Result<(B, Option<usize>), DataError>
     where
         C: Collate<S, Batch = B>,
@@ -36,7 +36,7 @@ impl<C, B> Stages<C, B> {
         Ok((batch, samples.counted()))
     }
 
-    /// Sends a batch on its way to the device.
+    /// Starts the transfer of a batch to the device.
     pub(crate) fn send(&self, batch: B) -> Result<(B, Option<Uploaded<B>>), DataError> {
         let Some(transfer) = &self.transfer else { return Ok((batch, None)) };
         let _span = tracing::debug_span!("dataload_transfer").entered();

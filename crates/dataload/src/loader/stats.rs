@@ -1,4 +1,4 @@
-//! What the loader has done, and what it has cost the training thread.
+//! What the loader has done, and how much of the training thread's time it took.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -20,21 +20,21 @@ pub struct LoaderStats {
     pub wait_seconds: f64,
     /// Seconds of all workers together in `Dataset::get` or in reading a stream.
     pub read_seconds: f64,
-    /// The same in decoding.
+    /// Seconds of all workers together in decoding.
     pub decode_seconds: f64,
-    /// The same in transforms.
+    /// Seconds of all workers together in transforms.
     pub transform_seconds: f64,
-    /// The same in the rest of collate functions.
+    /// Seconds of all workers together in the rest of the collate function.
     pub collate_seconds: f64,
-    /// The same in pinning, and in starting copies to the device.
+    /// Seconds of all workers together in pinning, and in starting copies to the device.
     pub transfer_seconds: f64,
-    /// Samples that were left out or replaced; see [`DataLoader::faults`](crate::DataLoader::faults).
+    /// Samples that were skipped or replaced; see [`DataLoader::faults`](crate::DataLoader::faults).
     pub faults: u64,
-    /// The mean number of batches that lay ready when the consumer asked for one; near 0, the workers do not keep up.
+    /// The mean number of finished batches when the training loop asked for one; near 0, the workers do not keep up.
     pub queue_depth: f64,
-    /// The threads that load now, or did last.
+    /// The number of worker threads, now or in the last epoch.
     pub workers: u64,
-    /// The batches that those may be ahead of the consumer.
+    /// How many batches may be loaded ahead of the training loop.
     pub in_flight: u64,
 }
 
@@ -49,12 +49,12 @@ impl fmt::Display for LoaderStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let each = |seconds: f64| 1e3 * seconds / self.batches.max(1) as f64;
         writeln!(f, "{} batches, {} samples, {} faults", self.batches, self.samples, self.faults)?;
-        write!(f, "waited {:.3} s, {:.3} ms a batch; ", self.wait_seconds, each(self.wait_seconds))?;
+        write!(f, "waited {:.3} s, {:.3} ms per batch; ", self.wait_seconds, each(self.wait_seconds))?;
         match self.workers {
-            0 => writeln!(f, "no workers: all of it is loading")?,
+            0 => writeln!(f, "no workers: this is all the loading time")?,
             workers => writeln!(
                 f,
-                "{:.1} batches lay ready; {workers} worker{}, at most {} batches ahead",
+                "{:.1} batches ready on average; {workers} worker{}, at most {} batches ahead",
                 self.queue_depth,
                 if workers == 1 { "" } else { "s" },
                 self.in_flight
@@ -62,7 +62,7 @@ impl fmt::Display for LoaderStats {
         }
         write!(
             f,
-            "workers, ms a batch: read {:.3}, decode {:.3}, transform {:.3}, collate {:.3}, transfer {:.3}",
+            "workers, ms per batch: read {:.3}, decode {:.3}, transform {:.3}, collate {:.3}, transfer {:.3}",
             each(self.read_seconds),
             each(self.decode_seconds),
             each(self.transform_seconds),
@@ -135,7 +135,7 @@ impl Counters {
         }
     }
 
-    /// Sets everything to zero but the size, which is no count.
+    /// Sets everything to zero except the numbers of workers and batches ahead, which are not counters.
     pub(crate) fn reset(&self) {
         let counts = [&self.batches, &self.samples, &self.asked, &self.ready, &self.faults, &self.wait_nanoseconds];
         counts.into_iter().chain(&self.stage_nanoseconds).for_each(|counter| counter.store(0, Relaxed));

@@ -55,7 +55,7 @@ where
             let from = match mark {
                 None => LanePosition::start_of(position.epoch),
                 Some(mark) => *mark.lanes.get(&number).ok_or_else(|| {
-                    let expected = format!("the states of all ranks put together: lane {number} is missing");
+                    let expected = format!("the merged states of all ranks (lane {number} is missing)");
                     DataError::option("state", expected, "the state of another rank")
                 })?,
             };
@@ -67,7 +67,7 @@ where
         let limit = self.options.batches_per_epoch.map(|batches| batches.saturating_add(position.extra));
         let rest = !plan.repeat && mark.is_some() && position.batch == 0;
         let (next, reading) = (position.batch, turn);
-        let sequence = Sequence { lanes, turn, reading, next, limit, making: 0, barren: 0, rest, ended: false };
+        let sequence = Sequence { lanes, turn, reading, next, limit, making: 0, empty_in_a_row: 0, rest, ended: false };
         Ok(Arc::new(StreamEpoch {
             plan,
             settled: Condvar::new(),
@@ -109,10 +109,10 @@ struct StreamEpoch<D: IterableDataset, C, B> {
     plan: LanePlan,
     epoch: u64,
     delivered: BTreeSet<usize>,
-    /// Read by one thread at a time, so that the order does not depend on their number. What takes long, decoding and
-    /// collating, is done outside.
+    /// Read by one thread at a time, so that the order does not depend on the number of threads. The slow work,
+    /// decoding and collating, is done outside the lock.
     sequence: Mutex<Sequence<D>>,
-    /// Told when it is known what has become of a batch.
+    /// Notified when a batch is done, so that it is known whether it counts.
     settled: Condvar,
 }
 
@@ -120,18 +120,19 @@ struct StreamEpoch<D: IterableDataset, C, B> {
 struct Sequence<D: IterableDataset> {
     lanes: Vec<(usize, Lane<Arc<D>>)>,
     turn: usize,
-    /// The lane that had the last turn.
+    /// The lane that was read last.
     reading: usize,
     /// The number of the next batch.
     next: usize,
-    /// Where the epoch ends: one further for each batch of which nothing was left, so that it has as many batches as were
-    /// asked for, on every rank.
+    /// The number at which the epoch ends: one more for each batch that lost all samples, so that every rank delivers
+    /// the requested number of batches.
     limit: Option<usize>,
-    /// Batches of which it is not known yet.
+    /// Batches that are being made, of which it is not known yet whether they count.
     making: usize,
-    /// Batches in a row of which nothing was left.
-    barren: usize,
-    /// Whether nothing but the rest of an epoch that was broken off has been read as yet.
+    /// How many batches in a row have lost all samples.
+    empty_in_a_row: usize,
+    /// Whether all that was read so far is the rest of a pass that an interrupted epoch left, without a batch made of
+    /// it yet.
     rest: bool,
     ended: bool,
 }
@@ -148,7 +149,7 @@ impl<D: IterableDataset> Sequence<D> {
         None
     }
 
-    /// Puts every lane at the start of a pass.
+    /// Moves every lane to the start of a pass.
     fn begin_anew(&mut self, dataset: &Arc<D>, plan: LanePlan, pass: u64) {
         for (number, lane) in &mut self.lanes {
             *lane = Lane::at(dataset.clone(), plan, *number, LanePosition::start_of(pass));
@@ -156,7 +157,7 @@ impl<D: IterableDataset> Sequence<D> {
         (self.turn, self.reading) = (0, 0);
     }
 
-    /// What was being read when the stream panicked.
+    /// The item that was being read when the stream panicked.
     fn origin(&self) -> Option<Origin> {
         let (_, lane) = self.lanes.get(self.reading)?;
         let pass = lane.position().pass;
@@ -169,12 +170,12 @@ impl<D: IterableDataset> Sequence<D> {
     }
 }
 
-/// The raw samples of one batch.
+/// The samples of one batch as they were read, before decoding and collating.
 struct Cut<S> {
     number: usize,
     samples: Vec<(Origin, Deferred<S>)>,
     faults: Vec<Fault>,
-    /// What ends the epoch after these samples.
+    /// The error that ends the epoch after these samples.
     error: Option<DataError>,
     mark: Mark,
     read: Duration,
@@ -188,7 +189,7 @@ where
     fn make(&self, cancelled: &Cancellation) -> Option<Made<C::Batch>> {
         let cut = self.cut(cancelled)?;
         let (number, mark) = (cut.number, cut.mark.clone());
-        let mut making = Making { epoch: self, is_barren: None };
+        let mut making = Making { epoch: self, is_empty: None };
         if self.delivered.contains(&number) {
             return Some(Made { number, result: Ok(Content::Delivered), mark });
         }
@@ -196,7 +197,7 @@ where
             Err(DataError::Cancelled) if cancelled.is_cancelled() => return None,
             result => result,
         };
-        making.is_barren = Some(matches!(result, Ok(Content::Later)));
+        making.is_empty = Some(matches!(result, Ok(Content::Later)));
         let result = match self.options.batches_per_epoch {
             Some(batches) if making.settle() => Err(DataError::StreamEnded { batch: number, batches }),
             _ => result,
@@ -205,22 +206,22 @@ where
     }
 }
 
-/// A batch that is being made: the others wait at the epoch's end until it is known whether it counts.
+/// A batch that is being made: at the epoch's end, other threads wait until it is known whether it counts.
 struct Making<'a, D: IterableDataset, C, B> {
     epoch: &'a StreamEpoch<D, C, B>,
-    /// Whether nothing was left of it; none where that was not found out.
-    is_barren: Option<bool>,
+    /// Whether it lost all samples; `None` where that is not known.
+    is_empty: Option<bool>,
 }
 
 impl<D: IterableDataset, C, B> Making<'_, D, C, B> {
-    /// Takes note of what became of the batch; true when so many in a row had nothing that the epoch is to end.
+    /// Records whether the batch was empty; true when so many in a row were empty that the epoch has to end.
     fn settle(&mut self) -> bool {
-        let Some(is_barren) = self.is_barren.take() else { return false };
+        let Some(is_empty) = self.is_empty.take() else { return false };
         let mut sequence = self.epoch.sequence();
-        sequence.barren = if is_barren { sequence.barren + 1 } else { 0 };
-        sequence.limit = sequence.limit.map(|limit| limit.saturating_add(usize::from(is_barren)));
-        sequence.ended |= sequence.barren >= MOST_BARREN;
-        sequence.barren >= MOST_BARREN
+        sequence.empty_in_a_row = if is_empty { sequence.empty_in_a_row + 1 } else { 0 };
+        sequence.limit = sequence.limit.map(|limit| limit.saturating_add(usize::from(is_empty)));
+        sequence.ended |= sequence.empty_in_a_row >= MAX_EMPTY_BATCHES;
+        sequence.empty_in_a_row >= MAX_EMPTY_BATCHES
     }
 }
 
@@ -236,10 +237,10 @@ impl<D: IterableDataset, C, B> StreamEpoch<D, C, B> {
         self.sequence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The sequence when it is time to take the next batch out of it; none at the end.
+    /// Locks the sequence when the next batch can be taken out of it; `None` at the end.
     fn due(&self, cancelled: &Cancellation) -> Option<MutexGuard<'_, Sequence<D>>> {
         let mut sequence = self.sequence();
-        // Whoever held the lock before may have stopped in the middle.
+        // The thread that held the lock before may have stopped in the middle of a batch.
         while !cancelled.is_cancelled() && !sequence.ended {
             if sequence.limit.is_none_or(|limit| sequence.next < limit) {
                 return Some(sequence);
@@ -247,7 +248,7 @@ impl<D: IterableDataset, C, B> StreamEpoch<D, C, B> {
             if sequence.making == 0 {
                 return None;
             }
-            // Cancelled or not, whoever makes one stops soon, and tells.
+            // The threads that make batches notify when they are done, even if they were cancelled.
             sequence = self.settled.wait(sequence).unwrap_or_else(PoisonError::into_inner);
         }
         None
@@ -279,7 +280,8 @@ where
                             sequence.ended = true;
                             break;
                         }
-                        // The epoch before has left nothing that makes a batch: this one begins at its own start.
+                        // The rest that the epoch before left does not make a batch: begin at the start of this epoch's
+                        // pass.
                         samples.clear();
                         sequence.begin_anew(&self.dataset, self.plan, self.epoch);
                         continue;
@@ -382,8 +384,8 @@ where
     }
 }
 
-/// Faults are reported at the end of a batch, or when there are so many: a stream may be nothing else.
+/// Faults are reported at the end of a batch, or when this many have gathered: a stream may consist of bad items only.
 const MOST_FAULTS: usize = 1000;
 
-/// Batches in a row of which nothing is left before the epoch ends: by then hardly any sample is good.
-const MOST_BARREN: usize = 256;
+/// The epoch ends after this many batches in a row have lost all samples: by then hardly any sample is good.
+const MAX_EMPTY_BATCHES: usize = 256;

@@ -12,7 +12,7 @@ static PIN_MEMORY: LazyOp = LazyOp::new("aten::pin_memory", "");
 
 type Change<'a> = &'a mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>;
 
-/// How to reach the tensors of a batch, for options that need it. Other batches can be of any type.
+/// Access to the tensors of a batch, for the options that need it. Without those options a batch can be of any type.
 pub(crate) struct TensorOps<B> {
     pub(crate) map: fn(&B, Change<'_>) -> Result<B, DataError>,
     adopt: fn(&B, CopyEvent) -> Result<(), DataError>,
@@ -53,7 +53,7 @@ impl<B> Uploaded<B> {
     }
 }
 
-/// Where finished batches go.
+/// Pins batches and copies them to their device.
 pub(crate) struct Transfer<B> {
     ops: TensorOps<B>,
     pin: bool,
@@ -63,23 +63,23 @@ pub(crate) struct Transfer<B> {
 enum Target {
     Host,
     Cuda(CopyStream),
-    /// A device without streams of ours: the worker waits for its copy.
+    /// A device for which this crate has no streams: the worker waits for its copy.
     Other(Device),
 }
 
 impl<B> Transfer<B> {
-    /// None when batches stay where they are.
+    /// `None` when batches stay in ordinary host memory.
     pub(crate) fn new(ops: TensorOps<B>, pin: bool, device: Option<Device>) -> Result<Option<Self>, DataError> {
         let target = match device {
             None | Some(Device::Cpu) => Target::Host,
             Some(Device::Cuda(number)) => Target::Cuda(CopyStream::new(number)?),
             Some(device) => {
-                // Says now whether it is there.
+                // An early error when the device is not available.
                 drop(Tensor::f_zeros([1], (Kind::Float, device))?);
                 Target::Other(device)
             }
         };
-        // A copy from pageable memory would not overlap with anything.
+        // A copy from pageable memory would not overlap with computation.
         let pin = pin || matches!(target, Target::Cuda(_));
         Ok((pin || !matches!(target, Target::Host)).then_some(Self { ops, pin, target }))
     }
@@ -103,7 +103,7 @@ impl<B> Transfer<B> {
     }
 }
 
-/// The tensor itself where it is pinned already or not on the host.
+/// Pins the tensor; returns it as it is where it is pinned already or not on the host.
 fn pinned(tensor: &Tensor) -> Result<Tensor, DataError> {
     let on_host = tensor.device() == Device::Cpu;
     let is_pinned =

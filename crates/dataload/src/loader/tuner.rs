@@ -1,31 +1,31 @@
-//! Finds how many workers and how much prefetching a training loop needs, from what it waits for.
+//! Finds how many workers and how much prefetching a training loop needs, from how long it waits for data.
 
 use std::time::Duration;
 
-/// The number of workers and of batches that they may be ahead.
+/// The number of workers, and of batches that may be loaded ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size {
     pub(crate) workers: usize,
     pub(crate) in_flight: usize,
 }
 
-/// Climbs from one worker upwards for as long as the training loop waits and gets faster by it, and then raises the
-/// prefetching in the same way. Where the loop waits later all the same, it looks again: first steps are slow and tell
-/// little. What gains nothing is tried more and more seldom.
+/// Starts with one worker and adds more for as long as the training loop waits for data and each one makes it faster,
+/// then raises the prefetching in the same way. If the loop waits later, it tries again, since the first steps are slow
+/// and not representative. Each try that gains nothing makes further ones rarer.
 #[derive(Debug)]
 pub(crate) struct Tuner {
     limits: Limits,
     workers: usize,
-    /// Batches that each worker may be ahead.
+    /// Batches loaded ahead, per worker.
     prefetch: usize,
     batch_bytes: usize,
     phase: Phase,
     round: Round,
-    /// Batches a second with the setting before the last change, where it was made to try something.
+    /// Batches per second before the last change, while that change is on trial.
     before: Option<f64>,
-    /// Rounds that the loop has waited in since it settled, and how many it is to wait in before the next try.
+    /// Rounds with waiting since the tuner settled, and how many of them lead to the next try.
     waited: usize,
-    patience: usize,
+    retry_after: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -33,9 +33,9 @@ pub(crate) struct Limits {
     pub(crate) max_workers: usize,
     pub(crate) tune_workers: bool,
     pub(crate) tune_prefetch: bool,
-    /// For all batches that are ahead together.
+    /// For all batches loaded ahead together.
     pub(crate) memory_budget: usize,
-    /// Whether the bytes of batches are known.
+    /// Whether the sizes of batches are known.
     pub(crate) counts_bytes: bool,
 }
 
@@ -46,37 +46,37 @@ enum Phase {
     Settled,
 }
 
-/// What was measured since the last change.
+/// The measurements since the last change.
 #[derive(Debug, Default)]
 struct Round {
     batches: usize,
-    /// Seconds waited for a batch, and from batch to batch.
+    /// Seconds that the loop waited for each batch, and seconds from batch to batch.
     waits: Vec<f64>,
     periods: Vec<f64>,
 }
 
-/// Batches after a change that still come from the setting before.
-const PASSED_OVER: usize = 3;
-/// Batches that are measured.
+/// Batches after a change that still show the setting before.
+const SKIPPED: usize = 3;
+/// Batches measured per round.
 const MEASURED: usize = 6;
-/// A training loop that waits for less than this share of its time needs no more.
-const ENOUGH: f64 = 0.02;
-/// A change that gains less than this is taken back: it would be noise.
-const WORTH: f64 = 1.04;
+/// A training loop that waits for less than this share of its time needs no faster loader.
+const MAX_WAITING: f64 = 0.02;
+/// A change that speeds up the loop by less than this factor is taken back: it may be noise.
+const MIN_GAIN: f64 = 1.04;
 const MAX_PREFETCH: usize = 16;
-/// Rounds in which a settled loop waits before something is tried again, at first and at most: a try that gains nothing
-/// doubles them, so that tries cost next to nothing in the end.
-const FIRST_PATIENCE: usize = 2;
-const MOST_PATIENCE: usize = 64;
+/// How many rounds with waiting lead to another try, at first and at most. A try that gains nothing doubles the number,
+/// so that useless tries cost next to nothing in a long run.
+const FIRST_RETRY_AFTER: usize = 2;
+const MAX_RETRY_AFTER: usize = 64;
 
-/// How many of the `cores` that this process may use are its own where `local_ranks` processes like it run on the host.
+/// This process's share of `cores` where `local_ranks` ranks run on the host.
 pub(crate) fn share_of_cores(cores: usize, local_ranks: Option<usize>) -> usize {
     (cores / local_ranks.unwrap_or(1).max(1)).max(1)
 }
 
-/// How many ranks the launcher says to have started on this host: `var` gives a variable of the environment.
+/// How many ranks the launcher started on this host; `var` reads an environment variable.
 pub(crate) fn local_ranks(var: impl Fn(&str) -> Option<String>) -> Option<usize> {
-    // Those of torchrun and overdrive-run, and of Open MPI. Slurm gives each task its cores.
+    // Set by torchrun and overdrive-run, and by Open MPI. Slurm sets the CPU affinity of each task instead.
     let names = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"];
     names.iter().find_map(|name| var(name)?.trim().parse().ok())
 }
@@ -88,13 +88,13 @@ impl Tuner {
             (false, true) => Phase::Prefetch,
             (false, false) => Phase::Settled,
         };
-        let (round, before, patience) = (Round::default(), None, FIRST_PATIENCE);
-        Self { limits, workers, prefetch, batch_bytes: 0, phase, round, before, waited: 0, patience }
+        let (round, before, retry_after) = (Round::default(), None, FIRST_RETRY_AFTER);
+        Self { limits, workers, prefetch, batch_bytes: 0, phase, round, before, waited: 0, retry_after }
     }
 
     pub(crate) fn size(&self) -> Size {
         let affordable = match self.batch_bytes {
-            // Until a batch has been seen, one for each worker has to do.
+            // Until a batch's size is known: one batch per worker.
             0 if self.limits.counts_bytes => self.workers,
             bytes => self.limits.memory_budget / bytes.max(1),
         };
@@ -102,18 +102,18 @@ impl Tuner {
         Size { workers: self.workers, in_flight: in_flight.min(affordable).max(1) }
     }
 
-    /// Takes note of one batch: its bytes, how long the loop waited for it, and the time since the batch before. Gives
-    /// a new size when it is time for one.
+    /// Records one batch: its bytes, how long the loop waited for it, and the time since the batch before. Returns the
+    /// new size when it changes.
     pub(crate) fn observe(&mut self, bytes: usize, wait: Duration, period: Duration) -> Option<Size> {
         let before = self.size();
         self.batch_bytes = self.batch_bytes.max(bytes);
         if self.limits.tune_workers || self.limits.tune_prefetch {
             self.round.batches += 1;
-            if self.round.batches > PASSED_OVER {
+            if self.round.batches > SKIPPED {
                 self.round.waits.push(wait.as_secs_f64());
                 self.round.periods.push(period.as_secs_f64());
             }
-            if self.round.batches == PASSED_OVER + MEASURED {
+            if self.round.batches == SKIPPED + MEASURED {
                 let round = std::mem::take(&mut self.round);
                 let seconds = without_the_worst(round.periods).max(1e-9);
                 self.decide((MEASURED - 1) as f64 / seconds, without_the_worst(round.waits) / seconds);
@@ -131,11 +131,11 @@ impl Tuner {
             return;
         }
         let tried = self.before.take();
-        let gained = tried.is_none_or(|before| rate > before * WORTH);
+        let gained = tried.is_none_or(|before| rate > before * MIN_GAIN);
         match (tried, gained) {
-            (Some(_), true) => self.patience = FIRST_PATIENCE,
+            (Some(_), true) => self.retry_after = FIRST_RETRY_AFTER,
             (Some(_), false) => {
-                self.patience = (2 * self.patience).min(MOST_PATIENCE);
+                self.retry_after = (2 * self.retry_after).min(MAX_RETRY_AFTER);
                 match self.phase {
                     Phase::Workers => self.workers -= 1,
                     Phase::Prefetch | Phase::Settled => self.prefetch /= 2,
@@ -143,7 +143,7 @@ impl Tuner {
             }
             (None, _) => {}
         }
-        let more = gained && waiting > ENOUGH;
+        let more = gained && waiting > MAX_WAITING;
         if self.phase == Phase::Workers {
             if more && self.workers < self.limits.max_workers {
                 self.workers += 1;
@@ -152,7 +152,7 @@ impl Tuner {
             }
             self.phase = if self.limits.tune_prefetch { Phase::Prefetch } else { Phase::Settled };
             if !gained {
-                // The rate belongs to the setting that was just taken back: measure anew.
+                // The rate belongs to the setting that was just taken back: measure again first.
                 return;
             }
         }
@@ -164,20 +164,20 @@ impl Tuner {
         }
     }
 
-    /// Whether a settled loop has waited long enough to try something again.
+    /// Whether the loop has waited in enough rounds since the tuner settled to try again.
     fn looks_again(&mut self, waiting: f64) -> bool {
-        self.waited += usize::from(waiting > ENOUGH);
-        if self.waited <= self.patience {
+        self.waited += usize::from(waiting > MAX_WAITING);
+        if self.waited <= self.retry_after {
             return false;
         }
         self.waited = 0;
         self.phase = if self.limits.tune_workers { Phase::Workers } else { Phase::Prefetch };
-        waiting > ENOUGH
+        waiting > MAX_WAITING
     }
 }
 
-/// The sum of all but the largest: a checkpoint or an evaluation between two batches says nothing about the loader. Not the
-/// median, which would not see the bumps that prefetching is for.
+/// The sum of all times but the largest, which may be a checkpoint or an evaluation between two batches. Not the
+/// median, which would hide the occasional slow batches that prefetching is for.
 fn without_the_worst(times: Vec<f64>) -> f64 {
     let worst = times.iter().copied().fold(0.0, f64::max);
     times.iter().sum::<f64>() - worst
@@ -194,15 +194,15 @@ mod tests {
         Duration::from_secs_f64(time / 1e3)
     }
 
-    /// A made-up training loop, in milliseconds.
+    /// A simulated training loop; times in milliseconds.
     #[derive(Clone, Copy)]
     struct Loop {
-        /// What the training itself takes for a batch.
+        /// The time of the training step for a batch.
         compute: f64,
-        /// What one worker takes for a batch, and how many of them do not get in each other's way.
+        /// The time of one worker for a batch, and how many workers scale without slowing each other.
         work: f64,
         useful: usize,
-        /// What is left of the wait unless the prefetch reaches 8.
+        /// The wait that remains unless the prefetch reaches 8.
         jitter: f64,
         bytes: usize,
     }
@@ -226,7 +226,7 @@ mod tests {
         tuner
     }
 
-    /// The number of workers at most of the last `batches`, and how many of these had another.
+    /// The most frequent number of workers during `batches` batches, and how many batches had another number.
     fn mostly(tuner: &mut Tuner, training: Loop, batches: usize) -> (usize, usize) {
         let seen = training.run(tuner, batches);
         let count = |workers: usize| seen.iter().filter(|&&other| other == workers).count();
@@ -244,15 +244,15 @@ mod tests {
     }
 
     #[test]
-    fn slow_first_steps_do_not_decide_for_good() {
-        // Kernels are chosen and memory is taken in the first steps: nobody waits for data then.
+    fn slow_first_steps_do_not_decide_permanently() {
+        // The first steps select kernels and allocate memory, so the loop does not wait for data.
         let first = Loop { compute: 900.0, work: 25.0, useful: 8, jitter: 0.0, bytes: 1 };
         let mut tuner = Tuner::new(LIMITS, 1, 2);
         first.run(&mut tuner, 100);
         assert_eq!((tuner.phase, tuner.workers), (Phase::Settled, 1));
         Loop { compute: 10.0, ..first }.run(&mut tuner, 100);
         assert_eq!((tuner.phase, tuner.workers), (Phase::Settled, 3));
-        // A try that fell on slow steps, and was taken back.
+        // A try that fell on slow steps and was taken back is repeated.
         let mut tuner = Tuner::new(LIMITS, 1, 2);
         Loop { compute: 10.0, ..first }.run(&mut tuner, 9);
         assert_eq!(tuner.workers, 2);
@@ -273,15 +273,15 @@ mod tests {
     }
 
     #[test]
-    fn what_gains_nothing_is_tried_more_and_more_seldom() {
-        // The disk gives no more than two workers can take, so that the loop always waits.
+    fn tries_that_gain_nothing_get_rarer() {
+        // The disk is saturated by two workers, so the loop always waits.
         let bound = Loop { compute: 1.0, work: 100.0, useful: 2, jitter: 0.0, bytes: 1 };
         let mut tuner = Tuner::new(LIMITS, 1, 2);
         bound.run(&mut tuner, 2000);
         let (workers, others) = mostly(&mut tuner, bound, 10_000);
         assert_eq!(workers, 2);
         assert!((1..10_000 / 50).contains(&others), "{others}");
-        assert_eq!(tuner.patience, MOST_PATIENCE);
+        assert_eq!(tuner.retry_after, MAX_RETRY_AFTER);
         // A faster disk is noticed.
         assert_eq!(mostly(&mut tuner, Loop { useful: 6, ..bound }, 10_000).0, 6);
     }
@@ -302,7 +302,7 @@ mod tests {
             tuner.observe(1, milliseconds(period), milliseconds(period));
             seen[tuner.workers] += usize::from(batch >= 200);
         }
-        // Beside four there are only the tries with one more.
+        // Apart from four workers, only tries with five occur.
         assert!(seen[4] > 3500 && seen[4] + seen[5] == 3800, "{seen:?}");
     }
 

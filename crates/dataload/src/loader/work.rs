@@ -1,4 +1,4 @@
-//! What a loader asks of the thing that makes its batches.
+//! What a loader needs from the source of its batches.
 
 use std::sync::Arc;
 
@@ -6,33 +6,33 @@ use crate::loader::position::{Bounds, Identity, Mark, Position};
 use crate::loader::transfer::Uploaded;
 use crate::{Cancellation, DataError};
 
-/// Makes the batches of any epoch.
+/// Makes the batches of each epoch.
 pub(crate) trait Source<B>: Send + Sync {
-    /// What the threads of one epoch share, from `position` on.
+    /// Starts an epoch at `position`; its threads share the result.
     fn begin(&self, position: &Position) -> Result<Arc<dyn EpochWork<B>>, DataError>;
 
     /// How many batches an epoch has, where that is known beforehand.
     fn batches(&self) -> Option<usize>;
 
-    /// What has to agree for a saved position to mean the same batches.
+    /// The settings that must be equal for a saved position to mean the same batches.
     fn identity(&self) -> Identity;
 
-    /// What a saved position may say.
+    /// The limits that a saved position must keep.
     fn bounds(&self) -> Bounds;
 
-    /// A checksum of an epoch's order, the same on every rank, where the identity does not say it all.
+    /// A checksum of an epoch's order, the same on every rank, where the identity does not determine the order.
     fn order(&self, _epoch: u64) -> Result<Option<u32>, DataError> {
         Ok(None)
     }
 }
 
-/// One epoch, worked at by any number of threads.
+/// One epoch, processed by any number of threads.
 pub(crate) trait EpochWork<B>: Send + Sync {
-    /// Makes the next batch that nobody has begun; none when nothing is left, or `cancelled` has been set.
+    /// Makes the next batch that no thread has begun; `None` when no batch is left, or `cancelled` was set.
     fn make(&self, cancelled: &Cancellation) -> Option<Made<B>>;
 }
 
-/// A batch with its place in the epoch.
+/// A batch with its number in the epoch.
 pub(crate) struct Made<B> {
     pub(crate) number: usize,
     pub(crate) result: Result<Content<B>, DataError>,
@@ -40,17 +40,17 @@ pub(crate) struct Made<B> {
     pub(crate) mark: Mark,
 }
 
-/// What became of a batch.
+/// The outcome of a batch.
 pub(crate) enum Content<B> {
     Batch {
         batch: B,
         samples: usize,
-        /// The copy to the device that is still under way.
+        /// The copy to the device, which may still be running.
         uploaded: Option<Uploaded<B>>,
     },
-    /// Every sample was bad and passed over.
+    /// Every sample was bad and skipped.
     Nothing,
-    /// The same, and another batch takes its place.
+    /// The same, and another batch is made in its place.
     Later,
     /// It was delivered before the state was saved.
     Delivered,

@@ -1,10 +1,10 @@
 //! The threads of one epoch.
 //!
-//! Threads live as long as the epoch that they work for. So nothing is left to drain or to reset after a break, an
-//! error or a panic, and an idle loader holds no thread; starting one takes some tens of microseconds.
+//! Threads live as long as their epoch. So there is nothing to drain or reset after a break, an error or a panic, and
+//! an idle loader has no threads; starting one takes tens of microseconds.
 //!
-//! A thread makes a batch for every permit that it gets. At most `in_flight` permits are out whose batches the consumer
-//! has not taken: that bounds memory, and no thread ever blocks on a full queue.
+//! A thread makes one batch per permit. At most `in_flight` permits are out whose batches the training loop has not
+//! taken: that bounds memory, and no thread ever blocks on a full queue.
 
 use std::io;
 use std::sync::Arc;
@@ -19,75 +19,75 @@ use crate::loader::reorder::Reorder;
 use crate::loader::work::{EpochWork, Made};
 use crate::{Cancellation, DataError};
 
-/// The most batches that may be ahead, whatever was asked for.
+/// The most batches that may be loaded ahead, whatever the options.
 pub(crate) const MOST_IN_FLIGHT: usize = 1 << 16;
 
-/// How far, out of order, batches may be ahead of the first that is missing.
+/// With `in_order(false)`, how far batches may be ahead of the first missing one.
 const MOST_AHEAD: usize = 1024;
 
 /// A function that each worker calls with its number before its first batch.
 pub(crate) type WorkerInit = Arc<dyn Fn(usize) -> Result<(), DataError> + Send + Sync>;
 
-/// What workers are told.
+/// Messages to workers.
 enum Permit {
     Make,
-    /// Whoever gets this leaves.
-    Leave,
+    /// The worker that receives this ends.
+    End,
 }
 
-/// What workers tell.
+/// Messages from workers.
 enum Message<B> {
     Made(Made<B>),
-    /// A worker has left; `done` when there was nothing left to make.
-    Left {
+    /// A worker has ended; `done` when no batch was left to make.
+    Ended {
         done: bool,
         error: Option<DataError>,
     },
 }
 
-/// How the threads of an epoch behave.
+/// The options of an epoch's threads.
 #[derive(Clone)]
 pub(crate) struct Conduct {
     pub(crate) in_order: bool,
     pub(crate) timeout: Option<Duration>,
     pub(crate) init: Option<WorkerInit>,
-    /// How much the workers stand back for the training thread, see `setpriority(2)`.
+    /// The workers' nice value, see `setpriority(2)`.
     pub(crate) nice: i32,
 }
 
 pub(crate) struct Workers<B> {
     work: Arc<dyn EpochWork<B>>,
     conduct: Conduct,
-    /// None once there is nothing left to make.
+    /// `None` once no batch is left to make.
     permits: Option<Sender<Permit>>,
     granted: Receiver<Permit>,
-    told: Sender<Message<B>>,
+    reports: Sender<Message<B>>,
     messages: Receiver<Message<B>>,
-    /// In order, what waits for its turn.
+    /// With `in_order`, batches that wait for their turn.
     arrived: Reorder<Made<B>>,
-    /// The first batch that the consumer has not had.
+    /// The first batch that the training loop has not had.
     missing: usize,
-    /// How many batches were begun, counted from the epoch's start.
+    /// The number of the next batch to be permitted.
     granted_to: usize,
-    /// Batches that have been made and not been received.
+    /// Batches that were made and not received yet.
     made: Arc<AtomicUsize>,
-    /// Batches that may be under way or waiting.
+    /// How many batches may be in the making or waiting.
     in_flight: usize,
-    /// Batches that are.
+    /// How many are.
     outstanding: usize,
-    /// Threads that have not said that they left, and those of them that were not told to leave.
+    /// Threads that have not reported their end; `wanted` excludes those that were told to end.
     alive: usize,
     wanted: usize,
     started: usize,
     cancelled: Cancellation,
     threads: Vec<JoinHandle<()>>,
-    /// Whether a thread may be stuck in the user's code, so that joining it could take for ever.
+    /// Whether a thread may be stuck in the user's code, so that joining it could hang.
     stuck: bool,
 }
 
 impl<B: Send + 'static> Workers<B> {
-    /// Starts `count` threads, which begin with the first `in_flight` batches at once; `first` is the number of the
-    /// first batch.
+    /// Starts `count` threads, which make the first `in_flight` batches at once; `first` is the number of the first
+    /// batch.
     pub(crate) fn spawn(
         work: Arc<dyn EpochWork<B>>,
         count: usize,
@@ -95,13 +95,13 @@ impl<B: Send + 'static> Workers<B> {
         first: usize,
         conduct: Conduct,
     ) -> Result<Self, DataError> {
-        let ((permits, granted), (told, messages)) = (unbounded(), unbounded());
+        let ((permits, granted), (reports, messages)) = (unbounded(), unbounded());
         let mut workers = Self {
             work,
             conduct,
             permits: Some(permits),
             granted,
-            told,
+            reports,
             messages,
             arrived: Reorder::starting_at(first),
             missing: first,
@@ -116,12 +116,12 @@ impl<B: Send + 'static> Workers<B> {
             threads: Vec::with_capacity(count),
             stuck: false,
         };
-        // When a thread cannot be started, dropping `workers` joins those before it.
+        // When a thread cannot be started, dropping `workers` joins the ones already started.
         workers.resize(count, in_flight)?;
         Ok(workers)
     }
 
-    /// Changes the number of threads and of batches ahead while the epoch runs.
+    /// Changes the number of threads and of batches loaded ahead while the epoch runs.
     pub(crate) fn resize(&mut self, count: usize, in_flight: usize) -> Result<(), DataError> {
         while self.wanted < count {
             self.threads.push(self.start_thread(self.started).map_err(|error| DataError::Spawn {
@@ -134,7 +134,7 @@ impl<B: Send + 'static> Workers<B> {
             self.wanted += 1;
         }
         while self.wanted > count {
-            self.send(Permit::Leave);
+            self.send(Permit::End);
             self.wanted -= 1;
         }
         self.in_flight = in_flight.min(MOST_IN_FLIGHT);
@@ -142,31 +142,32 @@ impl<B: Send + 'static> Workers<B> {
         Ok(())
     }
 
-    /// Batches that lie ready.
+    /// Finished batches that have not been taken.
     pub(crate) fn ready(&self) -> usize {
         self.made.load(Ordering::Relaxed) + self.arrived.waiting()
     }
 
     fn start_thread(&self, worker: usize) -> io::Result<JoinHandle<()>> {
-        let (work, granted, told) = (self.work.clone(), self.granted.clone(), self.told.clone());
+        let (work, granted, reports) = (self.work.clone(), self.granted.clone(), self.reports.clone());
         let (cancelled, conduct, made) = (self.cancelled.clone(), self.conduct.clone(), self.made.clone());
         Builder::new().name(format!("dataload-{worker}")).spawn(move || {
-            let mut farewell = Farewell { told, done: false, error: None };
-            stand_back(conduct.nice);
-            stay_single();
-            let tell = |batch| {
+            let mut end_report = EndReport { reports, done: false, error: None };
+            lower_priority(conduct.nice);
+            use_one_thread();
+            let send = |batch| {
                 made.fetch_add(1, Ordering::Relaxed);
-                farewell.told.send(Message::Made(batch)).is_ok()
+                end_report.reports.send(Message::Made(batch)).is_ok()
             };
-            let served = begin(worker, conduct.init.as_ref()).and_then(|()| serve(&*work, &granted, tell, &cancelled));
+            let served = begin(worker, conduct.init.as_ref()).and_then(|()| serve(&*work, &granted, send, &cancelled));
             match served {
-                Ok(done) => farewell.done = done,
-                Err(error) => farewell.error = Some(error),
+                Ok(done) => end_report.done = done,
+                Err(error) => end_report.error = Some(error),
             }
         })
     }
 
-    /// Waits for the next batch; none at the end of the epoch. `missing` is the first one that the consumer has not had.
+    /// Waits for the next batch; `None` at the end of the epoch. `missing` is the first one that the training loop has
+    /// not had.
     pub(crate) fn receive(&mut self, missing: usize) -> Result<Option<Made<B>>, DataError> {
         let asked = Instant::now();
         self.missing = missing;
@@ -187,7 +188,7 @@ impl<B: Send + 'static> Workers<B> {
                         false => return Ok(Some(self.taken(made))),
                     }
                 }
-                Message::Left { done, error } => {
+                Message::Ended { done, error } => {
                     self.alive -= 1;
                     if let Some(error) = error {
                         return Err(error);
@@ -217,7 +218,7 @@ impl<B: Send + 'static> Workers<B> {
         }
     }
 
-    /// The first batch that has not been received.
+    /// The next batch to be received.
     fn due(&self) -> usize {
         if self.conduct.in_order { self.arrived.due() } else { self.missing }
     }
@@ -229,7 +230,7 @@ impl<B: Send + 'static> Workers<B> {
     }
 
     fn grant(&mut self) {
-        // Out of order, batches may run ahead of one that is stuck, but not for ever: each is remembered.
+        // With `in_order(false)`, batches may overtake a stuck one, but only so many, since each one's number is kept.
         let end = self.missing + MOST_AHEAD.max(self.in_flight);
         while self.outstanding < self.in_flight && self.granted_to < end && self.permits.is_some() {
             self.send(Permit::Make);
@@ -246,21 +247,22 @@ impl<B: Send + 'static> Workers<B> {
     }
 }
 
-/// Tells that a thread has left, however it leaves: otherwise the consumer could wait for it for ever.
-struct Farewell<B> {
-    told: Sender<Message<B>>,
+/// Reports that a thread has ended, however it ends: otherwise the training loop could wait for it forever.
+struct EndReport<B> {
+    reports: Sender<Message<B>>,
     done: bool,
     error: Option<DataError>,
 }
 
-impl<B> Drop for Farewell<B> {
+impl<B> Drop for EndReport<B> {
     fn drop(&mut self) {
         // Fails only when the epoch has been dropped.
-        _ = self.told.send(Message::Left { done: self.done, error: self.error.take() });
+        _ = self.reports.send(Message::Ended { done: self.done, error: self.error.take() });
     }
 }
 
-/// Makes a batch, and lets no panic out: of the user's code, some runs outside of the places that know their sample.
+/// Makes a batch, and turns a panic into an error: some of the user's code runs outside of
+/// [`guarded`](super::guard::guarded).
 pub(crate) fn make_guarded<B>(work: &dyn EpochWork<B>, cancelled: &Cancellation) -> Result<Option<Made<B>>, DataError> {
     let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.make(cancelled)));
     made.map_err(|payload| DataError::WorkerDied { message: message_of(payload) })
@@ -270,7 +272,7 @@ pub(crate) fn make_guarded<B>(work: &dyn EpochWork<B>, cancelled: &Cancellation)
 fn serve<B>(
     work: &dyn EpochWork<B>,
     granted: &Receiver<Permit>,
-    tell: impl Fn(Made<B>) -> bool,
+    send: impl Fn(Made<B>) -> bool,
     cancelled: &Cancellation,
 ) -> Result<bool, DataError> {
     for permit in granted {
@@ -278,11 +280,11 @@ fn serve<B>(
             return Ok(false);
         }
         match permit {
-            Permit::Leave => return Ok(false),
+            Permit::End => return Ok(false),
             Permit::Make => match make_guarded(work, cancelled)? {
                 None => return Ok(true),
                 Some(made) => {
-                    if !tell(made) {
+                    if !send(made) {
                         return Ok(false);
                     }
                 }
@@ -302,36 +304,36 @@ fn begin(worker: usize, init: Option<&WorkerInit>) -> Result<(), DataError> {
     }
 }
 
-/// Gives the calling thread a lower priority, where the system has one for each thread.
+/// Lowers the calling thread's priority; on Linux each thread has its own.
 #[cfg(target_os = "linux")]
-fn stand_back(nice: i32) {
+fn lower_priority(nice: i32) {
     if nice != 0 {
         let thread = rustix::thread::gettid();
-        // Fails where a sandbox forbids it: the loader then works as without.
+        // Fails where a sandbox forbids it: the worker then keeps its priority.
         if let Err(error) = rustix::process::setpriority_process(Some(thread), nice) {
             tracing::debug!(%error, "the worker keeps its priority");
         }
     }
 }
 
-/// Keeps libtorch's operators in the calling thread, so that no worker starts a pool of its own.
-fn stay_single() {
+/// Keeps libtorch's operators on the calling thread, so that no worker starts its own thread pool.
+fn use_one_thread() {
     if let Err(error) = overdrive_ffi::context::use_one_thread() {
         tracing::debug!(%error, "libtorch may use several threads in a worker");
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn stand_back(_nice: i32) {}
+fn lower_priority(_nice: i32) {}
 
 impl<B> Drop for Workers<B> {
-    /// Stops every thread after the sample that it is reading, and joins it.
+    /// Stops every thread after the sample that it is reading, and joins it unless it may be stuck.
     fn drop(&mut self) {
         self.cancelled.cancel();
         self.permits = None;
-        // A thread that waits for a permit wakes when the last sender is gone, which was the one above.
+        // A thread that waits for a permit wakes up: the sender dropped above was the last one.
         for thread in self.threads.drain(..).filter(|_| !self.stuck) {
-            // A panic in user code has been caught and delivered; what is left could only be one in dropping a batch.
+            // Panics in user code have been caught and reported; only dropping a batch can still have panicked.
             _ = thread.join();
         }
     }

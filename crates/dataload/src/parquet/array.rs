@@ -1,4 +1,4 @@
-//! A column of some rows in plain memory, which threads can share.
+//! The rows of a column in plain memory, which threads can share.
 
 use std::ops::Range;
 
@@ -7,29 +7,30 @@ use super::field::Element;
 use super::words::{Spare, Words};
 use crate::DataError;
 
-/// Values, and the lists and texts that they form.
+/// The values of a column, and the offsets of its lists and strings.
 #[derive(Clone, Debug)]
 pub(super) struct Array {
     pub(super) element: Element,
     pub(super) rows: usize,
-    /// How many values a row has where there are no offsets.
+    /// How many values each row has where there are no offsets.
     pub(super) per_row: usize,
-    /// Where lists begin among what is in them, outermost first, and where the last one ends. Texts are lists of bytes.
+    /// The offsets of each level of lists, outermost first: where each list begins among its elements, and the end of
+    /// the last one. Strings are lists of bytes.
     pub(super) offsets: Vec<Vec<i64>>,
     pub(super) values: Words,
 }
 
 impl Array {
-    /// One array of the pieces that row groups gave, in order.
+    /// Joins the pieces decoded from each row group, in order.
     pub(super) fn from_pieces(element: Element, pieces: Vec<Grown>, spare: &Spare) -> Result<Self, DataError> {
         let mut values = spare.take(pieces.iter().map(|piece| piece.values.len()).sum())?;
         let mut rest = values.bytes_mut();
         let levels = pieces.first().map_or(0, |piece| piece.offsets.len());
         let mut offsets = vec![vec![0]; levels];
         for piece in pieces {
-            let (here, behind) = rest.split_at_mut(piece.values.len());
+            let (here, tail) = rest.split_at_mut(piece.values.len());
             here.copy_from_slice(&piece.values);
-            rest = behind;
+            rest = tail;
             for (offsets, piece) in offsets.iter_mut().zip(&piece.offsets) {
                 let before = offsets[offsets.len() - 1];
                 offsets.extend(piece.iter().skip(1).map(|offset| before + offset));
@@ -44,7 +45,8 @@ impl Array {
         Self { element, rows: 0, per_row: 1, offsets: vec![vec![0]; levels], values: Words::default() }
     }
 
-    /// The size that every list of the column has, where they have one, lists around a value being one level.
+    /// The common length of all lists, for a column of one level of lists; otherwise the first list of another length,
+    /// as (row, length).
     pub(super) fn uniform(&self) -> Result<i64, (usize, i64)> {
         let [offsets] = self.offsets.as_slice() else { return Err((0, 0)) };
         let mut lengths = offsets.windows(2).map(|pair| pair[1] - pair[0]).enumerate();
@@ -61,7 +63,7 @@ impl Array {
             gather_fixed(self.values.bytes(), stride, rows, values.bytes_mut());
             return Ok(Self { element, rows: rows.len(), per_row, offsets: Vec::new(), values });
         }
-        // Ranges of lists become ranges of what is in them, level by level.
+        // Level by level, ranges of lists become ranges of their elements.
         let mut ranges: Vec<Range<usize>> = rows.iter().map(|&row| row as usize..row as usize + 1).collect();
         let mut offsets = Vec::with_capacity(self.offsets.len());
         for level in &self.offsets {
@@ -78,14 +80,14 @@ impl Array {
         let mut values = Words::new(ranges.iter().map(|range| range.len() * bytes).sum())?;
         let (all, mut rest) = (self.values.bytes(), values.bytes_mut());
         for range in ranges {
-            let (here, behind) = rest.split_at_mut(range.len() * bytes);
+            let (here, tail) = rest.split_at_mut(range.len() * bytes);
             here.copy_from_slice(&all[range.start * bytes..range.end * bytes]);
-            rest = behind;
+            rest = tail;
         }
         Ok(Self { element, rows: rows.len(), per_row, offsets, values })
     }
 
-    /// One array after the other; both are of one column.
+    /// Appends another array of the same column.
     pub(super) fn join(self, next: Self) -> Result<Self, DataError> {
         let (element, per_row) = (self.element, self.per_row);
         let rows = self.rows + next.rows;

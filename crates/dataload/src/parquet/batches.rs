@@ -1,4 +1,4 @@
-//! Shuffled batches, a window of row groups at a time.
+//! Shuffled batches, from one window of row groups at a time.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,50 +13,51 @@ use crate::permutation::shuffle;
 use crate::rank::Rank;
 use crate::{DataError, Philox, RandomSampler, Sampler};
 
-/// Row groups that are mixed unless [`ParquetBatches::window`] says otherwise.
+/// The default of [`ParquetBatches::window`].
 const WINDOW: usize = 4;
-/// Batches that threads may make at a time through [`ParquetBatches::batch`] without a window being decoded again: as
-/// many windows are kept as these reach over, and never fewer than two.
-const AT_A_TIME: usize = 16;
-/// The random streams of the rows of a window have this bit; that of the row groups is the epoch's number.
+/// How many consecutive batches threads may make concurrently through [`ParquetBatches::batch`] without decoding a
+/// window twice: as many windows are kept as these span, and at least two.
+const CONCURRENT_BATCHES: usize = 16;
+/// Set in the numbers of the random streams that shuffle a window's rows; row groups use the epoch's number as their
+/// stream.
 const ROWS: u64 = 1 << 63;
 
 /// Batches of rows as tensors, made by [`ParquetDataset::batches`].
 ///
-/// When they are shuffled, the row groups come in a random order, some of them at a time are a window, and the rows of
-/// a window come in a random order: so every row group is read once an epoch. The order is a function of (seed, epoch),
-/// whatever the number of threads, and an epoch holds every row once.
+/// With shuffling, the row groups are put into a random order, a few of them at a time form a window, and the rows of
+/// each window are shuffled: so every row group is read once per epoch. The order is a function of (seed, epoch), for
+/// any number of threads, and an epoch has every row once.
 ///
-/// With [`rank`](Self::rank), each of several processes takes its part of that order of row groups, and reads no others:
-/// [`ParquetDataset::decoded_row_groups`] counts.
+/// With [`rank`](Self::rank), each rank takes its part of that order of row groups, and reads no others;
+/// [`ParquetDataset::decoded_row_groups`] counts them.
 #[derive(Clone)]
 pub struct ParquetBatches {
     pub(super) dataset: ParquetDataset,
     batch_size: usize,
     window: usize,
     pub(super) shuffle: bool,
-    /// Which part of the rows is this process's.
+    /// Which part of the rows belongs to this rank.
     rank: Rank,
     seed: u64,
     recent: Arc<Recent<(u64, usize), Window>>,
     pub(super) spare: Arc<Spare>,
 }
 
-/// Which rows an epoch visits when.
+/// The order in which an epoch visits rows.
 pub(super) struct Plan {
     epoch: u64,
-    /// The row groups in their order, and which rows of each.
+    /// The row groups in order, and which rows of each are used.
     parts: Vec<(usize, Range<usize>)>,
-    /// For each window, the places of its row groups in the order, and of its rows among those of the epoch.
+    /// For each window, the range of its row groups in `parts`, and of its rows in the epoch.
     pub(super) windows: Vec<(Range<usize>, Range<usize>)>,
 }
 
-/// Some row groups, decoded, and the order of their rows.
+/// Decoded row groups, and the order of their rows.
 pub(super) struct Window {
     pub(super) arrays: Vec<Array>,
-    /// None where they come as they are.
+    /// `None` where rows keep their order.
     order: Option<Vec<u32>>,
-    /// The places of its rows among those of the epoch.
+    /// The range of its rows in the epoch.
     pub(super) places: Range<usize>,
 }
 
@@ -67,40 +68,41 @@ impl ParquetBatches {
         }
         let (window, seed, spare, recent) = (WINDOW, 0, Arc::default(), Arc::new(Recent::new(1)));
         let rank = Rank::new(1, 0)?;
-        Ok(Self { dataset, batch_size, window, shuffle: false, rank, seed, recent, spare }.forget())
+        Ok(Self { dataset, batch_size, window, shuffle: false, rank, seed, recent, spare }.reset_cache())
     }
 
-    /// Whether rows come in a random order; off unless set.
+    /// Whether rows are shuffled; off unless set.
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.shuffle = shuffle;
-        self.forget()
+        self.reset_cache()
     }
 
     /// The seed of the random order; 0 unless set.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
-        self.forget()
+        self.reset_cache()
     }
 
-    /// How many row groups are mixed, and in memory at a time for each thread; 4 unless set.
+    /// How many row groups are shuffled together, and held in memory by each thread; 4 unless set.
     pub fn window(mut self, row_groups: usize) -> Self {
         self.window = row_groups.max(1);
-        self.forget()
+        self.reset_cache()
     }
 
-    /// Whether an incomplete last batch is left out; off unless set.
+    /// Whether an incomplete last batch is dropped; off unless set.
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         self.rank.drop_last = drop_last;
-        self.forget()
+        self.reset_cache()
     }
 
-    /// Takes the part of one of several processes, the one with number `rank` of `world_size`: equally many rows, and so
-    /// batches, on each. All give the same seed and options.
+    /// Takes the part of rank `rank` of `world_size` ranks: each has equally many rows, and so batches. All ranks need
+    /// the same seed and options.
     ///
-    /// The epoch's order of row groups, which is the same for all, is cut into as many pieces. So the ranks read different
-    /// row groups, apart from those that a cut goes through, of which each of two takes its rows. What is missing for equal
-    /// pieces comes from the order's start, or with [`drop_last`](Self::drop_last) the remainder is left out. Other than with
-    /// a [`DistributedSampler`](crate::DistributedSampler), a batch of all ranks together depends on their number.
+    /// The epoch's order of row groups, which is the same on all ranks, is cut into `world_size` pieces. So the ranks
+    /// read different row groups, except where a cut goes through one: then two ranks read it, each for its own rows.
+    /// Pieces are made equal with rows from the order's start, or with [`drop_last`](Self::drop_last) by dropping the
+    /// remainder. Unlike with a [`DistributedSampler`](crate::DistributedSampler), a global batch depends on the number
+    /// of ranks.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a `world_size` of 0 or a `rank` that is not below it.
@@ -108,10 +110,10 @@ impl ParquetBatches {
         let drop_last = self.rank.drop_last;
         self.rank = Rank::new(world_size, rank)?;
         self.rank.drop_last = drop_last;
-        Ok(self.forget())
+        Ok(self.reset_cache())
     }
 
-    /// What the batches of an epoch follow from, for a saved state to be compared with.
+    /// The settings that the batches depend on, to be compared with a saved state.
     pub(super) fn identity(&self) -> Vec<(&'static str, i64)> {
         let mut identity = vec![
             ("parquet.rows", self.dataset.rows() as i64),
@@ -127,10 +129,10 @@ impl ParquetBatches {
         identity
     }
 
-    fn forget(self) -> Self {
+    fn reset_cache(self) -> Self {
         let (rows, groups) = (self.dataset.rows(), self.dataset.groups.len());
         let rows_of_window = (rows / groups.max(1)).saturating_mul(self.window).max(1);
-        let keep = 2 + (AT_A_TIME.saturating_mul(self.batch_size) / rows_of_window).min(groups);
+        let keep = 2 + (CONCURRENT_BATCHES.saturating_mul(self.batch_size) / rows_of_window).min(groups);
         Self { recent: Arc::new(Recent::new(keep)), ..self }
     }
 
@@ -150,18 +152,18 @@ impl ParquetBatches {
         self.len() == 0
     }
 
-    /// The batches of an epoch, which threads begin to make at once.
+    /// The batches of an epoch; its threads start at once.
     pub fn epoch(&self, epoch: u64) -> ParquetEpoch {
         self.epoch_from(epoch, 0)
     }
 
-    /// The batches of an epoch from the one with this number on; of the row groups before it none is read.
+    /// The batches of an epoch from batch `number` on; earlier row groups are not read.
     pub fn epoch_from(&self, epoch: u64, number: usize) -> ParquetEpoch {
         ParquetEpoch::start(self.clone(), epoch, number)
     }
 
-    /// One batch of an epoch, which is a function of (seed, epoch, number). The windows of the latest calls are kept
-    /// decoded, so that threads which make neighbouring batches share them.
+    /// One batch of an epoch, a function of (seed, epoch, number). The windows of the latest calls stay decoded, so
+    /// that threads which make neighbouring batches share them.
     ///
     /// # Errors
     /// [`DataError::IndexOutOfRange`] for a number that is not below [`len`](Self::len); as [`ParquetDataset::read`].
@@ -184,13 +186,13 @@ impl ParquetBatches {
         self.dataset.table(batch.unwrap_or_default(), places.len())
     }
 
-    /// Where the rows of a batch are among those of its epoch.
+    /// The range of a batch's rows in its epoch.
     pub(super) fn places(&self, number: usize) -> Range<usize> {
         let place = |number: usize| number.saturating_mul(self.batch_size).min(self.rows());
         place(number)..place(number + 1)
     }
 
-    /// The batches that have rows at these places.
+    /// The batches that have rows in this range of the epoch.
     pub(super) fn batches_of(&self, places: &Range<usize>) -> Range<usize> {
         places.start / self.batch_size..places.end.div_ceil(self.batch_size).min(self.len())
     }
@@ -208,7 +210,7 @@ impl ParquetBatches {
             let end = start.saturating_add(self.window).min(parts.len());
             let decoded: usize = parts[start..end].iter().map(|(group, _)| self.dataset.groups[*group].rows).sum();
             if u32::try_from(decoded).is_err() {
-                return Err(DataError::option("window", "row groups of less than 2^32 rows in all", decoded));
+                return Err(DataError::option("window", "row groups of less than 2^32 rows in total", decoded));
             }
             let rows: usize = parts[start..end].iter().map(|(_, rows)| rows.len()).sum();
             windows.push((start..end, place..place + rows));
@@ -217,10 +219,10 @@ impl ParquetBatches {
         Ok(Plan { epoch, parts, windows })
     }
 
-    /// The rows of this rank: a piece of the order of row groups, which begins again behind its end.
+    /// The rows of this rank: a piece of the order of row groups, which is repeated after its end.
     fn own_parts(&self, order: &[usize]) -> Vec<(usize, Range<usize>)> {
         let (of_all, mut left) = (self.dataset.rows(), self.rows());
-        // The rows before this rank's; there are some, or nothing is left.
+        // The number of rows before this rank's.
         let mut before = self.rank.first(of_all) % of_all.max(1);
         let mut parts = Vec::new();
         for &group in order.iter().cycle() {
@@ -250,12 +252,12 @@ impl ParquetBatches {
         if self.shuffle || !whole {
             let (mut first, mut rows) = (0, Vec::with_capacity(places.len()));
             for (group, part) in parts {
-                // Fewer than 2^32 of them.
+                // `plan` has checked that there are fewer than 2^32.
                 rows.extend(part.clone().map(|row| (first + row) as u32));
                 first += rows_of(*group);
             }
             if self.shuffle {
-                // Of no rank as of another.
+                // A different random stream on every rank.
                 let number = self.rank.number() * (self.dataset.groups.len() as u64 + 2) + number as u64;
                 shuffled(&mut rows, Philox::new(self.seed, ROWS | plan.epoch << 32 | number));
             }
@@ -266,7 +268,7 @@ impl ParquetBatches {
 }
 
 impl Window {
-    /// The rows of the window that are at these places of the epoch.
+    /// The window's rows in this range of the epoch.
     pub(super) fn gather(&self, places: &Range<usize>) -> Result<Vec<Array>, DataError> {
         let start = places.start.max(self.places.start) - self.places.start;
         let end = places.end.min(self.places.end).saturating_sub(self.places.start).max(start);
@@ -282,7 +284,7 @@ impl Window {
     }
 }
 
-/// What is there of a batch, and what comes behind it.
+/// Appends a piece of a batch to the part already there.
 pub(super) fn join(before: Option<Vec<Array>>, piece: Vec<Array>) -> Result<Vec<Array>, DataError> {
     match before {
         None => Ok(piece),
@@ -293,6 +295,6 @@ pub(super) fn join(before: Option<Vec<Array>>, piece: Vec<Array>) -> Result<Vec<
 /// Puts rows into a random order.
 fn shuffled(rows: &mut [u32], numbers: Philox) {
     let mut numbers = numbers.iter();
-    // It never ends.
+    // The iterator is endless.
     shuffle(rows, || numbers.next().unwrap_or_default());
 }

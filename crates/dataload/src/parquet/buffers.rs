@@ -1,12 +1,12 @@
-//! Memory for pages, used again and again: fresh memory costs more than what is done in it.
+//! Reusable memory for pages: allocating fresh memory costs more than decoding into it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
-/// More than the threads of one machine need.
+/// More buffers than the threads of one machine need.
 const MAX_KEPT: usize = 64;
-/// A page of usual size is 1 MiB; an odd large one is given back.
+/// Pages are usually 1 MiB; larger buffers than this are freed.
 const MAX_KEPT_BYTES: usize = 1 << 23;
 
 /// Buffers that return here when they are dropped.
@@ -14,14 +14,14 @@ const MAX_KEPT_BYTES: usize = 1 << 23;
 pub(super) struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
 
 impl Buffers {
-    /// A buffer of some earlier content and length.
+    /// A buffer whose content is left from earlier use.
     pub(super) fn take(&self) -> Buffer {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
         Buffer { bytes, length: 0, home: self.clone() }
     }
 }
 
-/// A buffer that is used up to a length of its own; what is behind is left of earlier uses.
+/// A buffer of which the first `length` bytes are in use; the rest is left from earlier use.
 pub(super) struct Buffer {
     bytes: Vec<u8>,
     length: usize,
@@ -29,7 +29,7 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// The first `length` bytes, to be written over.
+    /// The first `length` bytes, to be overwritten.
     pub(super) fn resize(&mut self, length: usize) -> &mut [u8] {
         if self.bytes.len() < length {
             self.bytes.resize(length, 0);

@@ -1,4 +1,4 @@
-//! One column of one row group, decoded.
+//! Decodes one column of one row group.
 
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
 use ::parquet::data_type::{ByteArray, DataType};
@@ -11,33 +11,33 @@ use super::lists::{BadLevels, Lists};
 use super::pages::{ChunkPlace, Pages};
 use crate::DataError;
 
-/// Rows that are decoded at a time: their values stay in a core's nearest cache.
+/// Rows decoded at a time: few enough for their values to stay in the L1 cache.
 const STEP: usize = 4096;
-/// Texts refer into a page, and delta-coded ones are copies of their beginnings: fewer at a time bound the memory.
+/// The same for strings: delta-encoded ones are copied in full, so fewer at a time bound the memory.
 const TEXT_STEP: usize = 256;
 
-/// What is known of a column chunk before it is read.
+/// A column chunk that is to be read.
 pub(super) struct Chunk<'a> {
     pub(super) leaf: &'a Leaf,
     pub(super) element: Element,
-    /// What a null is read as, in the bytes of a value.
+    /// The value that replaces nulls, as bytes.
     pub(super) fill: Option<&'a [u8]>,
     pub(super) place: ChunkPlace,
     pub(super) rows: usize,
-    /// How many levels they have: one a row where there are no lists.
+    /// The number of definition level entries: one per row where there are no lists.
     pub(super) levels: u64,
-    /// The most bytes of values of no fixed number.
+    /// The most bytes that the values may take, where their number is not known beforehand.
     pub(super) max_bytes: u64,
 }
 
-/// Values of a number that shows while they are read, and the offsets of the lists and texts that they form.
+/// Values whose number is only known after reading, and the offsets of the lists and strings that they form.
 #[derive(Default)]
 pub(super) struct Grown {
     pub(super) offsets: Vec<Vec<i64>>,
     pub(super) values: Vec<u8>,
 }
 
-/// What is decoded at a time.
+/// The values and levels decoded in one step.
 struct Step<T> {
     values: Vec<T>,
     defs: Vec<i16>,
@@ -45,13 +45,13 @@ struct Step<T> {
 }
 
 impl Chunk<'_> {
-    /// Reads a column of one value a row into `out`, which has as many bytes as they take.
+    /// Reads a column of one value per row into `out`, which has exactly the room for them.
     pub(super) fn read_into(&self, pages: Pages, out: &mut [u8]) -> Result<(), DataError> {
         let reader = get_column_reader(self.leaf.descriptor.clone(), Box::new(pages));
         dispatch(self.element, reader, Flat { chunk: self, out }).unwrap_or_else(|| Err(self.other_type()))
     }
 
-    /// Reads a column of lists, or of texts, or of lists of texts.
+    /// Reads a column of lists, strings, or lists of strings.
     pub(super) fn read(&self, pages: Pages) -> Result<Grown, DataError> {
         match get_column_reader(self.leaf.descriptor.clone(), Box::new(pages)) {
             ColumnReader::ByteArrayColumnReader(reader) => self.read_texts(reader),
@@ -63,7 +63,7 @@ impl Chunk<'_> {
         self.place.corrupt("values of the type in the schema", "another type")
     }
 
-    /// Decodes the values of at most `most` rows and tells how many rows that were.
+    /// Decodes the values of at most `most` rows and returns the number of rows.
     fn step<T: DataType>(
         &self,
         reader: &mut ColumnReaderImpl<T>,
@@ -86,18 +86,18 @@ impl Chunk<'_> {
     fn bad_levels(&self, row: usize, bad: BadLevels) -> DataError {
         let (row_group, column) = (self.place.row_group, &self.place.column);
         match bad {
-            BadLevels::Malformed => self.place.corrupt("levels that form lists", "others"),
+            BadLevels::Malformed => self.place.corrupt("levels that form lists", "levels that contradict each other"),
             BadLevels::Null => DataError::layout(
                 self.place.source.path(),
                 format!("a value in every row of column {column:?}, or a `fill_null` for it"),
-                format!("a null in row {row} or the {STEP} behind it of row group {row_group}"),
+                format!("a null within {STEP} rows from row {row} on of row group {row_group}"),
             ),
         }
     }
 
     fn out_of_range(&self, row: usize) -> DataError {
         let expected = format!("values of type {:?}", self.element);
-        self.place.corrupt(&expected, format!("another one in row {row} or the {STEP} behind it"))
+        self.place.corrupt(&expected, format!("another value within {STEP} rows from row {row} on"))
     }
 
     fn lists(&self) -> Lists {
@@ -105,7 +105,7 @@ impl Chunk<'_> {
         Lists::new(self.leaf.list_levels.clone(), max_def, self.fill.is_some())
     }
 
-    /// The offsets, when the lists are one a row and nothing is left.
+    /// The offsets, once it is checked that there is one list per row, and the declared number of levels.
     fn finish(&self, lists: Lists, levels: usize) -> Result<Vec<Vec<i64>>, DataError> {
         let offsets = lists.finish();
         let Some(outermost) = offsets.first() else { return Ok(offsets) };
@@ -148,7 +148,7 @@ impl Chunk<'_> {
             let mut texts = step.values.iter().map(ByteArray::data);
             for &present in &present {
                 let text = if present { texts.next() } else { self.fill };
-                let text = text.ok_or_else(|| self.place.corrupt("as many texts as levels", "fewer"))?;
+                let text = text.ok_or_else(|| self.place.corrupt("as many strings as levels", "fewer"))?;
                 self.check_bytes(values.len() + text.len())?;
                 values.extend_from_slice(text);
                 ends.push(values.len() as i64);
@@ -168,7 +168,7 @@ impl<T> Step<T> {
     }
 }
 
-/// Reads one value a row.
+/// Reads one value per row.
 struct Flat<'a, 'b> {
     chunk: &'a Chunk<'a>,
     out: &'b mut [u8],

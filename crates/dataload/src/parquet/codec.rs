@@ -1,4 +1,4 @@
-//! Pages decompressed, with memory for what is there and not for what is declared.
+//! Decompresses pages, without trusting their declared sizes for allocations.
 
 use std::io::Read;
 
@@ -19,15 +19,15 @@ pub(super) enum Codec {
     Lz4,
 }
 
-/// The most bytes that one byte of the format can stand for; a header that declares more is wrong whatever follows.
+/// The highest compression ratios that the formats can reach; a header that declares more is wrong.
 const SNAPPY_RATIO: u64 = 64 / 3 + 1;
 const LZ4_RATIO: u64 = 256;
-/// zstd and brotli have no such bound: beyond this they give memory as they go.
+/// zstd and brotli have no bound: beyond this ratio, memory grows with the decompressed data.
 const TRUSTED_RATIO: u64 = 64;
 const TRUSTED_BYTES: u64 = 1 << 20;
 
 impl Codec {
-    /// The decoder for a codec, or the name of one that this build has none for.
+    /// The decoder for a codec; for one that this build does not support, its name as the error.
     pub(super) fn new(codec: CompressionCodec) -> Result<Self, String> {
         Ok(match codec {
             CompressionCodec::UNCOMPRESSED => Self::None,
@@ -48,7 +48,7 @@ impl Codec {
         matches!(self, Self::None)
     }
 
-    /// Decompresses `packed` into all of the first `bytes` of `out`; an error says what was found instead.
+    /// Decompresses `packed` into exactly the first `bytes` bytes of `out`; an error says what was found instead.
     pub(super) fn decompress(&mut self, packed: &[u8], out: &mut Buffer, bytes: usize) -> Result<(), String> {
         let within = |ratio: u64| match bytes as u64 <= (packed.len() as u64).saturating_mul(ratio) + 64 {
             true => Ok(()),
@@ -94,7 +94,8 @@ fn trusted(packed: usize, bytes: usize) -> bool {
     bytes as u64 <= (packed as u64).saturating_mul(TRUSTED_RATIO) + TRUSTED_BYTES
 }
 
-/// Reads up to one byte more than `bytes`, so that too long a page shows, in steps that what has come vouches for.
+/// Reads `bytes` bytes, and one more to notice a page that is too long. Where the size is not trusted, memory doubles
+/// as it fills up.
 fn fill(mut reader: impl Read, packed: usize, out: &mut Buffer, bytes: usize) -> Result<usize, String> {
     let mut room = if trusted(packed, bytes) { bytes } else { TRUSTED_BYTES as usize };
     let mut filled = 0;

@@ -1,4 +1,4 @@
-//! What is read of a column: a tensor, lists of different lengths, or texts.
+//! The values read from a column: a tensor, lists of different lengths, or strings.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use super::words::Words;
 use crate::tensor::tensor_from_bytes;
 use crate::{DataError, TensorBatch};
 
-/// The values of a Parquet column in some rows.
+/// The values of a Parquet column.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ParquetValues {
-    /// Numbers, one a row `[N]`, or as many in each `[N, M]`.
+    /// Numbers: one per row, `[N]`, or equally many per row, `[N, M]`.
     Tensor(Tensor),
-    /// Lists, each of a length of its own.
+    /// Lists of different lengths.
     Ragged(Ragged),
-    /// Texts or binary values.
+    /// Strings or binary values.
     Bytes(BytesColumn),
 }
 
@@ -45,12 +45,12 @@ impl ParquetTable {
         self.rows
     }
 
-    /// The columns with their names, in the order in which they were selected.
+    /// The columns with their names, in the selected order.
     pub fn columns(&self) -> impl ExactSizeIterator<Item = (&str, &ParquetValues)> {
         self.columns.iter().map(|(name, values)| (&**name, values))
     }
 
-    /// A column, where there is one of this name.
+    /// The column of this name, if there is one.
     pub fn get(&self, name: &str) -> Option<&ParquetValues> {
         self.columns().find(|(column, _)| *column == name).map(|(_, values)| values)
     }
@@ -58,7 +58,7 @@ impl ParquetTable {
     /// A column of numbers.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] when there is none of this name, or it holds lists or texts.
+    /// [`DataError::InvalidOption`] when there is no column of this name, or it holds lists or strings.
     pub fn tensor(&self, name: &str) -> Result<&Tensor, DataError> {
         match self.get(name) {
             Some(ParquetValues::Tensor(tensor)) => Ok(tensor),
@@ -69,7 +69,7 @@ impl ParquetTable {
     /// A column of lists.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] when there is none of this name, or it holds no lists.
+    /// [`DataError::InvalidOption`] when there is no column of this name, or it holds no lists.
     pub fn ragged(&self, name: &str) -> Result<&Ragged, DataError> {
         match self.get(name) {
             Some(ParquetValues::Ragged(ragged)) => Ok(ragged),
@@ -77,14 +77,14 @@ impl ParquetTable {
         }
     }
 
-    /// A column of texts or binary values.
+    /// A column of strings or binary values.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] when there is none of this name, or it holds numbers or lists.
+    /// [`DataError::InvalidOption`] when there is no column of this name, or it holds numbers or lists.
     pub fn bytes(&self, name: &str) -> Result<&BytesColumn, DataError> {
         match self.get(name) {
             Some(ParquetValues::Bytes(bytes)) => Ok(bytes),
-            found => Err(other_values("a column of texts or binary values", name, found)),
+            found => Err(other_values("a column of strings or binary values", name, found)),
         }
     }
 }
@@ -99,7 +99,7 @@ impl IntoIterator for ParquetTable {
     }
 }
 
-/// The columns of numbers; texts and ragged lists stay on the host.
+/// Covers the columns of numbers; strings and ragged lists stay on the host.
 impl TensorBatch for ParquetTable {
     fn map_tensors(&self, change: &mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>) -> Result<Self, DataError> {
         let columns = self.columns.iter().map(|(name, values)| {
@@ -126,7 +126,7 @@ fn other_values(expected: &str, name: &str, found: Option<&ParquetValues>) -> Da
     let found = match found {
         Some(ParquetValues::Tensor(_)) => "numbers",
         Some(ParquetValues::Ragged(_)) => "lists",
-        Some(ParquetValues::Bytes(_)) => "texts or binary values",
+        Some(ParquetValues::Bytes(_)) => "strings or binary values",
         None => "no column of that name",
     };
     DataError::option("column", expected, format!("{name:?}, {found}"))
@@ -148,36 +148,36 @@ impl Array {
     }
 }
 
-/// Texts or binary values, one a row.
+/// Strings or binary values, one per row.
 #[derive(Clone, Debug)]
 pub struct BytesColumn(Array);
 
 impl BytesColumn {
-    /// How many there are.
+    /// How many rows there are.
     pub fn len(&self) -> usize {
         self.0.rows
     }
 
-    /// Whether there is none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.0.rows == 0
     }
 
-    /// The value of a row, where there is such a row.
+    /// The value of a row; `None` past the last row.
     pub fn get(&self, row: usize) -> Option<&[u8]> {
         let [offsets] = self.0.offsets.as_slice() else { return None };
         self.0.values.bytes().get(*offsets.get(row)? as usize..*offsets.get(row + 1)? as usize)
     }
 
-    /// Every value, in order.
+    /// All values, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         (0..self.len()).map(|row| self.get(row).unwrap_or_default())
     }
 }
 
-/// Lists of different lengths, in one piece: the values of all of them, and for each level of lists where they begin.
+/// Lists of different lengths, stored together: all their values, and the offsets of each level of lists.
 ///
-/// Lists of texts are lists of lists of bytes.
+/// Lists of strings are lists of lists of bytes.
 #[derive(Clone, Debug)]
 pub struct Ragged(Array);
 
@@ -187,19 +187,20 @@ impl Ragged {
         self.0.rows
     }
 
-    /// How many levels of lists are around a value, 1 for plain lists.
+    /// The number of levels of lists: 1 for plain lists, 2 for lists of lists.
     pub fn lists(&self) -> usize {
         self.0.offsets.len()
     }
 
-    /// Where the lists of a level begin among what is in them, and where the last one ends; level 0 is the outermost.
+    /// The offsets of a level: where each list begins among its elements, and the end of the last one. Level 0 is the
+    /// outermost.
     ///
-    /// Row `i` has the values `offsets(0)[i]..offsets(0)[i + 1]`, where there is one level.
+    /// With one level, row `i` has the values `offsets(0)[i]..offsets(0)[i + 1]`.
     pub fn offsets(&self, level: usize) -> Option<&[i64]> {
         self.0.offsets.get(level).map(Vec::as_slice)
     }
 
-    /// The values of all rows, and for each level of lists its offsets.
+    /// The values of all rows, and the offsets of each level of lists.
     ///
     /// # Shapes
     /// Values `[V]`, or `[V, B]` for binary values of `B` bytes; offsets int64 `[L + 1]` for a level of `L` lists.
@@ -220,17 +221,17 @@ impl Ragged {
         Ok((values.into_tensor(element.kind(), &shape)?, offsets.collect::<Result<_, DataError>>()?))
     }
 
-    /// One row for each list, with `value` behind its end, and the lengths of the lists.
+    /// A tensor with a row for each list, padded with `value`, and the lengths of the lists.
     ///
-    /// The rows are as long as the longest list, or as `max_len` where it is given: longer lists are cut, and their
-    /// length is what is left.
+    /// The rows are as long as the longest list, or `max_len` if given: longer lists are truncated, and their length is
+    /// `max_len`.
     ///
     /// # Shapes
     /// `[N, max_len]` of the column's kind, and int64 `[N]`.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for lists of lists and of binary values, for a `value` that the column's kind does
-    /// not have, and for more than 2^40 bytes; [`DataError::Torch`].
+    /// [`DataError::InvalidOption`] for lists of lists and of binary values, for a `value` that the column's kind
+    /// cannot hold, and for more than 2^40 bytes; [`DataError::Torch`].
     ///
     /// # Source
     /// `torch.nested.to_padded_tensor`, `torch.nn.utils.rnn.pad_sequence`.
@@ -238,7 +239,7 @@ impl Ragged {
     pub fn to_padded(&self, value: f64, max_len: Option<usize>) -> Result<(Tensor, Tensor), DataError> {
         let Array { element, rows, ref values, .. } = self.0;
         let [offsets] = self.0.offsets.as_slice() else {
-            return Err(DataError::option("to_padded", "one list around a value", self.lists()));
+            return Err(DataError::option("to_padded", "one level of lists", self.lists()));
         };
         let pad = encode(element, value)
             .ok_or_else(|| DataError::option("to_padded", format!("a value of {element:?}"), value))?;
@@ -249,7 +250,7 @@ impl Ragged {
         let row_bytes = width.saturating_mul(pad.len());
         let bytes = row_bytes.saturating_mul(rows);
         if bytes > 1 << 40 {
-            return Err(DataError::option("max_len", "at most 2^40 bytes in all", format!("{rows} rows of {width}")));
+            return Err(DataError::option("max_len", "at most 2^40 bytes in total", format!("{rows} rows of {width}")));
         }
         let mut padded = Words::new(bytes)?;
         let lists = offsets.iter().zip(&lengths);
@@ -263,17 +264,18 @@ impl Ragged {
         Ok((padded.into_tensor(element.kind(), &shape)?, lengths))
     }
 
-    /// One row for each list, where all have the same length.
+    /// A tensor with a row for each list; all must have the same length.
     ///
     /// # Shapes
     /// `[N, M]` of the column's kind.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] naming the first row whose list has another length, and for lists of lists.
+    /// [`DataError::InvalidOption`] for lists of different lengths (with the first row that differs), and for lists of
+    /// lists.
     pub fn to_tensor(&self) -> Result<Tensor, DataError> {
         let Array { element, rows, ref offsets, ref values, .. } = self.0;
         if offsets.len() != 1 || matches!(element, Element::Fixed(_)) {
-            return Err(DataError::option("to_tensor", "one list of numbers a row", format!("{} lists", self.lists())));
+            return Err(DataError::option("to_tensor", "one number list per row", format!("{} lists", self.lists())));
         }
         let length = self.0.uniform().map_err(|(row, length)| {
             DataError::option("to_tensor", "lists of one length", format!("one of {length} in row {row}"))

@@ -1,4 +1,4 @@
-//! Parquet files of one schema, and what is wanted of them.
+//! Parquet files of one schema, with the selected columns and options.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use super::words::Spare;
 use crate::DataError;
 use crate::shards::{expand_shards, require};
 
-/// Row groups that are kept decoded for single rows.
+/// How many row groups stay decoded for access to single rows.
 const KEPT_GROUPS: usize = 4;
-/// The most bytes of one column in one row group unless set: 4 GiB.
+/// The default of [`ParquetDataset::max_column_bytes`]: 4 GiB.
 const MAX_COLUMN_BYTES: u64 = 1 << 32;
 
 /// Parquet files of one schema: whole columns as tensors, rows in any order, or shuffled batches.
@@ -30,23 +30,23 @@ const MAX_COLUMN_BYTES: u64 = 1 << 32;
 /// use overdrive_dataload::ParquetDataset;
 ///
 /// let dataset = ParquetDataset::open("train-{000..127}.parquet")?.select(["label", "tokens"])?;
-/// // Every row, at once: as fast as the columns can be unpacked.
+/// // All rows at once: as fast as the columns can be decompressed.
 /// let table = dataset.read()?;
 /// let labels = table.tensor("label")?;
 /// let (tokens, lengths) = table.ragged("tokens")?.to_padded(0.0, Some(512))?;
-/// // Or shuffled batches, eight row groups mixed at a time.
+/// // Or shuffled batches, with the rows of eight row groups mixed.
 /// for batch in dataset.batches(1024)?.shuffle(true).seed(1).window(8).epoch(0) {
 ///     let labels = batch?.tensor("label")?;
 /// }
 /// # Ok::<(), overdrive_dataload::DataError>(())
 /// ```
 ///
-/// Columns of a structure are columns of their own, `structure.column`. `uint16` becomes [`Kind::Int`](tch::Kind) and
-/// `uint32` [`Kind::Int64`](tch::Kind), which hold every value; dates, times and timestamps are the numbers that they
-/// are stored as. A null is an error unless [`fill_null`](Self::fill_null) says what it is read as.
+/// The columns of a structure are separate columns, `structure.column`. `uint16` becomes [`Kind::Int`](tch::Kind) and
+/// `uint32` [`Kind::Int64`](tch::Kind), which hold every value; dates, times and timestamps are read as their stored
+/// numbers. A null is an error unless [`fill_null`](Self::fill_null) sets a value for it.
 ///
-/// It is also a [`Dataset`](crate::Dataset) of rows, which keeps the row groups of the latest ones in memory, and an
-/// [`IterableDataset`](crate::IterableDataset) with a row group a shard; what [`map`](Self::map) makes of it is both too.
+/// It is also a [`Dataset`](crate::Dataset) of rows, which keeps the latest row groups in memory, and an
+/// [`IterableDataset`](crate::IterableDataset) whose shards are the row groups; so is the result of [`map`](Self::map).
 ///
 /// # Source
 /// `pyarrow.parquet.ParquetDataset`, `ParquetFile` and `read_table`.
@@ -54,39 +54,39 @@ const MAX_COLUMN_BYTES: u64 = 1 << 32;
 pub struct ParquetDataset {
     pub(super) files: Arc<[ParquetFile]>,
     pub(super) groups: Arc<[Group]>,
-    /// What is selected, in that order.
+    /// The selected columns, in order.
     pub(super) columns: Arc<[Selected]>,
     pub(super) options: Options,
     pub(super) buffers: Buffers,
     pub(super) recent: Arc<Recent<usize, Vec<Array>>>,
-    /// Row groups that were decoded, by all clones.
+    /// How many row groups all clones together have decoded.
     pub(super) decoded: Arc<AtomicU64>,
 }
 
-/// One file, its footer read.
+/// One file, whose footer has been read.
 pub(super) struct ParquetFile {
     pub(super) source: Arc<Source>,
     pub(super) metadata: ParquetMetaData,
     pub(super) leaves: Vec<Leaf>,
 }
 
-/// A row group, and where its rows are in the dataset.
+/// A row group, and the position of its rows in the dataset.
 #[derive(Clone, Copy)]
 pub(super) struct Group {
     pub(super) file: usize,
-    /// Its number in its file.
+    /// The row group's number in its file.
     pub(super) index: usize,
     pub(super) first_row: usize,
     pub(super) rows: usize,
 }
 
-/// A column that is wanted.
+/// A selected column.
 #[derive(Clone)]
 pub(super) struct Selected {
     pub(super) name: Arc<str>,
     pub(super) leaf: usize,
     pub(super) fill: Option<Arc<[u8]>>,
-    /// How long every list is to be.
+    /// The length that every list must have.
     pub(super) list_size: Option<usize>,
 }
 
@@ -98,7 +98,7 @@ pub(super) struct Options {
 }
 
 impl ParquetDataset {
-    /// The files that a pattern of braces and globs stands for; see [`expand_shards`].
+    /// Opens the files that match a pattern of braces and globs; see [`expand_shards`].
     ///
     /// # Errors
     /// As [`expand_shards`], and as [`from_files`](Self::from_files).
@@ -106,12 +106,12 @@ impl ParquetDataset {
         Self::from_files(expand_shards(pattern)?)
     }
 
-    /// A list of files, whose footers are read.
+    /// Opens a list of files, and reads their footers.
     ///
     /// # Errors
-    /// [`DataError::Io`] naming a file that is missing; [`DataError::InvalidOption`] for an empty list;
-    /// [`DataError::Corrupt`] and [`DataError::TooLarge`] for a bad footer; [`DataError::Layout`] for an encrypted one
-    /// and for a file whose columns are not those of the first.
+    /// [`DataError::Io`] with the path, for a missing file; [`DataError::InvalidOption`] for an empty list;
+    /// [`DataError::Corrupt`] and [`DataError::TooLarge`] for a bad footer; [`DataError::Layout`] for an encrypted
+    /// footer, and for a file with other columns than the first.
     pub fn from_files(files: impl IntoIterator<Item = impl Into<PathBuf>>) -> Result<Self, DataError> {
         let files: Vec<PathBuf> = files.into_iter().map(Into::into).collect();
         if files.is_empty() {
@@ -121,7 +121,7 @@ impl ParquetDataset {
         Self::new(files.into_iter().map(|path| Source::open(path.into())).collect::<Result<_, _>>()?)
     }
 
-    /// A file that is in memory; `path` only names it in errors.
+    /// A file that is already in memory; `path` only names it in errors.
     ///
     /// # Errors
     /// As [`from_files`](Self::from_files).
@@ -162,15 +162,15 @@ impl ParquetDataset {
             columns,
             options: Options { verify_crc: true, max_column_bytes: MAX_COLUMN_BYTES, threads },
             buffers: Buffers::default(),
-            recent: no_rows_yet(),
+            recent: empty_cache(),
             decoded: Arc::default(),
         })
     }
 
-    /// Reads these columns only, in this order. The name of a structure stands for all that is in it.
+    /// Reads only these columns, in this order. The name of a structure selects all its columns.
     ///
     /// # Errors
-    /// [`DataError::Layout`] for a column that is not there.
+    /// [`DataError::Layout`] for a column that does not exist.
     ///
     /// # Source
     /// `columns` of `pyarrow.parquet.read_table`.
@@ -188,16 +188,17 @@ impl ParquetDataset {
             }
         }
         self.columns = selected.into();
-        self.recent = no_rows_yet();
+        self.recent = empty_cache();
         Ok(self)
     }
 
-    /// Reads nulls of a column of numbers as `value`, and missing lists as empty ones. To be called after
+    /// Reads nulls of a column of numbers as `value`, and null lists as empty ones. Call it after
     /// [`select`](Self::select).
     ///
     /// # Errors
-    /// [`DataError::Layout`] for a column that is not selected; [`DataError::InvalidOption`] for one of texts or
-    /// binary values, see [`fill_null_bytes`](Self::fill_null_bytes), and for a value that its kind does not have.
+    /// [`DataError::Layout`] for a column that is not selected; [`DataError::InvalidOption`] for a column of strings or
+    /// binary values (see [`fill_null_bytes`](Self::fill_null_bytes)), and for a value that the column's kind cannot
+    /// hold.
     ///
     /// # Source
     /// `pyarrow.compute.fill_null`.
@@ -209,12 +210,12 @@ impl ParquetDataset {
         self.with_column(column, |selected| selected.fill = Some(fill.clone()))
     }
 
-    /// Reads nulls of a column of texts or binary values as `value`, and missing lists as empty ones. To be called
-    /// after [`select`](Self::select).
+    /// Reads nulls of a column of strings or binary values as `value`, and null lists as empty ones. Call it after
+    /// [`select`](Self::select).
     ///
     /// # Errors
-    /// [`DataError::Layout`] for a column that is not selected; [`DataError::InvalidOption`] for one of numbers, and
-    /// for a value of another length where the length is fixed.
+    /// [`DataError::Layout`] for a column that is not selected; [`DataError::InvalidOption`] for a column of numbers,
+    /// and for a value of another length where the length is fixed.
     pub fn fill_null_bytes(self, column: &str, value: &[u8]) -> Result<Self, DataError> {
         let element = self.leaf(self.selected(column)?).element;
         match element {
@@ -228,25 +229,25 @@ impl ParquetDataset {
         self.with_column(column, |selected| selected.fill = Some(value.into()))
     }
 
-    /// Reads a column of lists, each of which has `length` numbers, as a tensor with a row for each. To be called
-    /// after [`select`](Self::select).
+    /// Reads a column of lists of `length` numbers each as a tensor with one row per list. Call it after
+    /// [`select`](Self::select).
     ///
-    /// Parquet itself has no lists of fixed length, so nothing in a file says that a column's lists are.
+    /// Parquet has no type for lists of fixed length, so the files do not say that the lists have one.
     ///
     /// # Errors
-    /// [`DataError::Layout`] for a column that is not selected; [`DataError::InvalidOption`] for one that does not
+    /// [`DataError::Layout`] for a column that is not selected; [`DataError::InvalidOption`] for a column that does not
     /// hold plain lists of numbers.
     pub fn list_size(self, column: &str, length: usize) -> Result<Self, DataError> {
         let leaf = self.leaf(self.selected(column)?);
         let numbers = !matches!(leaf.element, None | Some(Element::Bytes | Element::Fixed(_)));
         if leaf.field.lists() != 1 || !numbers {
             let found = format!("{} lists of {:?}", leaf.field.lists(), leaf.field.kind());
-            return Err(DataError::option("list_size", "a column with one list of numbers a row", found));
+            return Err(DataError::option("list_size", "a column with one list of numbers per row", found));
         }
         self.with_column(column, |selected| selected.list_size = Some(length))
     }
 
-    /// Whether the checksums of pages are compared, where the writer wrote them; on unless set.
+    /// Whether the checksums of pages are verified, where the file has them; on unless set.
     pub fn verify_crc(mut self, verify: bool) -> Self {
         self.options.verify_crc = verify;
         self
@@ -258,13 +259,13 @@ impl ParquetDataset {
         self
     }
 
-    /// How many threads decode at a time; as many as there are cores unless set.
+    /// How many threads decode; as many as there are cores unless set.
     pub fn threads(mut self, threads: usize) -> Self {
         self.options.threads = threads.max(1);
         self
     }
 
-    /// The columns that are selected, in that order; all those of the files unless [`select`](Self::select) was called.
+    /// The selected columns, in order; all columns of the files unless [`select`](Self::select) was called.
     pub fn fields(&self) -> impl ExactSizeIterator<Item = &ParquetField> {
         self.columns.iter().map(|selected| &self.leaf(selected).field)
     }
@@ -279,8 +280,8 @@ impl ParquetDataset {
         self.groups.last().map_or(0, |group| group.first_row + group.rows)
     }
 
-    /// How many row groups have been decoded since the files were opened, by this and by all that was made of it: clones,
-    /// batches, loaders. More than there are in an epoch means that some were decoded again.
+    /// How many row groups have been decoded since the files were opened, by this dataset and by its clones, batches
+    /// and loaders. If an epoch decodes more row groups than there are, some were decoded twice.
     pub fn decoded_row_groups(&self) -> u64 {
         self.decoded.load(Relaxed)
     }
@@ -290,18 +291,18 @@ impl ParquetDataset {
         self.groups.iter().map(|group| group.rows)
     }
 
-    /// What the writer of a file added about it under `key`, in the first file.
+    /// The value of `key` in the first file's key-value metadata.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         let pairs = self.files[0].metadata.file_metadata().key_value_metadata()?;
         pairs.iter().find(|pair| pair.key == key)?.value.as_deref()
     }
 
-    /// Every row of the selected columns.
+    /// Reads all rows of the selected columns.
     ///
     /// # Errors
-    /// [`DataError::Corrupt`] naming file, byte, column and row group; [`DataError::Layout`] for a null without a
-    /// [`fill_null`](Self::fill_null), a codec that this build does not know, or values without a kind;
-    /// [`DataError::TooLarge`]; [`DataError::Io`].
+    /// [`DataError::Corrupt`] with file, byte, column and row group; [`DataError::Layout`] for a null without a
+    /// [`fill_null`](Self::fill_null), a codec that this build does not support, or values that have no
+    /// [`Kind`](tch::Kind); [`DataError::TooLarge`]; [`DataError::Io`].
     ///
     /// # Syncs
     /// Blocks until [`threads`](Self::threads) threads have decoded everything.
@@ -312,7 +313,7 @@ impl ParquetDataset {
         self.read_row_groups(&(0..self.groups.len()).collect::<Vec<_>>())
     }
 
-    /// The rows of some row groups, in the order of `groups`.
+    /// Reads the rows of some row groups, in the order of `groups`.
     ///
     /// # Errors
     /// [`DataError::IndexOutOfRange`] for a row group that does not exist; as [`read`](Self::read).
@@ -328,7 +329,7 @@ impl ParquetDataset {
         self.table(arrays, rows)
     }
 
-    /// Batches of `batch_size` rows, in the files' order unless it is shuffled.
+    /// Batches of `batch_size` rows, in the files' order unless they are shuffled.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] when `batch_size` is 0.
@@ -340,7 +341,7 @@ impl ParquetDataset {
         ParquetTable::new(self.columns.iter().map(|selected| selected.name.clone()), arrays, rows)
     }
 
-    /// The leaf of a column in the first file, to which those of the others are equal.
+    /// The leaf of a column in the first file; those of the other files are equal.
     pub(super) fn leaf(&self, selected: &Selected) -> &Leaf {
         &self.files[0].leaves[selected.leaf]
     }
@@ -353,7 +354,7 @@ impl ParquetDataset {
         let mut columns = self.columns.to_vec();
         columns.iter_mut().filter(|selected| &*selected.name == column).for_each(change);
         self.columns = columns.into();
-        self.recent = no_rows_yet();
+        self.recent = empty_cache();
         Ok(self)
     }
 
@@ -369,15 +370,15 @@ impl Selected {
     }
 }
 
-fn no_rows_yet() -> Arc<Recent<usize, Vec<Array>>> {
+fn empty_cache() -> Arc<Recent<usize, Vec<Array>>> {
     Arc::new(Recent::new(KEPT_GROUPS))
 }
 
 fn same_columns(first: &[Leaf], leaves: &[Leaf], path: &Path) -> Result<(), DataError> {
-    let told = |leaf: &Leaf| format!("{} of {:?} in {} lists", leaf.path, leaf.field.kind(), leaf.field.lists());
-    let differs = |(first, leaf): &(&Leaf, &Leaf)| told(first) != told(leaf);
+    let describe = |leaf: &Leaf| format!("{} of {:?} in {} lists", leaf.path, leaf.field.kind(), leaf.field.lists());
+    let differs = |(first, leaf): &(&Leaf, &Leaf)| describe(first) != describe(leaf);
     if let Some((first, leaf)) = first.iter().zip(leaves).find(differs) {
-        return Err(DataError::layout(path, format!("the first file's column {}", told(first)), told(leaf)));
+        return Err(DataError::layout(path, format!("the first file's column {}", describe(first)), describe(leaf)));
     }
     match first.len() == leaves.len() {
         true => Ok(()),

@@ -1,4 +1,4 @@
-//! Column chunks decoded side by side, by as many threads as there are cores.
+//! Decodes column chunks in parallel.
 
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,7 +15,7 @@ use super::pages::{ChunkPlace, Pages};
 use super::words::{Spare, Words};
 use crate::DataError;
 
-/// A column chunk to decode, and where to.
+/// A column chunk to decode, and where its values go.
 struct Task<'a> {
     selected: &'a Selected,
     element: Element,
@@ -25,20 +25,20 @@ struct Task<'a> {
 }
 
 enum Target<'a> {
-    /// A piece of the column's final memory.
+    /// A slice of the column's final memory.
     Flat(&'a mut [u8]),
-    /// Something to be put together with the others when all are done.
+    /// A piece that is joined with the others when all are done.
     Grown(&'a mut Grown),
 }
 
-/// A column on its way.
+/// A column that is being decoded.
 enum Column {
     Flat(Words),
     Grown(Vec<Grown>),
 }
 
 impl ParquetDataset {
-    /// The selected columns of some row groups, in their order, in the memory of `spare` where that serves.
+    /// Decodes the selected columns of some row groups, in order, reusing memory of `spare` where it is large enough.
     pub(super) fn decode(&self, groups: &[usize], threads: usize, spare: &Spare) -> Result<Vec<Array>, DataError> {
         let len = self.groups.len();
         if let Some(&index) = groups.iter().find(|&&group| group >= len) {
@@ -81,12 +81,12 @@ impl ParquetDataset {
                 ParquetKind::Unsupported(found) => found.clone(),
                 kind => format!("{kind:?}"),
             };
-            let expected = format!("values that have a kind in column {:?}, or a `select` without it", selected.name);
+            let expected = format!("a supported type in column {:?}, or a `select` without that column", selected.name);
             DataError::layout(self.files[0].source.path(), expected, found)
         })
     }
 
-    /// Whether a row is one value of a fixed number of bytes.
+    /// Whether each row is one value of a fixed number of bytes.
     fn is_flat(&self, selected: &Selected, element: Element) -> bool {
         self.leaf(selected).field.lists() == 0 && element != Element::Bytes
     }
@@ -114,8 +114,8 @@ impl ParquetDataset {
                 let target = match grown.next() {
                     Some(piece) => Target::Grown(piece),
                     None => {
-                        let (here, behind) = flat.split_at_mut(self.groups[group].rows * element.bytes());
-                        flat = behind;
+                        let (here, tail) = flat.split_at_mut(self.groups[group].rows * element.bytes());
+                        flat = tail;
                         Target::Flat(here)
                     }
                 };
@@ -124,7 +124,7 @@ impl ParquetDataset {
                 tasks.push(Task { selected, element, group, packed_bytes, target });
             }
         }
-        // The largest first, so that no thread is left with one when the others are done.
+        // The largest first, so that no thread is still busy with one when the others are done.
         tasks.sort_by_key(|task| Reverse(task.packed_bytes));
         tasks
     }
@@ -141,7 +141,7 @@ impl ParquetDataset {
                 let task = tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
                 let Some(task) = task else { return };
                 if let Err(error) = self.run_task(task) {
-                    // What is left is not wanted any more.
+                    // Drop the remaining tasks.
                     tasks.lock().unwrap_or_else(PoisonError::into_inner).by_ref().for_each(drop);
                     failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                 }
@@ -150,9 +150,9 @@ impl ParquetDataset {
         thread::scope(|scope| {
             for worker in 1..threads {
                 let thread = thread::Builder::new().name(format!("parquet-{worker}"));
-                // Where no thread is to be had, the calling one does the work.
+                // If no thread can be started, the calling thread does the work.
                 if let Err(error) = thread.spawn_scoped(scope, work) {
-                    tracing::warn!(worker, %error, "no thread to decode with");
+                    tracing::warn!(worker, %error, "a decoding thread could not be started");
                 }
             }
             work();
@@ -173,12 +173,12 @@ impl ParquetDataset {
         let (leaf, metadata) = (&file.leaves[task.selected.leaf], file.metadata.row_group(group.index));
         let metadata = metadata.column(task.selected.leaf);
         let codec = Codec::new(metadata.compression_codec()).map_err(|found| {
-            let expected = format!("a codec of this build for column {:?}", task.selected.name);
+            let expected = format!("a codec that this build supports for column {:?}", task.selected.name);
             DataError::layout(file.source.path(), expected, found)
         })?;
         let place = ChunkPlace::new(file.source.clone(), task.selected.name.clone(), group.index);
         let levels = u64::try_from(metadata.num_values()).unwrap_or(0);
-        // The footer has been checked: the range is one.
+        // `check` in `footer.rs` has already made sure that there is a range.
         let range = chunk_range(metadata).unwrap_or_default();
         let pages = Pages::new(
             place.clone(),
@@ -204,7 +204,7 @@ impl ParquetDataset {
         }
     }
 
-    /// Lists of one length, which need no offsets.
+    /// Drops the offsets of lists that all must have the length set by `list_size`.
     fn with_list_size(&self, selected: &Selected, array: Array) -> Result<Array, DataError> {
         let Some(size) = selected.list_size else { return Ok(array) };
         let uniform = match array.rows {

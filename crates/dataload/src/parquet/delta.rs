@@ -1,7 +1,7 @@
-//! Checks what the `parquet` crate believes of delta encodings: how many numbers there are.
+//! Checks the number of values that delta encodings declare, which the `parquet` crate trusts.
 
-/// Walks `streams` sequences of delta-packed numbers, one after the other, without decoding them: none may declare
-/// more than `most` numbers. An error says what was found.
+/// Walks `streams` consecutive sequences of delta-packed numbers without decoding them: none may declare more than
+/// `most` numbers. An error says what was found.
 pub(super) fn check(mut bytes: &[u8], most: u32, streams: usize) -> Result<(), String> {
     (0..streams).try_for_each(|_| check_one(&mut bytes, most))
 }
@@ -10,7 +10,7 @@ fn check_one(bytes: &mut &[u8], most: u32) -> Result<(), String> {
     let block_values = varint(bytes)?;
     let miniblocks = varint(bytes)?;
     let mut left = varint(bytes)?;
-    // The first number; the others are in blocks.
+    // The first number stands alone; the others are in blocks.
     varint(bytes)?;
     if left > u64::from(most) {
         return Err(format!("{left} delta-packed numbers in a page of {most} values"));
@@ -25,7 +25,7 @@ fn check_one(bytes: &mut &[u8], most: u32) -> Result<(), String> {
         varint(bytes)?;
         let widths = take(bytes, miniblocks)?;
         for &width in widths {
-            // What is behind the last number has no bytes, whatever its width.
+            // Miniblocks after the last number have no bytes, whatever their width.
             if left > 0 {
                 take(bytes, u64::from(width) * miniblock_values / 8)?;
             }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_counted_before_they_are_believed() {
+    fn declared_numbers_are_checked() {
         // The specification's first example: 1, 2, 3, 4, 5 in blocks of 128 numbers and 4 parts.
         let example = [128, 1, 4, 5, 2, 2, 0, 0, 0, 0];
         assert_eq!(check(&example, 5, 1), Ok(()));

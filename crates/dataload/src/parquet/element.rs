@@ -1,4 +1,4 @@
-//! From the physical types that Parquet stores to the numbers that tensors hold.
+//! Converts Parquet's physical types to the numbers that tensors hold.
 
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use ::parquet::data_type::{DataType, FixedLenByteArray};
@@ -7,12 +7,12 @@ use half::f16;
 
 use super::field::Element;
 
-/// What is done with the values of a column once their types are known.
+/// Processes the values of a column once their types are known.
 pub(super) trait Consumer {
     type Output;
 
-    /// Reads `reader`, each of whose values becomes `per` of `E`. `convert` tells the position of a value that is not
-    /// one of its type.
+    /// Reads `reader`; each of its values becomes `per` values of `E`. `convert` returns the position of a value that
+    /// is out of its type's range.
     fn consume<T, E>(
         self,
         reader: ColumnReaderImpl<T>,
@@ -24,8 +24,8 @@ pub(super) trait Consumer {
         E: Pod;
 }
 
-/// Calls `consumer` with the types of a column of numbers or fixed-length values; None when the column is stored as
-/// something else than its schema says.
+/// Calls `consumer` with the types of a column of numbers or fixed-length values; `None` when the column is not stored
+/// as its schema says.
 pub(super) fn dispatch<C: Consumer>(element: Element, reader: ColumnReader, consumer: C) -> Option<C::Output> {
     use ColumnReader::{
         BoolColumnReader, DoubleColumnReader, FixedLenByteArrayColumnReader, FloatColumnReader, Int32ColumnReader,
@@ -91,7 +91,7 @@ fn fixed(values: &[FixedLenByteArray], out: &mut [u8]) -> Option<usize> {
     None
 }
 
-/// The bytes of a number as one value of `element`; None when it has no such value.
+/// The bytes of `number` as one value of `element`; `None` when the element type cannot hold it.
 pub(super) fn encode(element: Element, number: f64) -> Option<Vec<u8>> {
     let whole = number as i64;
     let integer = (whole as f64 == number).then_some(whole);
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_become_values_of_their_type_or_nothing() {
+    fn numbers_become_values_of_their_type_or_none() {
         assert_eq!(encode(Element::Int8, -3.0), Some(vec![253]));
         assert_eq!(encode(Element::Uint16, 65535.0), Some(65535i32.to_ne_bytes().to_vec()));
         assert_eq!(encode(Element::Half, 1.5), Some(0x3e00u16.to_ne_bytes().to_vec()));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_its_type_is_found() {
+    fn values_out_of_range_are_found() {
         let mut bytes = [0u8; 3];
         assert_eq!(narrow(&[0, 255, 7], &mut bytes), None);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! One pass over shuffled batches, made by threads of its own.
+//! One epoch of batches, made by its own threads.
 
 use std::iter::FusedIterator;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use crate::DataError;
 
 /// The batches of one epoch, in order; made by [`ParquetBatches::epoch`].
 ///
-/// Each thread decodes a window and makes the batches in it, so as many windows are in memory as there are threads,
-/// and the batches of as many more. An error ends the epoch. Dropping it stops the threads after the batch that they
-/// are making, and joins them.
-#[must_use = "threads have begun to decode; an epoch that is not iterated only wastes their work"]
+/// Each thread decodes a window and makes the batches in it, so memory holds one window per thread, and the batches of
+/// about as many windows. An error ends the epoch. Dropping the epoch stops the threads after the batch that they are
+/// making, and joins them.
+#[must_use = "its threads are already decoding; an epoch that is not iterated wastes their work"]
 pub struct ParquetEpoch {
     batches: ParquetBatches,
     windows: Windows,
     ready: vec::IntoIter<Piece>,
-    /// A batch that goes on in the next window.
+    /// The beginning of a batch that continues in the next window.
     begun: Option<Vec<Array>>,
     number: usize,
 }
@@ -34,7 +34,7 @@ enum Windows {
     Ended,
 }
 
-/// What a window has of a batch.
+/// The part of a batch that a window has.
 enum Piece {
     Whole(ParquetTable),
     Part(Vec<Array>),
@@ -55,7 +55,7 @@ impl ParquetEpoch {
             return Ok(Windows::Ended);
         }
         let threads = batches.dataset.options.threads;
-        // Where there are fewer windows than threads, several decode one.
+        // With fewer windows than threads, several threads decode one window.
         let threads_each = (threads / left).max(1);
         let makers = batches.clone();
         let make = Arc::new(move |window: usize, cancelled: &AtomicBool| {
@@ -96,7 +96,7 @@ impl ParquetEpoch {
 }
 
 impl ParquetBatches {
-    /// The batches of a window, and what it has of those that begin before it or end behind.
+    /// The batches of a window, and its parts of batches that begin before it or end after it.
     fn pieces(
         &self,
         plan: &Plan,
@@ -122,7 +122,7 @@ impl ParquetBatches {
                 false => Piece::Part(arrays),
             });
         }
-        // The memory of two windows a thread is enough for all that are on their way.
+        // Keep the memory of two windows per thread, which is enough for all windows in progress.
         let most = 2 * self.dataset.options.threads * window.arrays.len();
         window.arrays.into_iter().for_each(|array| self.spare.give(array.values, most));
         Ok(pieces)
@@ -148,7 +148,7 @@ impl Iterator for ParquetEpoch {
         batch
     }
 
-    /// At most the batches that are left: an error may end the epoch before.
+    /// At most the remaining batches: an error may end the epoch earlier.
     fn size_hint(&self) -> (usize, Option<usize>) {
         (0, Some(self.batches.len().saturating_sub(self.number)))
     }

@@ -1,4 +1,4 @@
-//! The columns of a schema, and what their values become.
+//! The columns of a schema, and the kinds that their values are read as.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use ::parquet::basic::{ConvertedType, LogicalType, Repetition, Type as Physical}
 use ::parquet::schema::types::{ColumnDescPtr, SchemaDescriptor, Type};
 use tch::Kind;
 
-/// A column of numbers, texts or lists of them, as [`ParquetDataset::fields`](crate::ParquetDataset::fields) tells it.
+/// A column of numbers, strings or lists of them; see [`ParquetDataset::fields`](crate::ParquetDataset::fields).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParquetField {
     name: Arc<str>,
@@ -15,17 +15,18 @@ pub struct ParquetField {
     nullable: bool,
 }
 
-/// What the values of a Parquet column are read as.
+/// The type that the values of a Parquet column are read as.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ParquetKind {
-    /// Numbers or truth values.
+    /// Numbers or bools.
     Number(Kind),
-    /// Texts or binary values, each of a length of its own.
+    /// Strings or binary values, of any length each.
     Bytes,
     /// Binary values of this many bytes each, read as uint8.
     FixedBytes(usize),
-    /// What has no kind, in words: `uint64`, decimals, `INT96`. Such a column cannot be read, the others can.
+    /// The name of a type that has no [`Kind`]: `uint64`, decimals, `INT96`. A column of it cannot be read; the others
+    /// can.
     Unsupported(String),
 }
 
@@ -36,12 +37,12 @@ impl ParquetField {
         &self.name
     }
 
-    /// What its values are.
+    /// The type of its values.
     pub fn kind(&self) -> &ParquetKind {
         &self.kind
     }
 
-    /// How many lists are around a value: 0 for a plain column, 1 for a list, 2 for a list of lists.
+    /// The number of list levels: 0 for a plain column, 1 for lists, 2 for lists of lists.
     pub fn lists(&self) -> usize {
         self.lists
     }
@@ -52,7 +53,7 @@ impl ParquetField {
     }
 }
 
-/// How a value is stored and what it becomes.
+/// How a value is stored, and thereby the kind that it is read as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Element {
     Bool,
@@ -85,7 +86,7 @@ impl Element {
         }
     }
 
-    /// Bytes of one value once it is read; 1 for those of no fixed length, which are read byte by byte.
+    /// Bytes of one value in memory; 1 for values without a fixed length, which are stored byte by byte.
     pub(super) fn bytes(self) -> usize {
         match self {
             Self::Fixed(bytes) => bytes,
@@ -100,12 +101,12 @@ pub(super) struct Leaf {
     /// The leaf's number in the file.
     pub(super) index: usize,
     pub(super) field: ParquetField,
-    /// The name with everything that the format puts in between, as in `list.list.element`.
+    /// The full path, with the nodes that the format inserts, as in `list.list.element`.
     pub(super) path: String,
-    /// None where the values have no kind.
+    /// `None` where the values have no kind.
     pub(super) element: Option<Element>,
     pub(super) descriptor: ColumnDescPtr,
-    /// For each list, outermost first, the definition level from which on it has an element.
+    /// For each list, outermost first, the lowest definition level at which it has an element.
     pub(super) list_levels: Arc<[i16]>,
 }
 
@@ -118,7 +119,7 @@ fn leaf(schema: &SchemaDescriptor, index: usize, descriptor: &ColumnDescPtr) -> 
     let mut name: Vec<&str> = Vec::new();
     let mut list_levels = Vec::new();
     let (mut node, mut level) = (schema.root_schema(), 0);
-    // The nodes between a list and its element, or a map and its entries, have no name of the user's.
+    // The format inserts nodes between a list and its element, or a map and its entries; they are left out of the name.
     let mut unnamed = 0;
     for part in descriptor.path().parts() {
         let Some(child) = node.get_fields().iter().find(|child| child.name() == part) else { break };
@@ -139,15 +140,15 @@ fn leaf(schema: &SchemaDescriptor, index: usize, descriptor: &ColumnDescPtr) -> 
             break;
         }
     }
-    let told = (level, list_levels.len()) == (descriptor.max_def_level(), descriptor.max_rep_level() as usize);
-    let element = if told { element_of(descriptor) } else { Err("one of two columns of one name".to_owned()) };
+    let is_consistent = (level, list_levels.len()) == (descriptor.max_def_level(), descriptor.max_rep_level() as usize);
+    let element = if is_consistent { element_of(descriptor) } else { Err("one of two columns of one name".to_owned()) };
     let kind = match &element {
         Ok(Element::Bytes) => ParquetKind::Bytes,
         Ok(Element::Fixed(bytes)) => ParquetKind::FixedBytes(*bytes),
         Ok(element) => ParquetKind::Number(element.kind()),
         Err(found) => ParquetKind::Unsupported(found.clone()),
     };
-    // Each list adds a level of its own, for being empty.
+    // Each list adds one definition level, for being empty.
     let nullable = usize::from(descriptor.max_def_level().unsigned_abs()) > list_levels.len();
     let field = ParquetField { name: name.join(".").into(), kind, lists: list_levels.len(), nullable };
     Leaf {
@@ -160,7 +161,8 @@ fn leaf(schema: &SchemaDescriptor, index: usize, descriptor: &ColumnDescPtr) -> 
     }
 }
 
-/// How many nodes below this one are the format's own. The specification's rules for old lists say which are.
+/// How many nodes below this one were inserted by the format, by the specification's backward-compatibility rules for
+/// lists.
 fn nodes_without_name(node: &Type) -> usize {
     let info = node.get_basic_info();
     let (logical, converted) = (info.logical_type_ref(), info.converted_type());
@@ -185,7 +187,7 @@ fn nodes_without_name(node: &Type) -> usize {
     if is_element { 1 } else { 2 }
 }
 
-/// What a value becomes, or what it is when there is no kind for it.
+/// The element type of a column, or the name of its type when there is no kind for it.
 fn element_of(descriptor: &ColumnDescPtr) -> Result<Element, String> {
     let (logical, converted) = (descriptor.logical_type_ref(), descriptor.converted_type());
     let decimal = matches!(logical, Some(LogicalType::Decimal(_))) || converted == ConvertedType::DECIMAL;

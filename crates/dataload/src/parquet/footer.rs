@@ -1,8 +1,8 @@
-//! The end of a file, which says what is in it and where.
+//! The footer of a file: its schema, and where its row groups and columns are.
 //!
-//! The `parquet` crate parses it. It believes what it reads, though: a schema's numbers of children become memory and
-//! recursion, and neither can be caught. So the footer is walked here before, with the types of every field of the
-//! schema, and what comes out is compared with the file and with itself after.
+//! The `parquet` crate parses it, but trusts it: a schema's numbers of children turn into allocations and recursion,
+//! whose failure aborts the process. So the footer is first walked here, with the types of all schema fields; after
+//! parsing, the result is checked against the file and for consistency.
 
 use ::parquet::file::metadata::{
     ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader, ParquetStatisticsPolicy::SkipAll,
@@ -13,13 +13,13 @@ use super::source::Source;
 use super::thrift::{Malformed, Thrift, Wire};
 use crate::DataError;
 
-/// Enough for some hundred thousand column chunks. Parsing takes a multiple of it.
+/// Enough for a few hundred thousand column chunks. Parsing takes several times as much memory.
 const MAX_FOOTER_BYTES: u64 = 1 << 26;
 const MAGIC: &[u8; 4] = b"PAR1";
 const ENCRYPTED_MAGIC: &[u8; 4] = b"PARE";
-/// Length and magic.
+/// The footer's length and the magic bytes.
 const TAIL_BYTES: u64 = 8;
-/// Lists of lists of structures of this depth are no table.
+/// No sensible schema nests deeper.
 const MAX_SCHEMA_DEPTH: usize = 64;
 
 /// Reads, parses and checks the footer.
@@ -67,7 +67,7 @@ pub(super) fn read_footer(source: &Source) -> Result<ParquetMetaData, DataError>
     Ok(metadata)
 }
 
-/// Every list and text is as long as its structure has room for, and the schema is a tree of a sane depth.
+/// Checks that every list and string fits into the footer, and that the schema is a tree of limited depth.
 fn walk(footer: &[u8]) -> Result<(), Malformed> {
     let mut thrift = Thrift::new(footer);
     let mut children = Vec::new();
@@ -86,7 +86,7 @@ fn walk(footer: &[u8]) -> Result<(), Malformed> {
     if !thrift.is_at_end() {
         return Err(thrift.malformed("the footer's end", "more bytes"));
     }
-    // How many children are still to come of the nodes from the root down to where the walk is.
+    // For the nodes from the root down to the current one, how many children are still missing.
     let mut open: Vec<u64> = Vec::new();
     for (position, &count) in children.iter().enumerate() {
         match open.last_mut() {
@@ -104,11 +104,11 @@ fn walk(footer: &[u8]) -> Result<(), Malformed> {
     }
     match open.is_empty() && !children.is_empty() {
         true => Ok(()),
-        false => Err(thrift.malformed("a whole schema", "its end with columns still to come")),
+        false => Err(thrift.malformed("a whole schema", "its end, with columns missing")),
     }
 }
 
-/// Walks one node of the schema and gives the number of its children.
+/// Walks one node of the schema and returns the number of its children.
 fn schema_element(thrift: &mut Thrift<'_>) -> Result<u64, Malformed> {
     let mut children = 0;
     thrift.structure(|thrift, field, wire| match (field, wire) {
@@ -138,7 +138,7 @@ fn logical_type(thrift: &mut Thrift<'_>, which: i64, wire: Wire) -> Result<(), M
     })
 }
 
-/// What the rest of this module relies on; `end` is where the footer begins.
+/// Checks what the rest of this module relies on; `end` is where the footer begins.
 fn check(metadata: &ParquetMetaData, end: u64) -> Result<(), String> {
     let leaves = metadata.file_metadata().schema_descr().columns();
     let mut rows = 0i64;
@@ -148,7 +148,7 @@ fn check(metadata: &ParquetMetaData, end: u64) -> Result<(), String> {
             return Err(format!("{rows} rows of {columns} columns in row group {number}"));
         }
         rows = rows.checked_add(group.num_rows()).ok_or("more than 2^63 rows")?;
-        // Nothing is read of an empty group, whose columns may be anywhere.
+        // An empty row group is never read, so its columns may be anywhere.
         for (leaf, chunk) in leaves.iter().zip(group.columns()).filter(|_| group.num_rows() > 0) {
             let name = leaf.path().string();
             let place = || format!("column {name:?} of row group {number}");
@@ -172,10 +172,10 @@ fn check(metadata: &ParquetMetaData, end: u64) -> Result<(), String> {
     }
 }
 
-/// Where a column chunk is in its file. It begins with its dictionary, where it has one.
+/// The byte range of a column chunk in its file, which begins with the dictionary, if there is one.
 pub(super) fn chunk_range(chunk: &::parquet::file::metadata::ColumnChunkMetaData) -> Option<std::ops::Range<u64>> {
     let data = chunk.data_page_offset();
-    // Some writers say 0 for a chunk without a dictionary.
+    // Some writers store 0 for a chunk without a dictionary.
     let start = chunk.dictionary_page_offset().filter(|&offset| offset > 0).map_or(data, |offset| offset.min(data));
     let start = u64::try_from(start).ok()?;
     Some(start..start.checked_add(u64::try_from(chunk.compressed_size()).ok()?)?)

@@ -1,4 +1,4 @@
-//! The border to the `parquet` crate: no panic of its comes out.
+//! Calls into the `parquet` crate, turning its panics into errors.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,16 +7,16 @@ use ::parquet::errors::ParquetError;
 
 use crate::DataError;
 
-/// Runs `call` of the `parquet` crate; `describe` makes an error of what it says, or of its panic.
+/// Runs `call`, which calls the `parquet` crate; `describe` makes an error of the crate's error or panic message.
 ///
-/// What was handed in is not used after a panic.
+/// After a panic, callers must not use the objects that `call` used.
 pub(super) fn guarded<T>(
     describe: impl FnOnce(String) -> DataError,
     call: impl FnOnce() -> Result<T, ParquetError>,
 ) -> Result<T, DataError> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(value)) => Ok(value),
-        // An error of our own pages, on its way through.
+        // An error of `Pages`, passed through by the `parquet` crate.
         Ok(Err(ParquetError::External(error))) => match error.downcast::<DataError>() {
             Ok(error) => Err(*error),
             Err(error) => Err(describe(error.to_string())),

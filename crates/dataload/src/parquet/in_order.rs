@@ -1,4 +1,4 @@
-//! Things made by several threads and taken in order.
+//! Items made by several threads and taken in order.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,16 +10,16 @@ use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 
 use crate::DataError;
 
-/// Makes the thing with this number; the flag says that it is not wanted any more.
+/// Makes the item with this number; the flag says that it is no longer needed.
 pub(super) type Make<T> = Arc<dyn Fn(usize, &AtomicBool) -> Result<T, DataError> + Send + Sync>;
 
 type Outcome<T> = Result<T, DataError>;
 
-/// The things with the numbers of a range, a few of which are made ahead.
+/// The items of a range of numbers, a few of which are made ahead.
 pub(super) struct InOrder<T> {
-    /// The numbers that have not been handed out.
+    /// The numbers that have not been given to a thread.
     waiting: Range<usize>,
-    /// Each thing has a channel of its own: so they need no sorting, however long each takes.
+    /// Each item has its own channel, so items need no sorting, however long each takes.
     tasks: Option<Sender<(usize, Sender<Outcome<T>>)>>,
     coming: VecDeque<Receiver<Outcome<T>>>,
     cancelled: Arc<AtomicBool>,
@@ -27,7 +27,7 @@ pub(super) struct InOrder<T> {
 }
 
 impl<T: Send + 'static> InOrder<T> {
-    /// Starts `threads` threads, which begin with the first `ahead` things at once.
+    /// Starts `threads` threads, which begin with the first `ahead` items at once.
     pub(super) fn start(numbers: Range<usize>, threads: usize, ahead: usize, make: Make<T>) -> Result<Self, DataError> {
         let (tasks, received) = unbounded::<(usize, Sender<Outcome<T>>)>();
         let (coming, cancelled) = (VecDeque::with_capacity(ahead), Arc::<AtomicBool>::default());
@@ -37,23 +37,23 @@ impl<T: Send + 'static> InOrder<T> {
             let (received, make, cancelled) = (received.clone(), make.clone(), own.cancelled.clone());
             let thread = Builder::new().name(format!("parquet-{worker}")).spawn(move || {
                 for (number, taker) in received {
-                    // Fails only when the taker is gone.
+                    // Fails only when the receiver was dropped.
                     _ = taker.send(make(number, &cancelled));
                 }
             });
-            // Dropping `own` joins those before.
+            // On an error, dropping `own` joins the threads started before.
             own.threads.push(thread.map_err(|error| DataError::Spawn { worker, of: threads, error })?);
         }
         (0..ahead).for_each(|_| own.hand_out());
         Ok(own)
     }
 
-    /// Waits for the next thing; None behind the last.
+    /// Waits for the next item; `None` after the last.
     pub(super) fn next(&mut self) -> Option<Outcome<T>> {
         let due = self.waiting.start - self.coming.len();
         let outcome = self.coming.pop_front()?.recv();
         self.hand_out();
-        // A thread that panicked has let go of the channel.
+        // The channel is closed only if the thread panicked.
         Some(outcome.unwrap_or(Err(DataError::WorkersGone { batch: due })))
     }
 
@@ -61,7 +61,7 @@ impl<T: Send + 'static> InOrder<T> {
         match (self.waiting.next(), &self.tasks) {
             (Some(number), Some(tasks)) => {
                 let (taker, receiver) = bounded(1);
-                // Fails only when every thread is gone, which `next` tells.
+                // Fails only when all threads have ended, which `next` reports.
                 _ = tasks.send((number, taker));
                 self.coming.push_back(receiver);
             }
@@ -71,13 +71,13 @@ impl<T: Send + 'static> InOrder<T> {
 }
 
 impl<T> Drop for InOrder<T> {
-    /// Stops every thread at the next place where it looks, and joins it.
+    /// Stops every thread at its next check of the flag, and joins it.
     fn drop(&mut self) {
         self.cancelled.store(true, Ordering::Relaxed);
         self.tasks = None;
         self.coming.clear();
         for thread in self.threads.drain(..) {
-            // A panic has shown as a missing thing.
+            // A panic was already reported as a missing item.
             _ = thread.join();
         }
     }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn things_come_in_order_and_a_panic_is_told() {
+    fn items_arrive_in_order_and_a_panic_is_reported() {
         let make: Make<usize> = Arc::new(|number, _| match number {
             7 => panic!("planted"),
             5 => Err(DataError::EmptyBatch),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_made_that_is_not_wanted() {
+    fn items_that_are_not_needed_are_not_made() {
         let made = Arc::new(AtomicBool::new(false));
         let late = made.clone();
         let make: Make<()> = Arc::new(move |number, cancelled| {

@@ -1,14 +1,14 @@
-//! The definition levels of a page, counted without being kept.
+//! Counts the definition levels of a page without storing them.
 
-/// How many of the first `count` levels are `level`, in runs and bit-packed groups of `width` bits each. An error says
-/// what was found.
+/// How many of the first `count` levels equal `level`; levels are stored in runs and bit-packed groups, `width` bits
+/// each. An error says what was found.
 pub(super) fn count(mut bytes: &[u8], width: u32, level: i16, count: u32) -> Result<u64, String> {
     let (mut left, mut found) = (u64::from(count), 0);
     while left > 0 {
         let header = varint(&mut bytes)?;
         if header & 1 == 0 {
             let Some((value, rest)) = bytes.split_at_checked(width.div_ceil(8) as usize) else {
-                return Err(format!("the end of the levels with {left} to come"));
+                return Err(format!("the end of the levels with {left} missing"));
             };
             bytes = rest;
             let repeats = (header >> 1).min(left);
@@ -56,11 +56,11 @@ mod tests {
 
     #[test]
     fn runs_and_groups_are_counted() {
-        // Five ones, then eight values of one bit: 1 0 1 1 0 0 0 1.
+        // A run of five ones, then eight values of one bit: 1 0 1 1 0 0 0 1.
         let mixed = [5 << 1, 1, 1 << 1 | 1, 0b1000_1101];
         assert_eq!((count(&mixed, 1, 1, 13), count(&mixed, 1, 0, 13)), (Ok(9), Ok(4)));
         assert_eq!((count(&mixed, 1, 1, 5), count(&mixed, 1, 1, 7), count(&mixed, 1, 1, 0)), (Ok(5), Ok(6), Ok(0)));
-        // The specification's numbers from 0 to 7, three bits each.
+        // The specification's example: the numbers from 0 to 7, three bits each.
         let packed = [1 << 1 | 1, 0b1000_1000, 0b1100_0110, 0b1111_1010];
         assert!((0..8).all(|level| count(&packed, 3, level, 8) == Ok(1)));
         assert_eq!(count(&packed[..3], 3, 1, 5), Ok(1));
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_early_is_an_error() {
+    fn levels_that_end_early_are_an_error() {
         for bytes in [&[][..], &[2 << 1], &[2 << 1, 1], &[3, 0xff], &[0x80], &[0xff; 11], &[0, 1, 0, 1], &[1, 1]] {
             assert!(count(bytes, 1, 1, 30).is_err(), "{bytes:?}");
         }

@@ -1,29 +1,29 @@
-//! From Parquet's levels to the offsets of lists.
+//! Turns Parquet's levels into the offsets of lists.
 
 use std::sync::Arc;
 
-/// Builds the offsets of a column's lists, and tells which of their elements have a value.
+/// Builds the offsets of a column's lists, and records which of their elements have a value.
 ///
-/// A value's definition level says how much of what is around it is there, and its repetition level which of its lists
-/// it goes on with: 0 begins a row, 1 the next element of the row's list, and so on.
+/// A value's definition level says how many of the optional nodes around it are present, and its repetition level which
+/// list it continues: 0 begins a row, 1 the next element of the row's list, and so on.
 pub(super) struct Lists {
     /// For each list, outermost first, the definition level from which on it has an element.
     levels: Arc<[i16]>,
     max_def: i16,
-    /// Whether nulls are wanted: a missing list is then an empty one.
+    /// Whether nulls are allowed: a null list is then an empty one.
     fill: bool,
-    /// For each list, where it begins among the elements of its level.
+    /// For each level, where each list begins among its elements.
     pub(super) offsets: Vec<Vec<i64>>,
     /// How many elements each level has so far.
     elements: Vec<i64>,
 }
 
-/// Why levels form no lists.
+/// Why levels do not form lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BadLevels {
-    /// A list or a value is missing.
+    /// A list or a value is null.
     Null,
-    /// They contradict each other.
+    /// The levels contradict each other.
     Malformed,
 }
 
@@ -33,8 +33,8 @@ impl Lists {
         Self { levels, max_def, fill, offsets: vec![Vec::new(); lists], elements: vec![0; lists] }
     }
 
-    /// Takes the levels of some values, and adds to `present` for each element of the innermost list (each row, where
-    /// there are no lists) whether it has a value.
+    /// Adds the levels of some values; pushes onto `present` whether each element of the innermost list (each row,
+    /// where there are no lists) has a value.
     pub(super) fn push(&mut self, reps: &[i16], defs: &[i16], present: &mut Vec<bool>) -> Result<(), BadLevels> {
         if self.levels.is_empty() {
             return defs.iter().try_for_each(|&def| self.element(def, present));
@@ -45,7 +45,7 @@ impl Lists {
         for (&rep, &def) in reps.iter().zip(defs) {
             let lists = self.levels.len();
             let from = usize::try_from(rep).ok().filter(|&from| from <= lists).ok_or(BadLevels::Malformed)?;
-            // Only a list that has an element can go on, and only behind its start.
+            // Only a list that has begun, and has an element, can continue.
             if from > 0 && (def < self.levels[from - 1] || self.offsets[from - 1].is_empty()) {
                 return Err(BadLevels::Malformed);
             }
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_told() {
+    fn contradictions_are_errors() {
         for bad in [&[(1, 3)][..], &[(0, 1), (1, 0)], &[(0, 3), (2, 3)], &[(0, 4)], &[(-1, 3)]] {
             assert_eq!(lists(&[2], 3, false, bad), Err(BadLevels::Malformed), "{bad:?}");
         }

@@ -8,12 +8,13 @@ use crate::tensor_dataset::RowNumbers;
 use crate::{BatchSamples, Collate, DataError, DataLoader, DataLoaderBuilder, FromDataset};
 
 impl ParquetBatches {
-    /// A loader of these batches, its options still to be set: with workers, resume, copies to a device and statistics as
-    /// any other. Each of its samples is one whole batch, so `batch_size` stays 1.
+    /// A builder of a loader over these batches, with workers, resume, copies to a device and statistics as in any
+    /// loader. Each of its samples is one whole batch, so `batch_size` stays 1.
     ///
-    /// Its own `shuffle(true)` is that of the batches, with the loader's seed: it mixes rows within windows of row groups, and
-    /// does not permute the batches, which would decode a window for each of them. Nor does a `sampler` over the batches'
-    /// numbers suit several processes: each would read every row group. [`rank`](Self::rank) gives each its own.
+    /// The loader's `shuffle(true)` is the same as [`shuffle`](Self::shuffle) with the loader's seed: it shuffles rows
+    /// within windows of row groups. It does not permute whole batches, which would decode a window for each. Nor
+    /// should several ranks use a `sampler` over the batches' numbers: each would read every row group.
+    /// [`rank`](Self::rank) gives each rank its own row groups.
     ///
     /// ```no_run
     /// use overdrive_dataload::ParquetDataset;
@@ -35,12 +36,12 @@ impl ParquetBatches {
     }
 }
 
-/// Makes the batch with the number that it is given; see [`ParquetBatches::loader`].
+/// A collate function that makes the batch whose number it gets; see [`ParquetBatches::loader`].
 pub struct MakeBatch {
     batches: ParquetBatches,
-    /// The loader's, where its `shuffle` is on.
+    /// The loader's seed, where its `shuffle` is on.
     seed: Arc<OnceLock<u64>>,
-    /// The batches by that seed.
+    /// The batches shuffled with that seed.
     shuffled: OnceLock<ParquetBatches>,
 }
 

@@ -1,4 +1,4 @@
-//! Parquet: columns of numbers, texts and lists, in groups of rows.
+//! Parquet: columns of numbers, strings and lists, in row groups.
 //!
 //! ```text
 //! source ── footer ── pages ── chunk ── array ── column ── ParquetTable

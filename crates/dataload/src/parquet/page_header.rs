@@ -1,10 +1,10 @@
-//! What is before each page: how it is packed, and how much is in it.
+//! The header before each page: how it is compressed, and how many values it has.
 
 use ::parquet::basic::Encoding;
 
 use super::thrift::{Malformed, Thrift, Wire};
 
-/// A page's header, its numbers checked for their sign only.
+/// A page's header, whose numbers are only checked for their sign.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PageHeader {
     /// The header's own length in the file.
@@ -36,15 +36,15 @@ pub(super) enum PageKind {
         rep_bytes: u32,
         packed: bool,
     },
-    /// Nothing that a column's values need.
+    /// A page that is not needed to read values.
     Other,
 }
 
-/// The numbers of the structure that describes one kind of page, by field.
+/// The numbers in the header of one kind of page, by Thrift field.
 type Fields = [Option<i64>; 8];
 
 impl PageHeader {
-    /// Parses a header at the start of `bytes`. True beside an error: more bytes might make it a good one.
+    /// Parses a header at the start of `bytes`. With an error, true means that `bytes` may just be too short.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, (Malformed, bool)> {
         let mut thrift = Thrift::new(bytes);
         read(&mut thrift).map_err(|malformed| {
@@ -53,7 +53,7 @@ impl PageHeader {
         })
     }
 
-    /// The values, nulls included, of a page of data.
+    /// The number of values of a data page, nulls included.
     pub(super) fn values(&self) -> Option<u32> {
         match self.page {
             PageKind::Data { values, .. } | PageKind::DataV2 { values, .. } => Some(values),
@@ -117,13 +117,13 @@ fn read(thrift: &mut Thrift<'_>) -> Result<PageHeader, Malformed> {
         header_bytes: thrift.offset(),
         bytes: bytes(2, "a page's length")?,
         packed_bytes: bytes(3, "a page's compressed length")?,
-        // The 32 bits of the sum, whatever sign they were given.
+        // The checksum is stored as a signed integer: take its 32 bits.
         crc: own[4].map(|crc| crc as u32),
         page,
     })
 }
 
-/// The first seven numbers and truth values of a structure.
+/// The integers and bools in the first seven fields of a structure.
 fn numbers(thrift: &mut Thrift<'_>) -> Result<Fields, Malformed> {
     let mut fields = Fields::default();
     thrift.structure(|thrift, field, wire| match (field, wire) {
@@ -140,7 +140,7 @@ fn numbers(thrift: &mut Thrift<'_>) -> Result<Fields, Malformed> {
     Ok(fields)
 }
 
-/// A number that counts something; Parquet's are 32 bits with a sign.
+/// A count, which Parquet stores as a signed 32-bit number.
 fn count(thrift: &Thrift<'_>, fields: &Fields, field: usize, what: &'static str) -> Result<u32, Malformed> {
     let found = fields[field].filter(|&count| (0..=i64::from(i32::MAX)).contains(&count));
     found.map(|count| count as u32).ok_or_else(|| thrift.malformed(what, format!("{:?}", fields[field])))

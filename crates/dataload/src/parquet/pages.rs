@@ -1,7 +1,7 @@
-//! The pages of a column chunk, checked before the `parquet` crate decodes what is in them.
+//! Reads the pages of a column chunk, and checks them before the `parquet` crate decodes their values.
 //!
-//! Its own reader takes memory on the word of a header, and its decoders do so on the word of a page. Here every
-//! number is held against what the file or the page has room for.
+//! That crate's reader and decoders allocate memory for whatever sizes a header or page declares. Here every number is
+//! first compared with the size of the file or page.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ use super::page_header::{PageHeader, PageKind};
 use super::source::Source;
 use crate::DataError;
 
-/// Most headers take some tens of bytes; one with statistics of long texts may take more.
+/// Most headers take tens of bytes; one with statistics of long strings may take more.
 const HEADER_BYTES: usize = 256;
 const MAX_HEADER_BYTES: usize = 1 << 24;
 
-/// Where in a file a column chunk is and what it is called in errors.
+/// Locates a column chunk for error messages.
 #[derive(Clone)]
 pub(super) struct ChunkPlace {
     pub(super) source: Arc<Source>,
     pub(super) column: Arc<str>,
     pub(super) row_group: usize,
-    /// Where the page begins that is being read.
+    /// The offset of the page that is being read.
     at: Arc<AtomicU64>,
 }
 
@@ -40,7 +40,7 @@ impl ChunkPlace {
         Self { source, column, row_group, at: Arc::default() }
     }
 
-    /// Damage in the page that is being read.
+    /// An error for damage in the page that is being read.
     pub(super) fn corrupt(&self, expected: &str, found: impl Into<String>) -> DataError {
         self.corrupt_at(self.at.load(Ordering::Relaxed), expected, found)
     }
@@ -58,9 +58,9 @@ pub(super) struct Pages {
     codec: Codec,
     verify_crc: bool,
     buffers: Buffers,
-    /// What has not been read of the chunk.
+    /// The part of the chunk that has not been read.
     left: Range<u64>,
-    /// Values that data pages have yet to give.
+    /// How many values the remaining data pages must have.
     values_left: u64,
     has_dictionary: bool,
     next: Option<PageHeader>,
@@ -81,7 +81,7 @@ impl Pages {
         Self { place, descriptor, codec, verify_crc, buffers, left: range, values_left: values, has_dictionary, next }
     }
 
-    /// The header of the next page, which stays the next one; None behind the last.
+    /// The header of the next page, without consuming it; `None` after the last.
     fn peek(&mut self) -> Result<Option<&PageHeader>, DataError> {
         while self.next.is_none() && self.values_left > 0 {
             let header = self.read_header()?;
@@ -90,7 +90,7 @@ impl Pages {
                 let found = format!("a length of {} bytes", header.packed_bytes);
                 return Err(self.place.corrupt("a page that fits into its chunk", found));
             }
-            // An index, or a page without values, at which the decoders would stop.
+            // Skip index pages, and pages without values, at which the decoders would stop.
             if header.page == PageKind::Other || header.values() == Some(0) {
                 self.left.start += header.packed_bytes as u64;
                 continue;
@@ -108,7 +108,7 @@ impl Pages {
         self.place.at.store(self.left.start, Ordering::Relaxed);
         let room = self.left.end - self.left.start;
         if room == 0 {
-            let found = format!("the chunk's end with {} to come", self.values_left);
+            let found = format!("the chunk's end with {} missing", self.values_left);
             return Err(self.place.corrupt("as many values as the footer says", found));
         }
         let mut bytes = vec![0; HEADER_BYTES.min(room as usize)];
@@ -148,9 +148,9 @@ impl Pages {
         self.page(&header, buffer).map(Some)
     }
 
-    /// The page's bytes as they were before compression.
+    /// Decompresses a page.
     fn unpack(&mut self, header: &PageHeader, packed: Buffer) -> Result<Buffer, DataError> {
-        // Version 2 keeps the levels out of the compression, and may leave it at all.
+        // In version 2, levels are never compressed, and values need not be.
         let (levels, is_packed) = match header.page {
             PageKind::DataV2 { def_bytes, rep_bytes, packed, .. } => (def_bytes as usize + rep_bytes as usize, packed),
             _ => (0, true),
@@ -169,7 +169,7 @@ impl Pages {
         }
         let mut buffer = self.buffers.take();
         let values = header.bytes - levels;
-        // Nothing, which some writers compress to nothing.
+        // No values: some writers "compress" them to zero bytes, which decoders refuse.
         if values == 0 {
             buffer.resize(levels).copy_from_slice(&packed.as_ref()[..levels]);
             return Ok(buffer);
@@ -205,7 +205,7 @@ impl Pages {
                 Ok(Page::DictionaryPage { buf, num_values: values, encoding, is_sorted: false })
             }
             PageKind::Data { values: num_values, encoding, def_encoding, rep_encoding } => {
-                let (levels, values) = self.behind_levels(&buf, num_values, [rep_encoding, def_encoding])?;
+                let (levels, values) = self.after_levels(&buf, num_values, [rep_encoding, def_encoding])?;
                 self.check_values(encoding, values, num_values)?;
                 if encoding == Encoding::BYTE_STREAM_SPLIT {
                     self.check_streams(values, self.present(levels, num_values, def_encoding)?)?;
@@ -235,8 +235,8 @@ impl Pages {
         }
     }
 
-    /// The definition levels of a page of version 1, whose lengths are in the page itself, and what is behind them.
-    fn behind_levels<'a>(
+    /// The definition levels of a version 1 page, whose lengths are in the page itself, and the values after them.
+    fn after_levels<'a>(
         &self,
         page: &'a [u8],
         values: u32,
@@ -247,10 +247,10 @@ impl Pages {
         for (max_level, encoding) in levels.into_iter().zip(encodings).filter(|(max_level, _)| *max_level > 0) {
             let length = match encoding {
                 Encoding::RLE => {
-                    let Some((&length, behind)) = rest.split_first_chunk() else {
+                    let Some((&length, tail)) = rest.split_first_chunk() else {
                         return Err(self.place.corrupt("a length of levels", "the page's end"));
                     };
-                    rest = behind;
+                    rest = tail;
                     u64::from(u32::from_le_bytes(length))
                 }
                 #[expect(deprecated, reason = "old files have it")]
@@ -266,19 +266,20 @@ impl Pages {
         Ok((last, rest))
     }
 
-    /// How many of a page's values are there, and not null or in an empty list.
+    /// How many of a page's values are present, that is, not null or in an empty list.
     fn present(&self, levels: &[u8], count: u32, encoding: Encoding) -> Result<u64, DataError> {
         let max_level = self.descriptor.max_def_level();
         let counted = match encoding {
             _ if max_level == 0 => Ok(count.into()),
             Encoding::RLE => levels::count(levels, i16::BITS - max_level.leading_zeros(), max_level, count),
-            // Given up before there were split streams.
-            other => Err(format!("{other} in front of split streams")),
+            // The older encoding was abandoned before split streams existed.
+            other => Err(format!("{other} levels before split streams")),
         };
         counted.map_err(|found| self.place.corrupt("definition levels", found))
     }
 
-    /// The first bytes of all values, then the second ones, and so on: the decoder takes their number from the levels.
+    /// Checks BYTE_STREAM_SPLIT data (the first bytes of all values, then the second ones, and so on): the decoder
+    /// takes their number from the levels.
     fn check_streams(&self, values: &[u8], present: u64) -> Result<(), DataError> {
         let bytes = present.saturating_mul(self.least_bytes());
         match bytes == values.len() as u64 {
@@ -290,13 +291,13 @@ impl Pages {
         }
     }
 
-    /// What the decoders of the `parquet` crate do not check themselves.
+    /// Checks what the decoders of the `parquet` crate do not.
     fn check_values(&self, encoding: Encoding, values: &[u8], count: u32) -> Result<(), DataError> {
         let outcome = match encoding {
             Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY if !self.has_dictionary => {
-                Err("one that refers to a dictionary, which there is none of".to_owned())
+                Err("one that refers to a dictionary, without a dictionary page".to_owned())
             }
-            // A page of nulls alone needs no values, and some writers give it none at all.
+            // Some writers store no values at all for a page of only nulls.
             _ if values.is_empty() => Ok(()),
             Encoding::DELTA_BINARY_PACKED | Encoding::DELTA_LENGTH_BYTE_ARRAY => delta::check(values, count, 1),
             Encoding::DELTA_BYTE_ARRAY => delta::check(values, count, 2),
@@ -307,7 +308,7 @@ impl Pages {
         outcome.map_err(|found| self.place.corrupt("an encoding of values", found))
     }
 
-    /// The fewest bytes that a value takes in a dictionary, and what one of fixed length takes anywhere.
+    /// The fewest bytes that a value takes in a dictionary; for types of fixed length, the bytes of every value.
     fn least_bytes(&self) -> u64 {
         match self.descriptor.physical_type() {
             Type::BOOLEAN => u64::MAX >> 32,
@@ -344,7 +345,7 @@ impl PageReader for Pages {
     }
 
     fn skip_next_page(&mut self) -> ParquetResult<()> {
-        // Rows are never passed over, and a dictionary must not be: reading serves.
+        // The decoders never skip rows here, and a dictionary must not be skipped: just read the page.
         self.get_next_page().map(drop)
     }
 }

@@ -1,13 +1,13 @@
-//! What was decoded last, kept for whoever asks next.
+//! A small cache of the values that were used last.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::DataError;
 
-/// What is kept, or on its way: whoever asks for it meanwhile waits.
+/// A cached value, or one in the making: locked meanwhile, so that other threads wait for it.
 type Slot<V> = Arc<Mutex<Option<Arc<V>>>>;
 
-/// The values that were asked for last, the latest at the end.
+/// The values that were used last, the latest at the end.
 pub(super) struct Recent<K, V> {
     keep: usize,
     slots: Mutex<Vec<(K, Slot<V>)>>,
@@ -18,7 +18,7 @@ impl<K: PartialEq, V> Recent<K, V> {
         Self { keep, slots: Mutex::default() }
     }
 
-    /// The value of `key`; `make` makes it where it is not kept. A failure is not kept.
+    /// The value of `key`, from `make` if it is not cached. A failure is not cached.
     pub(super) fn get(&self, key: K, make: impl FnOnce() -> Result<V, DataError>) -> Result<Arc<V>, DataError> {
         let slot = self.slot(key);
         let mut value = slot.lock().unwrap_or_else(PoisonError::into_inner);

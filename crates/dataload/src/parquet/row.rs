@@ -1,4 +1,4 @@
-//! Single rows: by their number, or as a stream with a row group a shard.
+//! Single rows: by index, or as a stream whose shards are the row groups.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ pub struct ParquetRow {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ParquetValue {
-    /// An integer, or a truth value as 0 or 1.
+    /// An integer, or a bool as 0 or 1.
     Int(i64),
-    /// A number with a fraction.
+    /// A floating-point number.
     Float(f64),
-    /// A text or a binary value.
+    /// A string or a binary value.
     Bytes(Vec<u8>),
     /// A list of numbers `[N]`.
     Tensor(Tensor),
@@ -34,17 +34,17 @@ pub enum ParquetValue {
 }
 
 impl ParquetRow {
-    /// The values with the names of their columns, in the order in which they were selected.
+    /// The values with the names of their columns, in the selected order.
     pub fn values(&self) -> impl ExactSizeIterator<Item = (&str, &ParquetValue)> {
         self.values.iter().map(|(name, value)| (&**name, value))
     }
 
-    /// The value of a column, where there is one of this name.
+    /// The value of the column of this name, if there is one.
     pub fn get(&self, name: &str) -> Option<&ParquetValue> {
         self.values().find(|(column, _)| *column == name).map(|(_, value)| value)
     }
 
-    /// The value of a column of integers or truth values.
+    /// The value of a column of integers or bools.
     pub fn int(&self, name: &str) -> Option<i64> {
         match self.get(name) {
             Some(ParquetValue::Int(value)) => Some(*value),
@@ -52,7 +52,7 @@ impl ParquetRow {
         }
     }
 
-    /// The value of a column of numbers with a fraction.
+    /// The value of a column of floating-point numbers.
     pub fn float(&self, name: &str) -> Option<f64> {
         match self.get(name) {
             Some(ParquetValue::Float(value)) => Some(*value),
@@ -60,7 +60,7 @@ impl ParquetRow {
         }
     }
 
-    /// The value of a column of texts or binary values.
+    /// The value of a column of strings or binary values.
     pub fn bytes(&self, name: &str) -> Option<&[u8]> {
         match self.get(name) {
             Some(ParquetValue::Bytes(value)) => Some(value),
@@ -83,7 +83,7 @@ impl ParquetRow {
 }
 
 impl ParquetDataset {
-    /// The rows, each passed through `transform`: a dataset and a stream, as this is.
+    /// The rows, each passed through `transform`; like this, both a dataset and a stream.
     ///
     /// ```no_run
     /// use overdrive_dataload::{DataError, DataLoader, Dataset, IterableDataset, ParquetDataset};
@@ -102,7 +102,7 @@ impl ParquetDataset {
     }
 
     fn row(&self, arrays: &[Array], row: usize) -> Result<ParquetRow, DataError> {
-        // A row group's rows are counted in 32 bits, or its columns would be above every limit.
+        // Rows of one row group are indexed with 32 bits.
         let row = u32::try_from(row).map_err(|_| DataError::IndexOutOfRange { index: row, len: u32::MAX as usize })?;
         let value = |array: &Array| value(array.gather(&[row])?);
         let values = self.columns.iter().zip(arrays).map(|(column, array)| Ok((column.name.clone(), value(array)?)));
@@ -138,9 +138,8 @@ fn value(array: Array) -> Result<ParquetValue, DataError> {
     })
 }
 
-/// Rows by their number. A new row group is decoded whole, by the thread that asks for it, and the latest four are
-/// kept: rows in a random order over many row groups are slow, and
-/// [`ParquetBatches`](crate::ParquetBatches) shuffle better.
+/// Rows by index. The thread that asks for a row decodes its whole row group, and the latest four row groups are kept.
+/// So rows in random order over many row groups are slow: use [`ParquetBatches`](crate::ParquetBatches) to shuffle.
 impl Dataset for ParquetDataset {
     type Sample = ParquetRow;
 
@@ -153,14 +152,14 @@ impl Dataset for ParquetDataset {
         if index >= len {
             return Err(DataError::IndexOutOfRange { index, len });
         }
-        // The last of those that begin here: empty ones are before it.
+        // The last row group that begins at or before the row, which skips empty ones.
         let group = self.groups.partition_point(|group| group.first_row <= index) - 1;
         let arrays = self.recent.get(group, || self.decode(&[group], 1, &Spare::default()))?;
         self.row(&arrays, index - self.groups[group].first_row)
     }
 }
 
-/// Rows in order, a row group a shard.
+/// Rows in order, one row group per shard.
 impl IterableDataset for ParquetDataset {
     type Sample = ParquetRow;
 

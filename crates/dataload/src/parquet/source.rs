@@ -1,4 +1,4 @@
-//! A file that many threads read at once, each at its own place.
+//! A file that many threads read at once, each at its own offset.
 
 use std::fs::File;
 use std::io;
@@ -8,8 +8,8 @@ use std::sync::Arc;
 use crate::DataError;
 use crate::read::open_regular;
 
-/// The `parquet` crate's own reader of files shares one position between all threads, and then reads what another
-/// thread asked for; this one has none.
+/// A file read by offset only. The `parquet` crate's file reader shares one position between all threads, so a thread
+/// may get the bytes that another asked for.
 pub(super) struct Source {
     path: Arc<Path>,
     data: Data,
@@ -40,7 +40,7 @@ impl Source {
         self.bytes
     }
 
-    /// Fills `buffer` with what is at `offset`.
+    /// Fills `buffer` with the bytes at `offset`.
     pub(super) fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), DataError> {
         let outcome = match &self.data {
             Data::File(file) => read_exact_at(file, offset, buffer),

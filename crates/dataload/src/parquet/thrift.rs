@@ -1,9 +1,9 @@
-//! Thrift's compact protocol, as far as Parquet's headers need it: front to back, and nothing in it is believed.
+//! Reads Thrift's compact protocol, as far as Parquet's headers need it, and checks every length.
 
 /// Parquet's own structures nest less than ten deep.
 const MAX_DEPTH: usize = 32;
 
-/// What is wrong, and where.
+/// What is wrong, and at which offset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Malformed {
     pub(super) offset: usize,
@@ -11,7 +11,7 @@ pub(super) struct Malformed {
     pub(super) found: String,
 }
 
-/// The type of a value, which its field or list tells before it.
+/// The type of a value, which precedes it in its field or list header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wire {
     Bool(bool),
@@ -68,7 +68,7 @@ impl<'a> Thrift<'a> {
         }
         *number = match header >> 4 {
             0 => self.zigzag()?,
-            // Both are small: a number that came from a varint is checked here.
+            // Saturating, since the number may come from a varint.
             delta => number.saturating_add(i64::from(delta)),
         };
         self.wire(header & 15).map(Some)
@@ -85,11 +85,11 @@ impl<'a> Thrift<'a> {
             9 | 10 => Wire::List,
             11 => Wire::Map,
             12 => Wire::Struct,
-            _ => return Err(self.malformed("a type of Thrift's", format!("the code {code}"))),
+            _ => return Err(self.malformed("a Thrift type", format!("the code {code}"))),
         })
     }
 
-    /// The integer behind a field of type `wire`.
+    /// The integer value of a field of type `wire`.
     pub(super) fn integer(&mut self, wire: Wire) -> Result<i64, Malformed> {
         match wire {
             Wire::Integer => self.zigzag(),
@@ -98,7 +98,7 @@ impl<'a> Thrift<'a> {
         }
     }
 
-    /// The type and the number of the elements of a list, which follow one after the other.
+    /// The type and the number of a list's elements; the elements follow.
     pub(super) fn list(&mut self, wire: Wire) -> Result<(Wire, usize), Malformed> {
         if wire != Wire::List {
             return Err(self.malformed("a list", format!("a value of type {wire:?}")));
@@ -108,17 +108,17 @@ impl<'a> Thrift<'a> {
             15 => self.varint()?,
             count => u64::from(count),
         };
-        // Some writers leave the type of an empty list out.
+        // Some writers omit the type of an empty list.
         let element = if count == 0 { Wire::Byte } else { self.wire(header & 15)? };
         let left = self.bytes.len() - self.offset;
         match usize::try_from(count) {
-            // Every element takes a byte at least. Truth values do so too, but not every reader knows.
+            // Every element takes at least one byte. Lists of bools are refused: readers disagree on their size.
             Ok(count) if count <= left && !matches!(element, Wire::Bool(_)) => Ok((element, count)),
             _ => Err(self.malformed("a list that fits into its structure", format!("{count} of {element:?}"))),
         }
     }
 
-    /// Passes over a value.
+    /// Skips a value.
     pub(super) fn skip(&mut self, wire: Wire) -> Result<(), Malformed> {
         self.skip_nested(wire, 0)
     }
@@ -147,7 +147,7 @@ impl<'a> Thrift<'a> {
                 }
                 Ok(())
             }
-            Wire::Map => Err(self.malformed("a structure of Parquet's, none of which has a map", "a map")),
+            Wire::Map => Err(self.malformed("a Parquet structure, none of which has a map", "a map")),
         }
     }
 
@@ -194,8 +194,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_told_and_passed_over() {
-        // Fields 1: i32 -3, 2: true, 20 (with a number of its own): list of two binaries, 21: a structure.
+    fn fields_are_visited_and_skipped() {
+        // Fields 1: i32 -3, 2: true, 20 (number given in full): list of two binaries, 21: a structure.
         let bytes = [0x15, 5, 0x11, 0x09, 40, 0x28, 1, b'a', 0, 0x1c, 0x15, 2, 0, 0, 99];
         let mut seen = Vec::new();
         let mut thrift = Thrift::new(&bytes);
@@ -214,9 +214,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_declared_is_checked() {
+    fn declared_lengths_are_checked() {
         let skip = |bytes: &[u8]| Thrift::new(bytes).structure(|thrift, _, wire| thrift.skip(wire)).unwrap_err();
-        // A list of 2^31 truth values, of 2^31 integers; a text of 2^60 bytes; a map; an unknown type.
+        // A list of 2^31 bools, of 2^31 integers; a string of 2^60 bytes; a map; an unknown type.
         assert!(skip(&[0x19, 0xf1, 0x80, 0x80, 0x80, 0x80, 8, 0]).found.contains("2147483648"));
         assert!(skip(&[0x19, 0xf5, 0x80, 0x80, 0x80, 0x80, 8, 0]).found.contains("2147483648"));
         assert!(skip(&[0x18, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x10, 0]).found.contains("a length of"));

@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 
 use crate::DataError;
 
-/// Bytes that are aligned for every kind of number.
+/// Bytes that are aligned for all number types.
 #[derive(Clone, Default)]
 pub(super) struct Words {
     words: Vec<i64>,
@@ -17,12 +17,13 @@ pub(super) struct Words {
 const WORD_BYTES: usize = size_of::<i64>();
 
 impl Words {
-    /// `bytes` of zeros, which the operating system makes when they are first written to.
+    /// `bytes` zero bytes; the operating system provides the memory when it is first written to.
     pub(super) fn new(bytes: usize) -> Result<Self, DataError> {
         let length = bytes.div_ceil(WORD_BYTES);
-        // To be told, where the allocation below would end the program.
+        // An error here, where the allocation below would abort the process.
         let probe = Vec::<i64>::new().try_reserve_exact(length);
-        probe.map_err(|error| DataError::other(format!("{bytes} bytes for a column: {error}")))?;
+        probe
+            .map_err(|error| DataError::other(format!("{bytes} bytes for a column could not be allocated: {error}")))?;
         Ok(Self { words: vec![0; length], bytes })
     }
 
@@ -45,12 +46,12 @@ impl fmt::Debug for Words {
     }
 }
 
-/// Memory that has been used and will be again: fresh memory costs as much as decoding into it.
+/// Memory that is reused: allocating fresh memory costs as much as decoding into it.
 #[derive(Debug, Default)]
 pub(super) struct Spare(Mutex<Vec<Vec<i64>>>);
 
 impl Spare {
-    /// `bytes` of unspecified content.
+    /// `bytes` bytes of unspecified content.
     pub(super) fn take(&self, bytes: usize) -> Result<Words, DataError> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = kept.iter().enumerate().filter(|(_, words)| words.len() * WORD_BYTES >= bytes);
@@ -60,7 +61,7 @@ impl Spare {
         }
     }
 
-    /// Keeps the memory, at most `most` pieces of it.
+    /// Keeps the memory for reuse, at most `most` pieces.
     pub(super) fn give(&self, words: Words, most: usize) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push(words.words);

@@ -1,13 +1,13 @@
-//! A cloud of points.
+//! Point clouds.
 
 use crate::permutation::permutations;
 use crate::{DataError, Draws};
 
-/// Points with their coordinates first and other features, if any, behind them: float32 `[N, C]`.
+/// Points, float32 `[N, C]`: the coordinates come first, then other features, if any.
 ///
-/// Sub-sampling gives positions of points, so that labels of single points can follow: [`sample`](Self::sample),
-/// [`farthest`](Self::farthest), [`voxels`](Self::voxels). What is random in it is a function of the [`Draws`] of
-/// (seed, epoch, draw): new in each epoch, and the same in each run.
+/// Sub-sampling returns the points' positions, which also select per-point labels: [`sample`](Self::sample),
+/// [`farthest`](Self::farthest), [`voxels`](Self::voxels). The random choice is a function of the [`Draws`] of (seed,
+/// epoch, draw): new in each epoch, and the same in each run.
 ///
 /// ```
 /// use overdrive_dataload::{Draws, PointCloud};
@@ -25,10 +25,10 @@ pub struct PointCloud {
 }
 
 impl PointCloud {
-    /// A cloud from its values, point by point, each of `channels` values.
+    /// A cloud from values, point by point, with `channels` values per point.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for no channel, or values that do not fill whole points.
+    /// [`DataError::InvalidOption`] for 0 channels, or a number of values that is not a multiple of `channels`.
     pub fn new(data: impl Into<Vec<f32>>, channels: usize) -> Result<Self, DataError> {
         let data = data.into();
         if channels == 0 {
@@ -50,7 +50,7 @@ impl PointCloud {
         self.data.is_empty()
     }
 
-    /// Values a point.
+    /// Values per point.
     pub fn channels(&self) -> usize {
         self.channels
     }
@@ -60,10 +60,10 @@ impl PointCloud {
         &self.data
     }
 
-    /// The points at these positions, in this order; one may appear more than once.
+    /// The points at these positions, in this order; a position may appear more than once.
     ///
     /// # Errors
-    /// [`DataError::IndexOutOfRange`] for a position without a point.
+    /// [`DataError::IndexOutOfRange`] for a position past the last point.
     pub fn select(&self, positions: &[usize]) -> Result<Self, DataError> {
         let mut data = Vec::with_capacity(positions.len() * self.channels);
         for &index in positions {
@@ -73,9 +73,9 @@ impl PointCloud {
         Ok(Self { data, channels: self.channels })
     }
 
-    /// The positions of `count` random points, each as likely as any other and none twice.
+    /// The positions of `count` points, chosen uniformly without repetition.
     ///
-    /// More than there are come in rounds: all of them in a random order, then again.
+    /// If `count` exceeds the number of points, it returns several rounds: all of them in a random order, then again.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for an empty cloud, unless `count` is 0.
@@ -94,7 +94,7 @@ impl PointCloud {
 
     pub(super) fn not_empty(&self, count: usize) -> Result<(), DataError> {
         if self.is_empty() && count > 0 {
-            return Err(DataError::option("count", "0 points of an empty cloud", count));
+            return Err(DataError::option("count", "0, since the cloud is empty", count));
         }
         Ok(())
     }
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn small_clouds_repeat_their_points_and_empty_ones_have_none() -> Result<(), DataError> {
+    fn small_clouds_repeat_points_and_empty_ones_are_refused() -> Result<(), DataError> {
         let cloud = PointCloud::new([1.0, 2.0, 3.0], 1)?;
         let chosen = cloud.sample(7, &mut Draws::new(0, 0, 0, 0))?;
         let times = [0, 1, 2].map(|point| chosen.iter().filter(|&&index| index == point).count());
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_no_points_are_refused() {
+    fn incomplete_points_are_refused() {
         assert!(matches!(PointCloud::new([1.0; 4], 3), Err(DataError::InvalidOption { option: "values", .. })));
         assert!(matches!(PointCloud::new([], 0), Err(DataError::InvalidOption { option: "channels", .. })));
     }

@@ -6,11 +6,11 @@ use crate::{DataError, Draws, PointCloud};
 const LANES: usize = 16;
 
 impl PointCloud {
-    /// The positions of `count` points that cover the cloud evenly: from a random one on, always the point that is
-    /// farthest from all before it; of equally far ones the first.
+    /// The positions of `count` points that cover the cloud evenly: after a random first point, each next one is the
+    /// point farthest from all chosen ones; of equally far points the first.
     ///
-    /// It takes time proportional to `count` times the number of points. More points than there are come in rounds:
-    /// all of them, then again in the same order.
+    /// It takes time proportional to `count` times the number of points. If `count` exceeds the number of points, they
+    /// are repeated in the same order.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for fewer than three channels, and for an empty cloud unless `count` is 0.
@@ -25,10 +25,10 @@ impl PointCloud {
         self.farthest_from(first, count)
     }
 
-    /// The same from the point at `first` on.
+    /// The same, beginning with the point at `first`.
     ///
     /// # Errors
-    /// As [`farthest`](Self::farthest), and [`DataError::IndexOutOfRange`] for a `first` without a point.
+    /// As [`farthest`](Self::farthest), and [`DataError::IndexOutOfRange`] for a `first` past the last point.
     pub fn farthest_from(&self, first: usize, count: usize) -> Result<Vec<usize>, DataError> {
         self.not_empty(count)?;
         let [mut x, mut y, mut z] = [const { Vec::new() }; 3];
@@ -40,7 +40,7 @@ impl PointCloud {
         if count > 0 && first >= self.len() {
             return Err(DataError::IndexOutOfRange { index: first, len: self.len() });
         }
-        // Squared distances to the nearest point chosen; those of chosen points are below all others.
+        // Squared distances to the nearest chosen point; -1 for chosen points, below all others.
         let mut distances = vec![f32::INFINITY; self.len()];
         let mut chosen = Vec::with_capacity(count);
         let mut next = first;
@@ -51,7 +51,7 @@ impl PointCloud {
             for (((distance, x), y), z) in distances.iter_mut().zip(&x).zip(&y).zip(&z) {
                 let (dx, dy, dz) = (x - px, y - py, z - pz);
                 let new = dx * dx + dy * dy + dz * dz;
-                // False for NaN too: a point without a place is as far as can be, and comes early.
+                // False for NaN too: a point with NaN coordinates stays infinitely far, and is chosen early.
                 *distance = if new < *distance { new } else { *distance };
             }
             let greatest = greatest(&distances);
@@ -61,7 +61,7 @@ impl PointCloud {
     }
 }
 
-/// The greatest of values that are numbers.
+/// The greatest value, ignoring NaN.
 fn greatest(values: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let (lanes, rest) = values.as_chunks::<LANES>();
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn every_point_is_the_farthest_from_those_before() -> Result<(), DataError> {
+    fn every_point_is_the_farthest_from_earlier_ones() -> Result<(), DataError> {
         let cloud = random_cloud(333, 5);
         let chosen = cloud.farthest(40, &mut Draws::new(4, 0, 0, 0))?;
         for taken in 1..40 {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn points_in_one_place_come_once_each_and_then_again() -> Result<(), DataError> {
+    fn coinciding_points_are_each_chosen_once_then_repeated() -> Result<(), DataError> {
         let cloud = PointCloud::new([0.5; 15], 3)?;
         assert_eq!(cloud.farthest_from(2, 7)?, [2, 0, 1, 3, 4, 2, 0]);
         let strange = PointCloud::new([0.0, 0.0, 0.0, f32::NAN, 0.0, 0.0, 1.0, 0.0, 0.0], 3)?;

@@ -1,4 +1,4 @@
-//! Clouds of points, and a part of them for each step.
+//! Point clouds, and sub-sampling them for each step.
 
 mod cloud;
 mod farthest;

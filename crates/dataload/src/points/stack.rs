@@ -1,4 +1,4 @@
-//! Clouds of equally many points as a batch.
+//! Stacks clouds of equally many points.
 
 use tch::{Kind, Tensor};
 
@@ -6,10 +6,10 @@ use crate::stack::common_shape;
 use crate::tensor::tensor_from_bytes;
 use crate::{Collate, DataError, PointCloud};
 
-/// Stacks clouds, which have to have equally many points by now, and labels if there are any.
+/// Stacks clouds, which must have equally many points, and labels if there are any.
 ///
 /// # Shapes
-/// `B` clouds of `N` points give float32 `[B, N, C]`; `B` pairs of a cloud and a label give that and int64 `[B]`.
+/// `B` clouds of `N` points give float32 `[B, N, C]`; `B` pairs of a cloud and a label also give int64 `[B]`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StackPoints;
 

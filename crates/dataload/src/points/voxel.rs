@@ -1,4 +1,4 @@
-//! One point a cube of a grid.
+//! Keeps one point per voxel of a grid.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -6,8 +6,8 @@ use std::collections::hash_map::Entry;
 use crate::{DataError, Draws, PointCloud};
 
 impl PointCloud {
-    /// The positions of one random point of each cube of a grid that holds any; cubes have sides of `size`, in the
-    /// units of the coordinates, and come in the order of their first points.
+    /// The position of one random point in each occupied voxel. Voxels are cubes with sides of `size`, in the units of
+    /// the coordinates; they are in the order of their first points.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a `size` that is not finite and above 0, or fewer than three channels.
@@ -21,7 +21,7 @@ impl PointCloud {
             return Err(DataError::option("size", "a finite number above 0", size));
         }
         let mut numbers: HashMap<[i64; 3], usize> = HashMap::new();
-        // By cube: the point kept, and how many have been seen.
+        // For each voxel: the point kept, and how many have been seen.
         let mut cubes: Vec<(usize, usize)> = Vec::new();
         for (index, point) in self.xyz()?.enumerate() {
             let cube = point.map(|value| (value / size).floor() as i64);
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_cube_keeps_one_of_its_points_at_random() -> Result<(), DataError> {
+    fn each_voxel_keeps_one_of_its_points_at_random() -> Result<(), DataError> {
         let points = [[0.1, 0.1, 0.1], [-0.1, 0.1, 0.1], [0.9, 0.9, 0.9], [0.1, 0.1, 1.1], [0.5, 0.2, 0.8]];
         let cloud = PointCloud::new(points.as_flattened(), 3)?;
         let mut counts = [0u32; 5];

@@ -1,4 +1,4 @@
-//! Easy samples first.
+//! Curriculum learning: easy samples first.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use crate::{DataError, Philox, Sampler};
 
 type Pacing = Box<dyn Fn(f64) -> f64 + Send + Sync>;
 
-/// Random samples among the easiest, whose share grows from draw to draw until it is all.
+/// Random samples from the easiest part of the data, which grows until it is all of the data.
 ///
-/// Draw `i` of epoch `e` takes a sample from the easiest `pacing(progress)` of the data, where progress is
-/// `(e + i / num_samples) / epochs`, at most 1. Within an epoch no sample comes again before all that may be seen have
-/// come, and their share does not shrink. So once it is all, an epoch is a permutation, as of a
+/// Draw `i` of epoch `e` takes a sample from the easiest `pacing(progress)` of the data, where progress is `(e + i /
+/// num_samples) / epochs`, at most 1. Within an epoch, no sample is drawn again before all visible ones have been
+/// drawn, and the visible share never shrinks. So once all data is visible, an epoch is a permutation, as with a
 /// [`RandomSampler`](crate::RandomSampler).
 ///
 /// ```
@@ -25,9 +25,9 @@ type Pacing = Box<dyn Fn(f64) -> f64 + Send + Sync>;
 ///
 /// # Source
 /// Bengio et al., "Curriculum Learning" (2009); Hacohen and Weinshall (2019) and Platanios et al. (2019) for pacing,
-/// see [`pacing`](crate::pacing). They draw each batch afresh, so that a sample may be missed by chance.
+/// see [`pacing`](crate::pacing). They draw each batch independently, so a sample may be missed by chance.
 pub struct Curriculum {
-    /// The easiest first.
+    /// The samples' indices, the easiest first.
     indices: Vec<usize>,
     epochs: f64,
     seed: u64,
@@ -36,12 +36,13 @@ pub struct Curriculum {
 }
 
 impl Curriculum {
-    /// A curriculum of `epochs`, by one score a sample: lower ones are easier, equal ones in the dataset's order.
+    /// A curriculum over `epochs` epochs, from one score per sample: lower scores are easier, and equal ones keep the
+    /// dataset's order.
     ///
-    /// What `pacing` gives is taken as a share from 0 to 1; one sample may always be seen.
+    /// The result of `pacing` is clamped to 0..1; at least one sample is always visible.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a score that is not a number, or `epochs` that are not finite and above 0.
+    /// [`DataError::InvalidOption`] for a score that is NaN, or `epochs` that are not finite and above 0.
     pub fn new(
         difficulty: &[f64],
         epochs: f64,
@@ -55,7 +56,7 @@ impl Curriculum {
             return Err(DataError::option("epochs", "a finite number above 0", epochs));
         }
         let mut indices: Vec<usize> = (0..difficulty.len()).collect();
-        // Adding 0 makes -0.0 the 0.0 that it is equal to.
+        // Adding 0.0 turns -0.0 into 0.0, so that the two count as equal.
         indices.sort_by(|&a, &b| (difficulty[a] + 0.0).total_cmp(&(difficulty[b] + 0.0)));
         Ok(Self { num_samples: indices.len(), indices, epochs, seed, pacing: Box::new(pacing) })
     }
@@ -73,11 +74,11 @@ impl Curriculum {
         Ok(self)
     }
 
-    /// How many samples may be seen at a draw.
+    /// How many samples are visible at a draw.
     fn visible(&self, epoch: u64, draw: usize) -> usize {
         let progress = (epoch as f64 + draw as f64 / self.num_samples as f64) / self.epochs;
         let share = (self.pacing)(progress.min(1.0));
-        // A share that is no number becomes 0 here.
+        // A NaN share becomes 0 in the cast.
         ((share.clamp(0.0, 1.0) * self.indices.len() as f64).ceil() as usize).max(1)
     }
 }
@@ -90,7 +91,7 @@ impl Sampler for Curriculum {
     fn order(&self, epoch: u64) -> Vec<usize> {
         let mut bits = Philox::new(self.seed, epoch).bits();
         let mut order = Vec::with_capacity(self.num_samples);
-        // The samples that may be seen; those from `seen` on have not come in this round.
+        // The visible samples; those from `seen` on have not been drawn in this round.
         let (mut pool, mut seen) = (Vec::new(), 0);
         for draw in 0..self.num_samples {
             let visible = self.visible(epoch, draw).max(pool.len());
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn no_draw_goes_beyond_its_share_and_all_of_it_comes() -> Result<(), DataError> {
+    fn draws_stay_within_the_visible_share_and_cover_it() -> Result<(), DataError> {
         let curriculum = Curriculum::new(&scores(), 4.0, 1, pacing::linear(0.1)?)?;
         for epoch in 0..6 {
             let order = curriculum.order(epoch);
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_come_in_rounds_of_all_that_may_be_seen() -> Result<(), DataError> {
+    fn samples_are_drawn_in_rounds_of_all_visible_ones() -> Result<(), DataError> {
         let curriculum = Curriculum::new(&scores(), 1.0, 7, |_| 0.05)?.num_samples(120)?;
         let order = curriculum.order(0);
         for round in order.chunks_exact(50) {
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_among_what_may_be_seen_are_uniform() -> Result<(), DataError> {
+    fn draws_among_visible_samples_are_uniform() -> Result<(), DataError> {
         let curriculum = Curriculum::new(&[3.0, 1.0, 2.0, 0.0, 9.0], 1.0, 2, |_| 0.8)?.num_samples(2)?;
         let mut counts = [0u32; 5];
         for epoch in 0..20_000 {

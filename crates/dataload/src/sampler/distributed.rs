@@ -1,16 +1,16 @@
-//! One rank's part of an order.
+//! One rank's share of an order.
 
 use crate::rank::Rank;
 use crate::{DataError, RandomSampler, Sampler};
 
-/// Every `world_size`-th index of another sampler's order, beginning with the one at `rank`.
+/// Every `world_size`-th index of another sampler's order, beginning at position `rank`.
 ///
-/// All ranks get equally many. What is missing for that comes from the order's start, again and again if need be, or
-/// with [`drop_last`](Self::drop_last) the remainder is left out.
+/// All ranks get equally many indices: the order is filled up from its start (repeatedly, if necessary), or with
+/// [`drop_last`](Self::drop_last) the remainder is dropped.
 ///
-/// Every rank gives the inner sampler the same seed. Then batch `b` of all ranks together has the same samples
-/// whatever the number of ranks, so long as their batch sizes add up to the same: a run can go on with another number.
-/// The epoch that PyTorch's `set_epoch` sets is the one that the loader asks for.
+/// The inner sampler needs the same seed on every rank. Then batch `b` of all ranks together has the same samples for
+/// any number of ranks, as long as the global batch size is the same: a run can resume with another number of ranks.
+/// PyTorch's `set_epoch` is not needed, since the loader passes the epoch.
 ///
 /// ```
 /// use overdrive_dataload::{DistributedSampler, RandomSampler, Sampler, SequentialSampler};
@@ -35,7 +35,7 @@ pub struct DistributedSampler<S> {
 }
 
 impl<S: Sampler> DistributedSampler<S> {
-    /// The part of `sampler` that belongs to `rank`, from 0, of `world_size` ranks.
+    /// The share of `rank` (counted from 0) of `world_size` ranks in `sampler`'s order.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a `world_size` of 0 or a `rank` that is not below it.
@@ -44,7 +44,7 @@ impl<S: Sampler> DistributedSampler<S> {
         Ok(Self { sampler, rank: Rank::new(world_size, rank)? })
     }
 
-    /// Whether a remainder is left out, rather than filled up from the start; off unless set.
+    /// Whether a remainder is dropped rather than filled up from the start; off unless set.
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         self.rank.drop_last = drop_last;
         self
@@ -52,7 +52,7 @@ impl<S: Sampler> DistributedSampler<S> {
 }
 
 impl DistributedSampler<RandomSampler> {
-    /// PyTorch's default: a random order of `len` samples, which is the same on every rank before it is dealt out.
+    /// PyTorch's default: a random order of `len` samples, the same on every rank, divided between the ranks.
     ///
     /// # Errors
     /// As [`new`](Self::new).

@@ -14,12 +14,12 @@ pub use sequential::SequentialSampler;
 pub use subset_random::SubsetRandomSampler;
 pub use weighted::WeightedRandomSampler;
 
-/// Gives the order of every epoch.
+/// Decides the order of every epoch.
 ///
 /// An order is a pure function of the epoch's number: it depends neither on earlier epochs nor on the number of
-/// workers, so that a run resumed at epoch 7 sees what an unbroken one sees.
+/// workers, so a run resumed at epoch 7 sees the same order as an uninterrupted one.
 ///
-/// A list of indices is a sampler too: it gives them as they are in every epoch.
+/// A `Vec` of indices is a sampler too: it gives them unchanged in every epoch.
 ///
 /// # Source
 /// `torch.utils.data.Sampler`.
@@ -30,20 +30,22 @@ pub trait Sampler: Send + Sync {
     /// The dataset indices in the order of `epoch`, [`len`](Sampler::len) of them.
     fn order(&self, epoch: u64) -> Vec<usize>;
 
-    /// The indices that all ranks share out in `epoch`: what [`OnError::Replace`](crate::OnError::Replace) draws its
-    /// substitutes from. The [`order`](Sampler::order) itself, unless that is one rank's part.
+    /// The indices that all ranks together go through in `epoch`: [`OnError::Replace`](crate::OnError::Replace) draws
+    /// substitutes from them. By default the [`order`](Sampler::order), which is wrong for a sampler whose order is one
+    /// rank's share.
     fn pool(&self, epoch: u64) -> Vec<usize> {
         self.order(epoch)
     }
 
-    /// How many ranks share the data, each with a sampler of its own like this one. Where it is more than one, the loader
-    /// sees to it that no rank makes a step fewer than the others, see [`OnError::Skip`](crate::OnError::Skip).
+    /// How many ranks share the data, each with its own sampler like this one. If it is more than one, the loader makes
+    /// sure that all ranks make the same number of steps, see [`OnError::Skip`](crate::OnError::Skip).
     fn world_size(&self) -> usize {
         1
     }
 
-    /// Where what is at `place` of this rank's order is in the order of all ranks: what tells the draws of one sample on
-    /// two ranks apart, see [`Drawn::draw`](crate::Drawn::draw). The place itself, unless there are several ranks.
+    /// Converts a position in this rank's order to the position in the order of all ranks, which tells apart the draws
+    /// of one sample on two ranks, see [`Drawn::draw`](crate::Drawn::draw). By default the same position, which is
+    /// right for a single rank.
     fn global_place(&self, place: usize) -> usize {
         place
     }

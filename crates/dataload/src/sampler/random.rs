@@ -4,11 +4,11 @@ use crate::permutation::permutations;
 use crate::rng::below;
 use crate::{DataError, Philox, Sampler};
 
-/// Every sample once, in an order that is new in each epoch; or as many random samples as are asked for.
+/// Every sample once, in a new random order in each epoch; or a given number of random samples.
 ///
-/// The permutation is a Fisher-Yates shuffle by the bits of [`Philox`] of (seed, epoch), one draw for two places. Its
-/// bias is below one in four million. An order of 1.2 million indices takes milliseconds, so that a first batch need
-/// not wait for it.
+/// The permutation is a Fisher-Yates shuffle with the bits of [`Philox`] of (seed, epoch), one draw for two positions.
+/// Its bias is below one in four million. An order of 1.2 million indices takes milliseconds, so it hardly delays the
+/// first batch.
 ///
 /// # Source
 /// `torch.utils.data.RandomSampler`; the order itself differs from PyTorch's.
@@ -27,18 +27,18 @@ impl RandomSampler {
         Self { of: len, seed, replacement: false, num_samples: len }
     }
 
-    /// Whether each index is drawn from all of them, so that it may come again; off unless set.
+    /// Whether each index is drawn from all indices, so that it may repeat; off unless set.
     pub fn replacement(mut self, replacement: bool) -> Self {
         self.replacement = replacement;
         self
     }
 
-    /// How many indices an epoch has, the dataset's length unless set.
+    /// How many indices an epoch has; the dataset's length unless set.
     ///
-    /// Without replacement, more than that are whole permutations one after the other and a part of a last one.
+    /// Without replacement, a longer epoch consists of whole permutations one after the other, the last one cut short.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for 0, or when there is no index to draw.
+    /// [`DataError::InvalidOption`] for 0, or for an empty dataset.
     pub fn num_samples(mut self, num_samples: usize) -> Result<Self, DataError> {
         if num_samples == 0 {
             return Err(DataError::option("num_samples", "at least 1", 0));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_a_seed_is_fixed_for_ever() {
+    fn the_order_of_a_seed_never_changes() {
         // From a separate implementation in Python; another order would change what every resumed run sees.
         assert_eq!(RandomSampler::new(10, 0).order(0), [1, 6, 3, 9, 0, 2, 5, 4, 7, 8]);
         assert_eq!(RandomSampler::new(10, 1 << 40 | 7).order(3), [4, 1, 0, 7, 8, 9, 2, 3, 5, 6]);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn with_replacement_every_index_is_drawn_alike() -> Result<(), DataError> {
+    fn with_replacement_every_index_is_equally_likely() -> Result<(), DataError> {
         let sampler = RandomSampler::new(10, 3).replacement(true).num_samples(40_000)?;
         let order = sampler.order(1);
         assert_eq!((order.len(), sampler.len()), (40_000, 40_000));

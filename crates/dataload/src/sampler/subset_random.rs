@@ -3,9 +3,9 @@
 use crate::permutation::shuffle;
 use crate::{DataError, Philox, Sampler};
 
-/// Some of the samples once each, in an order that is new in each epoch.
+/// Some of the samples, once each, in a new random order in each epoch.
 ///
-/// Of two lists of one length, the same seed and epoch bring the same positions to the same places.
+/// Two lists of equal length are permuted in the same way under the same seed and epoch.
 ///
 /// # Source
 /// `torch.utils.data.SubsetRandomSampler`.
@@ -21,10 +21,11 @@ impl SubsetRandomSampler {
         Self { indices: indices.into(), seed }
     }
 
-    /// Fails when an index does not belong to a dataset of `len` samples; the loader would find it only when it comes.
+    /// Fails when an index is out of range for a dataset of `len` samples, which the loader would only notice on
+    /// reaching it.
     ///
     /// # Errors
-    /// [`DataError::IndexOutOfRange`] for the first one.
+    /// [`DataError::IndexOutOfRange`] for the first such index.
     pub fn within(self, len: usize) -> Result<Self, DataError> {
         match self.indices.iter().find(|&&index| index >= len) {
             Some(&index) => Err(DataError::IndexOutOfRange { index, len }),

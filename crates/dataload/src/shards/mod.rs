@@ -1,4 +1,4 @@
-//! From a pattern to the files of a dataset: braces, then globs.
+//! Expands a pattern to the files of a dataset: braces, then globs.
 
 mod wildcards;
 
@@ -7,32 +7,33 @@ use std::path::{Path, PathBuf};
 use crate::DataError;
 use crate::read::require_regular;
 
-/// More files than this are a slip of the pen, and listing them could fill memory.
+/// More files than this are surely a typo, and listing them could fill memory.
 const MAX_FILES: usize = 1 << 20;
-/// All names together.
+/// The most bytes of all names together.
 const MAX_BYTES: usize = 1 << 28;
-/// A wider number is longer than any file name.
+/// The most digits of a number in a pattern.
 const MAX_WIDTH: usize = 64;
-/// Deeper braces than this are no pattern that a person wrote.
+/// The deepest nesting of braces.
 const MAX_DEPTH: usize = 32;
 
-/// The files that a pattern stands for, in the order in which it names them.
+/// The files that match a pattern, in the pattern's order.
 ///
-/// `{000..127}` counts (keeping the width), `{0..20..5}` in steps, `{train,val}` lists, and braces nest; `*`, `?`,
-/// `[a-c]` and `**` then match files, sorted by name, whether the name is UTF-8 or not. A pattern of braces names every file and needs it to exist,
-/// and one with a glob needs at least one match. Names that contain such characters go to `from_files` of the
-/// dataset instead.
+/// `{000..127}` counts (keeping the width), `{0..20..5}` counts in steps, `{train,val}` lists alternatives, and braces
+/// nest; then `*`, `?`, `[a-c]` and `**` match files, sorted by name, including names that are not UTF-8. Every file
+/// that braces name must exist, and a glob must match at least one file. For file names that contain these characters,
+/// use the dataset's `from_files` instead.
 ///
 /// # Errors
-/// [`DataError::InvalidOption`] for unbalanced braces, more than 2^20 files or 256 MiB of names; [`DataError::Io`] naming a file that is
-/// missing; [`DataError::Layout`] for a glob without a match, and for a folder or pipe among the matches.
+/// [`DataError::InvalidOption`] for unbalanced braces, more than 2^20 files or 256 MiB of names; [`DataError::Io`] with
+/// the path, for a missing file; [`DataError::Layout`] for a glob without a match, and for a folder or pipe among the
+/// matches.
 ///
 /// # Source
 /// `braceexpand` as used by Python's webdataset.
 pub fn expand_shards(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for name in expand_braces(pattern)? {
-        // A file of just this name is meant, whatever its characters.
+        // If a file with exactly this name exists, it is not a glob.
         if name.contains(['*', '?', '[']) && !Path::new(&name).is_file() {
             glob_into(&name, &mut files)?;
         } else {
@@ -43,7 +44,7 @@ pub fn expand_shards(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-/// Checks that every file exists and is one, so that a missing shard shows at the start and not hours later.
+/// Checks that every path is a file, so that a missing shard is reported at the start and not hours later.
 pub(crate) fn require(files: &[PathBuf]) -> Result<(), DataError> {
     files.iter().try_for_each(|path| require_regular(path))
 }
@@ -64,10 +65,10 @@ fn limit(count: usize) -> Result<(), DataError> {
     }
 }
 
-/// Every text that the braces of `pattern` stand for, the last brace counting fastest.
+/// Every name that the braces of `pattern` expand to, the last brace varying fastest.
 fn expand_braces(pattern: &str) -> Result<Vec<String>, DataError> {
     let pieces = parse(pattern, 0)?;
-    // Before there is any of them: a short pattern can stand for more than memory holds.
+    // Checked before expanding: a short pattern can stand for more names than memory holds.
     let Size { names, bytes } = Size::of_row(&pieces);
     limit(names)?;
     if bytes > MAX_BYTES {
@@ -80,11 +81,11 @@ fn expand_braces(pattern: &str) -> Result<Vec<String>, DataError> {
 enum Piece<'a> {
     Text(&'a str),
     Numbers(Numbers),
-    /// What the commas of a brace divide.
+    /// The alternatives of a brace, separated by commas.
     Either(Vec<Vec<Piece<'a>>>),
 }
 
-/// How many texts there are, and their bytes.
+/// How many names there are, and their bytes.
 #[derive(Clone, Copy)]
 struct Size {
     names: usize,
@@ -92,7 +93,7 @@ struct Size {
 }
 
 impl Size {
-    /// Of pieces one after the other.
+    /// The size of pieces one after the other.
     fn of_row(pieces: &[Piece<'_>]) -> Self {
         pieces.iter().map(Self::of).fold(Self { names: 1, bytes: 0 }, |row, piece| Self {
             names: row.names.saturating_mul(piece.names),
@@ -120,7 +121,7 @@ impl Size {
 fn parse(pattern: &str, depth: usize) -> Result<Vec<Piece<'_>>, DataError> {
     let unbalanced = || DataError::option("shards", "a pattern with balanced braces", pattern);
     if depth > MAX_DEPTH {
-        return Err(DataError::option("shards", format!("at most {MAX_DEPTH} braces in each other"), pattern));
+        return Err(DataError::option("shards", format!("braces nested at most {MAX_DEPTH} deep"), pattern));
     }
     let (mut pieces, mut rest) = (Vec::new(), pattern);
     while let Some(open) = rest.find(['{', '}']) {
@@ -129,7 +130,7 @@ fn parse(pattern: &str, depth: usize) -> Result<Vec<Piece<'_>>, DataError> {
         let inside = &rest[open + 1..close];
         match (sequence(inside)?, parts(inside).as_slice()) {
             (Some(numbers), _) => pieces.push(Piece::Numbers(numbers)),
-            // A single word in braces is no list: it stays as it is.
+            // A single word in braces is not a list: the braces are kept.
             (None, [_]) => {
                 pieces.push(Piece::Text("{"));
                 pieces.extend(parse(inside, depth + 1)?);
@@ -157,7 +158,7 @@ fn expand(pieces: &[Piece<'_>]) -> Vec<String> {
             Piece::Numbers(numbers) => numbers.texts().collect(),
             Piece::Either(rows) => rows.iter().flat_map(|row| expand(row)).collect(),
         };
-        // Often, and in a long pattern too often to copy everything for it.
+        // A fast path without copying, which matters in a long pattern.
         if let [only] = words.as_slice() {
             names.iter_mut().for_each(|name| name.push_str(only));
             continue;
@@ -185,7 +186,7 @@ fn closing(pattern: &str, open: usize) -> Option<usize> {
     None
 }
 
-/// What the commas that are in no inner brace divide.
+/// The parts between commas that are not in an inner brace.
 fn parts(inside: &str) -> Vec<&str> {
     let mut depth = 0usize;
     inside
@@ -200,7 +201,7 @@ fn parts(inside: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Whole numbers from one to another.
+/// A range of integers.
 struct Numbers {
     first: i64,
     last: i64,
@@ -210,7 +211,7 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// Digits and sign of the longest.
+    /// The length of the longest number, with its sign.
     fn most_digits(&self) -> usize {
         self.width.max(self.first.to_string().len()).max(self.last.to_string().len())
     }
@@ -225,7 +226,7 @@ impl Numbers {
     }
 }
 
-/// `a..b` or `a..b..step` in decimal numbers; None when `inside` is something else.
+/// Parses `a..b` or `a..b..step` in decimal numbers; `None` when `inside` is something else.
 fn sequence(inside: &str) -> Result<Option<Numbers>, DataError> {
     let pieces: Vec<&str> = inside.split("..").collect();
     let (from, to, step) = match *pieces.as_slice() {
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn slips_of_the_pen_are_errors_and_cost_nothing() {
+    fn absurd_patterns_are_errors_and_cost_nothing() {
         for pattern in ["{a", "a}", "{a,{b}", "}{", "{0..99999999999}", "{1..1000}{1..1000}{1..1000}"] {
             assert!(matches!(expand_braces(pattern), Err(DataError::InvalidOption { .. })), "{pattern}");
         }
@@ -277,7 +278,7 @@ mod tests {
         assert!(expand_braces(&format!("{}a{}", "{".repeat(50_000), "}".repeat(50_000))).is_err());
         assert!(expand_braces("{-9223372036854775808..9223372036854775807}").is_err());
         assert_eq!(braces("{9223372036854775806..9223372036854775807}").len(), 2);
-        // Few files with long names, and few of many: neither is begun.
+        // Few files with long names, and many files: both are refused before expanding.
         assert!(expand_braces(&format!("{}{{1..1000000}}", "a".repeat(100_000))).is_err());
         assert!(expand_braces(&"{1..1000000}".repeat(100_000)).is_err());
         assert_eq!(expand_braces(&format!("{{1..1000}}{}", "{1..1}".repeat(5_000))).unwrap().len(), 1000);

@@ -1,6 +1,7 @@
-//! The files that a pattern with wildcards stands for.
+//! Finds the files that match a pattern with wildcards.
 //!
-//! The `glob` crate says which names match. Its own walk is not used: it passes over names that are not UTF-8.
+//! The `glob` crate decides which names match. Its own directory walk is not used, since it skips names that are not
+//! UTF-8.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,26 +12,26 @@ use glob::Pattern;
 use super::limit;
 use crate::DataError;
 
-/// More parts between slashes than this are no pattern that a person wrote.
+/// The most parts between slashes.
 const MAX_PARTS: usize = 256;
 
-/// What stands between two slashes of a pattern.
+/// One part of a pattern, between two slashes.
 enum Part {
     Name(OsString),
     Matching(Pattern),
-    /// `**`: folders in each other, or none.
+    /// `**`: any number of nested folders, or none.
     Folders,
 }
 
 /// The files that match, sorted by name.
 ///
-/// What is not UTF-8 in a file's name matches as U+FFFD, the replacement character: `*` and `?` do.
+/// Bytes of a name that are not UTF-8 are matched as U+FFFD, the replacement character, which `*` and `?` match.
 pub(super) fn matching(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let mut search = Search::default();
     search.walk(Path::new(""), &parse(pattern)?)?;
     let Search { mut files, .. } = search;
     files.sort_unstable();
-    // `**` beside another one finds a file in several ways.
+    // Several `**` in a pattern can find a file more than once.
     files.dedup();
     Ok(files)
 }
@@ -47,7 +48,7 @@ fn parse(pattern: &str) -> Result<Vec<Part>, DataError> {
             }
             component => Part::Name(component.as_os_str().to_owned()),
         };
-        // Two of them say no more than one.
+        // Two in a row mean the same as one.
         if !matches!((parts.last(), &part), (Some(Part::Folders), Part::Folders)) {
             parts.push(part);
         }
@@ -61,7 +62,7 @@ fn parse(pattern: &str) -> Result<Vec<Part>, DataError> {
 #[derive(Default)]
 struct Search {
     files: Vec<PathBuf>,
-    /// The folders on the way down from a `**`, so that a link to one of them does not lead round in circles.
+    /// The folders on the way down from a `**`, so that a link to one of them does not cause endless recursion.
     above: Vec<PathBuf>,
 }
 
@@ -98,7 +99,7 @@ impl Search {
     }
 }
 
-/// What is in a folder; nothing where it is none.
+/// The names in a folder; none where `path` is not a folder.
 fn names_in(path: &Path) -> Result<Vec<OsString>, DataError> {
     let path = here(path);
     if !path.is_dir() {
@@ -108,7 +109,7 @@ fn names_in(path: &Path) -> Result<Vec<OsString>, DataError> {
     entries.map(|entry| Ok(entry.map_err(DataError::io(path))?.file_name())).collect()
 }
 
-/// A relative pattern begins in the current folder.
+/// The current folder for an empty path, where a relative pattern begins.
 fn here(path: &Path) -> &Path {
     if path.as_os_str().is_empty() { Path::new(".") } else { path }
 }
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_files_in_the_same_order_as_the_crate() {
+    fn files_and_order_are_those_of_the_glob_crate() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["b.tar", "a.tar", "b/x.tar", "b/c/y.tar", "b-1/z.tar", ".hidden.tar", "b/q.txt", "[a].tar"] {
             touch(&dir.path().join(name));
@@ -140,7 +141,7 @@ mod tests {
             let mut expected: Vec<PathBuf> = glob::glob(&whole).unwrap().map(Result::unwrap).collect();
             let files = matching(&whole).unwrap();
             if pattern == "*/" {
-                // Of the crate folders only; a shard is none.
+                // The crate matches only folders for these; a shard cannot be one.
                 expected.extend(files.iter().filter(|path| path.is_file()).cloned());
                 expected.sort_unstable();
             }
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn slips_of_the_pen_are_errors() {
+    fn absurd_patterns_are_errors() {
         for pattern in ["***", "a**", "a/[", &"*/".repeat(MAX_PARTS + 1)] {
             assert!(matches!(matching(pattern), Err(DataError::InvalidOption { .. })), "{pattern}");
         }
@@ -174,7 +175,7 @@ mod tests {
 
     #[test]
     #[cfg(unix)]
-    fn links_do_not_lead_round_in_circles() {
+    fn links_to_parent_folders_do_not_recurse_endlessly() {
         let dir = tempfile::tempdir().unwrap();
         touch(&dir.path().join("b/x.tar"));
         std::os::unix::fs::symlink(dir.path(), dir.path().join("b/up")).unwrap();

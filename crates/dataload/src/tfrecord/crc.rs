@@ -1,6 +1,6 @@
-//! The checksum of TFRecord.
+//! TFRecord's checksum.
 
-/// CRC-32C, rotated and shifted so that checksums of data which holds checksums stay good.
+/// CRC-32C, masked by a rotation and an offset, so that CRCs of data that contains CRCs stay effective.
 ///
 /// # Source
 /// `tensorflow/core/lib/hash/crc32c.h`: `Mask`.

@@ -10,22 +10,22 @@ use crate::DataError;
 /// The values of one feature.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Feature<'a> {
-    /// Texts, images, or whatever the writer put into bytes.
+    /// Strings, images, or any other bytes.
     Bytes(Vec<Cow<'a, [u8]>>),
     /// Floats.
     Float(Vec<f32>),
     /// Integers.
     Int64(Vec<i64>),
-    /// A name without a list, as TensorFlow writes for a missing value.
+    /// No list, as TensorFlow writes for a missing value.
     Empty,
 }
 
 /// Features by name.
 ///
-/// Parsed bytes are borrowed from the record.
+/// Bytes of a parsed example are borrowed from the record.
 ///
 /// # Source
-/// `tf.train.Example` of `tensorflow/core/example/example.proto`, version 3 of the protocol-buffer language.
+/// `tf.train.Example` of `tensorflow/core/example/example.proto` (proto3).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Example<'a> {
     features: BTreeMap<Cow<'a, str>, Feature<'a>>,
@@ -37,7 +37,7 @@ impl<'a> Example<'a> {
         Self::default()
     }
 
-    /// Adds a feature, or replaces the one of that name.
+    /// Adds a feature, or replaces the one with that name.
     pub fn with(mut self, name: impl Into<Cow<'a, str>>, feature: Feature<'a>) -> Self {
         self.features.insert(name.into(), feature);
         self
@@ -48,7 +48,7 @@ impl<'a> Example<'a> {
         self.features.get(name)
     }
 
-    /// The only value of a bytes feature; None when there is no such feature, or not one value.
+    /// The only value of a bytes feature; `None` when the feature is missing or does not have exactly one value.
     pub fn bytes(&self, name: &str) -> Option<&[u8]> {
         match self.get(name) {
             Some(Feature::Bytes(values)) if values.len() == 1 => values.first().map(|value| &**value),
@@ -56,7 +56,7 @@ impl<'a> Example<'a> {
         }
     }
 
-    /// The only value of an integer feature; None when there is no such feature, or not one value.
+    /// The only value of an integer feature; `None` when the feature is missing or does not have exactly one value.
     pub fn int64(&self, name: &str) -> Option<i64> {
         match self.get(name) {
             Some(Feature::Int64(values)) if values.len() == 1 => values.first().copied(),
@@ -77,7 +77,7 @@ impl<'a> Example<'a> {
         self.features.iter().map(|(name, feature)| (&**name, feature))
     }
 
-    /// The message's bytes.
+    /// The encoded message.
     pub fn encode(&self) -> Vec<u8> {
         let mut features = Vec::new();
         for (name, feature) in &self.features {
@@ -91,10 +91,10 @@ impl<'a> Example<'a> {
         example
     }
 
-    /// The example that a message holds; `path` only names it in errors.
+    /// Parses a message; `path` only names it in errors.
     ///
     /// # Errors
-    /// [`DataError::Corrupt`] naming file and offset within the message.
+    /// [`DataError::Corrupt`] with the path and the offset within the message.
     pub fn decode(message: &'a [u8], path: &Path) -> Result<Self, DataError> {
         let corrupt = |it: Malformed| DataError::corrupt(path, it.offset as u64, it.expected, it.found);
         Self::parse(message).map_err(corrupt)
@@ -115,7 +115,7 @@ impl<'a> Example<'a> {
                     }
                 }
                 (1, _) => return Err(message.malformed("the features of an example", "a number")),
-                // Unknown fields are passed over, as every protocol-buffer parser does.
+                // Unknown fields are skipped, as in every protocol-buffer parser.
                 _ => {}
             }
         }
@@ -141,7 +141,8 @@ impl<'a> Example<'a> {
     }
 }
 
-/// Of several lists the last kind wins, and lists of one kind are joined, as protocol buffers merge messages.
+/// If a feature has several lists, the last kind wins, and lists of that kind are joined, as protocol buffers merge
+/// messages.
 fn parse_feature<'a>(mut message: Message<'a>, feature: &mut Feature<'a>) -> Result<(), Malformed> {
     while !message.is_empty() {
         let (number, value) = message.field()?;
@@ -173,7 +174,7 @@ fn parse_bytes<'a>(mut list: Message<'a>, mut values: Vec<Cow<'a, [u8]>>) -> Res
     Ok(values)
 }
 
-/// Both forms: packed, and one field a value as older writers do.
+/// Reads both forms: packed, and one field per value as written by older writers.
 fn parse_floats(mut list: Message<'_>, mut values: Vec<f32>) -> Result<Vec<f32>, Malformed> {
     while !list.is_empty() {
         match list.field()? {
@@ -258,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_encoded_parses_back() {
+    fn encoded_examples_parse_back() {
         let example = Example::new()
             .with("bytes", Feature::Bytes(vec![Cow::Borrowed(b"one"), Cow::Borrowed(b"")]))
             .with("floats", Feature::Float(vec![0.5, -1.25, f32::INFINITY]))
@@ -272,7 +273,7 @@ mod tests {
 
     #[test]
     fn unpacked_lists_and_unknown_fields_are_read() {
-        // integers {7, 300} as one field each, then the unknown field 9 (a fixed64), then a float of its own.
+        // integers {7, 300} as one field each, then the unknown field 9 (a fixed64), then an unpacked float.
         let mut integers = vec![0x08, 7, 0x08, 0xac, 0x02, 0x49];
         integers.extend([0; 8]);
         let list = |bytes: &[u8]| Message { bytes: bytes.to_vec().leak(), offset: 0 };
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_an_error_at_its_place() {
+    fn damage_is_an_error_with_its_offset() {
         let good = Example::new().with("name", Feature::Int64(vec![1])).encode();
         for cut in 1..good.len() {
             assert!(Example::parse(&good[..cut]).is_err(), "cut at {cut}");

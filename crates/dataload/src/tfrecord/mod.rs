@@ -17,13 +17,13 @@ use crate::read::read_ahead;
 use crate::shards::{expand_shards, require};
 use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
 
-/// The most bytes of one record unless [`TfRecordDataset::max_record_bytes`] says otherwise: 1 GiB.
+/// The default of [`TfRecordDataset::max_record_bytes`]: 1 GiB.
 const MAX_RECORD_BYTES: u64 = 1 << 30;
 
-/// TFRecord files, plain or compressed with gzip or zstd (told by their content), as a stream of [`TfRecord`]s.
+/// TFRecord files, plain or compressed with gzip or zstd (recognised by their content), as a stream of [`TfRecord`]s.
 ///
-/// A record whose content does not agree with its checksum is an `Err` in its place, and the stream goes on after it; a
-/// length that does not is the end of the file's stream, since nothing tells where the next record is.
+/// A record whose content does not match its checksum is an `Err` in its place, and the stream continues after it; a
+/// length that does not match its checksum is an `Err` that ends the file, since the next record cannot be found.
 ///
 /// ```no_run
 /// use overdrive_dataload::{Feature, IterableDataset, TfRecordDataset};
@@ -60,18 +60,18 @@ impl Default for Options {
 }
 
 impl TfRecordDataset {
-    /// The files that a pattern of braces and globs stands for; see [`expand_shards`].
+    /// Opens the files that match a pattern of braces and globs; see [`expand_shards`].
     ///
     /// # Errors
-    /// As [`expand_shards`]; a missing file is named.
+    /// As [`expand_shards`].
     pub fn open(pattern: &str) -> Result<Self, DataError> {
         Self::from_files(expand_shards(pattern)?)
     }
 
-    /// A list of files.
+    /// Opens a list of files.
     ///
     /// # Errors
-    /// [`DataError::Io`] naming a file that is missing; [`DataError::InvalidOption`] for an empty list.
+    /// [`DataError::Io`] with the path, for a missing file; [`DataError::InvalidOption`] for an empty list.
     pub fn from_files(files: impl IntoIterator<Item = impl Into<PathBuf>>) -> Result<Self, DataError> {
         let files: Vec<PathBuf> = files.into_iter().map(Into::into).collect();
         if files.is_empty() {
@@ -81,7 +81,7 @@ impl TfRecordDataset {
         Ok(Self { files: files.into_iter().map(Arc::from).collect(), options: Options::default() })
     }
 
-    /// Whether checksums are compared; on unless set. Without them a flipped bit goes unnoticed.
+    /// Whether checksums are verified; on unless set. Otherwise a flipped bit goes unnoticed.
     pub fn verify_crc(mut self, verify: bool) -> Self {
         self.options.verify_crc = verify;
         self
@@ -114,7 +114,7 @@ impl IterableDataset for TfRecordDataset {
         self.files.len()
     }
 
-    /// Passes over the first records without reading them where the file is not compressed.
+    /// Skips the first records, without reading them where the file is not compressed.
     fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<TfRecord>, DataError> {
         Ok(Box::new(self.records(shard, position, &Cancellation::default())?))
     }

@@ -1,4 +1,4 @@
-//! The records of a file: length, its checksum, the bytes, their checksum.
+//! The records of a file; each is a length, its checksum, the bytes, and their checksum.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ const LENGTH_BYTES: usize = 8;
 const HEADER_BYTES: usize = 12;
 const FOOTER_BYTES: usize = 4;
 
-/// One record, and where it was.
+/// One record, and its place in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TfRecord {
     bytes: Vec<u8>,
@@ -21,30 +21,30 @@ pub struct TfRecord {
 }
 
 impl TfRecord {
-    /// What was written.
+    /// The record's bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// What was written, owned.
+    /// The record's bytes, owned.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
 
-    /// The file that the record is from.
+    /// The file that contains the record.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where its bytes begin in the file, or in the decompressed content of it.
+    /// The offset of its bytes in the file; in a compressed file, in the decompressed content.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The record as a `tf.train.Example`; what it holds is borrowed from the record.
+    /// Parses the record as a `tf.train.Example`, whose bytes are borrowed from the record.
     ///
     /// # Errors
-    /// [`DataError::Corrupt`] naming file and offset when it is none.
+    /// [`DataError::Corrupt`] with file and offset, when it is not one.
     pub fn example(&self) -> Result<Example<'_>, DataError> {
         Example::parse(&self.bytes).map_err(|malformed| {
             let found = format!("{} in the record at byte {}", malformed.found, self.offset);
@@ -53,7 +53,7 @@ impl TfRecord {
     }
 }
 
-/// The records of one file, in order; see [`TfRecordDataset`](super::TfRecordDataset) for what errors do.
+/// The records of one file, in order; see [`TfRecordDataset`](super::TfRecordDataset) for the handling of errors.
 pub struct TfRecords {
     content: Content,
     options: Options,
@@ -65,21 +65,21 @@ impl TfRecords {
         Ok(Self { content: Content::open(path)?.until(cancelled), options, done: false })
     }
 
-    /// The records of a file that is in memory; `path` only names it in errors.
+    /// The records of a file that is already in memory; `path` only names it in errors.
     ///
     /// # Errors
-    /// [`DataError::Layout`] for a compression that this build does not know.
+    /// [`DataError::Layout`] for a compression that this build does not support.
     pub fn from_bytes(file: Vec<u8>, path: &Path) -> Result<Self, DataError> {
         Ok(Self { content: Content::from_bytes(file, path)?, options: Options::default(), done: false })
     }
 
-    /// Whether checksums are compared; on unless set.
+    /// Whether checksums are verified; on unless set.
     pub fn verify_crc(mut self, verify: bool) -> Self {
         self.options.verify_crc = verify;
         self
     }
 
-    /// Passes over `count` records. An error among them was counted when it was given.
+    /// Skips `count` items. An error that was given before counts as one of them.
     pub(super) fn pass_over(&mut self, count: u64) {
         for _ in 0..count {
             let passed = self.length().and_then(|length| match length {
@@ -93,7 +93,7 @@ impl TfRecords {
         }
     }
 
-    /// The length of the next record; None at the end of the file.
+    /// The length of the next record; `None` at the end of the file.
     fn length(&mut self) -> Result<Option<u64>, DataError> {
         let start = self.content.at();
         let mut header = [0; HEADER_BYTES];
@@ -121,7 +121,7 @@ impl TfRecords {
         Ok(Some(bytes))
     }
 
-    /// The record after its header, and whether it agrees with its checksum.
+    /// Reads a record after its header. The inner error is a wrong checksum, after which reading can continue.
     fn record(&mut self, length: u64) -> Result<Result<TfRecord, DataError>, DataError> {
         let offset = self.content.at();
         let bytes = self.content.bytes(length, "a record")?;

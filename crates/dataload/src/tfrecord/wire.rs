@@ -1,6 +1,6 @@
-//! Protocol-buffer fields, front to back, borrowed from the message.
+//! Reads protocol-buffer fields in order, borrowed from the message.
 
-/// What is wrong with a message, and where in it.
+/// What is wrong with a message, and at which offset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Malformed {
     pub(super) offset: usize,
@@ -14,11 +14,11 @@ pub(super) enum Value<'a> {
     Varint(u64),
     Fixed32([u8; 4]),
     Fixed64,
-    /// Bytes, text, a message or packed numbers.
+    /// Bytes, a string, a message or packed numbers.
     Block(Message<'a>),
 }
 
-/// Bytes of a message and where in the outermost one they are.
+/// The bytes of a message, and their offset in the outermost message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message<'a> {
     pub(super) bytes: &'a [u8],
@@ -34,7 +34,7 @@ impl<'a> Message<'a> {
         Malformed { offset: self.offset, expected, found: found.into() }
     }
 
-    /// The next field and its number; to be called while the message is not empty.
+    /// The next field and its number; call it only while the message is not empty.
     pub(super) fn field(&mut self) -> Result<(u64, Value<'a>), Malformed> {
         let start = *self;
         let tag = self.varint()?;
@@ -62,11 +62,11 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// The next number of seven bits a byte, lowest first.
+    /// The next varint: seven bits per byte, lowest first.
     pub(super) fn varint(&mut self) -> Result<u64, Malformed> {
         let mut value = 0u64;
         for (position, &byte) in self.bytes.iter().take(10).enumerate() {
-            // The tenth byte has room for one bit only; like protobuf's own parsers this drops the others.
+            // Only one bit of the tenth byte fits; like protobuf's own parsers, this drops the others.
             value |= u64::from(byte & 0x7f) << (7 * position);
             if byte < 0x80 {
                 self.offset += position + 1;

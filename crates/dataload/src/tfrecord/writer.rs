@@ -1,4 +1,4 @@
-//! Writing records with their checksums.
+//! Writes records with their checksums.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,9 @@ use super::crc::masked_crc;
 use crate::DataError;
 use crate::output::Output;
 
-/// Writes a TFRecord file, which appears under its name when it is complete.
+/// Writes a TFRecord file, which appears at its path once it is complete.
 ///
-/// A name that ends in `.gz` is compressed with gzip, one in `.zst` with zstd (which TensorFlow does not read).
+/// A path that ends in `.gz` is compressed with gzip, in `.zst` with zstd (which TensorFlow does not read).
 ///
 /// # Source
 /// `tf.io.TFRecordWriter`.
@@ -19,7 +19,7 @@ pub struct TfRecordWriter {
 }
 
 impl TfRecordWriter {
-    /// Begins a file; an earlier one of that name stays until [`finish`](Self::finish).
+    /// Starts a file; an existing one at this path stays until [`finish`](Self::finish).
     ///
     /// # Errors
     /// [`DataError::Io`].
@@ -27,7 +27,7 @@ impl TfRecordWriter {
         Ok(Self { output: Output::create(path.as_ref())? })
     }
 
-    /// Adds a record of any bytes.
+    /// Adds a record.
     ///
     /// # Errors
     /// [`DataError::Io`].
@@ -46,7 +46,7 @@ impl TfRecordWriter {
         self.write(&example.encode())
     }
 
-    /// Completes the file and tells its name.
+    /// Completes the file and returns its path.
     ///
     /// # Errors
     /// [`DataError::Io`].

@@ -10,10 +10,10 @@ use crate::decode::jpeg::{self, Jpeg};
 use crate::decode::{check_size, decode_image};
 use crate::{Color, DataError, Image, Region, Size};
 
-/// A buffer above this is given back after the image that needed it.
+/// Larger buffers are freed after the image that needed them.
 const KEPT_BYTES: usize = 64 << 20;
 
-/// How pixels between pixels are made.
+/// How pixels are interpolated.
 ///
 /// # Source
 /// `torchvision.transforms.InterpolationMode`.
@@ -22,10 +22,10 @@ const KEPT_BYTES: usize = 64 << 20;
 pub enum Interpolation {
     /// The nearest pixel.
     Nearest,
-    /// A triangle over the neighbours.
+    /// A triangle filter over the neighbours.
     #[default]
     Bilinear,
-    /// A cubic with a = -0.5, which is Pillow's.
+    /// A cubic filter with a = -0.5, as in Pillow.
     Bicubic,
 }
 
@@ -55,19 +55,19 @@ impl Scratch {
 
 /// Where the pixels are.
 enum Source<'a> {
-    /// Still in the file, of which this region is wanted.
+    /// Not decoded yet; this region of the file is wanted.
     Encoded(Box<Jpeg<'a>>, Region),
-    /// In the scratch's `pixels`: red, green, blue and an unused byte.
+    /// In the scratch's `pixels`: RGB and an unused byte.
     Decoded,
 }
 
-/// What the limit of an image's size counts; the byte beside them that is unused here is not the image's.
+/// The channels that the limit of an image's size counts, without the unused byte.
 const RGB: usize = 3;
 
-/// An RGB image on its way through the transforms.
+/// An RGB image that transforms change in place.
 ///
-/// A JPEG file is decoded when a transform needs its pixels, and a crop before that decodes only what it covers. Flips
-/// are put off until the pixels are written.
+/// A JPEG file is decoded only when a transform needs its pixels, so after a crop only the cropped region is decoded.
+/// Flips are deferred until the pixels are written.
 pub struct Canvas<'a> {
     source: Source<'a>,
     scratch: &'a mut Scratch,
@@ -80,7 +80,7 @@ pub struct Canvas<'a> {
 }
 
 impl<'a> Canvas<'a> {
-    /// The image in `encoded`; `upright` turns it as its EXIF orientation says.
+    /// The image in `encoded`; with `upright`, rotated and flipped by its EXIF orientation.
     pub(crate) fn open(
         encoded: &'a [u8],
         upright: bool,
@@ -104,7 +104,7 @@ impl<'a> Canvas<'a> {
         Ok(canvas)
     }
 
-    /// An image that is decoded already; transparency is dropped.
+    /// A decoded image; transparency is dropped.
     pub(crate) fn of_image(image: &Image, path: &'a Path, scratch: &'a mut Scratch) -> Result<Self, DataError> {
         check_size(image.height(), image.width(), RGB, path)?;
         if image.data().is_empty() {
@@ -136,7 +136,7 @@ impl<'a> Canvas<'a> {
     /// Keeps only `region`.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] when it is empty or reaches beyond the image; an error of the decoder.
+    /// [`DataError::InvalidOption`] when the region is empty or reaches beyond the image; an error of the decoder.
     pub fn crop(&mut self, region: Region) -> Result<(), DataError> {
         let (height, width) = (self.height, self.width);
         if !region.fits(height, width) {
@@ -171,8 +171,8 @@ impl<'a> Canvas<'a> {
         Ok(())
     }
 
-    /// Decodes what is wanted of an image at `eighths` of its size, in whole pixels, and gives the part of it that is
-    /// the exact region: left, top, width, height.
+    /// Decodes the wanted region at `eighths` eighths of its size, widened to whole pixels, and returns the exact
+    /// region within the result: left, top, width, height.
     fn decode_scaled(&mut self, eighths: usize) -> Result<[f64; 4], DataError> {
         let Source::Encoded(jpeg, region) = &self.source else {
             return Ok([0.0, 0.0, self.width as f64, self.height as f64]);
@@ -192,20 +192,21 @@ impl<'a> Canvas<'a> {
         Ok([columns.2, rows.2, columns.3, rows.3])
     }
 
-    /// Lets [`Canvas::resize`] take a part of the scaling from the JPEG decoder.
+    /// Lets [`Canvas::resize`] leave a part of the scaling to the JPEG decoder.
     pub(crate) fn dct_scaling(&mut self, on: bool) {
         self.dct_scaling = on;
     }
 
-    /// Scales to `size`; Pillow's results within one level, two for [`Interpolation::Bicubic`].
+    /// Resizes to `size`; the result is within one level of Pillow's (two for [`Interpolation::Bicubic`]).
     ///
-    /// Pillow's weights have 22 bits, these 14, so that each of the two passes may round the other way; negative
-    /// weights make more of it. With [`dct_scaling`](crate::ImagePipeline::dct_scaling), the decoder does a part.
+    /// Pillow's weights have 22 bits, these 14, so each of the two passes may round the other way; negative weights
+    /// increase the difference. With [`dct_scaling`](crate::ImagePipeline::dct_scaling), the decoder does a part of the
+    /// scaling.
     ///
-    /// Without `antialias`, an image that shrinks takes no pixels into account but the nearest ones.
+    /// Without `antialias`, downscaling only uses the nearest pixels.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a size without pixels; [`DataError::TooLarge`] for one above
+    /// [`DataError::InvalidOption`] for a size without pixels; [`DataError::TooLarge`] for a size above
     /// [`MAX_IMAGE_BYTES`](crate::MAX_IMAGE_BYTES); an error of the decoder.
     pub fn resize(&mut self, size: Size, interpolation: Interpolation, antialias: bool) -> Result<(), DataError> {
         if size.height == 0 || size.width == 0 {
@@ -215,7 +216,7 @@ impl<'a> Canvas<'a> {
         if size == (Size { height: self.height, width: self.width }) {
             return Ok(());
         }
-        // The smallest scale that leaves pixels enough.
+        // The smallest scale at which the decoded image is not smaller than `size`.
         let enough =
             |eighths: &usize| self.height * eighths >= 8 * size.height && self.width * eighths >= 8 * size.width;
         let may_scale = self.dct_scaling && antialias && interpolation != Interpolation::Nearest;
@@ -246,12 +247,12 @@ impl<'a> Canvas<'a> {
         Ok(())
     }
 
-    /// Mirrors left and right.
+    /// Flips left and right.
     pub fn hflip(&mut self) {
         self.mirrored = !self.mirrored;
     }
 
-    /// Mirrors top and bottom.
+    /// Flips top and bottom.
     pub fn vflip(&mut self) {
         self.upside_down = !self.upside_down;
     }
@@ -273,7 +274,7 @@ impl<'a> Canvas<'a> {
         Ok(())
     }
 
-    /// The pixels row by row: red, green, blue and a byte without meaning.
+    /// The pixels row by row: RGB and an unused byte.
     ///
     /// # Errors
     /// An error of the decoder.
@@ -283,13 +284,13 @@ impl<'a> Canvas<'a> {
         Ok(self.scratch.pixels.as_chunks_mut::<4>().0)
     }
 
-    /// The pixels in an order that only serves transforms that look at each one by itself.
+    /// The pixels before deferred flips: only for transforms that treat each pixel alone.
     pub(crate) fn colors(&mut self) -> Result<&mut [[u8; 4]], DataError> {
         self.decode()?;
         Ok(self.scratch.pixels.as_chunks_mut::<4>().0)
     }
 
-    /// Does the flips that were put off.
+    /// Performs the deferred flips.
     fn settle(&mut self) {
         let pixels = self.scratch.pixels.as_chunks_mut::<4>().0;
         match (std::mem::take(&mut self.mirrored), std::mem::take(&mut self.upside_down)) {
@@ -303,7 +304,7 @@ impl<'a> Canvas<'a> {
         }
     }
 
-    /// Turns the image as a file with this EXIF orientation asks for.
+    /// Rotates and flips the image by an EXIF orientation.
     fn turn(&mut self, orientation: u8) -> Result<(), DataError> {
         if orientation >= 5 {
             self.decode()?;
@@ -321,7 +322,7 @@ impl<'a> Canvas<'a> {
         Ok(())
     }
 
-    /// Writes the image into its place of a batch: by planes, or pixel by pixel.
+    /// Writes the image into its slot of a batch: plane by plane, or pixel by pixel with `channels_last`.
     pub(crate) fn write(mut self, channels_last: bool, slot: &mut [u8]) -> Result<(), DataError> {
         self.decode()?;
         let (height, width, mirrored) = (self.height, self.width, self.mirrored);

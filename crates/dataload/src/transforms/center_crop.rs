@@ -1,8 +1,8 @@
-//! The middle of an image.
+//! Center crops.
 
 use crate::{Canvas, DataError, Draws, Region, Size, Transform};
 
-/// Keeps the middle; a side that is too short gets black pixels around it.
+/// Keeps the middle of an image; a side that is too short is padded with black.
 ///
 /// # Source
 /// `torchvision.transforms.CenterCrop`.

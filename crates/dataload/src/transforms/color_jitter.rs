@@ -13,10 +13,10 @@ pub struct ColorJitter {
     changes: [(Change, RangeInclusive<f64>); 4],
 }
 
-/// The factors that there are, in numbers and in words.
-const FACTORS: (RangeInclusive<f64>, &str) = (0.0..=f64::MAX, "a range of finite factors from 0 on, the lower first");
-/// The same of the turns of a hue.
-const TURNS: (RangeInclusive<f64>, &str) = (-0.5..=0.5, "a range of turns from -0.5 to 0.5, the lower first");
+/// The allowed factors, as a range and in words.
+const FACTORS: (RangeInclusive<f64>, &str) = (0.0..=f64::MAX, "a non-empty range of finite factors from 0 on");
+/// The allowed hue rotations, as a range and in words.
+const TURNS: (RangeInclusive<f64>, &str) = (-0.5..=0.5, "a non-empty range of turns from -0.5 to 0.5");
 
 /// What a factor changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,38 +28,38 @@ enum Change {
 }
 
 impl ColorJitter {
-    /// Changes nothing yet.
+    /// Changes nothing until ranges are set.
     pub fn new() -> Self {
         let changes = [Change::Brightness, Change::Contrast, Change::Saturation].map(|change| (change, 1.0..=1.0));
         let [brightness, contrast, saturation] = changes;
         Self { changes: [brightness, contrast, saturation, (Change::Hue, 0.0..=0.0)] }
     }
 
-    /// A factor from this range for every value: 0 is black, 1 the image itself.
+    /// Scales every value by a factor from this range: 0 is black, 1 the unchanged image.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for an empty range or one that is not finite or below 0.
+    /// [`DataError::InvalidOption`] for an empty range, or factors that are not finite or below 0.
     pub fn brightness(self, factor: RangeInclusive<f64>) -> Result<Self, DataError> {
         self.set(0, "brightness", factor, FACTORS)
     }
 
-    /// A factor from this range for the distance from the mean grey: 0 is grey, 1 the image itself.
+    /// Scales the distance from the mean grey by a factor from this range: 0 is grey, 1 the unchanged image.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for an empty range or one that is not finite or below 0.
+    /// [`DataError::InvalidOption`] for an empty range, or factors that are not finite or below 0.
     pub fn contrast(self, factor: RangeInclusive<f64>) -> Result<Self, DataError> {
         self.set(1, "contrast", factor, FACTORS)
     }
 
-    /// A factor from this range for the distance from the pixel's own grey: 0 is grey, 1 the image itself.
+    /// Scales the distance from each pixel's own grey by a factor from this range: 0 is grey, 1 the unchanged image.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for an empty range or one that is not finite or below 0.
+    /// [`DataError::InvalidOption`] for an empty range, or factors that are not finite or below 0.
     pub fn saturation(self, factor: RangeInclusive<f64>) -> Result<Self, DataError> {
         self.set(2, "saturation", factor, FACTORS)
     }
 
-    /// Turns every hue by a share of the circle from this range.
+    /// Rotates every hue by a fraction of the colour circle from this range.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for an empty range or one that is not within -0.5 to 0.5.
@@ -150,7 +150,7 @@ fn look_up(pixels: &mut [[u8; 4]], table: &[u8; 256]) {
     }
 }
 
-/// Pillow's `Image.blend`: cut, not rounded.
+/// Pillow's `Image.blend`: truncates, does not round.
 fn blend(from: u8, to: u8, share: f32) -> u8 {
     (f32::from(from) + share * (f32::from(to) - f32::from(from))) as u8
 }
@@ -159,7 +159,7 @@ fn luma(&[red, green, blue, _]: &[u8; 4]) -> u8 {
     ((u32::from(red) * 19595 + u32::from(green) * 38470 + u32::from(blue) * 7471 + 0x8000) >> 16) as u8
 }
 
-/// Pillow's conversion to hue, saturation and value.
+/// Pillow's conversion from RGB to HSV.
 fn to_hsv([red, green, blue, _]: [u8; 4]) -> [u8; 3] {
     let (most, least) = (red.max(green).max(blue), red.min(green).min(blue));
     if most == least {
@@ -179,7 +179,7 @@ fn to_hsv([red, green, blue, _]: [u8; 4]) -> [u8; 3] {
     [(hue as f32 as f64 * 255.0) as u8, (f64::from(saturation) * 255.0) as u8, most]
 }
 
-/// Pillow's conversion back.
+/// Pillow's conversion from HSV to RGB.
 fn from_hsv([hue, saturation, value]: [u8; 3]) -> [u8; 4] {
     if saturation == 0 {
         return [value, value, value, 0];

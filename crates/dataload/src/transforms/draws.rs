@@ -3,7 +3,7 @@
 use crate::Philox;
 use crate::rng::{below, unit};
 
-/// Keeps the streams of transforms apart from the orders that a sampler draws from the same seed.
+/// Separates the random streams of transforms from the orders that a sampler draws from the same seed.
 const TRANSFORMS: u64 = 0x7472_616e_7366_6f72;
 
 /// Random numbers that are a function of (seed, epoch, draw) and the position in the chain of transforms.
@@ -15,7 +15,7 @@ pub struct Draws {
 
 impl Draws {
     /// The numbers for the transform at `position` of a chain; `draw` is the sample's
-    /// [`Drawn::draw`](crate::Drawn::draw), or any other number of it.
+    /// [`Drawn::draw`](crate::Drawn::draw), or any other number that identifies the draw.
     pub fn new(seed: u64, epoch: u64, draw: u64, position: u64) -> Self {
         let key = Philox::new(seed ^ TRANSFORMS, epoch).at(draw);
         Self { philox: Philox::new(key, position), next: 0 }
@@ -33,7 +33,7 @@ impl Draws {
         low + (high - low) * unit(self.bits())
     }
 
-    /// A whole number below `end`; 0 where there is none.
+    /// An integer below `end`; 0 when `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         below(self.bits(), end).0
     }
@@ -43,13 +43,13 @@ impl Draws {
         self.uniform(0.0, 1.0) < probability
     }
 
-    /// A standard normal number.
+    /// A number from the standard normal distribution.
     fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.uniform(0.0, 1.0)).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.uniform(0.0, 1.0)).cos()
     }
 
-    /// The logarithm of a gamma-distributed number of this shape, which would underflow for small shapes.
+    /// The logarithm of a gamma-distributed number of this shape (the number itself would underflow for small shapes).
     ///
     /// # Source
     /// Marsaglia and Tsang, "A Simple Method for Generating Gamma Variables" (2000).
@@ -70,7 +70,7 @@ impl Draws {
         }
     }
 
-    /// A number from 0 to 1 of the symmetric beta distribution.
+    /// A number from the symmetric beta distribution, 0 to 1.
     pub(crate) fn beta(&mut self, alpha: f64) -> f64 {
         let (one, other) = (self.ln_gamma(alpha), self.ln_gamma(alpha));
         1.0 / (1.0 + (other - one).exp())
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn draws_depend_on_their_place_alone_and_spread_evenly() {
+    fn draws_depend_only_on_their_position_and_are_uniform() {
         let all = |seed, epoch, sample, position| {
             let mut draws = Draws::new(seed, epoch, sample, position);
             (0..3).map(|_| draws.bits()).collect::<Vec<_>>()

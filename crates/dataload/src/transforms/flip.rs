@@ -1,8 +1,8 @@
-//! Random mirroring.
+//! Random flips.
 
 use crate::{Canvas, DataError, Draws, Transform};
 
-/// Mirrors left and right with probability `p`.
+/// Flips left and right with probability `p`.
 ///
 /// # Source
 /// `torchvision.transforms.RandomHorizontalFlip`.
@@ -11,7 +11,7 @@ pub struct RandomHorizontalFlip {
     p: f64,
 }
 
-/// Mirrors top and bottom with probability `p`.
+/// Flips top and bottom with probability `p`.
 ///
 /// # Source
 /// `torchvision.transforms.RandomVerticalFlip`.
@@ -24,7 +24,7 @@ impl RandomHorizontalFlip {
     /// `p` from 0 to 1.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for another `p`.
+    /// [`DataError::InvalidOption`] for a `p` outside 0 to 1.
     pub fn new(p: f64) -> Result<Self, DataError> {
         Ok(Self { p: probability(p)? })
     }
@@ -34,7 +34,7 @@ impl RandomVerticalFlip {
     /// `p` from 0 to 1.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for another `p`.
+    /// [`DataError::InvalidOption`] for a `p` outside 0 to 1.
     pub fn new(p: f64) -> Result<Self, DataError> {
         Ok(Self { p: probability(p)? })
     }

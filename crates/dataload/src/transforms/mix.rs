@@ -17,7 +17,7 @@ pub struct MixUp {
     mixing: Mixing,
 }
 
-/// Replaces a rectangle of every image of a batch by its neighbour's, and mixes the labels by area.
+/// Replaces a rectangle in every image of a batch by that of its neighbour, and mixes the labels by area.
 ///
 /// # Source
 /// `torchvision.transforms.v2.CutMix`; Yun et al., "CutMix" (2019).
@@ -33,48 +33,48 @@ struct Mixing {
 }
 
 impl MixUp {
-    /// Shares drawn from the beta distribution of (`alpha`, `alpha`).
+    /// Draws the mixing share from the beta distribution with parameters (`alpha`, `alpha`).
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for an `alpha` that is not above 0 and finite, or no class.
+    /// [`DataError::InvalidOption`] for an `alpha` that is not above 0 and finite, or 0 classes.
     pub fn new(num_classes: i64, alpha: f64) -> Result<Self, DataError> {
         Ok(Self { mixing: Mixing::new(num_classes, alpha)? })
     }
 
-    /// The mixed batch; `draws` belongs to the batch.
+    /// Mixes a batch; `draws` are the batch's random numbers.
     ///
     /// # Shapes
-    /// Images `[N, C, H, W]` of a floating kind and int64 labels `[N]` give images of the same shape and float32
+    /// Images `[N, C, H, W]` of a floating-point kind and int64 labels `[N]` give images of the same shape and float32
     /// `[N, num_classes]`.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for images of whole numbers; [`DataError::Tensor`].
+    /// [`DataError::InvalidOption`] for images of integers; [`DataError::Tensor`].
     pub fn apply(&self, images: &Tensor, labels: &Tensor, draws: &mut Draws) -> Result<(Tensor, Tensor), DataError> {
         self.with_share(images, labels, draws.beta(self.mixing.alpha))
     }
 
-    /// The same with a given share of the image itself, the rest being its neighbour's.
+    /// The same with a given share for the image itself; its neighbour gets the rest.
     ///
     /// # Errors
     /// As [`apply`](Self::apply).
     pub fn with_share(&self, images: &Tensor, labels: &Tensor, share: f64) -> Result<(Tensor, Tensor), DataError> {
         if !images.is_floating_point() {
-            return Err(DataError::option("images", "a floating kind", format!("{:?}", images.kind())));
+            return Err(DataError::option("images", "a floating-point kind", format!("{:?}", images.kind())));
         }
         Ok((mix(images, share)?, self.mixing.labels(labels, share)?))
     }
 }
 
 impl CutMix {
-    /// Shares of the area drawn from the beta distribution of (`alpha`, `alpha`).
+    /// Draws the share of the area from the beta distribution with parameters (`alpha`, `alpha`).
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for an `alpha` that is not above 0 and finite, or no class.
+    /// [`DataError::InvalidOption`] for an `alpha` that is not above 0 and finite, or 0 classes.
     pub fn new(num_classes: i64, alpha: f64) -> Result<Self, DataError> {
         Ok(Self { mixing: Mixing::new(num_classes, alpha)? })
     }
 
-    /// The mixed batch; `draws` belongs to the batch.
+    /// Mixes a batch; `draws` are the batch's random numbers.
     ///
     /// # Shapes
     /// Images `[N, C, H, W]` of any kind and int64 labels `[N]` give images of the same shape and kind and float32
@@ -138,7 +138,7 @@ impl Mixing {
     }
 }
 
-/// `share` of each row and the rest of the row before it, the last being before the first.
+/// Mixes `share` of each row with `1 - share` of the row before it; the first row is mixed with the last.
 fn mix(rows: &Tensor, share: f64) -> Result<Tensor, DataError> {
     let times = |rows: &Tensor, share| MUL.tensor(&[Arg::Tensor(rows), Arg::Double(share)]).map_err(DataError::other);
     Ok(times(&rows.f_roll([1], [0])?, 1.0 - share)?.f_add_(&times(rows, share)?)?)

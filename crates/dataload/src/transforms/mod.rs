@@ -1,4 +1,4 @@
-//! Transforms with torchvision's names, parameters and meaning, working on unsigned bytes.
+//! Transforms with torchvision's names, parameters and meaning, on uint8 images.
 
 mod canvas;
 mod center_crop;
@@ -25,17 +25,16 @@ use crate::DataError;
 
 /// One step from a decoded image to the batch.
 ///
-/// What is random comes from `draws` alone, so that a sample's result is a function of the seed, the epoch and the
-/// sample's index.
+/// All randomness must come from `draws`, so that the result is a function of (seed, epoch, draw).
 pub trait Transform: Send + Sync {
     /// Changes `canvas`.
     ///
     /// # Errors
-    /// Whatever keeps the image from being changed so; decoding happens here too, as far as it was put off.
+    /// When the image cannot be changed this way; errors of the decoder too, since decoding is deferred.
     fn apply(&self, canvas: &mut Canvas<'_>, draws: &mut Draws) -> Result<(), DataError>;
 }
 
-/// The two sides of an image, rows first; a single number is a square.
+/// The height and width of an image; a single number makes a square.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// Rows.

@@ -1,13 +1,13 @@
-//! A random part of an image, scaled to one size.
+//! Random crops, resized to one size.
 
 use std::ops::RangeInclusive;
 
 use crate::{Canvas, DataError, Draws, Interpolation, Region, Size, Transform};
 
-/// Draws that are tried before the middle of the image is taken.
+/// Random regions that are tried before falling back to the middle of the image.
 const TRIES: usize = 10;
 
-/// Crops a random part of random area and ratio, and scales it to `size`.
+/// Crops a random region of random area and aspect ratio, and resizes it to `size`.
 ///
 /// # Source
 /// `torchvision.transforms.RandomResizedCrop`.
@@ -21,7 +21,7 @@ pub struct RandomResizedCrop {
 }
 
 impl RandomResizedCrop {
-    /// Crops of this final size: one side of a square, or `[height, width]`.
+    /// Crops resized to this size: one side of a square, or `[height, width]`.
     pub fn new(size: impl Into<Size>) -> Self {
         Self {
             size: size.into(),
@@ -56,13 +56,13 @@ impl RandomResizedCrop {
         Ok(self)
     }
 
-    /// Bilinear unless set.
+    /// The interpolation; bilinear unless set.
     pub fn interpolation(mut self, interpolation: Interpolation) -> Self {
         self.interpolation = interpolation;
         self
     }
 
-    /// Whether every pixel of a crop that shrinks has a share; on unless set.
+    /// Whether downscaling is antialiased, so that every pixel contributes; on unless set.
     pub fn antialias(mut self, antialias: bool) -> Self {
         self.antialias = antialias;
         self
@@ -87,7 +87,7 @@ impl RandomResizedCrop {
         self.middle(height, width)
     }
 
-    /// The largest part in the middle whose ratio is allowed.
+    /// The largest region in the middle whose aspect ratio is allowed.
     fn middle(&self, height: usize, width: usize) -> Region {
         let ratio = width as f64 / height as f64;
         let (least, most) = (*self.ratio.start(), *self.ratio.end());
@@ -123,7 +123,7 @@ mod tests {
         assert!(regions.iter().all(|region| region.fits(375, 500)));
         let share = |region: &Region| (region.height * region.width) as f64 / (375.0 * 500.0);
         assert!(regions.iter().all(|region| (0.079..1.001).contains(&share(region))));
-        // Mean and standard deviation of 300,000 draws of torchvision 0.26, which has the same distribution.
+        // Mean and standard deviation of 300,000 draws of torchvision 0.26, whose distribution is the same.
         type Of = fn(&Region) -> f64;
         let torchvision: [(Of, f64, f64); 5] = [
             (|region| (region.height * region.width) as f64 / (375.0 * 500.0), 0.43325, 0.21652),

@@ -1,6 +1,6 @@
 //! A rectangle of an image.
 
-/// A rectangle of an image in pixels; its corner may lie anywhere, its size may be 0.
+/// A rectangle in pixels; it may be empty, or lie outside of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
     /// The first row.
@@ -19,7 +19,7 @@ impl Region {
         Self { top: 0, left: 0, height, width }
     }
 
-    /// Whether it holds at least one pixel and lies within an image of this size.
+    /// Whether it has at least one pixel and lies within an image of this size.
     pub fn fits(&self, height: usize, width: usize) -> bool {
         let ends = |start: usize, length: usize, size| start.checked_add(length).is_some_and(|end| end <= size);
         self.height > 0 && self.width > 0 && ends(self.top, self.height, height) && ends(self.left, self.width, width)

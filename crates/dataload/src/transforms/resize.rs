@@ -1,8 +1,8 @@
-//! A fixed size.
+//! Resizing.
 
 use crate::{Canvas, DataError, Draws, Interpolation, Size, Transform};
 
-/// Scales the shorter side to a length, or both sides to a size.
+/// Resizes the shorter side to a length, or both sides to a size.
 ///
 /// # Source
 /// `torchvision.transforms.Resize`.
@@ -20,23 +20,23 @@ enum To {
 }
 
 impl Resize {
-    /// Scales so that the shorter side has this length and the ratio of the sides stays.
+    /// Resizes so that the shorter side has this length, keeping the aspect ratio.
     pub fn shorter(side: usize) -> Self {
         Self { to: To::Shorter(side), interpolation: Interpolation::default(), antialias: true }
     }
 
-    /// Scales to `[height, width]`, or to a square.
+    /// Resizes to `[height, width]`, or to a square.
     pub fn new(size: impl Into<Size>) -> Self {
         Self { to: To::Both(size.into()), interpolation: Interpolation::default(), antialias: true }
     }
 
-    /// Bilinear unless set.
+    /// The interpolation; bilinear unless set.
     pub fn interpolation(mut self, interpolation: Interpolation) -> Self {
         self.interpolation = interpolation;
         self
     }
 
-    /// Whether every pixel of an image that shrinks has a share; on unless set.
+    /// Whether downscaling is antialiased, so that every pixel contributes; on unless set.
     pub fn antialias(mut self, antialias: bool) -> Self {
         self.antialias = antialias;
         self
@@ -46,7 +46,7 @@ impl Resize {
 impl Transform for Resize {
     fn apply(&self, canvas: &mut Canvas<'_>, _: &mut Draws) -> Result<(), DataError> {
         let (height, width) = (canvas.height(), canvas.width());
-        // As Python has it: the product first, then the quotient cut to a whole number.
+        // As in torchvision's Python: the product first, then the truncated quotient.
         let longer =
             |side: usize, long: usize, short: usize| (side.saturating_mul(long) as f64 / short as f64) as usize;
         let size = match self.to {

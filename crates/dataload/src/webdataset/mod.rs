@@ -1,4 +1,4 @@
-//! WebDataset: samples as neighbouring files of tar shards.
+//! WebDataset: samples are groups of neighbouring files in tar shards.
 
 mod sample;
 mod samples;
@@ -16,14 +16,14 @@ use crate::read::read_ahead;
 use crate::shards::{expand_shards, require};
 use crate::{Cancellation, DataError, Deferred, IterableDataset, Samples};
 
-/// The most bytes of one sample unless [`WebDataset::max_sample_bytes`] says otherwise: 1 GiB.
+/// The default of [`WebDataset::max_sample_bytes`]: 1 GiB.
 const MAX_SAMPLE_BYTES: u64 = 1 << 30;
 
-/// Tar shards, plain or compressed with gzip or zstd (told by their content), as a stream of [`WebSample`]s.
+/// Tar shards, plain or compressed with gzip or zstd (recognised by their content), as a stream of [`WebSample`]s.
 ///
 /// Neighbouring files whose names agree up to the first dot after the last slash make one sample. Folders, links, files
-/// without a dot, hidden files and `__meta__` entries are passed over. A shard without its end mark, or with anything
-/// after it, is an error: a cut or glued shard would lose samples unseen.
+/// without a dot, hidden files and `__meta__` entries are ignored. A shard without an end mark, or with data after it,
+/// is an error: a truncated or concatenated shard would silently lose samples.
 ///
 /// ```no_run
 /// use overdrive_dataload::{IterableDataset, WebDataset};
@@ -44,10 +44,10 @@ pub struct WebDataset {
     options: Options,
 }
 
-/// What a reader keeps of a shard.
+/// Options of reading a shard.
 #[derive(Clone, Debug)]
 struct Options {
-    /// None for all.
+    /// `None` for all.
     extensions: Option<Arc<[Box<str>]>>,
     max_sample_bytes: u64,
 }
@@ -59,18 +59,18 @@ impl Default for Options {
 }
 
 impl WebDataset {
-    /// The shards that a pattern of braces and globs stands for; see [`expand_shards`].
+    /// Opens the shards that match a pattern of braces and globs; see [`expand_shards`].
     ///
     /// # Errors
-    /// As [`expand_shards`]; a missing shard is named.
+    /// As [`expand_shards`].
     pub fn open(pattern: &str) -> Result<Self, DataError> {
         Self::from_files(expand_shards(pattern)?)
     }
 
-    /// The shards in a list of files.
+    /// Opens a list of files as shards.
     ///
     /// # Errors
-    /// [`DataError::Io`] naming a file that is missing; [`DataError::InvalidOption`] for an empty list.
+    /// [`DataError::Io`] with the path, for a missing file; [`DataError::InvalidOption`] for an empty list.
     pub fn from_files(files: impl IntoIterator<Item = impl Into<PathBuf>>) -> Result<Self, DataError> {
         let files: Vec<PathBuf> = files.into_iter().map(Into::into).collect();
         if files.is_empty() {
@@ -80,7 +80,7 @@ impl WebDataset {
         Ok(Self { files: files.into_iter().map(Arc::from).collect(), options: Options::default() })
     }
 
-    /// Reads only files with these extensions (`jpg`, `seg.png`), the others are passed over; everything unless set.
+    /// Reads only files with these extensions (`jpg`, `seg.png`) and skips the others; all files unless set.
     pub fn select<E: AsRef<str>>(mut self, extensions: impl IntoIterator<Item = E>) -> Self {
         let lower = extensions.into_iter().map(|extension| extension.as_ref().to_lowercase().into_boxed_str());
         self.options.extensions = Some(lower.collect());
@@ -114,7 +114,7 @@ impl IterableDataset for WebDataset {
         self.files.len()
     }
 
-    /// Passes over the first samples without reading them where the shard is not compressed.
+    /// Skips the first samples, without reading them where the shard is not compressed.
     fn open_shard(&self, shard: usize, position: u64) -> Result<Samples<WebSample>, DataError> {
         Ok(Box::new(self.samples(shard, position, &Cancellation::default())?))
     }

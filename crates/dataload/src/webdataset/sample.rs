@@ -12,13 +12,13 @@ pub struct WebSample {
 }
 
 impl WebSample {
-    /// What the files' names have in common, folders included: `train/0001` for `train/0001.seg.png`.
+    /// The common part of the files' names, folders included: `train/0001` for `train/0001.seg.png`.
     #[doc(alias = "__key__")]
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// The shard that the sample is from.
+    /// The shard that contains the sample.
     #[doc(alias = "__url__")]
     pub fn shard(&self) -> &Path {
         &self.shard
@@ -29,7 +29,7 @@ impl WebSample {
         self.files.iter().find(|(name, _)| name == extension).map(|(_, bytes)| &**bytes)
     }
 
-    /// Takes a file out of the sample, to own its bytes without a copy.
+    /// Removes a file from the sample and returns its bytes, without a copy.
     pub fn take(&mut self, extension: &str) -> Option<Vec<u8>> {
         let position = self.files.iter().position(|(name, _)| name == extension)?;
         Some(self.files.remove(position).1)

@@ -1,4 +1,4 @@
-//! From the files of a shard to its samples.
+//! Groups the files of a shard into samples.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use super::{Options, WebSample};
 use crate::content::Content;
 use crate::{Cancellation, DataError};
 
-/// More files than this with one name in common are no sample.
+/// The most files of one sample.
 const MAX_FILES: usize = 4096;
 
-/// The samples of one shard, in order; ends after the first error, since nothing tells where the next header is.
+/// The samples of one shard, in order; ends after the first error, since the next header cannot be found.
 pub struct WebSamples {
     tar: TarReader,
     options: Options,
-    /// The first file of the next sample, whose content is still unread.
+    /// The first file of the next sample, whose content has not been read.
     ahead: Option<Named>,
     done: bool,
 }
@@ -23,7 +23,7 @@ pub struct WebSamples {
 /// A file whose name has a key and an extension.
 struct Named {
     file: TarFile,
-    /// Where the dot between them is.
+    /// The position of the dot between them.
     dot: usize,
 }
 
@@ -32,10 +32,10 @@ impl WebSamples {
         Ok(Self::new(Content::open(path)?.until(cancelled), options))
     }
 
-    /// The samples of a shard that is in memory; `path` only names it in errors.
+    /// The samples of a shard that is already in memory; `path` only names it in errors.
     ///
     /// # Errors
-    /// [`DataError::Layout`] for a compression that this build does not know.
+    /// [`DataError::Layout`] for a compression that this build does not support.
     pub fn from_bytes(shard: Vec<u8>, path: &Path) -> Result<Self, DataError> {
         Ok(Self::new(Content::from_bytes(shard, path)?, Options::default()))
     }
@@ -44,12 +44,12 @@ impl WebSamples {
         Self { tar: TarReader::new(content), options, ahead: None, done: false }
     }
 
-    /// Passes over `count` samples. An error among them was counted when it was given, and nothing came after it.
+    /// Skips `count` items. An error that was given before counts as one of them, and nothing followed it.
     pub(super) fn pass_over(&mut self, count: u64) {
         let mut passed = 0;
         while passed < count {
             match self.sample(false) {
-                // A sample of which nothing is selected is not given either.
+                // A sample without selected files is not given by `next` either, so it does not count.
                 Ok(Some(sample)) => passed += u64::from(!sample.files.is_empty()),
                 Ok(None) | Err(_) => {
                     self.done = true;
@@ -80,7 +80,11 @@ impl WebSamples {
             files += 1;
             if files > MAX_FILES {
                 let found = format!("more of {:?}", sample.key);
-                return Err(self.tar.corrupt(named.file.offset, format!("at most {MAX_FILES} files a sample"), found));
+                return Err(self.tar.corrupt(
+                    named.file.offset,
+                    format!("at most {MAX_FILES} files per sample"),
+                    found,
+                ));
             }
             self.add(&named, &mut sample, &mut bytes, read)?;
             next = self.next_named()?;
@@ -133,7 +137,7 @@ impl Iterator for WebSamples {
             let item = self.sample(true).transpose();
             self.done = !matches!(item, Some(Ok(_)));
             match item {
-                // Nothing of it was selected.
+                // None of its files are selected.
                 Some(Ok(sample)) if sample.files.is_empty() => {}
                 item => return item,
             }
@@ -141,7 +145,7 @@ impl Iterator for WebSamples {
     }
 }
 
-/// Where key and extension of a name part: at the first dot after the last slash. None for names that are no part of a
+/// The dot between key and extension: the first one after the last slash. `None` for names that do not belong to a
 /// sample: without a dot, hidden, or in a `__meta__` file or folder.
 fn dot(name: &str) -> Option<usize> {
     let first = name.split('/').next().unwrap_or_default();
@@ -160,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_part_as_in_python() {
+    fn names_are_split_as_in_python() {
         let parts = |name: &str| dot(name).map(|dot| (name[..dot].to_owned(), name[dot + 1..].to_owned()));
         let pair = |key: &str, extension: &str| Some((key.to_owned(), extension.to_owned()));
         assert_eq!(parts("0001.jpg"), pair("0001", "jpg"));

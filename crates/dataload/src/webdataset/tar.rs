@@ -1,7 +1,7 @@
-//! The regular files of a tar archive, front to back.
+//! Reads the regular files of a tar archive, front to back.
 //!
-//! The `tar` crate reads the header's fields. Its own archive reader is not used: it borrows itself, so that no
-//! iterator can own it; it takes as much memory as an extended header declares; and its errors tell no offset.
+//! The `tar` crate parses the header's fields. Its own archive reader is not used: its entries borrow it, so an
+//! iterator cannot own both; it allocates as much memory as an extended header declares; and its errors have no offset.
 
 use std::sync::Arc;
 
@@ -11,27 +11,27 @@ use crate::DataError;
 use crate::content::Content;
 
 const BLOCK: u64 = 512;
-/// Extended headers hold a name or a few attributes.
+/// The largest extended header, which holds a name or a few attributes.
 const MAX_EXTENDED_BYTES: u64 = 1 << 20;
 
-/// Reads headers and, when asked, what they announce.
+/// Reads headers and, on request, the files' content.
 pub(super) struct TarReader {
     content: Content,
-    /// Bytes up to the next header that nobody has read.
+    /// Unread bytes up to the next header.
     unread: u64,
     /// Whether the end mark has been seen.
     ended: bool,
 }
 
-/// A regular file whose content comes next.
+/// A regular file, whose content follows.
 pub(super) struct TarFile {
     pub(super) name: String,
     pub(super) bytes: u64,
-    /// Where its header is.
+    /// The offset of its header.
     pub(super) offset: u64,
 }
 
-/// What extended headers say about the next file.
+/// The fields that extended headers set for the next file.
 #[derive(Default)]
 struct Extended {
     name: Option<Vec<u8>>,
@@ -47,7 +47,7 @@ impl TarReader {
         self.content.path()
     }
 
-    /// The next regular file; None after the end mark, with nothing but zeros behind it.
+    /// The next regular file; `None` after the end mark, which only zeros may follow.
     pub(super) fn next_file(&mut self) -> Result<Option<TarFile>, DataError> {
         let mut extended = Extended::default();
         while !self.ended {
@@ -82,7 +82,7 @@ impl TarReader {
                         let found = error.into_bytes().escape_ascii().to_string();
                         self.content.corrupt(offset, "a file name in UTF-8", found)
                     })?;
-                    // Archives from before POSIX mark folders so.
+                    // Archives older than POSIX mark folders by a trailing slash.
                     if !name.ends_with('/') {
                         return Ok(Some(TarFile { name, bytes, offset }));
                     }
@@ -96,7 +96,7 @@ impl TarReader {
         }
     }
 
-    /// The content of the file that [`next_file`](Self::next_file) has just given.
+    /// The content of the file that [`next_file`](Self::next_file) returned last.
     pub(super) fn read(&mut self, file: &TarFile) -> Result<Vec<u8>, DataError> {
         let bytes = self.content.bytes(file.bytes, &file.name)?;
         self.unread = self.unread.saturating_sub(file.bytes);
@@ -116,7 +116,7 @@ impl TarReader {
             return Err(self.content.corrupt(offset, "a tar header or the archive's end mark", found));
         }
         let bytes = header.as_bytes();
-        // The checksum is taken with its own field as spaces.
+        // The checksum is computed with its own field as spaces.
         let (before, field, after) = (&bytes[..148], &bytes[148..156], &bytes[156..]);
         let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
         let total = sum(before) + sum(after) + 8 * u32::from(b' ');
@@ -132,7 +132,7 @@ impl TarReader {
                 let expected = format!("a tar header with the checksum {total}");
                 Err(self.content.corrupt(offset, expected, declared.to_string()))
             }
-            Err(_) => Err(self.content.corrupt(offset, "a tar header", "a checksum that is no number")),
+            Err(_) => Err(self.content.corrupt(offset, "a tar header", "a checksum that is not a number")),
         }
     }
 
@@ -147,12 +147,12 @@ impl TarReader {
         self.content.bytes(bytes, "an extended tar header")
     }
 
-    /// Records of `<length> <key>=<value>\n`.
+    /// Parses records of the form `<length> <key>=<value>\n`.
     fn read_pax(&self, mut records: &[u8], offset: u64, extended: &mut Extended) -> Result<(), DataError> {
         let bad = |found: &str| self.content.corrupt(offset, "records of an extended tar header", found);
         while !records.is_empty() {
             let space = records.iter().take(20).position(|&byte| byte == b' ').ok_or_else(|| bad("no length"))?;
-            let length = number(&records[..space]).ok_or_else(|| bad("a length that is no number"))?;
+            let length = number(&records[..space]).ok_or_else(|| bad("a length that is not a number"))?;
             let length = usize::try_from(length).unwrap_or(usize::MAX);
             let (record, rest) = records.split_at_checked(length).ok_or_else(|| bad("a length beyond their end"))?;
             let record = record.get(space + 1..).and_then(|record| record.strip_suffix(b"\n"));
@@ -161,7 +161,7 @@ impl TarReader {
             let (key, value) = (&record[..equals], &record[equals + 1..]);
             match key {
                 b"path" => extended.name = Some(value.to_owned()),
-                b"size" => extended.bytes = Some(number(value).ok_or_else(|| bad("a size that is no number"))?),
+                b"size" => extended.bytes = Some(number(value).ok_or_else(|| bad("a size that is not a number"))?),
                 _ if key.starts_with(b"GNU.sparse.") => {
                     return Err(bad("those of a sparse file, which is not supported"));
                 }
@@ -176,7 +176,7 @@ impl TarReader {
         header.entry_size().map_err(|error| self.content.corrupt(offset, "a file size", error.to_string()))
     }
 
-    /// The size with its padding, refused when the file cannot hold it.
+    /// The size with its padding; an error when the archive is too short for it.
     fn padded(&self, bytes: u64, offset: u64) -> Result<u64, DataError> {
         let room = self.content.length().map_or(u64::MAX, |length| length.saturating_sub(self.content.at()));
         match bytes.checked_next_multiple_of(BLOCK) {
@@ -189,7 +189,7 @@ impl TarReader {
     }
 }
 
-/// Links, devices, folders and pipes may state a size that is none.
+/// Links, devices, folders and pipes may state a size, but have no content.
 fn has_no_content(kind: EntryType) -> bool {
     use EntryType::{Block, Char, Directory, Fifo, Link, Symlink};
     matches!(kind, Link | Symlink | Char | Block | Directory | Fifo)

@@ -1,4 +1,4 @@
-//! Writing samples to tar shards.
+//! Writes samples to tar shards.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -19,14 +19,15 @@ pub struct WebDatasetWriterBuilder {
 }
 
 impl WebDatasetWriterBuilder {
-    /// The most samples of a shard; 100,000 unless set.
+    /// The most samples per shard; 100,000 unless set.
     #[doc(alias = "maxcount")]
     pub fn max_count(mut self, samples: u64) -> Self {
         self.max_count = samples;
         self
     }
 
-    /// The most bytes of content of a shard before compression, unless one sample alone is larger; 3 GB unless set.
+    /// The most bytes of content per shard before compression; a single larger sample gets its own shard; 3 GB unless
+    /// set.
     #[doc(alias = "maxsize")]
     pub fn max_size(mut self, bytes: u64) -> Self {
         self.max_size = bytes;
@@ -39,7 +40,7 @@ impl WebDatasetWriterBuilder {
         self
     }
 
-    /// Makes the writer; the first file is made with the first sample.
+    /// Makes the writer; the first file is created with the first sample.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a pattern without one number like `%06d`, or a limit of 0.
@@ -56,8 +57,8 @@ impl WebDatasetWriterBuilder {
 
 /// Writes samples to `data-000000.tar`, `data-000001.tar`, and so on.
 ///
-/// A shard is written under another name and renamed when it is complete. The same samples give the same bytes: owner,
-/// mode and time are fixed. A pattern that ends in `.tar.gz`, `.tgz` or `.tar.zst` compresses.
+/// A shard is written under a temporary name and renamed when it is complete. The same samples give the same bytes:
+/// owner, mode and time are fixed. With a pattern that ends in `.tar.gz`, `.tgz` or `.tar.zst`, shards are compressed.
 ///
 /// # Source
 /// Python's `webdataset.ShardWriter`.
@@ -65,29 +66,29 @@ impl WebDatasetWriterBuilder {
 pub struct WebDatasetWriter {
     options: WebDatasetWriterBuilder,
     name: ShardName,
-    /// Of the next shard.
+    /// The number of the next shard.
     number: u64,
     shard: Option<Builder<Output>>,
-    /// In the open shard.
+    /// The samples, and below their bytes, in the open shard.
     samples: u64,
     bytes: u64,
-    /// The keys of the open shard: a reader would glue neighbours that share one.
+    /// The keys in the open shard: a reader would merge neighbouring samples with equal keys.
     keys: HashSet<String>,
     files: Vec<PathBuf>,
 }
 
 impl WebDatasetWriter {
-    /// Options for shards named by `pattern`, in which `%06d` or `%d` stands for their number.
+    /// Options for shards named by `pattern`, in which `%06d` or `%d` stands for the shard's number.
     pub fn builder(pattern: impl Into<String>) -> WebDatasetWriterBuilder {
         WebDatasetWriterBuilder { pattern: pattern.into(), max_count: 100_000, max_size: 3_000_000_000, start_shard: 0 }
     }
 
-    /// Adds a sample: its files as (extension, content), in that order.
+    /// Adds a sample with these files, as (extension, content).
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a key or extension that would read back differently: one that is empty, a key
-    /// with a dot after its last slash, an absolute one or one with `..`, a key that the shard has, an extension with a
-    /// slash or in upper case, an extension twice, no files at all; [`DataError::Io`].
+    /// [`DataError::InvalidOption`] for a key or extension that would read back differently: an empty one, a key with a
+    /// dot after its last slash, an absolute key or one with `..`, a key that the shard already has, an extension with
+    /// a slash or in upper case, a repeated extension; and for no files at all; [`DataError::Io`].
     pub fn write<E, B>(&mut self, key: &str, files: &[(E, B)]) -> Result<(), DataError>
     where
         E: AsRef<str>,
@@ -124,9 +125,9 @@ impl WebDatasetWriter {
         Ok(())
     }
 
-    /// Completes the last shard and tells the files of all.
+    /// Completes the last shard and returns the files of all shards.
     ///
-    /// A writer that is dropped instead leaves the complete shards and removes the open one.
+    /// A writer that is dropped instead keeps the complete shards and removes the unfinished one.
     ///
     /// # Errors
     /// [`DataError::Io`].
@@ -192,7 +193,7 @@ fn check_extensions<E: AsRef<str>, B>(key: &str, files: &[(E, B)]) -> Result<(),
         let twice = files[..position].iter().any(|(other, _)| other.as_ref() == extension);
         let odd = extension.is_empty() || extension.contains(['/', '\0', '\\', '\n']);
         if twice || odd || extension.to_lowercase() != extension {
-            let expected = "one of its own for each file, in lower case, without a slash";
+            let expected = "a different one for each file, in lower case, without a slash";
             return Err(DataError::option("extension", expected, format!("{extension:?} for {key:?}")));
         }
     }

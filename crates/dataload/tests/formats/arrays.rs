@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 
 use crate::{fixture, names_file};
 
-/// Names in `fixtures/make.py` and the kind that each is read as.
+/// The arrays of `fixtures/make.py`, and the kind that each is read as.
 const KINDS: [(&str, Kind); 13] = [
     ("bool", Kind::Bool),
     ("int8", Kind::Int8),
@@ -23,7 +23,7 @@ const KINDS: [(&str, Kind); 13] = [
     ("complex128", Kind::ComplexDouble),
 ];
 
-/// `array(dtype)` of `fixtures/make.py`, and the imaginary part where there is one.
+/// Compares with `array(dtype)` of `fixtures/make.py`, and its imaginary part where there is one.
 fn assert_is_array(found: &Tensor, name: &str) {
     assert_eq!((found.size(), found.is_contiguous()), (vec![2, 3, 4], true), "{name}");
     let values: Vec<f64> = (0..24).map(|i| f64::from(i * 5 % 7)).collect();
@@ -60,7 +60,7 @@ fn arrays_that_numpy_wrote_read_back_with_equal_values() {
 }
 
 #[test]
-fn what_has_no_kind_is_refused() {
+fn arrays_without_a_kind_are_refused() {
     for (name, part) in [("uint64", "<u8"), ("text", "<U2"), ("record", "numeric array")] {
         let error = read_npy(fixture(&format!("refused-{name}.npy"))).unwrap_err();
         let text = names_file(&error, &format!("refused-{name}.npy"));
@@ -68,7 +68,7 @@ fn what_has_no_kind_is_refused() {
     }
 }
 
-/// Version 1 with this header and these values.
+/// An npy file of version 1 with this header and these values.
 fn npy(header: &str, values: &[u8]) -> Vec<u8> {
     let length = (header.len() as u16).to_le_bytes();
     [b"\x93NUMPY\x01\x00", &length[..], header.as_bytes(), values].concat()
@@ -110,7 +110,7 @@ fn tensors_that_safetensors_wrote_read_back_with_equal_values() {
     assert_eq!(file.tensor("empty").unwrap().size(), [3, 0, 2]);
     assert!(names_file(&file.tensor("refused").unwrap_err(), "arrays.safetensors").contains("U64"));
     assert!(file.tensor("none").unwrap_err().to_string().contains("none"));
-    // What tch wrote, too.
+    // Files written by tch are read as well.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tch.safetensors");
     let written = Tensor::arange(6, (Kind::BFloat16, tch::Device::Cpu)).view([2, 3]);

@@ -1,4 +1,4 @@
-//! What the fuzzers of `fuzz/` found worth keeping, read with the functions that they feed.
+//! Replays the corpus of the fuzzers in `fuzz/`.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn every_file_of_the_corpus_is_read_or_refused() {
         let folder = corpus.join(name);
         let files = names(&folder);
         let given: usize = files.iter().map(|file| entries::run(name, &fs::read(folder.join(file)).unwrap())).sum();
-        // A corpus that nothing can be read from would prove nothing.
+        // A corpus from which nothing can be read would prove nothing.
         assert!(given > 0, "{name}: {} files", files.len());
     }
     let growth = peak_bytes().saturating_sub(before);

@@ -1,5 +1,4 @@
-//! Images of every kind that Pillow reads, against what it reads from them; and files that are damaged in ways that a
-//! decoder can notice.
+//! Compares decoded images of every kind with Pillow's pixels, and checks that detectable damage is an error.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +29,7 @@ fn run(bytes: impl Into<Arc<[u8]>>, pipeline: &ImagePipeline, [height, width]: [
     Image::new(pixels, height, width, 3)
 }
 
-/// Where each marker of this kind is.
+/// The offset of each marker of this kind.
 fn markers(bytes: &[u8], kind: std::ops::RangeInclusive<u8>) -> Vec<usize> {
     (0..bytes.len() - 1).filter(|&at| bytes[at] == 0xff && kind.contains(&bytes[at + 1])).collect()
 }
@@ -78,17 +77,18 @@ fn other_kinds_of_png_and_webp_have_pillows_pixels() {
 
 #[test]
 fn dct_scaling_gives_pillows_draft() -> Result<(), DataError> {
-    // 64 x 48 pixels, so that each scale has whole sides and the resize after it nothing left to do.
+    // 64 x 48 pixels: every scale gives whole pixels, so that no resize is needed after it.
     let wide = [[48, 64], [24, 32], [12, 16], [6, 8]];
     for (eighths, size) in [8, 4, 2, 1].into_iter().zip(wide) {
         let scaled = ImagePipeline::new(0).dct_scaling(true).then(Resize::new(size));
         let expected = decode(&format!("even-{eighths}.png"));
         assert!(run(read("even.jpg"), &scaled, size)?.data() == expected.data(), "{eighths}");
-        // Off unless asked for.
+        // Off by default.
         let filtered = ImagePipeline::new(0).then(Resize::new(size));
         assert_eq!(run(read("even.jpg"), &filtered, size)?.data() == expected.data(), eighths == 8);
     }
-    // A result of more pixels than the next scale has takes the one before, and decimation is not to be replaced.
+    // A result larger than the next scale uses the scale before; nearest-neighbour resizing never scales in the
+    // decoder.
     for (size, interpolation) in [([25, 32], Interpolation::Bilinear), ([12, 16], Interpolation::Nearest)] {
         let [plain, scaled] = [false, true].map(|on| {
             let pipeline = ImagePipeline::new(0).dct_scaling(on);
@@ -100,8 +100,8 @@ fn dct_scaling_gives_pillows_draft() -> Result<(), DataError> {
 }
 
 #[test]
-fn a_scaled_crop_keeps_its_place() -> Result<(), DataError> {
-    // A photograph's smooth part, magnified: the position of a crop shows as brightness.
+fn a_scaled_crop_keeps_its_position() -> Result<(), DataError> {
+    // In a brightness ramp, a wrong crop position shows as a difference in brightness.
     let ramp: Vec<u8> = (0..64 * 64).flat_map(|i| [(i % 64 * 4) as u8, (i / 64 * 4) as u8, 128]).collect();
     let ramp = Image::new(ramp, 64, 64, 3)?;
     let file = read("ramp.jpg");
@@ -111,7 +111,7 @@ fn a_scaled_crop_keeps_its_place() -> Result<(), DataError> {
         let exact = ImagePipeline::new(0).then(crop()).then(resize()).image(&ramp, 0, 0)?;
         let scaled = run(&*file, &ImagePipeline::new(0).dct_scaling(true).then(crop()).then(resize()), [8, 8])?;
         let furthest = exact.data().iter().zip(scaled.data()).map(|(a, b)| a.abs_diff(*b)).max();
-        // Half a pixel is two levels; as much again for the edge and the compression.
+        // Half a pixel is two levels; allow two more for the edge and the compression.
         assert!(furthest <= Some(4), "{top} {left} {side}: {furthest:?}");
     }
     Ok(())
@@ -128,7 +128,7 @@ fn damage_at_restart_markers_is_noticed() {
         assert!(refused(&wrong).contains("restart markers that are out of order"));
         let mut more = whole.clone();
         more.insert(at, 0x55);
-        assert!(refused(&more).contains("bytes without meaning before a restart marker"));
+        assert!(refused(&more).contains("surplus bytes before a restart marker"));
         let mut fewer = whole.clone();
         fewer.drain(at - 3..at);
         assert!(refused(&fewer).contains("the end of its data"));
@@ -181,7 +181,7 @@ fn declared_sizes_are_checked_before_memory_is_taken() {
         let frame = markers(&huge, 0xc0..=0xc2)[0];
         huge[frame + 5..frame + 9].fill(0xff);
         assert!(refused(&huge).contains("expected data for 65535 x 65535 pixels"), "{name}");
-        // A file that is long enough for what it declares is refused all the same.
+        // A file that is long enough for its declared size is refused all the same.
         huge.resize(10 << 20, 0);
         let error = decode_image(&huge, Color::Rgb, Path::new("some.jpg")).unwrap_err();
         let bytes = match error {
@@ -191,7 +191,7 @@ fn declared_sizes_are_checked_before_memory_is_taken() {
         let coefficients = if name.starts_with("progressive") { bytes } else { 0 };
         assert_eq!(bytes, coefficients.max(3 * 65535 * 65535), "{name}");
     }
-    // Coefficients take more than pixels.
+    // Coefficients take more memory than pixels.
     let mut large = read("progressive-cmyk.jpg");
     let frame = markers(&large, 0xc2..=0xc2)[0];
     large[frame + 5..frame + 9].copy_from_slice(&[0x20, 0, 0x30, 0]);
@@ -209,7 +209,7 @@ fn a_file_of_many_scans_ends() {
     let first = &whole[scan[0]..scan[1]];
     let many: Vec<u8> = [&whole[..scan[0]], &first.repeat(300), &whole[scan[1]..]].concat();
     assert!(refused(&many).contains("more than 256 scans"));
-    // This one looks at most of the first component's coefficients, again and again.
+    // Repeats a scan that visits most of the first component's coefficients.
     let (start, tables) = (scan[4], markers(&whole, 0xc4..=0xc4));
     let end = *tables.iter().find(|&&table| table > start).unwrap();
     let many: Vec<u8> = [&whole[..start], &whole[start..end].repeat(100), &whole[end..]].concat();
@@ -223,7 +223,7 @@ fn the_eight_orientations_are_turned_upright() -> Result<(), DataError> {
     let file = read("turned.jpg");
     let tag = file.windows(2).position(|pair| pair == b"\x01\x12" || pair == b"\x12\x01").unwrap();
     let value = (tag + 8..tag + 12).find(|&at| file[at] == 6).unwrap();
-    // Where the pixel of a row and column is stored, by `ImageOps.exif_transpose` of Pillow.
+    // The stored position of each pixel, by `ImageOps.exif_transpose` of Pillow.
     type Stored = fn(usize, usize, usize, usize) -> (usize, usize);
     let orientations: [Stored; 8] = [
         |y, x, _, _| (y, x),

@@ -21,7 +21,7 @@ pub fn entries(dataset: &LmdbDataset) -> Vec<(Vec<u8>, Vec<u8>)> {
     (0..dataset.len()).map(|index| entry(dataset.get(index).unwrap())).collect()
 }
 
-/// A file with these bytes in a folder that goes away with the first value.
+/// A file with these bytes, in a folder that is deleted when the first value is dropped.
 pub fn file(bytes: &[u8]) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("some.mdb");
@@ -50,7 +50,7 @@ fn databases_that_python_wrote_read_back_with_equal_content() {
     assert_eq!(dataset.with_value(304, <[u8]>::len).unwrap(), 40000);
     assert!(matches!(dataset.get(305), Err(DataError::IndexOutOfRange { index: 305, len: 305 })));
 
-    // Its folder, or the file in it.
+    // By its folder, or by the file in it.
     for name in ["folder", "folder/data.mdb"] {
         let dataset = LmdbDataset::open(database(name)).unwrap();
         let expected: Vec<_> = (0..6).map(|i| (i.to_string().into_bytes(), sample(i + 2))).collect();
@@ -94,7 +94,7 @@ fn workers_of_a_loader_share_a_database() {
 }
 
 #[test]
-fn an_index_stands_for_the_scan_while_the_database_stays() {
+fn an_index_replaces_the_scan_until_the_database_changes() {
     let (dir, path) = file(&fs::read(database("values.mdb")).unwrap());
     let index = dir.path().join("index");
     let open = || LmdbDataset::builder(&path).index_file(&index).open();
@@ -102,7 +102,7 @@ fn an_index_stands_for_the_scan_while_the_database_stays() {
     let written = fs::read(&index).unwrap();
     assert_eq!(entries(&open().unwrap()), expected);
 
-    // Of whatever kind the damage is, the index is made anew.
+    // Any kind of damage makes the index be written again.
     let cuts = (20..written.len()).step_by(97).map(|cut| written[..cut].to_vec());
     let flips = (8..written.len()).step_by(89).map(|at| {
         let mut flipped = written.clone();
@@ -114,7 +114,7 @@ fn an_index_stands_for_the_scan_while_the_database_stays() {
         assert_eq!(entries(&open().unwrap()), expected);
         assert_eq!(fs::read(&index).unwrap(), written);
     }
-    // Another database under the name.
+    // Another file under the same name.
     fs::write(&path, fs::read(database("one.mdb")).unwrap()).unwrap();
     assert_eq!(entries(&open().unwrap()).len(), 1);
     assert_ne!(fs::read(&index).unwrap(), written);
@@ -122,11 +122,11 @@ fn an_index_stands_for_the_scan_while_the_database_stays() {
     let named = |name: &str| LmdbDataset::builder(database("named.mdb")).database(name).index_file(&index).open();
     assert_eq!((named("train").unwrap().len(), named("test").unwrap().len()), (5, 1));
 
-    // Somebody else's file is not written over.
+    // A file that is not an index is not overwritten.
     fs::write(&index, "my notes").unwrap();
     names_file(&open().unwrap_err(), "index: at byte 0");
     assert_eq!(fs::read(&index).unwrap(), b"my notes");
-    // An index is never compressed, and what a compressed one unpacks to has no limit.
+    // An index is never compressed; a compressed file is refused, since it could decompress to any size.
     let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
     packed.write_all(&written).unwrap();
     fs::write(&index, packed.finish().unwrap()).unwrap();
@@ -149,7 +149,7 @@ fn a_cut_anywhere_is_an_error() {
     names_file(&LmdbDataset::open(fixture("web-000.tar")).unwrap_err(), "at byte 16");
 }
 
-/// `one.mdb` with other bytes at an offset of the meta page that counts.
+/// `one.mdb` with these bytes at an offset of its current meta page.
 fn with_meta(at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut whole = fs::read(database("one.mdb")).unwrap();
     let transaction = |page: usize| u64::from_le_bytes(whole[page * PAGE + 144..][..8].try_into().unwrap());
@@ -159,7 +159,7 @@ fn with_meta(at: usize, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn absurd_numbers_are_errors_at_their_place() {
+fn absurd_numbers_are_errors_with_their_offset() {
     let huge = u64::MAX.to_le_bytes();
     // Page flags, magic number, version, page size, depth, entries, root, last page.
     for (at, bytes) in [
@@ -191,23 +191,23 @@ fn absurd_numbers_are_errors_at_their_place() {
         let (_dir, path) = file(&with_meta(92, &[flags]));
         assert!(matches!(LmdbDataset::open(&path), Err(DataError::Layout { .. })), "{flags:#x}");
     }
-    // The declared size of the map is nothing to go by.
+    // The declared map size is ignored.
     let (_dir, path) = file(&with_meta(32, &huge));
     assert_eq!(entries(&LmdbDataset::open(&path).unwrap()).len(), 1);
 }
 
-/// Where the only leaf of `one.mdb` is.
+/// The offset of the only leaf of `one.mdb`.
 fn leaf(whole: &[u8]) -> usize {
     (2 * PAGE..whole.len()).step_by(PAGE).find(|&page| whole[page + 10] == 2).unwrap()
 }
 
 #[test]
-fn what_leads_out_of_the_file_is_found_first() {
+fn references_out_of_the_file_are_found_first() {
     let good = fs::read(database("values.mdb")).unwrap();
     let pages = || (2 * PAGE..good.len()).step_by(PAGE);
     let branch = pages().find(|&page| good[page + 10] == 1).unwrap();
     let big = leaf(&good);
-    // A child, the count of nodes, a node's place, a node's key, a page's number.
+    // A child's page number, the count of nodes, a node's offset, a node's key, the page's own number.
     let node = branch + usize::from(u16::from_le_bytes([good[branch + 16], good[branch + 17]]));
     for (at, bytes) in [
         (node, &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff][..]),
@@ -228,7 +228,7 @@ fn what_leads_out_of_the_file_is_found_first() {
         let (_dir, path) = file(&damaged);
         names_file(&LmdbDataset::open(&path).expect_err(&format!("{bytes:?} at {at}")), "some.mdb: at byte");
     }
-    // The tree's root as a child of itself.
+    // The tree's root as its own child.
     let mut circle = good.clone();
     circle[node..][..2].copy_from_slice(&((branch / PAGE) as u16).to_le_bytes());
     let (_dir, path) = file(&circle);
@@ -245,7 +245,7 @@ fn every_flipped_byte_is_an_error_or_other_data() {
         flipped[at] ^= [0x01, 0x80, 0xff][at % 3];
         fs::write(&path, flipped).unwrap();
         let found = LmdbDataset::open(&path).map(|dataset| entries(&dataset));
-        // The format has no way to tell.
+        // The format has no checksum of values.
         if (value..value + 100).contains(&at) {
             assert_ne!(found.unwrap()[0].1, sample(5));
         }

@@ -8,7 +8,7 @@ use overdrive_dataload::{DataError, Dataset, LmdbDataset, LmdbWriter};
 use crate::lmdb::entries;
 use crate::{fixture, names_file, sample};
 
-/// Large and small values, in no order.
+/// Large and small values, not in order.
 fn content() -> Vec<(Vec<u8>, Vec<u8>)> {
     let key = |i: usize| format!("{:05}", i * 7919 % 1000).into_bytes();
     (0..200).map(|i| (key(i), if i % 50 == 7 { vec![i as u8; 40_000] } else { sample(i % 9) })).collect()
@@ -31,7 +31,7 @@ fn write(path: &Path, subdir: bool, checksums: bool, commit_every: usize) {
 }
 
 #[test]
-fn what_is_written_reads_back() {
+fn written_entries_read_back() {
     let dir = tempfile::tempdir().unwrap();
     for (number, (subdir, checksums, commit_every)) in
         [(false, false, 10_000), (true, false, 1), (false, true, 7), (true, true, 10_000)].into_iter().enumerate()
@@ -72,14 +72,14 @@ fn an_earlier_database_stays_until_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.mdb");
     write(&path, false, false, 10);
-    // What an interrupted run has left is not added to.
+    // The temporary file of an interrupted run is replaced.
     fs::copy(&path, dir.path().join("a.mdb.part")).unwrap();
     let mut writer = LmdbWriter::builder(&path).create().unwrap();
     writer.write(b"new", b"value").unwrap();
     assert_eq!(LmdbDataset::open(&path).unwrap().len(), 200);
     writer.finish().unwrap();
     assert_eq!(entries(&LmdbDataset::open(&path).unwrap()), [(b"new".to_vec(), b"value".to_vec())]);
-    // A key of an earlier transaction.
+    // A key that an earlier transaction wrote.
     let mut writer = LmdbWriter::builder(&path).commit_every(1).create().unwrap();
     writer.write(b"a", b"1").unwrap();
     let error = writer.write(b"a", b"2").unwrap_err();
@@ -112,9 +112,10 @@ fn checksums_find_every_flipped_byte() {
                 names_file(&error, "some.mdb");
                 errors += 1;
             }
-            // Space that nothing uses.
+            // A byte in unused space.
             Ok((true, all)) => assert_eq!(all, expected, "flipped at {at}"),
-            // The key of the checksums is gone, or a meta page's transaction number points to the state before them.
+            // The key of the checksums was changed, or a meta page's transaction number selects the state before they
+            // were written.
             Ok((false, _)) => {
                 let older = at < 8192 && (144..152).contains(&(at % 4096));
                 assert!(older || (mark..mark + 10).contains(&at), "flipped at {at}");
@@ -136,7 +137,7 @@ fn checksums_find_every_flipped_byte() {
     assert_ne!(unchecked.get(5).unwrap().value(), sample(201));
 }
 
-/// Where there is a Python with its `lmdb` package; `OVERDRIVE_PYTHON` names one.
+/// Needs a Python with the package `lmdb`; `OVERDRIVE_PYTHON` sets the interpreter.
 #[test]
 fn python_reads_what_is_written() {
     let python = env::var("OVERDRIVE_PYTHON").unwrap_or_else(|_| "python3".to_owned());

@@ -1,6 +1,6 @@
-//! The formats as a user sees them: files that Python's tools wrote, our own writers, bad input of every kind.
+//! The formats through their public interface: files that Python's tools wrote, this crate's writers, damaged input.
 
-// Each format uses a part of the helpers.
+// Each format uses some of the helpers.
 #![cfg_attr(
     not(all(
         feature = "lmdb",
@@ -66,7 +66,7 @@ fn sample(i: usize) -> Vec<u8> {
     (0..20 * i).map(|j| (i * 31 + j * 7) as u8).collect()
 }
 
-/// Asserts that an error names the file, and gives its text.
+/// Asserts that an error names the file, and returns its text.
 fn names_file(error: &DataError, name: &str) -> String {
     let text = error.to_string();
     assert!(text.contains(name), "{text} does not name {name}");

@@ -1,6 +1,6 @@
-//! Thousands of damaged files: no panic, no hang, no memory beyond what the files hold.
+//! Reads thousands of damaged files: no panic, no hang, no allocation beyond the files' content.
 //!
-//! `fuzz/` looks deeper with the same entry points; this runs with every test.
+//! `fuzz/` searches deeper in the same parsers; this test runs every time.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::fixture;
 
 const ROUNDS: u64 = 1500;
 const SEED: u64 = 7;
-/// A header that is believed asks for gigabytes; a zstd window and the allocator's own needs are far below this.
+/// A header that is trusted would allocate gigabytes; a zstd window and the allocator's overhead are far below this.
 pub(crate) const MOST_GROWTH_BYTES: u64 = 1 << 30;
 
 struct Random {
@@ -62,7 +62,7 @@ fn mutate(good: &[u8], random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// Makes the checksum of every block that could be a tar header good, so that what it says is believed.
+/// Corrects the checksum of every block that could be a tar header, so that its fields are parsed.
 fn with_tar_checksums(mut bytes: Vec<u8>) -> Vec<u8> {
     for block in bytes.chunks_exact_mut(512).filter(|block| block[257..262] == *b"ustar") {
         block[148..156].fill(b' ');
@@ -78,7 +78,7 @@ pub(crate) fn peak_bytes() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024
 }
 
-/// What this thread has computed, which no other process changes.
+/// The CPU time of this thread, which does not depend on other processes.
 fn cpu_seconds() -> f64 {
     let times = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     times.split(' ').next().and_then(|nanos| nanos.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
@@ -94,7 +94,7 @@ fn hammer(names: &[&str], read: impl Fn(Vec<u8>, u64) -> usize) {
             given += read(mutate(&good, &mut random), round);
         }
     }
-    // Some damage hits padding or values: a parser that refused everything would prove nothing.
+    // Some damage only hits padding or values: if everything were refused, the test would prove nothing.
     assert!(given > 0);
     let took = cpu_seconds() - begun;
     assert!(took < 120.0, "{names:?} took {took} s of a CPU");
@@ -152,7 +152,7 @@ fn damaged_tables() {
     let names = names.map(|name| format!("parquet/{name}.parquet"));
     hammer(&names.each_ref().map(String::as_str), |bytes, round| {
         let dataset = ParquetDataset::from_bytes(bytes, Path::new("damaged.parquet"));
-        // One thread, since each takes memory of its own; without checksums the damage gets further.
+        // One thread, since each allocates its own memory; without checksums, damage reaches the decoders.
         let dataset = dataset.map(|dataset| dataset.threads(1).verify_crc(round % 4 == 0));
         let Ok(dataset) = dataset else { return 0 };
         let columns: Vec<String> = dataset.fields().map(|field| field.name().to_owned()).collect();

@@ -1,10 +1,11 @@
-//! Errors and faults of a stream name the file, and what its format calls the item.
+//! Errors and faults of a stream name the file, and the item as its format does.
 
 use overdrive_dataload::{DataError, DataLoader, IterableDataset, OnError};
 
 use crate::fixture;
 
-/// The error of a stream of labels, and the key of its fault where bad items are passed over, which are one in ten.
+/// The error of a stream of labels in which one in ten items is bad, and the key of its fault where bad items are
+/// skipped.
 fn bad_one(stream: impl IterableDataset<Sample = i64> + Clone + 'static, items: usize) -> (String, Option<String>) {
     let mut seen = Vec::new();
     for workers in [0, 2] {
@@ -25,7 +26,7 @@ fn bad_one(stream: impl IterableDataset<Sample = i64> + Clone + 'static, items: 
 
 #[cfg(feature = "webdataset")]
 #[test]
-fn of_a_tar_shard_its_file_and_the_key() {
+fn tar_shards_are_named_by_file_and_key() {
     let dataset = overdrive_dataload::WebDataset::open(fixture("web-{000..002}.tar").to_str().unwrap()).unwrap();
     let labels = std::sync::Arc::new(dataset.map(|sample| match sample.key() {
         "train/0005" => Err(DataError::other("no good")),
@@ -37,7 +38,7 @@ fn of_a_tar_shard_its_file_and_the_key() {
 
 #[cfg(feature = "webdataset")]
 #[test]
-fn a_shard_that_is_damaged_or_gone_is_named_once() {
+fn a_damaged_or_missing_shard_is_named_once() {
     use std::fs;
 
     let dir = tempfile::tempdir().unwrap();
@@ -57,7 +58,7 @@ fn a_shard_that_is_damaged_or_gone_is_named_once() {
 
 #[cfg(feature = "tfrecord")]
 #[test]
-fn of_a_record_its_file_and_the_byte() {
+fn records_are_named_by_file_and_byte() {
     let path = fixture("examples.tfrecord");
     let dataset = overdrive_dataload::TfRecordDataset::from_files([&path]).unwrap();
     let third = dataset.stream([0]).nth(2).unwrap().unwrap().offset();
@@ -71,8 +72,8 @@ fn of_a_record_its_file_and_the_byte() {
 
 #[cfg(feature = "parquet")]
 #[test]
-fn of_a_row_its_file_row_group_and_number() {
-    // Row 33 of all: in row groups of eight, the sixth of the second one of the second file.
+fn rows_are_named_by_file_row_group_and_number() {
+    // Row 33 of all, with row groups of eight: the sixth row of the second row group of the second file.
     let bad = super::parquet::number(33) as i64;
     let rows = super::parquet::open("part-{0..2}").select(["int64"]).unwrap().map(move |row| match row.int("int64") {
         Some(number) if number == bad => Err(DataError::other("no good")),

@@ -1,4 +1,4 @@
-//! What pyarrow wrote reads back with equal content, by columns and by rows.
+//! Files that pyarrow wrote read back with equal content, by columns and by rows.
 
 use overdrive_dataload::{
     BytesColumn, DataError, Dataset, IterableDataset, ParquetDataset, ParquetKind, ParquetTable, ParquetValue,
@@ -9,10 +9,10 @@ use tch::{Kind, Tensor};
 use crate::{fixture, names_file};
 
 const ROWS: usize = 60;
-/// Rows of a row group.
+/// Rows per row group.
 const GROUP: usize = 25;
 
-/// The columns of `numbers` in `fixtures/make_parquet.py` and what they are read as.
+/// The columns of `numbers` in `fixtures/make_parquet.py`, and the kinds that they are read as.
 const NUMBERS: [(&str, Kind); 11] = [
     ("bool", Kind::Bool),
     ("int8", Kind::Int8),
@@ -27,7 +27,7 @@ const NUMBERS: [(&str, Kind); 11] = [
     ("float64", Kind::Double),
 ];
 
-// The functions of a row's number of `make_parquet.py`.
+// The functions of a row's number, as in `make_parquet.py`.
 
 pub(crate) fn number(i: usize) -> f64 {
     (i * 37 % 101) as f64 - 50.0
@@ -76,13 +76,13 @@ fn assert_texts(found: &BytesColumn, text: impl Fn(usize) -> Vec<u8>, what: &str
     assert_eq!((found.len(), found.get(ROWS)), (ROWS, None));
 }
 
-/// The lists of a column with one list around its numbers.
+/// The lists of a column of plain lists.
 fn lists(table: &ParquetTable, name: &str) -> Vec<Vec<f64>> {
     let ragged = table.ragged(name).unwrap();
     assert_eq!((ragged.rows(), ragged.lists()), (table.rows(), 1));
     let offsets = ragged.offsets(0).unwrap();
-    let (values, told) = ragged.clone().into_tensors().unwrap();
-    assert_eq!(Vec::<i64>::try_from(&told[0]).unwrap(), offsets);
+    let (values, found) = ragged.clone().into_tensors().unwrap();
+    assert_eq!(Vec::<i64>::try_from(&found[0]).unwrap(), offsets);
     let values = floats(&values);
     offsets.windows(2).map(|pair| values[pair[0] as usize..pair[1] as usize].to_vec()).collect()
 }
@@ -239,7 +239,7 @@ fn nested_columns() {
 }
 
 #[test]
-fn lists_are_padded_cut_or_of_one_length() {
+fn lists_are_padded_truncated_or_of_one_length() {
     let table = open("nested").select(["ints", "deep", "words"]).unwrap().read().unwrap();
     let padded = |max_len| table.ragged("ints").unwrap().to_padded(-1.0, max_len).unwrap();
     for (max_len, width) in [(None, 3), (Some(2), 2), (Some(5), 5), (Some(0), 0)] {
@@ -266,16 +266,16 @@ fn lists_are_padded_cut_or_of_one_length() {
 }
 
 #[test]
-fn columns_are_selected_and_told() {
+fn columns_are_selected_and_described() {
     let dataset = open("nested").select(["date", "point", "boxes.list.element.a"]).unwrap();
-    let told: Vec<_> = dataset.fields().map(|f| (f.name(), f.kind().clone(), f.lists(), f.nullable())).collect();
+    let found: Vec<_> = dataset.fields().map(|f| (f.name(), f.kind().clone(), f.lists(), f.nullable())).collect();
     let expected = [
         ("date", ParquetKind::Number(Kind::Int), 0, true),
         ("point.x", ParquetKind::Number(Kind::Double), 0, true),
         ("point.ys", ParquetKind::Number(Kind::Int64), 1, true),
         ("boxes.a", ParquetKind::Number(Kind::Int64), 1, true),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(found, expected);
     assert_eq!(
         (dataset.rows(), dataset.row_groups().collect::<Vec<_>>()),
         (ROWS, vec![GROUP, GROUP, ROWS - 2 * GROUP])
@@ -295,7 +295,7 @@ fn columns_are_selected_and_told() {
 }
 
 #[test]
-fn what_has_no_kind_is_refused_and_the_rest_is_read() {
+fn columns_without_a_kind_are_refused_and_others_read() {
     for (column, part) in [("uint64", "uint64"), ("decimal", "decimal"), ("time96", "INT96")] {
         let dataset = open("refused").select([column]).unwrap();
         let found = dataset.fields().next().unwrap().kind().clone();

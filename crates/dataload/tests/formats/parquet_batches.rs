@@ -1,4 +1,4 @@
-//! Shuffled batches: every row once, the same order on any number of threads, and from any batch on.
+//! Shuffled batches: every row once, in the same order on any number of threads and from any first batch.
 
 use overdrive_dataload::{DataError, ParquetBatches, ParquetDataset, ParquetTable, TensorBatch};
 
@@ -6,7 +6,7 @@ use crate::parquet::{floats, ints, number, open, text};
 
 const ROWS: usize = 60;
 
-/// What a batch holds, row by row; the columns must agree on the row.
+/// The rows of a batch; all its columns must belong to the same row.
 fn rows(table: &ParquetTable) -> Vec<i64> {
     let numbers: Vec<i64> = floats(table.tensor("int64").unwrap()).iter().map(|&number| number as i64).collect();
     let (texts, lists) = (table.bytes("text").unwrap(), table.ragged("ints").unwrap());
@@ -63,14 +63,14 @@ fn the_order_is_a_function_of_seed_and_epoch() {
         other.sort_unstable();
         assert_eq!(other, expected);
     }
-    // Rows of a window mix: its first batch holds rows of more than one of its three row groups.
+    // The rows of a window are mixed: its first batch has rows of more than one of its three row groups.
     let place = |number: i64| (0..ROWS).find(|&i| super::parquet::number(i) as i64 == number).unwrap();
     let groups: Vec<usize> = first[0].iter().map(|&number| place(number) / 20 * 3 + place(number) % 20 / 8).collect();
     assert!(groups.iter().any(|group| *group != groups[0]), "{groups:?}");
 }
 
 #[test]
-fn an_epoch_goes_on_from_any_batch_and_batches_come_alone() {
+fn an_epoch_starts_at_any_batch_and_single_batches_agree() {
     for (shuffle, size) in [(true, 7), (false, 7), (true, 20)] {
         let batches = parts().batches(size).unwrap().shuffle(shuffle).seed(5).window(2);
         let whole = epoch(&batches, 3);

@@ -1,4 +1,4 @@
-//! Bad Parquet: each an error that says where, never a panic, nor values that nobody wrote.
+//! Damaged Parquet files: always an error with its place, never a panic or wrong values.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ fn read(bytes: Vec<u8>) -> Result<ParquetTable, DataError> {
     parse(bytes)?.read()
 }
 
-/// A table as text, to compare it.
+/// A table as text, for comparison.
 fn content(table: ParquetTable) -> String {
     let columns = table.into_iter().map(|(name, values)| match values {
         ParquetValues::Tensor(tensor) => format!("{name} {:?}", floats(&tensor)),
@@ -34,7 +34,7 @@ fn content(table: ParquetTable) -> String {
     columns.collect::<Vec<_>>().join("\n")
 }
 
-/// Where the footer begins.
+/// The footer's offset.
 fn footer_start(file: &[u8]) -> usize {
     let (tail, _) = file[file.len() - 8..].split_first_chunk::<4>().unwrap();
     file.len() - 8 - u32::from_le_bytes(*tail) as usize
@@ -46,7 +46,7 @@ fn a_cut_anywhere_is_an_error() {
     for cut in 0..file.len() {
         names_file(&parse(file[..cut].to_vec()).err().unwrap(), "some.parquet");
     }
-    // What is missing are pages, and the end is there.
+    // Pages are missing, but the footer is complete.
     let footer = footer_start(&file);
     for cut in 4..footer {
         let ended = [&file[..cut], &file[footer..]].concat();
@@ -59,7 +59,7 @@ fn a_cut_anywhere_is_an_error() {
 }
 
 #[test]
-fn the_footer_is_not_believed() {
+fn the_footer_is_not_trusted() {
     let file = bytes_of("numbers");
     let end = file.len();
     let with = |at: usize, bytes: &[u8]| {
@@ -74,7 +74,7 @@ fn the_footer_is_not_believed() {
     assert!(matches!(with(end - 8, &(end as u32).to_le_bytes()), DataError::Corrupt { .. }));
     assert!(matches!(with(end - 8, &[0; 4]), DataError::Corrupt { .. }));
 
-    // A schema that nests 100,000 deep, one with 2^31 children, and a list of 2^31 truth values.
+    // A schema that nests 100,000 deep, one with 2^31 children, and a list of 2^31 bools.
     let footer = |footer: Vec<u8>| {
         let length = (footer.len() as u32).to_le_bytes();
         parse([b"PAR1", footer.as_slice(), &length, b"PAR1"].concat()).err().unwrap().to_string()
@@ -83,7 +83,7 @@ fn the_footer_is_not_believed() {
         [&[0x15, 2, 0x19, 0xfc, 0xa0, 0x8d, 0x06][..], &[0x48, 1, b'a', 0x15, 2, 0].repeat(100_000), &[0]].concat();
     assert!(footer(nested).contains("nests at most 64 deep"));
     let wide = vec![0x15, 2, 0x19, 0x1c, 0x48, 1, b'a', 0x15, 0xfe, 0xff, 0xff, 0xff, 0x0f, 0, 0x16, 0, 0x19, 0x0c, 0];
-    assert!(footer(wide).contains("columns still to come"));
+    assert!(footer(wide).contains("with columns missing"));
     assert!(footer(vec![0x15, 2, 0x49, 0xf1, 0xff, 0xff, 0xff, 0xff, 7, 0]).contains("a list that fits"));
 }
 
@@ -106,11 +106,11 @@ fn a_flipped_bit_in_a_page_is_found() {
     }
 }
 
-/// A fuzzer's finding: the decoder read behind the page, and panicked.
+/// Found by a fuzzer: the decoder read past the end of the page, and panicked.
 #[test]
 fn split_streams_have_a_value_for_every_level() {
     let mut file = bytes_of("encodings-1");
-    // The definition levels of 25 values, 21 of them there: now it is 22.
+    // The definition levels of 25 values, of which 21 are present, are changed to 22.
     let levels = [5, 0, 0, 0, 9, 0xf7, 0xfb, 0xfd, 0];
     let places: Vec<usize> = (0..file.len()).filter(|&at| file[at..].starts_with(&levels)).collect();
     assert!(places.len() > 2);
@@ -125,10 +125,10 @@ fn split_streams_have_a_value_for_every_level() {
 }
 
 #[test]
-fn checksums_are_compared_unless_that_is_off() {
+fn checksums_are_verified_unless_turned_off() {
     let mut file = bytes_of("numbers");
     let good = read(file.clone()).unwrap();
-    // Values of the last plain column, which have no other check.
+    // The values of the last plain column, which only a checksum protects.
     let value = (0..footer_start(&file)).rev().find(|&at| file[at..].starts_with(b"text 5")).unwrap();
     file[value] ^= 1;
     let error = read(file.clone()).unwrap_err();
@@ -139,7 +139,7 @@ fn checksums_are_compared_unless_that_is_off() {
 }
 
 #[test]
-fn memory_has_a_limit_that_is_told() {
+fn exceeding_the_memory_limit_is_an_error() {
     for (column, least) in [("int64", 25 * 8), ("text", 10), ("float32", 25 * 4)] {
         let dataset = open("numbers").select([column]).unwrap();
         assert!(dataset.clone().max_column_bytes(1 << 20).read().is_ok());

@@ -1,4 +1,4 @@
-//! `map` on rows, with both traits in scope that have one.
+//! `map` on rows, with both traits that have a `map` in scope.
 
 use overdrive_dataload::{DataError, DataLoader, Dataset, IterableDataset, ParquetRow};
 
@@ -26,7 +26,7 @@ fn mapped_rows_are_a_dataset_and_a_stream() -> Result<(), DataError> {
     assert_eq!(by_number.iter().collect::<Result<Vec<_>, _>>()?.concat(), in_order());
     let by_shard = DataLoader::stream(doubled).batch_size(7).interleave(1).num_workers(2).collate(listed).build()?;
     assert_eq!(by_shard.iter().collect::<Result<Vec<_>, _>>()?.concat(), in_order());
-    // Functions and closures behind each other, and a subset of them.
+    // Functions and closures chained, and a subset of the result.
     let all = open("part-{0..2}").map(first).map(|number| Ok(number.to_string())).map(|text| Ok(text + "!"));
     assert_eq!(all.subset([3, 1])?.get(0)?, format!("{}!", number(3) as i64));
     Ok(())

@@ -1,4 +1,5 @@
-//! Shuffled rows through the loader and for several ranks: how often row groups are decoded, and that every row comes.
+//! Shuffled rows through the loader and for several ranks: how often row groups are decoded, and that every row is
+//! read.
 
 use overdrive_core::Stateful;
 use overdrive_dataload::{DataError, ParquetBatches, ParquetDataset, ParquetTable};
@@ -51,7 +52,7 @@ fn the_loaders_own_shuffle_mixes_rows_and_decodes_each_row_group_once_an_epoch()
             assert!(found[0] != found[1] && !found[0].is_sorted());
             assert_eq!(expected.get_or_insert_with(|| found.clone()), &found, "{workers} workers");
         }
-        // The same as shuffled batches.
+        // Equal to the batches' own shuffle.
         let batches = open("part-{0..2}").batches(batch_size)?.window(window).shuffle(true).seed(3);
         assert_eq!(expected.map(|found| found[2].clone()), Some(epoch(&batches, 2).concat()));
     }
@@ -86,7 +87,7 @@ fn ranks_share_the_row_groups_and_have_equally_many_batches() -> Result<(), Data
                 let make = |batches: ParquetBatches| batches.window(1).shuffle(shuffle).seed(5).drop_last(drop_last);
                 let (found, decoded) = ranks(|| open("part-{0..2}"), world_size, make)?;
                 assert!(found.iter().all(|batches| batches.len() == found[0].len()), "{world_size}");
-                // A cut goes through a row group, and what is missing at the end comes from the start.
+                // Cuts may go through row groups, and the end is filled up from the start.
                 let most = GROUPS + world_size as u64;
                 assert!(decoded <= most, "{decoded} row groups decoded by {world_size} ranks, at most {most}");
                 let mut seen = sorted(&found.concat());
@@ -105,21 +106,21 @@ fn ranks_share_the_row_groups_and_have_equally_many_batches() -> Result<(), Data
 }
 
 #[test]
-fn ranks_decode_different_row_groups_where_those_can_be_shared_out() -> Result<(), DataError> {
-    // Row groups of 8, 8 and 4 rows in each file, so that every rank has a file.
+fn ranks_decode_different_row_groups_where_those_divide_evenly() -> Result<(), DataError> {
+    // Eight files with row groups of 8, 8 and 4 rows each, so that every rank gets one file.
     let path = fixture("parquet").join("part-0.parquet");
     let dataset = || ParquetDataset::from_files(vec![path.clone(); 8]).unwrap();
     let (found, decoded) = ranks(dataset, 8, |batches| batches.window(3))?;
     assert_eq!(decoded, 24);
     assert!(found.iter().all(|batches| batches.concat().len() == 20));
-    // In a random order of row groups, cuts go through some.
+    // In a random order of row groups, cuts go through some of them.
     let (_, decoded) = ranks(dataset, 8, |batches| batches.window(3).shuffle(true))?;
     assert!((24..=24 + 7).contains(&decoded), "{decoded}");
     Ok(())
 }
 
 #[test]
-fn a_ranks_state_fits_ranks_of_the_same_number_alone() -> Result<(), Box<dyn std::error::Error>> {
+fn a_ranks_state_fits_only_the_same_number_of_ranks() -> Result<(), Box<dyn std::error::Error>> {
     let of = |batch_size, rank, world_size| {
         let batches = open("part-{0..2}").batches(batch_size)?.window(2).rank(rank, world_size)?;
         batches.loader().shuffle(true).seed(8).build()
@@ -135,11 +136,11 @@ fn a_ranks_state_fits_ranks_of_the_same_number_alone() -> Result<(), Box<dyn std
     assert_eq!(found, expected);
     for world_size in [1, 2] {
         assert!(build(0, world_size)?.load_state_dict(&state).is_err());
-        // As many batches on each.
+        // The number of batches per rank is the same.
         let error = of(60, 0, world_size)?.load_state_dict(&of(60, 0, 3)?.state_dict()?).unwrap_err().to_string();
         assert!(error.contains("`parquet."), "{error}");
     }
-    // One of a loader that permuted the numbers of batches says nothing of rows.
+    // A state of a loader that permuted whole batches has no `shuffle_rows`.
     let mut before = overdrive_core::StateDict::new();
     for (key, entry) in state.iter().filter(|(key, _)| *key != "shuffle_rows") {
         match entry {

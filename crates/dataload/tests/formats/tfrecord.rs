@@ -44,7 +44,7 @@ fn files_that_python_wrote_read_back_with_equal_content() {
 }
 
 #[test]
-fn what_is_written_reads_back_and_resumes() {
+fn written_records_read_back_and_resume() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["a.tfrecord", "a.tfrecord.gz"] {
         let mut writer = TfRecordWriter::create(dir.path().join(name)).unwrap();
@@ -71,7 +71,7 @@ fn a_cut_anywhere_is_an_error_unless_between_records() {
     for cut in 0..whole.len() {
         let mut records = read(&whole[..cut]);
         match ends.iter().position(|&end| end == cut as u64) {
-            // Nothing in the format tells how many records there should be.
+            // The format does not state the number of records.
             Some(complete) => assert_eq!(records.map(Result::unwrap).count(), complete),
             None => {
                 let error = records.find_map(Result::err).unwrap_or_else(|| panic!("no error for a cut at {cut}"));
@@ -117,7 +117,7 @@ fn absurd_lengths_take_no_memory() {
 }
 
 #[test]
-fn a_record_that_is_no_example_is_named() {
+fn a_record_that_is_not_an_example_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let mut writer = TfRecordWriter::create(dir.path().join("text.tfrecord")).unwrap();
     writer.write(b"no example").unwrap();
@@ -129,7 +129,7 @@ fn a_record_that_is_no_example_is_named() {
 }
 
 #[test]
-fn a_way_that_nobody_waits_for_is_left() {
+fn skipping_records_stops_when_cancelled() {
     for name in ["examples.tfrecord", "examples.tfrecord.gz"] {
         let dataset = open(name);
         let cancelled = Cancellation::new();

@@ -46,7 +46,7 @@ fn shards_that_python_wrote_read_back_with_equal_content() {
 }
 
 #[test]
-fn only_what_is_selected_is_read() {
+fn only_selected_files_are_read() {
     let samples = all(&open("web-*.tar").select(["CLS", "seg.json"]));
     assert_eq!(samples.len(), 10);
     assert!(samples.iter().all(|sample| sample.files().len() == 2 && sample.get("bin").is_none()));
@@ -105,7 +105,7 @@ fn a_missing_shard_is_named() {
     names_file(&dataset.stream(0..1).next().unwrap().unwrap_err(), "a.tar");
 }
 
-/// Everything that the bytes of a shard give.
+/// All samples of a shard's bytes.
 fn read(bytes: &[u8]) -> Result<Vec<WebSample>, DataError> {
     WebSamples::from_bytes(bytes.to_vec(), Path::new("some.tar"))?.collect()
 }
@@ -129,7 +129,7 @@ fn a_cut_anywhere_is_an_error() {
         "web.tar.zst",
     ] {
         let whole = fs::read(fixture(name)).unwrap();
-        // Behind the end mark a plain archive is padding.
+        // After the end mark, a plain archive only has padding.
         let end = if name == "web-002.tar" { whole.iter().rposition(|&byte| byte != 0).unwrap() } else { whole.len() };
         for cut in (0..end).step_by(if end > 4096 { 7 } else { 1 }) {
             assert!(read(&whole[..cut]).is_err(), "{name} cut at {cut}");
@@ -159,7 +159,7 @@ fn a_flipped_bit_in_a_compressed_shard_is_found() {
 }
 
 #[test]
-fn bad_headers_are_told_with_their_offset() {
+fn bad_headers_are_errors_with_their_offset() {
     let good = fs::read(fixture("web-002.tar")).unwrap();
     let with = |at: usize, bytes: &[u8]| {
         let mut changed = good.clone();
@@ -174,11 +174,11 @@ fn bad_headers_are_told_with_their_offset() {
     assert_eq!(corrupt_at(&checked(with(124, b"not a size!"))), 0);
     assert_eq!(corrupt_at(&checked(with(0, b"\xff\xfe.jpg\0"))), 0);
     assert_eq!(corrupt_at(&checked(with(156, b"S"))), 0);
-    // Two archives in one: what is behind the first end mark would be lost.
+    // Two concatenated archives: everything after the first end mark would be lost.
     assert_eq!(corrupt_at(&[good.as_slice(), &good].concat()), good.len() as u64);
 }
 
-/// Makes the first header's checksum good.
+/// Corrects the first header's checksum.
 fn checked(mut shard: Vec<u8>) -> Vec<u8> {
     shard[148..156].fill(b' ');
     let sum: u32 = shard[..512].iter().map(|&byte| u32::from(byte)).sum();
@@ -188,7 +188,7 @@ fn checked(mut shard: Vec<u8>) -> Vec<u8> {
 
 #[test]
 fn absurd_sizes_take_no_memory() {
-    // 64 GiB of zeros as a name, and as a file, that gzip stores in next to nothing; only the start is there.
+    // A header declares 64 GiB of name or file, which gzip could compress to almost nothing; only the start is there.
     for kind in [b'L', b'x', b'0'] {
         let mut header = fs::read(fixture("web-002.tar")).unwrap()[..512].to_vec();
         header[124..136].copy_from_slice(&[0x80, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0]);
@@ -210,7 +210,7 @@ fn a_file_twice_in_a_sample_is_an_error() {
 }
 
 #[test]
-fn what_is_written_reads_back() {
+fn written_samples_read_back() {
     for ending in [
         "tar",
         "tar.gz",
@@ -229,7 +229,8 @@ fn what_is_written_reads_back() {
         assert_eq!(files[0], dir.path().join(format!("out-0007.{ending}")));
         let dataset = WebDataset::from_files(&files).unwrap();
         let counts: Vec<_> = (0..files.len()).map(|shard| dataset.stream([shard]).count()).collect();
-        // By count at first, then by size: 0..4, then 80 + 100 + 120 bytes and their texts, then two and one.
+        // Shards end by count at first, then by size: samples 0..4, then 80 + 100 + 120 bytes and their texts, then two
+        // and one.
         assert_eq!((counts.iter().sum::<usize>(), counts[0], counts[1]), (10, 4, 3), "{counts:?}");
         for (i, found) in all(&dataset).iter().enumerate() {
             assert_eq!((found.key(), found.get("bin")), (format!("{long}{i}").as_str(), Some(&*sample(i))));
@@ -239,7 +240,7 @@ fn what_is_written_reads_back() {
 }
 
 #[test]
-fn a_way_that_nobody_waits_for_is_left() {
+fn skipping_samples_stops_when_cancelled() {
     for name in ["web-000.tar", "web.tar.gz"] {
         let dataset = open(name);
         let cancelled = Cancellation::new();

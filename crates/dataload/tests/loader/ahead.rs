@@ -1,4 +1,4 @@
-//! Batches that are taken ahead of their use, in the saved position.
+//! Batches that are taken ahead of their use, in the saved state.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn batches_held_ahead_of_the_training_loop_are_not_lost() -> Result<(), DataErro
     let mut epoch = loader.iter().map(Result::unwrap);
     let (mut batch, mut trained) = (epoch.next(), Vec::new());
     while let Some(now) = batch {
-        // As gradient accumulation does, to know whether a batch is the last one.
+        // As in gradient accumulation, to know whether a batch is the last one.
         let (next_batch, held) = take_ahead(|| epoch.next());
         let last = next_batch.is_none();
         trained.push(now);
@@ -60,7 +60,7 @@ fn several_batches_held_at_the_end_of_an_epoch_are_not_lost() -> Result<(), Data
 }
 
 #[test]
-fn what_is_held_when_a_stream_breaks_off_is_trained_on_once() -> Result<(), DataError> {
+fn batches_held_when_a_stream_breaks_off_are_trained_on_once() -> Result<(), DataError> {
     let _alone = alone();
     let bad = Arc::new(AtomicBool::new(true));
     let build = || {
@@ -78,7 +78,7 @@ fn what_is_held_when_a_stream_breaks_off_is_trained_on_once() -> Result<(), Data
     assert!(take_ahead(|| epoch.next().unwrap()).0.is_err());
     bad.store(false, SeqCst);
     for (number, (batch, held)) in held.drain(..).enumerate() {
-        // Saved before it is used: it is the next.
+        // Saved before the batch is used, so it is the next one after resuming.
         let next = resumed(build()?, &loader.state_dict().unwrap());
         assert_eq!(next.iter().next().unwrap()?, batch, "batch {number}");
         held.hand_out();

@@ -1,4 +1,4 @@
-//! Caches behind the loader.
+//! Caches in the loader.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -12,7 +12,7 @@ use crate::{WORKERS, alone};
 
 type Batches = Vec<(Tensor, Tensor)>;
 
-/// 30 images, and how often one was read.
+/// 30 images, and a count of reads.
 fn counted() -> (impl Dataset<Sample = (Image, i64)> + 'static, Arc<AtomicUsize>) {
     let reads = Arc::new(AtomicUsize::new(0));
     let counter = reads.clone();
@@ -23,7 +23,7 @@ fn counted() -> (impl Dataset<Sample = (Image, i64)> + 'static, Arc<AtomicUsize>
     (dataset, reads)
 }
 
-/// Two epochs.
+/// The batches of two epochs.
 fn epochs(loader: DataLoader<(Tensor, Tensor)>) -> Result<[Batches; 2], DataError> {
     Ok([loader.epoch(0).collect::<Result<_, _>>()?, loader.epoch(1).collect::<Result<_, _>>()?])
 }
@@ -72,7 +72,7 @@ fn every_cache_gives_the_same_batches_and_reads_once() -> Result<(), DataError> 
 }
 
 #[test]
-fn what_does_not_fit_on_the_device_is_an_error() -> Result<(), DataError> {
+fn batches_that_do_not_fit_the_device_cache_are_errors() -> Result<(), DataError> {
     let _alone = alone();
     let growing = FnDataset::new(4, |index| Ok((Image::new(vec![0; index / 2 + 1], 1, index / 2 + 1, 1)?, 0)));
     let builder = DataLoader::builder(growing).batch_size(2).collate(Stack).cache(OnDevice(Device::Cpu))?;
@@ -99,7 +99,7 @@ fn a_bad_sample_stays_out_of_the_device_cache() -> Result<(), DataError> {
 }
 
 #[test]
-fn a_disk_cache_keeps_to_the_length_that_it_was_opened_with() -> Result<(), DataError> {
+fn a_disk_cache_keeps_the_length_that_it_was_opened_with() -> Result<(), DataError> {
     struct Growing(AtomicUsize);
     impl Dataset for Growing {
         type Sample = Vec<u8>;
@@ -126,7 +126,7 @@ fn a_disk_cache_keeps_to_the_length_that_it_was_opened_with() -> Result<(), Data
     let other = dir.path().join("other");
     std::fs::write(&other, "a short text").unwrap();
     let error = DiskCached::open(Growing(AtomicUsize::new(3)), &other).unwrap_err();
-    assert!(matches!(error, DataError::Layout { .. }) && error.to_string().contains("no cache"), "{error}");
+    assert!(matches!(error, DataError::Layout { .. }) && error.to_string().contains("not a cache"), "{error}");
     assert_eq!(std::fs::read(&other).unwrap(), b"a short text");
     Ok(())
 }

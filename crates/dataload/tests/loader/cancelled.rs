@@ -1,4 +1,4 @@
-//! Epochs that are dropped, or time out, on a long way to where they resume.
+//! Epochs that are dropped, or time out, while they seek to the position where they resume.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -10,12 +10,12 @@ use overdrive_dataload::{DataError, DataLoader, FnStream};
 
 use crate::{alone, listed, loader_threads, wait_until};
 
-/// Items before the place, at a millisecond each.
+/// Items before the saved position, at a millisecond each.
 const FAR: usize = 20_000;
 
 type Numbers = DataLoader<Vec<usize>>;
 
-/// A loader of an endless stream, and how many of its items were drawn.
+/// A loader of an endless stream, and a count of items drawn.
 fn loader(pause: Duration, timeout: Duration) -> Result<(Numbers, Arc<AtomicUsize>), DataError> {
     let drawn = Arc::new(AtomicUsize::new(0));
     let counter = drawn.clone();
@@ -43,27 +43,27 @@ fn resumed(timeout: Duration) -> Result<(Numbers, Arc<AtomicUsize>), Box<dyn std
 }
 
 #[test]
-fn dropping_an_epoch_on_its_way_to_a_position_joins_its_threads() -> Result<(), Box<dyn std::error::Error>> {
+fn dropping_an_epoch_that_seeks_joins_its_threads() -> Result<(), Box<dyn std::error::Error>> {
     let _alone = alone();
     let (loader, drawn) = resumed(Duration::from_secs(60))?;
     let epoch = loader.iter();
     wait_until(|| drawn.load(SeqCst) > 10);
     drop(epoch);
     let then = drawn.load(SeqCst);
-    assert!(then < FAR, "it went all the way");
+    assert!(then < FAR, "seeking was not cancelled");
     wait_until(|| loader_threads() == 0);
     assert_eq!(drawn.load(SeqCst), then, "a thread was left behind");
     Ok(())
 }
 
 #[test]
-fn a_timeout_on_the_way_leaves_no_thread_that_goes_on() -> Result<(), Box<dyn std::error::Error>> {
+fn a_timeout_while_seeking_stops_the_thread() -> Result<(), Box<dyn std::error::Error>> {
     let _alone = alone();
     let (loader, drawn) = resumed(Duration::from_millis(50))?;
     let mut epoch = loader.iter();
     let error = epoch.next().unwrap().unwrap_err();
     assert!(matches!(error, DataError::Timeout { batch: 0, .. }), "{error}");
     wait_until(|| loader_threads() == 0);
-    assert!(drawn.load(SeqCst) < FAR, "it went all the way");
+    assert!(drawn.load(SeqCst) < FAR, "seeking was not cancelled");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What is random about a sample belongs to the draw: two draws of one sample differ, whoever makes them, and stay the same.
+//! Randomness belongs to the draw: two draws of one sample differ, and each is reproducible for any workers and ranks.
 
 use std::collections::BTreeSet;
 
@@ -13,12 +13,12 @@ use crate::{WORKERS, alone};
 
 const JPEG: &[u8] = include_bytes!("../fixtures/images/h2v2.jpg");
 
-/// One of these photographs at every index.
+/// The same photograph at every index.
 fn photographs(len: usize) -> FnDataset<impl Fn(usize) -> Result<(EncodedImage, i64), DataError>> {
     FnDataset::new(len, |index| Ok((EncodedImage::new(JPEG.to_vec(), format!("{index}.jpg")), index as i64)))
 }
 
-/// Decodes and crops, and gives the label and the pixels of every sample.
+/// Decodes and crops; returns the label and the pixels of every sample.
 struct Crops(ImagePipeline);
 
 type Crop = (i64, Vec<i64>);
@@ -93,7 +93,7 @@ fn a_draw_gets_the_same_crop_with_any_workers_and_after_resume() -> Result<(), D
 }
 
 #[test]
-fn other_ranks_draw_otherwise_and_any_number_of_them_draws_the_same() -> Result<(), DataError> {
+fn ranks_draw_differently_but_together_the_same_for_any_world_size() -> Result<(), DataError> {
     let _alone = alone();
     let ranks = |world_size: usize, len: usize| -> Result<BTreeSet<Crop>, DataError> {
         let mut together = BTreeSet::new();
@@ -107,13 +107,13 @@ fn other_ranks_draw_otherwise_and_any_number_of_them_draws_the_same() -> Result<
     assert_eq!(one.len(), 8);
     assert_eq!(ranks(2, 8)?, one);
     assert_eq!(ranks(4, 8)?, one);
-    // Seven draws for two ranks: the one that fills up is a draw of its own.
+    // Seven draws for two ranks: the repeat that fills up is a separate draw.
     assert_eq!(ranks(2, 7)?.len(), 8);
     Ok(())
 }
 
 #[test]
-fn batches_dealt_out_or_cut_for_ranks_draw_otherwise_on_each() -> Result<(), DataError> {
+fn distributed_batches_draw_differently_on_each_rank() -> Result<(), DataError> {
     let _alone = alone();
     for split in [false, true] {
         let mut together = Vec::new();
@@ -123,14 +123,14 @@ fn batches_dealt_out_or_cut_for_ranks_draw_otherwise_on_each() -> Result<(), Dat
             let builder = DataLoader::builder(photographs(8)).batch_sampler(batches);
             together.extend(all(&builder.collate(Crops::new()).build()?)?);
         }
-        // Of whole batches the first comes again; of the last one cut, a sample.
+        // To fill up, whole batches repeat the first one; split batches repeat a sample of the last one.
         assert_eq!((together.len(), distinct(&together)), if split { (12, 12) } else { (15, 15) }, "{split}");
     }
     Ok(())
 }
 
 #[test]
-fn a_sampler_that_shares_out_by_itself_draws_otherwise_for_other_samples() -> Result<(), DataError> {
+fn a_custom_sampler_draws_differently_for_other_samples() -> Result<(), DataError> {
     let _alone = alone();
     struct Own(usize);
     impl BatchSampler for Own {

@@ -1,4 +1,4 @@
-//! Epochs of a stream that end early: the next one goes on there, and a run that was put back goes on as it would have.
+//! Epochs of a stream that end early: the next one continues there, and a resumed run equals the uninterrupted one.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use overdrive_dataload::{BatchSamples, Collate, DataError, DataLoader, FnStream,
 
 use crate::{WORKERS, alone, listed};
 
-/// Shards of unlike lengths, 74 samples.
+/// Shards of different lengths, 74 samples in total.
 fn shards() -> impl IterableDataset<Sample = usize> + 'static {
     FnStream::new(6, |shard| Ok((0..7 + shard * 3 % 10 + shard).map(move |i| Ok(shard * 100 + i))))
 }
@@ -32,7 +32,7 @@ struct Options {
 }
 
 impl Options {
-    /// Every batch with its epoch, its number, and what is random about its samples.
+    /// A loader whose batches record their epoch, number and draws.
     fn build(self) -> Result<DataLoader<Seen>, DataError> {
         let builder = DataLoader::stream(shards()).batch_size(4).interleave(3).shuffle(self.shuffle).seed(5);
         let builder = builder.shuffle_buffer(if self.shuffle { 3 } else { 1 }).num_workers(self.workers);
@@ -41,16 +41,16 @@ impl Options {
             Some(batches) => builder.batches_per_epoch(batches),
             None => builder,
         };
-        builder.collate(Told).build()
+        builder.collate(Recorded).build()
     }
 }
 
-/// The epoch, the batch's number, and each sample with what its random numbers follow from.
+/// The epoch, the batch's number, and each sample with its draw.
 type Seen = (u64, usize, Vec<(usize, u64)>);
 
-struct Told;
+struct Recorded;
 
-impl Collate<usize> for Told {
+impl Collate<usize> for Recorded {
     type Batch = Seen;
 
     fn collate(&self, _: Vec<usize>) -> Result<Seen, DataError> {
@@ -83,7 +83,7 @@ fn short_epochs_reach_the_end_of_every_shard() -> Result<(), DataError> {
             }
             batches.truncate(samples().len() / 2);
             let seen: BTreeSet<usize> = batches.concat().into_iter().collect();
-            // Lanes of unlike lengths begin anew at different times.
+            // Lanes of different lengths start their next pass at different times.
             assert!(seen.len() >= if fixed { 70 } else { 74 }, "{fixed}: {seen:?}");
         }
     }
@@ -91,7 +91,7 @@ fn short_epochs_reach_the_end_of_every_shard() -> Result<(), DataError> {
 }
 
 #[test]
-fn an_epoch_that_is_broken_off_leaves_its_rest_to_the_next_one() -> Result<(), DataError> {
+fn an_epoch_that_ends_early_leaves_its_rest_to_the_next_one() -> Result<(), DataError> {
     let _alone = alone();
     for workers in WORKERS {
         let build = || DataLoader::stream(shards()).batch_size(4).interleave(3).shuffle(true).num_workers(workers);
@@ -99,11 +99,11 @@ fn an_epoch_that_is_broken_off_leaves_its_rest_to_the_next_one() -> Result<(), D
         let loader = build().collate(listed).build()?;
         let mut seen: Vec<Vec<usize>> = loader.iter().take(5).collect::<Result<_, _>>()?;
         seen.extend(loader.iter().take(2).collect::<Result<Vec<_>, _>>()?);
-        // An epoch that nobody takes a batch from changes nothing.
+        // An epoch from which no batch is taken changes nothing.
         drop(loader.iter());
         seen.extend(loader.iter().collect::<Result<Vec<_>, _>>()?);
         assert_eq!(seen, whole);
-        // Behind the end there is a new pass, of another order.
+        // After the end, a new pass begins, in another order.
         assert_eq!(loader.next_epoch(), 4);
         let next: Vec<Vec<usize>> = loader.iter().collect::<Result<_, _>>()?;
         assert_ne!(next, whole);
@@ -114,7 +114,7 @@ fn an_epoch_that_is_broken_off_leaves_its_rest_to_the_next_one() -> Result<(), D
 }
 
 #[test]
-fn an_epoch_broken_off_at_its_very_end_leaves_nothing_behind() -> Result<(), DataError> {
+fn an_epoch_dropped_after_its_last_batch_leaves_nothing() -> Result<(), DataError> {
     let _alone = alone();
     for drop_last in [false, true] {
         let builder = DataLoader::stream(shards()).batch_size(4).interleave(3).drop_last(drop_last);
@@ -122,7 +122,7 @@ fn an_epoch_broken_off_at_its_very_end_leaves_nothing_behind() -> Result<(), Dat
         let whole = loader.epoch(0).count();
         assert_eq!(whole, samples().len().div_ceil(4) - usize::from(drop_last));
         for epoch in 0..4 {
-            // The end itself is not seen.
+            // All batches are taken, but not the `None` at the end.
             assert_eq!(loader.epoch(epoch).take(whole).count(), whole, "epoch {epoch}");
         }
     }
@@ -143,7 +143,8 @@ fn an_epoch_asked_for_by_its_number_is_always_the_same() -> Result<(), DataError
     Ok(())
 }
 
-/// The epochs of a run that takes some batches of each, the first `given` of them by one loader and the rest by another.
+/// The epochs of a run that takes some batches of each: the first `given` batches from one loader, the rest from
+/// another.
 fn run(options: Options, epochs: u64, given: usize, border: bool) -> Result<Vec<Seen>, DataError> {
     let first = options.build()?;
     let mut seen: Vec<Seen> = Vec::new();
@@ -181,7 +182,7 @@ fn run(options: Options, epochs: u64, given: usize, border: bool) -> Result<Vec<
 }
 
 #[test]
-fn a_resumed_run_is_the_uninterrupted_one_in_the_middle_and_at_the_border_of_epochs() -> Result<(), DataError> {
+fn a_resumed_run_equals_the_uninterrupted_one_within_and_between_epochs() -> Result<(), DataError> {
     let _alone = alone();
     for (batches, take, drop_last) in [
         (Some(4), 9, false),
@@ -212,7 +213,7 @@ fn a_resumed_run_is_the_uninterrupted_one_in_the_middle_and_at_the_border_of_epo
 }
 
 #[test]
-fn a_state_tells_of_the_batches_that_were_bad_before_it() -> Result<(), DataError> {
+fn a_state_counts_the_bad_batches_before_it() -> Result<(), DataError> {
     let _alone = alone();
     let build = |workers| {
         let stream = shards().map(|number| match number % 100 {
@@ -231,7 +232,7 @@ fn a_state_tells_of_the_batches_that_were_bad_before_it() -> Result<(), DataErro
         while seen.len() < given {
             seen.extend(first.iter().take(given - seen.len()).collect::<Result<Vec<_>, _>>()?);
         }
-        // An epoch is going on, or all its batches were had.
+        // The epoch is still running, or all its batches were taken.
         let state = first.state_dict().unwrap();
         let mut second = build(2)?;
         second.load_state_dict(&state).unwrap();
@@ -244,12 +245,12 @@ fn a_state_tells_of_the_batches_that_were_bad_before_it() -> Result<(), DataErro
 }
 
 #[test]
-fn what_is_held_ahead_of_the_training_loop_is_left_to_the_next_epoch() -> Result<(), DataError> {
+fn batches_held_ahead_are_left_to_the_next_epoch() -> Result<(), DataError> {
     let _alone = alone();
     let build = || DataLoader::stream(shards()).batch_size(4).interleave(3).num_workers(2).collate(listed).build();
     let whole: Vec<Vec<usize>> = build()?.iter().collect::<Result<_, _>>()?;
     let loader = build()?;
-    // Five are taken, the last of which is only looked at.
+    // Five batches are taken, the last of them only ahead.
     let mut epoch = loader.iter();
     let mut seen: Vec<Vec<usize>> = epoch.by_ref().take(4).collect::<Result<_, _>>()?;
     drop(take_ahead(|| epoch.next()));
@@ -260,7 +261,7 @@ fn what_is_held_ahead_of_the_training_loop_is_left_to_the_next_epoch() -> Result
 }
 
 #[test]
-fn batches_out_of_order_are_neither_lost_nor_given_twice_at_the_border() -> Result<(), DataError> {
+fn batches_out_of_order_are_neither_lost_nor_repeated_between_epochs() -> Result<(), DataError> {
     let _alone = alone();
     let build = || {
         let builder = DataLoader::stream(shards()).batch_size(1).interleave(1).num_workers(4).in_order(false);
@@ -283,7 +284,7 @@ fn batches_out_of_order_are_neither_lost_nor_given_twice_at_the_border() -> Resu
 }
 
 #[test]
-fn an_error_ends_the_epoch_and_the_next_one_goes_on_at_it() -> Result<(), DataError> {
+fn an_error_ends_the_epoch_and_the_next_one_continues_there() -> Result<(), DataError> {
     let _alone = alone();
     let broken = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
     let seen = broken.clone();
@@ -304,7 +305,7 @@ fn an_error_ends_the_epoch_and_the_next_one_goes_on_at_it() -> Result<(), DataEr
 }
 
 #[test]
-fn a_state_of_the_form_before_is_refused() -> Result<(), DataError> {
+fn a_state_of_the_older_version_is_refused() -> Result<(), DataError> {
     let _alone = alone();
     let loader = DataLoader::stream(shards()).batch_size(4).collate(listed).build()?;
     _ = loader.iter().nth(2);
@@ -317,7 +318,7 @@ fn a_state_of_the_form_before_is_refused() -> Result<(), DataError> {
 }
 
 #[test]
-fn a_run_goes_on_with_another_number_of_ranks_at_the_border_of_an_epoch() -> Result<(), DataError> {
+fn a_run_resumes_with_another_number_of_ranks_between_epochs() -> Result<(), DataError> {
     let _alone = alone();
     let ranks = |world_size: usize| -> Result<Vec<DataLoader<Vec<usize>>>, DataError> {
         let rank = |rank| {
@@ -328,7 +329,7 @@ fn a_run_goes_on_with_another_number_of_ranks_at_the_border_of_an_epoch() -> Res
         };
         (0..world_size).map(rank).collect()
     };
-    // An epoch of all ranks together, each batch sorted.
+    // One epoch of all ranks together, with each batch sorted.
     let epoch = |ranks: &[DataLoader<Vec<usize>>]| -> Result<Vec<Vec<usize>>, DataError> {
         let mut together = vec![Vec::new(); 3];
         for rank in ranks {

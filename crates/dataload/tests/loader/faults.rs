@@ -20,7 +20,7 @@ fn bad_tenth() -> FnDataset<impl Fn(usize) -> Result<usize, DataError>> {
 }
 
 #[test]
-fn skip_leaves_bad_samples_out_and_reports_them() -> Result<(), DataError> {
+fn skip_drops_bad_samples_and_reports_them() -> Result<(), DataError> {
     let _alone = alone();
     for workers in WORKERS {
         let builder = DataLoader::builder(bad_tenth()).batch_size(8).num_workers(workers).on_error(OnError::Skip);
@@ -96,7 +96,7 @@ fn replace_gives_up_where_nothing_is_good() -> Result<(), DataError> {
 #[test]
 fn replace_finds_good_samples_among_many_bad_ones() -> Result<(), DataError> {
     let _alone = alone();
-    // The bad ones side by side, as where a folder is lost; in the other one every batch has its share of them.
+    // Unshuffled, the bad samples are next to each other, as when a folder is lost; shuffled, every batch has some.
     for (good, shuffle) in [(700, false), (700, true), (100, true)] {
         let expected = std::cell::OnceCell::new();
         for workers in WORKERS {
@@ -120,7 +120,7 @@ fn replace_finds_good_samples_among_many_bad_ones() -> Result<(), DataError> {
 }
 
 #[test]
-fn what_only_the_collate_function_sees_follows_the_policy_too() -> Result<(), DataError> {
+fn errors_of_the_collate_function_follow_the_policy_too() -> Result<(), DataError> {
     let _alone = alone();
     let odd_sizes = || {
         FnDataset::new(20, |index| {
@@ -136,7 +136,7 @@ fn what_only_the_collate_function_sees_follows_the_policy_too() -> Result<(), Da
         assert_eq!(sizes(OnError::Skip)?, [4, 3, 4, 3, 3], "5, 12 and 19 are missing");
         assert_eq!(sizes(OnError::Replace)?, [4; 5]);
         assert_eq!(sizes(OnError::Fail).unwrap_err().index(), Some(5));
-        // One's own collate function can name the sample, by its index.
+        // A custom collate function can name the sample by its index.
         let picky = |samples: Vec<(Image, i64)>| match samples.iter().find(|(image, _)| image.height() == 3) {
             Some((_, label)) => {
                 let error = Box::new(DataError::other("too large"));
@@ -203,7 +203,7 @@ fn panics_end_the_epoch_whatever_the_policy() -> Result<(), DataError> {
 
 #[test]
 fn a_collate_function_that_draws_and_rejects() -> Result<(), DataError> {
-    /// Takes even numbers only.
+    /// Accepts only even numbers.
     struct Even;
 
     impl Collate<usize> for Even {
@@ -277,7 +277,7 @@ fn a_panic_outside_of_samples_and_batches_is_an_error_too() -> Result<(), DataEr
 #[test]
 fn substitutes_come_from_the_samples_of_the_epoch_and_are_the_same_for_any_number_of_ranks() -> Result<(), DataError> {
     let _alone = alone();
-    // The first half is for training, the other one for validation.
+    // The first half is for training, the second for validation.
     let half = || SubsetRandomSampler::new((0..50).collect::<Vec<_>>(), 4);
     let global = |world_size: usize| -> Result<Vec<usize>, DataError> {
         let mut all = Vec::new();
@@ -298,7 +298,7 @@ fn substitutes_come_from_the_samples_of_the_epoch_and_are_the_same_for_any_numbe
 }
 
 #[test]
-fn samples_that_do_not_fit_are_found_in_one_go() -> Result<(), DataError> {
+fn samples_that_do_not_fit_are_all_found_at_once() -> Result<(), DataError> {
     let _alone = alone();
     let reads = Arc::new(AtomicUsize::new(0));
     let counter = reads.clone();
@@ -314,7 +314,7 @@ fn samples_that_do_not_fit_are_found_in_one_go() -> Result<(), DataError> {
 }
 
 #[test]
-fn a_batch_that_nothing_fits_into_is_not_read_for_ever() -> Result<(), DataError> {
+fn a_batch_of_misfits_is_not_read_forever() -> Result<(), DataError> {
     let _alone = alone();
     let reads = Arc::new(AtomicUsize::new(0));
     let counter = reads.clone();
@@ -327,7 +327,7 @@ fn a_batch_that_nothing_fits_into_is_not_read_for_ever() -> Result<(), DataError
     let loader = builder.collate(Stack).build()?;
     let error = loader.iter().next().unwrap().unwrap_err();
     assert!(matches!(&error, DataError::Sample { error, .. } if error.to_string().contains("shape")), "{error}");
-    // Made once, and 64 times again.
+    // Made once, then 64 more times.
     assert_eq!(reads.load(Relaxed), 8 * 65);
     assert!((64..=7 * 64).contains(&loader.stats().faults), "{}", loader.stats().faults);
     Ok(())

@@ -53,7 +53,7 @@ fn workers_start_no_threads_of_libtorch() -> Result<(), DataError> {
     let loader = DataLoader::builder(dataset).batch_size(2).num_workers(1).collate(ToFloat::unit()).build()?;
     let mut epoch = loader.iter();
     assert_eq!(epoch.next().unwrap()?.0.size(), [2, 1, 1000, 1000]);
-    // The worker is at its later batches. A pool of its own would carry its name.
+    // The worker has made several batches by now; a thread pool of libtorch would have inherited its name.
     assert!(loader_threads() <= 1, "{} threads", loader_threads());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The loader as a user sees it: order, epochs, errors, panics, and threads that go away.
+//! The loader through its public interface: order, epochs, errors, panics, and threads that end.
 
 mod ahead;
 mod caches;
@@ -30,7 +30,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps a batch as the list of its samples.
+/// A collate function that returns the list of samples.
 fn listed<S: Send>(samples: Vec<S>) -> Result<Vec<S>, DataError> {
     Ok(samples)
 }
@@ -45,7 +45,7 @@ fn uneven(len: usize) -> impl Dataset<Sample = usize> + 'static {
     })
 }
 
-/// How long a test waits for what has to come, however busy the machine is: longer is a hang.
+/// How long a test waits for an event on a busy machine before it counts as a hang.
 const HANG: Duration = Duration::from_secs(120);
 
 fn wait_until(condition: impl Fn() -> bool) {
@@ -119,7 +119,7 @@ fn incomplete_batches_are_kept_or_dropped() -> Result<(), DataError> {
 }
 
 #[test]
-fn an_error_comes_in_its_place_and_the_loader_lives_on() -> Result<(), DataError> {
+fn an_error_takes_its_batchs_place_and_the_loader_stays_usable() -> Result<(), DataError> {
     let _alone = alone();
     for workers in WORKERS {
         let broken = Arc::new(AtomicUsize::new(17));
@@ -186,13 +186,13 @@ fn dropping_an_epoch_joins_its_threads_at_once() -> Result<(), DataError> {
     for _ in 0..10 {
         let epoch = loader.iter();
         let before = reads.load(SeqCst);
-        // A thread takes its name once it runs.
+        // A thread has its name only once it runs.
         wait_until(|| loader_threads() == 3 && reads.load(SeqCst) > before);
         drop(epoch);
-        // Whoever reads a batch to its end before it stops has read more than this.
+        // A worker that finished its batch before stopping would have read more than this.
         assert!(reads.load(SeqCst) - before < BATCH, "it did not stop within a batch");
     }
-    // The kernel may still be taking a joined thread off its list.
+    // The kernel may list a joined thread for a moment longer.
     wait_until(|| loader_threads() == 0);
     drop(loader);
     assert_eq!(Arc::strong_count(&slow), 1);
@@ -211,7 +211,7 @@ fn loader_threads() -> usize {
 #[test]
 fn an_epoch_outlives_its_loader_and_begins_before_it_is_asked() -> Result<(), DataError> {
     let _alone = alone();
-    // How many samples were read, and how many of them at most before the training loop asked for their batches' room.
+    // Counts of samples read and of batches asked for, and the most samples that were read ahead.
     let (reads, asked, ahead) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
     let counts = Arc::new((reads, asked, ahead));
     let seen = counts.clone();
@@ -286,7 +286,7 @@ impl Sampler for Far {
 }
 
 #[test]
-fn own_samplers_are_followed_and_checked() -> Result<(), DataError> {
+fn custom_samplers_are_followed_and_checked() -> Result<(), DataError> {
     let _alone = alone();
     for workers in WORKERS {
         let builder = || DataLoader::builder(uneven(9)).num_workers(workers).collate(listed);

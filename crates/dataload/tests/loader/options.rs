@@ -1,4 +1,4 @@
-//! Timeouts, initialisation, order of arrival, tuning, statistics.
+//! Timeouts, `worker_init_fn`, `in_order(false)`, tuning, statistics.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -26,7 +26,7 @@ fn a_stuck_sample_is_a_timeout_and_not_a_hang() -> Result<(), DataError> {
     let builder = DataLoader::builder(dataset).batch_size(10).num_workers(2).timeout(Duration::from_secs(2));
     let loader = builder.collate(listed).build()?;
     let mut epoch = loader.iter();
-    // The first batches lie ready when one worker is stuck in the third and the other has read the fourth.
+    // The first batches are ready while one worker is stuck in the third and the other has read the fourth.
     wait_until(|| reads.load(SeqCst) == 31);
     assert!(epoch.next().unwrap().is_ok() && epoch.next().unwrap().is_ok());
     let error = epoch.next().unwrap().unwrap_err();
@@ -34,14 +34,14 @@ fn a_stuck_sample_is_a_timeout_and_not_a_hang() -> Result<(), DataError> {
     assert!(epoch.next().is_none());
     drop(epoch);
     released.store(true, SeqCst);
-    assert_eq!(loader.iter().count(), 4, "the loader lives on");
-    // The thread that was left behind ends by itself.
+    assert_eq!(loader.iter().count(), 4, "the loader stays usable");
+    // The detached thread ends by itself.
     wait_until(|| crate::loader_threads() == 0);
     Ok(())
 }
 
 #[test]
-fn every_worker_is_initialised_and_a_failure_is_told() -> Result<(), DataError> {
+fn every_worker_is_initialised_and_a_failure_is_reported() -> Result<(), DataError> {
     let _alone = alone();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = seen.clone();
@@ -73,7 +73,7 @@ fn every_worker_is_initialised_and_a_failure_is_told() -> Result<(), DataError> 
 }
 
 #[test]
-fn out_of_order_delivers_everything_and_a_slow_batch_holds_nobody_up() -> Result<(), DataError> {
+fn out_of_order_delivers_everything_and_a_slow_batch_delays_no_other() -> Result<(), DataError> {
     let _alone = alone();
     let released = Arc::new(AtomicBool::new(false));
     let gate = released.clone();
@@ -112,13 +112,13 @@ fn auto_finds_a_size_within_its_bounds_and_changes_no_batch() -> Result<(), Data
     let stats = loader.stats();
     let cores = std::thread::available_parallelism().unwrap().get() as u64;
     assert!((1..=cores).contains(&stats.workers), "{stats}");
-    // 4 * (64 + 8) bytes a batch.
+    // 4 * (64 + 8) bytes per batch.
     assert!(stats.in_flight <= 10_000 / 288, "{stats}");
     Ok(())
 }
 
 #[test]
-fn statistics_tell_where_the_time_goes() -> Result<(), DataError> {
+fn statistics_show_where_the_time_goes() -> Result<(), DataError> {
     let _alone = alone();
     let dataset = Arc::new(FnDataset::new(40, |index| {
         sleep(Duration::from_millis(1));
@@ -152,7 +152,7 @@ fn options_that_make_no_sense_are_refused() {
     assert_eq!(option(builder().timeout(Duration::from_secs(1)).build()), "timeout");
     assert_eq!(option(builder().num_workers(1).timeout(Duration::ZERO).build()), "timeout");
     assert_eq!(option(builder().worker_nice(20).build()), "worker_nice");
-    // Lists of their samples would end the process.
+    // A list of their order would abort the process.
     for samples in [1 << 40, usize::MAX] {
         let numbers = || DataLoader::builder(FnDataset::new(samples, |i| Ok(i as i64)));
         assert!(matches!(numbers().build(), Err(DataError::InvalidOption { option: "sampler", .. })));
@@ -202,7 +202,7 @@ fn a_hundred_epochs_with_breaks_leave_no_thread() -> Result<(), DataError> {
 }
 
 #[test]
-fn libtorch_stays_in_the_threads_of_workers() -> Result<(), DataError> {
+fn libtorch_operators_stay_on_the_worker_threads() -> Result<(), DataError> {
     let _alone = alone();
     let before = tch::get_num_threads();
     tch::set_num_threads(2);
@@ -211,7 +211,7 @@ fn libtorch_stays_in_the_threads_of_workers() -> Result<(), DataError> {
             DataLoader::builder(uneven(20)).num_workers(workers).collate(|_: Vec<usize>| Ok(tch::get_num_threads()));
         loader.build()?.iter().collect()
     };
-    assert!(threads(0)?.iter().all(|&count| count == 2), "the training thread keeps its own");
+    assert!(threads(0)?.iter().all(|&count| count == 2), "the training thread keeps its thread count");
     assert!(threads(2)?.iter().all(|&count| count == 1));
     assert_eq!(tch::get_num_threads(), 2);
     tch::set_num_threads(before);
@@ -232,7 +232,8 @@ fn out_of_order_batches_run_ahead_of_a_stuck_one_only_so_far() -> Result<(), Dat
     let builder = DataLoader::builder(dataset).num_workers(2).in_order(false);
     let loader = builder.collate(|samples: Vec<usize>| Ok(samples[0])).build()?;
     let mut epoch = loader.iter();
-    // All that may be made without the first: what comes next is the first, because nothing else is begun.
+    // These are all batches that may be made before the first one; no further batch is started, so the first must be
+    // next.
     let mut seen: Vec<usize> = epoch.by_ref().take(1023).collect::<Result<_, _>>()?;
     seen.sort_unstable();
     assert_eq!(seen, (1..1024).collect::<Vec<_>>());
@@ -245,7 +246,7 @@ fn out_of_order_batches_run_ahead_of_a_stuck_one_only_so_far() -> Result<(), Dat
     Ok(())
 }
 
-/// Set for the process that this test starts: itself, as one of many ranks on this host.
+/// `LOCAL_WORLD_SIZE` for the child process, which runs this test as one of many ranks on this host.
 const LOCAL_RANKS: &str = "1000";
 
 #[test]
@@ -259,7 +260,7 @@ fn auto_leaves_the_cores_of_the_other_ranks_of_the_host_alone() -> Result<(), Da
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         return Ok(());
     }
-    // The training loop only waits: alone on the host, it would get more workers.
+    // The training loop only waits for data, so without other ranks it would get more workers.
     let slow = FnDataset::new(400, |index| {
         sleep(Duration::from_millis(1));
         Ok(index)

@@ -1,4 +1,4 @@
-//! Several ranks, and a state that goes from one number of them to another.
+//! Several ranks, and a state that is loaded with another number of ranks.
 
 use overdrive_core::Stateful;
 use overdrive_dataload::{
@@ -33,13 +33,13 @@ fn step(ranks: &[Numbers], count: usize) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn a_run_goes_on_with_another_number_of_ranks() -> Result<(), DataError> {
+fn a_run_resumes_with_another_number_of_ranks() -> Result<(), DataError> {
     let _alone = alone();
     let expected = step(&ranks(1)?, 8);
     for (before, after) in [(1, 4), (4, 1), (2, 6), (3, 2)] {
         let first = ranks(before)?;
         let mut seen = step(&first, 3);
-        // The last rank's state serves all of them.
+        // The last rank's state fits all ranks.
         let state = first[before - 1].state_dict().unwrap();
         let mut second = ranks(after)?;
         second.iter_mut().for_each(|rank| rank.load_state_dict(&state).unwrap());

@@ -1,4 +1,4 @@
-//! A saved position, put back.
+//! Saving and loading a loader's state.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -13,7 +13,7 @@ use crate::{WORKERS, alone, listed, uneven};
 
 pub type Numbers = DataLoader<Vec<usize>>;
 
-/// All batches of the next epochs, as far as `epochs` go.
+/// All batches of the remaining epochs, up to number `epochs`.
 pub fn rest(loader: &Numbers, epochs: u64) -> Vec<Vec<usize>> {
     let mut batches = Vec::new();
     while loader.next_epoch() < epochs {
@@ -31,11 +31,11 @@ fn copy(entry: &Entry) -> Entry {
     match entry {
         Entry::Int(number) => Entry::Int(*number),
         Entry::Text(text) => Entry::Text(text.clone()),
-        other => panic!("a position has no {other:?}"),
+        other => panic!("a state has no {other:?}"),
     }
 }
 
-/// What the state takes when it is written as text.
+/// The bytes of the state as text.
 fn bytes(state: &StateDict) -> usize {
     state.iter().map(|(key, entry)| key.len() + format!("{entry:?}").len()).sum()
 }
@@ -67,7 +67,7 @@ fn every_batch_is_a_place_to_resume_for_any_number_of_workers() -> Result<(), Da
 }
 
 #[test]
-fn out_of_order_batches_are_neither_lost_nor_given_twice() -> Result<(), DataError> {
+fn out_of_order_batches_are_neither_lost_nor_repeated() -> Result<(), DataError> {
     let _alone = alone();
     let build = || {
         let builder = DataLoader::builder(uneven(203)).batch_size(3).num_workers(4).in_order(false);
@@ -89,7 +89,7 @@ fn out_of_order_batches_are_neither_lost_nor_given_twice() -> Result<(), DataErr
 }
 
 pub fn shards() -> impl IterableDataset<Sample = usize> + 'static {
-    // Shards of unlike lengths, one of them empty, one with a bad item, one that cannot be opened.
+    // Shards of different lengths: one empty, one with a bad item, one that cannot be opened.
     FnStream::new(11, |shard| match shard {
         4 => Err(DataError::other("no such shard")),
         _ => {
@@ -149,7 +149,7 @@ fn a_state_of_other_data_is_refused_and_changes_nothing() -> Result<(), DataErro
         let mut other = builder(len, batch_size, seed)?;
         let error = other.load_state_dict(&state).unwrap_err().to_string();
         assert!(error.contains(key), "{error}");
-        assert_eq!(other.iter().count(), len.div_ceil(batch_size), "it begins at its start");
+        assert_eq!(other.iter().count(), len.div_ceil(batch_size), "the epoch begins at its start");
     }
     let mut stream = DataLoader::stream(shards()).collate(listed).build()?;
     assert!(stream.load_state_dict(&state).is_err());
@@ -165,7 +165,7 @@ fn a_state_of_other_data_is_refused_and_changes_nothing() -> Result<(), DataErro
 }
 
 #[test]
-fn numbers_that_no_run_reaches_neither_overflow_nor_go_on_for_ever() -> Result<(), DataError> {
+fn impossible_numbers_neither_overflow_nor_loop_forever() -> Result<(), DataError> {
     let _alone = alone();
     let build = || {
         let builder = DataLoader::stream(shards()).batch_size(2).interleave(2).batches_per_epoch(9);
@@ -209,7 +209,7 @@ fn an_epoch_that_has_ended_resumes_at_the_next_one() -> Result<(), DataError> {
         let loader = build().build()?;
         let mut epoch = loader.iter();
         assert_eq!(epoch.by_ref().take(2).count(), 2);
-        // The training loop has had every batch, but does not know yet that there is no other.
+        // The training loop has had every batch, but has not yet seen that there are no more.
         assert_eq!(resumed(build().build()?, &loader.state_dict().unwrap()).iter().count(), 0);
         assert!(epoch.next().is_none());
         let next = resumed(build().build()?, &loader.state_dict().unwrap());
@@ -239,7 +239,7 @@ fn a_state_of_another_order_is_refused() -> Result<(), DataError> {
 }
 
 #[test]
-fn another_epoch_than_the_one_put_back_leaves_it_behind() -> Result<(), DataError> {
+fn starting_another_epoch_discards_the_loaded_position() -> Result<(), DataError> {
     let _alone = alone();
     let build = || DataLoader::builder(FnDataset::new(8, Ok)).batch_size(2).collate(listed).build();
     let mut loader = build()?;

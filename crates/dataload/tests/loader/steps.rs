@@ -1,4 +1,5 @@
-//! Every rank makes the same number of steps, whatever is bad on one of them: those beside it would wait for ever.
+//! Every rank makes the same number of steps despite bad samples on one of them: otherwise the other ranks would wait
+//! forever.
 
 use overdrive_dataload::{
     BatchSamples, Collate, DataError, DataLoader, DistributedBatches, DistributedSampler, FixedBatches, FnDataset,
@@ -7,7 +8,7 @@ use overdrive_dataload::{
 
 use crate::{WORKERS, alone, listed};
 
-/// Samples of rank 1 of 3 that are bad: a whole batch of four, one in the middle, and the whole last batch.
+/// The bad samples, all of rank 1 of 3: a whole batch of four, one in the middle, and the whole last batch.
 fn is_bad(index: usize) -> bool {
     index % 3 == 1 && matches!(index / 3, 4..8 | 10 | 16..)
 }
@@ -16,7 +17,7 @@ fn readable(index: usize) -> Result<usize, DataError> {
     if is_bad(index) { Err(DataError::other("worn out")) } else { Ok(index) }
 }
 
-/// Refuses by itself what is bad, sample by sample, once it was read.
+/// A collate function that rejects bad samples after reading them.
 struct Picky;
 
 impl Collate<usize> for Picky {
@@ -71,7 +72,7 @@ fn ranks_over_a_dataset_make_equal_steps_whatever_is_bad() -> Result<(), DataErr
             assert!(batches.iter().all(|batch| !batch.is_empty() && batch.iter().all(|&index| !is_bad(index))));
         }
         if policy == OnError::Skip {
-            // What is bad makes its batch smaller, unless nothing is left of it: then it is filled up.
+            // Bad samples make their batch smaller, but a batch that would be empty is filled up.
             let sizes: Vec<usize> = expected[1].iter().map(Vec::len).collect();
             assert_eq!(sizes, [4, 4, 3, 4, 2][..steps], "{:?}", expected[1]);
         }
@@ -83,7 +84,7 @@ fn ranks_over_a_dataset_make_equal_steps_whatever_is_bad() -> Result<(), DataErr
 }
 
 #[test]
-fn batches_that_are_dealt_out_are_as_many_on_each_rank() -> Result<(), DataError> {
+fn distributed_batches_are_equally_many_on_each_rank() -> Result<(), DataError> {
     let _alone = alone();
     for split in [false, true] {
         let steps = |rank| -> Result<usize, DataError> {
@@ -102,7 +103,7 @@ fn batches_that_are_dealt_out_are_as_many_on_each_rank() -> Result<(), DataError
 }
 
 #[test]
-fn a_batch_that_cannot_be_filled_is_an_error_and_no_missing_step() -> Result<(), DataError> {
+fn a_batch_that_cannot_be_filled_is_an_error_not_a_missing_step() -> Result<(), DataError> {
     let _alone = alone();
     let sampler = DistributedSampler::new(SequentialSampler::new(40), 2, 0)?;
     let bad = FnDataset::new(40, |_| Err::<usize, _>(DataError::other("all bad")));
@@ -119,7 +120,7 @@ enum Where {
     Collate,
 }
 
-/// Four shards of 20; of those of rank 1 of 2, the items from 5 on are bad up to 13, and the last one.
+/// For four shards of 20 items: in those of rank 1 of 2, items 5 to 12 and the last one are bad.
 fn stream_is_bad(number: usize) -> bool {
     number / 100 % 2 == 1 && matches!(number % 100, 5..13 | 19)
 }
@@ -179,7 +180,7 @@ fn ranks_over_a_stream_make_equal_steps_whatever_is_bad() -> Result<(), DataErro
 }
 
 #[test]
-fn a_stream_of_which_a_map_refuses_everything_is_an_error_and_not_a_loop() -> Result<(), DataError> {
+fn a_stream_whose_items_are_all_refused_is_an_error_not_a_loop() -> Result<(), DataError> {
     let _alone = alone();
     for workers in WORKERS {
         let stream =

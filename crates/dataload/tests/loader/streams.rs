@@ -1,4 +1,4 @@
-//! Loaders over streams: order, mixing, ranks, faults.
+//! Loaders over streams: order, shuffling, ranks, faults.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
@@ -14,7 +14,7 @@ fn numbers(shards: usize, len: usize) -> impl IterableDataset<Sample = usize> + 
 }
 
 #[test]
-fn shards_take_turns_and_every_sample_comes_once() -> Result<(), DataError> {
+fn shards_take_turns_and_every_sample_is_read_once() -> Result<(), DataError> {
     let _alone = alone();
     for workers in WORKERS {
         let builder = DataLoader::stream(numbers(5, 6)).batch_size(4).interleave(2).num_workers(workers);
@@ -59,7 +59,7 @@ fn shuffling_mixes_shards_and_windows_and_is_new_in_each_epoch() -> Result<(), D
 }
 
 #[test]
-fn a_fixed_number_of_batches_begins_anew_where_the_stream_ends() -> Result<(), DataError> {
+fn batches_per_epoch_starts_another_pass_where_the_stream_ends() -> Result<(), DataError> {
     let _alone = alone();
     for workers in WORKERS {
         let builder = DataLoader::stream(numbers(3, 4)).batch_size(4).interleave(1).num_workers(workers);
@@ -69,11 +69,11 @@ fn a_fixed_number_of_batches_begins_anew_where_the_stream_ends() -> Result<(), D
         assert_eq!(batches.len(), 7);
         assert_eq!(batches[3], [0, 1, 2, 3], "the second pass");
     }
-    // Nothing to begin anew with: an epoch without a batch, and no endless loop.
+    // No samples for another pass: an error for the first batch, and no endless loop.
     let empty = DataLoader::stream(numbers(3, 0)).batches_per_epoch(5).collate(listed).build()?;
     let outcomes: Vec<_> = empty.iter().collect();
     assert!(matches!(outcomes[..], [Err(DataError::StreamEnded { batch: 0, batches: 5 })]));
-    // Nor with shards of nothing but errors.
+    // The same with shards of nothing but errors.
     let broken = FnStream::new(3, |_| Ok((0..4).map(|_| Err::<usize, _>(DataError::other("gone")))));
     let builder = DataLoader::stream(broken).batches_per_epoch(5).on_error(OnError::Skip);
     let outcomes: Vec<_> = builder.collate(listed).build()?.iter().collect();
@@ -103,7 +103,7 @@ fn global_batches_are_the_same_for_any_number_of_ranks() -> Result<(), DataError
 }
 
 #[test]
-fn faults_of_a_stream_fail_or_are_passed_over() -> Result<(), DataError> {
+fn faults_of_a_stream_fail_or_are_skipped() -> Result<(), DataError> {
     let _alone = alone();
     let bumpy = || {
         FnStream::new(3, |shard| match shard {
@@ -173,7 +173,7 @@ fn a_map_runs_in_all_workers_at_once() -> Result<(), DataError> {
         guard.0 += 1;
         guard.1 = guard.1.max(guard.0);
         changed.notify_all();
-        // Waits for company until it was had once.
+        // Waits until two workers have been here at the same time.
         let (mut guard, _) = changed.wait_timeout_while(guard, HANG, |(_, most)| *most < 2).unwrap();
         guard.0 -= 1;
         Ok(number * 2)
@@ -186,7 +186,7 @@ fn a_map_runs_in_all_workers_at_once() -> Result<(), DataError> {
 }
 
 #[test]
-fn what_a_map_refuses_is_a_bad_sample_with_its_place() -> Result<(), DataError> {
+fn an_error_of_a_map_is_a_bad_sample_with_its_place() -> Result<(), DataError> {
     let _alone = alone();
     let loader = |workers, policy, panics| {
         let mapped = numbers(2, 10).map(move |number| match number {
@@ -212,14 +212,14 @@ fn what_a_map_refuses_is_a_bad_sample_with_its_place() -> Result<(), DataError> 
 }
 
 #[test]
-fn errors_and_faults_tell_the_names_of_shards() -> Result<(), DataError> {
+fn errors_and_faults_show_the_names_of_shards() -> Result<(), DataError> {
     let _alone = alone();
     let stream = |panics: bool| {
         let open = move |shard: usize| match shard {
             0 => Err(DataError::other("torn off")),
             _ => Ok((0..4).map(move |i| if panics && i == 2 { panic!("boom") } else { Ok(shard * 10 + i) })),
         };
-        // The third one has none.
+        // The third shard has no name.
         FnStream::new(3, open).shard_names(["a.jsonl", "b.jsonl"])
     };
     for workers in WORKERS {
@@ -234,7 +234,7 @@ fn errors_and_faults_tell_the_names_of_shards() -> Result<(), DataError> {
         let loader = build(false, OnError::Skip)?;
         assert_eq!(loader.iter().collect::<Result<Vec<_>, _>>()?.concat(), [10, 12, 13, 20, 22, 23]);
         let mut faults: Vec<_> = loader.faults().into_iter().map(|fault| (fault.error, fault.key)).collect();
-        // With workers, in the order in which they were met.
+        // With workers, the order of faults depends on timing.
         faults.sort_unstable();
         let named = |name: &str| Some(name.to_owned());
         let expected = [
@@ -251,7 +251,7 @@ fn errors_and_faults_tell_the_names_of_shards() -> Result<(), DataError> {
 }
 
 #[test]
-fn what_does_not_go_with_its_batch_is_named_too() -> Result<(), DataError> {
+fn samples_that_do_not_fit_their_batch_are_named_too() -> Result<(), DataError> {
     let _alone = alone();
     let lists = FnStream::new(1, |_| {
         Ok((0..6).map(|i| Ok(tch::Tensor::zeros([if i == 4 { 3 } else { 2 }], (tch::Kind::Float, tch::Device::Cpu)))))
@@ -293,7 +293,7 @@ fn a_resumed_window_is_read_by_a_worker() -> Result<(), DataError> {
 }
 
 #[test]
-fn a_state_of_other_shards_is_refused_wherever_they_lie() -> Result<(), Box<dyn std::error::Error>> {
+fn a_state_of_other_shards_is_refused_in_any_folder() -> Result<(), Box<dyn std::error::Error>> {
     let loader = |names: [&'static str; 2]| {
         let stream = FnStream::new(2, |shard| Ok((0..9).map(move |item| Ok(shard * 10 + item)))).shard_names(names);
         DataLoader::stream(stream).batch_size(4).collate(|samples: Vec<usize>| Ok(samples)).build()

@@ -1,6 +1,6 @@
-//! Several tensors of one dtype in one go: packed into one that travels, and unpacked where they are waited for.
+//! Collectives on several tensors of one dtype: they are packed into one tensor, sent together, and unpacked in `wait`.
 //!
-//! libtorch's own forms are not in its groups that verify, and Gloo's reduce one tensor after the other.
+//! libtorch's coalesced collectives are missing from groups that verify, and Gloo's reduce one tensor after the other.
 
 use overdrive_ffi::c10d::{CollectiveKind, ReduceOp};
 use tch::Tensor;
@@ -18,7 +18,7 @@ impl ProcessGroup {
     /// The same on all ranks.
     ///
     /// # Errors
-    /// When there are none, a tensor is not dense and contiguous, their dtypes or devices differ, or a rank is gone or
+    /// When the list is empty, a tensor is not dense and contiguous, dtypes or devices differ, or a rank is gone or
     /// late.
     ///
     /// # Syncs
@@ -33,7 +33,7 @@ impl ProcessGroup {
     /// As [`all_gather_coalesced`](Self::all_gather_coalesced).
     ///
     /// # Errors
-    /// When there are none, a tensor is not dense and contiguous, or their dtypes or devices differ.
+    /// When the list is empty, a tensor is not dense and contiguous, or dtypes or devices differ.
     ///
     /// # Syncs
     /// No.
@@ -51,14 +51,14 @@ impl ProcessGroup {
         }))
     }
 
-    /// [`all_gather_into`](Self::all_gather_into) for several tensors of one dtype in one go.
+    /// [`all_gather_into`](Self::all_gather_into) for several tensors of one dtype in one collective.
     ///
     /// # Shapes
     /// Each of `outputs`: as many elements as its input has on each rank, times the ranks.
     ///
     /// # Errors
-    /// As [`all_gather_into`](Self::all_gather_into), and when there are none, they are not as many as the inputs, or their
-    /// dtypes or devices differ.
+    /// As [`all_gather_into`](Self::all_gather_into), and when a list is empty, the lists differ in length, or dtypes
+    /// or devices differ.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -73,8 +73,8 @@ impl ProcessGroup {
     /// As [`all_gather_into_coalesced`](Self::all_gather_into_coalesced).
     ///
     /// # Errors
-    /// As [`all_gather_into_async`](Self::all_gather_into_async), and when there are none, they are not as many as the
-    /// inputs, or their dtypes or devices differ.
+    /// As [`all_gather_into_async`](Self::all_gather_into_async), and when a list is empty, the lists differ in length,
+    /// or dtypes or devices differ.
     ///
     /// # Syncs
     /// No.
@@ -85,14 +85,14 @@ impl ProcessGroup {
         self.start_several(OP, CollectiveKind::AllGatherInto, outputs, inputs, Mean::default())
     }
 
-    /// [`reduce_scatter_into`](Self::reduce_scatter_into) for several tensors of one dtype in one go.
+    /// [`reduce_scatter_into`](Self::reduce_scatter_into) for several tensors of one dtype in one collective.
     ///
     /// # Shapes
     /// Each of `inputs`: as many elements as its output has, times the ranks.
     ///
     /// # Errors
-    /// As [`reduce_scatter_into`](Self::reduce_scatter_into), and when there are none, they are not as many as the outputs,
-    /// or their dtypes or devices differ.
+    /// As [`reduce_scatter_into`](Self::reduce_scatter_into), and when a list is empty, the lists differ in length, or
+    /// dtypes or devices differ.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -112,8 +112,8 @@ impl ProcessGroup {
     /// As [`reduce_scatter_into_coalesced`](Self::reduce_scatter_into_coalesced).
     ///
     /// # Errors
-    /// As [`reduce_scatter_into_async`](Self::reduce_scatter_into_async), and when there are none, they are not as many as
-    /// the outputs, or their dtypes or devices differ.
+    /// As [`reduce_scatter_into_async`](Self::reduce_scatter_into_async), and when a list is empty, the lists differ in
+    /// length, or dtypes or devices differ.
     ///
     /// # Syncs
     /// No.
@@ -130,7 +130,8 @@ impl ProcessGroup {
         self.start_several(OP, CollectiveKind::ReduceScatterInto(carried), outputs, inputs, mean)
     }
 
-    /// One collective for all: each list, checked already, with how many ranks' parts its tensors hold.
+    /// One collective for all tensors. The lists have been checked; each comes with the number of ranks whose parts its
+    /// tensors hold.
     fn start_several(
         &self,
         op: &'static str,
@@ -161,8 +162,8 @@ impl ProcessGroup {
         }))
     }
 
-    /// Where each collective is compared over ranks, so that tensors that differ are told of even if all together are as
-    /// long. Only the last is still under way then.
+    /// For groups that compare each collective over ranks: one collective for each tensor, so that tensors that differ
+    /// are reported even if the packed lengths are equal. Only the last collective is still under way on return.
     fn start_one_by_one(
         &self,
         op: &'static str,
@@ -184,14 +185,14 @@ impl ProcessGroup {
     }
 }
 
-/// Room for a tensor of every rank, behind one another.
+/// Memory for every rank's tensor, one after the other.
 fn whole_of(tensor: &Tensor, ranks: usize) -> Result<Tensor, DdpError> {
     let mut shape = tensor.size();
     shape.insert(0, ranks as i64);
     Ok(tensor.f_new_empty(&shape[..], (tensor.kind(), tensor.device()))?)
 }
 
-/// What a tensor holds of each rank, in memory of its own: views of one would be no free tensors to autograd.
+/// Each rank's part of a tensor, copied: autograd forbids some in-place operations on the views that `unbind` returns.
 fn parts_of(whole: &Tensor) -> Result<Vec<Tensor>, DdpError> {
     let own = |part: &Tensor| {
         let mut own = part.f_empty_like()?;

@@ -1,4 +1,4 @@
-//! Something from every rank for every rank.
+//! All-to-all: every rank sends a part to every rank.
 
 use overdrive_ffi::c10d::CollectiveKind;
 use tch::Tensor;
@@ -9,14 +9,15 @@ use crate::group::ProcessGroup;
 use crate::work::Work;
 
 impl ProcessGroup {
-    /// Sends a tensor to each rank, and overwrites `outputs` with what each rank has for this one.
+    /// Sends a tensor to each rank, and overwrites `outputs` with the tensors that the ranks sent to this one.
     ///
     /// # Shapes
-    /// One tensor a rank in each list; what this rank has for another must have as many elements as the other's output
-    /// for this one.
+    /// One tensor per rank in each list; an input must have as many elements as the receiving rank's output for this
+    /// rank.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, they are not one a rank or of several dtypes, or a rank is gone or late.
+    /// When a tensor is not dense and contiguous, a list does not have one tensor per rank, dtypes differ, or a rank is
+    /// gone or late.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -30,7 +31,7 @@ impl ProcessGroup {
     /// As [`all_to_all`](Self::all_to_all).
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, or they are not one a rank or of several dtypes.
+    /// When a tensor is not dense and contiguous, a list does not have one tensor per rank, or dtypes differ.
     ///
     /// # Syncs
     /// No.
@@ -41,7 +42,7 @@ impl ProcessGroup {
         let first = ("inputs[0]", &inputs[0]);
         check::list(self, OP, "inputs", inputs, first, false)?;
         check::list(self, OP, "outputs", outputs, first, false)?;
-        // Gloo has this for parts of one tensor alone.
+        // Gloo supports only the form with one tensor.
         let _no_grad = tch::no_grad_guard();
         let numels = |tensors: &[Tensor]| tensors.iter().map(|tensor| tensor.numel() as i64).collect::<Vec<_>>();
         let (input_splits, output_splits) = (numels(inputs), numels(outputs));
@@ -67,11 +68,12 @@ impl ProcessGroup {
         })
     }
 
-    /// Sends a part of a tensor's rows to each rank, and fills `output` with what each rank has for this one, in the order
-    /// of ranks.
+    /// Sends some of a tensor's rows to each rank, and fills `output` with the rows that each rank sent to this one, in
+    /// the order of ranks.
     ///
     /// # Shapes
-    /// `splits` are the rows of `input` for each rank and of `output` from each; none for equal parts.
+    /// `splits`: how many rows of `input` go to each rank, and how many rows of `output` come from each. `None`: equal
+    /// parts.
     ///
     /// # Errors
     /// When a tensor is not dense and contiguous, the splits do not add up to its rows, or a rank is gone or late.
@@ -131,16 +133,17 @@ impl ProcessGroup {
         let size = self.size();
         match splits {
             None if rows % size as i64 == 0 => Ok(()),
-            None => {
-                Err(wrong(format!("of {rows} rows"), format!("of a multiple of {size}, the ranks, or with splits")))
-            }
+            None => Err(wrong(
+                format!("of {rows} rows"),
+                format!("of a multiple of {size}, the world size, or with splits"),
+            )),
             Some(splits) => {
                 let fits = splits.len() == size && splits.iter().all(|&rows| rows >= 0);
                 if fits && splits.iter().sum::<i64>() == rows {
                     return Ok(());
                 }
                 let found = format!("split into {splits:?}");
-                Err(wrong(found, format!("split into {size} parts, one a rank, of {rows} rows together")))
+                Err(wrong(found, format!("split into {size} parts, one per rank, of {rows} rows together")))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! One rank's tensor to all, and every rank's to all or to one.
+//! Broadcast, and gathers to all ranks or to one.
 
 use overdrive_ffi::c10d::CollectiveKind;
 use tch::Tensor;
@@ -9,7 +9,7 @@ use crate::group::ProcessGroup;
 use crate::work::Work;
 
 impl ProcessGroup {
-    /// Overwrites a tensor with that of `root`.
+    /// Overwrites a tensor with the one of rank `root`.
     ///
     /// # Shapes
     /// The same on all ranks.
@@ -72,13 +72,13 @@ impl ProcessGroup {
         Ok(work.and_then(move |()| Ok(outputs)))
     }
 
-    /// Every rank's tensor behind one another in one.
+    /// Every rank's tensor, concatenated into `output` in the order of ranks.
     ///
     /// # Shapes
     /// `output`: as many elements as `input` has on each rank, times the ranks.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, they do not fit each other, or a rank is gone or late.
+    /// When a tensor is not dense and contiguous, the sizes or dtypes do not match, or a rank is gone or late.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -93,7 +93,7 @@ impl ProcessGroup {
     /// As [`all_gather_into`](Self::all_gather_into).
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, or they do not fit each other.
+    /// When a tensor is not dense and contiguous, or the sizes or dtypes do not match.
     ///
     /// # Syncs
     /// No.
@@ -104,7 +104,7 @@ impl ProcessGroup {
         self.start("all_gather_into", CollectiveKind::AllGatherInto, &parts, |_| Ok(()))
     }
 
-    /// Every rank's tensor, in the order of ranks, on `root`; none on the others.
+    /// Every rank's tensor, in the order of ranks, on `root`; `None` on the others.
     ///
     /// # Shapes
     /// The same on all ranks.
@@ -139,7 +139,7 @@ impl ProcessGroup {
     }
 }
 
-/// As many tensors of the same shape, dtype and device.
+/// `count` uninitialised tensors of the same shape, dtype and device.
 pub(super) fn like(tensor: &Tensor, count: usize) -> Result<Vec<Tensor>, DdpError> {
     let _no_grad = tch::no_grad_guard();
     Ok((0..count).map(|_| tensor.f_empty_like()).collect::<Result<_, _>>()?)

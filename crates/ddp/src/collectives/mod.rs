@@ -1,4 +1,4 @@
-//! Collectives on tensors. Each has a form that waits and one, `_async`, that returns a [`Work`](crate::Work).
+//! Collectives on tensors. Each has a form that waits, and one named `_async` that returns a [`Work`](crate::Work).
 
 mod coalesced;
 mod exchange;
@@ -48,17 +48,17 @@ impl ProcessGroup {
         };
         let context = self.context(op);
         let work = {
-            // Tensors that require gradients are read and written as they are.
+            // Tensors that require gradients are read and written in place, outside of autograd.
             let _no_grad = tch::no_grad_guard();
             self.engine().start(&collective).map_err(|source| DdpError::between(context.clone(), source))?
         };
         Ok(Work::new(work, context, finish))
     }
 
-    /// Waits until all ranks have come here.
+    /// Waits until all ranks have called it.
     ///
     /// # Errors
-    /// When a rank is gone, or does not come in time.
+    /// When a rank is gone, or does not call it within the timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -80,11 +80,11 @@ impl ProcessGroup {
         self.start("barrier", CollectiveKind::Barrier, &Parts::default(), |_| Ok(()))
     }
 
-    /// Waits until all ranks have come here; rank 0 learns which have not.
+    /// Waits until all ranks have called it; rank 0 learns which have not.
     ///
     /// # Errors
-    /// When a rank does not come within `timeout`: [`DdpError::MissingRanks`] on rank 0, naming the first of them, or all
-    /// with `wait_all_ranks`; [`DdpError::TimedOut`] on the others.
+    /// When a rank does not call it within `timeout`: [`DdpError::MissingRanks`] on rank 0, naming the first missing
+    /// rank, or all of them with `wait_all_ranks`; [`DdpError::TimedOut`] on the others.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -93,7 +93,7 @@ impl ProcessGroup {
     /// `torch.distributed.monitored_barrier`
     pub fn monitored_barrier(&self, timeout: Duration, wait_all_ranks: bool) -> Result<(), DdpError> {
         if self.backend() == crate::Backend::Nccl {
-            let reason = "only Gloo has it: make a group over Gloo, or over both".to_owned();
+            let reason = "only Gloo supports it: make a group over Gloo, or over both backends".to_owned();
             return Err(DdpError::Unsupported { op: "monitored_barrier", reason });
         }
         let Err(source) = self.engine().monitored_barrier(timeout, wait_all_ranks) else { return Ok(()) };

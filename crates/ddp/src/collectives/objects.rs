@@ -1,4 +1,4 @@
-//! Objects of Rust, written by serde.
+//! Collectives on Rust objects, serialized by serde.
 
 use overdrive_ffi::{Arg, LazyOp};
 use serde::Serialize;
@@ -11,13 +11,13 @@ use crate::group::ProcessGroup;
 static ZEROS: LazyOp = LazyOp::new("aten::new_zeros", "");
 
 impl ProcessGroup {
-    /// The object that `root` has; the others give none.
+    /// Returns `root`'s object on all ranks; the others pass `None`.
     ///
-    /// Sent as MessagePack: PyTorch's pickled objects are another thing.
+    /// Sent as MessagePack, so it does not mix with PyTorch's pickled objects.
     ///
     /// # Errors
-    /// When `root` gives none, the object cannot be written or read, or a rank is gone or late. One that cannot be
-    /// written is an error on all ranks.
+    /// When `root` passes `None`, the object cannot be serialized or deserialized, or a rank is gone or late. An object
+    /// that cannot be serialized is an error on all ranks.
     ///
     /// # Syncs
     /// Waits for other ranks, and for the device.
@@ -32,7 +32,7 @@ impl ProcessGroup {
         const OP: &str = "broadcast_object";
         self.check_rank("the root", root)?;
         let (written, failure) = if self.rank() == root {
-            apart(object.ok_or_else(|| "the root gave none".into()).and_then(write))
+            apart(object.ok_or_else(|| "the root passed no object".into()).and_then(write))
         } else {
             (Vec::new(), None)
         };
@@ -40,7 +40,7 @@ impl ProcessGroup {
         self.broadcast(&mut length, root)?;
         let length = read_length(&length)?;
         if length == 0 {
-            let source = failure.unwrap_or_else(|| "the root could not write it".into());
+            let source = failure.unwrap_or_else(|| "the root could not serialize it".into());
             return Err(DdpError::Object { op: OP, rank: root, direction: "sent", source });
         }
         let mut bytes = self.bytes(&written, length)?;
@@ -50,10 +50,10 @@ impl ProcessGroup {
 
     /// Every rank's object, in the order of ranks.
     ///
-    /// Sent as MessagePack: PyTorch's pickled objects are another thing.
+    /// Sent as MessagePack, so it does not mix with PyTorch's pickled objects.
     ///
     /// # Errors
-    /// When an object cannot be written or read, which all ranks learn, or a rank is gone or late.
+    /// When an object cannot be serialized (an error on all ranks) or deserialized, or a rank is gone or late.
     ///
     /// # Syncs
     /// Waits for all ranks, and for the device.
@@ -70,7 +70,7 @@ impl ProcessGroup {
         let lengths = lengths.iter().map(read_length).collect::<Result<Vec<_>, _>>()?;
         if let Some(rank) = lengths.iter().position(|&length| length == 0) {
             let own = failure.take().filter(|_| rank == self.rank());
-            let source = own.unwrap_or_else(|| "that rank could not write it".into());
+            let source = own.unwrap_or_else(|| "that rank could not serialize it".into());
             return Err(DdpError::Object { op: OP, rank, direction: "sent", source });
         }
         let longest = lengths.iter().copied().max().unwrap_or(0);
@@ -102,7 +102,8 @@ fn write<T: Serialize + ?Sized>(object: &T) -> Result<Vec<u8>, BoxError> {
     Ok(rmp_serde::to_vec_named(object)?)
 }
 
-/// No bytes stand for an object that could not be written: MessagePack has at least one.
+/// Splits the result into bytes and error. No bytes mean that the object could not be serialized: MessagePack always
+/// has some.
 fn apart(written: Result<Vec<u8>, BoxError>) -> (Vec<u8>, Option<BoxError>) {
     written.map_or_else(|error| (Vec::new(), Some(error)), |bytes| (bytes, None))
 }

@@ -1,4 +1,4 @@
-//! Reductions that every rank, or one, gets whole.
+//! Reductions whose whole result goes to all ranks, or to one.
 
 use overdrive_ffi::c10d::{CollectiveKind, ReduceOp};
 use overdrive_ffi::{Arg, LazyOp};
@@ -42,7 +42,7 @@ impl ProcessGroup {
         self.reduce_all("all_reduce", std::slice::from_ref(tensor), op, CollectiveKind::AllReduce)
     }
 
-    /// Reduces several tensors of one dtype over all ranks, in place and in one go.
+    /// Reduces several tensors of one dtype over all ranks, in place and in one collective.
     ///
     /// # Shapes
     /// The same on all ranks.
@@ -73,7 +73,8 @@ impl ProcessGroup {
         self.reduce_all(OP, tensors, op, CollectiveKind::AllReduceCoalesced)
     }
 
-    /// Reduces a tensor over all ranks, in place, for `root` alone; the others' hold anything then.
+    /// Reduces a tensor over all ranks, in place, for `root` only; on the other ranks the contents are undefined
+    /// afterwards.
     ///
     /// # Shapes
     /// The same on all ranks.
@@ -116,7 +117,7 @@ impl ProcessGroup {
         self.start(name, kind(carried), &parts, move |_| mean.apply(&mut outputs))
     }
 
-    /// The reduction that the backend runs for `op`, and what is left to do with its results.
+    /// The reduction that the backend runs for `op`, and the division that remains to be done with its results.
     pub(super) fn carried(
         &self,
         name: &'static str,
@@ -131,7 +132,7 @@ impl ProcessGroup {
     }
 }
 
-/// Divides sums by the number of ranks, where the backend has not.
+/// Divides sums by the number of ranks, where the backend does not.
 #[derive(Default)]
 pub(super) struct Mean(Option<usize>);
 

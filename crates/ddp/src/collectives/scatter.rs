@@ -1,4 +1,4 @@
-//! Parts for each rank, reduced over ranks or sent by one.
+//! Reduce-scatter and scatter: each rank gets its part.
 
 use overdrive_ffi::c10d::{CollectiveKind, ReduceOp};
 use tch::Tensor;
@@ -9,13 +9,13 @@ use crate::group::ProcessGroup;
 use crate::work::Work;
 
 impl ProcessGroup {
-    /// Reduces the tensors for each rank over all ranks; each gets its own.
+    /// Reduces each tensor of the list over all ranks; rank i gets the i-th result.
     ///
     /// # Shapes
-    /// One tensor a rank, all of the same shape, the same on all ranks.
+    /// One tensor per rank, all of the same shape, the same on all ranks.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, they are not one a rank, the backend has no such reduction of
+    /// When a tensor is not dense and contiguous, there is not one per rank, the backend has no such reduction of
     /// their dtype, or a rank is gone or late.
     ///
     /// # Syncs
@@ -30,7 +30,7 @@ impl ProcessGroup {
     /// As [`reduce_scatter`](Self::reduce_scatter).
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, they are not one a rank, or the backend has no such reduction of
+    /// When a tensor is not dense and contiguous, there is not one per rank, or the backend has no such reduction of
     /// their dtype.
     ///
     /// # Syncs
@@ -55,8 +55,8 @@ impl ProcessGroup {
     /// `input`: as many elements as `output` has, times the ranks.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, they do not fit each other, the backend has no such reduction of
-    /// their dtype, or a rank is gone or late.
+    /// When a tensor is not dense and contiguous, the sizes or dtypes do not match, the backend has no such reduction
+    /// of their dtype, or a rank is gone or late.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -71,8 +71,8 @@ impl ProcessGroup {
     /// As [`reduce_scatter_into`](Self::reduce_scatter_into).
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, they do not fit each other, or the backend has no such reduction of
-    /// their dtype.
+    /// When a tensor is not dense and contiguous, the sizes or dtypes do not match, or the backend has no such
+    /// reduction of their dtype.
     ///
     /// # Syncs
     /// No.
@@ -91,14 +91,14 @@ impl ProcessGroup {
         self.start(OP, CollectiveKind::ReduceScatterInto(carried), &parts, move |_| mean.apply(&mut outputs))
     }
 
-    /// Overwrites each rank's tensor with the one that `root` has for it.
+    /// Overwrites each rank's `output` with the tensor that `root` has for it.
     ///
     /// # Shapes
-    /// On `root`, `inputs` has one tensor a rank, each like `output`; elsewhere it is empty.
+    /// On `root`, `inputs` has one tensor per rank, each like `output`; elsewhere it is empty.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, they do not fit each other, there is no such root, or a rank is gone
-    /// or late.
+    /// When a tensor is not dense and contiguous, shapes or dtypes do not match, there is no such root, or a rank is
+    /// gone or late.
     ///
     /// # Syncs
     /// Waits for other ranks.
@@ -112,7 +112,7 @@ impl ProcessGroup {
     /// As [`scatter`](Self::scatter).
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, they do not fit each other, or there is no such root.
+    /// When a tensor is not dense and contiguous, shapes or dtypes do not match, or there is no such root.
     ///
     /// # Syncs
     /// No.

@@ -1,4 +1,4 @@
-//! From one rank to another.
+//! Point-to-point: from one rank to another.
 
 use overdrive_ffi::c10d::CollectiveKind;
 use tch::Tensor;
@@ -9,10 +9,10 @@ use crate::group::ProcessGroup;
 use crate::work::Work;
 
 impl ProcessGroup {
-    /// Sends a tensor to a rank. `tag` tells sends between the same two ranks apart.
+    /// Sends a tensor to a rank. `tag` distinguishes sends between the same two ranks.
     ///
     /// # Errors
-    /// When the tensor is not dense and contiguous, there is no such rank or it is this one, or it is gone or late.
+    /// When the tensor is not dense and contiguous, `to` is no other rank of the group, or that rank is gone or late.
     ///
     /// # Syncs
     /// Waits until the other rank receives.
@@ -26,7 +26,7 @@ impl ProcessGroup {
     /// As [`send`](Self::send).
     ///
     /// # Errors
-    /// When the tensor is not dense and contiguous, or there is no such rank or it is this one.
+    /// When the tensor is not dense and contiguous, or `to` is no other rank of the group.
     ///
     /// # Syncs
     /// No.
@@ -38,13 +38,14 @@ impl ProcessGroup {
         self.start("send", CollectiveKind::Send(to), &parts, |_| Ok(()))
     }
 
-    /// Overwrites a tensor with one that a rank sends, whichever comes first for none; who that was.
+    /// Overwrites a tensor with one that rank `from` sends, or the first rank to send for `None`. Returns the sender.
     ///
     /// # Shapes
     /// As many elements as were sent.
     ///
     /// # Errors
-    /// When the tensor is not dense and contiguous, there is no such rank or it is this one, or it is gone or late.
+    /// When the tensor is not dense and contiguous, `from` is no other rank of the group, or the sender is gone or
+    /// late.
     ///
     /// # Syncs
     /// Waits until the other rank sends.
@@ -58,7 +59,8 @@ impl ProcessGroup {
     /// As [`recv`](Self::recv).
     ///
     /// # Errors
-    /// When the tensor is not dense and contiguous, or there is no such rank or it is this one.
+    /// When the tensor is not dense and contiguous, `from` is no other rank of the group, or NCCL is to receive from
+    /// any rank.
     ///
     /// # Syncs
     /// No.
@@ -71,7 +73,7 @@ impl ProcessGroup {
             return self.start("recv", CollectiveKind::Recv(from), &parts, move |_| Ok(from));
         }
         if check::carried_by_nccl(self, tensor.device()) {
-            let reason = "NCCL cannot receive from whichever rank comes first: name one".to_owned();
+            let reason = "NCCL cannot receive from any rank: give the rank that sends".to_owned();
             return Err(DdpError::Unsupported { op: "recv", reason });
         }
         self.start("recv", CollectiveKind::RecvAny, &parts, |work| Ok(work.source_rank()?))

@@ -1,4 +1,4 @@
-//! Whether the model is the same on all ranks, asked through the store.
+//! Checks through the store that the model is the same on all ranks.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tch::Tensor;
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
 
-/// What ranks compare of one tensor.
+/// What ranks compare about one tensor.
 #[derive(Serialize, Deserialize, PartialEq)]
 struct Described {
     name: String,
@@ -36,9 +36,9 @@ fn describe(params: &[(String, Tensor)], buffers: &[(String, Tensor)]) -> Vec<De
     params.iter().map(one(true)).chain(buffers.iter().map(one(false))).collect()
 }
 
-/// Compares every rank's model with rank 0's; the same answer on all ranks.
+/// Compares every rank's model with rank 0's; all ranks get the same result.
 ///
-/// Each rank writes and reads a few keys, so that the store's work grows with the ranks and not with their square.
+/// Each rank writes and reads a few keys, so the store's work grows linearly with the number of ranks.
 pub(super) fn on_model(
     group: &ProcessGroup,
     params: &[(String, Tensor)],
@@ -57,7 +57,7 @@ pub(super) fn on_model(
             store.compare_set(&key("first"), &[], &written(&difference)?).map_err(failed)?;
         }
     }
-    // Whoever comes last knows what all have found.
+    // The last rank to arrive writes the verdict: by then all ranks have compared.
     if store.add(&key("done"), 1).map_err(failed)? == group.size() as i64 {
         let first = key("first");
         let verdict: Option<Difference> = if store.check(&[&first]).map_err(failed)? {
@@ -76,10 +76,10 @@ pub(super) fn on_model(
     }
 }
 
-/// Rank 0 most likely serves the store, and ends with the error: not before all have read it, if they live.
+/// Keeps rank 0, whose process usually serves the store, from ending with the error before all live ranks have read it.
 fn leave_together(group: &ProcessGroup, store: &Store, seen: &str, left: &str) {
     const PATIENCE: Duration = Duration::from_secs(10);
-    // What fails here takes nothing from the error that all are about to return.
+    // Failures are ignored here: the mismatch is the error to report.
     let last = store.add(seen, 1).is_ok_and(|count| count == group.size() as i64);
     if last {
         let _ = store.set(left, b"");

@@ -1,4 +1,4 @@
-//! How a `DistributedDataParallel` is made.
+//! Builds a `DistributedDataParallel`.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -13,10 +13,10 @@ use crate::check;
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
 
-/// How many bytes of parameters and buffers travel together when they are broadcast.
+/// How many bytes of parameters and buffers are packed together when they are broadcast.
 pub(super) const BROADCAST_BYTES: usize = 250 << 20;
 
-/// Options of a [`DistributedDataParallel`], PyTorch's defaults at first.
+/// Options of a [`DistributedDataParallel`]. The defaults are PyTorch's.
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens before `build`"]
 pub struct DdpBuilder {
@@ -44,50 +44,50 @@ impl DdpBuilder {
         }
     }
 
-    /// The most MiB of gradients that travel together: smaller buckets start sooner, larger ones cost less each. 25 at
-    /// first, with a first bucket of 1.
+    /// The largest size of a gradient bucket, in MiB. Smaller buckets are sent earlier, larger ones have less overhead.
+    /// 25 by default, with a first bucket of 1.
     pub fn bucket_cap_mb(mut self, mib: f64) -> Self {
         self.bucket_cap_mb = Some(mib);
         self
     }
 
-    /// Look through the graph before each backward for parameters that it does not reach. Needed where that can happen;
-    /// costs time, and keeps one bucket order.
+    /// Search the graph before each backward for parameters that it does not reach. Needed where there can be some.
+    /// Costs time, and the buckets keep their first order.
     pub fn find_unused_parameters(mut self, find: bool) -> Self {
         self.find_unused_parameters = find;
         self
     }
 
-    /// Every backward reaches the same parameters equally often. Allows unused parameters and activation checkpointing
-    /// without a search.
+    /// Promise that every backward reaches the same parameters equally often. Allows unused parameters and activation
+    /// checkpointing without a search.
     pub fn static_graph(mut self, is_static: bool) -> Self {
         self.static_graph = is_static;
         self
     }
 
-    /// The gradients are views of the buckets, which saves memory and a copy. Zero them in place then; freed gradients are
-    /// put back as views, at the price of the copy. The `zero_grad` of tch's tensors and optimizers cannot take views; that of
-    /// [`TchOptimizer`](overdrive_core::TchOptimizer) can.
+    /// Make the gradients views of the buckets, which saves memory and a copy. Zero them in place then: freed gradients
+    /// are copied into the buckets and become views again. The `zero_grad` of tch's tensors and optimizers fails on
+    /// views; that of [`TchOptimizer`](overdrive_core::TchOptimizer) does not.
     pub fn gradient_as_bucket_view(mut self, view: bool) -> Self {
         self.gradient_as_bucket_view = view;
         self
     }
 
-    /// Overwrite buffers with rank 0's before a forward pass that follows a synchronised backward. True at first.
+    /// Overwrite buffers with rank 0's before a forward pass that follows a synchronised backward. True by default.
     pub fn broadcast_buffers(mut self, broadcast: bool) -> Self {
         self.broadcast_buffers = broadcast;
         self
     }
 
-    /// Compare the model over ranks through the store, and name the first difference on every rank. True at first; switch it
-    /// off on all ranks where some run Python, which knows nothing of it: libtorch's own check remains.
+    /// Compare the model over ranks through the store, and report the first difference on every rank. True by default.
+    /// Switch it off on all ranks if some run Python, which does not take part in it; libtorch's own check remains.
     pub fn check_model(mut self, check: bool) -> Self {
         self.check_model = check;
         self
     }
 
-    /// Parameters and buffers, by name, that are each rank's own, or that the program averages itself: they are neither sent
-    /// nor averaged nor compared.
+    /// Names of parameters and buffers to leave alone, because each rank has different ones or the program averages
+    /// them itself: they are neither sent nor averaged nor compared.
     ///
     /// # Source
     /// `DistributedDataParallel._set_params_and_buffers_to_ignore_for_model`
@@ -127,9 +127,9 @@ impl DdpBuilder {
     /// gradient are only broadcast at the start.
     ///
     /// # Errors
-    /// [`DdpError::ModelMismatch`] on every rank when the models differ, [`DdpError::NoParameters`] when none requires a
-    /// gradient, when an option is outside its range, a name to ignore is unknown, a parameter is no leaf, a parameter or buffer is sparse or of a dtype that
-    /// is not sent, or a rank is gone or late.
+    /// [`DdpError::ModelMismatch`] on every rank when the models differ; [`DdpError::NoParameters`] when no parameter
+    /// requires a gradient; also when an option is outside its range, a name to ignore is unknown, a parameter is not a
+    /// leaf, a parameter or buffer is sparse or of a dtype that no backend sends, or a rank is gone or late.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -166,7 +166,7 @@ impl DdpBuilder {
         if trained.is_empty() {
             return Err(DdpError::NoParameters);
         }
-        // The hook of a step in backward can follow one reducer only.
+        // An optimizer that steps in backward can wait for one reducer only.
         let twice = |tensor: &Tensor| AVERAGED.contains(tensor) && STEPPED_IN_BACKWARD.contains(tensor);
         if let Some((name, _)) = trained.iter().find(|(_, tensor)| twice(tensor)) {
             return Err(DdpError::WrappedTwice { name: name.clone() });
@@ -215,14 +215,14 @@ fn check_parameters(params: &[(String, Tensor)]) -> Result<(), DdpError> {
         let wrong = |reason: String| DdpError::InvalidParameter { name: name.clone(), reason };
         check::in_model(tensor).map_err(wrong)?;
         if tensor.requires_grad() && !tensor.is_leaf() {
-            return Err(wrong("was computed from others, but should be a leaf".to_owned()));
+            return Err(wrong("was computed from other tensors, but should be a leaf".to_owned()));
         }
         if tensor.numel() > 0
             && tensor.requires_grad()
             && let Some(other) = seen.insert(tensor.data_ptr(), index)
         {
             let other = &params[other].0;
-            return Err(wrong(format!("is {other:?} once more, but should be given once")));
+            return Err(wrong(format!("is the same tensor as {other:?}, but should be given once")));
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Uneven inputs: ranks that are through take part in the others' collectives.
+//! Uneven inputs: ranks that have finished take part in the other ranks' collectives.
 
 use overdrive_ffi::c10d::ReduceOp;
 use tch::{Kind, Tensor};
@@ -7,7 +7,7 @@ use super::{DistributedDataParallel, builder};
 use crate::error::DdpError;
 use crate::work::Work;
 
-/// Ends `join` however the training in it ends.
+/// Resets the state of `join` when the training in it ends, also by a panic.
 struct Joining<'a>(&'a DistributedDataParallel);
 
 impl Drop for Joining<'_> {
@@ -17,19 +17,20 @@ impl Drop for Joining<'_> {
 }
 
 impl DistributedDataParallel {
-    /// Runs a training loop that may be longer on some ranks: one that is through answers the others' collectives with
-    /// gradients of zero until all are, and then takes the model of the last.
+    /// Runs a training loop that may have more steps on some ranks. A rank that has finished joins the others'
+    /// collectives with gradients of zero until all have finished, and then takes the model of one that finished last.
     ///
-    /// Gradients are divided by the world size throughout, or with `by_active_ranks` by the number of ranks that still have
-    /// inputs. Collectives of the loop's own (a [`SyncBatchNorm`](crate::SyncBatchNorm), a sum of losses) are not answered.
+    /// Gradients are always divided by the world size, or with `by_active_ranks` by the number of ranks that still have
+    /// inputs. Only DDP's own collectives are answered: not a [`SyncBatchNorm`](crate::SyncBatchNorm)'s, or sums of
+    /// losses in the loop.
     ///
     /// # Errors
-    /// When a rank is gone or late, [`DdpError::HookHasFailed`] when the communication hook failed before or in the loop, and
-    /// [`DdpError::Hook`] when it fails in an answer. Where a hook fails on some ranks alone, the others wait until their
-    /// time is up.
+    /// When a rank is gone or late; [`DdpError::HookHasFailed`] when the communication hook failed before or in the
+    /// loop; [`DdpError::Hook`] when it fails while this rank answers others. Where a hook fails only on some ranks,
+    /// the others wait until the timeout.
     ///
     /// # Panics
-    /// When the loop does, or the hook in an answer; the other ranks then wait until their time is up.
+    /// When the loop panics, or the hook while this rank answers others; the other ranks then wait until the timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -38,7 +39,7 @@ impl DistributedDataParallel {
     /// `DistributedDataParallel.join`
     pub fn join<T>(&self, by_active_ranks: bool, train: impl FnOnce() -> T) -> Result<T, DdpError> {
         if self.state.borrow().joining.is_some() {
-            return Err(DdpError::CannotHoldBack("join is under way already, but cannot be within itself"));
+            return Err(DdpError::CannotHoldBack("join is already running, and cannot be nested"));
         }
         self.hook_works()?;
         self.state.borrow_mut().joining = Some(!by_active_ranks);
@@ -49,27 +50,27 @@ impl DistributedDataParallel {
             is_last = false;
             self.shadow()?;
         }
-        // The model of a rank that was active to the end.
+        // All take the model of a rank that was active to the end.
         let root = self.common_rank(is_last)?;
         let sent = self.group.engine().broadcast_coalesced(&self.states, builder::BROADCAST_BYTES, root);
         sent.map_err(|source| self.failed("join", source))?;
         Ok(result)
     }
 
-    /// What an active rank does before a forward pass: it counts itself.
+    /// Counts this rank as active before a forward pass.
     pub(super) fn announce_forward(&self) -> Result<Work, DdpError> {
         let mut one = self.number(1.0)?;
         self.group.all_reduce_async(&mut one, ReduceOp::Sum)
     }
 
-    /// And tells whether its backward averages gradients; nobody who is active waits for the answer.
+    /// Announces whether this rank's backward averages gradients. Active ranks do not wait for the result.
     pub(super) fn announce_backward(&self, synchronised: bool) -> Result<(), DdpError> {
         let mut flag = self.number(f64::from(u8::from(synchronised)))?;
         drop(self.group.all_reduce_async(&mut flag, ReduceOp::Sum)?);
         Ok(())
     }
 
-    /// The highest rank that says it may serve as a root.
+    /// The highest rank that may serve as the root.
     pub(super) fn common_rank(&self, may_serve: bool) -> Result<usize, DdpError> {
         let rank = if may_serve { self.group.rank() as i64 } else { -1 };
         let mut highest = Tensor::f_from_slice(&[rank])?.f_to_device(self.group.device())?;
@@ -77,7 +78,7 @@ impl DistributedDataParallel {
         Ok(usize::try_from(highest.f_int64_value(&[0])?).unwrap_or(0))
     }
 
-    /// How many ranks are about to run a forward pass. Not asked with a hook that has failed, which could answer nobody.
+    /// How many ranks are about to run a forward pass. An error if the hook has failed: it could not answer the others.
     fn active_ranks(&self) -> Result<i64, DdpError> {
         self.hook_works()?;
         let mut count = self.number(0.0)?;
@@ -85,13 +86,13 @@ impl DistributedDataParallel {
         work.wait_for(self.group.timeout())?;
         let active = count.f_double_value(&[0])? as i64;
         if active == 0 {
-            // All are through: the next backward divides by the world size again.
+            // All ranks have finished: the next backward divides by the world size again.
             self.reducer.borrow().divide_by(work.engine(), true)?;
         }
         Ok(active)
     }
 
-    /// The collectives of one forward and backward pass of the others.
+    /// Takes part in the collectives of the other ranks' next forward and backward pass.
     fn shadow(&self) -> Result<(), DdpError> {
         self.reducer.borrow().before_forward(false).map_err(|source| self.failed("join", source))?;
         self.broadcast_buffers(false)?;
@@ -107,7 +108,7 @@ impl DistributedDataParallel {
         Ok(())
     }
 
-    /// PyTorch's dtype for these.
+    /// A float32 tensor, as PyTorch's `join` sends.
     fn number(&self, value: f64) -> Result<Tensor, DdpError> {
         Ok(Tensor::f_from_slice(&[value])?.f_to_kind(Kind::Float)?.f_to_device(self.group.device())?)
     }

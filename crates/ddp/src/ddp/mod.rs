@@ -25,13 +25,13 @@ pub use sync::NoSync;
 static ALIAS: LazyOp = LazyOp::new("aten::alias", "");
 
 /// Trains one model on all ranks of a group: each rank computes gradients of its own part of a batch, and the mean over
-/// ranks is in every rank's gradients when backward ends. It travels while backward still runs.
+/// ranks is in every rank's gradients when backward ends. Gradients are sent while backward still runs.
 ///
-/// The mean of ranks' mean losses is the large batch's only where all ranks have equally many samples; `overdrive-accum`
-/// counts where they have not.
+/// The mean of the ranks' mean losses equals the large batch's only where all ranks have equally many samples; where
+/// they have not, `overdrive-accum` weights by counts.
 ///
-/// While it lives, it hooks into the parameters' gradients. Optimizers that step during the backward pass step when the
-/// averages are there, at the pass's end; after a pass that leaves gradients local they do not step.
+/// While this value lives, it hooks into the parameters' gradients. Optimizers that step during the backward pass step
+/// once the averages are there, at the pass's end; after a pass that leaves gradients local they do not step.
 ///
 /// ```no_run
 /// use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, init_process_group};
@@ -60,15 +60,16 @@ static ALIAS: LazyOp = LazyOp::new("aten::alias", "");
 /// `torch.nn.parallel.DistributedDataParallel`
 #[derive(Debug)]
 pub struct DistributedDataParallel {
-    /// Goes before the group that it uses.
+    /// Declared first, so that it is dropped before the group that it uses.
     reducer: RefCell<Reducer>,
     params: Vec<(String, Tensor)>,
     averaged: HashSet<TensorId>,
-    /// An accumulator that was not told of this refuses these parameters.
+    /// Other parts look these marks up: an accumulator made without this `DistributedDataParallel` refuses the
+    /// parameters.
     _marked: [Marked; 2],
-    /// Parameters that required no gradient when this was made, and have no place in the reducer.
+    /// Parameters that required no gradient when this was made: the reducer does not know them.
     frozen: Vec<(String, Tensor)>,
-    /// None where they are not broadcast.
+    /// `None` where they are not broadcast.
     buffers: Option<TensorList>,
     /// All parameters and buffers, without their gradients.
     states: TensorList,
@@ -83,9 +84,10 @@ struct State {
     held: bool,
     /// A synchronised backward has begun since buffers were last broadcast.
     needs_buffers: bool,
-    /// What the last forward pass returned, as far as the reducer reads it; none when there was none.
+    /// Outputs of the last forward pass, empty unless the reducer searches them for unused parameters; `None` when
+    /// there was no forward pass.
     outputs: Option<Vec<Tensor>>,
-    /// In `join`: whether to divide by the world size although some ranks are through.
+    /// In `join`: whether to divide by the world size although some ranks have finished.
     joining: Option<bool>,
 }
 
@@ -93,7 +95,7 @@ impl DistributedDataParallel {
     /// Wraps all variables of a store with PyTorch's defaults.
     ///
     /// # Errors
-    /// When the models differ, which every rank learns, no variable is trainable, or a rank is gone or late.
+    /// When the models differ (an error on every rank), no variable is trainable, or a rank is gone or late.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -101,14 +103,14 @@ impl DistributedDataParallel {
         Self::builder(group).build(vs)
     }
 
-    /// Options, PyTorch's defaults at first.
+    /// A builder with options. The defaults are PyTorch's.
     pub fn builder(group: &ProcessGroup) -> DdpBuilder {
         DdpBuilder::new(group)
     }
 
-    /// Runs a forward pass whose backward averages the gradients, and returns what it returns.
+    /// Runs a forward pass whose backward averages the gradients, and returns the model's outputs.
     ///
-    /// Under [`tch::no_grad`] this only runs the model: ranks may then call it or not.
+    /// Under [`tch::no_grad`] this only runs the model, so single ranks may call it alone.
     ///
     /// # Errors
     /// When the last backward left out parameters without
@@ -117,10 +119,10 @@ impl DistributedDataParallel {
     /// [`DdpError::WithinBackward`] from within a hook.
     ///
     /// # Panics
-    /// Goes on with the panic of a communication hook in the last backward, or of the model.
+    /// Resumes the panic of a communication hook in the last backward, or of the model.
     ///
     /// # Syncs
-    /// Waits for other ranks where there are buffers, and when buckets are put in order, once.
+    /// Waits for other ranks where there are buffers, and once when the buckets are rebuilt.
     pub fn forward<O: Outputs>(&self, model: impl FnOnce() -> O) -> Result<O, DdpError> {
         self.check_hook()?;
         if !self.grad_enabled()? {
@@ -143,11 +145,11 @@ impl DistributedDataParallel {
     ///
     /// # Errors
     /// [`DdpError::TimedOut`] or [`DdpError::Lost`] when a rank is gone or late, [`DdpError::Hook`] when the
-    /// communication hook fails, [`DdpError::HookHasFailed`] from then on, [`DdpError::SparseGradient`] when a gradient is
-    /// sparse, and what backward itself reports.
+    /// communication hook fails, [`DdpError::HookHasFailed`] from then on, [`DdpError::SparseGradient`] when a gradient
+    /// is sparse, and the errors of backward itself.
     ///
     /// # Panics
-    /// Goes on with a panic of the communication hook.
+    /// Resumes a panic of the communication hook.
     ///
     /// # Syncs
     /// Over Gloo, waits for all ranks.
@@ -163,22 +165,22 @@ impl DistributedDataParallel {
         ran.map_err(|source| self.failed("backward", source))
     }
 
-    /// Communicates gradients by a hook instead of an all-reduce, from the next backward pass on. Once, and on all ranks before
-    /// the same pass.
+    /// Communicates gradients by a hook instead of an all-reduce, from the next backward pass on. Call it once, and on
+    /// all ranks before the same pass.
     ///
     /// # Errors
     /// [`DdpError::HookTaken`] when there is one already, [`DdpError::WithinBackward`] in the middle of a pass.
     ///
     /// # Source
-    /// `register_comm_hook`; PyTorch asks for it before the first backward, but takes it later too
+    /// `register_comm_hook`; PyTorch requires it before the first backward, but accepts it later too
     pub fn register_comm_hook(&self, hook: impl CommHook + 'static) -> Result<(), DdpError> {
         self.outside_backward("register_comm_hook")?;
         let driven = hooks::driven(hook);
         self.reducer.borrow_mut().set_hook(driven).map_err(hook_taken)
     }
 
-    /// Communicates gradients as float16 by libtorch's own hook, from the next backward pass on. Once, and on all ranks before
-    /// the same pass.
+    /// Communicates gradients as float16 by libtorch's own hook, from the next backward pass on. Call it once, and on
+    /// all ranks before the same pass.
     ///
     /// # Errors
     /// As [`register_comm_hook`](Self::register_comm_hook).
@@ -190,7 +192,8 @@ impl DistributedDataParallel {
         self.reducer.borrow_mut().compress_to_half().map_err(hook_taken)
     }
 
-    /// Takes [`logging_data`](Self::logging_data)'s times of every so many steps, besides the first ten; 100 at first.
+    /// Measures the times in [`logging_data`](Self::logging_data) every `steps` steps, besides the first ten; 100 by
+    /// default.
     ///
     /// # Errors
     /// [`DdpError::InvalidOption`] when `steps` is 0, or beyond `i32`; [`DdpError::WithinBackward`] in the middle of a pass.
@@ -206,8 +209,8 @@ impl DistributedDataParallel {
         Ok(self.reducer.borrow().set_log_rate(steps)?)
     }
 
-    /// Names and values of what libtorch knows of the run: sizes of buckets, settings, times of some steps. In a group that
-    /// verifies, what is known from the start is left out.
+    /// What libtorch logs about the run, as names and values: bucket sizes, settings, times of some steps. Values that
+    /// are fixed at construction are missing in a group that verifies.
     ///
     /// # Errors
     /// When libtorch fails, and while a backward pass is under way.
@@ -260,7 +263,7 @@ impl DistributedDataParallel {
         if held { Ok(()) } else { self.arm() }
     }
 
-    /// The backward pass that follows averages the gradients, if there was a forward pass before it.
+    /// Makes the next backward pass average the gradients, if there was a forward pass before it.
     fn arm(&self) -> Result<(), DdpError> {
         let mut state = self.state.borrow_mut();
         let Some(outputs) = &state.outputs else { return Ok(()) };
@@ -270,7 +273,8 @@ impl DistributedDataParallel {
         Ok(())
     }
 
-    /// Overwrites buffers with one rank's, if a synchronised backward has run since. `active`: this rank has inputs.
+    /// Overwrites buffers with one rank's, if a synchronised backward has run since the last time. `active`: this rank
+    /// has inputs.
     fn broadcast_buffers(&self, active: bool) -> Result<(), DdpError> {
         let Some(buffers) = &self.buffers else { return Ok(()) };
         if !self.state.borrow().needs_buffers {
@@ -283,17 +287,17 @@ impl DistributedDataParallel {
         Ok(())
     }
 
-    /// A view of a parameter requires a gradient unless gradients are off.
+    /// Whether autograd records: a view of a parameter then requires a gradient.
     fn grad_enabled(&self) -> Result<bool, DdpError> {
         Ok(ALIAS.tensor(&[Arg::Tensor(&self.params[0].1)])?.requires_grad())
     }
 
-    /// A hook can reach this by a handle of its own, and the reducer may be locked then.
+    /// Refuses calls during a backward pass: a hook may hold a handle to this object, while the reducer is locked.
     fn outside_backward(&self, call: &'static str) -> Result<(), DdpError> {
         if self.reducer.borrow().is_within_backward() { Err(DdpError::WithinBackward { call }) } else { Ok(()) }
     }
 
-    /// A failure comes back once as it was, and from then on by what it said.
+    /// Returns the hook's failure itself the first time, and from then on an error with its message.
     fn check_hook(&self) -> Result<(), DdpError> {
         if let Some(error) = self.reducer.borrow().hook_failure() {
             return Err(DdpError::Hook(error));
@@ -301,7 +305,7 @@ impl DistributedDataParallel {
         self.hook_works()
     }
 
-    /// Only looks: a failure that nobody has been told of is left for `forward` and `backward`.
+    /// The same without taking the failure: one that was not returned yet stays for `forward` and `backward`.
     fn hook_works(&self) -> Result<(), DdpError> {
         match self.reducer.borrow().first_hook_failure() {
             None => Ok(()),
@@ -316,8 +320,8 @@ impl DistributedDataParallel {
         }
     }
 
-    /// The reason of a failure for which libtorch's own words are that a tensor has no storage. Whether a gradient is sparse is
-    /// not known before there is one.
+    /// Finds a sparse gradient as the cause of a failure that libtorch reports only as a tensor without storage. It
+    /// cannot be detected earlier, because there is no gradient before backward.
     fn sparse_gradient(&self) -> Option<DdpError> {
         let is_sparse = |param: &Tensor| param.f_grad().is_ok_and(|grad| grad.defined() && grad.is_sparse());
         let (name, _) = self.params.iter().find(|(_, param)| is_sparse(param))?;

@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-/// Outputs of a forward pass whose tensors [`forward`](crate::DistributedDataParallel::forward) can see.
+/// Outputs of a forward pass whose tensors [`forward`](crate::DistributedDataParallel::forward) can find.
 ///
 /// # Source
 /// `_find_tensors`
@@ -35,7 +35,7 @@ impl<O: Outputs> Outputs for Option<O> {
     }
 }
 
-/// A model that may fail: an error has no tensors.
+/// For a model that may fail: an error has no tensors.
 impl<O: Outputs, E> Outputs for Result<O, E> {
     fn tensors_mut(&mut self) -> Vec<&mut Tensor> {
         self.iter_mut().flat_map(Outputs::tensors_mut).collect()

@@ -1,4 +1,4 @@
-//! Gradients held back, by hand and by gradient accumulation.
+//! Leaving gradients local: by `no_sync`, and for gradient accumulation.
 
 use overdrive_core::{AveragedBy, GradientSync, SyncError};
 use overdrive_ffi::TensorId;
@@ -7,7 +7,7 @@ use tch::Tensor;
 use super::DistributedDataParallel;
 use crate::error::DdpError;
 
-/// While it lives, forward passes are followed by backward passes that leave the gradients local. Made by
+/// While this guard lives, the backward pass of each forward pass leaves the gradients local. Made by
 /// [`DistributedDataParallel::no_sync`].
 #[must_use = "gradients are averaged again when the guard is dropped"]
 #[derive(Debug)]
@@ -20,16 +20,16 @@ impl Drop for NoSync<'_> {
     fn drop(&mut self) {
         let mut state = self.ddp.state.borrow_mut();
         state.held = self.previous;
-        // A forward pass in here is not for the synchronised backward that comes next.
+        // A forward pass under the guard does not belong to the next synchronised backward.
         state.outputs = None;
     }
 }
 
 impl DistributedDataParallel {
-    /// Leaves the gradients of forward passes from here on local, until the guard is dropped. They add up, and the next
-    /// synchronised backward averages what has added up.
+    /// Leaves the gradients of the forward passes from here on local, until the guard is dropped. They add up, and the
+    /// next synchronised backward averages the sum.
     ///
-    /// `overdrive-accum` needs no guard: it holds back by itself what is [`GradientSync`].
+    /// `overdrive-accum` needs no guard: it uses [`GradientSync::hold_back`].
     ///
     /// # Source
     /// `DistributedDataParallel.no_sync`
@@ -52,12 +52,12 @@ impl GradientSync for DistributedDataParallel {
         self.averaged.contains(&TensorId::of(parameter))
     }
 
-    /// Comes between a forward pass and its backward, so that the reducer may have been told to expect it.
+    /// May be called between a forward pass and its backward, when the reducer already expects that backward.
     fn hold_back(&self, hold: bool) -> Result<(), SyncError> {
         if self.state.borrow().joining.is_some() {
             return Err(DdpError::CannotHoldBack(
-                "gradients cannot be held back by accumulation within join, where ranks run unequal numbers of \
-                 windows: use no_sync, or give all ranks equally many",
+                "gradients cannot be held back by accumulation within join, where ranks run different numbers of \
+                 windows: use no_sync, or give all ranks equally many windows",
             )
             .into());
         }
@@ -73,7 +73,7 @@ impl GradientSync for DistributedDataParallel {
         Ok(())
     }
 
-    /// Within the caller's own account of a backward pass.
+    /// Reports no activity, because the caller already reports a backward pass.
     fn backward(&self, loss: &Tensor) -> Result<(), SyncError> {
         let averages = {
             let state = self.state.borrow();

@@ -1,4 +1,4 @@
-//! Gradients sent with fewer bits.
+//! Gradients sent as float16 or bfloat16.
 
 use overdrive_ffi::c10d::{GradBucket, ReduceOp};
 use overdrive_ffi::{Arg, LazyOp};
@@ -40,7 +40,7 @@ impl CommHook for CastCompress {
 
     fn start(&mut self, bucket: &GradBucket) -> Result<(Tensor, Work), DdpError> {
         let mut sent = bucket.buffer.f_to_kind(self.kind)?;
-        // Divided first, so that the sum stays in range.
+        // Divide first, so that the sum stays in range.
         DIV.call(&[Arg::Tensor(&sent), Arg::Double(self.group.size() as f64)])?;
         let work = self.group.all_reduce_async(&mut sent, ReduceOp::Sum)?;
         Ok((sent, work))

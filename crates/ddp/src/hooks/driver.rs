@@ -1,4 +1,4 @@
-//! Keeps what a hook has under way, by bucket.
+//! Runs a hook for the reducer, and keeps each bucket's state between `start` and `finish`.
 
 use std::collections::HashMap;
 

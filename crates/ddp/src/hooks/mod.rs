@@ -1,4 +1,4 @@
-//! Communication hooks: other ways to average gradients over ranks than an all-reduce of them.
+//! Communication hooks: ways to average gradients over ranks other than an all-reduce.
 
 mod compress;
 mod driver;
@@ -24,16 +24,16 @@ pub use top_k::{TopK, TopKInFlight};
 
 /// Averages a bucket's gradients over ranks.
 ///
-/// The reducer calls [`start`](Self::start) as soon as a bucket's gradients are there, and [`finish`](Self::finish) when
-/// backward is through, for all buckets in their order. What `start` sets going therefore travels while backward
-/// still runs. All ranks see the same buckets in the same order, so a hook may run any collectives.
+/// The reducer calls [`start`](Self::start) as soon as a bucket's gradients are there, and [`finish`](Self::finish) at
+/// the end of backward, for all buckets in order. So the communication that `start` begins overlaps with backward. All
+/// ranks see the same buckets in the same order, so a hook may run any collectives.
 ///
 /// A closure from a bucket to the [`Work`] of its mean is a hook too.
 ///
 /// # Source
 /// `register_comm_hook(state, hook)`
 pub trait CommHook: Send {
-    /// What is under way between the two calls.
+    /// What `start` hands to `finish`, such as a [`Work`].
     type InFlight: Send;
 
     /// Starts a bucket's communication.

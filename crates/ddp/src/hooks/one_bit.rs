@@ -1,4 +1,4 @@
-//! One bit a gradient, with the error of both roundings remembered.
+//! One bit per gradient, with error feedback for both roundings.
 
 use std::collections::HashMap;
 
@@ -12,8 +12,9 @@ use crate::group::ProcessGroup;
 use crate::signed_mean::{InFlight, SignedMean};
 use crate::work::Work;
 
-/// The compression of 1-bit Adam: each gradient becomes its sign, each rank's bucket one scale, and what the rounding loses
-/// is added to the next step's (error feedback), on the rank that sends and again on the one that averages.
+/// The compression of 1-bit Adam: each gradient is sent as its sign, with one scale for each rank's bucket. The
+/// rounding error is added to the next step's gradients (error feedback), both on the rank that sends and on the one
+/// that averages.
 ///
 /// It compresses gradients, for any optimizer. 1-bit Adam itself sends momentum: [`OneBitAdam`](crate::OneBitAdam).
 ///
@@ -28,7 +29,7 @@ pub struct OneBit {
     means: HashMap<usize, SignedMean>,
 }
 
-/// What a bucket has under way.
+/// A bucket's communication under way.
 #[derive(Debug)]
 pub struct OneBitInFlight(Stage);
 
@@ -40,7 +41,8 @@ enum Stage {
 }
 
 impl OneBit {
-    /// Sends signs, after `warm_up_steps` that send all; the first always does, because buckets are put in order behind it.
+    /// Sends signs, after `warm_up_steps` steps that send whole gradients. The first step always does, because DDP
+    /// rebuilds the buckets after it.
     pub fn new(group: &ProcessGroup, warm_up_steps: u64) -> Self {
         Self {
             group: group.clone(),

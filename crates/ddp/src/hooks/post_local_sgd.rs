@@ -1,4 +1,4 @@
-//! Gradients averaged over all ranks at first, and over few or none later.
+//! Gradients averaged over all ranks at first, later over a sub-group or not at all.
 
 use overdrive_ffi::c10d::GradBucket;
 use tch::Tensor;
@@ -9,8 +9,8 @@ use crate::error::DdpError;
 use crate::group::ProcessGroup;
 use crate::work::Work;
 
-/// Averages gradients over all ranks for some steps, and then over a sub-group, or leaves them local. A
-/// [`ModelAverager`](crate::ModelAverager) keeps the parameters together from there on.
+/// Averages gradients over all ranks for some steps; after that averages them over a sub-group, or leaves them local.
+/// From then on a [`ModelAverager`](crate::ModelAverager) has to average the parameters.
 ///
 /// # Source
 /// `post_localSGD_hook`; Lin et al. 2018, arXiv:1808.07217
@@ -31,7 +31,7 @@ impl PostLocalSgd {
 }
 
 impl CommHook for PostLocalSgd {
-    /// None where gradients stay local.
+    /// `None` where gradients stay local.
     type InFlight = Option<Work<Tensor>>;
 
     fn start(&mut self, bucket: &GradBucket) -> Result<Option<Work<Tensor>>, DdpError> {

@@ -1,4 +1,4 @@
-//! Gradients as products of thin matrices.
+//! PowerSGD: gradients sent as products of two thin matrices.
 
 use std::collections::HashMap;
 
@@ -14,20 +14,20 @@ use crate::work::Work;
 
 static DIV: LazyOp = LazyOp::new("aten::div_", "Scalar");
 
-/// Options of [`PowerSgd`], PyTorch's defaults at first.
+/// Options of [`PowerSgd`]. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug)]
 pub struct PowerSgdOptions {
-    /// The rank of the matrices that stand for a gradient.
+    /// The rank of the low-rank approximation of a gradient.
     pub matrix_approximation_rank: usize,
-    /// How many steps send everything first.
+    /// How many steps send whole gradients before compression starts.
     pub start_power_sgd_iter: u64,
-    /// A gradient is compressed only where that makes it smaller by this factor.
+    /// A gradient is compressed only if that makes it smaller by more than this factor.
     pub min_compression_rate: f64,
-    /// What compression loses is added to the next step's gradients.
+    /// Add the compression error to the next step's gradients.
     pub use_error_feedback: bool,
-    /// The last step's matrices are where the next begins.
+    /// Start each step's power iteration from the last step's matrices.
     pub warm_start: bool,
-    /// The first matrices follow from it, the same on all ranks.
+    /// The seed of the first matrices, the same on all ranks.
     pub random_seed: u64,
 }
 
@@ -46,11 +46,11 @@ impl Default for PowerSgdOptions {
 
 /// Sends each gradient matrix as two thin ones, found by one step of power iteration.
 ///
-/// The first, `n x r`, travels while backward runs; the second, `m x r`, behind it. Vectors, and matrices too small to gain,
-/// are sent whole.
+/// The first, `n x r`, is sent while backward runs; the second, `m x r`, after it. Vectors, and matrices that are too
+/// small for compression to pay, are sent whole.
 ///
 /// # Syncs
-/// On a GPU, waits for it in each bucket's second half, to see that the sums are finite.
+/// On a GPU, `finish` waits for the device, to check that the sums are finite.
 ///
 /// # Source
 /// `powerSGD_hook.powerSGD_hook`; Vogels et al. 2019, arXiv:1905.13727
@@ -67,20 +67,20 @@ pub struct PowerSgd {
 #[derive(Debug, Default)]
 struct Memory {
     error: Option<Tensor>,
-    /// The right factors, one a compressed gradient.
+    /// The right factors, one for each compressed gradient.
     qs: Vec<Tensor>,
 }
 
-/// What a bucket has under way.
+/// A bucket's communication under way.
 #[derive(Debug)]
 pub enum PowerSgdInFlight {
     /// The plain mean of an early step.
     Mean(Work<Tensor>),
-    /// The gradients that are sent whole, and the left factors.
+    /// The sums of the gradients that are sent whole, and of the left factors.
     Factors(Factors),
 }
 
-/// A bucket's gradients apart, on their way.
+/// A bucket's gradients, split into those sent whole and those compressed, and the sums under way.
 #[derive(Debug)]
 pub struct Factors {
     whole: Vec<Tensor>,
@@ -93,7 +93,7 @@ impl PowerSgd {
     /// A hook with these options.
     ///
     /// # Errors
-    /// When one is outside its range.
+    /// When an option is outside its range.
     pub fn new(group: &ProcessGroup, options: PowerSgdOptions) -> Result<Self, DdpError> {
         let wrong = |option, found: String, expected| Err(DdpError::InvalidOption { option, found, expected });
         if options.matrix_approximation_rank == 0 {
@@ -102,19 +102,19 @@ impl PowerSgd {
         if !(options.min_compression_rate > 0.0 && options.min_compression_rate.is_finite()) {
             return wrong("min_compression_rate", options.min_compression_rate.to_string(), "above 0 and finite");
         }
-        // Before buckets are in their final order, what is remembered would be of other gradients.
+        // Buckets are rebuilt after the first step: errors and matrices from before would belong to other gradients.
         if options.start_power_sgd_iter < 2 && (options.use_error_feedback || options.warm_start) {
             let expected =
-                "at least 2 with error feedback or a warm start, because buckets change behind the first step";
+                "at least 2 with error feedback or a warm start, because buckets change after the first step";
             return wrong("start_power_sgd_iter", options.start_power_sgd_iter.to_string(), expected);
         }
         Ok(Self { group: group.clone(), options, steps: Steps::default(), memory: HashMap::new() })
     }
 
-    /// The rank that a matrix is sent with; none when it is sent whole.
+    /// The approximation rank of a gradient; `None` when it is sent whole.
     fn rank_of(&self, gradient: &Tensor) -> Option<i64> {
         let rows = *gradient.size().first()?;
-        // One with gaps or other strides cannot be written to as a matrix.
+        // A gradient that is not contiguous cannot be written to as a matrix.
         if gradient.dim() < 2 || gradient.numel() == 0 || !gradient.is_contiguous() {
             return None;
         }
@@ -157,7 +157,7 @@ impl CommHook for PowerSgd {
         let mut ps = Vec::new();
         for (matrix, q) in matrices.iter().zip(&mut memory.qs) {
             *q = orthogonal(q)?;
-            // Column by column in memory: MKL multiplies thin matrices by rows several times slower.
+            // Column-major: MKL is several times slower with thin row-major matrices.
             ps.push(matrix.f_matmul(&q.f_tr()?.f_contiguous()?.f_tr()?)?);
         }
         let whole_sum = self.sum(&whole)?;
@@ -177,7 +177,7 @@ impl CommHook for PowerSgd {
 }
 
 impl PowerSgd {
-    /// Puts the mean into the bucket's buffer.
+    /// Writes the mean into the bucket's buffer.
     fn multiply(&mut self, bucket: &GradBucket, factors: Factors) -> Result<Tensor, DdpError> {
         let ranks = self.group.size() as f64;
         let mut finite = true;
@@ -218,8 +218,8 @@ impl PowerSgd {
                 let _in_place = error.f_sub_(&bucket.buffer)?;
             }
             memory.error = error;
-            // An infinity or NaN is for this step, in the same sums on all ranks; remembered, it would be in every step from
-            // here on.
+            // An infinity or NaN belongs to this step only; kept in the error or the factors, it would spoil every
+            // later step. All ranks see it, because they have the same sums.
             if !(finite && is_finite(&sum)?) {
                 *memory = Memory::default();
             }
@@ -237,7 +237,7 @@ impl PowerSgd {
     }
 }
 
-/// A copy, in the memory of an old one where there is one.
+/// A copy of `from`, in the memory of `old` if the sizes match.
 fn copied(old: Option<Tensor>, from: &Tensor) -> Result<Tensor, DdpError> {
     match old.filter(|old| old.numel() == from.numel()) {
         Some(mut old) => {
@@ -257,14 +257,14 @@ fn flatten(tensors: &[Tensor]) -> Result<Tensor, DdpError> {
     Ok(Tensor::f_cat(&flat, 0)?)
 }
 
-/// A flat tensor cut into the shapes of others.
+/// Splits a flat tensor into views with the shapes of `like`.
 fn parts(flat: &Tensor, like: &[Tensor]) -> Result<Vec<Tensor>, DdpError> {
     let sizes: Vec<i64> = like.iter().map(|tensor| tensor.numel() as i64).collect();
     let cut = flat.f_split_with_sizes(&sizes, 0)?;
     Ok(cut.iter().zip(like).map(|(part, like)| part.f_view(&like.size()[..])).collect::<Result<_, _>>()?)
 }
 
-/// The same span with orthonormal columns.
+/// A matrix with orthonormal columns that span the same space.
 fn orthogonal(matrix: &Tensor) -> Result<Tensor, DdpError> {
     let wide = matches!(matrix.kind(), Kind::Half | Kind::BFloat16);
     let precise = if wide { matrix.f_to_kind(Kind::Float)? } else { matrix.shallow_clone() };
@@ -272,7 +272,7 @@ fn orthogonal(matrix: &Tensor) -> Result<Tensor, DdpError> {
     Ok(q.f_to_kind(matrix.kind())?.f_contiguous()?)
 }
 
-/// Normal numbers that follow from the seed alone, and leave the generators of the program as they are.
+/// Normally distributed numbers that depend only on the seed, and do not touch the program's generators.
 fn random(like: &Tensor, rows: i64, columns: i64, seed: u64) -> Result<Tensor, DdpError> {
     let mut state = seed;
     let mut uniform = || {

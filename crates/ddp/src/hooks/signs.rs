@@ -1,4 +1,4 @@
-//! Eight signs a byte, and the scale that they share.
+//! Signs packed eight to a byte, with one common scale.
 
 use overdrive_ffi::{Arg, LazyOp, compress as kernels};
 use tch::{Kind, Tensor};
@@ -13,9 +13,10 @@ static DIV: LazyOp = LazyOp::new("aten::div", "Scalar");
 static MASKED_FILL: LazyOp = LazyOp::new("aten::masked_fill_", "Scalar");
 static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
 
-/// Adds gradients to an error, in place; returns the sum's signs and their scale, and leaves in `error` what they lose.
+/// Adds gradients to `error` in place, returns the sum's signs and their scale, and leaves the rounding error in
+/// `error`.
 ///
-/// `error` may be longer, up to whole bytes; what lies behind the gradients has no error.
+/// `error` may be longer than `grads`, to fill whole bytes; the padding stays without error.
 pub(crate) fn compress(grads: &Tensor, error: &Tensor) -> Result<(Tensor, Tensor), DdpError> {
     if kernels::takes(grads) && kernels::takes(error) {
         return Ok(kernels::sign_compress(grads, error)?);
@@ -28,13 +29,14 @@ pub(crate) fn compress(grads: &Tensor, error: &Tensor) -> Result<(Tensor, Tensor
     let eights = positive.f_view([-1, 8])?.f_to_kind(Kind::Uint8)?;
     let packed = eights.f_mul(&bits(error)?)?.f_sum_dim_intlist(1, false, Kind::Uint8)?;
     let _in_place = whole.f_sub_(&signed(&positive.f_narrow(0, 0, count)?, &scale, error)?)?;
-    // An infinity or NaN is for this step, whose scale tells all ranks; remembered, it would be in every step from here on.
+    // An infinity or NaN belongs to this step only, whose scale carries it to all ranks; kept in the error, it would
+    // spoil every later step.
     let lost = scale.f_isfinite()?.f_logical_not()?;
     MASKED_FILL.call(&[Arg::Tensor(&whole), Arg::Tensor(&lost), Arg::Double(0.0)])?;
     Ok((packed, scale.f_view([1])?))
 }
 
-/// Writes signs times `factor` of their scale to `out`, or adds them.
+/// Writes the signs times their scale times `factor` to `out`, or adds them to it.
 pub(crate) fn expand(packed: &Tensor, scale: &Tensor, factor: f64, out: &Tensor, add: bool) -> Result<(), DdpError> {
     if kernels::takes(out) {
         let value = (scale.f_double_value(&[0])? * factor) as f32;
@@ -53,13 +55,13 @@ pub(crate) fn expand(packed: &Tensor, scale: &Tensor, factor: f64, out: &Tensor,
     Ok(())
 }
 
-/// The scale where `positive`, and its negative elsewhere.
+/// `scale` where `positive` is set, and `-scale` elsewhere.
 fn signed(positive: &Tensor, scale: &Tensor, like: &Tensor) -> Result<Tensor, DdpError> {
     let twice = MUL.tensor(&[Arg::Tensor(&positive.f_to_kind(like.kind())?), Arg::Double(2.0)])?;
     Ok(ADD.tensor(&[Arg::Tensor(&twice), Arg::Double(-1.0)])?.f_mul(scale)?)
 }
 
-/// The bit of each of eight signs in a byte.
+/// The bit masks of the eight signs in a byte.
 fn bits(like: &Tensor) -> Result<Tensor, DdpError> {
     Ok(Tensor::f_from_slice(&[1u8, 2, 4, 8, 16, 32, 64, 128])?.f_to_device(like.device())?)
 }

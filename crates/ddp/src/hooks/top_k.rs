@@ -1,4 +1,4 @@
-//! Only the largest gradients, what was left out remembered.
+//! Sends only the largest gradients, with error feedback for the rest.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ static INDEX_ADD: LazyOp = LazyOp::new("aten::index_add_", "");
 /// Sends each bucket's `share` of gradients with the largest absolute values, and adds what it left out to the next step's
 /// gradients (error feedback).
 ///
-/// Each rank sends `share * n` values and as many 4-byte places, and receives those of every other rank.
+/// Each rank sends `share * n` values and as many 4-byte indices, and receives those of every other rank.
 ///
 /// # Source
 /// Aji and Heafield 2017, arXiv:1704.05021; error feedback: Stich et al. 2018, arXiv:1809.07599
@@ -29,22 +29,22 @@ pub struct TopK {
     share: f64,
     warm_up_steps: u64,
     steps: Steps,
-    /// What each bucket has left out so far.
+    /// The sum of what each bucket has left out so far.
     errors: HashMap<usize, Tensor>,
 }
 
-/// What a bucket has under way.
+/// A bucket's communication under way.
 #[derive(Debug)]
 pub enum TopKInFlight {
     /// The plain mean of a warm-up step.
     Mean(Work<Tensor>),
-    /// Every rank's values and their places.
+    /// Every rank's values and their indices.
     Sparse(Work<Vec<Tensor>>, Work<Vec<Tensor>>),
 }
 
 impl TopK {
-    /// Sends a share of the gradients, after `warm_up_steps` that send all; the first always does, because buckets are put
-    /// in order behind it.
+    /// Sends a share of the gradients, after `warm_up_steps` steps that send all. The first step always does, because
+    /// DDP rebuilds the buckets after it.
     ///
     /// # Errors
     /// When the share is not above 0 and at most 1.
@@ -67,7 +67,7 @@ impl CommHook for TopK {
         }
         let grads = bucket.buffer.f_detach()?;
         let count = grads.numel() as i64;
-        // At least one, and never more than there are.
+        // At least one if there is any, and at most all.
         let kept = ((self.share * count as f64).ceil() as i64).clamp(1.min(count), count);
         let error = match self.errors.remove(&bucket.index).filter(|error| error.numel() == grads.numel()) {
             Some(error) => error,
@@ -98,7 +98,7 @@ impl CommHook for TopK {
     }
 }
 
-/// Adds gradients to an error, in place, and takes its largest numbers out: their places and values.
+/// Adds gradients to `error` in place, and moves its largest numbers out: returns their indices and values.
 fn take_largest(grads: &Tensor, error: &Tensor, kept: i64) -> Result<(Tensor, Tensor), DdpError> {
     if compress::takes(grads) && compress::takes(error) {
         return Ok(compress::take_largest(grads, error, kept)?);
@@ -107,7 +107,7 @@ fn take_largest(grads: &Tensor, error: &Tensor, kept: i64) -> Result<(Tensor, Te
     let (_, places) = whole.f_abs()?.f_topk(kept, 0, true, false)?;
     let values = whole.f_index_select(0, &places)?;
     INDEX_FILL.call(&[Arg::Tensor(&whole), Arg::Int(0), Arg::Tensor(&places), Arg::Double(0.0)])?;
-    // An infinity or NaN is for this step; remembered, it would be in steps from here on until all were sent.
+    // An infinity or NaN belongs to this step only; kept in the error, it would be in later steps until all were sent.
     MASKED_FILL.call(&[Arg::Tensor(&whole), Arg::Tensor(&whole.f_isfinite()?.f_logical_not()?), Arg::Double(0.0)])?;
     Ok((places.f_to_kind(Kind::Int)?, values))
 }

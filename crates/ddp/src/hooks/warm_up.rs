@@ -1,4 +1,4 @@
-//! The plain mean, which lossy hooks start with, and the count of steps.
+//! The plain mean that lossy hooks start with, and the step counter.
 
 use overdrive_ffi::c10d::{GradBucket, ReduceOp};
 use tch::Tensor;
@@ -7,14 +7,14 @@ use crate::error::DdpError;
 use crate::group::ProcessGroup;
 use crate::work::Work;
 
-/// A mean of the whole bucket under way.
+/// Starts the plain mean of a bucket.
 pub(super) fn mean(group: &ProcessGroup, bucket: &GradBucket) -> Result<Work<Tensor>, DdpError> {
     let mut sum = bucket.buffer.shallow_clone();
     let work = group.all_reduce_async(&mut sum, ReduceOp::Avg)?;
     Ok(work.and_then(move |()| Ok(sum)))
 }
 
-/// How many backward passes have been through.
+/// How many backward passes are complete.
 #[derive(Debug, Default)]
 pub(super) struct Steps(u64);
 
@@ -23,7 +23,7 @@ impl Steps {
         self.0
     }
 
-    /// To be called for each bucket that is finished.
+    /// Call it for each finished bucket.
     pub(super) fn count(&mut self, bucket: &GradBucket) {
         if bucket.is_last {
             self.0 += 1;

@@ -29,17 +29,17 @@ static MASKED_FILL: LazyOp = LazyOp::new("aten::masked_fill_", "Scalar");
 /// Options of [`OneBitAdam`].
 #[derive(Clone, Copy, Debug)]
 pub struct OneBitAdamOptions {
-    /// The learning rate; 1e-3 at first.
+    /// The learning rate; 1e-3 by default.
     pub lr: f64,
-    /// How slowly the averages of gradients and of their squares move; 0.9 and 0.999 at first.
+    /// Decay rates of the averages of gradients and of their squares; 0.9 and 0.999 by default.
     pub betas: (f64, f64),
-    /// Added to the denominator; 1e-8 at first.
+    /// Added to the denominator; 1e-8 by default.
     pub eps: f64,
-    /// The share of each weight, times the learning rate, taken off with each step; 0 at first.
+    /// Decoupled weight decay: each step subtracts this share of each weight, times the learning rate; 0 by default.
     pub weight_decay: f64,
-    /// How many steps are plain Adam, gradients sent whole; then the average of squares stays as it is, and signs are sent.
-    /// 100 at first, and at least 1; the paper takes a sixth of a training. Parameters without a gradient until then never
-    /// move.
+    /// How many steps are plain Adam with whole gradients; after them the average of squares is frozen, and signs are
+    /// sent. 100 by default, and at least 1; the paper uses a sixth of the training. Parameters without a gradient in
+    /// these steps never move.
     pub freeze_step: u64,
 }
 
@@ -63,13 +63,13 @@ impl OneBitAdamOptions {
     }
 }
 
-/// Adam over ranks that sends one bit a parameter each way, behind a warm-up of plain Adam.
+/// Distributed Adam that sends one bit per parameter each way, after a warm-up of plain Adam.
 ///
-/// Behind the warm-up the average of squares is frozen; each rank moves the common momentum by its own gradients, and its
-/// signs travel, with the error of both roundings remembered. The optimizer communicates by itself, in
-/// [`step`](Optimizer::step): use the model without `DistributedDataParallel`. Rank 0's weights are sent to all at first.
-/// Gradients are each rank's own until then: clip by value if at all. They have to be dense. A `GradScaler` is refused, because
-/// it would skip the step on one rank alone (bfloat16 needs none).
+/// After the warm-up the average of squares is frozen; each rank updates the common momentum with its own gradients,
+/// and the result is averaged by signs, with error feedback for both roundings. The optimizer communicates by itself,
+/// in [`step`](Optimizer::step): use the model without `DistributedDataParallel`. Building it sends rank 0's weights to
+/// all. Gradients are not averaged before the step, so clip them by value if at all, not by norm. They have to be
+/// dense. A `GradScaler` is refused, because it would skip the step on one rank only (bfloat16 needs none).
 ///
 /// ```no_run
 /// use overdrive_core::Optimizer;
@@ -100,23 +100,24 @@ pub struct OneBitAdam {
     id: OptimizerId,
     group: ProcessGroup,
     params: TensorList,
-    /// Empty where they have none.
+    /// Empty if the parameters have no names.
     names: Vec<String>,
     options: OneBitAdamOptions,
     steps: u64,
-    /// Of all parameters, one behind the other.
+    /// Of all parameters, concatenated.
     momentum: Tensor,
     squares: Tensor,
-    /// Of the squares, once they stay as they are.
+    /// The denominator, once the squares are frozen.
     frozen_root: Option<Tensor>,
     signed: SignedMean,
 }
 
 impl OneBitAdam {
-    /// An optimizer of parameters that start as rank 0's.
+    /// Builds the optimizer, and overwrites the parameters with rank 0's.
     ///
     /// # Errors
-    /// When there are no parameters, they differ in dtype or device or in number over ranks, or an option is outside its range.
+    /// When there are no parameters, they differ in dtype or device, their number differs between ranks, or an option
+    /// is outside its range.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -140,12 +141,12 @@ impl OneBitAdam {
         if let Some((index, layout)) = other_layout {
             return Err(wrong(index, format!("it is {layout}, but should be dense")));
         }
-        // float16 has no room for eps and small squares.
+        // float16 cannot hold eps and small squares.
         if !matches!(first.kind(), Kind::Float | Kind::Double | Kind::BFloat16) {
             return Err(wrong(0, format!("it is {:?}, but should be of float32, float64 or bfloat16", first.kind())));
         }
         if let Some(index) = params.iter().position(|it| (it.kind(), it.device()) != (first.kind(), first.device())) {
-            return Err(wrong(index, "all have to be of one dtype and on one device".to_owned()));
+            return Err(wrong(index, "all parameters should have one dtype and be on one device".to_owned()));
         }
         let mut seen = HashSet::new();
         if let Some(index) = params.iter().position(|it| !seen.insert(TensorId::of(it))) {
@@ -196,7 +197,7 @@ impl OneBitAdam {
             ADDCMUL.call(&[squares, grads, grads, Arg::Double(1.0 - beta2)])?;
         }
         self.steps = next;
-        // Adam's corrections of averages that began with zeros; that of the squares is frozen with them.
+        // Adam's bias corrections; that of the squares is frozen with them.
         let correction = |beta: f64, steps: u64| 1.0 - beta.powf(steps as f64);
         let root = match &self.frozen_root {
             Some(root) => root.shallow_clone(),
@@ -209,13 +210,13 @@ impl OneBitAdam {
         self.apply(&update, self.options.lr / correction(beta1, next))
     }
 
-    /// What the momentum is divided by.
+    /// The denominator of Adam's update.
     fn root(&self, correction: f64, is_frozen: bool) -> Result<Tensor, DdpError> {
         let mut root = DIV.tensor(&[Arg::Tensor(&self.squares), Arg::Double(correction)])?;
         let _in_place = root.f_sqrt_()?;
         ADD_SCALAR.call(&[Arg::Tensor(&root), Arg::Double(self.options.eps)])?;
         if is_frozen {
-            // Signs say that every parameter moves, those too that no gradient has reached in the warm-up; they stay.
+            // Signs would move every parameter; those that no gradient reached in the warm-up must not move.
             let unknown = EQ.tensor(&[Arg::Tensor(&self.squares), Arg::Double(0.0)])?;
             MASKED_FILL.call(&[Arg::Tensor(&root), Arg::Tensor(&unknown), Arg::Double(f64::INFINITY)])?;
         }
@@ -239,7 +240,7 @@ impl OneBitAdam {
         Ok(())
     }
 
-    /// Zeros where there is none.
+    /// All gradients concatenated; zeros where there is none.
     fn flat_grads(&self) -> Result<Tensor, DdpError> {
         let flat = |param: Tensor| {
             let grad = param.f_grad()?;
@@ -250,7 +251,7 @@ impl OneBitAdam {
     }
 }
 
-/// Before anything that ranks with other parameters could not take part in.
+/// Copies rank 0's parameters to all ranks, after checking that all have equally many: other ranks could not take part.
 fn start_as_rank_0(group: &ProcessGroup, params: &[Tensor], count: usize) -> Result<(), DdpError> {
     let own = Tensor::f_from_slice(&[params.len() as i64, count as i64])?.f_to_device(group.device())?;
     let all = group.all_gather(&own)?.iter().map(Vec::<i64>::try_from).collect::<Result<Vec<_>, _>>()?;
@@ -325,12 +326,12 @@ impl Optimizer for OneBitAdam {
         Ok(())
     }
 
-    /// Sends, and waits for all ranks; what a failed step has done to the momentum is not undone.
+    /// Communicates, and waits for all ranks. A failed step may leave the momentum changed.
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
         // Before anything is sent.
         if let Some(index) = self.params.sparse_grad()? {
-            let reason = "its gradient is sparse: have it made dense, an embedding by `sparse: false`";
+            let reason = "its gradient is sparse, but should be dense: make an embedding with `sparse: false`";
             let parameter = self.parameters().swap_remove(index);
             return Err(OptimizerError::parameter(&parameter, index, reason));
         }

@@ -1,4 +1,4 @@
-//! The state of a 1-bit Adam, saved and put back.
+//! Saves and loads the state of a 1-bit Adam.
 
 use overdrive_core::{Entry, OptimizerError, StateDict, StateError, Stateful};
 use tch::Tensor;
@@ -7,8 +7,8 @@ use super::{OneBitAdam, OneBitAdamOptions};
 
 const FLOATS: [&str; 5] = ["lr", "beta1", "beta2", "eps", "weight_decay"];
 
-/// Each rank's own: the errors differ. With names of parameters (`param_names.N`), the state of others, or in another
-/// order, is refused, because the averages are kept as one vector.
+/// Each rank has a different state, because the rounding errors differ. If the parameters have names (`param_names.N`),
+/// the state of other parameters, or of another order, is refused: the averages are kept as one vector.
 impl Stateful for OneBitAdam {
     fn state_dict(&self) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();

@@ -1,4 +1,4 @@
-//! What launchers put into the environment.
+//! Reads the environment variables that launchers set.
 
 use std::num::NonZero;
 use std::str::FromStr;
@@ -34,7 +34,7 @@ pub(super) fn env(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
     let world_size = ranks(var, "WORLD_SIZE", TORCHRUN)?;
     check("RANK", rank, world_size)?;
     let host = text(var, "MASTER_ADDR", ADDRESS, TORCHRUN)?;
-    // torchrun's agent serves the store itself, a new one at each restart.
+    // torchrun's agent serves the store itself, and a new one at each restart.
     let served = var("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
     let text = text(var, "MASTER_PORT", PORT, TORCHRUN)?;
     let port = port(&text, !served && world_size == 1)?;
@@ -61,7 +61,7 @@ pub(super) fn slurm(var: Vars<'_>) -> Result<Rendezvous, DdpError> {
     };
     let port = match var("MASTER_PORT") {
         Some(found) => port(&found, world_size == 1)?,
-        // One port a job, the same on all its ranks, clear of what systems hand out by themselves.
+        // One port per job, the same on all its ranks, below the ports that systems assign by themselves.
         None => {
             let job: u64 = needed(var, "SLURM_JOB_ID", "the job's number", SLURM)?;
             15000 + u16::try_from(job % 10000).unwrap_or(0)
@@ -87,7 +87,7 @@ fn rendezvous(var: Vars<'_>, rank: usize, world_size: usize, place: Place) -> Re
     Rendezvous { rank, world_size, local_rank: local_rank(var), local_world_size: local_world_size(var), place }
 }
 
-/// How many of the ranks are on this host, from whoever tells it. Slurm tells how many hosts a step has.
+/// How many of the ranks are on this host, from the launcher that sets it. Slurm sets only how many hosts a step has.
 fn local_world_size(var: Vars<'_>) -> Option<usize> {
     let number = |name: &str| var(name)?.parse().ok();
     let of_one_node =
@@ -95,7 +95,7 @@ fn local_world_size(var: Vars<'_>) -> Option<usize> {
     number("LOCAL_WORLD_SIZE").or_else(|| number("OMPI_COMM_WORLD_LOCAL_SIZE")).or_else(of_one_node)
 }
 
-/// This process's place on its host, from whoever tells it.
+/// This process's index on its host, from the launcher that sets it.
 pub(super) fn local_rank(var: Vars<'_>) -> Option<usize> {
     ["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"].iter().find_map(|name| var(name)?.parse().ok())
 }
@@ -133,7 +133,7 @@ fn number<T: FromStr>(variable: &'static str, found: &str, expected: &str) -> Re
     found.trim().parse().map_err(|_| wrong())
 }
 
-/// `alone`: nobody else has to know it, so that it may be 0, for one that the system chooses.
+/// `alone`: no other rank has to know the port, so it may be 0, and the system chooses one.
 fn port(found: &str, alone: bool) -> Result<u16, DdpError> {
     if alone { number("MASTER_PORT", found, PORT) } else { number("MASTER_PORT", found, PORT).map(NonZero::<u16>::get) }
 }
@@ -155,7 +155,7 @@ fn first_host(list: &str) -> Option<String> {
     };
     let (ranges, suffix) = ranges.split_once(']')?;
     let first = ranges.split([',', '-']).next().filter(|first| !first.is_empty())?;
-    // `rack[1-2]node` goes on behind its ranges.
+    // `rack[1-2]node` continues after its ranges.
     let suffix = suffix.split(',').next().unwrap_or_default();
     (!suffix.contains('[')).then(|| format!("{prefix}{first}{suffix}"))
 }
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_alone_and_listens_may_leave_the_port_open() {
+    fn a_single_rank_that_listens_may_give_port_0() {
         let alone = given(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "0")]);
         assert_eq!(auto(&alone).unwrap().place, tcp("a", 0, false));
         let served =

@@ -5,17 +5,17 @@ use std::sync::mpsc;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-/// Ranks that were started together are there within this time of each other.
+/// Ranks that were started together usually arrive within this time of each other.
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Waits a short while for somebody to listen, and returns what is left of `timeout` for the meeting itself.
+/// Waits a short while for rank 0 to listen, and returns what is left of `timeout` for the rendezvous itself.
 ///
-/// libtorch's client that finds nobody tries again half a second later: that would be most of a launch.
+/// libtorch's client retries only half a second after a refused connection, which would be most of a launch's time.
 pub(super) fn wait(host: &str, port: u16, timeout: Duration) -> Duration {
     let started = Instant::now();
     let patience = PATIENCE.min(timeout / 2);
-    // A name that is not known yet is the store's to wait for.
+    // If the name cannot be resolved yet, the store's client waits for it.
     let addresses = addresses(host, port, patience);
     while !addresses.is_empty() && started.elapsed() < patience {
         let left = || patience.saturating_sub(started.elapsed()).max(PAUSE);
@@ -27,11 +27,12 @@ pub(super) fn wait(host: &str, port: u16, timeout: Duration) -> Duration {
     timeout.saturating_sub(started.elapsed())
 }
 
-/// None for a name that is not known, or not within `patience`: a resolver may take its time, whatever the timeout.
+/// Empty for a name that is unknown, or not resolved within `patience`. Runs on a thread, because resolvers have no
+/// timeout.
 fn addresses(host: &str, port: u16, patience: Duration) -> Vec<SocketAddr> {
     let (found, addresses) = mpsc::channel();
     let host = host.to_owned();
-    // Nobody may be waiting any more.
+    // The receiver may be gone already, so a failed send is ignored.
     let look_up = move || drop(found.send((host.as_str(), port).to_socket_addrs().into_iter().flatten().collect()));
     match thread::Builder::new().spawn(look_up) {
         Ok(_) => addresses.recv_timeout(patience).unwrap_or_default(),
@@ -46,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_waited_in_vain_is_taken_off() {
+    fn time_spent_waiting_is_subtracted_from_the_timeout() {
         let timeout = Duration::from_millis(100);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();

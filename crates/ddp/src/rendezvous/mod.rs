@@ -16,14 +16,14 @@ use crate::error::DdpError;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InitMethod {
-    /// From whichever launcher's variables are set: `RANK`, else Slurm's, else Open MPI's.
+    /// From the first of these launchers' variables that are set: `RANK`, Slurm's, Open MPI's.
     #[default]
     Auto,
     /// From `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as torchrun, overdrive-run and Kubernetes' PyTorchJob
     /// set them.
     Env,
-    /// From `SLURM_PROCID`, `SLURM_NTASKS` and `SLURM_NODELIST`; `MASTER_ADDR` and `MASTER_PORT` win over what follows
-    /// from them.
+    /// From `SLURM_PROCID`, `SLURM_NTASKS` and `SLURM_NODELIST`; `MASTER_ADDR` and `MASTER_PORT` override the address
+    /// and port derived from them.
     Slurm,
     /// From `OMPI_COMM_WORLD_RANK` and `OMPI_COMM_WORLD_SIZE`, with `MASTER_ADDR` and `MASTER_PORT`.
     OpenMpi,
@@ -31,14 +31,14 @@ pub enum InitMethod {
     Tcp {
         /// Rank 0's host.
         host: String,
-        /// A free port there. A single rank may give 0, for one that the system chooses.
+        /// A free port there. A single rank may give 0: the system then chooses one.
         port: u16,
         /// This process's rank.
         rank: usize,
         /// How many ranks there are.
         world_size: usize,
     },
-    /// A file that all ranks can write to and that is not there yet.
+    /// A file that all ranks can write to and that does not exist yet.
     File {
         /// The file.
         path: PathBuf,
@@ -55,14 +55,14 @@ pub(crate) struct Rendezvous {
     pub rank: usize,
     pub world_size: usize,
     pub local_rank: Option<usize>,
-    /// How many ranks are on this host, where the launcher tells it.
+    /// How many ranks are on this host, where the launcher sets it.
     pub local_world_size: Option<usize>,
     pub place: Place,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// `served`: by the launcher's agent, so that rank 0 is a client too.
+    /// `served`: the launcher's agent serves the store, so rank 0 is a client too.
     Tcp {
         host: String,
         port: u16,
@@ -71,10 +71,10 @@ pub(crate) enum Place {
     File(PathBuf),
 }
 
-/// libtorch counts ranks so.
+/// libtorch stores ranks as `int`.
 const MOST_RANKS: usize = i32::MAX as usize;
 
-/// Port 0 is whichever is free, which is enough for a rank that listens for nobody else.
+/// Port 0 means any free port, which is enough if no other rank has to connect.
 fn is_port(port: u16, world_size: usize) -> bool {
     port > 0 || world_size == 1
 }
@@ -89,7 +89,7 @@ impl std::fmt::Display for Place {
 }
 
 impl InitMethod {
-    /// From PyTorch's way of writing it: `env://`, `tcp://host:port?rank=0&world_size=2` or
+    /// Parses PyTorch's notation: `env://`, `tcp://host:port?rank=0&world_size=2` or
     /// `file:///path?rank=0&world_size=2`.
     ///
     /// # Errors
@@ -102,11 +102,11 @@ impl InitMethod {
     }
 
     pub(crate) fn rendezvous(&self) -> Result<Rendezvous, DdpError> {
-        // Whoever fills in a template may set a variable to nothing.
+        // Job templates may set a variable to the empty string: that counts as not set.
         self.resolve(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
-    /// With the environment as `var` tells it.
+    /// With `var` in place of the environment.
     fn resolve(&self, var: &dyn Fn(&str) -> Option<String>) -> Result<Rendezvous, DdpError> {
         let (rank, world_size, place) = match self {
             Self::Auto => return launchers::auto(var),
@@ -141,13 +141,13 @@ impl InitMethod {
         if rank >= world_size {
             return Err(DdpError::InvalidRank { what: "this process", rank, size: world_size });
         }
-        // A launcher's ranks are others than these.
+        // A launcher's `LOCAL_WORLD_SIZE` need not count these ranks.
         Ok(Rendezvous { rank, world_size, local_rank: launchers::local_rank(var), local_world_size: None, place })
     }
 }
 
 impl Rendezvous {
-    /// Whether all ranks are known to be on this host, so that nobody else has to reach them.
+    /// Whether all ranks are known to be on this host, so that no other host has to reach them.
     pub(crate) fn one_host(&self) -> bool {
         let at_loopback = matches!(&self.place, Place::Tcp { host, .. } if is_loopback(host));
         at_loopback || self.world_size == 1 || self.local_world_size == Some(self.world_size)
@@ -188,7 +188,7 @@ impl Rendezvous {
     }
 }
 
-/// Waits for a file's folder, which another host may have made just now: libtorch does it for five minutes, whatever the
+/// Waits for a file's folder, which another host may just have made. libtorch would wait five minutes, whatever the
 /// timeout.
 fn has_folder(path: &Path, timeout: Duration) -> bool {
     const PAUSE: Duration = Duration::from_millis(20);
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_met_at_is_refused_by_its_name() {
+    fn invalid_rendezvous_options_are_named() {
         let tcp = |port, rank, world_size| InitMethod::Tcp { host: "a".to_owned(), port, rank, world_size };
         let file = |rank, world_size| InitMethod::File { path: "/meet".into(), rank, world_size };
         let said = |method: InitMethod| method.resolve(&|_| None).unwrap_err().to_string();
@@ -228,8 +228,8 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_nobody_knows_is_named() {
-        // No label of a host's name may be so long, so that no server is asked.
+    fn an_unknown_host_is_named() {
+        // Labels of host names are at most 63 bytes, so no name server is asked.
         let host = "n".repeat(64);
         for rank in 0..2 {
             let method = InitMethod::Tcp { host: host.clone(), port: 1, rank, world_size: 2 };
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_no_folder_is_told_of_within_the_timeout() {
+    fn a_missing_folder_is_reported_within_the_timeout() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("absent/meet");
         let rendezvous = InitMethod::File { path: path.clone(), rank: 0, world_size: 1 }.resolve(&|_| None).unwrap();

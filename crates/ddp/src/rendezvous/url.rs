@@ -1,4 +1,4 @@
-//! PyTorch's addresses.
+//! Parses PyTorch's rendezvous addresses.
 
 use std::path::PathBuf;
 
@@ -19,13 +19,13 @@ pub(super) fn parse(address: &str) -> Result<InitMethod, DdpError> {
         return if place.is_empty() && query.is_empty() {
             Ok(InitMethod::Env)
         } else {
-            Err(wrong("takes nothing behind env://"))
+            Err(wrong("takes nothing after env://"))
         };
     }
     let number = |name: &str| {
         let found = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
         let text = found.ok_or_else(|| wrong(&format!("has no {name}")))?;
-        text.parse::<usize>().map_err(|_| wrong(&format!("has a {name} that is no whole number")))
+        text.parse::<usize>().map_err(|_| wrong(&format!("has a {name} that is not a whole number")))
     };
     let ranks = || match number("world_size")? {
         0 => Err(wrong("has a world_size of 0")),
@@ -34,9 +34,9 @@ pub(super) fn parse(address: &str) -> Result<InitMethod, DdpError> {
     match scheme {
         "tcp" => {
             let (host, port) = place.rsplit_once(':').ok_or_else(|| wrong("has no port"))?;
-            let no_port = || wrong("has a port that is no number from 1 to 65535");
+            let no_port = || wrong("has a port that is not a number from 1 to 65535");
             let port = port.parse().map_err(|_| no_port())?;
-            // An IPv6 address stands in brackets.
+            // IPv6 addresses are in brackets.
             let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
             if host.is_empty() {
                 return Err(wrong("has no host"));
@@ -81,17 +81,17 @@ mod tests {
             ("node1:29500", "no scheme"),
             ("tcp://node1?rank=0&world_size=2", "no port"),
             ("tcp://:1?rank=0&world_size=2", "no host"),
-            ("tcp://a:99999?rank=0&world_size=2", "port that is no number from 1 to 65535"),
-            ("tcp://a:0?rank=0&world_size=2", "port that is no number from 1 to 65535"),
-            ("tcp://a:-1?rank=0&world_size=2", "port that is no number from 1 to 65535"),
+            ("tcp://a:99999?rank=0&world_size=2", "port that is not a number from 1 to 65535"),
+            ("tcp://a:0?rank=0&world_size=2", "port that is not a number from 1 to 65535"),
+            ("tcp://a:-1?rank=0&world_size=2", "port that is not a number from 1 to 65535"),
             ("tcp://a:1?rank=0&world_size=0", "world_size of 0"),
             ("file:///a?rank=0&world_size=0", "world_size of 0"),
             ("tcp://a:1?world_size=2", "no rank"),
-            ("tcp://a:1?rank=x&world_size=2", "rank that is no whole number"),
+            ("tcp://a:1?rank=x&world_size=2", "rank that is not a whole number"),
             ("tcp://a:1?rank=0", "no world_size"),
             ("file://?rank=0&world_size=2", "no path"),
             ("mpi://", "unknown scheme"),
-            ("env://?rank=0", "nothing behind"),
+            ("env://?rank=0", "nothing after"),
         ] {
             let error = parse(address).unwrap_err().to_string();
             assert!(error.contains(named), "{address}: {error}");

@@ -1,4 +1,4 @@
-//! Statistics and parameters averaged over ranks, each against the same in one process.
+//! `SyncBatchNorm` and local SGD, compared with one process that computes the same.
 
 use anyhow::{Result, ensure};
 use overdrive_core::Stateful;
@@ -11,14 +11,14 @@ use crate::harness::Meeting;
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 
-/// Uneven batches, one of them empty, far from zero.
+/// Batches of different sizes, one of them empty, with values far from zero.
 fn part(step: usize, rank: usize) -> Tensor {
     tch::manual_seed((500 + step * 10 + rank) as i64);
     let rows = [5, 0, 3][(rank + step) % 3];
     Tensor::randn([rows, 4, 3], DOUBLE) * 0.5 + 100.0
 }
 
-/// Against tch's own batch normalisation of all parts at once: outputs, running statistics, and gradients.
+/// Compares outputs, running statistics and gradients with tch's batch normalisation of all parts at once.
 pub fn sync_batch_norm(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     tch::manual_seed(1);
@@ -52,7 +52,7 @@ pub fn sync_batch_norm(meeting: &Meeting) -> Result<()> {
         let start: i64 = parts[..meeting.rank].iter().map(|part| part.size()[0]).sum();
         let rows = own.size()[0];
         close(&found, &expected.narrow(0, start, rows), "outputs")?;
-        // The whole's loss is divided by the ranks.
+        // The reference's loss is divided by the number of ranks.
         close(&(own.grad() / ranks as f64), &whole.grad().narrow(0, start, rows), "gradients of the inputs")?;
         for (name, found) in vs.variables() {
             let expected = &reference_vs.variables()[&name];
@@ -73,7 +73,7 @@ pub fn sync_batch_norm(meeting: &Meeting) -> Result<()> {
     Ok(())
 }
 
-/// Rank r's gradient of its loss is `param - target(r)`, so that every step is known.
+/// Rank r's gradient is `param - target(r)`, so the result of every step is known.
 pub fn local_sgd(meeting: &Meeting) -> Result<()> {
     const LR: f64 = 0.25;
     let group = meeting.group()?;
@@ -97,7 +97,7 @@ pub fn local_sgd(meeting: &Meeting) -> Result<()> {
             model.ws.zero_grad();
         });
         if step == 6 {
-            // A resumed run goes on in the middle of its period.
+            // A resumed run continues in the middle of its period.
             let mut resumed = ModelAverager::new(&group, &vs.trainable_variables(), period, global_steps)?;
             resumed.load_state_dict(&averager.state_dict()?)?;
             averager = resumed;

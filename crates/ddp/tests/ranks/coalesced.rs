@@ -1,4 +1,4 @@
-//! The collectives of several tensors at once against their definition, in groups that verify and in others.
+//! The coalesced collectives against their definition, in groups with and without `verify`.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::harness::Meeting;
 const PATIENCE: Duration = Duration::from_secs(60);
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
-/// Shapes of the six numbers of each tensor in a list; one holds nothing.
+/// The shapes of the tensors in a list: six numbers each, and one empty tensor.
 const SHAPES: [&[i64]; 4] = [&[2, 3], &[6], &[0, 3], &[3, 1, 2]];
 
-/// What `rank` has in a place of the list, for the rank `to`.
+/// The tensor that `rank` has at index `place` of the list, for the rank `to`.
 fn part(rank: usize, place: usize, to: usize, kind: Kind) -> Tensor {
     shaped(given(rank, place + to, kind), place)
 }
@@ -29,7 +29,7 @@ fn list(of: impl Fn(usize) -> Tensor) -> Vec<Tensor> {
     (0..SHAPES.len()).map(of).collect()
 }
 
-/// Behind one another, over the first dimension.
+/// Concatenated along the first dimension.
 fn joined(parts: impl Iterator<Item = Tensor>) -> Tensor {
     Tensor::cat(&parts.collect::<Vec<_>>(), 0)
 }
@@ -91,7 +91,7 @@ fn reductions(group: &ProcessGroup, op: ReduceOp, kind: Kind) -> Result<()> {
     all_same(&inputs, &given, "the inputs")
 }
 
-/// Several at once, waited for in another order than they were started in; a parameter stays a leaf.
+/// Several at once, waited for in a different order than they were started; a parameter stays a leaf.
 fn under_way(group: &ProcessGroup) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
     let ones = |rows: usize| Tensor::ones([rows as i64], FLOAT);
@@ -116,7 +116,7 @@ fn under_way(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// Each is refused before anything is sent, so that the group goes on.
+/// Each is refused before anything is sent, so the group remains usable.
 pub fn refusals(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let of = |rows: i64| Tensor::ones([rows], FLOAT);
@@ -154,10 +154,10 @@ pub fn refusals(meeting: &Meeting) -> Result<()> {
     }
     let mut fine = [of(2)];
     group.all_gather_into_coalesced(&mut fine, &[of(1) * 3.0])?;
-    same(&fine[0], &(of(2) * 3.0), "all_gather_into_coalesced behind the refusals")
+    same(&fine[0], &(of(2) * 3.0), "all_gather_into_coalesced after the refusals")
 }
 
-/// As many numbers on both ranks, but in other tensors: only ranks that verify are told.
+/// Equally many numbers on both ranks, but in different tensors: reported only in groups that verify.
 pub fn other_lists(meeting: &Meeting) -> Result<()> {
     let group = meeting.group_with(Duration::from_secs(10), true)?;
     let (one, other) = if meeting.rank == 0 { (1, 3) } else { (3, 1) };

@@ -21,7 +21,8 @@ pub const KINDS: [Kind; 9] = [
     Kind::Bool,
 ];
 
-/// What rank `rank` has for `part`: small whole numbers, which every dtype holds exactly, sums and products included.
+/// Rank `rank`'s input for `part`: small whole numbers, so that every dtype holds them, their sums and products
+/// exactly.
 pub fn given(rank: usize, part: usize, kind: Kind) -> Tensor {
     let numbers: Vec<i64> = (0..6).map(|place| ((rank + 2 * part + place) % 3) as i64).collect();
     Tensor::from_slice(&numbers).view([2, 3]).to_kind(kind)
@@ -33,7 +34,7 @@ pub fn same(found: &Tensor, expected: &Tensor, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// The definition of a reduction, one rank after the other in 64-bit whole numbers.
+/// The expected result of a reduction, computed rank by rank in 64-bit whole numbers.
 pub fn reduced(op: ReduceOp, ranks: usize, part: usize, kind: Kind) -> Tensor {
     let mut all = (0..ranks).map(|rank| given(rank, part, kind).to_kind(Kind::Int64));
     let first = all.next().unwrap();
@@ -163,7 +164,7 @@ fn exchanges(group: &ProcessGroup, kind: Kind) -> Result<()> {
     same(&output, &expected, "all_to_all_single with splits")
 }
 
-/// Around the ring, and to rank 0 from whoever is first.
+/// Around the ring, and to rank 0 from whichever rank sends first.
 fn one_to_one(group: &ProcessGroup, kind: Kind) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
     let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
@@ -188,7 +189,7 @@ fn one_to_one(group: &ProcessGroup, kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// Several under way at once, waited for in another order than they were started in.
+/// Several under way at once, waited for in a different order than they were started.
 fn handles(group: &ProcessGroup) -> Result<()> {
     let mut tensors: Vec<Tensor> = (0..8).map(|part| given(group.rank(), part, Kind::Float)).collect();
     let works = tensors.iter_mut().map(|tensor| group.all_reduce_async(tensor, ReduceOp::Sum));
@@ -201,7 +202,7 @@ fn handles(group: &ProcessGroup) -> Result<()> {
     for (part, tensor) in tensors.iter().enumerate() {
         same(tensor, &reduced(ReduceOp::Sum, group.size(), part, Kind::Float), "all_reduce_async")?;
     }
-    // A parameter is written as it is, and stays a leaf.
+    // A parameter is written in place, and stays a leaf.
     let mut param = Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
     group.all_reduce(&mut param, ReduceOp::Avg)?;
     ensure!(param.is_leaf() && param.requires_grad());
@@ -227,7 +228,7 @@ pub fn sub_groups(meeting: &Meeting) -> Result<()> {
         ensure!(error.contains(named), "{error}");
     }
     group.barrier()?;
-    // The store is the group's own, with keys of the program's.
+    // The program can use the group's store.
     if meeting.rank == 0 {
         group.store().set("greeting", b"hello")?;
     }
@@ -239,7 +240,7 @@ pub fn sub_groups(meeting: &Meeting) -> Result<()> {
     Ok(())
 }
 
-/// Each is refused before anything is sent, so that the group goes on.
+/// Each is refused before anything is sent, so the group remains usable.
 pub fn refusals(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let float = |shape: &[i64]| Tensor::ones(shape, (Kind::Float, Device::Cpu));
@@ -274,7 +275,7 @@ pub fn refusals(meeting: &Meeting) -> Result<()> {
         ensure!(error.to_string().contains(named), "case {index}: {error} does not say {named:?}");
     }
     group.all_reduce(&mut fine, ReduceOp::Sum)?;
-    same(&fine, &(float(&[2, 3]) * 2.0), "all_reduce behind the refusals")
+    same(&fine, &(float(&[2, 3]) * 2.0), "all_reduce after the refusals")
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -284,7 +285,7 @@ struct Report {
     note: Option<String>,
 }
 
-/// Cannot be written on rank 1.
+/// Cannot be serialized on rank 1.
 #[derive(Debug, Deserialize)]
 struct Stubborn;
 
@@ -311,14 +312,14 @@ pub fn objects(meeting: &Meeting) -> Result<()> {
         let object = (meeting.rank == root).then_some(&own);
         ensure!(group.broadcast_object(object, root)? == report(root));
     }
-    // One that cannot be written is an error on all ranks, and the group goes on.
+    // An object that cannot be serialized is an error on all ranks, and the group remains usable.
     let error = group.all_gather_object(&Stubborn).unwrap_err().to_string();
     ensure!(error.contains("rank 1 cannot be sent"), "{error}");
     let error = group.broadcast_object(Some(&Stubborn).filter(|_| meeting.rank == 1), 1).unwrap_err().to_string();
     ensure!(error.contains("rank 1 cannot be sent"), "{error}");
     let error = group.broadcast_object::<String>(None, 0).unwrap_err().to_string();
     ensure!(error.contains("rank 0 cannot be sent"), "{error}");
-    // Another type than was sent.
+    // Reading another type than was sent.
     let read: Result<Vec<String>, _> = group.all_gather_object(&7u8).and(Ok(vec![]));
     ensure!(read.is_ok());
     Ok(())
@@ -340,7 +341,7 @@ pub fn meet_alone() -> Result<()> {
     harness::all_through(vec![harness::start("alone", 0, 1, 0, &[])?], started).map(drop)
 }
 
-/// By the launcher's variables, whose port is 0, and beside that by an address: each gets a port of its own.
+/// By the launcher's variables with port 0, and by an address with port 0: each group gets its own port.
 pub fn alone_at_any_port(meeting: &Meeting) -> Result<()> {
     let address = "tcp://127.0.0.1:0?rank=0&world_size=1";
     let groups = [meeting.group()?, ProcessGroup::builder(Backend::Gloo).init(&InitMethod::parse(address)?)?];
@@ -352,7 +353,7 @@ pub fn alone_at_any_port(meeting: &Meeting) -> Result<()> {
     Ok(())
 }
 
-/// The address that the test names, else the launcher's.
+/// The address that the test has set, else the launcher's.
 pub fn address() -> Result<InitMethod> {
     match std::env::var("OVERDRIVE_TEST_ADDRESS") {
         Ok(address) => Ok(InitMethod::parse(&address)?),

@@ -1,6 +1,6 @@
-//! Exact options in combinations: each way to treat unused parameters with each of six other ways to train, one at a time and four
-//! at once, for a model with a buffer and with paths that steps leave out, over 50 steps, against one process that sees all
-//! ranks' data. Not every set of options is tried.
+//! Combinations of options that do not change the result, over 50 steps against one process that sees all ranks' data:
+//! each way to treat unused parameters, with each of five other options alone, with four options at once, and with
+//! none. The model has a buffer, and paths that some steps leave out. Not every set of options is tried.
 
 use anyhow::{Context, Result};
 use overdrive_core::GradientSync;
@@ -14,7 +14,7 @@ use crate::training::{Unused, close, data, step};
 const STEPS: usize = 50;
 const WIDTH: i64 = 16;
 
-/// A layer, two paths behind it, and between them a buffer that each forward pass moves and reads.
+/// A layer followed by two paths, and between them a buffer that each forward pass updates and reads.
 struct Model {
     vs: nn::VarStore,
     common: nn::Linear,
@@ -34,7 +34,7 @@ impl Model {
         Self { vs, common, paths, seen }
     }
 
-    /// With a buffer of the caller's, so that one process can hold every rank's.
+    /// With the caller's buffer, so that one process can hold every rank's.
     fn forward(&self, inputs: &Tensor, paths: &[usize], seen: &Tensor) -> Tensor {
         let hidden = self.common.forward(inputs).tanh();
         let moved = seen * 0.9 + hidden.detach().mean_dim(0, false, None::<Kind>) * 0.1;
@@ -53,14 +53,14 @@ struct Way {
     /// Buffers follow rank 0 from window to window.
     broadcast: bool,
     micro_batches: usize,
-    /// By `no_sync`; else as the accumulator holds back, between forward and backward.
+    /// Hold back by `no_sync`; otherwise as the accumulator does, between forward and backward.
     by_guard: bool,
-    /// Gradients are zeroed where others are freed.
+    /// Zero the gradients in place instead of freeing them.
     in_place: bool,
 }
 
 const PLAIN: Way = Way { options: |ddp| ddp, broadcast: true, micro_batches: 1, by_guard: false, in_place: false };
-/// Several buckets, in another order behind the first step.
+/// Several buckets, in another order after the first step.
 const SMALL_MIB: f64 = 1.0 / 1024.0;
 
 const GRAPHS: [(&str, Options, Unused); 5] = [
@@ -90,7 +90,7 @@ const WAYS: [(&str, Way); 7] = [
     ),
 ];
 
-/// A run that is over: every rank's parameters and buffer behind each step, flat.
+/// A finished run: every rank's parameters and buffer after each step, flat.
 struct Ran {
     name: String,
     unused: Unused,
@@ -110,7 +110,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
             to_check.push(Ran { name, unused, way, found });
         }
     }
-    // Behind all of them, so that ranks check at the same time, each its share.
+    // After all runs, so that the ranks check at the same time, each its share.
     to_check.iter().try_for_each(|ran| check(ran).with_context(|| ran.name.clone()))
 }
 
@@ -118,10 +118,10 @@ fn states(vs: &nn::VarStore, seen: &Tensor) -> Vec<Tensor> {
     vs.trainable_variables().iter().chain([seen]).map(|tensor| tensor.detach().flatten(0, -1)).collect()
 }
 
-/// What this rank holds behind each step.
+/// This rank's parameters and buffer after each step.
 fn trains(group: &ProcessGroup, told: Options, unused: Unused, way: Way) -> Result<Tensor> {
     let (rank, micro_batches) = (group.rank(), way.micro_batches);
-    // Every rank starts elsewhere, and gets rank 0's parameters and buffer.
+    // Every rank starts with other values, and gets rank 0's parameters and buffer.
     let model = Model::new(1 + rank as i64);
     let _ = model.seen.shallow_clone().fill_(rank as i64);
     let ddp = (way.options)(told(DistributedDataParallel::builder(group))).build(&model.vs)?;
@@ -143,7 +143,7 @@ fn trains(group: &ProcessGroup, told: Options, unused: Unused, way: Way) -> Resu
     Ok(Tensor::stack(&found, 0))
 }
 
-/// The same in this process alone.
+/// Computes the same in this process alone, and compares.
 fn check(ran: &Ran) -> Result<()> {
     let Ran { unused, way, found, .. } = ran;
     let (ranks, reference) = (found.len(), Model::new(1));

@@ -1,4 +1,4 @@
-//! Ranks that go, stall, or do something else: each of the others gets an error that says what it was doing.
+//! Ranks that end, stall, or run other collectives: each remaining rank gets an error that names what it was doing.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -11,11 +11,11 @@ use tch::{Device, Kind, Tensor};
 use crate::harness::{Ended, Meeting, Rank, all_through, free_port, start};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
-/// How long ranks wait where somebody is missing: long enough for a busy machine's live ranks.
+/// How long ranks wait for a missing rank: long enough for live ranks on a busy machine.
 const SHORT: Duration = Duration::from_secs(5);
-/// Meet without patience, because nobody comes.
+/// Makes the rendezvous use the short timeout too, because a rank is missing from the start.
 const IMPATIENT: (&str, &str) = ("OVERDRIVE_TEST_IMPATIENT", "");
-/// Names this test's folder, in which the first rank leaves a file when it is under way.
+/// Names a file that rank 1 creates once it is under way.
 pub const READY: &str = "OVERDRIVE_TEST_READY";
 
 fn is_of_rank(error: &DdpError, op: &str) -> Result<()> {
@@ -32,7 +32,7 @@ fn mark_ready() -> Result<()> {
     Ok(())
 }
 
-/// Ends well when a sum fails as it should.
+/// Succeeds when a sum fails with the expected error.
 pub fn endless_sums(meeting: &Meeting) -> Result<()> {
     let group = meeting.group_with(SHORT, false)?;
     let mut tensor = Tensor::ones([100_000], FLOAT);
@@ -42,8 +42,8 @@ pub fn endless_sums(meeting: &Meeting) -> Result<()> {
             Ok(()) => {}
             Err(error) => {
                 is_of_rank(&error, "all_reduce on rank")?;
-                // And whatever comes next fails too, at once or in time.
-                let next = group.barrier().err().context("the group goes on without a rank")?;
+                // The next collective fails too, at once or at the timeout.
+                let next = group.barrier().err().context("the group works without a rank")?;
                 return is_of_rank(&next, "barrier on rank");
             }
         }
@@ -65,7 +65,7 @@ pub fn endless_training(meeting: &Meeting) -> Result<()> {
     }
 }
 
-/// Starts three ranks, kills the second by SIGKILL in the middle, and sees the others through.
+/// Starts three ranks, kills the second by SIGKILL in the middle, and waits for the others to succeed.
 fn killed(scenario: &str) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let ready = folder.path().join("ready");
@@ -105,12 +105,15 @@ pub fn stalls(meeting: &Meeting) -> Result<()> {
         store.wait(&["0 is through", "2 is through"], Duration::from_secs(60))?;
         return Ok(());
     }
-    let error = group.all_reduce(&mut Tensor::ones([4], FLOAT), ReduceOp::Sum).err().context("nobody was missed")?;
+    let error = group
+        .all_reduce(&mut Tensor::ones([4], FLOAT), ReduceOp::Sum)
+        .err()
+        .context("the missing rank went unnoticed")?;
     ensure!(matches!(&error, DdpError::TimedOut { context, .. } if context.rank == meeting.rank), "{error:?}");
     is_of_rank(&error, "all_reduce on rank")?;
     store.set(&format!("{} is through", meeting.rank), b"")?;
     if meeting.rank == 0 {
-        // It serves the store until all have seen that.
+        // Rank 0 serves the store until the others are done with it.
         store.wait(&["2 is through"], Duration::from_secs(60))?;
         std::thread::sleep(Duration::from_millis(300));
     }
@@ -127,7 +130,7 @@ pub fn stalls_in_backward(meeting: &Meeting) -> Result<()> {
         group.store().wait(&["0 is through"], Duration::from_secs(60))?;
         return Ok(());
     }
-    let error = ddp.backward(&loss).err().context("nobody was missed")?;
+    let error = ddp.backward(&loss).err().context("the missing rank went unnoticed")?;
     ensure!(matches!(error, DdpError::TimedOut { .. }), "{error:?}");
     group.store().set("0 is through", b"")?;
     std::thread::sleep(Duration::from_millis(300));
@@ -135,12 +138,12 @@ pub fn stalls_in_backward(meeting: &Meeting) -> Result<()> {
 }
 
 fn disagree(error: Option<DdpError>) -> Result<()> {
-    let error = error.context("nothing was said")?;
+    let error = error.context("no error")?;
     ensure!(matches!(error, DdpError::Mismatch { .. }), "{error:?}");
     Ok(())
 }
 
-/// Only ranks that verify are told; others hang, or worse.
+/// Reported only in groups that verify; without it, ranks hang or crash.
 pub fn other_collective(meeting: &Meeting) -> Result<()> {
     let group = meeting.group_with(SHORT, true)?;
     let mut tensor = Tensor::ones([4], FLOAT);
@@ -161,11 +164,12 @@ pub fn monitored(meeting: &Meeting) -> Result<()> {
     let group = meeting.group_with(Duration::from_secs(30), false)?;
     group.monitored_barrier(Duration::from_secs(30), true)?;
     if meeting.rank != 0 {
-        // Both stay away.
+        // Neither calls the barrier.
         group.store().wait(&["0 is through"], Duration::from_secs(60))?;
         return Ok(());
     }
-    let error = group.monitored_barrier(Duration::from_secs(1), true).err().context("nobody was missed")?;
+    let error =
+        group.monitored_barrier(Duration::from_secs(1), true).err().context("the missing rank went unnoticed")?;
     let DdpError::MissingRanks { ranks, .. } = &error else { bail!("{error:?}") };
     ensure!(ranks == &[1, 2], "{ranks:?}");
     group.store().set("0 is through", b"")?;
@@ -173,17 +177,17 @@ pub fn monitored(meeting: &Meeting) -> Result<()> {
     Ok(())
 }
 
-/// Work that nobody waits for, and a group that goes with work under way.
+/// Work that is dropped without waiting, and a group that is dropped with work under way.
 pub fn dropped_work(meeting: &Meeting) -> Result<()> {
     let group = meeting.group_with(SHORT, false)?;
     drop(group.all_reduce_async(&mut Tensor::ones([4], FLOAT), ReduceOp::Sum)?);
     group.barrier()?;
     if meeting.rank == 0 {
-        // Rank 1 does none of these, so that they are under way until their time is up.
+        // Rank 1 runs none of these, so they are under way until their timeout.
         drop(group.all_reduce_async(&mut Tensor::ones([4], FLOAT), ReduceOp::Sum)?);
         drop(group.recv_async(&mut Tensor::ones([4], FLOAT), Some(1), 0)?);
         let work = group.all_reduce_async(&mut Tensor::ones([4], FLOAT), ReduceOp::Sum)?;
-        let early = work.wait_for(Duration::from_millis(50)).err().context("nobody was missed")?;
+        let early = work.wait_for(Duration::from_millis(50)).err().context("the missing rank went unnoticed")?;
         ensure!(matches!(early, DdpError::TimedOut { .. }), "{early:?}");
         group.store().set("dropping", b"")?;
         drop(group);
@@ -195,7 +199,7 @@ pub fn dropped_work(meeting: &Meeting) -> Result<()> {
     group.store().get("dropping", Duration::from_secs(60)).map(drop).or(Ok(()))
 }
 
-/// A process that ends while work is under way: nothing holds it up, and it ends well.
+/// A process that ends while work is under way: it exits at once, and successfully.
 pub fn ends_with_work(meeting: &Meeting) -> Result<()> {
     let group = meeting.group_with(Duration::from_secs(60), false)?;
     if meeting.rank == 0 {
@@ -203,7 +207,7 @@ pub fn ends_with_work(meeting: &Meeting) -> Result<()> {
         drop(group.recv_async(&mut Tensor::ones([4], FLOAT), Some(1), 0)?);
         return Ok(());
     }
-    // Until the store goes with rank 0.
+    // Waits until the store ends with rank 0.
     let gone = group.store().get("never", Duration::from_secs(50)).err().context("it was set")?;
     ensure!(gone.kind() != overdrive_core::TorchErrorKind::Timeout, "rank 0 was held up: {gone}");
     Ok(())
@@ -213,7 +217,7 @@ fn errors_of(ended: &Ended) -> String {
     format!("{}{}", ended.output, ended.errors)
 }
 
-/// Two ranks that were told of three.
+/// Two ranks with a WORLD_SIZE of three.
 pub fn wrong_world_size() -> Result<()> {
     let (port, started) = (free_port(), Instant::now());
     let ranks: Vec<Rank> = (0..2).map(|rank| start("stalls", rank, 3, port, &[IMPATIENT])).collect::<Result<_>>()?;
@@ -226,7 +230,7 @@ pub fn wrong_world_size() -> Result<()> {
     Ok(())
 }
 
-/// A rank alone at a port where nobody serves.
+/// A single rank at a port where no store is served.
 pub fn absent_rank() -> Result<()> {
     let (port, started) = (free_port(), Instant::now());
     let ended = start("stalls", 1, 2, port, &[IMPATIENT])?.end(started)?;
@@ -236,7 +240,7 @@ pub fn absent_rank() -> Result<()> {
     Ok(())
 }
 
-/// Something else listens where rank 0 is to.
+/// Another socket already listens on rank 0's port.
 pub fn taken_port() -> Result<()> {
     let listener = TcpListener::bind("0.0.0.0:0")?;
     let port = listener.local_addr()?.port();

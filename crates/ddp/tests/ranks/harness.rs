@@ -1,4 +1,4 @@
-//! Starts ranks, and ends them.
+//! Starts ranks as processes and waits for them.
 
 #[path = "../../../launch/tests/launch/port.rs"]
 mod port;
@@ -16,17 +16,17 @@ pub use port::free_port;
 pub type Scenario = fn(&Meeting) -> Result<()>;
 
 pub const TOLD: &str = "OVERDRIVE_TEST_SCENARIO";
-/// A limit against hanging only: the longest run takes a fiftieth of it on an idle machine.
+/// Only a limit against hanging: the longest run takes a fiftieth of it on an idle machine.
 const LIMIT: Duration = Duration::from_secs(600);
 /// How long ranks wait for each other where waiting is not what is tested.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What this process was told to be, if it is a rank.
+/// The scenario that this process should run, if it is a rank.
 pub fn told() -> Option<String> {
     std::env::var(TOLD).ok()
 }
 
-/// How a rank meets the others, with the options that its scenario wants.
+/// How a rank meets the others, with the options that its scenario needs.
 pub struct Meeting {
     pub rank: usize,
 }
@@ -36,14 +36,14 @@ impl Meeting {
         Ok(ProcessGroup::builder(Backend::Gloo).timeout(PATIENCE).init(&InitMethod::Auto)?)
     }
 
-    /// A group that is met with patience, and then has little.
+    /// A group with a long timeout for the rendezvous, and `timeout` for collectives.
     pub fn group_with(&self, timeout: Duration, verify: bool) -> Result<ProcessGroup> {
         let patience = match std::env::var("OVERDRIVE_TEST_IMPATIENT") {
             Ok(_) => timeout,
             Err(_) => PATIENCE,
         };
         let group = ProcessGroup::builder(Backend::Gloo).timeout(patience).verify(verify).init(&InitMethod::Auto)?;
-        // Connections are made by the first collective at the latest.
+        // The barrier makes all connections while the timeout is still long.
         group.barrier()?;
         group.set_timeout(timeout)?;
         Ok(group)
@@ -58,7 +58,7 @@ pub fn rank_main(name: &str, scenarios: &[(&str, Scenario)]) -> Result<()> {
         eprintln!("{error:#}");
         std::process::exit(1);
     }
-    // Seen by the parent alone; a rank that ended in another way has not printed it.
+    // The parent looks for this line: a rank that ended in another way has not printed it.
     println!("rank {rank} is through");
     Ok(())
 }
@@ -69,7 +69,7 @@ pub struct Rank {
     output: Option<(JoinHandle<String>, JoinHandle<String>)>,
 }
 
-/// What became of a rank.
+/// How a rank ended.
 pub struct Ended {
     pub status: ExitStatus,
     pub output: String,
@@ -83,12 +83,12 @@ impl Drop for Rank {
     }
 }
 
-/// Starts one rank of a scenario; `vars` win over what a launcher would set.
+/// Starts one rank of a scenario; `vars` override the variables of a launcher.
 pub fn start(scenario: &str, rank: usize, ranks: usize, port: u16, vars: &[(&str, &str)]) -> Result<Rank> {
     start_by(Command::new(std::env::current_exe()?), scenario, rank, ranks, port, vars)
 }
 
-/// The same by a command that ends in this program.
+/// The same by a command that executes this program, such as `ip netns exec`.
 pub fn start_by(
     mut command: Command,
     scenario: &str,
@@ -137,7 +137,7 @@ impl Rank {
             if started.elapsed() > limit {
                 self.child.kill()?;
                 let ended = self.collect()?;
-                bail!("still running at the limit of {limit:?}; it said:\n{}{}", ended.0, ended.1);
+                bail!("still running at the limit of {limit:?}; its output:\n{}{}", ended.0, ended.1);
             }
             std::thread::sleep(Duration::from_millis(10));
         };
@@ -152,7 +152,7 @@ impl Rank {
     }
 }
 
-/// Runs a scenario on all ranks, each of which has to be through.
+/// Runs a scenario on all ranks, each of which has to succeed.
 pub fn run(scenario: &str, ranks: usize) -> Result<Vec<Ended>> {
     let port = free_port();
     let started = Instant::now();
@@ -160,12 +160,12 @@ pub fn run(scenario: &str, ranks: usize) -> Result<Vec<Ended>> {
     all_through(all, started)
 }
 
-/// Waits for ranks that all have to be through.
+/// Waits for ranks that all have to succeed.
 pub fn all_through(ranks: Vec<Rank>, started: Instant) -> Result<Vec<Ended>> {
     all_through_within(LIMIT, ranks, started)
 }
 
-/// The same with a limit of the caller's.
+/// The same with the caller's limit.
 pub fn all_through_within(limit: Duration, ranks: Vec<Rank>, started: Instant) -> Result<Vec<Ended>> {
     let ended: Vec<_> = ranks.into_iter().map(|rank| rank.end_within(limit, started)).collect();
     let mut failures = String::new();

@@ -1,4 +1,4 @@
-//! Communication hooks that fail: what is said in the pass itself, and in every pass from then on.
+//! Communication hooks that fail: the error in the pass itself, and in every later pass.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::hooks::small;
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
-/// The panic goes on in `backward`, or in the next `forward` when backward was tch's own.
+/// The panic is resumed in `backward`, or in the next `forward` after tch's own backward.
 pub fn panicking(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     for own_backward in [true, false] {
@@ -36,7 +36,7 @@ pub fn panicking(meeting: &Meeting) -> Result<()> {
         let panic = if own_backward {
             panic.err()
         } else {
-            ensure!(matches!(panic, Ok(Err(_))), "tch's backward tells of a failure");
+            ensure!(matches!(panic, Ok(Err(_))), "tch's backward reports a failure");
             catch_unwind(AssertUnwindSafe(|| ddp.forward(|| &param * 2).map(drop))).err()
         };
         let panic = panic.context("the panic was swallowed")?;
@@ -47,10 +47,10 @@ pub fn panicking(meeting: &Meeting) -> Result<()> {
     Ok(())
 }
 
-/// What a hook makes of its bucket's buffer.
+/// Computes a hook's result from its bucket's buffer.
 type Mean = fn(&Tensor) -> Tensor;
 
-/// A hook with such a result.
+/// A hook that returns that result.
 struct Makes(Mean);
 
 impl CommHook for Makes {
@@ -73,14 +73,14 @@ pub fn failing(meeting: &Meeting) -> Result<()> {
     ensure!(said.contains("no launcher"), "{said}");
     stays_failed(&ddp, &param, "no launcher")?;
 
-    // The buffer holds two numbers: the message says what the result is, and none of its numbers.
+    // The buffer holds two numbers. The message describes the result, without its values.
     let results: [(Mean, &str); 7] = [
         (|like| like.new_full([1], 7.25, FLOAT), "is Float of shape [1] on Cpu,"),
         (|like| like.new_full([1, 3], 7.25, FLOAT), "is Float of shape [1, 3] on Cpu,"),
         (|like| like.new_full([2], 7.25, (Kind::Double, Device::Cpu)), "is Double of shape [2] on Cpu,"),
         (|like| like.new_full([1], 7.25, FLOAT).expand([2], false), "is Float of shape [2] on Cpu with strides [0],"),
         (|like| like.new_full([2], 7.25, FLOAT).to_sparse_sparse_dim(1), "is sparse, Float of shape [2] on Cpu,"),
-        // As many numbers as the buffer; tch knows nothing of this layout.
+        // As many numbers as the buffer; tch does not know this layout.
         (|_| compressed(), "is compressed sparse, Float of shape [1, 2] on Cpu,"),
         (|_| Tensor::new(), "is undefined,"),
     ];
@@ -94,7 +94,7 @@ pub fn failing(meeting: &Meeting) -> Result<()> {
         ensure!(said.contains(&expected) && !said.contains("7.25"), "{said} does not say {expected:?}");
         stays_failed(&ddp, &param, found)?;
     }
-    // Nor does a collective or a model take such a tensor.
+    // Collectives and models refuse such a tensor, too.
     let refused = group.all_reduce(&mut compressed(), ReduceOp::Sum).err().context("summed")?.to_string();
     ensure!(refused.contains("is compressed sparse, but should be dense"), "{refused}");
     let of = |param: Tensor, buffer: Tensor| {
@@ -126,15 +126,15 @@ fn compressed() -> Tensor {
     Tensor::full([1, 2], 7.25, FLOAT).to_sparse_csr(None)
 }
 
-/// What backward says of a hook's error.
+/// The message of backward's error when the hook fails.
 fn fails(ddp: &DistributedDataParallel, param: &Tensor) -> Result<String> {
     let loss = ddp.forward(|| param * 2)?.sum(Kind::Float);
-    let error = ddp.backward(&loss).err().context("nothing was said")?;
+    let error = ddp.backward(&loss).err().context("no error")?;
     ensure!(matches!(error, DdpError::Hook(_)), "{error}");
     Ok(error.to_string())
 }
 
-/// Whatever would start or end a pass names the first failure, and what to do; nothing runs, and nothing waits.
+/// Every call that would start or end a pass names the first failure and the remedy; nothing runs, and nothing waits.
 fn stays_failed(ddp: &DistributedDataParallel, param: &Tensor, first: &str) -> Result<()> {
     for _ in 0..2 {
         let forward = ddp.forward(|| -> Tensor { panic!("the model was run") }).map(drop);
@@ -148,20 +148,21 @@ fn stays_failed(ddp: &DistributedDataParallel, param: &Tensor, first: &str) -> R
     Ok(())
 }
 
-/// An error of this crate's, out of the contract's.
+/// Unpacks this crate's error from a `SyncError`.
 fn plain(said: Result<(), SyncError>) -> Result<(), DdpError> {
     said.map_err(|error| *error.0.downcast::<DdpError>().unwrap_or_else(|_| Box::new(DdpError::NoLauncher)))
 }
 
 fn has_failed<T>(said: Result<T, DdpError>, first: &str) -> Result<()> {
-    let error = said.err().context("a pass behind a failed one was taken")?;
+    let error = said.err().context("a pass after the failed one was allowed")?;
     ensure!(matches!(error, DdpError::HookHasFailed { .. }), "{error}");
     let said = error.to_string();
     ensure!(said.contains(first) && said.contains("build the DistributedDataParallel anew"), "{said}");
     Ok(())
 }
 
-/// Behind tch's own backward nobody has been told yet: whoever is not to tell leaves the failure for whoever is.
+/// After tch's own backward, the hook's failure was not returned yet: calls other than `forward` and `backward` do not
+/// take it, so that these still return it.
 pub fn left(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     type Asks = fn(&DistributedDataParallel) -> Result<(), DdpError>;
@@ -191,7 +192,7 @@ pub fn left(meeting: &Meeting) -> Result<()> {
     Ok(())
 }
 
-/// Averages, and counts its calls; the one of that number fails.
+/// A hook that averages and counts its calls; call number `failing` fails.
 fn counted(group: &ProcessGroup, failing: usize) -> (Arc<AtomicUsize>, impl CommHook + use<>) {
     let calls = Arc::new(AtomicUsize::new(0));
     let (count, group) = (calls.clone(), group.clone());
@@ -205,7 +206,7 @@ fn counted(group: &ProcessGroup, failing: usize) -> (Arc<AtomicUsize>, impl Comm
     (calls, hook)
 }
 
-/// `join` neither asks nor answers other ranks once the hook has failed, whether in the loop or in an answer.
+/// `join` runs no collectives once the hook has failed, whether in the loop or while it answers other ranks.
 pub fn in_join(meeting: &Meeting) -> Result<()> {
     let group = meeting.group_with(Duration::from_secs(3), false)?;
     let rank = group.rank();
@@ -213,7 +214,7 @@ pub fn in_join(meeting: &Meeting) -> Result<()> {
         (0..count).try_for_each(|_| ddp.backward(&ddp.forward(|| param * 2)?.sum(Kind::Float)))
     };
 
-    // On all ranks, in the first pass, which nobody is told of before `join` goes on.
+    // On all ranks, in the first pass, whose failure is not returned before `join` continues.
     let (param, ddp) = small(&group)?;
     let (calls, hook) = counted(&group, 1);
     ddp.register_comm_hook(hook)?;
@@ -223,7 +224,7 @@ pub fn in_join(meeting: &Meeting) -> Result<()> {
     ensure!(matches!(error, DdpError::Hook(_)), "{error}");
     ensure!(calls.load(Ordering::Relaxed) == 1, "a hook that had failed was run again");
 
-    // On rank 0, in an answer to rank 1's second pass: rank 0 is told of it at once, rank 1 waits or sees it go.
+    // On rank 0, while it answers rank 1's second pass: rank 0 gets the error at once, rank 1 waits or loses rank 0.
     let (param, ddp) = small(&group)?;
     let (calls, hook) = counted(&group, if rank == 0 { 2 } else { usize::MAX });
     ddp.register_comm_hook(hook)?;
@@ -235,18 +236,18 @@ pub fn in_join(meeting: &Meeting) -> Result<()> {
         ensure!(matches!(&error, DdpError::Hook(_)) && error.to_string().contains("no launcher"), "{error}");
         stays_failed(&ddp, &param, "no launcher")?;
     } else {
-        let error = told.context("rank 1 was not told that nobody answers")?;
+        let error = told.context("rank 1 got no error although rank 0 does not answer")?;
         let DdpError::Hook(inner) = &error else { bail!("{error}") };
         let is_absence = matches!(inner.downcast_ref(), Some(DdpError::TimedOut { .. } | DdpError::Lost { .. }));
         ensure!(is_absence, "{error}");
-        // Its own hook has failed by that, and it asks nobody.
+        // That was a failure of its own hook, so it runs no more collectives.
         has_failed(joined, &inner.to_string())?;
     }
     ensure!(calls.load(Ordering::Relaxed) == 2, "a hook that had failed was run again");
     Ok(())
 }
 
-/// The same parameter and group, with another wrapper.
+/// The same parameter and group work with a new wrapper.
 fn goes_on_when_built_anew(group: &ProcessGroup) -> Result<()> {
     let (mut param, ddp) = small(group)?;
     ddp.register_comm_hook(Makes(|_| Tensor::new()))?;

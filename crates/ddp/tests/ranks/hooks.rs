@@ -47,7 +47,7 @@ pub fn mean(all: &[Tensor]) -> Tensor {
 pub fn scenario(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     casts(&group).context("casts")?;
-    // float32 goes through kernels of its own.
+    // float32 has its own kernels.
     for kind in [Kind::Double, Kind::Float] {
         top_k(&group, kind).with_context(|| format!("top-k of {kind:?}"))?;
         one_bit(&group, kind).with_context(|| format!("1-bit of {kind:?}"))?;
@@ -68,7 +68,7 @@ fn casts(group: &ProcessGroup) -> Result<()> {
         let error = (found.to_kind(Kind::Double) - mean(&all)).abs().max().double_value(&[]);
         let rounding = if kind == Kind::Half { 2e-3 } else { 2e-2 };
         ensure!(found.kind() == Kind::Float && error > 0.0 && error < rounding, "{kind:?}: off by {error}");
-        // Of two ranks each sum is rounded once; of more, the order counts.
+        // With two ranks each sum is rounded once; with more, the result depends on the order.
         if group.size() == 2 {
             let sent = |rank: usize| all[rank].to_kind(Kind::Float).to_kind(kind) / 2.0;
             let expected = (sent(0) + sent(1)).to_kind(Kind::Float);
@@ -108,7 +108,7 @@ fn top_k(group: &ProcessGroup, kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// The mean by signs of all ranks' tensors, written down: each rank rounds its own, and then its part of the mean.
+/// A reference of the mean by signs: each rank rounds its own tensor, and then its part of the mean.
 pub struct SignedReference {
     errors: Vec<Tensor>,
     mean_error: Tensor,
@@ -137,7 +137,7 @@ impl SignedReference {
             })
             .collect();
         let whole = mean(&sent) + &self.mean_error;
-        // Each rank rounds its part by a scale of its own.
+        // Each rank rounds its part with its own scale.
         let starts = (0..ranks).map(|rank| (rank * part).min(count));
         let parts: Vec<Tensor> =
             starts.map(|start| rounded(&whole.narrow(0, start, part.min(count - start)))).collect();
@@ -196,7 +196,7 @@ fn one_bit_adam(group: &ProcessGroup) -> Result<()> {
         let found = Tensor::cat(&[params[0].detach().view([-1]), params[1].detach()], 0);
         close(&found, &weights, &format!("1-bit Adam, step {step}"))?;
         if step == 7 {
-            // Another one goes on from its state.
+            // Another optimizer continues from its state.
             let state = opt.state_dict()?;
             opt = OneBitAdam::new(group, &params, OneBitAdamOptions::default())?;
             opt.load_state_dict(&state)?;
@@ -211,7 +211,7 @@ fn power_sgd(group: &ProcessGroup) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
     let shape = [12, 10];
     let options = PowerSgdOptions { start_power_sgd_iter: 2, matrix_approximation_rank: 2, ..Default::default() };
-    // Of rank 2 altogether: two factors hold all of it.
+    // All gradients have rank 2, so an approximation of rank 2 loses nothing.
     let left = grads(90, 0, 24).view([12, 2]);
     let thin = |rank: usize, step: usize| left.matmul(&grads(rank, step, 20).view([2, 10])).view([-1]);
     let mut hook = PowerSgd::new(group, options)?;
@@ -222,7 +222,7 @@ fn power_sgd(group: &ProcessGroup) -> Result<()> {
         let error = (found - &expected).abs().max().double_value(&[]);
         ensure!(error < 1e-8, "step {step}: off by {error} where nothing is lost");
     }
-    // Of full rank: each step loses something, and error feedback brings it later.
+    // Gradients of full rank: each step loses something, and error feedback adds it later.
     let mut hook = PowerSgd::new(group, PowerSgdOptions { start_power_sgd_iter: 2, ..Default::default() })?;
     let full: Vec<Tensor> = (0..ranks).map(|rank| grads(rank, 7, 120)).collect();
     let mut total = Tensor::zeros([120], DOUBLE);
@@ -240,13 +240,13 @@ fn power_sgd(group: &ProcessGroup) -> Result<()> {
         }
     }
     let last_error = (&total - mean(&full)).norm().double_value(&[]);
-    ensure!(first_error > 0.1, "one factor cannot hold a matrix of full rank: {first_error}");
+    ensure!(first_error > 0.1, "rank 1 cannot represent a matrix of full rank: {first_error}");
     ensure!(last_error < 1e-3 * first_error, "{last_error} of {first_error} is still missing");
     // All ranks hold the same.
     for other in group.all_gather(&total)? {
         ensure!(other.equal(&total), "ranks differ");
     }
-    // Vectors travel whole.
+    // Vectors are sent whole.
     let mut hook = PowerSgd::new(group, options)?;
     for step in 0..4 {
         let found = runs(&mut hook, &grads(rank, step, 9), &[9])?;
@@ -271,7 +271,7 @@ fn options(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// Behind two passes without it, and between a forward pass and its backward.
+/// Registers a hook after two passes without one, between a forward pass and its backward.
 fn set_late(group: &ProcessGroup) -> Result<()> {
     let (mut param, ddp) = small(group)?;
     let mean = (group.size() as f64 + 1.0) / 2.0;
@@ -280,7 +280,7 @@ fn set_late(group: &ProcessGroup) -> Result<()> {
         let loss = ddp.forward(|| &param * inputs)?.sum(Kind::Float);
         if step == 2 {
             let sums = group.clone();
-            // Ten times the mean, so that it is seen.
+            // Ten times the mean, so that the hook's effect is visible.
             ddp.register_comm_hook(move |bucket: &GradBucket| {
                 let mut sum = &bucket.buffer * 10;
                 Ok(sums.all_reduce_async(&mut sum, ReduceOp::Avg)?.and_then(move |()| Ok(sum)))
@@ -318,7 +318,7 @@ fn in_training(group: &ProcessGroup) -> Result<()> {
         ("PowerSGD", trained(group, |ddp| ddp.register_comm_hook(PowerSgd::new(group, power)?))?),
     ];
     for (name, loss) in lossy {
-        ensure!(loss < 0.25, "{name}: the loss is {loss}, with plain sums {plain}");
+        ensure!(loss < 0.25, "{name}: the loss is {loss}, without a hook {plain}");
     }
     Ok(())
 }

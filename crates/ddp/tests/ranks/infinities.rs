@@ -1,4 +1,4 @@
-//! What a compressing hook and 1-bit Adam make of infinities, and of parameters that no gradient reaches.
+//! Compressing hooks and 1-bit Adam: infinities, parameters that no gradient reaches, and invalid parameters.
 
 use anyhow::{Result, ensure};
 use overdrive_core::{Optimizer, OptimizerError, Stateful};
@@ -27,7 +27,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     refusals(&group)
 }
 
-/// An infinity on one rank reaches all in its step, so that a scaler skips it everywhere, and no later one.
+/// An infinity on one rank reaches all ranks in the same step, so that every scaler skips it, and is in no later step.
 fn passes(group: &ProcessGroup, kind: Kind, mut hook: impl CommHook) -> Result<()> {
     for step in 0..8 {
         tch::manual_seed(step + 100 * group.rank() as i64);
@@ -42,7 +42,7 @@ fn passes(group: &ProcessGroup, kind: Kind, mut hook: impl CommHook) -> Result<(
     Ok(())
 }
 
-/// One rank's scaler would skip a step that the others wait in.
+/// One rank's scaler would skip a step in which the others wait.
 fn scalers(group: &ProcessGroup) -> Result<()> {
     let param = Tensor::zeros([2], (Kind::Float, Device::Cpu));
     let opt = OneBitAdam::new(group, [param], OneBitAdamOptions::default())?;
@@ -64,7 +64,7 @@ fn frozen(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// A cyclic schedule moves beta1, and the state has it.
+/// A cyclic schedule sets beta1, and the state contains it.
 fn momentum(group: &ProcessGroup) -> Result<()> {
     let new = || OneBitAdam::new(group, [Tensor::zeros([2], (Kind::Float, Device::Cpu))], OneBitAdamOptions::default());
     let (mut opt, mut other) = (new()?, new()?);
@@ -76,7 +76,7 @@ fn momentum(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// Signs say that everything moves; what had no gradient in the warm-up does not.
+/// Signs would move every parameter; those without a gradient in the warm-up do not move.
 fn unreached(group: &ProcessGroup) -> Result<()> {
     let param = Tensor::ones([10], (Kind::Float, Device::Cpu)).set_requires_grad(true);
     let mut opt =
@@ -91,7 +91,7 @@ fn unreached(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// Refused by the parameter's place before anything is sent: the other rank steps as if nothing had been.
+/// Refused before anything is sent, naming the parameter by its index: the other rank's step is not affected.
 fn sparse(group: &ProcessGroup) -> Result<()> {
     let bias = Tensor::ones([4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
     let weights = Tensor::ones([10, 4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
@@ -112,7 +112,7 @@ fn sparse(group: &ProcessGroup) -> Result<()> {
 
 fn refusals(group: &ProcessGroup) -> Result<()> {
     let options = OneBitAdamOptions::default();
-    // One number more on the second rank: every rank is told.
+    // One number more on the second rank is an error on every rank.
     let uneven = Tensor::zeros([3 + group.rank() as i64], (Kind::Float, Device::Cpu));
     let told = OneBitAdam::new(group, [uneven], options).map(drop).map_err(|error| error.to_string());
     ensure!(told.as_ref().is_err_and(|said| said.contains("1 with 4 numbers")), "{told:?}");

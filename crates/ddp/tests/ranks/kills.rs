@@ -1,4 +1,4 @@
-//! What ranks are doing when one of them is killed.
+//! Scenarios in which one rank is killed.
 
 use std::time::Duration;
 
@@ -25,11 +25,11 @@ pub fn in_backward() -> Result<()> {
     moments::kill("killed_training", 12, Duration::from_millis(300), |_| Ok(()))
 }
 
-/// Meets, and goes on meeting: groups and models are met for as well.
+/// Meets, and then keeps making groups and models, which meet too.
 pub fn meeting(meeting: &Meeting) -> Result<()> {
-    // The victim comes first, last or in between.
+    // A random delay, so that the victim arrives first, last or in between.
     std::thread::sleep(Duration::from_millis((drawn()? >> (8 * meeting.rank)) % 40));
-    // Half of the moments are counted from here, the others from behind the first meeting.
+    // Half of the kills count from here, the others from after the first rendezvous.
     if drawn()?.is_multiple_of(2) {
         doing("init_process_group")?;
     }
@@ -55,7 +55,7 @@ pub fn meeting(meeting: &Meeting) -> Result<()> {
 
 type Step = fn(&ProcessGroup, &mut [Tensor]) -> Result<(), DdpError>;
 
-/// Each with the name that its error has.
+/// Each with the text that its error must contain.
 const STEPS: &[(&str, Step)] = &[
     ("all_reduce", |group, own| group.all_reduce(&mut own[0], ReduceOp::Avg)),
     ("all_reduce_coalesced", |group, own| group.all_reduce_coalesced(own, ReduceOp::Max)),
@@ -96,22 +96,22 @@ const STEPS: &[(&str, Step)] = &[
 pub fn collectives(meeting: &Meeting) -> Result<()> {
     let group = meeting.group_with(SHORT, drawn()?.is_multiple_of(4))?;
     let mut own: Vec<Tensor> = (0..group.size()).map(|_| Tensor::rand([50_000], FLOAT)).collect();
-    // Until the others are there, a collective is a meeting.
+    // The first collective may still wait for other ranks to connect.
     group.barrier()?;
     loop {
         for (name, step) in STEPS {
             doing(name)?;
             if let Err(error) = step(&group, &mut own) {
                 told(&error, name)?;
-                // And whatever comes next fails too, at once or in time.
-                group.barrier().err().context("the group goes on without a rank")?;
+                // The next collective fails too, at once or at the timeout.
+                group.barrier().err().context("the group works without a rank")?;
                 return Ok(());
             }
         }
     }
 }
 
-/// Ways to train: all go through the same collectives on all ranks.
+/// Options of DDP by number; numbers above 4 only have a hook.
 fn options(builder: DdpBuilder, way: u64) -> DdpBuilder {
     let builder = builder.bucket_cap_mb(1.0 / 16.0);
     match way {
@@ -158,7 +158,7 @@ pub fn training(meeting: &Meeting) -> Result<()> {
         doing("backward")?;
         if let Err(error) = ddp.backward(&outputs.square().mean(Kind::Float)) {
             told(&error, " on rank")?;
-            group.barrier().err().context("the group goes on without a rank")?;
+            group.barrier().err().context("the group works without a rank")?;
             return Ok(());
         }
         for grad in vs.trainable_variables().iter().map(Tensor::grad).filter(Tensor::defined) {

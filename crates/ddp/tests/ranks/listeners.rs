@@ -1,4 +1,4 @@
-//! Where ranks listen: rank 0's store, and every rank's Gloo.
+//! The addresses at which ranks listen: rank 0's store, and every rank's Gloo.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,10 +11,10 @@ use tch::Tensor;
 
 use crate::harness::{Ended, Meeting, all_through, free_port, start};
 
-/// What a rank writes in front of each address that it listens at.
+/// Printed before each address at which a rank listens.
 const AT: &str = "listens at ";
 
-/// Every address at which this process listens, with a group that works.
+/// Prints every address at which this process listens, once its group works.
 pub fn scenario(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let mut sum = Tensor::from(1);
@@ -27,7 +27,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     Ok(())
 }
 
-/// Of this process's sockets, those that listen.
+/// The addresses of this process's listening sockets.
 fn listening() -> Result<Vec<SocketAddr>> {
     let own: HashSet<String> = fs::read_dir("/proc/self/fd")?
         .filter_map(|fd| fs::read_link(fd.ok()?.path()).ok()?.to_str().map(str::to_owned))
@@ -48,7 +48,7 @@ fn listening() -> Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
-/// `0100007F:7530`: words of the address as this machine holds them, and the port.
+/// Parses `0100007F:7530`: the address as 32-bit words in this machine's byte order, and the port.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let words: Vec<u32> =
@@ -65,7 +65,7 @@ fn addresses(rank: &Ended) -> Result<Vec<SocketAddr>> {
     rank.output.lines().filter_map(|line| line.strip_prefix(AT)).map(|it| Ok(it.parse()?)).collect()
 }
 
-/// Every rank listens, at addresses that are right alone.
+/// Checks that every rank listens, and only at addresses that are right.
 pub fn only_at(ranks: &[Ended], is_right: impl Fn(usize, IpAddr) -> bool) -> Result<()> {
     for (rank, ended) in ranks.iter().enumerate() {
         let found = addresses(ended)?;
@@ -75,13 +75,13 @@ pub fn only_at(ranks: &[Ended], is_right: impl Fn(usize, IpAddr) -> bool) -> Res
     Ok(())
 }
 
-/// By the address, and by what launchers say of a host that is called by another name.
+/// Ranks of one host listen only at the loopback, with every spelling of the address and with `LOCAL_WORLD_SIZE`.
 pub fn of_one_host() -> Result<()> {
     let one_host = ("LOCAL_WORLD_SIZE", "2");
     let cases: [&[(&str, &str)]; 4] = [
         &[("MASTER_ADDR", "127.0.0.1")],
         &[("MASTER_ADDR", "localhost")],
-        // Two launchers that meet at the loopback are on one host.
+        // Two launchers that meet at the loopback are on the same host.
         &[("MASTER_ADDR", "127.0.0.1"), ("LOCAL_WORLD_SIZE", "1")],
         &[("MASTER_ADDR", "127.0.0.1"), one_host],
     ];
@@ -96,7 +96,7 @@ pub fn of_one_host() -> Result<()> {
     Ok(())
 }
 
-/// Groups of one process may meet at one port, as in PyTorch: the server lives as long as one of its stores.
+/// Groups of one process may use the same port, as in PyTorch: the server lives as long as one of its stores.
 pub fn shared() -> Result<()> {
     let timeout = Duration::from_secs(60);
     let options = TcpStoreOptions {
@@ -117,7 +117,7 @@ pub fn shared() -> Result<()> {
     let (client, _) = Store::tcp(&TcpStoreOptions { is_server: false, ..options.clone() })?;
     ensure!(client.get("key", timeout)? == b"value");
     drop((second, client));
-    // A new one, which knows nothing.
+    // A new server, without the old keys.
     ensure!(!Store::tcp(&options)?.0.check(&["key"])?, "the server outlived its stores");
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Ranks as processes: the same program again, told by a variable what to be. Each run has a hard limit of time, after
-//! which its processes are ended and the test fails; nothing else is timed.
+//! Runs ranks as processes: this program again, with a variable that names the scenario. Each run has a time limit,
+//! after which its processes are killed and the test fails; nothing else is timed.
 
 mod averages;
 mod coalesced;
@@ -28,7 +28,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use harness::{Scenario, rank_main, run};
 
-/// What a rank can be told to be.
+/// The scenarios that a rank can run.
 const SCENARIOS: &[(&str, Scenario)] = &[
     ("collectives", collectives::scenario),
     ("sub_groups", collectives::sub_groups),
@@ -94,7 +94,7 @@ fn main() -> Result<()> {
         plain("verified_coalesced_collectives_of_2", "coalesced_verified", 2),
         plain("verified_coalesced_collectives_of_3", "coalesced_verified", 3),
         plain("lists_that_cannot_be_sent_are_refused", "coalesced_refusals", 2),
-        plain("lists_that_differ_are_told_of_on_every_rank", "coalesced_others", 2),
+        plain("lists_that_differ_are_reported_on_every_rank", "coalesced_others", 2),
         plain("sub_groups_of_3", "sub_groups", 3),
         plain("tensors_that_cannot_be_sent_are_refused", "refusals", 2),
         plain("objects_of_3", "objects", 3),
@@ -116,37 +116,37 @@ fn main() -> Result<()> {
         plain("hooks_of_3", "hooks", 3),
         plain("power_sgd_of_2_is_its_algorithm", "power_sgd", 2),
         plain("power_sgd_of_3_is_its_algorithm", "power_sgd", 3),
-        plain("infinities_pass_and_strangers_are_refused", "infinities", 2),
-        plain("a_hooks_panic_goes_on_here", "panicking_hook", 2),
-        plain("a_hooks_error_comes_back_and_stays", "failing_hook", 2),
-        plain("a_hooks_failure_is_left_for_the_next_pass", "hook_failure_left", 2),
+        plain("infinities_pass_and_invalid_parameters_are_refused", "infinities", 2),
+        plain("a_hooks_panic_is_resumed_in_the_caller", "panicking_hook", 2),
+        plain("a_hooks_error_is_returned_and_stays", "failing_hook", 2),
+        plain("a_hooks_failure_stays_for_the_next_pass", "hook_failure_left", 2),
         plain("a_hook_that_failed_is_not_run_again_in_join", "failing_hook_in_join", 2),
         plain("windows_of_2_that_close_with_nothing", "windows", 2),
         plain("windows_of_3_that_close_with_nothing", "windows", 3),
         plain("calls_within_backward_are_refused", "within_backward", 2),
-        plain("a_rank_that_stalls_is_told_of", "stalls", 3),
-        plain("a_rank_that_stalls_in_backward_is_told_of", "stalls_in_backward", 2),
-        plain("other_collectives_are_told_of_on_every_rank", "other_collective", 3),
-        plain("other_shapes_are_told_of_on_every_rank", "other_shape", 2),
-        plain("a_monitored_barrier_names_who_is_missing", "monitored", 3),
+        plain("a_rank_that_stalls_is_reported", "stalls", 3),
+        plain("a_rank_that_stalls_in_backward_is_reported", "stalls_in_backward", 2),
+        plain("different_collectives_are_reported_on_every_rank", "other_collective", 3),
+        plain("different_shapes_are_reported_on_every_rank", "other_shape", 2),
+        plain("a_monitored_barrier_names_missing_ranks", "monitored", 3),
         plain("a_process_ends_with_work_under_way", "ends_with_work", 2),
         plain("dropped_work_neither_waits_nor_ends_the_process", "dropped_work", 2),
     ];
     type Test = fn() -> Result<()>;
     let more: [(&'static str, Test); 15] = [
-        ("ranks_killed_at_13_random_moments_while_meeting_are_told_of", kills::while_meeting),
-        ("ranks_killed_at_13_random_moments_in_collectives_are_told_of", kills::in_collectives),
-        ("ranks_killed_at_12_random_moments_in_backward_are_told_of", kills::in_backward),
-        ("a_killed_rank_is_told_of_in_collectives", faults::killed_in_collectives),
-        ("a_killed_rank_is_told_of_in_backward", faults::killed_in_backward),
-        ("a_wrong_world_size_is_told_of", faults::wrong_world_size),
-        ("a_taken_port_is_told_of", faults::taken_port),
-        ("a_rank_that_never_comes_is_told_of", faults::absent_rank),
+        ("ranks_killed_at_13_random_moments_while_meeting_are_reported", kills::while_meeting),
+        ("ranks_killed_at_13_random_moments_in_collectives_are_reported", kills::in_collectives),
+        ("ranks_killed_at_12_random_moments_in_backward_are_reported", kills::in_backward),
+        ("a_killed_rank_is_reported_in_collectives", faults::killed_in_collectives),
+        ("a_killed_rank_is_reported_in_backward", faults::killed_in_backward),
+        ("a_wrong_world_size_is_reported", faults::wrong_world_size),
+        ("a_taken_port_is_reported", faults::taken_port),
+        ("a_missing_rank_is_reported", faults::absent_rank),
         ("a_file_that_ranks_meet_at", collectives::meet_at_a_file),
         ("a_rank_alone_meets_at_any_port", collectives::meet_alone),
         ("ranks_of_one_host_listen_at_the_loopback_alone", listeners::of_one_host),
         ("stores_of_one_process_share_a_server", listeners::shared),
-        ("a_thousand_strangers_change_nothing", strangers::change_nothing),
+        ("a_thousand_hostile_connections_change_nothing", strangers::change_nothing),
         ("spawned_ranks_meet", spawned::ranks_meet),
         ("a_spawned_rank_that_fails_is_reported", spawned::a_failure_is_reported),
     ];
@@ -158,15 +158,15 @@ fn main() -> Result<()> {
         Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}"))))
     };
     let mut trials: Vec<Trial> = tests.into_iter().map(|(name, test)| trial(name, test)).collect();
-    // What not every machine has is looked for once, and counts as ignored where it is not there.
+    // Tests that need something not every machine has are ignored where it is missing.
     let no_network = network::missing();
     let no_python = torchrun::python().is_none().then(|| "no Python with torch 2.11".to_owned());
     let no_gpu = nccl::missing();
     let needy: [(&'static str, Test, &Option<String>); 7] = [
         ("nccl_sums_and_copies", nccl::sums_and_copies, &no_gpu),
         ("nccl_trains", nccl::trains, &no_gpu),
-        ("hooks_put_on_the_wire_what_their_ratios_say", network::bytes_on_the_wire, &no_network),
-        ("a_cut_link_is_told_of", network::cut_link, &no_network),
+        ("hooks_send_the_bytes_that_their_ratios_predict", network::bytes_on_the_wire, &no_network),
+        ("a_cut_link_is_reported", network::cut_link, &no_network),
         ("ranks_of_one_host_listen_at_the_loopback_whatever_its_name", network::listeners_of_one_host, &no_network),
         ("ranks_of_two_hosts_listen_at_their_addresses_alone", network::listeners, &no_network),
         ("python_s_torchrun_starts_ranks", torchrun::starts_ranks, &no_python),

@@ -1,4 +1,4 @@
-//! Ranks killed by SIGKILL at random moments, and what becomes of the others.
+//! Kills ranks by SIGKILL at random moments, and checks that the others end with a typed error.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -12,30 +12,30 @@ use overdrive_ddp::DdpError;
 
 use crate::harness::{Rank, all_through_within, free_port, start};
 
-/// Set to a seed that a test has printed, it repeats that test's draws.
+/// Set it to a seed that a test has printed, to repeat that test.
 const SEED: &str = "OVERDRIVE_TEST_SEED";
-/// In the environment of every process of a test, and of no other.
+/// Marks every process of a test, so that processes left running are found.
 pub const MARK: &str = "OVERDRIVE_TEST_MARK";
-/// A folder of the moment's own.
+/// A folder for each kill.
 pub const FOLDER: &str = "OVERDRIVE_TEST_FOLDER";
-/// A number for the scenario to choose by.
+/// A random number, by which the scenario chooses a variant.
 const DRAWN: &str = "OVERDRIVE_TEST_DRAWN";
-/// The victim alone has it: the file in which it says what it is doing.
+/// Set only for the victim: the file to which it writes what it is doing.
 const DOING: &str = "OVERDRIVE_TEST_DOING";
 
-/// How many moments run at a time, each several processes.
+/// How many kills run at a time; each has several processes.
 const AT_ONCE: usize = 4;
-/// Survivors wait for less than a tenth of it, at most twice in a row.
+/// A limit against hanging: survivors wait for less than a tenth of it, at most twice in a row.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How long survivors wait for a rank whose end they are not told of.
+/// How long survivors wait for a rank whose end they do not notice.
 pub const SHORT: Duration = Duration::from_secs(4);
 
 /// Splitmix64.
 pub struct Random(u64);
 
 impl Random {
-    /// Draws of its own for each test.
+    /// A different sequence for each test.
     pub fn new(seed: u64, test: &str) -> Self {
         Self(test.bytes().fold(seed, |state, byte| state.wrapping_mul(31).wrapping_add(byte.into())))
     }
@@ -55,10 +55,10 @@ pub fn seed() -> Result<u64> {
     }
 }
 
-/// What a rank that may be killed is doing now.
+/// Records what a rank that may be killed is doing now.
 pub fn doing(what: &str) -> Result<()> {
     let Some(path) = std::env::var_os(DOING) else { return Ok(()) };
-    // In place of what it did before, in one piece: it may be killed at any instant.
+    // Overwrites the last text in one write, because the process may be killed at any instant.
     let mut file = File::options().create(true).write(true).truncate(false).open(path)?;
     Ok(file.write_all(format!("{what:<50}").as_bytes())?)
 }
@@ -67,7 +67,7 @@ pub fn drawn() -> Result<u64> {
     Ok(std::env::var(DRAWN)?.parse()?)
 }
 
-/// Checks that an error is typed and names what was waited for, and tells the parent.
+/// Checks that an error is typed and names the operation, and reports it to the parent.
 pub fn told(error: &DdpError, operation: &str) -> Result<()> {
     let within = match error {
         DdpError::Hook(inner) => inner.downcast_ref::<DdpError>().context("the hook's error is of no type")?,
@@ -82,9 +82,9 @@ pub fn told(error: &DdpError, operation: &str) -> Result<()> {
     };
     ensure!(error.to_string().contains(operation), "{error} does not name {operation:?}");
     println!("{TOLD}{name}");
-    // On a machine so busy that its time is up before it is killed, the victim is killed here.
+    // On a busy machine the victim's timeout may pass before it is killed: then it is killed here.
     while std::env::var_os(DOING).is_some() && matches!(name, "TimedOut" | "Rendezvous") {
-        doing("nothing: its time was up")?;
+        doing("nothing: its timeout has passed")?;
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())
@@ -100,15 +100,15 @@ struct Moment {
     drawn: u64,
 }
 
-/// What was seen of a moment.
+/// What was observed at one kill.
 struct Seen {
     doing: String,
     told: Vec<String>,
     last_end: Duration,
 }
 
-/// Kills ranks of a scenario at `count` moments, each up to `latest` after the victim first said what it is doing. Then
-/// `check` looks at the moment's folder.
+/// Kills ranks of a scenario at `count` moments, each up to `latest` after the victim first recorded what it is doing.
+/// Then `check` inspects the kill's folder.
 pub fn kill(scenario: &str, count: usize, latest: Duration, check: impl Fn(&Path) -> Result<()> + Sync) -> Result<()> {
     let seed = seed()?;
     let mut random = Random::new(seed, scenario);
@@ -155,8 +155,8 @@ fn report(scenario: &str, seed: u64, all: Vec<Result<Seen>>) -> Result<()> {
         }
     }
     println!(
-        "{scenario}: seed {seed}, {count} kills; the victims were at {doing:?}; the others were told {told:?}, the last \
-         of them {last_end:.1?} later"
+        "{scenario}: seed {seed}, {count} kills; the victims were at {doing:?}; the others' errors were {told:?}, the \
+         last of them {last_end:.1?} later"
     );
     ensure!(failures.is_empty(), "{failures}");
     Ok(())
@@ -202,14 +202,14 @@ fn at(scenario: &str, moment: &Moment, mark: &str, check: &impl Fn(&Path) -> Res
     Ok(Seen { doing: fs::read_to_string(&doing)?.trim().to_owned(), told, last_end })
 }
 
-/// What runs with this mark in its environment, where the system can tell.
+/// The processes with this mark in their environment, where the system has `/proc`.
 pub fn processes_with(mark: &str) -> Result<Vec<String>> {
     let wanted = format!("{MARK}={mark}");
     let Ok(processes) = fs::read_dir("/proc") else { return Ok(Vec::new()) };
     let mut found = Vec::new();
     for process in processes {
         let path = process?.path();
-        // One that has ended meanwhile, or belongs to somebody else, cannot be read.
+        // A process that has ended meanwhile, or belongs to another user, cannot be read.
         let Ok(variables) = fs::read(path.join("environ")) else { continue };
         if variables.split(|&byte| byte == 0).any(|variable| variable == wanted.as_bytes()) {
             found.push(path.display().to_string());

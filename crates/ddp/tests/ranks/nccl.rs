@@ -1,4 +1,4 @@
-//! The same over NCCL, one rank a GPU, with as many ranks as there are GPUs, up to two. Not yet run on a GPU.
+//! Collectives and training over NCCL, one rank per GPU, with up to two ranks. Not yet run on a GPU.
 
 use anyhow::{Result, ensure};
 use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, ReduceOp};
@@ -7,7 +7,7 @@ use tch::{Cuda, Device, Kind, Tensor};
 
 use crate::harness::{Meeting, run};
 
-/// Why nothing here can run.
+/// Why these tests cannot run here.
 pub fn missing() -> Option<String> {
     (!Cuda::is_available() || !overdrive_ddp::nccl_is_compiled()).then(|| "no CUDA device".to_owned())
 }
@@ -28,7 +28,7 @@ fn group(meeting: &Meeting, backend: Backend) -> Result<ProcessGroup> {
     Ok(ProcessGroup::builder(backend).cuda_device(meeting.rank).init(&InitMethod::Auto)?)
 }
 
-/// In a group of both backends, a tensor goes by the one for its device.
+/// In a group of both backends, a tensor is sent by the backend for its device.
 pub fn collectives(meeting: &Meeting) -> Result<()> {
     let group = group(meeting, Backend::GlooAndNccl)?;
     let size = group.size() as i64;
@@ -47,7 +47,7 @@ pub fn collectives(meeting: &Meeting) -> Result<()> {
     Ok(group.barrier()?)
 }
 
-/// Gradients of all ranks' parts are those of the whole.
+/// The averaged gradients of all ranks' parts equal those of the whole batch.
 pub fn training(meeting: &Meeting) -> Result<()> {
     let group = group(meeting, Backend::Nccl)?;
     let device = Device::Cuda(meeting.rank);

@@ -1,4 +1,4 @@
-//! Two hosts: network namespaces of their own, joined by a cable of 200 Mbit/s each way.
+//! Two hosts, simulated by network namespaces that are joined by a cable of 200 Mbit/s each way.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,12 +16,12 @@ use crate::harness::Meeting;
 use crate::harness::{Rank, all_through, free_port, start_by};
 use crate::listeners;
 
-/// What each host calls its end of the cable.
+/// The name of the cable's end on each host.
 const CABLE: &str = "od0";
 const RATE: &str = "200mbit";
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
-/// Two hosts, which are gone when this is dropped.
+/// The names of the two hosts, which are removed when this is dropped.
 struct Hosts([String; 2]);
 
 impl Hosts {
@@ -32,7 +32,7 @@ impl Hosts {
         let mut hosts = Self([String::new(), String::new()]);
         for (host, end) in hosts.0.iter_mut().zip(["a", "b"]) {
             run("ip", &["netns", "add", &name(end)])?;
-            // From here on there is something to remove.
+            // From here on there is a namespace to remove.
             *host = name(end);
         }
         let [a, b] = &hosts.0;
@@ -47,7 +47,7 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// Known to these two hosts alone.
+    /// A host's address, which exists only in these two namespaces.
     fn address(&self, host: usize) -> &'static str {
         ["10.77.0.1", "10.77.0.2"][host]
     }
@@ -86,9 +86,9 @@ fn run(program: &str, arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Why there can be no such hosts here.
+/// Why simulated hosts are not possible here.
 pub fn missing() -> Option<String> {
-    Hosts::new().err().map(|error| format!("no hosts of their own: {error:#}"))
+    Hosts::new().err().map(|error| format!("no network namespaces: {error:#}"))
 }
 
 pub fn bytes_on_the_wire() -> Result<()> {
@@ -99,7 +99,7 @@ pub fn bytes_on_the_wire() -> Result<()> {
     Ok(())
 }
 
-/// The cable is pulled in the middle: no connection is closed, and each rank is told within its timeout.
+/// The cable is cut in the middle: no connection closes, and each rank gets an error within its timeout.
 pub fn cut_link() -> Result<()> {
     for (scenario, host) in [("endless_training", 0), ("endless_sums", 1)] {
         let hosts = Hosts::new()?;
@@ -118,7 +118,7 @@ pub fn cut_link() -> Result<()> {
         hosts.cut(host)?;
         let cut = Instant::now();
         all_through(ranks, started).context(scenario)?;
-        println!("{scenario}: both ranks ended {:.1?} behind the cut", cut.elapsed());
+        println!("{scenario}: both ranks ended {:.1?} after the cut", cut.elapsed());
     }
     Ok(())
 }
@@ -130,7 +130,7 @@ pub fn listeners() -> Result<()> {
     listeners::only_at(&ended, |rank, ip| ip.to_string() == hosts.address(rank))
 }
 
-/// On one host, whatever it is called: Gloo's own way is to listen where the host's name says.
+/// On one host, whatever its name resolves to: by default Gloo would listen at the address of the host's name.
 pub fn listeners_of_one_host() -> Result<()> {
     let (port, started) = (free_port(), Instant::now());
     let start = |rank| {
@@ -142,10 +142,10 @@ pub fn listeners_of_one_host() -> Result<()> {
     listeners::only_at(&ended, |_, ip| ip.to_string() == "127.0.0.1")
 }
 
-/// Of a square matrix, of which the model has two.
+/// The side of each of the model's two square matrices.
 const SIDE: i64 = 1024;
 const WEIGHTS: u64 = 2 * (SIDE * SIDE) as u64;
-/// Before these every hook has begun to compress, and the buckets are in order.
+/// After these steps every hook compresses, and the buckets have been rebuilt.
 const WARM_UP: usize = 3;
 const MEASURED: usize = 4;
 const SHARE: f64 = 0.01;
@@ -153,7 +153,7 @@ const POWER_RANK: u64 = 4;
 
 type Register = fn(&DistributedDataParallel, &ProcessGroup) -> Result<(), DdpError>;
 
-/// What each of two ranks sends in a step, payload alone, as the hooks' definitions say.
+/// The payload in bytes that each of two ranks sends in a step, by the hooks' definitions.
 const HOOKS: &[(&str, u64, Register)] = &[
     // Half in the reduce-scatter and half in the all-gather that an all-reduce consists of.
     ("none", 4 * WEIGHTS, |_, _| Ok(())),
@@ -164,9 +164,9 @@ const HOOKS: &[(&str, u64, Register)] = &[
         let options = PowerSgdOptions { start_power_sgd_iter: 2, matrix_approximation_rank, ..Default::default() };
         ddp.register_comm_hook(PowerSgd::new(group, options)?)
     }),
-    // A value and its place, to the one other rank.
+    // A value and its index, to the one other rank.
     ("top-k", (8.0 * SHARE * WEIGHTS as f64) as u64, |ddp, group| ddp.register_comm_hook(TopK::new(group, SHARE, 1)?)),
-    // Half the signs to their owner, and as many of the mean's back.
+    // Half the signs to the rank that averages them, and as many signs of this rank's part of the mean back.
     ("1-bit", WEIGHTS / 8, |ddp, group| ddp.register_comm_hook(OneBit::new(group, 1))),
 ];
 
@@ -175,7 +175,7 @@ fn sent() -> Result<u64> {
     Ok(std::fs::read_to_string(path)?.trim().parse()?)
 }
 
-/// Counts what the host's end of the cable sends while a model is trained through each hook.
+/// Counts the bytes that this host sends over the cable while a model is trained with each hook.
 pub fn wire(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let inputs = Tensor::randn([2, SIDE], FLOAT);
@@ -207,14 +207,15 @@ pub fn wire(meeting: &Meeting) -> Result<()> {
         let per_step = (sent()? - before) as f64 / MEASURED as f64;
         let ratio = per_step / *payload as f64;
         println!("rank {} sends {per_step:.0} bytes a step with {name}: {ratio:.4} of its {payload}", meeting.rank);
-        // Above the payload: 66 to 78 bytes of Ethernet, IP and TCP around each 1,448 at most (4.6% to 5.4%), as much for
-        // acknowledging what is received (at most one for each packet), and around each of the few messages Gloo's own.
+        // On top of the payload: headers of Ethernet, IP and TCP, 66 to 78 bytes for at most 1,448 (4.6% to 5.4%); as
+        // much for acknowledgements of what is received (at most one per packet); and Gloo's headers of the few
+        // messages.
         let headers = 0.054 * *payload as f64 + 0.054 * *payload as f64 + 4096.0;
         ensure!(
             per_step >= *payload as f64 && per_step <= *payload as f64 + headers,
             "{name}: {per_step} bytes a step, but its definition says {payload} and at most {headers} of headers"
         );
-        // They have trained one model.
+        // Both ranks have trained the same model.
         for param in vs.trainable_variables() {
             let sum = param.detach().to_kind(Kind::Double).sum(Kind::Double);
             ensure!(group.all_gather(&sum)?.iter().all(|other| other.equal(&sum)), "{name}: the ranks' models differ");

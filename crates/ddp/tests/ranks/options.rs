@@ -1,4 +1,4 @@
-//! What a `DistributedDataParallel` does besides averaging.
+//! `DistributedDataParallel` besides averaging: names, buffers, frozen parameters, outputs, refusals, logs.
 
 use anyhow::{Context, Result, ensure};
 use overdrive_core::{GradientSync, Optimizer, TchOptimizer};
@@ -26,7 +26,7 @@ pub fn scenario(_meeting: &Meeting) -> Result<()> {
     log(&group).context("log")
 }
 
-/// Parameters without elements have no memory to be told apart by.
+/// Parameters without elements keep their names, although they have no memory address to distinguish them.
 fn names(group: &ProcessGroup) -> Result<()> {
     let vs = nn::VarStore::new(Device::Cpu);
     let root = vs.root();
@@ -37,7 +37,7 @@ fn names(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// Its gradient has no place in a bucket: each rank would train its own.
+/// A parameter that is unfrozen later is refused: its gradient is in no bucket, and would not be averaged.
 fn unfrozen(group: &ProcessGroup) -> Result<()> {
     let vs = nn::VarStore::new(Device::Cpu);
     let model = nn::linear(vs.root(), 2, 1, Default::default());
@@ -49,21 +49,21 @@ fn unfrozen(group: &ProcessGroup) -> Result<()> {
     let _ = frozen.set_requires_grad(true);
     let told = forward(&ddp).map(drop);
     ensure!(matches!(&told, Err(DdpError::Unfrozen { name }) if name == "frozen"), "{told:?}");
-    // Made anew, it has one.
+    // A new wrapper averages it.
     drop(ddp);
     let ddp = DistributedDataParallel::builder(group).find_unused_parameters(true).build(&vs)?;
     ensure!(ddp.parameters().len() == 3);
     pass(&ddp)
 }
 
-/// Nor has a layer that was made later.
+/// So is a layer that was made later.
 fn made_later(group: &ProcessGroup) -> Result<()> {
     let vs = nn::VarStore::new(Device::Cpu);
     let model = nn::linear(vs.root() / "first", 2, 2, Default::default());
     let mut opt = TchOptimizer::new(nn::Sgd::default().build(&vs, 0.1)?);
     let ddp = DistributedDataParallel::new(&vs, group)?;
     let head = nn::linear(vs.root() / "head", 2, 1, Default::default());
-    opt.step()?; // tch takes the new variables in
+    opt.step()?; // tch's optimizer picks up the new variables
     let pass = |ddp: &DistributedDataParallel| -> Result<()> {
         let outputs = ddp.forward(|| head.forward(&model.forward(&Tensor::ones([1, 2], FLOAT))))?;
         Ok(ddp.backward(&outputs.sum(Kind::Float))?)
@@ -76,7 +76,7 @@ fn made_later(group: &ProcessGroup) -> Result<()> {
     pass(&DistributedDataParallel::new(&vs, group)?)?;
     opt.step()?;
     opt.zero_grad()?;
-    // What is to be each rank's own is said.
+    // Unless they are ignored.
     let _ = tch::no_grad(|| head.ws.shallow_clone().fill_(group.rank() as i64));
     let builder = DistributedDataParallel::builder(group).ignore(["head.weight", "head.bias"]);
     let ddp = builder.clone().build(&vs)?;
@@ -89,7 +89,8 @@ fn made_later(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// Buffers follow rank 0 before a forward pass behind a synchronised backward, and not within a window.
+/// Buffers are overwritten with rank 0's before a forward pass that follows a synchronised backward, and not within a
+/// window.
 fn buffers(group: &ProcessGroup) -> Result<()> {
     for broadcast in [true, false] {
         let vs = nn::VarStore::new(Device::Cpu);
@@ -113,15 +114,15 @@ fn buffers(group: &ProcessGroup) -> Result<()> {
         let own = 3.0 * (group.rank() as f64 + 1.0);
         let behind_sync = if broadcast { 3.0 } else { own };
         ensure!(pass(true)? == behind_sync, "the first pass");
-        ensure!(pass(false)? == behind_sync, "a window's first pass, behind a synchronised backward");
-        ensure!(pass(false)? == own, "within a window nothing travels");
+        ensure!(pass(false)? == behind_sync, "a window's first pass, after a synchronised backward");
+        ensure!(pass(false)? == own, "within a window nothing is sent");
         ensure!(pass(true)? == own, "nor before its last");
         ensure!(pass(true)? == behind_sync, "the next window");
     }
     Ok(())
 }
 
-/// Without gradients nothing travels, so that one rank alone may evaluate.
+/// Without gradients nothing is sent, so one rank alone may evaluate.
 fn no_grad(group: &ProcessGroup) -> Result<()> {
     let vs = nn::VarStore::new(Device::Cpu);
     let model = nn::linear(vs.root(), 2, 1, Default::default());
@@ -135,7 +136,7 @@ fn no_grad(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// A loss that leaves an output out; models that return tuples, lists, or fail.
+/// A loss that does not use all outputs; models that return tuples or lists, or fail.
 fn several_outputs(group: &ProcessGroup) -> Result<()> {
     let vs = nn::VarStore::new(Device::Cpu);
     let one = nn::linear(vs.root() / "one", 2, 1, Default::default());
@@ -170,7 +171,7 @@ fn refusals(group: &ProcessGroup) -> Result<()> {
     let tied = param();
     let twice = vec![("a".to_owned(), tied.shallow_clone()), ("b".to_owned(), tied)];
     let error = build(twice).unwrap_err().to_string();
-    ensure!(error.contains("\"a\" once more"), "{error}");
+    ensure!(error.contains("the same tensor as \"a\""), "{error}");
     for mib in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let built = DistributedDataParallel::builder(group).bucket_cap_mb(mib).build_from(named(param()), Vec::new());
         ensure!(matches!(built, Err(DdpError::InvalidOption { option: "bucket_cap_mb", .. })), "{mib}");
@@ -184,7 +185,7 @@ fn refusals(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// Parameters that backward does not reach, with nobody looking for them: the next forward says so.
+/// Parameters that backward does not reach, without `find_unused_parameters`: the next forward is an error.
 fn missing_gradients(group: &ProcessGroup) -> Result<()> {
     let used = Tensor::ones([2], FLOAT).set_requires_grad(true);
     let left_out = Tensor::ones([2], FLOAT).set_requires_grad(true);
@@ -192,12 +193,12 @@ fn missing_gradients(group: &ProcessGroup) -> Result<()> {
     let ddp = DistributedDataParallel::builder(group).build_from(params, Vec::new())?;
     let loss = ddp.forward(|| &used * 2)?.sum(Kind::Float);
     ddp.backward(&loss)?;
-    let error = ddp.forward(|| &used * 2).err().context("nothing was said")?.to_string();
+    let error = ddp.forward(|| &used * 2).err().context("no error")?.to_string();
     ensure!(error.contains("find_unused_parameters"), "{error}");
     Ok(())
 }
 
-/// An embedding's gradient may be sparse: it is refused by the parameter's name, whatever the reducer would do with it.
+/// An embedding's sparse gradient is refused with the parameter's name, with every option of the reducer.
 fn sparse_gradients(group: &ProcessGroup) -> Result<()> {
     type Options = fn(DdpBuilder) -> DdpBuilder;
     let ways: [Options; 4] = [
@@ -222,7 +223,7 @@ fn sparse_gradients(group: &ProcessGroup) -> Result<()> {
         let told = pass(&ddp, &words, true);
         ensure!(matches!(&told, Err(DdpError::SparseGradient { name }) if name == "words"), "{told:?}");
         drop(ddp);
-        // The group goes on, and so does the parameter when it is wrapped anew.
+        // The group remains usable, and the parameter trains with a new wrapper.
         TensorList::new(&[&bias, &words])?.clear_grads()?;
         let ddp = build()?;
         pass(&ddp, &words, false)?;

@@ -1,4 +1,4 @@
-//! PowerSGD against its algorithm, written down for one process that holds every rank's gradients.
+//! PowerSGD compared with a reference of its algorithm in one process that holds every rank's gradients.
 
 use anyhow::{Context, Result};
 use overdrive_ddp::hooks::{PowerSgd, PowerSgdOptions};
@@ -11,7 +11,7 @@ use crate::hooks::{close, grads, mean};
 const ROWS: i64 = 12;
 const COLUMNS: i64 = 10;
 const MATRIX: i64 = ROWS * COLUMNS;
-/// Behind the matrix in the bucket, and sent whole.
+/// The length of a vector that follows the matrix in the bucket, and is sent whole.
 const VECTOR: i64 = 9;
 const RANK: i64 = 2;
 /// Steps before the first that compresses.
@@ -54,7 +54,7 @@ fn matrix(buffer: &Tensor) -> Tensor {
 
 struct Reference {
     options: PowerSgdOptions,
-    /// What each rank's matrix has lost so far.
+    /// Each rank's compression error.
     errors: Vec<Tensor>,
     q: Option<Tensor>,
 }
@@ -87,7 +87,7 @@ fn orthonormal(matrix: &Tensor) -> Tensor {
     Tensor::linalg_qr(matrix, "reduced").0
 }
 
-/// The right factor that a seed stands for: normal numbers by Box and Muller, from SplitMix64.
+/// The initial right factor for a seed: normally distributed numbers by Box and Muller, from SplitMix64.
 fn drawn(seed: u64) -> Tensor {
     let mut state = seed;
     let mut uniform = || {

@@ -1,4 +1,4 @@
-//! `spawn`: this program starts itself.
+//! `spawn`: this program starts itself again.
 
 use std::process::{Command, Output};
 
@@ -8,7 +8,7 @@ use tch::Tensor;
 
 const TOLD: &str = "OVERDRIVE_TEST_SPAWN";
 
-/// What a process does that was told to spawn, and what each of its ranks does.
+/// `main` of a process with `TOLD` set: it spawns ranks, and is run again as each of them.
 pub fn main_if_told() -> Option<Result<()>> {
     let how = std::env::var(TOLD).ok()?;
     let spawned = spawn(2, || {

@@ -1,5 +1,5 @@
-//! A thousand hostile connections of ten kinds, while ranks on one and on two nodes meet, are started again and end with the
-//! right result. All of them are made on this machine, and each is over when the run is.
+//! A thousand hostile connections ("strangers") of ten kinds, while ranks on one and on two nodes meet, are restarted
+//! and end with the right result. All of them are made on this machine, and are closed when the run ends.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -15,11 +15,11 @@ use tch::Tensor;
 
 use crate::harness::{Meeting, TOLD, free_port};
 
-/// Names the folder through which the test and its ranks tell each other how far they are.
+/// Names the folder through which the test and its ranks report their progress to each other.
 const FOLDER: &str = "OVERDRIVE_TEST_BESIEGED";
-/// Of a kind, in a run.
+/// Connections of each kind in a run.
 const TIMES: usize = 50;
-/// Against a hang alone.
+/// Only against hanging.
 const LIMIT: Duration = Duration::from_secs(60);
 const SECRET: &str = "what no stranger knows";
 const HELLO: &str = r#"{"Hello":{"protocol":4,"run_id":"besieged","nnodes":2,"node_rank":1,"nproc":1,"max_restarts":1,"keep_alive":[5000,15000],"host":"stranger"}}"#;
@@ -41,18 +41,18 @@ enum Kind {
 
 const KINDS: [(Kind, &str); 10] = [
     (Kind::ClosesAtOnce, "connects and closes at once"),
-    (Kind::SaysNothing, "connects and says nothing"),
-    (Kind::Drips, "says a byte at a time"),
+    (Kind::SaysNothing, "connects and sends nothing"),
+    (Kind::Drips, "sends a byte at a time"),
     (Kind::NeverEnds, "a message without end"),
     (Kind::Garbage, "garbage, TLS, HTTP"),
     (Kind::OtherRun, "a greeting of another run"),
-    (Kind::WrongCode, "the right greeting, the wrong code"),
-    (Kind::Replays, "what a node said before"),
-    (Kind::RefusedThenEnds, "refused, and then: end the run"),
+    (Kind::WrongCode, "a valid greeting, a wrong code"),
+    (Kind::Replays, "replays a node's messages"),
+    (Kind::RefusedThenEnds, "refused, then asks to end the run"),
     (Kind::StoreKeys, "sets and deletes the store's keys"),
 ];
 
-/// A rank: sums until it is told to go on, fails once, and leaves its result.
+/// A rank: sums until the test creates the file `go`, fails in the first attempt, and writes its result.
 pub fn scenario(meeting: &Meeting) -> Result<()> {
     let folder = PathBuf::from(std::env::var(FOLDER)?);
     let attempt = std::env::var("TORCHELASTIC_RESTART_COUNT")?;
@@ -73,13 +73,13 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     }
     ensure!(attempt != "0" || meeting.rank == 0, "the first attempt fails");
     if attempt == "0" {
-        // Ended by the launcher.
+        // The launcher ends this rank.
         thread::sleep(LIMIT);
     }
     leave(&folder, &format!("result-{}", meeting.rank), &attempt)
 }
 
-/// Whole, or not at all.
+/// Writes a file atomically.
 fn leave(folder: &Path, name: &str, text: &str) -> Result<()> {
     let part = folder.join(format!("{name}.part"));
     std::fs::write(&part, text)?;
@@ -92,29 +92,29 @@ fn wait<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> Result<T> {
         if let Some(value) = ready() {
             return Ok(value);
         }
-        ensure!(started.elapsed() < LIMIT, "waited in vain for {what}");
+        ensure!(started.elapsed() < LIMIT, "{what}: not ready within {LIMIT:?}");
         thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// A run under attack.
 struct Siege {
-    /// Where the launchers meet, where there are several.
+    /// The endpoint where launchers meet, if there are several.
     door: Option<SocketAddr>,
-    /// Other addresses of this host than the run's own.
+    /// Addresses of this host at which the run does not listen.
     outside: Vec<IpAddr>,
     store: u16,
     overheard: Arc<Mutex<Vec<u8>>>,
     held: Vec<(Kind, TcpStream)>,
     tried: [usize; KINDS.len()],
-    /// Of those, the ones that found nobody listening, and the ones that nobody heard.
+    /// Of those tried: the connections that were refused, and those that got no answer but the greeting.
     unconnected: [usize; KINDS.len()],
     unheard: [usize; KINDS.len()],
 }
 
 impl Siege {
     fn new(door: Option<u16>, overheard: Arc<Mutex<Vec<u8>>>) -> Self {
-        // No packet is sent by that: it asks which address would be used.
+        // Connecting a UDP socket sends no packet, but selects this host's outgoing address.
         let other = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
             socket.connect("192.0.2.1:9")?;
             socket.local_addr()
@@ -156,7 +156,7 @@ impl Siege {
         self.overheard.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What the launcher does not want to read, it need not: nobody here minds a closed connection.
+    /// Acts as one hostile connection. Write errors are ignored: the launcher may close the connection early.
     fn act(&mut self, kind: Kind, time: usize, mut stream: TcpStream) -> Result<()> {
         stream.set_write_timeout(Some(LIMIT))?;
         let zeros = "0".repeat(64);
@@ -188,7 +188,7 @@ impl Siege {
         Ok(())
     }
 
-    /// Behind the run's end: nobody was told more than a number that is never used again.
+    /// After the run's end: checks that no connection received more than the greeting with its single-use number.
     fn count(&mut self) -> Result<()> {
         for (kind, mut stream) in std::mem::take(&mut self.held) {
             stream.set_read_timeout(Some(LIMIT))?;
@@ -200,21 +200,21 @@ impl Siege {
                     Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                         break Err(error);
                     }
-                    // Closed in the middle of what it said.
+                    // Closed in the middle of its message.
                     Err(_) => break Ok(()),
                 }
             };
             end.with_context(|| format!("{kind:?} is still connected"))?;
             let said = String::from_utf8_lossy(&said).into_owned();
             let is_number = said.strip_prefix("overdrive-run 4 ").is_some_and(|rest| rest.len() == 65);
-            ensure!(said.is_empty() || is_number, "{kind:?} was told {said:?}");
+            ensure!(said.is_empty() || is_number, "{kind:?} received {said:?}");
             self.unheard[kind as usize] += 1;
         }
         Ok(())
     }
 }
 
-/// As a client of libtorch's store: validate, set the counter of those who have come, delete it.
+/// A client of libtorch's store: it validates, sets the counter of workers to text, and deletes it.
 fn store_commands() -> Vec<u8> {
     let text = |text: &str| [&(text.len() as u64).to_ne_bytes(), text.as_bytes()].concat();
     let validate = [&[0][..], &0x3C85_F7CE_u32.to_ne_bytes()].concat();
@@ -239,7 +239,7 @@ fn start(launch: Launch) -> JoinHandle<Result<(), LaunchError>> {
     thread::spawn(move || launch.run())
 }
 
-/// Passes bytes on from one node to `port` and back, and keeps what the node says.
+/// Forwards bytes between one node and `port`, and keeps what the node sends.
 fn overhear(listener: TcpListener, port: u16, overheard: Arc<Mutex<Vec<u8>>>) {
     let pass = move || -> std::io::Result<()> {
         let (mut node, _) = listener.accept()?;
@@ -259,7 +259,7 @@ fn overhear(listener: TcpListener, port: u16, overheard: Arc<Mutex<Vec<u8>>>) {
             node_zero.write_all(&chunk[..read])?;
         }
     };
-    // Where it fails, the run does.
+    // If it fails, the run fails too.
     thread::spawn(move || drop(pass()));
 }
 
@@ -281,7 +281,7 @@ fn besiege(nodes: usize) -> Result<Siege> {
         };
         runs.push(node(0, port)?);
         wait("node 0", || TcpStream::connect(("127.0.0.1", port)).ok())?;
-        // Before the other node comes.
+        // Before the other node connects.
         siege.attack(TIMES / 2)?;
         overhear(listener, port, overheard);
         runs.push(node(1, behind)?);
@@ -296,7 +296,7 @@ fn besiege(nodes: usize) -> Result<Siege> {
     ready(0, 1)?;
     siege.store = ready(0, 0)?.parse()?;
     siege.attack(TIMES)?;
-    // Now a rank fails, and all are started again.
+    // Now a rank fails, and all are restarted.
     leave(folder.path(), "go", "")?;
     for run in runs {
         run.join().map_err(|_| anyhow::anyhow!("a launch panicked"))??;
@@ -321,7 +321,7 @@ pub fn change_nothing() -> Result<()> {
         let (unconnected, unheard) = (count(|siege| &siege.unconnected), count(|siege| &siege.unheard));
         println!("{name:34} {tried:>11} {unconnected:>11} {unheard:>7}  none");
         ensure!(tried == 2 * TIMES && unconnected + unheard == tried, "{name}: some of {tried} were let in");
-        // The store is at an address that these cannot reach, and the launchers of two nodes at one that they can.
+        // These connections cannot reach the address of the store, but that of two nodes' launchers.
         let reached = if kind == Kind::StoreKeys { 0 } else { TIMES };
         ensure!(unheard == reached, "{name}: {unheard} connections, not {reached}");
         all += tried;

@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 use crate::harness::{Meeting, TOLD};
 use crate::training::{Model, assert_equal, data};
 
-/// The Python whose torch parity compares with, found as `cargo xtask parity` does.
+/// A Python with torch 2.11, found as `cargo xtask parity` finds it.
 pub fn python() -> Option<PathBuf> {
     let has_torch = "import importlib.metadata as m, sys; sys.exit(not m.version('torch').startswith('2.11.'))";
     let chosen = std::env::var_os("OVERDRIVE_PYTHON").filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -30,7 +30,7 @@ pub fn python() -> Option<PathBuf> {
     candidates.into_iter().find(fits)
 }
 
-/// As a user starts a program of theirs; `--standalone` chooses a free port.
+/// Starts this program as a user would; `--standalone` chooses a free port.
 pub fn starts_ranks() -> Result<()> {
     let Some(python) = python() else { anyhow::bail!("no Python has torch 2.11") };
     let output = Command::new(python)
@@ -48,7 +48,7 @@ pub fn starts_ranks() -> Result<()> {
     Ok(())
 }
 
-/// A client of the agent's store like every rank, rank 0 too; a sum, and a model that is trained together.
+/// Every rank, also rank 0, is a client of the agent's store; the ranks sum, and train a model together.
 pub fn scenario(meeting: &Meeting) -> Result<()> {
     let agent = std::env::var("TORCHELASTIC_USE_AGENT_STORE")?;
     ensure!(agent == "True", "TORCHELASTIC_USE_AGENT_STORE is {agent:?}");

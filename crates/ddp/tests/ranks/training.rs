@@ -1,4 +1,4 @@
-//! Training over ranks against one process that sees all their data, step by step, in 64 bits.
+//! Training over ranks compared with one process that sees all their data, step by step, in float64.
 
 use std::cell::Cell;
 
@@ -14,7 +14,7 @@ use crate::harness::Meeting;
 const STEPS: usize = 50;
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 
-/// Two paths, so that one can be left out, behind a common layer.
+/// A common layer followed by two paths, so that one can be left out.
 pub struct Model {
     pub vs: nn::VarStore,
     common: nn::Linear,
@@ -47,7 +47,7 @@ impl Model {
     }
 }
 
-/// SGD by hand; parameters without a gradient stay. `in_place` zeroes gradients where others free them.
+/// SGD by hand; parameters without a gradient stay. `in_place`: zero the gradients instead of freeing them.
 pub fn step(vs: &nn::VarStore, in_place: bool) {
     tch::no_grad(|| {
         for mut param in vs.trainable_variables() {
@@ -66,7 +66,7 @@ pub fn step(vs: &nn::VarStore, in_place: bool) {
     }
 }
 
-/// What rank `rank` sees in a micro-batch: the same function of numbers on every rank.
+/// Rank `rank`'s data in a micro-batch; every rank can compute every other's.
 pub fn data(step: usize, micro: usize, rank: usize) -> (Tensor, Tensor) {
     tch::manual_seed((1_000_000 + step * 1000 + micro * 100 + rank) as i64);
     (Tensor::randn([4, 5], DOUBLE), Tensor::randn([4, 3], DOUBLE))
@@ -80,7 +80,7 @@ pub fn assert_equal(ours: &Model, reference: &Model, step: usize) -> Result<()> 
     Ok(())
 }
 
-/// To 1e-6 of the largest number.
+/// Checks equality to 1e-6 of the largest number.
 pub fn close(found: &Tensor, expected: &Tensor) -> Result<()> {
     let error = (found - expected).abs().max().double_value(&[]);
     let scale = expected.abs().max().double_value(&[]);
@@ -104,14 +104,14 @@ pub enum Unused {
     Nothing,
     /// The same path on all ranks, another at each step.
     Alternating,
-    /// Each rank its own.
+    /// Another path on each rank.
     ByRank,
     /// The same at all steps.
     Always,
 }
 
 impl Unused {
-    /// What is not left out.
+    /// The paths that are not left out.
     pub fn paths(self, step: usize, rank: usize) -> &'static [usize] {
         match self {
             Self::Nothing => &[0, 1],
@@ -127,11 +127,11 @@ impl Unused {
 fn trains(group: &ProcessGroup, options: impl Fn(DdpBuilder) -> DdpBuilder, way: Way) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
     let micro_batches = way.micro_batches.max(1);
-    // Every rank starts elsewhere, and gets rank 0's parameters.
+    // Every rank starts with other values, and gets rank 0's parameters.
     let model = Model::new(1 + rank as i64);
     let reference = Model::new(1);
     let ddp = options(DistributedDataParallel::builder(group)).build(&model.vs)?;
-    assert_equal(&model, &reference, 0).context("behind the first broadcast")?;
+    assert_equal(&model, &reference, 0).context("after the first broadcast")?;
     for step in 0..STEPS {
         for micro in 0..micro_batches {
             let last = micro + 1 == micro_batches;
@@ -141,7 +141,7 @@ fn trains(group: &ProcessGroup, options: impl Fn(DdpBuilder) -> DdpBuilder, way:
             let outputs = ddp.forward(|| model.forward(&batch.0, paths))?;
             let loss = (outputs - &batch.1).square().mean(Kind::Double);
             if !way.by_guard && micro_batches > 1 && (micro == 0 || last) {
-                // As the accumulator does: between forward and backward, where it learns what closes a window.
+                // As the accumulator does: between forward and backward, when it knows whether the window closes.
                 ddp.hold_back(!last).map_err(|error| anyhow::anyhow!("{error}"))?;
             }
             ddp.backward(&(loss / micro_batches as f64))?;
@@ -165,7 +165,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let twice = Way { micro_batches: 2, ..plain };
     let unused = |unused| Way { unused, ..plain };
     trains(&group, |ddp| ddp, plain).context("plain")?;
-    // 1 KiB: several buckets, in another order behind the first step.
+    // 1 KiB: several buckets, in another order after the first step.
     trains(&group, |ddp| ddp.bucket_cap_mb(1.0 / 1024.0), plain).context("small buckets")?;
     let in_place = Way { in_place: true, ..plain };
     trains(&group, |ddp| ddp.gradient_as_bucket_view(true), in_place).context("views, zeroed")?;
@@ -209,19 +209,19 @@ pub fn models_that_differ(meeting: &Meeting) -> Result<()> {
         ),
     ];
     for (params, named) in cases {
-        // The group goes on.
+        // The group remains usable.
         drop(DistributedDataParallel::builder(&group).build_from(model(3, Kind::Double, "w"), Vec::new())?);
         let built = DistributedDataParallel::builder(&group).build_from(params, Vec::new());
-        let error = built.err().context("models that differ were taken")?;
+        let error = built.err().context("models that differ were accepted")?;
         ensure!(matches!(&error, DdpError::ModelMismatch { rank: 1, .. }), "{error}");
         ensure!(error.to_string().contains(named), "{error} does not say {named:?}");
     }
-    // Every rank has had its error when the first ends with it.
+    // No barrier here: the check keeps rank 0 and its store alive until every rank has its error.
     Ok(())
 }
 
-/// Rank r has 4 + 3r inputs. Definition: at each step the mean, over the world or over the active ranks, of the active
-/// ranks' gradients; at the end everyone has the last one's model.
+/// Rank r has 4 + 3r inputs. Expected: each step applies the sum of the active ranks' gradients, divided by the world
+/// size or by the number of active ranks; at the end every rank has the last active rank's model.
 pub fn join(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let (rank, ranks) = (group.rank(), group.size());
@@ -254,7 +254,7 @@ pub fn join(meeting: &Meeting) -> Result<()> {
             reference.step(false);
         }
         assert_equal(&model, &reference, 0).with_context(|| format!("by active ranks: {by_active}"))?;
-        // And behind join as before it.
+        // After join, training works as before it.
         let batch = data(90, 0, rank);
         let outputs = ddp.forward(|| model.forward(&batch.0, &[0, 1]))?;
         ddp.backward(&(outputs - &batch.1).square().mean(Kind::Double))?;
@@ -263,7 +263,7 @@ pub fn join(meeting: &Meeting) -> Result<()> {
             (reference.loss(&data(90, 0, other), &[0, 1]) / ranks as f64).backward();
         }
         reference.step(false);
-        assert_equal(&model, &reference, 91).with_context(|| format!("behind join, by active ranks: {by_active}"))?;
+        assert_equal(&model, &reference, 91).with_context(|| format!("after join, by active ranks: {by_active}"))?;
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Windows of accumulation that close in odd ways, against one process that sees everything; and what may not be called
-//! in the middle of a backward pass.
+//! Accumulation windows that close in unusual ways, compared with one process that sees all data; and calls that are
+//! refused in the middle of a backward pass.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,7 +15,7 @@ use crate::training::{Model, assert_equal, data};
 const STEPS: usize = 8;
 const MICRO_BATCHES: usize = 3;
 
-/// The paths of the model that a rank uses in a micro-batch, by step, micro-batch and rank; none where it counts nothing.
+/// The model's paths that a rank uses, by step, micro-batch and rank; `None` where the micro-batch counts nothing.
 type Plan = fn(usize, usize, usize) -> Option<&'static [usize]>;
 
 const BOTH: Option<&[usize]> = Some(&[0, 1]);
@@ -30,7 +30,7 @@ const CLOSES_WITH_NOTHING: Plan = |_, micro, rank| if closing(micro) && rank == 
 const ANOTHER_RANK_EACH_TIME: Plan = |step, micro, rank| if closing(micro) && step % 3 == rank { None } else { BOTH };
 const FIRST_WINDOW_FULL: Plan = |step, micro, rank| if step > 0 && closing(micro) && rank == 1 { None } else { BOTH };
 const NOTHING_AT_ALL: Plan = |step, _, rank| if step % 2 == rank % 2 { None } else { BOTH };
-const NOBODY_USES_THE_SECOND: Plan = |_, micro, rank| if closing(micro) && rank == 1 { None } else { FIRST };
+const NO_RANK_USES_THE_SECOND: Plan = |_, micro, rank| if closing(micro) && rank == 1 { None } else { FIRST };
 const ALWAYS_THE_FIRST: Plan = |step, micro, rank| if step > 0 && closing(micro) && rank == 1 { None } else { FIRST };
 const EARLIER_ON_ONE_RANK: Plan = |_, micro, rank| if micro == 0 && rank == 1 { SECOND } else { FIRST };
 const EARLIER_ON_ALL: Plan = |_, micro, _| if micro == 0 { BOTH } else { FIRST };
@@ -57,11 +57,11 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     trains("static graph, closes with nothing", is_static, FIRST_WINDOW_FULL)?;
     trains("static graph, closes with nothing at first", is_static, CLOSES_WITH_NOTHING)?;
     trains("static graph, a path left out, closes with nothing", is_static, ALWAYS_THE_FIRST)?;
-    trains("static graph, a path left out, closes with nothing at first", is_static, NOBODY_USES_THE_SECOND)?;
+    trains("static graph, a path left out, closes with nothing at first", is_static, NO_RANK_USES_THE_SECOND)?;
     trains("unused, closes with nothing", finds, CLOSES_WITH_NOTHING)?;
     trains("unused, another rank closes with nothing", finds_small, ANOTHER_RANK_EACH_TIME)?;
     trains("unused, nothing at all", finds, NOTHING_AT_ALL)?;
-    trains("unused by all, closes with nothing", finds, NOBODY_USES_THE_SECOND)?;
+    trains("unused by all, closes with nothing", finds, NO_RANK_USES_THE_SECOND)?;
     trains("used earlier on one rank", finds, EARLIER_ON_ONE_RANK)?;
     trains("used earlier on all ranks", finds_small, EARLIER_ON_ALL)?;
     trains("used earlier, then nothing", finds, EARLIER_THEN_NOTHING)
@@ -95,7 +95,7 @@ fn trains(group: &ProcessGroup, options: fn(DdpBuilder) -> DdpBuilder, plan: Pla
         for (index, (ours, expected)) in gradients(&model).iter().zip(gradients(&reference)).enumerate() {
             let alike = match (ours.defined(), expected.defined()) {
                 (true, true) => ours.allclose(&expected, 1e-9, 1e-12, false),
-                // Where nobody looks for unused parameters, they have gradients of zero.
+                // Without a search for unused parameters, these have gradients of zero.
                 (true, false) => !finds && ours.count_nonzero(None).int64_value(&[]) == 0,
                 (false, defined) => !defined,
             };
@@ -116,7 +116,7 @@ fn reachable(group: &ProcessGroup) -> Result<(Tensor, Arc<Mutex<DistributedDataP
     Ok((param, Arc::new(Mutex::new(ddp))))
 }
 
-/// How many of the calls that have to wait for the end of backward were refused: all six, or an error.
+/// Makes six calls that are not allowed in a backward pass, and returns how many were refused: six, or an error.
 fn refused(ddp: &Mutex<DistributedDataParallel>) -> Result<usize> {
     let ddp = ddp.lock().unwrap_or_else(PoisonError::into_inner);
     let hold = ddp.hold_back(true).err().context("hold_back")?;
@@ -130,7 +130,7 @@ fn refused(ddp: &Mutex<DistributedDataParallel>) -> Result<usize> {
     for error in [hold.0.downcast::<DdpError>().ok(), close.0.downcast().ok()].into_iter().chain(called) {
         ensure!(matches!(error.as_deref(), Some(DdpError::WithinBackward { .. })), "{error:?}");
     }
-    // What it changes is for forward passes from here on.
+    // `no_sync` is allowed: it affects only later forward passes.
     drop(ddp.no_sync());
     Ok(6)
 }
@@ -173,7 +173,7 @@ pub fn within_backward(meeting: &Meeting) -> Result<()> {
         for calls in seen {
             ensure!(calls? == 6);
         }
-        // Behind it they are allowed.
+        // After the pass they are allowed.
         ddp.lock().unwrap_or_else(PoisonError::into_inner).logging_data()?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Communication hooks: Rust code in the place of the reducer's all-reduce.
+//! Communication hooks: Rust code instead of the reducer's all-reduce.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -12,25 +12,25 @@ use torch_sys::C_tensor;
 use crate::raw_c10d as raw;
 use crate::tensor_list::TensorList;
 
-/// A bucket of gradients whose communication is due.
+/// A bucket of gradients that is ready for communication.
 ///
 /// # Source
 /// `GradBucket`
 #[derive(Debug)]
 pub struct GradBucket {
-    /// Which bucket it is, in the order in which they are reduced.
+    /// The bucket's index, in the order in which buckets are reduced.
     pub index: usize,
     /// Whether it is the last of this backward pass.
     pub is_last: bool,
-    /// Its gradients, flat: this rank's sum, not divided by anything.
+    /// Its gradients, flat: this rank's, not divided by the number of ranks.
     pub buffer: Tensor,
-    /// Views of the buffer, one a parameter.
+    /// Views of the buffer, one per parameter.
     pub gradients: Vec<Tensor>,
     /// The parameters.
     pub parameters: Vec<Tensor>,
 }
 
-/// What a reducer calls instead of its all-reduce. Nobody outside `overdrive-ddp` should need it.
+/// Called by a reducer instead of its all-reduce. Meant for `overdrive-ddp` only.
 pub trait BucketHook: Send {
     /// Starts a bucket's communication.
     ///
@@ -59,22 +59,22 @@ impl std::fmt::Display for Failure {
             Self::Panic(panic) => {
                 let text = panic.downcast_ref::<String>().map(String::as_str);
                 let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-                write!(f, "it panicked: {}", text.unwrap_or("with something that is no text"))
+                write!(f, "it panicked: {}", text.unwrap_or("with a value that is not a string"))
             }
         }
     }
 }
 
-/// A hook with what became of it; shared with the reducer.
+/// A hook and its failures; shared with the reducer.
 pub(super) struct Shared {
     hook: Mutex<Box<dyn BucketHook>>,
     failure: Mutex<Option<Failure>>,
-    /// What the first failure said; stays when the failure itself is taken.
+    /// The first failure's message; stays when the failure itself is taken.
     first: OnceLock<String>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A hook's panic is caught inside the lock.
+    // Hooks' panics are caught while the lock is held, so poisoning means nothing.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -83,17 +83,17 @@ impl Shared {
         Arc::new(Self { hook: Mutex::new(hook), failure: Mutex::new(None), first: OnceLock::new() })
     }
 
-    /// What went wrong since it was last asked.
+    /// The failure since the last call, if there was one.
     pub(super) fn take_failure(&self) -> Option<Failure> {
         lock(&self.failure).take()
     }
 
-    /// What the first failure of all said.
+    /// The message of the very first failure.
     pub(super) fn first_failure(&self) -> Option<&str> {
         self.first.get().map(String::as_str)
     }
 
-    /// Runs the hook; the first failure stays.
+    /// Runs the hook, and keeps the first failure.
     fn run<T>(&self, call: impl FnOnce(&mut dyn BucketHook) -> Result<T, Failure>) -> Option<T> {
         let mut hook = lock(&self.hook);
         let failure = match catch_unwind(AssertUnwindSafe(|| call(hook.as_mut()))) {
@@ -108,9 +108,9 @@ impl Shared {
 }
 
 pub(super) extern "C" fn on_start(owner: *mut c_void, lent: *const raw::Bucket) -> i32 {
-    // SAFETY: `owner` came out of `Arc::into_raw`, and its reference is not given back before the reducer's hook goes.
+    // SAFETY: `owner` came out of `Arc::into_raw`, and its reference is kept until the reducer drops its hook.
     let shared = unsafe { &*owner.cast::<Shared>() };
-    // SAFETY: the C++ side shows a bucket whose three handles are ours from here on.
+    // SAFETY: the C++ side passes a bucket whose three handles are ours from here on.
     let bucket = unsafe { take(&*lent) };
     let started = shared.run(|hook| {
         let bucket = bucket.map_err(|error| Failure::Error(Box::new(error)))?;
@@ -124,7 +124,7 @@ pub(super) extern "C" fn on_finish(owner: *mut c_void, index: usize) -> *mut C_t
     let shared = unsafe { &*owner.cast::<Shared>() };
     let tensor = shared.run(|hook| {
         let tensor = hook.finish(index).map_err(Failure::Error)?;
-        // A handle of its own for the C++ side, which deletes it; this one goes with `tensor`.
+        // A separate handle for the C++ side, which deletes it; ours is dropped with `tensor`.
         // SAFETY: the tensor is live.
         let handle = unsafe { torch_sys::at_shallow_clone(tensor.as_ptr().cast_mut()) };
         Ok(handle)

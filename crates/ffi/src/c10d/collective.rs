@@ -1,4 +1,4 @@
-//! Collectives, and the handles of those under way.
+//! Collectives, and handles of collectives under way.
 
 use std::ptr::{self, NonNull};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::error::{Error, check};
 use crate::raw_c10d as raw;
 use crate::tensor_list::TensorList;
 
-/// How a reduction joins the ranks' values.
+/// How a reduction combines the ranks' values.
 ///
 /// # Source
 /// `torch.distributed.ReduceOp`
@@ -22,9 +22,9 @@ pub enum ReduceOp {
     Avg,
     /// Their product.
     Product,
-    /// The least.
+    /// Their minimum.
     Min,
-    /// The greatest.
+    /// Their maximum.
     Max,
     /// Bitwise and.
     Band,
@@ -48,29 +48,29 @@ pub enum CollectiveKind {
     Reduce(ReduceOp, usize),
     /// Overwrites the outputs with one rank's.
     Broadcast(usize),
-    /// The input of every rank into one output each.
+    /// Copies the input of every rank to one output each.
     AllGather,
-    /// The input of every rank into one output.
+    /// Copies the inputs of all ranks to one output.
     AllGatherInto,
-    /// Reduces one input a rank, each for its rank.
+    /// Reduces one input per rank; each rank gets the result of its own.
     ReduceScatter(ReduceOp),
     /// The same from one input.
     ReduceScatterInto(ReduceOp),
-    /// The input of every rank into outputs of one rank.
+    /// Copies the input of every rank to the outputs of one rank.
     Gather(usize),
-    /// Inputs of one rank into an output of each.
+    /// Copies the inputs of one rank to the output of each rank.
     Scatter(usize),
-    /// One input for each rank into an output from each (NCCL).
+    /// Sends one input to each rank, and receives an output from each (NCCL).
     AllToAll,
-    /// Parts of one input for each rank into parts of one output.
+    /// Sends a part of one input to each rank, and receives a part of one output from each.
     AllToAllSingle,
-    /// The inputs to a rank.
+    /// Sends the inputs to a rank.
     Send(usize),
-    /// The outputs from a rank.
+    /// Receives the outputs from a rank.
     Recv(usize),
-    /// The outputs from whichever rank sends first.
+    /// Receives the outputs from whichever rank sends first.
     RecvAny,
-    /// Nothing, when all ranks have come.
+    /// Waits for all ranks.
     Barrier,
 }
 
@@ -83,16 +83,16 @@ pub struct Collective<'a> {
     pub inputs: Option<&'a TensorList>,
     /// What is written.
     pub outputs: Option<&'a TensorList>,
-    /// For [`CollectiveKind::AllToAllSingle`], the rows for and from each rank; none for equal parts.
+    /// For [`CollectiveKind::AllToAllSingle`], the rows for and from each rank; `None` for equal parts.
     pub splits: Option<(&'a [i64], &'a [i64])>,
-    /// Tells sends and receives between two ranks apart.
+    /// Distinguishes sends and receives between two ranks.
     pub tag: i32,
-    /// Instead of the group's.
+    /// A timeout instead of the group's.
     pub timeout: Option<Duration>,
 }
 
-/// A collective under way. Dropping it neither waits nor stops it: its tensors stay alive until it is done. For a send or
-/// receive that takes a thread; wait for those.
+/// A collective under way. Dropping it neither waits nor stops it: its tensors stay alive until it is done. For a send
+/// or receive, dropping costs a thread, so wait for those.
 ///
 /// # Source
 /// `c10d::Work`
@@ -149,13 +149,13 @@ impl ProcessGroup {
         };
         self.check(collective)?;
         let mut out = ptr::null_mut();
-        // SAFETY: the group, the lists and the splits, one a rank, are borrowed for the length of the call; libtorch counts
-        // the tensors for as long as the work goes on.
+        // SAFETY: the group, the lists and the splits, one per rank, are borrowed for the length of the call; libtorch
+        // holds references to the tensors until the work is done.
         check(|err| unsafe { raw::od_collective_start(self.as_ptr(), &wanted, &mut out, err) })?;
         NonNull::new(out).map(Work).ok_or_else(|| Error::refused("libtorch returned no work"))
     }
 
-    /// Numbers that the backends take as they are.
+    /// Checks numbers that the backends do not check.
     fn check(&self, collective: &Collective<'_>) -> Result<(), Error> {
         use CollectiveKind as K;
         let (size, refused) = (self.size(), |reason: String| Err(Error::refused(reason)));
@@ -172,23 +172,23 @@ impl ProcessGroup {
         let Some((inputs, outputs)) = collective.splits else { return Ok(()) };
         if inputs.len() != size || outputs.len() != size {
             let found = (inputs.len(), outputs.len());
-            return refused(format!("{found:?} splits for a group of {size}: there is one a rank"));
+            return refused(format!("{found:?} splits for a group of {size}, but there should be one per rank"));
         }
         Ok(())
     }
 }
 
 impl Work {
-    /// Whether [`wait`](Self::wait) would return at once. Sends and receives over Gloo tell only once they were waited for.
+    /// Whether [`wait`](Self::wait) would return at once. Sends and receives over Gloo report this only after a wait.
     pub fn is_completed(&self) -> bool {
         // SAFETY: the handle is live.
         unsafe { raw::od_work_is_completed(self.0.as_ptr()) != 0 }
     }
 
-    /// Waits until it is done: on the host for Gloo, by the current stream for NCCL.
+    /// Waits until it is done: the host waits for Gloo, the current stream for NCCL.
     ///
     /// # Errors
-    /// When a member is gone, or it is not done in time. Without a `timeout`, in the collective's own time.
+    /// When a member is gone, or it is not done within `timeout`; `None`: within the collective's own timeout.
     ///
     /// # Syncs
     /// Over Gloo, yes.
@@ -197,7 +197,7 @@ impl Work {
         check(|err| unsafe { raw::od_work_wait(self.0.as_ptr(), timeout.map_or(0, millis), err) })
     }
 
-    /// Who sent what a [`CollectiveKind::RecvAny`] has received, once it was waited for.
+    /// The rank from which a [`CollectiveKind::RecvAny`] has received, after a wait.
     ///
     /// # Errors
     /// For other collectives.

@@ -11,17 +11,17 @@ use crate::error::{Error, check};
 use crate::raw_c10d as raw;
 use crate::tensor_list::TensorList;
 
-/// Whether NCCL was compiled in; says nothing about a GPU being there.
+/// Whether NCCL was compiled in, with or without a GPU in this machine.
 pub fn nccl_is_compiled() -> bool {
     // SAFETY: no arguments.
     unsafe { raw::od_nccl_compiled() != 0 }
 }
 
-/// What carries a group's collectives.
+/// What runs a group's collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Backend {
-    /// Gloo, for tensors on the host; those on a GPU go by way of the host.
+    /// Gloo, for tensors on the host; tensors on a GPU are copied through the host.
     #[default]
     Gloo,
     /// NCCL, for tensors on GPUs.
@@ -30,33 +30,34 @@ pub enum Backend {
     GlooAndNccl,
 }
 
-/// How a [`ProcessGroup`] is made.
+/// Options of a [`ProcessGroup`].
 #[derive(Clone, Debug)]
 pub struct GroupOptions<'a> {
-    /// What carries its collectives.
+    /// What runs its collectives.
     pub backend: Backend,
-    /// This process's place in the group.
+    /// This process's rank in the group.
     pub rank: usize,
     /// Each member's rank in the outermost group, in order; as many as the group has members.
     pub global_ranks: &'a [usize],
-    /// A name that no other group over the same store has.
+    /// A name that is unique among the groups over the same store.
     pub name: &'a str,
-    /// Compare each collective over ranks before it runs. Slow: for finding mistakes.
+    /// Compare each collective over ranks before it runs. Slow: for debugging.
     pub verify: bool,
-    /// The GPU that NCCL is bound to; none: the first that is used.
+    /// The GPU that NCCL is bound to; `None`: the first that is used.
     pub cuda_device: Option<usize>,
-    /// Whether all members are on this host: Gloo then listens at the loopback alone, unless `GLOO_SOCKET_IFNAME` is set.
+    /// Whether all members are on this host: Gloo then listens only at the loopback, unless `GLOO_SOCKET_IFNAME` is
+    /// set.
     pub one_host: bool,
-    /// How long connecting, and then each collective, may last.
+    /// How long connecting, and then each collective, may take.
     pub timeout: Duration,
 }
 
 /// Processes that take part in collectives.
 ///
-/// Threads may share it: collectives start one at a time. In which order they do is the threads' matter, and has to be the
-/// same on all ranks.
+/// Threads may share it: collectives start one at a time. The threads have to make sure that their order is the same on
+/// all ranks.
 ///
-/// Dropping never waits: what is still under way ends on another thread, by its timeout at the latest.
+/// Dropping never waits: collectives under way end on another thread, at their timeout at the latest.
 ///
 /// # Source
 /// `c10d::ProcessGroup`
@@ -76,7 +77,7 @@ impl ProcessGroup {
     /// Joins a group; the other members do the same over the same store.
     ///
     /// # Errors
-    /// When a member does not come in time, or the backend is not there.
+    /// When a member does not join within the timeout, or the backend is not compiled in.
     ///
     /// # Syncs
     /// Waits for all members.
@@ -86,7 +87,7 @@ impl ProcessGroup {
         if options.rank >= size {
             return Err(Error::refused(format!("rank {} is outside a group of {size}", options.rank)));
         }
-        // libtorch counts devices in eight bits.
+        // libtorch stores device numbers in eight bits.
         if let Some(device) = options.cuda_device.filter(|&device| device > i8::MAX as usize) {
             return Err(Error::refused(format!("there is no CUDA device {device}")));
         }
@@ -113,10 +114,11 @@ impl ProcessGroup {
         Ok(Self { handle, rank: options.rank, size })
     }
 
-    /// Waits for all members, and says at rank 0 which did not come.
+    /// Waits for all members; the error on rank 0 names the missing ones.
     ///
     /// # Errors
-    /// When a member does not come in time; with `wait_all_ranks`, rank 0 names every such member and not the first alone.
+    /// When a member does not call it within `timeout`. Rank 0 names the first missing member, or all with
+    /// `wait_all_ranks`.
     ///
     /// # Syncs
     /// Waits for all members.
@@ -150,7 +152,7 @@ impl ProcessGroup {
     /// Compares the parameters' number, shapes and dtypes with those of rank 0.
     ///
     /// # Errors
-    /// On ranks that differ from rank 0, alone.
+    /// Only on ranks that differ from rank 0.
     ///
     /// # Syncs
     /// Waits for all members.
@@ -162,7 +164,7 @@ impl ProcessGroup {
         check(|err| unsafe { raw::od_group_verify_params(self.as_ptr(), params.as_ptr(), err) })
     }
 
-    /// How long each collective from here on may last.
+    /// Sets how long each collective from here on may take.
     ///
     /// # Errors
     /// None are known.
@@ -171,7 +173,8 @@ impl ProcessGroup {
         check(|err| unsafe { raw::od_group_set_timeout(self.as_ptr(), millis(timeout), err) })
     }
 
-    /// Ends what is under way with an error, where the backend can (NCCL); the group is of no use then.
+    /// Ends collectives under way with an error, where the backend supports it (NCCL). The group is unusable
+    /// afterwards.
     ///
     /// # Errors
     /// When the backend refuses.
@@ -213,5 +216,5 @@ impl Drop for ProcessGroup {
 }
 
 pub(super) fn int(value: usize) -> Result<i32, Error> {
-    i32::try_from(value).map_err(|_| Error::refused(format!("{value} is more than libtorch counts ranks in")))
+    i32::try_from(value).map_err(|_| Error::refused(format!("{value} is too large for libtorch, at most 2147483647")))
 }

@@ -1,8 +1,8 @@
 //! libtorch's distributed engine: stores, process groups, collectives and the reducer of data-parallel training.
 //!
-//! The layer under `overdrive-ddp`, which most programs use. Calls block only where they say so, and each of those ends by
-//! a timeout. Nothing here checks that ranks agree: a Gloo group that receives more bytes than it expects ends the
-//! process, unless it was made with [`GroupOptions::verify`].
+//! The layer below `overdrive-ddp`, which most programs use instead. Calls block only where their documentation says
+//! so, and then at most until a timeout. Nothing here checks that ranks agree: a Gloo group that receives more bytes
+//! than it expects ends the process, unless it was made with [`GroupOptions::verify`].
 //!
 //! # Source
 //! `torch.distributed`, C++ namespace `c10d`
@@ -36,10 +36,10 @@ fn millis(timeout: Duration) -> i64 {
 }
 
 extern "C" fn receive_bytes(visitor: *mut c_void, data: *const u8, bytes: usize) {
-    // SAFETY: every caller passes a `Vec<u8>` of its own that lives through the call.
+    // SAFETY: every caller passes its own `Vec<u8>`, which lives through the call.
     let out = unsafe { &mut *visitor.cast::<Vec<u8>>() };
     if bytes > 0 {
-        // SAFETY: the C++ side shows `bytes` bytes for the length of this call.
+        // SAFETY: `data` points to `bytes` bytes for the length of this call.
         out.extend_from_slice(unsafe { std::slice::from_raw_parts(data, bytes) });
     }
 }

@@ -15,18 +15,18 @@ use crate::error::{Error, check};
 use crate::raw_c10d as raw;
 use crate::tensor_list::TensorList;
 
-/// How a [`Reducer`] works.
+/// Options of a [`Reducer`].
 #[derive(Clone, Copy, Debug)]
 pub struct ReducerOptions {
-    /// The most bytes of a bucket; none for PyTorch's 25 MiB, with a first bucket of 1 MiB.
+    /// The largest size of a bucket in bytes; `None` for PyTorch's 25 MiB, with a first bucket of 1 MiB.
     pub bucket_bytes: Option<usize>,
-    /// Look through the graph before each backward for parameters that it does not reach.
+    /// Search the graph before each backward for parameters that it does not reach.
     pub find_unused_parameters: bool,
-    /// The gradients are views of the buckets, which saves a copy.
+    /// Make the gradients views of the buckets, which saves a copy.
     pub gradient_as_bucket_view: bool,
     /// Every backward reaches the same parameters equally often.
     pub static_graph: bool,
-    /// Whether the owner broadcasts buffers; for the log.
+    /// Whether the owner broadcasts buffers; only for the log.
     pub broadcast_buffers: bool,
 }
 
@@ -52,7 +52,7 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Reducer {
-    /// A reducer of the parameters' gradients, each with a name for messages.
+    /// A reducer of the parameters' gradients; the names are for messages.
     ///
     /// # Errors
     /// When there are no parameters, or one does not require a gradient.
@@ -80,14 +80,14 @@ impl Reducer {
         Ok(Self { handle, hook: None })
     }
 
-    /// What is due before a forward pass: times are taken if its backward is `synchronised`, and buckets put into the order
-    /// of gradients once that is known. Says whether they were.
+    /// Call it before each forward pass. Takes times if the backward is `synchronised`, and rebuilds the buckets once
+    /// the order of the gradients is known. Returns whether it has rebuilt them.
     ///
     /// # Errors
     /// When a member is gone or late.
     ///
     /// # Syncs
-    /// When buckets are put in order, waits for all members.
+    /// When buckets are rebuilt, waits for all members.
     pub fn before_forward(&self, synchronised: bool) -> Result<bool, Error> {
         let mut rebuilt = 0;
         // SAFETY: the handle is live.
@@ -97,8 +97,8 @@ impl Reducer {
         Ok(rebuilt != 0)
     }
 
-    /// The next backward averages the gradients. `outputs` are what it starts from; only
-    /// [`find_unused_parameters`](ReducerOptions::find_unused_parameters) reads them.
+    /// Makes the next backward average the gradients. `outputs` are the tensors that it starts from; they are used only
+    /// with [`find_unused_parameters`](ReducerOptions::find_unused_parameters).
     ///
     /// # Errors
     /// When the last backward has not reached all parameters.
@@ -107,7 +107,7 @@ impl Reducer {
         check(|err| unsafe { raw::od_reducer_arm(self.as_ptr(), outputs.as_ptr(), err) })
     }
 
-    /// The next backward leaves the gradients local.
+    /// Makes the next backward leave the gradients local.
     ///
     /// # Errors
     /// None are known.
@@ -116,8 +116,7 @@ impl Reducer {
         check(|err| unsafe { raw::od_reducer_disarm(self.as_ptr(), err) })
     }
 
-    /// Averages what has added up in the gradients, in place of a backward pass that would reach nothing: the other
-    /// members run theirs.
+    /// Averages the accumulated gradients without a backward pass on this rank, while the other members run theirs.
     ///
     /// # Errors
     /// When the last backward has not reached all parameters, or a member is gone or late.
@@ -129,14 +128,15 @@ impl Reducer {
         check(|err| unsafe { raw::od_reducer_close_with_nothing(self.as_ptr(), err) })
     }
 
-    /// Whether a backward pass is under way on this thread, or the communication hook on any. The rest of the reducer must
-    /// then be left alone: it may be locked.
+    /// Whether a backward pass is under way on this thread, or the communication hook on any. All other methods return
+    /// an error then, because the reducer may be locked.
     pub fn is_within_backward(&self) -> bool {
         // SAFETY: the handle is live.
         unsafe { raw::od_reducer_within_backward(self.as_ptr()) != 0 }
     }
 
-    /// The outputs as backward has to see them; the same, where nothing is to be seen.
+    /// The outputs, with a node in the graph that notices when backward begins, where the reducer needs that; otherwise
+    /// the same outputs.
     ///
     /// # Errors
     /// When memory runs out.
@@ -170,8 +170,8 @@ impl Reducer {
     pub fn set_hook(&mut self, hook: Box<dyn BucketHook>) -> Result<(), Error> {
         let shared = Shared::new(hook);
         let owner = Arc::into_raw(shared.clone()).cast_mut().cast::<c_void>();
-        // SAFETY: the handle is live. `owner` is a counted reference that the C++ side gives to `on_drop` once, on success
-        // and on failure, and to the others before that alone.
+        // SAFETY: the handle is live. `owner` is a counted reference that the C++ side passes to `on_drop` once, on
+        // success and on failure, and to the other callbacks only before that.
         check(|err| unsafe {
             raw::od_reducer_set_hook(self.handle.as_ptr(), owner, on_start, on_finish, on_drop, err)
         })?;
@@ -179,7 +179,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// What the hook has failed with since it was last asked. Goes on with a hook's panic, which could not pass through
+    /// The hook's error since the last call, if there was one. Resumes a hook's panic, which could not unwind through
     /// libtorch.
     pub fn hook_failure(&self) -> Option<Box<dyn std::error::Error + Send + Sync>> {
         match self.hook.as_ref()?.take_failure()? {
@@ -188,13 +188,13 @@ impl Reducer {
         }
     }
 
-    /// What the hook's first failure said, however often it has been asked for. libtorch's reducer stands in the middle of a
-    /// pass from then on, and can do nothing more.
+    /// The message of the hook's first failure, on every call. After it libtorch's reducer is stuck in the middle of a
+    /// pass, and unusable.
     pub fn first_hook_failure(&self) -> Option<&str> {
         self.hook.as_ref()?.first_failure()
     }
 
-    /// Takes part in a backward pass of the others with gradients of zero.
+    /// Takes part in the other members' backward pass with gradients of zero.
     ///
     /// # Errors
     /// When a member is gone or late.
@@ -206,8 +206,8 @@ impl Reducer {
         check(|err| unsafe { raw::od_reducer_shadow(self.handle.as_ptr(), err) })
     }
 
-    /// Divides the next backward's gradients by what the sum `active_ranks` will hold, or by the world size although some
-    /// ranks have nothing to add.
+    /// Divides the next backward's gradients by the result of the sum `active_ranks`, or by the world size although
+    /// some ranks have nothing to add.
     ///
     /// # Errors
     /// None are known.
@@ -218,7 +218,7 @@ impl Reducer {
         })
     }
 
-    /// Takes the times of every so many steps, besides the first ten; 100 at first.
+    /// Takes times every `steps` steps, besides the first ten; 100 by default.
     ///
     /// # Errors
     /// When `steps` is 0, or beyond `i32`.
@@ -226,14 +226,14 @@ impl Reducer {
     /// # Source
     /// `_set_ddp_runtime_logging_sample_rate`
     pub fn set_log_rate(&self, steps: u32) -> Result<(), Error> {
-        // libtorch divides by it, unasked.
+        // libtorch divides by it without a check.
         let steps = i32::try_from(steps).ok().filter(|steps| *steps > 0);
-        let steps = steps.ok_or_else(|| Error::refused("times are taken every 1 to 2147483647 steps"))?;
+        let steps = steps.ok_or_else(|| Error::refused("the logging sample rate should be 1 to 2147483647 steps"))?;
         // SAFETY: the reducer is live.
         check(|err| unsafe { raw::od_reducer_set_log_rate(self.as_ptr(), steps, err) })
     }
 
-    /// Names and values of what libtorch knows of the run: buckets, times, settings.
+    /// What libtorch logs about the run, as names and values: buckets, times, settings.
     ///
     /// # Errors
     /// When memory runs out.
@@ -260,7 +260,7 @@ impl Drop for Reducer {
     }
 }
 
-/// Runs backward from a loss, and tells failures between ranks as such.
+/// Runs backward from a loss; failures between ranks are reported with their kind.
 ///
 /// # Errors
 /// Those of backward.
@@ -270,7 +270,7 @@ pub fn backward(loss: &Tensor) -> Result<(), Error> {
 }
 
 extern "C" fn receive_line(visitor: *mut c_void, key: *const c_char, value: *const c_char) {
-    // SAFETY: `log` passes a vector of its own that lives through the call.
+    // SAFETY: `log` passes its own vector, which lives through the call.
     let lines = unsafe { &mut *visitor.cast::<Vec<(String, String)>>() };
     // SAFETY: both are NUL-terminated and live through this call.
     let (key, value) = unsafe { (CStr::from_ptr(key), CStr::from_ptr(value)) };

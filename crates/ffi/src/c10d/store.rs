@@ -1,4 +1,4 @@
-//! Key-value stores that ranks find each other through.
+//! Key-value stores through which ranks find each other.
 
 use std::net::ToSocketAddrs;
 use std::os::fd::IntoRawFd;
@@ -12,8 +12,8 @@ use super::{c_string, millis, receive_bytes};
 use crate::error::{Error, check};
 use crate::raw_c10d as raw;
 
-/// A key-value store shared by ranks. Its calls take turns, so that one that waits holds up others: give each thread
-/// that waits a store of its own.
+/// A key-value store shared by ranks. Its calls take turns, so a call that waits blocks others: give each thread that
+/// waits its own store.
 ///
 /// # Source
 /// `torch.distributed.Store`
@@ -25,34 +25,35 @@ unsafe impl Send for Store {}
 // SAFETY: as above.
 unsafe impl Sync for Store {}
 
-/// Where a [`Store::tcp`] is, and who serves it.
+/// The address of a [`Store::tcp`], and how it is served.
 #[derive(Clone, Debug)]
 pub struct TcpStoreOptions<'a> {
     /// The server's name or address.
     pub host: &'a str,
     /// The server's port; 0 lets a server take any free one.
     pub port: u16,
-    /// Whether this process serves the store, at the host's address alone; at all of its own where the host is known by one
-    /// that is not its own, behind a translation of addresses. Whoever can connect can read and change what the store holds:
-    /// its protocol knows no secret.
+    /// Whether this process serves the store. It listens only at the host's address, or at all addresses if `host` is
+    /// not an address of this host (behind address translation). Anyone who can connect can read and change the store:
+    /// its protocol has no authentication.
     pub is_server: bool,
-    /// Whether all clients are on this host. Else a name of it that means a loopback address here (other than `localhost`)
-    /// is taken to mean another one elsewhere, and a server listens at all addresses.
+    /// Whether all clients are on this host. If not, and the host's name (other than `localhost`) resolves to a
+    /// loopback address here, it is assumed to resolve to another address elsewhere, and a server listens at all
+    /// addresses.
     pub one_host: bool,
-    /// How many clients there will be, the server's own among them.
+    /// How many clients there will be, including the server's own.
     pub world_size: usize,
-    /// Whether a server waits until all clients have come.
+    /// Whether a server waits until all clients have connected.
     pub wait_for_workers: bool,
-    /// How long connecting, waiting for clients and later waiting for keys may last.
+    /// How long connecting, waiting for clients and later waiting for keys may take.
     pub timeout: Duration,
 }
 
 impl Store {
-    /// A store over TCP, served by one of its users, and the port that it is at.
+    /// A store over TCP, served by one of its users, and its port.
     ///
     /// # Errors
-    /// When the port is taken, or when the host's name is still unknown, the server cannot be reached or clients are missing once
-    /// the time is up, at most two seconds later.
+    /// When the port is taken; and when the host's name is still unknown, the server cannot be reached or clients are
+    /// missing at the timeout, which is reported at most two seconds later.
     ///
     /// # Syncs
     /// Waits for the server; a server waits for its clients if asked to.
@@ -62,7 +63,7 @@ impl Store {
     pub fn tcp(options: &TcpStoreOptions<'_>) -> Result<(Self, u16), Error> {
         let (is_server, port, one_host, timeout) = (options.is_server, options.port, options.one_host, options.timeout);
         let place = format!("{}:{port}", options.host);
-        // libtorch waits without an end for the answer of a stranger that listens at this port.
+        // libtorch waits forever for an answer if another program listens at this port: hence a thread and a deadline.
         const GRACE: Duration = Duration::from_secs(2);
         let (sender, receiver) = std::sync::mpsc::channel();
         let workers = (i64::try_from(options.world_size).unwrap_or(i64::MAX), options.wait_for_workers);
@@ -72,7 +73,7 @@ impl Store {
                 let server = is_server.then(|| listen::at(&name, port, one_host)).transpose();
                 Self::connect(&name, port, server.map_err(|error| cannot_listen(&name, port, &error))?, workers, left)
             });
-            // Nobody listens any more when the time was up; the store goes then.
+            // After the deadline the receiver is gone, and the store is dropped.
             let _ = sender.send(store);
         };
         let thread = std::thread::Builder::new().name("tcp-store".to_owned());
@@ -80,7 +81,7 @@ impl Store {
         receiver.recv_timeout(timeout.saturating_add(GRACE)).unwrap_or_else(|_| {
             let what = if is_server { "serving a store at" } else { "no store answers at" };
             Err(Error::timed_out(format!(
-                "timed out after {timeout:.1?}: {what} {place}; is that port something else's?"
+                "timed out after {timeout:.1?}: {what} {place}; does another program use that port?"
             )))
         })
     }
@@ -117,15 +118,15 @@ impl Store {
         Ok((store, port))
     }
 
-    /// A store in a file that all ranks can write to. The file should not be there before.
+    /// A store in a file that all ranks can write to. The file should not exist before.
     ///
     /// # Errors
-    /// When the path holds a zero byte or is no UTF-8.
+    /// When the path holds a zero byte or is not UTF-8.
     ///
     /// # Source
     /// `FileStore`
     pub fn file(path: &Path, world_size: usize, timeout: Duration) -> Result<Self, Error> {
-        let text = path.to_str().ok_or_else(|| Error::refused(format!("the path {} is no UTF-8", path.display())))?;
+        let text = path.to_str().ok_or_else(|| Error::refused(format!("the path {} is not UTF-8", path.display())))?;
         let text = c_string(text)?;
         let ranks = i32::try_from(world_size).unwrap_or(i32::MAX);
         // SAFETY: the path outlives the call.
@@ -167,10 +168,10 @@ impl Store {
         check(|err| unsafe { raw::od_store_set(self.as_ptr(), key.as_ptr(), value.as_ptr(), value.len(), err) })
     }
 
-    /// What a key holds, once it is set.
+    /// Waits until a key is set, and returns its value.
     ///
     /// # Errors
-    /// When it is not set in time, or the server is gone.
+    /// When it is not set within the timeout, or the server is gone.
     ///
     /// # Syncs
     /// Waits for the key.
@@ -185,7 +186,7 @@ impl Store {
         Ok(value)
     }
 
-    /// Sets a key that holds `expected` (nothing, where it is not set), and returns what it holds then.
+    /// Sets a key if its value is `expected` (empty: if it is not set), and returns its value afterwards.
     ///
     /// # Errors
     /// When the server is gone.
@@ -210,7 +211,7 @@ impl Store {
         Ok(now)
     }
 
-    /// Adds to a counter, 0 at first, and returns its value then.
+    /// Adds to a counter, which starts at 0, and returns its new value.
     ///
     /// # Errors
     /// When the server is gone.
@@ -238,7 +239,7 @@ impl Store {
     /// Waits until all keys are set.
     ///
     /// # Errors
-    /// When one is not set in time, or the server is gone.
+    /// When one is not set within the timeout, or the server is gone.
     ///
     /// # Syncs
     /// Waits for the keys.
@@ -251,7 +252,7 @@ impl Store {
         })
     }
 
-    /// Deletes a key; whether it was there.
+    /// Deletes a key, and returns whether it existed.
     ///
     /// # Errors
     /// When the server is gone.
@@ -278,8 +279,8 @@ fn cannot_listen(host: &str, port: u16, error: &std::io::Error) -> Error {
     Error::refused(format!("cannot listen at {host}:{port}: {error}"))
 }
 
-/// Waits until a host's name is known, as it may be late in a new cluster, and returns what is left of `timeout`. libtorch
-/// would go on for twice as long, and not say why.
+/// Waits until a host's name can be resolved, which may take a while in a new cluster, and returns what is left of
+/// `timeout`. libtorch would wait twice as long, and not report the reason.
 fn known(host: &str, timeout: Duration) -> Result<Duration, Error> {
     const PAUSE: Duration = Duration::from_millis(200);
     let (started, mut left) = (Instant::now(), timeout);

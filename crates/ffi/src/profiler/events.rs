@@ -1,4 +1,4 @@
-//! Events, copied over the border in one call.
+//! A trace's events, copied from the C++ side in one call.
 
 use std::ptr;
 use std::sync::Arc;
@@ -6,12 +6,12 @@ use std::sync::Arc;
 use crate::error::{Error, check};
 use crate::raw_profiler as raw;
 
-/// One event of a trace, as libtorch tells it.
+/// One event of a trace, as libtorch reports it.
 #[derive(Clone, Debug)]
 pub struct Event {
     /// The operator, kernel or scope.
     pub name: Arc<str>,
-    /// The operator's overload; empty unless it was asked for.
+    /// The operator's overload; empty unless [`overload_names`](super::Options::overload_names) is set.
     pub overload_name: Arc<str>,
     /// In nanoseconds since the Unix epoch.
     pub start_ns: i64,
@@ -19,21 +19,21 @@ pub struct Event {
     pub end_ns: i64,
     /// The event's own number.
     pub correlation_id: u64,
-    /// The number of the operator behind it; 0 for operators themselves.
+    /// The number of the operator that launched it; 0 for operators themselves.
     pub linked_correlation_id: u64,
     /// libtorch's number of the thread in which it started.
     pub start_thread: u64,
     /// libtorch's number of the thread in which it ended.
     pub end_thread: u64,
-    /// Of a backward operator: the thread of its forward one.
+    /// Of a backward operator: the thread of its forward operator.
     pub forward_thread: u64,
-    /// What a forward operator and its backward one have in common; -1 for others.
+    /// The number that a forward operator and its backward operator share; -1 for others.
     pub sequence_number: i64,
-    /// Floating point operations, where libtorch can tell.
+    /// Floating point operations, where libtorch can compute them.
     pub flops: u64,
-    /// Of a `[memory]` event: bytes taken, or given back when negative.
+    /// Of a `[memory]` event: bytes allocated, or freed if negative.
     pub bytes: i64,
-    /// The system's number of a thread, or the number of a stream.
+    /// The system's thread id, or the number of a stream.
     pub resource: i64,
     /// `c10::DeviceType`.
     pub device_type: i32,
@@ -45,7 +45,7 @@ pub struct Event {
     pub scope: u8,
     /// Whether it may end in another thread.
     pub is_async: bool,
-    /// Whether it is none that a user wants to see.
+    /// Whether the event is internal and should not be shown to users.
     pub is_hidden: bool,
     /// The operator's inputs, where shapes are recorded.
     pub inputs: Vec<Input>,
@@ -82,7 +82,7 @@ pub(super) fn copy(trace: *const raw::Trace) -> Result<Vec<Event>, Error> {
         text_ends: ptr::null(),
         n_strings: 0,
     };
-    // SAFETY: the trace is alive, as asked for; `out` and `view` live through the call.
+    // SAFETY: the caller keeps the trace alive; `out` and `view` live through the call.
     check(|err| unsafe { raw::od_trace_events(trace, &mut out, &mut view, err) })?;
     let _arrays = Arrays(out);
     // SAFETY: the arrays are as long as the view says, plain numbers, and alive until `_arrays` is dropped.
@@ -101,7 +101,7 @@ unsafe fn slice<'a, T>(data: *const T, length: usize) -> &'a [T] {
     if length == 0 {
         return &[];
     }
-    // SAFETY: as asked for.
+    // SAFETY: the caller's promise.
     unsafe { std::slice::from_raw_parts(data, length) }
 }
 
@@ -148,7 +148,7 @@ fn read(event: &raw::Event, inputs: &[i64], strings: &[Arc<str>]) -> Event {
     }
 }
 
-/// A place in an array that is in memory.
+/// An index into an array in memory.
 fn to_usize(place: u64) -> usize {
-    usize::try_from(place).expect("a place in memory fits")
+    usize::try_from(place).expect("an index of memory fits")
 }

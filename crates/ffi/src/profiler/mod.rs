@@ -1,7 +1,7 @@
-//! A session of libtorch's profiler (kineto), and what it recorded.
+//! Sessions of libtorch's profiler (kineto), and what they record.
 //!
-//! What a user calls is `overdrive_profile::Profiler`, which also has PyTorch's schedule, tables and traces. Scopes cost
-//! next to nothing while no session records: [`record_function`] may stay in the code.
+//! Users call `overdrive_profile::Profiler`, which also has PyTorch's schedule, tables and traces. Scopes cost next to
+//! nothing while no session records, so [`record_function`] may stay in the code.
 
 mod events;
 mod scope;
@@ -31,16 +31,16 @@ pub struct Options {
     pub cuda: bool,
     /// The shapes and types of the operators' inputs.
     pub record_shapes: bool,
-    /// Memory taken and given back.
+    /// Memory allocated and freed.
     pub profile_memory: bool,
-    /// Floating point operations, worked out from the shapes, which are recorded as well.
+    /// Floating point operations, computed from the shapes, which are recorded as well.
     pub with_flops: bool,
     /// The names of the operators' overloads.
     pub overload_names: bool,
 }
 
 impl Options {
-    /// The id must outlive what is made of it.
+    /// The id must outlive the returned options.
     fn raw(self, trace_id: &CStr) -> raw::Options {
         raw::Options {
             cpu: i32::from(self.cpu),
@@ -54,13 +54,13 @@ impl Options {
     }
 }
 
-/// Whether this process has a session: kineto has room for one.
+/// Whether this process has a session: kineto supports one at a time.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// A session of the profiler, from its preparation to its end.
 ///
-/// Dropping it ends it and forgets what it recorded, panics included. It is not `Send`, because the thread that starts
-/// it is the one whose operators are recorded.
+/// Dropping it, also in a panic, ends it and discards what it recorded. It is not `Send`, because it records the
+/// operators of the thread that starts it.
 #[derive(Debug)]
 pub struct Session {
     options: Options,
@@ -76,7 +76,7 @@ enum State {
     Over,
 }
 
-/// The window that a session records, by both clocks.
+/// The start of a session's recording, by the monotonic and the system clock.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     number: u64,
@@ -89,21 +89,21 @@ struct Window {
 pub struct Recorded {
     /// libtorch's part.
     pub trace: Trace,
-    /// Scopes of other threads than the session's own.
+    /// Scopes of threads other than the session's own.
     pub scopes: Vec<Scope>,
-    /// Such scopes that were left out because there were too many.
+    /// How many of these scopes were left out because there were too many.
     pub scopes_lost: u64,
     /// How long the session recorded.
     pub length_ns: i64,
-    /// How far the system's clock jumped meanwhile, in nanoseconds; times are wrong by up to that much.
+    /// How far the system clock jumped during the session, in nanoseconds; times are wrong by up to that much.
     pub clock_jump_ns: i64,
 }
 
 impl Session {
-    /// Readies the profiler, so that starting costs little; `None` while another session of this process is open.
+    /// Prepares the profiler, so that starting costs little; `None` while another session of this process is open.
     ///
     /// # Errors
-    /// When libtorch refuses: there is nothing to record, say.
+    /// When libtorch refuses, for instance because there is nothing to record.
     pub fn prepare(options: Options) -> Result<Option<Self>, Error> {
         if !(options.cpu || options.cuda) {
             return Err(Error::refused("the profiler has nothing to record: neither the CPU nor CUDA is chosen"));
@@ -122,13 +122,13 @@ impl Session {
         Ok(Some(session))
     }
 
-    /// Records from now on.
+    /// Starts recording.
     ///
     /// # Errors
-    /// When libtorch refuses, or the session records already.
+    /// When libtorch refuses, or the session is already recording.
     pub fn start(&mut self) -> Result<(), Error> {
         if self.is_recording() {
-            return Err(Error::refused("this profiler records already"));
+            return Err(Error::refused("this profiler is already recording"));
         }
         self.enable()?;
         let window = Window { number: scope::next_session(), began: Instant::now(), began_ns: unix_ns() };
@@ -148,7 +148,7 @@ impl Session {
         matches!(self.state, State::Recording(_))
     }
 
-    /// Adds a key to the head of the trace; `json` is a value of JSON, as it is to stand there.
+    /// Adds a key to the head of the trace; `json` is the JSON value to write there.
     ///
     /// # Errors
     /// When a text has a NUL byte, or libtorch refuses.
@@ -159,13 +159,13 @@ impl Session {
         check(|err| unsafe { raw::od_profiler_add_metadata(key.as_ptr(), json.as_ptr(), err) })
     }
 
-    /// Ends the session and hands over what it recorded. Scopes of this thread that are still open end here.
+    /// Ends the session and returns what it recorded. Scopes of this thread that are still open end here.
     ///
     /// # Errors
     /// When the session has not started, or libtorch fails.
     ///
     /// # Syncs
-    /// Not by itself. Kernels that have not ended are not in the trace, so wait for the device before.
+    /// No. Kernels that have not ended are not in the trace, so wait for the device before.
     pub fn stop(mut self) -> Result<Recorded, Error> {
         let State::Recording(window) = self.state else {
             return Err(Error::refused("this profiler has not started"));
@@ -185,7 +185,7 @@ impl Drop for Session {
                 drop(scope::end(window.number));
                 drop(Trace::end_of_session());
             }
-            // What is prepared only ends by being started.
+            // A prepared session can only be ended by starting it.
             State::Prepared => drop(self.enable().and_then(|()| Trace::end_of_session())),
             State::Over => {}
         }
@@ -201,9 +201,9 @@ pub struct Trace {
     saving: Mutex<()>,
 }
 
-// SAFETY: the C++ side is plain memory that no thread owns, as `profiler.h` says.
+// SAFETY: the C++ side is plain memory that belongs to no thread, as `profiler.h` says.
 unsafe impl Send for Trace {}
-// SAFETY: events and the beginning are only read. Writing changes what nothing else looks at, one thread at a time.
+// SAFETY: events and start time are only read. Saving changes only data that nothing else reads, one thread at a time.
 unsafe impl Sync for Trace {}
 
 impl Trace {
@@ -217,7 +217,7 @@ impl Trace {
     /// When the session began, in nanoseconds since the Unix epoch.
     ///
     /// # Errors
-    /// Never, as far as is known.
+    /// None are known.
     pub fn start_ns(&self) -> Result<i64, Error> {
         let mut out = 0;
         // SAFETY: the trace is alive, and `out` lives through the call.
@@ -225,7 +225,7 @@ impl Trace {
         Ok(out)
     }
 
-    /// Every event, in the order of libtorch.
+    /// Every event, in libtorch's order.
     ///
     /// # Errors
     /// When the host runs out of memory.
@@ -233,9 +233,9 @@ impl Trace {
         events::copy(self.raw)
     }
 
-    /// Writes the trace in Chrome's form, as kineto does. Works once.
+    /// Writes the trace in Chrome's format, as kineto does. Works once.
     ///
-    /// kineto reports no failure to write: look at the file.
+    /// kineto does not report failures to write: check the file.
     ///
     /// # Errors
     /// When the trace has been written before, or the path has a NUL byte.
@@ -255,14 +255,14 @@ impl Drop for Trace {
     }
 }
 
-/// 128 bits that no other trace has, as PyTorch writes them.
+/// A unique trace id of 128 bits, in PyTorch's format.
 fn new_trace_id() -> CString {
-    // The standard library's own source of random numbers.
+    // `RandomState` is the standard library's source of random numbers.
     let random = || RandomState::new().hash_one(TAKEN.as_ptr() as usize);
     CString::new(format!("{:016X}{:016X}", random(), random())).unwrap_or_default()
 }
 
-/// The system's clock.
+/// The system clock, in nanoseconds since the Unix epoch.
 fn unix_ns() -> i64 {
     match SystemTime::now().duration_since(UNIX_EPOCH) {
         Ok(since) => nanoseconds(since.as_nanos()),

@@ -1,7 +1,7 @@
-//! Scopes of the user's own: by libtorch in the session's thread, by ourselves in all others.
+//! User-defined scopes: recorded by libtorch on the session's thread, and timed here on all others.
 //!
-//! libtorch can be told to watch every thread, but a thread that is in the middle of an operator when the session ends
-//! then writes into memory that is gone. So the operators of other threads stay unseen, and their scopes are timed here.
+//! libtorch can record every thread, but then a thread that is in the middle of an operator when the session ends
+//! writes into freed memory. So the operators of other threads are not recorded, and their scopes are timed here.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -15,22 +15,22 @@ use super::{Window, nanoseconds};
 use crate::error::check;
 use crate::raw_profiler as raw;
 
-/// Scopes of other threads that one window keeps.
+/// The most scopes of other threads that one session keeps.
 const MOST_SCOPES: usize = 1 << 20;
 
-/// The number of the session that records now; 0 when none does.
+/// The number of the session that is recording; 0 for none.
 static RECORDING: AtomicU64 = AtomicU64::new(0);
 static SESSIONS: AtomicU64 = AtomicU64::new(0);
 static OTHERS: Mutex<Option<Others>> = Mutex::new(None);
 
-/// What other threads have recorded in this window.
+/// What other threads have recorded in this session.
 struct Others {
     window: Window,
     scopes: Vec<Scope>,
     lost: u64,
 }
 
-/// A scope of a thread that libtorch does not watch.
+/// A scope of a thread that libtorch does not record.
 #[derive(Clone, Debug)]
 pub struct Scope {
     /// The scope's name.
@@ -39,18 +39,18 @@ pub struct Scope {
     pub start_ns: i64,
     /// In nanoseconds since the Unix epoch.
     pub end_ns: i64,
-    /// Where it ran.
+    /// The thread that it ran on.
     pub thread: Arc<Thread>,
 }
 
 /// A thread that has recorded scopes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thread {
-    /// libtorch's own number.
+    /// libtorch's thread number.
     pub number: u64,
-    /// The system's number.
+    /// The system's thread id.
     pub system_id: i64,
-    /// What the thread was called when it was started.
+    /// The name that the thread was started with.
     pub name: Option<String>,
 }
 
@@ -80,7 +80,7 @@ struct Open {
 }
 
 enum How {
-    /// Open in libtorch, which watches this thread.
+    /// Open in libtorch, which records this thread.
     Watched(*mut raw::Scope),
     Timed(Instant),
     /// libtorch has failed to open it.
@@ -95,12 +95,12 @@ pub struct ScopeGuard {
     _not_send: PhantomData<*const ()>,
 }
 
-/// Names what happens until the guard is dropped, for the profiler that may be on.
+/// Names the work until the guard is dropped, for a profiler that may be recording.
 ///
-/// Costs one read of a number while no profiler records. Scopes nest; one that ends before a scope inside of it is cut
-/// there, and the inner one goes on as a second piece. What begins before the profiler starts is not recorded; what is
-/// open when it stops ends there in the profiler's own thread, and is not recorded in others. Names are in ASCII: `?`
-/// stands for other characters, and quotes become apostrophes.
+/// Costs one atomic load while no profiler records. Scopes nest; if a scope ends before a scope inside of it, the inner
+/// one is split there into two pieces. Scopes that begin before the profiler starts are not recorded. A scope that is
+/// open when it stops ends there if it is on the profiler's own thread, and is not recorded on others. Names are ASCII:
+/// `?` replaces other characters, and quotes become apostrophes.
 ///
 /// # Source
 /// `torch.profiler.record_function`
@@ -113,7 +113,7 @@ pub fn record_function(name: &str) -> ScopeGuard {
 }
 
 impl ScopeGuard {
-    /// Whether a profiler was on when the scope began.
+    /// Whether a profiler was recording when the scope began.
     pub fn is_open(&self) -> bool {
         self.id.is_some()
     }
@@ -138,7 +138,7 @@ fn enter(session: u64, name: &str) -> Option<NonZeroU64> {
     Some(id)
 }
 
-/// kineto escapes nothing, and writes `unknown` for a name with a character that is not in ASCII.
+/// kineto escapes nothing, and writes `unknown` for a name with a character that is not ASCII.
 fn printable(name: &str) -> Box<str> {
     let each = name.chars().map(|character| match character {
         '"' => '\'',
@@ -151,7 +151,7 @@ fn printable(name: &str) -> Box<str> {
 
 #[cold]
 fn exit(id: NonZeroU64) {
-    // What a session's end has closed is not there any more.
+    // A scope that a session's end has closed is no longer in the list.
     let _ = OPEN.try_with(|open| {
         let mut open = open.borrow_mut();
         let Some(place) = open.iter().rposition(|scope| scope.id == id) else { return };
@@ -182,8 +182,8 @@ impl Open {
 
     fn close(&mut self) {
         match std::mem::replace(&mut self.how, How::Lost) {
-            // SAFETY: opened in this thread, whose session ends no sooner than this, and not used again. A failure
-            // leaves the scope out of the trace.
+            // SAFETY: opened on this thread, whose session has not ended yet, and not used again. A failure leaves the
+            // scope out of the trace.
             How::Watched(scope) => drop(check(|err| unsafe { raw::od_scope_exit(scope, err) })),
             How::Timed(began) => self.record(began, Instant::now()),
             How::Lost => {}
@@ -208,25 +208,25 @@ impl Open {
 }
 
 fn others() -> MutexGuard<'static, Option<Others>> {
-    // Nothing panics inside the lock.
+    // Nothing panics while the lock is held.
     OTHERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A number that no session has had.
+/// A new session number.
 pub(super) fn next_session() -> u64 {
     SESSIONS.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// Scopes are recorded from now on; this thread's by libtorch.
+/// Starts recording scopes; libtorch records this thread's.
 pub(super) fn begin(window: Window) {
     *others() = Some(Others { window, scopes: Vec::new(), lost: 0 });
     OWN_SESSION.set(window.number);
     RECORDING.store(window.number, Ordering::Release);
 }
 
-/// Closes this thread's scopes and hands over those of the others.
+/// Closes this thread's scopes and returns those of other threads.
 ///
-/// It goes before libtorch's own end: a scope of libtorch that outlives its session writes into memory that is gone.
+/// Must run before libtorch ends its session: a libtorch scope that outlives its session writes into freed memory.
 pub(super) fn end(session: u64) -> (Vec<Scope>, u64) {
     RECORDING.store(0, Ordering::Release);
     let _ = OPEN.try_with(|open| {

@@ -1,4 +1,4 @@
-//! Groups that several threads use, or that are given the wrong numbers.
+//! Groups that several threads use, and groups with invalid arguments.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +56,7 @@ fn threads_may_use_one_group_at_once() {
     ends(|| {
         const ROUNDS: usize = 300;
         let groups = pair("threads", false).map(Arc::new);
-        // All collectives are alike, so that it does not matter which of them meet.
+        // All collectives are the same, so it does not matter which of them meet.
         let threads: Vec<_> = groups
             .into_iter()
             .flat_map(|group| {
@@ -83,7 +83,8 @@ fn threads_may_use_one_group_at_once() {
     });
 }
 
-/// A group that verifies waits for the others before it starts: nothing that they need may be held meanwhile.
+/// A group that verifies waits for the other ranks before it starts a collective: it must not hold a lock that they
+/// need.
 #[test]
 fn ranks_that_verify_may_be_threads_of_one_process() {
     ends(|| {
@@ -103,9 +104,9 @@ fn ranks_that_verify_may_be_threads_of_one_process() {
     });
 }
 
-/// libtorch registers a group at its first collective, in a map of all groups.
+/// libtorch registers a group in a map of all groups, at the group's first collective.
 #[test]
-fn threads_may_use_groups_of_their_own_at_once() {
+fn threads_may_use_separate_groups_at_once() {
     ends(|| {
         const THREADS: usize = 4;
         for round in 0..60 {
@@ -127,9 +128,9 @@ fn threads_may_use_groups_of_their_own_at_once() {
     });
 }
 
-/// libtorch's own barrier keeps its tensor in a static variable.
+/// libtorch's barrier keeps its tensor in a static variable.
 #[test]
-fn threads_may_wait_in_barriers_of_their_own_groups_at_once() {
+fn threads_may_wait_in_barriers_of_separate_groups_at_once() {
     ends(|| {
         std::thread::scope(|scope| {
             for thread in 0..4 {
@@ -147,7 +148,7 @@ fn threads_may_wait_in_barriers_of_their_own_groups_at_once() {
 }
 
 #[test]
-fn numbers_that_a_collective_would_not_check_are_refused() {
+fn invalid_numbers_that_collectives_do_not_check_are_refused() {
     use CollectiveKind as K;
     let group = alone("numbers");
     let bytes = || Tensor::zeros([4], (Kind::Uint8, Device::Cpu));
@@ -163,7 +164,7 @@ fn numbers_that_a_collective_would_not_check_are_refused() {
         assert!(refused.is_err(), "{kind:?}");
     }
     assert!(start(&group, K::Send(0), &[input.shallow_clone()], &[], None, -1).is_err());
-    // Fewer numbers in memory than elements, or more.
+    // Tensors with fewer numbers in memory than elements, or with gaps.
     for spread in [Tensor::ones([1], FLOAT).expand([1000], false), Tensor::ones([8], FLOAT).slice(0, 0, 8, 2)] {
         assert!(start(&group, K::AllReduce(ReduceOp::Sum), &[], &[spread], None, 0).is_err());
     }
@@ -179,7 +180,7 @@ fn numbers_that_a_collective_would_not_check_are_refused() {
 }
 
 #[test]
-fn tensors_that_a_group_cannot_take_are_refused() {
+fn invalid_tensors_are_refused() {
     let group = alone("tensors");
     let list = |tensors: &[Tensor]| TensorList::new(tensors).unwrap();
     let undefined = list(&[Tensor::new()]);
@@ -194,7 +195,7 @@ fn tensors_that_a_group_cannot_take_are_refused() {
 }
 
 #[test]
-fn a_send_or_receive_that_nobody_waits_for_keeps_its_memory() {
+fn a_dropped_send_or_receive_keeps_its_memory() {
     ends(|| {
         let [first, second] = pair("dropped", false);
         let numbers = |value: f64| Tensor::full([100_000], value, FLOAT);
@@ -211,9 +212,9 @@ fn a_send_or_receive_that_nobody_waits_for_keeps_its_memory() {
     });
 }
 
-/// Its destructor writes to the file once more.
+/// The store's destructor writes to the file again.
 #[test]
-fn a_store_whose_folder_is_gone_ends_quietly() {
+fn a_store_whose_folder_is_gone_is_dropped_without_a_crash() {
     ends(|| {
         let folder = std::env::temp_dir().join(format!("overdrive-store-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();

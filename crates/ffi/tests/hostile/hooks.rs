@@ -1,4 +1,4 @@
-//! Functions that gradients call.
+//! Gradient hooks that drop themselves, run backward passes, or are set during one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -14,7 +14,7 @@ fn param() -> Tensor {
 }
 
 #[test]
-fn a_hook_that_its_own_function_drops_is_let_go_when_that_returns() {
+fn a_function_that_drops_its_own_hook_is_dropped_when_it_returns() {
     ends(|| {
         let x = param();
         let slot = Arc::new(Mutex::new(None::<GradHook>));
@@ -22,13 +22,13 @@ fn a_hook_that_its_own_function_drops_is_let_go_when_that_returns() {
         let (own, holds) = (slot.clone(), held.clone());
         let hook = GradHook::new(&x, move || {
             drop(own.lock().unwrap().take());
-            assert_eq!(Arc::strong_count(&holds), 2, "what it holds lives as long as it runs");
+            assert_eq!(Arc::strong_count(&holds), 2, "what the function holds lives as long as it runs");
         });
         *slot.lock().unwrap() = Some(hook.unwrap());
         x.sum(Kind::Float).backward();
         assert!(slot.lock().unwrap().is_none());
         assert_eq!(Arc::strong_count(&held), 1, "and no longer");
-        // The place is free again.
+        // The tensor can get a new hook.
         let calls = Arc::new(AtomicUsize::new(0));
         let count = calls.clone();
         let _second = GradHook::new(&x, move || _ = count.fetch_add(1, Ordering::Relaxed)).unwrap();
@@ -54,7 +54,7 @@ fn a_backward_pass_of_the_function_itself_does_not_call_it_again() {
 }
 
 #[test]
-fn a_hook_is_set_within_no_backward_pass_of_its_thread() {
+fn setting_a_hook_within_a_backward_pass_of_the_same_thread_is_refused() {
     ends(|| {
         let (x, y) = (param(), param());
         let seen = Arc::new(Mutex::new(None));
@@ -66,7 +66,7 @@ fn a_hook_is_set_within_no_backward_pass_of_its_thread() {
         let refused = seen.lock().unwrap().take().unwrap().unwrap_err();
         assert!(refused.contains("within a backward pass"), "{refused}");
         let _behind_it = GradHook::new(&y, || ()).unwrap();
-        // What the pass cannot reach may have a hook.
+        // A tensor that the pass cannot reach may get a hook.
         let (z, set) = (param(), Arc::new(Mutex::new(None)));
         let (hook, other) = (set.clone(), z.shallow_clone());
         drop(_hook);
@@ -77,7 +77,7 @@ fn a_hook_is_set_within_no_backward_pass_of_its_thread() {
 }
 
 #[test]
-fn a_hook_takes_the_place_of_another_only_when_no_thread_may_be_calling_that() {
+fn a_hook_replaces_another_only_when_no_thread_can_be_calling_that() {
     ends(|| {
         let (x, y) = (param(), param());
         drop(GradHook::new(&y, || ()).unwrap());

@@ -1,4 +1,4 @@
-//! Safe calls that could break memory: each is refused, or does what it says.
+//! Safe calls that could corrupt memory: each is refused, or works as documented.
 
 #[cfg(feature = "distributed")]
 mod groups;
@@ -14,8 +14,8 @@ use tch::{Device, Kind};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
-/// Runs a test that hangs when what it shows does not hold. One at a time: what goes at the end of a backward pass goes when
-/// no other is under way in the process.
+/// Runs a test that hangs if it fails, with a time limit. One test at a time: objects that are destroyed at the end of
+/// a backward pass wait until no pass is under way in the whole process.
 fn ends(test: impl FnOnce() + Send + 'static) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

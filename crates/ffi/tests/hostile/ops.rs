@@ -1,4 +1,4 @@
-//! Operators with arguments that they do not check themselves.
+//! Operators with invalid arguments that they do not check themselves.
 
 use overdrive_ffi::{Arg, Error, LazyOp, Op, TensorList, Value};
 use tch::{Device, Kind, Tensor};
@@ -49,7 +49,7 @@ impl Lists {
 }
 
 #[test]
-fn fused_optimizers_refuse_lists_that_do_not_fit_each_other() {
+fn fused_optimizers_refuse_lists_that_do_not_match() {
     fitting().adamw(false).unwrap();
     fitting().sgd(0.9).unwrap();
     type Change = fn(&mut Lists, Tensor);
@@ -76,7 +76,7 @@ fn fused_optimizers_refuse_lists_that_do_not_fit_each_other() {
             assert_eq!(lists.params[1].double_value(&[0, 0]), 1.0, "nothing is stepped: {what} {place}");
         }
     }
-    // Two layouts of one size: the kernels walk both by one index.
+    // The same size with different strides: the kernels access both by one index.
     let mut lists = fitting();
     lists.grads[1] = Tensor::ones([5, 6], FLOAT).tr();
     assert!(lists.adamw(false).is_err());
@@ -99,8 +99,8 @@ fn fused_optimizers_refuse_lists_that_do_not_fit_each_other() {
 }
 
 #[test]
-fn an_operator_that_nobody_has_checked_is_refused() {
-    // Unequal lists make it read past the end of one.
+fn an_operator_outside_the_tables_is_refused() {
+    // With lists of different lengths it reads past the end of one.
     let refused = Op::find("aten::_foreach_copy", "").unwrap_err();
     assert!(refused.message().contains("aten::_foreach_copy"), "{refused}");
     let full_like = Op::find("aten::full_like", "").unwrap();

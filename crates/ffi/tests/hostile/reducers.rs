@@ -1,4 +1,4 @@
-//! Reducers that go at the wrong time, or are given the wrong parameters.
+//! Reducers that are dropped or called at the wrong time, and reducers with invalid parameters.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -29,7 +29,7 @@ fn armed(group: &ProcessGroup, params: &[(String, Tensor)]) -> Reducer {
     reducer
 }
 
-/// A hook that tells how often it was called, and when it goes; `call` is its first call's.
+/// A hook that records how often it was called, and when it is dropped; its first call runs `call`.
 struct Watched {
     call: Option<Box<dyn FnOnce() + Send>>,
     calls: Arc<AtomicUsize>,
@@ -44,7 +44,7 @@ impl BucketHook for Watched {
         if let Some(call) = self.call.take() {
             call();
         }
-        if self.gone.load(Ordering::SeqCst) { Err("it is gone while it runs".into()) } else { Ok(()) }
+        if self.gone.load(Ordering::SeqCst) { Err("it was dropped while it runs".into()) } else { Ok(()) }
     }
 
     fn finish(&mut self, _: usize) -> Result<Tensor, Box<dyn std::error::Error + Send + Sync>> {
@@ -75,7 +75,7 @@ fn a_reducer_that_its_own_hook_drops_lives_until_backward_ends() {
         *slot.lock().unwrap() = Some(reducer);
         let loss = params[0].1.sum(Kind::Float) + params[1].1.sum(Kind::Float);
         loss.f_backward().unwrap();
-        assert!(slot.lock().unwrap().is_none() && gone.load(Ordering::SeqCst), "and then it is gone");
+        assert!(slot.lock().unwrap().is_none() && gone.load(Ordering::SeqCst), "it is dropped after the pass");
         assert_eq!((calls.load(Ordering::SeqCst), params[1].1.grad().double_value(&[0])), (1, 3.0));
         params[0].1.sum(Kind::Float).f_backward().unwrap();
         assert_eq!((calls.load(Ordering::SeqCst), params[0].1.grad().double_value(&[0])), (1, 4.0));
@@ -96,7 +96,7 @@ fn a_reducer_dropped_while_another_thread_runs_backward_lives_until_that_ends() 
             began.send(()).unwrap();
             is_dropped.recv().unwrap();
         });
-        // Backward goes from what was computed last to what was computed first.
+        // Backward runs from the last operation to the first, so `first` comes before the parameters.
         let loss = params[0].1.sum(Kind::Float) + params[1].1.sum(Kind::Float);
         let loss = loss + first.sum(Kind::Float);
         let backward = std::thread::spawn(move || loss.f_backward());
@@ -111,7 +111,7 @@ fn a_reducer_dropped_while_another_thread_runs_backward_lives_until_that_ends() 
 }
 
 #[test]
-fn parameters_that_a_reducer_cannot_hook_are_refused_and_leave_no_hook_behind() {
+fn invalid_parameters_are_refused_and_leave_no_hook_behind() {
     ends(|| {
         let group = alone("refused");
         let leaf = || Tensor::ones([2], FLOAT).set_requires_grad(true);
@@ -135,7 +135,7 @@ fn parameters_that_a_reducer_cannot_hook_are_refused_and_leave_no_hook_behind() 
 }
 
 #[test]
-fn a_reducer_left_alone_within_its_own_hook_refuses_every_call() {
+fn a_reducer_refuses_every_call_within_its_own_hook() {
     ends(|| {
         let (group, params) = (alone("every call"), params(1));
         let slot = Arc::new(Mutex::new(None::<Reducer>));
@@ -169,7 +169,7 @@ fn a_reducer_left_alone_within_its_own_hook_refuses_every_call() {
     });
 }
 
-/// A hook whose results are all this one.
+/// A hook that always returns this tensor.
 struct Returns(Tensor);
 
 impl BucketHook for Returns {
@@ -183,7 +183,7 @@ impl BucketHook for Returns {
 }
 
 #[test]
-fn results_and_outputs_that_do_not_fit_are_refused() {
+fn invalid_results_and_outputs_are_refused() {
     ends(|| {
         for result in [Tensor::new(), Tensor::ones([1], FLOAT), Tensor::ones([2], FLOAT).to_sparse_sparse_dim(1)] {
             let (group, params) = (alone("results"), params(2));
@@ -241,8 +241,8 @@ fn the_hook_of_a_gradient_waits_for_its_average() {
             let _hook = early.unwrap_or_else(|| hook(&params[0].1));
             let backward = || (params[0].1.sum(Kind::Float) + params[1].1.sum(Kind::Float)).f_backward().unwrap();
             backward();
-            assert_eq!(*seen.lock().unwrap(), [3.0], "once, with what the communication made of it");
-            // A pass that leaves gradients local adds to them, and the next that does not averages what has added up.
+            assert_eq!(*seen.lock().unwrap(), [3.0], "once, with the communicated gradient");
+            // A pass that leaves gradients local adds to them; the next pass that averages does so with the sum.
             reducer.disarm().unwrap();
             backward();
             assert_eq!(seen.lock().unwrap().len(), 1);
@@ -251,7 +251,7 @@ fn the_hook_of_a_gradient_waits_for_its_average() {
             assert_eq!(seen.lock().unwrap()[1..], [12.0]);
             drop(reducer);
             backward();
-            assert_eq!(seen.lock().unwrap()[2..], [13.0], "and without a reducer at once");
+            assert_eq!(seen.lock().unwrap()[2..], [13.0], "without a reducer the hook is called at once");
         }
     });
 }

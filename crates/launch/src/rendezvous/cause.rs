@@ -1,4 +1,4 @@
-//! Why an attempt ended badly.
+//! Why an attempt failed.
 
 use super::NodeEnd;
 use crate::error::LaunchError;
@@ -12,11 +12,11 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// None: it ended well.
+    /// None if the node's ranks succeeded.
     pub fn of(how: NodeEnd, host: &str) -> Option<Self> {
         Some(match how {
             NodeEnd::Done => return None,
-            NodeEnd::Failed { age, first, also, .. } => Self::Failed(Failures::heard(age, first, also)),
+            NodeEnd::Failed { age, first, also, .. } => Self::Failed(Failures::with_age(age, first, also)),
             NodeEnd::Interrupted(signal) => {
                 Self::Other(LaunchError::Interrupted { signal, host: Some(host.to_owned()) })
             }

@@ -1,4 +1,4 @@
-//! Node 0's side: who is there, what each attempt looks like, and what becomes of the run when a rank or a node fails.
+//! Node 0's side: lets nodes join, starts attempts, and decides what happens when a rank or a node fails.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::cause::Cause;
-use super::door::{Door, Heard, PATIENCE};
+use super::door::{Door, GREETING_TIMEOUT, Heard};
 use super::wire::Speaker;
 use super::{FromNodeZero, Hello, NodeEnd, PROTOCOL, ToNodeZero};
 use crate::attempt::{self, Team};
 use crate::error::{LaunchError, RankEnd};
-use crate::failures::LAST_WORDS;
+use crate::failures::FAILURE_WINDOW;
 use crate::output::Console;
 use crate::plan::Plan;
 use crate::port::{self, ReservedPort};
 
-/// Nodes beyond those of the run that may be waiting for a place, or to be refused.
+/// Connections beyond the run's nodes: of nodes that wait for a place, or are about to be refused.
 const SPARE_CONNECTIONS: usize = 64;
 
 /// The thread that decides for all nodes.
@@ -42,12 +42,12 @@ impl Coordinator {
             heard,
             most: plan.nnodes + SPARE_CONNECTIONS,
             silence: plan.silence,
-            patience: PATIENCE,
+            greeting_timeout: GREETING_TIMEOUT,
             console: Arc::clone(console),
         };
         let named = |name: &str| thread::Builder::new().name(name.to_owned());
         named("door").spawn(move || door.run()).map_err(failed())?;
-        let decides = Decides {
+        let decider = Decider {
             plan: plan.clone(),
             master_addr: master_addr.to_owned(),
             console: Arc::clone(console),
@@ -55,21 +55,21 @@ impl Coordinator {
             nodes: Vec::new(),
             waiting: Vec::new(),
             port: None,
-            beaten: Instant::now(),
+            last_heartbeat: Instant::now(),
             told_to_end: false,
         };
-        let thread = named("coordinator").spawn(move || decides.run()).map_err(failed())?;
+        let thread = named("coordinator").spawn(move || decider.run()).map_err(failed())?;
         Ok(Self { thread, address })
     }
 
-    /// Where node 0 itself reaches it.
+    /// The address at which node 0's own launcher connects.
     pub fn local_address(&self) -> (String, u16) {
         let ip = self.address.ip();
         let host = if ip.is_unspecified() { "127.0.0.1".to_owned() } else { ip.to_string() };
         (host, self.address.port())
     }
 
-    /// Gives it time to tell the others how the run ended.
+    /// Waits, for at most `limit`, until the other nodes have been told how the run ended.
     pub fn finish(self, limit: Duration) {
         let start = Instant::now();
         while !self.thread.is_finished() && start.elapsed() < limit {
@@ -97,26 +97,26 @@ impl Node {
     }
 
     fn tell(&mut self, message: &FromNodeZero) {
-        // Its reader reports a connection that is gone.
+        // The reader thread reports a lost connection.
         let _ = self.speaker.say(message);
     }
 }
 
-struct Decides {
+struct Decider {
     plan: Plan,
     master_addr: String,
     console: Arc<Console>,
     inbox: Receiver<Heard>,
     nodes: Vec<Node>,
-    /// Who has no place yet, and until when.
+    /// Nodes without a place yet, and until when they may wait for one.
     waiting: Vec<(Instant, Node)>,
     port: Option<ReservedPort>,
-    beaten: Instant,
-    /// A node was told to end the run.
+    last_heartbeat: Instant,
+    /// A node's launcher got a signal that ends the run.
     told_to_end: bool,
 }
 
-impl Decides {
+impl Decider {
     fn run(mut self) {
         let result = self.decide();
         self.nodes.iter_mut().for_each(|node| node.tell(&FromNodeZero::Finish(result.clone())));
@@ -136,7 +136,7 @@ impl Decides {
                 Cause::Failed(failures) => {
                     let failure = &failures.first;
                     let chosen = self.plan.master_port.is_none() && failure.rank == 0;
-                    if chosen && port::says_taken(&failure.output) && ports_taken < port::MOST_RETRIES {
+                    if chosen && port::reports_taken(&failure.output) && ports_taken < port::MOST_RETRIES {
                         ports_taken += 1;
                         self.console.say("the ranks' port was taken; trying another one");
                         continue;
@@ -165,7 +165,7 @@ impl Decides {
         }
     }
 
-    /// Waits until every node is there.
+    /// Waits until every node has joined.
     fn gather(&mut self) -> Result<(), LaunchError> {
         let deadline = Instant::now() + self.plan.join_timeout;
         self.find_places();
@@ -173,10 +173,10 @@ impl Decides {
             let heard = self.hear(Some(deadline));
             match heard {
                 Ok(Heard::Joined(id, speaker, hello)) => self.admit(id, speaker, &hello),
-                // It may come again.
+                // It may connect again.
                 Ok(Heard::Lost(id, _)) => drop(self.forget(id)),
                 Ok(Heard::Said(id, ToNodeZero::Ended { how: NodeEnd::Interrupted(signal), .. })) => {
-                    // Only who has a place has a say.
+                    // Only nodes with a place may end the run.
                     if let Some(node) = self.nodes.iter().find(|node| node.id == id) {
                         return Err(LaunchError::Interrupted { signal, host: Some(node.host.clone()) });
                     }
@@ -193,13 +193,13 @@ impl Decides {
         let taken: Vec<usize> = self.nodes.iter().filter_map(|node| node.rank).collect();
         let free: Vec<String> =
             (0..self.plan.nnodes).filter(|rank| !taken.contains(rank)).take(16).map(|it| it.to_string()).collect();
-        let come: Vec<String> = self.nodes.iter().map(Node::name).take(16).collect();
+        let joined: Vec<String> = self.nodes.iter().map(Node::name).take(16).collect();
         LaunchError::NodesMissing(format!(
-            "{} of {} nodes came within {} s: {}; missing: node {}",
+            "{} of {} nodes joined within {} s: {}; missing: node {}",
             self.nodes.len(),
             self.plan.nnodes,
             self.plan.join_timeout.as_secs_f64(),
-            come.join(", "),
+            joined.join(", "),
             free.join(", ")
         ))
     }
@@ -221,15 +221,16 @@ impl Decides {
         self.find_places();
     }
 
-    /// Nothing that it says afterwards is heard.
+    /// Tells a node why it is refused, and closes its connection.
     fn refuse(&self, mut node: Node, reason: String) {
         self.console.say(&format!("refused {}: {reason}", node.name()));
         node.tell(&FromNodeZero::Refused(reason));
         node.speaker.hang_up();
     }
 
-    /// Takes in who fits. Who comes back may be here before it is known that it was gone: who finds no place waits for
-    /// longer than it can take to notice that.
+    /// Gives waiting nodes the places that are free. A restarted node may connect before the loss of its first
+    /// connection is noticed. So nodes without a place wait, for longer than it takes to notice a loss, before they are
+    /// refused.
     fn find_places(&mut self) {
         for (until, node) in std::mem::take(&mut self.waiting) {
             match self.no_place(&node) {
@@ -243,12 +244,12 @@ impl Decides {
     fn no_place(&self, node: &Node) -> Option<String> {
         let same = self.nodes.iter().find(|other| other.rank.is_some() && other.rank == node.rank);
         if let Some(same) = same {
-            return Some(format!("{} is there already", same.name()));
+            return Some(format!("{} has already joined", same.name()));
         }
-        (self.nodes.len() >= self.plan.nnodes).then(|| format!("all {} nodes of the run are there", self.plan.nnodes))
+        (self.nodes.len() >= self.plan.nnodes).then(|| format!("all {} nodes of the run have joined", self.plan.nnodes))
     }
 
-    /// Forgets a node that is gone; returns its name if it had a place.
+    /// Removes a lost node; returns its name if it had a place.
     fn forget(&mut self, id: usize) -> Option<String> {
         self.waiting.retain(|(_, node)| node.id != id);
         let place = self.nodes.iter().position(|node| node.id == id)?;
@@ -279,7 +280,7 @@ impl Decides {
         Some(format!("node rank {rank} of {} nodes: ranks are 0 to {}", plan.nnodes, plan.nnodes - 1))
     }
 
-    /// Those that do not mind get what is free, in the order in which they came.
+    /// Numbers the nodes without a chosen rank, in the order in which they joined.
     fn assign_ranks(&mut self) {
         let taken: Vec<usize> = self.nodes.iter().filter_map(|node| node.rank).collect();
         let mut free = (0..self.plan.nnodes).filter(|rank| !taken.contains(rank));
@@ -313,19 +314,19 @@ impl Decides {
         Ok(())
     }
 
-    /// Returns when no node runs the attempt any more; None if all ended well.
+    /// Waits until no node runs the attempt any more. Returns why it failed, None if it did not.
     fn watch(&mut self, attempt: u32) -> Option<Cause> {
         let mut cause: Option<Cause> = None;
-        // A rank has failed: until when the others may do so by themselves.
+        // Set when a rank has failed: when the others are stopped. Until then they may fail by themselves.
         let mut stop_at = None;
         let mut deadline = None;
         while cause.is_none() && self.nodes.len() < self.plan.nnodes || self.nodes.iter().any(|node| !node.ended) {
             let worse = match self.hear(stop_at.or(deadline)) {
-                // A signal may come to a node between two attempts.
+                // A signal may reach a node between two attempts, so it counts whatever the attempt.
                 Ok(Heard::Said(id, ToNodeZero::Ended { attempt: which, how, ends }))
                     if which == attempt || how.ends_the_run() =>
                 {
-                    // Only who has a place has a say.
+                    // Only nodes with a place take part.
                     let Some(node) = self.nodes.iter_mut().find(|node| node.id == id) else { continue };
                     self.told_to_end |= how.ends_the_run();
                     if !std::mem::replace(&mut node.ended, true) {
@@ -343,7 +344,7 @@ impl Decides {
                     self.stop(attempt);
                     None
                 }
-                // Whoever cannot end what it runs is not waited for.
+                // Nodes that could not end their ranks in time are dropped.
                 Err(_) => {
                     self.nodes.retain(|node| node.ended);
                     None
@@ -357,13 +358,13 @@ impl Decides {
             let waits = matches!(worse, Cause::Failed(_)) && (is_first || stop_at.is_some());
             cause = Some(match (cause, worse) {
                 (None, worse) => worse,
-                (Some(Cause::Failed(first)), Cause::Failed(second)) => Cause::Failed(first.and(second)),
+                (Some(Cause::Failed(first)), Cause::Failed(second)) => Cause::Failed(first.merge(second)),
                 (Some(first), _) => first,
             });
             if let Some(Cause::Failed(failures)) = cause.as_ref().filter(|_| waits) {
-                stop_at = Some(failures.first_at + LAST_WORDS);
+                stop_at = Some(failures.first_at + FAILURE_WINDOW);
             } else if is_first || stop_at.take().is_some() {
-                // What is wrong is more than a rank.
+                // Not a failed rank, so no other failures are waited for.
                 self.stop(attempt);
             }
         }
@@ -375,12 +376,12 @@ impl Decides {
         running.for_each(|node| node.tell(&FromNodeZero::Stop { attempt }));
     }
 
-    /// The next that a node says; meanwhile shows all of them that this one lives.
+    /// Waits for the next event, and sends heartbeats to all nodes meanwhile.
     fn hear(&mut self, deadline: Option<Instant>) -> Result<Heard, RecvTimeoutError> {
         let interval = self.plan.keep_alive;
         loop {
-            if self.beaten.elapsed() >= interval {
-                self.beaten = Instant::now();
+            if self.last_heartbeat.elapsed() >= interval {
+                self.last_heartbeat = Instant::now();
                 self.nodes.iter_mut().for_each(|node| node.tell(&FromNodeZero::Alive));
                 self.waiting.iter_mut().for_each(|(_, node)| node.tell(&FromNodeZero::Alive));
                 self.find_places();

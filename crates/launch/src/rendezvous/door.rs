@@ -1,5 +1,5 @@
-//! Where nodes come in. Whoever connects is a guest until its greeting shows that it knows the secret; guests are few, have
-//! little time and little room, and nobody hears what they say.
+//! Accepts connections for the coordinator. A new connection is a guest until its greeting proves that it knows the
+//! secret. Guests are limited in number, time and bytes, and nothing that they send reaches the coordinator.
 
 use std::cmp::Reverse;
 use std::io::{self, Read, Write};
@@ -18,20 +18,19 @@ use super::{FromNodeZero, GREETING, Hello, LONGEST_GREETING, PROTOCOL, ToNodeZer
 use crate::output::Console;
 use crate::secret::Trust;
 
-/// Nobody who is alive takes that long for a greeting.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a guest may take for its greeting. Nodes send it at once.
+pub const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One who comes while there are so many takes the place of another: whoever knows the secret greets at once, and comes
-/// again if that was too late.
+/// One guest more replaces an older one. Nodes greet at once, so they are rarely replaced, and then connect again.
 const MOST_GUESTS: usize = 128;
 
-/// Guests in a row that are let in before those who are there are heard.
-const AT_ONCE: usize = 16;
+/// Most connections to accept before the guests are read again.
+const ACCEPTED_AT_ONCE: usize = 16;
 
-/// So many guests with another secret are told of.
-const MOST_TOLD: usize = 8;
+/// How many guests with a wrong secret are reported.
+const MOST_REPORTED: usize = 8;
 
-/// What the coordinator hears.
+/// An event for the coordinator.
 pub enum Heard {
     Joined(usize, Speaker, Hello),
     Said(usize, ToNodeZero),
@@ -42,71 +41,71 @@ pub struct Door {
     pub listener: TcpListener,
     pub trust: Trust,
     pub heard: Sender<Heard>,
-    /// Connections of nodes at a time.
+    /// Most connections of nodes at a time.
     pub most: usize,
-    /// A node that says nothing for so long is lost.
+    /// A node that is silent for this long counts as lost.
     pub silence: Duration,
-    /// A guest that has not greeted within this time leaves.
-    pub patience: Duration,
+    /// A guest that has not greeted within this time is disconnected.
+    pub greeting_timeout: Duration,
     pub console: Arc<Console>,
 }
 
-/// Somebody who has not greeted yet.
+/// A connection that has not greeted yet.
 struct Guest {
     stream: TcpStream,
     from: IpAddr,
     nonce: Nonce,
-    said: Vec<u8>,
+    received: Vec<u8>,
     until: Instant,
 }
 
-/// What a guest turned out to be.
-enum Turn {
-    Waits,
-    Leaves,
-    /// It has sent a greeting without the secret.
-    Stranger,
-    Joins(Box<(Speaker, Reader, Hello)>),
+/// What a guest has sent.
+enum Greeting {
+    Incomplete,
+    /// Malformed, or the connection is closed.
+    Invalid,
+    WrongSecret,
+    Valid(Box<(Speaker, Reader, Hello)>),
 }
 
 impl Door {
-    /// Lets guests in for as long as the process lives.
+    /// Accepts connections for as long as the process lives.
     pub fn run(self) -> io::Result<()> {
         self.listener.set_nonblocking(true)?;
         let open = Arc::new(AtomicUsize::new(0));
         let mut guests: Vec<Guest> = Vec::new();
-        let (mut joined, mut strangers) = (0, 0);
+        let (mut joined, mut wrong_secrets) = (0, 0);
         loop {
             let ready = wait(&self.listener, &guests);
             let mut ready = ready.into_iter();
-            let somebody_comes = ready.next() == Some(true);
+            let has_connections = ready.next() == Some(true);
             let now = Instant::now();
             for mut guest in std::mem::take(&mut guests) {
-                let turn = if ready.next() == Some(true) { guest.hear(&self.trust) } else { Turn::Waits };
-                match turn {
-                    Turn::Waits if now < guest.until => guests.push(guest),
-                    Turn::Waits | Turn::Leaves => {}
-                    Turn::Stranger => {
-                        strangers += 1;
-                        self.tell_of(&guest, strangers);
+                let greeting = if ready.next() == Some(true) { guest.read(&self.trust) } else { Greeting::Incomplete };
+                match greeting {
+                    Greeting::Incomplete if now < guest.until => guests.push(guest),
+                    Greeting::Incomplete | Greeting::Invalid => {}
+                    Greeting::WrongSecret => {
+                        wrong_secrets += 1;
+                        self.report_wrong_secret(&guest, wrong_secrets);
                     }
-                    Turn::Joins(node) => {
+                    Greeting::Valid(node) => {
                         self.follow(joined, *node, &open);
                         joined += 1;
                     }
                 }
             }
-            for _ in 0..if somebody_comes { AT_ONCE } else { 0 } {
+            for _ in 0..if has_connections { ACCEPTED_AT_ONCE } else { 0 } {
                 match self.listener.accept() {
                     Ok((stream, from)) => {
                         if guests.len() >= MOST_GUESTS {
-                            guests.remove(one_too_many(&guests));
+                            guests.remove(guest_to_replace(&guests));
                         }
-                        guests.extend(Guest::welcome(stream, from.ip(), self.patience).ok());
+                        guests.extend(Guest::welcome(stream, from.ip(), self.greeting_timeout).ok());
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(_) => {
-                        // Out of file descriptors, for one: it may pass.
+                        // For example out of file descriptors, which may be temporary.
                         thread::sleep(Duration::from_millis(50));
                         break;
                     }
@@ -115,16 +114,16 @@ impl Door {
         }
     }
 
-    /// A node whose secret is wrong has to learn of it; a flood is not to fill the console.
-    fn tell_of(&self, guest: &Guest, count: usize) {
-        if count <= MOST_TOLD {
+    /// Only so many times, so that a flood does not fill the console.
+    fn report_wrong_secret(&self, guest: &Guest, count: usize) {
+        if count <= MOST_REPORTED {
             let who = guest.from.to_canonical();
-            let more = if count == MOST_TOLD { "; others will not be told of" } else { "" };
+            let more = if count == MOST_REPORTED { "; more will not be reported" } else { "" };
             self.console.say(&format!("refused {who}, which does not know this run's secret{more}"));
         }
     }
 
-    /// Passes on what a node says, from a thread that ends when the connection does.
+    /// Starts a thread that passes a node's messages on until its connection ends.
     fn follow(&self, id: usize, (speaker, mut reader, hello): (Speaker, Reader, Hello), open: &Arc<AtomicUsize>) {
         if open.fetch_add(1, Ordering::Relaxed) >= self.most {
             open.fetch_sub(1, Ordering::Relaxed);
@@ -152,7 +151,8 @@ impl Door {
     }
 }
 
-/// Waits until somebody comes, says something or has had its time; whether each is ready, the listener first.
+/// Waits for a new connection, for bytes from a guest, or until a guest's time is over. Returns which of them are
+/// ready, the listener first.
 fn wait(listener: &TcpListener, guests: &[Guest]) -> Vec<bool> {
     let streams = guests.iter().map(|guest| PollFd::new(&guest.stream, PollFlags::IN));
     let mut all: Vec<PollFd<'_>> = std::iter::once(PollFd::new(listener, PollFlags::IN)).chain(streams).collect();
@@ -164,63 +164,63 @@ fn wait(listener: &TcpListener, guests: &[Guest]) -> Vec<bool> {
     all.iter().map(|it| !it.revents().is_empty()).collect()
 }
 
-/// The first of those from the address with the most of them, so that a flood from one host keeps no other host out.
-fn one_too_many(guests: &[Guest]) -> usize {
-    let neighbours = |guest: &Guest| guests.iter().filter(|other| other.from == guest.from).count();
-    (0..guests.len()).max_by_key(|place| (neighbours(&guests[*place]), Reverse(*place))).unwrap_or_default()
+/// The oldest guest from the address with the most guests, so that a flood from one host keeps no other host out.
+fn guest_to_replace(guests: &[Guest]) -> usize {
+    let from_same = |guest: &Guest| guests.iter().filter(|other| other.from == guest.from).count();
+    (0..guests.len()).max_by_key(|place| (from_same(&guests[*place]), Reverse(*place))).unwrap_or_default()
 }
 
 impl Guest {
-    fn welcome(mut stream: TcpStream, from: IpAddr, patience: Duration) -> io::Result<Self> {
-        let nonce = Nonce::draw()?;
+    fn welcome(mut stream: TcpStream, from: IpAddr, timeout: Duration) -> io::Result<Self> {
+        let nonce = Nonce::random()?;
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
-        // A new connection has room for so little.
-        stream.write_all(format!("{GREETING} {PROTOCOL} {}\n", nonce.write()).as_bytes())?;
-        Ok(Self { stream, from, nonce, said: Vec::new(), until: Instant::now() + patience })
+        // Succeeds without blocking: the send buffer of a new connection is empty.
+        stream.write_all(format!("{GREETING} {PROTOCOL} {}\n", nonce.to_hex()).as_bytes())?;
+        Ok(Self { stream, from, nonce, received: Vec::new(), until: Instant::now() + timeout })
     }
 
-    fn hear(&mut self, trust: &Trust) -> Turn {
+    fn read(&mut self, trust: &Trust) -> Greeting {
         let mut chunk = [0; 4096];
         loop {
             match self.stream.read(&mut chunk) {
-                Ok(0) => return Turn::Leaves,
-                Ok(read) => self.said.extend_from_slice(&chunk[..read]),
+                Ok(0) => return Greeting::Invalid,
+                Ok(read) => self.received.extend_from_slice(&chunk[..read]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Turn::Waits,
-                Err(_) => return Turn::Leaves,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Greeting::Incomplete,
+                Err(_) => return Greeting::Invalid,
             }
-            if let Some(end) = self.said.iter().position(|byte| *byte == b'\n') {
-                let rest = self.said.split_off(end + 1);
-                return self.greeted(trust, rest);
+            if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
+                let rest = self.received.split_off(end + 1);
+                return self.check(trust, rest);
             }
-            if self.said.len() > LONGEST_GREETING {
-                return Turn::Leaves;
+            if self.received.len() > LONGEST_GREETING {
+                return Greeting::Invalid;
             }
         }
     }
 
-    /// Its number, and a greeting that is sealed with the secret and both numbers.
-    fn greeted(&self, trust: &Trust, rest: Vec<u8>) -> Turn {
-        let line = self.said.trim_ascii_end();
-        let Some(space) = line.iter().position(|byte| *byte == b' ') else { return Turn::Leaves };
-        let Some(of_node) = Nonce::read(&line[..space]) else { return Turn::Leaves };
+    /// Checks the line that the guest has sent: its nonce, and its signed `Hello`. `rest` is what followed the line.
+    fn check(&self, trust: &Trust, rest: Vec<u8>) -> Greeting {
+        let line = self.received.trim_ascii_end();
+        let Some(space) = line.iter().position(|byte| *byte == b' ') else { return Greeting::Invalid };
+        let Some(of_node) = Nonce::from_hex(&line[..space]) else { return Greeting::Invalid };
         let (mut from_node, from_node_zero) = Seal::pair(trust.key(), self.nonce, of_node);
-        let Some(message) = from_node.open(&line[space + 1..]) else { return Turn::Stranger };
-        let Ok(ToNodeZero::Hello(hello)) = serde_json::from_slice(message) else { return Turn::Leaves };
+        let Some(message) = from_node.verify(&line[space + 1..]) else { return Greeting::WrongSecret };
+        let Ok(ToNodeZero::Hello(hello)) = serde_json::from_slice(message) else { return Greeting::Invalid };
         let streams = || {
             self.stream.set_nonblocking(false)?;
             io::Result::Ok((self.stream.try_clone()?, self.stream.try_clone()?))
         };
-        let Ok((speaking, hearing)) = streams() else { return Turn::Leaves };
+        let Ok((speaking, hearing)) = streams() else { return Greeting::Invalid };
         let mut speaker = Speaker { stream: speaking, seal: from_node_zero };
-        // So the node knows that it has come to the right one.
+        // Proves to the node that this is node 0.
         match speaker.say(&FromNodeZero::Alive) {
             Ok(()) => {
                 let reader = Reader { lines: Lines::new(hearing, rest), seal: from_node };
-                Turn::Joins(Box::new((speaker, reader, hello)))
+                Greeting::Valid(Box::new((speaker, reader, hello)))
             }
-            Err(_) => Turn::Leaves,
+            Err(_) => Greeting::Invalid,
         }
     }
 }
@@ -232,27 +232,27 @@ mod tests {
 
     use super::*;
 
-    fn open(patience: Duration) -> SocketAddr {
+    fn open(greeting_timeout: Duration) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let console = Arc::new(Console::new().unwrap());
         let (heard, silence) = (channel().0, Duration::from_secs(60));
-        let door = Door { listener, trust: Trust::Anyone, heard, most: 1, silence, patience, console };
+        let door = Door { listener, trust: Trust::Anyone, heard, most: 1, silence, greeting_timeout, console };
         thread::spawn(move || door.run());
         address
     }
 
     #[test]
-    fn a_guest_that_does_not_greet_in_time_leaves() {
+    fn a_guest_that_does_not_greet_in_time_is_disconnected() {
         let address = open(Duration::from_millis(50));
         let mut silent = TcpStream::connect(address).unwrap();
         silent.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut said = String::new();
         silent.read_to_string(&mut said).unwrap();
         assert!(said.starts_with("overdrive-run ") && said.ends_with('\n'), "{said}");
-        // One that always says something, and never ends.
-        let (mut drips, mut bytes) = (TcpStream::connect(address).unwrap(), 0);
-        while drips.write_all(b"0").is_ok() {
+        // A guest that keeps sending bytes but never ends its line.
+        let (mut endless, mut bytes) = (TcpStream::connect(address).unwrap(), 0);
+        while endless.write_all(b"0").is_ok() {
             bytes += 1;
             thread::sleep(Duration::from_millis(10));
         }
@@ -260,20 +260,20 @@ mod tests {
     }
 
     #[test]
-    fn a_greeting_without_end_is_not_kept() {
+    fn an_endless_greeting_is_cut_off() {
         let mut endless = TcpStream::connect(open(Duration::from_secs(600))).unwrap();
-        // More than the system keeps for a reader.
+        // More than the sockets' buffers hold.
         let said = (0..4096).try_for_each(|_| endless.write_all(&[b'0'; LONGEST_GREETING]));
         assert!(said.is_err());
     }
 
     #[test]
-    fn a_flood_from_one_address_takes_no_other_s_place() {
+    fn a_flood_from_one_address_replaces_no_guest_from_another() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let guests = [[10, 0, 0, 1], [10, 0, 0, 2], [10, 0, 0, 3], [10, 0, 0, 2]].map(|from| {
             let _guest = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            Guest::welcome(listener.accept().unwrap().0, from.into(), PATIENCE).unwrap()
+            Guest::welcome(listener.accept().unwrap().0, from.into(), GREETING_TIMEOUT).unwrap()
         });
-        assert_eq!(one_too_many(&guests), 1);
+        assert_eq!(guest_to_replace(&guests), 1);
     }
 }

@@ -1,17 +1,17 @@
-//! How the launchers of several nodes agree: one of them coordinates, over a TCP connection from each.
+//! How the launchers of several nodes agree: node 0 coordinates, over a TCP connection from each node.
 //!
 //! ```text
 //! node                       coordinator, on node 0
-//!                   ◀───     a number that was never used before
-//!   another; Hello  ───▶                                sealed, as is everything from here on: see `seal`
-//!                   ◀───     Alive                      it knows the secret too
-//!                   ◀───     Refused, or when all are there:
+//!                   ◀───     GREETING, PROTOCOL, nonce
+//!   nonce, Hello    ───▶                                from here on all messages are authenticated: see `seal`
+//!                   ◀───     Alive                      node 0 knows the secret too
+//!                   ◀───     Refused, or when all nodes have joined:
 //!                   ◀───     Start { team }             ranks, address and port for this attempt
-//!   Ended           ───▶                                every rank here ended, well or not
-//!                   ◀───     Stop                       to the others, when one did not; a second after the first
-//!                                                       failure, so that more ranks may fail by themselves
+//!   Ended           ───▶                                all ranks of this node have ended, with or without failures
+//!                   ◀───     Stop                       to the other nodes after a failure; a second after the first,
+//!                                                       so that more ranks may fail by themselves
 //!                   ◀───     Start | Finish             another attempt, or the result for all
-//!                  ◀──▶      Alive                      every few seconds; silence counts as a cut
+//!                  ◀──▶      Alive                      every few seconds; a silent connection counts as lost
 //! ```
 
 mod cause;
@@ -32,26 +32,26 @@ use crate::plan::Plan;
 pub use coordinator::Coordinator;
 pub use node::{Entry, Link};
 
-/// Moves with the messages: launchers of different versions refuse one another.
+/// Increases when messages change: launchers of different versions refuse each other.
 const PROTOCOL: u32 = 4;
 
-/// What node 0 says first, in front of the protocol and its number.
+/// The first word that node 0 sends, before the protocol and its nonce.
 const GREETING: &str = "overdrive-run";
 
-/// Of a node, in bytes; that of the longest run's name stays below.
+/// Of a node, in bytes; enough for the longest name of a run.
 const LONGEST_GREETING: usize = 16 << 10;
 
-/// What a node says when it comes.
+/// A node's first message.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Hello {
     protocol: u32,
     run_id: String,
     nnodes: usize,
-    /// None: whichever is free.
+    /// None: any free rank.
     node_rank: Option<usize>,
     nproc: usize,
     max_restarts: u32,
-    /// Milliseconds between signs of life, and of silence after which a node is lost.
+    /// Milliseconds between heartbeats, and of silence after which a node counts as lost.
     keep_alive: (u128, u128),
     host: String,
 }
@@ -83,24 +83,24 @@ pub enum ToNodeZero {
 pub enum NodeEnd {
     Done,
     Failed {
-        /// How long ago the first of these was.
+        /// How long ago the first failure was.
         age: Duration,
         first: RankFailure,
-        /// Those that failed by themselves after it.
+        /// Ranks that failed by themselves after it.
         also: Vec<RankFailure>,
-        /// The launcher there was told to end meanwhile.
+        /// The node's launcher also got a signal that ends the run.
         told_to_end: bool,
     },
-    /// The launcher there was told to end.
+    /// The node's launcher got this signal, which ends the run.
     Interrupted(i32),
     /// Its ranks could not be started.
     Broken(LaunchError),
-    /// Because node 0 said so.
+    /// Node 0 sent `Stop`.
     Stopped,
 }
 
 impl NodeEnd {
-    /// Whether somebody there wants the run to end, so that no other attempt may follow.
+    /// Whether the node's launcher got a signal that ends the run, so that no restart may follow.
     pub fn ends_the_run(&self) -> bool {
         matches!(self, Self::Interrupted(_) | Self::Failed { told_to_end: true, .. })
     }
@@ -115,6 +115,6 @@ pub enum FromNodeZero {
     Finish(Result<(), LaunchError>),
     Refused(String),
     Alive,
-    /// Not sent: what a node tells itself when the connection is gone.
+    /// Never sent: made by the node itself when it has lost the connection.
     Lost(String),
 }

@@ -1,4 +1,4 @@
-//! A node's side: finding out whether it coordinates, and the connection to the one that does.
+//! A node's side: deciding whether it is node 0, and connecting to node 0.
 
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -17,28 +17,29 @@ use crate::output::Console;
 use crate::plan::Plan;
 use crate::secret::Trust;
 
-/// Between two attempts to reach node 0, at first and at last.
+/// The first and the longest pause between attempts to reach node 0.
 const RETRY: Duration = Duration::from_millis(100);
 const LATE_RETRY: Duration = Duration::from_secs(1);
 
-/// For connecting to one address, and for both sides' greetings.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// For connecting to one address, and for the exchange of greetings.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How this node takes part.
 pub enum Entry {
-    /// It is node 0 and has the port.
+    /// It is node 0, and listens on the endpoint's port.
     Coordinates(TcpListener),
+    /// It connects to node 0.
     Joins,
 }
 
 impl Entry {
-    /// Node 0 takes the endpoint's port. Where nobody said who that is, it is whoever the endpoint's address belongs
-    /// to.
+    /// Node 0 listens on the endpoint's port. Unless options say which host that is, it is the one with the endpoint's
+    /// address.
     pub fn find(plan: &Plan, host: &str, port: u16) -> Result<Self, LaunchError> {
         let failed = LaunchError::system(format!("listen on port {port} for the other nodes"));
         let at = match is_loopback(host) {
             true => resolve(host, port).unwrap_or_default(),
-            // On all addresses: a host's own name often means one that only the host itself can reach.
+            // On all addresses: a host often resolves its own name to an address that other hosts cannot reach.
             false => vec![(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()],
         };
         match plan.is_host.or(plan.node_rank.map(|rank| rank == 0)) {
@@ -47,7 +48,7 @@ impl Entry {
             None if !is_own(host) => Ok(Self::Joins),
             None => match TcpListener::bind(&at[..]) {
                 Ok(listener) => Ok(Self::Coordinates(listener)),
-                // Another launcher on this host was first.
+                // Another launcher on this host has the port.
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(Self::Joins),
                 Err(error) => Err(failed(error)),
             },
@@ -55,24 +56,24 @@ impl Entry {
     }
 }
 
-/// Whether a name means this host: only then can a socket be bound to its address.
+/// Whether a name means this host: only a host itself can bind a socket to its address.
 fn is_own(host: &str) -> bool {
     resolve(host, 0).unwrap_or_default().into_iter().any(|address| TcpListener::bind(address).is_ok())
 }
 
 fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    // IPv6 addresses come in brackets.
+    // IPv6 addresses may have brackets.
     let host = without_brackets(host);
     Ok((host, port).to_socket_addrs()?.collect())
 }
 
-/// The connection to node 0. What comes of it becomes events; a lost connection too.
+/// The connection to node 0. Its messages, and its loss, become events.
 pub struct Link {
     speaker: Arc<Mutex<Speaker>>,
 }
 
 impl Link {
-    /// Connects, again and again until the time for joining is over, and says hello.
+    /// Connects and greets node 0, with retries until the `join_timeout`.
     pub fn join(
         plan: &Plan,
         own_name: &str,
@@ -91,7 +92,7 @@ impl Link {
                 Ok(stream) => match greet(stream, &plan.trust, &hello) {
                     Ok(met) => break met,
                     Err(why) => {
-                        // Whatever listens there may be a stranger, whom node 0 follows; or the secret is another one.
+                        // Another program may use the port until node 0 starts, or the secrets may differ.
                         if pause == RETRY {
                             console.say(&format!("node 0 at {place}: {why}; trying again"));
                         }
@@ -115,7 +116,7 @@ impl Link {
     }
 
     pub fn send(&self, message: &ToNodeZero) {
-        // The reader reports a connection that is gone.
+        // The reader thread reports a lost connection.
         let _ = lock(&self.speaker).say(message);
     }
 }
@@ -123,8 +124,8 @@ impl Link {
 fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     let mut last = io::Error::other("the name has no address");
     for address in resolve(host, port)? {
-        match TcpStream::connect_timeout(&address, PATIENCE) {
-            // Where nobody listens on a port of this host, TCP may connect a socket to itself.
+        match TcpStream::connect_timeout(&address, TIMEOUT) {
+            // If nothing listens on a port of this host, TCP may connect a socket to itself.
             Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
                 last = io::ErrorKind::ConnectionRefused.into();
             }
@@ -135,19 +136,19 @@ fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Says hello to node 0, once it has said its number, and hears whether that is node 0.
+/// Reads node 0's nonce, sends the greeting, and checks that the answer is authentic.
 fn greet(stream: TcpStream, trust: &Trust, hello: &ToNodeZero) -> Result<(Speaker, Reader), String> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let left = || until.saturating_duration_since(Instant::now());
     let system = |error: io::Error| error.to_string();
     stream.set_nodelay(true).map_err(system)?;
     let mut lines = Lines::new(stream.try_clone().map_err(system)?, Vec::new());
     let of_node_zero = challenge(&lines.next(LONGEST_CHALLENGE, left)?)?;
-    let of_node = Nonce::draw().map_err(system)?;
+    let of_node = Nonce::random().map_err(system)?;
     let (from_node, from_node_zero) = Seal::pair(trust.key(), of_node_zero, of_node);
     let mut speaker = Speaker { stream, seal: from_node };
     let mut reader = Reader { lines, seal: from_node_zero };
-    speaker.stream.write_all(format!("{} ", of_node.write()).as_bytes()).map_err(system)?;
+    speaker.stream.write_all(format!("{} ", of_node.to_hex()).as_bytes()).map_err(system)?;
     speaker.say(hello).map_err(system)?;
     match reader.next(left) {
         Ok(FromNodeZero::Alive) => Ok((speaker, reader)),
@@ -157,18 +158,18 @@ fn greet(stream: TcpStream, trust: &Trust, hello: &ToNodeZero) -> Result<(Speake
     }
 }
 
-/// Of node 0, in bytes.
+/// Of node 0's first line, in bytes.
 const LONGEST_CHALLENGE: usize = 256;
 
 fn challenge(line: &[u8]) -> Result<Nonce, String> {
-    let stranger = || "what listens there is no launcher".to_owned();
+    let stranger = || "the program that listens there is not a launcher".to_owned();
     let text = std::str::from_utf8(line).map_err(|_| stranger())?;
     let mut words = text.split(' ');
     if words.next() != Some(GREETING) {
         return Err(stranger());
     }
     match words.next().and_then(|it| it.parse::<u32>().ok()).ok_or_else(stranger)? {
-        PROTOCOL => words.next().and_then(|it| Nonce::read(it.as_bytes())).ok_or_else(stranger),
+        PROTOCOL => words.next().and_then(|it| Nonce::from_hex(it.as_bytes())).ok_or_else(stranger),
         other => {
             Err(format!("its protocol is {other}, and this launcher's is {PROTOCOL}: use one version on all nodes"))
         }

@@ -1,4 +1,4 @@
-//! Messages as lines of JSON, sealed.
+//! Messages: lines of JSON, each authenticated by a [`Seal`].
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -9,29 +9,29 @@ use serde::de::DeserializeOwned;
 
 use super::seal::Seal;
 
-/// A failure report of every rank of the largest run stays below.
+/// In bytes. Failure reports of the largest run are smaller.
 const LONGEST: usize = 16 << 20;
 
-/// Nobody who is alive lets a message that is to be read wait that long.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// A peer that is alive reads its messages sooner.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes that have come, line by line.
+/// Reads a connection line by line.
 pub struct Lines {
     stream: TcpStream,
     bytes: Vec<u8>,
-    /// How many of them are known to hold no end of a line.
+    /// How many of `bytes` are known to contain no newline.
     searched: usize,
 }
 
 impl Lines {
-    /// After what was read already.
+    /// Starts with `bytes`, which were already read from `stream`.
     pub fn new(stream: TcpStream, bytes: Vec<u8>) -> Self {
         Self { stream, bytes, searched: 0 }
     }
 
-    /// The next line, of at most `longest` bytes and its end; the error says in words why there is none. Each wait for
-    /// bytes lasts as long as `patience` says then.
-    pub fn next(&mut self, longest: usize, patience: impl Fn() -> Duration) -> Result<Vec<u8>, String> {
+    /// The next line without its newline, of at most `longest` bytes, or a message why there is none. `timeout` is
+    /// called before each read and limits it.
+    pub fn next(&mut self, longest: usize, timeout: impl Fn() -> Duration) -> Result<Vec<u8>, String> {
         let mut chunk = [0; 16 << 10];
         loop {
             if let Some(at) = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n') {
@@ -43,14 +43,14 @@ impl Lines {
             }
             self.searched = self.bytes.len();
             if self.searched > longest {
-                return Err("it sent a message without end".to_owned());
+                return Err("it sent a message that is too long".to_owned());
             }
-            let patience = patience();
-            let silent = || Err(format!("nothing was heard of it for {} s", patience.as_secs_f64()));
-            if patience.is_zero() {
+            let timeout = timeout();
+            let silent = || Err(format!("it was silent for {} s", timeout.as_secs_f64()));
+            if timeout.is_zero() {
                 return silent();
             }
-            let read = self.stream.set_read_timeout(Some(patience)).and_then(|()| self.stream.read(&mut chunk));
+            let read = self.stream.set_read_timeout(Some(timeout)).and_then(|()| self.stream.read(&mut chunk));
             match read {
                 Ok(0) => return Err("the connection was closed".to_owned()),
                 Ok(read) => self.bytes.extend_from_slice(&chunk[..read]),
@@ -64,40 +64,39 @@ impl Lines {
     }
 }
 
-/// What the other side says.
+/// Receives messages.
 pub struct Reader {
     pub lines: Lines,
     pub seal: Seal,
 }
 
 impl Reader {
-    /// The next message; the error says in words why there is none. Each wait for a part of it lasts as long as
-    /// `patience` says then.
-    pub fn next<T: DeserializeOwned>(&mut self, patience: impl Fn() -> Duration) -> Result<T, String> {
-        let line = self.lines.next(LONGEST, patience)?;
-        let Some(message) = self.seal.open(&line) else {
-            return Err("somebody who does not know the secret wrote a message".to_owned());
+    /// The next message, or why there is none. `timeout` is called before each read and limits it.
+    pub fn next<T: DeserializeOwned>(&mut self, timeout: impl Fn() -> Duration) -> Result<T, String> {
+        let line = self.lines.next(LONGEST, timeout)?;
+        let Some(message) = self.seal.verify(&line) else {
+            return Err("a message came from a sender that does not know the secret".to_owned());
         };
         serde_json::from_slice(message).map_err(|error| format!("it does not speak this protocol: {error}"))
     }
 }
 
-/// What this side says.
+/// Sends messages.
 pub struct Speaker {
     pub stream: TcpStream,
     pub seal: Seal,
 }
 
 impl Speaker {
-    /// Fails instead of waiting for somebody who does not read, and closes the connection then: after a part of a message
-    /// no other one can be understood.
+    /// Fails after a timeout if the peer does not read, and closes the connection then: after an incomplete message the
+    /// peer could not parse the next one.
     pub fn say(&mut self, message: &impl Serialize) -> io::Result<()> {
-        let line = self.seal.close(&serde_json::to_vec(message)?);
-        let said = self.stream.set_write_timeout(Some(PATIENCE)).and_then(|()| self.stream.write_all(&line));
-        said.inspect_err(|_| self.hang_up())
+        let line = self.seal.sign(&serde_json::to_vec(message)?);
+        let sent = self.stream.set_write_timeout(Some(WRITE_TIMEOUT)).and_then(|()| self.stream.write_all(&line));
+        sent.inspect_err(|_| self.hang_up())
     }
 
-    /// Neither side hears anything more.
+    /// Closes both directions.
     pub fn hang_up(&self) {
         // It may be closed already.
         let _ = self.stream.shutdown(Shutdown::Both);

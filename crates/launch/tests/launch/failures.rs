@@ -19,9 +19,9 @@ crate::tests![
     the_end_of_the_output_is_shown_wherever_it_goes,
     standard_output_is_shown_where_standard_error_is_empty,
     ranks_that_ignore_sigterm_are_killed_after_the_grace_period,
-    restarts_are_counted_and_told,
-    a_restart_makes_a_run_good,
-    a_taken_port_is_no_failure,
+    restarts_are_counted_and_reported,
+    a_restarted_run_can_succeed,
+    a_taken_port_is_replaced_by_another,
     a_given_port_is_kept,
     programs_that_cannot_be_started,
     a_program_whose_interpreter_is_missing,
@@ -57,7 +57,7 @@ fn the_first_by_time_is_reported() {
     assert!(!ended.err.contains("failed by themselves"));
 }
 
-/// The first loses its connection to the second, which tells its panic only then; the third waits for ever.
+/// Rank 0 loses its connection to rank 1, which reports its panic only after that; rank 2 hangs.
 fn those_that_fail_by_themselves_soon_after_are_reported_too() {
     let folder = TempDir::new().unwrap();
     let script = "case $RANK in \
@@ -72,9 +72,9 @@ fn those_that_fail_by_themselves_soon_after_are_reported_too() {
     let (_, report) = ended.err.split_once("overdrive-run: rank 0 failed: exit code 1 (host ").unwrap();
     let (first, others) = report.split_once("\n  failed by themselves within 1 s of it; ").unwrap();
     assert!(first.ends_with("the end of its standard error:\n    Lost"), "{first}");
-    assert!(others.starts_with("what failed first need not be the cause:\n  after 0."), "{others}");
+    assert!(others.starts_with("the first to fail is not always the cause:\n  after 0."), "{others}");
     assert!(others.contains(" s, rank 1 failed: exit code 101 (host "), "{others}");
-    // Fewer lines than of the first.
+    // Fewer lines than for the first failure.
     assert!(others.contains("    the end of its standard error:\n      frame 1\n"), "{others}");
     assert!(others.ends_with("      frame 8\n  the others: rank 2: signal 15 (SIGTERM)\n"), "{others}");
 }
@@ -103,7 +103,7 @@ fn the_end_of_the_output_is_shown_wherever_it_goes() {
     assert!(!ended.err.contains("line 29\n") && !ended.err.contains("[rank0]"));
     ended.says("\n    line 30\n");
     ended.says("\n    line 49\n");
-    let log = ended.err.lines().find_map(|line| line.trim().strip_prefix("all of it: ")).unwrap();
+    let log = ended.err.lines().find_map(|line| line.trim().strip_prefix("full log: ")).unwrap();
     assert_eq!(fs::read_to_string(log).unwrap().lines().count(), 50);
 }
 
@@ -122,7 +122,7 @@ fn ranks_that_ignore_sigterm_are_killed_after_the_grace_period() {
     ended.says("rank 1: signal 9 (SIGKILL)");
 }
 
-fn restarts_are_counted_and_told() {
+fn restarts_are_counted_and_reported() {
     let script = "echo $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS at $MASTER_PORT; exit 4";
     let ended = Launcher::script(&["--max-restarts", "2"], script).end();
     assert_eq!(ended.code, Some(4));
@@ -136,10 +136,10 @@ fn restarts_are_counted_and_told() {
     ended.says("after 2 restarts");
 }
 
-fn a_restart_makes_a_run_good() {
+fn a_restarted_run_can_succeed() {
     let folder = TempDir::new().unwrap();
     let done = folder.path().join("done");
-    // All ranks begin again, also those that had ended well.
+    // All ranks start again, including those that had succeeded.
     let script = format!(
         "echo $RANK in $TORCHELASTIC_RESTART_COUNT; [ $RANK = 0 ] && exit 0; [ -e {0} ] || {{ touch {0}; exit 1; }}",
         done.display()
@@ -150,10 +150,10 @@ fn a_restart_makes_a_run_good() {
     assert!(ended.out.contains("0 in 1"));
 }
 
-fn a_taken_port_is_no_failure() {
+fn a_taken_port_is_replaced_by_another() {
     let folder = TempDir::new().unwrap();
     let seen = folder.path().join("ports");
-    // As a store says it whose port somebody took.
+    // The error of a store whose port is taken.
     let script = format!(
         "echo $MASTER_PORT >> {0}; [ $(wc -l < {0}) = 3 ] || {{ echo 'EADDRINUSE: address already in use' >&2; exit 1; }}",
         seen.display()
@@ -164,7 +164,7 @@ fn a_taken_port_is_no_failure() {
     let ports = fs::read_to_string(&seen).unwrap();
     assert_eq!(ports.lines().count(), 3);
 
-    // Not for ever, and not where the user chose the port.
+    // Only three times, and never if the user chose the port.
     let ended = Launcher::script(&[], "echo Address already in use >&2; exit 5").end();
     assert_eq!((ended.code, ended.err.matches("trying another").count()), (Some(5), 3));
     let port = free_port().to_string();

@@ -1,4 +1,4 @@
-//! Runs `overdrive-run` with a limit of time, and finds what is left of it.
+//! Runs `overdrive-run` with a time limit, and finds the processes that it leaves behind.
 
 use std::fs;
 use std::io::Read;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A limit against hanging only: nothing that is tested takes a hundredth of it.
+/// Only stops tests that hang: no test takes a hundredth of it.
 pub const LIMIT: Duration = Duration::from_secs(600);
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_overdrive-run");
@@ -51,7 +51,7 @@ impl Launcher {
         let token = format!("{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let mut command = Command::new(PROGRAM);
         command.args(options).env("OVERDRIVE_TEST_TOKEN", &token);
-        // What runs the tests may be a launch itself, or set threads.
+        // The tests may run with these variables set, for example under a launcher.
         for name in [
             "RANK",
             "OMP_NUM_THREADS",
@@ -65,7 +65,7 @@ impl Launcher {
         Self { command, token }
     }
 
-    /// Ranks that run a script of the shell. `$TOKEN` in it is found by [`Launcher::left`] as an argument too.
+    /// Ranks that run a shell script. [`Running::left`] also finds processes that have `$TOKEN` as an argument.
     pub fn script(options: &[&str], script: &str) -> Self {
         let mut launcher = Self::new(options);
         let script = script.replace("$TOKEN", &launcher.token);
@@ -84,7 +84,7 @@ impl Launcher {
     }
 
     pub fn start(mut self) -> Running {
-        // A group of its own, as a shell gives it.
+        // A new process group, as a shell would create.
         self.command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = self.command.spawn().unwrap();
         let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
@@ -105,7 +105,7 @@ fn read(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
     })
 }
 
-/// Killed, and all below it, when a test fails.
+/// Kills the launcher, and with it the ranks, when a test fails.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -130,7 +130,7 @@ impl Running {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    /// The guard, once it is there.
+    /// Waits for the guard.
     pub fn guard(&self) -> Pid {
         let parent = self.pid().as_raw_pid();
         wait_for("the guard", || children(parent).first().copied().and_then(Pid::from_raw))
@@ -175,7 +175,7 @@ impl Running {
             err: String::from_utf8_lossy(&err).into_owned(),
             raw_out: out,
         };
-        // However it ended: nothing survives the launcher. Its guard may have to be waited for when it was killed.
+        // No process survives the launcher, however it ended. If it was killed, the guard needs a moment.
         let start = Instant::now();
         while !left(&self.token).is_empty() {
             assert!(status.code().is_none() && start.elapsed() < LIMIT, "left: {:?}\n{ended:?}", left(&self.token));

@@ -1,4 +1,4 @@
-//! The library, with this program for ranks.
+//! The library; the ranks are this program.
 
 use std::env;
 use std::fs;
@@ -15,7 +15,7 @@ crate::tests![
     launches_do_not_disturb_one_another,
 ];
 
-/// What a rank does with its lot.
+/// The variable with a rank's task.
 const TASK: &str = "OVERDRIVE_TEST_TASK";
 
 /// In a rank of [`Launch::current_program`]: does the task and exits.
@@ -35,7 +35,7 @@ pub fn be_a_rank_if_told() {
 }
 
 fn ranks(task: &str) -> Launch {
-    // Shown on the console they would be among the tests' results.
+    // Not shown on the console, where their output would mix with the tests' results.
     Launch::current_program().env(TASK, task).local_ranks_filter([]).grace_period(Duration::from_secs(5))
 }
 

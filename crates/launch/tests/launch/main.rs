@@ -1,4 +1,5 @@
-//! The launcher as its users see it. Ranks are shell scripts, or this program itself: hence a `main` of its own.
+//! Tests of the launcher from outside. Ranks are shell scripts, or this program itself, which therefore has its own
+//! `main`.
 #![forbid(unsafe_code)]
 
 mod failures;

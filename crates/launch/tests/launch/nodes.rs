@@ -10,25 +10,25 @@ use crate::signals::FAILS_AND_LINGERS;
 crate::tests![
     two_nodes_agree_on_ranks_and_port,
     nodes_may_differ_in_size,
-    nodes_without_ranks_find_their_places,
+    nodes_without_a_node_rank_are_numbered,
     a_failure_on_one_node_ends_the_other,
     a_failure_soon_after_on_the_other_node_is_reported_too,
     failures_on_two_nodes_are_in_order_of_time,
     a_failure_on_one_node_restarts_both,
-    a_node_that_never_comes_is_named,
-    a_coordinator_that_never_comes_is_named,
-    nodes_that_do_not_fit_are_refused,
+    a_node_that_never_joins_is_named,
+    a_coordinator_that_never_starts_is_named,
+    nodes_with_other_options_are_refused,
     a_lost_node_is_named,
     a_node_that_falls_silent_is_named,
     a_lost_coordinator_is_named,
-    a_node_that_comes_back_is_taken_in,
-    a_node_that_comes_back_early_waits_for_its_place,
+    a_lost_node_can_rejoin,
+    a_node_that_rejoins_early_waits_for_its_place,
     a_signal_to_one_node_ends_both,
     a_signal_after_a_failure_ends_both,
     a_signal_to_a_node_without_a_place_ends_that_node_alone,
 ];
 
-/// What both nodes know.
+/// The secret of both nodes.
 pub const SECRET: &str = "nobody else knows this";
 
 pub fn node(port: u16, options: &[&str], script: &str) -> Launcher {
@@ -40,7 +40,7 @@ pub fn node(port: u16, options: &[&str], script: &str) -> Launcher {
 /// Both nodes, with the same options and script.
 pub fn both(options: &[&str], script: &str) -> [Running; 2] {
     let port = free_port();
-    // The one that joins comes first, and has to wait.
+    // Node 1 starts first, and has to wait for node 0.
     let second = node(port, &[options, &["--node-rank=1"]].concat(), script).start();
     let first = node(port, &[options, &["--node-rank=0"]].concat(), script).start();
     [first, second]
@@ -71,7 +71,7 @@ fn nodes_may_differ_in_size() {
     assert_eq!(first.end().code, Some(0));
 }
 
-fn nodes_without_ranks_find_their_places() {
+fn nodes_without_a_node_rank_are_numbered() {
     let port = free_port();
     let running = [(); 2].map(|()| node(port, &["--rdzv-backend=c10d"], "echo $RANK").start());
     let mut said: Vec<String> = running.map(|it| it.end().out).into();
@@ -89,7 +89,7 @@ fn a_failure_on_one_node_ends_the_other() {
     }
 }
 
-/// What both nodes report when rank `first` fails and `second` does so behind it; the others do what is in `rest`.
+/// What both nodes report when rank `first` fails and `second` fails after it; `rest` is the script of other ranks.
 fn report_of_two(options: &[&str], first: usize, second: usize, rest: &str) -> [String; 2] {
     let folder = TempDir::new().unwrap();
     let ready = folder.path().join("ready").display().to_string();
@@ -121,7 +121,7 @@ fn a_failure_soon_after_on_the_other_node_is_reported_too() {
 }
 
 fn failures_on_two_nodes_are_in_order_of_time() {
-    // Node 1 has ended, and reports, while node 0 still waits for the one that hangs.
+    // Node 1 has ended and reports its failure, while node 0 still waits for rank 1, which hangs.
     for others in report_of_two(&["--nproc-per-node=2"], 0, 2, "1) sleep 1000;; 3) exit 0;;") {
         assert!(others.ends_with("  the others: rank 1: signal 15 (SIGTERM); rank 3: exit code 0\n"), "{others}");
     }
@@ -141,16 +141,16 @@ fn a_failure_on_one_node_restarts_both() {
     first.says("restart 1 of 1");
 }
 
-fn a_node_that_never_comes_is_named() {
+fn a_node_that_never_joins_is_named() {
     let endpoint = format!("127.0.0.1:{}", free_port());
     let options = ["--nnodes=3", "--node-rank=0", "--rdzv-endpoint", &endpoint, "--rdzv-conf=join_timeout=0.5"];
     let ended = Launcher::script(&options, "echo never").env("OVERDRIVE_SECRET", SECRET).end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
-    ended.says("1 of 3 nodes came within 0.5 s: node 0 (host ");
+    ended.says("1 of 3 nodes joined within 0.5 s: node 0 (host ");
     ended.says("missing: node 1, 2");
 }
 
-fn a_coordinator_that_never_comes_is_named() {
+fn a_coordinator_that_never_starts_is_named() {
     let endpoint = format!("127.0.0.1:{}", free_port());
     let options = ["--nnodes=2", "--node-rank=1", "--rdzv-endpoint", &endpoint, "--rdzv-conf=timeout=0.3"];
     let ended = Launcher::script(&options, "echo never").env("OVERDRIVE_SECRET", SECRET).end();
@@ -158,7 +158,7 @@ fn a_coordinator_that_never_comes_is_named() {
     ended.says(&format!("node 0 could not be reached at {endpoint} within 0.3 s"));
 }
 
-fn nodes_that_do_not_fit_are_refused() {
+fn nodes_with_other_options_are_refused() {
     let port = free_port();
     let quick = "keep_alive_interval=0.5,timeout=50";
     let conf = format!("--rdzv-conf={quick}");
@@ -173,15 +173,15 @@ fn nodes_that_do_not_fit_are_refused() {
     refused(&["--node-rank=1", "--max-restarts=4"], "--max-restarts is 0 on node 0 and 4 here");
     refused(&["--node-rank=1", "--rdzv-conf=timeout=50"], "the keep-alive options differ");
     refused(&["--node-rank=1", "--nnodes=3"], "--nnodes is 2 on node 0 and 3 here");
-    // Who has said its rank has it, here node 0 itself.
+    // A node rank that is already taken, here by node 0 itself.
     wait_for("node 0", || std::net::TcpStream::connect(("127.0.0.1", port)).ok());
     refused(&["--node-rank=0", &format!("--rdzv-conf=is_host=false,{quick}")], "node 0 (host ");
-    // Whoever does not fit does not disturb those who do.
+    // Refused nodes do not disturb the others.
     assert_eq!(node(port, &["--node-rank=1", &conf], "echo $RANK").end().out, "[rank1]: 1\n");
     assert_eq!(first.end().code, Some(0));
 }
 
-/// Both nodes, when their ranks run.
+/// Starts both nodes, and waits until their ranks run.
 fn both_at_work(options: &[&str], script: &str) -> [Running; 2] {
     let folder = TempDir::new().unwrap();
     let ready = folder.path().join("ready").display().to_string();
@@ -211,7 +211,7 @@ fn a_node_that_falls_silent_is_named() {
     let ended = first.end();
     assert_eq!(ended.code, Some(1));
     ended.says("node 1 (host ");
-    ended.says("was lost: nothing was heard of it for 1.5 s");
+    ended.says("was lost: it was silent for 1.5 s");
     kill_process(guard, Signal::CONT).unwrap();
     second.end().says("node 0 at 127.0.0.1:");
 }
@@ -226,8 +226,8 @@ fn a_lost_coordinator_is_named() {
     ended.says("was lost");
 }
 
-/// Node 1 is lost in the way of `lose`, and comes back. Returns the lost one.
-fn come_back(lose: impl Fn(&Running)) -> Running {
+/// Loses node 1 by `lose`, and starts it again. Returns the lost one.
+fn rejoin(lose: impl Fn(&Running)) -> Running {
     let port = free_port();
     let folder = TempDir::new().unwrap();
     let ready = folder.path().join("ready");
@@ -249,16 +249,16 @@ fn come_back(lose: impl Fn(&Running)) -> Running {
     second
 }
 
-fn a_node_that_comes_back_is_taken_in() {
-    come_back(|node| {
+fn a_lost_node_can_rejoin() {
+    rejoin(|node| {
         node.signal(Signal::KILL);
         node.wait_until_gone();
     });
 }
 
-fn a_node_that_comes_back_early_waits_for_its_place() {
-    // Node 0 learns only later that the first one is silent.
-    let lost = come_back(|node| kill_process(node.guard(), Signal::STOP).unwrap());
+fn a_node_that_rejoins_early_waits_for_its_place() {
+    // Node 0 notices only later that the first node 1 is silent.
+    let lost = rejoin(|node| kill_process(node.guard(), Signal::STOP).unwrap());
     kill_process(lost.guard(), Signal::CONT).unwrap();
     lost.end().says("node 0 at 127.0.0.1:");
 }
@@ -274,7 +274,7 @@ fn a_signal_to_one_node_ends_both() {
     }
 }
 
-/// Node 1 has the rank that failed, and waits for what node 0 says. Node 0 ends its rank.
+/// Node 1's rank has failed, and node 1 waits for node 0, which is still ending its own rank.
 fn a_signal_after_a_failure_ends_both() {
     for told in 0..2 {
         let folder = TempDir::new().unwrap();
@@ -309,10 +309,10 @@ fn a_signal_to_a_node_without_a_place_ends_that_node_alone() {
     let [first, second] = [start("0"), start("1")];
     first.wait_for_file(&ready.with_extension("0"));
     first.wait_for_file(&ready.with_extension("1"));
-    // It waits until the second one may have been lost.
+    // It waits for a place, in case the second node is lost.
     let third = start("1");
     let guard = third.guard().as_raw_pid();
-    wait_for("the third to be let in", || {
+    wait_for("the third node's connection", || {
         let mut threads = std::fs::read_dir(format!("/proc/{guard}/task")).ok()?.flatten();
         let is_heartbeat = |name: String| name.trim() == "heartbeat";
         threads.any(|it| std::fs::read_to_string(it.path().join("comm")).is_ok_and(is_heartbeat)).then_some(())

@@ -6,18 +6,18 @@ use crate::launcher::{Launcher, PROGRAM};
 
 crate::tests![
     the_environment_is_torchruns,
-    threads_are_left_to_the_user,
+    omp_threads_are_set_unless_the_user_has_set_them,
     both_spellings_and_variables_are_taken,
-    options_may_be_shortened_where_that_is_clear,
+    options_may_be_abbreviated_while_unambiguous,
     empty_variables_count_as_unset,
-    what_cannot_be_is_refused_before_anything_starts,
-    numbers_out_of_range_are_refused_by_their_options_name,
-    what_is_no_host_is_refused_by_its_options_name,
+    invalid_options_are_refused_before_anything_starts,
+    invalid_numbers_are_refused_with_the_options_name,
+    invalid_hosts_are_refused_with_the_options_name,
     ranks_get_an_address_without_brackets,
-    what_torchrun_has_besides_is_refused_with_a_reason,
+    unsupported_options_of_torchrun_are_refused,
     python_files_and_modules_are_started_with_python,
     arguments_reach_the_program_as_they_are,
-    the_answers_to_help_and_version,
+    help_and_version,
 ];
 
 fn the_environment_is_torchruns() {
@@ -49,7 +49,7 @@ fn the_environment_is_torchruns() {
     assert_eq!(said, expected);
 }
 
-fn threads_are_left_to_the_user() {
+fn omp_threads_are_set_unless_the_user_has_set_them() {
     let said = |options: &[&str], threads: Option<&str>| {
         let launcher = Launcher::script(options, "echo ${OMP_NUM_THREADS-unset}");
         let ended = threads
@@ -82,17 +82,17 @@ fn both_spellings_and_variables_are_taken() {
     assert_eq!(several().env("PET_STANDALONE", "0").end().code, Some(2));
 }
 
-fn options_may_be_shortened_where_that_is_clear() {
+fn options_may_be_abbreviated_while_unambiguous() {
     let ended = Launcher::script(&["--nproc", "2", "--nnode", "1", "--standalo"], "echo $RANK").end();
     assert_eq!(ended.sorted(), ["[rank0]: 0", "[rank1]: 1"]);
     assert_eq!(Launcher::script(&["--nproc_per=2"], "echo $RANK").end().out.lines().count(), 2);
-    // Several begin so.
+    // Ambiguous: several options start with it.
     for unclear in ["--master=1", "--r=3"] {
         let ended = Launcher::script(&[unclear], "echo started").end();
         assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{unclear}");
         ended.says(unclear.split('=').next().unwrap());
     }
-    // The program's own are left alone.
+    // The program's own arguments are left alone.
     assert_eq!(Launcher::new(&["echo", "--nproc", "2"]).end().out, "[rank0]: --nproc 2\n");
 }
 
@@ -130,12 +130,12 @@ fn empty_variables_count_as_unset() {
     let launcher =
         variables.iter().fold(Launcher::script(&[], script), |launcher, name| launcher.env(&format!("PET_{name}"), ""));
     assert_eq!(launcher.end().out, "[rank0]: 1 127.0.0.1 default none\n");
-    // On the command line it is a mistake.
+    // On the command line, an empty value is an error.
     let ended = Launcher::script(&["--nproc-per-node="], "echo started").env("PET_NPROC_PER_NODE", "").end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""));
 }
 
-fn what_cannot_be_is_refused_before_anything_starts() {
+fn invalid_options_are_refused_before_anything_starts() {
     let refused = |options: &[&str], why: &str| {
         let ended = Launcher::script(options, "echo started").end();
         assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{options:?}");
@@ -153,8 +153,8 @@ fn what_cannot_be_is_refused_before_anything_starts() {
     refused(&["--signals-to-handle=SIGKILL"], "SIGKILL");
 }
 
-/// Below zero, as a script's arithmetic may give it, in one argument and in two.
-fn numbers_out_of_range_are_refused_by_their_options_name() {
+/// Invalid numbers, negative ones included, as `--option=value` and as `--option value`.
+fn invalid_numbers_are_refused_with_the_options_name() {
     let options: [(&str, &[&str], &str); 9] = [
         ("--nproc-per-node", &["-1", "1.5", "x"], "give a number from 1 on"),
         ("--nnodes", &["-1", "-1:-1", "x"], "give a number of hosts from 1 on"),
@@ -170,7 +170,7 @@ fn numbers_out_of_range_are_refused_by_their_options_name() {
         for value in values {
             let both = format!("{option}={value}");
             let mut ways = vec![vec![both.as_str()]];
-            // A range of nodes does not look like a number.
+            // clap takes a separate `-1:-1` for an option.
             if !value.contains(':') {
                 ways.push(vec![option, value]);
             }
@@ -185,13 +185,13 @@ fn numbers_out_of_range_are_refused_by_their_options_name() {
     }
 }
 
-/// The brackets tell an address from a port; resolvers do not take them.
+/// Brackets separate an IPv6 address from its port; resolvers do not accept them.
 fn ranks_get_an_address_without_brackets() {
     let ended = Launcher::script(&["--master-addr", "[::1]"], "echo $MASTER_ADDR").end();
     assert_eq!(ended.out, "[rank0]: ::1\n");
 }
 
-fn what_is_no_host_is_refused_by_its_options_name() {
+fn invalid_hosts_are_refused_with_the_options_name() {
     for option in ["--master-addr", "--local-addr"] {
         for value in ["a b", "", "node0:29500", "tcp://node0"] {
             let ended = Launcher::script(&[option, value], "echo started").end();
@@ -203,12 +203,12 @@ fn what_is_no_host_is_refused_by_its_options_name() {
     let ended = Launcher::script(&["--nnodes=2", "--rdzv-endpoint", "a b:29500"], "echo started").end();
     assert_eq!(ended.code, Some(2));
     ended.says("--rdzv-endpoint a b:29500: give a host and a port");
-    // Through a variable too.
+    // Also from an environment variable.
     let ended = Launcher::script(&[], "echo started").env("PET_MASTER_ADDR", "a b").end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""));
 }
 
-fn what_torchrun_has_besides_is_refused_with_a_reason() {
+fn unsupported_options_of_torchrun_are_refused() {
     for options in [
         ["--rdzv-backend", "etcd"],
         ["--event-log-handler", "console"],
@@ -225,7 +225,7 @@ fn what_torchrun_has_besides_is_refused_with_a_reason() {
 }
 
 fn python_files_and_modules_are_started_with_python() {
-    // In place of Python, a program that says what it was given.
+    // `echo` in place of Python, which shows the arguments.
     let said = |args: &[&str]| Launcher::new(args).env("PYTHON_EXEC", "echo").end().out;
     assert_eq!(said(&["train.py", "--lr", "1"]), "[rank0]: -u train.py --lr 1\n");
     assert_eq!(said(&["-m", "pkg.train", "x"]), "[rank0]: -u -m pkg.train x\n");
@@ -240,18 +240,18 @@ fn arguments_reach_the_program_as_they_are() {
         .end();
     let expected = |rank: usize| format!("[rank{rank}]: --nproc-per-node|a b||--|-r|$HOME|{rank}|");
     assert_eq!(ended.sorted(), [expected(0), expected(1)]);
-    // The first argument, too.
+    // Also directly after the program.
     let ended = Launcher::new(&["echo", "--role", "of", "-r", "3"]).end();
     assert_eq!(ended.sorted(), ["[rank0]: --role of -r 3"]);
 }
 
-fn the_answers_to_help_and_version() {
+fn help_and_version() {
     let output = |option: &str| Command::new(PROGRAM).arg(option).output().unwrap();
     let help = String::from_utf8(output("--help").stdout).unwrap();
     for option in ["--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--max-restarts", "--redirects"] {
         assert!(help.contains(option), "{option}");
     }
-    // Arguments need not follow.
+    // ARGS are optional.
     assert!(help.contains("Usage: overdrive-run [OPTIONS] <PROGRAM> [ARGS]...\n"), "{help}");
     assert!(output("--version").status.success());
     let nothing = Command::new(PROGRAM).output().unwrap();

@@ -1,4 +1,4 @@
-//! Whatever is killed, nothing is left. Every test ends with that check, which `Running::end` makes.
+//! Whatever is killed, no process is left. `Running::end` checks that at the end of every test.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -14,22 +14,23 @@ crate::tests![
     a_killed_process_group_leaves_nothing,
     launcher_and_guard_killed_at_once_leave_no_rank,
     a_launcher_killed_at_any_moment_leaves_nothing,
-    what_ranks_leave_behind_is_ended_with_the_run,
-    what_hides_is_found,
+    background_processes_end_with_the_run,
+    hidden_processes_are_found,
 ];
 
-/// Two ranks, each with a child, a grandchild in a session of its own, and one that nobody waits for.
+/// A rank with a child, a child in another session, and an orphan in another session that has a child itself.
 const FAMILY: &str = "sleep 1000 & setsid sleep 1000 & (setsid sh -c 'sleep 1000 & sleep 1000' &) ; \
                       touch $READY.$RANK; wait";
 
-/// Waits until the whole family is there.
+/// Starts two such ranks, and waits until all processes run.
 fn family() -> (Running, TempDir) {
     let folder = TempDir::new().unwrap();
     let ready = folder.path().join("ready");
     let running = Launcher::script(&["--nproc-per-node=2"], FAMILY).env("READY", &ready).start();
     running.wait_for_file(&ready.with_extension("0"));
     running.wait_for_file(&ready.with_extension("1"));
-    // The launcher, the guard, and two times a rank, two sleepers, a shell with two more.
+    // The launcher, the guard, and per rank: itself, two sleepers, and a shell with two more. A shell may replace
+    // itself by its last command: hence 2 fewer.
     wait_for("the family", || (running.left().len() >= 14 - 2).then_some(()));
     (running, folder)
 }
@@ -58,7 +59,7 @@ fn a_killed_process_group_leaves_nothing() {
 }
 
 fn launcher_and_guard_killed_at_once_leave_no_rank() {
-    // Nobody is left to look for anything but the ranks themselves: the kernel ends those.
+    // No process is left to search for descendants, but the kernel kills the ranks by their parent-death signal.
     let folder = TempDir::new().unwrap();
     let ready = folder.path().join("ready");
     let script = "touch $READY.$RANK; exec sleep 1000";
@@ -67,7 +68,7 @@ fn launcher_and_guard_killed_at_once_leave_no_rank() {
     running.wait_for_file(&ready.with_extension("1"));
     let guard = running.guard();
     assert_eq!(children(guard.as_raw_pid()).len(), 2);
-    // Stopped first, so that neither sees the other die.
+    // Both are stopped first, so that neither notices the other's death.
     kill_process(guard, Signal::STOP).unwrap();
     running.signal(Signal::STOP);
     kill_process(guard, Signal::KILL).unwrap();
@@ -86,15 +87,15 @@ fn a_launcher_killed_at_any_moment_leaves_nothing() {
     }
 }
 
-fn what_ranks_leave_behind_is_ended_with_the_run() {
-    // They hold the rank's outputs open, too.
+fn background_processes_end_with_the_run() {
+    // The background processes also hold the rank's output pipes open.
     let ended = Launcher::script(&["--nproc-per-node=2"], "(setsid sleep 1000 &); sleep 1000 & echo done").end();
     assert_eq!((ended.code, ended.out.lines().count()), (Some(0), 2));
 }
 
-fn what_hides_is_found() {
-    // Without environment, in a session of its own, its parent gone. Found by its arguments here, by the guard as a
-    // descendant.
+fn hidden_processes_are_found() {
+    // A process with an empty environment, in another session, whose parent has ended. This test finds it by its
+    // arguments, the guard as a descendant.
     let folder = TempDir::new().unwrap();
     let script = "(setsid env -i sh -c \"touch $READY.$RANK; sleep 1000; :\" $TOKEN &); \
                   while ! [ -e $READY.0 ] || ! [ -e $READY.1 ]; do sleep 0.01; done; [ $RANK = 1 ] && exit 1; sleep 1000";

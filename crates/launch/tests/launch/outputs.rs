@@ -1,4 +1,4 @@
-//! Prefixes, files, floods.
+//! The ranks' output: prefixes, files, floods.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use crate::launcher::Launcher;
 crate::tests![
     each_line_has_its_ranks_prefix_and_stream,
     lines_are_never_mixed,
-    bytes_that_are_no_text_pass_through,
-    a_last_line_without_end_is_ended,
+    bytes_that_are_not_utf8_pass_through,
+    a_last_line_without_newline_gets_one,
     a_flood_without_end_of_line_takes_bounded_memory,
     redirected_outputs_go_to_files_only,
     teed_outputs_go_to_both,
@@ -29,7 +29,7 @@ fn each_line_has_its_ranks_prefix_and_stream() {
 }
 
 fn lines_are_never_mixed() {
-    // Each line is written in two parts, so that whoever passes parts on mixes them.
+    // Each line is written in two parts, which would mix if the launcher passed on parts.
     let script = "i=0; while [ $i -lt 300 ]; do printf 'a%s' $RANK; printf 'b%s\\n' $RANK; i=$((i+1)); done";
     let ended = Launcher::script(&["--nproc-per-node", "4"], script).end();
     assert_eq!(ended.out.lines().count(), 1200);
@@ -39,12 +39,12 @@ fn lines_are_never_mixed() {
     }
 }
 
-fn bytes_that_are_no_text_pass_through() {
+fn bytes_that_are_not_utf8_pass_through() {
     let ended = Launcher::script(&[], r"printf '\377\000\200\r\n'").end();
     assert_eq!(ended.raw_out, b"[rank0]: \xff\x00\x80\r\n");
 }
 
-fn a_last_line_without_end_is_ended() {
+fn a_last_line_without_newline_gets_one() {
     let ended = Launcher::script(&[], "printf 'one\\ntwo'").end();
     assert_eq!(ended.out, "[rank0]: one\n[rank0]: two\n");
 }
@@ -59,7 +59,7 @@ fn a_flood_without_end_of_line_takes_bounded_memory() {
     assert!(ended.out.lines().all(|line| line.starts_with("[rank0]: ") && line.len() < 70_000));
 }
 
-/// The one folder that a run made below its base.
+/// The only folder that a run made in `base`.
 fn run_folder(base: &TempDir) -> PathBuf {
     let folders: Vec<PathBuf> = fs::read_dir(base).unwrap().map(|it| it.unwrap().path()).collect();
     assert_eq!(folders.len(), 1, "{folders:?}");

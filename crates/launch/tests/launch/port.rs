@@ -1,13 +1,13 @@
-//! Ports for tests that run side by side, in this process and in others.
+//! Ports for tests that run in parallel, in this process and in others.
 
 use std::fs::File;
 use std::net::TcpListener;
 use std::sync::Mutex;
 
-/// A port that nobody uses now, and that no other test takes until this process ends. It is below those that the system
-/// gives to whoever asks for any.
+/// A port that is free now, and that no other test takes until this process ends. It is below the ephemeral ports that
+/// the system assigns.
 pub fn free_port() -> u16 {
-    // A file's lock goes with the process, however that ends.
+    // The system releases a file's lock however the process ends.
     static HELD: Mutex<Vec<File>> = Mutex::new(Vec::new());
     let mut held = HELD.lock().unwrap();
     let first = std::process::id() % 20_000;

@@ -10,18 +10,18 @@ use crate::launcher::{Launcher, PROGRAM, Running, wait_for};
 
 crate::tests![
     sigterm_reaches_the_ranks_and_ends_the_run,
-    what_a_rank_started_gets_sigterm_too,
-    what_a_rank_started_has_the_grace_period_too,
+    children_of_ranks_get_sigterm_too,
+    children_of_ranks_have_the_grace_period_too,
     no_restart_follows_a_signal,
-    no_restart_follows_a_signal_that_comes_after_a_failure,
+    no_restart_follows_a_signal_after_a_failure,
     a_second_interrupt_kills_at_once,
-    sigusr1_is_passed_on_and_the_run_goes_on,
+    sigusr1_is_forwarded_and_the_run_continues,
     signals_that_were_ignored_stay_ignored,
-    chosen_signals_are_passed_on,
+    chosen_signals_are_forwarded,
 ];
 
-/// A shell runs what it puts into the background with SIGINT ignored, nohup with SIGHUP, and launchers respect that. Handlers
-/// here make it the default for whatever these tests start.
+/// Shells start background jobs with SIGINT ignored, nohup with SIGHUP ignored, and launchers respect that. With a
+/// handler here, the processes that these tests start have the default action instead.
 pub fn restore_ignored() {
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGHUP] {
         signal_hook::flag::register_conditional_default(signal, Arc::new(true.into())).unwrap();
@@ -41,28 +41,28 @@ fn sigterm_reaches_the_ranks_and_ends_the_run() {
     let running = start(&[], script);
     running.signal(Signal::TERM);
     let ended = running.end();
-    // The run was not finished, however well the ranks took it.
+    // The rank exited with 0, but the run did not finish.
     assert_eq!((ended.code, ended.out.as_str()), (Some(143), "[rank0]: told 0\n"));
     ended.says("ended by signal 15 (SIGTERM)");
 }
 
-/// The rank, which dies of SIGTERM at once, and its child, which says something first.
+/// A rank that dies of SIGTERM at once, and its child, which prints something before it exits.
 const WRAPPED: &str =
     "sh -c 'trap \"sleep $HOLD; echo child; exit 0\" TERM; touch $READY; while true; do sleep 0.01; done'; exit 0";
 
-fn what_a_rank_started_gets_sigterm_too() {
+fn children_of_ranks_get_sigterm_too() {
     let running = start(&[], WRAPPED);
     running.signal(Signal::TERM);
     let ended = running.end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(143), "[rank0]: child\n"));
 }
 
-fn what_a_rank_started_has_the_grace_period_too() {
+fn children_of_ranks_have_the_grace_period_too() {
     let running = start(&["--grace-period=0.1"], &WRAPPED.replace("$HOLD", "1000"));
     running.signal(Signal::TERM);
     assert_eq!(running.end().out, "");
 
-    // Also where the rank itself had ended before.
+    // Also if the rank itself has ended before.
     let script = format!("[ $RANK = 0 ] && {{ {} & exit 0; }}; sleep 1000", WRAPPED.trim_end_matches("; exit 0"));
     let running = start(&["--nproc-per-node=2"], &script);
     running.signal(Signal::TERM);
@@ -76,12 +76,12 @@ fn no_restart_follows_a_signal() {
     assert_eq!((ended.code, ended.err.contains("restart")), (Some(143), false));
 }
 
-/// Rank 1 fails. Rank 0 is told to end then, and does so when it is told once more, or may go.
+/// Rank 1 fails. Rank 0 then gets SIGTERM, but ends only at the next signal, or when `$READY.go` exists.
 pub const FAILS_AND_LINGERS: &str = "[ $RANK = 1 ] && { while ! [ -e $READY ]; do sleep 0.01; done; exit 5; }; \
      trap 'n=${n}x; touch $READY.$n; [ $n = xx ] && exit 0' TERM INT HUP; touch $READY; \
      while ! [ -e $READY.go ]; do sleep 0.01; done";
 
-fn no_restart_follows_a_signal_that_comes_after_a_failure() {
+fn no_restart_follows_a_signal_after_a_failure() {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let folder = TempDir::new().unwrap();
         let ready = folder.path().join("ready");
@@ -90,7 +90,7 @@ fn no_restart_follows_a_signal_that_comes_after_a_failure() {
         running.wait_for_file(&ready.with_extension("x"));
         running.signal(signal);
         let ended = running.end();
-        // What failed is told nevertheless.
+        // The failure is reported nevertheless.
         assert_eq!((ended.code, ended.err.contains("restart")), (Some(5), false), "{}", ended.err);
         ended.says("rank 1 failed: exit code 5");
     }
@@ -108,7 +108,7 @@ fn a_second_interrupt_kills_at_once() {
     assert_eq!(running.end().code, Some(130));
 }
 
-fn sigusr1_is_passed_on_and_the_run_goes_on() {
+fn sigusr1_is_forwarded_and_the_run_continues() {
     let script = "trap 'echo saved; exit 0' USR1; touch $READY; while true; do sleep 0.01; done";
     let running = start(&[], script);
     running.signal(Signal::USR1);
@@ -130,7 +130,7 @@ fn signals_that_were_ignored_stay_ignored() {
     assert!(child.wait().unwrap().success());
 }
 
-fn chosen_signals_are_passed_on() {
+fn chosen_signals_are_forwarded() {
     let script = "trap 'echo urgent; exit 0' URG; touch $READY; while true; do sleep 0.01; done";
     let running = start(&["--signals-to-handle=SIGURG,TERM"], script);
     running.signal(Signal::URG);

@@ -1,4 +1,4 @@
-//! Whoever else can connect to where the launchers of several nodes meet.
+//! Strangers: programs without the secret that connect to the launchers' endpoint.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -13,21 +13,21 @@ use crate::nodes::{SECRET, both, node};
 use crate::port::free_port;
 
 crate::tests![
-    strangers_that_say_anything_do_no_harm,
-    who_was_refused_is_not_heard,
+    strangers_that_send_garbage_do_no_harm,
+    a_refused_stranger_cannot_end_the_run,
     a_flood_of_strangers_keeps_no_node_out,
-    another_secret_is_told_of_on_both_nodes,
-    ranks_are_not_told_the_secret,
-    several_nodes_need_a_secret_or_the_word_insecure,
-    what_passed_between_nodes_means_nothing_later,
-    at_the_loopback_nobody_else_can_connect,
+    a_wrong_secret_is_reported_on_both_nodes,
+    ranks_do_not_get_the_secret,
+    several_nodes_need_a_secret_or_insecure,
+    replayed_messages_are_refused,
+    a_loopback_endpoint_listens_on_that_address_only,
 ];
 
 fn connect(port: u16) -> TcpStream {
     wait_for("the port", || TcpStream::connect(("127.0.0.1", port)).ok())
 }
 
-fn strangers_that_say_anything_do_no_harm() {
+fn strangers_that_send_garbage_do_no_harm() {
     let port = free_port();
     let first = node(port, &["--node-rank=0"], "echo $RANK").start();
     let mut strangers: Vec<TcpStream> = (0..3).map(|_| connect(port)).collect();
@@ -37,7 +37,7 @@ fn strangers_that_say_anything_do_no_harm() {
     assert_eq!(first.end().code, Some(0));
 }
 
-/// A greeting of a launcher without secrets, for another run; and then that the run is to end.
+/// The greeting of an older launcher, which had no secrets, for another run; and then a message that ends the run.
 const ENDS_THE_RUN: &str = concat!(
     r#"{"Hello":{"protocol":3,"run_id":"other","nnodes":2,"node_rank":1,"nproc":1,"max_restarts":0,"#,
     r#""keep_alive":[5000,15000],"host":"stranger"}}"#,
@@ -46,12 +46,12 @@ const ENDS_THE_RUN: &str = concat!(
     "\n"
 );
 
-fn who_was_refused_is_not_heard() {
+fn a_refused_stranger_cannot_end_the_run() {
     let port = free_port();
     let first = node(port, &["--node-rank=0"], "echo $RANK").start();
     let mut stranger = connect(port);
     stranger.write_all(ENDS_THE_RUN.as_bytes()).unwrap();
-    // Until nobody listens to it any more: whatever it has done is done.
+    // Until node 0 closes the connection: then everything that was sent has had its effect.
     let _closed = stranger.read_to_end(&mut Vec::new());
     assert_eq!(node(port, &["--node-rank=1"], "echo $RANK").end().code, Some(0));
     assert_eq!(first.end().code, Some(0));
@@ -61,15 +61,15 @@ fn a_flood_of_strangers_keeps_no_node_out() {
     let port = free_port();
     let first = node(port, &["--node-rank=0"], "echo $RANK").start();
     let silent: Vec<TcpStream> = (0..600).map(|_| connect(port)).collect();
-    // Few of them are kept, and the others are told so by the end of their connections.
+    // Node 0 keeps a few of them and closes the others.
     let open = || fs::read_dir(format!("/proc/{}/fd", first.guard().as_raw_pid())).unwrap().count();
-    wait_for("an end of most connections", || (open() < 250).then_some(()));
+    wait_for("most connections to close", || (open() < 250).then_some(()));
     assert_eq!(node(port, &["--node-rank=1"], "echo $RANK").end().code, Some(0));
     assert_eq!(first.end().code, Some(0));
     drop(silent);
 }
 
-fn another_secret_is_told_of_on_both_nodes() {
+fn a_wrong_secret_is_reported_on_both_nodes() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("secret");
     fs::write(&file, "another secret of theirs").unwrap();
@@ -90,19 +90,19 @@ fn another_secret_is_told_of_on_both_nodes() {
     first.says("refused 127.0.0.1, which does not know this run's secret");
 }
 
-fn ranks_are_not_told_the_secret() {
+fn ranks_do_not_get_the_secret() {
     for ended in both(&[], "env; cat /proc/$PPID/environ /proc/$PPID/cmdline | tr '\\0' '\\n'").map(Running::end) {
         assert_eq!(ended.code, Some(0));
         assert!(ended.out.contains("MASTER_ADDR=127.0.0.1") && !ended.out.contains(SECRET), "{}", ended.out);
     }
 }
 
-fn several_nodes_need_a_secret_or_the_word_insecure() {
+fn several_nodes_need_a_secret_or_insecure() {
     let port = free_port();
     let without = |options: &[&str]| node(port, options, "echo $RANK").env("OVERDRIVE_SECRET", "");
     let ended = without(&[]).end();
     assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""));
-    ended.says("2 nodes need a secret that strangers do not know");
+    ended.says("2 nodes need a secret, the same on all of them");
     let short = without(&[]).env("OVERDRIVE_SECRET", "short").end();
     assert_eq!(short.code, Some(2));
     short.says("the secret has 5 characters; give 16 to 4096");
@@ -111,7 +111,7 @@ fn several_nodes_need_a_secret_or_the_word_insecure() {
     assert_eq!(first.end().code, Some(0));
 }
 
-/// Passes bytes on between one node and `port`, and returns what the node said.
+/// Forwards bytes between one node and `port`, and returns what the node sent.
 fn overhear(listener: TcpListener, port: u16) -> JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let node = listener.accept().unwrap().0;
@@ -133,17 +133,17 @@ fn overhear(listener: TcpListener, port: u16) -> JoinHandle<Vec<u8>> {
     })
 }
 
-fn what_passed_between_nodes_means_nothing_later() {
+fn replayed_messages_are_refused() {
     let (port, listener) = (free_port(), TcpListener::bind("127.0.0.1:0").unwrap());
-    let behind = listener.local_addr().unwrap().port();
+    let relay = listener.local_addr().unwrap().port();
     let first = node(port, &["--node-rank=0"], "exit 3").start();
     let overheard = overhear(listener, port);
-    let second = node(behind, &["--node-rank=1"], "exit 3").end();
+    let second = node(relay, &["--node-rank=1"], "exit 3").end();
     assert_eq!((first.end().code, second.code), (Some(3), Some(3)));
     let heard = overheard.join().unwrap();
     assert!(String::from_utf8_lossy(&heard).contains("\"Ended\""));
 
-    // The same run again: what ended it before does not take a place in it, nor end it.
+    // The same run again: the recorded messages neither join it nor end it.
     let again = node(port, &["--node-rank=0"], "echo $RANK").start();
     let mut stranger = connect(port);
     stranger.write_all(&heard).unwrap();
@@ -154,7 +154,7 @@ fn what_passed_between_nodes_means_nothing_later() {
     again.says("refused 127.0.0.1, which does not know");
 }
 
-fn at_the_loopback_nobody_else_can_connect() {
+fn a_loopback_endpoint_listens_on_that_address_only() {
     let port = free_port();
     let first = node(port, &["--node-rank=0"], "echo $RANK").start();
     drop(connect(port));

@@ -1,4 +1,4 @@
-//! Fused and listed steps against the arithmetic of their papers.
+//! Fused and foreach steps compared with the formulas of their papers.
 
 use overdrive_core::Optimizer;
 use overdrive_optim::{AdamW, Lion, RmsProp, Sgd};
@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 use crate::{CPU, assert_close, params, set_grads};
 
 #[test]
-fn adamw_is_its_papers_arithmetic_where_some_parameters_lack_gradients() {
+fn adamw_follows_its_papers_formula_when_some_parameters_lack_gradients() {
     let (lr, beta1, beta2, eps, decay) = (0.01f64, 0.8f64, 0.95f64, 1e-6f64, 0.1f64);
     for amsgrad in [false, true] {
         let ours = params(4);
@@ -74,7 +74,7 @@ fn sgd_starts_each_momentum_at_its_own_first_gradient() {
 }
 
 #[test]
-fn the_forms_of_an_optimizer_differ_by_rounding_alone() {
+fn the_forms_of_an_optimizer_differ_only_by_rounding() {
     for amsgrad in [false, true] {
         let build = |params: &[Tensor]| AdamW::builder(params).lr(0.01).weight_decay(0.1).amsgrad(amsgrad);
         let all = [params(4), params(4), params(4), params(4)];
@@ -93,21 +93,21 @@ fn the_forms_of_an_optimizer_differ_by_rounding_alone() {
             }
             for other in &all[1..] {
                 for (one, other) in all[0].iter().zip(other) {
-                    // The counts of steps, and so the capturable form's corrections, are float32.
+                    // Step counts are float32, and so are the capturable form's bias corrections.
                     assert!(other.allclose(one, 1e-5, 1e-7, false), "amsgrad {amsgrad}, step {step}");
                 }
             }
         }
         for other in [&all[1], &all[3]] {
-            all[0].iter().zip(other).for_each(|(one, other)| assert_close(other, one, "without a cast"));
+            all[0].iter().zip(other).for_each(|(one, other)| assert_close(other, one, "no float32 corrections"));
         }
     }
 }
 
-/// A list steps a large tensor in pieces: each element as if it were alone.
+/// The foreach form steps a large tensor in pieces; the result must be the same.
 #[test]
-fn a_large_tensor_steps_as_its_parts_do() {
-    // Beyond two pieces, and no multiple of one.
+fn a_large_tensor_is_stepped_like_its_parts() {
+    // More than two pieces, and not a multiple of the piece size.
     let start = Tensor::randn([3, 300_001], (Kind::Float, CPU));
     type Build = fn(&[Tensor]) -> Box<dyn Optimizer>;
     let builders: [Build; 4] = [

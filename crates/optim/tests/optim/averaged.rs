@@ -8,7 +8,7 @@ use tch::{Kind, Tensor, nn};
 
 use crate::CPU;
 
-/// A model with a weight, a statistic of batch norm and a count.
+/// A model with a weight and a running statistic.
 fn model() -> (nn::VarStore, Tensor, Tensor) {
     let mut vs = nn::VarStore::new(CPU);
     let weight = vs.root().zeros("weight", &[3]);
@@ -52,7 +52,7 @@ fn ema_and_swa_average_from_the_first_update_on() {
 }
 
 #[test]
-fn the_model_has_the_averages_for_a_while_or_for_good() {
+fn the_model_gets_the_averages_temporarily_or_permanently() {
     let (vs, weight, _) = model();
     let mut averaged = AveragedModel::new(&vs, Averaging::Swa).unwrap();
     for value in [1.0, 3.0] {
@@ -62,7 +62,7 @@ fn the_model_has_the_averages_for_a_while_or_for_good() {
     assert_eq!((averaged.apply(|| first(&weight)).unwrap(), first(&weight)), (2.0, 3.0));
     let panicked = catch_unwind(AssertUnwindSafe(|| averaged.apply(|| panic!("in an evaluation"))));
     assert!(panicked.is_err());
-    assert_eq!(first(&weight), 3.0, "its own weights again");
+    assert_eq!(first(&weight), 3.0, "the model has its own weights again");
     assert_eq!(averaged.apply(|| first(&weight)).unwrap(), 2.0);
     averaged.copy_to_model().unwrap();
     assert_eq!(first(&weight), 2.0);
@@ -70,7 +70,7 @@ fn the_model_has_the_averages_for_a_while_or_for_good() {
 }
 
 #[test]
-fn averages_are_saved_and_go_on() {
+fn averages_are_saved_and_resumed() {
     let (vs, weight, _) = model();
     let mut averaged = AveragedModel::new(&vs, Averaging::Swa).unwrap();
     for value in [1.0, 3.0] {
@@ -116,7 +116,7 @@ fn frozen_parameters_are_averaged_too() {
 }
 
 #[test]
-fn averages_of_bfloat16_move_by_less_than_bfloat16_can_say() {
+fn averages_of_bfloat16_weights_keep_updates_too_small_for_bfloat16() {
     let (mut vs, weight, statistic) = model();
     vs.bfloat16();
     set(&weight, 1.0);
@@ -131,17 +131,17 @@ fn averages_of_bfloat16_move_by_less_than_bfloat16_can_say() {
     assert!((average - expected).abs() < 1e-4, "{average}");
     let inside = averaged
         .apply(|| {
-            set(&statistic, 7.0); // statistics that an evaluation computes anew
+            set(&statistic, 7.0); // an evaluation that recomputes statistics
             first(&weight)
         })
         .unwrap();
     assert!((inside - expected).abs() < 0.01, "rounded to bfloat16: {inside}");
-    assert_eq!((first(&weight), first(&statistic)), (2.0, 0.0), "its own again");
+    assert_eq!((first(&weight), first(&statistic)), (2.0, 0.0), "the model's own values again");
     let averages = averaged.averages().unwrap();
     assert_eq!(first(averages[0].tensor()), average, "not rounded");
-    assert_eq!(first(averages[1].tensor()), 7.0, "taken into the averages");
+    assert_eq!(first(averages[1].tensor()), 7.0, "kept in the averages");
 
-    // PyTorch's averages are of the model's dtype.
+    // A state of PyTorch's, whose averages have the model's dtype.
     let mut state = averaged.state_dict().unwrap();
     state.insert("module.weight", Entry::Tensor(Tensor::ones([3], (Kind::BFloat16, CPU))));
     averaged.load_state_dict(&state).unwrap();

@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 use crate::{assert_close, params, set_grads};
 
 #[test]
-fn clipping_scales_all_gradients_to_the_norm_or_leaves_them() {
+fn clipping_scales_all_gradients_or_leaves_them_unchanged() {
     let ours = params(3);
     set_grads(&ours, 1); // the third gets none
     let before: Vec<_> = ours[..2].iter().map(|param| param.grad().copy()).collect();

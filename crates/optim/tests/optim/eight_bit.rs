@@ -1,4 +1,4 @@
-//! Averages of one byte a parameter.
+//! Moment averages with one byte per parameter.
 
 use overdrive_core::{Entry, Optimizer, OptimizerError, Stateful};
 use overdrive_optim::{AdamW, AdamW8Bit, LowPrecision};
@@ -12,8 +12,8 @@ fn numbers(shape: &[i64]) -> Tensor {
     ((Tensor::arange(n, (Kind::Float, CPU)) * 1.7).sin() * 0.1).reshape(shape).set_requires_grad(true)
 }
 
-/// Bytes of a state's tensors a parameter.
-fn bytes_a_parameter(opt: &(impl Optimizer + Stateful)) -> f64 {
+/// The bytes of the state's tensors, per parameter.
+fn bytes_per_parameter(opt: &(impl Optimizer + Stateful)) -> f64 {
     let state = opt.state_dict().unwrap();
     let bytes = |entry: &Entry| match entry {
         Entry::Tensor(tensor) => tensor.numel() * tensor.kind().elt_size_in_bytes(),
@@ -24,7 +24,7 @@ fn bytes_a_parameter(opt: &(impl Optimizer + Stateful)) -> f64 {
 }
 
 #[test]
-fn the_state_of_a_model_is_two_bytes_a_parameter_and_the_scales() {
+fn the_state_takes_two_bytes_per_parameter_plus_the_scales() {
     // A layer of ResNet-50 and one of GPT-2, with their gains and biases.
     let shapes: [&[i64]; 6] = [&[512, 512, 3, 3], &[512], &[512], &[2304, 768], &[2304], &[768]];
     let params = shapes.map(numbers);
@@ -37,13 +37,13 @@ fn the_state_of_a_model_is_two_bytes_a_parameter_and_the_scales() {
     let mut full = AdamW::builder(&params).build().unwrap();
     step(&mut eight);
     step(&mut full);
-    let (eight, full) = (bytes_a_parameter(&eight), bytes_a_parameter(&full));
+    let (eight, full) = (bytes_per_parameter(&eight), bytes_per_parameter(&full));
     assert!(eight < 2.1 && full > 8.0, "{eight} {full}");
 }
 
-/// A regression that both learn from the same start; the rounding of the averages must not show in the end.
+/// Both learn the same regression from the same start; rounding the averages must not change the final loss much.
 #[test]
-fn it_learns_as_the_float32_optimizer_does() {
+fn it_learns_as_well_as_the_float32_optimizer() {
     let inputs = (Tensor::arange(64 * 512, (Kind::Float, CPU)) * 0.13).sin().reshape([512, 64]);
     let wanted = inputs.matmul(&(Tensor::arange(64 * 64, (Kind::Float, CPU)) * 0.71).cos().reshape([64, 64]));
     let learned = |make: &dyn Fn(&Tensor) -> Box<dyn Optimizer>| {
@@ -92,7 +92,7 @@ fn it_takes_bfloat16_and_refuses_float64() {
 }
 
 #[test]
-fn it_goes_on_bit_for_bit_from_a_saved_state() {
+fn it_resumes_bit_for_bit_from_a_saved_state() {
     let params = || [numbers(&[65, 70]), numbers(&[7])];
     let (first, second) = (params(), params());
     let make = |params: &[Tensor]| AdamW8Bit::builder(params).lr(0.01).build().unwrap();

@@ -1,4 +1,4 @@
-//! Groups: what they have of their own, what they have from the optimizer, and what changes later.
+//! Parameter groups: their own options, the optimizer's defaults, and later changes.
 
 use overdrive_core::{Entry, Optimizer, OptimizerError, Stateful};
 use overdrive_optim::{Adam, AdamW, Lion, Muon, Sgd};
@@ -27,7 +27,7 @@ fn model() -> nn::VarStore {
 }
 
 #[test]
-fn what_a_group_says_is_its_own_and_the_rest_is_the_optimizers_whichever_came_first() {
+fn a_groups_options_override_the_optimizers_in_whichever_order_they_are_set() {
     let build = |defaults_first: bool| {
         let group = AdamW::group(params(1)).weight_decay(0.0);
         let opt = AdamW::builder(params(2));
@@ -45,7 +45,7 @@ fn what_a_group_says_is_its_own_and_the_rest_is_the_optimizers_whichever_came_fi
 }
 
 #[test]
-fn a_group_that_comes_later_has_the_optimizers_options_and_trains() {
+fn a_group_added_later_has_the_builders_options_and_trains() {
     let (first, later) = (params(2), params(3));
     let mut opt = Sgd::builder(&first).lr(0.5).momentum(0.9).build().unwrap();
     set_grads(&first, 1);
@@ -69,11 +69,11 @@ fn a_group_that_comes_later_has_the_optimizers_options_and_trains() {
     assert!(again.unwrap_err().to_string().contains("given twice"));
     assert!(opt.add_param_group(Sgd::group(params(1)).lr(-1.0)).is_err());
     assert!(matches!(opt.add_param_group(Sgd::group(Vec::<Tensor>::new())), Err(OptimizerError::NoParameters)));
-    assert_eq!((opt.num_groups(), opt.params().len()), (2, 5), "what was refused is not there");
+    assert_eq!((opt.num_groups(), opt.params().len()), (2, 5), "refused groups are not added");
 }
 
 #[test]
-fn options_change_while_it_trains_or_not_at_all() {
+fn options_change_during_training_or_an_error_changes_none() {
     let ours = params(2);
     let mut opt = Adam::builder(&ours).build().unwrap();
     set_grads(&ours, 1);
@@ -98,13 +98,13 @@ fn vectors_and_biases_do_not_decay() {
     let opt =
         Lion::builder(&vs).weight_decay(0.1).decay_groups_except(|name| name.starts_with("embed")).build().unwrap();
     assert_eq!(names(&opt, 0), ["layer.0.weight", "layer.1.weight"]);
-    // Plain tensors are told by their dimensions, and a group that is empty is none.
+    // Tensors without names are split by their dimensions, and an empty group is left out.
     let matrices: Vec<_> = vs.trainable_variables().into_iter().filter(|param| param.dim() > 1).collect();
     assert_eq!(Muon::builder(matrices).decay_groups().build().unwrap().num_groups(), 1);
 }
 
 #[test]
-fn the_layers_behind_have_the_larger_rates() {
+fn later_layers_have_the_larger_rates() {
     let vs = model();
     let layer_of = |name: &str| match name.split('.').collect::<Vec<_>>()[..] {
         ["layer", number, _] => number.parse::<usize>().unwrap() + 1,
@@ -121,7 +121,7 @@ fn the_layers_behind_have_the_larger_rates() {
 }
 
 #[test]
-fn names_are_all_there_or_none_and_each_once() {
+fn all_parameters_or_none_have_names_and_names_are_unique() {
     let [one, other] = [params(1).remove(0), params(1).remove(0)];
     let twice = Sgd::builder([("weight", &one), ("weight", &other)]).build().unwrap_err();
     assert!(twice.to_string().starts_with("parameter `weight`: another parameter has the same name"), "{twice}");
@@ -132,7 +132,7 @@ fn names_are_all_there_or_none_and_each_once() {
 }
 
 #[test]
-fn a_state_goes_by_name_and_not_by_place() {
+fn a_state_is_loaded_by_name_and_not_by_order() {
     let tensors = || {
         let zeros = |size: i64| Tensor::zeros([size], (Kind::Float, CPU)).set_requires_grad(true);
         (zeros(3), zeros(3))
@@ -149,7 +149,7 @@ fn a_state_goes_by_name_and_not_by_place() {
     let state = crate::state::copied(&opt.state_dict().unwrap());
     assert!(state.get("state.a.exp_avg").is_ok() && state.text("param_groups.0.param_names.1").unwrap() == "b");
 
-    // The same model, written in another order: of one shape, so that nothing but the names tells.
+    // The same parameters in another order, with equal shapes: only the names tell them apart.
     let (a2, b2) = tensors();
     let mut turned = build([("b", &b2), ("a", &a2)]);
     turned.load_state_dict(&state).unwrap();
@@ -164,7 +164,7 @@ fn a_state_goes_by_name_and_not_by_place() {
         assert!(of(&opt).equal(&of(&turned)), "{key}");
     }
 
-    // Other names are refused whole.
+    // A state with other names is refused and changes nothing.
     let (a3, c3) = tensors();
     let mut other = build([("a", &a3), ("c", &c3)]);
     let before = crate::state::copied(&other.state_dict().unwrap());
@@ -172,7 +172,7 @@ fn a_state_goes_by_name_and_not_by_place() {
     assert!(refused.contains("`c`") && refused.contains("`b`"), "{refused}");
     crate::state::assert_same(&other.state_dict().unwrap(), &before, "refused");
 
-    // Without names it goes by the order, shapes checked.
+    // Without names, states are loaded by order, and shapes are checked.
     let mut unnamed = AdamW::builder([&a3, &c3]).build().unwrap();
     unnamed.load_state_dict(&state).unwrap();
     assert!(unnamed.state_dict().unwrap().get("state.1.exp_avg").is_ok());

@@ -13,7 +13,7 @@ fn loss(params: &[Tensor]) -> Tensor {
 }
 
 #[test]
-fn it_is_the_same_training_without_the_gradients() {
+fn it_trains_as_the_plain_optimizer_and_frees_the_gradients() {
     let (inside, outside) = (params(5), params(5));
     let build = |params: &[Tensor]| {
         AdamW::builder(&params[..2]).lr(0.1).weight_decay(0.1).add_param_group(AdamW::group(&params[2..]).lr(0.01))
@@ -27,7 +27,11 @@ fn it_is_the_same_training_without_the_gradients() {
             outside_opt.set_lr(0, 0.2).unwrap();
         }
         loss(&inside).backward();
-        assert!(inside.iter().all(|param| !param.grad().defined()), "each is freed as soon as it has been used");
+        assert!(
+            inside.iter().all(|param| !param.grad().defined()),
+            "each gradient is freed as soon as it has been \
+                                                                     used"
+        );
         loss(&outside).backward();
         inside_opt.step().unwrap();
         outside_opt.step().unwrap();
@@ -40,8 +44,8 @@ fn it_is_the_same_training_without_the_gradients() {
     drop(inside_opt);
     let before = inside[0].detach().copy();
     loss(&inside).backward();
-    assert!(inside[0].grad().defined() && inside[0].equal(&before), "dropped, it steps no more");
-    // The parameters are free for another.
+    assert!(inside[0].grad().defined() && inside[0].equal(&before), "a dropped optimizer does not step");
+    // Another optimizer can have the parameters now.
     let mut again = Sgd::builder(&inside).build_in_backward().unwrap();
     loss(&inside).backward();
     again.step().unwrap();
@@ -56,12 +60,12 @@ fn parameters_that_cannot_be_stepped_in_backward_are_named() {
     assert!(matches!(&taken, OptimizerError::InvalidParameter { parameter, .. } if parameter == "number 1"), "{taken}");
     let frozen = Sgd::builder([Tensor::ones([2], DOUBLE)]).build_in_backward().unwrap_err();
     assert!(frozen.to_string().contains("requires a gradient"), "{frozen}");
-    // A builder that was refused leaves nothing behind.
+    // A refused build removes its hooks.
     Sgd::builder(&ours[..1]).build_in_backward().unwrap();
 }
 
 #[test]
-fn an_error_in_backward_comes_out_of_the_step() {
+fn step_returns_an_error_of_the_backward_pass() {
     let ours = params(2);
     let mut opt = AdamW::builder(&ours).build_in_backward().unwrap();
     loss(&ours).backward();
@@ -75,7 +79,7 @@ fn an_error_in_backward_comes_out_of_the_step() {
 }
 
 #[test]
-fn what_has_to_come_before_its_step_is_refused() {
+fn wrappers_that_act_before_the_step_are_refused() {
     let build = || Sgd::builder(params(1)).build_in_backward().unwrap();
     assert!(build().behavior().steps_in_backward);
     for refused in [Lookahead::new(build(), 2, 0.5).map(drop), Sam::new(build(), 0.05).map(drop)] {
@@ -85,7 +89,7 @@ fn what_has_to_come_before_its_step_is_refused() {
 }
 
 #[test]
-fn a_group_that_comes_later_is_stepped_in_backward_too() {
+fn a_group_added_later_is_stepped_in_backward_too() {
     let ours = params(3);
     let mut opt = Sgd::builder(&ours[..1]).lr(0.1).build_in_backward().unwrap();
     opt.add_param_group(Sgd::group(&ours[1..]).lr(0.2)).unwrap();
@@ -114,7 +118,7 @@ fn gradients_that_are_used_up_in_backward_cannot_be_clipped() {
 }
 
 #[test]
-fn a_group_that_needs_all_gradients_is_told_of_when_it_comes_later() {
+fn a_group_added_later_that_needs_all_gradients_is_an_error() {
     let [one, other] = [(); 2].map(|()| Tensor::ones([3], DOUBLE).set_requires_grad(true));
     let mut opt = Lamb::builder([&one]).build_in_backward().unwrap();
     opt.add_param_group(Lamb::group([&other]).max_grad_norm(Some(0.1))).unwrap();
@@ -125,7 +129,7 @@ fn a_group_that_needs_all_gradients_is_told_of_when_it_comes_later() {
 }
 
 #[test]
-fn an_optimizer_of_parameters_that_another_steps_in_backward_is_refused() {
+fn a_plain_optimizer_refuses_parameters_that_another_steps_in_backward() {
     let params = params(2);
     let mut plain = Sgd::builder([("weight", &params[0])]).build().unwrap();
     let in_backward = Sgd::builder(&params).build_in_backward().unwrap();

@@ -1,4 +1,4 @@
-//! Parameter groups that come while it trains, through the optimizers around them and into states.
+//! Parameter groups that are added during training: in wrappers, in joint optimizers, and in saved states.
 
 use overdrive_core::{Optimizer, Stateful, TchOptimizer};
 use overdrive_optim::{AdamW, Joint, Lookahead, RmsProp, Sam, Sgd};
@@ -19,7 +19,7 @@ fn values(weights: &[&Tensor]) -> Vec<f64> {
     weights.iter().map(|weight| weight.double_value(&[0])).collect()
 }
 
-/// A step of -1 at a learning rate of 1.
+/// A step with a gradient of 1.
 fn descend(opt: &mut dyn Optimizer, weights: &[&Tensor]) {
     weights.iter().for_each(|weight| weight.sum(Kind::Double).backward());
     opt.step().unwrap();
@@ -27,13 +27,13 @@ fn descend(opt: &mut dyn Optimizer, weights: &[&Tensor]) {
 }
 
 #[test]
-fn sam_ascends_along_a_group_that_came_later() {
+fn sam_ascends_along_a_group_added_later() {
     let [one, other] = [weight(), weight()];
     let mut opt = Sam::new(sgd("one", &one), 0.5).unwrap();
     opt.inner_mut().add_param_group(Sgd::group([("other", &other)])).unwrap();
     [&one, &other].iter().for_each(|weight| weight.square().sum(Kind::Double).backward());
     opt.ascend().unwrap();
-    // Along (16, 16), of which half a unit is 0.35 each.
+    // Half a unit along the gradient (16, 16) is 0.35 in each direction.
     for moved in values(&[&one, &other]) {
         assert!((moved - 8.0 - 0.5 / 2f64.sqrt()).abs() < 1e-9, "{moved}");
     }
@@ -42,19 +42,19 @@ fn sam_ascends_along_a_group_that_came_later() {
 }
 
 #[test]
-fn slow_weights_of_a_group_that_came_later_start_where_it_is() {
+fn slow_weights_of_a_group_added_later_start_at_its_weights() {
     let [one, other] = [weight(), weight()];
     let mut opt = Lookahead::new(sgd("one", &one), 2, 0.5).unwrap();
     descend(&mut opt, &[&one, &other]);
     let _ = other.grad().zero_();
     opt.inner_mut().add_param_group(Sgd::group([("other", &other)])).unwrap();
-    // Saved before the slow weights of the new group are there.
+    // Saved before the new group has slow weights.
     let state = opt.state_dict().unwrap().copied().unwrap();
     let rest = |opt: &mut Lookahead<Sgd>, one: &Tensor, other: &Tensor| {
         (0..3).for_each(|_| descend(opt, &[one, other]));
         values(&[one, other])
     };
-    // one: 8, slow 8, 7, 6 -> 7, 6, 5 -> 6; other begins a step later: 8, 7 -> 7.5, 6.5, 5.5 -> 6.5
+    // one: 8, slow 8, 7, 6 -> 7, 6, 5 -> 6; other starts one step later: 8, 7 -> 7.5, 6.5, 5.5 -> 6.5
     assert_eq!(rest(&mut opt, &one, &other), [6.0, 6.5]);
 
     let [one, other] = [weight() - 1.0, weight()].map(|it| it.detach().set_requires_grad(true));
@@ -65,7 +65,7 @@ fn slow_weights_of_a_group_that_came_later_start_where_it_is() {
 }
 
 #[test]
-fn wrappers_follow_variables_that_tch_s_optimizer_takes_in() {
+fn wrappers_include_variables_that_tchs_optimizer_adds() {
     let vs = nn::VarStore::new(CPU);
     let one = vs.root().ones("one", &[1]);
     let tch = || TchOptimizer::new(nn::Sgd::default().build(&vs, 1.0).unwrap());
@@ -73,7 +73,7 @@ fn wrappers_follow_variables_that_tch_s_optimizer_takes_in() {
     lookahead.step().unwrap();
     let other = vs.root().ones("other", &[1]);
     let backward = || (one.square() + other.square()).sum(Kind::Float).backward();
-    // tch takes a variable in at the next step.
+    // tch adds a new variable at its next step.
     sam.step().unwrap();
     backward();
     sam.ascend().unwrap();
@@ -84,12 +84,12 @@ fn wrappers_follow_variables_that_tch_s_optimizer_takes_in() {
     backward();
     let before = values(&[&one, &other]);
     lookahead.step().unwrap();
-    // A whole step of -2, and half of it back.
+    // A step of -2, then half of it back.
     assert_eq!(values(&[&one, &other]), [before[0] - 1.0, before[1] - 1.0]);
 }
 
 #[test]
-fn a_slow_weight_saved_without_names_goes_by_its_place() {
+fn slow_weights_saved_without_names_are_loaded_by_order() {
     let [one, other] = [weight(), weight()];
     let unnamed = Sgd::builder([one.shallow_clone()]).lr(1.0).build().unwrap();
     let mut opt = Lookahead::new(unnamed, 2, 0.5).unwrap();
@@ -97,7 +97,7 @@ fn a_slow_weight_saved_without_names_goes_by_its_place() {
     let mut named = Lookahead::new(sgd("other", &other), 2, 0.5).unwrap();
     named.load_state_dict(&opt.state_dict().unwrap()).unwrap();
     descend(&mut named, &[&other]);
-    // From 8 to 7, half of the way back to the slow 8.
+    // A step from 8 to 7, then half of the way back to the slow weight, 8.
     assert_eq!(values(&[&other]), [7.5]);
 }
 
@@ -121,7 +121,7 @@ fn groups_of_a_joint_optimizer_keep_their_numbers() {
     assert_eq!(rates(&opt), [1.0, 0.2, 0.5, 0.3]);
     assert!(opt.set_lr(4, 0.5).unwrap_err().to_string().contains("group 4"));
 
-    // One that has got its groups in another order takes over the saved one.
+    // An optimizer whose groups were added in another order takes over the saved order.
     let state = opt.state_dict().unwrap();
     let mut resumed = joint();
     resumed.optimizers_mut().0.add_param_group(Sgd::group([("c", &weights[2])])).unwrap();
@@ -137,7 +137,7 @@ fn groups_of_a_joint_optimizer_keep_their_numbers() {
 }
 
 #[test]
-fn a_state_of_more_groups_says_so() {
+fn a_state_with_more_groups_is_refused() {
     let [one, other] = [weight(), weight()];
     let mut opt = sgd("one", &one);
     opt.add_param_group(Sgd::group([("other", &other)])).unwrap();
@@ -147,7 +147,7 @@ fn a_state_of_more_groups_says_so() {
 }
 
 #[test]
-fn a_momentum_that_was_cycled_down_to_0_is_saved_and_goes_on() {
+fn a_momentum_that_was_cycled_down_to_0_keeps_its_state_when_saved() {
     let [one, other] = [weight(), weight()];
     let build = |weight: &Tensor| Sgd::builder([weight.shallow_clone()]).lr(1.0).momentum(0.5).build().unwrap();
     let mut opt = build(&one);
@@ -158,12 +158,12 @@ fn a_momentum_that_was_cycled_down_to_0_is_saved_and_goes_on() {
     assert_eq!(resumed.momentum(0), Some(0.0));
     resumed.set_momentum(0, 0.5).unwrap();
     descend(&mut resumed, &[&other]);
-    // 1 + 0.5 of the step before.
+    // A step of 1, plus 0.5 times the step before.
     assert_eq!(values(&[&other]), [6.5]);
 }
 
 #[test]
-fn nesterov_whose_momentum_was_cycled_down_to_0_is_saved_and_changed() {
+fn nesterov_with_a_momentum_cycled_down_to_0_can_be_changed_and_saved() {
     let weight = weight();
     let build = || Sgd::builder([("weight", &weight)]).lr(1.0).momentum(0.5).nesterov(true).build().unwrap();
     let mut opt = build();
@@ -173,14 +173,14 @@ fn nesterov_whose_momentum_was_cycled_down_to_0_is_saved_and_changed() {
     let mut resumed = build();
     resumed.load_state_dict(&opt.state_dict().unwrap()).unwrap();
     assert_eq!((resumed.momentum(0), resumed.lr(0)), (Some(0.0), Some(0.5)));
-    // One without a state of a momentum takes none.
+    // An optimizer without momentum state refuses a momentum.
     let mut other = Sgd::builder([("weight", &weight)]).build().unwrap();
     assert!(other.group_mut(0).unwrap().momentum(0.5).apply().is_err());
     assert!(Sgd::builder([("weight", &weight)]).nesterov(true).build().is_err());
 }
 
 #[test]
-fn a_state_without_momentum_loads_where_there_is_one_and_back() {
+fn a_state_without_momentum_loads_into_an_optimizer_with_it_and_back() {
     let weight = weight();
     let build = |momentum| RmsProp::builder([("weight", &weight)]).lr(0.1).momentum(momentum).build().unwrap();
     let (mut without, mut with) = (build(0.0), build(0.9));
@@ -191,7 +191,7 @@ fn a_state_without_momentum_loads_where_there_is_one_and_back() {
     assert_eq!(with.momentum(0), None, "the options come with the state");
     with.load_state_dict(&of_with).unwrap();
     assert_eq!(with.momentum(0), Some(0.9));
-    // As a load that fails further on puts back what was there.
+    // As a failed load of a joint optimizer restores the previous state.
     without.load_state_dict(&of_with).unwrap();
     without.load_state_dict(&of_without).unwrap();
 }

@@ -1,4 +1,4 @@
-//! bfloat16 parameters whose updates are below their precision.
+//! bfloat16 parameters with updates smaller than their precision.
 
 use overdrive_core::{Optimizer, Stateful};
 use overdrive_optim::{Adafactor, AdamW, AveragedModel, Averaging, Lamb, LowPrecision, Sgd};
@@ -26,7 +26,7 @@ fn descended(kind: Kind, precision: LowPrecision) -> Tensor {
 }
 
 #[test]
-fn small_updates_are_lost_without_help_and_kept_with_it() {
+fn small_updates_are_lost_by_nearest_rounding_and_kept_by_the_other_forms() {
     let mean = |values: &Tensor| values.mean(Kind::Double).double_value(&[]);
     assert_eq!(mean(&descended(Kind::BFloat16, LowPrecision::Nearest)), 1.0);
     // 0.99 is between 253/256 and 254/256.
@@ -34,7 +34,7 @@ fn small_updates_are_lost_without_help_and_kept_with_it() {
     tch::manual_seed(1);
     let by_chance = descended(Kind::BFloat16, LowPrecision::StochasticRounding);
     let error = mean(&by_chance) - 0.99;
-    // One entry's spread is at most that of 100 draws of 1/256 with probability 0.0256.
+    // One entry's standard deviation is at most that of the sum of 100 draws of 1/256 with probability 0.0256.
     let sigma = (100.0 * 0.0256f64).sqrt() / 256.0 / (N as f64).sqrt();
     assert!(error.abs() < 5.0 * sigma, "{error} {sigma}");
     assert!(by_chance.equal(&by_chance.to_kind(Kind::BFloat16).to_kind(Kind::Double)));
@@ -42,18 +42,18 @@ fn small_updates_are_lost_without_help_and_kept_with_it() {
     let plain = descended(Kind::Float, LowPrecision::Nearest);
     assert!(descended(Kind::Float, LowPrecision::StochasticRounding).equal(&plain));
     assert!(descended(Kind::Float, LowPrecision::MasterCopy).equal(&plain));
-    // float16 has no stochastic rounding, and a master copy like bfloat16.
+    // float16 has no stochastic rounding, but master copies work as for bfloat16.
     assert_eq!(mean(&descended(Kind::Half, LowPrecision::StochasticRounding)), 1.0);
     assert!((mean(&descended(Kind::Half, LowPrecision::MasterCopy)) - 0.99).abs() < 5e-4);
 }
 
 #[test]
-fn a_master_copy_is_the_float32_training() {
+fn a_master_copy_equals_float32_training() {
     let (low, full) = (ones(Kind::BFloat16), ones(Kind::Float));
     let mut low_opt = AdamW::builder([low.shallow_clone()]).low_precision(LowPrecision::MasterCopy).build().unwrap();
     let mut full_opt = AdamW::builder([full.shallow_clone()]).build().unwrap();
     for step in 1..20 {
-        // The same gradient for both, one that bfloat16 can hold.
+        // The same gradient for both, exact in bfloat16.
         let grad = (Tensor::arange(N, (Kind::Float, CPU)) * f64::from(step)).sin().to_kind(Kind::BFloat16);
         (&low * &grad).sum(Kind::BFloat16).backward();
         (&full * grad.to_kind(Kind::Float)).sum(Kind::Float).backward();
@@ -78,11 +78,11 @@ fn infinity_and_nan_stay_what_they_are() {
     opt.step().unwrap();
     let values: Vec<f64> = Vec::try_from(param.detach().to_kind(Kind::Double)).unwrap();
     assert!(values[0] == f64::INFINITY && values[1] == f64::NEG_INFINITY && values[2].is_nan(), "{values:?}");
-    assert_eq!(values[3..], [0.0, 3.0], "what bfloat16 can hold is not rounded");
+    assert_eq!(values[3..], [0.0, 3.0], "numbers that are exact in bfloat16 are not rounded");
 }
 
 #[test]
-fn every_kind_of_step_takes_them() {
+fn every_kind_of_step_works_with_every_form() {
     for precision in [LowPrecision::Nearest, LowPrecision::StochasticRounding, LowPrecision::MasterCopy] {
         let param = || {
             let start = Tensor::arange(64, (Kind::Float, CPU)).reshape([8, 8]).sin();
@@ -112,7 +112,7 @@ fn every_kind_of_step_takes_them() {
 }
 
 #[test]
-fn masters_follow_what_others_write_and_keep_what_is_finer_where_nobody_does() {
+fn masters_take_over_written_elements_and_keep_the_precision_of_the_others() {
     let vs = tch::nn::VarStore::new(CPU);
     let mut weight = vs.root().ones("weight", &[2]);
     tch::no_grad(|| weight.set_data(&weight.detach().to_kind(Kind::BFloat16)));
@@ -124,16 +124,16 @@ fn masters_follow_what_others_write_and_keep_what_is_finer_where_nobody_does() {
             weight.sum(Kind::Float).backward();
             opt.step().unwrap();
             opt.zero_grad().unwrap();
-            // An evaluation by the averages: the weights come back as they were.
+            // An evaluation with the averages: afterwards the weights are the same as before.
             ema.apply(|| ()).unwrap();
         }
         Vec::<f32>::try_from(weight.detach().to_kind(Kind::Float)).unwrap()
     };
-    // A hundred steps that each round away.
+    // A hundred steps, each of which bfloat16 would round away.
     let near = |found: &[f32], expected: [f32; 2]| found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 0.006);
     let found = steps(100, &mut ema);
     assert!(near(&found, [0.9, 0.9]), "{found:?}");
-    // One weight is loaded, and nobody is told.
+    // One weight is overwritten, without a call of `params_changed`.
     let _ = tch::no_grad(|| vs.variables()["weight"].get(0).fill_(0.5));
     let found = steps(50, &mut ema);
     assert!(near(&found, [0.45, 0.85]), "{found:?}");

@@ -1,4 +1,4 @@
-//! Steps against the same arithmetic written out, states that are put back, and what the optimizers refuse.
+//! Steps compared with written-out formulas, saved states, and inputs that the optimizers refuse.
 
 mod arithmetic;
 mod averaged;
@@ -19,7 +19,7 @@ use tch::{Device, Kind, Tensor};
 const CPU: Device = Device::Cpu;
 const DOUBLE: (Kind, Device) = (Kind::Double, CPU);
 
-/// The same numbers each time, without libtorch's generator, which the tests of a process share.
+/// The same numbers each time, without libtorch's random generator, which the tests of a process share.
 fn params(n: i64) -> Vec<Tensor> {
     let numbers = |size: i64| (Tensor::arange(2 * size, DOUBLE) * 0.7 + size as f64).sin().reshape([size, 2]);
     (1..=n).map(|size| numbers(size).set_requires_grad(true)).collect()
@@ -82,9 +82,9 @@ fn a_scaled_step_unscales_and_skips_by_the_flag() {
     }
 }
 
-/// PyTorch 2.11 goes on from uninitialised momentum here.
+/// PyTorch 2.11 continues from uninitialised momentum here.
 #[test]
-fn momentum_after_a_skipped_first_step_is_that_of_the_first_good_one() {
+fn momentum_after_a_skipped_first_step_starts_at_the_first_good_step() {
     let (skipped, fresh) = (params(2), params(2));
     let opt = |params: &[Tensor]| Sgd::builder(params).lr(0.1).momentum(0.9).build().unwrap();
     let (mut skipped_opt, mut fresh_opt) = (opt(&skipped), opt(&fresh));
@@ -103,9 +103,9 @@ fn momentum_after_a_skipped_first_step_is_that_of_the_first_good_one() {
     }
 }
 
-/// The kernels walk over parameter and gradient by one index, so both have to lie in memory alike.
+/// The kernels index parameter and gradient alike, so both need the same memory layout.
 #[test]
-fn gradients_of_another_layout_are_stepped_with_rightly() {
+fn gradients_with_another_layout_are_handled() {
     let numbers = Tensor::arange(6, DOUBLE).reshape([2, 3]);
     let transposed = numbers.transpose(0, 1).set_requires_grad(true);
     let plain = transposed.detach().contiguous().set_requires_grad(true);
@@ -142,7 +142,7 @@ fn groups_have_their_own_options_and_mixed_dtypes_step_together() {
     assert_eq!(slow.double_value(&[0]), 0.75);
 }
 
-/// A parameter whose gradient is sparse, as that of an embedding can be.
+/// A parameter whose gradient is sparse, as an embedding's can be.
 fn with_sparse_gradient() -> Tensor {
     let weight = Tensor::ones([6, 2], DOUBLE).set_requires_grad(true);
     Tensor::embedding(&weight, &Tensor::from_slice(&[1i64, 4]), -1, false, true).sum(Kind::Double).backward();
@@ -163,6 +163,6 @@ fn a_sparse_gradient_is_named_and_nothing_is_stepped() {
             .unwrap();
         let error = opt.step().unwrap_err().to_string();
         assert!(error.starts_with("parameter number 2: its gradient is sparse"), "{error}");
-        assert!(dense.iter().zip(&before).all(|(param, before)| param.equal(before)), "half of a step");
+        assert!(dense.iter().zip(&before).all(|(param, before)| param.equal(before)), "no parameter may be stepped");
     }
 }

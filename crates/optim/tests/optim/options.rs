@@ -1,4 +1,4 @@
-//! What the optimizers refuse, and what schedules move.
+//! Options and parameters that optimizers refuse, and the options that schedules change.
 
 use overdrive_core::{Optimizer, OptimizerError};
 use overdrive_optim::{Adafactor, AdafactorForm, Adagrad, Adam, AdamW, Lamb, Lars, Lion, Muon, RmsProp, Sgd};
@@ -29,8 +29,8 @@ fn options_and_parameters_are_checked() {
     assert!(refused(vec![param() * 2.0]).contains("not a leaf"));
     assert!(refused(vec![Tensor::new()]).contains("undefined"));
     let base = Tensor::ones([4, 2], DOUBLE);
-    assert!(refused(vec![base.select(1, 0).set_requires_grad(true)]).contains("does not fill its memory"));
-    assert!(refused(vec![param().detach().select(0, 0).expand([8], false)]).contains("does not fill its memory"));
+    assert!(refused(vec![base.select(1, 0).set_requires_grad(true)]).contains("gaps or overlaps in memory"));
+    assert!(refused(vec![param().detach().select(0, 0).expand([8], false)]).contains("gaps or overlaps in memory"));
     let sparse = base.to_sparse_sparse_dim(2).set_requires_grad(true);
     assert!(refused(vec![sparse]).contains("sparse"));
     let transposed = base.transpose(0, 1).set_requires_grad(true);
@@ -42,7 +42,7 @@ fn options_and_parameters_are_checked() {
 }
 
 #[test]
-fn each_algorithm_refuses_what_its_paper_has_no_meaning_for() {
+fn each_algorithm_refuses_options_outside_their_range() {
     let param = || vec![Tensor::ones([2, 2], DOUBLE).set_requires_grad(true)];
     fn said<T>(result: Result<T, OptimizerError>) -> String {
         result.err().map(|error| error.to_string()).unwrap_or_default()
@@ -58,14 +58,14 @@ fn each_algorithm_refuses_what_its_paper_has_no_meaning_for() {
     assert!(said(Lion::builder(param()).betas(0.9, 1.0).build()).starts_with("beta2 is 1"));
     assert!(said(Lamb::builder(param()).eps(nan).build()).starts_with("eps is NaN"));
     assert!(said(Lars::builder(param()).momentum(1.5).build()).starts_with("momentum is 1.5"));
-    // The options of a group that is not the last are checked as well.
+    // All groups are checked, not only the last one.
     assert!(
         said(Sgd::builder(param()).add_param_group(Sgd::group(param()).lr(-1.0)).lr(1.0).build())
             .starts_with("lr is -1")
     );
     let vector = Tensor::ones([2], DOUBLE).set_requires_grad(true);
     let refused = said(Muon::builder(param()).add_param_group(Muon::group([vector])).build());
-    assert_eq!(refused, "parameter number 1: its shape is [2], but Muon is for matrices: give it to an AdamW");
+    assert_eq!(refused, "parameter number 1: its shape is [2], but Muon is for matrices: use AdamW for it");
     let twice = param();
     let across = said(
         Sgd::builder(param()).add_param_group(Sgd::group(&twice)).add_param_group(Sgd::group([&twice[0]])).build(),
@@ -77,7 +77,7 @@ fn each_algorithm_refuses_what_its_paper_has_no_meaning_for() {
 }
 
 #[test]
-fn momentum_is_what_a_cyclic_schedule_moves() {
+fn momentum_is_the_option_that_a_cyclic_schedule_changes() {
     let param = || vec![Tensor::ones([2, 2], DOUBLE).set_requires_grad(true)];
     let mut adam =
         Adam::builder(param()).betas(0.8, 0.99).add_param_group(Adam::group(param()).betas(0.0, 0.99)).build().unwrap();
@@ -100,7 +100,7 @@ fn momentum_is_what_a_cyclic_schedule_moves() {
         sgd.set_momentum(0, 0.5).unwrap();
         sgd.step().unwrap();
         sgd.step().unwrap();
-        assert!(param[0].double_value(&[0, 0]) < -0.5, "the second step adds to the first");
+        assert!(param[0].double_value(&[0, 0]) < -0.5, "momentum accumulates");
     }
     assert_eq!(Adagrad::builder(param()).build().unwrap().momentum(0), None);
 }

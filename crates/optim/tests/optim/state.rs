@@ -1,4 +1,4 @@
-//! States that are taken, put back and refused.
+//! States that are saved, loaded and refused.
 
 use overdrive_core::{Entry, Optimizer, StateDict, StateError, Stateful};
 use overdrive_optim::{
@@ -74,8 +74,9 @@ fn train(opt: &mut dyn Trained, params: &[Tensor], steps: std::ops::Range<i64>) 
 }
 
 #[test]
-fn every_optimizer_goes_on_bit_for_bit_from_a_saved_state() {
-    // Parameters 2 and 5 lack gradients on odd steps; from 1 on, so that their first step is later than the others'.
+fn every_optimizer_resumes_bit_for_bit_from_a_saved_state() {
+    // Parameters 2 and 5 lack gradients on odd steps. Training starts at step 1, so their first step is later than the
+    // others'.
     for (name, make) in ALL {
         for saved_after in [1, 2, 5] {
             let first = params(6);
@@ -85,7 +86,7 @@ fn every_optimizer_goes_on_bit_for_bit_from_a_saved_state() {
             let second: Vec<_> = first.iter().map(|param| param.detach().copy().set_requires_grad(true)).collect();
             let mut resumed = make(&second);
             if saved_after == 2 {
-                // Into one that has been elsewhere.
+                // Load into an optimizer that has trained before.
                 let elsewhere: Vec<_> = second.iter().map(|param| param.detach().copy()).collect();
                 train(&mut *resumed, &second, 0..3);
                 tch::no_grad(|| {
@@ -137,7 +138,7 @@ fn names_are_pytorchs_and_saved_tensors_are_shared() {
 }
 
 #[test]
-fn a_state_of_something_else_changes_nothing() {
+fn a_state_that_does_not_fit_changes_nothing() {
     let ours = params(2);
     let mut opt = AdamW::builder(&ours).lr(0.5).build().unwrap();
     train(&mut opt, &ours, 0..3);
@@ -180,14 +181,14 @@ fn a_state_of_something_else_changes_nothing() {
         }
         assert_same(&opt.state_dict().unwrap(), &good, key);
     }
-    // Its own state is always good, shared as it is.
+    // Its own state can always be loaded, although it shares the tensors.
     let own = opt.state_dict().unwrap();
     opt.load_state_dict(&own).unwrap();
     assert_same(&opt.state_dict().unwrap(), &good, "own");
 }
 
 #[test]
-fn options_come_with_the_state_and_decide_what_is_kept() {
+fn options_come_from_the_state_and_decide_which_slots_there_are() {
     let ours = params(2);
     let mut saved = Adam::builder(&ours).lr(0.5).betas(0.1, 0.2).amsgrad(true).build().unwrap();
     train(&mut saved, &ours, 0..2);
@@ -229,7 +230,7 @@ fn master_copies_are_saved() {
     assert_same(&unbroken.state_dict().unwrap(), &resumed.state_dict().unwrap(), "master");
 }
 
-/// The counts of steps go up before the kernel reads them.
+/// Step counts are incremented before the kernel reads them, so an error has to undo that.
 #[test]
 fn a_step_that_fails_is_not_counted() {
     let (failing, plain) = (params(3), params(3));
@@ -237,7 +238,7 @@ fn a_step_that_fails_is_not_counted() {
     let (mut failing_opt, mut plain_opt) = (make(&failing), make(&plain));
     train(&mut failing_opt, &failing, 0..2);
     train(&mut plain_opt, &plain, 0..2);
-    // A model that was cast under its optimizer.
+    // The model is cast to another dtype, which its optimizer does not know.
     let was: Vec<_> = failing.iter().map(Tensor::data).collect();
     for param in &failing {
         param.shallow_clone().set_data(&param.data().to_kind(Kind::Float));
@@ -258,7 +259,7 @@ fn a_step_that_fails_is_not_counted() {
 }
 
 #[test]
-fn counts_of_steps_that_are_none_are_refused() {
+fn invalid_step_counts_are_refused() {
     let params = params(2);
     let mut opt = AdamW::builder(&params).lr(0.1).build().unwrap();
     train(&mut opt, &params, 0..2);
@@ -271,7 +272,7 @@ fn counts_of_steps_that_are_none_are_refused() {
 }
 
 #[test]
-fn an_optimizer_in_backward_has_the_state_of_the_same_optimizer() {
+fn an_optimizer_in_backward_has_the_same_state_as_the_plain_one() {
     let (one, other) = (params(3), params(3));
     let mut inside: InBackward<_> = AdamW::builder(&one).build_in_backward().unwrap();
     let mut outside = AdamW::builder(&other).build().unwrap();
@@ -282,7 +283,7 @@ fn an_optimizer_in_backward_has_the_state_of_the_same_optimizer() {
 }
 
 #[test]
-fn the_state_of_adam_is_none_of_adamw() {
+fn adam_and_adamw_refuse_each_others_states() {
     let weight = Tensor::ones([3], (Kind::Float, CPU)).set_requires_grad(true);
     let mut adam = Adam::builder([&weight]).build().unwrap();
     let mut adamw = AdamW::builder([&weight]).build().unwrap();

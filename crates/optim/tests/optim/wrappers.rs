@@ -1,4 +1,4 @@
-//! Lookahead and SAM, around an SGD whose steps are known.
+//! Lookahead, SAM and joint optimizers around an SGD whose steps are known.
 
 use overdrive_core::{Entry, Optimizer, OptimizerError, StateDict, StateError, Stateful};
 use overdrive_optim::{
@@ -16,7 +16,7 @@ fn value(weight: &Tensor) -> f64 {
     weight.double_value(&[0])
 }
 
-/// A step of -1 at a learning rate of 1.
+/// A step with a gradient of 1.
 fn descend(opt: &mut dyn Optimizer, weight: &Tensor) {
     weight.sum(Kind::Double).backward();
     opt.step().unwrap();
@@ -39,7 +39,7 @@ fn lookahead_goes_back_part_of_the_way_every_k_steps() {
     let state = opt.state_dict().unwrap();
     resumed.load_state_dict(&state).unwrap();
     descend(&mut resumed, &weight);
-    assert_eq!(value(&weight), 5.0, "the slow weight of 6.5 is in the state, not the 4.5 of its making");
+    assert_eq!(value(&weight), 5.0, "the slow weight is the saved 6.5, not the 4.5 at which `resumed` was built");
 
     for (key, entry) in [("slow.1", Entry::Int(0)), ("slower", Entry::Int(0)), ("steps", Entry::Int(3))] {
         let mut bad = opt.state_dict().unwrap();
@@ -68,7 +68,7 @@ fn lookahead_moves_float32_masters_with_its_weights() {
 }
 
 #[test]
-fn two_optimizers_with_one_name_are_no_joint_one() {
+fn a_joint_optimizer_refuses_equal_parameter_names() {
     let [one, other] = [weight(), weight()];
     let sgd = |weight: &Tensor| Sgd::builder([("weight", weight)]).build().unwrap();
     let error = Joint::new(sgd(&one), sgd(&other)).unwrap_err().to_string();
@@ -76,7 +76,7 @@ fn two_optimizers_with_one_name_are_no_joint_one() {
 }
 
 #[test]
-fn lookahead_keeps_what_is_finer_than_a_bfloat16_weight() {
+fn lookahead_keeps_float32_precision_of_bfloat16_weights() {
     let weight = Tensor::ones([1], (Kind::BFloat16, CPU)).set_requires_grad(true);
     let sgd =
         || Sgd::builder([weight.shallow_clone()]).lr(1e-4).low_precision(LowPrecision::MasterCopy).build().unwrap();
@@ -91,7 +91,7 @@ fn lookahead_keeps_what_is_finer_than_a_bfloat16_weight() {
     let mut resumed = Lookahead::new(sgd(), 5, 0.5).unwrap();
     resumed.load_state_dict(&state).unwrap();
     (0..498).for_each(|_| step(&mut resumed));
-    // Half of the way of the masters alone, which is 0.1.
+    // 1000 steps of 1e-4 move the masters by 0.1 without Lookahead, and half as far with it.
     assert!((value(&weight) - 0.95).abs() < 0.003, "{}", value(&weight));
 }
 
@@ -101,7 +101,7 @@ fn sam_steps_by_the_gradient_of_the_worst_point_nearby() {
     let sgd = Sgd::builder(&weights).lr(0.25).build().unwrap();
     let mut opt = Sam::new(sgd, 5.0).unwrap();
     let loss = || weights[0].square().sum(Kind::Double) * 1.5 + weights[1].square().sum(Kind::Double) * 2.0;
-    // Gradients 24 and 32, of length 40: up by 3 and 4; there they are 33 and 48.
+    // Gradients 24 and 32, of norm 40: up by 3 and 4; the gradients there are 33 and 48.
     loss().backward();
     opt.ascend().unwrap();
     assert_eq!((value(&weights[0]).round(), value(&weights[1]).round(), value(&weights[2])), (11.0, 12.0, 8.0));
@@ -112,7 +112,7 @@ fn sam_steps_by_the_gradient_of_the_worst_point_nearby() {
     assert!((value(&weights[0]) - (8.0 - 33.0 / 4.0)).abs() < 1e-9, "{}", value(&weights[0]));
     assert!((value(&weights[1]) - (8.0 - 48.0 / 4.0)).abs() < 1e-9);
     assert_eq!(value(&weights[2]), 8.0);
-    // Without an ascent it is the inner step.
+    // Without an ascent, `step` is the inner optimizer's.
     let before = value(&weights[2]);
     weights[2].sum(Kind::Double).backward();
     opt.step().unwrap();
@@ -131,7 +131,7 @@ fn sam_loads_no_state_between_an_ascent_and_its_step() {
     weight.square().sum(Kind::Double).backward();
     opt.ascend().unwrap();
     assert!(matches!(opt.load_state_dict(&state), Err(StateError::NotSaved { .. })));
-    // A run that is rolled back to an earlier checkpoint.
+    // As when a run is rolled back to an earlier checkpoint.
     opt.step_skipped().unwrap();
     opt.load_state_dict(&state).unwrap();
     assert_eq!(value(&weight), 8.0);
@@ -145,8 +145,8 @@ fn a_skipped_step_takes_sam_back_to_where_it_was() {
     for factor in [1.0, f64::INFINITY] {
         (weight.square().sum(Kind::Double) * factor).backward();
         opt.ascend().unwrap();
-        assert_eq!(weight.equal(&start), factor.is_infinite(), "along no infinity");
-        assert!(matches!(opt.state_dict(), Err(StateError::NotSaved { .. })), "the weights are elsewhere");
+        assert_eq!(weight.equal(&start), factor.is_infinite(), "an infinite gradient moves nothing");
+        assert!(matches!(opt.state_dict(), Err(StateError::NotSaved { .. })), "the weights are moved");
         opt.step_skipped().unwrap();
         opt.zero_grad().unwrap();
         assert!(weight.equal(&start), "after a gradient of {factor}");
@@ -195,7 +195,7 @@ fn a_boxed_optimizer_is_wrapped_and_saved() {
     crate::state::assert_same(&by_reference.state_dict().unwrap(), &state, "by reference");
 }
 
-/// A network whose hidden matrix goes to Muon.
+/// Muon for the hidden matrix, AdamW for the rest.
 fn muon_and_adamw(vs: &nn::VarStore) -> Joint<Muon, AdamW> {
     let (hidden, others) = hidden_matrices(vs, |name| name.starts_with("head"));
     assert_eq!(hidden.iter().map(|param| param.name().unwrap()).collect::<Vec<_>>(), ["hidden.weight"]);
@@ -219,7 +219,7 @@ fn train(vs: &nn::VarStore, opt: &mut dyn Optimizer) {
 }
 
 #[test]
-fn two_optimizers_are_one_object_for_rates_steps_and_states() {
+fn a_joint_optimizer_has_the_rates_steps_and_states_of_both() {
     let (apart, together) = (network(1), network(1));
     let (hidden, others) = hidden_matrices(&apart, |name| name.starts_with("head"));
     let mut muon = Muon::builder(hidden).lr(0.02).build().unwrap();
@@ -231,7 +231,7 @@ fn two_optimizers_are_one_object_for_rates_steps_and_states() {
     adamw.group_mut(0).unwrap().weight_decay(0.01).apply().unwrap();
     assert!(matches!(opt.set_lr(3, 0.5), Err(OptimizerError::NoSuchGroup { group: 3, groups: 3 })));
     assert!(opt.momentum(0).is_some() && opt.momentum(3).is_none() && !opt.takes_grad_scale());
-    // Biases do not decay in one and do in the other: compared is what both decay.
+    // Biases decay in only one of the two, so the weights, which decay in both, are compared.
     for _ in 0..3 {
         train(&together, &mut opt);
         let loss =
@@ -250,7 +250,7 @@ fn two_optimizers_are_one_object_for_rates_steps_and_states() {
     let mut resumed = muon_and_adamw(&together);
     resumed.load_state_dict(&state).unwrap();
     crate::state::assert_same(&resumed.state_dict().unwrap(), &state, "resumed");
-    // A second half that does not fit leaves the first as it was.
+    // A state whose second part does not fit leaves the first optimizer unchanged.
     let mut fresh = muon_and_adamw(&together);
     let before = fresh.state_dict().unwrap().copied().unwrap();
     let mut broken = state.copied().unwrap();
@@ -264,7 +264,7 @@ fn two_optimizers_are_one_object_for_rates_steps_and_states() {
 }
 
 #[test]
-fn nobody_takes_weights_that_sam_has_moved_for_trained_ones() {
+fn averages_and_states_refuse_weights_that_sam_has_moved() {
     let vs = nn::VarStore::new(CPU);
     let weight = vs.root().ones("weight", &[3]);
     let mut opt = Sam::new(Sgd::builder(&vs).lr(0.1).build().unwrap(), 1.0).unwrap();
@@ -278,7 +278,7 @@ fn nobody_takes_weights_that_sam_has_moved_for_trained_ones() {
     }
     assert_eq!(ema.n_averaged(), 1);
     assert!(matches!(vs.state_dict(), Err(StateError::NotSaved { .. })));
-    // Another model's are where they were.
+    // Another model's weights have not been moved.
     let other = nn::VarStore::new(CPU);
     let _ = other.root().ones("weight", &[3]);
     other.state_dict().unwrap();
@@ -289,7 +289,7 @@ fn nobody_takes_weights_that_sam_has_moved_for_trained_ones() {
     let trained = weight.detach().copy();
     weight.square().sum(Kind::Float).backward();
     opt.ascend().unwrap();
-    // Neither loaded: the step would undo it.
+    // Loading is refused too, because the step would undo it.
     let mut vs = vs;
     let state = other.state_dict().unwrap();
     assert!(matches!(vs.load_state_dict(&state), Err(StateError::NotSaved { .. })));
@@ -298,12 +298,12 @@ fn nobody_takes_weights_that_sam_has_moved_for_trained_ones() {
     assert!(error.starts_with("parameter `weight`: another optimizer's `ascend` has moved it"), "{error}");
     assert!(!weight.equal(&trained));
     drop(opt);
-    assert!(weight.equal(&trained), "taken back where an error has ended the window");
+    assert!(weight.equal(&trained), "dropping the optimizer sets the weights back");
     vs.load_state_dict(&state).unwrap();
 }
 
 #[test]
-fn sam_does_not_move_along_an_infinite_gradient_and_tells_a_scaler() {
+fn sam_does_not_move_along_an_infinite_gradient_and_reports_it_to_a_scaler() {
     let weight = weight();
     let mut opt = Sam::new(Sgd::builder([&weight]).lr(0.1).build().unwrap(), 1.0).unwrap();
     let start = weight.detach().copy();

@@ -11,7 +11,7 @@ use overdrive::prelude::*;
 
 const CPU: Device = Device::Cpu;
 
-/// The tests take turns, because the generator of random numbers is the process's.
+/// The tests run one at a time, because they share the process's random generator.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -59,16 +59,16 @@ impl Loop {
 }
 
 #[test]
-fn micro_batches_and_large_batches_train_alike() -> anyhow::Result<()> {
+fn micro_batches_and_large_batches_train_equally() -> anyhow::Result<()> {
     let _turn = turn();
     let (weights, data) = (Tensor::randn([4, 6], (Kind::Float, CPU)), Tensor::randn([26, 6], (Kind::Float, CPU)));
     for kind in [None, Some(Kind::BFloat16), Some(Kind::Half)] {
         let (mut large, mut micro) = (start(&weights)?, start(&weights)?);
-        // 8, 8, 8, 2 in one go each; and the same windows in fours, twos and ones.
+        // Batches of 8, 8, 8 and 2; and the same windows in micro-batches of 2.
         let expected = large.epoch(&data, 8, 1, kind)?;
         let found = micro.epoch(&data, 2, 4, kind)?;
         assert_eq!((expected.len(), found.len()), (4, 4), "{kind:?}");
-        // The 16-bit gradients of a micro-batch are rounded one by one.
+        // 16-bit gradients are rounded after each micro-batch.
         let tolerance = if kind.is_some() { 2e-2 } else { 1e-5 };
         for (expected, found) in expected.iter().zip(&found) {
             assert!((expected - found).abs() <= tolerance * expected, "{kind:?}: norms {expected} and {found}");
@@ -97,7 +97,7 @@ fn an_overflow_in_one_micro_batch_skips_the_window_and_the_next_one_trains() -> 
 }
 
 #[test]
-fn gradients_behind_zero_grad_are_unscaled_anew() -> anyhow::Result<()> {
+fn new_gradients_after_zero_grad_are_unscaled_again() -> anyhow::Result<()> {
     let _turn = turn();
     let weight = Tensor::ones([1], (Kind::Float, CPU)).set_requires_grad(true);
     let mut opt = Sgd::builder([&weight]).lr(1.0).build()?;
@@ -105,7 +105,7 @@ fn gradients_behind_zero_grad_are_unscaled_anew() -> anyhow::Result<()> {
     for _ in 0..2 {
         scaler.scale(&weight.sum(Kind::Float))?.backward();
         scaler.unscale_(&mut opt)?;
-        // The window is given up, and its gradients with it.
+        // The step is abandoned, and its gradients with it.
         opt.zero_grad()?;
         scaler.scale(&weight.sum(Kind::Float))?.backward();
         let before = weight.double_value(&[0]);
@@ -118,7 +118,7 @@ fn gradients_behind_zero_grad_are_unscaled_anew() -> anyhow::Result<()> {
 }
 
 #[test]
-fn nothing_scaled_is_added_to_unscaled_gradients() -> anyhow::Result<()> {
+fn adding_scaled_gradients_to_unscaled_ones_is_an_error() -> anyhow::Result<()> {
     let _turn = turn();
     let weights = [1.0, 2.0].map(|value| Tensor::from(value).set_requires_grad(true));
     let loss = || weights[0].square() + weights[1].square();
@@ -128,7 +128,7 @@ fn nothing_scaled_is_added_to_unscaled_gradients() -> anyhow::Result<()> {
     accum.backward(&opt, &scaler.scale(&loss())?, Samples(1), false)?;
     scaler.unscale_(&mut opt)?;
     let said = accum.backward(&opt, &scaler.scale(&loss())?, Samples(1), true).unwrap_err().to_string();
-    assert!(said.contains("call `unscale_` when the window has closed"), "{said}");
+    assert!(said.contains("call `unscale_` after the window has closed"), "{said}");
     accum.abandon()?;
     opt.zero_grad()?;
 
@@ -139,14 +139,14 @@ fn nothing_scaled_is_added_to_unscaled_gradients() -> anyhow::Result<()> {
     assert!(said.contains("whose gradients are still scaled"), "{said}");
     opt.zero_grad()?;
 
-    // The window before was given up behind `unscale_`: its mark is none of this one's.
+    // The previous window was abandoned after `unscale_`: its mark must not affect this one.
     accum.backward(&opt, &scaler.scale(&loss())?, Samples(1), false)?;
     scaler.unscale_(&mut opt)?;
     assert!(accum.backward(&opt, &scaler.scale(&loss())?, Samples(1), true).is_err());
     accum.abandon()?;
     opt.zero_grad()?;
 
-    // A layer without a gradient yet may come at any time.
+    // A parameter without a gradient may be added at any time.
     let later = Tensor::from(1f32).set_requires_grad(true);
     scaler.scale(&loss())?.backward();
     scaler.unscale_(&mut opt)?;
@@ -162,7 +162,7 @@ fn nothing_scaled_is_added_to_unscaled_gradients() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_first_step_that_is_skipped_leaves_dampening_as_it_is() -> anyhow::Result<()> {
+fn a_skipped_first_step_does_not_change_dampening() -> anyhow::Result<()> {
     let _turn = turn();
     let weight = Tensor::from(8f32).set_requires_grad(true);
     let mut opt = Sgd::builder([&weight]).lr(1.0).momentum(0.5).dampening(0.5).fused(true).build()?;
@@ -172,14 +172,14 @@ fn a_first_step_that_is_skipped_leaves_dampening_as_it_is() -> anyhow::Result<()
         scaler.step(&mut opt)?;
         scaler.update()?;
         opt.zero_grad()?;
-        // The first step that is taken is not dampened, as in PyTorch: 1, then 0.5 + 0.5.
+        // The first step taken is not dampened, as in PyTorch: steps of 1, then 0.5 + 0.5.
         assert_eq!(weight.double_value(&[]), expected);
     }
     Ok(())
 }
 
 #[test]
-fn an_accumulator_is_told_of_data_parallel_training() -> anyhow::Result<()> {
+fn an_accumulator_without_sync_refuses_ddps_parameters() -> anyhow::Result<()> {
     let _turn = turn();
     use overdrive_ddp::{Backend, InitMethod};
     let folder = tempfile::tempdir()?;
@@ -191,7 +191,7 @@ fn an_accumulator_is_told_of_data_parallel_training() -> anyhow::Result<()> {
     let ddp = DistributedDataParallel::new(&vs, &group)?;
     let x = Tensor::ones([1, 2], (Kind::Float, CPU));
     let loss = || -> anyhow::Result<Tensor> { Ok(ddp.forward(|| model.forward(&x))?.sum(Kind::Float)) };
-    // Called past the wrapping, nothing would be averaged.
+    // If the model is not called through `ddp.forward`, gradients would not be averaged.
     let mut accum = Accumulator::new(1)?.with_sync(&ddp);
     let error = accum.backward(&opt, &model.forward(&x).sum(Kind::Float), Samples(1), true).unwrap_err();
     assert!(error.to_string().contains("was not called through `ddp.forward`"), "{error}");
@@ -199,14 +199,14 @@ fn an_accumulator_is_told_of_data_parallel_training() -> anyhow::Result<()> {
     accum.backward(&opt, &loss()?, Samples(1), true)?;
     let mut alone = Accumulator::new(1)?;
     let error = alone.backward(&opt, &loss()?, Samples(1), true).unwrap_err();
-    assert!(error.to_string().contains("say `with_sync(&ddp)`"), "{error}");
+    assert!(error.to_string().contains("call `with_sync(&ddp)`"), "{error}");
     drop(ddp);
     alone.backward(&opt, &model.forward(&x).sum(Kind::Float), Samples(1), true)?;
     Ok(())
 }
 
 #[test]
-fn any_optimizer_fits_the_loop() -> anyhow::Result<()> {
+fn any_optimizer_works_in_the_loop() -> anyhow::Result<()> {
     let _turn = turn();
     use tch::nn::OptimizerConfig;
     let vs = nn::VarStore::new(CPU);
@@ -251,11 +251,11 @@ fn a_schedule_counts_windows_and_sets_the_rate_that_the_step_uses() -> anyhow::R
     let mut resumed = LrScheduler::new(&mut other.opt, StepLr::new(1))?;
     resumed.load_state_dict(&state)?;
     resumed.apply(&mut other.opt)?;
-    assert!((other.opt.lr(0).unwrap_or_default() - 5e-5).abs() < 1e-18, "the state of a run, under another schedule");
+    assert!((other.opt.lr(0).unwrap_or_default() - 5e-5).abs() < 1e-18, "a saved state, loaded into another schedule");
     Ok(())
 }
 
-/// Two models from one start, trained on the same batches: the mean of the last 50 losses of each.
+/// Trains two models with the same initial weights and batches, and returns the mean of the last 50 losses of each.
 fn last_losses(
     model: impl Fn(&nn::Path<'_>) -> nn::Sequential,
     batch: impl Fn(i64) -> (Tensor, Tensor),
@@ -287,7 +287,7 @@ fn last_losses(
     Ok(sums)
 }
 
-/// Over two starts; the float32 runs of different starts differ by `noise` and more.
+/// The mean over two initializations; float32 runs of different initializations differ by more than `noise`.
 fn assert_learned_alike(what: &str, untrained: f64, noise: f64, run: impl Fn() -> anyhow::Result<[f64; 2]>) {
     let (mut full, mut eight) = (0.0, 0.0);
     for _ in 0..2 {
@@ -301,9 +301,9 @@ fn assert_learned_alike(what: &str, untrained: f64, noise: f64, run: impl Fn() -
 }
 
 #[test]
-fn eight_bit_averages_learn_digits_and_text_as_32_bit_ones_do() -> anyhow::Result<()> {
+fn eight_bit_averages_learn_digits_and_text_as_well_as_32_bit_ones() -> anyhow::Result<()> {
     let _turn = turn();
-    // Threads that wait for one another make small steps slow on a busy machine.
+    // On a busy machine, small steps are slow with threads that wait for each other.
     tch::set_num_threads(1);
     let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let digits = Mnist::open(workspace.join("data/mnist"))?.train.first(4000);
@@ -319,7 +319,7 @@ fn eight_bit_averages_learn_digits_and_text_as_32_bit_ones_do() -> anyhow::Resul
     };
     assert_learned_alike("MNIST", 10f64.ln(), 0.02, || last_losses(mlp, batch, 200));
 
-    // The next byte from the eight before it.
+    // Predicts the next byte from the previous eight.
     let text: Vec<i64> = std::fs::read(workspace.join("data/text/hamlet.txt"))?.into_iter().map(i64::from).collect();
     let windows = Tensor::from_slice(&text).unfold(0, 9, 1);
     let count = windows.size()[0];
@@ -342,7 +342,7 @@ fn eight_bit_averages_learn_digits_and_text_as_32_bit_ones_do() -> anyhow::Resul
     Ok(())
 }
 
-/// Two ranks as threads of this process, each with windows of its own making, against one large batch.
+/// Two ranks as threads of this process, with different micro-batches, compared with one large batch.
 #[test]
 fn ranks_with_uneven_micro_batches_equal_the_large_batch() -> anyhow::Result<()> {
     let _turn = turn();

@@ -1,9 +1,9 @@
-"""PyTorch's half of `pytorch.rs`: trains from a start or from a file, and says where it came to.
+"""PyTorch's half of `pytorch.rs`: trains from scratch or from a file, and prints the final state.
 
-    pytorch.py start FOLDER STEPS     makes the .pt files of a run of so many steps
-    pytorch.py resume FOLDER STEPS    goes on from run.pt
-    pytorch.py go_on FOLDER STEPS     goes on from the files that `start` has made
-    pytorch.py there_and_back FOLDER STEPS    for every optimizer and schedule, to a checkpoint and on from it
+    pytorch.py start FOLDER STEPS     trains from scratch and saves the .pt files
+    pytorch.py resume FOLDER STEPS    continues from run.pt
+    pytorch.py go_on FOLDER STEPS     continues from the files of `start`
+    pytorch.py there_and_back FOLDER STEPS    converts all optimizers and schedules to a checkpoint and back
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class Run:
 
     def train(self, first, steps):
         for step in range(first, first + steps):
-            # Gradients that depend on the weights, so that every step counts.
+            # Gradients that depend on the weights, so that a wrong step shows up later.
             loss = sum((p * torch.sin(p.detach() * 3.0 + step)).sum() for p in self.model.parameters())
             self.scaler.scale(loss).backward()
             self.scaler.step(self.optimizer)
@@ -43,7 +43,7 @@ class Run:
             self.optimizer.zero_grad()
             self.scheduler.step()
 
-    def say(self):
+    def report(self):
         json.dump({
             "weights": {name: param.flatten().tolist() for name, param in self.model.named_parameters()},
             "lrs": [group["lr"] for group in self.optimizer.param_groups],
@@ -87,7 +87,7 @@ def there_and_back(folder, steps):
 
     for names in [(optimizer, schedule) for optimizer in OPTIMIZERS for schedule in SCHEDULES]:
         if names in (("adafactor", "one_cycle"), ("adagrad", "one_cycle")):
-            # PyTorch has no momentum to cycle.
+            # These optimizers have no momentum to cycle.
             continue
         there, back = make(*names), make(*names)
         train(there, 0)
@@ -136,13 +136,13 @@ def main():
         saved = torch.load(os.path.join(folder, "run.pt"), weights_only=True)
         for name in FILES:
             getattr(run, name).load_state_dict(saved[name])
-        # One that is made anew over the optimizer wants `initial_lr` of it.
-        anew = torch.optim.lr_scheduler.StepLR(run.optimizer, 3, gamma=0.5, last_epoch=saved["step"] - 1)
-        assert anew.base_lrs == run.scheduler.base_lrs, (anew.base_lrs, run.scheduler.base_lrs)
-        # It has stepped once when it was made.
+        # A new schedule over a resumed optimizer needs `initial_lr` in its groups.
+        fresh = torch.optim.lr_scheduler.StepLR(run.optimizer, 3, gamma=0.5, last_epoch=saved["step"] - 1)
+        assert fresh.base_lrs == run.scheduler.base_lrs, (fresh.base_lrs, run.scheduler.base_lrs)
+        # Making it has stepped it once, which changed the rates.
         run.optimizer.load_state_dict(saved["optimizer"])
         run.train(saved["step"], steps)
-    run.say()
+    run.report()
 
 
 main()

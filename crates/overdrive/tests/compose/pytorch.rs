@@ -1,4 +1,4 @@
-//! Runs that go on in PyTorch, and PyTorch's that go on here: model, optimizer, scaler and schedule.
+//! Runs that continue in PyTorch, and PyTorch's that continue here: model, optimizer, scaler and schedule.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const NAMES: [&str; 4] = ["0.weight", "0.bias", "2.weight", "2.bias"];
 
-/// A Python with torch, found as `cargo xtask parity` does.
+/// A Python with torch, found in the same way as by `cargo xtask parity`.
 fn python() -> Option<PathBuf> {
     let has_torch = "import importlib.metadata as m, sys; sys.exit(not m.version('torch').startswith('2.11.'))";
     let chosen = std::env::var_os("OVERDRIVE_PYTHON").filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -29,7 +29,7 @@ fn python() -> Option<PathBuf> {
 
 fn output(python: &Path, script: &str, arguments: &[&str]) -> Result<String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
-    // Ours is on the loader path for this program; Python finds its own.
+    // The loader path has this program's libtorch; Python must find its own.
     let output = Command::new(python).arg(script).args(arguments).env_remove("LD_LIBRARY_PATH").output()?;
     ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?)
@@ -53,7 +53,7 @@ struct Run {
 }
 
 impl Run {
-    /// The same as Python's.
+    /// The same run as `Run` in pytorch.py.
     fn new() -> Result<Self> {
         let vs = nn::VarStore::new(Device::Cpu);
         let _ = nn::linear(vs.root() / "0", 6, 8, Default::default());
@@ -86,12 +86,12 @@ impl Run {
         Ok(())
     }
 
-    /// Whether Python came to the same.
+    /// Compares with the final state that Python printed.
     fn compare(&self, found: &Value) -> Result<()> {
         for (name, param) in NAMES.iter().zip(&self.params) {
             let theirs: Vec<f64> = serde_json::from_value(found["weights"][*name].clone())?;
             let theirs = Tensor::from_slice(&theirs).to_kind(Kind::Float).view_as(param);
-            // Its kernel for small tensors rounds another way than ours.
+            // PyTorch's kernel for small tensors rounds differently.
             ensure!(param.allclose(&theirs, 1e-5, 1e-6, false), "{name}: {param} and {theirs}");
         }
         let rates = |key: &str| serde_json::from_value::<Vec<f64>>(found[key].clone());
@@ -108,7 +108,7 @@ impl Run {
 }
 
 #[test]
-fn pytorch_goes_on_from_a_checkpoint() -> Result<()> {
+fn pytorch_continues_from_a_checkpoint() -> Result<()> {
     let _turn = crate::turn();
     let Some(python) = python() else {
         println!("skipped: no Python with torch 2.11");
@@ -132,7 +132,7 @@ fn pytorch_goes_on_from_a_checkpoint() -> Result<()> {
 }
 
 #[test]
-fn a_run_of_pytorch_goes_on_here() -> Result<()> {
+fn a_run_of_pytorch_continues_here() -> Result<()> {
     let _turn = crate::turn();
     let Some(python) = python() else {
         println!("skipped: no Python with torch 2.11");
@@ -147,7 +147,7 @@ fn a_run_of_pytorch_goes_on_here() -> Result<()> {
     let mut arguments: Vec<&str> = files.iter().flatten().map(String::as_str).collect();
     arguments.extend(["--step", "4", &saved]);
     export(&python, &arguments)?;
-    ensure!(export(&python, &arguments).is_err(), "what is there is not overwritten");
+    ensure!(export(&python, &arguments).is_err(), "an existing checkpoint is not overwritten");
 
     let mut run = Run::new()?;
     let parts: &mut [(&str, &mut dyn Stateful)] = &mut [
@@ -164,21 +164,21 @@ fn a_run_of_pytorch_goes_on_here() -> Result<()> {
     run.train(4, 7)?;
     run.compare(&trained(&python, "go_on", folder.path(), 7)?)?;
 
-    // A schedule that goes by a metric, alone.
+    // A schedule that depends on a metric, on its own.
     let saved = path("plateau");
     export(&python, &["--scheduler", &path("plateau.pt"), &saved])?;
     let mut plateau = ReduceLrOnPlateau::builder().patience(1).build(&[1.0, 1.0])?;
     load(&saved, &mut [("schedule", &mut plateau)])?;
     let state = plateau.state_dict()?;
     ensure!((state.float("best")?, state.int("last_epoch")?, state.int("num_bad_epochs")?) == (2.0, 4, 1));
-    // From the step schedule's rates, once a tenth of them.
+    // The step schedule's rates, once multiplied by 0.1.
     let rates = plateau.last_lr();
     ensure!((rates[0] - 0.0005).abs() < 1e-15 && (rates[1] - 0.001).abs() < 1e-15, "{rates:?}");
     Ok(())
 }
 
 #[test]
-fn every_optimizer_and_schedule_of_pytorch_survives_the_way_there_and_back() -> Result<()> {
+fn every_optimizer_and_schedule_of_pytorch_survives_a_round_trip() -> Result<()> {
     let Some(python) = python() else {
         println!("skipped: no Python with torch 2.11");
         return Ok(());

@@ -1,4 +1,4 @@
-//! A run of everything at once that is left in the middle of an epoch and goes on in fresh objects.
+//! A run with all parts that is interrupted within an epoch and resumed with new objects.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ struct Run {
 }
 
 impl Run {
-    /// `seed` stands for whatever a new process begins with.
+    /// `seed` simulates the random state of a new process.
     fn new(seed: i64, workers: usize) -> anyhow::Result<Self> {
         tch::manual_seed(seed);
         let vs = nn::VarStore::new(CPU);
@@ -42,7 +42,7 @@ impl Run {
         Ok(Self { vs, model, opt, scaler, sched, average, rng: RngState::new(CPU), loader })
     }
 
-    /// Goes on from what was saved in `folder`, and leaves behind step `until`.
+    /// Resumes from the checkpoint in `folder`, and returns after step `until`.
     fn train(&mut self, folder: &Path, until: u64) -> anyhow::Result<()> {
         let mut checkpoint = Checkpoint::builder(folder).every(1).keep(1).build()?;
         let resumed = checkpoint.resume(&mut [
@@ -92,12 +92,12 @@ impl Run {
 }
 
 #[test]
-fn a_run_of_everything_goes_on_bit_for_bit_in_the_middle_of_an_epoch() -> anyhow::Result<()> {
+fn a_run_with_all_parts_resumes_bit_for_bit_within_an_epoch() -> anyhow::Result<()> {
     let _turn = crate::turn();
     tch::set_num_threads(1);
     let (whole, parts) = (tempfile::tempdir()?, tempfile::tempdir()?);
     Run::new(1, 0)?.train(whole.path(), u64::MAX)?;
-    // Within an epoch, at its end, and with other workers each time.
+    // Interrupted within an epoch and at its end, and with another number of workers each time.
     for (seed, until, workers) in [(1, 3, 0), (2, 10, 2), (3, 17, 1), (4, u64::MAX, 2)] {
         Run::new(seed, workers)?.train(parts.path(), until)?;
     }
@@ -106,7 +106,7 @@ fn a_run_of_everything_goes_on_bit_for_bit_in_the_middle_of_an_epoch() -> anyhow
         let name = format!("{part}.safetensors");
         let read = |folder: &Path| std::fs::read(folder.join(&last).join(&name));
         match (read(whole.path()), read(parts.path())) {
-            (Ok(whole), Ok(parts)) => assert!(whole == parts, "{name} is another one"),
+            (Ok(whole), Ok(parts)) => assert!(whole == parts, "{name} differs"),
             // A part without tensors has no file.
             (Err(_), Err(_)) if part == "scaler" => {}
             found => panic!("{name}: {found:?}"),
@@ -117,7 +117,7 @@ fn a_run_of_everything_goes_on_bit_for_bit_in_the_middle_of_an_epoch() -> anyhow
     Ok(())
 }
 
-/// A backbone that is unfrozen behind step 3.
+/// Trains a model whose backbone is unfrozen after step 3.
 fn train_unfreezing(folder: &Path, until: u64) -> anyhow::Result<Vec<f64>> {
     let vs = nn::VarStore::new(CPU);
     let backbone = vs.root().ones("backbone", &[3]).set_requires_grad(false);
@@ -155,12 +155,12 @@ fn train_unfreezing(folder: &Path, until: u64) -> anyhow::Result<Vec<f64>> {
 }
 
 #[test]
-fn a_run_that_has_unfrozen_layers_adds_them_before_it_goes_on() -> anyhow::Result<()> {
+fn a_run_with_unfrozen_layers_adds_their_group_before_it_resumes() -> anyhow::Result<()> {
     let _turn = crate::turn();
     let (whole, parts) = (tempfile::tempdir()?, tempfile::tempdir()?);
     let expected = train_unfreezing(whole.path(), 8)?;
     assert!(expected[0] != 1.0, "the backbone was not trained");
-    // Before it is unfrozen, at once behind that, and later.
+    // Interrupted before the unfreezing, directly after it, and later.
     for until in [2, 3, 6, 8] {
         let found = train_unfreezing(parts.path(), until)?;
         assert!(until < 8 || found == expected, "{found:?} {expected:?}");

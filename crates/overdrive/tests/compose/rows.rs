@@ -1,10 +1,10 @@
-//! Rows of a Parquet file beside all names of the prelude.
+//! Rows of a Parquet file, with all names of the prelude in scope.
 
 use overdrive::dataload::{DataError, ParquetDataset};
 use overdrive::prelude::*;
 
 #[test]
-fn rows_of_a_parquet_file_have_one_map() -> anyhow::Result<()> {
+fn map_of_a_parquet_dataset_is_not_ambiguous() -> anyhow::Result<()> {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../dataload/tests/fixtures/parquet/part-0.parquet");
     let numbers = ParquetDataset::open(file)?.map(|row| row.int("int64").ok_or_else(|| DataError::other("no number")));
     let doubled = numbers.clone().map(|number| Ok(2 * number));

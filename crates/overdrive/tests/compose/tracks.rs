@@ -1,4 +1,4 @@
-//! The threads of the loader and of checkpoints on tracks of their own in a profiler's trace.
+//! The loader's and the checkpoints' threads have their own tracks in a profiler's trace.
 
 use overdrive::dataload::TensorDataset;
 use overdrive::prelude::*;

@@ -1,4 +1,4 @@
-//! What is combined: one choice of each part makes a cell.
+//! The parts that are combined: one choice of each part makes a cell.
 
 /// Enums whose choices can be listed, numbered and named.
 macro_rules! parts {
@@ -39,7 +39,7 @@ parts! {
         Tch = "tch's sgd",
         Masters = "sgd(bfloat16, float32 masters)",
         InBackward = "adamw(in backward)",
-        Lookahead = "lookahead(adamw by lists)",
+        Lookahead = "lookahead(foreach adamw)",
         Sam = "sam(sgd)",
         SamLookahead = "sam(lookahead(sgd))",
         Joint = "joint(muon, adamw)",
@@ -50,7 +50,7 @@ parts! {
     clipping: Clip { Off = "no clipping", Norm = "clip by norm", Value = "clip by value", }
     average: Average { Off = "no ema", Ema = "ema", }
     schedule: Sched { Off = "no schedule", WarmUp = "warm-up", OneCycle = "one cycle", }
-    resume: Resume { Off = "unbroken", On = "resumed", }
+    resume: Resume { Off = "uninterrupted", On = "resumed", }
     ranks: Ranks { Alone = "alone", Ddp = "2 ranks", Views = "2 ranks (bucket views)", }
     data: Data { Plain = "sequential", Skip = "random, skip", Replace = "weighted, replace, workers", }
     overflow: Overflow {
@@ -59,7 +59,7 @@ parts! {
         Open = "overflow in an open window",
         Short = "overflow in the last window of an epoch",
         OneRank = "overflow on one rank",
-        Resumed = "overflow behind the resume",
+        Resumed = "overflow after the resume",
         Second = "overflow in SAM's second pass",
     }
     parameters: Params { Fixed = "parameters fixed", Unfrozen = "a bias unfrozen later", }
@@ -70,18 +70,18 @@ impl Opt {
         matches!(self, Self::Sam | Self::SamLookahead)
     }
 
-    /// Whether it is of a type with `add_param_group`.
+    /// Whether its type has `add_param_group`.
     fn takes_groups(self) -> bool {
         matches!(self, Self::Sgd | Self::AdamW | Self::Lamb | Self::InBackward)
     }
 }
 
 impl Cell {
-    /// Whether it can be written, and is another program than a cell with fewer parts.
+    /// Whether the cell is a program that can be written and that differs from a cell with fewer parts.
     pub fn is_program(&self) -> bool {
         let overflows = match self.overflow {
             Overflow::Never => true,
-            // Without a scaler nobody looks for it: the weights become NaN, as in PyTorch.
+            // Without a scaler an overflow goes unnoticed: the weights become NaN, as in PyTorch.
             _ if self.scaler != Scaling::On => false,
             Overflow::First | Overflow::Short => true,
             Overflow::Open => self.accumulator != Accum::Off,
@@ -92,8 +92,8 @@ impl Cell {
         overflows && (self.parameters == Params::Fixed || self.optimizer.takes_groups())
     }
 
-    /// How the run is left and gone on with: written in the background, by each rank its own, and loaded behind wrapping the
-    /// model; or written at once, by the first rank, and loaded before.
+    /// How the run is saved and resumed. True: each rank writes its own checkpoint in the background, and loads it
+    /// after the model is wrapped. False: rank 0 writes, not in the background, and ranks load before the wrapping.
     pub fn saves_each_its_own(&self) -> bool {
         self.ranks == Ranks::Views || (self.ranks == Ranks::Alone && self.data == Data::Plain)
     }

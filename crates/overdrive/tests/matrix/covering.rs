@@ -1,10 +1,10 @@
-//! A covering array: few cells in which every three choices of different parts that go together meet. A cell that is refused
-//! shows nothing but that: what can run together is covered by cells that run.
+//! A covering array: few cells that contain every possible combination of three choices of different parts. A refused
+//! cell tests only the refusal, so combinations that can run are covered by cells that run.
 
 use crate::choices::{Cell, PARTS};
 use crate::refusals;
 
-/// Which triples of choices there are; by the numbers of three choices, counted over all parts.
+/// A set of triples of choices, indexed by the numbers of the three choices, counted over all parts.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Triples {
     has: Vec<bool>,
@@ -23,7 +23,7 @@ impl Triples {
         Self { has: vec![false; choices.pow(3)], first, choices }
     }
 
-    /// The places of a cell's triples.
+    /// The indices of a cell's triples.
     fn places<'a>(&'a self, cell: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
         let count = cell.len();
         let choice = move |part: usize| self.first[part] + cell[part];
@@ -34,7 +34,7 @@ impl Triples {
         })
     }
 
-    /// Those that some cell has.
+    /// The triples that some cell has.
     pub fn of<'a>(cells: impl IntoIterator<Item = &'a Cell>) -> Self {
         let mut all = Self::none();
         for cell in cells {
@@ -50,7 +50,7 @@ impl Triples {
         Self { has, ..self.clone() }
     }
 
-    /// The (part, choice) of the triple at a place.
+    /// The three (part, choice) of the triple at an index.
     fn at(&self, place: usize) -> [(usize, usize); 3] {
         let choices = self.choices;
         [place / choices / choices, place / choices % choices, place % choices].map(|choice| {
@@ -60,7 +60,7 @@ impl Triples {
     }
 }
 
-/// The same choices in every run: splitmix64.
+/// Deterministic random numbers: splitmix64.
 struct Draws(u64);
 
 impl Draws {
@@ -73,7 +73,7 @@ impl Draws {
     }
 }
 
-/// Cells of `product` in which every triple is that one of them has, in one that runs if there is such a one.
+/// Cells that cover every triple of `product`: with a cell that runs if one with this triple runs.
 pub fn covering(product: &[Cell]) -> Vec<Cell> {
     let can_run = Triples::of(product.iter().filter(|cell| refusals::expected(cell).is_empty()));
     let only_refused = Triples::of(product).without(&can_run);
@@ -82,7 +82,7 @@ pub fn covering(product: &[Cell]) -> Vec<Cell> {
     cells
 }
 
-/// For each triple that is missing, the best of some random cells with it.
+/// For each missing triple, adds the random cell with it that covers most others.
 fn cover(mut missing: Triples, is_wanted: impl Fn(&Cell) -> bool) -> Vec<Cell> {
     const TRIES: usize = 60;
     let mut draws = Draws(1);

@@ -1,4 +1,4 @@
-//! The samples, their order, and the windows that they make.
+//! The samples, their order, and their windows.
 
 use std::sync::LazyLock;
 
@@ -13,10 +13,10 @@ use crate::{CPU, DOUBLE};
 
 pub const SAMPLES: usize = 28;
 pub const EPOCHS: u64 = 2;
-/// Micro-batches a window.
+/// Micro-batches per window.
 pub const STEPS: usize = 3;
 
-/// Numbers of samples.
+/// The indices of its samples.
 pub type Batch = Vec<usize>;
 pub type Loader = DataLoader<Batch>;
 
@@ -33,7 +33,7 @@ static DATA: LazyLock<Samples> = LazyLock::new(|| {
     }
 });
 
-/// How much a sample counts in the mean: with tokens from 0 to 3, so that some micro-batches count nothing.
+/// The weight of a sample in the mean: with tokens from 0 to 3, so that some micro-batches count 0.
 fn count_of(cell: &Cell, sample: usize) -> i64 {
     match cell.accumulator {
         Accum::Tokens if sample % 14 < 4 => 0,
@@ -60,13 +60,13 @@ pub fn count(cell: &Cell, batch: &[usize]) -> i64 {
     batch.iter().map(|&sample| count_of(cell, sample)).sum()
 }
 
-/// The sum of the samples' losses by weight; divided by the count it is the mean.
+/// The weighted sum of the samples' losses; divided by the count it is the mean.
 pub fn summed_loss(outputs: &Tensor, targets: &Tensor, weights: &Tensor) -> Tensor {
     let of_samples = (outputs.to_kind(Kind::Double) - targets).square().mean_dim(-1, false, Kind::Double);
     (of_samples * weights).sum(Kind::Double)
 }
 
-/// A loader of this rank's part. `is_plain`: without workers, for the reference.
+/// A loader of this rank's samples. `is_plain`: without workers, for the reference.
 pub fn loader(cell: &Cell, rank: usize, is_plain: bool) -> Result<Loader> {
     let is_bad = |sample: usize| matches!(sample, 3 | 8 | 9 | 17);
     let skips = cell.data != Data::Plain;
@@ -85,7 +85,7 @@ pub fn loader(cell: &Cell, rank: usize, is_plain: bool) -> Result<Loader> {
         Data::Skip => (OnError::Skip, 0),
         Data::Replace => (OnError::Replace, 2),
     };
-    // A step costs most between ranks: without windows there are fewer.
+    // Communication between ranks dominates a step: larger batches give fewer steps when there are no windows.
     let batch = if cell.accumulator == Accum::Off { 4 } else { 2 };
     let loader = DataLoader::builder(samples).batch_size(batch).on_error(policy).seed(13);
     let loader = loader.num_workers(if is_plain { 0 } else { workers }).collate(|batch: Batch| Ok(batch));
@@ -95,19 +95,19 @@ pub fn loader(cell: &Cell, rank: usize, is_plain: bool) -> Result<Loader> {
     })
 }
 
-/// One rank's batches of the whole run in windows, and which windows end an epoch.
+/// One rank's batches of the whole run, by window, and which windows end an epoch.
 pub struct Windows {
     pub windows: Vec<Vec<Batch>>,
     pub ends_epoch: Vec<bool>,
 }
 
-/// Of all ranks.
+/// The windows of all ranks.
 pub fn all_windows(cell: &Cell) -> Result<Vec<Windows>> {
     let ranks = if cell.ranks == Ranks::Alone { 1 } else { 2 };
     (0..ranks).map(|rank| windows(cell, rank)).collect()
 }
 
-/// By a loop without look-ahead, resume or workers.
+/// One rank's windows, from a loop without look-ahead, resume or workers.
 fn windows(cell: &Cell, rank: usize) -> Result<Windows> {
     let steps = if cell.accumulator == Accum::Off { 1 } else { STEPS };
     let loader = loader(cell, rank, true)?;
@@ -125,7 +125,7 @@ fn windows(cell: &Cell, rank: usize) -> Result<Windows> {
     Ok(all)
 }
 
-/// What is looked at when a run is over.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Trained {
     pub weights: Vec<(String, Tensor)>,
@@ -133,13 +133,13 @@ pub struct Trained {
     pub rates: Vec<f64>,
     pub scale: f64,
     pub windows: usize,
-    /// How many steps an overflow has kept from being taken; the program is not asked.
+    /// How many steps were skipped for an overflow; only the reference counts them.
     pub skipped: usize,
 }
 
 impl Trained {
-    /// Whether every number is the other's, bit for bit.
-    pub fn is(&self, other: &Self) -> bool {
+    /// Whether all numbers are equal bit for bit.
+    pub fn equals(&self, other: &Self) -> bool {
         let same = |one: &[(String, Tensor)], other: &[(String, Tensor)]| {
             one.len() == other.len()
                 && one.iter().zip(other).all(|(one, other)| one.0 == other.0 && one.1.equal(&other.1))
@@ -158,7 +158,7 @@ pub fn initial(name: &str) -> Tensor {
         _ => (&[2], 1.7),
     };
     let count: i64 = shape.iter().product();
-    // Few bits, so that a bfloat16 model starts at the same place.
+    // Rounded to few bits, so that a bfloat16 model has the same initial weights.
     let values = ((Tensor::arange(count, DOUBLE) * by).sin() * 64.0).round() / 64.0;
     values.reshape(shape).to_device(CPU)
 }

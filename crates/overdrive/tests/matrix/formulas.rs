@@ -1,4 +1,4 @@
-//! The model and the optimizers by their formulas.
+//! The model and the optimizers, written as formulas.
 
 use anyhow::Result;
 use overdrive::optim::{Joint, Lamb, Muon};
@@ -15,14 +15,14 @@ pub const LAMB_NORM: f64 = 0.4;
 pub const MOMENTUM: f64 = 0.9;
 pub const LOOKAHEAD: (u32, f64) = (2, 0.5);
 
-/// Of parameters in the order of `NAMES`.
+/// The model's outputs; parameters in the order of `NAMES`.
 pub fn model(params: &[Tensor], inputs: &Tensor) -> Tensor {
     let kind = params[0].kind();
     let hidden = (inputs.to_kind(kind).matmul(&params[0].tr()) + &params[1]).tanh();
     hidden.matmul(&params[2].tr()) + &params[3]
 }
 
-/// Over all as one vector.
+/// The 2-norm of all gradients as one vector.
 pub fn norm(gradients: &[Tensor]) -> f64 {
     gradients.iter().map(|it| it.square().sum(Kind::Double).double_value(&[])).sum::<f64>().sqrt()
 }
@@ -37,7 +37,8 @@ enum Rule {
         weight_decay: f64,
         averages: Vec<Option<(Tensor, Tensor, f64)>>,
     },
-    /// Ours, which are held to PyTorch's elsewhere; here they are alone.
+    /// Our optimizer, which other tests compare with the reference implementation; here it runs without the other
+    /// parts.
     Lamb(Lamb),
     Joint(Joint<Muon, AdamW>),
 }
@@ -56,7 +57,7 @@ impl Rule {
 pub struct Formula {
     rule: Rule,
     rates: Vec<f64>,
-    /// Where the second group begins, if there is one.
+    /// The index of the second group's first parameter, if there is one.
     second_from: usize,
     looks_ahead: bool,
     slow: Vec<Tensor>,
@@ -107,7 +108,7 @@ impl Formula {
         Ok(())
     }
 
-    /// A parameter group with the first one's options.
+    /// Adds a parameter group with the first one's options.
     pub fn add(&mut self, param: &Tensor) -> Result<()> {
         self.rates.push(self.rates[0]);
         if let Rule::Lamb(lamb) = &mut self.rule {

@@ -1,6 +1,7 @@
-//! The parts in combination: each cell trains as a plain loop without them, or is refused for a reason that is named.
+//! Combinations of parts: each cell trains exactly like a plain loop without these parts, or is refused with a known
+//! reason.
 //!
-//! CI runs cells in which every three choices meet; `cargo xtask matrix` runs all.
+//! CI runs a covering array of every three choices; `cargo xtask matrix` runs all cells.
 
 mod choices;
 mod covering;
@@ -25,8 +26,8 @@ use covering::Triples;
 const CPU: Device = Device::Cpu;
 const DOUBLE: (Kind, Device) = (Kind::Double, CPU);
 
-fn hold(cells: Vec<Cell>) -> Result<()> {
-    // Threads of libtorch's that wait for one another make small steps slow on a busy machine.
+fn check(cells: Vec<Cell>) -> Result<()> {
+    // On a busy machine, small steps are slow with libtorch threads that wait for each other.
     tch::set_num_threads(1);
     let totals = runner::run(cells)?;
     println!("{totals}");
@@ -35,12 +36,12 @@ fn hold(cells: Vec<Cell>) -> Result<()> {
 }
 
 #[test]
-fn any_three_choices_train_as_the_plain_loop_or_are_refused() -> Result<()> {
-    hold(covering::covering(&full_product()))
+fn any_three_choices_train_like_the_plain_loop_or_are_refused() -> Result<()> {
+    check(covering::covering(&full_product()))
 }
 
 #[test]
-fn the_covering_array_has_every_three_choices_that_go_together() {
+fn the_covering_array_has_every_possible_combination_of_three_choices() {
     let product = full_product();
     let cells = covering::covering(&product);
     assert!(Triples::of(&cells) == Triples::of(&product));
@@ -50,7 +51,7 @@ fn the_covering_array_has_every_three_choices_that_go_together() {
     assert_eq!(distinct.len(), cells.len());
 }
 
-/// `OVERDRIVE_MATRIX` narrows it to cells with all of these choices, as in "sam(sgd) + 2 ranks".
+/// `OVERDRIVE_MATRIX` selects cells with all of these choices, as in "sam(sgd) + 2 ranks".
 #[test]
 #[ignore = "takes an hour or more: `cargo xtask matrix`"]
 fn every_combination_trains_as_the_plain_loop_or_is_refused() -> Result<()> {
@@ -63,5 +64,5 @@ fn every_combination_trains_as_the_plain_loop_or_is_refused() -> Result<()> {
     };
     let cells: Vec<Cell> = full_product().into_iter().filter(is_wanted).collect();
     ensure!(!cells.is_empty(), "no cell has {wanted:?}");
-    hold(cells)
+    check(cells)
 }

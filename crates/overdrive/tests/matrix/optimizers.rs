@@ -1,4 +1,4 @@
-//! The optimizers as a program has them.
+//! The optimizers as a user's program builds them.
 
 use anyhow::{Context, Result};
 use overdrive::core::{OptimizerError, StateError};
@@ -13,7 +13,7 @@ use crate::reference::RHO;
 
 type Boxed = Box<dyn Optimizer>;
 
-/// By their types where something is called that `Optimizer` does not have.
+/// With its own type if a method is called that `Optimizer` does not have.
 pub enum Subject {
     Boxed(Boxed),
     Sam(Sam<Boxed>),
@@ -38,14 +38,14 @@ macro_rules! each {
     };
 }
 
-/// The parameters that train, by name.
+/// The trained parameters, with their names.
 fn trained(vs: &nn::VarStore) -> Vec<overdrive::core::Parameter> {
     use overdrive::core::IntoParameters;
     vs.into_parameters().into_iter().filter(|param| param.tensor().requires_grad()).collect()
 }
 
 impl Subject {
-    /// `group`: what a 1-bit Adam averages over.
+    /// `group`: the ranks over which 1-bit Adam averages.
     pub fn new(cell: &Cell, vs: &nn::VarStore, group: Option<&ProcessGroup>) -> Result<Self> {
         let sgd = || Sgd::builder(trained(vs)).lr(SGD_LR).momentum(MOMENTUM);
         let adamw = || AdamW::builder(trained(vs)).lr(ADAMW_LR);
@@ -78,14 +78,14 @@ impl Subject {
             }
             Opt::OneBit => {
                 let group = group.context("1-bit Adam has a group")?;
-                // Signs are held to their algorithm elsewhere; until then it is Adam.
+                // Its compressed steps are tested elsewhere; before `freeze_step` it is Adam.
                 let options = OneBitAdamOptions { lr: ADAMW_LR, freeze_step: 1000, ..Default::default() };
                 Self::Boxed(Box::new(OneBitAdam::new(group, trained(vs), options)?))
             }
         })
     }
 
-    /// One more parameter, in a group of its own.
+    /// Adds a parameter in its own group.
     pub fn add(&mut self, name: &str, param: Tensor) -> Result<(), OptimizerError> {
         let param = vec![(name, param)];
         match self {
@@ -93,7 +93,7 @@ impl Subject {
             Self::AdamW(opt) => opt.add_param_group(AdamW::group(param)),
             Self::Lamb(opt) => opt.add_param_group(Lamb::group(param)),
             Self::InBackward(opt) => opt.add_param_group(AdamW::group(param)),
-            // `is_program` asks for none of these.
+            // `is_program` excludes these.
             _ => Err(OptimizerError::NoParameters),
         }
     }

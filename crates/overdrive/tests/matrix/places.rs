@@ -1,19 +1,19 @@
-//! When something happens in a run.
+//! When the events of a run happen.
 
 use anyhow::{Context, Result};
 
 use crate::choices::{Accum, Cell, Overflow};
 use crate::data::{self, Windows};
 
-/// Behind so many windows the run is left and resumed, within an epoch.
+/// After how many windows the run is interrupted and resumed, within an epoch.
 pub fn resumed_at(cell: &Cell) -> usize {
     if cell.accumulator == Accum::Off { 5 } else { 4 }
 }
 
-/// Behind so many windows the bias is unfrozen.
+/// After how many windows the bias is unfrozen.
 pub const UNFROZEN_AT: usize = 2;
 
-/// Where a loss is infinite; none: nowhere. On ranks, what one of them has planted reaches all.
+/// Where a loss is made infinite; none: nowhere. With several ranks, one rank's infinity reaches all.
 pub struct Planted(Option<Place>);
 
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ impl Planted {
     pub fn of(cell: &Cell, ranks: &[Windows]) -> Result<Self> {
         let all = &ranks[0];
         let ends_epoch = all.ends_epoch.iter().position(|ends| *ends).unwrap_or_default();
-        // Behind the first window; with accumulation one that is open for a while.
+        // A window after the first; with accumulation one of several micro-batches.
         let later = |rank: usize| {
             let is_open = |window: &Vec<_>| cell.accumulator == Accum::Off || window.len() > 1;
             (1..all.windows.len()).find(|&window| is_open(&ranks[rank].windows[window])).unwrap_or(1)
@@ -44,7 +44,7 @@ impl Planted {
             Overflow::Resumed => (resumed_at(cell), false),
             Overflow::Second => (later(rank), false),
         };
-        // What counts nothing has no backward pass.
+        // A micro-batch that counts 0 has no backward pass.
         let counts = |window: usize, micro: &usize| data::count(cell, &ranks[rank].windows[window][*micro]) > 0;
         let in_window = |window: usize| -> Option<usize> {
             let micros = 0..ranks[rank].windows[window].len();

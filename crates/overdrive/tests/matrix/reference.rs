@@ -1,4 +1,4 @@
-//! The same training written out: one process that has all ranks' samples, large batches, formulas.
+//! The same training, written out: one process with all ranks' samples, large batches, formulas.
 
 use anyhow::{Context, Result};
 use overdrive::prelude::*;
@@ -30,9 +30,9 @@ struct Reference<'a> {
     cell: &'a Cell,
     ranks: Vec<Windows>,
     planted: Planted,
-    /// In the order of `NAMES`.
+    /// All parameters, in the order of `NAMES`.
     params: Vec<Tensor>,
-    /// How many of them train.
+    /// How many of the parameters are trained.
     trained: usize,
     formula: Formula,
 }
@@ -116,7 +116,7 @@ impl Reference<'_> {
         self.ranks.iter().map(of_rank).sum()
     }
 
-    /// What the optimizer steps by; with SAM, those at the worst point nearby.
+    /// The gradients for the optimizer's step; with SAM, those at the worst point nearby.
     fn gradients(&mut self, window: usize) -> Result<Vec<Tensor>> {
         let first = self.gradients_here(window, 1)?;
         if !self.cell.optimizer.is_sam() {
@@ -134,7 +134,7 @@ impl Reference<'_> {
         second
     }
 
-    /// Of the large batch over all ranks, clipped.
+    /// The clipped gradients of the large batch over all ranks, at the present parameters.
     fn gradients_here(&self, window: usize, pass: usize) -> Result<Vec<Tensor>> {
         let total = self.total(window) as f64;
         let ranks = self.ranks.len();
@@ -144,7 +144,7 @@ impl Reference<'_> {
             let (inputs, targets, weights) = data::tensors(self.cell, &batches.concat());
             let outputs = formulas::model(&self.params, &inputs);
             let sum = data::summed_loss(&outputs, &targets, &weights);
-            // Accumulation makes one large batch of all ranks; without, the mean of the ranks' means is averaged.
+            // With accumulation, all ranks form one large batch; without, the ranks' mean losses are averaged.
             let mut loss = match self.cell.accumulator {
                 Accum::Off => sum / batches.concat().len() as f64,
                 _ => sum * (ranks as f64 / total),
@@ -154,7 +154,7 @@ impl Reference<'_> {
             }
             of_ranks.push(Tensor::run_backward(&[loss], &self.params[..self.trained], false, false));
         }
-        // Such an optimizer averages in its step: clipping comes before, on each rank.
+        // 1-bit Adam averages in its step, so each rank clips its own gradients before that.
         let clips_apart = self.cell.optimizer == Opt::OneBit && self.cell.ranks == Ranks::Ddp;
         if clips_apart {
             of_ranks.iter_mut().for_each(|gradients| self.clip(gradients));

@@ -1,8 +1,9 @@
-//! What may be refused, and in which words. Whatever else is refused is a failure, and so is a cell here that runs.
+//! The combinations that must be refused, with the expected messages. Any other refusal is a failure, and so is a cell
+//! listed here that runs.
 
 use crate::choices::{Accum, Cell, Clip, Opt, Ranks, Resume, Scaling};
 
-/// The reasons for which a cell may be refused; none: it has to run.
+/// The reasons for which a cell must be refused; if empty, it has to run.
 pub fn expected(cell: &Cell) -> Vec<&'static str> {
     let mut reasons = Vec::new();
     let mut refused = |applies: bool, reason| reasons.extend(applies.then_some(reason));

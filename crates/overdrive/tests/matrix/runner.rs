@@ -1,4 +1,4 @@
-//! Runs cells, side by side on as many lanes as there are cores. A lane has two threads, which are the two ranks.
+//! Runs cells in parallel, on as many lanes as there are cores. A lane has two threads, which are its two ranks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::subject;
 use crate::totals::{Totals, judge};
 
 pub fn run(cells: Vec<Cell>) -> Result<Totals> {
-    // Checkpoints are written and forced to the disk: in memory that costs little.
+    // Checkpoints are synced to disk, which costs little in a memory file system.
     let memory = Path::new("/dev/shm");
     let folder = match memory.is_dir() {
         true => tempfile::tempdir_in(memory)?,
@@ -39,7 +39,7 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A panic is a result like another.
+/// Turns a panic into an error.
 pub fn caught(run: impl FnOnce() -> Result<Trained>) -> Result<Trained> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(anyhow!("it panicked")))
 }
@@ -73,7 +73,7 @@ impl Lane<'_> {
         Ok(ProcessGroup::builder(Backend::Gloo).timeout(Duration::from_secs(60)).init(&method)?)
     }
 
-    /// Both ranks run each cell in one group, which is made anew when a cell has ended otherwise than well.
+    /// Both ranks run each cell in one process group, which is rebuilt after a cell has failed.
     fn rank(
         &self,
         rank: usize,
@@ -89,7 +89,7 @@ impl Lane<'_> {
                 let (group, size) = if is_alone { (&mut alone, 1) } else { (&mut both, 2) };
                 let ready = group.take().map_or_else(|| self.group(number, rank, size), Ok);
                 let outcome = ready.and_then(|ready| {
-                    // A 1-bit Adam has no meaning without a group, if only of one.
+                    // 1-bit Adam needs a group, even of one rank.
                     let uses = !is_alone || cell.optimizer == Opt::OneBit;
                     let outcome = caught(|| subject::run(cell, rank, uses.then_some(&ready), &own));
                     *group = Some(ready);
@@ -104,7 +104,7 @@ impl Lane<'_> {
             meet.wait();
             if rank == 0 {
                 let mut results: Vec<_> = std::mem::take(&mut *lock(found)).into_iter().flatten().collect();
-                // The other rank waits below: nothing returns before.
+                // No early return here: the other rank waits at the barrier below.
                 results.extend(remove(&own).err().map(Err));
                 let verdict = judge(cell, results);
                 lock(self.totals).add(cell, verdict);

@@ -1,4 +1,4 @@
-//! The training as a program writes it with these crates.
+//! The training as a user's program writes it with these crates.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::optimizers::Subject;
 use crate::places::{Planted, UNFROZEN_AT, resumed_at};
 use crate::reference::{EMA_DECAY, GROWTH_INTERVAL, INIT_SCALE, MAX_NORM, MAX_VALUE, plan};
 
-/// Who averages over ranks; the model may be wrapped anew while an accumulator has it.
+/// The present `GradientSync`, replaceable because the model may be wrapped again while an accumulator holds this.
 #[derive(Clone)]
 struct Sync(Rc<RefCell<Box<dyn GradientSync>>>);
 
@@ -57,7 +57,7 @@ struct Run<'a> {
     group: Option<&'a ProcessGroup>,
     planted: &'a Planted,
     vs: nn::VarStore,
-    /// In the order of `NAMES`.
+    /// All parameters, in the order of `NAMES`.
     params: Vec<Tensor>,
     opt: Subject,
     scaler: Option<GradScaler>,
@@ -78,12 +78,13 @@ pub fn run(cell: &Cell, rank: usize, group: Option<&ProcessGroup>, folder: &Path
     let unbroken = Run::new(&unbroken, rank, group, &planted, false)?.train(folder, None)?;
     Run::new(cell, rank, group, &planted, false)?.train(folder, Some(resumed_at(cell)))?;
     let resumed = Run::new(cell, rank, group, &planted, true)?.train(folder, None)?;
-    ensure!(resumed.is(&unbroken), "the resumed run is another than the unbroken one: {resumed:?}, {unbroken:?}");
+    ensure!(resumed.equals(&unbroken), "the resumed run differs from the uninterrupted one: {resumed:?}, {unbroken:?}");
     Ok(resumed)
 }
 
 impl<'a> Run<'a> {
-    /// `is_second`: with other weights at first, and with whatever was unfrozen before the run was left.
+    /// `is_second`: the resuming run, with other initial weights, and the bias unfrozen if it was when the run was
+    /// saved.
     fn new(
         cell: &'a Cell,
         rank: usize,
@@ -110,7 +111,7 @@ impl<'a> Run<'a> {
         let mut opt = Subject::new(cell, &vs, group)?;
         let sched = match plan(cell) {
             None => None,
-            // tch's optimizer does not tell its rate.
+            // tch's optimizer does not report its rate.
             Some(plan) if cell.optimizer == Opt::Tch => {
                 Some(LrScheduler::with_base_lrs(opt.get_mut(), plan, &[formulas::SGD_LR])?)
             }
@@ -163,7 +164,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// As it trains now; the wrapping before ends first.
+    /// Wraps the model with its present trainable parameters, after dropping the previous wrapping.
     fn wrap(&mut self) -> Result<()> {
         *self.sync.0.borrow_mut() = Box::new(overdrive::core::SingleProcess);
         self.ddp = None;
@@ -178,7 +179,8 @@ impl<'a> Run<'a> {
         let ddp = Rc::new(ddp);
         *self.sync.0.borrow_mut() = Box::new(ddp.clone());
         self.ddp = Some(ddp);
-        // These ranks are threads: one that is still wrapping would wait for a backward pass of the other, which waits for it.
+        // The barrier avoids a deadlock between ranks that are threads: one still wrapping would wait for the other's
+        // backward pass, which waits for the first.
         Ok(group.barrier()?)
     }
 
@@ -193,7 +195,7 @@ impl<'a> Run<'a> {
     }
 
     fn checkpoint(&self, folder: &Path) -> Result<Option<Checkpoint>> {
-        // The signs' errors are each rank's own.
+        // 1-bit Adam's compression errors differ by rank.
         let own = self.cell.saves_each_its_own() || self.cell.optimizer == Opt::OneBit;
         let builder = Checkpoint::builder(folder).background(self.cell.saves_each_its_own());
         Ok(match (self.cell.resume, self.group) {
@@ -205,7 +207,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Goes on from what was saved, if anything was, and leaves behind window `until`.
+    /// Resumes from a checkpoint if there is one, and stops after window `until`.
     fn train(&mut self, folder: &Path, until: Option<usize>) -> Result<Trained> {
         let mut checkpoint = self.checkpoint(folder)?;
         let wraps_first = self.cell.saves_each_its_own();
@@ -250,7 +252,7 @@ impl<'a> Run<'a> {
         self.trained(window)
     }
 
-    /// Backward on the last of the open window's batches; when it closes, what it counts.
+    /// Runs backward on the last of the open window's batches; returns the window's count when it closes.
     fn backward(&mut self, open: &[Batch], window: usize, pass: usize, closes: bool) -> Result<Option<f64>> {
         let batch = open.last().context("a batch")?;
         let (inputs, targets, weights) = data::tensors(self.cell, batch);
@@ -282,7 +284,7 @@ impl<'a> Run<'a> {
         Ok(accum.backward(self.opt.get(), &loss, count, closes)?)
     }
 
-    /// All that comes behind a window's last backward pass.
+    /// Everything after a window's last backward pass.
     fn close(&mut self, window: &[Batch], number: usize, total: Option<f64>) -> Result<()> {
         if total == Some(0.0) {
             return Ok(self.opt.get_mut().zero_grad()?);

@@ -1,4 +1,4 @@
-//! What has come out: equal, refused, or wrong.
+//! The verdicts: equal, refused, or wrong.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +17,7 @@ pub enum Verdict {
     Wrong(String),
 }
 
-/// What all ranks have come by, beside the plain loop.
+/// Compares all ranks' results with the plain loop.
 pub fn judge(cell: &Cell, found: Vec<Result<Trained>>) -> Verdict {
     let reasons = refusals::expected(cell);
     let (mut trained, mut errors) = (Vec::new(), Vec::new());
@@ -28,7 +28,7 @@ pub fn judge(cell: &Cell, found: Vec<Result<Trained>>) -> Verdict {
         }
     }
     if !errors.is_empty() {
-        // Of what one rank alone can see, the others are told that it is there.
+        // If only one rank sees the reason, the others report that another rank failed.
         let is_others = |text: &str| text.contains("its own error says why");
         let refuses = |text: &String| reasons.iter().find(|reason| text.contains(**reason)).copied();
         let reason = errors.iter().find_map(refuses);
@@ -82,7 +82,7 @@ fn tensors_differ(
         };
         let found = found.to_kind(Kind::Double);
         let tolerance = match cell.optimizer {
-            // Gradients of 8 bits: a tenth of the way that the weight has come, and the last bit of a weight.
+            // Gradients have 8 significant bits: allows a tenth of the weight's total change, plus a weight's last bit.
             Opt::Masters => 0.1 * largest(&(expected - data::initial(name))) + 0.01,
             _ => 1e-9,
         };
@@ -106,7 +106,7 @@ fn values(tensor: &Tensor) -> Vec<f64> {
     Vec::try_from(tensor.reshape([-1])).unwrap_or_default()
 }
 
-/// Equal and refused cells of a pair of parts.
+/// The numbers of equal and refused cells with a pair of parts.
 #[derive(Clone, Copy, Default)]
 struct Counts {
     equal: usize,
@@ -135,7 +135,8 @@ impl Totals {
                 return;
             }
         };
-        // The first choice of a part is that it is not there; an optimizer and data always are.
+        // A part's first choice means that it is absent, except for the optimizer and the data, which are always
+        // present.
         let is_there = |part: usize, number: usize| number > 0 || matches!(PARTS[part].0, "optimizer" | "data");
         let numbers = cell.numbers();
         let there: Vec<usize> = (0..numbers.len()).filter(|&part| is_there(part, numbers[part])).collect();

@@ -1,4 +1,4 @@
-//! Ranks that save, stop and resume by one agreement, over Gloo.
+//! Ranks that agree on saving, stopping and resuming, over Gloo.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -22,7 +22,7 @@ const ASKED: &str = "OVERDRIVE_TEST_ASKED";
 const RANKS: usize = 2;
 const STEPS: u64 = 8;
 
-/// Two attempts whose ranks are killed while they save, one after the other, and one that goes on.
+/// Two attempts, in each of which a rank is killed while it saves, and a third that resumes.
 pub fn killed() -> Result<()> {
     let seed = moments::seed()?;
     let mut random = Random::new(seed, "agreed");
@@ -38,7 +38,7 @@ pub fn killed() -> Result<()> {
         }
         let ended = attempt(folder.path(), writers, &[])?;
         let resumed: Vec<_> = ended.iter().map(|ended| said(ended, "resumed at ")).collect::<Result<_>>()?;
-        // By their third step, all have the first.
+        // Ranks are killed at their third step or later, when all have the checkpoint of the first.
         ensure!(resumed[0] == resumed[1] && !resumed[0].starts_with("0 "), "{writers}, seed {seed}: {resumed:?}");
         let ends: Vec<_> = ended.iter().map(|ended| said(ended, "ended at ")).collect::<Result<_>>()?;
         ensure!(ends[0] == ends[1], "{writers}, seed {seed}: {ends:?}");
@@ -46,7 +46,7 @@ pub fn killed() -> Result<()> {
     Ok(())
 }
 
-/// One rank alone is told to stop.
+/// Only one rank is asked to stop.
 pub fn asked() -> Result<()> {
     for rank in ["0:3", "1:3"] {
         let folder = tempfile::tempdir()?;
@@ -55,7 +55,7 @@ pub fn asked() -> Result<()> {
         ensure!(stopped[0] == stopped[1] && stopped[0].parse::<u64>()? > 3, "{stopped:?}");
         for ended in &attempt(folder.path(), "each", &[])? {
             let resumed = said(ended, "resumed at ")?;
-            ensure!(resumed.starts_with(&format!("{} ", stopped[0])), "{resumed} behind {stopped:?}");
+            ensure!(resumed.starts_with(&format!("{} ", stopped[0])), "{resumed} after {stopped:?}");
         }
     }
     Ok(())
@@ -73,13 +73,13 @@ fn attempt(folder: &Path, writers: &str, vars: &[(&str, &str)]) -> Result<Vec<En
     }
 }
 
-/// The rest of the line that begins like this.
+/// The rest of the line with this beginning.
 fn said<'a>(ended: &'a Ended, start: &str) -> Result<&'a str> {
     let line = ended.output.lines().find_map(|line| line.strip_prefix(start));
     line.with_context(|| format!("no line {start:?} in {}", ended.output))
 }
 
-/// The numbers of a variable, where it is for this rank.
+/// The numbers in a variable, if it is for this rank.
 fn own(variable: &str, rank: usize) -> Result<Option<Vec<u64>>> {
     let Ok(value) = std::env::var(variable) else { return Ok(None) };
     let numbers = value.split(':').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
@@ -133,7 +133,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     }
     checkpoint.finish()?;
     if let Some(kill) = killed {
-        // The moment has not come yet.
+        // The kill is still pending.
         std::thread::sleep(Duration::from_secs(60));
         anyhow::bail!("not killed: {kill:?}");
     }

@@ -1,4 +1,4 @@
-//! A rank that is killed while checkpoints are written: the others are told, and every checkpoint can be loaded.
+//! A rank is killed while checkpoints are written: the others get an error, and every checkpoint can be loaded.
 
 use std::path::Path;
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn start() -> Result<Run> {
     Ok(Run { vs, model, opt })
 }
 
-/// Each rank saves behind every step, in a folder of its own.
+/// Each rank saves after every step, in its own folder.
 pub fn scenario(meeting: &Meeting) -> Result<()> {
     let group = meeting.group_with(SHORT, false)?;
     let mut run = start()?;
@@ -56,7 +56,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     Ok(())
 }
 
-/// The newest checkpoint of every rank, the killed one among them, is whole.
+/// Checks that the newest checkpoint of every rank, including the killed one, is undamaged.
 fn loads(folder: &Path) -> Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();

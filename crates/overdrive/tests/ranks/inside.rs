@@ -1,4 +1,4 @@
-//! Optimizers that step during the backward pass, under DDP, against one process with the large batch.
+//! Optimizers that step during the backward pass, under DDP, compared with one process with the large batch.
 
 use anyhow::{Result, ensure};
 use overdrive::optim::{Joint, SgdBuilder};
@@ -9,7 +9,7 @@ use crate::harness::Meeting;
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 const STEPS: i64 = 8;
-/// Of each rank.
+/// Samples per rank.
 const BATCH: i64 = 6;
 
 struct Run {
@@ -38,7 +38,7 @@ impl Run {
     }
 }
 
-/// What all ranks have of a step, and what this one has.
+/// The batch of all ranks in a step, and this rank's part.
 fn batches(group: &ProcessGroup, step: i64) -> [(Tensor, Tensor); 2] {
     tch::manual_seed(100 + step);
     let ranks = group.size() as i64;
@@ -85,7 +85,7 @@ fn trains_as_the_large_batch(group: &ProcessGroup, optimizer_first: bool, view: 
     Ok(())
 }
 
-/// A layer that was made behind the wrapping would be stepped by each rank's own gradient.
+/// A parameter made after the wrapping would be stepped with each rank's own gradient.
 fn refuses_what_is_not_averaged(group: &ProcessGroup) -> Result<()> {
     let run = Run::new();
     let mut opt = run.options().build_in_backward()?;
@@ -102,7 +102,7 @@ fn refuses_what_is_not_averaged(group: &ProcessGroup) -> Result<()> {
     ensure!(scale.double_value(&[0]) == 1.0, "it was stepped");
     drop((opt, ddp));
 
-    // Two wrappings, of which one goes: the other one's averages count again.
+    // Two wrappings: an error until one is dropped, then the other one's averages are used.
     let run = Run::new();
     let ddp = DistributedDataParallel::new(&run.vs, group)?;
     let other = DistributedDataParallel::new(&run.vs, group)?;
@@ -115,10 +115,10 @@ fn refuses_what_is_not_averaged(group: &ProcessGroup) -> Result<()> {
     opt.step()?;
     let weights = Tensor::cat(&run.vs.trainable_variables().iter().map(|it| it.reshape([-1])).collect::<Vec<_>>(), 0);
     let all = group.all_gather(&weights.detach())?;
-    ensure!(all.iter().all(|of_rank| of_rank == &all[0]), "the ranks part");
+    ensure!(all.iter().all(|of_rank| of_rank == &all[0]), "the ranks' weights differ");
     drop((opt, ddp));
 
-    // Of two optimizers in one, one is behind the wrapping.
+    // A joint optimizer, one half of which has a parameter made after the wrapping.
     let run = Run::new();
     let ddp = DistributedDataParallel::new(&run.vs, group)?;
     let mut opt = Joint::new(run.options().build()?, Sgd::builder([&scale]).build()?)?;
@@ -129,8 +129,8 @@ fn refuses_what_is_not_averaged(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// A parameter that is each rank's own gets the gradient of that rank's window.
-fn accumulates_beside_ignored_parameters(group: &ProcessGroup) -> Result<()> {
+/// An ignored parameter gets the gradient of its own rank's window.
+fn accumulates_with_ignored_parameters(group: &ProcessGroup) -> Result<()> {
     let run = Run::new();
     let scale = run.vs.root().var("scale", &[1], nn::Init::Const(1.0));
     let ddp = DistributedDataParallel::builder(group).ignore(["scale"]).build(&run.vs)?;
@@ -147,13 +147,13 @@ fn accumulates_beside_ignored_parameters(group: &ProcessGroup) -> Result<()> {
     let found = scale.double_value(&[0]);
     ensure!((found - expected).abs() < 1e-6, "{found}, not {expected}");
     let all = group.all_gather(&Tensor::from(found))?;
-    ensure!(all[0] != all[1], "the ranks' own are alike: {all:?}");
+    ensure!(all[0] != all[1], "the ignored parameters should differ by rank: {all:?}");
     Ok(())
 }
 
 pub fn scenario(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
-    accumulates_beside_ignored_parameters(&group)?;
+    accumulates_with_ignored_parameters(&group)?;
     refuses_what_is_not_averaged(&group)?;
     for case in 0..8 {
         let [optimizer_first, view, accumulates] = [1, 2, 4].map(|bit| case & bit != 0);

@@ -1,4 +1,4 @@
-//! A run that accumulates, killed again and again.
+//! A run with accumulation that is killed repeatedly.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -14,10 +14,10 @@ use crate::restarts::{kill_after, model};
 
 const KILLS: usize = 10;
 const EPOCHS: u64 = 14;
-/// How many windows a run goes on when its kill is on the way: it is late on a busy machine.
+/// How many more windows a run trains while its kill is pending, which may be late on a busy machine.
 const GRACE: u64 = 3;
 const SAMPLES: usize = 61;
-/// `windows:microseconds`: how far a run may come.
+/// `windows:microseconds`: when the run is killed.
 const KILLED: &str = "OVERDRIVE_TEST_KILLED";
 
 pub fn while_accumulating() -> Result<()> {
@@ -40,7 +40,7 @@ pub fn while_accumulating() -> Result<()> {
     for entry in std::fs::read_dir(whole.path().join(&step))? {
         let name = entry?.file_name();
         let read = |folder: &Path| std::fs::read(folder.join(&step).join(&name));
-        ensure!(read(whole.path())? == read(killed.path())?, "another {}, with seed {seed}", name.display());
+        ensure!(read(whole.path())? == read(killed.path())?, "{} differs, with seed {seed}", name.display());
     }
     Ok(())
 }
@@ -50,8 +50,8 @@ fn attempt(folder: &Path, kill: Option<&str>) -> Result<()> {
     let mut vars = vec![(moments::FOLDER, folder)];
     vars.extend(kill.map(|kill| (KILLED, kill)));
     let ended = start("accumulating", 0, 1, 0, &vars)?.end(Instant::now())?;
-    let as_told = if kill.is_some() { ended.status.signal() == Some(9) } else { ended.status.success() };
-    ensure!(as_told, "it ended with {}\n{}{}", ended.status, ended.output, ended.errors);
+    let as_expected = if kill.is_some() { ended.status.signal() == Some(9) } else { ended.status.success() };
+    ensure!(as_expected, "it ended with {}\n{}{}", ended.status, ended.output, ended.errors);
     Ok(())
 }
 
@@ -109,7 +109,7 @@ impl Run {
             batch.iter().flat_map(|&row| (0..6).map(move |column| ((row * 6 + column) as f32 * 0.7).sin())).collect();
         let classes: Vec<i64> = batch.iter().map(|row| (row % 3) as i64).collect();
         let x = Tensor::from_slice(&rows).view([batch.len() as i64, 6]);
-        // Batch norm has no variance of one sample.
+        // Batch norm cannot compute the variance of one sample.
         let outputs = self.model.forward_t(&x, batch.len() > 1);
         let loss = self.scaler.scale(&outputs.cross_entropy_for_logits(&Tensor::from_slice(&classes)))?;
         self.accum.backward(&self.opt, &loss, Samples(batch.len() as i64), closes)?;
@@ -117,7 +117,7 @@ impl Run {
     }
 }
 
-/// Saves behind every window, while the loader's workers are ahead.
+/// Saves after every window, while the loader's workers read ahead.
 pub fn scenario(_: &Meeting) -> Result<()> {
     let kill = match std::env::var(KILLED) {
         Ok(kill) => Some(kill.split(':').map(str::parse).collect::<Result<Vec<u64>, _>>()?),
@@ -155,7 +155,7 @@ pub fn scenario(_: &Meeting) -> Result<()> {
         }
     }
     checkpoint.finish()?;
-    // So many kills come to less than all windows.
+    // `EPOCHS` is large enough for all kills to come before the end.
     ensure!(kill.is_none(), "it was not killed");
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! The crates together on several ranks, which are processes: this program again, told by a variable what to be.
+//! The crates together on several ranks, which are processes: this program again, with an environment variable that
+//! selects the scenario.
 
 mod agreed;
 mod checkpoints;
@@ -23,7 +24,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use harness::{Scenario, rank_main, run};
 
-/// What a rank can be told to be.
+/// The scenarios that a rank can run.
 const SCENARIOS: &[(&str, Scenario)] = &[
     ("mixed", mixed::scenario),
     ("inside", inside::scenario),
@@ -39,7 +40,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("tracks", tracks::scenario),
 ];
 
-/// What ranks of one run share.
+/// The folder that the ranks of one run share.
 fn folder() -> Result<PathBuf> {
     Ok(std::env::var_os(moments::FOLDER).context("no folder was named")?.into())
 }
@@ -54,20 +55,20 @@ fn main() -> Result<()> {
         ("scaled_autocast_clipped_accumulation_of_2_equals_the_large_batch", || run("mixed", 2).map(drop)),
         ("steps_in_backward_of_2_equal_those_of_the_large_batch", || run("inside", 2).map(drop)),
         ("one_bit_adam_of_2_refuses_a_scaler", || run("one_bit_adam", 2).map(drop)),
-        ("a_window_tells_of_the_hooks_failure_and_is_given_up", || run("abandoned", 2).map(drop)),
-        ("a_rank_that_goes_is_told_of_in_a_window", || run("lost_in_window", 2).map(drop)),
-        ("ranks_killed_at_12_random_moments_while_saving_are_told_of", checkpoints::killed_while_saving),
-        ("a_run_restarted_6_times_ends_as_one_that_was_never_disturbed", restarts::ends_alike),
-        ("an_accumulating_run_killed_10_times_ends_as_one_that_was_not", killed::while_accumulating),
+        ("a_window_reports_the_hooks_failure_and_is_abandoned", || run("abandoned", 2).map(drop)),
+        ("a_lost_rank_is_reported_in_a_window", || run("lost_in_window", 2).map(drop)),
+        ("ranks_killed_at_12_random_moments_while_saving_are_reported", checkpoints::killed_while_saving),
+        ("a_run_restarted_6_times_ends_like_an_uninterrupted_one", restarts::ends_alike),
+        ("an_accumulating_run_killed_10_times_ends_like_an_uninterrupted_one", killed::while_accumulating),
         ("ranks_killed_while_saving_leave_a_step_that_all_resume_at", agreed::killed),
-        ("all_ranks_stop_at_the_step_when_one_is_asked_to", agreed::asked),
+        ("all_ranks_stop_at_the_same_step_when_one_is_asked_to", agreed::asked),
         ("stragglers_are_named_from_the_records_of_both_ranks", records::stragglers_are_named),
         ("exchanges_of_ddp_are_in_the_traces_of_2_ranks", || run("tracks", 2).map(drop)),
         ("large_exchanges_are_named_from_the_records_of_both_ranks", records::large_exchanges_are_named),
         ("programs_without_a_timer_are_recorded_by_their_loader", unmarked::with_a_loader),
         ("programs_without_a_timer_are_recorded_by_their_optimizer", unmarked::without_a_loader),
         ("programs_without_a_timer_whose_loop_changes_are_recorded", unmarked::whose_loop_changes),
-        ("programs_with_a_timer_are_recorded_by_it_alone", unmarked::beside_a_timer),
+        ("programs_with_a_timer_are_recorded_only_by_it", unmarked::with_a_timer),
         ("programs_with_several_timers_are_recorded_by_each", unmarked::with_several_timers),
         ("programs_without_a_timer_that_exit_early_are_recorded", unmarked::that_exit_early),
         ("programs_without_a_timer_are_recorded_under_ddp", unmarked::under_ddp),
@@ -76,7 +77,7 @@ fn main() -> Result<()> {
         .iter()
         .map(|&(name, test)| Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}")))));
     let mut arguments = Arguments::from_args();
-    // Each test is several processes already.
+    // Each test already runs several processes.
     arguments.test_threads = arguments.test_threads.or(Some(1));
     libtest_mimic::run(&arguments, trials.collect()).exit()
 }

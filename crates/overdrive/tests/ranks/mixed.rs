@@ -1,4 +1,4 @@
-//! GradScaler, autocast, clipping and accumulation under DDP against one process with the large batch.
+//! GradScaler, autocast, clipping and accumulation under DDP, compared with one process with the large batch.
 
 use anyhow::{Context, Result, bail, ensure};
 use overdrive::accum::AccumError;
@@ -10,7 +10,7 @@ use crate::harness::Meeting;
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 const STEPS: i64 = 12;
-/// Of all ranks together, dealt out in uneven micro-batches.
+/// Samples of all ranks together, divided into uneven micro-batches.
 const BATCH: i64 = 16;
 const SIZES: [[i64; 3]; 2] = [[5, 3, 2], [1, 5, 0]];
 /// The step at which one sample of rank 1 overflows.
@@ -35,7 +35,7 @@ fn start() -> Result<Run> {
     Ok(Run { vs, model, opt, scaler })
 }
 
-/// The large batch of a step, the same numbers on every rank; the last sample is rank 1's.
+/// The large batch of a step, the same on every rank; the last sample is in rank 1's part.
 fn batch(step: i64) -> (Tensor, Tensor) {
     tch::manual_seed(100 + step);
     let (x, y) = (Tensor::randn([BATCH, 6], FLOAT), Tensor::randn([BATCH, 3], FLOAT));
@@ -46,7 +46,7 @@ fn batch(step: i64) -> (Tensor, Tensor) {
 }
 
 impl Run {
-    /// One window: backward on each micro-batch, and a step. Whether it was skipped.
+    /// Trains one window: backward on each micro-batch, and a step. Returns whether the step was skipped.
     fn window<S: GradientSync>(
         &mut self,
         accum: &mut Accumulator<S>,
@@ -116,7 +116,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
                 ensure!(error <= tolerance, "step {step}, {kind:?}: off by {error}");
             }
         }
-        // Bit for bit the same on both ranks: the weights, and what the next step starts from.
+        // The weights are equal bit for bit on both ranks.
         for param in ours.opt.params() {
             for other in group.all_gather(&param.detach())? {
                 ensure!(other.equal(&param), "the ranks' models differ");
@@ -126,7 +126,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     Ok(())
 }
 
-/// The accumulator tells what the hook's failure was; giving up the window and the next pass know of it.
+/// The accumulator returns the hook's error, and `abandon` and the next pass report it too.
 pub fn abandoned(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let Run { vs, model, opt, .. } = start()?;
@@ -136,17 +136,17 @@ pub fn abandoned(meeting: &Meeting) -> Result<()> {
     let (x, y) = batch(0);
     let loss = || ddp.forward(|| model.forward(&x)).map(|outputs| (outputs - &y).square().mean(Kind::Float));
     accum.backward(&opt, &loss()?, Samples(BATCH), false)?;
-    let told = accum.backward(&opt, &loss()?, Samples(BATCH), true).err().context("the hook's failure was lost")?;
+    let told = accum.backward(&opt, &loss()?, Samples(BATCH), true).err().context("the failure was not reported")?;
     let AccumError::Sync(told) = told else { bail!("{told}") };
     ensure!(matches!(told.0.downcast_ref(), Some(DdpError::Hook(inner)) if inner.is::<DdpError>()), "{told}");
-    let told = accum.abandon().err().context("a window was given up as if the ranks were well")?.to_string();
+    let told = accum.abandon().err().context("`abandon` did not report the failure")?.to_string();
     ensure!(told.contains("has failed before") && told.contains("no launcher"), "{told}");
-    let told = loss().err().context("a pass behind a failed one was taken")?;
+    let told = loss().err().context("a pass after the failed one was accepted")?;
     ensure!(matches!(&told, DdpError::HookHasFailed { first } if first.contains("no launcher")), "{told}");
     Ok(())
 }
 
-/// A rank that goes is told of by the accumulator as by DDP itself, and backward's own failures as they are.
+/// The accumulator returns DDP's error for a lost rank, and libtorch's error for a failure of backward itself.
 pub fn lost_in_window(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let Run { vs, model, opt, .. } = start()?;
@@ -162,31 +162,32 @@ pub fn lost_in_window(meeting: &Meeting) -> Result<()> {
     if group.rank() == 1 {
         return Ok(());
     }
-    let told = accum.backward(&opt, &loss, Samples(BATCH), true).err().context("nobody was missed")?;
+    let told = accum.backward(&opt, &loss, Samples(BATCH), true).err().context("the lost rank was not reported")?;
     let AccumError::Sync(told) = told else { bail!("{told}") };
     ensure!(matches!(told.0.downcast_ref(), Some(DdpError::Lost { .. } | DdpError::TimedOut { .. })), "{told}");
     ensure!(told.to_string().contains("backward on rank 0 of 2"), "{told}");
     Ok(())
 }
 
-/// An optimizer that communicates in its steps refuses a scaler, before one rank skips a step that the other waits in.
+/// A scaler refuses an optimizer that communicates in its steps; otherwise one rank could skip a step in which the
+/// other waits.
 pub fn one_bit_adam(meeting: &Meeting) -> Result<()> {
     let group = meeting.group()?;
     let param = Tensor::ones([8], FLOAT).set_requires_grad(true);
     let mut opt = OneBitAdam::new(&group, [param.shallow_clone()], OneBitAdamOptions::default())?;
     let mut scaler = GradScaler::builder(Device::Cpu).init_scale(4.0).build()?;
-    // Infinite on the second rank alone.
+    // Infinite only on the second rank.
     let factor = if group.rank() == 1 { f64::INFINITY } else { 1.0 };
     scaler.scale(&(&param * factor).sum(Kind::Float))?.backward();
     for refused in [scaler.unscale_(&mut opt), scaler.step(&mut opt).map(drop)] {
-        let told = refused.err().context("a scaler was taken")?.to_string();
+        let told = refused.err().context("the scaler accepted the optimizer")?.to_string();
         ensure!(told.contains("GradScaler cannot be used with this optimizer: it averages over ranks"), "{told}");
     }
-    ensure!(param.equal(&Tensor::ones([8], FLOAT)), "refused, and stepped");
-    // Both ranks go on.
+    ensure!(param.equal(&Tensor::ones([8], FLOAT)), "refused, but stepped");
+    // Both ranks can continue.
     opt.zero_grad()?;
     param.sum(Kind::Float).backward();
     opt.step()?;
-    ensure!(param.lt(1.0).all().int64_value(&[]) == 1, "the step was lost");
+    ensure!(param.lt(1.0).all().int64_value(&[]) == 1, "the step changed nothing");
     Ok(())
 }

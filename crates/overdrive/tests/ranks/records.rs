@@ -1,4 +1,4 @@
-//! Step timers on ranks under DDP, their records put together, and what those say.
+//! Step timers on ranks under DDP: the diagnosis of their merged records.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::harness::{Meeting, all_through, free_port, start};
 use crate::{folder, moments};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
-/// What is wrong with the run.
+/// The fault that is simulated.
 const FAULT: &str = "OVERDRIVE_TEST_FAULT";
 
 pub fn stragglers_are_named() -> Result<()> {
@@ -33,7 +33,7 @@ pub fn large_exchanges_are_named() -> Result<()> {
     Ok(())
 }
 
-/// The records of both ranks.
+/// The merged records of both ranks.
 fn records(fault: &str) -> Result<RunProfile> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().to_str().context("a folder of ASCII letters")?;
@@ -46,11 +46,11 @@ fn records(fault: &str) -> Result<RunProfile> {
 
 pub fn scenario(meeting: &Meeting) -> Result<()> {
     let fault = std::env::var(FAULT)?;
-    // As launchers have it: with more threads than CPUs, ranks would wait for those and not for each other.
+    // As under a launcher: with more threads than CPUs, ranks would wait for CPUs and not for each other.
     tch::set_num_threads(1);
     let group = meeting.group()?;
     let vs = nn::VarStore::new(Device::Cpu);
-    // Many numbers for little arithmetic; or the other way round.
+    // Many parameters and little computation, or the reverse.
     let (width, batch) = if fault == "exchange" { (1536, 1) } else { (192, 256) };
     let model = nn::seq()
         .add(nn::linear(vs.root() / "in", width, width, Default::default()))
@@ -67,7 +67,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
             let _phase = timer.phase(Phase::Forward);
             let outputs = ddp.forward(|| model.forward(&inputs))?;
             if fault == "straggler" && meeting.rank == 1 {
-                // As much again.
+                // Extra work on rank 1.
                 let _ = tch::no_grad(|| (0..12).map(|_| model.forward(&inputs)).collect::<Vec<_>>());
             }
             outputs.square().mean(Kind::Float)

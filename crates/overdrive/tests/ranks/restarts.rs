@@ -1,4 +1,4 @@
-//! A run whose ranks are killed again and again, and that the launcher starts again each time.
+//! A run whose ranks are killed repeatedly, and that the launcher restarts each time.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use crate::moments::{self, Random, SHORT};
 
 const KILLS: usize = 6;
 const EPOCHS: u64 = 6;
-/// Batches of a rank in an epoch.
+/// Batches per rank and epoch.
 const BATCHES: u64 = 10;
-/// One for each attempt, `rank:step:microseconds`.
+/// One `rank:step:microseconds` for each attempt.
 const KILLED: &str = "OVERDRIVE_TEST_KILLED";
 
 pub fn ends_alike() -> Result<()> {
@@ -27,7 +27,7 @@ pub fn ends_alike() -> Result<()> {
     let kills: Vec<String> = (0..KILLS)
         .map(|_| {
             let (rank, step) = (random.below(2), random.below(9));
-            // Before the first step there is the meeting.
+            // Before the first step, the ranks meet, which takes longer.
             let delay = random.below(if step == 0 { 100_000 } else { 6_000 });
             format!("{rank}:{step}:{delay}")
         })
@@ -38,7 +38,7 @@ pub fn ends_alike() -> Result<()> {
     launch(killed.path(), &kills)?;
     let left = moments::processes_with(&mark())?;
     ensure!(left.is_empty(), "still running: {left:?}");
-    // A rank may be ended before it has said that it is there, where the other was killed at its very beginning.
+    // If one rank is killed right at its start, the other may be ended before it has written its file.
     let said = std::fs::read_dir(killed.path().join("attempts"))?.map(|entry| Ok(entry?.file_name()));
     let said: Vec<_> = said.collect::<Result<_>>()?;
     let of_attempt =
@@ -50,7 +50,7 @@ pub fn ends_alike() -> Result<()> {
         for name in ["manifest.json", "model.safetensors", "optimizer.safetensors", "rng.safetensors"] {
             let read =
                 |folder: &Path| std::fs::read(folder.join(&step).join(name)).with_context(|| format!("{step}/{name}"));
-            ensure!(read(whole.path())? == read(killed.path())?, "rank {rank}: another {name}, with seed {seed}");
+            ensure!(read(whole.path())? == read(killed.path())?, "rank {rank}: {name} differs, with seed {seed}");
         }
     }
     let model = |rank: usize| std::fs::read(killed.path().join(format!("rank-{rank}/weights")));
@@ -58,7 +58,7 @@ pub fn ends_alike() -> Result<()> {
     Ok(())
 }
 
-/// In the environment of every process that is launched here.
+/// Marks every process that is launched here, in its environment.
 fn mark() -> String {
     format!("{}-restarts", std::process::id())
 }
@@ -79,7 +79,7 @@ fn launch(folder: &Path, kills: &[String]) -> Result<()> {
     launch.run().with_context(|| format!("with kills {kills:?}"))
 }
 
-/// When this rank is to be killed: behind the beginning of which of its steps, and how long.
+/// When this rank is to be killed: how long after the start of which of its steps.
 fn own_kill(rank: usize) -> Result<Option<(u64, Duration)>> {
     let attempt: usize = std::env::var("TORCHELASTIC_RESTART_COUNT")?.parse()?;
     std::fs::write(crate::folder()?.join(format!("attempts/{attempt}-{rank}")), "")?;
@@ -89,7 +89,7 @@ fn own_kill(rank: usize) -> Result<Option<(u64, Duration)>> {
     Ok((numbers[0] == rank as u64).then(|| (numbers[1], Duration::from_micros(numbers[2]))))
 }
 
-/// By SIGKILL, on a thread of its own.
+/// Kills this process with SIGKILL after a delay, from another thread.
 pub fn kill_after(delay: Duration) {
     std::thread::spawn(move || {
         std::thread::sleep(delay);
@@ -106,7 +106,7 @@ struct Run {
     loader: DataLoader<(Tensor, Tensor)>,
 }
 
-/// With statistics and draws of random numbers, which a resumed run has to have back.
+/// With running statistics and random numbers, which a resumed run has to restore.
 pub fn model(vs: &nn::VarStore) -> nn::SequentialT {
     nn::seq_t()
         .add(nn::linear(vs.root() / "hidden", 6, 32, Default::default()))
@@ -128,7 +128,7 @@ fn start(rank: usize) -> Result<Run> {
     Ok(Run { vs, model, opt, sched, rng: RngState::new(Device::Cpu), loader: loader.build()? })
 }
 
-/// Trains from the newest checkpoint that both ranks have, each in a folder of its own: dropout draws differ.
+/// Trains from the newest checkpoint that both ranks have. Each has its own folder, because their random states differ.
 pub fn scenario(meeting: &Meeting) -> Result<()> {
     let rank = meeting.rank;
     let mut kill = own_kill(rank)?;

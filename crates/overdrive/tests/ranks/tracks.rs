@@ -1,4 +1,4 @@
-//! The exchanges of DDP in a profiler's trace.
+//! DDP's collectives in a profiler's trace.
 
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
@@ -31,13 +31,13 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let trace: Value = serde_json::from_slice(&std::fs::read(path)?)?;
     let events = trace["traceEvents"].as_array().context("a trace without events")?;
     let named = |name: &str| events.iter().filter(|event| event["name"] == name).collect::<Vec<_>>();
-    // What the reducer asks for in the backward pass is done by threads of Gloo's own, on their tracks.
+    // The reducer starts collectives in the backward pass; Gloo's own threads run them, on their tracks.
     let (asked, done) = (named("c10d::allreduce_"), named("gloo:all_reduce"));
     ensure!(asked.len() == STEPS && done.len() == STEPS, "{} asked for, {} done", asked.len(), done.len());
     let tracks = named("thread_name");
     for exchange in &done {
         let of_thread = |track: &&&Value| track["tid"] == exchange["tid"];
-        // Of several names viewers take the latest.
+        // If a thread has several names, viewers show the latest.
         let track = tracks.iter().filter(of_thread).max_by_key(|track| track["ts"].as_f64().map(|it| it as i64));
         let track = track.with_context(|| format!("no track of {exchange}"))?;
         let label = track["args"]["name"].as_str().unwrap_or_default();

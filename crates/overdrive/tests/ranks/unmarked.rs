@@ -1,4 +1,5 @@
-//! Programs without a step timer: their steps are told by what the crates do for them, where a record is asked for.
+//! Programs without a step timer: if a record is requested, steps are inferred from calls to the loader and the
+//! optimizer.
 
 use std::fs;
 use std::path::Path;
@@ -12,17 +13,17 @@ use overdrive_profile::{Bottleneck, Diagnosis, Phase, RunProfile, StepTimer};
 
 use crate::harness::{Meeting, all_through, free_port, start};
 
-/// What the program does.
+/// The kind of program to run.
 const KIND: &str = "OVERDRIVE_TEST_FAULT";
 const BATCH: u64 = 4;
-/// Batches of an epoch.
+/// Batches per epoch.
 const BATCHES: u64 = 25;
 
-/// Two epochs with a validation between them; every batch is waited for.
+/// Two epochs with a validation between them; the loop waits for every batch.
 pub fn with_a_loader() -> Result<()> {
     let run = only_record("loader", 1)?;
     let steps = run.steps.as_ref().context("no step was timed")?;
-    // The first update finds out that the program trains.
+    // Steps are counted from the first optimizer step on.
     ensure!(steps.steps_seen == 2 * BATCHES - 1, "{} steps", steps.steps_seen);
     let profiled = run.profiled.as_ref().context("nothing was profiled")?;
     ensure!(profiled.steps == 3, "{} profiled steps", profiled.steps);
@@ -38,32 +39,32 @@ pub fn with_a_loader() -> Result<()> {
 pub fn without_a_loader() -> Result<()> {
     let run = only_record("tensors", 1)?;
     let steps = run.steps.as_ref().context("no step was timed")?;
-    // The first three show that there is no loader, and are one step.
+    // The first three optimizer steps show that there is no loader, and count as one step.
     ensure!(steps.steps_seen == 2 * BATCHES - 3, "{} steps", steps.steps_seen);
     ensure!(run.profiled.as_ref().is_some_and(|it| it.steps == 3), "{:?}", run.profiled);
     Ok(())
 }
 
-/// Another optimizer and a loader come behind an optimizer without one.
+/// First an optimizer without a loader, then another optimizer with a loader.
 pub fn whose_loop_changes() -> Result<()> {
     let run = only_record("change", 1)?;
     let steps = run.steps.as_ref().context("no step was timed")?;
-    // As without a loader; then, of the four epochs, two show that there is one.
+    // The first part as without a loader; then two of the four epochs pass until the loader is detected.
     ensure!(steps.steps_seen == 4 * BATCHES - 3, "{} steps", steps.steps_seen);
     let (first, last) = run.step_times.split_at(run.step_times.len() - 2 * BATCHES as usize);
     ensure!(first.iter().all(|step| step.samples == 0) && last.iter().all(|step| step.samples == BATCH), "{run:?}");
     Ok(())
 }
 
-/// A timer of the program's own takes the record over, with the phases that it marks.
-pub fn beside_a_timer() -> Result<()> {
+/// The program's own timer takes over the record, with the phases that it marks.
+pub fn with_a_timer() -> Result<()> {
     let run = only_record("timer", 1)?;
     ensure!(run.steps.as_ref().is_some_and(|it| it.steps_seen == BATCHES), "{:?}", run.steps);
     ensure!(run.share(Phase::Forward) > 0.0 && !run.notes.iter().any(|it| it.contains("no StepTimer")), "{run:?}");
     Ok(())
 }
 
-/// One behind the other is recorded as well, one beside another is counted.
+/// Timers one after the other are each recorded; a concurrent one is only counted in a note.
 pub fn with_several_timers() -> Result<()> {
     let mut runs = all_records("timers", 1)?;
     runs.sort_by_key(|run| run.steps.as_ref().map(|steps| steps.steps_seen));
@@ -75,10 +76,11 @@ pub fn with_several_timers() -> Result<()> {
     Ok(())
 }
 
-/// It ends while its steps are being profiled.
+/// The program ends while its steps are being profiled.
 pub fn that_exit_early() -> Result<()> {
     let run = only_record("exit", 1)?;
-    // 10 to warm up, 5 before, one for the profiler; the update that finds out that the program trains is none.
+    // 10 for warm-up, 5 before profiling, one to start the profiler, one profiled; the first optimizer step is not
+    // counted.
     ensure!(run.steps.as_ref().is_some_and(|it| it.steps_seen == 17), "{:?}", run.steps);
     ensure!(run.profiled.as_ref().is_some_and(|it| it.steps == 1), "{:?}", run.profiled);
     Ok(())
@@ -93,7 +95,7 @@ pub fn under_ddp() -> Result<()> {
     Ok(())
 }
 
-/// The record of a program, which leaves one a rank.
+/// The merged record of a program that leaves one record per rank.
 fn only_record(kind: &str, ranks: usize) -> Result<RunProfile> {
     let runs = all_records(kind, ranks)?;
     ensure!(runs.len() == ranks, "{} records of {ranks} ranks", runs.len());
@@ -187,7 +189,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     for (number, batch) in loader.iter().enumerate() {
         train(&mut opt, &batch?)?;
         if kind == "exit" && number == 18 {
-            // As a rank says it.
+            // The line that the harness expects of a rank.
             println!("rank {} is through", meeting.rank);
             std::process::exit(0);
         }

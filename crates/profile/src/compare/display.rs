@@ -1,11 +1,11 @@
-//! A comparison for people.
+//! Prints a comparison.
 
 use std::fmt;
 
 use super::{ComparedTime, Comparison, Verdict};
 use crate::page::text::{bytes, count, percent, plural, time};
 
-/// More than so many times is told as that.
+/// Larger ratios are printed as `>1000x`.
 const MOST_TIMES: f64 = 1000.0;
 
 impl fmt::Display for Verdict {
@@ -48,8 +48,8 @@ impl fmt::Display for Comparison {
         self.notes.iter().try_for_each(|note| writeln!(f, "Note: {note}."))?;
         write!(
             f,
-            "Note: an interval is about the steps within these two runs, each by itself. Two runs of one program differ \
-             for more reasons: compare several before you trust a change of a few percent."
+            "Note: each interval covers only the variation between steps within these two runs. Repeated runs of a \
+             program differ for further reasons: compare several before you trust a change of a few percent."
         )
     }
 }
@@ -78,12 +78,12 @@ impl Comparison {
             let times = self.times.iter().chain(&self.sample_time).filter(|time| time.verdict == verdict);
             times.map(|time| format!("{} ({})", label(time), change(time.ratio))).collect::<Vec<_>>().join(", ")
         };
-        let said =
+        let lines =
             [(Verdict::Faster, "Faster"), (Verdict::Slower, "Slower")].map(|(verdict, word)| match names(verdict) {
                 names if names.is_empty() => format!("{word}: nothing beyond noise."),
                 names => format!("{word}: {names}."),
             });
-        said.join("\n")
+        lines.join("\n")
     }
 }
 
@@ -101,11 +101,11 @@ fn label(time: &ComparedTime) -> String {
     if time.is_on_device { format!("{} on the device", time.name) } else { time.name.clone() }
 }
 
-/// In percent of before, as far as that can be read.
+/// The change in percent; a very large one as a factor.
 fn change(ratio: Option<f64>) -> String {
     match ratio.filter(|ratio| ratio.is_finite()) {
         Some(ratio) if ratio >= MOST_TIMES => format!(">{MOST_TIMES:.0}x"),
-        // Rounded first: no minus before a zero.
+        // Rounded first, so that there is no `-0.0%`.
         Some(ratio) => format!("{:+.1}%", (1000.0 * (ratio - 1.0)).round() / 10.0 + 0.0),
         None => "-".to_owned(),
     }

@@ -1,30 +1,30 @@
-//! Confidence intervals for times of steps, which depend on the steps before them.
+//! Confidence intervals for step times, which are autocorrelated.
 //!
-//! The spread of a median or a mean comes from a block bootstrap: steps are drawn again in blocks of neighbours, longer
-//! than the time over which neighbours resemble each other. The interval of a ratio is that of a difference of
-//! logarithms, with Student's quantiles, since blocks are few.
+//! The spread of a median or a mean comes from a block bootstrap: steps are resampled in blocks of neighbours, longer
+//! than the autocorrelation time. The interval of a ratio is that of a difference of logarithms, with Student's
+//! quantiles, because there are few blocks.
 //!
-//! In simulations with 3% noise and no change, runs of 200 independent steps were told apart in 1.1% of 1500 cases, where
-//! 1% is claimed; those whose steps correlate with their neighbours by 0.6 in 2.1%, by 0.9 in 4.2%.
+//! In simulations with 3% noise and no change, a change was reported in 1.1% of 1500 pairs of runs of 200 independent
+//! steps, where 1% is nominal; in 2.1% for steps whose correlation with the next is 0.6, and in 4.2% for 0.9.
 
 use crate::StepTimes;
 
-/// In which share of all cases an interval holds.
+/// The confidence level of an interval.
 pub(super) const CONFIDENCE: f64 = 0.99;
 /// The normal distribution's quantile for it: 0.5% lie above.
 pub(super) const Z: f64 = 2.575_829;
-/// The same where two intervals have to hold: 0.25% lie above.
+/// The same for each of two intervals that have to hold together: 0.25% lie above.
 pub(super) const Z_OF_TWO: f64 = 2.807_034;
-/// Of a time that is off by more than this share of itself, a logarithm is not known.
-const LEAST_STEADY: f64 = 0.25;
-/// How often steps are drawn again.
+/// A time with a larger relative standard deviation is too uncertain for its logarithm.
+const MOST_DEVIATION: f64 = 0.25;
+/// The number of bootstrap samples.
 const DRAWS: usize = 300;
-/// Blocks that are left at least.
+/// The minimum number of blocks.
 const LEAST_BLOCKS: usize = 8;
-/// A block is so many times as long as neighbours resemble each other.
+/// The length of a block, in autocorrelation times.
 const BLOCK: f64 = 3.0;
 
-/// Times by step, and what is asked of them.
+/// Times by step, and the statistic to estimate.
 pub(super) struct Series {
     seconds: Vec<f64>,
     statistic: Statistic,
@@ -32,26 +32,26 @@ pub(super) struct Series {
 
 enum Statistic {
     Median,
-    /// All seconds through all of these samples.
+    /// The total of the seconds divided by the total of these samples.
     PerSample(Vec<f64>),
 }
 
-/// A statistic, and how far it is off.
+/// A statistic and its uncertainty.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Estimate {
     pub value: f64,
     /// Its standard deviation.
     pub deviation: f64,
-    /// From how many blocks that is known.
+    /// The number of blocks that the deviation comes from.
     pub blocks: f64,
-    /// Whether steps resemble each other over longer times than there are.
+    /// Whether the autocorrelation time is too long for the number of steps.
     pub is_doubtful: bool,
 }
 
 impl Estimate {
     /// Whether it is known well enough for a ratio.
     pub fn is_steady(&self) -> bool {
-        self.value > 0.0 && self.deviation <= LEAST_STEADY * self.value
+        self.value > 0.0 && self.deviation <= MOST_DEVIATION * self.value
     }
 }
 
@@ -60,7 +60,7 @@ impl Series {
         Self { seconds, statistic: Statistic::Median }
     }
 
-    /// The seconds for a sample.
+    /// The mean seconds per sample.
     pub fn seconds_a_sample(steps: &[&StepTimes]) -> Self {
         let samples = steps.iter().map(|step| step.samples as f64).collect();
         let seconds = steps.iter().map(|step| step.total_seconds()).collect();
@@ -76,13 +76,13 @@ impl Series {
         self.seconds.len()
     }
 
-    /// The statistic of all steps; 0 of none.
+    /// The statistic over all steps; 0 without steps.
     pub fn value(&self) -> f64 {
         let all: Vec<usize> = (0..self.len()).collect();
         self.of(&all, &mut Vec::new())
     }
 
-    /// The statistic of some of the steps.
+    /// The statistic over some of the steps.
     fn of(&self, places: &[usize], room: &mut Vec<f64>) -> f64 {
         let seconds = places.iter().map(|&place| self.seconds[place]);
         match &self.statistic {
@@ -98,8 +98,8 @@ impl Series {
         }
     }
 
-    /// How each step pulls at the statistic, but for a factor.
-    fn pulls(&self, value: f64) -> Vec<f64> {
+    /// The influence of each step on the statistic, up to a constant factor.
+    fn influences(&self, value: f64) -> Vec<f64> {
         let seconds = self.seconds.iter();
         match &self.statistic {
             Statistic::Median => seconds.map(|seconds| f64::from(i8::from(*seconds > value))).collect(),
@@ -113,10 +113,10 @@ impl Series {
     pub fn estimate(&self) -> Estimate {
         let count = self.len();
         let value = self.value();
-        let wanted = (BLOCK * correlation_time(&self.pulls(value))).max((count as f64).cbrt());
+        let wanted = (BLOCK * correlation_time(&self.influences(value))).max((count as f64).cbrt());
         let longest = (count / LEAST_BLOCKS).max(1);
         let block = (wanted.ceil() as usize).clamp(1, longest);
-        // Always the same draws, so that a comparison can be repeated.
+        // A fixed seed, so that a comparison is reproducible.
         let mut random = fastrand::Rng::with_seed(count as u64);
         let (mut places, mut room) = (Vec::with_capacity(count + block), Vec::with_capacity(count));
         let draws: Vec<f64> = (0..DRAWS)
@@ -124,7 +124,7 @@ impl Series {
                 places.clear();
                 while places.len() < count {
                     let start = random.usize(..count);
-                    // Behind the last step comes the first, so that all are drawn equally often.
+                    // Blocks wrap around from the last step to the first, so that all are drawn equally often.
                     places.extend((start..start + block).map(|place| place % count));
                 }
                 places.truncate(count);
@@ -142,7 +142,7 @@ impl Series {
     }
 }
 
-/// The median; reorders. 0 of none.
+/// The median; reorders the values. 0 without values.
 fn middle(values: &mut [f64]) -> f64 {
     let half = values.len() / 2;
     if values.is_empty() {
@@ -155,15 +155,15 @@ fn middle(values: &mut [f64]) -> f64 {
     lower.map_or(upper, |lower| 0.5 * (lower + upper))
 }
 
-/// Over how many steps neighbours resemble each other: 1 for independent ones.
+/// The autocorrelation time in steps: 1 for independent values.
 ///
 /// # Source
 /// Geyer 1992, "Practical Markov Chain Monte Carlo": the initial positive sequence
-fn correlation_time(pulls: &[f64]) -> f64 {
-    let count = pulls.len();
-    let mean = pulls.iter().sum::<f64>() / count as f64;
+fn correlation_time(values: &[f64]) -> f64 {
+    let count = values.len();
+    let mean = values.iter().sum::<f64>() / count as f64;
     let product =
-        |lag: usize| pulls.iter().zip(&pulls[lag..]).map(|(one, other)| (one - mean) * (other - mean)).sum::<f64>();
+        |lag: usize| values.iter().zip(&values[lag..]).map(|(one, other)| (one - mean) * (other - mean)).sum::<f64>();
     let variance = product(0);
     if variance <= 0.0 {
         return 1.0;
@@ -179,7 +179,7 @@ fn correlation_time(pulls: &[f64]) -> f64 {
     sum.max(1.0)
 }
 
-/// Between what the ratio of two times lies, which are above 0.
+/// The interval of the ratio of two times above 0.
 pub(super) fn of_ratio(before: &Estimate, after: &Estimate, z: f64) -> [f64; 2] {
     let [one, other] = [before, after].map(|it| it.deviation / it.value);
     let width = width([(one, before.blocks), (other, after.blocks)], z);
@@ -187,14 +187,14 @@ pub(super) fn of_ratio(before: &Estimate, after: &Estimate, z: f64) -> [f64; 2] 
     [(middle - width).exp(), (middle + width).exp()]
 }
 
-/// Between what the difference of two times lies.
+/// The interval of the difference of two times.
 pub(super) fn of_difference(before: &Estimate, after: &Estimate, z: f64) -> [f64; 2] {
     let width = width([(before.deviation, before.blocks), (after.deviation, after.blocks)], z);
     let middle = after.value - before.value;
     [middle - width, middle + width]
 }
 
-/// From standard deviations, with the numbers of blocks that they come from.
+/// Half the width of an interval, from standard deviations and the numbers of blocks that they come from.
 ///
 /// # Source
 /// Welch 1947, for the degrees of freedom of a sum
@@ -208,7 +208,7 @@ fn width(parts: [(f64, f64); 2], z: f64) -> f64 {
     student(z, freedom) * variance.sqrt()
 }
 
-/// Student's quantile beside the normal distribution's.
+/// Student's quantile that corresponds to the normal distribution's quantile `z`.
 ///
 /// # Source
 /// Abramowitz and Stegun, 26.7.5
@@ -237,10 +237,10 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_resemble_each_other_are_seen() {
+    fn correlated_neighbours_are_detected() {
         let mut random = fastrand::Rng::with_seed(1);
         let alone: Vec<f64> = (0..2000).map(|_| random.f64()).collect();
-        // Each value eight times over.
+        // Each value eight times.
         let together: Vec<f64> = (0..2000).map(|place| alone[place / 8]).collect();
         let (alone, together) = (correlation_time(&alone), correlation_time(&together));
         assert!(alone < 2.0 && (5.0..13.0).contains(&together), "{alone} and {together}");

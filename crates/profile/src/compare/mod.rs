@@ -1,4 +1,4 @@
-//! Two runs beside one another: what got faster, what slower, beyond noise.
+//! Compares two runs: what got faster, what slower, beyond noise.
 
 mod display;
 mod interval;
@@ -13,39 +13,39 @@ use crate::page::summary::{peak_gpu_bytes, peak_resident_bytes};
 use crate::run::NO_STEP_TIMER;
 use crate::{Phase, ProfiledSteps, RunProfile, StepTimes};
 
-/// Fewer steps say nothing about noise.
+/// Noise cannot be estimated from fewer steps.
 const LEAST_STEPS: usize = 16;
-/// What changes by a smaller share of a step is not told.
+/// Operators whose share of a step changes by less are not listed.
 const LEAST_CHANGE: f64 = 0.001;
 /// Rows of the table of operators.
 const MOST_OPS: usize = 15;
 
 /// Two runs, compared. Made by [`Comparison::of`].
 ///
-/// A ratio's interval is about the steps within each run, where steps may depend on those before them. Two runs of one
-/// program differ for more reasons than that.
+/// A ratio's interval covers the variation between the steps within each run, which may be autocorrelated. Repeated
+/// runs of one program differ for further reasons.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Comparison {
-    /// The version of this form: 1.
+    /// The version of this format: 1.
     pub schema: u32,
-    /// In which share of all cases an interval holds, each by itself.
+    /// The confidence level of each single interval.
     pub confidence: f64,
-    /// How many steps were compared, of either run.
+    /// How many steps of each run were compared.
     pub steps: [u64; 2],
-    /// The median step, and the phases in it that take any time.
+    /// The median step, and the phases that take any time.
     pub times: Vec<ComparedTime>,
-    /// Samples a second, before and after. None where no samples were counted, or they took no time.
+    /// Samples per second, before and after. None if no samples were counted, or if they took no time.
     pub samples_per_second: Option<[f64; 2]>,
-    /// The time for one sample, from all steps; None as above.
+    /// The time for one sample, from all steps. None if no samples were counted.
     pub sample_time: Option<ComparedTime>,
-    /// Operators under the profiler whose shares changed most.
+    /// Profiled operators whose share of a step changed most.
     pub ops: Vec<ComparedOp>,
-    /// From how many steps those are, of either run.
+    /// How many profiled steps of each run these come from.
     pub profiled_steps: [u64; 2],
     /// Memory.
     pub memory: Vec<ComparedBytes>,
-    /// What has to be known to read this.
+    /// Caveats for the reader.
     pub notes: Vec<String>,
 }
 
@@ -61,16 +61,16 @@ pub struct ComparedTime {
     pub before_seconds: f64,
     /// Seconds after.
     pub after_seconds: f64,
-    /// After through before; below 1 is faster. None where one of them is no time at all, and for what is not comparable.
+    /// After divided by before; below 1 is faster. None if one of them is 0, or if they are not comparable.
     pub ratio: Option<f64>,
-    /// Between what the ratio lies. None for what is not comparable, where there are too few steps, and where a time is so
-    /// unsteady that it may as well be none: the verdict is by the difference then.
+    /// The interval of the ratio. None if the times are not comparable, if there are too few steps, or if a time varies
+    /// so much that it may be 0; then the verdict is based on the difference.
     pub ratio_interval: Option<[f64; 2]>,
-    /// What that means.
+    /// What the interval means.
     pub verdict: Verdict,
 }
 
-/// What came of a time.
+/// How a time changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 #[serde(rename_all = "snake_case")]
@@ -83,7 +83,7 @@ pub enum Verdict {
     WithinNoise,
     /// There are too few steps to tell.
     TooFewSteps,
-    /// It does not mean the same in both runs.
+    /// The time means different things in the two runs.
     NotComparable,
 }
 
@@ -93,11 +93,11 @@ pub enum Verdict {
 pub struct ComparedOp {
     /// Its name.
     pub name: String,
-    /// Its share of a profiled step before, from 0 to 1, on the host and the device by itself.
+    /// The share of its self times, on the host and the device, in a profiled step before; from 0 to 1.
     pub before_share: f64,
     /// The same after.
     pub after_share: f64,
-    /// Calls in the mean step before.
+    /// Mean calls per step before.
     pub before_calls: f64,
     /// The same after.
     pub after_calls: f64,
@@ -151,12 +151,12 @@ impl Comparison {
     }
 }
 
-/// Whether the program has a StepTimer. Where it has none, `other` is most of a step, the forward pass among it.
+/// Whether the program has a StepTimer. Without one, `other` is most of a step and includes the forward pass.
 fn marks_steps(run: &RunProfile) -> bool {
     !run.notes.iter().any(|note| note == NO_STEP_TIMER)
 }
 
-/// The steps that count: those that no profiler slowed down.
+/// The steps to compare: those that no profiler slowed down.
 fn timed(run: &RunProfile) -> Vec<&StepTimes> {
     run.step_times.iter().filter(|step| !step.is_profiled && step.total_seconds().is_finite()).collect()
 }
@@ -198,7 +198,7 @@ fn compare(
     let [before, after] = series.each_ref().map(Series::estimate);
     if name == "step" && (before.is_doubtful || after.is_doubtful) {
         notes.push(
-            "steps hang together over so long a time that the intervals may be too narrow: compare longer runs"
+            "steps are correlated over so long a time that the intervals may be too narrow: compare longer runs"
                 .to_owned(),
         );
     }
@@ -210,12 +210,12 @@ fn compare(
     compared
 }
 
-/// By the times for one, which are above 0.
+/// From the times per sample, which are above 0.
 fn samples_per_second(time: &ComparedTime) -> [f64; 2] {
     [1.0 / time.before_seconds, 1.0 / time.after_seconds]
 }
 
-/// From the interval of a change.
+/// The verdict for the interval of a change.
 fn verdict([low, high]: [f64; 2]) -> Verdict {
     match (low, high) {
         (_, high) if high < 0.0 => Verdict::Faster,
@@ -224,21 +224,21 @@ fn verdict([low, high]: [f64; 2]) -> Verdict {
     }
 }
 
-/// Of what takes no time at all in many steps, before or after. The median of that may lie anywhere between nothing and the
-/// rest, where the mean is known well; the mean may hang on a few long steps, which the median does not see. Either tells,
-/// at half the risk.
+/// For a phase that many steps lack, before or after. Its median may be 0 or the phase's usual time, where the mean is
+/// known well; its mean may depend on a few long steps, which the median ignores. So either may decide, each at half
+/// the risk.
 fn verdict_by_differences([before, after]: [&Estimate; 2], series: &[Series; 2]) -> Verdict {
     let means = series.each_ref().map(|series| series.mean().estimate());
     let medians = interval::of_difference(before, after, Z_OF_TWO);
-    let told = [medians, interval::of_difference(&means[0], &means[1], Z_OF_TWO)].map(verdict);
-    match (told.contains(&Verdict::Faster), told.contains(&Verdict::Slower)) {
+    let verdicts = [medians, interval::of_difference(&means[0], &means[1], Z_OF_TWO)].map(verdict);
+    match (verdicts.contains(&Verdict::Faster), verdicts.contains(&Verdict::Slower)) {
         (true, false) => Verdict::Faster,
         (false, true) => Verdict::Slower,
         _ => Verdict::WithinNoise,
     }
 }
 
-/// Those whose shares of a profiled step changed most.
+/// The operators whose share of a profiled step changed most.
 fn ops(before: Option<&ProfiledSteps>, after: Option<&ProfiledSteps>) -> Vec<ComparedOp> {
     let (Some(before), Some(after)) = (before, after) else { return Vec::new() };
     let mut rows: BTreeMap<&str, ComparedOp> = BTreeMap::new();
@@ -277,19 +277,19 @@ fn memory(before: &RunProfile, after: &RunProfile) -> Vec<ComparedBytes> {
     rows.into_iter().flatten().collect()
 }
 
-/// Why times may differ that is no merit of the program.
+/// Reasons other than the program why times may differ.
 fn differences(before: &RunProfile, after: &RunProfile, runs: &[Vec<&StepTimes>; 2]) -> Vec<String> {
     let mut notes = Vec::new();
     for (steps, name) in runs.iter().zip(["before", "after"]) {
         if steps.len() < LEAST_STEPS {
             let count = steps.len();
-            notes.push(format!("only {count} steps were timed {name}: noise can be told from {LEAST_STEPS} on"));
+            notes.push(format!("only {count} steps were timed {name}: estimating noise needs at least {LEAST_STEPS}"));
         }
     }
     if marks_steps(before) != marks_steps(after) {
         let (with, without) = if marks_steps(before) { ("before", "after") } else { ("after", "before") };
         notes.push(format!(
-            "the program has a StepTimer {with}, and none {without}: phases do not mean the same, and cannot be compared"
+            "the program has a StepTimer {with}, but not {without}: phases mean different things and are not compared"
         ));
     }
     let (one, other) = (&before.machine, &after.machine);
@@ -300,11 +300,11 @@ fn differences(before: &RunProfile, after: &RunProfile, runs: &[Vec<&StepTimes>;
         ("the machine", one.host.clone(), other.host.clone()),
         ("the system", one.system.clone(), other.system.clone()),
         ("CPUs", one.cpus.to_string(), other.cpus.to_string()),
-        ("threads of an operator", one.torch_threads.to_string(), other.torch_threads.to_string()),
+        ("threads per operator", one.torch_threads.to_string(), other.torch_threads.to_string()),
         ("the device", one.device.clone(), other.device.clone()),
         ("the GPU", gpu(before), gpu(after)),
         ("ranks", before.world_size.to_string(), after.world_size.to_string()),
-        ("samples a step", samples(&runs[0]).to_string(), samples(&runs[1]).to_string()),
+        ("samples per step", samples(&runs[0]).to_string(), samples(&runs[1]).to_string()),
     ];
     // A record may not know its program.
     let differing = facts.into_iter().filter(|(_, one, other)| one != other && !one.is_empty() && !other.is_empty());
@@ -312,7 +312,7 @@ fn differences(before: &RunProfile, after: &RunProfile, runs: &[Vec<&StepTimes>;
     notes
 }
 
-/// The name of its file: folders differ for no reason that matters.
+/// The program's file name; its folder does not matter.
 fn program(run: &RunProfile) -> String {
     let file = run.command.first().and_then(|path| Path::new(path).file_name());
     file.unwrap_or_default().to_string_lossy().into_owned()

@@ -1,9 +1,9 @@
-//! Tests of [`super`]: runs whose steps are drawn, so that the truth is known.
+//! Tests of [`super`] on runs of random steps, whose distribution is known.
 
 use super::*;
 use crate::run::{OpTimes, ProfiledSteps};
 
-/// Steps of 10 ms with normally distributed noise, of which each keeps a share of the one before.
+/// Steps of 10 ms times `factor`, with Gaussian noise; the correlation of a step with the next is `kept`.
 fn drawn(random: &mut fastrand::Rng, steps: usize, factor: f64, noise: f64, kept: f64) -> RunProfile {
     let mut run = RunProfile::default();
     let mut last = 0.0;
@@ -17,34 +17,34 @@ fn drawn(random: &mut fastrand::Rng, steps: usize, factor: f64, noise: f64, kept
     run
 }
 
-/// How many runs are told to be faster and slower than others of the same, or another, length of a step.
-fn told(factor: f64, kept: f64, trials: usize) -> (usize, usize) {
+/// In how many trials a run whose steps are `factor` times as long is reported as faster, and as slower.
+fn count_verdicts(factor: f64, kept: f64, trials: usize) -> (usize, usize) {
     let mut random = fastrand::Rng::with_seed(17);
-    let mut told = (0, 0);
+    let mut counts = (0, 0);
     for _ in 0..trials {
         let runs = [1.0, factor].map(|factor| drawn(&mut random, 200, factor, 0.03, kept));
         let steps = [timed(&runs[0]), timed(&runs[1])];
         let series = median(|step| Some(step.total_seconds()));
         match compare("step", false, &steps, series, &mut Vec::new()).verdict {
-            Verdict::Faster => told.0 += 1,
-            Verdict::Slower => told.1 += 1,
+            Verdict::Faster => counts.0 += 1,
+            Verdict::Slower => counts.1 += 1,
             Verdict::WithinNoise => {}
             Verdict::TooFewSteps | Verdict::NotComparable => panic!("200 steps are enough"),
         }
     }
-    told
+    counts
 }
 
 #[test]
 fn false_alarms_are_as_rare_as_claimed() {
     for kept in [0.0, 0.6] {
-        let (faster, slower) = told(1.0, kept, 200);
-        // 1% is claimed; 7 of 200 and more are told by chance once in 200 times.
+        let (faster, slower) = count_verdicts(1.0, kept, 200);
+        // 1% is nominal; 7 or more of 200 happen by chance in 0.5% of cases.
         assert!(faster + slower <= 6, "{faster} and {slower} of 200 at {kept}");
     }
 }
 
-/// An interval that is always wide enough would tell nothing.
+/// Intervals that are too wide never miss the truth, but find no change either.
 #[test]
 fn intervals_are_not_wider_than_they_have_to_be() {
     let mut random = fastrand::Rng::with_seed(3);
@@ -56,20 +56,20 @@ fn intervals_are_not_wider_than_they_have_to_be() {
         let [low, high] = interval::of_ratio(&before, &after, 1.959_964);
         outside += usize::from(!(low..=high).contains(&1.0));
     }
-    // 5% is claimed: 10 of 200.
+    // 5% is nominal: 10 of 200.
     assert!((3..=20).contains(&outside), "{outside} of {trials}");
 }
 
 #[test]
 fn a_change_of_5_percent_is_found_in_noise_of_3() {
     for kept in [0.0, 0.5] {
-        assert_eq!(told(1.05, kept, 25), (0, 25), "kept {kept}");
-        assert_eq!(told(1.0 / 1.05, kept, 25), (25, 0), "kept {kept}");
+        assert_eq!(count_verdicts(1.05, kept, 25), (0, 25), "kept {kept}");
+        assert_eq!(count_verdicts(1.0 / 1.05, kept, 25), (25, 0), "kept {kept}");
     }
 }
 
 #[test]
-fn profiled_steps_do_not_count_and_few_say_nothing() {
+fn profiled_steps_do_not_count_and_few_steps_give_no_verdict() {
     let mut random = fastrand::Rng::with_seed(5);
     let before = drawn(&mut random, 40, 1.0, 0.01, 0.0);
     let mut after = drawn(&mut random, 40, 3.0, 0.01, 0.0);
@@ -82,7 +82,7 @@ fn profiled_steps_do_not_count_and_few_say_nothing() {
 }
 
 #[test]
-fn a_phase_that_appears_is_slower_and_one_that_never_was_is_not_named() {
+fn a_new_phase_is_slower_and_an_unused_one_is_not_listed() {
     let mut random = fastrand::Rng::with_seed(6);
     let before = drawn(&mut random, 50, 1.0, 0.01, 0.0);
     let mut after = drawn(&mut random, 50, 1.0, 0.01, 0.0);
@@ -95,12 +95,12 @@ fn a_phase_that_appears_is_slower_and_one_that_never_was_is_not_named() {
     assert_eq!(compared.times[2].verdict, Verdict::WithinNoise);
     let rates = compared.samples_per_second.unwrap();
     assert!((3150.0..3250.0).contains(&rates[0]) && (2600.0..2720.0).contains(&rates[1]), "{rates:?}");
-    // What is written for programs can be read by them.
+    // As JSON, for programs.
     let text = serde_json::to_string(&compared).unwrap();
     assert!(text.contains("\"verdict\":\"within_noise\""), "{text}");
 }
 
-/// Two runs of 60 steps in which a phase takes so long, by step.
+/// Compares the data wait of two runs of 60 steps; `before` and `after` are its seconds by step.
 fn waits(before: impl Fn(u64) -> f64, after: impl Fn(u64) -> f64) -> ComparedTime {
     let mut random = fastrand::Rng::with_seed(8);
     let mut run = |wait: &dyn Fn(u64) -> f64| {
@@ -113,8 +113,8 @@ fn waits(before: impl Fn(u64) -> f64, after: impl Fn(u64) -> f64) -> ComparedTim
 }
 
 #[test]
-fn a_phase_that_some_steps_have_is_told_by_what_it_takes_of_all() {
-    // Steps of a kind come in no order that a block could follow.
+fn a_phase_that_some_steps_lack_is_judged_by_its_mean_too() {
+    // Steps with and without the phase alternate irregularly.
     let some = |step: u64, of_100: u64| step * 37 % 100 < of_100;
     let (most, half) =
         (|step| if some(step, 54) { 0.0308 } else { 0.0 }, |step| if some(step, 48) { 0.02 } else { 2e-7 });
@@ -124,8 +124,8 @@ fn a_phase_that_some_steps_have_is_told_by_what_it_takes_of_all() {
         (&half, &|_| 0.0308, Verdict::Slower),
         (&|_| 0.0308, &half, Verdict::Faster),
     ] {
-        let told = waits(before, after);
-        assert_eq!((told.verdict, told.ratio_interval), (verdict, None), "{told:?}");
+        let wait = waits(before, after);
+        assert_eq!((wait.verdict, wait.ratio_interval), (verdict, None), "{wait:?}");
     }
     assert_eq!([waits(most, most).verdict, waits(half, half).verdict], [Verdict::WithinNoise; 2]);
     // A single hiccup is no change, and does not hide one.
@@ -137,9 +137,9 @@ fn a_phase_that_some_steps_have_is_told_by_what_it_takes_of_all() {
     assert_eq!(waits(|_| 0.0, rarely).verdict, Verdict::WithinNoise);
 }
 
-/// Two runs whose phase is there in half of the steps, by chance.
+/// Two runs that have a phase in a random half of their steps.
 #[test]
-fn false_alarms_about_such_phases_are_as_rare() {
+fn false_alarms_are_as_rare_for_a_phase_that_some_steps_lack() {
     let mut random = fastrand::Rng::with_seed(11);
     let mut alarms = 0;
     for _ in 0..200 {
@@ -174,7 +174,7 @@ fn operators_are_compared_by_their_shares() {
     assert_eq!(shares, [("aten::mm", 0.5, 0.1, 4.0), ("aten::add", 0.0, 0.05, 0.0)]);
 }
 
-/// As `run` records a program that marks no phases, and the same with a StepTimer.
+/// A run as it is recorded without a StepTimer, and the same with one.
 #[test]
 fn phases_that_one_run_does_not_mark_are_neither_faster_nor_slower() {
     let mut random = fastrand::Rng::with_seed(9);
@@ -187,42 +187,42 @@ fn phases_that_one_run_does_not_mark_are_neither_faster_nor_slower() {
     unmarked.notes = vec![crate::run::NO_STEP_TIMER.to_owned()];
     for (before, after, step) in [(&marked, &unmarked, Verdict::Slower), (&unmarked, &marked, Verdict::Faster)] {
         let compared = Comparison::of(before, after);
-        let told = |time: &ComparedTime| (time.ratio.is_some(), time.ratio_interval.is_some(), time.verdict);
-        assert_eq!(told(&compared.times[0]), (true, true, step));
-        assert_eq!(told(compared.sample_time.as_ref().unwrap()), (true, true, step));
+        let result = |time: &ComparedTime| (time.ratio.is_some(), time.ratio_interval.is_some(), time.verdict);
+        assert_eq!(result(&compared.times[0]), (true, true, step));
+        assert_eq!(result(compared.sample_time.as_ref().unwrap()), (true, true, step));
         assert!(compared.times.len() >= 4, "{compared:?}");
         for time in &compared.times[1..] {
-            assert_eq!(told(time), (false, false, Verdict::NotComparable), "{time:?}");
+            assert_eq!(result(time), (false, false, Verdict::NotComparable), "{time:?}");
         }
-        let said = compared.notes.iter().filter(|note| note.contains("phases do not mean the same"));
-        assert_eq!(said.count(), 1, "{:?}", compared.notes);
+        let noted = compared.notes.iter().filter(|note| note.contains("phases mean different things"));
+        assert_eq!(noted.count(), 1, "{:?}", compared.notes);
         let text = compared.to_string();
         assert!(text.contains("not comparable") && !text.contains("other (") && !text.contains("forward ("), "{text}");
     }
-    // Neither of them: the same is compared with the same.
+    // Neither run has a StepTimer, so their phases are comparable.
     let compared = Comparison::of(&unmarked, &unmarked);
     assert!(compared.times.iter().all(|time| time.verdict == Verdict::WithinNoise), "{compared:?}");
     assert!(compared.notes.is_empty(), "{:?}", compared.notes);
 }
 
 #[test]
-fn different_programs_are_told() {
+fn different_programs_are_noted() {
     let run = |command: &[&str]| {
         let command = command.iter().map(|&word| word.to_owned()).collect();
         RunProfile { command, ..RunProfile::default() }
     };
-    let told = |before: &[&str], after: &[&str]| {
+    let noted = |before: &[&str], after: &[&str]| {
         let notes = Comparison::of(&run(before), &run(after)).notes;
         notes.into_iter().filter(|note| note.contains("program")).collect::<Vec<_>>()
     };
-    assert_eq!(told(&["a/train"], &["b/evaluate"]), ["the runs differ in the program: train before, evaluate after"]);
+    assert_eq!(noted(&["a/train"], &["b/evaluate"]), ["the runs differ in the program: train before, evaluate after"]);
     for (before, after) in [(&["a/train", "--lr=1"][..], &["/b/train"][..]), (&[], &["train"]), (&["train"], &[])] {
-        assert_eq!(told(before, after), Vec::<String>::new());
+        assert_eq!(noted(before, after), Vec::<String>::new());
     }
 }
 
 #[test]
-fn different_machines_are_told() {
+fn different_machines_are_noted() {
     let mut before = RunProfile::default();
     before.machine.cpus = 2;
     let notes = Comparison::of(&before, &RunProfile::default()).notes;
@@ -230,11 +230,11 @@ fn different_machines_are_told() {
 }
 
 #[test]
-fn what_is_out_of_all_proportion_is_told_as_that() {
+fn huge_changes_are_printed_as_factors() {
     let mut random = fastrand::Rng::with_seed(5);
     let [before, after] = [1.0, 1e5].map(|factor| drawn(&mut random, 40, factor, 0.03, 0.0));
-    let told = Comparison::of(&before, &after).to_string();
-    assert!(told.contains("Slower: step (>1000x), forward (>1000x)"), "{told}");
+    let text = Comparison::of(&before, &after).to_string();
+    assert!(text.contains("Slower: step (>1000x), forward (>1000x)"), "{text}");
     let mut no_time = before.clone();
     no_time.step_times.iter_mut().for_each(|step| step.host_seconds.clear());
     assert_eq!(Comparison::of(&no_time, &after).samples_per_second, None);

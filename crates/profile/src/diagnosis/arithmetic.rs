@@ -1,7 +1,7 @@
 //! Which operators are arithmetic.
 
-/// Products of matrices, convolutions, attention, recurrent layers, forward and backward: those that do the work themselves,
-/// on a CPU and a GPU, in libtorch 2.11.
+/// Matrix products, convolutions, attention and recurrent layers, forward and backward: the operators that do the work
+/// themselves, on a CPU and a GPU, in libtorch 2.11.
 const NAMES: &[&str] = &[
     "_addmm_activation",
     "_conv_depthwise2d",
@@ -81,7 +81,7 @@ mod tests {
     use super::{NAMES, is_arithmetic};
 
     #[test]
-    fn whole_names_count() {
+    fn only_whole_names_match() {
         assert!(NAMES.is_sorted());
         for name in ["aten::mm", "aten::addmm", "aten::mkldnn_convolution", "aten::_flash_attention_forward"] {
             assert!(is_arithmetic(name), "{name}");

@@ -1,15 +1,15 @@
-//! Memory that grows because caches fill, which ends by itself.
+//! Memory that grows because caches fill, which stops by itself.
 
 use super::facts::Facts;
 
-/// More than this share of what is free is too much: others grow as well.
+/// Caches may take this share of the free memory; the rest is left to others.
 const MOST_OF_FREE: f64 = 0.9;
 
-/// The caches of the process, which kept more samples at the end of the record than at its beginning.
+/// Caches of the process that kept more samples at the end of the record than at its start.
 pub(super) struct Filling {
     kept: u64,
     wanted: u64,
-    /// If samples still to come take as much as those that came.
+    /// Extrapolated from the memory that the samples have taken so far.
     bytes_to_come: f64,
     free_bytes: Option<f64>,
 }
@@ -32,16 +32,16 @@ impl Filling {
         })
     }
 
-    /// Whether there is memory for what is to come, as far as is known.
+    /// Whether there is enough memory for the full caches; true if the free memory is unknown.
     pub fn fits(&self) -> bool {
         self.free_bytes.is_none_or(|free| self.bytes_to_come <= MOST_OF_FREE * free)
     }
 
     pub fn text(&self) -> String {
         let Self { kept, wanted, bytes_to_come, .. } = self;
-        let free = self.free_bytes.map(|bytes| format!(", and {:.1} GB are left", bytes / 1e9)).unwrap_or_default();
+        let free = self.free_bytes.map(|bytes| format!(", and {:.1} GB are free", bytes / 1e9)).unwrap_or_default();
         format!(
-            "a cache fills: {kept} of {wanted} samples are in memory, {:.1} GB are to come{free}",
+            "a cache fills: {kept} of {wanted} samples are in memory, the rest needs {:.1} GB{free}",
             bytes_to_come / 1e9
         )
     }

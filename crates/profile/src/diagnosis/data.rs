@@ -6,22 +6,22 @@ use super::finding::{Bottleneck, Finding};
 use super::watched::ThreadUse;
 use crate::Phase;
 
-/// How the threads of `overdrive-dataload` are called.
+/// The names of `overdrive-dataload`'s threads begin like this.
 const WORKERS: [&str; 2] = ["dataload-", "parquet-"];
-/// Workers that are on a CPU, or wait for one, for more of the time than this are not waiting for a disk.
+/// Workers that are on a CPU, or wait for one, for less of the time than this wait for a disk.
 const BUSY: f64 = 0.5;
-/// A CPU that is free for less of the time is no room for a worker.
+/// Fewer free CPUs than this are not enough for another worker.
 const LEAST_FREE_CPUS: f64 = 0.25;
 
 pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let waiting = facts.seconds(Phase::DataWait);
     let Some(cause) = Cause::of(facts, waiting) else { return Vec::new() };
     let seconds = match cause.bottleneck {
-        // More workers only spread the same work over the CPUs.
+        // More workers cannot save more than the free CPUs can do.
         Bottleneck::TooFewWorkers => waiting.min(room_for_workers(facts)),
         _ => waiting,
     };
-    // Workers' scopes, where there are workers, else those of the thread that trains.
+    // The workers' scopes, if there are any, else those of the training thread.
     let of_workers = facts.scope_of_workers(waiting);
     let own = || facts.scope_of_phases(&[Phase::DataWait]).or_else(|| facts.scope_of_own_loading(waiting));
     let finding = facts.finding(cause.bottleneck, seconds).map(|finding| {
@@ -31,7 +31,7 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
             .evidence(cause.evidence)
             .remedy(cause.remedy);
         if let Some((scope, seconds)) = of_workers {
-            let each = format!("threads that load spend {:.2} ms a step in the scope `{scope}`", 1e3 * seconds);
+            let each = format!("loading threads spend {:.2} ms per step in the scope `{scope}`", 1e3 * seconds);
             finding = finding.evidence(each);
         }
         finding
@@ -52,7 +52,7 @@ impl Cause {
         let workers: Vec<_> = facts.threads.iter().filter(is_worker).collect();
         let free = facts.free_cpus();
         let free_text = free.map_or_else(|| "unknown".to_owned(), |free| format!("{free:.1}"));
-        // They end with an epoch, and begin again: on the mean there are fewer than the loader was told.
+        // Workers end with each epoch and start again, so on average there are fewer than the loader has.
         let alive: f64 = workers.iter().map(|thread| thread.count).sum();
         let has_room = free.is_some_and(|free| free >= LEAST_FREE_CPUS)
             && room_for_workers(facts) >= LEAST_SHARE * facts.step_seconds;
@@ -62,19 +62,19 @@ impl Cause {
         let at_work: f64 = workers.iter().map(|thread| thread.busy + thread.queued).sum();
         let workers = workers.len();
         let evidence = format!(
-            "{workers} workers are at work for {:.0}% of the time, and {free_text} of {} CPUs are left over",
+            "{workers} workers are busy for {:.0}% of the time, and {free_text} of {} CPUs are free",
             100.0 * at_work / alive,
             facts.run.machine.cpus
         );
         let read = facts.samples.iter().filter_map(|it| it.process?.rates?.disk_read_bytes_per_second);
-        let read = super::facts::mean(read).map(|bytes| format!("; {:.1} MB/s come from disks", bytes / 1e6));
+        let read = super::facts::mean(read).map(|bytes| format!("; {:.1} MB/s are read from disks", bytes / 1e6));
         if at_work < BUSY * alive {
             return Some(Self {
                 bottleneck: Bottleneck::SlowRead,
                 evidence: evidence + &read.unwrap_or_default(),
                 remedy: format!(
-                    "let more reads wait at once: `.num_workers({})`; or keep samples: `Cached`, `DiskCached`, tar shards \
-                     in place of small files",
+                    "read more files at once: `.num_workers({})`; or cache samples: `Cached`, `DiskCached`, or tar \
+                     shards instead of small files",
                     (2 * workers).max(4)
                 ),
             });
@@ -93,18 +93,18 @@ impl Cause {
                 bottleneck: Bottleneck::SlowDecode,
                 evidence,
                 remedy:
-                    "make samples cheaper: decode once and keep them (`Cached`, `DiskCached`), decode to a smaller \
+                    "make samples cheaper: decode once and cache them (`Cached`, `DiskCached`), decode to a smaller \
                          size, build with the feature `libjpeg-turbo`"
                         .to_owned(),
             }
         })
     }
 
-    /// The thread that trains loads by itself, or waits for threads that nobody knows.
+    /// The training thread loads by itself, or waits for loading threads of another library.
     fn without_workers(facts: &Facts<'_>, waiting: f64, has_room: bool) -> Option<Self> {
         let main = facts.main_thread()?;
-        // libtorch's own threads have the name of the one that they help, and work while it does; so have threads that the program
-        // gave no name.
+        // Threads of libtorch's pool have the training thread's name, and are busy when it is. Threads that the program
+        // did not name have that name too.
         let work = |it: &ThreadUse<'_>| match it.name == main.name {
             true => (it.busy + it.queued - it.count * (main.busy + main.queued)).max(0.0),
             false => it.busy + it.queued,
@@ -114,30 +114,31 @@ impl Cause {
         let blocked = (1.0 - main.busy - main.queued).clamp(0.0, 1.0);
         let is_blocked = blocked >= BUSY * share;
         let evidence = format!(
-            "no worker of a loader was seen; the thread that trains is blocked for {:.0}% of the time, and other threads use \
-             {others:.1} CPUs",
+            "there are no loader workers; the training thread is blocked for {:.0}% of the time, and other threads \
+             use {others:.1} CPUs",
             100.0 * blocked
         );
         let (bottleneck, remedy) = match (is_blocked, has_room) {
             (true, _) if others < BUSY => (
                 Bottleneck::SlowRead,
-                "let reads wait beside the steps: `DataLoader::builder(dataset).num_workers(4)`; or keep samples: \
-                 `Cached`, `DiskCached`",
+                "read in the background: `DataLoader::builder(dataset).num_workers(4)`; or cache samples: `Cached`, \
+                 `DiskCached`",
             ),
             (_, true) => (
                 Bottleneck::TooFewWorkers,
-                "load beside the steps: `DataLoader::builder(dataset).num_workers(2)`, or `.num_workers(Auto)`",
+                "load in the background: `DataLoader::builder(dataset).num_workers(2)`, or `.num_workers(Auto)`",
             ),
             _ => (
                 Bottleneck::SlowDecode,
-                "make samples cheaper: decode once and keep them (`Cached`, `DiskCached`), or decode to a smaller size",
+                "make samples cheaper: decode once and cache them (`Cached`, `DiskCached`), or decode to a smaller \
+                 size",
             ),
         };
         Some(Self { bottleneck, evidence, remedy: remedy.to_owned() })
     }
 }
 
-/// Seconds of a step that go away if its work were spread over all CPUs.
+/// Seconds of a step that would be saved if its work were spread over all CPUs.
 fn room_for_workers(facts: &Facts<'_>) -> f64 {
     let Some(free) = facts.free_cpus() else { return facts.step_seconds };
     facts.step_seconds * free / f64::from(facts.run.machine.cpus.max(1))

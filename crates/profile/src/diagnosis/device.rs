@@ -1,4 +1,4 @@
-//! What a GPU waits for, and what it could do faster.
+//! Findings about a GPU: what it waits for, and what it could do faster.
 
 use super::arithmetic::is_arithmetic;
 use super::facts::{Facts, mean};
@@ -10,10 +10,10 @@ use super::places::main_part;
 use super::throttling::throttling;
 use crate::{OpTimes, Phase, ProfiledSteps, ScopeTimes};
 
-/// How much of their time float32 products keep on tensor cores: NVIDIA gives TF32 8 times the rate of float32 on A100 (156 and
-/// 19.5 TFLOPS) and 7.4 times on H100 and H200 (494 and 67).
+/// The share of their time that float32 products take on tensor cores: NVIDIA states 8 times the float32 rate for TF32
+/// on A100 (156 and 19.5 TFLOPS), and 7.4 times on H100 and H200 (494 and 67).
 const TF32_SHARE: f64 = 1.0 / 7.4;
-/// Phases in which the host and the device may wait: each has a rule of its own.
+/// Phases in which the host and the device may wait: each has its own rule.
 const WAITING: [Phase; 3] = [Phase::DataWait, Phase::HostToDevice, Phase::Communication];
 
 pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
@@ -29,8 +29,8 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     found
 }
 
-/// From the host to the device. Where no phase is marked, what the copies from pageable memory take themselves: the host waits
-/// for those.
+/// Copies from the host to the device: the phase, if it is marked, else the copies from pageable memory, because the
+/// host waits for these.
 fn copies(facts: &Facts<'_>, profiled: Option<&ProfiledSteps>, is_offload: bool) -> Option<Finding> {
     let marked = facts.seconds(Phase::HostToDevice);
     let work = || profiled.into_iter().flat_map(|it| &it.device_work);
@@ -45,25 +45,26 @@ fn copies(facts: &Facts<'_>, profiled: Option<&ProfiledSteps>, is_offload: bool)
         .evidence(format!("copies to the device take {}", facts.of_step(seconds)));
     Some(if pageable.is_empty() {
         finding.remedy(
-            "`.to_device(device)` on the loader copies beside the steps; send bytes and make floats on the device (`ToFloat`)",
+            "copy in the background, by `.to_device(device)` on the loader; send bytes, and convert them to floats on \
+             the device (`ToFloat`)",
         )
     } else {
         finding
             .evidence(format!(
-                "{:.1} copies a step are from pageable memory: the host waits for them, and they go through a buffer",
+                "{:.1} copies per step are from pageable memory: the host waits for them, and they go through a buffer",
                 pageable.iter().map(|it| it.calls).sum::<f64>()
             ))
-            .remedy("`.pin_memory(true).to_device(device)` on the loader copies from pinned memory, beside the steps")
+            .remedy("copy from pinned memory in the background, by `.pin_memory(true).to_device(device)` on the loader")
     })
 }
 
-/// Where the host copies between itself and the device, outside of the phases that are for that.
+/// The scope of copies between host and device outside of the phases for these.
 fn scope_of_copies<'a>(facts: &Facts<'a>) -> Option<&'a str> {
     let is_copy = |op: &OpTimes| op.name == "aten::copy_" && !WAITING.contains(&op.phase);
     facts.scope_of_ops(|op| if is_copy(op) { op.device_seconds } else { 0.0 })
 }
 
-/// Tensors that leave the device within a step and come back.
+/// Tensors that are copied to the host and back within a step.
 fn offload(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     let sum = |is_copy: fn(&str) -> bool| {
         let copies = profiled.device_work.iter().filter(|it| is_copy(&it.name));
@@ -88,13 +89,13 @@ fn offload(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
                 1e3 * facts.step_seconds
             ))
             .remedy(
-                "keep what fits on the device: smaller batches with `Accumulator`, autocast, 8-bit optimizer state; what has \
-                 to go should go through pinned memory, beside the computation",
+                "keep on the device what fits: smaller batches with `Accumulator`, autocast, 8-bit optimizer state; \
+                 copy the rest through pinned memory, in parallel with the computation",
             ),
     )
 }
 
-/// Products in float32 by kernels that use no tensor cores.
+/// Matrix products and convolutions in float32 by kernels that do not use tensor cores.
 fn float32_products(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
     let kernels: Vec<_> = profiled.device_work.iter().filter(|it| is_float32_product(&it.name)).collect();
     let longest = kernels.first()?;
@@ -105,27 +106,27 @@ fn float32_products(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Findi
     let mut finding = finding
         .op(Some(&longest.name))
         .scope(facts.scope_of_ops(|op| if is_arithmetic(&op.name) { op.device_seconds } else { 0.0 }))
-        .evidence(format!("products of float32 take {:.0}% of a step", 100.0 * share))
+        .evidence(format!("matrix products in float32 take {:.0}% of a step", 100.0 * share))
         .remedy(
-            "`autocast(device, Kind::BFloat16, || ..)` around the forward pass; or `set_allow_tf32(true)` where float32 has to \
-             stay",
+            "put `autocast(device, Kind::BFloat16, || ..)` around the forward pass; or, to stay with float32, call \
+             `set_allow_tf32(true)`",
         );
     for gpu in gpu_indices(facts) {
         let samples = facts.samples.iter().filter_map(|sample| of_gpu(sample, gpu)?.tensor_utilization);
         if let Some(busy) = mean(samples) {
-            let figure = format!("tensor cores of GPU {gpu} are at work for {:.0}% of the time", 100.0 * busy);
+            let figure = format!("the tensor cores of GPU {gpu} are busy for {:.0}% of the time", 100.0 * busy);
             finding = finding.evidence(figure);
         }
     }
     Some(finding)
 }
 
-/// The device has nothing to do: the host waits for it, or does not hand work out fast enough.
+/// The device is idle: because the host waits for it, or because the host does not launch work fast enough.
 fn idle(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
-    // The profiler holds the host up, not the device.
+    // The profiler slows down the host, not the device, so the device's time needs no correction.
     let idle = facts.step_seconds - profiled.device_busy_seconds?;
     let seconds = idle - WAITING.map(|phase| facts.seconds(phase)).iter().sum::<f64>();
-    let evidence = format!("the GPU does nothing for {}", facts.of_step(idle));
+    let evidence = format!("the GPU is idle for {}", facts.of_step(idle));
     match Waits::of(profiled) {
         Some(waits) => waits.finding(facts, seconds, evidence),
         None => launches(facts, profiled, seconds, evidence),
@@ -134,10 +135,10 @@ fn idle(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
 
 /// Waits of the host for the device in each step.
 struct Waits<'a> {
-    /// The calls, or what reads numbers where no call was recorded.
+    /// The CUDA calls that wait; if no CUDA calls were recorded, the operators that read numbers.
     places: Vec<&'a OpTimes>,
     calls: f64,
-    /// Whether numbers are read out of tensors where it waits.
+    /// Whether at least half of the waits read numbers out of tensors.
     reads: bool,
 }
 
@@ -145,7 +146,7 @@ impl<'a> Waits<'a> {
     fn of(profiled: &'a ProfiledSteps) -> Option<Self> {
         let own = || profiled.ops.iter().filter(|op| !WAITING.contains(&op.phase));
         let is_read = |op: &&OpTimes| op.name == "aten::_local_scalar_dense";
-        // Reading a number of a tensor on the host waits for nobody.
+        // Reading a number of a tensor on the host does not wait, so CUDA calls are preferred as evidence.
         let sees_calls = profiled.ops.iter().any(|op| kernels::is_call(&op.name));
         let places: Vec<_> =
             own().filter(|op| if sees_calls { kernels::waits(&op.name) } else { is_read(op) }).collect();
@@ -164,18 +165,18 @@ impl<'a> Waits<'a> {
         let longest = self.places.iter().max_by(|one, other| one.self_cpu_seconds.total_cmp(&other.self_cpu_seconds));
         let finding = facts.finding(Bottleneck::HostSync, seconds)?;
         let finding = finding.op(if self.reads { Some("aten::item") } else { longest.map(|op| op.name.as_str()) });
-        let figure = format!("the host waits for the device {:.0} times a step", self.calls);
+        let figure = format!("the host waits for the device {:.0} times per step", self.calls);
         Some(finding.scope(scope).evidence(evidence).evidence(figure).remedy(if self.reads {
-            "read numbers less often: add losses up on the device (`total += &loss.detach()`), and \
+            "read numbers less often: sum losses on the device (`total += &loss.detach()`), and call \
              `total.double_value(&[])` every 100 steps"
         } else {
-            "wait less often: copies to the host every 100 steps, or from a pinned tensor and without waiting; shapes that \
-             depend on values (`nonzero`, masks as indices) wait as well; `tch::Cuda::synchronize` has no place in a step"
+            "wait less often: copy to the host every 100 steps, or to pinned memory without waiting; avoid shapes that \
+             depend on values (`nonzero`, masks as indices), which wait as well, and `tch::Cuda::synchronize` in a step"
         }))
     }
 }
 
-/// Nobody waits for the device: the host is too slow.
+/// The host does not wait for the device, so it is too slow at launching work.
 fn launches(facts: &Facts<'_>, profiled: &ProfiledSteps, seconds: f64, evidence: String) -> Option<Finding> {
     let finding = facts.finding(Bottleneck::KernelLaunches, seconds)?;
     let operators: f64 = profiled.phases.iter().map(|phase| phase.operators).sum();
@@ -188,10 +189,10 @@ fn launches(facts: &Facts<'_>, profiled: &ProfiledSteps, seconds: f64, evidence:
         .op(call.map(|(name, _)| name))
         .scope(facts.scope_of_ops(|op| if is_launch(op) { op.calls } else { 0.0 }))
         .evidence(evidence)
-        .evidence(format!("the host hands out {operators:.0} operators a step"))
+        .evidence(format!("the host launches {operators:.0} operators per step"))
         .remedy("do more in each operator: larger batches, fused optimizers (`.fused(true)`), `channels_last`");
     if let Some((name, calls)) = call {
-        finding = finding.evidence(format!("{calls:.0} calls of {name} a step"));
+        finding = finding.evidence(format!("{calls:.0} calls of {name} per step"));
     }
     Some(finding)
 }

@@ -5,7 +5,7 @@ use super::finding::{Bottleneck, Finding};
 use super::watched::{Skipped, ThreadUse};
 use crate::{HostGap, Phase, ProfiledSteps, RunProfile, Sample, Straggler, stragglers};
 
-/// Robust standard deviations between a slow rank and the others.
+/// How many robust standard deviations a slow rank is above the others.
 const DEVIATIONS: f64 = 3.0;
 
 /// A run in which steps were timed.
@@ -13,11 +13,11 @@ pub(super) struct Facts<'a> {
     pub run: &'a RunProfile,
     /// Seconds of the mean step.
     pub step_seconds: f64,
-    /// Those taken while the steps ran, and nothing was skipped between them; all, where there are few of them.
+    /// The samples taken during steps, without times that the timer skipped; all samples, if those are too few.
     pub samples: Vec<&'a Sample>,
-    /// The process's threads while the steps ran.
+    /// The process's threads during these samples.
     pub threads: Vec<ThreadUse<'a>>,
-    /// Ranks that are slower than the others by median, the slowest first, by their place among the reports.
+    /// Ranks whose median is slower than the others', the slowest first; `rank` is the index of the report.
     pub stragglers: Vec<Straggler>,
 }
 
@@ -27,12 +27,12 @@ impl<'a> Facts<'a> {
         let step_seconds = run.mean_step_seconds().filter(|seconds| *seconds > 0.0)?;
         let skipped = Skipped::of(run);
         let samples = skipped.samples(run);
-        // Reports with times that are none are nobody's.
+        // Reports with invalid times name no rank.
         let stragglers = stragglers(&run.ranks, DEVIATIONS).unwrap_or_default();
         Some(Self { run, step_seconds, threads: skipped.threads(&samples, run.timer_thread), samples, stragglers })
     }
 
-    /// Seconds from a step to the next on the mean, with what was skipped between them.
+    /// Mean seconds from the start of a step to that of the next, including skipped time in between.
     pub fn step_seconds_with_skipped(&self) -> f64 {
         let times = &self.run.step_times;
         let ends = times.first().zip(times.last()).filter(|(first, last)| first.step < last.step);
@@ -43,7 +43,7 @@ impl<'a> Facts<'a> {
         each.filter(|seconds| *seconds > 0.0).unwrap_or(self.step_seconds)
     }
 
-    /// The samples without those that were taken while no step ran, however few are left.
+    /// Only the samples taken from the first step to the last, however few there are.
     pub fn samples_of_steps(&self) -> impl Iterator<Item = &'a Sample> {
         let times = &self.run.step_times;
         let span = times.first().zip(times.last());
@@ -55,13 +55,13 @@ impl<'a> Facts<'a> {
         self.samples.iter().copied().filter(is_of_steps)
     }
 
-    /// Seconds of a phase in the mean step, which no profiler slowed down.
+    /// Seconds of a phase in the mean timed step, without the profiler.
     pub fn seconds(&self, phase: Phase) -> f64 {
         self.run.share(phase) * self.step_seconds
     }
 
-    /// Seconds that something would have taken without the profiler, which makes each call of an operator longer, and without
-    /// the waiting for a CPU that was in the profiled steps.
+    /// Corrects seconds of a profiled step: subtracts the waiting for a CPU, and the profiler's overhead for these
+    /// `calls` of operators.
     pub fn unprofiled(&self, phase: Phase, profiled_seconds: f64, calls: f64) -> f64 {
         let Some(times) = self.profiled().and_then(|profiled| profiled.phase(phase)) else { return 0.0 };
         let (whole, on_cpu) = (self.seconds(phase), 1.0 - self.profiled_queued_share());
@@ -69,13 +69,13 @@ impl<'a> Facts<'a> {
         (on_cpu * profiled_seconds - calls * each).min(whole).max(0.0)
     }
 
-    /// The same of what is as much calls as the phase itself.
+    /// The same, but assumes the phase's average profiler overhead.
     pub fn unprofiled_share(&self, phase: Phase, profiled_seconds: f64) -> f64 {
         let whole = self.profiled().and_then(|profiled| profiled.phase(phase)).map_or(0.0, |times| times.seconds);
         if whole > 0.0 { self.seconds(phase) * (profiled_seconds / whole).clamp(0.0, 1.0) } else { 0.0 }
     }
 
-    /// The share of the profiled steps in which the thread that trains waited for a CPU; 0 where that is not known.
+    /// The share of the profiled steps in which the training thread waited for a CPU; 0 if unknown.
     fn profiled_queued_share(&self) -> f64 {
         let queued = |profiled: &ProfiledSteps| Some(profiled.queued_seconds? / profiled.step_seconds);
         self.profiled().and_then(queued).unwrap_or(0.0).clamp(0.0, 1.0)
@@ -85,18 +85,18 @@ impl<'a> Facts<'a> {
         self.run.profiled.as_ref()
     }
 
-    /// Loops that read so many numbers or more out of tensors in a step.
+    /// Loops that read many numbers out of tensors in a step.
     pub fn read_back_loops(&self) -> impl Iterator<Item = &'a HostGap> {
-        /// Losses, metrics and a few checks stay below.
+        /// Losses, metrics and a few checks read fewer.
         const LEAST_NUMBERS: f64 = 32.0;
         self.profiled().into_iter().flat_map(|it| &it.read_backs).filter(|it| it.calls >= LEAST_NUMBERS)
     }
 
-    /// CPUs that this process leaves over: threads that wait for one leave none. Among ranks, CPUs that nobody uses. Other
-    /// programs on the machine come and go.
+    /// CPUs that this process leaves free; threads that wait for a CPU count as using one. With several ranks, CPUs
+    /// that no process on the machine uses. With one rank, other programs are ignored, because they come and go.
     pub fn free_cpus(&self) -> Option<f64> {
         let used = if self.run.world_size > 1 {
-            // Of a container, only the process's own part is known.
+            // In a container with fewer CPUs than the machine, the machine's figures do not apply.
             let systems = self.samples.iter().filter_map(|sample| sample.system);
             mean(systems.filter(|it| it.cpus <= self.run.machine.cpus).filter_map(|it| it.rates?.cpus_busy))
         } else {
@@ -107,31 +107,31 @@ impl<'a> Facts<'a> {
         Some((f64::from(self.run.machine.cpus) - used).max(0.0))
     }
 
-    /// The share of the time in which a thread that computes waited for a CPU: the one that trains, or one of libtorch's
-    /// beside it, which it then waits for. libtorch's have the name of the one that they help.
+    /// The share of the time in which the training thread, or a thread of libtorch's pool that it then waits for,
+    /// waited for a CPU. Pool threads have the training thread's name.
     pub fn compute_queued_share(&self) -> Option<f64> {
         let main = self.main_thread()?;
         let helpers = self.threads.iter().find(|it| !it.is_main && it.name == main.name && it.count > 0.0);
         Some(helpers.map_or(0.0, |it| it.queued / it.count.max(1.0)).max(main.queued).clamp(0.0, 1.0))
     }
 
-    /// Seconds of a step in which the thread that trains waited for a CPU.
+    /// Seconds of a step in which the training thread waited for a CPU.
     pub fn queued_seconds(&self) -> f64 {
         self.main_thread().map_or(0.0, |main| main.queued) * self.step_seconds
     }
 
-    /// Seconds of a step in which a rank waited for a CPU, by its place among the reports; 0 where that is not known.
+    /// Seconds of a step in which a rank waited for a CPU; 0 if unknown. `place` is the index of its report.
     pub fn rank_queued_seconds(&self, place: usize) -> f64 {
         let share = self.run.rank_info.get(place).and_then(|info| info.queued_share);
         share.unwrap_or(0.0) * self.step_seconds
     }
 
-    /// The thread that trains.
+    /// The training thread.
     pub fn main_thread(&self) -> Option<&ThreadUse<'a>> {
         self.threads.iter().find(|thread| thread.is_main)
     }
 
-    /// A finding, if it takes enough of a step.
+    /// A finding, if it takes at least [`LEAST_SHARE`] of a step.
     pub fn finding(&self, bottleneck: Bottleneck, seconds: f64) -> Option<Finding> {
         let seconds = seconds.clamp(0.0, self.step_seconds);
         let share = seconds / self.step_seconds;
@@ -146,7 +146,7 @@ impl<'a> Facts<'a> {
 }
 
 impl Finding {
-    /// Something that ends a run, or whose cost is not known.
+    /// A finding that ends the run, or whose cost is not known.
     pub(super) fn without_bound(bottleneck: Bottleneck) -> Self {
         Self {
             bottleneck,

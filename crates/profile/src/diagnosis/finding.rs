@@ -1,4 +1,4 @@
-//! What a diagnosis is made of.
+//! The parts of a diagnosis.
 
 use std::fmt;
 
@@ -13,23 +13,23 @@ pub enum Bottleneck {
     SlowRead,
     /// Data: CPUs do not keep up with decoding and transforms.
     SlowDecode,
-    /// Data: CPUs would be free for more workers.
+    /// Data: there are free CPUs for more workers.
     TooFewWorkers,
     /// Copies from the host to the device.
     HostToDevice,
-    /// The host is busy handing out operators that are too small.
+    /// The host is busy launching operators that are too small.
     KernelLaunches,
     /// Numbers are read out of tensors one by one, in a loop.
     HostLoop,
     /// The host waits for the device: `.item()`, `double_value`, copies to the host.
     HostSync,
-    /// The optimizer goes through many tensors one by one.
+    /// The optimizer updates many tensors one by one.
     OptimizerLoop,
-    /// Code of the program's own: logs, files.
+    /// The program's own code outside of operators: logs, files.
     HostCode,
-    /// Products of float32 matrices while tensor cores sit idle.
+    /// Matrix products in float32, which do not use the tensor cores.
     Float32Matmul,
-    /// Tensors go to the host and back within a step.
+    /// Tensors are copied to the host and back within a step.
     Offload,
     /// Memory grows from step to step.
     MemoryGrowth,
@@ -39,16 +39,16 @@ pub enum Bottleneck {
     Communication,
     /// One rank is slower than the others, which wait for it.
     Straggler,
-    /// Heat or power holds the GPU's clocks down.
+    /// Heat or power lowers the GPU's clocks.
     Throttling,
     /// Arithmetic: a healthy run.
     Compute,
-    /// Reading and writing of tensors: a healthy run.
+    /// Reading and writing tensors: a healthy run.
     MemoryBandwidth,
 }
 
 impl Bottleneck {
-    /// All of them.
+    /// All bottlenecks.
     pub const ALL: [Self; 18] = [
         Self::SlowRead,
         Self::SlowDecode,
@@ -70,20 +70,20 @@ impl Bottleneck {
         Self::MemoryBandwidth,
     ];
 
-    /// In words: "bound by ..".
+    /// Its name, as in "bound by ..".
     pub fn name(self) -> &'static str {
         match self {
             Self::SlowRead => "slow reads",
             Self::SlowDecode => "slow decoding",
             Self::TooFewWorkers => "too few workers",
             Self::HostToDevice => "copies to the device",
-            Self::KernelLaunches => "launches of tiny operators",
+            Self::KernelLaunches => "launch overhead of tiny operators",
             Self::HostLoop => "a loop over numbers on the host",
-            Self::HostSync => "waits of the host for the device",
-            Self::OptimizerLoop => "an optimizer that goes tensor by tensor",
+            Self::HostSync => "synchronization of the host with the device",
+            Self::OptimizerLoop => "an optimizer that updates tensor by tensor",
             Self::HostCode => "the program's own code on the host",
-            Self::Float32Matmul => "float32 products beside idle tensor cores",
-            Self::Offload => "tensors that go to the host and back",
+            Self::Float32Matmul => "float32 matrix products without tensor cores",
+            Self::Offload => "copies of tensors to the host and back",
             Self::MemoryGrowth => "growing memory",
             Self::MemoryCapacity => "full memory",
             Self::Communication => "communication",
@@ -101,31 +101,31 @@ impl fmt::Display for Bottleneck {
     }
 }
 
-/// Something that can be removed, and what that can gain.
+/// Something that can be improved, and the gain at best.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What it is.
+    /// Its kind.
     pub bottleneck: Bottleneck,
-    /// Seconds of the mean step that go away at best.
+    /// Seconds of the mean step that can be saved at best.
     pub seconds_per_step: f64,
     /// The same as a share of the step, from 0 to 1.
     pub share: f64,
-    /// Bytes that each step leaves behind, where memory grows; 0 elsewhere.
+    /// Bytes that each step leaks, if memory grows; else 0.
     #[serde(default)]
     pub bytes_per_step: f64,
-    /// The scope of the caller's own in which it was found.
+    /// The caller's scope in which it was found.
     pub scope: Option<String>,
-    /// The operator that it is about.
+    /// The operator that causes it.
     pub op: Option<String>,
-    /// The figures that it was concluded from, one a line.
+    /// The figures that it is based on, one per line.
     pub evidence: Vec<String>,
-    /// What to do, in the terms of these crates; with the line to change.
+    /// What to do, with the line to change, in terms of these crates.
     pub remedy: String,
 }
 
 impl Finding {
-    /// How many times faster the run can become at best: 1 for what only ends it early.
+    /// How many times faster the run can become at best; 1 if it only ends the run early, or if its cost is unknown.
     ///
     /// # Source
     /// Amdahl 1967: `1 / (1 - share)`
@@ -138,10 +138,10 @@ impl Finding {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// What the run is bound by: the first finding's, or arithmetic or memory bandwidth where nothing is to be found. None
-    /// where the record says too little.
+    /// What bounds the run: the first finding's bottleneck; without findings, arithmetic or memory bandwidth. None if
+    /// the record is not enough to tell.
     pub bound_by: Option<Bottleneck>,
-    /// What can be removed, the greatest gain first; behind what would end the run.
+    /// The findings: first those that will end the run, then by gain, the greatest first.
     pub findings: Vec<Finding>,
     /// What could not be judged, and why.
     pub unknown: Vec<String>,

@@ -1,7 +1,7 @@
-//! What the work of a GPU, and the calls that hand it out, are called in libtorch's profiler.
+//! The names of GPU work, and of the CUDA calls that launch it, in libtorch's profiler.
 //!
 //! # Source
-//! kineto's `CuptiActivity.cpp` and `cupti_strings.cpp`; names of cuBLAS' and cuDNN's kernels are those seen in traces of them
+//! kineto's `CuptiActivity.cpp` and `cupti_strings.cpp`; the names of cuBLAS' and cuDNN's kernels come from traces
 
 /// Calls by which the host waits for the device.
 const WAITS: [&str; 5] =
@@ -17,12 +17,12 @@ const LAUNCHES: [&str; 7] = [
     "cuLaunchCooperativeKernel",
 ];
 
-/// A call's name without the version, or the kind of stream, that some have behind it: `cudaStreamSynchronize_v3020`.
+/// A call's name without the suffix for a version or kind of stream: `cudaStreamSynchronize_v3020`.
 fn call(name: &str) -> &str {
     name.split('_').next().unwrap_or(name)
 }
 
-/// Whether it is a call into CUDA, and no operator.
+/// Whether it is a CUDA call, not an operator.
 pub(super) fn is_call(name: &str) -> bool {
     let rest = name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu"));
     rest.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
@@ -50,7 +50,7 @@ pub(super) fn copies_to_host(name: &str) -> bool {
     name.starts_with("Memcpy DtoH")
 }
 
-/// Whether a kernel makes products of float32 numbers without tensor cores.
+/// Whether a kernel computes float32 matrix products or convolutions without tensor cores.
 pub(super) fn is_float32_product(name: &str) -> bool {
     let name = name.to_lowercase();
     let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn float32_products_are_told_from_those_on_tensor_cores() {
+    fn float32_kernels_are_distinguished_from_tensor_core_kernels() {
         for name in [
             "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas",
             "ampere_sgemm_128x64_tn",
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_known_with_what_stands_behind_their_names() {
+    fn calls_are_recognised_with_their_suffixes() {
         for name in ["cudaStreamSynchronize", "cudaStreamSynchronize_ptsz", "cudaEventSynchronize_v3020", "cudaMemcpy"]
         {
             assert!(waits(name) && is_call(name), "{name}");

@@ -1,4 +1,4 @@
-//! Memory that grows, or is not enough.
+//! Findings about memory that grows, or is too small.
 
 use std::collections::BTreeSet;
 
@@ -8,17 +8,17 @@ use super::finding::{Bottleneck, Finding};
 use super::host::most_called;
 use crate::{GpuSample, OpTimes, RunProfile, Sample};
 
-/// What a process grows by before its heap has settled.
+/// Smaller growth may only be a heap that has not settled yet.
 const LEAST_GROWTH_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
-/// Memory that lasts for longer than a day is nobody's concern.
+/// Growth is not reported if the free memory lasts longer than a day.
 const NO_MATTER_SECONDS: f64 = 24.0 * 3600.0;
-/// Samples that a line is drawn through.
+/// The minimum number of samples for a linear fit.
 const LEAST_SAMPLES: usize = 8;
-/// A time in which a program has done all that it does once.
+/// The minimum time, in which a program should have done all of its kinds of work once.
 const LEAST_SECONDS: f64 = 0.5;
-/// The share of the variation that the line has to explain.
+/// The minimum r² of the fit.
 const LEAST_FIT: f64 = 0.9;
-/// Pages a second that are read back from a disk: above this the process is swapped, or its files do not fit.
+/// Major page faults per second: above this the process is swapped, or its files do not fit into memory.
 const SWAPPING_FAULTS: f64 = 100.0;
 
 pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
@@ -28,7 +28,7 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
 /// A straight line through points.
 struct Line {
     slope: f64,
-    /// The share of the variation that it explains, from 0 to 1.
+    /// r²: the share of the variance that it explains, from 0 to 1.
     fit: f64,
 }
 
@@ -50,7 +50,7 @@ fn growth(facts: &Facts<'_>) -> Option<Finding> {
     }
 }
 
-/// Each GPU is judged by itself, and the one that fills first is told of.
+/// Each GPU is judged separately; the one that will be full first is reported.
 fn gpu_growth(facts: &Facts<'_>) -> Option<Growth> {
     let gpus = gpu_indices(facts);
     let growing = gpus.iter().filter_map(|&gpu| {
@@ -67,33 +67,33 @@ fn process_growth(facts: &Facts<'_>) -> Option<Growth> {
 
 fn leak(facts: &Facts<'_>, growth: &Growth) -> Finding {
     let mut finding = growth.finding(facts).remedy(
-        "something is kept from step to step: a loss with its graph (`total += loss.double_value(&[])`, or \
+        "find what is kept from step to step: a loss with its graph (use `total += loss.double_value(&[])` or \
          `loss.detach()`), outputs in a `Vec`, a cache without a limit",
     );
     finding.evidence.extend(tensors(facts));
     finding
 }
 
-/// None where there is memory for all that they will keep.
+/// None if there is enough memory for the full caches.
 fn growth_of_caches(facts: &Facts<'_>, growth: &Growth, caches: &Filling) -> Option<Finding> {
-    let remedy = "keep less of the dataset in memory: `Cached::with_budget`, samples as they are before they are decoded, \
+    let remedy = "keep less of the dataset in memory: `Cached::with_budget`, cache samples before they are decoded, \
                   `DiskCached`";
     (!caches.fits()).then(|| growth.finding(facts).evidence(caches.text()).remedy(remedy))
 }
 
-/// What is to be known of memory that grows and is no finding.
+/// A note if memory grows only because caches fill, which is not a finding.
 pub(super) fn note(facts: &Facts<'_>) -> Option<String> {
     let caches = Filling::of(facts).filter(Filling::fits)?;
     process_growth(facts)?;
-    Some(format!("{}; whether memory grows for another reason as well, the steps behind that show", caches.text()))
+    Some(format!("{}; only later steps will show whether memory also grows for another reason", caches.text()))
 }
 
-/// Whether it is tensors that grow: what the profiled steps left behind.
+/// Evidence that tensors leak: what the profiled steps did not free.
 fn tensors(facts: &Facts<'_>) -> Option<String> {
     let profiled = facts.profiled()?;
     let kept = profiled.kept_bytes.iter().filter(|(_, bytes)| **bytes > 0.0);
     let kept: Vec<_> = kept.map(|(device, bytes)| format!("{:.3} MB on {device}", bytes / 1e6)).collect();
-    (!kept.is_empty()).then(|| format!("of tensors, each profiled step left behind {}", kept.join(", ")))
+    (!kept.is_empty()).then(|| format!("tensors that each profiled step did not free: {}", kept.join(", ")))
 }
 
 struct Growth {
@@ -103,7 +103,7 @@ struct Growth {
 }
 
 impl Growth {
-    /// Without end where it is not known how much is free.
+    /// Infinite if the free memory is not known.
     fn seconds_left(&self) -> f64 {
         self.free.map_or(f64::INFINITY, |free| free / self.bytes_per_second)
     }
@@ -115,10 +115,10 @@ impl Growth {
     fn finding(&self, facts: &Facts<'_>) -> Finding {
         let per_step = self.bytes_per_second * facts.step_seconds_with_skipped();
         let left = self.free.map(|bytes| {
-            format!("{:.1} GB are left: enough for {:.0} more steps", bytes / 1e9, (bytes / per_step).floor())
+            format!("{:.1} GB are free: enough for {:.0} more steps", bytes / 1e9, (bytes / per_step).floor())
         });
         let mut finding = Finding::without_bound(Bottleneck::MemoryGrowth).evidence(format!(
-            "{} grows by {:.3} MB a step, steadily",
+            "{} grows steadily by {:.3} MB per step",
             self.what,
             per_step / 1e6
         ));
@@ -135,7 +135,7 @@ fn grows(what: String, points: Vec<(f64, f64)>, free: Option<f64>) -> Option<Gro
         return None;
     }
     let line = Line::through(&points)?;
-    // A heap that settles bends: its last third grows less than its first.
+    // The growth of a heap that settles slows down: its last third grows less than its first.
     let slope = |part: &[(f64, f64)]| Line::through(part).map_or(0.0, |line| line.slope);
     let parts = [&points[..third], &points[third..2 * third], &points[2 * third..]];
     let is_steady = line.fit >= LEAST_FIT && parts.iter().all(|part| slope(part) >= 0.4 * line.slope);
@@ -150,15 +150,16 @@ fn swapping(facts: &Facts<'_>) -> Option<Finding> {
     let finding = facts.finding(Bottleneck::MemoryCapacity, blocked * facts.step_seconds)?;
     Some(
         finding
-            .evidence(format!("{faults:.0} pages a second are read back from disks"))
-            .evidence(format!("the thread that trains is blocked for {:.0}% of the time", 100.0 * blocked))
+            .evidence(format!("{faults:.0} pages per second are read back from disks"))
+            .evidence(format!("the training thread is blocked for {:.0}% of the time", 100.0 * blocked))
             .remedy(
                 "use less memory: smaller batches with `Accumulator`, smaller caches (`memory_budget`), fewer workers",
             ),
     )
 }
 
-/// Each time, the allocator waits for the GPU and gives its cache back. What that takes is not known.
+/// libtorch's allocator had to free its cache to get memory, which waits for the GPU. The time that this takes is not
+/// known.
 fn short_of_gpu_memory(facts: &Facts<'_>) -> Option<Finding> {
     let retries = facts.run.alloc_retries.filter(|retries| *retries > 0)?;
     let takes_memory = |op: &OpTimes| op.name.starts_with("cudaMalloc") || op.name.starts_with("cuMemCreate");
@@ -166,10 +167,10 @@ fn short_of_gpu_memory(facts: &Facts<'_>) -> Option<Finding> {
     let mut finding = Finding::without_bound(Bottleneck::MemoryCapacity)
         .op(call.map(|(name, _)| name))
         .scope(facts.scope_of_ops(|op| if takes_memory(op) { op.calls } else { 0.0 }))
-        .evidence(format!("{retries} times memory was short, and cached blocks were given back to the GPU"))
+        .evidence(format!("`cudaMalloc` failed {retries} times, and the allocator freed its cache to try again"))
         .remedy(
-            "use less memory: smaller batches with `Accumulator`, autocast, 8-bit optimizer state; lengths of batches that \
-             differ less keep the cache whole",
+            "use less memory: smaller batches with `Accumulator`, autocast, 8-bit optimizer state; batches of similar \
+             length fragment the cache less",
         );
     for gpu in gpu_indices(facts) {
         let samples = facts.samples.iter().filter_map(|sample| of_gpu(sample, gpu));
@@ -181,11 +182,12 @@ fn short_of_gpu_memory(facts: &Facts<'_>) -> Option<Finding> {
     Some(finding)
 }
 
-/// A figure over the time of the steps, without those under the profiler: what that takes for itself is nobody's growth.
+/// A figure over the time of the steps. The profiled steps are cut out, because the profiler's own memory is not
+/// growth.
 fn series(facts: &Facts<'_>, figure: impl Fn(&Sample) -> Option<f64>) -> Vec<(f64, f64)> {
     let profiled = profiled_spans(facts.run);
     let mut points: Vec<(f64, f64)> = Vec::new();
-    // What came before each point and is left out.
+    // The time and the growth that have been cut out so far.
     let (mut left_out, mut last) = ((0.0, 0.0), None);
     for point in facts.samples_of_steps().filter_map(|it| Some((it.elapsed_seconds, figure(it)?))) {
         let before: (f64, f64) = last.replace(point).unwrap_or(point);
@@ -198,7 +200,7 @@ fn series(facts: &Facts<'_>, figure: impl Fn(&Sample) -> Option<f64>) -> Vec<(f6
     points
 }
 
-/// From the first step under the profiler to the next one without, which it hands its record over before.
+/// From the first profiled step to the first one after the profiler, which has handed over its record by then.
 fn profiled_spans(run: &RunProfile) -> Vec<(f64, f64)> {
     let mut spans: Vec<(f64, f64)> = Vec::new();
     let mut was_profiled = false;
@@ -222,7 +224,7 @@ fn free_gpu_memory(facts: &Facts<'_>, gpu: u32) -> Option<f64> {
     Some(last.memory_total_bytes?.saturating_sub(last.memory_used_bytes?) as f64)
 }
 
-/// The GPUs that were seen.
+/// The GPUs in the samples.
 pub(super) fn gpu_indices(facts: &Facts<'_>) -> BTreeSet<u32> {
     facts.samples.iter().flat_map(|sample| &sample.gpus).map(|gpu| gpu.index).collect()
 }

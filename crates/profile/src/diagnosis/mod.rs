@@ -22,9 +22,9 @@ use facts::Facts;
 
 use crate::{Phase, RunProfile};
 
-/// What takes less of a step than this is not worth a finding.
+/// A finding takes at least this share of a step.
 const LEAST_SHARE: f64 = 0.1;
-/// A step of which so much is in no phase was left without marks.
+/// If `Other` takes this share of a step or more, the program marks no phases.
 const MOSTLY_UNMARKED: f64 = 0.9;
 
 /// The share of the time in which a run's training thread waited for a CPU. None without samples of threads.
@@ -32,21 +32,21 @@ pub(crate) fn queued_share(run: &RunProfile) -> Option<f64> {
     Facts::of(run)?.compute_queued_share()
 }
 
-/// What is wrong with the memory and the clocks of a rank, by its own record.
+/// Findings about a rank's memory and clocks, from its own record.
 pub(crate) fn of_machine(run: &RunProfile) -> Vec<Finding> {
     let Some(facts) = Facts::of(run) else { return Vec::new() };
     let throttling = device::findings(&facts).into_iter().filter(|it| it.bottleneck == Bottleneck::Throttling);
     memory::findings(&facts).into_iter().chain(throttling).collect()
 }
 
-/// The same of all ranks but the one whose samples the record has. One of a kind is told.
-fn of_other_ranks(run: &RunProfile, told: &[Finding]) -> Vec<Finding> {
+/// The same for the other ranks, whose samples are not in the merged record; one finding of each kind.
+fn of_other_ranks(run: &RunProfile, reported: &[Finding]) -> Vec<Finding> {
     let mut found: Vec<Finding> = Vec::new();
     for info in run.rank_info.iter().filter(|info| info.rank != run.rank) {
         for finding in &info.findings {
-            if told.iter().chain(&found).all(|it| it.bottleneck != finding.bottleneck) {
+            if reported.iter().chain(&found).all(|it| it.bottleneck != finding.bottleneck) {
                 let mut finding = finding.clone();
-                finding.evidence.insert(0, format!("so it is on rank {}", info.rank));
+                finding.evidence.insert(0, format!("found on rank {}", info.rank));
                 found.push(finding);
             }
         }
@@ -55,10 +55,10 @@ fn of_other_ranks(run: &RunProfile, told: &[Finding]) -> Vec<Finding> {
 }
 
 impl Diagnosis {
-    /// Says what bounds a run, from what was recorded of it.
+    /// Finds what bounds a run, from its record.
     ///
-    /// A finding is something that takes a tenth of a step or more and can go, or that will end the run. Its
-    /// [bound](Finding::speedup_bound) is what the run gains at best when it goes entirely and nothing else changes; bounds
+    /// A finding is something avoidable that takes a tenth of a step or more, or that will end the run. Its
+    /// [bound](Finding::speedup_bound) is the speed-up if all of its time is removed and nothing else changes; bounds
     /// of two findings do not multiply. Rules and thresholds are in `docs/profiling.md`.
     ///
     /// ```
@@ -84,29 +84,29 @@ impl Diagnosis {
     pub fn of(run: &RunProfile) -> Self {
         let mut unknown = Vec::new();
         let Some(facts) = Facts::of(run) else {
-            unknown.push("no step was timed: there is nothing to judge".to_owned());
+            unknown.push("no step was timed: there is nothing to diagnose".to_owned());
             return Self { bound_by: None, findings: Vec::new(), unknown };
         };
         if run.profiled.is_none() {
-            unknown.push("no step was profiled: nothing is said about operators and the program's own code".to_owned());
+            unknown.push("no step was profiled: operators and the program's own code were not judged".to_owned());
         }
         if run.samples.is_empty() {
-            unknown.push("the machine was not looked at: nothing is said about memory, clocks and loading".to_owned());
+            unknown.push("there are no samples of the machine: memory, clocks and loading were not judged".to_owned());
         }
         if facts.threads.is_empty() && !run.samples.is_empty() {
-            unknown.push("the machine was looked at too seldom: nothing is said about loading".to_owned());
+            unknown.push("there are too few samples of the machine: loading was not judged".to_owned());
         }
         let queued = facts.queued_seconds() / facts.step_seconds;
         if queued >= LEAST_SHARE {
             unknown.push(format!(
-                "the thread that trains waited for a CPU for {:.0}% of the time: other programs, or more threads than CPUs \
-                 (`tch::set_num_threads`, `.num_workers`); all figures are of that",
+                "the training thread waited for a CPU for {:.0}% of the time, because of other programs or more \
+                 threads than CPUs (`tch::set_num_threads`, `.num_workers`); all figures include that",
                 100.0 * queued
             ));
         }
         if run.share(Phase::Other) >= MOSTLY_UNMARKED && run.profiled.is_some() {
             unknown.push(
-                "next to nothing of a step is in a phase: with `timer.phase(Phase::Forward)` and the others, more can be said"
+                "hardly any of a step is in a phase: mark some (`timer.phase(Phase::Forward)`), to learn more"
                     .to_owned(),
             );
         }

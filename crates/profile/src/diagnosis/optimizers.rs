@@ -1,12 +1,12 @@
-//! What takes an optimizer's place that goes tensor by tensor.
+//! Remedies for an optimizer that updates tensor by tensor.
 
 use crate::{Phase, ProfiledSteps};
 
-/// What an update looks like, by the operators of its loop.
+/// The kind of optimizer, by the operators of its loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
     Adam,
-    /// Square roots, and no correction of the bias.
+    /// Square roots, but no bias correction: RMSprop, Adagrad.
     RootMeanSquare,
     Sgd,
     Sign,
@@ -23,7 +23,8 @@ impl Family {
             own().filter(|op| is_one(&op.name)).map(|op| op.calls).sum()
         };
         let updates = calls(&["add_", "sub_", "mul_", "addcdiv_", "addcmul_", "lerp_"]);
-        // AdamW behind a clip multiplies each tensor by 4 factors; what is rarer is no part of each update.
+        // Rarer operators are not part of each tensor's update. AdamW after clipping has up to 4 multiplications per
+        // tensor.
         let often = |names: &[&str]| updates > 0.0 && calls(names) >= 0.08 * updates;
         let has_root = often(&["sqrt", "sqrt_", "rsqrt", "rsqrt_"]);
         if has_root && often(&["addcdiv", "addcdiv_", "div", "div_"]) {
@@ -43,20 +44,20 @@ impl Family {
 pub(super) fn remedy(profiled: &ProfiledSteps) -> String {
     let which = match Family::of(profiled) {
         Family::Adam => {
-            "`AdamW::builder(vs.trainable_variables()).fused(true).build()?`, or `Adam` where weight decay is part of the \
-             gradient"
+            "`AdamW::builder(vs.trainable_variables()).fused(true).build()?`, or `Adam` if weight decay is added to \
+             the gradient"
         }
         Family::RootMeanSquare => {
-            "`RmsProp::builder(vs.trainable_variables()).build()?`, or `Adagrad` where squares are only added up; they step \
-             lists of tensors"
+            "`RmsProp::builder(vs.trainable_variables()).build()?`, or `Adagrad` if squares are only summed; they \
+             update lists of tensors"
         }
         Family::Sgd => {
-            "`Sgd::builder(vs.trainable_variables()).fused(true).build()?`, with `.momentum(..)` where there is one"
+            "`Sgd::builder(vs.trainable_variables()).fused(true).build()?`, with `.momentum(..)` if you use momentum"
         }
-        Family::Sign => "`Lion::builder(vs.trainable_variables()).build()?`, which steps lists of tensors",
+        Family::Sign => "`Lion::builder(vs.trainable_variables()).build()?`, which updates lists of tensors",
         Family::Unknown => {
-            "the optimizer's fused counterpart in overdrive-optim (`Adam`, `AdamW`, `Sgd`, `Adagrad`), or one that steps \
-             lists of tensors (`RmsProp`, `Adafactor`, `Lion`, `Lamb`, `Lars`, `Muon`)"
+            "the optimizer's fused counterpart in overdrive-optim (`Adam`, `AdamW`, `Sgd`, `Adagrad`), or one that \
+             updates lists of tensors (`RmsProp`, `Adafactor`, `Lion`, `Lamb`, `Lars`, `Muon`)"
         }
     };
     format!("update all tensors at once: {which}")

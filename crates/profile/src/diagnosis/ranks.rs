@@ -1,4 +1,4 @@
-//! Waiting for other ranks.
+//! Findings about ranks that wait for each other.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,10 @@ use super::finding::{Bottleneck, Finding};
 use super::places::{host_times, main_part};
 use crate::{HostGap, Phase, Straggler};
 
-/// Whoever is slow in fewer of the steps is not slow throughout: it is one rank now, and another one then.
+/// A slow rank is slow in at least this share of the steps. Otherwise different ranks are slow at different times.
 const STEADY: f64 = 0.8;
-/// Those who wait for a slow rank are slow themselves, where they wait: in backward, or where a metric is exchanged.
+/// Phases in which ranks wait for a slow rank, and so take long themselves: the backward pass, and `other`, where
+/// metrics may be exchanged.
 const WAITS: [Phase; 2] = [Phase::Backward, Phase::Other];
 
 pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
@@ -19,33 +20,34 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     slow.into_iter().chain(communication(facts, late)).collect()
 }
 
-/// Ranks that are slow, and are not told of as such; and those that wait for a CPU.
+/// Ranks that are slow but not a finding, and ranks that wait for a CPU.
 pub(super) fn notes(facts: &Facts<'_>) -> Vec<String> {
     let of_finding = slow_rank(facts).is_some();
     let others = candidates(facts).into_iter().filter(|_| !of_finding);
     let slow = others.filter(|slow| slow.seconds >= LEAST_SHARE * facts.step_seconds);
-    let excuses = slow.filter_map(|slow| slow.excuse(facts));
+    let reasons = slow.filter_map(|slow| slow.why_not_reported(facts));
     let others = facts.run.rank_info.iter().filter(|info| info.rank != facts.run.rank);
     let queued = others.filter_map(|info| Some((info.rank, info.queued_share.filter(|share| *share >= LEAST_SHARE)?)));
     let waits = queued.map(|(rank, share)| {
-        format!("the thread of rank {rank} that trains waited for a CPU for {:.0}% of the time", 100.0 * share)
+        format!("the training thread of rank {rank} waited for a CPU for {:.0}% of the time", 100.0 * share)
     });
-    excuses.chain(waits).collect()
+    reasons.chain(waits).collect()
 }
 
 /// A rank that takes longer than the others.
 struct Slow<'a> {
+    /// The index of its report.
     place: usize,
-    /// The phases in which it does.
+    /// The phases in which it takes longer.
     phases: Vec<&'a Straggler>,
-    /// The one in which it does most, and waits for nobody if that can be told.
+    /// The one with the largest excess, preferably one in which ranks do not wait for each other.
     worst: Phase,
-    /// In all of them, more than the typical rank.
+    /// Seconds of a step by which it exceeds the typical rank, over all of these phases.
     seconds: f64,
-    /// Seconds of a step for which it waited for a CPU, more than the others did; where all of its phases are such in which
-    /// ranks wait for each other, those of whoever waited longest.
+    /// Seconds of a step by which it waited longer for a CPU than the rank that waited least. If ranks are slow only in
+    /// phases in which they wait for each other, the longest wait of any rank.
     queued_seconds: f64,
-    /// The share of the steps in which it is slow in that phase. None where it is not known.
+    /// The share of the steps in which it is slow in the worst phase. None if unknown.
     steady: Option<f64>,
 }
 
@@ -55,7 +57,8 @@ fn slow_rank(facts: &Facts<'_>) -> Option<Finding> {
     slow.finding(facts)
 }
 
-/// The slowest first; those who may only wait for others come last, or not at all where somebody else is slow.
+/// Slow ranks, the slowest first. Ranks that are slow only where ranks wait for each other count only if there are no
+/// others.
 fn candidates<'a>(facts: &'a Facts<'_>) -> Vec<Slow<'a>> {
     let all = &facts.stragglers;
     let is_wait = |it: &&Straggler| WAITS.contains(&it.phase);
@@ -91,24 +94,24 @@ impl Slow<'_> {
         self.steady.is_none_or(|share| share >= STEADY)
     }
 
-    /// A rank that computes as long as the others, but has to wait for a CPU, is not slow: its machine is busy.
+    /// False if it is slow only in some steps, or only because it waits for a CPU: then its machine is busy.
     fn is_its_own_fault(&self, facts: &Facts<'_>) -> bool {
         self.is_steady() && facts.finding(Bottleneck::Straggler, self.seconds - self.queued_seconds).is_some()
     }
 
-    /// Why it is no finding.
-    fn excuse(&self, facts: &Facts<'_>) -> Option<String> {
+    /// Why it is not a finding.
+    fn why_not_reported(&self, facts: &Facts<'_>) -> Option<String> {
         let rank = facts.run.rank_number(self.place);
-        let slow = format!("rank {rank} takes {:.2} ms a step longer than the others", 1e3 * self.seconds);
+        let slow = format!("rank {rank} takes {:.2} ms per step longer than the others", 1e3 * self.seconds);
         match self.steady.filter(|_| !self.is_steady()) {
             Some(share) => Some(format!(
-                "{slow}, but is slow in the phase `{}` in {:.0}% of the steps alone: nobody is slow throughout",
+                "{slow}, but is slow in the phase `{}` in only {:.0}% of the steps: no rank is slow throughout",
                 self.worst,
                 100.0 * share
             )),
             None => (!self.is_its_own_fault(facts)).then(|| {
                 format!(
-                    "{slow}, and ranks wait for a CPU for {:.2} ms of that: the machine{} is busy with something else",
+                    "{slow}, but ranks wait for a CPU for {:.2} ms of that: the machine{} is busy with something else",
                     1e3 * self.queued_seconds,
                     facts.run.rank_info.get(self.place).map_or(String::new(), |info| format!(" {}", info.host))
                 )
@@ -133,17 +136,17 @@ impl Slow<'_> {
             finding = finding.evidence(figure);
         }
         if let Some(missing) = facts.run.missing_ranks() {
-            finding = finding.evidence(format!("nothing is known of {missing}"));
+            finding = finding.evidence(format!("there is no record of {missing}"));
         }
         let host = facts.run.rank_info.get(self.place).filter(|_| facts.run.are_ranks_on_hosts());
         let host = host.map_or(String::new(), |info| format!(" on {}", info.host));
         Some(finding.remedy(format!(
-            "look at rank {rank}{host}: its data (uneven shards, longer samples: `DistributedSampler`, buckets by length), work \
-             that it alone does, its GPU's clocks"
+            "look at rank {rank}{host}: its data (uneven shards, longer samples: `DistributedSampler`, buckets by \
+             length), work that only this rank does, its GPU's clocks"
         )))
     }
 
-    /// The scope and the operator that take most of the time that it takes more than the typical rank.
+    /// The scope and the operator that make up most of the excess over the typical rank.
     fn where_it_is_slow<'a>(&self, facts: &Facts<'a>) -> (Option<&'a str>, Option<&'a str>) {
         let infos = &facts.run.rank_info;
         let Some(own) = infos.get(self.place) else { return (None, None) };
@@ -168,7 +171,7 @@ impl Slow<'_> {
     }
 }
 
-/// What is left when nobody is late.
+/// Time of communication that is not explained by a slow rank, whose excess is `late_seconds`.
 fn communication(facts: &Facts<'_>, late_seconds: f64) -> Option<Finding> {
     if facts.run.world_size < 2 {
         return None;
@@ -177,18 +180,19 @@ fn communication(facts: &Facts<'_>, late_seconds: f64) -> Option<Finding> {
     let profiled = facts.profiled();
     let within = |phase: Phase| {
         let Some(times) = profiled.and_then(|it| it.phase(phase)) else { return 0.0 };
-        // Within backward, whatever is no operator is waiting for buckets.
+        // In the backward pass, pauses between operators are waits for buckets.
         let is_wait = |gap: &&HostGap| phase == Phase::Backward && gap.phase == phase;
         let pauses = profiled.into_iter().flat_map(|it| &it.gaps).filter(is_wait).map(HostGap::typical);
         let waits = times.communication_seconds + pauses.sum::<f64>();
-        // Ranks do not start their profilers at the same time: no more than what operators leave over without one.
+        // Ranks do not start their profilers at the same time, which makes waits longer. They cannot exceed the
+        // unprofiled phase less its operators.
         let waits = waits.min((facts.seconds(phase) - times.operator_seconds).max(0.0));
         (waits + times.exchange_operator_seconds).min(facts.seconds(phase))
     };
     let backward = within(Phase::Backward);
     let elsewhere: f64 = [Phase::Forward, Phase::Optimizer, Phase::Other].map(within).iter().sum();
     let seconds = marked + backward + elsewhere - late_seconds;
-    // Where ranks wait for CPUs, they wait for one another.
+    // A rank that waits for a CPU makes the others wait.
     let of_others = (0..facts.run.ranks.len()).map(|place| facts.rank_queued_seconds(place)).fold(0.0, f64::max);
     let waited = facts.queued_seconds().max(of_others);
     facts.finding(Bottleneck::Communication, seconds - waited)?;
@@ -201,7 +205,7 @@ fn communication(facts: &Facts<'_>, late_seconds: f64) -> Option<Finding> {
             .op(longest)
             .scope(facts.scope_of_phases(&[phase]))
             .evidence(format!(
-                "exchanges take {}: {:.2} ms in backward, {:.2} ms in the phase `communication`",
+                "communication takes {}: {:.2} ms in backward, {:.2} ms in the phase `communication`",
                 facts.of_step(seconds),
                 1e3 * backward,
                 1e3 * marked
@@ -210,13 +214,13 @@ fn communication(facts: &Facts<'_>, late_seconds: f64) -> Option<Finding> {
                 format!("{:.2} ms of that may be waiting for CPUs", 1e3 * waited)
             })
             .remedy(
-                "send less, or less often: `ddp.register_comm_hook(CastCompress::bfloat16(&group))?` or `PowerSgd`, `no_sync` with an `Accumulator`, \
-                 local SGD; larger batches a rank hide more",
+                "send less, or less often: `ddp.register_comm_hook(CastCompress::bfloat16(&group))?` or `PowerSgd`, \
+                 `no_sync` with an `Accumulator`, local SGD; larger batches per rank hide more of it",
             ),
     )
 }
 
-/// What backends call their exchanges, in a profile.
+/// Whether a profile's operator is a collective of a backend.
 fn is_exchange(op: &str) -> bool {
     ["gloo:", "nccl:", "c10d::"].iter().any(|start| op.starts_with(start))
 }

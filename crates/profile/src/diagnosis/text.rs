@@ -1,4 +1,4 @@
-//! A diagnosis for people.
+//! Prints a diagnosis.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.bound_by, self.findings.is_empty()) {
             (None, _) => f.write_str("what bounds this run is not known")?,
-            (Some(bound), true) => write!(f, "bound by {bound}: nothing to remove was found")?,
+            (Some(bound), true) => write!(f, "bound by {bound}: nothing to improve was found")?,
             (Some(bound), false) => write!(f, "bound by {bound}")?,
         }
         for (place, finding) in self.findings.iter().enumerate() {
@@ -33,7 +33,7 @@ impl fmt::Display for Finding {
         if self.bottleneck == Bottleneck::MemoryGrowth {
             f.write_str(": it will end the run")?;
         } else if self.share == 0.0 {
-            f.write_str(": what it costs is not known")?;
+            f.write_str(": its cost is not known")?;
         } else {
             let (share, bound) = (100.0 * self.share, self.speedup_bound());
             write!(f, ": {share:.0}% of a step; without it up to {bound:.2} times as fast")?;

@@ -1,11 +1,11 @@
-//! Clocks that heat or power holds down.
+//! Findings about clocks that heat or power lowers.
 
 use super::facts::{Facts, mean};
 use super::finding::{Bottleneck, Finding};
 use super::memory::{gpu_indices, of_gpu};
 use crate::GpuSample;
 
-/// Each GPU is judged by itself: the one that loses most holds the others up.
+/// Each GPU is judged separately; the one that loses most counts, because the others wait for it.
 pub(super) fn throttling(facts: &Facts<'_>) -> Option<Finding> {
     let gpus = gpu_indices(facts);
     let mut slowed: Vec<_> = gpus.iter().filter_map(|&gpu| Slowed::of(facts, gpu)).collect();
@@ -15,16 +15,19 @@ pub(super) fn throttling(facts: &Facts<'_>) -> Option<Finding> {
     for gpu in &slowed {
         finding = finding.evidence(gpu.evidence());
     }
-    Some(finding.remedy("better cooling, or a higher power limit (`nvidia-smi --power-limit`); no line of the program"))
+    Some(finding.remedy(
+        "improve cooling, or raise the power limit (`nvidia-smi --power-limit`); the program cannot change this",
+    ))
 }
 
-/// A GPU whose clock is held down at times.
+/// A GPU whose clock is lowered at times.
 struct Slowed {
     index: u32,
+    /// The share of the time in which it is throttled.
     share_of_time: f64,
-    /// Then, in hertz.
+    /// Its mean clock then, in hertz.
     clock: f64,
-    /// The highest one seen of this GPU.
+    /// Its highest clock in the samples.
     full: f64,
     /// The share of its clock that is lost.
     lost: f64,

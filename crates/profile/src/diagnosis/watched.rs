@@ -1,31 +1,31 @@
-//! What was seen of the machine while the steps ran.
+//! Samples of the machine that were taken while the steps ran.
 
 use std::collections::BTreeMap;
 
 use crate::{RunProfile, Sample};
 
-/// Samples that are enough to judge by.
+/// The minimum number of samples, or pairs of samples.
 const ENOUGH: usize = 3;
-/// A pause between two steps that is shorter is none: times are added up in floating point.
+/// Gaps under 1 ms are rounding in the timer.
 const SHORTEST_SECONDS: f64 = 1e-3;
-/// The time between two samples may be skipped so far.
+/// At most this share of the time between two samples may be skipped time.
 const MOST_SKIPPED: f64 = 0.1;
 
-/// What a thread did, as shares of the time; of all threads of one name that came and went.
+/// The mean activity of all threads of one name.
 pub(super) struct ThreadUse<'a> {
     pub name: &'a str,
     pub is_main: bool,
-    /// How many there were at once, on the mean.
+    /// How many of them exist, on average.
     pub count: f64,
-    /// How many CPUs they used.
+    /// How many of them are on a CPU, on average.
     pub busy: f64,
-    /// How many of them waited for a CPU.
+    /// How many of them wait for a CPU, on average.
     pub queued: f64,
 }
 
-/// What belongs to no step, and comes between steps: a validation that the timer was told to skip.
+/// Time between steps that belongs to none of them, such as a validation that the timer was told to skip.
 pub(super) struct Skipped {
-    /// From when to when, in order.
+    /// Start and end of each gap, in order.
     spans: Vec<(f64, f64)>,
     /// When the first step began and the last one ended.
     steps: (f64, f64),
@@ -35,13 +35,13 @@ impl Skipped {
     pub fn of(run: &RunProfile) -> Self {
         let ends = run.step_times.iter().map(|step| (step.start_seconds, step.start_seconds + step.total_seconds()));
         let steps: Vec<(f64, f64)> = ends.collect();
-        let pauses = steps.windows(2).map(|pair| (pair[0].1, pair[1].0));
+        let gaps = steps.windows(2).map(|pair| (pair[0].1, pair[1].0));
         let from = steps.iter().map(|step| step.0).fold(f64::INFINITY, f64::min);
         let to = steps.iter().map(|step| step.1).fold(0.0, f64::max);
-        Self { spans: pauses.filter(|(from, to)| to - from >= SHORTEST_SECONDS).collect(), steps: (from, to) }
+        Self { spans: gaps.filter(|(from, to)| to - from >= SHORTEST_SECONDS).collect(), steps: (from, to) }
     }
 
-    /// Whether too much of the time from one sample to another was skipped.
+    /// Whether too much of the time from one sample to another is skipped time.
     fn is_skipped(&self, from: f64, to: f64) -> bool {
         let next = self.spans.partition_point(|span| span.1 <= from);
         let within = self.spans[next..].iter().take_while(|span| span.0 < to);
@@ -49,7 +49,8 @@ impl Skipped {
         skipped > MOST_SKIPPED * (to - from)
     }
 
-    /// Those taken while the steps ran, and at the end of a time that was not skipped; all, where there are few of them.
+    /// The samples taken while the steps ran, if the time since the sample before was not skipped. If these are too
+    /// few, all while the steps ran, else all.
     pub fn samples<'a>(&self, run: &'a RunProfile) -> Vec<&'a Sample> {
         let is_within = |sample: &&Sample| (self.steps.0..=self.steps.1).contains(&sample.elapsed_seconds);
         let within: Vec<_> = run.samples.iter().filter(is_within).collect();
@@ -61,7 +62,8 @@ impl Skipped {
         [of_steps, within].into_iter().find(|some| some.len() >= ENOUGH).unwrap_or_else(|| run.samples.iter().collect())
     }
 
-    /// What each thread did; between any two of the samples, where none of the time was skipped.
+    /// The activity of the threads between pairs of samples without skipped time; between all pairs, if those are too
+    /// few.
     pub fn threads<'a>(&self, samples: &[&'a Sample], main: i32) -> Vec<ThreadUse<'a>> {
         let pairs = || samples.windows(2).map(|pair| (pair[0], pair[1]));
         let is_of_steps = |one: &Sample, other: &Sample| !self.is_skipped(one.elapsed_seconds, other.elapsed_seconds);

@@ -1,4 +1,4 @@
-//! Events of one name, summed.
+//! Sums over events of the same name.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::event::{DeviceType, RecordScope};
 use super::list::{EventList, Recording, text};
 use super::table::{self, Row, TableOptions};
 
-/// What else than their name keeps events apart.
+/// What separates events into groups, besides their name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Grouping {
     /// Their inputs' shapes.
@@ -16,7 +16,7 @@ pub struct Grouping {
     pub overload_names: bool,
 }
 
-/// Sums over events of one name.
+/// Sums over events of the same name.
 ///
 /// # Source
 /// `torch.autograd.profiler_util.FunctionEventAvg`
@@ -26,9 +26,9 @@ pub struct FunctionEventAvg {
     pub key: Arc<str>,
     /// How many there are.
     pub count: u64,
-    /// Their inputs' shapes, where those keep groups apart.
+    /// Their inputs' shapes, if events are grouped by shapes.
     pub input_shapes: Option<Vec<Vec<i64>>>,
-    /// Their overload, where that keeps groups apart; else empty.
+    /// Their overload, if events are grouped by overload; else empty.
     pub overload_name: Arc<str>,
     /// Time on the host, in nanoseconds.
     pub cpu_time_total_ns: i64,
@@ -38,25 +38,25 @@ pub struct FunctionEventAvg {
     pub device_time_total_ns: i64,
     /// Time on the device of what they themselves have launched, in nanoseconds.
     pub self_device_time_total_ns: i64,
-    /// Bytes of host memory taken, less those given back.
+    /// Bytes of host memory allocated, less those freed.
     pub cpu_memory_usage: i64,
     /// The same without their children's.
     pub self_cpu_memory_usage: i64,
-    /// Bytes of device memory taken, less those given back.
+    /// Bytes of device memory allocated, less those freed.
     pub device_memory_usage: i64,
     /// The same without their children's.
     pub self_device_memory_usage: i64,
-    /// Floating point operations, where libtorch can tell.
+    /// Floating point operations, if libtorch computes them.
     pub flops: u64,
     /// Where they took place.
     pub device_type: DeviceType,
-    /// What kind of code the first of them is.
+    /// The kind of code that the first of them is.
     pub scope: RecordScope,
-    /// Whether the first of them ended in another thread.
+    /// Whether the first of them is asynchronous, or ended on another thread.
     pub is_async: bool,
-    /// Whether they are scopes of the user's own.
+    /// Whether they are scopes of the user.
     pub is_user_annotation: bool,
-    /// Whether the first of them is within no other.
+    /// Whether the first of them has no parent.
     pub is_top_level: bool,
 }
 
@@ -111,12 +111,12 @@ impl FunctionEventAvg {
         total
     }
 
-    /// Time on the host a call, in nanoseconds.
+    /// Time on the host per call, in nanoseconds.
     pub fn cpu_time_ns(&self) -> f64 {
         mean(self.cpu_time_total_ns, self.count)
     }
 
-    /// Time on the device a call, in nanoseconds.
+    /// Time on the device per call, in nanoseconds.
     #[doc(alias = "cuda_time")]
     pub fn device_time_ns(&self) -> f64 {
         mean(self.device_time_total_ns, self.count)
@@ -144,7 +144,7 @@ impl FunctionEventAvg {
     }
 }
 
-/// 0 over nothing.
+/// The mean; 0 if `count` is 0.
 pub(super) fn mean(total: i64, count: u64) -> f64 {
     if count == 0 { 0.0 } else { total as f64 / count as f64 }
 }
@@ -174,12 +174,12 @@ impl Averages {
         Self { groups, recording: events.recording() }
     }
 
-    /// What the profiler was told to record.
+    /// What the profiler recorded.
     pub fn recording(&self) -> Recording {
         self.recording
     }
 
-    /// The group of this name that comes first.
+    /// The first group of this name.
     pub fn get(&self, key: &str) -> Option<&FunctionEventAvg> {
         self.groups.iter().find(|group| &*group.key == key)
     }

@@ -23,15 +23,15 @@ impl DeviceType {
     }
 }
 
-/// What kind of code an event on the host stands for.
+/// The kind of code that an event on the host is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RecordScope {
     /// An operator.
     Function,
-    /// A step of the backward pass.
+    /// A node of the backward pass.
     BackwardFunction,
-    /// A scope of the user's own.
+    /// A scope of the user.
     User,
     /// Another, by the number of `at::RecordScope`.
     Other(u8),
@@ -59,62 +59,62 @@ pub struct Kernel {
     pub duration_ns: i64,
 }
 
-/// One event: an operator, a scope, a kernel, a copy, memory taken outside of any of them.
+/// One event: an operator, a scope, a kernel, a copy, or memory allocated outside of operators.
 ///
 /// # Source
 /// `torch.autograd.profiler_util.FunctionEvent`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionEvent {
-    /// The event's number in its trace; device events have that of what launched them.
+    /// The event's ID in its trace; device events have the ID of the event that launched them.
     pub id: u64,
-    /// The name by which events are averaged: of steps `ProfilerStep*`.
+    /// The name by which events are averaged; `ProfilerStep*` for steps.
     pub name: Arc<str>,
-    /// The name in the trace; `None` for what the trace shows in another way.
+    /// The name in the trace; `None` for memory, which the trace shows in another way.
     pub trace_name: Option<Arc<str>>,
-    /// The operator's overload; empty unless the profiler was told to tell it.
+    /// The operator's overload; empty unless the profiler recorded overload names.
     pub overload_name: Arc<str>,
     /// In nanoseconds since the profile began.
     pub start_ns: i64,
     /// In nanoseconds since the profile began.
     pub end_ns: i64,
-    /// libtorch's number of the thread.
+    /// libtorch's ID of the thread.
     pub thread: u64,
-    /// Of a step of the backward pass: the thread of its forward operator.
+    /// For a node of the backward pass: the thread of its forward operator.
     pub fwd_thread: u64,
-    /// The inputs' shapes, if recorded; empty for whatever is no tensor.
+    /// The inputs' shapes, if recorded; empty for inputs that are not tensors.
     pub input_shapes: Vec<Vec<i64>>,
     /// The inputs' types, if recorded: `float`, `c10::BFloat16`, `Scalar`, ..
     pub input_types: Vec<Arc<str>>,
-    /// What kind of code it is.
+    /// The kind of code.
     pub scope: RecordScope,
-    /// Bytes of host memory taken during the event, less those given back.
+    /// Bytes of host memory allocated during the event, less those freed.
     pub cpu_memory_usage: i64,
-    /// Bytes of device memory taken during the event, less those given back.
+    /// Bytes of device memory allocated during the event, less those freed.
     pub device_memory_usage: i64,
-    /// Whether it began in one thread and ended in another.
+    /// Whether it is asynchronous, or ended on another thread than it began.
     pub is_async: bool,
-    /// What a forward operator and its backward step have in common; -1 for others.
+    /// A number that a forward operator and its backward node share; -1 for other events.
     pub sequence_nr: i64,
     /// Where it took place.
     pub device_type: DeviceType,
-    /// The GPU; of events on the host: the process.
+    /// The GPU's index; for events on the host, the process ID.
     pub device_index: i32,
-    /// The system's number of the thread, or the number of the stream.
+    /// The system's thread ID, or the number of the stream.
     pub device_resource_id: i64,
-    /// Floating point operations, where libtorch can tell.
+    /// Floating point operations, if libtorch computes them.
     pub flops: u64,
-    /// Whether it is a scope of the user's own.
+    /// Whether it is a scope of the user.
     pub is_user_annotation: bool,
     /// What it has launched on a device.
     pub kernels: Vec<Kernel>,
-    /// The events directly within it on the same thread, by their place in the list.
+    /// The events directly within it on the same thread, by their index in the list.
     pub cpu_children: Vec<usize>,
-    /// The event directly around it on the same thread, by its place in the list.
+    /// The event directly around it on the same thread, by its index in the list.
     pub cpu_parent: Option<usize>,
 }
 
 impl FunctionEvent {
-    /// An event on the host with nothing else known of it.
+    /// An event on the host; all other fields are empty.
     pub fn new(name: &str, thread: u64, start_ns: i64, end_ns: i64) -> Self {
         let name: Arc<str> = name.into();
         Self {
@@ -144,7 +144,7 @@ impl FunctionEvent {
         }
     }
 
-    /// From its beginning to its end.
+    /// From its start to its end, in nanoseconds.
     pub fn elapsed_ns(&self) -> i64 {
         self.end_ns - self.start_ns
     }
@@ -154,13 +154,13 @@ impl FunctionEvent {
         if self.device_type == DeviceType::Cpu { self.elapsed_ns() } else { 0 }
     }
 
-    /// Whether it has children and a parent: those on the host that stay in their thread.
+    /// Whether it can have children and a parent: only synchronous events on the host can.
     pub(crate) fn nests(&self) -> bool {
         !self.is_async && self.device_type == DeviceType::Cpu
     }
 }
 
-/// Steps are averaged together.
+/// All steps share one name, so that they are averaged together.
 pub(super) fn averaged_name(name: &Arc<str>) -> Arc<str> {
     if name.starts_with("ProfilerStep#") { "ProfilerStep*".into() } else { name.clone() }
 }

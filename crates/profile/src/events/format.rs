@@ -16,7 +16,7 @@ pub enum TimeUnit {
 const MILLISECOND: f64 = 1e3;
 const SECOND: f64 = 1e6;
 
-/// In the unit, or in the largest that gives 1 at least.
+/// A time in the unit, or in the largest unit in which it is at least 1.
 pub(super) fn time(microseconds: f64, unit: Option<TimeUnit>) -> String {
     let unit = unit.unwrap_or(if microseconds >= SECOND {
         TimeUnit::Seconds
@@ -60,7 +60,7 @@ pub(super) fn cut(text: &str, characters: usize) -> &str {
     text.char_indices().nth(characters).map_or(text, |(end, _)| &text[..end])
 }
 
-/// The scale of FLOPs and its name, such that the smallest is 1 at least.
+/// The scale of FLOPs and its name, such that the smallest value is at least 1.
 pub(super) fn flops_scale(smallest: u64) -> (f64, &'static str) {
     const NAMES: [&str; 6] = ["FLOPs", "KFLOPs", "MFLOPs", "GFLOPs", "TFLOPs", "PFLOPs"];
     let thousands = ((smallest as f64).log10() / 3.0).clamp(0.0, (NAMES.len() - 1) as f64).floor();

@@ -1,4 +1,4 @@
-//! All events of a profile, and what follows from how they nest.
+//! All events of a profile, and figures that follow from how they nest.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::event::{DeviceType, FunctionEvent};
 use super::table::{self, Row, TableOptions};
 use super::tree;
 
-/// What the profiler was told to record, as far as tables show it.
+/// What the profiler recorded, as far as it affects tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recording {
     /// Work of the GPU.
@@ -18,7 +18,7 @@ pub struct Recording {
     pub with_flops: bool,
 }
 
-/// The events of a profile, by their beginning.
+/// The events of a profile, by start time.
 ///
 /// # Source
 /// `torch.autograd.profiler_util.EventList`
@@ -26,12 +26,12 @@ pub struct Recording {
 pub struct EventList {
     events: Vec<FunctionEvent>,
     recording: Recording,
-    /// Of each event: time on the device of what it and its children have launched, in nanoseconds.
+    /// For each event, the device time of what it and its children have launched, in nanoseconds.
     device_ns: Vec<i64>,
 }
 
 impl EventList {
-    /// Sorts events and finds out how they nest; parents and children that they have are forgotten.
+    /// Sorts events and determines how they nest, replacing the parents and children that they have.
     pub fn new(mut events: Vec<FunctionEvent>, recording: Recording) -> Self {
         for event in &mut events {
             event.cpu_parent = None;
@@ -43,7 +43,7 @@ impl EventList {
         Self { events, recording, device_ns }
     }
 
-    /// Puts another profile's events behind these.
+    /// Appends another profile's events.
     pub(crate) fn append(&mut self, other: &Self) {
         let offset = self.events.len();
         self.events.extend(other.events.iter().cloned().map(|mut event| {
@@ -54,7 +54,7 @@ impl EventList {
         self.device_ns.extend_from_slice(&other.device_ns);
     }
 
-    /// What the profiler was told to record.
+    /// What the profiler recorded.
     pub fn recording(&self) -> Recording {
         self.recording
     }
@@ -108,7 +108,7 @@ impl EventList {
         figure(event) - event.cpu_children.iter().map(|&child| figure(&self.events[child])).sum::<i64>()
     }
 
-    /// Sums over the events of one name, or of one name and inputs of the same shapes.
+    /// Sums over events of the same name; `grouping` can separate them further.
     ///
     /// # Source
     /// `EventList.key_averages`
@@ -124,7 +124,7 @@ impl EventList {
         FunctionEventAvg::total(self)
     }
 
-    /// The events in PyTorch's table; one line an event.
+    /// The events in PyTorch's table, one row per event.
     ///
     /// # Source
     /// `EventList.table`
@@ -173,7 +173,7 @@ impl<'a> IntoIterator for &'a EventList {
     }
 }
 
-/// Children come behind their parents, so that one way from the end sees them first.
+/// Children come after their parents, so iterating from the end sees children first.
 fn device_times(events: &[FunctionEvent], recording: Recording) -> Vec<i64> {
     let mut times = vec![0; events.len()];
     if !recording.cuda {
@@ -190,7 +190,7 @@ fn device_times(events: &[FunctionEvent], recording: Recording) -> Vec<i64> {
     times
 }
 
-/// `Arc<str>` of what is always the same.
+/// A constant as `Arc<str>`.
 pub(super) fn text(text: &str) -> Arc<str> {
     text.into()
 }

@@ -1,4 +1,4 @@
-//! From libtorch's events to a profile's: memory and kernels are given to the operators that they belong to.
+//! Converts libtorch's events to a profile's: memory and kernels are assigned to the operators that they belong to.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::list::{EventList, Recording};
 
 const MEMORY: &str = "[memory]";
 const OUT_OF_MEMORY: &str = "[OutOfMemory]";
-/// What the profiler itself does, and what is not worth a line.
+/// Internals of the profiler, and operators too trivial to list.
 const LEFT_OUT: [&str; 8] = [
     MEMORY,
     OUT_OF_MEMORY,
@@ -24,7 +24,7 @@ const LEFT_OUT: [&str; 8] = [
 /// `libkineto::ActivityType`'s numbers of scopes, on the host and on a device.
 const USER_ANNOTATIONS: [u8; 2] = [1, 2];
 
-/// `start_ns` is when the profile began; `scopes` are those of threads that libtorch does not watch.
+/// `start_ns` is when the profile began; `scopes` are those of threads that libtorch does not record.
 pub(crate) fn parse(recorded: &[Event], scopes: &[Scope], start_ns: i64, recording: Recording) -> EventList {
     let mut memory = Memory::of(recorded);
     let mut events = Vec::with_capacity(recorded.len());
@@ -43,7 +43,7 @@ pub(crate) fn parse(recorded: &[Event], scopes: &[Scope], start_ns: i64, recordi
         if events[place].nests()
             && let Some(linked) = linked.get(&events[place].id)
         {
-            give(&mut events, place, linked);
+            assign_kernels(&mut events, place, linked);
         }
     }
     let mut next_id = events.iter().map(|event| event.id).max().unwrap_or(0) + 1;
@@ -92,8 +92,8 @@ fn function_event(event: &Event, start_ns: i64, memory: &mut Memory<'_>) -> Func
     }
 }
 
-/// Gives an operator the kernels that it has launched; calls of the runtime go to its thread.
-fn give(events: &mut [FunctionEvent], operator: usize, linked: &[usize]) {
+/// Assigns kernels to the operator that launched them, and moves its CUDA runtime calls to its thread.
+fn assign_kernels(events: &mut [FunctionEvent], operator: usize, linked: &[usize]) {
     let thread = events[operator].thread;
     for &place in linked {
         let event = &mut events[place];
@@ -134,7 +134,7 @@ fn scope_event(scope: &Scope, id: u64, start_ns: i64) -> FunctionEvent {
     }
 }
 
-/// What a `[memory]` event took on the host and on a device.
+/// The bytes that a `[memory]` event allocated on the host and on a device.
 fn bytes(event: &Event) -> (i64, i64) {
     // c10::DeviceType: CPU, MKLDNN and IDEEP are the host; CUDA, HIP and XPU are devices.
     match event.device_type {
@@ -149,7 +149,7 @@ struct Memory<'a> {
     events: Vec<&'a Event>,
     /// Sums over the events before each place.
     sums: Vec<(i64, i64)>,
-    /// How many operators begin to cover the events at each place, less those that cease to.
+    /// For each event, how many more operators cover it than the event before.
     covers: Vec<i64>,
 }
 
@@ -167,7 +167,7 @@ impl<'a> Memory<'a> {
         Self { covers: vec![0; events.len() + 1], events, sums }
     }
 
-    /// What was taken on the host and on devices in a span of time, both ends included.
+    /// Bytes allocated on the host and on devices in a span of time, both ends included. Marks these events as covered.
     fn take(&mut self, start_ns: i64, end_ns: i64) -> (i64, i64) {
         let first = self.events.partition_point(|event| event.start_ns < start_ns);
         let end = self.events.partition_point(|event| event.start_ns <= end_ns).max(first);
@@ -186,7 +186,7 @@ impl<'a> Memory<'a> {
     }
 }
 
-/// Memory in use on one device over a profile, counted from its beginning.
+/// All allocations and frees by time: device type, device index, time since the profile's start, bytes.
 pub(crate) fn memory_changes(recorded: &[Event], start_ns: i64) -> Vec<(DeviceType, i32, i64, i64)> {
     let memory = recorded.iter().filter(|event| &*event.name == MEMORY);
     let mut changes: Vec<_> = memory

@@ -8,16 +8,17 @@ use crate::ProfileError;
 
 /// What a table is sorted by, the largest first.
 ///
-/// `"cuda_time_total".parse()` understands PyTorch's names, in which `cuda`, `xpu` and `privateuse1` stand for `device`.
+/// `"cuda_time_total".parse()` understands PyTorch's names, in which `cuda`, `xpu` and `privateuse1` stand for
+/// `device`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SortBy {
-    /// Time on the host a call: `cpu_time`.
+    /// Time on the host per call: `cpu_time`.
     CpuTime,
     /// Time on the host: `cpu_time_total`.
     CpuTimeTotal,
     /// Time on the host without children: `self_cpu_time_total`.
     SelfCpuTimeTotal,
-    /// Time on the device a call: `cuda_time`.
+    /// Time on the device per call: `cuda_time`.
     DeviceTime,
     /// Time on the device: `cuda_time_total`.
     DeviceTimeTotal,
@@ -35,12 +36,12 @@ pub enum SortBy {
     Count,
     /// Floating point operations: `flops`.
     Flops,
-    /// The name, backwards: `key`.
+    /// The name, in descending order: `key`.
     Key,
 }
 
 impl SortBy {
-    /// All of them, under PyTorch's names.
+    /// All keys with PyTorch's names.
     pub const ALL: [(&'static str, Self); 13] = [
         ("cpu_time", Self::CpuTime),
         ("cpu_time_total", Self::CpuTimeTotal),
@@ -57,7 +58,7 @@ impl SortBy {
         ("key", Self::Key),
     ];
 
-    /// Rows that are alike stay in their order.
+    /// Stable: equal rows keep their order.
     pub(super) fn sort(self, rows: &mut [Row<'_>]) {
         if self == Self::Key {
             rows.sort_by(|a, b| b.name.cmp(a.name));
@@ -66,7 +67,7 @@ impl SortBy {
         }
     }
 
-    /// Whole numbers up to 2^53 keep their order.
+    /// As `f64`; whole numbers up to 2^53 keep their order.
     fn figure(self, row: &Row<'_>) -> f64 {
         let whole = match self {
             Self::CpuTime => return mean(row.cpu_ns, row.count),

@@ -7,19 +7,19 @@ use super::sort_by::SortBy;
 /// How a table looks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableOptions {
-    /// What the rows are sorted by; `None` leaves them in the order of their first event.
+    /// The sort key of the rows; `None` leaves them in the order of their first event.
     pub sort_by: Option<SortBy>,
-    /// The most rows; `None` shows all.
+    /// The maximum number of rows; `None` shows all.
     pub row_limit: Option<usize>,
-    /// Longer names are cut; `None` cuts none.
+    /// Longer names are cut; `None` never cuts.
     pub max_name_column_width: Option<usize>,
-    /// Longer shapes are cut; `None` cuts none.
+    /// Longer shapes are cut; `None` never cuts.
     pub max_shapes_column_width: Option<usize>,
     /// A line above the table.
     pub header: Option<String>,
     /// Whether events within others are left out.
     pub top_level_events_only: bool,
-    /// The unit of all times; `None` takes what fits each.
+    /// The unit of all times; `None` chooses one for each time.
     pub time_unit: Option<TimeUnit>,
 }
 
@@ -38,23 +38,23 @@ impl Default for TableOptions {
 }
 
 impl TableOptions {
-    /// The largest first.
+    /// Options to sort by a key, the largest first.
     pub fn sorted_by(sort_by: SortBy) -> Self {
         Self { sort_by: Some(sort_by), ..Self::default() }
     }
 
-    /// At most so many rows.
+    /// Shows at most this many rows.
     pub fn row_limit(mut self, rows: usize) -> Self {
         self.row_limit = Some(rows);
         self
     }
 }
 
-/// What the table shows of an event or of several. Times are in nanoseconds.
+/// A row of the table, for one event or a group. Times are in nanoseconds.
 pub(super) struct Row<'a> {
     pub name: &'a str,
     pub overload_name: &'a str,
-    /// `None` where shapes do not matter.
+    /// `None` if rows are not grouped by shapes.
     pub input_shapes: Option<&'a [Vec<i64>]>,
     pub count: u64,
     pub self_cpu_ns: i64,
@@ -68,7 +68,7 @@ pub(super) struct Row<'a> {
     pub flops: u64,
     pub is_async: bool,
     pub is_top_level: bool,
-    /// Whether it took place on a device, so that its time there is not another's too.
+    /// Whether it ran on a device: only such rows are summed, because operators repeat the time of their kernels.
     pub is_device_work: bool,
 }
 
@@ -78,11 +78,11 @@ impl Row<'_> {
     }
 }
 
-/// Between two columns.
+/// Spaces between two columns.
 const SPACING: usize = 2;
 const COLUMN_WIDTH: usize = 12;
 
-/// Which columns there are, and how wide those are that differ.
+/// Which columns are shown, and the widths that vary.
 struct Layout {
     name_width: usize,
     overload_names: bool,
@@ -183,7 +183,7 @@ impl Layout {
 
     fn cells(&self, row: &Row<'_>, sums: &Sums, options: &TableOptions) -> Vec<String> {
         let time = |us: f64| format::time(us, options.time_unit);
-        // In PyTorch's order, so that the last digits are its own.
+        // In PyTorch's order of operations, so that the last digits are the same.
         let average = |total: i64| time(us(total) / row.count as f64);
         let mut cells = vec![shortened(row.name, options)];
         if self.overload_names {
@@ -223,7 +223,7 @@ impl Layout {
     }
 }
 
-/// Each cell with the spacing behind it, as in PyTorch.
+/// Each cell is followed by the spacing, as in PyTorch.
 fn line(cells: impl Iterator<Item = String>) -> String {
     cells.flat_map(|cell| [cell, " ".repeat(SPACING)]).collect()
 }

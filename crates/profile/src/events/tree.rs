@@ -1,4 +1,4 @@
-//! Which event is within which.
+//! How events nest.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ pub(super) fn build(events: &mut Vec<FunctionEvent>) {
     remove_duplicates(events);
 }
 
-/// One event is within another when it is so in time and both are in one thread.
+/// An event is within another if both are on one thread and its time lies within the other's.
 fn populate_children(events: &mut [FunctionEvent]) {
     let mut threads: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     for (place, event) in events.iter().enumerate().filter(|(_, event)| event.nests()) {
@@ -18,7 +18,7 @@ fn populate_children(events: &mut [FunctionEvent]) {
     }
     for mut places in threads.into_values() {
         places.sort_by_key(|&place| order(&events[place]));
-        // Each is within those before it.
+        // Open events, each within those before it.
         let mut around: Vec<usize> = Vec::new();
         for place in places {
             let (start, end) = (events[place].start_ns, events[place].end_ns);
@@ -34,7 +34,7 @@ fn populate_children(events: &mut [FunctionEvent]) {
     }
 }
 
-/// By beginning, the longer of two first.
+/// By start time; of two events that start together, the longer first.
 pub(super) fn order(event: &FunctionEvent) -> (i64, std::cmp::Reverse<i64>) {
     (event.start_ns, std::cmp::Reverse(event.end_ns))
 }
@@ -65,7 +65,7 @@ fn remove_duplicates(events: &mut Vec<FunctionEvent>) {
     remove(events, &gone);
 }
 
-/// Takes events out and renumbers what refers to the rest.
+/// Removes events and renumbers the parents and children of the others.
 fn remove(events: &mut Vec<FunctionEvent>, gone: &[bool]) {
     let mut kept = 0;
     let places: Vec<usize> = gone

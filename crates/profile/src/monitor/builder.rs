@@ -1,4 +1,4 @@
-//! What a monitor is made from.
+//! The settings of a monitor.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -60,25 +60,26 @@ impl MonitorBuilder {
         self.http_at((Ipv4Addr::LOCALHOST, port))
     }
 
-    /// The same at another address: at `0.0.0.0`, to everybody who can reach the machine.
+    /// The same at another address. At `0.0.0.0`, everyone who can reach the machine can read them.
     pub fn http_at(mut self, address: impl Into<SocketAddr>) -> Self {
         self.http = Some(address.into());
         self
     }
 
-    /// Shows each sample in one line on standard error, where that is a terminal. Off by default.
+    /// Shows the last sample in one line on standard error, if that is a terminal. Off by default.
     pub fn live(mut self, live: bool) -> Self {
         self.live = live;
         self
     }
 
-    /// Watches each thread of this process too: how long it was on a CPU, and how long it waited for one. Off by default.
+    /// Also samples each thread of this process: how long it was on a CPU, and how long it waited for one. Off by
+    /// default.
     pub fn threads(mut self, watch: bool) -> Self {
         self.threads = watch;
         self
     }
 
-    /// Another source of GPUs than NVML.
+    /// A source of GPU samples in place of NVML.
     pub fn gpus(mut self, source: impl GpuSource + 'static) -> Self {
         self.gpus = Some(Box::new(source));
         self
@@ -90,11 +91,11 @@ impl MonitorBuilder {
         self
     }
 
-    /// Starts monitoring, on a thread of its own. The first sample is taken at once.
+    /// Starts monitoring on a background thread. The first sample is taken at once.
     ///
     /// # Errors
     /// `Setting` for an interval or a window out of bounds; `Io` for a file that cannot be written; `Listen` for an
-    /// address that cannot be had, because another program has the port, say; `Thread`. Nothing goes on then.
+    /// address that is not available, for example because another program uses the port; `Thread`. Nothing runs then.
     pub fn start(self) -> Result<Monitor, ProfileError> {
         if !(SHORTEST_INTERVAL..=LONGEST_INTERVAL).contains(&self.interval) {
             let problem = format!("should be from {SHORTEST_INTERVAL:?} to {LONGEST_INTERVAL:?}");

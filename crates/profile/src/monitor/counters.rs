@@ -1,45 +1,45 @@
-//! What only ever grows, and how fast it does.
+//! Counters that only grow, and their rates.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What the kernel has counted since the machine, or the process, was started.
+/// The kernel's counters since the machine, or the process, was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counters {
-    /// Seconds that CPUs were at work, added up.
+    /// Seconds that CPUs were busy, summed over CPUs.
     pub cpu_seconds: f64,
-    /// Bytes read from disks. None where the kernel does not tell.
+    /// Bytes read from disks. None if the kernel does not report it.
     pub disk_read_bytes: Option<u64>,
-    /// Bytes written to disks. None where the kernel does not tell.
+    /// Bytes written to disks. None if the kernel does not report it.
     pub disk_written_bytes: Option<u64>,
     /// Switches from one thread to another.
     pub context_switches: u64,
-    /// Pages that were not mapped when they were touched, those read from a disk among them.
+    /// Page faults, major ones included.
     pub page_faults: u64,
-    /// Pages that had to be read from a disk.
+    /// Page faults that read from a disk.
     pub major_page_faults: u64,
 }
 
-/// How fast [`Counters`] grow. Nothing is said about one that ran backwards.
+/// How fast [`Counters`] grow. The rate of a counter that ran backwards is None.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
-    /// How many CPUs are at work.
+    /// How many CPUs are busy.
     pub cpus_busy: Option<f64>,
-    /// Bytes a second read from disks.
+    /// Bytes per second read from disks.
     pub disk_read_bytes_per_second: Option<f64>,
-    /// Bytes a second written to disks.
+    /// Bytes per second written to disks.
     pub disk_written_bytes_per_second: Option<f64>,
-    /// Switches a second from one thread to another.
+    /// Switches per second from one thread to another.
     pub context_switches_per_second: Option<f64>,
-    /// Page faults a second.
+    /// Page faults per second.
     pub page_faults_per_second: Option<f64>,
-    /// Page faults a second that had to read from a disk.
+    /// Page faults per second that read from a disk.
     pub major_page_faults_per_second: Option<f64>,
 }
 
 impl Counters {
-    /// How fast they have grown in a time. None in no time.
+    /// Their growth since `before`, divided by the time in between. None if that time is 0.
     pub fn rates_since(&self, before: &Self, time: Duration) -> Option<Rates> {
         let seconds = time.as_secs_f64();
         if seconds <= 0.0 {

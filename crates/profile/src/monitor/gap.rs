@@ -1,4 +1,4 @@
-//! What could not be seen, and when.
+//! Gaps: what could not be sampled, and when.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// How many gaps are kept, the last ones.
+/// How many of the last gaps are kept.
 const MOST_GAPS: usize = 256;
 
-/// A time in which something was not seen, or not to be trusted.
+/// A time span in which something could not be sampled, or not reliably.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct MonitorGap {
-    /// What.
+    /// What is missing.
     pub source: GapSource,
-    /// Since when, in seconds since monitoring began.
+    /// When it began, in seconds since monitoring began.
     pub from_seconds: f64,
-    /// Until when. None while it lasts.
+    /// When it ended. None while it lasts.
     pub to_seconds: Option<f64>,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -36,7 +36,7 @@ pub enum GapSource {
     Gpus,
     /// The GPU with this number.
     Gpu(u32),
-    /// Time itself: a clock was set, or did not go on.
+    /// Time itself: a clock was set, or stood still.
     Clock,
     /// The file of JSON lines: nothing more is written to it.
     File,
@@ -64,7 +64,7 @@ impl Gaps {
         self.0.iter().cloned().collect()
     }
 
-    /// Opens a gap, unless it is open. Says whether it did.
+    /// Opens a gap unless one is open for this source. Returns whether it did.
     pub fn open(&mut self, source: GapSource, at: Duration, reason: impl fmt::Display) -> bool {
         if self.0.iter().any(|gap| gap.source == source && gap.to_seconds.is_none()) {
             return false;
@@ -73,7 +73,7 @@ impl Gaps {
         true
     }
 
-    /// Closes what is open.
+    /// Closes the open gap of a source, if there is one.
     pub fn close(&mut self, source: GapSource, at: Duration) {
         let open = self.0.iter_mut().find(|gap| gap.source == source && gap.to_seconds.is_none());
         if let Some(gap) = open {
@@ -81,7 +81,7 @@ impl Gaps {
         }
     }
 
-    /// A gap that is over already.
+    /// Adds a gap that is already over.
     pub fn note(&mut self, source: GapSource, from: Duration, to: Duration, reason: String) {
         let (from_seconds, to_seconds) = (from.as_secs_f64(), Some(to.as_secs_f64()));
         self.push(MonitorGap { source, from_seconds, to_seconds, reason });

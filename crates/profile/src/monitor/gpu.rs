@@ -1,12 +1,12 @@
-//! GPUs, whoever asks them.
+//! Samples of GPUs, from any source.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ProfileError;
 
-/// Where figures of GPUs come from: [NVML](super::Nvml), or something of the caller's own.
+/// A source of GPU samples: [NVML](super::Nvml), or the caller's own.
 ///
-/// One that panics is dropped and not asked again; a gap that lasts tells of it.
+/// A source that panics is dropped and not asked again; an open gap records that.
 pub trait GpuSource: Send {
     /// How many GPUs there are.
     ///
@@ -14,10 +14,11 @@ pub trait GpuSource: Send {
     /// When there is no driver, or it is gone. It is asked again at the next sample.
     fn count(&mut self) -> Result<u32, ProfileError>;
 
-    /// One GPU; they count from 0.
+    /// Samples one GPU; they count from 0.
     ///
     /// # Errors
-    /// When it does not answer. It is asked again at the next sample. What a GPU does not have is no error but None.
+    /// When it does not answer. It is asked again at the next sample. A figure that a GPU does not have is None, not an
+    /// error.
     fn sample(&mut self, index: u32) -> Result<GpuSample, ProfileError>;
 }
 
@@ -31,20 +32,20 @@ impl<S: GpuSource + ?Sized> GpuSource for Box<S> {
     }
 }
 
-/// A GPU at one moment. What it does not tell is None.
+/// A GPU at one moment. Figures that it does not report are None.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuSample {
     /// Its number.
     pub index: u32,
-    /// Its name, "NVIDIA H200" say.
+    /// Its name, such as "NVIDIA H200".
     pub name: String,
-    /// What tells it from all others.
+    /// Its unique ID.
     pub uuid: Option<String>,
-    /// The share of the last moments in which some kernel ran, from 0 to 1.
+    /// The share of the driver's last sample period in which a kernel ran, from 0 to 1.
     pub utilization: Option<f64>,
-    /// The share of the last moments in which its memory was read or written, from 0 to 1.
+    /// The share of the driver's last sample period in which its memory was read or written, from 0 to 1.
     pub memory_utilization: Option<f64>,
-    /// The share of the time since the last sample that its tensor cores were at work, from 0 to 1.
+    /// The share of the time since the last sample in which its tensor cores were busy, from 0 to 1.
     pub tensor_utilization: Option<f64>,
     /// Bytes of its memory in use.
     pub memory_used_bytes: Option<u64>,
@@ -54,7 +55,7 @@ pub struct GpuSample {
     pub temperature_celsius: Option<f64>,
     /// The power that it draws, in watts.
     pub power_watts: Option<f64>,
-    /// The most that it may draw, in watts.
+    /// Its power limit, in watts.
     pub power_limit_watts: Option<f64>,
     /// The clock of its multiprocessors, in hertz.
     pub sm_clock_hertz: Option<f64>,
@@ -62,20 +63,20 @@ pub struct GpuSample {
     pub memory_clock_hertz: Option<f64>,
     /// Why its clocks are not higher.
     pub throttle_reasons: Vec<ThrottleReason>,
-    /// Bytes a second sent over PCIe.
+    /// Bytes per second sent over PCIe.
     pub pcie_sent_bytes_per_second: Option<f64>,
-    /// Bytes a second received over PCIe.
+    /// Bytes per second received over PCIe.
     pub pcie_received_bytes_per_second: Option<f64>,
-    /// Bytes a second sent over NVLink.
+    /// Bytes per second sent over NVLink.
     pub nvlink_sent_bytes_per_second: Option<f64>,
-    /// Bytes a second received over NVLink.
+    /// Bytes per second received over NVLink.
     pub nvlink_received_bytes_per_second: Option<f64>,
     /// The processes that compute on it.
     pub processes: Vec<GpuProcess>,
 }
 
 impl GpuSample {
-    /// Whether heat or power holds its clocks down.
+    /// Whether heat or power lowers its clocks.
     pub fn is_throttled(&self) -> bool {
         self.throttle_reasons.iter().any(|reason| reason.is_slowdown())
     }
@@ -84,7 +85,7 @@ impl GpuSample {
 /// A process that computes on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuProcess {
-    /// Its number as the driver knows it: in a container, that of the host.
+    /// Its process ID as the driver knows it: in a container, the host's.
     pub pid: u32,
     /// Bytes of the GPU's memory that it uses.
     pub memory_used_bytes: Option<u64>,
@@ -97,26 +98,26 @@ pub struct GpuProcess {
 pub enum ThrottleReason {
     /// Nothing runs.
     Idle,
-    /// Somebody has set the clocks of applications.
+    /// The clocks of applications are set to a fixed value.
     ApplicationsClocks,
-    /// It draws as much power as it may.
+    /// It has reached its power limit.
     PowerCap,
-    /// The hardware slows down, for heat or power.
+    /// The hardware slows down because of heat or power.
     HardwareSlowdown,
-    /// Another GPU of its group is slower.
+    /// Another GPU of its sync boost group is slower.
     SyncBoost,
-    /// It or its memory is too hot.
+    /// The driver slows it down because it or its memory is too hot.
     SoftwareThermal,
-    /// It is far too hot.
+    /// The hardware slows it down because it is far too hot.
     HardwareThermal,
-    /// The machine's power supply asks for less.
+    /// The machine's power supply asks for less power.
     PowerBrake,
-    /// Somebody has set the clocks of the display.
+    /// The clocks of the display are set to a fixed value.
     DisplayClocks,
 }
 
 impl ThrottleReason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 9] = [
         Self::Idle,
         Self::ApplicationsClocks,
@@ -144,7 +145,7 @@ impl ThrottleReason {
         }
     }
 
-    /// Whether it is heat or power, rather than idleness or a setting.
+    /// Whether the reason is heat or power, rather than idleness or a setting.
     pub fn is_slowdown(self) -> bool {
         !matches!(self, Self::Idle | Self::ApplicationsClocks | Self::SyncBoost | Self::DisplayClocks)
     }

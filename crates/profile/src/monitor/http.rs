@@ -1,4 +1,4 @@
-//! A page of metrics for Prometheus. A few requests at a time, in little memory and time, whoever asks.
+//! Serves the metrics to Prometheus. Connections are limited in number, memory and time, because anyone may connect.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 
 use crate::ProfileError;
 
-/// How long a request may wait until it is looked at.
+/// How often new connections are checked for.
 const POLL: Duration = Duration::from_millis(50);
 /// How many connections are answered at once, each by a thread. More wait to be accepted.
 const MOST_AT_ONCE: usize = 16;
-/// How long one that is accepted may say nothing at all.
+/// How long an accepted connection may take to send its first byte.
 const SILENCE: Duration = Duration::from_millis(500);
-/// How long one connection may take in all.
+/// How long a connection may take in all.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// The longest request that is read.
+/// The longest request, in bytes.
 const LONGEST_REQUEST: usize = 8 << 10;
 
-/// Answers until it is dropped.
+/// A server that answers requests until it is dropped.
 #[derive(Debug)]
 pub(super) struct Server {
     address: SocketAddr,
@@ -38,7 +38,7 @@ impl Server {
         let (stop, stopped) = mpsc::channel::<()>();
         let thread = Builder::new().name("monitor-http".to_owned()).spawn(move || {
             let busy = AtomicUsize::new(0);
-            // Its end waits for those that are being answered.
+            // The end of the scope waits for the connections that are being answered.
             thread::scope(|scope| {
                 loop {
                     let has_room = busy.load(Ordering::Acquire) < MOST_AT_ONCE;
@@ -46,15 +46,15 @@ impl Server {
                         Some(Ok((stream, _))) => {
                             let place = Place::take(&busy);
                             let page = &page;
-                            // Whoever hangs up or sends nonsense is not told about; nor is anybody for whom there is no
-                            // thread, whose connection is closed.
+                            // Errors are ignored: a client hung up, sent garbage, or is disconnected because no thread
+                            // could be started.
                             let _ = Builder::new().name("monitor-http".to_owned()).spawn_scoped(scope, move || {
                                 let _place = place;
                                 let _ = answer(stream, page);
                             });
                             Duration::ZERO
                         }
-                        // Nobody there, too many open files, or no room: all may pass.
+                        // No connection, too many open files, or all places taken: try again later.
                         _ => POLL,
                     };
                     if stopped.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
@@ -83,7 +83,7 @@ impl Drop for Server {
     }
 }
 
-/// One of the connections that are answered at once, until it is dropped.
+/// Counts a connection as busy until it is dropped.
 struct Place<'a>(&'a AtomicUsize);
 
 impl<'a> Place<'a> {
@@ -106,8 +106,8 @@ fn answer(mut stream: TcpStream, page: &impl Fn() -> String) -> io::Result<()> {
     let (status, body) = match request.as_deref().map(method_and_path) {
         Some(Some(("GET" | "HEAD", "/metrics"))) => ("200 OK", page()),
         Some(Some(("GET" | "HEAD", _))) => ("404 Not Found", "metrics are at /metrics\n".to_owned()),
-        Some(Some(_)) => ("405 Method Not Allowed", "only GET is answered\n".to_owned()),
-        _ => ("400 Bad Request", "this is no HTTP request\n".to_owned()),
+        Some(Some(_)) => ("405 Method Not Allowed", "only GET and HEAD are answered\n".to_owned()),
+        _ => ("400 Bad Request", "this is not an HTTP/1 request\n".to_owned()),
     };
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\
@@ -128,7 +128,7 @@ fn answer(mut stream: TcpStream, page: &impl Fn() -> String) -> io::Result<()> {
     stream.shutdown(std::net::Shutdown::Write)
 }
 
-/// Up to the empty line. None for what is too long or breaks off.
+/// Reads a request up to the empty line. None if it is too long or incomplete.
 fn read_request(stream: &mut TcpStream, until: Instant) -> io::Result<Option<Vec<u8>>> {
     let mut request = Vec::new();
     let mut part = [0; 1024];

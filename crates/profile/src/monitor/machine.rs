@@ -14,16 +14,16 @@ use super::http::Server;
 use super::{GapSource, MonitorBuilder, MonitorGap, Sample, Sampler, prometheus_text};
 use crate::ProfileError;
 
-/// How long a thread that hangs in a driver or a file is waited for.
+/// How long to wait for the thread if it hangs in a driver or a file.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// Watches the machine, this process and its GPUs while a program trains.
+/// Samples the machine, this process and its GPUs while a program trains.
 ///
-/// It has a thread of its own, which sleeps between samples. The last ones are kept in memory; they may also go to a file,
-/// to Prometheus and to the terminal. Without NVML it says so once, by `tracing` and in [`gaps`](Self::gaps), and goes on
-/// without GPUs; an NVML that goes away, and comes back, leaves a gap.
+/// A background thread takes the samples and sleeps in between. The last samples are kept in memory; they can also go
+/// to a file, to Prometheus and to the terminal. Without NVML the monitor reports that once, by `tracing` and in
+/// [`gaps`](Self::gaps), and continues without GPUs. If NVML fails for a while, that is a gap.
 ///
-/// Dropping it, in a panic too, ends its threads.
+/// Dropping it, even in a panic, ends its threads.
 ///
 /// ```
 /// use overdrive_profile::Monitor;
@@ -50,7 +50,7 @@ pub struct Monitor {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread has to show.
+/// What the thread has recorded so far.
 #[derive(Debug, Default)]
 struct Seen {
     samples: VecDeque<Arc<Sample>>,
@@ -58,7 +58,7 @@ struct Seen {
 }
 
 impl Monitor {
-    /// A monitor to set up.
+    /// Settings of a monitor.
     pub fn builder() -> MonitorBuilder {
         MonitorBuilder::new()
     }
@@ -96,20 +96,20 @@ impl Monitor {
         lock(&self.seen).samples.back().cloned()
     }
 
-    /// What could not be seen, the last 256 times.
+    /// The last 256 gaps: what could not be sampled, and when.
     pub fn gaps(&self) -> Vec<MonitorGap> {
         lock(&self.seen).gaps.clone()
     }
 
-    /// Where metrics are served, if they are.
+    /// The address at which metrics are served, if they are.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.server.as_ref().map(Server::address)
     }
 
-    /// Takes a last sample and ends the threads. What was seen stays here. A second time does nothing.
+    /// Takes a last sample and ends the threads. Samples and gaps stay available. A second call does nothing.
     ///
     /// # Syncs
-    /// It waits for the threads: for up to 10 s where a driver or a file hangs, and leaves the thread to itself then.
+    /// Waits for the threads. If a driver or a file hangs, it waits for up to 10 s and then abandons the thread.
     pub fn stop(&mut self) {
         drop(self.server.take());
         drop(self.stop.take());
@@ -117,13 +117,13 @@ impl Monitor {
         let until = Instant::now() + LONGEST_WAIT;
         while !thread.is_finished() {
             if Instant::now() >= until {
-                tracing::error!("the thread that monitors hangs; it is left to itself");
+                tracing::error!("the monitor's thread hangs and is abandoned");
                 return;
             }
             thread::sleep(Duration::from_millis(1));
         }
         if thread.join().is_err() {
-            tracing::error!("the thread that monitors panicked");
+            tracing::error!("the monitor's thread panicked");
         }
     }
 }
@@ -134,7 +134,7 @@ impl Drop for Monitor {
     }
 }
 
-/// What the thread has to do.
+/// The state of the monitor's thread.
 struct Work {
     interval: Duration,
     window: usize,
@@ -150,7 +150,7 @@ impl Work {
         let mut due = begun;
         loop {
             self.take_sample(begun.elapsed());
-            // Samples that the machine had no time for are left out.
+            // Samples that are overdue are skipped.
             due = (due + self.interval).max(Instant::now());
             if stopped.recv_timeout(due.saturating_duration_since(Instant::now())) != Err(RecvTimeoutError::Timeout) {
                 break;
@@ -165,7 +165,7 @@ impl Work {
     fn take_sample(&mut self, elapsed: Duration) {
         let sample = self.sampler.sample_at(elapsed, SystemTime::now());
         if let Some(Err(error)) = self.file.as_mut().map(|file| file.write(&sample)) {
-            // Part of a line may be there: nothing that follows could be read.
+            // The file may end with an incomplete line, so nothing appended to it could be parsed.
             self.file = None;
             tracing::warn!(%error, "samples are no longer written to the file");
             self.sampler.gaps_mut().open(GapSource::File, elapsed, error);

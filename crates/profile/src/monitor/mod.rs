@@ -1,4 +1,4 @@
-//! What the machine does while a program trains.
+//! Monitors the machine while a program trains.
 
 mod builder;
 mod counters;

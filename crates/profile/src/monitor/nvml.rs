@@ -13,22 +13,22 @@ use nvml_wrapper::gpm::gpm_metrics_get;
 use super::{GpuProcess, GpuSample, GpuSource, ThrottleReason};
 use crate::ProfileError;
 
-/// Opened once, and kept: samples of Hopper's counters hold on to it.
+/// Opened once and never closed, because samples of Hopper's counters (GPM) borrow from it.
 static LIBRARY: OnceLock<nvml_wrapper::Nvml> = OnceLock::new();
 
 const MIB: f64 = 1_048_576.0;
 
-/// What is read by comparing two samples, on Hopper and later.
-const COUNTED: [GpmMetricId; 3] =
+/// Metrics that are computed from two GPM samples, on Hopper and later.
+const GPM_METRICS: [GpmMetricId; 3] =
     [GpmMetricId::AnyTensorUtil, GpmMetricId::NvlinkTotalTxPerSec, GpmMetricId::NvlinkTotalRxPerSec];
 
-/// GPUs as NVIDIA's management library (NVML) sees them, which is opened when it is first asked.
+/// GPU samples from NVIDIA's management library (NVML), which is opened at the first sample.
 ///
-/// PCIe's figures are what went over it in 20 ms, and NVML takes that time to find each of them. Those of NVLink and of the
-/// tensor cores are there on Hopper and later.
+/// PCIe's figures are measured over 20 ms, and each of them takes NVML that long. Those of NVLink and the tensor cores
+/// exist on Hopper and later.
 #[derive(Debug, Default)]
 pub struct Nvml {
-    /// Of each GPU, to compare the next one with.
+    /// Each GPU's last GPM sample, to compare the next one with.
     before: Vec<Option<GpmSample<'static>>>,
 }
 
@@ -38,8 +38,8 @@ impl Nvml {
         Self::default()
     }
 
-    /// None from a GPU that has no such counters, or has been seen once only.
-    fn counted(&mut self, device: &nvml_wrapper::Device<'static>, index: u32) -> Option<[Option<f64>; COUNTED.len()]> {
+    /// None if the GPU has no such counters, or at its first sample.
+    fn gpm(&mut self, device: &nvml_wrapper::Device<'static>, index: u32) -> Option<[Option<f64>; GPM_METRICS.len()]> {
         if !device.gpm_support().unwrap_or(false) {
             return None;
         }
@@ -49,7 +49,7 @@ impl Nvml {
             self.before.resize_with(index + 1, || None);
         }
         let metrics = match &self.before[index] {
-            Some(before) => gpm_metrics_get(device.nvml(), before, &now, &COUNTED).ok(),
+            Some(before) => gpm_metrics_get(device.nvml(), before, &now, &GPM_METRICS).ok(),
             None => None,
         };
         self.before[index] = Some(now);
@@ -57,15 +57,15 @@ impl Nvml {
         Some(std::array::from_fn(|_| values.next().flatten().filter(|value| value.is_finite())))
     }
 
-    fn look_at(&mut self, index: u32) -> Result<GpuSample, NvmlError> {
+    fn query(&mut self, index: u32) -> Result<GpuSample, NvmlError> {
         let device = library()?.device_by_index(index)?;
         let utilization = known(device.utilization_rates())?;
         let memory = known(device.memory_info())?;
         let clock = |clock| Ok::<_, NvmlError>(known(device.clock_info(clock))?.map(|mhz| 1e6 * f64::from(mhz)));
-        // Kilobytes a second.
+        // Kilobytes per second.
         let pcie = |counter| Ok::<_, NvmlError>(known(device.pcie_throughput(counter))?.map(|kb| 1e3 * f64::from(kb)));
         let milliwatts = |power: u32| f64::from(power) / 1e3;
-        let [tensor, nvlink_sent, nvlink_received] = self.counted(&device, index).unwrap_or_default();
+        let [tensor, nvlink_sent, nvlink_received] = self.gpm(&device, index).unwrap_or_default();
         Ok(GpuSample {
             index,
             name: device.name()?,
@@ -96,7 +96,7 @@ impl GpuSource for Nvml {
     }
 
     fn sample(&mut self, index: u32) -> Result<GpuSample, ProfileError> {
-        self.look_at(index).map_err(refused)
+        self.query(index).map_err(refused)
     }
 }
 
@@ -108,7 +108,7 @@ fn library() -> Result<&'static nvml_wrapper::Nvml, NvmlError> {
     Ok(LIBRARY.get_or_init(|| opened))
 }
 
-/// None for what this GPU, or this driver, does not have; an error for one that is gone.
+/// None if this GPU or driver does not have the figure; an error if the GPU is lost.
 fn known<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),

@@ -1,11 +1,11 @@
-//! Samples as Prometheus reads them.
+//! Samples in Prometheus' format.
 
 use std::fmt::Write as _;
 
 use super::{Counters, GpuSample, Sample, ThrottleReason};
 
-/// A sample in Prometheus' text format, version 0.0.4: base units, counters that end in `_total`, GPUs told apart by the
-/// labels `gpu` and `uuid`. What is not known is left out.
+/// A sample in Prometheus' text format, version 0.0.4: base units, counters that end in `_total`, GPUs with the labels
+/// `gpu` and `uuid`. Unknown figures are left out.
 ///
 /// # Source
 /// <https://prometheus.io/docs/instrumenting/exposition_formats/>
@@ -13,19 +13,19 @@ pub fn prometheus_text(sample: &Sample) -> String {
     let mut text = Text::default();
     if let Some(system) = &sample.system {
         text.gauge("overdrive_system_cpus", "CPUs of the machine.", Some(f64::from(system.cpus)));
-        text.gauge("overdrive_system_cpu_utilization_ratio", "CPUs at work, 0 to 1.", system.cpu_utilization());
+        text.gauge("overdrive_system_cpu_utilization_ratio", "Share of CPUs busy, 0 to 1.", system.cpu_utilization());
         text.gauge("overdrive_system_load1", "Load averaged over 1 minute.", Some(system.load1));
         text.gauge("overdrive_system_load5", "Load averaged over 5 minutes.", Some(system.load5));
         text.gauge("overdrive_system_load15", "Load averaged over 15 minutes.", Some(system.load15));
         let bytes = Some(system.memory_total_bytes as f64);
         text.gauge("overdrive_system_memory_bytes", "Memory of the machine.", bytes);
         let bytes = system.memory_available_bytes.map(|bytes| bytes as f64);
-        text.gauge("overdrive_system_memory_available_bytes", "Memory that programs could still have.", bytes);
+        text.gauge("overdrive_system_memory_available_bytes", "Memory still available to programs.", bytes);
         text.counters("overdrive_system", &system.counters);
     }
     if let Some(process) = &sample.process {
         let bytes = Some(process.resident_memory_bytes as f64);
-        text.gauge("overdrive_process_resident_memory_bytes", "Memory that the process occupies.", bytes);
+        text.gauge("overdrive_process_resident_memory_bytes", "Resident memory of the process.", bytes);
         text.gauge("overdrive_process_threads", "Threads of the process.", Some(process.threads as f64));
         text.counters("overdrive_process", &process.counters);
     }
@@ -36,18 +36,18 @@ pub fn prometheus_text(sample: &Sample) -> String {
 #[derive(Default)]
 struct Text(String);
 
-/// A figure of a GPU: its metric, what it is, and where it stands.
+/// A figure of a GPU: its metric's name, its help text, and how to get its value.
 type Figure = (&'static str, &'static str, fn(&GpuSample) -> Option<f64>);
 
 const GPU_FIGURES: [Figure; 14] = [
-    ("utilization_ratio", "Time in which a kernel ran, 0 to 1.", |gpu| gpu.utilization),
-    ("memory_utilization_ratio", "Time in which memory was busy, 0 to 1.", |gpu| gpu.memory_utilization),
-    ("tensor_utilization_ratio", "Time in which tensor cores worked, 0 to 1.", |gpu| gpu.tensor_utilization),
+    ("utilization_ratio", "Share of time in which a kernel ran, 0 to 1.", |gpu| gpu.utilization),
+    ("memory_utilization_ratio", "Share of time in which memory was busy, 0 to 1.", |gpu| gpu.memory_utilization),
+    ("tensor_utilization_ratio", "Share of time tensor cores were busy, 0 to 1.", |gpu| gpu.tensor_utilization),
     ("memory_used_bytes", "Memory in use.", |gpu| gpu.memory_used_bytes.map(|bytes| bytes as f64)),
     ("memory_bytes", "Memory.", |gpu| gpu.memory_total_bytes.map(|bytes| bytes as f64)),
     ("temperature_celsius", "Temperature.", |gpu| gpu.temperature_celsius),
     ("power_watts", "Power drawn.", |gpu| gpu.power_watts),
-    ("power_limit_watts", "The most power that may be drawn.", |gpu| gpu.power_limit_watts),
+    ("power_limit_watts", "Power limit.", |gpu| gpu.power_limit_watts),
     ("sm_clock_hertz", "Clock of the multiprocessors.", |gpu| gpu.sm_clock_hertz),
     ("memory_clock_hertz", "Clock of the memory.", |gpu| gpu.memory_clock_hertz),
     ("pcie_sent_bytes_per_second", "Sent over PCIe.", |gpu| gpu.pcie_sent_bytes_per_second),
@@ -79,7 +79,7 @@ impl Text {
     fn counters(&mut self, prefix: &str, counters: &Counters) {
         let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
         let all = [
-            ("cpu_seconds", "Time that CPUs were at work.", Some(counters.cpu_seconds)),
+            ("cpu_seconds", "Time that CPUs were busy.", Some(counters.cpu_seconds)),
             ("disk_read_bytes", "Read from disks.", bytes(counters.disk_read_bytes)),
             ("disk_written_bytes", "Written to disks.", bytes(counters.disk_written_bytes)),
             ("context_switches", "Switches between threads.", Some(counters.context_switches as f64)),
@@ -107,7 +107,7 @@ impl Text {
             return;
         }
         let name = "overdrive_gpu_throttled";
-        self.head(name, "gauge", "1 where the reason holds the clocks down.");
+        self.head(name, "gauge", "1 if the reason lowers the clocks.");
         for gpu in gpus {
             for reason in ThrottleReason::ALL {
                 let active = f64::from(u8::from(gpu.throttle_reasons.contains(&reason)));

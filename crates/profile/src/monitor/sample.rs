@@ -1,4 +1,4 @@
-//! What was seen at one moment.
+//! Samples of the machine.
 
 use std::fmt;
 
@@ -11,11 +11,11 @@ use super::{Counters, GpuSample, Rates};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Sample {
-    /// Seconds since 1970 by the system's clock, which may be set at any time: good for a label alone.
+    /// Seconds since 1970 by the system's clock, which may be set at any time: only good as a label.
     pub unix_seconds: f64,
-    /// Seconds since monitoring began, by a clock that nobody sets. Rates come from it.
+    /// Seconds since monitoring began, by the monotonic clock. Rates are based on it.
     pub elapsed_seconds: f64,
-    /// The whole machine; in a container too. None in a [gap](super::MonitorGap).
+    /// The whole machine, even in a container. None in a [gap](super::MonitorGap).
     pub system: Option<SystemSample>,
     /// This process. None in a [gap](super::MonitorGap).
     pub process: Option<ProcessSample>,
@@ -24,7 +24,7 @@ pub struct Sample {
     pub caches: Option<CacheSample>,
     /// Each GPU that answers.
     pub gpus: Vec<GpuSample>,
-    /// The threads of this process, if they are watched: the 64 that were on a CPU for longest.
+    /// The threads of this process, if they are sampled: the 64 that used the most CPU time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub threads: Vec<ThreadSample>,
 }
@@ -50,13 +50,13 @@ impl CacheSample {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ThreadSample {
-    /// The system's number of it.
+    /// The system's thread ID.
     pub id: i32,
     /// The first 15 bytes of its name.
     pub name: String,
     /// Seconds that it was on a CPU, since it was started.
     pub cpu_seconds: f64,
-    /// Seconds that it was ready and no CPU was free for it.
+    /// Seconds that it was ready to run, but waited for a CPU.
     pub queued_seconds: f64,
 }
 
@@ -74,19 +74,19 @@ pub struct SystemSample {
     pub load15: f64,
     /// Bytes of memory.
     pub memory_total_bytes: u64,
-    /// Bytes of memory that programs could still have.
+    /// Bytes of memory that are still available to programs.
     pub memory_available_bytes: Option<u64>,
-    /// What was counted since the machine was started.
+    /// Counters since the machine was started.
     pub counters: Counters,
-    /// How fast that grew since the last sample.
+    /// How fast they grew since the last sample.
     pub rates: Option<Rates>,
 }
 
 impl SystemSample {
-    /// The share of its CPUs that are at work, from 0 to 1.
+    /// The share of its CPUs that are busy, from 0 to 1.
     pub fn cpu_utilization(&self) -> Option<f64> {
         let busy = self.rates?.cpus_busy?;
-        // The kernel counts in hundredths of a second.
+        // Can exceed 1 slightly, because the kernel counts in hundredths of a second.
         (self.cpus > 0).then(|| (busy / f64::from(self.cpus)).min(1.0))
     }
 }
@@ -95,28 +95,29 @@ impl SystemSample {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ProcessSample {
-    /// Bytes of memory that it occupies.
+    /// Bytes of resident memory.
     pub resident_memory_bytes: u64,
-    /// Bytes of that which no file stands behind: the system cannot take them back. None where it does not tell.
+    /// Resident bytes that are not backed by files, so that the system cannot reclaim them. None if the kernel does not
+    /// report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anonymous_memory_bytes: Option<u64>,
     /// How many threads it has.
     pub threads: u64,
-    /// What was counted since it was started.
+    /// Counters since it was started.
     pub counters: Counters,
-    /// How fast that grew since the last sample.
+    /// How fast they grew since the last sample.
     pub rates: Option<Rates>,
 }
 
 impl ProcessSample {
-    /// What it holds on to.
+    /// Bytes that it holds: the anonymous ones, if known.
     pub(crate) fn own_memory_bytes(&self) -> u64 {
         self.anonymous_memory_bytes.unwrap_or(self.resident_memory_bytes)
     }
 }
 
 impl fmt::Display for Sample {
-    /// One line for people.
+    /// One readable line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const GB: f64 = 1e9;
         let mut parts = Vec::new();

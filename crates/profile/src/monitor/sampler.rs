@@ -1,4 +1,4 @@
-//! One sample after the other. Knows no clock: each call is told the time.
+//! Takes samples. Reads no clock: the caller passes the time.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -6,10 +6,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::gap::Gaps;
 use super::{CacheSample, Counters, GapSource, GpuSource, MonitorGap, Nvml, Rates, Sample, usage};
 
-/// How far the system's clock may drift from time between two samples before somebody has set it, in seconds.
+/// A larger difference between the system's clock and the monotonic one, from sample to sample, means that the clock
+/// was set; in seconds.
 const CLOCK_DRIFT_SECONDS: f64 = 1.0;
 
-/// Takes samples when it is told to; for a loop of the caller's own. A [`Monitor`](super::Monitor) has one on a thread.
+/// Takes samples when called, for use in the caller's own loop. A [`Monitor`](super::Monitor) runs one on a thread.
 ///
 /// ```
 /// use overdrive_profile::Sampler;
@@ -23,7 +24,7 @@ pub struct Sampler {
     gpus: Option<Box<dyn GpuSource>>,
     /// When the last sample was taken, by both clocks.
     last: Option<(Duration, SystemTime)>,
-    /// What was last seen, and when: rates across a gap are right too.
+    /// The last counters and their time, so that rates are right even across a gap.
     system: Option<(Duration, Counters)>,
     process: Option<(Duration, Counters)>,
     had_gpus: bool,
@@ -43,7 +44,7 @@ impl Sampler {
         Self::with_gpus(Some(Box::new(Nvml::new())))
     }
 
-    /// The same with another source of GPUs, or none.
+    /// The same with another source of GPU samples, or none.
     pub fn with_gpus(gpus: Option<Box<dyn GpuSource>>) -> Self {
         Self {
             gpus,
@@ -56,23 +57,23 @@ impl Sampler {
         }
     }
 
-    /// Watches each thread of this process too.
+    /// Also samples each thread of this process.
     ///
     /// # Syncs
-    /// No. A sample takes some 20 us more for each thread.
+    /// No. A sample takes about 20 us more per thread.
     pub fn threads(mut self, watch: bool) -> Self {
         self.watches_threads = watch;
         self
     }
 
-    /// What the machine does.
+    /// Takes a sample.
     ///
-    /// `elapsed` is the time since sampling began by a clock that nobody sets, such as `Instant`; rates come from it
-    /// alone. Should it stand still or run backwards, there are none, and a gap tells of it. `wall` is for the label;
-    /// when it is set meanwhile, a gap tells of that too.
+    /// `elapsed` is the time since sampling began by a monotonic clock, such as `Instant`; rates are based on it. If it
+    /// stands still or runs backwards, there are no rates, and a gap is added. `wall` is the sample's label; if that
+    /// clock was set since the last sample, a gap is added too.
     ///
     /// # Syncs
-    /// No. NVML takes up to 40 ms a GPU.
+    /// No. NVML takes up to 40 ms per GPU.
     pub fn sample_at(&mut self, elapsed: Duration, wall: SystemTime) -> Sample {
         self.check_clocks(elapsed, wall);
         let mut sample = Sample {
@@ -99,7 +100,7 @@ impl Sampler {
         sample
     }
 
-    /// Keeps the source unless it panics: what it would say then is worth nothing.
+    /// Samples the GPUs. A source that panics is dropped, because its state cannot be trusted any more.
     fn ask(&mut self, mut gpus: Box<dyn GpuSource>, elapsed: Duration, sample: &mut Sample) {
         let asked = catch_unwind(AssertUnwindSafe(|| {
             let count = self.seen(GapSource::Gpus, elapsed, gpus.count()).unwrap_or(0);
@@ -113,17 +114,17 @@ impl Sampler {
             self.gpus = Some(gpus);
             return;
         };
-        // It may panic once more.
+        // Dropping it may panic as well.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(gpus)));
         let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref().copied());
         let reason = format!("the source of GPUs panicked, and is not asked again: {}", text.unwrap_or("no text"));
         tracing::error!("{reason}");
-        // It did not answer before either: a gap of its own tells that this one lasts.
+        // A gap may be open because it did not answer before. It is closed, and a new one is opened with this reason.
         self.gaps.close(GapSource::Gpus, elapsed);
         self.gaps.open(GapSource::Gpus, elapsed, reason);
     }
 
-    /// What could not be seen so far, or the last of it.
+    /// The gaps so far, or the last 256 of them.
     pub fn gaps(&self) -> Vec<MonitorGap> {
         self.gaps.list()
     }
@@ -132,7 +133,7 @@ impl Sampler {
         &mut self.gaps
     }
 
-    /// Opens a gap when something is not there, and closes it when it is. Says so once.
+    /// Closes the source's gap if something was found; else opens one, and logs that once.
     fn seen<T, E: std::fmt::Display>(&mut self, source: GapSource, at: Duration, found: Result<T, E>) -> Option<T> {
         match found {
             Ok(found) => {
@@ -144,7 +145,7 @@ impl Sampler {
                     if source == GapSource::Gpus && !self.had_gpus {
                         tracing::info!(%error, "no GPUs are monitored");
                     } else {
-                        tracing::warn!(%source, %error, "a gap in what is monitored");
+                        tracing::warn!(%source, %error, "the monitor has a gap");
                     }
                 }
                 None
@@ -155,7 +156,7 @@ impl Sampler {
     fn check_clocks(&mut self, elapsed: Duration, wall: SystemTime) {
         let Some((last, last_wall)) = self.last.replace((elapsed, wall)) else { return };
         let Some(time) = elapsed.checked_sub(last).filter(|time| !time.is_zero()) else {
-            self.gaps.note(GapSource::Clock, elapsed, last, "the clock did not go on".to_owned());
+            self.gaps.note(GapSource::Clock, elapsed, last, "the clock stood still or ran backwards".to_owned());
             return;
         };
         let jump = unix_seconds(wall) - unix_seconds(last_wall) - time.as_secs_f64();
@@ -177,7 +178,7 @@ fn rates(last: &mut Option<(Duration, Counters)>, now: Counters, at: Duration) -
     now.rates_since(&counters, at.checked_sub(before)?)
 }
 
-/// Below 0 before 1970.
+/// Negative before 1970.
 fn unix_seconds(wall: SystemTime) -> f64 {
     match wall.duration_since(UNIX_EPOCH) {
         Ok(since) => since.as_secs_f64(),

@@ -1,4 +1,4 @@
-//! What the kernel tells of the machine and of this process.
+//! Reads the kernel's figures of the machine and of this process.
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike as _;
@@ -14,7 +14,7 @@ pub(super) fn system() -> ProcResult<SystemSample> {
     let page_count = |name: &str| pages.get(name).and_then(|count| u64::try_from(*count).ok());
     let time = &kernel.total;
     let more = [time.irq, time.softirq, time.steal].into_iter().flatten().fold(0, u64::saturating_add);
-    // Virtual machines' time is part of `user`.
+    // Guests' time is part of `user`.
     let ticks = time.user.saturating_add(time.nice).saturating_add(time.system).saturating_add(more);
     Ok(SystemSample {
         cpus: u32::try_from(kernel.cpu_time.len()).unwrap_or(u32::MAX),
@@ -25,7 +25,7 @@ pub(super) fn system() -> ProcResult<SystemSample> {
         memory_available_bytes: memory.mem_available,
         counters: Counters {
             cpu_seconds: ticks as f64 / procfs::ticks_per_second() as f64,
-            // In KiB. They count what is asked of disks once, however many layers there are.
+            // In KiB. Each request to a disk is counted once, however many block layers (RAID, LVM) there are.
             disk_read_bytes: page_count("pgpgin").map(|kib| kib.saturating_mul(1024)),
             disk_written_bytes: page_count("pgpgout").map(|kib| kib.saturating_mul(1024)),
             context_switches: kernel.ctxt,
@@ -44,7 +44,7 @@ pub(super) fn process() -> ProcResult<ProcessSample> {
     let anonymous = kib.ok().flatten().map(|(anonymous, shared)| anonymous.saturating_add(shared).saturating_mul(1024));
     // Some containers forbid it.
     let io = process.io().ok();
-    // Of every thread that is or was, which /proc does not tell.
+    // Includes threads that have ended, which /proc does not.
     let usage = getrusage(UsageWho::RUSAGE_SELF).map_err(std::io::Error::from)?;
     let count = |number: i64| u64::try_from(number).unwrap_or(0);
     let switches = usage.voluntary_context_switches().saturating_add(usage.involuntary_context_switches());
@@ -65,16 +65,16 @@ pub(super) fn process() -> ProcResult<ProcessSample> {
     })
 }
 
-/// Seconds that this thread was ready to run and no CPU was free for it, since it was started.
+/// Seconds that this thread was ready to run, but waited for a CPU, since it was started.
 pub(crate) fn queued_seconds_of_this_thread() -> ProcResult<f64> {
     let times = Process::myself()?.task_from_tid(rustix::thread::gettid().as_raw_pid())?.schedstat()?;
     Ok(times.run_delay as f64 / 1e9)
 }
 
-/// More threads than this are left out, the least busy ones.
+/// The least busy threads beyond this number are left out.
 const MOST_THREADS: usize = 64;
 
-/// The threads of this process; those that end meanwhile are left out.
+/// The threads of this process, without those that end meanwhile.
 pub(super) fn threads() -> ProcResult<Vec<ThreadSample>> {
     let of_task = |task: procfs::process::Task| -> ProcResult<ThreadSample> {
         let times = task.schedstat()?;

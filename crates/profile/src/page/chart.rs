@@ -1,19 +1,19 @@
-//! Lines over time.
+//! Line charts over time.
 //!
-//! Text is placed in percent of the chart's box and only the lines are stretched, so that nothing shrinks on a narrow
-//! screen.
+//! Text is positioned in percent of the chart's width and only the lines are stretched, so that text keeps its size on
+//! a narrow screen.
 
 use std::fmt::Write;
 
 use super::text::{escape, tick, ticks, time};
 
 const HEIGHT: f64 = 120.0;
-/// Points of a line; what is recorded more often is averaged.
+/// The maximum number of points of a line; more are averaged.
 const MOST_POINTS: usize = 400;
-/// Places that say their figures when one points at them.
+/// The number of strips with tooltips.
 const MOST_PLACES: usize = 100;
 
-/// A line: its name, and its points by time in seconds. What is not known at some time is None there.
+/// A line: its name, and its points by time in seconds. Unknown values are None.
 pub(super) struct Series {
     pub name: String,
     pub points: Vec<(f64, Option<f64>)>,
@@ -23,13 +23,13 @@ pub(super) struct Series {
 pub(super) struct Lines<'a> {
     pub title: &'a str,
     pub series: Vec<Series>,
-    /// The least value that the scale reaches to: the number of CPUs, say.
+    /// The scale reaches at least this value, such as the number of CPUs.
     pub reach: f64,
     pub unit: fn(f64) -> String,
 }
 
 impl Lines<'_> {
-    /// The chart. None where no series has two points.
+    /// Draws the chart. None if the points do not cover any time.
     pub fn draw(self) -> Option<String> {
         let series: Vec<Series> = self.series.into_iter().filter_map(finite).collect();
         let all = || series.iter().flat_map(|series| &series.points);
@@ -83,7 +83,7 @@ impl Lines<'_> {
     }
 }
 
-/// Labels below a chart that covers so many seconds.
+/// Draws the time labels below a chart that covers `span` seconds.
 fn time_axis(out: &mut String, span: f64, y: f64) {
     for mark in ticks(span, 5.0) {
         let at = 100.0 * mark / span;
@@ -97,7 +97,7 @@ fn time_axis(out: &mut String, span: f64, y: f64) {
     }
 }
 
-/// Strips that cannot be seen, with the figures of their time.
+/// Draws invisible strips whose tooltips show the figures at their time.
 fn places(out: &mut String, series: &[Series], start: f64, end: f64, unit: fn(f64) -> String) {
     let coarse: Vec<Series> = series.iter().map(|series| bin(series, start, end, MOST_PLACES)).collect();
     let width = 100.0 / MOST_PLACES as f64;
@@ -111,17 +111,17 @@ fn places(out: &mut String, series: &[Series], start: f64, end: f64, unit: fn(f6
         };
         let values: Vec<String> = coarse.iter().filter_map(value).collect();
         if !values.is_empty() {
-            let said = escape(&format!("after {}: {}", time(from - start), values.join(", ")));
+            let label = escape(&format!("after {}: {}", time(from - start), values.join(", ")));
             let _ = write!(
                 out,
-                "<rect class=\"place\" x=\"{:.2}%\" width=\"{width:.2}%\" height=\"{HEIGHT}\"><title>{said}</title></rect>",
+                "<rect class=\"place\" x=\"{:.2}%\" width=\"{width:.2}%\" height=\"{HEIGHT}\"><title>{label}</title></rect>",
                 width * place as f64
             );
         }
     }
 }
 
-/// Without what is no number. None where nothing is left.
+/// Drops invalid numbers. None if nothing is left.
 fn finite(mut series: Series) -> Option<Series> {
     series.points.retain(|point| point.0.is_finite());
     for point in &mut series.points {
@@ -130,7 +130,7 @@ fn finite(mut series: Series) -> Option<Series> {
     series.points.iter().any(|point| point.1.is_some()).then_some(series)
 }
 
-/// Means over so many equal times. A time in which anything is missing that has no value at all stays missing.
+/// Averages the points over `bins` equal spans of time. A span without any value stays missing.
 fn bin(series: &Series, start: f64, end: f64, bins: usize) -> Series {
     if series.points.len() <= bins {
         return Series { name: series.name.clone(), points: series.points.clone() };

@@ -1,4 +1,4 @@
-//! What bounds the run, on top of the page.
+//! The diagnosis, at the top of the page.
 
 use std::fmt::Write;
 
@@ -12,16 +12,16 @@ pub(super) fn headline(diagnosis: &Diagnosis) -> String {
             format!("Bound by {bound}: a healthy run")
         }
         Some(bound) => format!("Bound by {bound}"),
-        None => "The record says too little to name what bounds this run".to_owned(),
+        None => "The record is not enough to tell what bounds this run".to_owned(),
     }
 }
 
-/// The findings, the greatest gain first.
+/// The findings, in the diagnosis's order.
 pub(super) fn findings(diagnosis: &Diagnosis) -> String {
     if diagnosis.findings.is_empty() {
         let text = match diagnosis.bound_by {
-            Some(_) => "Nothing was found that could be removed.",
-            None => "Nothing was found; the notes at the end say what could not be judged.",
+            Some(_) => "Nothing was found that could be improved.",
+            None => "Nothing was found; the notes at the end list what could not be judged.",
         };
         return format!("<p class=\"quiet\">{text}</p>");
     }
@@ -31,7 +31,7 @@ pub(super) fn findings(diagnosis: &Diagnosis) -> String {
 fn finding(finding: &Finding) -> String {
     let gain = match finding.bottleneck {
         Bottleneck::MemoryGrowth => "it will end the run".to_owned(),
-        _ if finding.share == 0.0 => "what it costs is not known".to_owned(),
+        _ if finding.share == 0.0 => "its cost is not known".to_owned(),
         _ => format!(
             "without it up to <b>{:.2}\u{d7}</b> as fast: {} of a step, {}",
             finding.speedup_bound(),

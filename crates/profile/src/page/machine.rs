@@ -8,9 +8,9 @@ use super::table::{Cell, numbers, table, words};
 use super::text::{bytes, percent, time};
 use crate::{GpuSample, MemoryTimeline, RunProfile, Sample, ThreadSample};
 
-/// Rows of the table of threads.
+/// The maximum number of rows in the table of threads.
 const MOST_THREADS: usize = 40;
-/// Lines of a chart.
+/// The maximum number of lines in a chart.
 const MOST_GPUS: usize = 8;
 
 /// Memory of the process, of GPUs, and of tensors in the profiled steps.
@@ -27,7 +27,7 @@ pub(super) fn memory(run: &RunProfile) -> String {
         .draw(),
         run.profiled.as_ref().and_then(|profiled| tensors(&profiled.memory)),
     ];
-    let explanation = "The last chart is what tensors took beyond what they had when the profiler began.";
+    let explanation = "The last chart shows memory of tensors relative to when the profiler began.";
     let has_tensors = charts[2].is_some();
     put("Memory over time", if has_tensors { explanation } else { "" }, charts.into_iter().flatten().collect())
 }
@@ -57,7 +57,7 @@ pub(super) fn use_over_time(run: &RunProfile) -> String {
     ];
     let has_disk = disk.iter().flat_map(|line| &line.points).any(|point| point.1 > Some(0.0));
     let charts = [
-        Lines { title: "CPUs at work", series: busy, reach: f64::from(cpus), unit: tenths }.draw(),
+        Lines { title: "Busy CPUs", series: busy, reach: f64::from(cpus), unit: tenths }.draw(),
         Lines { title: "GPU utilisation", series: of_gpus(run, |gpu| gpu.utilization), reach: 1.0, unit: percent }
             .draw(),
         Lines { title: "Tensor cores", series: of_gpus(run, |gpu| gpu.tensor_utilization), reach: 1.0, unit: percent }
@@ -85,7 +85,7 @@ fn rate(rate: f64) -> String {
 
 fn put(title: &str, explanation: &str, charts: Vec<String>) -> String {
     if charts.is_empty() {
-        return section(title, "Nothing was seen: the run was too short for two looks at the machine.", "");
+        return section(title, "No data: the run was too short for two samples of the machine.", "");
     }
     section(title, explanation, &format!("<div class=\"charts\">{}</div>", charts.concat()))
 }
@@ -120,9 +120,9 @@ fn gpus(run: &RunProfile) -> String {
         words("GPU"),
         words("Name"),
         numbers("Utilisation, mean"),
-        numbers("Memory, most"),
-        numbers("of"),
-        numbers("Hottest, °C"),
+        numbers("Memory, peak"),
+        numbers("Memory, total"),
+        numbers("Temperature, max °C"),
         numbers("Clock, mean MHz"),
         numbers("Throttled"),
     ];
@@ -151,7 +151,7 @@ fn gpus(run: &RunProfile) -> String {
     section("GPUs", "", &table("GPUs", &columns, rows.collect()))
 }
 
-/// How long each thread ran and waited for a CPU.
+/// How long each thread ran, and how long it waited for a CPU.
 pub(super) fn threads(run: &RunProfile) -> String {
     let mut seen: BTreeMap<i32, Vec<(f64, &ThreadSample)>> = BTreeMap::new();
     for sample in &run.samples {
@@ -168,7 +168,7 @@ pub(super) fn threads(run: &RunProfile) -> String {
         }
     }
     if rows.is_empty() {
-        return section("Threads", "No thread was seen twice.", "");
+        return section("Threads", "No thread was sampled twice.", "");
     }
     rows.sort_by(|one, other| (other.3 + other.4).total_cmp(&(one.3 + one.4)));
     let more = rows.len().saturating_sub(MOST_THREADS);
@@ -176,14 +176,14 @@ pub(super) fn threads(run: &RunProfile) -> String {
     let columns = [
         words("Thread"),
         words("Name"),
-        numbers("Seen for"),
+        numbers("Sampled for"),
         numbers("On a CPU"),
         numbers("Share"),
-        numbers("Ready, no CPU free"),
+        numbers("Waiting for a CPU"),
         numbers("Share"),
     ];
     let cells = rows.into_iter().map(|(id, name, seconds, cpu, queued)| {
-        let name = if id == run.timer_thread { format!("{name} (trains)") } else { name.to_owned() };
+        let name = if id == run.timer_thread { format!("{name} (training)") } else { name.to_owned() };
         vec![
             Cell::number(id.to_string(), f64::from(id)),
             Cell::text(&name),
@@ -196,7 +196,7 @@ pub(super) fn threads(run: &RunProfile) -> String {
     });
     let explanation = match more {
         0 => String::new(),
-        more => format!("The {MOST_THREADS} that did the most; {more} more are left out."),
+        more => format!("The {MOST_THREADS} busiest threads; {more} more are left out."),
     };
     section("Threads", &explanation, &table("Threads", &columns, cells.collect()))
 }

@@ -1,4 +1,4 @@
-//! A run as a page: one file with nothing fetched, light or dark as its reader's system is.
+//! A run as an HTML page: a single file that loads nothing else, light or dark as the reader's system.
 
 mod chart;
 mod diagnosis;
@@ -18,8 +18,8 @@ use crate::trace::replace;
 use crate::{Diagnosis, ProfileError, RunProfile};
 
 impl RunProfile {
-    /// The run as a page of HTML: what bounds it, where the time of its steps goes, operators, memory, CPUs, GPUs, ranks and
-    /// threads. It needs nothing besides itself, and is complete without its script, which sorts tables.
+    /// The run as an HTML page: what bounds it, where the time of its steps goes, operators, memory, CPUs, GPUs, ranks
+    /// and threads. The page loads nothing else, and is complete without its script, which sorts tables.
     pub fn html(&self, diagnosis: &Diagnosis) -> String {
         let sections = [
             summary::figures(self),
@@ -48,16 +48,16 @@ impl RunProfile {
         )
     }
 
-    /// Writes [`html`](Self::html). The file appears when it is complete.
+    /// Writes [`html`](Self::html) to a file, which appears when it is complete.
     ///
     /// # Errors
-    /// `Io` when the file cannot be written, or something else than a regular file is there. Links are followed.
+    /// `Io` when the file cannot be written, or something other than a regular file is there. Links are followed.
     pub fn write_html(&self, diagnosis: &Diagnosis, path: impl AsRef<Path>) -> Result<(), ProfileError> {
         replace(path.as_ref(), |out| out.write_all(self.html(diagnosis).as_bytes()))
     }
 }
 
-/// A part of the page. `body` is HTML.
+/// A section of the page. `body` is HTML.
 fn section(title: &str, explanation: &str, body: &str) -> String {
     let explanation = match explanation {
         "" => String::new(),

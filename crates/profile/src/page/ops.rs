@@ -1,22 +1,22 @@
-//! What the profiler saw in its few steps.
+//! The profiled steps: operators, kernels, scopes and gaps.
 
 use super::section;
 use super::table::{Cell, numbers, table, words};
 use super::text::{count, large, milliseconds, percent, plural, time};
 use crate::{HostGap, ProfiledSteps, RunProfile, ScopeTimes};
 
-/// The operators, the dearest first.
+/// The operators, the most expensive first.
 pub(super) fn operators(run: &RunProfile) -> String {
     let Some(profiled) = &run.profiled else {
         return section(
             "Operators",
-            "No step was profiled: the run was too short for it, or was told not to. The profiler comes after the \
-             timer's warm-up and 20 more steps, unless told otherwise.",
+            "No step was profiled: the run was too short, or profiling was turned off. Unless set otherwise, the \
+             profiler begins after the timer's warm-up and 20 more steps.",
             "",
         );
     };
     if profiled.ops.is_empty() {
-        return section("Operators", "The profiler saw no operator.", "");
+        return section("Operators", "The profiler recorded no operator.", "");
     }
     let with_device = profiled.device_busy_seconds.is_some();
     let mut columns = vec![
@@ -48,8 +48,8 @@ pub(super) fn operators(run: &RunProfile) -> String {
         cells
     });
     let explanation = format!(
-        "In the mean of {} under the profiler, {} long; on all threads that it saw. Self: without the operators within. \
-         The profiler's own work is in these times: the shares say more.",
+        "Means over {} under the profiler, each {} long, on all recorded threads. Self: without the operators within. \
+         The times include the profiler's overhead, so the shares are more reliable.",
         plural(profiled.steps, "step"),
         time(profiled.step_seconds),
     );
@@ -62,7 +62,7 @@ fn device_work(profiled: &ProfiledSteps) -> String {
         return String::new();
     }
     let busy = profiled.device_busy_seconds.unwrap_or(0.0);
-    let said = format!("The device was busy for {} of the mean step, {}.", time(busy), percent(share(busy, profiled)));
+    let text = format!("The device was busy for {} of the mean step, {}.", time(busy), percent(share(busy, profiled)));
     let columns = [words("Kernel or copy"), numbers("Calls"), numbers("Time, ms"), numbers("Share")];
     let rows = profiled.device_work.iter().map(|work| {
         let share = share(work.seconds, profiled);
@@ -73,14 +73,14 @@ fn device_work(profiled: &ProfiledSteps) -> String {
             Cell::number(percent(share), share),
         ]
     });
-    section("On the device", &said, &table("Kernels and copies", &columns, rows.collect()))
+    section("On the device", &text, &table("Kernels and copies", &columns, rows.collect()))
 }
 
-/// The scopes of the user's own.
+/// The user's scopes.
 pub(super) fn scopes(run: &RunProfile) -> String {
     let Some(profiled) = &run.profiled else { return String::new() };
     if profiled.scopes.is_empty() {
-        let hint = "The program names none: `record_function(\"name\")` makes one, until its guard is dropped.";
+        let hint = "The program has no scopes: `record_function(\"name\")` opens one, until its guard is dropped.";
         return section("Scopes", hint, "");
     }
     let columns = [words("Scope"), words("Thread"), numbers("Calls"), numbers("Time, ms"), numbers("Share")];
@@ -88,13 +88,13 @@ pub(super) fn scopes(run: &RunProfile) -> String {
         let share = share(scope.seconds, profiled);
         vec![
             Cell::text(&scope.name),
-            Cell::text(if scope.is_main_thread { "trains" } else { "others" }),
+            Cell::text(if scope.is_main_thread { "training" } else { "others" }),
             Cell::number(count(scope.calls), scope.calls),
             Cell::number(milliseconds(scope.seconds), scope.seconds),
             Cell::number(percent(share), share),
         ]
     };
-    let explanation = "Those of the program's own, with all that is within them, in the mean profiled step.";
+    let explanation = "The program's scopes, including everything within them; means per profiled step.";
     section("Scopes", explanation, &table("Scopes", &columns, profiled.scopes.iter().map(row).collect()))
 }
 
@@ -115,20 +115,20 @@ pub(super) fn gaps(run: &RunProfile) -> String {
     let tables = [
         (
             "Gaps of the host",
-            "Where the thread that trains ran no operator for 0.1 ms and more at a time: it waited, or ran code of its \
-             own. In the mean profiled step.",
+            "Where the training thread ran no operator for 0.1 ms or more at a time: it waited, or ran the program's \
+             own code. Means per profiled step.",
             &profiled.gaps,
         ),
         (
             "Numbers read out of tensors",
-            "`.item()`, `double_value` and the like, from the first in a scope to the last; each waits for a GPU. In the \
-             mean profiled step.",
+            "Loops of `.item()`, `double_value` and the like, from the first to the last; with a GPU, each call waits \
+             for it. Means per profiled step.",
             &profiled.read_backs,
         ),
     ];
     let shown = tables.into_iter().filter(|(.., rows)| !rows.is_empty());
     shown
-        .map(|(title, said, rows)| section(title, said, &table(title, &columns, rows.iter().map(row).collect())))
+        .map(|(title, text, rows)| section(title, text, &table(title, &columns, rows.iter().map(row).collect())))
         .collect()
 }
 

@@ -1,4 +1,4 @@
-// The page is complete without this: it sorts tables, and shows at once what one points at.
+// The page is complete without this script, which sorts tables and shows tooltips at once.
 "use strict";
 
 for (const table of document.querySelectorAll("table")) {
@@ -8,7 +8,7 @@ for (const table of document.querySelectorAll("table")) {
     head.classList.add("sortable");
     const sort = () => {
       const words = head.classList.contains("words");
-      // Numbers begin with the largest.
+      // Numbers are first sorted with the largest on top.
       const down = head.ariaSort ? head.ariaSort !== "descending" : !words;
       heads.forEach((other) => { other.ariaSort = null; });
       head.ariaSort = down ? "descending" : "ascending";

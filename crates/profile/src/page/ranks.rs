@@ -1,11 +1,11 @@
-//! The ranks beside one another.
+//! The ranks in a table.
 
 use super::section;
 use super::table::{Cell, numbers, table, words};
 use super::text::{milliseconds, plural};
 use crate::{Phase, RunProfile, StepReport, stragglers};
 
-/// A row a rank. Nothing for a run of one.
+/// One row per rank. Empty for a run with a single rank.
 pub(super) fn ranks(run: &RunProfile) -> String {
     if run.ranks.is_empty() {
         return String::new();
@@ -43,15 +43,15 @@ pub(super) fn ranks(run: &RunProfile) -> String {
     });
     let count = run.ranks.len() as u64;
     let mut explanation = format!(
-        "{}, medians in milliseconds, of the phases on the {}. Red: a higher median than the others.",
+        "{}; medians in milliseconds, of the phases on the {}. Red: a higher median than the others.",
         plural(count, "rank"),
         if on_device { "device" } else { "host" },
     );
     if let Some(missing) = run.missing_ranks() {
-        explanation += &format!(" Of {} ranks there is no report of: {missing}.", run.world_size);
+        explanation += &format!(" Of the {} ranks, these have no report: {missing}.", run.world_size);
     } else if count != run.world_size {
         let missing = run.world_size.saturating_sub(count);
-        explanation += &format!(" {missing} of {} are missing: the numbers may be shifted.", run.world_size);
+        explanation += &format!(" {missing} of {} are missing, so ranks may have wrong numbers.", run.world_size);
     }
     section("Ranks", &explanation, &table("Ranks", &columns, rows.collect()))
 }

@@ -1,4 +1,4 @@
-//! The steps: one after the other, and where their time goes.
+//! The steps: a timeline, and where their time goes.
 
 use std::fmt::Write;
 
@@ -7,10 +7,10 @@ use super::table::{Cell, Column, numbers, table, words};
 use super::text::{count, escape, milliseconds, percent, plural, tick, ticks, time};
 use crate::{DeviceReport, Phase, PhaseTimes, ProfiledSteps, RunProfile, StepTimes};
 
-/// Bars of the timeline; of more steps, several share one.
+/// The maximum number of bars; with more steps, several share a bar.
 const MOST_BARS: usize = 120;
 const HEIGHT: f64 = 190.0;
-/// A bar that is so many times the median one is cut, so that the others stay readable.
+/// A bar of more than this many medians is cut off, so that the others stay readable.
 const TALLEST: f64 = 4.0;
 
 /// The class of a phase in the style sheet.
@@ -42,7 +42,7 @@ pub(super) fn timeline(run: &RunProfile) -> String {
     let explanation = match profiled {
         0 => explanation,
         _ => format!(
-            "{explanation} Grey: {} under the profiler or beside the thread that writes its trace, which are not counted.",
+            "{explanation} Grey, not counted: {} under the profiler, or while its trace was written.",
             plural(profiled, "step")
         ),
     };
@@ -63,7 +63,7 @@ pub(super) fn timeline(run: &RunProfile) -> String {
 struct Bar {
     first: u64,
     last: u64,
-    /// Seconds of the mean step by phase. None where all were under the profiler, or are not known.
+    /// Seconds of the mean step by phase. None if all steps were profiled, or their times are unknown.
     phases: Option<[f64; Phase::ALL.len()]>,
 }
 
@@ -85,7 +85,7 @@ impl Bar {
         self.phases.map(|phases| phases.iter().sum())
     }
 
-    fn says(&self) -> String {
+    fn tooltip(&self) -> String {
         let steps = match self.first == self.last {
             true => format!("step {}", self.first),
             false => format!("steps {} to {}", self.first, self.last),
@@ -100,7 +100,7 @@ impl Bar {
     }
 }
 
-/// The bars of one clock. None where it knows no step.
+/// The bars of one clock. None if it has no step.
 fn bars(steps: &[StepTimes], seconds: impl Fn(&StepTimes) -> Option<&Vec<f64>>) -> Option<String> {
     let several = steps.len().div_ceil(MOST_BARS).max(1);
     let bars: Vec<Bar> = steps.chunks(several).filter_map(|steps| Bar::of(steps, &seconds)).collect();
@@ -129,7 +129,7 @@ fn bars(steps: &[StepTimes], seconds: impl Fn(&StepTimes) -> Option<&Vec<f64>>) 
 }
 
 fn draw(out: &mut String, bar: &Bar, x: f64, width: f64, y: impl Fn(f64) -> f64) {
-    let _ = write!(out, "<g class=\"bin\"><title>{}</title>", escape(&bar.says()));
+    let _ = write!(out, "<g class=\"bin\"><title>{}</title>", escape(&bar.tooltip()));
     let place = format!("x=\"{x:.3}%\" width=\"{width:.3}%\"");
     match bar.phases {
         None => {
@@ -146,8 +146,8 @@ fn draw(out: &mut String, bar: &Bar, x: f64, width: f64, y: impl Fn(f64) -> f64)
                     let _ = write!(out, "<rect class=\"{class}\" {place} y=\"{top:.2}\" height=\"{height:.2}\"/>");
                 }
             }
-            let goes_on = y(below) < -0.5;
-            if goes_on {
+            let is_cut = y(below) < -0.5;
+            if is_cut {
                 let _ = write!(out, "<rect class=\"cut\" {place} y=\"-5\" height=\"3\"/>");
             }
         }
@@ -155,7 +155,7 @@ fn draw(out: &mut String, bar: &Bar, x: f64, width: f64, y: impl Fn(f64) -> f64)
     *out += "</g>";
 }
 
-/// Numbers of steps below the bars.
+/// Draws the numbers of steps below the bars.
 fn axis(out: &mut String, bars: &[Bar], place: f64) {
     let labels = bars.len().min(6);
     for label in 0..labels {
@@ -179,16 +179,16 @@ pub(super) fn phases(run: &RunProfile) -> String {
     let mut at = 0.0;
     for report in &steps.phases {
         let share = 100.0 * report.share.clamp(0.0, 1.0);
-        let said = format!("{}: {}", report.phase, percent(report.share));
+        let label = format!("{}: {}", report.phase, percent(report.share));
         let _ = write!(
             bar,
-            "<g class=\"bin\"><title>{said}</title><rect class=\"{}\" x=\"{at:.3}%\" width=\"{share:.3}%\" height=\"26\"/></g>",
+            "<g class=\"bin\"><title>{label}</title><rect class=\"{}\" x=\"{at:.3}%\" width=\"{share:.3}%\" height=\"26\"/></g>",
             class(report.phase),
         );
         at += share;
     }
     bar += "</svg>";
-    // A phase that nobody marks says nothing: what was done in it is `other`.
+    // Phases without time are left out: the program does not mark them.
     let rows = steps.phases.iter().filter(|report| report.share > 0.0).map(|report| {
         let name = format!("<i class=\"box {}\"></i>{}", class(report.phase), report.phase);
         let mut cells = vec![
@@ -201,7 +201,7 @@ pub(super) fn phases(run: &RunProfile) -> String {
         cells.extend(run.profiled.iter().flat_map(|profiled| profiled_cells(profiled, report.phase)));
         cells
     });
-    let mut columns = vec![words("Phase"), numbers("Median, ms"), numbers("95% below, ms"), numbers("Share")];
+    let mut columns = vec![words("Phase"), numbers("Median, ms"), numbers("p95, ms"), numbers("Share")];
     if steps.device.is_some() {
         columns.extend([numbers("On the device, ms"), numbers("Share there")]);
     }
@@ -209,7 +209,7 @@ pub(super) fn phases(run: &RunProfile) -> String {
         columns.extend(profiled_columns());
     }
     let explanation = match (&steps.device, &run.profiled) {
-        (Some(_), _) => "On the host, where work for the device is only handed out; and on the device.",
+        (Some(_), _) => "On the host, which only launches work for the device; and on the device.",
         (None, Some(_)) => "Operators are those of the profiled steps.",
         _ => "",
     };

@@ -1,4 +1,4 @@
-//! What ran where, and how fast.
+//! The summary: what ran where, and how fast.
 
 use std::fmt::Write;
 
@@ -25,7 +25,7 @@ pub(super) fn line(run: &RunProfile) -> String {
     }
     if machine.cpus > 0 {
         let threads = plural(u64::from(machine.torch_threads), "thread");
-        parts.push(format!("{}, {threads} an operator", plural(u64::from(machine.cpus), "CPU")));
+        parts.push(format!("{}, {threads} per operator", plural(u64::from(machine.cpus), "CPU")));
     }
     parts.extend([&machine.host, &machine.system].into_iter().filter(|text| !text.is_empty()).map(|text| escape(text)));
     if run.unix_seconds > 0.0 {
@@ -40,23 +40,23 @@ fn command(run: &RunProfile) -> String {
     words.join(" ")
 }
 
-/// The figures at a glance.
+/// The main figures.
 pub(super) fn figures(run: &RunProfile) -> String {
     let Some(steps) = run.steps.as_ref().filter(|steps| steps.steps > 0) else {
         return section(
             "No step was timed",
-            "The run ended within the steps of the timer's warm-up, or nothing called `step`. What follows is what was \
-             seen nevertheless.",
+            "The run ended during the timer's warm-up, or never called `step`. The rest of the page shows what was \
+             recorded nevertheless.",
             "",
         );
     };
     let mut figures = vec![
         ("Median step", time(steps.median_seconds)),
-        ("95% stay below", time(steps.p95_seconds)),
-        ("Samples a second", rate(steps.samples_per_second)),
+        ("p95 step", time(steps.p95_seconds)),
+        ("Samples per second", rate(steps.samples_per_second)),
     ];
     if let Some(tokens) = steps.tokens_per_second {
-        figures.push(("Tokens a second", rate(tokens)));
+        figures.push(("Tokens per second", rate(tokens)));
     }
     if let Some(mfu) = steps.mfu {
         figures.push(("MFU", percent(mfu)));
@@ -76,18 +76,18 @@ pub(super) fn figures(run: &RunProfile) -> String {
     out + "</dl>\n"
 }
 
-/// Without a unit of its own.
+/// A rate without a unit.
 fn rate(value: f64) -> String {
     if value < 1e5 { format!("{value:.1}") } else { large(value).trim_end().to_owned() }
 }
 
-/// The most memory that the process occupied, in bytes.
+/// The peak resident memory of the process, in bytes.
 pub(crate) fn peak_resident_bytes(run: &RunProfile) -> Option<f64> {
     let resident = run.samples.iter().filter_map(|sample| sample.process.as_ref());
     resident.map(|process| process.resident_memory_bytes).max().map(|bytes| bytes as f64)
 }
 
-/// The most memory in use on any GPU, in bytes.
+/// The peak memory in use on any GPU, in bytes.
 pub(crate) fn peak_gpu_bytes(run: &RunProfile) -> Option<f64> {
     let used = run.samples.iter().flat_map(|sample| &sample.gpus).filter_map(|gpu| gpu.memory_used_bytes);
     used.max().map(|bytes| bytes as f64)

@@ -47,7 +47,7 @@ impl Cell {
         }
     }
 
-    /// In the colour of what is wrong.
+    /// Shows the cell in the warning colour.
     pub fn marked(mut self, is_marked: bool) -> Self {
         self.is_marked = is_marked;
         self

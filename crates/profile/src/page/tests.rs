@@ -9,7 +9,7 @@ use crate::{
     ProcessSample, Rates, Sample, StepReport, SystemSample, ThreadSample, ThrottleReason,
 };
 
-/// What would run, were it not escaped.
+/// Text that would be executed if it were not escaped.
 const EVIL: &str = "<script>alert('x')</script> & \"{{style}}\"";
 
 fn phases(scale: f64) -> Vec<PhaseReport> {
@@ -70,7 +70,7 @@ fn sample(second: usize) -> Sample {
     }
 }
 
-/// A run with something in every place.
+/// A run with every field filled.
 fn full() -> RunProfile {
     let evil = || EVIL.to_owned();
     let gap = || HostGap {
@@ -173,7 +173,8 @@ fn nothing() -> Diagnosis {
     Diagnosis { bound_by: None, findings: Vec::new(), unknown: Vec::new() }
 }
 
-/// What a browser would find wrong: elements that overlap, places outside of all charts, names of the template.
+/// Checks that the page loads nothing from outside, has no invalid numbers or template names, and that its elements
+/// nest.
 fn check(page: &str) {
     for outside in ["http:", "https:", "@import", "url(", "NaN", "inf%", "\"inf", "{{title", "{{sections"] {
         assert!(!page.contains(outside), "{outside} is in the page");
@@ -193,7 +194,7 @@ fn check(page: &str) {
 }
 
 #[test]
-fn the_page_stands_alone_and_has_every_part() {
+fn the_page_loads_nothing_and_has_every_part() {
     let page = full().html(&found());
     check(&page);
     for part in [
@@ -210,12 +211,12 @@ fn the_page_stands_alone_and_has_every_part() {
         ">Gaps of the host<",
         ">Numbers read out of tensors<",
         "Memory of tensors in the profiled steps",
-        "CPUs at work",
+        "Busy CPUs",
         "GPU utilisation",
         ">Ranks<",
-        "(trains)",
+        "(training)",
         "Not judged:",
-        "Not seen, from 500 ms to the end: GPUs:",
+        "Not sampled, from 500 ms to the end: GPUs:",
         "The clock ran backwards 2 times",
     ] {
         assert!(page.contains(part), "{part:?} is missing");
@@ -231,7 +232,7 @@ fn a_finding_without_a_known_cost_promises_no_gain() {
         (found.findings[0].bottleneck, found.findings[0].share) = (bottleneck, 0.0);
         full().html(&found)
     };
-    assert!(page(Bottleneck::MemoryCapacity).contains("<span>what it costs is not known</span>"));
+    assert!(page(Bottleneck::MemoryCapacity).contains("<span>its cost is not known</span>"));
     assert!(page(Bottleneck::MemoryGrowth).contains("<span>it will end the run</span>"));
     assert!(!page(Bottleneck::MemoryCapacity).contains("as fast"));
 }
@@ -247,23 +248,23 @@ fn text_from_outside_is_never_markup() {
 }
 
 #[test]
-fn of_nothing_there_is_a_page_that_says_so() {
+fn an_empty_record_gives_a_page_that_says_so() {
     let page = RunProfile::default().html(&nothing());
     check(&page);
     for part in [
-        "The record says too little",
+        "The record is not enough",
         "No step was timed",
         "No step was recorded.",
         "No step was profiled",
-        "Nothing was seen: the run was too short",
-        "No thread was seen twice.",
+        "No data: the run was too short",
+        "No thread was sampled twice.",
     ] {
         assert!(page.contains(part), "{part:?} is missing");
     }
 }
 
 #[test]
-fn whatever_is_missing_there_is_a_page() {
+fn a_page_is_made_whatever_is_missing() {
     let parts: [fn(&mut RunProfile); 12] = [
         |run| run.command.clear(),
         |run| run.steps = None,
@@ -286,7 +287,7 @@ fn whatever_is_missing_there_is_a_page() {
 }
 
 #[test]
-fn figures_that_make_no_sense_are_drawn_without_harm() {
+fn invalid_figures_do_no_harm() {
     let mut run = full();
     run.step_times[5].host_seconds = vec![f64::INFINITY, -1.0, f64::NAN, 1e300];
     run.samples[2].elapsed_seconds = -5.0;
@@ -296,7 +297,7 @@ fn figures_that_make_no_sense_are_drawn_without_harm() {
 }
 
 #[test]
-fn a_million_steps_have_no_larger_page_than_a_thousand() {
+fn the_page_does_not_grow_with_the_number_of_steps() {
     let page = |count: u64| {
         let mut run = full();
         let step = run.step_times[0].clone();

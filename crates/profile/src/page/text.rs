@@ -1,4 +1,4 @@
-//! Figures and text for the page, and for comparisons.
+//! Formats figures and text for the page and for comparisons.
 
 use jiff::Timestamp;
 
@@ -30,21 +30,21 @@ pub(crate) fn escape(text: &str) -> String {
     out
 }
 
-/// The same, with what stands between backquotes as code.
+/// The same, with text between backquotes as code.
 pub(crate) fn prose(text: &str) -> String {
     let mut parts = text.split('`').map(escape);
     let mut out = parts.next().unwrap_or_default();
     while let Some(code) = parts.next() {
         match parts.next() {
             Some(after) => out += &format!("<code>{code}</code>{after}"),
-            // Never closed: no code.
+            // Never closed, so not code.
             None => out += &format!("`{code}"),
         }
     }
     out
 }
 
-/// Three digits that say something: `1.23`, `12.3`, `123`, `1234`.
+/// Three significant digits: `1.23`, `12.3`, `123`; whole numbers above: `1234`.
 fn digits(value: f64) -> String {
     match value.abs() {
         size if size < 9.995 => format!("{value:.2}"),
@@ -76,7 +76,7 @@ pub(crate) fn bytes(bytes: f64) -> String {
     }
 }
 
-/// `1.23 G`, for units that follow.
+/// `1.23 G`, to be followed by a unit.
 pub(crate) fn large(value: f64) -> String {
     let units = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
     match units.iter().find(|(size, _)| value.abs() >= 0.9995 * size) {
@@ -90,7 +90,7 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{:.1}%", 100.0 * share)
 }
 
-/// How often in a mean step: `12`, `0.25`.
+/// A mean count: `12`, `0.25`.
 pub(crate) fn count(value: f64) -> String {
     if (value - value.round()).abs() < 0.005 { format!("{value:.0}") } else { format!("{value:.2}") }
 }
@@ -112,7 +112,7 @@ pub(crate) fn ticks(high: f64, count: f64) -> Vec<f64> {
     (0..=(high / step + 1e-9).floor() as i64).map(|tick| tick as f64 * step).collect()
 }
 
-/// A label beside a scale, whose figures are round: `10 ms` for `10.0 ms`.
+/// A label of a scale, without zeros after the point: `10 ms` for `10.0 ms`.
 pub(crate) fn tick(label: &str) -> String {
     [".00", ".0"].iter().fold(label.to_owned(), |label, zeros| {
         let at =
@@ -121,7 +121,8 @@ pub(crate) fn tick(label: &str) -> String {
     })
 }
 
-/// `seconds` after 1970 began, as `2026-01-31 09:05 UTC`; the nearest moment that has a date of four digits.
+/// `seconds` since 1970 as `2026-01-31 09:05 UTC`; a time outside of years with four digits becomes the nearest in
+/// them.
 pub(crate) fn utc(seconds: f64) -> String {
     let nearest = Timestamp::from_second(seconds.max(0.0) as i64).unwrap_or(Timestamp::MAX);
     nearest.strftime("%Y-%m-%d %H:%M UTC").to_string()

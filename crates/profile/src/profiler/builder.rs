@@ -8,7 +8,7 @@ use super::schedule::{ProfilerAction, Schedule};
 use crate::ProfileError;
 use crate::events::Recording;
 
-/// A side of the work.
+/// A kind of activity to record.
 ///
 /// # Source
 /// `torch.profiler.ProfilerActivity`
@@ -17,7 +17,7 @@ use crate::events::Recording;
 pub enum Activity {
     /// Operators and scopes on the host.
     Cpu,
-    /// Kernels, copies and the CUDA runtime.
+    /// Kernels, copies and calls of the CUDA runtime.
     Cuda,
 }
 
@@ -56,13 +56,13 @@ impl ProfilerBuilder {
         self
     }
 
-    /// Whether memory taken and given back is recorded [default: no].
+    /// Whether allocations and frees of memory are recorded [default: no].
     pub fn profile_memory(mut self, record: bool) -> Self {
         self.options.profile_memory = record;
         self
     }
 
-    /// Whether floating point operations are worked out, of matrix products and convolutions [default: no].
+    /// Whether the floating point operations of matrix products and convolutions are computed [default: no].
     pub fn with_flops(mut self, record: bool) -> Self {
         self.options.with_flops = record;
         self
@@ -77,7 +77,7 @@ impl ProfilerBuilder {
         self
     }
 
-    /// Whether each profile has the events of all profiles before it as well [default: no]. They stay in memory.
+    /// Whether each profile also has the events of all earlier profiles [default: no]. They stay in memory.
     pub fn acc_events(mut self, accumulate: bool) -> Self {
         self.acc_events = accumulate;
         self
@@ -88,7 +88,7 @@ impl ProfilerBuilder {
         self.schedule_fn(move |step| schedule.action(step))
     }
 
-    /// What is done in each step, by a function of it; steps count from 0.
+    /// The action in each step, as a function of the step number; steps count from 0.
     pub fn schedule_fn(mut self, action: impl Fn(u64) -> ProfilerAction + 'static) -> Self {
         self.schedule = Some(Box::new(action));
         self
@@ -101,7 +101,7 @@ impl ProfilerBuilder {
         self
     }
 
-    /// Adds a key to the head of each trace; `json` is a value of JSON, as it is to stand there.
+    /// Adds a top-level key to each trace; `json` is its value, as JSON.
     ///
     /// # Source
     /// `torch.profiler.profile.preset_metadata_json`
@@ -111,11 +111,11 @@ impl ProfilerBuilder {
         self
     }
 
-    /// The profiler, which is not on yet.
+    /// Builds the profiler, which is not on yet.
     ///
     /// # Errors
-    /// When there is nothing to record: CUDA alone where there is no GPU, or nothing at all. When metadata is no JSON
-    /// that kineto can write.
+    /// When there is nothing to record: CUDA alone without a GPU, or no activity at all. When metadata is not JSON that
+    /// kineto can write.
     pub fn build(mut self) -> Result<Profiler, ProfileError> {
         let wanted = self.activities.unwrap_or_else(|| vec![Activity::Cpu, Activity::Cuda]);
         let has_cuda = tch::Cuda::is_available();
@@ -125,7 +125,7 @@ impl ProfilerBuilder {
             return Err(ProfileError::NothingToRecord("choose `Activity::Cpu`, `Activity::Cuda` or both"));
         }
         if !self.options.cpu && !self.options.cuda {
-            return Err(ProfileError::NothingToRecord("CUDA alone was chosen, and there is no CUDA device"));
+            return Err(ProfileError::NothingToRecord("only `Activity::Cuda` was chosen, and there is no CUDA device"));
         }
         self.metadata.iter().try_for_each(|(key, json)| check_metadata(key, json))?;
         for (key, wanted) in [
@@ -152,7 +152,7 @@ impl ProfilerBuilder {
         }))
     }
 
-    /// The profiler, started.
+    /// Builds and starts the profiler.
     ///
     /// # Errors
     /// As for [`ProfilerBuilder::build`] and [`Profiler::start`].

@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use crate::{Profile, ProfileError};
 
-/// Takes the profile of each window; any closure that takes one does.
+/// Takes the profile of each window. Closures that take a profile implement it.
 pub trait TraceHandler {
-    /// A profile is ready. It may be kept, and may go to another thread.
+    /// Called when a profile is ready. It may be kept or sent to another thread.
     ///
     /// # Errors
-    /// Whatever the handler meets with; the step or stop that brought the profile returns it, and the profiler goes on.
+    /// Any error of the handler: the `step` or `stop` that ended the window returns it, and the profiler continues.
     fn trace_ready(&mut self, profile: Arc<Profile>) -> Result<(), ProfileError>;
 
-    /// The profiler stops: what is done in the background has to end.
+    /// Called when the profiler stops: waits for work in the background.
     ///
     /// # Errors
-    /// Whatever that met with.
+    /// Errors of that work.
     fn finish(&mut self) -> Result<(), ProfileError> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The profiler's way through the steps of a run.
+//! The profiler, and its state from step to step.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(super) struct Setup {
     pub metadata: Vec<(String, String)>,
 }
 
-/// A window that was thrown away, because its times would have been wrong.
+/// A window that was discarded because its times would have been wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gap {
     /// Its first step.
@@ -33,9 +33,10 @@ pub struct Gap {
 
 /// libtorch's profiler: operators, scopes, memory and the work of the GPU, in the steps that a schedule chooses.
 ///
-/// It records the thread that it is started in, the backward pass, and scopes ([`record_function`]) of every thread.
-/// Operators of other threads are not seen: libtorch has no safe way to stop watching a thread that is in the middle of
-/// one. One profiler may be on in a process. Dropping it, in a panic too, turns it off without a profile.
+/// It records operators of the thread that starts it and of the backward pass, and scopes ([`record_function`]) of
+/// every thread. Operators of other threads are not recorded: libtorch has no safe way to stop recording a thread that
+/// is inside one. Only one profiler can be on in a process. Dropping it, even in a panic, turns it off without a
+/// profile.
 ///
 /// ```
 /// use overdrive_profile::{Profiler, Schedule, SortBy, TableOptions};
@@ -95,10 +96,10 @@ impl Profiler {
         }
     }
 
-    /// Turns the profiler on; what it does at first is up to the schedule.
+    /// Turns the profiler on; the schedule decides what it does in the first step.
     ///
     /// # Errors
-    /// When it is on already, or another one of this process is.
+    /// When it is on already, or another profiler of this process is.
     pub fn start(&mut self) -> Result<(), ProfileError> {
         if self.is_on {
             return Err(ProfileError::AlreadyStarted);
@@ -109,7 +110,7 @@ impl Profiler {
         Ok(())
     }
 
-    /// Says that a step has ended and the next one begins.
+    /// Ends a step and begins the next.
     ///
     /// # Errors
     /// When the profiler is not on, libtorch fails, or the handler does. The step counts in any case.
@@ -128,7 +129,7 @@ impl Profiler {
         moved
     }
 
-    /// Turns the profiler off. A window that is open ends here, and its profile goes to the handler.
+    /// Turns the profiler off. An open window ends here, and its profile goes to the handler.
     ///
     /// # Errors
     /// When the profiler is not on, libtorch fails, or the handler does. The profiler is off in any case.
@@ -145,7 +146,7 @@ impl Profiler {
             ProfilerAction::Record | ProfilerAction::RecordAndSave => self.end_window(true),
             ProfilerAction::None | ProfilerAction::Warmup => Ok(()),
         };
-        // What was only readied.
+        // A session that was only prepared.
         self.session = None;
         let finished = self.setup.handler.as_mut().map_or(Ok(()), |handler| handler.finish());
         ready.and(finished)
@@ -156,37 +157,37 @@ impl Profiler {
         self.is_on
     }
 
-    /// Whether the present step is recorded.
+    /// Whether the current step is recorded.
     pub fn is_recording(&self) -> bool {
         self.session.is_some() && matches!(self.action(), ProfilerAction::Record | ProfilerAction::RecordAndSave)
     }
 
-    /// Whether it has libtorch's profiler.
+    /// Whether it holds libtorch's profiler.
     pub(crate) fn has_session(&self) -> bool {
         self.session.is_some()
     }
 
-    /// The present step; steps count from 0.
+    /// The current step; steps count from 0.
     #[doc(alias = "step_num")]
     pub fn current_step(&self) -> u64 {
         self.step
     }
 
-    /// What the window that ended last has recorded.
+    /// The profile of the last window.
     pub fn profile(&self) -> Option<&Arc<Profile>> {
         self.profile.as_ref()
     }
 
-    /// Windows that were thrown away.
+    /// The windows that were discarded.
     pub fn gaps(&self) -> &[Gap] {
         &self.gaps
     }
 
-    /// Adds a key to the head of the trace that is being recorded; `json` is a value of JSON.
+    /// Adds a top-level key to the trace that is being recorded; `json` is its value, as JSON.
     ///
     /// # Errors
-    /// When nothing is being recorded, the value is no JSON that kineto can write, which escapes nothing, or the key is one
-    /// that kineto writes itself.
+    /// When nothing is being recorded, when the value is not JSON that kineto can write (it does not escape), or when
+    /// kineto writes the key itself.
     ///
     /// # Source
     /// `torch.profiler.profile.add_metadata_json`
@@ -211,7 +212,7 @@ impl Profiler {
         }
     }
 
-    /// From one step's action to the next one's. A handler's failure is told when the next window is under way.
+    /// Moves from one step's action to the next one's. A handler's error is returned after the next window has begun.
     fn transit(&mut self, before: ProfilerAction, now: ProfilerAction) -> Result<(), ProfileError> {
         use ProfilerAction::{None, Record, RecordAndSave, Warmup};
         let ended = match (before, now) {
@@ -230,7 +231,7 @@ impl Profiler {
         self.enter(now).and(ended)
     }
 
-    /// Does what an action needs, unless that is so already. After a failure there is no session.
+    /// Prepares or starts the session that an action needs. After a failure there is no session.
     fn enter(&mut self, action: ProfilerAction) -> Result<(), ProfileError> {
         let entered = if action == ProfilerAction::None { Ok(()) } else { self.advance(action) };
         if entered.is_err() {
@@ -243,7 +244,7 @@ impl Profiler {
         let mut is_new = false;
         if self.session.is_none() {
             let mut session = Session::prepare(self.setup.options)?;
-            if session.is_none() && crate::run::give_way() {
+            if session.is_none() && crate::run::release_profiler() {
                 session = Session::prepare(self.setup.options)?;
             }
             self.session = Some(session.ok_or(ProfileError::Busy)?);
@@ -259,7 +260,7 @@ impl Profiler {
         Ok(())
     }
 
-    /// Ends the window with the step before the present one, or in the middle of the present one.
+    /// Ends the window after the previous step, or, when the profiler stops, in the middle of the current step.
     fn end_window(&mut self, save: bool) -> Result<(), ProfileError> {
         let Some(session) = self.session.take() else { return Ok(()) };
         if self.setup.options.cuda {
@@ -269,7 +270,7 @@ impl Profiler {
         let last_step = if self.is_on { self.step - 1 } else { self.step };
         let gap = Gap { first_step: self.window_began, last_step, clock_jump_ns: recorded.clock_jump_ns };
         if has_jumped(&recorded) {
-            tracing::warn!(?gap, "the system's clock jumped while the profiler recorded: the window is left out");
+            tracing::warn!(?gap, "the system's clock jumped while the profiler recorded: the window is discarded");
             self.gaps.push(gap);
             return Ok(());
         }
@@ -284,8 +285,8 @@ impl Profiler {
     }
 }
 
-/// What kineto writes into a trace by itself: a key of the same name would stand there twice, or say what is not so. The
-/// last ones are its messages.
+/// Keys that kineto itself writes into a trace: the same key from the user would appear twice, or contradict it. The
+/// last ones hold kineto's log messages.
 const KEYS_OF_KINETO: [&str; 20] = [
     "schemaVersion",
     "deviceProperties",
@@ -309,23 +310,23 @@ const KEYS_OF_KINETO: [&str; 20] = [
     "ERROR",
 ];
 
-/// kineto puts both into the file as they are, but for backslashes, which it turns round.
+/// kineto writes both unescaped, and turns backslashes into slashes.
 pub(super) fn check_metadata(key: &str, json: &str) -> Result<(), ProfileError> {
     let wrong = |problem: String| ProfileError::Metadata { key: key.to_owned(), value: json.to_owned(), problem };
     if key.contains(|character: char| matches!(character, '"' | '\\') || character.is_control()) {
         return Err(wrong("the key has a character that kineto does not escape".to_owned()));
     }
     if KEYS_OF_KINETO.contains(&key) {
-        return Err(wrong("kineto writes this key itself: take another".to_owned()));
+        return Err(wrong("kineto writes this key itself: take another one".to_owned()));
     }
     if json.contains('\\') {
         return Err(wrong("kineto cannot write a backslash".to_owned()));
     }
-    serde_json::from_str::<serde_json::Value>(json).map(drop).map_err(|error| wrong(format!("no JSON: {error}")))
+    serde_json::from_str::<serde_json::Value>(json).map(drop).map_err(|error| wrong(format!("not JSON: {error}")))
 }
 
-/// libtorch measures by the processor's counter, and finds its pace by the system's clock at both ends of a window: a
-/// clock that is set meanwhile makes every time of the window wrong. Slewing, 0.05% at most, is no jump.
+/// libtorch measures with the CPU's time-stamp counter, and calibrates it with the system's clock at both ends of a
+/// window. If that clock is set in between, all times of the window are wrong. Slewing, at most 0.05%, is not a jump.
 fn has_jumped(recorded: &Recorded) -> bool {
     jumped(recorded.clock_jump_ns, recorded.length_ns)
 }
@@ -346,7 +347,7 @@ mod tests {
     use super::jumped;
 
     #[test]
-    fn a_clock_that_is_set_is_told_from_one_that_is_slewed() {
+    fn slewing_the_clock_is_not_a_jump() {
         let (ms, s) = (1_000_000, 1_000_000_000);
         assert!(!jumped(0, s));
         assert!(!jumped(-9 * ms, s));

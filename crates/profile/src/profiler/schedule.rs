@@ -7,7 +7,7 @@ use crate::ProfileError;
 pub enum ProfilerAction {
     /// Nothing.
     None,
-    /// It is readied, which costs time that no recorded step should pay.
+    /// It is prepared, which takes time that no recorded step should include.
     Warmup,
     /// It records.
     Record,
@@ -45,7 +45,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Cycles of `wait` steps without recording, `warmup` steps of readying and `active` recorded ones, until the end.
+    /// Cycles of `wait` steps without recording, `warmup` steps of preparation and `active` recorded steps, repeated
+    /// until the profiler stops.
     ///
     /// # Errors
     /// When no step is recorded, or a cycle has more steps than can be counted.
@@ -61,19 +62,19 @@ impl Schedule {
         Ok(Self { wait, warmup, active, repeat: 0, skip_first: 0, skip_first_wait: false })
     }
 
-    /// Ends after this many cycles; 0, the default, goes on.
+    /// Ends after this many cycles; with 0, the default, cycles never end.
     pub fn repeat(mut self, cycles: u64) -> Self {
         self.repeat = cycles;
         self
     }
 
-    /// Leaves the first steps out, before the first cycle.
+    /// Does nothing in this many steps before the first cycle.
     pub fn skip_first(mut self, steps: u64) -> Self {
         self.skip_first = steps;
         self
     }
 
-    /// Whether the first cycle goes without its waiting.
+    /// Whether the first cycle skips its `wait` steps.
     pub fn skip_first_wait(mut self, skip: bool) -> Self {
         self.skip_first_wait = skip;
         self

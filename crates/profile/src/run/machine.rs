@@ -1,4 +1,4 @@
-//! Where a run took place.
+//! The machine that a run took place on.
 
 use serde::{Deserialize, Serialize};
 use tch::Device;
@@ -15,9 +15,9 @@ pub struct MachineInfo {
     pub cpus: u32,
     /// Threads of one libtorch operator.
     pub torch_threads: u32,
-    /// `cpu` or `cuda:0`: what the steps were timed on.
+    /// `cpu` or `cuda:0`: the device that the steps were timed on.
     pub device: String,
-    /// The GPU's name, where the device is one.
+    /// The GPU's name, if the device is a GPU.
     pub gpu: Option<String>,
 }
 

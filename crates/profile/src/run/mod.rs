@@ -1,4 +1,4 @@
-//! What is recorded of a whole run, for a diagnosis, a page, and comparisons.
+//! The record of a whole run, for a diagnosis, a page, and comparisons.
 
 mod claim;
 mod machine;
@@ -17,5 +17,5 @@ pub use profile::{RunProfile, StepTimes};
 pub use ranks::RankInfo;
 pub(crate) use recorder::Recorder;
 pub use recorder::RunRecorder;
-pub(crate) use stepped::{NextStep, give_way};
+pub(crate) use stepped::{NextStep, release_profiler};
 pub(crate) use window::SKIPPED;

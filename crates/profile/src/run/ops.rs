@@ -1,4 +1,4 @@
-//! What the profiler saw, summed up so that it fits into a small file.
+//! Sums over the profiled steps, which fit into a small file.
 
 use std::collections::BTreeMap;
 
@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{MemoryTimeline, Phase};
 
-/// A few steps under the profiler. Times and counts are those of the mean step, on the thread that trains unless said
-/// otherwise; the profiler's own work is in them, so that shares of them say more than the times themselves.
+/// A few steps under the profiler. Times and counts are means per step, on the training thread unless stated otherwise.
+/// They include the profiler's overhead, so shares are more reliable than the times themselves.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ProfiledSteps {
@@ -15,24 +15,26 @@ pub struct ProfiledSteps {
     pub steps: u64,
     /// Seconds of a step.
     pub step_seconds: f64,
-    /// Seconds of a step in which the thread that trains was ready to run and no CPU was free. None where the kernel does not tell.
+    /// Seconds of a step in which the training thread was ready to run, but waited for a CPU. None if the kernel does
+    /// not report it.
     #[serde(default)]
     pub queued_seconds: Option<f64>,
     /// The phases, in the order of [`Phase::ALL`].
     pub phases: Vec<PhaseTimes>,
-    /// Operators by phase, scope and name, of all threads that were seen; what takes the most time by itself first.
+    /// Operators by phase, scope and name, of all recorded threads; those with the most self time first.
     pub ops: Vec<OpTimes>,
-    /// Scopes of the user's own, of all threads; the longest first.
+    /// The user's scopes, of all threads; the longest first.
     pub scopes: Vec<ScopeTimes>,
-    /// Where the thread that trains ran no operator for 0.1 ms and more at a time; the longest first.
+    /// Where the training thread ran no operator for 0.1 ms or more at a time; the longest first.
     pub gaps: Vec<HostGap>,
-    /// Loops that read numbers out of tensors, from the first to the last.
+    /// Loops that read numbers out of tensors, from the first number to the last; the longest first.
     pub read_backs: Vec<HostGap>,
     /// Kernels and copies of the GPU, the longest first.
     pub device_work: Vec<ScopeTimes>,
-    /// Seconds in which the GPU did anything. None without one.
+    /// Seconds in which the GPU was busy. None without a GPU.
     pub device_busy_seconds: Option<f64>,
-    /// Bytes of tensors that a step leaves behind, by device: from the end of the first step to that of the last.
+    /// Bytes of tensors that a step does not free, by device: measured from the end of the first step to that of the
+    /// last.
     #[serde(default)]
     pub kept_bytes: BTreeMap<String, f64>,
     /// Memory over all of these steps.
@@ -51,37 +53,37 @@ pub struct PhaseTimes {
     pub operator_seconds: f64,
     /// How many operators were called, not counting those within others.
     pub operators: f64,
-    /// How many were called in all; each makes the step longer by what the profiler takes for it.
+    /// How many were called in all; the profiler adds overhead to each.
     pub calls: f64,
     /// How many of these took 10 us or less by themselves.
     pub small_calls: f64,
-    /// Seconds of those.
+    /// The seconds of these by themselves.
     pub small_call_seconds: f64,
-    /// Seconds without an operator, for less than 0.1 ms at a time.
+    /// Seconds without an operator, for less than 0.1 ms at a time, or within long loops over numbers.
     pub short_pause_seconds: f64,
-    /// Seconds without an operator while ranks exchanged something.
+    /// Seconds without an operator while ranks communicated.
     pub communication_seconds: f64,
-    /// Seconds of operators that only serve exchanges: copies into and out of buckets, starts of collectives.
+    /// Seconds of operators that only serve communication: copies into and out of buckets, starts of collectives.
     pub exchange_operator_seconds: f64,
 }
 
-/// An operator in some place.
+/// An operator in one phase and scope.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct OpTimes {
     /// Its name: `aten::addmm`.
     pub name: String,
-    /// In which phase.
+    /// Its phase.
     pub phase: Phase,
-    /// The innermost scope of the user's own around it.
+    /// The innermost scope of the user around it.
     pub scope: Option<String>,
-    /// How often.
+    /// How often it is called.
     pub calls: f64,
     /// Seconds on the host, without those of the operators within it.
     pub self_cpu_seconds: f64,
     /// Seconds on the GPU of what it launched itself.
     pub device_seconds: f64,
-    /// Floating point operations, where libtorch can tell.
+    /// Floating point operations, if libtorch computes them.
     pub flops: f64,
 }
 
@@ -91,36 +93,36 @@ pub struct OpTimes {
 pub struct ScopeTimes {
     /// Its name.
     pub name: String,
-    /// How often.
+    /// How often it occurs.
     pub calls: f64,
     /// Seconds.
     pub seconds: f64,
-    /// Whether it was on the thread that trains.
+    /// Whether it was on the training thread.
     pub is_main_thread: bool,
 }
 
-/// Time that is no operator's.
+/// Time without operators, or a loop that reads numbers out of tensors, in one phase and scope.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HostGap {
-    /// In which phase.
+    /// Its phase.
     pub phase: Phase,
-    /// The innermost scope of the user's own around it.
+    /// The innermost scope of the user around it.
     pub scope: Option<String>,
-    /// How often.
+    /// How many gaps, or how many numbers are read.
     pub calls: f64,
     /// Seconds.
     pub seconds: f64,
-    /// Of a gap, seconds of the median step: nothing where it was in less than half of the steps. None of loops, and in records of
-    /// before this was kept.
+    /// For a gap, its seconds in the median step: 0 if fewer than half of the steps have it. None for loops, and in
+    /// older records.
     #[serde(default)]
     pub typical_seconds: Option<f64>,
-    /// How many operators were called in it in all.
+    /// How many operators were called in it, including those within others.
     pub operators: f64,
 }
 
 impl HostGap {
-    /// Seconds of a typical step: a machine that takes the CPU away does so now and then.
+    /// Seconds in a typical step, so that pauses in a few steps, in which the thread lost its CPU, do not count.
     pub(crate) fn typical(&self) -> f64 {
         self.typical_seconds.map_or(self.seconds, |typical| typical.min(self.seconds))
     }

@@ -11,17 +11,16 @@ use crate::error::When as _;
 use crate::trace::replace;
 use crate::{MonitorGap, Phase, ProfileError, Sample, StepReport};
 
-/// The version of the file's form.
+/// The version of the file format.
 const SCHEMA: u32 = 1;
 
-/// What was recorded of a run: `profile.json` holds one. A [`Diagnosis`](crate::Diagnosis) is made from it.
+/// The record of a run, stored as `profile.json`. A [`Diagnosis`](crate::Diagnosis) is made from it.
 ///
-/// Made by [`StepTimer::finish`](crate::StepTimer::finish) where the timer was told to
-/// [record](crate::StepTimerBuilder::record).
+/// Made by [`StepTimer::finish`](crate::StepTimer::finish) if the timer [records](crate::StepTimerBuilder::record).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RunProfile {
-    /// The version of this form: 1.
+    /// The version of this format: 1.
     pub schema: u32,
     /// The program and its arguments.
     pub command: Vec<String>,
@@ -33,29 +32,29 @@ pub struct RunProfile {
     pub unix_seconds: f64,
     /// Where it ran.
     pub machine: MachineInfo,
-    /// The system's number of the thread that trains.
+    /// The system's thread ID of the training thread.
     pub timer_thread: i32,
-    /// The steps; those under the profiler are not among them, nor those of the warm-up. None where there were none.
+    /// The timed steps, without the profiled ones and the warm-up. None if there were none.
     pub steps: Option<StepReport>,
     /// Each step of the window, the oldest first.
     pub step_times: Vec<StepTimes>,
-    /// The reports of all ranks by rank, once they were [put together](Self::merge_ranks); empty before.
+    /// The reports of all ranks by rank, once the records are [merged](Self::merge_ranks); empty before.
     pub ranks: Vec<StepReport>,
-    /// What else is known of these ranks, in the same order; their numbers, if some are missing. Empty in records of before
-    /// this was kept: there a rank's place is its number.
+    /// More about these ranks, in the same order, including their numbers. Empty in older records: there a rank's index
+    /// is its number.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rank_info: Vec<RankInfo>,
-    /// What the profiler saw, in a few of the steps. None where there were too few steps.
+    /// The profile of a few of the steps. None if there were too few steps.
     pub profiled: Option<ProfiledSteps>,
-    /// How often the GPU's memory was short while the steps ran, so that the allocator gave cached blocks back. None without a
+    /// How often the allocator ran out of GPU memory during the steps, freed its cache and tried again. None without a
     /// GPU.
     #[serde(default)]
     pub alloc_retries: Option<u64>,
     /// The machine during the run.
     pub samples: Vec<Sample>,
-    /// What the monitor could not see.
+    /// What the monitor could not sample.
     pub gaps: Vec<MonitorGap>,
-    /// What went wrong in recording, and what else its reader should know.
+    /// Problems in recording, and other things that the reader should know.
     pub notes: Vec<String>,
 }
 
@@ -69,11 +68,11 @@ pub struct StepTimes {
     pub start_seconds: f64,
     /// Seconds on the host by phase, in the order of [`Phase::ALL`].
     pub host_seconds: Vec<f64>,
-    /// Seconds on the device by phase, where they are known.
+    /// Seconds on the device by phase, if they are known.
     pub device_seconds: Option<Vec<f64>>,
     /// How many samples it trained on.
     pub samples: u64,
-    /// Whether the profiler slowed it down, or the thread that writes its trace.
+    /// Whether the profiler, or the thread that writes its trace, slowed it down.
     pub is_profiled: bool,
 }
 
@@ -100,15 +99,15 @@ impl RunProfile {
         Some(steps.total_seconds / steps.steps as f64)
     }
 
-    /// Puts the records of all ranks together: that of the lowest rank, with the reports of all. Ranks keep their numbers
-    /// where some are missing, which a note tells. What the profiler saw is of the lowest rank in which it was on.
+    /// Merges the records of all ranks into that of the lowest rank, with the reports of all. Ranks keep their numbers
+    /// if some are missing; a note names these. The profile is that of the lowest rank that has one.
     ///
     /// # Errors
-    /// `NothingToRecord` without any; `Setting` where a rank is there twice.
+    /// `NothingToRecord` without a record; `Setting` if a rank appears twice.
     pub fn merge_ranks(mut runs: Vec<Self>) -> Result<Self, ProfileError> {
         runs.sort_by_key(|run| run.rank);
         if let Some(twice) = runs.windows(2).find(|pair| pair[0].rank == pair[1].rank) {
-            let problem = "is there twice: records of two runs were mixed".to_owned();
+            let problem = "there are two records of this rank, perhaps of different runs: give one".to_owned();
             return Err(ProfileError::Setting { name: "rank", value: twice[0].rank.to_string(), problem });
         }
         let timed: Vec<&Self> = runs.iter().filter(|run| run.steps.is_some()).collect();
@@ -147,17 +146,17 @@ impl RunProfile {
         replace(path.as_ref(), |out| serde_json::to_writer(out, self).map_err(std::io::Error::from))
     }
 
-    /// Reads what [`write_json`](Self::write_json) has written.
+    /// Reads a file that [`write_json`](Self::write_json) has written.
     ///
     /// # Errors
-    /// `Io` when the file cannot be read; `Setting` when it holds something else, or is of another version.
+    /// `Io` when the file cannot be read; `Setting` when it is not a record, or is of another version.
     pub fn read_json(path: impl AsRef<Path>) -> Result<Self, ProfileError> {
         let path = path.as_ref();
         let bytes = fs::read(path).when("read it", path)?;
         let invalid =
             |problem: String| ProfileError::Setting { name: "profile", value: path.display().to_string(), problem };
         let run: Self = serde_json::from_slice(&bytes)
-            .map_err(|error| invalid(format!("is no `profile.json` of overdrive-profile: {error}")))?;
+            .map_err(|error| invalid(format!("is not a `profile.json` of overdrive-profile: {error}")))?;
         if run.schema != SCHEMA {
             let problem = format!("is of version {}; this program reads version {SCHEMA}", run.schema);
             return Err(invalid(problem));

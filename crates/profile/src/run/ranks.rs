@@ -1,4 +1,4 @@
-//! What is kept of each rank when the records of all are put together.
+//! What is kept of each rank when the records of all ranks are merged.
 
 use std::collections::HashMap;
 
@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 use super::{HostGap, OpTimes, RunProfile, StepTimes};
 use crate::{Finding, Phase};
 
-/// Less of a step than this is no matter, as for [`stragglers`](crate::stragglers()).
+/// Smaller differences, as a share of a step, are ignored, as in [`stragglers`](crate::stragglers()).
 const LEAST_SHARE: f64 = 0.02;
-/// Rows of operators and of gaps that are kept of each rank.
+/// How many rows of operators and of gaps are kept of each rank.
 const MOST_ROWS: usize = 30;
 
-/// A rank among others.
+/// One of several ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RankInfo {
@@ -20,15 +20,15 @@ pub struct RankInfo {
     pub rank: u64,
     /// The name of its machine in the network.
     pub host: String,
-    /// The share of the time in which its training thread was ready to run and no CPU was free, from 0 to 1. None where
-    /// threads were not watched.
+    /// The share of the time in which its training thread was ready to run, but waited for a CPU, from 0 to 1. None if
+    /// threads were not sampled.
     pub queued_share: Option<f64>,
-    /// For each phase, in the order of [`Phase::ALL`]: the share of the steps in which the rank took longer than the typical
-    /// one, by 2% of a step or more. Empty without steps that all ranks have.
+    /// For each phase, in the order of [`Phase::ALL`]: the share of the steps in which the rank took longer than the
+    /// typical rank, by 2% of a step or more. Empty if there is no step that all ranks have.
     pub slow_steps: Vec<f64>,
     /// The operators that took longest, as in [`ProfiledSteps::ops`](super::ProfiledSteps::ops).
     pub ops: Vec<OpTimes>,
-    /// What its machine does wrong: memory that grows or is short, clocks that are held down.
+    /// Findings about its machine: memory that grows or is too small, throttled clocks.
     #[serde(default)]
     pub findings: Vec<Finding>,
     /// The longest gaps, as in [`ProfiledSteps::gaps`](super::ProfiledSteps::gaps).
@@ -36,7 +36,7 @@ pub struct RankInfo {
 }
 
 impl RankInfo {
-    /// One of each record.
+    /// One for each record.
     pub(super) fn of(runs: &[&RunProfile]) -> Vec<Self> {
         let slow = slow_steps(runs);
         let info = |(place, run): (usize, &&RunProfile)| {
@@ -56,25 +56,25 @@ impl RankInfo {
 }
 
 impl RunProfile {
-    /// The number of the rank whose report has this place in `ranks`.
+    /// The number of the rank whose report has this index in `ranks`.
     pub fn rank_number(&self, place: usize) -> u64 {
         self.rank_info.get(place).map_or(place as u64, |info| info.rank)
     }
 
-    /// Whether the ranks ran on more hosts than one.
+    /// Whether the ranks ran on several hosts.
     pub(crate) fn are_ranks_on_hosts(&self) -> bool {
         self.rank_info.windows(2).any(|pair| pair[0].host != pair[1].host)
     }
 
-    /// The ranks that have no report in `ranks`, by name. None where none is known to be missing: records of before the
-    /// numbers were kept do not tell.
+    /// The ranks that have no report in `ranks`, by name. None if no rank is known to be missing; older records do not
+    /// contain the ranks' numbers.
     pub(crate) fn missing_ranks(&self) -> Option<String> {
         let present: Vec<_> = self.rank_info.iter().map(|info| info.rank).collect();
         missing(self.world_size, &present).filter(|_| !present.is_empty())
     }
 }
 
-/// "rank 1, rank 3"; the first few of many. None where all of `size` are there.
+/// "rank 1, rank 3"; of many, the first few and the number of the others. None if no rank of `size` is missing.
 pub(super) fn missing(size: u64, present: &[u64]) -> Option<String> {
     const MOST: usize = 8;
     let named: Vec<_> = (0..size).filter(|rank| !present.contains(rank)).take(MOST).collect();
@@ -85,7 +85,7 @@ pub(super) fn missing(size: u64, present: &[u64]) -> Option<String> {
     (!names.is_empty()).then(|| names.join(", ") + &more)
 }
 
-/// The share of slow steps by rank and phase; empty where the ranks have no step in common.
+/// The share of slow steps by rank and phase; empty if the ranks have no step in common.
 fn slow_steps(runs: &[&RunProfile]) -> Vec<Vec<f64>> {
     let on_device = runs.iter().all(|run| run.steps.as_ref().is_some_and(|steps| steps.device.is_some()));
     let times = |run: &RunProfile| -> HashMap<u64, Vec<f64>> {
@@ -120,7 +120,7 @@ fn phases(step: &StepTimes, on_device: bool) -> Option<Vec<f64>> {
     if on_device { step.device_seconds.clone() } else { Some(step.host_seconds.clone()) }
 }
 
-/// The middle one; of two, the lower.
+/// The lower median.
 fn typical(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)

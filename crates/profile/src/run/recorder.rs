@@ -9,16 +9,16 @@ use super::stepped::{NextStep, SteppedProfiler};
 use super::{Claim, MachineInfo, ProfiledSteps, RunProfile};
 use crate::{GpuSource, Monitor, ProfileError, TraceWriter};
 
-/// The last 10 minutes at the default interval: enough for shares of time, and a file that a page can hold.
+/// 10 minutes at the default interval: enough for shares of time, and small enough for the page.
 const LONGEST_WINDOW: usize = 6000;
 
-/// What is recorded of a run, for [`StepTimerBuilder::record`](crate::StepTimerBuilder::record): the steps, the machine, and a
-/// few steps under the profiler.
+/// What to record of a run, for [`StepTimerBuilder::record`](crate::StepTimerBuilder::record): the steps, the machine,
+/// and a few steps under the profiler.
 #[must_use = "a recorder does nothing until a step timer takes it"]
 pub struct RunRecorder {
     folder: Option<PathBuf>,
     steps_before: u64,
-    /// None for as many as are enough.
+    /// None: as many as are needed.
     profiled_steps: Option<u64>,
     sample_interval: Duration,
     gpus: Option<Box<dyn GpuSource>>,
@@ -33,8 +33,8 @@ impl Default for RunRecorder {
 }
 
 impl RunRecorder {
-    /// A recorder that profiles 5 steps or more after 20 that it only times, besides those of the timer's warm-up, and looks at
-    /// the machine 10 times a second.
+    /// A recorder that profiles 5 steps or more, after the timer's warm-up and 20 steps that it only times, and samples
+    /// the machine 10 times per second.
     pub fn new() -> Self {
         Self {
             folder: None,
@@ -47,8 +47,8 @@ impl RunRecorder {
         }
     }
 
-    /// Writes `profile.json` and `trace.json.gz` there, when the profiler is done and again at the end; a rank of several
-    /// adds its number to the names. Without a folder, nothing is written.
+    /// Writes `profile.json` and `trace.json.gz` to this folder, when the profiler is done and again at the end. With
+    /// several ranks, the names contain the rank. Without a folder, nothing is written.
     pub fn folder(mut self, folder: impl AsRef<Path>) -> Self {
         self.folder = Some(folder.as_ref().to_owned());
         self
@@ -60,31 +60,31 @@ impl RunRecorder {
         self
     }
 
-    /// How many steps are profiled [default: 5, more where they take less than 50 ms together, and 100 at most]; 0 for none. One
-    /// more goes before them to warm the profiler up. None of them counts among the timed ones, nor do steps while the trace is
-    /// written beside them.
+    /// How many steps are profiled [default: 5, or more if they take less than 50 ms together, but at most 100]; 0 for
+    /// none. One more step before them warms the profiler up. These steps do not count as timed steps, nor do steps
+    /// during which the trace is written.
     pub fn profiled_steps(mut self, steps: u64) -> Self {
         self.profiled_steps = Some(steps);
         self
     }
 
-    /// The time between two looks at the machine [default: 0.1 s].
+    /// The time between two samples of the machine [default: 0.1 s].
     pub fn sample_interval(mut self, interval: Duration) -> Self {
         self.sample_interval = interval;
         self
     }
 
-    /// Another source of GPUs than NVML.
+    /// A source of GPU samples in place of NVML.
     pub fn gpus(mut self, source: impl GpuSource + 'static) -> Self {
         self.gpus = Some(Box::new(source));
         self
     }
 
-    /// Records what `overdrive-profile run` asks for: `OVERDRIVE_PROFILE` is the folder, `OVERDRIVE_PROFILE_BEFORE` and
-    /// `OVERDRIVE_PROFILE_STEPS` are counts of steps. They win over what the program says.
+    /// Applies the settings of `overdrive-profile run`: `OVERDRIVE_PROFILE` is the folder, `OVERDRIVE_PROFILE_BEFORE`
+    /// and `OVERDRIVE_PROFILE_STEPS` are numbers of steps. They override the program's.
     ///
     /// # Errors
-    /// `Setting` for a count that is none.
+    /// `Setting` if a number of steps is not a number.
     pub(crate) fn claimed(mut self, claim: Claim) -> Result<Self, ProfileError> {
         self.folder = Some(claim.folder());
         self.steps_before = Claim::steps("OVERDRIVE_PROFILE_BEFORE")?.unwrap_or(self.steps_before);
@@ -93,19 +93,19 @@ impl RunRecorder {
         Ok(self)
     }
 
-    /// Whether it records for `overdrive-profile run` already.
+    /// Whether it already records for `overdrive-profile run`.
     pub(crate) fn is_claimed(&self) -> bool {
         self.claim.is_some()
     }
 
-    /// Something that the reader of the record should know.
+    /// Adds a note to the record.
     #[cfg(feature = "record")]
     pub(crate) fn note(mut self, note: &'static str) -> Self {
         self.note = Some(note);
         self
     }
 
-    /// Recording begins.
+    /// Begins to record.
     pub(crate) fn start(self, device: Device, warmup_steps: u64, now: Duration) -> Result<Recorder, ProfileError> {
         let mut monitor = Monitor::builder().interval(self.sample_interval).window(LONGEST_WINDOW).threads(true);
         if let Some(source) = self.gpus {
@@ -121,7 +121,7 @@ impl RunRecorder {
         if let Some(folder) = &self.folder {
             std::fs::create_dir_all(folder).map_err(|error| ProfileError::Io {
                 path: folder.clone(),
-                action: "make the folder",
+                action: "create the folder",
                 error,
             })?;
         }
@@ -145,21 +145,21 @@ impl RunRecorder {
     }
 }
 
-/// A recording that is under way.
+/// A recording in progress.
 pub(crate) struct Recorder {
     run: RunProfile,
     folder: Option<PathBuf>,
-    /// None for a recorder that the program itself has asked for.
+    /// None if only the program itself asked to record.
     claim: Option<Claim>,
     device: Device,
     retries_before: Option<u64>,
     /// By the timer's clock.
     began: Duration,
     monitor: Monitor,
-    /// While there is something to profile.
+    /// None after the profiled steps, or if none are wanted.
     profiler: Option<SteppedProfiler>,
     trace: Option<TraceWriter>,
-    /// It was being written when the step began.
+    /// Whether the trace was being written when the current step began.
     is_writing: bool,
 }
 
@@ -169,9 +169,9 @@ impl Recorder {
         self.began
     }
 
-    /// The next step begins. `fill` adds what the timer knows, should a file be written.
+    /// A step has ended and the next one begins. `fill` adds the timer's data if a file is written.
     pub(crate) fn step_ended(&mut self, fill: impl FnOnce(&mut RunProfile)) -> NextStep {
-        let Some(profiler) = &mut self.profiler else { return self.step_behind_profile() };
+        let Some(profiler) = &mut self.profiler else { return self.step_after_profile() };
         let next = profiler.step().unwrap_or_else(|error| {
             self.run.notes.push(format!("the profiler: {error}"));
             NextStep::Timed
@@ -185,53 +185,53 @@ impl Recorder {
         if self.is_writing { NextStep::Profiled } else { NextStep::Timed }
     }
 
-    /// Steps beside the thread that writes the trace are slowed down as well.
-    fn step_behind_profile(&mut self) -> NextStep {
-        let is_still = self.trace.as_ref().is_some_and(|trace| !trace.is_finished());
-        let is_done = self.is_writing && !is_still;
-        self.is_writing &= is_still;
-        if is_done { NextStep::Timed } else { NextStep::AsAlways }
+    /// The thread that writes the trace slows steps down as well.
+    fn step_after_profile(&mut self) -> NextStep {
+        let is_still_writing = self.trace.as_ref().is_some_and(|trace| !trace.is_finished());
+        let is_done = self.is_writing && !is_still_writing;
+        self.is_writing &= is_still_writing;
+        if is_done { NextStep::Timed } else { NextStep::Unchanged }
     }
 
-    /// The last step has ended. `fill` adds what the timer knows, as above.
+    /// Ends the recording after the last step. `fill` adds the timer's data.
     pub(crate) fn finish(mut self, fill: impl FnOnce(&mut RunProfile)) -> Result<RunProfile, ProfileError> {
         self.take_profile();
         self.monitor.stop();
-        self.look(fill);
+        self.update(fill);
         if let Some(trace) = self.trace.take()
             && let Err(error) = trace.wait()
         {
             self.run.notes.push(format!("the trace: {error}"));
         }
-        self.run.notes.extend(self.claim.as_ref().and_then(Claim::others));
+        self.run.notes.extend(self.claim.as_ref().and_then(Claim::refused_note));
         self.write()?;
         Ok(self.run)
     }
 
-    /// Ends without a record, and removes what was written of it.
+    /// Ends without a record, and removes files that were already written.
     #[cfg(feature = "record")]
     pub(crate) fn discard(mut self) {
         if let Some(trace) = self.trace.take() {
-            // One that could not be written need not be removed.
+            // Ignored: a trace that could not be written need not be removed.
             let _ = trace.wait();
         }
         for path in [self.path("profile", "json"), self.path("trace", "json.gz")].into_iter().flatten() {
-            // There is none before the profiler is done.
+            // Ignored: the files do not exist before the profiler is done.
             let _ = std::fs::remove_file(path);
         }
     }
 
-    /// Writes what there is so far, for the case that the program does not get to its end.
+    /// Writes the record so far, in case the program is killed.
     fn write_so_far(&mut self, fill: impl FnOnce(&mut RunProfile)) {
         if self.folder.is_some() {
-            self.look(fill);
+            self.update(fill);
             if let Err(error) = self.write() {
                 self.run.notes.push(error.to_string());
             }
         }
     }
 
-    fn look(&mut self, fill: impl FnOnce(&mut RunProfile)) {
+    fn update(&mut self, fill: impl FnOnce(&mut RunProfile)) {
         fill(&mut self.run);
         let retries = alloc_retries(self.device).zip(self.retries_before);
         self.run.alloc_retries = retries.map(|(now, before)| now.saturating_sub(before));
@@ -246,7 +246,7 @@ impl Recorder {
         }
     }
 
-    /// What the profiler has recorded, which ends it.
+    /// Ends the profiler and stores its profile.
     fn take_profile(&mut self) {
         let Some(profiler) = self.profiler.take() else { return };
         let outcome = profiler.finish();
@@ -297,7 +297,7 @@ fn alloc_retries(device: Device) -> Option<u64> {
     u64::try_from(overdrive_ffi::cuda::memory_stats(index).ok()?.alloc_retries).ok()
 }
 
-/// As launchers tell it: `RANK` and `WORLD_SIZE`.
+/// From `RANK` and `WORLD_SIZE`, as launchers set them.
 fn rank_of_environment() -> (u64, u64) {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     match (number("RANK"), number("WORLD_SIZE")) {

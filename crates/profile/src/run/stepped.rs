@@ -1,4 +1,4 @@
-//! The profiler of a recording. libtorch has one in a process, and a program's own goes first.
+//! The profiler of a recording. libtorch supports one profiler per process, and the program's own takes precedence.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 use crate::monitor::queued_seconds_of_this_thread;
 use crate::{Profile, ProfileError, Profiler, ProfilerAction, Schedule};
 
-/// Steps are profiled until there are so many, and so much time: in a few short ones, a thread that waited for a CPU once would be
-/// most of what is seen.
+/// Profiling continues until both are reached: in a few short steps, a single wait for a CPU would be most of the time.
 const ENOUGH_STEPS: u64 = 5;
 const ENOUGH_TIME: Duration = Duration::from_millis(50);
-/// However short they are.
+/// The limit for very short steps.
 const MOST_STEPS: u64 = 100;
-/// Steps that are left to the program's profiler before the next try; twice as many after each that failed.
+/// Steps before the next try when the program's own profiler is on; doubled after each failed try.
 const FIRST_PAUSE: u64 = 8;
 
 type Slot = RefCell<Option<Profiler>>;
@@ -23,50 +22,51 @@ thread_local! {
     static ON_THIS_THREAD: RefCell<Weak<Slot>> = const { RefCell::new(Weak::new()) };
 }
 
-/// Turns the profiler of this thread's recording off, for a profiler that has found libtorch's taken. Whether it was on.
-pub(crate) fn give_way() -> bool {
+/// Turns off the profiler of this thread's recording, so that the program's own can start. Returns whether it was on.
+pub(crate) fn release_profiler() -> bool {
     let slot = ON_THIS_THREAD.with_borrow(Weak::upgrade);
-    // One that is just being moved on is the one that asks.
+    // Borrowed means that the recording's own profiler called us.
     let taken = slot.and_then(|slot| slot.try_borrow_mut().ok()?.take_if(|profiler| profiler.has_session()));
     taken.is_some()
 }
 
-/// What the timer has to know of the step that begins.
+/// What the timer has to know about the step that begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextStep {
-    /// Like the one before.
-    AsAlways,
+    /// Like the step before.
+    Unchanged,
     /// The profiler slows it down.
     Profiled,
-    /// The profiler is off again, which has taken some time.
+    /// The profiler has been turned off, which took time that no step should include.
     Timed,
 }
 
-/// Profiles a few steps, some time after the first one.
+/// Profiles a few steps in the course of a recording.
 pub(super) struct SteppedProfiler {
-    /// None while the program's own profiler is on, and in the end.
+    /// None while the program's own profiler is on, and at the end.
     slot: Rc<Slot>,
-    /// None for as many as are enough.
+    /// None: as many as are needed.
     steps: Option<u64>,
     /// When the first profiled step began.
     since: Option<Instant>,
     whole_steps: u64,
-    /// The thread's time without a CPU, when the first profiled step began and when the last whole one ended.
+    /// The time that the thread had waited for a CPU when the first profiled step began, and when the last whole one
+    /// ended.
     queued_seconds: Option<(f64, f64)>,
-    /// How many steps the last pause takes.
+    /// The length of the last pause, in steps.
     pause: u64,
-    /// How many of them are left. None while there is no pause.
+    /// How many steps of the pause are left. None while there is no pause.
     paused: Option<u64>,
     is_over: bool,
 }
 
-/// What it leaves behind.
+/// The result of profiling.
 #[derive(Default)]
 pub(super) struct Outcome {
     pub profile: Option<Arc<Profile>>,
     /// How many of its steps are whole.
     pub whole_steps: u64,
-    /// How long the thread had no CPU in all of them. None where the kernel does not tell.
+    /// How long the thread waited for a CPU in all of them. None if the kernel does not report it.
     pub queued_seconds: Option<f64>,
     pub notes: Vec<String>,
 }
@@ -84,13 +84,13 @@ impl SteppedProfiler {
             paused: None,
             is_over: false,
         };
-        this.try_on(skipped)?;
+        this.try_start(skipped)?;
         ON_THIS_THREAD.set(Rc::downgrade(&this.slot));
         Ok(this)
     }
 
-    /// Or pauses.
-    fn try_on(&mut self, skipped: u64) -> Result<(), ProfileError> {
+    /// Starts the profiler, or pauses if another one is on.
+    fn try_start(&mut self, skipped: u64) -> Result<(), ProfileError> {
         let schedule = Schedule::new(0, 1, self.steps.unwrap_or(MOST_STEPS))?.repeat(1).skip_first(skipped);
         let profiler = Profiler::builder().schedule(schedule).profile_memory(true).with_flops(true).start();
         match profiler {
@@ -110,24 +110,24 @@ impl SteppedProfiler {
         self.paused = Some(self.pause);
     }
 
-    /// Whether nothing more is to come.
+    /// Whether all profiled steps are done, or the profiler has failed.
     pub fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// The next step begins.
+    /// A step has ended and the next one begins.
     ///
     /// # Errors
     /// When libtorch's profiler fails: it is over then.
     pub fn step(&mut self) -> Result<NextStep, ProfileError> {
-        let stepped = if self.slot.borrow().is_some() { self.step_on() } else { self.step_off() };
+        let stepped = if self.slot.borrow().is_some() { self.step_profiler() } else { self.step_pause() };
         self.is_over |= stepped.is_err();
         stepped
     }
 
-    fn step_on(&mut self) -> Result<NextStep, ProfileError> {
+    fn step_profiler(&mut self) -> Result<NextStep, ProfileError> {
         let mut slot = self.slot.borrow_mut();
-        let Some(profiler) = &mut *slot else { return Ok(NextStep::AsAlways) };
+        let Some(profiler) = &mut *slot else { return Ok(NextStep::Unchanged) };
         if profiler.is_recording() {
             self.whole_steps += 1;
             let now = queued_seconds_of_this_thread().ok();
@@ -149,38 +149,38 @@ impl SteppedProfiler {
         match (stepped, before, after) {
             (Err(ProfileError::Busy), ..) => {
                 self.pause();
-                Ok(NextStep::AsAlways)
+                Ok(NextStep::Unchanged)
             }
             (Err(error), ..) => Err(error),
             (Ok(()), ProfilerAction::RecordAndSave, _) => {
                 self.is_over = true;
                 Ok(NextStep::Timed)
             }
-            (Ok(()), ProfilerAction::None, ProfilerAction::None) => Ok(NextStep::AsAlways),
+            (Ok(()), ProfilerAction::None, ProfilerAction::None) => Ok(NextStep::Unchanged),
             (Ok(()), ..) => Ok(NextStep::Profiled),
         }
     }
 
-    fn step_off(&mut self) -> Result<NextStep, ProfileError> {
+    fn step_pause(&mut self) -> Result<NextStep, ProfileError> {
         match &mut self.paused {
-            // The program's own profiler has taken it away in this step.
+            // The program's own profiler has replaced ours in this step.
             None => {
                 self.pause();
                 return Ok(NextStep::Timed);
             }
-            Some(0) => self.try_on(0)?,
+            Some(0) => self.try_start(0)?,
             Some(left) => *left -= 1,
         }
-        Ok(if self.paused.is_none() { NextStep::Profiled } else { NextStep::AsAlways })
+        Ok(if self.paused.is_none() { NextStep::Profiled } else { NextStep::Unchanged })
     }
 
-    /// Ends it, in the middle of a step as well.
+    /// Ends the profiler, even in the middle of a step.
     pub fn finish(self) -> Outcome {
         let queued_seconds = self.queued_seconds.map(|(since, until)| until - since);
         let mut outcome = Outcome { whole_steps: self.whole_steps, queued_seconds, ..Outcome::default() };
         let Some(mut profiler) = self.slot.take() else {
-            // What else ended it has been told.
-            let own = "no step was profiled: the program has a profiler of its own, which was on";
+            // Other reasons have been noted already.
+            let own = "no step was profiled: the program's own `Profiler` was on";
             outcome.notes.extend((!self.is_over).then(|| own.to_owned()));
             return outcome;
         };
@@ -191,7 +191,7 @@ impl SteppedProfiler {
         }
         for gap in profiler.gaps() {
             let jump = gap.clock_jump_ns as f64 / 1e9;
-            outcome.notes.push(format!("the profiled steps were left out: the system's clock jumped by {jump:.3} s"));
+            outcome.notes.push(format!("the profiled steps were discarded: the system's clock jumped by {jump:.3} s"));
         }
         outcome.profile = profiler.profile().cloned();
         outcome

@@ -1,13 +1,13 @@
-//! Spans of time, and what was on in them.
+//! Spans of time, and what was active in them.
 
 /// Nanoseconds, from and to.
 pub(super) type Span = (i64, i64);
 
-/// What was on at each time, the innermost of what nests.
+/// What was active at each time; of nested spans, the innermost.
 pub(super) struct Track<T>(Vec<(Span, T)>);
 
 impl<T: Copy> Track<T> {
-    /// From what may nest.
+    /// From spans that may nest.
     pub fn new(mut spans: Vec<(Span, T)>) -> Self {
         spans.sort_by_key(|((start, end), _)| (*start, std::cmp::Reverse(*end)));
         let mut flat = Vec::new();
@@ -43,7 +43,7 @@ impl<T: Copy> Track<T> {
         (time < *end).then_some(*what)
     }
 
-    /// A span in pieces that lie within one of these, or between two.
+    /// Cuts a span into pieces that each lie within one of these spans, or between two.
     pub fn cut(&self, span: Span) -> Vec<Span> {
         let first = self.0.partition_point(|((_, end), _)| *end <= span.0);
         let inside = self.0[first..].iter().take_while(|((start, _), _)| *start < span.1);
@@ -64,7 +64,7 @@ pub(super) fn overlap(one: Span, other: Span) -> i64 {
     (one.1.min(other.1) - one.0.max(other.0)).max(0)
 }
 
-/// Spans that overlap become one.
+/// Joins spans that overlap.
 pub(super) fn union(mut spans: Vec<Span>) -> Vec<Span> {
     spans.sort_unstable();
     let mut joined: Vec<Span> = Vec::with_capacity(spans.len());
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_innermost_is_on() {
+    fn the_innermost_span_is_active() {
         let track = Track::new(vec![((0, 10), 'a'), ((2, 5), 'b'), ((3, 4), 'c'), ((12, 14), 'd')]);
         let seen: String = (-1..15).map(|time| track.at(time).unwrap_or('.')).collect();
         assert_eq!(seen, ".aabcbaaaaa..dd.");

@@ -1,4 +1,4 @@
-//! From the events of a profile to what its steps come to.
+//! Sums the events of a profile over its steps.
 
 mod read_backs;
 
@@ -12,17 +12,17 @@ use crate::{DeviceType, FunctionEvent, MemoryTimeline, Phase, Profile, ProfileEr
 
 /// The name of steps in [`EventList`].
 const STEP: &str = "ProfilerStep*";
-/// Marks the time until which a step timer leaves out what came since the last step.
+/// The scope that marks the end of skipped time: a step timer leaves out what came between the last step and this.
 pub(crate) const SKIPPED: &str = "StepTimer.skip";
-/// What is shorter goes on between operators all the time.
+/// Shorter pauses between operators are normal.
 const SHORTEST_GAP_NS: i64 = 100_000;
-/// A call that takes no longer by itself does hardly more than being called, which takes 1 to 5 us under a profiler.
+/// A call with less self time consists mostly of call overhead, which is 1 to 5 us under a profiler.
 const SMALL_CALL_NS: i64 = 10_000;
-/// Rows of each table that are kept.
+/// How many rows of each table are kept.
 const MOST_ROWS: usize = 300;
 
 impl ProfiledSteps {
-    /// None where no step is in the profile. Behind the whole steps there may be one that was broken off.
+    /// None if the profile has no step. An unfinished step after the `whole_steps` is left out.
     pub(super) fn of(profile: &Profile, whole_steps: u64) -> Result<Option<Self>, ProfileError> {
         let Some(window) = Window::find(profile.events()?, whole_steps) else { return Ok(None) };
         let ends: Vec<i64> = window.steps.iter().map(|step| step.1).collect();
@@ -35,7 +35,7 @@ impl ProfiledSteps {
     }
 }
 
-/// Empty for a single step: what it takes for itself is not known to be given back.
+/// Empty for a single step, because it may free its memory only in the next one.
 fn kept_bytes(memory: &[MemoryTimeline], step_ends: &[i64]) -> BTreeMap<String, f64> {
     let [first, .., last] = step_ends else { return BTreeMap::new() };
     let in_use = |line: &MemoryTimeline, at: i64| {
@@ -46,8 +46,8 @@ fn kept_bytes(memory: &[MemoryTimeline], step_ends: &[i64]) -> BTreeMap<String, 
     memory.iter().map(|line| (line.device.clone(), each(line))).collect()
 }
 
-/// A step goes on until the next one begins, the last one to the end of the profile: where a phase goes on beyond a step's end, the
-/// scope of the next step is cut in two.
+/// A step lasts until the next one begins, the last one until the end of the profile. A step's scope is split in two if
+/// a phase continues beyond the end of the step before, so only its first start counts.
 fn steps(events: &EventList, thread: u64) -> Vec<Span> {
     let own = || events.iter().filter(|event| event.thread == thread && event.device_type == DeviceType::Cpu);
     let scopes = own().filter(|event| is_scope(event) && &*event.name == STEP);
@@ -58,27 +58,27 @@ fn steps(events: &EventList, thread: u64) -> Vec<Span> {
     let end = own().map(|event| event.end_ns).max();
     let ends = begins.iter().skip(1).map(|(_, start)| *start).chain(end);
     let skips: Vec<i64> = own().filter(|event| &*event.name == SKIPPED).map(|event| event.end_ns).collect();
-    let behind_skips = |(start, end): Span| {
+    let after_skips = |(start, end): Span| {
         let skips = skips.iter().copied().filter(|skip| (start..end).contains(skip));
         (skips.max().unwrap_or(start), end)
     };
-    begins.iter().map(|(_, start)| *start).zip(ends).map(behind_skips).collect()
+    begins.iter().map(|(_, start)| *start).zip(ends).map(after_skips).collect()
 }
 
 /// A step, a phase and a scope.
 type Place<'a> = (usize, Phase, Option<&'a str>);
 
-/// The steps of a profile, and what went on in them.
+/// The steps of a profile, and what happened in them.
 struct Window<'a> {
     events: &'a EventList,
     thread: u64,
-    /// One behind the other.
+    /// In order, without overlap.
     steps: Vec<Span>,
     phases: Track<Phase>,
     scopes: Track<&'a str>,
-    /// Operators that are within no other, on the thread that trains.
+    /// When an operator ran on the training thread.
     operators: Vec<Span>,
-    /// When ranks exchanged something.
+    /// When ranks communicated.
     exchanges: Vec<Span>,
 }
 
@@ -197,20 +197,20 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Operators of the thread that trains, those within others among them.
+    /// Operators of the training thread, including those within others.
     fn calls(&self) -> impl Iterator<Item = (usize, &FunctionEvent)> {
         let events = self.events.iter().enumerate();
         events.filter(|(_, event)| event.thread == self.thread && is_operator(event) && is_of_steps(event, &self.steps))
     }
 
-    /// When each of them began.
+    /// The start of each of them, sorted.
     fn call_times(&self) -> Vec<i64> {
         let mut times: Vec<i64> = self.calls().map(|(_, event)| event.start_ns).collect();
         times.sort_unstable();
         times
     }
 
-    /// When no operator ran, in pieces that lie in one phase and one scope each.
+    /// When no operator ran, in pieces that each lie in one phase and one scope.
     fn pauses(&self) -> Vec<Span> {
         let mut pauses = Vec::new();
         for step in &self.steps {
@@ -291,11 +291,12 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// Seconds a step.
+    /// Seconds per step.
     fn per_step(&self, nanoseconds: i64) -> f64 {
         self.each(nanoseconds) / 1e9
     }
 
+    /// The mean per step.
     fn each(&self, count: i64) -> f64 {
         count as f64 / self.steps.len() as f64
     }
@@ -333,13 +334,13 @@ impl<K: Eq + Hash> Sums<K> {
     }
 }
 
-/// The middle one; of two, the lower: what half of the steps do not have is nothing.
+/// The lower median, which is 0 if half of the steps are 0.
 fn median(mut times: Vec<i64>) -> i64 {
     times.sort_unstable();
     times.get(times.len().saturating_sub(1) / 2).copied().unwrap_or(0)
 }
 
-/// How many of the times, which are in order, lie in a span.
+/// How many of the sorted times lie in a span.
 fn calls_within(times: &[i64], span: Span) -> i64 {
     let before = |time: i64| times.partition_point(|start| *start < time);
     (before(span.1) - before(span.0)) as i64
@@ -349,7 +350,7 @@ fn phase_of(event: &FunctionEvent) -> Option<Phase> {
     Phase::ALL.into_iter().find(|phase| phase.name() == &*event.name)
 }
 
-/// Communication goes under scopes too, but is nobody's own.
+/// A user's scope. Communication is recorded as scopes too, but not by the user.
 fn is_scope(event: &FunctionEvent) -> bool {
     event.device_type == DeviceType::Cpu && event.scope == RecordScope::User && !is_exchange(event)
 }
@@ -358,7 +359,7 @@ fn is_operator(event: &FunctionEvent) -> bool {
     event.nests() && !is_scope(event) && !is_exchange(event) && event.elapsed_ns() > 0
 }
 
-/// The reducer's copies, and collectives on their way to the backend.
+/// The reducer's copies, and collectives before they reach the backend.
 fn serves_exchanges(event: &FunctionEvent) -> bool {
     ["c10d::", "torch::distributed::", "torch.distributed."].iter().any(|start| event.name.starts_with(start))
 }
@@ -375,7 +376,7 @@ fn span_of(event: &FunctionEvent) -> Span {
     (event.start_ns, event.end_ns)
 }
 
-/// The first step for what comes before all of them.
+/// The index of the step at a time; 0 before the first step.
 fn step_at(steps: &[Span], time: i64) -> usize {
     steps.partition_point(|step| step.0 <= time).saturating_sub(1)
 }

@@ -1,4 +1,4 @@
-//! Batches, with the time that is spent waiting for them.
+//! Times the waiting for batches.
 
 use std::iter::FusedIterator;
 

@@ -1,4 +1,4 @@
-//! What a step timer is made from.
+//! The settings of a step timer.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use super::timeline::Timeline;
 use crate::run::Claim;
 use crate::{ProfileError, RunRecorder};
 
-/// The largest window: its records fill some 150 MB.
+/// The largest window; its records take about 150 MB.
 const LONGEST_WINDOW: usize = 1 << 20;
 
 /// Sets up a [`StepTimer`]. Made by [`StepTimer::builder`].
@@ -39,62 +39,62 @@ impl StepTimerBuilder {
         }
     }
 
-    /// The device that the phases' work runs on. For a CUDA device each phase is timed there too, by events on the
-    /// current stream. The default is the CPU, where the host's clock says it all.
+    /// The device that the phases' work runs on. On a CUDA device, each phase is also timed by events on the current
+    /// stream. The default is the CPU, for which the host's clock is enough.
     pub fn device(mut self, device: Device) -> Self {
         self.device = device;
         self
     }
 
-    /// How many steps at the beginning are left out; the default is 10.
+    /// How many of the first steps are left out; the default is 10.
     pub fn warmup_steps(mut self, steps: u64) -> Self {
         self.warmup_steps = steps;
         self
     }
 
-    /// How many of the last steps are kept, which the report is about; the default is 1000.
+    /// How many of the last steps are kept for the report; the default is 1000.
     pub fn window(mut self, steps: usize) -> Self {
         self.window = steps;
         self
     }
 
-    /// Floating point operations of a step, forward and backward, counted for the model: two a multiplication with
-    /// addition. With [`peak_flops_per_second`](Self::peak_flops_per_second) the report has the MFU.
+    /// Floating point operations of a step, forward and backward, as the model requires them: a multiply-add counts as
+    /// two. With [`peak_flops_per_second`](Self::peak_flops_per_second), the report has the MFU.
     #[doc(alias = "MFU")]
     pub fn flops_per_step(mut self, flops: f64) -> Self {
         self.flops_per_step = Some(flops);
         self
     }
 
-    /// Floating point operations a second that the maker of the device promises for the kind of numbers in use.
+    /// The device's peak floating point operations per second for the data type in use, from its data sheet.
     pub fn peak_flops_per_second(mut self, flops: f64) -> Self {
         self.peak_flops_per_second = Some(flops);
         self
     }
 
-    /// A clock of the caller's own instead of the host's monotonic one: the time since some fixed moment. For simulations
-    /// and tests. Time that runs backwards counts as none, and the report tells of it.
+    /// The caller's clock in place of the host's monotonic one: the time since some fixed moment. For simulations and
+    /// tests. Time that runs backwards counts as 0, and the report counts how often.
     pub fn clock(mut self, clock: impl Fn() -> Duration + Send + 'static) -> Self {
         self.clock = Some(Box::new(clock));
         self
     }
 
-    /// Records the run as well, for [`StepTimer::finish`]: the machine, and a few steps under the profiler. It has to stay on
-    /// the thread that trains.
+    /// Also records the run, for [`StepTimer::finish`]: the machine, and a few steps under the profiler. The timer has
+    /// to stay on the training thread.
     ///
-    /// With the feature `record`, a program that runs under `overdrive-profile run` records without this, and with it into the
-    /// folder of that run.
+    /// With the feature `record`, a program under `overdrive-profile run` records even without this; with it, it
+    /// records into that run's folder.
     pub fn record(mut self, recorder: RunRecorder) -> Self {
         self.recorder = Some(recorder);
         self
     }
 
-    /// The timer. The first step begins with the first phase.
+    /// Builds the timer. The first step begins with the first phase.
     ///
     /// # Errors
-    /// `Setting` for a window of no step or of more than 2^20, or operations that are not above 0; `Torch` when there is
-    /// no such CUDA device. Of a recorder: `Setting` for steps and intervals out of bounds, `Io` for a folder that
-    /// cannot be made.
+    /// `Setting` for a window of 0 or of more than 2^20 steps, or operations that are not above 0; `Torch` when there
+    /// is no such CUDA device. With a recorder: `Setting` for steps and intervals out of bounds, `Io` for a folder that
+    /// cannot be created.
     pub fn build(self) -> Result<StepTimer, ProfileError> {
         if !(1..=LONGEST_WINDOW).contains(&self.window) {
             let problem = format!("should be from 1 to {LONGEST_WINDOW} steps");
@@ -123,10 +123,10 @@ impl StepTimerBuilder {
     }
 }
 
-/// The recorder that the environment asks for, which wins over the program's own.
+/// The recorder that the environment asks for, else the program's own.
 fn by_environment(own: Option<RunRecorder>) -> Result<Option<RunRecorder>, ProfileError> {
     #[cfg(feature = "record")]
-    super::unmarked::give_way();
+    super::unmarked::stop_on_this_thread();
     if own.as_ref().is_some_and(RunRecorder::is_claimed) {
         return Ok(own);
     }

@@ -1,4 +1,4 @@
-//! The same steps as the device goes through them.
+//! Times the phases of steps on the device, by events.
 
 use std::collections::VecDeque;
 
@@ -7,12 +7,12 @@ use overdrive_ffi::{Error, TimedEvent};
 use super::Phase;
 use super::phase::ByPhase;
 
-/// More marks than this in one step, and the step goes without times on the device.
+/// A step with more marks gets no device times.
 const MOST_MARKS: usize = 1024;
-/// How many steps the host may be ahead of the device. The times of older ones are given up.
+/// How many steps the host may be ahead of the device. Older steps get no device times.
 const MOST_PENDING: usize = 64;
 
-/// A point in the device's work.
+/// A point in the device's work: a CUDA event.
 pub(super) trait Mark: Sized {
     fn record(&mut self) -> Result<(), Error>;
     fn is_reached(&self) -> Result<bool, Error>;
@@ -34,18 +34,18 @@ impl Mark for TimedEvent {
     }
 }
 
-/// Marks between the phases of the steps that the device is not known to be done with.
+/// Marks between the phases of steps that the device may not have finished.
 pub(super) struct DeviceTimeline<M> {
     make: Box<dyn FnMut() -> Result<M, Error> + Send>,
-    /// To be recorded again.
+    /// Marks to be reused.
     spare: Vec<M>,
     begin: Option<M>,
-    /// Of the step under way: each mark with the phase before it.
+    /// The marks of the current step, each with the phase before it.
     marks: Vec<(Phase, M)>,
     pending: VecDeque<Pending<M>>,
-    /// Steps whose times were given up.
+    /// Steps without device times.
     pub lost_steps: u64,
-    /// After which nothing more is recorded.
+    /// The error after which nothing more is recorded.
     pub fault: Option<Error>,
 }
 
@@ -56,7 +56,7 @@ struct Pending<M> {
 }
 
 impl<M: Mark> DeviceTimeline<M> {
-    /// Makes one mark at once, to see whether that can be done.
+    /// Makes one mark at once, to fail early if that is not possible.
     pub fn new(make: impl FnMut() -> Result<M, Error> + Send + 'static) -> Result<Self, Error> {
         let mut make = Box::new(make);
         let spare = vec![make()?];
@@ -68,7 +68,7 @@ impl<M: Mark> DeviceTimeline<M> {
         self.begin = self.recorded();
     }
 
-    /// What the device does from the last mark to this one is part of the phase.
+    /// Records a mark: the device's work since the last mark belongs to this phase.
     pub fn mark(&mut self, phase: Phase) {
         if self.begin.is_none() {
             return;
@@ -97,13 +97,13 @@ impl<M: Mark> DeviceTimeline<M> {
         }
     }
 
-    /// Drops the step under way.
+    /// Drops the current step.
     pub fn forget_step(&mut self) {
         self.spare.extend(self.begin.take());
         self.spare.extend(self.marks.drain(..).map(|(_, mark)| mark));
     }
 
-    /// The oldest step that the device is done with: its number and milliseconds.
+    /// Removes the oldest step if the device has finished it, and returns its number and milliseconds.
     pub fn next_done(&mut self) -> Option<(u64, ByPhase<f64>)> {
         if self.fault.is_some() {
             return None;
@@ -118,7 +118,7 @@ impl<M: Mark> DeviceTimeline<M> {
         Some((number, times))
     }
 
-    /// None while the device is at it.
+    /// None if the device has not finished the step.
     fn times(step: &Pending<M>) -> Result<Option<ByPhase<f64>>, Error> {
         let reached = |mark: &M| mark.is_reached();
         if !step.marks.last().map_or(Ok(true), |(_, end)| reached(end))? {
@@ -129,7 +129,8 @@ impl<M: Mark> DeviceTimeline<M> {
         for (phase, to) in &step.marks {
             match from.milliseconds_to(to) {
                 Ok(milliseconds) => times[*phase] += milliseconds.max(0.0),
-                // Another stream, say, was current for a while, and it is behind the one that reached the end.
+                // An error although both marks are reached. (A mark may not be reached yet, although the last one is,
+                // if another stream was current for a while.)
                 Err(error) if reached(from)? && reached(to)? => return Err(error),
                 Err(_) => return Ok(None),
             }
@@ -153,7 +154,7 @@ impl<M: Mark> DeviceTimeline<M> {
     }
 
     fn fail<T>(&mut self, error: Error) -> Option<T> {
-        tracing::warn!(%error, "no more times on the device");
+        tracing::warn!(%error, "device times are no longer recorded");
         self.lost_steps += self.pending.len() as u64;
         self.pending.clear();
         self.fault = Some(error);
@@ -167,7 +168,7 @@ mod tests {
 
     use super::*;
 
-    /// A device that is done with its work when it is told so, at the time given.
+    /// A device that finishes its work when the test says so.
     #[derive(Default)]
     struct Device {
         made: usize,
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn times_come_when_the_device_is_done_and_not_before() {
+    fn a_step_has_times_only_when_the_device_has_finished_it() {
         let (device, mut timeline) = planted();
         step(&device, &mut timeline, 7);
         step(&device, &mut timeline, 8);
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_used_again_and_a_device_that_is_far_behind_loses_steps() {
+    fn marks_are_reused_and_a_device_that_is_far_behind_loses_steps() {
         let (device, mut timeline) = planted();
         for number in 0..1000 {
             step(&device, &mut timeline, number);
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_of_very_many_phases_goes_without() {
+    fn a_step_with_very_many_phases_has_no_times() {
         let (device, mut timeline) = planted();
         timeline.begin_step();
         (0..3 * MOST_MARKS).for_each(|_| timeline.mark(Phase::Forward));
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_fails_is_left_alone() {
+    fn nothing_is_recorded_after_a_device_failure() {
         let (device, mut timeline) = planted();
         step(&device, &mut timeline, 0);
         device.lock().unwrap().fails = true;

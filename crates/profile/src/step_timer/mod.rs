@@ -1,4 +1,4 @@
-//! Where the time of each step goes.
+//! Times the phases of each step.
 
 mod batches;
 mod builder;

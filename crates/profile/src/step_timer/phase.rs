@@ -18,14 +18,14 @@ pub enum Phase {
     Backward,
     /// From the gradients to the parameters.
     Optimizer,
-    /// Waiting for other ranks. What overlaps with the backward pass is part of that.
+    /// Waiting for other ranks. Communication that overlaps with the backward pass counts there.
     Communication,
-    /// Everything that no phase was open for.
+    /// Time without an open phase.
     Other,
 }
 
 impl Phase {
-    /// All of them, in the order of a step.
+    /// All phases, in the order of a step.
     pub const ALL: [Self; 7] = [
         Self::DataWait,
         Self::HostToDevice,
@@ -36,7 +36,7 @@ impl Phase {
         Self::Other,
     ];
 
-    /// Its name, which is that of its scope in the profiler's traces too.
+    /// Its name, also that of its scope in the profiler's traces.
     pub fn name(self) -> &'static str {
         match self {
             Self::DataWait => "data wait",
@@ -56,7 +56,7 @@ impl fmt::Display for Phase {
     }
 }
 
-/// Something for each phase.
+/// One value for each phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct ByPhase<T>([T; Phase::ALL.len()]);
 

@@ -1,4 +1,4 @@
-//! What the steps of a window come to.
+//! The report about the steps of a window.
 
 use std::fmt;
 
@@ -10,35 +10,35 @@ use super::timeline::{Step, Timeline};
 
 /// Where the time of the steps in a window went. Made by [`StepTimer::report`](super::StepTimer::report).
 ///
-/// All ranks' reports together show [stragglers](super::stragglers()).
+/// The reports of all ranks together show [stragglers](super::stragglers()).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StepReport {
     /// How many steps the figures are from.
     pub steps: u64,
-    /// How many steps there were, with those of the warm-up and those that the window has no room for.
+    /// How many steps there were in all, including the warm-up and those that no longer fit into the window.
     pub steps_seen: u64,
-    /// Seconds of these steps on the host.
+    /// Seconds of the `steps` on the host.
     pub total_seconds: f64,
     /// Seconds of the median step on the host.
     pub median_seconds: f64,
-    /// Seconds that 95% of the steps stay below.
+    /// The 95th percentile of the steps' seconds.
     pub p95_seconds: f64,
-    /// Each phase on the host, where work for a CUDA device is only handed out.
+    /// Each phase on the host, where work for a CUDA device is only launched.
     pub phases: Vec<PhaseReport>,
-    /// The same on the device. None without a CUDA device, or before it is known to be done with a step.
+    /// The same on the device. None without a CUDA device, or before the device has finished a step.
     pub device: Option<DeviceReport>,
-    /// Samples a second.
+    /// Samples per second.
     pub samples_per_second: f64,
-    /// Tokens a second, where they were counted.
+    /// Tokens per second, if they were counted.
     pub tokens_per_second: Option<f64>,
     /// Model FLOPs utilisation, from 0 to 1: the share of the device's peak that the model's own operations use. None
-    /// unless both were told.
+    /// unless the timer knows both.
     #[doc(alias = "MFU")]
     pub mfu: Option<f64>,
-    /// How often the clock ran backwards; the time in between counts as none.
+    /// How often the clock ran backwards; that time counts as 0.
     pub clock_jumps: u64,
-    /// Why there are no more times on the device, if they broke off.
+    /// Why device times ended, if they did.
     pub device_fault: Option<String>,
 }
 
@@ -52,7 +52,7 @@ pub struct PhaseReport {
     pub total_seconds: f64,
     /// Seconds in the median step.
     pub median_seconds: f64,
-    /// Seconds that 95% of the steps stay below.
+    /// The 95th percentile of its seconds in a step.
     pub p95_seconds: f64,
     /// Its share of all steps' time, from 0 to 1.
     pub share: f64,
@@ -62,12 +62,13 @@ pub struct PhaseReport {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DeviceReport {
-    /// How many steps of the window are known.
+    /// How many steps of the window have device times.
     pub steps: u64,
-    /// Each phase: the time from the end of what was handed out before it to the end of what was handed out in it. Where
-    /// the device had nothing to do, that is waiting.
+    /// Each phase: the time from the end of the work launched before it to the end of the work launched in it. This
+    /// includes the time in which the device is idle.
     pub phases: Vec<PhaseReport>,
-    /// Steps, of all there were, whose times were given up because the device was too far behind.
+    /// Steps, in all, without device times: because the device was too far behind, an event failed, or a step had too
+    /// many phases.
     pub lost_steps: u64,
 }
 
@@ -78,7 +79,7 @@ impl StepReport {
             return None;
         }
         let total_seconds: f64 = steps.iter().map(|step| step.host_seconds()).sum();
-        // A clock that stood still gives no rate.
+        // If the clock stood still, rates are 0.
         let rate = |count: f64| if total_seconds > 0.0 { count / total_seconds } else { 0.0 };
         let whole = sorted(steps.iter().map(|step| step.host_seconds()));
         let tokens: f64 = steps.iter().map(|step| step.tokens as f64).sum();
@@ -141,7 +142,7 @@ fn phases(seconds: impl Fn(Phase) -> Vec<f64>) -> Vec<PhaseReport> {
 }
 
 impl fmt::Display for StepReport {
-    /// A table of the phases, in milliseconds, and the rates below it.
+    /// A table of the phases in milliseconds, followed by the rates.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         table(f, "phase", &self.phases)?;
         if let Some(device) = &self.device {
@@ -156,7 +157,7 @@ impl fmt::Display for StepReport {
             write!(f, ", MFU {:.1}%", 100.0 * mfu)?;
         }
         if let Some(fault) = &self.device_fault {
-            write!(f, "\nno more times on the device: {fault}")?;
+            write!(f, "\ndevice times ended with an error: {fault}")?;
         }
         Ok(())
     }

@@ -6,27 +6,27 @@ use super::statistics::{checked_seconds, low_median};
 use super::{Phase, PhaseReport, StepReport};
 use crate::ProfileError;
 
-/// From the median absolute deviation to the standard deviation, where times are normally distributed.
+/// The ratio of the standard deviation to the median absolute deviation, for normally distributed times.
 const MAD_TO_SIGMA: f64 = 1.4826;
-/// What is less than this share of a step is no matter.
+/// Smaller differences, as a share of a step, are ignored.
 const LEAST_SHARE: f64 = 0.02;
 
 /// A rank that takes longer in a phase than the others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Straggler {
-    /// Its place among the reports.
+    /// The index of its report.
     pub rank: usize,
-    /// Where it is slow.
+    /// The phase in which it is slow.
     pub phase: Phase,
     /// Seconds of its median step in the phase.
     pub seconds: f64,
-    /// The same of the median rank. Of two ranks, that is the faster.
+    /// The same of the median rank; of two ranks, the faster one's.
     pub typical_seconds: f64,
 }
 
 impl Straggler {
-    /// Seconds a step that the others may have to wait.
+    /// Seconds per step that the others may have to wait.
     pub fn excess_seconds(&self) -> f64 {
         self.seconds - self.typical_seconds
     }
@@ -34,14 +34,14 @@ impl Straggler {
 
 /// Names the ranks that are slower than the others in some phase, the slowest first, from one report of each rank.
 ///
-/// A rank is named when its median time in a phase lies `k` robust standard deviations (median absolute deviations,
-/// scaled) above the median of all ranks, and the difference is at least 2% of a step; 3 is a usual `k`. Times on the
-/// device count if every report has them, else those on the host. [`Phase::Communication`] is not looked at: a rank that
-/// waits there is a fast one. Neither can one see who is slow in a phase in which the others wait for it: in a backward
-/// pass that overlaps with all-reduces, everybody takes as long as the slowest.
+/// A rank is named when its median time in a phase is more than `k` robust standard deviations (scaled median absolute
+/// deviations) above the median of all ranks, and the difference is more than 2% of a step; 3 is a usual `k`. Times on
+/// the device count if every report has them, else those on the host. [`Phase::Communication`] is ignored, because a
+/// rank that waits there is a fast one. A slow rank cannot be found in a phase in which the others wait for it: when a
+/// backward pass overlaps with all-reduces, all ranks take as long as the slowest.
 ///
-/// Reports travel as what `serde` makes of them; the ranks of `overdrive-ddp` gather them by
-/// `group.all_gather_object(&report)?`, which every rank has to call.
+/// Reports are sent by `serde`. The ranks of `overdrive-ddp` gather them by `group.all_gather_object(&report)?`, which
+/// every rank has to call.
 ///
 /// ```
 /// use overdrive_profile::{Phase, StepReport, StepTimer, stragglers};
@@ -72,7 +72,7 @@ impl Straggler {
 /// ```
 ///
 /// # Errors
-/// `Setting` for a `k` below 0, and for a report with times that are none.
+/// `Setting` for a negative or infinite `k`, and for a report with invalid times.
 pub fn stragglers(reports: &[StepReport], k: f64) -> Result<Vec<Straggler>, ProfileError> {
     if !(k.is_finite() && k >= 0.0) {
         let problem = "should be a number of standard deviations, 0 or more".to_owned();

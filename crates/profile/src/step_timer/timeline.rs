@@ -1,4 +1,4 @@
-//! The steps as they go by. Knows no clock: each call is told the time.
+//! The steps and their phases. Reads no clock: the caller passes the time.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,25 +10,25 @@ use super::device::DeviceTimeline;
 use super::phase::ByPhase;
 use crate::StepTimes;
 
-/// Guards beyond this depth, which are forgotten ones, open no phase.
+/// Guards beyond this depth open no phase; only leaked guards (`mem::forget`) get that deep.
 const DEEPEST: usize = 256;
 
-/// A step that is over.
+/// A step that has ended.
 pub(super) struct Step {
     pub host: ByPhase<Duration>,
-    /// Milliseconds on the device, once it is done with the step.
+    /// Milliseconds on the device, once it has finished the step.
     pub device: Option<ByPhase<f64>>,
     pub samples: u64,
     pub tokens: u64,
     pub number: u64,
-    /// By the clock.
+    /// When it ended, by the timer's clock.
     pub end: Duration,
     /// Whether a profiler slowed it down.
     pub is_profiled: bool,
 }
 
 impl Step {
-    /// For the record of a run that began at a time by the clock.
+    /// For the record of a run, which began at this time by the timer's clock.
     pub fn times(&self, began: Duration) -> StepTimes {
         let total = self.host_seconds();
         StepTimes {
@@ -49,19 +49,19 @@ impl Step {
 pub(super) struct Timeline {
     warmup_steps: u64,
     window: usize,
-    /// Up to when time has been given to a phase. None before the first phase.
+    /// Up to when time has been assigned to phases. None before the first phase.
     since: Option<Duration>,
     open: Vec<(u64, Phase)>,
     next_id: u64,
     host: ByPhase<Duration>,
     tokens: u64,
     steps: VecDeque<Step>,
-    /// All that are over: warm-up, those in the window, and forgotten ones.
+    /// All steps that have ended: the warm-up, those in the window, and older ones.
     pub steps_seen: u64,
     /// How often the clock ran backwards.
     pub clock_jumps: u64,
     pub device: Option<DeviceTimeline<TimedEvent>>,
-    /// Whether a profiler is on in the step that is under way.
+    /// Whether the current step is profiled.
     pub is_profiled: bool,
 }
 
@@ -88,7 +88,7 @@ impl Timeline {
     }
 
     pub fn enter(&mut self, phase: Phase, now: Duration) -> u64 {
-        self.give_time(now);
+        self.assign_time(now);
         let id = self.next_id;
         self.next_id += 1;
         if self.open.len() < DEEPEST {
@@ -99,7 +99,7 @@ impl Timeline {
 
     /// Guards may go in any order.
     pub fn leave(&mut self, id: u64, now: Duration) {
-        self.give_time(now);
+        self.assign_time(now);
         if let Some(place) = self.open.iter().rposition(|(of, _)| *of == id) {
             self.open.remove(place);
         }
@@ -111,9 +111,9 @@ impl Timeline {
 
     pub fn end_step(&mut self, samples: u64, now: Duration) {
         let timed = self.since.is_some();
-        self.give_time(now);
+        self.assign_time(now);
         if !timed {
-            // Nothing was timed, so there is no step: one begins.
+            // No step had begun; one begins now.
             self.tokens = 0;
             return;
         }
@@ -150,7 +150,7 @@ impl Timeline {
         }
     }
 
-    /// Leaves out what was done since the last step, which has just ended.
+    /// Leaves out the time since the last step, which has just ended.
     pub fn resume(&mut self, now: Duration) {
         self.since = self.since.map(|_| now);
         if let Some(device) = &mut self.device {
@@ -159,7 +159,7 @@ impl Timeline {
         }
     }
 
-    /// Takes over what the device has come to be done with.
+    /// Stores the device times of steps that the device has finished.
     pub fn resolve(&mut self) {
         let Some(device) = &mut self.device else { return };
         while let Some((number, times)) = device.next_done() {
@@ -171,8 +171,8 @@ impl Timeline {
         }
     }
 
-    /// The time that has gone by belongs to the phase that was entered last.
-    fn give_time(&mut self, now: Duration) {
+    /// Assigns the time since the last call to the open phase that was entered last.
+    fn assign_time(&mut self, now: Duration) {
         let phase = self.open.last().map_or(Phase::Other, |(_, phase)| *phase);
         match self.since.replace(now) {
             None => {

@@ -11,17 +11,17 @@ use super::{Batches, Phase, StepReport, StepTimerBuilder};
 use crate::run::{NextStep, Recorder, SKIPPED};
 use crate::{ProfileError, RunProfile};
 
-/// Says where the time of each training step goes: to data, copies, the forward and backward passes, the optimizer,
+/// Reports where the time of each training step goes: data, copies, the forward and backward passes, the optimizer,
 /// other ranks.
 ///
-/// Time always belongs to the phase that was entered last and is still open, so that a phase within another one is taken
-/// out of it, and the phases of a step add up to the step. What no phase was open for is [`Phase::Other`]. Each phase is a
-/// scope in the profiler's traces.
+/// Time counts in the phase that was entered last and is still open. So the time of a nested phase does not count in
+/// the outer one, and the phases of a step add up to the step. Time without an open phase is [`Phase::Other`]. Each
+/// phase is a scope in the profiler's traces.
 ///
 /// It stays on the thread that it is made on.
 ///
-/// On a CUDA device the host only hands work out. Events on the current stream then say what the device did in each
-/// phase; nothing ever waits for them, and the report has the steps whose events the device has reached.
+/// With a CUDA device, the host only launches work, so events on the current stream measure what the device did in each
+/// phase. The timer never waits for them: the report has the steps whose events the device has reached.
 ///
 /// ```
 /// use overdrive_profile::{Phase, StepTimer};
@@ -49,13 +49,13 @@ use crate::{ProfileError, RunProfile};
 pub struct StepTimer {
     clock: Box<dyn Fn() -> Duration + Send>,
     timeline: RefCell<Timeline>,
-    /// How many steps the device could do in a second at its best.
+    /// Steps per second at the device's peak rate, for the MFU.
     peak_steps_per_second: Option<f64>,
     recorder: RefCell<Option<Recorder>>,
 }
 
 impl StepTimer {
-    /// A timer to set up.
+    /// Settings of a timer.
     pub fn builder() -> StepTimerBuilder {
         StepTimerBuilder::new()
     }
@@ -69,7 +69,7 @@ impl StepTimer {
         Self { clock, timeline: RefCell::new(timeline), peak_steps_per_second, recorder: RefCell::new(recorder) }
     }
 
-    /// Enters a phase, until the guard is dropped.
+    /// Enters a phase, which lasts until the guard is dropped.
     ///
     /// # Syncs
     /// No.
@@ -92,7 +92,7 @@ impl StepTimer {
         Batches::new(self, batches)
     }
 
-    /// Closes a step that has trained on so many samples. The next one begins at once, in the phases that are open.
+    /// Ends a step, which has trained on this many samples. The next one begins at once, in the phases that are open.
     ///
     /// # Syncs
     /// No.
@@ -102,17 +102,18 @@ impl StepTimer {
         let Some(recorder) = &mut *self.recorder.borrow_mut() else { return };
         let began = recorder.began();
         let next = recorder.step_ended(|run| self.fill(run, began));
-        if next != NextStep::AsAlways {
+        if next != NextStep::Unchanged {
             let mut timeline = self.timeline.borrow_mut();
             timeline.is_profiled = next == NextStep::Profiled;
             timeline.resume((self.clock)());
         }
     }
 
-    /// Ends the recording, and tells what was recorded. A timer that is dropped ends it too, and only writes the files.
+    /// Ends the recording and returns the record. Dropping the timer also ends it, but only writes the files.
     ///
     /// # Errors
-    /// `NothingToRecord` for a timer without a [recorder](StepTimerBuilder::record); `Io` when a file cannot be written.
+    /// `NothingToRecord` for a timer without a [recorder](StepTimerBuilder::record); `Io` when a file cannot be
+    /// written.
     ///
     /// # Syncs
     /// Waits for the GPU if the profiler is still on, and for files.
@@ -135,25 +136,25 @@ impl StepTimer {
         recorder.finish(|run| self.fill(run, began))
     }
 
-    /// Tells what is known of the steps.
+    /// Adds the steps to the record.
     fn fill(&self, run: &mut RunProfile, began: Duration) {
         run.steps = self.report();
         run.step_times = self.timeline.borrow().steps().iter().map(|step| step.times(began)).collect();
     }
 
-    /// Adds tokens to the step that is under way.
+    /// Adds tokens to the current step.
     pub fn count_tokens(&self, tokens: u64) {
         self.timeline.borrow_mut().count_tokens(tokens);
     }
 
-    /// Forgets what came since the last step: a validation, say. The next step begins with the next phase. A diagnosis leaves
-    /// it out as well: what the machine and the workers did meanwhile counts in no share.
+    /// Discards the time since the last step, for example a validation. The next step begins with the next phase. A
+    /// diagnosis leaves out what the machine and the workers did in that time as well.
     pub fn skip(&self) {
         self.timeline.borrow_mut().skip();
         drop(record_function(SKIPPED));
     }
 
-    /// Where the time of the steps in the window went. None before the first step after the warm-up.
+    /// Where the time of the steps in the window went. None until the first step after the warm-up has ended.
     ///
     /// # Syncs
     /// No.

@@ -1,4 +1,4 @@
-//! Steps of programs that mark none: told by what the crates do for them.
+//! Steps of programs without a step timer, inferred from the activity of loaders, optimizers and backward passes.
 
 use std::cell::RefCell;
 
@@ -10,9 +10,9 @@ use super::{Phase, StepTimer};
 use crate::run::{Claim, NO_STEP_TIMER};
 use crate::{ProfileError, RunRecorder};
 
-/// So many updates without a batch in between: the data come from elsewhere.
+/// After this many updates without a batch in between, the data do not come from a loader of these crates.
 const UPDATES_WITHOUT_DATA: u32 = 3;
-/// So many updates, of whatever optimizer, without the end of a step: the loop is another one than before.
+/// After this many updates, of any optimizers, without the end of a step, the program is in another loop than before.
 const UPDATES_WITHOUT_END: u32 = 50;
 
 inventory::submit!(ActivityObserverEntry(&Unmarked));
@@ -23,10 +23,10 @@ thread_local! {
 
 /// Whether this thread trains.
 enum Training {
-    /// No optimizer has stepped.
+    /// No optimizer has stepped yet.
     NotYet,
     Timed(Box<Steps>),
-    /// Its steps are marked, or nobody wants to know of them.
+    /// The thread has a step timer, or no record was asked for.
     NotTimed,
 }
 
@@ -42,7 +42,7 @@ impl ActivityObserver for Unmarked {
                     Ok(Some(steps)) => Training::Timed(Box::new(steps)),
                     Ok(None) => Training::NotTimed,
                     Err(error) => {
-                        // No call of the program's could return it, and its user asks for a record.
+                        // Printed, because no call of the program could return it, and the user asked for a record.
                         eprintln!("overdrive-profile: the run is not recorded: {error}");
                         Training::NotTimed
                     }
@@ -61,8 +61,8 @@ impl ActivityObserver for Unmarked {
     }
 }
 
-/// The thread has a step timer: what was recorded without one is forgotten.
-pub(super) fn give_way() {
+/// Called when the thread makes a step timer: discards what was recorded without one.
+pub(super) fn stop_on_this_thread() {
     with_training(|training| {
         if let Training::Timed(steps) = std::mem::replace(training, Training::NotTimed) {
             steps.timer.discard();
@@ -70,7 +70,7 @@ pub(super) fn give_way() {
     });
 }
 
-/// Neither while the thread ends, nor from within.
+/// Does nothing while the thread ends, or when called from within itself.
 fn with_training(then: impl FnOnce(&mut Training)) {
     let _ = TRAINING.try_with(|training| training.try_borrow_mut().map(|mut training| then(&mut training)));
 }
@@ -79,9 +79,9 @@ fn with_training(then: impl FnOnce(&mut Training)) {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Unknown,
-    /// A loader is asked for the next batch, and an optimizer has stepped.
+    /// The call that asks a loader for the next batch, if an optimizer has stepped.
     NextBatch,
-    /// The first optimizer has stepped.
+    /// An update of the first optimizer.
     Update,
 }
 
@@ -90,16 +90,16 @@ struct Steps {
     end: End,
     open: Vec<Open>,
     first_optimizer: OptimizerId,
-    /// Of the first optimizer, since a batch was asked for.
+    /// Updates of the first optimizer since the last batch was asked for.
     updates: u32,
-    /// Of all optimizers, in this step.
+    /// Updates of all optimizers in this step.
     updates_in_step: u32,
-    /// The loader that was asked last.
+    /// The loader that was asked for the last batch.
     loader: Option<usize>,
     samples: u64,
 }
 
-/// An activity that goes on.
+/// An activity that has not ended yet.
 struct Open {
     phase: u64,
     optimizer: Option<OptimizerId>,
@@ -107,7 +107,7 @@ struct Open {
 }
 
 impl Steps {
-    /// At the first update, which is in no step. None where nobody has asked for a record.
+    /// Called at the first update, which is in no step. None if no record was asked for.
     fn new(device: Device, first_optimizer: OptimizerId) -> Result<Option<Self>, ProfileError> {
         let Some(claim) = Claim::take() else { return Ok(None) };
         let recorder = RunRecorder::new().note(NO_STEP_TIMER).claimed(claim)?;
@@ -139,7 +139,7 @@ impl Steps {
     }
 
     fn ends(&mut self, samples: Option<u64>) {
-        // The update in which this was made has begun before.
+        // The first update began before this was made, so it has no entry.
         let Some(Open { phase, optimizer, _scope }) = self.open.pop() else { return };
         self.timer.leave(phase);
         self.samples += samples.unwrap_or(0);
@@ -155,7 +155,7 @@ impl Steps {
                 self.end = End::NextBatch;
                 self.end_step();
             }
-            // Data of another kind, or several batches without an update: a validation lies behind.
+            // Batches of another loader, or several batches without an update: there was a validation.
             End::Update if self.updates == 0 => self.skip(),
             End::Unknown | End::NextBatch if is_other => self.skip(),
             _ => {}
@@ -166,7 +166,7 @@ impl Steps {
     fn updated(&mut self, optimizer: OptimizerId) {
         self.updates_in_step += 1;
         if self.updates_in_step == UPDATES_WITHOUT_END {
-            self.begin_anew(optimizer);
+            self.restart(optimizer);
         } else if optimizer == self.first_optimizer {
             self.updates += 1;
             if self.end == End::Unknown && self.updates == UPDATES_WITHOUT_DATA {
@@ -188,8 +188,9 @@ impl Steps {
         self.samples = 0;
     }
 
-    /// What ended a step so far does not end it any more: another optimizer, or data from elsewhere.
-    fn begin_anew(&mut self, first_optimizer: OptimizerId) {
+    /// Detects the end of steps anew, because the old one no longer occurs: the program uses another optimizer or other
+    /// data.
+    fn restart(&mut self, first_optimizer: OptimizerId) {
         self.skip();
         (self.end, self.first_optimizer) = (End::Unknown, first_optimizer);
         (self.updates, self.updates_in_step) = (0, 0);

@@ -1,4 +1,4 @@
-//! The strategies, and what each takes.
+//! The strategies, and what each needs.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use super::{Cluster, TrainingSize};
 
 /// The share of a GPU's memory that the allocator, kernels and buckets take.
 const RESERVED: f64 = 0.1;
-/// The share of computing behind which gradients can travel: the backward pass takes two thirds.
+/// The share of the computing time with which sending gradients can overlap: the backward pass takes two thirds.
 const OVERLAPPED: f64 = 2.0 / 3.0;
 
-/// A way to spread a training over GPUs.
+/// A way to distribute a training over GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 #[serde(rename_all = "snake_case")]
@@ -22,11 +22,11 @@ pub enum Strategy {
     DataParallel,
     /// Each GPU has a part of the optimizer's state.
     Zero1,
-    /// And of the gradients.
+    /// Each GPU has a part of the optimizer's state and of the gradients.
     Zero2,
-    /// And of the parameters.
+    /// Each GPU has a part of the optimizer's state, the gradients and the parameters.
     Zero3,
-    /// ZeRO stage 2 with the optimizer's state and work in the host's memory.
+    /// ZeRO stage 2 with the optimizer's state in the host's memory, where the host's CPUs update it.
     ZeroOffload,
     /// Each GPU has some of the layers.
     Pipeline,
@@ -46,23 +46,23 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// What a strategy comes to, on each GPU.
+/// A strategy's figures, for each GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Candidate {
-    /// Which.
+    /// The strategy.
     pub strategy: Strategy,
     /// Bytes of GPU memory.
     pub gpu_bytes: f64,
     /// Bytes of host memory.
     pub host_bytes: f64,
-    /// Whether both are there.
+    /// Whether the GPU's and the host's memory are large enough.
     pub fits: bool,
     /// Bytes that it sends in a step.
     pub sent_bytes: f64,
-    /// Seconds of a step, for as many samples as one GPU's compute time is for on each GPU.
+    /// Seconds of a step in which each GPU trains on as many samples as one GPU does in `compute_seconds`.
     pub step_seconds: f64,
-    /// How the figures come about.
+    /// The formulas behind the figures.
     pub arithmetic: String,
 }
 
@@ -95,7 +95,7 @@ pub(super) fn all(size: &TrainingSize, cluster: &Cluster) -> Vec<Candidate> {
     all
 }
 
-/// Every GPU goes through all layers.
+/// Strategies in which each GPU computes all layers.
 fn replicated(strategy: Strategy, size: &TrainingSize, cluster: &Cluster, parts: &Parts) -> Candidate {
     let gpus = f64::from(cluster.gpus);
     let ring = (gpus - 1.0) / gpus;
@@ -114,7 +114,8 @@ fn replicated(strategy: Strategy, size: &TrainingSize, cluster: &Cluster, parts:
         _ => (ring * (g + p), "(N-1)/N (gradients + parameters)"),
     };
     let seconds = sent / cluster.link_bytes_per_second;
-    // What ZeRO gathers before the next forward pass has nothing to hide behind, but for stage 3's own layers.
+    // Stages 1 and 2 gather the parameters before the next forward pass, which overlaps with nothing; stage 3 gathers
+    // them layer by layer, which does.
     let (hidden, exposed) = match strategy {
         Strategy::Zero1 | Strategy::Zero2 => {
             let gathered = ring * p / cluster.link_bytes_per_second;
@@ -122,7 +123,7 @@ fn replicated(strategy: Strategy, size: &TrainingSize, cluster: &Cluster, parts:
         }
         _ => (seconds, 0.0),
     };
-    let behind = if strategy == Strategy::Zero3 { 1.0 } else { OVERLAPPED } * size.compute_seconds;
+    let overlap = if strategy == Strategy::Zero3 { 1.0 } else { OVERLAPPED } * size.compute_seconds;
     let gpu_bytes = state + a;
     Candidate {
         strategy,
@@ -130,7 +131,7 @@ fn replicated(strategy: Strategy, size: &TrainingSize, cluster: &Cluster, parts:
         host_bytes: 0.0,
         fits: fits(gpu_bytes, 0.0, cluster),
         sent_bytes: sent,
-        step_seconds: size.compute_seconds + (hidden - behind).max(0.0) + exposed,
+        step_seconds: size.compute_seconds + (hidden - overlap).max(0.0) + exposed,
         arithmetic: format!("memory: {formula} + activations; sends {volume}"),
     }
 }
@@ -161,9 +162,9 @@ fn offload(size: &TrainingSize, cluster: &Cluster, parts: &Parts) -> Candidate {
 fn pipeline(size: &TrainingSize, cluster: &Cluster, parts: &Parts) -> Candidate {
     let (stages, micro_batches) = (f64::from(cluster.gpus), f64::from(size.micro_batches));
     let state = (parts.parameters + parts.gradients + parts.optimizer) / stages;
-    // A stage keeps the activations of its layers for as many micro-batches as are under way.
+    // A stage keeps the activations of its layers for all micro-batches in flight.
     let gpu_bytes = state + parts.activations;
-    // Of N GPUs' samples, each stage computes an Nth of the layers.
+    // Each of the N stages computes an Nth of the layers for the samples of N GPUs.
     let bubble = (stages - 1.0) / micro_batches;
     let sent = 2.0 * size.boundary_bytes * stages;
     Candidate {
@@ -174,8 +175,8 @@ fn pipeline(size: &TrainingSize, cluster: &Cluster, parts: &Parts) -> Candidate 
         sent_bytes: sent,
         step_seconds: size.compute_seconds * (1.0 + bubble) + sent / cluster.link_bytes_per_second,
         arithmetic: format!(
-            "memory: (parameters + gradients + optimizer) / N + activations; idle for (N-1)/M = {bubble:.2} of the computing; \
-             sends what lies between layers twice"
+            "memory: (parameters + gradients + optimizer) / N + activations; idle for (N-1)/M = {bubble:.2} of the \
+             computing time; sends the activations between stages forward and their gradients back"
         ),
     }
 }

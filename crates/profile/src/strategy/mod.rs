@@ -1,4 +1,4 @@
-//! How to spread a training over GPUs: by arithmetic, before any of it is run.
+//! How to distribute a training over GPUs, computed before anything is run.
 
 mod candidate;
 mod size;
@@ -11,22 +11,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::ProfileError;
 
-/// All strategies with their figures, and the one to take. Made by [`choose_strategy`].
+/// All strategies with their figures, and the recommended one. Made by [`choose_strategy`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StrategyChoice {
-    /// The fastest of those that fit; the simplest of those within 5%. None where nothing fits.
+    /// The recommended strategy: it fits, and is chosen over a simpler one only if it is more than 5% faster. None if
+    /// nothing fits.
     pub chosen: Option<Strategy>,
-    /// All that were considered, the simplest first.
+    /// All strategies that were considered, the simplest first.
     pub candidates: Vec<Candidate>,
-    /// What was asked.
+    /// The training.
     pub size: TrainingSize,
-    /// Where it is to run.
+    /// The cluster.
     pub cluster: Cluster,
 }
 
-/// Picks how to spread a training: data parallel, ZeRO stages, offload, pipeline. By stated formulas, which leave much out:
-/// fragmentation, stragglers, the shape of the network. It is a model; measure what it picks.
+/// Chooses how to distribute a training: data parallel, ZeRO stages, offload, or pipeline. It uses the stated formulas,
+/// which ignore fragmentation, stragglers and the topology of the network. It is a model: measure what it recommends.
 ///
 /// ```
 /// use overdrive_profile::{Cluster, Strategy, TrainingSize, choose_strategy};
@@ -43,7 +44,7 @@ pub struct StrategyChoice {
 /// ```
 ///
 /// # Errors
-/// `Setting` for a figure that is no number above 0, and for no GPU.
+/// `Setting` for a figure that is negative, not a number, or 0 where it must not be, and for 0 GPUs.
 ///
 /// # Source
 /// Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054 (memory and volumes of the stages); Ren et al. 2021, ZeRO-Offload,
@@ -54,7 +55,7 @@ pub fn choose_strategy(size: &TrainingSize, cluster: &Cluster) -> Result<Strateg
     let candidates = candidate::all(size, cluster);
     let mut chosen: Option<&Candidate> = None;
     for candidate in candidates.iter().filter(|it| it.fits) {
-        // A few percent of a model are no reason for what is harder to run.
+        // A few percent in a model do not justify a strategy that is harder to run.
         if chosen.is_none_or(|best| candidate.step_seconds < 0.95 * best.step_seconds) {
             chosen = Some(candidate);
         }

@@ -1,14 +1,14 @@
-//! What is to be trained, and on what.
+//! The size of a training, and the cluster that it runs on.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ProfileError;
 
-/// What a training needs. All bytes are of one GPU that trains alone on its share of the batch.
+/// The size of a training. All bytes are those of a single GPU that trains on its share of the batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TrainingSize {
-    /// Numbers that are trained.
+    /// The number of parameters.
     pub parameters: f64,
     /// Bytes of a parameter in the forward pass: 2 for bfloat16.
     pub parameter_bytes: f64,
@@ -16,13 +16,13 @@ pub struct TrainingSize {
     pub gradient_bytes: f64,
     /// Bytes of its optimizer state, master copy included: 12 for Adam in mixed precision, 8 for Adam in float32.
     pub optimizer_bytes: f64,
-    /// Bytes of what the forward pass keeps for the backward pass.
+    /// Bytes of activations that the forward pass keeps for the backward pass.
     pub activation_bytes: f64,
-    /// Bytes that go from one layer to the next.
+    /// Bytes of activations that go from one layer to the next.
     pub boundary_bytes: f64,
     /// Seconds of a forward and backward pass.
     pub compute_seconds: f64,
-    /// Layers that a pipeline may be cut between.
+    /// The number of layers; a pipeline can be split between any two.
     pub layers: u32,
     /// Micro-batches of a step, for a pipeline.
     pub micro_batches: u32,
@@ -31,8 +31,7 @@ pub struct TrainingSize {
 impl TrainingSize {
     /// bfloat16 with float32 master copies and Adam: 2 + 2 + 12 bytes a parameter.
     ///
-    /// What else it needs is to be set: it begins with nothing kept for backward, a second of computing, one layer, and 8
-    /// micro-batches.
+    /// Set the other figures: the defaults are no activations, 1 second of computing, one layer, and 8 micro-batches.
     pub fn mixed_precision_adam(parameters: f64) -> Self {
         Self {
             parameters,
@@ -57,25 +56,26 @@ impl TrainingSize {
         }
     }
 
-    /// Bytes of what the forward pass keeps for the backward pass, on one GPU.
+    /// Bytes of activations that the forward pass keeps for the backward pass, on one GPU.
     pub fn activation_bytes(mut self, bytes: f64) -> Self {
         self.activation_bytes = bytes;
         self
     }
 
-    /// Bytes that go from one layer to the next in a step, for a pipeline.
+    /// Bytes of activations that go from one layer to the next in a step, for a pipeline.
     pub fn boundary_bytes(mut self, bytes: f64) -> Self {
         self.boundary_bytes = bytes;
         self
     }
 
-    /// Seconds of a forward and backward pass on one GPU: of the phases in a [`StepReport`](crate::StepReport).
+    /// Seconds of a forward and backward pass on one GPU, such as those of the phases in a
+    /// [`StepReport`](crate::StepReport).
     pub fn compute_seconds(mut self, seconds: f64) -> Self {
         self.compute_seconds = seconds;
         self
     }
 
-    /// Layers that a pipeline may be cut between.
+    /// The number of layers; a pipeline can be split between any two.
     pub fn layers(mut self, layers: u32) -> Self {
         self.layers = layers;
         self
@@ -94,26 +94,27 @@ impl TrainingSize {
     }
 }
 
-/// What there is to train on: equal GPUs.
+/// The GPUs to train on, which are all equal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Cluster {
     /// How many GPUs.
     pub gpus: u32,
-    /// Bytes of memory of one.
+    /// Bytes of memory of each GPU.
     pub gpu_memory_bytes: f64,
-    /// Bytes a second that one sends to the next, over the slowest link of a ring through all.
+    /// Bytes per second that a GPU sends to the next, over the slowest link of a ring through all.
     pub link_bytes_per_second: f64,
-    /// Bytes a second between a GPU and its host's memory.
+    /// Bytes per second between a GPU and its host's memory.
     pub host_link_bytes_per_second: f64,
     /// Bytes of its host's memory that a GPU may use.
     pub host_memory_bytes: f64,
-    /// Bytes a second that a host's CPUs read and write for one GPU's optimizer.
+    /// Bytes per second that a host's CPUs read and write for one GPU's optimizer.
     pub host_memory_bytes_per_second: f64,
 }
 
 impl Cluster {
-    /// Equal GPUs. Without more said, hosts are taken to have 128 GB for each, PCIe at 25 GB/s and memory at 50 GB/s.
+    /// Equal GPUs. Unless set by [`host`](Self::host), hosts have 128 GB per GPU, PCIe at 25 GB/s and memory at 50
+    /// GB/s.
     pub fn new(gpus: u32, gpu_memory_bytes: f64, link_bytes_per_second: f64) -> Self {
         Self {
             gpus,
@@ -125,7 +126,8 @@ impl Cluster {
         }
     }
 
-    /// Bytes of host memory for each GPU, and bytes a second over PCIe and by the host's CPUs.
+    /// Per GPU: bytes of host memory, bytes per second over PCIe, and bytes per second that the host's CPUs read and
+    /// write.
     pub fn host(mut self, memory_bytes: f64, link_bytes_per_second: f64, memory_bytes_per_second: f64) -> Self {
         self.host_memory_bytes = memory_bytes;
         self.host_link_bytes_per_second = link_bytes_per_second;

@@ -1,4 +1,4 @@
-//! The arithmetic, shown.
+//! Prints a choice with its arithmetic.
 
 use std::fmt;
 
@@ -42,9 +42,9 @@ impl fmt::Display for StrategyChoice {
             writeln!(f, "{}: {}", it.strategy, it.arithmetic)?;
         }
         match self.chosen {
-            Some(strategy) => write!(f, "\ntake: {strategy} (a model, not a measurement)"),
+            Some(strategy) => write!(f, "\nrecommended: {strategy} (a model, not a measurement)"),
             None => {
-                f.write_str("\nnothing fits: more GPUs, a smaller model, smaller batches or activation checkpointing")
+                f.write_str("\nnothing fits: try more GPUs, a smaller model, smaller batches, activation checkpointing")
             }
         }
     }

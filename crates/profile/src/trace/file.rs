@@ -1,4 +1,4 @@
-//! A trace in Chrome's form, written by kineto and completed with what kineto does not see.
+//! Chrome traces: written by kineto, then completed with scopes and names that kineto does not record.
 
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
@@ -16,7 +16,7 @@ use super::{ThreadNames, place, tail};
 use crate::ProfileError;
 use crate::error::When as _;
 
-/// A trace, which kineto writes once and which may be exported any number of times.
+/// A trace that kineto writes only once, but that can be exported any number of times.
 #[derive(Debug)]
 pub(crate) struct TraceFile {
     trace: Trace,
@@ -26,7 +26,7 @@ pub(crate) struct TraceFile {
 #[derive(Debug)]
 enum Written {
     NotYet,
-    /// The whole of it; the file may have another name by now, or none.
+    /// The complete file; it may have been renamed or deleted since.
     Here(File),
     /// kineto could not write it.
     Lost,
@@ -41,8 +41,8 @@ impl TraceFile {
         &self.trace
     }
 
-    /// Writes beside the target and renames, so that a file of this name is complete; compressed for a name in `.gz`. Links are
-    /// followed; only a regular file is replaced.
+    /// Writes a temporary file next to the target and renames it, so that the target is always complete; compressed if
+    /// the name ends in `.gz`. Links are followed; only a regular file is replaced.
     pub(crate) fn export(&self, target: &Path, scopes: &[Scope], threads: &ThreadNames) -> Result<(), ProfileError> {
         let mut written = self.lock();
         let place = place::of(target)?;
@@ -55,7 +55,7 @@ impl TraceFile {
                 *written = Written::Lost;
                 let file = self.write(beside.path(), target, scopes, threads)?;
                 let exported = if compressed {
-                    // kineto's file loses its name; the compressed one takes another.
+                    // Deletes the name of kineto's file, which stays open, and writes the compressed one.
                     drop(beside);
                     temporary(&place).and_then(|beside| copy(&file, beside, &place, true))
                 } else {
@@ -68,7 +68,7 @@ impl TraceFile {
         copy(plain, beside, &place, compressed)
     }
 
-    /// Has kineto write to a temporary name, and completes the end.
+    /// Lets kineto write to a temporary name, and completes the end of the file.
     fn write(&self, path: &Path, target: &Path, scopes: &[Scope], threads: &ThreadNames) -> Result<File, ProfileError> {
         self.trace.save(path)?;
         let mut file = File::options().read(true).write(true).open(path).when("read the trace", path)?;
@@ -80,29 +80,29 @@ impl TraceFile {
     }
 
     fn lock(&self) -> MutexGuard<'_, Written> {
-        // A panic inside leaves `Lost`, which is right.
+        // After a panic the state is `Lost`, which is right.
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A file in the target's folder with the usual permissions, gone when dropped.
+/// A temporary file in the target's folder with the usual permissions; deleted when dropped.
 pub(crate) fn temporary(target: &Path) -> Result<NamedTempFile, ProfileError> {
     let folder = match target.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
     let mut builder = Builder::new();
-    // As far as the umask lets them.
+    // The umask reduces them as usual.
     builder.prefix(".trace-").suffix(".tmp").permissions(Permissions::from_mode(0o666));
     builder.tempfile_in(folder).when("create a file in its folder", target)
 }
 
 fn persist(file: NamedTempFile, target: &Path) -> Result<(), ProfileError> {
-    file.persist(target).map(drop).map_err(|refused| refused.error).when("put the file in its place", target)
+    file.persist(target).map(drop).map_err(|refused| refused.error).when("move the new file there", target)
 }
 
-/// Writes what `fill` gives, compressed for a name in `.gz`, and renames. Links are followed; only a regular file is
-/// replaced.
+/// Writes a file with `fill`, compressed if the target's name ends in `.gz`, and renames it to the target. Links are
+/// followed; only a regular file is replaced.
 pub(crate) fn replace(target: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), ProfileError> {
     let place = place::of(target)?;
     put(temporary(&place)?, &place, target.extension() == Some(OsStr::new("gz")), fill)

@@ -1,4 +1,4 @@
-//! Memory in use over a profile.
+//! Memory in use over time.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,27 +11,27 @@ use super::file::replace;
 use crate::ProfileError;
 use crate::events::DeviceType;
 
-/// Memory of one device over time, counted from the profile's beginning.
+/// Memory in use on one device over time, relative to the profile's start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryTimeline {
     /// `cpu` or `cuda:0`.
     pub device: String,
-    /// When memory was taken or given back, in nanoseconds since the profile began.
+    /// When memory was allocated or freed, in nanoseconds since the profile began.
     pub times_ns: Vec<i64>,
-    /// How much was taken, or given back when negative, in bytes.
+    /// The bytes that were allocated; negative when they were freed.
     pub changes: Vec<i64>,
-    /// How much more than at the beginning was in use then, in bytes; less when negative.
+    /// The bytes in use then, relative to the profile's start.
     pub in_use: Vec<i64>,
 }
 
 impl MemoryTimeline {
-    /// The most in use at once, in bytes more than at the beginning; 0 at least.
+    /// The most bytes in use at once, relative to the profile's start; at least 0.
     pub fn peak(&self) -> i64 {
         self.in_use.iter().copied().max().unwrap_or(0).max(0)
     }
 }
 
-/// `changes` are device, its index, time and bytes, by time.
+/// `changes` are device type, index, time and bytes, sorted by time.
 pub(crate) fn timelines(changes: Vec<(DeviceType, i32, i64, i64)>) -> Vec<MemoryTimeline> {
     let mut devices: BTreeMap<String, MemoryTimeline> = BTreeMap::new();
     for (device_type, index, time, bytes) in changes {
@@ -54,7 +54,7 @@ pub(crate) fn timelines(changes: Vec<(DeviceType, i32, i64, i64)>) -> Vec<Memory
     devices.into_values().collect()
 }
 
-/// As CSV for a name in `.csv` or `.csv.gz`, else as JSON.
+/// Writes CSV if the name ends in `.csv` or `.csv.gz`, else JSON.
 pub(crate) fn export(lines: &[MemoryTimeline], path: &Path) -> Result<(), ProfileError> {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let csv = name.trim_end_matches(".gz").ends_with(".csv");

@@ -1,4 +1,4 @@
-//! A profile in files: Chrome's form of traces, memory over time.
+//! A profile in files: Chrome traces, and memory over time.
 
 mod file;
 mod memory;

@@ -1,4 +1,4 @@
-//! Where a file is to stand: what is there already, behind links, and whether it may be replaced.
+//! Where to write a file: follows links, and checks whether what is there may be replaced.
 
 use std::fs;
 use std::io;
@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use crate::ProfileError;
 use crate::error::When as _;
 
-/// Links that are followed to where nothing is yet; the system follows no more either.
+/// How many links to a missing file are followed; Linux's own limit.
 const MOST_LINKS: usize = 40;
 const ACTION: &str = "write there";
 
-/// Where to rename a new file to, so that links stay what they are.
+/// The path to rename a new file to, so that links stay links.
 ///
 /// # Errors
-/// `Io` for anything but a regular file or nothing: a device, a pipe or a folder would be gone.
+/// `Io` if something other than a regular file is there: the rename would replace a device, a pipe or a folder.
 pub(super) fn of(target: &Path) -> Result<PathBuf, ProfileError> {
     let mut place = target.to_owned();
     for _ in 0..MOST_LINKS {
@@ -31,7 +31,7 @@ pub(super) fn of(target: &Path) -> Result<PathBuf, ProfileError> {
             return Ok(place);
         }
         let next = fs::read_link(&place).when(ACTION, target)?;
-        // From the folder that the link is in, unless it says it all.
+        // Relative to the link's folder, unless it is absolute.
         place = place.parent().map_or(next.clone(), |folder| folder.join(&next));
     }
     Err(io::Error::other("too many links")).when(ACTION, target)
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused_and_stays() {
+    fn anything_but_a_regular_file_is_refused_and_stays() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         mkfifoat(CWD, at("pipe"), Mode::from(0o600)).unwrap();
@@ -74,7 +74,7 @@ mod tests {
         fs::create_dir(at("folder")).unwrap();
         symlink("pipe", at("link")).unwrap();
         symlink("round", at("round")).unwrap();
-        // Nothing is written to it: it is only looked at.
+        // Nothing is written to it.
         assert!(of(Path::new("/dev/null")).unwrap_err().to_string().contains("a device"));
         for (name, what) in [
             ("pipe", "a named pipe"),
@@ -90,7 +90,7 @@ mod tests {
         assert!(fs::metadata(at("pipe")).unwrap().file_type().is_fifo());
         assert!(fs::metadata(at("socket")).unwrap().file_type().is_socket());
         assert!(at("link").is_symlink() && at("round").is_symlink());
-        // Nothing is left beside them.
+        // No temporary file is left.
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
     }
 
@@ -102,7 +102,7 @@ mod tests {
         fs::write(at("elsewhere/old"), "old").unwrap();
         symlink("elsewhere/old", at("link")).unwrap();
         symlink("link", at("link to the link")).unwrap();
-        // One to where nothing is yet, behind another.
+        // A link to a link to a missing file.
         symlink("not yet", at("elsewhere/dangling")).unwrap();
         symlink("elsewhere/dangling", at("dangling")).unwrap();
         for (link, target) in

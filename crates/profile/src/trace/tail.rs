@@ -1,4 +1,4 @@
-//! The end of a trace that kineto has written: more events, names of threads, and the name that the file is going to have.
+//! Completes the end of a trace that kineto has written: adds scopes, names of threads, and the file's final name.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -8,13 +8,13 @@ use overdrive_ffi::profiler::Scope;
 
 use super::ThreadNames;
 
-/// The last event that kineto writes; the array of events ends behind it.
+/// The last event that kineto writes; the array of events ends after it.
 const LAST_EVENT: &[u8] = b"\"Record Window End\"";
 const TRACE_NAME: &[u8] = b"\"traceName\": \"";
 const BASE_TIME: &[u8] = b"\"baseTimeNanoseconds\": ";
 const BLOCK: u64 = 1 << 16;
 
-/// Adds scopes and names of threads to a trace and names it; false where kineto has not come to its end.
+/// Adds scopes, names of threads and the file's name to a trace; false if kineto has not written all of it.
 pub(super) fn complete(file: &mut File, target: &Path, scopes: &[Scope], threads: &ThreadNames) -> io::Result<bool> {
     let Some((events_end, rest)) = end(file)? else { return Ok(false) };
     let Some(name) = find_last(&rest, TRACE_NAME) else { return Ok(false) };
@@ -34,7 +34,7 @@ pub(super) fn complete(file: &mut File, target: &Path, scopes: &[Scope], threads
     Ok(true)
 }
 
-/// Where the array of events ends, and the file from there on.
+/// The position where the array of events ends, and the file's bytes from there on.
 fn end(file: &mut File) -> io::Result<Option<(u64, Vec<u8>)>> {
     let length = file.seek(SeekFrom::End(0))?;
     let mut wanted = BLOCK;
@@ -53,7 +53,7 @@ fn end(file: &mut File) -> io::Result<Option<(u64, Vec<u8>)>> {
     }
 }
 
-/// The time from which the trace counts, in nanoseconds since the Unix epoch.
+/// The time at which the trace's timestamps are 0, in nanoseconds since the Unix epoch.
 fn base_time(file: &mut File) -> io::Result<Option<i64>> {
     let length = file.seek(SeekFrom::End(0))?;
     let mut wanted = BLOCK;
@@ -86,7 +86,7 @@ fn find_last(bytes: &[u8], text: &[u8]) -> Option<usize> {
     bytes.windows(text.len()).rposition(|window| window == text)
 }
 
-/// Scopes by thread and time, in kineto's form.
+/// Writes scopes by thread and time, in kineto's format.
 fn write_scopes(out: &mut Vec<u8>, scopes: &[Scope], base_ns: i64) -> io::Result<()> {
     let process = std::process::id();
     let mut sorted: Vec<&Scope> = scopes.iter().collect();
@@ -105,7 +105,7 @@ fn write_scopes(out: &mut Vec<u8>, scopes: &[Scope], base_ns: i64) -> io::Result
     Ok(())
 }
 
-/// Whatever kineto calls these threads, viewers take the latest name.
+/// Writes the threads' names. kineto may have written others, but viewers show the latest one.
 fn write_names(out: &mut Vec<u8>, scopes: &[Scope], threads: &ThreadNames, base_ns: i64) -> io::Result<()> {
     let process = std::process::id();
     let mut names = threads.names.clone();
@@ -132,7 +132,7 @@ fn write_names(out: &mut Vec<u8>, scopes: &[Scope], threads: &ThreadNames, base_
     Ok(())
 }
 
-/// kineto writes no negative time either.
+/// Negative times become 0, as in kineto.
 fn microseconds(ns: i64) -> String {
     let ns = ns.max(0);
     format!("{}.{:03}", ns / 1000, ns % 1000)
@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// What kineto writes, with `padding` in its head, among its events and behind them.
+    /// A trace as kineto writes it, with `padding` before, among and after its events.
     fn trace(padding: &str) -> String {
         format!(
             "{{\n \"padding\": \"{padding}\",\n \"baseTimeNanoseconds\": 1000,\n \"traceEvents\": [\n \
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_was_cut_short_is_told_and_left_alone() {
+    fn a_trace_that_was_cut_short_is_detected_and_left_unchanged() {
         let whole = trace("some text");
         for length in [0, 1, whole.len() / 2, whole.len() - 40] {
             assert_eq!(completed(&whole[..length], &[], &ThreadNames::default()), (false, whole[..length].to_owned()));

@@ -11,8 +11,8 @@ use crate::{Profile, ProfileError, TraceHandler};
 
 /// Writes each profile to `<worker>.<nanoseconds>.pt.trace.json`, or `.json.gz`, in the background.
 ///
-/// One file is written at a time: a profile that is ready sooner waits. What goes wrong with a file is told by the next
-/// call, or by [`Profiler::stop`](crate::Profiler::stop).
+/// One file is written at a time: the next profile waits for it. An error of writing is returned when the next profile
+/// is ready, or by [`Profiler::stop`](crate::Profiler::stop).
 ///
 /// # Source
 /// `torch.profiler.tensorboard_trace_handler`
@@ -24,19 +24,19 @@ pub struct TensorBoardHandler {
     writing: Option<TraceWriter>,
 }
 
-/// A [`TensorBoardHandler`] for a folder, which is made when it is missing.
+/// A [`TensorBoardHandler`] for a folder, which is created if it is missing.
 pub fn tensorboard_trace_handler(dir: impl AsRef<Path>) -> TensorBoardHandler {
     TensorBoardHandler { dir: dir.as_ref().to_owned(), worker_name: None, use_gzip: false, writing: None }
 }
 
 impl TensorBoardHandler {
-    /// A name of its own for each process of a distributed run; `<host>_<process>` unless told.
+    /// The worker's name, which has to differ between the processes of a run; `<host>_<process ID>` unless set.
     pub fn worker_name(mut self, name: impl Into<String>) -> Self {
         self.worker_name = Some(name.into());
         self
     }
 
-    /// Whether the files are compressed; they are not unless told.
+    /// Whether the files are compressed; they are not by default.
     pub fn use_gzip(mut self, compress: bool) -> Self {
         self.use_gzip = compress;
         self
@@ -58,9 +58,9 @@ fn default_worker() -> String {
 impl TraceHandler for TensorBoardHandler {
     fn trace_ready(&mut self, profile: Arc<Profile>) -> Result<(), ProfileError> {
         let before = self.finish();
-        std::fs::create_dir_all(&self.dir).when("make the folder for traces", &self.dir)?;
+        std::fs::create_dir_all(&self.dir).when("create the folder for traces", &self.dir)?;
         let path = self.next_file();
-        // A folder that cannot be written is told now, not by the thread.
+        // Fails now, not later on the thread, if the folder cannot be written.
         drop(temporary(&path)?);
         self.writing = Some(profile.export_chrome_trace_in_background(path)?);
         before

@@ -1,22 +1,22 @@
-//! What the threads of this process are called.
+//! The names of this process's threads.
 //!
-//! kineto may name a thread twice: as it is called, and as that thread is called that ends the profile. Which of the two
-//! comes last in a trace is up to chance.
+//! kineto may name a thread twice: by its own name, and by that of the thread that ends the profile. Which one comes
+//! last in a trace is random.
 
 use std::collections::BTreeMap;
 use std::fs::{DirEntry, read_dir, read_to_string};
 
-/// The names that threads have given themselves, at one time.
+/// The threads' names at one time.
 #[derive(Debug, Default)]
 pub(crate) struct ThreadNames {
     /// In nanoseconds since the Unix epoch.
     pub at_ns: i64,
-    /// By the system's number; without those that are called as the program is.
+    /// By the system's thread ID, without the threads that have the program's name.
     pub names: BTreeMap<i64, String>,
 }
 
 impl ThreadNames {
-    /// Those of the threads that are there now, at the end of what was recorded. Empty where the system does not tell.
+    /// The names of the threads that run now, at the end of a recording. Empty if the system does not provide them.
     pub fn read(at_ns: i64) -> Self {
         let name = |task: DirEntry| {
             let number = task.file_name().to_str()?.parse::<i64>().ok()?;
@@ -39,13 +39,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_that_are_there_are_known_by_their_names() {
+    fn running_threads_are_listed_by_their_names() {
         let (ready, is_ready) = channel();
-        let (end, told) = channel::<()>();
+        let (end, ended) = channel::<()>();
         let thread = Builder::new().name("pt_of_this_test".to_owned());
         let thread = thread.spawn(move || {
             ready.send(()).unwrap();
-            let _ = told.recv();
+            let _ = ended.recv();
         });
         is_ready.recv().unwrap();
         let count = || ThreadNames::read(5).names.values().filter(|name| *name == "pt_of_this_test").count();

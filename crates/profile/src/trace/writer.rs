@@ -1,4 +1,4 @@
-//! A trace that is written while training goes on.
+//! Writes a trace while training continues.
 
 use std::path::{Path, PathBuf};
 use std::thread::{Builder, JoinHandle};
@@ -10,7 +10,7 @@ use crate::error::When as _;
 #[cfg(target_os = "linux")]
 const NICE: i32 = 10;
 
-/// A file that a thread of its own writes. Dropping this waits for it, and logs a failure.
+/// A file that a background thread writes. Dropping this waits for the thread, and logs a failure.
 #[derive(Debug)]
 #[must_use = "dropping it waits until the file is written"]
 pub struct TraceWriter {
@@ -25,7 +25,7 @@ impl TraceWriter {
     ) -> Result<Self, ProfileError> {
         let target = path.to_owned();
         let thread = Builder::new().name("trace-writer".to_owned()).spawn(move || {
-            stand_back();
+            lower_priority();
             write(&target)
         });
         let thread = thread.when("start a thread to write it", path)?;
@@ -37,7 +37,7 @@ impl TraceWriter {
         &self.path
     }
 
-    /// Whether waiting would take no time.
+    /// Whether the thread has finished.
     pub fn is_finished(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
@@ -45,10 +45,10 @@ impl TraceWriter {
     /// Waits until the file is written.
     ///
     /// # Errors
-    /// What writing it met with.
+    /// The error of writing it.
     ///
     /// # Panics
-    /// When the writing thread did.
+    /// When the writing thread has panicked.
     pub fn wait(mut self) -> Result<(), ProfileError> {
         let Some(thread) = self.thread.take() else { return Ok(()) };
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -66,11 +66,11 @@ impl Drop for TraceWriter {
     }
 }
 
-/// Lets the training thread and libtorch's pool go first where there are fewer cores than threads.
-fn stand_back() {
+/// Gives the training thread and libtorch's pool precedence when there are fewer cores than threads.
+fn lower_priority() {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE) {
-        // A sandbox may forbid it: the file is written all the same.
+        // A sandbox may forbid it; the file is written nevertheless.
         tracing::debug!(%error, "the thread that writes a trace keeps its priority");
     }
 }

@@ -10,19 +10,19 @@ use tch::{Device, Kind, Tensor};
 
 use crate::clock;
 
-/// What it does: `exit CODE` or `kill`, once it has trained; `clock ..`.
+/// The variable with the program's task: `exit CODE` or `kill` after training; `clock ..`.
 pub const TASK: &str = "OVERDRIVE_TEST_TASK";
-/// Milliseconds of each of its forward passes, 2 where nothing is said.
+/// The variable with the milliseconds of each forward pass; the default is 2.
 const FORWARD: &str = "OVERDRIVE_TEST_FORWARD";
 
-/// Trains for 12 steps in a program that was started to do so, and ends as it was told.
+/// If this process was started as the program to record: trains for 12 steps, and ends as the task says.
 pub fn train_if_told() {
     let Ok(task) = env::var(TASK) else { return };
     if let Some(what) = task.strip_prefix("clock ") {
-        clock::train_under_it(what);
+        clock::train_with_fake_clock(what);
         exit(0);
     }
-    // As the feature `record` does it, which tests are built without.
+    // Like the feature `record`, which is off in tests.
     let count = |name: &str| env::var(name).unwrap().parse::<u64>().unwrap();
     let recorder = RunRecorder::new()
         .folder(env::var_os("OVERDRIVE_PROFILE").unwrap())

@@ -1,5 +1,5 @@
-//! A system's clock that is set while a program trains. It is that of a program alone: libfaketime stands between the program
-//! and the system, and takes the clock from a file.
+//! The system's clock is set while a program trains. Only that program sees it: libfaketime intercepts its calls, and
+//! reads the clock's offset from a file.
 
 use std::cell::RefCell;
 use std::fs;
@@ -17,13 +17,13 @@ use overdrive_profile::{
 use crate::child::TASK;
 use crate::program::end;
 
-/// Where the program finds its clock.
+/// The variable with the path of the clock's file.
 const CLOCK: &str = "FAKETIME_TIMESTAMP_FILE";
 const HOUR: i64 = 3600;
-/// How long a step works at least.
+/// The minimum duration of a step.
 const WORK: Duration = Duration::from_millis(5);
 
-/// Why these tests cannot run here.
+/// Why these tests cannot run; None if they can.
 pub fn missing() -> Option<String> {
     library().is_none().then(|| "no libfaketime (Debian, Ubuntu: apt install libfaketime)".to_owned())
 }
@@ -34,34 +34,34 @@ fn library() -> Option<PathBuf> {
     roots.into_iter().chain(below).map(|root| root.join("faketime/libfaketimeMT.so.1")).find(|path| path.exists())
 }
 
-crate::tests![windows_in_which_the_clock_is_set_are_left_out, a_record_tells_that_the_clock_was_set];
+crate::tests![windows_in_which_the_clock_is_set_are_discarded, a_record_notes_that_the_clock_was_set];
 
-fn windows_in_which_the_clock_is_set_are_left_out() {
-    under_a_clock_of_its_own("clock windows");
+fn windows_in_which_the_clock_is_set_are_discarded() {
+    run_with_fake_clock("clock windows");
 }
 
-fn a_record_tells_that_the_clock_was_set() {
-    under_a_clock_of_its_own("clock record");
+fn a_record_notes_that_the_clock_was_set() {
+    run_with_fake_clock("clock record");
 }
 
-fn under_a_clock_of_its_own(task: &str) {
+fn run_with_fake_clock(task: &str) {
     let folder = tempfile::tempdir().unwrap();
     let clock = folder.path().join("clock");
     fs::write(&clock, "+0").unwrap();
     let mut program = Command::new(std::env::current_exe().unwrap());
     program.env(TASK, task).env("LD_PRELOAD", library().unwrap()).env(CLOCK, &clock);
-    // Read each time; and what counts from the system's start goes on as it did.
+    // The file is read at each call, and the monotonic clock is not changed.
     program.env("FAKETIME_NO_CACHE", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1").env("DONT_FAKE_MONOTONIC", "1");
     let ended = end(program);
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), "the clock was set\n"), "{}", ended.err);
 }
 
-/// What such a program does.
-pub fn train_under_it(what: &str) {
+/// What the program under the fake clock does.
+pub fn train_with_fake_clock(what: &str) {
     let start = (Instant::now(), SystemTime::now());
     set_clock(HOUR);
-    let went = SystemTime::now().duration_since(start.1).unwrap();
-    assert!(went >= Duration::from_secs(3600) && start.0.elapsed() < went, "the clock does not obey: {went:?}");
+    let passed = SystemTime::now().duration_since(start.1).unwrap();
+    assert!(passed >= Duration::from_secs(3600) && start.0.elapsed() < passed, "the clock is not faked: {passed:?}");
     set_clock(0);
     match what {
         "windows" => windows(),
@@ -70,7 +70,7 @@ pub fn train_under_it(what: &str) {
     println!("the clock was set");
 }
 
-/// Sets it to so many seconds behind the system's. Whoever reads it meanwhile finds one or the other.
+/// Sets the clock to this many seconds after the system's. The file is replaced atomically.
 fn set_clock(seconds: i64) {
     let path = PathBuf::from(std::env::var_os(CLOCK).unwrap());
     let new = path.with_extension("new");
@@ -83,22 +83,23 @@ fn unix_ns() -> i64 {
 }
 
 fn is_about(jump_ns: i64, seconds: i64) -> bool {
-    // By less than a minute off, which no other jump here is.
+    // Within a minute; no other jump here is that close.
     (jump_ns / 1_000_000_000 - seconds).abs() < 60
 }
 
-/// Windows of two steps behind one that warms up. In the second the clock goes on an hour, in the fourth it goes back; in
-/// the fifth it is set as well, but before anything is recorded.
+/// Windows of two steps, each after one that warms up. In the second the clock is set an hour forward, in the fourth
+/// back. In the fifth it is set as well, but before recording begins.
 fn windows() {
     let kept: Rc<RefCell<Vec<Arc<Profile>>>> = Rc::default();
-    let handed = Rc::clone(&kept);
+    let profiles = Rc::clone(&kept);
     let keep = move |profile: Arc<Profile>| {
-        handed.borrow_mut().push(profile);
+        profiles.borrow_mut().push(profile);
         Ok::<(), ProfileError>(())
     };
     let mut profiler =
         Profiler::builder().schedule(Schedule::new(0, 1, 2).unwrap().repeat(5)).on_trace_ready(keep).start().unwrap();
-    // By step: by the clock that nobody sets, and by the one that is set; how long the work took at least and at most.
+    // For each step: the system's time before and after, and the minimum and maximum duration of the work by the
+    // monotonic clock.
     let mut measured = Vec::new();
     for step in 0..15 {
         let (unix_before, outside) = (unix_ns(), Instant::now());
@@ -132,10 +133,10 @@ fn windows() {
         for (event, step) in work.into_iter().zip(profile.steps()) {
             let (unix_before, least, most, unix_after) = measured[step as usize];
             let took = event.elapsed_ns() as f64;
-            // libtorch finds the pace of the processor's counter by the system's clock, to within microseconds.
+            // libtorch calibrates the CPU's time-stamp counter with the system's clock, to within microseconds.
             let (least, most) = (0.99 * least.as_nanos() as f64, 1.01 * most.as_nanos() as f64 + 1e5);
             assert!((least..=most).contains(&took), "step {step}: {took} ns, not {least} to {most}");
-            // And where it stands in time: within the step, by the clock of that time.
+            // The event lies within the step, by the system's clock at that time.
             let [began, ended] = [event.start_ns, event.end_ns].map(|at| profile.start_ns() + at);
             assert!(
                 unix_before - 1_000_000 <= began && ended <= unix_after + 1_000_000,
@@ -145,7 +146,7 @@ fn windows() {
     }
 }
 
-/// A timer that records, under whose profiler the clock goes on by an hour, and goes back later.
+/// A timer that records. The clock is set an hour forward in a profiled step, and back later.
 fn record() {
     let recorder = RunRecorder::new()
         .steps_before(4)
@@ -169,11 +170,11 @@ fn record() {
     let run = timer.finish().unwrap();
     let all = start.elapsed().as_secs_f64();
     assert!(run.profiled.is_none(), "{:?}", run.profiled);
-    let told = |note: &String| note.starts_with("the profiled steps were left out: the system's clock jumped by 3");
-    assert!(run.notes.iter().any(told), "{:?}", run.notes);
+    let noted = |note: &String| note.starts_with("the profiled steps were discarded: the system's clock jumped by 3");
+    assert!(run.notes.iter().any(noted), "{:?}", run.notes);
     assert!(!folder().join("trace.json.gz").exists());
 
-    // 24 steps less one that warms the profiler up and 4 under it.
+    // 24 steps less one that warms the profiler up and 4 profiled ones.
     let steps = run.steps.unwrap();
     assert_eq!((steps.steps, steps.steps_seen, steps.clock_jumps), (19, 24, 0));
     assert!(steps.total_seconds >= 19.0 * WORK.as_secs_f64() && steps.total_seconds <= all, "{steps}");
@@ -184,14 +185,14 @@ fn record() {
     assert!(run.step_times.windows(2).all(|pair| pair[0].start_seconds < pair[1].start_seconds));
     let samples = &run.samples;
     assert!(samples.windows(2).all(|pair| pair[0].elapsed_seconds < pair[1].elapsed_seconds));
-    // The monitor tells of both.
+    // The monitor has a gap for each jump.
     let set: Vec<&str> =
         run.gaps.iter().filter(|gap| gap.source == GapSource::Clock).map(|gap| gap.reason.as_str()).collect();
     assert_eq!(set.len(), 2, "{:?}", run.gaps);
     assert!(set[0].starts_with("the system's clock jumped by 3") && set[1].contains("jumped by -3"), "{set:?}");
 }
 
-/// Where the clock is, too.
+/// The folder for the record, which also has the clock's file.
 fn folder() -> PathBuf {
     Path::new(&std::env::var_os(CLOCK).unwrap()).parent().unwrap().to_owned()
 }

@@ -1,4 +1,4 @@
-//! `overdrive-profile show` of the folders that several hosts have left.
+//! `overdrive-profile show` with the folders of several hosts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use tempfile::TempDir;
 use crate::program::{Ended, command, end, run_script};
 
 crate::tests![
-    ranks_of_two_hosts_are_judged_together,
-    what_a_host_tells_of_its_run_is_kept,
-    files_of_ranks_are_taken_too,
-    ranks_of_one_run_are_there_once,
+    ranks_of_two_hosts_are_diagnosed_together,
+    the_notes_of_a_hosts_run_are_kept,
+    files_of_single_ranks_are_accepted,
+    duplicate_ranks_are_refused,
     ranks_of_different_runs_are_refused,
-    ranks_that_were_put_together_are_refused,
+    merged_records_are_refused,
 ];
 
 fn show(paths: &[&Path], more: &[&str]) -> Ended {
@@ -22,7 +22,7 @@ fn show(paths: &[&Path], more: &[&str]) -> Ended {
     end(command(&["show"].into_iter().chain(paths).chain(more.iter().copied()).collect::<Vec<_>>()))
 }
 
-/// Records a rank of two as a host of its own does, whose forward passes take so many milliseconds.
+/// Records one of two ranks, on its own host, with forward passes of this many milliseconds.
 fn record(out: &Path, rank: u64, milliseconds: u64) {
     let script = format!("RANK={rank} WORLD_SIZE=2 OVERDRIVE_TEST_FORWARD={milliseconds} exec \"$TRAIN\"");
     let ended = end(run_script(out, &script));
@@ -33,7 +33,7 @@ fn record(out: &Path, rank: u64, milliseconds: u64) {
     run.write_json(record).unwrap();
 }
 
-/// Writes records of ranks, of a run of so many, and returns the folder.
+/// Writes records of these ranks of a run with `size` ranks, and returns the folder.
 fn made_up(folder: &Path, name: &str, size: u64, ranks: &[u64]) -> PathBuf {
     let folder = folder.join(name);
     fs::create_dir(&folder).unwrap();
@@ -46,13 +46,13 @@ fn made_up(folder: &Path, name: &str, size: u64, ranks: &[u64]) -> PathBuf {
     folder
 }
 
-fn ranks_of_two_hosts_are_judged_together() {
+fn ranks_of_two_hosts_are_diagnosed_together() {
     let folder = TempDir::new().unwrap();
     let at = |name: &str| folder.path().join(name);
     let [one, other, page, json] = ["one", "other", "all.html", "all.json"].map(at);
     record(&one, 0, 2);
     record(&other, 1, 40);
-    // Nobody is slow among those of a single host.
+    // With the ranks of a single host, no rank is slow.
     let alone = show(&[&other], &[]);
     assert!(alone.code == Some(0) && !alone.out.contains("look at rank"), "{}{}", alone.out, alone.err);
 
@@ -65,17 +65,17 @@ fn ranks_of_two_hosts_are_judged_together() {
         assert!(page.contains(part), "{part:?} is not on the page");
     }
     let run = RunProfile::read_json(&json).unwrap();
-    // The notes of each folder that the other host's rank is missing are no longer true.
+    // Each folder's note that the other host's rank is missing is gone.
     assert_eq!((run.rank, run.ranks.len(), run.notes.len()), (0, 2, 0), "{:?}", run.notes);
     assert_eq!(show(&[&json], &[]).out, together.out);
     let compared = end(command(&["diff", json.to_str().unwrap(), json.to_str().unwrap()]));
     assert_eq!(compared.code, Some(0), "{}", compared.err);
 }
 
-fn what_a_host_tells_of_its_run_is_kept() {
+fn the_notes_of_a_hosts_run_are_kept() {
     let folder = TempDir::new().unwrap();
     let [one, other] = [0, 1].map(|rank| made_up(folder.path(), &format!("host{rank}"), 3, &[rank]));
-    // As `run` leaves it beside the records.
+    // As `run` writes it, next to the ranks' records.
     let mut merged = RunProfile::read_json(other.join("profile.rank1.json")).unwrap();
     merged = RunProfile::merge_ranks(vec![merged]).unwrap();
     merged.notes.push("the program ended early".to_owned());
@@ -96,7 +96,7 @@ fn what_a_host_tells_of_its_run_is_kept() {
     assert!(notes.iter().zip(&expected).all(|(note, start)| note.starts_with(start)), "{notes:?}");
 }
 
-fn files_of_ranks_are_taken_too() {
+fn files_of_single_ranks_are_accepted() {
     let folder = TempDir::new().unwrap();
     let [one, other] = [0, 1].map(|rank| made_up(folder.path(), &format!("host{rank}"), 2, &[rank]));
     let json = folder.path().join("all.json");
@@ -105,7 +105,7 @@ fn files_of_ranks_are_taken_too() {
     assert_eq!(RunProfile::read_json(json).unwrap().notes, ["rank 0 timed no step", "rank 1 timed no step"]);
 }
 
-fn ranks_of_one_run_are_there_once() {
+fn duplicate_ranks_are_refused() {
     let folder = TempDir::new().unwrap();
     let one = made_up(folder.path(), "one", 4, &[0, 1]);
     let other = made_up(folder.path(), "other", 4, &[1, 2]);
@@ -114,7 +114,7 @@ fn ranks_of_one_run_are_there_once() {
         assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
         let first = file.replace("other", "one");
         let [first, second] = [first.as_str(), file].map(|name| folder.path().join(name).display().to_string());
-        ended.says(&format!("is there twice, in {first} and {second}: give"));
+        ended.says(&format!("appears twice, in {first} and {second}: give"));
     }
 }
 
@@ -141,7 +141,7 @@ fn ranks_of_different_runs_are_refused() {
         ended.says("one/profile.rank0.json");
     }
     assert!(!folder.path().join("all.json").exists());
-    // A host may have the program in another place.
+    // Hosts may have the program in different folders.
     for rank in [2, 3] {
         let path = elsewhere.join(format!("profile.rank{rank}.json"));
         let mut run = RunProfile::read_json(&path).unwrap();
@@ -152,14 +152,14 @@ fn ranks_of_different_runs_are_refused() {
     assert_eq!(ended.code, Some(0), "{}", ended.err);
 }
 
-fn ranks_that_were_put_together_are_refused() {
+fn merged_records_are_refused() {
     let folder = TempDir::new().unwrap();
     let one = folder.path().join("one");
     record(&one, 0, 2);
     let other = made_up(folder.path(), "other", 2, &[1]);
     let ended = show(&[&other, &one.join("profile.json")], &[]);
     assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
-    ended.says("one/profile.json has the ranks of a host put together already");
+    ended.says("one/profile.json is a merged record, not that of a single rank");
     let empty = folder.path().join("empty");
     fs::create_dir(&empty).unwrap();
     let ended = show(&[&other, &empty], &[]);

@@ -1,5 +1,5 @@
-//! `overdrive-profile` as its users see it. What it runs are shell scripts, or this program itself: hence a `main` of its
-//! own.
+//! Tests of `overdrive-profile` from outside. It runs shell scripts, or this program itself, which therefore has its
+//! own `main`.
 #![forbid(unsafe_code)]
 
 mod child;
@@ -26,7 +26,7 @@ fn main() {
     let all = [run::TESTS, records::TESTS, hosts::TESTS];
     let mut trials: Vec<Trial> = all.into_iter().flatten().map(trial).collect();
     let arguments = Arguments::from_args();
-    // What not every machine has counts as ignored where it is not there.
+    // Tests that need libfaketime are ignored if it is not installed.
     let no_clock = clock::missing();
     for test in clock::TESTS {
         if let (Some(reason), false) = (&no_clock, arguments.list) {

@@ -1,4 +1,4 @@
-//! Runs `overdrive-profile` with a limit of time.
+//! Runs `overdrive-profile` with a time limit.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -10,10 +10,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::child::TASK;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_overdrive-profile");
-/// A limit against hanging only.
+/// Only stops tests that hang.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// How it ended.
+/// How `overdrive-profile` ended.
 #[derive(Debug)]
 pub struct Ended {
     pub code: Option<i32>,
@@ -30,14 +30,14 @@ impl Ended {
 pub fn command(args: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     command.args(args);
-    // What runs the tests may be a rank, or recorded itself.
+    // The tests may run with these variables set, in a rank or under `overdrive-profile`.
     for name in ["RANK", "WORLD_SIZE", "OVERDRIVE_PROFILE", "OVERDRIVE_PROFILE_BEFORE", "OVERDRIVE_PROFILE_STEPS"] {
         command.env_remove(name);
     }
     command
 }
 
-/// `run` with a script of the shell, in which `$TRAIN` is a program that trains.
+/// `run` with a shell script, in which `$TRAIN` is a program that trains.
 pub fn run_script(out: &Path, script: &str) -> Command {
     let out = out.to_str().unwrap();
     let mut command = command(&["run", "--out", out, "--before", "3", "--steps", "2", "--", "sh", "-c", script]);
@@ -53,7 +53,7 @@ pub fn end(command: Command) -> Ended {
     start(command).end()
 }
 
-/// One that was started; killed when a test fails.
+/// A running `overdrive-profile`; killed when a test fails.
 pub struct Running(Child);
 
 impl Running {
@@ -92,7 +92,7 @@ pub fn wait_for_file(path: &Path) {
     }
 }
 
-/// The names in a folder, hidden ones too.
+/// The names in a folder, including hidden files.
 pub fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap();
     let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();

@@ -1,4 +1,4 @@
-//! `overdrive-profile show` and `diff`, and what is refused.
+//! `overdrive-profile show` and `diff`, and invalid arguments.
 
 use std::fs;
 use std::path::Path;
@@ -10,13 +10,13 @@ use crate::program::{command, end};
 
 crate::tests![
     a_record_is_shown_again,
-    what_is_no_record_is_refused,
+    files_that_are_not_records_are_refused,
     two_runs_are_compared,
-    a_comparison_can_be_read_by_programs,
+    a_comparison_can_be_printed_as_json,
     wrong_arguments_are_refused,
 ];
 
-/// Writes a run of 64 steps, which take so long and a little more or less.
+/// Writes a run of 64 steps, which take this long with small variations.
 fn write(path: &Path, seconds: f64) {
     let mut run = RunProfile::default();
     run.schema = 1;
@@ -43,7 +43,7 @@ fn a_record_is_shown_again() {
     assert!(fs::read_to_string(page).unwrap().contains("<title>Profile of train</title>"));
 }
 
-fn what_is_no_record_is_refused() {
+fn files_that_are_not_records_are_refused() {
     let folder = TempDir::new().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     fs::write(at("text.json"), "no").unwrap();
@@ -54,8 +54,8 @@ fn what_is_no_record_is_refused() {
     for (path, says) in [
         (at(""), "holds no profile.json"),
         (at("missing.json"), "missing.json"),
-        (at("text.json"), "is no `profile.json`"),
-        (at("later.json"), "is no `profile.json`"),
+        (at("text.json"), "is not a `profile.json`"),
+        (at("later.json"), "is not a `profile.json`"),
         (at("newer.json"), "is of version 2"),
     ] {
         for args in [vec!["show", &path], vec!["diff", &path, &path]] {
@@ -82,7 +82,7 @@ fn two_runs_are_compared() {
     assert!(same.out.contains("within noise") && same.out.contains("Faster: nothing beyond noise."), "{}", same.out);
 }
 
-fn a_comparison_can_be_read_by_programs() {
+fn a_comparison_can_be_printed_as_json() {
     let folder = TempDir::new().unwrap();
     let (before, after) = (folder.path().join("before.json"), folder.path().join("after.json"));
     write(&before, 0.010);

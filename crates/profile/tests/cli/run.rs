@@ -11,18 +11,18 @@ use crate::program::{command, end, names, run_script, start, wait_for_file};
 
 crate::tests![
     a_run_is_recorded,
-    the_folder_is_found_from_anywhere,
+    the_folder_is_found_from_another_working_directory,
     the_exit_code_is_the_programs,
-    what_a_killed_program_left_is_used,
+    the_record_of_a_killed_program_is_used,
     without_a_record_it_says_what_to_do,
-    a_program_that_cannot_be_started_is_told_as_shells_do,
+    a_program_that_cannot_be_started_gives_the_exit_code_of_shells,
     signals_reach_the_program,
     signals_that_were_ignored_stay_ignored,
-    ranks_are_put_together,
+    ranks_are_merged,
     missing_and_broken_ranks_are_noted,
     of_several_records_one_is_kept_and_the_others_are_noted,
-    files_of_others_are_left_alone,
-    an_earlier_record_is_replaced_by_a_complete_one_only,
+    foreign_files_are_not_touched,
+    an_earlier_record_is_replaced_only_by_a_complete_one,
 ];
 
 const FILES: [&str; 3] = ["profile.html", "profile.json", "trace.json.gz"];
@@ -38,14 +38,14 @@ fn a_run_is_recorded() {
     let profiled = run.profiled.as_ref().unwrap();
     let steps = run.steps.as_ref().unwrap();
     assert_eq!((profiled.steps, steps.steps_seen, run.notes.len()), (2, 12, 0), "{:?}", run.notes);
-    // 3 before, 1 to warm the profiler up, 2 under it; then those beside the trace's writer are left out.
+    // 3 timed steps, 1 that warms the profiler up, 2 profiled ones; then steps while the trace is written do not count.
     assert!((3..=9).contains(&steps.steps), "{steps:?}");
     assert!(profiled.ops.iter().any(|op| op.name == "aten::mm"), "{:?}", profiled.ops);
     let page = fs::read_to_string(out.join("profile.html")).unwrap();
     assert!(page.contains("aten::mm") && page.trim_end().ends_with("</html>"));
 }
 
-fn the_folder_is_found_from_anywhere() {
+fn the_folder_is_found_from_another_working_directory() {
     let folder = TempDir::new().unwrap();
     let mut command = run_script("here".as_ref(), "cd / && exec \"$TRAIN\"");
     command.current_dir(&folder);
@@ -64,7 +64,7 @@ fn the_exit_code_is_the_programs() {
     assert!(notes.len() == 1 && notes[0].contains("ended early") && notes[0].contains('7'), "{notes:?}");
 }
 
-fn what_a_killed_program_left_is_used() {
+fn the_record_of_a_killed_program_is_used() {
     let folder = TempDir::new().unwrap();
     let mut command = run_script(folder.path(), "exec \"$TRAIN\"");
     command.env(TASK, "kill");
@@ -81,15 +81,15 @@ fn what_a_killed_program_left_is_used() {
 fn without_a_record_it_says_what_to_do() {
     let folder = TempDir::new().unwrap();
     let out = folder.path().join("out");
-    for (script, code, told) in [("exit 0", 1, "ended well"), ("exit 5", 5, "5"), ("kill -9 $$", 137, "9")] {
+    for (script, code, status) in [("exit 0", 1, "exited with 0"), ("exit 5", 5, "5"), ("kill -9 $$", 137, "9")] {
         let ended = end(run_script(&out, script));
         assert_eq!(ended.code, Some(code), "{script}");
-        [told, "feature `record`", "StepTimer", "--before 0"].iter().for_each(|what| ended.says(what));
-        assert!(!out.exists(), "an empty folder is left of {script}");
+        [status, "feature `record`", "StepTimer", "--before 0"].iter().for_each(|what| ended.says(what));
+        assert!(!out.exists(), "{script} leaves an empty folder");
     }
 }
 
-fn a_program_that_cannot_be_started_is_told_as_shells_do() {
+fn a_program_that_cannot_be_started_gives_the_exit_code_of_shells() {
     let folder = TempDir::new().unwrap();
     let (out, text) = (folder.path().join("out"), folder.path().join("text"));
     fs::write(&text, "no program").unwrap();
@@ -112,16 +112,17 @@ fn signals_reach_the_program() {
         (wait.to_owned(), Signal::INT, 130, ""),
         (wait.to_owned(), Signal::TERM, 143, ""),
     ];
-    for (script, signal, code, told) in cases {
+    for (script, signal, code, output) in cases {
         let mut command = run_script(&out, &script);
-        // A shell that runs these tests in the background has them ignore SIGINT; so would the script.
+        // If these tests run in a shell's background, they ignore SIGINT. A handler restores the default for the
+        // script.
         let _own = signal_hook::flag::register_conditional_default(2, std::sync::Arc::new(true.into())).unwrap();
         command.env("READY", &ready);
         let running = start(command);
         wait_for_file(&ready);
         running.signal(signal);
         let ended = running.end();
-        assert_eq!((ended.code, ended.out.as_str()), (Some(code), told), "{script}: {}", ended.err);
+        assert_eq!((ended.code, ended.out.as_str()), (Some(code), output), "{script}: {}", ended.err);
         fs::remove_file(&ready).unwrap();
     }
 }
@@ -129,7 +130,7 @@ fn signals_reach_the_program() {
 fn signals_that_were_ignored_stay_ignored() {
     let folder = TempDir::new().unwrap();
     let out = folder.path().join("out");
-    // As under nohup: the script ends itself only if it did not inherit that.
+    // As under nohup: SIGHUP kills the script only if the script does not inherit that it is ignored.
     let inner = "kill -HUP $$; echo on";
     let program = command(&[]).get_program().to_owned();
     let mut shell = std::process::Command::new("sh");
@@ -138,7 +139,7 @@ fn signals_that_were_ignored_stay_ignored() {
     assert_eq!((ended.code, ended.out.as_str()), (Some(1), "on\n"), "{}", ended.err);
 }
 
-fn ranks_are_put_together() {
+fn ranks_are_merged() {
     let folder = TempDir::new().unwrap();
     let script = "export WORLD_SIZE=2; RANK=0 \"$TRAIN\" & RANK=1 \"$TRAIN\"; wait";
     let ended = end(run_script(folder.path(), script));
@@ -175,16 +176,16 @@ fn missing_and_broken_ranks_are_noted() {
 
 fn of_several_records_one_is_kept_and_the_others_are_noted() {
     let folder = TempDir::new().unwrap();
-    // The first program's record, under the name that its process and timer give it.
+    // The first program's record, under a name with the numbers of a process and a timer.
     let first = "cd \"$OVERDRIVE_PROFILE\" && OVERDRIVE_PROFILE=first \"$TRAIN\" && mv first/profile*.json profile.7-0.json \
                  && mv first/trace*.json.gz trace.7-0.json.gz && rmdir first && exec \"$TRAIN\"";
     let ended = end(run_script(folder.path(), first));
     assert_eq!((ended.code, names(folder.path())), (Some(0), FILES.map(str::to_owned).to_vec()), "{}", ended.err);
     let notes = RunProfile::read_json(folder.path().join("profile.json")).unwrap().notes;
-    assert!(notes.len() == 1 && notes[0].starts_with("a shorter record is left out, of 12 steps"), "{notes:?}");
+    assert!(notes.len() == 1 && notes[0].starts_with("a shorter record is left out: 12 steps"), "{notes:?}");
 }
 
-fn files_of_others_are_left_alone() {
+fn foreign_files_are_not_touched() {
     for (name, content) in
         [("profile.json", "{\"mine\": 1}"), ("profile.html", "mine"), ("trace.rank0.json.gz", "mine")]
     {
@@ -193,7 +194,7 @@ fn files_of_others_are_left_alone() {
         fs::write(&path, content).unwrap();
         let ended = end(run_script(folder.path(), "echo started"));
         assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
-        ended.says(&format!("{name} is not of an earlier run: name another folder by --out"));
+        ended.says(&format!("{name} is not of an earlier run: give another folder by --out"));
         assert_eq!(
             (names(folder.path()), fs::read_to_string(&path).unwrap()),
             (vec![name.to_owned()], content.to_owned())
@@ -201,7 +202,7 @@ fn files_of_others_are_left_alone() {
     }
 }
 
-fn an_earlier_record_is_replaced_by_a_complete_one_only() {
+fn an_earlier_record_is_replaced_only_by_a_complete_one() {
     let folder = TempDir::new().unwrap();
     let path = folder.path();
     fs::write(path.join("notes.txt"), "mine").unwrap();

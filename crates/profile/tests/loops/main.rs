@@ -1,5 +1,6 @@
-//! Diagnoses of real loops: the calls are those that libtorch made, the times are [given](at_fixed_prices), so that a busy
-//! machine changes nothing. One loop after another, with nothing beside it in the process: hence a `main` of its own.
+//! Diagnoses of real loops: the calls are those that libtorch made, but their times are [fixed](with_fixed_times), so
+//! that a busy machine has no effect. The loops run one after another, with nothing else in the process; hence this
+//! `main`.
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -13,7 +14,7 @@ use tch::{Device, Kind, Tensor};
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
 fn main() {
-    // Threads that wait for each other on busy cores make small operators take long.
+    // On busy cores, small operators take long if their threads wait for each other.
     tch::set_num_threads(1);
     let trial = |(name, test): (&str, fn())| {
         Trial::test(name, move || {
@@ -23,20 +24,20 @@ fn main() {
     };
     let tests: [(&str, fn()); 9] = [
         ("loops_over_numbers_are_named", loops_over_numbers_are_named),
-        ("numbers_that_are_read_here_and_there_are_no_loop", numbers_that_are_read_here_and_there_are_no_loop),
+        ("numbers_that_are_read_here_and_there_are_not_a_loop", numbers_that_are_read_here_and_there_are_not_a_loop),
         ("tiny_operators_are_named", tiny_operators_are_named),
         ("the_programs_own_code_is_named", the_programs_own_code_is_named),
-        ("a_pause_in_one_step_is_no_code_of_the_programs", a_pause_in_one_step_is_no_code_of_the_programs),
+        ("a_pause_in_one_step_is_not_the_programs_own_code", a_pause_in_one_step_is_not_the_programs_own_code),
         ("tensors_that_are_kept_are_counted_by_the_step", tensors_that_are_kept_are_counted_by_the_step),
-        ("what_is_skipped_is_in_no_profiled_step", what_is_skipped_is_in_no_profiled_step),
-        ("optimizers_that_go_tensor_by_tensor_are_named", optimizers_that_go_tensor_by_tensor_are_named),
-        ("arithmetic_is_no_fault", arithmetic_is_no_fault),
+        ("skipped_time_is_in_no_profiled_step", skipped_time_is_in_no_profiled_step),
+        ("optimizers_that_update_tensor_by_tensor_are_named", optimizers_that_update_tensor_by_tensor_are_named),
+        ("arithmetic_is_not_a_finding", arithmetic_is_not_a_finding),
     ];
     let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
     libtest_mimic::run(&arguments, tests.into_iter().map(trial).collect()).exit();
 }
 
-/// A training loop with something in it.
+/// A training loop with a planted bottleneck.
 struct Plant {
     vs: nn::VarStore,
     layers: nn::Sequential,
@@ -85,9 +86,9 @@ fn recorder() -> RunRecorder {
     RunRecorder::new().steps_before(10).profiled_steps(4).sample_interval(Duration::from_millis(10))
 }
 
-/// A run's calls and loops with given times: a call of an operator takes 2 us, and 0.1 us for a thousand floating point
-/// operations; host code under a scope takes 5 ms where it took that or more. Nothing is known of the machine.
-fn at_fixed_prices(mut run: RunProfile) -> RunProfile {
+/// Replaces a run's times: a call of an operator takes 2 us, plus 0.1 us per thousand floating point operations; host
+/// code in a scope takes 5 ms if it took 5 ms or more, else no time. Removes the samples of the machine.
+fn with_fixed_times(mut run: RunProfile) -> RunProfile {
     const CALL: f64 = 2e-6;
     const FLOP: f64 = 1e-10;
     const OWN_CODE: f64 = 5e-3;
@@ -95,7 +96,7 @@ fn at_fixed_prices(mut run: RunProfile) -> RunProfile {
     let profiled = run.profiled.as_mut().unwrap();
     profiled.ops.iter_mut().for_each(|op| op.self_cpu_seconds = CALL * op.calls + FLOP * op.flops);
     profiled.read_backs.iter_mut().for_each(|it| it.seconds = CALL * it.operators);
-    // Pauses elsewhere are the machine's.
+    // Other pauses are caused by the machine.
     profiled.gaps.retain(|gap| gap.scope.is_some() && gap.seconds >= OWN_CODE);
     for gap in &mut profiled.gaps {
         gap.seconds = OWN_CODE;
@@ -124,7 +125,7 @@ fn at_fixed_prices(mut run: RunProfile) -> RunProfile {
 }
 
 fn diagnosis(run: RunProfile) -> Diagnosis {
-    Diagnosis::of(&at_fixed_prices(run))
+    Diagnosis::of(&with_fixed_times(run))
 }
 
 fn loops_over_numbers_are_named() {
@@ -140,7 +141,7 @@ fn loops_over_numbers_are_named() {
     assert_eq!((first.bottleneck, first.scope.as_deref()), (Bottleneck::HostLoop, Some("loss by hand")), "{diagnosis}");
 }
 
-fn numbers_that_are_read_here_and_there_are_no_loop() {
+fn numbers_that_are_read_here_and_there_are_not_a_loop() {
     let now_and_then = |plant: &Plant| {
         let outputs = plant.layers.forward(&plant.inputs);
         let row = outputs.get(0);
@@ -170,10 +171,10 @@ fn the_programs_own_code_is_named() {
     assert_eq!((first.bottleneck, first.scope.as_deref()), (Bottleneck::HostCode, Some("logging")), "{diagnosis}");
 }
 
-fn a_pause_in_one_step_is_no_code_of_the_programs() {
+fn a_pause_in_one_step_is_not_the_programs_own_code() {
     let steps = Cell::new(0);
     let once = |plant: &Plant| {
-        // The second of the four profiled ones.
+        // The second of the four profiled steps.
         if steps.replace(steps.get() + 1) == 15 {
             let _scope = record_function("now and then");
             std::thread::sleep(Duration::from_millis(20));
@@ -192,14 +193,14 @@ fn tensors_that_are_kept_are_counted_by_the_step() {
     let (kept, batch) = (RefCell::new(Vec::new()), RefCell::new(None));
     let keep = |_: &Plant| {
         kept.borrow_mut().push(Tensor::ones([1000], FLOAT));
-        // The one before is given back.
+        // Frees the batch before.
         batch.replace(Some(Tensor::ones([1_000_000], FLOAT)));
     };
     let run = Plant::new(64, 2).run(recorder(), Plant::forward, keep);
     assert_eq!(run.profiled.unwrap().kept_bytes.get("cpu"), Some(&4000.0));
 }
 
-fn what_is_skipped_is_in_no_profiled_step() {
+fn skipped_time_is_in_no_profiled_step() {
     const PAUSE: Duration = Duration::from_millis(400);
     let start = Instant::now();
     let timer = StepTimer::builder().warmup_steps(0).record(recorder()).build().unwrap();
@@ -217,14 +218,14 @@ fn what_is_skipped_is_in_no_profiled_step() {
     let profiled = timer.finish().unwrap().profiled.unwrap();
     let calls = |name: &str| profiled.ops.iter().filter(|op| op.name == name).map(|op| op.calls).sum::<f64>();
     assert_eq!((profiled.steps, calls("aten::zeros"), calls("aten::ones")), (4, 1.0, 0.0));
-    // The pause lies beside the steps and all gaps in them.
+    // The pause counts neither in the steps nor in their gaps.
     let rest = (start.elapsed() - PAUSE).as_secs_f64();
     let gaps: f64 = profiled.gaps.iter().map(|gap| gap.seconds).sum();
     assert!(4.0 * profiled.step_seconds <= rest && gaps <= profiled.step_seconds, "{profiled:?}");
     assert!(profiled.scopes.is_empty(), "{:?}", profiled.scopes);
 }
 
-fn optimizers_that_go_tensor_by_tensor_are_named() {
+fn optimizers_that_update_tensor_by_tensor_are_named() {
     let named = |optimizer: fn(&nn::VarStore) -> nn::Optimizer, counterpart: &str| {
         let mut plant = Plant::new(8, 200);
         plant.optimizer = optimizer(&plant.vs);
@@ -236,7 +237,7 @@ fn optimizers_that_go_tensor_by_tensor_are_named() {
     named(|vs| nn::RmsProp::default().build(vs, 1e-4).unwrap(), "`RmsProp::builder");
 }
 
-fn arithmetic_is_no_fault() {
+fn arithmetic_is_not_a_finding() {
     let diagnosis = diagnosis(Plant::new(768, 3).run(recorder(), Plant::forward, |_| {}));
     assert_eq!((diagnosis.bound_by, diagnosis.findings.len()), (Some(Bottleneck::Compute), 0), "{diagnosis}");
 }

@@ -1,4 +1,4 @@
-//! Nesting, self times, memory, FLOPs: by hand, against a naive way, and of a real model.
+//! Nesting, self times, memory and FLOPs: computed by hand, by a naive algorithm, and for a real model.
 
 use overdrive_profile::{DeviceType, EventList, FunctionEvent, Grouping, Kernel, Recording};
 
@@ -8,7 +8,7 @@ fn event(name: &str, thread: u64, start_us: i64, end_us: i64) -> FunctionEvent {
     FunctionEvent::new(name, thread, start_us * 1000, end_us * 1000)
 }
 
-/// Numbers that look random, the same each time.
+/// Pseudo-random numbers, the same in each run.
 struct Numbers(u64);
 
 impl Numbers {
@@ -40,13 +40,13 @@ fn times_are_those_of_the_nesting() {
     let total = events.total_average();
     assert_eq!((&*total.key, total.count), ("Total", 5));
     assert_eq!(total.self_cpu_time_total_ns, 105_000);
-    // Without CUDA there is no time of a device.
+    // Without CUDA there is no device time.
     let events = EventList::new(events.to_vec(), Recording::default());
     assert_eq!(events.key_averages(Grouping::default()).get("kernel").unwrap().device_time_total_ns, 0);
 }
 
 #[test]
-fn an_only_child_of_the_same_name_is_its_parent() {
+fn an_only_child_of_the_same_name_is_merged_into_its_parent() {
     let mut inner = event("add", 1, 2, 8);
     inner.kernels = vec![Kernel { name: "kernel".into(), device: 0, duration_ns: 500 }];
     let events = vec![event("add", 1, 0, 10), event("add", 1, 1, 9), inner, event("fill", 1, 3, 4)];
@@ -54,13 +54,13 @@ fn an_only_child_of_the_same_name_is_its_parent() {
     assert_eq!(events.len(), 2);
     assert_eq!((events[0].cpu_children.as_slice(), events[1].cpu_parent), ([1].as_slice(), Some(0)));
     assert_eq!(events[0].kernels.len(), 1);
-    // Two children of the name are two calls.
+    // Two children with the same name are two calls.
     let twice = vec![event("add", 1, 0, 10), event("add", 1, 1, 2), event("add", 1, 3, 4)];
     assert_eq!(EventList::new(twice, Recording::default()).len(), 3);
 }
 
 #[test]
-fn an_async_event_has_no_family_and_no_self_time() {
+fn an_async_event_has_no_parent_children_or_self_time() {
     let mut passing = event("async", 1, 1, 50);
     passing.is_async = true;
     let events = EventList::new(vec![event("outer", 1, 0, 100), passing], Recording::default());
@@ -72,7 +72,7 @@ fn an_async_event_has_no_family_and_no_self_time() {
 fn parents_are_the_shortest_events_around() {
     let mut numbers = Numbers(6);
     for round in 0..200 {
-        // Intervals that nest or are apart, as on a real thread: each splits what is left of an outer one.
+        // Intervals that nest or are disjoint, as on a real thread: each splits a part of an outer one.
         let mut events = Vec::new();
         for thread in 0..3 {
             let mut spans = vec![(0u64, 1000u64)];
@@ -99,7 +99,7 @@ fn parents_are_the_shortest_events_around() {
 }
 
 #[test]
-fn shapes_and_overloads_keep_groups_apart_when_asked() {
+fn shapes_and_overloads_separate_groups_if_asked() {
     let shaped = |shape: &[i64], overload: &str| {
         let mut event = event("add", 1, 0, 0);
         event.input_shapes = vec![shape.to_vec()];
@@ -127,14 +127,14 @@ fn the_sums_of_a_real_model_agree_with_each_other() {
     let averages = profile.key_averages(false).unwrap();
     assert_eq!(averages.iter().map(|group| group.count).sum::<u64>(), events.len() as u64);
 
-    // What happens, happens in some event itself.
+    // The self times add up to the times of the top-level events.
     let top: i64 =
         events.iter().filter(|event| event.cpu_parent.is_none()).map(|event| event.cpu_time_total_ns()).sum();
     assert_eq!(averages.self_cpu_time_total_ns(), top);
     let top: i64 = events.iter().filter(|event| event.cpu_parent.is_none()).map(|event| event.cpu_memory_usage).sum();
     assert_eq!(averages.iter().map(|group| group.self_cpu_memory_usage).sum::<i64>(), top);
 
-    // 2 m n k a product: 8x16x32 and 8x32x4 forwards, thrice.
+    // 2 m n k per product: 8x16x32 and 8x32x4 in the forward pass, three times.
     let addmm = averages.get("aten::addmm").unwrap();
     assert_eq!((addmm.count, addmm.flops), (6, 3 * 2 * (8 * 16 * 32 + 8 * 32 * 4)));
     let by_shape = profile.key_averages(true).unwrap();
@@ -146,7 +146,7 @@ fn the_sums_of_a_real_model_agree_with_each_other() {
         first.input_types[..4].iter().map(|kind| &**kind).collect::<Vec<_>>(),
         ["float", "float", "float", "Scalar"]
     );
-    // Forward and backward are told to belong together.
+    // The sequence number links the forward and the backward operator.
     let backward = events.iter().find(|event| &*event.name == "AddmmBackward0").unwrap();
     assert!(events.iter().any(|event| &*event.name == "aten::addmm" && event.sequence_nr == backward.sequence_nr));
 }

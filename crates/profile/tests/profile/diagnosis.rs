@@ -1,4 +1,4 @@
-//! Diagnoses of runs that were made up: what needs a GPU, several ranks or a bad machine.
+//! Diagnoses of made-up runs, which need a GPU, several ranks or a bad machine.
 
 use overdrive_profile::{Bottleneck, Diagnosis, Phase, ProfiledSteps, RunProfile, StepTimes};
 use serde_json::json;
@@ -8,7 +8,7 @@ use crate::made_up::{ALL_FORWARD, first, on_gpu, process, report, run, system, t
 const HALF_DATA: [(Phase, f64); 2] = [(Phase::DataWait, 5.0), (Phase::Forward, 5.0)];
 
 #[test]
-fn workers_tell_why_data_is_late() {
+fn workers_show_why_data_is_late() {
     let with = |main: f64, workers: &'static [f64]| {
         let seen = move |number| json!({ "threads": threads(number, main, workers) });
         first(&with_samples(run(&HALF_DATA), seen))
@@ -18,30 +18,30 @@ fn workers_tell_why_data_is_late() {
     assert_eq!(with(0.5, &[0.95]), (Bottleneck::TooFewWorkers, 2.0));
     assert_eq!(with(1.0, &[]), (Bottleneck::TooFewWorkers, 2.0));
     assert_eq!(with(0.5, &[]), (Bottleneck::SlowRead, 2.0));
-    // A twentieth of a CPU more would not help: the work has to become less.
+    // The free CPUs, less than a tenth of all, cannot save enough: the work itself has to become less.
     let mut large = with_samples(run(&HALF_DATA), |number| json!({ "threads": threads(number, 0.5, &[0.9; 14]) }));
     large.machine.cpus = 14;
     assert_eq!(first(&large), (Bottleneck::SlowDecode, 2.0));
-    // libtorch's threads have the program's name, and say nothing of loading.
+    // Threads with the program's name are libtorch's, so they do not count as loading.
     let blocked = with_samples(run(&HALF_DATA), |number| {
         let mut threads = threads(number, 0.5, &[0.9]);
         threads[1]["name"] = json!("train");
         json!({ "threads": threads })
     });
     assert_eq!(first(&blocked), (Bottleneck::SlowRead, 2.0));
-    // One that works while the training thread does not is none of libtorch's.
+    // Unless they are busier than the training thread: libtorch's are not.
     let unnamed = with_samples(run(&HALF_DATA), |number| {
         let mut threads = threads(number, 0.3, &[0.9]);
         threads[1]["name"] = json!("train");
         json!({ "threads": threads })
     });
     assert_eq!(first(&unnamed), (Bottleneck::TooFewWorkers, 2.0));
-    // Three of four CPUs are at work: more workers could save a fourth of a step at best.
+    // Three of four CPUs are busy: more workers could save a fourth of a step at best.
     assert_eq!(with(0.5, &[0.9, 0.9, 0.7]), (Bottleneck::TooFewWorkers, 1.33));
 }
 
 #[test]
-fn a_gpu_tells_what_it_waits_for() {
+fn a_gpu_shows_what_it_waits_for() {
     let phases = [(Phase::HostToDevice, 5.0), (Phase::Forward, 5.0)];
     let copies = on_gpu(&phases, 0.01, &[("Memcpy HtoD (Pageable -> Device)", 5.0)]);
     assert_eq!(first(&copies), (Bottleneck::HostToDevice, 2.0));
@@ -60,14 +60,14 @@ fn a_gpu_tells_what_it_waits_for() {
     let mut short = on_gpu(&ALL_FORWARD, 0.01, &[]);
     short.alloc_retries = Some(3);
     assert_eq!(first(&short), (Bottleneck::MemoryCapacity, 1.0));
-    // Tensor cores are used, and the device has no pause.
+    // The tensor cores are used, and the device is never idle.
     let healthy = on_gpu(&ALL_FORWARD, 0.0098, &[("sm90_xmma_gemm_bf16bf16_bf16f32_f32", 9.0)]);
     assert_eq!(Diagnosis::of(&healthy).findings, []);
     assert_eq!(Diagnosis::of(&healthy).bound_by, Some(Bottleneck::Compute));
 }
 
 #[test]
-fn clocks_that_are_held_down_are_named() {
+fn throttled_clocks_are_named() {
     let gpu = |number: f64| {
         let hot = number >= 5.0;
         json!({ "gpus": [{
@@ -81,8 +81,8 @@ fn clocks_that_are_held_down_are_named() {
 }
 
 #[test]
-fn what_the_profiler_makes_longer_is_taken_out_again() {
-    // 10 ms, and 20 under the profiler, which 1000 calls made longer by 10 us each.
+fn the_profilers_overhead_is_subtracted() {
+    // 10 ms, but 20 ms under the profiler, which adds 10 us to each of 1000 calls.
     let slowed = |set: &dyn Fn(&mut ProfiledSteps)| {
         let mut run = run(&ALL_FORWARD);
         let profiled = run.profiled.as_mut().unwrap();
@@ -100,9 +100,9 @@ fn what_the_profiler_makes_longer_is_taken_out_again() {
             profiled.queued_seconds = Some(queued_seconds);
         })
     };
-    // 10 ms less 5 of the profiler's.
+    // 10 ms less 5 ms of the profiler's overhead.
     assert_eq!(read_backs(500.0, 0.0), (Bottleneck::HostLoop, 2.0));
-    // Of the 20 ms, 6 were waiting for a CPU: 7 ms of the loop less 900 times 4 us.
+    // 6 of the 20 ms were waiting for a CPU: so 7 ms of the loop less 900 times 4 us.
     assert_eq!(read_backs(900.0, 0.006), (Bottleneck::HostLoop, 1.52));
     let small = |profiled: &mut ProfiledSteps| {
         let forward = &mut profiled.phases[Phase::Forward as usize];
@@ -123,27 +123,27 @@ fn memory_that_grows_comes_first_and_a_heap_that_settles_does_not() {
     assert_eq!(first(&leak), (Bottleneck::MemoryGrowth, 1.0));
     // 200 MB a second, in steps of 10 ms, into 4 GB.
     let evidence = &Diagnosis::of(&leak).findings[0].evidence;
-    assert!(evidence[0].contains("2.000 MB a step") && evidence[1].contains("2000 more steps"), "{evidence:?}");
-    // While two of the ten looks were taken, steps ran.
-    let mut behind = leak;
-    behind.step_times = vec![StepTimes::default(); 15];
-    for (number, step) in behind.step_times.iter_mut().enumerate() {
+    assert!(evidence[0].contains("2.000 MB per step") && evidence[1].contains("2000 more steps"), "{evidence:?}");
+    // Steps ran during only two of the ten samples; later growth does not count.
+    let mut afterwards = leak;
+    afterwards.step_times = vec![StepTimes::default(); 15];
+    for (number, step) in afterwards.step_times.iter_mut().enumerate() {
         (step.start_seconds, step.host_seconds) = (0.01 * number as f64, vec![0.01]);
     }
-    assert_eq!(first(&behind).0, Bottleneck::TooFewWorkers);
+    assert_eq!(first(&afterwards).0, Bottleneck::TooFewWorkers);
     let settles = with(|number| 1e9 + 2e8 * (1.0 - (-number).exp()));
     assert_eq!(first(&settles).0, Bottleneck::TooFewWorkers);
-    // One that has come to its end by two thirds of the time, however straight a line through all of it may be.
+    // Growth that ends after two thirds of the time does not count, although a line fits all of it.
     let ends = |number: f64| 1e9 + 4e7 * number.min(6.0) + 2e6 * number;
     assert_eq!(first(&with(ends)).0, Bottleneck::TooFewWorkers);
-    // Pages of files are the system's.
+    // Pages of mapped files are not the process's memory.
     let mapped = with_samples(run(&HALF_DATA), |number| {
         let mut process = process(1e9 + 2e7 * number, 0.0);
         process["anonymous_memory_bytes"] = json!(1_000_000_000_u64);
         json!({ "process": process, "system": system(1.0), "threads": threads(number, 1.0, &[]) })
     });
     assert_eq!(first(&mapped).0, Bottleneck::TooFewWorkers);
-    // What the profiler takes for itself is no leak; one that goes on beside it is found.
+    // The profiler's own memory is not a leak, but a leak that continues at the same time is found.
     let profiled_from = |resident: fn(f64) -> f64, steps: std::ops::Range<usize>| {
         let mut run = with(resident);
         run.step_times = vec![StepTimes::default(); 90];
@@ -157,7 +157,7 @@ fn memory_that_grows_comes_first_and_a_heap_that_settles_does_not() {
     assert_eq!(profiled_from(during, 10..80), Bottleneck::TooFewWorkers);
     assert_eq!(profiled_from(during, 0..0), Bottleneck::MemoryGrowth);
     assert_eq!(profiled_from(|number| 1e9 + 2e7 * number, 30..31), Bottleneck::MemoryGrowth);
-    // A cache that fills ends by itself, where there is room for it: 20 MB for each of 100 samples, and 4 GB are free.
+    // A cache stops growing by itself, if there is room: it needs 20 MB for each of 100 samples, and 4 GB are free.
     let with_cache = |wanted: u64| {
         with_samples(run(&HALF_DATA), move |number| {
             json!({ "process": process(1e9 + 2e7 * number, 0.0), "system": system(1.0),
@@ -167,12 +167,12 @@ fn memory_that_grows_comes_first_and_a_heap_that_settles_does_not() {
     let (fits, does_not) = (with_cache(100), with_cache(1000));
     assert_eq!(first(&fits).0, Bottleneck::TooFewWorkers);
     let notes = Diagnosis::of(&fits).unknown;
-    assert!(notes.iter().any(|it| it.contains("9 of 100 samples are in memory, 1.8 GB are to come")), "{notes:?}");
+    assert!(notes.iter().any(|it| it.contains("9 of 100 samples are in memory, the rest needs 1.8 GB")), "{notes:?}");
     assert_eq!(first(&does_not), (Bottleneck::MemoryGrowth, 1.0));
     let finding = &Diagnosis::of(&does_not).findings[0];
-    assert!(finding.evidence[2].contains("19.8 GB are to come, and 4.0 GB are left"), "{finding}");
+    assert!(finding.evidence[2].contains("the rest needs 19.8 GB, and 4.0 GB are free"), "{finding}");
     assert!(finding.remedy.contains("with_budget"), "{finding}");
-    // One that is full is no excuse.
+    // A cache that is full does not explain growth.
     let mut full = with_cache(100);
     full.samples.iter_mut().for_each(|sample| sample.caches = fits.samples[9].caches);
     assert_eq!(first(&full), (Bottleneck::MemoryGrowth, 1.0));
@@ -184,14 +184,14 @@ fn memory_that_grows_comes_first_and_a_heap_that_settles_does_not() {
 }
 
 #[test]
-fn ranks_tell_who_is_slow_and_what_they_exchange() {
+fn slow_ranks_and_communication_are_found() {
     let mut slow = run(&[(Phase::Forward, 4.0), (Phase::Communication, 6.0)]);
     (slow.world_size, slow.ranks) = (2, vec![slow.steps.clone().unwrap()]);
     let other = report(&[(Phase::Forward, 9.0), (Phase::Communication, 1.0)]);
     slow.ranks.push(serde_json::from_value(other).unwrap());
     assert_eq!(first(&slow), (Bottleneck::Straggler, 2.0));
     assert!(Diagnosis::of(&slow).findings[0].evidence[0].contains("rank 1"));
-    // What is left when rank 1 is as fast as the other: 1 ms, a tenth of a step.
+    // If rank 1 were as fast as the other, 1 ms of communication would be left, a tenth of a step.
     assert_eq!(Diagnosis::of(&slow).findings.len(), 2);
     let mut exchange = run(&[(Phase::Forward, 4.0), (Phase::Communication, 6.0)]);
     (exchange.world_size, exchange.ranks) = (2, vec![exchange.steps.clone().unwrap(); 2]);
@@ -202,7 +202,7 @@ fn ranks_tell_who_is_slow_and_what_they_exchange() {
 }
 
 #[test]
-fn whoever_waits_in_backward_is_not_the_slow_one() {
+fn a_rank_that_waits_in_backward_is_not_the_slow_one() {
     let mut run = run(&[(Phase::Forward, 4.0), (Phase::Backward, 8.1)]);
     (run.world_size, run.ranks) = (2, vec![run.steps.clone().unwrap()]);
     let slow = report(&[(Phase::Forward, 10.0), (Phase::Backward, 2.0)]);
@@ -212,7 +212,7 @@ fn whoever_waits_in_backward_is_not_the_slow_one() {
 }
 
 #[test]
-fn what_is_done_now_and_then_and_a_full_machine_are_told_of() {
+fn rare_work_and_a_busy_machine_are_reported() {
     let mut now_and_then = run(&[(Phase::Forward, 5.0), (Phase::Other, 5.0)]);
     let other = Phase::ALL.iter().position(|phase| *phase == Phase::Other).unwrap();
     now_and_then.profiled.as_mut().unwrap().phases[other].seconds = 0.0;
@@ -231,7 +231,7 @@ fn what_is_done_now_and_then_and_a_full_machine_are_told_of() {
     let full = with_samples(run(&ALL_FORWARD), half_queued);
     let diagnosis = Diagnosis::of(&full);
     assert!(diagnosis.findings.is_empty() && diagnosis.unknown[0].contains("50% of the time"), "{diagnosis}");
-    // Figures that cannot be are no reason to panic.
+    // Impossible figures do not cause a panic.
     let mut absurd = now_and_then;
     for phase in &mut absurd.steps.as_mut().unwrap().phases {
         phase.share = -0.5;

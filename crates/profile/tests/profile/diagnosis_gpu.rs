@@ -1,11 +1,11 @@
-//! Diagnoses of made-up runs on GPUs, with the names that libtorch's profiler gives there.
+//! Diagnoses of made-up runs on GPUs, with the names that libtorch's profiler uses for GPU work.
 
 use overdrive_profile::{Bottleneck, Diagnosis, Phase, RunProfile};
 use serde_json::{Value, json};
 
 use crate::made_up::{ALL_FORWARD, finding, first, on_gpu, op, process, with_ops, with_samples};
 
-/// Looks at two GPUs, each told of the time; the first one is at rest.
+/// Adds samples of two GPUs: the first never changes, the second has these figures by sample number.
 fn with_two_gpus(run: RunProfile, second: impl Fn(f64) -> Value) -> RunProfile {
     with_samples(run, move |number| {
         let gpu = |index: u32, figures: Value| {
@@ -28,16 +28,16 @@ fn the_gpu_whose_memory_grows_is_named() {
     let grows = |number: f64| json!({ "memory_used_bytes": (4e9 + 1e8 * number) as u64 });
     let found = finding(&with_two_gpus(busy(), grows));
     assert_eq!(found.bottleneck, Bottleneck::MemoryGrowth);
-    // A gigabyte a second, in steps of 10 ms, into what is left of 8 GB.
-    assert!(found.evidence[0].contains("GPU 1 grows by 10.000 MB a step"), "{found}");
-    assert!(found.evidence[1].starts_with("3.1 GB are left"), "{found}");
+    // A gigabyte per second, in steps of 10 ms; the rest of 8 GB is free.
+    assert!(found.evidence[0].contains("GPU 1 grows steadily by 10.000 MB per step"), "{found}");
+    assert!(found.evidence[1].starts_with("3.1 GB are free"), "{found}");
     assert!((found.bytes_per_step - 1e7).abs() < 1.0);
     assert_eq!(Diagnosis::of(&with_two_gpus(busy(), |_| json!({}))).findings, []);
 }
 
 #[test]
 fn the_gpu_that_is_throttled_is_named_by_its_own_clock() {
-    // The first one's higher clock is no measure of the second one's.
+    // The first GPU's higher clock does not matter for the second.
     let hot = |number: f64| match number >= 5.0 {
         true => json!({ "sm_clock_hertz": 0.6e9, "throttle_reasons": ["sync_boost", "hardware_thermal"] }),
         false => json!({ "sm_clock_hertz": 1.2e9 }),
@@ -49,7 +49,7 @@ fn the_gpu_that_is_throttled_is_named_by_its_own_clock() {
 }
 
 #[test]
-fn copies_from_pageable_memory_are_named_where_no_phase_is_marked() {
+fn copies_from_pageable_memory_are_found_without_a_marked_phase() {
     let copies = [("Memcpy HtoD (Pageable -> Device)", 5.0), ("ampere_bf16_s16816gemm_bf16_128x64_ldg8", 5.0)];
     let ops = |scope| {
         vec![
@@ -76,7 +76,7 @@ fn a_phase_of_copies_from_pinned_memory_needs_another_remedy() {
 }
 
 #[test]
-fn tensors_that_go_to_the_host_and_back_are_no_missing_pin() {
+fn copies_to_the_host_and_back_are_not_reported_as_missing_pinning() {
     let copies = [("Memcpy DtoH (Device -> Pageable)", 2.5), ("Memcpy HtoD (Pageable -> Device)", 2.5)];
     let scope = Some("offload");
     let ops = vec![op("aten::copy_", Phase::Forward, scope, 2.0, (1.0, 5.0))];
@@ -87,9 +87,9 @@ fn tensors_that_go_to_the_host_and_back_are_no_missing_pin() {
 }
 
 #[test]
-fn tensor_cores_are_looked_at_on_each_gpu() {
+fn tensor_cores_are_checked_on_each_gpu() {
     let single = [("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_ffma_aligna4_alignc4", 9.0)];
-    // A backward pass is in no scope; that of the forward pass tells.
+    // The backward pass is in no scope; the scope of the forward pass is used.
     let ops = vec![
         op("aten::addmm", Phase::Forward, Some("head"), 2.0, (0.1, 3.0)),
         op("aten::mm", Phase::Backward, None, 4.0, (0.2, 6.0)),
@@ -97,21 +97,21 @@ fn tensor_cores_are_looked_at_on_each_gpu() {
     let run = with_ops(on_gpu(&ALL_FORWARD, 0.0098, &single), ops);
     let found = finding(&with_two_gpus(run, |_| json!({ "tensor_utilization": 0.02 })));
     assert_eq!((found.bottleneck, found.scope.as_deref()), (Bottleneck::Float32Matmul, Some("head")));
-    assert_eq!(found.evidence[1..], ["tensor cores of GPU 1 are at work for 2% of the time"]);
+    assert_eq!(found.evidence[1..], ["the tensor cores of GPU 1 are busy for 2% of the time"]);
 }
 
 #[test]
-fn waits_are_told_from_launches() {
+fn waits_are_distinguished_from_launches() {
     let half = [("void at::native::vectorized_elementwise_kernel<4, ..>", 5.0)];
     let with = |ops| with_ops(on_gpu(&ALL_FORWARD, 0.005, &half), ops);
     let launch = || op("cudaLaunchKernel", Phase::Forward, Some("cells"), 900.0, (4.0, 0.0));
     let found = finding(&with(vec![launch(), op("cudaMemcpyAsync", Phase::Other, None, 1.0, (0.1, 0.0))]));
     assert_eq!((found.bottleneck, found.op.as_deref()), (Bottleneck::KernelLaunches, Some("cudaLaunchKernel")));
     assert!(found.scope.as_deref() == Some("cells") && found.evidence[2].starts_with("900 calls"), "{found}");
-    // A number that is read out of a tensor on the host is no wait.
+    // Reading a number out of a tensor on the host is not a wait.
     let on_host = op("aten::_local_scalar_dense", Phase::Other, None, 1.0, (0.1, 0.0));
     assert_eq!(finding(&with(vec![launch(), on_host.clone()])).bottleneck, Bottleneck::KernelLaunches);
-    // In two places, neither of them in each step.
+    // Waits in two scopes, neither of them in each step.
     let wait = |scope, calls, ms| op("cudaStreamSynchronize", Phase::Other, Some(scope), calls, (ms, 0.0));
     let read = op("aten::_local_scalar_dense", Phase::Other, Some("metrics"), 0.8, (0.1, 0.0));
     let found = finding(&with(vec![launch(), wait("metrics", 0.8, 3.0), wait("checks", 0.2, 0.5), read]));
@@ -120,13 +120,13 @@ fn waits_are_told_from_launches() {
     let found = finding(&with(vec![launch(), wait("masks", 1.0, 3.0)]));
     assert_eq!(found.op.as_deref(), Some("cudaStreamSynchronize"));
     assert!(found.remedy.contains("nonzero"), "{found}");
-    // Where batches are waited for, there is a finding of its own.
+    // Waits in the data wait belong to another finding.
     let loading = op("cudaEventSynchronize_v3020", Phase::DataWait, None, 1.0, (0.1, 0.0));
     assert_eq!(finding(&with(vec![launch(), loading])).bottleneck, Bottleneck::KernelLaunches);
 }
 
 #[test]
-fn memory_that_is_short_is_told_of_with_who_took_it() {
+fn a_lack_of_memory_is_reported_with_the_scope_that_allocates() {
     let mut short = with_two_gpus(busy(), |_| json!({ "memory_used_bytes": 7_900_000_000_u64 }));
     short.alloc_retries = Some(3);
     let ops = vec![

@@ -11,7 +11,7 @@ fn scope(name: &str, ms: f64, is_main_thread: bool) -> Value {
     json!({ "name": name, "calls": 64.0, "seconds": ms / 1e3, "is_main_thread": is_main_thread })
 }
 
-/// A run that waits for data: its threads' names, and its scopes.
+/// The scope of the finding for a run that waits for data, with these workers and scopes.
 fn loading(workers: &'static [f64], scopes: &[Value]) -> Option<String> {
     let mut run = with_samples(run(&HALF_DATA), move |number| json!({ "threads": threads(number, 1.0, workers) }));
     run.profiled.as_mut().unwrap().scopes = serde_json::from_value(scopes.to_vec().into()).unwrap();
@@ -19,15 +19,15 @@ fn loading(workers: &'static [f64], scopes: &[Value]) -> Option<String> {
 }
 
 #[test]
-fn workers_scopes_tell_where_loading_takes_long() {
+fn workers_scopes_show_where_loading_takes_long() {
     let own = scope("dataload_batch", 18.0, false);
     let decode = scope("decode", 12.0, false);
     let seen = loading(&[0.9], &[own.clone(), decode, scope("resize", 4.0, false), scope("train", 9.0, true)]);
     assert_eq!(seen.as_deref(), Some("decode"));
-    // The loader's own span says nothing, and a thread that does a little is not waited for.
+    // The loader's own span is not the caller's, and the step does not wait for a thread that does little.
     assert_eq!(loading(&[0.9], &[own.clone(), scope("writer", 1.0, false)]), None);
     assert_eq!(loading(&[0.9], &[own]), None);
-    // The thread that trains loads by itself.
+    // The training thread loads by itself.
     assert_eq!(loading(&[], &[scope("decode", 4.0, true)]).as_deref(), Some("decode"));
 }
 
@@ -40,16 +40,16 @@ fn a_scope_with_operators_of_other_phases_is_not_where_loading_is() {
 }
 
 #[test]
-fn what_is_skipped_between_steps_counts_in_no_share() {
-    // Steps for 0.5 s, in which two workers are at work all the time; then a validation, in which they rest.
+fn skipped_time_between_steps_does_not_count() {
+    // Two workers are always busy during the steps, and idle during a validation from 0.5 s to 2 s.
     let step = |number: u64| {
         let validated = if number >= 25 { 1.5 } else { 0.0 };
         json!({ "step": number, "start_seconds": 0.02 * number as f64 + validated, "host_seconds": [0.02, 0, 0, 0, 0, 0, 0],
                 "device_seconds": null, "samples": 1, "is_profiled": false })
     };
-    let look = |at: u64| {
+    let sample = |at: u64| {
         let time = 0.1 * at as f64;
-        // At work up to 0.5 s, and from 2 s on.
+        // Busy up to 0.5 s, and from 2 s on.
         let work = time.min(0.5) + (time - 2.0).max(0.0);
         let thread =
             |id: u64, name: &str| json!({ "id": id, "name": name, "cpu_seconds": work, "queued_seconds": 0.0 });
@@ -58,13 +58,13 @@ fn what_is_skipped_between_steps_counts_in_no_share() {
     };
     let mut run = run(&HALF_DATA);
     run.step_times = serde_json::from_value((0..50).map(step).collect()).unwrap();
-    run.samples = serde_json::from_value((0..=25).map(look).collect()).unwrap();
+    run.samples = serde_json::from_value((0..=25).map(sample).collect()).unwrap();
     let found = finding(&run);
     assert_eq!(found.bottleneck, Bottleneck::TooFewWorkers, "{found}");
-    assert!(found.evidence[1].starts_with("2 workers are at work for 100% of the time"), "{found}");
-    // Without the times of the steps, nothing tells it apart.
+    assert!(found.evidence[1].starts_with("2 workers are busy for 100% of the time"), "{found}");
+    // Without the times of the steps, the validation cannot be excluded.
     run.step_times.clear();
-    assert!(finding(&run).evidence[1].starts_with("2 workers are at work for 40% of the time"));
+    assert!(finding(&run).evidence[1].starts_with("2 workers are busy for 40% of the time"));
 }
 
 /// The remedy for an optimizer that calls these operators for each of 300 tensors.
@@ -79,11 +79,11 @@ fn remedy(calls: &[(&str, f64)]) -> String {
 }
 
 #[test]
-fn an_optimizers_remedy_is_of_its_own_kind() {
+fn an_optimizers_remedy_depends_on_its_kind() {
     let adam = [("aten::mul_", 2.0), ("aten::add_", 2.0), ("aten::addcmul_", 1.0), ("aten::sqrt", 1.0)];
     let adam = [&adam[..], &[("aten::div", 1.0), ("aten::addcdiv_", 1.0)]].concat();
     assert!(remedy(&adam).contains("`AdamW::builder"), "{}", remedy(&adam));
-    // Behind a clip, with weight decay.
+    // After clipping, with weight decay.
     let clipped = [&[("aten::mul_", 4.0)], &adam[1..]].concat();
     assert!(remedy(&clipped).contains("`AdamW::builder"));
     let rms = [("aten::mul_", 1.0), ("aten::addcmul_", 1.0), ("aten::sqrt", 1.0), ("aten::add_", 1.0)];
@@ -100,7 +100,7 @@ fn an_optimizers_remedy_is_of_its_own_kind() {
 }
 
 #[test]
-fn what_a_healthy_run_is_made_of_goes_by_whole_names() {
+fn a_healthy_runs_bound_depends_on_whole_operator_names() {
     let bound = |name: &str| {
         let ops = vec![
             op(name, Phase::Forward, None, 1.0, (6.0, 0.0)),

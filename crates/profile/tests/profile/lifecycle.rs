@@ -1,4 +1,4 @@
-//! Starting, stopping, and everything that may go wrong between them.
+//! Starting and stopping, and what may go wrong in between.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -28,7 +28,7 @@ fn a_second_profiler_is_refused_while_one_is_on() {
     let _alone = alone();
     let mut first = Profiler::builder().start().unwrap();
     assert!(matches!(Profiler::builder().start(), Err(ProfileError::Busy)));
-    // In another thread too.
+    // On another thread too.
     let elsewhere = std::thread::spawn(|| matches!(Profiler::builder().start(), Err(ProfileError::Busy)));
     assert!(elsewhere.join().unwrap());
     Model::new().step();
@@ -38,7 +38,7 @@ fn a_second_profiler_is_refused_while_one_is_on() {
 }
 
 #[test]
-fn one_that_is_dropped_in_a_step_or_a_panic_leaves_room_for_the_next() {
+fn after_a_profiler_is_dropped_in_a_step_or_a_panic_another_can_start() {
     let _alone = alone();
     let model = Model::new();
     let schedule = Schedule::new(0, 1, 3).unwrap();
@@ -102,7 +102,7 @@ fn each_cycle_gives_a_profile_of_its_steps() {
 }
 
 #[test]
-fn what_is_open_when_the_profiler_stops_is_a_profile_too() {
+fn a_window_that_is_open_at_the_stop_gives_a_profile() {
     let _alone = alone();
     let mut profiler = Profiler::builder().schedule(Schedule::new(0, 0, 100).unwrap()).start().unwrap();
     Model::new().step();
@@ -113,7 +113,7 @@ fn what_is_open_when_the_profiler_stops_is_a_profile_too() {
 }
 
 #[test]
-fn events_pile_up_when_asked_for() {
+fn events_accumulate_if_asked_for() {
     let _alone = alone();
     let model = Model::new();
     for (acc_events, expected) in [(false, 2), (true, 6)] {
@@ -154,7 +154,7 @@ fn a_handler_that_fails_does_not_stop_the_profiler() {
 }
 
 #[test]
-fn a_schedule_that_contradicts_itself_loses_no_session() {
+fn an_inconsistent_schedule_does_not_break_the_profiler() {
     let _alone = alone();
     let model = Model::new();
     let actions = [
@@ -195,7 +195,7 @@ fn nothing_to_record_is_refused() {
 }
 
 #[test]
-fn metadata_is_for_what_is_being_recorded() {
+fn metadata_can_only_be_added_while_recording() {
     let _alone = alone();
     let mut profiler = Profiler::builder().build().unwrap();
     assert!(matches!(profiler.add_metadata_json("key", "1"), Err(ProfileError::NotStarted)));

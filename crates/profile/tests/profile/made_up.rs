@@ -1,9 +1,9 @@
-//! Runs that are made up, for diagnoses of what needs a GPU, several ranks or a bad machine.
+//! Made-up runs, for diagnoses that need a GPU, several ranks or a bad machine.
 
 use overdrive_profile::{Bottleneck, Diagnosis, Phase, RunProfile};
 use serde_json::{Value, json};
 
-/// Steps of 10 ms, whose phases take so many milliseconds.
+/// A report of steps whose phases take these milliseconds.
 pub fn report(phases: &[(Phase, f64)]) -> Value {
     let of = |phase: Phase| phases.iter().find(|(it, _)| *it == phase).map_or(0.0, |(_, ms)| ms / 1e3);
     let whole: f64 = Phase::ALL.into_iter().map(of).sum();
@@ -16,7 +16,7 @@ pub fn report(phases: &[(Phase, f64)]) -> Value {
             "tokens_per_second": null, "mfu": null, "clock_jumps": 0, "device_fault": null })
 }
 
-/// A run with these phases, profiled as it was timed, on a machine of 4 CPUs.
+/// A run with these phases, with the same times under the profiler, on a machine with 4 CPUs.
 pub fn run(phases: &[(Phase, f64)]) -> RunProfile {
     let mut run = RunProfile::default();
     (run.schema, run.world_size, run.timer_thread) = (1, 1, 7);
@@ -52,7 +52,7 @@ pub fn on_gpu(phases: &[(Phase, f64)], busy_seconds: f64, work: &[(&str, f64)]) 
     run
 }
 
-/// Looks at the machine, ten of them; each is told its number.
+/// Adds ten samples of the machine, 0.1 s apart; `sample` gets each one's number.
 pub fn with_samples(mut run: RunProfile, sample: impl Fn(f64) -> Value) -> RunProfile {
     run.samples = (0..10)
         .map(|number| {
@@ -102,13 +102,13 @@ pub fn op(name: &str, phase: Phase, scope: Option<&str>, calls: f64, (host, devi
             "device_seconds": device / 1e3, "flops": 0.0 })
 }
 
-/// Puts these operators in place of all others.
+/// Replaces all operators.
 pub fn with_ops(mut run: RunProfile, ops: Vec<Value>) -> RunProfile {
     run.profiled.as_mut().unwrap().ops = serde_json::from_value(ops.into()).unwrap();
     run
 }
 
-/// The finding that comes first.
+/// The first finding.
 pub fn finding(run: &RunProfile) -> overdrive_profile::Finding {
     first(run);
     Diagnosis::of(run).findings.swap_remove(0)

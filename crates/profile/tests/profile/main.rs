@@ -1,4 +1,4 @@
-//! The profiler, checked from outside. One profiler fits in a process, so that most tests wait for one another.
+//! Tests of the profiler from outside. A process can have only one profiler, so most tests wait for each other.
 
 mod averages;
 mod diagnosis;
@@ -27,10 +27,10 @@ use tch::{Device, Kind, Tensor};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
-/// Held by whoever has a profiler on, or a scope that one might see.
+/// Held by tests that have a profiler on, or open scopes that a profiler might record.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    // Threads that wait for each other on busy cores make small operators take long.
+    // On busy cores, small operators take long if their threads wait for each other.
     tch::set_num_threads(1);
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -61,7 +61,7 @@ fn full() -> ProfilerBuilder {
     Profiler::builder().record_shapes(true).profile_memory(true).with_flops(true)
 }
 
-/// What a profiler records of some work.
+/// The profile of some work.
 fn profile_of(builder: ProfilerBuilder, work: impl FnOnce()) -> Arc<Profile> {
     let mut profiler = builder.start().unwrap();
     work();

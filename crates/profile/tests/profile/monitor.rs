@@ -1,4 +1,4 @@
-//! The monitor's threads, files and pages.
+//! The monitor's threads, files and HTTP server.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -13,7 +13,7 @@ use rustix::fs::{CWD, Mode, mkfifoat};
 
 use overdrive_profile::{GapSource, GpuSample, GpuSource, Monitor, MonitorBuilder, ProfileError, Sample};
 
-/// Says when it is dropped, which is when the monitor's thread has ended.
+/// Records when it is dropped, which is when the monitor's thread has ended.
 struct Watched(Arc<AtomicBool>);
 
 impl GpuSource for Watched {
@@ -36,7 +36,7 @@ fn quick() -> MonitorBuilder {
     Monitor::builder().interval(Duration::from_millis(10)).without_gpus()
 }
 
-/// Waits, for as long as the test may last, until something holds.
+/// Waits without a limit until something holds.
 fn until(holds: impl Fn() -> bool) {
     while !holds() {
         thread::sleep(Duration::from_millis(5));
@@ -61,9 +61,9 @@ fn samples_are_kept_up_to_the_window() {
 }
 
 #[test]
-fn dropping_it_ends_its_thread_in_a_panic_too() {
+fn dropping_it_ends_its_thread_even_in_a_panic() {
     let [dropped, panicked, live] = std::array::from_fn(|_| Arc::new(AtomicBool::new(false)));
-    // An interval that nobody would wait for.
+    // An interval that is too long to wait for.
     let slow = |ended: &Arc<AtomicBool>| {
         Monitor::builder().interval(Duration::from_secs(3600)).gpus(Watched(ended.clone())).http(0)
     };
@@ -78,13 +78,13 @@ fn dropping_it_ends_its_thread_in_a_panic_too() {
     let mut monitor = slow(&live).live(true).start().unwrap();
     monitor.stop();
     assert!(live.load(Ordering::SeqCst));
-    // The one at the start, and the one at the end.
+    // The samples at the start and at the end.
     assert_eq!(monitor.samples().len(), 2);
     assert_eq!(monitor.samples()[1].gpus.len(), 1);
 }
 
 #[test]
-fn the_file_has_what_memory_has() {
+fn the_file_has_the_samples_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("samples.jsonl");
     std::fs::write(&path, "kept\n").unwrap();
@@ -101,13 +101,13 @@ fn the_file_has_what_memory_has() {
 #[test]
 fn a_file_that_cannot_be_written_is_an_error_at_the_start() {
     let folder = tempfile::tempdir().unwrap();
-    let pipe = folder.path().join("nobody reads");
+    let pipe = folder.path().join("no reader");
     mkfifoat(CWD, &pipe, Mode::from(0o600)).unwrap();
     for path in [folder.path().to_owned(), folder.path().join("missing/samples.jsonl"), pipe] {
         let ended = Arc::new(AtomicBool::new(false));
         let error = quick().gpus(Watched(ended.clone())).json_lines(&path).start().expect_err("no file");
         assert!(matches!(&error, ProfileError::Io { path: named, .. } if *named == path), "{error}");
-        assert!(ended.load(Ordering::SeqCst), "nothing goes on");
+        assert!(ended.load(Ordering::SeqCst), "the source is not dropped");
     }
 }
 
@@ -122,7 +122,7 @@ fn a_disk_that_is_full_is_a_gap() {
 }
 
 #[test]
-fn settings_that_make_no_sense_are_refused() {
+fn invalid_settings_are_refused() {
     for (builder, name) in [
         (quick().interval(Duration::ZERO), "interval"),
         (quick().interval(Duration::MAX), "interval"),
@@ -141,7 +141,7 @@ fn a_port_that_is_taken_is_an_error() {
     let error = quick().gpus(Watched(ended.clone())).http(address.port()).start().expect_err("the port is taken");
     assert!(matches!(error, ProfileError::Listen { address: named, .. } if named == address), "{error}");
     assert!(error.to_string().contains(&address.to_string()));
-    assert!(ended.load(Ordering::SeqCst), "nothing goes on");
+    assert!(ended.load(Ordering::SeqCst), "the source is not dropped");
 }
 
 fn ask(monitor: &Monitor, request: &[u8]) -> String {
@@ -170,7 +170,8 @@ fn metrics_are_served_to_this_machine() {
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.ends_with("\r\n\r\n"));
 }
 
-/// Every metric has one type, said before its values; names and values are such; what is counted ends in `_total`.
+/// Checks that each metric's type precedes its values, that names and values are valid, and that counters end in
+/// `_total`.
 fn check_metrics(body: &str) {
     let mut kinds: BTreeMap<&str, &str> = BTreeMap::new();
     let mut values = 0;
@@ -195,7 +196,7 @@ fn check_metrics(body: &str) {
 }
 
 #[test]
-fn nonsense_is_answered_or_hung_up_on() {
+fn invalid_requests_are_answered_or_disconnected() {
     let mut monitor = quick().http(0).start().unwrap();
     for (request, status) in [
         (&b"GET / HTTP/1.1\r\n\r\n"[..], "404"),
@@ -211,11 +212,11 @@ fn nonsense_is_answered_or_hung_up_on() {
     let answer = ask(&monitor, &[b'x'; (8 << 10) + 1]);
     assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
     let address = monitor.http_address().unwrap();
-    // Those who connect and say nothing hold up neither others, for long, nor the end.
+    // Silent connections delay others only briefly, and do not delay the end.
     let silent: Vec<_> = (0..2).map(|_| TcpStream::connect(address).unwrap()).collect();
     assert!(ask(&monitor, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
     monitor.stop();
-    assert!(TcpStream::connect(address).is_err(), "nobody listens any more");
+    assert!(TcpStream::connect(address).is_err(), "the server still listens");
     drop(silent);
 }
 
@@ -227,7 +228,7 @@ fn requests_are_answered_while_others_are_still_being_sent() {
     let mut slow: Vec<_> = (0..4).map(|_| TcpStream::connect(address).unwrap()).collect();
     slow.iter_mut().for_each(|stream| stream.write_all(b"GET /met").unwrap());
     assert!(ask(&monitor, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
-    // They were waited for, each by itself: nobody had to give up for the other.
+    // The slow ones are answered too.
     for mut stream in slow {
         stream.write_all(b"rics HTTP/1.1\r\n\r\n").unwrap();
         let mut answer = String::new();
@@ -237,7 +238,7 @@ fn requests_are_answered_while_others_are_still_being_sent() {
 }
 
 #[test]
-fn the_address_may_stand_before_the_path() {
+fn the_path_may_be_an_absolute_url() {
     let monitor = quick().http(0).start().unwrap();
     until(|| monitor.latest().is_some());
     for (target, status) in [

@@ -1,4 +1,4 @@
-//! Records of runs, and what they say.
+//! Records of runs.
 
 use std::time::Duration;
 
@@ -45,7 +45,8 @@ fn a_record_holds_steps_operators_and_the_machine() {
     let folder = tempfile::tempdir().unwrap();
     let run = train(recorder().folder(folder.path()));
     let steps = run.steps.as_ref().unwrap();
-    // 40 steps less 3 of the warm-up, 1 that warms the profiler up, 4 under it, and those beside the trace's writer.
+    // 40 steps less 3 of the warm-up, 1 that warms the profiler up, 4 profiled ones, and those while the trace is
+    // written.
     let slowed = run.step_times.iter().filter(|step| step.is_profiled).count();
     assert_eq!((steps.steps, steps.steps_seen, run.step_times.len()), (37 - slowed as u64, 40, 37));
     assert!(slowed >= 5 && run.step_times[10..15].iter().all(|step| step.is_profiled), "{slowed}");
@@ -56,7 +57,7 @@ fn a_record_holds_steps_operators_and_the_machine() {
         profiled.ops.iter().filter(|op| op.name == name && op.phase == phase).map(|op| op.calls).sum::<f64>()
     };
     assert_eq!(calls("aten::addmm", Phase::Forward), 2.0);
-    // Each layer's weight, and its input but for the first's.
+    // The gradient of each layer's weight, and of its input except for the first layer's.
     assert_eq!(calls("aten::mm", Phase::Backward), 3.0);
     assert_eq!(calls("aten::addmm", Phase::Backward), 0.0);
     let flops: f64 = profiled.ops.iter().filter(|op| op.name == "aten::addmm").map(|op| op.flops).sum();
@@ -94,21 +95,21 @@ fn short_steps_are_profiled_longer() {
         assert!(run.notes.is_empty(), "{:?}", run.notes);
         (run.profiled.unwrap().steps, run.steps.unwrap().steps)
     };
-    // One is before the profiler, one warms it up, five take 75 ms, and what follows is timed again.
+    // One step before the profiler, one that warms it up, five that take 75 ms; the rest is timed again.
     assert_eq!(profiled(10, Duration::from_millis(15)), (5, 4));
     let (steps, timed) = profiled(1000, Duration::ZERO);
     assert!((6..=100).contains(&steps) && timed == 999 - steps, "{steps}, {timed}");
 }
 
 #[test]
-fn a_profiler_of_the_program_goes_first() {
+fn the_programs_own_profiler_takes_precedence() {
     let _alone = alone();
     let recorder = || RunRecorder::new().steps_before(2).profiled_steps(3).sample_interval(Duration::from_millis(10));
     let timer = StepTimer::builder().warmup_steps(0).record(recorder()).build().unwrap();
     let mut own = Profiler::builder().build().unwrap();
     for step in 0..40 {
         match step {
-            // The first of the record's profiled steps lies behind.
+            // After the first profiled step of the recording.
             4 => own.start().unwrap(),
             11 => own.stop().unwrap(),
             _ => {}
@@ -124,7 +125,7 @@ fn a_profiler_of_the_program_goes_first() {
     let profiled = run.profiled.as_ref().unwrap();
     let calls: f64 = profiled.ops.iter().filter(|op| op.name == "aten::ones").map(|op| op.calls).sum();
     assert_eq!((profiled.steps, calls), (3, 1.0));
-    // Steps 2 to 4, and from 14 on one that warms the profiler up and three under it.
+    // Steps 2 to 4; from 14 on, one that warms the profiler up and three profiled ones.
     let slowed: Vec<_> = run.step_times.iter().filter(|step| step.is_profiled).map(|step| step.step).collect();
     assert_eq!(slowed, [2, 3, 4, 14, 15, 16, 17]);
 
@@ -134,18 +135,18 @@ fn a_profiler_of_the_program_goes_first() {
         timer.step(1);
     }
     let run = timer.finish().unwrap();
-    // Without a phase, nothing says when the first one began.
+    // Without phases, the first step has no start, so it does not count.
     assert_eq!((run.profiled, run.steps.unwrap().steps), (None, 39));
-    assert!(run.notes.iter().any(|note| note.contains("a profiler of its own")), "{:?}", run.notes);
+    assert!(run.notes.iter().any(|note| note.contains("the program's own `Profiler`")), "{:?}", run.notes);
     own.stop().unwrap();
 }
 
 #[test]
-fn a_timer_that_is_dropped_or_broken_off_leaves_its_record() {
+fn a_timer_that_is_dropped_early_leaves_its_record() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let timer = StepTimer::builder().warmup_steps(0).record(recorder().folder(folder.path())).build().unwrap();
-    // Within the profiler's window.
+    // The last one is in the profiler's window.
     for _ in 0..13 {
         let _phase = timer.phase(Phase::Forward);
         let _ = Tensor::randn([8, 8], FLOAT);
@@ -159,7 +160,7 @@ fn a_timer_that_is_dropped_or_broken_off_leaves_its_record() {
 }
 
 #[test]
-fn files_of_something_else_are_refused() {
+fn other_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("profile.json");
     let refused = |content: &str| {

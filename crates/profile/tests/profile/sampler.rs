@@ -1,4 +1,4 @@
-//! Samples at times that the test plants, of GPUs that come and go.
+//! Samples at times that the test chooses, of GPUs that appear and vanish.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,7 +8,7 @@ use overdrive_profile::{
     prometheus_text,
 };
 
-/// What planted GPUs answer.
+/// How the fake GPUs answer.
 #[derive(Clone, Copy, PartialEq)]
 enum Driver {
     Works,
@@ -51,7 +51,7 @@ fn sources(gaps: &[MonitorGap]) -> Vec<(GapSource, f64, Option<f64>)> {
 }
 
 #[test]
-fn rates_are_what_was_counted_over_the_time_told() {
+fn rates_are_counts_divided_by_the_given_time() {
     let mut sampler = Sampler::with_gpus(None);
     let (elapsed, wall) = at(10);
     let first = sampler.sample_at(elapsed, wall);
@@ -60,7 +60,7 @@ fn rates_are_what_was_counted_over_the_time_told() {
     assert!(system.cpus > 0 && system.memory_total_bytes > 0 && system.counters.cpu_seconds > 0.0);
     assert!(process.resident_memory_bytes > 0 && process.threads > 0 && process.counters.page_faults > 0);
     assert!((first.elapsed_seconds, first.unix_seconds) == (10.0, 1_000_010.0));
-    // Work that has to show.
+    // Work that shows in the counters.
     let touched: Vec<u8> = vec![1; 64 << 20];
     assert_eq!(touched.iter().map(|&byte| u64::from(byte)).sum::<u64>(), 64 << 20);
     let (elapsed, wall) = at(14);
@@ -81,7 +81,7 @@ fn a_clock_that_jumps_gives_gaps_and_no_wrong_rates() {
     let hour = Duration::from_secs(3600);
     let (elapsed, wall) = at(10);
     sampler.sample_at(elapsed, wall);
-    // Somebody sets the system's clock: nothing but the label depends on it.
+    // The system's clock is set: only the label depends on it.
     let (elapsed, wall) = at(11);
     let sample = sampler.sample_at(elapsed, wall + hour);
     assert!(sample.process.unwrap().rates.is_some());
@@ -90,7 +90,7 @@ fn a_clock_that_jumps_gives_gaps_and_no_wrong_rates() {
     let (elapsed, wall) = at(12);
     sampler.sample_at(elapsed, wall + hour - 2 * hour);
     assert!(sampler.gaps()[1].reason.contains("-7200.000 s"));
-    // Time itself stands still, and runs backwards.
+    // The elapsed time stands still, and runs backwards.
     for seconds in [12, 5] {
         let sample = sampler.sample_at(Duration::from_secs(seconds), wall);
         assert!(sample.process.unwrap().rates.is_none() && sample.system.unwrap().rates.is_none());
@@ -99,7 +99,7 @@ fn a_clock_that_jumps_gives_gaps_and_no_wrong_rates() {
     let before_1970 = sampler.sample_at(Duration::from_secs(6), UNIX_EPOCH - hour);
     assert_eq!(before_1970.unix_seconds, -3600.0);
     assert!(before_1970.process.unwrap().rates.is_some());
-    // Bounded, however often it happens.
+    // The number of gaps is bounded.
     (0..300).for_each(|_| drop(sampler.sample_at(Duration::from_secs(6), wall)));
     assert!(sampler.gaps().len() <= 256);
 }
@@ -116,7 +116,7 @@ fn counters_that_run_backwards_have_no_rate() {
 }
 
 #[test]
-fn a_driver_that_vanishes_leaves_a_gap_and_the_rest_goes_on() {
+fn a_driver_that_vanishes_leaves_a_gap_and_the_rest_continues() {
     let driver = Arc::new(Mutex::new(Driver::Works));
     let mut sampler = Sampler::with_gpus(Some(Box::new(Planted(driver.clone()))));
     let states = [Driver::Works, Driver::IsGone, Driver::IsGone, Driver::Works, Driver::LostGpu1, Driver::LostGpu1];
@@ -135,7 +135,7 @@ fn a_driver_that_vanishes_leaves_a_gap_and_the_rest_goes_on() {
 }
 
 #[test]
-fn a_source_that_panics_is_told_and_not_asked_again() {
+fn a_source_that_panics_is_a_gap_and_not_asked_again() {
     for (state, seen_then, text) in [
         (Driver::Panics, vec![], "panicked, and is not asked again: planted: a mistake of its own"),
         (Driver::PanicsAtGpu1, vec![0], "panicked, and is not asked again: planted: a mistake at GPU 1"),
@@ -144,7 +144,7 @@ fn a_source_that_panics_is_told_and_not_asked_again() {
         let mut sampler = Sampler::with_gpus(Some(Box::new(Planted(driver.clone()))));
         let mut seen = Vec::new();
         for (second, state) in [Driver::Works, Driver::IsGone, state, Driver::Works].into_iter().enumerate() {
-            // A panic under the lock poisons it, and clears nothing.
+            // A panic poisons the lock.
             *driver.lock().unwrap_or_else(PoisonError::into_inner) = state;
             let (elapsed, wall) = at(second as u64);
             let sample = sampler.sample_at(elapsed, wall);
@@ -160,14 +160,14 @@ fn a_source_that_panics_is_told_and_not_asked_again() {
 }
 
 #[test]
-fn without_nvml_the_rest_is_seen() {
+fn without_nvml_the_rest_is_sampled() {
     let mut sampler = Sampler::new();
     for second in 0..3 {
         let (elapsed, wall) = at(second);
         let sample = sampler.sample_at(elapsed, wall);
         assert!(sample.system.is_some() && sample.process.is_some());
         let missing = sources(&sampler.gaps());
-        // One gap that lasts, or GPUs.
+        // One open gap, or there are GPUs.
         assert!(missing == [(GapSource::Gpus, 0.0, None)] || missing.is_empty(), "{missing:?}");
     }
 }

@@ -2,7 +2,7 @@
 
 use overdrive_profile::{ProfileError, ProfilerAction, Schedule};
 
-/// PyTorch's, step by step, with state.
+/// PyTorch's schedule, step by step.
 fn naive(wait: u64, warmup: u64, active: u64, repeat: u64, skip_first: u64, steps: u64) -> Vec<ProfilerAction> {
     let mut actions = vec![ProfilerAction::None; skip_first as usize];
     for _ in 0..if repeat == 0 { steps } else { repeat } {
@@ -44,7 +44,7 @@ fn a_schedule_that_records_nothing_is_refused() {
     assert!(matches!(error, ProfileError::Schedule(_)), "{error}");
     assert!(error.to_string().contains("active = 0"), "{error}");
     Schedule::new(u64::MAX, 1, 1).expect_err("too many steps to count");
-    // The largest that can be counted.
+    // The largest numbers that are possible.
     let schedule = Schedule::new(u64::MAX - 1, 0, 1).unwrap().skip_first_wait(true);
     assert_eq!(schedule.action(0), ProfilerAction::RecordAndSave);
     assert_eq!(schedule.action(1), ProfilerAction::None);

@@ -1,4 +1,4 @@
-//! Scopes of the user's own, and spans, in one thread and in many.
+//! The user's scopes, and spans, on one thread and on several.
 
 use std::thread;
 
@@ -53,7 +53,7 @@ fn scopes_that_cross_a_start_or_a_stop_do_no_harm() {
     work();
     profiler.stop().unwrap();
     let first = profiler.profile().unwrap().clone();
-    // Another profile begins before the scopes end.
+    // Another profile begins before the scopes have ended.
     profiler.start().unwrap();
     drop(cut);
     drop(within_cut);
@@ -69,7 +69,7 @@ fn scopes_that_cross_a_start_or_a_stop_do_no_harm() {
 }
 
 #[test]
-fn scopes_that_end_in_another_order_are_cut_and_nest() {
+fn scopes_that_end_in_another_order_are_split_and_nest() {
     let _alone = alone();
     let profile = profile_of(Profiler::builder(), || {
         let a = record_function("a");
@@ -81,7 +81,7 @@ fn scopes_that_end_in_another_order_are_cut_and_nest() {
         drop(c);
     });
     let events = profile.events().unwrap();
-    // b and c go on as second pieces, and c as a third when b ends.
+    // b and c continue as second pieces, and c as a third one when b ends.
     assert_eq!(["a", "b", "c"].map(|name| count(events, name)), [1, 2, 3]);
     assert_eq!(parent(events, "aten::sum"), Some("c".to_owned()));
     let second = events.iter().filter(|event| &*event.name == "b").nth(1).unwrap();
@@ -109,7 +109,7 @@ fn scopes_of_other_threads_have_tracks_with_the_threads_names() {
     });
     let events = profile.events().unwrap();
     assert_eq!([count(events, "batch"), count(events, "decode"), count(events, "own")], [6, 6, 1]);
-    // Operators of other threads are not seen.
+    // Operators of other threads are not recorded.
     assert_eq!(count(events, "aten::sum"), 0);
     let decodes = events.iter().filter(|event| &*event.name == "decode");
     assert!(decodes.clone().all(|event| event.cpu_parent.is_some_and(|batch| &*events[batch].name == "batch")));
@@ -175,7 +175,7 @@ fn spans_become_scopes_in_every_thread() {
 }
 
 #[test]
-fn spans_that_are_left_out_of_order_or_entered_again_nest() {
+fn spans_that_are_exited_out_of_order_or_entered_again_nest() {
     let _alone = alone();
     let subscriber = tracing_subscriber::registry().with(SpanLayer::new());
     let profile = profile_of(Profiler::builder(), || {
@@ -192,7 +192,7 @@ fn spans_that_are_left_out_of_order_or_entered_again_nest() {
     });
     let events = profile.events().unwrap();
     assert_eq!(parent(events, "aten::sum"), Some("b".to_owned()));
-    // Each end of an outer one cuts what is within.
+    // Each end of an outer span cuts the spans within it.
     assert_eq!([count(events, "a"), count(events, "b")], [3, 2]);
 }
 

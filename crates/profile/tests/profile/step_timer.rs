@@ -1,4 +1,4 @@
-//! Steps and their phases, by a clock that the test sets.
+//! Steps and their phases, with a clock that the test controls.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use tch::Device;
 
 use crate::{alone, profile_of};
 
-/// A clock in milliseconds. Phases are scopes, so that no profiler may be on elsewhere.
+/// A clock in milliseconds. Phases are scopes, so no profiler may be on meanwhile.
 pub struct Clock {
     now: Arc<AtomicU64>,
     _alone: MutexGuard<'static, ()>,
@@ -42,7 +42,7 @@ fn medians(report: &StepReport) -> [f64; 7] {
 }
 
 #[test]
-fn inner_phases_are_taken_out_of_outer_ones() {
+fn nested_phases_do_not_count_in_outer_ones() {
     let clock = Clock::new();
     let timer = clock.timer().build().unwrap();
     for _ in 0..3 {
@@ -105,7 +105,7 @@ fn waiting_for_batches_is_data_wait() {
 }
 
 #[test]
-fn the_warm_up_is_left_out_and_old_steps_make_room() {
+fn the_warm_up_and_old_steps_are_left_out() {
     let clock = Clock::new();
     let timer = clock.timer().warmup_steps(5).window(100).build().unwrap();
     assert!(timer.report().is_none());
@@ -132,7 +132,7 @@ fn the_warm_up_is_left_out_and_old_steps_make_room() {
 fn rates_and_utilisation() {
     let clock = Clock::new();
     let timer = clock.timer().flops_per_step(2e9).peak_flops_per_second(1e12).build().unwrap();
-    timer.step(99); // Nothing was timed before: a step begins.
+    timer.step(99); // No step had begun; one begins now.
     for _ in 0..4 {
         clock.pass(5);
         timer.count_tokens(300);
@@ -179,7 +179,7 @@ fn a_validation_is_skipped() {
 }
 
 #[test]
-fn guards_may_go_in_any_order_and_past_a_step() {
+fn guards_may_be_dropped_in_any_order_and_after_a_step() {
     let clock = Clock::new();
     let timer = clock.timer().build().unwrap();
     let forward = timer.phase(Phase::Forward);
@@ -199,7 +199,7 @@ fn guards_may_go_in_any_order_and_past_a_step() {
 }
 
 #[test]
-fn forgotten_guards_do_not_pile_up() {
+fn leaked_guards_do_not_accumulate() {
     let clock = Clock::new();
     let timer = clock.timer().build().unwrap();
     for _ in 0..10_000 {
@@ -207,7 +207,7 @@ fn forgotten_guards_do_not_pile_up() {
     }
     clock.pass(5);
     {
-        // Too deep to be one of its own.
+        // Too deep to count as another phase.
         let _backward = timer.phase(Phase::Backward);
         clock.pass(1);
     }
@@ -216,7 +216,7 @@ fn forgotten_guards_do_not_pile_up() {
 }
 
 #[test]
-fn a_clock_that_runs_backwards_gives_no_time_and_is_told_of() {
+fn time_that_runs_backwards_counts_as_0_and_is_counted() {
     let clock = Clock::new();
     let timer = clock.timer().build().unwrap();
     {
@@ -245,7 +245,7 @@ fn a_clock_that_runs_backwards_gives_no_time_and_is_told_of() {
 }
 
 #[test]
-fn a_panic_in_a_phase_leaves_a_timer_that_works() {
+fn the_timer_works_after_a_panic_in_a_phase() {
     let clock = Clock::new();
     let timer = clock.timer().build().unwrap();
     let panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -265,7 +265,7 @@ fn a_panic_in_a_phase_leaves_a_timer_that_works() {
 }
 
 #[test]
-fn settings_that_make_no_sense_are_refused() {
+fn invalid_settings_are_refused() {
     let refused = |builder: StepTimerBuilder, name: &str| match builder.build() {
         Err(ProfileError::Setting { name: found, .. }) => assert_eq!(found, name),
         other => panic!("{name}: {other:?}"),

@@ -1,10 +1,10 @@
-//! Ranks that the others wait for.
+//! Stragglers: ranks that the others wait for.
 
 use overdrive_profile::{Phase, ProfileError, StepReport, stragglers};
 
 use crate::step_timer::Clock;
 
-/// A report of a rank whose every step takes so many milliseconds in each phase.
+/// The report of a rank whose steps take these milliseconds in each phase.
 fn report(clock: &Clock, milliseconds: &[(Phase, u64)]) -> StepReport {
     let timer = clock.timer().build().unwrap();
     for _ in 0..3 {
@@ -33,7 +33,7 @@ fn the_slowest_comes_first() {
     assert_eq!(found.iter().map(|it| it.rank).collect::<Vec<_>>(), [3, 6]);
     assert!((found[0].seconds - 0.18).abs() < 1e-9 && (found[0].typical_seconds - 0.1).abs() < 1e-9);
     assert!((found[0].excess_seconds() - 0.08).abs() < 1e-9);
-    // Another phase beside it.
+    // A rank that is slow in another phase.
     reports[2] = report(&clock, &[(Phase::DataWait, 300), (Phase::Forward, 100), (Phase::Backward, 100)]);
     assert_eq!(ranks(&reports, 3.0), [(2, Phase::DataWait), (3, Phase::Forward), (6, Phase::Forward)]);
 }
@@ -42,7 +42,7 @@ fn the_slowest_comes_first() {
 fn ordinary_ranks_are_not_named() {
     let clock = Clock::new();
     assert_eq!(ranks(&forward_of(&clock, &[100, 104, 96, 101, 107, 93, 100, 103]), 3.0), []);
-    // Below 2% of a step, however alike the others are.
+    // Below 2% of a step, even if the others are equal.
     assert_eq!(ranks(&forward_of(&clock, &[100, 100, 100, 103]), 3.0), []);
     assert_eq!(ranks(&forward_of(&clock, &[100, 100, 100, 110]), 3.0), [(3, Phase::Forward)]);
     assert_eq!(ranks(&[], 3.0), []);
@@ -50,13 +50,13 @@ fn ordinary_ranks_are_not_named() {
 }
 
 #[test]
-fn of_two_ranks_the_slower_one_is() {
+fn of_two_ranks_the_slower_one_is_named() {
     let clock = Clock::new();
     assert_eq!(ranks(&forward_of(&clock, &[100, 150]), 3.0), [(1, Phase::Forward)]);
 }
 
 #[test]
-fn a_rank_that_waits_for_others_is_no_straggler() {
+fn a_rank_that_waits_for_others_is_not_a_straggler() {
     let clock = Clock::new();
     let rank = |forward, waits| report(&clock, &[(Phase::Forward, forward), (Phase::Communication, waits)]);
     assert_eq!(ranks(&[rank(20, 80), rank(100, 0), rank(20, 80)], 3.0), [(1, Phase::Forward)]);
@@ -64,7 +64,7 @@ fn a_rank_that_waits_for_others_is_no_straggler() {
 }
 
 #[test]
-fn figures_that_are_none_are_refused() {
+fn invalid_figures_are_refused() {
     let clock = Clock::new();
     let mut reports = forward_of(&clock, &[100, 100]);
     for k in [-1.0, f64::NAN, f64::INFINITY] {

@@ -1,4 +1,4 @@
-//! How a training is spread, by hand-made arithmetic.
+//! How a training is distributed, with figures computed by hand.
 
 use overdrive_profile::{Cluster, Strategy, TrainingSize, choose_strategy};
 
@@ -7,11 +7,11 @@ fn chosen(size: &TrainingSize, cluster: &Cluster) -> Option<Strategy> {
 }
 
 #[test]
-fn the_simplest_that_fits_is_taken_where_links_are_fast() {
+fn the_simplest_that_fits_is_chosen_if_links_are_fast() {
     let cluster = Cluster::new(8, 80e9, 400e9);
     let size =
         |billions: f64| TrainingSize::mixed_precision_adam(billions * 1e9).compute_seconds(2.0).activation_bytes(5e9);
-    // 16 bytes a parameter, then 4 + 12/8, 2 + 14/8, 16/8; 67 GB are there beside the activations.
+    // 16 bytes per parameter, then 4 + 12/8, 2 + 14/8, 16/8; 67 GB are free besides the activations.
     assert_eq!(chosen(&size(4.0), &cluster), Some(Strategy::DataParallel));
     assert_eq!(chosen(&size(12.0), &cluster), Some(Strategy::Zero1));
     assert_eq!(chosen(&size(17.0), &cluster), Some(Strategy::Zero2));
@@ -20,7 +20,7 @@ fn the_simplest_that_fits_is_taken_where_links_are_fast() {
 }
 
 #[test]
-fn the_papers_figures_come_out() {
+fn memory_is_that_of_the_zero_paper() {
     // ZeRO, table 1: 7.5 billion parameters on 64 GPUs take 120, 31.4, 16.6 and 1.9 GB.
     let size = TrainingSize::mixed_precision_adam(7.5e9);
     let choice = choose_strategy(&size, &Cluster::new(64, 80e9, 100e9)).unwrap();
@@ -33,7 +33,7 @@ fn the_papers_figures_come_out() {
 }
 
 #[test]
-fn one_gpu_offloads_what_does_not_fit_and_slow_links_want_a_pipeline() {
+fn one_gpu_offloads_and_slow_links_use_a_pipeline() {
     let one = Cluster::new(1, 80e9, 1e9);
     assert_eq!(chosen(&TrainingSize::mixed_precision_adam(4e9), &one), Some(Strategy::Single));
     assert_eq!(chosen(&TrainingSize::mixed_precision_adam(8e9), &one), Some(Strategy::ZeroOffload));
@@ -45,12 +45,12 @@ fn one_gpu_offloads_what_does_not_fit_and_slow_links_want_a_pipeline() {
 #[test]
 fn the_text_shows_the_arithmetic_and_bad_figures_are_refused() {
     let text = choose_strategy(&TrainingSize::float32_adam(1e9), &Cluster::new(2, 80e9, 1e10)).unwrap().to_string();
-    for part in ["1.00 billion", "16.0", "2 (N-1)/N gradients", "take: data parallel", "a model"] {
+    for part in ["1.00 billion", "16.0", "2 (N-1)/N gradients", "recommended: data parallel", "a model"] {
         assert!(text.contains(part), "{part} in {text}");
     }
     for (parameters, gpus, named) in [(f64::NAN, 8, "parameters"), (-1.0, 8, "parameters"), (1e9, 0, "gpus")] {
         let size = TrainingSize::mixed_precision_adam(parameters);
-        let said = choose_strategy(&size, &Cluster::new(gpus, 80e9, 1e9)).unwrap_err().to_string();
-        assert!(said.starts_with(named), "{said}");
+        let error = choose_strategy(&size, &Cluster::new(gpus, 80e9, 1e9)).unwrap_err().to_string();
+        assert!(error.starts_with(named), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! PyTorch's table. That it is PyTorch's to the letter is shown by the parity case `profile_tables`.
+//! PyTorch's table. The parity case `profile_tables` shows that it equals PyTorch's letter by letter.
 
 use overdrive_profile::{EventList, FunctionEvent, ProfileError, Recording, SortBy, TableOptions};
 
@@ -44,7 +44,7 @@ fn rows_are_limited_and_names_cut() {
     assert!(table.contains("aten::s..."), "{table}");
     let table = averages.table(&TableOptions::default().row_limit(1));
     assert!(table.contains("outer") && !table.contains("aten::sum"), "{table}");
-    // Nothing is too narrow.
+    // A width of 0 does no harm.
     averages.table(&TableOptions { max_name_column_width: Some(0), ..TableOptions::default() });
 }
 

@@ -1,4 +1,4 @@
-//! Traces: their form, where they may be written, and that training goes on meanwhile.
+//! Traces: their format, where they may be written, and writing while training continues.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read as _;
@@ -38,7 +38,7 @@ fn files(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Nanoseconds of a time in the file, without losing digits.
+/// A time in the file in nanoseconds, without losing digits.
 fn ns(event: &Value, key: &str) -> i64 {
     (event[key].as_f64().unwrap_or_else(|| panic!("{key} of {event}")) * 1000.0).round() as i64
 }
@@ -46,7 +46,7 @@ fn ns(event: &Value, key: &str) -> i64 {
 /// Start, end and name of an event that takes time.
 type Slice<'a> = (i64, i64, &'a str);
 
-/// That none of a thread's events ends behind one that it has begun in.
+/// Checks that no event of a thread ends after an event in which it began.
 fn assert_nested(mut slices: Vec<Slice<'_>>) {
     slices.sort_by_key(|(start, end, _)| (*start, std::cmp::Reverse(*end)));
     let mut around: Vec<i64> = Vec::new();
@@ -54,13 +54,13 @@ fn assert_nested(mut slices: Vec<Slice<'_>>) {
         while around.last().is_some_and(|last| *last <= start) {
             around.pop();
         }
-        assert!(around.last().is_none_or(|last| end <= *last), "{name} ends behind what is around it");
+        assert!(around.last().is_none_or(|last| end <= *last), "{name} ends after an event around it");
         around.push(end);
     }
 }
 
 #[test]
-fn a_trace_keeps_to_the_form() {
+fn a_trace_has_the_chrome_format() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.json");
@@ -77,7 +77,7 @@ fn a_trace_keeps_to_the_form() {
     }
     let base = trace["baseTimeNanoseconds"].as_i64().unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
-    // Of each thread and category, in the file's order.
+    // For each thread and category, in the file's order.
     let mut tracks: BTreeMap<(String, &str), Vec<Slice<'_>>> = BTreeMap::new();
     let mut flows: HashMap<(String, u64), BTreeMap<&str, i64>> = HashMap::new();
     let named = |name: &str| events.iter().find(|event| event["name"] == name).unwrap();
@@ -107,19 +107,19 @@ fn a_trace_keeps_to_the_form() {
             }
             "i" => assert!(!event["s"].is_null(), "{event}"),
             "M" => assert!(event["args"].is_object(), "{event}"),
-            other => panic!("{other} is no phase of a trace: {event}"),
+            other => panic!("{other} is not a phase of a trace event: {event}"),
         }
     }
-    // Each flow has a beginning, and an end that is not before it.
+    // Each flow has a start, and an end that is not before it.
     assert!(flows.len() >= 4, "{flows:?}");
     for (flow, ends) in flows {
         assert!(ends.len() == 2 && ends["s"] <= ends["f"], "{flow:?}: {ends:?}");
     }
-    // Time goes on from one event to the next as they are written.
+    // Events are written in the order of their start.
     for (track, slices) in &tracks {
         assert!(slices.is_sorted_by_key(|(start, ..)| *start), "{track:?}: {slices:?}");
     }
-    // Two threads. Operators and annotations of one nest, whichever is written first.
+    // There are two threads. On each, operators and annotations nest.
     let mut threads: BTreeMap<String, Vec<Slice<'_>>> = BTreeMap::new();
     for ((thread, _), slices) in tracks {
         threads.entry(thread).or_default().extend(slices);
@@ -135,7 +135,7 @@ fn a_trace_keeps_to_the_form() {
         assert!((at - in_list.start_ns).abs() < 2000, "{name}: {at} and {}", in_list.start_ns);
         assert!((ns(in_trace, "dur") - in_list.elapsed_ns()).abs() <= 1, "{name}");
     }
-    // What is recorded of operators and memory.
+    // The recorded properties of operators and memory.
     let addmm = events.iter().find(|event| event["name"] == "aten::addmm").unwrap();
     for key in ["External id", "Sequence number", "Record function id", "Input type", "Input Dims", "Ev Idx"] {
         assert!(!addmm["args"][key].is_null(), "{key} of {addmm}");
@@ -149,7 +149,7 @@ fn a_trace_keeps_to_the_form() {
 }
 
 #[test]
-fn no_key_stands_twice_in_a_trace() {
+fn no_key_appears_twice_in_a_trace() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.json");
@@ -180,7 +180,7 @@ fn a_trace_may_be_written_again_and_compressed() {
     profile.export_chrome_trace(at("first.json.gz")).unwrap();
     profile.export_chrome_trace(at("second.json")).unwrap();
     std::fs::remove_file(at("first.json.gz")).unwrap();
-    // In place of what was there.
+    // Replaces the existing file.
     profile.export_chrome_trace(at("second.json")).unwrap();
     profile.export_chrome_trace(at("third.json.gz")).unwrap();
     assert_eq!(files(folder.path()), ["second.json", "third.json.gz"]);
@@ -188,7 +188,7 @@ fn a_trace_may_be_written_again_and_compressed() {
 }
 
 #[test]
-fn a_trace_takes_the_place_of_a_file_alone() {
+fn a_trace_replaces_only_regular_files() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
@@ -203,7 +203,7 @@ fn a_trace_takes_the_place_of_a_file_alone() {
     assert!(error.to_string().contains("a named pipe"), "{error}");
     assert!(std::fs::metadata(at("pipe")).unwrap().file_type().is_fifo());
     assert_eq!(files(folder.path()), before);
-    // The profile is still there. It is written as the link is called, to where the link points.
+    // The profile can still be written. The name of the link decides the compression; the link's target is written.
     profile.export_chrome_trace(at("link")).unwrap();
     profile.export_chrome_trace(at("link.gz")).unwrap();
     assert!(at("link").is_symlink() && at("link.gz").is_symlink());
@@ -223,7 +223,7 @@ fn a_folder_that_cannot_be_written_is_named_and_the_profile_stays() {
         assert!(matches!(error, ProfileError::Io { .. }), "{error}");
         assert!(error.to_string().contains(bad.split('\0').next().unwrap()), "{error}");
     }
-    // A folder stands where the file is to be.
+    // There is a folder at the file's path.
     std::fs::create_dir_all(folder.path().join("taken/trace.json")).unwrap();
     profile.export_chrome_trace(folder.path().join("taken/trace.json")).expect_err("a folder");
     assert_eq!(files(&folder.path().join("taken")), ["trace.json"]);
@@ -245,7 +245,7 @@ fn traces_are_written_while_the_next_ones_are_recorded() {
         .on_trace_ready(move |profile: Arc<Profile>| {
             let path = into.join(format!("{}.json", profile.steps().start()));
             started.lock().unwrap().push(profile.export_chrome_trace_in_background(path)?);
-            // The events may be asked for meanwhile.
+            // Events can be read meanwhile.
             let products = profile.key_averages(false)?.get("aten::addmm").map_or(0, |group| group.count);
             assert_eq!(products, if *profile.steps().start() == 40 { 0 } else { 20 });
             Ok(())
@@ -262,7 +262,7 @@ fn traces_are_written_while_the_next_ones_are_recorded() {
         writer.wait().unwrap();
     }
     let names = files(folder.path());
-    // One of two steps each, and the one that was open when the profiler stopped.
+    // Windows of two steps each, and one that was open when the profiler stopped.
     assert_eq!(names.len(), 21);
     for name in names.iter().filter(|name| *name != "40.json") {
         let trace = read(&folder.path().join(name));
@@ -273,14 +273,14 @@ fn traces_are_written_while_the_next_ones_are_recorded() {
 }
 
 #[test]
-fn a_background_failure_is_told_by_waiting() {
+fn waiting_returns_a_background_failure() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let profile = some_profile();
     let writer = profile.export_chrome_trace_in_background(folder.path().join("missing/trace.json")).unwrap();
     assert!(writer.path().ends_with("missing/trace.json"));
     assert!(matches!(writer.wait(), Err(ProfileError::Io { .. })));
-    // Dropping waits too.
+    // Dropping also waits.
     drop(profile.export_chrome_trace_in_background(folder.path().join("trace.json")).unwrap());
     assert_eq!(files(folder.path()), ["trace.json"]);
 }
@@ -319,7 +319,7 @@ fn tensorboard_finds_its_files() {
 }
 
 #[test]
-fn a_folder_for_tensorboard_that_cannot_be_made_is_told_by_the_step() {
+fn the_step_reports_a_tensorboard_folder_that_cannot_be_created() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("file"), "no folder").unwrap();

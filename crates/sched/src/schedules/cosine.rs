@@ -1,11 +1,11 @@
-//! Cosines, without restarts and with.
+//! Cosine annealing, with and without restarts.
 
 use std::f64::consts::PI;
 
 use crate::error::Check;
 use crate::{At, Schedule, ScheduleError};
 
-/// Half a cosine from the base rate to `eta_min` within `t_max` steps, and back up behind that.
+/// Half a cosine from the base rate to `eta_min` within `t_max` steps, and back up after that.
 ///
 /// ```
 /// use overdrive_sched::{CosineAnnealingLr, Scheduler};
@@ -17,7 +17,7 @@ use crate::{At, Schedule, ScheduleError};
 /// ```
 ///
 /// # Source
-/// `CosineAnnealingLR`, each rate from the one before; Loshchilov and Hutter, "SGDR" (2017).
+/// `CosineAnnealingLR`, with each rate computed from the previous one; Loshchilov and Hutter, "SGDR" (2017).
 #[doc(alias = "CosineAnnealingLR")]
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "a schedule does nothing until a scheduler runs it"]
@@ -27,18 +27,18 @@ pub struct CosineAnnealingLr {
 }
 
 impl CosineAnnealingLr {
-    /// Within `t_max` steps, at least 1.
+    /// Reaches the lowest rate within `t_max` steps, at least 1.
     pub fn new(t_max: u64) -> Self {
         Self { t_max, eta_min: 0.0 }
     }
 
-    /// The lowest rate; 0 when not said.
+    /// The lowest rate; default 0.
     pub fn eta_min(mut self, eta_min: f64) -> Self {
         self.eta_min = eta_min;
         self
     }
 
-    /// Whether the step before was at the bottom, where the cosine is no ratio to go on from.
+    /// Whether the previous step was at the minimum, where the recursion would divide by zero.
     fn leaves_the_bottom(&self, step: u64) -> bool {
         let (step, t_max) = (u128::from(step), u128::from(self.t_max));
         (step + t_max).checked_sub(1).is_some_and(|past| past.is_multiple_of(2 * t_max))
@@ -73,7 +73,7 @@ impl Schedule for CosineAnnealingLr {
     }
 }
 
-/// Half a cosine from the base rate to `eta_min`, again and again, each cycle `t_mult` times as long as the one before.
+/// Half a cosine from the base rate to `eta_min`, repeated, each cycle `t_mult` times as long as the previous one.
 ///
 /// # Source
 /// `CosineAnnealingWarmRestarts`; Loshchilov and Hutter, "SGDR" (2017).
@@ -92,20 +92,20 @@ impl CosineAnnealingWarmRestarts {
         Self { t_0, t_mult: 1, eta_min: 0.0 }
     }
 
-    /// How many times as long each further cycle is, at least 1; 1 when not said.
+    /// The ratio of the length of a cycle to the previous one's, at least 1; default 1.
     pub fn t_mult(mut self, t_mult: u64) -> Self {
         self.t_mult = t_mult;
         self
     }
 
-    /// The lowest rate; 0 when not said.
+    /// The lowest rate; default 0.
     pub fn eta_min(mut self, eta_min: f64) -> Self {
         self.eta_min = eta_min;
         self
     }
 
-    /// The rate at a moment between steps, for whoever counts epochs and sets the rate at every batch. NaN for an epoch
-    /// that is negative or not finite.
+    /// The rate at a fractional epoch, to count epochs but set the rate at every batch. NaN for an epoch that is
+    /// negative or not finite.
     ///
     /// # Source
     /// `CosineAnnealingWarmRestarts.step(epoch + batch / batches)`
@@ -120,7 +120,7 @@ impl CosineAnnealingWarmRestarts {
         if self.t_mult <= 1 {
             return self.at(base_lr, epoch % t_0, t_0);
         }
-        // How many cycles are over.
+        // The number of completed cycles.
         let cycles = ((epoch / t_0 * (t_mult - 1.0) + 1.0).ln() / t_mult.ln()).trunc();
         let since = epoch - t_0 * (t_mult.powf(cycles) - 1.0) / (t_mult - 1.0);
         self.at(base_lr, since, t_0 * t_mult.powf(cycles))
@@ -131,13 +131,13 @@ impl CosineAnnealingWarmRestarts {
         self.eta_min + (base_lr - self.eta_min) * (1.0 + (PI * since / length).cos()) / 2.0
     }
 
-    /// How far into its cycle a step is, and how long the cycle is.
+    /// The number of steps since the cycle began, and the cycle's length.
     fn place(&self, step: u64) -> (u64, u64) {
         let (mut since, mut length) = (step, self.t_0.max(1));
         if self.t_mult <= 1 {
             return (since % length, length);
         }
-        // Lengths double at least: 64 turns at most.
+        // Lengths at least double, so there are at most 64 iterations.
         while since >= length {
             since -= length;
             length = length.saturating_mul(self.t_mult);

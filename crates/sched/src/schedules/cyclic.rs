@@ -1,17 +1,17 @@
-//! Triangles between two rates, with the momentum against them.
+//! Triangular cycles between two rates, with the momentum cycled inversely.
 
 use std::fmt;
 
 use crate::error::Check;
 use crate::{At, FactorFn, Group, PerGroup, Schedule, ScheduleError};
 
-/// How a [`CyclicLr`]'s triangles change.
+/// How the height of a [`CyclicLr`]'s triangles changes.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum CyclicMode {
-    /// They stay as they are.
+    /// The height is constant.
     Triangular,
-    /// Each cycle is half as high as the one before.
+    /// Each cycle is half as high as the previous one.
     Triangular2,
     /// The height is multiplied by `gamma` at each step.
     ExpRange,
@@ -33,9 +33,9 @@ impl fmt::Debug for CyclicMode {
     }
 }
 
-/// Up from `base_lr` to `max_lr` and down again, over and over, and the momentum the other way.
+/// Raises the rate from `base_lr` to `max_lr` and lowers it again, repeatedly, and the momentum inversely.
 ///
-/// It brings its own rates: those of the optimizer do not matter. The optimizer needs a momentum, unless
+/// It sets its own rates: the optimizer's initial rates are ignored. The optimizer needs a momentum, unless
 /// [`cycle_momentum`](Self::cycle_momentum) is off.
 ///
 /// # Source
@@ -57,7 +57,7 @@ pub struct CyclicLr {
 }
 
 impl CyclicLr {
-    /// Between these rates, for all groups or for each.
+    /// Cycles between these rates, for all groups or for each.
     pub fn new(base_lr: impl Into<PerGroup>, max_lr: impl Into<PerGroup>) -> Self {
         Self {
             base_lr: base_lr.into(),
@@ -72,50 +72,50 @@ impl CyclicLr {
         }
     }
 
-    /// How many steps up, at least 1; 2000 when not said.
+    /// The number of steps up, at least 1; default 2000.
     pub fn step_size_up(mut self, step_size_up: u64) -> Self {
         self.step_size_up = step_size_up;
         self
     }
 
-    /// How many steps down; as many as up when not said.
+    /// The number of steps down; default as many as up.
     pub fn step_size_down(mut self, step_size_down: u64) -> Self {
         self.step_size_down = Some(step_size_down);
         self
     }
 
-    /// How the triangles change; [`CyclicMode::Triangular`] when not said.
+    /// How the height of the triangles changes; default [`CyclicMode::Triangular`].
     #[doc(alias = "scale_fn")]
     pub fn mode(mut self, mode: CyclicMode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// The factor of [`CyclicMode::ExpRange`]; 1 when not said.
+    /// The factor of [`CyclicMode::ExpRange`]; default 1.
     pub fn gamma(mut self, gamma: f64) -> Self {
         self.gamma = gamma;
         self
     }
 
-    /// Whether the momentum moves; true when not said.
+    /// Whether the momentum is cycled; default true.
     pub fn cycle_momentum(mut self, cycle_momentum: bool) -> Self {
         self.cycle_momentum = cycle_momentum;
         self
     }
 
-    /// The momentum where the rate is highest, for all groups or for each; 0.8 when not said.
+    /// The momentum at the highest rate, for all groups or for each; default 0.8.
     pub fn base_momentum(mut self, base_momentum: impl Into<PerGroup>) -> Self {
         self.base_momentum = base_momentum.into();
         self
     }
 
-    /// The momentum where the rate is lowest, for all groups or for each; 0.9 when not said.
+    /// The momentum at the lowest rate, for all groups or for each; default 0.9.
     pub fn max_momentum(mut self, max_momentum: impl Into<PerGroup>) -> Self {
         self.max_momentum = max_momentum.into();
         self
     }
 
-    /// How far up the triangle a step is, from 0 to 1, and how high the triangle is.
+    /// The position of a step on its triangle, from 0 (bottom) to 1 (top), and the triangle's height factor.
     fn place(&self, step: u64) -> (f64, f64) {
         let up = self.step_size_up as f64;
         let total = up + self.step_size_down.map_or(up, |down| down as f64);

@@ -1,9 +1,9 @@
-//! Decay by a factor: every so many steps, at given ones, at each.
+//! Decay by a factor: every few steps, at given steps, or at every step.
 
 use crate::error::Check;
 use crate::{At, Schedule, ScheduleError};
 
-/// A factor of `gamma` every `step_size` steps.
+/// Multiplies the rate by `gamma` every `step_size` steps.
 ///
 /// # Source
 /// `StepLR`
@@ -21,7 +21,7 @@ impl StepLr {
         Self { step_size, gamma: 0.1 }
     }
 
-    /// The factor; 0.1 when not said.
+    /// The factor; default 0.1.
     pub fn gamma(mut self, gamma: f64) -> Self {
         self.gamma = gamma;
         self
@@ -48,7 +48,7 @@ impl Schedule for StepLr {
     }
 }
 
-/// A factor of `gamma` at each milestone.
+/// Multiplies the rate by `gamma` at each milestone.
 ///
 /// # Source
 /// `MultiStepLR`
@@ -61,18 +61,18 @@ pub struct MultiStepLr {
 }
 
 impl MultiStepLr {
-    /// At these steps, which should not fall; a step named twice counts twice.
+    /// At these steps, in ascending order; a step given twice counts twice.
     pub fn new(milestones: impl IntoIterator<Item = u64>) -> Self {
         Self { milestones: milestones.into_iter().collect(), gamma: 0.1 }
     }
 
-    /// The factor; 0.1 when not said.
+    /// The factor; default 0.1.
     pub fn gamma(mut self, gamma: f64) -> Self {
         self.gamma = gamma;
         self
     }
 
-    /// How often a step is named.
+    /// How often a step is among the milestones.
     fn count(&self, step: u64) -> f64 {
         self.milestones.iter().filter(|milestone| **milestone == step).count() as f64
     }
@@ -95,12 +95,12 @@ impl Schedule for MultiStepLr {
     fn check(&self, _groups: usize) -> Result<(), ScheduleError> {
         let check = Check(self.name());
         let found = format_args!("{:?}", self.milestones).to_string();
-        check.that(self.milestones.is_sorted(), "milestones", "steps that do not fall", found)?;
+        check.that(self.milestones.is_sorted(), "milestones", "steps in ascending order", found)?;
         check.factor("gamma", self.gamma)
     }
 }
 
-/// A factor of `gamma` at each step.
+/// Multiplies the rate by `gamma` at each step.
 ///
 /// # Source
 /// `ExponentialLR`

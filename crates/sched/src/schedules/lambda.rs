@@ -1,4 +1,4 @@
-//! Factors by a function of the step.
+//! Factors computed by a function of the step.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ enum Factors {
 }
 
 impl Factors {
-    /// NaN for a group that there is no function for.
+    /// The factor; NaN if there is no function for this group.
     fn at(&self, at: &At) -> f64 {
         let factor = match self {
             Self::All(factor) => Some(factor),
@@ -76,7 +76,7 @@ impl Schedule for LambdaLr {
     }
 }
 
-/// The rate before, times a function of the step; the first rate is the base rate.
+/// The previous rate times a function of the step; the first rate is the base rate.
 ///
 /// # Source
 /// `MultiplicativeLR`
@@ -96,7 +96,7 @@ impl MultiplicativeLr {
     }
 }
 
-/// It has no rate of its own to begin with in a sequence: it multiplies the one that it finds, as PyTorch's does.
+/// At its start in a sequence it multiplies the present rate, not the base rate, like PyTorch's.
 impl Schedule for MultiplicativeLr {
     fn name(&self) -> &'static str {
         "MultiplicativeLr"

@@ -1,4 +1,4 @@
-//! One value a schedule: its options, and the rate at a step.
+//! The schedules, each a value with its options that computes the rate at a step.
 
 pub mod cosine;
 pub mod cyclic;

@@ -1,4 +1,4 @@
-//! One cycle over the whole training, with the momentum against it.
+//! One cycle over the whole training, with the momentum cycled inversely.
 
 use std::f64::consts::PI;
 
@@ -24,16 +24,16 @@ impl AnnealStrategy {
     }
 }
 
-/// Up from `max_lr / div_factor` to `max_lr`, then down to a rate far below the first; the momentum the other way.
+/// Raises the rate from `max_lr / div_factor` to `max_lr`, then lowers it far below the first; the momentum inversely.
 ///
-/// It brings its own rates: those of the optimizer do not matter. The optimizer needs a momentum, unless
-/// [`cycle_momentum`](Self::cycle_momentum) is off. There is one value more than steps, so that a loop may step behind
-/// its last batch too; further ones are [`ScheduleError::Finished`].
+/// It sets its own rates: the optimizer's initial rates are ignored. The optimizer needs a momentum, unless
+/// [`cycle_momentum`](Self::cycle_momentum) is off. There is one more value than `total_steps`, so that a loop may also
+/// step after its last batch; further steps are [`ScheduleError::Finished`].
 ///
 /// # Source
-/// `OneCycleLR`; Smith and Topin, "Super-Convergence" (2018). That last value too is PyTorch's, which follows the line
-/// beyond its end; but a rate below 0 is 0 here, and a momentum outside [0, 1) that of the end. Several within one plan
-/// keep their own rates, where PyTorch's write over each other's.
+/// `OneCycleLR`; Smith and Topin, "Super-Convergence" (2018). The value after the last step is PyTorch's too, which
+/// extrapolates the last phase; but here a rate below 0 becomes 0, and a momentum outside [0, 1) becomes the final one.
+/// Several `OneCycleLr` in one plan keep their own rates; PyTorch's overwrite each other's.
 #[doc(alias = "OneCycleLR")]
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "a schedule does nothing until a scheduler runs it"]
@@ -50,7 +50,7 @@ pub struct OneCycleLr {
     three_phase: bool,
 }
 
-/// A rate, and the momentum that goes with it.
+/// The end points of phases, each with a rate and a momentum.
 #[derive(Clone, Copy)]
 enum Corner {
     Initial,
@@ -59,7 +59,7 @@ enum Corner {
 }
 
 impl OneCycleLr {
-    /// With this highest rate, for all groups or for each, over `total_steps`, at least 1.
+    /// A cycle with this highest rate, for all groups or for each, over `total_steps`, at least 1.
     pub fn new(max_lr: impl Into<PerGroup>, total_steps: u64) -> Self {
         Self {
             max_lr: max_lr.into(),
@@ -75,56 +75,57 @@ impl OneCycleLr {
         }
     }
 
-    /// The share of the steps that goes up, from 0 to 1; 0.3 when not said.
+    /// The fraction of the steps in which the rate rises, from 0 to 1; default 0.3.
     pub fn pct_start(mut self, pct_start: f64) -> Self {
         self.pct_start = pct_start;
         self
     }
 
-    /// The way between rates; [`AnnealStrategy::Cos`] when not said.
+    /// The curve between rates; default [`AnnealStrategy::Cos`].
     pub fn anneal_strategy(mut self, anneal_strategy: AnnealStrategy) -> Self {
         self.anneal_strategy = anneal_strategy;
         self
     }
 
-    /// Whether the momentum moves; true when not said.
+    /// Whether the momentum is cycled; default true.
     pub fn cycle_momentum(mut self, cycle_momentum: bool) -> Self {
         self.cycle_momentum = cycle_momentum;
         self
     }
 
-    /// The momentum where the rate is highest, for all groups or for each; 0.85 when not said.
+    /// The momentum at the highest rate, for all groups or for each; default 0.85.
     pub fn base_momentum(mut self, base_momentum: impl Into<PerGroup>) -> Self {
         self.base_momentum = base_momentum.into();
         self
     }
 
-    /// The momentum where the rate is low, for all groups or for each; 0.95 when not said.
+    /// The momentum at the lowest rates, for all groups or for each; default 0.95.
     pub fn max_momentum(mut self, max_momentum: impl Into<PerGroup>) -> Self {
         self.max_momentum = max_momentum.into();
         self
     }
 
-    /// The first rate is the highest one divided by this; 25 when not said.
+    /// The first rate is the highest one divided by this; default 25.
     pub fn div_factor(mut self, div_factor: f64) -> Self {
         self.div_factor = div_factor;
         self
     }
 
-    /// The last rate is the first one divided by this; 10,000 when not said.
+    /// The last rate is the first one divided by this; default 10,000.
     pub fn final_div_factor(mut self, final_div_factor: f64) -> Self {
         self.final_div_factor = final_div_factor;
         self
     }
 
-    /// Whether it comes down to the first rate in as many steps as it went up, and from there to the last one.
+    /// Whether the rate falls to the first one in as many steps as it rose, and then from there to the last one;
+    /// default false.
     pub fn three_phase(mut self, three_phase: bool) -> Self {
         self.three_phase = three_phase;
         self
     }
 
-    /// The two corners that a step is between, and how far it is, from 0 to 1 and a little above for the value behind
-    /// the last step.
+    /// The end points of a step's phase, and the step's position between them, from 0 to 1; a little above 1 for the
+    /// value after the last step.
     fn place(&self, step: u64) -> (Corner, Corner, f64) {
         let (step, total) = (step as f64, self.total_steps as f64);
         let top = self.pct_start * total - 1.0;
@@ -140,7 +141,7 @@ impl OneCycleLr {
         };
         let (mut begin, mut place) = (0.0, (Corner::Initial, Corner::Initial, 1.0));
         for &(end, from, to) in phases {
-            // A phase of no length is over at once.
+            // A phase of length 0 is at its end.
             place = (from, to, if end == begin { 1.0 } else { (step - begin) / (end - begin) });
             if step <= end {
                 break;

@@ -1,4 +1,4 @@
-//! From one rate to another within a number of steps: a constant factor, a line, a power.
+//! Ramps within a number of steps: a constant factor, a line, a power.
 
 use crate::error::Check;
 use crate::{At, Schedule, ScheduleError};
@@ -6,7 +6,7 @@ use crate::{At, Schedule, ScheduleError};
 /// The base rate times `factor` for the first `total_iters` steps.
 ///
 /// # Source
-/// `ConstantLR`. PyTorch takes a factor of 0 too, and divides by it in the end.
+/// `ConstantLR`. PyTorch also accepts a factor of 0, and divides by it at the end.
 #[doc(alias = "ConstantLR")]
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "a schedule does nothing until a scheduler runs it"]
@@ -17,18 +17,18 @@ pub struct ConstantLr {
 
 impl ConstantLr {
     /// A third of the base rate for 5 steps.
-    #[allow(clippy::new_without_default)] // options that all have defaults, as the other schedules' are said
+    #[allow(clippy::new_without_default)] // starts a builder, like the other schedules' `new`
     pub fn new() -> Self {
         Self { factor: 1.0 / 3.0, total_iters: 5 }
     }
 
-    /// The factor, above 0 and at most 1; a third when not said.
+    /// The factor, above 0 and at most 1; default 1/3.
     pub fn factor(mut self, factor: f64) -> Self {
         self.factor = factor;
         self
     }
 
-    /// For how many steps; 5 when not said. With 0 the factor is never taken back, as in PyTorch.
+    /// The number of steps; default 5. With 0 the factor applies forever, as in PyTorch.
     pub fn total_iters(mut self, total_iters: u64) -> Self {
         self.total_iters = total_iters;
         self
@@ -60,7 +60,7 @@ impl Schedule for ConstantLr {
     }
 }
 
-/// A line from `start_factor` to `end_factor` of the base rate within `total_iters` steps: a warm-up, most often.
+/// A line from `start_factor` to `end_factor` of the base rate within `total_iters` steps: usually a warm-up.
 ///
 /// # Source
 /// `LinearLR`
@@ -75,24 +75,24 @@ pub struct LinearLr {
 
 impl LinearLr {
     /// From a third of the base rate to all of it within 5 steps.
-    #[allow(clippy::new_without_default)] // as ConstantLr's
+    #[allow(clippy::new_without_default)] // like ConstantLr's
     pub fn new() -> Self {
         Self { start_factor: 1.0 / 3.0, end_factor: 1.0, total_iters: 5 }
     }
 
-    /// The factor at step 0, above 0 and at most 1; a third when not said.
+    /// The factor at step 0, above 0 and at most 1; default 1/3.
     pub fn start_factor(mut self, start_factor: f64) -> Self {
         self.start_factor = start_factor;
         self
     }
 
-    /// The factor in the end, from 0 to 1; 1 when not said.
+    /// The final factor, from 0 to 1; default 1.
     pub fn end_factor(mut self, end_factor: f64) -> Self {
         self.end_factor = end_factor;
         self
     }
 
-    /// Within how many steps; 5 when not said. With 0 the rate stays at `start_factor`, as in PyTorch.
+    /// The number of steps; default 5. With 0 the rate stays at `start_factor`, as in PyTorch.
     pub fn total_iters(mut self, total_iters: u64) -> Self {
         self.total_iters = total_iters;
         self
@@ -127,7 +127,7 @@ impl Schedule for LinearLr {
     }
 }
 
-/// From the base rate to zero within `total_iters` steps, along a power of what is left.
+/// From the base rate to zero within `total_iters` steps, as a power of the remaining fraction of steps.
 ///
 /// # Source
 /// `PolynomialLR`
@@ -141,18 +141,18 @@ pub struct PolynomialLr {
 
 impl PolynomialLr {
     /// A line to zero within 5 steps.
-    #[allow(clippy::new_without_default)] // as ConstantLr's
+    #[allow(clippy::new_without_default)] // like ConstantLr's
     pub fn new() -> Self {
         Self { total_iters: 5, power: 1.0 }
     }
 
-    /// Within how many steps; 5 when not said. With 0 the rate stays as it is, as in PyTorch.
+    /// The number of steps; default 5. With 0 the rate does not change, as in PyTorch.
     pub fn total_iters(mut self, total_iters: u64) -> Self {
         self.total_iters = total_iters;
         self
     }
 
-    /// The power, at least 0; 1 when not said.
+    /// The power, at least 0; default 1.
     pub fn power(mut self, power: f64) -> Self {
         self.power = power;
         self

@@ -1,16 +1,16 @@
-//! Schedules with a warm-up that PyTorch has not: with a cosine, with a long plateau, and the inverse square root.
+//! Schedules with a warm-up that PyTorch lacks: cosine, warmup-stable-decay, and inverse square root.
 
 use std::f64::consts::PI;
 
 use crate::error::Check;
 use crate::{At, Schedule, ScheduleError};
 
-/// A line from `start_factor` to 1 within `warmup` steps.
+/// The factor of a linear warm-up, from `start_factor` to 1 within `warmup` steps.
 fn warm_up(step: u64, warmup: u64, start_factor: f64) -> f64 {
     start_factor + (1.0 - start_factor) * (step as f64 / warmup as f64)
 }
 
-/// A linear warm-up, then half a cosine down; the rate stays where that ends.
+/// A linear warm-up, then half a cosine down; the rate stays at the final value.
 ///
 /// # Source
 /// Goyal et al., "Accurate, Large Minibatch SGD" (2017) for the warm-up, Loshchilov and Hutter, "SGDR" (2017) for the
@@ -26,24 +26,24 @@ pub struct WarmupCosineLr {
 }
 
 impl WarmupCosineLr {
-    /// A warm-up within `warmup_steps`, and the end at `total_steps`, which should be above that.
+    /// Warms up within `warmup_steps`, and ends at `total_steps`, which should be larger.
     pub fn new(warmup_steps: u64, total_steps: u64) -> Self {
         Self { warmup_steps, total_steps, start_factor: 0.0, end_factor: 0.0 }
     }
 
-    /// The share of the base rate at step 0; 0 when not said.
+    /// The factor of the base rate at step 0; default 0.
     pub fn start_factor(mut self, start_factor: f64) -> Self {
         self.start_factor = start_factor;
         self
     }
 
-    /// The share of the base rate in the end; 0 when not said.
+    /// The factor of the base rate at the end; default 0.
     pub fn end_factor(mut self, end_factor: f64) -> Self {
         self.end_factor = end_factor;
         self
     }
 
-    /// What the base rate is multiplied by at a step.
+    /// The factor of the base rate at a step.
     pub fn factor(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             return warm_up(step, self.warmup_steps, self.start_factor);
@@ -72,7 +72,7 @@ impl Schedule for WarmupCosineLr {
     }
 }
 
-/// The way down of a [`WarmupStableDecayLr`].
+/// The curve of a [`WarmupStableDecayLr`]'s decay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DecayShape {
@@ -86,7 +86,7 @@ pub enum DecayShape {
 }
 
 impl DecayShape {
-    /// What is left, from 1 to 0, `since` steps into `length`.
+    /// The decay factor, from 1 to 0, `since` steps into `length`.
     fn left(self, since: u64, length: u64) -> f64 {
         if since >= length {
             return 0.0;
@@ -100,7 +100,7 @@ impl DecayShape {
     }
 }
 
-/// A linear warm-up, a plateau at the base rate, and a decay at the end; the rate stays where that ends.
+/// A linear warm-up, a plateau at the base rate, and a decay at the end; the rate stays at the final value.
 ///
 /// # Source
 /// Hu et al., "MiniCPM" (2024); Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training
@@ -118,31 +118,31 @@ pub struct WarmupStableDecayLr {
 }
 
 impl WarmupStableDecayLr {
-    /// So many steps up, level, and down.
+    /// The numbers of steps up, at the base rate, and down.
     pub fn new(warmup_steps: u64, stable_steps: u64, decay_steps: u64) -> Self {
         let (start_factor, end_factor) = (0.0, 0.0);
         Self { warmup_steps, stable_steps, decay_steps, start_factor, end_factor, shape: DecayShape::Linear }
     }
 
-    /// The share of the base rate at step 0; 0 when not said.
+    /// The factor of the base rate at step 0; default 0.
     pub fn start_factor(mut self, start_factor: f64) -> Self {
         self.start_factor = start_factor;
         self
     }
 
-    /// The share of the base rate in the end; 0 when not said.
+    /// The factor of the base rate at the end; default 0.
     pub fn end_factor(mut self, end_factor: f64) -> Self {
         self.end_factor = end_factor;
         self
     }
 
-    /// The way down; [`DecayShape::Linear`] when not said.
+    /// The curve of the decay; default [`DecayShape::Linear`].
     pub fn shape(mut self, shape: DecayShape) -> Self {
         self.shape = shape;
         self
     }
 
-    /// What the base rate is multiplied by at a step.
+    /// The factor of the base rate at a step.
     pub fn factor(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             return warm_up(step, self.warmup_steps, self.start_factor);
@@ -169,7 +169,7 @@ impl Schedule for WarmupStableDecayLr {
     }
 }
 
-/// A linear warm-up from zero to the base rate, then down with the inverse square root of the step.
+/// A linear warm-up from zero to the base rate, then a decay with the inverse square root of the step.
 ///
 /// # Source
 /// `get_inverse_sqrt_schedule` of transformers, fairseq's `inverse_sqrt`.
@@ -185,7 +185,7 @@ impl InverseSqrtLr {
         Self { warmup_steps }
     }
 
-    /// What the base rate is multiplied by at a step.
+    /// The factor of the base rate at a step.
     pub fn factor(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             return warm_up(step, self.warmup_steps, 0.0);
@@ -208,8 +208,8 @@ impl Schedule for InverseSqrtLr {
     }
 }
 
-/// The rate of the first transformer: the base rate (1, most often) times `d_model^-0.5 * min(n^-0.5, n *
-/// warmup^-1.5)`, where `n` counts steps from 1.
+/// The rate of the original transformer: the base rate (usually 1) times `d_model^-0.5 * min(n^-0.5, n * warmup^-1.5)`,
+/// where `n` counts steps from 1.
 ///
 /// # Source
 /// Vaswani et al., "Attention Is All You Need" (2017), eq. 3.
@@ -226,7 +226,7 @@ impl NoamLr {
         Self { d_model, warmup_steps }
     }
 
-    /// What the base rate is multiplied by at a step.
+    /// The factor of the base rate at a step.
     pub fn factor(&self, step: u64) -> f64 {
         let number = step as f64 + 1.0;
         let scale = (self.d_model as f64).powf(-0.5);

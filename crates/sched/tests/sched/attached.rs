@@ -1,4 +1,4 @@
-//! What a schedule does to an optimizer.
+//! Schedules that set an optimizer's rates.
 
 use overdrive_core::{Optimizer, OptimizerError, OptimizerId, Stateful, TchOptimizer};
 use overdrive_sched::{
@@ -8,13 +8,13 @@ use overdrive_sched::{
 use tch::nn::OptimizerConfig;
 use tch::{Device, Kind, Tensor, nn};
 
-/// An optimizer with nothing but rates and momenta, which may refuse some.
+/// An optimizer that only has rates and momenta, and may refuse a rate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rates {
     id: OptimizerId,
     pub lrs: Vec<f64>,
     pub momenta: Vec<Option<f64>>,
-    /// A group that takes no rate.
+    /// A group that refuses every rate.
     pub broken: Option<usize>,
 }
 
@@ -113,10 +113,10 @@ fn two_schedulers_on_one_optimizer_are_refused_when_the_second_is_made() -> Resu
     assert!(matches!(plateau, Err(ScheduleError::AlreadyScheduled)), "{plateau:?}");
     let mut plateau = ReduceLrOnPlateau::builder().build(&[0.1])?;
     assert!(matches!(plateau.step(1.0, &mut opt), Err(ScheduleError::AlreadyScheduled)));
-    assert_eq!(opt.lrs, [0.05], "nothing is set");
+    assert_eq!(opt.lrs, [0.05], "the refused schedules set nothing");
     let copy = first.clone();
     drop(first);
-    assert!(LrScheduler::new(&mut opt, StepLr::new(1)).is_err(), "the copy goes on with it");
+    assert!(LrScheduler::new(&mut opt, StepLr::new(1)).is_err(), "the copy still holds the claim");
     drop(copy);
     LrScheduler::new(&mut opt, StepLr::new(1))?;
     Ok(())
@@ -137,7 +137,7 @@ fn a_schedule_is_stepped_with_its_own_optimizer() -> Result<(), ScheduleError> {
 }
 
 #[test]
-fn a_rate_that_something_else_has_set_is_an_error() -> Result<(), ScheduleError> {
+fn a_rate_that_other_code_has_set_is_an_error() -> Result<(), ScheduleError> {
     let mut opt = Rates::new(&[0.1]);
     let mut sched = LrScheduler::new(&mut opt, ExponentialLr::new(0.5))?;
     opt.lrs[0] = 0.3;
@@ -150,7 +150,7 @@ fn a_rate_that_something_else_has_set_is_an_error() -> Result<(), ScheduleError>
 }
 
 #[test]
-fn a_step_that_the_optimizer_refuses_can_be_made_again() -> Result<(), ScheduleError> {
+fn a_step_that_the_optimizer_refuses_can_be_repeated() -> Result<(), ScheduleError> {
     let mut opt = Rates::new(&[0.1, 0.2]);
     let mut sched = LrScheduler::new(&mut opt, ExponentialLr::new(0.5))?;
     opt.broken = Some(1);
@@ -165,16 +165,16 @@ fn a_step_that_the_optimizer_refuses_can_be_made_again() -> Result<(), ScheduleE
 }
 
 #[test]
-fn a_plateau_lowers_what_the_optimizer_has() -> Result<(), ScheduleError> {
+fn a_plateau_lowers_the_optimizers_present_rates() -> Result<(), ScheduleError> {
     let mut opt = Rates::new(&[0.1, 0.2]);
     let mut plateau = ReduceLrOnPlateau::builder().factor(0.5).patience(0).attach(&opt)?;
     plateau.step(1.0, &mut opt)?;
-    opt.lrs[1] = 1.0; // a schedule beside it
+    opt.lrs[1] = 1.0; // as other code might
     plateau.step(1.0, &mut opt)?;
     assert_eq!(opt.lrs, [0.05, 0.5]);
     opt.broken = Some(1);
     assert!(plateau.step(1.0, &mut opt).is_err());
-    assert_eq!(plateau.state().last_epoch, 2, "the metric counts as not given");
+    assert_eq!(plateau.state().last_epoch, 2, "the metric is not counted");
     Ok(())
 }
 
@@ -218,7 +218,7 @@ fn tchs_optimizer_takes_the_momentum_too() -> Result<(), Box<dyn std::error::Err
 }
 
 #[test]
-fn layers_keep_their_share_of_the_rate() -> Result<(), ScheduleError> {
+fn layer_wise_rates_keep_their_ratios() -> Result<(), ScheduleError> {
     let mut opt = Rates::new(&[9.0; 3]);
     let lrs = layer_wise_lrs(0.4, 0.5, 3)?;
     let mut sched = LrScheduler::with_base_lrs(&mut opt, CosineAnnealingLr::new(10), &lrs)?;
@@ -230,7 +230,7 @@ fn layers_keep_their_share_of_the_rate() -> Result<(), ScheduleError> {
 }
 
 #[test]
-fn a_group_that_comes_later_is_scheduled_as_if_it_had_been_there() -> Result<(), ScheduleError> {
+fn a_group_added_later_is_scheduled_as_if_it_had_always_been_there() -> Result<(), ScheduleError> {
     let mut all = Rates::new(&[1.0, 0.5]);
     let mut expected = LrScheduler::new(&mut all, ExponentialLr::new(0.5))?;
     let mut opt = Rates::new(&[1.0]);
@@ -253,7 +253,7 @@ fn a_group_that_comes_later_is_scheduled_as_if_it_had_been_there() -> Result<(),
         let steps = if by_step { 3 } else { 2 };
         assert_eq!(opt.lrs, [0.5f64.powi(steps), 0.5 * 0.5f64.powi(steps)]);
         assert_eq!(own.base_lrs(), [1.0, 0.5]);
-        // Fewer are another optimizer's.
+        // Fewer groups than before are an error.
         opt.lrs.pop();
         assert!(own.step(&mut opt).is_err());
     }

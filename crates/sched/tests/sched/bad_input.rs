@@ -1,4 +1,4 @@
-//! What is refused, by which option's name, and that nothing has changed then.
+//! Bad options are refused by name, and errors change nothing.
 
 use overdrive_sched::{
     ChainedScheduler, ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, CyclicLr, EarlyStopping,
@@ -9,7 +9,7 @@ use overdrive_sched::{
 
 const NOT_FACTORS: [f64; 4] = [-0.1, f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
 
-/// Over two groups, refused by this option's name.
+/// Asserts that a plan over two groups is refused with this option's name.
 fn refused(name: &str, plan: impl Into<Plan>) {
     let plan = plan.into();
     match Scheduler::new(&[0.1, 0.2], plan.clone()) {
@@ -104,7 +104,7 @@ fn base_rates_out_of_range_are_refused() {
 }
 
 #[test]
-fn a_value_that_is_no_rate_is_an_error_and_the_scheduler_stays() -> Result<(), ScheduleError> {
+fn an_invalid_rate_is_an_error_and_the_scheduler_does_not_advance() -> Result<(), ScheduleError> {
     for bad in NOT_FACTORS {
         let mut sched = Scheduler::new(&[1.0, 1.0], LambdaLr::new(move |step| if step < 2 { 0.5 } else { bad }))?;
         sched.step()?;
@@ -130,7 +130,7 @@ fn a_jump_too_far_is_refused_at_once() -> Result<(), ScheduleError> {
 }
 
 #[test]
-fn the_largest_numbers_of_steps_do_no_harm() -> Result<(), ScheduleError> {
+fn the_largest_numbers_of_steps_do_not_overflow() -> Result<(), ScheduleError> {
     const MAX: u64 = u64::MAX;
     let plans: [Plan; 7] = [
         StepLr::new(MAX).into(),

@@ -1,4 +1,5 @@
-//! Schedules step by step, bad input, early stopping, and (with the feature `torch`) what they do to an optimizer.
+//! Schedules step by step, bad input, early stopping, and (with the feature `torch`) schedules attached to an
+//! optimizer.
 
 mod bad_input;
 mod metrics;

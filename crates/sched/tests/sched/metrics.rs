@@ -1,8 +1,8 @@
-//! Early stopping, and rates that fall when a metric does not.
+//! Early stopping, and rates that are lowered when a metric stops improving.
 
 use overdrive_sched::{EarlyStopping, Mode, ReduceLrOnPlateau, ScheduleError, ThresholdMode, Verdict};
 
-/// The verdicts on some metrics, and the place of the best.
+/// The verdicts on some metrics, and the index of the best.
 fn verdicts(mut stopping: EarlyStopping<usize>, metrics: &[f64]) -> Result<(String, Option<usize>), ScheduleError> {
     let mut text = String::new();
     for (place, metric) in metrics.iter().enumerate() {
@@ -16,7 +16,7 @@ fn verdicts(mut stopping: EarlyStopping<usize>, metrics: &[f64]) -> Result<(Stri
 }
 
 #[test]
-fn training_stops_when_patience_ends_and_the_best_comes_back() -> Result<(), ScheduleError> {
+fn training_stops_when_patience_is_exhausted_and_the_best_is_restored() -> Result<(), ScheduleError> {
     let loss = [1.0, 0.8, 0.9, 0.85, 0.7, 0.75, 0.7, 0.71];
     assert_eq!(verdicts(EarlyStopping::new(3), &loss)?, ("++--+--!".to_owned(), Some(4)));
     assert_eq!(verdicts(EarlyStopping::new(1), &loss[..3])?, ("++!".to_owned(), Some(1)));
@@ -37,7 +37,7 @@ fn small_improvements_and_nan_do_not_count() -> Result<(), ScheduleError> {
 }
 
 #[test]
-fn a_copy_that_fails_leaves_the_best_as_it_was() -> Result<(), Box<dyn std::error::Error>> {
+fn a_failed_copy_leaves_the_best_unchanged() -> Result<(), Box<dyn std::error::Error>> {
     let mut stopping = EarlyStopping::new(3);
     stopping.step(1.0, || "first")?;
     let failed: Result<_, Box<dyn std::error::Error>> = stopping.try_step(0.5, || Err("disk full".into()));
@@ -49,7 +49,7 @@ fn a_copy_that_fails_leaves_the_best_as_it_was() -> Result<(), Box<dyn std::erro
 }
 
 #[test]
-fn stopping_goes_on_from_its_state() -> Result<(), ScheduleError> {
+fn early_stopping_resumes_from_its_state() -> Result<(), ScheduleError> {
     let mut first = EarlyStopping::new(3);
     for loss in [1.0, 0.5, 0.6, 0.7] {
         first.step(loss, || ())?;
@@ -70,11 +70,11 @@ fn feed(plateau: &mut ReduceLrOnPlateau, metrics: &[f64]) {
 }
 
 #[test]
-fn rates_fall_to_their_bounds_and_rest_in_between() -> Result<(), ScheduleError> {
+fn rates_fall_to_their_bounds_with_cooldowns_in_between() -> Result<(), ScheduleError> {
     let builder = ReduceLrOnPlateau::builder().factor(0.5).patience(1).cooldown(2).min_lr([0.0, 0.3]);
     let mut plateau = builder.build(&[1.0, 0.5])?;
     let lowered: Vec<_> = (0..12).map(|_| plateau.update(1.0)).collect();
-    // The first metric is the best; two bad ones, two that rest, two bad ones.
+    // The first metric is the best; then two bad ones, two in the cooldown, two bad ones.
     let expected = [2, 6, 10];
     assert!(lowered.iter().enumerate().all(|(step, lowered)| *lowered == expected.contains(&step)), "{lowered:?}");
     assert_eq!(plateau.last_lr(), [0.125, 0.3]);
@@ -82,7 +82,7 @@ fn rates_fall_to_their_bounds_and_rest_in_between() -> Result<(), ScheduleError>
 }
 
 #[test]
-fn thresholds_are_shares_or_differences() -> Result<(), ScheduleError> {
+fn thresholds_are_relative_or_absolute() -> Result<(), ScheduleError> {
     let bad_after = |mode, threshold_mode, threshold, metrics: [f64; 2]| -> Result<u64, ScheduleError> {
         let builder = ReduceLrOnPlateau::builder().mode(mode).threshold_mode(threshold_mode).threshold(threshold);
         let mut plateau = builder.build(&[1.0])?;
@@ -100,7 +100,7 @@ fn thresholds_are_shares_or_differences() -> Result<(), ScheduleError> {
 }
 
 #[test]
-fn a_plateau_goes_on_from_its_state() -> Result<(), ScheduleError> {
+fn a_plateau_resumes_from_its_state() -> Result<(), ScheduleError> {
     let make = || ReduceLrOnPlateau::builder().patience(1).cooldown(1).build(&[1.0]);
     let (mut whole, mut first) = (make()?, make()?);
     let losses = [1.0, 0.9, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.2, 0.3, 0.3, 0.3];

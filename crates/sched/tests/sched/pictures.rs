@@ -1,4 +1,4 @@
-//! The pictures in `docs/schedules` are those that the crate draws.
+//! The pictures in `docs/schedules` are up to date.
 
 use std::fs;
 use std::path::Path;
@@ -22,6 +22,6 @@ fn the_pictures_in_the_docs_are_up_to_date() -> Result<(), Box<dyn std::error::E
     for (name, _) in &pictures {
         assert!(page.contains(&format!("schedules/{name}.svg")), "docs/schedules.md does not show {name}");
     }
-    assert_eq!(fs::read_dir(&folder)?.count(), pictures.len(), "a picture that nobody draws");
+    assert_eq!(fs::read_dir(&folder)?.count(), pictures.len(), "a file that is not a picture of the example");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! States saved and put back, and broken ones refused with everything as it was.
+//! States are saved and loaded; broken states are refused and change nothing.
 
 use overdrive_core::{Entry, StateDict, StateError, Stateful};
 use overdrive_sched::{
@@ -16,7 +16,7 @@ fn plan() -> Plan {
         .into()
 }
 
-/// As if it had been in a checkpoint with other things.
+/// A copy that has been nested in a checkpoint.
 fn copy(state: &StateDict) -> StateDict {
     let (mut checkpoint, mut inner) = (StateDict::new(), StateDict::new());
     copy_entries(state).into_iter().for_each(|(key, entry)| inner.insert(key, entry));
@@ -60,7 +60,7 @@ fn a_resumed_scheduler_may_step_at_once() -> Result<(), Box<dyn std::error::Erro
     Ok(())
 }
 
-/// Loads a state with one entry changed (or without it), and tells the error's key.
+/// Loads a state with one entry changed or removed, and returns the error's key.
 fn broken<S: Stateful>(target: &mut S, state: &StateDict, key: &str, entry: Option<Entry>) -> String {
     let mut changed = StateDict::new();
     for (name, entry) in copy_entries(state).into_iter().filter(|(name, _)| name != key) {
@@ -100,7 +100,7 @@ fn broken_states_of_a_scheduler_change_nothing() -> Result<(), Box<dyn std::erro
     assert_eq!(broken(&mut sched, &state, "last_epoch", Some(Entry::Float(3.0))), "last_epoch");
     assert_eq!(broken(&mut sched, &state, "last_epoch", None), "last_epoch");
     assert_eq!(broken(&mut sched, &state, "base_lrs.0", None), "base_lrs.0");
-    // Of an optimizer with more groups.
+    // A state of an optimizer with more groups.
     assert_eq!(broken(&mut sched, &state, "base_lrs.2", Some(Entry::Float(0.1))), "base_lrs");
     assert_eq!(broken(&mut sched, &state, "T_max", Some(Entry::Int(3))), "T_max");
     assert_eq!(format!("{sched:?}"), before);
@@ -110,7 +110,7 @@ fn broken_states_of_a_scheduler_change_nothing() -> Result<(), Box<dyn std::erro
 }
 
 #[test]
-fn a_plateau_goes_on_from_its_state_dict_and_refuses_broken_ones() -> Result<(), Box<dyn std::error::Error>> {
+fn a_plateau_resumes_from_its_state_dict_and_refuses_broken_ones() -> Result<(), Box<dyn std::error::Error>> {
     let mut opt = Rates::new(&[0.1]);
     let attach = |opt: &Rates| ReduceLrOnPlateau::builder().patience(1).attach(opt);
     let mut plateau = attach(&opt)?;
@@ -139,7 +139,7 @@ fn a_plateau_goes_on_from_its_state_dict_and_refuses_broken_ones() -> Result<(),
 }
 
 #[test]
-fn early_stopping_goes_on_from_its_state_dict_and_refuses_broken_ones() -> Result<(), Box<dyn std::error::Error>> {
+fn early_stopping_resumes_from_its_state_dict_and_refuses_broken_ones() -> Result<(), Box<dyn std::error::Error>> {
     let mut stopping = EarlyStopping::new(3);
     for loss in [1.0, 0.5, 0.6] {
         stopping.step(loss, || ())?;
@@ -155,9 +155,9 @@ fn early_stopping_goes_on_from_its_state_dict_and_refuses_broken_ones() -> Resul
     Ok(())
 }
 
-/// One more step than the schedule has is no state of it, but of a run that was longer.
+/// A step after the schedule's last belongs to a longer run.
 #[test]
-fn a_state_behind_the_end_says_so() -> Result<(), ScheduleError> {
+fn a_state_after_the_schedules_end_is_refused() -> Result<(), ScheduleError> {
     let mut opt = Rates::new(&[0.1]);
     let mut sched = LrScheduler::new(&mut opt, OneCycleLr::new(1.0, 40))?;
     let mut state = StateDict::new();

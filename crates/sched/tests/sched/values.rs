@@ -1,4 +1,4 @@
-//! The values, against formulas that are written anew here; PyTorch's own are in the parity cases.
+//! Values compared with closed formulas; the parity cases compare with PyTorch.
 
 use std::f64::consts::PI;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn check(schedule: impl Into<Plan>, expected: impl Fn(f64) -> f64) -> Result<(),
 }
 
 #[test]
-fn rates_built_on_one_another_are_the_closed_forms() -> Result<(), ScheduleError> {
+fn recursively_computed_rates_equal_the_closed_forms() -> Result<(), ScheduleError> {
     check(StepLr::new(7).gamma(0.5), |step| 0.5f64.powf((step / 7.0).floor()))?;
     check(ExponentialLr::new(0.95), |step| 0.95f64.powf(step))?;
     check(MultiStepLr::new([3, 10, 10]), |step| {
@@ -45,7 +45,7 @@ fn rates_built_on_one_another_are_the_closed_forms() -> Result<(), ScheduleError
 }
 
 #[test]
-fn warm_restarts_begin_again_in_longer_cycles() -> Result<(), ScheduleError> {
+fn warm_restarts_repeat_in_longer_cycles() -> Result<(), ScheduleError> {
     let found = rates(CosineAnnealingWarmRestarts::new(4).t_mult(2), 1.0, 28)?;
     assert_eq!([found[0], found[4], found[12], found[28]], [1.0; 4]);
     near(found[8], 0.5);
@@ -60,7 +60,7 @@ fn warm_restarts_begin_again_in_longer_cycles() -> Result<(), ScheduleError> {
 }
 
 #[test]
-fn cycles_go_up_and_down_and_the_momentum_against_them() -> Result<(), ScheduleError> {
+fn rates_cycle_up_and_down_and_the_momentum_inversely() -> Result<(), ScheduleError> {
     let cyclic = CyclicLr::new(0.1, 0.5).step_size_up(4).step_size_down(2);
     let mut sched = Scheduler::new(&[9.0], cyclic.clone())?;
     let mut seen = Vec::new();
@@ -80,7 +80,7 @@ fn cycles_go_up_and_down_and_the_momentum_against_them() -> Result<(), ScheduleE
 }
 
 #[test]
-fn one_cycle_has_a_value_behind_its_last_step_and_then_ends() -> Result<(), ScheduleError> {
+fn one_cycle_has_a_value_after_its_last_step_and_then_ends() -> Result<(), ScheduleError> {
     for linear in [false, true] {
         let strategy = if linear { overdrive_sched::AnnealStrategy::Linear } else { Default::default() };
         let one_cycle = OneCycleLr::new(1.0, 100).anneal_strategy(strategy);
@@ -88,7 +88,7 @@ fn one_cycle_has_a_value_behind_its_last_step_and_then_ends() -> Result<(), Sche
         near(sched.last_lr()[0], 0.04);
         near(sched.seek(29)?[0], 1.0);
         near(sched.momentum(0).unwrap_or(0.0), 0.85);
-        // Along a line, 1 - 4e-6 of the way is lost to rounding.
+        // An absolute tolerance, because a line from 1 to 4e-6 loses digits to rounding.
         assert!((sched.seek(99)?[0] - 4e-6).abs() < 1e-15);
         sched.step()?;
         assert!(matches!(sched.step(), Err(ScheduleError::Finished { last: 100, step: 101, .. })));
@@ -97,7 +97,7 @@ fn one_cycle_has_a_value_behind_its_last_step_and_then_ends() -> Result<(), Sche
     let three = rates(OneCycleLr::new(1.0, 100).three_phase(true).pct_start(0.4), 9.0, 99)?;
     near(three[39], 1.0);
     near(three[78], 0.04);
-    // A rise that takes no step begins at the top.
+    // A rise of 0 steps starts at the highest rate.
     near(rates(OneCycleLr::new(1.0, 10).pct_start(0.1), 9.0, 10)?[0], 1.0);
     Ok(())
 }
@@ -118,7 +118,7 @@ fn the_examples_of_pytorchs_documentation() -> Result<(), ScheduleError> {
 
 /// Where PyTorch 2.11 raises `NotImplementedError`.
 #[test]
-fn a_joined_part_begins_at_its_milestone_as_by_itself() -> Result<(), ScheduleError> {
+fn a_joined_part_starts_at_its_milestone_as_on_its_own() -> Result<(), ScheduleError> {
     let chained = || ChainedScheduler::new(ConstantLr::new().total_iters(3)).and(ExponentialLr::new(0.8));
     let inner = || SequentialLr::new(LinearLr::new().total_iters(4)).then(4, chained());
     let alone = [rates(chained(), 0.1, 12)?, rates(inner(), 0.1, 12)?];
@@ -133,7 +133,7 @@ fn a_joined_part_begins_at_its_milestone_as_by_itself() -> Result<(), ScheduleEr
 }
 
 #[test]
-fn a_jump_is_the_steps_one_by_one() -> Result<(), ScheduleError> {
+fn a_jump_equals_stepping_one_by_one() -> Result<(), ScheduleError> {
     let plans: [Plan; 4] = [
         CosineAnnealingLr::new(7).into(),
         MultiplicativeLr::new(|step| 1.0 + 0.1 * (step as f64).sin()).into(),
@@ -153,7 +153,7 @@ fn a_jump_is_the_steps_one_by_one() -> Result<(), ScheduleError> {
 }
 
 #[test]
-fn rounding_below_zero_is_zero() -> Result<(), ScheduleError> {
+fn rounding_below_zero_gives_zero() -> Result<(), ScheduleError> {
     for total in 1..200 {
         let line = LinearLr::new().start_factor(0.1).end_factor(0.0).total_iters(total);
         let found = rates(line, 0.3, total + 3)?;
@@ -163,7 +163,7 @@ fn rounding_below_zero_is_zero() -> Result<(), ScheduleError> {
 }
 
 #[test]
-fn schedules_that_pytorch_has_not() -> Result<(), ScheduleError> {
+fn schedules_that_pytorch_lacks() -> Result<(), ScheduleError> {
     let cosine = |step: f64| 0.1 + 0.9 * (0.5 + 0.5 * (PI * step / 30.0).cos());
     check(WarmupCosineLr::new(10, 40).start_factor(0.5).end_factor(0.1), |step| {
         if step < 10.0 { 0.5 + 0.05 * step } else { cosine((step - 10.0).min(30.0)) }
@@ -188,7 +188,7 @@ fn schedules_that_pytorch_has_not() -> Result<(), ScheduleError> {
 }
 
 #[test]
-fn groups_have_base_rates_functions_and_peaks_of_their_own() -> Result<(), ScheduleError> {
+fn groups_have_their_own_base_rates_functions_and_peaks() -> Result<(), ScheduleError> {
     let mut sched = Scheduler::new(&[0.1, 0.01], ExponentialLr::new(0.5))?;
     assert_eq!(sched.step()?, [0.05, 0.005]);
     let lambdas: [FactorFn; 2] = [Arc::new(|step| step as f64), Arc::new(|_| 2.0)];

@@ -1,14 +1,14 @@
-//! The bits of a scan whose stuffing has been taken out.
+//! The bits of a scan, after its byte stuffing has been removed.
 
-/// Zero bytes that follow the scan's data, so that reading on past the end is cheap to allow and to notice.
+/// Zero bytes after each segment's data: reads past the end need no bounds check each and are noticed afterwards.
 pub(crate) const PADDING: usize = 16;
 
 /// The bits of one segment.
 pub(crate) struct Bits<'a> {
-    /// With [`PADDING`] at its end.
+    /// Ends with [`PADDING`] zeros.
     data: &'a [u8],
     next: usize,
-    /// The next bits, the first of them highest.
+    /// The next bits, the first of them in the highest place.
     buffer: u64,
     held: u32,
 }
@@ -65,17 +65,17 @@ impl<'a> Bits<'a> {
         value
     }
 
-    /// Whether more was read than there is.
+    /// Whether bits beyond the end of the data were read.
     pub(crate) fn overrun(&self) -> bool {
         self.read_bytes() > self.data.len() - PADDING
     }
 
-    /// Whether less was read than there is, apart from bits that fill up a byte.
+    /// Whether whole bytes are left unread.
     pub(crate) fn leaves_bytes(&self) -> bool {
         self.read_bytes() < self.data.len() - PADDING
     }
 
-    /// Bytes of which a bit was read.
+    /// Bytes of which at least one bit was read.
     fn read_bytes(&self) -> usize {
         self.next - self.held as usize / 8
     }

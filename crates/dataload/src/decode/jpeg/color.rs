@@ -1,12 +1,11 @@
-//! From the components' samples to pixels, equal to libjpeg's (and for CMYK, Pillow's) to the last bit.
+//! Turns the components' samples into pixels, bit for bit as libjpeg does (for CMYK, as Pillow does).
 
 use super::header::{Frame, Model};
 use super::planes::Plane;
 use super::upsample::Upsampler;
 use crate::Region;
 
-/// Fills the region's pixels of `N` bytes: 1 for the first component alone, 3 for red, green and blue, 4 for these and
-/// an unused byte.
+/// Fills the region's pixels of `N` bytes: 1 for the first component alone, 3 for RGB, 4 for RGB and an unused byte.
 pub(crate) fn to_pixels<const N: usize>(
     frame: &Frame,
     planes: &[Plane; 4],
@@ -41,7 +40,8 @@ pub(crate) fn to_pixels<const N: usize>(
             Model::YCbCr | Model::Ycck => convert(one, two, three, &mut rgb),
         }
         if !black.is_empty() {
-            // Stored inverted, as Adobe does and everyone else. YCbCr gives the complement of what is stored.
+            // Inks are stored inverted, as Adobe and everyone else do it. YCCK decodes to the complement of what is
+            // stored.
             let flip = if frame.model == Model::Ycck { 255 } else { 0 };
             for plane in &mut rgb {
                 plane.iter_mut().zip(black).for_each(|(ink, &black)| *ink = on_paper(*ink ^ flip, black));
@@ -60,19 +60,20 @@ fn pack<const N: usize>(red: u8, green: u8, blue: u8) -> [u8; N] {
     std::array::from_fn(|i| all[i])
 }
 
-/// How light an ink and black look together; both are given inverted.
+/// How light an ink printed with black looks; both are given inverted.
 fn on_paper(ink: u8, black: u8) -> u8 {
     let product = u32::from(255 - ink) * u32::from(black) + 128;
     black.saturating_sub(((product + (product >> 8)) >> 8) as u8)
 }
 
-/// One row; three plain loops, since the compiler turns those into vector code and an interleaved one not.
+/// Converts one row, into separate planes because the compiler vectorises that and not interleaved output.
 fn convert(luma: &[u8], cb: &[u8], cr: &[u8], rgb: &mut [Vec<u8>; 3]) {
     const HALF: i32 = 1 << 15;
     let n = luma.len();
     let [red, green, blue] = rgb.each_mut().map(|row| &mut row[..n]);
     let (cb, cr) = (&cb[..n], &cr[..n]);
-    // Twice a factor's product, rounded down, then halved and rounded up, is the product rounded: in 16 bits.
+    // The product with twice the value, rounded down, then halved and rounded up, is the rounded product, within 16
+    // bits.
     let times = |value: i16, factor: i32| (((i32::from(2 * value) * factor) >> 16) as i16 + 1) >> 1;
     let clamp = |value: i16| value.clamp(0, 255) as u8;
     for i in 0..n {

@@ -1,6 +1,6 @@
-//! How a camera was held.
+//! The EXIF orientation: how the camera was held.
 
-/// The EXIF orientation of a JPEG file, 1 (upright) to 8; 1 where the file says nothing that can be read.
+/// The EXIF orientation of a JPEG file, 1 (upright) to 8; 1 where the file has none that can be read.
 ///
 /// # Source
 /// EXIF 2.32, tag 0x0112.

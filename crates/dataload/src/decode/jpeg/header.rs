@@ -1,4 +1,4 @@
-//! The markers of a JPEG file: what its scans are decoded with.
+//! The marker segments of a JPEG file: the tables and headers that its scans are decoded with.
 
 use super::Fault;
 use super::huffman::Table;
@@ -8,15 +8,15 @@ use super::scan::zigzag;
 #[derive(Clone)]
 pub(crate) struct Component {
     id: u8,
-    /// Blocks across and down in each minimum coded unit.
+    /// Blocks across and down in each minimum coded unit (MCU).
     pub(crate) h: usize,
     pub(crate) v: usize,
     quant_slot: usize,
-    /// What its coefficients are multiplied with, in the order of the block; set by the first scan that has it.
+    /// The quantization table, in the block's row-major order; set by the first scan that has this component.
     pub(crate) quant: Option<[i16; 64]>,
 }
 
-/// What the components mean.
+/// The colour model: what the components mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Model {
     Grey,
@@ -45,8 +45,8 @@ impl Frame {
         [self.width.div_ceil(8 * self.h_max), self.height.div_ceil(8 * self.v_max)]
     }
 
-    /// A component's own columns and rows, without the padding to whole blocks, when a block has `size` samples across
-    /// and the image `eighths` of its size.
+    /// A component's columns and rows, without the padding to whole blocks, when each block is decoded to `size`
+    /// samples across.
     pub(crate) fn samples(&self, component: &Component, size: usize) -> [usize; 2] {
         [
             (self.width * component.h * size).div_ceil(8 * self.h_max),
@@ -58,7 +58,7 @@ impl Frame {
 /// A component's part in a scan.
 #[derive(Clone, Copy)]
 pub(crate) struct Member {
-    /// Its place among the frame's components.
+    /// Its index among the frame's components.
     pub(crate) index: usize,
     pub(crate) dc: usize,
     pub(crate) ac: usize,
@@ -67,13 +67,13 @@ pub(crate) struct Member {
 /// What a scan holds.
 pub(crate) struct Scan {
     pub(crate) members: Vec<Member>,
-    /// The first and the last coefficient.
+    /// The first and the last coefficient, in zigzag order.
     pub(crate) band: [usize; 2],
-    /// The lowest bit that the scans before have given, 0 at first, and the lowest that this one gives.
+    /// The lowest bit position that earlier scans have given (0 in the first), and the lowest that this scan gives.
     pub(crate) bits: [u32; 2],
 }
 
-/// Reads the markers one after the other.
+/// Reads the marker segments one after the other.
 #[derive(Clone)]
 pub(crate) struct Markers<'a> {
     pub(crate) file: &'a [u8],
@@ -108,7 +108,7 @@ impl<'a> Markers<'a> {
         Ok((markers, scan))
     }
 
-    /// Reads up to the next scan; nothing when the image ends before.
+    /// Reads up to the next scan; `None` at the end of the image.
     pub(crate) fn next_scan(&mut self) -> Result<Option<Scan>, Fault> {
         loop {
             let at = self.at;
@@ -207,7 +207,7 @@ impl<'a> Markers<'a> {
         };
         let mut components: Vec<_> = body[6..].chunks_exact(3).take(count).map(read).collect();
         if let [only] = &mut components[..] {
-            // A scan of one component goes block by block, whatever its sampling.
+            // A scan of one component has its blocks one by one, whatever the sampling factors.
             (only.h, only.v) = (1, 1);
         }
         let [h_max, v_max] = [|c: &Component| c.h, |c: &Component| c.v].map(|of| components.iter().map(of).max());
@@ -259,7 +259,7 @@ impl<'a> Markers<'a> {
         Ok(Scan { members, band, bits })
     }
 
-    /// What the components mean, by the rules of libjpeg.
+    /// The colour model, by libjpeg's rules.
     fn model(&self) -> Model {
         let ids: Vec<u8> = self.frame.components.iter().map(|c| c.id).collect();
         match (ids.len(), self.adobe) {

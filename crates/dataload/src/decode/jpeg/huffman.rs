@@ -4,7 +4,7 @@ use super::bits::Bits;
 
 const LOOK: u32 = 10;
 
-/// What the next [`LOOK`] bits hold: a whole coefficient where `bits` is not 0.
+/// The coefficient that the next [`LOOK`] bits hold completely; `bits` is 0 where they hold none.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Coefficient {
     pub(crate) value: i16,
@@ -15,9 +15,10 @@ pub(crate) struct Coefficient {
 #[derive(Clone)]
 pub(crate) struct Table {
     coefficients: Vec<Coefficient>,
-    /// Symbol and length of the code at the head of the next bits; length 0 where it is longer.
+    /// Symbol and length of the code that the next [`LOOK`] bits start with; length 0 where the code is longer.
     symbols: Vec<(u8, u8)>,
-    /// By length: the first 16-bit prefix beyond the codes of this length, and what to add to a code for its symbol.
+    /// By code length: the first 16-bit prefix beyond the codes of this length; `offset` is what to add to a code for
+    /// the index of its symbol in `values`.
     beyond: [u32; 17],
     offset: [i32; 17],
     values: Vec<u8>,
@@ -89,9 +90,9 @@ impl Table {
             if prefix < self.beyond[length as usize] {
                 bits.consume(length);
                 let index = (prefix >> (16 - length)) as i32 + self.offset[length as usize];
-                return self.values.get(index as usize).copied().ok_or("a code is in no table");
+                return self.values.get(index as usize).copied().ok_or("a code that is not in its Huffman table");
             }
         }
-        Err("a code is in no table")
+        Err("a code that is not in its Huffman table")
     }
 }

@@ -1,10 +1,10 @@
-//! The inverse cosine transform, equal to libjpeg's accurate integer one to the last bit: of whole 8x8 blocks, and to
-//! fewer samples, where an image is scaled while it is decoded.
+//! The inverse DCT, bit for bit libjpeg's accurate integer one: to whole 8x8 blocks, or to fewer samples where an image
+//! is scaled while it is decoded.
 
 use bytemuck::cast;
 use wide::{i16x8, i32x8, u8x16, u16x8};
 
-/// A block with one coefficient other than 0, the first.
+/// A block whose coefficients are 0 except the first (DC).
 pub(crate) fn flat(dc: i16, out: &mut [u8], stride: usize) {
     // The first pass leaves 16 bits, as it does in `full`.
     let scaled = i32::from(dc << 2);
@@ -60,7 +60,7 @@ fn pass<const SHIFT: i32>(x: [i16x8; 8]) -> [i16x8; 8] {
     std::array::from_fn(|k| if k < 4 { done(even[k] + odd[k]) } else { done(even[7 - k] - odd[7 - k]) })
 }
 
-/// A block at 4, 2 or 1 eighths of its size: each sample as good as the mean of those that it stands for.
+/// A block scaled to `size` (4, 2 or 1) samples a side; each is about the mean of the full-size samples it replaces.
 pub(crate) fn reduced(block: &[i16; 64], size: usize, out: &mut [u8], stride: usize) {
     let rows: [i16x8; 8] = cast(*block);
     let samples = match size {

@@ -1,12 +1,12 @@
-//! JPEG, baseline and progressive, by this crate's own decoder.
+//! This crate's own JPEG decoder, for baseline and progressive files.
 //!
-//! It exists for crops: it transforms and colours only the blocks that a region needs, and in a file of one scan it
-//! stops after the region's last row, and skips to its first one where there are restart markers. Its pixels are those
-//! of libjpeg-turbo's default settings, and so Pillow's and torchvision's, to the last bit.
+//! It exists for crops: it runs the inverse DCT and colour conversion only for the blocks that a region needs. In a
+//! file of one scan it stops after the region's last row, and skips to the first one where there are restart markers.
+//! Its pixels equal those of libjpeg-turbo's default settings, and so Pillow's and torchvision's, bit for bit.
 //!
-//! What a JPEG file cannot tell: it has no checksums, so a flipped bit that leaves the codes readable gives other
-//! pixels than were meant. Missing or superfluous data shows at restart markers, and missing data at the end of a scan
-//! that is read so far. Bytes beyond the last block are allowed, since cameras pad there.
+//! JPEG has no checksums, so a flipped bit that leaves the codes readable silently changes pixels. Missing or surplus
+//! data is noticed at restart markers; missing data also at the end of a scan, if decoding gets that far. Bytes after
+//! the last block are allowed, since cameras pad there.
 
 mod bits;
 mod color;
@@ -31,15 +31,15 @@ use crate::{Color, DataError, Image, Region};
 
 pub(crate) const MAGIC: &[u8] = b"\xff\xd8\xff";
 
-/// A block of 64 pixels takes at least one bit in any kind of JPEG, so a header that declares more is wrong.
+/// A block of 64 pixels takes at least one bit in any kind of JPEG, so a header that declares more pixels is wrong.
 const MOST_PIXELS_A_BYTE: u64 = 8 * 64;
 
-/// Buffers above this are given back after the image that needed them.
+/// Buffers above this size are freed after the image that needed them.
 const KEPT_BYTES: usize = 64 << 20;
 
 pub(crate) use exif::orientation;
 
-/// What is wrong with a file, and where.
+/// What is wrong with a file, and at which offset.
 #[derive(Clone, Copy, Debug)]
 struct Fault {
     at: usize,
@@ -95,7 +95,7 @@ impl<'a> Jpeg<'a> {
         Ok(jpeg)
     }
 
-    /// Refuses an image that is too large with so many channels, or whose file makes the decoder hold too much.
+    /// Refuses an image that is too large with `channels` channels, or whose coefficients take too much memory.
     pub(crate) fn check_size(&self, channels: usize) -> Result<(), DataError> {
         let coefficients = if self.is_one_scan() { 0 } else { progressive::bytes(&self.markers.frame) };
         check_bytes(coefficients, self.path)?;
@@ -110,9 +110,9 @@ impl<'a> Jpeg<'a> {
         self.markers.frame.width
     }
 
-    /// Decodes `region`, which fits the image at `eighths` of its size, to pixels of `N` bytes.
+    /// Decodes `region`, in coordinates of the image at `eighths` eighths of its size, to pixels of `N` bytes.
     ///
-    /// The rest of the file is only looked through for its end, so that a truncated one is noticed all the same.
+    /// The rest of the file is only scanned for its end marker, so that a truncated file is an error all the same.
     pub(crate) fn decode<const N: usize>(
         &self,
         region: &Region,
@@ -165,7 +165,7 @@ pub(super) fn decode(encoded: &[u8], color: Color, path: &Path) -> Result<Image,
     let channels = if grey && color != Color::Rgb { 1 } else { 3 };
     jpeg.check_size(channels)?;
     let mut pixels: Arc<[u8]> = std::iter::repeat_n(0, channels * height * width).collect();
-    // A new one has no other owner.
+    // Newly made, it has no other owner.
     if let Some(pixels) = Arc::get_mut(&mut pixels) {
         match channels {
             1 => jpeg.decode::<1>(&whole, 8, pixels)?,
@@ -183,7 +183,7 @@ pub(super) fn decode(encoded: &[u8], color: Color, path: &Path) -> Result<Image,
 mod tests {
     use super::*;
 
-    /// Every scale of images whose sides no scale divides.
+    /// Every scale, for images whose sides are not divisible by any.
     #[test]
     fn scaled_images_have_the_pixels_of_pillows_draft() -> Result<(), DataError> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images");
@@ -198,7 +198,7 @@ mod tests {
                 let mut pixels = vec![0; 3 * height * width];
                 jpeg.decode::<3>(&Region::whole(height, width), eighths, &mut pixels)?;
                 assert!(pixels == expected.data(), "{name} at {eighths}");
-                // A part of it is decoded alike.
+                // A part of the image decodes to the same pixels.
                 let part = Region { top: height / 3, left: width / 3, height: height / 2, width: width / 2 };
                 let mut pixels = vec![0; 3 * part.height * part.width];
                 jpeg.decode::<3>(&part, eighths, &mut pixels)?;

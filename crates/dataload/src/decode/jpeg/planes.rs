@@ -1,4 +1,4 @@
-//! The samples of the components, before they are put together to pixels.
+//! The samples of the components, before they are combined into pixels.
 
 use std::ops::Range;
 
@@ -10,11 +10,11 @@ use crate::Region;
 #[derive(Default)]
 pub(crate) struct Plane {
     samples: Vec<u8>,
-    /// Samples a row of the plane.
+    /// Samples per row of the plane.
     pub(crate) stride: usize,
     /// Samples across and down in each block: 8, fewer where the image is scaled.
     pub(crate) size: usize,
-    /// The component's sample that the plane begins with.
+    /// The plane's first column and row, in the component's coordinates.
     pub(crate) left: usize,
     pub(crate) top: usize,
     /// The component's own size, without the padding to whole blocks.
@@ -23,14 +23,14 @@ pub(crate) struct Plane {
 }
 
 impl Plane {
-    /// The samples of a row of the component, a row outside being the nearest one inside.
+    /// The samples of a row of the component; a row outside it is clamped to the nearest one.
     pub(crate) fn row(&self, y: isize) -> &[u8] {
         let y = y.clamp(0, self.height as isize - 1) as usize - self.top;
         &self.samples[y * self.stride..][..self.stride]
     }
 
-    /// Transforms a block to its place: column and row are the component's own. `last` is 0 for a block with no
-    /// coefficient but the first.
+    /// Runs the inverse DCT of a block, whose row and column count the component's blocks, into its place. `last` is 0
+    /// for a block with no coefficient but the first.
     #[inline(always)]
     pub(crate) fn put(&mut self, row: usize, column: usize, block: &[i16; 64], last: usize) {
         let at = (row * self.size - self.top) * self.stride + column * self.size - self.left;
@@ -58,14 +58,14 @@ impl Window {
     /// Prepares the planes for a region of the image at `eighths` of its size.
     pub(crate) fn new(frame: &Frame, region: &Region, eighths: usize, planes: &mut [Plane; 4]) -> Self {
         let mcus = frame.mcus();
-        // Smooth upsampling looks one chroma sample, two pixels, beyond the region.
+        // Smooth upsampling reads one chroma sample (two pixels) beyond the region.
         let near = |start: usize, length: usize, size: usize, most: usize| {
             (start.saturating_sub(2) / size)..((start + length + 2).div_ceil(size)).min(most)
         };
         let columns = near(region.left, region.width, eighths * frame.h_max, mcus[0]);
         let rows = near(region.top, region.height, eighths * frame.v_max, mcus[1]);
         for (plane, c) in planes.iter_mut().zip(&frame.components) {
-            // What is subsampled is scaled less, while that makes up for the subsampling in both directions.
+            // A subsampled component is scaled down less, as long as that undoes its subsampling in both directions.
             plane.size = eighths;
             while plane.size < 8
                 && (frame.h_max * eighths).is_multiple_of(2 * plane.size * c.h)

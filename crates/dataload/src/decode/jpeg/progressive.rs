@@ -1,4 +1,4 @@
-//! Images of several scans: their coefficients are gathered first, and transformed where a crop needs them.
+//! Images of several scans: all coefficients are gathered first, then transformed where a crop needs them.
 
 use super::Fault;
 use super::bits::Bits;
@@ -8,16 +8,18 @@ use super::planes::{Plane, Window};
 use super::scan::{TOO_MANY, read_dc, table, zigzag};
 use super::segments::Segments;
 
-/// More scans than any encoder writes: each passes over the whole image, so a small file could keep us busy for hours.
+/// More scans than any encoder writes. Each goes through the whole image, so without a limit a small file could take
+/// hours.
 const MOST_SCANS: usize = 256;
-/// The bits of a coefficient, each of which one scan gives. More can only repeat what is known, and takes time as well.
+/// The bits of a coefficient; a scan gives each coefficient at least one. More scans could only repeat bits and waste
+/// time.
 const COEFFICIENT_BITS: u64 = 14;
 
-/// A component's coefficients, block by block, in the order of the block.
+/// A component's coefficients, block by block, each in row-major order.
 #[derive(Default)]
 pub(crate) struct Coefficients {
     values: Vec<[i16; 64]>,
-    /// Blocks a row, those that fill up the last unit included.
+    /// Blocks per row, including those that pad the last MCU.
     stride: usize,
 }
 
@@ -81,7 +83,7 @@ pub(crate) fn decode(
     Ok(())
 }
 
-/// Units across and down: a scan of one component goes through its own blocks, another one through whole units.
+/// Units across and down: blocks in a scan of one component, MCUs in other scans.
 fn units(frame: &Frame, scan: &Scan) -> [usize; 2] {
     match scan.members[..] {
         [only] => frame.samples(&frame.components[only.index], 8).map(|samples| samples.div_ceil(8)),
@@ -89,7 +91,7 @@ fn units(frame: &Frame, scan: &Scan) -> [usize; 2] {
     }
 }
 
-/// How many coefficients a scan may look at.
+/// How many coefficients a scan may visit.
 fn visits(frame: &Frame, scan: &Scan) -> u64 {
     let blocks = match scan.members[..] {
         [_] => 1,
@@ -149,12 +151,12 @@ fn read_scan(
     segments.check_end(segment, &bits)
 }
 
-/// What goes on from block to block of a scan.
+/// The state that is carried from block to block of a scan.
 struct Reader<'a> {
     scan: &'a Scan,
     progressive: bool,
     dc: [i32; 4],
-    /// Blocks that have nothing more in this band.
+    /// How many of the next blocks have no further coefficients in this band (the end-of-band run).
     end_of_band: u32,
 }
 
@@ -217,7 +219,7 @@ impl Reader<'_> {
         if k > to + 1 { Err(TOO_MANY) } else { Ok(()) }
     }
 
-    /// Reads for how many blocks, this one included, the band has ended; a sequential image knows no such runs.
+    /// Reads the length of an end-of-band run, this block included; a sequential image has no such runs.
     #[inline(always)]
     fn blocks_ended(&self, bits: &mut Bits<'_>, run: usize) -> u32 {
         if self.progressive { (1 << run) + bits.take(run as u32) } else { 1 }
@@ -264,8 +266,8 @@ impl Reader<'_> {
     }
 }
 
-/// Adds a bit to each coefficient other than 0, from `k` on past `zeros` coefficients that are 0 and up to the next one
-/// of these, and tells where that is.
+/// Adds a bit to each nonzero coefficient from `k` on, skipping `zeros` coefficients that are 0; stops at the next 0
+/// after those, or past `to`, and returns that position.
 fn refine_up_to(
     bits: &mut Bits<'_>,
     block: &mut [i16; 64],

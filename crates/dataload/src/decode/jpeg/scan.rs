@@ -7,7 +7,7 @@ use super::huffman::Table;
 use super::planes::{Plane, Window};
 use super::segments::Segments;
 
-/// Decodes the blocks of `window`; the blocks before are passed over, those after not looked at.
+/// Decodes the blocks of `window`. The blocks before it are skipped over, those after it not read.
 pub(crate) fn decode(
     markers: &Markers<'_>,
     scan: &Scan,
@@ -25,7 +25,7 @@ pub(crate) fn decode(
 
     let mut dc = [0i32; 4];
     let mut block = [0i16; 64];
-    // Segments before the first row needed can be passed over.
+    // Segments before the first row that is needed are skipped.
     let mut segment = (window.rows.start * mcus_x).checked_div(interval).unwrap_or(0);
     let mut bits = segments.bits(segment);
     for mcu in segment * interval..window.rows.end * mcus_x {
@@ -53,7 +53,7 @@ pub(crate) fn decode(
                 }
             }
         }
-        // What lies beyond the end reads as zeros: a row of them, and no more.
+        // Data past the end reads as zeros; checking here limits that to one row.
         if mx + 1 == mcus_x && bits.overrun() {
             return Err(fault("the end of its data"));
         }
@@ -61,7 +61,7 @@ pub(crate) fn decode(
     Ok(())
 }
 
-/// What the blocks of a component are read with.
+/// The tables that a component's blocks are read with.
 pub(crate) struct Tables<'a> {
     index: usize,
     component: &'a Component,
@@ -77,12 +77,12 @@ pub(crate) fn tables<'a>(markers: &'a Markers<'_>, member: &Member) -> Result<Ta
     Ok(Tables { index: member.index, component, dc: dc?, ac: ac?, quant })
 }
 
-/// The Huffman table that a scan has chosen.
+/// The Huffman table in the slot that a scan names.
 pub(crate) fn table(tables: &[Option<Table>; 4], slot: usize) -> Result<&Table, &'static str> {
     tables.get(slot).and_then(Option::as_ref).ok_or("a missing Huffman table")
 }
 
-/// Reads the difference of a first coefficient to the one before.
+/// Reads a DC coefficient, which is stored as the difference to the one before.
 #[inline(always)]
 pub(crate) fn read_dc(bits: &mut Bits<'_>, table: &Table, dc: &mut i32) -> Result<(), &'static str> {
     let size = table.symbol(bits)?;
@@ -95,7 +95,7 @@ pub(crate) fn read_dc(bits: &mut Bits<'_>, table: &Table, dc: &mut i32) -> Resul
 
 pub(crate) const TOO_MANY: &str = "a block of more than 64 coefficients";
 
-/// Reads a block into zeros, and tells which coefficient other than 0 is the last.
+/// Reads a block into zeros, and returns the position of the last nonzero coefficient.
 #[inline(always)]
 fn read_block(
     bits: &mut Bits<'_>,
@@ -173,7 +173,7 @@ fn skip_block(bits: &mut Bits<'_>, tables: &Tables<'_>, dc: &mut i32) -> Result<
     Ok(())
 }
 
-/// Where the coefficients of a block go, in the file's order; what runs out of the block goes to its last place.
+/// The position in the block of each coefficient in the file's order; positions past the block map to its last one.
 const ZIGZAG: [u8; 128] = {
     let order = [
         0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14,

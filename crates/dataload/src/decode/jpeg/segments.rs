@@ -1,4 +1,4 @@
-//! The entropy-coded data of one scan: its bytes without the stuffing, in segments between restart markers.
+//! The entropy-coded data of one scan, without byte stuffing, split into segments at restart markers.
 
 use super::Fault;
 use super::bits::{Bits, PADDING};
@@ -14,7 +14,7 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
-    /// Reads the scan that begins at `offset`, and tells where the marker after it is.
+    /// Reads the scan that begins at `offset`, and returns the offset of the marker after it.
     pub(crate) fn read(&mut self, file: &[u8], offset: usize) -> Result<usize, Fault> {
         self.bytes.clear();
         self.ends.clear();
@@ -47,7 +47,7 @@ impl Segments {
         }
     }
 
-    /// Refuses a scan of too few or too many segments for its units.
+    /// Refuses a scan with too few or too many segments for its units.
     pub(crate) fn check_count(&self, units: usize, interval: usize) -> Result<(), Fault> {
         let expected = if interval == 0 { 1 } else { units.div_ceil(interval) };
         if self.ends.len() == expected {
@@ -62,20 +62,20 @@ impl Segments {
         Bits::new(&self.bytes[start..self.ends[segment]])
     }
 
-    /// Refuses what was read from a segment when it is not all of it: then some of it was misread.
+    /// Refuses a segment that was not read exactly to its end: then some of it was misread.
     ///
-    /// The last segment may have more, since cameras pad there.
+    /// The last segment may have unread bytes, since cameras pad there.
     pub(crate) fn check_end(&self, segment: usize, bits: &Bits<'_>) -> Result<(), Fault> {
         if bits.overrun() {
             return Err(self.fault("the end of its data"));
         }
         if bits.leaves_bytes() && segment + 1 < self.ends.len() {
-            return Err(self.fault("bytes without meaning before a restart marker"));
+            return Err(self.fault("surplus bytes before a restart marker"));
         }
         Ok(())
     }
 
-    /// Something wrong with this scan.
+    /// A fault of this scan, at its offset.
     pub(crate) fn fault(&self, found: &'static str) -> Fault {
         Fault { at: self.offset, found }
     }

@@ -1,9 +1,9 @@
-//! Subsampled components brought to the size of the image, equal to libjpeg's smooth upsampling to the last bit.
+//! Upsamples components to the size of the image, bit for bit as libjpeg's smooth upsampling.
 
 use super::planes::Plane;
 use crate::Region;
 
-/// A component's samples for a part of a row of the image.
+/// Produces a component's samples for a part of one row of the image.
 pub(crate) struct Upsampler {
     /// Pixels that share a sample, across and down.
     ratio: [usize; 2],
@@ -31,7 +31,8 @@ impl Upsampler {
         if across == 1 && !(self.smooth && down == 2) {
             return &nearest[region.left - plane.left..][..region.width];
         }
-        // The samples of the region's columns, and one pixel more where the first or last column is half of a pair.
+        // The samples of the region's columns, and one pixel more where the first or last column shares its sample with
+        // a pixel outside.
         let first = region.left / across;
         let count = (region.left + region.width - 1) / across + 1 - first;
         let samples = first - plane.left..first - plane.left + count;
@@ -57,7 +58,8 @@ impl Upsampler {
         &self.row[region.left - first * across..][..region.width]
     }
 
-    /// The samples from before `first` to after the last, each with its share of the row beyond where rows are doubled.
+    /// Fills `sums` with the samples from one before `first` to one after the last; where rows are doubled, each is
+    /// weighted 3:1 with its neighbour row.
     fn sum(&mut self, plane: &Plane, y: usize, first: usize, count: usize) {
         self.sums.resize(count + 2, 0);
         let before = first.saturating_sub(1);
@@ -80,7 +82,7 @@ impl Upsampler {
     }
 }
 
-/// The two rows that a pixel lies between, the nearer one first, and what their weighted sum is rounded with.
+/// The two rows that a pixel lies between, the nearer one first, and the rounding term of their weighted sum.
 fn neighbours(plane: &Plane, y: usize) -> (&[u8], &[u8], u16) {
     let near = (y / 2) as isize;
     let (far, rounding) = if y.is_multiple_of(2) { (near - 1, 1) } else { (near + 1, 2) };

@@ -1,11 +1,11 @@
-//! Draws by weight in constant time.
+//! Weighted draws in constant time.
 
 use crate::rng::below;
 
-/// One of as many equally likely columns as there are weights: it stands for itself and for one other index.
+/// One of the equally likely columns, one per weight: it gives its own index or one other.
 #[derive(Clone, Copy, Debug)]
 struct Column {
-    /// The share of itself, of 2^64.
+    /// The probability of its own index, in units of 2^-64.
     own: u64,
     other: usize,
 }
@@ -20,10 +20,10 @@ pub(super) struct AliasTable {
 }
 
 impl AliasTable {
-    /// A table of finite weights of at least 0, one of which is above it.
+    /// A table of finite weights of at least 0, at least one of them above 0.
     pub(super) fn new(weights: &[f64]) -> Self {
         let heaviest = (0..weights.len()).max_by(|&a, &b| weights[a].total_cmp(&weights[b])).unwrap_or(0);
-        // Scaled twice, since a sum of huge weights is not finite.
+        // Scaled by the heaviest first, since a sum of huge weights may overflow.
         let scaled = |index: usize| weights[index] / weights[heaviest];
         let mean = (0..weights.len()).map(scaled).sum::<f64>() / weights.len() as f64;
         let mut heights: Vec<f64> = (0..weights.len()).map(|index| scaled(index) / mean).collect();
@@ -37,7 +37,8 @@ impl AliasTable {
                 low.extend(high.pop());
             }
         }
-        // What is left is full but for rounding, and is drawn always; an index of weight 0 never.
+        // The remaining columns are full except for rounding: they always give their own index, but never one of weight
+        // 0.
         for index in low.into_iter().chain(high) {
             let own = if weights[index] > 0.0 { u64::MAX } else { 0 };
             columns[index] = Column { own, other: if weights[index] > 0.0 { index } else { heaviest } };
@@ -45,7 +46,7 @@ impl AliasTable {
         Self { columns }
     }
 
-    /// The index that 64 random bits stand for.
+    /// The index that 64 random bits select.
     pub(super) fn at(&self, bits: u64) -> usize {
         let (index, coin) = below(bits, self.columns.len());
         let Column { own, other } = self.columns[index];

@@ -1,4 +1,4 @@
-//! Random orders in which some samples come more often than others.
+//! Random orders with a probability for each sample.
 
 mod alias;
 
@@ -9,28 +9,27 @@ use crate::{DataError, Philox, Sampler};
 
 /// Random samples, each with a probability proportional to its weight.
 ///
-/// With replacement, the default, every draw takes the same time however many weights there are, by an alias table
-/// that is made once.
+/// With replacement, the default, every draw takes constant time, by an alias table that is made once.
 ///
-/// Without it, draws are successive: each takes one of the samples that are left, in proportion to their weights. That
-/// is the order in which exponential clocks ring whose rates are the weights: which clock rings first has just these
-/// probabilities, and since clocks have no memory, so has the next one among the rest. So every index gets a time
-/// `-ln(uniform) / weight`, and the smallest times are the sample, in their order.
+/// Without replacement, draws are successive: each takes one of the remaining samples, in proportion to their weights.
+/// This equals sorting exponentially distributed times whose rates are the weights: the smallest time falls on each
+/// sample with exactly these probabilities, and since the distribution is memoryless, so does the next one among the
+/// rest. So every index gets a time `-ln(uniform) / weight`, and the samples are taken in order of their times.
 ///
 /// # Source
-/// `torch.utils.data.WeightedRandomSampler`, and `torch.multinomial` in it, whose limit of 2^24 weights does not hold
-/// here; Efraimidis and Spirakis, "Weighted Random Sampling with a Reservoir" (2006).
+/// `torch.utils.data.WeightedRandomSampler`, without the limit of 2^24 weights that its `torch.multinomial` has;
+/// Efraimidis and Spirakis, "Weighted Random Sampling with a Reservoir" (2006).
 #[derive(Clone, Debug)]
 pub struct WeightedRandomSampler {
     weights: Vec<f64>,
     num_samples: usize,
     seed: u64,
-    /// With replacement only.
+    /// `Some` with replacement.
     table: Option<AliasTable>,
 }
 
 impl WeightedRandomSampler {
-    /// `num_samples` draws an epoch by `weights`, which need not add up to 1.
+    /// `num_samples` draws per epoch by `weights`, which need not add up to 1.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a weight that is negative or not finite, when none is above 0, and for 0 draws.
@@ -52,7 +51,8 @@ impl WeightedRandomSampler {
 
     /// Whether an index may be drawn more than once in an epoch; on unless set, as in PyTorch.
     ///
-    /// PyTorch's CPU version draws indices of weight 0 when, without replacement, the others are used up.
+    /// Without replacement, too few weights above 0 are an error here; PyTorch's CPU version then draws indices of
+    /// weight 0.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] when, without replacement, there are fewer weights above 0 than draws.
@@ -68,10 +68,11 @@ impl WeightedRandomSampler {
 
     fn successive(&self, philox: Philox) -> Vec<usize> {
         let mut bits = philox.bits();
-        // Every index draws, so that a weight that becomes 0 changes no other index's time.
+        // Every index draws a time, even at weight 0, so that setting one weight to 0 does not change the others'
+        // times.
         let clock = |(index, &weight): (usize, &f64)| ((-(1.0 - unit(bits.draw())).ln()) / weight, index);
         let mut clocks: Vec<(f64, usize)> = self.weights.iter().enumerate().map(clock).collect();
-        // A time may be 0 / 0.
+        // Removes weights of 0, whose time may be NaN (0 / 0).
         clocks.retain(|&(_, index)| self.weights[index] > 0.0);
         let earlier = |a: &(f64, usize), b: &(f64, usize)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
         if self.num_samples < clocks.len() {
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn without_replacement_all_that_can_come_do() -> Result<(), DataError> {
+    fn without_replacement_every_nonzero_weight_is_drawn() -> Result<(), DataError> {
         let weights = [f64::MIN_POSITIVE, 0.0, 1e300, 2.0, 0.0, 1.0];
         let mut order = WeightedRandomSampler::new(weights, 4, 0)?.replacement(false)?.order(3);
         order.sort_unstable();
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_that_cannot_be_drawn_by_are_refused() {
+    fn unusable_weights_are_refused() {
         let message =
             |weights: &[f64], samples| WeightedRandomSampler::new(weights, samples, 0).unwrap_err().to_string();
         assert_eq!(message(&[1.0, -0.5], 1), "weights: expected finite numbers of at least 0, found -0.5 at index 1");

@@ -1,2 +1,2 @@
-// Nothing of it is needed.
+// Empty: nothing of this header is needed.
 #pragma once

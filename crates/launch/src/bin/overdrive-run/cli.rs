@@ -1,4 +1,4 @@
-//! The command line: torchrun's names, in both spellings and shortened, and its variables.
+//! The command line: torchrun's option names, with dashes or underscores and abbreviated, and its `PET_` variables.
 
 use std::env;
 use std::ffi::OsString;
@@ -11,15 +11,16 @@ use crate::values;
 
 /// Starts the ranks of a distributed run, as torchrun does
 ///
-/// PROGRAM is what each rank runs, as it is, a .py file with Python; what follows it is its own. Each rank finds RANK,
-/// WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and torchrun's other variables in its environment.
+/// Each rank runs PROGRAM with the arguments that follow it, a .py file with Python. In its environment it finds RANK,
+/// WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and torchrun's other variables.
 ///
 ///   overdrive-run --nproc-per-node 4 ./train --epochs 3
 ///   overdrive-run --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500 --secret-file key --nproc-per-node 8 ./train
 ///
-/// When a rank fails, the others are ended, and it is reported with its rank, exit code or signal and the end of its
-/// output. The exit code is that rank's; 128 and the number of a signal. Nothing that ranks have started survives the
-/// launcher. Options may also be given as variables, PET_NPROC_PER_NODE=4, and shortened where that is clear, --nproc 4.
+/// When a rank fails, the others are ended. The failure is reported with its rank, exit code or signal, and the end of
+/// its output. The exit code is that rank's, or 128 plus its signal's number. No process that the ranks have started
+/// outlives the launcher. Options can also be set by environment variables (PET_NPROC_PER_NODE=4), and abbreviated
+/// while they are unambiguous (--nproc 4).
 #[derive(Debug, Parser)]
 #[command(
     name = "overdrive-run",
@@ -28,7 +29,7 @@ use crate::values;
     verbatim_doc_comment,
     args_override_self = true,
     infer_long_args = true,
-    // Its own would ask for arguments too.
+    // The usage that clap generates would require ARGS.
     override_usage = "overdrive-run [OPTIONS] <PROGRAM> [ARGS]..."
 )]
 pub struct Cli {
@@ -43,26 +44,26 @@ pub struct Cli {
     )]
     pub nproc_per_node: String,
 
-    /// Hosts, each of which runs this launcher
+    /// Number of hosts; start this launcher on each
     #[arg(long, value_name = "M", env = "PET_NNODES", default_value = "1", allow_negative_numbers = true)]
     pub nnodes: String,
 
-    /// This host's place among them [default: node 0 is the endpoint's host, the others as they come; SLURM_NODEID in
-    /// a step of as many nodes]
+    /// This host's rank among the hosts [default: SLURM_NODEID in a Slurm step of as many nodes; else 0 for the host
+    /// with the endpoint's address, and the others as they join]
     #[arg(long, value_name = "R", alias = "node_rank", env = "PET_NODE_RANK", allow_negative_numbers = true,
           value_parser = RangedI64ValueParser::<usize>::new().range(0..=65_535))]
     pub node_rank: Option<usize>,
 
-    /// Where the launchers meet: node 0's address as the others reach it, and a free port of it
+    /// Where the launchers meet: node 0's address as the other hosts reach it, and a free port on it
     #[arg(long, value_name = "HOST:PORT", alias = "rdzv_endpoint", env = "PET_RDZV_ENDPOINT")]
     pub rdzv_endpoint: Option<String>,
 
-    /// The file with the secret that launchers of several nodes know one another by, the same on all of them; nobody but
-    /// its owner may be able to read it [default: the secret is in OVERDRIVE_SECRET]
+    /// File with the secret by which the launchers of several hosts authenticate, the same on all of them; only its
+    /// owner may have access (chmod 600) [default: the secret in OVERDRIVE_SECRET]
     #[arg(long, value_name = "FILE", alias = "secret_file")]
     pub secret_file: Option<PathBuf>,
 
-    /// Several nodes without a secret: whoever reaches the endpoint can take part, and end the run
+    /// Run several hosts without a secret: anyone who can reach the endpoint can join the run, and end it
     #[arg(long, conflicts_with = "secret_file")]
     pub insecure: bool,
 
@@ -74,25 +75,26 @@ pub struct Cli {
     #[arg(long, value_name = "ID", alias = "rdzv_id", env = "PET_RDZV_ID", default_value = "none")]
     pub rdzv_id: String,
 
-    /// join_timeout or timeout in seconds, is_host, keep_alive_interval in seconds, keep_alive_max_attempt; what
-    /// torchrun's store takes besides is passed over
+    /// join_timeout or timeout in seconds, is_host, keep_alive_interval in seconds, keep_alive_max_attempt; torchrun's
+    /// other keys are ignored
     #[arg(long, value_name = "KEY=VALUE,..", alias = "rdzv_conf", env = "PET_RDZV_CONF", default_value = "")]
     pub rdzv_conf: String,
 
-    /// A single host; endpoint and port are chosen
+    /// Run on this host only; address and port are chosen
     #[arg(long, env = "PET_STANDALONE", value_parser = FalseyValueParser::new())]
     pub standalone: bool,
 
-    /// Where ranks meet, and launchers too where there is no --rdzv-endpoint [default: 127.0.0.1]
+    /// Address where ranks and launchers meet; ignored with --rdzv-endpoint [default: 127.0.0.1]
     #[arg(long, value_name = "HOST", alias = "master_addr", env = "PET_MASTER_ADDR", value_parser = values::host)]
     pub master_addr: Option<String>,
 
-    /// The ranks' port; the launchers' where there is no --rdzv-endpoint [default: a free one]
+    /// The ranks' port; with several hosts and no --rdzv-endpoint the launchers' [default: a free port; for launchers
+    /// 29500]
     #[arg(long, value_name = "PORT", alias = "master_port", env = "PET_MASTER_PORT", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
 
-    /// The address at which node 0 is reached by ranks, if it is not the endpoint's
+    /// Address at which the ranks reach node 0, if it is not the endpoint's
     #[arg(long, value_name = "HOST", alias = "local_addr", env = "PET_LOCAL_ADDR", value_parser = values::host)]
     pub local_addr: Option<String>,
 
@@ -107,7 +109,7 @@ pub struct Cli {
     )]
     pub max_restarts: u32,
 
-    /// How long ranks that were told to end may take before SIGKILL
+    /// How long ranks may take to end after they were told to, before they get SIGKILL
     #[arg(long, value_name = "SECONDS", alias = "grace_period", default_value = "30", allow_negative_numbers = true)]
     pub grace_period: f64,
 
@@ -122,11 +124,11 @@ pub struct Cli {
     )]
     pub redirects: String,
 
-    /// Outputs that go to files and to the console, chosen in the same way
+    /// Outputs that go to files and to the console, with the same values
     #[arg(short, long, value_name = "CHOICE", env = "PET_TEE", default_value = "0", allow_negative_numbers = true)]
     pub tee: String,
 
-    /// Where those files go: DIR/ID_UNIQUE/attempt_0/0/stdout.log [default: the folder for temporary files]
+    /// Where those files go: DIR/ID_UNIQUE/attempt_0/0/stdout.log [default: the system's temporary folder]
     #[arg(long, value_name = "DIR", alias = "log_dir", env = "PET_LOG_DIR")]
     pub log_dir: Option<PathBuf>,
 
@@ -140,11 +142,11 @@ pub struct Cli {
     )]
     pub local_ranks_filter: Option<String>,
 
-    /// What ranks find as ROLE_NAME
+    /// The ranks' ROLE_NAME
     #[arg(long, value_name = "NAME", env = "PET_ROLE", default_value = "default")]
     pub role: String,
 
-    /// Signals that are passed on to the ranks [default: SIGINT,SIGTERM,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2]
+    /// Signals that are forwarded to the ranks [default: SIGINT,SIGTERM,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2]
     #[arg(long, value_name = "NAMES", alias = "signals_to_handle", env = "PET_SIGNALS_TO_HANDLE")]
     pub signals_to_handle: Option<String>,
 
@@ -152,19 +154,19 @@ pub struct Cli {
     #[arg(short, long, env = "PET_MODULE", value_parser = FalseyValueParser::new())]
     pub module: bool,
 
-    /// Start PROGRAM as it is, a .py file too
+    /// Start PROGRAM directly, even if it is a .py file
     #[arg(long, alias = "no_python", env = "PET_NO_PYTHON", value_parser = FalseyValueParser::new())]
     pub no_python: bool,
 
-    /// Start PROGRAM with Python, whatever its name is
+    /// Start PROGRAM with Python, even if it is not a .py file
     #[arg(long, alias = "run_path", env = "PET_RUN_PATH", value_parser = FalseyValueParser::new())]
     pub run_path: bool,
 
-    /// Not needed: the launcher is told when a rank ends
+    /// Accepted and ignored: the launcher does not poll
     #[arg(long, value_name = "SECONDS", alias = "monitor_interval", env = "PET_MONITOR_INTERVAL", hide = true)]
     pub monitor_interval: Option<f64>,
 
-    /// Not needed: ranks are always programs
+    /// Accepted and ignored: ranks are always separate programs
     #[arg(long, value_name = "HOW", alias = "start_method", env = "PET_START_METHOD", hide = true)]
     pub start_method: Option<String>,
 
@@ -193,13 +195,13 @@ pub struct Cli {
     #[arg(long, alias = "duplicate_stderr_filters", env = "PET_DUPLICATE_STDERR_FILTERS", hide = true)]
     pub duplicate_stderr_filters: Option<String>,
 
-    /// The program, and what is its own
+    /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, num_args = 1.., trailing_var_arg = true, hide = true)]
     pub command: Vec<OsString>,
 }
 
 impl Cli {
-    /// The options of this process, or its end where they make no sense.
+    /// Parses this process's command line; prints the error and exits if it is invalid.
     pub fn read() -> Self {
         let mut command = Self::command().mut_args(without_empty_variable);
         let read = Self::from_arg_matches(&command.get_matches_mut());
@@ -207,7 +209,7 @@ impl Cli {
     }
 }
 
-/// Whoever fills in a template and has nothing to say of an option may set its variable all the same, to nothing.
+/// An empty variable counts as unset: job templates often set variables for which they have no value.
 fn without_empty_variable(option: Arg) -> Arg {
     let is_empty = option.get_env().and_then(env::var_os).is_some_and(|value| value.is_empty());
     if is_empty { option.env(Resettable::Reset) } else { option }

@@ -1,4 +1,4 @@
-//! Starts the ranks of a distributed run; `overdrive-run --help` says how.
+//! Starts the ranks of a distributed run; see `overdrive-run --help`.
 #![forbid(unsafe_code)]
 
 mod cli;

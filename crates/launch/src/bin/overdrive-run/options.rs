@@ -1,4 +1,4 @@
-//! From the command line to a launch.
+//! Turns the command line into a launch.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -9,7 +9,7 @@ use overdrive_launch::{Launch, LaunchError, StreamsByRank, signal_by_name};
 use crate::cli::Cli;
 use crate::values::{self, Rendezvous};
 
-/// What a launch of several nodes uses where only an address is given; torchrun's.
+/// The endpoint's port if only an address is given; torchrun's default.
 const DEFAULT_PORT: u16 = 29500;
 
 pub fn refuse<T>(why: impl Into<String>) -> Result<T, LaunchError> {
@@ -49,14 +49,12 @@ pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
     place(launch, cli, &rendezvous)
 }
 
-/// What torchrun has and this launcher has not: said, rather than passed over.
+/// Refuses torchrun's options that this launcher does not support, instead of ignoring them.
 fn refuse_unsupported(cli: &Cli) -> Result<(), LaunchError> {
     match cli.rdzv_backend.as_str() {
         "static" | "c10d" => {}
         other => {
-            return refuse(format!(
-                "--rdzv-backend {other}: there are static and c10d; both need no server of their own"
-            ));
+            return refuse(format!("--rdzv-backend {other}: give static or c10d; neither needs a separate server"));
         }
     }
     let is_null = |handler: &&String| handler.as_str() != "null";
@@ -69,15 +67,15 @@ fn refuse_unsupported(cli: &Cli) -> Result<(), LaunchError> {
         ("--duplicate-stderr-filters", cli.duplicate_stderr_filters.is_some()),
     ];
     match unsupported.iter().find(|option| option.1) {
-        Some((name, _)) => refuse(format!("{name} is torchrun's; overdrive-run does not have it")),
+        Some((name, _)) => refuse(format!("{name}: overdrive-run does not support this option; leave it out")),
         None => Ok(()),
     }
 }
 
-/// The program itself, or Python with it.
+/// What to execute: the program itself, or Python with the program as its argument.
 fn command_line(cli: &Cli) -> Result<(OsString, Vec<OsString>), LaunchError> {
     if cli.module && cli.no_python && !cli.run_path {
-        return refuse("--module and --no-python contradict one another: a module is Python's");
+        return refuse("--module and --no-python contradict each other: only Python runs modules");
     }
     let Some((program, arguments)) = cli.command.split_first() else { return refuse("give a program to run") };
     let is_python_file = Path::new(program).extension() == Some(OsStr::new("py"));
@@ -106,7 +104,7 @@ fn signals(names: &str) -> Result<Vec<i32>, LaunchError> {
     names.split(',').filter(|name| !name.trim().is_empty()).map(number).collect()
 }
 
-/// Which hosts, and where they meet.
+/// Sets the hosts, and where they meet.
 fn place(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launch, LaunchError> {
     let nnodes = if cli.standalone { 1 } else { values::nnodes(&cli.nnodes)? };
     let mut launch =
@@ -115,12 +113,12 @@ fn place(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launch, L
         launch = launch.join_timeout(timeout);
     }
     if nnodes == 1 {
-        // An endpoint of a single host means nothing: nobody else comes.
-        let given = cli.rdzv_endpoint.is_none() && !cli.standalone;
-        if let Some(address) = cli.master_addr.as_ref().filter(|_| given) {
+        // A single host needs no endpoint, because no other launcher joins.
+        let uses_master = cli.rdzv_endpoint.is_none() && !cli.standalone;
+        if let Some(address) = cli.master_addr.as_ref().filter(|_| uses_master) {
             launch = launch.master_addr(address);
         }
-        if let Some(port) = cli.master_port.filter(|_| given) {
+        if let Some(port) = cli.master_port.filter(|_| uses_master) {
             launch = launch.master_port(port);
         }
         return Ok(match cli.node_rank {
@@ -147,17 +145,17 @@ fn place(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launch, L
             Ok(launch.rdzv_endpoint(host, port))
         }
         (_, Some(address)) => Ok(launch.rdzv_endpoint(address, cli.master_port.unwrap_or(DEFAULT_PORT))),
-        _ => Ok(launch), // The launch says what is missing.
+        _ => Ok(launch), // `Launch::run` reports that the endpoint is missing.
     }
 }
 
-/// Whom they let in.
+/// Sets the secret, or that there is none.
 fn trust(launch: Launch, cli: &Cli) -> Result<Launch, LaunchError> {
-    let told = env::var_os("OVERDRIVE_SECRET").filter(|it| !it.is_empty());
-    match (&cli.secret_file, told) {
+    let variable = env::var_os("OVERDRIVE_SECRET").filter(|it| !it.is_empty());
+    match (&cli.secret_file, variable) {
         _ if cli.insecure => Ok(launch.insecure()),
         (Some(file), _) => launch.secret_file(file),
         (None, Some(secret)) => launch.secret(secret.as_encoded_bytes()),
-        (None, None) => Ok(launch), // The launch says what is missing.
+        (None, None) => Ok(launch), // `Launch::run` reports that the secret is missing.
     }
 }

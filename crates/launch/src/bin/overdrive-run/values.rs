@@ -1,4 +1,4 @@
-//! Options whose values have a form of their own.
+//! Parses the options' values.
 
 use std::env;
 use std::fs;
@@ -28,7 +28,7 @@ pub fn nproc(text: &str) -> Result<usize, LaunchError> {
     }
 }
 
-/// Those that CUDA would show: the ones listed in `CUDA_VISIBLE_DEVICES`, else those with a device file.
+/// The number of GPUs that CUDA would see: those listed in `CUDA_VISIBLE_DEVICES`, else those with a device file.
 fn gpus() -> usize {
     let files = fs::read_dir("/dev").into_iter().flatten().flatten();
     let present = files.filter(|file| file.file_name().to_str().is_some_and(is_gpu)).count();
@@ -43,26 +43,26 @@ fn is_gpu(name: &str) -> bool {
     name.strip_prefix("nvidia").is_some_and(|number| !number.is_empty() && number.bytes().all(|it| it.is_ascii_digit()))
 }
 
-/// As CUDA reads the list: up to the first entry that is none.
+/// Counts entries as CUDA does: up to the first that is empty or negative.
 fn visible(list: &str) -> usize {
     list.split(',').take_while(|entry| !entry.trim().is_empty() && !entry.trim().starts_with('-')).count()
 }
 
-/// A fixed number of hosts; `2:2` too.
+/// A fixed number of hosts; `2:2` is accepted.
 pub fn nnodes(text: &str) -> Result<usize, LaunchError> {
     let number = |text: &str| text.trim().parse::<usize>().ok();
     let (least, most) = text.split_once(':').unwrap_or((text, text));
     match (number(least), number(most)) {
         (Some(least), Some(most)) if least == most => Ok(least),
         (Some(_), Some(_)) => refuse(format!(
-            "--nnodes {text}: the number of nodes is fixed here; give one number. A node that fails may come back with \
-             --max-restarts, but the run waits for it"
+            "--nnodes {text}: the number of nodes is fixed here; give one number. With --max-restarts a lost node can \
+             rejoin, but the run waits for it"
         )),
         _ => refuse(format!("--nnodes {text}: give a number of hosts from 1 on")),
     }
 }
 
-/// A host as an option takes it; clap says which option it was.
+/// Checks a host; clap adds the option's name to the error.
 pub fn host(text: &str) -> Result<String, &'static str> {
     if is_host(text) { Ok(text.to_owned()) } else { Err("give a host's name or address, without a port, like node0") }
 }
@@ -71,12 +71,12 @@ pub fn host(text: &str) -> Result<String, &'static str> {
 pub fn endpoint(text: &str, default_port: u16) -> Result<(String, u16), LaunchError> {
     let wrong = || refuse(format!("--rdzv-endpoint {text}: give a host and a port, like node0:29500 or [::1]:29500"));
     let (host, port) = match text.rsplit_once(':') {
-        // The colons of an address in brackets are its own.
+        // An address in brackets without a port: the colons belong to the address.
         _ if text.ends_with(']') => (text, Some(default_port)),
         Some((host, port)) => (host, port.parse().ok().filter(|port| *port != 0)),
         None => (text, Some(default_port)),
     };
-    // Without brackets, nobody knows which colon is the port's.
+    // Without brackets, an IPv6 address and a port cannot be told apart.
     let is_clear = is_host(host) && (host.starts_with('[') || !host.contains(':'));
     match port {
         Some(port) if is_clear => Ok((host.to_owned(), port)),
@@ -90,12 +90,12 @@ pub fn local_ranks(text: &str) -> Result<Vec<usize>, LaunchError> {
     ranks.or_else(|_| refuse(format!("--local-ranks-filter {text}: give local ranks, like 0,1")))
 }
 
-/// None for what is no time.
+/// None if the value is negative, not a number, or too large.
 pub fn seconds(value: f64) -> Option<Duration> {
     Duration::try_from_secs_f64(value).ok().filter(|it| *it < Duration::from_secs(u32::MAX.into()))
 }
 
-/// What `--rdzv-conf` says.
+/// The options in `--rdzv-conf`.
 #[derive(Debug, PartialEq)]
 pub struct Rendezvous {
     pub join_timeout: Option<Duration>,
@@ -116,8 +116,8 @@ impl Default for Rendezvous {
 }
 
 pub fn rendezvous(text: &str) -> Result<Rendezvous, LaunchError> {
-    // Options of torchrun's store and of its elastic rounds: there is neither here.
-    const PASSED_OVER: [&str; 8] = [
+    // Options of torchrun's store and of its elastic rounds, which this launcher does not have.
+    const IGNORED: [&str; 8] = [
         "read_timeout",
         "last_call_timeout",
         "close_timeout",
@@ -142,10 +142,10 @@ pub fn rendezvous(text: &str) -> Result<Rendezvous, LaunchError> {
                 "0" | "false" | "f" | "no" | "n" => conf.is_host = Some(false),
                 _ => return refuse(format!("--rdzv-conf {pair}: give true or false")),
             },
-            _ if PASSED_OVER.contains(&key) => {}
+            _ if IGNORED.contains(&key) => {}
             _ => {
                 return refuse(format!(
-                    "--rdzv-conf {pair}: there are join_timeout, timeout, is_host, keep_alive_interval and \
+                    "--rdzv-conf {pair}: unknown key; give join_timeout, timeout, is_host, keep_alive_interval or \
                      keep_alive_max_attempt"
                 ));
             }
@@ -161,7 +161,7 @@ fn time(pair: &str, value: &str) -> Result<Duration, LaunchError> {
     }
 }
 
-/// This host's place in a Slurm step that has a task on each of that many nodes.
+/// This host's rank in a Slurm step (else job) of `nnodes` nodes; None elsewhere.
 pub fn slurm_node(nnodes: usize) -> Option<usize> {
     let number = |name| env::var(name).ok()?.parse::<usize>().ok();
     number("SLURM_STEP_NUM_NODES").or_else(|| number("SLURM_NNODES")).filter(|nodes| *nodes == nnodes)?;

@@ -1,4 +1,4 @@
-//! The program that is recorded: it gets the signals that were meant for it.
+//! Runs the program to record, and forwards signals to it.
 
 use std::io;
 use std::process::{Child, Command, ExitStatus};
@@ -16,7 +16,7 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 
 const FORWARDED: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 
-/// Runs it to its end, and passes signals on.
+/// Runs the program to its end, and forwards signals.
 ///
 /// # Errors
 /// When it cannot be started.
@@ -29,13 +29,13 @@ pub fn run(command: &mut Command) -> io::Result<ExitStatus> {
     let status = thread::scope(|scope| {
         scope.spawn(|| {
             for signal in signals.forever() {
-                // What a terminal sends, it sends to the program as well: a second Ctrl-C would be one too many.
+                // A terminal sends its signals to the program as well; forwarding them would double a Ctrl-C.
                 let is_from_terminal = signal.process.is_none();
                 let living = living.lock().unwrap_or_else(PoisonError::into_inner);
                 if let (Some(pid), Some(signal), false) =
                     (*living, Signal::from_named_raw(signal.signal), is_from_terminal)
                 {
-                    // It may have ended just now.
+                    // Ignored: the program may have just ended.
                     let _ = kill_process(pid, signal);
                 }
             }
@@ -51,7 +51,7 @@ pub fn run(command: &mut Command) -> io::Result<ExitStatus> {
     status
 }
 
-/// Forgets the number before it can be that of another process.
+/// Waits for the child. Clears `living` before the process ID can be reused.
 fn wait(child: &mut Child, living: &Mutex<Option<Pid>>) -> io::Result<ExitStatus> {
     let pid = WaitId::Pid(Pid::from_child(child));
     while let Err(Errno::INTR) = waitid(pid.clone(), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {}
@@ -59,8 +59,7 @@ fn wait(child: &mut Child, living: &Mutex<Option<Pid>>) -> io::Result<ExitStatus
     child.wait()
 }
 
-/// Without those that this program was told to ignore when it was started, as `nohup` does with SIGHUP: the child
-/// inherits that.
+/// Drops the signals that this program inherited as ignored, such as SIGHUP under `nohup`; the child inherits that too.
 fn not_ignored() -> Vec<i32> {
     let ignored = Process::myself().and_then(|it| it.status()).map_or(0, |status| status.sigign);
     FORWARDED.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0).collect()

@@ -8,7 +8,7 @@ use overdrive_profile::Comparison;
 use crate::cli::DiffOptions;
 use crate::records;
 
-/// Prints what got faster and what slower.
+/// Prints the comparison of two records.
 pub fn diff(options: &DiffOptions) -> Result<ExitCode> {
     let [before, after] = [records::read(&options.before)?, records::read(&options.after)?];
     let comparison = Comparison::of(&before, &after);

@@ -1,5 +1,5 @@
-//! The folder that a run is recorded into: nobody else's files are touched, and an earlier record goes when the new one is
-//! complete.
+//! The folder that a run is recorded into: other files are not touched, and an earlier record is replaced only by a
+//! complete one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,21 +14,21 @@ const PAGE: &str = "profile.html";
 
 pub struct Folder {
     path: PathBuf,
-    /// Where the program records, until all is complete.
+    /// Where the program records until the record is complete.
     recording: TempDir,
     was_there: bool,
 }
 
 impl Folder {
-    /// Makes the folder, unless it is there.
+    /// Creates the folder if it is missing.
     ///
     /// # Errors
-    /// When files of others have the names that will be needed, or nothing can be written.
+    /// When foreign files have the names of a record's files, or the folder cannot be written.
     pub fn prepare(path: &Path) -> Result<Self> {
         let was_there = path.exists();
-        fs::create_dir_all(path).with_context(|| format!("cannot make the folder {}", path.display()))?;
-        refuse_strangers(path)?;
-        // Ranks may go into other folders before they record.
+        fs::create_dir_all(path).with_context(|| format!("cannot create the folder {}", path.display()))?;
+        refuse_foreign_files(path)?;
+        // Absolute, because ranks may change their working directory.
         let path = path.canonicalize().with_context(|| format!("cannot find {}", path.display()))?;
         let recording = tempfile::Builder::new()
             .prefix(".recording-")
@@ -42,7 +42,7 @@ impl Folder {
         self.recording.path()
     }
 
-    /// Completes the record, and puts it in the place of an earlier one. The files' paths, the page first.
+    /// Completes the record, and replaces an earlier one. Returns the files' paths, the page first.
     pub fn complete(self, records: &Records, diagnosis: &Diagnosis) -> Result<Vec<PathBuf>> {
         records.tidy(self.recording())?;
         records.run.write_html(diagnosis, self.recording().join(PAGE))?;
@@ -51,7 +51,7 @@ impl Folder {
         for name in &new {
             let path = self.path.join(name);
             fs::rename(self.recording().join(name), &path)
-                .with_context(|| format!("cannot put {} in its place", path.display()))?;
+                .with_context(|| format!("cannot move the new file to {}", path.display()))?;
         }
         for old in names(&self.path, is_ours)?.iter().filter(|name| !new.contains(name)) {
             let old = self.path.join(old);
@@ -60,11 +60,11 @@ impl Folder {
         Ok(new.iter().map(|name| self.path.join(name)).collect())
     }
 
-    /// Leaves the folder as it was: not at all, if it was made for this.
+    /// Leaves the folder as it was; removes it if it was created for this run.
     pub fn discard(self) {
         drop(self.recording);
         if !self.was_there {
-            // Fails where something else is in it, as it should.
+            // Fails if something else is in it, as it should.
             let _ = fs::remove_dir(&self.path);
         }
     }
@@ -74,28 +74,29 @@ fn is_ours(name: &str) -> bool {
     name == PAGE || is_record(name) || is_trace(name)
 }
 
-/// A folder with our names in it has to hold a record.
-fn refuse_strangers(path: &Path) -> Result<()> {
+/// Refuses a folder with files that have our names but are not an earlier run's.
+fn refuse_foreign_files(path: &Path) -> Result<()> {
     let found = names(path, is_ours)?;
     let records: Vec<&String> = found.iter().filter(|name| is_record(name)).collect();
-    // A record of another version is one, too.
-    let is_strange = |name: &&&String| match RunProfile::read_json(path.join(name)) {
+    // Records of other versions are accepted.
+    let is_foreign = |name: &&&String| match RunProfile::read_json(path.join(name)) {
         Ok(_) => false,
-        Err(ProfileError::Setting { .. }) => !names_a_schema(&path.join(name)),
+        Err(ProfileError::Setting { .. }) => !has_schema(&path.join(name)),
         Err(_) => true,
     };
-    let strange = match records.iter().find(is_strange) {
+    let foreign = match records.iter().find(is_foreign) {
         Some(name) => Some(*name),
         None if records.is_empty() => found.first(),
         None => None,
     };
-    match strange {
-        Some(name) => bail!("{} is not of an earlier run: name another folder by --out", path.join(name).display()),
+    match foreign {
+        Some(name) => bail!("{} is not of an earlier run: give another folder by --out", path.join(name).display()),
         None => Ok(()),
     }
 }
 
-fn names_a_schema(path: &Path) -> bool {
+/// Whether a file that cannot be read as a record looks like one of another version.
+fn has_schema(path: &Path) -> bool {
     let value = fs::read(path).ok().and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok());
     value.is_some_and(|value| value["schema"].is_u64() && value["command"].is_array() && value["machine"].is_object())
 }

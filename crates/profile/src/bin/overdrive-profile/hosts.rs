@@ -1,4 +1,4 @@
-//! A run on several hosts: each has left a folder with the records of its ranks.
+//! Reads a run on several hosts, each with a folder of its ranks' records.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use overdrive_profile::RunProfile;
 
 use crate::records::{self, MERGED, Record, is_record};
 
-/// The record of all ranks in these folders and files. A single one is read as it is.
+/// The record of all ranks in these folders and files. A single path is read as it is.
 ///
 /// # Errors
-/// When one holds no record, a rank is there twice, or they are not of one run.
+/// When one has no record, a rank appears twice, or they are not of one run.
 pub fn read(paths: &[PathBuf]) -> Result<RunProfile> {
     if let [path] = paths {
         return records::read(path);
@@ -19,8 +19,8 @@ pub fn read(paths: &[PathBuf]) -> Result<RunProfile> {
     let mut ranks: Vec<Record> = Vec::new();
     let mut notes = Vec::new();
     for path in paths {
-        let (records, told) = if path.is_dir() { of_folder(path)? } else { (vec![of_file(path)?], Vec::new()) };
-        notes.extend(told.into_iter().map(|note| format!("{}: {note}", path.display())));
+        let (records, more) = if path.is_dir() { of_folder(path)? } else { (vec![of_file(path)?], Vec::new()) };
+        notes.extend(more.into_iter().map(|note| format!("{}: {note}", path.display())));
         for record in records {
             ranks.iter().try_for_each(|other| refuse(other, &record))?;
             ranks.push(record);
@@ -31,7 +31,7 @@ pub fn read(paths: &[PathBuf]) -> Result<RunProfile> {
     Ok(run)
 }
 
-/// The records of a host's ranks, and what its folder tells besides.
+/// The records of a host's ranks, and further notes about its run.
 fn of_folder(folder: &Path) -> Result<(Vec<Record>, Vec<String>)> {
     let merged = folder.join(MERGED);
     let Some((ranks, mut notes)) = records::of_one_run(folder, |name| is_record(name) && name != MERGED)? else {
@@ -40,7 +40,7 @@ fn of_folder(folder: &Path) -> Result<(Vec<Record>, Vec<String>)> {
         }
         bail!("{} holds no profile.rank*.json", folder.display());
     };
-    // What is known of the host's run as a whole, such as that it ended early, is in no rank's record.
+    // Notes about the host's run as a whole, such as that it ended early, are only in the merged record.
     if let Ok(merged) = RunProfile::read_json(merged) {
         let of_ranks = RunProfile::merge_ranks(ranks.iter().map(|record| record.run.clone()).collect())?.notes;
         let is_known = |note: &String| of_ranks.contains(note) || notes.contains(note);
@@ -56,8 +56,8 @@ fn of_file(path: &Path) -> Result<Record> {
     if !record.run.ranks.is_empty() {
         let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
         bail!(
-            "{} has the ranks of a host put together already: give the folder that holds its profile.rank*.json ({} does, \
-             unless they were left behind)",
+            "{} is a merged record, not that of a single rank: give the folder with its profile.rank*.json instead \
+             ({}, if they are still there)",
             path.display(),
             folder.display()
         );
@@ -65,7 +65,7 @@ fn of_file(path: &Path) -> Result<Record> {
     Ok(record)
 }
 
-/// Two records that cannot be of one run.
+/// Refuses two records that cannot be of one run.
 fn refuse(one: &Record, other: &Record) -> Result<()> {
     let both = format!("{} and {}", one.path.display(), other.path.display());
     let (a, b) = (&one.run, &other.run);
@@ -77,12 +77,12 @@ fn refuse(one: &Record, other: &Record) -> Result<()> {
         bail!("{both} are of different runs: {:?} and {:?}", commands[0], commands[1]);
     }
     if a.rank == b.rank {
-        bail!("rank {} is there twice, in {both}: give the folders that one run has left, each once", a.rank);
+        bail!("rank {} appears twice, in {both}: give the folders of a single run, each once", a.rank);
     }
     Ok(())
 }
 
-/// What was run, wherever a host has it.
+/// The program's file name and its arguments; its folder may differ between hosts.
 fn program(run: &RunProfile) -> (Option<&OsStr>, &[String]) {
     match run.command.split_first() {
         Some((program, args)) => (Path::new(program).file_name(), args),

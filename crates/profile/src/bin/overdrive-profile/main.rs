@@ -1,4 +1,4 @@
-//! Records training runs and says what they wait for; `overdrive-profile --help` says how.
+//! Records training runs and reports what they wait for; see `overdrive-profile --help`.
 #![forbid(unsafe_code)]
 
 mod child;
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes to standard output, unless nobody reads it any more.
+/// Writes to standard output; a closed pipe is not an error.
 fn say(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush()) {

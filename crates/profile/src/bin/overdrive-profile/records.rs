@@ -1,4 +1,4 @@
-//! What a recorded run has left in a folder.
+//! The records in a folder.
 
 use std::cmp::Ordering;
 use std::fs;
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use overdrive_profile::{ProfileError, RunProfile};
 
-/// The record of all ranks that a folder has.
+/// The merged record of all ranks.
 pub const MERGED: &str = "profile.json";
 
-/// `profile.json`, `profile.rank3.json`; before `overdrive-profile run` has chosen among several, `profile.rank3.1234-0.json`.
+/// `profile.json`, `profile.rank3.json`; while a run is recorded, also `profile.rank3.1234-0.json`.
 pub fn is_record(name: &str) -> bool {
     plain("profile", name, ".json").is_some()
 }
@@ -20,7 +20,7 @@ pub fn is_trace(name: &str) -> bool {
     plain("trace", name, ".json.gz").is_some()
 }
 
-/// The name without the numbers of the process and its timer. None for a name of something else.
+/// The name without the numbers of the process and its timer. None if it is not the name of such a file.
 fn plain(stem: &str, name: &str, ending: &str) -> Option<String> {
     let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     let is_rank = |part: &str| part.strip_prefix("rank").is_some_and(is_number);
@@ -36,7 +36,7 @@ fn plain(stem: &str, name: &str, ending: &str) -> Option<String> {
     }
 }
 
-/// The names in a folder that pass, in order.
+/// The names in a folder that pass, sorted.
 pub fn names(folder: &Path, passes: impl Fn(&str) -> bool) -> Result<Vec<String>> {
     let cannot = || format!("cannot read the folder {}", folder.display());
     let entries = fs::read_dir(folder).with_context(cannot)?.collect::<Result<Vec<_>, _>>().with_context(cannot)?;
@@ -46,7 +46,7 @@ pub fn names(folder: &Path, passes: impl Fn(&str) -> bool) -> Result<Vec<String>
     Ok(names)
 }
 
-/// A process's record, and its file.
+/// The record of a process, and its file.
 pub struct Record {
     pub path: PathBuf,
     pub run: RunProfile,
@@ -65,19 +65,19 @@ impl Record {
     }
 }
 
-/// What a run has left, put together.
+/// The merged records of a run.
 pub struct Records {
     pub run: RunProfile,
-    /// The names of the records in it.
+    /// The names of the merged records.
     names: Vec<String>,
 }
 
 impl Records {
-    /// The program's record, with all its ranks. Of several programs, restarts and timers, the one that was profiled and
-    /// timed the longest; a note tells of the others, and of each that cannot be read. None where there is none.
+    /// The program's record, with all its ranks. Of several programs, restarts and timers, the longest profiled and
+    /// timed one is taken; notes name the others, and those that cannot be read. None if there is no record.
     ///
     /// # Errors
-    /// When all of them are broken.
+    /// When none of them can be read.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
         let Some((kept, notes)) = of_one_run(folder, is_record)? else { return Ok(None) };
         let names = kept.iter().filter_map(Record::name).collect();
@@ -86,7 +86,7 @@ impl Records {
         Ok(Some(Self { run, names }))
     }
 
-    /// Gives their files the names that they keep, and removes those that were left out.
+    /// Gives the files their final names, and removes the files of records that were left out.
     pub fn tidy(&self, folder: &Path) -> Result<()> {
         let traces: Vec<String> = self.names.iter().filter_map(|name| trace_beside(name)).collect();
         let kept = |name: &str| self.names.iter().chain(&traces).any(|it| it == name);
@@ -103,10 +103,10 @@ impl Records {
     }
 }
 
-/// The records in a folder whose names pass, one of each rank, and notes about the others. None where there is none.
+/// The records in a folder whose names pass, one for each rank, and notes about the others. None if there is no record.
 ///
 /// # Errors
-/// When all of them are broken.
+/// When none of them can be read.
 pub fn of_one_run(folder: &Path, passes: impl Fn(&str) -> bool) -> Result<Option<(Vec<Record>, Vec<String>)>> {
     let mut records = Vec::new();
     let mut notes = Vec::new();
@@ -129,7 +129,7 @@ pub fn of_one_run(folder: &Path, passes: impl Fn(&str) -> bool) -> Result<Option
         } else {
             let steps = run.steps.as_ref().map_or(0, |steps| steps.steps_seen);
             let command = run.command.join(" ");
-            notes.push(format!("a shorter record is left out, of {steps} steps by rank {}: {command}", run.rank));
+            notes.push(format!("a shorter record is left out: {steps} steps of rank {}: {command}", run.rank));
         }
     }
     Ok(Some((kept, notes)))
@@ -140,12 +140,12 @@ fn trace_beside(record: &str) -> Option<String> {
     Some(format!("trace{}.json.gz", record.strip_prefix("profile")?.strip_suffix(".json")?))
 }
 
-/// A profile first, then the time of the steps.
+/// What makes a record longer: a profile, then the time of the steps.
 fn length(run: &RunProfile) -> (bool, f64) {
     (run.profiled.is_some(), run.steps.as_ref().map_or(0.0, |steps| steps.total_seconds))
 }
 
-/// The record in a folder, where that of all ranks comes first, or in a file.
+/// The record in a file, or in a folder: the merged one if there is one.
 pub fn read(path: &Path) -> Result<RunProfile> {
     if !path.is_dir() {
         return Ok(RunProfile::read_json(path)?);

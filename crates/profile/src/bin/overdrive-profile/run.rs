@@ -12,7 +12,7 @@ use crate::cli::RunOptions;
 use crate::folder::Folder;
 use crate::records::Records;
 
-/// Runs the program and tells what its record says. The exit code is the program's.
+/// Runs the program and prints the diagnosis of its record. The exit code is the program's.
 pub fn run(options: &RunOptions) -> Result<ExitCode> {
     let folder = Folder::prepare(&options.out)?;
     let (program, args) = options.command.split_first().context("give a program to run")?;
@@ -33,28 +33,28 @@ pub fn run(options: &RunOptions) -> Result<ExitCode> {
         }
     };
     let code = exit_code(status);
-    if let Err(error) = tell(folder, status) {
+    if let Err(error) = report(folder, status) {
         eprintln!("overdrive-profile: {error:#}");
         return Ok(ExitCode::from(code.max(1)));
     }
     Ok(ExitCode::from(code))
 }
 
-/// As shells have it.
+/// The exit code as in shells: 128 plus the signal's number after a signal.
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-/// From the program's record to the page and the diagnosis.
-fn tell(folder: Folder, status: ExitStatus) -> Result<()> {
+/// Writes the page and prints the diagnosis.
+fn report(folder: Folder, status: ExitStatus) -> Result<()> {
     let read = Records::read(folder.recording());
     let Ok(Some(mut records)) = read else {
         folder.discard();
         return Err(read.err().unwrap_or_else(|| anyhow::anyhow!(no_record(status))));
     };
     if !status.success() {
-        records.run.notes.push(format!("the program ended early, with {status}: the record is what there was by then"));
+        records.run.notes.push(format!("the program ended early, with {status}: the record may be incomplete"));
     }
     let diagnosis = Diagnosis::of(&records.run);
     let paths = folder.complete(&records, &diagnosis)?;
@@ -67,13 +67,14 @@ fn tell(folder: Folder, status: ExitStatus) -> Result<()> {
 
 /// Why there may be no record, and what to do.
 fn no_record(status: ExitStatus) -> String {
-    let end = if status.success() { "ended well".to_owned() } else { format!("ended with {status}") };
+    let end = if status.success() { "exited with 0".to_owned() } else { format!("ended with {status}") };
     format!(
         "the program {end}, but left no record. It leaves one if\n\
-         - it was built with the feature `record`: cargo build --features overdrive/record, or overdrive-profile/record;\n\
-         - its training loop has a StepTimer that is told of steps, timer.step(samples), or an optimizer of these crates that\n  \
-         steps (where the program names no item of overdrive-profile, `use overdrive_profile as _;` links it);\n\
-         - it came to its end: std::process::exit and signals prevent that, and what was recorded until\n  \
-         then is written only once the profiled steps are over (--before 0 has them come first)"
+         - it was built with the feature `record`: cargo build --features overdrive/record, or \
+         overdrive-profile/record;\n\
+         - its training loop calls timer.step(samples) of a StepTimer, or steps an optimizer of these crates (if\n  \
+         the program uses no item of overdrive-profile, `use overdrive_profile as _;` links it);\n\
+         - it returned from main: after std::process::exit or a signal, there is only a record if the profiled\n  \
+         steps were over by then (--before 0 profiles the first steps)"
     )
 }

@@ -8,7 +8,7 @@ use overdrive_profile::Diagnosis;
 use crate::cli::ShowOptions;
 use crate::hosts;
 
-/// Prints the diagnosis of a record, and writes the page and the record where that is asked for.
+/// Prints the diagnosis of a record, and writes the page and the record if asked to.
 pub fn show(options: &ShowOptions) -> Result<ExitCode> {
     let run = hosts::read(&options.records)?;
     let diagnosis = Diagnosis::of(&run);

@@ -4,11 +4,11 @@ use super::{Place, Sums, Window, calls_within, is_operator, span_of, step_at};
 use crate::run::HostGap;
 use crate::run::track::Span;
 
-/// Reading fewer numbers is no loop.
+/// Fewer numbers are not a loop.
 const LEAST_NUMBERS: i64 = 8;
-/// What the host does within a loop that reads so many belongs to the loop.
+/// With this many numbers, pauses of the host within the loop belong to the loop.
 const LONG_LOOP: i64 = 32;
-/// More calls than this between two numbers end the loop.
+/// More calls of operators than this between two numbers end the loop.
 const MOST_CALLS_BETWEEN: i64 = 24;
 
 /// A loop that reads numbers out of tensors.
@@ -20,18 +20,18 @@ pub(super) struct ReadBacks<'a> {
 }
 
 impl ReadBacks<'_> {
-    /// Whether what the host does meanwhile is the loop's own.
+    /// Whether a pause of the host belongs to the loop.
     pub(super) fn has(&self, pause: Span) -> bool {
         self.numbers >= LONG_LOOP && self.span.0 <= pause.0 && pause.1 <= self.span.1
     }
 }
 
 impl<'a> Window<'a> {
-    /// Runs of numbers that are read out of tensors one after the other, by a step, a phase and a scope.
+    /// Loops: numbers that are read out of tensors one after the other, within one step, phase and scope.
     pub(super) fn read_back_loops(&self, calls: &[i64]) -> Vec<ReadBacks<'a>> {
         let mut loops: Vec<ReadBacks<'_>> = Vec::new();
         for (place, event) in self.calls().filter(|(_, event)| &*event.name == "aten::_local_scalar_dense") {
-            // What operators read for themselves is theirs.
+            // Numbers that operators read internally do not count.
             let around = |place: usize| self.events[place].cpu_parent.filter(|&place| is_operator(&self.events[place]));
             let item = around(place);
             if item.is_some_and(|item| &*self.events[item].name != "aten::item" || around(item).is_some()) {
@@ -39,8 +39,8 @@ impl<'a> Window<'a> {
             }
             let place =
                 (step_at(&self.steps, event.start_ns), self.phase_at(event.start_ns), self.scope_at(event.start_ns));
-            let goes_on = |last: &Span| calls_within(calls, (last.1, event.start_ns)) <= MOST_CALLS_BETWEEN;
-            match loops.last_mut().filter(|last| last.place == place && goes_on(&last.span)) {
+            let continues = |last: &Span| calls_within(calls, (last.1, event.start_ns)) <= MOST_CALLS_BETWEEN;
+            match loops.last_mut().filter(|last| last.place == place && continues(&last.span)) {
                 Some(last) => (last.span.1, last.numbers) = (event.end_ns, last.numbers + 1),
                 None => loops.push(ReadBacks { place, span: span_of(event), numbers: 1 }),
             }
