@@ -96,15 +96,6 @@ impl Comparison {
     }
 }
 
-/// The techniques that pay: faster than plain tch in every pair, and none of them disturbed. `accumulate` saves memory, and
-/// is no part whatever it does.
-pub fn paying(measured: &[Measured]) -> Vec<Contender> {
-    let Some(tch) = measured.iter().find(|one| one.contender == Contender::Tch) else { return Vec::new() };
-    let techniques = measured.iter().filter(|one| one.contender.is_technique() && one.contender != Contender::Accumulate);
-    let pays = |one: &&Measured| Comparison::of_turns(one, tch).is_some_and(|it| it.ratio.low > 1.0);
-    techniques.filter(pays).map(|one| one.contender).collect()
-}
-
 /// What became of each goal. Whole trainings count where there are enough of them: they hold the first epoch's decoding.
 pub(crate) fn goals(all: &Measurements) -> Vec<GoalResult> {
     let Some(ours) = all.of(Contender::Combined) else { return Vec::new() };
@@ -185,7 +176,7 @@ fn of_workload(report: &WorkloadReport) -> Vec<String> {
         let rest = if left_out.is_empty() {
             String::new()
         } else {
-            format!("; left out, because not faster than plain tch in every round: {}", list(&left_out))
+            format!("; left out, because steps were no faster with it here: {}", list(&left_out))
         };
         lines.push(format!("{name}: combined here is {made}{rest}."));
     }

@@ -39,19 +39,6 @@ fn nothing_is_concluded_from_a_disturbed_time() {
 }
 
 #[test]
-fn what_pays_is_faster_in_every_round_and_accumulation_never_counts() {
-    let all = [
-        measured(Contender::Tch, &[10.0, 10.0]),
-        measured(Contender::Fused, &[11.0, 12.0]),
-        measured(Contender::Bf16, &[9.0, 30.0]),
-        measured(Contender::Accumulate, &[20.0, 20.0]),
-        measured(Contender::Pytorch, &[20.0, 20.0]),
-    ];
-    assert_eq!(paying(&all), [Contender::Fused]);
-    assert_eq!(paying(&all[1..]), []);
-}
-
-#[test]
 fn whole_trainings_decide_goals_where_there_are_enough_of_them() {
     let report = sample::report();
     let digits = &report.workloads[0];
@@ -59,7 +46,7 @@ fn whole_trainings_decide_goals_where_there_are_enough_of_them() {
     assert!((digits.goals[0].comparison.ratio.median - 79.0 / 23.9).abs() < 1e-9);
     let said = &report.conclusion;
     assert!(said[0].starts_with("Overdrive trains digits 3.40x, photos 3.40x and text 3.40x as fast as Python's PyTorch"), "{said:?}");
-    let parts = "digits: combined here is cache_prefetch and fused; left out, because not faster than plain tch in every round: bf16.";
+    let parts = "digits: combined here is cache_prefetch and fused; left out, because steps were no faster with it here: bf16.";
     assert!(said.iter().any(|line| line == parts), "{said:?}");
 }
 

@@ -66,13 +66,13 @@ def best(options, measure):
     return max(options, key=measure)
 
 
-def serve(build, choices, samples_of_an_input=1):
+def serve(build, choices, options=None, samples_of_an_input=1):
     """`build()` makes what trains: `loader`, `train(batches)` and, for whole trainings, `parts()` and `accuracy()`."""
     torch.manual_seed(JOB["seed"])
     trained = build()
     batches = Waiting(endless(trained.loader))
     trained.train(itertools.islice(batches, JOB["settle_steps"]))
-    say(Ready={"choices": choices})
+    say(Ready={"choices": choices, "options": options})
     for line in sys.stdin:
         ask = json.loads(line)
         if ask == "Turn":

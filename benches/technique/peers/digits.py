@@ -103,7 +103,10 @@ def steady(steps, **options):
 
 if __name__ == "__main__":
     workers, precision = 0, None
-    if TUNED and JOB["tries"]:
+    if JOB["options"]:
+        precision = torch.bfloat16 if JOB["options"]["bfloat16"] else None
+        CHOICES.append("as tuned")
+    elif TUNED and JOB["tries"]:
         data = InMemory()
         precision = best([None, torch.bfloat16], lambda it: steady(15, workers=0, precision=it, loader=data))
         CHOICES.append("bfloat16" if precision else "float32: bfloat16 is slower here")
@@ -111,4 +114,4 @@ if __name__ == "__main__":
         # Most people try a few.
         workers = best([0, JOB["threads"]], lambda it: steady(20, workers=it))
         CHOICES.append(f"{workers} workers, the faster of 0 and {JOB['threads']}")
-    serve(lambda: build(workers, precision), CHOICES)
+    serve(lambda: build(workers, precision), CHOICES, {"bfloat16": precision is not None})

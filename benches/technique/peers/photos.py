@@ -46,7 +46,7 @@ def images(reader):
 def build(workers, reader, threads=None, precision=None):
     if threads:
         torch.set_num_threads(threads)
-    more = dict(persistent_workers=True, prefetch_factor=4) if TUNED and workers else {}
+    more = dict(persistent_workers=True) if TUNED and workers else {}
     data = images(reader)
     pinned = DEVICE.type == "cuda"
     loader = DataLoader(
@@ -101,7 +101,11 @@ def steady(steps, **options):
 if __name__ == "__main__":
     most = JOB["threads"]
     options = {"reader": "PIL"}
-    if TUNED:
+    if JOB["options"]:
+        options = dict(JOB["options"])
+        options["precision"] = torch.bfloat16 if options.pop("bfloat16") else None
+        CHOICES.append("as tuned")
+    elif TUNED:
         # Alternatives one after the other, each with the best of those before.
         options = {"reader": "draft", "workers": most, "threads": 1}
         tries = {"threads": sorted({1, most}), "reader": ["draft", "torchvision.io"], "precision": [None, torch.bfloat16]}
@@ -114,4 +118,6 @@ if __name__ == "__main__":
         # Most people try a few.
         options["workers"] = best([0, most], lambda it: steady(4, workers=it, **options))
         CHOICES.append(f"{options['workers']} workers, the faster of 0 and {most}")
-    serve(lambda: build(**options), CHOICES)
+    told = {name: value for name, value in options.items() if name != "precision"}
+    told["bfloat16"] = options.get("precision") is not None
+    serve(lambda: build(**options), CHOICES, told)

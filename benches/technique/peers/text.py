@@ -96,7 +96,10 @@ def steady(steps, precision):
 
 if __name__ == "__main__":
     precision = None
-    if TUNED and JOB["tries"]:
+    if JOB["options"]:
+        precision = torch.bfloat16 if JOB["options"]["bfloat16"] else None
+        CHOICES.append("as tuned")
+    elif TUNED and JOB["tries"]:
         precision = best([None, torch.bfloat16], lambda it: steady(4, it))
         CHOICES.append("bfloat16" if precision else "float32: bfloat16 is slower here")
-    serve(lambda: build(precision), CHOICES, CONTEXT)
+    serve(lambda: build(precision), CHOICES, {"bfloat16": precision is not None}, CONTEXT)

@@ -9,14 +9,16 @@ use overdrive_bench_report::report::FIRST_PHASE;
 use overdrive_bench_report::{Contender, DeviceKind, Mark, Span, Turn, Whole, Workload};
 use tch::{Cuda, Device};
 
-use super::job::{Ask, Job, Said, asked, say};
+use super::job::{Ask, Job, Said, asked, has_workers, say};
 use super::trainer::{Batch, Batches, Feed, Steps, Trainer};
-use super::{digits, photos, text};
+use super::{choice, digits, photos, text};
 
 /// Marks of a whole training without epochs.
 const MARKS: u64 = 20;
 /// Steps of a timeline.
 const RECORDED: u64 = 40;
+/// Steps of an epoch of the digits.
+const FILLING: u64 = 157;
 
 /// Trains as the job says, until nobody asks any more.
 ///
@@ -27,7 +29,10 @@ pub fn serve(job: &Job) -> Result<()> {
         DeviceKind::Cpu => Device::Cpu,
         DeviceKind::Cuda => Device::Cuda(0),
     };
-    tch::set_num_threads(i32::try_from(job.threads)?);
+    let job = &match job.tries && job.contender == Contender::Combined {
+        true => choice::choose(job, |job| rate(job, device))?,
+        false => job.clone(),
+    };
     ffi::context::set_allow_tf32(job.has(Contender::Tf32))?;
     let mut trainer = trainer(job, device)?;
     let feed = feed(job, device)?;
@@ -36,7 +41,7 @@ pub fn serve(job: &Job) -> Result<()> {
     if device.is_cuda() {
         ffi::cuda::reset_peak_memory_stats(0)?;
     }
-    say(&Said::Ready { choices })?;
+    say(&Said::Ready { choices, parts: job.parts.clone(), options: serde_json::Value::Null })?;
     for ask in asked() {
         match ask? {
             Ask::Turn => {
@@ -99,11 +104,26 @@ fn endless(feed: &dyn Feed) -> Batches<'_> {
     Box::new((0..).flat_map(|epoch| feed.epoch(epoch)))
 }
 
+/// Steps a second of a contender with such parts.
+fn rate(job: &Job, device: Device) -> Result<f64> {
+    ffi::context::set_allow_tf32(job.has(Contender::Tf32))?;
+    let (mut trainer, feed) = (trainer(job, device)?, feed(job, device)?);
+    let mut batches = endless(&*feed);
+    // An epoch of the digits fills a cache.
+    let filling = if job.workload == Workload::Digits { FILLING } else { 0 };
+    trainer.train(&mut batches, filling, None)?;
+    settle(job, &mut trainer, &mut batches)?;
+    trainer.train(&mut batches, job.settle_steps, None)?;
+    let begun = Instant::now();
+    trainer.train(&mut batches, job.turn_steps, None)?;
+    Ok(job.turn_steps as f64 / begun.elapsed().as_secs_f64())
+}
+
 /// The first steps, which pay for libtorch's first calls and fill caches. Who has a loader's workers beside it tries how many
 /// threads compute fastest.
 fn settle(job: &Job, trainer: &mut Trainer, batches: &mut Batches<'_>) -> Result<Vec<String>> {
-    let has_workers = [Contender::Prefetch, Contender::CachePrefetch, Contender::ScaledDecode];
-    if job.device == DeviceKind::Cuda || !has_workers.into_iter().any(|part| job.has(part)) {
+    tch::set_num_threads(i32::try_from(job.threads)?);
+    if job.device == DeviceKind::Cuda || !has_workers(job) {
         trainer.train(batches, job.settle_steps, None)?;
         return Ok(Vec::new());
     }

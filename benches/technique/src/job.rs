@@ -29,6 +29,8 @@ pub struct Job {
     pub batch_size: usize,
     /// Whether there is time to try alternatives at the start.
     pub tries: bool,
+    /// What tuned Python has chosen, for the compiled one; null before.
+    pub options: serde_json::Value,
     /// Steps before each turn that are not timed: what was read ahead meanwhile is used up.
     pub settle_steps: u64,
     /// Steps of a turn.
@@ -61,6 +63,12 @@ pub enum Said {
     Ready {
         /// What it has chosen by measuring.
         choices: Vec<String>,
+        /// The job's parts that it kept; Python says nothing of them.
+        #[serde(default)]
+        parts: Vec<Contender>,
+        /// What Python's has chosen, to be given to another of Python's as the job's options.
+        #[serde(default)]
+        options: serde_json::Value,
     },
     /// It cannot run here; the reason.
     Missing(String),
@@ -92,6 +100,11 @@ impl Job {
     pub fn micro_batches(&self) -> usize {
         if self.has(Contender::Accumulate) { 2 } else { 1 }
     }
+}
+
+/// Whether batches are made by threads beside the one that trains.
+pub fn has_workers(job: &Job) -> bool {
+    [Contender::Prefetch, Contender::CachePrefetch, Contender::ScaledDecode].into_iter().any(|part| job.has(part))
 }
 
 /// Says one thing on standard output.

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod choice;
 pub mod contender;
 pub mod digits;
 mod digits_files;
@@ -25,7 +26,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use overdrive_ffi as ffi;
-use overdrive_bench_report::verdict::paying;
 use overdrive_bench_report::write::{check_writable, write_atomically};
 use overdrive_bench_report::{
     BenchOptions, Contender, DeviceChoice, DeviceKind, Machine, Measured, Measurements, Report, Setting, Size, Workload,
@@ -104,41 +104,36 @@ impl<'a> Bench<'a> {
     /// All turns and whole trainings of a workload.
     fn measure(&self, workload: Workload, bar: &ProgressBar) -> Result<Measurements> {
         note(bar, format!("{workload}: data"));
-        let Data { job, facts } = self.data(workload)?;
-        let mut chosen = self.options.contenders(workload, self.device == DeviceKind::Cuda);
-        let with_combined = chosen.last() == Some(&Contender::Combined) && chosen.pop().is_some();
+        let Data { mut job, facts } = self.data(workload)?;
         let (mut players, mut absent) = (Vec::new(), Vec::new());
-        for contender in chosen {
+        for contender in self.options.contenders(workload, self.device == DeviceKind::Cuda) {
             note(bar, format!("{workload}: starts {contender}"));
-            let parts = if contender.is_technique() { vec![contender] } else { Vec::new() };
-            match self.start(&job, contender, parts)? {
-                Started::Player(player) => players.push(*player),
+            match self.start(&job, contender)? {
+                Started::Player(player) => {
+                    if contender == Contender::PytorchTuned {
+                        job.options.clone_from(&player.options);
+                    }
+                    players.push(*player);
+                }
                 Started::Missing(reason) => absent.push((contender, reason)),
             }
             bar.inc(1);
         }
-        let mut parts = Vec::new();
-        for round in 0..self.options.rounds() {
+        for round in 1..=self.options.rounds() {
             for player in &mut players {
-                note(bar, format!("{workload}: {} {}/{}", player.measured.contender, round + 1, self.options.rounds()));
+                note(bar, format!("{workload}: {} {round}/{}", player.measured.contender, self.options.rounds()));
                 player.turn()?;
                 bar.inc(1);
             }
-            // Its parts are those that paid in the first round; it takes that round's turn right after the others.
-            if round == 0 && with_combined {
-                parts = paying(&players.iter().map(|player| player.measured.clone()).collect::<Vec<_>>());
-                let Started::Player(mut player) = self.start(&job, Contender::Combined, parts.clone())? else {
-                    bail!("combined cannot be started");
-                };
-                player.turn()?;
-                players.push(*player);
-            }
         }
-        let mut next = Vec::new();
+        let (mut parts, mut next) = (Vec::new(), Vec::new());
         for player in &mut players {
             match player.measured.contender {
                 Contender::Tch => drop(player.steps()?),
-                Contender::Combined => next = player.steps()?,
+                Contender::Combined => {
+                    parts.clone_from(&player.parts);
+                    next = player.steps()?;
+                }
                 _ => {}
             }
         }
@@ -153,9 +148,13 @@ impl<'a> Bench<'a> {
         Ok(Measurements { workload, facts, measured, absent, parts, next })
     }
 
-    fn start(&self, job: &Job, contender: Contender, parts: Vec<Contender>) -> Result<Started> {
-        let job = Job { contender, parts, ..job.clone() };
-        Player::start(&job, &self.options.python, self.peers.path())
+    fn start(&self, job: &Job, contender: Contender) -> Result<Started> {
+        let parts = match contender {
+            Contender::Combined => choice::all(job),
+            technique if technique.is_technique() => vec![technique],
+            _ => Vec::new(),
+        };
+        Player::start(&Job { contender, parts, ..job.clone() }, &self.options.python, self.peers.path())
     }
 
     /// Those of whole trainings.
@@ -187,6 +186,7 @@ impl<'a> Bench<'a> {
             seed: self.options.seed,
             threads: self.threads,
             tries: !quick,
+            options: serde_json::Value::Null,
             batch_size: 32,
             settle_steps: if quick { 3 } else { 6 },
             turn_steps: 0,
@@ -204,7 +204,7 @@ impl<'a> Bench<'a> {
                     format!("{}: {} training and {} test images.", data.name, data.train, data.test),
                     "A CNN of 2 convolutions and 2 linear layers, 105,866 parameters; batches of 128.".to_owned(),
                 ];
-                let turn_steps = if quick { 30 } else { 80 };
+                let turn_steps = if quick { 30 } else { 60 };
                 let test = (Some(data.idx), data.test);
                 let job = Job { batch_size: 128, turn_steps, length: 5, train: data.png, test: test.0, test_images: test.1, ..job };
                 Data { job: Job { settle_steps: 16, ..job }, facts }
@@ -220,10 +220,10 @@ impl<'a> Bench<'a> {
                 let model = if cuda { "ResNet-50 at 224 pixels" } else { "ResNet-18 at 96 pixels" };
                 let facts = vec![
                     photos.fact,
-                    format!("{model}, RandomResizedCrop and RandomHorizontalFlip; batches of 32."),
+                    format!("{model}, RandomResizedCrop and RandomHorizontalFlip; batches of 16."),
                 ];
-                let turn_steps = if quick { 4 } else { 10 };
-                let job = Job { turn_steps, length: 3, train: photos.train, test: photos.test, ..job };
+                let (turn_steps, settle_steps) = if quick { (4, 4) } else { (6, 5) };
+                let job = Job { batch_size: 16, turn_steps, settle_steps, length: 3, train: photos.train, test: photos.test, ..job };
                 Data { job: Job { test_images: photos.test_images, ..job }, facts }
             }
             Workload::Text => {
@@ -234,7 +234,7 @@ impl<'a> Bench<'a> {
                         false => "A GPT of 4 blocks and width 192, 1.8 million parameters, 128 characters of context.".to_owned(),
                     },
                 ];
-                let turn_steps = if quick { 5 } else { 12 };
+                let turn_steps = if quick { 5 } else { 8 };
                 let train = data_file("text/hamlet.txt")?;
                 let batch_size = if cuda { 8 } else { 32 };
                 Data { job: Job { turn_steps, length: 400, train, batch_size, settle_steps: 3, ..job }, facts }
@@ -301,8 +301,8 @@ fn method() -> Vec<String> {
          and nothing is concluded from it."
             .to_owned(),
         format!("All use AdamW at a learning rate of {LEARNING_RATE}. Each technique is plain tch with one thing changed; combined \
-         has those of them that were faster than plain tch in the first round. A loader's contender tries at its start with how many threads \
-         libtorch computes fastest."),
+         tries them one after the other at its start and keeps those that make steps faster, as tuned Python does. A loader's contender tries \
+         at its start with how many threads libtorch computes fastest."),
         "Memory is that of the process and its workers at the end of a turn, shared pages counted once.".to_owned(),
     ]
     .to_vec()

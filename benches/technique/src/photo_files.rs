@@ -102,7 +102,8 @@ fn write(root: &Path, number: usize, train: usize, times: usize) -> Result<()> {
 /// Layers of smooth noise, each half as coarse and about half as strong as the one before, as in nature; stripes whose
 /// direction is the class; and a sensor's noise.
 fn pixels(number: u64, class: usize) -> Vec<u8> {
-    const LAYERS: [(usize, f32); 7] = [(512, 46.0), (256, 30.0), (128, 20.0), (64, 14.0), (32, 10.0), (16, 8.0), (8, 6.0)];
+    const LAYERS: [(usize, f32); 9] =
+        [(512, 46.0), (256, 30.0), (128, 20.0), (64, 14.0), (32, 10.0), (16, 8.0), (8, 7.0), (4, 7.0), (2, 7.0)];
     let mut random = Random(number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     let mut light = vec![118f32; WIDTH * HEIGHT];
     for (cell, strength) in LAYERS {
@@ -118,7 +119,7 @@ fn pixels(number: u64, class: usize) -> Vec<u8> {
             // A triangle, which costs less than a sine.
             let stripe = 24.0 * (4.0 * (along - along.floor() - 0.5).abs() - 1.0);
             let pixel = light[y * WIDTH + x] + stripe;
-            bytes.extend(tints.map(|tint| (pixel * tint + 3.2 * random.bell()).clamp(0.0, 255.0) as u8));
+            bytes.extend(tints.map(|tint| (pixel * tint + 5.0 * random.bell()).clamp(0.0, 255.0) as u8));
         }
     }
     bytes

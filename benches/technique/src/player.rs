@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_bench_report::{Contender, Measured};
 
-use super::job::{Ask, Job, Said};
+use super::job::{Ask, Job, Said, has_workers};
 use super::watch::Watch;
 
 /// The argument that makes this program a contender; the job follows as JSON.
@@ -21,6 +21,10 @@ pub struct Player {
     asks: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     pub measured: Measured,
+    /// What it changes of plain tch.
+    pub parts: Vec<Contender>,
+    /// What Python's has chosen, in its own form.
+    pub options: serde_json::Value,
 }
 
 /// A contender that is there, or why it is not.
@@ -44,6 +48,10 @@ impl Player {
         } else {
             let mut command = Command::new(std::env::current_exe().context("where is this program?")?);
             command.arg(JOB_ARGUMENT).arg(argument);
+            // Beside busy workers, threads that spin while they wait for each other take the cores that the workers need.
+            if has_workers(job) {
+                command.env("OMP_WAIT_POLICY", "passive");
+            }
             command
         };
         // What libtorch and its profiler remark on a machine without a GPU is nothing a reader can act on.
@@ -65,9 +73,12 @@ impl Player {
             peak_device_bytes: None,
             timeline: Vec::new(),
         };
-        let mut player = Self { child, asks, answers: BufReader::new(stdout), measured };
+        let mut player = Self { child, asks, answers: BufReader::new(stdout), measured, parts: Vec::new(), options: serde_json::Value::Null };
         match player.answer() {
-            Ok(Said::Ready { choices }) => player.measured.choices = choices,
+            Ok(Said::Ready { choices, parts, options }) => {
+                player.measured.choices = choices;
+                (player.parts, player.options) = (parts, options);
+            }
             Ok(Said::Missing(reason)) => return Ok(Started::Missing(reason)),
             Ok(other) => bail!("{} said {other:?} first", job.contender),
             Err(error) if job.contender.is_python() => return Ok(Started::Missing(format!("{error:#}"))),
