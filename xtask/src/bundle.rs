@@ -52,7 +52,17 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
 }
 
 fn fill(ws: &Workspace, libtorch: &Libtorch, folder: &Path) -> Result<()> {
-    let programs = ["build", "--release", "--package", "overdrive-bench", "--package", "overdrive-benches", "--package", "overdrive-parity", "--bins"];
+    let programs = [
+        "build",
+        "--release",
+        "--package",
+        "overdrive-bench",
+        "--package",
+        "overdrive-benches",
+        "--package",
+        "overdrive-parity",
+        "--bins",
+    ];
     let gpu_tests = ["test", "--release", "--no-run", "--package", "overdrive", "--test", "gpu"];
     let mut built = artifacts::build(ws, &programs)?;
     built.extend(artifacts::build(ws, &gpu_tests)?);

@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
 
 use crate::totals::Totals;
 use crate::workspace::{self, Workspace};
@@ -19,7 +20,7 @@ const STEPS: [Step; 9] = [
     ("tidy", |ws, _| tidy::run(ws).map(drop)),
     ("deny", |ws, _| deny(ws)),
     // Before `setup` provides libtorch: the crates that must not need it.
-    ("no torch", |ws, _| {
+    ("no-torch", |ws, _| {
         ["overdrive-sched", "overdrive-launch"].into_iter().try_for_each(|package| {
             workspace::succeed(&mut ws.cargo(["test", "--package", package, "--no-default-features"]))
         })
@@ -51,13 +52,35 @@ struct Results {
     parity: String,
 }
 
+/// Run everything that CI runs, cheapest first
+#[derive(Args, Default)]
+pub struct Options {
+    /// Only these steps, separated by commas: fmt, tidy, deny, no-torch, setup, clippy, docs, test, parity
+    #[arg(long, value_name = "STEPS", value_delimiter = ',')]
+    only: Vec<String>,
+}
+
+impl Options {
+    fn check(&self) -> Result<()> {
+        let known = STEPS.map(|(name, _)| name);
+        let unknown = self.only.iter().find(|step| !known.contains(&step.as_str()));
+        ensure!(unknown.is_none(), "--only {}: the steps are {}", unknown.map_or("", String::as_str), known.join(", "));
+        Ok(())
+    }
+
+    fn has(&self, step: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == step)
+    }
+}
+
 /// Stops at the first step that fails. The last line has the totals of the tests, if they were run.
-pub fn run(ws: &Workspace) -> Result<ExitCode> {
+pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
+    options.check()?;
     let start = Instant::now();
     let mut results = Results::default();
     let mut summary = Vec::new();
     let mut outcome = Ok(());
-    for (name, step) in STEPS {
+    for (name, step) in STEPS.into_iter().filter(|(name, _)| options.has(name)) {
         println!("\n== {name}");
         let begun = Instant::now();
         outcome = step(ws, &mut results).with_context(|| format!("step `{name}`"));

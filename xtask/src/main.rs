@@ -40,8 +40,7 @@ enum Cli {
     Bundle(bundle::Options),
     /// Check the invariants of ARCHITECTURE.md
     Tidy,
-    /// Run everything that CI runs, cheapest first
-    Ci,
+    Ci(ci::Options),
 }
 
 fn run(cli: Cli) -> Result<ExitCode> {
@@ -55,7 +54,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Cli::Versus(options) => versus::run(&ws, &options),
         Cli::Bundle(options) => bundle::run(&ws, &options),
         Cli::Tidy => tidy::run(&ws),
-        Cli::Ci => ci::run(&ws),
+        Cli::Ci(options) => ci::run(&ws, &options),
     }
 }
 

@@ -139,8 +139,18 @@ impl BenchOptions {
 
     /// What trains a workload on a machine with or without a CUDA device, in the order of the rows.
     pub fn contenders(&self, workload: Workload, cuda: bool) -> Vec<Contender> {
+        // Compiling takes a minute. Beside a minute of decoding, these two are hardly seen by themselves; combined tries them.
+        let left_out: &[Contender] = match (self.size(), workload) {
+            (Size::Full, _) => &[],
+            (Size::Quick, Workload::Photos) => {
+                &[Contender::PytorchCompiled, Contender::ChannelsLast, Contender::Fused, Contender::Bf16]
+            }
+            (Size::Quick, _) => &[Contender::PytorchCompiled],
+            (Size::Default, Workload::Photos) => &[Contender::ChannelsLast, Contender::Fused],
+            (Size::Default, _) => &[],
+        };
         let is_chosen = |contender: &Contender| match self.only.as_slice() {
-            [] => !(self.quick && *contender == Contender::PytorchCompiled),
+            [] => !left_out.contains(contender),
             only => *contender == Contender::Tch || only.contains(contender),
         };
         workload.contenders(cuda).into_iter().filter(is_chosen).collect()

@@ -140,7 +140,10 @@ mod tests {
         let records = [record("2026-01-01", 8.0, "A"), record("2026-02-01", 6.0, "A"), record("2026-01-15", 9.0, "B")];
         let page = page(&records);
         assert!(page.contains("0.60 (0.60\u{2013}0.60)") && page.contains("0.80 (2026-01-01)"), "{page}");
-        assert!(page.contains("A, 2 cores") && page.contains("B, 2 cores") && page.contains("a &lt;step&gt;"), "{page}");
+        assert!(
+            page.contains("A, 2 cores") && page.contains("B, 2 cores") && page.contains("a &lt;step&gt;"),
+            "{page}"
+        );
         assert!(!page.contains("{{"), "{page}");
     }
 

@@ -5,7 +5,7 @@ use crate::{
 };
 
 /// Contender, samples a second, share of waiting, MiB, seconds of a whole training and accuracy at its end.
-type Sketch = (Contender, f64, f64, u64, Option<(f64, f64)>);
+pub type Sketch = (Contender, f64, f64, u64, Option<(f64, f64)>);
 
 const DIGITS: [Sketch; 8] = [
     (Contender::Pytorch, 1_310.0, 0.62, 610, Some((79.0, 0.9861))),
@@ -37,7 +37,7 @@ pub fn quick() -> Report {
 }
 
 /// Of one workload, in so many rounds.
-pub fn measurements(workload: Workload, sketches: &[(Contender, f64, f64, u64, Option<(f64, f64)>)], rounds: u32) -> Measurements {
+pub fn measurements(workload: Workload, sketches: &[Sketch], rounds: u32) -> Measurements {
     Measurements {
         workload,
         facts: vec!["Made up: nothing here was measured.".to_owned()],
@@ -78,7 +78,12 @@ fn measured(&(contender, rate, wait, mebibytes, whole): &Sketch, rounds: u32) ->
 }
 
 fn timeline(step: f64, wait: f64) -> Vec<Span> {
-    let parts = [("data wait", wait), ("forward", 0.4 * (1.0 - wait)), ("backward", 0.5 * (1.0 - wait)), ("optimizer", 0.1 * (1.0 - wait))];
+    let parts = [
+        ("data wait", wait),
+        ("forward", 0.4 * (1.0 - wait)),
+        ("backward", 0.5 * (1.0 - wait)),
+        ("optimizer", 0.1 * (1.0 - wait)),
+    ];
     let mut at = 0.0;
     let mut spans = Vec::new();
     for (phase, share) in (0..4).flat_map(|_| parts) {

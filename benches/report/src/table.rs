@@ -45,9 +45,8 @@ pub(crate) fn cells(workload: &WorkloadReport, wide: bool) -> (Vec<String>, Vec<
         Some(it) => text(it.median),
     };
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-    let against = |with: Contender| {
-        move |row: &Row| or_dash(row.against.iter().find(|it| it.with == with).map(Comparison::text))
-    };
+    let against =
+        |with: Contender| move |row: &Row| or_dash(row.against.iter().find(|it| it.with == with).map(Comparison::text));
     let host = |row: &Row| all.of(row.contender).and_then(|it| it.peak_bytes);
     let device = |row: &Row| all.of(row.contender).and_then(|it| it.peak_device_bytes);
     let on_device = has(&|row| device(row).is_some());

@@ -77,7 +77,7 @@ mod tests {
     fn numbers_keep_the_digits_that_matter() {
         assert_eq!([0.01234, 9.994, 9.996, 99.96, 1234.5].map(seconds), ["0.012", "9.99", "10.0", "100", "1234"]);
         assert_eq!([0.004, 0.0996, 0.5].map(percent), ["0.4%", "10%", "50%"]);
-        assert_eq!([3.14159, 31.4159, 31415.9].map(rate), ["3.14", "31.4", "31416"]);
+        assert_eq!([2.345, 23.45, 23456.7].map(rate), ["2.35", "23.4", "23457"]);
         assert_eq!([None, Some(300 << 20), Some(3 << 30)].map(bytes), ["-", "300 MiB", "3.0 GiB"]);
     }
 

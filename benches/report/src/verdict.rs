@@ -129,7 +129,9 @@ fn headline(workloads: &[WorkloadReport]) -> String {
         let comparison = against.iter().find(|it| it.with == with).copied()?;
         (comparison.outcome(1.0) == Outcome::Met).then_some((workload.measurements.workload, comparison))
     };
-    for (with, name) in [(Contender::Pytorch, "Python's PyTorch as most people write it"), (Contender::Tch, "plain tch")] {
+    for (with, name) in
+        [(Contender::Pytorch, "Python's PyTorch as most people write it"), (Contender::Tch, "plain tch")]
+    {
         let faster: Vec<_> = workloads.iter().filter_map(|workload| clear(workload, with)).collect();
         if !faster.is_empty() {
             let each = faster.iter().map(|(workload, it)| format!("{workload} {}", times(it.ratio.median)));
@@ -139,7 +141,9 @@ fn headline(workloads: &[WorkloadReport]) -> String {
     let disturbed = |workload: &WorkloadReport| workload.rows.iter().any(|row| row.disturbed > 0);
     match workloads.iter().any(disturbed) {
         true => "No conclusion: something else used this machine. Measure again when it is quiet.".to_owned(),
-        false => "No conclusion: the differences are smaller than their spread, or were measured too few times.".to_owned(),
+        false => {
+            "No conclusion: the differences are smaller than their spread, or were measured too few times.".to_owned()
+        }
     }
 }
 
@@ -163,14 +167,20 @@ fn of_workload(report: &WorkloadReport) -> Vec<String> {
                 Outcome::Disturbed => "disturbed",
             };
             let (comparison, by) = (goal.comparison, if goal.of_wholes { "whole trainings" } else { "steady steps" });
-            format!("{} the speed of {} by {by}, goal {} {outcome}", comparison.text(), comparison.with, times(goal.at_least))
+            format!(
+                "{} the speed of {} by {by}, goal {} {outcome}",
+                comparison.text(),
+                comparison.with,
+                times(goal.at_least)
+            )
         });
         lines.push(format!("{name}: combined has {}.", against.collect::<Vec<_>>().join("; ")));
         lines.extend(learned(report, row.kept));
     }
     let parts = list(all.parts.iter());
     let left_out: Vec<_> = all.measured.iter().map(|one| one.contender).filter(|it| it.is_technique()).collect();
-    let left_out: Vec<_> = left_out.into_iter().filter(|it| !all.parts.contains(it) && *it != Contender::Accumulate).collect();
+    let left_out: Vec<_> =
+        left_out.into_iter().filter(|it| !all.parts.contains(it) && *it != Contender::Accumulate).collect();
     if all.of(Contender::Combined).is_some() {
         let made = if parts.is_empty() { "plain tch".to_owned() } else { parts };
         let rest = if left_out.is_empty() {
@@ -197,7 +207,8 @@ fn learned(report: &WorkloadReport, kept: Option<bool>) -> Option<String> {
     let columns = [Contender::Combined, Contender::Pytorch, Contender::PytorchTuned, Contender::Tch];
     let each: Vec<String> = columns.into_iter().filter_map(said).collect();
     let lost = if kept == Some(false) { " combined learns less than plain tch: do not use it like this." } else { "" };
-    (!each.is_empty()).then(|| format!("{}, trained as a whole: {}.{lost}", report.measurements.workload, each.join(", ")))
+    (!each.is_empty())
+        .then(|| format!("{}, trained as a whole: {}.{lost}", report.measurements.workload, each.join(", ")))
 }
 
 #[cfg(test)]

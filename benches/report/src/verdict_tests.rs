@@ -9,7 +9,8 @@ fn measured(contender: Contender, rates: &[f64]) -> Measured {
 }
 
 fn outcome(ours: &[f64], theirs: &[f64], at_least: f64) -> Outcome {
-    let [ours, theirs] = [(Contender::Combined, ours), (Contender::Tch, theirs)].map(|(who, rates)| measured(who, rates));
+    let [ours, theirs] =
+        [(Contender::Combined, ours), (Contender::Tch, theirs)].map(|(who, rates)| measured(who, rates));
     Comparison::of_turns(&ours, &theirs).unwrap().outcome(at_least)
 }
 
@@ -34,7 +35,11 @@ fn nothing_is_concluded_from_a_disturbed_time() {
     let mut all = sample::measurements(Workload::Digits, &[], 0);
     all.measured = vec![theirs, ours];
     let report = crate::Report::new(sample::report().setting, vec![all]);
-    assert!(report.conclusion[0].starts_with("No conclusion: something else used this machine"), "{:?}", report.conclusion);
+    assert!(
+        report.conclusion[0].starts_with("No conclusion: something else used this machine"),
+        "{:?}",
+        report.conclusion
+    );
     assert!(report.conclusion[1].contains("1 of the times were taken while something else"), "{:?}", report.conclusion);
 }
 
@@ -45,8 +50,12 @@ fn whole_trainings_decide_goals_where_there_are_enough_of_them() {
     assert!(digits.goals.iter().all(|goal| goal.of_wholes && goal.outcome == Outcome::Met), "{:?}", digits.goals);
     assert!((digits.goals[0].comparison.ratio.median - 79.0 / 23.9).abs() < 1e-9);
     let said = &report.conclusion;
-    assert!(said[0].starts_with("Overdrive trains digits 3.40x, photos 3.40x and text 3.40x as fast as Python's PyTorch"), "{said:?}");
-    let parts = "digits: combined here is cache_prefetch and fused; left out, because steps were no faster with it here: bf16.";
+    assert!(
+        said[0].starts_with("Overdrive trains digits 3.40x, photos 3.40x and text 3.40x as fast as Python's PyTorch"),
+        "{said:?}"
+    );
+    let parts =
+        "digits: combined here is cache_prefetch and fused; left out, because steps were no faster with it here: bf16.";
     assert!(said.iter().any(|line| line == parts), "{said:?}");
 }
 

@@ -112,7 +112,9 @@ impl<'a> Turns<'a> {
             }
             for way in &mut self.ways {
                 let sample = match &mut way.measured {
-                    Measured::Ours(measure) | Measured::Limit(measure) => measure().with_context(|| format!("{what}, {}", way.name))?,
+                    Measured::Ours(measure) | Measured::Limit(measure) => {
+                        measure().with_context(|| format!("{what}, {}", way.name))?
+                    }
                     Measured::Missing(_) => continue,
                     Measured::Peer(measure) => match measure() {
                         Ok(sample) => sample,
@@ -146,8 +148,7 @@ impl<'a> Turns<'a> {
             return Ok(());
         }
         let samples = (&ours.samples[..], &peer.samples[..]);
-        let row =
-            VersusRow::of_pairs(case.text, peer.name.trim_end(), case.unit, samples, case.ratio, target)?;
+        let row = VersusRow::of_pairs(case.text, peer.name.trim_end(), case.unit, samples, case.ratio, target)?;
         findings.rows.push(VersusRow { is_limit: matches!(peer.measured, Measured::Limit(_)), ..row });
         Ok(())
     }

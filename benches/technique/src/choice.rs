@@ -8,10 +8,8 @@ use super::job::Job;
 /// A part is kept that makes steps so much faster.
 const MIN_GAIN: f64 = 0.01;
 /// One of each is chosen at most: where batches come from, and the precision.
-const GROUPS: [&[Contender]; 2] = [
-    &[Contender::Prefetch, Contender::CachePrefetch, Contender::DeviceData],
-    &[Contender::Bf16, Contender::Fp16],
-];
+const GROUPS: [&[Contender]; 2] =
+    [&[Contender::Prefetch, Contender::CachePrefetch, Contender::DeviceData], &[Contender::Bf16, Contender::Fp16]];
 
 /// The techniques of a workload that may make it faster; where nothing is tried, those that usually do.
 pub fn all(job: &Job) -> Vec<Contender> {
@@ -89,7 +87,8 @@ mod tests {
             };
             Ok(job.parts.iter().map(gain).product())
         };
-        let parts = [Contender::Prefetch, Contender::CachePrefetch, Contender::Fused, Contender::Bf16, Contender::ChannelsLast];
+        let parts =
+            [Contender::Prefetch, Contender::CachePrefetch, Contender::Fused, Contender::Bf16, Contender::ChannelsLast];
         let chosen = choose(&job(parts.to_vec()), gains).unwrap();
         assert_eq!(chosen.parts, [Contender::CachePrefetch, Contender::ChannelsLast]);
         assert_eq!(choose(&job(vec![Contender::Bf16]), gains).unwrap().parts, []);

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use overdrive_ffi as ffi;
-use overdrive_profile::{Diagnosis, Phase, RunProfile, RunRecorder, StepTimer, ThreadTuner};
 use overdrive_bench_report::report::FIRST_PHASE;
 use overdrive_bench_report::{Contender, DeviceKind, Mark, Span, Turn, Whole, Workload};
+use overdrive_ffi as ffi;
+use overdrive_profile::{Diagnosis, Phase, RunProfile, RunRecorder, StepTimer, ThreadTuner};
 use tch::{Cuda, Device};
 
 use super::job::{Ask, Job, Said, asked, has_workers, say};
@@ -45,7 +45,9 @@ pub fn serve(job: &Job) -> Result<()> {
     for ask in asked() {
         match ask? {
             Ask::Turn => {
-                trainer.train(&mut batches, job.settle_steps, None)?;
+                // Who reads nothing ahead has nothing to use up.
+                let settle_steps = if has_workers(job) { job.settle_steps } else { 1 };
+                trainer.train(&mut batches, settle_steps, None)?;
                 let begun = Instant::now();
                 let steps = trainer.train(&mut batches, job.turn_steps, None)?;
                 say(&Said::Turn(Turn {

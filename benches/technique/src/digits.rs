@@ -3,10 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use overdrive_dataload::{
-    Cached, Color, DataError, DataLoader, ImageFolder, Mnist, RandomSampler, Sampler, ToFloat,
-};
 use overdrive_bench_report::Contender;
+use overdrive_dataload::{Cached, Color, DataError, DataLoader, ImageFolder, Mnist, RandomSampler, Sampler, ToFloat};
 use tch::data::Iter2;
 use tch::{Device, Kind, Tensor, nn};
 

@@ -25,12 +25,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use overdrive_ffi as ffi;
 use overdrive_bench_report::write::{check_writable, write_atomically};
 use overdrive_bench_report::{
-    BenchOptions, Contender, DeviceChoice, DeviceKind, Machine, Measured, Measurements, Report, Setting, Size, Workload,
-    date, html, table,
+    BenchOptions, Contender, DeviceChoice, DeviceKind, Machine, Measured, Measurements, Report, Setting, Size,
+    Workload, date, html, table,
 };
+use overdrive_ffi as ffi;
 use tch::Cuda;
 
 use job::Job;
@@ -170,10 +170,8 @@ impl<'a> Bench<'a> {
 
     fn is_trained_whole(&self, contender: Contender) -> bool {
         let compiled = contender == Contender::PytorchCompiled && self.options.size() == Size::Full;
-        matches!(
-            contender,
-            Contender::Pytorch | Contender::PytorchTuned | Contender::Tch | Contender::Combined
-        ) || compiled
+        matches!(contender, Contender::Pytorch | Contender::PytorchTuned | Contender::Tch | Contender::Combined)
+            || compiled
     }
 
     fn data(&self, workload: Workload) -> Result<Data> {
@@ -204,9 +202,17 @@ impl<'a> Bench<'a> {
                     format!("{}: {} training and {} test images.", data.name, data.train, data.test),
                     "A CNN of 2 convolutions and 2 linear layers, 105,866 parameters; batches of 128.".to_owned(),
                 ];
-                let turn_steps = if quick { 30 } else { 60 };
+                let turn_steps = if quick { 30 } else { 150 };
                 let test = (Some(data.idx), data.test);
-                let job = Job { batch_size: 128, turn_steps, length: 5, train: data.png, test: test.0, test_images: test.1, ..job };
+                let job = Job {
+                    batch_size: 128,
+                    turn_steps,
+                    length: 5,
+                    train: data.png,
+                    test: test.0,
+                    test_images: test.1,
+                    ..job
+                };
                 Data { job: Job { settle_steps: 16, ..job }, facts }
             }
             Workload::Photos => {
@@ -218,26 +224,35 @@ impl<'a> Bench<'a> {
                     }
                 };
                 let model = if cuda { "ResNet-50 at 224 pixels" } else { "ResNet-18 at 96 pixels" };
-                let facts = vec![
-                    photos.fact,
-                    format!("{model}, RandomResizedCrop and RandomHorizontalFlip; batches of 16."),
-                ];
+                let facts =
+                    vec![photos.fact, format!("{model}, RandomResizedCrop and RandomHorizontalFlip; batches of 16.")];
                 let (turn_steps, settle_steps) = if quick { (4, 4) } else { (6, 5) };
-                let job = Job { batch_size: 16, turn_steps, settle_steps, length: 3, train: photos.train, test: photos.test, ..job };
+                let job = Job {
+                    batch_size: 16,
+                    turn_steps,
+                    settle_steps,
+                    length: 3,
+                    train: photos.train,
+                    test: photos.test,
+                    ..job
+                };
                 Data { job: Job { test_images: photos.test_images, ..job }, facts }
             }
             Workload::Text => {
                 let facts = vec![
                     "Hamlet, 163 kB, in pieces of random places; batches of 32.".to_owned(),
                     match cuda {
-                        true => "GPT-2's smallest shape, 124 million parameters, 1024 characters of context.".to_owned(),
-                        false => "A GPT of 4 blocks and width 192, 1.8 million parameters, 128 characters of context.".to_owned(),
+                        true => {
+                            "GPT-2's smallest shape, 124 million parameters, 1024 characters of context.".to_owned()
+                        }
+                        false => "A GPT of 4 blocks and width 192, 1.8 million parameters, 128 characters of context."
+                            .to_owned(),
                     },
                 ];
-                let turn_steps = if quick { 5 } else { 8 };
+                let turn_steps = if quick { 3 } else { 6 };
                 let train = data_file("text/hamlet.txt")?;
                 let batch_size = if cuda { 8 } else { 32 };
-                Data { job: Job { turn_steps, length: 400, train, batch_size, settle_steps: 3, ..job }, facts }
+                Data { job: Job { turn_steps, length: 400, train, batch_size, settle_steps: 1, ..job }, facts }
             }
         })
     }
@@ -254,7 +269,8 @@ impl<'a> Bench<'a> {
             true => ProgressDrawTarget::stderr(),
             false => ProgressDrawTarget::hidden(),
         };
-        Ok(ProgressBar::with_draw_target(Some(workloads.iter().map(of).sum::<usize>() as u64), target).with_style(style))
+        Ok(ProgressBar::with_draw_target(Some(workloads.iter().map(of).sum::<usize>() as u64), target)
+            .with_style(style))
     }
 
     fn setting(&self) -> Setting {
@@ -336,5 +352,7 @@ fn data_file(name: &str) -> Result<PathBuf> {
     let in_workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data");
     let mut folders = [Some(PathBuf::from("data")), beside_program, Some(in_workspace)].into_iter().flatten();
     let found = folders.find_map(|folder| Some(folder.join(name)).filter(|path| path.exists()));
-    found.with_context(|| format!("data/{name} is neither here nor beside the program: run it where it is, or see --data"))
+    found.with_context(|| {
+        format!("data/{name} is neither here nor beside the program: run it where it is, or see --data")
+    })
 }

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use overdrive_bench_report::BenchOptions;
 use overdrive_bench::job::Job;
 use overdrive_bench::{JOB_ARGUMENT, contender};
+use overdrive_bench_report::BenchOptions;
 
 fn main() -> ExitCode {
     match run() {

@@ -44,7 +44,9 @@ pub fn prepare(work: &Path, train: usize, times: usize, test: usize) -> Result<P
                     scope.spawn(move || part.iter().try_for_each(|&number| write(root, number, train, times)))
                 })
                 .collect();
-            threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            threads
+                .into_iter()
+                .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })?;
         fs::write(root.join("complete"), "")?;
     }

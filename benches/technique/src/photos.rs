@@ -1,11 +1,11 @@
 //! The photographs: a ResNet, and how each technique gets its batches.
 
 use anyhow::{Context, Result};
+use overdrive_bench_report::Contender;
 use overdrive_dataload::{
     DataError, DataLoader, EncodedImageFolder, ImagePipeline, RandomHorizontalFlip, RandomResizedCrop, RandomSampler,
     Sampler, ToFloat,
 };
-use overdrive_bench_report::Contender;
 use tch::nn::{self, ModuleT};
 use tch::vision::{image, resnet};
 use tch::{Device, Kind, Tensor};
@@ -88,7 +88,8 @@ impl OneByOne {
 
 /// `torchvision.transforms.RandomResizedCrop` and `RandomHorizontalFlip`, written with what tch has.
 fn random_crop(image: &Tensor, side: i64) -> Result<Tensor, tch::TchError> {
-    let uniform = |low: f64, high: f64| low + (high - low) * Tensor::rand([], (Kind::Double, Device::Cpu)).double_value(&[]);
+    let uniform =
+        |low: f64, high: f64| low + (high - low) * Tensor::rand([], (Kind::Double, Device::Cpu)).double_value(&[]);
     let (_, height, width) = image.size3()?;
     let area = uniform(0.08, 1.0) * (height * width) as f64;
     let ratio = uniform((3f64 / 4.0).ln(), (4f64 / 3.0).ln()).exp();

@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_bench_report::{Contender, Measured};
 
-use super::job::{Ask, Job, Said, has_workers};
+use super::job::{Ask, Job, Said};
 use super::watch::Watch;
 
 /// The argument that makes this program a contender; the job follows as JSON.
@@ -48,10 +48,6 @@ impl Player {
         } else {
             let mut command = Command::new(std::env::current_exe().context("where is this program?")?);
             command.arg(JOB_ARGUMENT).arg(argument);
-            // Beside busy workers, threads that spin while they wait for each other take the cores that the workers need.
-            if has_workers(job) {
-                command.env("OMP_WAIT_POLICY", "passive");
-            }
             command
         };
         // What libtorch and its profiler remark on a machine without a GPU is nothing a reader can act on.
@@ -73,7 +69,14 @@ impl Player {
             peak_device_bytes: None,
             timeline: Vec::new(),
         };
-        let mut player = Self { child, asks, answers: BufReader::new(stdout), measured, parts: Vec::new(), options: serde_json::Value::Null };
+        let mut player = Self {
+            child,
+            asks,
+            answers: BufReader::new(stdout),
+            measured,
+            parts: Vec::new(),
+            options: serde_json::Value::Null,
+        };
         match player.answer() {
             Ok(Said::Ready { choices, parts, options }) => {
                 player.measured.choices = choices;

@@ -38,7 +38,8 @@ pub fn model(vs: &nn::Path<'_>, device: Device) -> Result<Model> {
     let config = nn::EmbeddingConfig { ws_init: init, ..Default::default() };
     let characters = nn::embedding(vs / "characters", shape.vocabulary, shape.width, config);
     let places = nn::embedding(vs / "places", shape.context, shape.width, config);
-    let blocks: Vec<Block> = (0..shape.blocks).map(|block| Block::new(&(vs / format!("block{block}")), shape)).collect();
+    let blocks: Vec<Block> =
+        (0..shape.blocks).map(|block| Block::new(&(vs / format!("block{block}")), shape)).collect();
     let norm = nn::layer_norm(vs / "norm", vec![shape.width], Default::default());
     Ok(Box::new(move |text, _| {
         let at = Tensor::arange(text.size()[1], (Kind::Int64, text.device()));

@@ -5,11 +5,11 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use overdrive_accum::{Accumulator, Samples};
 use overdrive_amp::{GradScaler, autocast};
+use overdrive_bench_report::Contender;
+use overdrive_core::{Optimizer, TchOptimizer};
 use overdrive_dataload::DataError;
 use overdrive_optim::AdamW;
 use overdrive_profile::{Phase, StepTimer};
-use overdrive_bench_report::Contender;
-use overdrive_core::{Optimizer, TchOptimizer};
 use tch::nn::{self, OptimizerConfig, VarStore};
 use tch::{Device, Kind, Tensor};
 
@@ -75,7 +75,9 @@ impl Trainer {
         vs.set_device(device);
         let channels_last = job.has(Contender::ChannelsLast);
         if channels_last {
-            vs.variables().into_values().for_each(|mut variable| variable.set_data(&to_channels_last(&variable.detach())));
+            vs.variables()
+                .into_values()
+                .for_each(|mut variable| variable.set_data(&to_channels_last(&variable.detach())));
         }
         let precision = match job {
             job if job.has(Contender::Bf16) => Some(Kind::BFloat16),
@@ -151,7 +153,13 @@ impl Trainer {
         let loss = || {
             let logits = (self.model)(&inputs, true);
             let classes = *logits.size().last().unwrap_or(&1);
-            logits.reshape([-1, classes]).f_cross_entropy_loss::<Tensor>(&targets.reshape([-1]), None, tch::Reduction::Mean, -100, 0.0)
+            logits.reshape([-1, classes]).f_cross_entropy_loss::<Tensor>(
+                &targets.reshape([-1]),
+                None,
+                tch::Reduction::Mean,
+                -100,
+                0.0,
+            )
         };
         Ok(match self.precision {
             Some(kind) => autocast(self.device, kind, loss)??,
@@ -173,7 +181,8 @@ impl Trainer {
                 Some(kind) => autocast(self.device, kind, logits)?,
                 None => logits(),
             };
-            correct += logits.argmax(-1, false).eq_tensor(&labels.to_device(self.device)).sum(Kind::Int64).int64_value(&[]);
+            correct +=
+                logits.argmax(-1, false).eq_tensor(&labels.to_device(self.device)).sum(Kind::Int64).int64_value(&[]);
         }
         let count = labels.size().first().copied().filter(|count| *count > 0).context("no test images")?;
         Ok(correct as f64 / count as f64)

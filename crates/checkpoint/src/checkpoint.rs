@@ -195,7 +195,7 @@ impl Checkpoint {
     fn metric(&self) -> Result<Option<Metric>, CheckpointError> {
         let Some(Best { metric: name, .. }) = &self.retention.best else { return Ok(None) };
         let own = self.fields.get(name).and_then(Value::as_f64);
-        let value = self.ranks.from_rank_0(own)?;
+        let value = self.ranks.rank_0s(own)?;
         if value.is_none() {
             tracing::warn!("the field {name:?} is not a number, so this checkpoint is not among the best");
         }

@@ -129,7 +129,7 @@ impl Ranks {
     }
 
     /// Rank 0's number, on all ranks; none for none and NaN.
-    pub fn from_rank_0(&self, value: Option<f64>) -> Result<Option<f64>, CheckpointError> {
+    pub fn rank_0s(&self, value: Option<f64>) -> Result<Option<f64>, CheckpointError> {
         if !self.are_several() {
             return Ok(value.filter(|value| !value.is_nan()));
         }

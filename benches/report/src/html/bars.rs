@@ -101,12 +101,8 @@ fn draw(out: &mut String, bar: &Bar, marks: &[f64], at: &impl Fn(f64) -> f64) {
         both - first,
     );
     if let Some((low, high)) = bar.whisker {
-        let _ = write!(
-            out,
-            "<line class=\"whisker\" x1=\"{:.2}%\" x2=\"{:.2}%\" y1=\"11\" y2=\"11\"/>",
-            at(low),
-            at(high)
-        );
+        let _ =
+            write!(out, "<line class=\"whisker\" x1=\"{:.2}%\" x2=\"{:.2}%\" y1=\"11\" y2=\"11\"/>", at(low), at(high));
     }
     let _ = write!(
         out,

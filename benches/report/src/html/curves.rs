@@ -33,7 +33,8 @@ impl Scale {
     fn of(rows: &[&Row]) -> Option<Self> {
         let marks = || rows.iter().flat_map(|row| &row.curve);
         let seconds = marks().map(|mark| mark.seconds).reduce(f64::max)?;
-        let (low, high) = (marks().filter_map(|it| it.loss).reduce(f64::min)?, marks().filter_map(|it| it.loss).reduce(f64::max)?);
+        let (low, high) =
+            (marks().filter_map(|it| it.loss).reduce(f64::min)?, marks().filter_map(|it| it.loss).reduce(f64::max)?);
         let room = ((high - low) * 0.08).max(1e-6);
         Some(Self { seconds: seconds.max(f64::MIN_POSITIVE), low: (low - room).max(0.0), high: high + room })
     }

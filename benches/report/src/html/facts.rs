@@ -8,7 +8,10 @@ use crate::text::{bytes, list as in_words};
 pub fn summary(report: &Report) -> String {
     let setting = &report.setting;
     let on = setting.machine.gpu.as_deref().unwrap_or(&setting.machine.cpu);
-    format!("Technique benchmark \u{b7} {on}, {} cores \u{b7} {} \u{b7} {}", setting.machine.cores, setting.size, setting.measured_at)
+    format!(
+        "Technique benchmark \u{b7} {on}, {} cores \u{b7} {} \u{b7} {}",
+        setting.machine.cores, setting.size, setting.measured_at
+    )
 }
 
 /// Names and values, as the entries of a list.

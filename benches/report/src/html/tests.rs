@@ -5,7 +5,10 @@ use crate::sample;
 fn the_page_is_whole_and_fetches_nothing() {
     for report in [sample::report(), sample::quick()] {
         let page = render(&report);
-        assert!(!page.contains("{{") && !page.contains("}}") && !page.contains("NaN") && !page.contains("inf%"), "{page}");
+        assert!(
+            !page.contains("{{") && !page.contains("}}") && !page.contains("NaN") && !page.contains("inf%"),
+            "{page}"
+        );
         for fetched in ["http://", "https://", "<script", "url("] {
             assert!(!page.contains(fetched), "{fetched}");
         }

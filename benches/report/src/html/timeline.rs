@@ -18,14 +18,16 @@ pub fn section(report: &WorkloadReport) -> String {
         .filter_map(|contender| Some((contender, first_steps(&all.of(contender)?.timeline, STEPS))))
         .filter(|(_, spans)| !spans.is_empty())
         .collect();
-    let whole = lines.iter().flat_map(|(_, spans)| spans.iter()).map(|span| span.start + span.seconds).fold(0.0, f64::max);
+    let whole =
+        lines.iter().flat_map(|(_, spans)| spans.iter()).map(|span| span.start + span.seconds).fold(0.0, f64::max);
     if whole <= 0.0 {
         return String::new();
     }
     let drawn: String = lines.iter().map(|(contender, spans)| line(*contender, spans, whole)).collect();
-    let legend: String = [("data wait", "data-wait"), ("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer")]
-        .map(|(name, class)| format!("<span><i class=\"{class}\"></i>{name}</span>"))
-        .concat();
+    let legend: String =
+        [("data wait", "data-wait"), ("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer")]
+            .map(|(name, class)| format!("<span><i class=\"{class}\"></i>{name}</span>"))
+            .concat();
     let next = match all.next.is_empty() {
         true => String::new(),
         false => {
@@ -33,7 +35,9 @@ pub fn section(report: &WorkloadReport) -> String {
             format!("<h3>What would help next, by the diagnosis of combined</h3><div class=\"next\">{lines}</div>")
         }
     };
-    format!("<h3>{STEPS} steps, before and after</h3><p class=\"legend\">{legend}</p><div class=\"bars\">{drawn}</div>{next}")
+    format!(
+        "<h3>{STEPS} steps, before and after</h3><p class=\"legend\">{legend}</p><div class=\"bars\">{drawn}</div>{next}"
+    )
 }
 
 fn line(contender: Contender, spans: &[Span], whole: f64) -> String {

@@ -31,7 +31,7 @@ impl Nonce {
         }
     }
 
-    pub fn to_hex(&self) -> String {
+    pub fn to_hex(self) -> String {
         to_hex(&self.0)
     }
 
