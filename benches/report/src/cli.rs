@@ -139,15 +139,19 @@ impl BenchOptions {
 
     /// What trains a workload on a machine with or without a CUDA device, in the order of the rows.
     pub fn contenders(&self, workload: Workload, cuda: bool) -> Vec<Contender> {
-        // Compiling takes a minute. Beside a minute of decoding, these two are hardly seen by themselves; combined tries them.
+        // Compiling takes long, and pays where much is computed. Next to so much decoding, `channels_last` and `fused`
+        // change nothing by themselves; combined tries them.
         let left_out: &[Contender] = match (self.size(), workload) {
             (Size::Full, _) => &[],
             (Size::Quick, Workload::Photos) => {
                 &[Contender::PytorchCompiled, Contender::ChannelsLast, Contender::Fused, Contender::Bf16]
             }
             (Size::Quick, _) => &[Contender::PytorchCompiled],
-            (Size::Default, Workload::Photos) => &[Contender::ChannelsLast, Contender::Fused],
-            (Size::Default, _) => &[],
+            (Size::Default, Workload::Photos) => {
+                &[Contender::PytorchCompiled, Contender::ChannelsLast, Contender::Fused]
+            }
+            (Size::Default, Workload::Digits) => &[Contender::PytorchCompiled],
+            (Size::Default, Workload::Text) => &[],
         };
         let is_chosen = |contender: &Contender| match self.only.as_slice() {
             [] => !left_out.contains(contender),

@@ -51,6 +51,15 @@ class Waiting:
             self.seconds += time.perf_counter() - begun
 
 
+def for_seconds(batches, seconds):
+    """Batches for a time, and one at least."""
+    begun = time.perf_counter()
+    while True:
+        yield next(batches)
+        if time.perf_counter() - begun >= seconds:
+            return
+
+
 def rate(train, batches, steps):
     """Steps a second."""
     begun = time.perf_counter()
@@ -71,15 +80,15 @@ def serve(build, choices, options=None, samples_of_an_input=1):
     torch.manual_seed(JOB["seed"])
     trained = build()
     batches = Waiting(endless(trained.loader))
-    trained.train(itertools.islice(batches, JOB["settle_steps"]))
+    trained.train(itertools.islice(batches, 3))
     say(Ready={"choices": choices, "options": options})
     for line in sys.stdin:
         ask = json.loads(line)
         if ask == "Turn":
-            trained.train(itertools.islice(batches, JOB["settle_steps"]))
+            trained.train(for_seconds(batches, JOB["settle_seconds"]))
             synchronize()
             batches.seconds, begun = 0.0, time.perf_counter()
-            inputs, _ = trained.train(itertools.islice(batches, JOB["turn_steps"]))
+            inputs, _ = trained.train(for_seconds(batches, JOB["turn_seconds"]))
             synchronize()
             seconds = time.perf_counter() - begun
             samples = inputs * samples_of_an_input

@@ -45,6 +45,8 @@ class InMemory:
     def __iter__(self):
         order = torch.randperm(len(self.labels), device=DEVICE)
         for indices in order.split(BATCH):
+            if COMPILED and len(indices) < BATCH:
+                continue  # another shape would be compiled anew
             yield self.images[indices], self.labels[indices]
 
 

@@ -10,13 +10,15 @@ use overdrive_profile::{Diagnosis, Phase, RunProfile, RunRecorder, StepTimer, Th
 use tch::{Cuda, Device};
 
 use super::job::{Ask, Job, Said, asked, has_workers, say};
-use super::trainer::{Batch, Batches, Feed, Steps, Trainer};
+use super::trainer::{Batch, Batches, Feed, Steps, Trainer, Until};
 use super::{choice, digits, photos, text};
 
 /// Marks of a whole training without epochs.
 const MARKS: u64 = 20;
 /// Steps of a timeline.
 const RECORDED: u64 = 40;
+/// The first steps, which pay for libtorch's first calls.
+const FIRST: u64 = 3;
 /// Steps of an epoch of the digits.
 const FILLING: u64 = 157;
 
@@ -46,10 +48,10 @@ pub fn serve(job: &Job) -> Result<()> {
         match ask? {
             Ask::Turn => {
                 // Who reads nothing ahead has nothing to use up.
-                let settle_steps = if has_workers(job) { job.settle_steps } else { 1 };
-                trainer.train(&mut batches, settle_steps, None)?;
+                let seconds = if has_workers(job) { job.settle_seconds } else { 0.0 };
+                trainer.train(&mut batches, Until::Seconds(seconds), None)?;
                 let begun = Instant::now();
-                let steps = trainer.train(&mut batches, job.turn_steps, None)?;
+                let steps = trainer.train(&mut batches, Until::Seconds(job.turn_seconds), None)?;
                 say(&Said::Turn(Turn {
                     seconds: begun.elapsed().as_secs_f64(),
                     wait_seconds: steps.wait_seconds,
@@ -113,12 +115,13 @@ fn rate(job: &Job, device: Device) -> Result<f64> {
     let mut batches = endless(&*feed);
     // An epoch of the digits fills a cache.
     let filling = if job.workload == Workload::Digits { FILLING } else { 0 };
-    trainer.train(&mut batches, filling, None)?;
+    trainer.train(&mut batches, Until::Steps(filling), None)?;
     settle(job, &mut trainer, &mut batches)?;
-    trainer.train(&mut batches, job.settle_steps, None)?;
+    let seconds = if has_workers(job) { job.settle_seconds } else { 0.0 };
+    trainer.train(&mut batches, Until::Seconds(seconds), None)?;
     let begun = Instant::now();
-    trainer.train(&mut batches, job.turn_steps, None)?;
-    Ok(job.turn_steps as f64 / begun.elapsed().as_secs_f64())
+    let steps = trainer.train(&mut batches, Until::Seconds(job.turn_seconds), None)?;
+    Ok(steps.steps as f64 / begun.elapsed().as_secs_f64())
 }
 
 /// The first steps, which pay for libtorch's first calls and fill caches. Who has a loader's workers beside it tries how many
@@ -126,13 +129,13 @@ fn rate(job: &Job, device: Device) -> Result<f64> {
 fn settle(job: &Job, trainer: &mut Trainer, batches: &mut Batches<'_>) -> Result<Vec<String>> {
     tch::set_num_threads(i32::try_from(job.threads)?);
     if job.device == DeviceKind::Cuda || !has_workers(job) {
-        trainer.train(batches, job.settle_steps, None)?;
+        trainer.train(batches, Until::Steps(FIRST), None)?;
         return Ok(Vec::new());
     }
     let most = i32::try_from(job.threads)?;
     let mut tuner = ThreadTuner::new(most);
     let chosen = loop {
-        trainer.train(batches, 1, None)?;
+        trainer.train(batches, Until::Steps(1), None)?;
         if let Some(chosen) = tuner.step() {
             break chosen;
         }
@@ -159,12 +162,12 @@ fn whole(job: &Job, device: Device) -> Result<Whole> {
     if job.workload == Workload::Text {
         let mut batches = endless(&*feed);
         for _ in 0..MARKS {
-            let steps = trainer.train(&mut batches, job.length / MARKS, None)?;
+            let steps = trainer.train(&mut batches, Until::Steps(job.length / MARKS), None)?;
             mark(&trainer, &mut clock, steps)?;
         }
     } else {
         for epoch in 0..job.length {
-            let steps = trainer.train(&mut feed.epoch(epoch), u64::MAX, None)?;
+            let steps = trainer.train(&mut feed.epoch(epoch), Until::Steps(u64::MAX), None)?;
             mark(&trainer, &mut clock, steps)?;
         }
     }
@@ -175,7 +178,7 @@ fn whole(job: &Job, device: Device) -> Result<Whole> {
 fn recorded(trainer: &mut Trainer, batches: &mut Batches<'_>, device: Device) -> Result<Said> {
     let recorder = RunRecorder::new().steps_before(RECORDED / 2).sample_interval(Duration::from_millis(100));
     let timer = StepTimer::builder().device(device).warmup_steps(RECORDED / 4).record(recorder).build()?;
-    trainer.train(batches, RECORDED, Some(&timer))?;
+    trainer.train(batches, Until::Steps(RECORDED), Some(&timer))?;
     let run = timer.finish()?;
     let diagnosis = Diagnosis::of(&run);
     let finding = |finding: &overdrive_profile::Finding| {

@@ -15,8 +15,6 @@ pub struct Prepared {
     pub idx: PathBuf,
     /// `<digit>/<number>.png` for each training image.
     pub png: PathBuf,
-    /// What the report calls it.
-    pub name: String,
     /// Training images.
     pub train: usize,
     /// Test images.
@@ -47,11 +45,7 @@ pub fn prepare(idx: &Path, work: &Path, max_train: usize, max_test: usize) -> Re
         }
         write_folder(&mnist.train, train, &png).with_context(cannot)?;
     }
-    let name = match train {
-        60_000 => "MNIST".to_owned(),
-        _ => format!("MNIST, the first {train} training and {test} test images"),
-    };
-    Ok(Prepared { idx: idx.to_owned(), png, name, train, test })
+    Ok(Prepared { idx: idx.to_owned(), png, train, test })
 }
 
 fn digest(mnist: &Mnist, train: usize, test: usize) -> String {

@@ -31,10 +31,10 @@ pub struct Job {
     pub tries: bool,
     /// What tuned Python has chosen, for the compiled one; null before.
     pub options: serde_json::Value,
-    /// Steps before each turn that are not timed: what was read ahead meanwhile is used up.
-    pub settle_steps: u64,
-    /// Steps of a turn.
-    pub turn_steps: u64,
+    /// Seconds before each turn that do not count, where batches are read ahead: what was read meanwhile is used up.
+    pub settle_seconds: f64,
+    /// Seconds of a turn, which ends with a whole step.
+    pub turn_seconds: f64,
     /// Epochs of a whole training, or the steps of it where there are no epochs.
     pub length: u64,
     /// The training data: a folder of images by class, or a text.

@@ -1,7 +1,7 @@
 //! The technique benchmark: every contender trains the same workloads, in turns, and a report says what each gains.
 //!
-//! [`run`] prepares the data and starts a process a contender ([`player`]); [`contender`] is what such a process does. The
-//! workloads are [`digits`], [`photos`] and [`text`]; [`trainer`] is the loop that they share, [`watch`] looks at what else
+//! `run` prepares the data and starts a process a contender (`player`); `contender` is what such a process does. The
+//! workloads are `digits`, `photos` and `text`; `trainer` is the loop that they share, `watch` looks at what else
 //! uses the machine. Python's contenders are in `peers`.
 
 #![forbid(unsafe_code)]
@@ -186,8 +186,8 @@ impl<'a> Bench<'a> {
             tries: !quick,
             options: serde_json::Value::Null,
             batch_size: 32,
-            settle_steps: if quick { 3 } else { 6 },
-            turn_steps: 0,
+            settle_seconds: 0.5,
+            turn_seconds: if quick { 0.5 } else { 1.5 },
             length: 0,
             train: PathBuf::new(),
             test: None,
@@ -199,21 +199,12 @@ impl<'a> Bench<'a> {
                 let (train, test) = if quick { (4_000, 1_000) } else { (usize::MAX, usize::MAX) };
                 let data = digits_files::prepare(&idx, &self.work, train, test)?;
                 let facts = vec![
-                    format!("{}: {} training and {} test images.", data.name, data.train, data.test),
+                    format!("{} training and {} test images of MNIST, one PNG file each.", data.train, data.test),
                     "A CNN of 2 convolutions and 2 linear layers, 105,866 parameters; batches of 128.".to_owned(),
                 ];
-                let turn_steps = if quick { 30 } else { 150 };
                 let test = (Some(data.idx), data.test);
-                let job = Job {
-                    batch_size: 128,
-                    turn_steps,
-                    length: 5,
-                    train: data.png,
-                    test: test.0,
-                    test_images: test.1,
-                    ..job
-                };
-                Data { job: Job { settle_steps: 16, ..job }, facts }
+                let job = Job { batch_size: 128, length: 5, train: data.png, test: test.0, test_images: test.1, ..job };
+                Data { job, facts }
             }
             Workload::Photos => {
                 let photos = match &self.options.photos {
@@ -226,11 +217,10 @@ impl<'a> Bench<'a> {
                 let model = if cuda { "ResNet-50 at 224 pixels" } else { "ResNet-18 at 96 pixels" };
                 let facts =
                     vec![photos.fact, format!("{model}, RandomResizedCrop and RandomHorizontalFlip; batches of 16.")];
-                let (turn_steps, settle_steps) = if quick { (4, 4) } else { (6, 5) };
                 let job = Job {
                     batch_size: 16,
-                    turn_steps,
-                    settle_steps,
+                    settle_seconds: if quick { 1.0 } else { 2.0 },
+                    turn_seconds: if quick { 1.0 } else { 3.5 },
                     length: 3,
                     train: photos.train,
                     test: photos.test,
@@ -249,10 +239,9 @@ impl<'a> Bench<'a> {
                             .to_owned(),
                     },
                 ];
-                let turn_steps = if quick { 3 } else { 6 };
                 let train = data_file("text/hamlet.txt")?;
                 let batch_size = if cuda { 8 } else { 32 };
-                Data { job: Job { turn_steps, length: 400, train, batch_size, settle_steps: 1, ..job }, facts }
+                Data { job: Job { length: 400, train, batch_size, ..job }, facts }
             }
         })
     }
@@ -306,8 +295,8 @@ fn note(bar: &ProgressBar, what: String) {
 fn method() -> Vec<String> {
     [
         "Each contender is a process of its own and waits while another trains. They take turns of steady training, so a \
-         slow spell of the machine meets all of them, and a ratio is of two turns of the same round. The first steps of a turn \
-         are not timed: they use up what was read ahead meanwhile."
+         slow spell of the machine meets all of them, and a ratio is of two turns of the same round. The first seconds of a turn \
+         do not count: they use up what was read ahead meanwhile."
             .to_owned(),
         "A whole training is timed from before the data is opened to the last step; start of the process, imports and \
          testing are not on that clock."

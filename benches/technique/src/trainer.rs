@@ -49,6 +49,24 @@ pub struct Trainer {
     micro_batches: usize,
 }
 
+/// How long to train.
+#[derive(Clone, Copy, Debug)]
+pub enum Until {
+    /// So many steps.
+    Steps(u64),
+    /// So many seconds, by the host's clock.
+    Seconds(f64),
+}
+
+impl Until {
+    fn is_over(self, steps: u64, begun: Instant) -> bool {
+        match self {
+            Self::Steps(most) => steps >= most,
+            Self::Seconds(most) => steps > 0 && begun.elapsed().as_secs_f64() >= most,
+        }
+    }
+}
+
 /// What some steps came to.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Steps {
@@ -96,15 +114,15 @@ impl Trainer {
         Ok(Self { _vs: vs, model, device, precision, opt, scaler, accum, channels_last, micro_batches })
     }
 
-    /// Makes up to `steps` steps.
+    /// Makes steps for a time or up to a number, and one at least.
     ///
     /// # Errors
     /// When a batch cannot be read, or libtorch fails.
-    pub fn train(&mut self, batches: &mut Batches<'_>, steps: u64, timer: Option<&StepTimer>) -> Result<Steps> {
-        let mut done = Steps::default();
+    pub fn train(&mut self, batches: &mut Batches<'_>, until: Until, timer: Option<&StepTimer>) -> Result<Steps> {
+        let (mut done, begun) = (Steps::default(), Instant::now());
         // Summed on the device: reading each loss would make the host wait for it.
         let mut loss_sum = Tensor::zeros([], (Kind::Double, self.device));
-        'steps: while done.steps < steps {
+        'steps: while !until.is_over(done.steps, begun) {
             let mut samples = 0;
             for micro in 1..=self.micro_batches {
                 let begun = Instant::now();

@@ -27,7 +27,7 @@ pub fn speed(report: &WorkloadReport) -> String {
         let spread = row.rate?;
         let against = row.against.iter().find(|it| it.with == Contender::Pytorch).or(row.against.last());
         let choices = report.measurements.of(row.contender).map(|it| it.choices.join("; ")).unwrap_or_default();
-        let more = against.map_or(String::new(), |it| format!("{:.2}\u{d7} {}", it.ratio.median, it.with));
+        let more = against.map_or(String::new(), |it| format!("{:.2}\u{d7} the speed of {}", it.ratio.median, it.with));
         Some(Bar {
             contender: row.contender,
             note: if choices.is_empty() { row.contender.description() } else { choices },
