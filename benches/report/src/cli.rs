@@ -14,7 +14,7 @@ use crate::{Contender, Workload};
 #[derive(Clone, Debug, PartialEq, Eq, Parser)]
 #[command(name = "bench", max_term_width = 100)]
 pub struct BenchOptions {
-    /// A first table within a minute: few steps, no `torch.compile`, no whole training
+    /// A first table within a minute: a few seconds each, no technique by itself, no whole training
     #[arg(long, conflicts_with = "full")]
     pub quick: bool,
 
@@ -141,20 +141,17 @@ impl BenchOptions {
     pub fn contenders(&self, workload: Workload, cuda: bool) -> Vec<Contender> {
         // Compiling takes long, and pays where much is computed. Next to so much decoding, `channels_last` and `fused`
         // change nothing by themselves; combined tries them.
-        let left_out: &[Contender] = match (self.size(), workload) {
-            (Size::Full, _) => &[],
-            (Size::Quick, Workload::Photos) => {
-                &[Contender::PytorchCompiled, Contender::ChannelsLast, Contender::Fused, Contender::Bf16]
-            }
-            (Size::Quick, _) => &[Contender::PytorchCompiled],
+        let is_left_out = |contender: &Contender| match (self.size(), workload) {
+            (Size::Full, _) => false,
+            (Size::Quick, _) => contender.is_technique() || *contender == Contender::PytorchCompiled,
             (Size::Default, Workload::Photos) => {
-                &[Contender::PytorchCompiled, Contender::ChannelsLast, Contender::Fused]
+                matches!(contender, Contender::PytorchCompiled | Contender::ChannelsLast | Contender::Fused)
             }
-            (Size::Default, Workload::Digits) => &[Contender::PytorchCompiled],
-            (Size::Default, Workload::Text) => &[],
+            (Size::Default, Workload::Digits) => *contender == Contender::PytorchCompiled,
+            (Size::Default, Workload::Text) => false,
         };
         let is_chosen = |contender: &Contender| match self.only.as_slice() {
-            [] => !left_out.contains(contender),
+            [] => !is_left_out(contender),
             only => *contender == Contender::Tch || only.contains(contender),
         };
         workload.contenders(cuda).into_iter().filter(is_chosen).collect()
@@ -241,7 +238,9 @@ mod tests {
         assert_eq!(some.contenders(Workload::Text, false), [Contender::Tch, Contender::Fused, Contender::Combined]);
         assert_eq!(some.check(false), Ok(()));
         let quick = parse(&["--quick"]).unwrap().contenders(Workload::Digits, true);
-        assert!(!quick.contains(&Contender::PytorchCompiled) && quick.contains(&Contender::Tf32));
+        assert_eq!(quick, [Contender::Pytorch, Contender::PytorchTuned, Contender::Tch, Contender::Combined]);
+        let full = parse(&["--full"]).unwrap().contenders(Workload::Photos, false);
+        assert_eq!(full, Workload::Photos.contenders(false));
         let tf32 = parse(&["--only", "tf32"]).unwrap();
         assert_eq!(tf32.check(false), Err(OptionsError::NeedsCuda(Contender::Tf32)));
         assert_eq!(tf32.check(true), Ok(()));

@@ -139,6 +139,19 @@ fn headline(workloads: &[WorkloadReport]) -> String {
         }
     }
     let disturbed = |workload: &WorkloadReport| workload.rows.iter().any(|row| row.disturbed > 0);
+    let first_look = |workload: &WorkloadReport| {
+        let against = &workload.row(Contender::Combined)?.against;
+        let comparison = against.iter().find(|it| it.with == Contender::Pytorch)?;
+        let is_faster = comparison.pairs < LEAST_PAIRS && comparison.disturbed == 0 && comparison.ratio.low > 1.0;
+        is_faster.then(|| format!("{} {}", workload.measurements.workload, times(comparison.ratio.median)))
+    };
+    let looks: Vec<String> = workloads.iter().filter_map(first_look).collect();
+    if !looks.is_empty() {
+        return format!(
+            "A first look: Overdrive trains {} as fast as Python's PyTorch as most people write it.",
+            list(looks)
+        );
+    }
     match workloads.iter().any(disturbed) {
         true => "No conclusion: something else used this machine. Measure again when it is quiet.".to_owned(),
         false => {

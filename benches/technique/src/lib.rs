@@ -34,7 +34,7 @@ use overdrive_ffi as ffi;
 use tch::Cuda;
 
 use job::Job;
-use player::{Player, Started};
+use player::{Player, Started, Starting};
 use trainer::LEARNING_RATE;
 
 pub use player::JOB_ARGUMENT;
@@ -106,9 +106,17 @@ impl<'a> Bench<'a> {
         note(bar, format!("{workload}: data"));
         let Data { mut job, facts } = self.data(workload)?;
         let (mut players, mut absent) = (Vec::new(), Vec::new());
-        for contender in self.options.contenders(workload, self.device == DeviceKind::Cuda) {
+        let contenders = self.options.contenders(workload, self.device == DeviceKind::Cuda);
+        // Where nothing is tried by measuring, they may start side by side.
+        let mut begun = Vec::new();
+        if !job.tries {
+            begun = contenders.iter().map(|&contender| self.start(&job, contender)).collect::<Result<_>>()?;
+        }
+        let mut begun = begun.into_iter();
+        for contender in contenders {
             note(bar, format!("{workload}: starts {contender}"));
-            match self.start(&job, contender)? {
+            let starting = begun.next().map_or_else(|| self.start(&job, contender), Ok)?;
+            match starting.wait()? {
                 Started::Player(player) => {
                     if contender == Contender::PytorchTuned {
                         job.options.clone_from(&player.options);
@@ -148,7 +156,7 @@ impl<'a> Bench<'a> {
         Ok(Measurements { workload, facts, measured, absent, parts, next })
     }
 
-    fn start(&self, job: &Job, contender: Contender) -> Result<Started> {
+    fn start(&self, job: &Job, contender: Contender) -> Result<Starting> {
         let parts = match contender {
             Contender::Combined => choice::all(job),
             technique if technique.is_technique() => vec![technique],
@@ -186,8 +194,8 @@ impl<'a> Bench<'a> {
             tries: !quick,
             options: serde_json::Value::Null,
             batch_size: 32,
-            settle_seconds: 0.5,
-            turn_seconds: if quick { 0.5 } else { 1.5 },
+            settle_seconds: if quick { 0.2 } else { 0.5 },
+            turn_seconds: if quick { 0.4 } else { 1.5 },
             length: 0,
             train: PathBuf::new(),
             test: None,
@@ -211,7 +219,7 @@ impl<'a> Bench<'a> {
                     Some(folder) => photo_files::of_user(folder)?,
                     None => {
                         let (train, times) = if quick { (32, 16) } else { (128, 8) };
-                        photo_files::prepare(&self.work, train, times, 64)?
+                        photo_files::prepare(&self.work, train, times, if quick { 8 } else { 64 })?
                     }
                 };
                 let model = if cuda { "ResNet-50 at 224 pixels" } else { "ResNet-18 at 96 pixels" };
@@ -219,7 +227,7 @@ impl<'a> Bench<'a> {
                     vec![photos.fact, format!("{model}, RandomResizedCrop and RandomHorizontalFlip; batches of 16.")];
                 let job = Job {
                     batch_size: 16,
-                    settle_seconds: if quick { 1.0 } else { 2.0 },
+                    settle_seconds: if quick { 0.7 } else { 2.0 },
                     turn_seconds: if quick { 1.0 } else { 3.5 },
                     length: 3,
                     train: photos.train,

@@ -27,6 +27,34 @@ pub struct Player {
     pub options: serde_json::Value,
 }
 
+/// A contender that has been started.
+pub struct Starting(Started);
+
+impl Starting {
+    /// Waits until it has its data.
+    ///
+    /// # Errors
+    /// When ours ends before that.
+    pub fn wait(self) -> Result<Started> {
+        let mut player = match self.0 {
+            Started::Player(player) => player,
+            missing => return Ok(missing),
+        };
+        let is_python = player.measured.contender.is_python();
+        match player.answer() {
+            Ok(Said::Ready { choices, parts, options }) => {
+                player.measured.choices = choices;
+                (player.parts, player.options) = (parts, options);
+            }
+            Ok(Said::Missing(reason)) => return Ok(Started::Missing(reason)),
+            Ok(other) => bail!("{} said {other:?} first", player.measured.contender),
+            Err(error) if is_python => return Ok(Started::Missing(format!("{error:#}"))),
+            Err(error) => return Err(error),
+        }
+        Ok(Started::Player(player))
+    }
+}
+
 /// A contender that is there, or why it is not.
 pub enum Started {
     Player(Box<Player>),
@@ -34,11 +62,11 @@ pub enum Started {
 }
 
 impl Player {
-    /// Starts a contender and waits until it has its data: Python's by a program in `peers`.
+    /// Starts a contender: Python's by a program in `peers`.
     ///
     /// # Errors
     /// When ours cannot be started. What Python lacks is no error.
-    pub fn start(job: &Job, python: &Path, peers: &Path) -> Result<Started> {
+    pub fn start(job: &Job, python: &Path, peers: &Path) -> Result<Starting> {
         let argument = serde_json::to_string(job)?;
         let mut command = if job.contender.is_python() {
             let mut command = Command::new(python);
@@ -55,7 +83,8 @@ impl Player {
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = match spawned {
             Err(error) if job.contender.is_python() => {
-                return Ok(Started::Missing(format!("{} cannot be run: {error}", python.display())));
+                let reason = format!("{} cannot be run: {error}", python.display());
+                return Ok(Starting(Started::Missing(reason)));
             }
             spawned => spawned.context("cannot start a contender")?,
         };
@@ -69,25 +98,9 @@ impl Player {
             peak_device_bytes: None,
             timeline: Vec::new(),
         };
-        let mut player = Self {
-            child,
-            asks,
-            answers: BufReader::new(stdout),
-            measured,
-            parts: Vec::new(),
-            options: serde_json::Value::Null,
-        };
-        match player.answer() {
-            Ok(Said::Ready { choices, parts, options }) => {
-                player.measured.choices = choices;
-                (player.parts, player.options) = (parts, options);
-            }
-            Ok(Said::Missing(reason)) => return Ok(Started::Missing(reason)),
-            Ok(other) => bail!("{} said {other:?} first", job.contender),
-            Err(error) if job.contender.is_python() => return Ok(Started::Missing(format!("{error:#}"))),
-            Err(error) => return Err(error),
-        }
-        Ok(Started::Player(Box::new(player)))
+        let answers = BufReader::new(stdout);
+        let player = Self { child, asks, answers, measured, parts: Vec::new(), options: serde_json::Value::Null };
+        Ok(Starting(Started::Player(Box::new(player))))
     }
 
     /// Takes a turn, again where it was disturbed.

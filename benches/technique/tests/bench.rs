@@ -38,8 +38,9 @@ fn without_python_its_columns_are_absent_and_ours_are_measured() {
         assert!(workload.rows.iter().all(|row| row.rate.is_some_and(|rate| rate.low > 0.0)), "{:?}", workload.rows);
         let (absent, reason) = &workload.measurements.absent[0];
         assert!(*absent == Contender::Pytorch && reason.contains("/no/such/python cannot be run"), "{reason}");
-        // Its parts are among those that were measured.
-        assert!(workload.measurements.parts.iter().all(|part| contenders.contains(part)));
+        let all = workload.measurements.workload.contenders(false);
+        let parts = &workload.measurements.parts;
+        assert!(parts.contains(&Contender::Fused) && parts.iter().all(|part| all.contains(part)), "{parts:?}");
         assert!(!workload.measurements.of(Contender::Combined).unwrap().timeline.is_empty());
     }
     let (table, page) = (text(&ended.stdout), folder.path().join("out/report.html"));
