@@ -1,7 +1,7 @@
 //! What the combined contender is made of: found by trying, as one tunes by hand.
 
 use anyhow::Result;
-use overdrive_bench_report::{Contender, DeviceKind, Machine};
+use overdrive_bench_report::{Contender, DeviceKind, Machine, Workload};
 
 use super::job::Job;
 
@@ -21,7 +21,14 @@ pub fn all(job: &Job) -> Vec<Contender> {
         return techniques.collect();
     }
     let has_bf16 = cuda || Machine::detect(None).has_bf16_hardware();
-    let usual = techniques.filter(|it| *it != Contender::Fp16 && (has_bf16 || *it != Contender::Bf16));
+    // Digits fit as one tensor, which no loader beats.
+    let loader = [Contender::Prefetch, Contender::CachePrefetch];
+    let is_usual = |it: &Contender| match it {
+        Contender::Fp16 => false,
+        Contender::Bf16 => has_bf16,
+        it => job.workload != Workload::Digits || !loader.contains(it),
+    };
+    let usual = techniques.filter(is_usual);
     usual.fold(Vec::new(), with)
 }
 
@@ -50,8 +57,6 @@ pub fn choose(job: &Job, mut rate: impl FnMut(&Job) -> Result<f64>) -> Result<Jo
 
 #[cfg(test)]
 mod tests {
-    use overdrive_bench_report::Workload;
-
     use super::*;
 
     fn job(parts: Vec<Contender>) -> Job {
@@ -100,7 +105,8 @@ mod tests {
             let parts = all(&Job { workload: Workload::Text, tries, ..job(Vec::new()) });
             assert!(parts.contains(&Contender::Fused) && !parts.contains(&Contender::Accumulate), "{parts:?}");
         }
-        let parts = all(&Job { tries: false, ..job(Vec::new()) });
-        assert!(parts.contains(&Contender::CachePrefetch) && !parts.contains(&Contender::Prefetch), "{parts:?}");
+        let parts = |workload| all(&Job { tries: false, workload, ..job(Vec::new()) });
+        assert!(!parts(Workload::Digits).contains(&Contender::CachePrefetch), "{:?}", parts(Workload::Digits));
+        assert!(parts(Workload::Photos).contains(&Contender::Prefetch), "{:?}", parts(Workload::Photos));
     }
 }

@@ -16,7 +16,7 @@ use super::{choice, digits, photos, text};
 /// Marks of a whole training without epochs.
 const MARKS: u64 = 20;
 /// Steps of a timeline.
-const RECORDED: u64 = 40;
+const RECORDED: u64 = 20;
 /// The first steps, which pay for libtorch's first calls.
 const FIRST: u64 = 3;
 /// Steps of an epoch of the digits.
