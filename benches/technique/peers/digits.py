@@ -104,7 +104,7 @@ def steady(steps, **options):
 
 
 if __name__ == "__main__":
-    workers, precision = 0, None
+    workers, precision = 0, torch.bfloat16 if TUNED and JOB["has_bf16"] else None
     if JOB["options"]:
         precision = torch.bfloat16 if JOB["options"]["bfloat16"] else None
         CHOICES.append("as tuned")

@@ -95,7 +95,7 @@ def steady(steps, precision):
 
 
 if __name__ == "__main__":
-    precision = None
+    precision = torch.bfloat16 if TUNED and JOB["has_bf16"] else None
     if JOB["options"]:
         precision = torch.bfloat16 if JOB["options"]["bfloat16"] else None
         CHOICES.append("as tuned")

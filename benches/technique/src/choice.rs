@@ -1,7 +1,7 @@
 //! What the combined contender is made of: found by trying, as one tunes by hand.
 
 use anyhow::Result;
-use overdrive_bench_report::{Contender, DeviceKind, Machine, Workload};
+use overdrive_bench_report::{Contender, DeviceKind, Workload};
 
 use super::job::Job;
 
@@ -20,12 +20,11 @@ pub fn all(job: &Job) -> Vec<Contender> {
     if job.tries {
         return techniques.collect();
     }
-    let has_bf16 = cuda || Machine::detect(None).has_bf16_hardware();
     // Digits fit as one tensor, which no loader beats.
     let loader = [Contender::Prefetch, Contender::CachePrefetch];
     let is_usual = |it: &Contender| match it {
         Contender::Fp16 => false,
-        Contender::Bf16 => has_bf16,
+        Contender::Bf16 => job.has_bf16,
         it => job.workload != Workload::Digits || !loader.contains(it),
     };
     let usual = techniques.filter(is_usual);
@@ -69,6 +68,7 @@ mod tests {
             threads: 2,
             batch_size: 1,
             tries: true,
+            has_bf16: true,
             options: Default::default(),
             settle_seconds: 0.0,
             turn_seconds: 0.0,

@@ -29,6 +29,8 @@ pub struct Job {
     pub batch_size: usize,
     /// Whether there is time to try alternatives at the start.
     pub tries: bool,
+    /// Whether the device multiplies bfloat16 numbers in hardware: who does not try it uses it then.
+    pub has_bf16: bool,
     /// What tuned Python has chosen, for the compiled one; null before.
     pub options: serde_json::Value,
     /// Seconds before each turn that do not count, where batches are read ahead: what was read meanwhile is used up.

@@ -193,6 +193,7 @@ impl<'a> Bench<'a> {
             seed: self.options.seed,
             threads: self.threads,
             tries: !quick,
+            has_bf16: cuda || Machine::detect(None).has_bf16_hardware(),
             options: serde_json::Value::Null,
             batch_size: 32,
             settle_seconds: if quick { 0.2 } else { 0.5 },
