@@ -1,13 +1,13 @@
-//! The ways of training that the technique benchmark compares: Python's, plain tch's and ours.
+//! The contenders of the technique benchmark: Python's PyTorch, plain tch, and Overdrive's techniques.
 
 use std::fmt;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// One way of training a workload; its name is the same on the command line and in the JSON.
+/// A way to train a workload. The command line and the JSON use the same name.
 ///
-/// The line above each variant is what `--help` and the page say about it.
+/// The doc comment of each variant is also its text in `--help` and on the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
@@ -18,15 +18,15 @@ pub enum Contender {
     PytorchTuned,
     /// Python's PyTorch tuned, with `torch.compile`.
     PytorchCompiled,
-    /// tch alone: its own reading, models and optimizers.
+    /// tch alone: its image reading, models and optimizers.
     Tch,
-    /// `DataLoader`: batches are decoded by background threads.
+    /// `DataLoader`: worker threads decode batches.
     Prefetch,
-    /// `DataLoader` over `Cached`: each file decoded once.
+    /// `DataLoader` over `Cached`: each file is decoded once.
     CachePrefetch,
-    /// `DataLoader` that decodes JPEG at a fraction of its size.
+    /// `DataLoader` that decodes JPEG files at a fraction of their size.
     ScaledDecode,
-    /// Tensors with the channels of a pixel side by side.
+    /// The channels-last memory format.
     ChannelsLast,
     /// The fused AdamW kernel.
     Fused,
@@ -34,13 +34,13 @@ pub enum Contender {
     Bf16,
     /// Mixed precision in float16, with a `GradScaler`.
     Fp16,
-    /// float32 with TensorFloat-32 products.
+    /// float32 with TensorFloat-32 matrix products.
     Tf32,
-    /// The whole set in the device's memory.
+    /// The whole dataset in the device's memory.
     DeviceData,
-    /// Two micro-batches a step, which take less memory.
+    /// Two micro-batches per step, to save memory.
     Accumulate,
-    /// Those of the techniques above that paid here, together.
+    /// The techniques that made steps faster here, together.
     Combined,
 }
 
@@ -80,7 +80,7 @@ impl Contender {
         matches!(self, Self::Pytorch | Self::PytorchTuned | Self::PytorchCompiled)
     }
 
-    /// Whether it is plain tch with one thing changed.
+    /// Whether it is plain tch with one change.
     pub const fn is_technique(self) -> bool {
         !self.is_python() && !matches!(self, Self::Tch | Self::Combined)
     }

@@ -1,20 +1,20 @@
-//! Whether something else used the machine while a time was taken.
+//! Whether something else used the machine during a timing.
 
 use serde::{Deserialize, Serialize};
 
-/// CPUs used by others, or waited for, from which a time says nothing: a tenth of one.
+/// From so many stolen CPUs, or CPUs used by other processes, a timing counts as disturbed.
 const TOO_MUCH: f64 = 0.1;
-/// The slowest pace at which the processor may do a fixed piece of work, of its best one.
+/// Below this pace, relative to the best one, a timing counts as disturbed.
 const SLOWEST_PACE: f64 = 0.8;
 
-/// What else used the machine, on the mean over a measured time.
+/// What else used the machine during a timing, on average.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Disturbance {
     /// CPUs that the hypervisor gave to other machines (`steal` of `/proc/stat`).
     pub stolen_cpus: f64,
     /// CPUs that other processes of this machine used.
     pub other_cpus: f64,
-    /// How fast a fixed piece of work went on all cores right before and after, of the best pace seen; the slower of both.
+    /// The speed of fixed work on all cores before and after the timing, relative to the best seen; the lower of both.
     pub pace: f64,
 }
 
@@ -25,7 +25,7 @@ impl Default for Disturbance {
 }
 
 impl Disturbance {
-    /// Whether a time taken meanwhile says nothing.
+    /// Whether the timing is disturbed. A value that is not a number counts as disturbed.
     pub fn is_too_much(&self) -> bool {
         !(self.stolen_cpus < TOO_MUCH && self.other_cpus < TOO_MUCH && self.pace > SLOWEST_PACE)
     }

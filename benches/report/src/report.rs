@@ -10,15 +10,15 @@ use crate::{Contender, DeviceKind, Machine, Mark, Measured, Span, Spread, Worklo
 /// The version of the JSON form; a field that is added leaves it as it is.
 pub const SCHEMA: u32 = 2;
 
-/// The most that accuracy may fall below plain tch's, in percentage points, for a contender to have kept it.
+/// A contender may lose at most this much accuracy against plain tch, in percentage points.
 pub const GUARD_POINTS: f64 = 0.5;
-/// The most that the last loss may lie above plain tch's, as a share of it.
+/// Without a test set, its last loss may exceed plain tch's by at most this share.
 pub const GUARD_LOSS: f64 = 0.02;
 
 /// Names of the software that took part, each with its version.
 pub type Versions = BTreeMap<String, String>;
 
-/// Everything that a run of the technique benchmark found out.
+/// The results of a run of the technique benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// [`SCHEMA`].
@@ -26,13 +26,13 @@ pub struct Report {
     /// What it ran on, with which software and options.
     #[serde(flatten)]
     pub setting: Setting,
-    /// One each, in the order of [`Workload::ALL`].
+    /// One per workload, in the order of [`Workload::ALL`].
     pub workloads: Vec<WorkloadReport>,
-    /// What all of it comes to: a headline, then a sentence a line.
+    /// The conclusion: a headline, then one sentence per line.
     pub conclusion: Vec<String>,
 }
 
-/// What the numbers of a report depend on.
+/// The machine, software and options of a report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Setting {
     /// When it was measured, as [`crate::date::utc_now`] writes it.
@@ -41,78 +41,78 @@ pub struct Setting {
     pub machine: Machine,
     /// The software.
     pub versions: Versions,
-    /// Where it trained.
+    /// The device that trained.
     pub device: DeviceKind,
     /// `quick`, `default` or `full`.
     pub size: String,
-    /// Rounds in which the contenders took turns.
+    /// Rounds: in each, every contender takes a turn.
     pub rounds: u32,
-    /// Seeds of whole trainings; none where nothing was trained as a whole.
+    /// Seeds of the whole trainings; empty without whole trainings.
     pub seeds: Vec<u32>,
-    /// The most threads that a contender computes with.
+    /// The most threads that a contender may compute with.
     pub threads: u32,
-    /// How it was measured: what the clock includes and excludes, a sentence each.
+    /// How it was measured, one paragraph per entry.
     pub method: Vec<String>,
 }
 
-/// What was measured of a workload, before anything is made of it.
+/// The raw measurements of a workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurements {
-    /// Which.
+    /// The workload.
     pub workload: Workload,
-    /// Its data and model, in a sentence each.
+    /// Sentences about its data and model.
     pub facts: Vec<String>,
-    /// One a contender, in the order of the rows.
+    /// One per contender, in the order of the rows.
     pub measured: Vec<Measured>,
-    /// Contenders that are not there, each with the reason.
+    /// Contenders that could not run, each with the reason.
     pub absent: Vec<(Contender, String)>,
-    /// What `combined` is made of.
+    /// The techniques of `combined`.
     pub parts: Vec<Contender>,
-    /// What the diagnosis of `combined` says would help next, a sentence each.
+    /// What would help `combined` next according to the diagnosis, one sentence each.
     pub next: Vec<String>,
 }
 
-/// One workload.
+/// The results of one workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadReport {
-    /// What was measured.
+    /// The raw measurements.
     #[serde(flatten)]
     pub measurements: Measurements,
-    /// One a contender.
+    /// One per contender.
     pub rows: Vec<Row>,
-    /// What `combined` was to reach.
+    /// The goals of `combined`, and whether they were met.
     pub goals: Vec<GoalResult>,
 }
 
-/// What one contender did.
+/// The results of one contender.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// Who.
+    /// The contender.
     pub contender: Contender,
-    /// Samples a second by round.
+    /// Samples per second, over the rounds.
     pub rate: Option<Spread>,
-    /// Share of its time in which the training thread was getting data, from 0 to 1.
+    /// Share of the time that the training thread spent in getting data, from 0 to 1.
     pub wait_share: Option<f64>,
-    /// How its speed compares with Python's as written, and with plain tch's, where those are there.
+    /// Its speed relative to Python's as written and to plain tch's, if those ran.
     pub against: Vec<Comparison>,
-    /// Seconds of the whole training by seed.
+    /// Seconds of a whole training, over the seeds.
     pub seconds: Option<Spread>,
-    /// Share of the test images recognised at the end; the median of the seeds.
+    /// Share of the test images classified correctly at the end; the median over the seeds.
     pub accuracy: Option<f64>,
-    /// The last loss of training; the median of the seeds.
+    /// The last training loss; the median over the seeds.
     pub loss: Option<f64>,
-    /// Seconds until the target was reached first, the median of the seeds that reached it all.
+    /// Seconds until the target was first reached, the median over the seeds; absent unless every seed reached it.
     pub seconds_to_target: Option<f64>,
-    /// Whether it learns as well as plain tch; nothing where neither was trained as a whole.
+    /// Whether it learned as well as plain tch; absent unless both were trained from start to end.
     pub kept: Option<bool>,
-    /// The marks of whole trainings, each value the median of the seeds.
+    /// The marks of the whole trainings, each value the median over the seeds.
     pub curve: Vec<Mark>,
-    /// How many of its times were taken while something else used the machine, after all repetitions.
+    /// How many of its timings were disturbed, even after repetitions.
     pub disturbed: usize,
 }
 
 impl Report {
-    /// The report of what was measured.
+    /// Makes the report of the measurements.
     pub fn new(setting: Setting, measurements: Vec<Measurements>) -> Self {
         let workloads: Vec<WorkloadReport> = measurements.into_iter().map(WorkloadReport::new).collect();
         let conclusion = verdict::conclusion(&workloads, &setting);
@@ -122,7 +122,7 @@ impl Report {
     /// The JSON form, indented.
     ///
     /// # Errors
-    /// None that can happen: all of it has a JSON form.
+    /// Never in practice: all of it has a JSON form.
     pub fn to_json(&self) -> serde_json::Result<String> {
         serde_json::to_string_pretty(self).map(|json| json + "\n")
     }
@@ -135,19 +135,19 @@ impl WorkloadReport {
         Self { measurements, rows, goals }
     }
 
-    /// The row of a contender, if it is there.
+    /// The row of a contender, if it ran.
     pub fn row(&self, contender: Contender) -> Option<&Row> {
         self.rows.iter().find(|row| row.contender == contender)
     }
 }
 
 impl Measurements {
-    /// What was measured of a contender, if it is there.
+    /// The measurements of a contender, if it ran.
     pub fn of(&self, contender: Contender) -> Option<&Measured> {
         self.measured.iter().find(|measured| measured.contender == contender)
     }
 
-    /// What training is to reach: an accuracy, or below a loss.
+    /// The target of a whole training.
     pub fn target(&self) -> Target {
         match self.workload {
             Workload::Digits => Target::Accuracy(0.98),
@@ -157,12 +157,12 @@ impl Measurements {
     }
 }
 
-/// What training is to reach.
+/// The target of a whole training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
-    /// Share of the test images, from 0 to 1.
+    /// This share of the test images or more, from 0 to 1.
     Accuracy(f64),
-    /// Mean training loss.
+    /// This mean training loss or less.
     Loss(f64),
 }
 
@@ -202,7 +202,7 @@ fn row(one: &Measured, all: &Measurements) -> Row {
     }
 }
 
-/// Whether one learns as well as another, by accuracy where there is one, else by loss.
+/// Whether one learned as well as the other: by accuracy, or without a test set by loss.
 pub(crate) fn kept(one: &Measured, other: &Measured) -> Option<bool> {
     let last = |of: &Measured, value: fn(&Mark) -> Option<f64>| {
         let values: Option<Vec<f64>> = of.wholes.iter().map(|whole| value(whole.marks.last()?)).collect();
@@ -212,12 +212,12 @@ pub(crate) fn kept(one: &Measured, other: &Measured) -> Option<bool> {
     match both(|mark| mark.accuracy) {
         Some((ours, theirs)) => Some((ours - theirs) * 100.0 >= -GUARD_POINTS - 1e-9),
         None if other.wholes.is_empty() || one.wholes.is_empty() => None,
-        // A loss that is not finite is not kept.
+        // A loss that is not finite counts as not learned.
         None => Some(both(|mark| mark.loss).is_some_and(|(ours, theirs)| ours <= theirs * (1.0 + GUARD_LOSS))),
     }
 }
 
-/// The medians of each mark, as far as all seeds got.
+/// The medians of each mark that all seeds reached.
 fn curve(one: &Measured) -> Vec<Mark> {
     let marks = one.wholes.iter().map(|whole| whole.marks.len()).min().unwrap_or(0);
     let middle = |mark: usize, value: &dyn Fn(&Mark) -> Option<f64>| {
@@ -232,14 +232,14 @@ fn curve(one: &Measured) -> Vec<Mark> {
     (0..marks).map(mark).collect()
 }
 
-/// Phases of a few steps as a reader wants them: at most `steps` of them, from the first.
+/// The first `steps` steps of a timeline, at most.
 pub fn first_steps(timeline: &[Span], steps: usize) -> &[Span] {
     let begins = timeline.iter().enumerate().filter(|(_, span)| span.phase == FIRST_PHASE).map(|(at, _)| at);
     let end = begins.skip(1).nth(steps.saturating_sub(1)).unwrap_or(timeline.len());
     &timeline[..end]
 }
 
-/// The phase with which a step begins.
+/// The first phase of a step.
 pub const FIRST_PHASE: &str = "data wait";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What is measured of one contender.
+//! The measurements of one contender.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Contender, Disturbance};
 
-/// Where it trains.
+/// The device that trains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceKind {
@@ -26,50 +26,50 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// A number of steps of steady training. The contenders take turns, so turns of one round saw the same machine.
+/// A few seconds of steady training. Turns of one round are taken one after the other, so they are comparable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
-    /// Seconds, the device's queued work included.
+    /// Seconds, including the device's queued work.
     pub seconds: f64,
-    /// Seconds of it in which the training thread was getting data, decoding included where it decodes itself.
+    /// Seconds of it that the training thread spent in getting data. If that thread decodes, this includes decoding.
     pub wait_seconds: f64,
     /// Images or tokens trained on.
     pub samples: u64,
-    /// What else used the machine meanwhile; filled in by whoever measures.
+    /// What else used the machine. The contender leaves it out; the benchmark fills it in.
     #[serde(default)]
     pub disturbance: Disturbance,
 }
 
 impl Turn {
-    /// Samples a second.
+    /// Samples per second.
     pub fn rate(&self) -> f64 {
         self.samples as f64 / self.seconds
     }
 }
 
-/// A state of a whole training.
+/// The state of a whole training at the end of an epoch or of some steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Mark {
-    /// Seconds of training so far, from before the data is opened; testing is not on this clock.
+    /// Seconds of training so far, including opening the data, excluding testing.
     pub seconds: f64,
-    /// Mean training loss since the mark before; absent where it is not finite, which JSON cannot say.
+    /// Mean training loss since the previous mark; absent if it is not finite, which JSON cannot express.
     pub loss: Option<f64>,
-    /// Share of the test images recognised, from 0 to 1, or none where there is no test.
+    /// Share of the test images classified correctly, from 0 to 1; absent without a test set.
     pub accuracy: Option<f64>,
 }
 
-/// A training from the first step to the last.
+/// A training from start to end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Whole {
     /// The seed of weights and order.
     pub seed: u32,
-    /// Seconds of training; testing is not on this clock.
+    /// Seconds of training, excluding testing.
     pub seconds: f64,
-    /// Seconds of it in which the training thread was getting data.
+    /// Seconds of it that the training thread spent in getting data.
     pub wait_seconds: f64,
-    /// The end of each epoch, or of each so many steps.
+    /// One per epoch; for text, one per twentieth of the steps.
     pub marks: Vec<Mark>,
-    /// What else used the machine meanwhile; filled in by whoever measures.
+    /// What else used the machine. The contender leaves it out; the benchmark fills it in.
     #[serde(default)]
     pub disturbance: Disturbance,
 }
@@ -79,27 +79,27 @@ pub struct Whole {
 pub struct Span {
     /// `data wait`, `forward`, ..
     pub phase: String,
-    /// When it began, in seconds from the first span.
+    /// Its start, in seconds after the first span's.
     pub start: f64,
-    /// How long it took.
+    /// Its length.
     pub seconds: f64,
 }
 
 /// Everything measured of one contender on one workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Who.
+    /// The contender.
     pub contender: Contender,
-    /// What it chose by measuring at its start: workers, threads, a decoder.
+    /// The options that it chose by measuring at its start: workers, threads, the decoder.
     pub choices: Vec<String>,
-    /// One a round.
+    /// One per round.
     pub turns: Vec<Turn>,
-    /// One a seed.
+    /// One per seed.
     pub wholes: Vec<Whole>,
-    /// The most memory that was seen at the end of a turn, shared pages counted once: the process and its workers.
+    /// The largest memory of the process and its workers at the end of a turn; shared pages count once.
     pub peak_bytes: Option<u64>,
-    /// The most memory that was allocated on the device.
+    /// The largest memory allocated on the device.
     pub peak_device_bytes: Option<u64>,
-    /// A few steps, phase by phase; empty where nothing was recorded.
+    /// The phases of a few steps; empty if none were recorded.
     pub timeline: Vec<Span>,
 }

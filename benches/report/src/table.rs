@@ -10,7 +10,7 @@ use crate::{Contender, Report, Row, Spread};
 /// The widest line that [`render`] writes.
 pub const WIDTH: usize = 100;
 
-/// A table a workload, and the conclusion last.
+/// One table per workload, then the conclusion.
 pub fn render(report: &Report) -> String {
     let mut out = String::new();
     for workload in &report.workloads {
@@ -34,8 +34,8 @@ fn paragraphs(lines: impl Iterator<Item = String>) -> String {
     lines.map(|line| wrap(&line, WIDTH - 2).replace('\n', "\n  ") + "\n").collect()
 }
 
-/// The heads and cells of a workload's table; columns of what was not measured are left out. A wide one has spreads of
-/// speeds and times, the time to the target, and both memories of a GPU box.
+/// The header and cells of a workload's table, without columns of what was not measured. A wide table also has the spreads
+/// of speeds and times, the time to the target, and both kinds of memory on a GPU box.
 pub(crate) fn cells(workload: &WorkloadReport, wide: bool) -> (Vec<String>, Vec<Vec<String>>) {
     let all = &workload.measurements;
     let has = |value: &dyn Fn(&Row) -> bool| workload.rows.iter().any(value);
@@ -82,7 +82,7 @@ fn of_rows(workload: &WorkloadReport) -> String {
     });
     let mut out = align(&head, &named.collect::<Vec<_>>());
     if workload.rows.iter().any(|row| row.disturbed > 0) {
-        out += "* something else used the machine meanwhile\n";
+        out += "* disturbed by other use of the machine\n";
     }
     out
 }

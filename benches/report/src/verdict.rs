@@ -1,5 +1,5 @@
-//! What the numbers allow to say. A difference counts where the whole interval of the pairs lies on one side; nothing is
-//! said of times that were taken while something else used the machine.
+//! The conclusions. A difference counts only if the whole interval of the pairs lies on one side of the bound. Nothing is
+//! concluded from disturbed timings.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,51 +7,51 @@ use crate::report::{Measurements, Setting, WorkloadReport, kept};
 use crate::text::{accuracy, list, seconds, times};
 use crate::{Contender, Measured, Spread};
 
-/// Fewer pairs than this make no interval.
+/// With fewer pairs, everything is undecided.
 const LEAST_PAIRS: usize = 3;
 
-/// How many times as fast one contender is as another.
+/// The speed of one contender relative to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// The other.
+    /// The other contender.
     pub with: Contender,
     /// The median, lowest and highest of the pairs' ratios.
     pub ratio: Spread,
-    /// How many pairs.
+    /// The number of pairs.
     pub pairs: usize,
-    /// How many of them were disturbed, and say nothing.
+    /// The number of disturbed pairs.
     pub disturbed: usize,
 }
 
-/// What can be said of a ratio and a bound.
+/// Whether a ratio reaches a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// All pairs reach the bound.
+    /// Every pair does.
     Met,
-    /// None does.
+    /// No pair does.
     Missed,
-    /// Some do and some do not, or there are too few.
+    /// Some pairs do, or there are too few pairs.
     Undecided,
-    /// Something else used the machine.
+    /// A timing was disturbed.
     Disturbed,
 }
 
-/// What came of a goal.
+/// The result of a goal.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GoalResult {
-    /// Times as fast, at least.
+    /// The least ratio of speeds.
     pub at_least: f64,
-    /// How fast it is, by what was compared.
+    /// The measured ratio.
     pub comparison: Comparison,
-    /// By whole trainings, or else by turns of steady training.
+    /// Whether the ratio compares whole trainings; otherwise it compares turns.
     pub of_wholes: bool,
-    /// What that says.
+    /// Whether the goal is met.
     pub outcome: Outcome,
 }
 
 impl Comparison {
-    /// By the turns that both took in the same rounds.
+    /// Compares the turns of the same rounds.
     pub(crate) fn of_turns(one: &Measured, other: &Measured) -> Option<Self> {
         let pairs = one.turns.iter().zip(&other.turns);
         let values = pairs.map(|(ours, theirs)| {
@@ -61,7 +61,7 @@ impl Comparison {
         Self::of(other.contender, values.collect())
     }
 
-    /// By the times that whole trainings of the same seeds took.
+    /// Compares the times of whole trainings with the same seeds.
     fn of_wholes(one: &Measured, other: &Measured) -> Option<Self> {
         let pairs = one.wholes.iter().zip(&other.wholes);
         let values = pairs.map(|(ours, theirs)| {
@@ -77,7 +77,7 @@ impl Comparison {
         Some(Self { with, ratio, pairs: values.len(), disturbed })
     }
 
-    /// What it says of a bound.
+    /// Whether it reaches a bound.
     pub fn outcome(&self, at_least: f64) -> Outcome {
         match self {
             _ if self.disturbed > 0 => Outcome::Disturbed,
@@ -88,7 +88,7 @@ impl Comparison {
         }
     }
 
-    /// `2.41x (2.30-2.52)`, or the only one there is.
+    /// `2.41x (2.30-2.52)`; with a single pair, `2.41x`.
     pub fn text(&self) -> String {
         let Spread { median, low, high } = self.ratio;
         let bare = |ratio: f64| times(ratio).trim_end_matches('x').to_owned();
@@ -96,7 +96,7 @@ impl Comparison {
     }
 }
 
-/// What became of each goal. Whole trainings count where there are enough of them: they hold the first epoch's decoding.
+/// The results of the goals. With enough whole trainings, those are compared, because they include the first epoch's decoding.
 pub(crate) fn goals(all: &Measurements) -> Vec<GoalResult> {
     let Some(ours) = all.of(Contender::Combined) else { return Vec::new() };
     let goal = |goal: crate::workload::Goal| {
@@ -111,14 +111,14 @@ pub(crate) fn goals(all: &Measurements) -> Vec<GoalResult> {
     all.workload.goals().into_iter().filter_map(goal).collect()
 }
 
-/// A headline, then what each workload's numbers say.
+/// The headline, then sentences about each workload.
 pub(crate) fn conclusion(workloads: &[WorkloadReport], setting: &Setting) -> Vec<String> {
     let mut lines = vec![headline(workloads)];
     for workload in workloads {
         lines.extend(of_workload(workload));
     }
     if setting.rounds < LEAST_PAIRS as u32 {
-        lines.push(format!("Fewer than {LEAST_PAIRS} rounds: take the numbers as a first look."));
+        lines.push(format!("With fewer than {LEAST_PAIRS} rounds, the numbers are a first look."));
     }
     lines
 }
@@ -153,9 +153,9 @@ fn headline(workloads: &[WorkloadReport]) -> String {
         );
     }
     match workloads.iter().any(disturbed) {
-        true => "No conclusion: something else used this machine. Measure again when it is quiet.".to_owned(),
+        true => "No conclusion: other programs used this machine. Measure again when it is idle.".to_owned(),
         false => {
-            "No conclusion: the differences are smaller than their spread, or were measured too few times.".to_owned()
+            "No conclusion: the differences are smaller than their spread, or there are too few rounds.".to_owned()
         }
     }
 }
@@ -167,8 +167,8 @@ fn of_workload(report: &WorkloadReport) -> Vec<String> {
     let disturbed: usize = report.rows.iter().map(|row| row.disturbed).sum();
     if disturbed > 0 {
         lines.push(format!(
-            "{name}: {disturbed} of the times were taken while something else used the machine, repetitions included: no \
-             conclusion from those."
+            "{name}: {disturbed} timings were disturbed by other use of the machine, even after repetitions: nothing is \
+             concluded from those."
         ));
     }
     if let Some(row) = report.row(Contender::Combined) {
@@ -199,14 +199,14 @@ fn of_workload(report: &WorkloadReport) -> Vec<String> {
         let rest = if left_out.is_empty() {
             String::new()
         } else {
-            format!("; left out, because steps were no faster with it here: {}", list(&left_out))
+            format!("; left out, because they did not make steps faster here: {}", list(&left_out))
         };
-        lines.push(format!("{name}: combined here is {made}{rest}."));
+        lines.push(format!("{name}: combined uses {made}{rest}."));
     }
     lines
 }
 
-/// What was learned in whole trainings.
+/// Accuracy or loss of the whole trainings.
 fn learned(report: &WorkloadReport, kept: Option<bool>) -> Option<String> {
     let said = |contender: Contender| {
         let row = report.row(contender)?;
@@ -219,7 +219,7 @@ fn learned(report: &WorkloadReport, kept: Option<bool>) -> Option<String> {
     };
     let columns = [Contender::Combined, Contender::Pytorch, Contender::PytorchTuned, Contender::Tch];
     let each: Vec<String> = columns.into_iter().filter_map(said).collect();
-    let lost = if kept == Some(false) { " combined learns less than plain tch: do not use it like this." } else { "" };
+    let lost = if kept == Some(false) { " combined learned less than plain tch: do not use it like this." } else { "" };
     (!each.is_empty())
         .then(|| format!("{}, trained as a whole: {}.{lost}", report.measurements.workload, each.join(", ")))
 }

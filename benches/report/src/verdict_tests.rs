@@ -36,11 +36,11 @@ fn nothing_is_concluded_from_a_disturbed_time() {
     all.measured = vec![theirs, ours];
     let report = crate::Report::new(sample::report().setting, vec![all]);
     assert!(
-        report.conclusion[0].starts_with("No conclusion: something else used this machine"),
+        report.conclusion[0].starts_with("No conclusion: other programs used this machine"),
         "{:?}",
         report.conclusion
     );
-    assert!(report.conclusion[1].contains("1 of the times were taken while something else"), "{:?}", report.conclusion);
+    assert!(report.conclusion[1].contains("1 timings were disturbed"), "{:?}", report.conclusion);
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn whole_trainings_decide_goals_where_there_are_enough_of_them() {
         "{said:?}"
     );
     let parts =
-        "digits: combined here is cache_prefetch and fused; left out, because steps were no faster with it here: bf16.";
+        "digits: combined uses cache_prefetch and fused; left out, because they did not make steps faster here: bf16.";
     assert!(said.iter().any(|line| line == parts), "{said:?}");
 }
 

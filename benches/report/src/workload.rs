@@ -1,4 +1,4 @@
-//! What the technique benchmark trains.
+//! The workloads of the technique benchmark.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Contender;
 
-/// A model on data; its name is the same on the command line and in the JSON.
+/// A model with its data. The command line and the JSON use the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
@@ -20,12 +20,12 @@ pub enum Workload {
     Text,
 }
 
-/// What a share of the speed of another is to be.
+/// The least speed of the combined contender, relative to another contender.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Goal {
-    /// The other.
+    /// The other contender.
     pub against: Contender,
-    /// Times as fast, at least.
+    /// The least ratio of speeds.
     pub at_least: f64,
 }
 
@@ -38,13 +38,13 @@ impl Workload {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// What it is, in one line.
+    /// One line about it.
     pub fn description(self) -> String {
         let value = self.to_possible_value();
         value.and_then(|value| value.get_help().map(ToString::to_string)).unwrap_or_default()
     }
 
-    /// What is counted: images or tokens.
+    /// The unit of its samples: images or tokens.
     pub const fn samples(self) -> &'static str {
         match self {
             Self::Digits | Self::Photos => "images",
@@ -52,7 +52,7 @@ impl Workload {
         }
     }
 
-    /// What trains it here, in the order of the rows.
+    /// Its contenders, in the order of the rows.
     pub fn contenders(self, cuda: bool) -> Vec<Contender> {
         use Contender as C;
         let own: &[Contender] = match self {
@@ -65,7 +65,7 @@ impl Workload {
         all.filter(|contender| cuda || !contender.needs_cuda()).collect()
     }
 
-    /// What [`Contender::Combined`] is to reach on two cores.
+    /// The goals of [`Contender::Combined`] on two cores.
     pub const fn goals(self) -> [Goal; 3] {
         let (as_written, tuned) = match self {
             Self::Digits => (2.2, 1.0),

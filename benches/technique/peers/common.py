@@ -1,4 +1,4 @@
-"""What Python's contenders share: the clock, and the lines that the benchmark understands. No part of how they train."""
+"""Shared by Python's contenders: timing, and the JSON lines that the benchmark reads. How they train is in the other files."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ def endless(loader):
 
 
 class Waiting:
-    """An iterator that counts how long it is waited for."""
+    """An iterator that adds up the time spent in `next`."""
 
     def __init__(self, batches):
         self.batches, self.seconds = iter(batches), 0.0
@@ -52,7 +52,7 @@ class Waiting:
 
 
 def for_seconds(batches, seconds):
-    """Batches for a time, and one at least."""
+    """Yields batches until the time is over, at least one."""
     begun = time.perf_counter()
     while True:
         yield next(batches)
@@ -60,23 +60,27 @@ def for_seconds(batches, seconds):
             return
 
 
-def rate(train, batches, steps):
-    """Steps a second."""
+def steady(trained, warm_up, steps):
+    """Steps per second after a warm-up."""
+    batches = endless(trained.loader)
+    trained.train(itertools.islice(batches, warm_up))
+    synchronize()
     begun = time.perf_counter()
-    train(itertools.islice(batches, steps))
+    trained.train(itertools.islice(batches, steps))
     synchronize()
     return steps / (time.perf_counter() - begun)
 
 
 def best(options, measure):
-    """The option of the highest measure, and both."""
-    if len(options) == 1:
-        return options[0]
-    return max(options, key=measure)
+    """The option with the highest measure. A single option is not measured."""
+    return options[0] if len(options) == 1 else max(options, key=measure)
 
 
 def serve(build, choices, options=None, samples_of_an_input=1):
-    """`build()` makes what trains: `loader`, `train(batches)` and, for whole trainings, `parts()` and `accuracy()`."""
+    """Answers the benchmark's requests until standard input ends.
+
+    `build()` returns an object with `loader` and `train(batches)`, and for whole trainings `parts()` and `accuracy()`.
+    """
     torch.manual_seed(JOB["seed"])
     trained = build()
     batches = Waiting(endless(trained.loader))
@@ -101,7 +105,7 @@ def serve(build, choices, options=None, samples_of_an_input=1):
 
 
 def whole(build):
-    """From data that is opened anew and new weights to the last step; tests are not on the clock."""
+    """Trains new weights from opening the data to the last step. Testing is not timed."""
     torch.manual_seed(JOB["seed"])
     begun, testing, waited, marks = time.perf_counter(), 0.0, 0.0, []
     trained = build()

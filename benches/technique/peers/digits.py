@@ -1,11 +1,10 @@
 """The digits, as most people write it with PyTorch, and tuned by hand."""
 
 import gzip
-import itertools
 import pathlib
 import types
 
-from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, rate, serve, torch
+from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, serve, steady, torch
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
@@ -34,7 +33,7 @@ def as_written(workers):
 
 
 class InMemory:
-    """Everything decoded once by workers, then one index a batch."""
+    """Decodes everything once with workers; a batch is then one indexing operation."""
 
     def __init__(self):
         decoded = DataLoader(images(), batch_size=500, num_workers=JOB["threads"])
@@ -96,13 +95,6 @@ def build(workers, precision=None, loader=None):
     return types.SimpleNamespace(loader=loader, train=train, accuracy=accuracy, parts=parts)
 
 
-def steady(steps, **options):
-    trained = build(**options)
-    batches = (batch for _ in itertools.count() for batch in trained.loader)
-    trained.train(itertools.islice(batches, 5))
-    return rate(trained.train, batches, steps)
-
-
 if __name__ == "__main__":
     workers, precision = 0, torch.bfloat16 if TUNED and JOB["has_bf16"] else None
     if JOB["options"]:
@@ -110,11 +102,11 @@ if __name__ == "__main__":
         CHOICES.append("as tuned")
     elif TUNED and JOB["tries"]:
         data = InMemory()
-        precision = best([None, torch.bfloat16], lambda it: steady(15, workers=0, precision=it, loader=data))
+        precision = best([None, torch.bfloat16], lambda it: steady(build(0, it, data), 5, 15))
         CHOICES.append("bfloat16" if precision else "float32: bfloat16 is slower here")
     elif not TUNED:
         # Most people try a few.
         tried = [0, JOB["threads"]] if JOB["tries"] else [JOB["threads"]]
-        workers = best(tried, lambda it: steady(20, workers=it))
+        workers = best(tried, lambda it: steady(build(it), 5, 20))
         CHOICES.append(f"{workers} workers, of {tried}")
     serve(lambda: build(workers, precision), CHOICES, {"bfloat16": precision is not None})

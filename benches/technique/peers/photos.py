@@ -1,14 +1,12 @@
 """The photographs, as most people write it with PyTorch, and tuned by hand."""
 
-import itertools
 import types
 
-from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, rate, serve, torch
+from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, serve, steady, torch
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import datasets, io, models, transforms
-from torchvision.transforms import functional
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BATCH = JOB["batch_size"]
@@ -17,7 +15,7 @@ CHOICES = []
 
 
 class DraftCrop(transforms.RandomResizedCrop):
-    """Lets the JPEG decoder shrink the image, as far as the crop leaves enough pixels."""
+    """Decodes JPEG at a fraction of its size, as small as the crop allows."""
 
     def forward(self, image):
         width, height = image.size
@@ -91,13 +89,6 @@ def build(workers, reader, threads=None, precision=None):
     return types.SimpleNamespace(loader=loader, train=train, accuracy=accuracy, parts=parts)
 
 
-def steady(steps, **options):
-    trained = build(**options)
-    batches = (batch for _ in itertools.count() for batch in trained.loader)
-    trained.train(itertools.islice(batches, 2))
-    return rate(trained.train, batches, steps)
-
-
 if __name__ == "__main__":
     most = JOB["threads"]
     options = {"reader": "PIL"}
@@ -106,18 +97,18 @@ if __name__ == "__main__":
         options["precision"] = torch.bfloat16 if options.pop("bfloat16") else None
         CHOICES.append("as tuned")
     elif TUNED:
-        # Alternatives one after the other, each with the best of those before.
+        # One option after the other, each with the best values of those before.
         precision = torch.bfloat16 if JOB["has_bf16"] else None
         options = {"reader": "draft", "workers": most, "threads": 1, "precision": precision}
         tries = {"threads": sorted({1, most}), "reader": ["draft", "torchvision.io"], "precision": [None, torch.bfloat16]}
         for name, values in tries.items() if JOB["tries"] else ():
-            options[name] = best(values, lambda value: steady(4, **{**options, name: value}))
+            options[name] = best(values, lambda value: steady(build(**{**options, name: value}), 2, 4))
         CHOICES.append(f"{most} workers, {options['threads']} of {most} threads, {options['reader']}")
         CHOICES.append("bfloat16" if options["precision"] else "float32")
     else:
         # Most people try a few.
         tried = [0, most] if JOB["tries"] else [most]
-        options["workers"] = best(tried, lambda it: steady(4, workers=it, **options))
+        options["workers"] = best(tried, lambda it: steady(build(workers=it, **options), 2, 4))
         CHOICES.append(f"{options['workers']} workers, of {tried}")
     told = {name: value for name, value in options.items() if name != "precision"}
     told["bfloat16"] = options.get("precision") is not None

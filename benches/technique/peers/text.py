@@ -4,7 +4,7 @@ import itertools
 import pathlib
 import types
 
-from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, rate, serve, torch
+from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, serve, steady, torch
 from torch import nn
 from torch.nn import functional
 
@@ -87,19 +87,12 @@ def build(precision=None):
     return types.SimpleNamespace(loader=loader, train=train, accuracy=lambda: None, parts=parts)
 
 
-def steady(steps, precision):
-    trained = build(precision)
-    batches = iter(trained.loader)
-    trained.train(itertools.islice(batches, 2))
-    return rate(trained.train, batches, steps)
-
-
 if __name__ == "__main__":
     precision = torch.bfloat16 if TUNED and JOB["has_bf16"] else None
     if JOB["options"]:
         precision = torch.bfloat16 if JOB["options"]["bfloat16"] else None
         CHOICES.append("as tuned")
     elif TUNED and JOB["tries"]:
-        precision = best([None, torch.bfloat16], lambda it: steady(4, it))
+        precision = best([None, torch.bfloat16], lambda it: steady(build(it), 2, 4))
         CHOICES.append("bfloat16" if precision else "float32: bfloat16 is slower here")
     serve(lambda: build(precision), CHOICES, {"bfloat16": precision is not None}, CONTEXT)

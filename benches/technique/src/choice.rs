@@ -1,26 +1,26 @@
-//! What the combined contender is made of: found by trying, as one tunes by hand.
+//! Finds the techniques of the combined contender by trying them.
 
 use anyhow::Result;
 use overdrive_bench_report::{Contender, DeviceKind, Workload};
 
 use super::job::Job;
 
-/// A part is kept that makes steps so much faster.
+/// The least gain in speed for which a technique is kept.
 const MIN_GAIN: f64 = 0.01;
-/// One of each is chosen at most: where batches come from, and the precision.
+/// Techniques that exclude each other: sources of batches, and precisions.
 const GROUPS: [&[Contender]; 2] =
     [&[Contender::Prefetch, Contender::CachePrefetch, Contender::DeviceData], &[Contender::Bf16, Contender::Fp16]];
 
-/// The techniques of a workload that may make it faster; where nothing is tried, those that usually do.
+/// The techniques to try. If nothing is tried, those that usually gain.
 pub fn all(job: &Job) -> Vec<Contender> {
     let cuda = job.device == DeviceKind::Cuda;
     let techniques = job.workload.contenders(cuda).into_iter().filter(|it| it.is_technique());
-    // It saves memory, and time never.
+    // It saves memory, not time.
     let techniques = techniques.filter(|it| *it != Contender::Accumulate);
     if job.tries {
         return techniques.collect();
     }
-    // Digits fit as one tensor, which no loader beats.
+    // The digits fit into one tensor, which is faster than a loader.
     let loader = [Contender::Prefetch, Contender::CachePrefetch];
     let is_usual = |it: &Contender| match it {
         Contender::Fp16 => false,
@@ -31,7 +31,7 @@ pub fn all(job: &Job) -> Vec<Contender> {
     usual.fold(Vec::new(), with)
 }
 
-/// Parts with one more, in place of another of its group.
+/// Adds a technique, in place of another one of its group.
 fn with(mut parts: Vec<Contender>, part: Contender) -> Vec<Contender> {
     if let Some(group) = GROUPS.iter().find(|group| group.contains(&part)) {
         parts.retain(|other| !group.contains(other));
@@ -40,7 +40,7 @@ fn with(mut parts: Vec<Contender>, part: Contender) -> Vec<Contender> {
     parts
 }
 
-/// The job with those of its parts that make it faster, each tried with the best of those before.
+/// Tries the job's techniques one after the other, each together with those kept so far. Returns the fastest job.
 pub fn choose(job: &Job, mut rate: impl FnMut(&Job) -> Result<f64>) -> Result<Job> {
     let mut best = Job { parts: Vec::new(), ..job.clone() };
     let mut fastest = rate(&best)?;
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_gain_are_kept_and_one_of_a_group_replaces_another() {
+    fn techniques_that_gain_are_kept_and_replace_others_of_their_group() {
         let gains = |job: &Job| {
             let gain = |part: &Contender| match part {
                 Contender::Prefetch => 2.0,
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn without_tries_the_usual_ones_are_taken_and_memory_savers_never() {
+    fn without_tries_the_usual_techniques_are_used_and_never_those_for_memory() {
         for tries in [true, false] {
             let parts = all(&Job { workload: Workload::Text, tries, ..job(Vec::new()) });
             assert!(parts.contains(&Contender::Fused) && !parts.contains(&Contender::Accumulate), "{parts:?}");

@@ -1,4 +1,4 @@
-//! One of our contenders, in a process of its own: it trains when it is asked.
+//! One of our contenders, which runs in its own process and trains on request.
 
 use std::time::{Duration, Instant};
 
@@ -13,16 +13,16 @@ use super::job::{Ask, Job, Said, asked, has_workers, say};
 use super::trainer::{Batch, Batches, Feed, Steps, Trainer, Until};
 use super::{choice, digits, photos, text};
 
-/// Marks of a whole training without epochs.
+/// Marks of a whole training that has no epochs.
 const MARKS: u64 = 20;
-/// Steps of a timeline.
+/// Steps that are recorded for the timeline and the diagnosis.
 const RECORDED: u64 = 20;
-/// The first steps, which pay for libtorch's first calls.
+/// Warm-up steps: the first calls into libtorch are slow.
 const FIRST: u64 = 3;
-/// Steps of an epoch of the digits.
+/// Steps of one epoch of the digits, which fill a cache.
 const FILLING: u64 = 157;
 
-/// Trains as the job says, until nobody asks any more.
+/// Answers requests as the job says, until standard input ends.
 ///
 /// # Errors
 /// When the data cannot be read or libtorch fails.
@@ -47,7 +47,7 @@ pub fn serve(job: &Job) -> Result<()> {
     for ask in asked() {
         match ask? {
             Ask::Turn => {
-                // Who reads nothing ahead has nothing to use up.
+                // Without workers, nothing was read ahead since the last turn.
                 let seconds = if has_workers(job) { job.settle_seconds } else { 0.0 };
                 trainer.train(&mut batches, Until::Seconds(seconds), None)?;
                 let begun = Instant::now();
@@ -108,12 +108,11 @@ fn endless(feed: &dyn Feed) -> Batches<'_> {
     Box::new((0..).flat_map(|epoch| feed.epoch(epoch)))
 }
 
-/// Steps a second of a contender with such parts.
+/// Steps per second with the job's parts.
 fn rate(job: &Job, device: Device) -> Result<f64> {
     ffi::context::set_allow_tf32(job.has(Contender::Tf32))?;
     let (mut trainer, feed) = (trainer(job, device)?, feed(job, device)?);
     let mut batches = endless(&*feed);
-    // An epoch of the digits fills a cache.
     let filling = if job.workload == Workload::Digits { FILLING } else { 0 };
     trainer.train(&mut batches, Until::Steps(filling), None)?;
     settle(job, &mut trainer, &mut batches)?;
@@ -124,8 +123,7 @@ fn rate(job: &Job, device: Device) -> Result<f64> {
     Ok(steps.steps as f64 / begun.elapsed().as_secs_f64())
 }
 
-/// The first steps, which pay for libtorch's first calls and fill caches. Who has a loader's workers beside it tries how many
-/// threads compute fastest.
+/// Warms up. With a loader's workers, it also finds the number of compute threads by trying.
 fn settle(job: &Job, trainer: &mut Trainer, batches: &mut Batches<'_>) -> Result<Vec<String>> {
     tch::set_num_threads(i32::try_from(job.threads)?);
     if job.device == DeviceKind::Cuda || !has_workers(job) {
@@ -143,12 +141,12 @@ fn settle(job: &Job, trainer: &mut Trainer, batches: &mut Batches<'_>) -> Result
     Ok(vec![format!("{chosen} of {most} threads compute")])
 }
 
-/// From new weights and data that is opened anew to the last step.
+/// Trains new weights, from opening the data to the last step.
 fn whole(job: &Job, device: Device) -> Result<Whole> {
     let test = test_set(job, device)?;
-    let mut trainer = trainer(job, device)?;
-    let mut clock = Clock::start();
+    let mut clock = Clock::start(device);
     let feed = feed(job, device)?;
+    let mut trainer = trainer(job, device)?;
     let mut result = Whole { seed: job.seed, ..Whole::default() };
     let mut mark = |trainer: &Trainer, clock: &mut Clock, steps: Steps| -> Result<()> {
         let seconds = clock.pause();
@@ -174,7 +172,7 @@ fn whole(job: &Job, device: Device) -> Result<Whole> {
     Ok(result)
 }
 
-/// A few steps with a recording timer, and what it shows.
+/// Records a few steps: their timeline, and what the diagnosis says.
 fn recorded(trainer: &mut Trainer, batches: &mut Batches<'_>, device: Device) -> Result<Said> {
     let recorder = RunRecorder::new().steps_before(RECORDED / 2).sample_interval(Duration::from_millis(100));
     let timer = StepTimer::builder().device(device).warmup_steps(RECORDED / 4).record(recorder).build()?;
@@ -186,12 +184,12 @@ fn recorded(trainer: &mut Trainer, batches: &mut Batches<'_>, device: Device) ->
     };
     let mut next: Vec<String> = diagnosis.findings.iter().map(finding).collect();
     if let (true, Some(bound)) = (next.is_empty(), diagnosis.bound_by) {
-        next.push(format!("nothing that takes a tenth of a step: it is bound by {bound}"));
+        next.push(format!("no finding takes a tenth of a step; the run is bound by {bound}"));
     }
     Ok(Said::Steps { timeline: timeline(&run).context("no step was timed")?, next })
 }
 
-/// Four steps that no profiler slowed down, phase by phase.
+/// Four steps without the profiler, phase by phase.
 fn timeline(run: &RunProfile) -> Option<Vec<Span>> {
     let steps: Vec<_> = run.step_times.iter().filter(|step| !step.is_profiled).take(4).collect();
     let begun = steps.first()?.start_seconds;
@@ -208,16 +206,16 @@ fn timeline(run: &RunProfile) -> Option<Vec<Span>> {
     Some(spans)
 }
 
-/// Seconds of training, testing excluded. A step's loss is read before it is stopped, so the device's work is on it.
+/// Seconds of training without testing. `Trainer::train` has read its loss before `pause`, so the device has finished.
 struct Clock {
     started: Instant,
     elapsed: f64,
 }
 
 impl Clock {
-    fn start() -> Self {
-        if Cuda::is_available() {
-            Cuda::synchronize(0);
+    fn start(device: Device) -> Self {
+        if let Device::Cuda(index) = device {
+            Cuda::synchronize(index as i64);
         }
         Self { started: Instant::now(), elapsed: 0.0 }
     }

@@ -1,4 +1,4 @@
-//! The digits: a small CNN, and how each technique gets its batches.
+//! The digits: a small CNN, and the sources of its batches.
 
 use std::path::PathBuf;
 
@@ -17,13 +17,13 @@ pub const MEAN: f32 = 0.1307;
 /// See [`MEAN`].
 pub const STD: f32 = 0.3081;
 
-/// The model, with tch's initial weights.
+/// The CNN with tch's initial weights.
 pub fn model(vs: &nn::Path<'_>) -> Result<Model> {
     let cnn = Cnn::new(vs);
     Ok(Box::new(move |images, _| cnn.forward(images)))
 }
 
-/// What the job reads from.
+/// The source of batches for the job's techniques.
 ///
 /// # Errors
 /// When the data cannot be read.
@@ -48,7 +48,7 @@ pub fn feed(job: &Job, device: Device) -> Result<Box<dyn Feed>> {
     Ok(Box::new(Loaded(loader)))
 }
 
-/// Batches of a loader.
+/// Batches from a `DataLoader`.
 pub struct Loaded(pub DataLoader<Batch>);
 
 impl Feed for Loaded {
@@ -57,7 +57,7 @@ impl Feed for Loaded {
     }
 }
 
-/// The whole set in one tensor, read and decoded at the start by tch.
+/// The whole set in one tensor, decoded by tch at the start.
 struct OneTensor {
     images: Tensor,
     labels: Tensor,
@@ -71,7 +71,7 @@ impl OneTensor {
         for (label, class) in sorted(&job.train)?.iter().enumerate() {
             files.extend(sorted(class)?.into_iter().map(|file| (file, label as i64)));
         }
-        // tch decodes to three channels, which are equal here.
+        // tch decodes grey images to three equal channels.
         let read = |(file, _): &(PathBuf, i64)| Ok(tch::vision::image::load(file)?.narrow(0, 0, 1));
         let images = Tensor::f_stack(&files.iter().map(read).collect::<Result<Vec<_>>>()?, 0)?;
         let labels = Tensor::from_slice(&files.iter().map(|(_, label)| *label).collect::<Vec<_>>()).to_device(device);
@@ -96,7 +96,7 @@ impl Feed for OneTensor {
     }
 }
 
-/// What lies in a folder, by name.
+/// The entries of a folder, sorted by name.
 fn sorted(folder: &std::path::Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;

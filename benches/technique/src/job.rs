@@ -1,7 +1,7 @@
-//! What a contender is told, and what it says: the same JSON for our processes and for Python's.
+//! The protocol between the benchmark and a contender's process: JSON lines, the same for our programs and for Python's.
 //!
-//! A process gets its [`Job`] as an argument and says [`Said::Ready`]. Then each [`Ask`] on its standard input, a line each,
-//! is answered by one line on its standard output; at the end of the input it says [`Said::End`] and ends.
+//! A process gets its [`Job`] as an argument and prints [`Said::Ready`]. It answers each [`Ask`], one per line of its
+//! standard input, with one line on its standard output. When the input ends, it prints [`Said::End`] and exits.
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
@@ -13,66 +13,66 @@ use serde::{Deserialize, Serialize};
 /// What to train, and how.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
-    /// What.
+    /// The workload.
     pub workload: Workload,
-    /// As whom.
+    /// The contender.
     pub contender: Contender,
-    /// What is changed of plain tch; nothing for Python.
+    /// The techniques to use; empty for plain tch and for Python.
     pub parts: Vec<Contender>,
-    /// Where.
+    /// The device.
     pub device: DeviceKind,
     /// Seed of weights and order.
     pub seed: u32,
     /// The most threads that compute.
     pub threads: u32,
-    /// Images or pieces of text a step.
+    /// Images, or pieces of text, per step.
     pub batch_size: usize,
-    /// Whether there is time to try alternatives at the start.
+    /// Whether contenders may choose options by measuring at their start. Off for a quick run.
     pub tries: bool,
-    /// Whether the device multiplies bfloat16 numbers in hardware: who does not try it uses it then.
+    /// Whether the device multiplies bfloat16 in hardware. If nothing is tried, tuned Python and ours then use it.
     pub has_bf16: bool,
-    /// What tuned Python has chosen, for the compiled one; null before.
+    /// The options that tuned Python has chosen, for compiled Python; null until they are known.
     pub options: serde_json::Value,
-    /// Seconds before each turn that do not count, where batches are read ahead: what was read meanwhile is used up.
+    /// Seconds of training before a turn that do not count: they use up the batches read ahead since the last turn.
     pub settle_seconds: f64,
-    /// Seconds of a turn, which ends with a whole step.
+    /// Seconds of a turn; it ends after a whole step.
     pub turn_seconds: f64,
-    /// Epochs of a whole training, or the steps of it where there are no epochs.
+    /// Epochs of a whole training; for text, steps.
     pub length: u64,
     /// The training data: a folder of images by class, or a text.
     pub train: PathBuf,
-    /// The test data: MNIST's idx files, a folder of images by class, or nothing.
+    /// The test data, if any: the folder of MNIST's idx files, or a folder of images by class.
     pub test: Option<PathBuf>,
-    /// How many images of it, from the first.
+    /// Test images to use, from the first.
     pub test_images: usize,
 }
 
-/// What a process is asked.
+/// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
-    /// Train some steps and say how long they took.
+    /// Train for `turn_seconds` and report the time.
     Turn,
-    /// Start again with a seed and train to the end.
+    /// Train new weights with this seed from start to end.
     Whole(u32),
-    /// Train a few steps and say what they consist of.
+    /// Record a few steps.
     Steps,
 }
 
-/// What a process says.
+/// An answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Said {
-    /// It has its data and has trained a few steps.
+    /// The data is open and the warm-up is over.
     Ready {
-        /// What it has chosen by measuring.
+        /// What it has chosen by measuring, as text.
         choices: Vec<String>,
-        /// The job's parts that it kept; Python says nothing of them.
+        /// The techniques that it uses.
         #[serde(default)]
         parts: Vec<Contender>,
-        /// What Python's has chosen, to be given to another of Python's as the job's options.
+        /// The options that tuned Python has chosen; see [`Job::options`].
         #[serde(default)]
         options: serde_json::Value,
     },
-    /// It cannot run here; the reason.
+    /// It cannot run here, for this reason.
     Missing(String),
     /// After [`Ask::Turn`].
     Turn(Turn),
@@ -80,9 +80,9 @@ pub enum Said {
     Whole(Whole),
     /// After [`Ask::Steps`].
     Steps {
-        /// Phase by phase.
+        /// The phases of a few steps.
         timeline: Vec<Span>,
-        /// What the diagnosis says would help, a sentence each.
+        /// What would help next according to the diagnosis, one sentence each.
         next: Vec<String>,
     },
     /// The last line.
@@ -93,26 +93,26 @@ pub enum Said {
 }
 
 impl Job {
-    /// Whether this is changed of plain tch.
+    /// Whether the job uses a technique.
     pub fn has(&self, part: Contender) -> bool {
         self.parts.contains(&part)
     }
 
-    /// Batches that a step adds up.
+    /// Micro-batches per step.
     pub fn micro_batches(&self) -> usize {
         if self.has(Contender::Accumulate) { 2 } else { 1 }
     }
 }
 
-/// Whether batches are made by threads beside the one that trains.
+/// Whether a loader's worker threads prepare the batches.
 pub fn has_workers(job: &Job) -> bool {
     [Contender::Prefetch, Contender::CachePrefetch, Contender::ScaledDecode].into_iter().any(|part| job.has(part))
 }
 
-/// Says one thing on standard output.
+/// Prints one answer on standard output.
 ///
 /// # Errors
-/// When nobody listens.
+/// When standard output is closed.
 pub fn say(said: &Said) -> Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, said).context("cannot report to the bench")?;
@@ -120,7 +120,7 @@ pub fn say(said: &Said) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// What the process is asked, until its input ends.
+/// The requests on standard input.
 pub fn asked() -> impl Iterator<Item = Result<Ask>> {
     std::io::stdin().lock().lines().map(|line| Ok(serde_json::from_str(&line?)?))
 }

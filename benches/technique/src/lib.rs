@@ -1,8 +1,8 @@
-//! The technique benchmark: every contender trains the same workloads, in turns, and a report says what each gains.
+//! The technique benchmark: all contenders train the same workloads in turns, and a report compares their speed.
 //!
-//! `run` prepares the data and starts a process a contender (`player`); `contender` is what such a process does. The
-//! workloads are `digits`, `photos` and `text`; `trainer` is the loop that they share, `watch` looks at what else
-//! uses the machine. Python's contenders are in `peers`.
+//! `run` prepares the data and starts one process per contender (`player`); in that process, `contender` trains. The
+//! workloads are `digits`, `photos` and `text`; they share the training loop in `trainer`. `choice` finds the techniques
+//! of the combined contender. `watch` measures what else uses the machine. Python's contenders are in the folder `peers`.
 
 #![forbid(unsafe_code)]
 
@@ -70,7 +70,7 @@ struct Bench<'a> {
     peers: tempfile::TempDir,
 }
 
-/// A workload's data, and what the report says of it.
+/// A workload's data, and the sentences about it in the report.
 struct Data {
     job: Job,
     facts: Vec<String>,
@@ -85,7 +85,7 @@ impl<'a> Bench<'a> {
             "--json and --report both name {}: give each a file of its own",
             options.json.display()
         );
-        // Before minutes of training, not after.
+        // Checked now, because a failure after minutes of training would lose the numbers.
         check_writable(&options.json)?;
         check_writable(&options.report)?;
         let threads = options.threads.unwrap_or_else(|| Machine::detect(None).cores as u32);
@@ -101,21 +101,21 @@ impl<'a> Bench<'a> {
         Ok(Self { options, device, threads, work: work_folder(), peers })
     }
 
-    /// All turns and whole trainings of a workload.
+    /// Measures all contenders of a workload.
     fn measure(&self, workload: Workload, bar: &ProgressBar) -> Result<Measurements> {
         note(bar, format!("{workload}: data"));
         let Data { mut job, facts } = self.data(workload)?;
         let (mut players, mut absent) = (Vec::new(), Vec::new());
         let contenders = self.options.contenders(workload, self.device == DeviceKind::Cuda);
-        // Where nothing is tried by measuring, they may start side by side.
-        let mut begun = Vec::new();
+        let mut started = Vec::new();
         if !job.tries {
-            begun = contenders.iter().map(|&contender| self.start(&job, contender)).collect::<Result<_>>()?;
+            // They measure nothing at their start, so they can start at the same time.
+            started = contenders.iter().map(|&contender| self.start(&job, contender)).collect::<Result<_>>()?;
         }
-        let mut begun = begun.into_iter();
+        let mut started = started.into_iter();
         for contender in contenders {
-            note(bar, format!("{workload}: starts {contender}"));
-            let starting = begun.next().map_or_else(|| self.start(&job, contender), Ok)?;
+            note(bar, format!("{workload}: starting {contender}"));
+            let starting = started.next().map_or_else(|| self.start(&job, contender), Ok)?;
             match starting.wait()? {
                 Started::Player(player) => {
                     if contender == Contender::PytorchTuned {
@@ -128,11 +128,11 @@ impl<'a> Bench<'a> {
             bar.inc(1);
         }
         for round in 1..=self.options.rounds() {
-            for player in &mut players {
+            ask_each(&mut players, &mut absent, |player| {
                 note(bar, format!("{workload}: {} {round}/{}", player.measured.contender, self.options.rounds()));
-                player.turn()?;
                 bar.inc(1);
-            }
+                player.turn()
+            })?;
         }
         let (mut parts, mut next) = (Vec::new(), Vec::new());
         for player in &mut players {
@@ -140,18 +140,21 @@ impl<'a> Bench<'a> {
             if is_combined {
                 parts.clone_from(&player.parts);
             }
-            // A first look has no time for that.
+            // A quick run has no time for this.
             if job.tries && (is_combined || player.measured.contender == Contender::Tch) {
                 let said = player.steps()?;
                 next = if is_combined { said } else { next };
             }
         }
         for seed in self.seeds(workload) {
-            for player in players.iter_mut().filter(|player| self.is_trained_whole(player.measured.contender)) {
-                note(bar, format!("{workload}: {}, whole, seed {seed}", player.measured.contender));
-                player.whole(seed)?;
+            ask_each(&mut players, &mut absent, |player| {
+                if !self.is_trained_whole(player.measured.contender) {
+                    return Ok(());
+                }
+                note(bar, format!("{workload}: {}, whole training, seed {seed}", player.measured.contender));
                 bar.inc(1);
-            }
+                player.whole(seed)
+            })?;
         }
         let measured = players.into_iter().map(Player::end).collect::<Result<Vec<Measured>>>()?;
         Ok(Measurements { workload, facts, measured, absent, parts, next })
@@ -166,7 +169,7 @@ impl<'a> Bench<'a> {
         Player::start(&Job { contender, parts, ..job.clone() }, &self.options.python, self.peers.path())
     }
 
-    /// Those of whole trainings.
+    /// The seeds of the whole trainings of a workload.
     fn seeds(&self, workload: Workload) -> Vec<u32> {
         let first = self.options.seed;
         match self.options.size() {
@@ -294,7 +297,25 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// What is being done: beside the bar, or as a line where there is no terminal.
+/// Asks all players in turn. A Python contender that fails is absent from then on.
+fn ask_each(
+    players: &mut Vec<Player>,
+    absent: &mut Vec<(Contender, String)>,
+    mut ask: impl FnMut(&mut Player) -> Result<()>,
+) -> Result<()> {
+    for mut player in std::mem::take(players) {
+        match ask(&mut player) {
+            Ok(()) => players.push(player),
+            Err(error) if player.measured.contender.is_python() => {
+                absent.push((player.measured.contender, format!("it failed: {error:#}")));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Shows what is measured now: next to the progress bar, or as a line if there is no terminal.
 fn note(bar: &ProgressBar, what: String) {
     if bar.is_hidden() {
         eprintln!("{what}");
@@ -304,21 +325,24 @@ fn note(bar: &ProgressBar, what: String) {
 
 fn method() -> Vec<String> {
     [
-        "Each contender is a process of its own and waits while another trains. They take turns of steady training, so a \
-         slow spell of the machine meets all of them, and a ratio is of two turns of the same round. The first seconds of a turn \
-         do not count: they use up what was read ahead meanwhile."
+        "Each contender runs in its own process and waits while another one trains. They take turns, so a slow spell of \
+         the machine affects all of them; a ratio compares two turns of the same round. A turn is steady training: \
+         contenders whose workers read ahead first use up the batches that were read while they waited."
             .to_owned(),
-        "A whole training is timed from before the data is opened to the last step; start of the process, imports and \
-         testing are not on that clock."
+        "A whole training is timed from opening the data to the last step, without the start of the process, imports \
+         and testing."
             .to_owned(),
-        "While a time is taken, CPU time of other processes, time stolen by the hypervisor, and the pace of fixed work right \
-         before and after are watched. A time that was disturbed is taken again, twice at most; one that still was is marked, \
-         and nothing is concluded from it."
+        "During each timing, the CPU time of other processes and the time stolen by the hypervisor are measured, and the \
+         pace of fixed work before and after. A disturbed timing is repeated, at most twice. If it is still disturbed, it \
+         is marked, and nothing is concluded from it."
             .to_owned(),
-        format!("All use AdamW at a learning rate of {LEARNING_RATE}. Each technique is plain tch with one thing changed; combined \
-         tries them one after the other at its start and keeps those that make steps faster, as tuned Python does. A loader's contender tries \
-         at its start with how many threads libtorch computes fastest."),
-        "Memory is that of the process and its workers at the end of a turn, shared pages counted once.".to_owned(),
+        format!(
+            "All use AdamW with a learning rate of {LEARNING_RATE}. Each technique is plain tch with one change. At its \
+             start, combined tries the techniques one after the other and keeps those that make steps faster; tuned \
+             Python chooses its options in the same way. Contenders with a loader try how many threads libtorch computes \
+             fastest with."
+        ),
+        "Memory is that of the process and its workers at the end of a turn; shared pages count once.".to_owned(),
     ]
     .to_vec()
 }
@@ -332,7 +356,7 @@ fn device(choice: DeviceChoice) -> Result<DeviceKind> {
     }
 }
 
-/// Where made data is kept for the next time: with the build's other outputs, where there are any.
+/// Where generated data is kept for the next run: in `target/`, if that exists.
 fn work_folder() -> PathBuf {
     match Path::new("target").is_dir() {
         true => PathBuf::from("target/bench/data"),
@@ -340,18 +364,18 @@ fn work_folder() -> PathBuf {
     }
 }
 
-/// The folder that `--data` names, or the images that ship with the workspace or the bundle.
+/// The folder given by `--data`, or the images in the workspace or the bundle.
 fn data_folder(asked: Option<&Path>) -> Result<PathBuf> {
     asked.map_or_else(|| data_file("mnist"), |folder| Ok(folder.to_owned()))
 }
 
-/// What ships in the folder `data` of the workspace or beside the program.
+/// A file or folder in `data/`, of the workspace or next to the program.
 fn data_file(name: &str) -> Result<PathBuf> {
     let beside_program = std::env::current_exe().ok().and_then(|program| Some(program.parent()?.join("data")));
     let in_workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data");
     let mut folders = [Some(PathBuf::from("data")), beside_program, Some(in_workspace)].into_iter().flatten();
     let found = folders.find_map(|folder| Some(folder.join(name)).filter(|path| path.exists()));
     found.with_context(|| {
-        format!("data/{name} is neither here nor beside the program: run it where it is, or see --data")
+        format!("data/{name} is neither in this folder nor next to the program: run it in the workspace or the bundle")
     })
 }

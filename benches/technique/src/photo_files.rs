@@ -1,4 +1,5 @@
-//! Photographs made by a seed: pixels with a camera's spectrum and noise, so that their JPEG files have a camera's size.
+//! Generates photographs from a seed, with the spectrum and noise of a camera, so that the JPEG files are about as large as
+//! a camera's.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,16 +17,16 @@ pub const CLASSES: usize = 8;
 /// The photographs of a bench.
 #[derive(Clone, Debug)]
 pub struct Photos {
-    /// In a folder a class; each file is there several times under other names, so that an epoch is long enough.
+    /// One folder per class. Each file has several names (hard links), so that an epoch is long enough.
     pub train: PathBuf,
-    /// In a folder a class.
+    /// One folder per class.
     pub test: Option<PathBuf>,
     pub test_images: usize,
-    /// What the report says of them.
+    /// The sentence about them in the report.
     pub fact: String,
 }
 
-/// Makes `train` different photographs, each listed `times` times, and `test` more, unless they are there already.
+/// Generates `train` photographs, each under `times` names, and `test` others, unless they exist.
 ///
 /// # Errors
 /// When the folder cannot be written.
@@ -59,7 +60,7 @@ pub fn prepare(work: &Path, train: usize, times: usize, test: usize) -> Result<P
     Ok(Photos { train: root.join("train"), test: Some(root.join("test")), test_images: test, fact })
 }
 
-/// A user's own.
+/// Photographs of the user.
 ///
 /// # Errors
 /// When the folder has no sub-folders with files.
@@ -101,8 +102,7 @@ fn write(root: &Path, number: usize, train: usize, times: usize) -> Result<()> {
     Ok(())
 }
 
-/// Layers of smooth noise, each half as coarse and about half as strong as the one before, as in nature; stripes whose
-/// direction is the class; and a sensor's noise.
+/// Smooth noise in octaves, as in natural images; stripes whose direction is the class; and sensor noise.
 fn pixels(number: u64, class: usize) -> Vec<u8> {
     const LAYERS: [(usize, f32); 9] =
         [(512, 46.0), (256, 30.0), (128, 20.0), (64, 14.0), (32, 10.0), (16, 8.0), (8, 7.0), (4, 7.0), (2, 7.0)];
@@ -118,7 +118,7 @@ fn pixels(number: u64, class: usize) -> Vec<u8> {
     for y in 0..HEIGHT {
         for x in 0..WIDTH {
             let along = (x as f32 * cos + y as f32 * sin) / 60.0 + phase;
-            // A triangle, which costs less than a sine.
+            // A triangle wave is cheaper than a sine.
             let stripe = 24.0 * (4.0 * (along - along.floor() - 0.5).abs() - 1.0);
             let pixel = light[y * WIDTH + x] + stripe;
             bytes.extend(tints.map(|tint| (pixel * tint + 5.0 * random.bell()).clamp(0.0, 255.0) as u8));
@@ -127,7 +127,7 @@ fn pixels(number: u64, class: usize) -> Vec<u8> {
     bytes
 }
 
-/// Adds noise that is random at each `cell` pixels and linear between.
+/// Adds noise: random at every `cell` pixels, and linear in between.
 fn add_layer(light: &mut [f32], cell: usize, strength: f32, random: &mut Random) {
     let columns = WIDTH / cell + 2;
     let knots: Vec<f32> = (0..columns * (HEIGHT / cell + 2)).map(|_| strength * random.bell()).collect();
@@ -160,7 +160,7 @@ impl Random {
         (self.next() >> 40) as f32 / (1u64 << 24) as f32
     }
 
-    /// About normal, of deviation 1: four uniform numbers of 16 bits, added up.
+    /// Approximately normal with deviation 1: the sum of four uniform numbers.
     fn bell(&mut self) -> f32 {
         let bits = self.next();
         let sum: u64 = (0..4).map(|part| bits >> (16 * part) & 0xFFFF).sum();

@@ -1,4 +1,4 @@
-//! The photographs: a ResNet, and how each technique gets its batches.
+//! The photographs: a ResNet, and the sources of its batches.
 
 use anyhow::{Context, Result};
 use overdrive_bench_report::Contender;
@@ -18,12 +18,12 @@ use super::trainer::{Batch, Batches, Feed, Model};
 const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const STD: [f32; 3] = [0.229, 0.224, 0.225];
 
-/// Pixels of a training image's side.
+/// The side of a training image in pixels.
 pub fn side(device: Device) -> usize {
     if device.is_cuda() { 224 } else { 96 }
 }
 
-/// ResNet-18, on a GPU ResNet-50, of tch.
+/// tch's ResNet-18; on a GPU, ResNet-50.
 pub fn model(vs: &nn::Path<'_>, device: Device, classes: i64) -> Result<Model> {
     let model: Box<dyn ModuleT> = match device.is_cuda() {
         true => Box::new(resnet::resnet50(vs, classes)),
@@ -32,7 +32,7 @@ pub fn model(vs: &nn::Path<'_>, device: Device, classes: i64) -> Result<Model> {
     Ok(Box::new(move |images, train| model.forward_t(images, train)))
 }
 
-/// How many classes a folder has.
+/// The number of classes in the training folder.
 ///
 /// # Errors
 /// When it cannot be read.
@@ -40,7 +40,7 @@ pub fn classes(job: &Job) -> Result<i64> {
     Ok(EncodedImageFolder::open(&job.train)?.classes().len() as i64)
 }
 
-/// What the job reads from.
+/// The source of batches for the job's techniques.
 ///
 /// # Errors
 /// When the data cannot be read.
@@ -61,7 +61,7 @@ pub fn feed(job: &Job, device: Device) -> Result<Box<dyn Feed>> {
     Ok(Box::new(Loaded(loader.num_workers(job.threads as usize).collate(pipeline).build()?)))
 }
 
-/// Photographs that tch decodes on the training thread, one by one, as it has nothing else.
+/// Photographs that the training thread decodes one by one: tch has no loader.
 struct OneByOne {
     files: Vec<(std::path::PathBuf, i64)>,
     batch_size: usize,
@@ -86,7 +86,7 @@ impl OneByOne {
     }
 }
 
-/// `torchvision.transforms.RandomResizedCrop` and `RandomHorizontalFlip`, written with what tch has.
+/// `torchvision.transforms.RandomResizedCrop` and `RandomHorizontalFlip`, with tch's functions.
 fn random_crop(image: &Tensor, side: i64) -> Result<Tensor, tch::TchError> {
     let uniform =
         |low: f64, high: f64| low + (high - low) * Tensor::rand([], (Kind::Double, Device::Cpu)).double_value(&[]);
@@ -105,7 +105,7 @@ fn normalized(images: &Tensor) -> Result<Tensor, tch::TchError> {
     (images.f_to_kind(Kind::Float)? / 255.0).f_sub(&of(MEAN))?.f_div(&of(STD))
 }
 
-/// The test images, their middle at the training images' size, and their labels.
+/// The center crops of the test images, and their labels.
 ///
 /// # Errors
 /// When a file cannot be read.

@@ -1,4 +1,4 @@
-//! A contender's process, from the benchmark's side.
+//! The benchmark's handle on a contender's process.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::watch::Watch;
 
 /// The argument that makes this program a contender; the job follows as JSON.
 pub const JOB_ARGUMENT: &str = "--job";
-/// How often a time is taken again while something else uses the machine.
+/// How often a disturbed timing is repeated.
 const MOST_REPETITIONS: usize = 2;
 
 /// A running contender, and what was measured of it.
@@ -21,20 +21,20 @@ pub struct Player {
     asks: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     pub measured: Measured,
-    /// What it changes of plain tch.
+    /// Its techniques.
     pub parts: Vec<Contender>,
-    /// What Python's has chosen, in its own form.
+    /// The options that tuned Python has chosen.
     pub options: serde_json::Value,
 }
 
-/// A contender that has been started.
+/// A contender that may not have opened its data yet.
 pub struct Starting(Started);
 
 impl Starting {
-    /// Waits until it has its data.
+    /// Waits until it is ready. A Python contender that fails is `Missing`.
     ///
     /// # Errors
-    /// When ours ends before that.
+    /// When one of ours fails.
     pub fn wait(self) -> Result<Started> {
         let mut player = match self.0 {
             Started::Player(player) => player,
@@ -47,7 +47,7 @@ impl Starting {
                 (player.parts, player.options) = (parts, options);
             }
             Ok(Said::Missing(reason)) => return Ok(Started::Missing(reason)),
-            Ok(other) => bail!("{} said {other:?} first", player.measured.contender),
+            Ok(other) => bail!("{}: unexpected first answer {other:?}", player.measured.contender),
             Err(error) if is_python => return Ok(Started::Missing(format!("{error:#}"))),
             Err(error) => return Err(error),
         }
@@ -55,22 +55,22 @@ impl Starting {
     }
 }
 
-/// A contender that is there, or why it is not.
+/// A running contender, or why it cannot run.
 pub enum Started {
     Player(Box<Player>),
     Missing(String),
 }
 
 impl Player {
-    /// Starts a contender: Python's by a program in `peers`.
+    /// Starts a contender: this program again, or a Python program in `peers`.
     ///
     /// # Errors
-    /// When ours cannot be started. What Python lacks is no error.
+    /// When this program cannot be started again.
     pub fn start(job: &Job, python: &Path, peers: &Path) -> Result<Starting> {
         let argument = serde_json::to_string(job)?;
         let mut command = if job.contender.is_python() {
             let mut command = Command::new(python);
-            // Ours is on the loader path for this program; Python finds its own.
+            // The path leads to the libtorch of this program; Python's torch finds its own.
             command.arg(peers.join(format!("{}.py", job.workload))).arg(argument).env_remove("LD_LIBRARY_PATH");
             command
         } else {
@@ -78,7 +78,7 @@ impl Player {
             command.arg(JOB_ARGUMENT).arg(argument);
             command
         };
-        // What libtorch and its profiler remark on a machine without a GPU is nothing a reader can act on.
+        // Without a GPU, libtorch and its profiler print warnings that the user can do nothing about.
         command.env("KINETO_LOG_LEVEL", "99").env("TORCH_CPP_LOG_LEVEL", "ERROR");
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = match spawned {
@@ -103,7 +103,7 @@ impl Player {
         Ok(Starting(Started::Player(Box::new(player))))
     }
 
-    /// Takes a turn, again where it was disturbed.
+    /// Takes a turn; a disturbed one is repeated.
     ///
     /// # Errors
     /// When the process has ended.
@@ -116,7 +116,7 @@ impl Player {
         Ok(())
     }
 
-    /// Trains as a whole, again where that was disturbed.
+    /// Trains from start to end; a disturbed training is repeated.
     ///
     /// # Errors
     /// When the process has ended.
@@ -129,21 +129,23 @@ impl Player {
         Ok(())
     }
 
-    /// What a few steps consist of, and what would help.
+    /// Records a few steps, and returns what the diagnosis says.
     ///
     /// # Errors
     /// When the process has ended.
     pub fn steps(&mut self) -> Result<Vec<String>> {
         self.ask(Ask::Steps)?;
-        let Said::Steps { timeline, next } = self.answer()? else { bail!("it said something else") };
+        let Said::Steps { timeline, next } = self.answer()? else {
+            bail!("{}: unexpected answer", self.measured.contender)
+        };
         self.measured.timeline = timeline;
         Ok(next)
     }
 
-    /// Ends it.
+    /// Ends the process and returns what was measured.
     ///
     /// # Errors
-    /// When it fails at its end.
+    /// When the process fails.
     pub fn end(mut self) -> Result<Measured> {
         drop(self.asks.take());
         if let Said::End { peak_device_bytes } = self.answer()? {
@@ -170,12 +172,12 @@ impl Player {
                 repetitions += 1;
                 continue;
             }
-            return read(said, disturbance).context("it said something else");
+            return read(said, disturbance).with_context(|| format!("{}: unexpected answer", self.measured.contender));
         }
     }
 
     fn ask(&mut self, ask: Ask) -> Result<()> {
-        let asks = self.asks.as_mut().context("it has ended")?;
+        let asks = self.asks.as_mut().context("the process has ended")?;
         writeln!(asks, "{}", serde_json::to_string(&ask)?)?;
         Ok(asks.flush()?)
     }
@@ -187,13 +189,13 @@ impl Player {
             let status = self.child.wait()?;
             bail!("{contender} has ended ({status}); its message is above");
         }
-        serde_json::from_str(&line).with_context(|| format!("{contender} said something unexpected: {}", line.trim()))
+        serde_json::from_str(&line).with_context(|| format!("{contender}: unexpected answer: {}", line.trim()))
     }
 }
 
 impl Drop for Player {
     fn drop(&mut self) {
-        // It ends at the end of its input; what hangs is killed.
+        // The process normally ends with its input; one that hangs is killed.
         drop(self.asks.take());
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -14,7 +14,7 @@ struct Shape {
     width: i64,
     heads: i64,
     blocks: i64,
-    /// More than the text has, where the shape is a known model's.
+    /// At least the number of different characters.
     vocabulary: i64,
 }
 
@@ -26,12 +26,12 @@ fn shape(device: Device) -> &'static Shape {
     if device.is_cuda() { &GPT2 } else { &SMALL }
 }
 
-/// Characters that a piece of text has, without the last, which is only a target.
+/// Input characters of a piece of text.
 pub fn context(device: Device) -> i64 {
     shape(device).context
 }
 
-/// The model in GPT-2's manner: norms before attention and perceptron, the head shares the embedding.
+/// A decoder like GPT-2: layer norms before attention and MLP; the head shares the embedding's weights.
 pub fn model(vs: &nn::Path<'_>, device: Device) -> Result<Model> {
     let shape = shape(device);
     let init = nn::Init::Randn { mean: 0.0, stdev: 0.02 };
@@ -84,7 +84,7 @@ impl Block {
     }
 }
 
-/// Pieces of the text in random order, as tch cuts them.
+/// Random pieces of the text, from tch's `TextData`.
 ///
 /// # Errors
 /// When the text cannot be read.

@@ -1,4 +1,4 @@
-//! The training loop that all of ours share, plain tch's among them; what differs is switched by the job's parts.
+//! The training loop of all Rust contenders. The job's parts switch the techniques.
 
 use std::time::Instant;
 
@@ -15,9 +15,9 @@ use tch::{Device, Kind, Tensor};
 
 use super::job::Job;
 
-/// Learning rate of every contender's AdamW, Python's too.
+/// The learning rate of AdamW, also in Python.
 pub const LEARNING_RATE: f64 = 1e-3;
-/// And its weight decay, which is PyTorch's default.
+/// Its weight decay; PyTorch's default.
 const WEIGHT_DECAY: f64 = 0.01;
 
 /// Inputs and targets.
@@ -26,18 +26,18 @@ pub type Batch = (Tensor, Tensor);
 /// Batches, on the host or on the device.
 pub type Batches<'a> = Box<dyn Iterator<Item = Result<Batch, DataError>> + 'a>;
 
-/// Where batches come from.
+/// A source of batches.
 pub trait Feed {
     /// The batches of one epoch, each a micro-batch of the job.
     fn epoch(&self, epoch: u64) -> Batches<'_>;
 }
 
-/// From inputs to what the loss is taken of; the flag says whether it is training.
+/// Computes logits from inputs; the flag is true in training.
 pub type Model = Box<dyn Fn(&Tensor, bool) -> Tensor>;
 
-/// A model and what trains it.
+/// A model with its optimizer.
 pub struct Trainer {
-    /// Keeps the variables that the model and the optimizer share.
+    /// Owns the variables that the model and the optimizer use.
     _vs: VarStore,
     model: Model,
     device: Device,
@@ -52,9 +52,9 @@ pub struct Trainer {
 /// How long to train.
 #[derive(Clone, Copy, Debug)]
 pub enum Until {
-    /// So many steps.
+    /// For this number of steps.
     Steps(u64),
-    /// So many seconds, by the host's clock.
+    /// For this number of seconds on the host, and at least one step.
     Seconds(f64),
 }
 
@@ -67,27 +67,27 @@ impl Until {
     }
 }
 
-/// What some steps came to.
+/// The result of some steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Steps {
-    /// How many were made: fewer than asked for at the end of the batches.
+    /// Steps made: fewer than asked for if the batches end.
     pub steps: u64,
     /// Inputs trained on.
     pub inputs: u64,
-    /// Seconds in which the loop was getting batches.
+    /// Seconds spent in getting batches.
     pub wait_seconds: f64,
     /// Mean loss of the inputs.
     pub loss: f64,
 }
 
 impl Trainer {
-    /// A fresh model of the job's seed. `build` makes it in a store on the host.
+    /// Initializes a model with the job's seed. `build` creates it on the CPU.
     ///
     /// # Errors
     /// When memory runs out.
     pub fn new(job: &Job, device: Device, build: impl FnOnce(&nn::Path<'_>) -> Result<Model>) -> Result<Self> {
         tch::manual_seed(i64::from(job.seed));
-        // On the host first, so that a seed gives the same weights on every device.
+        // Created on the CPU, so that a seed gives the same weights on every device.
         let mut vs = VarStore::new(Device::Cpu);
         let model = build(&vs.root())?;
         vs.set_device(device);
@@ -114,13 +114,13 @@ impl Trainer {
         Ok(Self { _vs: vs, model, device, precision, opt, scaler, accum, channels_last, micro_batches })
     }
 
-    /// Makes steps for a time or up to a number, and one at least.
+    /// Trains. Waits for the device at the end.
     ///
     /// # Errors
     /// When a batch cannot be read, or libtorch fails.
     pub fn train(&mut self, batches: &mut Batches<'_>, until: Until, timer: Option<&StepTimer>) -> Result<Steps> {
         let (mut done, begun) = (Steps::default(), Instant::now());
-        // Summed on the device: reading each loss would make the host wait for it.
+        // Summed on the device, because reading each loss would make the host wait for the device.
         let mut loss_sum = Tensor::zeros([], (Kind::Double, self.device));
         'steps: while !until.is_over(done.steps, begun) {
             let mut samples = 0;
@@ -160,7 +160,7 @@ impl Trainer {
             done.inputs += samples as u64;
             done.steps += 1;
         }
-        // Waits for the device, so that its work is timed.
+        // This waits for the device, so the caller's clock includes its work.
         done.loss = loss_sum.double_value(&[]) / done.inputs.max(1) as f64;
         Ok(done)
     }
@@ -185,7 +185,7 @@ impl Trainer {
         })
     }
 
-    /// The share of images recognised, in the precision of training.
+    /// The share of images classified correctly, with the precision of training.
     ///
     /// # Errors
     /// When libtorch fails.
@@ -207,7 +207,7 @@ impl Trainer {
     }
 }
 
-/// The same numbers with the channels of a pixel side by side in memory; whatever is no batch of images stays as it is.
+/// Converts a tensor of four dimensions to the channels-last memory format; others are returned unchanged.
 fn to_channels_last(tensor: &Tensor) -> Tensor {
     match tensor.size().len() {
         4 => tensor.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2]),

@@ -1,4 +1,4 @@
-//! What the machine does while a contender's time is taken, by `/proc`.
+//! What else uses the machine while a contender is timed, from `/proc`.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -6,22 +6,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use overdrive_bench_report::Disturbance;
+use procfs::process::{Process, Stat};
+use procfs::{CurrentSI as _, KernelStats};
 
-/// How many times of fixed work tell the pace, the best of them.
+/// The pace is the best of so many timings of the fixed work.
 const TRIES: usize = 3;
-/// Additions of one time.
+/// Multiplications of the fixed work.
 const WORK: u64 = 4_000_000;
 
-/// Watches one measured time.
+/// Watches the machine during one timing.
 pub struct Watch {
     begun: Instant,
     machine: Option<Machine>,
     own: f64,
-    root: u32,
+    root: i32,
     pace: f64,
 }
 
-/// Seconds of CPU time since the machine started.
+/// CPU seconds of the machine since it booted.
 #[derive(Clone, Copy)]
 struct Machine {
     busy: f64,
@@ -29,104 +31,96 @@ struct Machine {
 }
 
 impl Watch {
-    /// From now on, of a process and all below it. Waits a little for the machine to come to rest.
+    /// Starts to watch the process `root` and its descendants. First waits, for at most 1.5 s, until the machine is idle.
     pub fn start(root: u32) -> Self {
-        come_to_rest();
-        let pace = pace();
+        wait_until_idle();
+        let (pace, root) = (pace(), i32::try_from(root).unwrap_or_default());
         Self { begun: Instant::now(), machine: machine(), own: cpu_seconds(root), root, pace }
     }
 
-    /// What else used the machine until now, and the memory that the processes take.
+    /// Stops. Returns what else used the machine, and the memory that the processes hold.
     pub fn stop(self) -> (Disturbance, Option<u64>) {
         let (seconds, own, now) = (self.begun.elapsed().as_secs_f64(), cpu_seconds(self.root) - self.own, machine());
         let memory = memory(self.root);
-        // The contender's own workers read ahead.
-        come_to_rest();
-        let (stolen_cpus, other_cpus) = match self.machine.zip(now) {
-            Some((before, after)) => {
-                // The kernel counts ticks of 10 ms.
-                let others = (after.busy - before.busy - own).max(0.0);
-                ((after.stolen - before.stolen) / seconds, others / seconds)
-            }
-            // Unknown is not quiet, but the pace tells something.
-            None => (0.0, 0.0),
-        };
-        (Disturbance { stolen_cpus, other_cpus, pace: self.pace.min(pace()) }, memory)
+        // Workers of the contender still read ahead, which would slow the fixed work down.
+        wait_until_idle();
+        let pace = self.pace.min(pace());
+        (disturbance(seconds, self.machine.zip(now), own, pace), memory)
     }
 }
 
-/// Waits until next to nothing runs; not for long, because that may never be.
-fn come_to_rest() {
-    const LOOK: Duration = Duration::from_millis(60);
-    const LOOKS: usize = 25;
-    for _ in 0..LOOKS {
+/// From what the machine and the contender used in so many seconds. Without `/proc/stat`, only the pace is known.
+fn disturbance(seconds: f64, machine: Option<(Machine, Machine)>, own: f64, pace: f64) -> Disturbance {
+    let Some((before, after)) = machine else { return Disturbance { pace, ..Disturbance::default() } };
+    Disturbance {
+        stolen_cpus: (after.stolen - before.stolen) / seconds,
+        // The kernel counts in ticks of 10 ms, so a small negative number is rounding.
+        other_cpus: (after.busy - before.busy - own).max(0.0) / seconds,
+        pace,
+    }
+}
+
+fn wait_until_idle() {
+    const INTERVAL: Duration = Duration::from_millis(60);
+    const INTERVALS: usize = 25;
+    for _ in 0..INTERVALS {
         let before = machine();
-        thread::sleep(LOOK);
+        thread::sleep(INTERVAL);
         let busy = before.zip(machine()).map_or(0.0, |(before, after)| after.busy - before.busy);
-        if busy <= 0.2 * LOOK.as_secs_f64() {
+        if busy <= 0.2 * INTERVAL.as_secs_f64() {
             return;
         }
     }
 }
 
-fn ticks_per_second() -> f64 {
-    100.0
+fn seconds(ticks: u64) -> f64 {
+    ticks as f64 / procfs::ticks_per_second() as f64
 }
 
 fn machine() -> Option<Machine> {
-    let stat = std::fs::read_to_string("/proc/stat").ok()?;
-    let numbers: Vec<f64> =
-        stat.lines().next()?.split_whitespace().skip(1).map_while(|number| number.parse().ok()).collect();
-    // user, nice, system, idle, iowait, irq, softirq, steal; those of virtual machines are in user and nice.
-    let at = |index: usize| numbers.get(index).copied().unwrap_or(0.0) / ticks_per_second();
-    Some(Machine { busy: at(0) + at(1) + at(2) + at(5) + at(6), stolen: at(7) })
+    let time = KernelStats::current().ok()?.total;
+    // Time of virtual machines on this one is part of `user` and `nice`.
+    let interrupts = time.irq.unwrap_or(0) + time.softirq.unwrap_or(0);
+    let busy = time.user + time.nice + time.system + interrupts;
+    Some(Machine { busy: seconds(busy), stolen: seconds(time.steal.unwrap_or(0)) })
 }
 
-/// The processes below one, itself first.
-fn tree(root: u32) -> Vec<u32> {
-    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        if let Some(parent) = stat(process).and_then(|fields| fields.get(1)?.parse().ok()) {
-            children.entry(parent).or_default().push(process);
+/// A process and its descendants. Processes that end meanwhile are left out.
+fn tree(root: i32) -> Vec<Stat> {
+    let processes = procfs::process::all_processes().into_iter().flatten();
+    let mut children: HashMap<i32, Vec<Stat>> = HashMap::new();
+    let mut all = Vec::new();
+    for stat in processes.filter_map(|process| process.ok()?.stat().ok()) {
+        match stat.pid == root {
+            true => all.push(stat),
+            false => children.entry(stat.ppid).or_default().push(stat),
         }
     }
-    let (mut all, mut next) = (vec![root], 0);
-    while let Some(process) = all.get(next) {
-        all.extend(children.get(process).into_iter().flatten().copied().collect::<Vec<u32>>());
+    let mut next = 0;
+    while let Some(stat) = all.get(next) {
+        all.extend(children.remove(&stat.pid).into_iter().flatten());
         next += 1;
     }
     all
 }
 
-/// The fields of `/proc/PID/stat` after the program's name: state, parent, ..
-fn stat(process: u32) -> Option<Vec<String>> {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
+/// CPU time of a process and its descendants, including those that have ended and were waited for.
+fn cpu_seconds(root: i32) -> f64 {
+    let ended = |stat: &Stat| u64::try_from(stat.cutime + stat.cstime).unwrap_or(0);
+    tree(root).iter().map(|stat| seconds(stat.utime + stat.stime + ended(stat))).sum()
 }
 
-/// CPU time of a process and all below it, those that have ended and were waited for too.
-fn cpu_seconds(root: u32) -> f64 {
-    let of = |process: u32| {
-        let fields = stat(process)?;
-        // utime, stime, cutime, cstime.
-        Some(fields.get(11..15)?.iter().filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>())
+/// Memory of a process and its descendants. Shared pages count once (proportional set size).
+fn memory(root: i32) -> Option<u64> {
+    let held = |stat: &Stat| {
+        let rollup = Process::new(stat.pid).ok()?.smaps_rollup().ok()?;
+        let mapping = rollup.memory_map_rollup.0.into_iter().next()?;
+        mapping.extension.map.get("Pss").copied()
     };
-    tree(root).into_iter().filter_map(of).sum::<f64>() / ticks_per_second()
+    tree(root).iter().filter_map(held).reduce(|sum, bytes| sum + bytes)
 }
 
-/// Memory of a process and all below it; what several share is counted once.
-fn memory(root: u32) -> Option<u64> {
-    let of = |process: u32| {
-        let rollup = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup")).ok()?;
-        let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
-        Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
-    };
-    let each: Vec<u64> = tree(root).into_iter().filter_map(of).collect();
-    (!each.is_empty()).then(|| each.into_iter().sum())
-}
-
-/// How fast a fixed piece of work goes on all cores at once, of the best that this process has seen.
+/// How fast fixed work runs on all cores at once, relative to the best time that this process has seen.
 fn pace() -> f64 {
     static BEST: Mutex<Duration> = Mutex::new(Duration::MAX);
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -151,19 +145,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_watched_with_its_children() {
-        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    fn what_the_contender_does_not_use_is_used_by_others() {
+        let at = |busy, stolen| Machine { busy, stolen };
+        let found = disturbance(2.0, Some((at(10.0, 1.0), at(13.0, 1.5))), 1.0, 0.9);
+        assert_eq!(found, Disturbance { stolen_cpus: 0.25, other_cpus: 1.0, pace: 0.9 });
+        assert!(found.is_too_much());
+        // Rounding of ticks, and no /proc/stat.
+        assert_eq!(disturbance(2.0, Some((at(10.0, 1.0), at(12.0, 1.0))), 2.01, 1.0), Disturbance::default());
+        assert_eq!(disturbance(2.0, None, 1.0, 0.5).pace, 0.5);
+    }
+
+    #[test]
+    fn a_process_is_watched_with_its_descendants() {
         let own = std::process::id();
-        assert!(tree(own).contains(&child.id()));
+        let root = i32::try_from(own).unwrap();
+        let mut shell = std::process::Command::new("sh");
+        // A child with a child; the echo says that both run.
+        let mut child =
+            shell.args(["-c", "sleep 1000 & echo; wait"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let pids: Vec<i32> = tree(root).iter().map(|stat| stat.pid).collect();
+        let below: Vec<i32> = tree(child.id() as i32).iter().map(|stat| stat.pid).collect();
+        for pid in &below[1..] {
+            kill(*pid);
+        }
         child.kill().unwrap();
         child.wait().unwrap();
-        let watch = Watch::start(own);
-        let begun = cpu_seconds(own);
-        while cpu_seconds(own) < begun + 0.2 {
+        assert!(pids.contains(&root) && below.len() == 2 && below.iter().all(|pid| pids.contains(pid)), "{below:?}");
+        assert!(memory(root).unwrap() > 1 << 20);
+        // Its CPU time is its own.
+        let begun = cpu_seconds(root);
+        while cpu_seconds(root) < begun + 0.05 {
             work();
         }
-        let (disturbance, memory) = watch.stop();
-        assert!(disturbance.pace > 0.0 && disturbance.pace <= 1.0 && disturbance.stolen_cpus >= 0.0, "{disturbance:?}");
-        assert!(memory.unwrap() > 1 << 20);
+    }
+
+    fn kill(pid: i32) {
+        std::process::Command::new("kill").arg(pid.to_string()).status().unwrap();
     }
 }

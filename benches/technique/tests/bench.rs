@@ -1,4 +1,4 @@
-//! The program as its user runs it, small. No test asserts a time.
+//! Runs the program as a user does, with small settings. No test asserts a time.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
@@ -8,13 +8,17 @@ use overdrive_bench_report::{Contender, Report, Workload};
 
 fn bench(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_overdrive-bench"));
-    // Data that is made goes below the folder it runs in.
+    // Generated data goes into `target/` of the current folder.
     command.current_dir(folder).args(arguments).args(["--json", "out/report.json", "--report", "out/report.html"]);
     command.output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn report(folder: &Path) -> Report {
+    serde_json::from_str(&std::fs::read_to_string(folder.join("out/report.json")).unwrap()).unwrap()
 }
 
 #[test]
@@ -24,8 +28,7 @@ fn without_python_its_columns_are_absent_and_ours_are_measured() {
     let arguments = ["--quick", "--workload", "digits,text", "--only", "pytorch,fused,cache_prefetch,combined"];
     let ended = bench(folder.path(), &[&arguments[..], &["--rounds", "1", "--python", "/no/such/python"]].concat());
     assert!(ended.status.success(), "{}", text(&ended.stderr));
-    let json = std::fs::read_to_string(folder.path().join("out/report.json")).unwrap();
-    let report: Report = serde_json::from_str(&json).unwrap();
+    let report = report(folder.path());
     let names: Vec<_> = report.workloads.iter().map(|it| it.measurements.workload).collect();
     assert_eq!(names, [Workload::Digits, Workload::Text]);
     for workload in &report.workloads {
@@ -43,8 +46,26 @@ fn without_python_its_columns_are_absent_and_ours_are_measured() {
         assert!(parts.contains(&Contender::Fused) && parts.iter().all(|part| all.contains(part)), "{parts:?}");
     }
     let (table, page) = (text(&ended.stdout), folder.path().join("out/report.html"));
-    assert!(table.contains("pytorch is absent") && table.contains("combined here is"), "{table}");
+    assert!(table.contains("pytorch is absent") && table.contains("combined uses"), "{table}");
     assert!(std::fs::read_to_string(page).unwrap().contains("</html>"));
+}
+
+#[test]
+fn a_python_contender_that_fails_is_absent_and_the_others_are_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let python = folder.path().join("python");
+    // Ready, and gone at the first request.
+    std::fs::write(&python, "#!/bin/sh\necho '{\"Ready\":{\"choices\":[]}}'\nread request\nexit 3\n").unwrap();
+    std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let python = python.display().to_string();
+    let arguments = ["--quick", "--workload", "text", "--only", "pytorch", "--rounds", "1", "--python", &python];
+    let ended = bench(folder.path(), &arguments);
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+    let report = report(folder.path());
+    let text = &report.workloads[0];
+    let (contender, reason) = &text.measurements.absent[0];
+    assert!(*contender == Contender::Pytorch && reason.contains("ended (exit status: 3)"), "{reason}");
+    assert!(text.rows.len() == 1 && text.rows[0].contender == Contender::Tch && text.rows[0].rate.is_some());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Bars by contender: speed, split into computing and waiting for data, and memory.
+//! Bars by contender: speed, split by the shares of computing and of waiting for data; and memory.
 
 use std::fmt::Write;
 

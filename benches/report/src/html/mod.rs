@@ -53,7 +53,7 @@ fn section(report: &WorkloadReport) -> String {
     )
 }
 
-/// What was to be reached, and what was.
+/// The goals and their results.
 fn goals(report: &WorkloadReport) -> String {
     let goal = |goal: &crate::verdict::GoalResult| {
         let (class, said) = match goal.outcome {
@@ -83,13 +83,13 @@ fn table(report: &WorkloadReport) -> String {
     };
     let rows: String = report.rows.iter().zip(rows).map(row).collect();
     let note = match report.rows.iter().any(|row| row.disturbed > 0) {
-        true => "<p class=\"quiet\">* something else used the machine meanwhile</p>",
+        true => "<p class=\"quiet\">* disturbed by other use of the machine</p>",
         false => "",
     };
     format!("<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>{note}")
 }
 
-/// Python's, tch's and ours look different.
+/// The CSS class of a contender, which sets its colours.
 fn class(contender: Contender) -> &'static str {
     match contender {
         contender if contender.is_python() => " class=\"python\"",

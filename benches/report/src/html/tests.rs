@@ -33,7 +33,7 @@ fn what_was_not_measured_is_not_shown() {
         assert!(whole.contains(shown) && !quick.contains(shown), "{shown}");
     }
     assert!(quick.contains("pytorch is absent: no torch in python3"));
-    assert!(quick.contains("something else used the machine meanwhile"));
+    assert!(quick.contains("disturbed by other use of the machine"));
 }
 
 #[test]
