@@ -1,4 +1,4 @@
-"""PyTorch's side of `versus checkpoint`: answers each line `save 1`, `load 1`, .. with the seconds that it took."""
+"""PyTorch's side of `versus checkpoint`. Answers each line, such as `save 1` or `load 1`, with the seconds taken."""
 
 import json
 import os
@@ -21,7 +21,8 @@ def main():
     optimizer.zero_grad()
 
     def state():
-        return {"model": {str(at): param.detach() for at, param in enumerate(params)}, "optimizer": optimizer.state_dict()}
+        model = {str(at): param.detach() for at, param in enumerate(params)}
+        return {"model": model, "optimizer": optimizer.state_dict()}
 
     def save():
         with open(path + ".aside", "wb") as file:
@@ -38,7 +39,7 @@ def main():
         optimizer.load_state_dict(saved["optimizer"])
 
     def async_save():
-        """Only the call counts, which stalls training; the write goes on meanwhile and is waited for."""
+        """Times the call alone, which stalls training. The write in the background is waited for, but not timed."""
         folder = path + ".async"
         shutil.rmtree(folder, ignore_errors=True)
         started = time.perf_counter()

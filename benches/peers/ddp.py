@@ -1,4 +1,4 @@
-"""A rank of PyTorch's in `versus ddp`: answers each line `MODEL_WHAT STEPS` with seconds, or with a share."""
+"""A PyTorch rank in `versus ddp`. Answers each line `MODEL_WHAT STEPS` with seconds or, for `hidden`, with a share."""
 
 import sys
 import time
@@ -64,18 +64,18 @@ class Training:
             dist.all_reduce(number, dist.ReduceOp.MAX)
         return time.perf_counter() - started
 
-    def behind_backward(self, steps):
-        """For how many seconds gradients travelled, and for how many of them backward still ran, by libtorch's own clock."""
+    def overlap(self, steps):
+        """The seconds of communication, and how many of them overlap with backward, as libtorch measures them."""
         self.ddp._set_ddp_runtime_logging_sample_rate(1)
-        travelled = hidden = 0
+        communication = overlap = 0
         for _ in range(steps):
             self.step()
-            self.ddp(self.inputs)  # it is written at the next forward
+            self.ddp(self.inputs)  # DDP writes the times of a step at the next forward
             data = self.ddp._get_ddp_logging_data()
-            travelled += data["backward_comm_time"]
-            hidden += data["backward_compute_comm_overlap_time"]
+            communication += data["backward_comm_time"]
+            overlap += data["backward_compute_comm_overlap_time"]
         self.ddp._set_ddp_runtime_logging_sample_rate(100)
-        return travelled * 1e-9, hidden * 1e-9
+        return communication * 1e-9, overlap * 1e-9
 
 
 def main():
@@ -93,8 +93,8 @@ def main():
         training = trainings[model]
         dist.barrier()
         if what in ("hidden", "overlap"):
-            travelled, hidden = training.behind_backward(int(steps))
-            answer = hidden / travelled if what == "hidden" else hidden / int(steps)
+            communication, overlap = training.overlap(int(steps))
+            answer = overlap / communication if what == "hidden" else overlap / int(steps)
         else:
             answer = training.sums(int(steps)) if what == "sum" else training.seconds(int(steps))
         print(answer, flush=True)

@@ -1,4 +1,4 @@
-"""A rank that sums once, says so and ends."""
+"""A rank that takes part in one all-reduce and ends. Rank 0 prints when it is done."""
 
 import torch
 import torch.distributed as dist

@@ -1,9 +1,9 @@
-"""PyTorch's side of `versus loader` for photographs: answers each line `NAME EPOCHS` with the seconds that those took.
+"""PyTorch's side of `versus loader` for photographs. Answers each line `NAME EPOCHS` with the seconds taken.
 
-`pillow` and `io` are DataLoaders with persistent workers whose dataset decodes with pillow or with torchvision.io, and
-whose transforms are those of torchvision that are faster on what the decoder gives: v1 on pillow's images, v2 on uint8
-tensors. A whole epoch is taken each time, so that the workers of the one stand still while the other is timed.
-`startup` makes a DataLoader whose workers do not exist yet and takes its first batch.
+`pillow` and `io` are DataLoaders with persistent workers that decode with pillow or with torchvision.io. Each has the
+torchvision transforms that are faster on its decoder's images: v1 on pillow's images, v2 on uint8 tensors. Whole epochs
+are timed, so that the workers of one are idle while the other is timed. `startup` makes a DataLoader with new workers,
+and takes its first batch.
 """
 
 import json
@@ -54,14 +54,14 @@ def epochs(batches, count=1):
 
 
 def tuned(dataset, options):
-    """The loader with the prefetch factor that was fastest after its first epoch."""
+    """The loader with the faster prefetch factor, compared by the second epoch of each."""
     loaders = {factor: loader(dataset, options, factor) for factor in (2, 8)}
     times = {}
     for factor, batches in loaders.items():
         epochs(batches)
         times[factor] = epochs(batches)
-    print(f"DataLoader, seconds by prefetch_factor: {times}", file=sys.stderr)
-    # The workers of the others end with them.
+    print(f"DataLoader, seconds per epoch by prefetch_factor: {times}", file=sys.stderr)
+    # The return drops the other loader, which ends its workers.
     return loaders.pop(min(times, key=times.get))
 
 

@@ -1,6 +1,6 @@
-"""PyTorch's side of `versus loader` for a large folder: answers `scan 1` with the seconds that listing it took, and
-`first 1` with those from a listed folder to the first shuffled batch, in this process or in two workers, whichever is
-sooner."""
+"""PyTorch's side of `versus loader` for a large folder. Answers `scan 1` with the seconds that listing it took, and
+`first 1` with the seconds from a listed folder to the first shuffled batch, in this process or with workers, whichever
+is faster."""
 
 import json
 import sys

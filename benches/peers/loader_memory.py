@@ -1,8 +1,8 @@
-"""PyTorch's side of `versus loader` for samples in memory: answers each line `NAME EPOCHS` with the seconds taken.
+"""PyTorch's side of `versus loader` for samples in memory. Answers each line `NAME EPOCHS` with the seconds taken.
 
-`best` is the fastest of the ways that DataLoader has: sample by sample, or one lookup a batch with `batch_size=None`
-and a BatchSampler, each in this process (with one thread of libtorch's or all) or in persistent workers. `startup` is the time to a new loader's first
-batch, with workers, sample by sample or batch by batch, whichever is sooner.
+`best` is the fastest way to use DataLoader: sample by sample, or with one lookup per batch (`batch_size=None` and a
+BatchSampler), each in this process or in persistent workers. `startup` is the time to the first batch of a new loader
+with workers, sample by sample or batch by batch, whichever is faster.
 """
 
 import json
@@ -34,15 +34,15 @@ def epochs(loader, count=1):
 
 
 def fastest(data, size, workers):
-    """The loader with the shortest epoch of two; libtorch keeps the number of threads that it had."""
+    """The loader with the shortest epoch, of two each. Leaves libtorch with the number of threads of that loader."""
     times = {}
     for way in (by_sample, by_batch):
         for processes, threads in ((0, 1), (0, torch.get_num_threads()), (workers, 1)):
             torch.set_num_threads(threads)
             loader = way(data, size, processes)
             times[way, processes, threads] = min(epochs(loader) for _ in range(2))
-    told = {f"{way.__name__}, {n} workers, {threads} threads": t for (way, n, threads), t in times.items()}
-    print(f"DataLoader, seconds an epoch: {told}", file=sys.stderr)
+    report = {f"{way.__name__}, {n} workers, {threads} threads": t for (way, n, threads), t in times.items()}
+    print(f"DataLoader, seconds per epoch: {report}", file=sys.stderr)
     way, processes, threads = min(times, key=times.get)
     torch.set_num_threads(threads)
     loader = way(data, size, processes)

@@ -1,8 +1,8 @@
-"""pyarrow's side of `versus loader`: answers each line `NAME TIMES` with the seconds that so many readings took.
+"""pyarrow's side of `versus loader`. Answers each line `NAME TIMES` with the seconds that so many readings took.
 
-It also writes the file that both sides read, with pyarrow's own settings. `table` reads all columns and makes a tensor of
-each. `batches` reads row group after row group in a random order, permutes the rows of each and hands them out in
-batches; the next row group is read on another thread meanwhile, where that is faster.
+It also writes the file that both sides read, with pyarrow's default settings except for the size of row groups.
+`table` reads all columns and makes a tensor of each. `batches` reads the row groups in a random order, shuffles the
+rows of each and splits them into batches. It reads the next row groups ahead on another thread if that is faster.
 """
 
 import json
@@ -21,7 +21,7 @@ except Exception as error:
 
 
 def write(path, options):
-    """Columns of random numbers, half of them float32 and half int64."""
+    """Writes columns of random numbers, half of them float32 and half int64."""
     if path.exists():
         return
     rng, rows = numpy.random.default_rng(0), options["rows"]
@@ -34,7 +34,7 @@ def write(path, options):
 
 def tensors(table):
     def tensor(column):
-        # A copy where the column is in several pieces, or in the file's memory: tensors can be written to.
+        # Tensors are writable, so read-only arrays are copied.
         values = column.to_numpy()
         return torch.from_numpy(values if values.flags.writeable else values.copy())
 
@@ -74,7 +74,7 @@ def main():
     write(path, options)
     ways = [lambda path, options, ahead=ahead: batches(path, options, ahead) for ahead in (False, True)]
     times = [min(seconds(way, path, options) for _ in range(3)) for way in ways]
-    print(f"pyarrow, seconds without and with reading ahead: {times}", file=sys.stderr)
+    print(f"pyarrow, seconds per epoch without and with reading ahead: {times}", file=sys.stderr)
     ways = {"table": whole, "batches": ways[times.index(min(times))]}
     print(pyarrow.__version__, flush=True)
     for line in sys.stdin:

@@ -1,7 +1,7 @@
-"""Python webdataset's side of `versus loader`: answers each line `NAME EPOCHS` with the seconds that those epochs took.
+"""webdataset's side of `versus loader`. Answers each line `NAME EPOCHS` with the seconds that those epochs took.
 
-It also writes the shards that both sides read. `one` reads them in this process; `workers` through a WebLoader with two
-persistent workers, whichever is faster of samples handed over one by one and in lists.
+It also writes the shards that both sides read. `one` reads them in this process. `workers` reads them through a
+WebLoader with persistent workers, which pass on single samples or lists of samples, whichever is faster.
 """
 
 import json
@@ -17,7 +17,7 @@ except Exception as error:
 
 
 def write(folder, options):
-    """Shards of samples of random bytes, which no compression or cache of content makes easier."""
+    """Writes shards of samples with random bytes, which cannot be compressed."""
     if folder.exists():
         return
     aside = folder.with_name(folder.name + ".part")
@@ -61,7 +61,7 @@ def main():
     ways = {"one": dataset()}
     choices = [with_workers(dataset()), with_workers(dataset().listed(options["batch_size"]))]
     times = [seconds(choice, expected) for choice in choices]
-    print(f"WebLoader, seconds by sample and by list: {times}", file=sys.stderr)
+    print(f"WebLoader, seconds per epoch by sample and by list: {times}", file=sys.stderr)
     ways["workers"] = choices[times.index(min(times))]
     del choices
     print(wds.__version__, flush=True)

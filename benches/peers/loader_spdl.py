@@ -1,8 +1,8 @@
-"""spdl's side of `versus loader`: answers each line `NAME EPOCHS` with the seconds that those epochs took.
+"""spdl's side of `versus loader`. Answers each line `NAME EPOCHS` with the seconds that those epochs took.
 
-`own` has FFmpeg decode, crop, scale (bilinear, over all pixels that a new one covers) and flip each image, on `workers`
-threads, where Python's lock is free, and copies those of a batch into one uint8 tensor. `torchvision` runs the decoder
-and transforms of torchvision on the same threads. Each hands over images or whole batches, whichever is faster.
+`own` decodes, crops, scales (bilinear, with antialiasing) and flips images with FFmpeg on `workers` threads, without
+Python's global interpreter lock, and copies those of a batch into one uint8 tensor. `torchvision` runs torchvision's
+decoder and transforms on the same threads. The threads pass on images or whole batches, whichever is faster.
 """
 
 import importlib.metadata
@@ -29,7 +29,7 @@ TRAIN = v2.Compose([v2.RandomResizedCrop(SIDE, antialias=True), v2.RandomHorizon
 
 
 def region(width, height):
-    """The draws of torchvision's RandomResizedCrop."""
+    """A random region, drawn as torchvision's RandomResizedCrop does: width, height, left and top."""
     for _ in range(10):
         area = width * height * random.uniform(*SCALE)
         ratio = math.exp(random.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
@@ -68,21 +68,22 @@ def collate_with_torchvision(loaded):
 WAYS = {"own": (decode, collate), "torchvision": (decode_with_torchvision, collate_with_torchvision)}
 
 
-def by_image(samples, size, workers, load, join):
+def by_image(samples, size, workers, load, collate_fn):
     builder = PipelineBuilder().add_source(samples).pipe(load, concurrency=workers)
-    return builder.aggregate(size).pipe(join).add_sink(2 * workers).build(num_threads=workers)
+    return builder.aggregate(size).pipe(collate_fn).add_sink(2 * workers).build(num_threads=workers)
 
 
-def by_batch(samples, size, workers, load, join):
-    """A whole batch on one thread: less to hand over between threads."""
+def by_batch(samples, size, workers, load, collate_fn):
+    """Each thread makes whole batches, so less is passed between threads."""
     batches = [samples[i:i + size] for i in range(0, len(samples), size)]
-    builder = PipelineBuilder().add_source(batches).pipe(lambda batch: join(map(load, batch)), concurrency=workers)
+    builder = PipelineBuilder().add_source(batches)
+    builder = builder.pipe(lambda batch: collate_fn(map(load, batch)), concurrency=workers)
     return builder.add_sink(2 * workers).build(num_threads=workers)
 
 
-def epoch(hand_over, way, samples, options):
+def epoch(build_pipeline, way, samples, options):
     samples = random.sample(samples, len(samples))
-    pipeline = hand_over(samples, options["batch_size"], options["workers"], *WAYS[way])
+    pipeline = build_pipeline(samples, options["batch_size"], options["workers"], *WAYS[way])
     seen = 0
     with pipeline.auto_stop():
         for images, _ in pipeline.get_iterator():
@@ -91,19 +92,19 @@ def epoch(hand_over, way, samples, options):
     assert seen == len(samples), f"{seen} of {len(samples)} images"
 
 
-def seconds(hand_over, way, samples, options, epochs=1):
+def seconds(build_pipeline, way, samples, options, epochs=1):
     started = time.perf_counter()
     for _ in range(epochs):
-        epoch(hand_over, way, samples, options)
+        epoch(build_pipeline, way, samples, options)
     return time.perf_counter() - started
 
 
 def faster(way, samples, options):
-    """By image or by batch, after an epoch that does not count."""
+    """`by_image` or `by_batch`, whichever has the shortest of two epochs after a warm-up epoch."""
     times = {}
-    for hand_over in (by_image, by_batch):
-        times[hand_over] = min([seconds(hand_over, way, samples, options) for _ in range(3)][1:])
-    print(f"spdl, {way}:", {hand_over.__name__: round(time, 3) for hand_over, time in times.items()}, file=sys.stderr)
+    for build_pipeline in (by_image, by_batch):
+        times[build_pipeline] = min([seconds(build_pipeline, way, samples, options) for _ in range(3)][1:])
+    print(f"spdl, {way}:", {build.__name__: round(time, 3) for build, time in times.items()}, file=sys.stderr)
     return min(times, key=times.get)
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's side of `versus optim`: answers each line `NAME STEPS` with the seconds that those steps took."""
+"""PyTorch's side of `versus optim`. Answers each line `NAME STEPS` with the seconds that those steps took."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import torch
 
 
 def clip(params, max_norm, shrink):
-    """Clips to a norm that shrinks from call to call, so that there is something to clip each time, or to a large one."""
+    """A step that clips gradients. With `shrink` below 1, the maximum norm falls with each call, so it always clips."""
     calls = 0
 
     def step():

@@ -1,9 +1,10 @@
-"""Makes the photographs of `versus loader`: `photos.py OUT COUNT` cuts large ones into JPEG files of ImageNet's usual size.
+"""Makes the photographs of `versus loader`. `photos.py OUT COUNT` crops large ones to JPEG files of ImageNet's usual
+size.
 
-The large ones are those of three Debian packages, fetched and unpacked without installing anything. Each is scaled to a
-random width and cropped at a random place, always the same; quality 90 makes files of about 40 kB. The packages' licences
-(CC BY, CC BY-SA and GPL 2 or later; `NOTICE.txt` beside the files says so) allow this use: the files are for measuring,
-and are not to be passed on with a program.
+The large photographs are in three Debian packages, which are downloaded and unpacked without installing anything. Each
+is cropped to a random region, with a fixed seed, and scaled; quality 90 makes files of about 40 kB. The packages'
+licences (CC BY, CC BY-SA and GPL 2 or later; see `NOTICE.txt` beside the files) allow this use. The files are for
+measuring; do not distribute them with a program.
 """
 
 import pathlib
@@ -18,7 +19,7 @@ PACKAGES = ["mate-backgrounds", "lomiri-wallpapers-16.04", "lomiri-wallpapers-20
 WIDTH, HEIGHT = 500, 375
 CLASSES = 8
 LARGEST = 4
-NOTICE = f"""Cut from the photographs of the Debian packages {", ".join(PACKAGES)}, whose licences hold for them:
+NOTICE = f"""Cropped from the photographs of the Debian packages {", ".join(PACKAGES)}, whose licences apply:
 CC BY, CC BY-SA, GPL 2 or later. See /usr/share/doc/PACKAGE/copyright of each. For measuring only.
 """
 
@@ -34,7 +35,7 @@ def originals(folder):
 
 
 def crop(image, rng):
-    """A part of `image`, at most four times the final size, scaled to it."""
+    """A random region of `image`, at most four times as wide as the result, scaled to its size."""
     times = rng.uniform(1, min(image.width / WIDTH, image.height / HEIGHT, LARGEST))
     width, height = int(WIDTH * times), int(HEIGHT * times)
     left, top = rng.randint(0, image.width - width), rng.randint(0, image.height - height)

@@ -1,7 +1,10 @@
-"""PyTorch's side of `versus profile`: answers each line `MODEL_WHAT STEPS`. `added` are the seconds that the profiler adds
-to a step, `relative` a step under it over one without in the same measurement, `export` the seconds that the trace of so many
-steps takes to be written, `operators` the seconds of a step that the same profile says of the model's main operators by
-themselves."""
+"""PyTorch's side of `versus profile`. Answers each line `MODEL_WHAT STEPS`:
+
+- `added`: the seconds that the profiler adds to a step
+- `relative`: the time of a step under the profiler over that without, from the last `added`
+- `export`: the seconds to write the trace of so many steps
+- `operators`: the self CPU seconds per step of the model's main operators, from the profile of the last `export`
+"""
 
 import json
 import os
@@ -12,9 +15,9 @@ import time
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-# A sample of what is added is the median of so many differences.
+# A sample of the overhead is the median of this many differences.
 ROUNDS = 5
-# Most of a model's arithmetic, forward and backward.
+# The operators with most of a model's arithmetic, one in forward and one in backward.
 OPERATORS = {
     "mlp": ("aten::addmm", "aten::mm"),
     "cnn": ("aten::mkldnn_convolution", "aten::convolution_backward"),
@@ -22,7 +25,7 @@ OPERATORS = {
 
 
 def training(model, shape):
-    """A step with AdamW on made-up data."""
+    """A training step with AdamW on random data."""
     opt = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     loss_fn = torch.nn.CrossEntropyLoss()
     x, y = torch.randn(shape), torch.randint(0, 10, shape[:1])
@@ -49,7 +52,7 @@ def cnn():
 
 
 def timed(step, count):
-    """Seconds a step."""
+    """Seconds per step."""
     started = time.perf_counter()
     for _ in range(count):
         step()
@@ -57,10 +60,10 @@ def timed(step, count):
 
 
 def record(step, count):
-    """Seconds a step while everything is recorded, and the profile."""
+    """Seconds per step under the profiler, which records shapes, memory and FLOPs, and the profile."""
     prof = profile(activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True, with_flops=True)
     prof.start()
-    # The first one under a profiler makes its buffers.
+    # The first step under a profiler allocates its buffers.
     step()
     seconds = timed(step, count)
     prof.stop()

@@ -1,4 +1,4 @@
-"""PyTorch's side of `versus step`: answers each line `NAME STEPS` with the seconds that those steps took."""
+"""PyTorch's side of `versus step`. Answers each line `NAME STEPS` with the seconds that those steps took."""
 
 import json
 import sys
@@ -8,9 +8,10 @@ import torch
 
 
 def mlp(fused):
-    """A step of the perceptron 784-128-128-10 at batch 16 with SGD."""
+    """A training step of the MLP 784-128-128-10 with SGD and batches of 16."""
     model = torch.nn.Sequential(
-        torch.nn.Linear(784, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+        torch.nn.Linear(784, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(),
+        torch.nn.Linear(128, 10))
     opt = torch.optim.SGD(model.parameters(), lr=0.01, fused=fused)
     loss_fn = torch.nn.CrossEntropyLoss()
     x, y = torch.randn(16, 784), torch.randint(0, 10, (16,))
@@ -24,7 +25,7 @@ def mlp(fused):
 
 
 def adamw(shapes, **options):
-    """An AdamW step over parameters of the given shapes, whose gradients stay."""
+    """An AdamW step over parameters of the given shapes, with fixed gradients."""
     params = [torch.randn(shape, requires_grad=True) for shape in shapes]
     for param in params:
         param.grad = torch.randn_like(param)

@@ -1,6 +1,7 @@
-//! The comparisons with other tools; the binary beside this library runs them.
+//! Comparisons of Overdrive with other tools. The program `overdrive-versus` runs them.
 //!
-//! `versus` compares parts with other tools; `planted` are the loops that the profiler's diagnosis is tested on.
+//! `versus` holds the comparisons, `planted` the training loops that test the profiler's diagnosis, and `scaling` the
+//! model of `docs/scaling.md`.
 #![forbid(unsafe_code)]
 
 pub use overdrive_bench::{digits, model};

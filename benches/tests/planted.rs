@@ -1,10 +1,12 @@
-//! The diagnosis of loops with a planted bottleneck: it has to be named, and named first. In healthy ones nothing is to be
-//! found.
+//! Tests the profiler's diagnosis. In a loop with a planted bottleneck, it must name that bottleneck first. In a
+//! healthy loop, it must find nothing.
 //!
-//! A diagnosis follows times, and those of a machine that does something else besides are of no loop. So the records of runs
-//! on a machine at rest are kept in `benches/record/planted` and judged here; and each loop is run here, as quickly or slowly
-//! as this machine lets it, and has to leave a record of the same steps, scopes and calls. On a machine at rest,
-//! `UPDATE_RECORDS=1 cargo test --test planted` judges what it runs, and keeps it if it is judged right.
+//! The diagnosis depends on times, which are wrong on a busy machine. Records of runs on an idle machine are therefore
+//! kept in `benches/record/planted`, and their diagnosis is tested. Each loop is also run here, however fast this
+//! machine is, and its record must have the same steps, scopes and calls as the kept one.
+//!
+//! On an idle machine, `UPDATE_RECORDS=1 cargo test --test planted` runs the loops anew, and keeps each record whose
+//! diagnosis is right.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -15,8 +17,8 @@ use overdrive_benches::planted::{self, Form, HEALTHY, PLANTS, Plant, timeless};
 use overdrive_profile::RunProfile;
 
 fn main() -> Result<()> {
-    if let Some(ended) = planted::main_if_told() {
-        return ended;
+    if let Some(result) = planted::main_if_told() {
+        return result;
     }
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
@@ -42,34 +44,36 @@ fn main() -> Result<()> {
     libtest_mimic::run(&arguments, trials).exit()
 }
 
-fn path_of(plant: &Plant) -> PathBuf {
+fn record_path(plant: &Plant) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("record/planted");
     folder.join(plant.name).with_extension("json")
 }
 
-fn kept(plant: &Plant) -> Result<RunProfile> {
-    RunProfile::read_json(path_of(plant)).context("`UPDATE_RECORDS=1 cargo test --test planted` makes the record")
+fn kept_record(plant: &Plant) -> Result<RunProfile> {
+    let advice = "cannot read the kept record; `UPDATE_RECORDS=1 cargo test --test planted` makes it";
+    RunProfile::read_json(record_path(plant)).context(advice)
 }
 
 fn judge_record(plant: &Plant) -> Result<()> {
-    plant.judge(&kept(plant)?)
+    plant.judge(&kept_record(plant)?)
 }
 
 fn record(plant: &Plant) -> Result<()> {
-    let (now, then) = (timeless(&plant.record(Form::Planted)?), timeless(&kept(plant)?));
+    let (now, then) = (timeless(&plant.record(Form::Planted)?), timeless(&kept_record(plant)?));
     let lines = |of: &mut dyn Iterator<Item = &String>| of.map(|line| format!("\n  {line}")).collect::<String>();
     let (more, fewer) = (lines(&mut now.difference(&then)), lines(&mut then.difference(&now)));
-    ensure!(now == then, "in this run alone:{more}\nin the record alone:{fewer}");
+    ensure!(now == then, "only in this run:{more}\nonly in the kept record:{fewer}");
     Ok(())
 }
 
 fn record_anew(plant: &Plant) -> Result<()> {
     let mut run = plant.record(Form::Planted)?;
-    // Nobody asks where it was recorded; memory over time is most of the file, and the diagnosis has its own sums of that.
+    // The command and the hosts do not matter. The memory timeline is most of the file, and the diagnosis only uses
+    // `kept_bytes`, which was computed from it.
     run.command = vec![plant.name.to_owned()];
     run.machine.host = "host".to_owned();
     run.rank_info.iter_mut().for_each(|info| info.host = "host".to_owned());
     run.profiled.iter_mut().for_each(|profiled| profiled.memory.clear());
     plant.judge(&run)?;
-    Ok(run.write_json(path_of(plant))?)
+    Ok(run.write_json(record_path(plant))?)
 }

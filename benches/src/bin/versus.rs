@@ -1,4 +1,4 @@
-//! Comparisons with other tools; `cargo xtask versus` builds and runs it.
+//! Runs the comparisons with other tools. `cargo xtask versus` builds and starts this program.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -8,9 +8,9 @@ use overdrive_benches::planted;
 use overdrive_benches::versus::{Options, run};
 
 fn main() -> ExitCode {
-    // `profile` runs its loops in processes of their own: this program again.
-    let ended = planted::main_if_told().unwrap_or_else(|| run(&Options::parse()));
-    match ended {
+    // `versus profile` starts this program again for each training loop. Such a process runs only that loop.
+    let result = planted::main_if_told().unwrap_or_else(|| run(&Options::parse()));
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

@@ -16,15 +16,15 @@ use super::training::{Trainer, start_timer};
 use super::{Form, Plan};
 use crate::digits::{MEAN, STD};
 
-/// Large enough for a step to be arithmetic: one that mostly moves weights takes longer behind every wait, which has cooled
-/// the caches.
+/// Large, so that a step is mostly arithmetic. A step that mostly reads and writes weights takes longer after a wait,
+/// because the weights are no longer in the CPU's caches.
 const BATCH: usize = 256;
-/// Samples that differ: as many as the warm-up reads, so that a cache is full behind it.
+/// Distinct samples: as many as the ten warm-up steps read, so that a cache is full when timing starts.
 const SAMPLES: usize = 10 * BATCH;
-/// Pixels of a sample's side.
+/// Width and height of a sample, in pixels.
 const SIDE: usize = 28;
 
-/// A disk that serves a fraction of what the training takes, to two workers. Remedied: samples stay in memory.
+/// Two workers read from a disk that is much slower than the training. Remedied: samples stay in memory.
 pub fn slow_read(form: Form, plan: &Plan) -> Result<RunProfile> {
     let disk = SlowDisk { idle: Mutex::default() };
     match form {
@@ -33,7 +33,7 @@ pub fn slow_read(form: Form, plan: &Plan) -> Result<RunProfile> {
     }
 }
 
-/// Photographs that two workers cannot decode in time. Remedied: what was decoded stays in memory.
+/// Two workers decode images more slowly than the training takes them. Remedied: decoded images stay in memory.
 pub fn slow_decode(form: Form, plan: &Plan) -> Result<RunProfile> {
     let photos = Photos::new(196)?;
     match form {
@@ -42,14 +42,14 @@ pub fn slow_decode(form: Form, plan: &Plan) -> Result<RunProfile> {
     }
 }
 
-/// Images that the training thread decodes itself, though a core is free. Remedied: two workers do.
+/// The training thread decodes images itself, although another core is free. Remedied: two workers decode them.
 pub fn too_few_workers(form: Form, plan: &Plan) -> Result<RunProfile> {
     let workers = if form == Form::Planted { 0 } else { 2 };
     train(Photos::new(84)?, workers, plan)
 }
 
 fn train(dataset: impl Dataset<Sample = (Image, i64)> + 'static, workers: usize, plan: &Plan) -> Result<RunProfile> {
-    // One epoch that is long enough: how an epoch begins is no matter here.
+    // A single epoch that is long enough, so that no start of an epoch is timed.
     let samples = BATCH * usize::try_from(plan.all_steps())?;
     let order: Vec<usize> = (0..samples).map(|sample| sample % dataset.len()).collect();
     let loader = DataLoader::builder(dataset.subset(order)?).batch_size(BATCH).num_workers(workers);
@@ -63,9 +63,9 @@ fn train(dataset: impl Dataset<Sample = (Image, i64)> + 'static, workers: usize,
     Ok(timer.finish()?)
 }
 
-/// A disk behind a slow network: each connection serves 3 MB a second, while the caller waits in the kernel.
+/// Imitates a disk behind a slow network: each connection serves 3 MB/s, and the caller waits in the kernel.
 struct SlowDisk {
-    /// Connections that nobody reads from right now.
+    /// Connections that no thread is using.
     idle: Mutex<Vec<UnixStream>>,
 }
 
@@ -74,18 +74,18 @@ const BYTES_PER_SECOND: f64 = 3e6;
 
 impl SlowDisk {
     fn connect() -> io::Result<UnixStream> {
-        let (ours, mut theirs) = UnixStream::pair()?;
+        let (client, mut server) = UnixStream::pair()?;
         let serve = move || -> io::Result<()> {
             loop {
                 let mut index = [0; 8];
-                theirs.read_exact(&mut index)?;
+                server.read_exact(&mut index)?;
                 thread::sleep(Duration::from_secs_f64(IMAGE_BYTES as f64 / BYTES_PER_SECOND));
-                theirs.write_all(&[index[0]; IMAGE_BYTES])?;
+                server.write_all(&[index[0]; IMAGE_BYTES])?;
             }
         };
-        // It ends with an error, when the other end is closed.
+        // The thread ends with an error when the client's end is closed.
         thread::Builder::new().name("slow-disk".to_owned()).spawn(serve)?;
-        Ok(ours)
+        Ok(client)
     }
 
     fn read(&self, index: usize) -> io::Result<Vec<u8>> {
@@ -114,14 +114,14 @@ impl Dataset for SlowDisk {
     }
 }
 
-/// Grey PNG images in memory, each of which is decoded and shrunk when it is asked for.
+/// Grey PNG images, kept encoded in memory. `get` decodes one and scales it down to 28x28 pixels.
 struct Photos {
     side: usize,
     encoded: Vec<Vec<u8>>,
 }
 
 impl Photos {
-    /// Squares of `side` pixels.
+    /// Makes square images of `side` times `side` pixels.
     fn new(side: usize) -> Result<Self> {
         Ok(Self { side, encoded: (0..8).map(|number| encode(number, side)).collect::<Result<_>>()? })
     }
@@ -145,7 +145,7 @@ impl Dataset for Photos {
     }
 }
 
-/// A smooth picture with noise, which compresses about as a photograph does.
+/// Encodes a smooth image with noise as PNG. It compresses about as well as a photograph.
 fn encode(number: u64, side: usize) -> Result<Vec<u8>> {
     let mut random = number;
     let pixels: Vec<u8> = (0..side * side)

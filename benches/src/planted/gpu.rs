@@ -1,4 +1,4 @@
-//! Loops that keep a GPU waiting.
+//! Loops that do not use a GPU fully.
 
 use anyhow::Result;
 use overdrive::ffi::context::set_allow_tf32;
@@ -12,7 +12,8 @@ use crate::model::{Mlp, cross_entropy};
 
 const GPU: Device = Device::Cuda(0);
 
-/// Batches of 12 MB come from pageable memory, and are waited for. Remedied: from pinned memory, and are not.
+/// Batches of 12 MB are copied from pageable memory, and the host waits for each copy. Remedied: they are copied from
+/// pinned memory with `non_blocking`.
 pub fn no_pinning(form: Form, plan: &Plan) -> Result<RunProfile> {
     const WIDTH: i64 = 3 * 64 * 64;
     set_allow_tf32(true)?;
@@ -36,8 +37,8 @@ pub fn no_pinning(form: Form, plan: &Plan) -> Result<RunProfile> {
     Ok(timer.finish()?)
 }
 
-/// Each step's loss is read at once: the host cannot draw the next batch while the device computes. Remedied: losses are
-/// added up on the device, and read at the end.
+/// Every step reads its loss on the host, which therefore cannot prepare the next batch while the GPU computes.
+/// Remedied: losses are summed on the GPU, and the sum is read at the end.
 pub fn item_each_step(form: Form, plan: &Plan) -> Result<RunProfile> {
     const SAMPLES: i64 = 200_000;
     const BATCH: i64 = 1024;
@@ -68,11 +69,11 @@ pub fn item_each_step(form: Form, plan: &Plan) -> Result<RunProfile> {
     }
     let run = timer.finish()?;
     sum += total.f_double_value(&[])?;
-    anyhow::ensure!(sum.is_finite(), "the losses add up to {sum}");
+    anyhow::ensure!(sum.is_finite(), "the sum of the losses is {sum}");
     Ok(run)
 }
 
-/// Products of large float32 matrices. Remedied: tensor cores may round their factors to TF32.
+/// Products of large matrices in full float32 precision. Remedied: TF32 is allowed, which tensor cores support.
 pub fn float32_products(form: Form, plan: &Plan) -> Result<RunProfile> {
     set_allow_tf32(form == Form::Remedied)?;
     let mut trainer = Trainer::mlp(GPU, &[2048, 4096, 4096, 10])?;
@@ -85,7 +86,8 @@ pub fn float32_products(form: Form, plan: &Plan) -> Result<RunProfile> {
     Ok(timer.finish()?)
 }
 
-/// 16 MB between two layers go to the host and back, as their gradient does. Remedied: they stay.
+/// 16 MB of activations between two layers are copied to the host and back, and so is their gradient. Remedied: they
+/// stay on the GPU.
 pub fn swapping_to_host(form: Form, plan: &Plan) -> Result<RunProfile> {
     set_allow_tf32(true)?;
     let vs = VarStore::new(GPU);

@@ -1,4 +1,4 @@
-//! Loops in which nothing is to be found: arithmetic, and reading and writing of tensors.
+//! Loops without a bottleneck: they are limited by arithmetic or by memory bandwidth alone.
 
 use anyhow::Result;
 use overdrive::prelude::*;
@@ -9,7 +9,7 @@ use super::training::{Trainer, batch, start_timer};
 use super::{Form, Plan};
 use crate::model::{Cnn, cross_entropy};
 
-/// A perceptron of large layers.
+/// An MLP with large layers.
 pub fn mlp(_: Form, plan: &Plan) -> Result<RunProfile> {
     let trainer = Trainer::mlp(Device::Cpu, &[784, 1024, 1024, 10])?;
     train(trainer, plan, batch(64, &[784]))
@@ -34,10 +34,10 @@ const TEXTS: i64 = 4;
 const LENGTH: i64 = 64;
 const WIDTH: i64 = 128;
 const HEADS: i64 = 4;
-/// Bytes are the tokens.
+/// Tokens are bytes.
 const TOKENS: i64 = 256;
 
-/// A language model over bytes: four blocks of attention and a perceptron, in some fifty tensors.
+/// A language model over bytes: four transformer blocks (attention and an MLP) with about fifty parameter tensors.
 pub fn transformer(_: Form, plan: &Plan) -> Result<RunProfile> {
     let vs = VarStore::new(Device::Cpu);
     let root = vs.root();

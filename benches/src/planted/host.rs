@@ -1,4 +1,4 @@
-//! Loops in which the host does what it need not.
+//! Loops with unnecessary work on the host.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -13,7 +13,7 @@ use super::training::{Trainer, batch, start_timer};
 use super::{Form, Plan};
 use crate::model::{Mlp, cross_entropy};
 
-/// The last layers get the rows of a batch one by one. Remedied: all at once.
+/// The last layers run once for every row of a batch, in many small operators. Remedied: once for the whole batch.
 pub fn tiny_kernels(form: Form, plan: &Plan) -> Result<RunProfile> {
     let vs = VarStore::new(Device::Cpu);
     let body = Mlp::new(&(vs.root() / "body"), &[512, 512, 512, 32]);
@@ -37,7 +37,7 @@ pub fn tiny_kernels(form: Form, plan: &Plan) -> Result<RunProfile> {
     Ok(timer.finish()?)
 }
 
-/// Losses of a second batch are kept, with the graphs that they come from: a megabyte a step. Remedied: without.
+/// Keeps every loss of a second batch with its autograd graph, about 2 MB per step. Remedied: keeps it detached.
 pub fn memory_leak(form: Form, plan: &Plan) -> Result<RunProfile> {
     let mut trainer = Trainer::mlp(Device::Cpu, &[512, 512, 512, 10])?;
     let (inputs, targets) = batch(64, &[512]);
@@ -55,13 +55,13 @@ pub fn memory_leak(form: Form, plan: &Plan) -> Result<RunProfile> {
     Ok(timer.finish()?)
 }
 
-/// Each sample's loss goes into a file that is opened, written a piece at a time and synced in every step. Remedied: it
-/// stays open, is written from a buffer, and is left to the system.
+/// Every step opens a log file, writes each sample's loss to it without a buffer, and syncs it. Remedied: the file
+/// stays open, writes are buffered, and nothing is synced.
 pub fn slow_logging(form: Form, plan: &Plan) -> Result<RunProfile> {
     const BATCH: i64 = 256;
-    // On the disk that holds the program, because /tmp may be memory.
+    // Beside the program, which is usually on a disk; /tmp may be in memory.
     let program = std::env::current_exe()?;
-    let folder = tempfile::tempdir_in(program.parent().context("the program lies in no folder")?)?;
+    let folder = tempfile::tempdir_in(program.parent().context("the path of this program has no folder")?)?;
     let path = folder.path().join("losses.log");
     let mut buffered = BufWriter::with_capacity(1 << 20, File::create(folder.path().join("buffered.log"))?);
 
@@ -96,10 +96,11 @@ fn write_lines(out: &mut impl Write, step: u64, losses: &[f32]) -> io::Result<()
     numbered.try_for_each(|(sample, loss)| writeln!(out, "step {step}, sample {sample}: {loss:.4}"))
 }
 
-/// Samples are weighted by how hard they are, by numbers that are read out of a tensor one by one. Remedied: by tensors.
+/// Computes the weight of each sample in a loop on the host, which reads the losses out of a tensor one by one.
+/// Remedied: computes all weights by tensor operators.
 ///
 /// # Source
-/// Lin et al. 2017, arXiv:1708.02002: the focal loss, with the weights taken as constants
+/// Lin et al. 2017, arXiv:1708.02002: the focal loss, with weights that gradients do not flow through
 pub fn loss_in_a_loop(form: Form, plan: &Plan) -> Result<RunProfile> {
     const BATCH: i64 = 2048;
     let mut trainer = Trainer::mlp(Device::Cpu, &[128, 64, 10])?;
@@ -120,7 +121,7 @@ pub fn loss_in_a_loop(form: Form, plan: &Plan) -> Result<RunProfile> {
     Ok(timer.finish()?)
 }
 
-/// `(1 - p)^2`, where `p` is what the model gives for the right class.
+/// `(1 - p)^2`, where `p` is the predicted probability of the right class.
 fn focal_weights(losses: &Tensor, form: Form) -> Tensor {
     match form {
         Form::Planted => {

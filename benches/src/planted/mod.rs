@@ -1,8 +1,10 @@
-//! Training loops with a known bottleneck, each beside the same loop without it, and healthy ones: what a diagnosis has to
-//! tell apart, and where its bounds can be compared with what is gained.
+//! Training loops that test the profiler's diagnosis: loops with a known ("planted") bottleneck, and healthy loops.
 //!
-//! `training` is what the loops share, `data`, `host`, `optimizer`, `gpu`, `ranks` and `healthy` hold them, `process` runs
-//! each in processes of its own, `judge` judges the records.
+//! Each planted loop can also run without its bottleneck. This shows what removing it gains, to compare with the bound
+//! that the diagnosis gives.
+//!
+//! The loops are in `data`, `host`, `optimizer`, `gpu`, `ranks` and `healthy`; `training` has what they share.
+//! `process` runs a loop in its own processes, and `judge` checks the diagnosis of its record.
 
 mod data;
 mod gpu;
@@ -26,52 +28,52 @@ pub use process::main_if_told;
 pub struct Plant {
     /// Its name.
     pub name: &'static str,
-    /// What it waits for; arithmetic or memory bandwidth for a healthy loop, whose two forms are the same.
+    /// What limits it. For a healthy loop this is arithmetic or memory bandwidth, and its two forms are the same.
     pub bottleneck: Bottleneck,
-    /// What may be named as well, because the loop lies near the line between the two.
+    /// Another answer that is also right, because the loop is close to the boundary between the two.
     pub or: Option<Bottleneck>,
-    /// The scope of its own in which the bottleneck lies, if it has one.
+    /// The `record_function` scope around the bottleneck, if there is one.
     pub scope: Option<&'static str>,
-    /// What it can run on.
+    /// What it needs to run.
     pub needs: Needs,
-    /// How many steps are timed, so that a run takes a second or two.
+    /// How many steps are timed, chosen so that a run takes one or two seconds.
     pub steps: u64,
-    /// One process's part of a run. The ranks of a run call it all together.
+    /// Runs the loop in one process. In a run with several ranks, each rank calls it.
     pub run: fn(Form, &Plan) -> Result<RunProfile>,
 }
 
-/// With its bottleneck, or without.
+/// Whether a loop has its bottleneck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Form {
-    /// The bottleneck is there.
+    /// With the bottleneck.
     Planted,
-    /// It is removed as the diagnosis says; model, batches and number of samples are the same.
+    /// Without it: changed as the diagnosis advises, with the same model, batches and number of samples.
     Remedied,
 }
 
-/// What a loop can run on.
+/// What a loop needs to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
     /// Any machine.
     Cpu,
     /// A CUDA device.
     Gpu,
-    /// Any machine, on so many processes.
+    /// Any machine, with this many processes.
     Ranks(usize),
 }
 
-/// The steps of a run.
+/// How many steps a run takes.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// At the beginning, left out.
+    /// Steps at the beginning that are not timed.
     pub warmup_steps: u64,
-    /// Timed.
+    /// Timed steps.
     pub steps: u64,
-    /// Under the profiler, at the end: nothing that it does is among the timed ones.
+    /// Steps under the profiler, at the end, so that its overhead is not in the timed steps.
     pub profiled_steps: u64,
 }
 
-/// A loop for each bottleneck.
+/// The loops with a planted bottleneck.
 pub static PLANTS: [Plant; 14] = [
     Plant::new("slow_read", Bottleneck::SlowRead, 40, data::slow_read).within("read"),
     Plant::new("slow_decode", Bottleneck::SlowDecode, 40, data::slow_decode).within("decode"),
@@ -89,8 +91,9 @@ pub static PLANTS: [Plant; 14] = [
     Plant::new("loss_in_a_loop", Bottleneck::HostLoop, 120, host::loss_in_a_loop).within("loss"),
 ];
 
-/// Loops in which nothing is to be found, and what each is made of: with small batches, a CNN is mostly pooling. Two of them
-/// spend about half of their time on products.
+/// The healthy loops, in which the diagnosis must find nothing, and what limits each. The CNN with small batches spends
+/// most of its time on pooling. The two with a second right answer spend about half of their time on matrix products
+/// and convolutions.
 pub static HEALTHY: [Plant; 4] = [
     Plant::new("healthy_mlp", Bottleneck::Compute, 100, healthy::mlp),
     Plant::new("healthy_cnn", Bottleneck::MemoryBandwidth, 100, healthy::cnn),
@@ -125,24 +128,24 @@ impl Plant {
         self
     }
 
-    /// Whether nothing is to be found in it.
+    /// Whether it has no bottleneck to find.
     pub fn is_healthy(&self) -> bool {
         matches!(self.bottleneck, Bottleneck::Compute | Bottleneck::MemoryBandwidth)
     }
 
-    /// The steps of a run of it.
+    /// How many steps a run takes.
     pub fn plan(&self) -> Plan {
         Plan { warmup_steps: 10, steps: self.steps, profiled_steps: 5 }
     }
 }
 
 impl Needs {
-    /// Why this machine is not enough, if it is not.
+    /// What this machine lacks, if anything.
     pub fn unmet(self) -> Option<&'static str> {
         (self == Self::Gpu && !tch::Cuda::is_available()).then_some("no CUDA device")
     }
 
-    /// How many processes a run has.
+    /// The number of processes of a run.
     pub fn processes(self) -> usize {
         match self {
             Self::Cpu | Self::Gpu => 1,
@@ -152,7 +155,7 @@ impl Needs {
 }
 
 impl Plan {
-    /// How often the loop goes round; a step before the profiled ones warms the profiler up.
+    /// The number of iterations of the loop. One iteration before the profiled ones warms up the profiler.
     pub fn all_steps(&self) -> u64 {
         self.warmup_steps + self.steps + 1 + self.profiled_steps
     }

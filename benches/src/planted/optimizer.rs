@@ -1,4 +1,4 @@
-//! A loop whose optimizer goes tensor by tensor.
+//! A loop whose optimizer updates one tensor after the other.
 
 use anyhow::Result;
 use overdrive::prelude::*;
@@ -9,12 +9,12 @@ use super::training::{batch, start_timer};
 use super::{Form, Plan};
 use crate::model::{Mlp, cross_entropy};
 
-/// Parameters of 64 elements each; put together they are one layer's weight.
+/// The number of parameters with `PIECE` elements each. Concatenated, they are the weight of one layer.
 const PIECES: i64 = 1024;
 const PIECE: i64 = 64;
 const WIDTH: i64 = 256;
 
-/// tch's AdamW over 1,024 small tensors, some ten operators for each. Remedied: a fused one.
+/// tch's AdamW over 1,024 small tensors, with about ten operators for each. Remedied: fused AdamW.
 pub fn tensor_by_tensor(form: Form, plan: &Plan) -> Result<RunProfile> {
     let vs = VarStore::new(Device::Cpu);
     let body = Mlp::new(&(vs.root() / "body"), &[512, 512, WIDTH]);
@@ -43,7 +43,7 @@ pub fn tensor_by_tensor(form: Form, plan: &Plan) -> Result<RunProfile> {
     Ok(timer.finish()?)
 }
 
-/// What makes new parameters of the gradients, and forgets those.
+/// A function with the optimizer's step and `zero_grad`.
 fn optimizer(form: Form, vs: &VarStore) -> Result<Box<dyn FnMut() -> Result<()>>> {
     Ok(match form {
         Form::Planted => {

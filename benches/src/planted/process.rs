@@ -1,4 +1,4 @@
-//! Runs of loops in processes of their own: memory, threads and the profiler are then the run's alone.
+//! Runs a loop in its own processes, so that memory, threads and the profiler belong to that run alone.
 
 use std::path::{Path, PathBuf};
 
@@ -9,52 +9,55 @@ use serde::{Deserialize, Serialize};
 
 use super::{Form, HEALTHY, PLANTS, Plan, Plant};
 
-/// The variable that tells a process what to run.
-const ORDER: &str = "OVERDRIVE_PLANT";
+/// The environment variable that tells a process which loop to run: a [`Job`] as JSON.
+const JOB: &str = "OVERDRIVE_PLANT";
 
 #[derive(Serialize, Deserialize)]
-struct Order {
+struct Job {
     name: String,
     form: Form,
     plan: Plan,
-    /// Where the records go.
+    /// The folder for the records.
     folder: PathBuf,
 }
 
-/// What this process does if [`Plant::record`] has started it. First in the `main` of each program that calls that.
+/// Runs a loop if [`Plant::record`] started this process, and otherwise returns `None`.
+///
+/// Call it first in the `main` of every program that uses [`Plant::record`], which starts the same program again.
 pub fn main_if_told() -> Option<Result<()>> {
     overdrive_launch::helper();
-    let order = std::env::var(ORDER).ok()?;
-    Some(run(&order))
+    let job = std::env::var(JOB).ok()?;
+    Some(run(&job))
 }
 
-fn run(order: &str) -> Result<()> {
-    let order: Order = serde_json::from_str(order).with_context(|| format!("{ORDER} is not one of this program's"))?;
+fn run(job: &str) -> Result<()> {
+    let job: Job = serde_json::from_str(job).with_context(|| format!("{JOB} cannot be read"))?;
     let mut plants = PLANTS.iter().chain(&HEALTHY);
-    let plant = plants.find(|plant| plant.name == order.name).with_context(|| format!("no loop {}", order.name))?;
-    // One thread computes, so that loaders and ranks find a core on small machines too.
+    let plant =
+        plants.find(|plant| plant.name == job.name).with_context(|| format!("there is no loop {}", job.name))?;
+    // Compute with one thread, which leaves a core to the loader's workers or the other rank on small machines.
     tch::set_num_threads(1);
     tch::manual_seed(0);
-    let run = (plant.run)(order.form, &order.plan)?;
-    Ok(run.write_json(record_of(&order.folder, run.rank))?)
+    let run = (plant.run)(job.form, &job.plan)?;
+    Ok(run.write_json(record_path(&job.folder, run.rank))?)
 }
 
-fn record_of(folder: &Path, rank: u64) -> PathBuf {
+fn record_path(folder: &Path, rank: u64) -> PathBuf {
     folder.join(format!("profile.rank{rank}.json"))
 }
 
 impl Plant {
-    /// Runs it in processes of its own, and returns the record of all ranks.
+    /// Runs it in its own processes, and returns the merged record of all ranks.
     ///
     /// # Errors
-    /// When a process cannot be started, or fails.
+    /// When a process cannot be started or fails, or its record cannot be read.
     pub fn record(&self, form: Form) -> Result<RunProfile> {
         let folder = tempfile::tempdir()?;
-        let order = Order { name: self.name.to_owned(), form, plan: self.plan(), folder: folder.path().to_owned() };
+        let job = Job { name: self.name.to_owned(), form, plan: self.plan(), folder: folder.path().to_owned() };
         let ranks = self.needs.processes();
-        let launch = Launch::current_program().nproc(ranks).env(ORDER, serde_json::to_string(&order)?);
+        let launch = Launch::current_program().nproc(ranks).env(JOB, serde_json::to_string(&job)?);
         launch.run().with_context(|| format!("{}, {form:?}", self.name))?;
-        let runs = (0..ranks as u64).map(|rank| RunProfile::read_json(record_of(folder.path(), rank)));
+        let runs = (0..ranks as u64).map(|rank| RunProfile::read_json(record_path(folder.path(), rank)));
         Ok(RunProfile::merge_ranks(runs.collect::<Result<_, _>>()?)?)
     }
 }

@@ -1,4 +1,4 @@
-//! What the loops share: a timer that records, a model with its optimizer, a step in phases.
+//! Shared by the loops: a step timer that records, a model with its optimizer, and a training step in phases.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use tch::nn::VarStore;
 use super::Plan;
 use crate::model::{Mlp, cross_entropy};
 
-/// From inputs to logits.
+/// A forward pass, from inputs to logits.
 pub type Model = Box<dyn Fn(&Tensor) -> Tensor>;
 
-/// A timer that records as the plan says. The machine is looked at often, because runs are short.
+/// A timer that records as the plan says. It samples the machine every 50 ms, because runs are short.
 pub fn start_timer(plan: &Plan, device: Device) -> Result<StepTimer> {
     let recorder = RunRecorder::new()
         .steps_before(plan.steps)
@@ -22,38 +22,38 @@ pub fn start_timer(plan: &Plan, device: Device) -> Result<StepTimer> {
     Ok(StepTimer::builder().device(device).warmup_steps(plan.warmup_steps).record(recorder).build()?)
 }
 
-/// Inputs of the given shape and ten classes, made up.
+/// Random inputs, each of the given shape, and random targets of ten classes.
 pub fn batch(samples: i64, shape: &[i64]) -> (Tensor, Tensor) {
     let inputs = Tensor::randn([&[samples][..], shape].concat(), (Kind::Float, Device::Cpu));
     (inputs, Tensor::randint(10, [samples], (Kind::Int64, Device::Cpu)))
 }
 
-/// A model and what trains it.
+/// A model with its optimizer.
 pub struct Trainer {
     model: Model,
     opt: AdamW,
 }
 
 impl Trainer {
-    /// Trains the variables of a store.
+    /// A model whose variables are in `vs`.
     pub fn new(vs: &VarStore, model: impl Fn(&Tensor) -> Tensor + 'static) -> Result<Self> {
         let opt = AdamW::builder(vs.trainable_variables()).lr(1e-3).fused(true).build()?;
         Ok(Self { model: Box::new(model), opt })
     }
 
-    /// A perceptron.
+    /// An MLP with the given widths.
     pub fn mlp(device: Device, widths: &[i64]) -> Result<Self> {
         let vs = VarStore::new(device);
         let mlp = Mlp::new(&vs.root(), widths);
         Self::new(&vs, move |inputs| mlp.forward(inputs))
     }
 
-    /// The logits; the phase is the caller's.
+    /// The logits. The caller sets the phase.
     pub fn forward(&self, inputs: &Tensor) -> Tensor {
         (self.model)(inputs)
     }
 
-    /// From a loss to new parameters.
+    /// The backward pass and the optimizer's step, each in its phase.
     pub fn learn(&mut self, timer: &StepTimer, loss: &Tensor) -> Result<()> {
         {
             let _phase = timer.phase(Phase::Backward);
@@ -64,7 +64,7 @@ impl Trainer {
         Ok(self.opt.zero_grad()?)
     }
 
-    /// A whole step, but for where the batch comes from.
+    /// A whole training step on a batch.
     pub fn step(&mut self, timer: &StepTimer, inputs: &Tensor, targets: &Tensor) -> Result<()> {
         let loss = {
             let _phase = timer.phase(Phase::Forward);

@@ -1,4 +1,4 @@
-//! `versus checkpoint`: what saving and loading 1 GB costs, beside a copy, a plain write and PyTorch.
+//! `versus checkpoint`: the time to save and load 1 GB, against a copy in memory, a plain file write and PyTorch.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -22,11 +22,11 @@ const PAIRS: u32 = 9;
 
 pub fn measure(options: &Options) -> Result<VersusReport> {
     let shapes = optim::gpt2_blocks();
-    // On the disk that holds the work, because /tmp may be memory.
+    // In the work folder, which is usually on a disk; /tmp may be in memory.
     let folder = work_folder().join("checkpoint");
     fs::create_dir_all(&folder)?;
     let measured = in_folder(&shapes, &folder, options);
-    // A gigabyte each: nobody wants to find them later.
+    // The files take 1 GB each, so remove them even if measuring failed.
     fs::remove_dir_all(&folder)?;
     measured
 }
@@ -46,11 +46,11 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
     let mut vs = VarStore::new(Device::Cpu);
     optim::params(&vs, shapes);
     let mut opt = AdamW::builder(vs.trainable_variables()).lr(1e-3).build()?;
-    // The first step makes the moments.
+    // The first step creates AdamW's moments.
     opt.step()?;
     opt.zero_grad()?;
     let tensors = tensors(&[&vs, &opt])?;
-    let warm: Vec<Tensor> = tensors.iter().map(Tensor::zeros_like).collect();
+    let copies: Vec<Tensor> = tensors.iter().map(Tensor::zeros_like).collect();
     let bytes = tensors.iter().map(|tensor| tensor.numel() * tensor.kind().elt_size_in_bytes()).sum();
     let mut plain = HostBuffer::zeroed(bytes, false)?;
     let mut at = 0;
@@ -65,7 +65,7 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
     let mut turns = Turns::default();
     turns.limit("copy", || {
         time(|| {
-            for (mut to, from) in warm.iter().map(Tensor::shallow_clone).zip(&tensors) {
+            for (mut to, from) in copies.iter().map(Tensor::shallow_clone).zip(&tensors) {
                 to.f_copy_(from)?;
             }
             Ok(())
@@ -104,7 +104,7 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
         let (vs, opt) = &mut *run;
         time(|| {
             let parts: &mut [(&str, &mut dyn Stateful)] = &mut [("model", &mut **vs), ("optimizer", &mut **opt)];
-            anyhow::ensure!(blocking.borrow_mut().resume(parts)?.is_some(), "nothing was saved");
+            anyhow::ensure!(blocking.borrow_mut().resume(parts)?.is_some(), "there is no checkpoint to resume");
             Ok(())
         })
     });
@@ -133,7 +133,7 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
     Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
 }
 
-/// All tensors of what is saved.
+/// All tensors in the state dicts of `parts`.
 fn tensors(parts: &[&dyn Stateful]) -> Result<Vec<Tensor>> {
     let mut tensors = Vec::new();
     for part in parts {
@@ -146,7 +146,7 @@ fn tensors(parts: &[&dyn Stateful]) -> Result<Vec<Tensor>> {
     Ok(tensors)
 }
 
-/// Milliseconds.
+/// The time that `work` takes, in milliseconds.
 fn time(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     let started = Instant::now();
     work()?;

@@ -1,4 +1,4 @@
-//! Speed beside other tools, interleaved in one run.
+//! Compares speed and memory with other tools, interleaved in one run.
 
 mod checkpoint;
 mod ddp;
@@ -17,69 +17,72 @@ use clap::{Parser, ValueEnum};
 use overdrive_bench_report::VersusReport;
 use overdrive_bench_report::write::{check_writable, write_atomically};
 
-/// Measures one case beside PyTorch and tch, in turns, and prints medians of ratios.
+/// Measures one case against PyTorch, plain tch and other tools, interleaved, and prints medians of ratios.
 #[derive(Debug, Parser)]
 #[command(name = "versus", max_term_width = 100)]
 pub struct Options {
     /// What to measure
     #[arg(value_enum)]
     case: Case,
-    /// Where to write the numbers
+    /// Write the results to this JSON file
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
-    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim`, 9 for `checkpoint` and
-    /// `ddp`, 7 for `loader`, 5 to 31 for `profile`]
+    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim`, 9 for `checkpoint`, 5 to 9 for
+    /// `ddp`, at most 7 for `loader`, 5 to 201 for `profile`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..=1000))]
     pairs: Option<u32>,
-    /// The Python that has torch 2.11.0
+    /// A Python with torch 2.11.0
     #[arg(long, value_name = "PATH", env = "OVERDRIVE_PYTHON", default_value = "python3")]
     python: PathBuf,
-    /// What `loader` does.
+    /// Options of `loader`.
     #[command(flatten)]
     loader: loader::Options,
-    /// What `ddp` does.
+    /// Options of `ddp`.
     #[command(flatten)]
     ddp: ddp::Parts,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Case {
-    /// A training step of a small perceptron, and an AdamW step over ResNet-18's parameters, on one thread
+    /// A training step of a small MLP, and an AdamW step over ResNet-18's parameters, on one thread
     Step,
-    /// AdamW steps and clipping over ResNet-50's and GPT-2-small's parameters, on one thread; takes 9 GB of memory
+    /// AdamW steps and gradient clipping over ResNet-50's and GPT-2-small's parameters, on one thread; takes 9 GB of
+    /// memory
     Optim,
-    /// Saving 1 GB in the background and waited for, and loading it; takes 9 GB of memory and 5 GB of disk
+    /// Saving 1 GB, blocking and in the background, and loading it; takes 9 GB of memory and 5 GB of disk
     Checkpoint,
-    /// Loading photographs, samples in memory and shards, beside DataLoader, spdl, webdataset and dataloader-rs
+    /// Loading photographs, samples in memory, shards, LMDB and Parquet, against DataLoader, spdl, webdataset and
+    /// others
     Loader,
-    /// Training on two ranks beside PyTorch's DDP, a launch beside torchrun's, and hooks over a link of 200 Mbit/s (as root)
+    /// Training on two ranks against PyTorch's DDP, a launch against torchrun, and communication hooks over a link of
+    /// 200 Mbit/s (which needs root)
     Ddp,
-    /// The diagnosis' bounds beside what its remedies gain, and what profiling costs beside PyTorch's profiler
+    /// The diagnosis' bounds against the gains of its remedies, and the cost of profiling against PyTorch's profiler
     Profile,
-    /// What `ddp` starts: a rank that measures what it is told to
+    /// Started by `ddp`: a rank that measures on request
     #[value(hide = true)]
     DdpRank,
-    /// What `ddp` launches: a rank that ends with its first sum
+    /// Launched by `ddp`: a rank that ends after its first all-reduce
     #[value(hide = true)]
     DdpFirstSum,
 }
 
 impl Options {
-    /// That what chooses a share of one case is not given with another, which would measure everything all the same.
+    /// Refuses options of one case that are given with another, where they would have no effect.
     fn check(&self) -> Result<()> {
         let case = self.case.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
         if !matches!(self.case, Case::Ddp) && self.ddp.are_chosen() {
-            bail!("--part is for `ddp`, the only case that has parts, and not for `{case}`");
+            bail!("--part is only for `ddp`, not for `{case}`");
         }
         if !matches!(self.case, Case::Loader) && self.loader.are_given() {
-            bail!("--only and --photos are for `loader`, the only case that has topics, and not for `{case}`");
+            bail!("--only and --photos are only for `loader`, not for `{case}`");
         }
         Ok(())
     }
 }
 
-/// Where data and packages of the comparisons are kept for the next time: with the build's other outputs, where there are
-/// any.
+/// The folder that keeps data and Python packages for the next run: in `target` if there is one, else in the folder for
+/// temporary files.
 fn work_folder() -> PathBuf {
     match Path::new("target").is_dir() {
         true => PathBuf::from("target/versus-data"),
@@ -87,10 +90,11 @@ fn work_folder() -> PathBuf {
     }
 }
 
-/// Measures, prints and writes what the options ask for.
+/// Measures a case, prints the results, and writes them if the options say so.
 ///
 /// # Errors
-/// When an option is not for the case, nothing can be measured, or the numbers cannot be written. A missed target is no error.
+/// When an option is not for the case, measuring fails, or the results cannot be written. A missed target is not an
+/// error.
 pub fn run(options: &Options) -> Result<()> {
     options.check()?;
     if let Some(path) = &options.json {
@@ -110,7 +114,7 @@ pub fn run(options: &Options) -> Result<()> {
     print!("{}", report.table());
     if let Some(path) = &options.json {
         write_atomically(path, report.to_json()?.as_bytes())?;
-        println!("numbers: {}", path.display());
+        println!("results: {}", path.display());
     }
     Ok(())
 }
@@ -125,13 +129,13 @@ mod tests {
     }
 
     #[test]
-    fn parts_and_topics_are_refused_where_there_are_none() {
+    fn options_of_another_case_are_refused() {
         for args in ["step", "ddp", "ddp --part launch,link", "loader --only shards", "ddp-rank"] {
             assert_eq!(checked(args), Ok(()), "{args}");
         }
         for case in ["step", "optim", "checkpoint", "loader", "profile"] {
             let said = checked(&format!("{case} --part link")).unwrap_err();
-            assert_eq!(said, format!("--part is for `ddp`, the only case that has parts, and not for `{case}`"));
+            assert_eq!(said, format!("--part is only for `ddp`, not for `{case}`"));
         }
         for args in ["--only shards", "--photos ."] {
             let said = checked(&format!("ddp {args}")).unwrap_err();

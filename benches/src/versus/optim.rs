@@ -1,4 +1,5 @@
-//! `versus optim`: what a step over a real model's parameters costs beside PyTorch and plain tch, all on one thread.
+//! `versus optim`: optimizer steps and gradient clipping over the parameters of real models, against PyTorch and plain
+//! tch, all on one thread.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -16,10 +17,10 @@ use super::Options;
 use super::turns::{Case, Findings, Program, Turns};
 
 const PAIRS: u32 = 15;
-/// Of GPT-2-small.
+/// The width of GPT-2-small.
 const WIDTH: i64 = 768;
 
-/// Parameters of a model, and how many steps a sample takes.
+/// The shapes of a model's parameters, and the number of steps per sample.
 struct Model {
     name: &'static str,
     shapes: Vec<Vec<i64>>,
@@ -44,7 +45,7 @@ fn resnet50() -> Model {
     Model { name: "ResNet-50", shapes: vs.trainable_variables().iter().map(Tensor::size).collect(), steps: 3 }
 }
 
-/// 124 million parameters; the head shares the embedding.
+/// 124 million parameters; the output layer shares the weight of the embedding.
 fn gpt2_small() -> Model {
     let mut shapes = vec![vec![50_257, WIDTH], vec![1024, WIDTH]];
     shapes.extend(gpt2_blocks());
@@ -52,7 +53,7 @@ fn gpt2_small() -> Model {
     Model { name: "GPT-2-small", shapes, steps: 1 }
 }
 
-/// Of GPT-2-small, what lies between the embedding and the last norm: 85 million parameters.
+/// GPT-2-small's twelve transformer blocks: 85 million parameters.
 pub fn gpt2_blocks() -> Vec<Vec<i64>> {
     let block = [
         [vec![WIDTH], vec![WIDTH], vec![WIDTH, 3 * WIDTH], vec![3 * WIDTH]],
@@ -75,7 +76,7 @@ fn steps(
     if let Some(version) = program.version() {
         versions.insert("torch (Python)".to_owned(), version);
     }
-    // All of ours and tch's step the same parameters: only what each keeps is its own.
+    // Our optimizers and tch's update the same parameters; each has its own state.
     let vs = VarStore::new(Device::Cpu);
     params(&vs, shapes);
     let variables = vs.trainable_variables();
@@ -84,7 +85,7 @@ fn steps(
     let mut eight_bit = AdamW8Bit::builder(&variables).lr(1e-3).build()?;
     let mut theirs = nn::AdamW::default().build(&vs, 1e-3)?;
 
-    // A norm that shrinks, so that there is something to clip each time.
+    // Calls so far: the maximum norm of "clip" shrinks with each, so that there is always something to clip.
     let calls = Cell::new(0);
     let clip = |max_norm: f64| {
         drop(ClipGradNorm::new(max_norm).clip_(&variables)?);
@@ -129,7 +130,7 @@ fn steps(
     row("clip_grad_norm_ that leaves gradients as they are", cost, ("leave", "PyTorch "), Some(Target::AtMost(1.0)))
 }
 
-/// Milliseconds a step.
+/// Milliseconds per step.
 fn time(steps: u32, mut step: impl FnMut() -> Result<()>) -> Result<f64> {
     let started = Instant::now();
     for _ in 0..steps {
@@ -138,7 +139,7 @@ fn time(steps: u32, mut step: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(started.elapsed().as_secs_f64() * 1e3 / f64::from(steps))
 }
 
-/// Parameters with gradients that stay.
+/// Adds parameters of the given shapes to `vs`, with random gradients.
 pub fn params(vs: &VarStore, shapes: &[Vec<i64>]) {
     for (index, shape) in shapes.iter().enumerate() {
         let param = vs.root().randn(&format!("p{index}"), shape, 0.0, 1.0);

@@ -1,4 +1,4 @@
-//! The Python packages of peers, in an environment of their own.
+//! Installs the Python packages of peers into a virtual environment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,11 +6,11 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// A Python that imports `modules`: the one given, if it does, else one in an environment below `work` that sees
-/// everything the given one does, into which pip installs `packages`.
+/// Returns a Python that can import `modules`: `python` itself if it can, else that of a virtual environment in `work`.
+/// The environment also sees the packages of `python`; pip installs `packages` into it if they are missing.
 ///
 /// # Errors
-/// When pip cannot install them.
+/// When the environment cannot be made, or pip cannot install the packages.
 pub fn python_with(python: &Path, work: &Path, modules: &[&str], packages: &[&str]) -> Result<PathBuf> {
     if imports(python, modules) {
         return Ok(python.to_owned());
@@ -18,12 +18,12 @@ pub fn python_with(python: &Path, work: &Path, modules: &[&str], packages: &[&st
     let environment = work.join("python");
     let own = environment.join("bin/python");
     if !own.exists() {
-        make(python, &environment).context("cannot make an environment for Python packages")?;
+        make(python, &environment).context("cannot make a virtual environment")?;
     }
     if !imports(&own, modules) {
         eprintln!("installing {} into {}", packages.join(", "), environment.display());
         let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1"];
-        let status = quiet(&own).args(install).args(packages).stdout(Stdio::null()).status()?;
+        let status = python_command(&own).args(install).args(packages).stdout(Stdio::null()).status()?;
         if !status.success() {
             bail!("pip could not install {}", packages.join(", "));
         }
@@ -33,33 +33,34 @@ pub fn python_with(python: &Path, work: &Path, modules: &[&str], packages: &[&st
 
 fn imports(python: &Path, modules: &[&str]) -> bool {
     let source = format!("import {}", modules.join(", "));
-    let silent = quiet(python).args(["-c", &source]).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    silent.is_ok_and(|status| status.success())
+    let status = python_command(python).args(["-c", &source]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
 }
 
-/// Ours is on the loader path for this program; Python finds its own.
-fn quiet(python: &Path) -> Command {
+/// A command without `LD_LIBRARY_PATH`, which names this program's libtorch; Python's torch finds its own.
+fn python_command(python: &Path) -> Command {
     let mut command = Command::new(python);
     command.env_remove("LD_LIBRARY_PATH").stdin(Stdio::null());
     command
 }
 
-/// An environment whose packages come before those of `python`, itself perhaps one of an environment: hence the path
-/// file, which a plain `--system-site-packages` would pass over.
+/// Makes a virtual environment that also sees the packages of `python`, after its own. They are added by a `.pth` file,
+/// because `--system-site-packages` leaves them out if `python` is itself in a virtual environment.
 fn make(python: &Path, environment: &Path) -> Result<()> {
-    let status = quiet(python).args(["-m", "venv"]).arg(environment).stdout(Stdio::null()).status()?;
+    let status = python_command(python).args(["-m", "venv"]).arg(environment).stdout(Stdio::null()).status()?;
     if !status.success() {
         bail!("`{} -m venv` failed", python.display());
     }
-    let paths = ask(python, "import site; print('\\n'.join(site.getsitepackages()))")?;
-    let own = ask(&environment.join("bin/python"), "import sysconfig; print(sysconfig.get_path('purelib'))")?;
+    let paths = output_of(python, "import site; print('\\n'.join(site.getsitepackages()))")?;
+    let own = output_of(&environment.join("bin/python"), "import sysconfig; print(sysconfig.get_path('purelib'))")?;
     Ok(fs::write(Path::new(&own).join("given.pth"), paths + "\n")?)
 }
 
-fn ask(python: &Path, source: &str) -> Result<String> {
-    let output = quiet(python).args(["-c", source]).output()?;
+/// The standard output of the Python program `source`.
+fn output_of(python: &Path, source: &str) -> Result<String> {
+    let output = python_command(python).args(["-c", source]).output()?;
     if !output.status.success() {
-        bail!("{} cannot answer `{source}`", python.display());
+        bail!("{} failed to run `{source}`", python.display());
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_python_that_has_the_modules_is_taken_as_it_is() {
+    fn a_python_that_has_the_modules_is_used_directly() {
         let work = tempfile::tempdir().unwrap();
         let python = Path::new("python3");
         if !imports(python, &["sys"]) {

@@ -1,4 +1,4 @@
-//! A Python program that measures on request, so that its samples can be taken in turns with ours.
+//! A program that measures on request, so that its samples can be interleaved with others. Most of them are in Python.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -6,8 +6,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// A running peer: one process, or several that do each thing together. It ends when this is dropped, because its standard
-/// input does.
+/// A running peer: one process, or several that handle each request together. Dropping it closes their standard input,
+/// which ends them.
 pub struct Peer {
     first: Process,
     others: Vec<Process>,
@@ -21,53 +21,53 @@ struct Process {
 }
 
 impl Peer {
-    /// Starts `source` under `python`; the first line that it says is its version, or `missing` and what it lacks.
+    /// Starts the Python program `source`. Its first line of output is its version, or `missing` and the reason.
     ///
     /// # Errors
-    /// When Python or what the program imports is missing.
+    /// When Python cannot be run, or an import of the program fails.
     pub fn start(python: &Path, source: &str, args: &[String]) -> Result<Self> {
         let mut command = Command::new(python);
-        // Ours is on the loader path for this program; Python finds its own.
+        // `LD_LIBRARY_PATH` names this program's libtorch; Python's torch finds its own.
         command.args(["-c", source]).args(args).env_remove("LD_LIBRARY_PATH");
         Self::start_together(command, Vec::new())
     }
 
-    /// Starts processes that each get every request; the first one's answers count.
+    /// Starts processes that each get every request. Only the answers of the first one are used.
     ///
     /// # Errors
-    /// When one cannot be run, or says that something is missing.
+    /// When a process cannot be run or ends at once, or the first one reports that something is missing.
     pub fn start_together(first: Command, others: Vec<Command>) -> Result<Self> {
         let first = Process::start(first)?;
         let others = others.into_iter().map(Process::start).collect::<Result<_>>()?;
         let mut peer = Self { first, others, version: String::new() };
-        peer.version = peer.answer().context("it could not start; see above")?;
+        peer.version = peer.answer().context("it could not start; its error is above")?;
         match peer.version.strip_prefix("missing ") {
             Some(reason) => bail!("{reason}"),
             None => Ok(peer),
         }
     }
 
-    /// What it said of itself.
+    /// The version that it reported.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// The number of its first process.
+    /// The process ID of its first process.
     pub fn process(&self) -> u32 {
         self.first.child.id()
     }
 
-    /// What it measured in `count` steps of `name`, such as the seconds that they took.
+    /// Asks for `count` steps of `name`, and returns what was measured, such as the seconds that they took.
     ///
     /// # Errors
-    /// When it has ended, or does not know the name.
+    /// When the peer has ended, for example after an error, or its answer is not a number.
     pub fn measure(&mut self, name: &str, count: u32) -> Result<f64> {
         for process in self.all() {
             let requests = process.requests.as_mut().context("the peer has ended")?;
             writeln!(requests, "{name} {count}")?;
             requests.flush()?;
         }
-        self.answer()?.parse().with_context(|| format!("{name}: not a number"))
+        self.answer()?.parse().with_context(|| format!("the answer to {name} is not a number"))
     }
 
     fn answer(&mut self) -> Result<String> {
@@ -103,7 +103,7 @@ impl Process {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // All of them first: they may wait for each other.
+        // Close all inputs before waiting for any process, because the processes may wait for each other.
         self.all().for_each(|process| drop(process.requests.take()));
     }
 }
@@ -111,7 +111,7 @@ impl Drop for Peer {
 impl Drop for Process {
     fn drop(&mut self) {
         drop(self.requests.take());
-        // It ends by itself at the end of its input; nobody is left to tell if it does not.
+        // It ends at the end of its input. There is no caller left who could handle an error.
         let _ = self.child.wait();
     }
 }

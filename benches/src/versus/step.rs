@@ -1,4 +1,5 @@
-//! `versus step`: what a training step costs beside plain tch and Python's PyTorch, all on one thread.
+//! `versus step`: the time of a small training step and of an AdamW step, against plain tch and Python's PyTorch, all
+//! on one thread.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -16,7 +17,7 @@ use crate::model::{Mlp, cross_entropy};
 const MLP: &str = "train step of an MLP 784-128-128-10, batch 16, SGD, one thread";
 const ADAMW: &str = "AdamW step over ResNet-18's 62 parameters, one thread";
 const WIDTHS: [i64; 4] = [784, 128, 128, 10];
-/// Steps a sample, so that one takes tens of milliseconds.
+/// Steps per sample, so that a sample takes tens of milliseconds.
 const MLP_STEPS: u32 = 150;
 const ADAMW_STEPS: u32 = 5;
 const PAIRS: u32 = 31;
@@ -79,7 +80,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
     Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
 }
 
-/// Samples of ours, of plain tch and of the peer's programs, one of each a round.
+/// Samples of ours, of plain tch (`local`) and of the Python peer (`remote`), one of each per round.
 struct Contest {
     steps: u32,
     ours: (Step, Vec<f64>),
@@ -89,7 +90,7 @@ struct Contest {
 
 impl Contest {
     fn new(mut ours: Step, mut local: (&'static str, Step), remote: &[&'static str], steps: u32) -> Result<Self> {
-        // The first steps make the optimizers' state.
+        // The first steps create the optimizers' state.
         for _ in 0..3 {
             ours()?;
             local.1()?;
@@ -118,12 +119,12 @@ impl Contest {
     ) -> Result<VersusRow> {
         let remote = self.remote.iter().find(|(remote, _)| *remote == name).map(|(_, samples)| samples);
         let theirs = remote.unwrap_or(&self.local.2);
-        let to_us = |samples: &[f64]| samples.iter().map(|seconds| seconds * 1e6).collect::<Vec<_>>();
-        Ok(VersusRow::of_pairs(case, peer_name, "us", (&to_us(&self.ours.1), &to_us(theirs)), ratio, target)?)
+        let in_us = |samples: &[f64]| samples.iter().map(|seconds| seconds * 1e6).collect::<Vec<_>>();
+        Ok(VersusRow::of_pairs(case, peer_name, "us", (&in_us(&self.ours.1), &in_us(theirs)), ratio, target)?)
     }
 }
 
-/// Seconds a step.
+/// Seconds per step.
 fn time(step: &mut Step, steps: u32) -> Result<f64> {
     let started = Instant::now();
     for _ in 0..steps {
@@ -137,7 +138,7 @@ fn mlp_batch() -> (Tensor, Tensor) {
     (inputs, Tensor::randint(10, [16], (Kind::Int64, Device::Cpu)))
 }
 
-/// The whole call site of the workspace, a scaler that is off and windows of one batch included.
+/// A step as a user of Overdrive writes it, with a disabled `GradScaler` and windows of one batch.
 fn mlp_ours() -> Result<Step> {
     let vs = VarStore::new(Device::Cpu);
     let model = Mlp::new(&vs.root(), &WIDTHS);
@@ -166,7 +167,7 @@ fn mlp_tch() -> Result<Step> {
     }))
 }
 
-/// Parameters with gradients that stay.
+/// Adds parameters of the given shapes to `vs`, with random gradients.
 fn params(vs: &VarStore, shapes: &[Vec<i64>]) {
     for (index, shape) in shapes.iter().enumerate() {
         let param = vs.root().randn(&format!("p{index}"), shape, 0.0, 1.0);

@@ -1,4 +1,4 @@
-//! Ways to do the same work, measured in turns: one sample of each, then the next of each.
+//! Interleaved measurements of several ways to do the same work: one sample of each way, then the next sample of each.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -9,32 +9,32 @@ use overdrive_bench_report::{MissingPeer, Ratio, Target, VersusRow};
 
 use super::peer::Peer;
 
-/// A peer program that several ways share, or why there is none.
+/// A peer that several ways can share, or the reason why there is none.
 #[derive(Clone)]
 pub struct Program(Result<Rc<RefCell<Peer>>, String>);
 
 impl Program {
-    /// Starts `source` under `python`; `remedy` says what would make it start.
+    /// Starts the Python program `source`. If that fails, the reason ends with `remedy`, which says what would help.
     pub fn start(python: &Path, source: &str, options: &serde_json::Value, remedy: &str) -> Self {
         Self::together(Peer::start(python, source, &[options.to_string()]), remedy)
     }
 
-    /// Processes that were started together, or could not be.
+    /// Wraps a peer, or the error of starting it.
     pub fn together(peer: Result<Peer>, remedy: &str) -> Self {
         Self(peer.map(|peer| Rc::new(RefCell::new(peer))).map_err(|error| format!("{error:#}; {remedy}")))
     }
 
-    /// A program that cannot be started.
+    /// A peer that cannot be started, with the reason.
     pub fn missing(reason: impl Into<String>) -> Self {
         Self(Err(reason.into()))
     }
 
-    /// What it said of itself.
+    /// The version that it reported.
     pub fn version(&self) -> Option<String> {
         self.0.as_ref().ok().map(|peer| peer.borrow().version().to_owned())
     }
 
-    /// Why there is none.
+    /// Why there is no peer.
     pub fn reason(&self) -> Option<&str> {
         self.0.as_ref().err().map(String::as_str)
     }
@@ -61,7 +61,7 @@ pub struct Turns<'a> {
     ways: Vec<Way<'a>>,
 }
 
-/// What is compared: the text of the row, the unit of its samples and what their ratio means.
+/// What is compared: the text of the row, the unit of its samples and how their ratio is taken.
 #[derive(Clone, Copy)]
 pub struct Case<'a> {
     pub text: &'a str,
@@ -69,7 +69,7 @@ pub struct Case<'a> {
     pub ratio: Ratio,
 }
 
-/// Rows, and the peers that could not be measured.
+/// The rows of a report, and the peers that could not be measured.
 #[derive(Default)]
 pub struct Findings {
     pub rows: Vec<VersusRow>,
@@ -77,17 +77,17 @@ pub struct Findings {
 }
 
 impl<'a> Turns<'a> {
-    /// Adds a way of this program: when it fails, nothing is measured at all.
+    /// Adds a way of this program. If it fails, the whole measurement fails.
     pub fn ours(&mut self, name: &str, measure: impl FnMut() -> Result<f64> + 'a) {
         self.add(name, Measured::Ours(Box::new(measure)));
     }
 
-    /// Adds what ours is held against where there is no other tool: a constant, a bound, or the bare work.
+    /// Adds a limit, to compare with where there is no other tool: a constant, a bound, or a bare loop of ours.
     pub fn limit(&mut self, name: &str, measure: impl FnMut() -> Result<f64> + 'a) {
         self.add(name, Measured::Limit(Box::new(measure)));
     }
 
-    /// Adds a way of a peer's: when it fails, it counts as missing.
+    /// Adds a way of a peer. If it fails, it is reported as missing.
     pub fn peer(&mut self, name: &str, program: &Program, mut measure: impl FnMut(&mut Peer) -> Result<f64> + 'a) {
         let measured = match &program.0 {
             Err(reason) => Measured::Missing(reason.clone()),
@@ -103,7 +103,7 @@ impl<'a> Turns<'a> {
         self.ways.push(Way { name: name.to_owned(), measured, samples: Vec::new() });
     }
 
-    /// Takes one sample of each way that does not count, then `pairs` of each that do.
+    /// Takes one sample of each way as a warm-up, then `pairs` samples of each.
     pub fn take(&mut self, what: &str, pairs: u32) -> Result<()> {
         for round in 0..=pairs {
             match round {
@@ -132,7 +132,8 @@ impl<'a> Turns<'a> {
         Ok(())
     }
 
-    /// Compares one way with another, in `findings`.
+    /// Adds the comparison of two ways to `findings`. Spaces at the end of a peer's name are left out of the row: they
+    /// tell several ways of one peer apart.
     pub fn compare(
         &self,
         findings: &mut Findings,
@@ -140,7 +141,9 @@ impl<'a> Turns<'a> {
         (ours, peer): (&str, &str),
         target: Option<Target>,
     ) -> Result<()> {
-        let way = |name: &str| self.ways.iter().find(|way| way.name == name).with_context(|| format!("no way {name}"));
+        let way = |name: &str| {
+            self.ways.iter().find(|way| way.name == name).with_context(|| format!("there is no way named {name}"))
+        };
         let (ours, peer) = (way(ours)?, way(peer)?);
         if let Measured::Missing(reason) = &peer.measured {
             let (case, peer_name) = (case.text.to_owned(), peer.name.clone());

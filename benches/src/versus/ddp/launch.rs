@@ -1,4 +1,4 @@
-//! From a launcher's start to the first sum of four ranks.
+//! The time from the start of a launcher to the first all-reduce of four ranks.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -19,27 +19,31 @@ const SUMMED: &str = "the first sum is there";
 const CASE: Case<'_> =
     Case { text: "launch of 4 ranks to the first all-reduce", unit: "ms", ratio: Ratio::ShareOfCost };
 
-/// As a rank of the launch: sums once and says so.
+/// Runs a rank of the launch: it takes part in one all-reduce, which rank 0 reports.
 pub fn first_sum() -> Result<()> {
     let group = init_process_group(Backend::Gloo, InitMethod::Auto)?;
     let mut sum = Tensor::from(group.rank() as i64);
     group.all_reduce(&mut sum, ReduceOp::Sum)?;
-    ensure!(sum.int64_value(&[]) == RANKS * (RANKS - 1) / 2, "a wrong sum");
+    ensure!(sum.int64_value(&[]) == RANKS * (RANKS - 1) / 2, "the all-reduce gave a wrong sum");
     if group.rank() == 0 {
         println!("{SUMMED}");
     }
-    // The store's rank goes last.
+    // Rank 0 holds the store, which the others need until they are done.
     Ok(group.barrier()?)
 }
 
 pub fn compare(options: &Options, findings: &mut Findings) -> Result<()> {
     let own = std::env::current_exe()?;
     let launcher = own.with_file_name("overdrive-run");
-    ensure!(launcher.exists(), "no overdrive-run beside {}: cargo build --release -p overdrive-launch", own.display());
+    ensure!(
+        launcher.exists(),
+        "no overdrive-run beside {}; run `cargo build --release -p overdrive-launch`",
+        own.display()
+    );
     let folder = tempfile::tempdir()?;
     let script = folder.path().join("first_sum.py");
     std::fs::write(&script, include_str!("../../../peers/ddp_first_sum.py"))?;
-    // A program that only says whether there is a torch.
+    // This peer only shows whether Python has torch: torchrun is started anew for each sample.
     let probe = Program::start(
         &options.python,
         "import torch, torch.distributed; print(torch.__version__); input()",
@@ -61,7 +65,7 @@ pub fn compare(options: &Options, findings: &mut Findings) -> Result<()> {
     turns.compare(findings, CASE, ("overdrive-run", "torchrun"), Some(Target::AtMost(0.3)))
 }
 
-/// Until the sum is there; then waits for the end, which does not count.
+/// Milliseconds until the first all-reduce is done. The end of the ranks is waited for, but not timed.
 fn milliseconds(mut command: Command) -> Result<f64> {
     let started = Instant::now();
     let mut child = command.env("OMP_NUM_THREADS", "1").stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
@@ -72,6 +76,6 @@ fn milliseconds(mut command: Command) -> Result<f64> {
             took = Some(started.elapsed());
         }
     }
-    ensure!(child.wait()?.success(), "the launch has failed; see above");
-    Ok(took.context("no sum")?.as_secs_f64() * 1e3)
+    ensure!(child.wait()?.success(), "the launch failed; its error is above");
+    Ok(took.context("the launch ended without an all-reduce")?.as_secs_f64() * 1e3)
 }

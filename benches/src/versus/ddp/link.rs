@@ -1,4 +1,5 @@
-//! Hooks over a link of 200 Mbit/s between two network namespaces: the speed-up beside what their bytes predict.
+//! Communication hooks over a link of 200 Mbit/s between two network namespaces: the measured speed-up, against what
+//! the bytes that they send predict.
 
 use std::cell::RefCell;
 use std::process::Command;
@@ -12,6 +13,7 @@ use crate::versus::Options;
 use crate::versus::peer::Peer;
 use crate::versus::turns::{Findings, Turns};
 
+/// Each hook's name in requests, and its name in rows.
 const HOOKS: [(&str, &str); 5] = [
     ("PowerSGD", "PowerSGD of rank 4"),
     ("top-k", "top-k of 1%"),
@@ -21,15 +23,15 @@ const HOOKS: [(&str, &str); 5] = [
 ];
 const MEGABITS: f64 = 200.0;
 
-/// How long a step is, and what is measured with it.
+/// A length of steps, and what is measured with it.
 struct Length {
     part: Part,
-    /// Times the samples of the other cases.
+    /// A rank has this many times the samples of the other cases.
     times: u32,
-    /// How many of the hooks: those that send few bytes, and whose own work weighs the more, come first.
+    /// How many of the hooks are measured. Those that send the fewest bytes come first: their own work matters most.
     hooks: usize,
     pairs: u32,
-    /// Steps a sample.
+    /// Steps per sample.
     steps: u32,
 }
 
@@ -39,25 +41,25 @@ const LENGTHS: [Length; 3] = [
     Length { part: Part::Link32x, times: 32, hooks: 3, pairs: 5, steps: 2 },
 ];
 
-/// What was measured of a way to communicate, a sample a round.
+/// Measurements of one hook, or of none, with one sample per round.
 #[derive(Default)]
 struct Samples {
-    /// A step over the link.
+    /// Seconds per step over the link.
     linked: Vec<f64>,
-    /// That the first rank sent over it.
+    /// Bytes per step that the first rank sent over it.
     bytes: Vec<f64>,
-    /// A step of ranks on one host, without a link.
+    /// Seconds per step of ranks on one host, without the link.
     unlinked: Vec<f64>,
 }
 
 impl Samples {
-    /// Seconds of a step over the link, as its bytes say, beside `other` seconds.
+    /// The predicted seconds per step over the link: those to send its bytes, plus `other`.
     fn predicted(&self, round: usize, other: f64) -> f64 {
         other + self.bytes[round] * 8.0 / (MEGABITS * 1e6)
     }
 }
 
-/// `unlinked` are two ranks on this host.
+/// `unlinked` are two ranks on this host, without the link.
 pub fn compare(options: &Options, unlinked: &RefCell<Peer>, findings: &mut Findings) -> Result<()> {
     let lengths: Vec<&Length> = LENGTHS.iter().filter(|length| options.ddp.has(length.part)).collect();
     if lengths.is_empty() {
@@ -72,7 +74,7 @@ pub fn compare(options: &Options, unlinked: &RefCell<Peer>, findings: &mut Findi
             return Ok(());
         }
     };
-    let linked = RefCell::new(rank::start(|rank, port| link.inside(rank, port))?);
+    let linked = RefCell::new(rank::start(|rank, port| link.command(rank, port))?);
     lengths.into_iter().try_for_each(|length| compare_at(length, options, (&linked, &link), unlinked, findings))
 }
 
@@ -89,7 +91,7 @@ fn compare_at(
         let mut ranks = ranks.borrow_mut();
         Ok(ranks.measure(&format!("{model}_{way}"), steps)? / f64::from(steps))
     };
-    // One that does not count: the request may have to make the model.
+    // One step that is not timed, because the first request makes the model.
     let warm_up = |ranks: &RefCell<Peer>, way: &str| ranks.borrow_mut().measure(&format!("{model}_{way}"), 1);
     let names: Vec<&str> = ["none"].into_iter().chain(hooks.iter().map(|(name, _)| *name)).collect();
     let samples: Vec<RefCell<Samples>> = names.iter().map(|_| RefCell::default()).collect();
@@ -120,13 +122,14 @@ fn compare_at(
 
     let (samples, local) = (samples.into_iter().map(RefCell::into_inner).collect::<Vec<_>>(), local.borrow());
     let [none, by_hook @ ..] = &samples[..] else { bail!("no samples") };
-    // The first round warmed up.
+    // The first round is the warm-up.
     let rounds = 1..none.linked.len();
     let millis = |samples: &[f64]| median(&samples[1..]).unwrap_or(f64::NAN) * 1e3;
     for ((_, hook), samples) in hooks.iter().zip(by_hook) {
         let share = samples.bytes.iter().sum::<f64>() / none.bytes.iter().sum::<f64>();
         let mut case = format!(
-            "speed-up of a step by {hook}, {:.2}% of the bytes, MLP of 10.0 million parameters, 2 ranks, {MEGABITS} Mbit/s",
+            "speed-up of a step by {hook}, {:.2}% of the bytes, MLP of 10.0 million parameters, 2 ranks, \
+             {MEGABITS} Mbit/s",
             share * 100.0
         );
         if length.times > 1 {
@@ -149,17 +152,17 @@ fn compare_at(
     }
     for (way, samples) in names.iter().zip(&samples) {
         eprintln!(
-            "{way}: {:.1} ms a step over the link, {:.1} without it, {:.3} MB",
+            "{way}: {:.1} ms per step over the link, {:.1} ms without it, {:.3} MB sent per step",
             millis(&samples.linked),
             millis(&samples.unlinked),
             median(&samples.bytes[1..]).unwrap_or(f64::NAN) / 1e6
         );
     }
-    eprintln!("no communication: {:.1} ms a step", millis(&local));
+    eprintln!("no communication: {:.1} ms per step", millis(&local));
     Ok(())
 }
 
-/// Two hosts and a cable.
+/// Two network namespaces, one for each rank, and a link between them that is limited to `MEGABITS`.
 struct Link {
     hosts: [String; 2],
 }
@@ -186,8 +189,8 @@ impl Link {
         Ok(link)
     }
 
-    /// A rank on its host.
-    fn inside(&self, rank: usize, port: u16) -> Result<Command> {
+    /// The command that runs a rank in its namespace.
+    fn command(&self, rank: usize, port: u16) -> Result<Command> {
         let own = rank::command(rank, port)?;
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.hosts[rank]]).arg(own.get_program()).args(own.get_args());
@@ -196,7 +199,7 @@ impl Link {
         Ok(command)
     }
 
-    /// By the first host, so far.
+    /// The bytes that the first rank has sent so far.
     fn sent_bytes(&self) -> Result<f64> {
         let counter = format!("/sys/class/net/{INTERFACE}/statistics/tx_bytes");
         let sent = ip(&["netns", "exec", &self.hosts[0], "cat", &counter])?;
@@ -207,7 +210,7 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         for host in &self.hosts {
-            // The cable goes with its ends. What was never made cannot be removed.
+            // This also removes the link. If the namespace was never made, the error does not matter.
             let _ = ip(&["netns", "del", host]);
         }
     }
@@ -217,7 +220,7 @@ fn address(host: usize) -> String {
     format!("10.213.0.{}", host + 1)
 }
 
-/// Runs `ip`, and returns what it says.
+/// Runs `ip`, and returns its standard output.
 fn ip(args: &[&str]) -> Result<String> {
     let output = Command::new("ip").args(args).output().context("cannot run ip")?;
     let said = String::from_utf8_lossy(&output.stderr);

@@ -1,4 +1,5 @@
-//! `versus ddp`: two ranks beside PyTorch's DDP, a launch beside torchrun's, and hooks over a slow link.
+//! `versus ddp`: training on two ranks against PyTorch's DDP, a launch against torchrun, and communication hooks over a
+//! slow link.
 
 pub mod launch;
 mod link;
@@ -19,38 +20,38 @@ use super::turns::{Case, Findings, Program, Turns};
 
 const PAIRS: u32 = 9;
 const STEPS: &str = "2 ranks over Gloo, one thread each, 32 samples a rank";
-/// All-reduces of one number a sample.
+/// All-reduces of one number per sample.
 const SUMS: u32 = 300;
-/// Each model with how many steps a sample takes.
+/// Each model's name in requests, its name in rows, and its steps per sample.
 const MODELS: [(&str, &str, u32); 2] =
     [("cnn", "MNIST CNN, 105,866 parameters", 40), ("mlp", "MLP of 10.0 million parameters", 8)];
 
-/// What of it is measured.
+/// Options of `ddp`.
 #[derive(Args, Debug)]
 pub struct Parts {
-    /// What to measure of `ddp`, separated by commas; everything unless set
+    /// The parts of `ddp` to measure, separated by commas [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
     part: Vec<Part>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// Four ranks up to their first all-reduce, beside torchrun
+    /// A launch of four ranks up to their first all-reduce, against torchrun
     Launch,
-    /// Whole steps, and what of the all-reduce is hidden behind backward
+    /// Whole steps, and how much of the all-reduce overlaps with backward
     Training,
-    /// Each hook over a link of 200 Mbit/s
+    /// Each communication hook over a link of 200 Mbit/s
     Link,
-    /// The hooks that send least, with 16 times the samples a rank
+    /// The hooks that send the fewest bytes, with 16 times as many samples per rank
     #[value(name = "link-16x")]
     Link16x,
-    /// And with 32 times
+    /// The same with 32 times as many samples per rank
     #[value(name = "link-32x")]
     Link32x,
 }
 
 impl Parts {
-    /// Whether some were named.
+    /// Whether any were chosen.
     pub fn are_chosen(&self) -> bool {
         !self.part.is_empty()
     }
@@ -83,7 +84,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
     Ok(report)
 }
 
-/// Whole steps, and the share of communication that backward hides; the version of Python's torch.
+/// Compares whole steps, and how much communication overlaps with backward. Returns the version of Python's torch.
 fn training(options: &Options, ours: &RefCell<Peer>, findings: &mut Findings) -> Result<Option<String>> {
     let theirs = Program::together(python_ranks(options), "see `cargo xtask setup`");
     for (model, name, steps) in MODELS {
@@ -120,12 +121,12 @@ fn training(options: &Options, ours: &RefCell<Peer>, findings: &mut Findings) ->
     Ok(theirs.version())
 }
 
-/// Two ranks of Python's.
+/// Two ranks of Python's PyTorch.
 fn python_ranks(options: &Options) -> Result<Peer> {
     rank::start(|rank, port| {
         let mut command = Command::new(&options.python);
         command.args(["-c", include_str!("../../../peers/ddp.py")]).env_remove("LD_LIBRARY_PATH");
-        rank::place(&mut command, rank, port);
+        rank::set_variables(&mut command, rank, port);
         Ok(command)
     })
 }

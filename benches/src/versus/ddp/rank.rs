@@ -1,4 +1,4 @@
-//! A rank that measures on request, all ranks at the same time.
+//! A rank that measures on request, together with the other rank.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
@@ -16,29 +16,29 @@ use crate::model::{Cnn, Mlp, cross_entropy};
 use crate::versus::peer::Peer;
 
 const RANKS: usize = 2;
-/// Samples a rank and step.
+/// Samples per rank and step.
 pub const BATCH: i64 = 32;
-/// 10.0 million parameters.
+/// The widths of the MLP, which has 10.0 million parameters.
 const WIDTHS: [i64; 5] = [784, 2048, 2048, 2048, 10];
-/// Steps until buckets are in order, optimizers and hooks have their state, and hooks compress.
+/// Warm-up steps: until DDP has rebuilt its buckets, optimizers and hooks have their state, and hooks compress.
 const WARM_UP: u32 = 4;
 
-/// Starts both ranks by the commands that `command` makes of a rank and a port to meet at.
+/// Starts both ranks. `command` makes the command of a rank from its number and the master's port.
 pub fn start(command: impl Fn(usize, u16) -> Result<Command>) -> Result<Peer> {
     let port = free_port()?;
     Peer::start_together(command(0, port)?, (1..RANKS).map(|rank| command(rank, port)).collect::<Result<_>>()?)
 }
 
-/// This program as a rank.
+/// The command that runs this program as a rank.
 pub fn command(rank: usize, port: u16) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("ddp-rank");
-    place(&mut command, rank, port);
+    set_variables(&mut command, rank, port);
     Ok(command)
 }
 
-/// Tells a program which rank it is, as a launcher does.
-pub fn place(command: &mut Command, rank: usize, port: u16) {
+/// Sets the environment variables of a rank, as a launcher does.
+pub fn set_variables(command: &mut Command, rank: usize, port: u16) {
     command
         .env("RANK", rank.to_string())
         .env("LOCAL_RANK", rank.to_string())
@@ -48,14 +48,19 @@ pub fn place(command: &mut Command, rank: usize, port: u16) {
         .env("OMP_NUM_THREADS", "1");
 }
 
-/// Answers each line `NAME STEPS`: `MODEL_step`, `MODEL_local` and `MODEL_HOOK` with the seconds of all steps,
-/// `MODEL_overlap` with seconds a step, `MODEL_hidden` with a share, and `MODEL_sum` with the seconds of small sums. A model
-/// like `mlp*8` takes eight times the samples.
+/// Answers each line `MODEL_WHAT STEPS` with what it measures:
+///
+/// - `step`, `local` (without communication) or the name of a hook: the seconds of all steps
+/// - `sum`: the seconds of as many all-reduces of one number
+/// - `overlap`: the seconds per step in which communication and backward overlap
+/// - `hidden`: the share of the communication that overlaps
+///
+/// The model `mlp*8` takes eight times as many samples.
 pub fn serve() -> Result<()> {
     tch::set_num_threads(1);
     let group = init_process_group(Backend::Gloo, InitMethod::Auto)?;
     println!("{}", env!("CARGO_PKG_VERSION"));
-    // Made when they are asked for: each hook has a model of its own.
+    // Made by the first request. Each hook has its own model.
     let mut trainings = BTreeMap::new();
     for line in std::io::stdin().lock().lines() {
         let line = line?;
@@ -68,7 +73,7 @@ pub fn serve() -> Result<()> {
         if !trainings.contains_key(&key) {
             trainings.insert(key.clone(), Training::new(model, hook, &group)?);
         }
-        let training = trainings.get_mut(&key).context("it was just made")?;
+        let training = trainings.get_mut(&key).context("no training")?;
         group.barrier()?;
         let answer = training.measure(what, samples, steps.parse()?)?;
         println!("{answer}");
@@ -81,9 +86,9 @@ type Forward = Box<dyn Fn(&Tensor) -> Tensor>;
 
 struct Training {
     forward: Forward,
-    /// Of one sample.
+    /// The shape of one sample.
     shape: Vec<i64>,
-    /// By the number of samples.
+    /// Batches by their number of samples.
     batches: BTreeMap<i64, (Tensor, Tensor)>,
     ddp: DistributedDataParallel,
     opt: AdamW,
@@ -113,7 +118,7 @@ impl Training {
         Ok(training)
     }
 
-    /// The same one each time.
+    /// A random batch, the same one each time.
     fn batch(&mut self, samples: i64) -> (Tensor, Tensor) {
         let (inputs, targets) = self.batches.entry(samples).or_insert_with(|| {
             let inputs = Tensor::randn([&[samples], &self.shape[..]].concat(), (Kind::Float, Device::Cpu));
@@ -124,7 +129,7 @@ impl Training {
 
     fn step(&mut self, (inputs, targets): &(Tensor, Tensor), local: bool) -> Result<()> {
         self.opt.zero_grad()?;
-        let _held = local.then(|| self.ddp.no_sync());
+        let _no_sync = local.then(|| self.ddp.no_sync());
         let loss = cross_entropy(&self.ddp.forward(|| (self.forward)(inputs))?, targets);
         self.ddp.backward(&loss)?;
         Ok(self.opt.step()?)
@@ -133,8 +138,8 @@ impl Training {
     fn measure(&mut self, what: &str, samples: i64, steps: u32) -> Result<f64> {
         let batch = self.batch(samples);
         if what == "hidden" || what == "overlap" {
-            let (travelled, hidden) = self.behind_backward(&batch, steps)?;
-            return Ok(if what == "hidden" { hidden / travelled } else { hidden / f64::from(steps) });
+            let (communication, overlap) = self.overlap(&batch, steps)?;
+            return Ok(if what == "hidden" { overlap / communication } else { overlap / f64::from(steps) });
         }
         let started = Instant::now();
         for _ in 0..steps {
@@ -146,27 +151,27 @@ impl Training {
         Ok(started.elapsed().as_secs_f64())
     }
 
-    /// For how many seconds gradients travelled in all steps, and for how many of them backward still ran, by libtorch's own
-    /// clock.
-    fn behind_backward(&mut self, batch: &(Tensor, Tensor), steps: u32) -> Result<(f64, f64)> {
+    /// Seconds of communication in all steps, and how many of them overlap with backward, as libtorch measures them.
+    fn overlap(&mut self, batch: &(Tensor, Tensor), steps: u32) -> Result<(f64, f64)> {
         self.ddp.set_logging_sample_rate(1)?;
-        let (mut travelled, mut hidden) = (0.0, 0.0);
+        let (mut communication, mut overlap) = (0.0, 0.0);
         for _ in 0..steps {
             self.step(batch, false)?;
-            // It is written at the next forward.
+            // DDP writes the times of a step at the next forward.
             drop(self.ddp.forward(|| (self.forward)(&batch.0))?);
             let data: BTreeMap<_, _> = self.ddp.logging_data()?.into_iter().collect();
             let time = |key: &str| -> Result<f64> { Ok(data.get(key).with_context(|| key.to_owned())?.parse()?) };
-            travelled += time("backward_comm_time")? * 1e-9;
-            hidden += time("backward_compute_comm_overlap_time")? * 1e-9;
+            communication += time("backward_comm_time")? * 1e-9;
+            overlap += time("backward_compute_comm_overlap_time")? * 1e-9;
         }
         self.ddp.set_logging_sample_rate(100)?;
-        ensure!(travelled > 0.0, "libtorch has taken no times");
-        Ok((travelled, hidden))
+        ensure!(communication > 0.0, "libtorch has measured no communication");
+        Ok((communication, overlap))
     }
 }
 
-/// Hooks with rank 4 and with one element in a hundred; both start to compress in the third step.
+/// Registers a hook: PowerSGD with rank 4, top-k with 1% of the elements. These two and 1-bit compress from the third
+/// step on.
 fn register(hook: &str, ddp: &DistributedDataParallel, group: &ProcessGroup) -> Result<()> {
     let power = PowerSgdOptions { matrix_approximation_rank: 4, start_power_sgd_iter: 2, ..Default::default() };
     match hook {

@@ -1,4 +1,5 @@
-//! What the loader chose within its first batches, beside the best of a grid.
+//! The speed of a loader that tunes its workers and prefetching in its first batches, against the best setting of a
+//! grid.
 
 use std::hint::black_box;
 use std::num::Wrapping;
@@ -16,7 +17,7 @@ const ALONE: &str = "batches of 32 samples that cost a core 0.2 ms each, taken a
                      prefetching tuned in 50 batches, beside the best of a grid";
 const BEHIND: &str = "the same, taken by a loop that waits 4 ms for a device with each";
 const BATCH_SIZE: usize = 32;
-/// Batches in which the loader tunes itself, and those that count.
+/// Batches in which the loader tunes itself, and the timed batches after them.
 const TUNING: usize = 50;
 const COUNTED: usize = 100;
 const PREFETCH: [usize; 4] = [1, 2, 4, 8];
@@ -47,7 +48,7 @@ fn best_of_grid(device: Duration) -> Result<(usize, usize)> {
             }
         }
     }
-    best.map(|(_, workers, prefetch)| (workers, prefetch)).context("an empty grid")
+    best.map(|(_, workers, prefetch)| (workers, prefetch)).context("the grid is empty")
 }
 
 type Builder<D, C> = DataLoaderBuilder<FromDataset<D>, C>;
@@ -57,7 +58,7 @@ fn builder() -> Builder<impl Dataset<Sample = u64> + 'static, impl Collate<u64, 
     DataLoader::builder(samples).batch_size(BATCH_SIZE).collate(|samples: Vec<u64>| Ok(samples))
 }
 
-/// Keeps a core busy for a fifth of a millisecond or so.
+/// Keeps a core busy for about 0.2 ms.
 fn busy(seed: u64) -> u64 {
     let mut state = Wrapping(black_box(seed));
     for _ in 0..100_000 {
@@ -67,12 +68,12 @@ fn busy(seed: u64) -> u64 {
     state.0
 }
 
-/// Batches a second after the first ones, by a new loader's first epoch.
+/// Batches per second in a new loader's first epoch, after `TUNING` batches. For each batch, the loop waits `device`.
 fn rate(loader: &DataLoader<Vec<u64>>, device: Duration) -> Result<f64> {
     let mut batches = loader.iter();
     let mut take = |count| {
         for _ in 0..count {
-            black_box(batches.next().context("the epoch is short")??);
+            black_box(batches.next().context("the epoch has too few batches")??);
             if !device.is_zero() {
                 sleep(device);
             }

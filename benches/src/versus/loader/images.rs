@@ -14,7 +14,7 @@ use overdrive_bench_report::{Ratio, Target};
 use serde_json::json;
 use tch::Tensor;
 
-use super::{Bench, WORKERS, process, shown};
+use super::{Bench, WORKERS, path_text, process};
 use crate::versus::turns::{Case, Program, Turns};
 
 pub const BATCH_SIZE: usize = 64;
@@ -26,7 +26,8 @@ const TURBO: bool = cfg!(feature = "libjpeg-turbo");
 const SPEED: &str = match TURBO {
     false => "500x375 JPEG photographs, RandomResizedCrop 224 and flip, batch 64, 2 persistent workers",
     true => {
-        "500x375 JPEG photographs, RandomResizedCrop 224 and flip, batch 64, 2 persistent workers, ours with libjpeg-turbo"
+        "500x375 JPEG photographs, RandomResizedCrop 224 and flip, batch 64, 2 persistent workers, ours with \
+         libjpeg-turbo"
     }
 };
 const SHARE: &str =
@@ -36,7 +37,7 @@ const ALLOWED: &str = "the same photographs: bare loops on 2 threads beside 1, w
 const MEMORY: &str = "the same photographs: memory of the process and its 2 workers";
 const SPDL_REMEDY: &str = "pip install spdl, and FFmpeg's shared libraries (Debian: libavdevice59 libavfilter8)";
 
-/// What DataLoader does with torchvision's transforms.
+/// The same transforms that DataLoader applies with torchvision.
 pub fn pipeline() -> ImagePipeline {
     ImagePipeline::new(0).then(RandomResizedCrop::new(SIDE)).then(RandomHorizontalFlip::default())
 }
@@ -54,7 +55,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     let folder: Folder = Arc::new(EncodedImageFolder::open(&photos)?);
     let images = folder.len() as f64;
     let [pillow, io] = ["pillow", "io"].map(|name| torch(bench, &photos, name));
-    let options = json!({ "photos": shown(&photos), "batch_size": BATCH_SIZE, "workers": WORKERS });
+    let options = json!({ "photos": path_text(&photos), "batch_size": BATCH_SIZE, "workers": WORKERS });
     let spdl = bench.packaged("spdl", include_str!("../../../peers/loader_spdl.py"), &options, SPDL_REMEDY);
 
     let (one, two) = (loader(&folder, BATCH_SIZE, 1)?, loader(&folder, BATCH_SIZE, WORKERS)?);
@@ -91,23 +92,24 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     memory(bench, &two, [("DataLoader with pillow", &pillow), ("DataLoader with torchvision.io", &io)])
 }
 
-/// DataLoader with one decoder; each in a process of its own, so that its memory can be told.
+/// Starts PyTorch's DataLoader in a process of its own, so that its memory can be measured. `name` is its decoder, or
+/// `startup`.
 pub fn torch(bench: &mut Bench, photos: &Path, name: &str) -> Program {
-    let options = json!({ "photos": shown(photos), "batch_size": BATCH_SIZE, "workers": WORKERS, "names": [name] });
+    let options = json!({ "photos": path_text(photos), "batch_size": BATCH_SIZE, "workers": WORKERS, "names": [name] });
     bench.torch(include_str!("../../../peers/loader_images.py"), &options)
 }
 
-/// Seconds for all batches of an epoch.
+/// Seconds per epoch.
 fn epoch(loader: &DataLoader<Batch>) -> Result<f64> {
     let started = Instant::now();
     for batch in loader {
         let (images, _) = batch?;
-        ensure!(images.size()[1..] == [3, SIDE as i64, SIDE as i64], "not the shape of a crop");
+        ensure!(images.size()[1..] == [3, SIDE as i64, SIDE as i64], "the images are not 3x224x224");
     }
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// The same work without a loader: threads, each with memory for one image that it writes over and over.
+/// The same work without a loader: threads that each decode into one buffer, over and over.
 struct Bare {
     folder: Folder,
     pipeline: ImagePipeline,
@@ -137,7 +139,7 @@ impl Bare {
     }
 }
 
-/// Memory with batches on the way: four of ours taken and as many ahead, DataLoader's as its last epoch left them.
+/// Compares memory: ours with four batches taken and others prefetched, DataLoader's as its last epoch left it.
 fn memory(bench: &mut Bench, ours: &DataLoader<Batch>, peers: [(&str, &Program); 2]) -> Result<()> {
     let mut turns = Turns::default();
     turns.ours("2 workers", || {

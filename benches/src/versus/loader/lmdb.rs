@@ -1,4 +1,4 @@
-//! Values of an LMDB database that lies in the system's file cache.
+//! Reading values of an LMDB database that is in the page cache.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     turns.compare(&mut bench.findings, case(RAW), ("ours", "the memory map"), None)
 }
 
-/// Values a second, each read ten times.
+/// Values per second. Each value is read ten times.
 fn rate(mut epoch: impl FnMut() -> Result<()>) -> Result<f64> {
     const EPOCHS: usize = 10;
     let started = Instant::now();
@@ -68,12 +68,12 @@ fn rate(mut epoch: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok((EPOCHS * VALUES) as f64 / started.elapsed().as_secs_f64())
 }
 
-/// The key of an entry; in the order of the numbers.
+/// The key of an entry. Keys have the order of their numbers.
 fn key(number: usize) -> String {
     format!("{number:08}")
 }
 
-/// Opens a database as ours does: to read, without locks.
+/// Opens a database as our dataset does: read-only, without locks.
 pub fn open(path: &Path) -> Result<(Environment, Database)> {
     let flags = EnvironmentFlags::READ_ONLY | EnvironmentFlags::NO_SUB_DIR | EnvironmentFlags::NO_LOCK;
     let environment = Environment::new().set_flags(flags | EnvironmentFlags::NO_TLS).open(path)?;
@@ -81,7 +81,7 @@ pub fn open(path: &Path) -> Result<(Environment, Database)> {
     Ok((environment, database))
 }
 
-/// A database below `work`, written with lmdb-rkv.
+/// Writes a database into `work` with lmdb-rkv, unless it exists.
 pub fn make(work: &Path, name: &str, entries: usize, bytes: usize) -> Result<PathBuf> {
     let path = work.join(format!("{name}.mdb"));
     if path.exists() {
@@ -98,7 +98,7 @@ pub fn make(work: &Path, name: &str, entries: usize, bytes: usize) -> Result<Pat
         let mut transaction = environment.begin_rw_txn()?;
         for number in start..entries.min(start + 10_000) {
             let value: Vec<u8> = (0..bytes).map(|position| (position * 31 + number) as u8).collect();
-            transaction.put(database, &key(number), &value, WriteFlags::APPEND).context("the map is full")?;
+            transaction.put(database, &key(number), &value, WriteFlags::APPEND).context("cannot write an entry")?;
         }
         transaction.commit()?;
     }

@@ -1,4 +1,4 @@
-//! Small samples in memory: the loader's own cost, as nothing is decoded.
+//! Small samples in memory. Nothing is decoded, so this measures the loader's own cost.
 
 use std::time::Instant;
 
@@ -14,12 +14,12 @@ use crate::versus::turns::{Case, Program, Turns};
 const CASE: &str = "60,000 28x28 uint8 samples in memory, batch 128, shuffled";
 const SAMPLES: i64 = 60_000;
 const BATCH_SIZE: i64 = 128;
-/// So that a sample takes a tenth of a second and more.
+/// Epochs per measurement, which then takes a tenth of a second or more.
 const EPOCHS: u32 = 5;
 
 type Batch = (Tensor, Tensor);
 
-/// Images and labels.
+/// Random images and labels.
 pub struct Data {
     images: Tensor,
     labels: Tensor,
@@ -36,7 +36,7 @@ impl Data {
         data.loader().batch_size(BATCH_SIZE as usize).shuffle(true).num_workers(workers).build()
     }
 
-    /// What is written in a minute: a permutation, and one lookup a batch.
+    /// An epoch in the simplest loop: a permutation, and one `index_select` per batch. Returns the number of samples.
     fn index_select(&self) -> Result<i64> {
         let order = Tensor::f_randperm(SAMPLES, (Kind::Int64, Device::Cpu))?;
         let mut seen = 0;
@@ -83,7 +83,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Samples a second.
+/// Samples per second.
 fn rate(mut epoch: impl FnMut() -> Result<i64>) -> Result<f64> {
     let started = Instant::now();
     let mut seen = 0;

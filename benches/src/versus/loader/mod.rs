@@ -1,8 +1,8 @@
-//! `versus loader`: what loading costs beside PyTorch's DataLoader, spdl, webdataset, lmdb-rkv, pyarrow and
-//! dataloader-rs, on the same data and on all cores.
+//! `versus loader`: the speed of loading against PyTorch's DataLoader, spdl, webdataset, lmdb-rkv, pyarrow and
+//! dataloader-rs, on the same data.
 //!
-//! Every topic is a file. It starts its peers, takes samples in turns and adds its rows to the findings. A peer works
-//! through whole epochs, so that nothing of it runs while another is timed.
+//! Every topic has its own file, which starts the peers, takes interleaved samples and adds rows to the findings. A
+//! peer is asked for whole epochs, so that its workers are idle while another one is timed.
 
 mod autotune;
 mod images;
@@ -30,19 +30,19 @@ use overdrive_bench_report::{Machine, MissingPeer, VersusReport};
 
 use super::turns::{Findings, Program};
 
-/// Worker threads and processes: the comparisons are for two cores.
+/// Worker threads or processes. The comparisons are meant for two cores.
 const WORKERS: usize = 2;
 const PAIRS: u32 = 7;
 
-/// What `loader` measures.
+/// Options of `loader`.
 #[derive(Debug, Args)]
-#[group(skip)] // clap would name it as that of all options.
+#[group(skip)] // Otherwise clap gives this group the same name as the one of all options.
 pub struct Options {
-    /// What to measure of `loader`, separated by commas; everything unless set
+    /// The topics of `loader` to measure, separated by commas [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "TOPIC")]
     only: Vec<Topic>,
-    /// Photographs for `loader`: a folder with a sub-folder of JPEG files for every class [default: made from
-    /// photographs that Debian packages]
+    /// Photographs for `loader`: a folder with a subfolder of JPEG files for each class [default: made from
+    /// photographs in Debian packages]
     #[arg(long, value_name = "DIR")]
     photos: Option<PathBuf>,
 }
@@ -56,38 +56,38 @@ impl Options {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Topic {
-    /// Resident memory, threads and descriptors after epochs that were broken off
+    /// Memory, threads and file descriptors that remain after epochs that stop early
     Resident,
-    /// Photographs: decoding, random crops and flips, beside DataLoader and spdl, a bare loop and one worker
+    /// Photographs: decoding, random crops and flips, against DataLoader, spdl, a bare loop and one worker
     Images,
-    /// From a loader that is made to its first batch
+    /// The time from making a loader to its first batch, against DataLoader
     Startup,
-    /// Small samples in memory, beside DataLoader and one index_select a batch
+    /// Small samples in memory, against DataLoader and one index_select per batch
     Memory,
-    /// Undecoded samples of tar shards, beside webdataset
+    /// Undecoded samples of tar shards, against webdataset
     #[value(alias = "tar")]
     Shards,
-    /// Values of an LMDB database, beside lmdb-rkv alone
+    /// Values of an LMDB database, against lmdb-rkv
     Lmdb,
-    /// Columns of a Parquet file, beside pyarrow
+    /// Columns of a Parquet file, against pyarrow
     Parquet,
-    /// Raw samples in memory, beside dataloader-rs
+    /// Raw samples in memory, against dataloader-rs
     Overhead,
-    /// 1.2 million entries: their scan, and the first batch after it
+    /// 1.2 million entries: the time to scan them, and to get the first batch after that
     Index,
-    /// A state that is put back in the middle of an epoch, and the first batch after it
+    /// The time to load a state in the middle of an epoch, and to get the first batch after that
     Resume,
-    /// Workers and prefetching that the loader chose, beside the best of a grid
+    /// Automatic workers and prefetching, against the best setting of a grid
     Autotune,
-    /// libtorch's threads, workers, and their priority, beside a training loop that computes
+    /// Numbers of libtorch's threads and of workers, and the workers' nice value, in a loop that computes
     Threads,
 }
 
-/// What the topics share.
+/// Shared by the topics.
 struct Bench {
-    /// Has torch.
+    /// A Python with torch.
     python: PathBuf,
-    /// Where data and packages are kept.
+    /// The folder that keeps data and Python packages for the next run.
     work: PathBuf,
     photos: Option<PathBuf>,
     pairs: u32,
@@ -101,7 +101,7 @@ pub fn measure(options: &super::Options) -> Result<VersusReport> {
     let ours = [("overdrive", env!("CARGO_PKG_VERSION")), ("tch", "0.24.0"), ("libtorch", "2.11.0")];
     let mut bench = Bench {
         python: options.python.clone(),
-        // Peers are told of files in it, wherever they run.
+        // Peers get paths of files in it, so it must not depend on the current folder.
         work: work.canonicalize()?,
         photos: options.loader.photos.clone(),
         pairs: options.pairs.unwrap_or(PAIRS),
@@ -130,7 +130,7 @@ impl Topic {
             Self::Overhead => overhead::measure(bench),
             #[cfg(not(feature = "dataloader-rs"))]
             Self::Overhead => {
-                let reason = "it is not built in; the feature dataloader-rs does that, from Rust 1.95 on";
+                let reason = "it is not built in: this needs the feature dataloader-rs and Rust 1.95";
                 bench.missing("150 kB raw samples", "dataloader-rs", reason);
                 Ok(())
             }
@@ -143,25 +143,25 @@ impl Topic {
 }
 
 impl Bench {
-    /// A peer of PyTorch's: nothing but what `cargo xtask setup` installs.
+    /// Starts a peer that needs only what `cargo xtask setup` installs.
     fn torch(&mut self, source: &str, options: &serde_json::Value) -> Program {
         let program = Program::start(&self.python, source, options, "see `cargo xtask setup`");
-        self.note("torch (Python)", &program);
+        self.note_version("torch (Python)", &program);
         program
     }
 
-    /// A peer that needs a package of its own.
+    /// Starts a peer that needs another Python package, and installs that if necessary.
     fn packaged(&mut self, name: &str, source: &str, options: &serde_json::Value, remedy: &str) -> Program {
         let made = super::packages::python_with(&self.python, &self.work, &[name], &[name]);
         let program = match made {
             Ok(python) => Program::start(&python, source, options, remedy),
             Err(error) => Program::missing(format!("{error:#}; {remedy}")),
         };
-        self.note(name, &program);
+        self.note_version(name, &program);
         program
     }
 
-    fn note(&mut self, name: &str, program: &Program) {
+    fn note_version(&mut self, name: &str, program: &Program) {
         if let Some(version) = program.version() {
             self.versions.insert(name.to_owned(), version);
         }
@@ -172,7 +172,7 @@ impl Bench {
         self.findings.missing.push(MissingPeer { case, peer_name, reason });
     }
 
-    /// The photographs; where there are none, `case` is noted as missing.
+    /// The folder of photographs. If there is none, `case` is reported as missing.
     fn photos(&mut self, case: &str) -> Option<PathBuf> {
         if let Some(folder) = &self.photos {
             return Some(folder.clone());
@@ -187,7 +187,7 @@ impl Bench {
     }
 }
 
-/// A path as an argument in JSON.
-fn shown(path: &Path) -> String {
+/// A path as text, for JSON.
+fn path_text(path: &Path) -> String {
     path.display().to_string()
 }

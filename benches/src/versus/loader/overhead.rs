@@ -1,4 +1,4 @@
-//! Raw samples that lie in memory, beside dataloader-rs: what a loader costs when samples cost nothing but a copy.
+//! Raw samples in memory, against dataloader-rs: the overhead of a loader when a sample costs only a copy.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,14 +19,14 @@ const VIEWS: &str = "150 kB raw samples in memory, copied once, into one tensor 
 const TENSORS: &str = "150 kB raw samples in memory, each copied, then into one tensor a batch of 64, 2 workers";
 const LISTS: &str = "150 kB raw samples in memory, each copied, a list of them a batch of 64, 2 workers";
 const PEER: &str = "dataloader-rs";
-/// A picture of 224x224 pixels.
+/// Bytes of a sample: an RGB image of 224x224 pixels.
 const BYTES: usize = 3 * 224 * 224;
 const SAMPLES: usize = 1024;
 const BATCH_SIZE: usize = 64;
-/// So that a sample takes some tenths of a second.
+/// Epochs per measurement, which then takes some tenths of a second.
 const EPOCHS: usize = 4;
 
-/// Both loaders read it through the trait of their own.
+/// All samples. Each loader reads a copy of a sample through its own `Dataset` trait.
 #[derive(Clone)]
 struct Raw(Arc<[u8]>);
 
@@ -48,11 +48,11 @@ impl Dataset for Raw {
     }
 }
 
-/// The samples as they lie: a handle each, so that what is measured is the loader and one copy.
+/// The same samples as views, so that each is copied only once, into its batch.
 #[derive(Clone)]
 struct Views(Raw);
 
-/// A sample without its bytes.
+/// A view of one sample.
 struct View {
     data: Arc<[u8]>,
     index: usize,
@@ -100,11 +100,11 @@ impl dataloader_rs::Dataset for Raw {
     }
 }
 
-/// The samples of a batch, one behind the other: here in memory of batches that are done with, as `ImagePipeline` has it.
+/// Copies the samples of a batch into one tensor. Its memory is that of earlier batches, as with `ImagePipeline`.
 #[derive(Default)]
 struct Recycled(BufferPool);
 
-/// The same for the peer, in memory of the system's.
+/// The same for the peer, in newly allocated memory.
 struct Fresh;
 
 struct Filled {
@@ -136,7 +136,7 @@ impl<S: AsRef<[u8]> + Send> Collate<S> for Recycled {
         filled.tensor()
     }
 
-    /// Each as it comes, while it is in the cache.
+    /// Copies each sample as soon as it is read, while it is in the CPU's cache.
     fn collate_from(&self, samples: &mut BatchSamples<'_, S>) -> Result<Tensor, DataError> {
         let mut filled = Filled::new(self.0.take(samples.len() * BYTES, false)?);
         while let Some(Drawn { sample, .. }) = samples.next()? {
@@ -170,11 +170,15 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     turns.ours("once", || rate(|| once.iter().try_fold(0, |seen, batch| Ok(seen + rows(&batch?)))));
     turns.ours("tensors", || rate(|| tensors.iter().try_fold(0, |seen, batch| Ok(seen + rows(&batch?)))));
     turns.ours("lists", || rate(|| lists.iter().try_fold(0, |seen, batch| Ok(seen + batch?.len()))));
-    turns.ours("theirs once", || rate(|| their_once.iter().try_fold(0, |seen, batch| Ok(seen + rows(&known(batch)?)))));
-    turns.ours("their tensors", || {
-        rate(|| their_tensors.iter().try_fold(0, |seen, batch| Ok(seen + rows(&known(batch)?))))
+    turns.ours("theirs once", || {
+        rate(|| their_once.iter().try_fold(0, |seen, batch| Ok(seen + rows(&to_anyhow(batch)?))))
     });
-    turns.ours("their lists", || rate(|| their_lists.iter().try_fold(0, |seen, batch| Ok(seen + known(batch)?.len()))));
+    turns.ours("their tensors", || {
+        rate(|| their_tensors.iter().try_fold(0, |seen, batch| Ok(seen + rows(&to_anyhow(batch)?))))
+    });
+    turns.ours("their lists", || {
+        rate(|| their_lists.iter().try_fold(0, |seen, batch| Ok(seen + to_anyhow(batch)?.len())))
+    });
     turns.take("overhead", bench.pairs)?;
     bench.versions.insert(PEER.to_owned(), "0.2.0".to_owned());
     let pairs =
@@ -192,17 +196,17 @@ fn ours<D: Dataset + Clone>(data: &D) -> DataLoaderBuilder<FromDataset<D>> {
 
 type Theirs<D, C> = dataloader_rs::DataLoader<D, dataloader_rs::RandomSampler, C>;
 
-/// As many threads, and as many batches ahead at most.
+/// The peer's loader, with as many threads as ours, and at most as many batches ahead.
 fn theirs<D: dataloader_rs::Dataset + Clone, C: Collator<D::Item>>(data: &D, collator: C) -> Theirs<D, C> {
     let builder = dataloader_rs::DataLoader::builder(data.clone()).batch_size(BATCH_SIZE).num_workers(WORKERS);
     builder.sampler(dataloader_rs::RandomSampler::new(0)).prefetch_depth(2).collator(collator).build()
 }
 
-fn known<B>(batch: dataloader_rs::error::Result<B>) -> Result<B> {
+fn to_anyhow<B>(batch: dataloader_rs::error::Result<B>) -> Result<B> {
     batch.map_err(|error| anyhow!("{error}"))
 }
 
-/// Samples a second.
+/// Samples per second.
 fn rate(mut epoch: impl FnMut() -> Result<usize>) -> Result<f64> {
     let started = Instant::now();
     for _ in 0..EPOCHS {

@@ -1,4 +1,4 @@
-//! Columns of numbers of a Parquet file, which lies in the system's file cache, as tensors.
+//! Reading numeric columns of a Parquet file, which is in the page cache, as tensors.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use overdrive::dataload::ParquetDataset;
 use overdrive_bench_report::{Ratio, Target};
 use serde_json::json;
 
-use super::{Bench, shown};
+use super::{Bench, path_text};
 use crate::versus::turns::{Case, Turns};
 
 const TABLE: &str = "1,000,000 rows of 8 numeric Parquet columns as tensors, all cores";
@@ -17,20 +17,20 @@ const ROWS: usize = 1_000_000;
 const ROW_GROUP: usize = 50_000;
 const BATCH_SIZE: usize = 1024;
 const PEER: &str = "pyarrow to torch";
-/// So that a sample takes some tenths of a second.
+/// Readings per sample, which then takes some tenths of a second.
 const TIMES: u32 = 4;
 
 pub fn measure(bench: &mut Bench) -> Result<()> {
     let path = bench.work.join("numbers.parquet");
-    let options = json!({ "path": shown(&path), "rows": ROWS, "row_group": ROW_GROUP, "batch_size": BATCH_SIZE });
-    // The peer writes the file, too: without it there is nothing to read.
+    let options = json!({ "path": path_text(&path), "rows": ROWS, "row_group": ROW_GROUP, "batch_size": BATCH_SIZE });
+    // The peer also writes the file, so without the peer there is nothing to read.
     let source = include_str!("../../../peers/loader_parquet.py");
     let program = bench.packaged("pyarrow", source, &options, "pip install pyarrow");
     if let Some(reason) = program.reason() {
         bench.missing(TABLE, PEER, reason);
         return Ok(());
     }
-    let dataset = ParquetDataset::open(&shown(&path))?;
+    let dataset = ParquetDataset::open(&path_text(&path))?;
     let batches = dataset.batches(BATCH_SIZE)?.shuffle(true).window(1);
     let epoch = Cell::new(0);
 
@@ -52,7 +52,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     turns.compare(findings, case(BATCHES), ("batches", "pyarrow's row groups to torch"), Some(Target::AtLeast(1.5)))
 }
 
-/// Rows a second.
+/// Rows per second.
 fn rate(mut read: impl FnMut() -> Result<i64>) -> Result<f64> {
     let started = Instant::now();
     for _ in 0..TIMES {

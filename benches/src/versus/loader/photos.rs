@@ -1,4 +1,4 @@
-//! Photographs of ImageNet's usual size, made once.
+//! Makes photographs of ImageNet's usual size, once.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// So many that an epoch takes the slowest peer a second or two.
+/// The number of photographs. The slowest peer needs a second or two for an epoch.
 const COUNT: usize = 1024;
 
-/// The folder of photographs below `work`; `photos.py` says where they are from.
+/// Makes a folder of photographs in `work`, unless it exists. `photos.py` says where they come from.
 ///
 /// # Errors
-/// When the packages cannot be fetched.
+/// When Python cannot be run or `photos.py` fails, for example because it cannot download the packages.
 pub fn make(python: &Path, work: &Path) -> Result<PathBuf> {
     let folder = work.join("photos");
     if folder.is_dir() {
@@ -31,7 +31,7 @@ pub fn make(python: &Path, work: &Path) -> Result<PathBuf> {
         .with_context(|| format!("cannot run {}", python.display()))?;
     if !output.status.success() {
         let message = String::from_utf8_lossy(&output.stderr);
-        bail!("no photographs: {}", message.lines().last().unwrap_or("photos.py said nothing"));
+        bail!("photos.py failed: {}", message.lines().last().unwrap_or("without a message"));
     }
     fs::rename(&made, &folder)?;
     Ok(folder)

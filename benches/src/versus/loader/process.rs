@@ -1,34 +1,35 @@
-//! What processes hold, as Linux tells it.
+//! Memory, threads and file descriptors of processes, from Linux's `/proc`.
 
 use std::fs;
 
 use anyhow::{Context, Result};
 
-/// Resident memory, threads and open descriptors of this process.
+/// Resident memory, threads and open file descriptors of this process.
 #[derive(Clone, Copy, Debug)]
-pub struct Held {
+pub struct Usage {
     pub mebibytes: f64,
     pub threads: f64,
     pub descriptors: f64,
 }
 
-impl Held {
+impl Usage {
     pub fn now() -> Result<Self> {
         let status =
             fs::read_to_string("/proc/self/status").context("/proc/self/status is needed to measure memory")?;
         let number = |name: &str| field(&status, name).with_context(|| format!("/proc/self/status lacks {name}"));
-        // The folder that lists them is open meanwhile.
+        // Listing the folder opens one more.
         let descriptors = fs::read_dir("/proc/self/fd")?.count() - 1;
         Ok(Self { mebibytes: number("VmRSS")? / 1024.0, threads: number("Threads")?, descriptors: descriptors as f64 })
     }
 }
 
-/// The memory of this process in MiB, without what it started; pages that several processes share count in parts.
+/// The proportional set size (PSS) of this process without its children, in MiB: a page that processes share counts in
+/// parts.
 pub fn own_mebibytes() -> Result<f64> {
-    proportional_mebibytes(&[std::process::id()])
+    pss_mebibytes(&[std::process::id()])
 }
 
-/// The same of another process and of all that it started.
+/// The proportional set size of a process and all its descendants, in MiB.
 pub fn tree_mebibytes(process: u32) -> Result<f64> {
     let parents = parents();
     let mut tree = vec![process];
@@ -38,13 +39,13 @@ pub fn tree_mebibytes(process: u32) -> Result<f64> {
         tree.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(child, _)| *child));
         next += 1;
     }
-    proportional_mebibytes(&tree)
+    pss_mebibytes(&tree)
 }
 
-fn proportional_mebibytes(processes: &[u32]) -> Result<f64> {
+fn pss_mebibytes(processes: &[u32]) -> Result<f64> {
     let mut kibibytes = 0.0;
     for process in processes {
-        // A process may have ended since.
+        // A process that has ended since counts as 0.
         let rollup = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).unwrap_or_default();
         kibibytes += field(&rollup, "Pss").unwrap_or(0.0);
     }
@@ -52,7 +53,7 @@ fn proportional_mebibytes(processes: &[u32]) -> Result<f64> {
     Ok(kibibytes / 1024.0)
 }
 
-/// Every process with its parent.
+/// Each process with its parent.
 fn parents() -> Vec<(u32, u32)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -63,7 +64,7 @@ fn parents() -> Vec<(u32, u32)> {
     numbers.filter_map(parent).collect()
 }
 
-/// The number behind `name:` in a file of lines `Name:   123 kB`.
+/// The number after `name:` in a file with lines such as `Name:   123 kB`.
 fn field(text: &str, name: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     line.split_whitespace().next()?.parse().ok()
@@ -81,9 +82,9 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn this_process_holds_something() {
-        let held = Held::now().unwrap();
-        assert!(held.mebibytes > 1.0 && held.threads >= 1.0 && held.descriptors >= 3.0, "{held:?}");
+    fn this_process_and_its_child_have_memory() {
+        let usage = Usage::now().unwrap();
+        assert!(usage.mebibytes > 1.0 && usage.threads >= 1.0 && usage.descriptors >= 3.0, "{usage:?}");
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let (own, tree) = (own_mebibytes().unwrap(), tree_mebibytes(std::process::id()).unwrap());
         child.kill().unwrap();

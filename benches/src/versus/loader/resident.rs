@@ -1,4 +1,4 @@
-//! What epochs that are broken off leave behind: memory, threads, descriptors.
+//! Memory, threads and file descriptors that remain after epochs that stop early.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use overdrive::dataload::{DataLoader, EncodedImageFolder};
 use overdrive_bench_report::{Ratio, Target, VersusRow};
 
 use super::images::{self, Batch};
-use super::process::Held;
+use super::process::Usage;
 use super::{Bench, WORKERS};
 
 const CASE: &str = "100 epochs over photographs, each broken off after 3 batches, 2 workers: ";
 const EPOCHS: usize = 100;
-/// After these, the allocator has what it keeps.
+/// Epochs before the first measurement, in which the allocator gets the memory that it keeps.
 const WARM_UP: usize = 20;
 const BATCH_SIZE: usize = 16;
 
@@ -21,9 +21,9 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     let loader = images::loader(&Arc::new(EncodedImageFolder::open(&photos)?), BATCH_SIZE, WORKERS)?;
     eprintln!("resident: {EPOCHS} epochs");
     break_off(&loader, WARM_UP)?;
-    let before = Held::now()?;
+    let before = Usage::now()?;
     break_off(&loader, EPOCHS)?;
-    let after = Held::now()?;
+    let after = Usage::now()?;
     for (what, unit, after, before, limit) in [
         ("resident memory", "MiB", after.mebibytes, before.mebibytes, 1.01),
         ("threads", "threads", after.threads, before.threads, 1.0),

@@ -1,7 +1,7 @@
-//! A state that is put back in the middle of an epoch, and the first batch after it.
+//! The time to load a state in the middle of an epoch, and to get the first batch after that.
 //!
-//! Workers begin with what is put back, and what has to be read again on the way shows in the first batch: so both are
-//! timed. A first batch is dear by itself where it is decoded, so it stands beside that of an epoch's beginning.
+//! Both are timed, because what has to be read again may delay only the first batch. Decoding makes every first batch
+//! slow, so it is also compared with the first batch of a new epoch.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use overdrive::dataload::{
 };
 use overdrive_bench_report::{Ratio, Target};
 
-use super::{Bench, WORKERS, images, lmdb, shown};
+use super::{Bench, WORKERS, images, lmdb, path_text};
 use crate::versus::turns::{Case, Turns};
 
 const ENTRIES: usize = 1_200_000;
@@ -24,16 +24,17 @@ const SHARDS: usize = 8;
 const SAMPLES_A_SHARD: usize = 5_000;
 const SAMPLE_BYTES: usize = 10_000;
 const BATCH_SIZE: usize = 64;
-/// Milliseconds that a state may take to be put back.
+/// The limit of the time to resume, in milliseconds.
 const ALLOWED: f64 = 50.0;
-const IS_ALLOWED: &str = "the 50 ms allowed";
-const FROM_THE_START: &str = "the first batch of an epoch";
+const LIMIT: &str = "the 50 ms allowed";
+const FIRST_OF_EPOCH: &str = "the first batch of an epoch";
 
-/// What is timed of a state that is put back.
+/// The end of what is timed when a loader resumes.
 #[derive(Clone, Copy, PartialEq)]
 enum Until {
-    /// Workers have begun.
+    /// The state is loaded and the workers have begun.
     Begun,
+    /// The loader has returned the first batch.
     FirstBatch,
 }
 
@@ -42,17 +43,17 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     let entries = Arc::new(LmdbDataset::builder(&path).index_file(path.with_extension("mdb.index")).open()?);
     let sizes = |values: Vec<LmdbSample>| Ok(values.iter().map(|sample| sample.value().len()).collect::<Vec<_>>());
     let what = "1.2 million entries, shuffled, half an epoch in, batch 64, 2 workers";
-    rows(bench, what, ENTRIES / BATCH_SIZE / 2, Until::FirstBatch, || {
+    compare(bench, what, ENTRIES / BATCH_SIZE / 2, Until::FirstBatch, || {
         let builder = DataLoader::builder(entries.clone()).batch_size(BATCH_SIZE).shuffle(true).num_workers(WORKERS);
         builder.collate(sizes).build()
     })?;
 
     let shards = write_shards(&bench.work)?;
-    let dataset = WebDataset::open(&format!("{}/*.tar", shown(&shards)))?;
+    let dataset = WebDataset::open(&format!("{}/*.tar", path_text(&shards)))?;
     let what =
         "tar shards of 5,000 samples of 10 kB, 4 side by side, mixed by 500, an eighth to go, batch 64, 2 workers";
     let batches = SHARDS * SAMPLES_A_SHARD / BATCH_SIZE * 7 / 8;
-    rows(bench, what, batches, Until::FirstBatch, || {
+    compare(bench, what, batches, Until::FirstBatch, || {
         let builder = DataLoader::stream(dataset.clone()).batch_size(BATCH_SIZE).num_workers(WORKERS);
         let builder = builder.shuffle(true).interleave(4).shuffle_buffer(500);
         builder.collate(|samples: Vec<WebSample>| Ok(samples)).build()
@@ -61,11 +62,12 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     let what = "photographs decoded and cropped, half an epoch in, batch 64, 2 workers";
     let Some(photos) = bench.photos(what) else { return Ok(()) };
     let folder = Arc::new(EncodedImageFolder::open(&photos)?);
-    rows(bench, what, folder.len() / BATCH_SIZE / 2, Until::Begun, || images::loader(&folder, BATCH_SIZE, WORKERS))
+    compare(bench, what, folder.len() / BATCH_SIZE / 2, Until::Begun, || images::loader(&folder, BATCH_SIZE, WORKERS))
 }
 
-/// Compares a loader that goes on after `batches` batches with what is allowed up to `limited`, and with a beginning.
-fn rows<B: Send + 'static>(
+/// Compares a loader that resumes after `batches` batches with the limit, which is a target up to `limited`, and with
+/// the first batch of an epoch.
+fn compare<B: Send + 'static>(
     bench: &mut Bench,
     what: &str,
     batches: usize,
@@ -79,7 +81,7 @@ fn rows<B: Send + 'static>(
         loader.load_state_dict(&state)?;
         let mut epoch = loader.iter();
         if until == Until::FirstBatch {
-            epoch.next().context("no batch at all")??;
+            epoch.next().context("the loader gave no batch")??;
         }
         Ok(1e3 * started.elapsed().as_secs_f64())
     };
@@ -87,15 +89,15 @@ fn rows<B: Send + 'static>(
     let mut turns = Turns::default();
     turns.ours("begun", || resumed(Until::Begun));
     turns.ours("first batch", || resumed(Until::FirstBatch));
-    turns.limit(FROM_THE_START, || {
+    turns.limit(FIRST_OF_EPOCH, || {
         let loader = make()?;
-        // Other shards and entries each time, as after a state.
+        // A new epoch each time, so that it begins with other shards and entries, as after loading a state.
         loader.set_epoch(first.replace(first.get() + 1));
         let started = Instant::now();
-        loader.iter().next().context("no batch at all")??;
+        loader.iter().next().context("the loader gave no batch")??;
         Ok(1e3 * started.elapsed().as_secs_f64())
     });
-    turns.limit(IS_ALLOWED, || Ok(ALLOWED));
+    turns.limit(LIMIT, || Ok(ALLOWED));
     turns.take(&format!("resume, {what}"), bench.pairs)?;
     let target = |of| (of == limited).then_some(Target::AtMost(1.0));
     let texts = [
@@ -104,25 +106,25 @@ fn rows<B: Send + 'static>(
     ];
     for (until, ours, text) in &texts {
         let case = Case { text, unit: "ms", ratio: Ratio::ShareOfCost };
-        turns.compare(&mut bench.findings, case, (ours, IS_ALLOWED), target(*until))?;
+        turns.compare(&mut bench.findings, case, (ours, LIMIT), target(*until))?;
     }
     let case = Case { text: &texts[1].2, unit: "ms", ratio: Ratio::ShareOfCost };
-    turns.compare(&mut bench.findings, case, ("first batch", FROM_THE_START), None)
+    turns.compare(&mut bench.findings, case, ("first batch", FIRST_OF_EPOCH), None)
 }
 
-/// The state of a loader whose training loop has had so many batches.
+/// The state of a loader after the training loop has taken `batches` batches.
 fn state_after<B: Send + 'static>(loader: &DataLoader<B>, batches: usize) -> Result<StateDict> {
     let mut epoch = loader.iter();
     for _ in 0..batches {
-        epoch.next().context("an epoch that is too short")??;
+        epoch.next().context("the epoch has too few batches")??;
     }
     let state = loader.state_dict()?;
     let bytes: usize = state.iter().map(|(key, entry)| key.len() + format!("{entry:?}").len()).sum();
-    eprintln!("resume: after {batches} batches, a state of {bytes} bytes when written as text");
+    eprintln!("resume: the state after {batches} batches has {bytes} bytes as text");
     Ok(state)
 }
 
-/// The folder of shards below `work`.
+/// Writes the shards into a folder in `work`, unless they exist.
 fn write_shards(work: &Path) -> Result<PathBuf> {
     let folder = work.join("resume");
     if folder.is_dir() {
@@ -131,8 +133,9 @@ fn write_shards(work: &Path) -> Result<PathBuf> {
     let aside = tempfile::tempdir_in(work)?;
     let made = aside.path().join("resume");
     std::fs::create_dir(&made)?;
-    let mut writer =
-        WebDatasetWriter::builder(format!("{}/%04d.tar", shown(&made))).max_count(SAMPLES_A_SHARD as u64).build()?;
+    let mut writer = WebDatasetWriter::builder(format!("{}/%04d.tar", path_text(&made)))
+        .max_count(SAMPLES_A_SHARD as u64)
+        .build()?;
     for number in 0..SHARDS * SAMPLES_A_SHARD {
         let bytes: Vec<u8> = (0..SAMPLE_BYTES).map(|position| (position * 31 + number) as u8).collect();
         writer.write(&format!("{number:08}"), &[("jpg", &bytes[..]), ("cls", &b"0"[..])])?;

@@ -1,4 +1,4 @@
-//! Undecoded samples of tar shards, which lie in the system's file cache.
+//! Reading undecoded samples of tar shards, which are in the page cache.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use overdrive::dataload::{DataLoader, IterableDataset, WebDataset, WebSample};
 use overdrive_bench_report::{Ratio, Target};
 use serde_json::json;
 
-use super::{Bench, WORKERS, shown};
+use super::{Bench, WORKERS, path_text};
 use crate::versus::turns::{Case, Turns};
 
 const ONE: &str = "undecoded 40 kB samples of cached tar shards, read by one thread";
@@ -22,16 +22,16 @@ const REMEDY: &str = "pip install webdataset";
 pub fn measure(bench: &mut Bench) -> Result<()> {
     let folder = bench.work.join("shards");
     let options = json!({
-        "folder": shown(&folder), "samples": SAMPLES, "samples_a_shard": SAMPLES_A_SHARD, "bytes": BYTES,
+        "folder": path_text(&folder), "samples": SAMPLES, "samples_a_shard": SAMPLES_A_SHARD, "bytes": BYTES,
         "batch_size": BATCH_SIZE, "workers": WORKERS,
     });
-    // The peer writes the shards, too: without it there is nothing to read.
+    // The peer also writes the shards, so without the peer there is nothing to read.
     let program = bench.packaged("webdataset", include_str!("../../../peers/loader_shards.py"), &options, REMEDY);
     if let Some(reason) = program.reason() {
         bench.missing(ONE, "webdataset", reason);
         return Ok(());
     }
-    let dataset = WebDataset::open(&format!("{}/*.tar", shown(&folder)))?;
+    let dataset = WebDataset::open(&format!("{}/*.tar", path_text(&folder)))?;
     let collate = |samples: Vec<WebSample>| Ok(samples);
     let builder = DataLoader::stream(dataset.clone()).batch_size(BATCH_SIZE).num_workers(WORKERS);
     let loader = builder.collate(collate).build()?;
@@ -55,13 +55,13 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     turns.compare(&mut bench.findings, case(TWO), ("2 workers", "webdataset's WebLoader, 2 workers"), TARGET)
 }
 
-/// 1 for a sample that has its picture.
+/// Checks that a sample has its image, and returns 1 to count it.
 fn complete(sample: &WebSample) -> Result<usize> {
-    ensure!(sample.get("jpg").is_some_and(|jpg| jpg.len() == BYTES), "{}: not the bytes written", sample.key());
+    ensure!(sample.get("jpg").is_some_and(|jpg| jpg.len() == BYTES), "{}: no jpg of {BYTES} bytes", sample.key());
     Ok(1)
 }
 
-/// Samples a second.
+/// Samples per second.
 fn rate(epoch: impl FnOnce() -> Result<usize>) -> Result<f64> {
     let started = Instant::now();
     let seen = epoch()?;

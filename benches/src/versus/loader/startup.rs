@@ -1,4 +1,4 @@
-//! From a loader that is made to its first batch, with workers that do not exist yet.
+//! The time from making a loader to its first batch. It includes starting the workers.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,11 +36,11 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     turns.compare(&mut bench.findings, case, ("ours", "DataLoader"), TARGET)
 }
 
-/// Milliseconds until the first batch is there.
+/// Milliseconds from making a loader to its first batch.
 pub fn first_batch<B: Send + 'static>(make: impl FnOnce() -> Result<DataLoader<B>, DataError>) -> Result<f64> {
     let started = Instant::now();
     let loader = make()?;
     let mut batches = loader.iter();
-    batches.next().context("no batch at all")??;
+    batches.next().context("the loader gave no batch")??;
     Ok(1e3 * started.elapsed().as_secs_f64())
 }

@@ -1,4 +1,5 @@
-//! How a training loop and its loader share the cores: libtorch's threads, workers, and how much those stand back.
+//! How a training loop and its loader share the cores: numbers of libtorch's threads and of workers, and the workers'
+//! nice value.
 
 use std::fmt;
 use std::path::Path;
@@ -16,7 +17,7 @@ const TEXT: &str = "photographs in batches of 16 beside four products of 768x768
                     settings than the peer's";
 const BATCH_SIZE: usize = 16;
 const BATCHES: usize = 30;
-/// Of square matrices, and how many products a batch takes.
+/// The size of the square matrices, and the number of their products per batch.
 const SIDE: i64 = 768;
 const PRODUCTS: usize = 4;
 
@@ -33,13 +34,13 @@ impl fmt::Display for Setting {
     }
 }
 
-/// What two cores give when nothing is set but the workers.
-const UNSET: Setting = Setting { torch_threads: 2, workers: WORKERS, nice: 0 };
+/// The setting that the others are compared with.
+const BASELINE: Setting = Setting { torch_threads: 2, workers: WORKERS, nice: 0 };
 
 pub fn measure(bench: &mut Bench) -> Result<()> {
     let Some(photos) = bench.photos(TEXT) else { return Ok(()) };
     let before = tch::get_num_threads();
-    let mut settings = vec![UNSET];
+    let mut settings = vec![BASELINE];
     for (torch_threads, workers, nice) in
         [(2, 0, 0), (2, 1, 0), (2, 1, 10), (2, 2, 10), (2, 2, 19), (1, 1, 0), (1, 2, 0)]
     {
@@ -67,7 +68,7 @@ fn loader(photos: &Path, setting: Setting) -> Result<DataLoader<(Tensor, Tensor)
     Ok(builder.num_workers(setting.workers).worker_nice(setting.nice).collate(crops).build()?)
 }
 
-/// Batches a second that are trained on, from the second on.
+/// Batches per second, each followed by matrix products in place of training. The first batch is not timed.
 fn rate(loader: &DataLoader<(Tensor, Tensor)>, setting: Setting) -> Result<f64> {
     tch::set_num_threads(setting.torch_threads);
     let matrix = Tensor::ones([SIDE, SIDE], (Kind::Float, Device::Cpu));

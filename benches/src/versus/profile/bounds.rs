@@ -1,4 +1,4 @@
-//! What the diagnosis says that a remedy can gain at best, beside what the remedy gains.
+//! The upper bound of a remedy's gain, as the diagnosis gives it, against the measured gain.
 
 use anyhow::{Context, Result, bail};
 use overdrive_bench_report::{MissingPeer, Ratio, Target, VersusRow};
@@ -26,7 +26,7 @@ pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-/// The row of a loop, or why there is none.
+/// The row of a loop, or the reason why there is none.
 fn row(plant: &Plant, pairs: u32) -> Result<Result<VersusRow, String>> {
     if let Some(reason) = plant.needs.unmet() {
         return Ok(Err(reason.to_owned()));
@@ -55,12 +55,12 @@ fn row(plant: &Plant, pairs: u32) -> Result<Result<VersusRow, String>> {
     Ok(row.map_err(|error| error.to_string()))
 }
 
-/// How many times faster the remedy makes the loop, and the bound of that. What leaks memory does not get faster: there it
-/// is megabytes that a step leaves behind less, measured before and after the remedy, and those that the diagnosis names.
+/// The measured speed-up by the remedy, and the diagnosis' bound of it. A loop that leaks memory does not get faster:
+/// there it is the memory growth that the remedy removes, in MB per step, as measured and as the diagnosis names it.
 fn gain_and_bound(plant: &Plant, planted: &RunProfile, remedied: &RunProfile) -> Result<(f64, f64)> {
     let diagnosis = Diagnosis::of(planted);
     let Some(finding) = diagnosis.findings.first().filter(|finding| finding.bottleneck == plant.bottleneck) else {
-        bail!("the diagnosis has not found it, but {:?}", diagnosis.findings.first().map(|it| it.bottleneck));
+        bail!("the diagnosis does not name it first, but {:?}", diagnosis.findings.first().map(|it| it.bottleneck));
     };
     if finding.bottleneck == Bottleneck::MemoryGrowth {
         return Ok((growth(planted)? - growth(remedied)?, finding.bytes_per_step / 1e6));
@@ -72,7 +72,7 @@ fn step_seconds(run: &RunProfile) -> Result<f64> {
     run.mean_step_seconds().context("no step was timed")
 }
 
-/// Megabytes of memory that a timed step adds.
+/// Growth of resident memory in MB per timed step.
 fn growth(run: &RunProfile) -> Result<f64> {
     let timed = run.step_times.iter().filter(|step| !step.is_profiled).map(|step| step.start_seconds);
     let (begin, end) = timed.fold((f64::INFINITY, 0.0f64), |(first, last), time| (first.min(time), last.max(time)));
@@ -81,7 +81,7 @@ fn growth(run: &RunProfile) -> Result<f64> {
         .filter_map(|sample| Some((sample.elapsed_seconds, sample.process?.resident_memory_bytes as f64)))
         .collect();
     let [(first_time, first_bytes), .., (last_time, last_bytes)] = resident[..] else {
-        bail!("there are too few samples of the memory");
+        bail!("there are too few samples of memory");
     };
     Ok((last_bytes - first_bytes) / 1e6 / (last_time - first_time) * step_seconds(run)?)
 }

@@ -1,4 +1,4 @@
-//! What the profiler costs while it is on, and how long its trace takes to be written.
+//! The profiler's overhead per step, and the time to write its trace.
 
 use std::cell::{Cell, RefCell};
 use std::path::Path;
@@ -25,29 +25,29 @@ const MODELS: [Model; 2] = [
         operators: ["aten::mkldnn_convolution", "aten::convolution_backward"],
     },
 ];
-/// A sample of what is added is the median of so many differences.
+/// A sample of the overhead is the median of this many differences.
 const ROUNDS: usize = 5;
-/// Steps that are watched while a trace is written.
+/// Steps that are timed while a trace is written.
 const FOLLOWING: u32 = 20;
 const OPTIONS: &str = "shapes, memory and FLOPs recorded, AdamW, one thread";
 
 struct Model {
     key: &'static str,
     name: &'static str,
-    /// Of a sample.
+    /// Steps per sample.
     steps: u32,
-    /// Most of its arithmetic, forward and backward.
+    /// The operators with most of its arithmetic, one in forward and one in backward.
     operators: [&'static str; 2],
 }
 
-/// From inputs to logits.
+/// A forward pass, from inputs to logits.
 type Forward = Box<dyn Fn(&Tensor) -> Tensor>;
 
 pub fn compare(pairs: Option<u32>, program: &Program, folder: &Path, findings: &mut Findings) -> Result<()> {
     let trace = folder.join("ours.json");
     for Model { key: model, name, steps, operators } in MODELS {
         let step = RefCell::new(training(model)?);
-        // Of the sample that was taken last.
+        // More results of the last sample, which the ways "relative" and "operators" return.
         let (relative, of_operators) = (Cell::new(0.0), Cell::new(0.0));
         let mut turns = Turns::default();
         turns.ours("added", || {
@@ -115,11 +115,11 @@ pub fn compare(pairs: Option<u32>, program: &Program, folder: &Path, findings: &
     Ok(())
 }
 
-/// Microseconds.
+/// The self CPU time of some operators, in microseconds.
 fn self_cpu_us(profile: &Profile, operators: &[&str]) -> Result<f64> {
     let averages = profile.key_averages(false)?;
     let of = |name: &&str| averages.get(name).map(|sum| sum.self_cpu_time_total_ns as f64 / 1e3);
-    operators.iter().map(|name| of(name).with_context(|| format!("no {name} was recorded"))).sum()
+    operators.iter().map(|name| of(name).with_context(|| format!("the profile has no {name}"))).sum()
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -127,7 +127,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Seconds a step while everything is recorded, and the profile.
+/// Seconds per step under the profiler, which records shapes, memory and FLOPs, and the profile.
 fn record(step: &RefCell<Step>, steps: u32) -> Result<(f64, Arc<Profile>)> {
     let mut profiler = Profiler::builder()
         .activities(&[Activity::Cpu])
@@ -135,7 +135,7 @@ fn record(step: &RefCell<Step>, steps: u32) -> Result<(f64, Arc<Profile>)> {
         .profile_memory(true)
         .with_flops(true)
         .start()?;
-    // The first one under a profiler makes its buffers.
+    // The first step under a profiler allocates its buffers.
     time(step, 1)?;
     let seconds = time(step, steps)?;
     profiler.stop()?;
@@ -143,7 +143,7 @@ fn record(step: &RefCell<Step>, steps: u32) -> Result<(f64, Arc<Profile>)> {
     Ok((seconds, profile))
 }
 
-/// A step of a model, as the peer has it.
+/// A training step of a model, the same as the peer's.
 fn training(model: &str) -> Result<Step> {
     let vs = VarStore::new(Device::Cpu);
     let (forward, inputs): (Forward, Vec<i64>) = match model {

@@ -1,5 +1,5 @@
-//! `versus profile`: bounds of the diagnosis beside what its remedies gain, and what profiling costs, beside PyTorch's
-//! profiler where there is a counterpart.
+//! `versus profile`: the diagnosis' bounds against the gains of its remedies, and the cost of profiling, against
+//! PyTorch's profiler where it has a counterpart.
 
 mod bounds;
 mod cost;
@@ -38,7 +38,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
 /// A training step.
 type Step = Box<dyn FnMut() -> Result<()>>;
 
-/// Seconds a step.
+/// Seconds per step.
 fn time(step: &RefCell<Step>, steps: u32) -> Result<f64> {
     let mut step = step.borrow_mut();
     let started = Instant::now();

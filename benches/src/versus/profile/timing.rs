@@ -1,4 +1,4 @@
-//! What stays on costs next to nothing: the step timer, the monitor, scopes while no profiler is on.
+//! The overhead of what may always stay on: the step timer, the monitor, and scopes while no profiler is on.
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -15,14 +15,15 @@ use crate::model::{Mlp, cross_entropy};
 use crate::versus::turns::{Case, Findings, Turns};
 
 const PAIRS: u32 = 31;
-/// What is looked for is 1%, and a machine that others share differs by 10% from one tenth of a second to the next.
+/// Pairs of short samples. There are many, because an overhead of 1% is looked for, and the speed of a shared machine
+/// changes by 10% from one tenth of a second to the next.
 const SHORT_PAIRS: u32 = 201;
-/// A sample of a tenth of a second.
+/// Steps of a short sample, which takes about a tenth of a second.
 const STEPS: u32 = 10;
-/// A sample that the monitor looks at five times, besides its beginning and its end.
+/// Steps of a sample with the monitor, which samples the machine several times in it.
 const WATCHED_STEPS: u32 = 50;
 const SCOPES: u32 = 1_000_000;
-const STEPS_OF_NOTHING: u32 = 20_000;
+const EMPTY_STEPS: u32 = 20_000;
 const PLAIN: &str = "the same without";
 const LIMIT: &str = "a limit of 20 ns";
 const SHARE_OF_STEP: &str = "a limit of 50 us, 1% of 5 ms";
@@ -46,7 +47,7 @@ pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
     let mut turns = Turns::default();
     turns.limit(PLAIN, || training.borrow_mut().steps(WATCHED_STEPS, None));
     turns.ours("both", || {
-        // Ten times as often as it looks unless told otherwise.
+        // Ten times as often as by default.
         let _monitor = Monitor::builder().interval(Duration::from_millis(100)).threads(true).start()?;
         training.borrow_mut().steps(WATCHED_STEPS, Some(&timer))
     });
@@ -56,13 +57,13 @@ pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
     let mut turns = Turns::default();
     turns.ours("phases", || {
         let started = Instant::now();
-        for _ in 0..STEPS_OF_NOTHING {
+        for _ in 0..EMPTY_STEPS {
             for phase in Phase::ALL {
                 drop(timer.phase(black_box(phase)));
             }
             timer.step(32);
         }
-        Ok(started.elapsed().as_secs_f64() * 1e6 / f64::from(STEPS_OF_NOTHING))
+        Ok(started.elapsed().as_secs_f64() * 1e6 / f64::from(EMPTY_STEPS))
     });
     turns.limit(SHARE_OF_STEP, || Ok(50.0));
     turns.ours("monitor", || {
@@ -94,7 +95,7 @@ pub fn compare(pairs: Option<u32>, findings: &mut Findings) -> Result<()> {
     turns.compare(findings, case, ("scope", LIMIT), Some(Target::AtMost(1.0)))
 }
 
-/// Milliseconds a second that the monitor's own thread is on a CPU.
+/// CPU time of the monitor's own thread, in milliseconds per second.
 fn busy_milliseconds(samples: &[Arc<Sample>]) -> Result<f64> {
     let own = samples.iter().filter_map(|sample| {
         let thread = sample.threads.iter().find(|thread| thread.name == "monitor")?;
@@ -105,7 +106,7 @@ fn busy_milliseconds(samples: &[Arc<Sample>]) -> Result<f64> {
     Ok((last.1 - first.1) / (last.0 - first.0) * 1e3)
 }
 
-/// A perceptron whose step takes some 5 ms on one thread.
+/// An MLP whose step takes 5 to 10 ms on one thread.
 struct Training {
     model: Mlp,
     opt: AdamW,
@@ -123,7 +124,7 @@ impl Training {
         Ok(Self { model, opt, inputs, targets })
     }
 
-    /// Milliseconds a step.
+    /// Milliseconds per step.
     fn steps(&mut self, count: u32, timer: Option<&StepTimer>) -> Result<f64> {
         let started = Instant::now();
         for _ in 0..count {
