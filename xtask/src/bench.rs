@@ -22,9 +22,9 @@ pub struct Options {
 pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
     // Parsed here too, so that help and wrong options are reported before minutes of building.
     BenchOptions::parse_from([OsString::from("cargo xtask bench")].iter().chain(&options.args));
-    let libtorch = setup::quietly(ws)?;
-    let run = ["run", "--release", "--package", "overdrive-bench"];
-    let mut command = ws.cargo_here(run);
+    let build = ["--release", "--package", "overdrive-bench"];
+    let libtorch = setup::before_build(ws, &build)?;
+    let mut command = ws.cargo_here(["run"].iter().chain(&build));
     // Without one, Python's columns are absent, and the report says why.
     if let Ok(python) = python::with_torch(ws, &libtorch) {
         command.env("OVERDRIVE_PYTHON", python);

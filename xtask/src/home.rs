@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::libtorch::{self, Libtorch};
+use crate::pip;
 use crate::python::Python;
 use crate::setup::{Options, REQUIREMENTS};
 use crate::workspace::{self, Workspace};
@@ -142,22 +143,23 @@ impl Home {
     }
 
     fn install(&self, ws: &Workspace, options: Options) -> Result<()> {
-        let pip = || {
+        let log = ws.join("target/pip.log");
+        let command = || {
             let mut command = self.python(ws);
             command.args(["-m", "pip", "install", "--disable-pip-version-check"]);
             command
         };
         if options.cpu {
             let requirements = fs::read_to_string(ws.join(REQUIREMENTS)).context("cannot read the requirements")?;
-            let mut cpu = pip();
+            let mut cpu = command();
             cpu.args(["--retries", "1", "--timeout", "15", "--index-url", CPU_INDEX]).args(torch_lines(&requirements));
-            if !workspace::status(&mut cpu)?.success() {
+            if !pip::install(&mut cpu, &log)? {
                 eprintln!("PyTorch's CPU wheel index could not serve torch: using pip's default index instead");
             }
         }
-        if !workspace::status(pip().arg("--requirement").arg(REQUIREMENTS))?.success() {
+        if !pip::install(command().arg("--requirement").arg(REQUIREMENTS), &log)? {
             bail!(
-                "pip could not install libtorch; its own message is above\n\
+                "pip could not install libtorch; its last lines are above\n\
                  remedy: check the network, pip's configuration (`pip config list`) and that 6 GB of disk are free, \
                  then run `cargo xtask setup` again (remove .libtorch/ to start over); without a network, set \
                  LIBTORCH to a libtorch {} folder",

@@ -1,6 +1,7 @@
 //! Overdrive's development commands: `cargo xtask` lists them. Never links libtorch, so that it builds in seconds.
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod artifacts;
 mod bench;
 mod bundle;
@@ -11,7 +12,9 @@ mod libtorch;
 mod matrix;
 mod metadata;
 mod parity;
+mod pip;
 mod python;
+mod sanitize;
 mod setup;
 mod source;
 mod test;
@@ -38,6 +41,7 @@ enum Cli {
     Matrix(matrix::Options),
     Versus(versus::Options),
     Bundle(bundle::Options),
+    Sanitize(sanitize::Options),
     /// Check the invariants of ARCHITECTURE.md
     Tidy,
     Ci(ci::Options),
@@ -53,6 +57,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Cli::Matrix(options) => matrix::run(&ws, &options),
         Cli::Versus(options) => versus::run(&ws, &options),
         Cli::Bundle(options) => bundle::run(&ws, &options),
+        Cli::Sanitize(options) => sanitize::run(&ws, &options),
         Cli::Tidy => tidy::run(&ws),
         Cli::Ci(options) => ci::run(&ws, &options),
     }

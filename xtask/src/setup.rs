@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use crate::ahead::Ahead;
 use crate::home::Home;
 use crate::libtorch::{self, Libtorch};
 use crate::python::{self, Python};
@@ -27,7 +28,7 @@ pub struct Options {
 }
 
 pub fn run(ws: &Workspace, options: Options) -> Result<ExitCode> {
-    let found = ensure(ws, options)?;
+    let found = ensure(ws, options, &[])?;
     println!("{found}");
     if options.cpu && found.cuda {
         println!(
@@ -40,10 +41,16 @@ pub fn run(ws: &Workspace, options: Options) -> Result<ExitCode> {
 
 /// For other commands: prints nothing when there is nothing to do.
 pub fn quietly(ws: &Workspace) -> Result<Libtorch> {
-    ensure(ws, Options::default())
+    ensure(ws, Options::default(), &[])
 }
 
-fn ensure(ws: &Workspace, options: Options) -> Result<Libtorch> {
+/// For a command that builds afterwards: while pip installs libtorch, `cargo build` with these arguments compiles what
+/// does not need it.
+pub fn before_build(ws: &Workspace, build: &[&str]) -> Result<Libtorch> {
+    ensure(ws, Options::default(), build)
+}
+
+fn ensure(ws: &Workspace, options: Options, build: &[&str]) -> Result<Libtorch> {
     check_compiler(ws)?;
     if let Some(dir) = ws.user_libtorch() {
         if dir.is_relative() {
@@ -81,6 +88,7 @@ fn ensure(ws: &Workspace, options: Options) -> Result<Libtorch> {
         eprintln!("using the torch {} of {}", torch.version, python.executable.display());
         home.adopt(&python.executable, &torch.dir)?;
     } else {
+        let _ahead = (!build.is_empty()).then(|| Ahead::start(ws, build));
         home.make(ws, &python, &requirements, options)?;
     }
     home.ready(&requirements).context(

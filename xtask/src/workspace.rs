@@ -123,6 +123,14 @@ pub fn capture(command: &mut Command) -> Result<String> {
 
 /// Runs a command, shows its output and errors as they arrive, and passes each line to `see`.
 pub fn tee(command: &mut Command, mut see: impl FnMut(&str)) -> Result<ExitStatus> {
+    lines(command, |line| {
+        println!("{line}");
+        see(line);
+    })
+}
+
+/// Runs a command to its end, and passes on each line of its output and its errors.
+pub fn lines(command: &mut Command, mut see: impl FnMut(&str)) -> Result<ExitStatus> {
     let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
     // One pipe for both keeps the order of the lines.
     command.stdout(writer.try_clone().context("cannot copy a pipe's end")?).stderr(writer);
@@ -131,9 +139,7 @@ pub fn tee(command: &mut Command, mut see: impl FnMut(&str)) -> Result<ExitStatu
     command.stdout(Stdio::inherit()).stderr(Stdio::inherit());
     for line in BufReader::new(reader).split(b'\n') {
         let line = line.context("cannot read a child's output")?;
-        let line = String::from_utf8_lossy(&line);
-        println!("{line}");
-        see(&line);
+        see(&String::from_utf8_lossy(&line));
     }
     child.wait().with_context(|| format!("cannot wait for `{}`", shown(command)))
 }

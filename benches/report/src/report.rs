@@ -68,6 +68,9 @@ pub struct Measurements {
     pub absent: Vec<(Contender, String)>,
     /// The techniques of `combined`.
     pub parts: Vec<Contender>,
+    /// The techniques that `combined` tried and that gained nothing.
+    #[serde(default)]
+    pub left_out: Vec<Contender>,
     /// What would help `combined` next according to the diagnosis, one sentence each.
     pub next: Vec<String>,
 }
@@ -114,7 +117,8 @@ pub struct Row {
 impl Report {
     /// Makes the report of the measurements.
     pub fn new(setting: Setting, measurements: Vec<Measurements>) -> Self {
-        let workloads: Vec<WorkloadReport> = measurements.into_iter().map(WorkloadReport::new).collect();
+        let workloads: Vec<WorkloadReport> =
+            measurements.into_iter().map(|it| WorkloadReport::new(it, &setting)).collect();
         let conclusion = verdict::conclusion(&workloads, &setting);
         Self { schema: SCHEMA, setting, workloads, conclusion }
     }
@@ -129,9 +133,9 @@ impl Report {
 }
 
 impl WorkloadReport {
-    fn new(measurements: Measurements) -> Self {
+    fn new(measurements: Measurements, setting: &Setting) -> Self {
         let rows = measurements.measured.iter().map(|one| row(one, &measurements)).collect();
-        let goals = verdict::goals(&measurements);
+        let goals = verdict::goals(&measurements, setting);
         Self { measurements, rows, goals }
     }
 

@@ -102,4 +102,7 @@ pub struct Measured {
     pub peak_device_bytes: Option<u64>,
     /// The phases of a few steps; empty if none were recorded.
     pub timeline: Vec<Span>,
+    /// Why it could not go on, if it failed after a turn.
+    #[serde(default)]
+    pub failure: Option<String>,
 }

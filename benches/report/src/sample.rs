@@ -44,6 +44,7 @@ pub fn measurements(workload: Workload, sketches: &[Sketch], rounds: u32) -> Mea
         measured: sketches.iter().map(|sketch| measured(sketch, rounds)).collect(),
         absent: Vec::new(),
         parts: vec![Contender::CachePrefetch, Contender::Fused],
+        left_out: vec![Contender::Bf16],
         next: vec!["nothing that takes a tenth of a step: it is bound by compute".to_owned()],
     }
 }
@@ -74,6 +75,7 @@ fn measured(&(contender, rate, wait, mebibytes, whole): &Sketch, rounds: u32) ->
         peak_bytes: Some(mebibytes << 20),
         peak_device_bytes: None,
         timeline: timeline(128.0 / rate, wait),
+        failure: None,
     }
 }
 

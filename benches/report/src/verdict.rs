@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::report::{Measurements, Setting, WorkloadReport, kept};
 use crate::text::{accuracy, list, seconds, times};
-use crate::{Contender, Measured, Spread};
+use crate::{Contender, DeviceKind, Measured, Spread};
 
 /// With fewer pairs, everything is undecided.
 const LEAST_PAIRS: usize = 3;
@@ -96,8 +96,8 @@ impl Comparison {
     }
 }
 
-/// The results of the goals. With enough whole trainings, those are compared, because they include the first epoch's decoding.
-pub(crate) fn goals(all: &Measurements) -> Vec<GoalResult> {
+/// The results of the goals, on a machine with or without those two cores. With enough whole trainings, those are compared, because they include the first epoch's decoding.
+pub(crate) fn goals(all: &Measurements, setting: &Setting) -> Vec<GoalResult> {
     let Some(ours) = all.of(Contender::Combined) else { return Vec::new() };
     let goal = |goal: crate::workload::Goal| {
         let theirs = all.of(goal.against)?;
@@ -105,10 +105,16 @@ pub(crate) fn goals(all: &Measurements) -> Vec<GoalResult> {
         let is_of_wholes = of_wholes.is_some();
         let comparison = of_wholes.or_else(|| Comparison::of_turns(ours, theirs))?;
         let lost = all.of(Contender::Tch).and_then(|tch| kept(ours, tch)) == Some(false);
-        let outcome = if lost { Outcome::Missed } else { comparison.outcome(goal.at_least) };
+        let outcome = match lost {
+            false => comparison.outcome(goal.at_least),
+            // One seed alone may be an unlucky one.
+            true if ours.wholes.len() < LEAST_PAIRS => Outcome::Undecided,
+            true => Outcome::Missed,
+        };
         Some(GoalResult { at_least: goal.at_least, comparison, of_wholes: is_of_wholes, outcome })
     };
-    all.workload.goals().into_iter().filter_map(goal).collect()
+    let two_cores = setting.device == DeviceKind::Cpu && setting.machine.cores == 2;
+    all.workload.goals(two_cores).into_iter().filter_map(goal).collect()
 }
 
 /// The headline, then sentences about each workload.
@@ -124,39 +130,71 @@ pub(crate) fn conclusion(workloads: &[WorkloadReport], setting: &Setting) -> Vec
 }
 
 fn headline(workloads: &[WorkloadReport]) -> String {
-    let clear = |workload: &WorkloadReport, with: Contender| {
-        let against = &workload.row(Contender::Combined)?.against;
-        let comparison = against.iter().find(|it| it.with == with).copied()?;
-        (comparison.outcome(1.0) == Outcome::Met).then_some((workload.measurements.workload, comparison))
-    };
     for (with, name) in
         [(Contender::Pytorch, "Python's PyTorch as most people write it"), (Contender::Tch, "plain tch")]
     {
-        let faster: Vec<_> = workloads.iter().filter_map(|workload| clear(workload, with)).collect();
-        if !faster.is_empty() {
-            let each = faster.iter().map(|(workload, it)| format!("{workload} {}", times(it.ratio.median)));
-            return format!("Overdrive trains {} as fast as {name}.", list(each));
+        for is_first_look in [false, true] {
+            if let Some(said) = Standing::against(workloads, with, is_first_look).sentence(name) {
+                return format!("{}{said}", if is_first_look { "A first look: " } else { "" });
+            }
         }
     }
-    let disturbed = |workload: &WorkloadReport| workload.rows.iter().any(|row| row.disturbed > 0);
-    let first_look = |workload: &WorkloadReport| {
-        let against = &workload.row(Contender::Combined)?.against;
-        let comparison = against.iter().find(|it| it.with == Contender::Pytorch)?;
-        let is_faster = comparison.pairs < LEAST_PAIRS && comparison.disturbed == 0 && comparison.ratio.low > 1.0;
-        is_faster.then(|| format!("{} {}", workload.measurements.workload, times(comparison.ratio.median)))
-    };
-    let looks: Vec<String> = workloads.iter().filter_map(first_look).collect();
-    if !looks.is_empty() {
-        return format!(
-            "A first look: Overdrive trains {} as fast as Python's PyTorch as most people write it.",
-            list(looks)
-        );
-    }
-    match workloads.iter().any(disturbed) {
+    match workloads.iter().any(|workload| workload.rows.iter().any(|row| row.disturbed > 0)) {
         true => "No conclusion: other programs used this machine. Measure again when it is idle.".to_owned(),
         false => {
             "No conclusion: the differences are smaller than their spread, or there are too few rounds.".to_owned()
         }
+    }
+}
+
+/// The workloads on which all pairs of the combined contender lie on one side of the other contender's speed, each with
+/// the median.
+#[derive(Default)]
+struct Standing {
+    faster: Vec<String>,
+    slower: Vec<String>,
+    /// Where it learned less than plain tch, so that its speed is worth nothing.
+    learned_less: Vec<String>,
+}
+
+impl Standing {
+    /// From enough pairs, or for a first look from fewer. Disturbed pairs say nothing.
+    fn against(workloads: &[WorkloadReport], with: Contender, is_first_look: bool) -> Self {
+        let mut standing = Self::default();
+        for workload in workloads {
+            let Some(row) = workload.row(Contender::Combined) else { continue };
+            let Some(it) = row.against.iter().find(|it| it.with == with) else { continue };
+            if it.disturbed > 0 || (it.pairs < LEAST_PAIRS) != is_first_look {
+                continue;
+            }
+            let name = workload.measurements.workload;
+            let text = format!("{name} {}", times(it.ratio.median));
+            match it.ratio {
+                _ if row.kept == Some(false) => standing.learned_less.push(name.to_string()),
+                ratio if ratio.low >= 1.0 => standing.faster.push(text),
+                ratio if ratio.high < 1.0 => standing.slower.push(text),
+                _ => {}
+            }
+        }
+        standing
+    }
+
+    /// None if there is nothing to say.
+    fn sentence(&self, name: &str) -> Option<String> {
+        let speed = match (self.faster.is_empty(), self.slower.is_empty()) {
+            (true, true) if self.learned_less.is_empty() => return None,
+            (true, true) => String::new(),
+            (false, true) => format!("Overdrive trains {} as fast as {name}.", list(&self.faster)),
+            (true, false) => format!("Overdrive is slower here: {} as fast as {name}.", list(&self.slower)),
+            (false, false) => {
+                format!("Overdrive trains {} as fast as {name}, but {}.", list(&self.faster), list(&self.slower))
+            }
+        };
+        let less = match self.learned_less.is_empty() {
+            true => String::new(),
+            false => format!("It learned less than plain tch on {}.", list(&self.learned_less)),
+        };
+        Some([speed, less].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" "))
     }
 }
 
@@ -170,6 +208,11 @@ fn of_workload(report: &WorkloadReport) -> Vec<String> {
             "{name}: {disturbed} timings were disturbed by other use of the machine, even after repetitions: nothing is \
              concluded from those."
         ));
+    }
+    for one in &all.measured {
+        if let Some(failure) = &one.failure {
+            lines.push(format!("{name}: {} failed after {} turns: {failure}", one.contender, one.turns.len()));
+        }
     }
     if let Some(row) = report.row(Contender::Combined) {
         let against = report.goals.iter().map(|goal| {
@@ -191,15 +234,11 @@ fn of_workload(report: &WorkloadReport) -> Vec<String> {
         lines.extend(learned(report, row.kept));
     }
     let parts = list(all.parts.iter());
-    let left_out: Vec<_> = all.measured.iter().map(|one| one.contender).filter(|it| it.is_technique()).collect();
-    let left_out: Vec<_> =
-        left_out.into_iter().filter(|it| !all.parts.contains(it) && *it != Contender::Accumulate).collect();
     if all.of(Contender::Combined).is_some() {
         let made = if parts.is_empty() { "plain tch".to_owned() } else { parts };
-        let rest = if left_out.is_empty() {
-            String::new()
-        } else {
-            format!("; left out, because they did not make steps faster here: {}", list(&left_out))
+        let rest = match all.left_out.is_empty() {
+            true => String::new(),
+            false => format!("; left out, because a short trial showed no gain here: {}", list(&all.left_out)),
         };
         lines.push(format!("{name}: combined uses {made}{rest}."));
     }
@@ -215,11 +254,21 @@ fn learned(report: &WorkloadReport, kept: Option<bool>) -> Option<String> {
             (None, Some(loss)) => format!("a loss of {loss:.3}"),
             (None, None) => return None,
         };
-        Some(format!("{contender} {} s to {result}", seconds(row.seconds?.median)))
+        let wholes = &report.measurements.of(contender)?.wholes;
+        let is_disturbed = wholes.iter().any(|whole| whole.disturbance.is_too_much());
+        let time = if is_disturbed { "a disturbed time".to_owned() } else { seconds(row.seconds?.median) + " s" };
+        Some(format!("{contender} {time} to {result}"))
     };
     let columns = [Contender::Combined, Contender::Pytorch, Contender::PytorchTuned, Contender::Tch];
     let each: Vec<String> = columns.into_iter().filter_map(said).collect();
-    let lost = if kept == Some(false) { " combined learned less than plain tch: do not use it like this." } else { "" };
+    let seeds = report.measurements.of(Contender::Combined).map_or(0, |it| it.wholes.len());
+    let lost = match kept {
+        Some(false) if seeds < LEAST_PAIRS => {
+            " combined learned less than plain tch with this seed; --full tries three."
+        }
+        Some(false) => " combined learned less than plain tch: do not use it like this.",
+        _ => "",
+    };
     (!each.is_empty())
         .then(|| format!("{}, trained as a whole: {}.{lost}", report.measurements.workload, each.join(", ")))
 }

@@ -2,15 +2,28 @@
 
 import itertools
 import json
+import math
+import os
+import platform
 import sys
 import time
 
+TORCH = "2.11.0"
+
+
+def missing(reason):
+    print(json.dumps({"Missing": f"{reason}: give a Python with torch {TORCH} and torchvision by --python"}), flush=True)
+    sys.exit(0)
+
+
 try:
+    import PIL
     import torch
     import torchvision
 except ImportError as error:
-    print(json.dumps({"Missing": f"{error}: give a Python with torch and torchvision by --python"}), flush=True)
-    sys.exit(0)
+    missing(error)
+if torch.__version__.split("+")[0] != TORCH:
+    missing(f"it has torch {torch.__version__}")
 
 JOB = json.loads(sys.argv[1])
 CONTENDER = JOB["contender"]
@@ -18,6 +31,14 @@ TUNED = CONTENDER != "pytorch"
 COMPILED = CONTENDER == "pytorch_compiled"
 DEVICE = torch.device("cuda" if JOB["device"] == "cuda" else "cpu")
 LEARNING_RATE = 1e-3
+# A trial is this share of a turn and of the settling before it, as in our contenders.
+TRIAL = 0.5
+VERSIONS = {
+    "Python": platform.python_version(),
+    "torch (Python)": torch.__version__,
+    "torchvision": torchvision.__version__,
+    "Pillow": PIL.__version__,
+}
 
 
 def say(**said):
@@ -60,15 +81,31 @@ def for_seconds(batches, seconds):
             return
 
 
-def steady(trained, warm_up, steps):
-    """Steps per second after a warm-up."""
-    batches = endless(trained.loader)
-    trained.train(itertools.islice(batches, warm_up))
+def turn(trained, batches, settle, seconds):
+    """Trains for some seconds like a long training does. Returns the inputs and the exact time."""
+    # Those that workers have read while the contender waited for its turn are not used.
+    for _ in range(trained.read_ahead):
+        next(batches)
+    if trained.read_ahead:
+        trained.train(for_seconds(batches, settle))
     synchronize()
-    begun = time.perf_counter()
-    trained.train(itertools.islice(batches, steps))
+    batches.seconds, begun = 0.0, time.perf_counter()
+    inputs, _ = trained.train(for_seconds(batches, seconds))
     synchronize()
-    return steps / (time.perf_counter() - begun)
+    return inputs, time.perf_counter() - begun
+
+
+def steady(trained):
+    """Inputs per second in a trial."""
+    batches = Waiting(endless(trained.loader))
+    trained.train(itertools.islice(batches, 3))
+    inputs, seconds = turn(trained, batches, TRIAL * JOB["settle_seconds"], TRIAL * JOB["turn_seconds"])
+    return inputs / seconds
+
+
+def nice_worker(_):
+    """Workers with a low priority leave the cores to the threads that compute, as ours do."""
+    os.nice(10)
 
 
 def best(options, measure):
@@ -76,25 +113,34 @@ def best(options, measure):
     return options[0] if len(options) == 1 else max(options, key=measure)
 
 
+def usual_workers():
+    """The numbers of workers that most people try. A first look has no time to try."""
+    most = JOB["threads"]
+    return [0, *(count for count in (1, 2, 4, 8, 16) if count <= most)] if JOB["tries"] else [min(most, 8)]
+
+
 def serve(build, choices, options=None, samples_of_an_input=1):
     """Answers the benchmark's requests until standard input ends.
 
-    `build()` returns an object with `loader` and `train(batches)`, and for whole trainings `parts()` and `accuracy()`.
+    `build()` returns an object with `loader`, `read_ahead` (the most batches that its workers read ahead) and
+    `train(batches)`, and for whole trainings `parts()` and `accuracy()`.
     """
-    torch.manual_seed(JOB["seed"])
+    # Another order than the other contender of Python's.
+    torch.manual_seed(JOB["seed"] + 1 + TUNED + COMPILED)
     trained = build()
     batches = Waiting(endless(trained.loader))
-    trained.train(itertools.islice(batches, 3))
-    say(Ready={"choices": choices, "options": options})
+    is_warm = False
+    say(Ready={"choices": choices, "options": options, "versions": VERSIONS})
     for line in sys.stdin:
         ask = json.loads(line)
+        if not is_warm:
+            # Not before, because in a first look all contenders start at the same time.
+            is_warm = True
+            trained.train(itertools.islice(batches, 3))
+            if DEVICE.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
         if ask == "Turn":
-            trained.train(for_seconds(batches, JOB["settle_seconds"]))
-            synchronize()
-            batches.seconds, begun = 0.0, time.perf_counter()
-            inputs, _ = trained.train(for_seconds(batches, JOB["turn_seconds"]))
-            synchronize()
-            seconds = time.perf_counter() - begun
+            inputs, seconds = turn(trained, batches, JOB["settle_seconds"], JOB["turn_seconds"])
             samples = inputs * samples_of_an_input
             say(Turn={"seconds": seconds, "wait_seconds": batches.seconds, "samples": samples})
         else:
@@ -115,6 +161,8 @@ def whole(build):
         synchronize()
         waited += batches.seconds
         stopped = time.perf_counter()
+        # JSON has no NaN.
+        loss = loss if math.isfinite(loss) else None
         marks.append({"seconds": stopped - begun - testing, "loss": loss, "accuracy": trained.accuracy()})
         testing += time.perf_counter() - stopped
     return {"seed": JOB["seed"], "seconds": marks[-1]["seconds"], "wait_seconds": waited, "marks": marks}

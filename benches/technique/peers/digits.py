@@ -4,7 +4,7 @@ import gzip
 import pathlib
 import types
 
-from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, serve, steady, torch
+from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, serve, steady, torch, usual_workers
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
@@ -92,7 +92,8 @@ def build(workers, precision=None, loader=None):
         return sum(right) / len(y)
 
     parts = lambda: (loader for _ in range(JOB["length"]))
-    return types.SimpleNamespace(loader=loader, train=train, accuracy=accuracy, parts=parts)
+    read_ahead = 0 if TUNED else 2 * workers
+    return types.SimpleNamespace(loader=loader, read_ahead=read_ahead, train=train, accuracy=accuracy, parts=parts)
 
 
 if __name__ == "__main__":
@@ -102,11 +103,11 @@ if __name__ == "__main__":
         CHOICES.append("as tuned")
     elif TUNED and JOB["tries"]:
         data = InMemory()
-        precision = best([None, torch.bfloat16], lambda it: steady(build(0, it, data), 5, 15))
+        precision = best([None, torch.bfloat16], lambda it: steady(build(0, it, data)))
+        del data
         CHOICES.append("bfloat16" if precision else "float32: bfloat16 is slower here")
     elif not TUNED:
-        # Most people try a few.
-        tried = [0, JOB["threads"]] if JOB["tries"] else [JOB["threads"]]
-        workers = best(tried, lambda it: steady(build(it), 5, 20))
+        tried = usual_workers()
+        workers = best(tried, lambda it: steady(build(it)))
         CHOICES.append(f"{workers} workers, of {tried}")
     serve(lambda: build(workers, precision), CHOICES, {"bfloat16": precision is not None})

@@ -2,7 +2,7 @@
 
 import types
 
-from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, serve, steady, torch
+from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, nice_worker, serve, steady, torch, usual_workers
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
@@ -44,7 +44,7 @@ def images(reader):
 def build(workers, reader, threads=None, precision=None):
     if threads:
         torch.set_num_threads(threads)
-    more = dict(persistent_workers=True) if TUNED and workers else {}
+    more = dict(persistent_workers=True, worker_init_fn=nice_worker) if TUNED and workers else {}
     data = images(reader)
     pinned = DEVICE.type == "cuda"
     loader = DataLoader(
@@ -86,7 +86,7 @@ def build(workers, reader, threads=None, precision=None):
         return right / len(test)
 
     parts = lambda: (loader for _ in range(JOB["length"]))
-    return types.SimpleNamespace(loader=loader, train=train, accuracy=accuracy, parts=parts)
+    return types.SimpleNamespace(loader=loader, read_ahead=2 * workers, train=train, accuracy=accuracy, parts=parts)
 
 
 if __name__ == "__main__":
@@ -99,16 +99,20 @@ if __name__ == "__main__":
     elif TUNED:
         # One option after the other, each with the best values of those before.
         precision = torch.bfloat16 if JOB["has_bf16"] else None
-        options = {"reader": "draft", "workers": most, "threads": 1, "precision": precision}
-        tries = {"threads": sorted({1, most}), "reader": ["draft", "torchvision.io"], "precision": [None, torch.bfloat16]}
+        options = {"reader": "draft", "workers": most, "threads": max(1, most // 2), "precision": precision}
+        tries = {
+            "threads": sorted({1, max(1, most // 2), most}),
+            "workers": sorted({max(1, most // 2), most}),
+            "reader": ["draft", "torchvision.io"],
+            "precision": [None, torch.bfloat16],
+        }
         for name, values in tries.items() if JOB["tries"] else ():
-            options[name] = best(values, lambda value: steady(build(**{**options, name: value}), 2, 4))
-        CHOICES.append(f"{most} workers, {options['threads']} of {most} threads, {options['reader']}")
+            options[name] = best(values, lambda value: steady(build(**{**options, name: value})))
+        CHOICES.append(f"{options['workers']} workers, {options['threads']} of {most} threads, {options['reader']}")
         CHOICES.append("bfloat16" if options["precision"] else "float32")
     else:
-        # Most people try a few.
-        tried = [0, most] if JOB["tries"] else [most]
-        options["workers"] = best(tried, lambda it: steady(build(workers=it, **options), 2, 4))
+        tried = usual_workers()
+        options["workers"] = best(tried, lambda it: steady(build(workers=it, **options)))
         CHOICES.append(f"{options['workers']} workers, of {tried}")
     told = {name: value for name, value in options.items() if name != "precision"}
     told["bfloat16"] = options.get("precision") is not None

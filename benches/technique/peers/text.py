@@ -84,7 +84,7 @@ def build(precision=None):
         batches = iter(loader)
         return (itertools.islice(batches, JOB["length"] // MARKS) for _ in range(MARKS))
 
-    return types.SimpleNamespace(loader=loader, train=train, accuracy=lambda: None, parts=parts)
+    return types.SimpleNamespace(loader=loader, read_ahead=0, train=train, accuracy=lambda: None, parts=parts)
 
 
 if __name__ == "__main__":
@@ -93,6 +93,6 @@ if __name__ == "__main__":
         precision = torch.bfloat16 if JOB["options"]["bfloat16"] else None
         CHOICES.append("as tuned")
     elif TUNED and JOB["tries"]:
-        precision = best([None, torch.bfloat16], lambda it: steady(build(it), 2, 4))
+        precision = best([None, torch.bfloat16], lambda it: steady(build(it)))
         CHOICES.append("bfloat16" if precision else "float32: bfloat16 is slower here")
     serve(lambda: build(precision), CHOICES, {"bfloat16": precision is not None}, CONTEXT)

@@ -40,18 +40,22 @@ fn with(mut parts: Vec<Contender>, part: Contender) -> Vec<Contender> {
     parts
 }
 
-/// Tries the job's techniques one after the other, each together with those kept so far. Returns the fastest job.
-pub fn choose(job: &Job, mut rate: impl FnMut(&Job) -> Result<f64>) -> Result<Job> {
+/// Tries the job's techniques one after the other, each together with those kept so far. Returns the fastest job, and the
+/// techniques that gained nothing.
+pub fn choose(job: &Job, mut rate: impl FnMut(&Job) -> Result<f64>) -> Result<(Job, Vec<Contender>)> {
     let mut best = Job { parts: Vec::new(), ..job.clone() };
     let mut fastest = rate(&best)?;
+    let mut left_out = Vec::new();
     for &part in &job.parts {
         let tried = Job { parts: with(best.parts.clone(), part), ..job.clone() };
         let speed = rate(&tried)?;
         if speed > fastest * (1.0 + MIN_GAIN) {
             (best, fastest) = (tried, speed);
+        } else {
+            left_out.push(part);
         }
     }
-    Ok(best)
+    Ok((best, left_out))
 }
 
 #[cfg(test)]
@@ -94,9 +98,10 @@ mod tests {
         };
         let parts =
             [Contender::Prefetch, Contender::CachePrefetch, Contender::Fused, Contender::Bf16, Contender::ChannelsLast];
-        let chosen = choose(&job(parts.to_vec()), gains).unwrap();
+        let (chosen, left_out) = choose(&job(parts.to_vec()), gains).unwrap();
         assert_eq!(chosen.parts, [Contender::CachePrefetch, Contender::ChannelsLast]);
-        assert_eq!(choose(&job(vec![Contender::Bf16]), gains).unwrap().parts, []);
+        assert_eq!(left_out, [Contender::Fused, Contender::Bf16]);
+        assert_eq!(choose(&job(vec![Contender::Bf16]), gains).unwrap().0.parts, []);
     }
 
     #[test]

@@ -4,13 +4,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use overdrive_bench_report::report::FIRST_PHASE;
-use overdrive_bench_report::{Contender, DeviceKind, Mark, Span, Turn, Whole, Workload};
+use overdrive_bench_report::{Contender, DeviceKind, Mark, Span, Turn, Versions, Whole, Workload};
 use overdrive_ffi as ffi;
 use overdrive_profile::{Diagnosis, Phase, RunProfile, RunRecorder, StepTimer, ThreadTuner};
 use tch::{Cuda, Device};
 
 use super::job::{Ask, Job, Said, asked, has_workers, say};
 use super::trainer::{Batch, Batches, Feed, Steps, Trainer, Until};
+use super::watch::Watch;
 use super::{choice, digits, photos, text};
 
 /// Marks of a whole training that has no epochs.
@@ -19,8 +20,8 @@ const MARKS: u64 = 20;
 const RECORDED: u64 = 20;
 /// Warm-up steps: the first calls into libtorch are slow.
 const FIRST: u64 = 3;
-/// Steps of one epoch of the digits, which fill a cache.
-const FILLING: u64 = 157;
+/// A trial is this share of a turn and of the settling before it.
+const TRIAL: f64 = 0.5;
 
 /// Answers requests as the job says, until standard input ends.
 ///
@@ -31,29 +32,35 @@ pub fn serve(job: &Job) -> Result<()> {
         DeviceKind::Cpu => Device::Cpu,
         DeviceKind::Cuda => Device::Cuda(0),
     };
-    let job = &match job.tries && job.contender == Contender::Combined {
+    let (job, left_out) = match job.tries && job.contender == Contender::Combined {
         true => choice::choose(job, |job| rate(job, device))?,
-        false => job.clone(),
+        false => (job.clone(), Vec::new()),
     };
-    ffi::context::set_allow_tf32(job.has(Contender::Tf32))?;
+    let job = &job;
+    set_tf32(job)?;
     let mut trainer = trainer(job, device)?;
     let feed = feed(job, device)?;
-    let mut batches = endless(&*feed);
+    let mut batches = endless(job, &*feed)?;
     let choices = settle(job, &mut trainer, &mut batches)?;
-    if device.is_cuda() {
-        ffi::cuda::reset_peak_memory_stats(0)?;
-    }
-    say(&Said::Ready { choices, parts: job.parts.clone(), options: serde_json::Value::Null })?;
+    let mut is_warm = false;
+    let (parts, options) = (job.parts.clone(), serde_json::Value::Null);
+    say(&Said::Ready { choices, parts, left_out, options, versions: Versions::new() })?;
     for ask in asked() {
-        match ask? {
+        let ask = ask?;
+        if !is_warm {
+            // Not before, because in a first look all contenders start at the same time.
+            is_warm = true;
+            trainer.train(&mut batches, Until::Steps(FIRST), None)?;
+            if device.is_cuda() {
+                ffi::cuda::reset_peak_memory_stats(0)?;
+            }
+        }
+        match ask {
             Ask::Turn => {
-                // Without workers, nothing was read ahead since the last turn.
-                let seconds = if has_workers(job) { job.settle_seconds } else { 0.0 };
-                trainer.train(&mut batches, Until::Seconds(seconds), None)?;
-                let begun = Instant::now();
-                let steps = trainer.train(&mut batches, Until::Seconds(job.turn_seconds), None)?;
+                let (steps, seconds) =
+                    turn(&mut trainer, &*feed, &mut batches, (job.settle_seconds, job.turn_seconds))?;
                 say(&Said::Turn(Turn {
-                    seconds: begun.elapsed().as_secs_f64(),
+                    seconds,
                     wait_seconds: steps.wait_seconds,
                     samples: steps.inputs * samples_of_an_input(job, device),
                     ..Turn::default()
@@ -104,33 +111,71 @@ fn samples_of_an_input(job: &Job, device: Device) -> u64 {
     }
 }
 
-fn endless(feed: &dyn Feed) -> Batches<'_> {
-    Box::new((0..).flat_map(|epoch| feed.epoch(epoch)))
+/// All epochs from one on. Contenders begin with different ones, so that none reads the files in the order in which
+/// another one has just brought them into memory. A cache is filled first.
+fn endless<'a>(job: &Job, feed: &'a dyn Feed) -> Result<Batches<'a>> {
+    let first = 1_000 * (1 + job.contender as u64) + 100 * job.parts.len() as u64;
+    if job.has(Contender::CachePrefetch) {
+        feed.epoch(first - 1).try_for_each(|batch| batch.map(drop))?;
+    }
+    Ok(Box::new((first..).flat_map(|epoch| feed.epoch(epoch))))
 }
 
-/// Steps per second with the job's parts.
-fn rate(job: &Job, device: Device) -> Result<f64> {
-    ffi::context::set_allow_tf32(job.has(Contender::Tf32))?;
-    let (mut trainer, feed) = (trainer(job, device)?, feed(job, device)?);
-    let mut batches = endless(&*feed);
-    let filling = if job.workload == Workload::Digits { FILLING } else { 0 };
-    trainer.train(&mut batches, Until::Steps(filling), None)?;
-    settle(job, &mut trainer, &mut batches)?;
-    let seconds = if has_workers(job) { job.settle_seconds } else { 0.0 };
-    trainer.train(&mut batches, Until::Seconds(seconds), None)?;
+/// Trains for some seconds like a long training does. Returns the steps and the exact time.
+fn turn(
+    trainer: &mut Trainer,
+    feed: &dyn Feed,
+    batches: &mut Batches<'_>,
+    (settle, seconds): (f64, f64),
+) -> Result<(Steps, f64)> {
+    if feed.read_ahead() > 0 {
+        // Those that workers have read while the contender waited for its turn are not used.
+        batches.take(feed.read_ahead()).try_for_each(|batch| batch.map(drop))?;
+        trainer.train(batches, Until::Seconds(settle), None)?;
+    }
     let begun = Instant::now();
-    let steps = trainer.train(&mut batches, Until::Seconds(job.turn_seconds), None)?;
-    Ok(steps.steps as f64 / begun.elapsed().as_secs_f64())
+    let steps = trainer.train(batches, Until::Seconds(seconds), None)?;
+    Ok((steps, begun.elapsed().as_secs_f64()))
 }
 
-/// Warms up. With a loader's workers, it also finds the number of compute threads by trying.
+/// Products in TensorFloat-32 only for the contender that is about them; else libtorch's default.
+fn set_tf32(job: &Job) -> Result<()> {
+    if job.has(Contender::Tf32) {
+        ffi::context::set_allow_tf32(true)?;
+    }
+    Ok(())
+}
+
+/// Steps per second with the job's parts. A disturbed trial is repeated once.
+fn rate(job: &Job, device: Device) -> Result<f64> {
+    set_tf32(job)?;
+    let (mut trainer, feed) = (trainer(job, device)?, feed(job, device)?);
+    let mut batches = endless(job, &*feed)?;
+    settle(job, &mut trainer, &mut batches)?;
+    trainer.train(&mut batches, Until::Steps(FIRST), None)?;
+    let mut trial = || -> Result<(f64, bool)> {
+        let watch = Watch::start(std::process::id());
+        let seconds = (TRIAL * job.settle_seconds, TRIAL * job.turn_seconds);
+        let (steps, seconds) = turn(&mut trainer, &*feed, &mut batches, seconds)?;
+        Ok((steps.steps as f64 / seconds, watch.stop().0.is_too_much()))
+    };
+    let (rate, disturbed) = trial()?;
+    if disturbed { Ok(trial()?.0) } else { Ok(rate) }
+}
+
+/// Sets the number of compute threads. With a loader's workers, finds the fastest by trying.
 fn settle(job: &Job, trainer: &mut Trainer, batches: &mut Batches<'_>) -> Result<Vec<String>> {
-    tch::set_num_threads(i32::try_from(job.threads)?);
+    let most = i32::try_from(job.threads)?;
+    tch::set_num_threads(most);
     if job.device == DeviceKind::Cuda || !has_workers(job) {
-        trainer.train(batches, Until::Steps(FIRST), None)?;
         return Ok(Vec::new());
     }
-    let most = i32::try_from(job.threads)?;
+    if !job.tries {
+        // Others start at the same time, so nothing can be measured. Tuned Python takes as many.
+        let threads = (most / 2).max(1);
+        tch::set_num_threads(threads);
+        return Ok(vec![format!("{threads} of {most} threads compute")]);
+    }
     let mut tuner = ThreadTuner::new(most);
     let chosen = loop {
         trainer.train(batches, Until::Steps(1), None)?;
@@ -158,7 +203,7 @@ fn whole(job: &Job, device: Device) -> Result<Whole> {
         Ok(())
     };
     if job.workload == Workload::Text {
-        let mut batches = endless(&*feed);
+        let mut batches = endless(job, &*feed)?;
         for _ in 0..MARKS {
             let steps = trainer.train(&mut batches, Until::Steps(job.length / MARKS), None)?;
             mark(&trainer, &mut clock, steps)?;

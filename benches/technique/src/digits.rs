@@ -38,22 +38,32 @@ pub fn feed(job: &Job, device: Device) -> Result<Box<dyn Feed>> {
     let folder = ImageFolder::open(&job.train)?.color(Color::Grey);
     let collate = ToFloat::new(&[MEAN], &[STD])?;
     let (batch, seed) = (job.batch_size / job.micro_batches(), u64::from(job.seed));
+    const READ_AHEAD: usize = 8;
     let loader = if cached {
         let loader = DataLoader::builder(Cached::new(folder)).batch_size(batch).shuffle(true).seed(seed);
-        loader.num_workers(1).prefetch_factor(8).collate(collate).build()?
+        loader.num_workers(1).prefetch_factor(READ_AHEAD).collate(collate).build()?
     } else {
         let loader = DataLoader::builder(folder).batch_size(batch).shuffle(true).seed(seed);
-        loader.num_workers(1).prefetch_factor(8).collate(collate).build()?
+        loader.num_workers(1).prefetch_factor(READ_AHEAD).collate(collate).build()?
     };
-    Ok(Box::new(Loaded(loader)))
+    Ok(Box::new(Loaded { loader, read_ahead: READ_AHEAD }))
 }
 
 /// Batches from a `DataLoader`.
-pub struct Loaded(pub DataLoader<Batch>);
+pub struct Loaded {
+    /// The loader.
+    pub loader: DataLoader<Batch>,
+    /// The most batches that its workers read ahead.
+    pub read_ahead: usize,
+}
 
 impl Feed for Loaded {
     fn epoch(&self, epoch: u64) -> Batches<'_> {
-        Box::new(self.0.epoch(epoch))
+        Box::new(self.loader.epoch(epoch))
+    }
+
+    fn read_ahead(&self) -> usize {
+        self.read_ahead
     }
 }
 

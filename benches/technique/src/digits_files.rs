@@ -58,7 +58,7 @@ fn digest(mnist: &Mnist, train: usize, test: usize) -> String {
 }
 
 /// How many files lie in the sub-folders of a folder; 0 where there is none.
-fn count_files(folder: &Path) -> usize {
+pub fn count_files(folder: &Path) -> usize {
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
     entries(folder).map(|class| entries(&class.path()).count()).sum()
 }

@@ -7,7 +7,7 @@ use std::io::{BufRead, Write};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use overdrive_bench_report::{Contender, DeviceKind, Span, Turn, Whole, Workload};
+use overdrive_bench_report::{Contender, DeviceKind, Span, Turn, Versions, Whole, Workload};
 use serde::{Deserialize, Serialize};
 
 /// What to train, and how.
@@ -29,11 +29,11 @@ pub struct Job {
     pub batch_size: usize,
     /// Whether contenders may choose options by measuring at their start. Off for a quick run.
     pub tries: bool,
-    /// Whether the device multiplies bfloat16 in hardware. If nothing is tried, tuned Python and ours then use it.
+    /// Whether the device multiplies bfloat16 in hardware; every GPU is taken to. If nothing is tried, tuned Python and ours then use it.
     pub has_bf16: bool,
     /// The options that tuned Python has chosen, for compiled Python; null until they are known.
     pub options: serde_json::Value,
-    /// Seconds of training before a turn that do not count: they use up the batches read ahead since the last turn.
+    /// Seconds of training before a turn that do not count, until the loader is as busy as in a long training.
     pub settle_seconds: f64,
     /// Seconds of a turn; it ends after a whole step.
     pub turn_seconds: f64,
@@ -61,16 +61,22 @@ pub enum Ask {
 /// An answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Said {
-    /// The data is open and the warm-up is over.
+    /// The data is open. It warms up before it answers its first request.
     Ready {
         /// What it has chosen by measuring, as text.
         choices: Vec<String>,
         /// The techniques that it uses.
         #[serde(default)]
         parts: Vec<Contender>,
+        /// The techniques that it has tried and left out.
+        #[serde(default)]
+        left_out: Vec<Contender>,
         /// The options that tuned Python has chosen; see [`Job::options`].
         #[serde(default)]
         options: serde_json::Value,
+        /// Python's software.
+        #[serde(default)]
+        versions: Versions,
     },
     /// It cannot run here, for this reason.
     Missing(String),

@@ -7,12 +7,17 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
+use overdrive_dataload::EncodedImageFolder;
+
+use super::digits_files::count_files;
 
 /// Pixels of a photograph: 3.1 megapixels.
 const WIDTH: usize = 2048;
 const HEIGHT: usize = 1536;
 const QUALITY: u8 = 90;
 pub const CLASSES: usize = 8;
+/// Counted up whenever `pixels` changes, so that older files are not used.
+const VERSION: u32 = 1;
 
 /// The photographs of a bench.
 #[derive(Clone, Debug)]
@@ -31,25 +36,36 @@ pub struct Photos {
 /// # Errors
 /// When the folder cannot be written.
 pub fn prepare(work: &Path, train: usize, times: usize, test: usize) -> Result<Photos> {
-    let root = work.join(format!("photos-{WIDTH}x{HEIGHT}-{train}x{times}-{test}"));
-    if !root.join("complete").exists() {
-        let _ = fs::remove_dir_all(&root);
-        fs::create_dir_all(&root).with_context(|| format!("cannot write photographs to {}", root.display()))?;
+    let made_as = format!("{WIDTH}x{HEIGHT}-q{QUALITY}-c{CLASSES}-v{VERSION}");
+    let root = work.join(format!("photos-{made_as}-{train}x{times}-{test}"));
+    // Counted, because a lost file would change what is trained on without a word.
+    if count_files(&root.join("train")) != train * times || count_files(&root.join("test")) != test {
+        let cannot = || format!("cannot write photographs to {}", root.display());
+        if root.exists() {
+            fs::remove_dir_all(&root).with_context(cannot)?;
+        }
+        fs::create_dir_all(work).with_context(cannot)?;
+        // Written aside and renamed, so that a folder of this name is always whole.
+        let aside = tempfile::tempdir_in(work).with_context(cannot)?;
         let numbers: Vec<usize> = (0..train + test).collect();
         let cores = thread::available_parallelism().map_or(1, usize::from);
         thread::scope(|scope| {
             let parts = numbers.chunks(numbers.len().div_ceil(cores));
             let threads: Vec<_> = parts
                 .map(|part| {
-                    let root = &root;
-                    scope.spawn(move || part.iter().try_for_each(|&number| write(root, number, train, times)))
+                    let aside = aside.path();
+                    scope.spawn(move || part.iter().try_for_each(|&number| write(aside, number, train, times)))
                 })
                 .collect();
             threads
                 .into_iter()
                 .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })?;
-        fs::write(root.join("complete"), "")?;
+        match fs::rename(aside.path(), &root) {
+            // Another benchmark was quicker.
+            Err(_) if count_files(&root.join("train")) == train * times => {}
+            renamed => renamed.with_context(cannot)?,
+        }
     }
     let bytes = bytes_below(&root.join("test"))?;
     let kilobytes = bytes as f64 / 1e3 / (test * WIDTH * HEIGHT) as f64 * 1e6;
@@ -60,17 +76,20 @@ pub fn prepare(work: &Path, train: usize, times: usize, test: usize) -> Result<P
     Ok(Photos { train: root.join("train"), test: Some(root.join("test")), test_images: test, fact })
 }
 
-/// Photographs of the user.
+/// Photographs of the user, at least a batch of them.
 ///
 /// # Errors
-/// When the folder has no sub-folders with files.
-pub fn of_user(folder: &Path) -> Result<Photos> {
-    let classes = fs::read_dir(folder).with_context(|| format!("--photos: cannot read {}", folder.display()))?;
-    let counts = classes.map(|class| Ok(fs::read_dir(class?.path()).map_or(0, Iterator::count)));
-    let counts = counts.collect::<Result<Vec<usize>>>()?;
-    let files: usize = counts.iter().sum();
-    ensure!(files > 0, "--photos: {} holds no photographs in one folder a class", folder.display());
-    let fact = format!("{files} photographs in {} classes, given by --photos.", counts.len());
+/// When the folder has fewer, or no sub-folders with images.
+pub fn of_user(folder: &Path, least: usize) -> Result<Photos> {
+    let photos = EncodedImageFolder::open(folder)
+        .with_context(|| format!("--photos: cannot read {} as a folder of one folder a class", folder.display()))?;
+    let (files, classes) = (photos.files().len(), photos.classes().len());
+    ensure!(
+        files >= least,
+        "--photos: {} holds {files} photographs, fewer than a batch of {least}: give more",
+        folder.display()
+    );
+    let fact = format!("{files} photographs in {classes} classes, given by --photos.");
     Ok(Photos { train: folder.to_owned(), test: None, test_images: 0, fact })
 }
 

@@ -58,7 +58,11 @@ pub fn feed(job: &Job, device: Device) -> Result<Box<dyn Feed>> {
         .dct_scaling(scaled)
         .to_float(ToFloat::new(&MEAN, &STD)?);
     let loader = DataLoader::builder(folder).batch_size(batch_size).shuffle(true).seed(seed).drop_last(true);
-    Ok(Box::new(Loaded(loader.num_workers(job.threads as usize).collate(pipeline).build()?)))
+    // PyTorch's default.
+    const PREFETCH_FACTOR: usize = 2;
+    let workers = job.threads as usize;
+    let loader = loader.num_workers(workers).prefetch_factor(PREFETCH_FACTOR).collate(pipeline).build()?;
+    Ok(Box::new(Loaded { loader, read_ahead: workers * PREFETCH_FACTOR }))
 }
 
 /// Photographs that the training thread decodes one by one: tch has no loader.
@@ -91,12 +95,17 @@ fn random_crop(image: &Tensor, side: i64) -> Result<Tensor, tch::TchError> {
     let uniform =
         |low: f64, high: f64| low + (high - low) * Tensor::rand([], (Kind::Double, Device::Cpu)).double_value(&[]);
     let (_, height, width) = image.size3()?;
-    let area = uniform(0.08, 1.0) * (height * width) as f64;
-    let ratio = uniform((3f64 / 4.0).ln(), (4f64 / 3.0).ln()).exp();
-    let (w, h) = ((area * ratio).sqrt().round(), (area / ratio).sqrt().round());
-    let (w, h) = ((w as i64).clamp(1, width), (h as i64).clamp(1, height));
-    let (top, left) = (uniform(0.0, (height - h) as f64) as i64, uniform(0.0, (width - w) as f64) as i64);
-    let part = image::resize(&image.f_narrow(1, top, h)?.f_narrow(2, left, w)?.contiguous(), side, side)?;
+    let size = || {
+        let area = uniform(0.08, 1.0) * (height * width) as f64;
+        let ratio = uniform((3f64 / 4.0).ln(), (4f64 / 3.0).ln()).exp();
+        let (w, h) = ((area * ratio).sqrt().round() as i64, (area / ratio).sqrt().round() as i64);
+        ((1..=width).contains(&w) && (1..=height).contains(&h)).then_some((w, h))
+    };
+    // torchvision tries ten sizes too, and takes the middle when none fits.
+    let (w, h) = (0..10).find_map(|_| size()).unwrap_or((width, height));
+    let place = |room: i64| Tensor::randint(room + 1, [], (Kind::Int64, Device::Cpu)).int64_value(&[]);
+    let (top, left) = (place(height - h), place(width - w));
+    let part = image::resize(&image.f_narrow(1, top, h)?.f_narrow(2, left, w)?, side, side)?;
     if uniform(0.0, 1.0) < 0.5 { part.f_flip([-1]) } else { Ok(part) }
 }
 

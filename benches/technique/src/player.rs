@@ -2,10 +2,13 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use overdrive_bench_report::{Contender, Measured};
+use overdrive_bench_report::{Contender, Measured, Versions};
 
 use super::job::{Ask, Job, Said};
 use super::watch::Watch;
@@ -14,42 +17,48 @@ use super::watch::Watch;
 pub const JOB_ARGUMENT: &str = "--job";
 /// How often a disturbed timing is repeated.
 const MOST_REPETITIONS: usize = 2;
+/// A contender that has not answered for so long hangs. Only a whole training may take longer.
+const TIMEOUT: Duration = Duration::from_secs(20 * 60);
 
 /// A running contender, and what was measured of it.
 pub struct Player {
     child: Child,
     asks: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
+    answers: Receiver<String>,
     pub measured: Measured,
     /// Its techniques.
     pub parts: Vec<Contender>,
+    /// The techniques that it has tried and left out.
+    pub left_out: Vec<Contender>,
     /// The options that tuned Python has chosen.
     pub options: serde_json::Value,
+    /// Its software.
+    pub versions: Versions,
 }
 
 /// A contender that may not have opened its data yet.
 pub struct Starting(Started);
 
 impl Starting {
-    /// Waits until it is ready. A Python contender that fails is `Missing`.
+    /// Waits until it is ready. One that fails is `Missing`.
     ///
     /// # Errors
-    /// When one of ours fails.
+    /// When it answers with nonsense.
     pub fn wait(self) -> Result<Started> {
         let mut player = match self.0 {
             Started::Player(player) => player,
             missing => return Ok(missing),
         };
-        let is_python = player.measured.contender.is_python();
-        match player.answer() {
-            Ok(Said::Ready { choices, parts, options }) => {
+        let contender = player.measured.contender;
+        match player.answer(Some(TIMEOUT)) {
+            Ok(Said::Ready { choices, parts, left_out, options, versions }) => {
                 player.measured.choices = choices;
-                (player.parts, player.options) = (parts, options);
+                (player.parts, player.left_out, player.options) = (parts, left_out, options);
+                player.versions = versions;
             }
-            Ok(Said::Missing(reason)) => return Ok(Started::Missing(reason)),
-            Ok(other) => bail!("{}: unexpected first answer {other:?}", player.measured.contender),
-            Err(error) if is_python => return Ok(Started::Missing(format!("{error:#}"))),
-            Err(error) => return Err(error),
+            Ok(Said::Missing(reason)) => return Ok(Started::Missing(contender, reason)),
+            Ok(other) => bail!("{contender}: unexpected first answer {other:?}"),
+            Err(error) => return Ok(Started::Missing(contender, format!("{error:#}"))),
         }
         Ok(Started::Player(player))
     }
@@ -58,7 +67,7 @@ impl Starting {
 /// A running contender, or why it cannot run.
 pub enum Started {
     Player(Box<Player>),
-    Missing(String),
+    Missing(Contender, String),
 }
 
 impl Player {
@@ -78,13 +87,15 @@ impl Player {
             command.arg(JOB_ARGUMENT).arg(argument);
             command
         };
+        // libtorch's default is a thread for each core, even where a container may use fewer of them.
+        command.env("OMP_NUM_THREADS", job.threads.to_string()).env_remove("MKL_NUM_THREADS");
         // Without a GPU, libtorch and its profiler print warnings that the user can do nothing about.
         command.env("KINETO_LOG_LEVEL", "99").env("TORCH_CPP_LOG_LEVEL", "ERROR");
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = match spawned {
             Err(error) if job.contender.is_python() => {
                 let reason = format!("{} cannot be run: {error}", python.display());
-                return Ok(Starting(Started::Missing(reason)));
+                return Ok(Starting(Started::Missing(job.contender, reason)));
             }
             spawned => spawned.context("cannot start a contender")?,
         };
@@ -97,9 +108,16 @@ impl Player {
             peak_bytes: None,
             peak_device_bytes: None,
             timeline: Vec::new(),
+            failure: None,
         };
-        let answers = BufReader::new(stdout);
-        let player = Self { child, asks, answers, measured, parts: Vec::new(), options: serde_json::Value::Null };
+        let (sender, answers) = channel();
+        // Reads until the process ends, so that waiting for an answer can have a limit.
+        thread::spawn(move || {
+            let lines = BufReader::new(stdout).lines().map_while(Result::ok);
+            lines.map(|line| sender.send(line)).take_while(Result::is_ok).for_each(drop);
+        });
+        let (parts, left_out, options) = (Vec::new(), Vec::new(), serde_json::Value::Null);
+        let player = Self { child, asks, answers, measured, parts, left_out, options, versions: Versions::new() };
         Ok(Starting(Started::Player(Box::new(player))))
     }
 
@@ -135,25 +153,25 @@ impl Player {
     /// When the process has ended.
     pub fn steps(&mut self) -> Result<Vec<String>> {
         self.ask(Ask::Steps)?;
-        let Said::Steps { timeline, next } = self.answer()? else {
+        let Said::Steps { timeline, next } = self.answer(Some(TIMEOUT))? else {
             bail!("{}: unexpected answer", self.measured.contender)
         };
         self.measured.timeline = timeline;
         Ok(next)
     }
 
-    /// Ends the process and returns what was measured.
+    /// Ends the process.
     ///
     /// # Errors
     /// When the process fails.
-    pub fn end(mut self) -> Result<Measured> {
+    pub fn end(&mut self) -> Result<()> {
         drop(self.asks.take());
-        if let Said::End { peak_device_bytes } = self.answer()? {
+        if let Said::End { peak_device_bytes } = self.answer(Some(TIMEOUT))? {
             self.measured.peak_device_bytes = peak_device_bytes;
         }
         let status = self.child.wait()?;
         ensure!(status.success(), "{} ended with {status}", self.measured.contender);
-        Ok(self.measured.clone())
+        Ok(())
     }
 
     fn undisturbed<T>(
@@ -165,9 +183,13 @@ impl Player {
         loop {
             let watch = Watch::start(self.child.id());
             self.ask(ask)?;
-            let said = self.answer()?;
+            let is_turn = ask == Ask::Turn;
+            let said = self.answer(is_turn.then_some(TIMEOUT))?;
             let (disturbance, memory) = watch.stop();
-            self.measured.peak_bytes = self.measured.peak_bytes.max(memory);
+            // A whole training holds a second model and its data, and only some contenders make one.
+            if is_turn {
+                self.measured.peak_bytes = self.measured.peak_bytes.max(memory);
+            }
             if disturbance.is_too_much() && repetitions < MOST_REPETITIONS {
                 repetitions += 1;
                 continue;
@@ -182,13 +204,22 @@ impl Player {
         Ok(asks.flush()?)
     }
 
-    fn answer(&mut self) -> Result<Said> {
+    fn answer(&mut self, timeout: Option<Duration>) -> Result<Said> {
         let contender: Contender = self.measured.contender;
-        let mut line = String::new();
-        if self.answers.read_line(&mut line)? == 0 {
-            let status = self.child.wait()?;
-            bail!("{contender} has ended ({status}); its message is above");
-        }
+        let line = match timeout {
+            Some(timeout) => self.answers.recv_timeout(timeout),
+            None => self.answers.recv().map_err(RecvTimeoutError::from),
+        };
+        let line = match line {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("{contender} has not answered for {} minutes", timeout.unwrap_or_default().as_secs() / 60)
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let status = self.child.wait()?;
+                bail!("{contender} has ended ({status}); its message is above");
+            }
+        };
         serde_json::from_str(&line).with_context(|| format!("{contender}: unexpected answer: {}", line.trim()))
     }
 }

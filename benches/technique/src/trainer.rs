@@ -30,6 +30,11 @@ pub type Batches<'a> = Box<dyn Iterator<Item = Result<Batch, DataError>> + 'a>;
 pub trait Feed {
     /// The batches of one epoch, each a micro-batch of the job.
     fn epoch(&self, epoch: u64) -> Batches<'_>;
+
+    /// The most batches that workers read ahead.
+    fn read_ahead(&self) -> usize {
+        0
+    }
 }
 
 /// Computes logits from inputs; the flag is true in training.
@@ -185,7 +190,7 @@ impl Trainer {
         })
     }
 
-    /// The share of images classified correctly, with the precision of training.
+    /// The share of images classified correctly, in float32 as in Python.
     ///
     /// # Errors
     /// When libtorch fails.
@@ -194,11 +199,7 @@ impl Trainer {
         let mut correct = 0;
         for (images, labels) in images.split(250, 0).iter().zip(labels.split(250, 0)) {
             let images = images.to_device(self.device);
-            let logits = || (self.model)(&images, false);
-            let logits = match self.precision {
-                Some(kind) => autocast(self.device, kind, logits)?,
-                None => logits(),
-            };
+            let logits = (self.model)(&images, false);
             correct +=
                 logits.argmax(-1, false).eq_tensor(&labels.to_device(self.device)).sum(Kind::Int64).int64_value(&[]);
         }

@@ -11,6 +11,8 @@ use procfs::{CurrentSI as _, KernelStats};
 
 /// The pace is the best of so many timings of the fixed work.
 const TRIES: usize = 3;
+/// Calibrations of the pace before anything is timed.
+const CALIBRATION: usize = 20;
 /// Multiplications of the fixed work.
 const WORK: u64 = 4_000_000;
 
@@ -31,6 +33,15 @@ struct Machine {
 }
 
 impl Watch {
+    /// Measures the pace of an idle machine, for at most two seconds, so that the first timings have something to be
+    /// compared with.
+    pub fn calibrate() {
+        wait_until_idle();
+        for _ in 0..CALIBRATION {
+            pace();
+        }
+    }
+
     /// Starts to watch the process `root` and its descendants. First waits, for at most 1.5 s, until the machine is idle.
     pub fn start(root: u32) -> Self {
         wait_until_idle();

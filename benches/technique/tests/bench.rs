@@ -43,6 +43,8 @@ fn without_python_its_columns_are_absent_and_ours_are_measured() {
         assert!(*absent == Contender::Pytorch && reason.contains("/no/such/python cannot be run"), "{reason}");
         let all = workload.measurements.workload.contenders(false);
         let parts = &workload.measurements.parts;
+        // A first look tries nothing, so nothing can have been left out.
+        assert!(workload.measurements.left_out.is_empty());
         assert!(parts.contains(&Contender::Fused) && parts.iter().all(|part| all.contains(part)), "{parts:?}");
     }
     let (table, page) = (text(&ended.stdout), folder.path().join("out/report.html"));
@@ -69,12 +71,54 @@ fn a_python_contender_that_fails_is_absent_and_the_others_are_measured() {
 }
 
 #[test]
+fn what_a_late_failure_leaves_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let python = folder.path().join("python");
+    // Answers every turn, and ends with an error.
+    let turn = r#"{"Turn":{"seconds":1.0,"wait_seconds":0.0,"samples":1000}}"#;
+    let script =
+        format!("#!/bin/sh\necho '{{\"Ready\":{{\"choices\":[]}}}}'\nwhile read ask; do echo '{turn}'; done\nexit 3\n");
+    std::fs::write(&python, script).unwrap();
+    std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let python = python.display().to_string();
+    let arguments = ["--quick", "--workload", "text", "--only", "pytorch", "--rounds", "2", "--python", &python];
+    let ended = bench(folder.path(), &arguments);
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+    let report = report(folder.path());
+    let python = report.workloads[0].measurements.of(Contender::Pytorch).unwrap();
+    assert!(python.turns.len() == 2 && python.turns[0].samples == 1000, "{python:?}");
+    assert!(python.failure.as_ref().unwrap().contains("exit status: 3"), "{python:?}");
+    assert!(report.workloads[0].row(Contender::Tch).unwrap().against.len() == 1);
+}
+
+#[test]
+fn a_python_with_another_torch_is_absent() {
+    let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers");
+    let folder = tempfile::tempdir().unwrap();
+    for package in ["PIL", "torch", "torchvision"] {
+        std::fs::write(folder.path().join(format!("{package}.py")), "__version__ = '2.4.0+cpu'\n").unwrap();
+    }
+    let mut python = Command::new("python3");
+    python
+        .args(["-c", "import common", "{}"])
+        .env("PYTHONPATH", std::env::join_paths([folder.path(), &peers]).unwrap());
+    let said = text(&python.output().unwrap().stdout);
+    assert!(said.starts_with(r#"{"Missing": "it has torch 2.4.0+cpu: give a Python with torch 2.11.0"#), "{said}");
+}
+
+#[test]
 fn what_cannot_run_is_refused_before_anything_is_measured() {
     let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(folder.path().join("few/class")).unwrap();
+    std::fs::write(folder.path().join("few/class/1.jpg"), "").unwrap();
     for (arguments, said) in [
         (&["--only", "tf32", "--device", "cpu"][..], "--only tf32 needs a CUDA device"),
         (&["--workload", "photos", "--photos", "nowhere", "--only", "tch"], "--photos: cannot read nowhere"),
         (&["--workload", "digits", "--data", "nowhere"], "cannot read MNIST from nowhere"),
+        (
+            &["--workload", "photos", "--photos", "few", "--only", "tch"],
+            "few holds 1 photographs, fewer than a batch of 16",
+        ),
     ] {
         let ended = bench(folder.path(), arguments);
         let error = text(&ended.stderr);

@@ -2,8 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+
+use crc32fast::Hasher;
 
 use overdrive_core::{Entry, StateDict};
 use overdrive_ffi::HostBuffer;
@@ -18,7 +23,8 @@ use crate::manifest::{self, Manifest, Part, Pieces, checksum};
 
 /// The limit of safetensors' own readers.
 pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
-const CHUNK: usize = 1 << 20;
+/// More threads do not read faster: memory is the limit.
+const MOST_THREADS: usize = 4;
 
 /// Whether to read the entry of this name.
 pub(crate) type Wanted<'a> = &'a dyn Fn(&str) -> bool;
@@ -86,7 +92,7 @@ struct Source<'a> {
     file: File,
     bytes: u64,
     /// The checksum of the bytes read since the last `check`.
-    crc: crc32fast::Hasher,
+    crc: Hasher,
 }
 
 impl<'a> Source<'a> {
@@ -99,7 +105,7 @@ impl<'a> Source<'a> {
             other => other.when("open it", path)?,
         };
         let bytes = file.metadata().when("read its metadata", path)?.len();
-        let source = Self { path, file, bytes, crc: crc32fast::Hasher::new() };
+        let source = Self { path, file, bytes, crc: Hasher::new() };
         if bytes != expected.bytes {
             return Err(source.damaged("its size", format!("{} bytes", expected.bytes), format!("{bytes} bytes")));
         }
@@ -110,11 +116,9 @@ impl<'a> Source<'a> {
         CheckpointError::damaged(self.path, field, expected, found)
     }
 
-    fn take(&mut self, buffer: &mut [u8]) -> Result<(), CheckpointError> {
-        for chunk in buffer.chunks_mut(CHUNK) {
-            self.file.read_exact(chunk).when("read it", self.path)?;
-            self.crc.update(chunk);
-        }
+    fn take(&mut self, at: u64, buffer: &mut [u8]) -> Result<(), CheckpointError> {
+        self.file.read_exact_at(buffer, at).when("read it", self.path)?;
+        self.crc.update(buffer);
         Ok(())
     }
 
@@ -131,13 +135,13 @@ impl<'a> Source<'a> {
             return Err(self.damaged("its size", "at least 8 bytes", format!("{} bytes", self.bytes)));
         }
         let mut length = [0; 8];
-        self.take(&mut length)?;
+        self.take(0, &mut length)?;
         let length = u64::from_le_bytes(length);
         if length > limit {
             return Err(self.damaged("the header's length", format!("at most {limit}"), length));
         }
         let mut header = vec![0; length as usize];
-        self.take(&mut header)?;
+        self.take(8, &mut header)?;
         Ok((header, 8 + length))
     }
 
@@ -154,7 +158,7 @@ impl<'a> Source<'a> {
     /// Reads the whole file, and keeps the wanted tensors. They share the memory that the file was read into.
     fn read_all(&mut self, crc32: &str, wanted: Wanted<'_>, state: &mut StateDict) -> Result<(), CheckpointError> {
         let (header, start) = self.header()?;
-        let body = self.take_tensor((self.bytes - start) as usize)?;
+        let body = self.take_tensor(start, (self.bytes - start) as usize)?;
         self.check("the file", crc32)?;
         let header = self.parse(&header, self.bytes - start)?;
         for (key, names) in names_of(&header, wanted) {
@@ -176,8 +180,7 @@ impl<'a> Source<'a> {
             let Some(crc32) = pieces.tensors.get(&key) else {
                 return Err(self.damaged(&key, "a checksum in the manifest", "none"));
             };
-            self.file.seek(SeekFrom::Start(start + from as u64)).when("seek in it", self.path)?;
-            let bytes = self.take_tensor(to - from)?;
+            let bytes = self.take_tensor(start + from as u64, to - from)?;
             self.check(&format!("`{key}`"), crc32)?;
             let tensor = self.tensor(&key, info, &bytes, 0)?;
             names.into_iter().for_each(|name| state.insert(name, Entry::Tensor(tensor.shallow_clone())));
@@ -185,10 +188,16 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Reads the next bytes of the file into a byte tensor.
-    fn take_tensor(&mut self, bytes: usize) -> Result<Tensor, CheckpointError> {
-        let mut buffer = HostBuffer::zeroed(bytes, false)?;
-        self.take(buffer.as_mut_slice())?;
+    /// Reads bytes of the file into a byte tensor, with several threads, each of which also computes its checksum.
+    fn take_tensor(&mut self, at: u64, bytes: usize) -> Result<Tensor, CheckpointError> {
+        let (file, path) = (&self.file, self.path);
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+        let (buffer, checksums) = HostBuffer::filled(bytes, threads, Hasher::new, |crc, offset, memory| {
+            let read = read_some_at(file, memory, at + offset as u64).when("read it", path)?;
+            crc.update(read);
+            Ok::<_, CheckpointError>(read)
+        })?;
+        checksums.iter().for_each(|checksum| self.crc.combine(checksum));
         buffer.into_tensor(Kind::Uint8, &[bytes as i64]).map_err(|error| CheckpointError::Torch(error.into()))
     }
 
@@ -200,6 +209,16 @@ impl<'a> Source<'a> {
         let shape = shape.map_err(|_| self.damaged(key, "a shape below 2^63", format!("{:?}", info.shape)))?;
         let length = info.data_offsets.1 - info.data_offsets.0;
         view(bytes, start, length, kind, &shape).map_err(|error| self.damaged(key, "a tensor", error))
+    }
+}
+
+/// The first bytes of `memory`, read from a place in a file; none if a signal came first.
+fn read_some_at<'a>(file: &File, memory: &'a mut [MaybeUninit<u8>], at: u64) -> io::Result<&'a mut [u8]> {
+    match rustix::io::pread(file, memory, at) {
+        Err(rustix::io::Errno::INTR) => Ok(&mut []),
+        Err(error) => Err(error.into()),
+        Ok(([], _)) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok((read, _)) => Ok(read),
     }
 }
 
