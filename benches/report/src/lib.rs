@@ -1,12 +1,17 @@
-//! What Overdrive's benchmarks say about themselves: their options, the rows that they measured, and the tables, JSON
-//! and pages made of them.
+//! The part of Overdrive's benchmarks that does not measure: their options, the types of their results, and the tables,
+//! JSON and HTML pages made of them.
 //!
 //! Nothing here trains or links libtorch, so that `cargo xtask bench --help` answers in seconds and a report can be
-//! tested with made-up numbers. The flow is
+//! tested with made-up numbers. The first line is the technique benchmark, the second the comparisons of single parts
+//! with other tools (`cargo xtask versus`):
 //!
 //! ```text
 //! BenchOptions ──▶ (the bench measures) ──▶ [Measurements] ──▶ Report::new ──▶ table::render, html::render, JSON
+//! (a case measures) ──▶ VersusRow::of_pairs ──▶ VersusReport ──▶ table, JSON ──▶ records::page
 //! ```
+//!
+//! A [`Turn`] is a few seconds of steady training, a [`Whole`] is one training from start to end, a [`Mark`] is one
+//! point of its curve, and a [`Span`] is one phase of a step.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! All recorded comparisons on one page, by machine, each with what was measured of it before.
+//! All recorded comparisons on one page, by machine: the newest result of each, and the ratios that were measured
+//! before.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +15,7 @@ use crate::{VersusReport, VersusRow};
 /// A recorded report, and when it was measured.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// The day, as its file's name begins: `2026-11-21`.
+    /// The day, which is the beginning of the file's name: `2026-11-21`.
     pub day: String,
     /// What was measured.
     pub report: VersusReport,
@@ -23,28 +24,30 @@ pub struct Record {
 /// A record that cannot be read.
 #[derive(Debug, Error)]
 pub enum RecordError {
-    /// The file or the folder.
+    /// The file or the folder cannot be read.
     #[error("{}: cannot be read: {source}", .path.display())]
     Io {
-        /// Which.
+        /// Its path.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
     },
-    /// It holds something else.
+    /// The file is not JSON, or looks like a report of `cargo xtask versus` but cannot be read as one.
     #[error("{}: is not a report of `cargo xtask versus`: {source}", .path.display())]
     Json {
-        /// Which.
+        /// Its path.
         path: PathBuf,
         /// What is wrong with it.
         source: serde_json::Error,
     },
 }
 
-/// The comparisons in a folder, the oldest first. Files of other forms, such as the technique benchmark's, are passed over.
+/// The reports of comparisons in a folder, the oldest first. Other JSON files, such as the technique benchmark's, are
+/// skipped.
 ///
 /// # Errors
-/// When a file cannot be read, or says that it is such a report and is none.
+/// When the folder or a JSON file in it cannot be read, when such a file is not valid JSON, or when it looks like a
+/// report of comparisons (its first row has a `peer_name`) but cannot be read as one.
 pub fn read(folder: &Path) -> Result<Vec<Record>, RecordError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -70,10 +73,10 @@ pub fn read(folder: &Path) -> Result<Vec<Record>, RecordError> {
     Ok(records)
 }
 
-/// What was measured of one comparison on one machine, the newest first.
+/// The results of one comparison on one machine with their days, the newest first.
 type History<'a> = Vec<(&'a str, &'a VersusRow)>;
 
-/// The page.
+/// The HTML page.
 pub fn page(records: &[Record]) -> String {
     let mut machines: BTreeMap<String, BTreeMap<(&str, &str), History<'_>>> = BTreeMap::new();
     for Record { day, report } in records.iter().rev() {
@@ -136,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_of_each_machine_comes_first_and_tells_of_those_before() {
+    fn the_newest_result_of_each_machine_is_shown_with_the_earlier_ratios() {
         let records = [record("2026-01-01", 8.0, "A"), record("2026-02-01", 6.0, "A"), record("2026-01-15", 9.0, "B")];
         let page = page(&records);
         assert!(page.contains("0.60 (0.60\u{2013}0.60)") && page.contains("0.80 (2026-01-01)"), "{page}");
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_passed_over_and_broken_ones_named() {
+    fn other_files_are_skipped_and_broken_ones_named() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         write("2026-03-01-x-step.json", &record("", 1.0, "A").report.to_json().unwrap());

@@ -1,10 +1,12 @@
-//! Made-up measurements, labelled as such: for tests, and for looking at the layout of the page. Nothing here was measured.
+//! Made-up measurements, labelled as such: for tests, and for looking at the layout of the page. Nothing here was
+//! measured.
 
 use crate::{
     Contender, Disturbance, Machine, Mark, Measured, Measurements, Report, Setting, Span, Turn, Whole, Workload,
 };
 
-/// Contender, samples a second, share of waiting, MiB, seconds of a whole training and accuracy at its end.
+/// Contender, samples per second, share of the time spent waiting for data, MiB of memory, and for a whole training its
+/// seconds and the accuracy at its end.
 pub type Sketch = (Contender, f64, f64, u64, Option<(f64, f64)>);
 
 const DIGITS: [Sketch; 8] = [
@@ -18,13 +20,13 @@ const DIGITS: [Sketch; 8] = [
     (Contender::Combined, 4_460.0, 0.008, 447, Some((23.9, 0.9860))),
 ];
 
-/// A report of made-up measurements of everything.
+/// A made-up report of a full run with all workloads.
 pub fn report() -> Report {
     let measurements = Workload::ALL.map(|workload| measurements(workload, &DIGITS, 3));
     Report::new(setting("full", 3), measurements.to_vec())
 }
 
-/// The same of a quick run without Python, during which something else used the machine.
+/// A made-up report of a quick run without Python, in which one timing was disturbed.
 pub fn quick() -> Report {
     let mut digits = measurements(Workload::Digits, &DIGITS[3..], 2);
     digits.absent = vec![(Contender::Pytorch, "no torch in python3".to_owned())];
@@ -36,7 +38,7 @@ pub fn quick() -> Report {
     Report::new(setting("quick", 2), vec![digits])
 }
 
-/// Of one workload, in so many rounds.
+/// Made-up measurements of one workload in `rounds` rounds.
 pub fn measurements(workload: Workload, sketches: &[Sketch], rounds: u32) -> Measurements {
     Measurements {
         workload,

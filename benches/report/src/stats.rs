@@ -1,11 +1,12 @@
 //! Medians, and ratios of measurements that were taken in pairs.
 //!
-//! A shared machine slows down and speeds up while a benchmark runs. Two ways that took turns saw the same machine, so
-//! the ratio of each turn is fair where the ratio of two averages is not; the median then leaves out the odd turn.
+//! A shared machine slows down and speeds up while a benchmark runs. Two contenders measured right after each other run
+//! at nearly the same speed of the machine. So the ratio of each such pair is fair where the ratio of two averages is
+//! not, and the median of the ratios leaves out the outliers.
 
 use serde::{Deserialize, Serialize};
 
-/// The middle, the lowest and the highest of some measurements.
+/// The median, the smallest and the largest of some measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// The median.
@@ -29,7 +30,7 @@ impl Spread {
         Some(Self { median, low: sorted[0], high: sorted[sorted.len() - 1] })
     }
 
-    /// The spread of `numerators[i] / denominators[i]`: one ratio a pair, never a ratio of two medians.
+    /// The spread of `numerators[i] / denominators[i]`: one ratio per pair, not a ratio of two medians.
     ///
     /// `None` where there is no pair, the lengths differ, or a ratio is not a finite number.
     pub fn of_ratios(numerators: &[f64], denominators: &[f64]) -> Option<Self> {

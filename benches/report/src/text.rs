@@ -1,6 +1,6 @@
-//! Numbers and paragraphs as people read them; the table, the page and the advice all write them alike.
+//! Formats numbers and paragraphs for people; the table, the page and the advice all use these functions.
 
-/// Seconds with three significant digits, or as many as stand before the point.
+/// Seconds: three decimals below 1, else three significant digits, or more if there are more before the point.
 pub fn seconds(value: f64) -> String {
     match value.abs() {
         small if small < 0.995 => format!("{value:.3}"),
@@ -10,7 +10,7 @@ pub fn seconds(value: f64) -> String {
     }
 }
 
-/// A rate with three significant digits, or as many as stand before the point.
+/// A rate: two decimals below 10, else three significant digits, or more if there are more before the point.
 pub fn rate(value: f64) -> String {
     match value.abs() {
         small if small < 9.995 => format!("{value:.2}"),
@@ -24,18 +24,18 @@ pub fn times(value: f64) -> String {
     if value.abs() < 9.995 { format!("{value:.2}x") } else { format!("{value:.1}x") }
 }
 
-/// A share of one in percent.
+/// A share from 0 to 1, in percent.
 pub fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent.abs() < 9.95 { format!("{percent:.1}%") } else { format!("{percent:.0}%") }
 }
 
-/// An accuracy in percent, with the digits that matter near the top.
+/// An accuracy in percent. It has two decimals, because good accuracies differ little.
 pub fn accuracy(share: f64) -> String {
     format!("{:.2}%", share * 100.0)
 }
 
-/// Bytes in the unit that leaves few digits; a dash where they are not known.
+/// Bytes in MiB, or in GiB from 1000 MiB on; a dash if they are not known.
 pub fn bytes(value: Option<u64>) -> String {
     const MIB: f64 = (1 << 20) as f64;
     match value {
@@ -54,7 +54,7 @@ pub fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     }
 }
 
-/// `text` in lines of at most `width` characters, as far as its words allow.
+/// `text` in lines of at most `width` characters. A longer word gets a line of its own.
 pub fn wrap(text: &str, width: usize) -> String {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

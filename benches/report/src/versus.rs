@@ -1,4 +1,4 @@
-//! Ours beside somebody else's: the one form in which every comparison with a peer is written and shown.
+//! Comparisons of Overdrive with other tools (peers): the one format in which all of them are saved and shown.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -6,7 +6,7 @@ use thiserror::Error;
 use crate::table::align;
 use crate::{Machine, Spread, Versions, stats::median};
 
-/// The version of the JSON form; a field that is added leaves it as it is.
+/// The version of the JSON format; adding a field does not change it.
 pub const SCHEMA: u32 = 1;
 
 /// Comparisons measured in one run on one machine.
@@ -20,10 +20,10 @@ pub struct VersusReport {
     pub versions: Versions,
     /// What was measured.
     pub rows: Vec<VersusRow>,
-    /// What could not be measured, as its peer is not there; such rows are absent, never guessed.
+    /// The comparisons that were not measured because their peer cannot run here, each with the reason.
     pub missing: Vec<MissingPeer>,
-    /// The number of pairs that was asked for in place of the usual one: a row that was measured again because it missed
-    /// is seen by it.
+    /// The value of `--pairs`, if it was given. It shows that a report was measured with another number of pairs than
+    /// usual, for example again after a missed target.
     #[serde(default)]
     pub pairs_asked: Option<u32>,
 }
@@ -49,19 +49,19 @@ pub struct VersusRow {
     pub ratio_high: f64,
     /// Interleaved pairs measured.
     pub pairs: usize,
-    /// The bound that the ratio is to keep; `None` where the row only informs.
+    /// The bound that the ratio should meet; `None` if there is none.
     pub target: Option<f64>,
-    /// Which side of the bound is right.
+    /// On which side of the bound the ratio should be.
     pub target_is: Option<Bound>,
-    /// Whether the ratio keeps the bound: all pairs do (`true`), none does (`false`), or some do, which decides nothing.
-    /// Records of before 23 November 2026 say this of the median alone.
+    /// Whether the ratio meets the bound: `true` if all pairs do, `false` if none does, `None` if only some do, because
+    /// that decides nothing. Records from before 23 November 2026 judge the median alone.
     pub met: Option<bool>,
-    /// Whether the peer is no other tool but a limit: a constant, a bound, or a bare loop of ours.
+    /// Whether the peer is not another tool but a limit: a constant, a bound, or a plain loop of ours.
     #[serde(default)]
     pub is_limit: bool,
 }
 
-/// A peer that is not installed.
+/// A comparison that was not measured, because its peer cannot run here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingPeer {
     /// What would have been compared.
@@ -75,42 +75,45 @@ pub struct MissingPeer {
 /// How the ratio of a pair is taken, and so what it means; [`VersusRow::of_pairs`] writes the meaning into `case`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ratio {
-    /// Samples are amounts of work in a time: ours over the peer's, times faster.
+    /// Samples are rates (work per time). The ratio is ours divided by the peer's: how many times faster ours is.
     TimesFasterByRate,
-    /// Samples are times: the peer's over ours, times faster.
+    /// Samples are times. The ratio is the peer's divided by ours: how many times faster ours is.
     TimesFasterByTime,
-    /// Samples are costs, such as seconds or bytes: ours over the peer's, a share of its cost.
+    /// Samples are costs, such as seconds or bytes. The ratio is ours divided by the peer's: a share of its cost.
     ShareOfCost,
-    /// Samples are amounts of work in a time: ours over the peer's, a share of its speed.
+    /// Samples are rates (work per time). The ratio is ours divided by the peer's: a share of its speed.
     ShareOfRate,
 }
 
-/// Which side of a bound is right.
+/// On which side of a bound a ratio should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
-    /// The ratio is to be this or more.
+    /// The ratio should be at least the bound.
     AtLeast,
-    /// The ratio is to be this or less.
+    /// The ratio should be at most the bound.
     AtMost,
-    /// The ratio is to be this far from 1 at most.
+    /// The ratio should differ from 1 by at most the bound.
     Within,
 }
 
-/// A bound that a ratio is to keep.
+/// A bound that a ratio should meet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
-    /// This or more.
+    /// At least this.
     AtLeast(f64),
-    /// This or less.
+    /// At most this.
     AtMost(f64),
-    /// This far from 1 at most.
+    /// At most this far from 1.
     Within(f64),
 }
 
-/// Samples that no comparison can be made of.
+/// Samples that cannot be compared.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("{case}: {ours} samples beside {peer} of {peer_name}; each must be positive and have its pair")]
+#[error(
+    "{case}: {ours} samples of ours and {peer} of {peer_name}: both need the same number of samples, at least one, and \
+     each above 0"
+)]
 pub struct PairsError {
     /// What was compared.
     pub case: String,
@@ -127,7 +130,8 @@ impl VersusRow {
     ///
     /// # Errors
     ///
-    /// [`PairsError`] where the samples do not come in pairs, or a ratio is not a positive number.
+    /// [`PairsError`] if there are no samples, not equally many of both, or one is not above 0, or a ratio is not
+    /// finite.
     pub fn of_pairs(
         case: &str,
         peer_name: &str,
@@ -170,7 +174,7 @@ impl VersusRow {
 }
 
 impl Target {
-    /// Whether `ratio` keeps the bound.
+    /// Whether `ratio` meets the bound.
     pub fn is_met_by(self, ratio: f64) -> bool {
         match self {
             Self::AtLeast(bound) => ratio >= bound,
@@ -179,12 +183,12 @@ impl Target {
         }
     }
 
-    /// Whether a spread keeps the bound as a whole; `None` where a part of it does.
+    /// Whether all of a spread meets the bound (`true`) or none of it (`false`); `None` if only a part does.
     pub fn decided_by(self, spread: Spread) -> Option<bool> {
         let Spread { low, high, .. } = spread;
         let ends = [self.is_met_by(low), self.is_met_by(high)];
         match self {
-            // An interval from one side of 1 to the other has its ends outside, and a part within.
+            // Both ends are outside, but on different sides of 1: the middle is within.
             Self::Within(_) if ends == [false; 2] && low < 1.0 && high > 1.0 => None,
             _ => (ends[0] == ends[1]).then_some(ends[0]),
         }
@@ -200,7 +204,8 @@ impl Target {
 }
 
 impl VersusReport {
-    /// The comparisons as a table for a terminal, each case above its peers, then the peers that are missing.
+    /// The comparisons as a table for a terminal: each case, and below it its peers; then what was not measured, and
+    /// why.
     pub fn table(&self) -> String {
         let head = ["case and peer", "ours", "peer's", "ratio (low-high)", "pairs", "target", "met"];
         let table = align(&head, &self.rows.iter().map(cells).collect::<Vec<_>>());
@@ -221,7 +226,7 @@ impl VersusReport {
         out.join("\n") + "\n"
     }
 
-    /// The JSON form, indented.
+    /// The report as indented JSON.
     pub fn to_json(&self) -> serde_json::Result<String> {
         serde_json::to_string_pretty(self).map(|json| json + "\n")
     }
@@ -306,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_has_every_field_of_the_form_and_the_table_names_what_is_missing() {
+    fn the_json_has_every_field_of_the_format_and_the_table_names_what_is_missing() {
         let report = VersusReport {
             schema: SCHEMA,
             rows: vec![row(Ratio::ShareOfCost, Some(Target::AtMost(0.3)))],

@@ -1,4 +1,4 @@
-//! Writing a report so that it is either whole or absent.
+//! Writes a report so that a reader sees either all of it or none of it.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 use thiserror::Error;
 
-/// Why a report was not written; whatever was at its path before is still there, whole.
+/// Why a report was not written. A file that was at its path before is unchanged.
 #[derive(Debug, Error)]
 pub enum WriteError {
     /// The disk or the quota is full.
@@ -54,10 +54,10 @@ impl WriteError {
     }
 }
 
-/// Writes `content` to `path`, making the folders above it: to a temporary file beside it, which is synced and then
-/// renamed, so that no reader and no crash ever sees half of it.
+/// Writes `content` to `path`, and makes the folders above it. The content goes to a temporary file in the same folder,
+/// which is synced and then renamed, so that neither a reader nor a crash leaves half of it visible.
 ///
-/// A path that is no regular file (`/dev/stdout`, a pipe) is written to as it is: renaming would replace it.
+/// A path that is not a regular file (`/dev/stdout`, a pipe) is written to directly: renaming would replace it.
 ///
 /// # Errors
 ///
@@ -66,8 +66,8 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<(), WriteError> {
     write(path, content).map_err(|source| WriteError::new(path, source))
 }
 
-/// Finds out now what [`write_atomically`] would stumble over after a long measurement: makes the folders above `path`
-/// and tries to make a file there, which is removed again.
+/// Checks, before a long measurement, that [`write_atomically`] will be able to write: makes the folders above `path`
+/// and a file there, which is removed again.
 ///
 /// # Errors
 ///
@@ -82,7 +82,7 @@ pub fn check_writable(path: &Path) -> Result<(), WriteError> {
 
 /// What a path leads to.
 enum Target {
-    /// A file, there or not, with links resolved: renaming onto a link would replace the link.
+    /// A file, whether it exists or not, with links resolved: renaming onto a link would replace the link.
     File(PathBuf),
     /// A device or a pipe.
     Stream,
@@ -122,7 +122,7 @@ fn temporary_beside(target: &Path) -> io::Result<NamedTempFile> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // What any new file gets; a temporary file would otherwise be its owner's alone.
+        // The usual permissions of a new file; otherwise only its owner could read it.
         builder.permissions(fs::Permissions::from_mode(0o666));
     }
     builder.tempfile_in(folder)

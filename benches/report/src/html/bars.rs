@@ -1,4 +1,5 @@
-//! Bars by contender: speed, split by the shares of computing and of waiting for data; and memory.
+//! Bar charts with one bar per contender: speed, divided into the shares of computing and of waiting for data; and peak
+//! memory.
 
 use std::fmt::Write;
 
@@ -7,21 +8,21 @@ use crate::report::WorkloadReport;
 use crate::text::{bytes, rate};
 use crate::{Contender, Row};
 
-/// Share of the box that the longest whisker reaches, so that its end stays clear of the edge.
-const REACH: f64 = 98.0;
+/// Percentage of the box's width at which the longest bar or whisker ends, so that its end is not clipped.
+pub(super) const REACH: f64 = 98.0;
 
 /// One bar.
 struct Bar {
     contender: Contender,
     note: String,
-    /// Length of its first part, and of both.
+    /// Lengths of the computing part and of the whole bar, in the chart's unit.
     parts: (f64, f64),
     whisker: Option<(f64, f64)>,
     value: String,
     more: String,
 }
 
-/// Samples a second on one scale.
+/// The chart of samples per second.
 pub fn speed(report: &WorkloadReport) -> String {
     let bar = |row: &Row| {
         let spread = row.rate?;
@@ -37,10 +38,10 @@ pub fn speed(report: &WorkloadReport) -> String {
             more,
         })
     };
-    chart(&report.rows.iter().filter_map(bar).collect::<Vec<_>>(), &|mark| mark.to_string())
+    chart(&report.rows.iter().filter_map(bar).collect::<Vec<_>>(), &|tick| tick.to_string())
 }
 
-/// Memory on one scale.
+/// The chart of peak memory: the GPU's where it was measured, else the process's.
 pub fn memory(report: &WorkloadReport) -> String {
     let bar = |row: &Row| {
         let measured = report.measurements.of(row.contender)?;
@@ -56,28 +57,28 @@ pub fn memory(report: &WorkloadReport) -> String {
             more: more.to_owned(),
         })
     };
-    chart(&report.rows.iter().filter_map(bar).collect::<Vec<_>>(), &|mark| format!("{mark} MiB"))
+    chart(&report.rows.iter().filter_map(bar).collect::<Vec<_>>(), &|tick| format!("{tick} MiB"))
 }
 
 fn chart(bars: &[Bar], label: &dyn Fn(f64) -> String) -> String {
     let longest = bars.iter().map(|bar| bar.whisker.map_or(bar.parts.1, |(_, high)| high));
     let longest = longest.fold(f64::MIN_POSITIVE, f64::max);
     let at = |value: f64| value / longest * REACH;
-    let marks = ticks(0.0, longest, 4.0);
+    let ticks = ticks(0.0, longest, 4.0);
     let mut out = String::from("<div class=\"bars\">");
     for bar in bars {
-        draw(&mut out, bar, &marks, &at);
+        draw(&mut out, bar, &ticks, &at);
     }
     out.push_str("<div class=\"axis\"><svg width=\"100%\" height=\"20\" aria-hidden=\"true\">");
-    for mark in &marks {
-        let anchor = if *mark == 0.0 { "start" } else { "middle" };
-        let text = if *mark == 0.0 { "0".to_owned() } else { label(*mark) };
-        let _ = write!(out, "<text x=\"{:.2}%\" y=\"15\" text-anchor=\"{anchor}\">{text}</text>", at(*mark));
+    for tick in &ticks {
+        let anchor = if *tick == 0.0 { "start" } else { "middle" };
+        let text = if *tick == 0.0 { "0".to_owned() } else { label(*tick) };
+        let _ = write!(out, "<text x=\"{:.2}%\" y=\"15\" text-anchor=\"{anchor}\">{text}</text>", at(*tick));
     }
     out + "</svg></div></div>"
 }
 
-fn draw(out: &mut String, bar: &Bar, marks: &[f64], at: &impl Fn(f64) -> f64) {
+fn draw(out: &mut String, bar: &Bar, ticks: &[f64], at: &impl Fn(f64) -> f64) {
     let label = format!("{}: {}", bar.contender, bar.value);
     // Writing to a string cannot fail.
     let _ = write!(
@@ -89,16 +90,16 @@ fn draw(out: &mut String, bar: &Bar, marks: &[f64], at: &impl Fn(f64) -> f64) {
         class(bar.contender),
         escape(&label),
     );
-    for mark in marks {
-        let x = at(*mark);
+    for tick in ticks {
+        let x = at(*tick);
         let _ = write!(out, "<line class=\"grid\" x1=\"{x:.2}%\" x2=\"{x:.2}%\" y1=\"0\" y2=\"22\"/>");
     }
-    let (first, both) = (at(bar.parts.0), at(bar.parts.1));
+    let (compute, whole) = (at(bar.parts.0), at(bar.parts.1));
     let _ = write!(
         out,
-        "<rect class=\"compute\" width=\"{first:.2}%\" y=\"3\" height=\"16\"/>\
-         <rect class=\"wait\" x=\"{first:.2}%\" width=\"{:.2}%\" y=\"3\" height=\"16\"/>",
-        both - first,
+        "<rect class=\"compute\" width=\"{compute:.2}%\" y=\"3\" height=\"16\"/>\
+         <rect class=\"wait\" x=\"{compute:.2}%\" width=\"{:.2}%\" y=\"3\" height=\"16\"/>",
+        whole - compute,
     );
     if let Some((low, high)) = bar.whisker {
         let _ =

@@ -1,4 +1,4 @@
-//! The small print: machine, versions and options.
+//! The page's list of facts: machine, versions and options.
 
 use super::escape;
 use crate::Report;

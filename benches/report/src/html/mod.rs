@@ -1,6 +1,8 @@
-//! The report as a page: one file without scripts or anything fetched, light or dark as its reader's system is.
+//! The report as an HTML page: one file that has no scripts and fetches nothing, light or dark like the reader's
+//! system.
 //!
-//! Text is HTML and only shapes are SVG, in percent of their box, so that nothing shrinks on a narrow screen.
+//! In the bar charts and timelines, text is HTML, and only shapes and axis labels are SVG, placed in percent of the
+//! width: so the text keeps its size on a narrow screen.
 
 mod bars;
 mod curves;
@@ -56,14 +58,14 @@ fn section(report: &WorkloadReport) -> String {
 /// The goals and their results.
 fn goals(report: &WorkloadReport) -> String {
     let goal = |goal: &crate::verdict::GoalResult| {
-        let (class, said) = match goal.outcome {
+        let (class, result) = match goal.outcome {
             Outcome::Met => ("met", "met"),
             Outcome::Missed => ("missed", "missed"),
             Outcome::Undecided => ("open", "undecided"),
             Outcome::Disturbed => ("open", "disturbed"),
         };
         format!(
-            "<li><b>{}</b> the speed of {} <span class=\"{class}\">goal {}: {said}</span></li>",
+            "<li><b>{}</b> the speed of {} <span class=\"{class}\">goal {}: {result}</span></li>",
             escape(&goal.comparison.text()),
             goal.comparison.with,
             crate::text::times(goal.at_least),

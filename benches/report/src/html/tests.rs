@@ -29,7 +29,7 @@ fn the_page_is_whole_and_fetches_nothing() {
 #[test]
 fn what_was_not_measured_is_not_shown() {
     let (whole, quick) = (render(&sample::report()), render(&sample::quick()));
-    for shown in ["Loss over time", "3 steps, before and after", "What would help next"] {
+    for shown in ["Loss over time", "3 steps by phase", "What would speed up"] {
         assert!(whole.contains(shown) && !quick.contains(shown), "{shown}");
     }
     assert!(quick.contains("pytorch is absent: no torch in python3"));

@@ -1,16 +1,17 @@
-//! A few steps phase by phase, plain tch's above ours, on one scale; and what would help next.
+//! A timeline of a few steps by phase, plain tch above combined, on one scale; below it, what would speed up combined
+//! further.
 
 use std::fmt::Write;
 
-use super::{escape, paragraphs};
+use super::{bars::REACH, escape, paragraphs};
 use crate::report::{WorkloadReport, first_steps};
 use crate::text::seconds;
 use crate::{Contender, Span};
 
-/// Steps that are shown.
+/// How many steps are shown.
 const STEPS: usize = 3;
 
-/// The timelines of a workload with their heading; nothing where none was recorded.
+/// A workload's timelines under a heading; empty if none was recorded.
 pub fn section(report: &WorkloadReport) -> String {
     let all = &report.measurements;
     let lines: Vec<(Contender, &[Span])> = [Contender::Tch, Contender::Combined]
@@ -32,11 +33,15 @@ pub fn section(report: &WorkloadReport) -> String {
         true => String::new(),
         false => {
             let lines = paragraphs(all.next.iter().map(String::as_str));
-            format!("<h3>What would help next, by the diagnosis of combined</h3><div class=\"next\">{lines}</div>")
+            format!(
+                "<h3>What would speed up combined further, according to its diagnosis</h3>\
+                 <div class=\"next\">{lines}</div>"
+            )
         }
     };
     format!(
-        "<h3>{STEPS} steps, before and after</h3><p class=\"legend\">{legend}</p><div class=\"bars\">{drawn}</div>{next}"
+        "<h3>{STEPS} steps by phase</h3><p class=\"legend\">{legend}</p>\
+         <div class=\"bars\">{drawn}</div>{next}"
     )
 }
 
@@ -53,8 +58,8 @@ fn line(contender: Contender, spans: &[Span], whole: f64) -> String {
             out,
             "<rect class=\"{}\" x=\"{:.3}%\" width=\"{:.3}%\" y=\"3\" height=\"16\"><title>{}: {} s</title></rect>",
             span.phase.replace(' ', "-"),
-            98.0 * span.start / whole,
-            98.0 * span.seconds / whole,
+            REACH * span.start / whole,
+            REACH * span.seconds / whole,
             escape(&span.phase),
             seconds(span.seconds),
         );
