@@ -1,12 +1,13 @@
-//! The fuzzers' entry points: one function per format, which takes any bytes and returns how much could be read from
-//! them.
+//! The fuzzers' entry points: one function per format, which takes any bytes and returns a count of what could be read
+//! from them (values, samples, columns).
 //!
-//! The targets of cargo-fuzz call these, and so does the test that replays the corpus, `tests/formats/corpus.rs`. Each
-//! reads its bytes as they are, and again with corrected checksums and lengths, which a fuzzer does not find by itself.
+//! The targets of cargo-fuzz call these, and so does the test that replays the corpus, `tests/formats/corpus.rs`. With
+//! the count, it checks that something can be read from each format's corpus. Most functions read the bytes as they
+//! are, and again with corrected checksums and lengths, which a fuzzer does not find by itself.
 #![forbid(unsafe_code)]
 
 mod database;
-mod kept;
+mod own_files;
 mod repair;
 
 use std::fs;
@@ -19,12 +20,12 @@ use overdrive_dataload::{
 };
 use tempfile::TempDir;
 
-/// Reads bytes, and returns how much could be read.
+/// Reads bytes, and returns a count of what could be read.
 pub type Entry = fn(&[u8]) -> usize;
 
 /// All entries, with the names of their targets and folders in the corpus.
 pub const ENTRIES: [(&str, Entry); 12] = [
-    ("caches", kept::caches),
+    ("caches", own_files::caches),
     ("idx", idx),
     ("image", image),
     ("jpeg", jpeg),
@@ -33,15 +34,15 @@ pub const ENTRIES: [(&str, Entry); 12] = [
     ("parquet", parquet),
     ("safetensors", safetensors),
     ("shards", shards),
-    ("state", kept::state),
+    ("state", own_files::state),
     ("tfrecord", tfrecord),
     ("webdataset", webdataset),
 ];
 
-/// Runs the entry of this name, and returns how much it read.
+/// Runs the entry of this name, and returns its count.
 ///
 /// # Panics
-/// When there is no such entry, and when the code under test panics, which the fuzzer looks for.
+/// When there is no such entry, and when the code under test panics: that is what the fuzzer looks for.
 pub fn run(name: &str, bytes: &[u8]) -> usize {
     let (_, entry) = ENTRIES.iter().find(|(entry, _)| *entry == name).expect("an entry of this name");
     entry(bytes)
@@ -58,10 +59,11 @@ fn file(name: &str, content: &[u8]) -> PathBuf {
 }
 
 fn idx(bytes: &[u8]) -> usize {
+    // 1 for the header, so that an empty array counts too.
     read_idx(file("fuzz.idx", bytes)).map_or(0, |array| 1 + array.data.len())
 }
 
-/// PNG, WebP and any other image format.
+/// Decodes an image of any format, as it is and, if it is a PNG, with correct checksums.
 fn image(bytes: &[u8]) -> usize {
     let read = |bytes: &[u8]| usize::from(decode_image(bytes, Color::Rgb, Path::new("fuzz.png")).is_ok());
     let repaired = repair::png_checksums(bytes);
@@ -95,7 +97,8 @@ fn npy(bytes: &[u8]) -> usize {
     read(bytes) + repair::npy_length(bytes).map_or(0, |bytes| read(&bytes))
 }
 
-/// Reads a whole file; or uses the bytes as the footer, and as the pages, of an otherwise valid file.
+/// Reads bytes that end like a Parquet file as such a file. Other bytes become the footer, and the pages, of an
+/// otherwise valid file.
 fn parquet(bytes: &[u8]) -> usize {
     if bytes.ends_with(b"PAR1") {
         return table(bytes.to_vec());
@@ -106,7 +109,8 @@ fn parquet(bytes: &[u8]) -> usize {
 /// Reads column by column, and returns how many could be read.
 fn table(file: Vec<u8>) -> usize {
     let Ok(dataset) = ParquetDataset::from_bytes(file, Path::new("fuzz.parquet")) else { return 0 };
-    // Without checksums, damage reaches the decoders. A small limit, since a few bytes may encode many equal values.
+    // Checksums are not verified, so that damaged pages reach the decoders. The limit is small, because a few bytes may
+    // encode many equal values.
     let dataset = dataset.threads(1).verify_crc(false).max_column_bytes(1 << 24);
     let names: Vec<String> = dataset.fields().map(|field| field.name().to_owned()).collect();
     let read = |name: &String| {
@@ -125,7 +129,7 @@ fn safetensors(bytes: &[u8]) -> usize {
     read(bytes) + repair::safetensors_length(bytes).map_or(0, |bytes| read(&bytes))
 }
 
-/// Expands braces; globs are left out, since their matches depend on the machine.
+/// Expands braces. Patterns with globs are left out, because their matches depend on the machine.
 fn shards(bytes: &[u8]) -> usize {
     let pattern = str::from_utf8(bytes).unwrap_or("*");
     if pattern.contains(['*', '?', '[', '/']) {

@@ -1,8 +1,8 @@
-//! Corrects checksums and lengths, so that the fuzzer reaches the content that they guard.
+//! Corrects checksums and lengths, so that the fuzzer reaches the code behind the checks.
 
 use flate2::Crc;
 
-/// Valid files whose footer or pages are replaced.
+/// Valid files; [`with_footer`] and [`with_pages`] replace a part of them.
 const TABLES: [&[u8]; 4] = [
     include_bytes!("../../tests/fixtures/parquet/numbers.parquet"),
     include_bytes!("../../tests/fixtures/parquet/nested.parquet"),

@@ -38,12 +38,14 @@ static INDEX: LazyLock<(PathBuf, PathBuf, Vec<u8>)> = LazyLock::new(|| {
     (database, index, start)
 });
 
-/// Uses the bytes as a cache's table and samples, and as the content of an index.
+/// Opens the bytes as a disk cache (as they are, then with correct checksums) and as an LMDB index file. Returns how
+/// many cached samples and values could be read.
 pub(crate) fn caches(bytes: &[u8]) -> usize {
     cache(bytes.to_vec()) + cache(with_checksums(bytes)) + index(bytes)
 }
 
-/// Whatever is in the file, all samples can be read; returns how many entries the cache has.
+/// Opens a cache file with this content after its header, and returns how many samples it has cached. Whatever the
+/// content is, all samples must be readable, because those that are not cached are read from the dataset.
 fn cache(content: Vec<u8>) -> usize {
     let path = super::file("fuzz.cache", &[&CACHE[..], &content].concat());
     let Ok(cache) = DiskCached::open(images(), &path) else { return 0 };
@@ -54,7 +56,7 @@ fn cache(content: Vec<u8>) -> usize {
     cached
 }
 
-/// Fixes the checksums in the table's entries, those of samples included.
+/// Corrects the checksums in the table's entries: those of the samples, and those of the entries themselves.
 fn with_checksums(bytes: &[u8]) -> Vec<u8> {
     let mut content = bytes.to_vec();
     content.resize(bytes.len().max(SAMPLES * CACHE_ENTRY), 0);
@@ -78,7 +80,8 @@ fn with_checksums(bytes: &[u8]) -> Vec<u8> {
     content
 }
 
-/// An index with keys that its database does not have.
+/// Opens an intact database with an index file whose keys are the bytes, most of which the database does not have.
+/// Returns how many values could be read.
 fn index(bytes: &[u8]) -> usize {
     let (database, index, start) = &*INDEX;
     let body = [&start[INDEX_HEADER..], bytes].concat();
@@ -89,11 +92,12 @@ fn index(bytes: &[u8]) -> usize {
     (0..dataset.len()).filter(|&index| dataset.get(index).is_ok()).count()
 }
 
-/// Replaces entries of a loader's state by lines of `key=value`, where a value is a number or text.
+/// Replaces entries of loaders' states by lines of `key=value`, where a value is a number or text, and loads the
+/// states. Returns how many batches follow.
 pub(crate) fn state(bytes: &[u8]) -> usize {
     let Ok(text) = str::from_utf8(bytes) else { return 0 };
     let builder = DataLoader::builder(FnDataset::new(10, Ok)).batch_size(3).shuffle(true);
-    let mut given = resume(text, builder.collate(listed).build());
+    let mut total = resume(text, builder.collate(listed).build());
     let shards = FnStream::new(5, |shard| {
         let items = (0..shard * 2).map(move |item| Ok(10 * shard + item));
         Ok(Box::new(items) as Samples<usize>)
@@ -104,9 +108,9 @@ pub(crate) fn state(bytes: &[u8]) -> usize {
             Some(batches) => builder.batches_per_epoch(batches),
             None => builder,
         };
-        given += resume(text, builder.collate(listed).build());
+        total += resume(text, builder.collate(listed).build());
     }
-    given
+    total
 }
 
 fn listed(samples: Vec<usize>) -> Result<Vec<usize>, DataError> {
@@ -128,17 +132,17 @@ fn resume(text: &str, loader: Result<DataLoader<Vec<usize>>, DataError>) -> usiz
     if loader.load_state_dict(&state).is_err() {
         return 0;
     }
-    let mut given = 0;
+    let mut batches = 0;
     loader.state_dict().expect("the loaded state");
     for batch in (0..EPOCHS).flat_map(|_| loader.iter()) {
         loader.state_dict().expect("a state after a batch");
         match batch {
-            Ok(_) => given += 1,
+            Ok(_) => batches += 1,
             Err(error) => match error.innermost() {
                 DataError::StreamPanicked { .. } | DataError::WorkerDied { .. } => panic!("{error}"),
                 _ => {}
             },
         }
     }
-    given
+    batches
 }
