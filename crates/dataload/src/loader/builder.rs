@@ -11,7 +11,7 @@ use crate::loader::stages::Stages;
 use crate::loader::stats::Counters;
 use crate::loader::transfer::{TensorOps, Transfer};
 use crate::loader::tuner::{Limits, Tuner, local_ranks, share_of_cores};
-use crate::loader::worker::{Conduct, WorkerInit};
+use crate::loader::worker::{WorkerInit, WorkerOptions};
 use crate::{Collate, DataError, Stack, TensorBatch};
 
 /// More threads than this are surely a mistake, and starting them could overload the machine.
@@ -83,8 +83,8 @@ pub(crate) struct Options {
     pin_memory: bool,
     device: Option<Device>,
     keep_on_device: bool,
-    /// For a source whose samples are whole batches: with `shuffle`, it gets the seed through this cell and shuffles
-    /// rows.
+    /// Set for a source whose samples are whole batches (`ParquetBatches`). With `shuffle`, the loader passes its seed
+    /// through this cell, and the source shuffles rows; the loader then does not permute the batches.
     pub(crate) shuffles_rows: Option<Arc<OnceLock<u64>>>,
     /// Further settings that the order of the samples depends on.
     pub(crate) order: Vec<(&'static str, i64)>,
@@ -257,7 +257,7 @@ where
 pub(crate) struct Machinery<B> {
     /// Where finished samples are kept, with `cache(OnDevice)`.
     pub(crate) keep: Option<(TensorOps<B>, Device)>,
-    pub(crate) conduct: Conduct,
+    pub(crate) worker_options: WorkerOptions,
     pub(crate) tuner: Tuner,
     pub(crate) bytes: Option<fn(&B) -> usize>,
     pub(crate) counters: Arc<Counters>,
@@ -321,14 +321,14 @@ impl Options {
             counters: counters.clone(),
             faults: faults.clone(),
         };
-        let conduct = Conduct {
+        let worker_options = WorkerOptions {
             in_order: self.in_order,
             timeout: self.timeout,
             init: self.worker_init_fn,
             nice: self.worker_nice,
         };
         let keep = ops.zip(self.device).filter(|_| self.keep_on_device);
-        Ok((stages, Machinery { keep, conduct, tuner, bytes: ops.map(|ops| ops.bytes), counters, faults }))
+        Ok((stages, Machinery { keep, worker_options, tuner, bytes: ops.map(|ops| ops.bytes), counters, faults }))
     }
 }
 

@@ -11,7 +11,7 @@ use crate::loader::position::{Given, Mark, Progress};
 use crate::loader::stats::Counters;
 use crate::loader::tuner::{Size, Tuner};
 use crate::loader::work::{Content, EpochWork, Made};
-use crate::loader::worker::{Conduct, MOST_IN_FLIGHT, Workers, make_guarded};
+use crate::loader::worker::{MOST_IN_FLIGHT, WorkerOptions, Workers, make_guarded};
 use crate::{Cancellation, DataError};
 
 /// The batches of one epoch, in order; made by [`DataLoader::iter`](crate::DataLoader::iter) and
@@ -58,7 +58,7 @@ impl<B: Send + 'static> Epoch<B> {
         work: Result<Arc<dyn EpochWork<B>>, DataError>,
         progress: Progress,
         batches: Option<usize>,
-        conduct: Conduct,
+        worker_options: WorkerOptions,
         tuning: Tuning<B>,
         counters: Arc<Counters>,
     ) -> Self {
@@ -72,7 +72,7 @@ impl<B: Send + 'static> Epoch<B> {
             Err(error) => Crew::Failed(error),
             Ok(work) if workers == 0 => Crew::CallingThread(work),
             Ok(work) => {
-                Workers::spawn(work, workers, in_flight, first, conduct).map_or_else(Crew::Failed, Crew::Workers)
+                Workers::spawn(work, workers, in_flight, first, worker_options).map_or_else(Crew::Failed, Crew::Workers)
             }
         };
         let progress = Arc::new(Mutex::new(progress));

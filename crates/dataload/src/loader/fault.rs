@@ -22,8 +22,9 @@ pub enum OnError {
     /// delivers the next batch instead; after 256 empty batches in a row the epoch ends with
     /// [`DataError::StreamEnded`].
     Skip,
-    /// Replaces the sample by another of the epoch's samples of all ranks, drawn from (seed, epoch, draw): every batch
-    /// keeps its size, and every rank its number of batches. Fails when 256 substitutes in a row are bad too: where
+    /// Replaces the sample by another of the epoch's samples of all ranks, chosen by a function of (seed, epoch, the
+    /// sample's position in the order, the number of the try): every batch keeps its size, and every rank its number of
+    /// batches. Fails when 256 substitutes in a row are bad too: where
     /// nine of ten samples are bad, that happens once in 500 billion bad samples, and where all are bad, at the first
     /// one. Each bad substitute is listed as a fault as well. Where intact samples do not fit together (images of
     /// different sizes for [`Stack`](crate::Stack)), the batch is read again up to 64 times, then it fails.

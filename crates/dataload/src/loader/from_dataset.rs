@@ -85,7 +85,7 @@ where
             return Err(DataError::option("batch_sampler", expected, "one of them"));
         }
         if options.shuffle && sampler.is_some() {
-            return Err(DataError::option("sampler", "either it or shuffle", "both"));
+            return Err(DataError::option("sampler", "no shuffle together with it", "both"));
         }
         let (len, seed) = (dataset.len(), options.seed);
         let mut order = vec![("shuffle", i64::from(options.shuffle)), ("drop_last", i64::from(options.drop_last))];

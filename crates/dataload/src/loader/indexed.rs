@@ -14,9 +14,9 @@ use crate::loader::stages::Stages;
 use crate::loader::work::{Content, EpochWork, Made, Source};
 use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError, Dataset};
 
-/// How often `Replace` makes a batch again whose samples do not fit together; each time the whole batch is read again.
-/// Where seven of ten samples have a different shape, a batch of 64 still has one after that in one of 100 million
-/// cases.
+/// Limit on how often `Replace` makes a batch again because its samples do not fit together; each time the whole batch
+/// is read again. Where seven of ten samples have a different shape, a batch of 64 still has one after 64 attempts in
+/// one of 100 million cases.
 const MAX_REMAKES: usize = 64;
 
 pub(crate) struct Indexed<D, C: Collate<D::Sample>>
@@ -95,7 +95,7 @@ pub(super) struct IndexedEpoch<D, C, B> {
     store: Option<Arc<DeviceStore<B>>>,
     plan: BatchPlan,
     pub(super) batch_sampler: Arc<dyn BatchSampler>,
-    /// The indices that substitutes are drawn from; made when the first is needed.
+    /// The indices from which substitutes are drawn; made when the first is needed.
     pub(super) pool: OnceLock<Vec<usize>>,
     pub(super) seed: u64,
     pub(super) epoch: u64,

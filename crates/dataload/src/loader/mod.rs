@@ -51,7 +51,7 @@ use position::{Position, Progress as EpochProgress};
 use stats::Counters;
 use tuner::Tuner;
 use work::Source;
-use worker::Conduct;
+use worker::WorkerOptions;
 
 /// Batches of a dataset or a stream, made ahead of time on background threads.
 ///
@@ -77,7 +77,7 @@ use worker::Conduct;
 /// `torch.utils.data.DataLoader`; the state is that of `torchdata.stateful_dataloader.StatefulDataLoader`.
 pub struct DataLoader<B> {
     source: Arc<dyn Source<B>>,
-    conduct: Conduct,
+    worker_options: WorkerOptions,
     tuner: Arc<Mutex<Tuner>>,
     bytes: Option<fn(&B) -> usize>,
     counters: Arc<Counters>,
@@ -122,10 +122,10 @@ impl DataLoader<()> {
 
 impl<B: Send + 'static> DataLoader<B> {
     pub(crate) fn new(source: Arc<dyn Source<B>>, machinery: Machinery<B>) -> Self {
-        let Machinery { conduct, tuner, bytes, counters, faults, keep: _ } = machinery;
+        let Machinery { worker_options, tuner, bytes, counters, faults, keep: _ } = machinery;
         Self {
             source,
-            conduct,
+            worker_options,
             tuner: Arc::new(Mutex::new(tuner)),
             bytes,
             counters,
@@ -155,9 +155,9 @@ impl<B: Send + 'static> DataLoader<B> {
         let position = next.filter(|next| next.epoch == epoch).unwrap_or_else(|| Position::start_of(epoch));
         let tuning = Tuning { tuner: self.tuner.clone(), bytes: self.bytes };
         let work = self.source.begin(&position);
-        let (batches, conduct) = (self.source.batches(), self.conduct.clone());
+        let (batches, worker_options) = (self.source.batches(), self.worker_options.clone());
         let progress = EpochProgress::new(position, self.source.bounds().lanes);
-        let epoch = Epoch::start(work, progress, batches, conduct, tuning, self.counters.clone());
+        let epoch = Epoch::start(work, progress, batches, worker_options, tuning, self.counters.clone());
         *lock(&self.current) = Some(epoch.progress_of().clone());
         self.counters.waited(asked.elapsed());
         epoch

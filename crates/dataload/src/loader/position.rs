@@ -44,8 +44,8 @@ pub(crate) struct Position {
     pub(crate) epoch: u64,
     /// All batches below this number were delivered.
     pub(crate) batch: usize,
-    /// How many of the numbers do not count as batches of this epoch: all their samples were bad, or the epoch before
-    /// delivered them.
+    /// How many of the numbers do not count as batches of this epoch: with `batches_per_epoch`, those whose samples
+    /// were all bad; for a stream, those that the epoch before had delivered.
     pub(crate) extra: usize,
     /// Delivered batches with numbers above `batch`; only `in_order(false)` has any.
     pub(crate) ahead: BTreeMap<usize, Mark>,
@@ -54,11 +54,12 @@ pub(crate) struct Position {
     pub(crate) mark: Mark,
 }
 
-/// The position of a running epoch, and earlier positions for batches that were taken ahead.
+/// The position of a running epoch, and earlier positions, for batches that a caller took before it uses them
+/// (`overdrive_core::take_ahead`, as gradient accumulation does).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress {
     now: Position,
-    /// The position before each batch that was taken ahead of its use, oldest first.
+    /// The position before each batch that was taken and is not used yet, oldest first.
     earlier: VecDeque<Position>,
     /// `Some` for a stream, whose next epoch continues where this one ends.
     lanes: Option<LaneBounds>,
@@ -70,7 +71,7 @@ pub(crate) struct Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Given {
     Batch,
-    /// A batch that was taken ahead: the training loop does not use it yet.
+    /// A batch that a caller takes before it uses it.
     Ahead,
     /// Nothing: all samples were bad, or the batch was delivered before the state was saved.
     Nothing,
@@ -87,7 +88,7 @@ impl Progress {
         &self.now
     }
 
-    /// What the training loop has had, without the batches that are only held ahead.
+    /// What the training loop has used: without the batches that were only taken ahead.
     pub(crate) fn trained(&self) -> &Position {
         self.earlier.front().unwrap_or(&self.now)
     }
@@ -156,7 +157,7 @@ impl Position {
         Self { epoch, ..Self::default() }
     }
 
-    /// How many batches the training loop has had.
+    /// How many of this epoch's batches are done.
     pub(crate) fn taken(&self) -> usize {
         (self.batch + self.ahead.len() + self.before.len()).saturating_sub(self.extra)
     }

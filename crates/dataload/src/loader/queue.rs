@@ -8,7 +8,7 @@ use crate::loader::fault::{Fault, OnError};
 use crate::loader::guard::Place;
 use crate::{Cancellation, DataError, Deferred, Drawn, IterableDataset};
 
-/// An item's number has its position in the lowest bits, this many, and its shard above.
+/// How many of the lowest bits of an item's number hold its position; the bits above hold its shard.
 const POSITION_BITS: u32 = 40;
 
 /// Where an item of a stream comes from.
@@ -22,7 +22,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// One number for the item.
+    /// A number that encodes the item's shard and position.
     pub(crate) fn index(&self) -> u64 {
         (self.shard as u64) << POSITION_BITS | self.position
     }
@@ -53,7 +53,7 @@ pub(crate) struct Queue<'a, D: IterableDataset> {
     pub(crate) place: &'a Cell<Place>,
     pub(crate) faults: Vec<Fault>,
     pub(crate) drawn: Vec<Origin>,
-    /// Whether the last one can still be rejected.
+    /// Whether the sample drawn last can still be rejected: each can be rejected once.
     pub(crate) rejectable: bool,
     pub(crate) rejected: usize,
 }

@@ -40,10 +40,10 @@ pub(super) struct Reader<'a, D, C, B> {
     place: &'a Cell<Place>,
     /// The draw that needs a substitute next.
     again: Option<Origin>,
-    /// The draw of the last sample.
+    /// The draw of the sample drawn last.
     origin: Origin,
     pub(super) drawn: Vec<usize>,
-    /// Whether the last one can still be rejected.
+    /// Whether the sample drawn last can still be rejected: each can be rejected once.
     rejectable: bool,
     /// Samples that did not fit when the batch was made before.
     unfit: &'a BTreeSet<usize>,

@@ -112,7 +112,8 @@ struct StreamEpoch<D: IterableDataset, C, B> {
     /// Read by one thread at a time, so that the order does not depend on the number of threads. The slow work,
     /// decoding and collating, is done outside the lock.
     sequence: Mutex<Sequence<D>>,
-    /// Notified when a batch is done, so that it is known whether it counts.
+    /// Notified when a batch is finished: only then is it known whether it was empty, and so whether the epoch needs
+    /// one more.
     settled: Condvar,
 }
 
@@ -127,12 +128,11 @@ struct Sequence<D: IterableDataset> {
     /// The number at which the epoch ends: one more for each batch that lost all samples, so that every rank delivers
     /// the requested number of batches.
     limit: Option<usize>,
-    /// Batches that are being made, of which it is not known yet whether they count.
+    /// How many batches are being made: each may still turn out to be empty.
     making: usize,
     /// How many batches in a row have lost all samples.
     empty_in_a_row: usize,
-    /// Whether all that was read so far is the rest of a pass that an interrupted epoch left, without a batch made of
-    /// it yet.
+    /// Whether this epoch continues a pass that an earlier epoch broke off, and has not made a batch yet.
     rest: bool,
     ended: bool,
 }
@@ -206,7 +206,7 @@ where
     }
 }
 
-/// A batch that is being made: at the epoch's end, other threads wait until it is known whether it counts.
+/// A batch that is being made. At the epoch's end, other threads wait until it is known whether the batch is empty.
 struct Making<'a, D: IterableDataset, C, B> {
     epoch: &'a StreamEpoch<D, C, B>,
     /// Whether it lost all samples; `None` where that is not known.
@@ -237,10 +237,11 @@ impl<D: IterableDataset, C, B> StreamEpoch<D, C, B> {
         self.sequence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the sequence when the next batch can be taken out of it; `None` at the end.
+    /// Locks the sequence when the next batch can be taken out of it; `None` at the end, or when cancelled.
     fn due(&self, cancelled: &Cancellation) -> Option<MutexGuard<'_, Sequence<D>>> {
         let mut sequence = self.sequence();
-        // The thread that held the lock before may have stopped in the middle of a batch.
+        // Cancellation is checked first: a thread that was cancelled while it held the lock leaves the sequence in the
+        // middle of a batch.
         while !cancelled.is_cancelled() && !sequence.ended {
             if sequence.limit.is_none_or(|limit| sequence.next < limit) {
                 return Some(sequence);
@@ -280,8 +281,8 @@ where
                             sequence.ended = true;
                             break;
                         }
-                        // The rest that the epoch before left does not make a batch: begin at the start of this epoch's
-                        // pass.
+                        // What the earlier epoch left is nothing, or with `drop_last` less than a batch: begin this
+                        // epoch's own pass.
                         samples.clear();
                         sequence.begin_anew(&self.dataset, self.plan, self.epoch);
                         continue;

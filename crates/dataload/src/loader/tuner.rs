@@ -23,7 +23,7 @@ pub(crate) struct Tuner {
     round: Round,
     /// Batches per second before the last change, while that change is on trial.
     before: Option<f64>,
-    /// Rounds with waiting since the tuner settled, and how many of them lead to the next try.
+    /// Rounds with waiting since the tuner settled; when they exceed `retry_after`, it tries again.
     waited: usize,
     retry_after: usize,
 }
@@ -64,8 +64,8 @@ const MAX_WAITING: f64 = 0.02;
 /// A change that speeds up the loop by less than this factor is taken back: it may be noise.
 const MIN_GAIN: f64 = 1.04;
 const MAX_PREFETCH: usize = 16;
-/// How many rounds with waiting lead to another try, at first and at most. A try that gains nothing doubles the number,
-/// so that useless tries cost next to nothing in a long run.
+/// How many rounds with waiting are tolerated before another try, at first and at most. A try that gains nothing
+/// doubles the number, so that useless tries cost next to nothing in a long run.
 const FIRST_RETRY_AFTER: usize = 2;
 const MAX_RETRY_AFTER: usize = 64;
 
@@ -164,7 +164,8 @@ impl Tuner {
         }
     }
 
-    /// Whether the loop has waited in enough rounds since the tuner settled to try again.
+    /// Counts a round since the tuner settled. True if the loop has now waited in enough rounds, so that the tuner
+    /// tries again.
     fn looks_again(&mut self, waiting: f64) -> bool {
         self.waited += usize::from(waiting > MAX_WAITING);
         if self.waited <= self.retry_after {

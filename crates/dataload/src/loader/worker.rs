@@ -1,10 +1,10 @@
 //! The threads of one epoch.
 //!
-//! Threads live as long as their epoch. So there is nothing to drain or reset after a break, an error or a panic, and
-//! an idle loader has no threads; starting one takes tens of microseconds.
+//! Threads live as long as their epoch. So there is nothing to drain or reset when the training loop stops early, or
+//! after an error or a panic, and an idle loader has no threads; starting one takes tens of microseconds.
 //!
-//! A thread makes one batch per permit. At most `in_flight` permits are out whose batches the training loop has not
-//! taken: that bounds memory, and no thread ever blocks on a full queue.
+//! A thread makes one batch per permit. There are never more than `in_flight` permits whose batch the training loop has
+//! not taken yet. That bounds memory, and the channel needs no bound, so no thread ever blocks in sending.
 
 use std::io;
 use std::sync::Arc;
@@ -22,7 +22,8 @@ use crate::{Cancellation, DataError};
 /// The most batches that may be loaded ahead, whatever the options.
 pub(crate) const MOST_IN_FLIGHT: usize = 1 << 16;
 
-/// With `in_order(false)`, how far batches may be ahead of the first missing one.
+/// With `in_order(false)`, how far the numbers of permitted batches may run ahead of the first batch that was not
+/// delivered.
 const MOST_AHEAD: usize = 1024;
 
 /// A function that each worker calls with its number before its first batch.
@@ -47,7 +48,7 @@ enum Message<B> {
 
 /// The options of an epoch's threads.
 #[derive(Clone)]
-pub(crate) struct Conduct {
+pub(crate) struct WorkerOptions {
     pub(crate) in_order: bool,
     pub(crate) timeout: Option<Duration>,
     pub(crate) init: Option<WorkerInit>,
@@ -57,7 +58,7 @@ pub(crate) struct Conduct {
 
 pub(crate) struct Workers<B> {
     work: Arc<dyn EpochWork<B>>,
-    conduct: Conduct,
+    options: WorkerOptions,
     /// `None` once no batch is left to make.
     permits: Option<Sender<Permit>>,
     granted: Receiver<Permit>,
@@ -65,15 +66,15 @@ pub(crate) struct Workers<B> {
     messages: Receiver<Message<B>>,
     /// With `in_order`, batches that wait for their turn.
     arrived: Reorder<Made<B>>,
-    /// The first batch that the training loop has not had.
-    missing: usize,
+    /// The number of the first batch that was not delivered to the training loop.
+    first_undelivered: usize,
     /// The number of the next batch to be permitted.
     granted_to: usize,
-    /// Batches that were made and not received yet.
-    made: Arc<AtomicUsize>,
-    /// How many batches may be in the making or waiting.
+    /// How many finished batches are in the channel.
+    unreceived: Arc<AtomicUsize>,
+    /// How many batches may be permitted and not yet taken.
     in_flight: usize,
-    /// How many are.
+    /// How many are permitted and not yet taken.
     outstanding: usize,
     /// Threads that have not reported their end; `wanted` excludes those that were told to end.
     alive: usize,
@@ -86,27 +87,27 @@ pub(crate) struct Workers<B> {
 }
 
 impl<B: Send + 'static> Workers<B> {
-    /// Starts `count` threads, which make the first `in_flight` batches at once; `first` is the number of the first
-    /// batch.
+    /// Starts `count` threads, which begin to make the first `in_flight` batches immediately; `first` is the number of
+    /// the first batch.
     pub(crate) fn spawn(
         work: Arc<dyn EpochWork<B>>,
         count: usize,
         in_flight: usize,
         first: usize,
-        conduct: Conduct,
+        options: WorkerOptions,
     ) -> Result<Self, DataError> {
         let ((permits, granted), (reports, messages)) = (unbounded(), unbounded());
         let mut workers = Self {
             work,
-            conduct,
+            options,
             permits: Some(permits),
             granted,
             reports,
             messages,
             arrived: Reorder::starting_at(first),
-            missing: first,
+            first_undelivered: first,
             granted_to: first,
-            made: Arc::default(),
+            unreceived: Arc::default(),
             in_flight: 0,
             outstanding: 0,
             alive: 0,
@@ -142,23 +143,23 @@ impl<B: Send + 'static> Workers<B> {
         Ok(())
     }
 
-    /// Finished batches that have not been taken.
+    /// How many finished batches have not been taken.
     pub(crate) fn ready(&self) -> usize {
-        self.made.load(Ordering::Relaxed) + self.arrived.waiting()
+        self.unreceived.load(Ordering::Relaxed) + self.arrived.waiting()
     }
 
     fn start_thread(&self, worker: usize) -> io::Result<JoinHandle<()>> {
         let (work, granted, reports) = (self.work.clone(), self.granted.clone(), self.reports.clone());
-        let (cancelled, conduct, made) = (self.cancelled.clone(), self.conduct.clone(), self.made.clone());
+        let (cancelled, options, unreceived) = (self.cancelled.clone(), self.options.clone(), self.unreceived.clone());
         Builder::new().name(format!("dataload-{worker}")).spawn(move || {
             let mut end_report = EndReport { reports, done: false, error: None };
-            lower_priority(conduct.nice);
+            lower_priority(options.nice);
             use_one_thread();
             let send = |batch| {
-                made.fetch_add(1, Ordering::Relaxed);
+                unreceived.fetch_add(1, Ordering::Relaxed);
                 end_report.reports.send(Message::Made(batch)).is_ok()
             };
-            let served = begin(worker, conduct.init.as_ref()).and_then(|()| serve(&*work, &granted, send, &cancelled));
+            let served = begin(worker, options.init.as_ref()).and_then(|()| serve(&*work, &granted, send, &cancelled));
             match served {
                 Ok(done) => end_report.done = done,
                 Err(error) => end_report.error = Some(error),
@@ -166,11 +167,11 @@ impl<B: Send + 'static> Workers<B> {
         })
     }
 
-    /// Waits for the next batch; `None` at the end of the epoch. `missing` is the first one that the training loop has
-    /// not had.
-    pub(crate) fn receive(&mut self, missing: usize) -> Result<Option<Made<B>>, DataError> {
+    /// Waits for the next batch; `None` at the end of the epoch. `first_undelivered` is the number of the first batch
+    /// that was not delivered to the training loop.
+    pub(crate) fn receive(&mut self, first_undelivered: usize) -> Result<Option<Made<B>>, DataError> {
         let asked = Instant::now();
-        self.missing = missing;
+        self.first_undelivered = first_undelivered;
         self.grant();
         loop {
             if let Some(made) = self.arrived.take() {
@@ -182,8 +183,8 @@ impl<B: Send + 'static> Workers<B> {
             }
             match self.next_message(asked)? {
                 Message::Made(made) => {
-                    self.made.fetch_sub(1, Ordering::Relaxed);
-                    match self.conduct.in_order {
+                    self.unreceived.fetch_sub(1, Ordering::Relaxed);
+                    match self.options.in_order {
                         true => self.arrived.put(made.number, made),
                         false => return Ok(Some(self.taken(made))),
                     }
@@ -204,7 +205,7 @@ impl<B: Send + 'static> Workers<B> {
     fn next_message(&mut self, asked: Instant) -> Result<Message<B>, DataError> {
         // `self` holds a sender, so the channel is never closed.
         let gone = DataError::WorkersGone { batch: self.due() };
-        match self.conduct.timeout {
+        match self.options.timeout {
             None => self.messages.recv().map_err(|_| gone),
             Some(timeout) => {
                 self.messages.recv_timeout(timeout.saturating_sub(asked.elapsed())).map_err(|error| match error {
@@ -218,9 +219,9 @@ impl<B: Send + 'static> Workers<B> {
         }
     }
 
-    /// The next batch to be received.
+    /// The number of the batch that the training loop waits for, for errors.
     fn due(&self) -> usize {
-        if self.conduct.in_order { self.arrived.due() } else { self.missing }
+        if self.options.in_order { self.arrived.due() } else { self.first_undelivered }
     }
 
     fn taken(&mut self, made: Made<B>) -> Made<B> {
@@ -230,8 +231,9 @@ impl<B: Send + 'static> Workers<B> {
     }
 
     fn grant(&mut self) {
-        // With `in_order(false)`, batches may overtake a stuck one, but only so many, since each one's number is kept.
-        let end = self.missing + MOST_AHEAD.max(self.in_flight);
+        // With `in_order(false)`, batches may overtake a slow one. The limit keeps the list of delivered numbers short,
+        // which is part of the saved state.
+        let end = self.first_undelivered + MOST_AHEAD.max(self.in_flight);
         while self.outstanding < self.in_flight && self.granted_to < end && self.permits.is_some() {
             self.send(Permit::Make);
             self.outstanding += 1;
@@ -261,14 +263,14 @@ impl<B> Drop for EndReport<B> {
     }
 }
 
-/// Makes a batch, and turns a panic into an error: some of the user's code runs outside of
+/// Makes a batch, and turns a panic into an error: some of the user's code, such as `Dataset::key`, runs outside of
 /// [`guarded`](super::guard::guarded).
 pub(crate) fn make_guarded<B>(work: &dyn EpochWork<B>, cancelled: &Cancellation) -> Result<Option<Made<B>>, DataError> {
     let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.make(cancelled)));
     made.map_err(|payload| DataError::WorkerDied { message: message_of(payload) })
 }
 
-/// Makes batches until there are none left (true), or until told to stop.
+/// Makes batches until none are left (`true`), or until the thread is told to stop (`false`).
 fn serve<B>(
     work: &dyn EpochWork<B>,
     granted: &Receiver<Permit>,
@@ -294,6 +296,7 @@ fn serve<B>(
     Ok(true)
 }
 
+/// Calls the user's `worker_init_fn`, if there is one.
 fn begin(worker: usize, init: Option<&WorkerInit>) -> Result<(), DataError> {
     let Some(init) = init else { return Ok(()) };
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| init(worker)));
