@@ -24,7 +24,7 @@ pub struct BatchSamples<'a, S> {
 pub struct Drawn<S> {
     /// The sample.
     pub sample: S,
-    /// The sample's index in its dataset; in a stream, a number made from its shard and its position there.
+    /// The sample's index in its dataset; in a stream, a number that encodes the shard and the position in it.
     pub index: u64,
     /// Its position in the epoch's order of all ranks; in a stream, the number of the pass over the shards.
     at: u64,

@@ -1,4 +1,4 @@
-//! Makes a batch of its samples.
+//! Makes a batch from its samples.
 
 use tch::Tensor;
 
@@ -20,7 +20,7 @@ pub trait Collate<S>: Send + Sync {
     ///
     /// # Errors
     /// For samples that do not form a batch; the loader adds the sample's dataset index to a
-    /// [`DataError::ShapeMismatch`].
+    /// [`DataError::ShapeMismatch`] or [`DataError::Misfit`].
     fn collate(&self, samples: Vec<S>) -> Result<Self::Batch, DataError>;
 
     /// The form that the loader calls: `samples` are still to be read. Implement it to handle each sample as it is

@@ -186,10 +186,10 @@ pub enum DataError {
         message: String,
     },
 
-    /// User code panicked outside of any sample or batch, in `Dataset::key` for example.
+    /// A worker panicked outside of any sample or batch, for example in the user's `Dataset::key`.
     #[error("a worker panicked: {message}")]
     WorkerDied {
-        /// The panic's message.
+        /// The panic's message, or what the worker was doing.
         message: String,
     },
 

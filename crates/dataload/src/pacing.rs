@@ -1,4 +1,4 @@
-//! How a curriculum grows: functions from its progress, 0 to 1, to the share of the data that is in use.
+//! Pacing functions of a curriculum: they map its progress, 0 to 1, to the share of the data that is in use.
 //!
 //! [`Curriculum`](crate::Curriculum) takes any other `Fn(f64) -> f64` as well.
 

@@ -24,8 +24,8 @@ use crate::{Collate, DataError};
 /// ```
 ///
 /// # Errors
-/// [`DataError::ShapeMismatch`] where sequences differ in more than their length; [`DataError::Misfit`] where one has
-/// no dimension, or another dtype than the first.
+/// [`DataError::EmptyBatch`] for no sequences; [`DataError::ShapeMismatch`] where sequences differ in more than their
+/// length; [`DataError::Misfit`] where one is undefined, has no dimension, or another dtype than the first.
 ///
 /// # Source
 /// `torch.nn.utils.rnn.pad_sequence(batch_first=True)`, with `torch.nn.utils.rnn.pack_padded_sequence`'s lengths.
@@ -45,7 +45,8 @@ impl PadSequence {
         let kind = sequences.iter().find(|sequence| sequence.defined()).map_or(Kind::Float, Tensor::kind);
         let odd = |sequence: &Tensor| !sequence.defined() || sequence.dim() == 0 || sequence.kind() != kind;
         let positions = (0..sequences.len()).filter(|&position| odd(&sequences[position]));
-        misfits(positions, &format!("a {kind:?} tensor with at least one dimension"), "something else")?;
+        let found = sequences.iter().find(|sequence| odd(sequence)).map_or_else(String::new, describe);
+        misfits(positions, &format!("a {kind:?} tensor with at least one dimension"), &found)?;
         if sequences.is_empty() {
             return Err(DataError::EmptyBatch);
         }
@@ -55,6 +56,13 @@ impl PadSequence {
         let lengths: Vec<i64> = sizes.iter().map(|size| size[0]).collect();
         let padded = Tensor::f_pad_sequence(sequences, true, self.padding_value, "right")?;
         Ok((padded, Stackable::stack(lengths)?))
+    }
+}
+
+fn describe(tensor: &Tensor) -> String {
+    match tensor.defined() {
+        true => format!("a {:?} tensor of shape {:?}", tensor.kind(), tensor.size()),
+        false => "an undefined tensor".to_owned(),
     }
 }
 
@@ -91,7 +99,8 @@ mod tests {
         let uneven = vec![sequence(1, 2, Kind::Float), sequence(1, 2, Kind::Float), sequence(1, 3, Kind::Float)];
         assert!(matches!(PadSequence::default().collate(uneven), Err(DataError::ShapeMismatch { position: 2, .. })));
         let mixed = vec![sequence(1, 2, Kind::Float), sequence(1, 2, Kind::Int64)];
-        assert!(PadSequence::default().collate(mixed).unwrap_err().to_string().contains("position 1"));
+        let error = PadSequence::default().collate(mixed).unwrap_err().to_string();
+        assert!(error.contains("position 1") && error.ends_with("found a Int64 tensor of shape [1, 2]"), "{error}");
         assert!(PadSequence::default().collate(vec![Tensor::from(1.0)]).is_err());
         assert!(matches!(PadSequence::default().collate(Vec::<Tensor>::new()), Err(DataError::EmptyBatch)));
         Ok(())

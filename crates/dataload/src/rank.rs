@@ -2,7 +2,8 @@
 
 use crate::DataError;
 
-/// One rank of several, and whether a remainder is filled up from the start or dropped.
+/// One rank of several, and whether an incomplete last round is filled with items from the start of the order, or
+/// dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rank {
     pub(crate) world_size: usize,
@@ -33,7 +34,7 @@ impl Rank {
         self.share(len).saturating_mul(self.rank)
     }
 
-    /// The same rank, which fills up where dropping would leave ranks without any of `len` items.
+    /// The same rank, without `drop_last` if dropping would leave the ranks none of `len` items.
     pub(crate) fn or_fill(self, len: usize) -> Self {
         Self { drop_last: self.drop_last && len >= self.world_size, ..self }
     }

@@ -177,19 +177,23 @@ fn by_key<S>(
             values.push(value);
         }
     }
-    // Blame the samples in the minority: those without a common key, or those with an uncommon one.
+    // The error names the samples in the minority: those without a common key, or those with an uncommon one.
     for (key, (with, _)) in parts.iter().filter(|(_, (with, _))| with.len() != count) {
         match with.len() * 2 >= count {
             true => {
                 misfits((0..count).filter(|position| !with.contains(position)), &format!("the key `{key}`"), "none")?
             }
-            false => misfits(with.iter().copied(), "the keys of the others", &format!("`{key}` too"))?,
+            false => misfits(
+                with.iter().copied(),
+                &format!("no key `{key}`, which most samples of the batch lack"),
+                &format!("the key `{key}`"),
+            )?,
         }
     }
     Ok(parts.into_iter().map(|(key, (_, values))| (key, values)).collect())
 }
 
-/// An error with all of these positions, if there are any.
+/// A [`DataError::Misfit`] that names these positions; `Ok` if there are none.
 pub(crate) fn misfits(
     mut positions: impl Iterator<Item = usize>,
     expected: &str,
@@ -202,7 +206,7 @@ pub(crate) fn misfits(
 
 /// The shape that every sample of the batch has.
 ///
-/// Otherwise, the error names a sample that differs from most others, which may be the first one.
+/// If they differ, the error names the samples whose shape is not the most frequent one.
 pub(crate) fn common_shape<S: AsRef<[usize]> + PartialEq>(shapes: &[S]) -> Result<&S, DataError> {
     let first = shapes.first().ok_or(DataError::EmptyBatch)?;
     if shapes.iter().all(|shape| shape == first) {

@@ -36,7 +36,7 @@ pub struct TensorDataset<T> {
 struct Table<T> {
     columns: Vec<Rows>,
     len: usize,
-    /// The type's structure, with views of zero rows in place of the columns.
+    /// A `T` whose tensors are empty: it has the structure from which `gather` builds a batch.
     structure: Mutex<T>,
 }
 

@@ -1,9 +1,9 @@
 //! Checksums of the values, which LMDB itself does not have, stored in an extra entry.
 //!
-//! Thereby other readers see the values unchanged. The entry holds the magic bytes, one CRC-32C (little-endian) over
-//! key and value of each other entry, in the order of the keys, and a CRC-32C over all of that.
+//! So the values themselves stay unchanged for other readers. The entry holds the magic bytes, one CRC-32C
+//! (little-endian) over key and value of each other entry, in the order of the keys, and a CRC-32C over all of that.
 
-/// The key of that entry; other databases should not use it.
+/// The key of that entry; a database must not use it for anything else.
 pub(super) const KEY: &[u8] = b"__crc32c__";
 
 const MAGIC: &[u8; 8] = b"odcrc32c";
@@ -30,7 +30,7 @@ impl Checksums {
     /// What the entry holds, or what is wrong with it.
     pub(super) fn parse(entry: &[u8], entries: usize) -> Result<Self, String> {
         let table = entry.strip_prefix(MAGIC).and_then(|rest| rest.split_last_chunk());
-        let Some((table, own)) = table else { return Err("something else".to_owned()) };
+        let Some((table, own)) = table else { return Err("a value in another format".to_owned()) };
         if crc32c::crc32c(&entry[..entry.len() - CRC]) != u32::from_le_bytes(*own) {
             return Err("a damaged table".to_owned());
         }

@@ -15,11 +15,11 @@ use crate::{DataError, Philox, RandomSampler, Sampler};
 
 /// The default of [`ParquetBatches::window`].
 const WINDOW: usize = 4;
-/// How many consecutive batches threads may make concurrently through [`ParquetBatches::batch`] without decoding a
-/// window twice: as many windows are kept as these span, and at least two.
+/// [`ParquetBatches::batch`] keeps as many decoded windows as this many consecutive batches can span, and at least two,
+/// so that threads that make neighbouring batches do not decode a window twice.
 const CONCURRENT_BATCHES: usize = 16;
-/// Set in the numbers of the random streams that shuffle a window's rows; row groups use the epoch's number as their
-/// stream.
+/// The bit that keeps two kinds of random streams of one seed apart. It is set in the numbers of the streams that
+/// shuffle a window's rows, and not in those that order the row groups, which are the epochs' numbers.
 const ROWS: u64 = 1 << 63;
 
 /// Batches of rows as tensors, made by [`ParquetDataset::batches`].
@@ -95,8 +95,8 @@ impl ParquetBatches {
         self.reset_cache()
     }
 
-    /// Takes the part of rank `rank` of `world_size` ranks: each has equally many rows, and so batches. All ranks need
-    /// the same seed and options.
+    /// Takes the part of rank `rank` of `world_size` ranks: each gets the same number of rows, and so of batches. All
+    /// ranks need the same seed and options.
     ///
     /// The epoch's order of row groups, which is the same on all ranks, is cut into `world_size` pieces. So the ranks
     /// read different row groups, except where a cut goes through one: then two ranks read it, each for its own rows.
@@ -219,7 +219,7 @@ impl ParquetBatches {
         Ok(Plan { epoch, parts, windows })
     }
 
-    /// The rows of this rank: a piece of the order of row groups, which is repeated after its end.
+    /// This rank's rows: a contiguous piece of the row groups in `order`; past the end, the order starts over.
     fn own_parts(&self, order: &[usize]) -> Vec<(usize, Range<usize>)> {
         let (of_all, mut left) = (self.dataset.rows(), self.rows());
         // The number of rows before this rank's.
@@ -257,7 +257,8 @@ impl ParquetBatches {
                 first += rows_of(*group);
             }
             if self.shuffle {
-                // A different random stream on every rank.
+                // Each rank has its own range of streams. It has at most `groups + 1` windows, because its piece may
+                // begin and end in one row group.
                 let number = self.rank.number() * (self.dataset.groups.len() as u64 + 2) + number as u64;
                 shuffled(&mut rows, Philox::new(self.seed, ROWS | plan.epoch << 32 | number));
             }

@@ -90,14 +90,14 @@ impl Chunk<'_> {
             BadLevels::Null => DataError::layout(
                 self.place.source.path(),
                 format!("a value in every row of column {column:?}, or a `fill_null` for it"),
-                format!("a null within {STEP} rows from row {row} on of row group {row_group}"),
+                format!("a null in row group {row_group}, in one of the {STEP} rows from row {row} on"),
             ),
         }
     }
 
     fn out_of_range(&self, row: usize) -> DataError {
         let expected = format!("values of type {:?}", self.element);
-        self.place.corrupt(&expected, format!("another value within {STEP} rows from row {row} on"))
+        self.place.corrupt(&expected, format!("another value in one of the {STEP} rows from row {row} on"))
     }
 
     fn lists(&self) -> Lists {

@@ -15,9 +15,9 @@ use crate::DataError;
 
 /// The batches of one epoch, in order; made by [`ParquetBatches::epoch`].
 ///
-/// Each thread decodes a window and makes the batches in it, so memory holds one window per thread, and the batches of
-/// about as many windows. An error ends the epoch. Dropping the epoch stops the threads after the batch that they are
-/// making, and joins them.
+/// Each thread decodes a window (a few row groups, see [`ParquetBatches::window`]) and makes its batches. So memory
+/// holds one decoded window per thread, and the finished batches of about as many windows. An error ends the epoch.
+/// Dropping the epoch stops the threads after the batch that they are making, and joins them.
 #[must_use = "its threads are already decoding; an epoch that is not iterated wastes their work"]
 pub struct ParquetEpoch {
     batches: ParquetBatches,
@@ -25,6 +25,7 @@ pub struct ParquetEpoch {
     ready: vec::IntoIter<Piece>,
     /// The beginning of a batch that continues in the next window.
     begun: Option<Vec<Array>>,
+    /// The number of the next batch.
     number: usize,
 }
 
@@ -34,7 +35,7 @@ enum Windows {
     Ended,
 }
 
-/// The part of a batch that a window has.
+/// What one window contributes to a batch: all of its rows, or a part to be joined with the neighbouring windows'.
 enum Piece {
     Whole(ParquetTable),
     Part(Vec<Array>),
@@ -61,6 +62,7 @@ impl ParquetEpoch {
         let make = Arc::new(move |window: usize, cancelled: &AtomicBool| {
             makers.pieces(&plan, window, number, threads_each, cancelled)
         });
+        // One window more than threads, so that a thread that finishes has another to begin.
         Ok(Windows::Coming(InOrder::start(first..first + left, threads, threads + 1, make)?))
     }
 
@@ -73,8 +75,9 @@ impl ParquetEpoch {
                 Some(Piece::Whole(table)) => return Ok(Some(table)),
                 Some(Piece::Part(part)) => {
                     let batch = join(self.begun.take(), part)?;
-                    let (rows, due) = (batch.first().map_or(0, |array| array.rows), self.batches.places(self.number));
-                    if rows == due.len() {
+                    let rows = batch.first().map_or(0, |array| array.rows);
+                    let expected_rows = self.batches.places(self.number).len();
+                    if rows == expected_rows {
                         return self.batches.dataset.table(batch, rows).map(Some);
                     }
                     self.begun = Some(batch);
@@ -122,7 +125,7 @@ impl ParquetBatches {
                 false => Piece::Part(arrays),
             });
         }
-        // Keep the memory of two windows per thread, which is enough for all windows in progress.
+        // Keep the buffers for reuse, at most those of two windows per thread. Each thread has one window in progress.
         let most = 2 * self.dataset.options.threads * window.arrays.len();
         window.arrays.into_iter().for_each(|array| self.spare.give(array.values, most));
         Ok(pieces)
@@ -133,6 +136,7 @@ impl Iterator for ParquetEpoch {
     type Item = Result<ParquetTable, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        // All epochs of these batches share `spare`, so its address identifies the loader.
         let mut waiting = activity(|| Activity::NextBatch(Arc::as_ptr(&self.batches.spare).addr()));
         let batch = self.next_batch().transpose();
         match &batch {

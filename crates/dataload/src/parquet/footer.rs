@@ -1,8 +1,9 @@
 //! The footer of a file: its schema, and where its row groups and columns are.
 //!
 //! The `parquet` crate parses it, but trusts it: a schema's numbers of children turn into allocations and recursion,
-//! whose failure aborts the process. So the footer is first walked here, with the types of all schema fields; after
-//! parsing, the result is checked against the file and for consistency.
+//! whose failure aborts the process. So the footer is first read through here: that checks every length, the types of
+//! the schema's fields, and that the schema is a tree of limited depth. After parsing, the result is checked against
+//! the file and for consistency.
 
 use ::parquet::file::metadata::{
     ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader, ParquetStatisticsPolicy::SkipAll,

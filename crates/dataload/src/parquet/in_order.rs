@@ -1,4 +1,4 @@
-//! Items made by several threads and taken in order.
+//! Items made by several threads and taken in order: the windows of an epoch.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 
 use crate::DataError;
 
-/// Makes the item with this number; the flag says that it is no longer needed.
+/// Makes the item with this number; it may give up once the flag is set.
 pub(super) type Make<T> = Arc<dyn Fn(usize, &AtomicBool) -> Result<T, DataError> + Send + Sync>;
 
 type Outcome<T> = Result<T, DataError>;
@@ -27,7 +27,7 @@ pub(super) struct InOrder<T> {
 }
 
 impl<T: Send + 'static> InOrder<T> {
-    /// Starts `threads` threads, which begin with the first `ahead` items at once.
+    /// Starts `threads` threads, which begin to make the first `ahead` items immediately.
     pub(super) fn start(numbers: Range<usize>, threads: usize, ahead: usize, make: Make<T>) -> Result<Self, DataError> {
         let (tasks, received) = unbounded::<(usize, Sender<Outcome<T>>)>();
         let (coming, cancelled) = (VecDeque::with_capacity(ahead), Arc::<AtomicBool>::default());
@@ -54,7 +54,8 @@ impl<T: Send + 'static> InOrder<T> {
         let outcome = self.coming.pop_front()?.recv();
         self.hand_out();
         // The channel is closed only if the thread panicked.
-        Some(outcome.unwrap_or(Err(DataError::WorkersGone { batch: due })))
+        let message = || format!("it was decoding window {due} of the epoch, counted from 0");
+        Some(outcome.unwrap_or_else(|_| Err(DataError::WorkerDied { message: message() })))
     }
 
     fn hand_out(&mut self) {
@@ -99,7 +100,7 @@ mod tests {
             assert!((2..5).all(|number| things.next().unwrap().unwrap() == number * number));
             assert!(matches!(things.next(), Some(Err(DataError::EmptyBatch))));
             assert_eq!(things.next().unwrap().unwrap(), 36);
-            assert!(matches!(things.next(), Some(Err(DataError::WorkersGone { batch: 7 }))));
+            assert!(things.next().unwrap().unwrap_err().to_string().contains("window 7 of the epoch"));
         }
         assert!(InOrder::start(3..3, 2, 2, make).unwrap().next().is_none());
     }

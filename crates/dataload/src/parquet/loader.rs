@@ -12,8 +12,8 @@ impl ParquetBatches {
     /// loader. Each of its samples is one whole batch, so `batch_size` stays 1.
     ///
     /// The loader's `shuffle(true)` is the same as [`shuffle`](Self::shuffle) with the loader's seed: it shuffles rows
-    /// within windows of row groups. It does not permute whole batches, which would decode a window for each. Nor
-    /// should several ranks use a `sampler` over the batches' numbers: each would read every row group.
+    /// within windows of row groups. It does not permute whole batches: then every batch would need another window to
+    /// be decoded. Nor should several ranks use a `sampler` over the batches' numbers: each would read every row group.
     /// [`rank`](Self::rank) gives each rank its own row groups.
     ///
     /// ```no_run

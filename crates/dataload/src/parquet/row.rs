@@ -83,7 +83,8 @@ impl ParquetRow {
 }
 
 impl ParquetDataset {
-    /// The rows, each passed through `transform`; like this, both a dataset and a stream.
+    /// The rows, each passed through `transform`. The result is both a [`Dataset`] and an [`IterableDataset`], as this
+    /// is.
     ///
     /// ```no_run
     /// use overdrive_dataload::{DataError, DataLoader, Dataset, IterableDataset, ParquetDataset};
@@ -91,7 +92,7 @@ impl ParquetDataset {
     /// let rows = ParquetDataset::open("train-*.parquet")?;
     /// let labels = rows.map(|row| row.int("label").ok_or_else(|| DataError::other("no label")));
     /// let in_any_order = DataLoader::builder(labels.clone()).batch_size(64).build()?;
-    /// let a_row_group_a_shard = DataLoader::stream(labels).batch_size(64).shuffle(true).shuffle_buffer(500).build()?;
+    /// let by_row_group = DataLoader::stream(labels).batch_size(64).shuffle(true).shuffle_buffer(500).build()?;
     /// # Ok::<(), DataError>(())
     /// ```
     pub fn map<T, F>(self, transform: F) -> Map<Self, F>
