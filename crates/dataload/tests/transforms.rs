@@ -228,7 +228,7 @@ fn jitter_changes_what_is_set() -> Anyhow {
     let flat = run(ColorJitter::new().contrast(0.0..=0.0)?)?;
     assert!(flat.data().iter().all(|&value| value == flat.data()[0]));
     let refused = |jitter: Result<ColorJitter, DataError>| jitter.unwrap_err().to_string();
-    let turns = "hue: expected a non-empty range of turns from -0.5 to 0.5, found";
+    let turns = "hue: expected a non-empty range within -0.5 to 0.5 of the colour circle, found";
     assert_eq!(refused(ColorJitter::new().hue(-0.6..=0.0)), format!("{turns} -0.6..=0.0"));
     assert_eq!(refused(ColorJitter::new().hue(0.4..=0.1)), format!("{turns} 0.4..=0.1"));
     let factors = "expected a non-empty range of finite factors from 0 on, found";

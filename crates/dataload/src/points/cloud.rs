@@ -5,7 +5,7 @@ use crate::{DataError, Draws};
 
 /// Points, float32 `[N, C]`: the coordinates come first, then other features, if any.
 ///
-/// Sub-sampling returns the points' positions, which also select per-point labels: [`sample`](Self::sample),
+/// Sub-sampling returns the points' indices, which also select per-point labels: [`sample`](Self::sample),
 /// [`farthest`](Self::farthest), [`voxels`](Self::voxels). The random choice is a function of the [`Draws`] of (seed,
 /// epoch, draw): new in each epoch, and the same in each run.
 ///
@@ -35,7 +35,11 @@ impl PointCloud {
             return Err(DataError::option("channels", "at least 1", 0));
         }
         if !data.len().is_multiple_of(channels) {
-            return Err(DataError::option("values", format!("a multiple of {channels} channels"), data.len()));
+            return Err(DataError::option(
+                "values",
+                format!("a multiple of the number of channels, {channels}"),
+                data.len(),
+            ));
         }
         Ok(Self { data, channels })
     }
@@ -60,22 +64,23 @@ impl PointCloud {
         &self.data
     }
 
-    /// The points at these positions, in this order; a position may appear more than once.
+    /// The points with these indices, in this order; an index may occur more than once.
     ///
     /// # Errors
-    /// [`DataError::IndexOutOfRange`] for a position past the last point.
-    pub fn select(&self, positions: &[usize]) -> Result<Self, DataError> {
-        let mut data = Vec::with_capacity(positions.len() * self.channels);
-        for &index in positions {
+    /// [`DataError::IndexOutOfRange`] for an index past the last point.
+    pub fn select(&self, indices: &[usize]) -> Result<Self, DataError> {
+        let mut data = Vec::with_capacity(indices.len() * self.channels);
+        for &index in indices {
             let point = self.data.chunks_exact(self.channels).nth(index);
             data.extend_from_slice(point.ok_or(DataError::IndexOutOfRange { index, len: self.len() })?);
         }
         Ok(Self { data, channels: self.channels })
     }
 
-    /// The positions of `count` points, chosen uniformly without repetition.
+    /// The indices of `count` points, chosen uniformly without repetition.
     ///
-    /// If `count` exceeds the number of points, it returns several rounds: all of them in a random order, then again.
+    /// If `count` exceeds the number of points, all points are returned in a random order, then again in another one,
+    /// up to `count`.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for an empty cloud, unless `count` is 0.

@@ -2,11 +2,11 @@
 
 use crate::{DataError, Draws, PointCloud};
 
-/// Distances that are compared together, so that the compiler can use vector instructions.
+/// How many distances are compared together, so that the compiler can use vector instructions.
 const LANES: usize = 16;
 
 impl PointCloud {
-    /// The positions of `count` points that cover the cloud evenly: after a random first point, each next one is the
+    /// The indices of `count` points that cover the cloud evenly: after a random first point, each next one is the
     /// point farthest from all chosen ones; of equally far points the first.
     ///
     /// It takes time proportional to `count` times the number of points. If `count` exceeds the number of points, they
@@ -25,7 +25,7 @@ impl PointCloud {
         self.farthest_from(first, count)
     }
 
-    /// The same, beginning with the point at `first`.
+    /// The same, beginning with the point whose index is `first`.
     ///
     /// # Errors
     /// As [`farthest`](Self::farthest), and [`DataError::IndexOutOfRange`] for a `first` past the last point.
@@ -51,7 +51,8 @@ impl PointCloud {
             for (((distance, x), y), z) in distances.iter_mut().zip(&x).zip(&y).zip(&z) {
                 let (dx, dy, dz) = (x - px, y - py, z - pz);
                 let new = dx * dx + dy * dy + dz * dz;
-                // False for NaN too: a point with NaN coordinates stays infinitely far, and is chosen early.
+                // The comparison is false for NaN: a point with NaN coordinates keeps an infinite distance, and is
+                // chosen early.
                 *distance = if new < *distance { new } else { *distance };
             }
             let greatest = greatest(&distances);

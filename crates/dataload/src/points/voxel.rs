@@ -6,40 +6,42 @@ use std::collections::hash_map::Entry;
 use crate::{DataError, Draws, PointCloud};
 
 impl PointCloud {
-    /// The position of one random point in each occupied voxel. Voxels are cubes with sides of `size`, in the units of
-    /// the coordinates; they are in the order of their first points.
+    /// The index of one random point of each occupied voxel. Voxels are cubes with sides of `size`, in the units of the
+    /// coordinates. The indices are in the order in which the voxels first occur.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a `size` that is not finite and above 0, or fewer than three channels.
     ///
     /// # Source
-    /// `GridSampling3D` of Torch-Points3D, `voxel_down_sample` of Open3D; those keep the last point or the mean.
+    /// `GridSampling3D` of Torch-Points3D keeps the last point or the mean, `voxel_down_sample` of Open3D the mean;
+    /// this keeps a random point.
     #[doc(alias = "GridSampling3D")]
     #[doc(alias = "voxel_down_sample")]
     pub fn voxels(&self, size: f32, draws: &mut Draws) -> Result<Vec<usize>, DataError> {
         if !(size > 0.0 && size.is_finite()) {
             return Err(DataError::option("size", "a finite number above 0", size));
         }
-        let mut numbers: HashMap<[i64; 3], usize> = HashMap::new();
+        let mut voxel_numbers: HashMap<[i64; 3], usize> = HashMap::new();
         // For each voxel: the point kept, and how many have been seen.
-        let mut cubes: Vec<(usize, usize)> = Vec::new();
+        let mut voxels: Vec<(usize, usize)> = Vec::new();
         for (index, point) in self.xyz()?.enumerate() {
-            let cube = point.map(|value| (value / size).floor() as i64);
-            match numbers.entry(cube) {
+            let voxel = point.map(|value| (value / size).floor() as i64);
+            match voxel_numbers.entry(voxel) {
                 Entry::Vacant(entry) => {
-                    entry.insert(cubes.len());
-                    cubes.push((index, 1));
+                    entry.insert(voxels.len());
+                    voxels.push((index, 1));
                 }
                 Entry::Occupied(entry) => {
-                    let (kept, seen) = &mut cubes[*entry.get()];
+                    let (kept, seen) = &mut voxels[*entry.get()];
                     *seen += 1;
+                    // Reservoir sampling: the n-th point of a voxel replaces the kept one with probability 1/n.
                     if draws.below(*seen) == 0 {
                         *kept = index;
                     }
                 }
             }
         }
-        Ok(cubes.into_iter().map(|(kept, _)| kept).collect())
+        Ok(voxels.into_iter().map(|(kept, _)| kept).collect())
     }
 }
 

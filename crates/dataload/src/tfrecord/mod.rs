@@ -102,7 +102,7 @@ impl TfRecordDataset {
         let len = self.files.len();
         let path = self.files.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?;
         let mut records = TfRecords::open(path.clone(), self.options, cancelled)?;
-        records.pass_over(position);
+        records.skip_items(position);
         Ok(records)
     }
 }

@@ -79,14 +79,15 @@ impl TfRecords {
         self
     }
 
-    /// Skips `count` items. An error that was given before counts as one of them.
-    pub(super) fn pass_over(&mut self, count: u64) {
+    /// Skips the `count` items that an earlier reader of this file returned. If the last of them was an error other
+    /// than a record's wrong checksum, the file ends here, as it did then.
+    pub(super) fn skip_items(&mut self, count: u64) {
         for _ in 0..count {
-            let passed = self.length().and_then(|length| match length {
+            let skipped = self.length().and_then(|length| match length {
                 Some(length) => self.content.skip(length + FOOTER_BYTES as u64, "a record").map(|()| true),
                 None => Ok(false),
             });
-            if !matches!(passed, Ok(true)) {
+            if !matches!(skipped, Ok(true)) {
                 self.done = true;
                 break;
             }

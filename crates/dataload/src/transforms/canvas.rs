@@ -61,13 +61,31 @@ enum Source<'a> {
     Decoded,
 }
 
-/// The channels that the limit of an image's size counts, without the unused byte.
+/// Channels that count against [`MAX_IMAGE_BYTES`](crate::MAX_IMAGE_BYTES); the unused fourth byte of a pixel does not.
 const RGB: usize = 3;
+
+/// A range of rows or columns, scaled by the decoder.
+struct ScaledRange {
+    /// The range widened to whole pixels.
+    first: usize,
+    length: usize,
+    /// The exact range, relative to `first`.
+    exact_start: f64,
+    exact_length: f64,
+}
+
+impl ScaledRange {
+    fn new(start: usize, length: usize, eighths: usize) -> Self {
+        let (first, end) = (start * eighths / 8, ((start + length) * eighths).div_ceil(8));
+        let exact = |pixels: usize| (pixels * eighths) as f64 / 8.0;
+        Self { first, length: end - first, exact_start: exact(start) - first as f64, exact_length: exact(length) }
+    }
+}
 
 /// An RGB image that transforms change in place.
 ///
 /// A JPEG file is decoded only when a transform needs its pixels, so after a crop only the cropped region is decoded.
-/// Flips are deferred until the pixels are written.
+/// Flips are deferred until the image is written, or until a transform needs the pixels in their final order.
 pub struct Canvas<'a> {
     source: Source<'a>,
     scratch: &'a mut Scratch,
@@ -136,7 +154,7 @@ impl<'a> Canvas<'a> {
     /// Keeps only `region`.
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] when the region is empty or reaches beyond the image; an error of the decoder.
+    /// [`DataError::InvalidOption`] when the region is empty or reaches beyond the image.
     pub fn crop(&mut self, region: Region) -> Result<(), DataError> {
         let (height, width) = (self.height, self.width);
         if !region.fits(height, width) {
@@ -177,19 +195,16 @@ impl<'a> Canvas<'a> {
         let Source::Encoded(jpeg, region) = &self.source else {
             return Ok([0.0, 0.0, self.width as f64, self.height as f64]);
         };
-        let [rows, columns] = [(region.top, region.height), (region.left, region.width)].map(|(start, length)| {
-            let (first, end) = (start * eighths / 8, ((start + length) * eighths).div_ceil(8));
-            let exact = |pixels: usize| (pixels * eighths) as f64 / 8.0;
-            (first, end - first, exact(start) - first as f64, exact(length))
-        });
-        let scaled = Region { top: rows.0, left: columns.0, height: rows.1, width: columns.1 };
+        let [rows, columns] = [(region.top, region.height), (region.left, region.width)]
+            .map(|(start, length)| ScaledRange::new(start, length, eighths));
+        let scaled = Region { top: rows.first, left: columns.first, height: rows.length, width: columns.length };
         let begun = Instant::now();
         let pixels = &mut self.scratch.pixels;
         pixels.resize(4 * scaled.height * scaled.width, 0);
         jpeg.decode::<4>(&scaled, eighths, pixels)?;
         self.scratch.decoding += begun.elapsed();
         (self.source, self.height, self.width) = (Source::Decoded, scaled.height, scaled.width);
-        Ok([columns.2, rows.2, columns.3, rows.3])
+        Ok([columns.exact_start, rows.exact_start, columns.exact_length, rows.exact_length])
     }
 
     /// Lets [`Canvas::resize`] leave a part of the scaling to the JPEG decoder.
@@ -197,13 +212,14 @@ impl<'a> Canvas<'a> {
         self.dct_scaling = on;
     }
 
-    /// Resizes to `size`; the result is within one level of Pillow's (two for [`Interpolation::Bicubic`]).
+    /// Resizes to `size`; each value differs by at most 1 (of 255) from Pillow's, with [`Interpolation::Bicubic`] by at
+    /// most 2.
     ///
-    /// Pillow's weights have 22 bits, these 14, so each of the two passes may round the other way; negative weights
-    /// increase the difference. With [`dct_scaling`](crate::ImagePipeline::dct_scaling), the decoder does a part of the
-    /// scaling.
+    /// The filter weights have 14 bits here and 22 in Pillow, so the horizontal and the vertical pass may each round
+    /// differently; the negative weights of the cubic filter increase the difference. With
+    /// [`dct_scaling`](crate::ImagePipeline::dct_scaling), the decoder does a part of the scaling.
     ///
-    /// Without `antialias`, downscaling only uses the nearest pixels.
+    /// Without `antialias`, each pixel is interpolated from its direct neighbours only, however much the image shrinks.
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for a size without pixels; [`DataError::TooLarge`] for a size above
@@ -222,8 +238,9 @@ impl<'a> Canvas<'a> {
         let may_scale = self.dct_scaling && antialias && interpolation != Interpolation::Nearest;
         let eighths = [1, 2, 4].into_iter().find(enough).filter(|_| may_scale).unwrap_or(8);
         let [left, top, width, height] = self.decode_scaled(eighths)?;
+        // Of two equally near pixels, the same side is always taken: so the flip has to come first.
         if interpolation == Interpolation::Nearest {
-            self.settle();
+            self.apply_flips();
         }
         let filter = match interpolation {
             Interpolation::Bicubic => FilterType::CatmullRom,
@@ -257,11 +274,11 @@ impl<'a> Canvas<'a> {
         self.upside_down = !self.upside_down;
     }
 
-    /// Puts black pixels around the image.
+    /// Puts the image at (`top`, `left`) of a black image of `size`.
     pub(crate) fn pad(&mut self, top: usize, left: usize, size: Size) -> Result<(), DataError> {
         check_size(size.height, size.width, RGB, self.path)?;
         self.decode()?;
-        self.settle();
+        self.apply_flips();
         let Scratch { pixels, spare, .. } = &mut *self.scratch;
         spare.clear();
         spare.resize(4 * size.height * size.width, 0);
@@ -280,18 +297,18 @@ impl<'a> Canvas<'a> {
     /// An error of the decoder.
     pub fn pixels(&mut self) -> Result<&mut [[u8; 4]], DataError> {
         self.decode()?;
-        self.settle();
+        self.apply_flips();
         Ok(self.scratch.pixels.as_chunks_mut::<4>().0)
     }
 
-    /// The pixels before deferred flips: only for transforms that treat each pixel alone.
+    /// The pixels without the deferred flips: only for transforms to which the order of the pixels does not matter.
     pub(crate) fn colors(&mut self) -> Result<&mut [[u8; 4]], DataError> {
         self.decode()?;
         Ok(self.scratch.pixels.as_chunks_mut::<4>().0)
     }
 
     /// Performs the deferred flips.
-    fn settle(&mut self) {
+    fn apply_flips(&mut self) {
         let pixels = self.scratch.pixels.as_chunks_mut::<4>().0;
         match (std::mem::take(&mut self.mirrored), std::mem::take(&mut self.upside_down)) {
             (false, false) => {}
@@ -306,6 +323,7 @@ impl<'a> Canvas<'a> {
 
     /// Rotates and flips the image by an EXIF orientation.
     fn turn(&mut self, orientation: u8) -> Result<(), DataError> {
+        // EXIF orientations 5 to 8 are transposed: rows become columns, then the flips follow.
         if orientation >= 5 {
             self.decode()?;
             let Scratch { pixels, spare, .. } = &mut *self.scratch;

@@ -16,7 +16,7 @@ pub struct ColorJitter {
 /// The allowed factors, as a range and in words.
 const FACTORS: (RangeInclusive<f64>, &str) = (0.0..=f64::MAX, "a non-empty range of finite factors from 0 on");
 /// The allowed hue rotations, as a range and in words.
-const TURNS: (RangeInclusive<f64>, &str) = (-0.5..=0.5, "a non-empty range of turns from -0.5 to 0.5");
+const TURNS: (RangeInclusive<f64>, &str) = (-0.5..=0.5, "a non-empty range within -0.5 to 0.5 of the colour circle");
 
 /// What a factor changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use crate::{DataError, Draws, Region};
 
 static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
 
-/// Mixes every image and label of a batch with its neighbour's.
+/// Mixes every image and label of a batch with those before it; the first with the last.
 ///
 /// # Source
 /// `torchvision.transforms.v2.MixUp`; Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018).
@@ -17,7 +17,8 @@ pub struct MixUp {
     mixing: Mixing,
 }
 
-/// Replaces a rectangle in every image of a batch by that of its neighbour, and mixes the labels by area.
+/// Replaces a rectangle in every image of a batch by the same rectangle of the image before it (the last for the
+/// first), and mixes the labels by area.
 ///
 /// # Source
 /// `torchvision.transforms.v2.CutMix`; Yun et al., "CutMix" (2019).
@@ -33,7 +34,7 @@ struct Mixing {
 }
 
 impl MixUp {
-    /// Draws the mixing share from the beta distribution with parameters (`alpha`, `alpha`).
+    /// Draws the share of the image itself from the beta distribution with parameters (`alpha`, `alpha`).
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for an `alpha` that is not above 0 and finite, or 0 classes.
@@ -53,7 +54,7 @@ impl MixUp {
         self.with_share(images, labels, draws.beta(self.mixing.alpha))
     }
 
-    /// The same with a given share for the image itself; its neighbour gets the rest.
+    /// The same with a given share for the image itself; the image before it gets the rest.
     ///
     /// # Errors
     /// As [`apply`](Self::apply).
@@ -66,7 +67,8 @@ impl MixUp {
 }
 
 impl CutMix {
-    /// Draws the share of the area from the beta distribution with parameters (`alpha`, `alpha`).
+    /// Draws the share of the area that an image keeps, before the rectangle is clipped at the edges, from the beta
+    /// distribution with parameters (`alpha`, `alpha`).
     ///
     /// # Errors
     /// [`DataError::InvalidOption`] for an `alpha` that is not above 0 and finite, or 0 classes.

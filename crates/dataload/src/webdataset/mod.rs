@@ -22,8 +22,8 @@ const MAX_SAMPLE_BYTES: u64 = 1 << 30;
 /// Tar shards, plain or compressed with gzip or zstd (recognised by their content), as a stream of [`WebSample`]s.
 ///
 /// Neighbouring files whose names agree up to the first dot after the last slash make one sample. Folders, links, files
-/// without a dot, hidden files and `__meta__` entries are ignored. A shard without an end mark, or with data after it,
-/// is an error: a truncated or concatenated shard would silently lose samples.
+/// without a dot, hidden files, and names that begin with a component like `__meta__`, are ignored. A shard without an
+/// end mark, or with data after it, is an error: a truncated or concatenated shard would silently lose samples.
 ///
 /// ```no_run
 /// use overdrive_dataload::{IterableDataset, WebDataset};
@@ -102,7 +102,7 @@ impl WebDataset {
         let len = self.files.len();
         let path = self.files.get(shard).ok_or(DataError::IndexOutOfRange { index: shard, len })?;
         let mut samples = WebSamples::open(path.clone(), self.options.clone(), cancelled)?;
-        samples.pass_over(position);
+        samples.skip_items(position);
         Ok(samples)
     }
 }

@@ -11,7 +11,7 @@ use crate::{Cancellation, DataError};
 /// The most files of one sample.
 const MAX_FILES: usize = 4096;
 
-/// The samples of one shard, in order; ends after the first error, since the next header cannot be found.
+/// The samples of one shard, in order. Any error ends it: after damage, the next header cannot be found.
 pub struct WebSamples {
     tar: TarReader,
     options: Options,
@@ -44,13 +44,14 @@ impl WebSamples {
         Self { tar: TarReader::new(content), options, ahead: None, done: false }
     }
 
-    /// Skips `count` items. An error that was given before counts as one of them, and nothing followed it.
-    pub(super) fn pass_over(&mut self, count: u64) {
-        let mut passed = 0;
-        while passed < count {
+    /// Skips the `count` items that an earlier reader of this shard returned. If the last of them was an error, the
+    /// shard ends here, as it did then.
+    pub(super) fn skip_items(&mut self, count: u64) {
+        let mut skipped = 0;
+        while skipped < count {
             match self.sample(false) {
-                // A sample without selected files is not given by `next` either, so it does not count.
-                Ok(Some(sample)) => passed += u64::from(!sample.files.is_empty()),
+                // `next` does not return a sample without selected files either, so it does not count.
+                Ok(Some(sample)) => skipped += u64::from(!sample.files.is_empty()),
                 Ok(None) | Err(_) => {
                     self.done = true;
                     break;
@@ -98,8 +99,8 @@ impl WebSamples {
             return Ok(());
         }
         if sample.files.iter().any(|(name, _)| *name == extension) {
-            let found = format!("{:?} again", named.file.name);
-            return Err(self.tar.corrupt(named.file.offset, "a file that the sample does not have yet", found));
+            let found = format!("{:?}, a second {extension:?}", named.file.name);
+            return Err(self.tar.corrupt(named.file.offset, "at most one file per extension in a sample", found));
         }
         *bytes = bytes.saturating_add(named.file.bytes);
         let limit = self.options.max_sample_bytes;
@@ -146,7 +147,7 @@ impl Iterator for WebSamples {
 }
 
 /// The dot between key and extension: the first one after the last slash. `None` for names that do not belong to a
-/// sample: without a dot, hidden, or in a `__meta__` file or folder.
+/// sample: without a dot, hidden, or whose first component begins and ends with two underscores (`__meta__`).
 fn dot(name: &str) -> Option<usize> {
     let first = name.split('/').next().unwrap_or_default();
     if first.len() >= 4 && first.starts_with("__") && first.ends_with("__") {

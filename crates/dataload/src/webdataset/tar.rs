@@ -47,7 +47,7 @@ impl TarReader {
         self.content.path()
     }
 
-    /// The next regular file; `None` after the end mark, which only zeros may follow.
+    /// The next regular file; `None` at the archive's end mark. Other bytes than zeros after the mark are an error.
     pub(super) fn next_file(&mut self) -> Result<Option<TarFile>, DataError> {
         let mut extended = Extended::default();
         while !self.ended {

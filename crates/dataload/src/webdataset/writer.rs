@@ -45,8 +45,10 @@ impl WebDatasetWriterBuilder {
     /// # Errors
     /// [`DataError::InvalidOption`] for a pattern without one number like `%06d`, or a limit of 0.
     pub fn build(self) -> Result<WebDatasetWriter, DataError> {
-        if self.max_count == 0 || self.max_size == 0 {
-            return Err(DataError::option("max_count and max_size", "at least 1", 0));
+        for (option, limit) in [("max_count", self.max_count), ("max_size", self.max_size)] {
+            if limit == 0 {
+                return Err(DataError::option(option, "at least 1", 0));
+            }
         }
         let name = ShardName::parse(&self.pattern)?;
         let number = self.start_shard;
@@ -69,8 +71,9 @@ pub struct WebDatasetWriter {
     /// The number of the next shard.
     number: u64,
     shard: Option<Builder<Output>>,
-    /// The samples, and below their bytes, in the open shard.
+    /// How many samples the open shard has.
     samples: u64,
+    /// How many bytes of content the open shard has.
     bytes: u64,
     /// The keys in the open shard: a reader would merge neighbouring samples with equal keys.
     keys: HashSet<String>,
@@ -86,9 +89,10 @@ impl WebDatasetWriter {
     /// Adds a sample with these files, as (extension, content).
     ///
     /// # Errors
-    /// [`DataError::InvalidOption`] for a key or extension that would read back differently: an empty one, a key with a
-    /// dot after its last slash, an absolute key or one with `..`, a key that the shard already has, an extension with
-    /// a slash or in upper case, a repeated extension; and for no files at all; [`DataError::Io`].
+    /// [`DataError::InvalidOption`] for a key or extension that would read back differently: an empty one, or one with
+    /// a backslash, a newline or a zero byte; an absolute key, or one with a dot after its last slash, a `.` or `..`
+    /// component or a leading `__`; a key that the shard already has; an extension with a slash or in upper case, or a
+    /// repeated one; and for no files at all; [`DataError::Io`].
     pub fn write<E, B>(&mut self, key: &str, files: &[(E, B)]) -> Result<(), DataError>
     where
         E: AsRef<str>,
@@ -175,10 +179,12 @@ impl ShardName {
 
 fn check_key(key: &str) -> Result<(), DataError> {
     let base = key.rsplit('/').next().unwrap_or_default();
-    let climbs = key.starts_with('/') || key.split('/').any(|part| part == ".." || part == ".");
+    let absolute = key.starts_with('/');
+    let dotted = base.contains('.') || key.split('/').any(|part| part == ".." || part == ".");
     let meta = key.split('/').next().is_some_and(|first| first.starts_with("__"));
-    if base.is_empty() || base.contains('.') || climbs || meta || key.contains(['\0', '\\', '\n']) {
-        let expected = "a relative name without a dot after its last slash and without `..` or a leading `__`";
+    if base.is_empty() || absolute || dotted || meta || key.contains(['\0', '\\', '\n']) {
+        let expected = "a relative name without a dot after its last slash, a `.` or `..` component, a leading `__`, a \
+                        backslash, a newline or a zero byte";
         return Err(DataError::option("key", expected, format!("{key:?}")));
     }
     Ok(())
@@ -193,7 +199,8 @@ fn check_extensions<E: AsRef<str>, B>(key: &str, files: &[(E, B)]) -> Result<(),
         let twice = files[..position].iter().any(|(other, _)| other.as_ref() == extension);
         let odd = extension.is_empty() || extension.contains(['/', '\0', '\\', '\n']);
         if twice || odd || extension.to_lowercase() != extension {
-            let expected = "a different one for each file, in lower case, without a slash";
+            let expected =
+                "a different one for each file, in lower case, without a slash, a backslash, a newline or a zero byte";
             return Err(DataError::option("extension", expected, format!("{extension:?} for {key:?}")));
         }
     }
