@@ -132,7 +132,7 @@ pub(crate) fn one_a_rank(
     if found == size {
         return Ok(());
     }
-    Err(refused(op, argument, format!("a list of {found}"), format!("one tensor a rank: {size}")))
+    Err(refused(op, argument, format!("a list of {found}"), format!("one tensor per rank, {size} in all")))
 }
 
 /// Checks that `whole` holds one `part` for each rank.

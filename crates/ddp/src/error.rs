@@ -9,7 +9,7 @@ use overdrive_core::{SyncError, TorchError, TorchErrorKind};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Context {
-    /// The collective, by its name here.
+    /// The collective's name in this crate, such as `all_reduce`.
     pub op: &'static str,
     /// This process's rank in the group.
     pub rank: usize,
@@ -161,7 +161,7 @@ pub enum DdpError {
         /// libtorch's reason.
         source: TorchError,
     },
-    /// A rank is gone, or ranks ran different collectives. The group is unusable afterwards.
+    /// A rank has exited, or ranks ran different collectives. The group is unusable afterwards.
     #[error("{context}: the connection to another rank failed: {source}")]
     Lost {
         /// The collective that was under way.
@@ -169,7 +169,8 @@ pub enum DdpError {
         /// libtorch's reason.
         source: TorchError,
     },
-    /// Ranks ran different collectives, or one with different shapes or dtypes. Only groups that verify report this.
+    /// Ranks ran different collectives, or one with different shapes or dtypes. Only groups with
+    /// [`verify`](crate::ProcessGroupBuilder::verify) report this.
     #[error("{context}: the ranks disagree: {source}")]
     Mismatch {
         /// What this rank wanted to run.
@@ -243,7 +244,7 @@ pub enum DdpError {
     /// A second hook was registered.
     #[error("a communication hook is already registered: it stays as long as its DistributedDataParallel")]
     HookTaken,
-    /// Holding gradients back where that is impossible.
+    /// Accumulation asked to hold gradients back within `join`, or `join` was nested. The text says which.
     #[error("{0}")]
     CannotHoldBack(&'static str),
     /// A call in the middle of a backward pass, by a hook, or by another thread while the communication hook runs.
@@ -277,7 +278,7 @@ impl DdpError {
         if text.contains("Detected mismatch between collectives") || text.contains("same shapes and dtypes") {
             return Self::Mismatch { context, source };
         }
-        // A group that verifies reports this, without an error kind, when a rank is gone while the others compare.
+        // A group that compares collectives over ranks reports a lost rank by this text, without an error kind.
         if text.contains("received errors while waiting for send/recv") {
             return Self::Lost { context, source };
         }

@@ -303,7 +303,8 @@ impl ProcessGroup {
         Context { op, rank: self.rank(), size: self.size(), group: self.0.name.clone() }
     }
 
-    /// A number for the ranks' next agreement through the store; the same on all ranks.
+    /// The number of the ranks' next agreement through the store, so that each agreement has its own keys; the same on
+    /// all ranks.
     pub(crate) fn next_agreement(&self) -> u64 {
         self.0.agreements.fetch_add(1, Ordering::Relaxed)
     }

@@ -16,8 +16,8 @@ use crate::group::ProcessGroup;
 /// Save it with the run: its state is the number of steps, and so its position in the period.
 ///
 /// # Source
-/// `torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager`; Stich 2018, arXiv:1805.09767; Lin et al.
-/// 2018, arXiv:1808.07217
+/// `torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager`; Stich 2018, arXiv:1805.09767; Lin et
+/// al. 2018, arXiv:1808.07217
 #[doc(alias = "PeriodicModelAverager")]
 #[derive(Debug)]
 pub struct ModelAverager {
@@ -47,7 +47,7 @@ impl ModelAverager {
     /// Call it after each optimizer step. Returns whether this call has averaged.
     ///
     /// # Errors
-    /// When a parameter is not contiguous, or a rank is gone or late.
+    /// When a parameter is not contiguous, or a rank has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Every `period` steps, waits for all ranks.

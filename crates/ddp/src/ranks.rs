@@ -25,8 +25,8 @@ impl RankGroup for ProcessGroup {
     }
 }
 
-/// For an accumulator with an optimizer that averages over this group in its step ([`OneBitAdam`](crate::OneBitAdam)):
-/// only counts are summed here.
+/// Lets an accumulator work with an optimizer that averages over this group in its step
+/// ([`OneBitAdam`](crate::OneBitAdam)): only counts are summed here.
 impl GradientSync for ProcessGroup {
     fn world_size(&self) -> usize {
         self.size()

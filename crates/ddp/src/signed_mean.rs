@@ -7,8 +7,8 @@ use crate::group::ProcessGroup;
 use crate::hooks::signs;
 use crate::work::Work;
 
-/// Averages a flat tensor by signs, repeatedly, and keeps the rounding errors for the next time: of the rank that
-/// sends, and of the rank that averages a part.
+/// Averages a flat tensor over ranks, sending only signs and one scale per rank. It keeps two rounding errors for the
+/// next call: that of this rank's own tensor, and that of the part that this rank averages.
 ///
 /// # Source
 /// Tang et al. 2021, arXiv:2102.02888, algorithm 1's compressed all-reduce
@@ -24,7 +24,7 @@ pub(crate) struct SignedMean {
     pub mean: Tensor,
 }
 
-/// Every rank's signs for this rank's part, and their scales, under way.
+/// Two collectives under way: every rank's signs for this rank's part, and the ranks' scales.
 #[derive(Debug)]
 pub(crate) struct InFlight(Work<Tensor>, Work<Vec<Tensor>>);
 

@@ -12,7 +12,8 @@ static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
 
 /// Batch normalisation by the mean and variance of all ranks' batches together, as if they were one batch.
 ///
-/// All ranks run it equally often, in training mode. A rank's batch may be empty.
+/// In training mode every rank must run it the same number of times, because each run waits for the others. A rank's
+/// batch may be empty.
 ///
 /// # Source
 /// `torch.nn.SyncBatchNorm`
@@ -51,8 +52,8 @@ impl SyncBatchNorm {
     /// Any batch with the channels in dimension 1; the output has the same shape.
     ///
     /// # Errors
-    /// When the shape does not fit, all ranks' batches together hold fewer than two values per channel, or a rank is
-    /// gone or late.
+    /// When the shape does not fit, all ranks' batches together hold fewer than two values per channel, or a rank has
+    /// exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// In training, waits for all ranks, in backward too.
@@ -74,19 +75,19 @@ impl SyncBatchNorm {
             return Ok(inputs.f_batch_norm(weight, bias, mean, var, false, config.momentum, config.eps, false)?);
         }
         let (mean, var) = self.statistics(inputs, channels)?;
-        let along = |tensor: &Tensor| {
+        let per_channel = |tensor: &Tensor| {
             let mut view = vec![1; shape.len()];
             view[1] = channels;
             tensor.f_view(&view[..])
         };
         let scale = ADD.tensor(&[Arg::Tensor(&var), Arg::Double(self.config.eps)])?.f_rsqrt()?;
         let precise = inputs.f_to_kind(mean.kind())?;
-        let mut outputs = precise.f_sub(&along(&mean)?)?.f_mul(&along(&scale)?)?;
+        let mut outputs = precise.f_sub(&per_channel(&mean)?)?.f_mul(&per_channel(&scale)?)?;
         if let Some(weight) = &self.weight {
-            outputs = outputs.f_mul(&along(weight)?)?;
+            outputs = outputs.f_mul(&per_channel(weight)?)?;
         }
         if let Some(bias) = &self.bias {
-            outputs = outputs.f_add(&along(bias)?)?;
+            outputs = outputs.f_add(&per_channel(bias)?)?;
         }
         Ok(outputs.f_to_kind(inputs.kind())?)
     }
@@ -99,13 +100,14 @@ impl SyncBatchNorm {
         };
         let rows = inputs.f_to_kind(kind)?.f_transpose(0, 1)?.f_reshape([channels, -1])?;
         let own = inputs.numel() as i64 / channels.max(1);
-        // Against cancellation: values are taken relative to the running mean, which is the same on all ranks, and each
-        // rank's squares relative to its own mean.
-        let near = self.running_mean.f_to_kind(kind)?.f_detach_copy()?;
-        let moved = rows.f_sub(&near.f_unsqueeze(1)?)?;
-        let sum = moved.f_sum_dim_intlist(1, false, kind)?;
+        // If the mean is large, the variance is a small difference of large numbers. So values are shifted by the
+        // running mean, which is the same on all ranks, and a rank's squares are summed around its own mean first.
+        let shift = self.running_mean.f_to_kind(kind)?.f_detach_copy()?;
+        let shifted = rows.f_sub(&shift.f_unsqueeze(1)?)?;
+        let sum = shifted.f_sum_dim_intlist(1, false, kind)?;
         let own_mean = DIV.tensor(&[Arg::Tensor(&sum), Arg::Double(own.max(1) as f64)])?;
-        let squares = moved.f_sub(&own_mean.f_unsqueeze(1)?)?.f_square()?.f_sum_dim_intlist(1, false, kind)?;
+        let squares = shifted.f_sub(&own_mean.f_unsqueeze(1)?)?.f_square()?.f_sum_dim_intlist(1, false, kind)?;
+        // Back to squares around the shift, which can be added over ranks: sum(x^2) = sum((x - m)^2) + m * sum(x).
         let squares = squares.f_add(&own_mean.f_mul(&sum)?)?;
         let count = Tensor::f_from_slice(&[own as f64])?.f_to_kind(kind)?.f_to_device(inputs.device())?;
         let stats = Tensor::f_cat(&[sum, squares, count], 0)?;
@@ -115,20 +117,21 @@ impl SyncBatchNorm {
         if count < 2.0 {
             return Err(DdpError::InvalidTensor {
                 op: "SyncBatchNorm",
-                argument: "all ranks' inputs together".to_owned(),
-                found: format!("of {count} values a channel"),
+                argument: "the batch over all ranks".to_owned(),
+                found: format!("of {count} values per channel"),
                 expected: "of at least 2".to_owned(),
             });
         }
         let mean = stats.f_narrow(0, 0, channels)?.f_div(&total)?;
         let square = stats.f_narrow(0, channels, channels)?.f_div(&total)?;
         let var = square.f_sub(&mean.f_square()?)?;
-        let mean = mean.f_add(&near)?;
-        self.follow(&mean, &var, count)?;
+        let mean = mean.f_add(&shift)?;
+        self.update_running_statistics(&mean, &var, count)?;
         Ok((mean, var))
     }
 
-    fn follow(&self, mean: &Tensor, var: &Tensor, count: f64) -> Result<(), DdpError> {
+    /// Moves the running statistics towards the batch's. The running variance is the unbiased one.
+    fn update_running_statistics(&self, mean: &Tensor, var: &Tensor, count: f64) -> Result<(), DdpError> {
         let _no_grad = tch::no_grad_guard();
         let momentum = self.config.momentum;
         let unbiased = MUL.tensor(&[Arg::Tensor(var), Arg::Double(count / (count - 1.0))])?;

@@ -39,7 +39,7 @@ impl<T> Work<T> {
     /// Waits for the result: the host waits for Gloo, the current stream for NCCL.
     ///
     /// # Errors
-    /// When another rank is gone, or does not take part within the group's timeout.
+    /// When another rank has exited, or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Over Gloo, yes.

@@ -1,6 +1,7 @@
 //! Collectives on several tensors of one dtype: they are packed into one tensor, sent together, and unpacked in `wait`.
 //!
-//! libtorch's coalesced collectives are missing from groups that verify, and Gloo's reduce one tensor after the other.
+//! libtorch's own coalesced collectives do not exist for groups that compare collectives over ranks
+//! ([`verify`](crate::ProcessGroupBuilder::verify)), and with Gloo they reduce one tensor after the other.
 
 use overdrive_ffi::c10d::{CollectiveKind, ReduceOp};
 use tch::Tensor;
@@ -18,8 +19,8 @@ impl ProcessGroup {
     /// The same on all ranks.
     ///
     /// # Errors
-    /// When the list is empty, a tensor is not dense and contiguous, dtypes or devices differ, or a rank is gone or
-    /// late.
+    /// When the list is empty, a tensor is not dense and contiguous, dtypes or devices differ, or a rank has exited or
+    /// does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -36,7 +37,7 @@ impl ProcessGroup {
     /// When the list is empty, a tensor is not dense and contiguous, or dtypes or devices differ.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn all_gather_coalesced_async(&self, tensors: &[Tensor]) -> Result<Work<Vec<Vec<Tensor>>>, DdpError> {
         const OP: &str = "all_gather_coalesced";
         let first = check::first(OP, "the list", tensors)?;
@@ -54,7 +55,8 @@ impl ProcessGroup {
     /// [`all_gather_into`](Self::all_gather_into) for several tensors of one dtype in one collective.
     ///
     /// # Shapes
-    /// Each of `outputs`: as many elements as its input has on each rank, times the ranks.
+    /// Each of `outputs`: as many elements as its input, times the number of ranks; an input has the same size on all
+    /// ranks.
     ///
     /// # Errors
     /// As [`all_gather_into`](Self::all_gather_into), and when a list is empty, the lists differ in length, or dtypes
@@ -77,7 +79,7 @@ impl ProcessGroup {
     /// or dtypes or devices differ.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn all_gather_into_coalesced_async(&self, outputs: &mut [Tensor], inputs: &[Tensor]) -> Result<Work, DdpError> {
         const OP: &str = "all_gather_into_coalesced";
         check::wholes(self, OP, ("outputs", outputs), ("inputs", inputs))?;
@@ -88,7 +90,7 @@ impl ProcessGroup {
     /// [`reduce_scatter_into`](Self::reduce_scatter_into) for several tensors of one dtype in one collective.
     ///
     /// # Shapes
-    /// Each of `inputs`: as many elements as its output has, times the ranks.
+    /// Each of `inputs`: as many elements as its output, times the number of ranks.
     ///
     /// # Errors
     /// As [`reduce_scatter_into`](Self::reduce_scatter_into), and when a list is empty, the lists differ in length, or
@@ -116,7 +118,7 @@ impl ProcessGroup {
     /// length, or dtypes or devices differ.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn reduce_scatter_into_coalesced_async(
         &self,
         outputs: &mut [Tensor],
@@ -130,8 +132,8 @@ impl ProcessGroup {
         self.start_several(OP, CollectiveKind::ReduceScatterInto(carried), outputs, inputs, mean)
     }
 
-    /// One collective for all tensors. The lists have been checked; each comes with the number of ranks whose parts its
-    /// tensors hold.
+    /// One collective for all tensors. The caller has checked the lists. Each list comes with a number of ranks: how
+    /// many ranks' parts each of its tensors holds.
     fn start_several(
         &self,
         op: &'static str,

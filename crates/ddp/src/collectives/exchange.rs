@@ -16,8 +16,8 @@ impl ProcessGroup {
     /// rank.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, a list does not have one tensor per rank, dtypes differ, or a rank is
-    /// gone or late.
+    /// When a tensor is not dense and contiguous, a list does not have one tensor per rank, dtypes differ, or a rank
+    /// has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -34,7 +34,7 @@ impl ProcessGroup {
     /// When a tensor is not dense and contiguous, a list does not have one tensor per rank, or dtypes differ.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn all_to_all_async(&self, outputs: &mut [Tensor], inputs: &[Tensor]) -> Result<Work, DdpError> {
         const OP: &str = "all_to_all";
         check::one_a_rank(self, OP, "outputs", outputs)?;
@@ -76,7 +76,8 @@ impl ProcessGroup {
     /// parts.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, the splits do not add up to its rows, or a rank is gone or late.
+    /// When a tensor is not dense and contiguous, the splits do not add up to its rows, or a rank has exited or does
+    /// not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -98,7 +99,7 @@ impl ProcessGroup {
     /// When a tensor is not dense and contiguous, or the splits do not add up to its rows.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn all_to_all_single_async(
         &self,
         output: &mut Tensor,
@@ -135,7 +136,7 @@ impl ProcessGroup {
             None if rows % size as i64 == 0 => Ok(()),
             None => Err(wrong(
                 format!("of {rows} rows"),
-                format!("of a multiple of {size}, the world size, or with splits"),
+                format!("of a multiple of {size} rows ({size} is the number of ranks), unless splits are given"),
             )),
             Some(splits) => {
                 let fits = splits.len() == size && splits.iter().all(|&rows| rows >= 0);

@@ -9,13 +9,14 @@ use crate::group::ProcessGroup;
 use crate::work::Work;
 
 impl ProcessGroup {
-    /// Overwrites a tensor with the one of rank `root`.
+    /// Overwrites the tensor on every rank with rank `root`'s.
     ///
     /// # Shapes
     /// The same on all ranks.
     ///
     /// # Errors
-    /// When the tensor is not dense and contiguous, there is no such root, or a rank is gone or late.
+    /// When the tensor is not dense and contiguous, there is no such root, or a rank has exited or does not take part
+    /// within the group's timeout.
     ///
     /// # Syncs
     /// Waits for other ranks.
@@ -32,7 +33,7 @@ impl ProcessGroup {
     /// When the tensor is not dense and contiguous, or there is no such root.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn broadcast_async(&self, tensor: &mut Tensor, root: usize) -> Result<Work, DdpError> {
         check::tensor(self, "broadcast", "the tensor", tensor)?;
         self.check_rank("the root", root)?;
@@ -46,7 +47,8 @@ impl ProcessGroup {
     /// The same on all ranks.
     ///
     /// # Errors
-    /// When the tensor is not dense and contiguous, or a rank is gone or late.
+    /// When the tensor is not dense and contiguous, or a rank has exited or does not take part within the group's
+    /// timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -63,10 +65,10 @@ impl ProcessGroup {
     /// When the tensor is not dense and contiguous.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn all_gather_async(&self, tensor: &Tensor) -> Result<Work<Vec<Tensor>>, DdpError> {
         check::tensor(self, "all_gather", "the tensor", tensor)?;
-        let outputs = like(tensor, self.size())?;
+        let outputs = empties_like(tensor, self.size())?;
         let parts = Parts { inputs: std::slice::from_ref(tensor), outputs: &outputs, ..Parts::default() };
         let work = self.start("all_gather", CollectiveKind::AllGather, &parts, |_| Ok(()))?;
         Ok(work.and_then(move |()| Ok(outputs)))
@@ -75,10 +77,11 @@ impl ProcessGroup {
     /// Every rank's tensor, concatenated into `output` in the order of ranks.
     ///
     /// # Shapes
-    /// `output`: as many elements as `input` has on each rank, times the ranks.
+    /// `output`: as many elements as `input`, times the number of ranks; `input` has the same size on all ranks.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, the sizes or dtypes do not match, or a rank is gone or late.
+    /// When a tensor is not dense and contiguous, the sizes or dtypes do not match, or a rank has exited or does not
+    /// take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -96,7 +99,7 @@ impl ProcessGroup {
     /// When a tensor is not dense and contiguous, or the sizes or dtypes do not match.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn all_gather_into_async(&self, output: &mut Tensor, input: &Tensor) -> Result<Work, DdpError> {
         check::whole(self, "all_gather_into", ("output", output), ("input", input))?;
         let parts =
@@ -110,7 +113,8 @@ impl ProcessGroup {
     /// The same on all ranks.
     ///
     /// # Errors
-    /// When the tensor is not dense and contiguous, there is no such root, or a rank is gone or late.
+    /// When the tensor is not dense and contiguous, there is no such root, or a rank has exited or does not take part
+    /// within the group's timeout.
     ///
     /// # Syncs
     /// Waits for other ranks.
@@ -127,12 +131,12 @@ impl ProcessGroup {
     /// When the tensor is not dense and contiguous, or there is no such root.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn gather_async(&self, tensor: &Tensor, root: usize) -> Result<Work<Option<Vec<Tensor>>>, DdpError> {
         check::tensor(self, "gather", "the tensor", tensor)?;
         self.check_rank("the root", root)?;
         let is_root = self.rank() == root;
-        let outputs = like(tensor, if is_root { self.size() } else { 0 })?;
+        let outputs = empties_like(tensor, if is_root { self.size() } else { 0 })?;
         let parts = Parts { inputs: std::slice::from_ref(tensor), outputs: &outputs, ..Parts::default() };
         let work = self.start("gather", CollectiveKind::Gather(root), &parts, |_| Ok(()))?;
         Ok(work.and_then(move |()| Ok(is_root.then_some(outputs))))
@@ -140,7 +144,7 @@ impl ProcessGroup {
 }
 
 /// `count` uninitialised tensors of the same shape, dtype and device.
-pub(super) fn like(tensor: &Tensor, count: usize) -> Result<Vec<Tensor>, DdpError> {
+pub(super) fn empties_like(tensor: &Tensor, count: usize) -> Result<Vec<Tensor>, DdpError> {
     let _no_grad = tch::no_grad_guard();
     Ok((0..count).map(|_| tensor.f_empty_like()).collect::<Result<_, _>>()?)
 }

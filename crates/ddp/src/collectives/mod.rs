@@ -58,7 +58,7 @@ impl ProcessGroup {
     /// Waits until all ranks have called it.
     ///
     /// # Errors
-    /// When a rank is gone, or does not call it within the timeout.
+    /// When a rank has exited, or does not call it within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -75,7 +75,7 @@ impl ProcessGroup {
     /// When the backend refuses.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn barrier_async(&self) -> Result<Work, DdpError> {
         self.start("barrier", CollectiveKind::Barrier, &Parts::default(), |_| Ok(()))
     }

@@ -16,8 +16,8 @@ impl ProcessGroup {
     /// Sent as MessagePack, so it does not mix with PyTorch's pickled objects.
     ///
     /// # Errors
-    /// When `root` passes `None`, the object cannot be serialized or deserialized, or a rank is gone or late. An object
-    /// that cannot be serialized is an error on all ranks.
+    /// When `root` passes `None`, the object cannot be serialized or deserialized, or a rank has exited or does not
+    /// take part within the group's timeout. An object that cannot be serialized is an error on all ranks.
     ///
     /// # Syncs
     /// Waits for other ranks, and for the device.
@@ -53,7 +53,8 @@ impl ProcessGroup {
     /// Sent as MessagePack, so it does not mix with PyTorch's pickled objects.
     ///
     /// # Errors
-    /// When an object cannot be serialized (an error on all ranks) or deserialized, or a rank is gone or late.
+    /// When an object cannot be serialized (an error on all ranks) or deserialized, or a rank has exited or does not
+    /// take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks, and for the device.
@@ -102,8 +103,8 @@ fn write<T: Serialize + ?Sized>(object: &T) -> Result<Vec<u8>, BoxError> {
     Ok(rmp_serde::to_vec_named(object)?)
 }
 
-/// Splits the result into bytes and error. No bytes mean that the object could not be serialized: MessagePack always
-/// has some.
+/// Splits the result into bytes and error. On the other ranks, zero bytes say that the object could not be serialized:
+/// MessagePack always has some.
 fn apart(written: Result<Vec<u8>, BoxError>) -> (Vec<u8>, Option<BoxError>) {
     written.map_or_else(|error| (Vec::new(), Some(error)), |bytes| (bytes, None))
 }

@@ -18,8 +18,8 @@ impl ProcessGroup {
     /// The same on all ranks.
     ///
     /// # Errors
-    /// When the tensor is not dense and contiguous, the backend has no such reduction of its dtype, or a rank is gone
-    /// or late.
+    /// When the tensor is not dense and contiguous, the backend has no such reduction of its dtype, or a rank has
+    /// exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -36,7 +36,7 @@ impl ProcessGroup {
     /// When the tensor is not dense and contiguous, or the backend has no such reduction of its dtype.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn all_reduce_async(&self, tensor: &mut Tensor, op: ReduceOp) -> Result<Work, DdpError> {
         check::tensor(self, "all_reduce", "the tensor", tensor)?;
         self.reduce_all("all_reduce", std::slice::from_ref(tensor), op, CollectiveKind::AllReduce)
@@ -65,7 +65,7 @@ impl ProcessGroup {
     /// As [`all_reduce_async`](Self::all_reduce_async), and when the dtypes or devices differ.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn all_reduce_coalesced_async(&self, tensors: &mut [Tensor], op: ReduceOp) -> Result<Work, DdpError> {
         const OP: &str = "all_reduce_coalesced";
         let first = check::first(OP, "the list", tensors)?;
@@ -97,7 +97,7 @@ impl ProcessGroup {
     /// As [`all_reduce_async`](Self::all_reduce_async), and when there is no such root.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn reduce_async(&self, tensor: &mut Tensor, root: usize, op: ReduceOp) -> Result<Work, DdpError> {
         check::tensor(self, "reduce", "the tensor", tensor)?;
         self.check_rank("the root", root)?;
@@ -117,7 +117,8 @@ impl ProcessGroup {
         self.start(name, kind(carried), &parts, move |_| mean.apply(&mut outputs))
     }
 
-    /// The reduction that the backend runs for `op`, and the division that remains to be done with its results.
+    /// The reduction that the backend runs for `op`, and the division by the number of ranks that is left to do (for
+    /// `Avg` over Gloo).
     pub(super) fn carried(
         &self,
         name: &'static str,

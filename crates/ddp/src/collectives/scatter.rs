@@ -16,7 +16,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// When a tensor is not dense and contiguous, there is not one per rank, the backend has no such reduction of
-    /// their dtype, or a rank is gone or late.
+    /// their dtype, or a rank has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -34,13 +34,13 @@ impl ProcessGroup {
     /// their dtype.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn reduce_scatter_async(&self, inputs: &[Tensor], op: ReduceOp) -> Result<Work<Tensor>, DdpError> {
         const OP: &str = "reduce_scatter";
         check::one_a_rank(self, OP, "inputs", inputs)?;
         check::list(self, OP, "inputs", inputs, ("the first", &inputs[0]), true)?;
         let (carried, mut mean) = self.carried(OP, op, &inputs[0])?;
-        let mut outputs = super::gather::like(&inputs[0], 1)?;
+        let mut outputs = super::gather::empties_like(&inputs[0], 1)?;
         let output = outputs[0].shallow_clone();
         let parts = Parts { inputs, outputs: std::slice::from_ref(&output), ..Parts::default() };
         self.start(OP, CollectiveKind::ReduceScatter(carried), &parts, move |_| {
@@ -52,11 +52,11 @@ impl ProcessGroup {
     /// Reduces a tensor over all ranks and gives each rank its part, in the order of ranks.
     ///
     /// # Shapes
-    /// `input`: as many elements as `output` has, times the ranks.
+    /// `input`: as many elements as `output`, times the number of ranks.
     ///
     /// # Errors
     /// When a tensor is not dense and contiguous, the sizes or dtypes do not match, the backend has no such reduction
-    /// of their dtype, or a rank is gone or late.
+    /// of their dtype, or a rank has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -75,7 +75,7 @@ impl ProcessGroup {
     /// reduction of their dtype.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn reduce_scatter_into_async(
         &self,
         output: &mut Tensor,
@@ -97,8 +97,8 @@ impl ProcessGroup {
     /// On `root`, `inputs` has one tensor per rank, each like `output`; elsewhere it is empty.
     ///
     /// # Errors
-    /// When a tensor is not dense and contiguous, shapes or dtypes do not match, there is no such root, or a rank is
-    /// gone or late.
+    /// When a tensor is not dense and contiguous, shapes or dtypes do not match, there is no such root, or a rank has
+    /// exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for other ranks.
@@ -115,7 +115,7 @@ impl ProcessGroup {
     /// When a tensor is not dense and contiguous, shapes or dtypes do not match, or there is no such root.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn scatter_async(&self, output: &mut Tensor, inputs: &[Tensor], root: usize) -> Result<Work, DdpError> {
         const OP: &str = "scatter";
         check::tensor(self, OP, "output", output)?;

@@ -12,7 +12,8 @@ impl ProcessGroup {
     /// Sends a tensor to a rank. `tag` distinguishes sends between the same two ranks.
     ///
     /// # Errors
-    /// When the tensor is not dense and contiguous, `to` is no other rank of the group, or that rank is gone or late.
+    /// When the tensor is not dense and contiguous, `to` is this rank, or not a rank of the group, or that rank has
+    /// exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits until the other rank receives.
@@ -26,10 +27,10 @@ impl ProcessGroup {
     /// As [`send`](Self::send).
     ///
     /// # Errors
-    /// When the tensor is not dense and contiguous, or `to` is no other rank of the group.
+    /// When the tensor is not dense and contiguous, or `to` is this rank, or not a rank of the group.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other rank.
     #[doc(alias = "isend")]
     pub fn send_async(&self, tensor: &Tensor, to: usize, tag: i32) -> Result<Work, DdpError> {
         check::tensor(self, "send", "the tensor", tensor)?;
@@ -44,8 +45,8 @@ impl ProcessGroup {
     /// As many elements as were sent.
     ///
     /// # Errors
-    /// When the tensor is not dense and contiguous, `from` is no other rank of the group, or the sender is gone or
-    /// late.
+    /// When the tensor is not dense and contiguous, `from` is this rank, or not a rank of the group, or the sender has
+    /// exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits until the other rank sends.
@@ -59,11 +60,11 @@ impl ProcessGroup {
     /// As [`recv`](Self::recv).
     ///
     /// # Errors
-    /// When the tensor is not dense and contiguous, `from` is no other rank of the group, or NCCL is to receive from
-    /// any rank.
+    /// When the tensor is not dense and contiguous, `from` is this rank, or not a rank of the group, or NCCL is to
+    /// receive from any rank.
     ///
     /// # Syncs
-    /// No.
+    /// No: it does not wait for the other rank.
     #[doc(alias = "irecv")]
     pub fn recv_async(&self, tensor: &mut Tensor, from: Option<usize>, tag: i32) -> Result<Work<usize>, DdpError> {
         check::tensor(self, "recv", "the tensor", tensor)?;
@@ -80,7 +81,7 @@ impl ProcessGroup {
     }
 
     fn check_other(&self, op: &'static str, other: usize) -> Result<(), DdpError> {
-        self.check_rank("the other end", other)?;
+        self.check_rank("the other rank", other)?;
         if other != self.rank() {
             return Ok(());
         }

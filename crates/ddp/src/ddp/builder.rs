@@ -97,8 +97,8 @@ impl DdpBuilder {
         self
     }
 
-    /// Wraps all variables of a store: its trainable variables, in their order, are the parameters; the others, by name, are
-    /// the buffers.
+    /// Wraps all variables of a store: its trainable variables, in their order, are the parameters; the others, by
+    /// name, are the buffers.
     ///
     /// # Errors
     /// As [`build_from`](Self::build_from).
@@ -129,7 +129,8 @@ impl DdpBuilder {
     /// # Errors
     /// [`DdpError::ModelMismatch`] on every rank when the models differ; [`DdpError::NoParameters`] when no parameter
     /// requires a gradient; also when an option is outside its range, a name to ignore is unknown, a parameter is not a
-    /// leaf, a parameter or buffer is sparse or of a dtype that no backend sends, or a rank is gone or late.
+    /// leaf, a parameter or buffer is sparse or of a dtype that no backend sends, or a rank has exited or does not take
+    /// part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.

@@ -25,9 +25,9 @@ impl DistributedDataParallel {
     /// losses in the loop.
     ///
     /// # Errors
-    /// When a rank is gone or late; [`DdpError::HookHasFailed`] when the communication hook failed before or in the
-    /// loop; [`DdpError::Hook`] when it fails while this rank answers others. Where a hook fails only on some ranks,
-    /// the others wait until the timeout.
+    /// When a rank has exited or does not take part within the group's timeout; [`DdpError::HookHasFailed`] when the
+    /// communication hook failed before or in the loop; [`DdpError::Hook`] when it fails while this rank answers
+    /// others. Where a hook fails only on some ranks, the others wait until the timeout.
     ///
     /// # Panics
     /// When the loop panics, or the hook while this rank answers others; the other ranks then wait until the timeout.

@@ -95,7 +95,8 @@ impl DistributedDataParallel {
     /// Wraps all variables of a store with PyTorch's defaults.
     ///
     /// # Errors
-    /// When the models differ (an error on every rank), no variable is trainable, or a rank is gone or late.
+    /// When the models differ (an error on every rank), no variable is trainable, or a rank has exited or does not take
+    /// part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all ranks.
@@ -114,9 +115,9 @@ impl DistributedDataParallel {
     ///
     /// # Errors
     /// When the last backward left out parameters without
-    /// [`find_unused_parameters`](DdpBuilder::find_unused_parameters), the hook has failed, or a rank is gone or late;
-    /// [`DdpError::Unfrozen`] for a parameter that required no gradient when this was made;
-    /// [`DdpError::WithinBackward`] from within a hook.
+    /// [`find_unused_parameters`](DdpBuilder::find_unused_parameters), the hook has failed, or a rank has exited or
+    /// does not take part within the group's timeout; [`DdpError::Unfrozen`] for a parameter that required no gradient
+    /// when this was made; [`DdpError::WithinBackward`] from within a hook.
     ///
     /// # Panics
     /// Resumes the panic of a communication hook in the last backward, or of the model.
@@ -144,9 +145,9 @@ impl DistributedDataParallel {
     /// `loss`: one number.
     ///
     /// # Errors
-    /// [`DdpError::TimedOut`] or [`DdpError::Lost`] when a rank is gone or late, [`DdpError::Hook`] when the
-    /// communication hook fails, [`DdpError::HookHasFailed`] from then on, [`DdpError::SparseGradient`] when a gradient
-    /// is sparse, and the errors of backward itself.
+    /// [`DdpError::TimedOut`] or [`DdpError::Lost`] when a rank has exited or does not take part within the group's
+    /// timeout, [`DdpError::Hook`] when the communication hook fails, [`DdpError::HookHasFailed`] from then on,
+    /// [`DdpError::SparseGradient`] when a gradient is sparse, and the errors of backward itself.
     ///
     /// # Panics
     /// Resumes a panic of the communication hook.
@@ -196,7 +197,8 @@ impl DistributedDataParallel {
     /// default.
     ///
     /// # Errors
-    /// [`DdpError::InvalidOption`] when `steps` is 0, or beyond `i32`; [`DdpError::WithinBackward`] in the middle of a pass.
+    /// [`DdpError::InvalidOption`] when `steps` is 0, or beyond `i32`; [`DdpError::WithinBackward`] in the middle of a
+    /// pass.
     ///
     /// # Source
     /// `_set_ddp_runtime_logging_sample_rate`
@@ -210,7 +212,7 @@ impl DistributedDataParallel {
     }
 
     /// What libtorch logs about the run, as names and values: bucket sizes, settings, times of some steps. Values that
-    /// are fixed at construction are missing in a group that verifies.
+    /// are fixed at construction are missing in a group with [`verify`](crate::ProcessGroupBuilder::verify).
     ///
     /// # Errors
     /// When libtorch fails, and while a backward pass is under way.

@@ -257,18 +257,21 @@ pub fn refusals(meeting: &Meeting) -> Result<()> {
         ("whole numbers", group.all_reduce(&mut fine, ReduceOp::Bxor)),
         ("at least one tensor", group.all_reduce_coalesced(&mut [], ReduceOp::Sum)),
         ("like the first", group.all_reduce_coalesced(&mut [float(&[1]), fine.to_kind(Kind::Double)], ReduceOp::Sum)),
-        ("one tensor a rank: 2", group.reduce_scatter(&[float(&[1])], ReduceOp::Sum).map(drop)),
+        ("one tensor per rank, 2 in all", group.reduce_scatter(&[float(&[1])], ReduceOp::Sum).map(drop)),
         ("like the first", group.reduce_scatter(&[float(&[1]), float(&[2])], ReduceOp::Sum).map(drop)),
         ("of 12", group.all_gather_into(&mut float(&[11]), &fine)),
         ("of 12", group.reduce_scatter_into(&mut fine, &float(&[13]), ReduceOp::Sum)),
         ("inputs is a list of 1", group.scatter(&mut fine, &[float(&[1])], 1 - meeting.rank)),
         ("outputs is a list of 0", group.all_to_all(&mut [], &[float(&[1])])),
-        ("of 3 rows", group.all_to_all_single(&mut float(&[2]), &float(&[3]), None)),
+        (
+            "of 3 rows, but should be of a multiple of 2 rows",
+            group.all_to_all_single(&mut float(&[2]), &float(&[3]), None),
+        ),
         ("split into [1, 1]", group.all_to_all_single(&mut float(&[2]), &float(&[3]), Some((&[1, 1], &[1, 1])))),
         ("split into [4, -1]", group.all_to_all_single(&mut float(&[2]), &float(&[3]), Some((&[4, -1], &[1, 1])))),
         ("a scalar", group.all_to_all_single(&mut Tensor::from(1.0), &Tensor::from(1.0), None)),
         ("with itself", group.send(&fine, meeting.rank, 0)),
-        ("the other end is rank 9", group.recv(&mut float(&[1]), Some(9), 0).map(drop)),
+        ("the other rank is rank 9", group.recv(&mut float(&[1]), Some(9), 0).map(drop)),
     ];
     for (index, (named, refused)) in cases.into_iter().enumerate() {
         let error = refused.err().with_context(|| format!("case {index}, {named}, was not refused"))?;

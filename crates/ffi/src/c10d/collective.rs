@@ -188,7 +188,7 @@ impl Work {
     /// Waits until it is done: the host waits for Gloo, the current stream for NCCL.
     ///
     /// # Errors
-    /// When a member is gone, or it is not done within `timeout`; `None`: within the collective's own timeout.
+    /// When a member has exited, or it is not done within `timeout`; `None`: within the collective's own timeout.
     ///
     /// # Syncs
     /// Over Gloo, yes.

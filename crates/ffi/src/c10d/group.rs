@@ -135,7 +135,7 @@ impl ProcessGroup {
     /// Overwrites the tensors with those of `root`, packed into buffers of `bytes`.
     ///
     /// # Errors
-    /// When a member is gone or late.
+    /// When a member has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all members.
@@ -186,7 +186,7 @@ impl ProcessGroup {
     /// A tensor's sum over ranks, which can be differentiated: backward sums the gradients over ranks.
     ///
     /// # Errors
-    /// When a member is gone or late.
+    /// When a member has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all members, in backward too.

@@ -84,7 +84,7 @@ impl Reducer {
     /// the order of the gradients is known. Returns whether it has rebuilt them.
     ///
     /// # Errors
-    /// When a member is gone or late.
+    /// When a member has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// When buckets are rebuilt, waits for all members.
@@ -119,7 +119,8 @@ impl Reducer {
     /// Averages the accumulated gradients without a backward pass on this rank, while the other members run theirs.
     ///
     /// # Errors
-    /// When the last backward has not reached all parameters, or a member is gone or late.
+    /// When the last backward has not reached all parameters, or a member has exited or does not take part within the
+    /// group's timeout.
     ///
     /// # Syncs
     /// Over Gloo, waits for all members.
@@ -197,7 +198,7 @@ impl Reducer {
     /// Takes part in the other members' backward pass with gradients of zero.
     ///
     /// # Errors
-    /// When a member is gone or late.
+    /// When a member has exited or does not take part within the group's timeout.
     ///
     /// # Syncs
     /// Waits for all members.
