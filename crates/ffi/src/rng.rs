@@ -23,19 +23,19 @@ use crate::raw;
 /// ```
 ///
 /// # Shapes
-/// Bytes on the host: `[5056]` for a CPU, `[16]` for CUDA.
+/// uint8 on the host: `[5056]` for a CPU, `[16]` for CUDA.
 ///
 /// # Errors
 /// For a device that does not exist, or has no generator.
 ///
 /// # Syncs
-/// No.
+/// No: it does not wait for the device.
 ///
 /// # Source
 /// `torch.get_rng_state`, `torch.cuda.get_rng_state`
 #[doc(alias = "get_rng_state")]
 pub fn state(device: Device) -> Result<Tensor, Error> {
-    let (kind, index) = place(device)?;
+    let (kind, index) = device_code(device)?;
     let mut out = ptr::null_mut();
     // SAFETY: `out` lives through the call; on success it is a tensor that we own.
     check(|err| unsafe { raw::od_rng_state(kind, index, &mut out, err) })?;
@@ -43,7 +43,7 @@ pub fn state(device: Device) -> Result<Tensor, Error> {
     Ok(unsafe { Tensor::from_ptr(out) })
 }
 
-/// Sets the state; the generator continues as it did after the state was taken.
+/// Sets the state: the generator then gives the numbers that followed when the state was read.
 ///
 /// # Shapes
 /// As [`state`] returns it.
@@ -52,42 +52,50 @@ pub fn state(device: Device) -> Result<Tensor, Error> {
 /// When it is not a valid state of this generator; nothing has changed then.
 ///
 /// # Syncs
-/// No.
+/// No: it does not wait for the device.
 ///
 /// # Source
 /// `torch.set_rng_state`, `torch.cuda.set_rng_state`
 #[doc(alias = "set_rng_state")]
 pub fn set_state(device: Device, state: &Tensor) -> Result<(), Error> {
-    let (kind, index) = place(device)?;
+    let (kind, index) = device_code(device)?;
     if device == Device::Cpu {
         check_cpu(state)?;
     }
-    // SAFETY: the tensor lives through the call, and a CPU's stays within its numbers.
+    // SAFETY: the tensor lives through the call, and `check_cpu` has refused a CPU state that would make libtorch read
+    // past its buffer.
     check(|err| unsafe { raw::od_set_rng_state(kind, index, state.as_ptr(), err) })
 }
 
-/// libtorch checks the count of numbers left and the index of the next one separately, but not that together they stay
-/// within the buffer: it would read past its end. Other invalid states are left to libtorch.
+/// Refuses a CPU state with which libtorch would read past its buffer.
+///
+/// A CPU state holds 624 numbers, the index `next` of the next one to be read, and `left`: the draw that brings `left`
+/// to 0 first makes new numbers. libtorch checks `next` and `left` separately, but not their sum. Other invalid states
+/// are left to libtorch.
 fn check_cpu(state: &Tensor) -> Result<(), Error> {
-    /// Their offsets in `CPUGeneratorImplStateLegacy`, and how many numbers MT19937 makes at once.
+    /// Offsets of the fields in `CPUGeneratorImplStateLegacy`.
     const LEFT: usize = 8;
     const NEXT: usize = 16;
+    /// How many numbers MT19937 makes at once.
     const NUMBERS: u64 = 624;
     let Ok(bytes) = Vec::<u8>::try_from(state) else { return Ok(()) };
     let word = |at: usize| bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_ne_bytes);
     let (Some(left), Some(next)) = (word(LEFT), word(NEXT)) else { return Ok(()) };
-    // `left` has four bytes; a flag follows.
+    // `left` is an int; the other four of these eight bytes are a flag.
     let left = u64::from(left as u32);
-    if next.saturating_add(left) > NUMBERS + 1 {
+    // `left - 1` numbers are read before new ones are made.
+    let most = NUMBERS + 1;
+    if next.saturating_add(left) > most {
         return Err(Error::refused(format!(
-            "this is not a valid state of a CPU generator: number {next} comes next and {left} are left, of {NUMBERS}"
+            "not a valid state of a CPU generator: `next` is {next} and `left` is {left}, but together they should be at \
+             most {most}"
         )));
     }
     Ok(())
 }
 
-/// `c10::DeviceType` and the number of the device.
-fn place(device: Device) -> Result<(i32, i32), Error> {
+/// libtorch's code of the device's type (`c10::DeviceType`), and the device's number.
+fn device_code(device: Device) -> Result<(i32, i32), Error> {
     match device {
         Device::Cpu => Ok((0, -1)),
         Device::Cuda(index) => Ok((1, i32::try_from(index).unwrap_or(i32::MAX))),
@@ -116,7 +124,7 @@ mod tests {
         bytes[8..12].copy_from_slice(&5i32.to_ne_bytes());
         bytes[16..24].copy_from_slice(&624u64.to_ne_bytes());
         let beyond = set_state(Device::Cpu, &Tensor::from_slice(&bytes)).unwrap_err();
-        assert!(beyond.message().contains("624 comes next and 5 are left"), "{beyond}");
+        assert!(beyond.message().contains("`next` is 624 and `left` is 5"), "{beyond}");
         set_state(Device::Cpu, &good).unwrap();
         assert!(state(Device::Vulkan).unwrap_err().message().contains("no generator"));
         assert_eq!(state(Device::Cpu).unwrap().size(), [5056]);

@@ -1,4 +1,4 @@
-// ABI mirror: see README.md in the folder above.
+// Declarations with the same binary layout as gloo's: see ../README.md.
 #pragma once
 
 #include <chrono>
