@@ -87,8 +87,8 @@ fn check_cpu(state: &Tensor) -> Result<(), Error> {
     let most = NUMBERS + 1;
     if next.saturating_add(left) > most {
         return Err(Error::refused(format!(
-            "not a valid state of a CPU generator: `next` is {next} and `left` is {left}, but together they should be at \
-             most {most}"
+            "not a valid state of a CPU generator: `next` is {next} and `left` is {left}, but together they should be \
+             at most {most}"
         )));
     }
     Ok(())

@@ -149,7 +149,7 @@ impl Launch {
         self
     }
 
-    /// How often all ranks are started again after one has failed; 0 unless set.
+    /// How many times all ranks may be started again after one has failed; 0 unless set.
     #[must_use]
     pub fn max_restarts(mut self, restarts: u32) -> Self {
         self.plan.max_restarts = restarts;

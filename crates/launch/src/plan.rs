@@ -97,7 +97,7 @@ impl Plan {
         self.check_places()?;
         self.check_ranks_named()?;
         if let Some(number) = self.signals.iter().find(|number| signals::from_number(**number).is_none()) {
-            return refuse(format!("{number} is not a signal that can be passed on"));
+            return refuse(format!("{number} is not the number of a signal that can be forwarded"));
         }
         if self.keep_alive.is_zero() || self.silence.is_zero() {
             return refuse(

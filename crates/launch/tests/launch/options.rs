@@ -143,14 +143,14 @@ fn invalid_options_are_refused_before_anything_starts() {
     };
     refused(&["--nproc-per-node=0"], "--nproc-per-node 0: give 1 to 1024 ranks on this host");
     refused(&["--nproc-per-node=many"], "give a number from 1 on, gpu, cpu or auto");
-    refused(&["--nnodes=1:4"], "the number of nodes is fixed here");
+    refused(&["--nnodes=1:4"], "a range of hosts is not supported");
     refused(&["--nnodes=2"], "--rdzv-endpoint node0:29500");
     refused(&["--nnodes=2", "--node-rank=2", "--master-addr=here"], "--node-rank 2: ranks of 2 nodes are 0 to 1");
     refused(&["--rdzv-endpoint=here:there", "--nnodes=2"], "give a host and a port");
     refused(&["--redirects=7"], "--redirects: `7` is not a choice of outputs");
     refused(&["--grace-period=-1"], "give seconds");
     refused(&["--rdzv-conf=colour=red"], "join_timeout");
-    refused(&["--signals-to-handle=SIGKILL"], "SIGKILL");
+    refused(&["--signals-to-handle=SIGKILL"], "`SIGKILL` is not the name of a signal that can be forwarded");
 }
 
 /// Invalid numbers, negative ones included, as `--option=value` and as `--option value`.

@@ -54,7 +54,7 @@ pub struct Cli {
           value_parser = RangedI64ValueParser::<usize>::new().range(0..=65_535))]
     pub node_rank: Option<usize>,
 
-    /// Where the launchers meet: node 0's address as the other hosts reach it, and a free port on it
+    /// Where the launchers meet: the address of the host with rank 0 as the others reach it, and a free port on it
     #[arg(long, value_name = "HOST:PORT", alias = "rdzv_endpoint", env = "PET_RDZV_ENDPOINT")]
     pub rdzv_endpoint: Option<String>,
 
@@ -71,7 +71,7 @@ pub struct Cli {
     #[arg(long, value_name = "NAME", alias = "rdzv_backend", env = "PET_RDZV_BACKEND", default_value = "static")]
     pub rdzv_backend: String,
 
-    /// The run's name, the same on all nodes
+    /// The run's name, the same on all hosts
     #[arg(long, value_name = "ID", alias = "rdzv_id", env = "PET_RDZV_ID", default_value = "none")]
     pub rdzv_id: String,
 
@@ -80,7 +80,7 @@ pub struct Cli {
     #[arg(long, value_name = "KEY=VALUE,..", alias = "rdzv_conf", env = "PET_RDZV_CONF", default_value = "")]
     pub rdzv_conf: String,
 
-    /// Run on this host only; address and port are chosen
+    /// Run on this host only; --nnodes, --node-rank, --rdzv-endpoint, --master-addr and --master-port are ignored
     #[arg(long, env = "PET_STANDALONE", value_parser = FalseyValueParser::new())]
     pub standalone: bool,
 
@@ -88,17 +88,17 @@ pub struct Cli {
     #[arg(long, value_name = "HOST", alias = "master_addr", env = "PET_MASTER_ADDR", value_parser = values::host)]
     pub master_addr: Option<String>,
 
-    /// The ranks' port; with several hosts and no --rdzv-endpoint the launchers' [default: a free port; for launchers
-    /// 29500]
+    /// Port of the ranks' store [default: a free port]; with several hosts and no --rdzv-endpoint, port where the
+    /// launchers meet [default: 29500]
     #[arg(long, value_name = "PORT", alias = "master_port", env = "PET_MASTER_PORT", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
 
-    /// Address at which the ranks reach node 0, if it is not the endpoint's
+    /// Address at which the ranks reach the host with rank 0, if it is not the endpoint's
     #[arg(long, value_name = "HOST", alias = "local_addr", env = "PET_LOCAL_ADDR", value_parser = values::host)]
     pub local_addr: Option<String>,
 
-    /// How often all ranks are started again after one has failed
+    /// How many times all ranks may be started again after one has failed
     #[arg(
         long,
         value_name = "K",
@@ -113,7 +113,8 @@ pub struct Cli {
     #[arg(long, value_name = "SECONDS", alias = "grace_period", default_value = "30", allow_negative_numbers = true)]
     pub grace_period: f64,
 
-    /// Outputs that go to files only: 0 none, 1 standard output, 2 standard error, 3 both, or by local rank: 0:3,1:2
+    /// Outputs that go to files only: 0 none, 1 standard output, 2 standard error, 3 both; or one of these per local
+    /// rank, as in 0:3,1:2
     #[arg(
         short,
         long,

@@ -1,4 +1,4 @@
-//! Turns the command line into a launch.
+//! Turns the parsed options into a [`Launch`].
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -16,7 +16,7 @@ pub fn refuse<T>(why: impl Into<String>) -> Result<T, LaunchError> {
     Err(LaunchError::Options(why.into()))
 }
 
-/// The launch that the options ask for.
+/// The [`Launch`] that the options ask for.
 pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
     refuse_unsupported(cli)?;
     let (program, args) = command_line(cli)?;
@@ -46,7 +46,7 @@ pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
     if let Ok(template) = env::var("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") {
         launch = launch.prefix(template);
     }
-    place(launch, cli, &rendezvous)
+    set_hosts(launch, cli, &rendezvous)
 }
 
 /// Refuses torchrun's options that this launcher does not support, instead of ignoring them.
@@ -57,6 +57,7 @@ fn refuse_unsupported(cli: &Cli) -> Result<(), LaunchError> {
             return refuse(format!("--rdzv-backend {other}: give static or c10d; neither needs a separate server"));
         }
     }
+    // `null` is torchrun's default, no handler, so it is accepted.
     let is_null = |handler: &&String| handler.as_str() != "null";
     let unsupported = [
         ("--event-log-handler", cli.event_log_handler.as_ref().filter(is_null).is_some()),
@@ -74,6 +75,7 @@ fn refuse_unsupported(cli: &Cli) -> Result<(), LaunchError> {
 
 /// What to execute: the program itself, or Python with the program as its argument.
 fn command_line(cli: &Cli) -> Result<(OsString, Vec<OsString>), LaunchError> {
+    // --run-path overrides both.
     if cli.module && cli.no_python && !cli.run_path {
         return refuse("--module and --no-python contradict each other: only Python runs modules");
     }
@@ -84,6 +86,7 @@ fn command_line(cli: &Cli) -> Result<(OsString, Vec<OsString>), LaunchError> {
         return Ok((program.clone(), arguments.to_vec()));
     }
     let python = env::var_os("PYTHON_EXEC").filter(|it| !it.is_empty()).unwrap_or_else(|| "python3".into());
+    // Unbuffered, as with torchrun, so that output appears at once.
     let mut args = vec![OsString::from("-u")];
     if cli.module && !cli.run_path {
         args.push("-m".into());
@@ -99,13 +102,16 @@ fn streams(option: &str, choice: &str) -> Result<StreamsByRank, LaunchError> {
 fn signals(names: &str) -> Result<Vec<i32>, LaunchError> {
     let number = |name: &str| match signal_by_name(name) {
         Some(number) => Ok(number),
-        None => refuse(format!("--signals-to-handle: `{name}` is not a signal that can be passed on")),
+        None => refuse(format!(
+            "--signals-to-handle: `{name}` is not the name of a signal that can be forwarded; SIGKILL, SIGSTOP, \
+             SIGCHLD, SIGSEGV, SIGBUS, SIGILL and SIGFPE cannot be"
+        )),
     };
     names.split(',').filter(|name| !name.trim().is_empty()).map(number).collect()
 }
 
-/// Sets the hosts, and where they meet.
-fn place(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launch, LaunchError> {
+/// Sets the number of hosts, this host's rank, and the endpoint at which the launchers join.
+fn set_hosts(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launch, LaunchError> {
     let nnodes = if cli.standalone { 1 } else { values::nnodes(&cli.nnodes)? };
     let mut launch =
         launch.nnodes(nnodes).keep_alive(rendezvous.keep_alive_interval, rendezvous.keep_alive_max_attempt);
@@ -114,6 +120,7 @@ fn place(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launch, L
     }
     if nnodes == 1 {
         // A single host needs no endpoint, because no other launcher joins.
+        // --rdzv-endpoint and --standalone override --master-addr and --master-port.
         let uses_master = cli.rdzv_endpoint.is_none() && !cli.standalone;
         if let Some(address) = cli.master_addr.as_ref().filter(|_| uses_master) {
             launch = launch.master_addr(address);
@@ -126,7 +133,7 @@ fn place(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launch, L
             _ => launch,
         });
     }
-    launch = trust(launch, cli)?;
+    launch = set_secret(launch, cli)?;
     if let Some(rank) = cli.node_rank.or_else(|| values::slurm_node(nnodes)) {
         launch = launch.node_rank(rank);
     }
@@ -149,8 +156,9 @@ fn place(launch: Launch, cli: &Cli, rendezvous: &Rendezvous) -> Result<Launch, L
     }
 }
 
-/// Sets the secret, or that there is none.
-fn trust(launch: Launch, cli: &Cli) -> Result<Launch, LaunchError> {
+/// Sets the secret by which the launchers authenticate: none with --insecure, else from --secret-file, else from
+/// OVERDRIVE_SECRET.
+fn set_secret(launch: Launch, cli: &Cli) -> Result<Launch, LaunchError> {
     let variable = env::var_os("OVERDRIVE_SECRET").filter(|it| !it.is_empty());
     match (&cli.secret_file, variable) {
         _ if cli.insecure => Ok(launch.insecure()),

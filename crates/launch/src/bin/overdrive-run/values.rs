@@ -10,7 +10,7 @@ use overdrive_launch::{LaunchError, is_host};
 
 use crate::options::refuse;
 
-/// A number of ranks, or what to count.
+/// The number of ranks on this host: a number, or how many GPUs or cores there are.
 pub fn nproc(text: &str) -> Result<usize, LaunchError> {
     let cores = || available_parallelism().map_or(1, NonZero::get);
     match text {
@@ -55,8 +55,8 @@ pub fn nnodes(text: &str) -> Result<usize, LaunchError> {
     match (number(least), number(most)) {
         (Some(least), Some(most)) if least == most => Ok(least),
         (Some(_), Some(_)) => refuse(format!(
-            "--nnodes {text}: the number of nodes is fixed here; give one number. With --max-restarts a lost node can \
-             rejoin, but the run waits for it"
+            "--nnodes {text}: a range of hosts is not supported; give one number. With --max-restarts a lost host can \
+             rejoin, and the run waits for it"
         )),
         _ => refuse(format!("--nnodes {text}: give a number of hosts from 1 on")),
     }
@@ -185,9 +185,9 @@ mod tests {
     }
 
     #[test]
-    fn a_range_of_nodes_is_refused_with_a_reason() {
+    fn a_range_of_hosts_is_refused_with_a_reason() {
         assert_eq!((nnodes("3").unwrap(), nnodes("2:2").unwrap()), (3, 2));
-        assert!(nnodes("1:4").unwrap_err().to_string().contains("fixed"));
+        assert!(nnodes("1:4").unwrap_err().to_string().contains("a range of hosts"));
         assert!(nnodes("x").is_err() && nnodes("").is_err() && nnodes("-1").is_err());
     }
 
