@@ -46,6 +46,6 @@ impl Stateful for VarStore {
 }
 
 fn check_in_place<'a>(weights: impl IntoIterator<Item = &'a tch::Tensor>) -> Result<(), StateError> {
-    let reason = "the weights are at the worst point nearby, after SAM's `ascend`: call `step` or `step_skipped` first";
+    let reason = "SAM's `ascend` has moved the weights: call `step` or `step_skipped` first, which move them back";
     if MOVED.position(weights).is_some() { Err(StateError::NotSaved { reason }) } else { Ok(()) }
 }

@@ -22,7 +22,7 @@ pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
     /// An error when an option is out of its range.
     fn check(&self) -> Result<(), OptimizerError>;
 
-    /// Why it cannot optimize this parameter; none if it can.
+    /// Why it cannot optimize this parameter; `None` if it can.
     fn refuses(&self, _param: &Tensor) -> Option<String> {
         None
     }

@@ -170,7 +170,7 @@ impl AveragedModel {
     fn check_in_place(&self) -> Result<(), OptimizerError> {
         for kept in [&self.averaged, &self.copied] {
             if let Some(index) = MOVED.position(&kept.model.to_vec()?) {
-                let reason = "it is at the worst point nearby, after SAM's `ascend`: step first".to_owned();
+                let reason = "SAM's `ascend` has moved it: call `step` first, which moves it back".to_owned();
                 return Err(OptimizerError::InvalidParameter { parameter: format!("`{}`", kept.names[index]), reason });
             }
         }

@@ -1,4 +1,5 @@
-//! Buckets: parameters with the same device, dtype and set of slots, which can be updated together.
+//! Buckets: parameters with the same device, dtype and slots (the tensors of state per parameter, such as Adam's
+//! `exp_avg`), which can be updated together.
 
 use std::collections::{HashMap, HashSet};
 
@@ -24,7 +25,8 @@ pub(crate) struct Bucket {
     pub(crate) indices: Vec<usize>,
     pub(crate) slots: Vec<Slot>,
     pub(crate) precision: LowPrecision,
-    /// Made at the first step, so that a loaded or frozen model costs nothing before it trains.
+    /// `None` before the first step with a gradient, so that a model that does not train has no optimizer state in
+    /// memory.
     pub(crate) state: Option<State>,
 }
 
@@ -36,7 +38,8 @@ pub(crate) struct State {
     pub(crate) counts: StepCounts,
     /// Which parameters have been stepped.
     pub(crate) started: Vec<bool>,
-    /// The parameters' count of writes after the last step; none before the first step and after loading.
+    /// `params.writes()` after the last step: if it has changed since, other code has written to the parameters. `None`
+    /// before the first step and after loading.
     written: Option<u64>,
 }
 
@@ -61,13 +64,16 @@ impl Packing {
     /// How many bytes a bucket may hold before the next one is started.
     fn limit(self, device: Device, precision: LowPrecision) -> usize {
         match device {
+            // A fused kernel is a single pass over the parameters, so a short list gains nothing. With other precisions
+            // than `Nearest`, operators run before and after it.
             Device::Cpu if !self.fused || precision != LowPrecision::Nearest => CPU_LIST_BYTES,
             _ => usize::MAX,
         }
     }
 }
 
-/// Divides a group's parameters into buckets, in order; `first` is the first one's index among those of all groups.
+/// Divides a group's parameters into buckets, in order; `first` is the index of `params[0]` among the parameters of all
+/// groups.
 pub(crate) fn buckets<A: Algorithm>(
     params: &[Tensor],
     first: usize,
@@ -193,21 +199,22 @@ impl Bucket {
         }
         // A bucket on another device than the scaler needs copies of the scale and the flag there.
         let device = grads.list.get(0)?.device();
-        let near = |tensor: &Tensor| tensor.f_to_device_(device, tensor.kind(), device.is_cuda(), false);
-        let moved =
-            scale.map(|s| Ok::<_, TorchError>((s.scale.map(near).transpose()?, near(s.found_inf)?))).transpose()?;
-        let scale = moved.as_ref().map(|(scale, found_inf)| GradScale { scale: scale.as_ref(), found_inf });
+        let to_bucket_device = |tensor: &Tensor| tensor.f_to_device_(device, tensor.kind(), device.is_cuda(), false);
+        let copied = scale
+            .map(|s| Ok::<_, TorchError>((s.scale.map(to_bucket_device).transpose()?, to_bucket_device(s.found_inf)?)))
+            .transpose()?;
+        let scale = copied.as_ref().map(|(scale, found_inf)| GradScale { scale: scale.as_ref(), found_inf });
 
         let complete = grads.complete();
         if !complete {
-            state.counts.part()?;
+            state.counts.split()?;
         }
-        let of = |list: &TensorList| match complete || list.is_empty() {
+        let with_gradients = |list: &TensorList| match complete || list.is_empty() {
             true => list.share(),
             false => list.select(&grads.defined),
         };
-        let (params, counts) = (of(&self.params)?, of(state.counts.list())?);
-        let slots = state.slots.iter().map(of).collect::<Result<Vec<_>, _>>()?;
+        let (params, counts) = (with_gradients(&self.params)?, with_gradients(state.counts.list())?);
+        let slots = state.slots.iter().map(with_gradients).collect::<Result<Vec<_>, _>>()?;
         let first: Vec<bool> =
             state.started.iter().zip(&grads.defined).filter(|(_, has)| **has).map(|(started, _)| !started).collect();
 
@@ -238,7 +245,8 @@ impl Bucket {
             *started |= has;
         }
         match scale {
-            // Neither does a skipped step.
+            // A skipped step does not count either: `found_inf` is 1 then. It is subtracted on the device, so that the
+            // host does not wait.
             Some(scale) => state.counts.subtract(&counts, scale.found_inf),
             None => Ok(()),
         }
@@ -254,8 +262,8 @@ pub(crate) fn sparse(param: &Parameter, index: usize) -> OptimizerError {
     )
 }
 
-/// An error unless all parameters can be optimized, and each belongs to one group once and has a unique name (or all
-/// have none).
+/// Checks that all parameters can be optimized, that each is given once, and that each has a unique name, or all have
+/// none.
 pub(crate) fn check<'a, A: Algorithm>(
     groups: impl Iterator<Item = (&'a A, &'a [Parameter])>,
 ) -> Result<(), OptimizerError> {
@@ -272,14 +280,15 @@ pub(crate) fn check<'a, A: Algorithm>(
             };
             let again = known.map(|(other, at)| {
                 format!(
-                    "it is given twice, as number {at} of group {other} and as number {place} of group {group}: each \
-                     parameter belongs to one group once"
+                    "it is given twice, as parameter {at} of group {other} and as parameter {place} of group {group} \
+                     (counted from 0): give each parameter once"
                 )
             });
             let misnamed = match param.name() {
-                Some(name) if !names.insert(name.to_owned()) => {
-                    Some("another parameter has the same name: tell models apart with `prefixed`")
-                }
+                Some(name) if !names.insert(name.to_owned()) => Some(
+                    "another parameter has the same name: give each model's parameters their own prefix with \
+                         `overdrive_core::prefixed`",
+                ),
                 Some(_) if names.len() <= index => Some("it has a name, but others have none: name all or none"),
                 None if !names.is_empty() => Some("it has no name, but others have one: name all or none"),
                 _ => None,

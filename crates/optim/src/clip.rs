@@ -183,7 +183,7 @@ fn total(groups: &[Grads], norm_type: f64, device: Device) -> Result<Tensor, Tor
     NORM.tensor(&[Arg::Tensor(&Tensor::f_stack(&norms, 0)?), Arg::Double(norm_type)])
 }
 
-/// The 2-norm of the gradients of `params`, over all of them as one vector; none if there are no gradients.
+/// The 2-norm of the gradients of `params`, over all of them as one vector; `None` if there are no gradients.
 pub(crate) fn norm_of(params: &[Parameter]) -> Result<Option<Tensor>, OptimizerError> {
     let groups = by_place(params)?;
     match groups.first().map(|group| group.device) {

@@ -102,8 +102,8 @@ fn hook<A: Algorithm>(
     });
     hook.map_err(|error| {
         let reason = format!(
-            "{}: it should be a leaf that requires a gradient, in only one optimizer that steps in \
-                              backward",
+            "{}: it must be a leaf that requires a gradient, and belong to only one optimizer that steps in the \
+             backward pass",
             error.message()
         );
         OptimizerError::parameter(param, index, reason)

@@ -62,7 +62,8 @@ fn check_apart(first: &impl Optimizer, second: &impl Optimizer) -> Result<(), Op
     let names: HashSet<&str> = names.iter().map(String::as_str).collect();
     for (index, param) in second.parameters().iter().enumerate() {
         if param.name().is_some_and(|name| names.contains(name)) {
-            let reason = "both optimizers have a parameter of this name: tell models apart with `prefixed`";
+            let reason = "both optimizers have a parameter of this name: give each model's parameters their own prefix \
+                          with `overdrive_core::prefixed`";
             return Err(OptimizerError::parameter(param, index, reason));
         }
     }

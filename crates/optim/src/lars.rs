@@ -194,7 +194,7 @@ impl LarsOptions {
         self.form == FORMS[1]
     }
 
-    /// The trust ratio of each parameter; none for a group that is not scaled.
+    /// The trust ratio of each parameter; `None` for a group that is not scaled.
     fn ratios(&self, step: &Step<'_>) -> Result<Option<Tensor>, TorchError> {
         if !self.adaptive || (self.is_timms() && self.weight_decay == 0.0) {
             return Ok(None);

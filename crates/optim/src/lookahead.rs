@@ -25,8 +25,9 @@ pub struct Lookahead<O> {
     inner: O,
     alpha: f64,
     k: u32,
+    /// The parameters, which the paper calls the fast weights.
     fast: TensorList,
-    /// None before the first step.
+    /// `None` before the first step.
     slow: Option<TensorList>,
     steps: u32,
 }
@@ -96,7 +97,8 @@ impl<O: Optimizer> Lookahead<O> {
         })
     }
 
-    /// Moves the slow weights towards the fast ones, then sets the fast ones to the slow ones.
+    /// Moves the slow weights by the fraction `alpha` towards the parameters, then sets the parameters to the slow
+    /// weights.
     fn follow(&mut self, slow: &TensorList) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
         foreach::lerp_(slow, &TensorList::new(&self.inner.trained()?)?, self.alpha)?;

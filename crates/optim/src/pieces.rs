@@ -24,7 +24,7 @@ pub(crate) fn step<A: Algorithm>(algorithm: &A, step: &Step<'_>) -> Result<(), T
     Ok(())
 }
 
-/// The parameter, its gradient and its slots, each flattened, and the number of elements per piece; none if the step
+/// The parameter, its gradient and its slots, each flattened, and the number of elements per piece; `None` if the step
 /// cannot be cut or is not worth cutting.
 fn flat<A: Algorithm>(step: &Step<'_>) -> Result<Option<(Vec<Tensor>, usize)>, TorchError> {
     if !A::ELEMENTWISE || step.fused || step.params.len() != 1 {

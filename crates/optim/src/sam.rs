@@ -14,7 +14,8 @@ static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
 /// Guards against a division by zero.
 const EPS: f64 = 1e-12;
 
-/// Steps by the gradient at the worst point nearby (SAM), which takes two backward passes per step.
+/// SAM: steps by the gradient at a nearby point with a higher loss (`rho` along the gradient), which takes two backward
+/// passes per step.
 ///
 /// ```
 /// # use overdrive_core::Optimizer;
@@ -25,7 +26,7 @@ const EPS: f64 = 1e-12;
 /// # let loss = || weight.square().sum(Kind::Float);
 /// let mut opt = Sam::new(Sgd::builder([weight.shallow_clone()]).lr(0.1).build()?, 0.05)?;
 /// loss().backward();
-/// opt.ascend()?; // moves to the worst point nearby; frees the gradients
+/// opt.ascend()?; // moves by `rho` along the gradient; frees the gradients
 /// loss().backward();
 /// opt.step()?; // moves back, then steps with the new gradients
 /// opt.zero_grad()?;
@@ -49,7 +50,7 @@ pub struct Sam<O> {
 }
 
 impl<O: Optimizer> Sam<O> {
-    /// Wraps `inner`; `rho` is the distance to the worst point nearby, 0.05 in the paper.
+    /// Wraps `inner`; `rho` is the distance by which [`ascend`](Self::ascend) moves, 0.05 in the paper.
     ///
     /// # Errors
     /// When `rho` is negative or not finite, `inner` steps during the backward pass, or memory runs out.
@@ -83,7 +84,7 @@ impl<O: Optimizer> Sam<O> {
                 self.params = TensorList::new(&params)?;
             }
             if let Some(index) = MOVED.position(&params) {
-                let reason = "another optimizer's `ascend` has moved it: step that one first";
+                let reason = "another optimizer's `ascend` has moved it: call that optimizer's `step` first";
                 return Err(OptimizerError::parameter(&self.inner.parameters()[index], index, reason));
             }
             let copies = params.iter().map(Tensor::f_detach_copy).collect::<Result<Vec<_>, _>>();
@@ -146,7 +147,7 @@ impl<O> Sam<O> {
     }
 
     fn check_in_place(&self) -> Result<(), StateError> {
-        let reason = "the parameters are at the worst point nearby, after `ascend`: step first, or `step_skipped`";
+        let reason = "`ascend` has moved the parameters: call `step` or `step_skipped` first, which move them back";
         if self.before.is_some() { Err(StateError::NotSaved { reason }) } else { Ok(()) }
     }
 }

@@ -9,11 +9,11 @@ use crate::foreach;
 static COPY: LazyOp = LazyOp::new("aten::clone", "");
 static ADD: LazyOp = LazyOp::new("aten::add_", "Scalar");
 
-/// As long as every parameter has had a gradient in every step, all share one scalar: one addition per step instead of
-/// hundreds.
+/// The step counts of a bucket's parameters. While every parameter has had a gradient in every step, all share one
+/// scalar: one addition per step instead of hundreds.
 #[derive(Debug)]
 pub(crate) struct StepCounts {
-    /// One handle per parameter, all to the same scalar while `shared` is set; empty for an algorithm that does not
+    /// One handle per parameter, all to the same scalar while `shared` is `Some`; empty for an algorithm that does not
     /// count.
     counts: TensorList,
     shared: Option<Tensor>,
@@ -63,7 +63,7 @@ impl StepCounts {
     }
 
     /// Gives each parameter its own scalar, because only some are about to be stepped.
-    pub(crate) fn part(&mut self) -> Result<(), TorchError> {
+    pub(crate) fn split(&mut self) -> Result<(), TorchError> {
         if self.shared.is_some() {
             let own: Result<Vec<_>, TorchError> =
                 self.counts.to_vec()?.iter().map(|count| COPY.tensor(&[Arg::Tensor(count)])).collect();

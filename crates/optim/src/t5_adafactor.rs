@@ -14,8 +14,8 @@ static CLAMP_MIN: LazyOp = LazyOp::new("aten::clamp_min", "");
 /// Second moments are kept by row and by column where both are longer than this.
 const MIN_DIM: i64 = 16;
 
-/// The two dimensions that second moments are kept by; none unless both are long. For convolutions these are the first
-/// two, else the last two.
+/// The two dimensions by which second moments are kept; `None` unless both are long. For convolutions these are the
+/// first two, else the last two.
 fn factored(size: &[i64]) -> Option<(i64, i64)> {
     let last = size.len();
     match size {

@@ -1,4 +1,5 @@
-//! Norms of whole parameters, and trust ratios from them, without waiting for the device.
+//! Norms of whole tensors, and trust ratios (the factor by which LARS and LAMB scale a parameter's step), computed on
+//! the device without waiting for it.
 
 use overdrive_core::TorchError;
 use overdrive_ffi::{Arg, LazyOp, TensorList};
@@ -13,16 +14,16 @@ pub(crate) fn norms(tensors: &TensorList) -> Result<Tensor, TorchError> {
     Ok(Tensor::f_stack(&foreach::norm(tensors, 2.0)?.to_vec()?, 0)?.f_to_kind(Kind::Double)?)
 }
 
-/// The numbers of a vector, each as a scalar tensor.
+/// The elements of a vector as a list of scalar tensors, for operators on lists.
 pub(crate) fn as_list(vector: &Tensor) -> Result<TensorList, TorchError> {
     TensorList::new(&vector.f_unbind(0)?)
 }
 
-/// `ratios`, with 1 wherever one of the two norms is 0: a parameter or an update that is all zeros is stepped without
-/// scaling.
-pub(crate) fn or_one(ratios: &Tensor, norms: &Tensor, others: &Tensor) -> Result<Tensor, TorchError> {
-    let both = norms.f_mul(others)?.f_to_kind(Kind::Bool)?;
-    Ok(ratios.f_where_self(&both, &ratios.f_ones_like()?)?)
+/// `ratios`, with 1 wherever one of the two norms is 0: where a parameter, or its update or gradient, is all zeros, the
+/// step is not scaled.
+pub(crate) fn or_one(ratios: &Tensor, norms: &Tensor, step_norms: &Tensor) -> Result<Tensor, TorchError> {
+    let both_nonzero = norms.f_mul(step_norms)?.f_to_kind(Kind::Bool)?;
+    Ok(ratios.f_where_self(&both_nonzero, &ratios.f_ones_like()?)?)
 }
 
 /// The ratios, clamped to at most 1.

@@ -71,7 +71,7 @@ fn each_algorithm_refuses_options_outside_their_range() {
         Sgd::builder(param()).add_param_group(Sgd::group(&twice)).add_param_group(Sgd::group([&twice[0]])).build(),
     );
     assert!(
-        across.contains("parameter number 2: it is given twice, as number 0 of group 1 and as number 0 of group 2"),
+        across.contains("number 2: it is given twice, as parameter 0 of group 1 and as parameter 0 of group 2"),
         "{across}"
     );
 }

@@ -274,7 +274,7 @@ fn averages_and_states_refuse_weights_that_sam_has_moved() {
     opt.ascend().unwrap();
     let refused = [ema.update(), ema.apply(|| ()), ema.copy_to_model()];
     for error in refused.map(|result| result.unwrap_err().to_string()) {
-        assert!(error.starts_with("parameter `weight`: it is at the worst point nearby"), "{error}");
+        assert!(error.starts_with("parameter `weight`: SAM's `ascend` has moved it"), "{error}");
     }
     assert_eq!(ema.n_averaged(), 1);
     assert!(matches!(vs.state_dict(), Err(StateError::NotSaved { .. })));

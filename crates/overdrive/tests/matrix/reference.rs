@@ -116,7 +116,7 @@ impl Reference<'_> {
         self.ranks.iter().map(of_rank).sum()
     }
 
-    /// The gradients for the optimizer's step; with SAM, those at the worst point nearby.
+    /// The gradients for the optimizer's step; with SAM, those after its ascent.
     fn gradients(&mut self, window: usize) -> Result<Vec<Tensor>> {
         let first = self.gradients_here(window, 1)?;
         if !self.cell.optimizer.is_sam() {
