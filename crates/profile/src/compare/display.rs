@@ -26,7 +26,7 @@ impl fmt::Display for Comparison {
         let [before, after] = self.steps;
         let level = 100.0 * self.confidence;
         writeln!(f, "Median times of {} before and {} after", plural(before, "step"), plural(after, "step"))?;
-        let interval = format!("{level:.0}% interval");
+        let interval = format!("{level:.0}% confidence");
         writeln!(f, "{:<30}{:>11}{:>11}{:>10}  {interval:>19}", "", "before", "after", "change")?;
         for time in &self.times {
             row(f, time)?;
@@ -60,19 +60,19 @@ impl Comparison {
             return Ok(());
         }
         let [before, after] = self.profiled_steps.map(|steps| plural(steps, "step"));
-        writeln!(f, "\nOperators whose share of a step changed most, under the profiler")?;
-        writeln!(f, "from {before} before and {after} after: a hint, without an interval")?;
-        writeln!(f, "{:<40}{:>9}{:>9}{:>12}{:>12}", "", "before", "after", "calls", "calls after")?;
+        writeln!(f, "\nOperators whose share of a profiled step changed most")?;
+        writeln!(f, "(from {before} before and {after} after; without a confidence interval, so only a hint)")?;
+        writeln!(f, "{:<40}{:>9}{:>9}{:>14}{:>14}", "", "before", "after", "calls before", "calls after")?;
         for op in &self.ops {
             let shares = [op.before_share, op.after_share].map(percent);
             let calls = [op.before_calls, op.after_calls].map(count);
             let name: String = op.name.chars().take(39).collect();
-            writeln!(f, "{name:<40}{:>9}{:>9}{:>12}{:>12}", shares[0], shares[1], calls[0], calls[1])?;
+            writeln!(f, "{name:<40}{:>9}{:>9}{:>14}{:>14}", shares[0], shares[1], calls[0], calls[1])?;
         }
         Ok(())
     }
 
-    /// What got faster and what slower, in a sentence.
+    /// What got faster and what got slower, each in a line.
     fn summary(&self) -> String {
         let names = |verdict: Verdict| {
             let times = self.times.iter().chain(&self.sample_time).filter(|time| time.verdict == verdict);
@@ -105,7 +105,7 @@ fn label(time: &ComparedTime) -> String {
 fn change(ratio: Option<f64>) -> String {
     match ratio.filter(|ratio| ratio.is_finite()) {
         Some(ratio) if ratio >= MOST_TIMES => format!(">{MOST_TIMES:.0}x"),
-        // Rounded first, so that there is no `-0.0%`.
+        // Rounding may give -0.0; adding 0.0 makes it 0.0, so that no `-0.0%` is printed.
         Some(ratio) => format!("{:+.1}%", (1000.0 * (ratio - 1.0)).round() / 10.0 + 0.0),
         None => "-".to_owned(),
     }

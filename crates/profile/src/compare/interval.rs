@@ -49,7 +49,7 @@ pub(super) struct Estimate {
 }
 
 impl Estimate {
-    /// Whether it is known well enough for a ratio.
+    /// Whether its relative deviation is small enough for its logarithm, which the interval of a ratio needs.
     pub fn is_steady(&self) -> bool {
         self.value > 0.0 && self.deviation <= MOST_DEVIATION * self.value
     }

@@ -1,4 +1,4 @@
-//! Compares two runs: what got faster, what slower, beyond noise.
+//! Compares two runs: which times changed by more than noise.
 
 mod display;
 mod interval;
@@ -93,7 +93,8 @@ pub enum Verdict {
 pub struct ComparedOp {
     /// Its name.
     pub name: String,
-    /// The share of its self times, on the host and the device, in a profiled step before; from 0 to 1.
+    /// Its self time on the host plus its time on the device, divided by the duration of a profiled step, before. It
+    /// may exceed 1, because host and device work at the same time.
     pub before_share: f64,
     /// The same after.
     pub after_share: f64,
@@ -224,9 +225,10 @@ fn verdict([low, high]: [f64; 2]) -> Verdict {
     }
 }
 
-/// For a phase that many steps lack, before or after. Its median may be 0 or the phase's usual time, where the mean is
-/// known well; its mean may depend on a few long steps, which the median ignores. So either may decide, each at half
-/// the risk.
+/// The verdict for times without an interval of the ratio, such as those of a phase that only some steps have. The
+/// median may then jump between 0 and the phase's usual time although the mean is known well; and the mean may depend
+/// on a few long steps, which the median ignores. So both are tested, each at half the risk, and either may decide,
+/// unless they contradict each other.
 fn verdict_by_differences([before, after]: [&Estimate; 2], series: &[Series; 2]) -> Verdict {
     let means = series.each_ref().map(|series| series.mean().estimate());
     let medians = interval::of_difference(before, after, Z_OF_TWO);
