@@ -1,4 +1,4 @@
-"""The large batch that accumulation must equal."""
+"""Gradients of large batches; Rust must get the same by accumulating over their micro-batches."""
 
 import torch
 from harness import case

@@ -1,4 +1,4 @@
-"""The technique benchmark's CNN, trained from the same weights in the same order."""
+"""Trains the technique benchmark's CNN for digits; Rust trains it from the same weights, in the same order."""
 
 import gzip
 import os

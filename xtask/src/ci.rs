@@ -19,7 +19,7 @@ const STEPS: [Step; 9] = [
     ("fmt", |ws, _| workspace::succeed(&mut ws.cargo(["fmt", "--all", "--check"]))),
     ("tidy", |ws, _| tidy::run(ws).map(drop)),
     ("deny", |ws, _| deny(ws)),
-    // Before `setup` provides libtorch: the crates that must not need it.
+    // Runs before `setup`, so that there may be no libtorch yet: tests the crates that must not need it.
     ("no-torch", |ws, _| {
         ["overdrive-sched", "overdrive-launch"].into_iter().try_for_each(|package| {
             workspace::succeed(&mut ws.cargo(["test", "--package", package, "--no-default-features"]))

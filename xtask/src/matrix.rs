@@ -1,4 +1,5 @@
-//! Every combination of parts, compared with a plain loop.
+//! Runs the test `matrix`: training with every combination of Overdrive's parts (such as `sam(sgd)` and `2 ranks`),
+//! compared with a plain training loop.
 
 use std::process::ExitCode;
 
@@ -8,9 +9,9 @@ use clap::Args;
 use crate::setup;
 use crate::workspace::{self, Workspace};
 
-/// Train with every combination of parts, and compare with a plain loop; takes an hour or more
+/// Train with every combination of Overdrive's parts, and compare with a plain loop; takes an hour or more
 ///
-/// Each combination equals the loop, or is refused with a reason. `test` runs a selection that covers every triple
+/// Each combination must equal the loop, or be refused with a reason. `test` runs a selection that covers every triple
 /// of choices.
 #[derive(Args)]
 pub struct Options {

@@ -46,8 +46,8 @@ fn parse(output: &str) -> Option<Python> {
     serde_json::from_str(output.lines().last()?).ok()
 }
 
-/// The Python for parity and comparisons: OVERDRIVE_PYTHON, or else the first with the right torch of the environment
-/// that contains LIBTORCH, the workspace's, and python3.
+/// The Python for parity and comparisons: OVERDRIVE_PYTHON if set, else the first of these that has the right torch:
+/// that of the environment around the libtorch folder, `.libtorch/bin/python`, `python3`.
 pub fn with_torch(ws: &Workspace, libtorch: &Libtorch) -> Result<PathBuf> {
     let chosen = env::var_os("OVERDRIVE_PYTHON").filter(|value| !value.is_empty()).map(PathBuf::from);
     let candidates = match chosen {

@@ -19,7 +19,8 @@ const WITHOUT_LIBTORCH: [&str; 2] = ["launch", "sched"];
 /// The crates that feature crates may depend on; docs/adr/0013 says what may be added.
 const FOUNDATION: [&str; 3] = ["crates/core", "crates/ffi", "crates/launch"];
 
-/// Replacements of runtimes such as CUDA in tests: they may contain C++ and `unsafe`, but are in no user's program.
+/// Folder for stand-ins of a runtime such as CUDA in tests; it need not exist. They may contain C++ and `unsafe`,
+/// because no user's program contains them.
 const TEST_SUPPORT: &str = "testing/";
 
 /// The input of the rules, small enough to write by hand in a test.
@@ -195,7 +196,8 @@ fn feature_crates_stand_alone(tree: &Tree) -> Vec<String> {
     for member in tree.members.iter().filter(|member| member.crate_folder().is_some()) {
         for other in member.depends_on.iter().filter(|other| other.starts_with(TEST_SUPPORT)) {
             problems.push(format!(
-                "{}/Cargo.toml: depends on {other}, which is for tests: have xtask put it under the test program",
+                "{}/Cargo.toml: depends on {other}, which is for tests only: have xtask load it into the test program \
+                 from outside instead (docs/adr/0013)",
                 member.folder
             ));
         }
@@ -254,13 +256,14 @@ fn packages_are_licensed_and_linted(tree: &Tree) -> Vec<String> {
     problems
 }
 
-/// tch's fallible calls that take a scalar panic when libtorch refuses: dropping the scalar reads the pending error first.
+/// tch's fallible calls that take a scalar panic when libtorch refuses: dropping the scalar reads the pending error
+/// first.
 fn crates_call_no_scalar_forms_of_tch(tree: &Tree) -> Vec<String> {
     const FORMS: [&str; 6] = ["_scalar(", "_scalar_(", ".f_full(", ".f_fill_(", ".f_clamp", ".f_arange("];
     let in_crates = |path: &str| path.starts_with("crates/") && path.contains("/src/") && extension(path) == "rs";
     let mut problems = Vec::new();
     for (path, text) in tree.files.iter().filter(|(path, _)| in_crates(path)) {
-        // Tests unwrap anyway.
+        // In tests a panic is fine.
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
         for (number, line) in code.lines().enumerate() {
             if line.contains(".f_") && FORMS.iter().any(|form| line.contains(form)) {

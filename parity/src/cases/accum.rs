@@ -1,4 +1,4 @@
-//! Micro-batches that must add up to the large batch.
+//! Gradients accumulated over micro-batches, compared with those of the large batch in Python.
 
 use anyhow::Result;
 use overdrive_accum::{Accumulator, Samples, Tokens};

@@ -14,7 +14,8 @@ use crate::record::{Found, Given};
 trait Saved: Optimizer + Stateful {}
 impl<O: Optimizer + Stateful> Saved for O {}
 
-/// Only the groups are as in Python; the other options differ, because the loaded state contains them.
+/// Has the same parameter groups as in Python. All other options keep our defaults here: loading the state must set
+/// them.
 fn make(name: &str, params: &[Tensor]) -> Result<Box<dyn Saved>> {
     let (a, b) = params.split_at(2);
     Ok(match name {

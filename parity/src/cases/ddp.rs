@@ -16,11 +16,13 @@ use crate::record::{Found, Given, Record};
 const STEPS: usize = 50;
 /// How many steps a mixed group of Rust and Python runs, comparing every gradient.
 const STEPS_BESIDE_PYTHON: usize = 5;
-/// Variables for another rank: the job, the file for its results, and the folder of Python's records.
+/// Environment variables for the process of another rank: the job, the file for its results, and the folder of Python's
+/// records.
 const JOB: &str = "OVERDRIVE_PARITY_JOB";
 const OUT: &str = "OVERDRIVE_PARITY_OUT";
 const RECORDS: &str = "OVERDRIVE_PARITY_RECORDS";
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a collective may take, and how long another rank may take to exit.
+const RANK_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(super) type Results = BTreeMap<String, Tensor>;
 type Job = fn(&Given<'_>, &ProcessGroup) -> Result<Results>;
@@ -121,7 +123,7 @@ fn ranks(given: &Given<'_>, job: &str) -> Result<Vec<Results>> {
 
 fn meet(rank: usize, size: usize, port: u16) -> Result<ProcessGroup> {
     let address = InitMethod::parse(&format!("tcp://127.0.0.1:{port}?rank={rank}&world_size={size}"))?;
-    Ok(ProcessGroup::builder(Backend::Gloo).timeout(PATIENCE).init(&address)?)
+    Ok(ProcessGroup::builder(Backend::Gloo).timeout(RANK_TIMEOUT).init(&address)?)
 }
 
 fn free_port() -> Result<u16> {
@@ -134,14 +136,14 @@ struct Peer(Child);
 impl Peer {
     fn end(&mut self) -> Result<()> {
         let started = Instant::now();
-        while started.elapsed() < PATIENCE {
+        while started.elapsed() < RANK_TIMEOUT {
             if let Some(status) = self.0.try_wait()? {
                 ensure!(status.success(), "the other rank ended with {status}");
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        bail!("the other rank does not end")
+        bail!("the other rank has not exited after {RANK_TIMEOUT:?}")
     }
 }
 

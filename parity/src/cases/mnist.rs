@@ -1,4 +1,7 @@
-//! The technique benchmark's CNN, trained from the same weights in the same order.
+//! Trains the technique benchmark's CNN for digits from the initial weights and in the order of samples that Python
+//! recorded. Every loss and the final weights are compared with Python's.
+//!
+//! The Python half is `parity/cases/mnist.py`: [`Given`] has its inputs, [`Found`] our results.
 
 use anyhow::Result;
 use overdrive_benches::model::{Cnn, cross_entropy};
@@ -21,6 +24,7 @@ pub fn mnist_cnn_losses(given: &Given<'_>) -> Result<Found> {
         let start = given.tensor(&name)?;
         tch::no_grad(|| variable.copy_(&start));
     }
+    // As in the Python half.
     let mut opt = Sgd::builder(vs.trainable_variables()).lr(0.05).momentum(0.9).build()?;
     let mut losses = Vec::new();
     for indices in given.tensor("order")?.split(given.value("batch")?, 0) {

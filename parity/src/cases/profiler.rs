@@ -266,7 +266,8 @@ fn kinds(path: &Path) -> Result<Found> {
         let keys = sorted(event.keys().cloned().collect()).join(", ");
         let arguments = event.get("args").and_then(serde_json::Value::as_object);
         let mut arguments: Vec<_> = arguments.map(|keys| keys.keys().cloned().collect()).unwrap_or_default();
-        // Python calls this factory function below autograd, which would add these keys.
+        // Python's profiler records this operator without autograd's keys, because Python calls it below autograd; so
+        // they are left out here.
         if event.get("name").is_some_and(|name| name == "aten::ones_like") {
             arguments.retain(|key| !["Fwd thread id", "Sequence number"].contains(&key.as_str()));
         }
