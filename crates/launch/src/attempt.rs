@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::environment::{self, Place};
 use crate::error::{LaunchError, RankEnd, RankFailure};
-use crate::failures::{FAILURE_WINDOW, Failures};
+use crate::failures::Failures;
 use crate::output::{self, Console, Kind, Output, Progress, Route};
 use crate::plan::Plan;
 use crate::process::{self, DEATH_LIMIT};
@@ -262,7 +262,7 @@ impl Attempt<'_> {
             None => {
                 let Some(first) = failed.next() else { return };
                 self.outcome = Some(Cause::Failed(first, failed.collect()));
-                self.stop_at = Some(now + FAILURE_WINDOW);
+                self.stop_at = Some(now + self.host.plan.failure_window);
             }
             Some(Cause::Failed(_, also)) if self.stop_at.is_some() => also.extend(failed),
             Some(_) => {}
@@ -395,6 +395,6 @@ fn stops_draining(events: &Receiver<Event>, outcome: &mut Option<Cause>, told_to
 }
 
 /// How long a node may take, after a failure on any node, to end its ranks and pass their output on.
-pub fn longest_end(grace: Duration) -> Duration {
-    FAILURE_WINDOW + grace + 3 * DEATH_LIMIT
+pub fn longest_end(plan: &Plan) -> Duration {
+    plan.failure_window + plan.grace + 3 * DEATH_LIMIT
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::failures::FAILURE_WINDOW;
 use crate::signals;
 
 /// Why a launch failed. The message is complete: it includes the report of a failed rank.
@@ -102,7 +101,7 @@ pub enum RankEnd {
     Code(i32),
     /// This signal ended it.
     Signal(i32),
-    /// It was still alive 10 s after SIGKILL, for example because it waits for a network file system that is down.
+    /// It was still alive 30 s after SIGKILL, for example because it waits for a network file system that is down.
     Unkillable,
 }
 
@@ -160,8 +159,8 @@ pub struct FailureReport {
     /// The first failure by time. Not always the cause: a rank that panics closes its connections before it exits, and
     /// another rank may exit because of that first.
     pub first: RankFailure,
-    /// Ranks that failed by themselves within a second of the first, by time; at most 8 with the same exit code or
-    /// signal.
+    /// Ranks that failed by themselves within the [failure window](crate::Launch::failure_window) of the first, by
+    /// time; at most 8 with the same exit code or signal.
     pub also: Vec<RankFailure>,
     /// How the other ranks ended, by rank, including those in `also`. Most were ended by the launcher.
     pub others: Vec<(usize, RankEnd)>,
@@ -198,8 +197,7 @@ impl fmt::Display for FailureReport {
         write!(f, "{}", self.first)?;
         self.first.show_output(f, "  ")?;
         if !self.also.is_empty() {
-            let limit = FAILURE_WINDOW.as_secs_f64();
-            write!(f, "\n  failed by themselves within {limit} s of it; the first to fail is not always the cause:")?;
+            f.write_str("\n  failed by themselves soon after it; the first to fail is not always the cause:")?;
         }
         for failure in &self.also {
             write!(f, "\n  after {:.3} s, {failure}", failure.after.as_secs_f64())?;

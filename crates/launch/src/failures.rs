@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use crate::error::{FailureReport, RankEnd, RankFailure, by_end};
 
-/// How long the other ranks may run on after the first failure. The first to fail is not always the cause: a rank that
-/// panics closes its connections while it unwinds, so another rank may exit because of that before the panic is
-/// reported. A second is enough for a backtrace, and short compared with a restart.
+/// How long the other ranks may run on after the first failure, unless the options say otherwise. The first to fail is
+/// not always the cause: a rank that panics closes its connections while it unwinds, so another rank may exit because of
+/// that before the panic is reported. A second is enough for a backtrace, and short compared with a restart.
 pub const FAILURE_WINDOW: Duration = Duration::from_secs(1);
 
 /// Limits on the failures listed after the first. Hundreds of ranks may fail because one is lost: listing a few with
@@ -41,9 +41,9 @@ impl Failures {
         (self.first_at.elapsed(), self.first, self.also)
     }
 
-    /// The failures of both. Ranks that failed later than [`FAILURE_WINDOW`] after the first are dropped: they may have
-    /// failed because ranks of the other host were ended.
-    pub fn merge(self, other: Self) -> Self {
+    /// The failures of both. Ranks that failed later than `window` after the first are dropped: they may have failed
+    /// because ranks of the other host were ended.
+    pub fn merge(self, other: Self, window: Duration) -> Self {
         let (earlier, later) = if other.first_at < self.first_at { (other, self) } else { (self, other) };
         let between = later.first_at.duration_since(earlier.first_at);
         let later = iter::once(later.first).chain(later.also).map(|mut rank| {
@@ -51,7 +51,7 @@ impl Failures {
             rank
         });
         let mut also: Vec<RankFailure> = earlier.also.into_iter().chain(later).collect();
-        also.retain(|rank| rank.after <= FAILURE_WINDOW);
+        also.retain(|rank| rank.after <= window);
         also.sort_by_key(|rank| rank.after);
         Self::new(earlier.first_at, earlier.first, also)
     }
@@ -122,11 +122,15 @@ mod tests {
             Failures::new(at, failure(2, 101, 0), vec![failure(3, 1, 50), failure(4, 1, 900)])
         };
         let expected = [(0, 0), (2, 200), (3, 250), (1, 300)];
-        assert_eq!(order(&here().merge(there())), expected);
-        assert_eq!(order(&there().merge(here())), expected);
+        assert_eq!(order(&here().merge(there(), FAILURE_WINDOW)), expected);
+        assert_eq!(order(&there().merge(here(), FAILURE_WINDOW)), expected);
         // Only the first failure keeps all of its lines.
-        let lines: Vec<usize> = there().merge(here()).also.iter().map(|it| it.output.len()).collect();
-        assert_eq!((here().merge(there()).first.output.len(), lines), (20, vec![MOST_LINES; 3]));
+        let both = there().merge(here(), FAILURE_WINDOW);
+        let lines: Vec<usize> = both.also.iter().map(|it| it.output.len()).collect();
+        assert_eq!((both.first.output.len(), lines), (20, vec![MOST_LINES; 3]));
+        // In a longer window the last one counts as well.
+        let longer = here().merge(there(), Duration::from_secs(2));
+        assert_eq!(order(&longer).last(), Some(&(4, 1100)));
     }
 
     #[test]
@@ -145,7 +149,7 @@ mod tests {
         let mut odd = failure(1, 1, 0);
         odd.after = Duration::MAX;
         let odd = Failures::with_age(Duration::MAX, failure(0, 1, 0), vec![odd]);
-        let both = odd.merge(Failures::with_age(Duration::ZERO, failure(2, 1, 0), Vec::new()));
+        let both = odd.merge(Failures::with_age(Duration::ZERO, failure(2, 1, 0), Vec::new()), FAILURE_WINDOW);
         assert_eq!(both.first.rank, 0);
         assert!(both.also.iter().all(|it| it.after <= FAILURE_WINDOW));
     }

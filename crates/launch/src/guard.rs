@@ -182,7 +182,7 @@ fn together(host: &Host, sender: Sender<Event>) -> End {
     if let Some(coordinator) = coordinator
         && !matches!(end, Ok(None))
     {
-        coordinator.finish(attempt::longest_end(plan.grace));
+        coordinator.finish(attempt::longest_end(plan));
     }
     end
 }
@@ -234,7 +234,7 @@ fn take_part(host: &Host, link: &Link, endpoint: &str) -> End {
                 Outcome::LauncherGone => return Ok(None),
             },
         };
-        let limit = attempt::longest_end(host.plan.grace) + host.plan.join_timeout;
+        let limit = attempt::longest_end(&host.plan) + host.plan.join_timeout;
         give_up_at = (how != NodeEnd::Done).then(|| Instant::now() + limit);
         link.send(&ToNodeZero::Ended { attempt, how, ends });
     }

@@ -5,9 +5,12 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use crate::error::LaunchError;
 use crate::lines::{Splitter, Tail};
@@ -86,7 +89,8 @@ impl Console {
 #[derive(Default)]
 pub struct Progress {
     bytes: AtomicU64,
-    writing: AtomicUsize,
+    /// How many readers are passing bytes on. Those that wait for bytes do not count.
+    busy: AtomicUsize,
 }
 
 /// Where one output of one rank goes.
@@ -104,15 +108,25 @@ pub struct Output {
     pub kind: Kind,
     tail: Arc<Mutex<Tail>>,
     reader: JoinHandle<()>,
+    /// Belongs to the reader, which closes it.
+    source: Weak<File>,
 }
 
 impl Output {
     pub fn start(source: impl Into<OwnedFd>, route: Route) -> Result<Self, LaunchError> {
         let (kind, tail) = (route.kind, Arc::<Mutex<Tail>>::default());
-        let (source, kept) = (File::from(source.into()), Arc::clone(&tail));
+        let (own, kept) = (Arc::new(File::from(source.into())), Arc::clone(&tail));
+        let source = Arc::downgrade(&own);
         let reader = thread::Builder::new().name(kind.file_name().to_owned()).stack_size(STACK);
-        let reader = reader.spawn(move || pump(source, route, &kept)).map_err(LaunchError::system("start a thread"))?;
-        Ok(Self { kind, tail, reader })
+        let reader = reader.spawn(move || pump(&own, route, &kept)).map_err(LaunchError::system("start a thread"))?;
+        Ok(Self { kind, tail, reader, source })
+    }
+
+    /// Whether there is something for the reader: bytes, or the end.
+    fn is_ready(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let is_ready = |source: Arc<File>| poll(&mut [PollFd::new(&*source, PollFlags::IN)], Some(&now)) != Ok(0);
+        self.source.upgrade().is_some_and(is_ready)
     }
 
     /// The last lines so far.
@@ -122,18 +136,23 @@ impl Output {
 }
 
 /// Waits until the remaining output of ended ranks has been passed on. Returns early when `stop` returns true, or when
-/// an output stays open but silent: then a process outside this launch holds the pipe open.
+/// an output stays open but silent: then a process outside this launch holds the pipe open. An output is not silent while
+/// its reader only waits for a CPU.
 pub fn drain<'a>(outputs: impl Iterator<Item = &'a Output>, progress: &Progress, mut stop: impl FnMut() -> bool) {
     let mut open: Vec<&Output> = outputs.collect();
-    let mut seen = (progress.bytes.load(Ordering::Relaxed), Instant::now());
+    let mut seen = (progress.bytes.load(Ordering::SeqCst), Instant::now());
     let mut pause = Duration::from_micros(50);
     loop {
         open.retain(|output| !output.reader.is_finished());
-        let bytes = progress.bytes.load(Ordering::Relaxed);
-        if bytes != seen.0 || progress.writing.load(Ordering::Relaxed) > 0 {
+        // In this order: a reader is busy before it takes bytes from its pipe, and counts them before it is idle again.
+        let is_ready = open.iter().any(|output| output.is_ready());
+        let is_busy = progress.busy.load(Ordering::SeqCst) > 0;
+        let bytes = progress.bytes.load(Ordering::SeqCst);
+        let is_silent = !is_ready && !is_busy && bytes == seen.0;
+        if !is_silent {
             seen = (bytes, Instant::now());
         }
-        if open.is_empty() || seen.1.elapsed() > SILENCE_LIMIT || stop() {
+        if open.is_empty() || is_silent && seen.1.elapsed() > SILENCE_LIMIT || stop() {
             return;
         }
         thread::sleep(pause);
@@ -147,14 +166,20 @@ pub fn create(path: &Path) -> Result<File, LaunchError> {
 
 /// Reads an output to its end. If its file cannot be written, reading continues without the file. If the console fails
 /// and there is no file, the pipe is closed, and the rank gets SIGPIPE or EPIPE as it would without a launcher.
-fn pump(mut source: File, mut route: Route, tail: &Mutex<Tail>) {
+fn pump(mut source: &File, mut route: Route, tail: &Mutex<Tail>) {
     let mut piece = vec![0; PIECE];
     let mut text = Vec::new();
     let mut lines = Splitter::default();
+    let progress = Arc::clone(&route.progress);
     loop {
+        while poll(&mut [PollFd::new(source, PollFlags::IN)], None) == Err(Errno::INTR) {}
+        progress.busy.fetch_add(1, Ordering::SeqCst);
         let length = match source.read(&mut piece) {
             Ok(length) => length,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                progress.busy.fetch_sub(1, Ordering::SeqCst);
+                continue;
+            }
             Err(_) => 0,
         };
         text.clear();
@@ -173,11 +198,9 @@ fn pump(mut source: File, mut route: Route, tail: &Mutex<Tail>) {
             0 => lines.finish(&mut emit),
             _ => lines.push(&piece[..length], &mut emit),
         }
-        let progress = Arc::clone(&route.progress);
-        progress.writing.fetch_add(1, Ordering::Relaxed);
         let wanted = route.pass_on(&piece[..length], &text);
-        progress.writing.fetch_sub(1, Ordering::Relaxed);
-        progress.bytes.fetch_add(length as u64, Ordering::Relaxed);
+        progress.bytes.fetch_add(length as u64, Ordering::SeqCst);
+        progress.busy.fetch_sub(1, Ordering::SeqCst);
         if length == 0 || !wanted {
             return;
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::LaunchError;
+use crate::failures::FAILURE_WINDOW;
 use crate::host_name::is_host;
 use crate::secret::Trust;
 use crate::signals;
@@ -40,6 +41,7 @@ pub struct Plan {
     pub master_port: Option<u16>,
     pub max_restarts: u32,
     pub grace: Duration,
+    pub failure_window: Duration,
     pub join_timeout: Duration,
     pub keep_alive: Duration,
     pub silence: Duration,
@@ -74,6 +76,7 @@ impl Plan {
             master_port: None,
             max_restarts: 0,
             grace: Duration::from_secs(30),
+            failure_window: FAILURE_WINDOW,
             join_timeout: Duration::from_secs(600),
             keep_alive: Duration::from_secs(5),
             silence: Duration::from_secs(15),

@@ -13,8 +13,8 @@ use crate::error::RankEnd;
 /// The variable that every process of a launch inherits, so that it can be found when its parents have died.
 pub const MARK: &str = "OVERDRIVE_LAUNCH_ID";
 
-/// How long a process may take to end after SIGKILL.
-pub const DEATH_LIMIT: Duration = Duration::from_secs(10);
+/// How long a process may take to end after SIGKILL. It needs a CPU for that, and time to free its memory.
+pub const DEATH_LIMIT: Duration = Duration::from_secs(30);
 
 /// Reaps the processes that have ended since the last call, adopted orphans included.
 pub fn reap() -> Vec<(Pid, RankEnd)> {
@@ -52,12 +52,12 @@ fn end_all(living: impl Fn() -> Vec<Pid>) -> Vec<Pid> {
     let mut pause = Duration::from_micros(200);
     loop {
         let left = living();
+        for pid in &left {
+            // It may have ended already.
+            let _ = kill_process(*pid, Signal::KILL);
+        }
         if left.is_empty() || start.elapsed() > DEATH_LIMIT {
             return left;
-        }
-        for pid in left {
-            // It may have ended already.
-            let _ = kill_process(pid, Signal::KILL);
         }
         sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(50));

@@ -12,7 +12,6 @@ use super::wire::Speaker;
 use super::{FromNodeZero, Hello, NodeEnd, PROTOCOL, ToNodeZero};
 use crate::attempt::{self, Team};
 use crate::error::{LaunchError, RankEnd};
-use crate::failures::FAILURE_WINDOW;
 use crate::output::Console;
 use crate::plan::Plan;
 use crate::port::{self, ReservedPort};
@@ -316,6 +315,7 @@ impl Decider {
 
     /// Waits until no node runs the attempt any more. Returns why it failed, None if it did not.
     fn watch(&mut self, attempt: u32) -> Option<Cause> {
+        let window = self.plan.failure_window;
         let mut cause: Option<Cause> = None;
         // Set when a rank has failed: when the others are stopped. Until then they may fail by themselves.
         let mut stop_at = None;
@@ -353,16 +353,16 @@ impl Decider {
             let Some(worse) = worse else { continue };
             let is_first = cause.is_none();
             if is_first {
-                deadline = Some(Instant::now() + attempt::longest_end(self.plan.grace));
+                deadline = Some(Instant::now() + attempt::longest_end(&self.plan));
             }
             let waits = matches!(worse, Cause::Failed(_)) && (is_first || stop_at.is_some());
             cause = Some(match (cause, worse) {
                 (None, worse) => worse,
-                (Some(Cause::Failed(first)), Cause::Failed(second)) => Cause::Failed(first.merge(second)),
+                (Some(Cause::Failed(first)), Cause::Failed(second)) => Cause::Failed(first.merge(second, window)),
                 (Some(first), _) => first,
             });
             if let Some(Cause::Failed(failures)) = cause.as_ref().filter(|_| waits) {
-                stop_at = Some(failures.first_at + FAILURE_WINDOW);
+                stop_at = Some(failures.first_at + window);
             } else if is_first || stop_at.take().is_some() {
                 // Not a failed rank, so no other failures are waited for.
                 self.stop(attempt);

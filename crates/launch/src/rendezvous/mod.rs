@@ -8,8 +8,8 @@
 //!                   ◀───     Refused, or when all nodes have joined:
 //!                   ◀───     Start { team }             ranks, address and port for this attempt
 //!   Ended           ───▶                                all ranks of this node have ended, with or without failures
-//!                   ◀───     Stop                       to the other nodes after a failure; a second after the first,
-//!                                                       so that more ranks may fail by themselves
+//!                   ◀───     Stop                       to the other nodes after a failure; a failure window after
+//!                                                       the first, so that more ranks may fail by themselves
 //!                   ◀───     Start | Finish             another attempt, or the result for all
 //!                  ◀──▶      Alive                      every few seconds; a silent connection counts as lost
 //! ```

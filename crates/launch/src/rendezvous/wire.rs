@@ -15,6 +15,8 @@ const LONGEST: usize = 16 << 20;
 /// A peer that is alive reads its messages sooner.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
+const CLOSED: &str = "the connection was closed";
+
 /// Reads a connection line by line.
 pub struct Lines {
     stream: TcpStream,
@@ -52,12 +54,14 @@ impl Lines {
             }
             let read = self.stream.set_read_timeout(Some(timeout)).and_then(|()| self.stream.read(&mut chunk));
             match read {
-                Ok(0) => return Err("the connection was closed".to_owned()),
+                Ok(0) => return Err(CLOSED.to_owned()),
                 Ok(read) => self.bytes.extend_from_slice(&chunk[..read]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                     return silent();
                 }
+                // The peer ended before it had read everything.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Err(CLOSED.to_owned()),
                 Err(error) => return Err(error.to_string()),
             }
         }

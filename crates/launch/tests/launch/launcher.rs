@@ -50,7 +50,8 @@ impl Launcher {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let token = format!("{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let mut command = Command::new(PROGRAM);
-        command.args(options).env("OVERDRIVE_TEST_TOKEN", &token);
+        // Ranks of a busy machine may take long to end. Later options win.
+        command.arg("--grace-period=600").args(options).env("OVERDRIVE_TEST_TOKEN", &token);
         // The tests may run with these variables set, for example under a launcher.
         for name in [
             "RANK",
@@ -132,8 +133,18 @@ impl Running {
 
     /// Waits for the guard.
     pub fn guard(&self) -> Pid {
-        let parent = self.pid().as_raw_pid();
-        wait_for("the guard", || children(parent).first().copied().and_then(Pid::from_raw))
+        wait_for("the guard", || self.living_guard())
+    }
+
+    /// The guard, if it is there.
+    pub fn living_guard(&self) -> Option<Pid> {
+        children(self.pid().as_raw_pid()).first().copied().and_then(Pid::from_raw)
+    }
+
+    /// Whether the launcher has ended. It stays a zombie until [`end`](Self::end).
+    pub fn has_ended(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid().as_raw_pid())).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
     }
 
     /// Waits for a file that a rank makes.
@@ -150,7 +161,7 @@ impl Running {
     pub fn wait_until_gone(&self) {
         let start = Instant::now();
         while !self.left().is_empty() {
-            assert!(start.elapsed() < Duration::from_secs(10), "left: {:?}", self.left());
+            assert!(start.elapsed() < LIMIT, "left: {:?}", self.left());
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -183,6 +194,19 @@ impl Running {
         }
         ended
     }
+}
+
+/// Calls `attempt` with longer and longer times, as multiples of its shortest ones, until the machine's load does not
+/// disturb it. It returns an error with what it saw if it was disturbed, and panics if a property does not hold.
+pub fn undisturbed<T>(attempt: impl Fn(f64) -> Result<T, String>) -> T {
+    let mut seen = String::new();
+    for times in [1.0, 10.0, 100.0] {
+        match attempt(times) {
+            Ok(value) => return value,
+            Err(why) => seen = why,
+        }
+    }
+    panic!("disturbed even with a hundred times the time:\n{seen}")
 }
 
 pub fn wait_for<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {

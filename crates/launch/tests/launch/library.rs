@@ -36,7 +36,7 @@ pub fn be_a_rank_if_told() {
 
 fn ranks(task: &str) -> Launch {
     // Not shown on the console, where their output would mix with the tests' results.
-    Launch::current_program().env(TASK, task).local_ranks_filter([]).grace_period(Duration::from_secs(5))
+    Launch::current_program().env(TASK, task).local_ranks_filter([]).grace_period(Duration::from_secs(600))
 }
 
 fn a_program_can_be_its_own_ranks() {

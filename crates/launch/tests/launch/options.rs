@@ -155,13 +155,14 @@ fn invalid_options_are_refused_before_anything_starts() {
 
 /// Invalid numbers, negative ones included, as `--option=value` and as `--option value`.
 fn invalid_numbers_are_refused_with_the_options_name() {
-    let options: [(&str, &[&str], &str); 9] = [
+    let options: [(&str, &[&str], &str); 10] = [
         ("--nproc-per-node", &["-1", "1.5", "x"], "give a number from 1 on"),
         ("--nnodes", &["-1", "-1:-1", "x"], "give a number of hosts from 1 on"),
         ("--node-rank", &["-1", "65536"], "is not in 0..=65535"),
         ("--max-restarts", &["-1", "4294967296"], "is not in 0..=4294967295"),
         ("--master-port", &["-1", "0", "65536"], "is not in 1..=65535"),
         ("--grace-period", &["-1"], "give seconds, 0 or more"),
+        ("--failure-window", &["-1"], "give seconds, 0 or more"),
         ("--local-ranks-filter", &["-1"], "give local ranks"),
         ("--redirects", &["-1"], "is not a choice of outputs"),
         ("--tee", &["-1"], "is not a choice of outputs"),

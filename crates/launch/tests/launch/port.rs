@@ -13,7 +13,8 @@ pub fn free_port() -> u16 {
     let first = std::process::id() % 20_000;
     for number in 0..20_000 {
         let port = 10_000 + ((first + number) % 20_000) as u16;
-        let lock = File::create(std::env::temp_dir().join(format!("overdrive-test-port-{port}"))).unwrap();
+        // Another user's file cannot be opened: then that user's tests may have the port.
+        let Ok(lock) = File::create(std::env::temp_dir().join(format!("overdrive-test-port-{port}"))) else { continue };
         if lock.try_lock().is_ok() && TcpListener::bind(("0.0.0.0", port)).is_ok() {
             held.push(lock);
             return port;

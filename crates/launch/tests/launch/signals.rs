@@ -1,12 +1,13 @@
 //! Signals to the launcher.
 
+use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::launcher::{Launcher, PROGRAM, Running, wait_for};
+use crate::launcher::{Launcher, PROGRAM, Running, children, wait_for};
 
 crate::tests![
     sigterm_reaches_the_ranks_and_ends_the_run,
@@ -124,10 +125,22 @@ fn signals_that_were_ignored_stay_ignored() {
     let script = format!("trap '' HUP; exec {PROGRAM} sh -c '{rank}'");
     let mut child = Command::new("sh").args(["-c", &script]).spawn().unwrap();
     wait_for("the rank", || ready.exists().then_some(()));
-    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::HUP).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(100));
-    std::fs::write(&go, "").unwrap();
+    let launcher = rustix::process::Pid::from_child(&child);
+    let guard = children(launcher.as_raw_pid())[0];
+    // An ignored signal is discarded when it is sent.
+    for pid in [launcher.as_raw_pid(), guard, children(guard)[0]] {
+        assert!(ignores_hup(pid), "{}", fs::read_to_string(format!("/proc/{pid}/status")).unwrap());
+    }
+    rustix::process::kill_process(launcher, Signal::HUP).unwrap();
+    fs::write(&go, "").unwrap();
     assert!(child.wait().unwrap().success());
+}
+
+fn ignores_hup(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    // One bit for each signal, from 1 on.
+    u64::from_str_radix(ignored.trim(), 16).unwrap() & (1 << (Signal::HUP.as_raw() - 1)) != 0
 }
 
 fn chosen_signals_are_forwarded() {

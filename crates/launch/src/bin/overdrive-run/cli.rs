@@ -113,6 +113,10 @@ pub struct Cli {
     #[arg(long, value_name = "SECONDS", alias = "grace_period", default_value = "30", allow_negative_numbers = true)]
     pub grace_period: f64,
 
+    /// How long the other ranks may run on after the first has failed, before they are told to end
+    #[arg(long, value_name = "SECONDS", alias = "failure_window", default_value = "1", allow_negative_numbers = true)]
+    pub failure_window: f64,
+
     /// Outputs that go to files only: 0 none, 1 standard output, 2 standard error, 3 both; or one of these per local
     /// rank, as in 0:3,1:2
     #[arg(

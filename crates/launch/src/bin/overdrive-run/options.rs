@@ -24,11 +24,15 @@ pub fn launch(cli: &Cli) -> Result<Launch, LaunchError> {
     let Some(grace) = values::seconds(cli.grace_period) else {
         return refuse(format!("--grace-period {}: give seconds, 0 or more", cli.grace_period));
     };
+    let Some(window) = values::seconds(cli.failure_window) else {
+        return refuse(format!("--failure-window {}: give seconds, 0 or more", cli.failure_window));
+    };
     let mut launch = Launch::new(program)
         .args(args)
         .nproc(values::nproc(&cli.nproc_per_node)?)
         .max_restarts(cli.max_restarts)
         .grace_period(grace)
+        .failure_window(window)
         .run_id(&cli.rdzv_id)
         .role(&cli.role)
         .redirects(streams("--redirects", &cli.redirects)?)
