@@ -4,6 +4,8 @@ use std::net::ToSocketAddrs;
 use std::os::fd::IntoRawFd;
 use std::path::Path;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -68,8 +70,11 @@ impl Store {
         let (sender, receiver) = std::sync::mpsc::channel();
         let workers = (i64::try_from(options.world_size).unwrap_or(i64::MAX), options.wait_for_workers);
         let name = options.host.to_owned();
+        let is_known = Arc::new(AtomicBool::new(false));
+        let known_now = Arc::clone(&is_known);
         let connect = move || {
             let store = known(&name, timeout).and_then(|left| {
+                known_now.store(true, Ordering::Relaxed);
                 let server = is_server.then(|| listen::at(&name, port, one_host)).transpose();
                 Self::connect(&name, port, server.map_err(|error| cannot_listen(&name, port, &error))?, workers, left)
             });
@@ -79,6 +84,10 @@ impl Store {
         let thread = std::thread::Builder::new().name("tcp-store".to_owned());
         thread.spawn(connect).map_err(|error| Error::refused(format!("no thread to connect on: {error}")))?;
         receiver.recv_timeout(timeout.saturating_add(GRACE)).unwrap_or_else(|_| {
+            // The name's server does not answer, or this machine is so busy that the thread is late.
+            if !is_known.load(Ordering::Relaxed) {
+                return Err(unknown(options.host, timeout));
+            }
             let what = if is_server { "serving a store at" } else { "no store answers at" };
             Err(Error::timed_out(format!(
                 "timed out after {timeout:.1?}: {what} {place}; does another program use that port?"
@@ -286,13 +295,16 @@ fn known(host: &str, timeout: Duration) -> Result<Duration, Error> {
     let (started, mut left) = (Instant::now(), timeout);
     while (host, 0).to_socket_addrs().is_err() {
         if left.is_zero() {
-            let why = format!("no host is known by the name {host:?}");
-            return Err(Error::timed_out(format!("timed out after {timeout:.1?}: {why}")));
+            return Err(unknown(host, timeout));
         }
         sleep(PAUSE.min(left));
         left = timeout.saturating_sub(started.elapsed());
     }
     Ok(left.max(Duration::from_millis(1)))
+}
+
+fn unknown(host: &str, timeout: Duration) -> Error {
+    Error::timed_out(format!("timed out after {timeout:.1?}: no host is known by the name {host:?}"))
 }
 
 impl Drop for Store {

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub use events::{Event, Input};
 pub use scope::{Scope, ScopeGuard, Thread, record_function};
@@ -131,7 +131,8 @@ impl Session {
             return Err(Error::refused("this profiler is already recording"));
         }
         self.enable()?;
-        let window = Window { number: scope::next_session(), began: Instant::now(), began_ns: unix_ns() };
+        let (began, began_ns) = both_clocks();
+        let window = Window { number: scope::next_session(), began, began_ns };
         scope::begin(window);
         self.state = State::Recording(window);
         Ok(())
@@ -172,8 +173,9 @@ impl Session {
         };
         self.state = State::Over;
         let (scopes, scopes_lost) = scope::end(window.number);
-        let length_ns = nanoseconds(window.began.elapsed().as_nanos());
-        let clock_jump_ns = unix_ns() - window.began_ns - length_ns;
+        let (ended, ended_ns) = both_clocks();
+        let length_ns = nanoseconds(ended.duration_since(window.began).as_nanos());
+        let clock_jump_ns = ended_ns - window.began_ns - length_ns;
         Ok(Recorded { trace: Trace::end_of_session()?, scopes, scopes_lost, length_ns, clock_jump_ns })
     }
 }
@@ -260,6 +262,21 @@ fn new_trace_id() -> CString {
     // `RandomState` is the standard library's source of random numbers.
     let random = || RandomState::new().hash_one(TAKEN.as_ptr() as usize);
     CString::new(format!("{:016X}{:016X}", random(), random())).unwrap_or_default()
+}
+
+/// The monotonic and the system clock at the same moment. They are read again if the thread has lost its CPU in between,
+/// because that would look as if the system clock had been set.
+fn both_clocks() -> (Instant, i64) {
+    const CLOSE: Duration = Duration::from_millis(1);
+    const MOST_TRIES: usize = 100;
+    let mut tries = 0;
+    loop {
+        let (now, now_ns) = (Instant::now(), unix_ns());
+        tries += 1;
+        if now.elapsed() < CLOSE || tries == MOST_TRIES {
+            return (now, now_ns);
+        }
+    }
 }
 
 /// The system clock, in nanoseconds since the Unix epoch.

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{GpuSource, Monitor, Nvml};
+use super::{GpuSource, Monitor, Nvml, http};
 use crate::ProfileError;
 
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
@@ -18,6 +18,7 @@ pub struct MonitorBuilder {
     pub(super) window: usize,
     pub(super) json_lines: Option<PathBuf>,
     pub(super) http: Option<SocketAddr>,
+    pub(super) http_timeout: Duration,
     pub(super) live: bool,
     pub(super) threads: bool,
     pub(super) gpus: Option<Box<dyn GpuSource>>,
@@ -30,6 +31,7 @@ impl MonitorBuilder {
             window: 3600,
             json_lines: None,
             http: None,
+            http_timeout: http::TIMEOUT,
             live: false,
             threads: false,
             gpus: Some(Box::new(Nvml::new())),
@@ -66,6 +68,13 @@ impl MonitorBuilder {
         self
     }
 
+    /// How long a client may take to ask and to read the answer, from 10 ms to an hour; a quarter of that to begin to ask.
+    /// The default is 2 s.
+    pub fn http_timeout(mut self, timeout: Duration) -> Self {
+        self.http_timeout = timeout;
+        self
+    }
+
     /// Shows the last sample in one line on standard error, if that is a terminal. Off by default.
     pub fn live(mut self, live: bool) -> Self {
         self.live = live;
@@ -94,13 +103,15 @@ impl MonitorBuilder {
     /// Starts monitoring on a background thread. The first sample is taken at once.
     ///
     /// # Errors
-    /// `Setting` for an interval or a window out of bounds; `Io` for a file that cannot be written; `Listen` for an
-    /// address that is not available, for example because another program uses the port; `Thread`. Nothing runs then.
+    /// `Setting` for an interval, a window or a timeout out of bounds; `Io` for a file that cannot be written; `Listen`
+    /// for an address that is not available, for example because another program uses the port; `Thread`. Nothing runs
+    /// then.
     pub fn start(self) -> Result<Monitor, ProfileError> {
-        if !(SHORTEST_INTERVAL..=LONGEST_INTERVAL).contains(&self.interval) {
-            let problem = format!("should be from {SHORTEST_INTERVAL:?} to {LONGEST_INTERVAL:?}");
-            let value = format!("{:?}", self.interval);
-            return Err(ProfileError::Setting { name: "interval", value, problem });
+        for (name, time) in [("interval", self.interval), ("http_timeout", self.http_timeout)] {
+            if !(SHORTEST_INTERVAL..=LONGEST_INTERVAL).contains(&time) {
+                let problem = format!("should be from {SHORTEST_INTERVAL:?} to {LONGEST_INTERVAL:?}");
+                return Err(ProfileError::Setting { name, value: format!("{time:?}"), problem });
+            }
         }
         if !(1..=LONGEST_WINDOW).contains(&self.window) {
             let problem = format!("should be from 1 to {LONGEST_WINDOW} samples");
@@ -117,6 +128,7 @@ impl std::fmt::Debug for MonitorBuilder {
             .field("window", &self.window)
             .field("json_lines", &self.json_lines)
             .field("http", &self.http)
+            .field("http_timeout", &self.http_timeout)
             .field("live", &self.live)
             .finish_non_exhaustive()
     }

@@ -1,9 +1,10 @@
 //! Serves the metrics to Prometheus. Connections are limited in number, memory and time, because anyone may connect.
 
 use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Weak};
 use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -13,10 +14,9 @@ use crate::ProfileError;
 const POLL: Duration = Duration::from_millis(50);
 /// How many connections are answered at once, each by a thread. More wait to be accepted.
 const MOST_AT_ONCE: usize = 16;
-/// How long an accepted connection may take to send its first byte.
-const SILENCE: Duration = Duration::from_millis(500);
-/// How long a connection may take in all.
-const DEADLINE: Duration = Duration::from_secs(2);
+/// How long a connection may take in all, unless the settings say otherwise. Its first byte has to come in a quarter of
+/// the time.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest request, in bytes.
 const LONGEST_REQUEST: usize = 8 << 10;
 
@@ -29,7 +29,11 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub fn start(address: SocketAddr, page: impl Fn() -> String + Send + Sync + 'static) -> Result<Self, ProfileError> {
+    pub fn start(
+        address: SocketAddr,
+        timeout: Duration,
+        page: impl Fn() -> String + Send + Sync + 'static,
+    ) -> Result<Self, ProfileError> {
         let listening = TcpListener::bind(address).and_then(|listener| {
             listener.set_nonblocking(true)?;
             Ok((listener.local_addr()?, listener))
@@ -40,17 +44,19 @@ impl Server {
             let busy = AtomicUsize::new(0);
             // The end of the scope waits for the connections that are being answered.
             thread::scope(|scope| {
+                let mut open: Vec<Weak<TcpStream>> = Vec::new();
                 loop {
                     let has_room = busy.load(Ordering::Acquire) < MOST_AT_ONCE;
                     let wait = match has_room.then(|| listener.accept()) {
                         Some(Ok((stream, _))) => {
-                            let place = Place::take(&busy);
-                            let page = &page;
+                            let (place, stream, page) = (Place::take(&busy), Arc::new(stream), &page);
+                            open.retain(|other| other.strong_count() > 0);
+                            open.push(Arc::downgrade(&stream));
                             // Errors are ignored: a client hung up, sent garbage, or is disconnected because no thread
                             // could be started.
                             let _ = Builder::new().name("monitor-http".to_owned()).spawn_scoped(scope, move || {
                                 let _place = place;
-                                let _ = answer(stream, page);
+                                let _ = answer(&stream, timeout, page);
                             });
                             Duration::ZERO
                         }
@@ -60,6 +66,10 @@ impl Server {
                     if stopped.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
                         break;
                     }
+                }
+                // Requests that are not complete end here. An error means that the connection is closed already.
+                for stream in open.iter().filter_map(Weak::upgrade) {
+                    let _ = stream.shutdown(Shutdown::Read);
                 }
             });
         });
@@ -99,10 +109,10 @@ impl Drop for Place<'_> {
     }
 }
 
-fn answer(mut stream: TcpStream, page: &impl Fn() -> String) -> io::Result<()> {
-    let until = Instant::now() + DEADLINE;
+fn answer(mut stream: &TcpStream, timeout: Duration, page: &impl Fn() -> String) -> io::Result<()> {
+    let until = Instant::now() + timeout;
     stream.set_nonblocking(false)?;
-    let request = read_request(&mut stream, until)?;
+    let request = read_request(stream, timeout / 4, until)?;
     let (status, body) = match request.as_deref().map(method_and_path) {
         Some(Some(("GET" | "HEAD", "/metrics"))) => ("200 OK", page()),
         Some(Some(("GET" | "HEAD", _))) => ("404 Not Found", "metrics are at /metrics\n".to_owned()),
@@ -125,16 +135,17 @@ fn answer(mut stream: TcpStream, page: &impl Fn() -> String) -> io::Result<()> {
         }
         rest = &rest[written..];
     }
-    stream.shutdown(std::net::Shutdown::Write)
+    stream.shutdown(Shutdown::Write)
 }
 
-/// Reads a request up to the empty line. None if it is too long or incomplete.
-fn read_request(stream: &mut TcpStream, until: Instant) -> io::Result<Option<Vec<u8>>> {
+/// Reads a request up to the empty line; its first byte has to come within `silence`. None if it is too long or
+/// incomplete.
+fn read_request(mut stream: &TcpStream, silence: Duration, until: Instant) -> io::Result<Option<Vec<u8>>> {
     let mut request = Vec::new();
     let mut part = [0; 1024];
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
         let left = left(until)?;
-        stream.set_read_timeout(Some(if request.is_empty() { left.min(SILENCE) } else { left }))?;
+        stream.set_read_timeout(Some(if request.is_empty() { left.min(silence) } else { left }))?;
         let read = stream.read(&mut part)?;
         if read == 0 || request.len() + read > LONGEST_REQUEST {
             return Ok(None);

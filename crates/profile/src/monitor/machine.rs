@@ -71,7 +71,7 @@ impl Monitor {
             let last = lock(&to_serve).samples.back().cloned();
             last.map(|sample| prometheus_text(&sample)).unwrap_or_default()
         };
-        let server = settings.http.map(|address| Server::start(address, page)).transpose()?;
+        let server = settings.http.map(|address| Server::start(address, settings.http_timeout, page)).transpose()?;
         let (stop, stopped) = mpsc::channel();
         let work = Work {
             interval: settings.interval,
@@ -149,21 +149,22 @@ impl Work {
         let begun = Instant::now();
         let mut due = begun;
         loop {
-            self.take_sample(begun.elapsed());
+            self.take_sample(begun);
             // Samples that are overdue are skipped.
             due = (due + self.interval).max(Instant::now());
             if stopped.recv_timeout(due.saturating_duration_since(Instant::now())) != Err(RecvTimeoutError::Timeout) {
                 break;
             }
         }
-        self.take_sample(begun.elapsed());
+        self.take_sample(begun);
         if let Some(line) = self.line {
             line.finish();
         }
     }
 
-    fn take_sample(&mut self, elapsed: Duration) {
-        let sample = self.sampler.sample_at(elapsed, SystemTime::now());
+    fn take_sample(&mut self, begun: Instant) {
+        let (elapsed, wall) = both_clocks(begun);
+        let sample = self.sampler.sample_at(elapsed, wall);
         if let Some(Err(error)) = self.file.as_mut().map(|file| file.write(&sample)) {
             // The file may end with an incomplete line, so nothing appended to it could be parsed.
             self.file = None;
@@ -181,6 +182,21 @@ impl Work {
         }
         seen.samples.push_back(Arc::new(sample));
         seen.gaps = gaps;
+    }
+}
+
+/// The time since `begun` and the system's clock at the same moment. They are read again if the thread has lost its CPU in
+/// between, because that would look as if the clock had been set.
+fn both_clocks(begun: Instant) -> (Duration, SystemTime) {
+    const CLOSE: Duration = Duration::from_millis(10);
+    const MOST_TRIES: usize = 100;
+    let mut tries = 0;
+    loop {
+        let (elapsed, wall) = (begun.elapsed(), SystemTime::now());
+        tries += 1;
+        if begun.elapsed().saturating_sub(elapsed) < CLOSE || tries == MOST_TRIES {
+            return (elapsed, wall);
+        }
     }
 }
 

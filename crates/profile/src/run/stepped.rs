@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::monitor::queued_seconds_of_this_thread;
 use crate::{Profile, ProfileError, Profiler, ProfilerAction, Schedule};
@@ -47,8 +47,8 @@ pub(super) struct SteppedProfiler {
     slot: Rc<Slot>,
     /// None: as many as are needed.
     steps: Option<u64>,
-    /// When the first profiled step began.
-    since: Option<Instant>,
+    /// When the first profiled step began, by the timer's clock.
+    since: Option<Duration>,
     whole_steps: u64,
     /// The time that the thread had waited for a CPU when the first profiled step began, and when the last whole one
     /// ended.
@@ -115,25 +115,25 @@ impl SteppedProfiler {
         self.is_over
     }
 
-    /// A step has ended and the next one begins.
+    /// A step has ended and the next one begins. `clock` is the timer's.
     ///
     /// # Errors
     /// When libtorch's profiler fails: it is over then.
-    pub fn step(&mut self) -> Result<NextStep, ProfileError> {
-        let stepped = if self.slot.borrow().is_some() { self.step_profiler() } else { self.step_pause() };
+    pub fn step(&mut self, clock: &dyn Fn() -> Duration) -> Result<NextStep, ProfileError> {
+        let stepped = if self.slot.borrow().is_some() { self.step_profiler(clock) } else { self.step_pause() };
         self.is_over |= stepped.is_err();
         stepped
     }
 
-    fn step_profiler(&mut self) -> Result<NextStep, ProfileError> {
+    fn step_profiler(&mut self, clock: &dyn Fn() -> Duration) -> Result<NextStep, ProfileError> {
         let mut slot = self.slot.borrow_mut();
         let Some(profiler) = &mut *slot else { return Ok(NextStep::Unchanged) };
         if profiler.is_recording() {
             self.whole_steps += 1;
-            let now = queued_seconds_of_this_thread().ok();
-            self.queued_seconds = self.queued_seconds.zip(now).map(|((since, _), now)| (since, now));
+            let queued = queued_seconds_of_this_thread().ok();
+            self.queued_seconds = self.queued_seconds.zip(queued).map(|((since, _), until)| (since, until));
         }
-        let time = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+        let time = self.since.map_or(Duration::ZERO, |since| clock().saturating_sub(since));
         if self.steps.is_none() && self.whole_steps >= ENOUGH_STEPS && time >= ENOUGH_TIME {
             self.is_over = true;
             return profiler.stop().map(|()| NextStep::Timed);
@@ -142,8 +142,8 @@ impl SteppedProfiler {
         let stepped = profiler.step();
         let after = profiler.action();
         if profiler.is_recording() && self.since.is_none() {
-            self.since = Some(Instant::now());
-            self.queued_seconds = queued_seconds_of_this_thread().ok().map(|now| (now, now));
+            self.since = Some(clock());
+            self.queued_seconds = queued_seconds_of_this_thread().ok().map(|queued| (queued, queued));
         }
         drop(slot);
         match (stepped, before, after) {

@@ -101,7 +101,7 @@ impl StepTimer {
         self.timeline.borrow_mut().end_step(samples, now);
         let Some(recorder) = &mut *self.recorder.borrow_mut() else { return };
         let began = recorder.began();
-        let next = recorder.step_ended(|run| self.fill(run, began));
+        let next = recorder.step_ended(&*self.clock, |run| self.fill(run, began));
         if next != NextStep::Unchanged {
             let mut timeline = self.timeline.borrow_mut();
             timeline.is_profiled = next == NextStep::Profiled;

@@ -22,7 +22,8 @@ fn show(paths: &[&Path], more: &[&str]) -> Ended {
     end(command(&["show"].into_iter().chain(paths).chain(more.iter().copied()).collect::<Vec<_>>()))
 }
 
-/// Records one of two ranks, on its own host, with forward passes of this many milliseconds.
+/// Records one of two ranks, on its own host, with forward passes of this many milliseconds. The samples of the machine
+/// are removed: on a busy one, they would explain why a rank is slow.
 fn record(out: &Path, rank: u64, milliseconds: u64) {
     let script = format!("RANK={rank} WORLD_SIZE=2 OVERDRIVE_TEST_FORWARD={milliseconds} exec \"$TRAIN\"");
     let ended = end(run_script(out, &script));
@@ -30,6 +31,7 @@ fn record(out: &Path, rank: u64, milliseconds: u64) {
     let record = out.join(format!("profile.rank{rank}.json"));
     let mut run = RunProfile::read_json(&record).unwrap();
     run.machine.host = format!("machine{rank}");
+    run.samples.clear();
     run.write_json(record).unwrap();
 }
 

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -34,6 +35,11 @@ impl Drop for Watched {
 
 fn quick() -> MonitorBuilder {
     Monitor::builder().interval(Duration::from_millis(10)).without_gpus()
+}
+
+/// A server of metrics whose clients may take as long as they need on a busy machine.
+fn served() -> MonitorBuilder {
+    quick().http(0).http_timeout(Duration::from_secs(3600))
 }
 
 /// Waits without a limit until something holds.
@@ -126,6 +132,8 @@ fn invalid_settings_are_refused() {
     for (builder, name) in [
         (quick().interval(Duration::ZERO), "interval"),
         (quick().interval(Duration::MAX), "interval"),
+        (quick().http_timeout(Duration::ZERO), "http_timeout"),
+        (quick().http_timeout(Duration::MAX), "http_timeout"),
         (quick().window(0), "window"),
         (quick().window(usize::MAX), "window"),
     ] {
@@ -154,7 +162,7 @@ fn ask(monitor: &Monitor, request: &[u8]) -> String {
 
 #[test]
 fn metrics_are_served_to_this_machine() {
-    let monitor = quick().http(0).start().unwrap();
+    let monitor = served().start().unwrap();
     until(|| monitor.samples().len() >= 2);
     let address = monitor.http_address().unwrap();
     assert!(address.ip().is_loopback() && address.port() != 0);
@@ -196,8 +204,8 @@ fn check_metrics(body: &str) {
 }
 
 #[test]
-fn invalid_requests_are_answered_or_disconnected() {
-    let mut monitor = quick().http(0).start().unwrap();
+fn invalid_requests_are_answered() {
+    let monitor = served().start().unwrap();
     for (request, status) in [
         (&b"GET / HTTP/1.1\r\n\r\n"[..], "404"),
         (b"POST /metrics HTTP/1.1\r\n\r\n", "405"),
@@ -211,18 +219,39 @@ fn invalid_requests_are_answered_or_disconnected() {
     // A request without end is cut off at 8 KiB.
     let answer = ask(&monitor, &[b'x'; (8 << 10) + 1]);
     assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+}
+
+#[test]
+fn silent_connections_delay_neither_others_nor_the_end() {
+    // Nothing else listens at this address, whatever the port.
+    let mut monitor = served().http_at((Ipv4Addr::new(127, 83, 7, 1), 0)).start().unwrap();
     let address = monitor.http_address().unwrap();
-    // Silent connections delay others only briefly, and do not delay the end.
     let silent: Vec<_> = (0..2).map(|_| TcpStream::connect(address).unwrap()).collect();
     assert!(ask(&monitor, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
-    monitor.stop();
+    let (end, ended) = mpsc::channel();
+    let stop = thread::spawn(move || {
+        monitor.stop();
+        end.send(()).unwrap();
+    });
+    // Without the end, the silent ones would have a quarter of an hour.
+    ended.recv_timeout(Duration::from_secs(600)).expect("it waits for silent connections");
+    stop.join().unwrap();
     assert!(TcpStream::connect(address).is_err(), "the server still listens");
     drop(silent);
 }
 
 #[test]
+fn silent_connections_are_closed_in_the_end() {
+    let monitor = quick().http(0).http_timeout(Duration::from_millis(100)).start().unwrap();
+    let mut silent = TcpStream::connect(monitor.http_address().unwrap()).unwrap();
+    let mut answer = String::new();
+    silent.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "");
+}
+
+#[test]
 fn requests_are_answered_while_others_are_still_being_sent() {
-    let monitor = quick().http(0).start().unwrap();
+    let monitor = served().start().unwrap();
     until(|| monitor.latest().is_some());
     let address = monitor.http_address().unwrap();
     let mut slow: Vec<_> = (0..4).map(|_| TcpStream::connect(address).unwrap()).collect();
@@ -239,7 +268,7 @@ fn requests_are_answered_while_others_are_still_being_sent() {
 
 #[test]
 fn the_path_may_be_an_absolute_url() {
-    let monitor = quick().http(0).start().unwrap();
+    let monitor = served().start().unwrap();
     until(|| monitor.latest().is_some());
     for (target, status) in [
         ("http://localhost:9090/metrics", "200"),
