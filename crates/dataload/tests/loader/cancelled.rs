@@ -10,8 +10,11 @@ use overdrive_dataload::{DataError, DataLoader, FnStream};
 
 use crate::{alone, listed, loader_threads, wait_until};
 
-/// Items before the saved position, at a millisecond each.
-const FAR: usize = 20_000;
+/// Items before the saved position, at a millisecond each: five minutes.
+const FAR: usize = 300_000;
+
+/// Longer than any batch takes without seeking, even on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 type Numbers = DataLoader<Vec<usize>>;
 
@@ -35,7 +38,7 @@ fn loader(pause: Duration, timeout: Duration) -> Result<(Numbers, Arc<AtomicUsiz
 
 /// The same, far into the stream, with items that take a millisecond each.
 fn resumed(timeout: Duration) -> Result<(Numbers, Arc<AtomicUsize>), Box<dyn std::error::Error>> {
-    let (before, _) = loader(Duration::ZERO, Duration::from_secs(60))?;
+    let (before, _) = loader(Duration::ZERO, PATIENCE)?;
     assert_eq!(before.iter().take(4).map(|batch| batch.unwrap().len()).sum::<usize>(), FAR);
     let (mut after, drawn) = loader(Duration::from_millis(1), timeout)?;
     after.load_state_dict(&before.state_dict()?)?;
@@ -45,7 +48,7 @@ fn resumed(timeout: Duration) -> Result<(Numbers, Arc<AtomicUsize>), Box<dyn std
 #[test]
 fn dropping_an_epoch_that_seeks_joins_its_threads() -> Result<(), Box<dyn std::error::Error>> {
     let _alone = alone();
-    let (loader, drawn) = resumed(Duration::from_secs(60))?;
+    let (loader, drawn) = resumed(PATIENCE)?;
     let epoch = loader.iter();
     wait_until(|| drawn.load(SeqCst) > 10);
     drop(epoch);

@@ -8,7 +8,7 @@ use overdrive_dataload::{
     Cached, DataError, DataLoader, Dataset, FnDataset, Image, ImageFolder, Mnist, Stack, ToFloat,
 };
 
-use crate::{WORKERS, alone, listed, loader_threads};
+use crate::{WORKERS, alone, listed, loader_threads, wait_until};
 
 #[test]
 fn images_become_tensors_and_a_mismatch_names_its_sample() -> Result<(), DataError> {
@@ -49,6 +49,8 @@ fn images_become_tensors_and_a_mismatch_names_its_sample() -> Result<(), DataErr
 #[cfg(target_os = "linux")]
 fn workers_start_no_threads_of_libtorch() -> Result<(), DataError> {
     let _alone = alone();
+    // The kernel may list joined threads of other tests for a moment longer.
+    wait_until(|| loader_threads() == 0);
     let dataset = FnDataset::new(8, |_| Ok((Image::new(vec![1; 1_000_000], 1000, 1000, 1)?, 0)));
     let loader = DataLoader::builder(dataset).batch_size(2).num_workers(1).collate(ToFloat::unit()).build()?;
     let mut epoch = loader.iter();
