@@ -78,7 +78,7 @@ pub(super) fn on_model(
 
 /// Keeps rank 0, whose process usually serves the store, from ending with the error before all live ranks have read it.
 fn leave_together(group: &ProcessGroup, store: &Store, seen: &str, left: &str) {
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const PATIENCE: Duration = Duration::from_secs(60);
     // Failures are ignored here: the mismatch is the error to report.
     let last = store.add(seen, 1).is_ok_and(|count| count == group.size() as i64);
     if last {

@@ -1,15 +1,12 @@
 //! The coalesced collectives against their definition, in groups with and without `verify`.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_ddp::{DdpError, ProcessGroup, ReduceOp};
 use tch::{Device, Kind, Tensor};
 
 use crate::collectives::{KINDS, given, ops, reduced, same};
-use crate::harness::Meeting;
+use crate::harness::{Meeting, PATIENCE};
 
-const PATIENCE: Duration = Duration::from_secs(60);
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
 /// The shapes of the tensors in a list: six numbers each, and one empty tensor.
@@ -159,7 +156,7 @@ pub fn refusals(meeting: &Meeting) -> Result<()> {
 
 /// Equally many numbers on both ranks, but in different tensors: reported only in groups that verify.
 pub fn other_lists(meeting: &Meeting) -> Result<()> {
-    let group = meeting.group_with(Duration::from_secs(10), true)?;
+    let group = meeting.group_with(PATIENCE, true)?;
     let (one, other) = if meeting.rank == 0 { (1, 3) } else { (3, 1) };
     let of = |rows: i64| Tensor::ones([rows], FLOAT);
     let told = |ran: Result<(), DdpError>| match ran {

@@ -7,7 +7,7 @@ use overdrive_ddp::{Backend, DdpError, InitMethod, ProcessGroup, ReduceOp};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-use crate::harness::{self, Meeting};
+use crate::harness::{self, Meeting, PATIENCE};
 
 pub const KINDS: [Kind; 9] = [
     Kind::Half,
@@ -78,7 +78,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     }
     group.barrier()?;
     group.barrier_async()?.wait()?;
-    group.monitored_barrier(Duration::from_secs(30), true)?;
+    group.monitored_barrier(PATIENCE, true)?;
     handles(&group)
 }
 
@@ -195,7 +195,7 @@ fn handles(group: &ProcessGroup) -> Result<()> {
     let works = tensors.iter_mut().map(|tensor| group.all_reduce_async(tensor, ReduceOp::Sum));
     let works: Vec<_> = works.collect::<Result<_, _>>()?;
     for work in works.into_iter().rev() {
-        work.wait_for(Duration::from_secs(30))?;
+        work.wait_for(PATIENCE)?;
         ensure!(work.is_completed());
         work.wait()?;
     }
@@ -232,7 +232,7 @@ pub fn sub_groups(meeting: &Meeting) -> Result<()> {
     if meeting.rank == 0 {
         group.store().set("greeting", b"hello")?;
     }
-    ensure!(group.store().get("greeting", Duration::from_secs(30))? == b"hello");
+    ensure!(group.store().get("greeting", PATIENCE)? == b"hello");
     ensure!(group.store().check(&["greeting"])? && !group.store().check(&["greeting", "nothing"])?);
     let missing = group.store().get("nothing", Duration::from_millis(50)).unwrap_err();
     ensure!(missing.kind() == overdrive_core::TorchErrorKind::Timeout, "{missing}");
@@ -365,5 +365,5 @@ pub fn address() -> Result<InitMethod> {
 }
 
 pub fn any_group() -> Result<ProcessGroup> {
-    Ok(ProcessGroup::builder(Backend::Gloo).timeout(Duration::from_secs(60)).init(&address()?)?)
+    Ok(ProcessGroup::builder(Backend::Gloo).timeout(PATIENCE).init(&address()?)?)
 }

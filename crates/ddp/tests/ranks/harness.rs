@@ -19,7 +19,7 @@ pub const TOLD: &str = "OVERDRIVE_TEST_SCENARIO";
 /// Only a limit against hanging: the longest run takes a fiftieth of it on an idle machine.
 const LIMIT: Duration = Duration::from_secs(600);
 /// How long ranks wait for each other where waiting is not what is tested.
-const PATIENCE: Duration = Duration::from_secs(300);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The scenario that this process should run, if it is a rank.
 pub fn told() -> Option<String> {

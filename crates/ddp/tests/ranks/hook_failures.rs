@@ -3,7 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_core::{GradientSync, SyncError};
@@ -13,7 +12,7 @@ use overdrive_ddp::{
 };
 use tch::{Device, Kind, Tensor};
 
-use crate::harness::Meeting;
+use crate::harness::{Meeting, PATIENCE};
 use crate::hooks::small;
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -208,7 +207,7 @@ fn counted(group: &ProcessGroup, failing: usize) -> (Arc<AtomicUsize>, impl Comm
 
 /// `join` runs no collectives once the hook has failed, whether in the loop or while it answers other ranks.
 pub fn in_join(meeting: &Meeting) -> Result<()> {
-    let group = meeting.group_with(Duration::from_secs(3), false)?;
+    let group = meeting.group_with(PATIENCE, false)?;
     let rank = group.rank();
     let passes = |ddp: &DistributedDataParallel, param: &Tensor, count: usize| -> Result<(), DdpError> {
         (0..count).try_for_each(|_| ddp.backward(&ddp.forward(|| param * 2)?.sum(Kind::Float)))
@@ -224,7 +223,7 @@ pub fn in_join(meeting: &Meeting) -> Result<()> {
     ensure!(matches!(error, DdpError::Hook(_)), "{error}");
     ensure!(calls.load(Ordering::Relaxed) == 1, "a hook that had failed was run again");
 
-    // On rank 0, while it answers rank 1's second pass: rank 0 gets the error at once, rank 1 waits or loses rank 0.
+    // On rank 0, while it answers rank 1's second pass: rank 0 gets the error at once, rank 1 when rank 0 has ended.
     let (param, ddp) = small(&group)?;
     let (calls, hook) = counted(&group, if rank == 0 { 2 } else { usize::MAX });
     ddp.register_comm_hook(hook)?;

@@ -3,13 +3,13 @@
 use std::collections::HashSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use overdrive_ddp::{ReduceOp, Store, TcpStoreOptions};
 use tch::Tensor;
 
-use crate::harness::{Ended, Meeting, all_through, free_port, start};
+use crate::harness::{Ended, Meeting, PATIENCE, all_through, free_port, start};
 
 /// Printed before each address at which a rank listens.
 const AT: &str = "listens at ";
@@ -98,7 +98,6 @@ pub fn of_one_host() -> Result<()> {
 
 /// Groups of one process may use the same port, as in PyTorch: the server lives as long as one of its stores.
 pub fn shared() -> Result<()> {
-    let timeout = Duration::from_secs(60);
     let options = TcpStoreOptions {
         host: "127.0.0.1",
         port: free_port(),
@@ -106,16 +105,16 @@ pub fn shared() -> Result<()> {
         one_host: true,
         world_size: 1,
         wait_for_workers: true,
-        timeout,
+        timeout: PATIENCE,
     };
     let (first, port) = Store::tcp(&options)?;
     first.set("key", b"value")?;
     let (second, same) = Store::tcp(&options)?;
     ensure!((port, same) == (options.port, options.port));
     drop(first);
-    ensure!(second.get("key", timeout)? == b"value");
+    ensure!(second.get("key", PATIENCE)? == b"value");
     let (client, _) = Store::tcp(&TcpStoreOptions { is_server: false, ..options.clone() })?;
-    ensure!(client.get("key", timeout)? == b"value");
+    ensure!(client.get("key", PATIENCE)? == b"value");
     drop((second, client));
     // A new server, without the old keys.
     ensure!(!Store::tcp(&options)?.0.check(&["key"])?, "the server outlived its stores");

@@ -124,16 +124,16 @@ fn main() -> Result<()> {
         plain("windows_of_2_that_close_with_nothing", "windows", 2),
         plain("windows_of_3_that_close_with_nothing", "windows", 3),
         plain("calls_within_backward_are_refused", "within_backward", 2),
-        plain("a_rank_that_stalls_is_reported", "stalls", 3),
         plain("a_rank_that_stalls_in_backward_is_reported", "stalls_in_backward", 2),
         plain("different_collectives_are_reported_on_every_rank", "other_collective", 3),
         plain("different_shapes_are_reported_on_every_rank", "other_shape", 2),
         plain("a_monitored_barrier_names_missing_ranks", "monitored", 3),
         plain("a_process_ends_with_work_under_way", "ends_with_work", 2),
-        plain("dropped_work_neither_waits_nor_ends_the_process", "dropped_work", 2),
     ];
     type Test = fn() -> Result<()>;
-    let more: [(&'static str, Test); 15] = [
+    let more: [(&'static str, Test); 17] = [
+        ("a_rank_that_stalls_is_reported", faults::stalled),
+        ("dropped_work_neither_waits_nor_ends_the_process", faults::dropped),
         ("ranks_killed_at_13_random_moments_while_meeting_are_reported", kills::while_meeting),
         ("ranks_killed_at_13_random_moments_in_collectives_are_reported", kills::in_collectives),
         ("ranks_killed_at_12_random_moments_in_backward_are_reported", kills::in_backward),

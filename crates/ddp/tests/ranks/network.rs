@@ -12,8 +12,7 @@ use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
 
 use crate::faults;
-use crate::harness::Meeting;
-use crate::harness::{Rank, all_through, free_port, start_by};
+use crate::harness::{Meeting, PATIENCE, Rank, all_through, free_port, start_by};
 use crate::listeners;
 
 /// The name of the cable's end on each host.
@@ -107,9 +106,9 @@ pub fn cut_link() -> Result<()> {
         let ready = folder.path().join("ready");
         let started = Instant::now();
         let mut ranks = hosts.start(scenario, &[(faults::READY, &ready.display().to_string())])?;
-        while !ready.exists() {
+        while !faults::are_ready(&ready, 2) {
             let ended = ranks.iter_mut().any(|rank| !matches!(rank.child.try_wait(), Ok(None)));
-            if ended || started.elapsed() > Duration::from_secs(60) {
+            if ended || started.elapsed() > PATIENCE {
                 all_through(ranks, started)?;
                 bail!("{scenario} was never under way");
             }

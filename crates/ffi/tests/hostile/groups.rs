@@ -19,7 +19,7 @@ fn member(store: &Store, name: &str, rank: usize, size: usize, verify: bool) -> 
         verify,
         cuda_device: None,
         one_host: true,
-        timeout: Duration::from_secs(60),
+        timeout: Duration::from_secs(600),
     };
     ProcessGroup::new(store, &options).unwrap()
 }

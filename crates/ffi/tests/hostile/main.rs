@@ -24,7 +24,7 @@ fn ends(test: impl FnOnce() + Send + 'static) {
         test();
         let _ = done.send(());
     });
-    match ended.recv_timeout(Duration::from_secs(120)) {
+    match ended.recv_timeout(Duration::from_secs(1800)) {
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("it hangs"),
         _ => thread.join().unwrap(),
     }
