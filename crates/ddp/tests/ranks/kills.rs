@@ -8,7 +8,7 @@ use overdrive_ddp::{Backend, DdpBuilder, DdpError, DistributedDataParallel, Init
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
 
-use crate::harness::Meeting;
+use crate::harness::{Meeting, PATIENCE};
 use crate::moments::{self, SHORT, doing, drawn, told};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -94,10 +94,11 @@ const STEPS: &[(&str, Step)] = &[
 ];
 
 pub fn collectives(meeting: &Meeting) -> Result<()> {
-    let group = meeting.group_with(SHORT, drawn()?.is_multiple_of(4))?;
+    let group = meeting.group_with(PATIENCE, drawn()?.is_multiple_of(4))?;
     let mut own: Vec<Tensor> = (0..group.size()).map(|_| Tensor::rand([50_000], FLOAT)).collect();
     // The first collective may still wait for other ranks to connect.
     group.barrier()?;
+    group.set_timeout(SHORT)?;
     loop {
         for (name, step) in STEPS {
             doing(name)?;
@@ -136,13 +137,15 @@ fn hook(ddp: &DistributedDataParallel, group: &ProcessGroup, way: u64) -> Result
 
 pub fn training(meeting: &Meeting) -> Result<()> {
     let way = drawn()? % 11;
-    let group = meeting.group_with(SHORT, way == 10)?;
+    let group = meeting.group_with(PATIENCE, way == 10)?;
     let vs = nn::VarStore::new(Device::Cpu);
     let layers: Vec<nn::Linear> =
         (0..6).map(|layer| nn::linear(vs.root() / layer, 128, 128, Default::default())).collect();
     let _buffer = vs.root().zeros_no_train("buffer", &[1000]);
     let ddp = options(DistributedDataParallel::builder(&group), way).build(&vs)?;
     hook(&ddp, &group, way)?;
+    group.barrier()?;
+    group.set_timeout(SHORT)?;
     let inputs = Tensor::randn([16, 128], FLOAT);
     for step in 0.. {
         // With unused parameters, another layer is left out each time.

@@ -365,7 +365,7 @@ fn ranks_with_uneven_micro_batches_equal_the_large_batch() -> anyhow::Result<()>
     let folder = std::env::temp_dir().join(format!("overdrive-compose-{}", std::process::id()));
     let meet = |rank: usize| InitMethod::File { path: folder.clone(), rank, world_size: 2 };
     let rank = |rank: usize, own: Tensor, weights: Tensor, method: InitMethod| -> anyhow::Result<Tensor> {
-        let group = ProcessGroup::builder(Backend::Gloo).timeout(std::time::Duration::from_secs(60)).init(&method)?;
+        let group = ProcessGroup::builder(Backend::Gloo).timeout(std::time::Duration::from_secs(600)).init(&method)?;
         let parameter = weights.set_requires_grad(true);
         let named = vec![("weight".to_owned(), parameter.shallow_clone())];
         let ddp = DistributedDataParallel::builder(&group).build_from(named, Vec::new())?;

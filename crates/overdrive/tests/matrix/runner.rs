@@ -70,7 +70,7 @@ impl Lane<'_> {
     fn group(&self, number: usize, rank: usize, world_size: usize) -> Result<ProcessGroup> {
         let path = self.folder.join(format!("meet-{number}-{world_size}"));
         let method = InitMethod::File { path, rank, world_size };
-        Ok(ProcessGroup::builder(Backend::Gloo).timeout(Duration::from_secs(60)).init(&method)?)
+        Ok(ProcessGroup::builder(Backend::Gloo).timeout(Duration::from_secs(600)).init(&method)?)
     }
 
     /// Both ranks run each cell in one process group, which is rebuilt after a cell has failed.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
 use overdrive_ddp::DistributedDataParallel;
 
-use crate::harness::Meeting;
+use crate::harness::{Meeting, PATIENCE};
 use crate::moments::{self, SHORT, doing, drawn, told};
 
 pub fn killed_while_saving() -> Result<()> {
@@ -33,9 +33,11 @@ fn start() -> Result<Run> {
 
 /// Each rank saves after every step, in its own folder.
 pub fn scenario(meeting: &Meeting) -> Result<()> {
-    let group = meeting.group_with(SHORT, false)?;
+    let group = meeting.group_with(PATIENCE, false)?;
     let mut run = start()?;
     let ddp = DistributedDataParallel::new(&run.vs, &group)?;
+    group.barrier()?;
+    group.set_timeout(SHORT)?;
     let folder = crate::folder()?.join(format!("rank{}", group.rank()));
     let background = drawn()?.is_multiple_of(2);
     let mut checkpoint = Checkpoint::builder(folder).every(1).keep(2).background(background).build()?;

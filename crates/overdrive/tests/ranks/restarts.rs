@@ -12,12 +12,15 @@ use overdrive_launch::{Launch, Streams};
 use rustix::process::{Signal, getpid, kill_process};
 
 use crate::harness::Meeting;
-use crate::moments::{self, Random, SHORT};
+use crate::moments::{self, Random};
 
 const KILLS: usize = 6;
 const EPOCHS: u64 = 6;
 /// Batches per rank and epoch.
 const BATCHES: u64 = 10;
+/// How many more steps a rank trains while its kill is pending, which may be late on a busy machine. All kills together come
+/// before the end.
+const GRACE: u64 = 1;
 /// One `rank:step:microseconds` for each attempt.
 const KILLED: &str = "OVERDRIVE_TEST_KILLED";
 
@@ -131,12 +134,12 @@ fn start(rank: usize) -> Result<Run> {
 /// Trains from the newest checkpoint that both ranks have. Each has its own folder, because their random states differ.
 pub fn scenario(meeting: &Meeting) -> Result<()> {
     let rank = meeting.rank;
-    let mut kill = own_kill(rank)?;
+    let kill = own_kill(rank)?;
     if let Some((0, delay)) = kill {
         kill_after(delay);
-        kill = None;
     }
-    let group = meeting.group_with(SHORT, false)?;
+    // Patient: when a rank is killed, the launcher ends the other.
+    let group = meeting.group()?;
     tch::manual_seed(rank as i64);
     let mut run = start(rank)?;
     let folder = crate::folder()?;
@@ -158,6 +161,9 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
             if let Some((_, delay)) = kill.filter(|(step, _)| *step == done) {
                 kill_after(delay);
             }
+            while kill.is_some_and(|(step, _)| done > step + GRACE) {
+                std::thread::park();
+            }
             let loss = ddp.forward(|| run.model.forward_t(&x, true))?.cross_entropy_for_logits(&y);
             ddp.backward(&loss)?;
             clip_grad_norm_(run.opt.params(), 1.0)?;
@@ -178,6 +184,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         }
     }
     checkpoint.finish()?;
+    ensure!(kill.is_none(), "it was not killed");
     ensure!(step == EPOCHS * BATCHES, "{step} steps");
     let weights: Vec<u8> = run
         .vs
