@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::error::{FailureReport, RankEnd, RankFailure, by_end};
 
 /// How long the other ranks may run on after the first failure, unless the options say otherwise. The first to fail is
-/// not always the cause: a rank that panics closes its connections while it unwinds, so another rank may exit because of
-/// that before the panic is reported. A second is enough for a backtrace, and short compared with a restart.
+/// not always the cause: a rank that panics closes its connections while it unwinds, so another rank may exit because
+/// of that before the panic is reported. A second is enough for a backtrace, and short compared with a restart.
 pub const FAILURE_WINDOW: Duration = Duration::from_secs(1);
 
 /// Limits on the failures listed after the first. Hundreds of ranks may fail because one is lost: listing a few with

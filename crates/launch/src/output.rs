@@ -136,8 +136,8 @@ impl Output {
 }
 
 /// Waits until the remaining output of ended ranks has been passed on. Returns early when `stop` returns true, or when
-/// an output stays open but silent: then a process outside this launch holds the pipe open. An output is not silent while
-/// its reader only waits for a CPU.
+/// an output stays open but silent: then a process outside this launch holds the pipe open. An output is not silent
+/// while its reader only waits for a CPU.
 pub fn drain<'a>(outputs: impl Iterator<Item = &'a Output>, progress: &Progress, mut stop: impl FnMut() -> bool) {
     let mut open: Vec<&Output> = outputs.collect();
     let mut seen = (progress.bytes.load(Ordering::SeqCst), Instant::now());

@@ -1,7 +1,9 @@
 //! Distributed cases: the ranks are this program and copies of it, or a Python process.
 
+#[path = "../../../crates/launch/tests/launch/port.rs"]
+mod port;
+
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -10,6 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use overdrive_ddp::{Backend, DdpBuilder, DistributedDataParallel, InitMethod, ProcessGroup};
 use tch::{Kind, Tensor};
 
+use self::port::free_port;
 use super::ddp_collectives::collectives;
 use crate::record::{Found, Given, Record};
 
@@ -22,7 +25,7 @@ const JOB: &str = "OVERDRIVE_PARITY_JOB";
 const OUT: &str = "OVERDRIVE_PARITY_OUT";
 const RECORDS: &str = "OVERDRIVE_PARITY_RECORDS";
 /// How long a collective may take, and how long another rank may take to exit.
-const RANK_TIMEOUT: Duration = Duration::from_secs(120);
+const RANK_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(super) type Results = BTreeMap<String, Tensor>;
 type Job = fn(&Given<'_>, &ProcessGroup) -> Result<Results>;
@@ -51,7 +54,7 @@ pub fn ddp_collectives(given: &Given<'_>) -> Result<Found> {
 
 /// Rank 0 is this process, rank 1 is Python.
 pub fn ddp_beside_python(given: &Given<'_>) -> Result<Found> {
-    let port = free_port()?;
+    let port = free_port();
     let out = tempfile::tempdir()?;
     let mut python = Command::new(given.value::<String>("python")?);
     python.arg(given.value::<String>("rank")?).arg("one_step").arg(out.path().join("1.pt"));
@@ -103,7 +106,7 @@ fn job_of(name: &str) -> Result<(usize, Job)> {
 /// Runs a job on all ranks, this process as rank 0, and returns every rank's results.
 fn ranks(given: &Given<'_>, job: &str) -> Result<Vec<Results>> {
     let (size, run) = job_of(job)?;
-    let port = free_port()?;
+    let port = free_port();
     let out = tempfile::tempdir()?;
     let file = |rank: usize| out.path().join(format!("{rank}.safetensors"));
     let start = |rank: usize| {
@@ -124,10 +127,6 @@ fn ranks(given: &Given<'_>, job: &str) -> Result<Vec<Results>> {
 fn meet(rank: usize, size: usize, port: u16) -> Result<ProcessGroup> {
     let address = InitMethod::parse(&format!("tcp://127.0.0.1:{port}?rank={rank}&world_size={size}"))?;
     Ok(ProcessGroup::builder(Backend::Gloo).timeout(RANK_TIMEOUT).init(&address)?)
-}
-
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// Another rank's process, killed when this is dropped.

@@ -3,10 +3,11 @@
 
 pub mod launch;
 mod link;
+#[path = "../../../../crates/launch/tests/launch/port.rs"]
+mod port;
 pub mod rank;
 
 use std::cell::RefCell;
-use std::net::TcpListener;
 use std::process::Command;
 
 use anyhow::Result;
@@ -129,9 +130,4 @@ fn python_ranks(options: &Options) -> Result<Peer> {
         rank::set_variables(&mut command, rank, port);
         Ok(command)
     })
-}
-
-/// A port that was free a moment ago.
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

@@ -11,7 +11,7 @@ use overdrive_ddp::hooks::{CastCompress, OneBit, PowerSgd, PowerSgdOptions, TopK
 use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, ReduceOp, init_process_group};
 use tch::nn::VarStore;
 
-use super::free_port;
+use super::port::free_port;
 use crate::model::{Cnn, Mlp, cross_entropy};
 use crate::versus::peer::Peer;
 
@@ -25,7 +25,7 @@ const WARM_UP: u32 = 4;
 
 /// Starts both ranks. `command` makes the command of a rank from its number and the master's port.
 pub fn start(command: impl Fn(usize, u16) -> Result<Command>) -> Result<Peer> {
-    let port = free_port()?;
+    let port = free_port();
     Peer::start_together(command(0, port)?, (1..RANKS).map(|rank| command(rank, port)).collect::<Result<_>>()?)
 }
 

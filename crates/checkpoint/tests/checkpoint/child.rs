@@ -8,12 +8,23 @@ use overdrive_core::{Entry, StateDict, StateError, Stateful};
 use tch::{Device, Kind, Tensor, nn, nn::ModuleT};
 
 const FOLDER: &str = "OVERDRIVE_CHECKPOINT_TEST_FOLDER";
+/// A variable with the last step; [`STEPS`] unless set.
+pub const LAST_STEP: &str = "OVERDRIVE_CHECKPOINT_TEST_STEPS";
+/// A variable with the step near which the run is killed. It waits for that a few steps later, so that a busy machine
+/// cannot be late.
+pub const KILLED: &str = "OVERDRIVE_CHECKPOINT_TEST_KILLED";
 pub const STEPS: u64 = 200;
+/// How many steps a run trains on while its kill is pending.
+const GRACE: u64 = 8;
 
 /// Adds the arguments and the environment that make this program run one child test.
 pub fn arguments<'a>(command: &'a mut Command, test: &str, folder: &Path) -> &'a mut Command {
     let name = format!("child::{test}");
     command.args(["--exact", &name, "--ignored", "--nocapture", "--test-threads=1"]).env(FOLDER, folder)
+}
+
+fn number(variable: &str) -> Option<u64> {
+    Some(std::env::var(variable).ok()?.parse().expect("a number"))
 }
 
 fn folder() -> PathBuf {
@@ -92,10 +103,15 @@ fn train() {
         "a kill must not damage a checkpoint: \
                                                                                 {resumed:?}"
     );
-    for step in resumed.map_or(1, |resumed| resumed.step + 1)..=STEPS {
+    let (first, last) = (resumed.map_or(1, |resumed| resumed.step + 1), number(LAST_STEP).unwrap_or(STEPS));
+    let killed = number(KILLED).map(|step| step.max(first));
+    for step in first..=last {
+        while killed.is_some_and(|killed| step > killed + GRACE) {
+            std::thread::park();
+        }
         println!("moment: step {step}");
         trainer.step(&model);
-        if checkpoint.due(step).unwrap() || step == STEPS {
+        if checkpoint.due(step).unwrap() || step == last {
             println!("moment: save {step}");
             checkpoint.save(step, &[("model", &vs), ("trainer", &trainer), ("rng", &rng)]).unwrap();
         }

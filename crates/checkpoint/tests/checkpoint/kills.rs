@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::child::{self, STEPS};
+use crate::child::{self, KILLED, LAST_STEP, STEPS};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
@@ -28,9 +28,10 @@ impl Random {
     }
 }
 
-fn start(folder: &Path) -> std::io::Result<(Child, BufReader<ChildStdout>)> {
+fn start(folder: &Path, variable: Option<(&str, u64)>) -> std::io::Result<(Child, BufReader<ChildStdout>)> {
     let mut command = Command::new(std::env::current_exe()?);
-    let mut child = child::arguments(&mut command, "train", folder).stdout(Stdio::piped()).spawn()?;
+    let variable = variable.map(|(name, value)| (name, value.to_string()));
+    let mut child = child::arguments(&mut command, "train", folder).envs(variable).stdout(Stdio::piped()).spawn()?;
     let output = child.stdout.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
     Ok((child, BufReader::new(output)))
 }
@@ -60,7 +61,7 @@ fn moments(output: &mut BufReader<ChildStdout>, count: u64) -> std::io::Result<O
 }
 
 fn run_to_end(folder: &Path) -> Outcome {
-    let (mut child, mut output) = start(folder)?;
+    let (mut child, mut output) = start(folder, None)?;
     assert!(moments(&mut output, u64::MAX)?.is_none());
     assert!(child.wait()?.success());
     Ok(())
@@ -84,11 +85,12 @@ fn a_run_killed_twenty_times_ends_bit_for_bit_like_an_uninterrupted_one() -> Out
     let mut random = Random(SEED);
     let mut at = Vec::new();
     for kill in 0..KILLS {
-        let (mut child, mut output) = start(killed.path())?;
         // One kill in five comes before any step; the others are spread over the run, but not to its end, because the
         // child continues while its output is read.
-        if random.below(5) > 0 {
-            step_from(&mut output, 1 + 7 * kill as u64 + random.below(8))?;
+        let step = (random.below(5) > 0).then(|| 1 + 7 * kill as u64 + random.below(8));
+        let (mut child, mut output) = start(killed.path(), Some((KILLED, step.unwrap_or(0))))?;
+        if let Some(step) = step {
+            step_from(&mut output, step)?;
         }
         let moment = moments(&mut output, 1 + random.below(2))?;
         std::thread::sleep(Duration::from_micros(random.below(3000)));
@@ -112,7 +114,8 @@ fn a_run_killed_twenty_times_ends_bit_for_bit_like_an_uninterrupted_one() -> Out
 fn after_a_signal_the_run_saves_at_the_next_step_and_exits_cleanly() -> Outcome {
     for signal in [Signal::TERM, Signal::INT] {
         let folder = tempfile::tempdir()?;
-        let (mut child, mut output) = start(folder.path())?;
+        // It would train for long after the signal.
+        let (mut child, mut output) = start(folder.path(), Some((LAST_STEP, 1_000_000)))?;
         assert!(moments(&mut output, 4)?.is_some());
         kill_process(Pid::from_child(&child), signal)?;
         let rest = output.lines().collect::<Result<Vec<_>, _>>()?;

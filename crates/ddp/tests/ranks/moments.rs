@@ -29,7 +29,8 @@ const AT_ONCE: usize = 4;
 /// Only against hanging: on an idle machine, survivors need a hundredth of it.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// How long survivors wait for a rank whose end they do not notice. On a busy machine it may pass before a rank is killed.
+/// How long survivors wait for a rank whose end they do not notice. On a busy machine it may pass before a rank is
+/// killed.
 pub const SHORT: Duration = Duration::from_secs(4);
 
 /// Splitmix64.
@@ -83,8 +84,8 @@ pub fn told(error: &DdpError, operation: &str) -> Result<()> {
     };
     ensure!(error.to_string().contains(operation), "{error} does not name {operation:?}");
     println!("{TOLD}{name}");
-    // On a busy machine a timeout may pass before the victim is killed, and this or another rank gives up: then the victim
-    // is killed here.
+    // On a busy machine a timeout may pass before the victim is killed, and this or another rank gives up: then the
+    // victim is killed here.
     if std::env::var_os(DOING).is_some() {
         doing("nothing: a rank has given up")?;
         loop {

@@ -245,8 +245,8 @@ fn lock(overheard: &Mutex<Vec<u8>>) -> MutexGuard<'_, Vec<u8>> {
     overheard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Forwards bytes between one node and `port`, and keeps what the node sends over its latest connection: on a busy machine
-/// it may connect again.
+/// Forwards bytes between one node and `port`, and keeps what the node sends over its latest connection: on a busy
+/// machine it may connect again.
 fn overhear(listener: TcpListener, port: u16, overheard: Arc<Mutex<Vec<u8>>>) {
     let pass = move |mut node: TcpStream| -> std::io::Result<()> {
         lock(&overheard).clear();

@@ -264,8 +264,8 @@ fn new_trace_id() -> CString {
     CString::new(format!("{:016X}{:016X}", random(), random())).unwrap_or_default()
 }
 
-/// The monotonic and the system clock at the same moment. They are read again if the thread has lost its CPU in between,
-/// because that would look as if the system clock had been set.
+/// The monotonic and the system clock at the same moment. They are read again if the thread has lost its CPU in
+/// between, because that would look as if the system clock had been set.
 fn both_clocks() -> (Instant, i64) {
     const CLOSE: Duration = Duration::from_millis(1);
     const MOST_TRIES: usize = 100;

@@ -200,8 +200,8 @@ fn nodes_with_other_options_are_refused() {
     assert_eq!(first.end().code, Some(0));
 }
 
-/// Nodes that count as lost after 1.5 s without a sign of life, or a multiple of that. On a busy machine they may be lost
-/// although they live.
+/// Nodes that count as lost after 1.5 s without a sign of life, or a multiple of that. On a busy machine they may be
+/// lost although they live.
 fn impatient(times: f64) -> String {
     format!("--rdzv-conf=keep_alive_interval={},timeout={}", 0.5 * times, 20.0 * times)
 }
@@ -284,8 +284,8 @@ fn a_lost_coordinator_is_named() {
     ended.says("was lost");
 }
 
-/// Loses node 1 by `lose`, and starts it again. Then calls `find` for the lost one, and returns how that ended. An error
-/// if the nodes did not end well, or lost each other in another way.
+/// Loses node 1 by `lose`, and starts it again. Then calls `find` for the lost one, and returns how that ended. An
+/// error if the nodes did not end well, or lost each other in another way.
 fn rejoin(conf: &str, lose: impl Fn(&Running), find: impl Fn(&Running)) -> Result<Ended, String> {
     let port = free_port();
     let folder = TempDir::new().unwrap();

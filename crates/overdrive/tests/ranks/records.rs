@@ -1,5 +1,5 @@
-//! Step timers on ranks under DDP: the diagnosis of their merged records. The calls are those that libtorch made, but their
-//! times are [fixed](with_fixed_times), so that a busy machine has no effect.
+//! Step timers on ranks under DDP: the diagnosis of their merged records. The calls are those that libtorch made, but
+//! their times are [fixed](with_fixed_times), so that a busy machine has no effect.
 
 use std::time::{Duration, Instant};
 
@@ -55,9 +55,9 @@ fn merged(fault: &str, mut runs: [RunProfile; 2]) -> Result<RunProfile> {
     Ok(RunProfile::merge_ranks(vec![second, first])?)
 }
 
-/// Replaces the ranks' times: a call of an operator takes 2 us, plus 0.1 us per thousand floating point operations, and a
-/// byte of the gradients travels for 1 ns. In the backward pass, the ranks also wait for the slowest. Removes the samples
-/// of the machine.
+/// Replaces the ranks' times: a call of an operator takes 2 us, plus 0.1 us per thousand floating point operations, and
+/// a byte of the gradients travels for 1 ns. In the backward pass, the ranks also wait for the slowest. Removes the
+/// samples of the machine.
 fn with_fixed_times(runs: &mut [RunProfile], gradient_bytes: f64) {
     const CALL: f64 = 2e-6;
     const FLOP: f64 = 1e-10;

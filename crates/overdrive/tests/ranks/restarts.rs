@@ -18,8 +18,8 @@ const KILLS: usize = 6;
 const EPOCHS: u64 = 6;
 /// Batches per rank and epoch.
 const BATCHES: u64 = 10;
-/// How many more steps a rank trains while its kill is pending, which may be late on a busy machine. All kills together come
-/// before the end.
+/// How many more steps a rank trains while its kill is pending, which may be late on a busy machine. All kills together
+/// come before the end.
 const GRACE: u64 = 1;
 /// One `rank:step:microseconds` for each attempt.
 const KILLED: &str = "OVERDRIVE_TEST_KILLED";

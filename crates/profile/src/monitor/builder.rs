@@ -68,8 +68,8 @@ impl MonitorBuilder {
         self
     }
 
-    /// How long a client may take to ask and to read the answer, from 10 ms to an hour; a quarter of that to begin to ask.
-    /// The default is 2 s.
+    /// How long a client may take to ask and to read the answer, from 10 ms to an hour; a quarter of that to begin to
+    /// ask. The default is 2 s.
     pub fn http_timeout(mut self, timeout: Duration) -> Self {
         self.http_timeout = timeout;
         self

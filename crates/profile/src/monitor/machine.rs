@@ -15,7 +15,7 @@ use super::{GapSource, MonitorBuilder, MonitorGap, Sample, Sampler, prometheus_t
 use crate::ProfileError;
 
 /// How long to wait for the thread if it hangs in a driver or a file.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// Samples the machine, this process and its GPUs while a program trains.
 ///
@@ -109,7 +109,7 @@ impl Monitor {
     /// Takes a last sample and ends the threads. Samples and gaps stay available. A second call does nothing.
     ///
     /// # Syncs
-    /// Waits for the threads. If a driver or a file hangs, it waits for up to 10 s and then abandons the thread.
+    /// Waits for the threads. If a driver or a file hangs, it waits for up to 30 s and then abandons the thread.
     pub fn stop(&mut self) {
         drop(self.server.take());
         drop(self.stop.take());
@@ -185,8 +185,8 @@ impl Work {
     }
 }
 
-/// The time since `begun` and the system's clock at the same moment. They are read again if the thread has lost its CPU in
-/// between, because that would look as if the clock had been set.
+/// The time since `begun` and the system's clock at the same moment. They are read again if the thread has lost its CPU
+/// in between, because that would look as if the clock had been set.
 fn both_clocks(begun: Instant) -> (Duration, SystemTime) {
     const CLOSE: Duration = Duration::from_millis(10);
     const MOST_TRIES: usize = 100;

@@ -169,7 +169,8 @@ impl Recorder {
         self.began
     }
 
-    /// A step has ended and the next one begins. `clock` is the timer's; `fill` adds the timer's data if a file is written.
+    /// A step has ended and the next one begins. `clock` is the timer's; `fill` adds the timer's data if a file is
+    /// written.
     pub(crate) fn step_ended(&mut self, clock: &dyn Fn() -> Duration, fill: impl FnOnce(&mut RunProfile)) -> NextStep {
         let Some(profiler) = &mut self.profiler else { return self.step_after_profile() };
         let next = profiler.step(clock).unwrap_or_else(|error| {

@@ -14,8 +14,8 @@ use crate::clock;
 
 /// The variable with the program's task: `exit CODE` or `kill` after training; `clock ..`.
 pub const TASK: &str = "OVERDRIVE_TEST_TASK";
-/// The variable with the milliseconds of each forward pass, by a clock that nothing else moves. Without it, a forward pass
-/// takes 2 ms or more of the real time.
+/// The variable with the milliseconds of each forward pass, by a clock that nothing else moves. Without it, a forward
+/// pass takes 2 ms or more of the real time.
 const FORWARD: &str = "OVERDRIVE_TEST_FORWARD";
 
 /// If this process was started as the program to record: trains for 12 steps, and ends as the task says.

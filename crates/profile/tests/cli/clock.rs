@@ -136,8 +136,9 @@ fn windows() {
         for (event, step) in work.into_iter().zip(profile.steps()) {
             let (unix_before, least, most, unix_after) = measured[step as usize];
             let took = event.elapsed_ns() as f64;
-            // libtorch calibrates the CPU's time-stamp counter with the system's clock, on a busy machine not exactly. An
-            // hour within a window of milliseconds would change lengths many thousand times, and places by that hour.
+            // libtorch calibrates the CPU's time-stamp counter with the system's clock, on a busy machine not exactly.
+            // An hour within a window of milliseconds would change lengths many thousand times, and places by that
+            // hour.
             let (least, most) = (0.5 * least.as_nanos() as f64, 2.0 * most.as_nanos() as f64 + 1e8);
             assert!((least..=most).contains(&took), "step {step}: {took} ns, not {least} to {most}");
             // The event lies within the step, by the system's clock at that time.
