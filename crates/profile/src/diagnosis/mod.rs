@@ -77,7 +77,7 @@ impl Diagnosis {
     /// }
     /// let diagnosis = Diagnosis::of(&timer.finish()?);
     /// println!("{diagnosis}");
-    /// # assert!(diagnosis.findings[0].share > 0.5);
+    /// # assert!(diagnosis.unknown.iter().any(|it| it.starts_with("no step was profiled")));
     /// # Ok(())
     /// # }
     /// ```
