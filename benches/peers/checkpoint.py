@@ -53,10 +53,19 @@ def main():
         run()
         return time.perf_counter() - started
 
+    def timed_from_memory(run):
+        """Reads the file first, as our side does, so that the disk does not count."""
+        if not os.path.exists(path):
+            save()
+        with open(path, "rb") as file:
+            while file.read(1 << 24):
+                pass
+        return timed(run)
+
     measures = {
         "save": lambda: timed(save),
-        "load": lambda: timed(load),
-        "load_mmap": lambda: timed(lambda: load(mmap=True)),
+        "load": lambda: timed_from_memory(load),
+        "load_mmap": lambda: timed_from_memory(lambda: load(mmap=True)),
         "async_save": async_save,
     }
     print(torch.__version__, flush=True)

@@ -12,7 +12,9 @@ impl Ahead {
     /// Starts `cargo build` with these arguments, without output. A build that cannot start is done later, with its
     /// errors.
     pub fn start(ws: &Workspace, build: &[&str]) -> Self {
-        let mut command = ws.cargo(["build", "--keep-going", "--quiet"]);
+        // With a low priority: pip is what everything else waits for.
+        let mut command = ws.command("nice");
+        command.args(["-n", "10"]).arg(ws.cargo([""; 0]).get_program()).args(["build", "--keep-going", "--quiet"]);
         command.args(build).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         // A group of its own, so that its compilers end with it.
         Self(command.process_group(0).spawn().ok())

@@ -11,8 +11,7 @@ use overdrive::core::Entry;
 use overdrive::ffi::HostBuffer;
 use overdrive::prelude::*;
 use overdrive_bench_report::versus::SCHEMA;
-use overdrive_bench_report::{Machine, Ratio, Target, VersusReport};
-use serde_json::json;
+use overdrive_bench_report::{Machine, Ratio, Target, Versions, VersusReport};
 use tch::nn::VarStore;
 
 use super::turns::{Case, Findings, Program, Turns};
@@ -32,17 +31,8 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
 }
 
 fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<VersusReport> {
-    let peer = include_str!("../../peers/checkpoint.py");
-    let path = folder.join("torch.pt");
-    let program =
-        Program::start(&options.python, peer, &json!({ "shapes": shapes, "path": path }), "see `cargo xtask setup`");
-    let ours = [("overdrive", env!("CARGO_PKG_VERSION")), ("tch", "0.24.0"), ("libtorch", "2.11.0")];
-    let mut versions: overdrive_bench_report::Versions =
-        ours.map(|(name, version)| (name.to_owned(), version.to_owned())).into();
-    if let Some(version) = program.version() {
-        versions.insert("torch (Python)".to_owned(), version);
-    }
-
+    let program = peer(shapes, folder, options);
+    let versions = versions(&program);
     let mut vs = VarStore::new(Device::Cpu);
     optim::params(&vs, shapes);
     let mut opt = AdamW::builder(vs.trainable_variables()).lr(1e-3).build()?;
@@ -61,7 +51,7 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
 
     let background = RefCell::new(Checkpoint::builder(folder.join("background")).keep(1).build()?);
     let blocking = RefCell::new(Checkpoint::builder(folder.join("blocking")).keep(1).background(false).build()?);
-    let run = RefCell::new((&mut vs, &mut opt));
+    let run = (&vs, &opt);
     let mut turns = Turns::default();
     turns.limit("copy", || {
         time(|| {
@@ -73,14 +63,12 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
     });
     turns.ours("background", || {
         let mut checkpoint = background.borrow_mut();
-        let run = run.borrow();
         let stall = time(|| Ok(checkpoint.save(1, &[("model", &*run.0), ("optimizer", &*run.1)])?))?;
         checkpoint.wait()?;
         Ok(stall)
     });
     turns.ours("first", || {
         let mut checkpoint = Checkpoint::builder(folder.join("first")).keep(1).build()?;
-        let run = run.borrow();
         let stall = time(|| Ok(checkpoint.save(1, &[("model", &*run.0), ("optimizer", &*run.1)])?))?;
         checkpoint.finish()?;
         Ok(stall)
@@ -95,21 +83,9 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
         })
     });
     turns.ours("blocking", || {
-        let run = run.borrow();
         time(|| Ok(blocking.borrow_mut().save(1, &[("model", &*run.0), ("optimizer", &*run.1)])?))
     });
     turns.peer("torch.save and fsync", &program, |peer| Ok(peer.measure("save", 1)? * 1e3));
-    turns.ours("resume", || {
-        let mut run = run.borrow_mut();
-        let (vs, opt) = &mut *run;
-        time(|| {
-            let parts: &mut [(&str, &mut dyn Stateful)] = &mut [("model", &mut **vs), ("optimizer", &mut **opt)];
-            anyhow::ensure!(blocking.borrow_mut().resume(parts)?.is_some(), "there is no checkpoint to resume");
-            Ok(())
-        })
-    });
-    turns.peer("torch.load and load_state_dict", &program, |peer| Ok(peer.measure("load", 1)? * 1e3));
-    turns.peer("torch.load(mmap=True) and load_state_dict", &program, |peer| Ok(peer.measure("load_mmap", 1)? * 1e3));
     turns.peer("DCP's async_save", &program, |peer| Ok(peer.measure("async_save", 1)? * 1e3));
     turns.take("checkpoint", options.pairs.unwrap_or(PAIRS))?;
 
@@ -126,11 +102,23 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
     row("a save that is waited for", faster, "blocking", "torch.save and fsync", None)?;
     row("what a save in the background stalls", cost, "background", "torch.save and fsync", None)?;
     row("what a save in the background stalls", cost, "background", "DCP's async_save", Some(Target::AtMost(1.0)))?;
-    let target = Some(Target::AtLeast(0.8));
-    row("loading, checksums compared", faster, "resume", "torch.load and load_state_dict", target)?;
-    row("loading, checksums compared", faster, "resume", "torch.load(mmap=True) and load_state_dict", None)?;
     let Findings { rows, missing } = findings;
     Ok(VersusReport { schema: SCHEMA, machine: Machine::detect(None), versions, rows, missing, pairs_asked: None })
+}
+
+/// PyTorch's side, which saves and loads a model and an optimizer of these shapes in a folder.
+pub fn peer(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Program {
+    let arguments = serde_json::json!({ "shapes": shapes, "path": folder.join("torch.pt") });
+    Program::start(&options.python, include_str!("../../peers/checkpoint.py"), &arguments, "see `cargo xtask setup`")
+}
+
+pub fn versions(program: &Program) -> Versions {
+    let ours = [("overdrive", env!("CARGO_PKG_VERSION")), ("tch", "0.24.0"), ("libtorch", "2.11.0")];
+    let mut versions: Versions = ours.map(|(name, version)| (name.to_owned(), version.to_owned())).into();
+    if let Some(version) = program.version() {
+        versions.insert("torch (Python)".to_owned(), version);
+    }
+    versions
 }
 
 /// All tensors in the state dicts of `parts`.
@@ -147,7 +135,7 @@ fn tensors(parts: &[&dyn Stateful]) -> Result<Vec<Tensor>> {
 }
 
 /// The time that `work` takes, in milliseconds.
-fn time(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+pub fn time(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     let started = Instant::now();
     work()?;
     Ok(started.elapsed().as_secs_f64() * 1e3)

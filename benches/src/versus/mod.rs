@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod ddp;
+mod load;
 mod loader;
 mod optim;
 mod packages;
@@ -27,7 +28,7 @@ pub struct Options {
     /// Write the results to this JSON file
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
-    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim`, 9 for `checkpoint`, 5 to 9 for
+    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim`, 9 for `checkpoint` and `load`, 5 to 9 for
     /// `ddp`, at most 7 for `loader`, 5 to 201 for `profile`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..=1000))]
     pairs: Option<u32>,
@@ -49,8 +50,10 @@ enum Case {
     /// AdamW steps and gradient clipping over ResNet-50's and GPT-2-small's parameters, on one thread; takes 9 GB of
     /// memory
     Optim,
-    /// Saving 1 GB, blocking and in the background, and loading it; takes 9 GB of memory and 5 GB of disk
+    /// Saving 1 GB, blocking and in the background; takes 9 GB of memory and 5 GB of disk
     Checkpoint,
+    /// Loading 1 GB; takes 9 GB of memory and 3 GB of disk
+    Load,
     /// Loading photographs, samples in memory, shards, LMDB and Parquet, against DataLoader, spdl, webdataset and
     /// others
     Loader,
@@ -104,6 +107,7 @@ pub fn run(options: &Options) -> Result<()> {
         Case::Step => step::measure(options)?,
         Case::Optim => optim::measure(options)?,
         Case::Checkpoint => checkpoint::measure(options)?,
+        Case::Load => load::measure(options)?,
         Case::Loader => loader::measure(options)?,
         Case::Ddp => ddp::measure(options)?,
         Case::Profile => profile::measure(options)?,
@@ -133,7 +137,7 @@ mod tests {
         for args in ["step", "ddp", "ddp --part launch,link", "loader --only shards", "ddp-rank"] {
             assert_eq!(checked(args), Ok(()), "{args}");
         }
-        for case in ["step", "optim", "checkpoint", "loader", "profile"] {
+        for case in ["step", "optim", "checkpoint", "load", "loader", "profile"] {
             let said = checked(&format!("{case} --part link")).unwrap_err();
             assert_eq!(said, format!("--part is only for `ddp`, not for `{case}`"));
         }

@@ -65,7 +65,7 @@ pub fn of_workload(workload: Workload, options: &BenchOptions, device: DeviceKin
                 Some(folder) => photo_files::of_user(folder, PHOTOS_BATCH)?,
                 None => {
                     let (train, times) = if quick { (32, 16) } else { (128, 8) };
-                    photo_files::prepare(&work, train, times, if quick { 8 } else { 64 })?
+                    photo_files::prepare(&work, (train, if quick { 8 } else { 64 }), times, &photo_files::installed())?
                 }
             };
             let model = if cuda { "ResNet-50 at 224 pixels" } else { "ResNet-18 at 96 pixels" };

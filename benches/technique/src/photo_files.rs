@@ -2,6 +2,7 @@
 //! a camera's.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -31,15 +32,40 @@ pub struct Photos {
     pub fact: String,
 }
 
-/// Generates `train` photographs, each under `times` names, and `test` others, unless they exist.
+/// Where Debian's packages of photographs install them: mate-backgrounds, lomiri-wallpapers-16.04 and -20.04.
+const INSTALLED: &str = "/usr/share/backgrounds";
+/// Smaller files are drawings, or small.
+const LEAST_BYTES: u64 = 250_000;
+
+/// The photographs of Debian's packages that are installed here.
+pub fn installed() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![PathBuf::from(INSTALLED)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let (path, is_jpeg) = (entry.path(), entry.path().extension().is_some_and(|it| it == "jpg"));
+            match entry.metadata() {
+                Ok(metadata) if metadata.is_dir() => folders.push(path),
+                Ok(metadata) if metadata.is_file() && is_jpeg && metadata.len() >= LEAST_BYTES => found.push(path),
+                _ => {}
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Generates `train` photographs and `test` others, unless they exist. The training folder also has links to the `real`
+/// ones; each of its files has `times` names.
 ///
 /// # Errors
 /// When the folder cannot be written.
-pub fn prepare(work: &Path, train: usize, times: usize, test: usize) -> Result<Photos> {
+pub fn prepare(work: &Path, (train, test): (usize, usize), times: usize, real: &[PathBuf]) -> Result<Photos> {
     let made_as = format!("{WIDTH}x{HEIGHT}-q{QUALITY}-c{CLASSES}-v{VERSION}");
-    let root = work.join(format!("photos-{made_as}-{train}x{times}-{test}"));
+    let root = work.join(format!("photos-{made_as}-{train}x{times}-{test}-{}", real.len()));
+    let names = (train + real.len()) * times;
     // Counted, because a lost file would change what is trained on without a word.
-    if count_files(&root.join("train")) != train * times || count_files(&root.join("test")) != test {
+    if count_files(&root.join("train")) != names || count_files(&root.join("test")) != test {
         let cannot = || format!("cannot write photographs to {}", root.display());
         if root.exists() {
             fs::remove_dir_all(&root).with_context(cannot)?;
@@ -61,17 +87,26 @@ pub fn prepare(work: &Path, train: usize, times: usize, test: usize) -> Result<P
                 .into_iter()
                 .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })?;
+        for (number, photo) in real.iter().enumerate() {
+            let folder = aside.path().join("train").join(format!("{:02}", number % CLASSES));
+            fs::create_dir_all(&folder).with_context(cannot)?;
+            (0..times).try_for_each(|copy| symlink(photo, folder.join(format!("real-{number}-{copy}.jpg"))))?;
+        }
         match fs::rename(aside.path(), &root) {
             // Another benchmark was quicker.
-            Err(_) if count_files(&root.join("train")) == train * times => {}
+            Err(_) if count_files(&root.join("train")) == names => {}
             renamed => renamed.with_context(cannot)?,
         }
     }
     let bytes = bytes_below(&root.join("test"))?;
     let kilobytes = bytes as f64 / 1e3 / (test * WIDTH * HEIGHT) as f64 * 1e6;
+    let real = match real.len() {
+        0 => String::new(),
+        count => format!(" and {count} of Debian packages"),
+    };
     let fact = format!(
-        "{train} photographs of {WIDTH}x{HEIGHT} pixels in {CLASSES} classes, made by a seed, JPEG of quality {QUALITY}, \
-         {kilobytes:.0} kB a megapixel; an epoch takes each {times} times."
+        "{train} photographs of {WIDTH}x{HEIGHT} pixels in {CLASSES} classes, made by a seed{real}: JPEG of quality \
+         {QUALITY}, {kilobytes:.0} kB a megapixel. An epoch takes each {times} times."
     );
     Ok(Photos { train: root.join("train"), test: Some(root.join("test")), test_images: test, fact })
 }
@@ -184,5 +219,25 @@ impl Random {
         let bits = self.next();
         let sum: u64 = (0..4).map(|part| bits >> (16 * part) & 0xFFFF).sum();
         (sum as f32 / 65536.0 - 2.0) * 1.732
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_file_is_made_again_and_real_photographs_are_linked() {
+        let work = tempfile::tempdir().unwrap();
+        let real = work.path().join("real.jpg");
+        fs::write(&real, "a photograph").unwrap();
+        let prepare = || prepare(work.path(), (1, 1), 2, std::slice::from_ref(&real)).unwrap();
+        let photos = prepare();
+        assert_eq!((count_files(&photos.train), photos.test_images), (4, 1));
+        assert!(photos.fact.contains("and 1 of Debian packages"), "{}", photos.fact);
+        let link = photos.train.join("00/real-0-1.jpg");
+        assert_eq!(fs::read_to_string(&link).unwrap(), "a photograph");
+        fs::remove_file(&link).unwrap();
+        assert_eq!(count_files(&prepare().train), 4);
     }
 }

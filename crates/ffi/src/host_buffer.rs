@@ -78,7 +78,7 @@ impl HostBuffer {
         // SAFETY: the tensor has `bytes` bytes at `data`, and nothing else has access to them yet; uninitialised bytes are
         // valid as `MaybeUninit`.
         let memory = unsafe { slice::from_raw_parts_mut(data.as_ptr().cast::<MaybeUninit<u8>>(), bytes) };
-        let part = bytes.div_ceil(threads.max(1)).next_multiple_of(CHUNK);
+        let part = bytes.div_ceil(threads.max(1)).next_multiple_of(CHUNK).max(CHUNK);
         let (state, fill) = (&state, &fill);
         let write = |(number, memory)| fill_part(state(), number * part, memory, fill);
         let parts = memory.chunks_mut(part).enumerate();
