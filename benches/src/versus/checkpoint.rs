@@ -33,7 +33,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
 fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<VersusReport> {
     let program = peer(shapes, folder, options);
     let versions = versions(&program);
-    let mut vs = VarStore::new(Device::Cpu);
+    let vs = VarStore::new(Device::Cpu);
     optim::params(&vs, shapes);
     let mut opt = AdamW::builder(vs.trainable_variables()).lr(1e-3).build()?;
     // The first step creates AdamW's moments.

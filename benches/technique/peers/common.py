@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+import statistics
 import sys
 import time
 
@@ -31,8 +32,8 @@ TUNED = CONTENDER != "pytorch"
 COMPILED = CONTENDER == "pytorch_compiled"
 DEVICE = torch.device("cuda" if JOB["device"] == "cuda" else "cpu")
 LEARNING_RATE = 1e-3
-# A trial is this share of a turn and of the settling before it, as in our contenders.
-TRIAL = 0.5
+# Short turns by which options are compared, as in our contenders.
+TRIALS = 3
 VERSIONS = {
     "Python": platform.python_version(),
     "torch (Python)": torch.__version__,
@@ -95,22 +96,26 @@ def turn(trained, batches, settle, seconds):
     return inputs, time.perf_counter() - begun
 
 
-def steady(trained):
-    """Inputs per second in a trial."""
-    batches = Waiting(endless(trained.loader))
-    trained.train(itertools.islice(batches, 3))
-    inputs, seconds = turn(trained, batches, TRIAL * JOB["settle_seconds"], TRIAL * JOB["turn_seconds"])
-    return inputs / seconds
-
-
 def nice_worker(_):
     """Workers with a low priority leave the cores to the threads that compute, as ours do."""
     os.nice(10)
 
 
-def best(options, measure):
-    """The option with the highest measure. A single option is not measured."""
-    return options[0] if len(options) == 1 else max(options, key=measure)
+def best(options, build):
+    """The fastest option by the median of a few short turns each, taken in turns. A single option is not tried."""
+    if len(options) == 1:
+        return options[0]
+    runs = []
+    for option in options:
+        trained = build(option)
+        batches = Waiting(endless(trained.loader))
+        trained.train(itertools.islice(batches, 3))
+        runs.append((trained, batches, []))
+    for _ in range(TRIALS):
+        for trained, batches, rates in runs:
+            inputs, seconds = turn(trained, batches, JOB["settle_seconds"] / TRIALS, JOB["turn_seconds"] / TRIALS)
+            rates.append(inputs / seconds)
+    return max(zip(options, runs), key=lambda it: statistics.median(it[1][2]))[0]
 
 
 def usual_workers():

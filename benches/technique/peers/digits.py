@@ -4,7 +4,7 @@ import gzip
 import pathlib
 import types
 
-from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, serve, steady, torch, usual_workers
+from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, serve, torch, usual_workers
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
@@ -103,11 +103,11 @@ if __name__ == "__main__":
         CHOICES.append("as tuned")
     elif TUNED and JOB["tries"]:
         data = InMemory()
-        precision = best([None, torch.bfloat16], lambda it: steady(build(0, it, data)))
+        precision = best([None, torch.bfloat16], lambda it: build(0, it, data))
         del data
         CHOICES.append("bfloat16" if precision else "float32: bfloat16 is slower here")
     elif not TUNED:
         tried = usual_workers()
-        workers = best(tried, lambda it: steady(build(it)))
+        workers = best(tried, build)
         CHOICES.append(f"{workers} workers, of {tried}")
     serve(lambda: build(workers, precision), CHOICES, {"bfloat16": precision is not None})

@@ -2,7 +2,7 @@
 
 import types
 
-from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, nice_worker, serve, steady, torch, usual_workers
+from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, nice_worker, serve, torch, usual_workers
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
@@ -42,8 +42,6 @@ def images(reader):
 
 
 def build(workers, reader, threads=None, precision=None):
-    if threads:
-        torch.set_num_threads(threads)
     more = dict(persistent_workers=True, worker_init_fn=nice_worker) if TUNED and workers else {}
     data = images(reader)
     pinned = DEVICE.type == "cuda"
@@ -58,6 +56,7 @@ def build(workers, reader, threads=None, precision=None):
     loss_of = nn.CrossEntropyLoss()
 
     def train(batches):
+        torch.set_num_threads(threads or JOB["threads"])
         model.train()
         total, inputs = torch.zeros((), device=DEVICE), 0
         for x, y in batches:
@@ -107,12 +106,12 @@ if __name__ == "__main__":
             "precision": [None, torch.bfloat16],
         }
         for name, values in tries.items() if JOB["tries"] else ():
-            options[name] = best(values, lambda value: steady(build(**{**options, name: value})))
+            options[name] = best(values, lambda value: build(**{**options, name: value}))
         CHOICES.append(f"{options['workers']} workers, {options['threads']} of {most} threads, {options['reader']}")
         CHOICES.append("bfloat16" if options["precision"] else "float32")
     else:
         tried = usual_workers()
-        options["workers"] = best(tried, lambda it: steady(build(workers=it, **options)))
+        options["workers"] = best(tried, lambda it: build(workers=it, **options))
         CHOICES.append(f"{options['workers']} workers, of {tried}")
     told = {name: value for name, value in options.items() if name != "precision"}
     told["bfloat16"] = options.get("precision") is not None

@@ -4,7 +4,7 @@ import itertools
 import pathlib
 import types
 
-from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, serve, steady, torch
+from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, serve, torch
 from torch import nn
 from torch.nn import functional
 
@@ -93,6 +93,6 @@ if __name__ == "__main__":
         precision = torch.bfloat16 if JOB["options"]["bfloat16"] else None
         CHOICES.append("as tuned")
     elif TUNED and JOB["tries"]:
-        precision = best([None, torch.bfloat16], lambda it: steady(build(it)))
+        precision = best([None, torch.bfloat16], build)
         CHOICES.append("bfloat16" if precision else "float32: bfloat16 is slower here")
     serve(lambda: build(precision), CHOICES, {"bfloat16": precision is not None}, CONTEXT)

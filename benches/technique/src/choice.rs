@@ -5,8 +5,8 @@ use overdrive_bench_report::{Contender, DeviceKind, Workload};
 
 use super::job::Job;
 
-/// The least gain in speed for which a technique is kept.
-const MIN_GAIN: f64 = 0.01;
+/// The least gain in speed for which a technique is kept: less may be noise.
+const MIN_GAIN: f64 = 0.02;
 /// Techniques that exclude each other: sources of batches, and precisions.
 const GROUPS: [&[Contender]; 2] =
     [&[Contender::Prefetch, Contender::CachePrefetch, Contender::DeviceData], &[Contender::Bf16, Contender::Fp16]];
@@ -40,17 +40,15 @@ fn with(mut parts: Vec<Contender>, part: Contender) -> Vec<Contender> {
     parts
 }
 
-/// Tries the job's techniques one after the other, each together with those kept so far. Returns the fastest job, and the
-/// techniques that gained nothing.
-pub fn choose(job: &Job, mut rate: impl FnMut(&Job) -> Result<f64>) -> Result<(Job, Vec<Contender>)> {
+/// Tries the job's techniques one after the other, each together with those kept so far. `speed` compares a job with the
+/// best one so far. Returns the fastest job, and the techniques that gained nothing.
+pub fn choose(job: &Job, mut speed: impl FnMut(&Job, &Job) -> Result<f64>) -> Result<(Job, Vec<Contender>)> {
     let mut best = Job { parts: Vec::new(), ..job.clone() };
-    let mut fastest = rate(&best)?;
     let mut left_out = Vec::new();
     for &part in &job.parts {
         let tried = Job { parts: with(best.parts.clone(), part), ..job.clone() };
-        let speed = rate(&tried)?;
-        if speed > fastest * (1.0 + MIN_GAIN) {
-            (best, fastest) = (tried, speed);
+        if speed(&tried, &best)? > 1.0 + MIN_GAIN {
+            best = tried;
         } else {
             left_out.push(part);
         }
@@ -94,14 +92,15 @@ mod tests {
                 Contender::ChannelsLast => 1.1,
                 _ => 1.0,
             };
-            Ok(job.parts.iter().map(gain).product())
+            job.parts.iter().map(gain).product::<f64>()
         };
+        let speed = |one: &Job, other: &Job| Ok(gains(one) / gains(other));
         let parts =
             [Contender::Prefetch, Contender::CachePrefetch, Contender::Fused, Contender::Bf16, Contender::ChannelsLast];
-        let (chosen, left_out) = choose(&job(parts.to_vec()), gains).unwrap();
+        let (chosen, left_out) = choose(&job(parts.to_vec()), speed).unwrap();
         assert_eq!(chosen.parts, [Contender::CachePrefetch, Contender::ChannelsLast]);
         assert_eq!(left_out, [Contender::Fused, Contender::Bf16]);
-        assert_eq!(choose(&job(vec![Contender::Bf16]), gains).unwrap().0.parts, []);
+        assert_eq!(choose(&job(vec![Contender::Bf16]), speed).unwrap().0.parts, []);
     }
 
     #[test]

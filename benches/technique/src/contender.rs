@@ -1,9 +1,11 @@
 //! One of our contenders, which runs in its own process and trains on request.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use overdrive_bench_report::report::FIRST_PHASE;
+use overdrive_bench_report::stats::median;
 use overdrive_bench_report::{Contender, DeviceKind, Mark, Span, Turn, Versions, Whole, Workload};
 use overdrive_ffi as ffi;
 use overdrive_profile::{Diagnosis, Phase, RunProfile, RunRecorder, StepTimer, ThreadTuner};
@@ -11,7 +13,6 @@ use tch::{Cuda, Device};
 
 use super::job::{Ask, Job, Said, asked, has_workers, say};
 use super::trainer::{Batch, Batches, Feed, Steps, Trainer, Until};
-use super::watch::Watch;
 use super::{choice, digits, photos, text};
 
 /// Marks of a whole training that has no epochs.
@@ -20,8 +21,8 @@ const MARKS: u64 = 20;
 const RECORDED: u64 = 20;
 /// Warm-up steps: the first calls into libtorch are slow.
 const FIRST: u64 = 3;
-/// A trial is this share of a turn and of the settling before it.
-const TRIAL: f64 = 0.5;
+/// Pairs of short turns that compare two jobs.
+const TRIALS: usize = 3;
 
 /// Answers requests as the job says, until standard input ends.
 ///
@@ -33,7 +34,7 @@ pub fn serve(job: &Job) -> Result<()> {
         DeviceKind::Cuda => Device::Cuda(0),
     };
     let (job, left_out) = match job.tries && job.contender == Contender::Combined {
-        true => choice::choose(job, |job| rate(job, device))?,
+        true => choice::choose(job, |one, other| speed(one, other, device))?,
         false => (job.clone(), Vec::new()),
     };
     let job = &job;
@@ -138,42 +139,60 @@ fn turn(
     Ok((steps, begun.elapsed().as_secs_f64()))
 }
 
-/// Products in TensorFloat-32 only for the contender that is about them; else libtorch's default.
+/// Matrix products in TensorFloat-32 only for the contender that is about them. Without a trial of it, nothing is set, so
+/// that convolutions keep libtorch's default.
 fn set_tf32(job: &Job) -> Result<()> {
-    if job.has(Contender::Tf32) {
-        ffi::context::set_allow_tf32(true)?;
+    static TRIED: AtomicBool = AtomicBool::new(false);
+    let wanted = job.has(Contender::Tf32);
+    if TRIED.fetch_or(wanted, Ordering::Relaxed) || wanted {
+        ffi::context::set_allow_tf32(wanted)?;
     }
     Ok(())
 }
 
-/// Steps per second with the job's parts. A disturbed trial is repeated once.
-fn rate(job: &Job, device: Device) -> Result<f64> {
-    set_tf32(job)?;
-    let (mut trainer, feed) = (trainer(job, device)?, feed(job, device)?);
-    let mut batches = endless(job, &*feed)?;
-    settle(job, &mut trainer, &mut batches)?;
-    trainer.train(&mut batches, Until::Steps(FIRST), None)?;
-    let mut trial = || -> Result<(f64, bool)> {
-        let watch = Watch::start(std::process::id());
-        let seconds = (TRIAL * job.settle_seconds, TRIAL * job.turn_seconds);
-        let (steps, seconds) = turn(&mut trainer, &*feed, &mut batches, seconds)?;
-        Ok((steps.steps as f64 / seconds, watch.stop().0.is_too_much()))
-    };
-    let (rate, disturbed) = trial()?;
-    if disturbed { Ok(trial()?.0) } else { Ok(rate) }
+/// The speed of a job relative to another one: the median of a few pairs of short turns.
+fn speed(one: &Job, other: &Job, device: Device) -> Result<f64> {
+    let feeds = [feed(one, device)?, feed(other, device)?];
+    let mut runs = Vec::new();
+    for (job, feed) in [one, other].into_iter().zip(&feeds) {
+        set_tf32(job)?;
+        let (mut trainer, mut batches) = (trainer(job, device)?, endless(job, &**feed)?);
+        untuned_threads(job)?;
+        trainer.train(&mut batches, Until::Steps(FIRST), None)?;
+        runs.push((job, trainer, feed, batches));
+    }
+    let mut ratios = Vec::new();
+    for _ in 0..TRIALS {
+        let mut rates = Vec::new();
+        for (job, trainer, feed, batches) in &mut runs {
+            set_tf32(job)?;
+            untuned_threads(job)?;
+            let seconds = (job.settle_seconds / TRIALS as f64, job.turn_seconds / TRIALS as f64);
+            let (steps, seconds) = turn(trainer, &***feed, batches, seconds)?;
+            rates.push(steps.inputs as f64 / seconds);
+        }
+        ratios.push(rates[0] / rates[1]);
+    }
+    median(&ratios).context("no trial")
+}
+
+/// Sets the number of compute threads without trying: all, or half of them beside a loader's workers.
+fn untuned_threads(job: &Job) -> Result<i32> {
+    let most = i32::try_from(job.threads)?;
+    let threads = if has_workers(job) && job.device == DeviceKind::Cpu { (most / 2).max(1) } else { most };
+    tch::set_num_threads(threads);
+    Ok(threads)
 }
 
 /// Sets the number of compute threads. With a loader's workers, finds the fastest by trying.
 fn settle(job: &Job, trainer: &mut Trainer, batches: &mut Batches<'_>) -> Result<Vec<String>> {
-    let most = i32::try_from(job.threads)?;
-    tch::set_num_threads(most);
+    let threads = untuned_threads(job)?;
     if job.device == DeviceKind::Cuda || !has_workers(job) {
         return Ok(Vec::new());
     }
+    let most = i32::try_from(job.threads)?;
     if !job.tries {
         // Others start at the same time, so nothing can be measured. Tuned Python takes as many.
-        let threads = (most / 2).max(1);
-        tch::set_num_threads(threads);
         return Ok(vec![format!("{threads} of {most} threads compute")]);
     }
     let mut tuner = ThreadTuner::new(most);

@@ -75,8 +75,8 @@ pub fn of_workload(workload: Workload, options: &BenchOptions, device: DeviceKin
             ];
             let job = Job {
                 batch_size: PHOTOS_BATCH,
-                settle_seconds: if quick { 0.7 } else { 2.0 },
-                turn_seconds: if quick { 1.0 } else { 3.5 },
+                settle_seconds: if quick { 0.7 } else { 1.0 },
+                turn_seconds: if quick { 1.0 } else { 3.0 },
                 length: 3,
                 train: photos.train,
                 test: photos.test,
