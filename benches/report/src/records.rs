@@ -93,37 +93,49 @@ pub fn page(records: &[Record]) -> String {
     )
 }
 
+/// One table for a machine: each comparison is a group of rows, one for each peer.
 fn section(machine: &str, rows: &BTreeMap<(&str, &str), History<'_>>) -> String {
     let mut out = format!(
         "<section><h2>{}</h2><div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{0}\"><table><thead><tr>\
-         <th>Comparison</th><th>Peer</th><th>Ours</th><th>Peer\u{2019}s</th><th>Ratio (low\u{2013}high)</th><th>Pairs</th>\
-         <th>Goal</th><th>Day</th><th>Before</th></tr></thead><tbody>",
+         <th>Peer</th><th>Ratio (low\u{2013}high)</th><th>Goal</th><th>Ours</th><th>Peer\u{2019}s</th><th>Pairs</th>\
+         <th>Day</th><th>Before</th></tr></thead>",
         escape(machine)
     );
+    let mut shown = None;
     for ((case, peer), history) in rows {
-        let Some(((day, row), before)) = history.split_first() else { continue };
-        let before: Vec<String> = before.iter().map(|(day, row)| format!("{:.2} ({day})", row.ratio_median)).collect();
-        let limit = if row.is_limit { "limit: " } else { "" };
-        let goal = match (row.met, row.target) {
-            (Some(true), _) => "met",
-            (Some(false), _) => "missed",
-            (None, Some(_)) => "undecided",
-            (None, None) => "\u{2013}",
-        };
-        let cells = [
-            format!("{limit}{peer}"),
-            format!("{} {}", brief(row.ours), row.unit),
-            format!("{} {}", brief(row.peer), row.unit),
-            format!("{:.2} ({:.2}\u{2013}{:.2})", row.ratio_median, row.ratio_low, row.ratio_high),
-            row.pairs.to_string(),
-            goal.to_owned(),
-            (*day).to_owned(),
-            before.join(", "),
-        ];
-        let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
-        out += &format!("<tr><th scope=\"row\">{}</th>{cells}</tr>", escape(case));
+        let Some((newest, before)) = history.split_first() else { continue };
+        if shown.replace(case) != Some(case) {
+            let end = if shown.is_some() { "</tbody>" } else { "" };
+            out += &format!(
+                "{end}<tbody><tr class=\"group\"><th colspan=\"8\" scope=\"rowgroup\"><span>{}</span></th></tr>",
+                escape(case)
+            );
+        }
+        out += &format!("<tr><th scope=\"row\">{}</th>", escape(peer));
+        out.extend(cells(newest, before).iter().map(|cell| format!("<td>{}</td>", escape(cell))));
+        out += "</tr>";
     }
     out + "</tbody></table></div></section>"
+}
+
+fn cells((day, row): &(&str, &VersusRow), before: &[(&str, &VersusRow)]) -> [String; 7] {
+    let before: Vec<String> = before.iter().map(|(day, row)| format!("{:.2} ({day})", row.ratio_median)).collect();
+    let goal = match (row.met, row.target) {
+        (Some(true), _) => "met",
+        (Some(false), _) => "missed",
+        (None, Some(_)) => "undecided",
+        (None, None) if row.is_limit => "limit",
+        (None, None) => "\u{2013}",
+    };
+    [
+        format!("{:.2} ({:.2}\u{2013}{:.2})", row.ratio_median, row.ratio_low, row.ratio_high),
+        goal.to_owned(),
+        format!("{} {}", brief(row.ours), row.unit),
+        format!("{} {}", brief(row.peer), row.unit),
+        row.pairs.to_string(),
+        (*day).to_owned(),
+        before.join(", "),
+    ]
 }
 
 #[cfg(test)]
