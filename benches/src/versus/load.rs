@@ -51,6 +51,10 @@ fn in_folder(shapes: &[Vec<i64>], folder: &Path, options: &Options) -> Result<Ve
     let saved = folder.join("overdrive");
     let mut checkpoint = Checkpoint::builder(&saved).background(false).build()?;
     checkpoint.save(1, &[("model", &vs), ("optimizer", &opt)])?;
+    // The heap grows until it holds what loading needs at once.
+    for _ in 0..3 {
+        checkpoint.resume(&mut [("model", &mut vs), ("optimizer", &mut opt)])?;
+    }
     let run = RefCell::new((checkpoint, &mut vs, &mut opt));
     let mut turns = Turns::default();
     turns.ours("resume", || {
