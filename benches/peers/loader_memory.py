@@ -35,9 +35,9 @@ def epochs(loader, count=1):
 
 def fastest(data, size, workers):
     """The loader with the shortest epoch, of two each. Leaves libtorch with the number of threads of that loader."""
-    times = {}
+    times, most = {}, torch.get_num_threads()
     for way in (by_sample, by_batch):
-        for processes, threads in ((0, 1), (0, torch.get_num_threads()), (workers, 1)):
+        for processes, threads in ((0, 1), (0, most), (workers, 1)):
             torch.set_num_threads(threads)
             loader = way(data, size, processes)
             times[way, processes, threads] = min(epochs(loader) for _ in range(2))

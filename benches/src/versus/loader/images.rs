@@ -35,6 +35,7 @@ const SHARE: &str =
 const SCALING: &str = "the same photographs: 2 workers beside 1";
 const ALLOWED: &str = "the same photographs: bare loops on 2 threads beside 1, which is what the machine allows";
 const MEMORY: &str = "the same photographs: memory of the process and its 2 workers";
+pub const DALI: &str = "nvidia-dali-cuda130";
 const SPDL_REMEDY: &str = "pip install spdl, and FFmpeg's shared libraries (Debian: libavdevice59 libavfilter8)";
 
 /// The same transforms that DataLoader applies with torchvision.
@@ -57,6 +58,12 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     let [pillow, io] = ["pillow", "io"].map(|name| torch(bench, &photos, name));
     let options = json!({ "photos": path_text(&photos), "batch_size": BATCH_SIZE, "workers": WORKERS });
     let spdl = bench.packaged("spdl", include_str!("../../../peers/loader_spdl.py"), &options, SPDL_REMEDY);
+    let dali = bench.packaged(
+        DALI,
+        include_str!("../../../peers/loader_dali.py"),
+        &options,
+        "pip install nvidia-dali-cuda130",
+    );
 
     let (one, two) = (loader(&folder, BATCH_SIZE, 1)?, loader(&folder, BATCH_SIZE, WORKERS)?);
     let bare = Bare { folder: folder.clone(), pipeline: pipeline(), epoch: AtomicU64::new(0) };
@@ -71,6 +78,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         ("DataLoader with torchvision.io", &io, "io", targets[1]),
         ("spdl with its own decoder", &spdl, "own", targets[2]),
         ("spdl with torchvision.io", &spdl, "torchvision", targets[2]),
+        ("DALI's CPU pipeline", &dali, "cpu", 1.0),
     ];
     for (name, program, asked, _) in peers {
         turns.peer(name, program, move |peer| Ok(images / peer.measure(asked, 1)?));

@@ -152,7 +152,8 @@ impl Bench {
 
     /// Starts a peer that needs another Python package, and installs that if necessary.
     fn packaged(&mut self, name: &str, source: &str, options: &serde_json::Value, remedy: &str) -> Program {
-        let made = super::packages::python_with(&self.python, &self.work, &[name], &[name]);
+        let module = if name == images::DALI { "nvidia.dali" } else { name };
+        let made = super::packages::python_with(&self.python, &self.work, &[module], &[name]);
         let program = match made {
             Ok(python) => Program::start(&python, source, options, remedy),
             Err(error) => Program::missing(format!("{error:#}; {remedy}")),

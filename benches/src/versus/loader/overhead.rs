@@ -100,12 +100,10 @@ impl dataloader_rs::Dataset for Raw {
     }
 }
 
-/// Copies the samples of a batch into one tensor. Its memory is that of earlier batches, as with `ImagePipeline`.
+/// Copies the samples of a batch into one tensor, whose memory is that of earlier batches, as with `ImagePipeline`. The
+/// peer has the same collator, so that its loader is compared and not the allocator.
 #[derive(Default)]
 struct Recycled(BufferPool);
-
-/// The same for the peer, in newly allocated memory.
-struct Fresh;
 
 struct Filled {
     buffer: HostBuffer,
@@ -146,13 +144,11 @@ impl<S: AsRef<[u8]> + Send> Collate<S> for Recycled {
     }
 }
 
-impl<S: AsRef<[u8]> + Send> Collator<S> for Fresh {
+impl<S: AsRef<[u8]> + Send> Collator<S> for Recycled {
     type Batch = Tensor;
 
     fn collate(&self, samples: Vec<S>) -> dataloader_rs::error::Result<Tensor> {
-        let mut filled = Filled::new(HostBuffer::zeroed(samples.len() * BYTES, false)?);
-        samples.iter().for_each(|sample| filled.add(sample.as_ref()));
-        Ok(filled.tensor()?)
+        Ok(Collate::collate(self, samples)?)
     }
 }
 
@@ -162,7 +158,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     let once = ours(&views).collate(Recycled::default()).build()?;
     let tensors = ours(&data).collate(Recycled::default()).build()?;
     let lists = ours(&data).collate(|samples: Vec<Vec<u8>>| Ok(samples)).build()?;
-    let (mut their_once, mut their_tensors) = (theirs(&views, Fresh), theirs(&data, Fresh));
+    let (mut their_once, mut their_tensors) = (theirs(&views, Recycled::default()), theirs(&data, Recycled::default()));
     let mut their_lists = theirs(&data, VecCollator);
 
     let rows = |batch: &Tensor| batch.size()[0] as usize;
