@@ -52,14 +52,19 @@ fn without_python_its_columns_are_absent_and_ours_are_measured() {
     assert!(std::fs::read_to_string(page).unwrap().contains("</html>"));
 }
 
+/// A program in place of Python.
+fn fake_python(folder: &Path, script: &str) -> String {
+    let python = folder.join("python");
+    std::fs::write(&python, script).unwrap();
+    std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    python.display().to_string()
+}
+
 #[test]
 fn a_python_contender_that_fails_is_absent_and_the_others_are_measured() {
     let folder = tempfile::tempdir().unwrap();
-    let python = folder.path().join("python");
     // Ready, and gone at the first request.
-    std::fs::write(&python, "#!/bin/sh\necho '{\"Ready\":{\"choices\":[]}}'\nread request\nexit 3\n").unwrap();
-    std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let python = python.display().to_string();
+    let python = fake_python(folder.path(), "#!/bin/sh\necho '{\"Ready\":{\"choices\":[]}}'\nread request\nexit 3\n");
     let arguments = ["--quick", "--workload", "text", "--only", "pytorch", "--rounds", "1", "--python", &python];
     let ended = bench(folder.path(), &arguments);
     assert!(ended.status.success(), "{}", text(&ended.stderr));
@@ -73,14 +78,11 @@ fn a_python_contender_that_fails_is_absent_and_the_others_are_measured() {
 #[test]
 fn what_a_late_failure_leaves_is_reported() {
     let folder = tempfile::tempdir().unwrap();
-    let python = folder.path().join("python");
     // Answers every turn, and ends with an error.
     let turn = r#"{"Turn":{"seconds":1.0,"wait_seconds":0.0,"samples":1000}}"#;
     let script =
         format!("#!/bin/sh\necho '{{\"Ready\":{{\"choices\":[]}}}}'\nwhile read ask; do echo '{turn}'; done\nexit 3\n");
-    std::fs::write(&python, script).unwrap();
-    std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let python = python.display().to_string();
+    let python = fake_python(folder.path(), &script);
     let arguments = ["--quick", "--workload", "text", "--only", "pytorch", "--rounds", "2", "--python", &python];
     let ended = bench(folder.path(), &arguments);
     assert!(ended.status.success(), "{}", text(&ended.stderr));
