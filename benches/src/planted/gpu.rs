@@ -1,7 +1,7 @@
 //! Loops that do not use a GPU fully.
 
 use anyhow::Result;
-use overdrive::ffi::context::set_allow_tf32;
+use overdrive::ffi::context::set_matmul_allow_tf32;
 use overdrive::prelude::*;
 use overdrive_profile::{Phase, RunProfile, record_function};
 use tch::nn::VarStore;
@@ -16,7 +16,7 @@ const GPU: Device = Device::Cuda(0);
 /// pinned memory with `non_blocking`.
 pub fn no_pinning(form: Form, plan: &Plan) -> Result<RunProfile> {
     const WIDTH: i64 = 3 * 64 * 64;
-    set_allow_tf32(true)?;
+    set_matmul_allow_tf32(true)?;
     let mut trainer = Trainer::mlp(GPU, &[WIDTH, 2048, 2048, 10])?;
     let (inputs, targets) = batch(256, &[WIDTH]);
     let is_pinned = form == Form::Remedied;
@@ -42,7 +42,7 @@ pub fn no_pinning(form: Form, plan: &Plan) -> Result<RunProfile> {
 pub fn item_each_step(form: Form, plan: &Plan) -> Result<RunProfile> {
     const SAMPLES: i64 = 200_000;
     const BATCH: i64 = 1024;
-    set_allow_tf32(true)?;
+    set_matmul_allow_tf32(true)?;
     let mut trainer = Trainer::mlp(GPU, &[256, 4096, 4096, 10])?;
     let (all, all_targets) = batch(SAMPLES, &[256]);
     let (all, all_targets) = (all.f_to_device(GPU)?, all_targets.f_to_device(GPU)?);
@@ -75,7 +75,7 @@ pub fn item_each_step(form: Form, plan: &Plan) -> Result<RunProfile> {
 
 /// Products of large matrices in full float32 precision. Remedied: TF32 is allowed, which tensor cores support.
 pub fn float32_products(form: Form, plan: &Plan) -> Result<RunProfile> {
-    set_allow_tf32(form == Form::Remedied)?;
+    set_matmul_allow_tf32(form == Form::Remedied)?;
     let mut trainer = Trainer::mlp(GPU, &[2048, 4096, 4096, 10])?;
     let (inputs, targets) = batch(1024, &[2048]);
     let (inputs, targets) = (inputs.f_to_device(GPU)?, targets.f_to_device(GPU)?);
@@ -89,7 +89,7 @@ pub fn float32_products(form: Form, plan: &Plan) -> Result<RunProfile> {
 /// 16 MB of activations between two layers are copied to the host and back, and so is their gradient. Remedied: they
 /// stay on the GPU.
 pub fn swapping_to_host(form: Form, plan: &Plan) -> Result<RunProfile> {
-    set_allow_tf32(true)?;
+    set_matmul_allow_tf32(true)?;
     let vs = VarStore::new(GPU);
     let first = Mlp::new(&(vs.root() / "first"), &[1024, 4096]);
     let second = Mlp::new(&(vs.root() / "second"), &[4096, 4096, 10]);

@@ -96,6 +96,22 @@ def turn(trained, batches, settle, seconds):
     return inputs, time.perf_counter() - begun
 
 
+def busy_seconds():
+    """CPU seconds of the machine since it booted, without idle and stolen time."""
+    with open("/proc/stat") as stat:
+        user, nice, system, _, _, irq, softirq, *_ = map(int, stat.readline().split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until_idle():
+    """Waits, for at most 1.5 s, until the machine is idle."""
+    for _ in range(25):
+        before = busy_seconds()
+        time.sleep(0.06)
+        if busy_seconds() - before <= 0.2 * 0.06:
+            return
+
+
 def nice_worker(_):
     """Workers with a low priority leave the cores to the threads that compute, as ours do."""
     os.nice(10)
@@ -113,6 +129,8 @@ def best(options, build):
         runs.append((trained, batches, []))
     for _ in range(TRIALS):
         for trained, batches, rates in runs:
+            # The workers of the others still read ahead.
+            wait_until_idle()
             inputs, seconds = turn(trained, batches, JOB["settle_seconds"] / TRIALS, JOB["turn_seconds"] / TRIALS)
             rates.append(inputs / seconds)
     return max(zip(options, runs), key=lambda it: statistics.median(it[1][2]))[0]

@@ -1,6 +1,5 @@
 //! One of our contenders, which runs in its own process and trains on request.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -13,6 +12,7 @@ use tch::{Cuda, Device};
 
 use super::job::{Ask, Job, Said, asked, has_workers, say};
 use super::trainer::{Batch, Batches, Feed, Steps, Trainer, Until};
+use super::watch::wait_until_idle;
 use super::{choice, digits, photos, text};
 
 /// Marks of a whole training that has no epochs.
@@ -139,15 +139,9 @@ fn turn(
     Ok((steps, begun.elapsed().as_secs_f64()))
 }
 
-/// Matrix products in TensorFloat-32 only for the contender that is about them. Without a trial of it, nothing is set, so
-/// that convolutions keep libtorch's default.
+/// Matrix products in TensorFloat-32 only for the contender that is about them. Convolutions use it by default.
 fn set_tf32(job: &Job) -> Result<()> {
-    static TRIED: AtomicBool = AtomicBool::new(false);
-    let wanted = job.has(Contender::Tf32);
-    if TRIED.fetch_or(wanted, Ordering::Relaxed) || wanted {
-        ffi::context::set_allow_tf32(wanted)?;
-    }
-    Ok(())
+    Ok(ffi::context::set_matmul_allow_tf32(job.has(Contender::Tf32))?)
 }
 
 /// The speed of a job relative to another one: the median of a few pairs of short turns.
@@ -165,6 +159,8 @@ fn speed(one: &Job, other: &Job, device: Device) -> Result<f64> {
     for _ in 0..TRIALS {
         let mut rates = Vec::new();
         for (job, trainer, feed, batches) in &mut runs {
+            // The other one's loader still reads ahead.
+            wait_until_idle();
             set_tf32(job)?;
             untuned_threads(job)?;
             let seconds = (job.settle_seconds / TRIALS as f64, job.turn_seconds / TRIALS as f64);
@@ -292,5 +288,77 @@ impl Clock {
 
     fn resume(&mut self) {
         self.started = Instant::now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use tch::{Kind, Tensor};
+
+    use super::*;
+
+    /// An epoch has four batches of two. Writes down which epoch each batch is of.
+    #[derive(Default)]
+    struct Recorded(RefCell<Vec<u64>>);
+
+    impl Feed for Recorded {
+        fn epoch(&self, epoch: u64) -> Batches<'_> {
+            Box::new((0..4).map(move |_| {
+                self.0.borrow_mut().push(epoch);
+                Ok((Tensor::ones([2, 3], (Kind::Float, Device::Cpu)), Tensor::from_slice(&[0i64, 1])))
+            }))
+        }
+
+        fn read_ahead(&self) -> usize {
+            5
+        }
+    }
+
+    fn job(parts: Vec<Contender>) -> Job {
+        let job = serde_json::json!({
+            "workload": "digits", "contender": "tch", "parts": parts, "device": "cpu", "seed": 0, "threads": 1,
+            "batch_size": 2, "tries": true, "has_bf16": false, "options": null, "settle_seconds": 0.0,
+            "turn_seconds": 0.0, "length": 1, "train": "", "test": null, "test_images": 0,
+        });
+        serde_json::from_value(job).unwrap()
+    }
+
+    #[test]
+    fn a_cache_is_filled_before_the_first_batch() {
+        let (without, with) = (Recorded::default(), Recorded::default());
+        let first = |feed: &Recorded, parts| drop(endless(&job(parts), feed).unwrap().next().unwrap().unwrap());
+        first(&without, vec![]);
+        first(&with, vec![Contender::CachePrefetch]);
+        let (without, with) = (without.0.into_inner(), with.0.into_inner());
+        // The epoch that fills it is another one, and is read whole.
+        assert!(without.len() == 1 && with.len() == 5, "{without:?} {with:?}");
+        assert!(with[..4].iter().all(|epoch| *epoch == with[4] - 1), "{with:?}");
+    }
+
+    #[test]
+    fn a_turn_counts_no_batch_that_was_read_before_it() {
+        let (job, feed) = (job(Vec::new()), Recorded::default());
+        let linear = |vs: &tch::nn::Path<'_>| {
+            let linear = tch::nn::linear(vs, 3, 2, Default::default());
+            Ok(Box::new(move |x: &Tensor, _: bool| x.apply(&linear)) as super::super::trainer::Model)
+        };
+        let mut trainer = Trainer::new(&job, Device::Cpu, linear).unwrap();
+        let mut batches = endless(&job, &feed).unwrap();
+        let (steps, seconds) = turn(&mut trainer, &feed, &mut batches, (0.0, 0.0)).unwrap();
+        // Five thrown away, one step of settling, one that is timed.
+        assert_eq!((feed.0.borrow().len(), steps.steps, steps.inputs), (7, 1, 2));
+        assert!(seconds > 0.0 && steps.wait_seconds < seconds);
+    }
+
+    #[test]
+    fn trying_tf32_leaves_the_switches_as_they_were() {
+        let switches = || (ffi::context::matmul_allow_tf32().unwrap(), ffi::context::cudnn_allow_tf32().unwrap());
+        let before = switches();
+        set_tf32(&job(vec![Contender::Tf32])).unwrap();
+        assert_eq!(switches(), (true, before.1));
+        set_tf32(&job(Vec::new())).unwrap();
+        assert_eq!(switches(), before);
     }
 }

@@ -71,7 +71,8 @@ fn disturbance(seconds: f64, machine: Option<(Machine, Machine)>, own: f64, pace
     }
 }
 
-fn wait_until_idle() {
+/// Waits, for at most 1.5 s, until the machine is idle.
+pub fn wait_until_idle() {
     const INTERVAL: Duration = Duration::from_millis(60);
     const INTERVALS: usize = 25;
     for _ in 0..INTERVALS {

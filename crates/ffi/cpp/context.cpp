@@ -36,16 +36,20 @@ od_status od_use_one_thread(int32_t* used, od_error* err) noexcept {
   });
 }
 
-od_status od_get_allow_tf32(int32_t* out, od_error* err) noexcept {
-  return overdrive::guarded(
-      err, [&] { *out = at::globalContext().allowTF32CuBLAS() && at::globalContext().allowTF32CuDNN(); });
+od_status od_matmul_allow_tf32(int32_t* out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] { *out = at::globalContext().allowTF32CuBLAS(); });
 }
 
-od_status od_set_allow_tf32(int32_t allow, od_error* err) noexcept {
-  return overdrive::guarded(err, [&] {
-    at::globalContext().setAllowTF32CuBLAS(allow != 0);
-    at::globalContext().setAllowTF32CuDNN(allow != 0);
-  });
+od_status od_set_matmul_allow_tf32(int32_t allow, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] { at::globalContext().setAllowTF32CuBLAS(allow != 0); });
+}
+
+od_status od_cudnn_allow_tf32(int32_t* out, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] { *out = at::globalContext().allowTF32CuDNN(); });
+}
+
+od_status od_set_cudnn_allow_tf32(int32_t allow, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] { at::globalContext().setAllowTF32CuDNN(allow != 0); });
 }
 
 od_status od_rng_state(int32_t device_type, int32_t index, at::Tensor** out, od_error* err) noexcept {

@@ -116,8 +116,10 @@ od_status od_tensor_from_memory(void* data, const int64_t* shape, size_t n_dims,
 // context.cpp
 // Makes operators of the calling thread run without libtorch's thread pool; `used` is 0 where that is not supported.
 od_status od_use_one_thread(int32_t* used, od_error* err) noexcept;
-od_status od_get_allow_tf32(int32_t* out, od_error* err) noexcept;
-od_status od_set_allow_tf32(int32_t allow, od_error* err) noexcept;
+od_status od_matmul_allow_tf32(int32_t* out, od_error* err) noexcept;
+od_status od_set_matmul_allow_tf32(int32_t allow, od_error* err) noexcept;
+od_status od_cudnn_allow_tf32(int32_t* out, od_error* err) noexcept;
+od_status od_set_cudnn_allow_tf32(int32_t allow, od_error* err) noexcept;
 // A device's default generator; a CPU's index is -1.
 od_status od_rng_state(int32_t device_type, int32_t index, at::Tensor** out, od_error* err) noexcept;
 od_status od_set_rng_state(int32_t device_type, int32_t index, const at::Tensor* state, od_error* err) noexcept;

@@ -20,30 +20,56 @@ pub fn use_one_thread() -> Result<bool, Error> {
     Ok(used != 0)
 }
 
-/// Whether float32 matrix products and convolutions on CUDA may use TF32's 10-bit mantissa.
+/// Whether float32 matrix products on CUDA may use TF32's 10-bit mantissa. The default is no.
 ///
 /// # Errors
-/// When libtorch's newer per-operator switches were set differently, so that there is no single answer.
+/// When libtorch's newer per-operator switches were set, so that there is no single answer.
 ///
 /// # Source
-/// `torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32`
-pub fn allow_tf32() -> Result<bool, Error> {
+/// `torch.backends.cuda.matmul.allow_tf32`
+pub fn matmul_allow_tf32() -> Result<bool, Error> {
     let mut out = 0;
     // SAFETY: `out` lives through the call.
-    check(|err| unsafe { raw::od_get_allow_tf32(&mut out, err) })?;
+    check(|err| unsafe { raw::od_matmul_allow_tf32(&mut out, err) })?;
     Ok(out != 0)
 }
 
-/// Allows or forbids TF32 for matrix products and convolutions alike, for the whole process.
+/// Allows or forbids TF32 for float32 matrix products, for the whole process.
 ///
 /// # Errors
 /// When libtorch refuses.
 ///
 /// # Source
-/// `torch.backends.cuda.matmul.allow_tf32`, `torch.backends.cudnn.allow_tf32`
-pub fn set_allow_tf32(allow: bool) -> Result<(), Error> {
+/// `torch.backends.cuda.matmul.allow_tf32`
+pub fn set_matmul_allow_tf32(allow: bool) -> Result<(), Error> {
     // SAFETY: no pointers but the error slot.
-    check(|err| unsafe { raw::od_set_allow_tf32(i32::from(allow), err) })
+    check(|err| unsafe { raw::od_set_matmul_allow_tf32(i32::from(allow), err) })
+}
+
+/// Whether float32 convolutions on CUDA may use TF32's 10-bit mantissa. The default is yes.
+///
+/// # Errors
+/// When libtorch's newer per-operator switches were set, so that there is no single answer.
+///
+/// # Source
+/// `torch.backends.cudnn.allow_tf32`
+pub fn cudnn_allow_tf32() -> Result<bool, Error> {
+    let mut out = 0;
+    // SAFETY: `out` lives through the call.
+    check(|err| unsafe { raw::od_cudnn_allow_tf32(&mut out, err) })?;
+    Ok(out != 0)
+}
+
+/// Allows or forbids TF32 for float32 convolutions, for the whole process.
+///
+/// # Errors
+/// When libtorch refuses.
+///
+/// # Source
+/// `torch.backends.cudnn.allow_tf32`
+pub fn set_cudnn_allow_tf32(allow: bool) -> Result<(), Error> {
+    // SAFETY: no pointers but the error slot.
+    check(|err| unsafe { raw::od_set_cudnn_allow_tf32(i32::from(allow), err) })
 }
 
 #[cfg(test)]

@@ -203,8 +203,10 @@ unsafe extern "C" {
         err: *mut Error,
     ) -> Status;
 
-    pub fn od_get_allow_tf32(out: *mut i32, err: *mut Error) -> Status;
-    pub fn od_set_allow_tf32(allow: i32, err: *mut Error) -> Status;
+    pub fn od_matmul_allow_tf32(out: *mut i32, err: *mut Error) -> Status;
+    pub fn od_set_matmul_allow_tf32(allow: i32, err: *mut Error) -> Status;
+    pub fn od_cudnn_allow_tf32(out: *mut i32, err: *mut Error) -> Status;
+    pub fn od_set_cudnn_allow_tf32(allow: i32, err: *mut Error) -> Status;
 
     pub fn od_grad_hook_set(
         tensor: *const C_tensor,

@@ -175,12 +175,16 @@ fn a_device_without_autocast_is_refused() {
 
 #[test]
 fn tf32_can_be_read_and_set() {
-    let before = context::allow_tf32().unwrap();
-    context::set_allow_tf32(true).unwrap();
-    assert!(context::allow_tf32().unwrap());
-    context::set_allow_tf32(false).unwrap();
-    assert!(!context::allow_tf32().unwrap());
-    context::set_allow_tf32(before).unwrap();
+    // PyTorch's defaults.
+    let both = || (context::matmul_allow_tf32().unwrap(), context::cudnn_allow_tf32().unwrap());
+    assert_eq!(both(), (false, true));
+    context::set_matmul_allow_tf32(true).unwrap();
+    assert_eq!(both(), (true, true));
+    context::set_cudnn_allow_tf32(false).unwrap();
+    assert_eq!(both(), (true, false));
+    context::set_matmul_allow_tf32(false).unwrap();
+    context::set_cudnn_allow_tf32(true).unwrap();
+    assert_eq!(both(), (false, true));
 }
 
 #[test]

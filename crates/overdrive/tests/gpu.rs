@@ -109,15 +109,15 @@ fn pinned_memory_is_pinned() -> Result<()> {
 }
 
 fn tf32_changes_products_only_while_allowed() -> Result<()> {
-    let before = ffi::context::allow_tf32()?;
+    let before = ffi::context::matmul_allow_tf32()?;
     let (a, b) = (Tensor::randn([512, 512], FLOAT), Tensor::randn([512, 512], FLOAT));
     let exact = a.to_kind(Kind::Double).matmul(&b.to_kind(Kind::Double));
     let error = |allow| -> Result<f64> {
-        ffi::context::set_allow_tf32(allow)?;
+        ffi::context::set_matmul_allow_tf32(allow)?;
         Ok((a.matmul(&b).to_kind(Kind::Double) - &exact).abs().max().double_value(&[]))
     };
     let (with, without) = (error(true)?, error(false)?);
-    ffi::context::set_allow_tf32(before)?;
+    ffi::context::set_matmul_allow_tf32(before)?;
     ensure!(with > 4.0 * without, "TF32 errs by {with:e}, float32 by {without:e}");
     Ok(())
 }

@@ -109,7 +109,7 @@ fn float32_products(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Findi
         .evidence(format!("matrix products in float32 take {:.0}% of a step", 100.0 * share))
         .remedy(
             "put `autocast(device, Kind::BFloat16, || ..)` around the forward pass; or, to stay with float32, call \
-             `set_allow_tf32(true)`",
+             `set_matmul_allow_tf32(true)`",
         );
     for gpu in gpu_indices(facts) {
         let samples = facts.samples.iter().filter_map(|sample| of_gpu(sample, gpu)?.tensor_utilization);
