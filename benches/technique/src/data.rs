@@ -96,7 +96,7 @@ pub fn of_workload(workload: Workload, options: &BenchOptions, device: DeviceKin
                 },
             ];
             let train = data_file("text/hamlet.txt")?;
-            Data { job: Job { length: 400, train, batch_size, ..job }, facts }
+            Data { job: Job { length: 300, train, batch_size, ..job }, facts }
         }
     })
 }
