@@ -11,8 +11,10 @@ mod cache_fill;
 mod gradient_sync;
 mod look_ahead;
 mod marks;
+mod module;
 mod optimizer;
 mod parameter;
+mod part;
 mod ranks;
 mod state;
 mod tch_optimizer;
@@ -26,9 +28,11 @@ pub use marks::{
     AVERAGED, IGNORED, MOVED, Marked, Marks, STEPPED_IN_BACKWARD, UNSCALED, check_averaged,
     check_not_stepped_in_backward,
 };
+pub use module::{Module, ModuleState, To, Visitor, load_module_state, module_state};
 pub use optimizer::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId};
 pub use overdrive_ffi::{Error as TorchError, ErrorKind as TorchErrorKind};
 pub use parameter::{IntoParameters, Parameter, prefixed};
+pub use part::Part;
 pub use ranks::RankGroup;
 pub use state::{Entry, StateDict, StateError, Stateful};
 pub use tch_optimizer::TchOptimizer;

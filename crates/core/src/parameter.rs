@@ -1,9 +1,8 @@
 //! Parameters with the names that they have in their model.
 
-use std::collections::HashMap;
+use tch::Tensor;
 
-use overdrive_ffi::TensorId;
-use tch::{Tensor, nn};
+use crate::module::Module;
 
 /// A tensor to train, and its name in the model where it has one.
 ///
@@ -51,9 +50,9 @@ impl Parameter {
     }
 }
 
-/// What parameters can be given as: a `VarStore`, pairs of name and tensor, or plain tensors.
+/// What parameters can be given as: a module, a `VarStore`, pairs of name and tensor, or plain tensors.
 ///
-/// A `VarStore` gives its trainable variables, frozen ones among them, in the order in which they were made, as
+/// A module gives its parameters in the order in which they were declared, a `VarStore` its trainable variables, frozen ones among them, in the order in which they were made, as
 /// `Module.named_parameters()` does. Where parameters have names, states are saved and loaded by name and errors report
 /// it.
 pub trait IntoParameters {
@@ -70,18 +69,15 @@ pub fn prefixed(prefix: &str, params: impl IntoParameters) -> Vec<Parameter> {
     params.into_parameters().into_iter().map(put_before).collect()
 }
 
-impl IntoParameters for &nn::VarStore {
+impl<M: Module> IntoParameters for &M {
     fn into_parameters(self) -> Vec<Parameter> {
-        let mut names: HashMap<_, _> =
-            self.variables().into_iter().map(|(name, it)| (TensorId::of(&it), name)).collect();
-        let name_of = |tensor: Tensor| Parameter { name: names.remove(&TensorId::of(&tensor)), tensor };
-        self.trainable_variables().into_iter().map(name_of).collect()
+        self.named_parameters()
     }
 }
 
-impl IntoParameters for &mut nn::VarStore {
+impl<M: Module> IntoParameters for &mut M {
     fn into_parameters(self) -> Vec<Parameter> {
-        (&*self).into_parameters()
+        self.named_parameters()
     }
 }
 

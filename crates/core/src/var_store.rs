@@ -1,11 +1,30 @@
-//! A model's weights as a state.
+//! A `VarStore` of tch as a module.
 
+use std::collections::HashMap;
+
+use overdrive_ffi::TensorId;
 use tch::nn::VarStore;
 
-use overdrive_ffi::Error as TorchError;
+use crate::module::{Module, Visitor, load_module_state, module_state};
+use crate::state::{StateDict, StateError, Stateful};
 
-use crate::marks::MOVED;
-use crate::state::{Entry, StateDict, StateError, Stateful};
+/// The trainable variables, frozen ones among them, are the parameters, in the order in which they were made; the others
+/// are buffers, in the order of their names. Their initial values are tch's, which differ from PyTorch's.
+impl Module for VarStore {
+    fn visit<'a>(&'a self, visitor: &mut dyn Visitor<'a>) {
+        let mut variables: Vec<_> = self.variables().into_iter().collect();
+        variables.sort_by(|(one, _), (other, _)| one.cmp(other));
+        // A variable and its entry among the trainable ones are handles of one tensor.
+        let mut names: HashMap<_, _> = variables.iter().map(|(name, it)| (TensorId::of(it), name.clone())).collect();
+        for (index, tensor) in self.trainable_variables().into_iter().enumerate() {
+            let name = names.remove(&TensorId::of(&tensor)).unwrap_or_else(|| index.to_string());
+            visitor.parameter(&name, &tensor);
+        }
+        for (name, tensor) in variables.iter().filter(|(_, it)| names.contains_key(&TensorId::of(it))) {
+            visitor.buffer(name, tensor, true);
+        }
+    }
+}
 
 /// Every variable by its name, buffers (a batch norm's running mean, say) among them.
 ///
@@ -17,35 +36,10 @@ use crate::state::{Entry, StateDict, StateError, Stateful};
 /// `torch.nn.Module.state_dict`
 impl Stateful for VarStore {
     fn state_dict(&self) -> Result<StateDict, StateError> {
-        let mut state = StateDict::new();
-        let variables = self.variables();
-        check_in_place(variables.values())?;
-        for (name, tensor) in variables {
-            state.insert(name, Entry::Tensor(tensor));
-        }
-        Ok(state)
+        module_state(self)
     }
 
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        let mut variables: Vec<_> = self.variables().into_iter().collect();
-        variables.sort_by(|(one, _), (other, _)| one.cmp(other));
-        // SAM's step would overwrite the loaded weights with those from before its ascent.
-        check_in_place(variables.iter().map(|(_, own)| own))?;
-        let check = |(name, own): &(String, _)| {
-            let own: &tch::Tensor = own;
-            state.tensor(name, &own.size(), own.kind()).map(tch::Tensor::shallow_clone)
-        };
-        let saved = variables.iter().map(check).collect::<Result<Vec<_>, _>>()?;
-        state.refuse_unknown(&variables.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>())?;
-        let _no_grad = tch::no_grad_guard();
-        for ((_, own), saved) in variables.iter_mut().zip(&saved) {
-            own.f_copy_(saved).map_err(TorchError::from)?;
-        }
-        Ok(())
+        load_module_state(self, state)
     }
-}
-
-fn check_in_place<'a>(weights: impl IntoIterator<Item = &'a tch::Tensor>) -> Result<(), StateError> {
-    let reason = "SAM's `ascend` has moved the weights: call `step` or `step_skipped` first, which move them back";
-    if MOVED.position(weights).is_some() { Err(StateError::NotSaved { reason }) } else { Ok(()) }
 }

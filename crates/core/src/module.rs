@@ -1,0 +1,410 @@
+//! Modules: what models are made of.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+
+use overdrive_ffi::{Error as TorchError, TensorId};
+use tch::{Device, Kind, Tensor};
+
+use crate::marks::MOVED;
+use crate::parameter::Parameter;
+use crate::state::{Entry, StateDict, StateError};
+
+/// A part of a model: a layer, a block of layers, or the model itself.
+///
+/// `#[derive(Module)]` of `overdrive-nn` implements it for a struct whose fields are modules, parameters, buffers and plain
+/// values. Dotted names follow from the fields, as in PyTorch: `layer1.0.conv1.weight`.
+///
+/// # Source
+/// `torch.nn.Module`
+pub trait Module {
+    /// Shows the visitor the parameters, buffers and modules that belong to this one, in the order in which they were
+    /// declared.
+    fn visit<'a>(&'a self, visitor: &mut dyn Visitor<'a>);
+
+    /// Its type and options, as PyTorch prints them: `Linear(in_features=4, out_features=2, bias=True)`.
+    fn describe(&self) -> String {
+        let name = std::any::type_name::<Self>();
+        let name = name.split('<').next().unwrap_or(name);
+        name.rsplit("::").next().unwrap_or(name).to_owned()
+    }
+
+    /// The parameters with their dotted names, in the order in which they were declared. A parameter that is used in
+    /// several places counts once, under its first name.
+    ///
+    /// # Source
+    /// `Module.named_parameters()`
+    fn named_parameters(&self) -> Vec<Parameter>
+    where
+        Self: Sized,
+    {
+        let (mut found, mut seen) = (Vec::new(), HashSet::new());
+        walk(self, &mut |item| {
+            if let Item::Parameter { name, tensor } = item
+                && seen.insert(TensorId::of(tensor))
+            {
+                found.push(Parameter::named(name, tensor.shallow_clone()));
+            }
+        });
+        found
+    }
+
+    /// The buffers (running means, say) with their dotted names, each once.
+    ///
+    /// # Source
+    /// `Module.named_buffers()`
+    fn named_buffers(&self) -> Vec<(String, Tensor)>
+    where
+        Self: Sized,
+    {
+        let (mut found, mut seen) = (Vec::new(), HashSet::new());
+        walk(self, &mut |item| {
+            if let Item::Buffer { name, tensor, .. } = item
+                && seen.insert(TensorId::of(tensor))
+            {
+                found.push((name.to_owned(), tensor.shallow_clone()));
+            }
+        });
+        found
+    }
+
+    /// The module itself, named `""`, and all modules in it with their dotted names, each before its own modules. A
+    /// module that several own (in an `Rc`) counts once, under its first name.
+    ///
+    /// # Source
+    /// `Module.named_modules()`
+    fn named_modules(&self) -> Vec<(String, &dyn Module)>
+    where
+        Self: Sized,
+    {
+        let mut found: Vec<(String, &dyn Module)> = vec![(String::new(), self)];
+        walk(self, &mut |item| {
+            if let Item::Module { name, module } = item {
+                found.push((name.to_owned(), module));
+            }
+        });
+        let mut seen = HashSet::new();
+        // The type belongs to the key, because a struct has its first field's address.
+        found.retain(|(_, module)| seen.insert((std::ptr::from_ref(*module).cast::<()>(), module.describe())));
+        found
+    }
+
+    /// Calls a function for each module in this one, inner ones first, then for this one.
+    ///
+    /// # Source
+    /// `Module.apply`
+    fn apply(&self, mut each: impl FnMut(&dyn Module)) -> &Self
+    where
+        Self: Sized,
+    {
+        apply(self, &mut each);
+        self
+    }
+
+    /// Switches to training mode, where dropout drops and batch norm uses the batch's own statistics.
+    ///
+    /// # Source
+    /// `Module.train()`
+    fn train(&self) -> &Self
+    where
+        Self: Sized,
+    {
+        self.set_training(true)
+    }
+
+    /// Switches to evaluation mode.
+    ///
+    /// # Source
+    /// `Module.eval()`
+    fn eval(&self) -> &Self
+    where
+        Self: Sized,
+    {
+        self.set_training(false)
+    }
+
+    /// Switches to training mode or evaluation mode.
+    ///
+    /// # Source
+    /// `Module.train(mode)`
+    fn set_training(&self, training: bool) -> &Self
+    where
+        Self: Sized,
+    {
+        walk(self, &mut |item| {
+            if let Item::State { state, .. } = item {
+                state.training.set(training);
+            }
+        });
+        self
+    }
+
+    /// Whether its parameters get gradients from now on.
+    ///
+    /// # Source
+    /// `Module.requires_grad_`
+    ///
+    /// # Errors
+    /// When libtorch refuses.
+    fn requires_grad_(&self, requires_grad: bool) -> Result<&Self, TorchError>
+    where
+        Self: Sized,
+    {
+        for parameter in self.named_parameters() {
+            parameter.tensor().f_set_requires_grad(requires_grad)?;
+        }
+        Ok(self)
+    }
+
+    /// The number of elements of all parameters, each counted once.
+    fn num_parameters(&self) -> usize
+    where
+        Self: Sized,
+    {
+        self.named_parameters().iter().map(|it| it.tensor().numel()).sum()
+    }
+
+    /// Moves all parameters and buffers to a device, or converts those that are floating-point to a dtype. The tensors
+    /// stay the same ones, so that an optimizer that was made before keeps using them; gradients move along.
+    ///
+    /// # Errors
+    /// When memory runs out or the device does not exist; what was moved before stays moved.
+    ///
+    /// # Syncs
+    /// As copies between devices do.
+    ///
+    /// # Source
+    /// `Module.to`
+    fn to(&self, to: impl Into<To>) -> Result<&Self, TorchError>
+    where
+        Self: Sized,
+    {
+        let (to, _no_grad) = (to.into(), tch::no_grad_guard());
+        let parameters = self.named_parameters();
+        let buffers = self.named_buffers();
+        let tensors = parameters.iter().map(Parameter::tensor).chain(buffers.iter().map(|(_, tensor)| tensor));
+        for tensor in tensors {
+            let mut own = tensor.shallow_clone();
+            own.f_set_data(&to.of(tensor)?)?;
+            let mut grad = tensor.grad();
+            if grad.defined() {
+                grad.f_set_data(&to.of(&grad)?)?;
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// Where [`Module::to`] moves tensors, or which dtype it gives them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum To {
+    /// To a device.
+    Device(Device),
+    /// To a floating-point dtype.
+    Kind(Kind),
+}
+
+impl From<Device> for To {
+    fn from(device: Device) -> Self {
+        Self::Device(device)
+    }
+}
+
+impl From<Kind> for To {
+    fn from(kind: Kind) -> Self {
+        Self::Kind(kind)
+    }
+}
+
+impl To {
+    fn of(self, tensor: &Tensor) -> Result<Tensor, TorchError> {
+        Ok(match self {
+            Self::Device(device) => tensor.f_detach()?.f_to_device(device)?,
+            Self::Kind(kind) if tensor.is_floating_point() => tensor.f_detach()?.f_to_kind(kind)?,
+            Self::Kind(_) => tensor.f_detach()?,
+        })
+    }
+}
+
+/// What [`Module::visit`] shows the parts of a module.
+pub trait Visitor<'a> {
+    /// A parameter.
+    fn parameter(&mut self, name: &str, parameter: &Tensor);
+    /// A buffer; one that is not persistent is not saved.
+    fn buffer(&mut self, name: &str, buffer: &Tensor, persistent: bool);
+    /// A module.
+    fn module(&mut self, name: &str, module: &'a dyn Module);
+    /// The state of a layer itself.
+    fn state(&mut self, state: &'a ModuleState);
+}
+
+/// What each layer knows of itself: its mode, and its place in the model.
+#[derive(Debug)]
+pub struct ModuleState {
+    training: Cell<bool>,
+    path: RefCell<String>,
+}
+
+impl Default for ModuleState {
+    fn default() -> Self {
+        Self { training: Cell::new(true), path: RefCell::default() }
+    }
+}
+
+impl ModuleState {
+    /// Whether the module is in training mode, as it is at first.
+    pub fn is_training(&self) -> bool {
+        self.training.get()
+    }
+
+    /// The dotted name of the layer in its model, for errors; empty until the model was walked for the first time (by
+    /// an optimizer or `train`, say).
+    pub fn path(&self) -> String {
+        self.path.borrow().clone()
+    }
+}
+
+/// A part found by [`walk`].
+enum Item<'a, 'b> {
+    Parameter { name: &'b str, tensor: &'b Tensor },
+    Buffer { name: &'b str, tensor: &'b Tensor, persistent: bool },
+    Module { name: &'b str, module: &'a dyn Module },
+    State { state: &'a ModuleState },
+}
+
+/// Shows all parts of a module with their dotted names, in order.
+fn walk<'a, M: Module>(module: &'a M, each: &mut dyn FnMut(Item<'a, '_>)) {
+    module.visit(&mut Walk { path: String::new(), each });
+}
+
+struct Walk<'a, 'w> {
+    path: String,
+    each: &'w mut dyn FnMut(Item<'a, '_>),
+}
+
+impl<'a> Walk<'a, '_> {
+    /// Appends a name to the path while `work` runs.
+    fn within(&mut self, name: &str, work: impl FnOnce(&mut Self)) {
+        let length = self.path.len();
+        if length > 0 {
+            self.path.push('.');
+        }
+        self.path.push_str(name);
+        work(self);
+        self.path.truncate(length);
+    }
+}
+
+impl<'a> Visitor<'a> for Walk<'a, '_> {
+    fn parameter(&mut self, name: &str, tensor: &Tensor) {
+        self.within(name, |walk| (walk.each)(Item::Parameter { name: &walk.path, tensor }));
+    }
+
+    fn buffer(&mut self, name: &str, tensor: &Tensor, persistent: bool) {
+        self.within(name, |walk| (walk.each)(Item::Buffer { name: &walk.path, tensor, persistent }));
+    }
+
+    fn module(&mut self, name: &str, module: &'a dyn Module) {
+        self.within(name, |walk| {
+            (walk.each)(Item::Module { name: &walk.path, module });
+            module.visit(walk);
+        });
+    }
+
+    fn state(&mut self, state: &'a ModuleState) {
+        // A layer's name in its model is longer than that in a part of it.
+        if state.path.borrow().len() < self.path.len() {
+            state.path.borrow_mut().clone_from(&self.path);
+        }
+        (self.each)(Item::State { state });
+    }
+}
+
+fn apply(module: &dyn Module, each: &mut dyn FnMut(&dyn Module)) {
+    struct Children<'w>(&'w mut dyn FnMut(&dyn Module));
+    impl<'a> Visitor<'a> for Children<'_> {
+        fn parameter(&mut self, _: &str, _: &Tensor) {}
+        fn buffer(&mut self, _: &str, _: &Tensor, _: bool) {}
+        fn module(&mut self, _: &str, module: &'a dyn Module) {
+            apply(module, self.0);
+        }
+        fn state(&mut self, _: &'a ModuleState) {}
+    }
+    module.visit(&mut Children(each));
+    each(module);
+}
+
+/// A module's state: every parameter and every persistent buffer by its names, tied ones under each.
+///
+/// # Errors
+/// While SAM has moved the weights.
+pub fn module_state<M: Module>(module: &M) -> Result<StateDict, StateError> {
+    let entries = entries(module);
+    check_in_place(&entries)?;
+    let mut state = StateDict::new();
+    for (name, tensor) in entries {
+        state.insert(name, Entry::Tensor(tensor));
+    }
+    Ok(state)
+}
+
+/// Copies a state into a module's tensors, so that the model and its optimizer keep using them.
+///
+/// # Errors
+/// When an entry is missing, unknown, or has another shape or dtype, or SAM has moved the weights; nothing has changed
+/// then.
+pub fn load_module_state<M: Module>(module: &M, state: &StateDict) -> Result<(), StateError> {
+    let mut entries = entries(module);
+    // SAM's step would overwrite the loaded weights with those from before its ascent.
+    check_in_place(&entries)?;
+    let check = |(name, own): &(String, Tensor)| {
+        state.tensor(name, &own.size(), own.kind()).map(Tensor::shallow_clone)
+    };
+    let saved = entries.iter().map(check).collect::<Result<Vec<_>, _>>()?;
+    state.refuse_unknown(&entries.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>())?;
+    let _no_grad = tch::no_grad_guard();
+    for ((_, own), saved) in entries.iter_mut().zip(&saved) {
+        own.f_copy_(saved).map_err(TorchError::from)?;
+    }
+    Ok(())
+}
+
+fn entries<M: Module>(module: &M) -> Vec<(String, Tensor)> {
+    let mut found = Vec::new();
+    walk(module, &mut |item| match item {
+        Item::Parameter { name, tensor } | Item::Buffer { name, tensor, persistent: true } => {
+            found.push((name.to_owned(), tensor.shallow_clone()));
+        }
+        _ => {}
+    });
+    found
+}
+
+fn check_in_place(entries: &[(String, Tensor)]) -> Result<(), StateError> {
+    let reason = "SAM's `ascend` has moved the weights: call `step` or `step_skipped` first, which move them back";
+    match MOVED.position(entries.iter().map(|(_, tensor)| tensor)) {
+        Some(_) => Err(StateError::NotSaved { reason }),
+        None => Ok(()),
+    }
+}
+
+macro_rules! pointers {
+    ($(($($generics:tt)*) $pointer:ty;)+) => {$(
+        impl<$($generics)*> Module for $pointer {
+            fn visit<'a>(&'a self, visitor: &mut dyn Visitor<'a>) {
+                (**self).visit(visitor);
+            }
+
+            fn describe(&self) -> String {
+                (**self).describe()
+            }
+        }
+    )+};
+}
+
+pointers! {
+    (M: Module + ?Sized) &M;
+    (M: Module + ?Sized) Box<M>;
+    (M: Module + ?Sized) std::rc::Rc<M>;
+    (M: Module + ?Sized) std::sync::Arc<M>;
+}

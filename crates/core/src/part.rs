@@ -1,0 +1,47 @@
+//! What the fields of a module can be.
+
+use crate::module::{Module, ModuleState, Visitor};
+
+/// A field of a module: a module, a parameter, a buffer or a plain value.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be a field of a module",
+    note = "a tensor is an `nn::Parameter` or an `nn::Buffer`, a list of modules an `nn::ModuleList`; `#[module(skip)]` \
+            leaves a field of another type out"
+)]
+pub trait Part {
+    /// Shows the visitor what the field holds, under the field's name.
+    fn show<'a>(&'a self, name: &str, visitor: &mut dyn Visitor<'a>);
+}
+
+impl<M: Module> Part for M {
+    fn show<'a>(&'a self, name: &str, visitor: &mut dyn Visitor<'a>) {
+        visitor.module(name, self);
+    }
+}
+
+impl<P: Part> Part for Option<P> {
+    fn show<'a>(&'a self, name: &str, visitor: &mut dyn Visitor<'a>) {
+        if let Some(part) = self {
+            part.show(name, visitor);
+        }
+    }
+}
+
+impl Part for ModuleState {
+    fn show<'a>(&'a self, _: &str, visitor: &mut dyn Visitor<'a>) {
+        visitor.state(self);
+    }
+}
+
+macro_rules! plain {
+    ($($type:ty),+) => {$(
+        /// A plain value, which is not part of the module's state.
+        impl Part for $type {
+            fn show<'a>(&'a self, _: &str, _: &mut dyn Visitor<'a>) {}
+        }
+    )+};
+}
+
+plain!(bool, i32, i64, u32, u64, usize, f32, f64, String, &'static str);
+plain!(tch::Device, tch::Kind, Vec<i64>);
+
