@@ -272,17 +272,23 @@ enum Item<'a, 'b> {
     State { state: &'a ModuleState },
 }
 
-/// Shows all parts of a module with their dotted names, in order.
+/// Shows all parts of a module with their dotted names: first its own parameters and buffers, then its modules, as
+/// PyTorch does, each in the order in which they were declared.
 fn walk<'a, M: Module>(module: &'a M, each: &mut dyn FnMut(Item<'a, '_>)) {
-    module.visit(&mut Walk { path: String::new(), each });
+    let mut walk = Walk { path: String::new(), in_modules: false, each };
+    module.visit(&mut walk);
+    walk.in_modules = true;
+    module.visit(&mut walk);
 }
 
 struct Walk<'a, 'w> {
     path: String,
+    /// Whether the modules are shown now, and not what belongs to the module itself.
+    in_modules: bool,
     each: &'w mut dyn FnMut(Item<'a, '_>),
 }
 
-impl<'a> Walk<'a, '_> {
+impl Walk<'_, '_> {
     /// Appends a name to the path while `work` runs.
     fn within(&mut self, name: &str, work: impl FnOnce(&mut Self)) {
         let length = self.path.len();
@@ -297,21 +303,33 @@ impl<'a> Walk<'a, '_> {
 
 impl<'a> Visitor<'a> for Walk<'a, '_> {
     fn parameter(&mut self, name: &str, tensor: &Tensor) {
-        self.within(name, |walk| (walk.each)(Item::Parameter { name: &walk.path, tensor }));
+        if !self.in_modules {
+            self.within(name, |walk| (walk.each)(Item::Parameter { name: &walk.path, tensor }));
+        }
     }
 
     fn buffer(&mut self, name: &str, tensor: &Tensor, persistent: bool) {
-        self.within(name, |walk| (walk.each)(Item::Buffer { name: &walk.path, tensor, persistent }));
+        if !self.in_modules {
+            self.within(name, |walk| (walk.each)(Item::Buffer { name: &walk.path, tensor, persistent }));
+        }
     }
 
     fn module(&mut self, name: &str, module: &'a dyn Module) {
-        self.within(name, |walk| {
-            (walk.each)(Item::Module { name: &walk.path, module });
-            module.visit(walk);
-        });
+        if self.in_modules {
+            self.within(name, |walk| {
+                (walk.each)(Item::Module { name: &walk.path, module });
+                walk.in_modules = false;
+                module.visit(walk);
+                walk.in_modules = true;
+                module.visit(walk);
+            });
+        }
     }
 
     fn state(&mut self, state: &'a ModuleState) {
+        if self.in_modules {
+            return;
+        }
         // A layer's name in its model is longer than that in a part of it.
         if state.path.borrow().len() < self.path.len() {
             state.path.borrow_mut().clone_from(&self.path);
