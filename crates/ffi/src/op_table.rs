@@ -22,7 +22,7 @@ pub(crate) fn checks(name: &str, overload: &str) -> Option<Checks> {
 
 /// These check by themselves, on every device, that lists are equally long, numbers in range and indices within the
 /// tensor. (`_foreach_copy` does not, and must not be listed.)
-const OWN: [(&str, &str); 71] = [
+const OWN: [(&str, &str); 74] = [
     ("aten::_amp_foreach_non_finite_check_and_unscale_", ""),
     ("aten::_amp_update_scale_", ""),
     ("aten::_foreach_add", "List"),
@@ -75,6 +75,7 @@ const OWN: [(&str, &str); 71] = [
     ("aten::copy_", ""),
     ("aten::div", "Scalar"),
     ("aten::div_", "Scalar"),
+    ("aten::elu", ""),
     ("aten::empty_like", ""),
     ("aten::eq", "Scalar"),
     ("aten::full_like", ""),
@@ -84,6 +85,7 @@ const OWN: [(&str, &str); 71] = [
     ("aten::index_fill_", "int_Scalar"),
     ("aten::index_select", ""),
     ("aten::is_pinned", ""),
+    ("aten::leaky_relu", ""),
     ("aten::lerp_", "Scalar"),
     ("aten::linalg_vector_norm", ""),
     ("aten::masked_fill_", "Scalar"),
@@ -94,6 +96,7 @@ const OWN: [(&str, &str); 71] = [
     ("aten::new_zeros", ""),
     ("aten::pin_memory", ""),
     ("aten::random_", "to"),
+    ("aten::relu6", ""),
 ];
 
 const FUSED: [(&str, &str); 4] =

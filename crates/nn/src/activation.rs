@@ -1,14 +1,20 @@
 //! Activations. Those without options are values: `sequential![Linear::new(4, 8)?, Relu]`.
 
 use overdrive_core::ModuleState;
+use overdrive_ffi::{Arg, LazyOp};
 use overdrive_nn_macros::Module;
-use tch::{TchError, Tensor};
+use tch::Tensor;
 
 use crate::containers::forwards;
 use crate::error::NnError;
 use crate::init;
 use crate::layer::{at_least, empty};
 use crate::tensors::Parameter;
+
+// tch has these without their options.
+static ELU: LazyOp = LazyOp::new("aten::elu", "");
+static LEAKY_RELU: LazyOp = LazyOp::new("aten::leaky_relu", "");
+static RELU6: LazyOp = LazyOp::new("aten::relu6", "");
 
 macro_rules! activations {
     ($($(#[$doc:meta])* $name:ident, $text:literal, $x:ident => $operator:expr;)+) => {$(
@@ -23,8 +29,7 @@ macro_rules! activations {
             /// # Errors
             /// When libtorch refuses the input.
             pub fn forward(&self, $x: &Tensor) -> Result<Tensor, NnError> {
-                let output: Result<Tensor, TchError> = $operator;
-                Ok(output?)
+                Ok($operator?)
             }
 
             fn describe(&self) -> String {
@@ -48,7 +53,7 @@ activations! {
     /// # Source
     /// `torch.nn.ReLU6`
     #[doc(alias = "ReLU6")]
-    Relu6, "ReLU6()", x => x.f_hardtanh_bounds(0.0, 6.0);
+    Relu6, "ReLU6()", x => RELU6.tensor(&[Arg::Tensor(x)]);
     /// `x * Phi(x)`
     ///
     /// # Source
@@ -112,7 +117,7 @@ activations! {
     ///
     /// # Source
     /// `torch.nn.Identity`
-    Identity, "Identity()", x => Ok(x.shallow_clone());
+    Identity, "Identity()", x => Ok::<_, NnError>(x.shallow_clone());
 }
 
 /// `max(x, negative_slope * x)`
@@ -133,7 +138,7 @@ impl LeakyRelu {
     /// # Errors
     /// When libtorch refuses the input.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
-        Ok(input.f_leaky_relu_negative_slope(self.0)?)
+        Ok(LEAKY_RELU.tensor(&[Arg::Tensor(input), Arg::Double(self.0)])?)
     }
 
     fn describe(&self) -> String {
@@ -159,7 +164,7 @@ impl Elu {
     /// # Errors
     /// When libtorch refuses the input.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
-        Ok(input.f_elu_alpha(self.0)?)
+        Ok(ELU.tensor(&[Arg::Tensor(input), Arg::Double(self.0)])?)
     }
 
     fn describe(&self) -> String {
