@@ -1,12 +1,10 @@
 //! Averages of a model's weights over the training: EMA and SWA.
 
-use std::collections::HashSet;
-
 use overdrive_core::{
-    Entry, IntoParameters, MOVED, OptimizerError, Parameter, StateDict, StateError, Stateful, TorchError,
+    Entry, MOVED, Module, OptimizerError, Parameter, StateDict, StateError, Stateful, TorchError,
 };
 use overdrive_ffi::TensorList;
-use tch::{Device, Kind, Tensor, nn};
+use tch::{Device, Kind, Tensor};
 
 use crate::foreach;
 
@@ -59,17 +57,18 @@ pub struct AveragedModel {
 }
 
 /// Options of an [`AveragedModel`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 #[must_use = "options do nothing until `build`"]
-pub struct AveragedModelBuilder<'a> {
-    vs: &'a nn::VarStore,
+pub struct AveragedModelBuilder {
+    parameters: Vec<Parameter>,
+    buffers: Vec<(String, Tensor)>,
     averaging: Averaging,
     use_buffers: bool,
     warm_up: bool,
     device: Option<Device>,
 }
 
-impl AveragedModelBuilder<'_> {
+impl AveragedModelBuilder {
     /// Whether floating-point buffers are averaged too; default false: they are copied.
     ///
     /// # Source
@@ -109,14 +108,18 @@ impl AveragedModelBuilder<'_> {
         {
             return Err(OptimizerError::InvalidOption { option: "decay", found, expected: "at least 0 and at most 1" });
         }
-        let trainable: HashSet<String> =
-            self.vs.into_parameters().iter().filter_map(|param| Some(param.name()?.to_owned())).collect();
-        let mut variables: Vec<_> = self.vs.variables().into_iter().collect();
-        variables.sort_by(|(one, _), (other, _)| one.cmp(other));
-        let is_averaged = |(name, variable): &(String, Tensor)| {
-            variable.is_floating_point() && (self.use_buffers || trainable.contains(name))
-        };
-        let (averaged, copied): (Vec<_>, Vec<_>) = variables.into_iter().partition(is_averaged);
+        let (mut averaged, mut copied) = (Vec::new(), Vec::new());
+        for (index, parameter) in self.parameters.iter().enumerate() {
+            let name = parameter.name().map_or_else(|| index.to_string(), str::to_owned);
+            averaged.push((name, parameter.tensor().shallow_clone()));
+        }
+        for (name, buffer) in self.buffers {
+            let is_averaged = self.use_buffers && buffer.is_floating_point();
+            if is_averaged { averaged.push((name, buffer)) } else { copied.push((name, buffer)) }
+        }
+        for list in [&mut averaged, &mut copied] {
+            list.sort_by(|(one, _), (other, _)| one.cmp(other));
+        }
         Ok(AveragedModel {
             averaging: self.averaging,
             warm_up: self.warm_up,
@@ -128,17 +131,18 @@ impl AveragedModelBuilder<'_> {
 }
 
 impl AveragedModel {
-    /// Averages of the parameters of `vs`, on the model's device; buffers are copied.
+    /// Averages of the parameters of a module or a `VarStore`, on the model's device; buffers are copied.
     ///
     /// # Errors
     /// When `decay` is outside [0, 1], or memory runs out.
-    pub fn new(vs: &nn::VarStore, averaging: Averaging) -> Result<Self, OptimizerError> {
-        Self::builder(vs, averaging).build()
+    pub fn new(model: &impl Module, averaging: Averaging) -> Result<Self, OptimizerError> {
+        Self::builder(model, averaging).build()
     }
 
     /// A builder for more options.
-    pub fn builder(vs: &nn::VarStore, averaging: Averaging) -> AveragedModelBuilder<'_> {
-        AveragedModelBuilder { vs, averaging, use_buffers: false, warm_up: false, device: None }
+    pub fn builder(model: &impl Module, averaging: Averaging) -> AveragedModelBuilder {
+        let (parameters, buffers) = (model.named_parameters(), model.named_buffers());
+        AveragedModelBuilder { parameters, buffers, averaging, use_buffers: false, warm_up: false, device: None }
     }
 
     /// Adds the model's weights to the averages; call it after the optimizer's step.

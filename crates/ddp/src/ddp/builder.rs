@@ -1,12 +1,11 @@
 //! Builds a `DistributedDataParallel`.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 
-use overdrive_core::{AVERAGED, IGNORED, STEPPED_IN_BACKWARD};
+use overdrive_core::{AVERAGED, IGNORED, Module, Parameter, STEPPED_IN_BACKWARD};
 use overdrive_ffi::c10d::{Reducer, ReducerOptions};
 use overdrive_ffi::{TensorId, TensorList};
-use tch::{Tensor, nn};
+use tch::Tensor;
 
 use super::{DistributedDataParallel, State, agree};
 use crate::check;
@@ -97,30 +96,20 @@ impl DdpBuilder {
         self
     }
 
-    /// Wraps all variables of a store: its trainable variables, in their order, are the parameters; the others, by
-    /// name, are the buffers.
+    /// Wraps a module, or a `VarStore`: its parameters in their order, and its buffers.
     ///
     /// # Errors
     /// As [`build_from`](Self::build_from).
     ///
     /// # Syncs
     /// Waits for all ranks.
-    pub fn build(self, vs: &nn::VarStore) -> Result<DistributedDataParallel, DdpError> {
-        let mut named: Vec<(String, Tensor)> = vs.variables().into_iter().collect();
-        named.sort_by(|(one, _), (other, _)| one.cmp(other));
-        let trainable = vs.trainable_variables();
-        // A variable and its entry among the trainable ones are handles of one tensor.
-        let place: HashMap<_, _> = trainable.iter().enumerate().map(|(i, tensor)| (TensorId::of(tensor), i)).collect();
-        let mut params: Vec<_> =
-            trainable.iter().enumerate().map(|(i, tensor)| (i.to_string(), tensor.shallow_clone())).collect();
-        let mut buffers = Vec::new();
-        for (name, tensor) in named {
-            match place.get(&TensorId::of(&tensor)) {
-                Some(&index) => params[index].0 = name,
-                None => buffers.push((name, tensor)),
-            }
-        }
-        self.build_from(params, buffers)
+    pub fn build(self, model: &impl Module) -> Result<DistributedDataParallel, DdpError> {
+        let named = |(index, it): (usize, Parameter)| {
+            let name = it.name().map_or_else(|| index.to_string(), str::to_owned);
+            (name, it.tensor().shallow_clone())
+        };
+        let params = model.named_parameters().into_iter().enumerate().map(named).collect();
+        self.build_from(params, model.named_buffers())
     }
 
     /// Wraps parameters and buffers that are given by name, in the same order on all ranks. Parameters that require no

@@ -9,10 +9,10 @@ mod sync;
 use std::cell::RefCell;
 use std::collections::HashSet;
 
-use overdrive_core::{Activity, Marked, activity};
+use overdrive_core::{Activity, Marked, Module, activity};
 use overdrive_ffi::c10d::{self, Reducer};
 use overdrive_ffi::{Arg, LazyOp, TensorId, TensorList};
-use tch::{Tensor, nn};
+use tch::Tensor;
 
 use crate::error::DdpError;
 use crate::group::ProcessGroup;
@@ -92,7 +92,7 @@ struct State {
 }
 
 impl DistributedDataParallel {
-    /// Wraps all variables of a store with PyTorch's defaults.
+    /// Wraps a module, or all variables of a `VarStore`, with PyTorch's defaults.
     ///
     /// # Errors
     /// When the models differ (an error on every rank), no variable is trainable, or a rank has exited or does not take
@@ -100,8 +100,8 @@ impl DistributedDataParallel {
     ///
     /// # Syncs
     /// Waits for all ranks.
-    pub fn new(vs: &nn::VarStore, group: &ProcessGroup) -> Result<Self, DdpError> {
-        Self::builder(group).build(vs)
+    pub fn new(model: &impl Module, group: &ProcessGroup) -> Result<Self, DdpError> {
+        Self::builder(group).build(model)
     }
 
     /// A builder with options. The defaults are PyTorch's.

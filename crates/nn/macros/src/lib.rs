@@ -40,6 +40,7 @@ fn module(input: &DeriveInput) -> Result<TokenStream, Error> {
     let (name, (generics, types, bounds)) = (&input.ident, input.generics.split_for_impl());
     Ok(quote! {
         impl #generics #krate::Module for #name #types #bounds {
+            #[allow(unused_variables)]
             fn visit<'module>(&'module self, visitor: &mut dyn #krate::Visitor<'module>) {
                 #(#shown)*
             }
