@@ -180,3 +180,120 @@ impl Default for Attend<'_> {
         }
     }
 }
+
+impl MultiheadAttention {
+    /// A layer with PyTorch's defaults.
+    ///
+    /// # Errors
+    /// When `num_heads` does not divide `embed_dim`, or memory runs out.
+    pub fn new(embed_dim: i64, num_heads: i64) -> Result<Self, NnError> {
+        Self::builder(embed_dim, num_heads).build()
+    }
+
+    /// A builder with options. The defaults are PyTorch's.
+    pub fn builder(embed_dim: i64, num_heads: i64) -> MultiheadAttentionBuilder {
+        MultiheadAttentionBuilder {
+            embed_dim,
+            num_heads,
+            dropout: 0.0,
+            bias: true,
+            add_bias_kv: false,
+            add_zero_attn: false,
+            kdim: None,
+            vdim: None,
+            batch_first: false,
+        }
+    }
+
+    /// Attends with PyTorch's defaults; returns the output and the weights.
+    ///
+    /// # Shapes
+    /// As [`attend`](Self::attend).
+    ///
+    /// # Errors
+    /// As [`attend`](Self::attend).
+    pub fn forward(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Result<(Tensor, Option<Tensor>), NnError> {
+        self.attend(query, key, value, Attend::default())
+    }
+
+    /// Attends; returns the output, and the weights if asked for. In evaluation mode without gradients, where PyTorch
+    /// takes its fused operator, so does this; it is not differentiable.
+    ///
+    /// # Shapes
+    /// `query` `[queries, batch, embed_dim]`, `key` `[keys, batch, kdim]`, `value` `[keys, batch, vdim]`, or with
+    /// `batch_first` the batch before; also without a batch. The output has `query`'s shape; the weights are
+    /// `[batch, queries, keys]`, or not averaged `[batch, heads, queries, keys]`.
+    ///
+    /// # Errors
+    /// When a shape, dtype or device does not fit, or `is_causal` comes without `attn_mask`.
+    pub fn attend(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        how: Attend<'_>,
+    ) -> Result<(Tensor, Option<Tensor>), NnError> {
+        run(self, &self.state, || {
+            let kind = query.kind();
+            let masks = Masks {
+                key_padding: how.key_padding_mask.map(|mask| added(mask, kind)).transpose()?,
+                attn: how.attn_mask.map(|mask| added(mask, kind)).transpose()?,
+            };
+            // The fused operator is given one mask; PyTorch refuses it for masks that are floating-point.
+            let is_float = |mask: Option<&Tensor>| mask.is_some_and(Tensor::is_floating_point);
+            let takes_masks = !is_float(how.attn_mask) && !is_float(how.key_padding_mask);
+            match takes_masks && self.may_be_fused(query, key, value) {
+                true => self.fused(query, &masks, how),
+                false => self.attend_in_steps(query, key, value, masks, how),
+            }
+        })
+    }
+
+    /// Whether PyTorch would take its fused operator.
+    fn may_be_fused(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> bool {
+        let MultiheadAttentionBuilder { num_heads, add_zero_attn, batch_first, .. } = self.options;
+        let (Some(weight), Some(bias), Some(out_bias)) =
+            (&self.in_proj_weight, &self.in_proj_bias, &self.out_proj.bias)
+        else {
+            return false;
+        };
+        let tensors: [&Tensor; 5] = [query, weight, bias, &self.out_proj.weight, out_bias];
+        let is_same = query.is_same_tensor(key) && key.is_same_tensor(value);
+        let has_options = self.bias_k.is_some() || add_zero_attn || !batch_first || num_heads % 2 != 0;
+        let kinds_fit = query.kind() == weight.kind() && query.kind() == bias.kind();
+        let is_autocast = overdrive_ffi::autocast::state(query.device()).is_ok_and(|state| state.enabled);
+        let needs_grad = tch::autograd_enabled() && tensors.iter().any(|tensor| tensor.requires_grad());
+        let is_batch = query.dim() == 3;
+        is_batch && is_same && kinds_fit && !has_options && !is_autocast && !needs_grad && !self.state.is_training()
+    }
+
+    fn fused(
+        &self,
+        query: &Tensor,
+        masks: &Masks,
+        how: Attend<'_>,
+    ) -> Result<(Tensor, Option<Tensor>), TchError> {
+        let (Some(weight), Some(bias), Some(out_bias)) =
+            (&self.in_proj_weight, &self.in_proj_bias, &self.out_proj.bias)
+        else {
+            return Err(TchError::Convert("the fused operator needs packed weights and biases".to_owned()));
+        };
+        let (mask, kind) = masks.merged(query, self.options.num_heads)?;
+        let (output, weights) = Tensor::f_internal_native_multi_head_attention(
+            query,
+            query,
+            query,
+            self.options.embed_dim,
+            self.options.num_heads,
+            weight,
+            bias,
+            &self.out_proj.weight,
+            out_bias,
+            mask.as_ref(),
+            how.need_weights,
+            how.average_attn_weights,
+            kind,
+        )?;
+        Ok((output, how.need_weights.then_some(weights)))
+    }
+}
