@@ -47,6 +47,7 @@ mod layer;
 mod linear;
 mod norm;
 mod pooling;
+mod recurrent;
 mod size;
 mod tensors;
 
@@ -70,6 +71,7 @@ pub use pooling::{
     AdaptiveAvgPool, AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d, AvgPool, AvgPool1d, AvgPool2d, AvgPool3d,
     Flatten, MaxPool, MaxPool1d, MaxPool2d, MaxPool3d,
 };
+pub use recurrent::{Gru, Lstm, RecurrentBuilder};
 pub use size::Size;
 pub use overdrive_core::{
     Module, ModuleState, Part, StateDict, StateError, Stateful, To, Visitor, load_module_state, module_state,
