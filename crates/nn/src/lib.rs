@@ -47,6 +47,7 @@ mod layer;
 mod linear;
 mod norm;
 mod pooling;
+mod pt;
 mod recurrent;
 mod size;
 mod tensors;
@@ -71,6 +72,7 @@ pub use pooling::{
     AdaptiveAvgPool, AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d, AvgPool, AvgPool1d, AvgPool2d, AvgPool3d,
     Flatten, MaxPool, MaxPool1d, MaxPool2d, MaxPool3d,
 };
+pub use pt::{PtError, load_pt};
 pub use recurrent::{Gru, Lstm, RecurrentBuilder};
 pub use size::Size;
 pub use overdrive_core::{
