@@ -1,5 +1,6 @@
 //! Modules: what models are made of.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 
@@ -27,6 +28,11 @@ pub trait Module {
         let name = std::any::type_name::<Self>();
         let name = name.split('<').next().unwrap_or(name);
         name.rsplit("::").next().unwrap_or(name).to_owned()
+    }
+
+    /// Itself, for [`downcast_ref`](dyn Module::downcast_ref); none for modules that borrow.
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
     }
 
     /// The parameters with their dotted names, in the order in which they were declared. A parameter that is used in
@@ -192,6 +198,16 @@ pub trait Module {
             }
         }
         Ok(self)
+    }
+}
+
+impl dyn Module + '_ {
+    /// The module as a type, if it is of that type: for functions that [`Module::apply`] calls with each module.
+    ///
+    /// # Source
+    /// `isinstance(module, nn.Linear)`
+    pub fn downcast_ref<M: 'static>(&self) -> Option<&M> {
+        self.as_any()?.downcast_ref()
     }
 }
 
@@ -415,6 +431,10 @@ macro_rules! pointers {
 
             fn describe(&self) -> String {
                 (**self).describe()
+            }
+
+            fn as_any(&self) -> Option<&dyn Any> {
+                (**self).as_any()
             }
         }
     )+};

@@ -117,6 +117,10 @@ impl Module for Sequential {
             visitor.module(&index.to_string(), module);
         }
     }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        Some(self)
+    }
 }
 
 impl Stateful for Sequential {

@@ -45,6 +45,7 @@ mod error;
 pub mod init;
 mod layer;
 mod linear;
+pub mod models;
 mod norm;
 mod pooling;
 mod pt;

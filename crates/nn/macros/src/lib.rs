@@ -37,7 +37,19 @@ fn module(input: &DeriveInput) -> Result<TokenStream, Error> {
             }
         }
     });
-    let (name, (generics, types, bounds)) = (&input.ident, input.generics.split_for_impl());
+    // A module that borrows cannot be told apart by type.
+    let as_any = input.generics.lifetimes().next().is_none().then(|| {
+        quote! {
+            fn as_any(&self) -> ::std::option::Option<&dyn ::std::any::Any> {
+                ::std::option::Option::Some(self)
+            }
+        }
+    });
+    let mut all = input.generics.clone();
+    if as_any.is_some() {
+        all.type_params_mut().for_each(|parameter| parameter.bounds.push(syn::parse_quote!('static)));
+    }
+    let (name, (generics, types, bounds)) = (&input.ident, all.split_for_impl());
     Ok(quote! {
         impl #generics #krate::Module for #name #types #bounds {
             #[allow(unused_variables)]
@@ -46,6 +58,8 @@ fn module(input: &DeriveInput) -> Result<TokenStream, Error> {
             }
 
             #described
+
+            #as_any
         }
 
         impl #generics #krate::Stateful for #name #types #bounds {
