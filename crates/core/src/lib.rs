@@ -28,7 +28,7 @@ pub use marks::{
     AVERAGED, IGNORED, MOVED, Marked, Marks, STEPPED_IN_BACKWARD, UNSCALED, check_averaged,
     check_not_stepped_in_backward,
 };
-pub use module::{Module, ModuleState, To, Visitor, load_module_state, module_state};
+pub use module::{Module, ModuleState, To, Visitor, load_module_state, module_entries, module_state};
 pub use optimizer::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId};
 pub use overdrive_ffi::{Error as TorchError, ErrorKind as TorchErrorKind};
 pub use parameter::{IntoParameters, Parameter, prefixed};

@@ -373,7 +373,7 @@ fn apply(module: &dyn Module, each: &mut dyn FnMut(&dyn Module)) {
 /// # Errors
 /// While SAM has moved the weights.
 pub fn module_state<M: Module>(module: &M) -> Result<StateDict, StateError> {
-    let entries = entries(module);
+    let entries = module_entries(module);
     check_in_place(&entries)?;
     let mut state = StateDict::new();
     for (name, tensor) in entries {
@@ -388,7 +388,7 @@ pub fn module_state<M: Module>(module: &M) -> Result<StateDict, StateError> {
 /// When an entry is missing, unknown, or has another shape or dtype, or SAM has moved the weights; nothing has changed
 /// then.
 pub fn load_module_state<M: Module>(module: &M, state: &StateDict) -> Result<(), StateError> {
-    let mut entries = entries(module);
+    let mut entries = module_entries(module);
     // SAM's step would overwrite the loaded weights with those from before its ascent.
     check_in_place(&entries)?;
     let check = |(name, own): &(String, Tensor)| {
@@ -403,7 +403,8 @@ pub fn load_module_state<M: Module>(module: &M, state: &StateDict) -> Result<(),
     Ok(())
 }
 
-fn entries<M: Module>(module: &M) -> Vec<(String, Tensor)> {
+/// The tensors of a module's state by name, tied ones under each.
+pub fn module_entries<M: Module>(module: &M) -> Vec<(String, Tensor)> {
     let mut found = Vec::new();
     walk(module, &mut |item| match item {
         Item::Parameter { name, tensor } | Item::Buffer { name, tensor, persistent: true } => {

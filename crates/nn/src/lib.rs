@@ -45,6 +45,7 @@ mod error;
 pub mod init;
 mod layer;
 mod linear;
+mod loading;
 pub mod models;
 mod norm;
 mod pooling;
@@ -66,6 +67,7 @@ pub use dropout::{AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d};
 pub use embedding::{Embedding, EmbeddingBuilder};
 pub use error::NnError;
 pub use linear::{Bilinear, Linear, LinearBuilder};
+pub use loading::{Incompatible, LoadError, LoadStateDict, Mismatch};
 pub use norm::{
     BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNormBuilder, GroupNorm, LayerNorm, RmsNorm,
 };
