@@ -12,6 +12,7 @@ mod gradient_sync;
 mod look_ahead;
 mod marks;
 mod module;
+mod module_state;
 mod optimizer;
 mod parameter;
 mod part;
@@ -28,7 +29,8 @@ pub use marks::{
     AVERAGED, IGNORED, MOVED, Marked, Marks, STEPPED_IN_BACKWARD, UNSCALED, check_averaged,
     check_not_stepped_in_backward,
 };
-pub use module::{Module, ModuleState, To, Visitor, load_module_state, module_entries, module_state};
+pub use module::{Module, ModuleState, To, Visitor};
+pub use module_state::{load_module_state, module_entries, module_state};
 pub use optimizer::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId};
 pub use overdrive_ffi::{Error as TorchError, ErrorKind as TorchErrorKind};
 pub use parameter::{IntoParameters, Parameter, prefixed};

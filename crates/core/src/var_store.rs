@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use overdrive_ffi::TensorId;
 use tch::nn::VarStore;
 
-use crate::module::{Module, Visitor, load_module_state, module_state};
+use crate::module::{Module, Visitor};
+use crate::module_state::{load_module_state, module_state};
 use crate::state::{StateDict, StateError, Stateful};
 
 /// The trainable variables, frozen ones among them, are the parameters, in the order in which they were made; the others

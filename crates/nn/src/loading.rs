@@ -1,5 +1,6 @@
 //! Loading a state dict into a module.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use overdrive_core::{Entry, MOVED, Module, StateDict, TorchError, module_entries};
@@ -96,20 +97,20 @@ impl<'a> LoadStateDict<'a> {
             return Err(LoadError::Moved);
         }
         let name_of = |name: &str| self.rename.as_ref().map_or_else(|| name.to_owned(), |rename| rename(name));
-        let saved: Vec<(String, &Entry)> = self.state.iter().map(|(name, entry)| (name_of(name), entry)).collect();
+        let mut saved: BTreeMap<String, &Entry> =
+            self.state.iter().map(|(name, entry)| (name_of(name), entry)).collect();
         let mut keys = Incompatible::default();
         let (mut tensors, mut pairs) = (Vec::new(), Vec::new());
         for (name, tensor) in &mut own {
-            match saved.iter().find(|(saved, _)| saved == name) {
+            match saved.remove(name) {
                 None => keys.missing_keys.push(name.clone()),
-                Some((_, entry)) => match fitting(name, tensor, entry) {
+                Some(entry) => match fitting(name, tensor, entry) {
                     Ok(saved) => pairs.push((tensor, saved)),
                     Err(sentence) => tensors.push(sentence),
                 },
             }
         }
-        let is_own = |name: &str| module_entries(module).iter().any(|(own, _)| own == name);
-        keys.unexpected_keys = saved.iter().map(|(name, _)| name.clone()).filter(|name| !is_own(name)).collect();
+        keys.unexpected_keys = saved.into_keys().collect();
         let keys_differ = !keys.missing_keys.is_empty() || !keys.unexpected_keys.is_empty();
         if (self.strict && keys_differ) || !tensors.is_empty() {
             let module = module.describe();
@@ -150,11 +151,11 @@ impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Error(s) in loading state_dict for {}:", self.module)?;
         let quoted = |keys: &[String]| keys.iter().map(|key| format!("\"{key}\"")).collect::<Vec<_>>().join(", ");
-        if !self.keys.unexpected_keys.is_empty() {
-            write!(f, "\n\tUnexpected key(s) in state_dict: {}. ", quoted(&self.keys.unexpected_keys))?;
-        }
         if !self.keys.missing_keys.is_empty() {
             write!(f, "\n\tMissing key(s) in state_dict: {}. ", quoted(&self.keys.missing_keys))?;
+        }
+        if !self.keys.unexpected_keys.is_empty() {
+            write!(f, "\n\tUnexpected key(s) in state_dict: {}. ", quoted(&self.keys.unexpected_keys))?;
         }
         self.tensors.iter().try_for_each(|sentence| write!(f, "\n\t{sentence}"))
     }

@@ -1,0 +1,63 @@
+//! A module's weights as a state.
+
+use overdrive_ffi::Error as TorchError;
+use tch::Tensor;
+
+use crate::marks::MOVED;
+use crate::module::{Item, Module, walk};
+use crate::state::{Entry, StateDict, StateError};
+
+/// A module's state: every parameter and every persistent buffer by its names, tied ones under each.
+///
+/// # Errors
+/// While SAM has moved the weights.
+pub fn module_state<M: Module>(module: &M) -> Result<StateDict, StateError> {
+    let entries = module_entries(module);
+    check_in_place(&entries)?;
+    let mut state = StateDict::new();
+    for (name, tensor) in entries {
+        state.insert(name, Entry::Tensor(tensor));
+    }
+    Ok(state)
+}
+
+/// Copies a state into a module's tensors, so that the model and its optimizer keep using them.
+///
+/// # Errors
+/// When an entry is missing, unknown, or has another shape or dtype, or SAM has moved the weights; nothing has changed
+/// then.
+pub fn load_module_state<M: Module>(module: &M, state: &StateDict) -> Result<(), StateError> {
+    let mut entries = module_entries(module);
+    // SAM's step would overwrite the loaded weights with those from before its ascent.
+    check_in_place(&entries)?;
+    let check = |(name, own): &(String, Tensor)| {
+        state.tensor(name, &own.size(), own.kind()).map(Tensor::shallow_clone)
+    };
+    let saved = entries.iter().map(check).collect::<Result<Vec<_>, _>>()?;
+    state.refuse_unknown(&entries.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>())?;
+    let _no_grad = tch::no_grad_guard();
+    for ((_, own), saved) in entries.iter_mut().zip(&saved) {
+        own.f_copy_(saved).map_err(TorchError::from)?;
+    }
+    Ok(())
+}
+
+/// The tensors of a module's state by name, tied ones under each.
+pub fn module_entries<M: Module>(module: &M) -> Vec<(String, Tensor)> {
+    let mut found = Vec::new();
+    walk(module, &mut |item| match item {
+        Item::Parameter { name, tensor } | Item::Buffer { name, tensor, persistent: true } => {
+            found.push((name.to_owned(), tensor.shallow_clone()));
+        }
+        _ => {}
+    });
+    found
+}
+
+fn check_in_place(entries: &[(String, Tensor)]) -> Result<(), StateError> {
+    let reason = "SAM's `ascend` has moved the weights: call `step` or `step_skipped` first, which move them back";
+    match MOVED.position(entries.iter().map(|(_, tensor)| tensor)) {
+        Some(_) => Err(StateError::NotSaved { reason }),
+        None => Ok(()),
+    }
+}
