@@ -51,6 +51,7 @@ mod norm;
 mod pooling;
 mod pt;
 mod recurrent;
+mod repr;
 mod size;
 mod tensors;
 
@@ -76,10 +77,12 @@ pub use pooling::{
     Flatten, MaxPool, MaxPool1d, MaxPool2d, MaxPool3d,
 };
 pub use pt::{PtError, load_pt};
+pub use repr::repr;
 pub use recurrent::{Gru, Lstm, RecurrentBuilder};
 pub use size::Size;
 pub use overdrive_core::{
-    Module, ModuleState, Part, StateDict, StateError, Stateful, To, Visitor, load_module_state, module_state,
+    Module, ModuleState, Part, StateDict, StateError, Stateful, To, Visitor, load_module_state, module_entries,
+    module_state,
 };
 pub use overdrive_nn_macros::Module;
 pub use tensors::{Buffer, Parameter};

@@ -7,6 +7,7 @@ mod dataload;
 mod ddp;
 mod ddp_collectives;
 mod mnist;
+mod nn;
 mod optim;
 mod profiler;
 mod samplers;
@@ -50,6 +51,8 @@ pub const ALL: &[(&str, Case)] = &[
     ("ddp_beside_python", ddp::ddp_beside_python),
     ("ddp_collectives", ddp::ddp_collectives),
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
+    ("nn_layers", nn::layers),
+    ("nn_init", nn::init),
     ("dataload_jpeg", dataload::dataload_jpeg),
     ("dataload_resized_crop", dataload::dataload_resized_crop),
     ("dataload_dct_scaling", dataload::dataload_dct_scaling),
