@@ -155,7 +155,7 @@ pub trait Module {
         Self: Sized,
     {
         for parameter in self.named_parameters() {
-            parameter.tensor().f_set_requires_grad(requires_grad)?;
+            let _ = parameter.tensor().f_set_requires_grad(requires_grad)?;
         }
         Ok(self)
     }

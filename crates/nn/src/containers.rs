@@ -18,7 +18,7 @@ pub trait Forward: Module {
 
 macro_rules! forwards {
     ($($module:ty),+ $(,)?) => {$(
-        impl Forward for $module {
+        impl $crate::Forward for $module {
             fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
                 <$module>::forward(self, input)
             }

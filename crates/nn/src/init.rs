@@ -52,7 +52,7 @@ pub fn calculate_gain(nonlinearity: Nonlinearity, negative_slope: f64) -> f64 {
 /// When `a` is larger than `b`, or the tensor is not floating-point.
 pub fn uniform_(tensor: &Tensor, a: f64, b: f64) -> Result<(), NnError> {
     let _no_grad = tch::no_grad_guard();
-    tensor.shallow_clone().f_uniform_(a, b)?;
+    let _ = tensor.shallow_clone().f_uniform_(a, b)?;
     Ok(())
 }
 
@@ -62,7 +62,7 @@ pub fn uniform_(tensor: &Tensor, a: f64, b: f64) -> Result<(), NnError> {
 /// When `std` is negative, or the tensor is not floating-point.
 pub fn normal_(tensor: &Tensor, mean: f64, std: f64) -> Result<(), NnError> {
     let _no_grad = tch::no_grad_guard();
-    tensor.shallow_clone().f_normal_(mean, std)?;
+    let _ = tensor.shallow_clone().f_normal_(mean, std)?;
     Ok(())
 }
 
@@ -78,11 +78,11 @@ pub fn trunc_normal_(tensor: &Tensor, mean: f64, std: f64, a: f64, b: f64) -> Re
     let cdf = |x: f64| (1.0 + libm::erf(x / 2f64.sqrt())) / 2.0;
     let (low, high) = (cdf((a - mean) / std), cdf((b - mean) / std));
     let (_no_grad, mut tensor) = (tch::no_grad_guard(), tensor.shallow_clone());
-    tensor.f_uniform_(2.0 * low - 1.0, 2.0 * high - 1.0)?;
-    tensor.f_erfinv_()?;
+    let _ = tensor.f_uniform_(2.0 * low - 1.0, 2.0 * high - 1.0)?;
+    let _ = tensor.f_erfinv_()?;
     tensor *= std * 2f64.sqrt();
     tensor += mean;
-    tensor.f_clamp_(a, b)?;
+    let _ = tensor.f_clamp_(a, b)?;
     Ok(())
 }
 
@@ -92,7 +92,7 @@ pub fn trunc_normal_(tensor: &Tensor, mean: f64, std: f64, a: f64, b: f64) -> Re
 /// When libtorch refuses.
 pub fn constant_(tensor: &Tensor, value: f64) -> Result<(), NnError> {
     let _no_grad = tch::no_grad_guard();
-    tensor.shallow_clone().f_fill_(value)?;
+    let _ = tensor.shallow_clone().f_fill_(value)?;
     Ok(())
 }
 
@@ -110,7 +110,7 @@ pub fn ones_(tensor: &Tensor) -> Result<(), NnError> {
 /// When libtorch refuses.
 pub fn zeros_(tensor: &Tensor) -> Result<(), NnError> {
     let _no_grad = tch::no_grad_guard();
-    tensor.shallow_clone().f_zero_()?;
+    let _ = tensor.shallow_clone().f_zero_()?;
     Ok(())
 }
 
@@ -122,7 +122,7 @@ pub fn eye_(tensor: &Tensor) -> Result<(), NnError> {
     let (rows, columns) = matrix("eye_", tensor)?;
     let _no_grad = tch::no_grad_guard();
     let eye = Tensor::f_eye_m(rows, columns, (tensor.kind(), tensor.device()))?;
-    tensor.shallow_clone().f_copy_(&eye)?;
+    let _ = tensor.shallow_clone().f_copy_(&eye)?;
     Ok(())
 }
 
@@ -146,7 +146,7 @@ pub fn dirac_(tensor: &Tensor, groups: i64) -> Result<(), NnError> {
             for size in &shape[2..] {
                 at = at.f_select(0, size / 2)?;
             }
-            at.f_fill_(1.0)?;
+            let _ = at.f_fill_(1.0)?;
         }
     }
     Ok(())
@@ -257,13 +257,13 @@ pub fn orthogonal_(tensor: &Tensor, gain: f64) -> Result<(), NnError> {
     let _no_grad = tch::no_grad_guard();
     let (rows, columns) = (shape[0], tensor.numel() as i64 / shape[0]);
     let mut flat = Tensor::f_empty([rows, columns], (tensor.kind(), tensor.device()))?;
-    flat.f_normal_(0.0, 1.0)?;
+    let _ = flat.f_normal_(0.0, 1.0)?;
     let flat = if rows < columns { flat.f_tr()? } else { flat };
     let (q, r) = Tensor::f_linalg_qr(&flat, "reduced")?;
     let q = q.f_mul(&r.f_diag(0)?.f_sign()?)?;
     let q = if rows < columns { q.f_tr()? } else { q };
     let mut tensor = tensor.shallow_clone();
-    tensor.f_copy_(&q.f_reshape(&shape)?)?;
+    let _ = tensor.f_copy_(&q.f_reshape(&shape)?)?;
     tensor *= gain;
     Ok(())
 }
@@ -287,7 +287,7 @@ pub fn sparse_(tensor: &Tensor, sparsity: f64, std: f64) -> Result<(), NnError> 
     for column in 0..columns {
         let order = Tensor::f_randperm(rows, (Kind::Int64, tch::Device::Cpu))?;
         let order = order.f_narrow(0, 0, zeros)?.f_to_device(tensor.device())?;
-        tensor.f_select(1, column)?.f_index_fill_(0, &order, 0.0)?;
+        let _ = tensor.f_select(1, column)?.f_index_fill_(0, &order, 0.0)?;
     }
     Ok(())
 }

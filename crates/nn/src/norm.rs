@@ -1,7 +1,6 @@
 //! Normalization of activations.
 
 use overdrive_core::ModuleState;
-use overdrive_ffi::Error as TorchError;
 use overdrive_nn_macros::Module;
 use tch::{Device, Kind, Tensor};
 
