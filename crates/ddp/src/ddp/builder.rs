@@ -1,6 +1,7 @@
 //! Builds a `DistributedDataParallel`.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 
 use overdrive_core::{AVERAGED, IGNORED, Module, Parameter, STEPPED_IN_BACKWARD};
 use overdrive_ffi::c10d::{Reducer, ReducerOptions};
