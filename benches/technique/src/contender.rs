@@ -33,33 +33,37 @@ pub fn serve(job: &Job) -> Result<()> {
         DeviceKind::Cpu => Device::Cpu,
         DeviceKind::Cuda => Device::Cuda(0),
     };
-    let (job, left_out) = match job.tries && job.contender == Contender::Combined {
-        true => choice::choose(job, |one, other| speed(one, other, device))?,
-        false => (job.clone(), Vec::new()),
+    let choice::Choice { job, left_out, failures } = match job.tries && job.contender == Contender::Combined {
+        true => choice::choose(job, |one, other| speed(one, other, device)),
+        false => choice::Choice { job: job.clone(), left_out: Vec::new(), failures: Vec::new() },
     };
     let job = &job;
     set_tf32(job)?;
     let mut trainer = trainer(job, device)?;
     let feed = feed(job, device)?;
     let mut batches = endless(job, &*feed)?;
-    let choices = settle(job, &mut trainer, &mut batches)?;
-    let mut is_warm = false;
+    let mut choices = settle(job, &mut trainer, &mut batches, feed.read_ahead())?;
+    choices.extend(failures);
+    let mut peak_device_bytes = None;
     let (parts, options) = (job.parts.clone(), serde_json::Value::Null);
     say(&Said::Ready { choices, parts, left_out, options, versions: Versions::new() })?;
     for ask in asked() {
-        let ask = ask?;
-        if !is_warm {
-            // Not before, because in a first look all contenders start at the same time.
-            is_warm = true;
-            trainer.train(&mut batches, Until::Steps(FIRST), None)?;
-            if device.is_cuda() {
-                ffi::cuda::reset_peak_memory_stats(0)?;
+        match ask? {
+            Ask::Warm => {
+                // Not before, because in a first look all contenders start at the same time.
+                trainer.train(&mut batches, Until::Steps(FIRST), None)?;
+                if device.is_cuda() {
+                    ffi::cuda::reset_peak_memory_stats(0)?;
+                }
+                say(&Said::Warm)?;
             }
-        }
-        match ask {
             Ask::Turn => {
                 let (steps, seconds) =
                     turn(&mut trainer, &*feed, &mut batches, (job.settle_seconds, job.turn_seconds))?;
+                if device.is_cuda() {
+                    // A whole training holds a second model, and only some contenders make one.
+                    peak_device_bytes = u64::try_from(ffi::cuda::memory_stats(0)?.allocated_peak_bytes).ok();
+                }
                 say(&Said::Turn(Turn {
                     seconds,
                     wait_seconds: steps.wait_seconds,
@@ -71,10 +75,6 @@ pub fn serve(job: &Job) -> Result<()> {
             Ask::Steps => say(&recorded(&mut trainer, &mut batches, device)?)?,
         }
     }
-    let peak_device_bytes = match device.is_cuda() {
-        true => u64::try_from(ffi::cuda::memory_stats(0)?.allocated_peak_bytes).ok(),
-        false => None,
-    };
     say(&Said::End { peak_device_bytes })
 }
 
@@ -181,7 +181,7 @@ fn untuned_threads(job: &Job) -> Result<i32> {
 }
 
 /// Sets the number of compute threads. With a loader's workers, finds the fastest by trying.
-fn settle(job: &Job, trainer: &mut Trainer, batches: &mut Batches<'_>) -> Result<Vec<String>> {
+fn settle(job: &Job, trainer: &mut Trainer, batches: &mut Batches<'_>, read_ahead: usize) -> Result<Vec<String>> {
     let threads = untuned_threads(job)?;
     if job.device == DeviceKind::Cuda || !has_workers(job) {
         return Ok(Vec::new());
@@ -191,7 +191,8 @@ fn settle(job: &Job, trainer: &mut Trainer, batches: &mut Batches<'_>) -> Result
         // Others start at the same time, so nothing can be measured. Tuned Python takes as many.
         return Ok(vec![format!("{threads} of {most} threads compute")]);
     }
-    let mut tuner = ThreadTuner::new(most);
+    // Batches that were read ahead beside another number of threads are used up first.
+    let mut tuner = ThreadTuner::new(most).settling_steps(read_ahead);
     let chosen = loop {
         trainer.train(batches, Until::Steps(1), None)?;
         if let Some(chosen) = tuner.step() {

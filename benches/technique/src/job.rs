@@ -50,6 +50,8 @@ pub struct Job {
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
+    /// Make the first steps, which are slow.
+    Warm,
     /// Train for `turn_seconds` and report the time.
     Turn,
     /// Train new weights with this seed from start to end.
@@ -80,6 +82,8 @@ pub enum Said {
     },
     /// It cannot run here, for this reason.
     Missing(String),
+    /// After [`Ask::Warm`].
+    Warm,
     /// After [`Ask::Turn`].
     Turn(Turn),
     /// After [`Ask::Whole`].

@@ -2,10 +2,10 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use overdrive_bench_report::{Contender, Measured, Versions};
@@ -15,10 +15,14 @@ use super::watch::Watch;
 
 /// The argument that makes this program a contender; the job follows as JSON.
 pub const JOB_ARGUMENT: &str = "--job";
-/// How often a disturbed timing is repeated.
-const MOST_REPETITIONS: usize = 2;
-/// A contender that has not answered for so long hangs. Only a whole training may take longer.
+/// How often a disturbed timing, or a disturbed choice of options, is repeated.
+pub const MOST_REPETITIONS: usize = 2;
+/// A contender that has not answered for so long hangs.
 const TIMEOUT: Duration = Duration::from_secs(20 * 60);
+/// A whole training may take longer.
+const WHOLE_TIMEOUT: Duration = Duration::from_secs(3 * 60 * 60);
+/// A process ends soon after its last answer.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running contender, and what was measured of it.
 pub struct Player {
@@ -40,6 +44,14 @@ pub struct Player {
 pub struct Starting(Started);
 
 impl Starting {
+    /// The process, if one could be started.
+    pub fn process(&self) -> Option<u32> {
+        match &self.0 {
+            Started::Player(player) => Some(player.child.id()),
+            Started::Missing(..) => None,
+        }
+    }
+
     /// Waits until it is ready. One that fails is `Missing`.
     ///
     /// # Errors
@@ -50,7 +62,7 @@ impl Starting {
             missing => return Ok(missing),
         };
         let contender = player.measured.contender;
-        match player.answer(Some(TIMEOUT)) {
+        match player.answer(TIMEOUT) {
             Ok(Said::Ready { choices, parts, left_out, options, versions }) => {
                 player.measured.choices = choices;
                 (player.parts, player.left_out, player.options) = (parts, left_out, options);
@@ -121,6 +133,18 @@ impl Player {
         Ok(Starting(Started::Player(Box::new(player))))
     }
 
+    /// Makes the first steps, which are slow and not timed.
+    ///
+    /// # Errors
+    /// When the process has ended.
+    pub fn warm(&mut self) -> Result<()> {
+        self.ask(Ask::Warm)?;
+        match self.answer(TIMEOUT)? {
+            Said::Warm => Ok(()),
+            other => bail!("{}: unexpected answer {other:?}", self.measured.contender),
+        }
+    }
+
     /// Takes a turn; a disturbed one is repeated.
     ///
     /// # Errors
@@ -153,7 +177,7 @@ impl Player {
     /// When the process has ended.
     pub fn steps(&mut self) -> Result<Vec<String>> {
         self.ask(Ask::Steps)?;
-        let Said::Steps { timeline, next } = self.answer(Some(TIMEOUT))? else {
+        let Said::Steps { timeline, next } = self.answer(TIMEOUT)? else {
             bail!("{}: unexpected answer", self.measured.contender)
         };
         self.measured.timeline = timeline;
@@ -166,10 +190,10 @@ impl Player {
     /// When the process fails.
     pub fn end(&mut self) -> Result<()> {
         drop(self.asks.take());
-        if let Said::End { peak_device_bytes } = self.answer(Some(TIMEOUT))? {
+        if let Said::End { peak_device_bytes } = self.answer(TIMEOUT)? {
             self.measured.peak_device_bytes = peak_device_bytes;
         }
-        let status = self.child.wait()?;
+        let status = self.exit()?;
         ensure!(status.success(), "{} ended with {status}", self.measured.contender);
         Ok(())
     }
@@ -184,7 +208,7 @@ impl Player {
             let watch = Watch::start(self.child.id());
             self.ask(ask)?;
             let is_turn = ask == Ask::Turn;
-            let said = self.answer(is_turn.then_some(TIMEOUT))?;
+            let said = self.answer(if is_turn { TIMEOUT } else { WHOLE_TIMEOUT })?;
             let (disturbance, memory) = watch.stop();
             // A whole training holds a second model and its data, and only some contenders make one.
             if is_turn {
@@ -198,25 +222,33 @@ impl Player {
         }
     }
 
+    /// Waits until the process has ended.
+    fn exit(&mut self) -> Result<ExitStatus> {
+        let begun = Instant::now();
+        while begun.elapsed() < EXIT_TIMEOUT {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        bail!("{} has not ended within a minute of its last answer", self.measured.contender)
+    }
+
     fn ask(&mut self, ask: Ask) -> Result<()> {
         let asks = self.asks.as_mut().context("the process has ended")?;
         writeln!(asks, "{}", serde_json::to_string(&ask)?)?;
         Ok(asks.flush()?)
     }
 
-    fn answer(&mut self, timeout: Option<Duration>) -> Result<Said> {
+    fn answer(&mut self, timeout: Duration) -> Result<Said> {
         let contender: Contender = self.measured.contender;
-        let line = match timeout {
-            Some(timeout) => self.answers.recv_timeout(timeout),
-            None => self.answers.recv().map_err(RecvTimeoutError::from),
-        };
-        let line = match line {
+        let line = match self.answers.recv_timeout(timeout) {
             Ok(line) => line,
             Err(RecvTimeoutError::Timeout) => {
-                bail!("{contender} has not answered for {} minutes", timeout.unwrap_or_default().as_secs() / 60)
+                bail!("{contender} has not answered for {} minutes", timeout.as_secs() / 60)
             }
             Err(RecvTimeoutError::Disconnected) => {
-                let status = self.child.wait()?;
+                let status = self.exit()?;
                 bail!("{contender} has ended ({status}); its message is above");
             }
         };

@@ -76,7 +76,7 @@ fn a_python_contender_that_fails_is_absent_and_the_others_are_measured() {
 }
 
 #[test]
-fn each_round_begins_with_another_contender() {
+fn rounds_have_different_orders() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let turn = r#"{"Turn":{"seconds":1.0,"wait_seconds":0.0,"samples":1000}}"#;
@@ -84,19 +84,20 @@ fn each_round_begins_with_another_contender() {
     let script = format!(
         "#!/bin/sh\ncase \"$2\" in *pytorch_tuned*) name=tuned;; *) name=usual;; esac\n\
          echo '{{\"Ready\":{{\"choices\":[]}}}}'\n\
-         while read ask; do echo $name >> {}; echo '{turn}'; done\necho '{{\"End\":{{}}}}'\n",
+         while read ask; do case \"$ask\" in *Warm*) echo '\"Warm\"';; *) echo $name >> {}; echo '{turn}';; esac; done\n\
+         echo '{{\"End\":{{}}}}'\n",
         log.display()
     );
     let python = fake_python(folder.path(), &script);
-    let arguments = ["--quick", "--workload", "text", "--only", "pytorch,pytorch_tuned", "--rounds", "3"];
+    let arguments = ["--quick", "--workload", "text", "--only", "pytorch,pytorch_tuned", "--rounds", "4"];
     let ended = bench(folder.path(), &[&arguments[..], &["--python", &python]].concat());
     assert!(ended.status.success(), "{}", text(&ended.stderr));
     // A disturbed turn is repeated at once.
     let mut order: Vec<_> = std::fs::read_to_string(log).unwrap().lines().map(str::to_owned).collect();
     let turns = report(folder.path()).workloads[0].measurements.of(Contender::Pytorch).unwrap().turns.len();
     order.dedup();
-    // The rounds: usual, tuned, tch; tuned, tch, usual; tch, usual, tuned.
-    assert_eq!((order, turns), (["usual", "tuned", "usual", "tuned"].map(str::to_owned).to_vec(), 3));
+    // The rounds: usual, tuned, tch; tch, tuned, usual; tuned, tch, usual; usual, tch, tuned.
+    assert_eq!((order, turns), (["usual", "tuned", "usual", "tuned", "usual", "tuned"].map(str::to_owned).to_vec(), 4));
 }
 
 #[test]
@@ -104,8 +105,10 @@ fn what_a_late_failure_leaves_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     // Answers every turn, and ends with an error.
     let turn = r#"{"Turn":{"seconds":1.0,"wait_seconds":0.0,"samples":1000}}"#;
-    let script =
-        format!("#!/bin/sh\necho '{{\"Ready\":{{\"choices\":[]}}}}'\nwhile read ask; do echo '{turn}'; done\nexit 3\n");
+    let script = format!(
+        "#!/bin/sh\necho '{{\"Ready\":{{\"choices\":[]}}}}'\n\
+         while read ask; do case \"$ask\" in *Warm*) echo '\"Warm\"';; *) echo '{turn}';; esac; done\nexit 3\n"
+    );
     let python = fake_python(folder.path(), &script);
     let arguments = ["--quick", "--workload", "text", "--only", "pytorch", "--rounds", "2", "--python", &python];
     let ended = bench(folder.path(), &arguments);
