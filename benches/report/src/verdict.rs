@@ -1,5 +1,7 @@
-//! The conclusions. A difference counts only if the whole interval of the pairs lies on one side of the bound. Nothing is
-//! concluded from disturbed timings.
+//! The conclusions. A difference counts only if the whole interval of the pairs lies on one side of the bound. Nothing
+//! is concluded from disturbed timings.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -125,6 +127,17 @@ impl Side {
             _ if ratio.high < 1.0 => Self::Slower,
             _ => Self::Undecided,
         }
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Faster => "faster",
+            Self::Slower => "slower",
+            Self::Undecided => "undecided",
+            Self::Disturbed => "disturbed",
+        })
     }
 }
 
@@ -284,8 +297,8 @@ fn of_workload(report: &WorkloadReport) -> Vec<String> {
     let disturbed: usize = report.rows.iter().map(|row| row.disturbed).sum();
     if disturbed > 0 {
         lines.push(format!(
-            "{name}: {disturbed} timings were disturbed by other use of the machine, even after repetitions: nothing is \
-             concluded from those."
+            "{name}: {disturbed} timings were disturbed by other use of the machine, even after repetitions: nothing \
+             is concluded from those."
         ));
     }
     for one in &all.measured {
@@ -303,9 +316,10 @@ fn of_workload(report: &WorkloadReport) -> Vec<String> {
             };
             let (comparison, by) = (goal.comparison, if goal.of_wholes { "whole trainings" } else { "steady steps" });
             format!(
-                "{} the speed of {} by {by}, goal {} {outcome}",
+                "{} the speed of {} by {by}: {}, goal {} {outcome}",
                 comparison.text(),
                 comparison.with,
+                comparison.side(),
                 times(goal.at_least)
             )
         });

@@ -25,6 +25,24 @@ fn the_whole_interval_decides() {
 }
 
 #[test]
+fn faster_slower_and_undecided_are_said_of_each_apart_from_its_goal() {
+    let side = |rates: &[f64]| {
+        let same = vec![1.0; rates.len()];
+        let [ours, theirs] =
+            [(Contender::Combined, rates), (Contender::Tch, &same[..])].map(|(who, it)| measured(who, it));
+        Comparison::of_turns(&ours, &theirs).unwrap().side()
+    };
+    assert_eq!(side(&[1.02, 1.11, 1.16]), Side::Faster);
+    assert_eq!(side(&[0.95, 0.98, 0.99]), Side::Slower);
+    assert_eq!(side(&[0.99, 1.0, 1.12]), Side::Undecided);
+    assert_eq!(side(&[1.5, 1.6]), Side::Undecided);
+    // Faster, though not by as much as the goal asks.
+    let said = crate::Report::new(sample::report().setting, at_speeds(&[&[2.1, 2.2, 2.3]])).conclusion;
+    let expected = "2.20x (2.10-2.30) the speed of pytorch by steady steps: faster, goal 2.20x undecided";
+    assert!(said[1].contains(expected), "{said:?}");
+}
+
+#[test]
 fn nothing_is_concluded_from_a_disturbed_time() {
     let mut ours = measured(Contender::Combined, &[20.0; 3]);
     let theirs = measured(Contender::Tch, &[10.0; 3]);
