@@ -253,6 +253,17 @@ mod tests {
     }
 
     #[test]
+    fn records_of_another_decoder_have_cases_of_their_own() {
+        for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../record")).unwrap() {
+            let path = entry.unwrap().path();
+            let is_turbo = path.to_string_lossy().ends_with("libjpeg-turbo.json");
+            let text = if is_turbo { fs::read_to_string(path).unwrap() } else { continue };
+            let report: VersusReport = serde_json::from_str(&text).unwrap();
+            assert!(report.rows.iter().all(|row| row.case.contains(", ours with libjpeg-turbo")), "{}", report.table());
+        }
+    }
+
+    #[test]
     fn other_files_are_skipped_and_broken_ones_named() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();

@@ -23,18 +23,14 @@ const SIDE: usize = 224;
 /// Whether ours decodes with the system's libjpeg-turbo.
 const TURBO: bool = cfg!(feature = "libjpeg-turbo");
 
-const SPEED: &str = match TURBO {
-    false => "500x375 JPEG photographs, RandomResizedCrop 224 and flip, batch 64, 2 persistent workers",
-    true => {
-        "500x375 JPEG photographs, RandomResizedCrop 224 and flip, batch 64, 2 persistent workers, ours with \
-         libjpeg-turbo"
-    }
-};
+const SPEED: &str =
+    photographs!("500x375 JPEG photographs, RandomResizedCrop 224 and flip, batch 64, 2 persistent workers");
 const SHARE: &str =
-    "the same photographs, 2 workers: the loader beside a bare loop on 2 threads that does the same work";
-const SCALING: &str = "the same photographs: 2 workers beside 1";
-const ALLOWED: &str = "the same photographs: bare loops on 2 threads beside 1, which is what the machine allows";
-const MEMORY: &str = "the same photographs: memory of the process and its 2 workers";
+    photographs!("the same photographs, 2 workers: the loader beside a bare loop on 2 threads that does the same work");
+const SCALING: &str = photographs!("the same photographs: 2 workers beside 1");
+const ALLOWED: &str =
+    photographs!("the same photographs: bare loops on 2 threads beside 1, which is what the machine allows");
+const MEMORY: &str = photographs!("the same photographs: memory of the process and its 2 workers");
 pub const DALI: &str = "nvidia-dali-cuda130";
 const SPDL_REMEDY: &str = "pip install spdl, and FFmpeg's shared libraries (Debian: libavdevice59 libavfilter8)";
 
@@ -164,4 +160,16 @@ fn memory(bench: &mut Bench, ours: &DataLoader<Batch>, peers: [(&str, &Program);
         turns.compare(&mut bench.findings, case, ("2 workers", name), None)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_names_the_decoder_of_ours() {
+        for case in [SPEED, SHARE, SCALING, ALLOWED, MEMORY] {
+            assert_eq!(case.ends_with(", ours with libjpeg-turbo"), TURBO, "{case}");
+        }
+    }
 }
