@@ -170,6 +170,7 @@ pub(crate) fn conclusion(workloads: &[WorkloadReport], setting: &Setting) -> Vec
     for workload in workloads {
         lines.extend(of_workload(workload));
     }
+    lines.extend(setting.failures.iter().map(|failure| format!("{failure}. Nothing was measured of it.")));
     if setting.rounds < LEAST_PAIRS as u32 {
         lines.push(format!("With fewer than {LEAST_PAIRS} rounds, the numbers are a first look."));
     }

@@ -25,6 +25,13 @@ fn the_whole_interval_decides() {
 }
 
 #[test]
+fn a_workload_that_failed_is_named() {
+    let setting = Setting { failures: vec!["text: cannot read data".to_owned()], ..sample::report().setting };
+    let said = conclusion(&sample::report().workloads, &setting);
+    assert!(said.contains(&"text: cannot read data. Nothing was measured of it.".to_owned()), "{said:?}");
+}
+
+#[test]
 fn faster_slower_and_undecided_are_said_of_each_apart_from_its_goal() {
     let side = |rates: &[f64]| {
         let same = vec![1.0; rates.len()];

@@ -62,9 +62,10 @@ pub fn run(options: &BenchOptions) -> Result<()> {
             Err(error) => failures.push(format!("{workload}: {error:#}")),
         }
         // After each workload, so that what ends the program later takes nothing away.
-        bench.write(&measurements)?;
+        bench.write(&measurements, &failures)?;
     }
     bar.finish_and_clear();
+    let failed = failures.clone();
     for all in &measurements {
         failures
             .extend(failures_of_ours(&all.measured, &all.absent).iter().map(|it| format!("{}, {it}", all.workload)));
@@ -72,7 +73,7 @@ pub fn run(options: &BenchOptions) -> Result<()> {
     if measurements.is_empty() {
         bail!("nothing was measured: {}", failures.join("; "));
     }
-    println!("{}", table::render(&Report::new(bench.setting(), measurements)));
+    println!("{}", table::render(&Report::new(bench.setting(&failed), measurements)));
     println!("numbers: {}", options.json.display());
     println!("page:    {}", options.report.display());
     ensure!(failures.is_empty(), "{}", failures.join("; "));
@@ -114,11 +115,11 @@ impl<'a> Bench<'a> {
         Ok(Self { options, device, threads, peers, python: Versions::new() })
     }
 
-    fn write(&self, measurements: &[Measurements]) -> Result<()> {
+    fn write(&self, measurements: &[Measurements], failures: &[String]) -> Result<()> {
         if measurements.is_empty() {
             return Ok(());
         }
-        let report = Report::new(self.setting(), measurements.to_vec());
+        let report = Report::new(self.setting(failures), measurements.to_vec());
         write_atomically(&self.options.json, report.to_json()?.as_bytes())?;
         Ok(write_atomically(&self.options.report, html::render(&report).as_bytes())?)
     }
@@ -251,7 +252,7 @@ impl<'a> Bench<'a> {
             .with_style(style))
     }
 
-    fn setting(&self) -> Setting {
+    fn setting(&self, failures: &[String]) -> Setting {
         let gpu = (self.device == DeviceKind::Cuda).then(|| ffi::cuda::device_name(0).ok()).flatten();
         let versions = [("overdrive", env!("CARGO_PKG_VERSION")), ("tch", "0.24.0"), ("libtorch", "2.11.0")];
         let ours = versions.into_iter().map(|(name, version)| (name.to_owned(), version.to_owned()));
@@ -270,6 +271,7 @@ impl<'a> Bench<'a> {
             seeds: self.options.workloads().iter().map(|it| self.seeds(*it)).max_by_key(Vec::len).unwrap_or_default(),
             threads: self.threads,
             method: method(),
+            failures: failures.to_vec(),
         }
     }
 }
