@@ -213,17 +213,22 @@ def serve(build, choices, options=None, samples_of_an_input=1):
             peak = torch.cuda.max_memory_allocated() if CUDA else None
             say(Turn={"seconds": seconds, "wait_seconds": batches.seconds, "samples": samples})
         else:
-            JOB["seed"] = ask["Whole"]
-            say(Whole=whole(build))
+            if ask != "Mark":
+                JOB["seed"] = ask["Whole"]
+                training = whole(build)
+            result = next(training)
+            say(Mark=None) if result is None else say(Whole=result)
     say(End={"peak_device_bytes": peak})
 
 
 def whole(build):
-    """Trains new weights from opening the data to the last step. Testing is not timed."""
+    """Trains new weights from opening the data to the last step. Yields at each mark, where the others train; neither that
+    nor testing is timed. The last one yields the result."""
     torch.manual_seed(JOB["seed"])
-    begun, testing, waited, marks = time.perf_counter(), 0.0, 0.0, []
+    begun, not_timed, waited, marks = time.perf_counter(), 0.0, 0.0, []
     trained = build()
-    for batches in trained.parts():
+    parts = list(trained.parts())
+    for at, batches in enumerate(parts):
         batches = Waiting(batches)
         _, loss = trained.train(batches)
         synchronize()
@@ -231,6 +236,7 @@ def whole(build):
         stopped = time.perf_counter()
         # JSON has no NaN.
         loss = loss if math.isfinite(loss) else None
-        marks.append({"seconds": stopped - begun - testing, "loss": loss, "accuracy": trained.accuracy()})
-        testing += time.perf_counter() - stopped
-    return {"seed": JOB["seed"], "seconds": marks[-1]["seconds"], "wait_seconds": waited, "marks": marks}
+        marks.append({"seconds": stopped - begun - not_timed, "loss": loss, "accuracy": trained.accuracy()})
+        is_last = at + 1 == len(parts)
+        yield {"seed": JOB["seed"], "seconds": marks[-1]["seconds"], "wait_seconds": waited, "marks": marks} if is_last else None
+        not_timed += time.perf_counter() - stopped

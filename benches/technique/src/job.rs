@@ -54,8 +54,10 @@ pub enum Ask {
     Warm,
     /// Train for `turn_seconds` and report the time.
     Turn,
-    /// Train new weights with this seed from start to end.
+    /// Train new weights with this seed, up to the first mark.
     Whole(u32),
+    /// Go on to the next mark.
+    Mark,
     /// Record a few steps.
     Steps,
 }
@@ -86,7 +88,9 @@ pub enum Said {
     Warm,
     /// After [`Ask::Turn`].
     Turn(Turn),
-    /// After [`Ask::Whole`].
+    /// At each mark but the last.
+    Mark,
+    /// At the last mark.
     Whole(Whole),
     /// After [`Ask::Steps`].
     Steps {

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use overdrive_bench_report::{Contender, Measured, Versions};
+use overdrive_bench_report::{Contender, Disturbance, Measured, Turn, Versions, Whole};
 
 use super::job::{Ask, Job, Said};
 use super::watch::Watch;
@@ -19,7 +19,7 @@ pub const JOB_ARGUMENT: &str = "--job";
 pub const MOST_REPETITIONS: usize = 2;
 /// A contender that has not answered for so long hangs.
 const TIMEOUT: Duration = Duration::from_secs(20 * 60);
-/// A whole training may take longer.
+/// Up to a mark of a whole training it may take longer.
 const WHOLE_TIMEOUT: Duration = Duration::from_secs(3 * 60 * 60);
 /// A process ends soon after its last answer.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -38,6 +38,8 @@ pub struct Player {
     pub options: serde_json::Value,
     /// Its software.
     pub versions: Versions,
+    /// Of the whole training that has begun: seconds up to each mark, and what else used the machine.
+    parts_of_whole: Vec<(f64, Disturbance)>,
 }
 
 /// A contender that may not have opened its data yet.
@@ -129,7 +131,8 @@ impl Player {
             lines.map(|line| sender.send(line)).take_while(Result::is_ok).for_each(drop);
         });
         let (parts, left_out, options) = (Vec::new(), Vec::new(), serde_json::Value::Null);
-        let player = Self { child, asks, answers, measured, parts, left_out, options, versions: Versions::new() };
+        let (versions, parts_of_whole) = (Versions::new(), Vec::new());
+        let player = Self { child, asks, answers, measured, parts, left_out, options, versions, parts_of_whole };
         Ok(Starting(Started::Player(Box::new(player))))
     }
 
@@ -150,25 +153,44 @@ impl Player {
     /// # Errors
     /// When the process has ended.
     pub fn turn(&mut self) -> Result<()> {
-        let turn = self.undisturbed(Ask::Turn, |said, disturbance| match said {
-            Said::Turn(turn) => Some(overdrive_bench_report::Turn { disturbance, ..turn }),
-            _ => None,
-        })?;
-        self.measured.turns.push(turn);
-        Ok(())
+        let mut repetitions = 0;
+        loop {
+            let watch = Watch::start(self.child.id());
+            self.ask(Ask::Turn)?;
+            let said = self.answer(TIMEOUT)?;
+            let (disturbance, memory) = watch.stop();
+            self.measured.peak_bytes = self.measured.peak_bytes.max(memory);
+            if disturbance.is_too_much() && repetitions < MOST_REPETITIONS {
+                repetitions += 1;
+                continue;
+            }
+            let Said::Turn(turn) = said else { bail!("{}: unexpected answer {said:?}", self.measured.contender) };
+            self.measured.turns.push(Turn { disturbance, ..turn });
+            return Ok(());
+        }
     }
 
-    /// Trains from start to end; a disturbed training is repeated.
+    /// Trains up to the next mark of a whole training with this seed, which this begins if it has not begun. Returns
+    /// whether that was the last.
     ///
     /// # Errors
     /// When the process has ended.
-    pub fn whole(&mut self, seed: u32) -> Result<()> {
-        let whole = self.undisturbed(Ask::Whole(seed), |said, disturbance| match said {
-            Said::Whole(whole) => Some(overdrive_bench_report::Whole { disturbance, ..whole }),
-            _ => None,
-        })?;
-        self.measured.wholes.push(whole);
-        Ok(())
+    pub fn train_on(&mut self, seed: u32) -> Result<bool> {
+        let watch = Watch::start(self.child.id());
+        let begun = Instant::now();
+        self.ask(if self.parts_of_whole.is_empty() { Ask::Whole(seed) } else { Ask::Mark })?;
+        let said = self.answer(WHOLE_TIMEOUT)?;
+        let seconds = begun.elapsed().as_secs_f64();
+        self.parts_of_whole.push((seconds, watch.stop().0));
+        match said {
+            Said::Mark => Ok(false),
+            Said::Whole(whole) => {
+                let disturbance = Disturbance::mean(&std::mem::take(&mut self.parts_of_whole));
+                self.measured.wholes.push(Whole { disturbance, ..whole });
+                Ok(true)
+            }
+            other => bail!("{}: unexpected answer {other:?}", self.measured.contender),
+        }
     }
 
     /// Records a few steps, and returns what the diagnosis says.
@@ -196,30 +218,6 @@ impl Player {
         let status = self.exit()?;
         ensure!(status.success(), "{} ended with {status}", self.measured.contender);
         Ok(())
-    }
-
-    fn undisturbed<T>(
-        &mut self,
-        ask: Ask,
-        read: impl Fn(Said, overdrive_bench_report::Disturbance) -> Option<T>,
-    ) -> Result<T> {
-        let mut repetitions = 0;
-        loop {
-            let watch = Watch::start(self.child.id());
-            self.ask(ask)?;
-            let is_turn = ask == Ask::Turn;
-            let said = self.answer(if is_turn { TIMEOUT } else { WHOLE_TIMEOUT })?;
-            let (disturbance, memory) = watch.stop();
-            // A whole training holds a second model and its data, and only some contenders make one.
-            if is_turn {
-                self.measured.peak_bytes = self.measured.peak_bytes.max(memory);
-            }
-            if disturbance.is_too_much() && repetitions < MOST_REPETITIONS {
-                repetitions += 1;
-                continue;
-            }
-            return read(said, disturbance).with_context(|| format!("{}: unexpected answer", self.measured.contender));
-        }
     }
 
     /// Waits until the process has ended.

@@ -100,6 +100,53 @@ fn rounds_have_different_orders() {
     assert_eq!((order, turns), (["usual", "tuned", "usual", "tuned", "usual", "tuned"].map(str::to_owned).to_vec(), 4));
 }
 
+/// MNIST's files with `count` images each, all of them noise.
+fn noise(folder: &Path, count: u32) -> String {
+    for (name, images, count) in
+        [("train", true, count), ("train", false, count), ("t10k", true, 8), ("t10k", false, 8)]
+    {
+        let (kind, magic) = if images { ("images-idx3", 2051u32) } else { ("labels-idx1", 2049) };
+        let sizes = if images { vec![magic, count, 28, 28] } else { vec![magic, count] };
+        let length = if images { count * 28 * 28 } else { count };
+        let value = |at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8;
+        let values = (0..length).map(|at| if images { value(at) } else { (at % 10) as u8 });
+        let bytes: Vec<u8> = sizes.into_iter().flat_map(u32::to_be_bytes).chain(values).collect();
+        std::fs::write(folder.join(format!("{name}-{kind}-ubyte")), bytes).unwrap();
+    }
+    folder.display().to_string()
+}
+
+#[test]
+fn whole_trainings_take_turns_at_each_mark() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let turn = r#"{"Turn":{"seconds":1.0,"wait_seconds":0.0,"samples":1000}}"#;
+    let whole = r#"{"Whole":{"seed":0,"seconds":1.0,"wait_seconds":0.0,"marks":[]}}"#;
+    // Has five marks, and writes its name down at each.
+    let script = format!(
+        "#!/bin/sh\ncase \"$2\" in *pytorch_tuned*) name=tuned;; *) name=usual;; esac\nmarks=0\n\
+         echo '{{\"Ready\":{{\"choices\":[]}}}}'\n\
+         while read ask; do case \"$ask\" in *Warm*) echo '\"Warm\"';; *Turn*) echo '{turn}';; *)\n\
+         echo $name >> {}; marks=$((marks + 1)); if [ $marks = 5 ]; then echo '{whole}'; else echo '\"Mark\"'; fi;;\n\
+         esac; done\necho '{{\"End\":{{}}}}'\n",
+        log.display()
+    );
+    let python = fake_python(folder.path(), &script);
+    let data = noise(folder.path(), 256);
+    let arguments = ["--workload", "digits", "--only", "pytorch,pytorch_tuned", "--rounds", "1", "--data", &data];
+    let ended = bench(folder.path(), &[&arguments[..], &["--python", &python]].concat());
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+    let order: Vec<_> = std::fs::read_to_string(log).unwrap().lines().map(str::to_owned).collect();
+    for pair in order.chunks(2) {
+        assert!(pair.contains(&"usual".to_owned()) && pair.contains(&"tuned".to_owned()), "{order:?}");
+    }
+    let report = report(folder.path());
+    let wholes = |contender| report.workloads[0].measurements.of(contender).unwrap().wholes.len();
+    assert_eq!((order.len(), wholes(Contender::Pytorch), wholes(Contender::Tch)), (10, 1, 1));
+    let tch = &report.workloads[0].measurements.of(Contender::Tch).unwrap().wholes[0];
+    assert!(tch.marks.len() == 5 && tch.marks.is_sorted_by(|a, b| a.seconds < b.seconds), "{tch:?}");
+}
+
 #[test]
 fn what_a_late_failure_leaves_is_reported() {
     let folder = tempfile::tempdir().unwrap();
