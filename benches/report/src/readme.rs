@@ -109,7 +109,7 @@ fn said(report: &Report, record: &str) -> String {
         None => format!("{} cores of an {}, no GPU", setting.machine.cores, setting.machine.cpu),
     };
     let libtorch = setting.versions.get("libtorch").map_or("?", String::as_str);
-    let day = setting.measured_at.split('T').next().unwrap_or_default();
+    let day = setting.measured_at.split_whitespace().next().unwrap_or_default();
     let beside = match beside.is_empty() {
         true => String::new(),
         false => format!(" Beside PyTorch tuned by hand: {}.", beside.join(", ")),
