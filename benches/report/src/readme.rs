@@ -31,10 +31,7 @@ pub fn record_of(readme: &str) -> Option<&str> {
 }
 
 fn table(report: &Report, record: &str) -> String {
-    let head = |first: &str| {
-        let names: Vec<_> = COLUMNS.iter().map(|(_, name)| *name).collect();
-        format!("| {first} | {} |\n|---|---|---|---|---|\n", names.join(" | "))
-    };
+    let head = format!("| | {} |\n|---|---|---|---|---|\n", COLUMNS.map(|(_, name)| name).join(" | "));
     let line = |workload: &WorkloadReport, name: String, cell: &dyn Fn(&Row) -> String| {
         let cells = COLUMNS.map(|(contender, _)| match workload.row(contender) {
             Some(row) if contender == Contender::Combined => format!("**{}**", cell(row)),
@@ -44,7 +41,7 @@ fn table(report: &Report, record: &str) -> String {
         format!("| {name} | {} |\n", cells.join(" | "))
     };
     let mut text = "How fast each trains, of Python's PyTorch as most people write it:\n\n".to_owned();
-    text += &head("");
+    text += &head;
     for workload in &report.workloads {
         let it = workload.measurements.workload;
         let name = format!("**{it}**: {}", lower(&it.description()));
@@ -54,7 +51,7 @@ fn table(report: &Report, record: &str) -> String {
     let wholes: Vec<_> = report.workloads.iter().filter(is_whole).collect();
     if !wholes.is_empty() {
         text += &format!("\n{}\n\n", wrap(&whole_head(report), WIDTH));
-        text += &head("");
+        text += &head;
         for workload in wholes {
             text += &line(workload, format!("**{}**", workload.measurements.workload), &whole);
         }

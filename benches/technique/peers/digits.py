@@ -99,7 +99,8 @@ def build(workers=0, precision="float32", fused=None, loader=None):
 if __name__ == "__main__":
     options = {}
     if TUNED:
-        data = InMemory()
+        # Decoded once for all trials; without trials, by the contender itself.
+        data = InMemory() if JOB["tries"] and not JOB["options"] else None
         tries = {"precision": PRECISIONS, "fused": FUSED}
         options, text = tuned({"fused": True}, tries, lambda **options: build(**options, loader=data))
         del data

@@ -314,8 +314,8 @@ fn method() -> Vec<String> {
         format!(
             "All use AdamW with a learning rate of {LEARNING_RATE}. Each technique is plain tch with one change. At its \
              start, combined tries the techniques one after the other and keeps those that make steps faster by 2%; \
-             tuned Python tries precision, fused, channels_last, decoder, threads and workers. A trial compares by three short turns each, \
-             taken in turns. Contenders with a loader then try how many threads libtorch computes \
+             tuned Python tries precision, fused, channels_last, decoder, threads and workers. A trial compares by three \
+             short turns each, taken in turns. Contenders with a loader then try how many threads libtorch computes \
              fastest with. A first look tries nothing."
         ),
         "All test in float32. Initial weights differ: those of tch's default layers are larger than PyTorch's.".to_owned(),

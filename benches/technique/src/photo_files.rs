@@ -103,7 +103,7 @@ pub fn prepare(work: &Path, (train, test): (usize, usize), times: usize, real: &
     let kilobytes = bytes as f64 / 1e3 / (test * WIDTH * HEIGHT) as f64 * 1e6;
     let real = match real.len() {
         0 => String::new(),
-        count => format!("; and {count} real ones of Debian packages"),
+        count => format!("; and {count} of Debian packages"),
     };
     let fact = format!(
         "{train} photographs of {WIDTH}x{HEIGHT} pixels in {CLASSES} classes, made by a seed, JPEG of quality {QUALITY}, \
@@ -119,7 +119,8 @@ fn mark_of(real: &[PathBuf]) -> Result<String> {
         hash.update(path.as_os_str().as_encoded_bytes());
         hash.update(fs::metadata(path)?.len().to_le_bytes());
     }
-    Ok(format!("{}-{:08x}", real.len(), u32::from_be_bytes([0, 1, 2, 3].map(|at| hash.clone().finalize()[at]))))
+    let digits: String = hash.finalize()[..4].iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("{}-{digits}", real.len()))
 }
 
 /// Photographs of the user, at least a batch of them.
@@ -245,7 +246,7 @@ mod tests {
         let prepare = || prepare(work.path(), (1, 1), 2, std::slice::from_ref(&real)).unwrap();
         let photos = prepare();
         assert_eq!((count_files(&photos.train), photos.test_images), (4, 1));
-        assert!(photos.fact.contains("and 1 real ones of Debian packages"), "{}", photos.fact);
+        assert!(photos.fact.contains("and 1 of Debian packages"), "{}", photos.fact);
         let link = photos.train.join("00/real-0-1.jpg");
         assert_eq!(fs::read_to_string(&link).unwrap(), "a photograph");
         fs::remove_file(&link).unwrap();
