@@ -160,9 +160,9 @@ impl Home {
         if !pip::install(command().arg("--requirement").arg(REQUIREMENTS), &log)? {
             bail!(
                 "pip could not install libtorch; its last lines are above\n\
-                 remedy: check the network, pip's configuration (`pip config list`) and that 6 GB of disk are free, \
-                 then run `cargo xtask setup` again (remove .libtorch/ to start over); without a network, set \
-                 LIBTORCH to a libtorch {} folder",
+                 remedy: check the network, pip's configuration (`pip config list`, with the login if an index needs \
+                 one) and that 6 GB of disk are free, then run `cargo xtask setup` again (remove .libtorch/ to start \
+                 over); without a network, set LIBTORCH to a libtorch {} folder",
                 libtorch::VERSION
             );
         }

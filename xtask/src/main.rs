@@ -14,6 +14,7 @@ mod metadata;
 mod parity;
 mod pip;
 mod python;
+mod readme;
 mod sanitize;
 mod setup;
 mod source;
@@ -42,6 +43,7 @@ enum Cli {
     Versus(versus::Options),
     Bundle(bundle::Options),
     Sanitize(sanitize::Options),
+    Readme(readme::Options),
     /// Check the invariants of ARCHITECTURE.md
     Tidy,
     Ci(ci::Options),
@@ -58,6 +60,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Cli::Versus(options) => versus::run(&ws, &options),
         Cli::Bundle(options) => bundle::run(&ws, &options),
         Cli::Sanitize(options) => sanitize::run(&ws, &options),
+        Cli::Readme(options) => readme::run(&ws, &options),
         Cli::Tidy => tidy::run(&ws),
         Cli::Ci(options) => ci::run(&ws, &options),
     }

@@ -19,7 +19,8 @@ const LAST: usize = 15;
 pub fn install(command: &mut Command, log: &Path) -> Result<bool> {
     let mut file = File::create(log).with_context(|| format!("cannot make {}", log.display()))?;
     let mut last = Vec::new();
-    let status = workspace::lines(command.arg("--progress-bar=off"), |line| {
+    // An index that needs a login must be an error: nobody would see pip ask for it.
+    let status = workspace::lines(command.args(["--progress-bar=off", "--no-input"]), |line| {
         // A full disk must not end the installation because of its log.
         let _ = writeln!(file, "{line}");
         if let Some(part) = part(line) {
@@ -78,6 +79,8 @@ mod tests {
         };
         assert!(shell("echo Downloading; echo a warning >&2"));
         assert_eq!(std::fs::read_to_string(&log).unwrap(), "Downloading\na warning\n");
+        assert!(shell("echo \"$@\""));
+        assert!(std::fs::read_to_string(&log).unwrap().contains("--no-input"), "pip must not ask in secret");
         assert!(!shell("echo ERROR: no such package; exit 1"));
         assert_eq!(std::fs::read_to_string(&log).unwrap(), "ERROR: no such package\n");
     }

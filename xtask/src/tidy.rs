@@ -64,7 +64,7 @@ impl Member {
 
 type Rule = fn(&Tree) -> Vec<String>;
 
-const RULES: [Rule; 10] = [
+const RULES: [Rule; 11] = [
     unsafe_and_cpp_stay_in_ffi,
     every_other_crate_forbids_unsafe,
     feature_crates_stand_alone,
@@ -75,6 +75,7 @@ const RULES: [Rule; 10] = [
     crates_call_no_scalar_forms_of_tch,
     files_are_short,
     documents_name_every_crate,
+    |tree| crate::readme::problems(&tree.files),
 ];
 
 pub fn run(ws: &Workspace) -> Result<ExitCode> {

@@ -18,7 +18,8 @@ pub struct BenchOptions {
     #[arg(long, conflicts_with = "full")]
     pub quick: bool,
 
-    /// Train each workload as a whole with three seeds, up to a target; takes up to an hour
+    /// Train each workload as a whole with three seeds, for a fixed number of epochs or steps; takes up to an hour, and
+    /// the page has the time to a target
     #[arg(long)]
     pub full: bool,
 
@@ -206,6 +207,14 @@ mod tests {
         assert_eq!((rounds(&[]), rounds(&["--quick"]), rounds(&["--full"]), rounds(&["--rounds", "9"])), (3, 2, 5, 9));
         assert_eq!(parse(&[]).unwrap().json, PathBuf::from("target/bench/report.json"));
         assert!(parse(&["--quick", "--full"]).unwrap_err().contains("cannot be used with"));
+    }
+
+    #[test]
+    fn the_help_says_that_whole_trainings_have_a_fixed_length() {
+        let command = BenchOptions::command();
+        let full = command.get_arguments().find(|argument| argument.get_id() == "full").unwrap();
+        let help = full.get_help().unwrap().to_string();
+        assert!(help.contains("a fixed number of epochs or steps") && help.contains("time to a target"), "{help}");
     }
 
     #[test]

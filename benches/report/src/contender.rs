@@ -30,6 +30,8 @@ pub enum Contender {
     ChannelsLast,
     /// The fused AdamW kernel.
     Fused,
+    /// A cache of freed host memory, so that steps touch no new pages.
+    HostCache,
     /// Mixed precision in bfloat16.
     Bf16,
     /// Mixed precision in float16, with a `GradScaler`.
@@ -46,7 +48,7 @@ pub enum Contender {
 
 impl Contender {
     /// All of them, in the order of a report's rows.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Pytorch,
         Self::PytorchTuned,
         Self::PytorchCompiled,
@@ -56,6 +58,7 @@ impl Contender {
         Self::ScaledDecode,
         Self::ChannelsLast,
         Self::Fused,
+        Self::HostCache,
         Self::Bf16,
         Self::Fp16,
         Self::Tf32,
@@ -83,6 +86,11 @@ impl Contender {
     /// Whether it is plain tch with one change.
     pub const fn is_technique(self) -> bool {
         !self.is_python() && !matches!(self, Self::Tch | Self::Combined)
+    }
+
+    /// Whether it only helps where the processor trains.
+    pub const fn needs_cpu(self) -> bool {
+        matches!(self, Self::HostCache)
     }
 
     /// Whether it needs a CUDA device.

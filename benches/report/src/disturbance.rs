@@ -29,11 +29,26 @@ impl Disturbance {
     pub fn is_too_much(&self) -> bool {
         !(self.stolen_cpus < TOO_MUCH && self.other_cpus < TOO_MUCH && self.pace > SLOWEST_PACE)
     }
+
+    /// The mean over the parts of a timing, each with its seconds.
+    pub fn mean(parts: &[(f64, Self)]) -> Self {
+        let total: f64 = parts.iter().map(|(seconds, _)| seconds).sum();
+        let mean = |value: fn(&Self) -> f64| parts.iter().map(|(seconds, it)| seconds * value(it)).sum::<f64>() / total;
+        Self { stolen_cpus: mean(|it| it.stolen_cpus), other_cpus: mean(|it| it.other_cpus), pace: mean(|it| it.pace) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_mean_goes_by_time() {
+        let busy = Disturbance { stolen_cpus: 0.0, other_cpus: 1.0, pace: 0.6 };
+        let mean = Disturbance::mean(&[(3.0, Disturbance::default()), (1.0, busy)]);
+        assert_eq!(mean, Disturbance { stolen_cpus: 0.0, other_cpus: 0.25, pace: 0.9 });
+        assert!(Disturbance::mean(&[]).is_too_much(), "nothing is known");
+    }
 
     #[test]
     fn each_kind_is_too_much_by_itself_and_what_is_unknown_is_too_much() {

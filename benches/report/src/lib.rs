@@ -21,6 +21,7 @@ pub mod date;
 pub mod disturbance;
 pub mod html;
 pub mod machine;
+pub mod readme;
 pub mod records;
 pub mod report;
 pub mod run;

@@ -1,5 +1,5 @@
-//! All recorded comparisons on one page, by machine: the newest result of each, and the ratios that were measured
-//! before.
+//! All recorded comparisons on one page, by machine: the newest result of each, the ratios that were measured before,
+//! and the peers that were missing.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::html::{escape, fill};
 use crate::versus::brief;
-use crate::{VersusReport, VersusRow};
+use crate::{MissingPeer, VersusReport, VersusRow};
 
 /// A recorded report, and when it was measured.
 #[derive(Clone, Debug)]
@@ -73,28 +73,63 @@ pub fn read(folder: &Path) -> Result<Vec<Record>, RecordError> {
     Ok(records)
 }
 
-/// The results of one comparison on one machine with their days, the newest first.
-type History<'a> = Vec<(&'a str, &'a VersusRow)>;
+/// One result of a comparison.
+struct Entry<'a> {
+    day: &'a str,
+    /// The value of `--pairs`, if it was given.
+    asked: Option<u32>,
+    row: &'a VersusRow,
+}
+
+/// What was recorded on one machine.
+#[derive(Default)]
+struct Recorded<'a> {
+    /// The results of each case and peer, the newest first.
+    rows: BTreeMap<(&'a str, &'a str), Vec<Entry<'a>>>,
+    /// Peers that were missing and have not been measured since, each with the day.
+    missing: Vec<(&'a str, &'a MissingPeer)>,
+}
+
+impl<'a> Recorded<'a> {
+    /// Adds a report that is older than those added before.
+    fn add(&mut self, day: &'a str, report: &'a VersusReport) {
+        for row in &report.rows {
+            let entry = Entry { day, asked: report.pairs_asked, row };
+            self.rows.entry((&row.case, &row.peer_name)).or_default().push(entry);
+        }
+        for peer in &report.missing {
+            if !self.knows(peer) {
+                self.missing.push((day, peer));
+            }
+        }
+    }
+
+    /// Whether what is missing was measured later, or is known to be missing.
+    fn knows(&self, peer: &MissingPeer) -> bool {
+        // The case of a row ends with the meaning of its ratio, in brackets.
+        let is_case = |case: &str| case.strip_prefix(&peer.case).is_some_and(|meaning| meaning.starts_with(" ("));
+        let mut measured = self.rows.keys();
+        measured.any(|(case, name)| is_case(case) && name.trim_end() == peer.peer_name.trim_end())
+            || self.missing.iter().any(|(_, known)| known.case == peer.case && known.peer_name == peer.peer_name)
+    }
+}
 
 /// The HTML page.
 pub fn page(records: &[Record]) -> String {
-    let mut machines: BTreeMap<String, BTreeMap<(&str, &str), History<'_>>> = BTreeMap::new();
+    let mut machines: BTreeMap<String, Recorded<'_>> = BTreeMap::new();
     for Record { day, report } in records.iter().rev() {
         let machine = format!("{}, {} cores", report.machine.cpu, report.machine.cores);
-        let rows = machines.entry(machine).or_default();
-        for row in &report.rows {
-            rows.entry((&row.case, &row.peer_name)).or_default().push((day, row));
-        }
+        machines.entry(machine).or_default().add(day, report);
     }
-    let sections: String = machines.iter().map(|(machine, rows)| section(machine, rows)).collect();
+    let sections: String = machines.iter().map(|(machine, recorded)| section(machine, recorded)).collect();
     fill(
         include_str!("records.html"),
         &[("style", include_str!("html/page.css")), ("sections", &sections), ("count", &records.len().to_string())],
     )
 }
 
-/// One table for a machine: each comparison is a group of rows, one for each peer.
-fn section(machine: &str, rows: &BTreeMap<(&str, &str), History<'_>>) -> String {
+/// One table for a machine: each comparison is a group of rows, one for each peer. Below it, what is missing.
+fn section(machine: &str, recorded: &Recorded<'_>) -> String {
     let mut out = format!(
         "<section><h2>{}</h2><div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{0}\"><table><thead><tr>\
          <th>Peer</th><th>Ratio (low\u{2013}high)</th><th>Goal</th><th>Ours</th><th>Peer\u{2019}s</th><th>Pairs</th>\
@@ -102,7 +137,7 @@ fn section(machine: &str, rows: &BTreeMap<(&str, &str), History<'_>>) -> String 
         escape(machine)
     );
     let mut shown = None;
-    for ((case, peer), history) in rows {
+    for ((case, peer), history) in &recorded.rows {
         let Some((newest, before)) = history.split_first() else { continue };
         if shown.replace(case) != Some(case) {
             let end = if shown.is_some() { "</tbody>" } else { "" };
@@ -115,12 +150,25 @@ fn section(machine: &str, rows: &BTreeMap<(&str, &str), History<'_>>) -> String 
         out.extend(cells(newest, before).iter().map(|cell| format!("<td>{}</td>", escape(cell))));
         out += "</tr>";
     }
-    out + "</tbody></table></div></section>"
+    out + "</tbody></table></div>" + &missing(&recorded.missing) + "</section>"
 }
 
-fn cells((day, row): &(&str, &VersusRow), before: &[(&str, &VersusRow)]) -> [String; 7] {
-    let before: Vec<String> = before.iter().map(|(day, row)| format!("{:.2} ({day})", row.ratio_median)).collect();
-    let goal = match (row.met, row.target) {
+fn missing(peers: &[(&str, &MissingPeer)]) -> String {
+    let item = |(day, peer): &(&str, &MissingPeer)| {
+        let said = format!("{} for {} ({day}): {}", peer.peer_name.trim_end(), peer.case, peer.reason);
+        format!("<li>{}</li>", escape(&said))
+    };
+    let items: String = peers.iter().map(item).collect();
+    if items.is_empty() { items } else { format!("<h3>Not measured</h3><ul class=\"missing\">{items}</ul>") }
+}
+
+fn cells(newest: &Entry<'_>, before: &[Entry<'_>]) -> [String; 7] {
+    let row = newest.row;
+    let before = before.iter().map(|Entry { day, asked, row }| {
+        let asked = asked.map_or_else(String::new, |asked| format!(", {asked} pairs asked"));
+        format!("{:.2} ({day}{asked})", row.ratio_median)
+    });
+    let goal = match (row.decided(), row.target) {
         (Some(true), _) => "met",
         (Some(false), _) => "missed",
         (None, Some(_)) => "undecided",
@@ -132,16 +180,19 @@ fn cells((day, row): &(&str, &VersusRow), before: &[(&str, &VersusRow)]) -> [Str
         goal.to_owned(),
         format!("{} {}", brief(row.ours), row.unit),
         format!("{} {}", brief(row.peer), row.unit),
-        row.pairs.to_string(),
-        (*day).to_owned(),
-        before.join(", "),
+        match newest.asked {
+            Some(asked) => format!("{} pairs, {asked} asked", row.pairs),
+            None => row.pairs.to_string(),
+        },
+        newest.day.to_owned(),
+        before.collect::<Vec<_>>().join(", "),
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Machine, Ratio};
+    use crate::{Machine, Ratio, Target};
 
     fn record(day: &str, ours: f64, cpu: &str) -> Record {
         let samples: (&[f64], &[f64]) = (&[ours; 3], &[10.0; 3]);
@@ -160,6 +211,56 @@ mod tests {
             "{page}"
         );
         assert!(!page.contains("{{"), "{page}");
+    }
+
+    #[test]
+    fn an_older_record_is_shown_by_the_rule_of_today() {
+        let mut old = record("2026-01-01", 8.0, "A");
+        let samples: (&[f64], &[f64]) = (&[7.0, 8.0, 9.0], &[10.0; 3]);
+        let target = Some(Target::AtMost(0.85));
+        let row = VersusRow::of_pairs("a step", "peer", "ms", samples, Ratio::ShareOfCost, target).unwrap();
+        // The median alone meets the bound.
+        old.report.rows = vec![VersusRow { met: Some(true), ..row }];
+        let page = page(&[old]);
+        assert!(page.contains("<td>undecided</td>") && !page.contains("<td>met</td>"), "{page}");
+    }
+
+    #[test]
+    fn the_number_of_pairs_that_was_asked_for_is_shown() {
+        let mut records = [record("2026-01-01", 8.0, "A"), record("2026-02-01", 6.0, "A")];
+        assert!(page(&records).contains("<td>3</td>"));
+        records[0].report.pairs_asked = Some(15);
+        records[1].report.pairs_asked = Some(31);
+        let page = page(&records);
+        assert!(page.contains("<td>3 pairs, 31 asked</td>"), "{page}");
+        assert!(page.contains("0.80 (2026-01-01, 15 pairs asked)"), "{page}");
+    }
+
+    #[test]
+    fn missing_peers_are_shown_with_the_newest_reason_until_they_are_measured() {
+        let missing = |peer: &str, reason: &str| MissingPeer {
+            case: "a <step>".to_owned(),
+            peer_name: peer.to_owned(),
+            reason: reason.to_owned(),
+        };
+        let mut records = [record("2026-01-01", 8.0, "A"), record("2026-02-01", 6.0, "A")];
+        records[0].report.rows[0].peer_name = "another".to_owned();
+        records[0].report.missing = vec![missing("peer", "not there yet"), missing("spdl", "no FFmpeg")];
+        records[1].report.missing = vec![missing("spdl", "pip install spdl")];
+        let page = page(&records);
+        assert!(page.contains("<li>spdl for a &lt;step&gt; (2026-02-01): pip install spdl</li>"), "{page}");
+        assert!(!page.contains("not there yet") && !page.contains("no FFmpeg"), "{page}");
+    }
+
+    #[test]
+    fn records_of_another_decoder_have_cases_of_their_own() {
+        for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../record")).unwrap() {
+            let path = entry.unwrap().path();
+            let is_turbo = path.to_string_lossy().ends_with("libjpeg-turbo.json");
+            let text = if is_turbo { fs::read_to_string(path).unwrap() } else { continue };
+            let report: VersusReport = serde_json::from_str(&text).unwrap();
+            assert!(report.rows.iter().all(|row| row.case.contains(", ours with libjpeg-turbo")), "{}", report.table());
+        }
     }
 
     #[test]

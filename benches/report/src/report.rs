@@ -53,6 +53,9 @@ pub struct Setting {
     pub threads: u32,
     /// How it was measured, one paragraph per entry.
     pub method: Vec<String>,
+    /// Workloads that failed as a whole, each with the reason.
+    #[serde(default)]
+    pub failures: Vec<String>,
 }
 
 /// The raw measurements of a workload.

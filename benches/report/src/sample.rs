@@ -114,6 +114,7 @@ fn setting(size: &str, rounds: u32) -> Setting {
         seeds: vec![0, 1, 2],
         threads: 2,
         method: vec!["Nothing was measured.".to_owned()],
+        failures: Vec::new(),
         ..Setting::default()
     }
 }

@@ -1,5 +1,7 @@
-//! The conclusions. A difference counts only if the whole interval of the pairs lies on one side of the bound. Nothing is
-//! concluded from disturbed timings.
+//! The conclusions. A difference counts only if the whole interval of the pairs lies on one side of the bound. Nothing
+//! is concluded from disturbed timings.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +33,20 @@ pub enum Outcome {
     Met,
     /// No pair does.
     Missed,
-    /// Some pairs do, or there are too few pairs.
+    /// Some pairs do, there are too few pairs, or one of both failed later.
+    Undecided,
+    /// A timing was disturbed.
+    Disturbed,
+}
+
+/// Which of two is faster, whatever the goal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The first one in every pair.
+    Faster,
+    /// The other one in every pair.
+    Slower,
+    /// Now one, now the other, or there are too few pairs.
     Undecided,
     /// A timing was disturbed.
     Disturbed,
@@ -88,6 +103,15 @@ impl Comparison {
         }
     }
 
+    /// Which of both is faster.
+    pub fn side(&self) -> Side {
+        match self {
+            _ if self.disturbed > 0 => Side::Disturbed,
+            _ if self.pairs < LEAST_PAIRS => Side::Undecided,
+            _ => Side::of(self.ratio),
+        }
+    }
+
     /// `2.41x (2.30-2.52)`; with a single pair, `2.41x`.
     pub fn text(&self) -> String {
         let Spread { median, low, high } = self.ratio;
@@ -96,7 +120,29 @@ impl Comparison {
     }
 }
 
-/// The results of the goals, on a machine with or without those two cores. With enough whole trainings, those are compared, because they include the first epoch's decoding.
+impl Side {
+    fn of(ratio: Spread) -> Self {
+        match ratio {
+            _ if ratio.low > 1.0 => Self::Faster,
+            _ if ratio.high < 1.0 => Self::Slower,
+            _ => Self::Undecided,
+        }
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Faster => "faster",
+            Self::Slower => "slower",
+            Self::Undecided => "undecided",
+            Self::Disturbed => "disturbed",
+        })
+    }
+}
+
+/// The results of the goals, on a machine with or without those two cores. With enough whole trainings, those are
+/// compared, because they include the first epoch's decoding.
 pub(crate) fn goals(all: &Measurements, setting: &Setting) -> Vec<GoalResult> {
     let Some(ours) = all.of(Contender::Combined) else { return Vec::new() };
     let goal = |goal: crate::workload::Goal| {
@@ -106,6 +152,7 @@ pub(crate) fn goals(all: &Measurements, setting: &Setting) -> Vec<GoalResult> {
         let comparison = of_wholes.or_else(|| Comparison::of_turns(ours, theirs))?;
         let lost = all.of(Contender::Tch).and_then(|tch| kept(ours, tch)) == Some(false);
         let outcome = match lost {
+            _ if ours.failure.is_some() || theirs.failure.is_some() => Outcome::Undecided,
             false => comparison.outcome(goal.at_least),
             // One seed alone may be an unlucky one.
             true if ours.wholes.len() < LEAST_PAIRS => Outcome::Undecided,
@@ -123,6 +170,7 @@ pub(crate) fn conclusion(workloads: &[WorkloadReport], setting: &Setting) -> Vec
     for workload in workloads {
         lines.extend(of_workload(workload));
     }
+    lines.extend(setting.failures.iter().map(|failure| format!("{failure}. Nothing was measured of it.")));
     if setting.rounds < LEAST_PAIRS as u32 {
         lines.push(format!("With fewer than {LEAST_PAIRS} rounds, the numbers are a first look."));
     }
@@ -130,14 +178,23 @@ pub(crate) fn conclusion(workloads: &[WorkloadReport], setting: &Setting) -> Vec
 }
 
 fn headline(workloads: &[WorkloadReport]) -> String {
+    let mut beside = String::new();
     for (with, name) in
         [(Contender::Pytorch, "Python's PyTorch as most people write it"), (Contender::Tch, "plain tch")]
     {
         for is_first_look in [false, true] {
             if let Some(said) = Standing::against(workloads, with, is_first_look).sentence(name) {
-                return format!("{}{said}", if is_first_look { "A first look: " } else { "" });
+                return format!("{}{said}{beside}.", if is_first_look { "A first look: " } else { "" });
             }
         }
+        let standing = Standing::against(workloads, with, false);
+        if standing.was_measured() {
+            beside = format!("; beside {name}, {}", standing.open().join("; "));
+        }
+    }
+    let standing = Standing::against(workloads, Contender::Tch, false);
+    if !standing.missing.is_empty() {
+        return format!("No conclusion: {}.", standing.open().join("; "));
     }
     match workloads.iter().any(|workload| workload.rows.iter().any(|row| row.disturbed > 0)) {
         true => "No conclusion: other programs used this machine. Measure again when it is idle.".to_owned(),
@@ -147,55 +204,91 @@ fn headline(workloads: &[WorkloadReport]) -> String {
     }
 }
 
-/// The workloads on which all pairs of the combined contender lie on one side of the other contender's speed, each with
-/// the median.
+/// How the combined contender stands against another one on each workload, by the comparisons of the goals. All
+/// workloads are named, so that a gain on one does not hide another.
 #[derive(Default)]
 struct Standing {
+    /// With the median, like those that are slower.
     faster: Vec<String>,
     slower: Vec<String>,
     /// Where it learned less than plain tch, so that its speed is worth nothing.
     learned_less: Vec<String>,
+    undecided: Vec<String>,
+    disturbed: Vec<String>,
+    /// Where one of both could not run or failed, with the reason.
+    missing: Vec<String>,
 }
 
 impl Standing {
-    /// From enough pairs, or for a first look from fewer. Disturbed pairs say nothing.
+    /// From enough pairs, or for a first look from fewer; the others are undecided. Disturbed pairs say nothing.
     fn against(workloads: &[WorkloadReport], with: Contender, is_first_look: bool) -> Self {
         let mut standing = Self::default();
         for workload in workloads {
-            let Some(row) = workload.row(Contender::Combined) else { continue };
-            let Some(it) = row.against.iter().find(|it| it.with == with) else { continue };
-            if it.disturbed > 0 || (it.pairs < LEAST_PAIRS) != is_first_look {
+            let name = workload.measurements.workload;
+            if let Some(reason) = missing(&workload.measurements, with) {
+                standing.missing.push(format!("{name} is missing ({reason})"));
                 continue;
             }
-            let name = workload.measurements.workload;
+            let Some(row) = workload.row(Contender::Combined) else { continue };
+            let Some(goal) = workload.goals.iter().find(|goal| goal.comparison.with == with) else { continue };
+            let it = goal.comparison;
             let text = format!("{name} {}", times(it.ratio.median));
-            match it.ratio {
+            match Side::of(it.ratio) {
+                _ if it.disturbed > 0 => standing.disturbed.push(name.to_string()),
+                _ if (it.pairs < LEAST_PAIRS) != is_first_look => standing.undecided.push(name.to_string()),
                 _ if row.kept == Some(false) => standing.learned_less.push(name.to_string()),
-                ratio if ratio.low >= 1.0 => standing.faster.push(text),
-                ratio if ratio.high < 1.0 => standing.slower.push(text),
-                _ => {}
+                Side::Faster => standing.faster.push(text),
+                Side::Slower => standing.slower.push(text),
+                Side::Undecided | Side::Disturbed => standing.undecided.push(name.to_string()),
             }
         }
         standing
     }
 
-    /// None if there is nothing to say.
+    fn was_measured(&self) -> bool {
+        !self.undecided.is_empty() || !self.disturbed.is_empty()
+    }
+
+    /// A sentence without its full stop; None if there is nothing to say.
     fn sentence(&self, name: &str) -> Option<String> {
         let speed = match (self.faster.is_empty(), self.slower.is_empty()) {
             (true, true) if self.learned_less.is_empty() => return None,
-            (true, true) => String::new(),
-            (false, true) => format!("Overdrive trains {} as fast as {name}.", list(&self.faster)),
-            (true, false) => format!("Overdrive is slower here: {} as fast as {name}.", list(&self.slower)),
+            (true, true) => None,
+            (false, true) => Some(format!("Overdrive trains {} as fast as {name}", list(&self.faster))),
+            (true, false) => Some(format!("Overdrive is slower here: {} as fast as {name}", list(&self.slower))),
             (false, false) => {
-                format!("Overdrive trains {} as fast as {name}, but {}.", list(&self.faster), list(&self.slower))
+                Some(format!("Overdrive trains {} as fast as {name}, but {}", list(&self.faster), list(&self.slower)))
             }
         };
-        let less = match self.learned_less.is_empty() {
-            true => String::new(),
-            false => format!("It learned less than plain tch on {}.", list(&self.learned_less)),
-        };
-        Some([speed, less].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" "))
+        let it = if speed.is_some() { "it" } else { "It" };
+        let less = (!self.learned_less.is_empty())
+            .then(|| format!("{it} learned less than plain tch on {}", list(&self.learned_less)));
+        Some(speed.into_iter().chain(less).chain(self.open()).collect::<Vec<_>>().join("; "))
     }
+
+    /// The workloads of which nothing is said, each with the reason.
+    fn open(&self) -> Vec<String> {
+        let are = |workloads: &[String], what: &str| {
+            let verb = if workloads.len() == 1 { "is" } else { "are" };
+            (!workloads.is_empty()).then(|| format!("{} {verb} {what}", list(workloads)))
+        };
+        let decided = [are(&self.undecided, "undecided"), are(&self.disturbed, "disturbed")];
+        decided.into_iter().flatten().chain(self.missing.iter().cloned()).collect()
+    }
+}
+
+/// Why the combined contender cannot be compared with another one: one of both could not run, or failed after some
+/// turns. None if one of both was not asked for.
+fn missing(all: &Measurements, with: Contender) -> Option<String> {
+    let is_absent = |who: Contender| all.absent.iter().any(|(absent, _)| *absent == who);
+    let both = [Contender::Combined, with];
+    if !both.into_iter().all(|who| is_absent(who) || all.of(who).is_some()) {
+        return None;
+    }
+    both.into_iter().find_map(|who| match all.of(who) {
+        Some(one) => one.failure.as_ref().map(|_| format!("{who} failed")),
+        None => Some(format!("{who} is absent")),
+    })
 }
 
 fn of_workload(report: &WorkloadReport) -> Vec<String> {
@@ -205,8 +298,8 @@ fn of_workload(report: &WorkloadReport) -> Vec<String> {
     let disturbed: usize = report.rows.iter().map(|row| row.disturbed).sum();
     if disturbed > 0 {
         lines.push(format!(
-            "{name}: {disturbed} timings were disturbed by other use of the machine, even after repetitions: nothing is \
-             concluded from those."
+            "{name}: {disturbed} timings were disturbed by other use of the machine, even after repetitions: nothing \
+             is concluded from those."
         ));
     }
     for one in &all.measured {
@@ -224,9 +317,10 @@ fn of_workload(report: &WorkloadReport) -> Vec<String> {
             };
             let (comparison, by) = (goal.comparison, if goal.of_wholes { "whole trainings" } else { "steady steps" });
             format!(
-                "{} the speed of {} by {by}, goal {} {outcome}",
+                "{} the speed of {} by {by}: {}, goal {} {outcome}",
                 comparison.text(),
                 comparison.with,
+                comparison.side(),
                 times(goal.at_least)
             )
         });

@@ -25,6 +25,31 @@ fn the_whole_interval_decides() {
 }
 
 #[test]
+fn a_workload_that_failed_is_named() {
+    let setting = Setting { failures: vec!["text: cannot read data".to_owned()], ..sample::report().setting };
+    let said = conclusion(&sample::report().workloads, &setting);
+    assert!(said.contains(&"text: cannot read data. Nothing was measured of it.".to_owned()), "{said:?}");
+}
+
+#[test]
+fn faster_slower_and_undecided_are_said_of_each_apart_from_its_goal() {
+    let side = |rates: &[f64]| {
+        let same = vec![1.0; rates.len()];
+        let [ours, theirs] =
+            [(Contender::Combined, rates), (Contender::Tch, &same[..])].map(|(who, it)| measured(who, it));
+        Comparison::of_turns(&ours, &theirs).unwrap().side()
+    };
+    assert_eq!(side(&[1.02, 1.11, 1.16]), Side::Faster);
+    assert_eq!(side(&[0.95, 0.98, 0.99]), Side::Slower);
+    assert_eq!(side(&[0.99, 1.0, 1.12]), Side::Undecided);
+    assert_eq!(side(&[1.5, 1.6]), Side::Undecided);
+    // Faster, though not by as much as the goal asks.
+    let said = crate::Report::new(sample::report().setting, at_speeds(&[&[2.1, 2.2, 2.3]])).conclusion;
+    let expected = "2.20x (2.10-2.30) the speed of pytorch by steady steps: faster, goal 2.20x undecided";
+    assert!(said[1].contains(expected), "{said:?}");
+}
+
+#[test]
 fn nothing_is_concluded_from_a_disturbed_time() {
     let mut ours = measured(Contender::Combined, &[20.0; 3]);
     let theirs = measured(Contender::Tch, &[10.0; 3]);
@@ -51,7 +76,7 @@ fn whole_trainings_decide_goals_where_there_are_enough_of_them() {
     assert!((digits.goals[0].comparison.ratio.median - 79.0 / 23.9).abs() < 1e-9);
     let said = &report.conclusion;
     assert!(
-        said[0].starts_with("Overdrive trains digits 3.40x, photos 3.40x and text 3.40x as fast as Python's PyTorch"),
+        said[0].starts_with("Overdrive trains digits 3.31x, photos 3.31x and text 3.31x as fast as Python's PyTorch"),
         "{said:?}"
     );
     let parts =
@@ -74,8 +99,8 @@ fn a_goal_is_missed_by_who_learns_less_however_fast() {
     assert!(goals(&all, &setting).iter().all(|goal| goal.outcome == Outcome::Undecided));
 }
 
-/// The headline when the combined contender has these speeds, relative to both others, on as many workloads.
-fn headline_of(speeds: &[&[f64]]) -> String {
+/// Turns in which the combined contender has these speeds, relative to both others, on as many workloads.
+fn at_speeds(speeds: &[&[f64]]) -> Vec<Measurements> {
     let measurements = speeds.iter().zip(Workload::ALL).map(|(rates, workload)| {
         let mut all = sample::measurements(workload, &[], 0);
         let same = vec![1.0; rates.len()];
@@ -83,19 +108,56 @@ fn headline_of(speeds: &[&[f64]]) -> String {
         all.measured = others.into_iter().chain([measured(Contender::Combined, rates)]).collect();
         all
     });
-    let setting = sample::report().setting;
-    crate::Report::new(setting, measurements.collect()).conclusion.remove(0)
+    measurements.collect()
+}
+
+fn headline_of(measurements: Vec<Measurements>) -> String {
+    crate::Report::new(sample::report().setting, measurements).conclusion.remove(0)
+}
+
+fn one(all: &mut Measurements, contender: Contender) -> &mut Measured {
+    all.measured.iter_mut().find(|one| one.contender == contender).unwrap()
 }
 
 #[test]
 fn the_headline_names_losses_like_gains() {
-    let said = headline_of(&[&[0.5, 0.52, 0.48]]);
+    let said = headline_of(at_speeds(&[&[0.5, 0.52, 0.48]]));
     assert_eq!(said, "Overdrive is slower here: digits 0.50x as fast as Python's PyTorch as most people write it.");
-    let said = headline_of(&[&[3.0; 3], &[0.9, 1.0, 1.1], &[0.8; 3]]);
-    assert!(said.starts_with("Overdrive trains digits 3.00x as fast as Python's") && said.ends_with("but text 0.80x."));
-    assert!(headline_of(&[&[0.9, 1.0, 1.1]]).starts_with("No conclusion: the differences are smaller"));
-    let said = headline_of(&[&[3.0, 3.1], &[0.8, 0.7]]);
+    let said = headline_of(at_speeds(&[&[3.0; 3], &[0.9, 1.0, 1.1], &[0.8; 3]]));
+    assert!(said.starts_with("Overdrive trains digits 3.00x as fast as Python's"), "{said}");
+    assert!(said.ends_with(", but text 0.80x; photos is undecided."), "{said}");
+    assert!(headline_of(at_speeds(&[&[0.9, 1.0, 1.1]])).starts_with("No conclusion: the differences are smaller"));
+    let said = headline_of(at_speeds(&[&[3.0, 3.1], &[0.8, 0.7]]));
     assert!(said.starts_with("A first look: Overdrive trains digits 3.05x") && said.ends_with("but photos 0.75x."));
+}
+
+#[test]
+fn the_headline_compares_as_the_goals_do() {
+    let mut all = sample::report().workloads.remove(0).measurements;
+    // Steady steps are 3.40 times as fast, whole trainings are not.
+    one(&mut all, Contender::Combined).wholes.iter_mut().for_each(|whole| whole.seconds = 100.0);
+    assert_eq!(goals(&all, &sample::report().setting)[0].outcome, Outcome::Missed);
+    let said = headline_of(vec![all]);
+    assert!(said.starts_with("Overdrive is slower here: digits 0.80x as fast as Python's PyTorch"), "{said}");
+}
+
+#[test]
+fn the_headline_names_what_failed_and_what_is_absent_or_disturbed() {
+    let mut all = at_speeds(&[&[3.0; 3], &[2.0; 3], &[4.0; 3]]);
+    one(&mut all[0], Contender::Combined).failure = Some("it ran out of memory".to_owned());
+    assert!(goals(&all[0], &sample::report().setting).iter().all(|goal| goal.outcome == Outcome::Undecided));
+    assert_eq!(headline_of(all[..1].to_vec()), "No conclusion: digits is missing (combined failed).");
+    one(&mut all[1], Contender::Pytorch).turns[0].disturbance.stolen_cpus = 0.5;
+    let said = headline_of(all.clone());
+    let open = "; photos is disturbed; digits is missing (combined failed).";
+    assert!(said.starts_with("Overdrive trains text 4.00x as fast as Python's") && said.ends_with(open), "{said}");
+    all[2].measured.remove(0);
+    all[2].absent = vec![(Contender::Pytorch, "no torchvision".to_owned())];
+    let said = headline_of(all);
+    assert!(said.starts_with("Overdrive trains photos 2.00x and text 4.00x as fast as plain tch;"), "{said}");
+    let beside = "beside Python's PyTorch as most people write it, photos is disturbed; \
+                  digits is missing (combined failed); text is missing (pytorch is absent).";
+    assert!(said.ends_with(beside), "{said}");
 }
 
 #[test]

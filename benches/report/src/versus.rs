@@ -54,7 +54,7 @@ pub struct VersusRow {
     /// On which side of the bound the ratio should be.
     pub target_is: Option<Bound>,
     /// Whether the ratio meets the bound: `true` if all pairs do, `false` if none does, `None` if only some do, because
-    /// that decides nothing. Records from before 23 November 2026 judge the median alone.
+    /// that decides nothing. Records from before 23 November 2026 judge the median alone; `decided` judges all alike.
     pub met: Option<bool>,
     /// Whether the peer is not another tool but a limit: a constant, a bound, or a plain loop of ours.
     #[serde(default)]
@@ -170,6 +170,23 @@ impl VersusRow {
             met: target.and_then(|target| target.decided_by(spread)),
             is_limit: false,
         })
+    }
+
+    /// Whether the ratio meets the bound, by the rule of today, from the recorded spread: older records have another
+    /// rule's `met`.
+    pub fn decided(&self) -> Option<bool> {
+        let spread = Spread { median: self.ratio_median, low: self.ratio_low, high: self.ratio_high };
+        self.target_is?.at(self.target?).decided_by(spread)
+    }
+}
+
+impl Bound {
+    const fn at(self, value: f64) -> Target {
+        match self {
+            Self::AtLeast => Target::AtLeast(value),
+            Self::AtMost => Target::AtMost(value),
+            Self::Within => Target::Within(value),
+        }
     }
 }
 
@@ -300,6 +317,15 @@ mod tests {
         assert_eq!(decided(Target::Within(0.1), 0.95, 1.05), Some(true));
         assert_eq!(decided(Target::Within(0.1), 0.5, 1.5), None);
         assert_eq!(decided(Target::Within(0.1), 1.2, 1.5), Some(false));
+    }
+
+    #[test]
+    fn an_older_record_is_judged_by_the_rule_of_today() {
+        for (target, decided) in [(Target::AtLeast(0.45), None), (Target::AtMost(0.3), Some(false))] {
+            let row = VersusRow { met: Some(true), ..row(Ratio::ShareOfCost, Some(target)) };
+            assert_eq!(row.decided(), decided, "{target:?}, {} to {}", row.ratio_low, row.ratio_high);
+        }
+        assert_eq!(row(Ratio::ShareOfCost, None).decided(), None);
     }
 
     #[test]

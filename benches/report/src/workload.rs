@@ -56,13 +56,18 @@ impl Workload {
     pub fn contenders(self, cuda: bool) -> Vec<Contender> {
         use Contender as C;
         let own: &[Contender] = match self {
-            Self::Digits => &[C::Prefetch, C::CachePrefetch, C::Fused, C::Bf16, C::Fp16, C::Tf32, C::DeviceData],
-            Self::Photos => &[C::Prefetch, C::ScaledDecode, C::ChannelsLast, C::Fused, C::Bf16, C::Fp16, C::Tf32],
-            Self::Text => &[C::Fused, C::Bf16, C::Fp16, C::Tf32, C::Accumulate],
+            Self::Digits => {
+                &[C::Prefetch, C::CachePrefetch, C::Fused, C::HostCache, C::Bf16, C::Fp16, C::Tf32, C::DeviceData]
+            }
+            Self::Photos => {
+                &[C::Prefetch, C::ScaledDecode, C::ChannelsLast, C::Fused, C::HostCache, C::Bf16, C::Fp16, C::Tf32]
+            }
+            Self::Text => &[C::Fused, C::HostCache, C::Bf16, C::Fp16, C::Tf32, C::Accumulate],
         };
         let always = [C::Pytorch, C::PytorchTuned, C::PytorchCompiled, C::Tch];
         let all = always.iter().chain(own).chain(&[C::Combined]).copied();
-        all.filter(|contender| cuda || !contender.needs_cuda()).collect()
+        let fits = |it: &Contender| if cuda { !it.needs_cpu() } else { !it.needs_cuda() };
+        all.filter(fits).collect()
     }
 
     /// The goals of [`Contender::Combined`]. They were set for two cores; elsewhere, it has to be as fast as the others.

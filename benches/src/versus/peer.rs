@@ -2,9 +2,15 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail};
+
+/// A peer that has not answered, or not ended, for so long hangs.
+const LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// A running peer: one process, or several that handle each request together. Dropping it closes their standard input,
 /// which ends them.
@@ -15,9 +21,12 @@ pub struct Peer {
 }
 
 struct Process {
+    /// For messages.
+    name: String,
     child: Child,
     requests: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
+    answers: Receiver<String>,
+    limit: Duration,
 }
 
 impl Peer {
@@ -29,7 +38,7 @@ impl Peer {
         let mut command = Command::new(python);
         // `LD_LIBRARY_PATH` names this program's libtorch; Python's torch finds its own.
         command.args(["-c", source]).args(args).env_remove("LD_LIBRARY_PATH");
-        Self::start_together(command, Vec::new())
+        Self::start_within(name_of(source), command, Vec::new(), LIMIT)
     }
 
     /// Starts processes that each get every request. Only the answers of the first one are used.
@@ -37,10 +46,15 @@ impl Peer {
     /// # Errors
     /// When a process cannot be run or ends at once, or the first one reports that something is missing.
     pub fn start_together(first: Command, others: Vec<Command>) -> Result<Self> {
-        let first = Process::start(first)?;
-        let others = others.into_iter().map(Process::start).collect::<Result<_>>()?;
+        Self::start_within(None, first, others, LIMIT)
+    }
+
+    fn start_within(name: Option<&str>, first: Command, others: Vec<Command>, limit: Duration) -> Result<Self> {
+        let start = |command| Process::start(name, command, limit);
+        let first = start(first)?;
+        let others = others.into_iter().map(start).collect::<Result<_>>()?;
         let mut peer = Self { first, others, version: String::new() };
-        peer.version = peer.answer().context("it could not start; its error is above")?;
+        peer.version = peer.answer().context("it could not start")?;
         match peer.version.strip_prefix("missing ") {
             Some(reason) => bail!("{reason}"),
             None => Ok(peer),
@@ -60,7 +74,7 @@ impl Peer {
     /// Asks for `count` steps of `name`, and returns what was measured, such as the seconds that they took.
     ///
     /// # Errors
-    /// When the peer has ended, for example after an error, or its answer is not a number.
+    /// When the peer has ended, for example after an error, when it hangs, or its answer is not a number.
     pub fn measure(&mut self, name: &str, count: u32) -> Result<f64> {
         for process in self.all() {
             let requests = process.requests.as_mut().context("the peer has ended")?;
@@ -70,10 +84,24 @@ impl Peer {
         self.answer()?.parse().with_context(|| format!("the answer to {name} is not a number"))
     }
 
+    /// The answer of the first process, once all have answered. A peer that hangs is killed.
     fn answer(&mut self) -> Result<String> {
-        let first = self.first.answer()?;
-        self.others.iter_mut().try_for_each(|other| other.answer().map(drop))?;
-        Ok(first)
+        let until = Instant::now() + self.first.limit;
+        let answer = self.first.answer(until).and_then(|first| {
+            self.others.iter().try_for_each(|other| other.answer(until).map(drop))?;
+            Ok(first)
+        });
+        let name = &self.first.name;
+        let error = match answer {
+            Ok(answer) => return Ok(answer),
+            Err(RecvTimeoutError::Disconnected) => bail!("{name} has ended; its error is above"),
+            Err(RecvTimeoutError::Timeout) => {
+                let minutes = self.first.limit.as_secs() / 60;
+                anyhow!("{name} has not answered for {minutes} minutes, and was killed")
+            }
+        };
+        self.all().for_each(Process::kill);
+        Err(error)
     }
 
     fn all(&mut self) -> impl Iterator<Item = &mut Process> {
@@ -81,23 +109,43 @@ impl Peer {
     }
 }
 
+/// The first sentence of a Python program's text, which says whose side it is.
+fn name_of(source: &str) -> Option<&str> {
+    source.strip_prefix("\"\"\"")?.split(['.', '\n']).next()
+}
+
 impl Process {
-    fn start(mut command: Command) -> Result<Self> {
-        let program = command.get_program().to_owned();
+    fn start(name: Option<&str>, mut command: Command, limit: Duration) -> Result<Self> {
+        let program = command.get_program().display().to_string();
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .with_context(|| format!("cannot run {}", program.display()))?;
-        let requests = child.stdin.take();
-        let answers = BufReader::new(child.stdout.take().context("a peer has no standard output")?);
-        Ok(Self { child, requests, answers })
+            .with_context(|| format!("cannot run {program}"))?;
+        let (requests, output) = (child.stdin.take(), child.stdout.take().context("a peer has no standard output")?);
+        let (sender, answers) = channel();
+        // Reads until the process ends, so that waiting for an answer can have a limit.
+        thread::spawn(move || {
+            let lines = BufReader::new(output).lines().map_while(Result::ok);
+            lines.map(|line| sender.send(line)).take_while(Result::is_ok).for_each(drop);
+        });
+        Ok(Self { name: name.map_or(program, str::to_owned), child, requests, answers, limit })
     }
 
-    fn answer(&mut self) -> Result<String> {
-        let mut line = String::new();
-        ensure!(self.answers.read_line(&mut line)? > 0, "the peer has ended");
+    fn answer(&self, until: Instant) -> Result<String, RecvTimeoutError> {
+        let line = self.answers.recv_timeout(until.saturating_duration_since(Instant::now()))?;
         Ok(line.trim().to_owned())
+    }
+
+    /// Nothing is left to do with its errors: it may have ended already.
+    fn kill(&mut self) {
+        drop(self.requests.take());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
     }
 }
 
@@ -111,7 +159,58 @@ impl Drop for Peer {
 impl Drop for Process {
     fn drop(&mut self) {
         drop(self.requests.take());
-        // It ends at the end of its input. There is no caller left who could handle an error.
-        let _ = self.child.wait();
+        // It ends at the end of its input; one that hangs is killed.
+        let until = Instant::now() + self.limit;
+        while self.is_running() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(10));
+        }
+        if self.is_running() {
+            eprintln!("{} has not ended for {} minutes: killing it", self.name, self.limit.as_secs() / 60);
+        }
+        self.kill();
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    /// A peer that is a script, and is given two seconds.
+    fn started(script: &str) -> Peer {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Peer::start_within(Some("a test"), command, Vec::new(), Duration::from_secs(2)).unwrap()
+    }
+
+    #[test]
+    fn a_peer_that_ends_is_told_from_one_that_answers() {
+        let mut peer = started("echo 1.0; read line; echo 2.5");
+        assert_eq!(peer.measure("step", 3).unwrap(), 2.5);
+        assert_eq!(peer.version(), "1.0");
+        let error = peer.measure("step", 3).unwrap_err().to_string();
+        assert!(error.contains("has ended") || error.contains("pipe"), "{error}");
+    }
+
+    #[test]
+    fn a_peer_that_hangs_is_killed_and_named() {
+        let mut peer = started("echo 1.0; read line; exec sleep 30");
+        let error = peer.measure("step", 1).unwrap_err().to_string();
+        assert!(error.starts_with("a test has not answered for"), "{error}");
+        assert!(!peer.first.is_running());
+        assert_eq!(peer.measure("step", 1).unwrap_err().to_string(), "the peer has ended");
+    }
+
+    #[test]
+    fn a_peer_that_does_not_end_is_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        let end = folder.path().join("end");
+        drop(started(&format!("echo 1.0; sleep 20; touch '{}'", end.display())));
+        assert!(!end.exists(), "it was waited for");
+    }
+
+    #[test]
+    fn a_program_is_named_by_its_first_sentence() {
+        assert_eq!(name_of("\"\"\"DALI's side of a part. Answers.\n\"\"\"\n"), Some("DALI's side of a part"));
+        assert_eq!(name_of("import torch"), None);
     }
 }

@@ -32,6 +32,10 @@ TUNED = CONTENDER != "pytorch"
 COMPILED = CONTENDER == "pytorch_compiled"
 DEVICE = torch.device("cuda" if JOB["device"] == "cuda" else "cpu")
 LEARNING_RATE = 1e-3
+CUDA = DEVICE.type == "cuda"
+# What tuned Python tries, as our combined contender does.
+PRECISIONS = ["float32", "bfloat16", *(["tf32", "float16"] if CUDA else [])]
+FUSED = [True, False]
 # Short turns by which options are compared, as in our contenders.
 TRIALS = 3
 VERSIONS = {
@@ -47,7 +51,7 @@ def say(**said):
 
 
 def synchronize():
-    if DEVICE.type == "cuda":
+    if CUDA:
         torch.cuda.synchronize()
 
 
@@ -117,23 +121,63 @@ def nice_worker(_):
     os.nice(10)
 
 
+class Precision:
+    """Forward and backward passes in one of `PRECISIONS`."""
+
+    def __init__(self, name):
+        self.name = name
+        self.dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(name)
+        self.scaler = torch.amp.GradScaler(DEVICE.type) if name == "float16" else None
+
+    def autocast(self):
+        if CUDA:
+            torch.backends.cuda.matmul.allow_tf32 = self.name == "tf32"
+        return torch.autocast(DEVICE.type, self.dtype, enabled=self.dtype is not None)
+
+    def step(self, loss, optimizer):
+        if self.scaler is None:
+            loss.backward()
+            optimizer.step()
+        else:
+            self.scaler.scale(loss).backward()
+            self.scaler.step(optimizer)
+            self.scaler.update()
+
+
+def tuned(options, tries, build):
+    """Tries one option after the other, each with the best values of those before. Returns the options, and a text."""
+    if JOB["options"]:
+        return JOB["options"], "as tuned"
+    options["precision"] = "bfloat16" if JOB["has_bf16"] else "float32"
+    for name, values in tries.items() if JOB["tries"] else ():
+        options[name] = best(values, lambda value: build(**{**options, name: value}))
+    text = lambda name, value: (name if value else f"not {name}") if isinstance(value, bool) else str(value)
+    return options, ", ".join(text(name, value) for name, value in options.items())
+
+
 def best(options, build):
-    """The fastest option by the median of a few short turns each, taken in turns. A single option is not tried."""
+    """The fastest option by the median of a few short turns each, taken in turns. One that fails is left out."""
     if len(options) == 1:
         return options[0]
-    runs = []
+    runs, error = [], None
     for option in options:
-        trained = build(option)
-        batches = Waiting(endless(trained.loader))
-        trained.train(itertools.islice(batches, 3))
-        runs.append((trained, batches, []))
-    for _ in range(TRIALS):
-        for trained, batches, rates in runs:
+        try:
+            trained = build(option)
+            batches = Waiting(endless(trained.loader))
+            trained.train(itertools.islice(batches, 3))
+            runs.append((option, trained, batches, []))
+        except Exception as failure:
+            error = failure
+            print(f"{CONTENDER}: {option} failed in its trial: {failure}", file=sys.stderr)
+    if not runs:
+        raise error
+    for _ in range(TRIALS if len(runs) > 1 else 0):
+        for _, trained, batches, rates in runs:
             # The workers of the others still read ahead.
             wait_until_idle()
             inputs, seconds = turn(trained, batches, JOB["settle_seconds"] / TRIALS, JOB["turn_seconds"] / TRIALS)
             rates.append(inputs / seconds)
-    return max(zip(options, runs), key=lambda it: statistics.median(it[1][2]))[0]
+    return max(runs, key=lambda run: statistics.median(run[3] or [0.0]))[0]
 
 
 def usual_workers():
@@ -152,33 +196,39 @@ def serve(build, choices, options=None, samples_of_an_input=1):
     torch.manual_seed(JOB["seed"] + 1 + TUNED + COMPILED)
     trained = build()
     batches = Waiting(endless(trained.loader))
-    is_warm = False
+    peak = None
     say(Ready={"choices": choices, "options": options, "versions": VERSIONS})
     for line in sys.stdin:
         ask = json.loads(line)
-        if not is_warm:
+        if ask == "Warm":
             # Not before, because in a first look all contenders start at the same time.
-            is_warm = True
             trained.train(itertools.islice(batches, 3))
-            if DEVICE.type == "cuda":
+            if CUDA:
                 torch.cuda.reset_peak_memory_stats()
-        if ask == "Turn":
+            say(Warm=None)
+        elif ask == "Turn":
             inputs, seconds = turn(trained, batches, JOB["settle_seconds"], JOB["turn_seconds"])
             samples = inputs * samples_of_an_input
+            # A whole training holds a second model, and only some contenders make one.
+            peak = torch.cuda.max_memory_allocated() if CUDA else None
             say(Turn={"seconds": seconds, "wait_seconds": batches.seconds, "samples": samples})
         else:
-            JOB["seed"] = ask["Whole"]
-            say(Whole=whole(build))
-    peak = torch.cuda.max_memory_allocated() if DEVICE.type == "cuda" else None
+            if ask != "Mark":
+                JOB["seed"] = ask["Whole"]
+                training = whole(build)
+            result = next(training)
+            say(Mark=None) if result is None else say(Whole=result)
     say(End={"peak_device_bytes": peak})
 
 
 def whole(build):
-    """Trains new weights from opening the data to the last step. Testing is not timed."""
+    """Trains new weights from opening the data to the last step. Yields at each mark, where the others train; neither that
+    nor testing is timed. The last one yields the result."""
     torch.manual_seed(JOB["seed"])
-    begun, testing, waited, marks = time.perf_counter(), 0.0, 0.0, []
+    begun, not_timed, waited, marks = time.perf_counter(), 0.0, 0.0, []
     trained = build()
-    for batches in trained.parts():
+    parts = list(trained.parts())
+    for at, batches in enumerate(parts):
         batches = Waiting(batches)
         _, loss = trained.train(batches)
         synchronize()
@@ -186,6 +236,7 @@ def whole(build):
         stopped = time.perf_counter()
         # JSON has no NaN.
         loss = loss if math.isfinite(loss) else None
-        marks.append({"seconds": stopped - begun - testing, "loss": loss, "accuracy": trained.accuracy()})
-        testing += time.perf_counter() - stopped
-    return {"seed": JOB["seed"], "seconds": marks[-1]["seconds"], "wait_seconds": waited, "marks": marks}
+        marks.append({"seconds": stopped - begun - not_timed, "loss": loss, "accuracy": trained.accuracy()})
+        is_last = at + 1 == len(parts)
+        yield {"seed": JOB["seed"], "seconds": marks[-1]["seconds"], "wait_seconds": waited, "marks": marks} if is_last else None
+        not_timed += time.perf_counter() - stopped

@@ -4,14 +4,14 @@ import gzip
 import pathlib
 import types
 
-from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, serve, torch, usual_workers
+from common import COMPILED, DEVICE, FUSED, JOB, LEARNING_RATE, PRECISIONS, TUNED
+from common import Precision, best, serve, torch, tuned, usual_workers
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
 MEAN, STD = 0.1307, 0.3081
 BATCH = JOB["batch_size"]
-CHOICES = []
 
 
 class Cnn(nn.Sequential):
@@ -63,12 +63,13 @@ def test_set():
     return (pixels / 255 - MEAN) / STD, read("t10k-labels-idx1-ubyte", 8, -1)[:count].long()
 
 
-def build(workers, precision=None, loader=None):
+def build(workers=0, precision="float32", fused=None, loader=None):
     loader = loader or (InMemory() if TUNED else as_written(workers))
     model = Cnn().to(DEVICE)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=TUNED or None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=fused)
     forward = torch.compile(model) if COMPILED else model
     loss_of = nn.CrossEntropyLoss()
+    precision = Precision(precision)
 
     def train(batches):
         model.train()
@@ -76,10 +77,9 @@ def build(workers, precision=None, loader=None):
         for x, y in batches:
             x, y = x.to(DEVICE), y.to(DEVICE)
             optimizer.zero_grad()
-            with torch.autocast(DEVICE.type, precision, enabled=precision is not None):
+            with precision.autocast():
                 loss = loss_of(forward(x), y)
-            loss.backward()
-            optimizer.step()
+            precision.step(loss, optimizer)
             total += loss.detach() * len(y)
             inputs += len(y)
         return inputs, total.item() / max(inputs, 1)
@@ -97,17 +97,15 @@ def build(workers, precision=None, loader=None):
 
 
 if __name__ == "__main__":
-    workers, precision = 0, torch.bfloat16 if TUNED and JOB["has_bf16"] else None
-    if JOB["options"]:
-        precision = torch.bfloat16 if JOB["options"]["bfloat16"] else None
-        CHOICES.append("as tuned")
-    elif TUNED and JOB["tries"]:
-        data = InMemory()
-        precision = best([None, torch.bfloat16], lambda it: build(0, it, data))
+    options = {}
+    if TUNED:
+        # Decoded once for all trials; without trials, by the contender itself.
+        data = InMemory() if JOB["tries"] and not JOB["options"] else None
+        tries = {"precision": PRECISIONS, "fused": FUSED}
+        options, text = tuned({"fused": True}, tries, lambda **options: build(**options, loader=data))
         del data
-        CHOICES.append("bfloat16" if precision else "float32: bfloat16 is slower here")
-    elif not TUNED:
+    else:
         tried = usual_workers()
-        workers = best(tried, build)
-        CHOICES.append(f"{workers} workers, of {tried}")
-    serve(lambda: build(workers, precision), CHOICES, {"bfloat16": precision is not None})
+        options["workers"] = best(tried, build)
+        text = f"{options['workers']} workers, of {tried}"
+    serve(lambda: build(**options), [text], options)

@@ -2,7 +2,8 @@
 
 import types
 
-from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, nice_worker, serve, torch, usual_workers
+from common import COMPILED, DEVICE, FUSED, JOB, LEARNING_RATE, PRECISIONS, TUNED
+from common import Precision, best, nice_worker, serve, torch, tuned, usual_workers
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
@@ -11,7 +12,6 @@ from torchvision import datasets, io, models, transforms
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BATCH = JOB["batch_size"]
 SIDE = 224 if DEVICE.type == "cuda" else 96
-CHOICES = []
 
 
 class DraftCrop(transforms.RandomResizedCrop):
@@ -41,7 +41,7 @@ def images(reader):
     return datasets.ImageFolder(JOB["train"], transforms.Compose([transforms.RandomResizedCrop(SIDE), *to_tensor]))
 
 
-def build(workers, reader, threads=None, precision=None):
+def build(workers, reader="PIL", threads=None, precision="float32", fused=None, channels_last=False):
     more = dict(persistent_workers=True, worker_init_fn=nice_worker) if TUNED and workers else {}
     data = images(reader)
     pinned = DEVICE.type == "cuda"
@@ -49,11 +49,12 @@ def build(workers, reader, threads=None, precision=None):
         data, batch_size=BATCH, shuffle=True, drop_last=True, num_workers=workers, pin_memory=pinned, **more
     )
     model = (models.resnet50 if DEVICE.type == "cuda" else models.resnet18)(num_classes=len(data.classes)).to(DEVICE)
-    if TUNED:
+    if channels_last:
         model = model.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=TUNED or None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=fused)
     forward = torch.compile(model) if COMPILED else model
     loss_of = nn.CrossEntropyLoss()
+    precision = Precision(precision)
 
     def train(batches):
         torch.set_num_threads(threads or JOB["threads"])
@@ -61,13 +62,12 @@ def build(workers, reader, threads=None, precision=None):
         total, inputs = torch.zeros((), device=DEVICE), 0
         for x, y in batches:
             x, y = x.to(DEVICE, non_blocking=TUNED), y.to(DEVICE, non_blocking=TUNED)
-            if TUNED:
+            if channels_last:
                 x = x.to(memory_format=torch.channels_last)
             optimizer.zero_grad()
-            with torch.autocast(DEVICE.type, precision, enabled=precision is not None):
+            with precision.autocast():
                 loss = loss_of(forward(x), y)
-            loss.backward()
-            optimizer.step()
+            precision.step(loss, optimizer)
             total += loss.detach() * len(y)
             inputs += len(y)
         return inputs, total.item() / max(inputs, 1)
@@ -90,29 +90,20 @@ def build(workers, reader, threads=None, precision=None):
 
 if __name__ == "__main__":
     most = JOB["threads"]
-    options = {"reader": "PIL"}
-    if JOB["options"]:
-        options = dict(JOB["options"])
-        options["precision"] = torch.bfloat16 if options.pop("bfloat16") else None
-        CHOICES.append("as tuned")
-    elif TUNED:
-        # One option after the other, each with the best values of those before.
-        precision = torch.bfloat16 if JOB["has_bf16"] else None
-        options = {"reader": "draft", "workers": most, "threads": max(1, most // 2), "precision": precision}
+    options = {}
+    if TUNED:
+        options = {"reader": "draft", "workers": most, "threads": max(1, most // 2), "fused": True, "channels_last": True}
         tries = {
             "threads": sorted({1, max(1, most // 2), most}),
             "workers": sorted({max(1, most // 2), most}),
             "reader": ["draft", "torchvision.io"],
-            "precision": [None, torch.bfloat16],
+            "precision": PRECISIONS,
+            "channels_last": [True, False],
+            "fused": FUSED,
         }
-        for name, values in tries.items() if JOB["tries"] else ():
-            options[name] = best(values, lambda value: build(**{**options, name: value}))
-        CHOICES.append(f"{options['workers']} workers, {options['threads']} of {most} threads, {options['reader']}")
-        CHOICES.append("bfloat16" if options["precision"] else "float32")
+        options, text = tuned(options, tries, build)
     else:
         tried = usual_workers()
-        options["workers"] = best(tried, lambda it: build(workers=it, **options))
-        CHOICES.append(f"{options['workers']} workers, of {tried}")
-    told = {name: value for name, value in options.items() if name != "precision"}
-    told["bfloat16"] = options.get("precision") is not None
-    serve(lambda: build(**options), CHOICES, told)
+        options["workers"] = best(tried, build)
+        text = f"{options['workers']} workers, of {tried}"
+    serve(lambda: build(**options), [text], options)

@@ -4,15 +4,14 @@ import itertools
 import pathlib
 import types
 
-from common import COMPILED, DEVICE, JOB, LEARNING_RATE, TUNED, best, serve, torch
+from common import COMPILED, CUDA, DEVICE, FUSED, JOB, LEARNING_RATE, PRECISIONS, TUNED
+from common import Precision, serve, torch, tuned
 from torch import nn
 from torch.nn import functional
 
 BATCH = JOB["batch_size"]
-CUDA = DEVICE.type == "cuda"
 CONTEXT, WIDTH, HEADS, BLOCKS, VOCABULARY = (1024, 768, 12, 12, 50304) if CUDA else (128, 192, 6, 4, 128)
 MARKS = 20
-CHOICES = []
 
 
 class Block(nn.Module):
@@ -61,21 +60,21 @@ class Pieces:
             yield x.to(DEVICE), y.to(DEVICE)
 
 
-def build(precision=None):
+def build(precision="float32", fused=None):
     loader = Pieces()
     model = Gpt().to(DEVICE)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=TUNED or None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=fused)
     forward = torch.compile(model) if COMPILED else model
+    precision = Precision(precision)
 
     def train(batches):
         model.train()
         total, inputs = torch.zeros((), device=DEVICE), 0
         for x, y in batches:
-            with torch.autocast(DEVICE.type, precision, enabled=precision is not None):
+            with precision.autocast():
                 loss = functional.cross_entropy(forward(x).view(-1, VOCABULARY), y.view(-1))
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
+            precision.step(loss, optimizer)
             total += loss.detach() * len(y)
             inputs += len(y)
         return inputs, total.item() / max(inputs, 1)
@@ -88,11 +87,7 @@ def build(precision=None):
 
 
 if __name__ == "__main__":
-    precision = torch.bfloat16 if TUNED and JOB["has_bf16"] else None
-    if JOB["options"]:
-        precision = torch.bfloat16 if JOB["options"]["bfloat16"] else None
-        CHOICES.append("as tuned")
-    elif TUNED and JOB["tries"]:
-        precision = best([None, torch.bfloat16], build)
-        CHOICES.append("bfloat16" if precision else "float32: bfloat16 is slower here")
-    serve(lambda: build(precision), CHOICES, {"bfloat16": precision is not None}, CONTEXT)
+    options, text = {}, "float32"
+    if TUNED:
+        options, text = tuned({"fused": True}, {"precision": PRECISIONS, "fused": FUSED}, build)
+    serve(lambda: build(**options), [text], options, CONTEXT)

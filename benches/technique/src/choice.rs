@@ -40,20 +40,33 @@ fn with(mut parts: Vec<Contender>, part: Contender) -> Vec<Contender> {
     parts
 }
 
+/// What was chosen by trying.
+pub struct Choice {
+    /// The fastest job.
+    pub job: Job,
+    /// The techniques that gained nothing, or failed.
+    pub left_out: Vec<Contender>,
+    /// Why techniques failed.
+    pub failures: Vec<String>,
+}
+
 /// Tries the job's techniques one after the other, each together with those kept so far. `speed` compares a job with the
-/// best one so far. Returns the fastest job, and the techniques that gained nothing.
-pub fn choose(job: &Job, mut speed: impl FnMut(&Job, &Job) -> Result<f64>) -> Result<(Job, Vec<Contender>)> {
+/// best one so far. A technique that fails, because two models do not fit into the memory for instance, is left out.
+pub fn choose(job: &Job, mut speed: impl FnMut(&Job, &Job) -> Result<f64>) -> Choice {
     let mut best = Job { parts: Vec::new(), ..job.clone() };
-    let mut left_out = Vec::new();
+    let (mut left_out, mut failures) = (Vec::new(), Vec::new());
     for &part in &job.parts {
         let tried = Job { parts: with(best.parts.clone(), part), ..job.clone() };
-        if speed(&tried, &best)? > 1.0 + MIN_GAIN {
-            best = tried;
-        } else {
-            left_out.push(part);
+        match speed(&tried, &best) {
+            Ok(speed) if speed > 1.0 + MIN_GAIN => best = tried,
+            Ok(_) => left_out.push(part),
+            Err(error) => {
+                left_out.push(part);
+                failures.push(format!("{part} failed in its trial: {error:#}"));
+            }
         }
     }
-    Ok((best, left_out))
+    Choice { job: best, left_out, failures }
 }
 
 #[cfg(test)]
@@ -97,10 +110,21 @@ mod tests {
         let speed = |one: &Job, other: &Job| Ok(gains(one) / gains(other));
         let parts =
             [Contender::Prefetch, Contender::CachePrefetch, Contender::Fused, Contender::Bf16, Contender::ChannelsLast];
-        let (chosen, left_out) = choose(&job(parts.to_vec()), speed).unwrap();
-        assert_eq!(chosen.parts, [Contender::CachePrefetch, Contender::ChannelsLast]);
-        assert_eq!(left_out, [Contender::Fused, Contender::Bf16]);
-        assert_eq!(choose(&job(vec![Contender::Bf16]), speed).unwrap().0.parts, []);
+        let choice = choose(&job(parts.to_vec()), speed);
+        assert_eq!(choice.job.parts, [Contender::CachePrefetch, Contender::ChannelsLast]);
+        assert_eq!(choice.left_out, [Contender::Fused, Contender::Bf16]);
+        assert_eq!(choose(&job(vec![Contender::Bf16]), speed).job.parts, []);
+    }
+
+    #[test]
+    fn a_technique_that_fails_is_left_out_and_the_reason_told() {
+        let speed = |one: &Job, _: &Job| match one.has(Contender::Bf16) {
+            true => anyhow::bail!("out of memory"),
+            false => Ok(1.5),
+        };
+        let choice = choose(&job(vec![Contender::Bf16, Contender::Fused]), speed);
+        assert_eq!((choice.job.parts, choice.left_out), (vec![Contender::Fused], vec![Contender::Bf16]));
+        assert_eq!(choice.failures, ["bf16 failed in its trial: out of memory"]);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! One of our contenders, which runs in its own process and trains on request.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use overdrive_bench_report::report::FIRST_PHASE;
 use overdrive_bench_report::stats::median;
 use overdrive_bench_report::{Contender, DeviceKind, Mark, Span, Turn, Versions, Whole, Workload};
@@ -33,33 +34,38 @@ pub fn serve(job: &Job) -> Result<()> {
         DeviceKind::Cpu => Device::Cpu,
         DeviceKind::Cuda => Device::Cuda(0),
     };
-    let (job, left_out) = match job.tries && job.contender == Contender::Combined {
-        true => choice::choose(job, |one, other| speed(one, other, device))?,
-        false => (job.clone(), Vec::new()),
+    let choice::Choice { job, left_out, failures } = match job.tries && job.contender == Contender::Combined {
+        true => choice::choose(job, |one, other| speed(one, other, device)),
+        false => choice::Choice { job: job.clone(), left_out: Vec::new(), failures: Vec::new() },
     };
     let job = &job;
-    set_tf32(job)?;
+    set_switches(job)?;
     let mut trainer = trainer(job, device)?;
     let feed = feed(job, device)?;
     let mut batches = endless(job, &*feed)?;
-    let choices = settle(job, &mut trainer, &mut batches)?;
-    let mut is_warm = false;
+    let mut choices = settle(job, &mut trainer, &mut batches, feed.read_ahead())?;
+    choices.extend(failures);
+    let mut peak_device_bytes = None;
     let (parts, options) = (job.parts.clone(), serde_json::Value::Null);
     say(&Said::Ready { choices, parts, left_out, options, versions: Versions::new() })?;
-    for ask in asked() {
-        let ask = ask?;
-        if !is_warm {
-            // Not before, because in a first look all contenders start at the same time.
-            is_warm = true;
-            trainer.train(&mut batches, Until::Steps(FIRST), None)?;
-            if device.is_cuda() {
-                ffi::cuda::reset_peak_memory_stats(0)?;
+    let mut asks = asked();
+    while let Some(ask) = asks.next() {
+        match ask? {
+            Ask::Warm => {
+                // Not before, because in a first look all contenders start at the same time.
+                trainer.train(&mut batches, Until::Steps(FIRST), None)?;
+                if device.is_cuda() {
+                    ffi::cuda::reset_peak_memory_stats(0)?;
+                }
+                say(&Said::Warm)?;
             }
-        }
-        match ask {
             Ask::Turn => {
                 let (steps, seconds) =
                     turn(&mut trainer, &*feed, &mut batches, (job.settle_seconds, job.turn_seconds))?;
+                if device.is_cuda() {
+                    // A whole training holds a second model, and only some contenders make one.
+                    peak_device_bytes = u64::try_from(ffi::cuda::memory_stats(0)?.allocated_peak_bytes).ok();
+                }
                 say(&Said::Turn(Turn {
                     seconds,
                     wait_seconds: steps.wait_seconds,
@@ -67,14 +73,19 @@ pub fn serve(job: &Job) -> Result<()> {
                     ..Turn::default()
                 }))?;
             }
-            Ask::Whole(seed) => say(&Said::Whole(whole(&Job { seed, ..job.clone() }, device)?))?,
+            Ask::Whole(seed) => {
+                let whole = whole(&Job { seed, ..job.clone() }, device, || {
+                    say(&Said::Mark)?;
+                    let next = asks.next().context("the benchmark has ended")??;
+                    ensure!(next == Ask::Mark, "unexpected request {next:?} within a training");
+                    Ok(())
+                })?;
+                say(&Said::Whole(whole))?;
+            }
+            Ask::Mark => bail!("there is no training to go on with"),
             Ask::Steps => say(&recorded(&mut trainer, &mut batches, device)?)?,
         }
     }
-    let peak_device_bytes = match device.is_cuda() {
-        true => u64::try_from(ffi::cuda::memory_stats(0)?.allocated_peak_bytes).ok(),
-        false => None,
-    };
     say(&Said::End { peak_device_bytes })
 }
 
@@ -139,9 +150,19 @@ fn turn(
     Ok((steps, begun.elapsed().as_secs_f64()))
 }
 
-/// Matrix products in TensorFloat-32 only for the contender that is about them. Convolutions use it by default.
-fn set_tf32(job: &Job) -> Result<()> {
-    Ok(ffi::context::set_matmul_allow_tf32(job.has(Contender::Tf32))?)
+/// Sets what applies to the whole process: matrix products in TensorFloat-32, which convolutions use by default, and the
+/// cache of host memory.
+fn set_switches(job: &Job) -> Result<()> {
+    /// More than a step of any workload frees.
+    const CACHED: usize = 4 << 30;
+    static CACHES: AtomicBool = AtomicBool::new(false);
+    ffi::context::set_matmul_allow_tf32(job.has(Contender::Tf32))?;
+    let caches = job.has(Contender::HostCache);
+    // Nothing is called without a trial of it, because it would install the cache's allocator.
+    if CACHES.swap(caches, Ordering::Relaxed) != caches {
+        ffi::cache_host_memory(if caches { CACHED } else { 0 })?;
+    }
+    Ok(())
 }
 
 /// The speed of a job relative to another one: the median of a few pairs of short turns.
@@ -149,7 +170,7 @@ fn speed(one: &Job, other: &Job, device: Device) -> Result<f64> {
     let feeds = [feed(one, device)?, feed(other, device)?];
     let mut runs = Vec::new();
     for (job, feed) in [one, other].into_iter().zip(&feeds) {
-        set_tf32(job)?;
+        set_switches(job)?;
         let (mut trainer, mut batches) = (trainer(job, device)?, endless(job, &**feed)?);
         untuned_threads(job)?;
         trainer.train(&mut batches, Until::Steps(FIRST), None)?;
@@ -161,7 +182,7 @@ fn speed(one: &Job, other: &Job, device: Device) -> Result<f64> {
         for (job, trainer, feed, batches) in &mut runs {
             // The other one's loader still reads ahead.
             wait_until_idle();
-            set_tf32(job)?;
+            set_switches(job)?;
             untuned_threads(job)?;
             let seconds = (job.settle_seconds / TRIALS as f64, job.turn_seconds / TRIALS as f64);
             let (steps, seconds) = turn(trainer, &***feed, batches, seconds)?;
@@ -181,7 +202,7 @@ fn untuned_threads(job: &Job) -> Result<i32> {
 }
 
 /// Sets the number of compute threads. With a loader's workers, finds the fastest by trying.
-fn settle(job: &Job, trainer: &mut Trainer, batches: &mut Batches<'_>) -> Result<Vec<String>> {
+fn settle(job: &Job, trainer: &mut Trainer, batches: &mut Batches<'_>, read_ahead: usize) -> Result<Vec<String>> {
     let threads = untuned_threads(job)?;
     if job.device == DeviceKind::Cuda || !has_workers(job) {
         return Ok(Vec::new());
@@ -191,7 +212,8 @@ fn settle(job: &Job, trainer: &mut Trainer, batches: &mut Batches<'_>) -> Result
         // Others start at the same time, so nothing can be measured. Tuned Python takes as many.
         return Ok(vec![format!("{threads} of {most} threads compute")]);
     }
-    let mut tuner = ThreadTuner::new(most);
+    // Batches that were read ahead beside another number of threads are used up first.
+    let mut tuner = ThreadTuner::new(most).settling_steps(read_ahead);
     let chosen = loop {
         trainer.train(batches, Until::Steps(1), None)?;
         if let Some(chosen) = tuner.step() {
@@ -201,33 +223,31 @@ fn settle(job: &Job, trainer: &mut Trainer, batches: &mut Batches<'_>) -> Result
     Ok(vec![format!("{chosen} of {most} threads compute")])
 }
 
-/// Trains new weights, from opening the data to the last step.
-fn whole(job: &Job, device: Device) -> Result<Whole> {
+/// Trains new weights, from opening the data to the last step. Calls `wait` at each mark but the last, where the other
+/// contenders train up to theirs; that is not timed.
+fn whole(job: &Job, device: Device, mut wait: impl FnMut() -> Result<()>) -> Result<Whole> {
     let test = test_set(job, device)?;
     let mut clock = Clock::start(device);
     let feed = feed(job, device)?;
     let mut trainer = trainer(job, device)?;
     let mut result = Whole { seed: job.seed, ..Whole::default() };
-    let mut mark = |trainer: &Trainer, clock: &mut Clock, steps: Steps| -> Result<()> {
+    let is_text = job.workload == Workload::Text;
+    let mut batches = if is_text { endless(job, &*feed)? } else { Box::new(std::iter::empty()) };
+    let marks = if is_text { MARKS } else { job.length };
+    for mark in 0..marks {
+        if mark > 0 {
+            wait()?;
+            clock.resume();
+        }
+        let steps = match is_text {
+            true => trainer.train(&mut batches, Until::Steps(job.length / MARKS), None)?,
+            false => trainer.train(&mut feed.epoch(mark), Until::Steps(u64::MAX), None)?,
+        };
         let seconds = clock.pause();
         let accuracy = test.as_ref().map(|(images, labels)| trainer.accuracy(images, labels)).transpose()?;
         let loss = steps.loss.is_finite().then_some(steps.loss);
         result.marks.push(Mark { seconds, loss, accuracy });
         (result.seconds, result.wait_seconds) = (seconds, result.wait_seconds + steps.wait_seconds);
-        clock.resume();
-        Ok(())
-    };
-    if job.workload == Workload::Text {
-        let mut batches = endless(job, &*feed)?;
-        for _ in 0..MARKS {
-            let steps = trainer.train(&mut batches, Until::Steps(job.length / MARKS), None)?;
-            mark(&trainer, &mut clock, steps)?;
-        }
-    } else {
-        for epoch in 0..job.length {
-            let steps = trainer.train(&mut feed.epoch(epoch), Until::Steps(u64::MAX), None)?;
-            mark(&trainer, &mut clock, steps)?;
-        }
     }
     Ok(result)
 }
@@ -353,12 +373,16 @@ mod tests {
     }
 
     #[test]
-    fn trying_tf32_leaves_the_switches_as_they_were() {
+    fn a_trial_leaves_the_switches_as_they_were() {
         let switches = || (ffi::context::matmul_allow_tf32().unwrap(), ffi::context::cudnn_allow_tf32().unwrap());
         let before = switches();
-        set_tf32(&job(vec![Contender::Tf32])).unwrap();
+        let freed = || drop(Tensor::zeros([1 << 20], (Kind::Float, Device::Cpu)));
+        set_switches(&job(vec![Contender::Tf32, Contender::HostCache])).unwrap();
+        freed();
         assert_eq!(switches(), (true, before.1));
-        set_tf32(&job(Vec::new())).unwrap();
-        assert_eq!(switches(), before);
+        assert!(ffi::cached_host_memory().unwrap() >= 4 << 20);
+        set_switches(&job(Vec::new())).unwrap();
+        freed();
+        assert_eq!((switches(), ffi::cached_host_memory().unwrap()), (before, 0));
     }
 }

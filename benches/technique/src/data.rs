@@ -77,7 +77,7 @@ pub fn of_workload(workload: Workload, options: &BenchOptions, device: DeviceKin
                 batch_size: PHOTOS_BATCH,
                 settle_seconds: if quick { 0.7 } else { 1.0 },
                 turn_seconds: if quick { 1.0 } else { 3.0 },
-                length: 3,
+                length: 2,
                 train: photos.train,
                 test: photos.test,
                 ..job
@@ -96,7 +96,7 @@ pub fn of_workload(workload: Workload, options: &BenchOptions, device: DeviceKin
                 },
             ];
             let train = data_file("text/hamlet.txt")?;
-            Data { job: Job { length: 300, train, batch_size, ..job }, facts }
+            Data { job: Job { length: 200, train, batch_size, ..job }, facts }
         }
     })
 }

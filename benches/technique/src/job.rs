@@ -50,10 +50,14 @@ pub struct Job {
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
+    /// Make the first steps, which are slow.
+    Warm,
     /// Train for `turn_seconds` and report the time.
     Turn,
-    /// Train new weights with this seed from start to end.
+    /// Train new weights with this seed, up to the first mark.
     Whole(u32),
+    /// Go on to the next mark.
+    Mark,
     /// Record a few steps.
     Steps,
 }
@@ -80,9 +84,13 @@ pub enum Said {
     },
     /// It cannot run here, for this reason.
     Missing(String),
+    /// After [`Ask::Warm`].
+    Warm,
     /// After [`Ask::Turn`].
     Turn(Turn),
-    /// After [`Ask::Whole`].
+    /// At each mark but the last.
+    Mark,
+    /// At the last mark.
     Whole(Whole),
     /// After [`Ask::Steps`].
     Steps {

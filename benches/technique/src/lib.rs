@@ -36,7 +36,7 @@ use tch::Cuda;
 
 use data::Data;
 use job::Job;
-use player::{Player, Starting};
+use player::{MOST_REPETITIONS, Player, Started, Starting};
 use team::{Team, failures_of_ours};
 use trainer::LEARNING_RATE;
 use watch::Watch;
@@ -62,9 +62,10 @@ pub fn run(options: &BenchOptions) -> Result<()> {
             Err(error) => failures.push(format!("{workload}: {error:#}")),
         }
         // After each workload, so that what ends the program later takes nothing away.
-        bench.write(&measurements)?;
+        bench.write(&measurements, &failures)?;
     }
     bar.finish_and_clear();
+    let failed = failures.clone();
     for all in &measurements {
         failures
             .extend(failures_of_ours(&all.measured, &all.absent).iter().map(|it| format!("{}, {it}", all.workload)));
@@ -72,7 +73,7 @@ pub fn run(options: &BenchOptions) -> Result<()> {
     if measurements.is_empty() {
         bail!("nothing was measured: {}", failures.join("; "));
     }
-    println!("{}", table::render(&Report::new(bench.setting(), measurements)));
+    println!("{}", table::render(&Report::new(bench.setting(&failed), measurements)));
     println!("numbers: {}", options.json.display());
     println!("page:    {}", options.report.display());
     ensure!(failures.is_empty(), "{}", failures.join("; "));
@@ -114,11 +115,11 @@ impl<'a> Bench<'a> {
         Ok(Self { options, device, threads, peers, python: Versions::new() })
     }
 
-    fn write(&self, measurements: &[Measurements]) -> Result<()> {
+    fn write(&self, measurements: &[Measurements], failures: &[String]) -> Result<()> {
         if measurements.is_empty() {
             return Ok(());
         }
-        let report = Report::new(self.setting(), measurements.to_vec());
+        let report = Report::new(self.setting(failures), measurements.to_vec());
         write_atomically(&self.options.json, report.to_json()?.as_bytes())?;
         Ok(write_atomically(&self.options.report, html::render(&report).as_bytes())?)
     }
@@ -137,8 +138,11 @@ impl<'a> Bench<'a> {
         let mut started = started.into_iter();
         for contender in contenders {
             note(bar, format!("{workload}: starting {contender}"));
-            let starting = started.next().map_or_else(|| self.start(&job, contender), Ok)?;
-            if let Some(player) = team.join(starting)? {
+            let started = match started.next() {
+                Some(starting) => starting.wait()?,
+                None => self.start_undisturbed(&job, contender)?,
+            };
+            if let Some(player) = team.join(started) {
                 if contender == Contender::PytorchTuned {
                     job.options.clone_from(&player.options);
                 }
@@ -146,13 +150,14 @@ impl<'a> Bench<'a> {
             }
             bar.inc(1);
         }
+        team.ask(Player::warm);
         for round in 1..=self.options.rounds() {
+            team.begin_round(round as usize - 1);
             team.ask(|player| {
                 note(bar, format!("{workload}: {} {round}/{}", player.measured.contender, self.options.rounds()));
                 bar.inc(1);
                 player.turn()
             });
-            team.rotate();
         }
         let (mut parts, mut left_out, mut next) = (Vec::new(), Vec::new(), Vec::new());
         team.ask(|player| {
@@ -168,19 +173,52 @@ impl<'a> Bench<'a> {
             }
             Ok(())
         });
-        for seed in self.seeds(workload) {
-            team.ask(|player| {
-                if !self.is_trained_whole(player.measured.contender) {
-                    return Ok(());
+        for (round, seed) in self.seeds(workload).into_iter().enumerate() {
+            // All train up to their next mark in turn, so that a slow spell of the machine affects all of them.
+            for mark in 0.. {
+                let mut is_over = true;
+                team.begin_round(round + mark);
+                team.ask(|player| {
+                    let contender = player.measured.contender;
+                    let is_done = player.measured.wholes.len() > round;
+                    if is_done || !self.is_trained_whole(contender) {
+                        return Ok(());
+                    }
+                    note(bar, format!("{workload}: {contender}, whole training, seed {seed}, mark {}", mark + 1));
+                    let is_last = player.train_on(seed)?;
+                    bar.inc(u64::from(is_last));
+                    is_over &= is_last;
+                    Ok(())
+                });
+                if is_over {
+                    break;
                 }
-                note(bar, format!("{workload}: {}, whole training, seed {seed}", player.measured.contender));
-                bar.inc(1);
-                player.whole(seed)
-            });
-            team.rotate();
+            }
         }
         let (measured, absent) = team.end();
         Ok(Measurements { workload, facts, measured, absent, parts, left_out, next })
+    }
+
+    /// Starts a contender and waits until it has chosen its options. If something else used the machine meanwhile, it is
+    /// started again, at most twice.
+    fn start_undisturbed(&self, job: &Job, contender: Contender) -> Result<Started> {
+        let mut repetitions = 0;
+        loop {
+            let mut watch = Watch::start(std::process::id());
+            let starting = self.start(job, contender)?;
+            starting.process().into_iter().for_each(|process| watch.follow(process));
+            let mut started = starting.wait()?;
+            let Started::Player(player) = &mut started else { return Ok(started) };
+            let (disturbance, _) = watch.stop();
+            if !disturbance.is_too_much() {
+                return Ok(started);
+            }
+            if repetitions == MOST_REPETITIONS {
+                player.measured.choices.push("chosen while something else used the machine".to_owned());
+                return Ok(started);
+            }
+            repetitions += 1;
+        }
     }
 
     fn start(&self, job: &Job, contender: Contender) -> Result<Starting> {
@@ -225,7 +263,7 @@ impl<'a> Bench<'a> {
             .with_style(style))
     }
 
-    fn setting(&self) -> Setting {
+    fn setting(&self, failures: &[String]) -> Setting {
         let gpu = (self.device == DeviceKind::Cuda).then(|| ffi::cuda::device_name(0).ok()).flatten();
         let versions = [("overdrive", env!("CARGO_PKG_VERSION")), ("tch", "0.24.0"), ("libtorch", "2.11.0")];
         let ours = versions.into_iter().map(|(name, version)| (name.to_owned(), version.to_owned()));
@@ -244,6 +282,7 @@ impl<'a> Bench<'a> {
             seeds: self.options.workloads().iter().map(|it| self.seeds(*it)).max_by_key(Vec::len).unwrap_or_default(),
             threads: self.threads,
             method: method(),
+            failures: failures.to_vec(),
         }
     }
 }
@@ -259,27 +298,30 @@ fn note(bar: &ProgressBar, what: String) {
 fn method() -> Vec<String> {
     [
         "Each contender runs in its own process and waits while another one trains. They take turns, so a slow spell of \
-         the machine affects all of them, and each round begins with another one; a ratio compares two turns of the \
-         same round. A turn is steady training: batches that workers read while the contender waited are thrown away \
+         the machine affects all of them, and the order changes from round to round; a ratio compares two turns of \
+         the same round. A turn is steady training: batches that workers read while the contender waited are thrown away \
          first."
             .to_owned(),
         "A whole training is timed from opening the data to the last step, without the start of the process, imports \
-         and testing."
+         and testing. The contenders take turns here too: all train one epoch, or a twentieth of the text's steps, then \
+         the next. It is not repeated; if it was disturbed on the whole, it is marked."
             .to_owned(),
         "During each timing, the CPU time of other processes and the time stolen by the hypervisor are measured, and the \
          pace of fixed work before and after. A disturbed timing is repeated, at most twice. If it is still disturbed, it \
-         is marked, and nothing is concluded from it."
+         is marked, and nothing is concluded from it. A contender whose start, in which it chooses its options, was \
+         disturbed is started again, at most twice; after that its choices say so."
             .to_owned(),
         format!(
             "All use AdamW with a learning rate of {LEARNING_RATE}. Each technique is plain tch with one change. At its \
              start, combined tries the techniques one after the other and keeps those that make steps faster by 2%; \
-             tuned Python tries its precision, decoder, threads and workers. A trial compares by three short turns each, \
-             taken in turns. Contenders with a loader then try how many threads libtorch computes \
+             tuned Python tries precision, fused, channels_last, decoder, threads and workers. A trial compares by three \
+             short turns each, taken in turns. Contenders with a loader then try how many threads libtorch computes \
              fastest with. A first look tries nothing."
         ),
         "All test in float32. Initial weights differ: those of tch's default layers are larger than PyTorch's.".to_owned(),
         "Other processes on a GPU are not watched.".to_owned(),
-        "Memory is that of the process and its workers at the end of a turn; shared pages count once.".to_owned(),
+        "Memory is that of the process and its workers at the end of a turn; shared pages count once. It includes what \
+         allocators keep from trials at the start.".to_owned(),
     ]
     .to_vec()
 }

@@ -9,6 +9,7 @@ use std::thread;
 use anyhow::{Context, Result, ensure};
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 use overdrive_dataload::EncodedImageFolder;
+use sha2::{Digest, Sha256};
 
 use super::digits_files::count_files;
 
@@ -62,7 +63,7 @@ pub fn installed() -> Vec<PathBuf> {
 /// When the folder cannot be written.
 pub fn prepare(work: &Path, (train, test): (usize, usize), times: usize, real: &[PathBuf]) -> Result<Photos> {
     let made_as = format!("{WIDTH}x{HEIGHT}-q{QUALITY}-c{CLASSES}-v{VERSION}");
-    let root = work.join(format!("photos-{made_as}-{train}x{times}-{test}-{}", real.len()));
+    let root = work.join(format!("photos-{made_as}-{train}x{times}-{test}-{}", mark_of(real)?));
     let names = (train + real.len()) * times;
     // Counted, because a lost file would change what is trained on without a word.
     if count_files(&root.join("train")) != names || count_files(&root.join("test")) != test {
@@ -102,13 +103,24 @@ pub fn prepare(work: &Path, (train, test): (usize, usize), times: usize, real: &
     let kilobytes = bytes as f64 / 1e3 / (test * WIDTH * HEIGHT) as f64 * 1e6;
     let real = match real.len() {
         0 => String::new(),
-        count => format!(" and {count} of Debian packages"),
+        count => format!("; and {count} of Debian packages"),
     };
     let fact = format!(
-        "{train} photographs of {WIDTH}x{HEIGHT} pixels in {CLASSES} classes, made by a seed{real}: JPEG of quality \
-         {QUALITY}, {kilobytes:.0} kB a megapixel. An epoch takes each {times} times."
+        "{train} photographs of {WIDTH}x{HEIGHT} pixels in {CLASSES} classes, made by a seed, JPEG of quality {QUALITY}, \
+         {kilobytes:.0} kB a megapixel{real}. An epoch takes each {times} times."
     );
     Ok(Photos { train: root.join("train"), test: Some(root.join("test")), test_images: test, fact })
+}
+
+/// Tells sets of real photographs apart, by their paths and sizes.
+fn mark_of(real: &[PathBuf]) -> Result<String> {
+    let mut hash = Sha256::new();
+    for path in real {
+        hash.update(path.as_os_str().as_encoded_bytes());
+        hash.update(fs::metadata(path)?.len().to_le_bytes());
+    }
+    let digits: String = hash.finalize()[..4].iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("{}-{digits}", real.len()))
 }
 
 /// Photographs of the user, at least a batch of them.
@@ -239,5 +251,8 @@ mod tests {
         assert_eq!(fs::read_to_string(&link).unwrap(), "a photograph");
         fs::remove_file(&link).unwrap();
         assert_eq!(count_files(&prepare().train), 4);
+        // Another photograph of the same number is another folder.
+        fs::write(&real, "a larger photograph").unwrap();
+        assert_ne!(prepare().train, photos.train);
     }
 }

@@ -2,23 +2,27 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use overdrive_bench_report::{Contender, Measured, Versions};
+use overdrive_bench_report::{Contender, Disturbance, Measured, Turn, Versions, Whole};
 
 use super::job::{Ask, Job, Said};
 use super::watch::Watch;
 
 /// The argument that makes this program a contender; the job follows as JSON.
 pub const JOB_ARGUMENT: &str = "--job";
-/// How often a disturbed timing is repeated.
-const MOST_REPETITIONS: usize = 2;
-/// A contender that has not answered for so long hangs. Only a whole training may take longer.
+/// How often a disturbed timing, or a disturbed choice of options, is repeated.
+pub const MOST_REPETITIONS: usize = 2;
+/// A contender that has not answered for so long hangs.
 const TIMEOUT: Duration = Duration::from_secs(20 * 60);
+/// Up to a mark of a whole training it may take longer.
+const WHOLE_TIMEOUT: Duration = Duration::from_secs(3 * 60 * 60);
+/// A process ends soon after its last answer.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running contender, and what was measured of it.
 pub struct Player {
@@ -34,12 +38,22 @@ pub struct Player {
     pub options: serde_json::Value,
     /// Its software.
     pub versions: Versions,
+    /// Of the whole training that has begun: seconds up to each mark, and what else used the machine.
+    parts_of_whole: Vec<(f64, Disturbance)>,
 }
 
 /// A contender that may not have opened its data yet.
 pub struct Starting(Started);
 
 impl Starting {
+    /// The process, if one could be started.
+    pub fn process(&self) -> Option<u32> {
+        match &self.0 {
+            Started::Player(player) => Some(player.child.id()),
+            Started::Missing(..) => None,
+        }
+    }
+
     /// Waits until it is ready. One that fails is `Missing`.
     ///
     /// # Errors
@@ -50,7 +64,7 @@ impl Starting {
             missing => return Ok(missing),
         };
         let contender = player.measured.contender;
-        match player.answer(Some(TIMEOUT)) {
+        match player.answer(TIMEOUT) {
             Ok(Said::Ready { choices, parts, left_out, options, versions }) => {
                 player.measured.choices = choices;
                 (player.parts, player.left_out, player.options) = (parts, left_out, options);
@@ -117,8 +131,21 @@ impl Player {
             lines.map(|line| sender.send(line)).take_while(Result::is_ok).for_each(drop);
         });
         let (parts, left_out, options) = (Vec::new(), Vec::new(), serde_json::Value::Null);
-        let player = Self { child, asks, answers, measured, parts, left_out, options, versions: Versions::new() };
+        let (versions, parts_of_whole) = (Versions::new(), Vec::new());
+        let player = Self { child, asks, answers, measured, parts, left_out, options, versions, parts_of_whole };
         Ok(Starting(Started::Player(Box::new(player))))
+    }
+
+    /// Makes the first steps, which are slow and not timed.
+    ///
+    /// # Errors
+    /// When the process has ended.
+    pub fn warm(&mut self) -> Result<()> {
+        self.ask(Ask::Warm)?;
+        match self.answer(TIMEOUT)? {
+            Said::Warm => Ok(()),
+            other => bail!("{}: unexpected answer {other:?}", self.measured.contender),
+        }
     }
 
     /// Takes a turn; a disturbed one is repeated.
@@ -126,25 +153,44 @@ impl Player {
     /// # Errors
     /// When the process has ended.
     pub fn turn(&mut self) -> Result<()> {
-        let turn = self.undisturbed(Ask::Turn, |said, disturbance| match said {
-            Said::Turn(turn) => Some(overdrive_bench_report::Turn { disturbance, ..turn }),
-            _ => None,
-        })?;
-        self.measured.turns.push(turn);
-        Ok(())
+        let mut repetitions = 0;
+        loop {
+            let watch = Watch::start(self.child.id());
+            self.ask(Ask::Turn)?;
+            let said = self.answer(TIMEOUT)?;
+            let (disturbance, memory) = watch.stop();
+            self.measured.peak_bytes = self.measured.peak_bytes.max(memory);
+            if disturbance.is_too_much() && repetitions < MOST_REPETITIONS {
+                repetitions += 1;
+                continue;
+            }
+            let Said::Turn(turn) = said else { bail!("{}: unexpected answer {said:?}", self.measured.contender) };
+            self.measured.turns.push(Turn { disturbance, ..turn });
+            return Ok(());
+        }
     }
 
-    /// Trains from start to end; a disturbed training is repeated.
+    /// Trains up to the next mark of a whole training with this seed, which this begins if it has not begun. Returns
+    /// whether that was the last.
     ///
     /// # Errors
     /// When the process has ended.
-    pub fn whole(&mut self, seed: u32) -> Result<()> {
-        let whole = self.undisturbed(Ask::Whole(seed), |said, disturbance| match said {
-            Said::Whole(whole) => Some(overdrive_bench_report::Whole { disturbance, ..whole }),
-            _ => None,
-        })?;
-        self.measured.wholes.push(whole);
-        Ok(())
+    pub fn train_on(&mut self, seed: u32) -> Result<bool> {
+        let watch = Watch::start(self.child.id());
+        let begun = Instant::now();
+        self.ask(if self.parts_of_whole.is_empty() { Ask::Whole(seed) } else { Ask::Mark })?;
+        let said = self.answer(WHOLE_TIMEOUT)?;
+        let seconds = begun.elapsed().as_secs_f64();
+        self.parts_of_whole.push((seconds, watch.stop().0));
+        match said {
+            Said::Mark => Ok(false),
+            Said::Whole(whole) => {
+                let disturbance = Disturbance::mean(&std::mem::take(&mut self.parts_of_whole));
+                self.measured.wholes.push(Whole { disturbance, ..whole });
+                Ok(true)
+            }
+            other => bail!("{}: unexpected answer {other:?}", self.measured.contender),
+        }
     }
 
     /// Records a few steps, and returns what the diagnosis says.
@@ -153,7 +199,7 @@ impl Player {
     /// When the process has ended.
     pub fn steps(&mut self) -> Result<Vec<String>> {
         self.ask(Ask::Steps)?;
-        let Said::Steps { timeline, next } = self.answer(Some(TIMEOUT))? else {
+        let Said::Steps { timeline, next } = self.answer(TIMEOUT)? else {
             bail!("{}: unexpected answer", self.measured.contender)
         };
         self.measured.timeline = timeline;
@@ -166,36 +212,24 @@ impl Player {
     /// When the process fails.
     pub fn end(&mut self) -> Result<()> {
         drop(self.asks.take());
-        if let Said::End { peak_device_bytes } = self.answer(Some(TIMEOUT))? {
+        if let Said::End { peak_device_bytes } = self.answer(TIMEOUT)? {
             self.measured.peak_device_bytes = peak_device_bytes;
         }
-        let status = self.child.wait()?;
+        let status = self.exit()?;
         ensure!(status.success(), "{} ended with {status}", self.measured.contender);
         Ok(())
     }
 
-    fn undisturbed<T>(
-        &mut self,
-        ask: Ask,
-        read: impl Fn(Said, overdrive_bench_report::Disturbance) -> Option<T>,
-    ) -> Result<T> {
-        let mut repetitions = 0;
-        loop {
-            let watch = Watch::start(self.child.id());
-            self.ask(ask)?;
-            let is_turn = ask == Ask::Turn;
-            let said = self.answer(is_turn.then_some(TIMEOUT))?;
-            let (disturbance, memory) = watch.stop();
-            // A whole training holds a second model and its data, and only some contenders make one.
-            if is_turn {
-                self.measured.peak_bytes = self.measured.peak_bytes.max(memory);
+    /// Waits until the process has ended.
+    fn exit(&mut self) -> Result<ExitStatus> {
+        let begun = Instant::now();
+        while begun.elapsed() < EXIT_TIMEOUT {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
             }
-            if disturbance.is_too_much() && repetitions < MOST_REPETITIONS {
-                repetitions += 1;
-                continue;
-            }
-            return read(said, disturbance).with_context(|| format!("{}: unexpected answer", self.measured.contender));
+            thread::sleep(Duration::from_millis(20));
         }
+        bail!("{} has not ended within a minute of its last answer", self.measured.contender)
     }
 
     fn ask(&mut self, ask: Ask) -> Result<()> {
@@ -204,19 +238,15 @@ impl Player {
         Ok(asks.flush()?)
     }
 
-    fn answer(&mut self, timeout: Option<Duration>) -> Result<Said> {
+    fn answer(&mut self, timeout: Duration) -> Result<Said> {
         let contender: Contender = self.measured.contender;
-        let line = match timeout {
-            Some(timeout) => self.answers.recv_timeout(timeout),
-            None => self.answers.recv().map_err(RecvTimeoutError::from),
-        };
-        let line = match line {
+        let line = match self.answers.recv_timeout(timeout) {
             Ok(line) => line,
             Err(RecvTimeoutError::Timeout) => {
-                bail!("{contender} has not answered for {} minutes", timeout.unwrap_or_default().as_secs() / 60)
+                bail!("{contender} has not answered for {} minutes", timeout.as_secs() / 60)
             }
             Err(RecvTimeoutError::Disconnected) => {
-                let status = self.child.wait()?;
+                let status = self.exit()?;
                 bail!("{contender} has ended ({status}); its message is above");
             }
         };

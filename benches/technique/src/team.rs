@@ -3,7 +3,7 @@
 use anyhow::Result;
 use overdrive_bench_report::{Contender, Measured};
 
-use super::player::{Player, Started, Starting};
+use super::player::{Player, Started};
 
 /// Running contenders, those that have failed, and those that could not run.
 #[derive(Default)]
@@ -14,19 +14,16 @@ pub struct Team {
 }
 
 impl Team {
-    /// Waits until a contender is ready. One that fails is absent.
-    ///
-    /// # Errors
-    /// When it answers with nonsense.
-    pub fn join(&mut self, starting: Starting) -> Result<Option<&Player>> {
-        match starting.wait()? {
+    /// Takes a contender in. One that could not run is absent.
+    pub fn join(&mut self, started: Started) -> Option<&Player> {
+        match started {
             Started::Player(player) => self.players.push(*player),
             Started::Missing(contender, reason) => {
                 self.absent.push((contender, reason));
-                return Ok(None);
+                return None;
             }
         }
-        Ok(self.players.last())
+        self.players.last()
     }
 
     /// Asks all in turn. What was measured of one that fails is kept, and it is not asked again.
@@ -47,11 +44,10 @@ impl Team {
         }
     }
 
-    /// The next round begins with the second contender of this one, so that no contender always follows the same one.
-    pub fn rotate(&mut self) {
-        if !self.players.is_empty() {
-            self.players.rotate_left(1);
-        }
+    /// Puts the contenders into the order of a round, so that none always goes first or follows the same one.
+    pub fn begin_round(&mut self, round: usize) {
+        self.players.sort_by_key(|player| player.measured.contender);
+        reorder(&mut self.players, round);
     }
 
     /// Ends all. Returns what was measured in the order of the contenders, and who was absent.
@@ -74,4 +70,42 @@ pub fn failures_of_ours(measured: &[Measured], absent: &[(Contender, String)]) -
     let late = measured.iter().filter_map(|one| Some((one.contender, one.failure.clone()?)));
     let ours = late.chain(absent.iter().cloned()).filter(|(contender, _)| !contender.is_python());
     ours.map(|(contender, reason)| format!("{contender}: {reason}")).collect()
+}
+
+/// Every second round goes backwards, and after two rounds another one is first.
+fn reorder<T>(contenders: &mut [T], round: usize) {
+    if contenders.is_empty() {
+        return;
+    }
+    contenders.rotate_left(round / 2 % contenders.len());
+    if round % 2 == 1 {
+        contenders.reverse();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_contender_always_goes_first_or_follows_the_same_one() {
+        for count in 2..12 {
+            let rounds: Vec<Vec<usize>> = (0..3)
+                .map(|round| {
+                    let mut order: Vec<_> = (0..count).collect();
+                    reorder(&mut order, round);
+                    order
+                })
+                .collect();
+            assert_ne!(rounds[0][0], rounds[1][0]);
+            for one in 0..count {
+                let before = |order: &Vec<usize>| {
+                    let at = order.iter().position(|it| *it == one).unwrap();
+                    at.checked_sub(1).map(|at| order[at])
+                };
+                assert!(rounds.iter().any(|order| before(order) != before(&rounds[0])), "{one} of {rounds:?}");
+            }
+        }
+        reorder::<usize>(&mut [], 3);
+    }
 }

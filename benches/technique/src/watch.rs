@@ -49,6 +49,11 @@ impl Watch {
         Self { begun: Instant::now(), machine: machine(), own: cpu_seconds(root), root, pace }
     }
 
+    /// Watches this process instead, which was started since.
+    pub fn follow(&mut self, root: u32) {
+        (self.root, self.own) = (i32::try_from(root).unwrap_or_default(), 0.0);
+    }
+
     /// Stops. Returns what else used the machine, and the memory that the processes hold.
     pub fn stop(self) -> (Disturbance, Option<u64>) {
         let (seconds, own, now) = (self.begun.elapsed().as_secs_f64(), cpu_seconds(self.root) - self.own, machine());

@@ -76,7 +76,7 @@ fn a_python_contender_that_fails_is_absent_and_the_others_are_measured() {
 }
 
 #[test]
-fn each_round_begins_with_another_contender() {
+fn rounds_have_different_orders() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let turn = r#"{"Turn":{"seconds":1.0,"wait_seconds":0.0,"samples":1000}}"#;
@@ -84,19 +84,67 @@ fn each_round_begins_with_another_contender() {
     let script = format!(
         "#!/bin/sh\ncase \"$2\" in *pytorch_tuned*) name=tuned;; *) name=usual;; esac\n\
          echo '{{\"Ready\":{{\"choices\":[]}}}}'\n\
-         while read ask; do echo $name >> {}; echo '{turn}'; done\necho '{{\"End\":{{}}}}'\n",
+         while read ask; do case \"$ask\" in *Warm*) echo '\"Warm\"';; *) echo $name >> {}; echo '{turn}';; esac; done\n\
+         echo '{{\"End\":{{}}}}'\n",
         log.display()
     );
     let python = fake_python(folder.path(), &script);
-    let arguments = ["--quick", "--workload", "text", "--only", "pytorch,pytorch_tuned", "--rounds", "3"];
+    let arguments = ["--quick", "--workload", "text", "--only", "pytorch,pytorch_tuned", "--rounds", "4"];
     let ended = bench(folder.path(), &[&arguments[..], &["--python", &python]].concat());
     assert!(ended.status.success(), "{}", text(&ended.stderr));
     // A disturbed turn is repeated at once.
     let mut order: Vec<_> = std::fs::read_to_string(log).unwrap().lines().map(str::to_owned).collect();
     let turns = report(folder.path()).workloads[0].measurements.of(Contender::Pytorch).unwrap().turns.len();
     order.dedup();
-    // The rounds: usual, tuned, tch; tuned, tch, usual; tch, usual, tuned.
-    assert_eq!((order, turns), (["usual", "tuned", "usual", "tuned"].map(str::to_owned).to_vec(), 3));
+    // The rounds: usual, tuned, tch; tch, tuned, usual; tuned, tch, usual; usual, tch, tuned.
+    assert_eq!((order, turns), (["usual", "tuned", "usual", "tuned", "usual", "tuned"].map(str::to_owned).to_vec(), 4));
+}
+
+/// MNIST's files with `count` images each, all of them noise.
+fn noise(folder: &Path, count: u32) -> String {
+    for (name, images, count) in
+        [("train", true, count), ("train", false, count), ("t10k", true, 8), ("t10k", false, 8)]
+    {
+        let (kind, magic) = if images { ("images-idx3", 2051u32) } else { ("labels-idx1", 2049) };
+        let sizes = if images { vec![magic, count, 28, 28] } else { vec![magic, count] };
+        let length = if images { count * 28 * 28 } else { count };
+        let value = |at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8;
+        let values = (0..length).map(|at| if images { value(at) } else { (at % 10) as u8 });
+        let bytes: Vec<u8> = sizes.into_iter().flat_map(u32::to_be_bytes).chain(values).collect();
+        std::fs::write(folder.join(format!("{name}-{kind}-ubyte")), bytes).unwrap();
+    }
+    folder.display().to_string()
+}
+
+#[test]
+fn whole_trainings_take_turns_at_each_mark() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let turn = r#"{"Turn":{"seconds":1.0,"wait_seconds":0.0,"samples":1000}}"#;
+    let whole = r#"{"Whole":{"seed":0,"seconds":1.0,"wait_seconds":0.0,"marks":[]}}"#;
+    // Has five marks, and writes its name down at each.
+    let script = format!(
+        "#!/bin/sh\ncase \"$2\" in *pytorch_tuned*) name=tuned;; *) name=usual;; esac\nmarks=0\n\
+         echo '{{\"Ready\":{{\"choices\":[]}}}}'\n\
+         while read ask; do case \"$ask\" in *Warm*) echo '\"Warm\"';; *Turn*) echo '{turn}';; *)\n\
+         echo $name >> {}; marks=$((marks + 1)); if [ $marks = 5 ]; then echo '{whole}'; else echo '\"Mark\"'; fi;;\n\
+         esac; done\necho '{{\"End\":{{}}}}'\n",
+        log.display()
+    );
+    let python = fake_python(folder.path(), &script);
+    let data = noise(folder.path(), 256);
+    let arguments = ["--workload", "digits", "--only", "pytorch,pytorch_tuned", "--rounds", "1", "--data", &data];
+    let ended = bench(folder.path(), &[&arguments[..], &["--python", &python]].concat());
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+    let order: Vec<_> = std::fs::read_to_string(log).unwrap().lines().map(str::to_owned).collect();
+    for pair in order.chunks(2) {
+        assert!(pair.contains(&"usual".to_owned()) && pair.contains(&"tuned".to_owned()), "{order:?}");
+    }
+    let report = report(folder.path());
+    let wholes = |contender| report.workloads[0].measurements.of(contender).unwrap().wholes.len();
+    assert_eq!((order.len(), wholes(Contender::Pytorch), wholes(Contender::Tch)), (10, 1, 1));
+    let tch = &report.workloads[0].measurements.of(Contender::Tch).unwrap().wholes[0];
+    assert!(tch.marks.len() == 5 && tch.marks.is_sorted_by(|a, b| a.seconds < b.seconds), "{tch:?}");
 }
 
 #[test]
@@ -104,8 +152,10 @@ fn what_a_late_failure_leaves_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     // Answers every turn, and ends with an error.
     let turn = r#"{"Turn":{"seconds":1.0,"wait_seconds":0.0,"samples":1000}}"#;
-    let script =
-        format!("#!/bin/sh\necho '{{\"Ready\":{{\"choices\":[]}}}}'\nwhile read ask; do echo '{turn}'; done\nexit 3\n");
+    let script = format!(
+        "#!/bin/sh\necho '{{\"Ready\":{{\"choices\":[]}}}}'\n\
+         while read ask; do case \"$ask\" in *Warm*) echo '\"Warm\"';; *) echo '{turn}';; esac; done\nexit 3\n"
+    );
     let python = fake_python(folder.path(), &script);
     let arguments = ["--quick", "--workload", "text", "--only", "pytorch", "--rounds", "2", "--python", &python];
     let ended = bench(folder.path(), &arguments);

@@ -1,9 +1,10 @@
 //! Bytes that are written in place and become a tensor without a copy.
 
-use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::{slice, thread};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ScopedJoinHandle};
+use std::{fmt, io, slice};
 
 use tch::{Kind, Tensor};
 
@@ -57,7 +58,8 @@ impl HostBuffer {
     ///
     /// `fill` gets the offset and the memory of the next bytes, at most a mebibyte, and returns what it has written: the
     /// first of them. `rustix::io::pread` returns such a slice. If it has written none, it is asked again. It also gets
-    /// its thread's own state, which `state` makes. Returns the states in the order of the parts.
+    /// its thread's own state, which `state` makes. Returns the states in the order of the parts. Where no
+    /// thread can be started, for example at a limit on processes, the calling thread writes the part.
     ///
     /// # Errors
     /// The first error of `fill`; `OutOfMemory`; `Other` when `fill` returns another slice.
@@ -79,16 +81,17 @@ impl HostBuffer {
         // valid as `MaybeUninit`.
         let memory = unsafe { slice::from_raw_parts_mut(data.as_ptr().cast::<MaybeUninit<u8>>(), bytes) };
         let part = bytes.div_ceil(threads.max(1)).next_multiple_of(CHUNK).max(CHUNK);
-        let (state, fill) = (&state, &fill);
-        let write = |(number, memory)| fill_part(state(), number * part, memory, fill);
-        let parts = memory.chunks_mut(part).enumerate();
+        // Each is locked once, by the thread that writes it.
+        let parts: Vec<Mutex<&mut [MaybeUninit<u8>]>> = memory.chunks_mut(part).map(Mutex::new).collect();
+        let write = &|number: usize| {
+            let mut memory = parts[number].lock().unwrap_or_else(PoisonError::into_inner);
+            fill_part(state(), number * part, &mut memory, &fill)
+        };
         let states: Result<Vec<S>, E> = match parts.len() {
             // Not worth a thread.
-            0 | 1 => parts.map(write).collect(),
-            _ => thread::scope(|scope| {
-                let threads: Vec<_> = parts.map(|part| scope.spawn(move || write(part))).collect();
-                let joined = threads.into_iter().map(|thread| thread.join());
-                joined.map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+            count @ (0 | 1) => (0..count).map(write).collect(),
+            count => thread::scope(|scope| {
+                on_threads(count, write, |job| thread::Builder::new().spawn_scoped(scope, job)).into_iter().collect()
             }),
         };
         // Every byte of every part was written, or there is an error.
@@ -173,6 +176,26 @@ fn allocate(bytes: usize, pinned: bool) -> Result<(Tensor, NonNull<u8>), Error> 
     Ok((unsafe { Tensor::from_ptr(tensor) }, NonNull::new(data).unwrap_or(NonNull::dangling())))
 }
 
+type Job<'scope, T> = Box<dyn FnOnce() -> T + Send + 'scope>;
+
+/// Calls `work` with each number below `count`, on a thread of its own, or on the calling thread where `spawn` cannot
+/// start one. Returns the results in the order of the numbers.
+fn on_threads<'scope, T: Send + 'scope>(
+    count: usize,
+    work: &'scope (impl Fn(usize) -> T + Sync),
+    mut spawn: impl FnMut(Job<'scope, T>) -> io::Result<ScopedJoinHandle<'scope, T>>,
+) -> Vec<T> {
+    let start = |number| spawn(Box::new(move || work(number))).map_err(|_| number);
+    let started: Vec<Result<_, usize>> = (0..count).map(start).collect();
+    // All threads are under way before the calling thread does its part.
+    let done: Vec<Result<_, T>> = started.into_iter().map(|thread| thread.map_err(work)).collect();
+    let join = |thread: ScopedJoinHandle<'scope, T>| match thread.join() {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    };
+    done.into_iter().map(|thread| thread.map_or_else(|result| result, join)).collect()
+}
+
 /// Writes all bytes of a part, which begins at `offset`.
 fn fill_part<S, E: From<Error>>(
     mut state: S,
@@ -250,6 +273,22 @@ mod tests {
         assert!(filled(|_, _, memory| Ok(written(&mut memory[1..], |_| 0))).contains("asked to write"));
         assert!(filled(|_, _, _| Ok(Box::leak(Box::new([1u8])))).contains("asked to write"));
         assert!(filled(|_, _, _| Err(Error::refused("no"))).contains("no"));
+    }
+
+    #[test]
+    fn work_without_a_thread_is_done_by_the_caller() {
+        let caller = thread::current().id();
+        for with_thread in [[true, false, true, false], [false; 4], [true; 4]] {
+            let work = |number: usize| (number, thread::current().id() != caller);
+            let done = thread::scope(|scope| {
+                let mut asked = with_thread.into_iter();
+                on_threads(4, &work, |job| match asked.next() {
+                    Some(true) => thread::Builder::new().spawn_scoped(scope, job),
+                    _ => Err(io::ErrorKind::WouldBlock.into()),
+                })
+            });
+            assert_eq!(done, with_thread.into_iter().enumerate().collect::<Vec<_>>());
+        }
     }
 
     #[test]

@@ -165,7 +165,7 @@ impl Launch {
 
     /// How long the other ranks may run on after the first has failed, before they are told to end; 1 s unless set.
     /// Those that fail by themselves within it are reported too, because the first to fail is not always the cause. At
-    /// most 136 years.
+    /// most 136 years. Must be the same on all nodes.
     #[must_use]
     pub fn failure_window(mut self, window: Duration) -> Self {
         self.plan.failure_window = window.min(Duration::from_secs(u32::MAX.into()));

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Steps with a number of threads that are not timed: libtorch makes or parks threads.
+/// Steps with a number of threads that are at least not timed: libtorch makes or parks threads.
 const SETTLING: usize = 2;
 /// Steps with it that are; their median counts.
 const TIMED: usize = 7;
@@ -14,7 +14,7 @@ const MIN_GAIN: f64 = 0.03;
 /// libtorch computes with as many threads as there are cores. Where one core is busy with something else, a loader's worker
 /// for instance, each operator waits for the thread that shares it, and spins meanwhile: on 2 cores, a step of a CNN took 33
 /// to 60 ms with two threads beside one busy core, and 23 ms with one. Which number is best depends on the model, the loader
-/// and the machine, so it is measured: nine steps each with all threads, one fewer, and half of them.
+/// and the machine, so it is measured: ten steps each with all threads, one fewer, and half of them.
 ///
 /// ```
 /// use overdrive_profile::ThreadTuner;
@@ -34,6 +34,8 @@ const MIN_GAIN: f64 = 0.03;
 pub struct ThreadTuner {
     clock: Box<dyn Fn() -> Duration + Send>,
     set: Box<dyn Fn(i32) + Send>,
+    /// Steps with a number of threads that are not timed.
+    settling: usize,
     /// Those to try; the one being tried is the first.
     left: Vec<i32>,
     /// Seconds of its steps.
@@ -56,7 +58,15 @@ impl ThreadTuner {
         let mut left = vec![most, (most - 1).max(1), (most / 2).max(1)];
         left.dedup();
         set(most);
-        Self { clock: Box::new(clock), set: Box::new(set), left, times: Vec::new(), last: None, tried: Vec::new() }
+        let (clock, set) = (Box::new(clock), Box::new(set));
+        Self { clock, set, settling: SETTLING, left, times: Vec::new(), last: None, tried: Vec::new() }
+    }
+
+    /// Does not time the first `steps` steps with each number of threads, and at least two: as many as a loader's workers
+    /// read ahead, because those batches were prepared beside another number of threads. Default 2.
+    pub fn settling_steps(mut self, steps: usize) -> Self {
+        self.settling = steps.max(SETTLING);
+        self
     }
 
     /// A step has ended. The number of threads, once: in the step that decides.
@@ -66,10 +76,10 @@ impl ThreadTuner {
         if let Some(last) = self.last.replace(now) {
             self.times.push((now - last).as_secs_f64());
         }
-        if self.times.len() < SETTLING + TIMED {
+        if self.times.len() < self.settling + TIMED {
             return None;
         }
-        let mut timed = self.times.split_off(SETTLING);
+        let mut timed = self.times.split_off(self.settling);
         timed.sort_by(f64::total_cmp);
         self.tried.push((threads, timed[TIMED / 2]));
         self.times.clear();
@@ -126,6 +136,28 @@ mod tests {
     fn fewer_threads_win_where_more_gain_nothing_and_a_slow_step_now_and_then_does_not_count() {
         assert_eq!(chosen(4, |threads, _| if threads == 4 { 100 } else { 102 }), (2, 2));
         assert_eq!(chosen(2, |threads, step| if step % 5 == 0 { 1000 } else { 40 / threads as u64 }), (2, 2));
+    }
+
+    #[test]
+    fn batches_that_were_read_ahead_do_not_count() {
+        // Eight batches are there at once whatever computes; then one thread is faster.
+        let time = Arc::new(Mutex::new(Duration::ZERO));
+        let (clock, threads) = (time.clone(), Arc::new(Mutex::new((0, 0))));
+        let set = threads.clone();
+        let tuner =
+            ThreadTuner::with(2, move || *clock.lock().unwrap(), move |count| *set.lock().unwrap() = (count, 0));
+        let mut tuner = tuner.settling_steps(8);
+        let chosen = loop {
+            let (count, step) = *threads.lock().unwrap();
+            threads.lock().unwrap().1 += 1;
+            let ahead = [5, 50][usize::from(count == 1)];
+            let steady = [60, 23][usize::from(count == 1)];
+            *time.lock().unwrap() += Duration::from_millis(if step < 8 { ahead } else { steady });
+            if let Some(chosen) = tuner.step() {
+                break chosen;
+            }
+        };
+        assert_eq!(chosen, 1);
     }
 
     #[test]

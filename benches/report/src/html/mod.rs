@@ -65,9 +65,10 @@ fn goals(report: &WorkloadReport) -> String {
             Outcome::Disturbed => ("open", "disturbed"),
         };
         format!(
-            "<li><b>{}</b> the speed of {} <span class=\"{class}\">goal {}: {result}</span></li>",
+            "<li><b>{}</b> the speed of {}: {} <span class=\"{class}\">goal {}: {result}</span></li>",
             escape(&goal.comparison.text()),
             goal.comparison.with,
+            goal.comparison.side(),
             crate::text::times(goal.at_least),
         )
     };

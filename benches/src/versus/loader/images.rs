@@ -23,18 +23,14 @@ const SIDE: usize = 224;
 /// Whether ours decodes with the system's libjpeg-turbo.
 const TURBO: bool = cfg!(feature = "libjpeg-turbo");
 
-const SPEED: &str = match TURBO {
-    false => "500x375 JPEG photographs, RandomResizedCrop 224 and flip, batch 64, 2 persistent workers",
-    true => {
-        "500x375 JPEG photographs, RandomResizedCrop 224 and flip, batch 64, 2 persistent workers, ours with \
-         libjpeg-turbo"
-    }
-};
+const SPEED: &str =
+    photographs!("500x375 JPEG photographs, RandomResizedCrop 224 and flip, batch 64, 2 persistent workers");
 const SHARE: &str =
-    "the same photographs, 2 workers: the loader beside a bare loop on 2 threads that does the same work";
-const SCALING: &str = "the same photographs: 2 workers beside 1";
-const ALLOWED: &str = "the same photographs: bare loops on 2 threads beside 1, which is what the machine allows";
-const MEMORY: &str = "the same photographs: memory of the process and its 2 workers";
+    photographs!("the same photographs, 2 workers: the loader beside a bare loop on 2 threads that does the same work");
+const SCALING: &str = photographs!("the same photographs: 2 workers beside 1");
+const ALLOWED: &str =
+    photographs!("the same photographs: bare loops on 2 threads beside 1, which is what the machine allows");
+const MEMORY: &str = photographs!("the same photographs: memory of the process and its 2 workers");
 pub const DALI: &str = "nvidia-dali-cuda130";
 const SPDL_REMEDY: &str = "pip install spdl, and FFmpeg's shared libraries (Debian: libavdevice59 libavfilter8)";
 
@@ -164,4 +160,67 @@ fn memory(bench: &mut Bench, ours: &DataLoader<Batch>, peers: [(&str, &Program);
         turns.compare(&mut bench.findings, case, ("2 workers", name), None)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::versus::peer::Peer;
+
+    /// A DALI that has read two batches ahead whenever it is asked, and a clock that counts the other batches.
+    const FAKE_DALI: &str = r#"
+import sys, time, types
+ahead, clock = 2, 0
+
+def lines(given):
+    global ahead
+    for line in given:
+        ahead = 2
+        yield line
+
+sys.stdin = lines(sys.stdin)
+time.perf_counter = lambda: clock
+
+class Batch:
+    dtype = "uint8"
+    shape = lambda self: [(3, 224, 224)]
+    __len__ = lambda self: 64
+
+class Pipeline:
+    build = lambda self: None
+    epoch_size = lambda self, reader: 5 * 64
+    def run(self):
+        global ahead, clock
+        ahead, clock = (ahead - 1, clock) if ahead else (0, clock + 1)
+        return Batch(), None
+
+dali = types.ModuleType("nvidia.dali")
+dali.__version__, dali.fn, dali.types = "2.0", None, types.SimpleNamespace(UINT8="uint8")
+dali.pipeline_def = lambda graph: lambda *args, **options: Pipeline()
+nvidia = types.ModuleType("nvidia")
+nvidia.dali = dali
+sys.modules.update({"nvidia": nvidia, "nvidia.dali": dali})
+"#;
+
+    #[test]
+    fn every_case_names_the_decoder_of_ours() {
+        for case in [SPEED, SHARE, SCALING, ALLOWED, MEMORY] {
+            assert_eq!(case.ends_with(", ours with libjpeg-turbo"), TURBO, "{case}");
+        }
+    }
+
+    #[test]
+    fn what_dali_reads_ahead_between_its_samples_is_not_taken_for_speed() {
+        if Command::new("python3").arg("--version").output().is_err() {
+            println!("skipped: no python3");
+            return;
+        }
+        let source = format!("{FAKE_DALI}{}", include_str!("../../../peers/loader_dali.py"));
+        let options = json!({ "photos": "", "batch_size": 64, "workers": 2 });
+        let mut peer = Peer::start(Path::new("python3"), &source, &[options.to_string()]).unwrap();
+        // The batches of whole epochs, each computed while the time was taken.
+        assert_eq!([1, 2].map(|epochs| peer.measure("cpu", epochs).unwrap()), [5.0, 10.0]);
+    }
 }

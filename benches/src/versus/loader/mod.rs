@@ -2,7 +2,16 @@
 //! dataloader-rs, on the same data.
 //!
 //! Every topic has its own file, which starts the peers, takes interleaved samples and adds rows to the findings. A
-//! peer is asked for whole epochs, so that its workers are idle while another one is timed.
+//! peer is asked for whole epochs, so that its workers are idle while another one is timed. DALI reads two batches
+//! ahead after an epoch: it answers when it has them, and takes them before its next sample is timed.
+
+/// The text of a case in which ours decodes photographs. With another decoder it is another case, so that the page of
+/// all records does not take both for one.
+macro_rules! photographs {
+    ($text:literal) => {
+        if cfg!(feature = "libjpeg-turbo") { concat!($text, ", ours with libjpeg-turbo") } else { $text }
+    };
+}
 
 mod autotune;
 mod images;

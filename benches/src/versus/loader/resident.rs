@@ -10,7 +10,7 @@ use super::images::{self, Batch};
 use super::process::Usage;
 use super::{Bench, WORKERS};
 
-const CASE: &str = "100 epochs over photographs, each broken off after 3 batches, 2 workers: ";
+const CASE: &str = photographs!("100 epochs over photographs, each broken off after 3 batches, 2 workers");
 const EPOCHS: usize = 100;
 /// Epochs before the first measurement, in which the allocator gets the memory that it keeps.
 const WARM_UP: usize = 20;
@@ -29,7 +29,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         ("threads", "threads", after.threads, before.threads, 1.0),
         ("descriptors", "descriptors", after.descriptors, before.descriptors, 1.0),
     ] {
-        let (text, samples): (_, (&[f64], &[f64])) = (format!("{CASE}{what}"), (&[after], &[before]));
+        let (text, samples): (_, (&[f64], &[f64])) = (format!("{CASE}: {what}"), (&[after], &[before]));
         let target = Some(Target::AtMost(limit));
         let row = VersusRow::of_pairs(&text, "itself, before them", unit, samples, Ratio::ShareOfCost, target)?;
         bench.findings.rows.push(row);

@@ -59,7 +59,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         builder.collate(|samples: Vec<WebSample>| Ok(samples)).build()
     })?;
 
-    let what = "photographs decoded and cropped, half an epoch in, batch 64, 2 workers";
+    let what = photographs!("photographs decoded and cropped, half an epoch in, batch 64, 2 workers");
     let Some(photos) = bench.photos(what) else { return Ok(()) };
     let folder = Arc::new(EncodedImageFolder::open(&photos)?);
     compare(bench, what, folder.len() / BATCH_SIZE / 2, Until::Begun, || images::loader(&folder, BATCH_SIZE, WORKERS))

@@ -12,7 +12,7 @@ use super::{Bench, WORKERS, memory};
 use crate::versus::turns::{Case, Turns};
 
 const SAMPLES: &str = "start-up to the first batch with 2 workers: 60,000 28x28 samples in memory, batch 128";
-const PHOTOS: &str = "start-up to the first batch with 2 workers: photographs, batch 64";
+const PHOTOS: &str = photographs!("start-up to the first batch with 2 workers: photographs, batch 64");
 const TARGET: Option<Target> = Some(Target::AtLeast(10.0));
 
 pub fn measure(bench: &mut Bench) -> Result<()> {

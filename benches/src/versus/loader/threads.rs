@@ -13,8 +13,10 @@ use tch::{Device, Kind, Tensor};
 use super::{Bench, WORKERS};
 use crate::versus::turns::{Case, Turns};
 
-const TEXT: &str = "photographs in batches of 16 beside four products of 768x768 matrices a batch: ours with other \
-                    settings than the peer's";
+const TEXT: &str = photographs!(
+    "photographs in batches of 16 beside four products of 768x768 matrices a batch: ours with other settings than the \
+     peer's"
+);
 const BATCH_SIZE: usize = 16;
 const BATCHES: usize = 30;
 /// The size of the square matrices, and the number of their products per batch.

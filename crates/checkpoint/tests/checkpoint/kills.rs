@@ -1,4 +1,4 @@
-//! Runs that are ended by SIGKILL at random moments, and by SIGTERM and SIGINT.
+//! Runs that are ended by SIGKILL at moments drawn from a fixed seed, and by SIGTERM and SIGINT.
 #![cfg(unix)]
 
 use std::fs;

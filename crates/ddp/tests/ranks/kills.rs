@@ -9,7 +9,7 @@ use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
 
 use crate::harness::{Meeting, PATIENCE};
-use crate::moments::{self, SHORT, doing, drawn, told};
+use crate::moments::{self, doing, drawn, short, told};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
@@ -33,7 +33,7 @@ pub fn meeting(meeting: &Meeting) -> Result<()> {
     if drawn()?.is_multiple_of(2) {
         doing("init_process_group")?;
     }
-    let group = match ProcessGroup::builder(Backend::Gloo).timeout(SHORT).init(&InitMethod::Auto) {
+    let group = match ProcessGroup::builder(Backend::Gloo).timeout(short()?).init(&InitMethod::Auto) {
         Ok(group) => group,
         Err(error) => return told(&error, "could not meet the others at tcp://127.0.0.1"),
     };
@@ -80,7 +80,7 @@ const STEPS: &[(&str, Step)] = &[
         works.into_iter().try_for_each(|work| work.wait())
     }),
     ("barrier", |group, _| group.barrier()),
-    ("monitored_barrier", |group, _| group.monitored_barrier(SHORT, true)),
+    ("monitored_barrier", |group, _| group.monitored_barrier(group.timeout(), true)),
     ("broadcast", |group, _| group.broadcast_object(Some(&7), 0).map(drop)),
     ("all_gather", |group, _| group.all_gather_object(&"what a rank says".to_owned()).map(drop)),
     (" on rank", |group, own| {
@@ -98,7 +98,7 @@ pub fn collectives(meeting: &Meeting) -> Result<()> {
     let mut own: Vec<Tensor> = (0..group.size()).map(|_| Tensor::rand([50_000], FLOAT)).collect();
     // The first collective may still wait for other ranks to connect.
     group.barrier()?;
-    group.set_timeout(SHORT)?;
+    group.set_timeout(short()?)?;
     loop {
         for (name, step) in STEPS {
             doing(name)?;
@@ -145,7 +145,7 @@ pub fn training(meeting: &Meeting) -> Result<()> {
     let ddp = options(DistributedDataParallel::builder(&group), way).build(&vs)?;
     hook(&ddp, &group, way)?;
     group.barrier()?;
-    group.set_timeout(SHORT)?;
+    group.set_timeout(short()?)?;
     let inputs = Tensor::randn([16, 128], FLOAT);
     for step in 0.. {
         // With unused parameters, another layer is left out each time.

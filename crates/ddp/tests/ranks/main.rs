@@ -134,9 +134,9 @@ fn main() -> Result<()> {
     let more: [(&'static str, Test); 17] = [
         ("a_rank_that_stalls_is_reported", faults::stalled),
         ("dropped_work_neither_waits_nor_ends_the_process", faults::dropped),
-        ("ranks_killed_at_13_random_moments_while_meeting_are_reported", kills::while_meeting),
-        ("ranks_killed_at_13_random_moments_in_collectives_are_reported", kills::in_collectives),
-        ("ranks_killed_at_12_random_moments_in_backward_are_reported", kills::in_backward),
+        ("ranks_killed_at_13_fixed_moments_while_meeting_are_reported", kills::while_meeting),
+        ("ranks_killed_at_13_fixed_moments_in_collectives_are_reported", kills::in_collectives),
+        ("ranks_killed_at_12_fixed_moments_in_backward_are_reported", kills::in_backward),
         ("a_killed_rank_is_reported_in_collectives", faults::killed_in_collectives),
         ("a_killed_rank_is_reported_in_backward", faults::killed_in_backward),
         ("a_wrong_world_size_is_reported", faults::wrong_world_size),

@@ -1,4 +1,4 @@
-//! Kills ranks by SIGKILL at random moments, and checks that the others end with a typed error.
+//! Kills ranks by SIGKILL at moments drawn from a fixed seed, and checks that the others end with a typed error.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -23,15 +23,17 @@ pub const FOLDER: &str = "OVERDRIVE_TEST_FOLDER";
 const DRAWN: &str = "OVERDRIVE_TEST_DRAWN";
 /// Set only for the victim: the file to which it writes what it is doing.
 const DOING: &str = "OVERDRIVE_TEST_DOING";
+/// One of [`TIMEOUTS`].
+const TIMEOUT: &str = "OVERDRIVE_TEST_TIMEOUT";
 
 /// How many kills run at a time; each has several processes.
 const AT_ONCE: usize = 4;
 /// Only against hanging: on an idle machine, survivors need a hundredth of it.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// How long survivors wait for a rank whose end they do not notice. On a busy machine it may pass before a rank is
-/// killed.
-pub const SHORT: Duration = Duration::from_secs(4);
+/// Seconds for which survivors wait for a rank whose end they do not notice. On a busy machine they may pass before the
+/// rank is killed: then the kill is repeated with the next.
+const TIMEOUTS: [u64; 3] = [4, 20, 100];
 
 /// Splitmix64.
 pub struct Random(u64);
@@ -65,6 +67,11 @@ pub fn doing(what: &str) -> Result<()> {
     Ok(file.write_all(format!("{what:<50}").as_bytes())?)
 }
 
+/// How long this rank waits for one whose end it does not notice.
+pub fn short() -> Result<Duration> {
+    Ok(Duration::from_secs(std::env::var(TIMEOUT)?.parse()?))
+}
+
 pub fn drawn() -> Result<u64> {
     Ok(std::env::var(DRAWN)?.parse()?)
 }
@@ -83,9 +90,11 @@ pub fn told(error: &DdpError, operation: &str) -> Result<()> {
         _ => bail!("{error:?}"),
     };
     ensure!(error.to_string().contains(operation), "{error} does not name {operation:?}");
+    let marker = format!("{MARKER}{}", std::env::var("RANK")?);
+    fs::write(Path::new(&std::env::var(FOLDER)?).join(marker), error.to_string())?;
     println!("{TOLD}{name}");
     // On a busy machine a timeout may pass before the victim is killed, and this or another rank gives up: then the
-    // victim is killed here.
+    // victim is killed here, and the kill is repeated.
     if std::env::var_os(DOING).is_some() {
         doing("nothing: a rank has given up")?;
         loop {
@@ -96,6 +105,8 @@ pub fn told(error: &DdpError, operation: &str) -> Result<()> {
 }
 
 const TOLD: &str = "told: ";
+/// A rank that reports an error also leaves it in a file, whose name is this and the rank's number.
+const MARKER: &str = "told-";
 
 #[derive(Debug)]
 struct Moment {
@@ -130,7 +141,7 @@ pub fn kill(scenario: &str, count: usize, latest: Duration, check: impl Fn(&Path
         loop {
             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
             let Some((number, moment)) = next else { return done };
-            let seen = at(scenario, &moment, &mark, &check);
+            let seen = undisturbed(scenario, &moment, &mark, &check);
             done.push(seen.with_context(|| format!("{SEED}={seed}, number {number}, {moment:?}")));
         }
     };
@@ -167,15 +178,33 @@ fn report(scenario: &str, seed: u64, all: Vec<Result<Seen>>) -> Result<()> {
     Ok(())
 }
 
-fn at(scenario: &str, moment: &Moment, mark: &str, check: &impl Fn(&Path) -> Result<()>) -> Result<Seen> {
+/// Kills a rank with longer and longer timeouts, until none passes before the kill.
+fn undisturbed(scenario: &str, moment: &Moment, mark: &str, check: &impl Fn(&Path) -> Result<()>) -> Result<Seen> {
+    for timeout in TIMEOUTS {
+        if let Some(seen) = at(scenario, moment, mark, timeout, check)? {
+            return Ok(seen);
+        }
+        println!("{scenario}: a timeout of {timeout} s passed before the kill");
+    }
+    bail!("ranks gave up before the kill with each of the timeouts {TIMEOUTS:?} s")
+}
+
+/// None if a rank gave up before the kill, in a time in which its timeout can have passed.
+fn at(
+    scenario: &str,
+    moment: &Moment,
+    mark: &str,
+    timeout: u64,
+    check: &impl Fn(&Path) -> Result<()>,
+) -> Result<Option<Seen>> {
     let folder = tempfile::tempdir()?;
     let doing = folder.path().join("doing");
     let (port, started) = (free_port(), Instant::now());
-    let [drawn, path, file] =
-        [moment.drawn.to_string(), folder.path().display().to_string(), doing.display().to_string()];
-    let mut vars = vec![(MARK, mark), (DRAWN, &*drawn), (FOLDER, &*path)];
+    let [drawn, seconds] = [moment.drawn, timeout].map(|it| it.to_string());
+    let [path, file] = [folder.path(), &doing].map(|it| it.display().to_string());
+    let mut vars = vec![(MARK, mark), (DRAWN, &*drawn), (FOLDER, &*path), (TIMEOUT, &*seconds)];
     let mut start = |rank: usize| {
-        vars.truncate(3);
+        vars.truncate(4);
         vars.extend((rank == moment.victim).then_some((DOING, &*file)));
         start(scenario, rank, moment.ranks, port, &vars)
     };
@@ -190,6 +219,13 @@ fn at(scenario: &str, moment: &Moment, mark: &str, check: &impl Fn(&Path) -> Res
         std::thread::sleep(Duration::from_millis(2));
     }
     std::thread::sleep(moment.delay);
+    // Errors before the kill are not because of it.
+    let early = reported(folder.path())?;
+    let before = started.elapsed();
+    ensure!(
+        early.is_empty() || before >= Duration::from_secs(timeout),
+        "an error {before:?} after the start, before the kill and before a timeout of {timeout} s: {early:?}"
+    );
     let mut victim = ranks.remove(moment.victim);
     victim.child.kill()?;
     let killed = Instant::now();
@@ -204,7 +240,20 @@ fn at(scenario: &str, moment: &Moment, mark: &str, check: &impl Fn(&Path) -> Res
         .collect();
     ensure!(told.len() == survivors.len(), "{told:?} by {} survivors", survivors.len());
     check(folder.path())?;
-    Ok(Seen { doing: fs::read_to_string(&doing)?.trim().to_owned(), told, last_end })
+    let doing = fs::read_to_string(&doing)?.trim().to_owned();
+    Ok(early.is_empty().then_some(Seen { doing, told, last_end }))
+}
+
+/// The errors that ranks have reported so far.
+fn reported(folder: &Path) -> Result<Vec<String>> {
+    let mut errors = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(MARKER) {
+            errors.push(fs::read_to_string(entry.path())?);
+        }
+    }
+    Ok(errors)
 }
 
 /// The processes with this mark in their environment, where the system has `/proc`.

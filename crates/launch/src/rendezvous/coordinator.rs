@@ -256,7 +256,7 @@ impl Decider {
     }
 
     fn objection(&self, hello: &Hello) -> Option<String> {
-        let plan = &self.plan;
+        let (plan, seconds) = (&self.plan, |time: Duration| format!("{} s", time.as_secs_f64()));
         let differs = |what: &str, here: &dyn std::fmt::Display, there: &dyn std::fmt::Display| {
             Some(format!("{what} is {here} on node 0 and {there} here; both have to be the same"))
         };
@@ -271,6 +271,9 @@ impl Decider {
         }
         if hello.max_restarts != plan.max_restarts {
             return differs("--max-restarts", &plan.max_restarts, &hello.max_restarts);
+        }
+        if hello.failure_window != plan.failure_window {
+            return differs("--failure-window", &seconds(plan.failure_window), &seconds(hello.failure_window));
         }
         if hello.keep_alive != (plan.keep_alive.as_millis(), plan.silence.as_millis()) {
             return Some("the keep-alive options differ from those of node 0; they have to be the same".to_owned());

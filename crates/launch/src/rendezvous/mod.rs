@@ -33,7 +33,7 @@ pub use coordinator::Coordinator;
 pub use node::{Entry, Link};
 
 /// Increases when messages change: launchers of different versions refuse each other.
-const PROTOCOL: u32 = 4;
+const PROTOCOL: u32 = 5;
 
 /// The first word that node 0 sends, before the protocol and its nonce.
 const GREETING: &str = "overdrive-run";
@@ -51,6 +51,8 @@ pub struct Hello {
     node_rank: Option<usize>,
     nproc: usize,
     max_restarts: u32,
+    /// Part of how long a node waits for node 0 after a failure.
+    failure_window: Duration,
     /// Milliseconds between heartbeats, and of silence after which a node counts as lost.
     keep_alive: (u128, u128),
     host: String,
@@ -65,6 +67,7 @@ impl Hello {
             node_rank,
             nproc: plan.nproc,
             max_restarts: plan.max_restarts,
+            failure_window: plan.failure_window,
             keep_alive: (plan.keep_alive.as_millis(), plan.silence.as_millis()),
             host: host.to_owned(),
         }

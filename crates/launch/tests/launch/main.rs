@@ -5,6 +5,7 @@
 mod failures;
 mod launcher;
 mod library;
+mod lost;
 mod nodes;
 mod options;
 mod orphans;
@@ -28,6 +29,7 @@ fn main() {
         orphans::TESTS,
         signals::TESTS,
         nodes::TESTS,
+        lost::TESTS,
         strangers::TESTS,
         options::TESTS,
         library::TESTS,

@@ -8,7 +8,7 @@ use overdrive::prelude::*;
 use overdrive_ddp::DistributedDataParallel;
 
 use crate::harness::{Meeting, PATIENCE};
-use crate::moments::{self, SHORT, doing, drawn, told};
+use crate::moments::{self, doing, drawn, short, told};
 
 pub fn killed_while_saving() -> Result<()> {
     moments::kill("killed_saving", 12, Duration::from_millis(400), loads)
@@ -37,7 +37,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
     let mut run = start()?;
     let ddp = DistributedDataParallel::new(&run.vs, &group)?;
     group.barrier()?;
-    group.set_timeout(SHORT)?;
+    group.set_timeout(short()?)?;
     let folder = crate::folder()?.join(format!("rank{}", group.rank()));
     let background = drawn()?.is_multiple_of(2);
     let mut checkpoint = Checkpoint::builder(folder).every(1).keep(2).background(background).build()?;

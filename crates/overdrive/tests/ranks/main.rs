@@ -57,7 +57,7 @@ fn main() -> Result<()> {
         ("one_bit_adam_of_2_refuses_a_scaler", || run("one_bit_adam", 2).map(drop)),
         ("a_window_reports_the_hooks_failure_and_is_abandoned", || run("abandoned", 2).map(drop)),
         ("a_lost_rank_is_reported_in_a_window", || run("lost_in_window", 2).map(drop)),
-        ("ranks_killed_at_12_random_moments_while_saving_are_reported", checkpoints::killed_while_saving),
+        ("ranks_killed_at_12_fixed_moments_while_saving_are_reported", checkpoints::killed_while_saving),
         ("a_run_restarted_6_times_ends_like_an_uninterrupted_one", restarts::ends_alike),
         ("an_accumulating_run_killed_10_times_ends_like_an_uninterrupted_one", killed::while_accumulating),
         ("ranks_killed_while_saving_leave_a_step_that_all_resume_at", agreed::killed),

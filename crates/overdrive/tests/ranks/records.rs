@@ -48,47 +48,60 @@ fn records(fault: &str) -> Result<[RunProfile; 2]> {
 }
 
 fn merged(fault: &str, mut runs: [RunProfile; 2]) -> Result<RunProfile> {
+    /// Seconds for which a byte of the gradients travels.
+    const BYTE: f64 = 1e-9;
     let width = width(fault) as f64;
     // The gradients of two layers, in float32.
-    with_fixed_times(&mut runs, 2.0 * (width * width + width) * 4.0);
+    let exchange = BYTE * 2.0 * (width * width + width) * 4.0;
+    let slowest = runs.iter().map(seconds_of_ops).fold(0.0, f64::max);
+    for run in &mut runs {
+        // In the backward pass, the ranks also wait for the slowest.
+        let waits = slowest - seconds_of_ops(run) + exchange;
+        with_fixed_times(run, Phase::Backward, waits);
+        let Some(profiled) = &mut run.profiled else { continue };
+        for times in profiled.phases.iter_mut().filter(|times| times.phase == Phase::Backward) {
+            times.communication_seconds = waits;
+        }
+        for times in &profiled.phases {
+            for step in &mut run.step_times {
+                step.host_seconds[times.phase as usize] = times.seconds;
+            }
+        }
+        run.samples.clear();
+    }
     let [first, second] = runs;
     Ok(RunProfile::merge_ranks(vec![second, first])?)
 }
 
-/// Replaces the ranks' times: a call of an operator takes 2 us, plus 0.1 us per thousand floating point operations, and
-/// a byte of the gradients travels for 1 ns. In the backward pass, the ranks also wait for the slowest. Removes the
-/// samples of the machine.
-fn with_fixed_times(runs: &mut [RunProfile], gradient_bytes: f64) {
-    const CALL: f64 = 2e-6;
-    const FLOP: f64 = 1e-10;
-    const BYTE: f64 = 1e-9;
-    let seconds = |op: &OpTimes| CALL * op.calls + FLOP * op.flops;
-    let of_ops = |run: &RunProfile| run.profiled.iter().flat_map(|it| &it.ops).map(seconds).sum::<f64>();
-    let slowest = runs.iter().map(of_ops).fold(0.0, f64::max);
-    for run in runs {
-        let waits = slowest - of_ops(run) + BYTE * gradient_bytes;
-        let (Some(profiled), Some(steps)) = (&mut run.profiled, &mut run.steps) else { continue };
-        profiled.ops.iter_mut().for_each(|op| op.self_cpu_seconds = seconds(op));
-        (profiled.gaps, profiled.read_backs, profiled.queued_seconds) = (Vec::new(), Vec::new(), None);
-        for times in &mut profiled.phases {
-            let ops = profiled.ops.iter().filter(|op| op.phase == times.phase);
-            times.operator_seconds = ops.map(|op| op.self_cpu_seconds).sum();
-            times.communication_seconds = if times.phase == Phase::Backward { waits } else { 0.0 };
-            times.seconds = times.operator_seconds + times.communication_seconds;
-            (times.small_calls, times.small_call_seconds) = (0.0, 0.0);
-            (times.short_pause_seconds, times.exchange_operator_seconds) = (0.0, 0.0);
-        }
-        profiled.step_seconds = profiled.phases.iter().map(|times| times.seconds).sum();
-        steps.median_seconds = profiled.step_seconds;
-        steps.total_seconds = profiled.step_seconds * steps.steps as f64;
-        for report in &mut steps.phases {
-            report.median_seconds = profiled.phase(report.phase).map_or(0.0, |times| times.seconds);
-            report.share = report.median_seconds / profiled.step_seconds;
-            for step in &mut run.step_times {
-                step.host_seconds[report.phase as usize] = report.median_seconds;
-            }
-        }
-        run.samples.clear();
+/// A call of an operator takes 2 us, plus 0.1 us per thousand floating point operations.
+fn seconds(op: &OpTimes) -> f64 {
+    2e-6 * op.calls + 1e-10 * op.flops
+}
+
+/// Of a step.
+pub fn seconds_of_ops(run: &RunProfile) -> f64 {
+    run.profiled.iter().flat_map(|it| &it.ops).map(seconds).sum()
+}
+
+/// Replaces the times of steps and operators: operators take [`seconds`], and a step also waits in one phase. Times of
+/// single steps, and the samples of the machine, remain.
+pub fn with_fixed_times(run: &mut RunProfile, waits_in: Phase, waits: f64) {
+    let (Some(profiled), Some(steps)) = (&mut run.profiled, &mut run.steps) else { return };
+    profiled.ops.iter_mut().for_each(|op| op.self_cpu_seconds = seconds(op));
+    (profiled.gaps, profiled.read_backs, profiled.queued_seconds) = (Vec::new(), Vec::new(), None);
+    for times in &mut profiled.phases {
+        let ops = profiled.ops.iter().filter(|op| op.phase == times.phase);
+        times.operator_seconds = ops.map(|op| op.self_cpu_seconds).sum();
+        times.seconds = times.operator_seconds + if times.phase == waits_in { waits } else { 0.0 };
+        (times.small_calls, times.small_call_seconds, times.short_pause_seconds) = (0.0, 0.0, 0.0);
+        (times.communication_seconds, times.exchange_operator_seconds) = (0.0, 0.0);
+    }
+    profiled.step_seconds = profiled.phases.iter().map(|times| times.seconds).sum();
+    steps.median_seconds = profiled.step_seconds;
+    steps.total_seconds = profiled.step_seconds * steps.steps as f64;
+    for report in &mut steps.phases {
+        report.median_seconds = profiled.phase(report.phase).map_or(0.0, |times| times.seconds);
+        report.share = report.median_seconds / profiled.step_seconds;
     }
 }
 

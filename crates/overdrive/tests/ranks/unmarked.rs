@@ -9,35 +9,22 @@ use anyhow::{Context, Result, anyhow, ensure};
 use overdrive::prelude::*;
 use overdrive_dataload::FnDataset;
 use overdrive_ddp::DistributedDataParallel;
-use overdrive_profile::{Bottleneck, Diagnosis, Phase, RunProfile, StepTimer};
+use overdrive_profile::{Bottleneck, Diagnosis, Phase, RunProfile, StepTimer, StepTimes};
 
 use crate::harness::{Meeting, all_through, free_port, start};
+use crate::records::{seconds_of_ops, with_fixed_times};
 
 /// The kind of program to run.
 const KIND: &str = "OVERDRIVE_TEST_FAULT";
-/// The milliseconds that it takes to read a sample of the training data.
-const READ: &str = "OVERDRIVE_TEST_READ";
+/// How long it takes to read a sample of the training data.
+const READ: Duration = Duration::from_millis(3);
 const BATCH: u64 = 4;
 /// Batches per epoch.
 const BATCHES: u64 = 25;
 
 /// Two epochs with a validation between them; the loop waits for every batch.
 pub fn with_a_loader() -> Result<()> {
-    // On a busy machine, waits for a CPU may be longer than those for data: then the data take longer.
-    for (milliseconds, is_last) in [("3", false), ("30", false), ("300", true)] {
-        let diagnosis = loaded_in(milliseconds)?;
-        let first = diagnosis.findings.first();
-        if first.is_some_and(|first| first.bottleneck == Bottleneck::SlowRead) {
-            break;
-        }
-        ensure!(!is_last, "{diagnosis}");
-    }
-    Ok(())
-}
-
-/// The diagnosis of a run whose samples take this long.
-fn loaded_in(milliseconds: &str) -> Result<Diagnosis> {
-    let run = merged(all_records("loader", 1, milliseconds)?, 1)?;
+    let run = only_record("loader", 1)?;
     let steps = run.steps.as_ref().context("no step was timed")?;
     // Steps are counted from the first optimizer step on.
     ensure!(steps.steps_seen == 2 * BATCHES - 1, "{} steps", steps.steps_seen);
@@ -46,7 +33,32 @@ fn loaded_in(milliseconds: &str) -> Result<Diagnosis> {
     ensure!(run.step_times.iter().all(|step| step.samples == BATCH), "{:?}", run.step_times);
     ensure!(run.share(Phase::Optimizer) > 0.0 && run.share(Phase::Other) > 0.0, "{steps}");
     ensure!(run.notes.len() == 1 && run.notes[0].contains("no StepTimer"), "{:?}", run.notes);
-    Ok(Diagnosis::of(&run))
+    // However busy the machine is, a sleep is never shorter than asked for.
+    let shortest = BATCH as f64 * READ.as_secs_f64();
+    let waits = |step: &StepTimes| step.host_seconds[Phase::DataWait as usize] >= shortest;
+    ensure!(run.step_times.iter().all(waits), "waited for less than {shortest} s: {:?}", run.step_times);
+    waits_are_found_from_a_tenth_of_a_step_on(run)
+}
+
+/// By the diagnosis of a run with fixed times. A step waits for its batch for a multiple of the time of its operators.
+fn waits_are_found_from_a_tenth_of_a_step_on(mut run: RunProfile) -> Result<()> {
+    // Nothing waits for a CPU, and nothing else is known of the machine.
+    for sample in &mut run.samples {
+        (sample.system, sample.process) = (None, None);
+        sample.gpus.clear();
+        sample.threads.iter_mut().for_each(|thread| thread.queued_seconds = 0.0);
+    }
+    // The loader's own operators would add to the wait.
+    run.profiled.iter_mut().for_each(|profiled| profiled.ops.retain(|op| op.phase != Phase::DataWait));
+    let operators = seconds_of_ops(&run);
+    ensure!(operators > 0.0, "no operator was recorded");
+    for (times, expected) in [(1.0, &[Bottleneck::SlowRead][..]), (0.2, &[Bottleneck::SlowRead]), (0.05, &[])] {
+        with_fixed_times(&mut run, Phase::DataWait, times * operators);
+        let diagnosis = Diagnosis::of(&run);
+        let found: Vec<Bottleneck> = diagnosis.findings.iter().map(|finding| finding.bottleneck).collect();
+        ensure!(found == expected, "a wait of {times} times the operators: {diagnosis}");
+    }
+    Ok(())
 }
 
 pub fn without_a_loader() -> Result<()> {
@@ -79,7 +91,7 @@ pub fn with_a_timer() -> Result<()> {
 
 /// Timers one after the other are each recorded; a concurrent one is only counted in a note.
 pub fn with_several_timers() -> Result<()> {
-    let mut runs = all_records("timers", 1, "3")?;
+    let mut runs = all_records("timers", 1)?;
     runs.sort_by_key(|run| run.steps.as_ref().map(|steps| steps.steps_seen));
     let steps: Vec<_> = runs.iter().filter_map(|run| run.steps.as_ref()).map(|steps| steps.steps_seen).collect();
     ensure!(steps == [15, BATCHES], "{steps:?}");
@@ -110,19 +122,16 @@ pub fn under_ddp() -> Result<()> {
 
 /// The merged record of a program that leaves one record per rank.
 fn only_record(kind: &str, ranks: usize) -> Result<RunProfile> {
-    merged(all_records(kind, ranks, "3")?, ranks)
-}
-
-fn merged(runs: Vec<RunProfile>, ranks: usize) -> Result<RunProfile> {
+    let runs = all_records(kind, ranks)?;
     ensure!(runs.len() == ranks, "{} records of {ranks} ranks", runs.len());
     Ok(RunProfile::merge_ranks(runs)?)
 }
 
-fn all_records(kind: &str, ranks: usize, milliseconds: &str) -> Result<Vec<RunProfile>> {
+fn all_records(kind: &str, ranks: usize) -> Result<Vec<RunProfile>> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().to_str().context("a folder of ASCII letters")?;
     let asked = [("OVERDRIVE_PROFILE", path), ("OVERDRIVE_PROFILE_BEFORE", "5"), ("OVERDRIVE_PROFILE_STEPS", "3")];
-    let vars = [asked[0], asked[1], asked[2], (KIND, kind), (READ, milliseconds)];
+    let vars = [asked[0], asked[1], asked[2], (KIND, kind)];
     let (port, started) = (free_port(), Instant::now());
     let begun = (0..ranks).map(|rank| start("unmarked", rank, ranks, port, &vars)).collect::<Result<Vec<_>>>()?;
     all_through(begun, started)?;
@@ -201,7 +210,7 @@ pub fn scenario(meeting: &Meeting) -> Result<()> {
         }
         return Ok(());
     }
-    let loader = loader(BATCHES, Duration::from_millis(std::env::var(READ)?.parse()?))?;
+    let loader = loader(BATCHES, READ)?;
     for (number, batch) in loader.iter().enumerate() {
         train(&mut opt, &batch?)?;
         if kind == "exit" && number == 18 {

@@ -75,9 +75,23 @@ impl Diagnosis {
     ///     // ..
     ///     timer.step(32);
     /// }
-    /// let diagnosis = Diagnosis::of(&timer.finish()?);
-    /// println!("{diagnosis}");
-    /// # assert!(diagnosis.unknown.iter().any(|it| it.starts_with("no step was profiled")));
+    /// let run = timer.finish()?;
+    /// println!("{}", Diagnosis::of(&run));
+    /// # // The same run with times that a busy machine does not change: the training thread is on no CPU.
+    /// # use overdrive_profile::{Bottleneck, Sample, ThreadSample};
+    /// # let mut run = run;
+    /// # for report in run.steps.iter_mut().flat_map(|steps| &mut steps.phases) {
+    /// #     report.share = if report.phase == Phase::DataWait { 0.9 } else { 0.0 };
+    /// # }
+    /// # let mut thread = ThreadSample::default();
+    /// # thread.id = run.timer_thread;
+    /// # run.samples = vec![Sample::default(); 2];
+    /// # for (second, sample) in run.samples.iter_mut().enumerate() {
+    /// #     (sample.elapsed_seconds, sample.threads) = (second as f64, vec![thread.clone()]);
+    /// # }
+    /// # let diagnosis = Diagnosis::of(&run);
+    /// # assert_eq!(diagnosis.findings[0].bottleneck, Bottleneck::SlowRead, "{diagnosis}");
+    /// # assert!(diagnosis.findings[0].share > 0.8, "{diagnosis}");
     /// # Ok(())
     /// # }
     /// ```

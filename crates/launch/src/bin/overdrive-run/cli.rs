@@ -113,7 +113,8 @@ pub struct Cli {
     #[arg(long, value_name = "SECONDS", alias = "grace_period", default_value = "30", allow_negative_numbers = true)]
     pub grace_period: f64,
 
-    /// How long the other ranks may run on after the first has failed, before they are told to end
+    /// How long the other ranks may run on after the first has failed, before they are told to end; the same on all
+    /// hosts
     #[arg(long, value_name = "SECONDS", alias = "failure_window", default_value = "1", allow_negative_numbers = true)]
     pub failure_window: f64,
 
