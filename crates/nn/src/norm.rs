@@ -259,13 +259,8 @@ impl LayerNorm {
 
     fn describe(&self) -> String {
         let shape = crate::size::tuple(&self.normalized_shape);
-        let mut text = format!(
-            "LayerNorm({shape}, eps={}, elementwise_affine={}",
-            float(self.eps),
-            python(self.weight.is_some())
-        );
-        text += &format!(", bias={})", python(self.bias.is_some()));
-        text
+        let (eps, affine) = (float(self.eps), python(self.weight.is_some()));
+        format!("LayerNorm({shape}, eps={eps}, elementwise_affine={affine})")
     }
 }
 
