@@ -11,7 +11,7 @@
 
 use anyhow::{Result, ensure};
 use overdrive::prelude::*;
-use tch::nn::OptimizerConfig;
+use tch::nn::{self, Module, OptimizerConfig};
 
 const CPU: Device = Device::Cpu;
 const FLOAT: (Kind, Device) = (Kind::Float, CPU);

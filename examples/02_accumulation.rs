@@ -13,6 +13,7 @@
 use anyhow::{Result, ensure};
 use overdrive::prelude::*;
 use tch::Reduction;
+use tch::nn::{self, Module};
 
 const CPU: Device = Device::Cpu;
 const CLASSES: i64 = 5;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use overdrive::prelude::*;
-use tch::nn::OptimizerConfig;
+use tch::nn::{self, Module, OptimizerConfig};
 
 const CPU: Device = Device::Cpu;
 const STEPS: i32 = 100;

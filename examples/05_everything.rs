@@ -13,6 +13,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use overdrive::dataload::{Mnist, MnistSplit, ToFloat};
 use overdrive::prelude::*;
+use tch::nn::{self, ModuleT};
 
 const MNIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/mnist");
 const EPOCHS: usize = 2;

@@ -14,6 +14,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use overdrive::prelude::*;
 use overdrive::sched::{Plan, Verdict};
+use tch::nn::{self, Module};
 
 const CPU: Device = Device::Cpu;
 const STEPS: u64 = 200;

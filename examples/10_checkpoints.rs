@@ -15,6 +15,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
+use tch::nn::{self, Module};
 
 const STEPS: u64 = 60;
 /// Each process is killed after this many lines of its output.

@@ -15,6 +15,7 @@ use anyhow::{Result, ensure};
 use overdrive::optim::AdamW8Bit;
 use overdrive::prelude::*;
 use overdrive::sched::WarmupCosineLr;
+use tch::nn;
 
 use text::{CONTEXT, Decoder, pieces};
 

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use overdrive::dataload::{DistributedSampler, Mnist, MnistSplit, SequentialSampler, ToFloat};
 use overdrive::ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, ReduceOp, init_process_group, spawn};
 use overdrive::prelude::*;
+use tch::nn::{self, ModuleT};
 
 const MNIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/mnist");
 const EPOCHS: usize = 2;

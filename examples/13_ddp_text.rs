@@ -17,6 +17,7 @@ use overdrive::dataload::{Dataset, DistributedSampler};
 use overdrive::ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, ReduceOp, init_process_group, spawn};
 use overdrive::prelude::*;
 use overdrive::sched::WarmupCosineLr;
+use tch::nn;
 
 use text::{CONTEXT, Decoder, pieces};
 

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
 use overdrive::profile::{Schedule, SortBy, SpanLayer, TableOptions, tensorboard_trace_handler};
+use tch::nn::{self, Module};
 use tracing_subscriber::layer::SubscriberExt as _;
 
 const CPU: Device = Device::Cpu;

@@ -19,6 +19,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
 use overdrive::profile::{Diagnosis, RunRecorder};
+use tch::nn::{self, Module};
 
 const CPU: Device = Device::Cpu;
 

@@ -142,7 +142,7 @@ impl Gpt {
             lm_head: linear(config.n_embd, config.vocab_size, false)?,
         };
         gpt.wte.weight = gpt.lm_head.weight.tie();
-        gpt.try_apply(init_weights)?;
+        gpt.apply(init_weights)?;
         for parameter in gpt.named_parameters() {
             if parameter.name().is_some_and(|name| name.ends_with("c_proj.weight")) {
                 init::normal_(parameter.tensor(), 0.0, 0.02 / (2.0 * config.n_layer as f64).sqrt())?;

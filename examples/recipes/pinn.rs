@@ -28,7 +28,7 @@ impl Net {
             layers.push(nn::Tanh);
         }
         layers.push(nn::Linear::new(width, 1)?);
-        layers.try_apply(|module| match module.downcast_ref::<nn::Linear>() {
+        layers.apply(|module| match module.downcast_ref::<nn::Linear>() {
             Some(layer) => {
                 init::xavier_normal_(&layer.weight, 1.0)?;
                 layer.bias.as_deref().map_or(Ok(()), init::zeros_)

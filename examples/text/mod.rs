@@ -2,6 +2,7 @@
 
 use overdrive::dataload::{DataError, FnDataset};
 use overdrive::prelude::*;
+use tch::nn::{self, Module};
 
 const TEXT: &str = include_str!("../../data/text/hamlet.txt");
 const VOCABULARY: i64 = 128;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use overdrive::prelude::*;
 use overdrive_profile::{Phase, RunProfile};
-use tch::nn::{Embedding, LayerNorm, Linear, Path, VarStore};
+use tch::nn::{self, Embedding, LayerNorm, Linear, Module, Path, VarStore};
 
 use super::training::{Trainer, batch, start_timer};
 use super::{Form, Plan};

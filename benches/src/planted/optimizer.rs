@@ -3,7 +3,7 @@
 use anyhow::Result;
 use overdrive::prelude::*;
 use overdrive_profile::{Phase, RunProfile, record_function};
-use tch::nn::{OptimizerConfig, VarStore};
+use tch::nn::{self, OptimizerConfig, VarStore};
 
 use super::training::{batch, start_timer};
 use super::{Form, Plan};

@@ -11,7 +11,7 @@ use overdrive::prelude::*;
 use overdrive_bench_report::versus::SCHEMA;
 use overdrive_bench_report::{Machine, Ratio, Target, VersusReport};
 use serde_json::json;
-use tch::nn::{OptimizerConfig, VarStore};
+use tch::nn::{self, OptimizerConfig, VarStore};
 
 use super::Options;
 use super::turns::{Case, Findings, Program, Turns};

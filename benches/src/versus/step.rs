@@ -8,7 +8,7 @@ use anyhow::Result;
 use overdrive::prelude::*;
 use overdrive_bench_report::versus::SCHEMA;
 use overdrive_bench_report::{Machine, MissingPeer, Ratio, Target, VersusReport, VersusRow};
-use tch::nn::{OptimizerConfig, VarStore};
+use tch::nn::{self, OptimizerConfig, VarStore};
 
 use super::Options;
 use super::peer::Peer;

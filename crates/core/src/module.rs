@@ -95,14 +95,22 @@ pub trait Module {
 
     /// Calls a function for each module in this one, inner ones first, then for this one.
     ///
+    /// # Errors
+    /// The first error of the function, which is not called again.
+    ///
     /// # Source
     /// `Module.apply`
-    fn apply(&self, mut each: impl FnMut(&dyn Module)) -> &Self
+    fn apply<E>(&self, mut each: impl FnMut(&dyn Module) -> Result<(), E>) -> Result<(), E>
     where
         Self: Sized,
     {
-        apply(self, &mut each);
-        self
+        let mut result = Ok(());
+        apply(self, &mut |module| {
+            if result.is_ok() {
+                result = each(module);
+            }
+        });
+        result
     }
 
     /// Switches to training mode, where dropout drops and batch norm uses the batch's own statistics.

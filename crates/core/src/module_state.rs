@@ -30,9 +30,7 @@ pub fn load_module_state<M: Module>(module: &M, state: &StateDict) -> Result<(),
     let mut entries = module_entries(module);
     // SAM's step would overwrite the loaded weights with those from before its ascent.
     check_in_place(&entries)?;
-    let check = |(name, own): &(String, Tensor)| {
-        state.tensor(name, &own.size(), own.kind()).map(Tensor::shallow_clone)
-    };
+    let check = |(name, own): &(String, Tensor)| state.tensor(name, &own.size(), own.kind()).map(Tensor::shallow_clone);
     let saved = entries.iter().map(check).collect::<Result<Vec<_>, _>>()?;
     state.refuse_unknown(&entries.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>())?;
     let _no_grad = tch::no_grad_guard();

@@ -44,4 +44,3 @@ macro_rules! plain {
 
 plain!(bool, i32, i64, u32, u64, usize, f32, f64, String, &'static str);
 plain!(tch::Device, tch::Kind, Vec<i64>);
-

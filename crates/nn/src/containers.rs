@@ -1,8 +1,6 @@
 //! Lists of modules.
 
-use overdrive_core::{
-    Module, StateDict, StateError, Stateful, Visitor, load_module_state, module_state,
-};
+use overdrive_core::{Module, StateDict, StateError, Stateful, Visitor, load_module_state, module_state};
 use tch::Tensor;
 
 use crate::error::NnError;

@@ -305,7 +305,12 @@ pub(crate) fn draw(shape: &[i64], bias: bool, out_channels: i64) -> Result<(Para
 }
 
 /// The options that are described alike, where they are not the defaults.
-pub(crate) fn common<const N: usize>(dilation: Size<N>, output_padding: Option<Size<N>>, groups: i64, bias: bool) -> String {
+pub(crate) fn common<const N: usize>(
+    dilation: Size<N>,
+    output_padding: Option<Size<N>>,
+    groups: i64,
+    bias: bool,
+) -> String {
     let mut text = String::new();
     if !dilation.is_all(1) {
         text += &format!(", dilation={}", dilation.text());

@@ -83,12 +83,7 @@ impl Linear {
 
     fn describe(&self) -> String {
         let size = self.weight.size();
-        format!(
-            "Linear(in_features={}, out_features={}, bias={})",
-            size[1],
-            size[0],
-            python(self.bias.is_some())
-        )
+        format!("Linear(in_features={}, out_features={}, bias={})", size[1], size[0], python(self.bias.is_some()))
     }
 }
 

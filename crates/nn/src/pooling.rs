@@ -169,12 +169,7 @@ impl<const N: usize> AvgPool<N> {
     fn describe(&self) -> String {
         let Window { kernel_size, stride, padding, .. } = &self.options;
         let text = |size: Size<N>| if N == 1 { size.text() } else { short(size) };
-        format!(
-            "AvgPool{N}d(kernel_size={}, stride={}, padding={})",
-            text(*kernel_size),
-            text(*stride),
-            text(*padding)
-        )
+        format!("AvgPool{N}d(kernel_size={}, stride={}, padding={})", text(*kernel_size), text(*stride), text(*padding))
     }
 }
 

@@ -1,8 +1,6 @@
 //! LSTM and GRU.
 
-use overdrive_core::{
-    Module, ModuleState, StateDict, StateError, Stateful, Visitor, load_module_state, module_state,
-};
+use overdrive_core::{Module, ModuleState, StateDict, StateError, Stateful, Visitor, load_module_state, module_state};
 use tch::{TchError, Tensor};
 
 use crate::error::NnError;
@@ -153,7 +151,9 @@ impl Recurrent {
         };
         match state.size() == shape {
             true => Ok(state),
-            false => Err(TchError::Shape(format!("expected a hidden state of shape {shape:?}, got {:?}", state.size()))),
+            false => {
+                Err(TchError::Shape(format!("expected a hidden state of shape {shape:?}, got {:?}", state.size())))
+            }
         }
     }
 

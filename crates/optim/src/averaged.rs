@@ -1,8 +1,6 @@
 //! Averages of a model's weights over the training: EMA and SWA.
 
-use overdrive_core::{
-    Entry, MOVED, Module, OptimizerError, Parameter, StateDict, StateError, Stateful, TorchError,
-};
+use overdrive_core::{Entry, MOVED, Module, OptimizerError, Parameter, StateDict, StateError, Stateful, TorchError};
 use overdrive_ffi::TensorList;
 use tch::{Device, Kind, Tensor};
 

@@ -10,6 +10,7 @@
 //! | `checkpoint` | `overdrive-checkpoint` | checkpoints that survive crashes, written in the background |
 //! | `dataload` | `overdrive-dataload` | datasets, streams, decoding, caches, a parallel loader with exact resume |
 //! | `ddp` | `overdrive-ddp` | process groups, collectives, data-parallel training; not a default feature |
+//! | `nn` | `overdrive-nn` | modules with PyTorch's names, options and initial values |
 //! | `optim` | `overdrive-optim` | fused and foreach optimizers, 8-bit states, clipping, averages of weights |
 //! | `profile` | `overdrive-profile` | the torch profiler, step phases, a diagnosis; not a default feature |
 //! | `sched` | `overdrive-sched` | learning rate schedules, early stopping, curricula |
@@ -28,6 +29,8 @@ pub use overdrive_dataload as dataload;
 #[cfg(feature = "ddp")]
 pub use overdrive_ddp as ddp;
 pub use overdrive_ffi as ffi;
+#[cfg(feature = "nn")]
+pub use overdrive_nn as nn;
 #[cfg(feature = "optim")]
 pub use overdrive_optim as optim;
 #[cfg(feature = "profile")]
@@ -53,6 +56,8 @@ pub mod prelude {
     };
     #[cfg(feature = "ddp")]
     pub use overdrive_ddp::{DistributedDataParallel, ProcessGroup, init_process_group};
+    #[cfg(feature = "nn")]
+    pub use overdrive_nn::{self as nn, Module, sequential};
     #[cfg(feature = "optim")]
     pub use overdrive_optim::{Adam, AdamW, AveragedModel, Averaging, Sgd, clip_grad_norm_, clip_grad_value_};
     #[cfg(feature = "profile")]
@@ -62,5 +67,5 @@ pub mod prelude {
         ChainedScheduler, CosineAnnealingLr, EarlyStopping, LinearLr, LrScheduler, OneCycleLr, ReduceLrOnPlateau,
         SequentialLr, StepLr,
     };
-    pub use tch::{Device, Kind, Tensor, manual_seed, nn, nn::Module, nn::ModuleT, no_grad};
+    pub use tch::{Device, Kind, Tensor, manual_seed, no_grad};
 }

@@ -9,6 +9,7 @@ use overdrive::optim::{Adafactor, Adagrad, AdamW8Bit, Lamb, Lars, Lion, LowPreci
 use overdrive::prelude::*;
 use overdrive_profile::{DeviceType, Phase, Profiler, SortBy, StepTimer, TableOptions};
 use tch::Cuda;
+use tch::nn::{self, Module};
 
 const GPU: Device = Device::Cuda(0);
 const FLOAT: (Kind, Device) = (Kind::Float, GPU);

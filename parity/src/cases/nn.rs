@@ -37,9 +37,7 @@ fn layer(name: &str) -> Result<Layer> {
             boxed(conv.groups(4).bias(false).build()?)
         }
         "conv2d_same" => boxed(Conv2d::builder(3, 4, 4).padding_same().dilation(2).build()?),
-        "conv2d_reflect" => {
-            boxed(Conv2d::builder(3, 4, 3).padding(1).padding_mode(PaddingMode::Reflect).build()?)
-        }
+        "conv2d_reflect" => boxed(Conv2d::builder(3, 4, 3).padding(1).padding_mode(PaddingMode::Reflect).build()?),
         "conv2d_replicate" => {
             boxed(Conv2d::builder(3, 4, 3).padding([1, 2]).padding_mode(PaddingMode::Replicate).build()?)
         }

@@ -1,8 +1,8 @@
 //! `#[derive(Module)]` of `overdrive-nn`.
 #![forbid(unsafe_code)]
 
-use proc_macro2::{Span, TokenStream};
 use proc_macro_crate::{FoundCrate, crate_name};
+use proc_macro2::{Span, TokenStream};
 use quote::quote;
 use syn::spanned::Spanned;
 use syn::{Data, DeriveInput, Error, Fields, Ident, Index, Member, parse_macro_input};

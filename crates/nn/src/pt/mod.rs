@@ -73,9 +73,11 @@ fn zipped(bytes: &[u8]) -> Result<(Value, Storages), PtError> {
     let root = pickle.trim_end_matches("data.pkl").to_owned();
     let mut file = |name: &str| {
         let mut data = Vec::new();
-        archive.by_name(name).map_err(damaged)?.read_to_end(&mut data).map_err(|error| {
-            PtError::Damaged(format!("{name}: {error}"))
-        })?;
+        archive
+            .by_name(name)
+            .map_err(damaged)?
+            .read_to_end(&mut data)
+            .map_err(|error| PtError::Damaged(format!("{name}: {error}")))?;
         Ok::<_, PtError>(data)
     };
     let order = format!("{root}byteorder");

@@ -338,7 +338,8 @@ impl<'a> Reader<'a> {
 
     /// Of storage, offset, size and stride; what follows is about gradients.
     fn tensor(&self, arguments: &[Value]) -> Result<Value, PtError> {
-        let [Value::Storage(storage), Value::Int(offset), Value::Tuple(size), Value::Tuple(stride), ..] = arguments else {
+        let [Value::Storage(storage), Value::Int(offset), Value::Tuple(size), Value::Tuple(stride), ..] = arguments
+        else {
             return damaged("a tensor without its parts");
         };
         let numbers = |values: &[Value]| {

@@ -8,6 +8,7 @@ mod tracks;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use overdrive::prelude::*;
+use tch::nn::{self, Module};
 
 const CPU: Device = Device::Cpu;
 

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use overdrive::checkpoint::load;
 use overdrive::prelude::*;
 use serde_json::Value;
+use tch::nn;
 
 const NAMES: [&str; 4] = ["0.weight", "0.bias", "2.weight", "2.bias"];
 

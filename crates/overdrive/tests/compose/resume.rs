@@ -6,6 +6,7 @@ use overdrive::dataload::TensorDataset;
 use overdrive::optim::Lookahead;
 use overdrive::prelude::*;
 use overdrive::sched::ExponentialLr;
+use tch::nn::{self, ModuleT};
 
 const CPU: Device = Device::Cpu;
 const EPOCHS: u64 = 3;

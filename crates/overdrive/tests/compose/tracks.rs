@@ -3,6 +3,7 @@
 use overdrive::dataload::TensorDataset;
 use overdrive::prelude::*;
 use overdrive_profile::{Profiler, SpanLayer, record_function};
+use tch::nn::{self, Module};
 use tracing_subscriber::layer::SubscriberExt as _;
 
 const CPU: Device = Device::Cpu;

@@ -5,7 +5,7 @@ use overdrive::core::{OptimizerError, StateError};
 use overdrive::ddp::{OneBitAdam, OneBitAdamOptions};
 use overdrive::optim::{AdamOptions, InBackward, Joint, Lamb, Lookahead, LowPrecision, Muon, Sam, hidden_matrices};
 use overdrive::prelude::*;
-use tch::nn::OptimizerConfig;
+use tch::nn::{self, OptimizerConfig};
 
 use crate::choices::{Cell, Opt};
 use crate::formulas::{ADAMW_LR, LAMB_LR, LAMB_NORM, LOOKAHEAD, MOMENTUM, MUON_LR, SGD_LR};

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use overdrive::checkpoint::Writers;
 use overdrive::core::{AveragedBy, SyncError};
 use overdrive::prelude::*;
+use tch::nn;
 
 use crate::CPU;
 use crate::choices::{Accum, Average, Cell, Clip, Opt, Params, Ranks, Resume, Scaling};

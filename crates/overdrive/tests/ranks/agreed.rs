@@ -9,6 +9,7 @@ use overdrive::checkpoint::Writers;
 use overdrive::prelude::*;
 use overdrive_ddp::DistributedDataParallel;
 use rustix::process::{Signal, getpid, kill_process};
+use tch::nn::{self, Module};
 
 use crate::harness::{Ended, Meeting, all_through, free_port, start};
 use crate::moments::{self, Random};

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
 use overdrive_ddp::DistributedDataParallel;
+use tch::nn::{self, Module};
 
 use crate::harness::{Meeting, PATIENCE};
 use crate::moments::{self, doing, drawn, short, told};

@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 use overdrive::optim::{Joint, SgdBuilder};
 use overdrive::prelude::*;
 use overdrive_ddp::{DdpError, DistributedDataParallel, ProcessGroup};
+use tch::nn::{self, Module};
 
 use crate::harness::Meeting;
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use overdrive::dataload::{DataError, FnDataset};
 use overdrive::prelude::*;
+use tch::nn::{self, ModuleT};
 
 use crate::harness::{Meeting, start};
 use crate::moments::{self, Random};

@@ -5,6 +5,7 @@ use overdrive::accum::AccumError;
 use overdrive::prelude::*;
 use overdrive_core::Entry;
 use overdrive_ddp::{DdpError, DistributedDataParallel, GradBucket, OneBitAdam, OneBitAdamOptions, Work};
+use tch::nn::{self, Module};
 
 use crate::harness::Meeting;
 

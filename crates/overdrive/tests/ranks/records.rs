@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
 use overdrive_ddp::DistributedDataParallel;
 use overdrive_profile::{Bottleneck, Diagnosis, OpTimes, Phase, RunProfile, RunRecorder, StepTimer};
+use tch::nn::{self, Module};
 
 use crate::harness::{Meeting, all_through, free_port, start};
 use crate::{folder, moments};

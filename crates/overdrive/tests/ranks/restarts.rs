@@ -10,6 +10,7 @@ use overdrive::prelude::*;
 use overdrive_ddp::DistributedDataParallel;
 use overdrive_launch::{Launch, Streams};
 use rustix::process::{Signal, getpid, kill_process};
+use tch::nn::{self, ModuleT};
 
 use crate::harness::Meeting;
 use crate::moments::{self, Random};

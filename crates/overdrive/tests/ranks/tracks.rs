@@ -5,6 +5,7 @@ use overdrive::prelude::*;
 use overdrive_ddp::DistributedDataParallel;
 use overdrive_profile::Profiler;
 use serde_json::Value;
+use tch::nn::{self, Module};
 
 use crate::harness::Meeting;
 

@@ -10,6 +10,7 @@ use overdrive::prelude::*;
 use overdrive_dataload::FnDataset;
 use overdrive_ddp::DistributedDataParallel;
 use overdrive_profile::{Bottleneck, Diagnosis, Phase, RunProfile, StepTimer, StepTimes};
+use tch::nn::{self, Module};
 
 use crate::harness::{Meeting, all_through, free_port, start};
 use crate::records::{seconds_of_ops, with_fixed_times};
