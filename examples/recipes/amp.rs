@@ -51,10 +51,11 @@ fn main() -> Result<()> {
     let mut scaler = GradScaler::new(device);
     for epoch in 0..EPOCHS {
         for (input, target) in &data {
-            let loss = autocast(device, dtype, || {
+            let loss = {
+                let _autocast = AutocastGuard::new(device, dtype)?;
                 let output = net.forward(input)?;
-                Ok::<_, nn::NnError>(output.mse_loss(target, Reduction::Mean))
-            })??;
+                output.mse_loss(target, Reduction::Mean)
+            };
             scaler.scale(&loss)?.backward();
             scaler.unscale_(&mut opt)?;
             clip_grad_norm_(&net, 0.1)?;

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use anyhow::Result;
-use overdrive::dataload::{Mnist, MnistSplit, ToFloat, TorchOrder};
+use overdrive::dataload::{Mnist, MnistSplit, ToFloat};
 use overdrive::nn::update_bn;
 use overdrive::prelude::*;
 use overdrive::sched::SwaLr;
@@ -38,8 +38,9 @@ type Loader = DataLoader<(Tensor, Tensor)>;
 fn loaders() -> Result<(Loader, Loader)> {
     let mnist = Mnist::open(MNIST)?;
     let normalize = || ToFloat::new(&[0.1307], &[0.3081]);
-    let train = DataLoader::builder(mnist.train.first(1024)).batch_size(64).shuffle(TorchOrder).collate(normalize()?);
-    let test = DataLoader::builder(mnist.test.first(500)).batch_size(250).collate(normalize()?);
+    let train =
+        DataLoader::builder(mnist.train.first(1024)).batch_size(64).shuffle(true).generator(None).collate(normalize()?);
+    let test = DataLoader::builder(mnist.test.first(500)).batch_size(250).generator(None).collate(normalize()?);
     Ok((train.build()?, test.build()?))
 }
 

@@ -8,8 +8,9 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use overdrive::dataload::{Mnist, ToFloat, TorchOrder};
-use overdrive::nn::{Forward, NnError, models};
+use overdrive::dataload::{Mnist, ToFloat};
+use overdrive::nn::models::{Efficientnet, MobilenetV2, Resnet, ResnetBlock};
+use overdrive::nn::{Forward, NnError};
 use overdrive::prelude::*;
 
 // Model
@@ -23,9 +24,9 @@ struct OnDigits {
 impl OnDigits {
     fn new(name: &str) -> Result<Self> {
         let model: Box<dyn Forward> = match name {
-            "resnet18" => Box::new(models::resnet18().num_classes(10).build()?),
-            "mobilenet_v2" => Box::new(models::mobilenet_v2().num_classes(10).build()?),
-            "efficientnet_b0" => Box::new(models::efficientnet_b0().num_classes(10).build()?),
+            "resnet18" => Box::new(Resnet::builder(ResnetBlock::Basic, [2, 2, 2, 2]).num_classes(10).build()?),
+            "mobilenet_v2" => Box::new(MobilenetV2::builder().num_classes(10).build()?),
+            "efficientnet_b0" => Box::new(Efficientnet::builder().num_classes(10).build()?),
             _ => bail!("there is no model {name}"),
         };
         Ok(Self { model })
@@ -45,8 +46,9 @@ type Loader = DataLoader<(Tensor, Tensor)>;
 fn loaders(device: Device) -> Result<(Loader, Loader)> {
     let mnist = Mnist::open(MNIST)?;
     let normalize = || ToFloat::new(&[0.1307], &[0.3081]);
-    let train = DataLoader::builder(mnist.train.first(640)).batch_size(32).shuffle(TorchOrder).collate(normalize()?);
-    let test = DataLoader::builder(mnist.test.first(200)).batch_size(100).collate(normalize()?);
+    let train =
+        DataLoader::builder(mnist.train.first(640)).batch_size(32).shuffle(true).generator(None).collate(normalize()?);
+    let test = DataLoader::builder(mnist.test.first(200)).batch_size(100).generator(None).collate(normalize()?);
     Ok((train.to_device(device).build()?, test.to_device(device).build()?))
 }
 

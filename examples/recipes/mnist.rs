@@ -7,7 +7,7 @@
 
 use anyhow::Result;
 use clap::Parser;
-use overdrive::dataload::{Mnist, ToFloat, TorchOrder};
+use overdrive::dataload::{Mnist, ToFloat};
 use overdrive::optim::Adadelta;
 use overdrive::prelude::*;
 use tch::Reduction;
@@ -57,8 +57,9 @@ fn loaders(args: &Args, device: Device) -> Result<(Loader, Loader)> {
     let mnist = Mnist::open(MNIST)?;
     let (train, test) = (mnist.train.first(args.train_samples), mnist.test.first(args.test_samples));
     let normalize = || ToFloat::new(&[0.1307], &[0.3081]);
-    let train = DataLoader::builder(train).batch_size(args.batch_size).shuffle(TorchOrder).collate(normalize()?);
-    let test = DataLoader::builder(test).batch_size(args.test_batch_size).collate(normalize()?);
+    let train =
+        DataLoader::builder(train).batch_size(args.batch_size).shuffle(true).generator(None).collate(normalize()?);
+    let test = DataLoader::builder(test).batch_size(args.test_batch_size).generator(None).collate(normalize()?);
     Ok((train.to_device(device).build()?, test.to_device(device).build()?))
 }
 

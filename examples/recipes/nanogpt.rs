@@ -36,7 +36,7 @@ fn linear(inputs: i64, outputs: i64, bias: bool) -> Result<nn::Linear> {
 }
 
 fn layer_norm(config: &GptConfig) -> Result<nn::LayerNorm> {
-    Ok(nn::LayerNorm::builder(&[config.n_embd]).bias(config.bias).build()?)
+    Ok(nn::LayerNorm::builder(config.n_embd).bias(config.bias).build()?)
 }
 
 #[derive(Module)]
@@ -230,10 +230,12 @@ fn estimate_loss(model: &Gpt, data: &Tensor, config: &GptConfig, device: Device)
 }
 
 fn main() -> Result<()> {
-    let group = init_process_group(Backend::Gloo, InitMethod::Auto)?;
-    let accumulation = GRADIENT_ACCUMULATION_STEPS / group.size();
+    let launched = std::env::var_os("RANK").is_some();
+    let group = launched.then(|| init_process_group(Backend::Gloo, InitMethod::Auto)).transpose()?;
+    let (rank, world_size) = group.as_ref().map_or((0, 1), |group| (group.rank(), group.size()));
+    let accumulation = GRADIENT_ACCUMULATION_STEPS / world_size;
     let device = Device::cuda_if_available();
-    tch::manual_seed(1337 + group.rank() as i64);
+    tch::manual_seed(1337 + rank as i64);
     let (train_data, val_data) = hamlet();
 
     let config = GptConfig::default();
@@ -242,16 +244,18 @@ fn main() -> Result<()> {
     let adamw = AdamW::builder(&model).lr(LEARNING_RATE).betas(BETAS.0, BETAS.1).weight_decay(WEIGHT_DECAY);
     let mut optimizer = adamw.decay_groups().build()?;
     let mut rng = RngState::new(device);
-    let folder = std::env::var("OUT_DIR").unwrap_or_else(|_| "out".to_owned());
+    let folder = std::env::var("OUT_DIR").unwrap_or_else(|_| "target/nanogpt".to_owned());
     let mut checkpoint = Checkpoint::builder(folder).every(EVAL_INTERVAL).build()?;
-    let parts = &mut [("model", &mut model as _), ("optimizer", &mut optimizer as _), ("rng", &mut rng as _)];
-    let first = checkpoint.resume(parts)?.map_or(0, |resumed| resumed.step);
-    let ddp = DistributedDataParallel::new(&model, &group)?;
+    let resumed = checkpoint.resume(&mut [("model", &mut model), ("optimizer", &mut optimizer), ("rng", &mut rng)])?;
+    let ddp = group.as_ref().map(|group| DistributedDataParallel::new(&model, group)).transpose()?;
 
     let (mut x, mut y) = get_batch(&train_data, &config, device)?;
-    for iter_num in first..MAX_ITERS {
-        optimizer.set_lr(get_lr(iter_num))?;
-        if iter_num % EVAL_INTERVAL == 0 && group.rank() == 0 {
+    for iter_num in resumed.map_or(0, |resumed| resumed.step)..MAX_ITERS {
+        let lr = get_lr(iter_num);
+        for group in 0..optimizer.num_groups() {
+            optimizer.set_lr(group, lr)?;
+        }
+        if iter_num % EVAL_INTERVAL == 0 && rank == 0 {
             let train = estimate_loss(&model, &train_data, &config, device)?;
             let val = estimate_loss(&model, &val_data, &config, device)?;
             println!("step {iter_num}: train loss {train}, val loss {val}");
@@ -261,16 +265,23 @@ fn main() -> Result<()> {
         }
         let mut loss = Tensor::new();
         for micro_step in 0..accumulation {
-            ddp.set_require_backward_grad_sync(micro_step == accumulation - 1);
-            loss = ddp.forward(|| model.forward(&x, &y))?? / accumulation as f64;
+            let holding_back = ddp.as_ref().filter(|_| micro_step < accumulation - 1);
+            let _no_sync = holding_back.map(DistributedDataParallel::no_sync);
+            loss = match &ddp {
+                Some(ddp) => ddp.forward(|| model.forward(&x, &y))??,
+                None => model.forward(&x, &y)?,
+            } / accumulation as f64;
             (x, y) = get_batch(&train_data, &config, device)?;
-            ddp.backward(&loss)?;
+            match &ddp {
+                Some(ddp) => ddp.backward(&loss)?,
+                None => loss.backward(),
+            }
         }
         clip_grad_norm_(&model, GRAD_CLIP)?;
         optimizer.step()?;
         optimizer.zero_grad()?;
-        if group.rank() == 0 {
-            println!("iter {iter_num}: loss {}", loss.double_value(&[]) * accumulation as f64);
+        if rank == 0 {
+            println!("iter {iter_num}: loss {}, lr {lr:.2e}", loss.double_value(&[]) * accumulation as f64);
         }
     }
     Ok(checkpoint.finish()?)

@@ -8,7 +8,7 @@
 use std::f64::consts::PI;
 
 use anyhow::Result;
-use overdrive::dataload::{TensorDataset, TorchOrder};
+use overdrive::dataload::TensorDataset;
 use overdrive::nn::{autograd::grad, init};
 use overdrive::optim::{Lbfgs, LineSearch};
 use overdrive::prelude::*;
@@ -87,7 +87,7 @@ fn main() -> Result<()> {
     let net = Net::new(20, 4)?;
     let (x, t) = points(2000);
     let data = TensorDataset::new((x.shallow_clone(), t.shallow_clone()))?;
-    let loader = data.loader().batch_size(200).shuffle(TorchOrder).build()?;
+    let loader = data.loader().batch_size(200).shuffle(true).generator(None).build()?;
     let ones = Tensor::ones([50, 1], CPU);
     let known = Known {
         x0: Tensor::linspace(-1, 1, 100, CPU).unsqueeze(1),

@@ -6,6 +6,7 @@
 
 mod cases;
 mod compare;
+mod recipes;
 mod record;
 
 use std::path::{Path, PathBuf};
@@ -33,6 +34,9 @@ struct Options {
     /// The folder with the shipped MNIST images [default: the workspace's `data/mnist`]
     #[arg(long, value_name = "DIR")]
     mnist: Option<PathBuf>,
+    /// Runs the recipes and not the cases, with the examples' programs in this folder
+    #[arg(long, value_name = "DIR")]
+    recipes: Option<PathBuf>,
     /// The Python that has torch 2.11.0
     #[arg(long, env = "OVERDRIVE_PYTHON", default_value = "python3")]
     python: PathBuf,
@@ -53,6 +57,14 @@ fn run() -> Result<ExitCode> {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace's folder")?;
     let cases_dir = options.cases.clone().unwrap_or_else(|| workspace.join("parity/cases"));
     let mnist_dir = options.mnist.clone().unwrap_or_else(|| workspace.join("data/mnist"));
+    if let Some(programs) = options.recipes {
+        return recipes::run(&recipes::Options {
+            filter: options.filter,
+            python: options.python,
+            programs,
+            workspace: workspace.into(),
+        });
+    }
     tch::set_num_threads(1);
 
     let out = tempfile::tempdir().context("a temporary folder for what Python writes")?;

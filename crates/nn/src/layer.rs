@@ -36,3 +36,15 @@ pub(crate) fn at_least(layer: &'static str, option: &'static str, found: i64, le
 pub(crate) fn python(value: bool) -> &'static str {
     if value { "True" } else { "False" }
 }
+
+/// A number as Python prints it.
+pub(crate) fn float(value: f64) -> String {
+    match value {
+        value if value != 0.0 && value.abs() < 1e-4 => {
+            let text = format!("{value:e}");
+            let (digits, exponent) = text.split_once("e-").unwrap_or((&text, "0"));
+            format!("{digits}e-{exponent:0>2}")
+        }
+        value => format!("{value:?}"),
+    }
+}

@@ -36,6 +36,7 @@
 extern crate self as overdrive_nn;
 
 mod activation;
+mod batch_norm;
 mod containers;
 mod conv;
 mod conv_transpose;
@@ -59,6 +60,7 @@ pub use activation::{
     Elu, Gelu, GeluTanh, Hardsigmoid, Hardswish, Identity, LeakyRelu, LogSigmoid, LogSoftmax, Mish, Prelu, Relu, Relu6,
     Selu, Sigmoid, Silu, Softmax, Softplus, Tanh,
 };
+pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNormBuilder};
 pub use containers::{Forward, ModuleList, Sequential};
 pub use conv::{Conv, Conv1d, Conv2d, Conv3d, ConvBuilder, Padding, PaddingMode};
 pub use conv_transpose::{ConvTranspose, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, ConvTransposeBuilder};
@@ -67,7 +69,7 @@ pub use embedding::{Embedding, EmbeddingBuilder};
 pub use error::NnError;
 pub use linear::{Bilinear, Linear, LinearBuilder};
 pub use loading::{Incompatible, LoadError, LoadStateDict, Mismatch};
-pub use norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNormBuilder, GroupNorm, LayerNorm, RmsNorm};
+pub use norm::{GroupNorm, GroupNormBuilder, LayerNorm, LayerNormBuilder, RmsNorm, RmsNormBuilder};
 pub use overdrive_core::{
     Module, ModuleState, Part, StateDict, StateError, Stateful, To, Visitor, load_module_state, module_entries,
     module_state,
@@ -80,5 +82,5 @@ pub use pooling::{
 pub use pt::{PtError, load_pt};
 pub use recurrent::{Gru, Lstm, RecurrentBuilder};
 pub use repr::repr;
-pub use size::Size;
+pub use size::{Shape, Size};
 pub use tensors::{Buffer, Parameter};

@@ -34,3 +34,25 @@ pub(crate) fn tuple(sizes: &[i64]) -> String {
         all => format!("({})", all.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")),
     }
 }
+
+/// The shape of the last dimensions: one size, or several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape(pub Vec<i64>);
+
+impl From<i64> for Shape {
+    fn from(size: i64) -> Self {
+        Self(vec![size])
+    }
+}
+
+impl<const N: usize> From<[i64; N]> for Shape {
+    fn from(sizes: [i64; N]) -> Self {
+        Self(sizes.to_vec())
+    }
+}
+
+impl From<Vec<i64>> for Shape {
+    fn from(sizes: Vec<i64>) -> Self {
+        Self(sizes)
+    }
+}

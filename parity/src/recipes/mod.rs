@@ -45,7 +45,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     println!("statements: ours, Python's, ratio   losses");
     for (name, bound) in recipes {
         let rust = statements::of_rust(&options.workspace.join(format!("examples/recipes/{name}.rs")))?;
-        let python = statements::of_python(&options.python, &options.workspace.join(format!("parity/recipes/{name}.py")))?;
+        let python =
+            statements::of_python(&options.python, &options.workspace.join(format!("parity/recipes/{name}.py")))?;
         let compared = losses(options, name).and_then(|(ours, theirs)| compare(&ours, &theirs, *bound));
         let verdict = match compared {
             Ok((count, verdict)) => {
@@ -120,6 +121,7 @@ fn numbers(text: &str) -> Vec<f64> {
 
 fn compare(ours: &[f64], theirs: &[f64], bound: Bound) -> Result<(usize, String)> {
     ensure!(ours.len() == theirs.len(), "{} losses, Python has {}", ours.len(), theirs.len());
+    ensure!(theirs.iter().all(|loss| loss.is_finite()), "Python's losses are not finite");
     let differs = ours.iter().zip(theirs).position(|(own, other)| own.to_bits() != other.to_bits());
     let equal = differs.unwrap_or(ours.len());
     let text = format!("{equal} of {} equal to the bit", ours.len());
