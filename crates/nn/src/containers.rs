@@ -6,7 +6,7 @@ use tch::Tensor;
 use crate::error::NnError;
 
 /// A module that computes a tensor from a tensor, as the parts of a [`Sequential`] do.
-pub trait Forward: Module {
+pub trait Forward: Module + Stateful {
     /// Computes the output.
     ///
     /// # Errors
