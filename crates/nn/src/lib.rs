@@ -36,6 +36,7 @@
 extern crate self as overdrive_nn;
 
 mod activation;
+mod attention;
 mod batch_norm;
 mod containers;
 mod conv;
@@ -55,11 +56,13 @@ mod recurrent;
 mod repr;
 mod size;
 mod tensors;
+mod transformer;
 
 pub use activation::{
     Elu, Gelu, GeluTanh, Hardsigmoid, Hardswish, Identity, LeakyRelu, LogSigmoid, LogSoftmax, Mish, Prelu, Relu, Relu6,
     Selu, Sigmoid, Silu, Softmax, Softplus, Tanh,
 };
+pub use attention::{Attend, MultiheadAttention, MultiheadAttentionBuilder, generate_square_subsequent_mask};
 pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNormBuilder};
 pub use containers::{Forward, ModuleList, Sequential};
 pub use conv::{Conv, Conv1d, Conv2d, Conv3d, ConvBuilder, Padding, PaddingMode};
@@ -84,3 +87,7 @@ pub use recurrent::{Gru, Lstm, RecurrentBuilder};
 pub use repr::repr;
 pub use size::{Shape, Size};
 pub use tensors::{Buffer, Parameter};
+pub use transformer::{
+    Encode, TransformerActivation, TransformerEncoder, TransformerEncoderBuilder, TransformerEncoderLayer,
+    TransformerEncoderLayerBuilder,
+};

@@ -32,7 +32,7 @@ pub struct LayerNorm {
     pub bias: Option<Parameter>,
     state: ModuleState,
     normalized_shape: Vec<i64>,
-    eps: f64,
+    pub(crate) eps: f64,
 }
 
 /// Options of a [`LayerNorm`].
@@ -104,6 +104,17 @@ impl LayerNorm {
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
         run(self, &self.state, || {
             input.f_layer_norm(&self.normalized_shape[..], self.weight.as_deref(), self.bias.as_deref(), self.eps, true)
+        })
+    }
+
+    /// Another layer with the same values.
+    pub(crate) fn copied(&self) -> Result<Self, NnError> {
+        Ok(Self {
+            weight: self.weight.as_ref().map(Parameter::copied).transpose()?,
+            bias: self.bias.as_ref().map(Parameter::copied).transpose()?,
+            state: self.state.clone(),
+            normalized_shape: self.normalized_shape.clone(),
+            eps: self.eps,
         })
     }
 

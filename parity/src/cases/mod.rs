@@ -8,6 +8,7 @@ mod ddp;
 mod ddp_collectives;
 mod mnist;
 mod nn;
+mod nn_attention;
 mod optim;
 mod profiler;
 mod samplers;
@@ -53,6 +54,8 @@ pub const ALL: &[(&str, Case)] = &[
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
     ("nn_layers", nn::layers),
     ("nn_init", nn::init),
+    ("nn_attention", nn_attention::attention),
+    ("nn_transformer", nn_attention::transformer),
     ("dataload_jpeg", dataload::dataload_jpeg),
     ("dataload_resized_crop", dataload::dataload_resized_crop),
     ("dataload_dct_scaling", dataload::dataload_dct_scaling),
