@@ -71,6 +71,24 @@ LAYERS = {
 }
 
 
+def expect_form(t, layers, name, module):
+    """What a new module is printed as, the names of its state, and its initial values."""
+    layers[name] = {"text": repr(module), "names": list(module.state_dict())}
+    for key, value in module.state_dict().items():
+        t.expect(f"{name}.init.{key}", value)
+
+
+def scored(y):
+    """A sum with weights that differ, so that a gradient in the wrong place is found."""
+    return (y * (torch.arange(y.numel(), dtype=y.dtype).reshape(y.shape) / y.numel())).sum()
+
+
+def expect_grads(t, name, module):
+    for key, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            t.expect(f"{name}.grad.{key}", parameter.grad)
+
+
 def passes(t, name, module, x, call=None):
     """Forward and backward passes in training mode, then in evaluation mode."""
     for mode in ("train", "eval"):
@@ -80,14 +98,10 @@ def passes(t, name, module, x, call=None):
         torch.manual_seed(11)
         y = (call or module)(own)
         t.expect(f"{name}.{mode}", y)
-        # Weights that differ, so that a gradient in the wrong place is found.
-        weights = torch.arange(y.numel(), dtype=y.dtype).reshape(y.shape) / y.numel()
         if y.requires_grad:
-            (y * weights).sum().backward()
+            scored(y).backward()
             t.expect(f"{name}.{mode}.grad", own.grad)
-        for key, parameter in module.named_parameters():
-            if parameter.grad is not None:
-                t.expect(f"{name}.{mode}.grad.{key}", parameter.grad)
+        expect_grads(t, f"{name}.{mode}", module)
     for key, buffer in module.named_buffers():
         t.expect(f"{name}.after.{key}", buffer)
 
@@ -99,9 +113,7 @@ def nn_layers(t):
     for name, (make, shape) in LAYERS.items():
         torch.manual_seed(7)
         module = make()
-        layers[name] = {"text": repr(module), "names": list(module.state_dict())}
-        for key, value in module.state_dict().items():
-            t.expect(f"{name}.init.{key}", value)
+        expect_form(t, layers, name, module)
         passes(t, name, module, t.give(f"{name}.x", torch.randn(shape)))
 
 

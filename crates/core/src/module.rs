@@ -265,6 +265,13 @@ impl Default for ModuleState {
     }
 }
 
+/// A copy has the mode, and no place in a model yet.
+impl Clone for ModuleState {
+    fn clone(&self) -> Self {
+        Self { training: self.training.clone(), ..Self::default() }
+    }
+}
+
 impl ModuleState {
     /// Whether the module is in training mode, as it is at first.
     pub fn is_training(&self) -> bool {

@@ -22,7 +22,7 @@ pub(crate) fn checks(name: &str, overload: &str) -> Option<Checks> {
 
 /// These check by themselves, on every device, that lists are equally long, numbers in range and indices within the
 /// tensor. (`_foreach_copy` does not, and must not be listed.)
-const OWN: [(&str, &str); 76] = [
+const OWN: [(&str, &str); 79] = [
     ("aten::_amp_foreach_non_finite_check_and_unscale_", ""),
     ("aten::_amp_update_scale_", ""),
     ("aten::_foreach_add", "List"),
@@ -60,12 +60,15 @@ const OWN: [(&str, &str); 76] = [
     ("aten::_foreach_sqrt_", ""),
     ("aten::_foreach_sub_", "List"),
     ("aten::_foreach_sub_", "Scalar"),
+    ("aten::_nested_tensor_from_mask", ""),
+    ("aten::_nested_tensor_from_mask_left_aligned", ""),
     ("aten::add", "Scalar"),
     ("aten::add_", "Scalar"),
     ("aten::add_", "Tensor"),
     ("aten::addcmul_", ""),
     ("aten::addmm", ""),
     ("aten::alias", ""),
+    ("aten::baddbmm", ""),
     ("aten::bitwise_and_", "Scalar"),
     ("aten::bucketize", "Tensor"),
     ("aten::clamp_max", ""),

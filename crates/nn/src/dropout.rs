@@ -10,7 +10,7 @@ use crate::layer::run;
 macro_rules! dropouts {
     ($($(#[$doc:meta])* $name:ident, $operator:ident;)+) => {$(
         $(#[$doc])*
-        #[derive(Debug, Module)]
+        #[derive(Clone, Debug, Module)]
         #[module(describe)]
         pub struct $name {
             p: f64,

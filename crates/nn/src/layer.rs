@@ -11,11 +11,29 @@ pub(crate) fn run<M: Module, T>(
     state: &ModuleState,
     operator: impl FnOnce() -> Result<T, TchError>,
 ) -> Result<T, NnError> {
-    operator().map_err(|error| {
-        let (path, text) = (state.path(), layer.describe());
-        let layer = if path.is_empty() { text } else { format!("{path}: {text}") };
-        NnError::Forward { layer, source: error.into() }
-    })
+    operator().map_err(|error| named(layer, state, error.into()))
+}
+
+/// The error with the layer's name, unless it has that of a layer inside.
+pub(crate) fn named<M: Module>(layer: &M, state: &ModuleState, error: NnError) -> NnError {
+    let NnError::Torch(source) = error else { return error };
+    let (path, text) = (state.path(), layer.describe());
+    let layer = if path.is_empty() { text } else { format!("{path}: {text}") };
+    NnError::Forward { layer, source }
+}
+
+/// Whether what is computed from these tensors gets a gradient: one of them does, and gradients are on.
+pub(crate) fn needs_grad<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<bool, TchError> {
+    // A view shows whether they are on.
+    match tensors.into_iter().find(|tensor| tensor.requires_grad()) {
+        Some(tensor) => Ok(tensor.f_alias()?.requires_grad()),
+        None => Ok(false),
+    }
+}
+
+/// Whether autocast is on, where PyTorch asks before it takes a fused operator: on the GPU, whatever the tensors' device.
+pub(crate) fn is_autocast() -> bool {
+    overdrive_ffi::autocast::state(tch::Device::Cuda(0)).is_ok_and(|state| state.enabled)
 }
 
 /// An uninitialized float32 tensor on the CPU.

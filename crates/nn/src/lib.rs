@@ -36,6 +36,7 @@
 extern crate self as overdrive_nn;
 
 mod activation;
+mod attention;
 mod containers;
 mod conv;
 mod conv_transpose;
@@ -54,11 +55,13 @@ mod recurrent;
 mod repr;
 mod size;
 mod tensors;
+mod transformer;
 
 pub use activation::{
     Elu, Gelu, GeluTanh, Hardsigmoid, Hardswish, Identity, LeakyRelu, LogSigmoid, LogSoftmax, Mish, Prelu, Relu, Relu6,
     Selu, Sigmoid, Silu, Softmax, Softplus, Tanh,
 };
+pub use attention::{Attend, MultiheadAttention, MultiheadAttentionBuilder, generate_square_subsequent_mask};
 pub use containers::{Forward, ModuleList, Sequential};
 pub use conv::{Conv, Conv1d, Conv2d, Conv3d, ConvBuilder, Padding, PaddingMode};
 pub use conv_transpose::{
@@ -86,3 +89,7 @@ pub use overdrive_core::{
 };
 pub use overdrive_nn_macros::Module;
 pub use tensors::{Buffer, Parameter};
+pub use transformer::{
+    Encode, TransformerActivation, TransformerEncoder, TransformerEncoderBuilder, TransformerEncoderLayer,
+    TransformerEncoderLayerBuilder,
+};

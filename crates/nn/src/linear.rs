@@ -21,6 +21,8 @@ pub struct Linear {
     /// `[out_features]`.
     pub bias: Option<Parameter>,
     state: ModuleState,
+    /// As it is printed.
+    name: &'static str,
 }
 
 /// Options of a [`Linear`].
@@ -30,12 +32,19 @@ pub struct LinearBuilder {
     in_features: i64,
     out_features: i64,
     bias: bool,
+    name: &'static str,
 }
 
 impl LinearBuilder {
     /// Whether there is a bias; default true.
     pub fn bias(mut self, bias: bool) -> Self {
         self.bias = bias;
+        self
+    }
+
+    /// What is printed in place of `Linear`.
+    pub(crate) fn name(mut self, name: &'static str) -> Self {
+        self.name = name;
         self
     }
 
@@ -54,7 +63,7 @@ impl LinearBuilder {
             init::uniform_(bias, -bound, bound)?;
         }
         let bias = bias.as_ref().map(Parameter::new).transpose()?;
-        Ok(Linear { weight: Parameter::new(&weight)?, bias, state: ModuleState::default() })
+        Ok(Linear { weight: Parameter::new(&weight)?, bias, state: ModuleState::default(), name: self.name })
     }
 }
 
@@ -69,7 +78,7 @@ impl Linear {
 
     /// A builder with options. The defaults are PyTorch's.
     pub fn builder(in_features: i64, out_features: i64) -> LinearBuilder {
-        LinearBuilder { in_features, out_features, bias: true }
+        LinearBuilder { in_features, out_features, bias: true, name: "Linear" }
     }
 
     /// # Shapes
@@ -81,14 +90,19 @@ impl Linear {
         run(self, &self.state, || input.f_linear(&*self.weight, self.bias.as_deref()))
     }
 
+    /// Another layer with the same values.
+    pub(crate) fn copied(&self) -> Result<Self, NnError> {
+        Ok(Self {
+            weight: self.weight.copied()?,
+            bias: self.bias.as_ref().map(Parameter::copied).transpose()?,
+            state: self.state.clone(),
+            name: self.name,
+        })
+    }
+
     fn describe(&self) -> String {
-        let size = self.weight.size();
-        format!(
-            "Linear(in_features={}, out_features={}, bias={})",
-            size[1],
-            size[0],
-            python(self.bias.is_some())
-        )
+        let (size, bias) = (self.weight.size(), python(self.bias.is_some()));
+        format!("{}(in_features={}, out_features={}, bias={bias})", self.name, size[1], size[0])
     }
 }
 

@@ -219,7 +219,7 @@ pub struct LayerNorm {
     pub bias: Option<Parameter>,
     state: ModuleState,
     normalized_shape: Vec<i64>,
-    eps: f64,
+    pub(crate) eps: f64,
 }
 
 impl LayerNorm {
@@ -257,15 +257,20 @@ impl LayerNorm {
         })
     }
 
+    /// Another layer with the same values.
+    pub(crate) fn copied(&self) -> Result<Self, NnError> {
+        Ok(Self {
+            weight: self.weight.as_ref().map(Parameter::copied).transpose()?,
+            bias: self.bias.as_ref().map(Parameter::copied).transpose()?,
+            state: self.state.clone(),
+            normalized_shape: self.normalized_shape.clone(),
+            eps: self.eps,
+        })
+    }
+
     fn describe(&self) -> String {
         let shape = crate::size::tuple(&self.normalized_shape);
-        let mut text = format!(
-            "LayerNorm({shape}, eps={}, elementwise_affine={}",
-            float(self.eps),
-            python(self.weight.is_some())
-        );
-        text += &format!(", bias={})", python(self.bias.is_some()));
-        text
+        format!("LayerNorm({shape}, eps={}, elementwise_affine={})", float(self.eps), python(self.weight.is_some()))
     }
 }
 

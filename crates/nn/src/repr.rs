@@ -14,10 +14,28 @@ pub fn repr(module: &dyn Module) -> String {
     if modules.is_empty() {
         return if text.ends_with(')') { text } else { text + "()" };
     }
-    let lines: Vec<String> =
-        modules.iter().map(|(name, module)| format!("  ({name}): {}\n", repr(*module).replace('\n', "\n  "))).collect();
     let name = text.split('(').next().unwrap_or_default();
-    format!("{name}(\n{})", lines.concat())
+    format!("{name}(\n{})", lines(&modules, name == "ModuleList"))
+}
+
+/// One paragraph for each module; in a `ModuleList` one for equal modules that follow each other.
+fn lines(modules: &[(String, &dyn Module)], in_list: bool) -> String {
+    let mut blocks: Vec<(Vec<&str>, String)> = Vec::new();
+    for (name, module) in modules {
+        let text = repr(*module);
+        match blocks.last_mut() {
+            Some((names, same)) if in_list && *same == text => names.push(name),
+            _ => blocks.push((vec![name], text)),
+        }
+    }
+    let line = |(names, text): &(Vec<&str>, String)| {
+        let text = text.replace('\n', "\n  ");
+        match names[..] {
+            [first, .., last] => format!("  ({first}-{last}): {} x {text}\n", names.len()),
+            _ => format!("  ({}): {text}\n", names.concat()),
+        }
+    };
+    blocks.iter().map(line).collect()
 }
 
 /// The modules of a module.

@@ -22,6 +22,17 @@ impl Parameter {
         Ok(Self(tensor.f_detach()?.f_set_requires_grad(true)?))
     }
 
+    /// A parameter with the same values in memory of its own.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    ///
+    /// # Source
+    /// `copy.deepcopy(parameter)`
+    pub fn copied(&self) -> Result<Self, TorchError> {
+        Ok(Self(self.0.f_detach()?.f_detach_copy()?.f_set_requires_grad(self.0.requires_grad())?))
+    }
+
     /// The same parameter once more, to tie two modules: it has both names, and is trained once.
     ///
     /// # Source

@@ -8,6 +8,7 @@ mod ddp;
 mod ddp_collectives;
 mod mnist;
 mod nn;
+mod nn_attention;
 mod nn_models;
 mod optim;
 mod profiler;
@@ -54,6 +55,8 @@ pub const ALL: &[(&str, Case)] = &[
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
     ("nn_layers", nn::layers),
     ("nn_init", nn::init),
+    ("nn_attention", nn_attention::attention),
+    ("nn_transformer", nn_attention::transformer),
     ("nn_model_resnet", nn_models::resnet),
     ("nn_model_mobilenet_v2", nn_models::mobilenet_v2),
     ("nn_model_efficientnet_b0", nn_models::efficientnet_b0),

@@ -14,7 +14,7 @@ type Layer = Box<dyn Forward>;
 
 /// What Python says of a layer.
 #[derive(Deserialize)]
-struct Theirs {
+pub(super) struct Theirs {
     /// As it is printed.
     text: String,
     /// Of its state, in order.
@@ -106,29 +106,53 @@ fn layer(name: &str) -> Result<Layer> {
     })
 }
 
+/// Compares what a new module is printed as and the names of its state, and records its initial values.
+pub(super) fn form<M: Module>(found: &mut Found, name: &str, module: &M, theirs: &Theirs) -> Result<()> {
+    ensure!(repr(module) == theirs.text, "{name} is printed as\n{}\nand not\n{}", repr(module), theirs.text);
+    let names: Vec<String> = module_entries(module).into_iter().map(|(name, _)| name).collect();
+    ensure!(names == theirs.names, "{name} has {names:?} and not {:?}", theirs.names);
+    for (key, value) in module_entries(module) {
+        found.insert(format!("{name}.init.{key}"), &value);
+    }
+    Ok(())
+}
+
+/// A sum with weights that differ, so that a gradient in the wrong place is found.
+pub(super) fn scored(y: &Tensor) -> Tensor {
+    let count = y.numel() as i64;
+    let weights = Tensor::arange(count, (y.kind(), Device::Cpu)).reshape(y.size()) / count as f64;
+    (y * weights).sum(y.kind())
+}
+
+pub(super) fn zero_grad<M: Module>(module: &M) {
+    for parameter in module.named_parameters() {
+        parameter.tensor().shallow_clone().zero_grad();
+    }
+}
+
+pub(super) fn grads<M: Module>(found: &mut Found, name: &str, module: &M) {
+    for parameter in module.named_parameters() {
+        let grad = parameter.tensor().grad();
+        if grad.defined() {
+            found.insert(format!("{name}.grad.{}", parameter.name().unwrap_or_default()), &grad);
+        }
+    }
+}
+
 /// Forward and backward passes in training mode, then in evaluation mode.
 fn passes(found: &mut Found, name: &str, module: &Layer, x: &Tensor) -> Result<()> {
     for mode in ["train", "eval"] {
         module.set_training(mode == "train");
-        for parameter in module.named_parameters() {
-            parameter.tensor().shallow_clone().zero_grad();
-        }
+        zero_grad(module);
         let own = x.copy().set_requires_grad(true);
         tch::manual_seed(11);
         let y = module.as_ref().forward(&own)?;
         found.insert(format!("{name}.{mode}"), &y);
-        let count = y.numel() as i64;
-        let weights = Tensor::arange(count, (y.kind(), Device::Cpu)).reshape(y.size()) / count as f64;
         if y.requires_grad() {
-            (&y * weights).sum(y.kind()).backward();
+            scored(&y).backward();
             found.insert(format!("{name}.{mode}.grad"), &own.grad());
         }
-        for parameter in module.named_parameters() {
-            let grad = parameter.tensor().grad();
-            if grad.defined() {
-                found.insert(format!("{name}.{mode}.grad.{}", parameter.name().unwrap_or_default()), &grad);
-            }
-        }
+        grads(found, &format!("{name}.{mode}"), module);
     }
     for (key, buffer) in module.named_buffers() {
         found.insert(format!("{name}.after.{key}"), &buffer);
@@ -142,12 +166,7 @@ pub fn layers(given: &Given<'_>) -> Result<Found> {
         let name = name.as_str();
         tch::manual_seed(7);
         let module = layer(name)?;
-        ensure!(repr(&module) == theirs.text, "{name} is printed as\n{}\nand not\n{}", repr(&module), theirs.text);
-        let names: Vec<String> = module_entries(&module).into_iter().map(|(name, _)| name).collect();
-        ensure!(names == theirs.names, "{name} has {names:?} and not {:?}", theirs.names);
-        for (key, value) in module_entries(&module) {
-            found.insert(format!("{name}.init.{key}"), &value);
-        }
+        form(&mut found, name, &module, &theirs)?;
         let x = given.tensor(&format!("{name}.x")).with_context(|| name.to_owned())?;
         passes(&mut found, name, &module, &x)?;
     }

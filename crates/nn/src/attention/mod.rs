@@ -1,12 +1,19 @@
 //! Attention.
 
-use overdrive_core::{Module as _, ModuleState};
+mod masks;
+mod steps;
+
+use overdrive_core::ModuleState;
+use overdrive_ffi::TensorId;
 use overdrive_nn_macros::Module;
-use tch::{Device, Kind, TchError, Tensor};
+use tch::{TchError, Tensor};
+
+pub use masks::generate_square_subsequent_mask;
+pub(crate) use masks::{Masks, Shapes};
 
 use crate::error::NnError;
 use crate::init;
-use crate::layer::{at_least, empty, run};
+use crate::layer::{at_least, empty, is_autocast, named, needs_grad};
 use crate::linear::Linear;
 use crate::tensors::Parameter;
 
@@ -15,7 +22,6 @@ use crate::tensors::Parameter;
 /// # Source
 /// `torch.nn.MultiheadAttention`; Vaswani et al., "Attention Is All You Need", 2017.
 #[derive(Debug, Module)]
-#[module(describe)]
 pub struct MultiheadAttention {
     /// `[embed_dim, embed_dim]`; absent where queries, keys and values have the same size.
     pub q_proj_weight: Option<Parameter>,
@@ -122,7 +128,8 @@ impl MultiheadAttentionBuilder {
         let separate = |size: i64| (!is_packed).then(|| empty(&[embed_dim, size])).transpose();
         let (q, k, v) = (separate(embed_dim)?, separate(kdim)?, separate(vdim)?);
         // PyTorch draws the last projection first.
-        let out_proj = Linear::builder(embed_dim, embed_dim).bias(self.bias).build()?;
+        let out_proj = Linear::builder(embed_dim, embed_dim).bias(self.bias);
+        let out_proj = out_proj.name("NonDynamicallyQuantizableLinear").build()?;
         let (bias_k, bias_v) = match self.add_bias_kv {
             true => (Some(empty(&[1, 1, embed_dim])?), Some(empty(&[1, 1, embed_dim])?)),
             false => (None, None),
@@ -216,8 +223,8 @@ impl MultiheadAttention {
         self.attend(query, key, value, Attend::default())
     }
 
-    /// Attends; returns the output, and the weights if asked for. In evaluation mode without gradients, where PyTorch
-    /// takes its fused operator, so does this; it is not differentiable.
+    /// Attends; returns the output, and the weights if asked for. In evaluation mode without gradients it takes
+    /// PyTorch's fused operator wherever PyTorch does.
     ///
     /// # Shapes
     /// `query` `[queries, batch, embed_dim]`, `key` `[keys, batch, kdim]`, `value` `[keys, batch, vdim]`, or with
@@ -225,7 +232,8 @@ impl MultiheadAttention {
     /// `[batch, queries, keys]`, or not averaged `[batch, heads, queries, keys]`.
     ///
     /// # Errors
-    /// When a shape, dtype or device does not fit, or `is_causal` comes without `attn_mask`.
+    /// When a shape, dtype or device does not fit, or `is_causal` comes without `attn_mask` (PyTorch's fused operator
+    /// would ignore it).
     pub fn attend(
         &self,
         query: &Tensor,
@@ -233,67 +241,104 @@ impl MultiheadAttention {
         value: &Tensor,
         how: Attend<'_>,
     ) -> Result<(Tensor, Option<Tensor>), NnError> {
-        run(self, &self.state, || {
-            let kind = query.kind();
-            let masks = Masks {
-                key_padding: how.key_padding_mask.map(|mask| added(mask, kind)).transpose()?,
-                attn: how.attn_mask.map(|mask| added(mask, kind)).transpose()?,
-            };
-            // The fused operator is given one mask; PyTorch refuses it for masks that are floating-point.
-            let is_float = |mask: Option<&Tensor>| mask.is_some_and(Tensor::is_floating_point);
-            let takes_masks = !is_float(how.attn_mask) && !is_float(how.key_padding_mask);
-            match takes_masks && self.may_be_fused(query, key, value) {
-                true => self.fused(query, &masks, how),
-                false => self.attend_in_steps(query, key, value, masks, how),
-            }
-        })
+        self.attended([query, key, value], how).map_err(|error| named(self, &self.state, error))
     }
 
-    /// Whether PyTorch would take its fused operator.
-    fn may_be_fused(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> bool {
-        let MultiheadAttentionBuilder { num_heads, add_zero_attn, batch_first, .. } = self.options;
-        let (Some(weight), Some(bias), Some(out_bias)) =
-            (&self.in_proj_weight, &self.in_proj_bias, &self.out_proj.bias)
-        else {
-            return false;
-        };
-        let tensors: [&Tensor; 5] = [query, weight, bias, &self.out_proj.weight, out_bias];
-        let is_same = query.is_same_tensor(key) && key.is_same_tensor(value);
-        let has_options = self.bias_k.is_some() || add_zero_attn || !batch_first || num_heads % 2 != 0;
-        let kinds_fit = query.kind() == weight.kind() && query.kind() == bias.kind();
-        let is_autocast = overdrive_ffi::autocast::state(query.device()).is_ok_and(|state| state.enabled);
-        let needs_grad = tch::autograd_enabled() && tensors.iter().any(|tensor| tensor.requires_grad());
-        let is_batch = query.dim() == 3;
-        is_batch && is_same && kinds_fit && !has_options && !is_autocast && !needs_grad && !self.state.is_training()
+    fn attended(&self, inputs: [&Tensor; 3], how: Attend<'_>) -> Result<(Tensor, Option<Tensor>), NnError> {
+        let shapes = self.shapes(inputs)?;
+        let masks = Masks::new(how.attn_mask, how.key_padding_mask, how.is_causal, shapes, inputs[0].f_kind()?)?;
+        // PyTorch does not give floating-point masks to its fused operator.
+        let is_bool = |mask: Option<&Tensor>| mask.is_none_or(|mask| !mask.is_floating_point());
+        if is_bool(how.attn_mask)
+            && is_bool(how.key_padding_mask)
+            && let Some(weights) = self.fused_weights(inputs, shapes)?
+        {
+            return self.fused(inputs[0], weights, &masks, shapes, how);
+        }
+        self.attend_in_steps(inputs, masks, shapes, how)
+    }
+
+    /// The shapes of inputs, checked.
+    pub(crate) fn shapes(&self, inputs: [&Tensor; 3]) -> Result<Shapes, TchError> {
+        let MultiheadAttentionBuilder { embed_dim, num_heads, kdim, vdim, batch_first, .. } = self.options;
+        let sizes = [embed_dim, kdim.unwrap_or(embed_dim), vdim.unwrap_or(embed_dim)];
+        Shapes::of(inputs, sizes, num_heads, batch_first)
+    }
+
+    /// The tensors that PyTorch's fused operators take, in their order, if the layer's options allow those.
+    pub(crate) fn packed_weights(&self) -> Option<[&Tensor; 4]> {
+        let MultiheadAttentionBuilder { num_heads, batch_first, .. } = self.options;
+        let weights = [
+            self.in_proj_weight.as_deref()?,
+            self.in_proj_bias.as_deref()?,
+            &self.out_proj.weight,
+            self.out_proj.bias.as_deref()?,
+        ];
+        (batch_first && num_heads % 2 == 0).then_some(weights)
+    }
+
+    /// The same if PyTorch would take its fused operator for these inputs.
+    fn fused_weights(
+        &self,
+        [query, key, value]: [&Tensor; 3],
+        shapes: Shapes,
+    ) -> Result<Option<[&Tensor; 4]>, NnError> {
+        let Some(weights) = self.packed_weights() else { return Ok(None) };
+        let [is_self, is_self_too] = [key, value].map(|input| TensorId::of(input) == TensorId::of(query));
+        let kind = query.f_kind()?;
+        let fits = is_self
+            && is_self_too
+            && shapes.batch.is_some()
+            && !self.state.is_training()
+            && self.bias_k.is_none()
+            && !self.options.add_zero_attn
+            && weights[..2].iter().all(|weight| weight.kind() == kind)
+            && !is_autocast()
+            && !needs_grad(weights.into_iter().chain([query]))?;
+        Ok(fits.then_some(weights))
     }
 
     fn fused(
         &self,
-        query: &Tensor,
+        input: &Tensor,
+        [in_weight, in_bias, out_weight, out_bias]: [&Tensor; 4],
         masks: &Masks,
+        shapes: Shapes,
         how: Attend<'_>,
-    ) -> Result<(Tensor, Option<Tensor>), TchError> {
-        let (Some(weight), Some(bias), Some(out_bias)) =
-            (&self.in_proj_weight, &self.in_proj_bias, &self.out_proj.bias)
-        else {
-            return Err(TchError::Convert("the fused operator needs packed weights and biases".to_owned()));
-        };
-        let (mask, kind) = masks.merged(query, self.options.num_heads)?;
+    ) -> Result<(Tensor, Option<Tensor>), NnError> {
+        let (mask, mask_type) = masks.merged(shapes)?;
         let (output, weights) = Tensor::f_internal_native_multi_head_attention(
-            query,
-            query,
-            query,
+            input,
+            input,
+            input,
             self.options.embed_dim,
             self.options.num_heads,
-            weight,
-            bias,
-            &self.out_proj.weight,
+            in_weight,
+            in_bias,
+            out_weight,
             out_bias,
-            mask.as_ref(),
+            mask,
             how.need_weights,
             how.average_attn_weights,
-            kind,
+            mask_type,
         )?;
         Ok((output, how.need_weights.then_some(weights)))
+    }
+
+    /// Another layer with the same values.
+    pub(crate) fn copied(&self) -> Result<Self, NnError> {
+        let copied = |parameter: &Option<Parameter>| parameter.as_ref().map(Parameter::copied).transpose();
+        Ok(Self {
+            q_proj_weight: copied(&self.q_proj_weight)?,
+            k_proj_weight: copied(&self.k_proj_weight)?,
+            v_proj_weight: copied(&self.v_proj_weight)?,
+            in_proj_weight: copied(&self.in_proj_weight)?,
+            in_proj_bias: copied(&self.in_proj_bias)?,
+            out_proj: self.out_proj.copied()?,
+            bias_k: copied(&self.bias_k)?,
+            bias_v: copied(&self.bias_v)?,
+            state: self.state.clone(),
+            options: self.options,
+        })
     }
 }
