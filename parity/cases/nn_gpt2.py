@@ -10,16 +10,17 @@ DEFAULTS = (
     "vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "resid_pdrop", "embd_pdrop", "attn_pdrop",
     "layer_norm_epsilon", "initializer_range",
 )
+DROPOUT = dict(resid_pdrop=0.2, embd_pdrop=0.3, attn_pdrop=0.4)
 
 
 @case
 def nn_model_gpt2(t):
     t.tell("defaults", {name: getattr(GPT2Config(), name) for name in DEFAULTS})
-    dims = dict(vocab_size=97, n_positions=32, n_embd=24, n_layer=3, n_head=4)
+    dims = dict(vocab_size=97, n_positions=32, n_embd=24, n_layer=3, n_head=4, bos_token_id=None, eos_token_id=None)
     cases = {
         "default": {},
-        "options": dict(resid_pdrop=0.2, embd_pdrop=0.3, attn_pdrop=0.4, layer_norm_epsilon=1e-4, initializer_range=0.1),
-        "no_dropout": dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+        "options": DROPOUT | dict(layer_norm_epsilon=1e-4, initializer_range=0.1),
+        "no_dropout": dict.fromkeys(DROPOUT, 0.0),
     }
     for name, options in cases.items():
         tokens = torch.randint(97, (2, 32 if name == "options" else 17))

@@ -14,7 +14,7 @@ static RELU6_: LazyOp = LazyOp::new("aten::relu6_", "");
 
 /// Defines a model's builder: its options, their defaults, and a function for each.
 macro_rules! builder {
-    ($model:ident, $builder:ident { $($(#[$doc:meta])* $option:ident: $kind:ty = $default:expr,)+ }) => {
+    ($model:ident => $builder:ident { $($(#[$doc:meta])* $option:ident: $kind:ty = $default:expr,)+ }) => {
         #[doc = concat!("Options of a [`", stringify!($model), "`].")]
         #[derive(Clone, Copy, Debug)]
         #[must_use = "options do nothing until `build`"]
@@ -136,7 +136,7 @@ impl Forward for SqueezeExcitation {
     }
 }
 
-/// Drops a residual branch for some of the rows of a batch.
+/// Drops a residual branch for some of the rows of a batch; `p` is below 1.
 ///
 /// # Source
 /// `torchvision.ops.StochasticDepth` by rows; Huang et al., "Deep Networks with Stochastic Depth", 2016.
@@ -159,11 +159,8 @@ impl StochasticDepth {
             let mut size = vec![1; x.dim()];
             size[0] = x.size()[0];
             let survival = 1.0 - self.p;
-            let mut noise = Tensor::f_empty(&size, (x.kind(), x.device()))?.f_bernoulli_float_(survival)?;
-            if survival > 0.0 {
-                noise /= survival;
-            }
-            x.f_mul(&noise)
+            let noise = Tensor::f_empty(&size, (x.kind(), x.device()))?.f_bernoulli_float_(survival)?;
+            x.f_mul(&(noise / survival))
         })
     }
 }

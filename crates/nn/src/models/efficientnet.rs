@@ -9,8 +9,8 @@ use super::blocks::{
 };
 use crate::{Dropout, Forward, Linear, NnError, Sequential, init, sequential};
 
-/// Of each stage: by how much its blocks expand the channels, their kernel's size, the first one's stride, the channels,
-/// the number of blocks.
+/// Of each stage: by how much its blocks expand the channels, the size of their kernels, the first one's stride, the
+/// channels, the number of blocks.
 const STAGES: [(i64, i64, i64, i64, usize); 7] = [
     (1, 3, 1, 16, 1),
     (6, 3, 2, 24, 2),
@@ -35,14 +35,16 @@ pub struct Efficientnet {
     pub classifier: Sequential,
 }
 
-builder!(Efficientnet, EfficientnetBuilder {
-    /// The number of classes; default 1000.
-    num_classes: i64 = 1000,
-    /// The probability of dropout before the head; default 0.2.
-    dropout: f64 = 0.2,
-    /// The probability that the last block is left out in training; that of the others grows towards it. Default 0.2.
-    stochastic_depth_prob: f64 = 0.2,
-});
+builder! {
+    Efficientnet => EfficientnetBuilder {
+        /// The number of classes; default 1000.
+        num_classes: i64 = 1000,
+        /// The probability of dropout before the head; default 0.2.
+        dropout: f64 = 0.2,
+        /// The probability that the last block is left out in training, to which that of the others grows; default 0.2.
+        stochastic_depth_prob: f64 = 0.2,
+    }
+}
 
 /// B0 with its defaults, for 1000 classes.
 ///

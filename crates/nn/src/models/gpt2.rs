@@ -15,12 +15,12 @@ static POW: LazyOp = LazyOp::new("aten::pow", "Tensor_Scalar");
 
 const MODEL: &str = "Gpt2LmHeadModel";
 
-/// GPT-2 with its head for language modeling, whose weight is that of the token embedding; parameters have Hugging Face's
-/// names.
+/// GPT-2 with its head for language modeling, whose weight is that of the token embedding; parameters have the names of
+/// Hugging Face.
 ///
 /// # Source
-/// `transformers.GPT2LMHeadModel` of transformers 5.23 with `attn_implementation="sdpa"`; Radford et al., "Language Models
-/// are Unsupervised Multitask Learners", 2019.
+/// `transformers.GPT2LMHeadModel` of transformers 5.23 with `attn_implementation="sdpa"`; Radford et al., "Language
+/// Models are Unsupervised Multitask Learners", 2019.
 #[derive(Debug, Module)]
 #[doc(alias = "GPT2LMHeadModel")]
 pub struct Gpt2LmHeadModel {
@@ -30,28 +30,30 @@ pub struct Gpt2LmHeadModel {
     state: ModuleState,
 }
 
-builder!(Gpt2LmHeadModel, Gpt2LmHeadModelBuilder {
-    /// The number of tokens; default 50257.
-    vocab_size: i64 = 50257,
-    /// The length of the longest sequence; default 1024.
-    n_positions: i64 = 1024,
-    /// The size of a vector; default 768.
-    n_embd: i64 = 768,
-    /// The number of layers; default 12.
-    n_layer: usize = 12,
-    /// The number of heads of each attention; default 12.
-    n_head: i64 = 12,
-    /// The probability of dropout behind each attention and perceptron; default 0.1.
-    resid_pdrop: f64 = 0.1,
-    /// The probability of dropout behind the embeddings; default 0.1.
-    embd_pdrop: f64 = 0.1,
-    /// The probability that an attention weight is dropped in training; default 0.1.
-    attn_pdrop: f64 = 0.1,
-    /// What is added to the variance in normalizations; default 1e-5.
-    layer_norm_epsilon: f64 = 1e-5,
-    /// The standard deviation of the initial weights; default 0.02.
-    initializer_range: f64 = 0.02,
-});
+builder! {
+    Gpt2LmHeadModel => Gpt2LmHeadModelBuilder {
+        /// The number of tokens; default 50257.
+        vocab_size: i64 = 50257,
+        /// The length of the longest sequence; default 1024.
+        n_positions: i64 = 1024,
+        /// The size of a vector; default 768.
+        n_embd: i64 = 768,
+        /// The number of layers; default 12.
+        n_layer: usize = 12,
+        /// The number of heads of each attention; default 12.
+        n_head: i64 = 12,
+        /// The probability of dropout behind each attention and perceptron; default 0.1.
+        resid_pdrop: f64 = 0.1,
+        /// The probability of dropout behind the embeddings; default 0.1.
+        embd_pdrop: f64 = 0.1,
+        /// The probability that an attention weight is dropped in training; default 0.1.
+        attn_pdrop: f64 = 0.1,
+        /// What is added to the variance in normalizations; default 1e-5.
+        layer_norm_epsilon: f64 = 1e-5,
+        /// The standard deviation of the initial weights; default 0.02.
+        initializer_range: f64 = 0.02,
+    }
+}
 
 /// The small GPT-2, with the defaults of `GPT2Config`.
 ///
@@ -72,8 +74,7 @@ impl Gpt2LmHeadModelBuilder {
     /// When `n_head` does not divide `n_embd`, another option is out of its range, or memory runs out.
     pub fn build(self) -> Result<Gpt2LmHeadModel, NnError> {
         let Self { vocab_size, n_positions, n_embd, n_head, attn_pdrop, initializer_range, .. } = self;
-        let sizes =
-            [("vocab_size", vocab_size), ("n_positions", n_positions), ("n_embd", n_embd), ("n_head", n_head)];
+        let sizes = [("vocab_size", vocab_size), ("n_positions", n_positions), ("n_embd", n_embd), ("n_head", n_head)];
         sizes.into_iter().try_for_each(|(option, size)| at_least(MODEL, option, size, 1))?;
         check_probability(MODEL, "attn_pdrop", attn_pdrop)?;
         if n_embd % n_head != 0 {
@@ -96,8 +97,8 @@ impl Gpt2LmHeadModel {
     /// Tokens, `[batch, length]`, int64, to `[batch, length, vocab_size]`.
     ///
     /// # Errors
-    /// When sequences are longer than `n_positions`, a token is not in the vocabulary (on a CPU), or the shape, dtype or
-    /// device is wrong.
+    /// When sequences are longer than `n_positions`, a token is not in the vocabulary (on a CPU), or the shape, dtype
+    /// or device is wrong.
     pub fn forward(&self, input_ids: &Tensor) -> Result<Tensor, NnError> {
         run(self, &self.state, || {
             let (size, longest) = (input_ids.size(), self.transformer.wpe.weight.size()[0]);
@@ -129,7 +130,7 @@ impl Transformer {
             h: (0..n_layer).map(|_| Block::new(options)).collect::<Result<_, _>>()?,
             ln_f: LayerNorm::with(&[n_embd], options.layer_norm_epsilon, true, true)?,
         };
-        // Hugging Face draws everything anew once the model is complete, and projections of residual branches once more.
+        // Hugging Face draws all anew once the model is complete, and the projections of residual branches once more.
         init::normal_(&own.wte.weight, 0.0, std)?;
         init::normal_(&own.wpe.weight, 0.0, std)?;
         let scaled = std / (2.0 * n_layer as f64).sqrt();

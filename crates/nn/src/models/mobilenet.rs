@@ -6,16 +6,10 @@ use tch::Tensor;
 use super::blocks::{Activation, Conv2dNormActivation, builder, conv, init_convs, make_divisible, pool};
 use crate::{BatchNorm2d, Dropout, Forward, Linear, NnError, Sequential, init, sequential};
 
-/// Of each stage: by how much its blocks expand the channels, its channels, the number of blocks, the first one's stride.
-const STAGES: [(i64, i64, usize, i64); 7] = [
-    (1, 16, 1, 1),
-    (6, 24, 2, 2),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
-];
+/// Of each stage: by how much its blocks expand the channels, the channels, the number of blocks, the first one's
+/// stride.
+const STAGES: [(i64, i64, usize, i64); 7] =
+    [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)];
 
 /// A network of inverted residuals, for small devices; parameters have torchvision's names.
 ///
@@ -31,14 +25,16 @@ pub struct MobilenetV2 {
     pub classifier: Sequential,
 }
 
-builder!(MobilenetV2, MobilenetV2Builder {
-    /// The number of classes; default 1000.
-    num_classes: i64 = 1000,
-    /// By how much the numbers of channels are multiplied; default 1.
-    width_mult: f64 = 1.0,
-    /// The probability of dropout before the head; default 0.2.
-    dropout: f64 = 0.2,
-});
+builder! {
+    MobilenetV2 => MobilenetV2Builder {
+        /// The number of classes; default 1000.
+        num_classes: i64 = 1000,
+        /// By how much the numbers of channels are multiplied; default 1.
+        width_mult: f64 = 1.0,
+        /// The probability of dropout before the head; default 0.2.
+        dropout: f64 = 0.2,
+    }
+}
 
 /// With its defaults, for 1000 classes.
 ///

@@ -7,7 +7,7 @@ use tch::{Device, Kind, TchError, Tensor};
 use super::blocks::builder;
 use crate::layer::{at_least, empty, run};
 use crate::{
-    Attend, Conv2d, Dropout, Forward, Gelu, LayerNorm, Linear, MultiheadAttention, NnError, Parameter, Sequential, init,
+    Attend, Conv2d, Dropout, Gelu, LayerNorm, Linear, MultiheadAttention, NnError, Parameter, Sequential, init,
     sequential,
 };
 
@@ -17,7 +17,8 @@ const EPS: f64 = 1e-6;
 /// A transformer that sees an image as a sequence of patches; parameters have torchvision's names.
 ///
 /// # Source
-/// `torchvision.models.VisionTransformer` of torchvision 0.26; Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021.
+/// `torchvision.models.VisionTransformer` of torchvision 0.26; Dosovitskiy et al., "An Image is Worth 16x16 Words",
+/// 2021.
 #[derive(Debug, Module)]
 #[doc(alias = "vit")]
 pub struct VisionTransformer {
@@ -39,26 +40,28 @@ pub struct VisionHeads {
     pub head: Linear,
 }
 
-builder!(VisionTransformer, VisionTransformerBuilder {
-    /// The height and width of the images; default 224.
-    image_size: i64 = 224,
-    /// The height and width of a patch; default 16.
-    patch_size: i64 = 16,
-    /// The number of layers; default 12.
-    num_layers: usize = 12,
-    /// The number of heads of each attention; default 12.
-    num_heads: i64 = 12,
-    /// The size of a vector; default 768.
-    hidden_dim: i64 = 768,
-    /// The size of the vectors within the perceptrons; default 3072.
-    mlp_dim: i64 = 3072,
-    /// The probability of dropout; default 0.
-    dropout: f64 = 0.0,
-    /// The probability that an attention weight is dropped in training; default 0.
-    attention_dropout: f64 = 0.0,
-    /// The number of classes; default 1000.
-    num_classes: i64 = 1000,
-});
+builder! {
+    VisionTransformer => VisionTransformerBuilder {
+        /// The height and width of the images; default 224.
+        image_size: i64 = 224,
+        /// The height and width of a patch; default 16.
+        patch_size: i64 = 16,
+        /// The number of layers; default 12.
+        num_layers: usize = 12,
+        /// The number of heads of each attention; default 12.
+        num_heads: i64 = 12,
+        /// The size of a vector; default 768.
+        hidden_dim: i64 = 768,
+        /// The size of the vectors within the perceptrons; default 3072.
+        mlp_dim: i64 = 3072,
+        /// The probability of dropout; default 0.
+        dropout: f64 = 0.0,
+        /// The probability that an attention weight is dropped in training; default 0.
+        attention_dropout: f64 = 0.0,
+        /// The number of classes; default 1000.
+        num_classes: i64 = 1000,
+    }
+}
 
 /// The base size with patches of 16 by 16, with its defaults: images of 224 by 224 and 1000 classes.
 ///
@@ -75,8 +78,8 @@ impl VisionTransformerBuilder {
     /// The model with new weights; those of the head are 0.
     ///
     /// # Errors
-    /// When `patch_size` does not divide `image_size`, or `num_heads` `hidden_dim`, another option is out of its range, or
-    /// memory runs out.
+    /// When `patch_size` does not divide `image_size`, or `num_heads` `hidden_dim`, another option is out of its range,
+    /// or memory runs out.
     pub fn build(self) -> Result<VisionTransformer, NnError> {
         const MODEL: &str = "VisionTransformer";
         let Self { image_size, patch_size, hidden_dim, num_classes, .. } = self;
