@@ -6,7 +6,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from harness import case
 from nn_models import model
 
-DEFAULTS = (
+OPTIONS = (
     "vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "resid_pdrop", "embd_pdrop", "attn_pdrop",
     "layer_norm_epsilon", "initializer_range",
 )
@@ -15,7 +15,7 @@ DROPOUT = dict(resid_pdrop=0.2, embd_pdrop=0.3, attn_pdrop=0.4)
 
 @case
 def nn_model_gpt2(t):
-    t.tell("defaults", {name: getattr(GPT2Config(), name) for name in DEFAULTS})
+    t.tell("defaults", [(name, getattr(GPT2Config(), name)) for name in OPTIONS])
     dims = dict(vocab_size=97, n_positions=32, n_embd=24, n_layer=3, n_head=4, bos_token_id=None, eos_token_id=None)
     cases = {
         "default": {},

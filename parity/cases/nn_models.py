@@ -89,10 +89,13 @@ def nn_model_efficientnet_b0(t):
 def nn_model_vit_b_16(t):
     with torch.device("meta"):
         vit = models.vit_b_16()
-    options = ("image_size", "patch_size", "hidden_dim", "mlp_dim", "dropout", "attention_dropout", "num_classes")
-    defaults = {name: getattr(vit, name) for name in options}
     layers = vit.encoder.layers
-    t.tell("defaults", defaults | {"num_layers": len(layers), "num_heads": layers[0].num_heads})
+    lengths = {"num_layers": len(layers), "num_heads": layers[0].num_heads}
+    names = (
+        "image_size", "patch_size", "num_layers", "num_heads", "hidden_dim", "mlp_dim", "dropout", "attention_dropout",
+        "num_classes",
+    )
+    t.tell("defaults", [(name, lengths.get(name) or getattr(vit, name)) for name in names])
     dims = dict(image_size=32, patch_size=8, num_layers=3, num_heads=4, hidden_dim=24, mlp_dim=40, num_classes=10)
     model(t, "small", lambda: VisionTransformer(**dims), images(32))
     make = lambda: VisionTransformer(**dims, dropout=0.1, attention_dropout=0.2)

@@ -1,10 +1,12 @@
 //! torchvision's and Hugging Face's models.
 
+use std::fmt::Debug;
+
 use anyhow::{Result, ensure};
 use overdrive_core::Entry;
 use overdrive_nn::models::*;
 use overdrive_nn::*;
-use serde::Deserialize;
+use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
 use crate::record::{Found, Given};
@@ -84,6 +86,20 @@ fn model<M: Module>(
     Ok(())
 }
 
+/// Compares the options of a new builder, which it shows in order, with Python's.
+fn check_defaults(given: &Given<'_>, builder: &dyn Debug) -> Result<()> {
+    let shown = |value: &Value| match value.as_i64() {
+        Some(value) => format!("{value}"),
+        None => format!("{:?}", value.as_f64().unwrap_or(f64::NAN)),
+    };
+    let theirs = given.value::<Vec<(String, Value)>>("defaults")?;
+    let theirs: Vec<_> = theirs.iter().map(|(name, value)| format!("{name}: {}", shown(value))).collect();
+    let theirs = theirs.join(", ");
+    let ours = format!("{builder:?}");
+    ensure!(ours.ends_with(&format!("{{ {theirs} }}")), "the defaults are {ours} and not {theirs}");
+    Ok(())
+}
+
 pub fn resnet(given: &Given<'_>) -> Result<Found> {
     let mut found = Found::default();
     let small = |block, layers| move || Resnet::builder(block, layers).num_classes(10).build();
@@ -114,21 +130,7 @@ pub fn efficientnet_b0(given: &Given<'_>) -> Result<Found> {
 }
 
 pub fn vit_b_16(given: &Given<'_>) -> Result<Found> {
-    #[derive(Debug, Deserialize)]
-    struct VisionTransformerBuilder {
-        image_size: i64,
-        patch_size: i64,
-        num_layers: usize,
-        num_heads: i64,
-        hidden_dim: i64,
-        mlp_dim: i64,
-        dropout: f64,
-        attention_dropout: f64,
-        num_classes: i64,
-    }
-    let theirs = format!("{:?}", given.value::<VisionTransformerBuilder>("defaults")?);
-    let ours = format!("{:?}", VisionTransformer::builder());
-    ensure!(ours == theirs, "the defaults are {ours} and not {theirs}");
+    check_defaults(given, &VisionTransformer::builder())?;
     let mut found = Found::default();
     let small = || {
         let sizes = VisionTransformer::builder().image_size(32).patch_size(8).num_layers(3).num_heads(4);
@@ -141,22 +143,7 @@ pub fn vit_b_16(given: &Given<'_>) -> Result<Found> {
 }
 
 pub fn gpt2(given: &Given<'_>) -> Result<Found> {
-    #[derive(Debug, Deserialize)]
-    struct Gpt2LmHeadModelBuilder {
-        vocab_size: i64,
-        n_positions: i64,
-        n_embd: i64,
-        n_layer: usize,
-        n_head: i64,
-        resid_pdrop: f64,
-        embd_pdrop: f64,
-        attn_pdrop: f64,
-        layer_norm_epsilon: f64,
-        initializer_range: f64,
-    }
-    let theirs = format!("{:?}", given.value::<Gpt2LmHeadModelBuilder>("defaults")?);
-    let ours = format!("{:?}", Gpt2LmHeadModel::builder());
-    ensure!(ours == theirs, "the defaults are {ours} and not {theirs}");
+    check_defaults(given, &Gpt2LmHeadModel::builder())?;
     let mut found = Found::default();
     let small = || Gpt2LmHeadModel::builder().vocab_size(97).n_positions(32).n_embd(24).n_layer(3).n_head(4);
     model((given, &mut found), "default", || small().build(), Gpt2LmHeadModel::forward, true)?;

@@ -205,16 +205,16 @@ impl Attention {
         let (all, n_embd) = (self.c_attn.forward(x)?, self.c_proj.weight.size()[0]);
         let attended = run(self, &self.state, || {
             let (size, head_size) = (x.size(), n_embd / self.n_head);
-            let by_head = |part: &Tensor| part.f_view([size[0], size[1], -1, head_size])?.f_transpose(1, 2);
-            let parts = all.f_split(n_embd, 2)?.iter().map(by_head).collect::<Result<Vec<_>, _>>()?;
+            let parts = all.f_split(n_embd, 2)?;
+            let by_head = |part: usize| parts[part].f_view([size[0], size[1], -1, head_size])?.f_transpose(1, 2);
+            // Hugging Face's cache copies keys and values, and what is contiguous is summed in another order.
+            let (query, key, value) = (by_head(0)?, by_head(1)?.f_contiguous()?, by_head(2)?.f_contiguous()?);
             let dropout = if self.state.is_training() { self.attn_pdrop } else { 0.0 };
-            let scale = (head_size as f64).powf(-0.5);
-            let is_causal = size[1] > 1;
+            let (is_causal, scale) = (size[1] > 1, (head_size as f64).powf(-0.5));
             let mask = None::<&Tensor>;
-            let attended = Tensor::f_scaled_dot_product_attention(
-                &parts[0], &parts[1], &parts[2], mask, dropout, is_causal, scale, false,
-            )?;
-            attended.f_transpose(1, 2)?.f_reshape(&size)
+            Tensor::f_scaled_dot_product_attention(&query, &key, &value, mask, dropout, is_causal, scale, false)?
+                .f_transpose(1, 2)?
+                .f_reshape(&size)
         })?;
         self.resid_dropout.forward(&self.c_proj.forward(&attended)?)
     }
@@ -233,14 +233,15 @@ impl Perceptron {
     }
 }
 
-/// GELU by its approximation with tanh, in the steps of Hugging Face, which round differently from libtorch's operator.
+/// GELU by its approximation with tanh, in the steps of Hugging Face and their order, on which rounding depends.
 ///
 /// # Source
 /// `NewGELUActivation` of transformers
 fn gelu_new(x: &Tensor) -> Result<Tensor, NnError> {
+    let half = x * 0.5;
     let cube = POW.tensor(&[Arg::Tensor(x), Arg::Double(3.0)])?;
     let inner = x.f_add(&(cube * 0.044715))? * (2.0 / PI).sqrt();
-    Ok((x * 0.5).f_mul(&(inner.f_tanh()? + 1.0))?)
+    Ok(half.f_mul(&(inner.f_tanh()? + 1.0))?)
 }
 
 /// A linear layer whose weight is transposed.
