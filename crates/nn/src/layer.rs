@@ -24,11 +24,11 @@ pub(crate) fn named<M: Module>(layer: &M, state: &ModuleState, error: NnError) -
 
 /// Whether what is computed from these tensors gets a gradient: one of them does, and gradients are on.
 pub(crate) fn needs_grad<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<bool, TchError> {
-    // A view shows whether they are on.
-    match tensors.into_iter().find(|tensor| tensor.requires_grad()) {
-        Some(tensor) => Ok(tensor.f_alias()?.requires_grad()),
-        None => Ok(false),
+    if !tensors.into_iter().any(Tensor::requires_grad) {
+        return Ok(false);
     }
+    // Whether they are on shows in what is computed. (Not in a view, which always requires what its base does.)
+    Ok(empty(&[0])?.f_set_requires_grad(true)?.f_neg()?.requires_grad())
 }
 
 /// Whether autocast is on, where PyTorch asks before it takes a fused operator: on the GPU, whatever the tensors' device.
