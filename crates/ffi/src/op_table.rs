@@ -22,7 +22,7 @@ pub(crate) fn checks(name: &str, overload: &str) -> Option<Checks> {
 
 /// These check by themselves, on every device, that lists are equally long, numbers in range and indices within the
 /// tensor. (`_foreach_copy` does not, and must not be listed.)
-const OWN: [(&str, &str); 77] = [
+const OWN: [(&str, &str); 79] = [
     ("aten::_amp_foreach_non_finite_check_and_unscale_", ""),
     ("aten::_amp_update_scale_", ""),
     ("aten::_foreach_add", "List"),
@@ -98,8 +98,10 @@ const OWN: [(&str, &str); 77] = [
     ("aten::ne", "Scalar"),
     ("aten::new_zeros", ""),
     ("aten::pin_memory", ""),
+    ("aten::pow", "Tensor_Scalar"),
     ("aten::random_", "to"),
     ("aten::relu6", ""),
+    ("aten::relu6_", ""),
 ];
 
 const FUSED: [(&str, &str); 4] =

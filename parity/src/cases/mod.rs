@@ -9,6 +9,7 @@ mod ddp_collectives;
 mod mnist;
 mod nn;
 mod nn_attention;
+mod nn_models;
 mod optim;
 mod profiler;
 mod samplers;
@@ -56,6 +57,11 @@ pub const ALL: &[(&str, Case)] = &[
     ("nn_init", nn::init),
     ("nn_attention", nn_attention::attention),
     ("nn_transformer", nn_attention::transformer),
+    ("nn_model_resnet", nn_models::resnet),
+    ("nn_model_mobilenet_v2", nn_models::mobilenet_v2),
+    ("nn_model_efficientnet_b0", nn_models::efficientnet_b0),
+    ("nn_model_vit_b_16", nn_models::vit_b_16),
+    ("nn_model_gpt2", nn_models::gpt2),
     ("dataload_jpeg", dataload::dataload_jpeg),
     ("dataload_resized_crop", dataload::dataload_resized_crop),
     ("dataload_dct_scaling", dataload::dataload_dct_scaling),

@@ -1,11 +1,11 @@
 //! ResNet.
 
-use overdrive_core::Module as _;
 use overdrive_nn_macros::Module;
 use tch::Tensor;
 
-use crate::init::{self, Fan, Nonlinearity};
-use crate::{AdaptiveAvgPool2d, BatchNorm2d, Conv2d, Flatten, Forward, Linear, MaxPool2d, NnError, Sequential};
+use super::blocks::{conv, init_convs, pool};
+use crate::layer::at_least;
+use crate::{BatchNorm2d, Conv2d, Forward, Linear, MaxPool2d, NnError, Sequential, sequential};
 
 /// A residual network; parameters have torchvision's names.
 ///
@@ -18,7 +18,6 @@ pub struct Resnet {
     pub conv1: Conv2d,
     /// The first normalization.
     pub bn1: BatchNorm2d,
-    maxpool: MaxPool2d,
     /// Blocks of the first size.
     pub layer1: Sequential,
     /// Blocks of half the size.
@@ -27,12 +26,42 @@ pub struct Resnet {
     pub layer3: Sequential,
     /// Blocks of an eighth of the size.
     pub layer4: Sequential,
-    avgpool: AdaptiveAvgPool2d,
     /// The head: replace it to train for other classes.
     pub fc: Linear,
 }
 
-/// With 18 layers, for 1000 classes.
+/// The kind of a [`Resnet`]'s blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResnetBlock {
+    /// Two convolutions.
+    ///
+    /// # Source
+    /// `BasicBlock`
+    #[doc(alias = "BasicBlock")]
+    Basic,
+    /// Three, of which the middle one has a quarter of the channels.
+    ///
+    /// # Source
+    /// `Bottleneck`
+    Bottleneck,
+}
+
+impl ResnetBlock {
+    fn expansion(self) -> i64 {
+        if self == Self::Basic { 1 } else { 4 }
+    }
+}
+
+/// Options of a [`Resnet`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "options do nothing until `build`"]
+pub struct ResnetBuilder {
+    block: ResnetBlock,
+    layers: [usize; 4],
+    num_classes: i64,
+}
+
+/// With 18 layers, for 1000 classes: `Resnet::builder(ResnetBlock::Basic, [2, 2, 2, 2])`.
 ///
 /// # Errors
 /// When memory runs out.
@@ -40,10 +69,10 @@ pub struct Resnet {
 /// # Source
 /// `torchvision.models.resnet18`
 pub fn resnet18() -> Result<Resnet, NnError> {
-    Resnet::new(Kind::Basic, [2, 2, 2, 2], 1000)
+    Resnet::builder(ResnetBlock::Basic, [2, 2, 2, 2]).build()
 }
 
-/// With 34 layers, for 1000 classes.
+/// With 34 layers, for 1000 classes: `Resnet::builder(ResnetBlock::Basic, [3, 4, 6, 3])`.
 ///
 /// # Errors
 /// When memory runs out.
@@ -51,10 +80,10 @@ pub fn resnet18() -> Result<Resnet, NnError> {
 /// # Source
 /// `torchvision.models.resnet34`
 pub fn resnet34() -> Result<Resnet, NnError> {
-    Resnet::new(Kind::Basic, [3, 4, 6, 3], 1000)
+    Resnet::builder(ResnetBlock::Basic, [3, 4, 6, 3]).build()
 }
 
-/// With 50 layers, for 1000 classes.
+/// With 50 layers, for 1000 classes: `Resnet::builder(ResnetBlock::Bottleneck, [3, 4, 6, 3])`.
 ///
 /// # Errors
 /// When memory runs out.
@@ -62,71 +91,69 @@ pub fn resnet34() -> Result<Resnet, NnError> {
 /// # Source
 /// `torchvision.models.resnet50`
 pub fn resnet50() -> Result<Resnet, NnError> {
-    Resnet::new(Kind::Bottleneck, [3, 4, 6, 3], 1000)
+    Resnet::builder(ResnetBlock::Bottleneck, [3, 4, 6, 3]).build()
 }
 
-/// The kind of its blocks.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// Two convolutions.
-    Basic,
-    /// Three, of which the middle one has a quarter of the channels.
-    Bottleneck,
-}
-
-impl Kind {
-    fn expansion(self) -> i64 {
-        if self == Self::Basic { 1 } else { 4 }
+impl ResnetBuilder {
+    /// The number of classes; default 1000.
+    pub fn num_classes(mut self, num_classes: i64) -> Self {
+        self.num_classes = num_classes;
+        self
     }
-}
 
-impl Resnet {
-    fn new(kind: Kind, blocks: [usize; 4], num_classes: i64) -> Result<Self, NnError> {
+    /// The model with new weights.
+    ///
+    /// # Errors
+    /// When a layer has no block, the number of classes is negative, or memory runs out.
+    pub fn build(self) -> Result<Resnet, NnError> {
+        let Self { block, layers, num_classes } = self;
+        layers.iter().try_for_each(|count| at_least("Resnet", "layers", *count as i64, 1))?;
         let mut channels = 64;
-        let conv1 = Conv2d::builder(3, 64, 7).stride(2).padding(3).bias(false).build()?;
-        let bn1 = BatchNorm2d::new(64)?;
+        let conv1 = conv(3, channels, 7).stride(2).build()?;
+        let bn1 = BatchNorm2d::new(channels)?;
         let mut layer = |planes: i64, count: usize, stride: i64| -> Result<Sequential, NnError> {
             let mut layer = Sequential::new();
             for number in 0..count {
                 let stride = if number == 0 { stride } else { 1 };
-                match kind {
-                    Kind::Basic => layer.push(BasicBlock::new(channels, planes, stride)?),
-                    Kind::Bottleneck => layer.push(Bottleneck::new(channels, planes, stride)?),
+                match block {
+                    ResnetBlock::Basic => layer.push(BasicBlock::new(channels, planes, stride)?),
+                    ResnetBlock::Bottleneck => layer.push(Bottleneck::new(channels, planes, stride)?),
                 }
-                channels = planes * kind.expansion();
+                channels = planes * block.expansion();
             }
             Ok(layer)
         };
-        let resnet = Self {
+        let resnet = Resnet {
             conv1,
             bn1,
-            maxpool: MaxPool2d::new(3).stride(2).padding(1),
-            layer1: layer(64, blocks[0], 1)?,
-            layer2: layer(128, blocks[1], 2)?,
-            layer3: layer(256, blocks[2], 2)?,
-            layer4: layer(512, blocks[3], 2)?,
-            avgpool: AdaptiveAvgPool2d::new(1),
-            fc: Linear::new(512 * kind.expansion(), num_classes)?,
+            layer1: layer(64, layers[0], 1)?,
+            layer2: layer(128, layers[1], 2)?,
+            layer3: layer(256, layers[2], 2)?,
+            layer4: layer(512, layers[3], 2)?,
+            fc: Linear::new(512 * block.expansion(), num_classes)?,
         };
-        for (_, module) in resnet.named_modules() {
-            if let Some(conv) = module.downcast_ref::<Conv2d>() {
-                init::kaiming_normal_(&conv.weight, 0.0, Fan::Out, Nonlinearity::Relu)?;
-            }
-        }
+        init_convs(&resnet)?;
         Ok(resnet)
+    }
+}
+
+impl Resnet {
+    /// A builder with options: the kind of the blocks, and how many of them each of the four layers has.
+    pub fn builder(block: ResnetBlock, layers: [usize; 4]) -> ResnetBuilder {
+        ResnetBuilder { block, layers, num_classes: 1000 }
     }
 
     /// # Shapes
-    /// `[batch, 3, height, width]` to `[batch, 1000]`.
+    /// `[batch, 3, height, width]` to `[batch, num_classes]`.
     ///
     /// # Errors
     /// When the input has another shape, dtype or device.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor, NnError> {
         let x = self.bn1.forward(&self.conv1.forward(x)?)?.f_relu_()?;
-        let x = self.maxpool.forward(&x)?;
+        let x = MaxPool2d::new(3).stride(2).padding(1).forward(&x)?;
         let x = self.layer2.forward(&self.layer1.forward(&x)?)?;
         let x = self.layer4.forward(&self.layer3.forward(&x)?)?;
-        self.fc.forward(&Flatten::new().forward(&self.avgpool.forward(&x)?)?)
+        self.fc.forward(&pool(&x)?)
     }
 }
 
@@ -135,19 +162,14 @@ fn downsample(inputs: i64, outputs: i64, stride: i64) -> Result<Option<Sequentia
     if stride == 1 && inputs == outputs {
         return Ok(None);
     }
-    let conv = Conv2d::builder(inputs, outputs, 1).stride(stride).bias(false).build()?;
-    Ok(Some(Sequential::new().add(conv).add(BatchNorm2d::new(outputs)?)))
-}
-
-fn conv3x3(inputs: i64, outputs: i64, stride: i64) -> Result<Conv2d, NnError> {
-    Conv2d::builder(inputs, outputs, 3).stride(stride).padding(1).bias(false).build()
+    Ok(Some(sequential![conv(inputs, outputs, 1).stride(stride).build()?, BatchNorm2d::new(outputs)?]))
 }
 
 /// What a block adds its input to.
-fn add(out: Tensor, x: &Tensor, downsample: &Option<Sequential>) -> Result<Tensor, NnError> {
+fn add(mut out: Tensor, x: &Tensor, downsample: &Option<Sequential>) -> Result<Tensor, NnError> {
     let mut out = match downsample {
-        Some(downsample) => out + downsample.forward(x)?,
-        None => out + x,
+        Some(downsample) => out.f_add_(&downsample.forward(x)?)?,
+        None => out.f_add_(x)?,
     };
     Ok(out.f_relu_()?)
 }
@@ -165,8 +187,8 @@ impl BasicBlock {
     fn new(inputs: i64, planes: i64, stride: i64) -> Result<Self, NnError> {
         // torchvision draws the projection first.
         let downsample = downsample(inputs, planes, stride)?;
-        let (conv1, bn1) = (conv3x3(inputs, planes, stride)?, BatchNorm2d::new(planes)?);
-        let (conv2, bn2) = (conv3x3(planes, planes, 1)?, BatchNorm2d::new(planes)?);
+        let (conv1, bn1) = (conv(inputs, planes, 3).stride(stride).build()?, BatchNorm2d::new(planes)?);
+        let (conv2, bn2) = (conv(planes, planes, 3).build()?, BatchNorm2d::new(planes)?);
         Ok(Self { conv1, bn1, conv2, bn2, downsample })
     }
 }
@@ -193,10 +215,9 @@ struct Bottleneck {
 impl Bottleneck {
     fn new(inputs: i64, planes: i64, stride: i64) -> Result<Self, NnError> {
         let downsample = downsample(inputs, 4 * planes, stride)?;
-        let one = |inputs, outputs| Conv2d::builder(inputs, outputs, 1).bias(false).build();
-        let (conv1, bn1) = (one(inputs, planes)?, BatchNorm2d::new(planes)?);
-        let (conv2, bn2) = (conv3x3(planes, planes, stride)?, BatchNorm2d::new(planes)?);
-        let (conv3, bn3) = (one(planes, 4 * planes)?, BatchNorm2d::new(4 * planes)?);
+        let (conv1, bn1) = (conv(inputs, planes, 1).build()?, BatchNorm2d::new(planes)?);
+        let (conv2, bn2) = (conv(planes, planes, 3).stride(stride).build()?, BatchNorm2d::new(planes)?);
+        let (conv3, bn3) = (conv(planes, 4 * planes, 1).build()?, BatchNorm2d::new(4 * planes)?);
         Ok(Self { conv1, bn1, conv2, bn2, conv3, bn3, downsample })
     }
 }

@@ -1,3 +1,4 @@
 //! Layers, beyond what the parity cases compare with PyTorch.
 
 mod attention;
+mod models;
