@@ -128,7 +128,7 @@ impl Transformer {
             wpe: Embedding::new(options.n_positions, n_embd)?,
             drop: Dropout::new(options.embd_pdrop)?,
             h: (0..n_layer).map(|_| Block::new(options)).collect::<Result<_, _>>()?,
-            ln_f: LayerNorm::with(&[n_embd], options.layer_norm_epsilon, true, true)?,
+            ln_f: LayerNorm::builder(n_embd).eps(options.layer_norm_epsilon).build()?,
         };
         // Hugging Face draws all anew once the model is complete, and the projections of residual branches once more.
         init::normal_(&own.wte.weight, 0.0, std)?;
@@ -164,7 +164,7 @@ struct Block {
 impl Block {
     fn new(options: Gpt2LmHeadModelBuilder) -> Result<Self, NnError> {
         let Gpt2LmHeadModelBuilder { n_embd, n_head, resid_pdrop, attn_pdrop, layer_norm_epsilon, .. } = options;
-        let norm = || LayerNorm::with(&[n_embd], layer_norm_epsilon, true, true);
+        let norm = || LayerNorm::builder(n_embd).eps(layer_norm_epsilon).build();
         Ok(Self {
             ln_1: norm()?,
             attn: Attention {

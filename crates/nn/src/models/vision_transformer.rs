@@ -153,7 +153,7 @@ impl Encoder {
             pos_embedding: Parameter::new(&pos_embedding)?,
             dropout: Dropout::new(dropout)?,
             layers: EncoderLayers((0..num_layers).map(|_| EncoderBlock::new(options)).collect::<Result<_, _>>()?),
-            ln: LayerNorm::with(&[hidden_dim], EPS, true, true)?,
+            ln: LayerNorm::builder(hidden_dim).eps(EPS).build()?,
         })
     }
 
@@ -188,7 +188,7 @@ impl EncoderBlock {
     fn new(options: VisionTransformerBuilder) -> Result<Self, NnError> {
         let VisionTransformerBuilder { hidden_dim, num_heads, mlp_dim, dropout, attention_dropout, .. } = options;
         let attention = MultiheadAttention::builder(hidden_dim, num_heads).dropout(attention_dropout).batch_first(true);
-        let norm = || LayerNorm::with(&[hidden_dim], EPS, true, true);
+        let norm = || LayerNorm::builder(hidden_dim).eps(EPS).build();
         Ok(Self {
             ln_1: norm()?,
             self_attention: attention.build()?,
