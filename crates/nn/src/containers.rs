@@ -1,11 +1,10 @@
 //! Lists of modules.
 
-use overdrive_core::{
-    Module, StateDict, StateError, Stateful, Visitor, load_module_state, module_state,
-};
+use overdrive_core::{Module, StateDict, StateError, Stateful, Visitor, load_module_state, module_state};
 use tch::Tensor;
 
 use crate::error::NnError;
+use crate::summary::record::report;
 
 /// A module that computes a tensor from a tensor, as the parts of a [`Sequential`] do.
 pub trait Forward: Module {
@@ -95,9 +94,13 @@ impl Sequential {
     /// # Errors
     /// Those of the modules.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
-        let mut modules = self.0.iter();
-        let Some(first) = modules.next() else { return Ok(input.shallow_clone()) };
-        modules.try_fold(first.forward(input)?, |x, module| module.forward(&x))
+        let mut output = None;
+        for (place, module) in self.0.iter().enumerate() {
+            let x = module.forward(output.as_ref().unwrap_or(input)).map_err(|error| error.at(place))?;
+            report(self, Some(place), &x);
+            output = Some(x);
+        }
+        Ok(output.unwrap_or_else(|| input.shallow_clone()))
     }
 
     /// The number of modules.

@@ -1,21 +1,40 @@
 //! What all layers do alike.
 
-use overdrive_core::{Module, ModuleState};
+use overdrive_core::{Module, ModuleState, TorchError};
 use tch::{TchError, Tensor};
 
 use crate::error::NnError;
+use crate::summary::record::{FirstTensor, report};
 
 /// Runs a layer's operator; an error names the layer.
-pub(crate) fn run<M: Module, T>(
+pub(crate) fn run<M: Module, T: FirstTensor>(
     layer: &M,
     state: &ModuleState,
     operator: impl FnOnce() -> Result<T, TchError>,
 ) -> Result<T, NnError> {
-    operator().map_err(|error| {
-        let (path, text) = (state.path(), layer.describe());
+    finish(layer, || state.path(), operator())
+}
+
+/// Runs the operator of a layer without a state, which does not know its name.
+pub(crate) fn run_nameless<M: Module, T: FirstTensor, E: Into<TorchError>>(
+    layer: &M,
+    operator: impl FnOnce() -> Result<T, E>,
+) -> Result<T, NnError> {
+    finish(layer, String::new, operator())
+}
+
+fn finish<M: Module, T: FirstTensor, E: Into<TorchError>>(
+    layer: &M,
+    path: impl FnOnce() -> String,
+    output: Result<T, E>,
+) -> Result<T, NnError> {
+    let output = output.map_err(|error| {
+        let (path, text) = (path(), layer.describe());
         let layer = if path.is_empty() { text } else { format!("{path}: {text}") };
         NnError::Forward { layer, source: error.into() }
-    })
+    })?;
+    report(layer, None, &output);
+    Ok(output)
 }
 
 /// An uninitialized float32 tensor on the CPU.

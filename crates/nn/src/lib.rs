@@ -42,6 +42,7 @@ mod conv_transpose;
 mod dropout;
 mod embedding;
 mod error;
+mod files;
 pub mod init;
 mod layer;
 mod linear;
@@ -49,10 +50,10 @@ mod loading;
 pub mod models;
 mod norm;
 mod pooling;
-mod pt;
 mod recurrent;
 mod repr;
 mod size;
+mod summary;
 mod tensors;
 
 pub use activation::{
@@ -61,28 +62,25 @@ pub use activation::{
 };
 pub use containers::{Forward, ModuleList, Sequential};
 pub use conv::{Conv, Conv1d, Conv2d, Conv3d, ConvBuilder, Padding, PaddingMode};
-pub use conv_transpose::{
-    ConvTranspose, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, ConvTransposeBuilder,
-};
+pub use conv_transpose::{ConvTranspose, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, ConvTransposeBuilder};
 pub use dropout::{AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d};
 pub use embedding::{Embedding, EmbeddingBuilder};
 pub use error::NnError;
+pub use files::{FileError, load_pt, load_safetensors, save_safetensors, save_sharded};
 pub use linear::{Bilinear, Linear, LinearBuilder};
 pub use loading::{Incompatible, LoadError, LoadStateDict, Mismatch};
-pub use norm::{
-    BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNormBuilder, GroupNorm, LayerNorm, RmsNorm,
+pub use norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNormBuilder, GroupNorm, LayerNorm, RmsNorm};
+pub use overdrive_core::{
+    Module, ModuleId, ModuleState, Part, StateDict, StateError, Stateful, To, Visitor, load_module_state,
+    module_entries, module_state,
 };
+pub use overdrive_nn_macros::Module;
 pub use pooling::{
     AdaptiveAvgPool, AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d, AvgPool, AvgPool1d, AvgPool2d, AvgPool3d,
     Flatten, MaxPool, MaxPool1d, MaxPool2d, MaxPool3d,
 };
-pub use pt::{PtError, load_pt};
-pub use repr::repr;
 pub use recurrent::{Gru, Lstm, RecurrentBuilder};
+pub use repr::repr;
 pub use size::Size;
-pub use overdrive_core::{
-    Module, ModuleState, Part, StateDict, StateError, Stateful, To, Visitor, load_module_state, module_entries,
-    module_state,
-};
-pub use overdrive_nn_macros::Module;
+pub use summary::{Summary, SummaryRow, summary};
 pub use tensors::{Buffer, Parameter};

@@ -8,6 +8,8 @@ mod ddp;
 mod ddp_collectives;
 mod mnist;
 mod nn;
+mod nn_files;
+mod nn_summary;
 mod optim;
 mod profiler;
 mod samplers;
@@ -53,6 +55,11 @@ pub const ALL: &[(&str, Case)] = &[
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
     ("nn_layers", nn::layers),
     ("nn_init", nn::init),
+    ("nn_pt_files", nn_files::pt_files),
+    ("nn_pt_refused", nn_files::pt_refused),
+    ("nn_load_state_dict", nn_files::load_state_dict),
+    ("nn_safetensors", nn_files::safetensors),
+    ("nn_summary", nn_summary::summaries),
     ("dataload_jpeg", dataload::dataload_jpeg),
     ("dataload_resized_crop", dataload::dataload_resized_crop),
     ("dataload_dct_scaling", dataload::dataload_dct_scaling),
