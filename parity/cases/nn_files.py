@@ -126,15 +126,15 @@ def nn_pt_refused(t):
     marker = where / "was-run"
     values = {
         "posix.system": Evil(os.system, f"touch {marker}"),
-        "builtins.eval": Evil(eval, f"open({str(marker)!r}, 'w')"),
-        "builtins.exec": [Evil(exec, f"open({str(marker)!r}, 'w')")],
+        "__builtin__.eval": Evil(eval, f"open({str(marker)!r}, 'w')"),
+        "__builtin__.exec": [Evil(exec, f"open({str(marker)!r}, 'w')")],
         "numpy._core.multiarray._reconstruct": {"mean": numpy.zeros(3)},
         "numpy._core.multiarray.scalar": {"loss": numpy.float64(0.5)},
         "torch.nn.modules.linear.Linear": nn.Linear(2, 2),
         "torch.nn.modules.container.Sequential": {"model": nn.Sequential(nn.Linear(2, 2))},
         "torch.float32": {"dtype": torch.float32},
         "torch.device": {"device": torch.device("cpu")},
-        "builtins.set": {"set": {1, 2}},
+        "__builtin__.set": {"set": {1, 2}},
     }
     files = {}
     for name, value in values.items():

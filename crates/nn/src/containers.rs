@@ -100,7 +100,9 @@ impl Sequential {
             report(self, Some(place), &x);
             output = Some(x);
         }
-        Ok(output.unwrap_or_else(|| input.shallow_clone()))
+        let output = output.unwrap_or_else(|| input.shallow_clone());
+        report(self, None, &output);
+        Ok(output)
     }
 
     /// The number of modules.

@@ -92,7 +92,7 @@ fn an_error_leaves_the_earlier_file_and_no_other() {
     let good = Linear::new(2, 1).unwrap().state_dict().unwrap();
     save_safetensors(&path, &good, &[]).unwrap();
     let before = fs::read(&path).unwrap();
-    let sparse = Tensor::eye(2, (Kind::Float, Device::Cpu)).to_sparse(None::<i64>, None::<&[i64]>, None);
+    let sparse = Tensor::eye(2, (Kind::Float, Device::Cpu)).to_sparse_sparse_dim(2);
     for (entry, found) in [
         (Entry::Int(3), "`key`: expected a tensor, found a plain value"),
         (Entry::Tensor(Tensor::new()), "`key`: expected a tensor, found an undefined one"),

@@ -75,7 +75,7 @@ fn names_that_collide_after_renaming_are_an_error() {
 #[test]
 fn every_kind_of_misfit_changes_nothing() {
     let net = Net::new();
-    let sparse = Tensor::eye(2, (Kind::Float, Device::Cpu)).to_sparse(None::<i64>, None::<&[i64]>, None);
+    let sparse = Tensor::eye(2, (Kind::Float, Device::Cpu)).to_sparse_sparse_dim(2);
     let cases: [(&str, Entry, &str); 6] = [
         (
             "second.weight",
