@@ -40,7 +40,6 @@
 mod builder;
 mod checkpoint;
 mod checksums;
-mod dtype;
 mod error;
 mod folder;
 mod layout;

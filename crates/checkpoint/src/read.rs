@@ -10,19 +10,16 @@ use std::thread;
 
 use crc32fast::Hasher;
 
+use overdrive_core::safetensors::{FORMAT_KEY, MAX_HEADER_BYTES, kind_of, parse_header};
 use overdrive_core::{Entry, StateDict};
 use overdrive_ffi::HostBuffer;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
 use tch::{Kind, TchError, Tensor};
 
-use crate::dtype::kind_of;
 use crate::error::{CheckpointError, Context};
-use crate::layout::FORMAT_KEY;
 use crate::manifest::{self, Manifest, Part, Pieces, checksum};
 
-/// The limit of safetensors' own readers.
-pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// More threads do not read faster: memory is the limit.
 const MOST_THREADS: usize = 4;
 
@@ -147,12 +144,7 @@ impl<'a> Source<'a> {
 
     /// Parses a header whose checksum is right; `body` is the number of bytes of tensors.
     fn parse(&self, header: &[u8], body: u64) -> Result<Metadata, CheckpointError> {
-        let header: Metadata = serde_json::from_slice(header)
-            .map_err(|error| self.damaged("the header", "that of a safetensors file", error))?;
-        if header.data_len() as u64 != body {
-            return Err(self.damaged("the header", format!("{body} bytes of tensors"), header.data_len()));
-        }
-        Ok(header)
+        parse_header(header, body).map_err(|error| self.damaged("the header", "that of a safetensors file", error))
     }
 
     /// Reads the whole file, and keeps the wanted tensors. They share the memory that the file was read into.

@@ -16,7 +16,10 @@ mod module_state;
 mod optimizer;
 mod parameter;
 mod part;
+mod pointers;
 mod ranks;
+#[cfg(feature = "safetensors")]
+pub mod safetensors;
 mod state;
 mod tch_optimizer;
 mod var_store;
@@ -29,7 +32,7 @@ pub use marks::{
     AVERAGED, IGNORED, MOVED, Marked, Marks, STEPPED_IN_BACKWARD, UNSCALED, check_averaged,
     check_not_stepped_in_backward,
 };
-pub use module::{Module, ModuleState, To, Visitor};
+pub use module::{Module, ModuleId, ModuleState, To, Visitor};
 pub use module_state::{load_module_state, module_entries, module_state};
 pub use optimizer::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId};
 pub use overdrive_ffi::{Error as TorchError, ErrorKind as TorchErrorKind};

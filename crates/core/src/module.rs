@@ -33,6 +33,16 @@ pub trait Module {
         None
     }
 
+    /// Which module it is: equal for pointers to the same one. None for a module without data, such as an activation.
+    ///
+    /// # Source
+    /// `id(module)`
+    fn id(&self) -> Option<ModuleId> {
+        let address = std::ptr::from_ref(self).cast::<()>() as usize;
+        // The type belongs to it, because a struct has its first field's address.
+        (size_of_val(self) > 0).then(|| ModuleId(address, std::any::type_name::<Self>()))
+    }
+
     /// The parameters with their dotted names, in the order in which they were declared. A parameter that is used in
     /// several places counts once, under its first name.
     ///
@@ -88,8 +98,7 @@ pub trait Module {
             }
         });
         let mut seen = HashSet::new();
-        // The type belongs to the key, because a struct has its first field's address.
-        found.retain(|(_, module)| seen.insert((std::ptr::from_ref(*module).cast::<()>(), module.describe())));
+        found.retain(|(_, module)| module.id().is_none_or(|id| seen.insert(id)));
         found
     }
 
@@ -145,7 +154,7 @@ pub trait Module {
     {
         walk(self, &mut |item| {
             if let Item::State { state, .. } = item {
-                state.training.set(training);
+                state.set_training(training);
             }
         });
         self
@@ -217,6 +226,10 @@ impl dyn Module + '_ {
     }
 }
 
+/// Which module it is, as long as the module lives and does not move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ModuleId(usize, &'static str);
+
 /// Where [`Module::to`] moves tensors, or which dtype it gives them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum To {
@@ -284,6 +297,11 @@ impl ModuleState {
     /// Whether the module is in training mode, as it is at first.
     pub fn is_training(&self) -> bool {
         self.training.get()
+    }
+
+    /// Switches this layer alone to training mode or evaluation mode.
+    pub fn set_training(&self, training: bool) {
+        self.training.set(training);
     }
 
     /// The dotted name of the layer in its model, for errors; empty until the model was walked for the first time (by
@@ -379,29 +397,4 @@ fn apply(module: &dyn Module, each: &mut dyn FnMut(&dyn Module)) {
     }
     module.visit(&mut Children(each));
     each(module);
-}
-
-macro_rules! pointers {
-    ($(($($generics:tt)*) $pointer:ty;)+) => {$(
-        impl<$($generics)*> Module for $pointer {
-            fn visit<'a>(&'a self, visitor: &mut dyn Visitor<'a>) {
-                (**self).visit(visitor);
-            }
-
-            fn describe(&self) -> String {
-                (**self).describe()
-            }
-
-            fn as_any(&self) -> Option<&dyn Any> {
-                (**self).as_any()
-            }
-        }
-    )+};
-}
-
-pointers! {
-    (M: Module + ?Sized) &M;
-    (M: Module + ?Sized) Box<M>;
-    (M: Module + ?Sized) std::rc::Rc<M>;
-    (M: Module + ?Sized) std::sync::Arc<M>;
 }

@@ -1,6 +1,8 @@
 //! A module's weights as a state.
 
-use overdrive_ffi::Error as TorchError;
+use std::collections::HashSet;
+
+use overdrive_ffi::{Error as TorchError, TensorId};
 use tch::Tensor;
 
 use crate::marks::MOVED;
@@ -21,20 +23,26 @@ pub fn module_state<M: Module>(module: &M) -> Result<StateDict, StateError> {
     Ok(state)
 }
 
-/// Copies a state into a module's tensors, so that the model and its optimizer keep using them.
+/// Copies a state into a module's tensors, so that the model and its optimizer keep using them. Of tied tensors, one of
+/// the names is enough.
 ///
 /// # Errors
 /// When an entry is missing, unknown, or has another shape or dtype, or SAM has moved the weights; nothing has changed
 /// then.
 pub fn load_module_state<M: Module>(module: &M, state: &StateDict) -> Result<(), StateError> {
-    let mut entries = module_entries(module);
+    let entries = module_entries(module);
     // SAM's step would overwrite the loaded weights with those from before its ascent.
     check_in_place(&entries)?;
-    let check = |(name, own): &(String, Tensor)| state.tensor(name, &own.size(), own.kind()).map(Tensor::shallow_clone);
-    let saved = entries.iter().map(check).collect::<Result<Vec<_>, _>>()?;
+    let is_there = |name: &str| state.get(name).is_ok();
+    let given: HashSet<TensorId> =
+        entries.iter().filter(|(name, _)| is_there(name)).map(|(_, own)| TensorId::of(own)).collect();
+    let mut pairs = Vec::new();
+    for (name, own) in entries.iter().filter(|(name, own)| is_there(name) || !given.contains(&TensorId::of(own))) {
+        pairs.push((own.shallow_clone(), state.tensor(name, &own.size(), own.kind())?));
+    }
     state.refuse_unknown(&entries.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>())?;
     let _no_grad = tch::no_grad_guard();
-    for ((_, own), saved) in entries.iter_mut().zip(&saved) {
+    for (mut own, saved) in pairs {
         own.f_copy_(saved).map_err(TorchError::from)?;
     }
     Ok(())

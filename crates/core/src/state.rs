@@ -237,6 +237,15 @@ impl StateDict {
     }
 }
 
+impl IntoIterator for StateDict {
+    type Item = (String, Entry);
+    type IntoIter = std::collections::btree_map::IntoIter<String, Entry>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
 fn mismatch(key: &str, expected: &str, found: &Entry) -> StateError {
     StateError::Mismatch { key: key.to_owned(), expected: expected.to_owned(), found: found.describe() }
 }

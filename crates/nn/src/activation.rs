@@ -8,7 +8,7 @@ use tch::Tensor;
 use crate::containers::forwards;
 use crate::error::NnError;
 use crate::init;
-use crate::layer::{at_least, empty};
+use crate::layer::{at_least, empty, run, run_nameless};
 use crate::tensors::Parameter;
 
 // tch has these without their options.
@@ -29,7 +29,7 @@ macro_rules! activations {
             /// # Errors
             /// When libtorch refuses the input.
             pub fn forward(&self, $x: &Tensor) -> Result<Tensor, NnError> {
-                Ok($operator?)
+                run_nameless(self, || $operator)
             }
 
             fn describe(&self) -> String {
@@ -117,7 +117,7 @@ activations! {
     ///
     /// # Source
     /// `torch.nn.Identity`
-    Identity, "Identity()", x => Ok::<_, NnError>(x.shallow_clone());
+    Identity, "Identity()", x => Ok::<_, tch::TchError>(x.shallow_clone());
 }
 
 /// `max(x, negative_slope * x)`
@@ -138,7 +138,7 @@ impl LeakyRelu {
     /// # Errors
     /// When libtorch refuses the input.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
-        Ok(LEAKY_RELU.tensor(&[Arg::Tensor(input), Arg::Double(self.0)])?)
+        run_nameless(self, || LEAKY_RELU.tensor(&[Arg::Tensor(input), Arg::Double(self.0)]))
     }
 
     fn describe(&self) -> String {
@@ -164,7 +164,7 @@ impl Elu {
     /// # Errors
     /// When libtorch refuses the input.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
-        Ok(ELU.tensor(&[Arg::Tensor(input), Arg::Double(self.0)])?)
+        run_nameless(self, || ELU.tensor(&[Arg::Tensor(input), Arg::Double(self.0)]))
     }
 
     fn describe(&self) -> String {
@@ -189,7 +189,7 @@ impl Softmax {
     /// # Errors
     /// When the input does not have the dimension.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
-        Ok(input.f_softmax(self.0, None)?)
+        run_nameless(self, || input.f_softmax(self.0, None))
     }
 
     fn describe(&self) -> String {
@@ -214,7 +214,7 @@ impl LogSoftmax {
     /// # Errors
     /// When the input does not have the dimension.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
-        Ok(input.f_log_softmax(self.0, None)?)
+        run_nameless(self, || input.f_log_softmax(self.0, None))
     }
 
     fn describe(&self) -> String {
@@ -253,7 +253,7 @@ impl Prelu {
     /// # Errors
     /// When the number of channels differs.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
-        crate::layer::run(self, &self.state, || input.f_prelu(&self.weight))
+        run(self, &self.state, || input.f_prelu(&self.weight))
     }
 
     fn describe(&self) -> String {

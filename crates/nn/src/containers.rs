@@ -4,6 +4,7 @@ use overdrive_core::{Module, StateDict, StateError, Stateful, Visitor, load_modu
 use tch::Tensor;
 
 use crate::error::NnError;
+use crate::summary::record::report;
 
 /// A module that computes a tensor from a tensor, as the parts of a [`Sequential`] do.
 pub trait Forward: Module + Stateful {
@@ -93,9 +94,15 @@ impl Sequential {
     /// # Errors
     /// Those of the modules.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
-        let mut modules = self.0.iter();
-        let Some(first) = modules.next() else { return Ok(input.shallow_clone()) };
-        modules.try_fold(first.forward(input)?, |x, module| module.forward(&x))
+        let mut output = None;
+        for (place, module) in self.0.iter().enumerate() {
+            let x = module.forward(output.as_ref().unwrap_or(input)).map_err(|error| error.at(place))?;
+            report(self, Some(place), &x);
+            output = Some(x);
+        }
+        let output = output.unwrap_or_else(|| input.shallow_clone());
+        report(self, None, &output);
+        Ok(output)
     }
 
     /// The number of modules.

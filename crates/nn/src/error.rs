@@ -21,7 +21,8 @@ pub enum NnError {
     /// A layer refused its input.
     #[error("{layer}: {source}")]
     Forward {
-        /// The layer's place in the model, its type and options.
+        /// The layer's name in the model, its type and options: `fc1: Linear(in_features=4, ..)`. A name that begins with
+        /// a dot, `.2`, is the place in the `Sequential` that was called, because the model was not walked yet.
         layer: String,
         /// What libtorch says.
         source: TorchError,
@@ -39,6 +40,20 @@ pub enum NnError {
     /// libtorch failed.
     #[error(transparent)]
     Torch(#[from] TorchError),
+}
+
+impl NnError {
+    /// The error of a module at this place of a `Sequential`.
+    pub(crate) fn at(self, place: usize) -> Self {
+        let Self::Forward { layer, source } = self else { return self };
+        let has_name = layer.split('(').next().is_some_and(|head| head.contains(": "));
+        let layer = match has_name {
+            true if layer.starts_with('.') => format!(".{place}{layer}"),
+            true => layer,
+            false => format!(".{place}: {layer}"),
+        };
+        Self::Forward { layer, source }
+    }
 }
 
 impl From<tch::TchError> for NnError {

@@ -1,17 +1,18 @@
 //! What all layers do alike.
 
-use overdrive_core::{Module, ModuleState};
+use overdrive_core::{Module, ModuleState, TorchError};
 use tch::{TchError, Tensor};
 
 use crate::error::NnError;
+use crate::summary::record::{FirstTensor, report};
 
 /// Runs a layer's operator; an error names the layer.
-pub(crate) fn run<M: Module, T>(
+pub(crate) fn run<M: Module, T: FirstTensor>(
     layer: &M,
     state: &ModuleState,
     operator: impl FnOnce() -> Result<T, TchError>,
 ) -> Result<T, NnError> {
-    operator().map_err(|error| named(layer, state, error.into()))
+    finish(layer, || state.path(), operator())
 }
 
 /// The error with the layer's name, unless it has that of a layer inside.
@@ -34,6 +35,28 @@ pub(crate) fn needs_grad<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> R
 /// Whether autocast is on, where PyTorch asks before it takes a fused operator: on the GPU, whatever the tensors' device.
 pub(crate) fn is_autocast() -> bool {
     overdrive_ffi::autocast::state(tch::Device::Cuda(0)).is_ok_and(|state| state.enabled)
+}
+
+/// Runs the operator of a layer without a state, which does not know its name.
+pub(crate) fn run_nameless<M: Module, T: FirstTensor, E: Into<TorchError>>(
+    layer: &M,
+    operator: impl FnOnce() -> Result<T, E>,
+) -> Result<T, NnError> {
+    finish(layer, String::new, operator())
+}
+
+fn finish<M: Module, T: FirstTensor, E: Into<TorchError>>(
+    layer: &M,
+    path: impl FnOnce() -> String,
+    output: Result<T, E>,
+) -> Result<T, NnError> {
+    let output = output.map_err(|error| {
+        let (path, text) = (path(), layer.describe());
+        let layer = if path.is_empty() { text } else { format!("{path}: {text}") };
+        NnError::Forward { layer, source: error.into() }
+    })?;
+    report(layer, None, &output);
+    Ok(output)
 }
 
 /// An uninitialized float32 tensor on the CPU.

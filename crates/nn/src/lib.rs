@@ -44,6 +44,7 @@ mod conv_transpose;
 mod dropout;
 mod embedding;
 mod error;
+mod files;
 pub mod init;
 mod layer;
 mod linear;
@@ -51,10 +52,10 @@ mod loading;
 pub mod models;
 mod norm;
 mod pooling;
-mod pt;
 mod recurrent;
 mod repr;
 mod size;
+mod summary;
 mod tensors;
 mod transformer;
 
@@ -70,22 +71,23 @@ pub use conv_transpose::{ConvTranspose, ConvTranspose1d, ConvTranspose2d, ConvTr
 pub use dropout::{AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d};
 pub use embedding::{Embedding, EmbeddingBuilder};
 pub use error::NnError;
+pub use files::{FileError, load_pt, load_safetensors, save_safetensors, save_sharded};
 pub use linear::{Bilinear, Linear, LinearBuilder};
 pub use loading::{Incompatible, LoadError, LoadStateDict, Mismatch};
 pub use norm::{GroupNorm, GroupNormBuilder, LayerNorm, LayerNormBuilder, RmsNorm, RmsNormBuilder};
 pub use overdrive_core::{
-    Module, ModuleState, Part, StateDict, StateError, Stateful, To, Visitor, load_module_state, module_entries,
-    module_state,
+    Module, ModuleId, ModuleState, Part, StateDict, StateError, Stateful, To, Visitor, load_module_state,
+    module_entries, module_state,
 };
 pub use overdrive_nn_macros::Module;
 pub use pooling::{
     AdaptiveAvgPool, AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d, AvgPool, AvgPool1d, AvgPool2d, AvgPool3d,
     Flatten, MaxPool, MaxPool1d, MaxPool2d, MaxPool3d,
 };
-pub use pt::{PtError, load_pt};
 pub use recurrent::{Gru, Lstm, RecurrentBuilder};
 pub use repr::repr;
 pub use size::{Shape, Size};
+pub use summary::{Summary, SummaryRow, summary};
 pub use tensors::{Buffer, Parameter};
 pub use transformer::{
     Encode, TransformerActivation, TransformerEncoder, TransformerEncoderBuilder, TransformerEncoderLayer,

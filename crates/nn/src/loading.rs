@@ -1,14 +1,16 @@
 //! Loading a state dict into a module.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use overdrive_core::{Entry, MOVED, Module, StateDict, TorchError, module_entries};
-use tch::{Kind, Tensor};
+use overdrive_ffi::TensorId;
+use tch::{Kind, TchError, Tensor};
 
 /// Copies the tensors of a state dict into a module's own ones, by name.
 ///
-/// Floating-point dtypes are converted. Everything is checked before anything is copied.
+/// Floating-point dtypes are converted. Everything is checked before anything is copied. Of tied weights, one of the names
+/// is enough, as in files of `save_safetensors`.
 ///
 /// ```
 /// use overdrive_nn::{LoadStateDict, Linear, Stateful};
@@ -47,6 +49,24 @@ pub enum LoadError {
     /// Names or sizes differ; the message is PyTorch's.
     #[error("{0}")]
     Mismatch(Mismatch),
+    /// `rename` gives two entries of the state the same name.
+    #[error("`{first}` and `{second}` of the state are both renamed to `{name}`")]
+    Renamed {
+        /// An entry.
+        first: String,
+        /// The other.
+        second: String,
+        /// The name of both.
+        name: String,
+    },
+    /// Two names of one tensor have different values in the state. (PyTorch takes the last.)
+    #[error("`{first}` and `{second}` are tied in the module, but differ in the state: leave one of them out")]
+    Tied {
+        /// A name of the tensor.
+        first: String,
+        /// Another.
+        second: String,
+    },
     /// SAM has moved the weights.
     #[error("SAM's `ascend` has moved the weights: call `step` or `step_skipped` first, which move them back")]
     Moved,
@@ -87,7 +107,8 @@ impl<'a> LoadStateDict<'a> {
     /// Copies the state into the module's tensors.
     ///
     /// # Errors
-    /// [`LoadError::Mismatch`] names every missing and unexpected name and every tensor that does not fit.
+    /// [`LoadError::Mismatch`] names every missing and unexpected name and every tensor that does not fit;
+    /// [`LoadError::Renamed`]; [`LoadError::Tied`]; [`LoadError::Moved`]. Nothing has changed then.
     ///
     /// # Syncs
     /// As copies between devices do.
@@ -96,21 +117,21 @@ impl<'a> LoadStateDict<'a> {
         if MOVED.position(own.iter().map(|(_, tensor)| tensor)).is_some() {
             return Err(LoadError::Moved);
         }
-        let name_of = |name: &str| self.rename.as_ref().map_or_else(|| name.to_owned(), |rename| rename(name));
-        let mut saved: BTreeMap<String, &Entry> =
-            self.state.iter().map(|(name, entry)| (name_of(name), entry)).collect();
+        let mut saved = self.renamed()?;
+        // Tied weights need only one of their names.
+        let given: HashSet<TensorId> =
+            own.iter().filter(|(name, _)| saved.contains_key(name)).map(|(_, tensor)| TensorId::of(tensor)).collect();
         let mut keys = Incompatible::default();
         let (mut tensors, mut pairs) = (Vec::new(), Vec::new());
         for (name, tensor) in &mut own {
-            match saved.remove(name) {
+            match saved.remove(name).map(|(_, entry)| fitting(name, tensor, entry)) {
+                None if given.contains(&TensorId::of(tensor)) => {}
                 None => keys.missing_keys.push(name.clone()),
-                Some(entry) => match fitting(name, tensor, entry) {
-                    Ok(saved) => pairs.push((tensor, saved)),
-                    Err(sentence) => tensors.push(sentence),
-                },
+                Some(Ok(saved)) => pairs.push((name.as_str(), tensor, saved)),
+                Some(Err(sentence)) => tensors.push(sentence),
             }
         }
-        keys.unexpected_keys = saved.into_keys().collect();
+        keys.unexpected_keys = in_pytorchs_order(module, saved.into_keys().collect());
         let keys_differ = !keys.missing_keys.is_empty() || !keys.unexpected_keys.is_empty();
         if (self.strict && keys_differ) || !tensors.is_empty() {
             let module = module.describe();
@@ -118,19 +139,77 @@ impl<'a> LoadStateDict<'a> {
             let keys = if self.strict { keys } else { Incompatible::default() };
             return Err(LoadError::Mismatch(Mismatch { module, keys, tensors }));
         }
+        check_tied(&pairs)?;
         let _no_grad = tch::no_grad_guard();
-        for (own, saved) in pairs {
+        for (_, own, saved) in pairs {
             own.f_copy_(saved).map_err(TorchError::from)?;
         }
         Ok(keys)
     }
+
+    /// The state's entries by their new names, each with its old name.
+    fn renamed(&self) -> Result<BTreeMap<String, (&'a str, &'a Entry)>, LoadError> {
+        let mut renamed: BTreeMap<String, (&str, &Entry)> = BTreeMap::new();
+        for (old, entry) in self.state.iter() {
+            let name = self.rename.as_ref().map_or_else(|| old.to_owned(), |rename| rename(old));
+            if let Some((first, _)) = renamed.get(&name) {
+                return Err(LoadError::Renamed { first: (*first).to_owned(), second: old.to_owned(), name });
+            }
+            renamed.insert(name, (old, entry));
+        }
+        Ok(renamed)
+    }
+}
+
+/// Unexpected keys in the order in which PyTorch's modules, outer ones first, find them.
+fn in_pytorchs_order<M: Module>(module: &M, mut keys: Vec<String>) -> Vec<String> {
+    if keys.len() > 1 {
+        let paths: Vec<String> = module.named_modules().into_iter().map(|(path, _)| path).collect();
+        let is_in =
+            |key: &str, path: &str| path.is_empty() || key.strip_prefix(path).is_some_and(|it| it.starts_with('.'));
+        keys.sort_by_cached_key(|key| paths.iter().rposition(|path| is_in(key, path)));
+    }
+    keys
+}
+
+/// An error if a tensor would get two different values.
+fn check_tied(pairs: &[(&str, &mut Tensor, &Tensor)]) -> Result<(), LoadError> {
+    let mut seen: HashMap<TensorId, (&str, &Tensor)> = HashMap::new();
+    for (name, own, saved) in pairs {
+        let (first, other) = *seen.entry(TensorId::of(own)).or_insert((name, saved));
+        if first != *name && !is_same(saved, other).map_err(TorchError::from)? {
+            return Err(LoadError::Tied { first: first.to_owned(), second: (*name).to_owned() });
+        }
+    }
+    Ok(())
+}
+
+/// Whether tensors of one shape have equal values; NaN is equal to NaN.
+fn is_same(a: &Tensor, b: &Tensor) -> Result<bool, TchError> {
+    if a.f_is_set_to(b)? {
+        return Ok(true);
+    }
+    let b = b.f_to_device(a.device())?;
+    let both_nan = a.f_ne_tensor(a)?.f_logical_and(&b.f_ne_tensor(&b)?)?;
+    Ok(a.f_eq_tensor(&b)?.f_logical_or(&both_nan)?.f_all()?.f_int64_value(&[])? != 0)
 }
 
 /// The saved tensor, or a sentence about why it does not fit.
 fn fitting<'s>(name: &str, own: &Tensor, entry: &'s Entry) -> Result<&'s Tensor, String> {
-    let Entry::Tensor(saved) = entry else {
-        return Err(format!("{name} is no tensor in the checkpoint."));
+    let class = match entry {
+        Entry::Tensor(saved) => return fitting_tensor(name, own, saved),
+        Entry::Bool(_) => "bool",
+        Entry::Int(_) => "int",
+        Entry::Float(_) => "float",
+        Entry::Text(_) => "str",
     };
+    Err(format!(
+        "While copying the parameter named \"{name}\", expected torch.Tensor or Tensor-like object from checkpoint but \
+         received <class '{class}'>"
+    ))
+}
+
+fn fitting_tensor<'s>(name: &str, own: &Tensor, saved: &'s Tensor) -> Result<&'s Tensor, String> {
     let sizes = |tensor: &Tensor| tensor.size().iter().map(i64::to_string).collect::<Vec<_>>().join(", ");
     if !saved.defined() || saved.size() != own.size() {
         let saved = if saved.defined() { sizes(saved) } else { "undefined".to_owned() };
@@ -143,6 +222,9 @@ fn fitting<'s>(name: &str, own: &Tensor, entry: &'s Entry) -> Result<&'s Tensor,
     let is_real = |kind: Kind| matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16);
     if saved.kind() != own.kind() && !(is_real(saved.kind()) && is_real(own.kind())) {
         return Err(format!("dtype mismatch for {name}: {:?} in the checkpoint, {:?} here.", saved.kind(), own.kind()));
+    }
+    if saved.is_sparse() {
+        return Err(format!("layout mismatch for {name}: a sparse tensor in the checkpoint."));
     }
     Ok(saved)
 }

@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use crate::containers::Forward;
 use crate::error::NnError;
-use crate::layer::{python, run};
+use crate::layer::{python, run, run_nameless};
 use crate::size::Size;
 
 /// The largest value of each window over `N` dimensions.
@@ -258,7 +258,7 @@ impl Flatten {
     /// # Errors
     /// When the input does not have the dimensions.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
-        Ok(input.f_flatten(self.start_dim, self.end_dim)?)
+        run_nameless(self, || input.f_flatten(self.start_dim, self.end_dim))
     }
 
     fn describe(&self) -> String {

@@ -10,6 +10,8 @@ mod mnist;
 mod nn;
 mod nn_attention;
 mod nn_models;
+mod nn_files;
+mod nn_summary;
 mod optim;
 mod profiler;
 mod samplers;
@@ -62,6 +64,11 @@ pub const ALL: &[(&str, Case)] = &[
     ("nn_model_efficientnet_b0", nn_models::efficientnet_b0),
     ("nn_model_vit_b_16", nn_models::vit_b_16),
     ("nn_model_gpt2", nn_models::gpt2),
+    ("nn_pt_files", nn_files::pt_files),
+    ("nn_pt_refused", nn_files::pt_refused),
+    ("nn_load_state_dict", nn_files::load_state_dict),
+    ("nn_safetensors", nn_files::safetensors),
+    ("nn_summary", nn_summary::summaries),
     ("dataload_jpeg", dataload::dataload_jpeg),
     ("dataload_resized_crop", dataload::dataload_resized_crop),
     ("dataload_dct_scaling", dataload::dataload_dct_scaling),

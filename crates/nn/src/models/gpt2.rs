@@ -8,7 +8,7 @@ use overdrive_nn_macros::Module;
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::blocks::{builder, check_probability};
-use crate::layer::{at_least, empty, run};
+use crate::layer::{at_least, empty, named};
 use crate::{Dropout, Embedding, LayerNorm, Linear, ModuleList, NnError, Parameter, init};
 
 static POW: LazyOp = LazyOp::new("aten::pow", "Tensor_Scalar");
@@ -100,13 +100,11 @@ impl Gpt2LmHeadModel {
     /// When sequences are longer than `n_positions`, a token is not in the vocabulary (on a CPU), or the shape, dtype
     /// or device is wrong.
     pub fn forward(&self, input_ids: &Tensor) -> Result<Tensor, NnError> {
-        run(self, &self.state, || {
-            let (size, longest) = (input_ids.size(), self.transformer.wpe.weight.size()[0]);
-            match size[..] {
-                [_, length] if length <= longest => Ok(()),
-                _ => Err(TchError::Shape(format!("expected [batch, length] of at most {longest}, got shape {size:?}"))),
-            }
-        })?;
+        let (size, longest) = (input_ids.size(), self.transformer.wpe.weight.size()[0]);
+        if !matches!(size[..], [_, length] if length <= longest) {
+            let error = TchError::Shape(format!("expected [batch, length] of at most {longest}, got shape {size:?}"));
+            return Err(named(self, &self.state, error.into()));
+        }
         self.lm_head.forward(&self.transformer.forward(input_ids)?)
     }
 }

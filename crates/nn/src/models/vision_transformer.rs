@@ -5,7 +5,7 @@ use overdrive_nn_macros::Module;
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::blocks::builder;
-use crate::layer::{at_least, empty, run};
+use crate::layer::{at_least, empty, named};
 use crate::{
     Attend, Conv2d, Dropout, Gelu, LayerNorm, Linear, MultiheadAttention, NnError, Parameter, Sequential, init,
     sequential,
@@ -117,7 +117,7 @@ impl VisionTransformer {
     /// # Errors
     /// When the input has another shape, dtype or device.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor, NnError> {
-        run(self, &self.state, || self.check(x))?;
+        self.check(x).map_err(|error| named(self, &self.state, error.into()))?;
         let patches = self.conv_proj.forward(x)?.f_flatten(2, -1)?.f_permute([0, 2, 1])?;
         let class = self.class_token.f_expand([patches.size()[0], -1, -1], false)?;
         let x = self.encoder.forward(&Tensor::f_cat(&[class, patches], 1)?)?;

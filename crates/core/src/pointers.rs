@@ -1,0 +1,34 @@
+//! [`Module`] for pointers to modules.
+
+use std::any::Any;
+
+use crate::module::{Module, ModuleId, Visitor};
+
+macro_rules! pointers {
+    ($(($($generics:tt)*) $pointer:ty;)+) => {$(
+        impl<$($generics)*> Module for $pointer {
+            fn visit<'a>(&'a self, visitor: &mut dyn Visitor<'a>) {
+                (**self).visit(visitor);
+            }
+
+            fn describe(&self) -> String {
+                (**self).describe()
+            }
+
+            fn as_any(&self) -> Option<&dyn Any> {
+                (**self).as_any()
+            }
+
+            fn id(&self) -> Option<ModuleId> {
+                (**self).id()
+            }
+        }
+    )+};
+}
+
+pointers! {
+    (M: Module + ?Sized) &M;
+    (M: Module + ?Sized) Box<M>;
+    (M: Module + ?Sized) std::rc::Rc<M>;
+    (M: Module + ?Sized) std::sync::Arc<M>;
+}
