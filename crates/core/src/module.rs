@@ -18,7 +18,7 @@ use crate::parameter::Parameter;
 /// `torch.nn.Module`
 pub trait Module {
     /// Shows the visitor the parameters, buffers and modules that belong to this one, in the order in which they were
-    /// declared.
+    /// declared. A module cannot be a part of itself; the derive has no field type that could make it one.
     fn visit<'a>(&'a self, visitor: &mut dyn Visitor<'a>);
 
     /// Its type and options, as PyTorch prints them: `Linear(in_features=4, out_features=2, bias=True)`.

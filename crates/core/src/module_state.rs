@@ -36,8 +36,12 @@ pub fn load_module_state<M: Module>(module: &M, state: &StateDict) -> Result<(),
     let is_there = |name: &str| state.get(name).is_ok();
     let given: HashSet<TensorId> =
         entries.iter().filter(|(name, _)| is_there(name)).map(|(_, own)| TensorId::of(own)).collect();
+    let needed = |(name, own): &&(String, Tensor)| is_there(name) || !given.contains(&TensorId::of(own));
+    let needed: Vec<_> = entries.iter().filter(needed).collect();
+    // Names before shapes, because they tell best that the state is another model's.
+    needed.iter().try_for_each(|(name, _)| state.get(name).map(drop))?;
     let mut pairs = Vec::new();
-    for (name, own) in entries.iter().filter(|(name, own)| is_there(name) || !given.contains(&TensorId::of(own))) {
+    for (name, own) in needed {
         pairs.push((own.shallow_clone(), state.tensor(name, &own.size(), own.kind())?));
     }
     state.refuse_unknown(&entries.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>())?;

@@ -30,8 +30,10 @@ use tch::{Kind, TchError, Tensor};
 pub struct LoadStateDict<'a> {
     state: &'a StateDict,
     strict: bool,
-    rename: Option<Box<dyn Fn(&str) -> String + 'a>>,
+    rename: Option<Rename<'a>>,
 }
+
+type Rename<'a> = Box<dyn Fn(&str) -> String + 'a>;
 
 /// The names that [`LoadStateDict::into`] did not match; both are empty unless it is not strict.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

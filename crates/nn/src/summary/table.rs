@@ -111,7 +111,9 @@ fn readable(number: u64, unit: &str) -> String {
     let scales = [(1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
     match scales.into_iter().find(|(scale, _)| number >= *scale) {
         None => format!(": {number}"),
-        Some((scale, prefix)) if number % scale == 0 => format!(" ({prefix}{unit}): {}", grouped(number / scale)),
+        Some((scale, prefix)) if number.is_multiple_of(scale) => {
+            format!(" ({prefix}{unit}): {}", grouped(number / scale))
+        }
         Some((scale, prefix)) => {
             let text = format!("{:.2}", number as f64 / scale as f64);
             let (whole, cents) = text.split_once('.').unwrap_or((&text, "00"));

@@ -259,7 +259,7 @@ impl<'a> Reader<'a> {
 
 /// Keys and values.
 fn pairs(items: Vec<Value>) -> Result<Vec<(Value, Value)>, Bad> {
-    if items.len() % 2 != 0 {
+    if !items.len().is_multiple_of(2) {
         return damaged("it holds a key without a value");
     }
     let mut items = items.into_iter();
