@@ -8,7 +8,7 @@ use overdrive_nn_macros::Module;
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::blocks::{builder, check_probability};
-use crate::layer::{at_least, empty, named};
+use crate::layer::{at_least, empty, named, run};
 use crate::{Dropout, Embedding, LayerNorm, Linear, ModuleList, NnError, Parameter, init};
 
 static POW: LazyOp = LazyOp::new("aten::pow", "Tensor_Scalar");
