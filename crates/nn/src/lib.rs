@@ -36,6 +36,7 @@
 extern crate self as overdrive_nn;
 
 mod activation;
+pub mod autograd;
 mod containers;
 mod conv;
 mod conv_transpose;

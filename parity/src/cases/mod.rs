@@ -8,6 +8,7 @@ mod ddp;
 mod ddp_collectives;
 mod mnist;
 mod nn;
+mod nn_autograd;
 mod optim;
 mod profiler;
 mod samplers;
@@ -53,6 +54,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
     ("nn_layers", nn::layers),
     ("nn_init", nn::init),
+    ("nn_autograd", nn_autograd::nn_autograd),
     ("dataload_jpeg", dataload::dataload_jpeg),
     ("dataload_resized_crop", dataload::dataload_resized_crop),
     ("dataload_dct_scaling", dataload::dataload_dct_scaling),

@@ -1,0 +1,4 @@
+//! Modules and functions as a user calls them.
+
+mod function;
+mod gradcheck;
