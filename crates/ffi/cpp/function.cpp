@@ -167,6 +167,7 @@ RustNode& node_of(const od_node* node) {
 variable_list first_grads(const variable_list& outputs, variable_list grads) {
   grads.resize(grads.empty() ? outputs.size() : grads.size());
   TORCH_CHECK(outputs.size() == grads.size(), "got ", outputs.size(), " tensors and ", grads.size(), " gradients");
+  auto dtype = [](const at::Tensor& tensor) { return "torch." + c10::getDtypeNames(tensor.scalar_type()).first; };
   for (size_t i = 0; i < outputs.size(); ++i) {
     const auto& output = outputs[i];
     auto& grad = grads[i];
@@ -176,12 +177,12 @@ variable_list first_grads(const variable_list& outputs, variable_list grads) {
                   " and output[", i, "] has a shape of ", size(output), ".");
       TORCH_CHECK(grad.is_complex() == output.is_complex(),
                   "For complex Tensors, both grad_output and output are required to have the same dtype. Mismatch in "
-                  "dtype: grad_output[", i, "] has a dtype of ", grad.scalar_type(), " and output[", i,
-                  "] has a dtype of ", output.scalar_type(), ".");
+                  "dtype: grad_output[",
+                  i, "] has a dtype of ", dtype(grad), " and output[", i, "] has a dtype of ", dtype(output), ".");
     } else if (output.requires_grad()) {
       TORCH_CHECK(output.numel() == 1, "grad can be implicitly created only for scalar outputs");
       TORCH_CHECK(output.is_floating_point(), "grad can be implicitly created only for real scalar outputs but got ",
-                  output.scalar_type());
+                  dtype(output));
       grad = at::ones_like(output, at::MemoryFormat::Preserve);
     }
   }
@@ -211,9 +212,9 @@ edge_list edges_of(const variable_list& inputs) {
   return edges;
 }
 
-variable_list defined(const od_tensor_list* list, const char* what) {
+variable_list defined(const od_tensor_list* list, const char* what, bool may_be_empty) {
   auto tensors = list->list.vec();
-  TORCH_CHECK(!tensors.empty(), "grad requires non-empty ", what);
+  TORCH_CHECK(may_be_empty || !tensors.empty(), "grad requires non-empty ", what, ".");
   for (const auto& tensor : tensors) TORCH_CHECK(tensor.defined(), "one of the ", what, " is an undefined tensor");
   return tensors;
 }
@@ -263,12 +264,13 @@ od_status od_grad(const od_tensor_list* outputs, const od_tensor_list* inputs, c
   od_status failed = OD_OK;
   od_status status = overdrive::guarded(err, [&] {
     try {
-      auto of = defined(outputs, "outputs"), by = defined(inputs, "inputs");
+      bool accumulate = options->accumulate != 0;
+      auto of = defined(outputs, "outputs", false), by = defined(inputs, "inputs", accumulate);
       auto grads = first_grads(of, grad_outputs->list.vec());
       auto results = torch::autograd::Engine::get_default_engine().execute(
-          roots_of(of), grads, options->retain_graph != 0, options->create_graph != 0, /*accumulate_grad=*/false,
+          roots_of(of), grads, options->retain_graph != 0, options->create_graph != 0, accumulate,
           edges_of(by));
-      TORCH_CHECK(options->allow_unused != 0 ||
+      TORCH_CHECK(accumulate || options->allow_unused != 0 ||
                       std::all_of(results.begin(), results.end(), [](const auto& grad) { return grad.defined(); }),
                   "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True "
                   "if this is the desired behavior.");

@@ -89,6 +89,7 @@ typedef struct {
 
 typedef struct {
   int32_t retain_graph, create_graph, allow_unused;
+  int32_t accumulate;  // into the leaves, as backward does
 } od_grad_options;
 
 // error.cpp
@@ -164,7 +165,8 @@ od_status od_function_record(const od_function* function, od_tensor_list** out, 
 // These two are for `backward` alone.
 od_status od_node_saved(const od_node* node, od_tensor_list** out, od_error* err) noexcept;
 od_status od_node_needs_input_grad(const od_node* node, size_t index, int32_t* out, od_error* err) noexcept;
-// The gradients of `inputs`; `grad_outputs` is empty or as long as `outputs`. If a `backward` panicked, `panic` is what
+// The gradients of `inputs`, which is empty to accumulate into all leaves; `grad_outputs` is empty or as long as
+// `outputs`. If a `backward` panicked, `panic` is what
 // it panicked with, and belongs to the caller.
 od_status od_grad(const od_tensor_list* outputs, const od_tensor_list* inputs, const od_tensor_list* grad_outputs,
                   const od_grad_options* options, od_tensor_list** out, void** panic, od_error* err) noexcept;

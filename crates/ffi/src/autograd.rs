@@ -26,7 +26,8 @@ pub trait Backward: Send + Sync {
     /// The gradients of the inputs, from those of the outputs; undefined tensors stand for none.
     ///
     /// # Errors
-    /// Its message comes out of the pass. So does the message of a panic, which [`grad`] resumes.
+    /// Its message comes out of the pass. So does the message of a panic, which [`grad`] and [`backward`]
+    /// resume.
     fn backward(&self, pass: &Pass<'_>, grads: Vec<Tensor>) -> Result<Vec<Tensor>, BoxError>;
 }
 
@@ -118,7 +119,7 @@ impl Pass<'_> {
     }
 }
 
-/// Options of [`grad`].
+/// Options of [`grad`] and [`backward`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GradOptions {
     /// Whether the graph is kept for another pass.
@@ -147,12 +148,37 @@ pub fn grad<T: Borrow<Tensor>>(
     grad_outputs: &[T],
     options: GradOptions,
 ) -> Result<Vec<Tensor>, Error> {
+    execute(outputs, inputs, grad_outputs, options, false)
+}
+
+/// Adds to the gradients of the leaves; the rest is as for [`grad`].
+///
+/// # Errors
+/// As [`grad`].
+///
+/// # Panics
+/// As [`grad`].
+///
+/// # Source
+/// `torch.autograd.backward`
+pub fn backward<T: Borrow<Tensor>>(outputs: &[&Tensor], grad_outputs: &[T], options: GradOptions) -> Result<(), Error> {
+    execute(outputs, &[], grad_outputs, options, true).map(drop)
+}
+
+fn execute<T: Borrow<Tensor>>(
+    outputs: &[&Tensor],
+    inputs: &[&Tensor],
+    grad_outputs: &[T],
+    options: GradOptions,
+    accumulate: bool,
+) -> Result<Vec<Tensor>, Error> {
     let [outputs, inputs] = [TensorList::new(outputs)?, TensorList::new(inputs)?];
     let grad_outputs = TensorList::new(grad_outputs)?;
     let options = raw::GradOptions {
         retain_graph: i32::from(options.retain_graph),
         create_graph: i32::from(options.create_graph),
         allow_unused: i32::from(options.allow_unused),
+        accumulate: i32::from(accumulate),
     };
     let mut panic = ptr::null_mut::<c_void>();
     // SAFETY: lists, options and out-parameters live through the call.

@@ -142,6 +142,7 @@ pub struct GradOptions {
     pub retain_graph: i32,
     pub create_graph: i32,
     pub allow_unused: i32,
+    pub accumulate: i32,
 }
 
 unsafe extern "C" {

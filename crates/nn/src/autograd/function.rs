@@ -12,8 +12,9 @@ use crate::error::NnError;
 /// Options that are not tensors are fields. `forward` may set fields for `backward`, but tensors go through
 /// [`Context::save_for_backward`] (a field cannot hold one, because the function has to be `Sync`).
 ///
-/// `backward` runs on the thread that runs the pass, or on one of libtorch's for tensors of a GPU. If it panics, a pass
-/// by [`grad`](super::grad) resumes the panic, and one by tch's `f_backward` returns an error with its message.
+/// `backward` runs on the thread that runs the pass, or on one of libtorch's for tensors of a GPU. If it panics, passes
+/// by [`grad`](super::grad()) and [`backward`](super::backward()) resume the panic, and one by tch's `f_backward` returns
+/// an error with its message.
 ///
 /// # Source
 /// `torch.autograd.Function`

@@ -105,9 +105,13 @@ impl<'a, I: Tensors<Of<&'a Tensor> = I>> Grad<'a, I> {
     }
 
     fn compute(&self, allow_unused: bool) -> Result<Vec<Tensor>, NnError> {
-        let retain_graph = self.retain_graph.unwrap_or(self.create_graph);
-        let options = GradOptions { retain_graph, create_graph: self.create_graph, allow_unused };
+        let options = GradOptions { allow_unused, ..self.options() };
         Ok(autograd::grad(&self.outputs, &self.inputs, &self.grad_outputs, options)?)
+    }
+
+    fn options(&self) -> GradOptions {
+        let retain_graph = self.retain_graph.unwrap_or(self.create_graph);
+        GradOptions { retain_graph, create_graph: self.create_graph, allow_unused: false }
     }
 }
 
@@ -134,4 +138,48 @@ impl<'a, I: Tensors<Of<&'a Tensor> = I>> GradOrNone<'a, I> {
 fn form<I: Tensors, T>(grads: Vec<T>) -> Result<I::Of<T>, NnError> {
     let found = grads.len();
     I::from_list(grads).ok_or(NnError::TensorCount { what: "gradients", expected: 1, found })
+}
+
+/// Adds the gradients of tensors to `grad()` of all leaves, by [`run`](BackwardPass::run): tch's `backward` with
+/// options, errors and the panics of functions.
+///
+/// # Source
+/// `torch.autograd.backward`
+pub fn backward<'a, O: Tensors<Of<&'a Tensor> = O>>(tensors: O) -> BackwardPass<'a> {
+    BackwardPass(grad(tensors, Vec::new()))
+}
+
+/// A pass that [`backward`] describes.
+#[derive(Debug)]
+#[must_use = "nothing is computed until `run`"]
+pub struct BackwardPass<'a>(Grad<'a, Vec<&'a Tensor>>);
+
+impl BackwardPass<'_> {
+    /// The gradients of the tensors; default 1 for tensors with a single number, where `None` stands for it too.
+    pub fn grad_tensors<'g>(self, grads: impl IntoIterator<Item = impl Into<Option<&'g Tensor>>>) -> Self {
+        Self(self.0.grad_outputs(grads))
+    }
+
+    /// Whether the graph is kept for another pass; default [`create_graph`](Self::create_graph).
+    pub fn retain_graph(self, retain: bool) -> Self {
+        Self(self.0.retain_graph(retain))
+    }
+
+    /// Whether the gradients can be differentiated; default false. A leaf and its gradient then keep each other alive
+    /// until the gradient is removed, so prefer [`grad()`].
+    pub fn create_graph(self, create: bool) -> Self {
+        Self(self.0.create_graph(create))
+    }
+
+    /// Computes the gradients.
+    ///
+    /// # Errors
+    /// When a tensor requires no gradient, or has several numbers and no given gradient, the graph was freed, or the
+    /// `backward` of a [`Function`](super::Function) fails.
+    ///
+    /// # Panics
+    /// When the `backward` of a function panics.
+    pub fn run(self) -> Result<(), NnError> {
+        Ok(autograd::backward(&self.0.outputs, &self.0.grad_outputs, self.0.options())?)
+    }
 }

@@ -68,7 +68,7 @@ mod tensors;
 
 pub use custom_fwd::CustomFwd;
 pub use function::{BackwardContext, Context, Function};
-pub use grad::{Grad, GradOrNone, grad};
+pub use grad::{BackwardPass, Grad, GradOrNone, backward, grad};
 pub use gradcheck::{GradcheckError, GradcheckOptions, gradcheck, gradgradcheck};
 pub use overdrive_ffi::autograd::BoxError;
 pub use tensors::Tensors;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use overdrive_ffi::autocast::{Region, State};
 use overdrive_nn::NnError;
-use overdrive_nn::autograd::{BackwardContext, BoxError, Context, CustomFwd, Function, Tensors, grad};
+use overdrive_nn::autograd::{BackwardContext, BoxError, Context, CustomFwd, Function, Tensors, backward, grad};
 use tch::{Device, Kind, Tensor};
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
@@ -166,6 +166,8 @@ fn failures_of_backward_come_out_of_the_pass() {
     let loss = y.sum(Kind::Double);
     let panic = catch_unwind(AssertUnwindSafe(|| grad(&loss, &x).run().map(drop))).unwrap_err();
     assert_eq!(panic.downcast_ref::<&str>(), Some(&"planted"));
+    let panic = catch_unwind(AssertUnwindSafe(|| backward(&loss).run())).unwrap_err();
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"planted"));
     assert!(loss.f_backward().unwrap_err().to_string().contains("planted"));
 
     let wrong = |made_grads: fn() -> Vec<Option<Tensor>>| {
@@ -309,17 +311,17 @@ fn once_differentiable_refuses_a_second_derivative() {
     let square = |_: &mut Context, inputs: &[&Tensor]| Ok(vec![inputs[0] * inputs[0]]);
     let held = x.copy().detach();
     let twice = std::sync::Mutex::new(held);
-    let backward = move |_: &BackwardContext<'_>, grads: Vec<Tensor>| {
+    let doubles = move |_: &BackwardContext<'_>, grads: Vec<Tensor>| {
         let y = &grads[0] * 2.0;
         assert!(!y.requires_grad(), "nothing is recorded");
         Ok(vec![Some(&grads[0] * 2.0 * &*twice.lock().unwrap())])
     };
-    let y = Made::<_, _, true> { forward: square, backward }.apply(vec![&x]).unwrap().remove(0);
+    let y = Made::<_, _, true> { forward: square, backward: doubles }.apply(vec![&x]).unwrap().remove(0);
     let loss = (&y * &y).sum(Kind::Double);
     assert_eq!(list(&grad(&loss, &x).retain_graph(true).run().unwrap()), [4.0, 32.0]);
     let first = grad(&loss, &x).create_graph(true).run().unwrap();
     assert_eq!(list(&first), [4.0, 32.0]);
-    let error = grad(&first.sum(Kind::Double), &x).run().unwrap_err().to_string();
+    let error = backward(&first.sum(Kind::Double)).run().unwrap_err().to_string();
     assert_eq!(error, "trying to differentiate twice a function that was marked with @once_differentiable");
 }
 
@@ -395,6 +397,20 @@ fn unused_inputs_are_an_error_none_or_zeros() {
     assert_eq!(list(&all[0]), [2.0]);
 }
 
+#[test]
+fn backward_adds_to_the_gradients_of_leaves() {
+    let [a, b] = [param(&[1.0, 2.0]), param(&[3.0, 4.0])];
+    let [y, z] = [&a * &b, &a + &b];
+    let ones = Tensor::ones([2], DOUBLE);
+    backward(&y).grad_tensors([&ones]).retain_graph(true).run().unwrap();
+    backward([&y, &z]).grad_tensors([&ones, &ones]).run().unwrap();
+    assert_eq!([list(&a.grad()), list(&b.grad())], [[7.0, 9.0], [3.0, 5.0]]);
+    let error = backward(&(&a * 2.0)).run().unwrap_err().to_string();
+    assert_eq!(error, "grad can be implicitly created only for scalar outputs");
+    backward(&(&a * &a).sum(Kind::Double)).create_graph(true).run().unwrap();
+    assert!(a.grad().requires_grad());
+}
+
 /// `u_xx` of a small network: the loss of a differential equation.
 #[test]
 fn second_derivatives_of_a_network_train_it() {
@@ -408,8 +424,7 @@ fn second_derivatives_of_a_network_train_it() {
         let uxx = grad(&ux.sum(Kind::Double), x).create_graph(true).run().unwrap();
         (&uxx + &u).square().mean(Kind::Double)
     };
-    let loss = residual(&x);
-    loss.backward();
+    backward(&residual(&x)).run().unwrap();
     // The derivative by one weight, by differences.
     let eps = 1e-6;
     let moved = |by: f64| {
