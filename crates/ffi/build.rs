@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 15] = [
     "error",
     "dispatch",
     "tensor_list",
@@ -14,6 +14,7 @@ const SOURCES: [&str; 14] = [
     "context",
     "backward_passes",
     "grad_hook",
+    "function",
     "adamw8bit",
     "profiler",
     "profiler_events",

@@ -7,6 +7,11 @@ void od_error_clear(od_error* err) noexcept {
   err->detail = nullptr;
 }
 
+void od_error_set(od_error* err, const char* message) noexcept {
+  err->message = overdrive::copy_string(message);
+  err->detail = overdrive::copy_string(message);
+}
+
 void od_string_free(char* string) noexcept { std::free(string); }
 
 // Throws one exception of each kind, so that a test can check that none of them crosses into Rust.

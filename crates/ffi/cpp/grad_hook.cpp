@@ -11,25 +11,11 @@
 
 #include "backward_passes.h"
 #include "guarded.h"
+#include "owned.h"
 
 namespace {
 
-// Owns an object of Rust's, and drops it once.
-class Owned {
- public:
-  Owned(void* owner, void (*drop)(void*)) : owner_(owner), drop_(drop) {}
-  Owned(const Owned&) = delete;
-  Owned& operator=(const Owned&) = delete;
-  Owned(Owned&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)), drop_(other.drop_) {}
-  ~Owned() {
-    if (owner_ != nullptr) drop_(owner_);
-  }
-  void* get() const { return owner_; }
-
- private:
-  void* owner_;
-  void (*drop_)(void*);
-};
+using overdrive::Owned;
 
 // The averagers of each parameter's gradient: the last one is in charge, earlier ones follow when it is gone.
 struct Averagers {

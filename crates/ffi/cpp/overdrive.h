@@ -65,8 +65,37 @@ typedef struct {
   size_t bytes;
 } od_storage;
 
+// A node of the graph whose backward is Rust's.
+typedef struct od_node od_node;
+
+// A call of a function that is written in Rust. Undefined tensors stand for absent ones.
+typedef struct {
+  const char* name;
+  int32_t materialize_grads;    // backward gets zeros for gradients that do not exist
+  int32_t once_differentiable;  // the gradients cannot be differentiated
+  const od_tensor_list* inputs;
+  const od_tensor_list* outputs;
+  const od_tensor_list* saved;
+  const od_tensor_list* dirty;               // inputs that were changed in place
+  const od_tensor_list* non_differentiable;  // outputs without a gradient
+  void* owner;
+  // Takes ownership of `grads`, and hands out the inputs' gradients. When it fails, it sets `err` by `od_error_set`;
+  // `panic` is what Rust panicked with, if it did. Any thread may call it, several at once.
+  od_status (*backward)(void* owner, const od_node* node, od_tensor_list* grads, od_tensor_list** out, void** panic,
+                        od_error* err);
+  void (*drop)(void* owner);
+  void (*drop_panic)(void* panic);
+} od_function;
+
+typedef struct {
+  int32_t retain_graph, create_graph, allow_unused;
+  int32_t accumulate;  // into the leaves, as backward does
+} od_grad_options;
+
 // error.cpp
 void od_error_clear(od_error* err) noexcept;
+// Describes a failure of a callback; `err` is empty before.
+void od_error_set(od_error* err, const char* message) noexcept;
 od_status od_test_throw(int32_t what, od_error* err) noexcept;
 
 // dispatch.cpp
@@ -129,6 +158,18 @@ od_status od_set_rng_state(int32_t device_type, int32_t index, const at::Tensor*
 // this call fails. A hook can be replaced only if its `idle` returns that it is no longer needed.
 od_status od_grad_hook_set(const at::Tensor* tensor, void* owner, void (*call)(void*), void (*drop)(void*),
                            int32_t (*idle)(void*), od_error* err) noexcept;
+
+// function.cpp Takes ownership of `owner`: `drop` is called with it once, when the graph is freed, nothing is recorded, or
+// this call fails. `out` are the outputs, with their place in the graph.
+od_status od_function_record(const od_function* function, od_tensor_list** out, od_error* err) noexcept;
+// These two are for `backward` alone.
+od_status od_node_saved(const od_node* node, od_tensor_list** out, od_error* err) noexcept;
+od_status od_node_needs_input_grad(const od_node* node, size_t index, int32_t* out, od_error* err) noexcept;
+// The gradients of `inputs`, which is empty to accumulate into all leaves; `grad_outputs` is empty or as long as
+// `outputs`. If a `backward` panicked, `panic` is what
+// it panicked with, and belongs to the caller.
+od_status od_grad(const od_tensor_list* outputs, const od_tensor_list* inputs, const od_tensor_list* grad_outputs,
+                  const od_grad_options* options, od_tensor_list** out, void** panic, od_error* err) noexcept;
 
 // adamw8bit.cpp The 256 numbers that the byte values represent, in rising order.
 void od_dynamic_map(int32_t is_signed, float* codes) noexcept;

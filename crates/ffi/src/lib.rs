@@ -19,6 +19,7 @@
 
 pub mod adamw8bit;
 pub mod autocast;
+pub mod autograd;
 mod buffer_pool;
 #[cfg(feature = "distributed")]
 pub mod c10d;

@@ -8,6 +8,7 @@ pub const OK: Status = 0;
 pub const OUT_OF_MEMORY: Status = 1;
 pub const CUDA: Status = 2;
 pub const DISTRIBUTED: Status = 3;
+pub const OTHER: Status = 4;
 pub const TIMEOUT: Status = 5;
 
 pub const NONE: i32 = 0;
@@ -107,8 +108,46 @@ pub struct Storage {
     pub bytes: usize,
 }
 
+#[repr(C)]
+#[derive(Debug)]
+pub struct Node {
+    _opaque: [u8; 0],
+}
+
+#[repr(C)]
+pub struct Function {
+    pub name: *const c_char,
+    pub materialize_grads: i32,
+    pub once_differentiable: i32,
+    pub inputs: *const TensorList,
+    pub outputs: *const TensorList,
+    pub saved: *const TensorList,
+    pub dirty: *const TensorList,
+    pub non_differentiable: *const TensorList,
+    pub owner: *mut c_void,
+    pub backward: extern "C" fn(
+        owner: *mut c_void,
+        node: *const Node,
+        grads: *mut TensorList,
+        out: *mut *mut TensorList,
+        panic: *mut *mut c_void,
+        err: *mut Error,
+    ) -> Status,
+    pub drop: extern "C" fn(*mut c_void),
+    pub drop_panic: extern "C" fn(*mut c_void),
+}
+
+#[repr(C)]
+pub struct GradOptions {
+    pub retain_graph: i32,
+    pub create_graph: i32,
+    pub allow_unused: i32,
+    pub accumulate: i32,
+}
+
 unsafe extern "C" {
     pub fn od_error_clear(err: *mut Error);
+    pub fn od_error_set(err: *mut Error, message: *const c_char);
     pub fn od_test_throw(what: i32, err: *mut Error) -> Status;
 
     pub fn od_op_find(name: *const c_char, overload: *const c_char, out: *mut *const Op, err: *mut Error) -> Status;
@@ -214,6 +253,19 @@ unsafe extern "C" {
         call: extern "C" fn(*mut c_void),
         drop: extern "C" fn(*mut c_void),
         idle: extern "C" fn(*mut c_void) -> i32,
+        err: *mut Error,
+    ) -> Status;
+
+    pub fn od_function_record(function: *const Function, out: *mut *mut TensorList, err: *mut Error) -> Status;
+    pub fn od_node_saved(node: *const Node, out: *mut *mut TensorList, err: *mut Error) -> Status;
+    pub fn od_node_needs_input_grad(node: *const Node, index: usize, out: *mut i32, err: *mut Error) -> Status;
+    pub fn od_grad(
+        outputs: *const TensorList,
+        inputs: *const TensorList,
+        grad_outputs: *const TensorList,
+        options: *const GradOptions,
+        out: *mut *mut TensorList,
+        panic: *mut *mut c_void,
         err: *mut Error,
     ) -> Status;
 

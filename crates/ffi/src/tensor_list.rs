@@ -182,6 +182,11 @@ impl TensorList {
         self.0.as_ptr()
     }
 
+    /// Hands the list over: the caller frees it.
+    pub(crate) fn into_raw(self) -> *mut raw::TensorList {
+        std::mem::ManuallyDrop::new(self).0.as_ptr()
+    }
+
     /// Takes over a list that the C++ side has allocated.
     ///
     /// # Safety
@@ -190,7 +195,9 @@ impl TensorList {
         NonNull::new(pointer).map(Self).ok_or_else(|| Error::refused("libtorch returned no list"))
     }
 
-    fn receive(call: impl FnOnce(*mut *mut raw::TensorList, *mut raw::Error) -> raw::Status) -> Result<Self, Error> {
+    pub(crate) fn receive(
+        call: impl FnOnce(*mut *mut raw::TensorList, *mut raw::Error) -> raw::Status,
+    ) -> Result<Self, Error> {
         let mut out = ptr::null_mut();
         check(|err| call(&mut out, err))?;
         // SAFETY: the call succeeded, so `out` is a new list with no other owner.

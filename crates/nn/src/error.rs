@@ -1,6 +1,7 @@
 //! What can go wrong in a module.
 
 use overdrive_ffi::Error as TorchError;
+use overdrive_ffi::autograd::BoxError;
 
 /// Why a module could not be made, or did not compute.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +37,24 @@ pub enum NnError {
         expected: String,
         /// The tensor's shape.
         shape: Vec<i64>,
+    },
+    /// The forward pass of a [`Function`](crate::autograd::Function) failed.
+    #[error("{function}: {source}")]
+    Function {
+        /// The function.
+        function: &'static str,
+        /// What it returned.
+        source: BoxError,
+    },
+    /// There are more or fewer tensors than asked for.
+    #[error("{what}: {expected} are asked for, but there are {found}")]
+    TensorCount {
+        /// The tensors.
+        what: &'static str,
+        /// How many were asked for.
+        expected: usize,
+        /// How many there are.
+        found: usize,
     },
     /// libtorch failed.
     #[error(transparent)]

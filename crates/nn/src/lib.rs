@@ -37,6 +37,7 @@ extern crate self as overdrive_nn;
 
 mod activation;
 mod attention;
+pub mod autograd;
 mod batch_norm;
 mod containers;
 mod conv;

@@ -9,8 +9,9 @@ mod ddp_collectives;
 mod mnist;
 mod nn;
 mod nn_attention;
-mod nn_models;
+mod nn_autograd;
 mod nn_files;
+mod nn_models;
 mod nn_summary;
 mod optim;
 mod profiler;
@@ -69,6 +70,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("nn_load_state_dict", nn_files::load_state_dict),
     ("nn_safetensors", nn_files::safetensors),
     ("nn_summary", nn_summary::summaries),
+    ("nn_autograd", nn_autograd::nn_autograd),
     ("dataload_jpeg", dataload::dataload_jpeg),
     ("dataload_resized_crop", dataload::dataload_resized_crop),
     ("dataload_dct_scaling", dataload::dataload_dct_scaling),

@@ -1,5 +1,6 @@
 //! Safe calls that could corrupt memory: each is refused, or works as documented.
 
+mod functions;
 #[cfg(feature = "distributed")]
 mod groups;
 mod hooks;

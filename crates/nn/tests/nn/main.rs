@@ -1,8 +1,10 @@
-//! Layers, models and files, beyond what the parity cases compare with PyTorch.
+//! Modules, files and functions as a user calls them, beyond what the parity cases compare with PyTorch.
 
 mod attention;
 mod bad_input;
 mod files;
+mod function;
+mod gradcheck;
 mod hostile;
 mod hostile_pt;
 mod loading;
