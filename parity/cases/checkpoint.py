@@ -16,6 +16,12 @@ OPTIMIZERS = {
     "rmsprop": lambda a, b: torch.optim.RMSprop(a + b, lr=0.02, centered=True, momentum=1, foreach=True),
     "adagrad": lambda a, b: torch.optim.Adagrad(a + b, lr=0.1, fused=True),
     "adafactor": lambda a, b: torch.optim.Adafactor(a + b, lr=0.1, foreach=True),
+    "adadelta": lambda a, b: torch.optim.Adadelta(a + b, rho=0.8, foreach=True),
+    "adamax": lambda a, b: torch.optim.Adamax(a + b, lr=0.02, foreach=True),
+    "asgd": lambda a, b: torch.optim.ASGD(a + b, lr=0.1, lambd=0.1, t0=2, foreach=True),
+    "nadam": lambda a, b: torch.optim.NAdam(a + b, lr=0.02, decoupled_weight_decay=True, foreach=True),
+    "radam": lambda a, b: torch.optim.RAdam(a + b, lr=0.02, foreach=True),
+    "rprop": lambda a, b: torch.optim.Rprop(a + b, lr=0.02, step_sizes=(1e-6, 1), foreach=True),
 }
 
 

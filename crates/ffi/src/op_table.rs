@@ -22,13 +22,16 @@ pub(crate) fn checks(name: &str, overload: &str) -> Option<Checks> {
 
 /// These check by themselves, on every device, that lists are equally long, numbers in range and indices within the
 /// tensor. (`_foreach_copy` does not, and must not be listed.)
-const OWN: [(&str, &str); 79] = [
+const OWN: [(&str, &str); 85] = [
     ("aten::_amp_foreach_non_finite_check_and_unscale_", ""),
     ("aten::_amp_update_scale_", ""),
+    ("aten::_foreach_abs", ""),
+    ("aten::_foreach_abs_", ""),
     ("aten::_foreach_add", "List"),
     ("aten::_foreach_add", "Scalar"),
     ("aten::_foreach_add_", "List"),
     ("aten::_foreach_add_", "Scalar"),
+    ("aten::_foreach_add_", "ScalarList"),
     ("aten::_foreach_addcdiv_", "Scalar"),
     ("aten::_foreach_addcdiv_", "ScalarList"),
     ("aten::_foreach_addcmul", "Scalar"),
@@ -55,9 +58,11 @@ const OWN: [(&str, &str); 79] = [
     ("aten::_foreach_pow", "ScalarAndTensor"),
     ("aten::_foreach_reciprocal_", ""),
     ("aten::_foreach_rsqrt_", ""),
+    ("aten::_foreach_sign", ""),
     ("aten::_foreach_sign_", ""),
     ("aten::_foreach_sqrt", ""),
     ("aten::_foreach_sqrt_", ""),
+    ("aten::_foreach_sub", "List"),
     ("aten::_foreach_sub_", "List"),
     ("aten::_foreach_sub_", "Scalar"),
     ("aten::_nested_tensor_from_mask", ""),
@@ -81,6 +86,7 @@ const OWN: [(&str, &str); 79] = [
     ("aten::elu", ""),
     ("aten::empty_like", ""),
     ("aten::eq", "Scalar"),
+    ("aten::fill_", "Scalar"),
     ("aten::full_like", ""),
     ("aten::ge", "Scalar"),
     ("aten::index_add_", ""),

@@ -160,13 +160,7 @@ impl<const DECOUPLED: bool> AdamOptions<DECOUPLED> {
 
     fn foreach(&self, step: &Step<'_>) -> Result<(), TorchError> {
         let (beta1, beta2) = self.betas;
-        let grads = match DECOUPLED {
-            true => step.signed_grads(self.maximize)?,
-            false => step.penalised_grads(self.maximize, self.weight_decay)?,
-        };
-        if DECOUPLED && self.weight_decay != 0.0 {
-            foreach::mul_scalar_(step.params, 1.0 - step.lr * self.weight_decay)?;
-        }
+        let grads = step.decayed_grads(self.maximize, self.weight_decay, DECOUPLED)?;
         let (exp_avgs, exp_avg_sqs) = (&step.slots[0], &step.slots[1]);
         foreach::lerp_(exp_avgs, &grads, 1.0 - beta1)?;
         foreach::mul_scalar_(exp_avg_sqs, beta2)?;

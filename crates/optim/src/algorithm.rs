@@ -6,6 +6,7 @@ use tch::{Device, Tensor};
 
 use crate::foreach::{self, Lent};
 
+static FILL: LazyOp = LazyOp::new("aten::fill_", "Scalar");
 static FULL_LIKE: LazyOp = LazyOp::new("aten::full_like", "");
 
 /// An algorithm: the options of one parameter group, except the learning rate, which every algorithm has.
@@ -18,6 +19,9 @@ pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
 
     /// Whether each element's step depends only on that element's gradient and state.
     const ELEMENTWISE: bool = false;
+
+    /// Whether it takes sparse gradients, and only these.
+    const SPARSE: bool = false;
 
     /// An error when an option is out of its range.
     fn check(&self) -> Result<(), OptimizerError>;
@@ -108,6 +112,17 @@ impl Slot {
         let fresh = |param: &Tensor, fill| FULL_LIKE.tensor(&[Arg::Tensor(param), Arg::Double(fill)]);
         Self { name, fresh, fill }
     }
+
+    /// One float32 number, on the parameter's device.
+    pub fn scalar(name: &'static str, fill: f64) -> Self {
+        let fresh = |param: &Tensor, fill| Ok(Tensor::from(fill as f32).f_to_device(param.device())?);
+        Self { name, fresh, fill }
+    }
+
+    /// One float32 number, on the host.
+    pub fn host_scalar(name: &'static str, fill: f64) -> Self {
+        Self { name, fresh: |_, fill| Ok(Tensor::from(fill as f32)), fill }
+    }
 }
 
 /// The parameters of one bucket that have a gradient in this step, and their state; all lists are in the same order.
@@ -143,6 +158,28 @@ impl Step<'_> {
         }
     }
 
+    /// The gradients to descend along, after weight decay: of the parameters themselves if `decoupled`.
+    pub(crate) fn decayed_grads(
+        &self,
+        maximize: bool,
+        weight_decay: f64,
+        decoupled: bool,
+    ) -> Result<Lent<'_>, TorchError> {
+        if !decoupled || weight_decay == 0.0 {
+            return self.penalised_grads(maximize, weight_decay);
+        }
+        foreach::mul_scalar_(self.params, 1.0 - self.lr * weight_decay)?;
+        self.signed_grads(maximize)
+    }
+
+    /// Fills the state of the parameters whose first step this is.
+    pub(crate) fn start(&self, slot: &TensorList, value: f64) -> Result<(), TorchError> {
+        match self.first.contains(&true) {
+            true => fill(&slot.select(self.first)?, &vec![value; slot.len()]),
+            false => Ok(()),
+        }
+    }
+
     /// The gradients to descend along: negated if `maximize`.
     pub(crate) fn signed_grads(&self, maximize: bool) -> Result<Lent<'_>, TorchError> {
         match maximize {
@@ -162,6 +199,12 @@ impl Step<'_> {
             }
         }
     }
+}
+
+/// Fills each tensor with its number, without waiting for the device.
+pub(crate) fn fill(list: &TensorList, values: &[f64]) -> Result<(), TorchError> {
+    let fill = |(tensor, value): (&Tensor, &f64)| FILL.call(&[Arg::Tensor(tensor), Arg::Double(*value)]).map(drop);
+    list.to_vec()?.iter().zip(values).try_for_each(fill)
 }
 
 /// An error unless `found` is a finite number of at least 0.

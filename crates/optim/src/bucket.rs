@@ -152,14 +152,30 @@ impl Bucket {
         })
     }
 
-    /// An error if a gradient is sparse, which a step could not use.
-    pub(crate) fn check_grads(&self, names: Option<&[String]>) -> Result<(), OptimizerError> {
-        let Some(place) = self.params.sparse_grad()? else { return Ok(()) };
+    /// An error if a gradient is sparse or dense where a step could not use it.
+    pub(crate) fn check_grads<A: Algorithm>(&self, names: Option<&[String]>) -> Result<(), OptimizerError> {
+        let unfit = if A::SPARSE { self.dense_grad()? } else { self.params.sparse_grad()? };
+        let Some(place) = unfit else { return Ok(()) };
         let (index, param) = (self.indices[place], self.params.get(place)?);
-        match names {
-            Some(names) => Err(sparse(&Parameter::named(&names[index], param), index)),
-            None => Err(sparse(&Parameter::unnamed(param), index)),
+        let param = match names {
+            Some(names) => Parameter::named(&names[index], param),
+            None => Parameter::unnamed(param),
+        };
+        match A::SPARSE {
+            true => Err(dense(&param, index)),
+            false => Err(sparse(&param, index)),
         }
+    }
+
+    /// The place of the first parameter whose gradient is dense.
+    fn dense_grad(&self) -> Result<Option<usize>, TorchError> {
+        for (place, param) in self.params.to_vec()?.iter().enumerate() {
+            let grad = param.f_grad()?;
+            if grad.defined() && !grad.is_sparse() {
+                return Ok(Some(place));
+            }
+        }
+        Ok(None)
     }
 
     /// The tensors that a step updates: the float32 masters once they exist, else the parameters.
@@ -184,7 +200,7 @@ impl Bucket {
         (algorithm, lr, fused): (&A, f64, bool),
         scale: Option<GradScale<'_>>,
     ) -> Result<(), TorchError> {
-        let grads = self.params.grads_in_layout()?;
+        let grads = if A::SPARSE { self.params.grads()? } else { self.params.grads_in_layout()? };
         if grads.list.is_empty() {
             return Ok(());
         }
@@ -260,6 +276,12 @@ pub(crate) fn sparse(param: &Parameter, index: usize) -> OptimizerError {
         index,
         "its gradient is sparse, but should be dense: set `sparse: false` in the embedding",
     )
+}
+
+/// The error for a dense gradient where only sparse ones are taken.
+fn dense(param: &Parameter, index: usize) -> OptimizerError {
+    let reason = "its gradient is dense: SparseAdam does not support dense gradients, please consider Adam instead";
+    OptimizerError::parameter(param, index, reason)
 }
 
 /// Checks that all parameters can be optimized, that each is given once, and that each has a unique name, or all have

@@ -46,7 +46,9 @@ macro_rules! making {
 }
 
 in_place! {
+    abs_ = "abs_", "" (xs: TensorList &TensorList);
     add_ = "add_", "List" (xs: TensorList &TensorList, ys: TensorList &TensorList, alpha: Double f64);
+    add_each_ = "add_", "ScalarList" (xs: TensorList &TensorList, ys: ScalarList &[f64]);
     add_scalar_ = "add_", "Scalar" (xs: TensorList &TensorList, y: Double f64);
     addcdiv_ = "addcdiv_", "Scalar"
         (xs: TensorList &TensorList, ys: TensorList &TensorList, zs: TensorList &TensorList, factor: Double f64);
@@ -78,7 +80,9 @@ in_place! {
 }
 
 making! {
+    abs = "abs", "" (xs: TensorList &TensorList);
     add = "add", "List" (xs: TensorList &TensorList, ys: TensorList &TensorList, alpha: Double f64);
+    add_scalar = "add", "Scalar" (xs: TensorList &TensorList, y: Double f64);
     addcmul = "addcmul", "Scalar"
         (xs: TensorList &TensorList, ys: TensorList &TensorList, zs: TensorList &TensorList, factor: Double f64);
     lerp = "lerp", "Scalar" (xs: TensorList &TensorList, ys: TensorList &TensorList, weight: Double f64);
@@ -87,5 +91,7 @@ making! {
     neg = "neg", "" (xs: TensorList &TensorList);
     norm = "norm", "Scalar" (xs: TensorList &TensorList, order: Double f64);
     scalar_pow = "pow", "ScalarAndTensor" (base: Double f64, exponents: TensorList &TensorList);
+    sign = "sign", "" (xs: TensorList &TensorList);
     sqrt = "sqrt", "" (xs: TensorList &TensorList);
+    sub = "sub", "List" (xs: TensorList &TensorList, ys: TensorList &TensorList);
 }

@@ -20,11 +20,14 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod adadelta;
 mod adafactor;
 mod adagrad;
 mod adam;
+mod adamax;
 mod adamw8bit;
 mod algorithm;
+mod asgd;
 mod averaged;
 mod bucket;
 mod builder;
@@ -39,11 +42,15 @@ mod lion;
 mod lookahead;
 mod low_precision;
 mod muon;
+mod nadam;
 mod optimizer;
 mod pieces;
+mod radam;
 mod rmsprop;
+mod rprop;
 mod sam;
 mod sgd;
+mod sparse_adam;
 mod split;
 mod stateful;
 mod step_count;
@@ -51,10 +58,13 @@ mod t5_adafactor;
 mod trust;
 mod wrapper;
 
+pub use adadelta::{Adadelta, AdadeltaBuilder, AdadeltaOptions};
 pub use adafactor::{Adafactor, AdafactorBuilder, AdafactorForm, AdafactorOptions};
 pub use adagrad::{Adagrad, AdagradBuilder, AdagradOptions};
 pub use adam::{Adam, AdamBuilder, AdamOptions, AdamW, AdamWBuilder};
+pub use adamax::{Adamax, AdamaxBuilder, AdamaxOptions};
 pub use adamw8bit::{AdamW8Bit, AdamW8BitBuilder, AdamW8BitOptions};
+pub use asgd::{Asgd, AsgdBuilder, AsgdOptions};
 pub use averaged::{AveragedModel, AveragedModelBuilder, Averaging};
 pub use builder::{GroupBuilder, OneGroup, Options, ParamGroup, Whole};
 pub use clip::{ClipGradNorm, GradNorm, clip_grad_norm_, clip_grad_value_};
@@ -67,7 +77,11 @@ pub use lion::{Lion, LionBuilder, LionOptions};
 pub use lookahead::Lookahead;
 pub use low_precision::LowPrecision;
 pub use muon::{AdjustLr, Muon, MuonBuilder, MuonOptions};
+pub use nadam::{NAdam, NAdamBuilder, NAdamOptions};
 pub use optimizer::GroupOptimizer;
+pub use radam::{RAdam, RAdamBuilder, RAdamOptions};
 pub use rmsprop::{RmsProp, RmsPropBuilder, RmsPropOptions};
+pub use rprop::{Rprop, RpropBuilder, RpropOptions};
 pub use sam::Sam;
 pub use sgd::{Sgd, SgdBuilder, SgdOptions};
+pub use sparse_adam::{SparseAdam, SparseAdamBuilder, SparseAdamOptions};

@@ -184,7 +184,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
         check_averaged(self)?;
         check_not_stepped_in_backward(self)?;
         for bucket in self.groups.iter().flat_map(|group| &group.buckets) {
-            bucket.check_grads(self.names.as_deref())?;
+            bucket.check_grads::<A>(self.names.as_deref())?;
         }
         self.scale_grads_down()?;
         for group in &mut self.groups {
@@ -233,7 +233,7 @@ impl<A: Algorithm> GroupOptimizer<A> {
         }
         let group = &mut self.groups[group_index];
         let bucket = &mut group.buckets[bucket];
-        bucket.check_grads(self.names.as_deref())?;
+        bucket.check_grads::<A>(self.names.as_deref())?;
         bucket.step((&group.values.options, group.values.lr, self.packing.fused), None)?;
         Ok(bucket.params.clear_grads()?)
     }

@@ -5,7 +5,10 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use overdrive::amp::StepOutcome;
 use overdrive::core::TorchErrorKind;
 use overdrive::ffi::{self, Arg, Op, TensorList, cuda};
-use overdrive::optim::{Adafactor, Adagrad, AdamW8Bit, Lamb, Lars, Lion, LowPrecision, Muon, RmsProp};
+use overdrive::optim::{
+    Adadelta, Adafactor, Adagrad, AdamW8Bit, Adamax, Asgd, Lamb, Lars, Lion, LowPrecision, Muon, NAdam, RAdam, RmsProp,
+    Rprop,
+};
 use overdrive::prelude::*;
 use overdrive_profile::{DeviceType, Phase, Profiler, SortBy, StepTimer, TableOptions};
 use tch::Cuda;
@@ -165,13 +168,19 @@ fn fused_sgd_on_the_device_equals_the_host() -> Result<()> {
 type Make = fn(Vec<Tensor>) -> Result<Box<dyn Optimizer>>;
 
 fn every_optimizer_on_the_device_equals_the_host_and_never_waits() -> Result<()> {
-    let all: [(&str, Make); 11] = [
+    let all: [(&str, Make); 17] = [
         ("Adam", |p| Ok(Box::new(Adam::builder(p).lr(1e-2).amsgrad(true).build()?))),
         ("foreach AdamW", |p| Ok(Box::new(AdamW::builder(p).lr(1e-2).foreach(true).build()?))),
         ("capturable", |p| Ok(Box::new(AdamW::builder(p).lr(1e-2).foreach(true).capturable(true).build()?))),
         ("foreach SGD", |p| Ok(Box::new(Sgd::builder(p).lr(1e-2).momentum(0.9).foreach(true).build()?))),
         ("RMSprop", |p| Ok(Box::new(RmsProp::builder(p).centered(true).momentum(0.9).build()?))),
         ("Adagrad", |p| Ok(Box::new(Adagrad::builder(p).build()?))),
+        ("Adadelta", |p| Ok(Box::new(Adadelta::builder(p).build()?))),
+        ("Adamax", |p| Ok(Box::new(Adamax::builder(p).lr(1e-2).build()?))),
+        ("ASGD", |p| Ok(Box::new(Asgd::builder(p).t0(1.0).build()?))),
+        ("NAdam", |p| Ok(Box::new(NAdam::builder(p).lr(1e-2).build()?))),
+        ("RAdam", |p| Ok(Box::new(RAdam::builder(p).lr(1e-2).build()?))),
+        ("Rprop", |p| Ok(Box::new(Rprop::builder(p).build()?))),
         ("Adafactor", |p| Ok(Box::new(Adafactor::builder(p).build()?))),
         ("Lion", |p| Ok(Box::new(Lion::builder(p).lr(1e-3).build()?))),
         ("LAMB", |p| Ok(Box::new(Lamb::builder(p).lr(1e-2).build()?))),

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use overdrive_checkpoint::load;
 use overdrive_core::{Optimizer, Stateful};
-use overdrive_optim::{Adafactor, Adagrad, Adam, AdamW, RmsProp, Sgd};
+use overdrive_optim::{Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, NAdam, RAdam, RmsProp, Rprop, Sgd};
 use tch::{Device, Tensor, nn};
 
 use crate::record::{Found, Given};
@@ -24,7 +24,14 @@ fn make(name: &str, params: &[Tensor]) -> Result<Box<dyn Saved>> {
         "adamw" => Box::new(AdamW::builder(a).add_param_group(AdamW::group(b)).build()?),
         "rmsprop" => Box::new(RmsProp::builder(params).build()?),
         "adagrad" => Box::new(Adagrad::builder(params).build()?),
-        _ => Box::new(Adafactor::builder(params).build()?),
+        "adafactor" => Box::new(Adafactor::builder(params).build()?),
+        "adadelta" => Box::new(Adadelta::builder(params).build()?),
+        "adamax" => Box::new(Adamax::builder(params).build()?),
+        "asgd" => Box::new(Asgd::builder(params).build()?),
+        "nadam" => Box::new(NAdam::builder(params).build()?),
+        "radam" => Box::new(RAdam::builder(params).build()?),
+        "rprop" => Box::new(Rprop::builder(params).build()?),
+        _ => bail!("no optimizer of the name {name}"),
     })
 }
 

@@ -3,8 +3,8 @@
 use anyhow::{Result, ensure};
 use overdrive_core::Optimizer;
 use overdrive_optim::{
-    Adafactor, AdafactorForm, Adagrad, AdagradBuilder, Adam, AdamOptions, AdamW, AdjustLr, GroupBuilder, Lamb, Lars,
-    LarsForm, Lion, Muon, RmsProp, Sgd, SgdBuilder,
+    Adadelta, Adafactor, AdafactorForm, Adagrad, AdagradBuilder, Adam, AdamOptions, AdamW, Adamax, AdjustLr, Asgd,
+    GroupBuilder, Lamb, Lars, LarsForm, Lion, Muon, NAdam, RAdam, RmsProp, Rprop, Sgd, SgdBuilder, SparseAdam,
 };
 use serde::Deserialize;
 use tch::Tensor;
@@ -27,16 +27,23 @@ struct Config {
     d: Option<f64>,
     dampening: Option<f64>,
     decay_rate: Option<f64>,
+    decoupled_weight_decay: Option<bool>,
     eps: Option<Eps>,
+    etas: Option<(f64, f64)>,
     initial_accumulator_value: Option<f64>,
+    lambd: Option<f64>,
     lr: Option<f64>,
     lr_decay: Option<f64>,
     max_grad_norm: Option<f64>,
     maximize: Option<bool>,
     momentum: Option<f64>,
+    momentum_decay: Option<f64>,
     nesterov: Option<bool>,
     ns_coefficients: Option<(f64, f64, f64)>,
     ns_steps: Option<i64>,
+    rho: Option<f64>,
+    step_sizes: Option<(f64, f64)>,
+    t0: Option<f64>,
     trust_clip: Option<bool>,
     trust_coefficient: Option<f64>,
     warmup_init: Option<bool>,
@@ -148,6 +155,69 @@ pub fn muon(given: &Given<'_>) -> Result<Found> {
     })
 }
 
+pub fn adadelta(given: &Given<'_>) -> Result<Found> {
+    trajectories(given, |params, c, _| {
+        let opt = set(Adadelta::builder(params), c.lr, GroupBuilder::lr);
+        let opt = set(opt, c.rho, |opt, rho| opt.rho(rho));
+        let opt = set(opt, c.eps.map(Eps::one), |opt, eps| opt.eps(eps));
+        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
+        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
+    })
+}
+
+pub fn adamax(given: &Given<'_>) -> Result<Found> {
+    trajectories(given, |params, c, _| {
+        let opt = set(Adamax::builder(params), c.lr, GroupBuilder::lr);
+        let opt = set(opt, c.betas, |opt, betas| opt.betas(betas.0, betas.1));
+        let opt = set(opt, c.eps.map(Eps::one), |opt, eps| opt.eps(eps));
+        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
+        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
+    })
+}
+
+pub fn asgd(given: &Given<'_>) -> Result<Found> {
+    trajectories(given, |params, c, _| {
+        let opt = set(Asgd::builder(params), c.lr, GroupBuilder::lr);
+        let opt = set(opt, c.lambd, |opt, lambd| opt.lambd(lambd));
+        let opt = set(opt, c.alpha, |opt, alpha| opt.alpha(alpha));
+        let opt = set(opt, c.t0, |opt, t0| opt.t0(t0));
+        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
+        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
+    })
+}
+
+pub fn nadam(given: &Given<'_>) -> Result<Found> {
+    trajectories(given, |params, c, _| {
+        let opt = set(NAdam::builder(params), c.lr, GroupBuilder::lr);
+        let opt = set(opt, c.betas, |opt, betas| opt.betas(betas.0, betas.1));
+        let opt = set(opt, c.eps.map(Eps::one), |opt, eps| opt.eps(eps));
+        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
+        let opt = set(opt, c.momentum_decay, |opt, decay| opt.momentum_decay(decay));
+        let opt = set(opt, c.decoupled_weight_decay, |opt, decoupled| opt.decoupled_weight_decay(decoupled));
+        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
+    })
+}
+
+pub fn radam(given: &Given<'_>) -> Result<Found> {
+    trajectories(given, |params, c, _| {
+        let opt = set(RAdam::builder(params), c.lr, GroupBuilder::lr);
+        let opt = set(opt, c.betas, |opt, betas| opt.betas(betas.0, betas.1));
+        let opt = set(opt, c.eps.map(Eps::one), |opt, eps| opt.eps(eps));
+        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
+        let opt = set(opt, c.decoupled_weight_decay, |opt, decoupled| opt.decoupled_weight_decay(decoupled));
+        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
+    })
+}
+
+pub fn rprop(given: &Given<'_>) -> Result<Found> {
+    trajectories(given, |params, c, _| {
+        let opt = set(Rprop::builder(params), c.lr, GroupBuilder::lr);
+        let opt = set(opt, c.etas, |opt, etas| opt.etas(etas.0, etas.1));
+        let opt = set(opt, c.step_sizes, |opt, sizes| opt.step_sizes(sizes.0, sizes.1));
+        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
+    })
+}
+
 pub fn lion(given: &Given<'_>) -> Result<Found> {
     trajectories(given, |params, c, _| {
         let opt = set(Lion::builder(params), c.lr, GroupBuilder::lr);
@@ -241,6 +311,39 @@ fn trajectories(given: &Given<'_>, make: impl Fn(&[Tensor], &Config, bool) -> Ma
                         for (index, param) in params.iter().enumerate() {
                             found.insert(format!("{name}.{number}.{step}.{index}"), param);
                         }
+                    }
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// As `trajectories`, with sparse gradients.
+pub fn sparse_adam(given: &Given<'_>) -> Result<Found> {
+    let mut found = Found::default();
+    for name in ["float32", "float64"] {
+        let rows = given.tensor(&format!("{name}.rows"))?;
+        for (number, c) in given.value::<Vec<Config>>("configs")?.iter().enumerate() {
+            let start =
+                |index: usize| Ok(given.tensor(&format!("{name}.start.{index}"))?.copy().set_requires_grad(true));
+            let params: Vec<_> = (0..2).map(start).collect::<Result<_>>()?;
+            let opt = set(SparseAdam::builder(&params), c.lr, GroupBuilder::lr);
+            let opt = set(opt, c.betas, |opt, betas| opt.betas(betas.0, betas.1));
+            let opt = set(opt, c.eps.map(Eps::one), |opt, eps| opt.eps(eps));
+            let mut opt = set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?;
+            for step in 0..1000 {
+                for (index, param) in params.iter().take(2 - usize::from(step % 3 == 2)).enumerate() {
+                    let used = if index == 1 && step % 5 == 4 { 0 } else { 6 };
+                    let used = rows.get(step).narrow(0, 0, used).remainder(param.size()[0]);
+                    let taken = Tensor::embedding(param, &used, -1, false, true);
+                    (&taken * (taken.detach() * 3.0 + step as f64).sin()).sum(param.kind()).backward();
+                }
+                opt.step()?;
+                opt.zero_grad()?;
+                if step % 100 == 99 {
+                    for (index, param) in params.iter().enumerate() {
+                        found.insert(format!("{name}.{number}.{step}.{index}"), param);
                     }
                 }
             }

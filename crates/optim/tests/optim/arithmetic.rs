@@ -1,7 +1,7 @@
 //! Fused and foreach steps compared with the formulas of their papers.
 
 use overdrive_core::Optimizer;
-use overdrive_optim::{AdamW, Lion, RmsProp, Sgd};
+use overdrive_optim::{Adadelta, AdamW, Adamax, Lion, RAdam, RmsProp, Rprop, Sgd};
 use tch::{Kind, Tensor};
 
 use crate::{CPU, assert_close, params, set_grads};
@@ -110,11 +110,15 @@ fn a_large_tensor_is_stepped_like_its_parts() {
     // More than two pieces, and not a multiple of the piece size.
     let start = Tensor::randn([3, 300_001], (Kind::Float, CPU));
     type Build = fn(&[Tensor]) -> Box<dyn Optimizer>;
-    let builders: [Build; 4] = [
+    let builders: [Build; 8] = [
         |params| Box::new(AdamW::builder(params).lr(0.1).amsgrad(true).foreach(true).build().unwrap()),
         |params| Box::new(Sgd::builder(params).lr(0.1).momentum(0.9).weight_decay(0.1).foreach(true).build().unwrap()),
         |params| Box::new(RmsProp::builder(params).lr(0.1).centered(true).momentum(0.5).build().unwrap()),
         |params| Box::new(Lion::builder(params).lr(0.1).build().unwrap()),
+        |params| Box::new(Adadelta::builder(params).weight_decay(0.1).build().unwrap()),
+        |params| Box::new(Adamax::builder(params).lr(0.1).build().unwrap()),
+        |params| Box::new(RAdam::builder(params).lr(0.1).betas(0.9, 0.9).build().unwrap()),
+        |params| Box::new(Rprop::builder(params).lr(0.1).build().unwrap()),
     ];
     for build in builders {
         let whole = [start.copy().set_requires_grad(true)];

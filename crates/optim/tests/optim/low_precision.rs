@@ -1,7 +1,7 @@
 //! bfloat16 parameters with updates smaller than their precision.
 
 use overdrive_core::{Optimizer, Stateful};
-use overdrive_optim::{Adafactor, AdamW, AveragedModel, Averaging, Lamb, LowPrecision, Sgd};
+use overdrive_optim::{Adafactor, AdamW, Asgd, AveragedModel, Averaging, Lamb, LowPrecision, NAdam, Rprop, Sgd};
 use tch::{Kind, Tensor};
 
 use crate::CPU;
@@ -88,13 +88,16 @@ fn every_kind_of_step_works_with_every_form() {
             let start = Tensor::arange(64, (Kind::Float, CPU)).reshape([8, 8]).sin();
             start.to_kind(Kind::BFloat16).set_requires_grad(true)
         };
-        let params = [param(), param(), param(), param()];
+        let params = [param(), param(), param(), param(), param(), param(), param()];
         let one = |index: usize| [params[index].shallow_clone()];
-        let mut opts: [Box<dyn Optimizer>; 4] = [
+        let mut opts: [Box<dyn Optimizer>; 7] = [
             Box::new(AdamW::builder(one(0)).lr(0.1).low_precision(precision).build().unwrap()),
             Box::new(AdamW::builder(one(1)).lr(0.1).foreach(true).low_precision(precision).build().unwrap()),
             Box::new(Adafactor::builder(one(2)).lr(0.1).low_precision(precision).build().unwrap()),
             Box::new(Lamb::builder(one(3)).lr(0.1).low_precision(precision).build().unwrap()),
+            Box::new(Asgd::builder(one(4)).lr(0.1).low_precision(precision).build().unwrap()),
+            Box::new(NAdam::builder(one(5)).lr(0.1).low_precision(precision).build().unwrap()),
+            Box::new(Rprop::builder(one(6)).lr(0.1).low_precision(precision).build().unwrap()),
         ];
         let before = params[0].square().sum(Kind::Float).double_value(&[]);
         for _ in 0..10 {

@@ -9,6 +9,7 @@ mod in_backward;
 mod later_groups;
 mod low_precision;
 mod options;
+mod sparse;
 mod state;
 mod wrappers;
 

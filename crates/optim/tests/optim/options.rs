@@ -1,7 +1,10 @@
 //! Options and parameters that optimizers refuse, and the options that schedules change.
 
 use overdrive_core::{Optimizer, OptimizerError};
-use overdrive_optim::{Adafactor, AdafactorForm, Adagrad, Adam, AdamW, Lamb, Lars, Lion, Muon, RmsProp, Sgd};
+use overdrive_optim::{
+    Adadelta, Adafactor, AdafactorForm, Adagrad, Adam, AdamW, Adamax, Asgd, Lamb, Lars, Lion, Muon, NAdam, RAdam,
+    RmsProp, Rprop, Sgd, SparseAdam,
+};
 use tch::{Kind, Tensor};
 
 use crate::{CPU, DOUBLE};
@@ -58,6 +61,16 @@ fn each_algorithm_refuses_options_outside_their_range() {
     assert!(said(Lion::builder(param()).betas(0.9, 1.0).build()).starts_with("beta2 is 1"));
     assert!(said(Lamb::builder(param()).eps(nan).build()).starts_with("eps is NaN"));
     assert!(said(Lars::builder(param()).momentum(1.5).build()).starts_with("momentum is 1.5"));
+    assert!(said(Adadelta::builder(param()).rho(1.1).build()).starts_with("rho is 1.1"));
+    assert!(Adadelta::builder(param()).rho(1.0).build().is_ok(), "as in PyTorch");
+    assert!(said(Adamax::builder(param()).betas(0.9, 1.0).build()).starts_with("beta2 is 1"));
+    assert!(said(Asgd::builder(param()).lambd(-1.0).build()).starts_with("lambd is -1"));
+    assert!(said(NAdam::builder(param()).momentum_decay(-0.1).build()).starts_with("momentum_decay is -0.1"));
+    assert!(said(RAdam::builder(param()).betas(1.0, 0.9).build()).starts_with("beta1 is 1"));
+    assert!(said(Rprop::builder(param()).etas(0.0, 1.2).build()).starts_with("etaminus is 0"));
+    assert!(said(Rprop::builder(param()).etas(0.5, 1.0).build()).starts_with("etaplus is 1"));
+    assert!(said(Rprop::builder(param()).step_sizes(0.1, 0.01).build()).starts_with("step_size_max is 0.01"));
+    assert!(said(SparseAdam::builder(param()).eps(0.0).build()).starts_with("eps is 0"));
     // All groups are checked, not only the last one.
     assert!(
         said(Sgd::builder(param()).add_param_group(Sgd::group(param()).lr(-1.0)).lr(1.0).build())

@@ -2,7 +2,8 @@
 
 use overdrive_core::{Entry, Optimizer, StateDict, StateError, Stateful};
 use overdrive_optim::{
-    Adafactor, Adagrad, Adam, AdamW, InBackward, Lamb, Lars, Lion, LowPrecision, Muon, RmsProp, Sgd,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, InBackward, Lamb, Lars, Lion, LowPrecision, Muon, NAdam,
+    RAdam, RmsProp, Rprop, Sgd,
 };
 use tch::{Kind, Tensor};
 
@@ -25,6 +26,12 @@ pub const ALL: &[(&str, Make)] = &[
     ("RMSprop", |p| Box::new(RmsProp::builder(p).centered(true).momentum(0.9).build().unwrap())),
     ("fused Adagrad", |p| Box::new(Adagrad::builder(p).initial_accumulator_value(0.1).build().unwrap())),
     ("foreach Adagrad", |p| Box::new(Adagrad::builder(p).lr_decay(0.1).foreach(true).build().unwrap())),
+    ("Adadelta", |p| Box::new(Adadelta::builder(p).weight_decay(0.1).build().unwrap())),
+    ("Adamax", |p| Box::new(Adamax::builder(p).maximize(true).build().unwrap())),
+    ("ASGD", |p| Box::new(Asgd::builder(p).lambd(0.1).t0(2.0).build().unwrap())),
+    ("NAdam", |p| Box::new(NAdam::builder(p).weight_decay(0.1).decoupled_weight_decay(true).build().unwrap())),
+    ("RAdam", |p| Box::new(RAdam::builder(p).lr(0.01).build().unwrap())),
+    ("Rprop", |p| Box::new(Rprop::builder(p).build().unwrap())),
     ("Adafactor", |p| Box::new(Adafactor::builder(p).build().unwrap())),
     ("Muon", |p| Box::new(Muon::builder(p).lr(0.01).build().unwrap())),
     ("Lion", |p| Box::new(Lion::builder(p).lr(0.01).build().unwrap())),
@@ -135,6 +142,30 @@ fn names_are_pytorchs_and_saved_tensors_are_shared() {
     let before = average.copy();
     opt.step().unwrap();
     assert!(!average.equal(&before), "the tensor is the optimizer's own");
+}
+
+#[test]
+fn each_optimizers_state_has_pytorchs_names() {
+    let expected: [(&str, &[&str]); 6] = [
+        ("Adadelta", &["acc_delta", "square_avg", "step"]),
+        ("Adamax", &["exp_avg", "exp_inf", "step"]),
+        ("ASGD", &["ax", "eta", "mu", "step"]),
+        ("NAdam", &["exp_avg", "exp_avg_sq", "mu_product", "step"]),
+        ("RAdam", &["exp_avg", "exp_avg_sq", "step"]),
+        ("Rprop", &["prev", "step", "step_size"]),
+    ];
+    for (optimizer, names) in expected {
+        let (_, make) = ALL.iter().find(|(name, _)| *name == optimizer).unwrap();
+        let ours = params(1);
+        let mut opt = make(&ours);
+        train(&mut *opt, &ours, 0..2);
+        let state = opt.state_dict().unwrap();
+        let found: Vec<_> = state.iter().filter_map(|(name, _)| name.strip_prefix("state.0.")).collect();
+        assert_eq!(found, names, "{optimizer}");
+        for scalar in ["eta", "mu", "mu_product"].iter().filter(|name| names.contains(name)) {
+            assert!(state.tensor(&format!("state.0.{scalar}"), &[], Kind::Float).is_ok(), "{optimizer}: {scalar}");
+        }
+    }
 }
 
 #[test]

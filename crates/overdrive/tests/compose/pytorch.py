@@ -58,6 +58,9 @@ OPTIMIZERS = {
     "adam": lambda params: torch.optim.Adam(params, lr=0.02, amsgrad=True),
     "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.02, centered=True, momentum=1),
     "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.1),
+    "asgd": lambda params: torch.optim.ASGD(params, 0.1, lambd=0.1, t0=2),
+    "nadam": lambda params: torch.optim.NAdam(params, lr=0.02),
+    "rprop": lambda params: torch.optim.Rprop(params, lr=0.02),
     "adafactor": lambda params: torch.optim.Adafactor(params, lr=0.1),
 }
 SCHEDULES = {
@@ -86,7 +89,7 @@ def there_and_back(folder, steps):
             run["scheduler"].step(*([1.0] if isinstance(run["scheduler"], schedulers.ReduceLROnPlateau) else []))
 
     for names in [(optimizer, schedule) for optimizer in OPTIMIZERS for schedule in SCHEDULES]:
-        if names in (("adafactor", "one_cycle"), ("adagrad", "one_cycle")):
+        if names[0] in ("adafactor", "adagrad", "asgd", "rprop") and names[1] == "one_cycle":
             # These optimizers have no momentum to cycle.
             continue
         there, back = make(*names), make(*names)

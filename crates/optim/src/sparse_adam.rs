@@ -1,0 +1,121 @@
+//! Adam for sparse gradients.
+
+use overdrive_core::{OptimizerError, TorchError};
+use overdrive_ffi::{Arg, LazyOp};
+use tch::Tensor;
+
+use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta};
+use crate::builder::{GroupBuilder, Options};
+use crate::optimizer::GroupOptimizer;
+
+static ADD: LazyOp = LazyOp::new("aten::add_", "Scalar");
+static MUL: LazyOp = LazyOp::new("aten::mul_", "Scalar");
+
+/// Adam for parameters whose gradients are sparse, such as an embedding's with `sparse: true`: a step reads and writes
+/// only the rows that the gradient has, and the averages of other rows do not decay. lr 1e-3.
+///
+/// A dense gradient is an error; give dense parameters to another optimizer, and use both as one by
+/// [`Joint`](crate::Joint).
+///
+/// # Source
+/// `torch.optim.SparseAdam`
+pub type SparseAdam = GroupOptimizer<SparseAdamOptions>;
+
+/// The options of a [`SparseAdam`].
+pub type SparseAdamBuilder = GroupBuilder<SparseAdamOptions>;
+
+/// The options of a [`SparseAdam`] group, except the learning rate.
+#[derive(Clone, Debug)]
+pub struct SparseAdamOptions {
+    betas: (f64, f64),
+    eps: f64,
+    maximize: bool,
+}
+
+impl Default for SparseAdamOptions {
+    fn default() -> Self {
+        Self { betas: (0.9, 0.999), eps: 1e-8, maximize: false }
+    }
+}
+
+impl<Scope> Options<SparseAdamOptions, Scope> {
+    /// The decay rates of the running averages of the gradient and its square, each in [0, 1); default (0.9, 0.999).
+    pub fn betas(self, beta1: f64, beta2: f64) -> Self {
+        self.with(move |options| options.betas = (beta1, beta2))
+    }
+
+    /// Added to the denominator, above 0; default 1e-8.
+    pub fn eps(self, eps: f64) -> Self {
+        self.with(move |options| options.eps = eps)
+    }
+
+    /// Maximizes the objective instead of minimizing it; default false.
+    pub fn maximize(self, maximize: bool) -> Self {
+        self.with(move |options| options.maximize = maximize)
+    }
+}
+
+impl Algorithm for SparseAdamOptions {
+    const LR: f64 = 1e-3;
+    const COUNTS_STEPS: bool = true;
+    const SPARSE: bool = true;
+
+    fn check(&self) -> Result<(), OptimizerError> {
+        check_beta("beta1", self.betas.0)?;
+        check_beta("beta2", self.betas.1)?;
+        OptimizerError::check_range("eps", self.eps, f64::MIN_POSITIVE..f64::INFINITY, "a finite number above 0")
+    }
+
+    fn momentum(&mut self) -> Option<&mut f64> {
+        Some(&mut self.betas.0)
+    }
+
+    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
+        vec![
+            ("betas.0", Field::Float(&mut self.betas.0)),
+            ("betas.1", Field::Float(&mut self.betas.1)),
+            ("eps", Field::Float(&mut self.eps)),
+            ("maximize", Field::Bool(&mut self.maximize)),
+        ]
+    }
+
+    fn slots(&self, _param: &Tensor) -> Vec<Slot> {
+        vec![Slot::zeros("exp_avg"), Slot::zeros("exp_avg_sq")]
+    }
+
+    fn step(&self, step: &Step<'_>) -> Result<(), TorchError> {
+        let (beta1, beta2) = self.betas;
+        let step_sizes =
+            step.by_count(|count| step.lr * (1.0 - beta2.powf(count)).sqrt() / (1.0 - beta1.powf(count)))?;
+        for (index, step_size) in step_sizes.into_iter().enumerate() {
+            // Rows that occur several times are added up, because the step is not linear.
+            let grad = step.grads.get(index)?.f_coalesce()?;
+            let (places, values) = (grad.f_indices()?, grad.f_values()?);
+            if values.numel() == 0 {
+                continue;
+            }
+            let values = if self.maximize { values.f_neg()? } else { values };
+            let places: Vec<_> = places.f_unbind(0)?.into_iter().map(Some).collect();
+            let [exp_avg, exp_avg_sq] = [&step.slots[0], &step.slots[1]];
+            let average = decay(&exp_avg.get(index)?, &places, &values, 1.0 - beta1)?;
+            let root = decay(&exp_avg_sq.get(index)?, &places, &values.f_square()?, 1.0 - beta2)?.f_sqrt()?;
+            ADD.call(&[Arg::Tensor(&root), Arg::Double(self.eps)])?;
+            let update = average.f_div(&root)?;
+            MUL.call(&[Arg::Tensor(&update), Arg::Double(-step_size)])?;
+            let mut param = step.params.get(index)?;
+            let stepped = param.f_index(&places)?.f_add(&update)?;
+            let _ = param.f_index_put_(&places, &stepped, false)?;
+        }
+        Ok(())
+    }
+}
+
+/// Moves the averages at `places` towards `values` by `share`, and returns them.
+fn decay(averages: &Tensor, places: &[Option<Tensor>], values: &Tensor, share: f64) -> Result<Tensor, TorchError> {
+    let old = averages.f_index(places)?;
+    let change = values.f_sub(&old)?;
+    MUL.call(&[Arg::Tensor(&change), Arg::Double(share)])?;
+    let new = change.f_add(&old)?;
+    let _ = averages.shallow_clone().f_index_put_(places, &new, false)?;
+    Ok(new)
+}
