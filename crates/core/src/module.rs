@@ -271,6 +271,11 @@ impl ModuleState {
         self.training.get()
     }
 
+    /// Switches the layer alone to training mode or evaluation mode.
+    pub fn set_training(&self, training: bool) {
+        self.training.set(training);
+    }
+
     /// The dotted name of the layer in its model, for errors; empty until the model was walked for the first time (by
     /// an optimizer or `train`, say).
     pub fn path(&self) -> String {

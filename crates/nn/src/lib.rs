@@ -54,6 +54,7 @@ mod recurrent;
 mod repr;
 mod size;
 mod tensors;
+mod update_bn;
 
 pub use activation::{
     Elu, Gelu, GeluTanh, Hardsigmoid, Hardswish, Identity, LeakyRelu, LogSigmoid, LogSoftmax, Mish, Prelu, Relu, Relu6,
@@ -86,3 +87,4 @@ pub use overdrive_core::{
 };
 pub use overdrive_nn_macros::Module;
 pub use tensors::{Buffer, Parameter};
+pub use update_bn::update_bn;

@@ -7,8 +7,10 @@ mod eight_bit;
 mod groups;
 mod in_backward;
 mod later_groups;
+mod lbfgs;
 mod low_precision;
 mod options;
+mod schedule_free;
 mod state;
 mod wrappers;
 

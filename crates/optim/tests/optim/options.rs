@@ -1,7 +1,10 @@
 //! Options and parameters that optimizers refuse, and the options that schedules change.
 
 use overdrive_core::{Optimizer, OptimizerError};
-use overdrive_optim::{Adafactor, AdafactorForm, Adagrad, Adam, AdamW, Lamb, Lars, Lion, Muon, RmsProp, Sgd};
+use overdrive_optim::{
+    Adafactor, AdafactorForm, Adagrad, Adam, AdamW, AdamWScheduleFree, Lamb, Lars, Lion, Muon, Prodigy, RmsProp, Sgd,
+    SgdScheduleFree,
+};
 use tch::{Kind, Tensor};
 
 use crate::{CPU, DOUBLE};
@@ -58,6 +61,14 @@ fn each_algorithm_refuses_options_outside_their_range() {
     assert!(said(Lion::builder(param()).betas(0.9, 1.0).build()).starts_with("beta2 is 1"));
     assert!(said(Lamb::builder(param()).eps(nan).build()).starts_with("eps is NaN"));
     assert!(said(Lars::builder(param()).momentum(1.5).build()).starts_with("momentum is 1.5"));
+    assert!(said(SgdScheduleFree::builder(param()).momentum(0.0).build()).starts_with("momentum is 0"));
+    assert!(said(AdamWScheduleFree::builder(param()).betas(1.0, 0.9).build()).starts_with("beta1 is 1"));
+    assert!(said(AdamWScheduleFree::builder(param()).warmup_steps(-1).build()).starts_with("warmup_steps is -1"));
+    assert!(said(SgdScheduleFree::builder(param()).r(nan).build()).starts_with("r is NaN"));
+    assert!(said(Prodigy::builder(param()).d0(0.0).build()).starts_with("d0 is 0"));
+    assert!(said(Prodigy::builder(param()).beta3(1.0).build()).starts_with("beta3 is 1"));
+    assert!(said(Prodigy::builder(param()).growth_rate(0.9).build()).starts_with("growth_rate is 0.9"));
+    assert!(said(Prodigy::builder(param()).slice_p(0).build()).starts_with("slice_p is 0"));
     // All groups are checked, not only the last one.
     assert!(
         said(Sgd::builder(param()).add_param_group(Sgd::group(param()).lr(-1.0)).lr(1.0).build())
