@@ -118,7 +118,7 @@ def sharpness_aware(t, start, target, rho, adaptive, lr, momentum):
 @case
 def paper_asam(t):
     configs = [
-        {"rho": 2.0, "adaptive": True, "lr": 0.05, "momentum": 0.9}, {"rho": 0.5, "adaptive": True, "lr": 0.1, "momentum": 0.0},
+        {"rho": 2.0, "adaptive": True, "lr": 0.02, "momentum": 0.0}, {"rho": 0.5, "adaptive": True, "lr": 0.1, "momentum": 0.0},
         {"rho": 0.05, "adaptive": False, "lr": 0.1, "momentum": 0.5},
     ]
     t.tell("configs", configs)

@@ -88,6 +88,7 @@ fn trajectories(given: &Given<'_>, data: usize, loss: impl Fn(&[Tensor], &[Tenso
                     loss.f_backward()?;
                     anyhow::Ok(loss)
                 })?;
+                let value = Tensor::from(value).to_kind(params[0].kind());
                 found.insert(format!("{name}.{number}.{step}.loss"), &value);
                 for (index, param) in params.iter().enumerate() {
                     found.insert(format!("{name}.{number}.{step}.{index}"), param);

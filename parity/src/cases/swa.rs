@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use overdrive_core::{Module, Optimizer, module_entries};
-use overdrive_nn::{BatchNorm1d, BatchNorm2d, Conv2d, Flatten, Forward, Linear, NnError, Relu, sequential, update_bn};
+use overdrive_nn::{BatchNorm1d, BatchNorm2d, Conv2d, Flatten, Linear, NnError, Relu, sequential, update_bn};
 use overdrive_optim::{AveragedModel, Averaging, Sgd};
 use tch::{Kind, Tensor};
 

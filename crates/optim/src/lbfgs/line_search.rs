@@ -70,7 +70,7 @@ pub(super) fn strong_wolfe<E: From<OptimizerError>>(
             break [before, now];
         }
         let bounds = (now.t + 0.01 * (now.t - before.t), now.t * 10.0);
-        let next = interpolated(&before, &now, Some(bounds));
+        let next = interpolated(&before, &now, Some(bounds))?;
         before = std::mem::replace(&mut now, evaluate(next)?);
         searched += 1;
     };
@@ -83,7 +83,7 @@ pub(super) fn strong_wolfe<E: From<OptimizerError>>(
         if (last - first).abs() * length < tolerance_change {
             break;
         }
-        let mut t = interpolated(&bracket[0], &bracket[1], None);
+        let mut t = interpolated(&bracket[0], &bracket[1], None)?;
         // A point next to an end of the bracket makes no progress: not twice in a row.
         let (top, bottom) = (first.max(last), first.min(last));
         let margin = 0.1 * (top - bottom);
@@ -115,19 +115,20 @@ pub(super) fn strong_wolfe<E: From<OptimizerError>>(
 }
 
 /// The minimum of the cubic through two points with their slopes, within bounds; by default the points themselves.
-fn interpolated(one: &Point, other: &Point, bounds: Option<(Number, Number)>) -> Number {
+fn interpolated(one: &Point, other: &Point, bounds: Option<(Number, Number)>) -> Result<Number, OptimizerError> {
     let ((x1, f1, g1), (x2, f2, g2)) = ((one.t, one.loss, one.slope), (other.t, other.loss, other.slope));
     let (lowest, highest) = bounds.unwrap_or(if x1 <= x2 { (x1, x2) } else { (x2, x1) });
     let d1 = g1 + g2 - 3.0 * (f1 - f2) / (x1 - x2);
     let square = d1 * d1 - g1 * g2;
+    let d2 = square.sqrt()?;
     let minimum = if x1 <= x2 {
-        x2 - (x2 - x1) * ((g2 + square.sqrt() - d1) / (g2 - g1 + 2.0 * square.sqrt()))
+        x2 - (x2 - x1) * ((g2 + d2 - d1) / (g2 - g1 + 2.0 * d2))
     } else {
-        x1 - (x1 - x2) * ((g1 + square.sqrt() - d1) / (g1 - g2 + 2.0 * square.sqrt()))
+        x1 - (x1 - x2) * ((g1 + d2 - d1) / (g1 - g2 + 2.0 * d2))
     };
-    // Infinite losses make it NaN.
-    match square >= 0.0 && !minimum.value.is_nan() {
-        true => minimum.max(lowest).min(highest),
-        false => (lowest + highest) / 2.0,
-    }
+    // NaN also after an infinite loss.
+    Ok(match minimum.value.is_nan() {
+        true => (lowest + highest) / 2.0,
+        false => minimum.max(lowest).min(highest),
+    })
 }

@@ -36,7 +36,7 @@ pub use options::{LbfgsBuilder, LineSearch};
 ///     loss.backward();
 ///     Ok::<_, overdrive_core::OptimizerError>(loss)
 /// })?;
-/// # assert!(loss.double_value(&[]) == 8.0 && (weight.double_value(&[0]) - 3.0).abs() < 1e-5);
+/// # assert!(loss == 8.0 && (weight.double_value(&[0]) - 3.0).abs() < 1e-5);
 /// # Ok(())
 /// # }
 /// ```
@@ -109,7 +109,7 @@ impl Lbfgs {
     pub fn step_with<E: From<OptimizerError>>(
         &mut self,
         mut closure: impl FnMut() -> Result<Tensor, E>,
-    ) -> Result<Tensor, E> {
+    ) -> Result<f64, E> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
         let mut before = self.before()?;
         let mut state = self.state.share();
@@ -127,11 +127,11 @@ impl Lbfgs {
         &self,
         state: &mut State,
         closure: &mut impl FnMut() -> Result<Tensor, E>,
-    ) -> Result<Tensor, E> {
-        let (first, mut loss, mut grad) = self.evaluated(closure)?;
+    ) -> Result<f64, E> {
+        let (first, mut grad) = self.evaluated(closure)?;
         check_averaged(self)?;
         check_not_stepped_in_backward(self)?;
-        let (options, mut evaluations) = (self.options, 1);
+        let (options, mut loss, mut evaluations) = (self.options, first, 1);
         state.func_evals += 1;
         if self.is_at_end(&grad)? {
             return Ok(first);
@@ -155,7 +155,7 @@ impl Lbfgs {
                 self.advance(t, &memory.d)?;
                 // The loss at the end is not needed.
                 if iteration < options.max_iter {
-                    (_, loss, grad) = self.evaluated(closure)?;
+                    (loss, grad) = self.evaluated(closure)?;
                     evaluated = 1;
                 }
             }
@@ -199,7 +199,7 @@ impl Lbfgs {
         let origin = self.copies()?;
         strong_wolfe(start, memory.t, &memory.d, limits, |t| {
             self.advance(t, &memory.d)?;
-            let (_, loss, grad) = self.evaluated(closure)?;
+            let (loss, grad) = self.evaluated(closure)?;
             Ok(self.back(&origin, &memory.d, (t, loss, grad))?)
         })
     }
@@ -217,15 +217,15 @@ impl Lbfgs {
         Ok(Point { t, loss: if loss.is_nan() { f64::INFINITY } else { loss }.into(), grad, slope })
     }
 
-    /// The loss as a tensor and as a number, and the gradient.
+    /// The loss and the gradient.
     fn evaluated<E: From<OptimizerError>>(
         &self,
         closure: &mut impl FnMut() -> Result<Tensor, E>,
-    ) -> Result<(Tensor, f64, Tensor), E> {
+    ) -> Result<(f64, Tensor), E> {
         self.list.clear_grads().map_err(OptimizerError::from)?;
         let loss = closure()?;
         let value = loss.f_double_value(&[]).map_err(|error| OptimizerError::from(TorchError::from(error)))?;
-        Ok((loss, value, self.flat_grad()?))
+        Ok((value, self.flat_grad()?))
     }
 
     /// The gradients of all parameters as one vector.
