@@ -97,6 +97,41 @@ def paper_lamb(t):
     ])
 
 
+def sharpness_aware(t, start, target, rho, adaptive, lr, momentum):
+    """Kwon et al., 2021, algorithm 1 with T_w = |w|, or Foret et al., 2021, with T_w = 1; around SGD."""
+    params, velocities = list(start), [torch.zeros_like(p) for p in start]
+    for step in range(200):
+        # The last parameter has no gradient on every third step.
+        used = range(len(params) - (step % 3 == 2))
+        gradients = lambda points: [torch.sin(points[index] - target[index][step]) for index in used]
+        scales = [params[index].abs() if adaptive else torch.ones_like(params[index]) for index in used]
+        first = gradients(params)
+        norm = torch.stack([(scale * g).norm() for scale, g in zip(scales, first)]).norm()
+        nearby = [params[index] + rho * scales[index] ** 2 * first[index] / norm for index in used]
+        for index, g in zip(used, gradients(nearby)):
+            velocities[index] = momentum * velocities[index] + g
+            params[index] = params[index] - lr * velocities[index]
+        if step % 20 == 19:
+            yield step, params
+
+
+@case
+def paper_asam(t):
+    configs = [
+        {"rho": 2.0, "adaptive": True, "lr": 0.02, "momentum": 0.0}, {"rho": 0.5, "adaptive": True, "lr": 0.1, "momentum": 0.0},
+        {"rho": 0.05, "adaptive": False, "lr": 0.1, "momentum": 0.5},
+    ]
+    t.tell("configs", configs)
+    shapes = [(3,), *SHAPES]
+    t.tell("parameters", len(shapes))
+    start = [t.give(f"start.{index}", torch.randn(shape, dtype=torch.float64)) for index, shape in enumerate(shapes)]
+    target = [t.give(f"target.{index}", torch.randn(200, dtype=torch.float64)) for index, _ in enumerate(shapes)]
+    for number, config in enumerate(configs):
+        for step, params in sharpness_aware(t, start, target, **config):
+            for index, param in enumerate(params):
+                t.expect(f"{number}.{step}.{index}", param, rtol=1e-9, atol=1e-9)
+
+
 @case
 def paper_lars(t):
     papers(t, Lars, [

@@ -11,6 +11,7 @@ import warnings
 import torch
 from harness import case
 from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR
 
 CONFIGURATIONS = 500
 RTOL = 1e-12
@@ -81,6 +82,8 @@ def build(opt, spec):
         return lr_scheduler.SequentialLR(opt, parts, milestones=options["milestones"])
     if name == "ChainedScheduler":
         return lr_scheduler.ChainedScheduler([build(opt, part) for part in options["schedulers"]])
+    if name == "SWALR":
+        return SWALR(opt, **options)
     if "lr_lambda" in options:
         options["lr_lambda"] = functions(options["lr_lambda"])
     if options.get("scale_fn"):
@@ -336,6 +339,18 @@ def noam_lr(r, lrs, steps):
     return {"name": "Noam", "d_model": r.randint(1, 4096), "warmup": r.randint(1, steps)}
 
 
+def swa_lr(r, lrs, steps):
+    """On its own, or as the last part of a sequence, as averaging begins."""
+    spec = {
+        "name": "SWALR", "swa_lr": per_group(r, lrs, lambda: r.uniform(0, 1)), "anneal_epochs": r.randint(0, steps),
+        "anneal_strategy": r.choice(["cos", "linear"]),
+    }
+    if r.random() < 0.3:
+        return spec
+    parts = [leaf(r, lrs, steps, one_cyclic(r)), spec]
+    return {"name": "SequentialLR", "schedulers": parts, "milestones": [r.randint(1, steps - 1)]}
+
+
 def layer_wise(r, lrs, steps):
     """Base rates that decrease by layer, with a schedule that scales them."""
     lr, decay, groups = 10 ** r.uniform(-5, 0), share(r, 0.3), r.randint(1, 12)
@@ -347,7 +362,7 @@ def layer_wise(r, lrs, steps):
 DRAWS = (
     lambda_lr, multiplicative_lr, step_lr, multi_step_lr, constant_lr, linear_lr, exponential_lr, polynomial_lr,
     cosine_annealing_lr, cosine_annealing_warm_restarts, cyclic_lr, one_cycle_lr, reduce_lr_on_plateau, sequential_lr,
-    chained_scheduler, nested, warmup_cosine_lr, warmup_stable_decay_lr, inverse_sqrt_lr, noam_lr, layer_wise,
+    chained_scheduler, nested, warmup_cosine_lr, warmup_stable_decay_lr, inverse_sqrt_lr, noam_lr, swa_lr, layer_wise,
 )
 
 

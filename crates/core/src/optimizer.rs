@@ -64,6 +64,12 @@ pub enum OptimizerError {
          the optimizer is built"
     )]
     OtherState,
+    /// [`Optimizer::step`] on an optimizer whose steps evaluate the loss (L-BFGS).
+    #[error("a step of this optimizer evaluates the loss several times: call `step_with` with a closure that does")]
+    NeedsClosure,
+    /// A step of an optimizer in evaluation mode (a schedule-free one).
+    #[error("this optimizer is in evaluation mode, where the weights are averages: call its `train` before a step")]
+    InEvaluation,
     /// The norm of gradients that were to be clipped, where infinity and NaN are to be errors.
     #[error("the {norm_type}-norm of the gradients is {found}: they cannot be clipped and are unchanged")]
     NonFiniteNorm {

@@ -1,5 +1,7 @@
 //! Batch normalization.
 
+use std::cell::Cell;
+
 use overdrive_core::ModuleState;
 use overdrive_nn_macros::Module;
 use tch::{Device, Kind, Tensor};
@@ -31,6 +33,9 @@ pub struct BatchNorm<const N: usize> {
     state: ModuleState,
     #[module(skip)]
     options: BatchNormBuilder<N>,
+    /// The weight of a new batch in the running statistics, see [`BatchNormBuilder::momentum`].
+    #[module(skip)]
+    pub momentum: Cell<Option<f64>>,
 }
 
 /// Batch normalization of `[batch, features]` or `[batch, channels, length]`.
@@ -95,6 +100,7 @@ impl<const N: usize> BatchNormBuilder<N> {
             num_batches_tracked: tracked(|shape| Tensor::f_zeros(shape, (Kind::Int64, Device::Cpu)), &[])?,
             state: ModuleState::default(),
             options: self,
+            momentum: Cell::new(self.momentum),
         })
     }
 }
@@ -128,12 +134,12 @@ impl<const N: usize> BatchNorm<N> {
         run(self, &self.state, || {
             self.check(input)?;
             let training = self.state.is_training();
-            let mut momentum = self.options.momentum.unwrap_or(0.0);
+            let mut momentum = self.momentum.get().unwrap_or(0.0);
             if let (true, Some(count)) = (training, &self.num_batches_tracked) {
                 let _no_grad = tch::no_grad_guard();
                 let mut count = count.shallow_clone();
                 count += 1;
-                if self.options.momentum.is_none() {
+                if self.momentum.get().is_none() {
                     momentum = 1.0 / count.f_int64_value(&[])? as f64;
                 }
             }
@@ -167,8 +173,8 @@ impl<const N: usize> BatchNorm<N> {
     }
 
     fn describe(&self) -> String {
-        let BatchNormBuilder { num_features, eps, momentum, affine, track_running_stats } = self.options;
-        let momentum = momentum.map_or("None".to_owned(), float);
+        let BatchNormBuilder { num_features, eps, affine, track_running_stats, .. } = self.options;
+        let momentum = self.momentum.get().map_or("None".to_owned(), float);
         format!(
             "{}({num_features}, eps={}, momentum={momentum}, affine={}, track_running_stats={})",
             name::<N>(),

@@ -59,6 +59,7 @@ mod size;
 mod summary;
 mod tensors;
 mod transformer;
+mod update_bn;
 
 pub use activation::{
     Elu, Gelu, GeluTanh, Hardsigmoid, Hardswish, Identity, LeakyRelu, LogSigmoid, LogSoftmax, Mish, Prelu, Relu, Relu6,
@@ -94,3 +95,4 @@ pub use transformer::{
     Encode, TransformerActivation, TransformerEncoder, TransformerEncoderBuilder, TransformerEncoderLayer,
     TransformerEncoderLayerBuilder,
 };
+pub use update_bn::update_bn;

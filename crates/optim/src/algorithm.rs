@@ -5,6 +5,7 @@ use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Device, Tensor};
 
 use crate::foreach::{self, Lent};
+use crate::optimizer::Values;
 
 static FILL: LazyOp = LazyOp::new("aten::fill_", "Scalar");
 static FULL_LIKE: LazyOp = LazyOp::new("aten::full_like", "");
@@ -22,6 +23,21 @@ pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
 
     /// Whether it takes sparse gradients, and only these.
     const SPARSE: bool = false;
+
+    /// How often a step passes over all parameters.
+    const PASSES: usize = 1;
+
+    /// Whether it can step a parameter as soon as that one's gradient is ready.
+    const STEPS_ALONE: bool = true;
+
+    /// Whether its first slot is a copy of the parameter, which moves with it.
+    const KEEPS_COPY: bool = false;
+
+    /// Called before each pass, with the values of all groups: for numbers that belong to a group and change from step to
+    /// step. They are kept if the step succeeds. `false` ends the step, and they are not kept.
+    fn begin(_groups: &mut [Values<Self>], _pass: usize) -> Result<bool, OptimizerError> {
+        Ok(true)
+    }
 
     /// An error when an option is out of its range.
     fn check(&self) -> Result<(), OptimizerError>;
@@ -102,6 +118,11 @@ pub struct Slot {
 }
 
 impl Slot {
+    /// A copy of the parameter.
+    pub fn copy(name: &'static str) -> Self {
+        Self { name, fresh: |param, _| Ok(param.f_detach_copy()?), fill: 0.0 }
+    }
+
     /// Zeros in the shape of the parameter.
     pub fn zeros(name: &'static str) -> Self {
         Self::filled(name, 0.0)

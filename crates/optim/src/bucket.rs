@@ -194,6 +194,21 @@ impl Bucket {
         }
     }
 
+    /// Runs `work` on the parameters that have been stepped, as the algorithm sees them, and its first slot of each.
+    pub(crate) fn with_first_slot(
+        &mut self,
+        work: impl FnOnce(&TensorList, &TensorList) -> Result<(), TorchError>,
+    ) -> Result<(), TorchError> {
+        self.renew_masters()?;
+        let Some(state) = self.state.as_mut().filter(|state| state.started.contains(&true)) else { return Ok(()) };
+        let started = |list: &TensorList| list.select(&state.started);
+        let slots = state.slots.iter().map(started).collect::<Result<Vec<_>, _>>()?;
+        let no_grads = TensorList::new::<Tensor>(&[])?;
+        self.precision.step(&started(&self.params)?, &no_grads, &slots, |params, _, slots| work(params, &slots[0]))?;
+        state.written = Some(self.params.writes()?);
+        Ok(())
+    }
+
     /// Updates the parameters that have gradients.
     pub(crate) fn step<A: Algorithm>(
         &mut self,

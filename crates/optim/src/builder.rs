@@ -170,9 +170,13 @@ impl<A: Algorithm> GroupBuilder<A> {
     /// The optimizer, which steps each parameter during the backward pass as soon as its gradient is ready.
     ///
     /// # Errors
-    /// Those of [`build`](Self::build), when a parameter does not require a gradient, and with `max_grad_norm`, which
-    /// needs all gradients at once.
+    /// Those of [`build`](Self::build), when a parameter does not require a gradient, and for schedule-free optimizers,
+    /// `Prodigy` and `max_grad_norm`, which need all gradients at once.
     pub fn build_in_backward(self) -> Result<InBackward<A>, OptimizerError> {
+        if !A::STEPS_ALONE {
+            let reason = "its steps need the gradients of all parameters at once: build it with `build`";
+            return Err(OptimizerError::DoesNotFit { part: "`build_in_backward`", reason });
+        }
         let optimizer = self.pack(true)?;
         if optimizer.groups.iter().any(|group| group.values.options.max_grad_norm().is_some()) {
             return Err(needs_all_gradients());

@@ -85,6 +85,8 @@ making! {
     add_scalar = "add", "Scalar" (xs: TensorList &TensorList, y: Double f64);
     addcmul = "addcmul", "Scalar"
         (xs: TensorList &TensorList, ys: TensorList &TensorList, zs: TensorList &TensorList, factor: Double f64);
+    div = "div", "List" (xs: TensorList &TensorList, ys: TensorList &TensorList);
+    div_scalar = "div", "Scalar" (xs: TensorList &TensorList, y: Double f64);
     lerp = "lerp", "Scalar" (xs: TensorList &TensorList, ys: TensorList &TensorList, weight: Double f64);
     mul = "mul", "List" (xs: TensorList &TensorList, ys: TensorList &TensorList);
     mul_each = "mul", "ScalarList" (xs: TensorList &TensorList, ys: ScalarList &[f64]);

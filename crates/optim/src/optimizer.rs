@@ -11,6 +11,7 @@ use crate::algorithm::Algorithm;
 use crate::bucket::{self, Bucket, Packing, buckets};
 use crate::builder::{GroupBuilder, ParamGroup, needs_all_gradients, tensors};
 use crate::clip;
+use crate::foreach;
 use crate::group_mut::GroupMut;
 use crate::low_precision::LowPrecision;
 
@@ -186,12 +187,21 @@ impl<A: Algorithm> GroupOptimizer<A> {
         for bucket in self.groups.iter().flat_map(|group| &group.buckets) {
             bucket.check_grads::<A>(self.names.as_deref())?;
         }
-        self.scale_grads_down()?;
-        for group in &mut self.groups {
-            for bucket in &mut group.buckets {
-                bucket.step((&group.values.options, group.values.lr, self.packing.fused), scale)?;
+        let mut values: Vec<_> = self.groups.iter().map(|group| group.values.clone()).collect();
+        for pass in 0..A::PASSES {
+            if !A::begin(&mut values, pass)? {
+                return Ok(());
+            }
+            if pass == 0 {
+                self.scale_grads_down()?;
+            }
+            for (group, values) in self.groups.iter_mut().zip(&values) {
+                for bucket in &mut group.buckets {
+                    bucket.step((&values.options, values.lr, self.packing.fused), scale)?;
+                }
             }
         }
+        self.groups.iter_mut().zip(values).for_each(|(group, values)| group.values = values);
         Ok(())
     }
 
@@ -272,7 +282,7 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
 
     fn behavior(&self) -> overdrive_core::Behavior {
         let mut behavior = overdrive_core::Behavior::default();
-        behavior.keeps_copies = self.packing.precision == LowPrecision::MasterCopy;
+        behavior.keeps_copies = A::KEEPS_COPY || self.packing.precision == LowPrecision::MasterCopy;
         behavior
     }
 
@@ -340,7 +350,13 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
 
     fn params_changed(&mut self) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
-        Ok(self.groups.iter().flat_map(|group| &group.buckets).try_for_each(Bucket::renew_masters)?)
+        for bucket in self.groups.iter_mut().flat_map(|group| &mut group.buckets) {
+            bucket.renew_masters()?;
+            if A::KEEPS_COPY {
+                bucket.with_first_slot(|params, copies| foreach::copy_(copies, params))?;
+            }
+        }
+        Ok(())
     }
 
     fn as_stateful(&self) -> Option<&dyn Stateful> {

@@ -35,12 +35,14 @@ const EPS: f64 = 1e-12;
 /// ```
 ///
 /// # Source
-/// Foret et al., "Sharpness-Aware Minimization for Efficiently Improving Generalization", 2021.
+/// Foret et al., "Sharpness-Aware Minimization for Efficiently Improving Generalization", 2021. Its adaptive form: Kwon et
+/// al., "ASAM", 2021, as in <https://github.com/davda54/sam>.
 #[derive(Debug)]
 #[doc(alias = "SAM")]
 pub struct Sam<O> {
     inner: O,
     rho: f64,
+    adaptive: bool,
     params: TensorList,
     /// Copies of the parameters before the ascent, and their mark in `MOVED`.
     before: Option<(TensorList, Marked)>,
@@ -61,7 +63,16 @@ impl<O: Optimizer> Sam<O> {
         }
         OptimizerError::check_range("rho", rho, 0.0..f64::INFINITY, "a finite number of at least 0")?;
         let params = TensorList::new(&inner.params())?;
-        Ok(Self { inner, rho, params, before: None, ascents: 0, found_inf: Vec::new() })
+        Ok(Self { inner, rho, adaptive: false, params, before: None, ascents: 0, found_inf: Vec::new() })
+    }
+
+    /// Whether to measure the distance relative to each parameter's size (ASAM), so that scaling a layer up and the next
+    /// one down changes nothing; default false. It needs a larger `rho`: 0.5 in ASAM's paper, 2 in the implementation
+    /// named above.
+    #[doc(alias = "ASAM")]
+    pub fn adaptive(mut self, adaptive: bool) -> Self {
+        self.adaptive = adaptive;
+        self
     }
 
     /// Moves the parameters by `rho` along their gradient (all of them as one vector), and frees the gradients.
@@ -102,7 +113,12 @@ impl<O: Optimizer> Sam<O> {
 
     /// Returns a flag on the first gradient's device: 1 when a gradient is not finite.
     fn climb(&self, params: &TensorList, grads: &TensorList) -> Result<Tensor, TorchError> {
-        let norms = foreach::norm(grads, 2.0)?.to_vec()?;
+        let sizes = self.adaptive.then(|| sizes(params)).transpose()?;
+        let norms = match &sizes {
+            Some(sizes) => foreach::norm(&foreach::mul(sizes, grads)?, 2.0)?,
+            None => foreach::norm(grads, 2.0)?,
+        };
+        let norms = norms.to_vec()?;
         let device = norms[0].device();
         let here = |norm: &Tensor| norm.f_to_device_(device, Kind::Double, device.is_cuda(), false);
         let norm = Tensor::f_stack(&norms.iter().map(here).collect::<Result<Vec<_>, _>>()?, 0)?.f_norm()?;
@@ -112,10 +128,13 @@ impl<O: Optimizer> Sam<O> {
         // A factor of 0 is not enough, because infinity times 0 is NaN: the gradients are replaced by 0 below, too.
         let nowhere = factor.f_zeros_like()?;
         let factor = factor.f_where_self(&is_finite, &nowhere)?;
-        for (param, grad) in params.to_vec()?.iter_mut().zip(grads.to_vec()?) {
+        let sizes = sizes.map(|sizes| sizes.to_vec()).transpose()?;
+        for (index, (param, grad)) in params.to_vec()?.iter_mut().zip(grads.to_vec()?).enumerate() {
             let near = |value: &Tensor, kind| value.f_to_device_(param.device(), kind, device.is_cuda(), false);
             let (factor, is_finite) = (near(&factor, param.kind())?, near(&is_finite, Kind::Bool)?);
             let grad = grad.f_where_self(&is_finite, &near(&nowhere, param.kind())?)?;
+            let grad =
+                sizes.as_ref().map_or(Ok(grad.shallow_clone()), |sizes| sizes[index].f_square()?.f_mul(&grad))?;
             let _ = param.f_addcmul_(&grad, &factor)?;
         }
         is_finite.f_logical_not()?.f_to_kind(Kind::Float).map_err(TorchError::from)
@@ -132,6 +151,12 @@ impl<O: Optimizer> Sam<O> {
     pub fn inner_mut(&mut self) -> &mut O {
         &mut self.inner
     }
+}
+
+/// The parameters' absolute values.
+fn sizes(params: &TensorList) -> Result<TensorList, TorchError> {
+    let sizes = params.to_vec()?.iter().map(Tensor::f_abs).collect::<Result<Vec<_>, _>>();
+    TensorList::new(&sizes.map_err(TorchError::from)?)
 }
 
 impl<O> Sam<O> {

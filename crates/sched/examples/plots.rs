@@ -11,7 +11,7 @@ use overdrive_sched::{
     BatchSizeWarmup, ChainedScheduler, ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, Curriculum,
     CyclicLr, CyclicMode, DecayShape, ExponentialLr, InverseSqrtLr, LambdaLr, LinearLr, MultiStepLr, MultiplicativeLr,
     NoamLr, OneCycleLr, Plan, PolynomialLr, ProgressiveResize, ReduceLrOnPlateau, ScheduleError, SequentialLr, StepLr,
-    WarmupCosineLr, WarmupStableDecayLr, layer_wise_lrs, plot, plot_values,
+    SwaLr, WarmupCosineLr, WarmupStableDecayLr, layer_wise_lrs, plot, plot_values,
 };
 
 const STEPS: u64 = 100;
@@ -20,7 +20,7 @@ const STEPS: u64 = 100;
 pub fn pictures() -> Result<Vec<(&'static str, String)>, ScheduleError> {
     let cosine = || CosineAnnealingLr::new(STEPS).eta_min(0.01);
     let warm_up = || LinearLr::new().start_factor(0.1).total_iters(10);
-    let one: [(&str, &str, Plan); 18] = [
+    let one: [(&str, &str, Plan); 19] = [
         ("lambda", "LambdaLr", LambdaLr::new(|step| 1.0 / (1.0 + 0.05 * step as f64)).into()),
         ("multiplicative", "MultiplicativeLr", MultiplicativeLr::new(|_| 0.97).into()),
         ("step", "StepLr", StepLr::new(30).gamma(0.3).into()),
@@ -37,6 +37,11 @@ pub fn pictures() -> Result<Vec<(&'static str, String)>, ScheduleError> {
             "sequential",
             "SequentialLr",
             SequentialLr::new(warm_up()).then(10, CosineAnnealingLr::new(STEPS - 10)).into(),
+        ),
+        (
+            "swa",
+            "SwaLr after CosineAnnealingLr",
+            SequentialLr::new(cosine()).then(60, SwaLr::new(0.05).anneal_epochs(15)).into(),
         ),
         ("chained", "ChainedScheduler", ChainedScheduler::new(warm_up()).and(StepLr::new(30).gamma(0.3)).into()),
         ("warmup_cosine", "WarmupCosineLr", WarmupCosineLr::new(10, STEPS).into()),

@@ -56,4 +56,5 @@ pub use schedules::decay::{ExponentialLr, MultiStepLr, StepLr};
 pub use schedules::lambda::{FactorFn, LambdaLr, MultiplicativeLr};
 pub use schedules::one_cycle::{AnnealStrategy, OneCycleLr};
 pub use schedules::ramps::{ConstantLr, LinearLr, PolynomialLr};
+pub use schedules::swa::SwaLr;
 pub use schedules::warmup::{DecayShape, InverseSqrtLr, NoamLr, WarmupCosineLr, WarmupStableDecayLr, layer_wise_lrs};

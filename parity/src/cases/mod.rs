@@ -3,6 +3,7 @@
 mod accum;
 mod amp;
 mod checkpoint;
+mod closures;
 mod dataload;
 mod ddp;
 mod ddp_collectives;
@@ -14,10 +15,12 @@ mod nn_files;
 mod nn_models;
 mod nn_summary;
 mod optim;
+mod packages;
 mod profiler;
 mod samplers;
 mod sched;
 mod sched_config;
+mod swa;
 mod trajectories;
 
 use anyhow::Result;
@@ -51,6 +54,13 @@ pub const ALL: &[(&str, Case)] = &[
     ("paper_lion", trajectories::lion),
     ("paper_lamb", trajectories::lamb),
     ("paper_lars", trajectories::lars),
+    ("paper_asam", closures::asam),
+    ("lbfgs_rosenbrock", closures::rosenbrock),
+    ("lbfgs_network", closures::network),
+    ("schedule_free_sgd", packages::schedule_free_sgd),
+    ("schedule_free_adamw", packages::schedule_free_adamw),
+    ("prodigy_options", packages::prodigy),
+    ("swa_update_bn", swa::update),
     ("timm_lamb", trajectories::timm_lamb),
     ("timm_lars", trajectories::timm_lars),
     ("timm_adafactor", trajectories::timm_adafactor),
@@ -114,6 +124,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("sched_warmup_stable_decay_lr", sched::trajectories),
     ("sched_inverse_sqrt_lr", sched::trajectories),
     ("sched_noam_lr", sched::trajectories),
+    ("sched_swa_lr", sched::trajectories),
     ("sched_layer_wise", sched::layer_wise),
     ("sched_warm_restarts_between_steps", sched::between_steps),
 ];

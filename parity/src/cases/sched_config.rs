@@ -7,7 +7,7 @@ use overdrive_sched::{
     AnnealStrategy, ChainedScheduler, ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, CyclicLr, CyclicMode,
     DecayShape, ExponentialLr, FactorFn, InverseSqrtLr, LambdaLr, LinearLr, Mode, MultiStepLr, MultiplicativeLr,
     NoamLr, OneCycleLr, PerGroup, Plan, PolynomialLr, ReduceLrOnPlateau, ReduceLrOnPlateauBuilder, SequentialLr,
-    StepLr, ThresholdMode, WarmupCosineLr, WarmupStableDecayLr,
+    StepLr, SwaLr, ThresholdMode, WarmupCosineLr, WarmupStableDecayLr,
 };
 use serde::Deserialize;
 
@@ -188,6 +188,12 @@ pub enum Spec {
         d_model: u64,
         warmup: u64,
     },
+    #[serde(rename = "SWALR")]
+    Swa {
+        swa_lr: OneOrEach<f64>,
+        anneal_epochs: u64,
+        anneal_strategy: String,
+    },
 }
 
 #[derive(Deserialize)]
@@ -275,7 +281,18 @@ impl Spec {
             }
             Self::InverseSqrt { warmup } => InverseSqrtLr::new(*warmup).into(),
             Self::Noam { d_model, warmup } => NoamLr::new(*d_model, *warmup).into(),
+            Self::Swa { swa_lr, anneal_epochs, anneal_strategy } => {
+                SwaLr::new(swa_lr).anneal_epochs(*anneal_epochs).anneal_strategy(anneal(anneal_strategy)?).into()
+            }
         })
+    }
+}
+
+fn anneal(strategy: &str) -> Result<AnnealStrategy> {
+    match strategy {
+        "cos" => Ok(AnnealStrategy::Cos),
+        "linear" => Ok(AnnealStrategy::Linear),
+        other => anyhow::bail!("anneal_strategy {other}"),
     }
 }
 
@@ -297,11 +314,7 @@ impl Cyclic {
 
 impl OneCycle {
     fn plan(&self) -> Result<Plan> {
-        let anneal = match self.anneal_strategy.as_str() {
-            "cos" => AnnealStrategy::Cos,
-            "linear" => AnnealStrategy::Linear,
-            other => anyhow::bail!("anneal_strategy {other}"),
-        };
+        let anneal = anneal(&self.anneal_strategy)?;
         let one_cycle =
             OneCycleLr::new(&self.max_lr, self.total_steps).pct_start(self.pct_start).anneal_strategy(anneal);
         let one_cycle = one_cycle.cycle_momentum(self.cycle_momentum).three_phase(self.three_phase);

@@ -2,8 +2,8 @@
 
 use overdrive_core::{Optimizer, OptimizerError};
 use overdrive_optim::{
-    Adadelta, Adafactor, AdafactorForm, Adagrad, Adam, AdamW, Adamax, Asgd, Lamb, Lars, Lion, Muon, NAdam, RAdam,
-    RmsProp, Rprop, Sgd, SparseAdam,
+    Adadelta, Adafactor, AdafactorForm, Adagrad, Adam, AdamW, AdamWScheduleFree, Adamax, Asgd, Lamb, Lars, Lion, Muon,
+    NAdam, Prodigy, RAdam, RmsProp, Rprop, Sgd, SgdScheduleFree, SparseAdam,
 };
 use tch::{Kind, Tensor};
 
@@ -71,6 +71,14 @@ fn each_algorithm_refuses_options_outside_their_range() {
     assert!(said(Rprop::builder(param()).etas(0.5, 1.0).build()).starts_with("etaplus is 1"));
     assert!(said(Rprop::builder(param()).step_sizes(0.1, 0.01).build()).starts_with("step_size_max is 0.01"));
     assert!(said(SparseAdam::builder(param()).eps(0.0).build()).starts_with("eps is 0"));
+    assert!(said(SgdScheduleFree::builder(param()).momentum(0.0).build()).starts_with("momentum is 0"));
+    assert!(said(AdamWScheduleFree::builder(param()).betas(1.0, 0.9).build()).starts_with("beta1 is 1"));
+    assert!(said(AdamWScheduleFree::builder(param()).warmup_steps(-1).build()).starts_with("warmup_steps is -1"));
+    assert!(said(SgdScheduleFree::builder(param()).r(nan).build()).starts_with("r is NaN"));
+    assert!(said(Prodigy::builder(param()).d0(0.0).build()).starts_with("d0 is 0"));
+    assert!(said(Prodigy::builder(param()).beta3(1.0).build()).starts_with("beta3 is 1"));
+    assert!(said(Prodigy::builder(param()).growth_rate(0.9).build()).starts_with("growth_rate is 0.9"));
+    assert!(said(Prodigy::builder(param()).slice_p(0).build()).starts_with("slice_p is 0"));
     // All groups are checked, not only the last one.
     assert!(
         said(Sgd::builder(param()).add_param_group(Sgd::group(param()).lr(-1.0)).lr(1.0).build())

@@ -2,8 +2,8 @@
 
 use overdrive_core::{Entry, Optimizer, StateDict, StateError, Stateful};
 use overdrive_optim::{
-    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, InBackward, Lamb, Lars, Lion, LowPrecision, Muon, NAdam,
-    RAdam, RmsProp, Rprop, Sgd,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, AdamWScheduleFree, Adamax, Asgd, InBackward, Lamb, Lars, Lion,
+    LowPrecision, Muon, NAdam, Prodigy, RAdam, RmsProp, Rprop, Sgd, SgdScheduleFree,
 };
 use tch::{Kind, Tensor};
 
@@ -37,6 +37,10 @@ pub const ALL: &[(&str, Make)] = &[
     ("Lion", |p| Box::new(Lion::builder(p).lr(0.01).build().unwrap())),
     ("LAMB", |p| Box::new(Lamb::builder(p).lr(0.01).build().unwrap())),
     ("LARS", |p| Box::new(Lars::builder(p).build().unwrap())),
+    ("schedule-free SGD", |p| Box::new(SgdScheduleFree::builder(p).lr(0.01).weight_decay(0.1).build().unwrap())),
+    ("schedule-free AdamW", |p| Box::new(AdamWScheduleFree::builder(p).warmup_steps(3).build().unwrap())),
+    ("Prodigy", |p| Box::new(Prodigy::builder(p).d0(1e-3).weight_decay(0.1).build().unwrap())),
+    ("sliced Prodigy", |p| Box::new(Prodigy::builder(p).d0(1e-3).beta3(0.9).slice_p(3).build().unwrap())),
     ("two groups", |p| {
         Box::new(
             AdamW::builder(&p[..1]).lr(0.01).add_param_group(AdamW::group(&p[1..]).betas(0.5, 0.6)).build().unwrap(),

@@ -124,6 +124,23 @@ fn sam_steps_by_the_gradient_of_the_worst_point_nearby() {
 }
 
 #[test]
+fn adaptive_sam_moves_each_parameter_relative_to_its_size() {
+    let weights = [weight(), weight()];
+    let _ = tch::no_grad(|| weights[1].shallow_clone().fill_(-2.0));
+    let mut opt = Sam::new(Sgd::builder(&weights).lr(0.25).build().unwrap(), 0.5).unwrap().adaptive(true);
+    // Gradients 3 and 16, times the sizes 8 and 2: 24 and 32, of norm 40. Then 0.5 * size * 24 / 40, and so on.
+    (&weights[0] * 3.0 + &weights[1] * 16.0).sum(Kind::Double).backward();
+    opt.ascend().unwrap();
+    assert!((value(&weights[0]) - (8.0 + 0.5 * 8.0 * 24.0 / 40.0)).abs() < 1e-9, "{}", value(&weights[0]));
+    assert!((value(&weights[1]) - (-2.0 + 0.5 * 2.0 * 32.0 / 40.0)).abs() < 1e-9, "{}", value(&weights[1]));
+    opt.step().unwrap();
+    assert_eq!((value(&weights[0]), value(&weights[1])), (8.0, -2.0), "moved back, and no gradient to step with");
+    (&weights[0] * f64::INFINITY).sum(Kind::Double).backward();
+    opt.ascend().unwrap();
+    assert_eq!(value(&weights[0]), 8.0, "an infinite gradient moves nothing");
+}
+
+#[test]
 fn sam_loads_no_state_between_an_ascent_and_its_step() {
     let weight = weight();
     let mut opt = Sam::new(Sgd::builder([weight.shallow_clone()]).lr(0.0).build().unwrap(), 1.0).unwrap();

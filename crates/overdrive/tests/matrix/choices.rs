@@ -44,6 +44,8 @@ parts! {
         SamLookahead = "sam(lookahead(sgd))",
         Joint = "joint(muon, adamw)",
         OneBit = "1-bit adam",
+        ScheduleFree = "adamw(schedule-free)",
+        Prodigy = "prodigy",
     }
     scaler: Scaling { Off = "no scaler", On = "scaler", }
     accumulator: Accum { Off = "no accumulator", Samples = "windows of samples", Tokens = "windows of tokens", }

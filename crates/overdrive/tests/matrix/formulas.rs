@@ -1,7 +1,7 @@
 //! The model and the optimizers, written as formulas.
 
 use anyhow::Result;
-use overdrive::optim::{Joint, Lamb, Muon};
+use overdrive::optim::{AdamWScheduleFree, Joint, Lamb, Muon, Prodigy};
 use overdrive::prelude::*;
 use overdrive::sched::Scheduler;
 
@@ -13,6 +13,7 @@ pub const MUON_LR: f64 = 0.02;
 pub const LAMB_LR: f64 = 0.05;
 pub const LAMB_NORM: f64 = 0.4;
 pub const MOMENTUM: f64 = 0.9;
+pub const PRODIGY_D0: f64 = 1e-3;
 pub const LOOKAHEAD: (u32, f64) = (2, 0.5);
 
 /// The model's outputs; parameters in the order of `NAMES`.
@@ -38,9 +39,10 @@ enum Rule {
         averages: Vec<Option<(Tensor, Tensor, f64)>>,
     },
     /// Our optimizer, which other tests compare with the reference implementation; here it runs without the other
-    /// parts.
+    /// parts. So do the others below.
     Lamb(Lamb),
     Joint(Joint<Muon, AdamW>),
+    Other(Box<dyn Optimizer>),
 }
 
 impl Rule {
@@ -48,6 +50,7 @@ impl Rule {
         match self {
             Self::Lamb(lamb) => Some(lamb),
             Self::Joint(joint) => Some(joint),
+            Self::Other(opt) => Some(opt),
             _ => None,
         }
     }
@@ -76,6 +79,10 @@ impl Formula {
                 let lamb = Lamb::builder(params).lr(LAMB_LR).max_grad_norm(Some(LAMB_NORM)).build()?;
                 (Rule::Lamb(lamb), vec![LAMB_LR])
             }
+            Opt::ScheduleFree => {
+                (Rule::Other(Box::new(AdamWScheduleFree::builder(params).lr(ADAMW_LR).build()?)), vec![ADAMW_LR])
+            }
+            Opt::Prodigy => (Rule::Other(Box::new(Prodigy::builder(params).d0(PRODIGY_D0).build()?)), vec![1.0]),
             Opt::Joint => {
                 let muon = Muon::builder([params[0].shallow_clone()]).lr(MUON_LR).build()?;
                 let joint = Joint::new(muon, AdamW::builder(&params[1..]).lr(ADAMW_LR).build()?)?;

@@ -3,12 +3,15 @@
 use anyhow::{Context, Result};
 use overdrive::core::{OptimizerError, StateError};
 use overdrive::ddp::{OneBitAdam, OneBitAdamOptions};
-use overdrive::optim::{AdamOptions, InBackward, Joint, Lamb, Lookahead, LowPrecision, Muon, Sam, hidden_matrices};
+use overdrive::optim::{
+    AdamOptions, AdamWScheduleFree, InBackward, Joint, Lamb, Lookahead, LowPrecision, Muon, Prodigy, Sam,
+    hidden_matrices,
+};
 use overdrive::prelude::*;
 use tch::nn::{self, OptimizerConfig};
 
 use crate::choices::{Cell, Opt};
-use crate::formulas::{ADAMW_LR, LAMB_LR, LAMB_NORM, LOOKAHEAD, MOMENTUM, MUON_LR, SGD_LR};
+use crate::formulas::{ADAMW_LR, LAMB_LR, LAMB_NORM, LOOKAHEAD, MOMENTUM, MUON_LR, PRODIGY_D0, SGD_LR};
 use crate::reference::RHO;
 
 type Boxed = Box<dyn Optimizer>;
@@ -76,6 +79,8 @@ impl Subject {
                 let muon = Muon::builder(hidden).lr(MUON_LR).build()?;
                 Self::Boxed(Box::new(Joint::new(muon, AdamW::builder(others).lr(ADAMW_LR).build()?)?))
             }
+            Opt::ScheduleFree => Self::Boxed(Box::new(AdamWScheduleFree::builder(trained(vs)).lr(ADAMW_LR).build()?)),
+            Opt::Prodigy => Self::Boxed(Box::new(Prodigy::builder(trained(vs)).d0(PRODIGY_D0).build()?)),
             Opt::OneBit => {
                 let group = group.context("1-bit Adam has a group")?;
                 // Its compressed steps are tested elsewhere; before `freeze_step` it is Adam.

@@ -1,7 +1,7 @@
 //! The combinations that must be refused, with the expected messages. Any other refusal is a failure, and so is a cell
 //! listed here that runs.
 
-use crate::choices::{Accum, Cell, Clip, Opt, Ranks, Resume, Scaling};
+use crate::choices::{Accum, Cell, Clip, Opt, Ranks, Resume, Scaling, Sched};
 
 /// The reasons for which a cell must be refused; if empty, it has to run.
 pub fn expected(cell: &Cell) -> Vec<&'static str> {
@@ -20,6 +20,10 @@ pub fn expected(cell: &Cell) -> Vec<&'static str> {
     refused(
         cell.optimizer == Opt::OneBit && cell.scaler == Scaling::On,
         "GradScaler cannot be used with this optimizer: it averages over ranks in its steps",
+    );
+    refused(
+        cell.optimizer == Opt::ScheduleFree && cell.schedule == Sched::OneCycle,
+        "this optimizer has no momentum to cycle",
     );
     refused(
         cell.optimizer == Opt::Tch && cell.resume != Resume::Off,

@@ -6,4 +6,5 @@ pub mod decay;
 pub mod lambda;
 pub mod one_cycle;
 pub mod ramps;
+pub mod swa;
 pub mod warmup;

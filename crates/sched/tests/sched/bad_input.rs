@@ -3,7 +3,7 @@
 use overdrive_sched::{
     ChainedScheduler, ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, CyclicLr, EarlyStopping,
     ExponentialLr, InverseSqrtLr, LambdaLr, LinearLr, MAX_SEEK, MultiStepLr, MultiplicativeLr, NoamLr, OneCycleLr,
-    Plan, PolynomialLr, ReduceLrOnPlateau, ScheduleError, Scheduler, SequentialLr, StepLr, WarmupCosineLr,
+    Plan, PolynomialLr, ReduceLrOnPlateau, ScheduleError, Scheduler, SequentialLr, StepLr, SwaLr, WarmupCosineLr,
     WarmupStableDecayLr, layer_wise_lrs,
 };
 
@@ -28,6 +28,7 @@ fn options_out_of_range_are_refused_by_name() {
         refused("start_factor", LinearLr::new().start_factor(bad));
         refused("end_factor", LinearLr::new().end_factor(bad));
         refused("power", PolynomialLr::new().power(bad));
+        refused("swa_lr", SwaLr::new(bad));
         refused("eta_min", CosineAnnealingLr::new(1).eta_min(bad));
         refused("eta_min", CosineAnnealingWarmRestarts::new(1).eta_min(bad));
         refused("base_lr", CyclicLr::new(bad, 1.0));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use overdrive_sched::{
     ChainedScheduler, ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, CyclicLr, CyclicMode, DecayShape,
     ExponentialLr, FactorFn, InverseSqrtLr, LambdaLr, LinearLr, MultiStepLr, MultiplicativeLr, NoamLr, OneCycleLr,
-    Plan, PolynomialLr, ScheduleError, Scheduler, SequentialLr, StepLr, WarmupCosineLr, WarmupStableDecayLr,
+    Plan, PolynomialLr, ScheduleError, Scheduler, SequentialLr, StepLr, SwaLr, WarmupCosineLr, WarmupStableDecayLr,
     layer_wise_lrs,
 };
 
@@ -38,6 +38,9 @@ fn recursively_computed_rates_equal_the_closed_forms() -> Result<(), ScheduleErr
     check(ConstantLr::new().total_iters(4), |step| if step < 4.0 { 1.0 / 3.0 } else { 1.0 })?;
     check(LinearLr::new().start_factor(0.2).end_factor(0.7).total_iters(10), |step| 0.2 + 0.05 * step.min(10.0))?;
     check(PolynomialLr::new().total_iters(20).power(2.0), |step| (1.0 - step.min(20.0) / 20.0).powi(2))?;
+    let swa = |step: f64| 0.3 + 0.7 * (0.5 + 0.5 * (PI * step.min(8.0) / 8.0).cos());
+    check(SwaLr::new(0.3 * 0.05).anneal_epochs(8), swa)?;
+    check(SwaLr::new(0.3 * 0.05).anneal_epochs(0), |_| 0.3)?;
     check(CosineAnnealingLr::new(12), |step| 0.5 + 0.5 * (PI * step / 12.0).cos())?;
     check(CosineAnnealingLr::new(20).eta_min(0.01), |step| 0.2 + 0.8 * (0.5 + 0.5 * (PI * step / 20.0).cos()))?;
     check(LambdaLr::new(|step| 1.0 / (1.0 + step as f64)), |step| 1.0 / (1.0 + step))?;
