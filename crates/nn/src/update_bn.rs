@@ -7,7 +7,7 @@ use overdrive_ffi::Error as TorchError;
 use tch::Tensor;
 
 use crate::error::NnError;
-use crate::norm::BatchNorm;
+use crate::batch_norm::BatchNorm;
 
 /// Computes the running statistics of all batch norm layers anew, as the mean over these batches: for weights that have
 /// not trained themselves, such as averages.

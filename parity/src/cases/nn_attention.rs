@@ -151,14 +151,14 @@ fn encoder(name: &str) -> Result<Box<dyn Encoder>> {
         "layer_defaults" => Box::new(TransformerEncoderLayer::new(8, 2)?),
         "encoder" => Box::new(TransformerEncoder::new(&batch_first.build()?, 2)?),
         "encoder_norm" => {
-            Box::new(TransformerEncoder::builder(&batch_first.build()?, 3).norm(LayerNorm::new(&[8])?).build()?)
+            Box::new(TransformerEncoder::builder(&batch_first.build()?, 3).norm(LayerNorm::new(8)?).build()?)
         }
         "encoder_not_nested" => {
             Box::new(TransformerEncoder::builder(&batch_first.build()?, 2).enable_nested_tensor(false).build()?)
         }
         "encoder_norm_first" => {
             let layer = batch_first.norm_first(true).build()?;
-            Box::new(TransformerEncoder::builder(&layer, 2).norm(LayerNorm::new(&[8])?).build()?)
+            Box::new(TransformerEncoder::builder(&layer, 2).norm(LayerNorm::new(8)?).build()?)
         }
         "encoder_length_first" => Box::new(TransformerEncoder::new(&layer.build()?, 2)?),
         _ => bail!("there is no transformer {name}"),

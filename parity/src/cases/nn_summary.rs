@@ -59,7 +59,7 @@ fn model(name: &str) -> Result<Sequential> {
         "convs" => {
             let first = Conv2d::builder(3, 8, 3).stride(2).build()?;
             let convs = sequential![first, BatchNorm2d::new(8)?, Block::new(8)?, Block::new(8)?, MaxPool2d::new(2)];
-            let norm = LayerNorm::new(&[8])?;
+            let norm = LayerNorm::new(8)?;
             sequential![convs, sequential![AdaptiveAvgPool2d::new(1), Flatten::new(), norm, Linear::new(8, 4)?]]
         }
         "frozen" => {

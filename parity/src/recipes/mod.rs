@@ -2,7 +2,7 @@
 
 mod statements;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
