@@ -22,7 +22,7 @@ DTYPES = {
 }
 MODULES = (
     "amp", "accum", "optim", "optim_grid", "optim_papers", "optim_timm", "checkpoint", "mnist", "dataload", "samplers",
-    "sched", "ddp", "profiler", "nn_layers",
+    "sched", "ddp", "profiler", "nn_layers", "metrics", "lr_finder",
 )
 CASES = {}
 

@@ -46,6 +46,7 @@ pub mod init;
 mod layer;
 mod linear;
 mod loading;
+pub mod metrics;
 pub mod models;
 mod norm;
 mod pooling;

@@ -60,7 +60,7 @@ impl LengthBucketed {
             num_buckets: None,
             bucket_width: None,
             drop_last: false,
-            seed: 0,
+            seed: overdrive_core::base_seed(),
         }
     }
 

@@ -1,0 +1,3 @@
+//! Layers, beyond what the parity cases compare with PyTorch.
+
+mod metrics;
