@@ -37,7 +37,7 @@ pub fn lr_finder(given: &Given<'_>) -> Result<Found> {
             "sgd" => Box::new(Sgd::builder(&net.0).lr(0.05).momentum(0.9).build()?),
             _ => Box::new(AdamW::builder(&net.0).lr(0.01).build()?),
         };
-        let step = |opt: &mut dyn Optimizer| -> Result<Tensor> {
+        let step = |opt: &mut Box<dyn Optimizer>| -> Result<Tensor> {
             let loss = (x.matmul(&net.0[0]).tanh().matmul(&net.0[1]) - &y).square().mean(Kind::Float);
             loss.f_backward()?;
             opt.step()?;
@@ -45,13 +45,13 @@ pub fn lr_finder(given: &Given<'_>) -> Result<Found> {
             Ok(loss)
         };
         let train =
-            |opt: &mut dyn Optimizer| (0..3).map(|_| Ok(step(opt)?.double_value(&[]))).collect::<Result<Vec<_>>>();
-        let mut training = train(&mut *opt)?;
+            |opt: &mut Box<dyn Optimizer>| (0..3).map(|_| Ok(step(opt)?.double_value(&[]))).collect::<Result<Vec<_>>>();
+        let mut training = train(&mut opt)?;
         let sweep = if config.mode == "linear" { Sweep::Linear } else { Sweep::Exponential };
         let finder =
             LrFinder::new().min_lr(config.min_lr).max_lr(config.max_lr).num_training(config.steps).sweep(sweep);
-        let swept = finder.early_stop_threshold(config.threshold).run(&net, &mut *opt, step)?;
-        training.extend(train(&mut *opt)?);
+        let swept = finder.early_stop_threshold(config.threshold).run(&net, &mut opt, step)?;
+        training.extend(train(&mut opt)?);
         let best = swept.suggestion().context("no suggestion")?;
         found.insert(format!("{number}.diverged"), &Tensor::from(swept.diverged()));
         for (name, values) in

@@ -193,7 +193,7 @@ pub fn sampler_torch_order(given: &Given<'_>) -> Result<Found> {
     let orders = (0..3).map(|epoch| Ok(indices(&sampler.order_from(epoch, &mut generator)?)));
     found.insert("sampler", &Tensor::stack(&orders.collect::<Result<Vec<_>>>()?, 0));
     tch::manual_seed(5);
-    let mut seed = || Tensor::zeros([1], (Kind::Int64, Device::Cpu)).random_().int64_value(&[0]) as u64;
+    let seed = || Tensor::zeros([1], (Kind::Int64, Device::Cpu)).random_().int64_value(&[0]) as u64;
     let orders = (0..3).map(|_| indices(&RandomSampler::new(20, seed()).torch_order(true).order(0)));
     found.insert("sampler.default", &Tensor::stack(&orders.collect::<Vec<_>>(), 0));
 

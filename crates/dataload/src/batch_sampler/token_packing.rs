@@ -103,7 +103,7 @@ impl TokenPackingBuilder {
         self
     }
 
-    /// The seed of the order; 0 unless set.
+    /// The seed of the order; unless set, that of [`seed_everything`](overdrive_core::seed_everything), or 0.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self

@@ -70,7 +70,6 @@ impl AverageMeter {
     }
 
     /// What [`summary`](Self::summary) shows; the average unless set.
-    #[doc(alias = "summary_type")]
     pub fn summary_type(mut self, summary: Summary) -> Self {
         self.summary = summary;
         self

@@ -108,7 +108,7 @@ fn run() -> Result<Run, ScheduleError> {
     let mut run = Run { vs, mean, model, opt };
     // So that the optimizer's state is not zero.
     for _ in 0..3 {
-        run.step_of()(&mut run.opt)?;
+        let _ = run.step_of()(&mut run.opt)?;
     }
     Ok(run)
 }
