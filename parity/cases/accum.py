@@ -32,3 +32,29 @@ def accumulation_is_the_large_batch(t):
                 grads = torch.autograd.grad(loss, weights)
                 for index, grad in enumerate(grads):
                     t.expect(f"{name}.{number}.{kind}.{index}", grad, rtol=rtol, atol=atol)
+
+
+@case
+def gradient_noise_scale(t):
+    """The simple noise scale of McCandlish et al., from the first micro-batch and the whole of each window."""
+    windows, decay = [[4, 4, 4, 4], [8, 8], [2, 6, 8], [1, 9, 2], [5, 3, 7, 1, 2]], 0.9
+    t.tell("windows", windows)
+    t.tell("decay", decay)
+    # Differences of norms amplify rounding.
+    for dtype, rtol in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
+        name = str(dtype).removeprefix("torch.")
+        weights = [torch.randn(shape, dtype=dtype) * 0.5 for shape in ((6, 8), (8,), (8, 5), (5,))]
+        for index, weight in enumerate(weights):
+            t.give(f"{name}.weight.{index}", weight)
+            weight.requires_grad_()
+        noise = gradient = 0.0
+        for number, sizes in enumerate(windows):
+            x = t.give(f"{name}.{number}.x", torch.randn(sum(sizes), 6, dtype=dtype))
+            small, big = sizes[0], sum(sizes)
+            norms = []
+            for part in (x[:small], x):
+                grads = torch.autograd.grad(mlp(part, weights).square().mean(), weights)
+                norms.append(sum(grad.double().square().sum().item() for grad in grads))
+            noise = decay * noise + (1 - decay) * (norms[0] - norms[1]) / (1 / small - 1 / big)
+            gradient = decay * gradient + (1 - decay) * (big * norms[1] - small * norms[0]) / (big - small)
+            t.expect(f"{name}.{number}", torch.tensor(noise / gradient, dtype=torch.float64), rtol=rtol)

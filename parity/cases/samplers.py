@@ -1,13 +1,14 @@
 """Samplers and collation against torch.utils.data.
 
-Rust draws random orders from another generator than PyTorch, so the rules are compared: which indices, how often, and
-with which probability. Where the expected value is a probability, PyTorch's own draws are checked against it first.
+Unless asked for PyTorch's order, Rust draws random orders from another generator, so the rules are compared: which
+indices, how often, and with which probability. Where the expected value is a probability, PyTorch's own draws are
+checked against it first.
 """
 
 import torch
 from harness import case
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
-from torch.utils.data import WeightedRandomSampler, default_collate
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler, default_collate, random_split
 
 DRAWS = 40_000
 
@@ -115,6 +116,89 @@ def sampler_weighted(t):
             refused.append(True)
     t.tell("attempts", attempts)
     t.expect("refused", torch.tensor(refused))
+
+
+def torch_loader(config, generator):
+    """A loader over the numbers below n, with the sampler that the configuration names."""
+    data, kind = range(config["n"]), config["kind"]
+    options = {"batch_size": config["batch"], "drop_last": config["drop_last"], "generator": generator}
+    samplers = {
+        "sequential": lambda: None,
+        "shuffle": lambda: None,
+        "random": lambda: RandomSampler(data, config["replacement"], config["num_samples"], generator),
+        "subset": lambda: SubsetRandomSampler(config["indices"], generator),
+        "weighted": lambda: WeightedRandomSampler(
+            config["weights"], config["num_samples"], config["replacement"], generator
+        ),
+        "distributed": lambda: DistributedSampler(data, 3, 1, seed=config["own_seed"], drop_last=True),
+    }
+    return DataLoader(data, shuffle=kind == "shuffle", sampler=samplers[kind](), **options)
+
+
+TORCH_ORDERS = [
+    {"kind": "sequential", "n": 5},
+    {"kind": "shuffle", "n": 101},
+    {"kind": "shuffle", "n": 103, "drop_last": True},
+    {"kind": "shuffle", "n": 1},
+    {"kind": "shuffle", "n": 2000, "batch": 256},
+    {"kind": "random", "n": 12, "num_samples": 40},
+    {"kind": "random", "n": 12, "num_samples": 24},
+    {"kind": "random", "n": 12, "num_samples": 5},
+    {"kind": "random", "n": 12, "num_samples": 77, "replacement": True},
+    {"kind": "random", "n": 12, "num_samples": 64, "replacement": True},
+    {"kind": "subset", "n": 100, "indices": [9, 4, 4, 0, 77, 31, 8]},
+    {"kind": "weighted", "n": 6, "weights": [0.1, 0.0, 3.0, 1.0, 0.4, 5.5], "num_samples": 50, "replacement": True},
+    {"kind": "weighted", "n": 6, "weights": [0.1, 0.0, 3.0, 1.0, 0.4, 5.5], "num_samples": 1, "replacement": True},
+    {"kind": "weighted", "n": 6, "weights": [0.1, 0.2, 3.0, 1.0, 0.4, 5.5], "num_samples": 4},
+    {"kind": "distributed", "n": 50, "own_seed": 3},
+]
+
+
+@case
+def sampler_torch_order(t):
+    """PyTorch's own orders over three epochs, with numbers drawn in between; its splits; its generator."""
+    defaults = {"batch": 8, "drop_last": False, "replacement": False, "num_samples": None, "indices": [],
+                "weights": [], "own_seed": 0}
+    configs = [{**defaults, **config, "seed": seed} for config in TORCH_ORDERS for seed in (None, 0, 2**40 + 5)]
+    t.tell("configs", configs)
+    for number, config in enumerate(configs):
+        torch.manual_seed(number)
+        generator = None if config["seed"] is None else torch.Generator().manual_seed(config["seed"])
+        loader = torch_loader(config, generator)
+        for epoch in range(3):
+            if config["kind"] == "distributed":
+                loader.sampler.set_epoch(epoch)
+            batches, drawn = [], []
+            for batch in loader:
+                batches.append(batch)
+                drawn.append(torch.rand(3))
+            t.expect(f"{number}.{epoch}", torch.cat(batches))
+            t.expect(f"{number}.{epoch}.sizes", torch.tensor([len(batch) for batch in batches]))
+            t.expect(f"{number}.{epoch}.drawn", torch.cat(drawn))
+        t.expect(f"{number}.normal", torch.randn(3))
+
+    generator = torch.Generator().manual_seed(7)
+    sampler = RandomSampler(range(20), generator=generator)
+    t.expect("sampler", torch.tensor([list(sampler) for _ in range(3)]))
+    torch.manual_seed(5)
+    sampler = RandomSampler(range(20))
+    t.expect("sampler.default", torch.tensor([list(sampler) for _ in range(3)]))
+
+    splits = [[3, 7, 0], [0.5, 0.3, 0.2], [0.33, 0.33, 0.34], [1.0]]
+    t.tell("splits", splits)
+    for number, lengths in enumerate(splits):
+        torch.manual_seed(number)
+        for name, options in (("own", {"generator": torch.Generator().manual_seed(42)}), ("default", {})):
+            parts = random_split(range(10), lengths, **options)
+            t.expect(f"split.{number}.{name}", torch.tensor([index for part in parts for index in part]))
+            t.expect(f"split.{number}.{name}.lens", torch.tensor([len(part) for part in parts]))
+        t.expect(f"split.{number}.drawn", torch.rand(2))
+
+    generator = torch.Generator().manual_seed(9)
+    draws = [torch.empty((), dtype=torch.int64).random_(generator=generator) for _ in range(400)]
+    t.expect("random", torch.stack(draws))
+    for high in (1, 10, 2**28 - 1, 2**28, 2**40):
+        t.expect(f"randint.{high}", torch.randint(high, (50,), generator=generator))
 
 
 @case

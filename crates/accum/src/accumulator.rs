@@ -62,6 +62,16 @@ pub enum AccumError {
     /// Communication between ranks failed.
     #[error(transparent)]
     Sync(#[from] SyncError),
+    /// An option or an argument of a [`GradientNoiseScale`](crate::GradientNoiseScale) outside its range.
+    #[error("{what} is {found}, but should be {expected}")]
+    NoiseScale {
+        /// Which one.
+        what: &'static str,
+        /// What was given.
+        found: String,
+        /// What would be right.
+        expected: String,
+    },
     /// libtorch failed.
     #[error(transparent)]
     Torch(#[from] TorchError),
@@ -86,7 +96,7 @@ impl From<tch::TchError> for AccumError {
 #[derive(Debug)]
 pub struct Accumulator<S: GradientSync = SingleProcess> {
     steps: usize,
-    sync: S,
+    pub(crate) sync: S,
     /// The divisor of counts, the same on all ranks; none while every rank has counted 0.
     reference: Option<f64>,
     /// Samples or tokens; none before the first micro-batch.
@@ -236,6 +246,11 @@ impl<S: GradientSync> Accumulator<S> {
             self.sync.hold_back(false)?;
         }
         Ok(())
+    }
+
+    /// The samples or tokens counted on this rank in the open window, and how many the gradients are divided by so far.
+    pub(crate) fn open(&self) -> Option<(f64, f64)> {
+        self.window.map(|window| window.counted as f64).zip(self.reference)
     }
 
     /// The divisor of counts. All ranks agree on the first one: the average over ranks of the first nonzero count times

@@ -32,8 +32,10 @@
 
 mod accumulator;
 mod count;
+mod noise_scale;
 mod windows;
 
 pub use accumulator::{AccumError, Accumulator};
 pub use count::Count::{self, Samples, Tokens};
+pub use noise_scale::GradientNoiseScale;
 pub use windows::{MicroBatch, Windows};

@@ -20,6 +20,7 @@ mod pointers;
 mod ranks;
 #[cfg(feature = "safetensors")]
 pub mod safetensors;
+mod seed;
 mod state;
 mod tch_optimizer;
 mod var_store;
@@ -39,5 +40,6 @@ pub use overdrive_ffi::{Error as TorchError, ErrorKind as TorchErrorKind};
 pub use parameter::{IntoParameters, Parameter, prefixed};
 pub use part::Part;
 pub use ranks::RankGroup;
+pub use seed::{base_seed, seed_everything};
 pub use state::{Entry, StateDict, StateError, Stateful};
 pub use tch_optimizer::TchOptimizer;

@@ -2,7 +2,7 @@
 
 use overdrive_core::{
     Entry, IntoParameters, Optimizer, OptimizerError, OptimizerId, StateDict, StateError, Stateful, TchOptimizer,
-    prefixed,
+    base_seed, prefixed, seed_everything,
 };
 use tch::nn::OptimizerConfig;
 use tch::{Device, Kind, Tensor, nn};
@@ -142,4 +142,32 @@ fn tch_optimizers_free_gradients_that_are_views() {
     weight.sum(Kind::Float).backward();
     opt.zero_grad().unwrap();
     assert!(!weight.grad().defined());
+}
+
+#[test]
+fn one_seed_reaches_libtorch_and_parts_without_a_seed() {
+    let options = (Kind::Float, Device::Cpu);
+    assert_eq!(seed_everything(1 << 40 | 3), 1 << 40 | 3);
+    assert_eq!(base_seed(), 1 << 40 | 3);
+    let first = Tensor::randn([5], options);
+    let next = Tensor::randn([5], options);
+    assert_ne!(first, next);
+    seed_everything(1 << 40 | 3);
+    assert_eq!(Tensor::randn([5], options), first);
+    tch::manual_seed(1 << 40 | 3);
+    assert_eq!(Tensor::randn([5], options), first);
+    seed_everything(u64::MAX);
+    assert_eq!(base_seed(), u64::MAX);
+    if !tch::Cuda::is_available() {
+        println!("skipped: no CUDA device");
+        return;
+    }
+    for gpu in 0..tch::Cuda::device_count() as usize {
+        let draw = || Tensor::randn([5], (Kind::Float, Device::Cuda(gpu))).to_device(Device::Cpu);
+        seed_everything(7);
+        let first = draw();
+        assert_ne!(draw(), first);
+        seed_everything(7);
+        assert_eq!(draw(), first);
+    }
 }

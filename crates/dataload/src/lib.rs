@@ -15,6 +15,7 @@ mod decode;
 mod deferred;
 mod encoded;
 mod error;
+mod generator;
 mod idx;
 mod image;
 mod image_folder;
@@ -33,6 +34,7 @@ mod parquet;
 mod permutation;
 mod pieces;
 mod points;
+mod random_split;
 mod rank;
 mod read;
 mod rng;
@@ -67,6 +69,7 @@ pub use decode::{MAX_IMAGE_BYTES, decode_image};
 pub use deferred::Deferred;
 pub use encoded::{EncodedImage, EncodedImageFolder};
 pub use error::DataError;
+pub use generator::Generator;
 pub use idx::{IdxArray, read_idx};
 pub use image::{Color, Image};
 pub use image_folder::ImageFolder;
@@ -89,6 +92,7 @@ pub use parquet::{
 };
 pub use pieces::Pieces;
 pub use points::{PointCloud, StackPoints};
+pub use random_split::{random_split, split_lengths};
 pub use rng::Philox;
 pub use sampler::{
     Curriculum, DistributedSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler,

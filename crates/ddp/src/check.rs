@@ -12,6 +12,16 @@ fn refused(op: &'static str, argument: &str, found: impl Into<String>, expected:
 
 /// Checks that a tensor is dense, contiguous, on a device of the group's backend, and of a dtype that backends send.
 pub(crate) fn tensor(group: &ProcessGroup, op: &'static str, argument: &str, tensor: &Tensor) -> Result<(), DdpError> {
+    sendable(group, op, argument, tensor)?;
+    if !tensor.is_contiguous() {
+        let found = format!("not contiguous: strides {:?} for shape {:?}", tensor.stride(), tensor.size());
+        return Err(refused(op, argument, found, "contiguous: call contiguous()"));
+    }
+    Ok(())
+}
+
+/// The same for a tensor of which a contiguous copy is sent.
+fn sendable(group: &ProcessGroup, op: &'static str, argument: &str, tensor: &Tensor) -> Result<(), DdpError> {
     if !tensor.defined() {
         return Err(refused(op, argument, "undefined", "a tensor"));
     }
@@ -31,10 +41,6 @@ pub(crate) fn tensor(group: &ProcessGroup, op: &'static str, argument: &str, ten
     }
     if let Some(layout) = other_layout(tensor) {
         return Err(refused(op, argument, layout, "dense: send its indices and values, or call to_dense"));
-    }
-    if !tensor.is_contiguous() {
-        let found = format!("not contiguous: strides {:?} for shape {:?}", tensor.stride(), tensor.size());
-        return Err(refused(op, argument, found, "contiguous: call contiguous()"));
     }
     Ok(())
 }
@@ -99,6 +105,22 @@ pub(crate) fn list(
         same(op, &argument, one, like, same_shape)?;
     }
     Ok(())
+}
+
+/// The length that all tensors have in their first dimension; they may be strided in any way.
+pub(crate) fn one_batch(group: &ProcessGroup, op: &'static str, tensors: &[&Tensor]) -> Result<i64, DdpError> {
+    let expected = "of shape [batch, ..], with the same batch for all tensors";
+    let mut batch = None;
+    for (index, one) in tensors.iter().enumerate() {
+        let argument = format!("tensors[{index}]");
+        sendable(group, op, &argument, one)?;
+        match (one.size().first(), batch) {
+            (Some(&first), None) => batch = Some(first),
+            (Some(first), Some(others)) if *first == others => {}
+            _ => return Err(refused(op, &argument, describe(one), expected)),
+        }
+    }
+    batch.ok_or_else(|| refused(op, "tensors", "empty", "at least one tensor"))
 }
 
 /// The first tensor of a list; an error if the list is empty.

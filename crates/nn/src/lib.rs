@@ -50,6 +50,7 @@ pub mod init;
 mod layer;
 mod linear;
 mod loading;
+pub mod metrics;
 pub mod models;
 mod norm;
 mod pooling;

@@ -6,8 +6,8 @@ use overdrive_core::{Module, ModuleState, Visitor};
 use overdrive_ffi::Error as TorchError;
 use tch::Tensor;
 
-use crate::error::NnError;
 use crate::batch_norm::BatchNorm;
+use crate::error::NnError;
 
 /// Computes the running statistics of all batch norm layers anew, as the mean over these batches: for weights that have
 /// not trained themselves, such as averages.

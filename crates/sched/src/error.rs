@@ -97,6 +97,14 @@ pub enum ScheduleError {
     #[cfg(feature = "torch")]
     #[error(transparent)]
     Optimizer(#[from] overdrive_core::OptimizerError),
+    /// A state could not be saved or restored.
+    #[cfg(feature = "torch")]
+    #[error(transparent)]
+    State(#[from] overdrive_core::StateError),
+    /// libtorch failed.
+    #[cfg(feature = "torch")]
+    #[error(transparent)]
+    Torch(#[from] overdrive_core::TorchError),
 }
 
 /// Checks the options of the schedule with this name.

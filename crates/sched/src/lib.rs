@@ -27,6 +27,10 @@ mod curriculum;
 mod early_stopping;
 mod error;
 mod growth;
+#[cfg(feature = "torch")]
+mod lr_finder;
+#[cfg(feature = "torch")]
+mod lr_found;
 mod metric;
 mod node;
 mod plan;
@@ -44,6 +48,10 @@ pub use curriculum::Curriculum;
 pub use early_stopping::{EarlyStopping, StoppingState, Verdict};
 pub use error::ScheduleError;
 pub use growth::{BatchSizeWarmup, ProgressiveResize};
+#[cfg(feature = "torch")]
+pub use lr_finder::{LrFinder, Sweep};
+#[cfg(feature = "torch")]
+pub use lr_found::LrSweep;
 pub use metric::Mode;
 pub use plan::{ChainedScheduler, Plan, SequentialLr};
 pub use plateau::{PlateauState, ReduceLrOnPlateau, ReduceLrOnPlateauBuilder, ThresholdMode};

@@ -13,6 +13,9 @@ const LEFT: f64 = 64.0;
 const RIGHT: f64 = 16.0;
 const TOP: f64 = 36.0;
 const BOTTOM: f64 = 28.0;
+/// The most labels below a sweep.
+#[cfg(feature = "torch")]
+const LABELS: usize = 8;
 /// The number of line colours: distinguishable on white, on black and for the colour-blind.
 const COLOURS: usize = 4;
 const STYLE: &str = "<style>\
@@ -54,7 +57,7 @@ pub fn plot(title: &str, schedule: impl Into<Plan>, base_lrs: &[f64], steps: u64
     if !momenta.is_empty() {
         panels.push(("momentum", momenta));
     }
-    Ok(svg(title, steps, &panels))
+    Ok(svg(title, steps, &step_marks(steps), &panels))
 }
 
 /// Plots a function of the step as SVG: a curriculum's fraction, or an image size.
@@ -68,10 +71,28 @@ pub fn plot(title: &str, schedule: impl Into<Plan>, base_lrs: &[f64], steps: u64
 /// # Ok::<(), overdrive_sched::ScheduleError>(())
 /// ```
 pub fn plot_values(title: &str, what: &str, steps: u64, value: impl Fn(u64) -> f64) -> String {
-    svg(title, steps, &[(what, vec![points(steps).map(|step| (step, value(step))).collect()])])
+    svg(title, steps, &step_marks(steps), &[(what, vec![points(steps).map(|step| (step, value(step))).collect()])])
+}
+
+/// Plots the values of a sweep in equal distances, with some of their labels below and a mark at one of them.
+#[cfg(feature = "torch")]
+pub(crate) fn plot_sweep(title: &str, what: &str, labels: &[String], values: &[f64], mark: Option<usize>) -> String {
+    let steps = labels.len().saturating_sub(1);
+    let every = labels.len().div_ceil(LABELS).max(1);
+    let labels = labels.iter().enumerate().step_by(every).map(|(at, label)| (at as f64, label.clone()));
+    let mut lines = vec![(0..).zip(values.iter().copied()).collect()];
+    lines.extend(mark.map(|at| vec![(at as u64, 0.0), (at as u64, values[at])]));
+    svg(title, steps as u64, &labels.collect::<Vec<_>>(), &[(what, lines)])
 }
 
 type Line = Vec<(u64, f64)>;
+
+/// A place on an axis, and what is written there.
+type Mark = (f64, String);
+
+fn step_marks(steps: u64) -> Vec<Mark> {
+    marks(ticks(steps as f64).0, steps as f64).collect()
+}
 
 /// All steps, or `POINTS` of them, including the first and the last.
 fn points(steps: u64) -> impl Iterator<Item = u64> {
@@ -82,7 +103,7 @@ fn points(steps: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-fn svg(title: &str, steps: u64, panels: &[(&str, Vec<Line>)]) -> String {
+fn svg(title: &str, steps: u64, below: &[Mark], panels: &[(&str, Vec<Line>)]) -> String {
     let height = HEIGHT * panels.len() as f64;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
@@ -91,16 +112,15 @@ fn svg(title: &str, steps: u64, panels: &[(&str, Vec<Line>)]) -> String {
     );
     for (number, (what, lines)) in panels.iter().enumerate() {
         let title = if number == 0 { format!("{title}: {what}") } else { (*what).to_owned() };
-        panel(&mut svg, HEIGHT * number as f64, &title, steps, lines);
+        panel(&mut svg, HEIGHT * number as f64, &title, (steps, below), lines);
     }
     svg.push_str("</svg>\n");
     svg
 }
 
-fn panel(svg: &mut String, top: f64, title: &str, steps: u64, lines: &[Line]) {
+fn panel(svg: &mut String, top: f64, title: &str, (steps, below): (u64, &[Mark]), lines: &[Line]) {
     let highest = lines.iter().flatten().map(|point| point.1).filter(|it| it.is_finite()).fold(0.0, f64::max);
     let (y_tick, y_end) = ticks(highest);
-    let (x_tick, _) = ticks(steps as f64);
     let x = |step: f64| LEFT + (WIDTH - LEFT - RIGHT) * step / (steps.max(1) as f64);
     let y = |value: f64| top + HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value / y_end).clamp(0.0, 1.0);
     put(svg, format_args!("<text class=\"title\" x=\"{LEFT}\" y=\"{:.1}\">{}</text>", top + 20.0, escaped(title)));
@@ -109,8 +129,8 @@ fn panel(svg: &mut String, top: f64, title: &str, steps: u64, lines: &[Line]) {
         put(svg, format_args!("<path class=\"grid\" d=\"M{LEFT} {y:.1}H{:.1}\"/>", WIDTH - RIGHT));
         put(svg, format_args!("<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>", LEFT - 8.0, y + 4.0));
     }
-    for (step, label) in marks(x_tick, steps as f64) {
-        let (x, y) = (x(step), top + HEIGHT - BOTTOM + 18.0);
+    for (step, label) in below {
+        let (x, y) = (x(*step), top + HEIGHT - BOTTOM + 18.0);
         put(svg, format_args!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{label}</text>"));
     }
     for (number, line) in lines.iter().enumerate() {
@@ -137,7 +157,7 @@ fn ticks(highest: f64) -> (f64, f64) {
 }
 
 /// Axis marks from 0 to the end, each with its label.
-fn marks(tick: f64, end: f64) -> impl Iterator<Item = (f64, String)> {
+fn marks(tick: f64, end: f64) -> impl Iterator<Item = Mark> {
     let count = (end / tick + 1e-9).floor().clamp(0.0, 20.0) as u32;
     (0..=count).map(move |number| {
         let value = tick * f64::from(number);

@@ -1,7 +1,7 @@
 //! Gradients accumulated over micro-batches, compared with those of the large batch in Python.
 
-use anyhow::Result;
-use overdrive_accum::{Accumulator, Samples, Tokens};
+use anyhow::{Context, Result};
+use overdrive_accum::{Accumulator, GradientNoiseScale, Samples, Tokens};
 use overdrive_optim::Sgd;
 use tch::{Kind, Reduction, Tensor};
 
@@ -41,6 +41,29 @@ pub fn accumulation_is_the_large_batch(given: &Given<'_>) -> Result<Found> {
                     weight.zero_grad();
                 }
             }
+        }
+    }
+    Ok(found)
+}
+
+pub fn gradient_noise_scale(given: &Given<'_>) -> Result<Found> {
+    let mut found = Found::default();
+    for (name, kind) in [("float64", Kind::Double), ("float32", Kind::Float)] {
+        let weights = (0..4).map(|index| Ok(given.tensor(&format!("{name}.weight.{index}"))?.set_requires_grad(true)));
+        let mut weights = weights.collect::<Result<Vec<_>>>()?;
+        let opt = Sgd::builder(&weights).build()?;
+        let mut noise = GradientNoiseScale::new(given.value("decay")?)?;
+        for (number, sizes) in given.value::<Vec<Vec<i64>>>("windows")?.iter().enumerate() {
+            let x = given.tensor(&format!("{name}.{number}.x"))?.split_with_sizes(sizes, 0);
+            let mut accum = Accumulator::new(sizes.len())?;
+            for micro in accum.windows(&x) {
+                let loss = mlp(micro.batch, &weights).square().mean(kind);
+                let total = accum.backward(&opt, &loss, Samples(micro.batch.size()[0]), micro.closes)?;
+                noise.observe(&accum, &opt, total)?;
+            }
+            weights.iter_mut().for_each(Tensor::zero_grad);
+            let scale = noise.simple_noise_scale()?.context("no estimate")?;
+            found.insert(format!("{name}.{number}"), &Tensor::from(scale));
         }
     }
     Ok(found)

@@ -7,6 +7,8 @@ mod closures;
 mod dataload;
 mod ddp;
 mod ddp_collectives;
+mod lr_finder;
+mod metrics;
 mod mnist;
 mod nn;
 mod nn_attention;
@@ -37,6 +39,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("autocast_dtypes", amp::autocast_dtypes),
     ("grad_scaler_histories", amp::grad_scaler_histories),
     ("accumulation_is_the_large_batch", accum::accumulation_is_the_large_batch),
+    ("gradient_noise_scale", accum::gradient_noise_scale),
     ("grid_adam", trajectories::adam),
     ("grid_adamw", trajectories::adamw),
     ("grid_sgd", trajectories::sgd),
@@ -73,6 +76,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("ddp_beside_python", ddp::ddp_beside_python),
     ("ddp_collectives", ddp::ddp_collectives),
     ("mnist_cnn_losses", mnist::mnist_cnn_losses),
+    ("metrics_meters", metrics::meters),
     ("nn_layers", nn::layers),
     ("nn_init", nn::init),
     ("nn_attention", nn_attention::attention),
@@ -103,6 +107,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("sampler_batches", samplers::sampler_batches),
     ("sampler_random", samplers::sampler_random),
     ("sampler_weighted", samplers::sampler_weighted),
+    ("sampler_torch_order", samplers::sampler_torch_order),
     ("collate_stack", samplers::collate_stack),
     ("sched_lambda_lr", sched::trajectories),
     ("sched_multiplicative_lr", sched::trajectories),
@@ -126,5 +131,6 @@ pub const ALL: &[(&str, Case)] = &[
     ("sched_noam_lr", sched::trajectories),
     ("sched_swa_lr", sched::trajectories),
     ("sched_layer_wise", sched::layer_wise),
+    ("sched_lr_finder", lr_finder::lr_finder),
     ("sched_warm_restarts_between_steps", sched::between_steps),
 ];

@@ -2,10 +2,12 @@
 
 use anyhow::{Context, Result};
 use overdrive_dataload::{
-    BatchSampler, Collate, DistributedSampler, FixedBatches, Image, PackTokens, PointCloud, RandomSampler, Sampler,
-    SequentialSampler, Stack, StackPoints, SubsetRandomSampler, WeightedRandomSampler,
+    BatchSampler, Collate, DataLoader, Dataset, DistributedSampler, FixedBatches, FnDataset, Generator, Image,
+    PackTokens, PointCloud, RandomSampler, Sampler, SequentialSampler, Stack, StackPoints, SubsetRandomSampler,
+    WeightedRandomSampler, random_split, split_lengths,
 };
-use tch::{Kind, Tensor};
+use serde::Deserialize;
+use tch::{Device, Kind, Tensor};
 
 use crate::record::{Found, Given};
 
@@ -113,6 +115,110 @@ pub fn sampler_weighted(given: &Given<'_>) -> Result<Found> {
         refused.push(sampler.is_err());
     }
     found.insert("refused", &Tensor::from_slice(&refused));
+    Ok(found)
+}
+
+#[derive(Deserialize)]
+struct TorchOrder {
+    kind: String,
+    n: usize,
+    batch: usize,
+    drop_last: bool,
+    replacement: bool,
+    num_samples: Option<usize>,
+    indices: Vec<usize>,
+    weights: Vec<f64>,
+    own_seed: u64,
+    seed: Option<u64>,
+}
+
+impl TorchOrder {
+    /// The sampler; none for one of the loader's own.
+    fn sampler(&self) -> Result<Option<Box<dyn Sampler>>> {
+        let num_samples = self.num_samples.unwrap_or(self.n);
+        Ok(match self.kind.as_str() {
+            "random" => {
+                let sampler = RandomSampler::new(self.n, 0).replacement(self.replacement).num_samples(num_samples)?;
+                Some(Box::new(sampler))
+            }
+            "subset" => Some(Box::new(SubsetRandomSampler::new(self.indices.clone(), 0))),
+            "weighted" => {
+                let sampler = WeightedRandomSampler::new(self.weights.clone(), num_samples, 0)?;
+                Some(Box::new(sampler.replacement(self.replacement)?))
+            }
+            "distributed" => {
+                let order = RandomSampler::new(self.n, self.own_seed).torch_order(true);
+                Some(Box::new(DistributedSampler::new(order, 3, 1)?.drop_last(true)))
+            }
+            _ => None,
+        })
+    }
+
+    fn loader(&self, workers: usize) -> Result<DataLoader<Vec<usize>>> {
+        let builder = DataLoader::builder(FnDataset::new(self.n, Ok)).batch_size(self.batch).drop_last(self.drop_last);
+        let builder = builder.num_workers(workers).shuffle(self.kind == "shuffle");
+        let builder = builder.generator(self.seed.map(Generator::manual_seed));
+        let builder = match self.sampler()? {
+            Some(sampler) => builder.sampler(sampler),
+            None => builder,
+        };
+        Ok(builder.collate(|samples: Vec<usize>| Ok(samples)).build()?)
+    }
+}
+
+fn uniform(count: i64) -> Tensor {
+    Tensor::rand([count], (Kind::Float, Device::Cpu))
+}
+
+pub fn sampler_torch_order(given: &Given<'_>) -> Result<Found> {
+    let mut found = Found::default();
+    for (number, config) in given.value::<Vec<TorchOrder>>("configs")?.iter().enumerate() {
+        tch::manual_seed(number as i64);
+        let loader = config.loader(number % 3)?;
+        for epoch in 0..3 {
+            let (mut order, mut sizes, mut drawn) = (Vec::new(), Vec::new(), Vec::new());
+            for batch in &loader {
+                let batch = batch?;
+                sizes.push(batch.len());
+                order.extend(batch);
+                drawn.push(uniform(3));
+            }
+            found.insert(format!("{number}.{epoch}"), &indices(&order));
+            found.insert(format!("{number}.{epoch}.sizes"), &indices(&sizes));
+            found.insert(format!("{number}.{epoch}.drawn"), &Tensor::cat(&drawn, 0));
+        }
+        found.insert(format!("{number}.normal"), &Tensor::randn([3], (Kind::Float, Device::Cpu)));
+    }
+    let (mut generator, sampler) = (Generator::manual_seed(7), RandomSampler::new(20, 0));
+    let orders = (0..3).map(|epoch| Ok(indices(&sampler.order_from(epoch, &mut generator)?)));
+    found.insert("sampler", &Tensor::stack(&orders.collect::<Result<Vec<_>>>()?, 0));
+    tch::manual_seed(5);
+    let seed = || Tensor::zeros([1], (Kind::Int64, Device::Cpu)).random_().int64_value(&[0]) as u64;
+    let orders = (0..3).map(|_| indices(&RandomSampler::new(20, seed()).torch_order(true).order(0)));
+    found.insert("sampler.default", &Tensor::stack(&orders.collect::<Vec<_>>(), 0));
+
+    for (number, lengths) in given.value::<Vec<Vec<f64>>>("splits")?.iter().enumerate() {
+        tch::manual_seed(number as i64);
+        let lengths = match lengths.iter().sum::<f64>() > 1.5 {
+            true => lengths.iter().map(|&length| length as usize).collect(),
+            false => split_lengths(10, lengths)?,
+        };
+        for (name, generator) in [("own", Some(&mut Generator::manual_seed(42))), ("default", None)] {
+            let parts = random_split(FnDataset::new(10, Ok), &lengths, generator)?;
+            let order = parts.iter().flat_map(|part| (0..part.len()).map(|index| part.get(index)));
+            found.insert(format!("split.{number}.{name}"), &indices(&order.collect::<Result<Vec<_>, _>>()?));
+            let lens: Vec<_> = parts.iter().map(Dataset::len).collect();
+            found.insert(format!("split.{number}.{name}.lens"), &indices(&lens));
+        }
+        found.insert(format!("split.{number}.drawn"), &uniform(2));
+    }
+
+    let mut generator = Generator::manual_seed(9);
+    let drawn: Vec<_> = (0..400).map(|_| generator.random() as i64).collect();
+    found.insert("random", &Tensor::from_slice(&drawn));
+    for high in [1, 10, (1 << 28) - 1, 1 << 28, 1 << 40] {
+        found.insert(format!("randint.{high}"), &indices(&generator.randint(high, 50)));
+    }
     Ok(found)
 }
 

@@ -1,6 +1,7 @@
 //! Accumulated gradients compared with the large batch's: uneven micro-batches, several ranks, float16.
 
 mod fit;
+mod noise;
 mod state;
 
 use std::cell::{Cell, RefCell};

@@ -1,6 +1,6 @@
 //! Batches of one size.
 
-use crate::{BatchPlan, BatchSampler, DataError, Sampler};
+use crate::{BatchPlan, BatchSampler, DataError, Generator, Sampler};
 
 /// Batches of one size from a [`Sampler`]; the last one may be smaller.
 ///
@@ -28,6 +28,14 @@ impl<S: Sampler> FixedBatches<S> {
     fn batches(&self, samples: usize) -> usize {
         if self.drop_last { samples / self.batch_size } else { samples.div_ceil(self.batch_size) }
     }
+
+    fn cut(&self, order: Vec<usize>) -> BatchPlan {
+        let end = |number: usize| number.saturating_mul(self.batch_size).min(order.len());
+        let ends = (1..=self.batches(order.len())).map(end).collect();
+        let of_all = if self.sampler.world_size() > 1 { order.len() } else { 0 };
+        let places = (0..of_all).map(|place| self.sampler.global_place(place) as u64).collect();
+        BatchPlan { order, ends, places }
+    }
 }
 
 impl<S: Sampler> BatchSampler for FixedBatches<S> {
@@ -48,12 +56,11 @@ impl<S: Sampler> BatchSampler for FixedBatches<S> {
     }
 
     fn plan(&self, epoch: u64) -> BatchPlan {
-        let order = self.sampler.order(epoch);
-        let end = |number: usize| number.saturating_mul(self.batch_size).min(order.len());
-        let ends = (1..=self.batches(order.len())).map(end).collect();
-        let of_all = if self.sampler.world_size() > 1 { order.len() } else { 0 };
-        let places = (0..of_all).map(|place| self.sampler.global_place(place) as u64).collect();
-        BatchPlan { order, ends, places }
+        self.cut(self.sampler.order(epoch))
+    }
+
+    fn plan_from(&self, epoch: u64, generator: &mut Generator) -> Result<BatchPlan, DataError> {
+        Ok(self.cut(self.sampler.order_from(epoch, generator)?))
     }
 }
 

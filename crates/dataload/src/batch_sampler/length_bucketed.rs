@@ -60,7 +60,7 @@ impl LengthBucketed {
             num_buckets: None,
             bucket_width: None,
             drop_last: false,
-            seed: 0,
+            seed: overdrive_core::base_seed(),
         }
     }
 
@@ -143,7 +143,7 @@ impl LengthBucketedBuilder {
         self
     }
 
-    /// The seed of the order; 0 unless set.
+    /// The seed of the order; unless set, that of [`seed_everything`](overdrive_core::seed_everything), or 0.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self

@@ -12,6 +12,8 @@ pub use fixed::FixedBatches;
 pub use length_bucketed::{LengthBucketed, LengthBucketedBuilder};
 pub use token_packing::{TokenPacking, TokenPackingBuilder};
 
+use crate::{DataError, Generator};
+
 /// Decides the batches of every epoch, as lists of dataset indices.
 ///
 /// # Source
@@ -28,6 +30,16 @@ pub trait BatchSampler: Send + Sync {
     /// plan is one rank's share.
     fn pool(&self, epoch: u64) -> Vec<usize> {
         self.plan(epoch).order
+    }
+
+    /// The batches that PyTorch would draw from `generator` at this moment, for
+    /// [`DataLoaderBuilder::generator`](crate::DataLoaderBuilder::generator). By default those of the
+    /// [`plan`](BatchSampler::plan), drawing nothing.
+    ///
+    /// # Errors
+    /// When libtorch fails.
+    fn plan_from(&self, epoch: u64, _generator: &mut Generator) -> Result<BatchPlan, DataError> {
+        Ok(self.plan(epoch))
     }
 
     /// How many samples all ranks together take in one step; 0, the default, where that varies. A saved state fits only
@@ -126,6 +138,10 @@ impl<B: BatchSampler + ?Sized> BatchSampler for Box<B> {
 
     fn plan(&self, epoch: u64) -> BatchPlan {
         (**self).plan(epoch)
+    }
+
+    fn plan_from(&self, epoch: u64, generator: &mut Generator) -> Result<BatchPlan, DataError> {
+        (**self).plan_from(epoch, generator)
     }
 
     fn pool(&self, epoch: u64) -> Vec<usize> {

@@ -40,7 +40,13 @@ impl TokenPacking {
     /// Starts from the length of every sequence of the dataset and the number of tokens that a pack may hold.
     pub fn builder(lengths: impl Into<Vec<usize>>, capacity: usize) -> TokenPackingBuilder {
         let lengths = lengths.into();
-        TokenPackingBuilder { lengths, capacity, max_sequences: None, truncate: false, seed: 0 }
+        TokenPackingBuilder {
+            lengths,
+            capacity,
+            max_sequences: None,
+            truncate: false,
+            seed: overdrive_core::base_seed(),
+        }
     }
 
     /// The share of all packs' capacity that tokens fill; 1 when there are no packs.
@@ -97,7 +103,7 @@ impl TokenPackingBuilder {
         self
     }
 
-    /// The seed of the order; 0 unless set.
+    /// The seed of the order; unless set, that of [`seed_everything`](overdrive_core::seed_everything), or 0.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self

@@ -98,7 +98,7 @@ impl Default for Options {
             batch_size: None,
             shuffle: false,
             drop_last: false,
-            seed: 0,
+            seed: overdrive_core::base_seed(),
             on_error: OnError::Fail,
             num_workers: NumWorkers::Fixed(0),
             prefetch_factor: 2,
@@ -166,7 +166,8 @@ impl<S: SampleSource, C> DataLoaderBuilder<S, C> {
         self
     }
 
-    /// The seed of everything random in the loader; 0 unless set.
+    /// The seed of everything random in the loader; unless set, that of
+    /// [`seed_everything`](overdrive_core::seed_everything), and 0 where that was not called.
     pub fn seed(mut self, seed: u64) -> Self {
         self.options.seed = seed;
         self

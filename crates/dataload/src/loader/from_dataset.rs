@@ -6,8 +6,10 @@ use crate::cache::{CacheKind, DeviceStore};
 use crate::loader::builder::{DataLoaderBuilder, SampleSource};
 use crate::loader::indexed::Indexed;
 use crate::loader::position::Identity;
+use crate::loader::torch_order::TorchOrder;
 use crate::{
-    BatchSampler, Collate, DataError, DataLoader, Dataset, FixedBatches, RandomSampler, Sampler, SequentialSampler,
+    BatchSampler, Collate, DataError, DataLoader, Dataset, FixedBatches, Generator, RandomSampler, Sampler,
+    SequentialSampler,
 };
 
 /// The most samples of an epoch. Its order is a list in memory, 32 GiB at this size; a larger allocation would abort
@@ -19,11 +21,12 @@ pub struct FromDataset<D> {
     dataset: D,
     sampler: Option<Box<dyn Sampler>>,
     batch_sampler: Option<Box<dyn BatchSampler>>,
+    torch_order: Option<TorchOrder>,
 }
 
 impl<D> FromDataset<D> {
     pub(crate) fn new(dataset: D) -> Self {
-        Self { dataset, sampler: None, batch_sampler: None }
+        Self { dataset, sampler: None, batch_sampler: None, torch_order: None }
     }
 }
 
@@ -44,6 +47,40 @@ impl<D: Dataset, C> DataLoaderBuilder<FromDataset<D>, C> {
         self.source.batch_sampler = Some(Box::new(batch_sampler));
         self
     }
+
+    /// Draws each epoch's order as PyTorch's loader does: from this generator, or with `None`, PyTorch's default, from
+    /// libtorch's own. Without this option, the order is a function of the [`seed`](Self::seed) and the epoch's number.
+    ///
+    /// A program ported from PyTorch then sees the same batches in the same order, and libtorch's generator continues
+    /// with the same numbers. Each epoch draws when it starts: the seed that PyTorch draws for its workers (even
+    /// without shuffling: give the loaders for evaluation the option too), then what the sampler draws
+    /// ([`RandomSampler`], [`SubsetRandomSampler`](crate::SubsetRandomSampler),
+    /// [`WeightedRandomSampler`](crate::WeightedRandomSampler); others draw nothing, and keep their own order).
+    ///
+    /// The loader's state has 5 kB more, and a run resumed in the middle of an epoch sees the rest of its batches. With
+    /// `None`, also save libtorch's generator (`RngState` of `overdrive-checkpoint`), from which later epochs are drawn.
+    ///
+    /// ```
+    /// use overdrive_dataload::{DataLoader, FnDataset, Generator};
+    ///
+    /// let loader = DataLoader::builder(FnDataset::new(5, Ok)).batch_size(5).shuffle(true);
+    /// let loader = loader.generator(Generator::manual_seed(0)).collate(|samples: Vec<usize>| Ok(samples)).build()?;
+    /// // g = torch.Generator().manual_seed(0); next(iter(DataLoader(range(5), batch_size=5, shuffle=True, generator=g)))
+    /// assert_eq!(loader.iter().next().unwrap()?, [3, 1, 0, 4, 2]);
+    /// # Ok::<(), overdrive_dataload::DataError>(())
+    /// ```
+    ///
+    /// # Differences from PyTorch
+    /// With a generator of its own, PyTorch's `RandomSampler` draws one permutation too many, at the end of an epoch. Here
+    /// it draws it at the start, also for an epoch that ends early. PyTorch's samplers may have a generator besides the
+    /// loader's; here they share one. `persistent_workers` draws the workers' seed only once.
+    ///
+    /// # Source
+    /// `torch.utils.data.DataLoader(generator=..)`
+    pub fn generator(mut self, generator: impl Into<Option<Generator>>) -> Self {
+        self.source.torch_order = Some(TorchOrder::new(generator.into()));
+        self
+    }
 }
 
 impl<D, C> DataLoaderBuilder<FromDataset<D>, C> {
@@ -59,8 +96,8 @@ impl<D, C> DataLoaderBuilder<FromDataset<D>, C> {
         self,
         wrap: impl FnOnce(D) -> Result<W, DataError>,
     ) -> Result<DataLoaderBuilder<FromDataset<W>, C>, DataError> {
-        let FromDataset { dataset, sampler, batch_sampler } = self.source;
-        let source = FromDataset { dataset: wrap(dataset)?, sampler, batch_sampler };
+        let FromDataset { dataset, sampler, batch_sampler, torch_order } = self.source;
+        let source = FromDataset { dataset: wrap(dataset)?, sampler, batch_sampler, torch_order };
         Ok(DataLoaderBuilder { source, collate: self.collate, options: self.options })
     }
 }
@@ -77,7 +114,7 @@ where
     /// samples per epoch, and options that exclude each other; [`DataError::Torch`] when the device is not available.
     pub fn build(self) -> Result<DataLoader<C::Batch>, DataError> {
         let Self { source, collate, options } = self;
-        let FromDataset { dataset, sampler, batch_sampler } = source;
+        let FromDataset { dataset, sampler, batch_sampler, torch_order } = source;
         let own_batches = batch_sampler.is_some();
         let own_order = own_batches || sampler.is_some();
         if own_batches && (options.batch_size.is_some() || options.shuffle || sampler.is_some() || options.drop_last) {
@@ -90,6 +127,13 @@ where
         let (len, seed) = (dataset.len(), options.seed);
         let mut order = vec![("shuffle", i64::from(options.shuffle)), ("drop_last", i64::from(options.drop_last))];
         order.extend(&options.order);
+        if torch_order.is_some() {
+            if options.shuffles_rows.is_some() {
+                let expected = "no dataset of whole batches, which permutes its rows in an order of its own";
+                return Err(DataError::option("generator", expected, "one"));
+            }
+            order.push(("torch_order", 1));
+        }
         let shuffles_rows = options.shuffles_rows.as_ref().filter(|_| options.shuffle);
         if let Some(seed_cell) = shuffles_rows {
             // Makes the state differ from that of a loader that permutes whole batches.
@@ -120,7 +164,7 @@ where
         let store = machinery.keep.map(|(ops, device)| Arc::new(DeviceStore::new(ops, device, len)));
         let (dataset, stages) = (Arc::new(dataset), Arc::new(stages));
         let known_order = Mutex::default();
-        let source = Indexed { dataset, stages, batch_sampler, identity, own_order, known_order, store };
+        let source = Indexed { dataset, stages, batch_sampler, identity, own_order, known_order, store, torch_order };
         Ok(DataLoader::new(Arc::new(source), machinery))
     }
 }

@@ -11,6 +11,7 @@ use crate::loader::guard::{Place, guarded, message_of};
 use crate::loader::position::{Bounds, Identity, Position};
 use crate::loader::reader::{Origin, Reader};
 use crate::loader::stages::Stages;
+use crate::loader::torch_order::TorchOrder;
 use crate::loader::work::{Content, EpochWork, Made, Source};
 use crate::{BatchPlan, BatchSampler, BatchSamples, Cancellation, Collate, DataError, Dataset};
 
@@ -32,6 +33,8 @@ where
     /// The epoch whose order was last asked for, and the checksum of that order.
     pub(crate) known_order: Mutex<Option<(u64, u32)>>,
     pub(crate) store: Option<Arc<DeviceStore<C::Batch>>>,
+    /// Draws the orders as PyTorch's loader does.
+    pub(crate) torch_order: Option<TorchOrder>,
 }
 
 impl<D, C> Source<C::Batch> for Indexed<D, C>
@@ -39,15 +42,26 @@ where
     D: Dataset + 'static,
     C: Collate<D::Sample> + 'static,
 {
-    fn begin(&self, position: &Position) -> Result<Arc<dyn EpochWork<C::Batch>>, DataError> {
+    fn begin(&self, position: &mut Position) -> Result<Arc<dyn EpochWork<C::Batch>>, DataError> {
+        let plan = self.plan(position)?;
+        let shared = self.batch_sampler.world_size() > 1;
+        let pool = match &self.torch_order {
+            // The sampler cannot draw this epoch's order again.
+            Some(_) if !shared && self.stages.on_error != OnError::Fail => plan.batches().flatten().copied().collect(),
+            _ => Vec::new(),
+        };
+        let known = OnceLock::new();
+        if !pool.is_empty() {
+            _ = known.set(pool);
+        }
         Ok(Arc::new(IndexedEpoch {
             dataset: self.dataset.clone(),
             stages: self.stages.clone(),
             store: self.store.clone(),
-            plan: sampled(|| self.batch_sampler.plan(position.epoch))?,
-            shared: self.batch_sampler.world_size() > 1,
+            plan,
+            shared,
             batch_sampler: self.batch_sampler.clone(),
-            pool: OnceLock::new(),
+            pool: known,
             seed: self.identity.seed,
             epoch: position.epoch,
             delivered: position.before.clone(),
@@ -64,11 +78,12 @@ where
     }
 
     fn bounds(&self) -> Bounds {
-        Bounds { batches: Some(self.batch_sampler.len()), lanes: None }
+        Bounds { batches: Some(self.batch_sampler.len()), lanes: None, generator: self.torch_order.is_some() }
     }
 
     fn order(&self, epoch: u64) -> Result<Option<u32>, DataError> {
-        if !self.own_order {
+        // The state of the generator says more.
+        if !self.own_order || self.torch_order.is_some() {
             return Ok(None);
         }
         let mut known = self.known_order.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,6 +95,26 @@ where
         let order = pool.iter().fold(0, |crc, &index| crc32c::crc32c_append(crc, &(index as u64).to_le_bytes()));
         *known = Some((epoch, order));
         Ok(Some(order))
+    }
+
+    fn generator(&self) -> Option<Arc<[u8]>> {
+        self.torch_order.as_ref()?.state()
+    }
+}
+
+impl<D, C> Indexed<D, C>
+where
+    D: Dataset,
+    C: Collate<D::Sample>,
+{
+    fn plan(&self, position: &mut Position) -> Result<BatchPlan, DataError> {
+        let (epoch, batches) = (position.epoch, &self.batch_sampler);
+        match &self.torch_order {
+            None => sampled(|| batches.plan(epoch)),
+            Some(order) => {
+                order.draw(&mut position.generator, |generator| sampled(|| batches.plan_from(epoch, generator))?)
+            }
+        }
     }
 }
 

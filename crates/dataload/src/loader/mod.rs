@@ -20,6 +20,7 @@ mod reorder;
 mod stages;
 mod stats;
 mod streamed;
+mod torch_order;
 mod transfer;
 mod tuner;
 mod work;
@@ -152,9 +153,9 @@ impl<B: Send + 'static> DataLoader<B> {
         // The loaded position is used up by the next epoch, whatever its number.
         let resumed = lock(&self.resume).take();
         let next = resumed.or_else(|| lock(&self.current).as_ref().map(|progress| lock(progress).following()));
-        let position = next.filter(|next| next.epoch == epoch).unwrap_or_else(|| Position::start_of(epoch));
+        let mut position = next.filter(|next| next.epoch == epoch).unwrap_or_else(|| Position::start_of(epoch));
         let tuning = Tuning { tuner: self.tuner.clone(), bytes: self.bytes };
-        let work = self.source.begin(&position);
+        let work = self.source.begin(&mut position);
         let (batches, worker_options) = (self.source.batches(), self.worker_options.clone());
         let progress = EpochProgress::new(position, self.source.bounds().lanes);
         let epoch = Epoch::start(work, progress, batches, worker_options, tuning, self.counters.clone());
@@ -222,12 +223,13 @@ impl<B> Stateful for DataLoader<B> {
     /// The batches of the latest epoch that the training loop has had. Once that epoch was dropped, a stream's state is
     /// that of the next one, which continues there.
     fn state_dict(&self) -> Result<StateDict, StateError> {
-        let position = match (&*lock(&self.resume), &*lock(&self.current)) {
+        let mut position = match (&*lock(&self.resume), &*lock(&self.current)) {
             (Some(position), _) => position.clone(),
             (None, Some(progress)) => lock(progress).trained().clone(),
             (None, None) => Position::start_of(self.next_epoch()),
         };
-        Ok(position.save(&self.source.identity(), self.order(position.epoch)?))
+        position.generator = position.generator.or_else(|| self.source.generator());
+        position.save(&self.source.identity(), self.order(position.epoch)?)
     }
 
     /// Makes the next [`iter`](DataLoader::iter) continue where the state was taken.

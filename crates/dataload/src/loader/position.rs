@@ -1,11 +1,17 @@
 //! A loader's progress, and how it is saved.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
-use overdrive_core::{Entry, StateDict, StateError};
+use overdrive_core::{Entry, StateDict, StateError, TorchError};
+use tch::{Kind, Tensor};
 
+use crate::generator::{Generator, STATE_BYTES};
 use crate::loader::lane::LanePosition;
 use crate::loader::ranges::Ranges;
+
+/// The entry of the generator's state.
+const GENERATOR: &str = "generator";
 
 /// A source's position after a batch; `None` for a dataset, where the batch's number is enough.
 pub(crate) type Mark = Option<Box<StreamMark>>;
@@ -25,6 +31,8 @@ pub(crate) struct Bounds {
     pub(crate) batches: Option<usize>,
     /// `None` for a dataset.
     pub(crate) lanes: Option<LaneBounds>,
+    /// Whether orders are drawn from a generator.
+    pub(crate) generator: bool,
 }
 
 /// The limits for the lanes of a stream.
@@ -52,6 +60,8 @@ pub(crate) struct Position {
     /// Further numbers above `batch`, delivered before the state was saved, that the source has not reached again yet.
     pub(crate) before: BTreeSet<usize>,
     pub(crate) mark: Mark,
+    /// The state from which the generator draws this epoch's order; none before it has, unless it is known already.
+    pub(crate) generator: Option<Arc<[u8]>>,
 }
 
 /// The position of a running epoch, and earlier positions, for batches that a caller took before it uses them
@@ -171,7 +181,7 @@ impl Position {
         let start = |_| LanePosition::start_of(self.epoch);
         let start = || StreamMark { turn: 0, lanes: lanes.own.iter().map(|&lane| (lane, start(lane))).collect() };
         let mark = self.mark.clone().or_else(|| (!before.is_empty()).then(|| Box::new(start())));
-        Self { epoch, batch: 0, extra: before.len(), ahead: BTreeMap::new(), before, mark }
+        Self { epoch, extra: before.len(), before, mark, ..Self::default() }
     }
 
     /// Records a batch that the training loop gets now, or has had before.
@@ -185,7 +195,7 @@ impl Position {
     }
 
     /// `order` is a checksum of the epoch's order, where the identity does not determine it.
-    pub(crate) fn save(&self, identity: &Identity, order: Option<u32>) -> StateDict {
+    pub(crate) fn save(&self, identity: &Identity, order: Option<u32>) -> Result<StateDict, StateError> {
         let mut state = StateDict::new();
         for (key, value) in identity.entries() {
             state.insert(key, Entry::Int(value));
@@ -206,7 +216,10 @@ impl Position {
                 state.insert(format!("lane.{lane}"), Entry::Text(position.to_string()));
             }
         }
-        state
+        if let Some(generator) = &self.generator {
+            state.insert(GENERATOR, Entry::Tensor(Tensor::f_from_slice(generator).map_err(TorchError::from)?));
+        }
+        Ok(state)
     }
 
     /// Reads a state, which must be of a loader with the same `identity` and the same order in the saved epoch.
@@ -252,6 +265,11 @@ impl Position {
         }
         let expected = order(position.epoch)?;
         let mut known = vec!["epoch", "batch", "ahead"];
+        // An epoch of which no batch was delivered may be drawn yet.
+        if bounds.generator && (position.taken() > 0 || state.get(GENERATOR).is_ok()) {
+            position.generator = Some(generator(state)?);
+            known.push(GENERATOR);
+        }
         if bounds.lanes.is_some() {
             known.push("extra");
         }
@@ -318,6 +336,16 @@ impl Identity {
         ];
         entries.extend(&self.order);
         entries
+    }
+}
+
+/// The saved state of the generator.
+fn generator(state: &StateDict) -> Result<Arc<[u8]>, StateError> {
+    let saved = state.tensor(GENERATOR, &[STATE_BYTES as i64], Kind::Uint8)?;
+    let saved = Vec::<u8>::try_from(saved).map_err(TorchError::from)?;
+    match Generator::restored(&saved, false) {
+        Some(_) => Ok(saved.into()),
+        None => Err(mismatch(GENERATOR, "the state of a CPU generator", "another one")),
     }
 }
 

@@ -40,7 +40,7 @@ where
     D: IterableDataset + 'static,
     C: Collate<D::Sample> + 'static,
 {
-    fn begin(&self, position: &Position) -> Result<Arc<dyn EpochWork<C::Batch>>, DataError> {
+    fn begin(&self, position: &mut Position) -> Result<Arc<dyn EpochWork<C::Batch>>, DataError> {
         let StreamOptions { interleave, rank, world_size, .. } = self.options;
         let plan = LanePlan {
             seed: self.identity.seed,
@@ -98,6 +98,7 @@ where
                 window: shuffle_buffer,
                 repeat: batches_per_epoch.is_some(),
             }),
+            generator: false,
         }
     }
 }

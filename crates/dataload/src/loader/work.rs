@@ -8,8 +8,9 @@ use crate::{Cancellation, DataError};
 
 /// Makes the batches of each epoch.
 pub(crate) trait Source<B>: Send + Sync {
-    /// Starts an epoch at `position`; its threads share the result.
-    fn begin(&self, position: &Position) -> Result<Arc<dyn EpochWork<B>>, DataError>;
+    /// Starts an epoch at `position`, which gets the state of the generator that its order is drawn from; its threads
+    /// share the result.
+    fn begin(&self, position: &mut Position) -> Result<Arc<dyn EpochWork<B>>, DataError>;
 
     /// How many batches an epoch has, where that is known beforehand.
     fn batches(&self) -> Option<usize>;
@@ -23,6 +24,11 @@ pub(crate) trait Source<B>: Send + Sync {
     /// A checksum of an epoch's order, the same on every rank, where the identity does not determine the order.
     fn order(&self, _epoch: u64) -> Result<Option<u32>, DataError> {
         Ok(None)
+    }
+
+    /// The state of its own generator, from which the next epoch is drawn.
+    fn generator(&self) -> Option<Arc<[u8]>> {
+        None
     }
 }
 

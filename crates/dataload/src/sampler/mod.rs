@@ -14,6 +14,8 @@ pub use sequential::SequentialSampler;
 pub use subset_random::SubsetRandomSampler;
 pub use weighted::WeightedRandomSampler;
 
+use crate::{DataError, Generator};
+
 /// Decides the order of every epoch.
 ///
 /// An order is a pure function of the epoch's number: it depends neither on earlier epochs nor on the number of
@@ -29,6 +31,16 @@ pub trait Sampler: Send + Sync {
 
     /// The dataset indices in the order of `epoch`, [`len`](Sampler::len) of them.
     fn order(&self, epoch: u64) -> Vec<usize>;
+
+    /// The indices that PyTorch's sampler would draw from `generator` at this moment, for
+    /// [`DataLoaderBuilder::generator`](crate::DataLoaderBuilder::generator). By default the
+    /// [`order`](Sampler::order), drawing nothing.
+    ///
+    /// # Errors
+    /// When libtorch fails.
+    fn order_from(&self, epoch: u64, _generator: &mut Generator) -> Result<Vec<usize>, DataError> {
+        Ok(self.order(epoch))
+    }
 
     /// The indices that all ranks together go through in `epoch`: [`OnError::Replace`](crate::OnError::Replace) draws
     /// substitutes from them. By default the [`order`](Sampler::order), which is wrong for a sampler whose order is one
@@ -63,6 +75,10 @@ impl<S: Sampler + ?Sized> Sampler for Box<S> {
 
     fn order(&self, epoch: u64) -> Vec<usize> {
         (**self).order(epoch)
+    }
+
+    fn order_from(&self, epoch: u64, generator: &mut Generator) -> Result<Vec<usize>, DataError> {
+        (**self).order_from(epoch, generator)
     }
 
     fn pool(&self, epoch: u64) -> Vec<usize> {

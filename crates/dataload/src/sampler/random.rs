@@ -2,7 +2,7 @@
 
 use crate::permutation::permutations;
 use crate::rng::below;
-use crate::{DataError, Philox, Sampler};
+use crate::{DataError, Generator, Philox, Sampler};
 
 /// Every sample once, in a new random order in each epoch; or a given number of random samples.
 ///
@@ -11,7 +11,8 @@ use crate::{DataError, Philox, Sampler};
 /// first batch.
 ///
 /// # Source
-/// `torch.utils.data.RandomSampler`; the order itself differs from PyTorch's.
+/// `torch.utils.data.RandomSampler`; the order itself differs from PyTorch's, unless
+/// [`torch_order`](Self::torch_order) or the loader's [`generator`](crate::DataLoaderBuilder::generator) is set.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomSampler {
     /// The dataset's length.
@@ -19,12 +20,13 @@ pub struct RandomSampler {
     seed: u64,
     replacement: bool,
     num_samples: usize,
+    torch_order: bool,
 }
 
 impl RandomSampler {
     /// Permutations of the indices 0 to `len - 1`.
     pub fn new(len: usize, seed: u64) -> Self {
-        Self { of: len, seed, replacement: false, num_samples: len }
+        Self { of: len, seed, replacement: false, num_samples: len, torch_order: false }
     }
 
     /// Whether each index is drawn from all indices, so that it may repeat; off unless set.
@@ -49,6 +51,42 @@ impl RandomSampler {
         self.num_samples = num_samples;
         Ok(self)
     }
+
+    /// Whether epoch `e` has the order that PyTorch draws with the seed `seed + e`; off unless set.
+    ///
+    /// This is how PyTorch's `DistributedSampler` shuffles: give this sampler to a
+    /// [`DistributedSampler`](crate::DistributedSampler). Epoch 0 is that of `RandomSampler(.., generator=g)` after
+    /// `g.manual_seed(seed)`. For all epochs of PyTorch's `DataLoader(shuffle=True)` see the loader's
+    /// [`generator`](crate::DataLoaderBuilder::generator).
+    ///
+    /// ```
+    /// use overdrive_dataload::{DistributedSampler, RandomSampler, Sampler};
+    ///
+    /// let order = RandomSampler::new(5, 0).torch_order(true);
+    /// let rank_1 = DistributedSampler::new(order, 2, 1)?;
+    /// // s = DistributedSampler(range(5), 2, 1, seed=0); list(s)
+    /// assert_eq!(rank_1.order(0), [0, 3, 4]);
+    /// # Ok::<(), overdrive_dataload::DataError>(())
+    /// ```
+    pub fn torch_order(mut self, torch_order: bool) -> Self {
+        self.torch_order = torch_order;
+        self
+    }
+
+    /// What PyTorch's sampler draws from a generator in one epoch.
+    fn drawn(&self, generator: &mut Generator) -> Vec<usize> {
+        if self.replacement {
+            return generator.randint(self.of, self.num_samples);
+        }
+        let mut order = Vec::with_capacity(self.num_samples);
+        while self.of > 0 && order.len() + self.of <= self.num_samples {
+            order.append(&mut generator.randperm(self.of));
+        }
+        // PyTorch draws the last permutation even if nothing of it is used.
+        let rest = self.num_samples - order.len();
+        order.extend(generator.randperm(self.of).into_iter().take(rest));
+        order
+    }
 }
 
 impl Sampler for RandomSampler {
@@ -57,11 +95,24 @@ impl Sampler for RandomSampler {
     }
 
     fn order(&self, epoch: u64) -> Vec<usize> {
+        if self.torch_order {
+            return self.drawn(&mut Generator::manual_seed(self.seed.wrapping_add(epoch)));
+        }
         let mut bits = Philox::new(self.seed, epoch).bits();
         match self.replacement {
             true => (0..self.num_samples).map(|_| below(bits.draw(), self.of).0).collect(),
             false => permutations(self.of, self.num_samples, || bits.draw()),
         }
+    }
+
+    /// Draws only a seed from libtorch's default generator, as PyTorch does, and nothing with
+    /// [`torch_order`](RandomSampler::torch_order).
+    fn order_from(&self, epoch: u64, generator: &mut Generator) -> Result<Vec<usize>, DataError> {
+        Ok(match (self.torch_order, generator.is_default()) {
+            (true, _) => self.order(epoch),
+            (false, true) => self.drawn(&mut Generator::manual_seed(generator.random())),
+            (false, false) => self.drawn(generator),
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Random orders of some of the samples.
 
 use crate::permutation::shuffle;
-use crate::{DataError, Philox, Sampler};
+use crate::{DataError, Generator, Philox, Sampler};
 
 /// Some of the samples, once each, in a new random order in each epoch.
 ///
@@ -43,6 +43,10 @@ impl Sampler for SubsetRandomSampler {
         let (mut order, mut bits) = (self.indices.clone(), Philox::new(self.seed, epoch).bits());
         shuffle(&mut order, || bits.draw());
         order
+    }
+
+    fn order_from(&self, _epoch: u64, generator: &mut Generator) -> Result<Vec<usize>, DataError> {
+        Ok(generator.randperm(self.indices.len()).into_iter().map(|place| self.indices[place]).collect())
     }
 }
 

@@ -12,6 +12,7 @@ mod ranks;
 mod resume;
 mod steps;
 mod streams;
+mod torch_order;
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -3,6 +3,7 @@
 mod coalesced;
 mod exchange;
 mod gather;
+mod metrics;
 mod objects;
 mod reduce;
 mod scatter;

@@ -12,6 +12,7 @@ mod hooks;
 mod infinities;
 mod kills;
 mod listeners;
+mod metrics;
 mod moments;
 mod nccl;
 mod network;
@@ -38,6 +39,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("coalesced_refusals", coalesced::refusals),
     ("coalesced_others", coalesced::other_lists),
     ("objects", collectives::objects),
+    ("metrics", metrics::scenario),
+    ("metrics_refusals", metrics::refusals),
     ("options", options::scenario),
     ("training", training::scenario),
     ("combinations", combinations::scenario),
@@ -98,6 +101,9 @@ fn main() -> Result<()> {
         plain("sub_groups_of_3", "sub_groups", 3),
         plain("tensors_that_cannot_be_sent_are_refused", "refusals", 2),
         plain("objects_of_3", "objects", 3),
+        plain("metrics_of_2_leave_repeats_out", "metrics", 2),
+        plain("metrics_of_3_leave_repeats_out", "metrics", 3),
+        plain("metrics_of_uneven_tensors_are_refused", "metrics_refusals", 2),
         plain("options_of_2", "options", 2),
         plain("training_of_1_equals_the_large_batch", "training", 1),
         plain("training_of_2_equals_the_large_batch", "training", 2),

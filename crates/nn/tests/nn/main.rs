@@ -8,5 +8,6 @@ mod gradcheck;
 mod hostile;
 mod hostile_pt;
 mod loading;
+mod metrics;
 mod models;
 mod summary;

@@ -9,6 +9,8 @@ mod values;
 #[cfg(feature = "torch")]
 mod attached;
 #[cfg(feature = "torch")]
+mod lr_finder;
+#[cfg(feature = "torch")]
 mod states;
 
 use overdrive_sched::{Plan, ScheduleError, Scheduler};

@@ -5,7 +5,7 @@ mod alias;
 use alias::AliasTable;
 
 use crate::rng::unit;
-use crate::{DataError, Philox, Sampler};
+use crate::{DataError, Generator, Philox, Sampler};
 
 /// Random samples, each with a probability proportional to its weight.
 ///
@@ -98,6 +98,10 @@ impl Sampler for WeightedRandomSampler {
             }
             None => self.successive(philox),
         }
+    }
+
+    fn order_from(&self, _epoch: u64, generator: &mut Generator) -> Result<Vec<usize>, DataError> {
+        generator.multinomial(&self.weights, self.num_samples, self.table.is_some())
     }
 }
 
