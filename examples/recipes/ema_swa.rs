@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use anyhow::Result;
-use overdrive::dataload::{Mnist, MnistSplit, ToFloat};
+use overdrive::dataload::{Mnist, ToFloat};
 use overdrive::nn::update_bn;
 use overdrive::prelude::*;
 use overdrive::sched::SwaLr;
@@ -91,7 +91,7 @@ fn main() -> Result<()> {
         }
     }
 
-    let update = || update_bn(&train_loader, &model, |(input, _)| model.forward(&input));
+    let update = || update_bn(&train_loader, &model, |model, batch| -> Result<_> { Ok(model.forward(&batch?.0)?) });
     swa_model.apply(update)??;
     ema_model.apply(update)??;
     test("model", &model, &test_loader)?;

@@ -56,7 +56,8 @@ fn loaders(args: &Args, device: Device) -> Result<(Loader, Loader)> {
         let loader = DataLoader::builder(pictures).batch_size(args.batch_size).shuffle(split == "train");
         Ok::<_, anyhow::Error>(loader.collate(pipeline).to_device(device).build()?)
     };
-    let crops = ImagePipeline::new(0).then(RandomResizedCrop::new(SIZE.into())).then(RandomHorizontalFlip::default());
+    let crops =
+        ImagePipeline::new(0).then(RandomResizedCrop::new(usize::from(SIZE))).then(RandomHorizontalFlip::default());
     Ok((split("train", crops)?, split("val", ImagePipeline::new(0))?))
 }
 
@@ -118,7 +119,7 @@ struct Args {
     resume: bool,
 }
 
-fn train(train_loader: &Loader, model: &dyn Forward, optimizer: &mut Sgd, epoch: u64) -> Result<()> {
+fn train(train_loader: &Loader, model: &impl Forward, optimizer: &mut Sgd, epoch: u64) -> Result<()> {
     let mut batch_time = AverageMeter::new("Time").fixed(6, 3);
     let mut data_time = AverageMeter::new("Data").fixed(6, 3);
     let mut losses = AverageMeter::new("Loss").fixed(0, 4);
@@ -148,7 +149,7 @@ fn train(train_loader: &Loader, model: &dyn Forward, optimizer: &mut Sgd, epoch:
     Ok(())
 }
 
-fn validate(val_loader: &Loader, model: &dyn Forward) -> Result<f64> {
+fn validate(val_loader: &Loader, model: &impl Forward) -> Result<f64> {
     let mut losses = AverageMeter::new("Loss");
     let mut top1 = AverageMeter::new("Acc@1");
     let mut top5 = AverageMeter::new("Acc@5");
@@ -175,7 +176,7 @@ fn main() -> Result<()> {
     model.to(device)?;
     let sgd = Sgd::builder(&model).lr(args.lr).momentum(args.momentum).weight_decay(args.weight_decay);
     let mut optimizer = sgd.build()?;
-    let mut scheduler = LrScheduler::new(&mut optimizer, StepLr::new(30, 0.1))?;
+    let mut scheduler = LrScheduler::new(&mut optimizer, StepLr::new(30))?;
     let mut checkpoint =
         Checkpoint::builder(args.checkpoints.join("steps")).keep(1).keep_best(1, "acc1", Goal::Max).build()?;
     let mut start_epoch = 0;

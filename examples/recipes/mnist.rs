@@ -130,7 +130,7 @@ fn main() -> Result<()> {
     let model = Net::new()?;
     model.to(device)?;
     let mut optimizer = Adadelta::builder(&model).lr(args.lr).build()?;
-    let mut scheduler = LrScheduler::new(&mut optimizer, StepLr::new(1, args.gamma))?;
+    let mut scheduler = LrScheduler::new(&mut optimizer, StepLr::new(1).gamma(args.gamma))?;
     for epoch in 1..=args.epochs {
         train(&args, &model, &train_loader, &mut optimizer, epoch)?;
         test(&model, &test_loader)?;

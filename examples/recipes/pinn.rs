@@ -115,7 +115,7 @@ fn main() -> Result<()> {
             loss.backward();
             Ok(loss)
         })?;
-        println!("L-BFGS, step {step}: loss {}", loss.double_value(&[]));
+        println!("L-BFGS, step {step}: loss {loss}");
     }
     Ok(())
 }

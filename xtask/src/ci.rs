@@ -15,7 +15,7 @@ const CARGO_DENY: &str = "0.20.2";
 
 type Step = (&'static str, fn(&Workspace, &mut Results) -> Result<()>);
 
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 10] = [
     ("fmt", |ws, _| workspace::succeed(&mut ws.cargo(["fmt", "--all", "--check"]))),
     ("tidy", |ws, _| tidy::run(ws).map(drop)),
     ("deny", |ws, _| deny(ws)),
@@ -43,19 +43,25 @@ const STEPS: [Step; 9] = [
         results.parity = line;
         if status.success() { Ok(()) } else { bail!("parity failed") }
     }),
+    ("recipes", |ws, results| {
+        let (status, line) = parity::all_recipes(ws)?;
+        results.recipes = line;
+        if status.success() { Ok(()) } else { bail!("recipes differ from Python's") }
+    }),
 ];
 
-/// The totals of the last two steps.
+/// The totals of the last steps.
 #[derive(Default)]
 struct Results {
     tests: Option<Totals>,
     parity: String,
+    recipes: String,
 }
 
 /// Run everything that CI runs, cheapest first
 #[derive(Args, Default)]
 pub struct Options {
-    /// Only these steps, separated by commas: fmt, tidy, deny, no-torch, setup, clippy, docs, test, parity
+    /// Only these steps, separated by commas: fmt, tidy, deny, no-torch, setup, clippy, docs, test, parity, recipes
     #[arg(long, value_name = "STEPS", value_delimiter = ',')]
     only: Vec<String>,
 }
@@ -96,6 +102,9 @@ pub fn run(ws: &Workspace, options: &Options) -> Result<ExitCode> {
     println!("\n{}\n{:<15} {}", summary.join("\n"), "total", clock(start.elapsed()));
     if !results.parity.is_empty() {
         println!("parity: {}", results.parity);
+    }
+    if !results.recipes.is_empty() {
+        println!("losses of recipes: {}", results.recipes);
     }
     if let Err(error) = &outcome {
         eprintln!("error: {error:#}");

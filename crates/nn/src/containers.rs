@@ -27,6 +27,12 @@ macro_rules! forwards {
 
 pub(crate) use forwards;
 
+impl<F: Forward + ?Sized> Forward for Box<F> {
+    fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
+        (**self).forward(input)
+    }
+}
+
 impl<const N: usize> Forward for crate::Conv<N> {
     fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
         self.forward(input)

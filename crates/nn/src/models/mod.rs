@@ -21,8 +21,15 @@ mod mobilenet;
 mod resnet;
 mod vision_transformer;
 
+use tch::Tensor;
+
+use crate::containers::forwards;
+use crate::error::NnError;
+
 pub use efficientnet::{Efficientnet, EfficientnetBuilder, efficientnet_b0};
 pub use gpt2::{Gpt2LmHeadModel, Gpt2LmHeadModelBuilder, gpt2};
 pub use mobilenet::{MobilenetV2, MobilenetV2Builder, mobilenet_v2};
 pub use resnet::{Resnet, ResnetBlock, ResnetBuilder, resnet18, resnet34, resnet50};
 pub use vision_transformer::{VisionHeads, VisionTransformer, VisionTransformerBuilder, vit_b_16};
+
+forwards!(Resnet, MobilenetV2, Efficientnet, VisionTransformer, Gpt2LmHeadModel);
