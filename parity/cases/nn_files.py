@@ -144,6 +144,7 @@ def nn_pt_refused(t):
             files[str(path)] = name
     t.tell("files", files)
     t.tell("marker", str(marker))
+    t.expect("refused", len(files))
 
 
 class Net(nn.Module):
@@ -195,6 +196,7 @@ def nn_load_state_dict(t):
                 said["message"] = str(error)
             told[f"{name}.{'strict' if strict else 'not_strict'}"] = said
     t.tell("states", told)
+    t.expect("states", len(told))
 
 
 @case

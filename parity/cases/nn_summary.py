@@ -49,3 +49,4 @@ def nn_summary(t):
             "params_bytes": found.total_param_bytes,
         }
     t.tell("summaries", told)
+    t.expect("rows", sum(len(it["rows"]) for it in told.values()))

@@ -228,6 +228,12 @@ pub(crate) fn fill(list: &TensorList, values: &[f64]) -> Result<(), TorchError> 
     list.to_vec()?.iter().zip(values).try_for_each(fill)
 }
 
+/// Python's `number ** 0.5`, which sometimes differs from `sqrt` in the last bit. The compiler would replace the one by
+/// the other.
+pub(crate) fn power_of_half(number: f64) -> f64 {
+    number.powf(std::hint::black_box(0.5))
+}
+
 /// An error unless `found` is a finite number of at least 0.
 pub(crate) fn check_not_negative(option: &'static str, found: f64) -> Result<(), OptimizerError> {
     OptimizerError::check_range(option, found, 0.0..f64::INFINITY, "a finite number of at least 0")

@@ -3,7 +3,7 @@
 use overdrive_core::{OptimizerError, TorchError};
 use tch::Tensor;
 
-use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta, check_not_negative};
+use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta, check_not_negative, power_of_half};
 use crate::builder::{GroupBuilder, Options};
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
@@ -109,7 +109,7 @@ impl Algorithm for NAdamOptions {
         foreach::mul_scalar_(exp_avg_sqs, beta2)?;
         foreach::addcmul_(exp_avg_sqs, &grads, &grads, 1.0 - beta2)?;
         let denominators = foreach::sqrt(exp_avg_sqs)?;
-        foreach::div_each_(&denominators, &step.by_count(|count| (1.0 - beta2.powf(count)).sqrt())?)?;
+        foreach::div_each_(&denominators, &step.by_count(|count| power_of_half(1.0 - beta2.powf(count)))?)?;
         foreach::add_scalar_(&denominators, self.eps)?;
 
         let momentum = |count: f64| beta1 * (1.0 - 0.5 * 0.96f64.powf(count * self.momentum_decay));

@@ -3,7 +3,7 @@
 use overdrive_core::{OptimizerError, TorchError};
 use tch::Tensor;
 
-use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta, check_not_negative};
+use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta, check_not_negative, power_of_half};
 use crate::builder::{GroupBuilder, Options};
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
@@ -103,7 +103,7 @@ impl Algorithm for RAdamOptions {
 
         let rate = |count: f64, share: f64| step.lr * share / (1.0 - beta1.powf(count));
         let adaptive = step.by_count(|count| {
-            let correction = (1.0 - beta2.powf(count)).sqrt();
+            let correction = power_of_half(1.0 - beta2.powf(count));
             -(correction * rate(count, rectification(beta2, count)))
         })?;
         let plain = |count| if rectification(beta2, count) > 0.0 { 0.0 } else { 1.0 };
@@ -127,7 +127,7 @@ fn rectification(beta2: f64, count: f64) -> f64 {
     match length > 5.0 {
         true => {
             let rising = (length - 4.0) * (length - 2.0) * longest;
-            (rising / ((longest - 4.0) * (longest - 2.0) * length)).sqrt()
+            power_of_half(rising / ((longest - 4.0) * (longest - 2.0) * length))
         }
         false => 0.0,
     }

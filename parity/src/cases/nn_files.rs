@@ -78,14 +78,19 @@ pub fn pt_files(given: &Given<'_>) -> Result<Found> {
 }
 
 pub fn pt_refused(given: &Given<'_>) -> Result<Found> {
+    let (mut found, mut refused) = (Found::default(), 0i64);
     for (path, name) in given.value::<BTreeMap<PathBuf, String>>("files")? {
         match load_pt(&path) {
-            Err(FileError::Refused { what, .. }) => ensure!(what == format!("`{name}`"), "{}: {what}", path.display()),
+            Err(FileError::Refused { what, .. }) => {
+                ensure!(what == format!("`{name}`"), "{}: {what}", path.display());
+                refused += 1;
+            }
             other => bail!("{}: {other:?}", path.display()),
         }
     }
     ensure!(!given.value::<PathBuf>("marker")?.exists(), "the code in a file was run");
-    Ok(Found::default())
+    found.insert("refused", &Tensor::from(refused));
+    Ok(found)
 }
 
 /// As in Python.
@@ -133,6 +138,7 @@ fn state_of(entries: &BTreeMap<String, Value>) -> Result<StateDict> {
 }
 
 pub fn load_state_dict(given: &Given<'_>) -> Result<Found> {
+    let (mut found, mut agreed) = (Found::default(), 0i64);
     for (name, said) in given.value::<BTreeMap<String, Said>>("states")? {
         let net = Net::new()?;
         let before = net.state_dict()?.copied()?;
@@ -151,8 +157,10 @@ pub fn load_state_dict(given: &Given<'_>) -> Result<Found> {
             }
             (own, theirs) => bail!("{name}: {own:?} here, {theirs:?} in Python"),
         }
+        agreed += 1;
     }
-    Ok(Found::default())
+    found.insert("states", &Tensor::from(agreed));
+    Ok(found)
 }
 
 #[derive(Deserialize)]

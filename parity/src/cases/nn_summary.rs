@@ -72,6 +72,7 @@ fn model(name: &str) -> Result<Sequential> {
 }
 
 pub fn summaries(given: &Given<'_>) -> Result<Found> {
+    let (mut found, mut rows) = (Found::default(), 0i64);
     for (name, theirs) in given.value::<BTreeMap<String, Theirs>>("summaries")? {
         let x = Tensor::zeros(&theirs.shape, (Kind::Float, Device::Cpu));
         let own = summary(&model(&name)?, &x, Sequential::forward)?;
@@ -83,11 +84,13 @@ pub fn summaries(given: &Given<'_>) -> Result<Found> {
                 && own.params == theirs.params
                 && own.mult_adds == theirs.mult_adds;
             ensure!(is_same, "{name}: {own:?} and not {theirs:?}");
+            rows += 1;
         }
         let totals = [own.total_params, own.trainable_params, own.forward_backward_bytes, own.params_bytes];
         let expected = [theirs.params, theirs.trainable, theirs.output_bytes, theirs.params_bytes];
         ensure!(totals == expected, "{name}: {totals:?} and not {expected:?}");
         ensure!(own.total_mult_adds == theirs.mult_adds, "{name}: {} mult-adds", own.total_mult_adds);
     }
-    Ok(Found::default())
+    found.insert("rows", &Tensor::from(rows));
+    Ok(found)
 }
