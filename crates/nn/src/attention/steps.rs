@@ -34,25 +34,14 @@ impl MultiheadAttention {
         let keys = k.size()[1];
         let mask = masks.by_head(shapes, keys)?;
         let dropout = if self.state.is_training() { self.options.dropout } else { 0.0 };
-        let embed_dim = self.options.embed_dim;
-        let flat = [shapes.queries * shapes.sequences(), embed_dim];
-        let (output, weights) = if how.need_weights {
-            let (output, weights) = weighted(&q, &k, &v, mask.as_ref(), dropout)?;
-            (output.f_transpose(0, 1)?, Some(weights))
-        } else {
-            let (batch, heads) = (shapes.sequences(), shapes.heads);
-            let mask = mask.map(|mask| match mask.size()[0] {
-                1 => mask.f_unsqueeze(0),
-                _ => mask.f_view([batch, heads, -1, keys]),
-            });
-            let [q, k, v] = [q, k, v].map(|x| x.f_view([batch, heads, x.size()[1], self.head_size()]));
-            let mask = mask.transpose()?;
-            let output = Tensor::f_scaled_dot_product_attention(&q?, &k?, &v?, mask, dropout, is_causal, None, false)?;
-            (output.f_permute([2, 0, 1, 3])?, None)
+        let (output, weights) = match how.need_weights {
+            true => weighted([&q, &k, &v], mask.as_ref(), dropout)?,
+            false => (self.fast([&q, &k, &v], mask, dropout, is_causal, shapes)?, None),
         };
-        let output = output.f_contiguous()?.f_view(flat)?;
+        let (sequences, embed_dim) = (shapes.sequences(), self.options.embed_dim);
+        let output = output.f_contiguous()?.f_view([shapes.queries * sequences, embed_dim])?;
         let output = output.f_linear(&self.out_proj.weight, self.out_proj.bias.as_deref())?;
-        let output = output.f_view([shapes.queries, shapes.sequences(), -1])?;
+        let output = output.f_view([shapes.queries, sequences, output.size()[1]])?;
         let weights = weights.map(|weights| shown(&weights, shapes, keys, how)).transpose()?;
         let output = match (shapes.batch, shapes.batch_first) {
             (None, _) => output.f_squeeze_dim(1)?,
@@ -60,6 +49,27 @@ impl MultiheadAttention {
             (_, false) => output,
         };
         Ok((output, weights))
+    }
+
+    /// The output without the weights, `[queries, batch, heads, size]`, by libtorch's fast kernels.
+    fn fast(
+        &self,
+        inputs: [&Tensor; 3],
+        mask: Option<Tensor>,
+        dropout: f64,
+        is_causal: bool,
+        shapes: Shapes,
+    ) -> Result<Tensor, TchError> {
+        let [batch, heads] = [shapes.sequences(), shapes.heads];
+        let mask = mask.map(|mask| match mask.size()[..] {
+            [1, ..] => mask.f_unsqueeze(0),
+            [_, queries, keys] => mask.f_view([batch, heads, queries, keys]),
+            _ => Ok(mask),
+        });
+        let [q, k, v] = inputs.map(|x| x.f_view([batch, heads, x.size()[1], self.head_size()]));
+        let mask = mask.transpose()?;
+        let output = Tensor::f_scaled_dot_product_attention(&q?, &k?, &v?, mask, dropout, is_causal, None, false)?;
+        output.f_permute([2, 0, 1, 3])
     }
 
     fn head_size(&self) -> i64 {
@@ -134,14 +144,8 @@ impl MultiheadAttention {
     }
 }
 
-/// The output and the weights, by sequence and head.
-fn weighted(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    mask: Option<&Tensor>,
-    dropout: f64,
-) -> Result<(Tensor, Tensor), NnError> {
+/// The output, `[queries, batch * heads, size]`, and the weights.
+fn weighted([q, k, v]: [&Tensor; 3], mask: Option<&Tensor>, dropout: f64) -> Result<(Tensor, Option<Tensor>), NnError> {
     let scale = (1.0 / q.size()[2] as f64).sqrt();
     let (q, k) = (MUL.tensor(&[Arg::Tensor(q), Arg::Double(scale)])?, k.f_transpose(-2, -1)?);
     let scores = match mask {
@@ -150,7 +154,7 @@ fn weighted(
     };
     let weights = scores.f_softmax(-1, None)?;
     let weights = if dropout > 0.0 { weights.f_dropout(dropout, true)? } else { weights };
-    Ok((weights.f_bmm(v)?, weights))
+    Ok((weights.f_bmm(v)?.f_transpose(0, 1)?, Some(weights)))
 }
 
 /// The weights as they are returned.

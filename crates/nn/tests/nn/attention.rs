@@ -94,6 +94,17 @@ fn a_causal_hint_without_a_mask_is_refused() {
 }
 
 #[test]
+fn an_empty_batch_gives_an_empty_output() {
+    let (x, mask) = (Tensor::ones([0, 4, 8], FLOAT), Tensor::zeros([0, 4, 4], FLOAT));
+    for need_weights in [true, false] {
+        let how = Attend { attn_mask: Some(&mask), need_weights, ..Attend::default() };
+        let (y, weights) = model(true).attn.attend(&x, &x, &x, how).unwrap();
+        assert_eq!(y.size(), [0, 4, 8]);
+        assert_eq!(weights.map(|it| it.size()), need_weights.then(|| vec![0, 4, 4]));
+    }
+}
+
+#[test]
 fn options_out_of_their_range_are_refused() {
     let options = [
         (MultiheadAttention::new(8, 3).map(drop), "embed_dim"),
