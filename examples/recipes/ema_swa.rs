@@ -71,7 +71,6 @@ fn main() -> Result<()> {
     let mut swa_model = AveragedModel::new(&model, Averaging::Swa)?;
     let mut optimizer = Sgd::builder(&model).lr(0.05).momentum(0.9).weight_decay(1e-4).build()?;
     let mut scheduler = LrScheduler::new(&mut optimizer, CosineAnnealingLr::new(EPOCHS))?;
-    let mut swa_scheduler = LrScheduler::new(&mut optimizer, SwaLr::new(0.02).anneal_epochs(2))?;
     for epoch in 0..EPOCHS {
         model.train();
         for batch in &train_loader {
@@ -83,12 +82,14 @@ fn main() -> Result<()> {
             ema_model.update()?;
             println!("epoch {epoch}: loss {}", loss.double_value(&[]));
         }
+        if epoch == SWA_START {
+            drop(scheduler);
+            scheduler = LrScheduler::new(&mut optimizer, SwaLr::new(0.02).anneal_epochs(2))?;
+        }
         if epoch >= SWA_START {
             swa_model.update()?;
-            swa_scheduler.step(&mut optimizer)?;
-        } else {
-            scheduler.step(&mut optimizer)?;
         }
+        scheduler.step(&mut optimizer)?;
     }
 
     let update = || update_bn(&train_loader, &model, |model, batch| -> Result<_> { Ok(model.forward(&batch?.0)?) });

@@ -39,7 +39,7 @@ def main():
     loss_fn = nn.MSELoss()
 
     net = make_model(in_size, out_size, num_layers).to(device)
-    opt = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    opt = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
     scaler = torch.amp.GradScaler(device)
     for epoch in range(epochs):
         for input, target in data:

@@ -33,14 +33,18 @@ test_loader = torch.utils.data.DataLoader(Digits("t10k", 500), batch_size=250)
 
 # Training
 
-epochs, swa_start = 4, 2
+epochs = 4
+swa_start = 2
 
 
 def test(name, model):
     model.eval()
+    loss, correct = 0, 0
     with torch.no_grad():
-        loss = sum(F.cross_entropy(model(x), y).item() for x, y in test_loader)
-        correct = sum(model(x).argmax(1).eq(y).sum().item() for x, y in test_loader)
+        for x, y in test_loader:
+            output = model(x)
+            loss += F.cross_entropy(output, y).item()
+            correct += output.argmax(1).eq(y).sum().item()
     print(f"{name}: test loss {loss / len(test_loader)}, {correct} of {len(test_loader.dataset)} right")
 
 
@@ -49,7 +53,7 @@ def main():
     model = make_model()
     ema_model = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
     swa_model = AveragedModel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4, fused=True)
     scheduler = CosineAnnealingLR(optimizer, T_max=epochs)
     swa_scheduler = SWALR(optimizer, swa_lr=0.02, anneal_epochs=2)
     for epoch in range(epochs):

@@ -143,7 +143,9 @@ def main():
     train_loader, val_loader = loaders(args)
     model = make_model(args.arch, args.classes).to(device)
     criterion = nn.CrossEntropyLoss().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=args.momentum, weight_decay=args.weight_decay)
+    optimizer = torch.optim.SGD(
+        model.parameters(), args.lr, momentum=args.momentum, weight_decay=args.weight_decay, fused=True
+    )
     scheduler = StepLR(optimizer, step_size=30, gamma=0.1)
     start_epoch, best_acc1 = 0, 0.0
     if args.resume:

@@ -32,7 +32,7 @@ test_loader = torch.utils.data.DataLoader(Digits("t10k", 200), batch_size=100)
 
 
 def train(model, device):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=len(train_loader))
     model.train()
     for images, target in train_loader:

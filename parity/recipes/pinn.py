@@ -64,7 +64,7 @@ def main():
     edge = torch.cat([torch.full((50, 1), -1.0), torch.ones(50, 1)])
     t_edge = torch.linspace(0, 1, 50).repeat(2).unsqueeze(1)
 
-    adam = torch.optim.Adam(net.parameters(), lr=1e-3)
+    adam = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
     for epoch in range(adam_epochs):
         for x, t in loader:
             adam.zero_grad()
