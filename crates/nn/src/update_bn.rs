@@ -121,7 +121,7 @@ impl<const N: usize> BatchNorm<N> {
         }
         if let Some(variance) = &self.running_var {
             let mut variance = variance.shallow_clone();
-            let _ = variance.f_copy_(&variance.f_ones_like()?)?;
+            variance.f_copy_(&variance.f_ones_like()?)?;
         }
         Ok(())
     }

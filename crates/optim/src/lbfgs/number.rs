@@ -40,6 +40,10 @@ impl Number {
         Self { value: round(compute(round(self.value, kind), round(other.value, kind)), kind), kind }
     }
 
+    fn reciprocal(self) -> Self {
+        Self { value: round(1.0 / self.value, self.kind), ..self }
+    }
+
     pub fn abs(self) -> Self {
         Self { value: self.value.abs(), ..self }
     }
@@ -99,7 +103,7 @@ impl<N: Into<Number>> Div<N> for Number {
     fn div(self, other: N) -> Self {
         let other = other.into();
         match (self.kind, other.kind) {
-            (None, Some(_)) => other.with(1.0.into(), |tensor, one| one / tensor) * self,
+            (None, Some(_)) => other.reciprocal().with(self, |one, other| one * other),
             _ => self.with(other, |one, other| one / other),
         }
     }
