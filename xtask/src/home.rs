@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::libtorch::{self, Libtorch};
 use crate::pip;
 use crate::python::Python;
-use crate::setup::{Options, REQUIREMENTS};
+use crate::setup::{Options, PARITY_REQUIREMENTS, REQUIREMENTS};
 use crate::workspace::{self, Workspace};
 
 /// The oldest Python that torch 2.11.0 has wheels for.
@@ -135,6 +135,27 @@ impl Home {
         self.verify(ws)
     }
 
+    /// Installs what only parity needs, into an environment that setup made. With another Python, the cases that lack a
+    /// package are skipped and say so.
+    pub fn complete_for_parity(&self, ws: &Workspace) -> Result<()> {
+        let requirements = fs::read_to_string(ws.join(PARITY_REQUIREMENTS)).context("cannot read the requirements")?;
+        let stamp = self.join("stamp-parity");
+        if !self.is_venv() || fs::read_to_string(&stamp).is_ok_and(|stamp| stamp == requirements) {
+            return Ok(());
+        }
+        eprintln!("installing the packages that parity compares with");
+        if !pip::install(self.pip_install(ws).arg("--requirement").arg(PARITY_REQUIREMENTS), &ws.join("target/pip.log"))? {
+            bail!("pip could not install {PARITY_REQUIREMENTS}; its last lines are above\nremedy: check the network");
+        }
+        fs::write(&stamp, requirements).context("cannot write .libtorch/stamp-parity")
+    }
+
+    fn pip_install(&self, ws: &Workspace) -> Command {
+        let mut command = self.python(ws);
+        command.args(["-m", "pip", "install", "--disable-pip-version-check"]);
+        command
+    }
+
     /// The environment's Python in isolated mode, without PYTHONPATH and the user's packages.
     fn python(&self, ws: &Workspace) -> Command {
         let mut command = ws.command(self.join("bin/python"));
@@ -144,20 +165,15 @@ impl Home {
 
     fn install(&self, ws: &Workspace, options: Options) -> Result<()> {
         let log = ws.join("target/pip.log");
-        let command = || {
-            let mut command = self.python(ws);
-            command.args(["-m", "pip", "install", "--disable-pip-version-check"]);
-            command
-        };
         if options.cpu {
             let requirements = fs::read_to_string(ws.join(REQUIREMENTS)).context("cannot read the requirements")?;
-            let mut cpu = command();
+            let mut cpu = self.pip_install(ws);
             cpu.args(["--retries", "1", "--timeout", "15", "--index-url", CPU_INDEX]).args(torch_lines(&requirements));
             if !pip::install(&mut cpu, &log)? {
                 eprintln!("PyTorch's CPU wheel index could not serve torch: using pip's default index instead");
             }
         }
-        if !pip::install(command().arg("--requirement").arg(REQUIREMENTS), &log)? {
+        if !pip::install(self.pip_install(ws).arg("--requirement").arg(REQUIREMENTS), &log)? {
             bail!(
                 "pip could not install libtorch; its last lines are above\n\
                  remedy: check the network, pip's configuration (`pip config list`, with the login if an index needs \

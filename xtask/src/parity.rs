@@ -48,7 +48,7 @@ fn totals(command: &mut Command) -> Result<(ExitStatus, String)> {
 }
 
 fn command(ws: &Workspace) -> Result<Command> {
-    let libtorch = setup::quietly(ws)?;
+    let libtorch = setup::for_parity(ws)?;
     let mut command = ws.cargo_here(["run", "--quiet", "--package", "overdrive-parity", "--"]);
     command.env("OVERDRIVE_PYTHON", python::with_torch(ws, &libtorch)?);
     Ok(command)

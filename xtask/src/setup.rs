@@ -14,6 +14,7 @@ use crate::python::{self, Python};
 use crate::workspace::{self, Workspace};
 
 pub const REQUIREMENTS: &str = ".config/libtorch-requirements.txt";
+pub const PARITY_REQUIREMENTS: &str = ".config/parity-requirements.txt";
 
 /// Find libtorch 2.11.0, or make `.libtorch/` with pip
 ///
@@ -42,6 +43,15 @@ pub fn run(ws: &Workspace, options: Options) -> Result<ExitCode> {
 /// For other commands: prints nothing when there is nothing to do.
 pub fn quietly(ws: &Workspace) -> Result<Libtorch> {
     ensure(ws, Options::default(), &[])
+}
+
+/// For parity: with the packages that it compares with.
+pub fn for_parity(ws: &Workspace) -> Result<Libtorch> {
+    let found = quietly(ws)?;
+    if ws.user_libtorch().is_none() {
+        Home::new(ws.join(".libtorch")).complete_for_parity(ws)?;
+    }
+    Ok(found)
 }
 
 /// For a command that builds afterwards: while pip installs libtorch, `cargo build` with these arguments compiles what
