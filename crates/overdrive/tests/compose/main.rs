@@ -3,6 +3,7 @@
 mod pytorch;
 mod resume;
 mod rows;
+mod sparse;
 mod tracks;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -57,8 +57,8 @@ pub(super) fn remedy(profiled: &ProfiledSteps) -> String {
         Family::Sign => "`Lion::builder(vs.trainable_variables()).build()?`, which updates lists of tensors",
         Family::Unknown => {
             "the optimizer's fused counterpart in overdrive-optim (`Adam`, `AdamW`, `Sgd`, `Adagrad`), or one that \
-             updates lists of tensors (`RmsProp`, `Adadelta`, `Adamax`, `Asgd`, `NAdam`, `RAdam`, `Rprop`, `Adafactor`, \
-             `Lion`, `Lamb`, `Lars`, `Muon`)"
+             updates lists of tensors (`RmsProp`, `Adadelta`, `Adamax`, `Asgd`, `NAdam`, `RAdam`, `Rprop`, \
+             `Adafactor`, `Lion`, `Lamb`, `Lars`, `Muon`)"
         }
     };
     format!("update all tensors at once: {which}")
