@@ -33,8 +33,8 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Shapes
-    /// Each tensor: `[batch, ..]`, with the same batch for all and the same shape on all ranks; to at most `[ranks *
-    /// batch, ..]`.
+    /// Each tensor: `[batch, ..]`, with the same batch for all and the same shape on all ranks; to at most
+    /// `[ranks * batch, ..]`.
     ///
     /// # Errors
     /// When the tensors do not have one first dimension in common, a tensor cannot be sent, or a rank has exited or
