@@ -70,11 +70,11 @@ impl GradientNoiseScale {
 
     /// Takes the gradients after a backward pass of `accum`, which returned `total`. Call it after every pass.
     ///
-    /// A window of one micro-batch adds nothing: it has no small batch to compare with. With a `GradScaler`, call it before
-    /// `unscale_`: the scale cancels out. A window with an infinite gradient adds nothing.
+    /// A window of one micro-batch adds nothing: it has no small batch to compare with. With a `GradScaler`, call it
+    /// before `unscale_`: the scale cancels out. A window with an infinite gradient adds nothing.
     ///
-    /// With several ranks, the first micro-batch is this rank's own, and the window that of all ranks. Each rank then has
-    /// an estimate of its own: [`over_ranks`](Self::over_ranks) joins them.
+    /// With several ranks, the first micro-batch is this rank's own, and the window that of all ranks. Each rank then
+    /// has an estimate of its own: [`over_ranks`](Self::over_ranks) joins them.
     ///
     /// # Errors
     /// When the optimizer averages over ranks in its step, so that the window's gradient is not known here, and when
@@ -113,8 +113,8 @@ impl GradientNoiseScale {
         self.small = None;
     }
 
-    /// Takes the squared 2-norms of a small and a large batch's mean gradients, each with the batch's size: for gradients
-    /// that are not accumulated here.
+    /// Takes the squared 2-norms of a small and a large batch's mean gradients, each with the batch's size: for
+    /// gradients that are not accumulated here.
     ///
     /// # Shapes
     /// Each norm: one number.
@@ -144,8 +144,8 @@ impl GradientNoiseScale {
         Ok(())
     }
 
-    /// The simple noise scale so far, a scalar on the gradients' device: NaN before the first usable window, and below 0
-    /// while the estimate is still too noisy. `None` before the first window.
+    /// The simple noise scale so far, a scalar on the gradients' device: NaN before the first usable window, and below
+    /// 0 while the estimate is still too noisy. `None` before the first window.
     ///
     /// # Errors
     /// When libtorch fails.

@@ -107,15 +107,15 @@ impl LrFinder {
         self
     }
 
-    /// Stops when the smoothed loss is above this many times the lowest one; `None` stops only at a loss that is infinite
-    /// or NaN.
+    /// Stops when the smoothed loss is above this many times the lowest one; `None` stops only at a loss that is
+    /// infinite or NaN.
     pub fn early_stop_threshold(mut self, times: impl Into<Option<f64>>) -> Self {
         self.early_stop_threshold = times.into();
         self
     }
 
-    /// Trains with `step`, which makes one training step (forward and backward pass, the optimizer's step and `zero_grad`)
-    /// and returns the loss. All parameter groups get the same rate.
+    /// Trains with `step`, which makes one training step (forward and backward pass, the optimizer's step and
+    /// `zero_grad`) and returns the loss. All parameter groups get the same rate.
     ///
     /// # Errors
     /// When an option is out of range, the optimizer's state cannot be saved (tch's), a step fails, a loss is not one

@@ -58,22 +58,24 @@ impl<D: Dataset, C> DataLoaderBuilder<FromDataset<D>, C> {
     /// [`WeightedRandomSampler`](crate::WeightedRandomSampler); others draw nothing, and keep their own order).
     ///
     /// The loader's state has 5 kB more, and a run resumed in the middle of an epoch sees the rest of its batches. With
-    /// `None`, also save libtorch's generator (`RngState` of `overdrive-checkpoint`), from which later epochs are drawn.
+    /// `None`, also save libtorch's generator (`RngState` of `overdrive-checkpoint`), from which later epochs are
+    /// drawn.
     ///
     /// ```
     /// use overdrive_dataload::{DataLoader, FnDataset, Generator};
     ///
     /// let loader = DataLoader::builder(FnDataset::new(5, Ok)).batch_size(5).shuffle(true);
     /// let loader = loader.generator(Generator::manual_seed(0)).collate(|samples: Vec<usize>| Ok(samples)).build()?;
-    /// // g = torch.Generator().manual_seed(0); next(iter(DataLoader(range(5), batch_size=5, shuffle=True, generator=g)))
+    /// // g = torch.Generator().manual_seed(0)
+    /// // next(iter(DataLoader(range(5), batch_size=5, shuffle=True, generator=g)))
     /// assert_eq!(loader.iter().next().unwrap()?, [3, 1, 0, 4, 2]);
     /// # Ok::<(), overdrive_dataload::DataError>(())
     /// ```
     ///
     /// # Differences from PyTorch
-    /// With a generator of its own, PyTorch's `RandomSampler` draws one permutation too many, at the end of an epoch. Here
-    /// it draws it at the start, also for an epoch that ends early. PyTorch's samplers may have a generator besides the
-    /// loader's; here they share one. `persistent_workers` draws the workers' seed only once.
+    /// With a generator of its own, PyTorch's `RandomSampler` draws one permutation too many, at the end of an epoch.
+    /// Here it draws it at the start, also for an epoch that ends early. PyTorch's samplers may have a generator
+    /// besides the loader's; here they share one. `persistent_workers` draws the workers' seed only once.
     ///
     /// # Source
     /// `torch.utils.data.DataLoader(generator=..)`

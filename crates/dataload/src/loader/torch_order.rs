@@ -14,11 +14,11 @@ impl TorchOrder {
         Self(Mutex::new(generator))
     }
 
-    /// Draws an epoch's order. `start` is the generator's state before the epoch: of a resumed epoch the saved one; for a
-    /// new epoch it is set.
+    /// Draws an epoch's order. `start` is the generator's state before the epoch: of a resumed epoch the saved one; for
+    /// a new epoch it is set.
     ///
-    /// The generator continues after the draws. So does libtorch's, but not for a resumed epoch: it had drawn before the
-    /// state was saved, and a checkpoint restores it.
+    /// The generator continues after the draws. So does libtorch's, but not for a resumed epoch: it had drawn before
+    /// the state was saved, and a checkpoint restores it.
     pub(crate) fn draw<T>(
         &self,
         start: &mut Option<Arc<[u8]>>,

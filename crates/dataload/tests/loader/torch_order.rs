@@ -91,8 +91,10 @@ fn without_shuffling_only_the_workers_seed_is_drawn() -> Result<(), DataError> {
     Ok(())
 }
 
-fn samplers() -> Vec<fn() -> Option<Box<dyn Sampler>>> {
-    vec![
+type MakeSampler = fn() -> Option<Box<dyn Sampler>>;
+
+fn samplers() -> [MakeSampler; 5] {
+    [
         || None,
         || Some(Box::new(RandomSampler::new(LEN, 0).replacement(true).num_samples(50).unwrap())),
         || Some(Box::new(SubsetRandomSampler::new((3..20).collect::<Vec<_>>(), 0))),

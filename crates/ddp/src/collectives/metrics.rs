@@ -9,14 +9,14 @@ use crate::group::ProcessGroup;
 const OP: &str = "gather_for_metrics";
 
 impl ProcessGroup {
-    /// Every rank's tensors of one batch (predictions and labels, say), joined in the order of the dataset's sampler, without
-    /// the samples that fill up its last round.
+    /// Every rank's tensors of one batch (predictions and labels, say), joined in the order of the dataset's sampler,
+    /// without the samples that fill up its last round.
     ///
-    /// For a loader with a `DistributedSampler`, which deals the samples out one by one, and repeats the first ones so that
-    /// all ranks get equally many. A metric over such repeats would be wrong.
+    /// For a loader with a `DistributedSampler`, which deals the samples out one by one, and repeats the first ones so
+    /// that all ranks get equally many. A metric over such repeats would be wrong.
     ///
-    /// `remaining` is how many samples of the dataset were not gathered yet: its length before the first batch. It is lowered
-    /// by the number of samples returned.
+    /// `remaining` is how many samples of the dataset were not gathered yet: its length before the first batch. It is
+    /// lowered by the number of samples returned.
     ///
     /// ```no_run
     /// # use overdrive_ddp::{DdpError, ProcessGroup};
@@ -33,18 +33,19 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Shapes
-    /// Each tensor: `[batch, ..]`, with the same batch for all and the same shape on all ranks; to at most `[ranks * batch,
-    /// ..]`.
+    /// Each tensor: `[batch, ..]`, with the same batch for all and the same shape on all ranks; to at most
+    /// `[ranks * batch, ..]`.
     ///
     /// # Errors
-    /// When the tensors do not have one first dimension in common, a tensor cannot be sent, or a rank has exited or does not
-    /// take part within the group's timeout. `remaining` is unchanged then.
+    /// When the tensors do not have one first dimension in common, a tensor cannot be sent, or a rank has exited or
+    /// does not take part within the group's timeout. `remaining` is unchanged then.
     ///
     /// # Syncs
     /// Waits for all ranks.
     ///
     /// # Source
-    /// `Accelerator.gather_for_metrics` of Hugging Face Accelerate, which drops the repeats at the end of its own loader
+    /// `Accelerator.gather_for_metrics` of Hugging Face Accelerate, which drops the repeats at the end of its own
+    /// loader
     pub fn gather_for_metrics(&self, tensors: &[&Tensor], remaining: &mut usize) -> Result<Vec<Tensor>, DdpError> {
         let batch = check::one_batch(self, OP, tensors)?;
         let kept = batch.saturating_mul(self.size() as i64).min(i64::try_from(*remaining).unwrap_or(i64::MAX));

@@ -7,7 +7,8 @@ use crate::error::NnError;
 /// For each k, the percentage of samples whose target is among the k largest outputs.
 ///
 /// # Shapes
-/// `output`: `[batch, classes]`; `target`: `[batch]`, whole numbers. Returns a float32 tensor of shape `[1]` for each k.
+/// `output`: `[batch, classes]`; `target`: `[batch]`, whole numbers. Returns a float32 tensor of shape `[1]` for each
+/// k.
 ///
 /// # Errors
 /// When the shapes do not fit, or a k is not from 1 to the number of classes.
@@ -43,8 +44,8 @@ fn hits(output: &Tensor, target: &Tensor, top_k: &[i64]) -> Result<Vec<Tensor>, 
     top_k.iter().map(|&k| Ok(correct.f_narrow(1, 0, k)?.f_sum(Kind::Int64)?)).collect()
 }
 
-/// Counts, over many batches, the samples whose target is among the k largest outputs. The counts are whole numbers on the
-/// device, so the result does not depend on how the samples were divided into batches.
+/// Counts, over many batches, the samples whose target is among the k largest outputs. The counts are whole numbers on
+/// the device, so the result does not depend on how the samples were divided into batches.
 ///
 /// ```
 /// use overdrive_nn::metrics::TopKAccuracy;

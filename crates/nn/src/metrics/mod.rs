@@ -1,7 +1,7 @@
 //! Meters of a training loop that do not wait for the device.
 //!
-//! A meter adds on the device that computes; only asking for a number waits. So a loop that prints every tenth batch waits
-//! at every tenth batch.
+//! A meter adds on the device that computes; only asking for a number waits. So a loop that prints every tenth batch
+//! waits at every tenth batch.
 //!
 //! ```
 //! use overdrive_nn::metrics::{AverageMeter, ProgressMeter, accuracy};

@@ -113,6 +113,9 @@ fn run() -> Result<Run, ScheduleError> {
     Ok(run)
 }
 
+/// Everything that a sweep could leave changed: variables, buffers, the number of steps, rates.
+type All = (Vec<(String, Tensor)>, Vec<Tensor>, i64, Vec<f64>);
+
 impl Run {
     /// A training step that also moves a buffer of the model.
     fn step_of(&self) -> impl FnMut(&mut Momentum) -> Result<Tensor, ScheduleError> + use<> {
@@ -129,8 +132,7 @@ impl Run {
         }
     }
 
-    /// Everything that a sweep could leave changed.
-    fn all(&self) -> (Vec<(String, Tensor)>, Vec<Tensor>, i64, Vec<f64>) {
+    fn all(&self) -> All {
         let mut variables: Vec<_> =
             self.vs.variables().into_iter().map(|(name, it)| (name, it.detach().copy())).collect();
         variables.sort_by(|one, other| one.0.cmp(&other.0));
