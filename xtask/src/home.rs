@@ -144,7 +144,10 @@ impl Home {
             return Ok(());
         }
         eprintln!("installing the packages that parity compares with");
-        if !pip::install(self.pip_install(ws).arg("--requirement").arg(PARITY_REQUIREMENTS), &ws.join("target/pip.log"))? {
+        if !pip::install(
+            self.pip_install(ws).arg("--requirement").arg(PARITY_REQUIREMENTS),
+            &ws.join("target/pip.log"),
+        )? {
             bail!("pip could not install {PARITY_REQUIREMENTS}; its last lines are above\nremedy: check the network");
         }
         fs::write(&stamp, requirements).context("cannot write .libtorch/stamp-parity")

@@ -2,6 +2,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Generator.h>
 #include <ATen/detail/AcceleratorHooksInterface.h>
+#include <c10/core/GradMode.h>
 #include <dlfcn.h>
 
 #include <mutex>
@@ -23,6 +24,8 @@ at::Generator generator(int32_t device_type, int32_t index) {
 }
 
 }  // namespace
+
+int32_t od_grad_enabled() noexcept { return c10::GradMode::is_enabled(); }
 
 od_status od_use_one_thread(int32_t* used, od_error* err) noexcept {
   return overdrive::guarded(err, [&] {

@@ -143,6 +143,8 @@ od_status od_tensor_from_memory(void* data, const int64_t* shape, size_t n_dims,
                                 void (*drop)(void*), at::Tensor** out, od_error* err) noexcept;
 
 // context.cpp
+// Whether autograd records operators of this thread.
+int32_t od_grad_enabled() noexcept;
 // Makes operators of the calling thread run without libtorch's thread pool; `used` is 0 where that is not supported.
 od_status od_use_one_thread(int32_t* used, od_error* err) noexcept;
 od_status od_matmul_allow_tf32(int32_t* out, od_error* err) noexcept;

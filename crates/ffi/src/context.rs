@@ -1,7 +1,16 @@
-//! Process-wide switches of libtorch.
+//! Switches of libtorch.
 
 use crate::error::{Error, check};
 use crate::raw;
+
+/// Whether autograd records the operators of this thread: not under [`tch::no_grad`].
+///
+/// # Source
+/// `torch.is_grad_enabled()`
+pub fn grad_enabled() -> bool {
+    // SAFETY: no pointers.
+    unsafe { raw::od_grad_enabled() != 0 }
+}
 
 /// Makes operators of the calling thread run on that thread only, as long as it lives; other threads are not affected.
 /// Returns false where this libtorch does not support that.

@@ -231,6 +231,7 @@ unsafe extern "C" {
 
     pub fn od_storage_state(tensor: *const C_tensor, out: *mut Storage, err: *mut Error) -> Status;
 
+    pub fn od_grad_enabled() -> i32;
     pub fn od_use_one_thread(used: *mut i32, err: *mut Error) -> Status;
 
     pub fn od_gather_rows(

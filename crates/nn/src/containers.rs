@@ -83,9 +83,8 @@ impl Sequential {
     ///
     /// # Source
     /// `Sequential.append`
-    #[doc(alias = "append")]
     #[must_use]
-    pub fn add(mut self, module: impl Forward + 'static) -> Self {
+    pub fn append(mut self, module: impl Forward + 'static) -> Self {
         self.0.push(Box::new(module));
         self
     }
@@ -165,7 +164,7 @@ impl std::fmt::Debug for Sequential {
 #[macro_export]
 macro_rules! sequential {
     ($($module:expr),* $(,)?) => {
-        $crate::Sequential::new()$(.add($module))*
+        $crate::Sequential::new()$(.append($module))*
     };
 }
 

@@ -71,7 +71,7 @@ pub fn normal_(tensor: &Tensor, mean: f64, std: f64) -> Result<(), NnError> {
 /// # Errors
 /// When `std` is not positive, `a` is larger than `b`, or the tensor is not floating-point.
 pub fn trunc_normal_(tensor: &Tensor, mean: f64, std: f64, a: f64, b: f64) -> Result<(), NnError> {
-    if !(std > 0.0) {
+    if std.is_nan() || std <= 0.0 {
         let (found, expected) = (std.to_string(), "positive".to_owned());
         return Err(NnError::InvalidOption { layer: "trunc_normal_", option: "std", found, expected });
     }
@@ -122,7 +122,7 @@ pub fn eye_(tensor: &Tensor) -> Result<(), NnError> {
     let (rows, columns) = matrix("eye_", tensor)?;
     let _no_grad = tch::no_grad_guard();
     let eye = Tensor::f_eye_m(rows, columns, (tensor.kind(), tensor.device()))?;
-    let _ = tensor.shallow_clone().f_copy_(&eye)?;
+    tensor.shallow_clone().f_copy_(&eye)?;
     Ok(())
 }
 
@@ -263,7 +263,7 @@ pub fn orthogonal_(tensor: &Tensor, gain: f64) -> Result<(), NnError> {
     let q = q.f_mul(&r.f_diag(0)?.f_sign()?)?;
     let q = if rows < columns { q.f_tr()? } else { q };
     let mut tensor = tensor.shallow_clone();
-    let _ = tensor.f_copy_(&q.f_reshape(&shape)?)?;
+    tensor.f_copy_(&q.f_reshape(&shape)?)?;
     tensor *= gain;
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! What all layers do alike.
 
 use overdrive_core::{Module, ModuleState, TorchError};
+use overdrive_ffi::context::grad_enabled;
 use tch::{TchError, Tensor};
 
 use crate::error::NnError;
@@ -24,12 +25,8 @@ pub(crate) fn named<M: Module>(layer: &M, state: &ModuleState, error: NnError) -
 }
 
 /// Whether what is computed from these tensors gets a gradient: one of them does, and gradients are on.
-pub(crate) fn needs_grad<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<bool, TchError> {
-    if !tensors.into_iter().any(Tensor::requires_grad) {
-        return Ok(false);
-    }
-    // Whether they are on shows in what is computed. (Not in a view, which always requires what its base does.)
-    Ok(empty(&[0])?.f_set_requires_grad(true)?.f_neg()?.requires_grad())
+pub(crate) fn needs_grad<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> bool {
+    grad_enabled() && tensors.into_iter().any(Tensor::requires_grad)
 }
 
 /// Whether autocast is on, where PyTorch asks before it takes a fused operator: on the GPU, whatever the tensors' device.

@@ -87,7 +87,7 @@ impl Linear {
     /// # Errors
     /// When the input has another shape, dtype or device.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
-        run(self, &self.state, || input.f_linear(&*self.weight, self.bias.as_deref()))
+        run(self, &self.state, || input.f_linear(&self.weight, self.bias.as_deref()))
     }
 
     /// Another layer with the same values.

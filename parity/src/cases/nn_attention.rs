@@ -1,6 +1,7 @@
 //! Attention and transformers.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 
 use anyhow::{Context, Result, bail};
 use overdrive_nn::*;
@@ -181,7 +182,12 @@ pub fn transformer(given: &Given<'_>) -> Result<Found> {
     Ok(found)
 }
 
-fn encode(found: &mut Found, module: &Box<dyn Encoder>, call: &Call, given: &Given<'_>) -> Result<()> {
+fn encode<M: Module + Deref<Target = dyn Encoder>>(
+    found: &mut Found,
+    module: &M,
+    call: &Call,
+    given: &Given<'_>,
+) -> Result<()> {
     let (mask, padding) = call.masks(given)?;
     for mode in MODES {
         let name = format!("{}.{mode}", call.name);

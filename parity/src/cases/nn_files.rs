@@ -58,10 +58,10 @@ fn compare(found: &mut Found, name: &str, state: &StateDict, theirs: &Theirs) ->
                 found.insert(format!("{name}.{key}"), &flat.f_view_dtype(Kind::Uint8)?);
                 tensor.kind() == kind_of(&said.dtype)? && tensor.size() == said.shape && tensor.stride() == said.stride
             }
-            Entry::Bool(value) => *said == Value::from(*value),
-            Entry::Int(value) => *said == Value::from(*value),
-            Entry::Float(value) => *said == Value::from(*value),
-            Entry::Text(value) => *said == Value::from(value.as_str()),
+            Entry::Bool(value) => said.as_bool() == Some(*value),
+            Entry::Int(value) => said.as_i64() == Some(*value),
+            Entry::Float(value) => said.as_f64() == Some(*value),
+            Entry::Text(value) => said.as_str() == Some(value),
         };
         ensure!(is_same, "{name}: {key} is not {said}");
     }

@@ -11,7 +11,8 @@ use std::collections::HashSet;
 
 use overdrive_core::{Activity, Marked, Module, activity};
 use overdrive_ffi::c10d::{self, Reducer};
-use overdrive_ffi::{Arg, LazyOp, TensorId, TensorList};
+use overdrive_ffi::context::grad_enabled;
+use overdrive_ffi::{TensorId, TensorList};
 use tch::Tensor;
 
 use crate::error::DdpError;
@@ -21,8 +22,6 @@ use crate::hooks::{self, CommHook};
 pub use builder::DdpBuilder;
 pub use outputs::Outputs;
 pub use sync::NoSync;
-
-static ALIAS: LazyOp = LazyOp::new("aten::alias", "");
 
 /// Trains one model on all ranks of a group: each rank computes gradients of its own part of a batch, and the mean over
 /// ranks is in every rank's gradients when backward ends. Gradients are sent while backward still runs.
@@ -126,7 +125,7 @@ impl DistributedDataParallel {
     /// Waits for other ranks where there are buffers, and once when the buckets are rebuilt.
     pub fn forward<O: Outputs>(&self, model: impl FnOnce() -> O) -> Result<O, DdpError> {
         self.check_hook()?;
-        if !self.grad_enabled()? {
+        if !grad_enabled() {
             return Ok(model());
         }
         self.outside_backward("forward")?;
@@ -287,11 +286,6 @@ impl DistributedDataParallel {
         sent.map_err(|source| self.failed("broadcast of buffers", source))?;
         self.state.borrow_mut().needs_buffers = false;
         Ok(())
-    }
-
-    /// Whether autograd records: a view of a parameter then requires a gradient.
-    fn grad_enabled(&self) -> Result<bool, DdpError> {
-        Ok(ALIAS.tensor(&[Arg::Tensor(&self.params[0].1)])?.requires_grad())
     }
 
     /// Refuses calls during a backward pass: a hook may hold a handle to this object, while the reducer is locked.

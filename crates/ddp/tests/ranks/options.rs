@@ -126,10 +126,15 @@ fn buffers(group: &ProcessGroup) -> Result<()> {
 fn no_grad(group: &ProcessGroup) -> Result<()> {
     let vs = nn::VarStore::new(Device::Cpu);
     let model = nn::linear(vs.root(), 2, 1, Default::default());
+    // A buffer, which rank 0 sends before each forward pass that trains.
+    let mut buffer = vs.root().zeros_no_train("buffer", &[1]);
+    let _ = buffer.fill_(group.rank() as i64);
     let ddp = DistributedDataParallel::new(&vs, group)?;
+    let _ = buffer.fill_(group.rank() as i64 + 5);
     if group.rank() == 1 {
         let outputs = tch::no_grad(|| ddp.forward(|| model.forward(&Tensor::ones([1, 2], FLOAT))))?;
         ensure!(!outputs.requires_grad());
+        ensure!(buffer.double_value(&[0]) == 6.0, "rank 1's own buffer");
     }
     let loss = ddp.forward(|| model.forward(&Tensor::ones([1, 2], FLOAT)))?.sum(Kind::Float);
     ddp.backward(&loss)?;

@@ -294,7 +294,7 @@ impl MultiheadAttention {
             && !self.options.add_zero_attn
             && weights[..2].iter().all(|weight| weight.kind() == kind)
             && !is_autocast()
-            && !needs_grad(weights.into_iter().chain([query]))?;
+            && !needs_grad(weights.into_iter().chain([query]));
         Ok(fits.then_some(weights))
     }
 

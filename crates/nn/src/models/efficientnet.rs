@@ -68,7 +68,7 @@ impl EfficientnetBuilder {
         let dropout = Dropout::new(dropout)?;
         let mut inputs = 32;
         let stem = Conv2dNormActivation::new(conv(3, inputs, 3).stride(2), Activation::Silu)?;
-        let mut features = Sequential::new().add(stem);
+        let mut features = Sequential::new().append(stem);
         let total: usize = STAGES.iter().map(|stage| stage.4).sum();
         let mut done = 0;
         for (expansion, kernel_size, stride, outputs, blocks) in STAGES {

@@ -62,7 +62,7 @@ impl MobilenetV2Builder {
         let scaled = |channels: i64| make_divisible(channels as f64 * width_mult);
         let (mut inputs, last) = (scaled(32), make_divisible(1280.0 * width_mult.max(1.0)));
         let stem = Conv2dNormActivation::new(conv(3, inputs, 3).stride(2), Activation::Relu6)?;
-        let mut features = Sequential::new().add(stem);
+        let mut features = Sequential::new().append(stem);
         for (expansion, channels, blocks, stride) in STAGES {
             let outputs = scaled(channels);
             for number in 0..blocks {

@@ -256,7 +256,7 @@ impl TransformerEncoderLayer {
             && !self.state.is_training()
             && self.norm1.eps == self.norm2.eps
             && !is_autocast()
-            && !needs_grad(weights.into_iter().chain([src]))?;
+            && !needs_grad(weights.into_iter().chain([src]));
         Ok(fits.then_some(weights))
     }
 
