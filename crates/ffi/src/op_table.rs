@@ -22,7 +22,7 @@ pub(crate) fn checks(name: &str, overload: &str) -> Option<Checks> {
 
 /// These check by themselves, on every device, that lists are equally long, numbers in range and indices within the
 /// tensor. (`_foreach_copy` does not, and must not be listed.)
-const OWN: [(&str, &str); 87] = [
+const OWN: [(&str, &str); 88] = [
     ("aten::_amp_foreach_non_finite_check_and_unscale_", ""),
     ("aten::_amp_update_scale_", ""),
     ("aten::_foreach_abs", ""),
@@ -78,6 +78,7 @@ const OWN: [(&str, &str); 87] = [
     ("aten::baddbmm", ""),
     ("aten::bitwise_and_", "Scalar"),
     ("aten::bucketize", "Tensor"),
+    ("aten::clamp_", ""),
     ("aten::clamp_max", ""),
     ("aten::clamp_min", ""),
     ("aten::clone", ""),

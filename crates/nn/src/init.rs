@@ -3,9 +3,14 @@
 //! # Source
 //! `torch.nn.init`
 
+use overdrive_ffi::{Arg, LazyOp};
 use tch::{Kind, Tensor};
 
 use crate::error::NnError;
+
+// tch panics when libtorch refuses these.
+static CLAMP: LazyOp = LazyOp::new("aten::clamp_", "");
+static FILL: LazyOp = LazyOp::new("aten::fill_", "Scalar");
 
 /// The function after a layer, for its recommended gain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +87,7 @@ pub fn trunc_normal_(tensor: &Tensor, mean: f64, std: f64, a: f64, b: f64) -> Re
     let _ = tensor.f_erfinv_()?;
     tensor *= std * 2f64.sqrt();
     tensor += mean;
-    let _ = tensor.f_clamp_(a, b)?;
+    CLAMP.call(&[Arg::Tensor(&tensor), Arg::Double(a), Arg::Double(b)])?;
     Ok(())
 }
 
@@ -92,7 +97,7 @@ pub fn trunc_normal_(tensor: &Tensor, mean: f64, std: f64, a: f64, b: f64) -> Re
 /// When libtorch refuses.
 pub fn constant_(tensor: &Tensor, value: f64) -> Result<(), NnError> {
     let _no_grad = tch::no_grad_guard();
-    let _ = tensor.shallow_clone().f_fill_(value)?;
+    FILL.call(&[Arg::Tensor(tensor), Arg::Double(value)])?;
     Ok(())
 }
 
@@ -146,7 +151,7 @@ pub fn dirac_(tensor: &Tensor, groups: i64) -> Result<(), NnError> {
             for size in &shape[2..] {
                 at = at.f_select(0, size / 2)?;
             }
-            let _ = at.f_fill_(1.0)?;
+            constant_(&at, 1.0)?;
         }
     }
     Ok(())

@@ -11,8 +11,7 @@ use overdrive::optim::{
 };
 use overdrive::prelude::*;
 use overdrive_profile::{DeviceType, Phase, Profiler, SortBy, StepTimer, TableOptions};
-use tch::Cuda;
-use tch::nn::{self, Module};
+use tch::{Cuda, nn, nn::Module};
 
 const GPU: Device = Device::Cuda(0);
 const FLOAT: (Kind, Device) = (Kind::Float, GPU);

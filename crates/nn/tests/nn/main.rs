@@ -4,6 +4,7 @@ mod attention;
 mod bad_input;
 mod files;
 mod function;
+mod function_rules;
 mod gradcheck;
 mod hostile;
 mod hostile_pt;
