@@ -104,7 +104,11 @@ def nn_autograd(t):
     x = t.give("x", torch.linspace(-math.pi, math.pi, 200))
     y = t.give("y", torch.sin(x))
     polynomial = leaves(t, "polynomial", *(torch.full((), value) for value in (0.0, -1.0, 0.0, 0.3)))
-    train(t, "polynomial", polynomial, 5e-6, lambda a, b, c, d: (a + b * LegendrePolynomial3.apply(c + d * x) - y).pow(2).sum())
+
+    def fitted(a, b, c, d):
+        return (a + b * LegendrePolynomial3.apply(c + d * x) - y).pow(2).sum()
+
+    train(t, "polynomial", polynomial, 5e-6, fitted)
 
     data = t.give("data", torch.randn(16, 8))
     quantized = leaves(t, "quantized", torch.randn(8, 4), torch.randn(4))

@@ -126,9 +126,7 @@ class RustNode final : public Node {
   // As many gradients as inputs. The engine checks shapes and devices.
   void check(variable_list& results) const {
     size_t inputs = is_given_.size();
-    auto is_none = [](const at::Tensor& result) { return !result.defined(); };
-    if (results.size() > inputs && std::all_of(results.begin() + static_cast<ptrdiff_t>(inputs), results.end(), is_none))
-      results.resize(inputs);
+    while (results.size() > inputs && !results.back().defined()) results.pop_back();
     TORCH_CHECK(results.size() == inputs, "function ", name_, " returned an incorrect number of gradients (expected ",
                 inputs, ", got ", results.size(), ")");
     for (size_t i = 0; i < inputs; ++i)
@@ -193,7 +191,8 @@ edge_list roots_of(const variable_list& outputs) {
   edge_list roots;
   for (size_t i = 0; i < outputs.size(); ++i) {
     auto edge = torch::autograd::impl::gradient_edge(outputs[i]);
-    TORCH_CHECK(edge.function != nullptr, "element ", i, " of tensors does not require grad and does not have a grad_fn");
+    TORCH_CHECK(edge.function != nullptr, "element ", i,
+                " of tensors does not require grad and does not have a grad_fn");
     roots.push_back(std::move(edge));
   }
   return roots;
@@ -239,8 +238,9 @@ od_status od_function_record(const od_function* function, od_tensor_list** out, 
       TORCH_CHECK(false, "functions have no forward-mode derivative");
     };
     auto view_of = [](const at::Tensor& tensor) { return tensor.view_as(tensor); };
-    auto wrapped = torch::autograd::_wrap_outputs(inputs, identities(function->non_differentiable), dirty, outputs, node,
-                                                  no_forward_mode, {}, view_of, /*pure_view=*/false);
+    auto wrapped =
+        torch::autograd::_wrap_outputs(inputs, identities(function->non_differentiable), dirty, outputs, node,
+                                       no_forward_mode, {}, view_of, /*pure_view=*/false);
     if (node != nullptr) node->save(function->saved->list.vec(), wrapped);
     variable_list results;
     for (auto& output : wrapped) results.push_back(output.value_or(at::Tensor()));

@@ -161,8 +161,8 @@ od_status od_set_rng_state(int32_t device_type, int32_t index, const at::Tensor*
 od_status od_grad_hook_set(const at::Tensor* tensor, void* owner, void (*call)(void*), void (*drop)(void*),
                            int32_t (*idle)(void*), od_error* err) noexcept;
 
-// function.cpp Takes ownership of `owner`: `drop` is called with it once, when the graph is freed, nothing is recorded, or
-// this call fails. `out` are the outputs, with their place in the graph.
+// function.cpp Takes ownership of `owner`: `drop` is called with it once, when the graph is freed, nothing is recorded,
+// or this call fails. `out` are the outputs, with their place in the graph.
 od_status od_function_record(const od_function* function, od_tensor_list** out, od_error* err) noexcept;
 // These two are for `backward` alone.
 od_status od_node_saved(const od_node* node, od_tensor_list** out, od_error* err) noexcept;

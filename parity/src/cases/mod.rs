@@ -15,6 +15,7 @@ mod nn_attention;
 mod nn_autograd;
 mod nn_files;
 mod nn_models;
+mod nn_sequences;
 mod nn_summary;
 mod optim;
 mod packages;
@@ -79,6 +80,9 @@ pub const ALL: &[(&str, Case)] = &[
     ("metrics_meters", metrics::meters),
     ("nn_layers", nn::layers),
     ("nn_init", nn::init),
+    ("nn_embeddings", nn_sequences::embeddings),
+    ("nn_bilinear", nn_sequences::bilinear),
+    ("nn_recurrent", nn_sequences::recurrent),
     ("nn_attention", nn_attention::attention),
     ("nn_transformer", nn_attention::transformer),
     ("nn_model_resnet", nn_models::resnet),

@@ -243,7 +243,7 @@ fn threads_run_passes_over_one_graph() {
             })
             .collect();
         drop(y);
-        let whole: Vec<bool> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let whole: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         assert!(whole.contains(&true));
     });
 }

@@ -12,9 +12,9 @@ use crate::error::NnError;
 /// Options that are not tensors are fields. `forward` may set fields for `backward`, but tensors go through
 /// [`Context::save_for_backward`] (a field cannot hold one, because the function has to be `Sync`).
 ///
-/// `backward` runs on the thread that runs the pass, or on one of libtorch's for tensors of a GPU. If it panics, passes
-/// by [`grad`](super::grad()) and [`backward`](super::backward()) resume the panic, and one by tch's `f_backward` returns
-/// an error with its message.
+/// `backward` runs on the thread that runs the pass, or on one of libtorch's for tensors of a GPU. If it panics,
+/// [`grad`](super::grad()) and [`autograd::backward`](super::backward()) resume the panic, and tch's `f_backward`
+/// returns an error with its message.
 ///
 /// # Source
 /// `torch.autograd.Function`
@@ -112,8 +112,8 @@ impl Context {
         Self { needs_input_grad, materialize_grads: true, saved, dirty, non_differentiable }
     }
 
-    /// Keeps inputs, outputs or other tensors for `backward`, in place of those of an earlier call. If one is changed in
-    /// place meanwhile, the backward pass is an error.
+    /// Keeps inputs, outputs or other tensors for `backward`, in place of those of an earlier call. If one is changed
+    /// in place meanwhile, the backward pass is an error.
     ///
     /// `backward` cannot be differentiated through a saved tensor that is neither an input nor an output.
     pub fn save_for_backward<'a>(&mut self, tensors: impl IntoIterator<Item = &'a Tensor>) {

@@ -89,8 +89,8 @@ pub enum GradcheckError {
     },
     /// No output requires a gradient, but one depends on an input.
     #[error(
-        "Numerical gradient for function expected to be zero: no output requires a gradient, but output {output} depends \
-         on input {input}"
+        "Numerical gradient for function expected to be zero: no output requires a gradient, but output {output} \
+         depends on input {input}"
     )]
     NotZero {
         /// The output's index.
@@ -146,8 +146,8 @@ pub(super) type Check<'a> = dyn Fn(&[Tensor]) -> Result<Vec<Tensor>, BoxError> +
 /// ```
 ///
 /// # Errors
-/// When a gradient is wrong: [`Mismatch`](GradcheckError::Mismatch) has the worst entry. When an input is unsuitable, or
-/// the function or its backward pass fails.
+/// When a gradient is wrong: [`Mismatch`](GradcheckError::Mismatch) has the worst entry. When an input is unsuitable,
+/// or the function or its backward pass fails.
 ///
 /// # Panics
 /// When the function or the `backward` of a [`Function`](super::Function) panics.

@@ -1,4 +1,4 @@
-//! Functions with a backward pass of their own, and gradients of chosen tensors.
+//! Functions with a backward pass of their own.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub fn list(tensor: &Tensor) -> Vec<f64> {
 }
 
 /// `exp(x)`, from its own output.
-pub struct Exp;
+struct Exp;
 
 impl Function for Exp {
     type Inputs = Tensor;
@@ -37,7 +37,7 @@ impl Function for Exp {
 }
 
 /// `a * b` and `by * (a + b)`.
-pub struct Both {
+struct Both {
     by: f64,
 }
 
@@ -62,9 +62,9 @@ impl Function for Both {
 }
 
 /// Functions that tests make of closures.
-pub struct Made<F, B, const ONCE: bool = false> {
-    pub forward: F,
-    pub backward: B,
+struct Made<F, B, const ONCE: bool = false> {
+    forward: F,
+    backward: B,
 }
 
 impl<F, B, const ONCE: bool> Function for Made<F, B, ONCE>
@@ -86,7 +86,7 @@ where
     }
 }
 
-pub fn made<F, B>(forward: F, backward: B) -> Made<F, B>
+fn made<F, B>(forward: F, backward: B) -> Made<F, B>
 where
     F: FnMut(&mut Context, &[&Tensor]) -> Result<Vec<Tensor>, BoxError>,
     B: Fn(&BackwardContext<'_>, Vec<Tensor>) -> Result<Vec<Option<Tensor>>, BoxError>,
@@ -95,12 +95,12 @@ where
 }
 
 /// A backward pass that nobody runs.
-pub fn never(_: &BackwardContext<'_>, _: Vec<Tensor>) -> Result<Vec<Option<Tensor>>, BoxError> {
+fn never(_: &BackwardContext<'_>, _: Vec<Tensor>) -> Result<Vec<Option<Tensor>>, BoxError> {
     Err("no pass is expected".into())
 }
 
 /// Passes every gradient on.
-pub fn pass_on(_: &BackwardContext<'_>, grads: Vec<Tensor>) -> Result<Vec<Option<Tensor>>, BoxError> {
+fn pass_on(_: &BackwardContext<'_>, grads: Vec<Tensor>) -> Result<Vec<Option<Tensor>>, BoxError> {
     Ok(grads.into_iter().map(Some).collect())
 }
 
@@ -193,7 +193,8 @@ fn saved_tensors_that_are_changed_or_freed_are_errors() {
     let _ = y.g_add_scalar_(1.0);
     let error = grad(&loss, &x).retain_graph(true).run().unwrap_err().to_string();
     let expected = "one of the variables needed for gradient computation has been modified by an inplace operation: \
-                    [CPUDoubleType [2]], which is output 0 of ExpBackward, is at version 1; expected version 0 instead.";
+                    [CPUDoubleType [2]], which is output 0 of ExpBackward, is at version 1; expected version 0 \
+                    instead.";
     assert!(error.starts_with(expected), "{error}");
 
     let loss = Exp.apply(&x).unwrap().sum(Kind::Double);
@@ -283,4 +284,84 @@ fn gradients_of_unused_outputs_are_zeros_or_undefined() {
         pass_on,
     );
     assert!(!marked.apply(vec![&x]).unwrap()[1].requires_grad());
+}
+
+#[test]
+fn needs_input_grad_is_about_this_pass() {
+    let [a, b] = [param(&[1.0]), param(&[2.0])];
+    let function = || {
+        let product = |ctx: &mut Context, inputs: &[&Tensor]| {
+            assert!(ctx.needs_input_grad(0) && ctx.needs_input_grad(1) && !ctx.needs_input_grad(2));
+            Ok(vec![inputs[0] * inputs[1]])
+        };
+        made(product, |ctx, grads| {
+            let of = |at: usize| ctx.needs_input_grad(at).then(|| grads[0].shallow_clone());
+            Ok(vec![of(0), of(1), of(2)])
+        })
+    };
+    let constant = Tensor::ones([1], DOUBLE);
+    let y = function().apply(vec![&a, &b, &constant]).unwrap().remove(0);
+    assert_eq!(list(&grad(&y, &b).retain_graph(true).run().unwrap()), [1.0]);
+    assert_eq!(grad(&y, [&a, &b]).run().unwrap().map(|it| list(&it)), [[1.0], [1.0]]);
+}
+
+#[test]
+fn once_differentiable_refuses_a_second_derivative() {
+    let x = param(&[1.0, 2.0]);
+    let square = |_: &mut Context, inputs: &[&Tensor]| Ok(vec![inputs[0] * inputs[0]]);
+    let held = x.copy().detach();
+    let twice = std::sync::Mutex::new(held);
+    let doubles = move |_: &BackwardContext<'_>, grads: Vec<Tensor>| {
+        let y = &grads[0] * 2.0;
+        assert!(!y.requires_grad(), "nothing is recorded");
+        Ok(vec![Some(&grads[0] * 2.0 * &*twice.lock().unwrap())])
+    };
+    let y = Made::<_, _, true> { forward: square, backward: doubles }.apply(vec![&x]).unwrap().remove(0);
+    let loss = (&y * &y).sum(Kind::Double);
+    assert_eq!(list(&grad(&loss, &x).retain_graph(true).run().unwrap()), [4.0, 32.0]);
+    let first = grad(&loss, &x).create_graph(true).run().unwrap();
+    assert_eq!(list(&first), [4.0, 32.0]);
+    let error = backward(&first.sum(Kind::Double)).run().unwrap_err().to_string();
+    assert_eq!(error, "trying to differentiate twice a function that was marked with @once_differentiable");
+}
+
+#[test]
+fn inputs_can_be_returned_or_changed_in_place() {
+    let x = param(&[1.0, 2.0]);
+    // Returned unchanged: another tensor with the same memory.
+    let y = made(|_, inputs| Ok(vec![inputs[0].shallow_clone()]), pass_on).apply(vec![&x]).unwrap().remove(0);
+    assert!(y.data_ptr() == x.data_ptr() && !y.is_leaf() && x.is_leaf());
+    assert_eq!(list(&grad(&y.sum(Kind::Double), &x).run().unwrap()), [1.0, 1.0]);
+
+    let triple_in_place = || {
+        made(
+            |ctx, inputs| {
+                let mut x = inputs[0].shallow_clone();
+                let x = x.f_mul_(&Tensor::from(3.0))?;
+                ctx.mark_dirty([&x]);
+                Ok(vec![x])
+            },
+            |_, grads| Ok(vec![Some(&grads[0] * 3.0)]),
+        )
+    };
+    let y = &x * &x;
+    let z = triple_in_place().apply(vec![&y]).unwrap().remove(0);
+    assert_eq!((z.data_ptr(), list(&y)), (y.data_ptr(), vec![3.0, 12.0]));
+    assert_eq!(list(&grad(&y.sum(Kind::Double), &x).run().unwrap()), [6.0, 12.0], "y itself has the new history");
+    // A view of a tensor: the tensor's history changes, too.
+    let y = &x * &x;
+    triple_in_place().apply(vec![&y.narrow(0, 1, 1)]).unwrap();
+    assert_eq!(list(&grad(&y.sum(Kind::Double), &x).run().unwrap()), [2.0, 12.0]);
+
+    let error = triple_in_place().apply(vec![&param(&[1.0])]).unwrap_err().to_string();
+    assert_eq!(error, "a leaf Variable that requires grad has been used in an in-place operation.");
+    let lost = made(
+        |ctx, inputs| {
+            ctx.mark_dirty([inputs[0]]);
+            Ok(vec![inputs[0] * 2.0])
+        },
+        never,
+    );
+    let error = lost.apply(vec![&(&x * 2.0)]).unwrap_err().to_string();
+    assert!(error.contains("must all be outputs of the Function"), "{error}");
 }

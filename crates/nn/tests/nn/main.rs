@@ -2,9 +2,10 @@
 
 mod attention;
 mod bad_input;
+mod custom_fwd;
 mod files;
 mod function;
-mod function_rules;
+mod grad;
 mod gradcheck;
 mod hostile;
 mod hostile_pt;
