@@ -9,6 +9,7 @@ mod packages;
 mod peer;
 mod profile;
 mod step;
+mod step_nn;
 mod turns;
 
 use std::path::{Path, PathBuf};

@@ -12,17 +12,21 @@ use tch::nn::{self, OptimizerConfig, VarStore};
 
 use super::Options;
 use super::peer::Peer;
+use super::step_nn;
 use crate::model::{Mlp, cross_entropy};
 
 const MLP: &str = "train step of an MLP 784-128-128-10, batch 16, SGD, one thread";
 const ADAMW: &str = "AdamW step over ResNet-18's 62 parameters, one thread";
+const MLP_MODULES: &str = "the same MLP through overdrive-nn, its step with our SGD, one thread";
+const GPT_MODULES: &str = "train step of a GPT of 2 blocks 64 wide, 4 x 32 tokens, through overdrive-nn, one thread";
 const WIDTHS: [i64; 4] = [784, 128, 128, 10];
 /// Steps per sample, so that a sample takes tens of milliseconds.
 const MLP_STEPS: u32 = 150;
 const ADAMW_STEPS: u32 = 5;
+const GPT_STEPS: u32 = 20;
 const PAIRS: u32 = 31;
 
-type Step = Box<dyn FnMut() -> Result<()>>;
+pub(super) type Step = Box<dyn FnMut() -> Result<()>>;
 
 pub fn measure(options: &Options) -> Result<VersusReport> {
     tch::set_num_threads(1);
@@ -58,7 +62,12 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
         &["adamw_fused", "adamw_foreach"],
         ADAMW_STEPS,
     )?;
+    let tch_modules = |step| ("tch's modules", step);
+    let mut mlp_modules = Contest::new(step_nn::mlp_nn()?, tch_modules(step_nn::mlp_tch()?), &[], MLP_STEPS)?;
+    let mut gpt_modules = Contest::new(step_nn::gpt_nn()?, tch_modules(step_nn::gpt_tch()?), &[], GPT_STEPS)?;
     for _ in 0..options.pairs.unwrap_or(PAIRS) {
+        mlp_modules.round(None)?;
+        gpt_modules.round(None)?;
         mlp.round(peer.as_mut())?;
         adamw.round(peer.as_mut())?;
     }
@@ -71,6 +80,9 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
         "plain tch, its own AdamW",
         (Ratio::TimesFasterByTime, Some(Target::AtLeast(2.5))),
     )?);
+    for (contest, case) in [(&mlp_modules, MLP_MODULES), (&gpt_modules, GPT_MODULES)] {
+        rows.push(contest.row(case, "tch's modules", "tch's own modules, our SGD", share(1.01))?);
+    }
     if peer.is_some() {
         rows.insert(0, mlp.row(MLP, "mlp_default", "PyTorch, default", share(0.8))?);
         rows.insert(1, mlp.row(MLP, "mlp_fused", "PyTorch, fused", share(0.8))?);

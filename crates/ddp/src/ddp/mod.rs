@@ -125,10 +125,10 @@ impl DistributedDataParallel {
     /// Waits for other ranks where there are buffers, and once when the buckets are rebuilt.
     pub fn forward<O: Outputs>(&self, model: impl FnOnce() -> O) -> Result<O, DdpError> {
         self.check_hook()?;
+        self.outside_backward("forward")?;
         if !grad_enabled() {
             return Ok(model());
         }
-        self.outside_backward("forward")?;
         if let Some((name, _)) = self.frozen.iter().find(|(_, tensor)| tensor.requires_grad()) {
             return Err(DdpError::Unfrozen { name: name.clone() });
         }

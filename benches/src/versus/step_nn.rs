@@ -1,0 +1,166 @@
+//! The steps of `versus step` that compare modules: the same step through `overdrive-nn` and through tch's own modules,
+//! both with our optimizer.
+
+use anyhow::Result;
+use overdrive::prelude::*;
+use tch::nn::{self as tch_nn, Module as _, VarStore};
+
+use super::step::Step;
+use crate::model::cross_entropy;
+
+const LAYERS: [i64; 4] = [784, 128, 128, 10];
+/// Of the GPT.
+const WIDTH: i64 = 64;
+const HEADS: i64 = 4;
+const LENGTH: i64 = 32;
+const VOCABULARY: i64 = 128;
+const BLOCKS: usize = 2;
+
+fn step_of(
+    params: Vec<Tensor>,
+    (inputs, targets): (Tensor, Tensor),
+    forward: impl Fn(&Tensor) -> Result<Tensor> + 'static,
+) -> Result<Step> {
+    let mut opt = Sgd::builder(params).lr(0.01).build()?;
+    Ok(Box::new(move || {
+        opt.zero_grad()?;
+        cross_entropy(&forward(&inputs)?, &targets).backward();
+        Ok(opt.step()?)
+    }))
+}
+
+fn params(model: &impl Module) -> Vec<Tensor> {
+    model.named_parameters().iter().map(|it| it.tensor().shallow_clone()).collect()
+}
+
+fn digits() -> (Tensor, Tensor) {
+    let inputs = Tensor::randn([16, LAYERS[0]], (Kind::Float, Device::Cpu));
+    (inputs, Tensor::randint(10, [16], (Kind::Int64, Device::Cpu)))
+}
+
+pub fn mlp_nn() -> Result<Step> {
+    let [a, b, c, d] = LAYERS;
+    let model = sequential![nn::Linear::new(a, b)?, nn::Relu, nn::Linear::new(b, c)?, nn::Relu, nn::Linear::new(c, d)?];
+    step_of(params(&model), digits(), move |x| Ok(model.forward(x)?))
+}
+
+pub fn mlp_tch() -> Result<Step> {
+    let vs = VarStore::new(Device::Cpu);
+    let linear = |number: usize| {
+        tch_nn::linear(vs.root() / number, LAYERS[number], LAYERS[number + 1], Default::default())
+    };
+    let relu = |x: &Tensor| x.relu();
+    let model = tch_nn::seq().add(linear(0)).add_fn(relu).add(linear(1)).add_fn(relu).add(linear(2));
+    step_of(vs.trainable_variables(), digits(), move |x| Ok(model.forward(x)))
+}
+
+fn text() -> (Tensor, Tensor) {
+    let tokens = || Tensor::randint(VOCABULARY, [4, LENGTH], (Kind::Int64, Device::Cpu));
+    (tokens(), tokens().view(-1))
+}
+
+/// Attention of several heads from `[batch, length, 3 * WIDTH]`.
+fn attend(all: &Tensor) -> Tensor {
+    let all = all.view([-1, LENGTH, 3 * HEADS, WIDTH / HEADS]).transpose(1, 2);
+    let [q, k, v] = [0, 1, 2].map(|part| all.narrow(1, part * HEADS, HEADS));
+    let heads = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, true, None, false);
+    heads.transpose(1, 2).reshape([-1, LENGTH, WIDTH])
+}
+
+#[derive(Module)]
+struct Block {
+    norm1: nn::LayerNorm,
+    attention: nn::Linear,
+    project: nn::Linear,
+    norm2: nn::LayerNorm,
+    widen: nn::Linear,
+    narrow: nn::Linear,
+}
+
+#[derive(Module)]
+struct Gpt {
+    tokens: nn::Embedding,
+    places: nn::Embedding,
+    blocks: nn::ModuleList<Block>,
+    norm: nn::LayerNorm,
+    head: nn::Linear,
+}
+
+impl Block {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            norm1: nn::LayerNorm::new(WIDTH)?,
+            attention: nn::Linear::new(WIDTH, 3 * WIDTH)?,
+            project: nn::Linear::new(WIDTH, WIDTH)?,
+            norm2: nn::LayerNorm::new(WIDTH)?,
+            widen: nn::Linear::new(WIDTH, 4 * WIDTH)?,
+            narrow: nn::Linear::new(4 * WIDTH, WIDTH)?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let x = x + self.project.forward(&attend(&self.attention.forward(&self.norm1.forward(x)?)?))?;
+        let wide = self.widen.forward(&self.norm2.forward(&x)?)?.gelu("none");
+        Ok(x + self.narrow.forward(&wide)?)
+    }
+}
+
+pub fn gpt_nn() -> Result<Step> {
+    let model = Gpt {
+        tokens: nn::Embedding::new(VOCABULARY, WIDTH)?,
+        places: nn::Embedding::new(LENGTH, WIDTH)?,
+        blocks: (0..BLOCKS).map(|_| Block::new()).collect::<Result<_>>()?,
+        norm: nn::LayerNorm::new(WIDTH)?,
+        head: nn::Linear::new(WIDTH, VOCABULARY)?,
+    };
+    let places = Tensor::arange(LENGTH, (Kind::Int64, Device::Cpu));
+    step_of(params(&model), text(), move |tokens| {
+        let mut x = model.tokens.forward(tokens)? + model.places.forward(&places)?;
+        for block in model.blocks.iter() {
+            x = block.forward(&x)?;
+        }
+        Ok(model.head.forward(&model.norm.forward(&x)?)?.view([-1, VOCABULARY]))
+    })
+}
+
+struct TchBlock([tch_nn::LayerNorm; 2], [tch_nn::Linear; 4]);
+
+impl TchBlock {
+    fn new(vs: &tch_nn::Path<'_>) -> Self {
+        let linear = |name, inputs, outputs| tch_nn::linear(vs / name, inputs, outputs, Default::default());
+        Self(
+            ["norm1", "norm2"].map(|name| tch_nn::layer_norm(vs / name, vec![WIDTH], Default::default())),
+            [
+                linear("attention", WIDTH, 3 * WIDTH),
+                linear("project", WIDTH, WIDTH),
+                linear("widen", WIDTH, 4 * WIDTH),
+                linear("narrow", 4 * WIDTH, WIDTH),
+            ],
+        )
+    }
+
+    fn forward(&self, x: &Tensor) -> Tensor {
+        let Self([norm1, norm2], [attention, project, widen, narrow]) = self;
+        let x = x + project.forward(&attend(&attention.forward(&norm1.forward(x))));
+        let wide = widen.forward(&norm2.forward(&x)).gelu("none");
+        x + narrow.forward(&wide)
+    }
+}
+
+pub fn gpt_tch() -> Result<Step> {
+    let vs = VarStore::new(Device::Cpu);
+    let root = vs.root();
+    let tokens = tch_nn::embedding(&root / "tokens", VOCABULARY, WIDTH, Default::default());
+    let table = tch_nn::embedding(&root / "places", LENGTH, WIDTH, Default::default());
+    let blocks: Vec<_> = (0..BLOCKS).map(|block| TchBlock::new(&(&root / block))).collect();
+    let norm = tch_nn::layer_norm(&root / "norm", vec![WIDTH], Default::default());
+    let head = tch_nn::linear(&root / "head", WIDTH, VOCABULARY, Default::default());
+    let places = Tensor::arange(LENGTH, (Kind::Int64, Device::Cpu));
+    step_of(vs.trainable_variables(), text(), move |input| {
+        let mut x = tokens.forward(input) + table.forward(&places);
+        for block in &blocks {
+            x = block.forward(&x);
+        }
+        Ok(head.forward(&norm.forward(&x)).view([-1, VOCABULARY]))
+    })
+}
