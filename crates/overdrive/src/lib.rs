@@ -39,6 +39,11 @@ pub use overdrive_profile as profile;
 pub use overdrive_sched as sched;
 pub use tch;
 
+/// Runs the program in the book.
+#[cfg(all(doctest, feature = "dataload", feature = "nn", feature = "optim", feature = "sched"))]
+#[doc = include_str!("../../../docs/coming-from-pytorch.md")]
+struct ComingFromPytorch;
+
 pub mod prelude {
     //! The names that a training loop uses, including tch's basic ones.
 
