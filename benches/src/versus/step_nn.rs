@@ -46,9 +46,8 @@ pub fn mlp_nn() -> Result<Step> {
 
 pub fn mlp_tch() -> Result<Step> {
     let vs = VarStore::new(Device::Cpu);
-    let linear = |number: usize| {
-        tch_nn::linear(vs.root() / number, LAYERS[number], LAYERS[number + 1], Default::default())
-    };
+    let linear =
+        |number: usize| tch_nn::linear(vs.root() / number, LAYERS[number], LAYERS[number + 1], Default::default());
     let relu = |x: &Tensor| x.relu();
     let model = tch_nn::seq().add(linear(0)).add_fn(relu).add(linear(1)).add_fn(relu).add(linear(2));
     step_of(vs.trainable_variables(), digits(), move |x| Ok(model.forward(x)))
