@@ -107,11 +107,24 @@ impl<'ast> Visit<'ast> for Counter {
         }
     }
 
+    fn visit_expr_if(&mut self, choice: &'ast syn::ExprIf) {
+        self.visit_expr(&choice.cond);
+        self.visit_block(&choice.then_branch);
+        if let Some((_, other)) = &choice.else_branch {
+            self.is_statement = true;
+            self.visit_expr(other);
+        }
+    }
+
     fn visit_arm(&mut self, arm: &'ast syn::Arm) {
+        if let Some((_, guard)) = &arm.guard {
+            self.visit_expr(guard);
+        }
         if !matches!(*arm.body, syn::Expr::Block(_)) {
             self.count += 1;
         }
-        visit::visit_arm(self, arm);
+        self.is_statement = true;
+        self.visit_expr(&arm.body);
     }
 }
 
