@@ -15,7 +15,6 @@ use anyhow::{Result, ensure};
 use overdrive::optim::AdamW8Bit;
 use overdrive::prelude::*;
 use overdrive::sched::WarmupCosineLr;
-use tch::nn;
 
 use text::{CONTEXT, Decoder, pieces};
 
@@ -28,12 +27,11 @@ fn main() -> Result<()> {
     let device = Device::cuda_if_available();
     let eight_bit = std::env::args().any(|arg| arg == "--eight-bit");
 
-    let vs = nn::VarStore::new(device);
-    let model = Decoder::new(&vs.root());
-    let variables = vs.trainable_variables();
+    let model = Decoder::new()?;
+    model.to(device)?;
     let mut opt: Box<dyn Optimizer> = match eight_bit {
-        true => Box::new(AdamW8Bit::builder(&variables).lr(3e-3).build()?),
-        false => Box::new(AdamW::builder(&variables).lr(3e-3).build()?),
+        true => Box::new(AdamW8Bit::builder(&model).lr(3e-3).build()?),
+        false => Box::new(AdamW::builder(&model).lr(3e-3).build()?),
     };
     let mut sched = LrScheduler::new(&mut *opt, WarmupCosineLr::new(20, STEPS))?;
     let mut accum = Accumulator::new(WINDOW)?;
@@ -44,7 +42,7 @@ fn main() -> Result<()> {
         for micro in accum.windows(&loader) {
             let batch = micro.batch?.to_device(device).to_kind(Kind::Int64);
             let (inputs, targets) = (batch.narrow(1, 0, CONTEXT), batch.narrow(1, 1, CONTEXT));
-            let logits = model.forward(&inputs);
+            let logits = model.forward(&inputs)?;
             let loss = logits.flatten(0, 1).cross_entropy_for_logits(&targets.flatten(0, 1));
             accum.backward(&opt, &loss, Samples(inputs.size()[0]), micro.closes)?;
             recent.push(loss.detach());
@@ -67,6 +65,6 @@ fn main() -> Result<()> {
             }
         }
     }
-    println!("\n{}", model.write("  Ham. ", 300, device));
+    println!("\n{}", model.write("  Ham. ", 300, device)?);
     Ok(())
 }
