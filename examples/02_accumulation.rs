@@ -27,8 +27,9 @@ fn loss(model: &nn::Sequential, (inputs, targets): (&Tensor, &Tensor)) -> Result
 /// Returns all gradients as one vector, and zeroes them.
 fn take_grads(opt: &mut Sgd) -> Result<Tensor> {
     let grads: Vec<_> = opt.params().iter().map(|param| param.grad().flatten(0, -1)).collect();
+    let row = Tensor::cat(&grads, 0);
     opt.zero_grad()?;
-    Ok(Tensor::cat(&grads, 0))
+    Ok(row)
 }
 
 fn main() -> Result<()> {

@@ -3,7 +3,7 @@
 //! Trains a two-layer decoder on the shipped play (163 kB) with AdamW, a warm-up and a cosine, clipping and windows of
 //! two micro-batches; then writes some lines. `-- --eight-bit` keeps AdamW's averages in eight bits.
 //!
-//! Expect: a loss per byte that falls from about 4.9 to below 2.4, and lines with some real words, in under a minute on
+//! Expect: a loss per byte that falls from about 4.9 to below 2.1, and lines with some real words, in under a minute on
 //! a CPU.
 //!
 //!     cargo run -p overdrive-examples --example 11_text
@@ -59,7 +59,7 @@ fn main() -> Result<()> {
                 println!("step {step}: loss {loss:.3}, learning rate {:.1e}", sched.last_lr()[0]);
                 recent.clear();
                 if step == STEPS {
-                    ensure!(loss < 2.4, "it should have learned more");
+                    ensure!(loss < 2.1, "it should have learned more");
                     break 'training;
                 }
             }
