@@ -1,4 +1,4 @@
-//! Mixed precision in a tch program that keeps its own optimizer.
+//! Mixed precision: autocast, and a `GradScaler` where it is needed.
 //!
 //! Shows which dtype autocast picks for which operator, why float16 needs a `GradScaler`, the same training run in
 //! bfloat16 and in float32, and what the scaler does when a step overflows.
@@ -11,7 +11,6 @@
 
 use anyhow::{Result, ensure};
 use overdrive::prelude::*;
-use tch::nn::{self, Module, OptimizerConfig};
 
 const CPU: Device = Device::Cpu;
 const FLOAT: (Kind, Device) = (Kind::Float, CPU);
@@ -67,22 +66,18 @@ fn float16_gradients_vanish_without_a_scaler() -> Result<()> {
 /// Learns to tell whether a point lies inside a ring; returns the mean loss of the last 20 steps.
 fn train(kind: Option<Kind>) -> Result<f64> {
     tch::manual_seed(7);
-    let vs = nn::VarStore::new(CPU);
-    let linear = |name, inputs, outputs| nn::linear(vs.root() / name, inputs, outputs, Default::default());
-    let model = nn::seq().add(linear("a", 2, 64)).add_fn(Tensor::tanh).add(linear("b", 64, 2));
-    // tch's own optimizer: wrapped, it works wherever one of ours does.
-    let mut opt = TchOptimizer::new(nn::Adam::default().build(&vs, 1e-2)?);
+    let model = sequential![nn::Linear::new(2, 64)?, nn::Tanh, nn::Linear::new(64, 2)?];
+    let mut opt = Adam::builder(&model).lr(1e-2).build()?;
     // bfloat16 has float32's range and needs no scaler: a disabled one keeps the loop the same.
     let mut scaler = GradScaler::builder(CPU).enabled(kind == Some(Kind::Half)).build()?;
     let mut losses = Vec::new();
     for _ in 0..200 {
         let points = Tensor::rand([256, 2], FLOAT) * 2.0 - 1.0;
         let inside = points.square().sum_dim_intlist(1, false, Kind::Float).lt(0.6).to_kind(Kind::Int64);
-        let forward = || model.forward(&points).cross_entropy_for_logits(&inside);
-        // Backward runs outside of the region, as in PyTorch.
-        let loss = match kind {
-            Some(kind) => autocast(CPU, kind, forward)?,
-            None => forward(),
+        let loss = {
+            // Backward runs outside of the region, as in PyTorch.
+            let _region = kind.map(|kind| AutocastGuard::new(CPU, kind)).transpose()?;
+            model.forward(&points)?.cross_entropy_for_logits(&inside)
         };
         scaler.scale(&loss)?.backward();
         scaler.step(&mut opt)?;
@@ -102,20 +97,19 @@ fn bfloat16_trains_like_float32() -> Result<()> {
 }
 
 fn an_overflow_skips_the_step() -> Result<()> {
-    let vs = nn::VarStore::new(CPU);
-    let model = nn::linear(vs.root(), 4, 1, Default::default());
-    let mut opt = TchOptimizer::new(nn::Sgd::default().build(&vs, 0.1)?);
+    let model = nn::Linear::new(4, 1)?;
+    let mut opt = Sgd::builder(&model).lr(0.1).build()?;
     let mut scaler = GradScaler::new(CPU);
     for (name, factor) in [("an ordinary step", 1.0), ("a step with an infinity", f64::INFINITY)] {
-        let before = model.ws.copy();
-        let loss = model.forward(&Tensor::ones([8, 4], FLOAT)).mean(Kind::Float) * factor;
+        let before = model.weight.copy();
+        let loss = model.forward(&Tensor::ones([8, 4], FLOAT))?.mean(Kind::Float) * factor;
         scaler.scale(&loss)?.backward();
         let skipped = scaler.step(&mut opt)?.skipped()?;
         let scale = scaler.scale_value()?;
         scaler.update()?;
         opt.zero_grad()?;
         println!("{name}: skipped {skipped}, scale {scale} -> {}", scaler.scale_value()?);
-        ensure!(skipped == factor.is_infinite() && skipped == model.ws.equal(&before));
+        ensure!(skipped == factor.is_infinite() && skipped == model.weight.equal(&before));
         ensure!(scaler.scale_value()? == if skipped { scale / 2.0 } else { scale });
     }
     Ok(())

@@ -13,44 +13,28 @@
 use anyhow::{Result, ensure};
 use overdrive::prelude::*;
 use tch::Reduction;
-use tch::nn::{self, Module};
 
 const CPU: Device = Device::Cpu;
 const CLASSES: i64 = 5;
 /// The target of a token that does not count, as in PyTorch.
 const MASKED: i64 = -100;
 
-/// A small model and its trainable parameters.
-struct Trained {
-    model: nn::Sequential,
-    params: Vec<Tensor>,
+/// The mean loss over the rows whose target is not masked; NaN if all are masked.
+fn loss(model: &nn::Sequential, (inputs, targets): (&Tensor, &Tensor)) -> Result<Tensor> {
+    Ok(model.forward(inputs)?.cross_entropy_loss::<Tensor>(targets, None, Reduction::Mean, MASKED, 0.0))
 }
 
-impl Trained {
-    fn new() -> Self {
-        tch::manual_seed(3);
-        let vs = nn::VarStore::new(CPU);
-        let linear = |name, inputs, outputs| nn::linear(vs.root() / name, inputs, outputs, Default::default());
-        let model = nn::seq().add(linear("a", 16, 32)).add_fn(Tensor::tanh).add(linear("b", 32, CLASSES));
-        Self { model, params: vs.trainable_variables() }
-    }
-
-    /// The mean loss over the rows whose target is not masked; NaN if all are masked.
-    fn loss(&self, (inputs, targets): (&Tensor, &Tensor)) -> Tensor {
-        self.model.forward(inputs).cross_entropy_loss::<Tensor>(targets, None, Reduction::Mean, MASKED, 0.0)
-    }
-
-    /// Returns all gradients as one vector, and zeroes them.
-    fn take_grads(&mut self) -> Tensor {
-        let grads: Vec<_> = self.params.iter().map(|param| param.grad().flatten(0, -1)).collect();
-        let row = Tensor::cat(&grads, 0);
-        self.params.iter_mut().for_each(Tensor::zero_grad);
-        row
-    }
+/// Returns all gradients as one vector, and zeroes them.
+fn take_grads(opt: &mut Sgd) -> Result<Tensor> {
+    let grads: Vec<_> = opt.params().iter().map(|param| param.grad().flatten(0, -1)).collect();
+    let row = Tensor::cat(&grads, 0);
+    opt.zero_grad()?;
+    Ok(row)
 }
 
 fn main() -> Result<()> {
-    let mut trained = Trained::new();
+    tch::manual_seed(3);
+    let model = sequential![nn::Linear::new(16, 32)?, nn::Tanh, nn::Linear::new(32, CLASSES)?];
     let inputs = Tensor::randn([64, 16], (Kind::Float, CPU));
     let targets = Tensor::randint(CLASSES, [64], (Kind::Int64, CPU));
     // Two thirds of the last 24 rows do not count.
@@ -67,48 +51,48 @@ fn main() -> Result<()> {
         ("20, 20, 24, tokens partly masked", &masked, &[20, 20, 24], false),
     ];
     for (name, targets, sizes, even) in splits {
-        let (exact, fixed) = compare(&mut trained, &inputs, targets, sizes)?;
+        let (exact, fixed) = compare(&model, &inputs, targets, sizes)?;
         println!("{name:<34}{exact:>14.1e}{fixed:>14.1e}");
         ensure!(exact < 1e-5, "the accumulator's gradient is not the large batch's");
         ensure!(even == (fixed < 1e-5), "the fixed recipe is right for even micro-batches, and only for them");
     }
     println!();
-    an_epoch(&mut trained, &inputs, &targets)
+    an_epoch(&model, &inputs, &targets)
 }
 
 /// The relative differences of the accumulator and of the fixed recipe from the large batch.
-fn compare(trained: &mut Trained, inputs: &Tensor, targets: &Tensor, sizes: &[i64]) -> Result<(f64, f64)> {
-    trained.loss((inputs, targets)).backward();
-    let large = trained.take_grads();
+fn compare(model: &nn::Sequential, inputs: &Tensor, targets: &Tensor, sizes: &[i64]) -> Result<(f64, f64)> {
+    let mut opt = Sgd::builder(model).build()?;
+    loss(model, (inputs, targets))?.backward();
+    let large = take_grads(&mut opt)?;
     let difference = |grads: &Tensor| (grads - &large).norm().double_value(&[]) / large.norm().double_value(&[]);
 
     let parts = inputs.split_with_sizes(sizes, 0).into_iter().zip(targets.split_with_sizes(sizes, 0));
     let parts: Vec<_> = parts.collect();
-    let opt = Sgd::builder(&trained.params).build()?;
     let mut accum = Accumulator::new(sizes.len())?;
     for micro in accum.windows(&parts) {
         let (inputs, targets) = micro.batch;
         // The number of rows that the mean is over: those not masked.
         let count = targets.ne(MASKED).sum(Kind::Int64).int64_value(&[]);
-        accum.backward(&opt, &trained.loss((inputs, targets)), Tokens(count), micro.closes)?;
+        accum.backward(&opt, &loss(model, (inputs, targets))?, Tokens(count), micro.closes)?;
     }
-    let exact = difference(&trained.take_grads());
+    let exact = difference(&take_grads(&mut opt)?);
 
     for (inputs, targets) in &parts {
-        (trained.loss((inputs, targets)) / sizes.len() as f64).backward();
+        (loss(model, (inputs, targets))? / sizes.len() as f64).backward();
     }
-    Ok((exact, difference(&trained.take_grads())))
+    Ok((exact, difference(&take_grads(&mut opt)?)))
 }
 
 /// Steps at the end of every window, including the last, partial one.
-fn an_epoch(trained: &mut Trained, inputs: &Tensor, targets: &Tensor) -> Result<()> {
-    let mut opt = Sgd::builder(&trained.params).lr(0.5).build()?;
+fn an_epoch(model: &nn::Sequential, inputs: &Tensor, targets: &Tensor) -> Result<()> {
+    let mut opt = Sgd::builder(model).lr(0.5).build()?;
     let mut accum = Accumulator::new(3)?;
-    let before = trained.loss((inputs, targets)).double_value(&[]);
+    let before = loss(model, (inputs, targets))?.double_value(&[]);
     let (mut micros, mut windows) = (0, Vec::new());
     for micro in accum.windows(inputs.split(10, 0).iter().zip(&targets.split(10, 0))) {
         let (inputs, _) = micro.batch;
-        accum.backward(&opt, &trained.loss(micro.batch), Samples(inputs.size()[0]), micro.closes)?;
+        accum.backward(&opt, &loss(model, micro.batch)?, Samples(inputs.size()[0]), micro.closes)?;
         micros += 1;
         if micro.closes {
             opt.step()?;
@@ -116,7 +100,7 @@ fn an_epoch(trained: &mut Trained, inputs: &Tensor, targets: &Tensor) -> Result<
             windows.push(std::mem::take(&mut micros));
         }
     }
-    let after = trained.loss((inputs, targets)).double_value(&[]);
+    let after = loss(model, (inputs, targets))?.double_value(&[]);
     println!(
         "64 samples in batches of 10, windows of 3: steps after {windows:?} batches, loss {before:.4} -> {after:.4}"
     );

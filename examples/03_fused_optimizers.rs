@@ -3,6 +3,10 @@
 //! Trains the same model twice from the same weights on the same batches, with `overdrive`'s AdamW and with tch's, and
 //! compares the weights; then trains with weight decay on the matrices only, a warm-up and a cosine.
 //!
+//! The model is of tch's own modules, in a `VarStore`, because tch's optimizer needs one: wherever the other examples
+//! give an optimizer, a checkpoint or a `DistributedDataParallel` a module, a `VarStore` will do. In the same way,
+//! tch's optimizer works wherever one of these crates does, in a `TchOptimizer`.
+//!
 //! Expect: weights that differ only by rounding; the time of a step with each optimizer (one thread; only printed,
 //! because the dev profile is not for measuring); a falling loss; biases that weight decay has not changed.
 //!

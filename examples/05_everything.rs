@@ -13,7 +13,6 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use overdrive::dataload::{Mnist, MnistSplit, ToFloat};
 use overdrive::prelude::*;
-use tch::nn::{self, ModuleT};
 
 const MNIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/mnist");
 const EPOCHS: usize = 2;
@@ -29,9 +28,9 @@ fn main() -> Result<()> {
     let mnist = Mnist::open(MNIST)?;
     let (train, test) = (loader(mnist.train.first(3_000), true)?, loader(mnist.test.first(1_000), false)?);
 
-    let vs = nn::VarStore::new(device);
-    let model = cnn(&vs.root());
-    let mut opt = AdamW::builder(vs.trainable_variables()).lr(2e-3).weight_decay(0.01).build()?;
+    let model = cnn()?;
+    model.to(device)?;
+    let mut opt = AdamW::builder(&model).lr(2e-3).weight_decay(0.01).build()?;
     let mut scaler = GradScaler::builder(device).enabled(kind == Kind::Half).build()?;
     let mut accum = Accumulator::new(WINDOW)?;
 
@@ -40,12 +39,16 @@ fn main() -> Result<()> {
         train.len().unwrap_or(0)
     );
     for epoch in 1..=EPOCHS {
+        model.train();
         let started = Instant::now();
         let (mut steps, mut losses) = (0, Vec::new());
         for micro in accum.windows(&train) {
             let (inputs, targets) = micro.batch?;
             let (inputs, targets) = (inputs.to_device(device), targets.to_device(device));
-            let loss = autocast(device, kind, || model.forward_t(&inputs, true).cross_entropy_for_logits(&targets))?;
+            let loss = {
+                let _autocast = AutocastGuard::new(device, kind)?;
+                model.forward(&inputs)?.cross_entropy_for_logits(&targets)
+            };
             accum.backward(&opt, &scaler.scale(&loss)?, Samples(inputs.size()[0]), micro.closes)?;
             if micro.closes {
                 scaler.unscale_(&mut opt)?; // clipping needs unscaled gradients
@@ -78,24 +81,28 @@ fn loader(images: MnistSplit, shuffle: bool) -> Result<Digits> {
     Ok(DataLoader::builder(images).batch_size(BATCH).shuffle(shuffle).num_workers(1).collate(collate).build()?)
 }
 
-fn cnn(vs: &nn::Path<'_>) -> nn::SequentialT {
-    let conv = |name, inputs, outputs| nn::conv2d(vs / name, inputs, outputs, 3, Default::default());
-    nn::seq_t()
-        .add(conv("conv1", 1, 16))
-        .add_fn(|x| x.relu().max_pool2d_default(2))
-        .add(conv("conv2", 16, 32))
-        .add_fn(|x| x.relu().max_pool2d_default(2).flatten(1, -1))
-        .add_fn_t(|x, train| x.dropout(0.1, train))
-        .add(nn::linear(vs / "fc", 32 * 5 * 5, 10, Default::default()))
+fn cnn() -> Result<nn::Sequential> {
+    Ok(sequential![
+        nn::Conv2d::new(1, 16, 3)?,
+        nn::Relu,
+        nn::MaxPool2d::new(2),
+        nn::Conv2d::new(16, 32, 3)?,
+        nn::Relu,
+        nn::MaxPool2d::new(2),
+        nn::Flatten::new(),
+        nn::Dropout::new(0.1)?,
+        nn::Linear::new(32 * 5 * 5, 10)?,
+    ])
 }
 
-fn accuracy(model: &nn::SequentialT, test: &Digits, device: Device, kind: Kind) -> Result<f64> {
+fn accuracy(model: &nn::Sequential, test: &Digits, device: Device, kind: Kind) -> Result<f64> {
+    model.eval();
     let _no_grad = tch::no_grad_guard();
     let (mut correct, mut seen) = (Tensor::zeros([], (Kind::Int64, device)), 0);
     for batch in test {
         let (images, labels) = batch?;
         seen += labels.size()[0];
-        let logits = autocast(device, kind, || model.forward_t(&images.to_device(device), false))?;
+        let logits = autocast(device, kind, || model.forward(&images.to_device(device)))??;
         correct += logits.argmax(-1, false).eq_tensor(&labels.to_device(device)).sum(Kind::Int64);
     }
     Ok(correct.int64_value(&[]) as f64 / seen as f64)

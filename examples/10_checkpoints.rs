@@ -15,27 +15,40 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
-use tch::nn::{self, Module};
 
 const STEPS: u64 = 60;
 /// Each process is killed after this many lines of its output.
 const KILLED_AFTER: [usize; 3] = [9, 21, 4];
 
+#[derive(Module)]
+struct Net {
+    hidden: nn::Linear,
+    dropout: nn::Dropout,
+    out: nn::Linear,
+}
+
+impl Net {
+    fn new() -> Result<Self> {
+        Ok(Self { hidden: nn::Linear::new(16, 32)?, dropout: nn::Dropout::new(0.2)?, out: nn::Linear::new(32, 1)? })
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let hidden = self.hidden.forward(x)?.relu();
+        Ok(self.out.forward(&self.dropout.forward(&hidden)?)?)
+    }
+}
+
 /// Trains to the end, from where the last process stopped.
 fn train(folder: &Path) -> Result<()> {
     tch::manual_seed(7);
-    let mut vs = nn::VarStore::new(Device::Cpu);
-    let (hidden, out) = (
-        nn::linear(vs.root() / "hidden", 16, 32, Default::default()),
-        nn::linear(vs.root() / "out", 32, 1, Default::default()),
-    );
-    let mut opt = AdamW::builder(vs.trainable_variables()).lr(0.02).build()?;
+    let mut model = Net::new()?;
+    let mut opt = AdamW::builder(&model).lr(0.02).build()?;
     let mut sched = LrScheduler::new(&mut opt, CosineAnnealingLr::new(STEPS))?;
     let mut rng = RngState::new(Device::Cpu);
 
     let mut checkpoint = Checkpoint::builder(folder).every(5).keep(2).on_signal(true).build()?;
     let resumed = checkpoint.resume(&mut [
-        ("model", &mut vs),
+        ("model", &mut model),
         ("optimizer", &mut opt),
         ("schedule", &mut sched),
         ("rng", &mut rng),
@@ -45,8 +58,7 @@ fn train(folder: &Path) -> Result<()> {
     for step in first..=STEPS {
         // Data and dropout both use the random generator, whose state is saved.
         let x = Tensor::randn([32, 16], (Kind::Float, Device::Cpu));
-        let y = out.forward(&hidden.forward(&x).relu().dropout(0.2, true));
-        let loss = (y - x.sum_dim_intlist(1, true, Kind::Float)).square().mean(Kind::Float);
+        let loss = (model.forward(&x)? - x.sum_dim_intlist(1, true, Kind::Float)).square().mean(Kind::Float);
         loss.backward();
         opt.step()?;
         opt.zero_grad()?;
@@ -54,7 +66,7 @@ fn train(folder: &Path) -> Result<()> {
         println!("step {step}: loss {:.4}", loss.double_value(&[]));
         if checkpoint.due(step)? {
             checkpoint.set("last_loss", &loss.double_value(&[]))?;
-            checkpoint.save(step, &[("model", &vs), ("optimizer", &opt), ("schedule", &sched), ("rng", &rng)])?;
+            checkpoint.save(step, &[("model", &model), ("optimizer", &opt), ("schedule", &sched), ("rng", &rng)])?;
         }
         if checkpoint.stop_requested() {
             break;

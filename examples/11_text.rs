@@ -3,7 +3,7 @@
 //! Trains a two-layer decoder on the shipped play (163 kB) with AdamW, a warm-up and a cosine, clipping and windows of
 //! two micro-batches; then writes some lines. `-- --eight-bit` keeps AdamW's averages in eight bits.
 //!
-//! Expect: a loss per byte that falls from about 4.9 to below 2.4, and lines with some real words, in under a minute on
+//! Expect: a loss per byte that falls from about 4.9 to below 2.1, and lines with some real words, in under a minute on
 //! a CPU.
 //!
 //!     cargo run -p overdrive-examples --example 11_text
@@ -15,7 +15,6 @@ use anyhow::{Result, ensure};
 use overdrive::optim::AdamW8Bit;
 use overdrive::prelude::*;
 use overdrive::sched::WarmupCosineLr;
-use tch::nn;
 
 use text::{CONTEXT, Decoder, pieces};
 
@@ -28,12 +27,11 @@ fn main() -> Result<()> {
     let device = Device::cuda_if_available();
     let eight_bit = std::env::args().any(|arg| arg == "--eight-bit");
 
-    let vs = nn::VarStore::new(device);
-    let model = Decoder::new(&vs.root());
-    let variables = vs.trainable_variables();
+    let model = Decoder::new()?;
+    model.to(device)?;
     let mut opt: Box<dyn Optimizer> = match eight_bit {
-        true => Box::new(AdamW8Bit::builder(&variables).lr(3e-3).build()?),
-        false => Box::new(AdamW::builder(&variables).lr(3e-3).build()?),
+        true => Box::new(AdamW8Bit::builder(&model).lr(3e-3).build()?),
+        false => Box::new(AdamW::builder(&model).lr(3e-3).build()?),
     };
     let mut sched = LrScheduler::new(&mut *opt, WarmupCosineLr::new(20, STEPS))?;
     let mut accum = Accumulator::new(WINDOW)?;
@@ -44,7 +42,7 @@ fn main() -> Result<()> {
         for micro in accum.windows(&loader) {
             let batch = micro.batch?.to_device(device).to_kind(Kind::Int64);
             let (inputs, targets) = (batch.narrow(1, 0, CONTEXT), batch.narrow(1, 1, CONTEXT));
-            let logits = model.forward(&inputs);
+            let logits = model.forward(&inputs)?;
             let loss = logits.flatten(0, 1).cross_entropy_for_logits(&targets.flatten(0, 1));
             accum.backward(&opt, &loss, Samples(inputs.size()[0]), micro.closes)?;
             recent.push(loss.detach());
@@ -61,12 +59,12 @@ fn main() -> Result<()> {
                 println!("step {step}: loss {loss:.3}, learning rate {:.1e}", sched.last_lr()[0]);
                 recent.clear();
                 if step == STEPS {
-                    ensure!(loss < 2.4, "it should have learned more");
+                    ensure!(loss < 2.1, "it should have learned more");
                     break 'training;
                 }
             }
         }
     }
-    println!("\n{}", model.write("  Ham. ", 300, device));
+    println!("\n{}", model.write("  Ham. ", 300, device)?);
     Ok(())
 }

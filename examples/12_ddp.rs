@@ -13,7 +13,6 @@ use anyhow::{Context, Result, ensure};
 use overdrive::dataload::{DistributedSampler, Mnist, MnistSplit, SequentialSampler, ToFloat};
 use overdrive::ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, ReduceOp, init_process_group, spawn};
 use overdrive::prelude::*;
-use tch::nn::{self, ModuleT};
 
 const MNIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/mnist");
 const EPOCHS: usize = 2;
@@ -32,16 +31,15 @@ fn train() -> Result<()> {
 
     // Any seed: rank 0's weights are sent to the others.
     tch::manual_seed(group.rank() as i64);
-    let vs = nn::VarStore::new(Device::Cpu);
-    let model = cnn(&vs.root());
-    let ddp = DistributedDataParallel::new(&vs, &group)?;
-    let mut opt = AdamW::builder(vs.trainable_variables()).lr(2e-3).build()?;
+    let model = cnn()?;
+    let ddp = DistributedDataParallel::new(&model, &group)?;
+    let mut opt = AdamW::builder(&model).lr(2e-3).build()?;
 
     for epoch in 1..=EPOCHS {
         let mut losses = Vec::new();
         for batch in &train {
             let (images, labels) = batch?;
-            let loss = ddp.forward(|| model.forward_t(&images, true))?.cross_entropy_for_logits(&labels);
+            let loss = ddp.forward(|| model.forward(&images))??.cross_entropy_for_logits(&labels);
             ddp.backward(&loss)?; // averages the gradients over ranks
             clip_grad_norm_(opt.params(), 1.0)?;
             opt.step()?;
@@ -74,23 +72,26 @@ fn loader(images: MnistSplit, group: &ProcessGroup, shuffle: bool) -> Result<Dig
     Ok(loader.build()?)
 }
 
-fn cnn(vs: &nn::Path<'_>) -> nn::SequentialT {
-    let conv = |name, inputs, outputs| nn::conv2d(vs / name, inputs, outputs, 3, Default::default());
-    nn::seq_t()
-        .add(conv("conv1", 1, 8))
-        .add_fn(|x| x.relu().max_pool2d_default(2))
-        .add(conv("conv2", 8, 16))
-        .add_fn(|x| x.relu().max_pool2d_default(2).flatten(1, -1))
-        .add(nn::linear(vs / "fc", 16 * 5 * 5, 10, Default::default()))
+fn cnn() -> Result<nn::Sequential> {
+    Ok(sequential![
+        nn::Conv2d::new(1, 8, 3)?,
+        nn::Relu,
+        nn::MaxPool2d::new(2),
+        nn::Conv2d::new(8, 16, 3)?,
+        nn::Relu,
+        nn::MaxPool2d::new(2),
+        nn::Flatten::new(),
+        nn::Linear::new(16 * 5 * 5, 10)?,
+    ])
 }
 
 /// The accuracy over the images of all ranks.
-fn accuracy(model: &nn::SequentialT, test: &Digits, group: &ProcessGroup) -> Result<f64> {
+fn accuracy(model: &nn::Sequential, test: &Digits, group: &ProcessGroup) -> Result<f64> {
     let _no_grad = tch::no_grad_guard();
     let (mut correct, mut seen) = (0, 0);
     for batch in test {
         let (images, labels) = batch?;
-        let found = model.forward_t(&images, false).argmax(-1, false);
+        let found = model.forward(&images)?.argmax(-1, false);
         correct += found.eq_tensor(&labels).sum(Kind::Int64).int64_value(&[]);
         seen += labels.size()[0];
     }

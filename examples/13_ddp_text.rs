@@ -17,7 +17,6 @@ use overdrive::dataload::{Dataset, DistributedSampler};
 use overdrive::ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, ReduceOp, init_process_group, spawn};
 use overdrive::prelude::*;
 use overdrive::sched::WarmupCosineLr;
-use tch::nn;
 
 use text::{CONTEXT, Decoder, pieces};
 
@@ -37,11 +36,9 @@ fn train() -> Result<()> {
     let sampler = DistributedSampler::shuffled(pieces().len(), group.size(), group.rank(), 7)?;
     let loader = DataLoader::builder(pieces()).batch_size(MICRO_BATCH / group.size()).sampler(sampler).build()?;
 
-    let vs = nn::VarStore::new(Device::Cpu);
-    let model = Decoder::new(&vs.root());
-    let ddp = DistributedDataParallel::new(&vs, &group)?; // copies rank 0's weights to all ranks
-    let variables = vs.trainable_variables();
-    let mut opt = AdamW::builder(&variables).lr(3e-3).build()?;
+    let model = Decoder::new()?;
+    let ddp = DistributedDataParallel::new(&model, &group)?; // copies rank 0's weights to all ranks
+    let mut opt = AdamW::builder(&model).lr(3e-3).build()?;
     let mut sched = LrScheduler::new(&mut opt, WarmupCosineLr::new(20, STEPS))?;
     let mut accum = Accumulator::new(WINDOW)?.with_sync(&ddp);
 
@@ -50,7 +47,7 @@ fn train() -> Result<()> {
         for micro in accum.windows(&loader) {
             let batch = micro.batch?.to_kind(Kind::Int64);
             let (inputs, targets) = (batch.narrow(1, 0, CONTEXT), batch.narrow(1, 1, CONTEXT));
-            let logits = ddp.forward(|| model.forward(&inputs))?;
+            let logits = ddp.forward(|| model.forward(&inputs))??;
             let loss = logits.flatten(0, 1).cross_entropy_for_logits(&targets.flatten(0, 1));
             accum.backward(&opt, &loss, Samples(inputs.size()[0]), micro.closes)?; // all-reduces if the window closes
             recent.push(loss.detach());
@@ -75,15 +72,14 @@ fn train() -> Result<()> {
             }
         }
     }
-    check_equal(&variables, &group)?;
+    check_equal(&opt.params(), &group)?;
     if group.rank() == 0 {
-        let bytes: usize = variables.iter().map(|variable| variable.numel() * 4).sum();
-        let megabytes = |windows: u64| (windows * bytes as u64) as f64 / 1e6;
+        let megabytes = |windows: u64| (windows * 4 * model.num_parameters() as u64) as f64 / 1e6;
         let (once, always) = (megabytes(STEPS), megabytes(STEPS * WINDOW as u64));
         println!(
             "both ranks have the same weights; {once:.0} MB of gradients were averaged, without windows {always:.0}"
         );
-        println!("\n{}", model.write("  Ham. ", 200, Device::Cpu));
+        println!("\n{}", model.write("  Ham. ", 200, Device::Cpu)?);
     }
     Ok(())
 }
@@ -95,11 +91,11 @@ fn mean_over_ranks(losses: &[Tensor], group: &ProcessGroup) -> Result<f64> {
 }
 
 /// An error unless every rank has rank 0's weights, bit for bit.
-fn check_equal(variables: &[Tensor], group: &ProcessGroup) -> Result<()> {
-    for variable in variables {
-        let mut first = variable.detach().copy();
+fn check_equal(params: &[Tensor], group: &ProcessGroup) -> Result<()> {
+    for param in params {
+        let mut first = param.detach().copy();
         group.broadcast(&mut first, 0)?;
-        ensure!(first.equal(&variable.detach()), "rank {} has other weights than rank 0", group.rank());
+        ensure!(first.equal(&param.detach()), "rank {} has other weights than rank 0", group.rank());
     }
     Ok(())
 }

@@ -15,7 +15,6 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
 use overdrive::profile::{Schedule, SortBy, SpanLayer, TableOptions, tensorboard_trace_handler};
-use tch::nn::{self, Module};
 use tracing_subscriber::layer::SubscriberExt as _;
 
 const CPU: Device = Device::Cpu;
@@ -28,10 +27,8 @@ fn main() -> Result<()> {
     let traces = std::env::args_os().nth(1).map_or_else(|| temporary.path().to_owned(), PathBuf::from);
 
     tch::manual_seed(1);
-    let vs = nn::VarStore::new(CPU);
-    let linear = |name, inputs, outputs| nn::linear(vs.root() / name, inputs, outputs, Default::default());
-    let model = nn::seq().add(linear("a", 64, 512)).add_fn(Tensor::relu).add(linear("b", 512, 10));
-    let mut opt = AdamW::builder(vs.trainable_variables()).lr(1e-3).build()?;
+    let model = sequential![nn::Linear::new(64, 512)?, nn::Relu, nn::Linear::new(512, 10)?];
+    let mut opt = AdamW::builder(&model).lr(1e-3).build()?;
     let inputs = Tensor::randn([1600, 64], (Kind::Float, CPU));
     let targets = Tensor::randint(10, [1600], (Kind::Int64, CPU));
     let loader = TensorDataset::new((inputs, targets))?.loader().batch_size(64).num_workers(1).build()?;
@@ -46,7 +43,7 @@ fn main() -> Result<()> {
         let (inputs, targets) = batch?;
         let loss = {
             let _scope = record_function("forward");
-            model.forward(&inputs).cross_entropy_for_logits(&targets)
+            model.forward(&inputs)?.cross_entropy_for_logits(&targets)
         };
         {
             let _scope = record_function("backward");

@@ -19,16 +19,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use overdrive::prelude::*;
 use overdrive::profile::{Diagnosis, RunRecorder};
-use tch::nn::{self, Module};
 
 const CPU: Device = Device::Cpu;
 
 fn main() -> Result<()> {
     tch::manual_seed(1);
-    let vs = nn::VarStore::new(CPU);
-    let linear = |name, inputs, outputs| nn::linear(vs.root() / name, inputs, outputs, Default::default());
-    let model = nn::seq().add(linear("a", 64, 256)).add_fn(Tensor::relu).add(linear("b", 256, 10));
-    let mut opt = AdamW::builder(vs.trainable_variables()).lr(1e-3).build()?;
+    let model = sequential![nn::Linear::new(64, 256)?, nn::Relu, nn::Linear::new(256, 10)?];
+    let mut opt = AdamW::builder(&model).lr(1e-3).build()?;
     let inputs = Tensor::randn([3840, 64], (Kind::Float, CPU));
     let targets = Tensor::randint(10, [3840], (Kind::Int64, CPU));
     let loader = TensorDataset::new((inputs, targets))?.loader().batch_size(64).num_workers(1).build()?;
@@ -39,7 +36,7 @@ fn main() -> Result<()> {
         let (inputs, targets) = batch?;
         let loss = {
             let _phase = timer.phase(Phase::Forward);
-            model.forward(&inputs).cross_entropy_for_logits(&targets)
+            model.forward(&inputs)?.cross_entropy_for_logits(&targets)
         };
         {
             let _phase = timer.phase(Phase::Backward);
