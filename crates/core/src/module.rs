@@ -28,7 +28,7 @@ pub trait Module {
         name.rsplit("::").next().unwrap_or(name).to_owned()
     }
 
-    /// Itself, for [`downcast_ref`](dyn Module::downcast_ref); none for modules that borrow.
+    /// Itself, for `downcast_ref`; none for modules that borrow.
     fn as_any(&self) -> Option<&dyn Any> {
         None
     }
