@@ -41,14 +41,14 @@ const SIZE: u16 = 64;
 
 type Loader = DataLoader<(Tensor, Tensor)>;
 
-fn loaders(args: &Args, device: Device) -> Result<(Loader, Loader)> {
+fn loaders(args: &Args, folder: &Path, device: Device) -> Result<(Loader, Loader)> {
     if let Some(file) = &args.data {
         let (train, val) = (tensors(file, "train")?, tensors(file, "val")?);
         let train = train.loader().batch_size(args.batch_size).shuffle(true).generator(None);
         let val = val.loader().batch_size(args.batch_size).generator(None);
         return Ok((train.to_device(device).build()?, val.to_device(device).build()?));
     }
-    let folder = args.checkpoints.join("pictures");
+    let folder = folder.join("pictures");
     let split = |split: &str, pipeline: ImagePipeline| {
         draw_pictures(&folder.join(split), args.classes, 80)?;
         let pictures = EncodedImageFolder::open(folder.join(split))?;
@@ -113,8 +113,9 @@ struct Args {
     classes: i64,
     #[arg(long, default_value_t = 0)]
     seed: i64,
-    #[arg(long, default_value = "target/imagenet")]
-    checkpoints: PathBuf,
+    /// The folder for checkpoints; by default a temporary one
+    #[arg(long)]
+    checkpoints: Option<PathBuf>,
     #[arg(long)]
     resume: bool,
 }
@@ -171,14 +172,15 @@ fn main() -> Result<()> {
     let args = Args::parse();
     tch::manual_seed(args.seed);
     let device = Device::cuda_if_available();
-    let (train_loader, val_loader) = loaders(&args, device)?;
+    let temporary = tempfile::tempdir()?;
+    let folder = args.checkpoints.as_deref().unwrap_or(temporary.path());
+    let (train_loader, val_loader) = loaders(&args, folder, device)?;
     let mut model = make_model(&args.arch, args.classes)?;
     model.to(device)?;
     let sgd = Sgd::builder(&model).lr(args.lr).momentum(args.momentum).weight_decay(args.weight_decay);
     let mut optimizer = sgd.build()?;
     let mut scheduler = LrScheduler::new(&mut optimizer, StepLr::new(30))?;
-    let mut checkpoint =
-        Checkpoint::builder(args.checkpoints.join("steps")).keep(1).keep_best(1, "acc1", Goal::Max).build()?;
+    let mut checkpoint = Checkpoint::builder(folder.join("steps")).keep(1).keep_best(1, "acc1", Goal::Max).build()?;
     let mut start_epoch = 0;
     if args.resume {
         let resumed = checkpoint.resume(&mut [
