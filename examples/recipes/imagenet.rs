@@ -50,7 +50,7 @@ fn loaders(args: &Args, folder: &Path, device: Device) -> Result<(Loader, Loader
     }
     let folder = folder.join("pictures");
     let split = |split: &str, pipeline: ImagePipeline| {
-        draw_pictures(&folder.join(split), args.classes, 80)?;
+        draw_pictures(&folder.join(split), args.classes, if split == "train" { 320 } else { 64 })?;
         let pictures = EncodedImageFolder::open(folder.join(split))?;
         let pipeline = pipeline.to_float(ToFloat::new(&MEAN, &STD)?);
         let loader = DataLoader::builder(pictures).batch_size(args.batch_size).shuffle(split == "train");
@@ -78,7 +78,8 @@ fn draw_pictures(folder: &Path, classes: i64, count: usize) -> Result<()> {
     let axis = Tensor::linspace(0, 1, i64::from(SIZE), (Kind::Float, Device::Cpu));
     for number in 0..count {
         let class = number as i64 % classes;
-        let angle = PI * f64::from(class as i32) / classes as f64;
+        // Less than a right angle: a flip must not turn one class into another.
+        let angle = PI / 2.0 * f64::from(class as i32) / classes as f64;
         let wave = ((axis.unsqueeze(0) * angle.cos() + axis.unsqueeze(1) * angle.sin()) * 20).sin() * 80 + 128;
         let pixels = (wave.unsqueeze(2) + noise.get(number as i64)).clamp(0, 255).to_kind(Kind::Uint8).contiguous();
         let class = folder.join(class.to_string());

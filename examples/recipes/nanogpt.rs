@@ -1,7 +1,8 @@
 //! nanoGPT's `train.py` on the shipped play: groups, a cosine, clipping, accumulation, data-parallel ranks and resume.
 //!
 //! Its losses are those of `parity/recipes/nanogpt.py`, to the bit: `cargo xtask parity recipes`. It also runs under
-//! `overdrive-run --nproc-per-node 2`. Run again with the same `OUT_DIR`, it goes on from its last checkpoint.
+//! `overdrive-run --nproc-per-node 2`. Run again with the same `OUT_DIR`, it
+//! goes on from its last checkpoint as if it had never stopped.
 //!
 //!     cargo run -p overdrive-examples --example recipe_nanogpt
 #![forbid(unsafe_code)]
@@ -249,29 +250,28 @@ fn main() -> Result<()> {
     let resumed = checkpoint.resume(&mut [("model", &mut model), ("optimizer", &mut optimizer), ("rng", &mut rng)])?;
     let ddp = group.as_ref().map(|group| DistributedDataParallel::new(&model, group)).transpose()?;
 
-    let (mut x, mut y) = get_batch(&train_data, &config, device)?;
     for iter_num in resumed.map_or(0, |resumed| resumed.step)..MAX_ITERS {
         let lr = get_lr(iter_num);
         for group in 0..optimizer.num_groups() {
             optimizer.set_lr(group, lr)?;
+        }
+        if iter_num > 0 && checkpoint.due(iter_num)? {
+            checkpoint.save(iter_num, &[("model", &model), ("optimizer", &optimizer), ("rng", &rng)])?;
         }
         if iter_num % EVAL_INTERVAL == 0 && rank == 0 {
             let train = estimate_loss(&model, &train_data, &config, device)?;
             let val = estimate_loss(&model, &val_data, &config, device)?;
             println!("step {iter_num}: train loss {train}, val loss {val}");
         }
-        if iter_num > 0 && checkpoint.due(iter_num)? {
-            checkpoint.save(iter_num, &[("model", &model), ("optimizer", &optimizer), ("rng", &rng)])?;
-        }
         let mut loss = Tensor::new();
         for micro_step in 0..accumulation {
             let holding_back = ddp.as_ref().filter(|_| micro_step < accumulation - 1);
             let _no_sync = holding_back.map(DistributedDataParallel::no_sync);
+            let (x, y) = get_batch(&train_data, &config, device)?;
             loss = match &ddp {
                 Some(ddp) => ddp.forward(|| model.forward(&x, &y))??,
                 None => model.forward(&x, &y)?,
             } / accumulation as f64;
-            (x, y) = get_batch(&train_data, &config, device)?;
             match &ddp {
                 Some(ddp) => ddp.backward(&loss)?,
                 None => loss.backward(),

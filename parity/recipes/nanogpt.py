@@ -180,22 +180,21 @@ def main():
     if ddp:
         model = DistributedDataParallel(model)
 
-    X, Y = get_batch(train_data, config, batch_size, device)
     while iter_num < max_iters:
         lr = get_lr(iter_num)
         for param_group in optimizer.param_groups:
             param_group["lr"] = lr
         if iter_num % eval_interval == 0 and rank == 0:
-            losses = estimate_loss(raw_model, config, device)
-            print(f"step {iter_num}: train loss {losses['train']}, val loss {losses['val']}")
             if iter_num > 0:
                 state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict(), "iter_num": iter_num}
                 torch.save(state | {"rng": torch.get_rng_state()}, out_dir / "ckpt.pt")
+            losses = estimate_loss(raw_model, config, device)
+            print(f"step {iter_num}: train loss {losses['train']}, val loss {losses['val']}")
         for micro_step in range(accumulation):
             if ddp:
                 model.require_backward_grad_sync = micro_step == accumulation - 1
-            loss = model(X, Y) / accumulation
             X, Y = get_batch(train_data, config, batch_size, device)
+            loss = model(X, Y) / accumulation
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
         optimizer.step()
