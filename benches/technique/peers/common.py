@@ -149,18 +149,22 @@ def tuned(options, tries, build):
     if JOB["options"]:
         return JOB["options"], "as tuned"
     options["precision"] = "bfloat16" if JOB["has_bf16"] else "float32"
+    chosen = None
     for name, values in tries.items() if JOB["tries"] else ():
-        options[name] = best(values, lambda value: build(**{**options, name: value}))
+        # What was chosen so far goes on, beside the other values.
+        begun = [] if chosen is None else [(options[name], *chosen)]
+        options[name], *chosen = fastest(values, lambda value: build(**{**options, name: value}), begun)
     text = lambda name, value: (name if value else f"not {name}") if isinstance(value, bool) else str(value)
     return options, ", ".join(text(name, value) for name, value in options.items())
 
 
-def best(options, build):
-    """The fastest option by the median of a few short turns each, taken in turns. One that fails is left out."""
-    if len(options) == 1:
-        return options[0]
-    runs, error = [], None
+def fastest(options, build, begun=()):
+    """The fastest option by the median of a few short turns each, taken in turns, and its training; `begun`: trainings of
+    options that need not be built. One that fails is left out."""
+    runs, error = [(*run, []) for run in begun], None
     for option in options:
+        if option in (run[0] for run in begun):
+            continue
         try:
             trained = build(option)
             batches = Waiting(endless(trained.loader))
@@ -177,7 +181,12 @@ def best(options, build):
             wait_until_idle()
             inputs, seconds = turn(trained, batches, JOB["settle_seconds"] / TRIALS, JOB["turn_seconds"] / TRIALS)
             rates.append(inputs / seconds)
-    return max(runs, key=lambda run: statistics.median(run[3] or [0.0]))[0]
+    return max(runs, key=lambda run: statistics.median(run[3] or [0.0]))[:3]
+
+
+def best(options, build):
+    """The fastest option; see `fastest`."""
+    return options[0] if len(options) == 1 else fastest(options, build)[0]
 
 
 def usual_workers():

@@ -19,7 +19,7 @@ use super::{choice, digits, photos, text};
 /// Marks of a whole training that has no epochs.
 const MARKS: u64 = 20;
 /// Steps that are recorded for the timeline and the diagnosis.
-const RECORDED: u64 = 20;
+const RECORDED: u64 = 10;
 /// Warm-up steps: the first calls into libtorch are slow.
 const FIRST: u64 = 3;
 /// Pairs of short turns that compare two jobs.

@@ -22,6 +22,11 @@ pub struct Data {
 pub fn of_workload(workload: Workload, options: &BenchOptions, device: DeviceKind, threads: u32) -> Result<Data> {
     let work = work_folder();
     let (cuda, quick) = (device == DeviceKind::Cuda, options.size() == Size::Quick);
+    let by_size = |quick, default, full| match options.size() {
+        Size::Quick => quick,
+        Size::Default => default,
+        Size::Full => full,
+    };
     let job = Job {
         workload,
         contender: Contender::Tch,
@@ -33,8 +38,8 @@ pub fn of_workload(workload: Workload, options: &BenchOptions, device: DeviceKin
         has_bf16: if cuda { true } else { Machine::detect(None).has_bf16_hardware() },
         options: serde_json::Value::Null,
         batch_size: 32,
-        settle_seconds: if quick { 0.2 } else { 0.5 },
-        turn_seconds: if quick { 0.4 } else { 1.5 },
+        settle_seconds: by_size(0.2, 0.2, 0.5),
+        turn_seconds: by_size(0.4, 1.0, 1.5),
         length: 0,
         train: PathBuf::new(),
         test: None,
@@ -75,8 +80,8 @@ pub fn of_workload(workload: Workload, options: &BenchOptions, device: DeviceKin
             ];
             let job = Job {
                 batch_size: PHOTOS_BATCH,
-                settle_seconds: if quick { 0.7 } else { 1.0 },
-                turn_seconds: if quick { 1.0 } else { 3.0 },
+                settle_seconds: by_size(0.7, 0.7, 1.0),
+                turn_seconds: by_size(1.0, 1.5, 3.0),
                 length: 2,
                 train: photos.train,
                 test: photos.test,
