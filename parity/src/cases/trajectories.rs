@@ -1,10 +1,10 @@
 //! Optimizers over 1,000 steps, with the options that Python has chosen.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use overdrive_core::Optimizer;
 use overdrive_optim::{
-    Adadelta, Adafactor, AdafactorForm, Adagrad, AdagradBuilder, Adam, AdamOptions, AdamW, Adamax, AdjustLr, Asgd,
-    GroupBuilder, Lamb, Lars, LarsForm, Lion, Muon, NAdam, RAdam, RmsProp, Rprop, Sgd, SgdBuilder, SparseAdam,
+    Adadelta, Adafactor, AdafactorForm, Adagrad, Adam, AdamW, Adamax, AdjustLr, Asgd, Lamb, Lars, LarsForm, Lion, Muon,
+    NAdam, RAdam, RmsProp, Rprop, Sgd, SparseAdam,
 };
 use serde::Deserialize;
 use tch::Tensor;
@@ -13,7 +13,7 @@ use crate::record::{Found, Given};
 
 /// Options under PyTorch's names. Options that Python leaves out keep our defaults, so that the defaults are compared
 /// too.
-#[derive(Deserialize, Default)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, deny_unknown_fields)]
 struct Config {
     adaptive: Option<bool>,
@@ -50,232 +50,192 @@ struct Config {
     weight_decay: Option<f64>,
 }
 
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(untagged)]
 enum Eps {
     One(f64),
     Two(Option<f64>, f64),
 }
 
-impl Eps {
-    fn one(self) -> f64 {
-        match self {
-            Self::One(eps) | Self::Two(_, eps) => eps,
-        }
-    }
-}
-
-/// Sets an option if there is a value.
-fn set<B, T>(builder: B, value: Option<T>, set_option: impl FnOnce(B, T) -> B) -> B {
-    match value {
-        Some(value) => set_option(builder, value),
-        None => builder,
-    }
-}
-
 type Made = Result<Box<dyn Optimizer>>;
 
-fn either_adam<const W: bool>(params: GroupBuilder<AdamOptions<W>>, c: &Config, fused: bool) -> Made {
-    let opt = set(params.fused(fused), c.lr, GroupBuilder::lr);
-    let opt = set(opt, c.betas, |opt, betas| opt.betas(betas.0, betas.1));
-    let opt = set(opt, c.eps.map(Eps::one), GroupBuilder::<AdamOptions<W>>::eps);
-    let opt = set(opt, c.weight_decay, GroupBuilder::<AdamOptions<W>>::weight_decay);
-    let opt = set(opt, c.amsgrad, GroupBuilder::<AdamOptions<W>>::amsgrad);
-    Ok(Box::new(set(opt, c.maximize, GroupBuilder::<AdamOptions<W>>::maximize).build()?))
+/// Sets an option if the configuration has it, and takes it out there.
+macro_rules! set {
+    ($opt:ident, $config:ident, eps) => {
+        match $config.eps.take() {
+            Some(Eps::One(eps) | Eps::Two(_, eps)) => $opt.eps(eps),
+            None => $opt,
+        }
+    };
+    ($opt:ident, $config:ident, two_eps) => {
+        match $config.eps.take() {
+            Some(Eps::One(eps2)) => $opt.eps(None, eps2),
+            Some(Eps::Two(eps1, eps2)) => $opt.eps(eps1, eps2),
+            None => $opt,
+        }
+    };
+    ($opt:ident, $config:ident, ns_coefficients) => {
+        match $config.ns_coefficients.take() {
+            Some((a, b, c)) => $opt.ns_coefficients(a, b, c),
+            None => $opt,
+        }
+    };
+    ($opt:ident, $config:ident, adjust_lr) => {
+        match $config.adjust_lr_fn.take().as_deref() {
+            Some("match_rms_adamw") => $opt.adjust_lr(AdjustLr::MatchRmsAdamW),
+            Some("original") => $opt.adjust_lr(AdjustLr::Original),
+            Some(other) => bail!("no adjustment: {other}"),
+            None => $opt,
+        }
+    };
+    ($opt:ident, $config:ident, max_grad_norm) => {
+        match $config.max_grad_norm.take() {
+            Some(norm) => $opt.max_grad_norm(Some(norm)),
+            None => $opt,
+        }
+    };
+    ($opt:ident, $config:ident, betas) => {
+        set!($opt, $config, pair betas)
+    };
+    ($opt:ident, $config:ident, etas) => {
+        set!($opt, $config, pair etas)
+    };
+    ($opt:ident, $config:ident, step_sizes) => {
+        set!($opt, $config, pair step_sizes)
+    };
+    ($opt:ident, $config:ident, pair $option:ident) => {
+        match $config.$option.take() {
+            Some((first, second)) => $opt.$option(first, second),
+            None => $opt,
+        }
+    };
+    ($opt:ident, $config:ident, $option:ident) => {
+        match $config.$option.take() {
+            Some(value) => $opt.$option(value),
+            None => $opt,
+        }
+    };
+}
+
+/// The optimizer of a builder and the configuration's options of these names. An error if the configuration has others.
+macro_rules! made {
+    ($builder:expr, $config:ident, $($option:ident),+) => {{
+        let mut config = $config.clone();
+        let opt = $builder;
+        let opt = set!(opt, config, lr);
+        $(let opt = set!(opt, config, $option);)+
+        ensure!(config == Config::default(), "no option of this optimizer: {config:?}");
+        Ok(Box::new(opt.build()?) as Box<dyn Optimizer>)
+    }};
 }
 
 pub fn adam(given: &Given<'_>) -> Result<Found> {
-    trajectories(given, |params, c, fused| either_adam(Adam::builder(params), c, fused))
+    trajectories(given, |params, c, fused| {
+        made!(Adam::builder(params).fused(fused), c, betas, eps, weight_decay, amsgrad, maximize)
+    })
 }
 
 pub fn adamw(given: &Given<'_>) -> Result<Found> {
-    trajectories(given, |params, c, fused| either_adam(AdamW::builder(params), c, fused))
+    trajectories(given, |params, c, fused| {
+        made!(AdamW::builder(params).fused(fused), c, betas, eps, weight_decay, amsgrad, maximize)
+    })
 }
 
 pub fn sgd(given: &Given<'_>) -> Result<Found> {
     trajectories(given, |params, c, fused| {
-        let opt = set(Sgd::builder(params).fused(fused), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.momentum, SgdBuilder::momentum);
-        let opt = set(opt, c.dampening, SgdBuilder::dampening);
-        let opt = set(opt, c.weight_decay, SgdBuilder::weight_decay);
-        let opt = set(opt, c.nesterov, SgdBuilder::nesterov);
-        Ok(Box::new(set(opt, c.maximize, SgdBuilder::maximize).build()?))
+        made!(Sgd::builder(params).fused(fused), c, momentum, dampening, weight_decay, nesterov, maximize)
     })
 }
 
 pub fn rmsprop(given: &Given<'_>) -> Result<Found> {
     trajectories(given, |params, c, _| {
-        let opt = set(RmsProp::builder(params), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.alpha, |opt, alpha| opt.alpha(alpha));
-        let opt = set(opt, c.eps.map(Eps::one), |opt, eps| opt.eps(eps));
-        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
-        let opt = set(opt, c.momentum, |opt, momentum| opt.momentum(momentum));
-        let opt = set(opt, c.centered, |opt, centered| opt.centered(centered));
-        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
+        made!(RmsProp::builder(params), c, alpha, eps, weight_decay, momentum, centered, maximize)
     })
 }
 
 pub fn adagrad(given: &Given<'_>) -> Result<Found> {
     trajectories(given, |params, c, fused| {
-        let opt = set(Adagrad::builder(params).fused(fused), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.lr_decay, AdagradBuilder::lr_decay);
-        let opt = set(opt, c.eps.map(Eps::one), AdagradBuilder::eps);
-        let opt = set(opt, c.weight_decay, AdagradBuilder::weight_decay);
-        let opt = set(opt, c.initial_accumulator_value, AdagradBuilder::initial_accumulator_value);
-        Ok(Box::new(set(opt, c.maximize, AdagradBuilder::maximize).build()?))
+        let opt = Adagrad::builder(params).fused(fused);
+        made!(opt, c, lr_decay, eps, weight_decay, initial_accumulator_value, maximize)
     })
 }
 
 pub fn adafactor(given: &Given<'_>) -> Result<Found> {
     trajectories(given, |params, c, _| {
-        let opt = set(Adafactor::builder(params), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.beta2_decay, |opt, decay| opt.beta2_decay(decay));
-        let opt = set(opt, c.eps, |opt, eps| match eps {
-            Eps::One(eps2) => opt.eps(None, eps2),
-            Eps::Two(eps1, eps2) => opt.eps(eps1, eps2),
-        });
-        let opt = set(opt, c.d, |opt, d| opt.d(d));
-        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
-        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
+        made!(Adafactor::builder(params), c, beta2_decay, two_eps, d, weight_decay, maximize)
     })
 }
 
 pub fn muon(given: &Given<'_>) -> Result<Found> {
     trajectories(given, |params, c, _| {
-        let opt = set(Muon::builder(params), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
-        let opt = set(opt, c.momentum, |opt, momentum| opt.momentum(momentum));
-        let opt = set(opt, c.nesterov, |opt, nesterov| opt.nesterov(nesterov));
-        let opt = set(opt, c.ns_coefficients, |opt, (x, y, z)| opt.ns_coefficients(x, y, z));
-        let opt = set(opt, c.eps.map(Eps::one), |opt, eps| opt.eps(eps));
-        let opt = set(opt, c.ns_steps, |opt, steps| opt.ns_steps(steps));
-        let matched = c.adjust_lr_fn.as_deref().map(|name| name == "match_rms_adamw");
-        let adjust = matched.map(|matched| if matched { AdjustLr::MatchRmsAdamW } else { AdjustLr::Original });
-        Ok(Box::new(set(opt, adjust, |opt, adjust| opt.adjust_lr(adjust)).build()?))
+        let opt = Muon::builder(params);
+        made!(opt, c, weight_decay, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr)
     })
 }
 
 pub fn adadelta(given: &Given<'_>) -> Result<Found> {
-    trajectories(given, |params, c, _| {
-        let opt = set(Adadelta::builder(params), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.rho, |opt, rho| opt.rho(rho));
-        let opt = set(opt, c.eps.map(Eps::one), |opt, eps| opt.eps(eps));
-        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
-        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
-    })
+    trajectories(given, |params, c, _| made!(Adadelta::builder(params), c, rho, eps, weight_decay, maximize))
 }
 
 pub fn adamax(given: &Given<'_>) -> Result<Found> {
-    trajectories(given, |params, c, _| {
-        let opt = set(Adamax::builder(params), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.betas, |opt, betas| opt.betas(betas.0, betas.1));
-        let opt = set(opt, c.eps.map(Eps::one), |opt, eps| opt.eps(eps));
-        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
-        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
-    })
+    trajectories(given, |params, c, _| made!(Adamax::builder(params), c, betas, eps, weight_decay, maximize))
 }
 
 pub fn asgd(given: &Given<'_>) -> Result<Found> {
-    trajectories(given, |params, c, _| {
-        let opt = set(Asgd::builder(params), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.lambd, |opt, lambd| opt.lambd(lambd));
-        let opt = set(opt, c.alpha, |opt, alpha| opt.alpha(alpha));
-        let opt = set(opt, c.t0, |opt, t0| opt.t0(t0));
-        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
-        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
-    })
+    trajectories(given, |params, c, _| made!(Asgd::builder(params), c, lambd, alpha, t0, weight_decay, maximize))
 }
 
 pub fn nadam(given: &Given<'_>) -> Result<Found> {
     trajectories(given, |params, c, _| {
-        let opt = set(NAdam::builder(params), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.betas, |opt, betas| opt.betas(betas.0, betas.1));
-        let opt = set(opt, c.eps.map(Eps::one), |opt, eps| opt.eps(eps));
-        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
-        let opt = set(opt, c.momentum_decay, |opt, decay| opt.momentum_decay(decay));
-        let opt = set(opt, c.decoupled_weight_decay, |opt, decoupled| opt.decoupled_weight_decay(decoupled));
-        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
+        let opt = NAdam::builder(params);
+        made!(opt, c, betas, eps, weight_decay, momentum_decay, decoupled_weight_decay, maximize)
     })
 }
 
 pub fn radam(given: &Given<'_>) -> Result<Found> {
     trajectories(given, |params, c, _| {
-        let opt = set(RAdam::builder(params), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.betas, |opt, betas| opt.betas(betas.0, betas.1));
-        let opt = set(opt, c.eps.map(Eps::one), |opt, eps| opt.eps(eps));
-        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
-        let opt = set(opt, c.decoupled_weight_decay, |opt, decoupled| opt.decoupled_weight_decay(decoupled));
-        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
+        made!(RAdam::builder(params), c, betas, eps, weight_decay, decoupled_weight_decay, maximize)
     })
 }
 
 pub fn rprop(given: &Given<'_>) -> Result<Found> {
-    trajectories(given, |params, c, _| {
-        let opt = set(Rprop::builder(params), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.etas, |opt, etas| opt.etas(etas.0, etas.1));
-        let opt = set(opt, c.step_sizes, |opt, sizes| opt.step_sizes(sizes.0, sizes.1));
-        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
-    })
+    trajectories(given, |params, c, _| made!(Rprop::builder(params), c, etas, step_sizes, maximize))
 }
 
 pub fn lion(given: &Given<'_>) -> Result<Found> {
-    trajectories(given, |params, c, _| {
-        let opt = set(Lion::builder(params), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.betas, |opt, betas| opt.betas(betas.0, betas.1));
-        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
-        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
-    })
+    trajectories(given, |params, c, _| made!(Lion::builder(params), c, betas, weight_decay, maximize))
 }
 
 pub fn lamb(given: &Given<'_>) -> Result<Found> {
-    trajectories(given, |params, c, _| {
-        let opt = set(Lamb::builder(params), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.betas, |opt, betas| opt.betas(betas.0, betas.1));
-        let opt = set(opt, c.eps.map(Eps::one), |opt, eps| opt.eps(eps));
-        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
-        let opt = set(opt, c.adaptive, |opt, adaptive| opt.adaptive(adaptive));
-        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
-    })
+    trajectories(given, |params, c, _| made!(Lamb::builder(params), c, betas, eps, weight_decay, adaptive, maximize))
 }
 
 pub fn lars(given: &Given<'_>) -> Result<Found> {
     trajectories(given, |params, c, _| {
-        let opt = set(Lars::builder(params), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.momentum, |opt, momentum| opt.momentum(momentum));
-        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
-        let opt = set(opt, c.trust_coefficient, |opt, trust| opt.trust_coefficient(trust));
-        let opt = set(opt, c.adaptive, |opt, adaptive| opt.adaptive(adaptive));
-        Ok(Box::new(set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?))
+        made!(Lars::builder(params), c, momentum, weight_decay, trust_coefficient, adaptive, maximize)
     })
 }
 
 pub fn timm_lamb(given: &Given<'_>) -> Result<Found> {
     trajectories(given, |params, c, _| {
-        let opt = set(Lamb::builder(params).timm(), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.betas, |opt, betas| opt.betas(betas.0, betas.1));
-        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
-        let opt = set(opt, c.always_adapt, |opt, always| opt.always_adapt(always));
-        let opt = set(opt, c.trust_clip, |opt, clip| opt.trust_clip(clip));
-        let opt = set(opt, c.max_grad_norm, |opt, norm| opt.max_grad_norm(Some(norm)));
-        Ok(Box::new(opt.build()?))
+        made!(Lamb::builder(params).timm(), c, betas, weight_decay, always_adapt, trust_clip, max_grad_norm)
     })
 }
 
 pub fn timm_lars(given: &Given<'_>) -> Result<Found> {
     trajectories(given, |params, c, _| {
-        let opt = set(Lars::builder(params).form(LarsForm::Timm), c.lr, GroupBuilder::lr);
-        let opt = set(opt, c.momentum, |opt, momentum| opt.momentum(momentum));
-        let opt = set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay));
-        let opt = set(opt, c.trust_clip, |opt, clip| opt.trust_clip(clip));
-        Ok(Box::new(set(opt, c.nesterov, |opt, nesterov| opt.nesterov(nesterov)).build()?))
+        made!(Lars::builder(params).form(LarsForm::Timm), c, momentum, weight_decay, trust_clip, nesterov)
     })
 }
 
 pub fn timm_adafactor(given: &Given<'_>) -> Result<Found> {
     trajectories(given, |params, c, _| {
-        let form = AdafactorForm::T5 { warmup_init: c.warmup_init.unwrap_or(false) };
-        let opt = set(Adafactor::builder(params).form(form), c.decay_rate, |opt, decay| opt.beta2_decay(decay));
-        Ok(Box::new(set(opt, c.weight_decay, |opt, decay| opt.weight_decay(decay)).build()?))
+        let mut c = c.clone();
+        let form = AdafactorForm::T5 { warmup_init: c.warmup_init.take().unwrap_or(false) };
+        let opt = Adafactor::builder(params).form(form);
+        let decay = c.decay_rate.take();
+        let opt = if let Some(decay) = decay { opt.beta2_decay(decay) } else { opt };
+        made!(opt, c, weight_decay)
     })
 }
 
@@ -328,10 +288,8 @@ pub fn sparse_adam(given: &Given<'_>) -> Result<Found> {
             let start =
                 |index: usize| Ok(given.tensor(&format!("{name}.start.{index}"))?.copy().set_requires_grad(true));
             let params: Vec<_> = (0..2).map(start).collect::<Result<_>>()?;
-            let opt = set(SparseAdam::builder(&params), c.lr, GroupBuilder::lr);
-            let opt = set(opt, c.betas, |opt, betas| opt.betas(betas.0, betas.1));
-            let opt = set(opt, c.eps.map(Eps::one), |opt, eps| opt.eps(eps));
-            let mut opt = set(opt, c.maximize, |opt, maximize| opt.maximize(maximize)).build()?;
+            let made: Made = made!(SparseAdam::builder(&params), c, betas, eps, maximize);
+            let mut opt = made?;
             for step in 0..1000 {
                 for (index, param) in params.iter().take(2 - usize::from(step % 3 == 2)).enumerate() {
                     let used = if index == 1 && step % 5 == 4 { 0 } else { 6 };
