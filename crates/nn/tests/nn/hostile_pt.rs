@@ -306,3 +306,10 @@ fn archives_that_claim_more_than_the_file_has_are_an_error() {
     assert!(disk.damage(b"").contains("does not begin"));
     disk.damage(b"PK\x03\x04");
 }
+
+#[test]
+fn two_values_of_one_dotted_name_are_an_error() {
+    // {"a.b": 1, "a": {"b": 2}}
+    let pickle = b"\x80\x02}(X\x03\0\0\0a.bK\x01X\x01\0\0\0a}X\x01\0\0\0bK\x02su.";
+    assert_eq!(Disk::new().damage(&legacy(pickle)), "two of its values have the name `a.b`");
+}

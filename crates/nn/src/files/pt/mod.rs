@@ -173,6 +173,9 @@ impl Entries {
                 return Err(Bad::Refused("a storage without a tensor".to_owned()));
             }
         };
+        if self.state.get(&name).is_ok() {
+            return damaged(format!("two of its values have the name `{name}`"));
+        }
         self.state.insert(name, entry);
         Ok(())
     }
