@@ -1,8 +1,8 @@
 //! nanoGPT's `train.py` on the shipped play: groups, a cosine, clipping, accumulation, data-parallel ranks and resume.
 //!
-//! Its losses are those of `parity/recipes/nanogpt.py`, to the bit: `cargo xtask parity recipes`. It also runs under
-//! `overdrive-run --nproc-per-node 2`. Run again with the same `OUT_DIR`, it
-//! goes on from its last checkpoint as if it had never stopped.
+//! Its losses are those of `parity/recipes/nanogpt.py`, to the bit, alone and with two ranks under
+//! `overdrive-run --nproc-per-node 2`: `cargo xtask parity recipes`. Run again with the same `OUT_DIR`, it goes on from
+//! its last checkpoint as if it had never stopped.
 //!
 //!     cargo run -p overdrive-examples --example recipe_nanogpt
 #![forbid(unsafe_code)]
@@ -10,6 +10,7 @@
 use std::f64::consts::PI;
 
 use anyhow::Result;
+use overdrive::checkpoint::Writers;
 use overdrive::ddp::{Backend, InitMethod};
 use overdrive::nn::init;
 use overdrive::prelude::*;
@@ -246,7 +247,11 @@ fn main() -> Result<()> {
     let mut optimizer = adamw.decay_groups().build()?;
     let mut rng = RngState::new(device);
     let folder = std::env::var("OUT_DIR").unwrap_or_else(|_| "target/nanogpt".to_owned());
-    let mut checkpoint = Checkpoint::builder(folder).every(EVAL_INTERVAL).build()?;
+    let mut checkpoint = Checkpoint::builder(folder).every(EVAL_INTERVAL);
+    if let Some(group) = &group {
+        checkpoint = checkpoint.ranks(group.clone(), Writers::Each);
+    }
+    let mut checkpoint = checkpoint.build()?;
     let resumed = checkpoint.resume(&mut [("model", &mut model), ("optimizer", &mut optimizer), ("rng", &mut rng)])?;
     let ddp = group.as_ref().map(|group| DistributedDataParallel::new(&model, group)).transpose()?;
 

@@ -34,7 +34,7 @@ struct Options {
     /// The folder with the shipped MNIST images [default: the workspace's `data/mnist`]
     #[arg(long, value_name = "DIR")]
     mnist: Option<PathBuf>,
-    /// Runs the recipes and not the cases, with the examples' programs in this folder
+    /// Runs the recipes and not the cases, with the examples' programs in this folder; the launcher is above it
     #[arg(long, value_name = "DIR")]
     recipes: Option<PathBuf>,
     /// The Python that has torch 2.11.0

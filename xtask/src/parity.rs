@@ -57,7 +57,7 @@ fn command(ws: &Workspace) -> Result<Command> {
 /// The comparison of recipes, whose programs are examples. They are built as `cargo xtask test` builds them.
 fn recipes(ws: &Workspace) -> Result<Command> {
     let mut command = command(ws)?;
-    let programs = artifacts::build(ws, &["build", "--workspace", "--examples"])?;
+    let programs = artifacts::build(ws, &["build", "--workspace", "--examples", "--bins"])?;
     let recipe = programs.iter().find(|program| program.name == "recipe_mnist").context("no recipe was built")?;
     command.arg("--recipes").arg(recipe.path.parent().context("a program is in a folder")?);
     Ok(command)

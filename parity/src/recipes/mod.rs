@@ -27,6 +27,9 @@ enum Bound {
     Relative(f64, usize),
 }
 
+/// Trained by two ranks as well.
+const WITH_RANKS: [&str; 1] = ["nanogpt"];
+
 const RECIPES: &[(&str, Bound)] = &[
     ("mnist", Bound::Bits(50)),
     ("nanogpt", Bound::Bits(50)),
@@ -47,18 +50,23 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         let rust = statements::of_rust(&options.workspace.join(format!("examples/recipes/{name}.rs")))?;
         let python =
             statements::of_python(&options.python, &options.workspace.join(format!("parity/recipes/{name}.py")))?;
-        let compared = losses(options, name).and_then(|(ours, theirs)| compare(&ours, &theirs, *bound));
-        let verdict = match compared {
-            Ok((count, verdict)) => {
-                passed += count;
-                verdict
-            }
-            Err(error) => {
-                failed += 1;
-                format!("FAILED: {error:#}")
+        let mut verdict = |ranks: Option<usize>| {
+            let compared = losses(options, name, ranks).and_then(|(ours, theirs)| compare(&ours, &theirs, *bound));
+            match compared {
+                Ok((count, verdict)) => {
+                    passed += count;
+                    verdict
+                }
+                Err(error) => {
+                    failed += 1;
+                    format!("FAILED: {error:#}")
+                }
             }
         };
-        println!("{name}: {}   {verdict}", lengths(&rust, &python));
+        println!("{name}: {}   {}", lengths(&rust, &python), verdict(None));
+        if WITH_RANKS.contains(name) {
+            println!("{name}, 2 ranks: {}", verdict(Some(2)));
+        }
         if rust[2] as f64 > 1.15 * python[2] as f64 {
             too_long.push(*name);
         }
@@ -83,8 +91,8 @@ fn lengths(ours: &Counts, theirs: &Counts) -> String {
     (0..PARTS.len()).rev().map(length).collect::<Vec<_>>().join("; ")
 }
 
-/// The losses that both print, ours first.
-fn losses(options: &Options, name: &str) -> Result<(Vec<f64>, Vec<f64>)> {
+/// The losses that both print, ours first; of so many ranks together, if given.
+fn losses(options: &Options, name: &str, ranks: Option<usize>) -> Result<(Vec<f64>, Vec<f64>)> {
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("images.safetensors");
     let args: Vec<PathBuf> = match name {
@@ -98,10 +106,20 @@ fn losses(options: &Options, name: &str) -> Result<(Vec<f64>, Vec<f64>)> {
         printed(program.args(&args).env("OMP_NUM_THREADS", "1").env("OUT_DIR", folder.path().join(out)))
     };
     let script = options.workspace.join(format!("parity/recipes/{name}.py"));
+    let program = options.programs.join(format!("recipe_{name}"));
+    let (mut theirs, mut ours) = match ranks {
+        None => (Command::new(&options.python), Command::new(&program)),
+        Some(ranks) => {
+            let mut theirs = Command::new(&options.python);
+            theirs.args(["-m", "torch.distributed.run", "--standalone", &format!("--nproc-per-node={ranks}")]);
+            let mut ours = Command::new(options.programs.with_file_name("overdrive-run"));
+            ours.arg(format!("--nproc-per-node={ranks}")).arg(&program);
+            (theirs, ours)
+        }
+    };
     std::fs::create_dir(folder.path().join("theirs"))?;
-    let theirs = run(Command::new(&options.python).arg(script), "theirs")?;
-    let ours = run(&mut Command::new(options.programs.join(format!("recipe_{name}"))), "ours")?;
-    Ok((ours, theirs))
+    let theirs = run(theirs.arg(script), "theirs")?;
+    Ok((run(&mut ours, "ours")?, theirs))
 }
 
 /// The numbers after the word `loss` in what a program prints.
