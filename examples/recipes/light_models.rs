@@ -5,13 +5,14 @@
 //!     cargo run -p overdrive-examples --example recipe_light_models
 #![forbid(unsafe_code)]
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use overdrive::dataload::{Mnist, ToFloat};
 use overdrive::nn::models::{Efficientnet, MobilenetV2, Resnet, ResnetBlock};
 use overdrive::nn::{Forward, NnError};
 use overdrive::prelude::*;
+use overdrive::profile::Monitor;
 
 // Model
 
@@ -88,11 +89,12 @@ fn main() -> Result<()> {
         tch::manual_seed(0);
         let model = OnDigits::new(name)?;
         model.to(device)?;
-        let start = Instant::now();
+        let (monitor, start) = (Monitor::builder().interval(Duration::from_millis(50)).start()?, Instant::now());
         train(&model, &train_loader)?;
         let (seconds, millions) = (start.elapsed().as_secs_f64(), model.num_parameters() as f64 / 1e6);
-        let accuracy = 100.0 * test(&model, &test_loader)?;
-        println!("{name}: {millions:.1} M parameters, {seconds:.1} s, {accuracy:.1}%");
+        let bytes = monitor.samples().iter().filter_map(|sample| Some(sample.process?.resident_memory_bytes)).max();
+        let (peak, accuracy) = (bytes.unwrap_or_default() >> 20, 100.0 * test(&model, &test_loader)?);
+        println!("{name}: {millions:.1} M parameters, {seconds:.1} s, {peak} MiB, {accuracy:.1}%");
     }
     Ok(())
 }

@@ -2,7 +2,8 @@
 //!
 //! Its losses are those of `parity/recipes/nanogpt.py`, to the bit, alone and with two ranks under
 //! `overdrive-run --nproc-per-node 2`: `cargo xtask parity recipes`. Run again with the same `OUT_DIR`, it goes on from
-//! its last checkpoint as if it had never stopped.
+//! its last checkpoint as if it had never stopped: unlike the original, a batch is drawn when it is used and not one ahead,
+//! and the checkpoint is written before the evaluation draws its batches.
 //!
 //!     cargo run -p overdrive-examples --example recipe_nanogpt
 #![forbid(unsafe_code)]

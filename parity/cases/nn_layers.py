@@ -34,6 +34,8 @@ LAYERS = {
     "group_norm_not_affine": (lambda: nn.GroupNorm(2, 6, eps=1e-3, affine=False), (2, 6, 5)),
     "dropout": (lambda: nn.Dropout(0.3), (16, 16)),
     "dropout1d": (lambda: nn.Dropout1d(0.3), (4, 8, 5)),
+    "dropout1d_without_batch": (lambda: nn.Dropout1d(0.3), (8, 5)),
+    "dropout3d_without_batch": (lambda: nn.Dropout3d(0.3), (8, 3, 3, 3)),
     "dropout2d": (lambda: nn.Dropout2d(0.3), (4, 8, 5, 5)),
     "dropout3d": (lambda: nn.Dropout3d(0.3), (2, 8, 3, 3, 3)),
     "alpha_dropout": (lambda: nn.AlphaDropout(0.3), (16, 16)),

@@ -1,6 +1,7 @@
 """nanoGPT's train.py on the shipped play: groups, a cosine, clipping, accumulation, data-parallel ranks and resume.
 
-Run alone, or with `torchrun --nproc-per-node 2`.
+Run alone, or with `torchrun --nproc-per-node 2`. Unlike the original, it resumes exactly: a batch is drawn when it is used
+and not one ahead, and the checkpoint, with the generator's state, is written before the evaluation draws from it.
 """
 
 import math
@@ -175,7 +176,8 @@ def main():
         checkpoint = torch.load(out_dir / "ckpt.pt", map_location=device)
         raw_model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-        torch.set_rng_state(checkpoint["rng"])
+        if rank == 0:
+            torch.set_rng_state(checkpoint["rng"])
         iter_num = checkpoint["iter_num"]
     if ddp:
         model = DistributedDataParallel(model)

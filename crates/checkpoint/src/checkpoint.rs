@@ -90,7 +90,7 @@ impl Checkpoint {
     }
 
     /// Whether to save after this step: every [`every`](CheckpointBuilder::every) steps, and when a signal or the time
-    /// limit asks the run to stop.
+    /// limit asks the run to stop. Not if this step is already saved, as the one is that the run has resumed from.
     ///
     /// # Errors
     /// [`CheckpointError::Background`] when the last write has failed; with several ranks, `save` returns that instead.
@@ -103,11 +103,12 @@ impl Checkpoint {
             self.join()?;
         }
         self.stopping |= self.stop.requested(step, &self.ranks)?;
-        Ok(self.stopping || self.every.is_some_and(|every| step > 0 && step.is_multiple_of(every)))
+        let is_due = self.stopping || self.every.is_some_and(|every| step > 0 && step.is_multiple_of(every));
+        Ok(is_due && self.last != Some(step))
     }
 
     /// Whether to leave the loop, because a signal or the time limit asked for it before the last [`due`](Self::due),
-    /// which then returned true. The same on all ranks, whichever rank was asked.
+    /// which then returned true unless its step was already saved. The same on all ranks, whichever rank was asked.
     pub fn stop_requested(&self) -> bool {
         self.stopping
     }

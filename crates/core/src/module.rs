@@ -102,7 +102,8 @@ pub trait Module {
         found
     }
 
-    /// Calls a function for each module in this one, inner ones first, then for this one.
+    /// Calls a function for each module in this one, inner ones first, then for this one. A module that one parent owns
+    /// twice counts once there.
     ///
     /// # Errors
     /// The first error of the function, which is not called again.
@@ -185,11 +186,12 @@ pub trait Module {
         self.named_parameters().iter().map(|it| it.tensor().numel()).sum()
     }
 
-    /// Moves all parameters and buffers to a device, or converts those that are floating-point to a dtype. The tensors
+    /// Moves all parameters and buffers to a device, or converts those that are floating-point to such a dtype. The tensors
     /// stay the same ones, so that an optimizer that was made before keeps using them; gradients move along.
     ///
     /// # Errors
-    /// When memory runs out or the device does not exist; what was moved before stays moved.
+    /// When the dtype is no floating-point one, and nothing has changed. When memory runs out or the device does not
+    /// exist; what was moved before stays moved.
     ///
     /// # Syncs
     /// As copies between devices do.
@@ -201,6 +203,7 @@ pub trait Module {
         Self: Sized,
     {
         let (to, _no_grad) = (to.into(), tch::no_grad_guard());
+        to.check()?;
         let parameters = self.named_parameters();
         let buffers = self.named_buffers();
         let tensors = parameters.iter().map(Parameter::tensor).chain(buffers.iter().map(|(_, tensor)| tensor));
@@ -252,6 +255,18 @@ impl From<Kind> for To {
 }
 
 impl To {
+    fn check(self) -> Result<(), TorchError> {
+        use Kind::{BFloat16, ComplexDouble, ComplexFloat, ComplexHalf, Double, Float, Half};
+        match self {
+            Self::Kind(Float | Double | Half | BFloat16 | ComplexHalf | ComplexFloat | ComplexDouble)
+            | Self::Device(_) => Ok(()),
+            Self::Kind(kind) => {
+                let what = format!("a module can be converted to floating-point or complex dtypes, not to {kind:?}");
+                Err(tch::TchError::Kind(what).into())
+            }
+        }
+    }
+
     fn of(self, tensor: &Tensor) -> Result<Tensor, TorchError> {
         Ok(match self {
             Self::Device(device) => tensor.f_detach()?.f_to_device(device)?,
@@ -386,15 +401,18 @@ impl<'a> Visitor<'a> for Walk<'a, '_> {
 }
 
 fn apply(module: &dyn Module, each: &mut dyn FnMut(&dyn Module)) {
-    struct Children<'w>(&'w mut dyn FnMut(&dyn Module));
+    /// With the modules that it has shown: one that its parent owns twice counts once.
+    struct Children<'w>(&'w mut dyn FnMut(&dyn Module), HashSet<ModuleId>);
     impl<'a> Visitor<'a> for Children<'_> {
         fn parameter(&mut self, _: &str, _: &Tensor) {}
         fn buffer(&mut self, _: &str, _: &Tensor, _: bool) {}
         fn module(&mut self, _: &str, module: &'a dyn Module) {
-            apply(module, self.0);
+            if module.id().is_none_or(|id| self.1.insert(id)) {
+                apply(module, self.0);
+            }
         }
         fn state(&mut self, _: &'a ModuleState) {}
     }
-    module.visit(&mut Children(each));
+    module.visit(&mut Children(each, HashSet::new()));
     each(module);
 }

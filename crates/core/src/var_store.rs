@@ -1,5 +1,6 @@
 //! A `VarStore` of tch as a module.
 
+use std::any::Any;
 use std::collections::HashMap;
 
 use overdrive_ffi::TensorId;
@@ -24,6 +25,10 @@ impl Module for VarStore {
         for (name, tensor) in variables.iter().filter(|(_, it)| names.contains_key(&TensorId::of(it))) {
             visitor.buffer(name, tensor, true);
         }
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 }
 

@@ -85,9 +85,13 @@ impl<const N: usize> BatchNormBuilder<N> {
     /// The layer.
     ///
     /// # Errors
-    /// When the number of features is negative, or memory runs out.
+    /// When the number of features is negative, `eps` is not above 0, or memory runs out.
     pub fn build(self) -> Result<BatchNorm<N>, NnError> {
         at_least(name::<N>(), "num_features", self.num_features, 0)?;
+        if self.eps.is_nan() || self.eps <= 0.0 {
+            let (found, expected) = (self.eps.to_string(), "above 0".to_owned());
+            return Err(NnError::InvalidOption { layer: name::<N>(), option: "eps", found, expected });
+        }
         let shape = [self.num_features];
         let tracked = |tensor: fn(&[i64]) -> Result<Tensor, tch::TchError>, shape: &[i64]| {
             self.track_running_stats.then(|| Ok::<_, NnError>(Buffer::new(&tensor(shape)?))).transpose()

@@ -175,11 +175,15 @@ macro_rules! sequential {
 #[derive(Debug)]
 pub struct ModuleList<M>(pub Vec<M>);
 
-impl<M: Module> Module for ModuleList<M> {
+impl<M: Module + 'static> Module for ModuleList<M> {
     fn visit<'a>(&'a self, visitor: &mut dyn Visitor<'a>) {
         for (index, module) in self.0.iter().enumerate() {
             visitor.module(&index.to_string(), module);
         }
+    }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        Some(self)
     }
 }
 

@@ -94,7 +94,8 @@ impl<'a> LoadStateDict<'a> {
         Self { state, strict: true, rename: None }
     }
 
-    /// Whether names that the state or the module lacks are an error; default true. Sizes always have to fit.
+    /// Whether names that the state or the module lacks are an error; default true. Sizes always have to fit. A batch
+    /// norm's `num_batches_tracked` may always be missing beside its `running_mean`, as in old files.
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
         self
@@ -123,11 +124,15 @@ impl<'a> LoadStateDict<'a> {
         // Tied weights need only one of their names.
         let given: HashSet<TensorId> =
             own.iter().filter(|(name, _)| saved.contains_key(name)).map(|(_, tensor)| TensorId::of(tensor)).collect();
+        // States from before PyTorch 0.4.1 do not count batches.
+        let means: HashSet<String> = saved.keys().filter(|name| name.ends_with("running_mean")).cloned().collect();
+        let has_mean = |norm: &str| means.contains(&format!("{norm}running_mean"));
         let mut keys = Incompatible::default();
         let (mut tensors, mut pairs) = (Vec::new(), Vec::new());
         for (name, tensor) in &mut own {
             match saved.remove(name).map(|(_, entry)| fitting(name, tensor, entry)) {
                 None if given.contains(&TensorId::of(tensor)) => {}
+                None if name.strip_suffix("num_batches_tracked").is_some_and(|norm| has_mean(norm)) => {}
                 None => keys.missing_keys.push(name.clone()),
                 Some(Ok(saved)) => pairs.push((name.as_str(), tensor, saved)),
                 Some(Err(sentence)) => tensors.push(sentence),

@@ -281,8 +281,21 @@ impl GroupNorm {
     /// When the input has another shape, dtype or device.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
         run(self, &self.state, || {
+            self.check(&input.size())?;
             input.f_group_norm(self.num_groups, self.weight.as_deref(), self.bias.as_deref(), self.eps, true)
         })
+    }
+
+    /// libtorch computes the bias from one value a group.
+    fn check(&self, size: &[i64]) -> Result<(), tch::TchError> {
+        let refuse = |expected: &str| Err(tch::TchError::Shape(format!("expected {expected}, got shape {size:?}")));
+        match size {
+            [] | [_] => refuse("at least 2 dimensions"),
+            [batch, channels, rest @ ..] if batch * channels / self.num_groups * rest.iter().product::<i64>() == 1 => {
+                refuse("more than one value per group and channel")
+            }
+            _ => Ok(()),
+        }
     }
 
     fn describe(&self) -> String {

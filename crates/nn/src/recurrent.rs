@@ -235,6 +235,10 @@ macro_rules! recurrent {
             fn describe(&self) -> String {
                 self.0.describe($text)
             }
+
+            fn as_any(&self) -> Option<&dyn std::any::Any> {
+                Some(self)
+            }
         }
 
         impl Stateful for $name {

@@ -1,9 +1,10 @@
 //! The statistics of batch norm layers, computed anew.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 
 use overdrive_core::{Module, ModuleState, Visitor};
-use overdrive_ffi::Error as TorchError;
+use overdrive_ffi::{Error as TorchError, TensorId};
 use tch::Tensor;
 
 use crate::batch_norm::BatchNorm;
@@ -14,7 +15,7 @@ use crate::error::NnError;
 ///
 /// `forward` gets the model in training mode, with each batch: whatever the iterator yields, the `Result`s of a loader
 /// among it. Afterwards, also after an error or a panic, each layer has the mode and momentum that it had. A model without
-/// batch norm layers is left alone.
+/// batch norm layers is left alone; one with others than [`BatchNorm`]s (tch's, in a `VarStore`) is refused.
 ///
 /// ```
 /// # use overdrive_nn::{BatchNorm1d, Linear, Module, NnError, sequential, update_bn};
@@ -28,7 +29,8 @@ use crate::error::NnError;
 /// ```
 ///
 /// # Errors
-/// Those of `forward`, and when libtorch fails. The statistics are then those of the batches before.
+/// [`NnError::InvalidOption`] for other batch norm layers; nothing has changed then. Those of `forward`, and when libtorch
+/// fails; the statistics are then those of the batches before.
 ///
 /// # Syncs
 /// Once for each batch and layer.
@@ -40,12 +42,35 @@ pub fn update_bn<M: Module, B, T, E: From<NnError>>(
     model: &M,
     mut forward: impl FnMut(&M, B) -> Result<T, E>,
 ) -> Result<(), E> {
+    refuse_others(model)?;
     let pass = Pass::begin(model).map_err(NnError::from)?;
     if pass.momenta.is_empty() {
         return Ok(());
     }
     let _no_grad = tch::no_grad_guard();
     batches.into_iter().try_for_each(|batch| forward(model, batch).map(drop))
+}
+
+/// An error if a layer that is no [`BatchNorm`] keeps a running mean.
+fn refuse_others<M: Module>(model: &M) -> Result<(), NnError> {
+    let modules = model.named_modules();
+    let own = modules.iter().flat_map(|(_, module)| [mean::<1>(*module), mean::<2>(*module), mean::<3>(*module)]);
+    let own: HashSet<TensorId> = own.flatten().map(TensorId::of).collect();
+    let is_other = |(name, buffer): &(String, Tensor)| {
+        name.rsplit('.').next() == Some("running_mean") && !own.contains(&TensorId::of(buffer))
+    };
+    match model.named_buffers().into_iter().find(is_other) {
+        Some((found, _)) => {
+            let expected =
+                "of a `BatchNorm` of this crate: the statistics of others cannot be computed anew".to_owned();
+            Err(NnError::InvalidOption { layer: "update_bn", option: "model", found, expected })
+        }
+        None => Ok(()),
+    }
+}
+
+fn mean<const N: usize>(module: &dyn Module) -> Option<&Tensor> {
+    module.downcast_ref::<BatchNorm<N>>()?.running_mean.as_deref()
 }
 
 /// Batch norm layers that count all batches alike, and layers in training mode, until it is dropped.

@@ -109,3 +109,14 @@ fn a_model_without_batch_norm_is_left_alone() {
     let none = update_bn(&batches(), &linear, |_, _| -> Result<(), NnError> { panic!("no layer needs a batch") });
     none.unwrap();
 }
+
+#[test]
+fn layers_whose_statistics_cannot_be_computed_anew_are_refused() {
+    let store = tch::nn::VarStore::new(Device::Cpu);
+    let norm = tch::nn::batch_norm1d(store.root() / "bn", 2, tch::nn::BatchNormConfig::default());
+    let batches = [Tensor::ones([4, 2], CPU)];
+    let error = update_bn(batches, &store, |_, _| -> Result<(), NnError> { panic!("it is refused before") });
+    let error = error.unwrap_err().to_string();
+    assert!(error.starts_with("update_bn: `model` is bn.running_mean, but has to be of a `BatchNorm`"), "{error}");
+    assert_eq!(norm.running_mean, Tensor::zeros([2], CPU));
+}

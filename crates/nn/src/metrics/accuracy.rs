@@ -11,7 +11,7 @@ use crate::error::NnError;
 /// k.
 ///
 /// # Errors
-/// When the shapes do not fit, or a k is not from 1 to the number of classes.
+/// When the shapes do not fit, there is no sample, or a k is not from 1 to the number of classes.
 ///
 /// # Syncs
 /// No.
@@ -19,9 +19,14 @@ use crate::error::NnError;
 /// # Source
 /// `accuracy(output, target, topk)` of PyTorch's ImageNet example
 pub fn accuracy(output: &Tensor, target: &Tensor, top_k: &[i64]) -> Result<Vec<Tensor>, NnError> {
-    let share = 100.0 / target.size().first().copied().unwrap_or_default() as f64;
-    let percent = |hits: Tensor| Ok(hits.f_to_kind(Kind::Float)?.f_reshape([1])? * share);
-    hits(output, target, top_k)?.into_iter().map(percent).collect()
+    let hits = hits(output, target, top_k)?;
+    let shape = target.size();
+    if shape == [0] {
+        let expected = "at least one sample".to_owned();
+        return Err(NnError::InvalidShape { function: "accuracy", expected, shape });
+    }
+    let percent = |hits: Tensor| Ok(hits.f_to_kind(Kind::Float)?.f_reshape([1])? * (100.0 / shape[0] as f64));
+    hits.into_iter().map(percent).collect()
 }
 
 /// For each k, how many targets are among the k largest outputs: int64 scalars.

@@ -173,6 +173,10 @@ impl Module for EncoderLayers {
             visitor.module(&format!("encoder_layer_{index}"), layer);
         }
     }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        Some(self)
+    }
 }
 
 #[derive(Debug, Module)]

@@ -48,6 +48,55 @@ fn errors_name_the_layer_and_its_place() {
 }
 
 #[test]
+fn one_value_a_group_and_a_variance_of_nothing_are_errors() {
+    let norm = GroupNorm::new(2, 2).unwrap();
+    assert!(text(norm.forward(&x(&[1, 2, 1]))).contains("more than one value per group"));
+    assert!(norm.forward(&x(&[2, 2, 1])).is_ok());
+    assert!(text(BatchNorm1d::builder(3).eps(0.0).build()).contains("`eps` is 0, but has to be above 0"));
+}
+
+#[test]
+fn modules_are_not_converted_to_whole_numbers() {
+    let linear = Linear::new(2, 2).unwrap();
+    linear.requires_grad_(false).unwrap();
+    let before = linear.weight.copy();
+    let error = linear.to(Kind::Int64).err().unwrap().to_string();
+    assert!(error.contains("not to Int64"), "{error}");
+    assert_eq!(*linear.weight, before);
+}
+
+#[test]
+fn every_module_can_be_recognised_in_apply() {
+    #[derive(Module)]
+    struct All {
+        lstm: Lstm,
+        gru: Gru,
+        list: ModuleList<Linear>,
+        one: Rc<Dropout>,
+        same: Rc<Dropout>,
+    }
+    let one = Rc::new(Dropout::new(0.5).unwrap());
+    let all = All {
+        lstm: Lstm::builder(2, 2).lstm().unwrap(),
+        gru: Gru::builder(2, 2).gru().unwrap(),
+        list: [Linear::new(2, 2).unwrap()].into_iter().collect(),
+        same: one.clone(),
+        one,
+    };
+    let mut seen = [0; 4];
+    all.apply(|module| {
+        seen[0] += usize::from(module.downcast_ref::<Lstm>().is_some());
+        seen[1] += usize::from(module.downcast_ref::<Gru>().is_some());
+        seen[2] += usize::from(module.downcast_ref::<ModuleList<Linear>>().is_some());
+        // As in PyTorch, a module that its parent has under two names counts once.
+        seen[3] += usize::from(module.downcast_ref::<Dropout>().is_some());
+        Ok::<_, NnError>(())
+    })
+    .unwrap();
+    assert_eq!(seen, [1; 4]);
+}
+
+#[test]
 fn wrong_shapes_and_dtypes_of_every_layer_are_an_error() {
     let long = Tensor::ones([2, 4], (Kind::Int64, Device::Cpu));
     let layers: Vec<(Box<dyn Forward>, Vec<Tensor>)> = vec![

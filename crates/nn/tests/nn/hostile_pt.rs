@@ -308,6 +308,26 @@ fn archives_that_claim_more_than_the_file_has_are_an_error() {
 }
 
 #[test]
+fn what_would_read_as_other_values_is_refused() {
+    let disk = Disk::new();
+    let call = |more: &[u8]| {
+        let mut pickle = tensor(4, 0, &[2], &[1]);
+        assert_eq!(pickle.split_off(pickle.len() - 3), b"tR.");
+        zipped(&[&pickle, more, b"tR."].concat(), &[vec![0; 16]])
+    };
+    // Whether it requires a gradient, hooks, and what torch.save says of conjugated and negated views.
+    assert!(disk.load(&call(b"}")).is_ok());
+    let lazy = "a tensor that is conjugated or negated lazily";
+    assert_eq!(disk.refusal(&call(b"}X\x04\0\0\0conj\x88s")), lazy);
+    assert_eq!(disk.refusal(&call(b"}X\x03\0\0\0neg\x88s")), lazy);
+    // A storage that is a view of another, as PyTorch before 0.4 wrote it.
+    let storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x04";
+    let read = |view: &[u8]| legacy(&[b"\x80\x02", &storage[..], view, b"tQ."].concat());
+    assert_eq!(disk.refusal(&read(b"X\x01\0\0\0vK\x02K\x02\x87")), "a view of a storage");
+    assert_eq!(disk.refusal(&read(b"N")), "a storage without a tensor");
+}
+
+#[test]
 fn two_values_of_one_dotted_name_are_an_error() {
     // {"a.b": 1, "a": {"b": 2}}
     let pickle = b"\x80\x02}(X\x03\0\0\0a.bK\x01X\x01\0\0\0a}X\x01\0\0\0bK\x02su.";

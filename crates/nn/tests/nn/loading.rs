@@ -52,6 +52,19 @@ fn state() -> StateDict {
 }
 
 #[test]
+fn a_batch_norm_from_before_batches_were_counted_loads() {
+    let (net, mut old) = (Net::new(), StateDict::new());
+    for (name, entry) in state().iter().filter(|(name, _)| !name.ends_with("num_batches_tracked")) {
+        let Entry::Tensor(tensor) = entry else { panic!("{name}") };
+        old.insert(name, Entry::Tensor(tensor.shallow_clone()));
+    }
+    assert!(LoadStateDict::new(&old).into(&net).unwrap().missing_keys.is_empty());
+    let mut without = StateDict::new();
+    without.insert("first.weight", tensor(&[1.0; 4]));
+    assert!(refusal(&net, LoadStateDict::new(&without)).to_string().contains("\"norm.num_batches_tracked\""));
+}
+
+#[test]
 fn a_state_that_fits_is_copied_into_the_same_tensors() {
     let (net, state) = (Net::new(), state());
     let weight = net.first.weight.shallow_clone();

@@ -21,6 +21,8 @@ fn accuracy_counts_targets_among_the_largest() -> Result<(), NnError> {
     for (target, top_k) in [(&target, 5), (&target, 0), (&target.narrow(0, 0, 2), 1), (&output, 1)] {
         assert!(accuracy(&output, target, &[top_k]).is_err());
     }
+    let nothing = accuracy(&output.narrow(0, 0, 0), &target.narrow(0, 0, 0), &[1]).unwrap_err().to_string();
+    assert_eq!(nothing, "`accuracy` needs at least one sample, not a tensor of shape [0]");
     let error = accuracy(&output, &target, &[5]).unwrap_err().to_string();
     assert_eq!(error, "accuracy: `top_k` is 5, but has to be from 1 to the number of classes, 4");
     Ok(())

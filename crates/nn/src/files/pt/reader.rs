@@ -205,11 +205,14 @@ impl<'a> Reader<'a> {
     /// `('storage', torch.FloatStorage, '0', 'cpu', 12)`; legacy files have one more.
     fn storage(&mut self) -> Result<(), Bad> {
         let parts = self.pop()?;
-        let [Value::Text(tag), Value::Kind(kind), Value::Text(key), _, Value::Int(elements), ..] =
+        let [Value::Text(tag), Value::Kind(kind), Value::Text(key), _, Value::Int(elements), view @ ..] =
             self.tuple(&parts)?
         else {
             return damaged("it holds a reference to no storage");
         };
+        if !matches!(view, [] | [Value::None]) {
+            return Err(Bad::Refused("a view of a storage".to_owned()));
+        }
         if &**tag != "storage" {
             return Err(Bad::Refused(format!("a reference to `{tag}`")));
         }
@@ -238,11 +241,17 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Of storage, offset, size and stride; what follows is about gradients.
+    /// Of storage, offset, size, stride, two about gradients, and whether its values are conjugated or negated lazily.
     fn tensor(&self, arguments: &[Value]) -> Result<Value, Bad> {
-        let [Value::Storage(storage), Value::Int(offset), size, stride, ..] = arguments else {
+        let [Value::Storage(storage), Value::Int(offset), size, stride, more @ ..] = arguments else {
             return damaged("it holds a tensor without its parts");
         };
+        if let Some(lazy) = more.get(2) {
+            let lazy = if let Value::Shared(place) = lazy { self.containers.get(*place) } else { None };
+            if !matches!(lazy, Some(Value::Dict(pairs)) if pairs.is_empty()) {
+                return Err(Bad::Refused("a tensor that is conjugated or negated lazily".to_owned()));
+            }
+        }
         let number = |value: &Value| match value {
             Value::Int(number) => Ok(*number),
             _ => damaged("it holds a tensor whose size is not of numbers"),
