@@ -8,6 +8,7 @@ use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative};
 use crate::builder::{GroupBuilder, Options};
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
+use crate::options::OptionSet;
 use crate::t5_adafactor as t5;
 use crate::trust::{as_list, norms};
 
@@ -106,15 +107,8 @@ fn reduced(param: &Tensor, from_end: usize) -> Result<Tensor, TorchError> {
     Ok(Tensor::f_zeros(&size, (param.kind(), param.device()))?)
 }
 
-impl Algorithm for AdafactorOptions {
-    const LR: f64 = 1e-2;
-    const COUNTS_STEPS: bool = true;
-
-    fn takes_lr(&self) -> bool {
-        self.form == FORMS[0]
-    }
-
-    fn check(&self) -> Result<(), OptimizerError> {
+impl OptionSet for AdafactorOptions {
+    fn check_ranges(&self) -> Result<(), OptimizerError> {
         let (option, found) = ("beta2_decay", self.beta2_decay);
         if !(found.is_finite() && found <= 0.0) {
             return Err(OptimizerError::InvalidOption { option, found, expected: "a finite number of at most 0" });
@@ -125,8 +119,8 @@ impl Algorithm for AdafactorOptions {
         check_not_negative("weight_decay", self.weight_decay)
     }
 
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
+    fn fields(&mut self) -> Vec<(String, Field<'_>)> {
+        let fields = [
             ("beta2_decay", Field::Float(&mut self.beta2_decay)),
             ("eps.0", Field::Optional(&mut self.eps1)),
             ("eps.1", Field::Float(&mut self.eps2)),
@@ -134,7 +128,17 @@ impl Algorithm for AdafactorOptions {
             ("weight_decay", Field::Float(&mut self.weight_decay)),
             ("form", Field::OwnWord(&mut self.form, FORMS)),
             ("maximize", Field::Bool(&mut self.maximize)),
-        ]
+        ];
+        fields.map(|(name, field)| (name.to_owned(), field)).into()
+    }
+}
+
+impl Algorithm for AdafactorOptions {
+    const LR: f64 = 1e-2;
+    const COUNTS_STEPS: bool = true;
+
+    fn takes_lr(&self) -> bool {
+        self.form == FORMS[0]
     }
 
     fn slots(&self, param: &Tensor) -> Vec<Slot> {

@@ -8,6 +8,7 @@ use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative};
 use crate::builder::{GroupBuilder, Options};
 use crate::foreach::{self, Lent};
 use crate::optimizer::GroupOptimizer;
+use crate::options::OptionSet;
 use crate::trust::{as_list, at_most_one, norms, or_one};
 
 static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
@@ -116,14 +117,33 @@ impl<Scope> Options<LarsOptions, Scope> {
     }
 }
 
+impl OptionSet for LarsOptions {
+    fn check_ranges(&self) -> Result<(), OptimizerError> {
+        OptimizerError::check_range("momentum", self.momentum, 0.0..1.0, "at least 0 and below 1")?;
+        check_not_negative("weight_decay", self.weight_decay)?;
+        check_not_negative("trust_coefficient", self.trust_coefficient)
+    }
+
+    fn fields(&mut self) -> Vec<(String, Field<'_>)> {
+        let fields = [
+            ("momentum", Field::Float(&mut self.momentum)),
+            ("weight_decay", Field::Float(&mut self.weight_decay)),
+            ("trust_coefficient", Field::Float(&mut self.trust_coefficient)),
+            ("adaptive", Field::Bool(&mut self.adaptive)),
+            ("trust_clip", Field::Bool(&mut self.trust_clip)),
+            ("nesterov", Field::Bool(&mut self.nesterov)),
+            ("form", Field::Word(&mut self.form, FORMS)),
+            ("maximize", Field::Bool(&mut self.maximize)),
+        ];
+        fields.map(|(name, field)| (name.to_owned(), field)).into()
+    }
+}
+
 impl Algorithm for LarsOptions {
     const LR: f64 = 1.0;
     const COUNTS_STEPS: bool = false;
 
     fn check(&self) -> Result<(), OptimizerError> {
-        OptimizerError::check_range("momentum", self.momentum, 0.0..1.0, "at least 0 and below 1")?;
-        check_not_negative("weight_decay", self.weight_decay)?;
-        check_not_negative("trust_coefficient", self.trust_coefficient)?;
         for (option, is_on) in [("trust_clip", self.trust_clip), ("nesterov", self.nesterov)] {
             if is_on && !self.is_timms() {
                 return Err(OptimizerError::InvalidOption {
@@ -138,19 +158,6 @@ impl Algorithm for LarsOptions {
 
     fn momentum(&mut self) -> Option<&mut f64> {
         Some(&mut self.momentum)
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
-            ("momentum", Field::Float(&mut self.momentum)),
-            ("weight_decay", Field::Float(&mut self.weight_decay)),
-            ("trust_coefficient", Field::Float(&mut self.trust_coefficient)),
-            ("adaptive", Field::Bool(&mut self.adaptive)),
-            ("trust_clip", Field::Bool(&mut self.trust_clip)),
-            ("nesterov", Field::Bool(&mut self.nesterov)),
-            ("form", Field::Word(&mut self.form, FORMS)),
-            ("maximize", Field::Bool(&mut self.maximize)),
-        ]
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {

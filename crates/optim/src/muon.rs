@@ -8,6 +8,7 @@ use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative};
 use crate::builder::{GroupBuilder, Options};
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
+use crate::options::OptionSet;
 
 static ADDMM: LazyOp = LazyOp::new("aten::addmm", "");
 static CLAMP_MIN: LazyOp = LazyOp::new("aten::clamp_min", "");
@@ -100,11 +101,8 @@ impl<Scope> Options<MuonOptions, Scope> {
     }
 }
 
-impl Algorithm for MuonOptions {
-    const LR: f64 = 1e-3;
-    const COUNTS_STEPS: bool = false;
-
-    fn check(&self) -> Result<(), OptimizerError> {
+impl OptionSet for MuonOptions {
+    fn check_ranges(&self) -> Result<(), OptimizerError> {
         check_not_negative("weight_decay", self.weight_decay)?;
         OptimizerError::check_range("momentum", self.momentum, 0.0..1.0, "at least 0 and below 1")?;
         check_not_negative("eps", self.eps)?;
@@ -116,17 +114,8 @@ impl Algorithm for MuonOptions {
             .try_for_each(|it| OptimizerError::check_range("ns_coefficients", it, any.clone(), "finite numbers"))
     }
 
-    fn refuses(&self, param: &Tensor) -> Option<String> {
-        let size = param.size();
-        (size.len() != 2).then(|| format!("its shape is {size:?}, but Muon is for matrices: use AdamW for it"))
-    }
-
-    fn momentum(&mut self) -> Option<&mut f64> {
-        Some(&mut self.momentum)
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
+    fn fields(&mut self) -> Vec<(String, Field<'_>)> {
+        let fields = [
             ("weight_decay", Field::Float(&mut self.weight_decay)),
             ("momentum", Field::Float(&mut self.momentum)),
             ("nesterov", Field::Bool(&mut self.nesterov)),
@@ -136,7 +125,22 @@ impl Algorithm for MuonOptions {
             ("eps", Field::Float(&mut self.eps)),
             ("ns_steps", Field::Int(&mut self.ns_steps)),
             ("adjust_lr_fn", Field::Word(&mut self.adjust_lr_fn, ADJUSTMENTS)),
-        ]
+        ];
+        fields.map(|(name, field)| (name.to_owned(), field)).into()
+    }
+}
+
+impl Algorithm for MuonOptions {
+    const LR: f64 = 1e-3;
+    const COUNTS_STEPS: bool = false;
+
+    fn refuses(&self, param: &Tensor) -> Option<String> {
+        let size = param.size();
+        (size.len() != 2).then(|| format!("its shape is {size:?}, but Muon is for matrices: use AdamW for it"))
+    }
+
+    fn momentum(&mut self) -> Option<&mut f64> {
+        Some(&mut self.momentum)
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {

@@ -10,6 +10,7 @@ use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta, check_not_negat
 use crate::builder::{GroupBuilder, Options};
 use crate::foreach;
 use crate::optimizer::{GroupOptimizer, Values};
+use crate::options::OptionSet;
 
 /// Prodigy: Adam that finds the size of its steps, from how far the parameters are from where they started; lr 1, a factor
 /// of that size.
@@ -154,17 +155,8 @@ impl GroupOptimizer<ProdigyOptions> {
     }
 }
 
-impl Algorithm for ProdigyOptions {
-    const LR: f64 = 1.0;
-    const COUNTS_STEPS: bool = false;
-    const PASSES: usize = 2;
-    const STEPS_ALONE: bool = false;
-
-    fn begin(groups: &mut [Values<Self>], pass: usize) -> Result<bool, OptimizerError> {
-        if pass == 0 { Self::begin_measuring(groups) } else { Ok(Self::begin_moving(groups)) }
-    }
-
-    fn check(&self) -> Result<(), OptimizerError> {
+impl OptionSet for ProdigyOptions {
+    fn check_ranges(&self) -> Result<(), OptimizerError> {
         check_beta("beta1", self.betas.0)?;
         check_beta("beta2", self.betas.1)?;
         self.beta3.map_or(Ok(()), |beta3| check_beta("beta3", beta3))?;
@@ -184,12 +176,8 @@ impl Algorithm for ProdigyOptions {
         check_not_negative("k", self.k as f64)
     }
 
-    fn momentum(&mut self) -> Option<&mut f64> {
-        Some(&mut self.betas.0)
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
+    fn fields(&mut self) -> Vec<(String, Field<'_>)> {
+        let fields = [
             ("betas.0", Field::Float(&mut self.betas.0)),
             ("betas.1", Field::Float(&mut self.betas.1)),
             ("beta3", Field::Optional(&mut self.beta3)),
@@ -206,7 +194,23 @@ impl Algorithm for ProdigyOptions {
             ("d_max", Field::Float(&mut self.d_max)),
             ("d_numerator", Field::Float(&mut self.d_numerator)),
             ("k", Field::Int(&mut self.k)),
-        ]
+        ];
+        fields.map(|(name, field)| (name.to_owned(), field)).into()
+    }
+}
+
+impl Algorithm for ProdigyOptions {
+    const LR: f64 = 1.0;
+    const COUNTS_STEPS: bool = false;
+    const PASSES: usize = 2;
+    const STEPS_ALONE: bool = false;
+
+    fn begin(groups: &mut [Values<Self>], pass: usize) -> Result<bool, OptimizerError> {
+        if pass == 0 { Self::begin_measuring(groups) } else { Ok(Self::begin_moving(groups)) }
+    }
+
+    fn momentum(&mut self) -> Option<&mut f64> {
+        Some(&mut self.betas.0)
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {
