@@ -33,6 +33,12 @@ impl Value for bool {
     }
 }
 
+impl Value for i64 {
+    fn fields(&mut self, name: &str) -> Vec<(String, Field<'_>)> {
+        vec![(name.to_owned(), Field::Int(self))]
+    }
+}
+
 impl Value for Option<f64> {
     fn fields(&mut self, name: &str) -> Vec<(String, Field<'_>)> {
         vec![(name.to_owned(), Field::Optional(self))]
@@ -43,6 +49,15 @@ impl<A: Value, B: Value> Value for (A, B) {
     fn fields(&mut self, name: &str) -> Vec<(String, Field<'_>)> {
         let mut fields = self.0.fields(&format!("{name}.0"));
         fields.extend(self.1.fields(&format!("{name}.1")));
+        fields
+    }
+}
+
+impl<A: Value, B: Value, C: Value> Value for (A, B, C) {
+    fn fields(&mut self, name: &str) -> Vec<(String, Field<'_>)> {
+        let mut fields = self.0.fields(&format!("{name}.0"));
+        fields.extend(self.1.fields(&format!("{name}.1")));
+        fields.extend(self.2.fields(&format!("{name}.2")));
         fields
     }
 }
@@ -78,7 +93,9 @@ pub(crate) fn check(
 ///
 /// An option is `name: type = default, limits;`, the limits only where there are some. One of several parts is
 /// `name(part: type, ..) = (default, ..), limits;`: its setter takes the parts, and it is saved as `name.0` and so on.
+/// What is marked `#[no_setter]` has a setter that is written by hand, or none.
 macro_rules! options {
+    (@setter #[no_setter] $($option:tt)+) => {};
     (@setter $(#$doc:tt)+ $option:ident: $type:ty) => {
         options!(@setter $(#$doc)+ $option($option: $type));
     };
