@@ -1,12 +1,13 @@
 //! Adadelta.
 
-use overdrive_core::{OptimizerError, TorchError};
+use overdrive_core::TorchError;
 use tch::Tensor;
 
-use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative};
-use crate::builder::{GroupBuilder, Options};
+use crate::algorithm::{Algorithm, Slot, Step};
+use crate::builder::GroupBuilder;
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
+use crate::options::{NOT_NEGATIVE, options};
 
 /// Adadelta; lr 1.
 ///
@@ -17,40 +18,17 @@ pub type Adadelta = GroupOptimizer<AdadeltaOptions>;
 /// The options of an [`Adadelta`].
 pub type AdadeltaBuilder = GroupBuilder<AdadeltaOptions>;
 
-/// The options of an [`Adadelta`] group, except the learning rate.
-#[derive(Clone, Debug)]
-pub struct AdadeltaOptions {
-    rho: f64,
-    eps: f64,
-    weight_decay: f64,
-    maximize: bool,
-}
-
-impl Default for AdadeltaOptions {
-    fn default() -> Self {
-        Self { rho: 0.9, eps: 1e-6, weight_decay: 0.0, maximize: false }
-    }
-}
-
-impl<Scope> Options<AdadeltaOptions, Scope> {
-    /// The decay rate of the averages of squared gradients and squared updates, in [0, 1]; default 0.9.
-    pub fn rho(self, rho: f64) -> Self {
-        self.with(move |options| options.rho = rho)
-    }
-
-    /// Added to both averages before their roots are taken; default 1e-6.
-    pub fn eps(self, eps: f64) -> Self {
-        self.with(move |options| options.eps = eps)
-    }
-
-    /// The L2 penalty, added to the gradient; default 0.
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(move |options| options.weight_decay = weight_decay)
-    }
-
-    /// Maximizes the objective instead of minimizing it; default false.
-    pub fn maximize(self, maximize: bool) -> Self {
-        self.with(move |options| options.maximize = maximize)
+options! {
+    /// The options of an [`Adadelta`] group, except the learning rate.
+    AdadeltaOptions {
+        /// The decay rate of the averages of squared gradients and squared updates, in [0, 1]; default 0.9.
+        rho: f64 = 0.9, (0.0..1f64.next_up(), "at least 0 and at most 1");
+        /// Added to both averages before their roots are taken; default 1e-6.
+        eps: f64 = 1e-6, NOT_NEGATIVE;
+        /// The L2 penalty, added to the gradient; default 0.
+        weight_decay: f64 = 0.0, NOT_NEGATIVE;
+        /// Maximizes the objective instead of minimizing it; default false.
+        maximize: bool = false;
     }
 }
 
@@ -59,21 +37,6 @@ impl Algorithm for AdadeltaOptions {
     /// Only for the saved state: PyTorch's has `step`.
     const COUNTS_STEPS: bool = true;
     const ELEMENTWISE: bool = true;
-
-    fn check(&self) -> Result<(), OptimizerError> {
-        OptimizerError::check_range("rho", self.rho, 0.0..1f64.next_up(), "at least 0 and at most 1")?;
-        check_not_negative("eps", self.eps)?;
-        check_not_negative("weight_decay", self.weight_decay)
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
-            ("rho", Field::Float(&mut self.rho)),
-            ("eps", Field::Float(&mut self.eps)),
-            ("weight_decay", Field::Float(&mut self.weight_decay)),
-            ("maximize", Field::Bool(&mut self.maximize)),
-        ]
-    }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {
         vec![Slot::zeros("square_avg"), Slot::zeros("acc_delta")]

@@ -1,13 +1,14 @@
 //! Adafactor.
 
-use overdrive_core::{OptimizerError, TorchError};
+use overdrive_core::TorchError;
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Kind, Tensor};
 
-use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative};
+use crate::algorithm::{Algorithm, Field, Slot, Step};
 use crate::builder::{GroupBuilder, Options};
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
+use crate::options::{NOT_NEGATIVE, Value, options};
 use crate::t5_adafactor as t5;
 use crate::trust::{as_list, norms};
 
@@ -41,60 +42,45 @@ pub enum AdafactorForm {
 
 const FORMS: &[&str] = &["pytorch", "t5", "t5_warmup_init"];
 
-/// The options of an [`Adafactor`] group, except the learning rate.
+/// One of `FORMS`.
 #[derive(Clone, Debug)]
-pub struct AdafactorOptions {
-    pub(crate) beta2_decay: f64,
-    pub(crate) eps1: Option<f64>,
-    pub(crate) eps2: f64,
-    pub(crate) d: f64,
-    pub(crate) weight_decay: f64,
-    form: &'static str,
-    pub(crate) maximize: bool,
+pub(crate) struct Form(&'static str);
+
+impl Value for Form {
+    fn fields(&mut self, name: &str) -> Vec<(String, Field<'_>)> {
+        vec![(name.to_owned(), Field::OwnWord(&mut self.0, FORMS))]
+    }
 }
 
-impl Default for AdafactorOptions {
-    fn default() -> Self {
-        Self { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0, weight_decay: 0.0, form: FORMS[0], maximize: false }
+options! {
+    /// The options of an [`Adafactor`] group, except the learning rate.
+    AdafactorOptions {
+        /// The exponent that decays the second moments, at most 0: at step t they are averaged with beta2 = 1 -
+        /// t^beta2_decay; default -0.8.
+        beta2_decay: f64 = -0.8, (f64::MIN..0f64.next_up(), "a finite number of at most 0");
+        /// Lower bounds: eps1 of a second moment's root (none: the machine epsilon of the parameter's dtype), eps2 of a
+        /// parameter's root mean square; default (none, 1e-3).
+        eps(eps1: Option<f64>, eps2: f64) = (None, 1e-3), NOT_NEGATIVE;
+        /// The clipping threshold: the largest root mean square of an update, at least 1; default 1.
+        d: f64 = 1.0, (1.0..f64::INFINITY, "a finite number of at least 1");
+        /// Decoupled weight decay: a step multiplies a parameter by 1 - lr * weight_decay (T5's form: with the relative
+        /// step as lr); default 0.
+        weight_decay: f64 = 0.0, NOT_NEGATIVE;
+        #[no_setter]
+        form: Form = Form(FORMS[0]);
+        /// Maximizes the objective instead of minimizing it; default false.
+        maximize: bool = false;
     }
 }
 
 impl<Scope> Options<AdafactorOptions, Scope> {
-    /// The exponent that decays the second moments, at most 0: at step t they are averaged with beta2 = 1 -
-    /// t^beta2_decay; default -0.8.
-    pub fn beta2_decay(self, decay: f64) -> Self {
-        self.with(move |options| options.beta2_decay = decay)
-    }
-
-    /// Lower bounds: eps1 of a second moment's root (none: the machine epsilon of the parameter's dtype), eps2 of a
-    /// parameter's root mean square; default (none, 1e-3).
-    pub fn eps(self, eps1: Option<f64>, eps2: f64) -> Self {
-        self.with(move |options| (options.eps1, options.eps2) = (eps1, eps2))
-    }
-
-    /// The clipping threshold: the largest root mean square of an update, at least 1; default 1.
-    pub fn d(self, d: f64) -> Self {
-        self.with(move |options| options.d = d)
-    }
-
-    /// Decoupled weight decay: a step multiplies a parameter by 1 - lr * weight_decay (T5's form: with the relative
-    /// step as lr); default 0.
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(move |options| options.weight_decay = weight_decay)
-    }
-
     /// The variant; default [`AdafactorForm::Pytorch`].
     pub fn form(self, form: AdafactorForm) -> Self {
         let word = match form {
             AdafactorForm::Pytorch => FORMS[0],
             AdafactorForm::T5 { warmup_init } => FORMS[1 + usize::from(warmup_init)],
         };
-        self.with(move |options| options.form = word)
-    }
-
-    /// Maximizes the objective instead of minimizing it; default false.
-    pub fn maximize(self, maximize: bool) -> Self {
-        self.with(move |options| options.maximize = maximize)
+        self.with(move |options| options.form = Form(word))
     }
 }
 
@@ -111,34 +97,11 @@ impl Algorithm for AdafactorOptions {
     const COUNTS_STEPS: bool = true;
 
     fn takes_lr(&self) -> bool {
-        self.form == FORMS[0]
-    }
-
-    fn check(&self) -> Result<(), OptimizerError> {
-        let (option, found) = ("beta2_decay", self.beta2_decay);
-        if !(found.is_finite() && found <= 0.0) {
-            return Err(OptimizerError::InvalidOption { option, found, expected: "a finite number of at most 0" });
-        }
-        check_not_negative("eps1", self.eps1.unwrap_or(0.0))?;
-        check_not_negative("eps2", self.eps2)?;
-        OptimizerError::check_range("d", self.d, 1.0..f64::INFINITY, "a finite number of at least 1")?;
-        check_not_negative("weight_decay", self.weight_decay)
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
-            ("beta2_decay", Field::Float(&mut self.beta2_decay)),
-            ("eps.0", Field::Optional(&mut self.eps1)),
-            ("eps.1", Field::Float(&mut self.eps2)),
-            ("d", Field::Float(&mut self.d)),
-            ("weight_decay", Field::Float(&mut self.weight_decay)),
-            ("form", Field::OwnWord(&mut self.form, FORMS)),
-            ("maximize", Field::Bool(&mut self.maximize)),
-        ]
+        self.form.0 == FORMS[0]
     }
 
     fn slots(&self, param: &Tensor) -> Vec<Slot> {
-        if self.form != FORMS[0] {
+        if self.form.0 != FORMS[0] {
             return t5::slots(param);
         }
         match param.dim() > 1 {
@@ -151,19 +114,19 @@ impl Algorithm for AdafactorOptions {
     }
 
     fn step(&self, step: &Step<'_>) -> Result<(), TorchError> {
-        if self.form != FORMS[0] {
-            return t5::step(self, self.form == FORMS[2], step);
+        if self.form.0 != FORMS[0] {
+            return t5::step(self, self.form.0 == FORMS[2], step);
         }
         let params = step.params.to_vec()?;
         let grads = step.signed_grads(self.maximize)?;
-        let eps1 = self.eps1.unwrap_or_else(|| precision(params[0].kind()));
+        let eps1 = self.eps.0.unwrap_or_else(|| precision(params[0].kind()));
         let roots: Vec<f64> = params.iter().map(|param| (param.numel() as f64).sqrt()).collect();
 
         // Each parameter's step size: its root mean square times the rate. Scalars on the device, so that the host does
         // not wait.
         let alphas = as_list(&norms(step.params)?)?;
         foreach::div_each_(&alphas, &roots)?;
-        foreach::clamp_min_(&alphas, self.eps2)?;
+        foreach::clamp_min_(&alphas, self.eps.1)?;
         foreach::mul_each_(&alphas, &step.by_count(|count| step.lr.min(1.0 / count.sqrt()))?)?;
         if self.weight_decay != 0.0 {
             foreach::mul_scalar_(step.params, 1.0 - step.lr * self.weight_decay)?;

@@ -1,13 +1,14 @@
 //! Adagrad.
 
-use overdrive_core::{OptimizerError, TorchError};
+use overdrive_core::TorchError;
 use overdrive_ffi::{Arg, LazyOp};
 use tch::{Device, Tensor};
 
-use crate::algorithm::{Algorithm, Field, Fusable, Slot, Step, check_not_negative};
-use crate::builder::{GroupBuilder, Options};
+use crate::algorithm::{Algorithm, Fusable, Slot, Step};
+use crate::builder::GroupBuilder;
 use crate::foreach::{self, Lent};
 use crate::optimizer::GroupOptimizer;
+use crate::options::{NOT_NEGATIVE, options};
 
 static FUSED_ADAGRAD: LazyOp = LazyOp::new("aten::_fused_adagrad_", "");
 
@@ -20,47 +21,20 @@ pub type Adagrad = GroupOptimizer<AdagradOptions>;
 /// The options of an [`Adagrad`].
 pub type AdagradBuilder = GroupBuilder<AdagradOptions>;
 
-/// The options of an [`Adagrad`] group, except the learning rate.
-#[derive(Clone, Debug)]
-pub struct AdagradOptions {
-    lr_decay: f64,
-    weight_decay: f64,
-    initial_accumulator_value: f64,
-    eps: f64,
-    maximize: bool,
-}
-
-impl Default for AdagradOptions {
-    fn default() -> Self {
-        Self { lr_decay: 0.0, weight_decay: 0.0, initial_accumulator_value: 0.0, eps: 1e-10, maximize: false }
-    }
-}
-
-impl<Scope> Options<AdagradOptions, Scope> {
-    /// How fast the learning rate falls: it is divided by 1 + (steps - 1) * lr_decay, with the parameter's own step
-    /// count; default 0.
-    pub fn lr_decay(self, lr_decay: f64) -> Self {
-        self.with(move |options| options.lr_decay = lr_decay)
-    }
-
-    /// The L2 penalty, added to the gradient; default 0.
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(move |options| options.weight_decay = weight_decay)
-    }
-
-    /// The initial value of the sums of squares; default 0.
-    pub fn initial_accumulator_value(self, value: f64) -> Self {
-        self.with(move |options| options.initial_accumulator_value = value)
-    }
-
-    /// Added to the denominator; default 1e-10.
-    pub fn eps(self, eps: f64) -> Self {
-        self.with(move |options| options.eps = eps)
-    }
-
-    /// Maximizes the objective instead of minimizing it; default false.
-    pub fn maximize(self, maximize: bool) -> Self {
-        self.with(move |options| options.maximize = maximize)
+options! {
+    /// The options of an [`Adagrad`] group, except the learning rate.
+    AdagradOptions {
+        /// How fast the learning rate falls: it is divided by 1 + (steps - 1) * lr_decay, with the parameter's own step
+        /// count; default 0.
+        lr_decay: f64 = 0.0, NOT_NEGATIVE;
+        /// The L2 penalty, added to the gradient; default 0.
+        weight_decay: f64 = 0.0, NOT_NEGATIVE;
+        /// The initial value of the sums of squares; default 0.
+        initial_accumulator_value: f64 = 0.0, NOT_NEGATIVE;
+        /// Added to the denominator; default 1e-10.
+        eps: f64 = 1e-10, NOT_NEGATIVE;
+        /// Maximizes the objective instead of minimizing it; default false.
+        maximize: bool = false;
     }
 }
 
@@ -71,25 +45,8 @@ impl Algorithm for AdagradOptions {
     const COUNTS_STEPS: bool = true;
     const ELEMENTWISE: bool = true;
 
-    fn check(&self) -> Result<(), OptimizerError> {
-        check_not_negative("lr_decay", self.lr_decay)?;
-        check_not_negative("weight_decay", self.weight_decay)?;
-        check_not_negative("initial_accumulator_value", self.initial_accumulator_value)?;
-        check_not_negative("eps", self.eps)
-    }
-
     fn has_fused_kernel(device: Device) -> bool {
         device == Device::Cpu
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
-            ("lr_decay", Field::Float(&mut self.lr_decay)),
-            ("weight_decay", Field::Float(&mut self.weight_decay)),
-            ("initial_accumulator_value", Field::Float(&mut self.initial_accumulator_value)),
-            ("eps", Field::Float(&mut self.eps)),
-            ("maximize", Field::Bool(&mut self.maximize)),
-        ]
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {

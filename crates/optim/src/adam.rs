@@ -8,6 +8,7 @@ use crate::algorithm::{Algorithm, Field, Fusable, Slot, Step, check_beta, check_
 use crate::builder::{GroupBuilder, Options};
 use crate::foreach::{self, Lent};
 use crate::optimizer::GroupOptimizer;
+use crate::options::OptionSet;
 
 static FUSED_ADAM: LazyOp = LazyOp::new("aten::_fused_adam_", "");
 static FUSED_ADAMW: LazyOp = LazyOp::new("aten::_fused_adamw_", "");
@@ -85,17 +86,33 @@ impl<const DECOUPLED: bool, Scope> Options<AdamOptions<DECOUPLED>, Scope> {
 
 impl<const DECOUPLED: bool> Fusable for AdamOptions<DECOUPLED> {}
 
-impl<const DECOUPLED: bool> Algorithm for AdamOptions<DECOUPLED> {
-    const LR: f64 = 1e-3;
-    const COUNTS_STEPS: bool = true;
-    const ELEMENTWISE: bool = true;
-
-    fn check(&self) -> Result<(), OptimizerError> {
+impl<const DECOUPLED: bool> OptionSet for AdamOptions<DECOUPLED> {
+    fn check_ranges(&self) -> Result<(), OptimizerError> {
         check_beta("beta1", self.betas.0)?;
         check_beta("beta2", self.betas.1)?;
         check_not_negative("eps", self.eps)?;
         check_not_negative("weight_decay", self.weight_decay)
     }
+
+    fn fields(&mut self) -> Vec<(String, Field<'_>)> {
+        let fields = [
+            ("betas.0", Field::Float(&mut self.betas.0)),
+            ("betas.1", Field::Float(&mut self.betas.1)),
+            ("eps", Field::Float(&mut self.eps)),
+            ("weight_decay", Field::Float(&mut self.weight_decay)),
+            ("amsgrad", Field::Bool(&mut self.amsgrad)),
+            ("maximize", Field::Bool(&mut self.maximize)),
+            // Adam adds the decay to the gradient; AdamW subtracts it from the weight.
+            ("decoupled_weight_decay", Field::Fixed(DECOUPLED)),
+        ];
+        fields.map(|(name, field)| (name.to_owned(), field)).into()
+    }
+}
+
+impl<const DECOUPLED: bool> Algorithm for AdamOptions<DECOUPLED> {
+    const LR: f64 = 1e-3;
+    const COUNTS_STEPS: bool = true;
+    const ELEMENTWISE: bool = true;
 
     fn has_fused_kernel(device: Device) -> bool {
         matches!(device, Device::Cpu | Device::Cuda(_) | Device::Mps)
@@ -107,19 +124,6 @@ impl<const DECOUPLED: bool> Algorithm for AdamOptions<DECOUPLED> {
 
     fn momentum(&mut self) -> Option<&mut f64> {
         Some(&mut self.betas.0)
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
-            ("betas.0", Field::Float(&mut self.betas.0)),
-            ("betas.1", Field::Float(&mut self.betas.1)),
-            ("eps", Field::Float(&mut self.eps)),
-            ("weight_decay", Field::Float(&mut self.weight_decay)),
-            ("amsgrad", Field::Bool(&mut self.amsgrad)),
-            ("maximize", Field::Bool(&mut self.maximize)),
-            // Adam adds the decay to the gradient; AdamW subtracts it from the weight.
-            ("decoupled_weight_decay", Field::Fixed(DECOUPLED)),
-        ]
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {

@@ -1,12 +1,13 @@
 //! Adamax.
 
-use overdrive_core::{OptimizerError, TorchError};
+use overdrive_core::TorchError;
 use tch::Tensor;
 
-use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta, check_not_negative};
-use crate::builder::{GroupBuilder, Options};
+use crate::algorithm::{Algorithm, Slot, Step};
+use crate::builder::GroupBuilder;
 use crate::foreach::{self, Lent};
 use crate::optimizer::GroupOptimizer;
+use crate::options::{BETA, NOT_NEGATIVE, options};
 
 /// Adamax, the form of Adam that divides by the largest recent gradient; lr 2e-3.
 ///
@@ -17,40 +18,17 @@ pub type Adamax = GroupOptimizer<AdamaxOptions>;
 /// The options of an [`Adamax`].
 pub type AdamaxBuilder = GroupBuilder<AdamaxOptions>;
 
-/// The options of an [`Adamax`] group, except the learning rate.
-#[derive(Clone, Debug)]
-pub struct AdamaxOptions {
-    betas: (f64, f64),
-    eps: f64,
-    weight_decay: f64,
-    maximize: bool,
-}
-
-impl Default for AdamaxOptions {
-    fn default() -> Self {
-        Self { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0, maximize: false }
-    }
-}
-
-impl<Scope> Options<AdamaxOptions, Scope> {
-    /// The decay rates of the average of gradients and of their largest size, each in [0, 1); default (0.9, 0.999).
-    pub fn betas(self, beta1: f64, beta2: f64) -> Self {
-        self.with(move |options| options.betas = (beta1, beta2))
-    }
-
-    /// Added to the gradient's size; default 1e-8.
-    pub fn eps(self, eps: f64) -> Self {
-        self.with(move |options| options.eps = eps)
-    }
-
-    /// The L2 penalty, added to the gradient; default 0.
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(move |options| options.weight_decay = weight_decay)
-    }
-
-    /// Maximizes the objective instead of minimizing it; default false.
-    pub fn maximize(self, maximize: bool) -> Self {
-        self.with(move |options| options.maximize = maximize)
+options! {
+    /// The options of an [`Adamax`] group, except the learning rate.
+    AdamaxOptions {
+        /// The decay rates of the average of gradients and of their largest size, each in [0, 1); default (0.9, 0.999).
+        betas(beta1: f64, beta2: f64) = (0.9, 0.999), BETA;
+        /// Added to the gradient's size; default 1e-8.
+        eps: f64 = 1e-8, NOT_NEGATIVE;
+        /// The L2 penalty, added to the gradient; default 0.
+        weight_decay: f64 = 0.0, NOT_NEGATIVE;
+        /// Maximizes the objective instead of minimizing it; default false.
+        maximize: bool = false;
     }
 }
 
@@ -59,25 +37,8 @@ impl Algorithm for AdamaxOptions {
     const COUNTS_STEPS: bool = true;
     const ELEMENTWISE: bool = true;
 
-    fn check(&self) -> Result<(), OptimizerError> {
-        check_beta("beta1", self.betas.0)?;
-        check_beta("beta2", self.betas.1)?;
-        check_not_negative("eps", self.eps)?;
-        check_not_negative("weight_decay", self.weight_decay)
-    }
-
     fn momentum(&mut self) -> Option<&mut f64> {
         Some(&mut self.betas.0)
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
-            ("betas.0", Field::Float(&mut self.betas.0)),
-            ("betas.1", Field::Float(&mut self.betas.1)),
-            ("eps", Field::Float(&mut self.eps)),
-            ("weight_decay", Field::Float(&mut self.weight_decay)),
-            ("maximize", Field::Bool(&mut self.maximize)),
-        ]
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {

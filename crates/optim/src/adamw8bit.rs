@@ -11,6 +11,7 @@ use crate::adam::AdamOptions;
 use crate::algorithm::{Algorithm, Field, Slot, Step};
 use crate::builder::{GroupBuilder, Options};
 use crate::optimizer::GroupOptimizer;
+use crate::options::OptionSet;
 
 static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
 static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
@@ -92,15 +93,25 @@ fn scales(name: &'static str) -> Slot {
     Slot { name, fresh, fill: 0.0 }
 }
 
+impl OptionSet for AdamW8BitOptions {
+    fn check_ranges(&self) -> Result<(), OptimizerError> {
+        let (option, found) = ("min_8bit_size", self.min_8bit_size as f64);
+        OptimizerError::check_range(option, found, 0.0..f64::INFINITY, "at least 0")?;
+        self.adamw.check_ranges()
+    }
+
+    fn fields(&mut self) -> Vec<(String, Field<'_>)> {
+        let AdamW8BitOptions { adamw, min_8bit_size } = self;
+        let mut fields = adamw.fields();
+        fields.retain(|(name, _)| name != "amsgrad");
+        fields.push(("min_8bit_size".to_owned(), Field::Int(min_8bit_size)));
+        fields
+    }
+}
+
 impl Algorithm for AdamW8BitOptions {
     const LR: f64 = 1e-3;
     const COUNTS_STEPS: bool = true;
-
-    fn check(&self) -> Result<(), OptimizerError> {
-        let (option, found) = ("min_8bit_size", self.min_8bit_size as f64);
-        OptimizerError::check_range(option, found, 0.0..f64::INFINITY, "at least 0")?;
-        self.adamw.check()
-    }
 
     fn refuses(&self, param: &Tensor) -> Option<String> {
         let double = param.kind() == Kind::Double && self.quantised(param);
@@ -109,14 +120,6 @@ impl Algorithm for AdamW8BitOptions {
 
     fn momentum(&mut self) -> Option<&mut f64> {
         self.adamw.momentum()
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        let AdamW8BitOptions { adamw, min_8bit_size } = self;
-        let mut fields = adamw.fields();
-        fields.retain(|(name, _)| *name != "amsgrad");
-        fields.push(("min_8bit_size", Field::Int(min_8bit_size)));
-        fields
     }
 
     fn slots(&self, param: &Tensor) -> Vec<Slot> {

@@ -6,12 +6,13 @@ use tch::{Device, Tensor};
 
 use crate::foreach::{self, Lent};
 use crate::optimizer::Values;
+use crate::options::{BETA, NOT_NEGATIVE, OptionSet};
 
 static FILL: LazyOp = LazyOp::new("aten::fill_", "Scalar");
 static FULL_LIKE: LazyOp = LazyOp::new("aten::full_like", "");
 
 /// An algorithm: the options of one parameter group, except the learning rate, which every algorithm has.
-pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
+pub trait Algorithm: OptionSet + Clone + Default + std::fmt::Debug + Send + 'static {
     /// The default learning rate.
     const LR: f64;
 
@@ -39,8 +40,10 @@ pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
         Ok(true)
     }
 
-    /// An error when an option is out of its range.
-    fn check(&self) -> Result<(), OptimizerError>;
+    /// An error when options that are in their ranges do not fit together.
+    fn check(&self) -> Result<(), OptimizerError> {
+        Ok(())
+    }
 
     /// Why it cannot optimize this parameter; `None` if it can.
     fn refuses(&self, _param: &Tensor) -> Option<String> {
@@ -76,9 +79,6 @@ pub trait Algorithm: Clone + Default + std::fmt::Debug + Send + 'static {
     fn momentum(&mut self) -> Option<&mut f64> {
         None
     }
-
-    /// The options under PyTorch's names, to save and load them.
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)>;
 
     /// The tensors it keeps for this parameter.
     fn slots(&self, param: &Tensor) -> Vec<Slot>;
@@ -236,10 +236,10 @@ pub(crate) fn power_of_half(number: f64) -> f64 {
 
 /// An error unless `found` is a finite number of at least 0.
 pub(crate) fn check_not_negative(option: &'static str, found: f64) -> Result<(), OptimizerError> {
-    OptimizerError::check_range(option, found, 0.0..f64::INFINITY, "a finite number of at least 0")
+    OptimizerError::check_range(option, found, NOT_NEGATIVE.0, NOT_NEGATIVE.1)
 }
 
 /// An error unless `found` is a valid decay rate of an average.
 pub(crate) fn check_beta(option: &'static str, found: f64) -> Result<(), OptimizerError> {
-    OptimizerError::check_range(option, found, 0.0..1.0, "at least 0 and below 1")
+    OptimizerError::check_range(option, found, BETA.0, BETA.1)
 }

@@ -1,13 +1,14 @@
 //! Averaged stochastic gradient descent.
 
-use overdrive_core::{OptimizerError, TorchError};
+use overdrive_core::TorchError;
 use overdrive_ffi::{Arg, LazyOp};
 use tch::Tensor;
 
-use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative, fill};
-use crate::builder::{GroupBuilder, Options};
+use crate::algorithm::{Algorithm, Slot, Step, fill};
+use crate::builder::GroupBuilder;
 use crate::foreach::{self, Lent};
 use crate::optimizer::GroupOptimizer;
+use crate::options::{NOT_NEGATIVE, options};
 
 static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
 static MUL: LazyOp = LazyOp::new("aten::mul", "Scalar");
@@ -23,71 +24,27 @@ pub type Asgd = GroupOptimizer<AsgdOptions>;
 /// The options of an [`Asgd`].
 pub type AsgdBuilder = GroupBuilder<AsgdOptions>;
 
-/// The options of an [`Asgd`] group, except the learning rate.
-#[derive(Clone, Debug)]
-pub struct AsgdOptions {
-    lambd: f64,
-    alpha: f64,
-    t0: f64,
-    weight_decay: f64,
-    maximize: bool,
-}
-
-impl Default for AsgdOptions {
-    fn default() -> Self {
-        Self { lambd: 1e-4, alpha: 0.75, t0: 1e6, weight_decay: 0.0, maximize: false }
-    }
-}
-
-impl<Scope> Options<AsgdOptions, Scope> {
-    /// The decay term: a step adds `lambd` times the parameter to the gradient, and makes later steps smaller; default
-    /// 1e-4.
-    pub fn lambd(self, lambd: f64) -> Self {
-        self.with(move |options| options.lambd = lambd)
-    }
-
-    /// How fast steps become smaller: after step t the learning rate is divided by (1 + lambd * lr * t)^alpha; default
-    /// 0.75.
-    pub fn alpha(self, alpha: f64) -> Self {
-        self.with(move |options| options.alpha = alpha)
-    }
-
-    /// The step at which averaging starts; default 1e6.
-    pub fn t0(self, t0: f64) -> Self {
-        self.with(move |options| options.t0 = t0)
-    }
-
-    /// The L2 penalty, added to the gradient; default 0.
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(move |options| options.weight_decay = weight_decay)
-    }
-
-    /// Maximizes the objective instead of minimizing it; default false.
-    pub fn maximize(self, maximize: bool) -> Self {
-        self.with(move |options| options.maximize = maximize)
+options! {
+    /// The options of an [`Asgd`] group, except the learning rate.
+    AsgdOptions {
+        /// The decay term: a step adds `lambd` times the parameter to the gradient, and makes later steps smaller;
+        /// default 1e-4.
+        lambd: f64 = 1e-4, NOT_NEGATIVE;
+        /// How fast steps become smaller: after step t the learning rate is divided by (1 + lambd * lr * t)^alpha;
+        /// default 0.75.
+        alpha: f64 = 0.75, NOT_NEGATIVE;
+        /// The step at which averaging starts; default 1e6.
+        t0: f64 = 1e6, NOT_NEGATIVE;
+        /// The L2 penalty, added to the gradient; default 0.
+        weight_decay: f64 = 0.0, NOT_NEGATIVE;
+        /// Maximizes the objective instead of minimizing it; default false.
+        maximize: bool = false;
     }
 }
 
 impl Algorithm for AsgdOptions {
     const LR: f64 = 1e-2;
     const COUNTS_STEPS: bool = true;
-
-    fn check(&self) -> Result<(), OptimizerError> {
-        check_not_negative("lambd", self.lambd)?;
-        check_not_negative("alpha", self.alpha)?;
-        check_not_negative("t0", self.t0)?;
-        check_not_negative("weight_decay", self.weight_decay)
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
-            ("lambd", Field::Float(&mut self.lambd)),
-            ("alpha", Field::Float(&mut self.alpha)),
-            ("t0", Field::Float(&mut self.t0)),
-            ("weight_decay", Field::Float(&mut self.weight_decay)),
-            ("maximize", Field::Bool(&mut self.maximize)),
-        ]
-    }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {
         vec![Slot::zeros("ax"), Slot::scalar("eta", 0.0), Slot::scalar("mu", 1.0)]

@@ -10,7 +10,7 @@ use crate::algorithm::{Algorithm, Fusable};
 use crate::bucket::{self, Packing};
 use crate::in_backward::InBackward;
 use crate::low_precision::LowPrecision;
-use crate::optimizer::{GroupOptimizer, Values, with_momentum};
+use crate::optimizer::{GroupOptimizer, Values, check};
 use crate::split;
 
 /// The options set so far, for a [`GroupBuilder`] (all groups), a [`ParamGroup`] (one group) or a
@@ -88,7 +88,7 @@ impl<A: Algorithm, Scope> Options<A, Scope> {
         let mut values = values.clone();
         self.edits.iter().for_each(|set| set(&mut values));
         OptimizerError::check_lr(values.lr)?;
-        with_momentum(&values.options, keeps_momentum).check()?;
+        check(&values.options, keeps_momentum)?;
         Ok(values)
     }
 }

@@ -4,10 +4,11 @@ use overdrive_core::{OptimizerError, TorchError};
 use overdrive_ffi::{Arg, LazyOp};
 use tch::Tensor;
 
-use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative};
+use crate::algorithm::{Algorithm, Field, Slot, Step};
 use crate::builder::{GroupBuilder, Options};
 use crate::foreach::{self, Lent};
 use crate::optimizer::GroupOptimizer;
+use crate::options::{BETA, NOT_NEGATIVE, Value, options};
 use crate::trust::{as_list, at_most_one, norms, or_one};
 
 static ADD: LazyOp = LazyOp::new("aten::add", "Scalar");
@@ -41,78 +42,47 @@ const FORMS: &[&str] = &["paper", "timm"];
 /// timm's guard against a division by zero.
 const EPS: f64 = 1e-8;
 
-/// The options of a [`Lars`] group, except the learning rate.
+/// One of `FORMS`.
 #[derive(Clone, Debug)]
-pub struct LarsOptions {
-    momentum: f64,
-    weight_decay: f64,
-    trust_coefficient: f64,
-    adaptive: bool,
-    trust_clip: bool,
-    nesterov: bool,
-    form: &'static str,
-    maximize: bool,
+pub(crate) struct Form(&'static str);
+
+impl Value for Form {
+    fn fields(&mut self, name: &str) -> Vec<(String, Field<'_>)> {
+        vec![(name.to_owned(), Field::Word(&mut self.0, FORMS))]
+    }
 }
 
-impl Default for LarsOptions {
-    fn default() -> Self {
-        Self {
-            momentum: 0.9,
-            weight_decay: 5e-4,
-            trust_coefficient: 1e-3,
-            adaptive: true,
-            trust_clip: false,
-            nesterov: false,
-            form: FORMS[0],
-            maximize: false,
-        }
+options! {
+    /// The options of a [`Lars`] group, except the learning rate.
+    LarsOptions {
+        /// The momentum factor, in [0, 1); default 0.9.
+        momentum: f64 = 0.9, BETA;
+        /// The L2 penalty, added to the gradient; default 5e-4.
+        weight_decay: f64 = 5e-4, NOT_NEGATIVE;
+        /// A factor of the trust ratio: about how far a step moves a parameter, relative to its norm, at a learning
+        /// rate of 1; default 1e-3.
+        trust_coefficient: f64 = 1e-3, NOT_NEGATIVE;
+        /// Whether the learning rate is scaled for each parameter; default true. Often false for groups of biases and
+        /// gains.
+        adaptive: bool = true;
+        /// Whether the trust ratio is at most 1 / lr, so that the scaled learning rate is at most 1 (LARC); default
+        /// false. Only with [`LarsForm::Timm`].
+        #[doc(alias = "LARC")]
+        trust_clip: bool = false;
+        /// Nesterov momentum; default false. Only with [`LarsForm::Timm`].
+        nesterov: bool = false;
+        #[no_setter]
+        form: Form = Form(FORMS[0]);
+        /// Maximizes the objective instead of minimizing it; default false.
+        maximize: bool = false;
     }
 }
 
 impl<Scope> Options<LarsOptions, Scope> {
-    /// The momentum factor, in [0, 1); default 0.9.
-    pub fn momentum(self, momentum: f64) -> Self {
-        self.with(move |options| options.momentum = momentum)
-    }
-
-    /// The L2 penalty, added to the gradient; default 5e-4.
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(move |options| options.weight_decay = weight_decay)
-    }
-
-    /// A factor of the trust ratio: about how far a step moves a parameter, relative to its norm, at a learning rate of
-    /// 1; default 1e-3.
-    pub fn trust_coefficient(self, coefficient: f64) -> Self {
-        self.with(move |options| options.trust_coefficient = coefficient)
-    }
-
-    /// Whether the learning rate is scaled for each parameter; default true. Often false for groups of biases and
-    /// gains.
-    pub fn adaptive(self, adaptive: bool) -> Self {
-        self.with(move |options| options.adaptive = adaptive)
-    }
-
     /// Whether the learning rate applies before or after the momentum; default [`LarsForm::Paper`].
     pub fn form(self, form: LarsForm) -> Self {
         let word = FORMS[usize::from(form == LarsForm::Timm)];
-        self.with(move |options| options.form = word)
-    }
-
-    /// Whether the trust ratio is at most 1 / lr, so that the scaled learning rate is at most 1 (LARC); default false.
-    /// Only with [`LarsForm::Timm`].
-    #[doc(alias = "LARC")]
-    pub fn trust_clip(self, trust_clip: bool) -> Self {
-        self.with(move |options| options.trust_clip = trust_clip)
-    }
-
-    /// Nesterov momentum; default false. Only with [`LarsForm::Timm`].
-    pub fn nesterov(self, nesterov: bool) -> Self {
-        self.with(move |options| options.nesterov = nesterov)
-    }
-
-    /// Maximizes the objective instead of minimizing it; default false.
-    pub fn maximize(self, maximize: bool) -> Self {
-        self.with(move |options| options.maximize = maximize)
+        self.with(move |options| options.form = Form(word))
     }
 }
 
@@ -121,9 +91,6 @@ impl Algorithm for LarsOptions {
     const COUNTS_STEPS: bool = false;
 
     fn check(&self) -> Result<(), OptimizerError> {
-        OptimizerError::check_range("momentum", self.momentum, 0.0..1.0, "at least 0 and below 1")?;
-        check_not_negative("weight_decay", self.weight_decay)?;
-        check_not_negative("trust_coefficient", self.trust_coefficient)?;
         for (option, is_on) in [("trust_clip", self.trust_clip), ("nesterov", self.nesterov)] {
             if is_on && !self.is_timms() {
                 return Err(OptimizerError::InvalidOption {
@@ -138,19 +105,6 @@ impl Algorithm for LarsOptions {
 
     fn momentum(&mut self) -> Option<&mut f64> {
         Some(&mut self.momentum)
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
-            ("momentum", Field::Float(&mut self.momentum)),
-            ("weight_decay", Field::Float(&mut self.weight_decay)),
-            ("trust_coefficient", Field::Float(&mut self.trust_coefficient)),
-            ("adaptive", Field::Bool(&mut self.adaptive)),
-            ("trust_clip", Field::Bool(&mut self.trust_clip)),
-            ("nesterov", Field::Bool(&mut self.nesterov)),
-            ("form", Field::Word(&mut self.form, FORMS)),
-            ("maximize", Field::Bool(&mut self.maximize)),
-        ]
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {
@@ -191,7 +145,7 @@ fn scaled(tensor: &Tensor, factor: f64) -> Result<Tensor, TorchError> {
 
 impl LarsOptions {
     fn is_timms(&self) -> bool {
-        self.form == FORMS[1]
+        self.form.0 == FORMS[1]
     }
 
     /// The trust ratio of each parameter; `None` for a group that is not scaled.

@@ -45,6 +45,7 @@ mod low_precision;
 mod muon;
 mod nadam;
 mod optimizer;
+mod options;
 mod pieces;
 mod prodigy;
 mod radam;

@@ -4,10 +4,11 @@ use overdrive_core::{OptimizerError, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Kind, Tensor};
 
-use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative};
+use crate::algorithm::{Algorithm, Field, Slot, Step};
 use crate::builder::{GroupBuilder, Options};
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
+use crate::options::{BETA, NOT_NEGATIVE, Value, options};
 
 static ADDMM: LazyOp = LazyOp::new("aten::addmm", "");
 static CLAMP_MIN: LazyOp = LazyOp::new("aten::clamp_min", "");
@@ -35,68 +36,42 @@ pub enum AdjustLr {
 
 const ADJUSTMENTS: &[&str] = &["original", "match_rms_adamw"];
 
-/// The options of a [`Muon`] group, except the learning rate.
+/// One of `ADJUSTMENTS`.
 #[derive(Clone, Debug)]
-pub struct MuonOptions {
-    weight_decay: f64,
-    momentum: f64,
-    nesterov: bool,
-    ns_coefficients: (f64, f64, f64),
-    eps: f64,
-    ns_steps: i64,
-    adjust_lr_fn: &'static str,
+pub(crate) struct Adjustment(&'static str);
+
+impl Value for Adjustment {
+    fn fields(&mut self, name: &str) -> Vec<(String, Field<'_>)> {
+        vec![(name.to_owned(), Field::Word(&mut self.0, ADJUSTMENTS))]
+    }
 }
 
-impl Default for MuonOptions {
-    fn default() -> Self {
-        Self {
-            weight_decay: 0.1,
-            momentum: 0.95,
-            nesterov: true,
-            ns_coefficients: (3.4445, -4.775, 2.0315),
-            eps: 1e-7,
-            ns_steps: 5,
-            adjust_lr_fn: ADJUSTMENTS[0],
-        }
+options! {
+    /// The options of a [`Muon`] group, except the learning rate.
+    MuonOptions {
+        /// Decoupled weight decay: a step multiplies a parameter by 1 - lr * weight_decay; default 0.1.
+        weight_decay: f64 = 0.1, NOT_NEGATIVE;
+        /// The decay rate of the average of gradients, in [0, 1); default 0.95.
+        momentum: f64 = 0.95, BETA;
+        /// Nesterov momentum; default true.
+        nesterov: bool = true;
+        /// The coefficients of the Newton-Schulz polynomial; default (3.4445, -4.775, 2.0315).
+        ns_coefficients(a: f64, b: f64, c: f64) = (3.4445, -4.775, 2.0315);
+        /// The smallest norm to divide by; default 1e-7.
+        eps: f64 = 1e-7, NOT_NEGATIVE;
+        /// The number of Newton-Schulz iterations, below 100; default 5.
+        ns_steps: i64 = 5, (0.0..100.0, "at least 0 and below 100");
+        #[no_setter]
+        adjust_lr_fn: Adjustment = Adjustment(ADJUSTMENTS[0]);
     }
 }
 
 impl<Scope> Options<MuonOptions, Scope> {
-    /// Decoupled weight decay: a step multiplies a parameter by 1 - lr * weight_decay; default 0.1.
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(move |options| options.weight_decay = weight_decay)
-    }
-
-    /// The decay rate of the average of gradients, in [0, 1); default 0.95.
-    pub fn momentum(self, momentum: f64) -> Self {
-        self.with(move |options| options.momentum = momentum)
-    }
-
-    /// Nesterov momentum; default true.
-    pub fn nesterov(self, nesterov: bool) -> Self {
-        self.with(move |options| options.nesterov = nesterov)
-    }
-
-    /// The coefficients of the Newton-Schulz polynomial; default (3.4445, -4.775, 2.0315).
-    pub fn ns_coefficients(self, a: f64, b: f64, c: f64) -> Self {
-        self.with(move |options| options.ns_coefficients = (a, b, c))
-    }
-
-    /// The smallest norm to divide by; default 1e-7.
-    pub fn eps(self, eps: f64) -> Self {
-        self.with(move |options| options.eps = eps)
-    }
-
-    /// The number of Newton-Schulz iterations, below 100; default 5.
-    pub fn ns_steps(self, steps: i64) -> Self {
-        self.with(move |options| options.ns_steps = steps)
-    }
-
     /// How the learning rate is adjusted to the shape; default [`AdjustLr::Original`].
     #[doc(alias = "adjust_lr_fn")]
     pub fn adjust_lr(self, adjust: AdjustLr) -> Self {
         let word = ADJUSTMENTS[usize::from(adjust == AdjustLr::MatchRmsAdamW)];
-        self.with(move |options| options.adjust_lr_fn = word)
+        self.with(move |options| options.adjust_lr_fn = Adjustment(word))
     }
 }
 
@@ -105,10 +80,7 @@ impl Algorithm for MuonOptions {
     const COUNTS_STEPS: bool = false;
 
     fn check(&self) -> Result<(), OptimizerError> {
-        check_not_negative("weight_decay", self.weight_decay)?;
-        OptimizerError::check_range("momentum", self.momentum, 0.0..1.0, "at least 0 and below 1")?;
-        check_not_negative("eps", self.eps)?;
-        OptimizerError::check_range("ns_steps", self.ns_steps as f64, 0.0..100.0, "at least 0 and below 100")?;
+        // Not among the ranges, because errors call each of them by the name of all.
         let (a, b, c) = self.ns_coefficients;
         let any = f64::NEG_INFINITY..f64::INFINITY;
         [a, b, c]
@@ -123,20 +95,6 @@ impl Algorithm for MuonOptions {
 
     fn momentum(&mut self) -> Option<&mut f64> {
         Some(&mut self.momentum)
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
-            ("weight_decay", Field::Float(&mut self.weight_decay)),
-            ("momentum", Field::Float(&mut self.momentum)),
-            ("nesterov", Field::Bool(&mut self.nesterov)),
-            ("ns_coefficients.0", Field::Float(&mut self.ns_coefficients.0)),
-            ("ns_coefficients.1", Field::Float(&mut self.ns_coefficients.1)),
-            ("ns_coefficients.2", Field::Float(&mut self.ns_coefficients.2)),
-            ("eps", Field::Float(&mut self.eps)),
-            ("ns_steps", Field::Int(&mut self.ns_steps)),
-            ("adjust_lr_fn", Field::Word(&mut self.adjust_lr_fn, ADJUSTMENTS)),
-        ]
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {
@@ -163,7 +121,7 @@ impl Algorithm for MuonOptions {
 impl MuonOptions {
     fn adjusted(&self, lr: f64, size: &[i64]) -> f64 {
         let (rows, columns) = (size[0] as f64, size[1] as f64);
-        match self.adjust_lr_fn == ADJUSTMENTS[0] {
+        match self.adjust_lr_fn.0 == ADJUSTMENTS[0] {
             true => lr * (rows / columns).max(1.0).sqrt(),
             false => lr * (0.2 * rows.max(columns).sqrt()),
         }

@@ -84,6 +84,13 @@ pub(crate) fn with_momentum<A: Algorithm>(options: &A, keeps_momentum: bool) -> 
     kept
 }
 
+/// An error when an option is out of its range, or options do not fit together.
+pub(crate) fn check<A: Algorithm>(options: &A, keeps_momentum: bool) -> Result<(), OptimizerError> {
+    let options = with_momentum(options, keeps_momentum);
+    options.check_ranges()?;
+    options.check()
+}
+
 impl<A: Algorithm> GroupOptimizer<A> {
     /// Options for an optimizer over `params`: a `VarStore`, names with tensors, or tensors.
     pub fn builder(params: impl IntoParameters) -> GroupBuilder<A> {

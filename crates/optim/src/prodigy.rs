@@ -6,10 +6,11 @@ use overdrive_core::{OptimizerError, TorchError};
 use overdrive_ffi::TensorList;
 use tch::{Kind, Tensor};
 
-use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta, check_not_negative};
+use crate::algorithm::{Algorithm, Field, Slot, Step};
 use crate::builder::{GroupBuilder, Options};
 use crate::foreach;
 use crate::optimizer::{GroupOptimizer, Values};
+use crate::options::{BETA, Limits, NOT_NEGATIVE, Value, options};
 
 /// Prodigy: Adam that finds the size of its steps, from how far the parameters are from where they started; lr 1, a factor
 /// of that size.
@@ -29,30 +30,9 @@ pub type Prodigy = GroupOptimizer<ProdigyOptions>;
 /// The options of a [`Prodigy`].
 pub type ProdigyBuilder = GroupBuilder<ProdigyOptions>;
 
-/// The options of a [`Prodigy`] group, except the learning rate.
-#[derive(Clone, Debug)]
-pub struct ProdigyOptions {
-    betas: (f64, f64),
-    beta3: Option<f64>,
-    eps: f64,
-    weight_decay: f64,
-    decouple: bool,
-    use_bias_correction: bool,
-    safeguard_warmup: bool,
-    d0: f64,
-    d_coef: f64,
-    growth_rate: f64,
-    slice_p: i64,
-    d: f64,
-    d_max: f64,
-    d_numerator: f64,
-    k: i64,
-    now: Now,
-}
-
 /// What this step has computed so far.
 #[derive(Clone, Debug, Default)]
-struct Now {
+pub(crate) struct Now {
     /// Whether this is the pass that moves the parameters, after the one that measures.
     moves: bool,
     /// The length of the step.
@@ -62,85 +42,66 @@ struct Now {
     measured: RefCell<Vec<(f64, f64)>>,
 }
 
-impl Default for ProdigyOptions {
-    fn default() -> Self {
-        Self {
-            betas: (0.9, 0.999),
-            beta3: None,
-            eps: 1e-8,
-            weight_decay: 0.0,
-            decouple: true,
-            use_bias_correction: false,
-            safeguard_warmup: false,
-            d0: 1e-6,
-            d_coef: 1.0,
-            growth_rate: f64::INFINITY,
-            slice_p: 1,
-            d: 1e-6,
-            d_max: 1e-6,
-            d_numerator: 0.0,
-            k: 0,
-            now: Now::default(),
-        }
+/// Not saved: each step computes it anew.
+impl Value for Now {
+    fn fields(&mut self, _name: &str) -> Vec<(String, Field<'_>)> {
+        Vec::new()
+    }
+}
+
+const POSITIVE: Limits = (f64::MIN_POSITIVE..f64::INFINITY, "a finite number above 0");
+
+options! {
+    /// The options of a [`Prodigy`] group, except the learning rate.
+    ProdigyOptions {
+        /// The decay rates of the running averages of the gradient and its square, each in [0, 1); default (0.9,
+        /// 0.999).
+        betas(beta1: f64, beta2: f64) = (0.9, 0.999), BETA;
+        #[no_setter]
+        beta3: Option<f64> = None, BETA;
+        /// Added to the denominator, times `d`, above 0; default 1e-8.
+        eps: f64 = 1e-8, POSITIVE;
+        /// Weight decay, see [`decouple`](Self::decouple); default 0.
+        weight_decay: f64 = 0.0, NOT_NEGATIVE;
+        /// Whether weight decay shrinks the parameters as AdamW's does, or is added to the gradient; default true.
+        decouple: bool = true;
+        /// Whether to correct for the averages' start at 0, as Adam does; default false.
+        use_bias_correction: bool = false;
+        /// Whether to leave the learning rate out of the denominator of `d`, for schedules with a warm-up; default
+        /// false.
+        safeguard_warmup: bool = false;
+        #[no_setter]
+        d0: f64 = 1e-6, POSITIVE;
+        /// The factor of `d` to tune, above 0: 0.5 or 2, say; default 1.
+        d_coef: f64 = 1.0, POSITIVE;
+        /// The factor by which `d` may grow in a step, at least 1; default infinity.
+        growth_rate: f64 = f64::INFINITY;
+        /// Computes `d` from each `slice_p`th element of a parameter only, at least 1; default 1. 11 saves nearly half
+        /// of the optimizer's memory.
+        slice_p: i64 = 1, (1.0..f64::INFINITY, "at least 1");
+        #[no_setter]
+        d: f64 = 1e-6, POSITIVE;
+        #[no_setter]
+        d_max: f64 = 1e-6, POSITIVE;
+        #[no_setter]
+        d_numerator: f64 = 0.0, (f64::MIN..f64::INFINITY, "a finite number");
+        #[no_setter]
+        k: i64 = 0, NOT_NEGATIVE;
+        #[no_setter]
+        now: Now = Now::default();
     }
 }
 
 impl<Scope> Options<ProdigyOptions, Scope> {
-    /// The decay rates of the running averages of the gradient and its square, each in [0, 1); default (0.9, 0.999).
-    pub fn betas(self, beta1: f64, beta2: f64) -> Self {
-        self.with(move |options| options.betas = (beta1, beta2))
-    }
-
     /// The decay rate of the sums that `d` is computed from, in [0, 1); default: the square root of the second of `betas`.
     pub fn beta3(self, beta3: impl Into<Option<f64>>) -> Self {
         let beta3 = beta3.into();
         self.with(move |options| options.beta3 = beta3)
     }
 
-    /// Added to the denominator, times `d`, above 0; default 1e-8.
-    pub fn eps(self, eps: f64) -> Self {
-        self.with(move |options| options.eps = eps)
-    }
-
-    /// Weight decay, see [`decouple`](Self::decouple); default 0.
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(move |options| options.weight_decay = weight_decay)
-    }
-
-    /// Whether weight decay shrinks the parameters as AdamW's does, or is added to the gradient; default true.
-    pub fn decouple(self, decouple: bool) -> Self {
-        self.with(move |options| options.decouple = decouple)
-    }
-
-    /// Whether to correct for the averages' start at 0, as Adam does; default false.
-    pub fn use_bias_correction(self, correct: bool) -> Self {
-        self.with(move |options| options.use_bias_correction = correct)
-    }
-
-    /// Whether to leave the learning rate out of the denominator of `d`, for schedules with a warm-up; default false.
-    pub fn safeguard_warmup(self, safeguard: bool) -> Self {
-        self.with(move |options| options.safeguard_warmup = safeguard)
-    }
-
     /// The first `d`, above 0; default 1e-6. On a running optimizer, `d` starts again.
     pub fn d0(self, d0: f64) -> Self {
         self.with(move |options| (options.d0, options.d, options.d_max) = (d0, d0, d0))
-    }
-
-    /// The factor of `d` to tune, above 0: 0.5 or 2, say; default 1.
-    pub fn d_coef(self, d_coef: f64) -> Self {
-        self.with(move |options| options.d_coef = d_coef)
-    }
-
-    /// The factor by which `d` may grow in a step, at least 1; default infinity.
-    pub fn growth_rate(self, growth_rate: f64) -> Self {
-        self.with(move |options| options.growth_rate = growth_rate)
-    }
-
-    /// Computes `d` from each `slice_p`th element of a parameter only, at least 1; default 1. 11 saves nearly half of the
-    /// optimizer's memory.
-    pub fn slice_p(self, slice_p: i64) -> Self {
-        self.with(move |options| options.slice_p = slice_p)
     }
 }
 
@@ -165,48 +126,16 @@ impl Algorithm for ProdigyOptions {
     }
 
     fn check(&self) -> Result<(), OptimizerError> {
-        check_beta("beta1", self.betas.0)?;
-        check_beta("beta2", self.betas.1)?;
-        self.beta3.map_or(Ok(()), |beta3| check_beta("beta3", beta3))?;
-        check_not_negative("weight_decay", self.weight_decay)?;
-        let positive = f64::MIN_POSITIVE..f64::INFINITY;
-        let options =
-            [("eps", self.eps), ("d0", self.d0), ("d_coef", self.d_coef), ("d", self.d), ("d_max", self.d_max)];
-        for (option, found) in options {
-            OptimizerError::check_range(option, found, positive.clone(), "a finite number above 0")?;
-        }
+        // Infinity is in no range.
         if self.growth_rate.is_nan() || self.growth_rate < 1.0 {
             let (option, found, expected) = ("growth_rate", self.growth_rate, "at least 1");
             return Err(OptimizerError::InvalidOption { option, found, expected });
         }
-        OptimizerError::check_range("slice_p", self.slice_p as f64, 1.0..f64::INFINITY, "at least 1")?;
-        OptimizerError::check_range("d_numerator", self.d_numerator, f64::MIN..f64::INFINITY, "a finite number")?;
-        check_not_negative("k", self.k as f64)
+        Ok(())
     }
 
     fn momentum(&mut self) -> Option<&mut f64> {
         Some(&mut self.betas.0)
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
-            ("betas.0", Field::Float(&mut self.betas.0)),
-            ("betas.1", Field::Float(&mut self.betas.1)),
-            ("beta3", Field::Optional(&mut self.beta3)),
-            ("eps", Field::Float(&mut self.eps)),
-            ("weight_decay", Field::Float(&mut self.weight_decay)),
-            ("decouple", Field::Bool(&mut self.decouple)),
-            ("use_bias_correction", Field::Bool(&mut self.use_bias_correction)),
-            ("safeguard_warmup", Field::Bool(&mut self.safeguard_warmup)),
-            ("d0", Field::Float(&mut self.d0)),
-            ("d_coef", Field::Float(&mut self.d_coef)),
-            ("growth_rate", Field::Float(&mut self.growth_rate)),
-            ("slice_p", Field::Int(&mut self.slice_p)),
-            ("d", Field::Float(&mut self.d)),
-            ("d_max", Field::Float(&mut self.d_max)),
-            ("d_numerator", Field::Float(&mut self.d_numerator)),
-            ("k", Field::Int(&mut self.k)),
-        ]
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {

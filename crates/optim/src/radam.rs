@@ -1,12 +1,13 @@
 //! RAdam.
 
-use overdrive_core::{OptimizerError, TorchError};
+use overdrive_core::TorchError;
 use tch::Tensor;
 
-use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta, check_not_negative, power_of_half};
-use crate::builder::{GroupBuilder, Options};
+use crate::algorithm::{Algorithm, Slot, Step, power_of_half};
+use crate::builder::GroupBuilder;
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
+use crate::options::{BETA, NOT_NEGATIVE, options};
 
 /// RAdam: steps like SGD with momentum until the average of squared gradients is reliable, then like Adam; lr 1e-3.
 ///
@@ -17,47 +18,21 @@ pub type RAdam = GroupOptimizer<RAdamOptions>;
 /// The options of an [`RAdam`].
 pub type RAdamBuilder = GroupBuilder<RAdamOptions>;
 
-/// The options of an [`RAdam`] group, except the learning rate.
-#[derive(Clone, Debug)]
-pub struct RAdamOptions {
-    betas: (f64, f64),
-    eps: f64,
-    weight_decay: f64,
-    decoupled_weight_decay: bool,
-    maximize: bool,
-}
-
-impl Default for RAdamOptions {
-    fn default() -> Self {
-        let (betas, eps) = ((0.9, 0.999), 1e-8);
-        Self { betas, eps, weight_decay: 0.0, decoupled_weight_decay: false, maximize: false }
-    }
-}
-
-impl<Scope> Options<RAdamOptions, Scope> {
-    /// The decay rates of the running averages of the gradient and its square, each in [0, 1); default (0.9, 0.999).
-    pub fn betas(self, beta1: f64, beta2: f64) -> Self {
-        self.with(move |options| options.betas = (beta1, beta2))
-    }
-
-    /// Added to the denominator; default 1e-8.
-    pub fn eps(self, eps: f64) -> Self {
-        self.with(move |options| options.eps = eps)
-    }
-
-    /// The L2 penalty, added to the gradient, or the decoupled weight decay; default 0.
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(move |options| options.weight_decay = weight_decay)
-    }
-
-    /// Whether a step multiplies a parameter by 1 - lr * weight_decay, as in AdamW and the paper's code; default false.
-    pub fn decoupled_weight_decay(self, decoupled: bool) -> Self {
-        self.with(move |options| options.decoupled_weight_decay = decoupled)
-    }
-
-    /// Maximizes the objective instead of minimizing it; default false.
-    pub fn maximize(self, maximize: bool) -> Self {
-        self.with(move |options| options.maximize = maximize)
+options! {
+    /// The options of an [`RAdam`] group, except the learning rate.
+    RAdamOptions {
+        /// The decay rates of the running averages of the gradient and its square, each in [0, 1); default (0.9,
+        /// 0.999).
+        betas(beta1: f64, beta2: f64) = (0.9, 0.999), BETA;
+        /// Added to the denominator; default 1e-8.
+        eps: f64 = 1e-8, NOT_NEGATIVE;
+        /// The L2 penalty, added to the gradient, or the decoupled weight decay; default 0.
+        weight_decay: f64 = 0.0, NOT_NEGATIVE;
+        /// Whether a step multiplies a parameter by 1 - lr * weight_decay, as in AdamW and the paper's code; default
+        /// false.
+        decoupled_weight_decay: bool = false;
+        /// Maximizes the objective instead of minimizing it; default false.
+        maximize: bool = false;
     }
 }
 
@@ -66,26 +41,8 @@ impl Algorithm for RAdamOptions {
     const COUNTS_STEPS: bool = true;
     const ELEMENTWISE: bool = true;
 
-    fn check(&self) -> Result<(), OptimizerError> {
-        check_beta("beta1", self.betas.0)?;
-        check_beta("beta2", self.betas.1)?;
-        check_not_negative("eps", self.eps)?;
-        check_not_negative("weight_decay", self.weight_decay)
-    }
-
     fn momentum(&mut self) -> Option<&mut f64> {
         Some(&mut self.betas.0)
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
-            ("betas.0", Field::Float(&mut self.betas.0)),
-            ("betas.1", Field::Float(&mut self.betas.1)),
-            ("eps", Field::Float(&mut self.eps)),
-            ("weight_decay", Field::Float(&mut self.weight_decay)),
-            ("decoupled_weight_decay", Field::Bool(&mut self.decoupled_weight_decay)),
-            ("maximize", Field::Bool(&mut self.maximize)),
-        ]
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {

@@ -1,12 +1,13 @@
 //! RMSprop.
 
-use overdrive_core::{OptimizerError, TorchError};
+use overdrive_core::TorchError;
 use tch::Tensor;
 
-use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative};
-use crate::builder::{GroupBuilder, Options};
+use crate::algorithm::{Algorithm, Slot, Step};
+use crate::builder::GroupBuilder;
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
+use crate::options::{BETA, NOT_NEGATIVE, options};
 
 /// RMSprop, centred or not, with momentum; lr 1e-2.
 ///
@@ -18,52 +19,21 @@ pub type RmsProp = GroupOptimizer<RmsPropOptions>;
 /// The options of an [`RmsProp`].
 pub type RmsPropBuilder = GroupBuilder<RmsPropOptions>;
 
-/// The options of an [`RmsProp`] group, except the learning rate.
-#[derive(Clone, Debug)]
-pub struct RmsPropOptions {
-    alpha: f64,
-    eps: f64,
-    weight_decay: f64,
-    momentum: f64,
-    centered: bool,
-    maximize: bool,
-}
-
-impl Default for RmsPropOptions {
-    fn default() -> Self {
-        Self { alpha: 0.99, eps: 1e-8, weight_decay: 0.0, momentum: 0.0, centered: false, maximize: false }
-    }
-}
-
-impl<Scope> Options<RmsPropOptions, Scope> {
-    /// The decay rate of the average of squared gradients, in [0, 1); default 0.99.
-    pub fn alpha(self, alpha: f64) -> Self {
-        self.with(move |options| options.alpha = alpha)
-    }
-
-    /// Added to the denominator; default 1e-8.
-    pub fn eps(self, eps: f64) -> Self {
-        self.with(move |options| options.eps = eps)
-    }
-
-    /// The L2 penalty, added to the gradient; default 0.
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(move |options| options.weight_decay = weight_decay)
-    }
-
-    /// The momentum factor; default 0.
-    pub fn momentum(self, momentum: f64) -> Self {
-        self.with(move |options| options.momentum = momentum)
-    }
-
-    /// Normalizes by the gradient's estimated variance instead of its mean square; default false.
-    pub fn centered(self, centered: bool) -> Self {
-        self.with(move |options| options.centered = centered)
-    }
-
-    /// Maximizes the objective instead of minimizing it; default false.
-    pub fn maximize(self, maximize: bool) -> Self {
-        self.with(move |options| options.maximize = maximize)
+options! {
+    /// The options of an [`RmsProp`] group, except the learning rate.
+    RmsPropOptions {
+        /// The decay rate of the average of squared gradients, in [0, 1); default 0.99.
+        alpha: f64 = 0.99, BETA;
+        /// Added to the denominator; default 1e-8.
+        eps: f64 = 1e-8, NOT_NEGATIVE;
+        /// The L2 penalty, added to the gradient; default 0.
+        weight_decay: f64 = 0.0, NOT_NEGATIVE;
+        /// The momentum factor; default 0.
+        momentum: f64 = 0.0, NOT_NEGATIVE;
+        /// Normalizes by the gradient's estimated variance instead of its mean square; default false.
+        centered: bool = false;
+        /// Maximizes the objective instead of minimizing it; default false.
+        maximize: bool = false;
     }
 }
 
@@ -73,26 +43,8 @@ impl Algorithm for RmsPropOptions {
     const COUNTS_STEPS: bool = true;
     const ELEMENTWISE: bool = true;
 
-    fn check(&self) -> Result<(), OptimizerError> {
-        OptimizerError::check_range("alpha", self.alpha, 0.0..1.0, "at least 0 and below 1")?;
-        check_not_negative("eps", self.eps)?;
-        check_not_negative("weight_decay", self.weight_decay)?;
-        check_not_negative("momentum", self.momentum)
-    }
-
     fn momentum(&mut self) -> Option<&mut f64> {
         Some(&mut self.momentum)
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
-            ("alpha", Field::Float(&mut self.alpha)),
-            ("eps", Field::Float(&mut self.eps)),
-            ("weight_decay", Field::Float(&mut self.weight_decay)),
-            ("momentum", Field::Float(&mut self.momentum)),
-            ("centered", Field::Bool(&mut self.centered)),
-            ("maximize", Field::Bool(&mut self.maximize)),
-        ]
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {

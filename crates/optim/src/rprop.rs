@@ -4,10 +4,11 @@ use overdrive_core::{OptimizerError, TorchError};
 use overdrive_ffi::{Arg, LazyOp};
 use tch::Tensor;
 
-use crate::algorithm::{Algorithm, Field, Slot, Step, check_not_negative};
-use crate::builder::{GroupBuilder, Options};
+use crate::algorithm::{Algorithm, Slot, Step, check_not_negative};
+use crate::builder::GroupBuilder;
 use crate::foreach;
 use crate::optimizer::GroupOptimizer;
+use crate::options::options;
 
 static EQUAL: LazyOp = LazyOp::new("aten::eq", "Scalar");
 static MASKED_FILL: LazyOp = LazyOp::new("aten::masked_fill_", "Scalar");
@@ -22,34 +23,15 @@ pub type Rprop = GroupOptimizer<RpropOptions>;
 /// The options of an [`Rprop`].
 pub type RpropBuilder = GroupBuilder<RpropOptions>;
 
-/// The options of an [`Rprop`] group, except the learning rate.
-#[derive(Clone, Debug)]
-pub struct RpropOptions {
-    etas: (f64, f64),
-    step_sizes: (f64, f64),
-    maximize: bool,
-}
-
-impl Default for RpropOptions {
-    fn default() -> Self {
-        Self { etas: (0.5, 1.2), step_sizes: (1e-6, 50.0), maximize: false }
-    }
-}
-
-impl<Scope> Options<RpropOptions, Scope> {
-    /// The factors by which a step shrinks (above 0, below 1) and grows (above 1); default (0.5, 1.2).
-    pub fn etas(self, minus: f64, plus: f64) -> Self {
-        self.with(move |options| options.etas = (minus, plus))
-    }
-
-    /// The smallest and the largest step; default (1e-6, 50).
-    pub fn step_sizes(self, smallest: f64, largest: f64) -> Self {
-        self.with(move |options| options.step_sizes = (smallest, largest))
-    }
-
-    /// Maximizes the objective instead of minimizing it; default false.
-    pub fn maximize(self, maximize: bool) -> Self {
-        self.with(move |options| options.maximize = maximize)
+options! {
+    /// The options of an [`Rprop`] group, except the learning rate.
+    RpropOptions {
+        /// The factors by which a step shrinks (above 0, below 1) and grows (above 1); default (0.5, 1.2).
+        etas(minus: f64, plus: f64) = (0.5, 1.2);
+        /// The smallest and the largest step; default (1e-6, 50).
+        step_sizes(smallest: f64, largest: f64) = (1e-6, 50.0);
+        /// Maximizes the objective instead of minimizing it; default false.
+        maximize: bool = false;
     }
 }
 
@@ -71,16 +53,6 @@ impl Algorithm for RpropOptions {
             smallest..f64::INFINITY,
             "finite and at least the minimum",
         )
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
-            ("etas.0", Field::Float(&mut self.etas.0)),
-            ("etas.1", Field::Float(&mut self.etas.1)),
-            ("step_sizes.0", Field::Float(&mut self.step_sizes.0)),
-            ("step_sizes.1", Field::Float(&mut self.step_sizes.1)),
-            ("maximize", Field::Bool(&mut self.maximize)),
-        ]
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {

@@ -7,6 +7,7 @@ use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta, check_not_negat
 use crate::builder::{GroupBuilder, Options};
 use crate::foreach::{self, Lent};
 use crate::optimizer::{GroupOptimizer, Values};
+use crate::options::OptionSet;
 
 /// Schedule-free SGD: an average of the weights takes the place of a schedule; lr 1.
 ///
@@ -164,6 +165,44 @@ impl<const ADAMW: bool> GroupOptimizer<ScheduleFreeOptions<ADAMW>> {
     }
 }
 
+impl<const ADAMW: bool> OptionSet for ScheduleFreeOptions<ADAMW> {
+    fn check_ranges(&self) -> Result<(), OptimizerError> {
+        let name = if ADAMW { "beta1" } else { "momentum" };
+        OptimizerError::check_range(name, self.momentum, f64::MIN_POSITIVE..1.0, "above 0 and below 1")?;
+        check_beta("beta2", self.beta2)?;
+        let finite = f64::MIN..f64::INFINITY;
+        for (option, found) in [("r", self.r), ("weight_lr_power", self.weight_lr_power), ("lr_max", self.lr_max)] {
+            OptimizerError::check_range(option, found, finite.clone(), "a finite number")?;
+        }
+        let not_negative = [
+            ("eps", self.eps),
+            ("weight_decay", self.weight_decay),
+            ("warmup_steps", self.warmup_steps as f64),
+            ("k", self.k as f64),
+            ("weight_sum", self.weight_sum),
+        ];
+        not_negative.into_iter().try_for_each(|(option, found)| check_not_negative(option, found))
+    }
+
+    fn fields(&mut self) -> Vec<(String, Field<'_>)> {
+        let mut fields = vec![(if ADAMW { "betas.0" } else { "momentum" }, Field::Float(&mut self.momentum))];
+        if ADAMW {
+            fields.extend([("betas.1", Field::Float(&mut self.beta2)), ("eps", Field::Float(&mut self.eps))]);
+        }
+        fields.extend([
+            ("weight_decay", Field::Float(&mut self.weight_decay)),
+            ("warmup_steps", Field::Int(&mut self.warmup_steps)),
+            ("r", Field::Float(&mut self.r)),
+            ("weight_lr_power", Field::Float(&mut self.weight_lr_power)),
+            ("train_mode", Field::Bool(&mut self.train_mode)),
+            ("k", Field::Int(&mut self.k)),
+            ("weight_sum", Field::Float(&mut self.weight_sum)),
+            ("lr_max", Field::Float(&mut self.lr_max)),
+        ]);
+        fields.into_iter().map(|(name, field)| (name.to_owned(), field)).collect()
+    }
+}
+
 impl<const ADAMW: bool> Algorithm for ScheduleFreeOptions<ADAMW> {
     const LR: f64 = if ADAMW { 0.0025 } else { 1.0 };
     const COUNTS_STEPS: bool = false;
@@ -186,42 +225,6 @@ impl<const ADAMW: bool> Algorithm for ScheduleFreeOptions<ADAMW> {
             options.share = if options.weight_sum == 0.0 { 0.0 } else { weight / options.weight_sum };
         }
         Ok(true)
-    }
-
-    fn check(&self) -> Result<(), OptimizerError> {
-        let name = if ADAMW { "beta1" } else { "momentum" };
-        OptimizerError::check_range(name, self.momentum, f64::MIN_POSITIVE..1.0, "above 0 and below 1")?;
-        check_beta("beta2", self.beta2)?;
-        let finite = f64::MIN..f64::INFINITY;
-        for (option, found) in [("r", self.r), ("weight_lr_power", self.weight_lr_power), ("lr_max", self.lr_max)] {
-            OptimizerError::check_range(option, found, finite.clone(), "a finite number")?;
-        }
-        let not_negative = [
-            ("eps", self.eps),
-            ("weight_decay", self.weight_decay),
-            ("warmup_steps", self.warmup_steps as f64),
-            ("k", self.k as f64),
-            ("weight_sum", self.weight_sum),
-        ];
-        not_negative.into_iter().try_for_each(|(option, found)| check_not_negative(option, found))
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        let mut fields = vec![(if ADAMW { "betas.0" } else { "momentum" }, Field::Float(&mut self.momentum))];
-        if ADAMW {
-            fields.extend([("betas.1", Field::Float(&mut self.beta2)), ("eps", Field::Float(&mut self.eps))]);
-        }
-        fields.extend([
-            ("weight_decay", Field::Float(&mut self.weight_decay)),
-            ("warmup_steps", Field::Int(&mut self.warmup_steps)),
-            ("r", Field::Float(&mut self.r)),
-            ("weight_lr_power", Field::Float(&mut self.weight_lr_power)),
-            ("train_mode", Field::Bool(&mut self.train_mode)),
-            ("k", Field::Int(&mut self.k)),
-            ("weight_sum", Field::Float(&mut self.weight_sum)),
-            ("lr_max", Field::Float(&mut self.lr_max)),
-        ]);
-        fields
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {

@@ -4,10 +4,11 @@ use overdrive_core::{OptimizerError, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
 use tch::{Device, Tensor};
 
-use crate::algorithm::{Algorithm, Field, Fusable, Slot, Step, check_not_negative};
-use crate::builder::{GroupBuilder, Options};
+use crate::algorithm::{Algorithm, Fusable, Slot, Step};
+use crate::builder::GroupBuilder;
 use crate::foreach::{self, Lent};
 use crate::optimizer::GroupOptimizer;
+use crate::options::{NOT_NEGATIVE, options};
 
 static FUSED_SGD: LazyOp = LazyOp::new("aten::_fused_sgd_", "");
 
@@ -21,42 +22,21 @@ pub type Sgd = GroupOptimizer<SgdOptions>;
 /// The options of an [`Sgd`].
 pub type SgdBuilder = GroupBuilder<SgdOptions>;
 
-/// The options of an [`Sgd`] group, except the learning rate.
-#[derive(Clone, Debug, Default)]
-pub struct SgdOptions {
-    momentum: f64,
-    dampening: f64,
-    weight_decay: f64,
-    nesterov: bool,
-    maximize: bool,
-}
-
-impl<Scope> Options<SgdOptions, Scope> {
-    /// The momentum factor; default 0.
-    pub fn momentum(self, momentum: f64) -> Self {
-        self.with(move |options| options.momentum = momentum)
-    }
-
-    /// The fraction of the gradient that is left out of the momentum; default 0. With both dampening and momentum, a
-    /// `GradScaler` reads its flag on the host, as for optimizers without a fused kernel, and refuses float16
-    /// gradients.
-    pub fn dampening(self, dampening: f64) -> Self {
-        self.with(move |options| options.dampening = dampening)
-    }
-
-    /// The L2 penalty, added to the gradient; default 0.
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        self.with(move |options| options.weight_decay = weight_decay)
-    }
-
-    /// Nesterov momentum, which needs a momentum and no dampening; default false.
-    pub fn nesterov(self, nesterov: bool) -> Self {
-        self.with(move |options| options.nesterov = nesterov)
-    }
-
-    /// Maximizes the objective instead of minimizing it; default false.
-    pub fn maximize(self, maximize: bool) -> Self {
-        self.with(move |options| options.maximize = maximize)
+options! {
+    /// The options of an [`Sgd`] group, except the learning rate.
+    SgdOptions {
+        /// The momentum factor; default 0.
+        momentum: f64 = 0.0, NOT_NEGATIVE;
+        /// The fraction of the gradient that is left out of the momentum; default 0. With both dampening and momentum,
+        /// a `GradScaler` reads its flag on the host, as for optimizers without a fused kernel, and refuses float16
+        /// gradients.
+        dampening: f64 = 0.0, (f64::NEG_INFINITY..f64::INFINITY, "a finite number");
+        /// The L2 penalty, added to the gradient; default 0.
+        weight_decay: f64 = 0.0, NOT_NEGATIVE;
+        /// Nesterov momentum, which needs a momentum and no dampening; default false.
+        nesterov: bool = false;
+        /// Maximizes the objective instead of minimizing it; default false.
+        maximize: bool = false;
     }
 }
 
@@ -68,10 +48,6 @@ impl Algorithm for SgdOptions {
     const ELEMENTWISE: bool = true;
 
     fn check(&self) -> Result<(), OptimizerError> {
-        check_not_negative("momentum", self.momentum)?;
-        check_not_negative("weight_decay", self.weight_decay)?;
-        let any = f64::NEG_INFINITY..f64::INFINITY;
-        OptimizerError::check_range("dampening", self.dampening, any, "a finite number")?;
         if self.nesterov && self.momentum <= 0.0 {
             let (option, found) = ("momentum", self.momentum);
             return Err(OptimizerError::InvalidOption { option, found, expected: "above 0 with nesterov" });
@@ -94,16 +70,6 @@ impl Algorithm for SgdOptions {
     /// With dampening, the first step differs from the others, and only the device knows whether it was skipped.
     fn takes_grad_scale(&self) -> bool {
         self.dampening == 0.0 || self.momentum == 0.0
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
-            ("momentum", Field::Float(&mut self.momentum)),
-            ("dampening", Field::Float(&mut self.dampening)),
-            ("weight_decay", Field::Float(&mut self.weight_decay)),
-            ("nesterov", Field::Bool(&mut self.nesterov)),
-            ("maximize", Field::Bool(&mut self.maximize)),
-        ]
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {

@@ -1,12 +1,13 @@
 //! Adam for sparse gradients.
 
-use overdrive_core::{OptimizerError, TorchError};
+use overdrive_core::TorchError;
 use overdrive_ffi::{Arg, LazyOp};
 use tch::Tensor;
 
-use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta};
-use crate::builder::{GroupBuilder, Options};
+use crate::algorithm::{Algorithm, Slot, Step};
+use crate::builder::GroupBuilder;
 use crate::optimizer::GroupOptimizer;
+use crate::options::{BETA, options};
 
 static ADD: LazyOp = LazyOp::new("aten::add_", "Scalar");
 static MUL: LazyOp = LazyOp::new("aten::mul_", "Scalar");
@@ -24,34 +25,16 @@ pub type SparseAdam = GroupOptimizer<SparseAdamOptions>;
 /// The options of a [`SparseAdam`].
 pub type SparseAdamBuilder = GroupBuilder<SparseAdamOptions>;
 
-/// The options of a [`SparseAdam`] group, except the learning rate.
-#[derive(Clone, Debug)]
-pub struct SparseAdamOptions {
-    betas: (f64, f64),
-    eps: f64,
-    maximize: bool,
-}
-
-impl Default for SparseAdamOptions {
-    fn default() -> Self {
-        Self { betas: (0.9, 0.999), eps: 1e-8, maximize: false }
-    }
-}
-
-impl<Scope> Options<SparseAdamOptions, Scope> {
-    /// The decay rates of the running averages of the gradient and its square, each in [0, 1); default (0.9, 0.999).
-    pub fn betas(self, beta1: f64, beta2: f64) -> Self {
-        self.with(move |options| options.betas = (beta1, beta2))
-    }
-
-    /// Added to the denominator, above 0; default 1e-8.
-    pub fn eps(self, eps: f64) -> Self {
-        self.with(move |options| options.eps = eps)
-    }
-
-    /// Maximizes the objective instead of minimizing it; default false.
-    pub fn maximize(self, maximize: bool) -> Self {
-        self.with(move |options| options.maximize = maximize)
+options! {
+    /// The options of a [`SparseAdam`] group, except the learning rate.
+    SparseAdamOptions {
+        /// The decay rates of the running averages of the gradient and its square, each in [0, 1); default (0.9,
+        /// 0.999).
+        betas(beta1: f64, beta2: f64) = (0.9, 0.999), BETA;
+        /// Added to the denominator, above 0; default 1e-8.
+        eps: f64 = 1e-8, (f64::MIN_POSITIVE..f64::INFINITY, "a finite number above 0");
+        /// Maximizes the objective instead of minimizing it; default false.
+        maximize: bool = false;
     }
 }
 
@@ -60,23 +43,8 @@ impl Algorithm for SparseAdamOptions {
     const COUNTS_STEPS: bool = true;
     const SPARSE: bool = true;
 
-    fn check(&self) -> Result<(), OptimizerError> {
-        check_beta("beta1", self.betas.0)?;
-        check_beta("beta2", self.betas.1)?;
-        OptimizerError::check_range("eps", self.eps, f64::MIN_POSITIVE..f64::INFINITY, "a finite number above 0")
-    }
-
     fn momentum(&mut self) -> Option<&mut f64> {
         Some(&mut self.betas.0)
-    }
-
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
-        vec![
-            ("betas.0", Field::Float(&mut self.betas.0)),
-            ("betas.1", Field::Float(&mut self.betas.1)),
-            ("eps", Field::Float(&mut self.eps)),
-            ("maximize", Field::Bool(&mut self.maximize)),
-        ]
     }
 
     fn slots(&self, _param: &Tensor) -> Vec<Slot> {

@@ -29,7 +29,7 @@ fn is_bias(name: &str) -> bool {
 
 fn without_decay<A: Algorithm>(values: &mut Values<A>) {
     for (name, field) in values.options.fields() {
-        if let ("weight_decay", Field::Float(value)) = (name, field) {
+        if let ("weight_decay", Field::Float(value)) = (name.as_str(), field) {
             *value = 0.0;
         }
     }

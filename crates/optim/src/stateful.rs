@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 use crate::algorithm::{Algorithm, Field};
 use crate::bucket::{Bucket, State, buckets};
 use crate::foreach;
-use crate::optimizer::{Group, GroupOptimizer, Values, with_momentum};
+use crate::optimizer::{Group, GroupOptimizer, Values, check, with_momentum};
 use crate::step_count::StepCounts;
 
 /// `param_groups.G.NAME` holds each option, `param_groups.G.params` the number of parameters, and
@@ -299,7 +299,7 @@ fn load_options<A: Algorithm>(
         }
         known.push(key);
     }
-    let checked = OptimizerError::check_lr(lr).and_then(|()| with_momentum(&options, group.has_momentum).check());
+    let checked = OptimizerError::check_lr(lr).and_then(|()| check(&options, group.has_momentum));
     if let Err(OptimizerError::InvalidOption { option, found, expected }) = &checked {
         return Err(mismatch(&format!("{prefix}.{option}"), (*expected).to_owned(), found.to_string()));
     }

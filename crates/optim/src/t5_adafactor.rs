@@ -66,11 +66,11 @@ pub(crate) fn step(options: &AdafactorOptions, warmup_init: bool, step: &Step<'_
         let slots = step.slots.iter().map(|slot| slot.get(index)).collect::<Result<Vec<_>, _>>()?;
         let count = counts[index];
         let first = if warmup_init { 1e-6 * count } else { 1e-2 };
-        let size = clamped(&rms(&param)?, options.eps2)?;
+        let size = clamped(&rms(&param)?, options.eps.1)?;
         let lr = MUL.tensor(&[Arg::Tensor(&size), Arg::Double(first.min(1.0 / count.sqrt()))])?;
 
         let share = count.powf(options.beta2_decay);
-        let eps = Arg::Double(options.eps1.unwrap_or(1e-30));
+        let eps = Arg::Double(options.eps.0.unwrap_or(1e-30));
         let squares = ADD.tensor(&[Arg::Tensor(&grad.f_square()?), eps])?;
         let scale = match (&slots[..], factored(&param.size())) {
             ([rows, columns], Some((column, row))) => {
