@@ -45,7 +45,7 @@ fn one(check: &Check, record: &Record, found: &Found) -> Result<f64, String> {
     let same = found.eq_tensor(&expected).logical_or(&found.isnan().logical_and(&expected.isnan()));
     let difference = (&found - &expected).abs().masked_fill(&same, 0.0);
     let allowed = expected.abs() * check.rtol + check.atol;
-    let within = difference.le_tensor(&allowed).logical_or(&same);
+    let within = is_within(&difference, &allowed).logical_or(&same);
     let relative = (&difference / expected.abs().clamp_min(f64::MIN_POSITIVE)).masked_fill(&same, 0.0);
     let worst = relative.max().double_value(&[]);
     if within.all().int64_value(&[]) != 0 {
@@ -64,4 +64,21 @@ fn one(check: &Check, record: &Record, found: &Found) -> Result<f64, String> {
         check.rtol,
         check.atol
     ))
+}
+
+/// Element by element; an infinite expected value, which would allow any difference, allows none.
+fn is_within(difference: &Tensor, allowed: &Tensor) -> Tensor {
+    difference.le_tensor(allowed).logical_and(&difference.isfinite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_finite_number_passes_for_an_infinite_one() {
+        let infinite = Tensor::from_slice(&[f64::INFINITY, 1.0, f64::NAN]);
+        let within = is_within(&infinite, &Tensor::from_slice(&[f64::INFINITY, 2.0, 2.0]));
+        assert_eq!(Vec::<bool>::try_from(within).unwrap(), [false, true, false]);
+    }
 }

@@ -123,6 +123,7 @@ fn run_case(name: &str, function: cases::Case, out: &Path, mnist: &Path, verbose
     let found = function(&Given::new(&record, out, mnist))?;
     let (passed, failed, worst) = compare::all(name, &record, &found, verbose);
     let seconds = started.elapsed().as_secs_f64();
+    ensure!(passed + failed > 0, "Python expects nothing");
     println!("{name}: {passed} passed, {failed} failed, worst relative difference {worst:.1e}, {seconds:.1} s");
     Ok((passed, failed))
 }

@@ -62,6 +62,10 @@ macro_rules! pass_on {
                 (**self).step_scaled(scale)
             }
 
+            fn check_step(&self) -> Result<(), OptimizerError> {
+                (**self).check_step()
+            }
+
             fn step_skipped(&mut self) -> Result<(), OptimizerError> {
                 (**self).step_skipped()
             }

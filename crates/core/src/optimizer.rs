@@ -124,6 +124,8 @@ pub struct Behavior {
     /// It keeps copies of the parameters' values, and must be notified when weights were loaded
     /// ([`Optimizer::params_changed`]).
     pub keeps_copies: bool,
+    /// Its state holds an average of the parameters, which [`Optimizer::params_changed`] begins anew.
+    pub keeps_average: bool,
     /// Its steps wait for the other ranks: a step must be skipped on all of them or on none.
     pub communicates: bool,
 }
@@ -135,6 +137,7 @@ impl Behavior {
             steps_in_backward: self.steps_in_backward || other.steps_in_backward,
             moves_parameters: self.moves_parameters || other.moves_parameters,
             keeps_copies: self.keeps_copies || other.keeps_copies,
+            keeps_average: self.keeps_average || other.keeps_average,
             communicates: self.communicates || other.communicates,
         }
     }
@@ -207,6 +210,18 @@ pub trait Optimizer {
     /// # Syncs
     /// No, unless the implementation says so.
     fn step(&mut self) -> Result<(), OptimizerError>;
+
+    /// The errors of [`step`](Self::step) that are known before any parameter changes, for those who step several
+    /// optimizers as one.
+    ///
+    /// # Errors
+    /// As `step`.
+    ///
+    /// # Syncs
+    /// No.
+    fn check_step(&self) -> Result<(), OptimizerError> {
+        Ok(())
+    }
 
     /// Whether [`step_scaled`](Self::step_scaled) works, so that a `GradScaler` need not wait for the GPU.
     ///

@@ -267,9 +267,11 @@ od_status od_grad(const od_tensor_list* outputs, const od_tensor_list* inputs, c
       bool accumulate = options->accumulate != 0;
       auto of = defined(outputs, "outputs", false), by = defined(inputs, "inputs", accumulate);
       auto grads = first_grads(of, grad_outputs->list.vec());
+      // The roots first: they make the accumulator of an output that is a leaf, which the edges look for.
+      auto roots = roots_of(of);
+      auto edges = edges_of(by);
       auto results = torch::autograd::Engine::get_default_engine().execute(
-          roots_of(of), grads, options->retain_graph != 0, options->create_graph != 0, accumulate,
-          edges_of(by));
+          roots, grads, options->retain_graph != 0, options->create_graph != 0, accumulate, edges);
       TORCH_CHECK(accumulate || options->allow_unused != 0 ||
                       std::all_of(results.begin(), results.end(), [](const auto& grad) { return grad.defined(); }),
                   "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True "

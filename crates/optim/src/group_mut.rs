@@ -4,7 +4,7 @@ use std::fmt;
 
 use overdrive_core::OptimizerError;
 
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, Slot};
 use crate::builder::Options;
 use crate::optimizer::{Group, with_momentum};
 
@@ -22,8 +22,8 @@ impl<'a, A: Algorithm> GroupMut<'a, A> {
     /// Applies the new options from the next step on.
     ///
     /// # Errors
-    /// When an option is out of range, or needs state that the group does not keep: amsgrad, or momentum in a group
-    /// without. The group is unchanged then.
+    /// When an option is out of range, or needs other state than the group keeps: amsgrad, momentum in a group without, or
+    /// another initial value. The group is unchanged then.
     pub fn apply(self) -> Result<(), OptimizerError> {
         let keeps_momentum = self.scope.0.has_momentum;
         let values = self.over(&self.scope.0.values, keeps_momentum)?;
@@ -31,7 +31,8 @@ impl<'a, A: Algorithm> GroupMut<'a, A> {
         for bucket in &group.buckets {
             for param in bucket.params.to_vec()? {
                 let now = bucket.precision.slot().into_iter().chain(kept.slots(&param));
-                if !now.map(|slot| slot.name).eq(bucket.slots.iter().map(|slot| slot.name)) {
+                let kind = |slot: &Slot| (slot.name, slot.fill);
+                if !now.map(|slot| kind(&slot)).eq(bucket.slots.iter().map(kind)) {
                     return Err(OptimizerError::OtherState);
                 }
             }

@@ -159,8 +159,11 @@ impl<A: Algorithm> Optimizer for InBackward<A> {
         lock(&self.shared).optimizer.zero_grad()
     }
 
+    /// An error of an earlier backward pass was about other weights, and is forgotten.
     fn params_changed(&mut self) -> Result<(), OptimizerError> {
-        lock(&self.shared).optimizer.params_changed()
+        let mut shared = lock(&self.shared);
+        shared.failed = None;
+        shared.optimizer.params_changed()
     }
 
     fn as_stateful(&self) -> Option<&dyn Stateful> {

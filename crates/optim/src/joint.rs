@@ -111,13 +111,14 @@ impl<A: Optimizer, B: Optimizer> Joint<A, B> {
     }
 
     /// Checks before any parameter is updated.
-    fn check_step(&mut self) -> Result<(), OptimizerError> {
+    fn check_both(&mut self) -> Result<(), OptimizerError> {
         let groups = self.num_groups();
         if groups != self.checked {
             check_apart(&self.first, &self.second)?;
             self.checked = groups;
         }
-        check_averaged(self)
+        check_averaged(self)?;
+        self.check_step()
     }
 
     fn order_now(&self) -> Vec<(Owner, usize)> {
@@ -194,9 +195,14 @@ impl<A: Optimizer, B: Optimizer> Optimizer for Joint<A, B> {
     /// Steps the first, then, unless that failed, the second.
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
-        self.check_step()?;
+        self.check_both()?;
         self.first.step()?;
         self.second.step()
+    }
+
+    fn check_step(&self) -> Result<(), OptimizerError> {
+        self.first.check_step()?;
+        self.second.check_step()
     }
 
     fn takes_grad_scale(&self) -> bool {
@@ -208,7 +214,7 @@ impl<A: Optimizer, B: Optimizer> Optimizer for Joint<A, B> {
         if !self.takes_grad_scale() {
             return Err(OptimizerError::TakesNoGradScale);
         }
-        self.check_step()?;
+        self.check_both()?;
         self.first.step_scaled(scale)?;
         self.second.step_scaled(scale)
     }

@@ -37,7 +37,8 @@ impl<O: Optimizer> Lookahead<O> {
     /// are then set to the slow weights. The paper has k = 5, alpha = 0.5.
     ///
     /// # Errors
-    /// When `k` is 0, `alpha` is outside [0, 1], `inner` steps during the backward pass, or memory runs out.
+    /// When `k` is 0, `alpha` is outside [0, 1], `inner` steps during the backward pass or is schedule-free, or memory
+    /// runs out.
     pub fn new(inner: O, k: u32, alpha: f64) -> Result<Self, OptimizerError> {
         let range = |option, found, expected| OptimizerError::InvalidOption { option, found, expected };
         if k == 0 {
@@ -49,6 +50,11 @@ impl<O: Optimizer> Lookahead<O> {
         if inner.behavior().steps_in_backward {
             let reason = "it steps during the backward pass, and the slow weights would start a step late; build it \
                           with `build`";
+            return Err(OptimizerError::DoesNotFit { part: "Lookahead", reason });
+        }
+        if inner.behavior().keeps_average {
+            let reason = "it averages its own steps, and setting the parameters to the slow weights would begin that \
+                          average anew: use it alone";
             return Err(OptimizerError::DoesNotFit { part: "Lookahead", reason });
         }
         let fast = TensorList::new(&inner.params())?;

@@ -82,7 +82,7 @@ impl Algorithm for MuonOptions {
     fn check(&self) -> Result<(), OptimizerError> {
         // Not among the ranges, because errors call each of them by the name of all.
         let (a, b, c) = self.ns_coefficients;
-        let any = f64::NEG_INFINITY..f64::INFINITY;
+        let any = f64::MIN..f64::INFINITY;
         [a, b, c]
             .into_iter()
             .try_for_each(|it| OptimizerError::check_range("ns_coefficients", it, any.clone(), "finite numbers"))

@@ -189,12 +189,8 @@ impl<A: Algorithm> GroupOptimizer<A> {
     fn step_all(&mut self, scale: Option<GradScale<'_>>) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
         // All checks come first, so that an error leaves every parameter unchanged.
-        check_averaged(self)?;
-        check_not_stepped_in_backward(self)?;
-        for bucket in self.groups.iter().flat_map(|group| &group.buckets) {
-            bucket.check_grads::<A>(self.names.as_deref())?;
-        }
-        let mut values: Vec<_> = self.groups.iter().map(|group| group.values.clone()).collect();
+        self.check_grads()?;
+        let mut values = self.values();
         for pass in 0..A::PASSES {
             if !A::begin(&mut values, pass)? {
                 return Ok(());
@@ -210,6 +206,17 @@ impl<A: Algorithm> GroupOptimizer<A> {
         }
         self.groups.iter_mut().zip(values).for_each(|(group, values)| group.values = values);
         Ok(())
+    }
+
+    fn check_grads(&self) -> Result<(), OptimizerError> {
+        check_averaged(self)?;
+        check_not_stepped_in_backward(self)?;
+        let mut buckets = self.groups.iter().flat_map(|group| &group.buckets);
+        buckets.try_for_each(|bucket| bucket.check_grads::<A>(self.names.as_deref()))
+    }
+
+    fn values(&self) -> Vec<Values<A>> {
+        self.groups.iter().map(|group| group.values.clone()).collect()
     }
 
     /// Clips the gradients of the groups that set `max_grad_norm`, by the norm over all groups.
@@ -289,6 +296,7 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
 
     fn behavior(&self) -> overdrive_core::Behavior {
         let mut behavior = overdrive_core::Behavior::default();
+        behavior.keeps_average = A::KEEPS_COPY;
         behavior.keeps_copies = A::KEEPS_COPY || self.packing.precision == LowPrecision::MasterCopy;
         behavior
     }
@@ -332,6 +340,11 @@ impl<A: Algorithm> Optimizer for GroupOptimizer<A> {
     fn step(&mut self) -> Result<(), OptimizerError> {
         let _step = activity(|| Activity::OptimizerStep(&*self));
         self.step_all(None)
+    }
+
+    fn check_step(&self) -> Result<(), OptimizerError> {
+        self.check_grads()?;
+        A::begin(&mut self.values(), 0).map(drop)
     }
 
     fn takes_grad_scale(&self) -> bool {

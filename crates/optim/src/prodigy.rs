@@ -37,7 +37,10 @@ pub(crate) struct Now {
     moves: bool,
     /// The length of the step.
     dlr: f64,
+    /// The first group's, as `beta3` and `decouple`.
+    betas: (f64, f64),
     beta3: f64,
+    decouple: bool,
     /// For each parameter, the product of its gradient and its way from the start, and the sum of `|s|`.
     measured: RefCell<Vec<(f64, f64)>>,
 }
@@ -182,9 +185,13 @@ impl ProdigyOptions {
         for Values { options, .. } in groups {
             (options.d, options.d_max, options.d0) = (first.d, first.d_max, first.d0);
             (options.d_numerator, options.k) = (first.d_numerator, first.k);
+            if (options.betas.0 > 0.0) != (beta1 > 0.0) {
+                let (option, found, expected) = ("beta1", options.betas.0, "0 in all groups or in none");
+                return Err(OptimizerError::InvalidOption { option, found, expected });
+            }
             let beta3 = first.beta3.unwrap_or(beta2.sqrt());
-            let dlr = first.d * lr * correction;
-            options.now = Now { moves: false, dlr, beta3, measured: RefCell::default() };
+            let (dlr, decouple) = (first.d * lr * correction, first.decouple);
+            options.now = Now { moves: false, dlr, betas: first.betas, beta3, decouple, measured: RefCell::default() };
         }
         Ok(true)
     }
@@ -218,8 +225,8 @@ impl ProdigyOptions {
 
     fn measure(&self, step: &Step<'_>) -> Result<(), TorchError> {
         let [s, p0, squares, ..] = step.slots else { return Ok(()) };
-        let (d, (beta1, beta2)) = (self.d, self.betas);
-        let grads = step.penalised_grads(false, if self.decouple { 0.0 } else { self.weight_decay })?;
+        let (d, (beta1, beta2)) = (self.d, self.now.betas);
+        let grads = step.penalised_grads(false, if self.now.decouple { 0.0 } else { self.weight_decay })?;
         let slices = |list: &TensorList| {
             let slices = list.to_vec()?.iter().map(|it| sliced(it, self.slice_p)).collect::<Result<Vec<_>, _>>()?;
             TensorList::new(&slices)
@@ -255,8 +262,8 @@ impl ProdigyOptions {
         let denominators = foreach::sqrt(&step.slots[2])?;
         foreach::add_scalar_(&denominators, self.d * self.eps)?;
         // Before the parameters change, on which these depend.
-        let grads = step.penalised_grads(false, if self.decouple { 0.0 } else { self.weight_decay })?;
-        if self.decouple && self.weight_decay != 0.0 {
+        let grads = step.penalised_grads(false, if self.now.decouple { 0.0 } else { self.weight_decay })?;
+        if self.now.decouple && self.weight_decay != 0.0 {
             foreach::add_(step.params, step.params, -self.weight_decay * dlr)?;
         }
         match step.slots.get(3) {

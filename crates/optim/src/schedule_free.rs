@@ -1,6 +1,6 @@
 //! Schedule-free SGD and AdamW.
 
-use overdrive_core::{OptimizerError, TorchError};
+use overdrive_core::{MOVED, Optimizer, OptimizerError, TorchError};
 use tch::Tensor;
 
 use crate::algorithm::{Algorithm, Field, Slot, Step, check_beta, check_not_negative};
@@ -153,6 +153,10 @@ impl<const ADAMW: bool> GroupOptimizer<ScheduleFreeOptions<ADAMW>> {
 
     fn switch(&mut self, train_mode: bool) -> Result<(), OptimizerError> {
         let _no_grad = tch::no_grad_guard();
+        if let Some(index) = MOVED.position(&self.params.to_vec()?) {
+            let reason = "SAM's `ascend` has moved it: call `step` or `step_skipped` first, which move it back";
+            return Err(OptimizerError::parameter(&self.parameters()[index], index, reason));
+        }
         for group in self.groups.iter_mut().filter(|group| group.values.options.train_mode != train_mode) {
             let momentum = group.values.options.momentum;
             let weight = if train_mode { 1.0 - momentum } else { 1.0 - 1.0 / momentum };

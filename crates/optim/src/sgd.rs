@@ -30,7 +30,7 @@ options! {
         /// The fraction of the gradient that is left out of the momentum; default 0. With both dampening and momentum,
         /// a `GradScaler` reads its flag on the host, as for optimizers without a fused kernel, and refuses float16
         /// gradients.
-        dampening: f64 = 0.0, (f64::NEG_INFINITY..f64::INFINITY, "a finite number");
+        dampening: f64 = 0.0, (f64::MIN..f64::INFINITY, "a finite number");
         /// The L2 penalty, added to the gradient; default 0.
         weight_decay: f64 = 0.0, NOT_NEGATIVE;
         /// Nesterov momentum, which needs a momentum and no dampening; default false.

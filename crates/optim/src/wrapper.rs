@@ -39,6 +39,10 @@ macro_rules! pass_on_to_inner {
             self.inner.set_momentum(group, momentum)
         }
 
+        fn check_step(&self) -> Result<(), overdrive_core::OptimizerError> {
+            self.inner.check_step()
+        }
+
         fn zero_grad(&mut self) -> Result<(), overdrive_core::OptimizerError> {
             self.inner.zero_grad()
         }

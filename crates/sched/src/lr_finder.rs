@@ -25,8 +25,11 @@ pub enum Sweep {
 /// Finds a learning rate: trains a few steps at rates that rise from tiny to huge, and watches the loss.
 ///
 /// Afterwards the model, the optimizer's state and its rates are, bit for bit, what they were before, also when a step
-/// fails. Gradients are freed. What else the steps move stays where it is: the loader, random generators, a
+/// fails or panics. Gradients are freed. What else the steps move stays where it is: the loader, random generators, a
 /// `GradScaler`.
+///
+/// With several ranks, the step has to return the mean of all ranks' losses: each rank stops by what it is given, and a
+/// rank that goes on alone waits for the others.
 ///
 /// ```
 /// use overdrive_core::{Module, Optimizer};
@@ -119,7 +122,7 @@ impl LrFinder {
     ///
     /// # Errors
     /// When an option is out of range, the optimizer's state cannot be saved (tch's), a step fails, a loss is not one
-    /// number, or libtorch fails.
+    /// number, or libtorch fails. If what was before cannot be restored, that error comes first.
     ///
     /// # Syncs
     /// Reads the loss at each step.
@@ -135,12 +138,11 @@ impl LrFinder {
         E: From<ScheduleError>,
     {
         self.check()?;
-        let before = Snapshot::of(model, opt)?;
-        let swept = self.train(opt, &mut step);
-        let restored = before.restore(opt);
-        let swept = swept?;
-        restored?;
-        Ok(swept)
+        let before = Some(Snapshot::of(model, opt)?);
+        let mut sweeping = Sweeping { opt, before };
+        let swept = self.train(sweeping.opt, &mut step);
+        sweeping.end()?;
+        swept
     }
 
     fn train<O, E>(&self, opt: &mut O, step: &mut impl FnMut(&mut O) -> Result<Tensor, E>) -> Result<LrSweep, E>
@@ -197,6 +199,25 @@ fn read(loss: &Tensor) -> Result<f64, ScheduleError> {
     value.map_err(|error| TorchError::from(error).into())
 }
 
+/// An optimizer during the sweep. Dropped by a panic, it restores what was before.
+struct Sweeping<'a, O: Optimizer + ?Sized> {
+    opt: &'a mut O,
+    before: Option<Snapshot>,
+}
+
+impl<O: Optimizer + ?Sized> Sweeping<'_, O> {
+    fn end(&mut self) -> Result<(), ScheduleError> {
+        self.before.take().map_or(Ok(()), |before| before.restore(self.opt))
+    }
+}
+
+impl<O: Optimizer + ?Sized> Drop for Sweeping<'_, O> {
+    fn drop(&mut self) {
+        // `drop` cannot return an error.
+        let _ = self.end();
+    }
+}
+
 /// What training changes: tensors, each with a copy, and the optimizer's state and rates.
 struct Snapshot {
     tensors: Vec<(Tensor, Tensor)>,
@@ -225,6 +246,8 @@ impl Snapshot {
     fn restore<O: Optimizer + ?Sized>(self, opt: &mut O) -> Result<(), ScheduleError> {
         tch::no_grad(|| self.tensors.into_iter().try_for_each(|(mut tensor, copy)| tensor.f_copy_(&copy).map(drop)))
             .map_err(TorchError::from)?;
+        // Otherwise SAM would take back an ascent that a failed step has left.
+        opt.params_changed()?;
         let reason = "the optimizer had a state before the steps, and has none now";
         opt.as_stateful_mut().ok_or(StateError::NotSaved { reason })?.load_state_dict(&self.state)?;
         for (group, lr) in self.lrs.into_iter().enumerate() {

@@ -79,6 +79,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if !too_long.is_empty() {
         println!("longer than 1.15x in training: {}", too_long.join(", "));
     }
+    let failed = failed + too_long.len();
     println!("{passed} passed, {failed} failed");
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -99,11 +99,10 @@ impl<'ast> Visit<'ast> for Counter {
 
     fn visit_expr(&mut self, expression: &'ast syn::Expr) {
         let is_statement = std::mem::take(&mut self.is_statement);
-        let before = self.count;
         visit::visit_expr(self, expression);
         let chooses = matches!(expression, syn::Expr::If(_) | syn::Expr::Block(_) | syn::Expr::Match(_));
         if chooses && !is_statement && only_values(expression) {
-            self.count = before;
+            self.count -= branches(expression);
         }
     }
 
@@ -128,9 +127,20 @@ impl<'ast> Visit<'ast> for Counter {
     }
 }
 
+/// How many branches it has.
+fn branches(expression: &syn::Expr) -> usize {
+    match expression {
+        syn::Expr::If(choice) => 1 + choice.else_branch.as_ref().map_or(0, |(_, other)| branches(other)),
+        syn::Expr::Match(choice) => choice.arms.len(),
+        _ => 1,
+    }
+}
+
 /// Whether every branch is an expression alone.
 fn only_values(expression: &syn::Expr) -> bool {
-    let is_value = |block: &syn::Block| matches!(block.stmts.as_slice(), [syn::Stmt::Expr(_, None)]);
+    let is_loop = |it: &syn::Expr| matches!(it, syn::Expr::ForLoop(_) | syn::Expr::While(_) | syn::Expr::Loop(_));
+    let is_value =
+        |block: &syn::Block| matches!(block.stmts.as_slice(), [syn::Stmt::Expr(value, None)] if !is_loop(value));
     match expression {
         syn::Expr::If(branches) => {
             let other = branches.else_branch.as_ref().is_none_or(|(_, other)| only_values(other));
@@ -166,6 +176,8 @@ mod tests {
     fn an_expression_that_chooses_a_value_is_one_statement() {
         assert_eq!(count("fn f() { let a = if b { 1 } else { 2 }; }"), 2);
         assert_eq!(count("fn f() { let a = if b { g(); 1 } else { 2 }; }"), 5);
+        assert_eq!(count("fn f() { g(|| { for i in 0..3 { a(); b(); } }); }"), 5);
+        assert_eq!(count("fn f() { let a = if b { c(|| { d(); e() }) } else { 2 }; }"), 4);
         assert_eq!(count("fn f() { let a = match b { 1 => 2, _ => 3 }; }"), 2);
         assert_eq!(count("fn f() { match b { 1 => g(), _ => { h(); k(); } } }"), 5);
     }

@@ -82,15 +82,15 @@ where
     }
 
     fn order(&self, epoch: u64) -> Result<Option<u32>, DataError> {
-        // The state of the generator says more.
-        if !self.own_order || self.torch_order.is_some() {
+        if !self.own_order {
             return Ok(None);
         }
         let mut known = self.known_order.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, order)) = known.filter(|(of, _)| *of == epoch) {
             return Ok(Some(order));
         }
-        // The order of all ranks: a run may resume with another number of ranks.
+        // The order of all ranks: a run may resume with another number of ranks. With a generator it is not the one in
+        // which samples come, but another sampler is still noticed.
         let pool = sampled(|| self.batch_sampler.pool(epoch))?;
         let order = pool.iter().fold(0, |crc, &index| crc32c::crc32c_append(crc, &(index as u64).to_le_bytes()));
         *known = Some((epoch, order));

@@ -182,3 +182,21 @@ fn states_of_other_orders_are_refused() -> Result<(), Box<dyn std::error::Error>
     assert!(matches!(drawn.load_state_dict(&wrong), Err(StateError::Mismatch { key, .. }) if key == "generator"));
     Ok(())
 }
+
+#[test]
+fn another_sampler_is_noticed_beside_a_generator() -> Result<(), Box<dyn std::error::Error>> {
+    let _turn = turn();
+    let with = |order: Vec<usize>| {
+        let loader = DataLoader::builder(FnDataset::new(6, Ok)).batch_size(2).sampler(order);
+        loader.generator(Generator::manual_seed(0)).collate(|it: Vec<usize>| Ok(it)).build()
+    };
+    let first = with(vec![0, 1, 2, 3, 4, 5])?;
+    let _batch = first.iter().next();
+    let state = first.state_dict()?;
+    assert!(matches!(
+        with(vec![5, 4, 1, 0, 3, 2])?.load_state_dict(&state),
+        Err(StateError::Mismatch { key, .. }) if key == "order"
+    ));
+    with(vec![0, 1, 2, 3, 4, 5])?.load_state_dict(&state)?;
+    Ok(())
+}

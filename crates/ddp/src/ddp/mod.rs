@@ -110,7 +110,9 @@ impl DistributedDataParallel {
 
     /// Runs a forward pass whose backward averages the gradients, and returns the model's outputs.
     ///
-    /// Under [`tch::no_grad`] this only runs the model, so single ranks may call it alone.
+    /// Under [`tch::no_grad`] this only runs the model, so single ranks may call it alone. PyTorch broadcasts buffers there
+    /// too, once after each training step: before an evaluation by several ranks, call
+    /// [`sync_buffers`](Self::sync_buffers), or each rank uses its own running statistics.
     ///
     /// # Errors
     /// When the last backward left out parameters without
@@ -136,6 +138,21 @@ impl DistributedDataParallel {
         let mut outputs = model();
         self.after_forward(outputs.tensors_mut())?;
         Ok(outputs)
+    }
+
+    /// Overwrites the buffers (running statistics, say) of all ranks with those of rank 0, if a training step has run since
+    /// the last time; a forward pass that trains does it by itself.
+    ///
+    /// # Errors
+    /// When a rank has exited or does not take part within the group's timeout, the hook has failed, or it is called
+    /// from within one.
+    ///
+    /// # Syncs
+    /// Waits for all ranks.
+    pub fn sync_buffers(&self) -> Result<(), DdpError> {
+        self.check_hook()?;
+        self.outside_backward("sync_buffers")?;
+        self.broadcast_buffers(true)
     }
 
     /// Runs backward from a loss. `loss.backward()` does the same, but panics where this returns an error.

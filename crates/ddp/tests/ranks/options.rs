@@ -118,6 +118,11 @@ fn buffers(group: &ProcessGroup) -> Result<()> {
         ensure!(pass(false)? == own, "within a window nothing is sent");
         ensure!(pass(true)? == own, "nor before its last");
         ensure!(pass(true)? == behind_sync, "the next window");
+        // Before an evaluation.
+        let _ = buffer.shallow_clone().fill_(group.rank() as i64 + 1);
+        ddp.sync_buffers()?;
+        let _ = tch::no_grad(|| ddp.forward(|| model.forward(&Tensor::ones([1, 2], FLOAT))))?;
+        ensure!(buffer.sum(Kind::Float).double_value(&[]) == behind_sync, "sync_buffers sends them");
     }
     Ok(())
 }

@@ -43,7 +43,7 @@ impl CustomFwd {
             None => Ok((run(inputs), Autocast { state: now, ..off })),
             Some(_) if !now.enabled => Ok((run(inputs), off)),
             Some(kind) => {
-                let _region = off.enter()?;
+                let (_region, _no_grad) = (off.enter()?, tch::no_grad_guard());
                 let cast: Vec<_> = inputs.iter().map(|input| self.cast(input, kind)).collect::<Result<_, _>>()?;
                 Ok((run(&cast.iter().collect::<Vec<_>>()), off))
             }

@@ -1,5 +1,6 @@
 //! Derivatives of every output element by every input element.
 
+use overdrive_ffi::TensorId;
 use tch::{Kind, Tensor};
 
 use super::grad;
@@ -35,8 +36,11 @@ pub(super) fn numerical(
         let moved = |by: f64| -> Result<Vec<Tensor>, GradcheckError> {
             let mut values = at.clone();
             values[element] += by;
-            let mut args: Vec<_> = inputs.iter().map(Tensor::shallow_clone).collect();
-            args[input] = like(&inputs[input], &values)?.f_set_requires_grad(true)?;
+            let moved = like(&inputs[input], &values)?.f_set_requires_grad(true)?;
+            // A tensor that is given twice moves in both places.
+            let is_it = |other: &Tensor| TensorId::of(other) == TensorId::of(&inputs[input]);
+            let arg = |it: &Tensor| if is_it(it) { moved.shallow_clone() } else { it.shallow_clone() };
+            let args: Vec<_> = inputs.iter().map(arg).collect();
             function(&args).map_err(GradcheckError::Function)
         };
         let (low, high) = (moved(-eps)?, moved(eps)?);

@@ -19,6 +19,8 @@ impl<const CAST: bool> Function for Product<CAST> {
     });
 
     fn forward(&mut self, ctx: &mut Context, [a, b]: [&Tensor; 2]) -> Result<Tensor, BoxError> {
+        // The conversion is not recorded.
+        assert!(!CAST || a.kind() != Kind::Float || !a.requires_grad());
         ctx.save_for_backward([a, b]);
         Ok(a.f_matmul(b)?)
     }

@@ -96,3 +96,11 @@ fn forms_are_kept() {
     ];
     assert_eq!(found, expected);
 }
+
+#[test]
+fn a_leaf_is_its_own_gradients_origin() {
+    let x = param(&[3.0]);
+    assert_eq!(list(&grad(&x, &x).run().unwrap()), [1.0]);
+    let x = param(&[3.0]);
+    assert_eq!(list(&grad(&x, &x).run_with_zeros().unwrap()), [1.0]);
+}

@@ -133,3 +133,9 @@ fn what_cannot_be_checked_is_refused() {
     assert!(matches!(error, Err(GradcheckError::NotZero { output: 0, input: 0 })), "{error:?}");
     gradcheck(|args| args[0].f_argmax(0, false), &x, options()).unwrap();
 }
+
+#[test]
+fn a_tensor_that_is_given_twice_moves_in_both_places() {
+    let x = param(&[3]);
+    gradcheck(|a| Ok::<_, TchError>(vec![a[0].f_mul(&a[1])?]), [&x, &x], options()).unwrap();
+}

@@ -320,6 +320,10 @@ impl Optimizer for Lbfgs {
         Err(OptimizerError::NeedsClosure)
     }
 
+    fn check_step(&self) -> Result<(), OptimizerError> {
+        Err(OptimizerError::NeedsClosure)
+    }
+
     fn gradients_used(&self) -> u64 {
         self.freed
     }

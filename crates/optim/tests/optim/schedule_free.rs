@@ -1,7 +1,7 @@
 //! Schedule-free optimizers: their two modes; and Prodigy, whose steps depend on all parameters.
 
 use overdrive_core::{Optimizer, OptimizerError, Stateful};
-use overdrive_optim::{AdamWScheduleFree, LowPrecision, Prodigy, SgdScheduleFree};
+use overdrive_optim::{AdamWScheduleFree, LowPrecision, ParamGroup, Prodigy, ProdigyOptions, SgdScheduleFree};
 use tch::{Kind, Tensor};
 
 use crate::state::{assert_same, copied};
@@ -180,4 +180,40 @@ fn prodigy_leaves_everything_without_a_gradient() {
     let state = copied(&opt.state_dict().unwrap());
     opt.step().unwrap();
     assert_same(&opt.state_dict().unwrap(), &state, "no gradient");
+}
+
+/// As in prodigyopt, which measures `d` over all groups with the first one's options.
+#[test]
+fn prodigys_groups_share_the_first_ones_options() {
+    let run = |second: fn(ParamGroup<ProdigyOptions>) -> ParamGroup<ProdigyOptions>| {
+        let [p, q] = [1.0, 2.0].map(|value| (Tensor::ones([2], DOUBLE) * value).set_requires_grad(true));
+        let builder = Prodigy::builder([&p]).betas(0.9, 0.99).weight_decay(0.1).d0(1e-2);
+        let mut opt = builder.add_param_group(second(Prodigy::group([&q]))).build().unwrap();
+        for _ in 0..20 {
+            ((&p - 3.0).square() + (&q + 1.0).square()).sum(Kind::Double).backward();
+            opt.step()?;
+            opt.zero_grad()?;
+        }
+        Ok::<_, OptimizerError>((opt.d(), p.sum(Kind::Double).double_value(&[]), q.sum(Kind::Double).double_value(&[])))
+    };
+    let same = run(|group| group).unwrap();
+    assert_eq!(run(|group| group.betas(0.1, 0.5)).unwrap(), same);
+    assert_eq!(run(|group| group.decouple(false)).unwrap(), same);
+    let error = run(|group| group.betas(0.0, 0.99)).unwrap_err().to_string();
+    assert_eq!(error, "beta1 is 0, but should be 0 in all groups or in none");
+}
+
+#[test]
+fn prodigys_slices_cannot_change_while_it_trains() {
+    let p = Tensor::ones([5], DOUBLE).set_requires_grad(true);
+    let mut opt = Prodigy::builder([&p]).build().unwrap();
+    let step = |opt: &mut dyn Optimizer| {
+        (&p - 3.0).square().sum(Kind::Double).backward();
+        opt.step().unwrap();
+        opt.zero_grad().unwrap();
+    };
+    step(&mut opt);
+    let changed = opt.group_mut(0).unwrap().slice_p(3).apply();
+    assert!(matches!(changed, Err(OptimizerError::OtherState)), "{changed:?}");
+    step(&mut opt);
 }

@@ -2,7 +2,8 @@
 
 use overdrive_core::{Entry, Optimizer, OptimizerError, StateDict, StateError, Stateful};
 use overdrive_optim::{
-    AdamW, AveragedModel, Averaging, Joint, Lookahead, LowPrecision, Muon, Sam, Sgd, hidden_matrices,
+    AdamW, AveragedModel, Averaging, Joint, Lbfgs, Lookahead, LowPrecision, Muon, Sam, Sgd, SgdScheduleFree,
+    hidden_matrices,
 };
 use tch::{Kind, Tensor, nn};
 
@@ -353,4 +354,44 @@ fn slow_weights_and_copied_states_hold_no_graph() {
     own.insert("weight", Entry::Tensor(weight.shallow_clone()));
     let copied = own.copied().unwrap();
     assert!(!copied.tensor("weight", &weight.size(), Kind::Double).unwrap().requires_grad());
+}
+
+#[test]
+fn a_joint_step_that_the_second_refuses_changes_nothing() {
+    let (first, second) = (weight(), weight());
+    let sgd = || Sgd::builder([first.shallow_clone()]).lr(1.0).build().unwrap();
+    let mut free = SgdScheduleFree::builder([second.shallow_clone()]).lr(1.0).build().unwrap();
+    free.eval().unwrap();
+    let mut opt = Joint::new(sgd(), free).unwrap();
+    let step = |opt: &mut dyn Optimizer| {
+        (&first + &second).sum(Kind::Double).backward();
+        let stepped = opt.step();
+        opt.zero_grad().unwrap();
+        (stepped, value(&first), value(&second))
+    };
+    let (refused, one, other) = step(&mut opt);
+    assert!(matches!(refused, Err(OptimizerError::InEvaluation)), "{refused:?}");
+    assert_eq!(one, 8.0);
+    assert_eq!(other, 8.0);
+    opt.optimizers_mut().1.train().unwrap();
+    assert!(matches!(step(&mut opt), (Ok(()), 7.0, 7.0)));
+    let lbfgs = Lbfgs::builder([second.shallow_clone()]).build().unwrap();
+    let mut opt = Joint::new(Lookahead::new(sgd(), 2, 0.5).unwrap(), lbfgs).unwrap();
+    assert!(matches!(step(&mut opt), (Err(OptimizerError::NeedsClosure), 7.0, 7.0)));
+}
+
+#[test]
+fn what_would_restart_or_move_an_average_is_refused() {
+    let weight = weight();
+    let free = || SgdScheduleFree::builder([weight.shallow_clone()]).lr(1.0).build().unwrap();
+    let error = Lookahead::new(free(), 2, 1.0).unwrap_err().to_string();
+    assert!(error.contains("begin that average anew"), "{error}");
+    let mut sam = Sam::new(free(), 0.1).unwrap();
+    weight.sum(Kind::Double).backward();
+    sam.ascend().unwrap();
+    let error = sam.inner_mut().eval().unwrap_err().to_string();
+    assert!(error.contains("SAM's `ascend` has moved it"), "{error}");
+    sam.step_skipped().unwrap();
+    sam.inner_mut().eval().unwrap();
+    assert_eq!(value(&weight), 8.0);
 }

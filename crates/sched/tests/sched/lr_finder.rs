@@ -216,3 +216,26 @@ fn what_cannot_work_is_refused() -> Result<(), Box<dyn std::error::Error>> {
     assert!(refused.unwrap_err().to_string().contains("use an optimizer of overdrive-optim"));
     Ok(())
 }
+
+#[test]
+fn a_panic_restores_what_was_before() {
+    let vs = VarStore::new(Device::Cpu);
+    let weight = vs.root().ones("weight", &[2]);
+    let mut opt = Momentum::new(&vs);
+    let mut steps = 0;
+    let panics = || {
+        LrFinder::new().min_lr(0.1).run(&vs, &mut opt, |opt| -> Result<Tensor, ScheduleError> {
+            let loss = weight.square().sum(Kind::Float);
+            loss.backward();
+            opt.step()?;
+            opt.zero_grad()?;
+            steps += 1;
+            assert!(steps < 3, "planted");
+            Ok(loss)
+        })
+    };
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics));
+    assert!(caught.is_err());
+    assert_eq!(Vec::<f32>::try_from(weight.detach()).unwrap(), [1.0; 2]);
+    assert_eq!((opt.lrs, opt.steps), (vec![0.3, 0.7], 0));
+}
