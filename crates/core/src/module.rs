@@ -18,7 +18,7 @@ use crate::parameter::Parameter;
 /// `torch.nn.Module`
 pub trait Module {
     /// Shows the visitor the parameters, buffers and modules that belong to this one, in the order in which they were
-    /// declared. A module cannot be a part of itself; the derive has no field type that could make it one.
+    /// declared, each under a name of its own. A module that is shown as a part of itself is left out there.
     fn visit<'a>(&'a self, visitor: &mut dyn Visitor<'a>);
 
     /// Its type and options, as PyTorch prints them: `Linear(in_features=4, out_features=2, bias=True)`.
@@ -115,7 +115,7 @@ pub trait Module {
         Self: Sized,
     {
         let mut result = Ok(());
-        apply(self, &mut |module| {
+        apply(self, &mut self.id().into_iter().collect(), &mut |module| {
             if result.is_ok() {
                 result = each(module);
             }
@@ -337,7 +337,7 @@ pub(crate) enum Item<'a, 'b> {
 /// Shows all parts of a module with their dotted names: first its own parameters and buffers, then its modules, as
 /// PyTorch does, each in the order in which they were declared.
 pub(crate) fn walk<'a, M: Module>(module: &'a M, each: &mut dyn FnMut(Item<'a, '_>)) {
-    let mut walk = Walk { path: String::new(), in_modules: false, each };
+    let mut walk = Walk { path: String::new(), around: module.id().into_iter().collect(), in_modules: false, each };
     module.visit(&mut walk);
     walk.in_modules = true;
     module.visit(&mut walk);
@@ -345,6 +345,8 @@ pub(crate) fn walk<'a, M: Module>(module: &'a M, each: &mut dyn FnMut(Item<'a, '
 
 struct Walk<'a, 'w> {
     path: String,
+    /// The modules that this one is a part of.
+    around: Vec<ModuleId>,
     /// Whether the modules are shown now, and not what belongs to the module itself.
     in_modules: bool,
     each: &'w mut dyn FnMut(Item<'a, '_>),
@@ -377,15 +379,19 @@ impl<'a> Visitor<'a> for Walk<'a, '_> {
     }
 
     fn module(&mut self, name: &str, module: &'a dyn Module) {
-        if self.in_modules {
-            self.within(name, |walk| {
-                (walk.each)(Item::Module { name: &walk.path, module });
-                walk.in_modules = false;
-                module.visit(walk);
-                walk.in_modules = true;
-                module.visit(walk);
-            });
+        if !self.in_modules || module.id().is_some_and(|id| self.around.contains(&id)) {
+            return;
         }
+        let depth = self.around.len();
+        self.around.extend(module.id());
+        self.within(name, |walk| {
+            (walk.each)(Item::Module { name: &walk.path, module });
+            walk.in_modules = false;
+            module.visit(walk);
+            walk.in_modules = true;
+            module.visit(walk);
+        });
+        self.around.truncate(depth);
     }
 
     fn state(&mut self, state: &'a ModuleState) {
@@ -400,19 +406,28 @@ impl<'a> Visitor<'a> for Walk<'a, '_> {
     }
 }
 
-fn apply(module: &dyn Module, each: &mut dyn FnMut(&dyn Module)) {
-    /// With the modules that it has shown: one that its parent owns twice counts once.
-    struct Children<'w>(&'w mut dyn FnMut(&dyn Module), HashSet<ModuleId>);
+/// `around`: the module and those that it is a part of.
+fn apply(module: &dyn Module, around: &mut Vec<ModuleId>, each: &mut dyn FnMut(&dyn Module)) {
+    struct Children<'w> {
+        around: &'w mut Vec<ModuleId>,
+        /// One that its parent owns twice counts once.
+        shown: HashSet<ModuleId>,
+        each: &'w mut dyn FnMut(&dyn Module),
+    }
     impl<'a> Visitor<'a> for Children<'_> {
         fn parameter(&mut self, _: &str, _: &Tensor) {}
         fn buffer(&mut self, _: &str, _: &Tensor, _: bool) {}
         fn module(&mut self, _: &str, module: &'a dyn Module) {
-            if module.id().is_none_or(|id| self.1.insert(id)) {
-                apply(module, self.0);
+            if module.id().is_some_and(|id| self.around.contains(&id) || !self.shown.insert(id)) {
+                return;
             }
+            let depth = self.around.len();
+            self.around.extend(module.id());
+            apply(module, self.around, self.each);
+            self.around.truncate(depth);
         }
         fn state(&mut self, _: &'a ModuleState) {}
     }
-    module.visit(&mut Children(each, HashSet::new()));
+    module.visit(&mut Children { around, shown: HashSet::new(), each });
     each(module);
 }

@@ -1,6 +1,6 @@
 //! A module's weights as a state.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use overdrive_ffi::{Error as TorchError, TensorId};
 use tch::Tensor;
@@ -12,10 +12,11 @@ use crate::state::{Entry, StateDict, StateError};
 /// A module's state: every parameter and every persistent buffer by its names, tied ones under each.
 ///
 /// # Errors
-/// While SAM has moved the weights.
+/// While SAM has moved the weights, and when two tensors have one name.
 pub fn module_state<M: Module>(module: &M) -> Result<StateDict, StateError> {
     let entries = module_entries(module);
     check_in_place(&entries)?;
+    check_names(&entries)?;
     let mut state = StateDict::new();
     for (name, tensor) in entries {
         state.insert(name, Entry::Tensor(tensor));
@@ -27,12 +28,13 @@ pub fn module_state<M: Module>(module: &M) -> Result<StateDict, StateError> {
 /// the names is enough.
 ///
 /// # Errors
-/// When an entry is missing, unknown, or has another shape or dtype, or SAM has moved the weights; nothing has changed
-/// then.
+/// When an entry is missing, unknown, or has another shape or dtype, SAM has moved the weights, or two tensors have one
+/// name; nothing has changed then.
 pub fn load_module_state<M: Module>(module: &M, state: &StateDict) -> Result<(), StateError> {
     let entries = module_entries(module);
     // SAM's step would overwrite the loaded weights with those from before its ascent.
     check_in_place(&entries)?;
+    check_names(&entries)?;
     let is_there = |name: &str| state.get(name).is_ok();
     let given: HashSet<TensorId> =
         entries.iter().filter(|(name, _)| is_there(name)).map(|(_, own)| TensorId::of(own)).collect();
@@ -70,4 +72,17 @@ fn check_in_place(entries: &[(String, Tensor)]) -> Result<(), StateError> {
         Some(_) => Err(StateError::NotSaved { reason }),
         None => Ok(()),
     }
+}
+
+/// An error if two tensors have one name, which a `visit` written by hand can give them: one would be lost.
+fn check_names(entries: &[(String, Tensor)]) -> Result<(), StateError> {
+    let mut known = HashMap::new();
+    for (name, tensor) in entries {
+        let id = TensorId::of(tensor);
+        if *known.entry(name).or_insert(id) != id {
+            let (expected, found) = ("the name of one tensor".to_owned(), "that of two in this module".to_owned());
+            return Err(StateError::Mismatch { key: name.clone(), expected, found });
+        }
+    }
+    Ok(())
 }

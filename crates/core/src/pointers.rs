@@ -3,6 +3,8 @@
 use std::any::Any;
 
 use crate::module::{Module, ModuleId, Visitor};
+use crate::module_state::{load_module_state, module_state};
+use crate::state::{StateDict, StateError, Stateful};
 
 macro_rules! pointers {
     ($(($($generics:tt)*) $pointer:ty;)+) => {$(
@@ -31,4 +33,15 @@ pointers! {
     (M: Module + ?Sized) Box<M>;
     (M: Module + ?Sized) std::rc::Rc<M>;
     (M: Module + ?Sized) std::sync::Arc<M>;
+}
+
+/// A layer that several own.
+impl<M: Module + ?Sized> Stateful for std::rc::Rc<M> {
+    fn state_dict(&self) -> Result<StateDict, StateError> {
+        module_state(self)
+    }
+
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
+        load_module_state(self, state)
+    }
 }

@@ -121,6 +121,13 @@ impl Sequential {
     }
 }
 
+/// A layer that is used in several places.
+impl<M: Forward + ?Sized> Forward for std::rc::Rc<M> {
+    fn forward(&self, input: &Tensor) -> Result<Tensor, NnError> {
+        (**self).forward(input)
+    }
+}
+
 impl Module for Sequential {
     fn visit<'a>(&'a self, visitor: &mut dyn Visitor<'a>) {
         for (index, module) in self.0.iter().enumerate() {

@@ -129,6 +129,12 @@ impl<'a> LoadStateDict<'a> {
         let has_mean = |norm: &str| means.contains(&format!("{norm}running_mean"));
         let mut keys = Incompatible::default();
         let (mut tensors, mut pairs) = (Vec::new(), Vec::new());
+        let mut names = HashMap::new();
+        for (name, tensor) in &own {
+            if *names.entry(name).or_insert(TensorId::of(tensor)) != TensorId::of(tensor) {
+                tensors.push(format!("two tensors of the module have the name {name}."));
+            }
+        }
         for (name, tensor) in &mut own {
             match saved.remove(name).map(|(_, entry)| fitting(name, tensor, entry)) {
                 None if given.contains(&TensorId::of(tensor)) => {}
@@ -149,7 +155,8 @@ impl<'a> LoadStateDict<'a> {
         check_tied(&pairs)?;
         let _no_grad = tch::no_grad_guard();
         for (_, own, saved) in pairs {
-            own.f_copy_(saved).map_err(TorchError::from)?;
+            let saved = saved.f_reshape(own.size()).map_err(TorchError::from)?;
+            own.f_copy_(&saved).map_err(TorchError::from)?;
         }
         Ok(keys)
     }
@@ -218,7 +225,9 @@ fn fitting<'s>(name: &str, own: &Tensor, entry: &'s Entry) -> Result<&'s Tensor,
 
 fn fitting_tensor<'s>(name: &str, own: &Tensor, saved: &'s Tensor) -> Result<&'s Tensor, String> {
     let sizes = |tensor: &Tensor| tensor.size().iter().map(i64::to_string).collect::<Vec<_>>().join(", ");
-    if !saved.defined() || saved.size() != own.size() {
+    // As PyTorch before 0.4 saved scalars.
+    let is_scalar = saved.defined() && own.size().is_empty() && saved.size() == [1];
+    if !is_scalar && (!saved.defined() || saved.size() != own.size()) {
         let saved = if saved.defined() { sizes(saved) } else { "undefined".to_owned() };
         return Err(format!(
             "size mismatch for {name}: copying a param with shape torch.Size([{saved}]) from checkpoint, the shape in \
@@ -229,6 +238,10 @@ fn fitting_tensor<'s>(name: &str, own: &Tensor, saved: &'s Tensor) -> Result<&'s
     let is_real = |kind: Kind| matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16);
     if saved.kind() != own.kind() && !(is_real(saved.kind()) && is_real(own.kind())) {
         return Err(format!("dtype mismatch for {name}: {:?} in the checkpoint, {:?} here.", saved.kind(), own.kind()));
+    }
+    let (sizes, strides) = (own.size(), own.stride());
+    if sizes.iter().zip(&strides).any(|(size, stride)| *size > 1 && *stride == 0) {
+        return Err(format!("{name} cannot be written: its elements share memory (it was made by `expand`)."));
     }
     if saved.is_sparse() {
         return Err(format!("layout mismatch for {name}: a sparse tensor in the checkpoint."));

@@ -204,3 +204,51 @@ fn a_device_or_dtype_that_does_not_exist_is_an_error() {
     net.to(Kind::Double).unwrap();
     assert!(text(net.fc1.forward(&x(&[2, 4]))).starts_with("fc1: Linear(in_features=4"));
 }
+
+/// With parts as a `visit` written by hand may show them.
+struct Odd {
+    first: Linear,
+    second: Linear,
+    in_itself: bool,
+}
+
+impl Module for Odd {
+    fn visit<'a>(&'a self, visitor: &mut dyn Visitor<'a>) {
+        visitor.module("x", &self.first);
+        match self.in_itself {
+            true => visitor.module("me", self),
+            false => visitor.module("x", &self.second),
+        }
+    }
+}
+
+#[test]
+fn modules_within_themselves_count_once_and_doubled_names_are_an_error() {
+    let odd = |in_itself| Odd { first: Linear::new(1, 1).unwrap(), second: Linear::new(1, 1).unwrap(), in_itself };
+    let within = odd(true);
+    assert_eq!(within.named_parameters().len(), 2);
+    assert_eq!(within.named_modules().len(), 2);
+    let mut seen = 0;
+    let count = |_: &dyn Module| -> Result<(), NnError> {
+        seen += 1;
+        Ok(())
+    };
+    within.apply(count).unwrap();
+    assert_eq!(seen, 2);
+    let doubled = odd(false);
+    let error = module_state(&doubled).unwrap_err().to_string();
+    assert_eq!(error, "`x.weight` should be the name of one tensor, but is that of two in this module");
+    let state = module_state(&within).unwrap();
+    let error = LoadStateDict::new(&state).into(&doubled).unwrap_err().to_string();
+    assert!(error.contains("two tensors of the module have the name x.weight."), "{error}");
+}
+
+#[test]
+fn a_layer_in_several_places_is_one() {
+    let shared = Rc::new(Linear::new(2, 2).unwrap());
+    let mut model = sequential![shared.clone(), Relu, shared];
+    assert_eq!((model.named_parameters().len(), model.state_dict().unwrap().len()), (2, 4));
+    let state = model.state_dict().unwrap();
+    model.load_state_dict(&state).unwrap();
+    assert_eq!(model.forward(&x(&[1, 2])).unwrap().size(), [1, 2]);
+}

@@ -1,7 +1,9 @@
 //! State dicts that do not fit leave the module as it is.
 
 use overdrive_core::Entry;
-use overdrive_nn::{BatchNorm1d, Linear, LoadError, LoadStateDict, Module, StateDict, Stateful, module_entries};
+use overdrive_nn::{
+    BatchNorm1d, Buffer, Linear, LoadError, LoadStateDict, Module, Parameter, StateDict, Stateful, module_entries,
+};
 use tch::{Device, Kind, Tensor};
 
 #[derive(Debug, Module)]
@@ -149,4 +151,35 @@ fn floating_point_dtypes_are_converted() {
         LoadStateDict::new(&state).into(&net).unwrap();
         assert_eq!((net.first.weight.kind(), net.first.weight.double_value(&[1, 1])), (Kind::Float, value));
     }
+}
+
+#[test]
+fn a_tensor_that_cannot_be_written_is_named_before_anything_changes() {
+    #[derive(Debug, Module)]
+    struct Expanded {
+        weight: Parameter,
+        buffer: Buffer,
+    }
+    let ones = |shape: &[i64]| Tensor::ones(shape, (Kind::Float, Device::Cpu));
+    let net =
+        Expanded { weight: Parameter::new(&ones(&[2])).unwrap(), buffer: Buffer::new(&ones(&[1]).expand([3], false)) };
+    let mut state = StateDict::new();
+    state.insert("weight", Entry::Tensor(ones(&[2]) * 5));
+    state.insert("buffer", Entry::Tensor(ones(&[3])));
+    let error = LoadStateDict::new(&state).into(&net).unwrap_err().to_string();
+    assert!(error.contains("buffer cannot be written"), "{error}");
+    assert_eq!(Vec::<f32>::try_from(net.weight.detach()).unwrap(), [1.0; 2]);
+}
+
+#[test]
+fn a_scalar_that_was_saved_with_a_dimension_loads() {
+    let net = Net::new();
+    let mut state = StateDict::new();
+    for (name, entry) in net.state_dict().unwrap().iter() {
+        let Entry::Tensor(tensor) = entry else { panic!("{name}") };
+        let is_count = name.ends_with("num_batches_tracked");
+        state.insert(name, Entry::Tensor(if is_count { tensor.view([1]) + 7 } else { tensor.copy() }));
+    }
+    LoadStateDict::new(&state).into(&net).unwrap();
+    assert_eq!(net.norm.num_batches_tracked.as_ref().unwrap().int64_value(&[]), 7);
 }
