@@ -1,7 +1,7 @@
 //! PyTorch's `examples/imagenet` in small: a model by its name, meters, top-k accuracy, resume and the best checkpoint.
 //!
 //! Trains on a folder of JPEG files, by default on pictures that it draws itself. Its losses are those of
-//! `parity/recipes/imagenet.py`, both on `--tensors`: `cargo xtask parity recipes`.
+//! `parity/recipes/imagenet.py`, both on `--data`: `cargo xtask parity recipes`.
 //!
 //!     cargo run -p overdrive-examples --example recipe_imagenet
 #![forbid(unsafe_code)]

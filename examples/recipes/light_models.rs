@@ -91,10 +91,14 @@ fn main() -> Result<()> {
         model.to(device)?;
         let (monitor, start) = (Monitor::builder().interval(Duration::from_millis(50)).start()?, Instant::now());
         train(&model, &train_loader)?;
-        let (seconds, millions) = (start.elapsed().as_secs_f64(), model.num_parameters() as f64 / 1e6);
-        let bytes = monitor.samples().iter().filter_map(|sample| Some(sample.process?.resident_memory_bytes)).max();
-        let (peak, accuracy) = (bytes.unwrap_or_default() >> 20, 100.0 * test(&model, &test_loader)?);
-        println!("{name}: {millions:.1} M parameters, {seconds:.1} s, {peak} MiB, {accuracy:.1}%");
+        let (seconds, samples) = (start.elapsed().as_secs_f64(), monitor.samples());
+        let peak = samples.iter().filter_map(|it| Some(it.process?.resident_memory_bytes >> 20)).max();
+        println!(
+            "{name}: {:.1} M parameters, {seconds:.1} s, {} MiB, {:.1}%",
+            model.num_parameters() as f64 / 1e6,
+            peak.unwrap_or_default(),
+            100.0 * test(&model, &test_loader)?
+        );
     }
     Ok(())
 }

@@ -34,6 +34,7 @@ const RECIPES: &[(&str, Bound)] = &[
     ("mnist", Bound::Bits(50)),
     ("nanogpt", Bound::Bits(50)),
     ("ema_swa", Bound::Bits(50)),
+    ("word_language_model", Bound::Bits(50)),
     ("imagenet", Bound::Relative(1e-5, 20)),
     ("amp", Bound::Relative(1e-5, 20)),
     ("pinn", Bound::Relative(1e-5, 20)),

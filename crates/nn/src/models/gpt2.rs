@@ -60,6 +60,9 @@ builder! {
 /// # Errors
 /// When memory runs out.
 ///
+/// The hub's own files leave out the prefix `transformer.` and hold masks: load them by
+/// `LoadStateDict::new(&state).rename(|name| format!("transformer.{name}")).strict(false)`.
+///
 /// # Source
 /// `GPT2LMHeadModel(GPT2Config())`
 #[doc(alias = "GPT2Config")]

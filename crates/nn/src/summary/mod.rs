@@ -61,9 +61,9 @@ pub struct SummaryRow {
 
 /// Runs a model in evaluation mode without gradients, and tells what its layers compute. The model stays as it is.
 ///
-/// Multiply-adds are counted as torchinfo does: of a convolution its weights for each position of the output, of a linear
-/// layer its weights for each row, of others their weights for each item of the batch. Operations that are not layers
-/// count nothing.
+/// Multiply-adds: of a convolution its weights for each position of the output, of a linear layer its weights for each
+/// row, of others their weights for each item of the batch, as torchinfo counts them; but of a linear layer it counts one
+/// row for each item of the batch, and so too few for sequences. Operations that are not layers count nothing.
 ///
 /// ```
 /// use overdrive_nn::{Linear, NnError, Relu, Sequential, sequential, summary};
