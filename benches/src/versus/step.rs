@@ -23,7 +23,9 @@ const WIDTHS: [i64; 4] = [784, 128, 128, 10];
 /// Steps per sample, so that a sample takes tens of milliseconds.
 const MLP_STEPS: u32 = 150;
 const ADAMW_STEPS: u32 = 5;
-const GPT_STEPS: u32 = 20;
+/// A quarter of a second each: what modules cost is less than the noise of shorter ones.
+const MLP_MODULES_STEPS: u32 = 1500;
+const GPT_STEPS: u32 = 150;
 const PAIRS: u32 = 31;
 
 pub(super) type Step = Box<dyn FnMut() -> Result<()>>;
@@ -63,7 +65,7 @@ pub fn measure(options: &Options) -> Result<VersusReport> {
         ADAMW_STEPS,
     )?;
     let tch_modules = |step| ("tch's modules", step);
-    let mut mlp_modules = Contest::new(step_nn::mlp_nn()?, tch_modules(step_nn::mlp_tch()?), &[], MLP_STEPS)?;
+    let mut mlp_modules = Contest::new(step_nn::mlp_nn()?, tch_modules(step_nn::mlp_tch()?), &[], MLP_MODULES_STEPS)?;
     let mut gpt_modules = Contest::new(step_nn::gpt_nn()?, tch_modules(step_nn::gpt_tch()?), &[], GPT_STEPS)?;
     for _ in 0..options.pairs.unwrap_or(PAIRS) {
         mlp_modules.round(None)?;

@@ -24,6 +24,7 @@ mod seed;
 mod state;
 mod tch_optimizer;
 mod var_store;
+mod walk;
 
 pub use activity::{Activity, ActivityGuard, ActivityObserver, ActivityObserverEntry, activity};
 pub use cache_fill::{CacheFill, FillingCache};

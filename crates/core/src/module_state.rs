@@ -6,8 +6,9 @@ use overdrive_ffi::{Error as TorchError, TensorId};
 use tch::Tensor;
 
 use crate::marks::MOVED;
-use crate::module::{Item, Module, walk};
+use crate::module::Module;
 use crate::state::{Entry, StateDict, StateError};
+use crate::walk::{Item, walk};
 
 /// A module's state: every parameter and every persistent buffer by its names, tied ones under each.
 ///
