@@ -35,7 +35,7 @@ pub use marks::{
     check_not_stepped_in_backward,
 };
 pub use module::{Module, ModuleId, ModuleState, To, Visitor};
-pub use module_state::{load_module_state, module_entries, module_state};
+pub use module_state::{layer_states, load_module_state, module_entries, module_state};
 pub use optimizer::{Behavior, GradScale, Optimizer, OptimizerError, OptimizerId};
 pub use overdrive_ffi::{Error as TorchError, ErrorKind as TorchErrorKind};
 pub use parameter::{IntoParameters, Parameter, prefixed};

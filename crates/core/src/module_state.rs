@@ -6,7 +6,7 @@ use overdrive_ffi::{Error as TorchError, TensorId};
 use tch::Tensor;
 
 use crate::marks::MOVED;
-use crate::module::Module;
+use crate::module::{Module, ModuleState};
 use crate::state::{Entry, StateDict, StateError};
 use crate::walk::{Item, walk};
 
@@ -63,6 +63,19 @@ pub fn module_entries<M: Module>(module: &M) -> Vec<(String, Tensor)> {
             found.push((name.to_owned(), tensor.shallow_clone()));
         }
         _ => {}
+    });
+    found
+}
+
+/// The states of all layers, each once.
+pub fn layer_states<M: Module>(module: &M) -> Vec<&ModuleState> {
+    let (mut found, mut seen) = (Vec::new(), HashSet::new());
+    walk(module, &mut |item| {
+        if let Item::State { state } = item
+            && seen.insert(std::ptr::from_ref(state))
+        {
+            found.push(state);
+        }
     });
     found
 }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 
-use overdrive_core::{Module, ModuleState, Visitor};
+use overdrive_core::{Module, ModuleState, layer_states};
 use overdrive_ffi::{Error as TorchError, TensorId};
 use tch::Tensor;
 
@@ -90,9 +90,7 @@ impl<'a> Pass<'a> {
         if pass.momenta.is_empty() {
             return Ok(pass);
         }
-        let mut states = States(Vec::new());
-        model.visit(&mut states);
-        for state in states.0 {
+        for state in layer_states(model) {
             pass.modes.push((state, state.is_training()));
             state.set_training(true);
         }
@@ -109,25 +107,8 @@ impl<'a> Pass<'a> {
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
-        // In reverse: a layer that is used twice is listed twice.
-        self.momenta.iter().rev().for_each(|(momentum, was)| momentum.set(*was));
-        self.modes.iter().rev().for_each(|(state, was)| state.set_training(*was));
-    }
-}
-
-struct States<'a>(Vec<&'a ModuleState>);
-
-impl<'a> Visitor<'a> for States<'a> {
-    fn parameter(&mut self, _: &str, _: &Tensor) {}
-
-    fn buffer(&mut self, _: &str, _: &Tensor, _: bool) {}
-
-    fn module(&mut self, _: &str, module: &'a dyn Module) {
-        module.visit(self);
-    }
-
-    fn state(&mut self, state: &'a ModuleState) {
-        self.0.push(state);
+        self.momenta.iter().for_each(|(momentum, was)| momentum.set(*was));
+        self.modes.iter().for_each(|(state, was)| state.set_training(*was));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Leaves a model as it was.
 
-use overdrive_core::{Module, ModuleState, Visitor};
+use overdrive_core::{Module, ModuleState, layer_states};
 use tch::{TchError, Tensor};
 
 /// Gives the modules of a model their modes and the buffers their values back when it is dropped.
@@ -12,11 +12,9 @@ pub(super) struct Unchanged<'a> {
 impl<'a> Unchanged<'a> {
     pub fn new<M: Module>(model: &'a M) -> Result<Self, TchError> {
         let _no_grad = tch::no_grad_guard();
-        let mut states = States(Vec::new());
-        model.visit(&mut states);
         let copied = |(_, buffer): (String, Tensor)| Ok((buffer.f_detach_copy()?, buffer));
         let buffers = model.named_buffers().into_iter().map(copied).collect::<Result<_, TchError>>()?;
-        Ok(Self { modes: states.0.into_iter().map(|state| (state, state.is_training())).collect(), buffers })
+        Ok(Self { modes: layer_states(model).into_iter().map(|state| (state, state.is_training())).collect(), buffers })
     }
 }
 
@@ -32,22 +30,5 @@ impl Drop for Unchanged<'_> {
                 let _ = buffer.f_copy_(before);
             }
         }
-    }
-}
-
-/// The states of all layers.
-struct States<'a>(Vec<&'a ModuleState>);
-
-impl<'a> Visitor<'a> for States<'a> {
-    fn parameter(&mut self, _: &str, _: &Tensor) {}
-
-    fn buffer(&mut self, _: &str, _: &Tensor, _: bool) {}
-
-    fn module(&mut self, _: &str, module: &'a dyn Module) {
-        module.visit(self);
-    }
-
-    fn state(&mut self, state: &'a ModuleState) {
-        self.0.push(state);
     }
 }
