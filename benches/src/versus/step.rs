@@ -114,7 +114,7 @@ impl Contest {
     }
 
     fn round(&mut self, peer: Option<&mut Peer>) -> Result<()> {
-        let ours_first = self.ours.1.len() % 2 == 0;
+        let ours_first = self.ours.1.len().is_multiple_of(2);
         for is_ours in [ours_first, !ours_first] {
             match is_ours {
                 true => self.ours.1.push(time(&mut self.ours.0, self.steps)?),

@@ -138,7 +138,7 @@ impl<'a> LoadStateDict<'a> {
         for (name, tensor) in &mut own {
             match saved.remove(name).map(|(_, entry)| fitting(name, tensor, entry)) {
                 None if given.contains(&TensorId::of(tensor)) => {}
-                None if name.strip_suffix("num_batches_tracked").is_some_and(|norm| has_mean(norm)) => {}
+                None if name.strip_suffix("num_batches_tracked").is_some_and(has_mean) => {}
                 None => keys.missing_keys.push(name.clone()),
                 Some(Ok(saved)) => pairs.push((name.as_str(), tensor, saved)),
                 Some(Err(sentence)) => tensors.push(sentence),
