@@ -42,6 +42,8 @@ pub struct Checkpoint {
     buffers: BTreeMap<String, HostBuffer>,
     /// The step that was saved last or resumed from.
     last: Option<u64>,
+    /// The step that the run has resumed from, until another one comes.
+    resumed: Option<u64>,
     /// A step that is being written or is written here, but may be missing on other ranks.
     unconfirmed: Option<u64>,
     /// The last step that all ranks have.
@@ -83,6 +85,7 @@ impl Checkpoint {
             writing: None,
             buffers: BTreeMap::new(),
             last: None,
+            resumed: None,
             unconfirmed: None,
             everywhere: None,
             warnings: Vec::new(),
@@ -90,7 +93,7 @@ impl Checkpoint {
     }
 
     /// Whether to save after this step: every [`every`](CheckpointBuilder::every) steps, and when a signal or the time
-    /// limit asks the run to stop. Not if this step is already saved, as the one is that the run has resumed from.
+    /// limit asks the run to stop. Not at the step that the run has just resumed from: it is saved.
     ///
     /// # Errors
     /// [`CheckpointError::Background`] when the last write has failed; with several ranks, `save` returns that instead.
@@ -104,11 +107,12 @@ impl Checkpoint {
         }
         self.stopping |= self.stop.requested(step, &self.ranks)?;
         let is_due = self.stopping || self.every.is_some_and(|every| step > 0 && step.is_multiple_of(every));
-        Ok(is_due && self.last != Some(step))
+        self.resumed = self.resumed.filter(|&resumed| resumed == step);
+        Ok(is_due && self.resumed.is_none())
     }
 
     /// Whether to leave the loop, because a signal or the time limit asked for it before the last [`due`](Self::due),
-    /// which then returned true unless its step was already saved. The same on all ranks, whichever rank was asked.
+    /// which then returned true unless the run had just resumed. The same on all ranks, whichever rank was asked.
     pub fn stop_requested(&self) -> bool {
         self.stopping
     }
@@ -264,6 +268,7 @@ impl Checkpoint {
     /// Records that this run resumes at a step that all ranks have.
     pub(crate) fn resumed_at(&mut self, step: u64) {
         (self.last, self.unconfirmed, self.everywhere) = (Some(step), None, Some(step));
+        self.resumed = Some(step);
     }
 
     /// Old checkpoints that could not be removed since the last call. They take disk space, and each save tries again

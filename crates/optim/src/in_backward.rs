@@ -159,11 +159,8 @@ impl<A: Algorithm> Optimizer for InBackward<A> {
         lock(&self.shared).optimizer.zero_grad()
     }
 
-    /// An error of an earlier backward pass was about other weights, and is forgotten.
     fn params_changed(&mut self) -> Result<(), OptimizerError> {
-        let mut shared = lock(&self.shared);
-        shared.failed = None;
-        shared.optimizer.params_changed()
+        lock(&self.shared).optimizer.params_changed()
     }
 
     fn as_stateful(&self) -> Option<&dyn Stateful> {
@@ -180,7 +177,11 @@ impl<A: Algorithm> Stateful for InBackward<A> {
         lock(&self.shared).optimizer.state_dict()
     }
 
+    /// With another state, an error of an earlier backward pass is forgotten.
     fn load_state_dict(&mut self, state: &StateDict) -> Result<(), StateError> {
-        lock(&self.shared).optimizer.load_state_dict(state)
+        let mut shared = lock(&self.shared);
+        shared.optimizer.load_state_dict(state)?;
+        shared.failed = None;
+        Ok(())
     }
 }

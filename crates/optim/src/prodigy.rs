@@ -15,9 +15,9 @@ use crate::options::{BETA, Limits, NOT_NEGATIVE, Value, options};
 /// Prodigy: Adam that finds the size of its steps, from how far the parameters are from where they started; lr 1, a factor
 /// of that size.
 ///
-/// The size [`d`](Self::d) is that of all groups, and so are the options `betas`, `beta3`, `d0`, `d_coef`, `growth_rate`
-/// and `use_bias_correction`, which it takes from the first group. Groups have the same learning rate, or 0: such a group
-/// stays as it is.
+/// The size [`d`](Self::d) is that of all groups, and so are the options `betas`, `beta3`, `d0`, `d_coef`, `growth_rate`,
+/// `decouple` and `use_bias_correction`, which it takes from the first group. Groups have the same learning rate, or 0:
+/// such a group stays as it is.
 ///
 /// # Syncs
 /// Each step waits for the device, to read what `d` is computed from: once for each group, device and dtype.

@@ -170,3 +170,20 @@ fn a_run_that_goes_back_sets_its_later_checkpoints_aside() {
     assert!(folder.path().join("abandoned-step-000000000300").is_dir(), "kept for inspection");
     assert_eq!(checkpoint.resume(&mut [("model", &mut vs)]).unwrap().unwrap().step, 210);
 }
+
+#[test]
+fn the_step_that_a_run_resumes_from_is_not_due_again() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let mut vs = model(1.0);
+    let build = || Checkpoint::builder(folder.path()).every(2).build();
+    let mut first = build()?;
+    assert!(first.due(2)?);
+    first.save(2, &[("model", &vs)])?;
+    assert!(first.due(2)?, "a second training with the same object saves again");
+    first.finish()?;
+    let mut second = build()?;
+    assert_eq!(second.resume(&mut [("model", &mut vs)])?.ok_or("nothing")?.step, 2);
+    assert!(!second.due(2)? && !second.due(2)?);
+    assert!(!second.due(3)? && second.due(4)? && second.due(2)?);
+    Ok(())
+}

@@ -23,7 +23,7 @@ static RECORDING: AtomicU64 = AtomicU64::new(0);
 static SESSIONS: AtomicU64 = AtomicU64::new(0);
 static OTHERS: Mutex<Option<Others>> = Mutex::new(None);
 
-/// What other threads have recorded while libtorch records this one.
+/// The scopes of other threads since libtorch began to record.
 struct Others {
     window: Window,
     scopes: Vec<Scope>,

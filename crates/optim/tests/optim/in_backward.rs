@@ -1,6 +1,6 @@
 //! Steps during the backward pass.
 
-use overdrive_core::{Optimizer, OptimizerError, TchOptimizer};
+use overdrive_core::{Optimizer, OptimizerError, Stateful, TchOptimizer};
 use overdrive_optim::{AdamW, Lamb, Lookahead, Sam, Sgd, clip_grad_norm_, clip_grad_value_};
 use tch::nn::OptimizerConfig;
 use tch::{Kind, Tensor, nn};
@@ -75,6 +75,31 @@ fn step_returns_an_error_of_the_backward_pass() {
     }
     ours.iter().map(|param| param.sum(Kind::Float)).reduce(|sum, it| sum + it).unwrap().backward();
     assert!(matches!(opt.step(), Err(OptimizerError::Torch(_))));
+    opt.step().unwrap();
+}
+
+#[test]
+fn an_error_of_the_backward_pass_stays_until_another_state_is_loaded() {
+    let ours = params(2);
+    let mut opt = AdamW::builder(&ours).build_in_backward().unwrap();
+    loss(&ours).backward();
+    opt.step().unwrap();
+    let state = opt.state_dict().unwrap().copied().unwrap();
+    let fail = |_: &mut dyn Optimizer| {
+        let data: Vec<Tensor> = ours.iter().map(|param| param.data().copy()).collect();
+        ours.iter().for_each(|param| param.shallow_clone().set_data(&param.data().to_kind(Kind::Float)));
+        ours.iter().map(|param| param.sum(Kind::Float)).reduce(|sum, it| sum + it).unwrap().backward();
+        ours.iter().zip(&data).for_each(|(param, data)| param.shallow_clone().set_data(data));
+    };
+    fail(&mut opt);
+    opt.params_changed().unwrap();
+    opt.zero_grad().unwrap();
+    assert!(matches!(opt.step(), Err(OptimizerError::Torch(_))), "it is not lost");
+    fail(&mut opt);
+    opt.load_state_dict(&state).unwrap();
+    opt.zero_grad().unwrap();
+    opt.step().unwrap();
+    loss(&ours).backward();
     opt.step().unwrap();
 }
 
