@@ -8,10 +8,11 @@
 //! One library holds all stand-ins. libtorch's references carry the version of the library that they expect
 //! (`cublasCreate_v2@libcublas.so.13`); the linker looks the pair up in every library that is loaded, so this one defines
 //! all versions, and empty libraries bear the other names.
-#![warn(missing_docs)]
-#![expect(dead_code, reason = "the interface that uses them is not there yet")]
+#![allow(non_snake_case, reason = "the names of C functions")]
 
+mod api;
 mod clock;
 mod error;
 mod memory;
 mod progress;
+mod world;

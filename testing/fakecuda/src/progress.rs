@@ -4,8 +4,19 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::clock::Clock;
 
-/// The stream of calls that name none.
-pub const LEGACY: u64 = 0;
+/// What a stream has an implicit order with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// All blocking streams of its device: it is the stream of calls that name none.
+    Legacy,
+    /// The legacy stream of its device.
+    Blocking,
+    /// Nothing.
+    NonBlocking,
+}
+
+/// Numbers below have meanings of their own as handles.
+const FIRST: u64 = 0x100;
 
 /// Work in a stream.
 pub type Work = Box<dyn FnOnce() + Send>;
@@ -36,8 +47,8 @@ pub enum Pace {
 }
 
 struct Stream {
-    /// Whether it has no implicit order with the legacy stream.
-    non_blocking: bool,
+    device: usize,
+    order: Order,
     items: VecDeque<Item>,
     /// How many items were put in, and how many are done.
     issued: u64,
@@ -67,18 +78,21 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// With the legacy stream alone.
+    /// Without streams.
     pub fn new(pace: Pace) -> Self {
-        let mut progress =
-            Self { pace, streams: HashMap::new(), events: HashMap::new(), next: LEGACY, host: Clock::default() };
-        progress.add_stream(false);
-        progress
+        Self { pace, streams: HashMap::new(), events: HashMap::new(), next: FIRST, host: Clock::default() }
+    }
+
+    /// From now on. What waits, runs.
+    pub fn set_pace(&mut self, pace: Pace) {
+        self.ordered().into_iter().for_each(|stream| self.run_until(stream, u64::MAX));
+        self.pace = pace;
     }
 
     /// A new stream.
-    pub fn add_stream(&mut self, non_blocking: bool) -> u64 {
+    pub fn add_stream(&mut self, device: usize, order: Order) -> u64 {
         let (items, clock) = (VecDeque::new(), Clock::default());
-        let stream = Stream { non_blocking, items, issued: 0, done: 0, operations: 0, clock };
+        let stream = Stream { device, order, items, issued: 0, done: 0, operations: 0, clock };
         self.streams.insert(self.next, stream);
         self.next += 1;
         self.next - 1
@@ -93,8 +107,11 @@ impl Progress {
 
     /// Ends a stream, after its work; false if there is none.
     pub fn end_stream(&mut self, stream: u64) -> bool {
+        if self.streams.get(&stream).is_none_or(|own| own.order == Order::Legacy) {
+            return false;
+        }
         self.run_until(stream, u64::MAX);
-        stream != LEGACY && self.streams.remove(&stream).is_some()
+        self.streams.remove(&stream).is_some()
     }
 
     /// Ends an event, also one that was recorded and has not happened; false if there is none.
@@ -102,9 +119,9 @@ impl Progress {
         self.events.remove(&event).is_some()
     }
 
-    /// Whether there is this stream.
-    pub fn has_stream(&self, stream: u64) -> bool {
-        self.streams.contains_key(&stream)
+    /// The device of a stream, if there is this one.
+    pub fn device_of(&self, stream: u64) -> Option<usize> {
+        self.streams.get(&stream).map(|own| own.device)
     }
 
     /// Puts work into a stream. Returns the operation's number, and what is done before it.
@@ -212,13 +229,11 @@ impl Progress {
 
     /// The legacy stream waits for all blocking streams, and they for it.
     fn wait_implicitly(&mut self, stream: u64) {
-        let is_blocking = |own: &Stream| !own.non_blocking;
-        if !self.streams.get(&stream).is_some_and(is_blocking) {
-            return;
-        }
+        let Some((device, order)) = self.streams.get(&stream).map(|own| (own.device, own.order)) else { return };
         for other in self.ordered() {
-            let one_is_legacy = stream == LEGACY || other == LEGACY;
-            if other == stream || !one_is_legacy || !is_blocking(&self.streams[&other]) {
+            let pair = (order, self.streams[&other].order);
+            let are_ordered = matches!(pair, (Order::Legacy, Order::Blocking) | (Order::Blocking, Order::Legacy));
+            if !are_ordered || self.streams[&other].device != device {
                 continue;
             }
             let (clock, done, until) = {
@@ -303,10 +318,11 @@ mod tests {
     fn eager_work_runs_at_once_and_lazy_work_when_it_is_waited_for() {
         let log = Log::default();
         let mut eager = Progress::new(Pace::Eager);
-        eager.push(LEGACY, log.work("eager"));
+        let stream = eager.add_stream(0, Order::Legacy);
+        eager.push(stream, log.work("eager"));
         assert_eq!(log.taken(), ["eager"]);
         let mut lazy = Progress::new(Pace::Lazy);
-        let stream = lazy.add_stream(true);
+        let stream = lazy.add_stream(0, Order::NonBlocking);
         lazy.push(stream, log.work("one"));
         lazy.push(stream, log.work("two"));
         assert_eq!((log.taken(), lazy.is_idle(stream)), (vec![], Some(false)));
@@ -319,7 +335,7 @@ mod tests {
     fn a_stream_waits_for_an_event_and_its_order_is_known() {
         let log = Log::default();
         let mut progress = Progress::new(Pace::Lazy);
-        let [copy, compute] = [0, 1].map(|_| progress.add_stream(true));
+        let [copy, compute] = [0, 1].map(|_| progress.add_stream(0, Order::NonBlocking));
         let event = progress.add_event();
         assert!(progress.wait_for_event(compute, event), "one that was never recorded");
         let (number, _) = progress.push(copy, log.work("copy")).unwrap();
@@ -341,7 +357,7 @@ mod tests {
     #[test]
     fn an_event_that_is_recorded_again_has_not_happened_yet() {
         let mut progress = Progress::new(Pace::Lazy);
-        let stream = progress.add_stream(true);
+        let stream = progress.add_stream(0, Order::NonBlocking);
         let event = progress.add_event();
         progress.record(event, stream);
         progress.synchronize(stream);
@@ -356,13 +372,16 @@ mod tests {
     fn the_legacy_stream_and_blocking_streams_wait_for_each_other() {
         let log = Log::default();
         let mut progress = Progress::new(Pace::Lazy);
-        let (blocking, free) = (progress.add_stream(false), progress.add_stream(true));
+        let [legacy, blocking, free] =
+            [Order::Legacy, Order::Blocking, Order::NonBlocking].map(|order| progress.add_stream(0, order));
+        let elsewhere = progress.add_stream(1, Order::Blocking);
+        progress.push(elsewhere, log.work("elsewhere"));
         progress.push(free, log.work("free"));
         progress.push(blocking, log.work("blocking"));
-        let (number, before) = progress.push(LEGACY, log.work("legacy")).unwrap();
-        assert!(before.has_seen(blocking, 1) && !before.has_seen(free, 1));
+        let (number, before) = progress.push(legacy, log.work("legacy")).unwrap();
+        assert!(before.has_seen(blocking, 1) && !before.has_seen(free, 1) && !before.has_seen(elsewhere, 1));
         let (_, before) = progress.push(blocking, log.work("after")).unwrap();
-        assert!(before.has_seen(LEGACY, number));
+        assert!(before.has_seen(legacy, number));
         progress.synchronize(blocking);
         assert_eq!(log.taken(), ["blocking", "legacy", "after"]);
     }
@@ -372,7 +391,7 @@ mod tests {
         let run = |seed| {
             let log = Log::default();
             let mut progress = Progress::new(Pace::Random(seed));
-            let streams = [0, 1].map(|_| progress.add_stream(true));
+            let streams = [0, 1].map(|_| progress.add_stream(0, Order::NonBlocking));
             for name in ["a", "b", "c", "d"] {
                 for stream in streams {
                     progress.push(stream, log.work(name));
@@ -390,7 +409,7 @@ mod tests {
     #[test]
     fn what_the_host_has_waited_for_comes_before_what_it_issues_then() {
         let mut progress = Progress::new(Pace::Lazy);
-        let [one, other] = [0, 1].map(|_| progress.add_stream(true));
+        let [one, other] = [0, 1].map(|_| progress.add_stream(0, Order::NonBlocking));
         let (number, _) = progress.push(one, Box::new(|| {})).unwrap();
         let event = progress.add_event();
         progress.record(event, one);
@@ -398,6 +417,8 @@ mod tests {
         progress.synchronize_event(event);
         assert!(progress.host().has_seen(one, number));
         assert!(progress.push(other, Box::new(|| {})).unwrap().1.has_seen(one, number));
-        assert!(progress.end_stream(one) && !progress.has_stream(one) && !progress.end_stream(LEGACY));
+        assert!(progress.end_stream(one) && progress.device_of(one).is_none() && !progress.end_stream(one));
+        let legacy = progress.add_stream(0, Order::Legacy);
+        assert!(!progress.end_stream(legacy));
     }
 }

@@ -1,0 +1,63 @@
+//! Events.
+
+use super::code;
+use crate::error::CudaError;
+use crate::world::world;
+
+/// # Safety
+/// `event` has to be valid for writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaEventCreateWithFlags(event: *mut usize, _flags: u32) -> i32 {
+    let mut world = world();
+    world.count("events created", 1);
+    let new = world.progress.add_event();
+    // SAFETY: as the caller says.
+    unsafe { *event = new as usize };
+    0
+}
+
+/// # Safety
+/// As `cudaEventCreateWithFlags`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaEventCreate(event: *mut usize) -> i32 {
+    // SAFETY: as the caller says.
+    unsafe { cudaEventCreateWithFlags(event, 0) }
+}
+
+fn found(is_there: bool) -> Result<(), CudaError> {
+    if is_there { Ok(()) } else { Err(CudaError::INVALID_RESOURCE_HANDLE) }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaEventDestroy(event: usize) -> i32 {
+    code(found(world().progress.end_event(event as u64)))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaEventRecordWithFlags(event: usize, stream: usize, _flags: u32) -> i32 {
+    let mut world = world();
+    world.count("events recorded", 1);
+    code(world.stream(stream).and_then(|stream| found(world.progress.record(event as u64, stream))))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaEventRecord(event: usize, stream: usize) -> i32 {
+    cudaEventRecordWithFlags(event, stream, 0)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaEventQuery(event: usize) -> i32 {
+    match world().progress.has_happened(event as u64) {
+        Some(true) => 0,
+        // Not an error of the thread.
+        Some(false) => CudaError::NOT_READY.0,
+        None => code(Err(CudaError::INVALID_RESOURCE_HANDLE)),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaEventSynchronize(event: usize) -> i32 {
+    let mut world = world();
+    world.count("waits for an event", 1);
+    code(found(world.progress.synchronize_event(event as u64)))
+}

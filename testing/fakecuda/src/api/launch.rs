@@ -1,0 +1,133 @@
+//! Kernels: their registration and launches. None runs yet.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use super::code;
+use crate::error::CudaError;
+use crate::world::world;
+
+/// The kernels' names by the functions that libtorch launches them by.
+static KERNELS: LazyLock<Mutex<HashMap<usize, String>>> = LazyLock::new(Mutex::default);
+
+/// Sizes of a grid or block.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Dim3([u32; 3]);
+
+thread_local! {
+    static CONFIGURATIONS: RefCell<Vec<(Dim3, Dim3, usize, usize)>> = const { RefCell::new(Vec::new()) };
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaRegisterFatBinary(_binary: *const c_void) -> *const c_void {
+    static HANDLE: usize = 0;
+    std::ptr::from_ref(&HANDLE).cast()
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaRegisterFatBinaryEnd(_handle: *const c_void) {}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaUnregisterFatBinary(_handle: *const c_void) {}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaInitModule(_handle: *const c_void) -> i8 {
+    0
+}
+
+/// # Safety
+/// `name` has to be a text that ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __cudaRegisterFunction(
+    _handle: *const c_void,
+    function: usize,
+    _device_function: *const c_char,
+    name: *const c_char,
+) {
+    // SAFETY: as the caller says.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    KERNELS.lock().unwrap_or_else(PoisonError::into_inner).insert(function, name);
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaRegisterVar(_handle: *const c_void) {}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaPushCallConfiguration(grid: Dim3, block: Dim3, shared: usize, stream: usize) -> u32 {
+    CONFIGURATIONS.with_borrow_mut(|all| all.push((grid, block, shared, stream)));
+    0
+}
+
+/// # Safety
+/// All have to be valid for writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __cudaPopCallConfiguration(
+    grid: *mut Dim3,
+    block: *mut Dim3,
+    shared: *mut usize,
+    stream: *mut usize,
+) -> i32 {
+    let last = CONFIGURATIONS.with_borrow_mut(Vec::pop);
+    // SAFETY: as the caller says.
+    code(last.ok_or(CudaError::MISSING_CONFIGURATION).map(|it| unsafe { (*grid, *block, *shared, *stream) = it }))
+}
+
+/// # Safety
+/// `kernel` has to be valid for writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __cudaGetKernel(kernel: *mut usize, function: usize) -> i32 {
+    // SAFETY: as the caller says.
+    unsafe { *kernel = function };
+    0
+}
+
+fn launch(function: usize, stream: usize) -> i32 {
+    let name = KERNELS.lock().unwrap_or_else(PoisonError::into_inner).get(&function).cloned();
+    let Some(name) = name else { return code(Err(CudaError::INVALID_DEVICE_FUNCTION)) };
+    let mut world = world();
+    world.count("launches", 1);
+    world.count(&format!("kernel {name}"), 1);
+    code(world.stream(stream).and_then(|stream| world.push(stream, &name, &[], Box::new(|| {}))))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaLaunchKernel(
+    function: usize,
+    _grid: Dim3,
+    _block: Dim3,
+    _arguments: *const *const c_void,
+    _shared: usize,
+    stream: usize,
+) -> i32 {
+    launch(function, stream)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaLaunchKernel(
+    kernel: usize,
+    grid: Dim3,
+    block: Dim3,
+    arguments: *const *const c_void,
+    shared: usize,
+    stream: usize,
+) -> i32 {
+    cudaLaunchKernel(kernel, grid, block, arguments, shared, stream)
+}
+
+/// What the program was counted to do, as lines of `name: number`; a text that ends with a zero byte and stays until the
+/// thread's next call.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_counts() -> *const c_char {
+    thread_local! {
+        static TEXT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+    let world = world();
+    let text: String = world.counts.iter().map(|(name, times)| format!("{name}: {times}\n")).collect();
+    TEXT.with_borrow_mut(|kept| {
+        *kept = format!("{text}\0").into_bytes();
+        kept.as_ptr().cast()
+    })
+}

@@ -1,0 +1,88 @@
+//! Streams.
+
+use super::code;
+use crate::error::CudaError;
+use crate::progress::Order;
+use crate::world::{CURRENT, world};
+
+const NON_BLOCKING: u32 = 1;
+
+/// # Safety
+/// `stream` has to be valid for writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaStreamCreateWithPriority(stream: *mut usize, flags: u32, _priority: i32) -> i32 {
+    let mut world = world();
+    world.count("streams created", 1);
+    let order = if flags & NON_BLOCKING == 0 { Order::Blocking } else { Order::NonBlocking };
+    let new = world.progress.add_stream(CURRENT.get(), order);
+    // SAFETY: as the caller says.
+    unsafe { *stream = new as usize };
+    0
+}
+
+/// # Safety
+/// As `cudaStreamCreateWithPriority`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaStreamCreateWithFlags(stream: *mut usize, flags: u32) -> i32 {
+    // SAFETY: as the caller says.
+    unsafe { cudaStreamCreateWithPriority(stream, flags, 0) }
+}
+
+/// # Safety
+/// As `cudaStreamCreateWithPriority`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaStreamCreate(stream: *mut usize) -> i32 {
+    // SAFETY: as the caller says.
+    unsafe { cudaStreamCreateWithPriority(stream, 0, 0) }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaStreamDestroy(stream: usize) -> i32 {
+    let ended = world().progress.end_stream(stream as u64);
+    code(if ended { Ok(()) } else { Err(CudaError::INVALID_RESOURCE_HANDLE) })
+}
+
+/// # Safety
+/// `priority` has to be valid for writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaStreamGetPriority(_stream: usize, priority: *mut i32) -> i32 {
+    // SAFETY: as the caller says.
+    unsafe { *priority = 0 };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaStreamSynchronize(stream: usize) -> i32 {
+    let mut world = world();
+    world.count("waits for a stream", 1);
+    code(world.stream(stream).and_then(|stream| world.synchronize(stream)))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaStreamQuery(stream: usize) -> i32 {
+    let world = world();
+    let idle = world.stream(stream).map(|stream| world.progress.is_idle(stream).unwrap_or(true));
+    match idle {
+        // Not an error of the thread.
+        Ok(false) => CudaError::NOT_READY.0,
+        idle => code(idle.map(drop)),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaStreamWaitEvent(stream: usize, event: usize, _flags: u32) -> i32 {
+    let mut world = world();
+    world.count("waits of streams for events", 1);
+    code(world.stream(stream).and_then(|stream| match world.progress.wait_for_event(stream, event as u64) {
+        true => Ok(()),
+        false => Err(CudaError::INVALID_RESOURCE_HANDLE),
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaDeviceSynchronize() -> i32 {
+    let mut world = world();
+    world.count("waits for a device", 1);
+    world.synchronize_all();
+    0
+}
