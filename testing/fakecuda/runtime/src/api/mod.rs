@@ -22,3 +22,16 @@ fn code(result: Result<(), CudaError>) -> i32 {
         }
     }
 }
+
+/// A function of one of the libraries that this one does not define was called: counts and names it.
+///
+/// # Safety
+/// `name` has to be a text that ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fakecuda_missing(name: *const std::ffi::c_char) -> i32 {
+    // SAFETY: as the caller says.
+    let name = unsafe { std::ffi::CStr::from_ptr(name) }.to_string_lossy();
+    crate::world::world().count(&format!("missing {name}"), 1);
+    eprintln!("fakecuda: no stand-in for {name}");
+    CudaError::NOT_SUPPORTED.0
+}
