@@ -23,10 +23,11 @@ impl Settings {
     }
 }
 
-/// A device: its memory, and its legacy stream.
+/// A device: its memory, its legacy stream, and whether anything has used it.
 pub struct Device {
     pub memory: Memory,
     pub legacy: u64,
+    pub has_context: bool,
 }
 
 /// The devices, their work, and what was counted.
@@ -65,7 +66,7 @@ impl World {
         // A device without addresses is left out.
         let device = |number| {
             let memory = Memory::new(settings.bytes).ok()?;
-            Some(Device { memory, legacy: progress.add_stream(number, Order::Legacy) })
+            Some(Device { memory, legacy: progress.add_stream(number, Order::Legacy), has_context: false })
         };
         let devices = (0..settings.devices).filter_map(device).collect();
         Self {
@@ -81,6 +82,15 @@ impl World {
 
     pub fn count(&mut self, what: &str, times: u64) {
         *self.counts.entry(what.to_owned()).or_default() += times;
+    }
+
+    /// Makes a device's context, if it has none.
+    pub fn use_device(&mut self, device: usize) -> Result<(), CudaError> {
+        let own = self.devices.get_mut(device).ok_or(CudaError::INVALID_DEVICE)?;
+        if !std::mem::replace(&mut own.has_context, true) {
+            self.count(&format!("contexts on device {device}"), 1);
+        }
+        Ok(())
     }
 
     /// The stream of a handle: 0, 1 and 2 are the legacy stream of the thread's device.
@@ -112,6 +122,8 @@ impl World {
 
     /// Puts work into a stream, and notes its races.
     pub fn push(&mut self, stream: u64, what: &str, accesses: &[Access], work: Work) -> Result<(), CudaError> {
+        let device = self.progress.device_of(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
+        self.use_device(device)?;
         let (operation, clock) = self.progress.push(stream, work).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
         if self.finds_races {
             for race in self.accesses.note((stream, operation), what, accesses, &clock) {

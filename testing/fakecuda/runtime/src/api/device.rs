@@ -1,6 +1,6 @@
 //! Devices, versions and errors.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_char;
 
 use super::code;
 use crate::error::CudaError;
@@ -10,7 +10,7 @@ const VERSION: i32 = 13_000;
 const NAME: &[u8] = b"fake H100 (no GPU)\0";
 
 /// The attributes that libtorch asks for, by their numbers in `cudaDeviceAttr`.
-fn attribute(number: i32) -> i32 {
+pub fn attribute(number: i32) -> i32 {
     match number {
         // Threads of a block, in all and along x and y.
         1..=3 => 1024,
@@ -70,9 +70,10 @@ pub unsafe extern "C" fn cudaGetDevice(device: *mut i32) -> i32 {
     0
 }
 
+/// Makes the device's context too, since CUDA 12.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaSetDevice(device: i32) -> i32 {
-    code(known(device).map(|device| CURRENT.set(device)))
+    code(known(device).and_then(|device| world().use_device(device).map(|()| CURRENT.set(device))))
 }
 
 /// # Safety
@@ -225,31 +226,6 @@ pub extern "C" fn cudaGetErrorName(error: i32) -> *const c_char {
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetErrorString(error: i32) -> *const c_char {
     CudaError(error).words().1.as_ptr().cast()
-}
-
-/// A driver function that libtorch looks up by name; none is there.
-///
-/// # Safety
-/// `function` has to be valid for writes, `found` null or valid for writes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaGetDriverEntryPointByVersion(
-    _name: *const c_char,
-    function: *mut *const c_void,
-    _version: u32,
-    _flags: u64,
-    found: *mut i32,
-) -> i32 {
-    extern "C" fn not_supported() -> i32 {
-        CudaError::NOT_SUPPORTED.0
-    }
-    // SAFETY: as the caller says.
-    unsafe {
-        *function = not_supported as *const c_void;
-        if !found.is_null() {
-            *found = 0;
-        }
-    }
-    0
 }
 
 #[cfg(test)]

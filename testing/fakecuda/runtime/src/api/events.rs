@@ -2,13 +2,16 @@
 
 use super::code;
 use crate::error::CudaError;
-use crate::world::world;
+use crate::world::{CURRENT, world};
 
 /// # Safety
 /// `event` has to be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaEventCreateWithFlags(event: *mut usize, _flags: u32) -> i32 {
     let mut world = world();
+    if let Err(error) = world.use_device(CURRENT.get()) {
+        return code(Err(error));
+    }
     world.count("events created", 1);
     let new = world.progress.add_event();
     // SAFETY: as the caller says.

@@ -116,18 +116,3 @@ pub extern "C" fn __cudaLaunchKernel(
 ) -> i32 {
     cudaLaunchKernel(kernel, grid, block, arguments, shared, stream)
 }
-
-/// What the program was counted to do, as lines of `name: number`; a text that ends with a zero byte and stays until the
-/// thread's next call.
-#[unsafe(no_mangle)]
-pub extern "C" fn fakecuda_counts() -> *const c_char {
-    thread_local! {
-        static TEXT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-    }
-    let world = world();
-    let text: String = world.counts.iter().map(|(name, times)| format!("{name}: {times}\n")).collect();
-    TEXT.with_borrow_mut(|kept| {
-        *kept = format!("{text}\0").into_bytes();
-        kept.as_ptr().cast()
-    })
-}

@@ -13,7 +13,10 @@ use crate::world::{CURRENT, World, world};
 pub unsafe extern "C" fn cudaMalloc(address: *mut usize, bytes: usize) -> i32 {
     let mut world = world();
     world.count("device allocations", 1);
-    let block = world.devices.get_mut(CURRENT.get()).and_then(|device| device.memory.allocate(bytes));
+    let block = match world.use_device(CURRENT.get()) {
+        Ok(()) => world.devices[CURRENT.get()].memory.allocate(bytes),
+        Err(error) => return code(Err(error)),
+    };
     // SAFETY: as the caller says.
     unsafe { *address = block.unwrap_or(0) };
     code(block.map(drop).ok_or(CudaError::MEMORY_ALLOCATION))
@@ -22,10 +25,10 @@ pub unsafe extern "C" fn cudaMalloc(address: *mut usize, bytes: usize) -> i32 {
 /// Waits for everything, as the real one does.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaFree(address: usize) -> i32 {
-    if address == 0 {
-        return 0;
-    }
     let mut world = world();
+    if address == 0 {
+        return code(world.use_device(CURRENT.get()));
+    }
     world.count("device frees", 1);
     world.synchronize_all();
     let freed = world.device_at(address).is_some_and(|device| world.devices[device].memory.free(address));
@@ -50,6 +53,9 @@ pub unsafe extern "C" fn cudaHostAlloc(address: *mut usize, bytes: usize, _flags
     // SAFETY: the alignment is a power of 2, and the size a multiple of it.
     let block = unsafe { libc::aligned_alloc(PAGE, length) } as usize;
     let mut world = world();
+    if let Err(error) = world.use_device(CURRENT.get()) {
+        return code(Err(error));
+    }
     world.count("pinned allocations", 1);
     if block != 0 {
         world.pinned.insert(block, length);

@@ -2,7 +2,10 @@
 //!
 //! Each takes what libtorch gives it: pointers that are valid for what the real function would read or write there.
 
+mod control;
+mod cublas;
 mod device;
+mod driver;
 mod events;
 mod launch;
 mod memory;

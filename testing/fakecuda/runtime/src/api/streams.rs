@@ -12,6 +12,9 @@ const NON_BLOCKING: u32 = 1;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaStreamCreateWithPriority(stream: *mut usize, flags: u32, _priority: i32) -> i32 {
     let mut world = world();
+    if let Err(error) = world.use_device(CURRENT.get()) {
+        return code(Err(error));
+    }
     world.count("streams created", 1);
     let order = if flags & NON_BLOCKING == 0 { Order::Blocking } else { Order::NonBlocking };
     let new = world.progress.add_stream(CURRENT.get(), order);
