@@ -14,5 +14,6 @@ mod api;
 mod clock;
 mod error;
 mod memory;
+mod poison;
 mod progress;
 mod world;

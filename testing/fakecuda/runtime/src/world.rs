@@ -93,6 +93,14 @@ impl World {
         Ok(())
     }
 
+    /// A kernel that belongs to no operator: what it writes is not known.
+    pub fn note_outside(&mut self, kernel: &str) {
+        let note = format!("launched outside of all operators, its numbers are not known: {kernel}");
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
     /// The stream of a handle: 0, 1 and 2 are the legacy stream of the thread's device.
     pub fn stream(&self, handle: usize) -> Result<u64, CudaError> {
         match handle {

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::c_char;
 
+use crate::poison::poison;
 use crate::progress::Pace;
 use crate::world::world;
 
@@ -25,6 +26,7 @@ pub extern "C" fn fakecuda_reset() {
     world.synchronize_all();
     world.counts.clear();
     world.notes.clear();
+    poison().reads.clear();
 }
 
 /// What was counted, as lines of `name: number`.
@@ -37,7 +39,9 @@ pub extern "C" fn fakecuda_counts() -> *const c_char {
 /// Races and whatever else was wrong, a line each.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_notes() -> *const c_char {
-    let text: String = world().notes.iter().map(|note| format!("{}\n", note.replace('\n', " "))).collect();
+    let world = world();
+    let text: String =
+        world.notes.iter().chain(&poison().reads).map(|note| format!("{}\n", note.replace('\n', " "))).collect();
     kept(&text)
 }
 

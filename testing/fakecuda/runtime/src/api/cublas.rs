@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use super::code;
+use super::operators::note_launch;
 use crate::world::world;
 
 /// What a handle or a description holds.
@@ -18,7 +19,11 @@ const VERSION: i32 = 130_100;
 
 /// Counts a kernel of a library, and puts it into a stream.
 pub fn launch_of_library(name: &str, stream: usize) -> i32 {
+    let is_outside = note_launch(stream);
     let mut world = world();
+    if is_outside {
+        world.note_outside(name);
+    }
     world.count("launches", 1);
     world.count(&format!("kernel {name}"), 1);
     code(world.stream(stream).and_then(|stream| world.push(stream, name, &[], Box::new(|| {}))))

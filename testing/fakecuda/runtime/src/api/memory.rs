@@ -5,7 +5,15 @@ use std::ffi::c_void;
 use super::code;
 use crate::clock::Access;
 use crate::error::CudaError;
+use crate::poison::poison;
 use crate::world::{CURRENT, World, world};
+
+/// Makes new memory poison: each float32 in it is NaN. No program may rely on zeros there.
+fn spoil(block: usize, bytes: usize) {
+    poison().mark(block, bytes, "nothing has written this memory");
+    // SAFETY: a block in use, of at least so many bytes.
+    unsafe { std::ptr::write_bytes(block as *mut u8, 0xff, bytes) };
+}
 
 /// # Safety
 /// `address` has to be valid for writes.
@@ -17,6 +25,9 @@ pub unsafe extern "C" fn cudaMalloc(address: *mut usize, bytes: usize) -> i32 {
         Ok(()) => world.devices[CURRENT.get()].memory.allocate(bytes),
         Err(error) => return code(Err(error)),
     };
+    if let Some(block) = block {
+        spoil(world.on_host(block), bytes);
+    }
     // SAFETY: as the caller says.
     unsafe { *address = block.unwrap_or(0) };
     code(block.map(drop).ok_or(CudaError::MEMORY_ALLOCATION))
@@ -169,10 +180,12 @@ fn copy(to: Place, from: Place, (width, height): (usize, usize), stream: usize, 
         };
         (0..height).flat_map(row).copied().collect()
     });
+    let to_host = world.device_at(to.address).is_none();
     let work = move || {
         for number in 0..height {
             let from = staged.as_ref().map_or(source + number * from.pitch, |it| it.as_ptr() as usize + number * width);
             let to = (target + number * to.pitch) as *mut u8;
+            poison().copy(to as usize, from, width, to_host);
             // SAFETY: the caller promises both places to the copy until it is done; they may overlap.
             unsafe { std::ptr::copy(from as *const u8, to, width) };
         }
@@ -234,8 +247,11 @@ pub extern "C" fn cudaMemsetAsync(to: usize, value: i32, bytes: usize, stream: u
     let mut world = world();
     world.count("fills", 1);
     let (target, accesses) = (world.on_host(to), [Access { bytes: to..to + bytes, writes: true }]);
-    // SAFETY: the caller promises the bytes to the fill until it is done.
-    let work = move || unsafe { std::ptr::write_bytes(target as *mut u8, value as u8, bytes) };
+    let work = move || {
+        poison().clear(target, bytes);
+        // SAFETY: the caller promises the bytes to the fill until it is done.
+        unsafe { std::ptr::write_bytes(target as *mut u8, value as u8, bytes) };
+    };
     code(world.stream(stream).and_then(|stream| world.push(stream, "fill", &accesses, Box::new(work))))
 }
 

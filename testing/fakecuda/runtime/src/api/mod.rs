@@ -4,11 +4,13 @@
 
 mod control;
 mod cublas;
+mod cudnn;
 mod device;
 mod driver;
 mod events;
 mod launch;
 mod memory;
+mod operators;
 mod queries;
 mod streams;
 
