@@ -85,7 +85,7 @@ fn build_runtime(out: &Path) -> PathBuf {
 fn build_operators(out: &Path, libraries: &Path, torch: &Path) {
     // libtorch's headers take long to compile: once for all sources.
     let one_file = out.join("all.cpp");
-    let sources = ["emulated", "cudnn", "operators"];
+    let sources = ["emulated", "cudnn", "decided", "operators"];
     write(&one_file, &sources.map(|source| format!("#include \"{source}.cpp\"\n")).concat());
     let (lib, cuda) = (torch.join("lib"), torch.join("../nvidia/cu13/include"));
     let mut build = cc::Build::new();

@@ -1,6 +1,7 @@
 // The numbers of a device without one. Each operator that libtorch has a CUDA kernel for is called as ever, so that its
 // launches, copies and waits are those of a real device; then the same operator of the host is put into the stream that it
 // used, over the same bytes. It runs when the stream comes to it, in order with everything else.
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -11,6 +12,7 @@
 #include <c10/util/Exception.h>
 
 #include "cudnn.h"
+#include "decided.h"
 #include "emulated.h"
 #include "snapshot.h"
 
@@ -26,8 +28,12 @@ using torch::jit::Stack;
 // Operators within an operator are part of it: their numbers would be computed twice, and an update in place made twice.
 thread_local int depth = 0;
 struct Within {
-  Within() { fakecuda_within(++depth > 0); }
-  ~Within() { fakecuda_within(--depth > 0); }
+  explicit Within(const OperatorHandle& op) {
+    if (depth++ == 0) fakecuda_within(op.schema().name().c_str());
+  }
+  ~Within() {
+    if (--depth == 0) fakecuda_within(nullptr);
+  }
 };
 
 // Batch normalisation updates these, though its schema says that it only reads them.
@@ -144,6 +150,10 @@ class Wrapped final : public c10::OperatorKernel {
   Wrapped(c10::SafeKernelFunction original) : original_(std::move(original)) {}
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    if (is_decided_on_host(op.schema().name())) {
+      Within within(op);
+      return decide_on_host(op, stack);
+    }
     if (depth > 0) return call_original(original_, op, keys, stack);
     const auto& schema = op.schema();
     const auto& declared = schema.arguments();
@@ -151,7 +161,7 @@ class Wrapped final : public c10::OperatorKernel {
     auto call = std::make_unique<Call>(Call{op, {}, {}, {}});
     std::vector<std::pair<size_t, IValue>> written;
     {
-      Within within;
+      Within within(op);
       for (size_t i = 0; i < count; ++i) {
         const auto& value = (*stack)[stack->size() - count + i];
         bool writes = is_written(op, declared[i]);
@@ -161,12 +171,12 @@ class Wrapped final : public c10::OperatorKernel {
     }
     auto before = fakecuda_launched();
     {
-      Within within;
+      Within within(op);
       call_original(original_, op, keys, stack);
     }
     // Copies and fills are the runtime's own, and real.
     if (fakecuda_launched() == before) return;
-    Within within;
+    Within within(op);
     // An `out` argument may have been resized.
     for (const auto& [i, value] : written) call->arguments[i] = snapshot(value, true, call->ranges);
     const auto& returns = schema.returns();
@@ -204,6 +214,15 @@ class Quiet final : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
+// One that returns a number waits for it, and is made of other operators, which have numbers of their own.
+bool returns_tensors(const OperatorHandle& op) {
+  const auto& returns = op.schema().returns();
+  return std::all_of(returns.begin(), returns.end(), [](const c10::Argument& value) {
+    auto kind = value.type()->kind();
+    return kind != c10::TypeKind::BoolType && kind != c10::TypeKind::NumberType && kind != c10::TypeKind::FloatType;
+  });
+}
+
 void wrap_all() {
   Quiet quiet;
   c10::WarningUtils::WarningHandlerGuard guard(&quiet);
@@ -214,7 +233,7 @@ void wrap_all() {
   names.push_back({"aten::convolution_backward", ""});
   for (const auto& name : names) {
     auto op = dispatcher.findOp(name);
-    if (!op || !op->hasSchema()) continue;
+    if (!op || !op->hasSchema() || !returns_tensors(*op)) continue;
     auto original = op->getComputedKernelForDispatchKey(DispatchKey::CUDA);
     auto kernel = c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Wrapped>(std::move(original)));
     registrations().push_back(

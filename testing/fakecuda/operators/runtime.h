@@ -20,8 +20,8 @@ void* fakecuda_host(const void* at);
 uint64_t fakecuda_launched();
 void* fakecuda_last_stream();
 
-// Whether this thread is within an operator: what a kernel outside of all of them writes is not known.
-void fakecuda_within(bool is_within);
+// The operator that this thread is within, or null: what a kernel outside of all of them writes is not known.
+void fakecuda_within(const char* name);
 
 // Lets a stream's work run, for results that the host has already waited for.
 void fakecuda_finish(void* stream);
@@ -33,6 +33,9 @@ int fakecuda_launch(const char* kernel, void* stream);
 // Both are called with the stand-in's lock held: they must not call anything of CUDA.
 int fakecuda_operator(void* stream, const char* name, const fakecuda_range* ranges, size_t count, void (*run)(void*),
                       void (*drop)(void*), void* data);
+
+// The host has written these bytes of the device.
+void fakecuda_known(const void* at, size_t bytes);
 
 // Poison: bytes that nobody has computed, by the name of what should have. `fakecuda_poison_of` is null if all are known.
 void fakecuda_poison(const void* at, size_t bytes, const char* name);

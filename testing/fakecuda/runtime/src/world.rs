@@ -93,9 +93,8 @@ impl World {
         Ok(())
     }
 
-    /// A kernel that belongs to no operator: what it writes is not known.
-    pub fn note_outside(&mut self, kernel: &str) {
-        let note = format!("launched outside of all operators, its numbers are not known: {kernel}");
+    /// Says once what was wrong.
+    pub fn note(&mut self, note: String) {
         if !self.notes.contains(&note) {
             self.notes.push(note);
         }

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use super::code;
+use super::operators::reads_within;
 use crate::clock::Access;
 use crate::error::CudaError;
 use crate::poison::poison;
@@ -181,6 +182,9 @@ fn copy(to: Place, from: Place, (width, height): (usize, usize), stream: usize, 
         (0..height).flat_map(row).copied().collect()
     });
     let to_host = world.device_at(to.address).is_none();
+    if let Some(operator) = reads_within().filter(|_| to_host) {
+        world.note(format!("{operator} reads on the host what its kernels would have computed"));
+    }
     let work = move || {
         for number in 0..height {
             let from = staged.as_ref().map_or(source + number * from.pitch, |it| it.as_ptr() as usize + number * width);

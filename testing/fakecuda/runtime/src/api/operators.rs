@@ -12,19 +12,37 @@ use crate::world::world;
 thread_local! {
     /// How many kernels the thread has launched, and the handle of the stream of the last one.
     static LAUNCHED: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
-    /// Whether it is within an operator; `None` until an operator has been called.
-    static WITHIN: Cell<Option<bool>> = const { Cell::new(None) };
+    /// The operator that it is within, or nothing; `None` until an operator has been called.
+    static WITHIN: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Operators that only copy to the host, and leave it to the caller what to do with that.
+const COPIES: [&str; 3] = ["aten::copy_", "aten::_to_copy", "aten::_local_scalar_dense"];
+
+/// The operator that the thread is within, if that has to compute what it reads: its kernels have not run.
+pub fn reads_within() -> Option<String> {
+    WITHIN.with_borrow(|within| within.clone().filter(|name| !name.is_empty() && !COPIES.contains(&name.as_str())))
 }
 
 /// The thread launches a kernel. Returns whether operators have numbers, and this one belongs to none.
 pub fn note_launch(stream: usize) -> bool {
     LAUNCHED.set((LAUNCHED.get().0 + 1, stream));
-    WITHIN.get() == Some(false)
+    WITHIN.with_borrow(|within| within.as_deref() == Some(""))
+}
+
+/// # Safety
+/// `name` has to be null or a text that ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fakecuda_within(name: *const c_char) {
+    // SAFETY: as the caller says.
+    let name = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
+    WITHIN.set(Some(name.unwrap_or_default()));
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn fakecuda_within(is_within: bool) {
-    WITHIN.set(Some(is_within));
+pub extern "C" fn fakecuda_known(at: usize, bytes: usize) {
+    let at = world().on_host(at);
+    poison().clear(at, bytes);
 }
 
 #[unsafe(no_mangle)]
