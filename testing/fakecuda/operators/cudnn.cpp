@@ -14,28 +14,35 @@ std::vector<std::string> one(const Stack&) {
   return {NAME};
 }
 
-Tensor without_bytes(const Tensor& tensor) { return at::empty_like(tensor, tensor.options().device(at::kMeta)); }
+struct Shape {
+  std::vector<int64_t> stride, padding, dilation, output_padding;
+  bool transposed;
+  int64_t groups;
+};
 
-Tensor empty_convolution(const Tensor& input, const Tensor& weight, const std::vector<int64_t>& stride,
-                         const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation, bool transposed,
-                         const std::vector<int64_t>& output_padding, int64_t groups) {
-  auto shape = at::convolution(without_bytes(input), without_bytes(weight), {}, stride, padding, dilation, transposed,
-                               output_padding, groups);
+Tensor empty_convolution(const Tensor& input, const Tensor& weight, const Shape& shape) {
+  std::vector<int64_t> sizes{input.size(0), shape.transposed ? weight.size(1) * shape.groups : weight.size(0)};
+  for (int64_t dim = 2; dim < input.dim(); ++dim) {
+    auto i = static_cast<size_t>(dim - 2);
+    int64_t reach = shape.dilation[i] * (weight.size(dim) - 1), around = 2 * shape.padding[i];
+    sizes.push_back(shape.transposed
+                        ? (input.size(dim) - 1) * shape.stride[i] - around + reach + shape.output_padding[i] + 1
+                        : (input.size(dim) + around - reach - 1) / shape.stride[i] + 1);
+  }
   // As cuDNN's: channels last if one of both is.
   auto format = input.suggest_memory_format();
   if (weight.suggest_memory_format() != at::MemoryFormat::Contiguous) format = weight.suggest_memory_format();
-  return at::empty(shape.sizes(), input.options(), format);
+  return at::empty(sizes, input.options(), format);
 }
 
 std::vector<IValue> convolution(const Stack& a) {
-  std::vector<int64_t> none(a[2].toIntVector().size(), 0);
-  return {empty_convolution(a[0].toTensor(), a[1].toTensor(), a[3].toIntVector(), a[2].toIntVector(), a[4].toIntVector(),
-                            false, none, a[5].toInt())};
+  Shape shape{a[3].toIntVector(), a[2].toIntVector(), a[4].toIntVector(), {}, false, a[5].toInt()};
+  return {empty_convolution(a[0].toTensor(), a[1].toTensor(), shape)};
 }
 
 std::vector<IValue> convolution_transpose(const Stack& a) {
-  return {empty_convolution(a[0].toTensor(), a[1].toTensor(), a[4].toIntVector(), a[2].toIntVector(), a[5].toIntVector(),
-                            true, a[3].toIntVector(), a[6].toInt())};
+  Shape shape{a[4].toIntVector(), a[2].toIntVector(), a[5].toIntVector(), a[3].toIntVector(), true, a[6].toInt()};
+  return {empty_convolution(a[0].toTensor(), a[1].toTensor(), shape)};
 }
 
 // (grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask)

@@ -62,6 +62,22 @@ void cudnn_batch_norm_backward(Stack& stack) {
   stack.emplace_back(bias);
 }
 
+// (self, dim, half_to_float): the host has no softmax from one type to another.
+template <Tensor (*OF)(const Tensor&, int64_t, bool)>
+void softmax(Stack& stack) {
+  auto a = take(stack, 3);
+  auto input = a[0].toTensor();
+  stack.emplace_back(OF(a[2].toBool() ? input.to(at::kFloat) : input, a[1].toInt(), false));
+}
+
+// (grad_output, output, dim, input_dtype)
+template <Tensor (*OF)(const Tensor&, const Tensor&, int64_t, at::ScalarType)>
+void softmax_backward(Stack& stack) {
+  auto a = take(stack, 4);
+  auto grad = a[0].toTensor();
+  stack.emplace_back(OF(grad, a[1].toTensor(), a[2].toInt(), grad.scalar_type()).to(a[3].toScalarType()));
+}
+
 double scale_of(const Tensor& query, const IValue& scale) {
   return scale.isNone() ? 1.0 / std::sqrt(static_cast<double>(query.size(-1))) : scale.toDouble();
 }
@@ -162,6 +178,10 @@ const std::unordered_map<std::string, Formula>& formulas() {
       {"aten::cudnn_convolution_transpose", cudnn_convolution_transpose},
       {"aten::cudnn_batch_norm", cudnn_batch_norm},
       {"aten::cudnn_batch_norm_backward", cudnn_batch_norm_backward},
+      {"aten::_softmax", softmax<at::_softmax>},
+      {"aten::_log_softmax", softmax<at::_log_softmax>},
+      {"aten::_softmax_backward_data", softmax_backward<at::_softmax_backward_data>},
+      {"aten::_log_softmax_backward_data", softmax_backward<at::_log_softmax_backward_data>},
       {"aten::_scaled_dot_product_efficient_attention", efficient_attention},
       {"aten::_scaled_dot_product_efficient_attention_backward", efficient_attention_backward},
       {"aten::_scaled_dot_product_flash_attention", flash_attention},

@@ -74,9 +74,11 @@ struct Call {
   // What the results are written to, apart from the arguments that the operator writes.
   std::vector<IValue> results;
   std::vector<fakecuda_range> ranges;
+  // The same, as the host finds them.
+  std::vector<fakecuda_range> on_host;
 
   void poison(const std::string& why) const {
-    for (const auto& range : ranges)
+    for (const auto& range : on_host)
       if (range.writes) fakecuda_poison(range.at, range.bytes, why.c_str());
   }
 
@@ -95,7 +97,7 @@ struct Call {
   }
 
   void run() {
-    for (const auto& range : ranges) {
+    for (const auto& range : on_host) {
       const char* poison_of = range.writes ? nullptr : fakecuda_poison_of(range.at, range.bytes);
       if (poison_of != nullptr) return poison(poison_of);
     }
@@ -158,7 +160,7 @@ class Wrapped final : public c10::OperatorKernel {
     const auto& schema = op.schema();
     const auto& declared = schema.arguments();
     size_t count = declared.size();
-    auto call = std::make_unique<Call>(Call{op, {}, {}, {}});
+    auto call = std::make_unique<Call>(Call{op, {}, {}, {}, {}});
     std::vector<std::pair<size_t, IValue>> written;
     {
       Within within(op);
@@ -193,6 +195,9 @@ class Wrapped final : public c10::OperatorKernel {
  private:
   static void push(std::unique_ptr<Call> call) {
     auto name = call->op.schema().name();
+    for (const auto& range : call->ranges) {
+      call->on_host.push_back({fakecuda_host(range.at), range.bytes, range.writes});
+    }
     auto* data = call.release();
     fakecuda_operator(
         fakecuda_last_stream(), name.c_str(), data->ranges.data(), data->ranges.size(),

@@ -38,6 +38,7 @@ int fakecuda_operator(void* stream, const char* name, const fakecuda_range* rang
 void fakecuda_known(const void* at, size_t bytes);
 
 // Poison: bytes that nobody has computed, by the name of what should have. `fakecuda_poison_of` is null if all are known.
+// The addresses are those of `fakecuda_host`.
 void fakecuda_poison(const void* at, size_t bytes, const char* name);
 const char* fakecuda_poison_of(const void* at, size_t bytes);
 }

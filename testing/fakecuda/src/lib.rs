@@ -11,7 +11,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fmt};
+use std::{env, fmt, io};
 
 /// The folder of the stand-ins; empty if libtorch has no CUDA code.
 const LIBRARIES: &str = env!("FAKECUDA_LIBRARIES");
@@ -61,6 +61,7 @@ pub fn environment(devices: usize) -> Vec<(&'static str, String)> {
         ("LD_PRELOAD", preloads()),
         ("LD_LIBRARY_PATH", if rest.is_empty() { LIBRARIES.to_owned() } else { format!("{LIBRARIES}:{rest}") }),
         ("FAKECUDA_DEVICES", devices.to_string()),
+        ("FAKECUDA_OPERATORS", Path::new(LIBRARIES).join(OPERATORS).to_string_lossy().into_owned()),
         (STARTED, "1".to_owned()),
     ]
 }
@@ -75,13 +76,28 @@ pub fn start(devices: usize) -> Runs {
     if has_gpu() {
         return Runs::OnGpu;
     }
-    if LIBRARIES.is_empty() || env::var("FAKECUDA").is_ok_and(|value| value == "0") {
+    if env::var("FAKECUDA").is_ok_and(|value| value == "0") {
         return Runs::OnNothing;
     }
-    let Ok(program) = env::current_exe() else { return Runs::OnNothing };
-    let error = Command::new(program).args(env::args_os().skip(1)).envs(environment(devices)).exec();
-    eprintln!("cannot start on the stand-ins: {error}");
-    Runs::OnNothing
+    match start_fake(devices) {
+        Ok(()) => Runs::OnFake,
+        Err(_) => Runs::OnNothing,
+    }
+}
+
+/// As [`start`], also where there is a GPU: what is counted does not depend on it.
+///
+/// # Errors
+/// When libtorch has no CUDA code, or the program cannot be started again.
+pub fn start_fake(devices: usize) -> io::Result<()> {
+    if Fake::get().is_some() {
+        return Ok(());
+    }
+    if LIBRARIES.is_empty() || env::var_os(STARTED).is_some() {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "libtorch has no CUDA code"));
+    }
+    // `exec` returns only if it fails.
+    Err(Command::new(env::current_exe()?).args(env::args_os().skip(1)).envs(environment(devices)).exec())
 }
 
 /// The library of `operators/`.

@@ -139,7 +139,7 @@ pub unsafe extern "C" fn fakecuda_operator(
 }
 
 /// # Safety
-/// `why` has to be a text that ends with a zero byte. The address is a device's; called while work runs.
+/// `why` has to be a text that ends with a zero byte. The address is the host's own; called while work runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fakecuda_poison(at: usize, bytes: usize, why: *const c_char) {
     // SAFETY: as the caller says.
