@@ -14,5 +14,7 @@ mod api;
 mod clock;
 mod error;
 mod memory;
+mod nccl;
 mod progress;
+mod waiting;
 mod world;

@@ -9,6 +9,8 @@ mod driver;
 mod events;
 mod launch;
 mod memory;
+mod nccl;
+mod nccl_calls;
 mod queries;
 mod streams;
 
