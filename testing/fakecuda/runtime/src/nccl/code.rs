@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
+use std::sync::{Mutex, PoisonError};
 
 /// A code of `ncclResult_t`; 0 is success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +54,10 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-thread_local! {
-    static LAST: RefCell<CString> = RefCell::default();
-}
+/// The last failure in words.
+static LAST: Mutex<String> = Mutex::new(String::new());
 
-/// What a C function returns; a failure is also the thread's last one.
+/// What a C function returns; a failure is also the last one.
 pub fn result(result: Result<Code, Failure>) -> i32 {
     match result {
         Ok(code) => code.0,
@@ -70,10 +70,15 @@ pub fn result(result: Result<Code, Failure>) -> i32 {
 
 /// Keeps a text for `ncclGetLastError`.
 pub fn tell(text: &str) {
-    LAST.set(CString::new(text.replace('\0', " ")).unwrap_or_default());
+    text.clone_into(&mut LAST.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
-/// The thread's last failure, until its next one.
+/// The last failure, of any thread; the text stays for the thread's next call of this.
 pub fn last() -> *const c_char {
-    LAST.with_borrow(|text| text.as_ptr())
+    thread_local! {
+        static KEPT: RefCell<CString> = RefCell::default();
+    }
+    let text = LAST.lock().unwrap_or_else(PoisonError::into_inner).replace('\0', " ");
+    KEPT.set(CString::new(text).unwrap_or_default());
+    KEPT.with_borrow(|text| text.as_ptr())
 }

@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::call::Place;
-use super::code::{Code, Failure};
+use super::code::{self, Code, Failure};
 use super::journal;
 use super::lanes::Lanes;
 use super::members::{self, Exchange};
@@ -38,8 +38,8 @@ pub struct Counters {
     pub sends: BTreeMap<usize, u64>,
     pub receives: BTreeMap<usize, u64>,
     pub splits: u64,
-    /// Records of each rank that were read, by the splits before.
-    pub members_read: BTreeMap<usize, u64>,
+    /// What each rank has said of each split: its color and key.
+    pub members: BTreeMap<usize, Vec<(i32, i32)>>,
     /// By the ranks that were left out.
     pub shrinks: BTreeMap<String, u64>,
     pub operators: BTreeMap<i32, (DataType, Reduction)>,
@@ -67,6 +67,8 @@ pub struct Communicator {
     step: Mutex<Step>,
     /// The asynchronous error, `ncclInProgress` or success.
     state: AtomicI32,
+    /// Why it has failed.
+    reason: OnceLock<String>,
     is_aborted: AtomicBool,
     /// Groups of calls: how many were issued, how many are done, and how many somebody waits for.
     issued: AtomicU64,
@@ -89,6 +91,7 @@ impl Communicator {
             seat: OnceLock::new(),
             step: Mutex::new(step),
             state: AtomicI32::new(Code::IN_PROGRESS.0),
+            reason: OnceLock::new(),
             is_aborted: AtomicBool::new(false),
             issued: AtomicU64::new(0),
             ended: AtomicU64::new(0),
@@ -114,7 +117,10 @@ impl Communicator {
                 let text = "Attempt to use communicator before the previous operation returned ncclSuccess";
                 Err(Failure::new(Code::INVALID_ARGUMENT, text))
             }
-            error => Err(Failure::new(error, "the communicator has failed")),
+            error => {
+                let text = self.reason.get().map_or("", String::as_str);
+                Err(Failure::new(error, format!("the communicator has failed: {text}")))
+            }
         }
     }
 
@@ -238,6 +244,8 @@ impl Communicator {
     }
 
     fn fail(&self, failure: &Failure) {
+        // Another reason was first then.
+        let _ = self.reason.set(failure.text.clone());
         let fails = |state| [Code::SUCCESS.0, Code::IN_PROGRESS.0].contains(&state).then_some(failure.code.0);
         let is_first = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, fails).is_ok();
         if is_first && !self.is_aborted.load(Ordering::Acquire) {
@@ -247,6 +255,7 @@ impl Communicator {
                 _ => "nccl errors",
             };
             let rank = self.seat.get().map_or("a rank".to_owned(), |seat| format!("rank {}", seat.place.rank));
+            code::tell(&failure.text);
             journal::leave(what, format!("nccl, {rank}: {}", failure.text));
         }
     }

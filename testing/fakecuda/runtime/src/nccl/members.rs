@@ -70,23 +70,21 @@ impl Exchange {
         let parent = &self.parent;
         let Some(seat) = parent.seat() else { return Err(Failure::new(Code::INTERNAL, "there is no seat")) };
         let (lanes, place) = (&seat.lanes, seat.place);
-        let late = (0..place.ranks).find(|rank| lanes.records(Lane::Members(*rank)) <= self.number);
-        if let Some(rank) = late {
-            let is_gone = parent.may_look() && lanes.head().is_alive(rank) == Some(false);
-            return if is_gone { Err(ended(rank)) } else { Ok(None) };
-        }
         let mut counters = parent.counters();
         let mut members = Vec::new();
         for rank in 0..place.ranks {
-            let (lane, read) = (Lane::Members(rank), counters.members_read.entry(rank).or_default());
-            // Those of splits that this rank had no part in are left out.
-            while *read <= self.number {
-                let Some(record) = lanes.next(lane)? else { return Ok(None) };
-                if *read == self.number && record.words[0] == u64::from(self.color as u32) {
-                    members.push((record.words[1] as u32 as i32, rank));
-                }
+            let (lane, said) = (Lane::Members(rank), counters.members.entry(rank).or_default());
+            while let Some(record) = lanes.next(lane)? {
+                said.push((record.words[0] as u32 as i32, record.words[1] as u32 as i32));
                 lanes.skip(lane, record);
-                *read += 1;
+            }
+            match said.get(self.number as usize) {
+                Some((color, key)) if *color == self.color => members.push((*key, rank)),
+                Some(_) => {}
+                None => {
+                    let is_gone = parent.may_look() && lanes.head().is_alive(rank) == Some(false);
+                    return if is_gone { Err(ended(rank)) } else { Ok(None) };
+                }
             }
         }
         members.sort_unstable();
