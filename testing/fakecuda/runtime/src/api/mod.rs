@@ -11,6 +11,10 @@ mod launch;
 mod memory;
 mod nccl;
 mod nccl_calls;
+#[cfg(test)]
+mod nccl_failure_tests;
+#[cfg(test)]
+mod nccl_tests;
 mod queries;
 mod streams;
 

@@ -32,6 +32,13 @@ pub struct Config {
     blocking: i32,
 }
 
+#[cfg(test)]
+impl Config {
+    pub fn of(blocking: i32) -> Self {
+        Self { size: size_of::<Self>(), magic: MAGIC, version: VERSION as u32, blocking }
+    }
+}
+
 fn invalid(text: &str) -> Failure {
     Failure::new(Code::INVALID_ARGUMENT, text)
 }

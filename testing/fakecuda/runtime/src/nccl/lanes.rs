@@ -90,6 +90,12 @@ impl Lanes {
         Ok(Self { file, head, rank, ranks, begin, room })
     }
 
+    /// A lane that is soon full.
+    #[cfg(test)]
+    pub fn set_room(&mut self, bytes: u64) {
+        self.room = bytes;
+    }
+
     pub fn head(&self) -> &Head {
         &self.head
     }

@@ -16,9 +16,13 @@ mod file;
 pub mod group;
 pub mod journal;
 mod lanes;
+#[cfg(test)]
+mod lanes_tests;
 mod liveness;
 pub mod members;
 pub mod reduce;
+#[cfg(test)]
+mod reduce_tests;
 mod round;
 mod server;
 
