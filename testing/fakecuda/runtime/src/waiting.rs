@@ -9,8 +9,8 @@ use crate::error::CudaError;
 use crate::progress::Target;
 use crate::world::{World, lock};
 
-/// How long a waiting host leaves the world to others, before it looks again.
-const PAUSE: Duration = Duration::from_micros(200);
+/// How long a waiting host leaves the world to others before it looks again: at first, and at most.
+const PAUSES: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(2)];
 
 /// The world, locked.
 pub struct Locked(Option<MutexGuard<'static, World>>);
@@ -37,10 +37,12 @@ impl Locked {
     }
 
     fn wait(&mut self, targets: &[Target]) {
+        let [mut pause, longest] = PAUSES;
         // Each is tried: one may wait for what another one does.
         while targets.iter().filter(|target| !self.progress.reach(target)).count() > 0 {
             self.0 = None;
-            sleep(PAUSE);
+            sleep(pause);
+            pause = (pause * 2).min(longest);
             self.0 = Some(lock());
         }
         let host = self.progress.host().clone();

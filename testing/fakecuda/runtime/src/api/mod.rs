@@ -13,6 +13,7 @@ mod nccl;
 mod nccl_calls;
 #[cfg(test)]
 mod nccl_failure_tests;
+mod nccl_memory;
 #[cfg(test)]
 mod nccl_tests;
 mod queries;

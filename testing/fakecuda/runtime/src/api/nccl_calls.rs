@@ -1,15 +1,11 @@
 //! NCCL's functions for collectives, sends and receives, groups and operators.
 
-use super::nccl::place;
+use super::nccl::{invalid, place};
 use crate::nccl::call::{Call, Kind};
-use crate::nccl::code::{Code, Failure, result};
+use crate::nccl::code::{Code, result};
 use crate::nccl::communicator;
 use crate::nccl::group::{self, Asked};
 use crate::nccl::reduce::{DataType, Reduction, Scalar};
-
-fn invalid(text: &str) -> Failure {
-    Failure::new(Code::INVALID_ARGUMENT, text)
-}
 
 /// Where a call's numbers are, and how many of which type.
 #[derive(Clone, Copy)]
@@ -156,8 +152,8 @@ pub extern "C" fn ncclGroupEnd() -> i32 {
 }
 
 /// # Safety
-/// `own` has to be null or valid for writes. `scalar`: a number of the type, at the host until this returns, or where the
-/// host or a device finds it until the last collective with it is done.
+/// `own` has to be null or valid for writes. `scalar`: a number of the type, at the host until this returns, or where
+/// the host or a device finds it until the last collective with it is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     own: *mut i32,

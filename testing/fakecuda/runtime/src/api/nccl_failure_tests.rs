@@ -178,6 +178,52 @@ fn a_communicator_that_does_not_block_is_in_progress_until_all_have_come() {
 }
 
 #[test]
+fn a_child_of_a_process_with_collectives_under_way_finds_the_world_unlocked() {
+    alone("api::nccl_failure_tests::a_child_of_a_process_with_collectives_under_way_finds_the_world_unlocked", || {
+        let all = join_all(2);
+        assert_eq!(cudaSetDevice(0), 0);
+        let (stream, own) = (new_stream(), on_device(&[1]));
+        assert_eq!(ncclAllReduce(own, own, 1, INT32, SUM, all[0], stream), 0);
+        for _ in 0..300 {
+            // SAFETY: the child calls nothing that a lock of another thread than the world's could hold up.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let is_waiting = cudaStreamQuery(stream) == NOT_READY;
+                // SAFETY: ends the child without any of the parent's doing.
+                unsafe { libc::_exit(i32::from(!is_waiting)) };
+            }
+            let mut status = -1;
+            // SAFETY: valid for writes.
+            assert_eq!((unsafe { libc::waitpid(child, &raw mut status, 0) }, status), (child, 0));
+        }
+        assert_eq!([ncclCommAbort(all[0]), ncclCommAbort(all[1])], [0, 0]);
+    });
+}
+
+#[test]
+fn what_another_rank_has_completed_is_completed_although_the_communicator_broke_then() {
+    let name =
+        "api::nccl_failure_tests::what_another_rank_has_completed_is_completed_although_the_communicator_broke_then";
+    alone(name, || {
+        fakecuda_set_pace(1, 0);
+        let all = join_all(2);
+        let own = [0, 1].map(|device| {
+            assert_eq!(cudaSetDevice(device), 0);
+            (new_stream(), on_device(&[device + 1, 0]))
+        });
+        // They agree on the first collective and not on the second; rank 0 is through with both before rank 1 waits.
+        for (rank, (stream, address)) in own.iter().enumerate() {
+            assert_eq!(ncclAllReduce(*address, *address, 1, INT32, SUM, all[rank], *stream), 0);
+            assert_eq!(ncclAllReduce(*address, *address, 1 + rank, INT32, SUM, all[rank], *stream), 0);
+        }
+        assert_eq!((cudaStreamSynchronize(own[0].0), async_error(all[0])), (0, INVALID_USAGE));
+        assert_eq!(cudaStreamSynchronize(own[1].0), 0);
+        assert_eq!(own.map(|(_, address)| from_device(address, 1)), [[3], [3]]);
+        assert_eq!((async_error(all[1]), count("mismatched collectives")), (INVALID_USAGE, 2));
+    });
+}
+
+#[test]
 fn what_is_wrong_gets_the_code_of_nccl() {
     alone("api::nccl_failure_tests::what_is_wrong_gets_the_code_of_nccl", || {
         let all = join_all(2);

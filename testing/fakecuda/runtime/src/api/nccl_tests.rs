@@ -62,7 +62,7 @@ fn ended(mut child: Child, since: Instant) -> ExitStatus {
     }
 }
 
-/// Runs a test's ranks in processes of their own. `test`: the caller's name; `succeed`: whether each rank's process does.
+/// Runs a test's ranks in processes of their own. `test`: the caller's name; `succeed`: which of them do.
 pub fn in_processes(test: &str, succeed: &[bool], rank: impl Fn(usize, UniqueId)) {
     if let (Ok(own), Ok(path)) = (std::env::var(RANK), std::env::var(ID)) {
         let mut id = [0; 128];

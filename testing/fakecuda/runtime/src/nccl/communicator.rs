@@ -149,7 +149,11 @@ impl Communicator {
                 Err(failure) => self.fail(&failure),
             }
         }
-        self.is_over();
+        if self.is_flushed()
+            && let Some(failure) = self.broken()
+        {
+            self.fail(&failure);
+        }
         Code(self.state.load(Ordering::Acquire))
     }
 
@@ -226,13 +230,16 @@ impl Communicator {
         self.is_aborted.store(true, Ordering::Release);
     }
 
-    /// Whether no collective can run any more: one of the ranks has failed, or this one has aborted.
+    /// Whether no collective can run any more: this rank has failed or aborted.
     pub fn is_over(&self) -> bool {
-        if let Some(failure) = self.seat.get().and_then(|seat| seat.lanes.broken()) {
-            self.fail(&failure);
-        }
         let state = Code(self.state.load(Ordering::Acquire));
         self.is_aborted.load(Ordering::Acquire) || ![Code::SUCCESS, Code::IN_PROGRESS].contains(&state)
+    }
+
+    /// Why another rank has ended the communicator. A collective that everything is there for is done nevertheless, so
+    /// that its numbers do not depend on which rank is faster.
+    pub fn broken(&self) -> Option<Failure> {
+        self.seat.get().and_then(|seat| seat.lanes.broken())
     }
 
     /// Ends the communicator at all ranks.

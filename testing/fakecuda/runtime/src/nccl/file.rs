@@ -1,8 +1,8 @@
 //! The file in shared memory that the ranks of a communicator meet in.
 //!
-//! A unique id is its path. It exists from the first rank's coming to the last one's: then it is removed, and lives on in
-//! the ranks that have it open. One whose ranks died before that is removed by the next process that makes an id. The
-//! head of the file is mapped and holds atomic words; what the ranks send is read and written as a file, so that a full
+//! A unique id is its path. It exists from the first rank's coming to the last one's: then it is removed, and lives on
+//! in the ranks that have it open. One whose ranks died before that is removed by the next process that makes an id.
+//! The head of the file is mapped and holds atomic words; what the ranks send is read and written as a file, so that a full
 //! file system is an error and not a signal.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -23,7 +23,7 @@ pub const ID_BYTES: usize = 128;
 /// As many ranks as a communicator can have; enough for tests on one machine.
 pub const MAX_RANKS: usize = 64;
 
-/// Words of the head: a mark, the number of ranks, how it broke and in which words, each rank's seat, and then the lanes.
+/// Words of the head: a mark, the number of ranks, how it broke and in which words, each rank's seat, then the lanes.
 const MARK: usize = 0;
 const RANKS: usize = 1;
 pub const BROKEN: usize = 2;

@@ -1,9 +1,10 @@
 //! The arithmetic of reductions.
 //!
-//! As NCCL's kernels do it (`reduce_kernel.h`): each step is rounded to the type, also that of the 16-bit ones
-//! (`__hadd2`); an average of floating-point numbers multiplies each rank's by 1 / ranks before it adds, one of integers
-//! divides the sum, towards 0. Integers wrap. The ranks are added from rank 0 on; NCCL's rings begin elsewhere for each
-//! part, so that the last bits of floating-point sums are not those of a GPU.
+//! As NCCL's kernels do it (`reduce_kernel.h`, `hostToDevRedOp`): each step is rounded to the type, also that of the
+//! 16-bit ones (`__hadd2`); an average of floating-point numbers multiplies each rank's by 1 / ranks before it adds,
+//! one of integers divides the sum, towards 0. Integers wrap. The ranks are added from rank 0 on; NCCL's rings begin
+//! elsewhere for each part, and with NVLink's switches 16-bit numbers are added in 32 bits, so that the last bits of sums
+//! are not those of a GPU.
 
 use half::{bf16, f16};
 
@@ -160,9 +161,11 @@ integers!(i8, u8, i32, u32, i64, u64);
 number! {
     f32: |a, b, n| a + b, a * b, a.max(b), a.min(b), Some((1.0 / n as f64) as f32), { let _ = n; a };
     f64: |a, b, n| a + b, a * b, a.max(b), a.min(b), Some(1.0 / n as f64), { let _ = n; a };
-    f16: |a, b, n| a + b, a * b, Self::from_f32(a.to_f32().max(b.to_f32())), Self::from_f32(a.to_f32().min(b.to_f32())),
+    f16: |a, b, n| a + b, a * b, Self::from_f32(a.to_f32().max(b.to_f32())),
+        Self::from_f32(a.to_f32().min(b.to_f32())),
         Some(Self::from_f32((1.0 / n as f64) as f32)), { let _ = n; a };
-    bf16: |a, b, n| a + b, a * b, Self::from_f32(a.to_f32().max(b.to_f32())), Self::from_f32(a.to_f32().min(b.to_f32())),
+    bf16: |a, b, n| a + b, a * b, Self::from_f32(a.to_f32().max(b.to_f32())),
+        Self::from_f32(a.to_f32().min(b.to_f32())),
         Some(Self::from_f32((1.0 / n as f64) as f32)), { let _ = n; a };
 }
 

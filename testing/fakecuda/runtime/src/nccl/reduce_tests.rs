@@ -21,7 +21,8 @@ macro_rules! check {
     ($data:ident, $type:ty, $reduction:expr, [$($rank:expr),+] => $expected:expr) => {
         let bytes = |numbers: &[$type]| numbers.iter().flat_map(|it| it.to_ne_bytes()).collect::<Vec<u8>>();
         let ranks = [$(bytes(&$rank)),+];
-        assert_eq!(reduced(DataType::$data, $reduction, &ranks), bytes(&$expected), "{} {:?}", stringify!($data), $reduction);
+        let found = reduced(DataType::$data, $reduction, &ranks);
+        assert_eq!(found, bytes(&$expected), "{} {:?}", stringify!($data), $reduction);
     };
 }
 

@@ -140,15 +140,15 @@ fn is_done(part: &Part, seat: &Seat) -> Result<bool, Failure> {
 
 /// A rank that has not come to this call, and whose process is gone.
 fn missing(part: &Part, seat: &Seat) -> Option<usize> {
-    let (call, lanes) = (&part.call, &seat.lanes);
-    let is_gone = |rank: &usize| lanes.head().is_alive(*rank) == Some(false);
+    let (call, lanes, own) = (&part.call, &seat.lanes, seat.place.rank);
     let has_come = |rank: usize| match call.kind {
-        Kind::Send => false,
-        Kind::Recv => lanes.records(Lane::Pair(rank, seat.place.rank)) > part.number,
+        Kind::Send => lanes.is_received(Lane::Pair(own, rank), part.end),
+        Kind::Recv => lanes.records(Lane::Pair(rank, own)) > part.number,
         _ => lanes.records(Lane::Collectives(rank)) > part.number,
     };
-    let awaited = if call.kind.is_collective() { 0..seat.place.ranks } else { call.peer..call.peer + 1 };
-    awaited.filter(|rank| !has_come(*rank)).find(is_gone)
+    let mut awaited = if call.kind.is_collective() { 0..seat.place.ranks } else { call.peer..call.peer + 1 };
+    // In this order: what a process has written before its end stays.
+    awaited.find(|rank| lanes.head().is_alive(*rank) == Some(false) && !has_come(*rank))
 }
 
 /// Whether a peer has come to this call.
@@ -171,7 +171,7 @@ impl Meeting for Round {
             let seat = communicator.seat();
             seat.is_some_and(|seat| self.parts.iter().any(|part| is_awaited(part, seat)))
         };
-        if communicator.wants(self.number) || communicator.is_over() {
+        if communicator.wants(self.number) || communicator.is_over() || communicator.broken().is_some() {
             return true;
         }
         if is_awaited() {
@@ -188,10 +188,14 @@ impl Meeting for Round {
             return false;
         }
         let is_done = is_over
-            || self.go_on().unwrap_or_else(|failure| {
-                self.communicator.break_with(&failure);
-                true
-            });
+            || match self.go_on() {
+                Ok(true) => true,
+                Ok(false) => self.communicator.broken().inspect(|why| self.communicator.break_with(why)).is_some(),
+                Err(failure) => {
+                    self.communicator.break_with(&failure);
+                    true
+                }
+            };
         if is_done {
             self.communicator.end(self.number);
         }
