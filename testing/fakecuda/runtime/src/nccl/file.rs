@@ -2,8 +2,8 @@
 //!
 //! A unique id is its path. It exists from the first rank's coming to the last one's: then it is removed, and lives on
 //! in the ranks that have it open. One whose ranks died before that is removed by the next process that makes an id.
-//! The head of the file is mapped and holds atomic words; what the ranks send is read and written as a file, so that a full
-//! file system is an error and not a signal.
+//! The head of the file is mapped and holds atomic words; what the ranks send is read and written as a file, so that a
+//! full file system is an error and not a signal.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;

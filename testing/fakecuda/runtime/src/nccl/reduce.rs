@@ -3,8 +3,8 @@
 //! As NCCL's kernels do it (`reduce_kernel.h`, `hostToDevRedOp`): each step is rounded to the type, also that of the
 //! 16-bit ones (`__hadd2`); an average of floating-point numbers multiplies each rank's by 1 / ranks before it adds,
 //! one of integers divides the sum, towards 0. Integers wrap. The ranks are added from rank 0 on; NCCL's rings begin
-//! elsewhere for each part, and with NVLink's switches 16-bit numbers are added in 32 bits, so that the last bits of sums
-//! are not those of a GPU.
+//! elsewhere for each part, and with NVLink's switches 16-bit numbers are added in 32 bits, so that the last bits of
+//! sums are not those of a GPU.
 
 use half::{bf16, f16};
 
