@@ -201,29 +201,6 @@ fn a_child_of_a_process_with_collectives_under_way_finds_the_world_unlocked() {
 }
 
 #[test]
-fn what_another_rank_has_completed_is_completed_although_the_communicator_broke_then() {
-    let name =
-        "api::nccl_failure_tests::what_another_rank_has_completed_is_completed_although_the_communicator_broke_then";
-    alone(name, || {
-        fakecuda_set_pace(1, 0);
-        let all = join_all(2);
-        let own = [0, 1].map(|device| {
-            assert_eq!(cudaSetDevice(device), 0);
-            (new_stream(), on_device(&[device + 1, 0]))
-        });
-        // They agree on the first collective and not on the second; rank 0 is through with both before rank 1 waits.
-        for (rank, (stream, address)) in own.iter().enumerate() {
-            assert_eq!(ncclAllReduce(*address, *address, 1, INT32, SUM, all[rank], *stream), 0);
-            assert_eq!(ncclAllReduce(*address, *address, 1 + rank, INT32, SUM, all[rank], *stream), 0);
-        }
-        assert_eq!((cudaStreamSynchronize(own[0].0), async_error(all[0])), (0, INVALID_USAGE));
-        assert_eq!(cudaStreamSynchronize(own[1].0), 0);
-        assert_eq!(own.map(|(_, address)| from_device(address, 1)), [[3], [3]]);
-        assert_eq!((async_error(all[1]), count("mismatched collectives")), (INVALID_USAGE, 2));
-    });
-}
-
-#[test]
 fn what_is_wrong_gets_the_code_of_nccl() {
     alone("api::nccl_failure_tests::what_is_wrong_gets_the_code_of_nccl", || {
         let all = join_all(2);

@@ -24,6 +24,8 @@ pub mod reduce;
 #[cfg(test)]
 mod reduce_tests;
 mod round;
+#[cfg(test)]
+mod round_tests;
 mod server;
 
 pub use file::{ID_BYTES, MAX_RANKS, new_id, path_of};
