@@ -89,7 +89,9 @@ fn files_whose_processes_are_gone_are_removed_by_the_next_id() {
     let folder = own.parent().unwrap();
     // No process has this number: the largest is below.
     let gone = Process { id: 0x7fff_ffff, start: 1 };
-    let [empty, left] = ["0", "1"].map(|last| folder.join(format!("overdrive-nccl-{}-{}-{last}", gone.id, gone.start)));
+    let [empty, left] = [0, 1]
+        .map(|last| (last, std::process::id()))
+        .map(|(last, own)| folder.join(format!("overdrive-nccl-{}-{}-{own}.{last}", gone.id, gone.start)));
     std::fs::write(&empty, "").unwrap();
     let rank = Lanes::attach(&left, (0, 2), 0).unwrap();
     Lanes::attach(&own, (0, 2), 0).unwrap();
