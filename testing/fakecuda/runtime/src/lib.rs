@@ -14,6 +14,8 @@ mod api;
 mod clock;
 mod error;
 mod memory;
+mod nccl;
 mod poison;
 mod progress;
+mod waiting;
 mod world;

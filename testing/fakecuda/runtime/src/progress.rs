@@ -1,8 +1,12 @@
 //! Streams and events: what waits for what, and which work has run.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use crate::clock::Clock;
+
+mod meeting;
+
+pub use meeting::{Meeting, Target};
 
 /// What a stream has an implicit order with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +27,8 @@ pub type Work = Box<dyn FnOnce() + Send>;
 
 enum Item {
     Run(Work),
+    /// Nothing behind it runs before it is done.
+    Meet(Box<dyn Meeting>),
     /// Nothing behind it runs before this stream has come so far.
     Wait {
         stream: u64,
@@ -73,6 +79,8 @@ pub struct Progress {
     streams: HashMap<u64, Stream>,
     events: HashMap<u64, Event>,
     next: u64,
+    /// Streams that nobody may use any more, but whose work is not done.
+    ending: BTreeSet<u64>,
     /// What the host has waited for.
     host: Clock,
 }
@@ -80,12 +88,15 @@ pub struct Progress {
 impl Progress {
     /// Without streams.
     pub fn new(pace: Pace) -> Self {
-        Self { pace, streams: HashMap::new(), events: HashMap::new(), next: FIRST, host: Clock::default() }
+        let (streams, events, ending) = (HashMap::new(), HashMap::new(), BTreeSet::new());
+        Self { pace, streams, events, next: FIRST, ending, host: Clock::default() }
     }
 
     /// From now on. What waits, runs.
     pub fn set_pace(&mut self, pace: Pace) {
-        self.ordered().into_iter().for_each(|stream| self.run_until(stream, u64::MAX));
+        for stream in self.ordered() {
+            self.run_until(stream, u64::MAX);
+        }
         self.pace = pace;
     }
 
@@ -105,13 +116,18 @@ impl Progress {
         self.next - 1
     }
 
-    /// Ends a stream, after its work; false if there is none.
+    /// Ends a stream, after its work; false if there is none. What waits for somebody else is done later.
     pub fn end_stream(&mut self, stream: u64) -> bool {
-        if self.streams.get(&stream).is_none_or(|own| own.order == Order::Legacy) {
+        let is_legacy = self.streams.get(&stream).is_none_or(|own| own.order == Order::Legacy);
+        if is_legacy || self.ending.contains(&stream) {
             return false;
         }
-        self.run_until(stream, u64::MAX);
-        self.streams.remove(&stream).is_some()
+        if self.run_until(stream, u64::MAX) {
+            self.streams.remove(&stream);
+        } else {
+            self.ending.insert(stream);
+        }
+        true
     }
 
     /// Ends an event, also one that was recorded and has not happened; false if there is none.
@@ -121,11 +137,15 @@ impl Progress {
 
     /// The device of a stream, if there is this one.
     pub fn device_of(&self, stream: u64) -> Option<usize> {
-        self.streams.get(&stream).map(|own| own.device)
+        self.streams.get(&stream).filter(|_| !self.ending.contains(&stream)).map(|own| own.device)
     }
 
     /// Puts work into a stream. Returns the operation's number, and what is done before it.
     pub fn push(&mut self, stream: u64, work: Work) -> Option<(u64, Clock)> {
+        self.push_item(stream, Item::Run(work))
+    }
+
+    fn push_item(&mut self, stream: u64, item: Item) -> Option<(u64, Clock)> {
         self.wait_implicitly(stream);
         let host = self.host.clone();
         let own = self.streams.get_mut(&stream)?;
@@ -133,7 +153,7 @@ impl Progress {
         own.clock.join(&host);
         own.clock.set(stream, own.operations);
         let told = (own.operations, own.clock.clone());
-        self.put(stream, Item::Run(work));
+        self.put(stream, item);
         Some(told)
     }
 
@@ -173,6 +193,7 @@ impl Progress {
     }
 
     /// The host waits for an event; false if there is none.
+    #[cfg(test)]
     pub fn synchronize_event(&mut self, event: u64) -> bool {
         let Some(own) = self.events.get(&event).cloned() else { return false };
         if let Some((stream, until)) = own.at {
@@ -183,6 +204,7 @@ impl Progress {
     }
 
     /// The host waits for a stream. Returns how many items it found waiting, `None` if there is no such stream.
+    #[cfg(test)]
     pub fn synchronize(&mut self, stream: u64) -> Option<u64> {
         let own = self.streams.get(&stream)?;
         let (waiting, clock) = (own.issued - own.done, own.clock.clone());
@@ -192,6 +214,7 @@ impl Progress {
     }
 
     /// The host waits for everything. Returns how many items it found waiting.
+    #[cfg(test)]
     pub fn synchronize_all(&mut self) -> u64 {
         self.ordered().into_iter().filter_map(|stream| self.synchronize(stream)).sum()
     }
@@ -259,8 +282,8 @@ impl Progress {
         }
     }
 
-    /// Runs a stream's items up to this one, and what they wait for.
-    fn run_until(&mut self, stream: u64, until: u64) {
+    /// Runs a stream's items up to this one, and what they wait for. False if one of them waits for somebody else.
+    fn run_until(&mut self, stream: u64, until: u64) -> bool {
         // The streams that wait for each other; a wait never leads back, because it is for what was put in before.
         let mut waiting = vec![(stream, until)];
         while let Some(&(stream, until)) = waiting.last() {
@@ -275,6 +298,11 @@ impl Progress {
                 continue;
             }
             let Some(own) = self.streams.get_mut(&stream) else { continue };
+            if let Some(Item::Meet(meeting)) = own.items.front_mut()
+                && !meeting.advance()
+            {
+                return false;
+            }
             let Some(item) = own.items.pop_front() else {
                 waiting.pop();
                 continue;
@@ -282,7 +310,7 @@ impl Progress {
             own.done += 1;
             match item {
                 Item::Run(work) => work(),
-                Item::Wait { .. } => {}
+                Item::Wait { .. } | Item::Meet(_) => {}
                 Item::Record { event, recording } => {
                     if let Some(event) = self.events.get_mut(&event).filter(|event| event.recordings == recording) {
                         event.has_happened = true;
@@ -290,6 +318,7 @@ impl Progress {
                 }
             }
         }
+        true
     }
 }
 

@@ -4,10 +4,12 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use crate::clock::{Access, Accesses};
+use crate::clock::{Access, Accesses, Clock};
 use crate::error::CudaError;
 use crate::memory::Memory;
-use crate::progress::{Order, Pace, Progress, Work};
+use crate::nccl::journal;
+use crate::progress::{Meeting, Order, Pace, Progress, Work};
+use crate::waiting::Locked;
 
 /// What is asked for by a program's environment.
 struct Settings {
@@ -53,11 +55,20 @@ thread_local! {
     pub static LAST_ERROR: Cell<i32> = const { Cell::new(0) };
 }
 
+/// The world, without a step.
+pub fn lock() -> MutexGuard<'static, World> {
+    WORLD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The world, and one step of random progress.
-pub fn world() -> MutexGuard<'static, World> {
-    let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
+pub fn world() -> Locked {
+    let mut world = lock();
     world.progress.tick();
-    world
+    for (what, note) in journal::take() {
+        world.count(what, 1);
+        world.notes.push(note);
+    }
+    Locked::new(world)
 }
 
 impl World {
@@ -129,9 +140,38 @@ impl World {
 
     /// Puts work into a stream, and notes its races.
     pub fn push(&mut self, stream: u64, what: &str, accesses: &[Access], work: Work) -> Result<(), CudaError> {
+        self.use_device_of(stream)?;
+        let pushed = self.progress.push(stream, work);
+        self.note_accesses(stream, what, accesses, pushed)
+    }
+
+    /// Puts work into a stream that needs somebody else, and notes its races.
+    pub fn push_meeting(
+        &mut self,
+        stream: u64,
+        what: &str,
+        accesses: &[Access],
+        meeting: Box<dyn Meeting>,
+    ) -> Result<(), CudaError> {
+        self.use_device_of(stream)?;
+        let pushed = self.progress.push_meeting(stream, meeting);
+        self.note_accesses(stream, what, accesses, pushed)
+    }
+
+    fn use_device_of(&mut self, stream: u64) -> Result<(), CudaError> {
         let device = self.progress.device_of(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
-        self.use_device(device)?;
-        let (operation, clock) = self.progress.push(stream, work).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
+        self.use_device(device)
+    }
+
+    /// Notes the races of an operation that was put into a stream.
+    fn note_accesses(
+        &mut self,
+        stream: u64,
+        what: &str,
+        accesses: &[Access],
+        pushed: Option<(u64, Clock)>,
+    ) -> Result<(), CudaError> {
+        let (operation, clock) = pushed.ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
         if self.finds_races {
             for race in self.accesses.note((stream, operation), what, accesses, &clock) {
                 self.count("races", 1);
@@ -142,20 +182,5 @@ impl World {
             }
         }
         Ok(())
-    }
-
-    /// The host waits for a stream.
-    pub fn synchronize(&mut self, stream: u64) -> Result<(), CudaError> {
-        self.progress.synchronize(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
-        let host = self.progress.host().clone();
-        self.accesses.forget(&host);
-        Ok(())
-    }
-
-    /// The host waits for everything.
-    pub fn synchronize_all(&mut self) {
-        self.progress.synchronize_all();
-        let host = self.progress.host().clone();
-        self.accesses.forget(&host);
     }
 }

@@ -62,5 +62,5 @@ pub extern "C" fn cudaEventQuery(event: usize) -> i32 {
 pub extern "C" fn cudaEventSynchronize(event: usize) -> i32 {
     let mut world = world();
     world.count("waits for an event", 1);
-    code(found(world.progress.synchronize_event(event as u64)))
+    code(found(world.synchronize_event(event as u64)))
 }

@@ -34,7 +34,7 @@ pub unsafe extern "C" fn cudaMalloc(address: *mut usize, bytes: usize) -> i32 {
     code(block.map(drop).ok_or(CudaError::MEMORY_ALLOCATION))
 }
 
-/// Waits for everything, as the real one does.
+/// Waits for its device, as the real one does.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaFree(address: usize) -> i32 {
     let mut world = world();
@@ -42,8 +42,11 @@ pub extern "C" fn cudaFree(address: usize) -> i32 {
         return code(world.use_device(CURRENT.get()));
     }
     world.count("device frees", 1);
-    world.synchronize_all();
-    let freed = world.device_at(address).is_some_and(|device| world.devices[device].memory.free(address));
+    let device = world.device_at(address);
+    if let Some(device) = device {
+        world.synchronize_device(device);
+    }
+    let freed = device.is_some_and(|device| world.devices[device].memory.free(address));
     code(if freed { Ok(()) } else { Err(CudaError::INVALID_VALUE) })
 }
 

@@ -10,6 +10,13 @@ mod driver;
 mod events;
 mod launch;
 mod memory;
+mod nccl;
+mod nccl_calls;
+#[cfg(test)]
+mod nccl_failure_tests;
+mod nccl_memory;
+#[cfg(test)]
+mod nccl_tests;
 mod operators;
 mod queries;
 mod streams;

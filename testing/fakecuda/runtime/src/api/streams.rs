@@ -86,6 +86,6 @@ pub extern "C" fn cudaStreamWaitEvent(stream: usize, event: usize, _flags: u32) 
 pub extern "C" fn cudaDeviceSynchronize() -> i32 {
     let mut world = world();
     world.count("waits for a device", 1);
-    world.synchronize_all();
+    world.synchronize_device(CURRENT.get());
     0
 }
