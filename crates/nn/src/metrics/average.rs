@@ -1,10 +1,13 @@
 //! Averages of what each batch gives.
 
 use overdrive_core::{GradientSync, SyncError, TorchError};
+use overdrive_ffi::{Arg, LazyOp};
 use tch::{Device, Kind, Tensor};
 
 use crate::error::NnError;
 use crate::layer::at_least;
+
+static ADD: LazyOp = LazyOp::new("aten::add_", "Tensor");
 
 /// What [`AverageMeter::summary`] shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,12 +99,18 @@ impl AverageMeter {
         // Apple's GPUs have no float64.
         let kind = if value.device() == Device::Mps { Kind::Float } else { Kind::Double };
         // A copy, because the caller may write to the tensor later.
-        let value = value.f_detach_copy()?.f_reshape([0i64; 0])?.f_to_kind(kind)?;
-        let weighted = &value * n as f64;
-        self.sums.1 = Some(match &self.sums.1 {
-            Some(sum) => sum.f_add(&weighted)?,
-            None => weighted,
-        });
+        let value = value.f_detach_copy()?.f_reshape([0i64; 0])?;
+        let sum = match &self.sums.1 {
+            Some(sum) => sum.shallow_clone(),
+            None => Tensor::f_zeros([0i64; 0], (kind, value.device()))?,
+        };
+        // In one kernel where the product is exact: float64 holds a float32 times a count.
+        let (value_in, factor) = match value.kind() {
+            Kind::Double => (&value * n as f64, 1.0),
+            _ => (value.shallow_clone(), n as f64),
+        };
+        ADD.call(&[Arg::Tensor(&sum), Arg::Tensor(&value_in), Arg::Double(factor)])?;
+        self.sums.1 = Some(sum);
         self.latest = Number::Device(value);
         self.count += n;
         Ok(())
