@@ -63,7 +63,7 @@ fn fill(ws: &Workspace, libtorch: &Libtorch, folder: &Path) -> Result<()> {
         "overdrive-parity",
         "--bins",
     ];
-    let gpu_tests = ["test", "--release", "--no-run", "--package", "overdrive", "--test", "gpu"];
+    let gpu_tests = ["test", "--release", "--no-run", "--package", "overdrive-gpu-tests", "--test", "gpu"];
     let mut built = artifacts::build(ws, &programs)?;
     built.extend(artifacts::build(ws, &gpu_tests)?);
     fs::create_dir_all(folder.join("bin")).with_context(|| format!("cannot make {}", folder.display()))?;

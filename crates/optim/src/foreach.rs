@@ -57,7 +57,6 @@ in_place! {
     addcmul_ = "addcmul_", "Scalar"
         (xs: TensorList &TensorList, ys: TensorList &TensorList, zs: TensorList &TensorList, factor: Double f64);
     clamp_max_ = "clamp_max_", "Scalar" (xs: TensorList &TensorList, high: Double f64);
-    clamp_max_each_ = "clamp_max_", "ScalarList" (xs: TensorList &TensorList, highs: ScalarList &[f64]);
     clamp_min_ = "clamp_min_", "Scalar" (xs: TensorList &TensorList, low: Double f64);
     clamp_min_each_ = "clamp_min_", "ScalarList" (xs: TensorList &TensorList, lows: ScalarList &[f64]);
     copy_ = "copy_", "" (xs: TensorList &TensorList, ys: TensorList &TensorList);

@@ -12,7 +12,7 @@ bool is_decided_on_host(const std::string& name) {
   static const std::set<std::string> names = {
       "aten::nonzero",     "aten::masked_select", "aten::_unique2",          "aten::unique_dim",
       "aten::_unique",     "aten::bincount",      "aten::unique_consecutive", "aten::unique_dim_consecutive",
-      "aten::repeat_interleave",
+      "aten::repeat_interleave", "aten::equal",
   };
   return names.count(name) > 0;
 }

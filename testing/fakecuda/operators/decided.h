@@ -1,5 +1,5 @@
-// Operators whose results have a size that the host learns from the device: libtorch's own code would read it from a kernel
-// that does not run.
+// Operators that return a size or an answer which the host learns from the device: libtorch's own code would read it from a
+// kernel that does not run.
 #pragma once
 
 #include <string>

@@ -219,8 +219,9 @@ class Quiet final : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// One that returns a number waits for it, and is made of other operators, which have numbers of their own.
-bool returns_tensors(const OperatorHandle& op) {
+// Another one that returns a number is made of operators, which have numbers of their own.
+bool has_numbers(const OperatorHandle& op) {
+  if (is_decided_on_host(op.schema().name())) return true;
   const auto& returns = op.schema().returns();
   return std::all_of(returns.begin(), returns.end(), [](const c10::Argument& value) {
     auto kind = value.type()->kind();
@@ -238,7 +239,7 @@ void wrap_all() {
   names.push_back({"aten::convolution_backward", ""});
   for (const auto& name : names) {
     auto op = dispatcher.findOp(name);
-    if (!op || !op->hasSchema() || !returns_tensors(*op)) continue;
+    if (!op || !op->hasSchema() || !has_numbers(*op)) continue;
     auto original = op->getComputedKernelForDispatchKey(DispatchKey::CUDA);
     auto kernel = c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Wrapped>(std::move(original)));
     registrations().push_back(

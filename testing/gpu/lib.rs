@@ -1,0 +1,2 @@
+//! Tests alone; `tests/gpu` has them.
+#![forbid(unsafe_code)]
