@@ -2,6 +2,7 @@
 //! `skipped: no CUDA device` and counts as ignored.
 #![forbid(unsafe_code)]
 
+mod loading;
 mod optimizers;
 mod profiling;
 
@@ -55,6 +56,10 @@ fn main() {
         an_unfused_step_waits_once_to_read_the_flag,
         accumulation_equals_the_large_batch,
         float16_training_learns,
+        loading::batches_from_pinned_memory_arrive_whole,
+        loading::a_cache_on_the_device_holds_what_was_loaded,
+        loading::later_epochs_ask_the_driver_for_nothing,
+        loading::a_dataset_on_the_device_is_read_there,
         profiling::the_profiler_sees_the_device,
         profiling::phases_on_the_device_are_timed_without_waiting,
     ];
