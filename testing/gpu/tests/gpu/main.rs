@@ -5,6 +5,7 @@
 mod loading;
 mod optimizers;
 mod profiling;
+mod ranks;
 
 use anyhow::{Result, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -27,6 +28,9 @@ macro_rules! trials {
 }
 
 fn main() {
+    if let Some(result) = ranks::main_if_told() {
+        std::process::exit(i32::from(result.is_err()));
+    }
     let runs = overdrive_fakecuda::start(1);
     if let Some(fake) = Fake::get()
         && let Err(error) = fake.compute()
@@ -60,6 +64,8 @@ fn main() {
         loading::a_cache_on_the_device_holds_what_was_loaded,
         loading::later_epochs_ask_the_driver_for_nothing,
         loading::a_dataset_on_the_device_is_read_there,
+        ranks::ddp_of_2_over_nccl_equals_gloos,
+        ranks::ddp_of_4_over_nccl_equals_gloos,
         profiling::the_profiler_sees_the_device,
         profiling::phases_on_the_device_are_timed_without_waiting,
     ];
