@@ -11,8 +11,15 @@
 #![allow(non_snake_case, reason = "the names of C functions")]
 
 mod api;
+mod capture;
+mod capturing;
 mod clock;
 mod error;
+mod graph;
+mod guard;
+mod issue;
 mod memory;
+mod operation;
 mod progress;
+mod waits;
 mod world;

@@ -3,6 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::clock::Clock;
+use crate::error::CudaError;
+use crate::operation::Work;
 
 /// What a stream has an implicit order with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,9 +19,6 @@ pub enum Order {
 
 /// Numbers below have meanings of their own as handles.
 const FIRST: u64 = 0x100;
-
-/// Work in a stream.
-pub type Work = Box<dyn FnOnce() + Send>;
 
 enum Item {
     Run(Work),
@@ -56,6 +55,8 @@ struct Stream {
     /// The number of its last operation, for [`Clock`].
     operations: u64,
     clock: Clock,
+    /// When its last item is done, by the device's clock.
+    time: u64,
 }
 
 #[derive(Clone, Default)]
@@ -65,6 +66,9 @@ struct Event {
     at: Option<(u64, u64)>,
     has_happened: bool,
     clock: Clock,
+    /// When its last recording happens, by the device's clock; nothing for an event without timing.
+    time: u64,
+    is_timed: bool,
 }
 
 /// All streams and events.
@@ -73,14 +77,30 @@ pub struct Progress {
     streams: HashMap<u64, Stream>,
     events: HashMap<u64, Event>,
     next: u64,
-    /// What the host has waited for.
+    /// What the host has waited for, and when that was done.
     host: Clock,
+    host_time: u64,
+    /// How many queries in a row have found work that is not done, and how many may.
+    not_ready: u64,
+    polls: u64,
 }
+
+/// How many queries in a row find the same work waiting before it runs, unless a test says otherwise.
+const POLLS: u64 = 1000;
 
 impl Progress {
     /// Without streams.
     pub fn new(pace: Pace) -> Self {
-        Self { pace, streams: HashMap::new(), events: HashMap::new(), next: FIRST, host: Clock::default() }
+        Self {
+            pace,
+            streams: HashMap::new(),
+            events: HashMap::new(),
+            next: FIRST,
+            host: Clock::default(),
+            host_time: 0,
+            not_ready: 0,
+            polls: POLLS,
+        }
     }
 
     /// From now on. What waits, runs.
@@ -92,15 +112,15 @@ impl Progress {
     /// A new stream.
     pub fn add_stream(&mut self, device: usize, order: Order) -> u64 {
         let (items, clock) = (VecDeque::new(), Clock::default());
-        let stream = Stream { device, order, items, issued: 0, done: 0, operations: 0, clock };
+        let stream = Stream { device, order, items, issued: 0, done: 0, operations: 0, clock, time: 0 };
         self.streams.insert(self.next, stream);
         self.next += 1;
         self.next - 1
     }
 
     /// A new event, which has not been recorded.
-    pub fn add_event(&mut self) -> u64 {
-        self.events.insert(self.next, Event::default());
+    pub fn add_event(&mut self, is_timed: bool) -> u64 {
+        self.events.insert(self.next, Event { is_timed, ..Event::default() });
         self.next += 1;
         self.next - 1
     }
@@ -124,11 +144,18 @@ impl Progress {
         self.streams.get(&stream).map(|own| own.device)
     }
 
-    /// Puts work into a stream. Returns the operation's number, and what is done before it.
-    pub fn push(&mut self, stream: u64, work: Work) -> Option<(u64, Clock)> {
+    /// The order of a stream with others, if there is this one.
+    pub fn order_of(&self, stream: u64) -> Option<Order> {
+        self.streams.get(&stream).map(|own| own.order)
+    }
+
+    /// Puts work into a stream, which the device needs so many nanoseconds for. Returns the operation's number, and what
+    /// is done before it.
+    pub fn push(&mut self, stream: u64, work: Work, nanoseconds: u64) -> Option<(u64, Clock)> {
         self.wait_implicitly(stream);
-        let host = self.host.clone();
+        let (host, begin) = (self.host.clone(), self.time_of(stream)?);
         let own = self.streams.get_mut(&stream)?;
+        own.time = begin.saturating_add(nanoseconds);
         own.operations += 1;
         own.clock.join(&host);
         own.clock.set(stream, own.operations);
@@ -145,6 +172,8 @@ impl Progress {
             return false;
         };
         own.clock.join(&host);
+        own.time = own.time.max(self.host_time);
+        event_own.time = own.time;
         event_own.recordings += 1;
         event_own.clock = own.clock.clone();
         (event_own.at, event_own.has_happened) = (Some((stream, own.issued + 1)), false);
@@ -160,6 +189,7 @@ impl Progress {
         let Some(own) = self.streams.get_mut(&stream) else { return false };
         if let Some((other, until)) = event.at {
             own.clock.join(&event.clock);
+            own.time = own.time.max(event.time);
             if other != stream && !event.has_happened {
                 self.put(stream, Item::Wait { stream: other, until });
             }
@@ -172,6 +202,11 @@ impl Progress {
         self.events.get(&event).map(|event| event.at.is_none() || event.has_happened)
     }
 
+    /// Whether an event was ever recorded; `None` if there is none.
+    pub fn is_recorded(&self, event: u64) -> Option<bool> {
+        self.events.get(&event).map(|event| event.at.is_some())
+    }
+
     /// The host waits for an event; false if there is none.
     pub fn synchronize_event(&mut self, event: u64) -> bool {
         let Some(own) = self.events.get(&event).cloned() else { return false };
@@ -179,15 +214,19 @@ impl Progress {
             self.run_until(stream, until);
         }
         self.host.join(&own.clock);
+        self.host_time = self.host_time.max(own.time);
+        self.not_ready = 0;
         true
     }
 
     /// The host waits for a stream. Returns how many items it found waiting, `None` if there is no such stream.
     pub fn synchronize(&mut self, stream: u64) -> Option<u64> {
         let own = self.streams.get(&stream)?;
-        let (waiting, clock) = (own.issued - own.done, own.clock.clone());
+        let (waiting, clock, time) = (own.issued - own.done, own.clock.clone(), own.time);
         self.run_until(stream, u64::MAX);
         self.host.join(&clock);
+        self.host_time = self.host_time.max(time);
+        self.not_ready = 0;
         Some(waiting)
     }
 
@@ -199,6 +238,63 @@ impl Progress {
     /// Whether a stream has no work left.
     pub fn is_idle(&self, stream: u64) -> Option<bool> {
         self.streams.get(&stream).map(|own| own.done == own.issued)
+    }
+
+    /// Lets so many queries in a row find work that is not done; the next one runs it.
+    pub fn set_polls(&mut self, polls: u64) {
+        (self.polls, self.not_ready) = (polls, 0);
+    }
+
+    /// Whether the work of a query has to run now: a program that asks until it is done would ask for ever.
+    fn is_asked_often(&mut self) -> bool {
+        self.not_ready += 1;
+        self.not_ready > self.polls
+    }
+
+    /// The host asks whether a stream has no work left. Once it hears so, it has waited for it.
+    pub fn query(&mut self, stream: u64) -> Option<bool> {
+        let is_ready = self.is_idle(stream)? || self.is_asked_often();
+        if is_ready {
+            self.synchronize(stream)?;
+        }
+        Some(is_ready)
+    }
+
+    /// The host asks whether an event has happened, as with [`Self::query`].
+    pub fn query_event(&mut self, event: u64) -> Option<bool> {
+        let is_ready = self.has_happened(event)? || self.is_asked_often();
+        if is_ready {
+            self.synchronize_event(event);
+        }
+        Some(is_ready)
+    }
+
+    /// When a stream could begin its next item, by the device's clock: not before the host issued it.
+    pub fn time_of(&self, stream: u64) -> Option<u64> {
+        self.streams.get(&stream).map(|own| own.time.max(self.host_time))
+    }
+
+    /// Sets when a stream begins its next item, for nodes of a graph, which need not follow each other.
+    pub fn set_time(&mut self, stream: u64, time: u64) {
+        if let Some(own) = self.streams.get_mut(&stream) {
+            own.time = time;
+        }
+    }
+
+    /// The nanoseconds from one event to another, as `cudaEventElapsedTime` has them.
+    ///
+    /// # Errors
+    /// Without timing or a recording, the handle is wrong; before both have happened they are not ready.
+    pub fn elapsed(&self, begin: u64, end: u64) -> Result<i64, CudaError> {
+        let both = [begin, end].map(|event| self.events.get(&event));
+        let [Some(begin), Some(end)] = both else { return Err(CudaError::INVALID_RESOURCE_HANDLE) };
+        if [begin, end].iter().any(|event| !event.is_timed || event.at.is_none()) {
+            return Err(CudaError::INVALID_RESOURCE_HANDLE);
+        }
+        if [begin, end].iter().any(|event| !event.has_happened) {
+            return Err(CudaError::NOT_READY);
+        }
+        Ok(end.time as i64 - begin.time as i64)
     }
 
     /// What the host has waited for.
@@ -236,12 +332,13 @@ impl Progress {
             if !are_ordered || self.streams[&other].device != device {
                 continue;
             }
-            let (clock, done, until) = {
+            let (clock, time, done, until) = {
                 let other = &self.streams[&other];
-                (other.clock.clone(), other.done, other.issued)
+                (other.clock.clone(), other.time, other.done, other.issued)
             };
             if let Some(own) = self.streams.get_mut(&stream) {
                 own.clock.join(&clock);
+                own.time = own.time.max(time);
             }
             if done < until {
                 self.put(stream, Item::Wait { stream: other, until });
@@ -294,131 +391,4 @@ impl Progress {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::{Arc, Mutex};
-
-    use super::*;
-
-    /// What has run, in order.
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<&'static str>>>);
-
-    impl Log {
-        fn work(&self, name: &'static str) -> Work {
-            let log = self.0.clone();
-            Box::new(move || log.lock().unwrap().push(name))
-        }
-
-        fn taken(&self) -> Vec<&'static str> {
-            std::mem::take(&mut self.0.lock().unwrap())
-        }
-    }
-
-    #[test]
-    fn eager_work_runs_at_once_and_lazy_work_when_it_is_waited_for() {
-        let log = Log::default();
-        let mut eager = Progress::new(Pace::Eager);
-        let stream = eager.add_stream(0, Order::Legacy);
-        eager.push(stream, log.work("eager"));
-        assert_eq!(log.taken(), ["eager"]);
-        let mut lazy = Progress::new(Pace::Lazy);
-        let stream = lazy.add_stream(0, Order::NonBlocking);
-        lazy.push(stream, log.work("one"));
-        lazy.push(stream, log.work("two"));
-        assert_eq!((log.taken(), lazy.is_idle(stream)), (vec![], Some(false)));
-        assert_eq!(lazy.synchronize(stream), Some(2));
-        assert_eq!((log.taken(), lazy.is_idle(stream)), (vec!["one", "two"], Some(true)));
-        assert_eq!(lazy.push(99, log.work("never")), None);
-    }
-
-    #[test]
-    fn a_stream_waits_for_an_event_and_its_order_is_known() {
-        let log = Log::default();
-        let mut progress = Progress::new(Pace::Lazy);
-        let [copy, compute] = [0, 1].map(|_| progress.add_stream(0, Order::NonBlocking));
-        let event = progress.add_event();
-        assert!(progress.wait_for_event(compute, event), "one that was never recorded");
-        let (number, _) = progress.push(copy, log.work("copy")).unwrap();
-        let (_, before) = progress.push(compute, log.work("early")).unwrap();
-        assert!(!before.has_seen(copy, number));
-        progress.record(event, copy);
-        progress.push(copy, log.work("later"));
-        progress.wait_for_event(compute, event);
-        let (_, before) = progress.push(compute, log.work("kernel")).unwrap();
-        assert!(before.has_seen(copy, number) && !before.has_seen(copy, number + 1));
-        assert_eq!(progress.has_happened(event), Some(false));
-        progress.synchronize(compute);
-        assert_eq!(log.taken(), ["early", "copy", "kernel"]);
-        assert_eq!(progress.has_happened(event), Some(true));
-        progress.synchronize_all();
-        assert_eq!(log.taken(), ["later"]);
-    }
-
-    #[test]
-    fn an_event_that_is_recorded_again_has_not_happened_yet() {
-        let mut progress = Progress::new(Pace::Lazy);
-        let stream = progress.add_stream(0, Order::NonBlocking);
-        let event = progress.add_event();
-        progress.record(event, stream);
-        progress.synchronize(stream);
-        assert_eq!(progress.has_happened(event), Some(true));
-        progress.record(event, stream);
-        assert_eq!(progress.has_happened(event), Some(false));
-        assert!(progress.end_event(event) && !progress.end_event(event));
-        progress.synchronize_all();
-    }
-
-    #[test]
-    fn the_legacy_stream_and_blocking_streams_wait_for_each_other() {
-        let log = Log::default();
-        let mut progress = Progress::new(Pace::Lazy);
-        let [legacy, blocking, free] =
-            [Order::Legacy, Order::Blocking, Order::NonBlocking].map(|order| progress.add_stream(0, order));
-        let elsewhere = progress.add_stream(1, Order::Blocking);
-        progress.push(elsewhere, log.work("elsewhere"));
-        progress.push(free, log.work("free"));
-        progress.push(blocking, log.work("blocking"));
-        let (number, before) = progress.push(legacy, log.work("legacy")).unwrap();
-        assert!(before.has_seen(blocking, 1) && !before.has_seen(free, 1) && !before.has_seen(elsewhere, 1));
-        let (_, before) = progress.push(blocking, log.work("after")).unwrap();
-        assert!(before.has_seen(legacy, number));
-        progress.synchronize(blocking);
-        assert_eq!(log.taken(), ["blocking", "legacy", "after"]);
-    }
-
-    #[test]
-    fn random_progress_follows_from_its_seed_and_keeps_each_streams_order() {
-        let run = |seed| {
-            let log = Log::default();
-            let mut progress = Progress::new(Pace::Random(seed));
-            let streams = [0, 1].map(|_| progress.add_stream(0, Order::NonBlocking));
-            for name in ["a", "b", "c", "d"] {
-                for stream in streams {
-                    progress.push(stream, log.work(name));
-                    progress.tick();
-                }
-            }
-            progress.synchronize_all();
-            log.taken()
-        };
-        assert_eq!(run(7), run(7));
-        assert!((1..20).any(|seed| run(seed) != run(7)));
-        assert!((1..20).all(|seed| run(seed).iter().filter(|it| **it == "a").count() == 2 && run(seed)[0] == "a"));
-    }
-
-    #[test]
-    fn what_the_host_has_waited_for_comes_before_what_it_issues_then() {
-        let mut progress = Progress::new(Pace::Lazy);
-        let [one, other] = [0, 1].map(|_| progress.add_stream(0, Order::NonBlocking));
-        let (number, _) = progress.push(one, Box::new(|| {})).unwrap();
-        let event = progress.add_event();
-        progress.record(event, one);
-        assert!(!progress.host().has_seen(one, number));
-        progress.synchronize_event(event);
-        assert!(progress.host().has_seen(one, number));
-        assert!(progress.push(other, Box::new(|| {})).unwrap().1.has_seen(one, number));
-        assert!(progress.end_stream(one) && progress.device_of(one).is_none() && !progress.end_stream(one));
-        let legacy = progress.add_stream(0, Order::Legacy);
-        assert!(!progress.end_stream(legacy));
-    }
-}
+mod tests;

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use super::code;
+use crate::operation::Operation;
 use crate::world::world;
 
 /// What a handle or a description holds.
@@ -19,9 +20,7 @@ const VERSION: i32 = 130_100;
 /// Counts a kernel of a library, and puts it into a stream.
 pub fn launch_of_library(name: &str, stream: usize) -> i32 {
     let mut world = world();
-    world.count("launches", 1);
-    world.count(&format!("kernel {name}"), 1);
-    code(world.stream(stream).and_then(|stream| world.push(stream, name, &[], Box::new(|| {}))))
+    code(world.stream(stream).and_then(|stream| world.issue(stream, Operation::kernel(name))))
 }
 
 /// # Safety

@@ -1,0 +1,129 @@
+//! How work comes into a stream: at once, or as a node of the graph that the stream is captured into.
+
+use std::sync::Arc;
+
+use crate::clock::Access;
+use crate::error::CudaError;
+use crate::graph::{Graph, Step};
+use crate::guard;
+use crate::operation::{Kind, Operation, Work};
+use crate::world::World;
+
+impl World {
+    /// Puts the numbers of kernels into a stream, which the stand-in computes: nothing counts it.
+    #[allow(dead_code, reason = "for the operators whose numbers are computed")]
+    pub fn push(&mut self, stream: u64, what: &str, accesses: &[Access], work: Work) -> Result<(), CudaError> {
+        let accesses = accesses.to_vec();
+        self.issue(stream, Operation { accesses, ..Operation::new(Kind::Numbers, what, work) })
+    }
+
+    /// Puts an operation into a stream, or into the graph that the stream is captured into.
+    pub fn issue(&mut self, stream: u64, operation: Operation) -> Result<(), CudaError> {
+        let (number, what, kind) = (self.graphs.number(), operation.what.clone(), operation.kind);
+        let outside = self.captures.of(stream).is_none().then(|| operation.clone());
+        if let Some(operation) = outside {
+            self.use_legacy(&what, stream)?;
+            operation.counts.iter().for_each(|(what, times)| self.count(what, *times));
+            return self.enqueue(stream, &operation);
+        }
+        let captured = self.captures.add(stream, number, Step::Run(operation)).unwrap_or(Ok(()));
+        self.judged(&what, captured)?;
+        if kind != Kind::Numbers {
+            self.count("captured nodes", 1);
+        }
+        Ok(())
+    }
+
+    /// Puts an operation into a stream of the device, and notes its races.
+    fn enqueue(&mut self, stream: u64, operation: &Operation) -> Result<(), CudaError> {
+        let device = self.progress.device_of(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
+        self.use_device(device)?;
+        let work = if self.guards { self.guarded(operation) } else { operation.work.clone() };
+        let nanoseconds = self.costs.of(operation.kind);
+        let (number, clock) =
+            self.progress.push(stream, work, nanoseconds).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
+        if self.finds_races {
+            for race in self.accesses.note((stream, number), &operation.what, &operation.accesses, &clock) {
+                self.count("races", 1);
+                self.notes.push(race.to_string());
+            }
+        }
+        Ok(())
+    }
+
+    /// The operation's work, with its pinned memory guarded from now until it has run.
+    fn guarded(&mut self, operation: &Operation) -> Work {
+        let work = operation.work.clone();
+        match operation.kind {
+            // A host function is the program's own: what it touches too early is an error as anywhere else.
+            Kind::Host => work,
+            Kind::Copy(_) => {
+                let accesses = operation.accesses.iter();
+                let pinned = accesses.filter_map(|access| Some((access, self.pinned_block(access.bytes.start)?)));
+                let guarded: Vec<_> = pinned.collect();
+                let tickets: Vec<_> = guarded
+                    .iter()
+                    .filter_map(|(access, block)| guard::protect(&access.bytes, block, access.writes))
+                    .collect();
+                if tickets.len() < guarded.len() {
+                    self.count("copies that the guard left out", 1);
+                }
+                Arc::new(move || {
+                    // Only a copy from the host to the host has two.
+                    let [first, second] = [0, 1].map(|place| tickets.get(place));
+                    match second {
+                        Some(_) => guard::run(second, || guard::run(first, || work())),
+                        None => guard::run(first, || work()),
+                    }
+                })
+            }
+            Kind::Kernel | Kind::Fill(_) | Kind::Numbers => Arc::new(move || guard::run(None, || work())),
+        }
+    }
+
+    /// Launches an executable graph: all its nodes, in the order of a stream, and behind its last launch.
+    pub fn launch_graph(&mut self, handle: usize, stream: u64) -> Result<(), CudaError> {
+        let executable = self.graphs.executables.get(&handle).ok_or(CudaError::INVALID_VALUE)?;
+        let (graph, launched) = (executable.graph.clone(), executable.launched);
+        let graphs = &mut self.graphs;
+        if let Some(captured) = self.captures.add_graph(stream, &graph, || graphs.number()) {
+            self.judged("cudaGraphLaunch", captured)?;
+            self.count("captured nodes", graph.real_nodes().len() as u64);
+            return Ok(());
+        }
+        self.use_legacy("cudaGraphLaunch", stream)?;
+        self.count("graph launches", 1);
+        self.progress.wait_for_event(stream, launched);
+        self.run_graph(&graph, stream)?;
+        self.progress.record(launched, stream);
+        Ok(())
+    }
+
+    /// Each node begins, by the device's clock, when those that it depends on are done.
+    fn run_graph(&mut self, graph: &Graph, stream: u64) -> Result<(), CudaError> {
+        let begin = self.progress.time_of(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
+        let mut ends = std::collections::BTreeMap::new();
+        for node in &graph.nodes {
+            let before = node.dependencies.iter().filter_map(|it| ends.get(it)).max().copied();
+            self.progress.set_time(stream, before.unwrap_or(begin));
+            match &node.step {
+                Step::Run(operation) => {
+                    for (what, times) in &operation.counts {
+                        self.count(&format!("in graphs: {what}"), *times);
+                    }
+                    self.enqueue(stream, operation)?;
+                }
+                // An event that is gone has nobody who waits for it.
+                Step::Record(event) => {
+                    self.progress.record(*event, stream);
+                }
+                Step::Wait(event) => {
+                    self.progress.wait_for_event(stream, *event);
+                }
+            }
+            ends.insert(node.number, self.progress.time_of(stream).unwrap_or(begin));
+        }
+        self.progress.set_time(stream, ends.values().max().copied().unwrap_or(begin));
+        Ok(())
+    }
+}
