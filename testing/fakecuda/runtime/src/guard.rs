@@ -1,5 +1,5 @@
-//! The guard of pinned memory: its pages are protected while a copy of them is queued, so that a host that touches them
-//! too early is caught.
+//! The guard of pinned memory: its pages are protected from the time when a copy of them is issued until the host has
+//! waited for it, so that a host that touches them too early is caught. When the copy happens to run does not matter.
 //!
 //! For a copy to the device the host may not write them, and for one from the device it may neither read nor write them.
 //! The handler of the fault takes no lock: the thread that faults may hold any. It reads a table of atomics (`fault.rs`);
@@ -15,14 +15,14 @@ pub use fault::{forget, take_touches};
 
 const PAGE: usize = 4096;
 
-/// How many queued copies read each page, and how many write it.
+/// How many guarded copies read each page, and how many write it.
 static PAGES: Mutex<BTreeMap<usize, [u32; 2]>> = Mutex::new(BTreeMap::new());
 
 fn pages() -> MutexGuard<'static, BTreeMap<usize, [u32; 2]>> {
     PAGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A queued copy, whose pages are protected until it has run.
+/// A guarded copy.
 #[derive(Clone, Debug)]
 pub struct Ticket {
     place: usize,
@@ -53,27 +53,31 @@ pub fn protect(bytes: &Range<usize>, block: &Range<usize>, writes: bool) -> Opti
     Some(Ticket { place, pages: begin..end, writes })
 }
 
-/// Runs queued work of the stand-in, which may touch what is guarded. Its own pages are free after it.
-pub fn run(ticket: Option<&Ticket>, work: impl FnOnce()) {
+/// Runs work of the stand-in, which may touch what is guarded: the pages of these copies, and what a fault shows.
+pub fn run(tickets: &[Ticket], work: impl FnOnce()) {
     fault::let_pass(true);
-    if let Some(ticket) = ticket {
+    for ticket in tickets {
         set(&ticket.pages, libc::PROT_READ | libc::PROT_WRITE);
     }
     work();
-    if let Some(ticket) = ticket {
-        fault::leave(ticket.place);
-        let mut all = pages();
-        for page in ticket.pages.clone().step_by(PAGE) {
-            if let Some(uses) = all.get_mut(&page) {
-                uses[usize::from(ticket.writes)] -= 1;
-                if *uses == [0, 0] {
-                    all.remove(&page);
-                }
+    let all = pages();
+    tickets.iter().for_each(|ticket| apply(&all, ticket.pages.clone()));
+    fault::let_pass(false);
+}
+
+/// The host has waited for the copy: its pages are free, unless other copies have them.
+pub fn release(ticket: &Ticket) {
+    fault::leave(ticket.place);
+    let mut all = pages();
+    for page in ticket.pages.clone().step_by(PAGE) {
+        if let Some(uses) = all.get_mut(&page) {
+            uses[usize::from(ticket.writes)] -= 1;
+            if *uses == [0, 0] {
+                all.remove(&page);
             }
         }
-        apply(&all, ticket.pages.clone());
     }
-    fault::let_pass(false);
+    apply(&all, ticket.pages.clone());
 }
 
 /// Gives each page the protection that its uses ask for.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::clock::Access;
 use crate::error::CudaError;
 use crate::graph::{Graph, Step};
-use crate::guard;
+use crate::guard::{self, Ticket};
 use crate::operation::{Kind, Operation, Work};
 use crate::world::World;
 
@@ -38,10 +38,17 @@ impl World {
     fn enqueue(&mut self, stream: u64, operation: &Operation) -> Result<(), CudaError> {
         let device = self.progress.device_of(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
         self.use_device(device)?;
-        let work = if self.guards { self.guarded(operation) } else { operation.work.clone() };
-        let nanoseconds = self.costs.of(operation.kind);
-        let (number, clock) =
-            self.progress.push(stream, work, nanoseconds).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
+        let tickets = if self.guards { self.guard(operation) } else { Vec::new() };
+        let told = match operation.kind {
+            // What a function of the program touches too early is an error as anywhere else.
+            Kind::Host => self.progress.call(stream, operation.work.clone()),
+            kind => {
+                let work = if self.guards { guarded(operation, tickets.clone()) } else { operation.work.clone() };
+                self.progress.push(stream, work, self.costs.of(kind))
+            }
+        };
+        let (number, clock) = told.ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
+        tickets.into_iter().for_each(|ticket| self.progress.hold(ticket, stream, number));
         if self.finds_races {
             for race in self.accesses.note((stream, number), &operation.what, &operation.accesses, &clock) {
                 self.count("races", 1);
@@ -51,34 +58,20 @@ impl World {
         Ok(())
     }
 
-    /// The operation's work, with its pinned memory guarded from now until it has run.
-    fn guarded(&mut self, operation: &Operation) -> Work {
-        let work = operation.work.clone();
-        match operation.kind {
-            // A host function is the program's own: what it touches too early is an error as anywhere else.
-            Kind::Host => work,
-            Kind::Copy(_) => {
-                let accesses = operation.accesses.iter();
-                let pinned = accesses.filter_map(|access| Some((access, self.pinned_block(access.bytes.start)?)));
-                let guarded: Vec<_> = pinned.collect();
-                let tickets: Vec<_> = guarded
-                    .iter()
-                    .filter_map(|(access, block)| guard::protect(&access.bytes, block, access.writes))
-                    .collect();
-                if tickets.len() < guarded.len() {
-                    self.count("copies that the guard left out", 1);
-                }
-                Arc::new(move || {
-                    // Only a copy from the host to the host has two.
-                    let [first, second] = [0, 1].map(|place| tickets.get(place));
-                    match second {
-                        Some(_) => guard::run(second, || guard::run(first, || work())),
-                        None => guard::run(first, || work()),
-                    }
-                })
-            }
-            Kind::Kernel | Kind::Fill(_) | Kind::Numbers => Arc::new(move || guard::run(None, || work())),
+    /// Guards the pinned memory of a copy.
+    fn guard(&mut self, operation: &Operation) -> Vec<Ticket> {
+        if !matches!(operation.kind, Kind::Copy(_)) {
+            return Vec::new();
         }
+        let accesses = operation.accesses.iter();
+        let pinned = accesses.filter_map(|access| Some((access, self.pinned_block(access.bytes.start)?)));
+        let tickets: Vec<_> =
+            pinned.map(|(access, block)| guard::protect(&access.bytes, &block, access.writes)).collect();
+        let left_out = tickets.iter().filter(|ticket| ticket.is_none()).count();
+        if left_out > 0 {
+            self.count("copies that the guard left out", left_out as u64);
+        }
+        tickets.into_iter().flatten().collect()
     }
 
     /// Launches an executable graph: all its nodes, in the order of a stream, and behind its last launch.
@@ -126,4 +119,10 @@ impl World {
         self.progress.set_time(stream, ends.values().max().copied().unwrap_or(begin));
         Ok(())
     }
+}
+
+/// The operation's work, which may touch guarded memory.
+fn guarded(operation: &Operation, tickets: Vec<Ticket>) -> Work {
+    let work = operation.work.clone();
+    Arc::new(move || guard::run(&tickets, || work()))
 }

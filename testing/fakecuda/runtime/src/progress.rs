@@ -3,8 +3,10 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::clock::Clock;
-use crate::error::CudaError;
+use crate::guard::Ticket;
 use crate::operation::Work;
+
+mod host;
 
 /// What a stream has an implicit order with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +24,8 @@ const FIRST: u64 = 0x100;
 
 enum Item {
     Run(Work),
+    /// The same for a function of the host, which may touch what all work before it has written.
+    Call(Work, Clock),
     /// Nothing behind it runs before this stream has come so far.
     Wait {
         stream: u64,
@@ -80,6 +84,10 @@ pub struct Progress {
     /// What the host has waited for, and when that was done.
     host: Clock,
     host_time: u64,
+    /// What was known of streams that have ended.
+    ended: Clock,
+    /// The guarded copies that the host has not waited for, with their streams and numbers.
+    guarded: Vec<(Ticket, u64, u64)>,
     /// How many queries in a row have found work that is not done, and how many may.
     not_ready: u64,
     polls: u64,
@@ -98,6 +106,8 @@ impl Progress {
             next: FIRST,
             host: Clock::default(),
             host_time: 0,
+            ended: Clock::default(),
+            guarded: Vec::new(),
             not_ready: 0,
             polls: POLLS,
         }
@@ -131,7 +141,11 @@ impl Progress {
             return false;
         }
         self.run_until(stream, u64::MAX);
-        self.streams.remove(&stream).is_some()
+        let ended = self.streams.remove(&stream);
+        ended.is_some_and(|own| {
+            self.ended.join(&own.clock);
+            true
+        })
     }
 
     /// Ends an event, also one that was recorded and has not happened; false if there is none.
@@ -152,6 +166,19 @@ impl Progress {
     /// Puts work into a stream, which the device needs so many nanoseconds for. Returns the operation's number, and what
     /// is done before it.
     pub fn push(&mut self, stream: u64, work: Work, nanoseconds: u64) -> Option<(u64, Clock)> {
+        let told = self.begin(stream, nanoseconds)?;
+        self.put(stream, Item::Run(work));
+        Some(told)
+    }
+
+    /// As [`Self::push`], for a function of the host.
+    pub fn call(&mut self, stream: u64, work: Work) -> Option<(u64, Clock)> {
+        let told = self.begin(stream, 0)?;
+        self.put(stream, Item::Call(work, told.1.clone()));
+        Some(told)
+    }
+
+    fn begin(&mut self, stream: u64, nanoseconds: u64) -> Option<(u64, Clock)> {
         self.wait_implicitly(stream);
         let (host, begin) = (self.host.clone(), self.time_of(stream)?);
         let own = self.streams.get_mut(&stream)?;
@@ -159,9 +186,7 @@ impl Progress {
         own.operations += 1;
         own.clock.join(&host);
         own.clock.set(stream, own.operations);
-        let told = (own.operations, own.clock.clone());
-        self.put(stream, Item::Run(work));
-        Some(told)
+        Some((own.operations, own.clock.clone()))
     }
 
     /// Records an event in a stream; false if there is no such stream or event.
@@ -207,66 +232,9 @@ impl Progress {
         self.events.get(&event).map(|event| event.at.is_some())
     }
 
-    /// The host waits for an event; false if there is none.
-    pub fn synchronize_event(&mut self, event: u64) -> bool {
-        let Some(own) = self.events.get(&event).cloned() else { return false };
-        if let Some((stream, until)) = own.at {
-            self.run_until(stream, until);
-        }
-        self.host.join(&own.clock);
-        self.host_time = self.host_time.max(own.time);
-        self.not_ready = 0;
-        true
-    }
-
-    /// The host waits for a stream. Returns how many items it found waiting, `None` if there is no such stream.
-    pub fn synchronize(&mut self, stream: u64) -> Option<u64> {
-        let own = self.streams.get(&stream)?;
-        let (waiting, clock, time) = (own.issued - own.done, own.clock.clone(), own.time);
-        self.run_until(stream, u64::MAX);
-        self.host.join(&clock);
-        self.host_time = self.host_time.max(time);
-        self.not_ready = 0;
-        Some(waiting)
-    }
-
-    /// The host waits for everything. Returns how many items it found waiting.
-    pub fn synchronize_all(&mut self) -> u64 {
-        self.ordered().into_iter().filter_map(|stream| self.synchronize(stream)).sum()
-    }
-
     /// Whether a stream has no work left.
     pub fn is_idle(&self, stream: u64) -> Option<bool> {
         self.streams.get(&stream).map(|own| own.done == own.issued)
-    }
-
-    /// Lets so many queries in a row find work that is not done; the next one runs it.
-    pub fn set_polls(&mut self, polls: u64) {
-        (self.polls, self.not_ready) = (polls, 0);
-    }
-
-    /// Whether the work of a query has to run now: a program that asks until it is done would ask for ever.
-    fn is_asked_often(&mut self) -> bool {
-        self.not_ready += 1;
-        self.not_ready > self.polls
-    }
-
-    /// The host asks whether a stream has no work left. Once it hears so, it has waited for it.
-    pub fn query(&mut self, stream: u64) -> Option<bool> {
-        let is_ready = self.is_idle(stream)? || self.is_asked_often();
-        if is_ready {
-            self.synchronize(stream)?;
-        }
-        Some(is_ready)
-    }
-
-    /// The host asks whether an event has happened, as with [`Self::query`].
-    pub fn query_event(&mut self, event: u64) -> Option<bool> {
-        let is_ready = self.has_happened(event)? || self.is_asked_often();
-        if is_ready {
-            self.synchronize_event(event);
-        }
-        Some(is_ready)
     }
 
     /// When a stream could begin its next item, by the device's clock: not before the host issued it.
@@ -279,27 +247,6 @@ impl Progress {
         if let Some(own) = self.streams.get_mut(&stream) {
             own.time = time;
         }
-    }
-
-    /// The nanoseconds from one event to another, as `cudaEventElapsedTime` has them.
-    ///
-    /// # Errors
-    /// Without timing or a recording, the handle is wrong; before both have happened they are not ready.
-    pub fn elapsed(&self, begin: u64, end: u64) -> Result<i64, CudaError> {
-        let both = [begin, end].map(|event| self.events.get(&event));
-        let [Some(begin), Some(end)] = both else { return Err(CudaError::INVALID_RESOURCE_HANDLE) };
-        if [begin, end].iter().any(|event| !event.is_timed || event.at.is_none()) {
-            return Err(CudaError::INVALID_RESOURCE_HANDLE);
-        }
-        if [begin, end].iter().any(|event| !event.has_happened) {
-            return Err(CudaError::NOT_READY);
-        }
-        Ok(end.time as i64 - begin.time as i64)
-    }
-
-    /// What the host has waited for.
-    pub fn host(&self) -> &Clock {
-        &self.host
     }
 
     /// Lets a stream run a few items, if the pace is random.
@@ -379,6 +326,12 @@ impl Progress {
             own.done += 1;
             match item {
                 Item::Run(work) => work(),
+                // "The start of execution of the function has the same effect as synchronizing an event recorded
+                // immediately prior to it" (`cudaLaunchHostFunc`).
+                Item::Call(work, clock) => {
+                    self.let_go(&clock);
+                    work();
+                }
                 Item::Wait { .. } => {}
                 Item::Record { event, recording } => {
                     if let Some(event) = self.events.get_mut(&event).filter(|event| event.recordings == recording) {

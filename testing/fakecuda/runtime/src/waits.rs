@@ -49,7 +49,13 @@ fn demangled(name: &str) -> String {
     // SAFETY: looks for a function that is in libstdc++ with this signature (cxxabi.h), and calls it; it returns null or a
     // text of malloc, which is freed.
     unsafe {
-        let function: *mut c_void = libc::dlsym(libc::RTLD_DEFAULT, c"__cxa_demangle".as_ptr());
+        // A program may have loaded it for its own libraries alone: it is asked by its name.
+        let library = libc::dlopen(c"libstdc++.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        if library.is_null() {
+            return name.to_owned();
+        }
+        let function: *mut c_void = libc::dlsym(library, c"__cxa_demangle".as_ptr());
+        libc::dlclose(library);
         if function.is_null() {
             return name.to_owned();
         }

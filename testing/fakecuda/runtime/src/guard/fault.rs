@@ -1,4 +1,4 @@
-//! The handler of faults, and the table of queued copies that it reads.
+//! The handler of faults, and the table of guarded copies that it reads.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -10,19 +10,19 @@ use super::PAGE;
 const EMPTY: u32 = 0;
 const TO_DEVICE: u32 = 1;
 const FROM_DEVICE: u32 = 2;
-/// It is queued, and was touched, so that its pages are open.
+/// It was touched, so that its pages are open.
 const WAS_TOUCHED: u32 = 3;
-/// It has run. A fault that happened just before is no error: the instruction is tried again.
+/// The host has waited for it. A fault that happened just before is no error: the instruction is tried again.
 const OVER: u32 = 4;
 
-/// A queued copy, and its bytes.
+/// A guarded copy, and its bytes.
 struct Entry {
     state: AtomicU32,
     begin: AtomicUsize,
     end: AtomicUsize,
 }
 
-/// More queued copies than this are not guarded. A place is used again as late as possible, because of [`OVER`].
+/// More copies than this are not guarded at a time. A place is used again as late as possible, because of [`OVER`].
 const PLACES: usize = 4096;
 
 static TABLE: [Entry; PLACES] =
@@ -79,7 +79,7 @@ pub fn enter(bytes: &Range<usize>, from_device: bool) -> Option<usize> {
     Some(place)
 }
 
-/// The copy of a place runs.
+/// The host has waited for the copy of a place.
 pub fn leave(place: usize) {
     TABLE[place].state.store(OVER, Ordering::SeqCst);
 }
@@ -141,11 +141,13 @@ fn open(address: usize, verb: u32) -> bool {
             continue;
         }
         is_known = true;
-        let is_early = matches!(state, TO_DEVICE | FROM_DEVICE) && (begin..end).contains(&address) && !passes;
+        let is_own = (begin..end).contains(&address) && !passes;
         // Reading what a copy to the device reads is fine; the page may be closed for another one.
-        let is_wrong = is_early && (state == FROM_DEVICE || verb != READS);
+        let is_wrong = is_own && (state == FROM_DEVICE || (state == TO_DEVICE && verb != READS));
         if is_wrong && entry.state.compare_exchange(state, WAS_TOUCHED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             note(state, verb, address - begin, end - begin);
+        }
+        if is_wrong || (is_own && state == WAS_TOUCHED) {
             let whole = begin.next_multiple_of(PAGE)..end / PAGE * PAGE;
             opened = opened.start.min(whole.start)..opened.end.max(whole.end);
         }

@@ -1,6 +1,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
+use crate::error::CudaError;
 
 /// A cost that no test here looks at.
 const FREE: u64 = 0;
