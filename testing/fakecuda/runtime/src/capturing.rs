@@ -77,8 +77,8 @@ impl World {
     }
 
     /// Refuses to wait for an event that was captured, or to ask for it. Asking for any event is unsafe by the modes of
-    /// captures, as PyTorch found (`c10/cuda/CUDACachingAllocator.cpp` asks in a relaxed mode); waiting is taken for the
-    /// same.
+    /// captures, as PyTorch found (`c10/cuda/CUDACachingAllocator.cpp` asks in a relaxed mode); waiting is taken for
+    /// the same.
     pub fn use_event(&mut self, what: &str, event: u64) -> Result<(), CudaError> {
         let refused = self.captures.refuse_event(event);
         self.judged(what, refused)?;

@@ -103,8 +103,8 @@ impl Graph {
         reached
     }
 
-    /// The accesses of nodes that have no order among them, in words. A launch runs nodes one after another, so only the
-    /// dependencies show these.
+    /// The accesses of nodes that have no order among them, in words. A launch runs nodes one after another, so only
+    /// the dependencies show these.
     pub fn races(&self) -> Vec<String> {
         let (mut clocks, mut accesses) = (BTreeMap::<usize, Clock>::new(), Accesses::default());
         let mut races = Vec::new();

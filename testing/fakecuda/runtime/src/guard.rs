@@ -1,9 +1,9 @@
 //! The guard of pinned memory: its pages are protected from the time when a copy of them is issued until the host has
 //! waited for it, so that a host that touches them too early is caught. When the copy happens to run does not matter.
 //!
-//! For a copy to the device the host may not write them, and for one from the device it may neither read nor write them.
-//! The handler of the fault takes no lock: the thread that faults may hold any. It reads a table of atomics (`fault.rs`);
-//! how often each page is in use is behind a lock of its own, which the handler never asks for.
+//! For a copy to the device the host may not write them, and for one from the device it may neither read nor write
+//! them. The handler of the fault takes no lock: the thread that faults may hold any. It reads a table of atomics
+//! (`fault.rs`); how often each page is in use is behind a lock of its own, which the handler never asks for.
 
 mod fault;
 
@@ -36,8 +36,8 @@ pub fn start() -> bool {
     fault::install()
 }
 
-/// Protects the pages of a copy's bytes that are wholly within its block. `writes`: it is one from the device. Nothing is
-/// protected if too many copies are queued, or if no page is whole.
+/// Protects the pages of a copy's bytes that are wholly within its block. `writes`: it is one from the device. Nothing
+/// is protected if too many copies are queued, or if no page is whole.
 pub fn protect(bytes: &Range<usize>, block: &Range<usize>, writes: bool) -> Option<Ticket> {
     let begin = (bytes.start / PAGE * PAGE).max(block.start.next_multiple_of(PAGE));
     let end = bytes.end.next_multiple_of(PAGE).min(block.end / PAGE * PAGE);
@@ -98,8 +98,8 @@ fn apply(all: &BTreeMap<usize, [u32; 2]>, range: Range<usize>) {
 }
 
 fn set(pages: &Range<usize>, protection: i32) {
-    // SAFETY: whole pages of a pinned block, which stays until its copies have run. If the system refuses, the pages keep
-    // the protection that they have: an early touch is missed, or seen by the handler, which opens them.
+    // SAFETY: whole pages of a pinned block, which stays until its copies have run. If the system refuses, the pages
+    // keep the protection that they have: an early touch is missed, or seen by the handler, which opens them.
     unsafe { libc::mprotect(pages.start as *mut libc::c_void, pages.len(), protection) };
 }
 

@@ -163,8 +163,8 @@ impl Progress {
         self.streams.get(&stream).map(|own| own.order)
     }
 
-    /// Puts work into a stream, which the device needs so many nanoseconds for. Returns the operation's number, and what
-    /// is done before it.
+    /// Puts work into a stream, which the device needs so many nanoseconds for. Returns the operation's number, and
+    /// what is done before it.
     pub fn push(&mut self, stream: u64, work: Work, nanoseconds: u64) -> Option<(u64, Clock)> {
         let told = self.begin(stream, nanoseconds)?;
         self.put(stream, Item::Run(work));

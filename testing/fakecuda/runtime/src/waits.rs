@@ -46,8 +46,8 @@ fn functions(trace: &str) -> Vec<String> {
 fn demangled(name: &str) -> String {
     type Demangle = unsafe extern "C" fn(*const c_char, *mut c_char, *mut usize, *mut i32) -> *mut c_char;
     let (true, Ok(mangled)) = (name.starts_with("_Z"), CString::new(name)) else { return name.to_owned() };
-    // SAFETY: looks for a function that is in libstdc++ with this signature (cxxabi.h), and calls it; it returns null or a
-    // text of malloc, which is freed.
+    // SAFETY: looks for a function that is in libstdc++ with this signature (cxxabi.h), and calls it; it returns null
+    // or a text of malloc, which is freed.
     unsafe {
         // A program may have loaded it for its own libraries alone: it is asked by its name.
         let library = libc::dlopen(c"libstdc++.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);

@@ -73,8 +73,9 @@ pub fn is_in_host_function() -> bool {
     IN_HOST_FUNCTION.get()
 }
 
-/// The world, and one step of random progress. A function in the order of a stream may not call CUDA, and holds the world
-/// already: it gets an empty one, and an error for whatever it asks (`cudaErrorNotPermitted`, by `cudaLaunchHostFunc`).
+/// The world, and one step of random progress. A function in the order of a stream may not call CUDA, and holds the
+/// world already: it gets an empty one, and an error for whatever it asks (`cudaErrorNotPermitted`, by
+/// `cudaLaunchHostFunc`).
 pub fn world() -> MutexGuard<'static, World> {
     static NOTHING: LazyLock<Mutex<World>> =
         LazyLock::new(|| Mutex::new(World::new(&Settings { devices: 0, bytes: 0 })));

@@ -77,8 +77,8 @@ pub extern "C" fn cudaEventSynchronize(event: usize) -> i32 {
     code(found(world.progress.synchronize_event(event as u64)))
 }
 
-/// The milliseconds between two events, by the device's own clock, which follows from what kernels and copies are said to
-/// take: never the machine's.
+/// The milliseconds between two events, by the device's own clock, which follows from what kernels and copies are said
+/// to take: never the machine's.
 ///
 /// # Safety
 /// `milliseconds` has to be null or valid for writes.

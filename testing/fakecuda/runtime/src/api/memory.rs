@@ -156,8 +156,8 @@ fn kind_of(world: &World, from: usize, to: usize) -> &'static str {
     }
 }
 
-/// Refuses a copy that a capture cannot hold: one that the host waits for, and one of pageable memory, which begins with
-/// a wait for the stream ("API synchronization behavior" in the reference of the runtime).
+/// Refuses a copy that a capture cannot hold: one that the host waits for, and one of pageable memory, which begins
+/// with a wait for the stream ("API synchronization behavior" in the reference of the runtime).
 fn use_copy(world: &mut World, stream: u64, is_pageable: bool, is_async: bool) -> Result<(), CudaError> {
     if !is_async {
         world.use_unsafe("cudaMemcpy")?;
@@ -169,8 +169,8 @@ fn use_copy(world: &mut World, stream: u64, is_pageable: bool, is_async: bool) -
     }
 }
 
-/// Copies rows in the order of the stream. One from pageable memory reads it before it returns, and one to pageable memory
-/// waits, as the real ones do.
+/// Copies rows in the order of the stream. One from pageable memory reads it before it returns, and one to pageable
+/// memory waits, as the real ones do.
 fn copy(to: Place, from: Place, (width, height): (usize, usize), stream: usize, is_async: bool) -> i32 {
     if width * height == 0 {
         return 0;

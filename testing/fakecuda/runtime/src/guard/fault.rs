@@ -128,8 +128,8 @@ fn note(state: u32, verb: u32, offset: usize, length: usize) {
     touch.how.store(verb + if state == FROM_DEVICE { IS_FROM_DEVICE } else { 0 }, Ordering::SeqCst);
 }
 
-/// Opens the page of an address, and all pages of a copy that is touched too early, which is noted once; false if no copy
-/// has it. Called in the handler: atomics and system calls, no locks, no memory.
+/// Opens the page of an address, and all pages of a copy that is touched too early, which is noted once; false if no
+/// copy has it. Called in the handler: atomics and system calls, no locks, no memory.
 fn open(address: usize, verb: u32) -> bool {
     let page = address / PAGE * PAGE;
     let (mut is_known, mut opened) = (false, page..page + PAGE);
