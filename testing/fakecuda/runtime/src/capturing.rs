@@ -155,6 +155,13 @@ impl World {
         }
     }
 
+    /// The nanoseconds between two events, of which none was last recorded in a capture.
+    pub fn elapsed(&mut self, begin: u64, end: u64) -> Result<i64, CudaError> {
+        let captured = [begin, end].iter().try_for_each(|event| self.captures.refuse_event(*event));
+        self.judged("cudaEventElapsedTime", captured)?;
+        self.progress.elapsed(begin, end)
+    }
+
     fn add_step(&mut self, what: &str, stream: u64, step: Step) -> Result<(), CudaError> {
         let number = self.graphs.number();
         let captured = self.captures.add(stream, number, step).unwrap_or(Ok(()));

@@ -88,10 +88,7 @@ pub unsafe extern "C" fn cudaEventElapsedTime(milliseconds: *mut f32, begin: usi
     if milliseconds.is_null() {
         return code(Err(CudaError::INVALID_VALUE));
     }
-    let mut world = world();
-    let captured = [begin, end].iter().try_for_each(|event| world.captures.refuse_event(*event as u64));
-    let elapsed = world.judged("cudaEventElapsedTime", captured);
-    match elapsed.and_then(|()| world.progress.elapsed(begin as u64, end as u64)) {
+    match world().elapsed(begin as u64, end as u64) {
         Ok(nanoseconds) => {
             // SAFETY: as the caller says, and it is not null.
             unsafe { *milliseconds = (nanoseconds as f64 / NANOSECONDS) as f32 };

@@ -150,7 +150,7 @@ fn external_events_are_nodes() {
 /// What a capture refuses: a call, its code, and whether the capture is invalid after it.
 type Refusal = (&'static str, fn(&mut Scene) -> Result<(), CudaError>, CudaError);
 
-const REFUSALS: [Refusal; 7] = [
+const REFUSALS: [Refusal; 8] = [
     ("a wait for the stream", |it| it.world.use_stream("", it.main), CudaError::CAPTURE_UNSUPPORTED),
     ("a wait for the device", |it| it.world.use_device_as_a_whole("", 0), CudaError::CAPTURE_UNSUPPORTED),
     ("an allocation", |it| it.world.use_unsafe(""), CudaError::CAPTURE_UNSUPPORTED),
@@ -161,6 +161,16 @@ const REFUSALS: [Refusal; 7] = [
             let event = it.world.progress.add_event(false);
             it.world.record_event(event, it.main, false)?;
             it.world.use_event("", event)
+        },
+        CudaError::CAPTURED_EVENT,
+    ),
+    (
+        "the time of a captured event",
+        |it| {
+            let event = it.world.progress.add_event(true);
+            it.world.record_event(event, it.side, false)?;
+            it.world.record_event(event, it.main, false)?;
+            it.world.elapsed(event, event).map(drop)
         },
         CudaError::CAPTURED_EVENT,
     ),

@@ -97,6 +97,16 @@ fn two_copies_of_a_page_guard_it_until_the_host_has_waited_for_both() {
 }
 
 #[test]
+fn what_a_copy_to_the_device_reads_may_be_read_beside_one_from_the_device() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let block = Block::new(1);
+    let to_device = protect(&block.bytes(0..64), &block.0, false).expect("whole pages");
+    let from_device = protect(&block.bytes(64..128), &block.0, true).expect("whole pages");
+    assert_eq!((block.read(10), take_touches()), (0, (vec![], 0)));
+    [to_device, from_device].iter().for_each(release);
+}
+
+#[test]
 fn neighbours_of_a_copy_are_not_reported() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let block = Block::new(1);

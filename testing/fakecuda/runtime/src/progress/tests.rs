@@ -199,3 +199,16 @@ fn what_a_query_has_found_done_comes_before_what_the_host_issues_then() {
     assert_eq!(progress.query(one), Some(true));
     assert!(progress.push(other, Arc::new(|| {}), FREE).unwrap().1.has_seen(one, number));
 }
+
+#[test]
+fn the_legacy_stream_begins_when_blocking_streams_are_done() {
+    let mut progress = Progress::new(Pace::Lazy);
+    let [legacy, blocking] = [Order::Legacy, Order::Blocking].map(|order| progress.add_stream(0, order));
+    let [begin, end] = [0; 2].map(|_| progress.add_event(true));
+    progress.record(begin, legacy);
+    progress.push(blocking, Arc::new(|| {}), 300);
+    progress.push(legacy, Arc::new(|| {}), 20);
+    progress.record(end, legacy);
+    progress.synchronize_all();
+    assert_eq!(progress.elapsed(begin, end), Ok(320));
+}
