@@ -6,6 +6,7 @@
 
 pub use overdrive_bench::{digits, model};
 
+pub mod gpu_steps;
 pub mod planted;
 pub mod scaling;
 pub mod versus;

@@ -24,9 +24,13 @@ const LIBRARIES: [(&str, &[&str]); 8] = [
 /// The library that defines everything; the others are empty, and only bear their names.
 const WHOLE: &str = "libcudart.so.13";
 
+/// The library of `operators/`.
+const OPERATORS: &str = "libfakecuda_operators.so";
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=runtime");
+    println!("cargo::rerun-if-changed=operators");
     println!("cargo::rerun-if-env-changed=LIBTORCH");
     println!("cargo::rustc-env=FAKECUDA_LIBRARIES=");
     let Some(torch) = env::var_os("LIBTORCH").map(PathBuf::from) else { return };
@@ -44,6 +48,7 @@ fn main() {
         wanted.extend(names(&library, &["--dynamic", "--undefined-only"]));
     }
     link(&out, &libraries, &runtime, &by_library(&wanted), &has);
+    build_operators(&out, &libraries, &torch);
     println!("cargo::rustc-env=FAKECUDA_LIBRARIES={}", libraries.display());
 }
 
@@ -74,6 +79,28 @@ fn build_runtime(out: &Path) -> PathBuf {
     }
     run(&mut command);
     target.join("release/liboverdrive_fakecuda_runtime.a")
+}
+
+/// The library that computes what operators do; it is loaded into a program with libtorch.
+fn build_operators(out: &Path, libraries: &Path, torch: &Path) {
+    // libtorch's headers take long to compile: once for all sources.
+    let one_file = out.join("all.cpp");
+    let sources = ["emulated", "cudnn", "decided", "operators"];
+    write(&one_file, &sources.map(|source| format!("#include \"{source}.cpp\"\n")).concat());
+    let (lib, cuda) = (torch.join("lib"), torch.join("../nvidia/cu13/include"));
+    let mut build = cc::Build::new();
+    build.cpp(true).cargo_metadata(false).debug(false).opt_level(1).warnings(false);
+    let mut command = build.get_compiler().to_command();
+    command.args(["-std=c++17", "-fPIC", "-shared", "-Wno-subobject-linkage"]);
+    command.arg(concat!("-I", env!("CARGO_MANIFEST_DIR"), "/operators"));
+    for include in
+        [torch.join("include"), torch.join("include/torch/csrc/api/include"), cuda.clone(), cuda.join("cccl")]
+    {
+        command.arg("-isystem").arg(include);
+    }
+    command.arg(&one_file).arg("-o").arg(libraries.join(OPERATORS)).arg("-L").arg(&lib).arg("-L").arg(libraries);
+    command.args(["-Wl,--no-as-needed", "-ltorch_cuda", "-lc10_cuda", "-ltorch_cpu", "-lc10", &format!("-l:{WHOLE}")]);
+    run(command.arg("-Wl,-rpath,$ORIGIN").arg(format!("-Wl,-rpath,{}", lib.display())));
 }
 
 /// libtorch's own libraries, and those of NVIDIA's that are not stood in for.

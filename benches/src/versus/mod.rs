@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod ddp;
+pub mod gpu_counts;
 mod load;
 mod loader;
 mod optim;
@@ -63,6 +64,9 @@ enum Case {
     Ddp,
     /// The diagnosis' bounds against the gains of its remedies, and the cost of profiling against PyTorch's profiler
     Profile,
+    /// What a training step launches, copies and waits for on a GPU, against PyTorch at its best setting: counted on a
+    /// stand-in for CUDA's runtime, so it needs no GPU
+    GpuCounts,
     /// Started by `ddp`: a rank that measures on request
     #[value(hide = true)]
     DdpRank,
@@ -112,6 +116,7 @@ pub fn run(options: &Options) -> Result<()> {
         Case::Loader => loader::measure(options)?,
         Case::Ddp => ddp::measure(options)?,
         Case::Profile => profile::measure(options)?,
+        Case::GpuCounts => return gpu_counts::run(&options.python),
         Case::DdpRank => return ddp::rank::serve(),
         Case::DdpFirstSum => return ddp::launch::first_sum(),
     };

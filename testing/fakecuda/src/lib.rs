@@ -1,3 +1,201 @@
 //! Tests of CUDA code on a machine without a GPU.
-#![allow(missing_docs)]
-pub const LIBRARIES: &str = env!("FAKECUDA_LIBRARIES");
+//!
+//! [`start`] comes first in a test program's `main` (`harness = false`). Where no GPU is found, it starts the program again
+//! with stand-ins for NVIDIA's libraries, on which the unmodified libtorch_cuda runs; then [`Fake::get`] controls them and
+//! reads what they counted. On a machine with a GPU, the same tests run on it, and [`Fake::get`] is `None`.
+//!
+//! A fake device is called fake in its name, and no time that is measured on it is a GPU's.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fmt, io};
+
+/// The folder of the stand-ins; empty if libtorch has no CUDA code.
+const LIBRARIES: &str = env!("FAKECUDA_LIBRARIES");
+
+/// Set in a program that runs on the stand-ins.
+const STARTED: &str = "FAKECUDA_STARTED";
+
+/// What the tests of this process run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runs {
+    /// A real GPU.
+    OnGpu,
+    /// The stand-ins.
+    OnFake,
+    /// Nothing: libtorch has no CUDA code, or the stand-ins are switched off with `FAKECUDA=0`.
+    OnNothing,
+}
+
+impl fmt::Display for Runs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OnGpu => "a GPU",
+            Self::OnFake => "a fake GPU",
+            Self::OnNothing => "no GPU",
+        })
+    }
+}
+
+/// Whether a driver of NVIDIA's is loaded.
+fn has_gpu() -> bool {
+    Path::new("/dev/nvidiactl").exists()
+}
+
+/// The libraries to preload, in one text as `LD_PRELOAD` takes it.
+fn preloads() -> String {
+    let files = std::fs::read_dir(LIBRARIES).into_iter().flatten().flatten().map(|file| file.path());
+    let is_stand_in = |path: &PathBuf| !path.file_name().is_some_and(|name| name == OPERATORS);
+    let mut paths: Vec<String> = files.filter(is_stand_in).map(|path| path.to_string_lossy().into_owned()).collect();
+    paths.sort();
+    paths.join(":")
+}
+
+/// What a program needs in its environment to run on the stand-ins, with so many devices.
+pub fn environment(devices: usize) -> Vec<(&'static str, String)> {
+    let rest = env::var("LD_LIBRARY_PATH").unwrap_or_default();
+    vec![
+        ("LD_PRELOAD", preloads()),
+        ("LD_LIBRARY_PATH", if rest.is_empty() { LIBRARIES.to_owned() } else { format!("{LIBRARIES}:{rest}") }),
+        ("FAKECUDA_DEVICES", devices.to_string()),
+        ("FAKECUDA_OPERATORS", Path::new(LIBRARIES).join(OPERATORS).to_string_lossy().into_owned()),
+        (STARTED, "1".to_owned()),
+    ]
+}
+
+/// Starts this program again on stand-ins with so many devices, unless there is a GPU or it was started so already.
+///
+/// Call it before anything of libtorch, and before a second thread.
+pub fn start(devices: usize) -> Runs {
+    if env::var_os(STARTED).is_some() {
+        return if Fake::get().is_some() { Runs::OnFake } else { Runs::OnNothing };
+    }
+    if has_gpu() {
+        return Runs::OnGpu;
+    }
+    if env::var("FAKECUDA").is_ok_and(|value| value == "0") {
+        return Runs::OnNothing;
+    }
+    match start_fake(devices) {
+        Ok(()) => Runs::OnFake,
+        Err(_) => Runs::OnNothing,
+    }
+}
+
+/// As [`start`], also where there is a GPU: what is counted does not depend on it.
+///
+/// # Errors
+/// When libtorch has no CUDA code, or the program cannot be started again.
+pub fn start_fake(devices: usize) -> io::Result<()> {
+    if Fake::get().is_some() {
+        return Ok(());
+    }
+    if LIBRARIES.is_empty() || env::var_os(STARTED).is_some() {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "libtorch has no CUDA code"));
+    }
+    // `exec` returns only if it fails.
+    Err(Command::new(env::current_exe()?).args(env::args_os().skip(1)).envs(environment(devices)).exec())
+}
+
+/// The library of `operators/`.
+const OPERATORS: &str = "libfakecuda_operators.so";
+
+/// When the work of a stream runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// At once.
+    Eager,
+    /// Only when something waits for it.
+    Lazy,
+    /// As lazy, and some at each call, in an order that follows from this seed.
+    Random(u64),
+}
+
+/// What was counted: a number by name.
+pub type Counts = BTreeMap<String, u64>;
+
+/// The stand-ins of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Fake(());
+
+/// A function of the stand-ins.
+fn function(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: the name is a text that ends with a zero byte.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    (!found.is_null()).then_some(found)
+}
+
+macro_rules! call {
+    ($name:literal($($argument:expr => $kind:ty),*) -> $result:ty) => {{
+        let found = function($name).unwrap_or_else(|| panic!("the stand-ins lack {:?}", $name));
+        // SAFETY: the runtime defines the function with these arguments (`runtime/src/api`).
+        let function = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn($($kind),*) -> $result>(found) };
+        function($($argument),*)
+    }};
+}
+
+fn text(at: *const c_char) -> String {
+    // SAFETY: the stand-ins' texts end with a zero byte, and stay until this thread's next call.
+    unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned()
+}
+
+impl Fake {
+    /// The stand-ins, if this process runs on them.
+    pub fn get() -> Option<Self> {
+        function(c"fakecuda_reset").map(|_| Self(()))
+    }
+
+    /// Runs all work, and begins to count at 0. Blocks the host until the work has run.
+    pub fn reset(self) {
+        call!(c"fakecuda_reset"() -> ());
+    }
+
+    /// What was counted since [`reset`](Self::reset).
+    pub fn counts(self) -> Counts {
+        let text = text(call!(c"fakecuda_counts"() -> *const c_char));
+        let line = |line: &str| {
+            let (name, number) = line.rsplit_once(": ")?;
+            Some((name.to_owned(), number.parse().ok()?))
+        };
+        text.lines().filter_map(line).collect()
+    }
+
+    /// What was wrong since [`reset`](Self::reset), a line each: races, reading what nobody computed.
+    pub fn notes(self) -> Vec<String> {
+        text(call!(c"fakecuda_notes"() -> *const c_char)).lines().map(str::to_owned).collect()
+    }
+
+    /// When work runs, from now on. What waits, runs now.
+    pub fn set_pace(self, pace: Pace) {
+        let (number, seed) = match pace {
+            Pace::Eager => (0, 0),
+            Pace::Lazy => (1, 0),
+            Pace::Random(seed) => (2, seed),
+        };
+        call!(c"fakecuda_set_pace"(number => i32, seed => u64) -> ());
+    }
+
+    /// Whether accesses without an order are looked for; they are among the [notes](Self::notes).
+    pub fn find_races(self, on: bool) {
+        call!(c"fakecuda_find_races"(on => bool) -> ());
+    }
+
+    /// Computes the numbers of operators from now on, with the host's own operators. Without it, kernels are counted only.
+    ///
+    /// # Errors
+    /// When the library of operators cannot be loaded.
+    pub fn compute(self) -> Result<(), String> {
+        let path = Path::new(LIBRARIES).join(OPERATORS);
+        let path = CString::new(path.to_string_lossy().into_owned()).map_err(|error| error.to_string())?;
+        // SAFETY: the library is this package's own; loading it registers operators with libtorch.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+        if handle.is_null() {
+            // SAFETY: dlopen has failed, so there is a text.
+            return Err(text(unsafe { libc::dlerror() }));
+        }
+        Ok(())
+    }
+}

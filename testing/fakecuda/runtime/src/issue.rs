@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::clock::Access;
+use crate::clock::{Access, Clock};
 use crate::error::CudaError;
 use crate::graph::{Graph, Step};
 use crate::guard::{self, Ticket};
 use crate::operation::{Kind, Operation, Work};
+use crate::progress::Meeting;
 use crate::world::World;
 
 impl World {
     /// Puts the numbers of kernels into a stream, which the stand-in computes: nothing counts it.
-    #[allow(dead_code, reason = "for the operators whose numbers are computed")]
     pub fn push(&mut self, stream: u64, what: &str, accesses: &[Access], work: Work) -> Result<(), CudaError> {
         let accesses = accesses.to_vec();
         self.issue(stream, Operation { accesses, ..Operation::new(Kind::Numbers, what, work) })
@@ -36,8 +36,7 @@ impl World {
 
     /// Puts an operation into a stream of the device, and notes its races.
     fn enqueue(&mut self, stream: u64, operation: &Operation) -> Result<(), CudaError> {
-        let device = self.progress.device_of(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
-        self.use_device(device)?;
+        self.use_device_of(stream)?;
         let tickets = if self.guards { self.guard(operation) } else { Vec::new() };
         let told = match operation.kind {
             // What a function of the program touches too early is an error as anywhere else.
@@ -49,13 +48,39 @@ impl World {
         };
         let (number, clock) = told.ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
         tickets.into_iter().for_each(|ticket| self.progress.hold(ticket, stream, number));
+        self.note_races((stream, number), &operation.what, &operation.accesses, &clock);
+        Ok(())
+    }
+
+    /// Puts a kernel into a stream that needs somebody else, and notes its races. The caller has found that
+    /// the stream is not captured: a graph could not launch it again.
+    pub fn push_meeting(
+        &mut self,
+        stream: u64,
+        what: &str,
+        accesses: &[Access],
+        meeting: Box<dyn Meeting>,
+    ) -> Result<(), CudaError> {
+        self.use_device_of(stream)?;
+        let meeting = if self.guards { Box::new(Passing(meeting)) } else { meeting };
+        let told = self.progress.push_meeting(stream, meeting, self.costs.of(Kind::Kernel));
+        let (number, clock) = told.ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
+        self.note_races((stream, number), what, accesses, &clock);
+        Ok(())
+    }
+
+    fn use_device_of(&mut self, stream: u64) -> Result<(), CudaError> {
+        let device = self.progress.device_of(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
+        self.use_device(device)
+    }
+
+    fn note_races(&mut self, at: (u64, u64), what: &str, accesses: &[Access], clock: &Clock) {
         if self.finds_races {
-            for race in self.accesses.note((stream, number), &operation.what, &operation.accesses, &clock) {
+            for race in self.accesses.note(at, what, accesses, clock) {
                 self.count("races", 1);
                 self.notes.push(race.to_string());
             }
         }
-        Ok(())
     }
 
     /// Guards the pinned memory of a copy.
@@ -118,6 +143,21 @@ impl World {
         }
         self.progress.set_time(stream, ends.values().max().copied().unwrap_or(begin));
         Ok(())
+    }
+}
+
+/// A meeting that may touch guarded memory.
+struct Passing(Box<dyn Meeting>);
+
+impl Meeting for Passing {
+    fn is_wanted(&self) -> bool {
+        self.0.is_wanted()
+    }
+
+    fn advance(&mut self) -> bool {
+        let mut is_done = false;
+        guard::run(&[], || is_done = self.0.advance());
+        is_done
     }
 }
 

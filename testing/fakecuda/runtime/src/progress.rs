@@ -1,12 +1,15 @@
 //! Streams and events: what waits for what, and which work has run.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use crate::clock::Clock;
 use crate::guard::Ticket;
 use crate::operation::Work;
 
 mod host;
+mod meeting;
+
+pub use meeting::{Meeting, Target};
 
 /// What a stream has an implicit order with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +29,8 @@ enum Item {
     Run(Work),
     /// The same for a function of the host, which may touch what all work before it has written.
     Call(Work, Clock),
+    /// Nothing behind it runs before it is done.
+    Meet(Box<dyn Meeting>),
     /// Nothing behind it runs before this stream has come so far.
     Wait {
         stream: u64,
@@ -81,11 +86,13 @@ pub struct Progress {
     streams: HashMap<u64, Stream>,
     events: HashMap<u64, Event>,
     next: u64,
+    /// Streams that nobody may use any more, but whose work is not done.
+    ending: BTreeSet<u64>,
     /// What the host has waited for, and when that was done.
     host: Clock,
     host_time: u64,
-    /// What was known of streams that have ended.
-    ended: Clock,
+    /// What was known of a device's streams that have ended.
+    ended: BTreeMap<usize, Clock>,
     /// The guarded copies that the host has not waited for, with their streams and numbers.
     guarded: Vec<(Ticket, u64, u64)>,
     /// How many queries in a row have found work that is not done, and how many may.
@@ -104,9 +111,10 @@ impl Progress {
             streams: HashMap::new(),
             events: HashMap::new(),
             next: FIRST,
+            ending: BTreeSet::new(),
             host: Clock::default(),
             host_time: 0,
-            ended: Clock::default(),
+            ended: BTreeMap::new(),
             guarded: Vec::new(),
             not_ready: 0,
             polls: POLLS,
@@ -115,7 +123,9 @@ impl Progress {
 
     /// From now on. What waits, runs.
     pub fn set_pace(&mut self, pace: Pace) {
-        self.ordered().into_iter().for_each(|stream| self.run_until(stream, u64::MAX));
+        for stream in self.ordered() {
+            self.run_until(stream, u64::MAX);
+        }
         self.pace = pace;
     }
 
@@ -135,17 +145,25 @@ impl Progress {
         self.next - 1
     }
 
-    /// Ends a stream, after its work; false if there is none.
+    /// Ends a stream, after its work; false if there is none. What waits for somebody else is done later.
     pub fn end_stream(&mut self, stream: u64) -> bool {
-        if self.streams.get(&stream).is_none_or(|own| own.order == Order::Legacy) {
+        let is_legacy = self.streams.get(&stream).is_none_or(|own| own.order == Order::Legacy);
+        if is_legacy || self.ending.contains(&stream) {
             return false;
         }
-        self.run_until(stream, u64::MAX);
-        let ended = self.streams.remove(&stream);
-        ended.is_some_and(|own| {
-            self.ended.join(&own.clock);
-            true
-        })
+        if self.run_until(stream, u64::MAX) {
+            self.remove_stream(stream);
+        } else {
+            self.ending.insert(stream);
+        }
+        true
+    }
+
+    /// A stream's work is done, and nobody uses it any more.
+    fn remove_stream(&mut self, stream: u64) {
+        if let Some(own) = self.streams.remove(&stream) {
+            self.ended.entry(own.device).or_default().join(&own.clock);
+        }
     }
 
     /// Ends an event, also one that was recorded and has not happened; false if there is none.
@@ -155,7 +173,7 @@ impl Progress {
 
     /// The device of a stream, if there is this one.
     pub fn device_of(&self, stream: u64) -> Option<usize> {
-        self.streams.get(&stream).map(|own| own.device)
+        self.streams.get(&stream).filter(|_| !self.ending.contains(&stream)).map(|own| own.device)
     }
 
     /// The order of a stream with others, if there is this one.
@@ -303,8 +321,8 @@ impl Progress {
         }
     }
 
-    /// Runs a stream's items up to this one, and what they wait for.
-    fn run_until(&mut self, stream: u64, until: u64) {
+    /// Runs a stream's items up to this one, and what they wait for. False if one of them waits for somebody else.
+    fn run_until(&mut self, stream: u64, until: u64) -> bool {
         // The streams that wait for each other; a wait never leads back, because it is for what was put in before.
         let mut waiting = vec![(stream, until)];
         while let Some(&(stream, until)) = waiting.last() {
@@ -319,6 +337,11 @@ impl Progress {
                 continue;
             }
             let Some(own) = self.streams.get_mut(&stream) else { continue };
+            if let Some(Item::Meet(meeting)) = own.items.front_mut()
+                && !meeting.advance()
+            {
+                return false;
+            }
             let Some(item) = own.items.pop_front() else {
                 waiting.pop();
                 continue;
@@ -332,7 +355,7 @@ impl Progress {
                     self.let_go(&clock);
                     work();
                 }
-                Item::Wait { .. } => {}
+                Item::Wait { .. } | Item::Meet(_) => {}
                 Item::Record { event, recording } => {
                     if let Some(event) = self.events.get_mut(&event).filter(|event| event.recordings == recording) {
                         event.has_happened = true;
@@ -340,6 +363,7 @@ impl Progress {
                 }
             }
         }
+        true
     }
 }
 

@@ -10,8 +10,10 @@ use crate::clock::Accesses;
 use crate::error::CudaError;
 use crate::graph::Graphs;
 use crate::memory::Memory;
+use crate::nccl::journal;
 use crate::operation::Costs;
 use crate::progress::{Order, Pace, Progress};
+use crate::waiting::Locked;
 use crate::waits::Waits;
 
 /// What is asked for by a program's environment.
@@ -73,25 +75,36 @@ pub fn is_in_host_function() -> bool {
     IN_HOST_FUNCTION.get()
 }
 
+/// The world, without a step.
+pub fn lock() -> MutexGuard<'static, World> {
+    WORLD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The world, and one step of random progress. A function in the order of a stream may not call CUDA, and holds the
 /// world already: it gets an empty one, and an error for whatever it asks (`cudaErrorNotPermitted`, by
 /// `cudaLaunchHostFunc`).
-pub fn world() -> MutexGuard<'static, World> {
+pub fn world() -> Locked {
     static NOTHING: LazyLock<Mutex<World>> =
         LazyLock::new(|| Mutex::new(World::new(&Settings { devices: 0, bytes: 0 })));
-    let own = if is_in_host_function() { &NOTHING } else { &WORLD };
-    let mut world = own.lock().unwrap_or_else(PoisonError::into_inner);
+    if is_in_host_function() {
+        return Locked::new(&NOTHING);
+    }
+    let mut world = Locked::new(&WORLD);
     world.progress.tick();
+    for (what, note) in journal::take() {
+        world.count(what, 1);
+        world.notes.push(note);
+    }
     world
 }
 
 impl World {
     /// A world of its own, for a test: with one device, and work that waits.
     #[cfg(test)]
-    pub fn of_a_test() -> Self {
+    pub fn of_a_test() -> Locked {
         let mut world = Self::new(&Settings { devices: 1, bytes: 64 << 20 });
         world.progress.set_pace(Pace::Lazy);
-        world
+        Locked::new(Box::leak(Box::new(Mutex::new(world))))
     }
 
     fn new(settings: &Settings) -> Self {
@@ -132,6 +145,13 @@ impl World {
         Ok(())
     }
 
+    /// Says once what was wrong.
+    pub fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
     /// The stream of a handle: 0, 1 and 2 are the legacy stream of the thread's device.
     pub fn stream(&self, handle: usize) -> Result<u64, CudaError> {
         match handle {
@@ -163,20 +183,5 @@ impl World {
     pub fn pinned_block(&self, address: usize) -> Option<Range<usize>> {
         let (&begin, &length) = self.pinned.range(..=address).next_back()?;
         (address < begin + length).then(|| begin..begin + length)
-    }
-
-    /// The host waits for a stream.
-    pub fn synchronize(&mut self, stream: u64) -> Result<(), CudaError> {
-        self.progress.synchronize(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
-        let host = self.progress.host().clone();
-        self.accesses.forget(&host);
-        Ok(())
-    }
-
-    /// The host waits for everything.
-    pub fn synchronize_all(&mut self) {
-        self.progress.synchronize_all();
-        let host = self.progress.host().clone();
-        self.accesses.forget(&host);
     }
 }

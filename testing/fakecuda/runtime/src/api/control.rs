@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::ffi::c_char;
 
 use crate::guard;
+use crate::poison::poison;
 use crate::progress::Pace;
 use crate::world::{World, world};
 
@@ -37,6 +38,7 @@ pub extern "C" fn fakecuda_reset() {
     world.counts.clear();
     world.notes.clear();
     world.waits.texts.clear();
+    poison().reads.clear();
 }
 
 /// What was counted, as lines of `name: number`.
@@ -53,7 +55,8 @@ pub extern "C" fn fakecuda_counts() -> *const c_char {
 pub extern "C" fn fakecuda_notes() -> *const c_char {
     let mut world = world();
     note_touches(&mut world);
-    let text: String = world.notes.iter().map(|note| format!("{}\n", note.replace('\n', " "))).collect();
+    let text: String =
+        world.notes.iter().chain(&poison().reads).map(|note| format!("{}\n", note.replace('\n', " "))).collect();
     kept(&text)
 }
 

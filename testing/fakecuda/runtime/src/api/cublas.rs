@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use super::code;
+use super::operators::note_launch;
 use crate::operation::Operation;
 use crate::world::world;
 
@@ -19,7 +20,11 @@ const VERSION: i32 = 130_100;
 
 /// Counts a kernel of a library, and puts it into a stream.
 pub fn launch_of_library(name: &str, stream: usize) -> i32 {
+    let is_outside = note_launch(stream);
     let mut world = world();
+    if is_outside {
+        world.note(format!("launched outside of all operators, its numbers are not known: {name}"));
+    }
     code(world.stream(stream).and_then(|stream| world.issue(stream, Operation::kernel(name))))
 }
 

@@ -74,7 +74,7 @@ pub extern "C" fn cudaEventSynchronize(event: usize) -> i32 {
     }
     world.count("waits for an event", 1);
     world.waits.note("event");
-    code(found(world.progress.synchronize_event(event as u64)))
+    code(found(world.synchronize_event(event as u64)))
 }
 
 /// The milliseconds between two events, by the device's own clock, which follows from what kernels and copies are said

@@ -6,6 +6,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use super::code;
+use super::operators::note_launch;
 use crate::error::CudaError;
 use crate::operation::Operation;
 use crate::world::world;
@@ -85,7 +86,11 @@ pub unsafe extern "C" fn __cudaGetKernel(kernel: *mut usize, function: usize) ->
 fn launch(function: usize, stream: usize) -> i32 {
     let name = KERNELS.lock().unwrap_or_else(PoisonError::into_inner).get(&function).cloned();
     let Some(name) = name else { return code(Err(CudaError::INVALID_DEVICE_FUNCTION)) };
+    let is_outside = note_launch(stream);
     let mut world = world();
+    if is_outside {
+        world.note(format!("launched outside of all operators, its numbers are not known: {name}"));
+    }
     code(world.stream(stream).and_then(|stream| world.issue(stream, Operation::kernel(&name))))
 }
 

@@ -4,11 +4,20 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::code;
+use super::operators::reads_within;
 use crate::clock::Access;
 use crate::error::CudaError;
 use crate::guard;
 use crate::operation::{Kind, Operation};
+use crate::poison::poison;
 use crate::world::{CURRENT, World, world};
+
+/// Makes new memory poison: each float32 in it is NaN. No program may rely on zeros there.
+pub fn spoil(block: usize, bytes: usize) {
+    poison().mark(block, bytes, "nothing has written this memory");
+    // SAFETY: a block in use, of at least so many bytes.
+    unsafe { std::ptr::write_bytes(block as *mut u8, 0xff, bytes) };
+}
 
 /// # Safety
 /// `address` has to be valid for writes.
@@ -21,12 +30,15 @@ pub unsafe extern "C" fn cudaMalloc(address: *mut usize, bytes: usize) -> i32 {
     }
     world.count("device allocations", 1);
     let block = world.allocate(CURRENT.get(), bytes);
+    if let Some(block) = block {
+        spoil(world.on_host(block), bytes);
+    }
     // SAFETY: as the caller says.
     unsafe { *address = block.unwrap_or(0) };
     code(block.map(drop).ok_or(CudaError::MEMORY_ALLOCATION))
 }
 
-/// Waits for everything, as the real one does.
+/// Waits for its device, as the real one does.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaFree(address: usize) -> i32 {
     let mut world = world();
@@ -37,8 +49,11 @@ pub extern "C" fn cudaFree(address: usize) -> i32 {
         return code(Err(error));
     }
     world.count("device frees", 1);
-    world.synchronize_all();
-    let freed = world.device_at(address).is_some_and(|device| world.devices[device].memory.free(address));
+    let device = world.device_at(address);
+    if let Some(device) = device {
+        world.synchronize_device(device);
+    }
+    let freed = device.is_some_and(|device| world.devices[device].memory.free(address));
     code(if freed { Ok(()) } else { Err(CudaError::INVALID_VALUE) })
 }
 
@@ -204,10 +219,15 @@ fn copy(to: Place, from: Place, (width, height): (usize, usize), stream: usize, 
         };
         (0..height).flat_map(row).copied().collect()
     });
+    let to_host = world.device_at(to.address).is_none();
+    if let Some(operator) = reads_within().filter(|_| to_host) {
+        world.note(format!("{operator} reads on the host what its kernels would have computed"));
+    }
     let work = move || {
         for number in 0..height {
             let from = staged.as_ref().map_or(source + number * from.pitch, |it| it.as_ptr() as usize + number * width);
             let to = (target + number * to.pitch) as *mut u8;
+            poison().copy(to as usize, from, width, to_host);
             // SAFETY: the caller promises both places to the copy until it is done; they may overlap.
             unsafe { std::ptr::copy(from as *const u8, to, width) };
         }
@@ -271,8 +291,11 @@ pub extern "C" fn cudaMemcpy2DAsync(
 pub extern "C" fn cudaMemsetAsync(to: usize, value: i32, bytes: usize, stream: usize) -> i32 {
     let mut world = world();
     let (target, accesses) = (world.on_host(to), [Access { bytes: to..to + bytes, writes: true }]);
-    // SAFETY: the caller promises the bytes to the fill until it is done.
-    let work = move || unsafe { std::ptr::write_bytes(target as *mut u8, value as u8, bytes) };
+    let work = move || {
+        poison().clear(target, bytes);
+        // SAFETY: the caller promises the bytes to the fill until it is done.
+        unsafe { std::ptr::write_bytes(target as *mut u8, value as u8, bytes) };
+    };
     let fill = Operation::new(Kind::Fill(bytes), "fill", Arc::new(work));
     let fill = Operation { accesses: accesses.to_vec(), counts: vec![("fills".to_owned(), 1)], ..fill };
     code(world.stream(stream).and_then(|stream| world.issue(stream, fill)))

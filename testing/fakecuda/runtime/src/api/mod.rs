@@ -5,6 +5,7 @@
 mod captures;
 mod control;
 mod cublas;
+mod cudnn;
 mod device;
 mod driver;
 mod events;
@@ -13,6 +14,14 @@ mod host_functions;
 mod ipc;
 mod launch;
 mod memory;
+mod nccl;
+mod nccl_calls;
+#[cfg(test)]
+mod nccl_failure_tests;
+mod nccl_memory;
+#[cfg(test)]
+mod nccl_tests;
+mod operators;
 mod pools;
 mod queries;
 mod streams;

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use super::code;
+use super::memory::spoil;
 use crate::error::CudaError;
 use crate::world::{World, world};
 
@@ -32,7 +33,9 @@ pub unsafe extern "C" fn cudaMallocAsync(address: *mut usize, bytes: usize, stre
         let device = world.progress.device_of(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
         world.use_device(device)?;
         world.count("allocations in the order of a stream", 1);
-        world.allocate(device, bytes).ok_or(CudaError::MEMORY_ALLOCATION)
+        let block = world.allocate(device, bytes).ok_or(CudaError::MEMORY_ALLOCATION)?;
+        spoil(world.on_host(block), bytes);
+        Ok(block)
     });
     // SAFETY: as the caller says, and it is not null.
     code(block.map(|block| unsafe { *address = block }))

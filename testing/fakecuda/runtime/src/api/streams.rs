@@ -101,6 +101,6 @@ pub extern "C" fn cudaDeviceSynchronize() -> i32 {
     }
     world.count("waits for a device", 1);
     world.waits.note("device");
-    world.synchronize_all();
+    world.synchronize_device(CURRENT.get());
     0
 }

@@ -7,6 +7,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use super::code;
 use super::memory::{cudaMemcpy, cudaMemcpyAsync};
 use crate::error::CudaError;
+use crate::poison::poison;
 use crate::world::{CURRENT, world};
 
 /// A variable: its size, and its block on each device that has asked for it.
@@ -45,9 +46,10 @@ fn variable(symbol: usize) -> Result<(usize, usize), CudaError> {
         return Ok((*block, own.bytes));
     }
     let block = world.allocate(device, own.bytes).ok_or(CudaError::MEMORY_ALLOCATION)?;
-    let at = world.on_host(block) as *mut u8;
+    let at = world.on_host(block);
+    poison().clear(at, own.bytes);
     // SAFETY: a new block of this size, which nothing uses yet.
-    unsafe { at.write_bytes(0, own.bytes) };
+    unsafe { (at as *mut u8).write_bytes(0, own.bytes) };
     own.blocks.insert(device, block);
     Ok((block, own.bytes))
 }

@@ -3,10 +3,11 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::clock::Access;
 use crate::operation::{Kind, Operation};
+use crate::waiting::Locked;
 
 /// A world with two streams, and a list that its kernels append to.
 struct Scene {
-    world: World,
+    world: Locked,
     main: u64,
     side: u64,
     ran: Arc<Mutex<Vec<&'static str>>>,

@@ -5,6 +5,7 @@ use super::*;
 use crate::clock::Access;
 use crate::operation::{Kind, Operation, Work};
 use crate::progress::{Order, Pace};
+use crate::waiting::Locked;
 use crate::world::World;
 
 /// The handler and what it caught are the process's: one test at a time.
@@ -150,7 +151,7 @@ fn another_fault_goes_to_the_handler_that_was_there_before() {
 }
 
 /// A world whose pinned memory is this block, and a copy between it and nowhere.
-fn world_with(block: &Block, pace: Pace) -> (World, u64) {
+fn world_with(block: &Block, pace: Pace) -> (Locked, u64) {
     let mut world = World::of_a_test();
     world.progress.set_pace(pace);
     world.guards = true;
@@ -181,7 +182,7 @@ fn a_touch_is_early_until_the_host_has_waited_whenever_the_copy_runs() {
         let (mut world, stream) = world_with(&block, pace);
         let event = world.progress.add_event(false);
         world.record_event(event, stream, false).expect("both");
-        assert!(world.progress.synchronize_event(event));
+        assert!(world.synchronize_event(event));
         assert_eq!((block.read(0), take_touches()), (7, (vec![], 0)), "{pace:?}");
     }
     assert_eq!(*pages(), BTreeMap::new());

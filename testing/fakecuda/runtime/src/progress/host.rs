@@ -1,37 +1,10 @@
-//! What the host learns of the device: waits, queries, and times.
+//! What the host learns of the device: queries, times, and what is done.
 
 use super::{Clock, Progress, Ticket};
 use crate::error::CudaError;
 use crate::guard;
 
 impl Progress {
-    /// The host waits for an event; false if there is none.
-    pub fn synchronize_event(&mut self, event: u64) -> bool {
-        let Some(own) = self.events.get(&event).cloned() else { return false };
-        if let Some((stream, until)) = own.at {
-            self.run_until(stream, until);
-        }
-        self.know(&own.clock, own.time);
-        true
-    }
-
-    /// The host waits for a stream. Returns how many items it found waiting, `None` if there is no such stream.
-    pub fn synchronize(&mut self, stream: u64) -> Option<u64> {
-        let own = self.streams.get(&stream)?;
-        let (waiting, clock, time) = (own.issued - own.done, own.clock.clone(), own.time);
-        self.run_until(stream, u64::MAX);
-        self.know(&clock, time);
-        Some(waiting)
-    }
-
-    /// The host waits for everything. Returns how many items it found waiting.
-    pub fn synchronize_all(&mut self) -> u64 {
-        let waiting = self.ordered().into_iter().filter_map(|stream| self.synchronize(stream)).sum();
-        let ended = self.ended.clone();
-        self.know(&ended, 0);
-        waiting
-    }
-
     /// Lets so many queries in a row find work that is not done; the next one runs it.
     pub fn set_polls(&mut self, polls: u64) {
         (self.polls, self.not_ready) = (polls, 0);
@@ -45,20 +18,16 @@ impl Progress {
 
     /// The host asks whether a stream has no work left. Once it hears so, it has waited for it.
     pub fn query(&mut self, stream: u64) -> Option<bool> {
+        let target = self.target(stream)?;
         let is_ready = self.is_idle(stream)? || self.is_asked_often();
-        if is_ready {
-            self.synchronize(stream)?;
-        }
-        Some(is_ready)
+        Some(is_ready && self.reach(&target))
     }
 
     /// The host asks whether an event has happened, as with [`Self::query`].
     pub fn query_event(&mut self, event: u64) -> Option<bool> {
+        let target = self.target_of_event(event)?;
         let is_ready = self.has_happened(event)? || self.is_asked_often();
-        if is_ready {
-            self.synchronize_event(event);
-        }
-        Some(is_ready)
+        Some(is_ready && self.reach(&target))
     }
 
     /// The nanoseconds from one event to another, as `cudaEventElapsedTime` has them.
@@ -88,7 +57,7 @@ impl Progress {
     }
 
     /// The host knows now that all of this is done.
-    fn know(&mut self, clock: &Clock, time: u64) {
+    pub(super) fn know(&mut self, clock: &Clock, time: u64) {
         self.host.join(clock);
         self.host_time = self.host_time.max(time);
         self.not_ready = 0;

@@ -21,6 +21,25 @@ impl Log {
     }
 }
 
+impl Progress {
+    /// The host waits for a stream. Returns how many items it found waiting, `None` if there is no such stream.
+    fn synchronize(&mut self, stream: u64) -> Option<u64> {
+        let target = self.target(stream)?;
+        let waiting = self.streams[&stream].issued - self.streams[&stream].done;
+        assert!(self.reach(&target), "nothing here waits for somebody else");
+        Some(waiting)
+    }
+
+    fn synchronize_event(&mut self, event: u64) {
+        let target = self.target_of_event(event).unwrap();
+        assert!(self.reach(&target), "nothing here waits for somebody else");
+    }
+
+    fn synchronize_all(&mut self) {
+        self.targets(None).iter().for_each(|target| assert!(self.reach(target)));
+    }
+}
+
 #[test]
 fn eager_work_runs_at_once_and_lazy_work_when_it_is_waited_for() {
     let log = Log::default();

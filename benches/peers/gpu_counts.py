@@ -1,0 +1,145 @@
+"""PyTorch's side of `versus gpu-counts`. Trains each recipe at its best setting, on a stand-in for CUDA's runtime.
+
+Reads the recipes as JSON from standard input, and prints a JSON list: for each recipe, the stand-in's counts of some steps,
+and the losses.
+"""
+
+import ctypes
+import json
+import os
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+WARM_UP, STEPS = 4, 4
+FUSED = {"AdamW", "Adam", "SGD"}
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+
+
+def cnn():
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(64)
+        self.attention = nn.Linear(64, 192)
+        self.project = nn.Linear(64, 64)
+        self.norm2 = nn.LayerNorm(64)
+        self.widen = nn.Linear(64, 256)
+        self.narrow = nn.Linear(256, 64)
+
+    def forward(self, x):
+        q, k, v = (part.view(-1, 32, 4, 16).transpose(1, 2) for part in self.attention(self.norm1(x)).chunk(3, -1))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.project(mixed.transpose(1, 2).reshape(-1, 32, 64))
+        return x + self.narrow(functional.gelu(self.widen(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(96, 64)
+        self.places = nn.Embedding(32, 64)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.norm = nn.LayerNorm(64)
+        self.head = nn.Linear(64, 96, bias=False)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.places(torch.arange(32, device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)).flatten(0, 1)
+
+
+MODELS = {
+    "mlp": (mlp, lambda: (torch.randn(64, 256), torch.randint(10, (64,)))),
+    "cnn": (cnn, lambda: (torch.randn(16, 3, 32, 32), torch.randint(10, (16,)))),
+    "gpt": (Gpt, lambda: (torch.randint(96, (4, 32)), torch.randint(96, (128,)))),
+}
+
+
+def optimizer(name, params):
+    params = list(params)
+    if name == "Muon":
+        return torch.optim.Muon([param for param in params if param.dim() == 2])
+    options = {"SGD": {"lr": 0.01, "momentum": 0.9}, "AdamW": {"lr": 1e-3}, "Adam": {"lr": 1e-3}}.get(name, {})
+    best = {"fused": True} if name in FUSED else {"foreach": True}
+    return getattr(torch.optim, name)(params, **options, **best)
+
+
+def step_of(recipe):
+    """A function that trains one step, and returns the loss."""
+    torch.manual_seed(1)
+    make, batch = MODELS[recipe["model"]]
+    model = make()
+    host = batch()
+    model = model.cuda()
+    device = tuple(part.cuda() for part in host)
+    if recipe["upload"]:
+        host = tuple(part.pin_memory() for part in host)
+    opt = optimizer(recipe["optimizer"], model.parameters())
+    scaler = torch.amp.GradScaler("cuda", enabled=recipe["autocast"] == "float16")
+    kind = getattr(torch, recipe["autocast"] or "bfloat16")
+    averages = None
+    if recipe["ema"]:
+        averages = torch.optim.swa_utils.AveragedModel(
+            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999))
+    schedule = torch.optim.lr_scheduler.StepLR(opt, 1, 0.99) if recipe["schedule"] else None
+    total = torch.zeros((), device="cuda", dtype=torch.float64) if recipe["meter"] else None
+    parts = recipe["accumulate"]
+
+    def step():
+        inputs, targets = device
+        if recipe["upload"]:
+            inputs, targets = (part.to("cuda", non_blocking=True) for part in host)
+        for some, wanted in zip(inputs.chunk(parts), targets.chunk(parts)):
+            with torch.autocast("cuda", dtype=kind, enabled=recipe["autocast"] is not None):
+                loss = functional.cross_entropy(model(some), wanted)
+            scaler.scale(loss / parts if parts > 1 else loss).backward()
+        if recipe["clip"]:
+            scaler.unscale_(opt)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(opt)
+        scaler.update()
+        opt.zero_grad()
+        if averages is not None:
+            averages.update_parameters(model)
+        if schedule is not None:
+            schedule.step()
+        if total is not None:
+            total.add_(loss.detach() * targets.size(0))
+        return loss.detach()
+
+    return step
+
+
+def main():
+    runtime = ctypes.CDLL("libcudart.so.13")
+    runtime.fakecuda_counts.restype = ctypes.c_char_p
+    ctypes.CDLL(os.environ["FAKECUDA_OPERATORS"])
+    results = []
+    for recipe in json.load(sys.stdin):
+        try:
+            step = step_of(recipe)
+            losses = [step() for _ in range(WARM_UP)]
+            runtime.fakecuda_reset()
+            losses += [step() for _ in range(STEPS)]
+            lines = runtime.fakecuda_counts().decode().splitlines()
+            counts = {name: int(number) for name, number in (line.rsplit(": ", 1) for line in lines)}
+            results.append({"counts": counts, "losses": [loss.item() for loss in losses]})
+        except Exception as error:
+            results.append({"error": str(error).split("\n")[0]})
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

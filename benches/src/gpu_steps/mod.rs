@@ -1,0 +1,133 @@
+//! Training steps on a device, by name: ours here, PyTorch's in `peers/gpu_counts.py`. A stand-in for CUDA's runtime counts
+//! what each one launches, copies and waits for.
+
+mod counted;
+mod models;
+mod ours;
+
+pub use counted::{Counted, count, losses_on_host};
+use overdrive::prelude::Tensor;
+use serde::Serialize;
+
+/// What a step trains, and how. The Python side reads it as JSON.
+#[derive(Clone, Debug, Serialize)]
+pub struct Recipe {
+    /// `mlp`, `cnn` or `gpt`.
+    pub model: &'static str,
+    /// The optimizer by PyTorch's name.
+    pub optimizer: &'static str,
+    /// `float16` (with a scaler), `bfloat16`, or nothing.
+    pub autocast: Option<&'static str>,
+    /// Clip the gradients' norm.
+    pub clip: bool,
+    /// Micro-batches a step.
+    pub accumulate: usize,
+    /// An exponential average of the weights.
+    pub ema: bool,
+    /// A learning rate that changes at each step.
+    pub schedule: bool,
+    /// An average of the losses, which nobody reads.
+    pub meter: bool,
+    /// Each step's batch comes from pinned memory.
+    pub upload: bool,
+}
+
+impl Recipe {
+    /// The model in float32, and nothing else.
+    pub fn new(model: &'static str, optimizer: &'static str) -> Self {
+        Self {
+            model,
+            optimizer,
+            autocast: None,
+            clip: false,
+            accumulate: 1,
+            ema: false,
+            schedule: false,
+            meter: false,
+            upload: false,
+        }
+    }
+
+    /// Bytes of a batch.
+    pub fn batch_bytes(&self) -> f64 {
+        let (inputs, targets) = models::batch(self.model);
+        let bytes = |tensor: &Tensor| tensor.numel() * tensor.kind().elt_size_in_bytes();
+        (bytes(&inputs) + bytes(&targets)) as f64
+    }
+
+    /// Whether its optimizer skips an overflowed step on the device. With another one the host reads a flag, as in PyTorch.
+    pub fn skips_on_device(&self) -> bool {
+        ["AdamW", "Adam", "SGD"].contains(&self.optimizer)
+    }
+
+    /// What it is called in tables.
+    pub fn name(&self) -> String {
+        let accumulation = (self.accumulate > 1).then(|| format!("{} micro-batches", self.accumulate));
+        let parts = [
+            Some(format!("{}, {}", self.model, self.optimizer)),
+            self.autocast
+                .map(|kind| if kind == "float16" { "float16 with scaler".to_owned() } else { kind.to_owned() }),
+            self.clip.then(|| "clipping".to_owned()),
+            accumulation,
+            self.ema.then(|| "EMA".to_owned()),
+            self.schedule.then(|| "schedule".to_owned()),
+            self.meter.then(|| "meter".to_owned()),
+            self.upload.then(|| "batch from pinned memory".to_owned()),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// The optimizers that PyTorch has too.
+pub const OPTIMIZERS: [&str; 13] = [
+    "AdamW",
+    "Adam",
+    "SGD",
+    "NAdam",
+    "RAdam",
+    "Adamax",
+    "Adagrad",
+    "Adadelta",
+    "RMSprop",
+    "Rprop",
+    "ASGD",
+    "Adafactor",
+    "Muon",
+];
+
+/// The optimizers that PyTorch does not have.
+pub const OUR_OPTIMIZERS: [&str; 4] = ["Lion", "LAMB", "LARS", "AdamW8bit"];
+
+/// Each technique alone and all of them, with each model; and each optimizer with the MLP.
+pub fn recipes() -> Vec<Recipe> {
+    let techniques = |model| {
+        let plain = Recipe::new(model, "AdamW");
+        let of = |change: fn(&mut Recipe)| {
+            let mut recipe = plain.clone();
+            change(&mut recipe);
+            recipe
+        };
+        [
+            of(|_| ()),
+            of(|it| it.clip = true),
+            of(|it| it.autocast = Some("bfloat16")),
+            of(|it| it.autocast = Some("float16")),
+            of(|it| (it.autocast, it.clip) = (Some("float16"), true)),
+            of(|it| it.accumulate = 4),
+            of(|it| it.ema = true),
+            of(|it| it.schedule = true),
+            of(|it| it.meter = true),
+            of(|it| it.upload = true),
+            of(|it| {
+                (it.autocast, it.clip, it.accumulate) = (Some("float16"), true, 4);
+                (it.ema, it.schedule, it.meter, it.upload) = (true, true, true, true);
+            }),
+        ]
+    };
+    let with_optimizers = OPTIMIZERS[1..].iter().flat_map(|optimizer| {
+        let plain = Recipe::new("mlp", optimizer);
+        let scaled = Recipe { autocast: Some("float16"), ..plain.clone() };
+        [plain, scaled]
+    });
+    ["mlp", "cnn", "gpt"].into_iter().flat_map(techniques).chain(with_optimizers).collect()
+}

@@ -1,0 +1,128 @@
+//! Our side of the steps.
+
+use anyhow::{Result, bail};
+use overdrive::ffi;
+use overdrive::nn::Forward;
+use overdrive::nn::metrics::AverageMeter;
+use overdrive::optim::{
+    Adadelta, Adafactor, Adagrad, AdamW8Bit, Adamax, Asgd, Lamb, Lars, Lion, Muon, NAdam, RAdam, RmsProp, Rprop,
+};
+use overdrive::prelude::*;
+use overdrive::sched::StepLr;
+use tch::Reduction;
+
+use super::Recipe;
+use super::models::{self, Batch, Gpt};
+
+/// Trains one step, and returns its loss on the device.
+pub type Step = Box<dyn FnMut() -> Result<Tensor>>;
+
+/// Makes a step. Model and batch are the same for each device.
+pub fn step(recipe: &Recipe, device: Device) -> Result<Step> {
+    manual_seed(1);
+    match recipe.model {
+        "mlp" => train(recipe, device, models::mlp()?, models::batch("mlp")),
+        "cnn" => train(recipe, device, models::cnn()?, models::batch("cnn")),
+        "gpt" => train(recipe, device, Gpt::new()?, models::batch("gpt")),
+        other => bail!("there is no model {other}"),
+    }
+}
+
+fn optimizer(name: &str, params: Vec<Tensor>) -> Result<Box<dyn Optimizer>> {
+    Ok(match name {
+        "AdamW" => Box::new(AdamW::builder(params).lr(1e-3).build()?),
+        "Adam" => Box::new(Adam::builder(params).lr(1e-3).build()?),
+        "SGD" => Box::new(Sgd::builder(params).lr(0.01).momentum(0.9).build()?),
+        "NAdam" => Box::new(NAdam::builder(params).build()?),
+        "RAdam" => Box::new(RAdam::builder(params).build()?),
+        "Adamax" => Box::new(Adamax::builder(params).build()?),
+        "Adagrad" => Box::new(Adagrad::builder(params).build()?),
+        "Adadelta" => Box::new(Adadelta::builder(params).build()?),
+        "RMSprop" => Box::new(RmsProp::builder(params).build()?),
+        "Rprop" => Box::new(Rprop::builder(params).build()?),
+        "ASGD" => Box::new(Asgd::builder(params).build()?),
+        "Adafactor" => Box::new(Adafactor::builder(params).build()?),
+        "Muon" => Box::new(Muon::builder(matrices(params)).build()?),
+        "Lion" => Box::new(Lion::builder(params).lr(1e-4).build()?),
+        "LAMB" => Box::new(Lamb::builder(params).build()?),
+        "LARS" => Box::new(Lars::builder(params).build()?),
+        "AdamW8bit" => Box::new(AdamW8Bit::builder(params).build()?),
+        other => bail!("there is no optimizer {other}"),
+    })
+}
+
+/// Muon is for these alone.
+fn matrices(params: Vec<Tensor>) -> Vec<Tensor> {
+    params.into_iter().filter(|param| param.dim() == 2).collect()
+}
+
+fn pinned(batch: &Tensor) -> Result<Tensor> {
+    let mut pinned = ffi::empty_pinned(&batch.size(), batch.kind())?;
+    pinned.copy_(batch);
+    Ok(pinned)
+}
+
+fn train(recipe: &Recipe, device: Device, model: impl Forward + 'static, (inputs, targets): Batch) -> Result<Step> {
+    let recipe = recipe.clone();
+    model.to(device)?;
+    let params: Vec<Tensor> = model.named_parameters().iter().map(|it| it.tensor().shallow_clone()).collect();
+    let mut opt = optimizer(recipe.optimizer, params)?;
+    let mut scaler = GradScaler::builder(device).enabled(recipe.autocast == Some("float16")).build()?;
+    let mut accum = Accumulator::new(recipe.accumulate)?;
+    let mut averages = match recipe.ema {
+        true => Some(AveragedModel::new(&model, Averaging::Ema { decay: 0.999 })?),
+        false => None,
+    };
+    let mut schedule = match recipe.schedule {
+        true => Some(LrScheduler::new(&mut opt, StepLr::new(1).gamma(0.99))?),
+        false => None,
+    };
+    let mut meter = AverageMeter::new("loss");
+    let kind = recipe.autocast.map(|name| if name == "float16" { Kind::Half } else { Kind::BFloat16 });
+    let on_device = (inputs.to_device(device), targets.to_device(device));
+    let uploads = recipe.upload && device.is_cuda();
+    let on_host = if uploads { Some((pinned(&inputs)?, pinned(&targets)?)) } else { None };
+
+    Ok(Box::new(move || {
+        let (inputs, targets) = match &on_host {
+            Some((inputs, targets)) => {
+                let upload = |batch: &Tensor| batch.to_device_(device, batch.kind(), true, false);
+                (upload(inputs), upload(targets))
+            }
+            None => (on_device.0.shallow_clone(), on_device.1.shallow_clone()),
+        };
+        let parts = recipe.accumulate as i64;
+        let micro_batches: Vec<_> = inputs.chunk(parts, 0).into_iter().zip(targets.chunk(parts, 0)).collect();
+        let mut latest = None;
+        for micro in accum.windows(micro_batches) {
+            let (inputs, targets) = micro.batch;
+            let loss = {
+                let _autocast = kind.map(|kind| AutocastGuard::new(device, kind)).transpose()?;
+                model.forward(&inputs)?.cross_entropy_loss(&targets, None::<&Tensor>, Reduction::Mean, -100, 0.0)
+            };
+            accum.backward(&opt, &scaler.scale(&loss)?, Samples(targets.size()[0]), micro.closes)?;
+            latest = Some(loss.detach());
+            if !micro.closes {
+                continue;
+            }
+            if recipe.clip {
+                scaler.unscale_(&mut opt)?;
+                clip_grad_norm_(&model, 0.1)?;
+            }
+            scaler.step(&mut opt)?;
+            scaler.update()?;
+            opt.zero_grad()?;
+        }
+        if let Some(averages) = &mut averages {
+            averages.update()?;
+        }
+        if let Some(schedule) = &mut schedule {
+            schedule.step(&mut opt)?;
+        }
+        match latest {
+            Some(loss) if recipe.meter => meter.update(&loss, targets.size()[0]).map(|()| loss).map_err(Into::into),
+            Some(loss) => Ok(loss),
+            None => bail!("a batch without samples"),
+        }
+    }))
+}

@@ -1,0 +1,120 @@
+//! `versus gpu-counts`: launches, waits and bytes of a training step, beside PyTorch's at its best setting. Both run on the
+//! same stand-in for CUDA's runtime, which counts them; no GPU is needed, and no time is measured.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use overdrive_fakecuda::{Counts, Fake};
+use serde::Deserialize;
+
+use crate::gpu_steps::{Counted, Recipe, count, recipes};
+
+/// How far the losses may be apart, as a share of PyTorch's.
+const LOSSES_WITHIN: f64 = 1e-5;
+
+/// What the Python side prints for a recipe.
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(default)]
+    counts: Counts,
+    #[serde(default)]
+    losses: Vec<f64>,
+    error: Option<String>,
+}
+
+/// A recipe on both sides.
+pub struct Row {
+    /// What is trained.
+    pub name: String,
+    /// Ours.
+    pub ours: Counted,
+    /// PyTorch's.
+    pub pytorch: Counted,
+    /// The largest relative difference between the losses of both.
+    pub difference: f64,
+}
+
+impl Row {
+    /// What ours does more often than PyTorch's, or computes otherwise.
+    pub fn worse(&self) -> Option<String> {
+        let (ours, theirs) = (&self.ours, &self.pytorch);
+        let counts = [
+            ("launches", ours.launches, theirs.launches),
+            ("waits", ours.waits, theirs.waits),
+            ("bytes uploaded", ours.uploaded, theirs.uploaded),
+            ("allocations", ours.allocations, theirs.allocations),
+            ("events", ours.events, theirs.events),
+        ];
+        let more = counts.iter().filter(|(_, ours, theirs)| ours > theirs);
+        let mut words: Vec<String> =
+            more.map(|(what, ours, theirs)| format!("{ours} {what}, PyTorch's {theirs}")).collect();
+        if self.difference > LOSSES_WITHIN {
+            words.push(format!("losses differ by {:.1e}", self.difference));
+        }
+        (!words.is_empty()).then(|| format!("{}: {}", self.name, words.join(", ")))
+    }
+}
+
+/// Counts PyTorch's steps, in a process of their own.
+fn pytorch(python: &Path, recipes: &[Recipe]) -> Result<Vec<Answer>> {
+    let mut command = Command::new(python);
+    command.args(["-c", include_str!("../../peers/gpu_counts.py")]).env_remove("LD_LIBRARY_PATH");
+    command.envs(overdrive_fakecuda::environment(1)).env("OMP_NUM_THREADS", "1");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot run Python")?;
+    let mut input = child.stdin.take().context("no standard input")?;
+    input.write_all(&serde_json::to_vec(recipes)?)?;
+    drop(input);
+    let output = child.wait_with_output()?;
+    if !output.status.success() {
+        bail!("Python's side has ended with {}; its error is above", output.status);
+    }
+    serde_json::from_slice(&output.stdout).context("Python's side printed something else")
+}
+
+/// Counts all recipes on both sides.
+///
+/// # Errors
+/// When this process does not run on the stand-ins, or a step fails.
+pub fn rows(python: &Path) -> Result<Vec<Row>> {
+    let fake = Fake::get().context("libtorch has no CUDA code, so nothing can be counted")?;
+    fake.compute().map_err(anyhow::Error::msg)?;
+    tch::set_num_threads(1);
+    let recipes = recipes();
+    let theirs = pytorch(python, &recipes)?;
+    let row = |(recipe, theirs): (&Recipe, Answer)| {
+        let name = recipe.name();
+        if let Some(error) = theirs.error {
+            bail!("{name}: PyTorch: {error}");
+        }
+        let (ours, losses) = count(recipe).with_context(|| name.clone())?;
+        let differences = losses.iter().zip(&theirs.losses).map(|(a, b)| ((a - b) / b).abs());
+        let pytorch = Counted::of(&theirs.counts, 4);
+        Ok(Row { name, ours, pytorch, difference: differences.fold(0.0, f64::max) })
+    };
+    recipes.iter().zip(theirs).map(row).collect()
+}
+
+/// A table in Markdown.
+pub fn table(rows: &[Row]) -> String {
+    let mut text = "| a training step | launches: ours, PyTorch's | waits | bytes uploaded | allocations | events |\n\
+                    |---|---|---|---|---|---|\n"
+        .to_owned();
+    for row in rows {
+        let pair = |field: fn(&Counted) -> f64| format!("{}, {}", field(&row.ours), field(&row.pytorch));
+        let cells = [pair(|it| it.launches), pair(|it| it.waits), pair(|it| it.uploaded)];
+        let more = [pair(|it| it.allocations), pair(|it| it.events)];
+        text += &format!("| {} | {} | {} |\n", row.name, cells.join(" | "), more.join(" | "));
+    }
+    text
+}
+
+/// Prints the table.
+pub fn run(python: &Path) -> Result<()> {
+    overdrive_fakecuda::start_fake(1)?;
+    let rows = rows(python)?;
+    print!("{}", table(&rows));
+    rows.iter().filter_map(Row::worse).for_each(|worse| println!("{worse}"));
+    Ok(())
+}

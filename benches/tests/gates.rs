@@ -1,0 +1,76 @@
+//! What a training step may cost on a GPU: exact counts, on a stand-in for CUDA's runtime. No time is measured.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+use libtest_mimic::{Arguments, Failed, Trial};
+use overdrive_benches::gpu_steps::{OUR_OPTIMIZERS, Recipe, count, losses_on_host, recipes};
+use overdrive_benches::versus::gpu_counts;
+use overdrive_fakecuda::Fake;
+
+fn main() {
+    let started = overdrive_fakecuda::start_fake(1);
+    let mut arguments = Arguments::from_args();
+    // The counts are the process's.
+    arguments.test_threads = Some(1);
+    let computes = started.map_err(|error| error.to_string()).and_then(|()| match Fake::get() {
+        Some(fake) => fake.compute(),
+        None => Err("this process does not run on a fake device".to_owned()),
+    });
+    if let Err(reason) = &computes {
+        println!("skipped: {reason}");
+    }
+    tch::set_num_threads(1);
+    let trial = |name: String, test: Box<dyn FnOnce() -> Result<()> + Send>| {
+        let test = move || test().map_err(|error| Failed::from(format!("{error:#}")));
+        Trial::test(name, test).with_ignored_flag(computes.is_err())
+    };
+    let ours = OUR_OPTIMIZERS.map(|optimizer| Recipe::new("mlp", optimizer));
+    let steps = recipes().into_iter().chain(ours);
+    let mut trials: Vec<Trial> =
+        steps.map(|recipe| trial(recipe.name(), Box::new(move || costs_what_it_may(&recipe)))).collect();
+    match python() {
+        Some(python) => trials.push(trial(
+            "no_step_launches_more_than_pytorchs".to_owned(),
+            Box::new(move || no_more_than_pytorch(&python)),
+        )),
+        None => println!("no_step_launches_more_than_pytorchs: skipped: no Python with torch"),
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+/// The Python that `cargo xtask setup` has made.
+fn python() -> Option<PathBuf> {
+    let given = std::env::var_os("OVERDRIVE_PYTHON").map(PathBuf::from);
+    given.or_else(|| {
+        Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.libtorch/bin/python")).filter(|it| it.exists())
+    })
+}
+
+/// After the first steps: no wait, nothing from the driver, and only the batch goes to the device. Its losses are the
+/// host's.
+fn costs_what_it_may(recipe: &Recipe) -> Result<()> {
+    let (counted, losses) = count(recipe)?;
+    let scales = recipe.autocast == Some("float16");
+    let waits = if scales && !recipe.skips_on_device() { 1.0 } else { 0.0 };
+    ensure!(counted.waits == waits, "{} waits instead of {waits}: {counted:?}", counted.waits);
+    ensure!(counted.allocations == 0.0 && counted.events == 0.0, "{counted:?}");
+    let batch = if recipe.upload { recipe.batch_bytes() } else { 0.0 };
+    ensure!(counted.uploaded == batch, "{} bytes uploaded instead of {batch}", counted.uploaded);
+    // Autocast of the host has other lists of operators.
+    if recipe.autocast.is_none() {
+        let host = losses_on_host(recipe)?;
+        for (device, host) in losses.iter().zip(&host) {
+            ensure!(((device - host) / host).abs() <= 1e-5, "losses {losses:?} instead of {host:?}");
+        }
+    }
+    Ok(())
+}
+
+fn no_more_than_pytorch(python: &Path) -> Result<()> {
+    let rows = gpu_counts::rows(python)?;
+    let more: Vec<String> = rows.iter().filter_map(gpu_counts::Row::worse).collect();
+    ensure!(more.is_empty(), "{}", more.join("\n"));
+    Ok(())
+}

@@ -1,0 +1,100 @@
+#include "cudnn.h"
+
+#include <unordered_map>
+
+namespace fakecuda {
+namespace {
+
+using at::Tensor;
+using c10::IValue;
+using torch::jit::Stack;
+
+template <const char* NAME>
+std::vector<std::string> one(const Stack&) {
+  return {NAME};
+}
+
+struct Shape {
+  std::vector<int64_t> stride, padding, dilation, output_padding;
+  bool transposed;
+  int64_t groups;
+};
+
+Tensor empty_convolution(const Tensor& input, const Tensor& weight, const Shape& shape) {
+  std::vector<int64_t> sizes{input.size(0), shape.transposed ? weight.size(1) * shape.groups : weight.size(0)};
+  for (int64_t dim = 2; dim < input.dim(); ++dim) {
+    auto i = static_cast<size_t>(dim - 2);
+    int64_t reach = shape.dilation[i] * (weight.size(dim) - 1), around = 2 * shape.padding[i];
+    sizes.push_back(shape.transposed
+                        ? (input.size(dim) - 1) * shape.stride[i] - around + reach + shape.output_padding[i] + 1
+                        : (input.size(dim) + around - reach - 1) / shape.stride[i] + 1);
+  }
+  // As cuDNN's: channels last if one of both is.
+  auto format = input.suggest_memory_format();
+  if (weight.suggest_memory_format() != at::MemoryFormat::Contiguous) format = weight.suggest_memory_format();
+  return at::empty(sizes, input.options(), format);
+}
+
+std::vector<IValue> convolution(const Stack& a) {
+  Shape shape{a[3].toIntVector(), a[2].toIntVector(), a[4].toIntVector(), {}, false, a[5].toInt()};
+  return {empty_convolution(a[0].toTensor(), a[1].toTensor(), shape)};
+}
+
+std::vector<IValue> convolution_transpose(const Stack& a) {
+  Shape shape{a[4].toIntVector(), a[2].toIntVector(), a[5].toIntVector(), a[3].toIntVector(), true, a[6].toInt()};
+  return {empty_convolution(a[0].toTensor(), a[1].toTensor(), shape)};
+}
+
+// (grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask)
+std::vector<std::string> backward_kernels(const Stack& a) {
+  auto mask = a[10].toBoolList();
+  std::vector<std::string> kernels;
+  if (mask[0]) kernels.emplace_back("cudnn convolution, gradient of the input");
+  if (mask[1]) kernels.emplace_back("cudnn convolution, gradient of the weight");
+  return kernels;
+}
+
+std::vector<IValue> convolution_backward(const Stack& a) {
+  auto mask = a[10].toBoolList();
+  auto grad = a[0].toTensor();
+  std::vector<IValue> grads(3, Tensor());
+  for (size_t i = 0; i < 2; ++i)
+    if (mask[i]) grads[i] = at::empty_like(a[1 + i].toTensor());
+  if (mask[2]) {
+    std::vector<int64_t> dims{0};
+    for (int64_t dim = 2; dim < grad.dim(); ++dim) dims.push_back(dim);
+    grads[2] = grad.sum(dims);
+  }
+  return grads;
+}
+
+std::vector<IValue> batch_norm(const Stack& a) {
+  auto input = a[0].toTensor(), weight = a[1].toTensor();
+  auto empty = [&] { return at::empty({input.size(1)}, weight.options()); };
+  return {at::empty_like(input), empty(), empty(), at::empty({0}, input.options().dtype(at::kByte))};
+}
+
+std::vector<IValue> batch_norm_backward(const Stack& a) {
+  return {at::empty_like(a[0].toTensor()), at::empty_like(a[2].toTensor()), at::empty_like(a[2].toTensor())};
+}
+
+constexpr char CONVOLUTION[] = "cudnn convolution";
+constexpr char TRANSPOSED[] = "cudnn convolution, transposed";
+constexpr char BATCH_NORM[] = "cudnn batch normalisation";
+constexpr char BATCH_NORM_BACKWARD[] = "cudnn batch normalisation, gradients";
+
+}  // namespace
+
+const Library* library_of(const std::string& name) {
+  static const std::unordered_map<std::string, Library> all = {
+      {"aten::cudnn_convolution", {one<CONVOLUTION>, convolution}},
+      {"aten::cudnn_convolution_transpose", {one<TRANSPOSED>, convolution_transpose}},
+      {"aten::convolution_backward", {backward_kernels, convolution_backward}},
+      {"aten::cudnn_batch_norm", {one<BATCH_NORM>, batch_norm}},
+      {"aten::cudnn_batch_norm_backward", {one<BATCH_NORM_BACKWARD>, batch_norm_backward}},
+  };
+  auto found = all.find(name);
+  return found == all.end() ? nullptr : &found->second;
+}
+
+}  // namespace fakecuda

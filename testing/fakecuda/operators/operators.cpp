@@ -1,0 +1,252 @@
+// The numbers of a device without one. Each operator that libtorch has a CUDA kernel for is called as ever, so that its
+// launches, copies and waits are those of a real device; then the same operator of the host is put into the stream that it
+// used, over the same bytes. It runs when the stream comes to it, in order with everything else.
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
+
+#include "cudnn.h"
+#include "decided.h"
+#include "emulated.h"
+#include "snapshot.h"
+
+namespace fakecuda {
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+// Operators within an operator are part of it: their numbers would be computed twice, and an update in place made twice.
+thread_local int depth = 0;
+struct Within {
+  explicit Within(const OperatorHandle& op) {
+    if (depth++ == 0) fakecuda_within(op.schema().name().c_str());
+  }
+  ~Within() {
+    if (--depth == 0) fakecuda_within(nullptr);
+  }
+};
+
+// Batch normalisation updates these, though its schema says that it only reads them.
+bool is_hidden_result(const OperatorHandle& op, const c10::Argument& argument) {
+  const auto& name = op.schema().name();
+  bool updates = name == "aten::native_batch_norm" || name == "aten::cudnn_batch_norm" ||
+                 name == "aten::batch_norm_gather_stats_with_counts" || name == "aten::batch_norm_gather_stats";
+  return updates && (argument.name() == "running_mean" || argument.name() == "running_var");
+}
+
+bool is_written(const OperatorHandle& op, const c10::Argument& argument) {
+  return (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) || is_hidden_result(op, argument);
+}
+
+// The host's own generator must not move because a device draws numbers.
+class KeepGenerator {
+ public:
+  explicit KeepGenerator(const OperatorHandle& op) : generator_(at::detail::getDefaultCPUGenerator()) {
+    if (!op.hasTag(at::Tag::nondeterministic_seeded)) return;
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    before_ = generator_.get_state();
+  }
+  ~KeepGenerator() {
+    if (!before_.defined()) return;
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    generator_.set_state(before_);
+  }
+
+ private:
+  at::Generator generator_;
+  at::Tensor before_;
+};
+
+// A call that waits for its turn.
+struct Call {
+  OperatorHandle op;
+  Stack arguments;
+  // What the results are written to, apart from the arguments that the operator writes.
+  std::vector<IValue> results;
+  std::vector<fakecuda_range> ranges;
+  // The same, as the host finds them.
+  std::vector<fakecuda_range> on_host;
+
+  void poison(const std::string& why) const {
+    for (const auto& range : on_host)
+      if (range.writes) fakecuda_poison(range.at, range.bytes, why.c_str());
+  }
+
+  void write(const IValue& target, const IValue& value) const {
+    if (target.isTensorList()) {
+      auto targets = target.toTensorVector(), values = value.toTensorVector();
+      TORCH_CHECK(targets.size() == values.size(), "as many results as on the device");
+      for (size_t i = 0; i < targets.size(); ++i) targets[i].copy_(values[i]);
+    } else if (target.isTensor() && target.toTensor().defined() && value.isTensor() && value.toTensor().defined()) {
+      auto to = target.toTensor();
+      const auto& from = value.toTensor();
+      if (from.numel() == 0 || to.numel() == 0) return;
+      TORCH_CHECK(to.numel() == from.numel(), "a result of size ", from.sizes(), " instead of ", to.sizes());
+      to.copy_(from.sizes() == to.sizes() ? from : from.reshape(to.sizes()));
+    }
+  }
+
+  void run() {
+    for (const auto& range : on_host) {
+      const char* poison_of = range.writes ? nullptr : fakecuda_poison_of(range.at, range.bytes);
+      if (poison_of != nullptr) return poison(poison_of);
+    }
+    // Neither autograd nor autocast: what they had to do was done when the operator was called.
+    c10::impl::ForceDispatchKeyGuard plain(
+        DispatchKeySet(DispatchKey::BackendSelect),
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    try {
+      KeepGenerator keep(op);
+      Stack stack = arguments;
+      if (auto formula = formula_of(op.schema().name())) {
+        formula(stack);
+      } else {
+        op.callBoxed(stack);
+      }
+      for (size_t i = 0; i < results.size() && i < stack.size(); ++i) write(results[i], stack[i]);
+    } catch (const std::exception& error) {
+      auto text = std::string(error.what());
+      poison("operator " + op.schema().name() + " (" + text.substr(0, text.find('\n')) + ")");
+    }
+  }
+};
+
+// Calls the operator itself, or launches what a library would.
+void call_original(const c10::SafeKernelFunction& original, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const auto* library = at::globalContext().userEnabledCuDNN() ? library_of(op.schema().name()) : nullptr;
+  if (library == nullptr) return original.callBoxed(op, keys, stack);
+  auto count = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  Stack arguments(stack->end() - count, stack->end());
+  stack->resize(stack->size() - arguments.size());
+  auto results = library->allocate(arguments);
+  auto* stream = c10::cuda::getCurrentCUDAStream().stream();
+  for (const auto& kernel : library->kernels(arguments)) {
+    TORCH_CHECK(fakecuda_launch(kernel.c_str(), stream) == 0, kernel, " could not be launched");
+  }
+  for (auto& result : results) stack->push_back(std::move(result));
+}
+
+// Whether what an operator has written for the host is there when it returns.
+bool waits_for_results(const OperatorHandle& op, const Stack& stack) {
+  const auto& schema = op.schema();
+  auto first = stack.size() - schema.returns().size();
+  for (size_t i = 0; i < schema.returns().size(); ++i) {
+    const auto& value = stack[first + i];
+    if (value.isTensor() && value.toTensor().defined() && !value.toTensor().is_cuda()) return true;
+  }
+  return false;
+}
+
+class Wrapped final : public c10::OperatorKernel {
+ public:
+  Wrapped(c10::SafeKernelFunction original) : original_(std::move(original)) {}
+
+  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    if (is_decided_on_host(op.schema().name())) {
+      Within within(op);
+      return decide_on_host(op, stack);
+    }
+    if (depth > 0) return call_original(original_, op, keys, stack);
+    const auto& schema = op.schema();
+    const auto& declared = schema.arguments();
+    size_t count = declared.size();
+    auto call = std::make_unique<Call>(Call{op, {}, {}, {}, {}});
+    std::vector<std::pair<size_t, IValue>> written;
+    {
+      Within within(op);
+      for (size_t i = 0; i < count; ++i) {
+        const auto& value = (*stack)[stack->size() - count + i];
+        bool writes = is_written(op, declared[i]);
+        if (writes) written.emplace_back(i, value);
+        call->arguments.push_back(snapshot(value, writes, call->ranges));
+      }
+    }
+    auto before = fakecuda_launched();
+    {
+      Within within(op);
+      call_original(original_, op, keys, stack);
+    }
+    // Copies and fills are the runtime's own, and real.
+    if (fakecuda_launched() == before) return;
+    Within within(op);
+    // An `out` argument may have been resized.
+    for (const auto& [i, value] : written) call->arguments[i] = snapshot(value, true, call->ranges);
+    const auto& returns = schema.returns();
+    for (size_t i = 0; i < returns.size(); ++i) {
+      const auto& value = (*stack)[stack->size() - returns.size() + i];
+      bool is_argument = returns[i].alias_info() != nullptr;
+      call->results.push_back(is_argument ? IValue() : snapshot(value, true, call->ranges));
+    }
+    bool waits = waits_for_results(op, *stack);
+    push(std::move(call));
+    if (waits) fakecuda_finish(fakecuda_last_stream());
+  }
+
+ private:
+  static void push(std::unique_ptr<Call> call) {
+    auto name = call->op.schema().name();
+    for (const auto& range : call->ranges) {
+      call->on_host.push_back({fakecuda_host(range.at), range.bytes, range.writes});
+    }
+    auto* data = call.release();
+    fakecuda_operator(
+        fakecuda_last_stream(), name.c_str(), data->ranges.data(), data->ranges.size(),
+        [](void* own) { static_cast<Call*>(own)->run(); }, [](void* own) { delete static_cast<Call*>(own); }, data);
+  }
+
+  c10::SafeKernelFunction original_;
+};
+
+// Stays until the program ends, like libtorch's own registrations.
+std::vector<c10::RegistrationHandleRAII>& registrations() {
+  static auto* all = new std::vector<c10::RegistrationHandleRAII>();
+  return *all;
+}
+
+// libtorch warns when an operator gets another kernel; here each one does, on purpose.
+class Quiet final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning&) override {}
+};
+
+// One that returns a number waits for it, and is made of other operators, which have numbers of their own.
+bool returns_tensors(const OperatorHandle& op) {
+  const auto& returns = op.schema().returns();
+  return std::all_of(returns.begin(), returns.end(), [](const c10::Argument& value) {
+    auto kind = value.type()->kind();
+    return kind != c10::TypeKind::BoolType && kind != c10::TypeKind::NumberType && kind != c10::TypeKind::FloatType;
+  });
+}
+
+void wrap_all() {
+  Quiet quiet;
+  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto names = dispatcher.getRegistrationsForDispatchKey(DispatchKey::CUDA);
+  // These launch kernels of CUDA themselves, though they are registered for every device.
+  names.push_back({"aten::copy_", ""});
+  names.push_back({"aten::convolution_backward", ""});
+  for (const auto& name : names) {
+    auto op = dispatcher.findOp(name);
+    if (!op || !op->hasSchema() || !returns_tensors(*op)) continue;
+    auto original = op->getComputedKernelForDispatchKey(DispatchKey::CUDA);
+    auto kernel = c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Wrapped>(std::move(original)));
+    registrations().push_back(
+        dispatcher.registerImpl(name, DispatchKey::CUDA, std::move(kernel), std::nullopt, nullptr, "fakecuda"));
+  }
+}
+
+[[maybe_unused]] const bool wrapped = (wrap_all(), true);
+
+}  // namespace
+}  // namespace fakecuda

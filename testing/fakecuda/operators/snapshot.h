@@ -1,0 +1,68 @@
+// The arguments of an operator as tensors of the host over a fake device's memory.
+#pragma once
+
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/stack.h>
+
+#include "runtime.h"
+
+namespace fakecuda {
+
+inline bool on_device(const at::Tensor& tensor) { return tensor.defined() && tensor.is_cuda(); }
+
+// From the first element to the last one, with what lies between them.
+inline size_t span(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  int64_t last = 0;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  return static_cast<size_t>(last + 1) * tensor.element_size();
+}
+
+inline void add_range(const at::Tensor& tensor, bool writes, std::vector<fakecuda_range>& ranges) {
+  if (!on_device(tensor) || tensor.numel() == 0) return;
+  ranges.push_back({tensor.const_data_ptr(), span(tensor), writes});
+}
+
+// A tensor of the host over the same bytes. It does not keep the device's memory: if that is freed and used again before
+// the operator's turn comes, the operator sees the new bytes, as on a device.
+inline at::Tensor over(const at::Tensor& tensor) {
+  auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(at::kCPU);
+  if (tensor.numel() == 0) return at::empty_strided(tensor.sizes(), tensor.strides(), options);
+  return at::from_blob(fakecuda_host(tensor.const_data_ptr()), tensor.sizes(), tensor.strides(), options);
+}
+
+// The host's own tensors are read when the operator is called: a kernel gets their values as arguments. Pinned ones are
+// read when its turn comes.
+inline at::Tensor of_host(const at::Tensor& tensor, bool writes) {
+  if (!tensor.defined()) return tensor;
+  if (writes || (tensor.numel() > 0 && tensor.is_pinned())) return over(tensor);
+  auto copy = tensor.clone();
+  // Python's numbers take part in type promotion in another way than tensors do.
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return copy;
+}
+
+inline c10::IValue snapshot(const c10::IValue& value, bool writes, std::vector<fakecuda_range>& ranges) {
+  if (value.isTensor()) {
+    const auto& tensor = value.toTensor();
+    if (!on_device(tensor)) return of_host(tensor, writes);
+    add_range(tensor, writes, ranges);
+    return over(tensor);
+  }
+  if (value.isList() && !value.isIntList() && !value.isDoubleList() && !value.isBoolList()) {
+    auto list = value.toList();
+    c10::impl::GenericList copy(list.elementType());
+    copy.reserve(list.size());
+    for (const c10::IValue& item : list) copy.push_back(snapshot(item, writes, ranges));
+    return copy;
+  }
+  if (value.isDevice()) return c10::Device(at::kCPU);
+  // Another sequence of numbers than the device's; the host's own generator must not move.
+  if (value.isGenerator()) return at::detail::createCPUGenerator(value.toGenerator().current_seed());
+  return value;
+}
+
+}  // namespace fakecuda

@@ -1,0 +1,175 @@
+//! The numbers of operators, which `testing/fakecuda/operators` computes on the host: its side of `runtime.h`.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::sync::Arc;
+
+use super::code;
+use super::cublas::launch_of_library;
+use crate::clock::Access;
+use crate::poison::poison;
+use crate::world::world;
+
+thread_local! {
+    /// How many kernels the thread has launched, and the handle of the stream of the last one.
+    static LAUNCHED: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
+    /// The operator that it is within, or nothing; `None` until an operator has been called.
+    static WITHIN: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Operators that only copy to the host, and leave it to the caller what to do with that.
+const COPIES: [&str; 3] = ["aten::copy_", "aten::_to_copy", "aten::_local_scalar_dense"];
+
+/// The operator that the thread is within, if that has to compute what it reads: its kernels have not run.
+pub fn reads_within() -> Option<String> {
+    WITHIN.with_borrow(|within| within.clone().filter(|name| !name.is_empty() && !COPIES.contains(&name.as_str())))
+}
+
+/// The thread launches a kernel. Returns whether operators have numbers, and this one belongs to none.
+pub fn note_launch(stream: usize) -> bool {
+    LAUNCHED.set((LAUNCHED.get().0 + 1, stream));
+    WITHIN.with_borrow(|within| within.as_deref() == Some(""))
+}
+
+/// # Safety
+/// `name` has to be null or a text that ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fakecuda_within(name: *const c_char) {
+    // SAFETY: as the caller says.
+    let name = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
+    WITHIN.set(Some(name.unwrap_or_default()));
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_known(at: usize, bytes: usize) {
+    let at = world().on_host(at);
+    poison().clear(at, bytes);
+}
+
+/// A stream that is captured has no work yet.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_finish(stream: usize) -> i32 {
+    let mut world = world();
+    code(world.stream(stream).and_then(|stream| match world.captures.of(stream) {
+        Some(_) => Ok(()),
+        None => world.synchronize(stream),
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_launched() -> u64 {
+    LAUNCHED.get().0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_last_stream() -> usize {
+    LAUNCHED.get().1
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_host(address: usize) -> usize {
+    world().on_host(address)
+}
+
+/// # Safety
+/// `kernel` has to be a text that ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fakecuda_launch(kernel: *const c_char, stream: usize) -> i32 {
+    // SAFETY: as the caller says.
+    launch_of_library(&unsafe { CStr::from_ptr(kernel) }.to_string_lossy(), stream)
+}
+
+/// Bytes that an operator reads or writes.
+#[repr(C)]
+pub struct Range {
+    at: usize,
+    bytes: usize,
+    writes: bool,
+}
+
+/// An operator's numbers, until nobody needs them any more.
+struct Operator {
+    data: *mut c_void,
+    run: extern "C" fn(*mut c_void),
+    drop: extern "C" fn(*mut c_void),
+}
+
+// SAFETY: the caller of `fakecuda_operator` gives the data away, and any thread may run it.
+unsafe impl Send for Operator {}
+// SAFETY: it runs with the world's lock held, so one thread at a time uses the data.
+unsafe impl Sync for Operator {}
+
+impl Operator {
+    fn run(&self) {
+        (self.run)(self.data);
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        (self.drop)(self.data);
+    }
+}
+
+/// # Safety
+/// `name` has to be a text that ends with a zero byte, `ranges` valid for `count` of them; `data` belongs to the stand-in
+/// from now on, which gives it to `run` when its turn comes, at each launch of a graph that it was captured into, and to
+/// `drop` once, from any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fakecuda_operator(
+    stream: usize,
+    name: *const c_char,
+    ranges: *const Range,
+    count: usize,
+    run: extern "C" fn(*mut c_void),
+    drop: extern "C" fn(*mut c_void),
+    data: *mut c_void,
+) -> i32 {
+    let operator = Operator { data, run, drop };
+    // SAFETY: as the caller says.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    let ranges = match count {
+        0 => &[],
+        // SAFETY: as the caller says.
+        _ => unsafe { std::slice::from_raw_parts(ranges, count) },
+    };
+    let access = |range: &Range| Access { bytes: range.at..range.at + range.bytes, writes: range.writes };
+    let accesses: Vec<Access> = ranges.iter().map(access).collect();
+    let mut world = world();
+    let written: Vec<(usize, usize)> =
+        ranges.iter().filter(|range| range.writes).map(|range| (world.on_host(range.at), range.bytes)).collect();
+    let work = move || {
+        // Whatever goes wrong in it marks them again.
+        written.iter().for_each(|(at, bytes)| poison().clear(*at, *bytes));
+        operator.run();
+    };
+    code(world.stream(stream).and_then(|stream| world.push(stream, &name, &accesses, Arc::new(work))))
+}
+
+/// # Safety
+/// `why` has to be a text that ends with a zero byte. The address is the host's own; called while work runs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fakecuda_poison(at: usize, bytes: usize, why: *const c_char) {
+    // SAFETY: as the caller says.
+    let why = unsafe { CStr::from_ptr(why) }.to_string_lossy();
+    poison().mark(at, bytes, &why);
+}
+
+/// Why one of the bytes is poison, or null; a text that stays until the thread's next call.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_poison_of(at: usize, bytes: usize) -> *const c_char {
+    thread_local! {
+        static TEXT: RefCell<CString> = RefCell::default();
+    }
+    let why = poison().of(at, bytes).map(|why| CString::new(why).unwrap_or_default());
+    match why {
+        Some(why) => TEXT.with_borrow_mut(|kept| {
+            *kept = why;
+            kept.as_ptr()
+        }),
+        None => std::ptr::null(),
+    }
+}
+
+#[cfg(test)]
+mod tests;
