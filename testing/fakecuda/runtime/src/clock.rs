@@ -1,6 +1,7 @@
 //! Vector clocks over streams, and the accesses that they order.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 
 /// For each stream, how many of its operations are known to be done before.
@@ -43,6 +44,15 @@ pub struct Race {
     pub bytes: Range<usize>,
     /// The operation that came first here, and that which came second: what it is, its stream, and whether it writes.
     pub operations: [(String, u64, bool); 2],
+}
+
+impl fmt::Display for Race {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [first, second] = self.operations.each_ref().map(|(what, stream, writes)| {
+            format!("{what} of stream {stream:#x} {}", if *writes { "writes" } else { "reads" })
+        });
+        write!(to, "{second} what {first}: {} bytes, not ordered", self.bytes.len())
+    }
 }
 
 /// The accesses since the host last waited for everything.

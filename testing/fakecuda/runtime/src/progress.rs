@@ -1,9 +1,12 @@
 //! Streams and events: what waits for what, and which work has run.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use crate::clock::Clock;
+use crate::guard::Ticket;
+use crate::operation::Work;
 
+mod host;
 mod meeting;
 
 pub use meeting::{Meeting, Target};
@@ -22,11 +25,10 @@ pub enum Order {
 /// Numbers below have meanings of their own as handles.
 const FIRST: u64 = 0x100;
 
-/// Work in a stream.
-pub type Work = Box<dyn FnOnce() + Send>;
-
 enum Item {
     Run(Work),
+    /// The same for a function of the host, which may touch what all work before it has written.
+    Call(Work, Clock),
     /// Nothing behind it runs before it is done.
     Meet(Box<dyn Meeting>),
     /// Nothing behind it runs before this stream has come so far.
@@ -62,6 +64,8 @@ struct Stream {
     /// The number of its last operation, for [`Clock`].
     operations: u64,
     clock: Clock,
+    /// When its last item is done, by the device's clock.
+    time: u64,
 }
 
 #[derive(Clone, Default)]
@@ -71,6 +75,9 @@ struct Event {
     at: Option<(u64, u64)>,
     has_happened: bool,
     clock: Clock,
+    /// When its last recording happens, by the device's clock; nothing for an event without timing.
+    time: u64,
+    is_timed: bool,
 }
 
 /// All streams and events.
@@ -81,15 +88,37 @@ pub struct Progress {
     next: u64,
     /// Streams that nobody may use any more, but whose work is not done.
     ending: BTreeSet<u64>,
-    /// What the host has waited for.
+    /// What the host has waited for, and when that was done.
     host: Clock,
+    host_time: u64,
+    /// What was known of a device's streams that have ended.
+    ended: BTreeMap<usize, Clock>,
+    /// The guarded copies that the host has not waited for, with their streams and numbers.
+    guarded: Vec<(Ticket, u64, u64)>,
+    /// How many queries in a row have found work that is not done, and how many may.
+    not_ready: u64,
+    polls: u64,
 }
+
+/// How many queries in a row find the same work waiting before it runs, unless a test says otherwise.
+const POLLS: u64 = 1000;
 
 impl Progress {
     /// Without streams.
     pub fn new(pace: Pace) -> Self {
-        let (streams, events, ending) = (HashMap::new(), HashMap::new(), BTreeSet::new());
-        Self { pace, streams, events, next: FIRST, ending, host: Clock::default() }
+        Self {
+            pace,
+            streams: HashMap::new(),
+            events: HashMap::new(),
+            next: FIRST,
+            ending: BTreeSet::new(),
+            host: Clock::default(),
+            host_time: 0,
+            ended: BTreeMap::new(),
+            guarded: Vec::new(),
+            not_ready: 0,
+            polls: POLLS,
+        }
     }
 
     /// From now on. What waits, runs.
@@ -103,15 +132,15 @@ impl Progress {
     /// A new stream.
     pub fn add_stream(&mut self, device: usize, order: Order) -> u64 {
         let (items, clock) = (VecDeque::new(), Clock::default());
-        let stream = Stream { device, order, items, issued: 0, done: 0, operations: 0, clock };
+        let stream = Stream { device, order, items, issued: 0, done: 0, operations: 0, clock, time: 0 };
         self.streams.insert(self.next, stream);
         self.next += 1;
         self.next - 1
     }
 
     /// A new event, which has not been recorded.
-    pub fn add_event(&mut self) -> u64 {
-        self.events.insert(self.next, Event::default());
+    pub fn add_event(&mut self, is_timed: bool) -> u64 {
+        self.events.insert(self.next, Event { is_timed, ..Event::default() });
         self.next += 1;
         self.next - 1
     }
@@ -123,11 +152,18 @@ impl Progress {
             return false;
         }
         if self.run_until(stream, u64::MAX) {
-            self.streams.remove(&stream);
+            self.remove_stream(stream);
         } else {
             self.ending.insert(stream);
         }
         true
+    }
+
+    /// A stream's work is done, and nobody uses it any more.
+    fn remove_stream(&mut self, stream: u64) {
+        if let Some(own) = self.streams.remove(&stream) {
+            self.ended.entry(own.device).or_default().join(&own.clock);
+        }
     }
 
     /// Ends an event, also one that was recorded and has not happened; false if there is none.
@@ -140,21 +176,35 @@ impl Progress {
         self.streams.get(&stream).filter(|_| !self.ending.contains(&stream)).map(|own| own.device)
     }
 
-    /// Puts work into a stream. Returns the operation's number, and what is done before it.
-    pub fn push(&mut self, stream: u64, work: Work) -> Option<(u64, Clock)> {
-        self.push_item(stream, Item::Run(work))
+    /// The order of a stream with others, if there is this one.
+    pub fn order_of(&self, stream: u64) -> Option<Order> {
+        self.streams.get(&stream).map(|own| own.order)
     }
 
-    fn push_item(&mut self, stream: u64, item: Item) -> Option<(u64, Clock)> {
+    /// Puts work into a stream, which the device needs so many nanoseconds for. Returns the operation's number, and
+    /// what is done before it.
+    pub fn push(&mut self, stream: u64, work: Work, nanoseconds: u64) -> Option<(u64, Clock)> {
+        let told = self.begin(stream, nanoseconds)?;
+        self.put(stream, Item::Run(work));
+        Some(told)
+    }
+
+    /// As [`Self::push`], for a function of the host.
+    pub fn call(&mut self, stream: u64, work: Work) -> Option<(u64, Clock)> {
+        let told = self.begin(stream, 0)?;
+        self.put(stream, Item::Call(work, told.1.clone()));
+        Some(told)
+    }
+
+    fn begin(&mut self, stream: u64, nanoseconds: u64) -> Option<(u64, Clock)> {
         self.wait_implicitly(stream);
-        let host = self.host.clone();
+        let (host, begin) = (self.host.clone(), self.time_of(stream)?);
         let own = self.streams.get_mut(&stream)?;
+        own.time = begin.saturating_add(nanoseconds);
         own.operations += 1;
         own.clock.join(&host);
         own.clock.set(stream, own.operations);
-        let told = (own.operations, own.clock.clone());
-        self.put(stream, item);
-        Some(told)
+        Some((own.operations, own.clock.clone()))
     }
 
     /// Records an event in a stream; false if there is no such stream or event.
@@ -165,6 +215,8 @@ impl Progress {
             return false;
         };
         own.clock.join(&host);
+        own.time = own.time.max(self.host_time);
+        event_own.time = own.time;
         event_own.recordings += 1;
         event_own.clock = own.clock.clone();
         (event_own.at, event_own.has_happened) = (Some((stream, own.issued + 1)), false);
@@ -180,6 +232,7 @@ impl Progress {
         let Some(own) = self.streams.get_mut(&stream) else { return false };
         if let Some((other, until)) = event.at {
             own.clock.join(&event.clock);
+            own.time = own.time.max(event.time);
             if other != stream && !event.has_happened {
                 self.put(stream, Item::Wait { stream: other, until });
             }
@@ -192,31 +245,9 @@ impl Progress {
         self.events.get(&event).map(|event| event.at.is_none() || event.has_happened)
     }
 
-    /// The host waits for an event; false if there is none.
-    #[cfg(test)]
-    pub fn synchronize_event(&mut self, event: u64) -> bool {
-        let Some(own) = self.events.get(&event).cloned() else { return false };
-        if let Some((stream, until)) = own.at {
-            self.run_until(stream, until);
-        }
-        self.host.join(&own.clock);
-        true
-    }
-
-    /// The host waits for a stream. Returns how many items it found waiting, `None` if there is no such stream.
-    #[cfg(test)]
-    pub fn synchronize(&mut self, stream: u64) -> Option<u64> {
-        let own = self.streams.get(&stream)?;
-        let (waiting, clock) = (own.issued - own.done, own.clock.clone());
-        self.run_until(stream, u64::MAX);
-        self.host.join(&clock);
-        Some(waiting)
-    }
-
-    /// The host waits for everything. Returns how many items it found waiting.
-    #[cfg(test)]
-    pub fn synchronize_all(&mut self) -> u64 {
-        self.ordered().into_iter().filter_map(|stream| self.synchronize(stream)).sum()
+    /// Whether an event was ever recorded; `None` if there is none.
+    pub fn is_recorded(&self, event: u64) -> Option<bool> {
+        self.events.get(&event).map(|event| event.at.is_some())
     }
 
     /// Whether a stream has no work left.
@@ -224,9 +255,16 @@ impl Progress {
         self.streams.get(&stream).map(|own| own.done == own.issued)
     }
 
-    /// What the host has waited for.
-    pub fn host(&self) -> &Clock {
-        &self.host
+    /// When a stream could begin its next item, by the device's clock: not before the host issued it.
+    pub fn time_of(&self, stream: u64) -> Option<u64> {
+        self.streams.get(&stream).map(|own| own.time.max(self.host_time))
+    }
+
+    /// Sets when a stream begins its next item, for nodes of a graph, which need not follow each other.
+    pub fn set_time(&mut self, stream: u64, time: u64) {
+        if let Some(own) = self.streams.get_mut(&stream) {
+            own.time = time;
+        }
     }
 
     /// Lets a stream run a few items, if the pace is random.
@@ -259,12 +297,13 @@ impl Progress {
             if !are_ordered || self.streams[&other].device != device {
                 continue;
             }
-            let (clock, done, until) = {
+            let (clock, time, done, until) = {
                 let other = &self.streams[&other];
-                (other.clock.clone(), other.done, other.issued)
+                (other.clock.clone(), other.time, other.done, other.issued)
             };
             if let Some(own) = self.streams.get_mut(&stream) {
                 own.clock.join(&clock);
+                own.time = own.time.max(time);
             }
             if done < until {
                 self.put(stream, Item::Wait { stream: other, until });
@@ -310,6 +349,12 @@ impl Progress {
             own.done += 1;
             match item {
                 Item::Run(work) => work(),
+                // "The start of execution of the function has the same effect as synchronizing an event recorded
+                // immediately prior to it" (`cudaLaunchHostFunc`).
+                Item::Call(work, clock) => {
+                    self.let_go(&clock);
+                    work();
+                }
                 Item::Wait { .. } | Item::Meet(_) => {}
                 Item::Record { event, recording } => {
                     if let Some(event) = self.events.get_mut(&event).filter(|event| event.recordings == recording) {
@@ -323,131 +368,4 @@ impl Progress {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::{Arc, Mutex};
-
-    use super::*;
-
-    /// What has run, in order.
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<&'static str>>>);
-
-    impl Log {
-        fn work(&self, name: &'static str) -> Work {
-            let log = self.0.clone();
-            Box::new(move || log.lock().unwrap().push(name))
-        }
-
-        fn taken(&self) -> Vec<&'static str> {
-            std::mem::take(&mut self.0.lock().unwrap())
-        }
-    }
-
-    #[test]
-    fn eager_work_runs_at_once_and_lazy_work_when_it_is_waited_for() {
-        let log = Log::default();
-        let mut eager = Progress::new(Pace::Eager);
-        let stream = eager.add_stream(0, Order::Legacy);
-        eager.push(stream, log.work("eager"));
-        assert_eq!(log.taken(), ["eager"]);
-        let mut lazy = Progress::new(Pace::Lazy);
-        let stream = lazy.add_stream(0, Order::NonBlocking);
-        lazy.push(stream, log.work("one"));
-        lazy.push(stream, log.work("two"));
-        assert_eq!((log.taken(), lazy.is_idle(stream)), (vec![], Some(false)));
-        assert_eq!(lazy.synchronize(stream), Some(2));
-        assert_eq!((log.taken(), lazy.is_idle(stream)), (vec!["one", "two"], Some(true)));
-        assert_eq!(lazy.push(99, log.work("never")), None);
-    }
-
-    #[test]
-    fn a_stream_waits_for_an_event_and_its_order_is_known() {
-        let log = Log::default();
-        let mut progress = Progress::new(Pace::Lazy);
-        let [copy, compute] = [0, 1].map(|_| progress.add_stream(0, Order::NonBlocking));
-        let event = progress.add_event();
-        assert!(progress.wait_for_event(compute, event), "one that was never recorded");
-        let (number, _) = progress.push(copy, log.work("copy")).unwrap();
-        let (_, before) = progress.push(compute, log.work("early")).unwrap();
-        assert!(!before.has_seen(copy, number));
-        progress.record(event, copy);
-        progress.push(copy, log.work("later"));
-        progress.wait_for_event(compute, event);
-        let (_, before) = progress.push(compute, log.work("kernel")).unwrap();
-        assert!(before.has_seen(copy, number) && !before.has_seen(copy, number + 1));
-        assert_eq!(progress.has_happened(event), Some(false));
-        progress.synchronize(compute);
-        assert_eq!(log.taken(), ["early", "copy", "kernel"]);
-        assert_eq!(progress.has_happened(event), Some(true));
-        progress.synchronize_all();
-        assert_eq!(log.taken(), ["later"]);
-    }
-
-    #[test]
-    fn an_event_that_is_recorded_again_has_not_happened_yet() {
-        let mut progress = Progress::new(Pace::Lazy);
-        let stream = progress.add_stream(0, Order::NonBlocking);
-        let event = progress.add_event();
-        progress.record(event, stream);
-        progress.synchronize(stream);
-        assert_eq!(progress.has_happened(event), Some(true));
-        progress.record(event, stream);
-        assert_eq!(progress.has_happened(event), Some(false));
-        assert!(progress.end_event(event) && !progress.end_event(event));
-        progress.synchronize_all();
-    }
-
-    #[test]
-    fn the_legacy_stream_and_blocking_streams_wait_for_each_other() {
-        let log = Log::default();
-        let mut progress = Progress::new(Pace::Lazy);
-        let [legacy, blocking, free] =
-            [Order::Legacy, Order::Blocking, Order::NonBlocking].map(|order| progress.add_stream(0, order));
-        let elsewhere = progress.add_stream(1, Order::Blocking);
-        progress.push(elsewhere, log.work("elsewhere"));
-        progress.push(free, log.work("free"));
-        progress.push(blocking, log.work("blocking"));
-        let (number, before) = progress.push(legacy, log.work("legacy")).unwrap();
-        assert!(before.has_seen(blocking, 1) && !before.has_seen(free, 1) && !before.has_seen(elsewhere, 1));
-        let (_, before) = progress.push(blocking, log.work("after")).unwrap();
-        assert!(before.has_seen(legacy, number));
-        progress.synchronize(blocking);
-        assert_eq!(log.taken(), ["blocking", "legacy", "after"]);
-    }
-
-    #[test]
-    fn random_progress_follows_from_its_seed_and_keeps_each_streams_order() {
-        let run = |seed| {
-            let log = Log::default();
-            let mut progress = Progress::new(Pace::Random(seed));
-            let streams = [0, 1].map(|_| progress.add_stream(0, Order::NonBlocking));
-            for name in ["a", "b", "c", "d"] {
-                for stream in streams {
-                    progress.push(stream, log.work(name));
-                    progress.tick();
-                }
-            }
-            progress.synchronize_all();
-            log.taken()
-        };
-        assert_eq!(run(7), run(7));
-        assert!((1..20).any(|seed| run(seed) != run(7)));
-        assert!((1..20).all(|seed| run(seed).iter().filter(|it| **it == "a").count() == 2 && run(seed)[0] == "a"));
-    }
-
-    #[test]
-    fn what_the_host_has_waited_for_comes_before_what_it_issues_then() {
-        let mut progress = Progress::new(Pace::Lazy);
-        let [one, other] = [0, 1].map(|_| progress.add_stream(0, Order::NonBlocking));
-        let (number, _) = progress.push(one, Box::new(|| {})).unwrap();
-        let event = progress.add_event();
-        progress.record(event, one);
-        assert!(!progress.host().has_seen(one, number));
-        progress.synchronize_event(event);
-        assert!(progress.host().has_seen(one, number));
-        assert!(progress.push(other, Box::new(|| {})).unwrap().1.has_seen(one, number));
-        assert!(progress.end_stream(one) && progress.device_of(one).is_none() && !progress.end_stream(one));
-        let legacy = progress.add_stream(0, Order::Legacy);
-        assert!(!progress.end_stream(legacy));
-    }
-}
+mod tests;

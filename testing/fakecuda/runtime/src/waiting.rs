@@ -1,19 +1,23 @@
 //! The world while it is locked, and the host's waits: they let the lock go while work waits for somebody else.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::MutexGuard;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::Duration;
 
 use crate::error::CudaError;
 use crate::progress::Target;
-use crate::world::{World, lock};
+use crate::world::World;
 
 /// How long a waiting host leaves the world to others before it looks again: at first, and at most.
 const PAUSES: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(2)];
 
 /// The world, locked.
-pub struct Locked(Option<MutexGuard<'static, World>>);
+pub struct Locked {
+    mutex: &'static Mutex<World>,
+    /// Nothing during a pause.
+    world: Option<MutexGuard<'static, World>>,
+}
 
 const IS_LOCKED: &str = "only a pause is without the lock, and nobody sees it";
 
@@ -21,29 +25,29 @@ impl Deref for Locked {
     type Target = World;
 
     fn deref(&self) -> &World {
-        self.0.as_deref().expect(IS_LOCKED)
+        self.world.as_deref().expect(IS_LOCKED)
     }
 }
 
 impl DerefMut for Locked {
     fn deref_mut(&mut self) -> &mut World {
-        self.0.as_deref_mut().expect(IS_LOCKED)
+        self.world.as_deref_mut().expect(IS_LOCKED)
     }
 }
 
 impl Locked {
-    pub fn new(world: MutexGuard<'static, World>) -> Self {
-        Self(Some(world))
+    pub fn new(mutex: &'static Mutex<World>) -> Self {
+        Self { mutex, world: Some(mutex.lock().unwrap_or_else(PoisonError::into_inner)) }
     }
 
     fn wait(&mut self, targets: &[Target]) {
         let [mut pause, longest] = PAUSES;
         // Each is tried: one may wait for what another one does.
         while targets.iter().filter(|target| !self.progress.reach(target)).count() > 0 {
-            self.0 = None;
+            self.world = None;
             sleep(pause);
             pause = (pause * 2).min(longest);
-            self.0 = Some(lock());
+            *self = Self::new(self.mutex);
         }
         let host = self.progress.host().clone();
         self.accesses.forget(&host);

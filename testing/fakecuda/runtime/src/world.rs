@@ -2,14 +2,19 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use crate::clock::{Access, Accesses, Clock};
+use crate::capture::Captures;
+use crate::clock::Accesses;
 use crate::error::CudaError;
+use crate::graph::Graphs;
 use crate::memory::Memory;
 use crate::nccl::journal;
-use crate::progress::{Meeting, Order, Pace, Progress, Work};
+use crate::operation::Costs;
+use crate::progress::{Order, Pace, Progress};
 use crate::waiting::Locked;
+use crate::waits::Waits;
 
 /// What is asked for by a program's environment.
 struct Settings {
@@ -38,6 +43,14 @@ pub struct World {
     pub progress: Progress,
     pub accesses: Accesses,
     pub finds_races: bool,
+    pub captures: Captures,
+    pub graphs: Graphs,
+    pub costs: Costs,
+    /// Whether pinned memory is guarded while a copy of it is queued.
+    pub guards: bool,
+    pub waits: Waits,
+    /// Blocks that `cudaFreeAsync` freed, and the event after which nothing uses them.
+    pub freed: Vec<(usize, u64)>,
     /// Pinned host memory: address and length.
     pub pinned: BTreeMap<usize, usize>,
     /// How often each thing happened, and how many bytes each kind of copy moved.
@@ -53,6 +66,13 @@ thread_local! {
     pub static CURRENT: Cell<usize> = const { Cell::new(0) };
     /// The thread's last error.
     pub static LAST_ERROR: Cell<i32> = const { Cell::new(0) };
+    /// Whether it is in a function that the host runs in the order of a stream.
+    pub static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the thread is in a function that the host runs in the order of a stream.
+pub fn is_in_host_function() -> bool {
+    IN_HOST_FUNCTION.get()
 }
 
 /// The world, without a step.
@@ -60,18 +80,33 @@ pub fn lock() -> MutexGuard<'static, World> {
     WORLD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The world, and one step of random progress.
+/// The world, and one step of random progress. A function in the order of a stream may not call CUDA, and holds the
+/// world already: it gets an empty one, and an error for whatever it asks (`cudaErrorNotPermitted`, by
+/// `cudaLaunchHostFunc`).
 pub fn world() -> Locked {
-    let mut world = lock();
+    static NOTHING: LazyLock<Mutex<World>> =
+        LazyLock::new(|| Mutex::new(World::new(&Settings { devices: 0, bytes: 0 })));
+    if is_in_host_function() {
+        return Locked::new(&NOTHING);
+    }
+    let mut world = Locked::new(&WORLD);
     world.progress.tick();
     for (what, note) in journal::take() {
         world.count(what, 1);
         world.notes.push(note);
     }
-    Locked::new(world)
+    world
 }
 
 impl World {
+    /// A world of its own, for a test: with one device, and work that waits.
+    #[cfg(test)]
+    pub fn of_a_test() -> Locked {
+        let mut world = Self::new(&Settings { devices: 1, bytes: 64 << 20 });
+        world.progress.set_pace(Pace::Lazy);
+        Locked::new(Box::leak(Box::new(Mutex::new(world))))
+    }
+
     fn new(settings: &Settings) -> Self {
         let mut progress = Progress::new(Pace::Eager);
         // A device without addresses is left out.
@@ -85,6 +120,12 @@ impl World {
             progress,
             accesses: Accesses::default(),
             finds_races: false,
+            captures: Captures::default(),
+            graphs: Graphs::default(),
+            costs: Costs::default(),
+            guards: false,
+            waits: Waits::default(),
+            freed: Vec::new(),
             pinned: BTreeMap::new(),
             counts: BTreeMap::new(),
             notes: Vec::new(),
@@ -135,52 +176,12 @@ impl World {
 
     /// Whether an address is in pinned memory.
     pub fn is_pinned(&self, address: usize) -> bool {
-        self.pinned.range(..=address).next_back().is_some_and(|(begin, length)| address < begin + length)
+        self.pinned_block(address).is_some()
     }
 
-    /// Puts work into a stream, and notes its races.
-    pub fn push(&mut self, stream: u64, what: &str, accesses: &[Access], work: Work) -> Result<(), CudaError> {
-        self.use_device_of(stream)?;
-        let pushed = self.progress.push(stream, work);
-        self.note_accesses(stream, what, accesses, pushed)
-    }
-
-    /// Puts work into a stream that needs somebody else, and notes its races.
-    pub fn push_meeting(
-        &mut self,
-        stream: u64,
-        what: &str,
-        accesses: &[Access],
-        meeting: Box<dyn Meeting>,
-    ) -> Result<(), CudaError> {
-        self.use_device_of(stream)?;
-        let pushed = self.progress.push_meeting(stream, meeting);
-        self.note_accesses(stream, what, accesses, pushed)
-    }
-
-    fn use_device_of(&mut self, stream: u64) -> Result<(), CudaError> {
-        let device = self.progress.device_of(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
-        self.use_device(device)
-    }
-
-    /// Notes the races of an operation that was put into a stream.
-    fn note_accesses(
-        &mut self,
-        stream: u64,
-        what: &str,
-        accesses: &[Access],
-        pushed: Option<(u64, Clock)>,
-    ) -> Result<(), CudaError> {
-        let (operation, clock) = pushed.ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
-        if self.finds_races {
-            for race in self.accesses.note((stream, operation), what, accesses, &clock) {
-                self.count("races", 1);
-                let [first, second] = race.operations.map(|(what, stream, writes)| {
-                    format!("{what} of stream {stream:#x} {}", if writes { "writes" } else { "reads" })
-                });
-                self.notes.push(format!("{second} what {first}: {} bytes, not ordered", race.bytes.len()));
-            }
-        }
-        Ok(())
+    /// The block of pinned memory that holds an address.
+    pub fn pinned_block(&self, address: usize) -> Option<Range<usize>> {
+        let (&begin, &length) = self.pinned.range(..=address).next_back()?;
+        (address < begin + length).then(|| begin..begin + length)
     }
 }

@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::ffi::c_char;
 
+use crate::guard;
 use crate::poison::poison;
 use crate::progress::Pace;
-use crate::world::world;
+use crate::world::{World, world};
 
 /// Keeps a text for the caller, until the thread's next call.
 fn kept(text: &str) -> *const c_char {
@@ -19,27 +20,41 @@ fn kept(text: &str) -> *const c_char {
     })
 }
 
+/// Notes what the guard has caught since the last time.
+fn note_touches(world: &mut World) {
+    let (touches, more) = guard::take_touches();
+    if touches.len() + more > 0 {
+        world.count("pinned pages touched early", (touches.len() + more) as u64);
+    }
+    world.notes.extend(touches);
+}
+
 /// Waits for all work, and begins to count at 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_reset() {
     let mut world = world();
     world.synchronize_all();
+    note_touches(&mut world);
     world.counts.clear();
     world.notes.clear();
+    world.waits.texts.clear();
     poison().reads.clear();
 }
 
 /// What was counted, as lines of `name: number`.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_counts() -> *const c_char {
-    let text: String = world().counts.iter().map(|(name, times)| format!("{name}: {times}\n")).collect();
+    let mut world = world();
+    note_touches(&mut world);
+    let text: String = world.counts.iter().map(|(name, times)| format!("{name}: {times}\n")).collect();
     kept(&text)
 }
 
 /// Races and whatever else was wrong, a line each.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_notes() -> *const c_char {
-    let world = world();
+    let mut world = world();
+    note_touches(&mut world);
     let text: String =
         world.notes.iter().chain(&poison().reads).map(|note| format!("{}\n", note.replace('\n', " "))).collect();
     kept(&text)
@@ -62,4 +77,40 @@ pub extern "C" fn fakecuda_find_races(on: bool) {
     let mut world = world();
     world.synchronize_all();
     world.finds_races = on;
+}
+
+/// What each kernel takes on the device, by its own clock; at 0, where it begins, copies take nothing either.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_launch_cost(microseconds: f64) {
+    const NANOSECONDS: f64 = 1000.0;
+    // What is below 0 or no number becomes 0.
+    world().costs.kernel = (microseconds * NANOSECONDS) as u64;
+}
+
+/// How many queries in a row may find work that is not done, before it runs.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_polls(polls: u64) {
+    world().progress.set_polls(polls);
+}
+
+/// Whether pinned memory is guarded while a copy of it is queued; false if the system does not let faults be caught.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_guard(on: bool) -> bool {
+    let mut world = world();
+    world.synchronize_all();
+    world.guards = on && guard::start();
+    world.guards == on
+}
+
+/// Whether each wait of the host is told with the functions that led to it.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_trace_waits(on: bool) {
+    world().waits.are_traced = on;
+}
+
+/// The traced waits: a line for each, with the functions below it, innermost first.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_waits() -> *const c_char {
+    let text = world().waits.texts.concat();
+    kept(&text)
 }

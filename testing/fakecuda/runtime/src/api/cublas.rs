@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use super::code;
 use super::operators::note_launch;
+use crate::operation::Operation;
 use crate::world::world;
 
 /// What a handle or a description holds.
@@ -24,9 +25,7 @@ pub fn launch_of_library(name: &str, stream: usize) -> i32 {
     if is_outside {
         world.note(format!("launched outside of all operators, its numbers are not known: {name}"));
     }
-    world.count("launches", 1);
-    world.count(&format!("kernel {name}"), 1);
-    code(world.stream(stream).and_then(|stream| world.push(stream, name, &[], Box::new(|| {}))))
+    code(world.stream(stream).and_then(|stream| world.issue(stream, Operation::kernel(name))))
 }
 
 /// # Safety

@@ -7,13 +7,14 @@ use crate::world::{CURRENT, world};
 /// # Safety
 /// `event` has to be valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaEventCreateWithFlags(event: *mut usize, _flags: u32) -> i32 {
+pub unsafe extern "C" fn cudaEventCreateWithFlags(event: *mut usize, flags: u32) -> i32 {
+    const DISABLE_TIMING: u32 = 2;
     let mut world = world();
     if let Err(error) = world.use_device(CURRENT.get()) {
         return code(Err(error));
     }
     world.count("events created", 1);
-    let new = world.progress.add_event();
+    let new = world.progress.add_event(flags & DISABLE_TIMING == 0);
     // SAFETY: as the caller says.
     unsafe { *event = new as usize };
     0
@@ -33,14 +34,17 @@ fn found(is_there: bool) -> Result<(), CudaError> {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaEventDestroy(event: usize) -> i32 {
-    code(found(world().progress.end_event(event as u64)))
+    let mut world = world();
+    world.captures.forget(event as u64);
+    code(found(world.progress.end_event(event as u64)))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cudaEventRecordWithFlags(event: usize, stream: usize, _flags: u32) -> i32 {
+pub extern "C" fn cudaEventRecordWithFlags(event: usize, stream: usize, flags: u32) -> i32 {
+    const EXTERNAL: u32 = 1;
     let mut world = world();
-    world.count("events recorded", 1);
-    code(world.stream(stream).and_then(|stream| found(world.progress.record(event as u64, stream))))
+    let is_external = flags & EXTERNAL != 0;
+    code(world.stream(stream).and_then(|stream| world.record_event(event as u64, stream, is_external)))
 }
 
 #[unsafe(no_mangle)]
@@ -50,7 +54,11 @@ pub extern "C" fn cudaEventRecord(event: usize, stream: usize) -> i32 {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaEventQuery(event: usize) -> i32 {
-    match world().progress.has_happened(event as u64) {
+    let mut world = world();
+    if let Err(error) = world.use_event("cudaEventQuery", event as u64) {
+        return code(Err(error));
+    }
+    match world.progress.query_event(event as u64) {
         Some(true) => 0,
         // Not an error of the thread.
         Some(false) => CudaError::NOT_READY.0,
@@ -61,6 +69,33 @@ pub extern "C" fn cudaEventQuery(event: usize) -> i32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaEventSynchronize(event: usize) -> i32 {
     let mut world = world();
+    if let Err(error) = world.use_event("cudaEventSynchronize", event as u64) {
+        return code(Err(error));
+    }
     world.count("waits for an event", 1);
+    world.waits.note("event");
     code(found(world.synchronize_event(event as u64)))
+}
+
+/// The milliseconds between two events, by the device's own clock, which follows from what kernels and copies are said
+/// to take: never the machine's.
+///
+/// # Safety
+/// `milliseconds` has to be null or valid for writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaEventElapsedTime(milliseconds: *mut f32, begin: usize, end: usize) -> i32 {
+    const NANOSECONDS: f64 = 1e6;
+    if milliseconds.is_null() {
+        return code(Err(CudaError::INVALID_VALUE));
+    }
+    match world().elapsed(begin as u64, end as u64) {
+        Ok(nanoseconds) => {
+            // SAFETY: as the caller says, and it is not null.
+            unsafe { *milliseconds = (nanoseconds as f64 / NANOSECONDS) as f32 };
+            0
+        }
+        // Not an error of the thread.
+        Err(CudaError::NOT_READY) => CudaError::NOT_READY.0,
+        Err(error) => code(Err(error)),
+    }
 }

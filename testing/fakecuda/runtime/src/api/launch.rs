@@ -8,6 +8,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use super::code;
 use super::operators::note_launch;
 use crate::error::CudaError;
+use crate::operation::Operation;
 use crate::world::world;
 
 /// The kernels' names by the functions that libtorch launches them by.
@@ -54,9 +55,6 @@ pub unsafe extern "C" fn __cudaRegisterFunction(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn __cudaRegisterVar(_handle: *const c_void) {}
-
-#[unsafe(no_mangle)]
 pub extern "C" fn __cudaPushCallConfiguration(grid: Dim3, block: Dim3, shared: usize, stream: usize) -> u32 {
     CONFIGURATIONS.with_borrow_mut(|all| all.push((grid, block, shared, stream)));
     0
@@ -93,9 +91,7 @@ fn launch(function: usize, stream: usize) -> i32 {
     if is_outside {
         world.note(format!("launched outside of all operators, its numbers are not known: {name}"));
     }
-    world.count("launches", 1);
-    world.count(&format!("kernel {name}"), 1);
-    code(world.stream(stream).and_then(|stream| world.push(stream, &name, &[], Box::new(|| {}))))
+    code(world.stream(stream).and_then(|stream| world.issue(stream, Operation::kernel(&name))))
 }
 
 #[unsafe(no_mangle)]
@@ -120,4 +116,41 @@ pub extern "C" fn __cudaLaunchKernel(
     stream: usize,
 ) -> i32 {
     cudaLaunchKernel(kernel, grid, block, arguments, shared, stream)
+}
+
+/// `cudaLaunchConfig_t`.
+#[repr(C)]
+pub struct Configuration {
+    grid: Dim3,
+    block: Dim3,
+    shared: usize,
+    stream: usize,
+    attributes: *const c_void,
+    count: u32,
+}
+
+/// # Safety
+/// `configuration` has to be null or valid for reads.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaLaunchKernelExC(
+    configuration: *const Configuration,
+    function: usize,
+    arguments: *const *const c_void,
+) -> i32 {
+    // SAFETY: as the caller says.
+    let Some(own) = (unsafe { configuration.as_ref() }) else { return code(Err(CudaError::INVALID_VALUE)) };
+    cudaLaunchKernel(function, own.grid, own.block, arguments, own.shared, own.stream)
+}
+
+/// All of its blocks run at once; nothing here depends on that.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaLaunchCooperativeKernel(
+    function: usize,
+    grid: Dim3,
+    block: Dim3,
+    arguments: *const *const c_void,
+    shared: usize,
+    stream: usize,
+) -> i32 {
+    cudaLaunchKernel(function, grid, block, arguments, shared, stream)
 }

@@ -1,16 +1,19 @@
 //! Memory of devices and of the host, copies and fills.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use super::code;
 use super::operators::reads_within;
 use crate::clock::Access;
 use crate::error::CudaError;
+use crate::guard;
+use crate::operation::{Kind, Operation};
 use crate::poison::poison;
 use crate::world::{CURRENT, World, world};
 
 /// Makes new memory poison: each float32 in it is NaN. No program may rely on zeros there.
-fn spoil(block: usize, bytes: usize) {
+pub fn spoil(block: usize, bytes: usize) {
     poison().mark(block, bytes, "nothing has written this memory");
     // SAFETY: a block in use, of at least so many bytes.
     unsafe { std::ptr::write_bytes(block as *mut u8, 0xff, bytes) };
@@ -21,11 +24,12 @@ fn spoil(block: usize, bytes: usize) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaMalloc(address: *mut usize, bytes: usize) -> i32 {
     let mut world = world();
+    let allowed = world.use_unsafe("cudaMalloc").and_then(|()| world.use_device(CURRENT.get()));
+    if let Err(error) = allowed {
+        return code(Err(error));
+    }
     world.count("device allocations", 1);
-    let block = match world.use_device(CURRENT.get()) {
-        Ok(()) => world.devices[CURRENT.get()].memory.allocate(bytes),
-        Err(error) => return code(Err(error)),
-    };
+    let block = world.allocate(CURRENT.get(), bytes);
     if let Some(block) = block {
         spoil(world.on_host(block), bytes);
     }
@@ -40,6 +44,9 @@ pub extern "C" fn cudaFree(address: usize) -> i32 {
     let mut world = world();
     if address == 0 {
         return code(world.use_device(CURRENT.get()));
+    }
+    if let Err(error) = world.use_unsafe("cudaFree") {
+        return code(Err(error));
     }
     world.count("device frees", 1);
     let device = world.device_at(address);
@@ -64,13 +71,16 @@ pub unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaHostAlloc(address: *mut usize, bytes: usize, _flags: u32) -> i32 {
     const PAGE: usize = 4096;
-    let length = bytes.max(1).next_multiple_of(PAGE);
-    // SAFETY: the alignment is a power of 2, and the size a multiple of it.
-    let block = unsafe { libc::aligned_alloc(PAGE, length) } as usize;
     let mut world = world();
-    if let Err(error) = world.use_device(CURRENT.get()) {
+    let allowed = world.use_unsafe("cudaHostAlloc").and_then(|()| world.use_device(CURRENT.get()));
+    if let Err(error) = allowed {
         return code(Err(error));
     }
+    let Some(length) = bytes.max(1).checked_next_multiple_of(PAGE) else {
+        return code(Err(CudaError::MEMORY_ALLOCATION));
+    };
+    // SAFETY: the alignment is a power of 2, and the size a multiple of it.
+    let block = unsafe { libc::aligned_alloc(PAGE, length) } as usize;
     world.count("pinned allocations", 1);
     if block != 0 {
         world.pinned.insert(block, length);
@@ -85,10 +95,12 @@ pub unsafe extern "C" fn cudaHostAlloc(address: *mut usize, bytes: usize, _flags
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaFreeHost(address: usize) -> i32 {
     let mut world = world();
-    world.synchronize_all();
-    if world.pinned.remove(&address).is_none() {
-        return code(Err(CudaError::INVALID_VALUE));
+    if let Err(error) = world.use_unsafe("cudaFreeHost") {
+        return code(Err(error));
     }
+    world.synchronize_all();
+    let Some(length) = world.pinned.remove(&address) else { return code(Err(CudaError::INVALID_VALUE)) };
+    guard::forget(&(address..address + length));
     // SAFETY: made by `cudaHostAlloc`, and not freed since: it was in the list.
     unsafe { libc::free(address as *mut c_void) };
     0
@@ -97,6 +109,9 @@ pub unsafe extern "C" fn cudaFreeHost(address: usize) -> i32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaHostRegister(address: usize, bytes: usize, _flags: u32) -> i32 {
     let mut world = world();
+    if let Err(error) = world.use_unsafe("cudaHostRegister") {
+        return code(Err(error));
+    }
     world.count("host memory pinned", 1);
     world.pinned.insert(address, bytes);
     0
@@ -105,8 +120,12 @@ pub extern "C" fn cudaHostRegister(address: usize, bytes: usize, _flags: u32) ->
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaHostUnregister(address: usize) -> i32 {
     let mut world = world();
+    if let Err(error) = world.use_unsafe("cudaHostUnregister") {
+        return code(Err(error));
+    }
     world.synchronize_all();
-    code(world.pinned.remove(&address).map(drop).ok_or(CudaError::HOST_NOT_REGISTERED))
+    let removed = world.pinned.remove(&address).ok_or(CudaError::HOST_NOT_REGISTERED);
+    code(removed.map(|length| guard::forget(&(address..address + length))))
 }
 
 /// `cudaPointerAttributes` of CUDA 13.
@@ -152,8 +171,21 @@ fn kind_of(world: &World, from: usize, to: usize) -> &'static str {
     }
 }
 
-/// Copies rows in the order of the stream. One from pageable memory reads it before it returns, and one to pageable memory
-/// waits, as the real ones do.
+/// Refuses a copy that a capture cannot hold: one that the host waits for, and one of pageable memory, which begins
+/// with a wait for the stream ("API synchronization behavior" in the reference of the runtime).
+fn use_copy(world: &mut World, stream: u64, is_pageable: bool, is_async: bool) -> Result<(), CudaError> {
+    if !is_async {
+        world.use_unsafe("cudaMemcpy")?;
+        world.use_stream("cudaMemcpy", stream)?;
+    }
+    match is_pageable {
+        true => world.use_stream("a copy of pageable memory", stream),
+        false => Ok(()),
+    }
+}
+
+/// Copies rows in the order of the stream. One from pageable memory reads it before it returns, and one to pageable
+/// memory waits, as the real ones do.
 fn copy(to: Place, from: Place, (width, height): (usize, usize), stream: usize, is_async: bool) -> i32 {
     if width * height == 0 {
         return 0;
@@ -171,8 +203,11 @@ fn copy(to: Place, from: Place, (width, height): (usize, usize), stream: usize, 
         (_, true) => ", pageable",
         (_, false) => ", pinned",
     };
-    world.count(&format!("copies {kind}{memory}"), 1);
-    world.count(&format!("bytes {kind}{memory}"), (width * height) as u64);
+    if let Err(error) = use_copy(&mut world, stream, is_pageable && kind != "device to device", is_async) {
+        return code(Err(error));
+    }
+    let bytes = width * height;
+    let counts = vec![(format!("copies {kind}{memory}"), 1), (format!("bytes {kind}{memory}"), bytes as u64)];
     let end = |place: Place| place.address + place.pitch * (height - 1) + width;
     let accesses =
         [(from, false), (to, true)].map(|(place, writes)| Access { bytes: place.address..end(place), writes });
@@ -197,7 +232,8 @@ fn copy(to: Place, from: Place, (width, height): (usize, usize), stream: usize, 
             unsafe { std::ptr::copy(from as *const u8, to, width) };
         }
     };
-    let pushed = world.push(stream, &format!("copy {kind}"), &accesses, Box::new(work));
+    let copy = Operation::new(Kind::Copy(bytes), &format!("copy {kind}"), Arc::new(work));
+    let pushed = world.issue(stream, Operation { accesses: accesses.to_vec(), counts, ..copy });
     let waits = match kind {
         "device to device" => false,
         "host to device" => !is_async,
@@ -207,7 +243,9 @@ fn copy(to: Place, from: Place, (width, height): (usize, usize), stream: usize, 
         if !waits {
             return Ok(());
         }
-        world.count(if is_async { "async copies that wait" } else { "copies that wait" }, 1);
+        let what = if is_async { "async copies that wait" } else { "copies that wait" };
+        world.count(what, 1);
+        world.waits.note(what);
         world.synchronize(stream)
     }))
 }
@@ -252,14 +290,15 @@ pub extern "C" fn cudaMemcpy2DAsync(
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemsetAsync(to: usize, value: i32, bytes: usize, stream: usize) -> i32 {
     let mut world = world();
-    world.count("fills", 1);
     let (target, accesses) = (world.on_host(to), [Access { bytes: to..to + bytes, writes: true }]);
     let work = move || {
         poison().clear(target, bytes);
         // SAFETY: the caller promises the bytes to the fill until it is done.
         unsafe { std::ptr::write_bytes(target as *mut u8, value as u8, bytes) };
     };
-    code(world.stream(stream).and_then(|stream| world.push(stream, "fill", &accesses, Box::new(work))))
+    let fill = Operation::new(Kind::Fill(bytes), "fill", Arc::new(work));
+    let fill = Operation { accesses: accesses.to_vec(), counts: vec![("fills".to_owned(), 1)], ..fill };
+    code(world.stream(stream).and_then(|stream| world.issue(stream, fill)))
 }
 
 #[unsafe(no_mangle)]

@@ -2,12 +2,16 @@
 //!
 //! Each takes what libtorch gives it: pointers that are valid for what the real function would read or write there.
 
+mod captures;
 mod control;
 mod cublas;
 mod cudnn;
 mod device;
 mod driver;
 mod events;
+mod graphs;
+mod host_functions;
+mod ipc;
 mod launch;
 mod memory;
 mod nccl;
@@ -18,16 +22,19 @@ mod nccl_memory;
 #[cfg(test)]
 mod nccl_tests;
 mod operators;
+mod pools;
 mod queries;
 mod streams;
+mod symbols;
 
 use crate::error::CudaError;
-use crate::world::LAST_ERROR;
+use crate::world::{LAST_ERROR, is_in_host_function};
 
 /// What a C function returns; an error is also the thread's last one.
 fn code(result: Result<(), CudaError>) -> i32 {
     match result {
         Ok(()) => 0,
+        Err(_) if is_in_host_function() => CudaError::NOT_PERMITTED.0,
         Err(error) => {
             LAST_ERROR.set(error.0);
             error.0

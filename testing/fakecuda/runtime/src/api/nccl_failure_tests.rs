@@ -2,6 +2,7 @@
 
 use std::ptr::null;
 
+use super::captures::{cudaStreamBeginCapture, cudaStreamEndCapture};
 use super::control::fakecuda_set_pace;
 use super::device::cudaSetDevice;
 use super::nccl::{Config, ncclCommAbort, ncclCommDestroy, ncclCommFinalize, ncclCommInitRank, ncclGetLastError};
@@ -59,6 +60,22 @@ fn a_rank_that_ends_before_all_have_come_ends_the_others_wait() {
             // SAFETY: ends this process without any of its own doing.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
+    });
+}
+
+#[test]
+fn a_collective_in_a_capture_is_refused_and_those_after_it_still_meet() {
+    const CAPTURE_INVALIDATED: i32 = 901;
+    alone("api::nccl_failure_tests::a_collective_in_a_capture_is_refused_and_those_after_it_still_meet", || {
+        let (all, mut graph) = (join_all(1), 0);
+        let (stream, own) = (new_stream(), on_device(&[7]));
+        let reduce = || ncclAllReduce(own, own, 1, INT32, SUM, all[0], stream);
+        assert_eq!((cudaStreamBeginCapture(stream, 0), reduce()), (0, UNHANDLED_CUDA));
+        // SAFETY: valid for writes.
+        assert_eq!((unsafe { cudaStreamEndCapture(stream, &raw mut graph) }, graph), (CAPTURE_INVALIDATED, 0));
+        assert!(notes().contains("ncclDevKernel_AllReduce is refused"), "{}", notes());
+        assert_eq!((reduce(), cudaStreamSynchronize(stream), from_device(own, 1)), (0, 0, vec![7]));
+        assert_eq!(count("nccl AllReduce"), 1);
     });
 }
 

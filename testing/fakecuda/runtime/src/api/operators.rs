@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::sync::Arc;
 
 use super::code;
 use super::cublas::launch_of_library;
@@ -45,10 +46,14 @@ pub extern "C" fn fakecuda_known(at: usize, bytes: usize) {
     poison().clear(at, bytes);
 }
 
+/// A stream that is captured has no work yet.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_finish(stream: usize) -> i32 {
     let mut world = world();
-    code(world.stream(stream).and_then(|stream| world.synchronize(stream)))
+    code(world.stream(stream).and_then(|stream| match world.captures.of(stream) {
+        Some(_) => Ok(()),
+        None => world.synchronize(stream),
+    }))
 }
 
 #[unsafe(no_mangle)]
@@ -91,6 +96,8 @@ struct Operator {
 
 // SAFETY: the caller of `fakecuda_operator` gives the data away, and any thread may run it.
 unsafe impl Send for Operator {}
+// SAFETY: it runs with the world's lock held, so one thread at a time uses the data.
+unsafe impl Sync for Operator {}
 
 impl Operator {
     fn run(&self) {
@@ -106,7 +113,8 @@ impl Drop for Operator {
 
 /// # Safety
 /// `name` has to be a text that ends with a zero byte, `ranges` valid for `count` of them; `data` belongs to the stand-in
-/// from now on, which gives it to `run` when its turn comes, and to `drop` once, from any thread.
+/// from now on, which gives it to `run` when its turn comes, at each launch of a graph that it was captured into, and to
+/// `drop` once, from any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fakecuda_operator(
     stream: usize,
@@ -135,7 +143,7 @@ pub unsafe extern "C" fn fakecuda_operator(
         written.iter().for_each(|(at, bytes)| poison().clear(*at, *bytes));
         operator.run();
     };
-    code(world.stream(stream).and_then(|stream| world.push(stream, &name, &accesses, Box::new(work))))
+    code(world.stream(stream).and_then(|stream| world.push(stream, &name, &accesses, Arc::new(work))))
 }
 
 /// # Safety
@@ -162,3 +170,6 @@ pub extern "C" fn fakecuda_poison_of(at: usize, bytes: usize) -> *const c_char {
         None => std::ptr::null(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,9 @@
-//! What libtorch asks before it launches or allocates, and captures, which are not there yet.
+//! What libtorch asks before it launches or allocates.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_char;
 
 use super::code;
 use crate::error::CudaError;
-use crate::world::world;
 
 /// `cudaFuncAttributes`, as far as libtorch reads it.
 #[repr(C)]
@@ -82,41 +81,6 @@ pub unsafe extern "C" fn cudaDeviceGetPCIBusId(text: *mut c_char, length: i32, d
     // SAFETY: as the caller says, and it fits.
     unsafe { std::ptr::copy_nonoverlapping(own.as_ptr().cast(), text, own.len()) };
     0
-}
-
-/// # Safety
-/// `pool` has to be valid for writes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaDeviceGetDefaultMemPool(pool: *mut usize, _device: i32) -> i32 {
-    // SAFETY: as the caller says.
-    unsafe { *pool = 16 };
-    0
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaMemPoolSetAttribute(_pool: usize, _attribute: i32, _value: *mut c_void) -> i32 {
-    0
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaThreadExchangeStreamCaptureMode(_mode: *mut i32) -> i32 {
-    0
-}
-
-/// # Safety
-/// `status` has to be valid for writes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaStreamIsCapturing(stream: usize, status: *mut i32) -> i32 {
-    // SAFETY: as the caller says.
-    code(world().stream(stream).map(|_| unsafe { *status = 0 }))
-}
-
-/// # Safety
-/// As `cudaStreamIsCapturing`; the others are not written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaStreamGetCaptureInfo(stream: usize, status: *mut i32) -> i32 {
-    // SAFETY: as the caller says.
-    unsafe { cudaStreamIsCapturing(stream, status) }
 }
 
 #[unsafe(no_mangle)]

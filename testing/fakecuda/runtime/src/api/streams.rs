@@ -41,7 +41,13 @@ pub unsafe extern "C" fn cudaStreamCreate(stream: *mut usize) -> i32 {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamDestroy(stream: usize) -> i32 {
-    let ended = world().progress.end_stream(stream as u64);
+    let mut world = world();
+    // The documentation does not speak of a stream that is captured; it could never end its capture.
+    let refused = world.captures.refuse(stream as u64, CudaError::CAPTURE_UNSUPPORTED);
+    if let Err(error) = world.judged("cudaStreamDestroy", refused) {
+        return code(Err(error));
+    }
+    let ended = world.progress.end_stream(stream as u64);
     code(if ended { Ok(()) } else { Err(CudaError::INVALID_RESOURCE_HANDLE) })
 }
 
@@ -57,14 +63,21 @@ pub unsafe extern "C" fn cudaStreamGetPriority(_stream: usize, priority: *mut i3
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamSynchronize(stream: usize) -> i32 {
     let mut world = world();
-    world.count("waits for a stream", 1);
-    code(world.stream(stream).and_then(|stream| world.synchronize(stream)))
+    code(world.stream(stream).and_then(|stream| {
+        world.use_stream("cudaStreamSynchronize", stream)?;
+        world.count("waits for a stream", 1);
+        world.waits.note("stream");
+        world.synchronize(stream)
+    }))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamQuery(stream: usize) -> i32 {
-    let world = world();
-    let idle = world.stream(stream).map(|stream| world.progress.is_idle(stream).unwrap_or(true));
+    let mut world = world();
+    let idle = world.stream(stream).and_then(|stream| {
+        world.use_stream("cudaStreamQuery", stream)?;
+        world.progress.query(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)
+    });
     match idle {
         // Not an error of the thread.
         Ok(false) => CudaError::NOT_READY.0,
@@ -73,19 +86,21 @@ pub extern "C" fn cudaStreamQuery(stream: usize) -> i32 {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cudaStreamWaitEvent(stream: usize, event: usize, _flags: u32) -> i32 {
+pub extern "C" fn cudaStreamWaitEvent(stream: usize, event: usize, flags: u32) -> i32 {
+    const EXTERNAL: u32 = 1;
     let mut world = world();
-    world.count("waits of streams for events", 1);
-    code(world.stream(stream).and_then(|stream| match world.progress.wait_for_event(stream, event as u64) {
-        true => Ok(()),
-        false => Err(CudaError::INVALID_RESOURCE_HANDLE),
-    }))
+    let is_external = flags & EXTERNAL != 0;
+    code(world.stream(stream).and_then(|stream| world.wait_for_event(stream, event as u64, is_external)))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaDeviceSynchronize() -> i32 {
     let mut world = world();
+    if let Err(error) = world.use_device_as_a_whole("cudaDeviceSynchronize", CURRENT.get()) {
+        return code(Err(error));
+    }
     world.count("waits for a device", 1);
+    world.waits.note("device");
     world.synchronize_device(CURRENT.get());
     0
 }

@@ -170,6 +170,10 @@ fn launch_of(communicator: &Arc<Communicator>, planned: Vec<Planned>) -> Result<
     }
     let name = name_of(planned.iter().map(|planned| planned.call.kind));
     let mut world = world();
+    // NCCL can be captured; here a graph could not launch it again.
+    for stream in &streams {
+        world.use_stream(&name, *stream).map_err(cuda)?;
+    }
     for Planned { call, .. } in &planned {
         world.count(&format!("nccl {}", call.kind.name()), 1);
         world.count(&format!("bytes nccl {}", call.kind.name()), call.bytes().unwrap_or(0) as u64);
@@ -184,7 +188,7 @@ fn launch_of(communicator: &Arc<Communicator>, planned: Vec<Planned>) -> Result<
     let Some((stream, others)) = streams.split_first() else { return Ok(()) };
     // "NCCL will enforce a stream dependency of all streams before the NCCL kernel starts and block all streams until
     // the NCCL kernel completes." (user guide, CUDA Stream Semantics)
-    let event = world.progress.add_event();
+    let event = world.progress.add_event(false);
     for other in others {
         world.progress.record(event, *other);
         world.progress.wait_for_event(*stream, event);

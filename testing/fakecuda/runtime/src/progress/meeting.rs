@@ -16,36 +16,43 @@ pub trait Meeting: Send {
 pub struct Target {
     at: Option<(u64, u64)>,
     clock: Clock,
+    /// When it is done, by the device's clock.
+    time: u64,
 }
 
 impl Progress {
     /// Puts a meeting into a stream, as `push` does with other work.
-    pub fn push_meeting(&mut self, stream: u64, meeting: Box<dyn Meeting>) -> Option<(u64, Clock)> {
-        self.push_item(stream, Item::Meet(meeting))
+    pub fn push_meeting(&mut self, stream: u64, meeting: Box<dyn Meeting>, nanoseconds: u64) -> Option<(u64, Clock)> {
+        let told = self.begin(stream, nanoseconds)?;
+        self.put(stream, Item::Meet(meeting));
+        Some(told)
     }
 
     /// What a stream holds by now; `None` if there is no such stream.
     pub fn target(&self, stream: u64) -> Option<Target> {
-        self.streams.get(&stream).map(|own| Target { at: Some((stream, own.issued)), clock: own.clock.clone() })
+        let own = self.streams.get(&stream)?;
+        Some(Target { at: Some((stream, own.issued)), clock: own.clock.clone(), time: own.time })
     }
 
     /// An event's last recording; `None` if there is no such event.
     pub fn target_of_event(&self, event: u64) -> Option<Target> {
-        self.events.get(&event).map(|own| Target { at: own.at, clock: own.clock.clone() })
+        self.events.get(&event).map(|own| Target { at: own.at, clock: own.clock.clone(), time: own.time })
     }
 
-    /// What a device's streams hold by now; those of all devices without one.
+    /// What a device's streams hold by now, and those that have ended; those of all devices without one.
     pub fn targets(&self, device: Option<usize>) -> Vec<Target> {
         let streams = self.ordered().into_iter();
         let own = streams.filter(|stream| device.is_none_or(|device| self.streams[stream].device == device));
-        own.filter_map(|stream| self.target(stream)).collect()
+        let ended = self.ended.iter().filter(|(own, _)| device.is_none_or(|device| device == **own));
+        let ended = ended.map(|(_, clock)| Target { at: None, clock: clock.clone(), time: 0 });
+        own.filter_map(|stream| self.target(stream)).chain(ended).collect()
     }
 
     /// Runs what comes before a target. True once all of it is done, and the host knows.
     pub fn reach(&mut self, target: &Target) -> bool {
         let is_done = target.at.is_none_or(|(stream, until)| self.run_until(stream, until));
         if is_done {
-            self.host.join(&target.clock);
+            self.know(&target.clock, target.time);
         }
         is_done
     }
@@ -61,7 +68,7 @@ impl Progress {
                 _ => own.items.iter().rposition(is_wanted).map_or(0, |at| own.done + 1 + at as u64),
             };
             if self.run_until(stream, until) && self.is_idle(stream) == Some(true) && self.ending.remove(&stream) {
-                self.streams.remove(&stream);
+                self.remove_stream(stream);
             }
         }
     }
@@ -74,6 +81,9 @@ mod tests {
 
     use super::super::Order;
     use super::*;
+
+    /// A cost that no test here looks at.
+    const FREE: u64 = 0;
 
     /// A meeting whose others come when the test says so.
     #[derive(Clone, Default)]
@@ -91,7 +101,7 @@ mod tests {
 
     fn counted(times: &Arc<AtomicUsize>) -> super::super::Work {
         let times = times.clone();
-        Box::new(move || _ = times.fetch_add(1, Ordering::Relaxed))
+        Arc::new(move || _ = times.fetch_add(1, Ordering::Relaxed))
     }
 
     #[test]
@@ -99,11 +109,11 @@ mod tests {
         for pace in [Pace::Eager, Pace::Lazy, Pace::Random(3)] {
             let (mut progress, other, times) = (Progress::new(pace), Other::default(), Arc::default());
             let [meets, waits] = [0, 1].map(|device| progress.add_stream(device, Order::NonBlocking));
-            let event = progress.add_event();
-            progress.push_meeting(meets, Box::new(other.clone()));
+            let event = progress.add_event(false);
+            progress.push_meeting(meets, Box::new(other.clone()), FREE);
             progress.record(event, meets);
             progress.wait_for_event(waits, event);
-            progress.push(waits, counted(&times));
+            progress.push(waits, counted(&times), FREE);
             let (target, of_event) = (progress.target(waits).unwrap(), progress.target_of_event(event).unwrap());
             progress.tick();
             assert!(!progress.reach(&target) && !progress.reach(&of_event));
@@ -121,9 +131,9 @@ mod tests {
         let (mut lazy, other, times) = (Progress::new(Pace::Lazy), Other::default(), Arc::default());
         let stream = lazy.add_stream(0, Order::NonBlocking);
         other.0.1.store(true, Ordering::Relaxed);
-        lazy.push(stream, counted(&times));
-        lazy.push_meeting(stream, Box::new(other.clone()));
-        lazy.push(stream, counted(&times));
+        lazy.push(stream, counted(&times), FREE);
+        lazy.push_meeting(stream, Box::new(other.clone()), FREE);
+        lazy.push(stream, counted(&times), FREE);
         lazy.serve();
         assert_eq!(times.load(Ordering::Relaxed), 0);
         other.0.0.store(true, Ordering::Relaxed);
@@ -131,8 +141,8 @@ mod tests {
         assert_eq!((times.load(Ordering::Relaxed), lazy.is_idle(stream)), (1, Some(false)), "not what is behind it");
         let (mut eager, other) = (Progress::new(Pace::Eager), Other::default());
         let stream = eager.add_stream(0, Order::NonBlocking);
-        eager.push_meeting(stream, Box::new(other.clone()));
-        eager.push(stream, counted(&times));
+        eager.push_meeting(stream, Box::new(other.clone()), FREE);
+        eager.push(stream, counted(&times), FREE);
         assert_eq!(times.load(Ordering::Relaxed), 1);
         other.0.1.store(true, Ordering::Relaxed);
         eager.serve();
@@ -140,10 +150,27 @@ mod tests {
     }
 
     #[test]
+    fn who_asks_often_enough_makes_work_run_up_to_a_meeting_and_behind_it_once_the_others_have_come() {
+        let (mut progress, other, times) = (Progress::new(Pace::Lazy), Other::default(), Arc::default());
+        let (stream, event) = (progress.add_stream(0, Order::NonBlocking), progress.add_event(false));
+        progress.set_polls(1);
+        progress.push(stream, counted(&times), FREE);
+        progress.push_meeting(stream, Box::new(other.clone()), FREE);
+        progress.push(stream, counted(&times), FREE);
+        progress.record(event, stream);
+        assert_eq!((progress.query_event(event), times.load(Ordering::Relaxed)), (Some(false), 0));
+        assert_eq!((progress.query_event(event), times.load(Ordering::Relaxed)), (Some(false), 1));
+        assert_eq!((progress.query(stream), progress.host().has_seen(stream, 1)), (Some(false), false));
+        other.0.1.store(true, Ordering::Relaxed);
+        assert_eq!((progress.query(stream), times.load(Ordering::Relaxed)), (Some(true), 2));
+        assert_eq!((progress.query_event(event), progress.host().has_seen(stream, 3)), (Some(true), true));
+    }
+
+    #[test]
     fn a_stream_that_ends_with_a_meeting_is_gone_at_once_and_its_work_later() {
         let (mut progress, other) = (Progress::new(Pace::Lazy), Other::default());
         let stream = progress.add_stream(0, Order::NonBlocking);
-        progress.push_meeting(stream, Box::new(other.clone()));
+        progress.push_meeting(stream, Box::new(other.clone()), FREE);
         assert!(progress.end_stream(stream) && !progress.end_stream(stream));
         assert_eq!((progress.device_of(stream), progress.is_idle(stream)), (None, Some(false)));
         other.0.1.store(true, Ordering::Relaxed);
