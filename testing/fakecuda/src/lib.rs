@@ -178,6 +178,11 @@ impl Fake {
         call!(c"fakecuda_set_pace"(number => i32, seed => u64) -> ());
     }
 
+    /// What each kernel takes on the device's own clock, which events tell; 0 unless set.
+    pub fn set_launch_cost(self, microseconds: f64) {
+        call!(c"fakecuda_launch_cost"(microseconds => f64) -> ());
+    }
+
     /// Whether accesses without an order are looked for; they are among the [notes](Self::notes).
     pub fn find_races(self, on: bool) {
         call!(c"fakecuda_find_races"(on => bool) -> ());

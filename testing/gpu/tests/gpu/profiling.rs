@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use overdrive::ffi::cuda;
 use overdrive::prelude::*;
+use overdrive_fakecuda::Fake;
 use overdrive_profile::{DeviceType, Phase, Profiler, SortBy, StepTimer, TableOptions};
 use tch::Cuda;
 
@@ -46,6 +47,9 @@ pub fn the_profiler_sees_the_device() -> Result<()> {
 }
 
 pub fn phases_on_the_device_are_timed_without_waiting() -> Result<()> {
+    if let Some(fake) = Fake::get() {
+        fake.set_launch_cost(10.0);
+    }
     let timer = StepTimer::builder().device(GPU).warmup_steps(1).build()?;
     let x = Tensor::randn([1024, 1024], FLOAT);
     let _ = x.matmul(&x);

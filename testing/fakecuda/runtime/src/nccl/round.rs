@@ -9,6 +9,7 @@ use super::communicator::{Communicator, Seat};
 use super::lanes::Lane;
 use super::members;
 use super::server::Pending;
+use crate::poison::poison;
 use crate::progress::Meeting;
 
 /// A call of a group.
@@ -135,7 +136,11 @@ fn is_done(part: &Part, seat: &Seat) -> Result<bool, Failure> {
         // SAFETY: the caller promises these bytes to the collective until it is done; they were found to be there.
         unsafe { std::slice::from_raw_parts_mut(call.receive as *mut u8, length) }
     };
-    call.meet(&seat.lanes, seat.place, part.number, receive)
+    let is_done = call.meet(&seat.lanes, seat.place, part.number, receive)?;
+    if is_done {
+        poison().clear(call.receive, length);
+    }
+    Ok(is_done)
 }
 
 /// A rank that has not come to this call, and whose process is gone.
