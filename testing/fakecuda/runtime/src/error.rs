@@ -24,17 +24,31 @@ errors! {
     SUCCESS = 0, "cudaSuccess", "no error";
     INVALID_VALUE = 1, "cudaErrorInvalidValue", "invalid argument";
     MEMORY_ALLOCATION = 2, "cudaErrorMemoryAllocation", "out of memory";
+    INVALID_CONFIGURATION = 9, "cudaErrorInvalidConfiguration", "invalid configuration argument";
+    DEVICES_UNAVAILABLE = 46, "cudaErrorDevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable";
     MISSING_CONFIGURATION = 52, "cudaErrorMissingConfiguration", "__global__ function call is not configured";
     INVALID_DEVICE_FUNCTION = 98, "cudaErrorInvalidDeviceFunction", "invalid device function";
     NO_DEVICE = 100, "cudaErrorNoDevice", "no CUDA-capable device is detected";
     INVALID_DEVICE = 101, "cudaErrorInvalidDevice", "invalid device ordinal";
+    ECC_UNCORRECTABLE = 214, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered";
+    CONTAINED = 226, "cudaErrorContained", "Invalid access of peer GPU memory over nvlink or a hardware error";
     INVALID_RESOURCE_HANDLE = 400, "cudaErrorInvalidResourceHandle", "invalid resource handle";
     ILLEGAL_STATE = 401, "cudaErrorIllegalState", "the operation cannot be performed in the present state";
     NOT_READY = 600, "cudaErrorNotReady", "device not ready";
     ILLEGAL_ADDRESS = 700, "cudaErrorIllegalAddress", "an illegal memory access was encountered";
+    LAUNCH_OUT_OF_RESOURCES = 701, "cudaErrorLaunchOutOfResources", "too many resources requested for launch";
+    LAUNCH_TIMEOUT = 702, "cudaErrorLaunchTimeout", "the launch timed out and was terminated";
     PEER_ALREADY_ENABLED = 704, "cudaErrorPeerAccessAlreadyEnabled", "peer access is already enabled";
+    PEER_NOT_ENABLED = 705, "cudaErrorPeerAccessNotEnabled", "peer access has not been enabled";
+    ASSERT = 710, "cudaErrorAssert", "device-side assert triggered";
     HOST_NOT_REGISTERED = 713, "cudaErrorHostMemoryNotRegistered", "pointer does not correspond to a registered memory region";
+    STACK_ERROR = 714, "cudaErrorHardwareStackError", "hardware stack error";
+    ILLEGAL_INSTRUCTION = 715, "cudaErrorIllegalInstruction", "an illegal instruction was encountered";
+    MISALIGNED_ADDRESS = 716, "cudaErrorMisalignedAddress", "misaligned address";
+    INVALID_ADDRESS_SPACE = 717, "cudaErrorInvalidAddressSpace", "operation not supported on global/shared address space";
+    INVALID_PC = 718, "cudaErrorInvalidPc", "invalid program counter";
     LAUNCH_FAILURE = 719, "cudaErrorLaunchFailure", "unspecified launch failure";
+    TENSOR_MEMORY_LEAK = 721, "cudaErrorTensorMemoryLeak", "tensor memory not completely freed";
     NOT_SUPPORTED = 801, "cudaErrorNotSupported", "operation not supported";
     CAPTURE_UNSUPPORTED = 900, "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing";
     CAPTURE_INVALIDATED = 901, "cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture";
@@ -45,4 +59,14 @@ errors! {
     CAPTURE_IMPLICIT = 906, "cudaErrorStreamCaptureImplicit", "operation would make the legacy stream depend on a capturing blocking stream";
     CAPTURED_EVENT = 907, "cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capturing stream";
     CAPTURE_WRONG_THREAD = 908, "cudaErrorStreamCaptureWrongThread", "attempt to terminate a thread-local capture sequence from another thread";
+    EXTERNAL_DEVICE = 911, "cudaErrorExternalDevice", "an async error has occured in external entity outside of CUDA";
+    UNKNOWN = 999, "cudaErrorUnknown", "unknown error";
+}
+
+impl CudaError {
+    /// Whether every later call fails with it, too: driver_types.h says of these that the process is left in an
+    /// inconsistent state, and has to be terminated to use CUDA again.
+    pub fn is_sticky(self) -> bool {
+        matches!(self.0, 226 | 700 | 702 | 710 | 714..=719 | 721 | 911)
+    }
 }

@@ -12,7 +12,11 @@
 
 mod api;
 mod clock;
+mod entry;
 mod error;
+mod faults;
 mod memory;
+mod peers;
 mod progress;
+mod trace;
 mod world;

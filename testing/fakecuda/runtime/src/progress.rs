@@ -221,7 +221,8 @@ impl Progress {
         self.run_until(stream, done + 1 + (random >> 50) % 3);
     }
 
-    fn ordered(&self) -> Vec<u64> {
+    /// All streams, in the order that they were made in.
+    pub fn ordered(&self) -> Vec<u64> {
         let mut streams: Vec<u64> = self.streams.keys().copied().collect();
         streams.sort_unstable();
         streams

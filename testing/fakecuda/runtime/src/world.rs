@@ -6,8 +6,11 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::clock::{Access, Accesses};
 use crate::error::CudaError;
+use crate::faults::{self, Moment};
 use crate::memory::Memory;
+use crate::peers::Peers;
 use crate::progress::{Order, Pace, Progress, Work};
+use crate::trace;
 
 /// What is asked for by a program's environment.
 struct Settings {
@@ -34,6 +37,7 @@ pub struct Device {
 pub struct World {
     pub devices: Vec<Device>,
     pub progress: Progress,
+    pub peers: Peers,
     pub accesses: Accesses,
     pub finds_races: bool,
     /// Pinned host memory: address and length.
@@ -72,6 +76,7 @@ impl World {
         Self {
             devices,
             progress,
+            peers: Peers::default(),
             accesses: Accesses::default(),
             finds_races: false,
             pinned: BTreeMap::new(),
@@ -87,6 +92,7 @@ impl World {
     /// Makes a device's context, if it has none.
     pub fn use_device(&mut self, device: usize) -> Result<(), CudaError> {
         let own = self.devices.get_mut(device).ok_or(CudaError::INVALID_DEVICE)?;
+        faults::lost(device)?;
         if !std::mem::replace(&mut own.has_context, true) {
             self.count(&format!("contexts on device {device}"), 1);
         }
@@ -102,6 +108,14 @@ impl World {
                 self.progress.device_of(stream).map(|_| stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)
             }
         }
+    }
+
+    /// As [`stream`](Self::stream), for a launch: it fails in a stream of another device than the thread's (CUDA programming
+    /// guide, "Stream and Event Behavior").
+    pub fn stream_to_launch(&self, handle: usize) -> Result<u64, CudaError> {
+        let stream = self.stream(handle)?;
+        let is_own = self.progress.device_of(stream) == Some(CURRENT.get());
+        if is_own { Ok(stream) } else { Err(CudaError::INVALID_RESOURCE_HANDLE) }
     }
 
     /// The number of the device that an address belongs to.
@@ -124,6 +138,12 @@ impl World {
     pub fn push(&mut self, stream: u64, what: &str, accesses: &[Access], work: Work) -> Result<(), CudaError> {
         let device = self.progress.device_of(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
         self.use_device(device)?;
+        let work: Work = match faults::of_work(what) {
+            None => work,
+            Some((Moment::Issued, error)) => return Err(error).inspect_err(|_| self.count("failed work", 1)),
+            Some((Moment::Run, error)) => Box::new(move || faults::happen(error)),
+        };
+        trace::work(self, stream, device, what, accesses);
         let (operation, clock) = self.progress.push(stream, work).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
         if self.finds_races {
             for race in self.accesses.note((stream, operation), what, accesses, &clock) {
@@ -142,7 +162,13 @@ impl World {
         self.progress.synchronize(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
         let host = self.progress.host().clone();
         self.accesses.forget(&host);
-        Ok(())
+        faults::told()
+    }
+
+    /// The host waits for a device.
+    pub fn synchronize_device(&mut self, device: usize) -> Result<(), CudaError> {
+        let streams = self.progress.ordered().into_iter().filter(|it| self.progress.device_of(*it) == Some(device));
+        streams.collect::<Vec<_>>().into_iter().try_for_each(|stream| self.synchronize(stream))
     }
 
     /// The host waits for everything.

@@ -90,7 +90,7 @@ fn launch(function: usize, stream: usize) -> i32 {
     let mut world = world();
     world.count("launches", 1);
     world.count(&format!("kernel {name}"), 1);
-    code(world.stream(stream).and_then(|stream| world.push(stream, &name, &[], Box::new(|| {}))))
+    code(world.stream_to_launch(stream).and_then(|stream| world.push(stream, &name, &[], Box::new(|| {}))))
 }
 
 #[unsafe(no_mangle)]

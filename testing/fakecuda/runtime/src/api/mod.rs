@@ -7,6 +7,7 @@ mod cublas;
 mod device;
 mod driver;
 mod events;
+mod faults;
 mod launch;
 mod memory;
 mod queries;
