@@ -33,17 +33,17 @@ pub fn watch(by: u32, on: bool) {
     }
 }
 
-/// The status that a call has to return without being made; 0: it is made.
+/// The status that a call has to return without being made; 0: it is made. `argument`: its first one, if it has any.
 ///
 /// # Safety
 /// `name` has to be a text that ends with a zero byte.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fakecuda_enter(name: *const c_char) -> i32 {
+pub unsafe extern "C" fn fakecuda_enter(name: *const c_char, argument: usize) -> i32 {
     // SAFETY: as the caller says.
     let Ok(name) = unsafe { CStr::from_ptr(name) }.to_str() else { return 0 };
     let status = if is_watched(FAULTS) { faults::of_call(name, CURRENT.get()) } else { 0 };
     if is_watched(TRACE) {
-        trace::call(name, status);
+        trace::call(name, argument, status);
     }
     if status != 0 {
         world().count(&format!("failed {}", name.trim_start_matches('_')), 1);

@@ -225,7 +225,8 @@ mod tests {
     fn a_sticky_error_stays_and_libraries_return_their_own_codes() {
         let mut faults = read("cudaLaunchKernel:1:700; cudaLaunchKernel:1:9");
         assert_eq!(faults.call("__cudaLaunchKernel", 0), 700);
-        let calls = ["cudaLaunchKernel", "cudaStreamSynchronize", "cudaGetLastError", "cudaGetDevice", "cublasSgemm_v2"];
+        let calls =
+            ["cudaLaunchKernel", "cudaStreamSynchronize", "cudaGetLastError", "cudaGetDevice", "cublasSgemm_v2"];
         assert_eq!(calls.map(|name| faults.call(name, 1)), [9, 700, 700, 0, 13], "a plan comes first");
         let calls = ["ncclAllReduce", "ncclCommAbort", "cublasDestroy_v2", "nvmlInit_v2", "cudaMalloc"];
         assert_eq!(calls.map(|name| faults.call(name, 1)), [1, 0, 0, 0, 700]);

@@ -143,7 +143,7 @@ impl World {
             Some((Moment::Issued, error)) => return Err(error).inspect_err(|_| self.count("failed work", 1)),
             Some((Moment::Run, error)) => Box::new(move || faults::happen(error)),
         };
-        trace::work(self, stream, device, what, accesses);
+        trace::work(self, (device, stream), what, accesses);
         let (operation, clock) = self.progress.push(stream, work).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
         if self.finds_races {
             for race in self.accesses.note((stream, operation), what, accesses, &clock) {

@@ -7,6 +7,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use super::code;
 use crate::error::CudaError;
+use crate::trace;
 use crate::world::world;
 
 /// The kernels' names by the functions that libtorch launches them by.
@@ -96,12 +97,13 @@ fn launch(function: usize, stream: usize) -> i32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaLaunchKernel(
     function: usize,
-    _grid: Dim3,
-    _block: Dim3,
+    grid: Dim3,
+    block: Dim3,
     _arguments: *const *const c_void,
-    _shared: usize,
+    shared: usize,
     stream: usize,
 ) -> i32 {
+    trace::shape(grid.0, block.0, shared);
     launch(function, stream)
 }
 

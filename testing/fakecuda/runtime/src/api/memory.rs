@@ -41,7 +41,11 @@ pub extern "C" fn cudaFree(address: usize) -> i32 {
 pub unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> i32 {
     let usage = world().devices.get(CURRENT.get()).map(|device| device.memory.usage());
     // SAFETY: as the caller says.
-    code(usage.ok_or(CudaError::NO_DEVICE).map(|(used, all)| unsafe { (*free, *total) = (all.saturating_sub(used), all) }))
+    code(
+        usage
+            .ok_or(CudaError::NO_DEVICE)
+            .map(|(used, all)| unsafe { (*free, *total) = (all.saturating_sub(used), all) }),
+    )
 }
 
 /// # Safety

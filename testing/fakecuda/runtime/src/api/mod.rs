@@ -4,6 +4,7 @@
 
 mod control;
 mod cublas;
+mod cupti;
 mod device;
 mod driver;
 mod events;
