@@ -16,6 +16,7 @@ mod entry;
 mod error;
 mod faults;
 mod memory;
+mod nvml;
 mod peers;
 mod progress;
 mod trace;

@@ -11,6 +11,7 @@ mod events;
 mod faults;
 mod launch;
 mod memory;
+mod nvml;
 mod queries;
 mod streams;
 
