@@ -10,7 +10,7 @@ mod driver;
 mod events;
 mod faults;
 mod launch;
-mod memory;
+pub mod memory;
 mod nvml;
 mod queries;
 mod streams;

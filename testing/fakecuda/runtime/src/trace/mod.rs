@@ -56,13 +56,15 @@ pub struct Trace {
     names: BTreeMap<String, &'static CStr>,
 }
 
+/// Grid, block and shared memory of a launch.
+type Shape = ([u32; 3], [u32; 3], usize);
+
 thread_local! {
     /// The thread's call: its number, and that of its function.
     static CALL: Cell<Option<(u32, u32)>> = const { Cell::new(None) };
     /// The profiler's numbers of what the thread does, innermost last, each with its kind.
     pub static EXTERNAL: RefCell<Vec<(u32, u64)>> = const { RefCell::new(Vec::new()) };
-    /// Grid, block and shared memory of the launch.
-    static SHAPE: Cell<Option<([u32; 3], [u32; 3], usize)>> = const { Cell::new(None) };
+    static SHAPE: Cell<Option<Shape>> = const { Cell::new(None) };
 }
 
 static ALL: LazyLock<Mutex<Trace>> = LazyLock::new(Mutex::default);
@@ -77,6 +79,12 @@ pub fn change<T>(change: impl FnOnce(&mut Trace) -> T) -> T {
     let result = change(&mut all);
     watch(TRACE, !all.kinds.is_empty());
     result
+}
+
+/// Whether anything is recorded.
+#[cfg(test)]
+pub fn is_traced() -> bool {
+    is_watched(TRACE)
 }
 
 /// The next launch of the thread has this grid, block and shared memory.

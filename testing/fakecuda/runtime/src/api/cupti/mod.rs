@@ -269,3 +269,6 @@ pub unsafe extern "C" fn cuptiActivityGetNextRecord(buffer: *mut u8, bytes: usiz
     unsafe { *record = buffer.add(at) };
     0
 }
+
+#[cfg(test)]
+mod tests;
