@@ -1,8 +1,8 @@
 //! What stands before each C function: somebody may want to know of the call, or to have it fail.
 //!
-//! Written for the linker, and not in each function, so that no function can lack it. The static library's functions get
-//! other names, and each real name is a few instructions that look at one number: at 0 they jump to the function, or else
-//! to `fakecuda_enter` first, which returns 0 or the error that the call is to return.
+//! Written for the linker, and not in each function, so that no function can lack it. The static library's functions
+//! get other names, and each real name is a few instructions that look at one number: at 0 they jump to the function,
+//! or else to `fakecuda_enter` first, which returns 0 or the error that the call is to return.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -34,16 +34,16 @@ fc_watched:
 1:  ret
 ";
 
-/// Whether a function returns a status, which an entry can return in its place. The registration of kernels does not, and
-/// CUPTI is told of calls by the entries themselves.
+/// Whether a function returns a status, which an entry can return in its place. The registration of kernels does not,
+/// and CUPTI is told of calls by the entries themselves.
 fn returns_status(name: &str) -> bool {
     let words = ["ErrorString", "ErrorName", "StatusString", "StatusName", "LastError", "__cuda", "fakecuda_", "cupti"];
     let other = words.iter().any(|word| name.contains(word)) || (name.ends_with("Version") && name.contains("Lt"));
     matches!(name, "__cudaLaunchKernel" | "cudaGetLastError" | "cudaPeekAtLastError") || !other
 }
 
-/// Gives the functions of a static library entries. Returns the changed library, and the object that holds the entries:
-/// none for a processor that they are not written for.
+/// Gives the functions of a static library entries. Returns the changed library, and the object that holds the
+/// entries: none for a processor that they are not written for.
 pub fn put_before(runtime: &Path, names: &BTreeSet<String>, out: &Path) -> (PathBuf, Option<PathBuf>) {
     if env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
         return (runtime.to_owned(), None);

@@ -37,8 +37,8 @@ pub struct Faults {
     lost: BTreeMap<usize, CudaError>,
 }
 
-/// What only reads what the host knows: it works after a sticky error. For the others the documentation allows errors of
-/// earlier work.
+/// What only reads what the host knows: it works after a sticky error. For the others the documentation allows errors
+/// of earlier work.
 const HOST_ONLY: [&str; 7] = [
     "cudaGetDevice",
     "cudaGetDeviceCount",
@@ -50,8 +50,8 @@ const HOST_ONLY: [&str; 7] = [
 ];
 
 impl Faults {
-    /// From the environment: failures apart by `;`, each `NAME:NTH:CODE`, `later NAME:NTH:CODE` or `lost:DEVICE`. The name
-    /// may hold colons. Returns what could not be read, too.
+    /// From the environment: failures apart by `;`, each `NAME:NTH:CODE`, `later NAME:NTH:CODE` or `lost:DEVICE`. The
+    /// name may hold colons. Returns what could not be read, too.
     fn read(text: &str) -> (Self, Vec<&str>) {
         let (mut faults, mut unread) = (Self::default(), Vec::new());
         for item in text.split(';').map(str::trim).filter(|item| !item.is_empty()) {

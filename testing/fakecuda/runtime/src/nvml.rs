@@ -86,8 +86,8 @@ impl Figures {
         true
     }
 
-    /// From the environment: figures apart by commas, each `NAME=VALUE` or `DEVICE:NAME=VALUE`. Returns what could not be
-    /// read.
+    /// From the environment: figures apart by commas, each `NAME=VALUE` or `DEVICE:NAME=VALUE`. Returns what could
+    /// not be read.
     fn read<'a>(&mut self, text: &'a str) -> Vec<&'a str> {
         let mut unread = Vec::new();
         for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {

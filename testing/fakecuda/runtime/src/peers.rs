@@ -22,7 +22,8 @@ impl Peers {
         self.events.remove(&event);
     }
 
-    /// An event may be recorded only in a stream of its own device (CUDA programming guide, "Stream and Event Behavior").
+    /// An event may be recorded only in a stream of its own device (CUDA programming guide, "Stream and Event
+    /// Behavior").
     pub fn may_record(&self, event: u64, stream_device: usize) -> Result<(), CudaError> {
         match self.events.get(&event) {
             Some(device) if *device != stream_device => Err(CudaError::INVALID_RESOURCE_HANDLE),

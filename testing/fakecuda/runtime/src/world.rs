@@ -110,8 +110,8 @@ impl World {
         }
     }
 
-    /// As [`stream`](Self::stream), for a launch: it fails in a stream of another device than the thread's (CUDA programming
-    /// guide, "Stream and Event Behavior").
+    /// As [`stream`](Self::stream), for a launch: it fails in a stream of another device than the thread's (CUDA
+    /// programming guide, "Stream and Event Behavior").
     pub fn stream_to_launch(&self, handle: usize) -> Result<u64, CudaError> {
         let stream = self.stream(handle)?;
         let is_own = self.progress.device_of(stream) == Some(CURRENT.get());

@@ -16,8 +16,8 @@ unsafe fn plan(what: *const c_char, nth: u64, code: i32, moment: Moment) {
     }
 }
 
-/// The nth call from now of the C function of this name, or the nth piece of work (kernel, copy, fill) whose name contains
-/// this text, returns this code. A call is found only in the linked libraries.
+/// The nth call from now of the C function of this name, or the nth piece of work (kernel, copy, fill) whose name
+/// contains this text, returns this code. A call is found only in the linked libraries.
 ///
 /// # Safety
 /// `what` has to be null or a text that ends with a zero byte.
@@ -37,16 +37,16 @@ pub unsafe extern "C" fn fakecuda_fail_later(what: *const c_char, nth: u64, code
     unsafe { plan(what, nth, code, Moment::Run) }
 }
 
-/// A device is not there any more: each call on it returns this code. At 0 that is `cudaErrorDevicesUnavailable`; CUDA's
-/// documentation does not say which code a GPU that fell off the bus gives.
+/// A device is not there any more: each call on it returns this code. At 0 that is `cudaErrorDevicesUnavailable`;
+/// CUDA's documentation does not say which code a GPU that fell off the bus gives.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_lose(device: u32, code: i32) {
     let error = if code == 0 { CudaError::DEVICES_UNAVAILABLE } else { CudaError(code) };
     change(|faults| faults.lose(device as usize, error));
 }
 
-/// Forgets all planted failures, and those that happened. No real process recovers from a sticky error: this is for tests
-/// that share one.
+/// Forgets all planted failures, and those that happened. No real process recovers from a sticky error: this is for
+/// tests that share one.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_heal() {
     change(|faults| *faults = Faults::default());

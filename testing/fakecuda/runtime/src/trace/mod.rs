@@ -1,7 +1,7 @@
 //! What CUPTI records: calls, kernels, copies, fills and waits, with times that are not real.
 //!
-//! The entries before the C functions tell of calls, [`crate::world::World::push`] of work. While nobody traces, both look
-//! at one number.
+//! The entries before the C functions tell of calls, [`crate::world::World::push`] of work. While nobody traces, both
+//! look at one number.
 
 pub mod functions;
 pub mod records;
@@ -102,8 +102,8 @@ pub fn ask_for_buffer() -> Option<Buffer> {
     (!address.is_null()).then_some(Buffer { address: address as usize, size, max_records })
 }
 
-/// A C function is called. A profiler flushes only if it was asked for a buffer, as the real library does with its first
-/// record.
+/// A C function is called. A profiler flushes only if it was asked for a buffer, as the real library does with its
+/// first record.
 pub fn call(name: &str, argument: usize, status: i32) {
     let Some(function) = functions::number(name) else { return CALL.set(None) };
     if all().buffer.is_none() {

@@ -245,8 +245,8 @@ pub extern "C" fn cuptiActivityFlushAll(_flags: u32) -> i32 {
 }
 
 /// # Safety
-/// `buffer` has to be null or hold that many bytes of records, and `record` null or valid for reads and writes, with null or
-/// a record of the buffer in it.
+/// `buffer` has to be null or hold that many bytes of records, and `record` null or valid for reads and writes, with
+/// null or a record of the buffer in it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuptiActivityGetNextRecord(buffer: *mut u8, bytes: usize, record: *mut *mut u8) -> i32 {
     if buffer.is_null() || record.is_null() {

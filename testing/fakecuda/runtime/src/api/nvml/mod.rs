@@ -134,8 +134,8 @@ pub extern "C" fn nvmlErrorString(error: i32) -> *const c_char {
     text.as_ptr()
 }
 
-/// Sets a figure of a device, or of all at -1, by its name in `nvml.rs`; -n lets its functions return NVML's error n, such as
-/// -3 for "not supported". `driver` 0: the driver is not loaded. Returns 0, or 2 if there is no such name.
+/// Sets a figure of a device, or of all at -1, by its name in `nvml.rs`; -n lets its functions return NVML's error n,
+/// such as -3 for "not supported". `driver` 0: the driver is not loaded. Returns 0, or 2 if there is no such name.
 ///
 /// # Safety
 /// `name` has to be null or a text that ends with a zero byte.

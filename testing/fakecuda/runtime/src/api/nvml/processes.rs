@@ -33,7 +33,8 @@ fn processes(own: usize) -> Result<Vec<(u32, u64)>, i32> {
 /// Fills a list, or says how long it has to be.
 ///
 /// # Safety
-/// `count` has to be null or valid for reads and writes, `list` valid for writes of that many, or null with a count of 0.
+/// `count` has to be null or valid for reads and writes, `list` valid for writes of that many, or null with a count
+/// of 0.
 unsafe fn fill<T>(found: Result<Vec<T>, i32>, count: *mut u32, list: *mut T) -> i32 {
     status(found.and_then(|found| {
         if count.is_null() {
