@@ -14,7 +14,7 @@ use std::process::Command;
 use std::{env, fmt, io};
 
 /// The folder of the stand-ins; empty if libtorch has no CUDA code.
-const LIBRARIES: &str = env!("FAKECUDA_LIBRARIES");
+pub const LIBRARIES: &str = env!("FAKECUDA_LIBRARIES");
 
 /// Set in a program that runs on the stand-ins.
 const STARTED: &str = "FAKECUDA_STARTED";
@@ -48,7 +48,7 @@ fn has_gpu() -> bool {
 /// The libraries to preload, in one text as `LD_PRELOAD` takes it.
 fn preloads() -> String {
     let files = std::fs::read_dir(LIBRARIES).into_iter().flatten().flatten().map(|file| file.path());
-    let is_stand_in = |path: &PathBuf| !path.file_name().is_some_and(|name| name == OPERATORS);
+    let is_stand_in = |path: &PathBuf| path.file_name().is_none_or(|name| name != OPERATORS);
     let mut paths: Vec<String> = files.filter(is_stand_in).map(|path| path.to_string_lossy().into_owned()).collect();
     paths.sort();
     paths.join(":")
