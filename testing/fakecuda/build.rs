@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
+mod entries;
+
 /// The file name of each library that is stood in for, and the beginnings of its names.
 const LIBRARIES: [(&str, &[&str]); 8] = [
     ("libcublasLt.so.13", &["cublasLt"]),
@@ -29,6 +31,7 @@ const OPERATORS: &str = "libfakecuda_operators.so";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=entries.rs");
     println!("cargo::rerun-if-changed=runtime");
     println!("cargo::rerun-if-changed=operators");
     println!("cargo::rerun-if-env-changed=LIBTORCH");
@@ -47,7 +50,8 @@ fn main() {
     for library in libraries_of(&torch) {
         wanted.extend(names(&library, &["--dynamic", "--undefined-only"]));
     }
-    link(&out, &libraries, &runtime, &by_library(&wanted), &has);
+    let (runtime, entries) = entries::put_before(&runtime, &has, &out);
+    link(&out, &libraries, (&runtime, entries), &by_library(&wanted), &has);
     build_operators(&out, &libraries, &torch);
     println!("cargo::rustc-env=FAKECUDA_LIBRARIES={}", libraries.display());
 }
@@ -151,7 +155,7 @@ fn by_library(names: &BTreeSet<String>) -> BTreeMap<&'static str, Vec<&str>> {
 fn link(
     out: &Path,
     libraries: &Path,
-    runtime: &Path,
+    (runtime, entries): (&Path, Option<PathBuf>),
     names: &BTreeMap<&'static str, Vec<&str>>,
     has: &BTreeSet<String>,
 ) {
@@ -177,7 +181,7 @@ fn link(
         command
     };
     let mut whole = shared(WHOLE, &map);
-    whole.arg("-Wl,--whole-archive").arg(runtime).arg("-Wl,--no-whole-archive").arg(&object);
+    whole.arg("-Wl,--whole-archive").arg(runtime).arg("-Wl,--no-whole-archive").arg(&object).args(entries);
     run(whole.args(["-lpthread", "-ldl", "-lm", "-lrt", "-lgcc_s"]));
     for (library, _) in LIBRARIES.iter().filter(|(library, _)| *library != WHOLE) {
         let (own, empty) = (out.join("one.map"), out.join("empty.c"));

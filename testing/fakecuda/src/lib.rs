@@ -14,7 +14,7 @@ use std::process::Command;
 use std::{env, fmt, io};
 
 /// The folder of the stand-ins; empty if libtorch has no CUDA code.
-const LIBRARIES: &str = env!("FAKECUDA_LIBRARIES");
+pub const LIBRARIES: &str = env!("FAKECUDA_LIBRARIES");
 
 /// Set in a program that runs on the stand-ins.
 const STARTED: &str = "FAKECUDA_STARTED";

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use crate::clock::{Access, Clock};
 use crate::error::CudaError;
+use crate::faults::{self, Moment};
 use crate::graph::{Graph, Step};
 use crate::guard::{self, Ticket};
 use crate::operation::{Kind, Operation, Work};
 use crate::progress::Meeting;
+use crate::trace;
 use crate::world::World;
 
 impl World {
@@ -23,8 +25,9 @@ impl World {
         let outside = self.captures.of(stream).is_none().then(|| operation.clone());
         if let Some(operation) = outside {
             self.use_legacy(&what, stream)?;
+            let fault = self.fault_of(kind, &what)?;
             operation.counts.iter().for_each(|(what, times)| self.count(what, *times));
-            return self.enqueue(stream, &operation);
+            return self.enqueue(stream, &operation, fault);
         }
         let captured = self.captures.add(stream, number, Step::Run(operation)).unwrap_or(Ok(()));
         self.judged(&what, captured)?;
@@ -34,9 +37,32 @@ impl World {
         Ok(())
     }
 
-    /// Puts an operation into a stream of the device, and notes its races.
-    fn enqueue(&mut self, stream: u64, operation: &Operation) -> Result<(), CudaError> {
-        self.use_device_of(stream)?;
+    /// The failure that was planted for a piece of work, and that it meets when it runs.
+    ///
+    /// # Errors
+    /// When the call that issues it has to fail.
+    pub fn fault_of(&mut self, kind: Kind, what: &str) -> Result<Option<CudaError>, CudaError> {
+        let fault = if kind.is_of_device() { faults::of_work(what) } else { None };
+        match fault {
+            None => Ok(None),
+            Some((Moment::Run, error)) => Ok(Some(error)),
+            Some((Moment::Issued, error)) => {
+                self.count("failed work", 1);
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts an operation into a stream of the device, and notes its races. `fault`: what it meets there, and does
+    /// nothing else.
+    fn enqueue(&mut self, stream: u64, operation: &Operation, fault: Option<CudaError>) -> Result<(), CudaError> {
+        let device = self.use_device_of(stream)?;
+        let failing =
+            fault.map(|error| Operation { work: Arc::new(move || faults::happen(error)), ..operation.clone() });
+        let operation = failing.as_ref().unwrap_or(operation);
+        if operation.kind.is_of_device() {
+            trace::work(self, (device, stream), &operation.what, &operation.accesses);
+        }
         let tickets = if self.guards { self.guard(operation) } else { Vec::new() };
         let told = match operation.kind {
             // What a function of the program touches too early is an error as anywhere else.
@@ -61,7 +87,8 @@ impl World {
         accesses: &[Access],
         meeting: Box<dyn Meeting>,
     ) -> Result<(), CudaError> {
-        self.use_device_of(stream)?;
+        let device = self.use_device_of(stream)?;
+        trace::work(self, (device, stream), what, accesses);
         let meeting = if self.guards { Box::new(Passing(meeting)) } else { meeting };
         let told = self.progress.push_meeting(stream, meeting, self.costs.of(Kind::Kernel));
         let (number, clock) = told.ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
@@ -69,9 +96,9 @@ impl World {
         Ok(())
     }
 
-    fn use_device_of(&mut self, stream: u64) -> Result<(), CudaError> {
+    fn use_device_of(&mut self, stream: u64) -> Result<usize, CudaError> {
         let device = self.progress.device_of(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
-        self.use_device(device)
+        self.use_device(device).map(|()| device)
     }
 
     fn note_races(&mut self, at: (u64, u64), what: &str, accesses: &[Access], clock: &Clock) {
@@ -110,18 +137,24 @@ impl World {
             return Ok(());
         }
         self.use_legacy("cudaGraphLaunch", stream)?;
+        // A launch that fails puts none of its nodes into the stream.
+        let faults = graph.nodes.iter().map(|node| match &node.step {
+            Step::Run(operation) => self.fault_of(operation.kind, &operation.what),
+            Step::Record(_) | Step::Wait(_) => Ok(None),
+        });
+        let faults: Vec<_> = faults.collect::<Result<_, _>>()?;
         self.count("graph launches", 1);
         self.progress.wait_for_event(stream, launched);
-        self.run_graph(&graph, stream)?;
+        self.run_graph(&graph, &faults, stream)?;
         self.progress.record(launched, stream);
         Ok(())
     }
 
     /// Each node begins, by the device's clock, when those that it depends on are done.
-    fn run_graph(&mut self, graph: &Graph, stream: u64) -> Result<(), CudaError> {
+    fn run_graph(&mut self, graph: &Graph, faults: &[Option<CudaError>], stream: u64) -> Result<(), CudaError> {
         let begin = self.progress.time_of(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
         let mut ends = std::collections::BTreeMap::new();
-        for node in &graph.nodes {
+        for (node, fault) in graph.nodes.iter().zip(faults) {
             let before = node.dependencies.iter().filter_map(|it| ends.get(it)).max().copied();
             self.progress.set_time(stream, before.unwrap_or(begin));
             match &node.step {
@@ -129,7 +162,7 @@ impl World {
                     for (what, times) in &operation.counts {
                         self.count(&format!("in graphs: {what}"), *times);
                     }
-                    self.enqueue(stream, operation)?;
+                    self.enqueue(stream, operation, *fault)?;
                 }
                 // An event that is gone has nobody who waits for it.
                 Step::Record(event) => {

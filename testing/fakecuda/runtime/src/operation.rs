@@ -22,6 +22,13 @@ pub enum Kind {
     Numbers,
 }
 
+impl Kind {
+    /// Whether the real device does it: then it may fail, and CUPTI records it.
+    pub fn is_of_device(self) -> bool {
+        matches!(self, Self::Kernel | Self::Copy(_) | Self::Fill(_))
+    }
+}
+
 /// An operation, before it has a stream.
 #[derive(Clone)]
 pub struct Operation {

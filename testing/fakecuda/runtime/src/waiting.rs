@@ -6,6 +6,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use crate::error::CudaError;
+use crate::faults;
 use crate::progress::Target;
 use crate::world::World;
 
@@ -53,11 +54,17 @@ impl Locked {
         self.accesses.forget(&host);
     }
 
-    /// The host waits for a stream.
-    pub fn synchronize(&mut self, stream: u64) -> Result<(), CudaError> {
+    /// Lets a stream's work run. The host does not learn of failures.
+    pub fn drain(&mut self, stream: u64) -> Result<(), CudaError> {
         let target = self.progress.target(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
         self.wait(&[target]);
         Ok(())
+    }
+
+    /// The host waits for a stream, and learns of failed work.
+    pub fn synchronize(&mut self, stream: u64) -> Result<(), CudaError> {
+        self.drain(stream)?;
+        faults::told()
     }
 
     /// The host waits for an event; false if there is none.
@@ -66,9 +73,10 @@ impl Locked {
         target.map(|target| self.wait(&[target])).is_some()
     }
 
-    /// The host waits for a device.
-    pub fn synchronize_device(&mut self, device: usize) {
+    /// The host waits for a device, and learns of failed work.
+    pub fn synchronize_device(&mut self, device: usize) -> Result<(), CudaError> {
         self.wait(&self.progress.targets(Some(device)));
+        faults::told()
     }
 
     /// The host waits for everything.

@@ -8,10 +8,12 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use crate::capture::Captures;
 use crate::clock::Accesses;
 use crate::error::CudaError;
+use crate::faults;
 use crate::graph::Graphs;
 use crate::memory::Memory;
 use crate::nccl::journal;
 use crate::operation::Costs;
+use crate::peers::Peers;
 use crate::progress::{Order, Pace, Progress};
 use crate::waiting::Locked;
 use crate::waits::Waits;
@@ -41,6 +43,7 @@ pub struct Device {
 pub struct World {
     pub devices: Vec<Device>,
     pub progress: Progress,
+    pub peers: Peers,
     pub accesses: Accesses,
     pub finds_races: bool,
     pub captures: Captures,
@@ -118,6 +121,7 @@ impl World {
         Self {
             devices,
             progress,
+            peers: Peers::default(),
             accesses: Accesses::default(),
             finds_races: false,
             captures: Captures::default(),
@@ -139,6 +143,7 @@ impl World {
     /// Makes a device's context, if it has none.
     pub fn use_device(&mut self, device: usize) -> Result<(), CudaError> {
         let own = self.devices.get_mut(device).ok_or(CudaError::INVALID_DEVICE)?;
+        faults::lost(device)?;
         if !std::mem::replace(&mut own.has_context, true) {
             self.count(&format!("contexts on device {device}"), 1);
         }
@@ -161,6 +166,14 @@ impl World {
                 self.progress.device_of(stream).map(|_| stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)
             }
         }
+    }
+
+    /// As [`stream`](Self::stream), for a launch: it fails in a stream of another device than the thread's (CUDA
+    /// programming guide, "Stream and Event Behavior").
+    pub fn stream_to_launch(&self, handle: usize) -> Result<u64, CudaError> {
+        let stream = self.stream(handle)?;
+        let is_own = self.progress.device_of(stream) == Some(CURRENT.get());
+        if is_own { Ok(stream) } else { Err(CudaError::INVALID_RESOURCE_HANDLE) }
     }
 
     /// The number of the device that an address belongs to.

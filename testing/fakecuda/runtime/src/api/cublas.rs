@@ -25,7 +25,7 @@ pub fn launch_of_library(name: &str, stream: usize) -> i32 {
     if is_outside {
         world.note(format!("launched outside of all operators, its numbers are not known: {name}"));
     }
-    code(world.stream(stream).and_then(|stream| world.issue(stream, Operation::kernel(name))))
+    code(world.stream_to_launch(stream).and_then(|stream| world.issue(stream, Operation::kernel(name))))
 }
 
 /// # Safety

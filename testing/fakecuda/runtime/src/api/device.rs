@@ -191,8 +191,16 @@ pub unsafe extern "C" fn cudaDeviceCanAccessPeer(can: *mut i32, device: i32, pee
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cudaDeviceEnablePeerAccess(peer: i32, _flags: u32) -> i32 {
-    code(known(peer).map(drop))
+pub extern "C" fn cudaDeviceEnablePeerAccess(peer: i32, flags: u32) -> i32 {
+    if flags != 0 {
+        return code(Err(CudaError::INVALID_VALUE));
+    }
+    code(known(peer).and_then(|peer| world().peers.enable(CURRENT.get(), peer)))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaDeviceDisablePeerAccess(peer: i32) -> i32 {
+    code(known(peer).and_then(|peer| world().peers.disable(CURRENT.get(), peer)))
 }
 
 /// # Safety

@@ -2,6 +2,7 @@
 
 use super::code;
 use crate::error::CudaError;
+use crate::faults::told;
 use crate::world::{CURRENT, world};
 
 /// # Safety
@@ -15,6 +16,7 @@ pub unsafe extern "C" fn cudaEventCreateWithFlags(event: *mut usize, flags: u32)
     }
     world.count("events created", 1);
     let new = world.progress.add_event(flags & DISABLE_TIMING == 0);
+    world.peers.add_event(new, CURRENT.get());
     // SAFETY: as the caller says.
     unsafe { *event = new as usize };
     0
@@ -36,6 +38,7 @@ fn found(is_there: bool) -> Result<(), CudaError> {
 pub extern "C" fn cudaEventDestroy(event: usize) -> i32 {
     let mut world = world();
     world.captures.forget(event as u64);
+    world.peers.end_event(event as u64);
     code(found(world.progress.end_event(event as u64)))
 }
 
@@ -44,7 +47,11 @@ pub extern "C" fn cudaEventRecordWithFlags(event: usize, stream: usize, flags: u
     const EXTERNAL: u32 = 1;
     let mut world = world();
     let is_external = flags & EXTERNAL != 0;
-    code(world.stream(stream).and_then(|stream| world.record_event(event as u64, stream, is_external)))
+    code(world.stream(stream).and_then(|stream| {
+        let device = world.progress.device_of(stream).ok_or(CudaError::INVALID_RESOURCE_HANDLE)?;
+        world.peers.may_record(event as u64, device)?;
+        world.record_event(event as u64, stream, is_external)
+    }))
 }
 
 #[unsafe(no_mangle)]
@@ -59,7 +66,7 @@ pub extern "C" fn cudaEventQuery(event: usize) -> i32 {
         return code(Err(error));
     }
     match world.progress.query_event(event as u64) {
-        Some(true) => 0,
+        Some(true) => code(told()),
         // Not an error of the thread.
         Some(false) => CudaError::NOT_READY.0,
         None => code(Err(CudaError::INVALID_RESOURCE_HANDLE)),
@@ -74,7 +81,7 @@ pub extern "C" fn cudaEventSynchronize(event: usize) -> i32 {
     }
     world.count("waits for an event", 1);
     world.waits.note("event");
-    code(found(world.synchronize_event(event as u64)))
+    code(found(world.synchronize_event(event as u64)).and_then(|()| told()))
 }
 
 /// The milliseconds between two events, by the device's own clock, which follows from what kernels and copies are said

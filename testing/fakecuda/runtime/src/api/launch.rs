@@ -9,6 +9,7 @@ use super::code;
 use super::operators::note_launch;
 use crate::error::CudaError;
 use crate::operation::Operation;
+use crate::trace;
 use crate::world::world;
 
 /// The kernels' names by the functions that libtorch launches them by.
@@ -91,19 +92,19 @@ fn launch(function: usize, stream: usize) -> i32 {
     if is_outside {
         world.note(format!("launched outside of all operators, its numbers are not known: {name}"));
     }
-    code(world.stream(stream).and_then(|stream| world.issue(stream, Operation::kernel(&name))))
+    code(world.stream_to_launch(stream).and_then(|stream| world.issue(stream, Operation::kernel(&name))))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaLaunchKernel(
     function: usize,
-    _grid: Dim3,
-    _block: Dim3,
+    grid: Dim3,
+    block: Dim3,
     _arguments: *const *const c_void,
-    _shared: usize,
+    shared: usize,
     stream: usize,
 ) -> i32 {
-    launch(function, stream)
+    trace::shaped((grid.0, block.0, shared), || launch(function, stream))
 }
 
 #[unsafe(no_mangle)]

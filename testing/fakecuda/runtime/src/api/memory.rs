@@ -49,12 +49,10 @@ pub extern "C" fn cudaFree(address: usize) -> i32 {
         return code(Err(error));
     }
     world.count("device frees", 1);
-    let device = world.device_at(address);
-    if let Some(device) = device {
-        world.synchronize_device(device);
-    }
-    let freed = device.is_some_and(|device| world.devices[device].memory.free(address));
-    code(if freed { Ok(()) } else { Err(CudaError::INVALID_VALUE) })
+    let Some(device) = world.device_at(address) else { return code(Err(CudaError::INVALID_VALUE)) };
+    let told = world.synchronize_device(device);
+    let freed = world.devices[device].memory.free(address);
+    code(if freed { told } else { Err(CudaError::INVALID_VALUE) })
 }
 
 /// # Safety
@@ -63,7 +61,11 @@ pub extern "C" fn cudaFree(address: usize) -> i32 {
 pub unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> i32 {
     let usage = world().devices.get(CURRENT.get()).map(|device| device.memory.usage());
     // SAFETY: as the caller says.
-    code(usage.ok_or(CudaError::NO_DEVICE).map(|(used, all)| unsafe { (*free, *total) = (all - used, all) }))
+    code(
+        usage
+            .ok_or(CudaError::NO_DEVICE)
+            .map(|(used, all)| unsafe { (*free, *total) = (all.saturating_sub(used), all) }),
+    )
 }
 
 /// # Safety

@@ -6,14 +6,16 @@ mod captures;
 mod control;
 mod cublas;
 mod cudnn;
+mod cupti;
 mod device;
 mod driver;
 mod events;
+mod faults;
 mod graphs;
 mod host_functions;
 mod ipc;
 mod launch;
-mod memory;
+pub mod memory;
 mod nccl;
 mod nccl_calls;
 #[cfg(test)]
@@ -21,6 +23,7 @@ mod nccl_failure_tests;
 mod nccl_memory;
 #[cfg(test)]
 mod nccl_tests;
+mod nvml;
 mod operators;
 mod pools;
 mod queries;

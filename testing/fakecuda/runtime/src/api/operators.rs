@@ -46,13 +46,13 @@ pub extern "C" fn fakecuda_known(at: usize, bytes: usize) {
     poison().clear(at, bytes);
 }
 
-/// A stream that is captured has no work yet.
+/// It is no wait of the program's: nothing counts it, and no failure is told. A stream that is captured has no work yet.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_finish(stream: usize) -> i32 {
     let mut world = world();
     code(world.stream(stream).and_then(|stream| match world.captures.of(stream) {
         Some(_) => Ok(()),
-        None => world.synchronize(stream),
+        None => world.drain(stream),
     }))
 }
 

@@ -2,6 +2,7 @@
 
 use super::code;
 use crate::error::CudaError;
+use crate::faults::told;
 use crate::progress::Order;
 use crate::world::{CURRENT, world};
 
@@ -81,7 +82,7 @@ pub extern "C" fn cudaStreamQuery(stream: usize) -> i32 {
     match idle {
         // Not an error of the thread.
         Ok(false) => CudaError::NOT_READY.0,
-        idle => code(idle.map(drop)),
+        idle => code(idle.and_then(|_| told())),
     }
 }
 
@@ -101,6 +102,5 @@ pub extern "C" fn cudaDeviceSynchronize() -> i32 {
     }
     world.count("waits for a device", 1);
     world.waits.note("device");
-    world.synchronize_device(CURRENT.get());
-    0
+    code(world.synchronize_device(CURRENT.get()))
 }

@@ -10,7 +10,10 @@ use super::communicator::{self, Communicator};
 use super::reduce::Reduction;
 use super::round::Round;
 use crate::clock::Access;
+use crate::error::CudaError;
+use crate::progress::Meeting;
 use crate::world::{World, world};
+use crate::{faults, operation};
 
 /// A call that was found to be right.
 struct Planned {
@@ -161,7 +164,7 @@ fn launch(mut calls: Vec<Planned>) -> Result<(), Failure> {
 }
 
 fn launch_of(communicator: &Arc<Communicator>, planned: Vec<Planned>) -> Result<(), Failure> {
-    let cuda = |error: crate::error::CudaError| Failure::new(Code::UNHANDLED_CUDA, error.words().1);
+    let cuda = |error: CudaError| Failure::new(Code::UNHANDLED_CUDA, error.words().1);
     let mut streams: Vec<u64> = Vec::new();
     for Planned { stream, .. } in &planned {
         if !streams.contains(stream) {
@@ -174,6 +177,7 @@ fn launch_of(communicator: &Arc<Communicator>, planned: Vec<Planned>) -> Result<
     for stream in &streams {
         world.use_stream(&name, *stream).map_err(cuda)?;
     }
+    let fault = world.fault_of(operation::Kind::Kernel, &name).map_err(cuda)?;
     for Planned { call, .. } in &planned {
         world.count(&format!("nccl {}", call.kind.name()), 1);
         world.count(&format!("bytes nccl {}", call.kind.name()), call.bytes().unwrap_or(0) as u64);
@@ -184,7 +188,11 @@ fn launch_of(communicator: &Arc<Communicator>, planned: Vec<Planned>) -> Result<
         world.count(&format!("kernel {name}"), 1);
     }
     let accesses: Vec<Access> = planned.iter().flat_map(|planned| planned.accesses.clone()).collect();
-    let round = Round::new(communicator, planned.into_iter().map(|planned| planned.call).collect())?;
+    let calls = planned.into_iter().map(|planned| planned.call).collect();
+    let meeting: Box<dyn Meeting> = match fault {
+        None => Box::new(Round::new(communicator, calls)?),
+        Some(error) => Box::new(Failing(error)),
+    };
     let Some((stream, others)) = streams.split_first() else { return Ok(()) };
     // "NCCL will enforce a stream dependency of all streams before the NCCL kernel starts and block all streams until
     // the NCCL kernel completes." (user guide, CUDA Stream Semantics)
@@ -193,13 +201,27 @@ fn launch_of(communicator: &Arc<Communicator>, planned: Vec<Planned>) -> Result<
         world.progress.record(event, *other);
         world.progress.wait_for_event(*stream, event);
     }
-    world.push_meeting(*stream, &name, &accesses, Box::new(round)).map_err(cuda)?;
+    world.push_meeting(*stream, &name, &accesses, meeting).map_err(cuda)?;
     world.progress.record(event, *stream);
     for other in others {
         world.progress.wait_for_event(*other, event);
     }
     world.progress.end_event(event);
     Ok(())
+}
+
+/// A kernel that meets a planted failure: its peers wait for it in vain.
+struct Failing(CudaError);
+
+impl Meeting for Failing {
+    fn is_wanted(&self) -> bool {
+        false
+    }
+
+    fn advance(&mut self) -> bool {
+        faults::happen(self.0);
+        true
+    }
 }
 
 /// The kernel's name: that of the only function, or none in particular.

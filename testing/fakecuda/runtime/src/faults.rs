@@ -1,0 +1,273 @@
+//! Planted failures: of a call, of a piece of work, of a device.
+
+use std::collections::BTreeMap;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use crate::entry::{FAULTS, is_watched, watch};
+use crate::error::CudaError;
+
+/// When a piece of work fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// The call that issues it returns the error, and it does not run.
+    Issued,
+    /// Its call succeeds. The host learns of it when it next waits.
+    Run,
+}
+
+/// A failure of the nth call or piece of work of a name.
+#[derive(Debug, PartialEq, Eq)]
+struct Plan {
+    what: String,
+    /// How many more it takes; the one that makes it 0 fails.
+    left: u64,
+    code: i32,
+    moment: Moment,
+}
+
+/// What is to fail, and what has failed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    plans: Vec<Plan>,
+    /// The error that all calls return from now on.
+    sticky: Option<CudaError>,
+    /// Work has failed with it, and the host has not been told.
+    happened: Option<CudaError>,
+    /// The lost devices, and what their calls return.
+    lost: BTreeMap<usize, CudaError>,
+}
+
+/// What only reads what the host knows: it works after a sticky error. For the others the documentation allows errors
+/// of earlier work.
+const HOST_ONLY: [&str; 7] = [
+    "cudaGetDevice",
+    "cudaGetDeviceCount",
+    "cudaDriverGetVersion",
+    "cudaRuntimeGetVersion",
+    "cudaGetDeviceProperties",
+    "cudaDeviceGetAttribute",
+    "cudaThreadExchangeStreamCaptureMode",
+];
+
+impl Faults {
+    /// From the environment: failures apart by `;`, each `NAME:NTH:CODE`, `later NAME:NTH:CODE` or `lost:DEVICE`. The
+    /// name may hold colons. Returns what could not be read, too.
+    fn read(text: &str) -> (Self, Vec<&str>) {
+        let (mut faults, mut unread) = (Self::default(), Vec::new());
+        for item in text.split(';').map(str::trim).filter(|item| !item.is_empty()) {
+            if faults.read_one(item).is_none() {
+                unread.push(item);
+            }
+        }
+        (faults, unread)
+    }
+
+    fn read_one(&mut self, item: &str) -> Option<()> {
+        if let Some(device) = item.strip_prefix("lost:") {
+            self.lose(device.parse().ok()?, CudaError::DEVICES_UNAVAILABLE);
+            return Some(());
+        }
+        let (rest, code) = item.rsplit_once(':')?;
+        let (what, nth) = rest.rsplit_once(':')?;
+        let (nth, code) = (nth.parse().ok()?, code.parse().ok()?);
+        match what.strip_prefix("later ") {
+            Some(what) => self.plan(what, nth, code, Moment::Run),
+            None => self.plan(what, nth, code, Moment::Issued),
+        }
+        Some(())
+    }
+
+    /// The nth of this name from now fails, counted from 1.
+    pub fn plan(&mut self, what: &str, nth: u64, code: i32, moment: Moment) {
+        self.plans.push(Plan { what: what.to_owned(), left: nth.max(1), code, moment });
+    }
+
+    /// From now on a device is not there any more.
+    pub fn lose(&mut self, device: usize, error: CudaError) {
+        self.lost.insert(device, error);
+    }
+
+    /// The code of the first plan that is due.
+    fn due(&mut self, is_meant: impl Fn(&Plan) -> bool) -> Option<(Moment, i32)> {
+        self.plans.iter_mut().filter(|plan| is_meant(plan)).for_each(|plan| plan.left -= 1);
+        let at = self.plans.iter().position(|plan| plan.left == 0)?;
+        let plan = self.plans.remove(at);
+        // Others that are due with it fail the next one.
+        self.plans.iter_mut().for_each(|plan| plan.left = plan.left.max(1));
+        Some((plan.moment, plan.code))
+    }
+
+    /// The status that a call on this device returns; 0 if it succeeds.
+    fn call(&mut self, name: &str, device: usize) -> i32 {
+        let name = name.trim_start_matches('_');
+        if let Some((_, code)) = self.due(|plan| plan.moment == Moment::Issued && plan.what == name) {
+            if name.starts_with("cuda") {
+                self.tell(CudaError(code));
+            }
+            return code;
+        }
+        // Only with `cudaSetDevice` does a thread leave a lost device.
+        let lost = self.lost.get(&device).filter(|_| name != "cudaSetDevice");
+        let Some(&error) = self.sticky.as_ref().or(lost) else { return 0 };
+        status(name, error)
+    }
+
+    /// The failure that a piece of work meets.
+    fn work(&mut self, what: &str) -> Option<(Moment, CudaError)> {
+        let due = self.due(|plan| what.contains(plan.what.as_str()));
+        due.map(|(moment, code)| (moment, CudaError(code)))
+    }
+
+    /// The host learns of an error.
+    fn tell(&mut self, error: CudaError) {
+        if error.is_sticky() {
+            self.sticky.get_or_insert(error);
+        }
+    }
+
+    /// What the host learns when it waits.
+    fn told(&mut self) -> Result<(), CudaError> {
+        let Some(error) = self.happened.take() else { return self.sticky.map_or(Ok(()), Err) };
+        self.tell(error);
+        Err(error)
+    }
+}
+
+/// What a library's function returns when CUDA itself has failed: its own code, as its header has them. The driver's
+/// functions that only look something up succeed.
+fn status(name: &str, error: CudaError) -> i32 {
+    const CUBLAS_STATUS_EXECUTION_FAILED: i32 = 13;
+    const NCCL_UNHANDLED_CUDA_ERROR: i32 = 1;
+    let gives_up = ["Destroy", "Abort", "Finalize", "AsyncError", "GetVersion"].iter().any(|word| name.contains(word));
+    let looks_up = ["cuInit", "cuDevice", "cuCtx", "cuGet"].iter().any(|begin| name.starts_with(begin));
+    match name {
+        _ if looks_up => 0,
+        _ if HOST_ONLY.contains(&name) || name.starts_with("nvml") || name.starts_with("cudnn") => 0,
+        _ if name.starts_with("cublas") && !gives_up => CUBLAS_STATUS_EXECUTION_FAILED,
+        _ if name.starts_with("nccl") && !gives_up => NCCL_UNHANDLED_CUDA_ERROR,
+        _ if name.starts_with("cublas") || name.starts_with("nccl") => 0,
+        _ => error.0,
+    }
+}
+
+static ALL: LazyLock<Mutex<Faults>> = LazyLock::new(|| {
+    let text = std::env::var("FAKECUDA_FAIL").unwrap_or_default();
+    let (faults, unread) = Faults::read(&text);
+    for item in unread {
+        eprintln!("fakecuda: FAKECUDA_FAIL: {item:?} is not NAME:NTH:CODE, later NAME:NTH:CODE or lost:DEVICE");
+    }
+    Mutex::new(faults)
+});
+
+fn all() -> MutexGuard<'static, Faults> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The status that a call on this device returns; 0 if it succeeds.
+pub fn of_call(name: &str, device: usize) -> i32 {
+    let mut all = all();
+    if *all == Faults::default() {
+        watch(FAULTS, false);
+        return 0;
+    }
+    all.call(name, device)
+}
+
+/// The failure that a piece of work meets.
+pub fn of_work(what: &str) -> Option<(Moment, CudaError)> {
+    is_watched(FAULTS).then(|| all().work(what)).flatten()
+}
+
+/// Work has failed.
+pub fn happen(error: CudaError) {
+    change(|faults| {
+        faults.happened.get_or_insert(error);
+    });
+}
+
+/// What the host learns of failed work when it waits.
+pub fn told() -> Result<(), CudaError> {
+    if is_watched(FAULTS) { all().told() } else { Ok(()) }
+}
+
+/// The error of a device that is lost.
+pub fn lost(device: usize) -> Result<(), CudaError> {
+    if !is_watched(FAULTS) {
+        return Ok(());
+    }
+    all().lost.get(&device).map_or(Ok(()), |error| Err(*error))
+}
+
+/// Plants failures.
+pub fn change(change: impl FnOnce(&mut Faults)) {
+    change(&mut all());
+    watch(FAULTS, true);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Faults {
+        let (faults, unread) = Faults::read(text);
+        assert!(unread.is_empty(), "{unread:?}");
+        faults
+    }
+
+    #[test]
+    fn the_nth_call_fails_once_and_others_are_not_counted() {
+        let mut faults = read("cudaMalloc:3:2");
+        let calls = ["cudaMalloc", "cudaFree", "cudaMalloc", "cudaMallocAsync", "cudaMalloc", "cudaMalloc"];
+        assert_eq!(calls.map(|name| faults.call(name, 0)), [0, 0, 0, 0, 2, 0]);
+    }
+
+    #[test]
+    fn a_sticky_error_stays_and_libraries_return_their_own_codes() {
+        let mut faults = read("cudaLaunchKernel:1:700; cudaLaunchKernel:1:9");
+        assert_eq!(faults.call("__cudaLaunchKernel", 0), 700);
+        let calls =
+            ["cudaLaunchKernel", "cudaStreamSynchronize", "cudaGetLastError", "cudaGetDevice", "cublasSgemm_v2"];
+        assert_eq!(calls.map(|name| faults.call(name, 1)), [9, 700, 700, 0, 13], "a plan comes first");
+        let calls = ["ncclAllReduce", "ncclCommAbort", "cublasDestroy_v2", "nvmlInit_v2", "cudaMalloc"];
+        assert_eq!(calls.map(|name| faults.call(name, 1)), [1, 0, 0, 0, 700]);
+        let mut other = read("cudaMalloc:1:2");
+        assert_eq!([other.call("cudaMalloc", 0), other.call("cudaFree", 0)], [2, 0], "2 does not stay");
+    }
+
+    #[test]
+    fn work_fails_by_a_part_of_its_name_at_once_or_when_the_host_waits() {
+        let mut faults = read("later adam:2:719;gemm:1:9");
+        assert_eq!(faults.work("cublasSgemm_v2"), Some((Moment::Issued, CudaError(9))));
+        assert_eq!(faults.work("fused_adam_kernel"), None);
+        assert_eq!(faults.work("fused_adam_kernel"), Some((Moment::Run, CudaError(719))));
+        assert_eq!((faults.told(), faults.call("cudaFree", 0)), (Ok(()), 0));
+        faults.happened = Some(CudaError(719));
+        assert_eq!(faults.call("cudaLaunchKernel", 0), 0, "nobody has waited");
+        assert_eq!((faults.told(), faults.told()), (Err(CudaError(719)), Err(CudaError(719))));
+        assert_eq!(faults.call("cudaFree", 0), 719);
+    }
+
+    #[test]
+    fn work_that_fails_late_is_told_after_its_plan_is_gone() {
+        assert_eq!(told(), Ok(()));
+        change(|faults| faults.plan("late", 1, 9, Moment::Run));
+        assert_eq!(of_work("late"), Some((Moment::Run, CudaError(9))));
+        assert_eq!((of_call("cudaMalloc", 0), is_watched(FAULTS)), (0, false), "nothing is planned");
+        happen(CudaError(9));
+        assert_eq!((told(), told()), (Err(CudaError(9)), Ok(())), "9 does not stay");
+    }
+
+    #[test]
+    fn a_lost_device_fails_alone() {
+        let mut faults = read("lost:1");
+        assert_eq!([0, 1].map(|device| faults.call("cudaMalloc", device)), [0, 46]);
+        assert_eq!(faults.call("cudaSetDevice", 1), 0, "to another one");
+    }
+
+    #[test]
+    fn names_may_hold_colons_and_what_is_no_plan_is_told() {
+        assert_eq!(read("at::native::fill:2:9").plans[0].what, "at::native::fill");
+        let (faults, unread) = Faults::read("cudaMalloc:x:2;; lost:one;cudaFree");
+        assert_eq!((faults, unread), (Faults::default(), vec!["cudaMalloc:x:2", "lost:one", "cudaFree"]));
+    }
+}
