@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 
@@ -101,6 +102,8 @@ struct Call {
       const char* poison_of = range.writes ? nullptr : fakecuda_poison_of(range.at, range.bytes);
       if (poison_of != nullptr) return poison(poison_of);
     }
+    // The profiler has seen the operator when it was called.
+    at::RecordFunctionGuard unseen(false);
     // Neither autograd nor autocast: what they had to do was done when the operator was called.
     c10::impl::ForceDispatchKeyGuard plain(
         DispatchKeySet(DispatchKey::BackendSelect),
@@ -164,6 +167,7 @@ class Wrapped final : public c10::OperatorKernel {
     std::vector<std::pair<size_t, IValue>> written;
     {
       Within within(op);
+      at::RecordFunctionGuard unseen(false);
       for (size_t i = 0; i < count; ++i) {
         const auto& value = (*stack)[stack->size() - count + i];
         bool writes = is_written(op, declared[i]);
