@@ -49,16 +49,21 @@ impl Poison {
         (*end > begin && bytes > 0).then_some(why)
     }
 
+    /// Notes once that poison is read.
+    pub fn read(&mut self, who: &str, begin: usize, bytes: usize) {
+        let Some(why) = self.of(begin, bytes) else { return };
+        let read = format!("{who} reads {bytes} bytes that were not computed: {why}");
+        if !self.reads.contains(&read) {
+            self.reads.push(read);
+        }
+    }
+
     /// A copy: the target is poison as far as the source is, and the host's reading of poison is noted.
     pub fn copy(&mut self, to: usize, from: usize, bytes: usize, to_host: bool) {
-        let why = self.of(from, bytes).map(str::to_owned);
-        match why {
-            Some(why) if to_host => {
-                let read = format!("the host reads {bytes} bytes that were not computed: {why}");
-                if !self.reads.contains(&read) {
-                    self.reads.push(read);
-                }
-            }
+        if to_host {
+            return self.read("the host", from, bytes);
+        }
+        match self.of(from, bytes).map(str::to_owned) {
             Some(why) => self.mark(to, bytes, &why),
             None => self.clear(to, bytes),
         }

@@ -9,6 +9,7 @@ use super::communicator::{Communicator, Seat};
 use super::lanes::Lane;
 use super::members;
 use super::server::Pending;
+use crate::poison::poison;
 use crate::progress::Meeting;
 
 /// A call of a group.
@@ -57,6 +58,7 @@ impl Round {
                 continue;
             }
             let length = part.call.lengths(seat.place).map_or(0, |lengths| lengths.0);
+            poison().read(part.call.kind.name(), part.call.send, length);
             // SAFETY: the caller promises these bytes to the collective until it is done; they were found to be there.
             let bytes = unsafe { bytes_at(part.call.send, length) };
             part.end = part.call.post(&seat.lanes, seat.place, bytes)?;
@@ -135,7 +137,11 @@ fn is_done(part: &Part, seat: &Seat) -> Result<bool, Failure> {
         // SAFETY: the caller promises these bytes to the collective until it is done; they were found to be there.
         unsafe { std::slice::from_raw_parts_mut(call.receive as *mut u8, length) }
     };
-    call.meet(&seat.lanes, seat.place, part.number, receive)
+    let is_done = call.meet(&seat.lanes, seat.place, part.number, receive)?;
+    if is_done {
+        poison().clear(call.receive, length);
+    }
+    Ok(is_done)
 }
 
 /// A rank that has not come to this call, and whose process is gone.
