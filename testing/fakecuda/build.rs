@@ -1,7 +1,7 @@
 //! Links the stand-in libraries that libtorch_cuda is made to load.
 //!
-//! The runtime is a Rust package of its own, a static library. A version script gives each of its names the version of the
-//! library that libtorch looks for it in, which rustc cannot do; so cargo builds the static library here, and the C
+//! The runtime is a Rust package of its own, a static library. A version script gives each of its names the version of
+//! the library that libtorch looks for it in, which rustc cannot do; so cargo builds the static library here, and the C
 //! compiler links it.
 
 use std::collections::{BTreeMap, BTreeSet};

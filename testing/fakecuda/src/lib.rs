@@ -1,8 +1,8 @@
 //! Tests of CUDA code on a machine without a GPU.
 //!
-//! [`start`] comes first in a test program's `main` (`harness = false`). Where no GPU is found, it starts the program again
-//! with stand-ins for NVIDIA's libraries, on which the unmodified libtorch_cuda runs; then [`Fake::get`] controls them and
-//! reads what they counted. On a machine with a GPU, the same tests run on it, and [`Fake::get`] is `None`.
+//! [`start`] comes first in a test program's `main` (`harness = false`). Where no GPU is found, it starts the program
+//! again with stand-ins for NVIDIA's libraries, on which the unmodified libtorch_cuda runs; then [`Fake::get`] controls
+//! them and reads what they counted. On a machine with a GPU, the same tests run on it, and [`Fake::get`] is `None`.
 //!
 //! A fake device is called fake in its name, and no time that is measured on it is a GPU's.
 
@@ -188,7 +188,8 @@ impl Fake {
         call!(c"fakecuda_find_races"(on => bool) -> ());
     }
 
-    /// Computes the numbers of operators from now on, with the host's own operators. Without it, kernels are counted only.
+    /// Computes the numbers of operators from now on, with the host's own operators. Without it, kernels are
+    /// counted only.
     ///
     /// # Errors
     /// When the library of operators cannot be loaded.

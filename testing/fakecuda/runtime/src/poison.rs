@@ -49,7 +49,7 @@ impl Poison {
         (*end > begin && bytes > 0).then_some(why)
     }
 
-    /// Somebody who cannot know reads bytes: notes it if they are poison.
+    /// Notes once that poison is read.
     pub fn read(&mut self, who: &str, begin: usize, bytes: usize) {
         let Some(why) = self.of(begin, bytes) else { return };
         let read = format!("{who} reads {bytes} bytes that were not computed: {why}");

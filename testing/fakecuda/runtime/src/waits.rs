@@ -14,6 +14,8 @@ pub struct Waits {
 const KEPT: usize = 1000;
 /// How many functions are told of each wait, from the one that called the stand-in.
 const FUNCTIONS: usize = 40;
+/// What the linked C functions are called behind their entries (`entries.rs` of the package that links them).
+const BEHIND: &str = "fc_behind_";
 
 impl Waits {
     /// Notes who waits, if that is wanted.
@@ -39,7 +41,7 @@ fn functions(trace: &str) -> Vec<String> {
     let names: Vec<String> = trace.lines().filter_map(of_line).collect();
     let own = |name: &String| name.contains("overdrive_fakecuda") || name.contains("std::backtrace");
     let first = names.iter().rposition(own).map_or(0, |last| last + 1);
-    names[first..].iter().take(FUNCTIONS).map(|name| demangled(name)).collect()
+    names[first..].iter().take(FUNCTIONS).map(|name| demangled(name.strip_prefix(BEHIND).unwrap_or(name))).collect()
 }
 
 /// The name as C++ has it, if the program has C++'s library.
@@ -91,5 +93,6 @@ mod tests {
         let trace = "   0: std::backtrace::Backtrace::create\n   1: overdrive_fakecuda_runtime::waits::note\n   \
                      2: cudaStreamSynchronize\n             at file.rs:1\n   3: main\n";
         assert_eq!(functions(trace), ["cudaStreamSynchronize", "main"]);
+        assert_eq!(functions(&trace.replace("cudaS", "fc_behind_cudaS")), ["cudaStreamSynchronize", "main"]);
     }
 }

@@ -22,7 +22,7 @@ mod nccl_calls;
 mod nccl_failure_tests;
 mod nccl_memory;
 #[cfg(test)]
-mod nccl_tests;
+pub mod nccl_tests;
 mod nvml;
 mod operators;
 mod pools;

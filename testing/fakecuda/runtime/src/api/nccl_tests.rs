@@ -178,6 +178,21 @@ fn every_collective(communicator: usize, rank: usize, n: usize) {
 }
 
 #[test]
+fn what_a_collective_writes_is_computed_and_reading_what_nobody_computed_is_noted() {
+    alone("api::nccl_tests::what_a_collective_writes_is_computed_and_reading_what_nobody_computed_is_noted", || {
+        let (all, stream, own) = (join_all(1), new_stream(), on_device(&[7]));
+        let [mut new, mut unknown] = [0; 2];
+        // SAFETY: both are valid for writes.
+        unsafe { assert_eq!([cudaMalloc(&raw mut new, 4), cudaMalloc(&raw mut unknown, 4)], [0; 2]) };
+        assert_eq!(ncclAllReduce(own, new, 1, INT32, SUM, all[0], stream), 0);
+        assert_eq!((cudaStreamSynchronize(stream), from_device(new, 1), notes()), (0, vec![7], String::new()));
+        assert_eq!(ncclAllReduce(unknown, new, 1, INT32, SUM, all[0], stream), 0);
+        assert_eq!(cudaStreamSynchronize(stream), 0);
+        assert!(notes().starts_with("AllReduce reads 4 bytes that were not computed"), "{}", notes());
+    });
+}
+
+#[test]
 fn ranks_that_are_processes_compute_at_every_pace() {
     let name = "api::nccl_tests::ranks_that_are_processes_compute_at_every_pace";
     in_processes(name, &[true; 3], |rank, id| {

@@ -46,7 +46,8 @@ pub extern "C" fn fakecuda_known(at: usize, bytes: usize) {
     poison().clear(at, bytes);
 }
 
-/// It is no wait of the program's: nothing counts it, and no failure is told. A stream that is captured has no work yet.
+/// It is no wait of the program's: nothing counts it, and no failure is told. A stream that is captured has no work
+/// yet.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_finish(stream: usize) -> i32 {
     let mut world = world();
@@ -112,9 +113,9 @@ impl Drop for Operator {
 }
 
 /// # Safety
-/// `name` has to be a text that ends with a zero byte, `ranges` valid for `count` of them; `data` belongs to the stand-in
-/// from now on, which gives it to `run` when its turn comes, at each launch of a graph that it was captured into, and to
-/// `drop` once, from any thread.
+/// `name` has to be a text that ends with a zero byte, `ranges` valid for `count` of them; `data` belongs to the
+/// stand-in from now on, which gives it to `run` when its turn comes, at each launch of a graph that it was captured
+/// into, and to `drop` once, from any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fakecuda_operator(
     stream: usize,

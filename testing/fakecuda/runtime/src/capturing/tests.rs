@@ -1,7 +1,9 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
+use crate::api::nccl_tests::alone;
 use crate::clock::Access;
+use crate::faults::{Moment, change};
 use crate::operation::{Kind, Operation};
 use crate::waiting::Locked;
 
@@ -242,4 +244,27 @@ fn numbers_are_captured_and_counted_nowhere() {
     scene.world.synchronize_all();
     assert_eq!(scene.ran(), ["numbers"]);
     assert_eq!(crate::operation::Costs { kernel: 5 }.of(Kind::Numbers), 0);
+}
+
+#[test]
+fn planted_failures_of_captured_work_are_met_at_the_launch_of_its_graph() {
+    alone("capturing::tests::planted_failures_of_captured_work_are_met_at_the_launch_of_its_graph", || {
+        const CODE: CudaError = CudaError::INVALID_CONFIGURATION;
+        let mut scene = Scene::capturing();
+        for kernel in ["planted in a graph: one", "planted in a graph: two"] {
+            scene.kernel(kernel, scene.main).unwrap();
+        }
+        let graph = scene.end().unwrap();
+        let executable = scene.launchable(graph);
+        change(|faults| faults.plan("planted in a graph: two", 1, CODE.0, Moment::Issued));
+        let launched = scene.world.launch_graph(executable, scene.main);
+        assert_eq!((launched, scene.counted("graph launches"), scene.counted("failed work")), (Err(CODE), 0, 1));
+        scene.world.drain(scene.main).unwrap();
+        assert_eq!(scene.ran(), [""; 0], "none of its nodes was launched");
+        change(|faults| faults.plan("planted in a graph: two", 1, CODE.0, Moment::Run));
+        assert_eq!(scene.world.launch_graph(executable, scene.main), Ok(()));
+        scene.world.drain(scene.main).unwrap();
+        assert_eq!(scene.ran(), ["planted in a graph: one"]);
+        assert_eq!((scene.world.synchronize(scene.main), scene.world.synchronize(scene.main)), (Err(CODE), Ok(())));
+    });
 }

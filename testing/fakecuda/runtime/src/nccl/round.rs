@@ -58,6 +58,7 @@ impl Round {
                 continue;
             }
             let length = part.call.lengths(seat.place).map_or(0, |lengths| lengths.0);
+            poison().read(part.call.kind.name(), part.call.send, length);
             // SAFETY: the caller promises these bytes to the collective until it is done; they were found to be there.
             let bytes = unsafe { bytes_at(part.call.send, length) };
             part.end = part.call.post(&seat.lanes, seat.place, bytes)?;
