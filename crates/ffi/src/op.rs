@@ -4,10 +4,9 @@ use std::ffi::CString;
 use std::ptr;
 use std::sync::OnceLock;
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use crate::error::{Error, check};
-use crate::kind::to_scalar_type;
 use crate::op_table::{Checks, checks};
 use crate::raw;
 use crate::tensor_list::TensorList;
@@ -22,10 +21,8 @@ pub enum Arg<'a> {
     None,
     /// A `bool`.
     Bool(bool),
-    /// An `int`, or a whole `Scalar`.
+    /// An `int`, a `ScalarType` or a whole `Scalar`.
     Int(i64),
-    /// A `ScalarType`.
-    Kind(Kind),
     /// A `float` or a real `Scalar`.
     Double(f64),
     /// A `Tensor`.
@@ -150,7 +147,6 @@ fn to_raw(arg: &Arg<'_>) -> raw::Value {
         Arg::None => {}
         Arg::Bool(flag) => (value.tag, value.integer) = (raw::BOOL, i64::from(flag)),
         Arg::Int(integer) => (value.tag, value.integer) = (raw::INT, integer),
-        Arg::Kind(kind) => (value.tag, value.integer) = (raw::INT, i64::from(to_scalar_type(kind))),
         Arg::Double(real) => (value.tag, value.real) = (raw::DOUBLE, real),
         Arg::Tensor(tensor) => (value.tag, value.pointer) = (raw::TENSOR, tensor.as_ptr().cast()),
         Arg::TensorList(list) => (value.tag, value.pointer) = (raw::TENSOR_LIST, list.as_ptr().cast()),

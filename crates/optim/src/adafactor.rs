@@ -10,8 +10,8 @@ use crate::foreach;
 use crate::optimizer::GroupOptimizer;
 use crate::options::{NOT_NEGATIVE, Value, options};
 use crate::t5_adafactor as t5;
+use crate::trust::{as_list, norms};
 
-static ADDCMUL: LazyOp = LazyOp::new("aten::addcmul_", "");
 static NORM: LazyOp = LazyOp::new("aten::linalg_vector_norm", "");
 
 /// Adafactor: keeps only row and column averages of a matrix's second moments; lr 1e-2.
@@ -122,54 +122,39 @@ impl Algorithm for AdafactorOptions {
         let eps1 = self.eps.0.unwrap_or_else(|| precision(params[0].kind()));
         let roots: Vec<f64> = params.iter().map(|param| (param.numel() as f64).sqrt()).collect();
 
+        // Each parameter's step size: its root mean square times the rate. Scalars on the device, so that the host does
+        // not wait.
+        let alphas = as_list(&norms(step.params)?)?;
+        foreach::div_each_(&alphas, &roots)?;
+        foreach::clamp_min_(&alphas, self.eps.1)?;
+        foreach::mul_each_(&alphas, &step.by_count(|count| step.lr.min(1.0 / count.sqrt()))?)?;
+        if self.weight_decay != 0.0 {
+            foreach::mul_scalar_(step.params, 1.0 - step.lr * self.weight_decay)?;
+        }
+
         let shares = step.by_count(|count| count.powf(self.beta2_decay))?;
         let updates = match step.slots {
             [rows, columns] => self.factored(&grads, rows, columns, &shares, eps1)?,
             _ => {
                 let squares = foreach::mul(&grads, &grads)?;
                 foreach::lerp_each_(&step.slots[0], &squares, &shares)?;
-                // eps1 is squared, because the root is taken next.
-                foreach::clamp_min(&step.slots[0], eps1 * eps1)?
+                foreach::copy_(&squares, &step.slots[0])?;
+                squares
             }
         };
+        // eps1 is squared, because the root is taken next.
+        foreach::clamp_min_(&updates, eps1 * eps1)?;
         foreach::rsqrt_(&updates)?;
         foreach::mul_(&updates, &grads)?;
 
-        // Each parameter's step size is its root mean square times the rate, divided by how much its update is to be
-        // clipped. Scalars on the device, so that the host does not wait; both norms are kept times d * root.
-        let updates = updates.to_vec()?;
-        let norms = norms(&params, &updates)?;
-        let rates = step.by_count(|count| step.lr.min(1.0 / count.sqrt()) * self.d)?;
-        let lows = rates.iter().zip(&roots).map(|(rate, root)| rate * root * self.eps.1);
-        let lows: Vec<f64> = lows.chain(roots.iter().map(|root| root * self.d)).collect();
-        foreach::mul_each_(&norms, &[rates, vec![1.0; params.len()]].concat())?;
-        foreach::clamp_min_each_(&norms, &lows)?;
-        let (sizes, excess) = halves(&norms)?;
-        foreach::div_(&sizes, &excess)?;
-
-        if self.weight_decay != 0.0 {
-            foreach::mul_scalar_(step.params, 1.0 - step.lr * self.weight_decay)?;
-        }
-        for ((param, update), size) in params.iter().zip(&updates).zip(sizes.to_vec()?) {
-            ADDCMUL.call(&[Arg::Tensor(param), Arg::Tensor(update), Arg::Tensor(&size), Arg::Double(-1.0)])?;
-        }
-        Ok(())
+        let excess = as_list(&norms(&updates)?)?;
+        foreach::div_each_(&excess, &roots.iter().map(|root| root * self.d).collect::<Vec<_>>())?;
+        foreach::clamp_min_(&excess, 1.0)?;
+        foreach::div_(&alphas, &excess)?;
+        foreach::neg_(&alphas)?;
+        foreach::mul_(&updates, &alphas)?;
+        foreach::add_(step.params, &updates, 1.0)
     }
-}
-
-/// The 2-norms of parameters and of their updates, as scalars in at least float32.
-fn norms(params: &[Tensor], updates: &[Tensor]) -> Result<TensorList, TorchError> {
-    let kind = params.first().map_or(Kind::Float, Tensor::kind);
-    let kind = if kind == Kind::Double { kind } else { Kind::Float };
-    let all: Vec<&Tensor> = params.iter().chain(updates).collect();
-    foreach::norm_in(&TensorList::new(&all)?, 2.0, kind)
-}
-
-/// The first half of a list, and the second.
-fn halves(list: &TensorList) -> Result<(TensorList, TensorList), TorchError> {
-    let all = list.to_vec()?;
-    let (first, second) = all.split_at(all.len() / 2);
-    Ok((TensorList::new(first)?, TensorList::new(second)?))
 }
 
 impl AdafactorOptions {
@@ -183,24 +168,17 @@ impl AdafactorOptions {
         eps1: f64,
     ) -> Result<TensorList, TorchError> {
         let grads = grads.to_vec()?;
-        let (mut averages, mut means, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
-        for (slot, dim) in [(rows, -1), (columns, -2)] {
-            averages.extend(slot.to_vec()?);
-            for grad in &grads {
-                means.push(NORM.tensor(&[
-                    Arg::Tensor(grad),
-                    Arg::Double(2.0),
-                    Arg::IntList(&[dim]),
-                    Arg::Bool(true),
-                ])?);
-                lengths.push(grad.size()[(grad.dim() as i64 + dim) as usize] as f64);
-            }
+        for (averages, dim) in [(rows, -1), (columns, -2)] {
+            let along = |grad: &Tensor| {
+                NORM.tensor(&[Arg::Tensor(grad), Arg::Double(2.0), Arg::IntList(&[dim]), Arg::Bool(true)])
+            };
+            let means = TensorList::new(&grads.iter().map(along).collect::<Result<Vec<_>, _>>()?)?;
+            // The mean of squares, from the norm: no tensor of squares is needed.
+            foreach::mul_(&means, &means)?;
+            let lengths = grads.iter().map(|grad| grad.size()[(grad.dim() as i64 + dim) as usize] as f64);
+            foreach::div_each_(&means, &lengths.collect::<Vec<_>>())?;
+            foreach::lerp_each_(averages, &means, shares)?;
         }
-        // The mean of squares, from the norm: no tensor of squares is needed.
-        let means = TensorList::new(&means)?;
-        foreach::mul_(&means, &means)?;
-        foreach::div_each_(&means, &lengths)?;
-        foreach::lerp_each_(&TensorList::new(&averages)?, &means, &[shares, shares].concat())?;
         let (mut estimates, mut means) = (Vec::new(), Vec::new());
         for (row, column) in rows.to_vec()?.iter().zip(columns.to_vec()?) {
             estimates.push(row.f_matmul(&column)?);
@@ -209,7 +187,6 @@ impl AdafactorOptions {
         let (estimates, means) = (TensorList::new(&estimates)?, TensorList::new(&means)?);
         foreach::clamp_min_(&means, eps1)?;
         foreach::div_(&estimates, &means)?;
-        foreach::clamp_min_(&estimates, eps1 * eps1)?;
         Ok(estimates)
     }
 }

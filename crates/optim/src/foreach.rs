@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use overdrive_core::TorchError;
 use overdrive_ffi::{Arg, LazyOp, TensorList, Value};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 /// A borrowed list, or an owned one made from it.
 pub(crate) enum Lent<'a> {
@@ -58,7 +58,6 @@ in_place! {
         (xs: TensorList &TensorList, ys: TensorList &TensorList, zs: TensorList &TensorList, factor: Double f64);
     clamp_max_ = "clamp_max_", "Scalar" (xs: TensorList &TensorList, high: Double f64);
     clamp_min_ = "clamp_min_", "Scalar" (xs: TensorList &TensorList, low: Double f64);
-    clamp_min_each_ = "clamp_min_", "ScalarList" (xs: TensorList &TensorList, lows: ScalarList &[f64]);
     copy_ = "copy_", "" (xs: TensorList &TensorList, ys: TensorList &TensorList);
     div_ = "div_", "List" (xs: TensorList &TensorList, ys: TensorList &TensorList);
     div_each_ = "div_", "ScalarList" (xs: TensorList &TensorList, ys: ScalarList &[f64]);
@@ -86,7 +85,6 @@ making! {
     add_scalar = "add", "Scalar" (xs: TensorList &TensorList, y: Double f64);
     addcmul = "addcmul", "Scalar"
         (xs: TensorList &TensorList, ys: TensorList &TensorList, zs: TensorList &TensorList, factor: Double f64);
-    clamp_min = "clamp_min", "Scalar" (xs: TensorList &TensorList, low: Double f64);
     div = "div", "List" (xs: TensorList &TensorList, ys: TensorList &TensorList);
     div_scalar = "div", "Scalar" (xs: TensorList &TensorList, y: Double f64);
     lerp = "lerp", "Scalar" (xs: TensorList &TensorList, ys: TensorList &TensorList, weight: Double f64);
@@ -94,7 +92,6 @@ making! {
     mul_each = "mul", "ScalarList" (xs: TensorList &TensorList, ys: ScalarList &[f64]);
     neg = "neg", "" (xs: TensorList &TensorList);
     norm = "norm", "Scalar" (xs: TensorList &TensorList, order: Double f64);
-    norm_in = "norm", "Scalar" (xs: TensorList &TensorList, order: Double f64, kind: Kind Kind);
     scalar_pow = "pow", "ScalarAndTensor" (base: Double f64, exponents: TensorList &TensorList);
     sign = "sign", "" (xs: TensorList &TensorList);
     sqrt = "sqrt", "" (xs: TensorList &TensorList);
