@@ -1,13 +1,15 @@
-"""PyTorch's side of `versus gpu-counts`. Trains each recipe at its best setting, on a stand-in for CUDA's runtime.
+"""PyTorch's side of `versus gpu-counts` and `versus host-time`. Trains at its best setting, on a stand-in for CUDA's runtime.
 
-Reads the recipes as JSON from standard input, and prints a JSON list: for each recipe, the stand-in's counts of some steps,
-and the losses.
+Without an argument: reads recipes as JSON from standard input, and prints a JSON list: for each recipe, the stand-in's
+counts of some steps, and the losses. With recipes as JSON in the argument: prints the version, then answers each line
+`CLOCK-INDEX STEPS` with the processor seconds that so many steps of that recipe took: by the clock `process` or `thread`.
 """
 
 import ctypes
 import json
 import os
 import sys
+import time
 
 import torch
 from torch import nn
@@ -141,5 +143,23 @@ def main():
     print(json.dumps(results))
 
 
+def serve():
+    torch.set_num_threads(1)
+    torch.backends.cudnn.enabled = False
+    steps = [step_of(recipe) for recipe in json.loads(sys.argv[1])]
+    for step in steps:
+        for _ in range(WARM_UP):
+            step()
+    print(torch.__version__, flush=True)
+    for line in sys.stdin:
+        name, times = line.split()
+        clock, index = name.split("-")
+        now = {"process": time.process_time, "thread": time.thread_time}[clock]
+        started = now()
+        for _ in range(int(times)):
+            steps[int(index)]()
+        print(now() - started, flush=True)
+
+
 if __name__ == "__main__":
-    main()
+    serve() if sys.argv[1:] else main()

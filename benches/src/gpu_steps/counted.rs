@@ -5,7 +5,8 @@ use overdrive::tch::Device;
 use overdrive_fakecuda::{Counts, Fake};
 use serde::{Deserialize, Serialize};
 
-use super::{Recipe, ours};
+use super::ours::Step;
+use super::{Recipe, ours, plain_tch};
 
 /// Steps before the counted ones, in which state is allocated; and the counted ones.
 const WARM_UP: usize = 4;
@@ -47,8 +48,22 @@ impl Counted {
 /// # Errors
 /// When this process does not run on the stand-ins, the step fails, or something reads what nobody has computed.
 pub fn count(recipe: &Recipe) -> Result<(Counted, Vec<f64>)> {
+    counted(recipe, ours::step(recipe, Device::Cuda(0))?)
+}
+
+/// Counts the same step by what tch has; `None` where it lacks something for it.
+///
+/// # Errors
+/// As [`count`].
+pub fn count_plain_tch(recipe: &Recipe) -> Result<Option<Counted>> {
+    if !plain_tch::has(recipe) {
+        return Ok(None);
+    }
+    Ok(Some(counted(recipe, plain_tch::step(recipe, Device::Cuda(0))?)?.0))
+}
+
+fn counted(recipe: &Recipe, mut step: Step) -> Result<(Counted, Vec<f64>)> {
     let Some(fake) = Fake::get() else { bail!("this process does not run on a fake device") };
-    let mut step = ours::step(recipe, Device::Cuda(0))?;
     let mut losses = Vec::new();
     for _ in 0..WARM_UP {
         losses.push(step()?);

@@ -3,9 +3,10 @@
 
 mod counted;
 mod models;
-mod ours;
+pub mod ours;
+pub mod plain_tch;
 
-pub use counted::{Counted, count, losses_on_host};
+pub use counted::{Counted, count, count_plain_tch, losses_on_host};
 use overdrive::prelude::Tensor;
 use serde::Serialize;
 

@@ -8,7 +8,7 @@ const WIDTH: i64 = 64;
 const HEADS: i64 = 4;
 const LENGTH: i64 = 32;
 const VOCABULARY: i64 = 96;
-const CLASSES: i64 = 10;
+pub const CLASSES: i64 = 10;
 
 /// Inputs and targets on the host.
 pub type Batch = (Tensor, Tensor);

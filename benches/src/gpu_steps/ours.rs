@@ -56,7 +56,8 @@ fn matrices(params: Vec<Tensor>) -> Vec<Tensor> {
     params.into_iter().filter(|param| param.dim() == 2).collect()
 }
 
-fn pinned(batch: &Tensor) -> Result<Tensor> {
+/// A copy in pinned memory.
+pub fn pinned(batch: &Tensor) -> Result<Tensor> {
     let mut pinned = ffi::empty_pinned(&batch.size(), batch.kind())?;
     pinned.copy_(batch);
     Ok(pinned)

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use overdrive_fakecuda::{Counts, Fake};
 use serde::Deserialize;
 
-use crate::gpu_steps::{Counted, Recipe, count, recipes};
+use crate::gpu_steps::{Counted, Recipe, count, count_plain_tch, recipes};
 
 /// How far the losses may be apart, as a share of PyTorch's: with float32, and with half precision, whose numbers have 3
 /// digits.
@@ -33,6 +33,8 @@ pub struct Row {
     pub ours: Counted,
     /// PyTorch's.
     pub pytorch: Counted,
+    /// tch's own, where it can train so.
+    pub plain_tch: Option<Counted>,
     /// The largest relative difference between the losses of both, and what it may be.
     pub difference: f64,
     bound: f64,
@@ -99,8 +101,9 @@ pub fn rows(python: &Path) -> Result<Vec<Row>> {
         let (ours, losses) = count(recipe).with_context(|| name.clone())?;
         let differences = losses.iter().zip(&theirs.losses).map(|(ours, theirs)| difference(*ours, *theirs));
         let pytorch = Counted::of(&theirs.counts, 4);
+        let plain_tch = count_plain_tch(recipe).with_context(|| format!("plain tch, {name}"))?;
         let bound = LOSSES_WITHIN[usize::from(recipe.autocast.is_some())];
-        Ok(Row { name, ours, pytorch, difference: differences.fold(0.0, f64::max), bound })
+        Ok(Row { name, ours, pytorch, plain_tch, difference: differences.fold(0.0, f64::max), bound })
     };
     recipes.iter().zip(theirs).map(row).collect()
 }
@@ -115,12 +118,14 @@ fn difference(ours: f64, theirs: f64) -> f64 {
 
 /// A table in Markdown.
 pub fn table(rows: &[Row]) -> String {
-    let mut text = "| a training step | launches: ours, PyTorch's | waits | bytes uploaded | allocations | events |\n\
-                    |---|---|---|---|---|---|\n"
-        .to_owned();
+    let mut text =
+        "| a training step | launches: ours, PyTorch's | plain tch | waits | bytes uploaded | allocations | events |\n\
+                    |---|---|---|---|---|---|---|\n"
+            .to_owned();
     for row in rows {
         let pair = |field: fn(&Counted) -> f64| format!("{}, {}", field(&row.ours), field(&row.pytorch));
-        let cells = [pair(|it| it.launches), pair(|it| it.waits), pair(|it| it.uploaded)];
+        let tch = row.plain_tch.as_ref().map_or_else(String::new, |it| format!("{}, {}", it.launches, it.waits));
+        let cells = [pair(|it| it.launches), tch, pair(|it| it.waits), pair(|it| it.uploaded)];
         let more = [pair(|it| it.allocations), pair(|it| it.events)];
         text += &format!("| {} | {} | {} |\n", row.name, cells.join(" | "), more.join(" | "));
     }

@@ -3,6 +3,7 @@
 mod checkpoint;
 mod ddp;
 pub mod gpu_counts;
+mod host_time;
 mod load;
 mod loader;
 mod optim;
@@ -30,8 +31,8 @@ pub struct Options {
     /// Write the results to this JSON file
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
-    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim`, 9 for `checkpoint` and `load`, 5 to 9 for
-    /// `ddp`, at most 7 for `loader`, 5 to 201 for `profile`]
+    /// How many pairs of samples to take [default: 31 for `step`, 15 for `optim`, 9 for `checkpoint`, `host-time` and `load`, 5 to 9
+    /// for `ddp`, at most 7 for `loader`, 5 to 201 for `profile`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..=1000))]
     pairs: Option<u32>,
     /// A Python with torch 2.11.0
@@ -67,6 +68,9 @@ enum Case {
     /// What a training step launches, copies and waits for on a GPU, against PyTorch at its best setting: counted on a
     /// stand-in for CUDA's runtime, so it needs no GPU
     GpuCounts,
+    /// The host's time for a training step on a GPU whose kernels take no time, against PyTorch with fused AdamW: on the
+    /// same stand-in
+    HostTime,
     /// Started by `ddp`: a rank that measures on request
     #[value(hide = true)]
     DdpRank,
@@ -117,6 +121,7 @@ pub fn run(options: &Options) -> Result<()> {
         Case::Ddp => ddp::measure(options)?,
         Case::Profile => profile::measure(options)?,
         Case::GpuCounts => return gpu_counts::run(&options.python),
+        Case::HostTime => host_time::measure(options)?,
         Case::DdpRank => return ddp::rank::serve(),
         Case::DdpFirstSum => return ddp::launch::first_sum(),
     };

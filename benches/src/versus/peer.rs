@@ -35,9 +35,23 @@ impl Peer {
     /// # Errors
     /// When Python cannot be run, or an import of the program fails.
     pub fn start(python: &Path, source: &str, args: &[String]) -> Result<Self> {
+        Self::start_with(python, source, args, &[])
+    }
+
+    /// The same with more variables in its environment.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with(
+        python: &Path,
+        source: &str,
+        args: &[String],
+        environment: &[(&'static str, String)],
+    ) -> Result<Self> {
         let mut command = Command::new(python);
         // `LD_LIBRARY_PATH` names this program's libtorch; Python's torch finds its own.
         command.args(["-c", source]).args(args).env_remove("LD_LIBRARY_PATH");
+        command.envs(environment.iter().cloned());
         Self::start_within(name_of(source), command, Vec::new(), LIMIT)
     }
 

@@ -13,7 +13,7 @@ use crate::scaler_options::{EXPECTED_SCALE, GradScalerBuilder, is_scale};
 use crate::unscale::{Half, to_device, unscale};
 
 static UPDATE_SCALE: LazyOp = LazyOp::new("aten::_amp_update_scale_", "");
-static COPY: LazyOp = LazyOp::new("aten::copy_", "");
+static FILL: LazyOp = LazyOp::new("aten::fill_", "Scalar");
 
 /// Scales the loss so that float16 gradients do not underflow, skips steps whose gradients overflowed, and adapts the
 /// scale: times `growth_factor` after `growth_interval` good steps in a row, times `backoff_factor` after a bad one.
@@ -273,7 +273,7 @@ impl GradScaler {
             return Err(AmpError::InvalidOption { option, found, expected: EXPECTED_SCALE });
         }
         let scale = &self.initialised("update_to")?.scale;
-        COPY.call(&[Arg::Tensor(scale), Arg::Tensor(&Tensor::f_from_slice(&[new_scale as f32])?.f_reshape([])?)])?;
+        FILL.call(&[Arg::Tensor(scale), Arg::Double(f64::from(new_scale as f32))])?;
         self.optimizers.clear();
         Ok(())
     }
@@ -355,11 +355,8 @@ impl GradScaler {
         let on_device = match self.on_device.take() {
             Some(on_device) => on_device,
             None => OnDevice {
-                scale: to_device(&Tensor::f_from_slice(&[self.options.init_scale as f32])?.f_reshape([])?, device)?,
-                growth_tracker: to_device(
-                    &Tensor::f_from_slice(&[self.init_growth_tracker as i32])?.f_reshape([])?,
-                    device,
-                )?,
+                scale: Tensor::f_full(&[0; 0][..], f64::from(self.options.init_scale as f32), (Kind::Float, device))?,
+                growth_tracker: Tensor::f_full(&[0; 0][..], self.init_growth_tracker, (Kind::Int, device))?,
             },
         };
         Ok(self.on_device.insert(on_device))

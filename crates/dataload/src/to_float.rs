@@ -1,6 +1,8 @@
 //! Converts images to normalised float32 in the worker.
 
-use overdrive_ffi::{Arg, HostBuffer, LazyOp};
+use std::sync::Arc;
+
+use overdrive_ffi::{Arg, DeviceConstants, HostBuffer, LazyOp};
 use tch::{Kind, Tensor};
 
 use crate::collate::{Planes, targets};
@@ -26,6 +28,8 @@ pub struct ToFloat {
     tables: Vec<[FloatBytes; 256]>,
     mean: Vec<f32>,
     std: Vec<f32>,
+    /// Mean and std for [`apply`](Self::apply).
+    on_devices: Arc<DeviceConstants<2>>,
 }
 
 impl ToFloat {
@@ -48,12 +52,12 @@ impl ToFloat {
             return Err(DataError::option("std", "finite values other than 0", bad));
         }
         let tables = mean.iter().zip(std).map(|(&mean, &std)| table(mean, std)).collect();
-        Ok(Self { tables, mean: mean.to_vec(), std: std.to_vec() })
+        Ok(Self { tables, mean: mean.to_vec(), std: std.to_vec(), on_devices: Arc::default() })
     }
 
     /// Only scales to the range 0 to 1.
     pub fn unit() -> Self {
-        Self { tables: vec![table(0.0, 1.0)], mean: vec![0.0], std: vec![1.0] }
+        Self { tables: vec![table(0.0, 1.0)], mean: vec![0.0], std: vec![1.0], on_devices: Arc::default() }
     }
 }
 
@@ -74,6 +78,9 @@ impl ToFloat {
     /// # Shapes
     /// uint8 `[N, C, H, W]` gives float32 `[N, C, H, W]` in the same memory format.
     ///
+    /// # Syncs
+    /// Only the first time on a device.
+    ///
     /// # Errors
     /// [`DataError::InvalidOption`] for another kind, shape or number of channels; [`DataError::Torch`].
     pub fn apply(&self, images: &Tensor) -> Result<Tensor, DataError> {
@@ -82,10 +89,11 @@ impl ToFloat {
             let expected = format!("uint8 [N, C, H, W] with {values} channels, or a single mean and std");
             return Err(DataError::option("images", expected, format!("{kind:?} {shape:?}")));
         }
-        let by_channel =
-            |values: &[f32]| Tensor::f_from_slice(values)?.f_view([-1, 1, 1])?.f_to_device(images.device());
+        let by_channel = |values: &[f32]| Tensor::f_from_slice(values)?.f_view([-1, 1, 1]);
+        let make = || Ok::<_, DataError>([by_channel(&self.mean)?, by_channel(&self.std)?]);
+        let [mean, std] = self.on_devices.on(images.device(), make)?;
         let unit = DIV.tensor(&[Arg::Tensor(&images.f_to_kind(Kind::Float)?), Arg::Double(255.0)])?;
-        Ok(unit.f_sub(&by_channel(&self.mean)?)?.f_div(&by_channel(&self.std)?)?)
+        Ok(unit.f_sub(&mean)?.f_div(&std)?)
     }
 
     /// Converts the planes of a batch of shape `[N, C, H, W]`.

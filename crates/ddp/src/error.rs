@@ -270,6 +270,10 @@ pub enum DdpError {
     Torch(#[from] TorchError),
 }
 
+/// What libtorch says when a rank is lost at a monitored barrier: to a rank that waits for rank 0, and otherwise.
+const LOST_AT_BARRIER: [&str; 2] =
+    ["received errors while waiting for send/recv", "Monitored Barrier encountered error running collective"];
+
 impl DdpError {
     /// Translates libtorch's error of a failed collective.
     pub(crate) fn between(context: Context, source: TorchError) -> Self {
@@ -278,11 +282,10 @@ impl DdpError {
         if text.contains("Detected mismatch between collectives") || text.contains("same shapes and dtypes") {
             return Self::Mismatch { context, source };
         }
-        // A group that compares collectives over ranks reports a lost rank by this text, without an error kind.
-        if text.contains("received errors while waiting for send/recv") {
-            return Self::Lost { context, source };
-        }
+        // A group that compares collectives over ranks has a monitored barrier before each, whose errors have no kind.
         match source.kind() {
+            _ if text.contains("failed to pass monitoredBarrier") => Self::TimedOut { context, source },
+            _ if LOST_AT_BARRIER.iter().any(|lost| text.contains(lost)) => Self::Lost { context, source },
             TorchErrorKind::Timeout => Self::TimedOut { context, source },
             TorchErrorKind::Distributed => Self::Lost { context, source },
             _ => Self::Torch(source),
@@ -300,5 +303,27 @@ impl From<DdpError> for SyncError {
     fn from(error: DdpError) -> Self {
         let boxed: Box<dyn std::error::Error + Send + Sync> = Box::new(error);
         Self(boxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_groups_own_barrier_tells_a_lost_rank_from_a_late_one() {
+        let failed = |text: &str| {
+            let context = Context { op: "backward", rank: 1, size: 3, group: "0".into() };
+            let barrier =
+                "ProcessGroupWrapper: Monitored Barrier encountered error running collective: ALLREDUCE. Error: ";
+            DdpError::between(context, tch::TchError::Torch(format!("{barrier}\n{text}")).into())
+        };
+        let lost = failed("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:15589");
+        assert!(matches!(lost, DdpError::Lost { .. }), "{lost:?}");
+        let lost =
+            failed("Rank 1 successfully reached monitoredBarrier, but received errors while waiting for send/recv");
+        assert!(matches!(lost, DdpError::Lost { .. }), "{lost:?}");
+        let late = failed("[Rank 0]: Rank 2 failed to pass monitoredBarrier in 4000 ms");
+        assert!(matches!(late, DdpError::TimedOut { .. }), "{late:?}");
     }
 }

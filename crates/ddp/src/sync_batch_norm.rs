@@ -56,7 +56,8 @@ impl SyncBatchNorm {
     /// exited or does not take part within the group's timeout.
     ///
     /// # Syncs
-    /// In training, waits for all ranks, in backward too.
+    /// In training, waits for all ranks, in backward too. On a GPU its stream waits, not the host, unless this rank has
+    /// fewer than two values per channel.
     pub fn forward_t(&self, inputs: &Tensor, train: bool) -> Result<Tensor, DdpError> {
         let channels = self.running_mean.numel() as i64;
         let shape = inputs.size();
@@ -109,12 +110,13 @@ impl SyncBatchNorm {
         let squares = shifted.f_sub(&own_mean.f_unsqueeze(1)?)?.f_square()?.f_sum_dim_intlist(1, false, kind)?;
         // Back to squares around the shift, which can be added over ranks: sum(x^2) = sum((x - m)^2) + m * sum(x).
         let squares = squares.f_add(&own_mean.f_mul(&sum)?)?;
-        let count = Tensor::f_from_slice(&[own as f64])?.f_to_kind(kind)?.f_to_device(inputs.device())?;
+        let count = Tensor::f_full([1], own, (kind, inputs.device()))?;
         let stats = Tensor::f_cat(&[sum, squares, count], 0)?;
         let stats = self.group.sum_with_grad("SyncBatchNorm", &stats)?;
         let total = stats.f_narrow(0, 2 * channels, 1)?.f_detach()?;
-        let count = total.f_double_value(&[0])?;
-        if count < 2.0 {
+        // A rank with two values or more need not read, and so need not wait for, the others'.
+        if own < 2 && total.f_double_value(&[0])? < 2.0 {
+            let count = total.f_double_value(&[0])?;
             return Err(DdpError::InvalidTensor {
                 op: "SyncBatchNorm",
                 argument: "the batch over all ranks".to_owned(),
@@ -126,15 +128,17 @@ impl SyncBatchNorm {
         let square = stats.f_narrow(0, channels, channels)?.f_div(&total)?;
         let var = square.f_sub(&mean.f_square()?)?;
         let mean = mean.f_add(&shift)?;
-        self.update_running_statistics(&mean, &var, count)?;
+        self.update_running_statistics(&mean, &var, &total)?;
         Ok((mean, var))
     }
 
     /// Moves the running statistics towards the batch's. The running variance is the unbiased one.
-    fn update_running_statistics(&self, mean: &Tensor, var: &Tensor, count: f64) -> Result<(), DdpError> {
+    fn update_running_statistics(&self, mean: &Tensor, var: &Tensor, count: &Tensor) -> Result<(), DdpError> {
         let _no_grad = tch::no_grad_guard();
         let momentum = self.config.momentum;
-        let unbiased = MUL.tensor(&[Arg::Tensor(var), Arg::Double(count / (count - 1.0))])?;
+        let count = count.f_to_kind(Kind::Double)?;
+        let fewer = ADD.tensor(&[Arg::Tensor(&count), Arg::Double(-1.0)])?;
+        let unbiased = var.f_mul(&count.f_div(&fewer)?.f_to_kind(var.kind())?)?;
         for (running, seen) in [(&self.running_mean, mean), (&self.running_var, &unbiased)] {
             let kept = MUL.tensor(&[Arg::Tensor(running), Arg::Double(1.0 - momentum)])?;
             let new = MUL.tensor(&[Arg::Tensor(&seen.f_to_kind(running.kind())?), Arg::Double(momentum)])?;

@@ -16,8 +16,19 @@ namespace {
 
 // Events that were waited for. Recording one again does not change what waits for it already.
 struct IdleEvents {
+  explicit IdleEvents(c10::Device device) : device(device) {}
+
+  c10::Device device;
   std::mutex mutex;
   std::vector<c10::Event> events;
+
+  ~IdleEvents() {
+    try {
+      overdrive::on_device(device, [&] { events.clear(); });
+    } catch (...) {
+      // The device is lost, and its events with it.
+    }
+  }
 
   std::optional<c10::Event> take() {
     std::lock_guard<std::mutex> lock(mutex);
@@ -49,7 +60,7 @@ od_status od_copy_stream_new(int32_t device, od_copy_stream** out, od_error* err
   return overdrive::guarded(err, [&] {
     auto cuda = overdrive::cuda_device(device);
     *out = new od_copy_stream{c10::impl::VirtualGuardImpl(cuda.type()).getStreamFromGlobalPool(cuda),
-                              std::make_shared<IdleEvents>()};
+                              std::make_shared<IdleEvents>(cuda)};
   });
 }
 
@@ -67,13 +78,16 @@ od_status od_copy_stream_record(const od_copy_stream* stream, od_copy_event** ou
   return overdrive::guarded(err, [&] {
     auto event = stream->idle->take();
     if (!event) event.emplace(c10::DeviceType::CUDA);
-    event->record(stream->stream);
+    overdrive::on_device(stream->stream.device(), [&] { event->record(stream->stream); });
     *out = new od_copy_event{std::move(*event), stream->idle};
   });
 }
 
 od_status od_copy_event_wait(od_copy_event* event, od_error* err) noexcept {
-  return overdrive::guarded(err, [&] { event->event.block(overdrive::current_stream(event->event.device())); });
+  return overdrive::guarded(err, [&] {
+    auto device = event->idle->device;
+    overdrive::on_device(device, [&] { event->event.block(overdrive::current_stream(device)); });
+  });
 }
 
 void od_copy_event_free(od_copy_event* event) noexcept {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/Context.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace overdrive {
@@ -17,6 +18,15 @@ inline c10::Device cuda_device(int32_t number) {
 
 inline c10::Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+// Runs a body that records, awaits, reads or destroys an event of this device. c10's events set their device and then
+// the thread's one again, and from CUDA 12 on that makes a context on it. A guard does not return to a device without a
+// context.
+template <typename Body>
+void on_device(c10::Device device, Body&& body) {
+  c10::DeviceGuard guard(device);
+  body();
 }
 
 }  // namespace overdrive

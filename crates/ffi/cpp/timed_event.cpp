@@ -17,10 +17,19 @@ od_status od_timed_event_new(int32_t device, od_timed_event** out, od_error* err
   });
 }
 
-void od_timed_event_free(od_timed_event* event) noexcept { delete event; }
+void od_timed_event_free(od_timed_event* event) noexcept {
+  if (event == nullptr) return;
+  try {
+    overdrive::on_device(event->device, [&] { delete event; });
+  } catch (...) {
+    // The device is lost, and the event with it.
+  }
+}
 
 od_status od_timed_event_record(od_timed_event* event, od_error* err) noexcept {
-  return overdrive::guarded(err, [&] { event->event.record(overdrive::current_stream(event->device)); });
+  return overdrive::guarded(err, [&] {
+    overdrive::on_device(event->device, [&] { event->event.record(overdrive::current_stream(event->device)); });
+  });
 }
 
 od_status od_timed_event_is_reached(const od_timed_event* event, int32_t* out, od_error* err) noexcept {
@@ -30,5 +39,7 @@ od_status od_timed_event_is_reached(const od_timed_event* event, int32_t* out, o
 
 od_status od_timed_event_elapsed(const od_timed_event* from, const od_timed_event* to, double* milliseconds,
                                  od_error* err) noexcept {
-  return overdrive::guarded(err, [&] { *milliseconds = from->event.elapsedTime(to->event); });
+  return overdrive::guarded(err, [&] {
+    overdrive::on_device(from->device, [&] { *milliseconds = from->event.elapsedTime(to->event); });
+  });
 }

@@ -47,6 +47,7 @@ pub mod rng;
 mod rows;
 mod tensor_list;
 mod timed_event;
+mod upload;
 
 pub use buffer_pool::BufferPool;
 pub use copy_stream::{CopyEvent, CopyStream};
@@ -59,6 +60,7 @@ pub use op::{Arg, LazyOp, Op, Value};
 pub use rows::Rows;
 pub use tensor_list::{Grads, TensorId, TensorList};
 pub use timed_event::TimedEvent;
+pub use upload::{DeviceConstants, upload};
 
 #[doc(hidden)]
 pub use error::test_throw;

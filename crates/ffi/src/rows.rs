@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, check};
 use crate::raw;
-use crate::{Arg, LazyOp};
+use crate::{Arg, LazyOp, upload};
 
 const OTHER_LAYOUT: &str = "a sparse tensor or another layout, which `to_dense` converts";
 
@@ -88,7 +88,7 @@ impl Rows {
     /// `Other` for an index that is out of range; `OutOfMemory`; `Cuda`.
     ///
     /// # Syncs
-    /// Only for the upload of the indices where the rows are on a GPU.
+    /// No.
     ///
     /// # Source
     /// `torch.index_select` along dimension 0
@@ -97,8 +97,7 @@ impl Rows {
             if let Some(row) = rows.iter().find(|&&row| row < 0 || row as usize >= self.len) {
                 return Err(Error::refused(format!("row {row} is out of range for {} rows", self.len)));
             }
-            let uploaded = Tensor::f_from_slice(rows).and_then(|rows| rows.f_to_device(self.device()));
-            let rows = uploaded.map_err(|error| Error::refused(error.to_string()))?;
+            let rows = upload(&Tensor::f_from_slice(rows)?, self.device())?;
             return INDEX_SELECT.tensor(&[Arg::Tensor(&self.tensor), Arg::Int(0), Arg::Tensor(&rows)]);
         }
         let mut out = ptr::null_mut();

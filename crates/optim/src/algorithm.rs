@@ -2,7 +2,7 @@
 
 use overdrive_core::{GradScale, OptimizerError, TorchError};
 use overdrive_ffi::{Arg, LazyOp, TensorList};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::foreach::{self, Lent};
 use crate::optimizer::Values;
@@ -136,7 +136,7 @@ impl Slot {
 
     /// One float32 number, on the parameter's device.
     pub fn scalar(name: &'static str, fill: f64) -> Self {
-        let fresh = |param: &Tensor, fill| Ok(Tensor::from(fill as f32).f_to_device(param.device())?);
+        let fresh = |param: &Tensor, fill| Ok(Tensor::f_full(&[0; 0][..], fill, (Kind::Float, param.device()))?);
         Self { name, fresh, fill }
     }
 

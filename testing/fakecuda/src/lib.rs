@@ -128,6 +128,7 @@ fn function(name: &CStr) -> Option<*mut c_void> {
     (!found.is_null()).then_some(found)
 }
 
+/// Calls a function of the stand-ins.
 macro_rules! call {
     ($name:literal($($argument:expr => $kind:ty),*) -> $result:ty) => {{
         let found = function($name).unwrap_or_else(|| panic!("the stand-ins lack {:?}", $name));
@@ -136,6 +137,8 @@ macro_rules! call {
         function($($argument),*)
     }};
 }
+
+mod orders;
 
 fn text(at: *const c_char) -> String {
     // SAFETY: the stand-ins' texts end with a zero byte, and stay until this thread's next call.
@@ -186,6 +189,16 @@ impl Fake {
     /// Whether accesses without an order are looked for; they are among the [notes](Self::notes).
     pub fn find_races(self, on: bool) {
         call!(c"fakecuda_find_races"(on => bool) -> ());
+    }
+
+    /// Whether to remember where the host waits for the device.
+    pub fn trace_waits(self, on: bool) {
+        call!(c"fakecuda_trace_waits"(on => bool) -> ());
+    }
+
+    /// Where the host has waited since [`reset`](Self::reset): how often, and the functions that led there.
+    pub fn waits(self) -> String {
+        text(call!(c"fakecuda_waits"() -> *const c_char))
     }
 
     /// Computes the numbers of operators from now on, with the host's own operators. Without it, kernels are

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use overdrive_ffi::{Arg, LazyOp, Rows};
+use overdrive_ffi::{Arg, LazyOp, Rows, upload};
 use tch::{Device, Tensor};
 
 use crate::DataError;
@@ -48,7 +48,7 @@ impl<B> DeviceStore<B> {
         Ok(Some(batch))
     }
 
-    /// Keeps the samples of a batch.
+    /// Keeps the samples of a batch, which the calling thread's current stream may read.
     pub(crate) fn put(&self, indices: &[usize], batch: &B) -> Result<(), DataError> {
         let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
         let stored = match &mut *stored {
@@ -95,6 +95,6 @@ impl<B> DeviceStore<B> {
 
     fn rows(&self, indices: &[usize]) -> Result<Tensor, DataError> {
         let rows: Vec<i64> = indices.iter().map(|&index| index as i64).collect();
-        Ok(Tensor::f_from_slice(&rows)?.f_to_device(self.device)?)
+        Ok(upload(&Tensor::f_from_slice(&rows)?, self.device)?)
     }
 }

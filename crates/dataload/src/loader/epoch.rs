@@ -115,7 +115,7 @@ impl<B: Send + 'static> Epoch<B> {
             let Some(Made { number, result, mark }) = self.make()? else { return Ok(None) };
             match result? {
                 Content::Batch { batch, samples, uploaded } => {
-                    if let Some(uploaded) = uploaded {
+                    if let Some(mut uploaded) = uploaded {
                         uploaded.adopt(&batch)?;
                     }
                     self.give(number, mark);

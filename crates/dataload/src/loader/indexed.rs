@@ -224,12 +224,15 @@ where
         }
     }
 
-    /// Stores the batch's samples, with `cache(OnDevice)`, and starts the batch's transfer.
+    /// Starts the batch's transfer and, with `cache(OnDevice)`, keeps its samples there.
     fn finish(&self, batch: C::Batch, drawn: &[usize], samples: usize) -> Result<Content<C::Batch>, DataError> {
+        let (batch, mut uploaded) = self.stages.send(batch)?;
         if let Some(store) = &self.store {
+            if let Some(uploaded) = &mut uploaded {
+                uploaded.adopt(&batch)?;
+            }
             store.put(drawn, &batch)?;
         }
-        let (batch, uploaded) = self.stages.send(batch)?;
         Ok(Content::Batch { batch, samples, uploaded })
     }
 

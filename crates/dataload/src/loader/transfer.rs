@@ -15,7 +15,7 @@ type Change<'a> = &'a mut dyn FnMut(&Tensor) -> Result<Tensor, DataError>;
 /// Access to the tensors of a batch, for the options that need it. Without those options a batch can be of any type.
 pub(crate) struct TensorOps<B> {
     pub(crate) map: fn(&B, Change<'_>) -> Result<B, DataError>,
-    adopt: fn(&B, CopyEvent) -> Result<(), DataError>,
+    adopt: fn(&B, &mut CopyEvent) -> Result<(), DataError>,
     pub(crate) bytes: fn(&B) -> usize,
 }
 
@@ -34,7 +34,7 @@ impl<B: TensorBatch> TensorOps<B> {
 }
 
 /// Makes the current stream wait for the copies of `batch`.
-fn adopt<B: TensorBatch>(batch: &B, mut copied: CopyEvent) -> Result<(), DataError> {
+fn adopt<B: TensorBatch>(batch: &B, copied: &mut CopyEvent) -> Result<(), DataError> {
     let mut tensors = Vec::new();
     batch.visit_tensors(&mut |tensor| tensors.push(tensor));
     Ok(copied.wait(tensors.into_iter().filter(|tensor| tensor.device().is_cuda()))?)
@@ -43,13 +43,13 @@ fn adopt<B: TensorBatch>(batch: &B, mut copied: CopyEvent) -> Result<(), DataErr
 /// A batch's copies to the device, which may still be under way.
 pub(crate) struct Uploaded<B> {
     copied: CopyEvent,
-    adopt: fn(&B, CopyEvent) -> Result<(), DataError>,
+    adopt: fn(&B, &mut CopyEvent) -> Result<(), DataError>,
 }
 
 impl<B> Uploaded<B> {
     /// Makes the calling thread's current stream wait for the copies.
-    pub(crate) fn adopt(self, batch: &B) -> Result<(), DataError> {
-        (self.adopt)(batch, self.copied)
+    pub(crate) fn adopt(&mut self, batch: &B) -> Result<(), DataError> {
+        (self.adopt)(batch, &mut self.copied)
     }
 }
 

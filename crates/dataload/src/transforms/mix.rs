@@ -133,8 +133,7 @@ impl Mixing {
     }
 
     fn labels(&self, labels: &Tensor, share: f64) -> Result<Tensor, DataError> {
-        let classes: Vec<i64> = (0..self.num_classes).collect();
-        let classes = Tensor::f_from_slice(&classes)?.f_to_device(labels.device())?;
+        let classes = Tensor::f_arange(self.num_classes, (Kind::Int64, labels.device()))?;
         let one_hot = labels.f_unsqueeze(-1)?.f_eq_tensor(&classes)?.f_to_kind(Kind::Float)?;
         mix(&one_hot, share)
     }

@@ -1,6 +1,6 @@
 //! Signs packed eight to a byte, with one common scale.
 
-use overdrive_ffi::{Arg, LazyOp, compress as kernels};
+use overdrive_ffi::{Arg, DeviceConstants, LazyOp, compress as kernels};
 use tch::{Kind, Tensor};
 
 use crate::error::DdpError;
@@ -63,5 +63,8 @@ fn signed(positive: &Tensor, scale: &Tensor, like: &Tensor) -> Result<Tensor, Dd
 
 /// The bit masks of the eight signs in a byte.
 fn bits(like: &Tensor) -> Result<Tensor, DdpError> {
-    Ok(Tensor::f_from_slice(&[1u8, 2, 4, 8, 16, 32, 64, 128])?.f_to_device(like.device())?)
+    static BITS: DeviceConstants<1> = DeviceConstants::new();
+    let make = || Ok::<_, DdpError>([Tensor::f_from_slice(&[1u8, 2, 4, 8, 16, 32, 64, 128])?]);
+    let [bits] = BITS.on(like.device(), make)?;
+    Ok(bits)
 }

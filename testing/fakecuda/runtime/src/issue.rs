@@ -62,6 +62,7 @@ impl World {
         let operation = failing.as_ref().unwrap_or(operation);
         if operation.kind.is_of_device() {
             trace::work(self, (device, stream), &operation.what, &operation.accesses);
+            self.issued.add(|| operation.what.clone());
         }
         let tickets = if self.guards { self.guard(operation) } else { Vec::new() };
         let told = match operation.kind {

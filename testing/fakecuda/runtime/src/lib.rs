@@ -20,6 +20,7 @@ mod faults;
 mod graph;
 mod guard;
 mod issue;
+mod issued;
 mod memory;
 mod nccl;
 mod nvml;

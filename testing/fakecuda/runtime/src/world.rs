@@ -10,6 +10,7 @@ use crate::clock::Accesses;
 use crate::error::CudaError;
 use crate::faults;
 use crate::graph::Graphs;
+use crate::issued::Issued;
 use crate::memory::Memory;
 use crate::nccl::journal;
 use crate::operation::Costs;
@@ -52,6 +53,7 @@ pub struct World {
     /// Whether pinned memory is guarded while a copy of it is queued.
     pub guards: bool,
     pub waits: Waits,
+    pub issued: Issued,
     /// Blocks that `cudaFreeAsync` freed, and the event after which nothing uses them.
     pub freed: Vec<(usize, u64)>,
     /// Pinned host memory: address and length.
@@ -129,6 +131,7 @@ impl World {
             costs: Costs::default(),
             guards: false,
             waits: Waits::default(),
+            issued: Issued::default(),
             freed: Vec::new(),
             pinned: BTreeMap::new(),
             counts: BTreeMap::new(),

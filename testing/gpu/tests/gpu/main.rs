@@ -6,6 +6,7 @@ mod loading;
 mod optimizers;
 mod profiling;
 mod ranks;
+mod uploads;
 
 use anyhow::{Result, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -22,9 +23,54 @@ const FLOAT: (Kind, Device) = (Kind::Float, GPU);
 /// A fake device rounds as the host does.
 const REAL_ONLY: [&str; 1] = ["tf32_changes_products_only_while_allowed"];
 
-/// Tests with the names of their functions.
+/// A real device does not tell what it was asked for, in which order, or what was nearly too early.
+const FAKE_ONLY: [&str; 13] = [
+    "uploads::transforms_upload_nothing",
+    "uploads::rows_on_the_device_are_gathered_without_waiting",
+    "uploads::a_cache_on_the_device_uploads_each_sample_once",
+    "uploads::a_new_scale_is_set_without_waiting",
+    "uploads::hooks_and_statistics_over_nccl_neither_wait_nor_upload",
+    "optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters",
+    "loading::later_epochs_ask_the_driver_for_nothing",
+    "loading::nothing_is_early_or_on_another_device",
+    "loading::a_missing_wait_is_found",
+    "loading::a_missing_record_stream_is_found",
+    "loading::a_pinned_buffer_used_again_is_found",
+    "ranks::exchanges_are_pytorchs",
+    "ranks::exchanges_begin_before_backward_ends",
+];
+
+/// Each rank has a GPU of its own.
+const GPUS: [(&str, i64); 2] =
+    [("ranks::ddp_of_2_over_nccl_equals_gloos", 2), ("ranks::ddp_of_4_over_nccl_equals_gloos", 4)];
+
+/// What a test compares: what the device was asked to do, which any stand-in shows, or what it computed.
+const CONTROL_FLOW: &str = "control flow";
+const NUMBERS: &str = "numbers";
+
+/// Tests with the names of their functions, and what they compare.
 macro_rules! trials {
-    ($($test:path),* $(,)?) => { vec![$((stringify!($test), $test as fn() -> Result<()>)),*] };
+    ($kind:expr; $($test:path),* $(,)?) => { vec![$((stringify!($test), $test as fn() -> Result<()>, $kind)),*] };
+}
+
+/// Why a test cannot run here.
+fn missing(name: &str) -> Option<String> {
+    let is_fake = Fake::get().is_some();
+    let gpus = GPUS.iter().find(|(test, _)| *test == name).map_or(1, |(_, gpus)| *gpus);
+    let reason = if !Cuda::is_available() {
+        "no CUDA device".to_owned()
+    } else if is_fake && REAL_ONLY.contains(&name) {
+        "only a real device can show it".to_owned()
+    } else if !is_fake && FAKE_ONLY.contains(&name) {
+        "only a fake device can show it".to_owned()
+    } else if !is_fake && Cuda::device_count() < gpus {
+        format!("it needs {gpus} GPUs")
+    } else if name == "ranks::exchanges_are_pytorchs" && ranks::python().is_none() {
+        "no Python with torch".to_owned()
+    } else {
+        return None;
+    };
+    Some(reason)
 }
 
 fn main() {
@@ -41,40 +87,53 @@ fn main() {
     let mut arguments = Arguments::from_args();
     // The tests share one device: memory statistics and `ForbidSync` apply to the whole process.
     arguments.test_threads = Some(1);
-    let skip = !Cuda::is_available();
-    let is_fake = Fake::get().is_some();
-    let tests = trials![
+    let mut tests = trials![
+        CONTROL_FLOW;
         libtorch_sees_the_device,
-        autocast_casts_on_the_device,
         memory_is_counted_and_the_peak_can_be_reset,
         an_exhausted_device_is_out_of_memory,
         pinned_memory_is_pinned,
+        a_fused_scaled_step_never_waits_for_the_device,
+        an_unfused_step_waits_once_to_read_the_flag,
+        loading::nothing_is_early_or_on_another_device,
+        loading::later_epochs_ask_the_driver_for_nothing,
+        loading::a_missing_wait_is_found,
+        loading::a_missing_record_stream_is_found,
+        loading::a_pinned_buffer_used_again_is_found,
+        uploads::transforms_upload_nothing,
+        uploads::rows_on_the_device_are_gathered_without_waiting,
+        uploads::a_cache_on_the_device_uploads_each_sample_once,
+        uploads::a_new_scale_is_set_without_waiting,
+        uploads::hooks_and_statistics_over_nccl_neither_wait_nor_upload,
+        optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters,
+        ranks::exchanges_are_pytorchs,
+        ranks::exchanges_begin_before_backward_ends,
+        profiling::the_profiler_sees_the_device,
+        profiling::phases_on_the_device_are_timed_without_waiting,
+    ];
+    tests.extend(trials![
+        NUMBERS;
+        autocast_casts_on_the_device,
         tf32_changes_products_only_while_allowed,
         optimizers::fused_adamw_on_the_device_equals_the_host,
         optimizers::fused_sgd_on_the_device_equals_the_host,
         optimizers::every_optimizer_on_the_device_equals_the_host_and_never_waits,
         optimizers::eight_bit_averages_on_the_device_equal_the_hosts,
         optimizers::steps_in_backward_run_on_the_device,
-        a_fused_scaled_step_never_waits_for_the_device,
         a_step_that_overflows_is_skipped_on_the_device,
-        an_unfused_step_waits_once_to_read_the_flag,
         accumulation_equals_the_large_batch,
         float16_training_learns,
-        loading::batches_from_pinned_memory_arrive_whole,
-        loading::a_cache_on_the_device_holds_what_was_loaded,
-        loading::later_epochs_ask_the_driver_for_nothing,
-        loading::a_dataset_on_the_device_is_read_there,
+        loading::batches_arrive_whole_from_every_source,
         ranks::ddp_of_2_over_nccl_equals_gloos,
         ranks::ddp_of_4_over_nccl_equals_gloos,
-        profiling::the_profiler_sees_the_device,
-        profiling::phases_on_the_device_are_timed_without_waiting,
-    ];
-    let trials = tests.into_iter().map(|(name, test)| {
-        let skip = skip || (is_fake && REAL_ONLY.contains(&name));
-        if skip && !arguments.list {
-            println!("{name}: skipped: {}", if is_fake { "only a real device can show it" } else { "no CUDA device" });
+    ]);
+    let trials = tests.into_iter().map(|(name, test, kind)| {
+        let missing = missing(name);
+        if let Some(reason) = missing.as_ref().filter(|_| !arguments.list) {
+            println!("{name}: skipped: {reason}");
         }
-        Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}")))).with_ignored_flag(skip)
+        let trial = Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}"))));
+        trial.with_kind(kind).with_ignored_flag(missing.is_some())
     });
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }

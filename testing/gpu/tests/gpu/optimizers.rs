@@ -7,6 +7,7 @@ use overdrive::optim::{
     Rprop,
 };
 use overdrive::prelude::*;
+use overdrive_fakecuda::Fake;
 
 use crate::{FLOAT, GPU};
 
@@ -111,5 +112,24 @@ pub fn steps_in_backward_run_on_the_device() -> Result<()> {
     for param in &params {
         ensure!(!param.grad().defined() && param.double_value(&[0]) == 0.5);
     }
+    Ok(())
+}
+
+/// Many parameters are updated by the same kernels as few.
+pub fn an_eight_bit_step_launches_equally_often_for_more_parameters() -> Result<()> {
+    let Some(fake) = Fake::get() else { anyhow::bail!("only a fake device counts") };
+    let launches = |params: usize| -> Result<u64> {
+        let params: Vec<_> = (0..params).map(|_| Tensor::randn([70, 90], FLOAT).set_requires_grad(true)).collect();
+        let mut opt = AdamW8Bit::builder(params.iter().map(Tensor::shallow_clone).collect::<Vec<_>>()).build()?;
+        for param in &params {
+            param.square().sum(Kind::Float).backward();
+        }
+        opt.step()?;
+        fake.reset();
+        opt.step()?;
+        Ok(fake.counts().get("launches").copied().unwrap_or(0))
+    };
+    let (two, eight) = (launches(2)?, launches(8)?);
+    ensure!(two > 0 && eight == two, "{two} for 2 parameters, {eight} for 8");
     Ok(())
 }

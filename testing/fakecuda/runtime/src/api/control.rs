@@ -9,7 +9,7 @@ use crate::progress::Pace;
 use crate::world::{World, world};
 
 /// Keeps a text for the caller, until the thread's next call.
-fn kept(text: &str) -> *const c_char {
+pub(super) fn kept(text: &str) -> *const c_char {
     thread_local! {
         static TEXT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     }

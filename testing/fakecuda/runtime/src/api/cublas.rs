@@ -20,8 +20,8 @@ const VERSION: i32 = 130_100;
 
 /// Counts a kernel of a library, and puts it into a stream.
 pub fn launch_of_library(name: &str, stream: usize) -> i32 {
-    let is_outside = note_launch(stream);
     let mut world = world();
+    let is_outside = note_launch(&world, stream);
     if is_outside {
         world.note(format!("launched outside of all operators, its numbers are not known: {name}"));
     }

@@ -87,8 +87,8 @@ pub unsafe extern "C" fn __cudaGetKernel(kernel: *mut usize, function: usize) ->
 fn launch(function: usize, stream: usize) -> i32 {
     let name = KERNELS.lock().unwrap_or_else(PoisonError::into_inner).get(&function).cloned();
     let Some(name) = name else { return code(Err(CudaError::INVALID_DEVICE_FUNCTION)) };
-    let is_outside = note_launch(stream);
     let mut world = world();
+    let is_outside = note_launch(&world, stream);
     if is_outside {
         world.note(format!("launched outside of all operators, its numbers are not known: {name}"));
     }

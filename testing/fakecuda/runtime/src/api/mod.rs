@@ -25,6 +25,7 @@ mod nccl_memory;
 pub mod nccl_tests;
 mod nvml;
 mod operators;
+mod orders;
 mod pools;
 mod queries;
 mod streams;

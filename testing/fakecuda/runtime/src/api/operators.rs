@@ -8,10 +8,10 @@ use super::code;
 use super::cublas::launch_of_library;
 use crate::clock::Access;
 use crate::poison::poison;
-use crate::world::world;
+use crate::world::{World, world};
 
 thread_local! {
-    /// How many kernels the thread has launched, and the handle of the stream of the last one.
+    /// How many kernels the thread has launched, and the number of the stream of the last one.
     static LAUNCHED: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
     /// The operator that it is within, or nothing; `None` until an operator has been called.
     static WITHIN: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -26,7 +26,11 @@ pub fn reads_within() -> Option<String> {
 }
 
 /// The thread launches a kernel. Returns whether operators have numbers, and this one belongs to none.
-pub fn note_launch(stream: usize) -> bool {
+///
+/// The legacy stream has the same handle on all devices: its own number is kept, because the thread may have another
+/// device when the operator ends.
+pub fn note_launch(world: &World, stream: usize) -> bool {
+    let stream = world.stream(stream).map_or(stream, |stream| stream as usize);
     LAUNCHED.set((LAUNCHED.get().0 + 1, stream));
     WITHIN.with_borrow(|within| within.as_deref() == Some(""))
 }

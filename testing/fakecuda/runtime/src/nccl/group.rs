@@ -181,6 +181,7 @@ fn launch_of(communicator: &Arc<Communicator>, planned: Vec<Planned>) -> Result<
     for Planned { call, .. } in &planned {
         world.count(&format!("nccl {}", call.kind.name()), 1);
         world.count(&format!("bytes nccl {}", call.kind.name()), call.bytes().unwrap_or(0) as u64);
+        world.issued.add(|| format!("nccl {} of {} {:?}", call.kind.name(), call.count, call.data));
     }
     // Empty collectives are no launch in NCCL; here their ranks still meet, so that other counts than 0 are found.
     if planned.iter().any(|planned| planned.call.count > 0 || !planned.call.kind.is_collective()) {

@@ -1,0 +1,36 @@
+//! The order in which work is issued, what guards it, and who uses which device.
+
+use std::ffi::{c_char, c_void};
+
+use crate::{Fake, function, text};
+
+impl Fake {
+    /// Keeps the order in which work is issued from now on, or no longer.
+    pub fn keep_order(self, on: bool) {
+        call!(c"fakecuda_keep_order"(on => bool) -> ());
+    }
+
+    /// What was issued since the last call, in order: names of kernels, copies and fills, and calls of NCCL as
+    /// `nccl AllReduce of 8 Float32`.
+    pub fn issued(self) -> Vec<String> {
+        text(call!(c"fakecuda_issued"() -> *const c_char)).lines().map(str::to_owned).collect()
+    }
+
+    /// Guards pinned memory from the time when a copy of it is issued until the host has waited for it: a touch before
+    /// that is among the [notes](Self::notes). False if the system does not let it be caught.
+    pub fn guard_pinned(self, on: bool) -> bool {
+        call!(c"fakecuda_guard"(on => bool) -> bool)
+    }
+
+    /// Whether this process has a context on a device.
+    pub fn has_context(self, device: usize) -> bool {
+        let device = u32::try_from(device).unwrap_or(u32::MAX);
+        call!(c"fakecuda_has_context"(device => u32) -> bool)
+    }
+
+    /// How many bytes of a device this process has allocated from the driver.
+    pub fn used_bytes(self, device: usize) -> usize {
+        let device = u32::try_from(device).unwrap_or(u32::MAX);
+        call!(c"fakecuda_used_bytes"(device => u32) -> usize)
+    }
+}

@@ -1,0 +1,112 @@
+//! Every source of batches, used in every way that leaves some under way: the device computes what the host does.
+
+use anyhow::{Context, Result, ensure};
+use overdrive::dataload::{OnDevice, TensorDataset};
+use overdrive::prelude::*;
+use overdrive_fakecuda::Pace;
+
+use super::{BATCH, digest, samples, watched};
+
+type Loader = DataLoader<(Tensor, Tensor)>;
+
+/// Where batches come from.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    /// Samples of the host, stacked by workers, pinned, and copied by a stream of its own.
+    Stacked,
+    /// Rows of tensors on the host, gathered for a whole batch, and copied likewise.
+    HostRows,
+    /// Rows of tensors on the device, gathered there.
+    DeviceRows,
+    /// Samples that were copied to the device in the first epoch.
+    DeviceCache,
+}
+
+const SOURCES: [Source; 4] = [Source::Stacked, Source::HostRows, Source::DeviceRows, Source::DeviceCache];
+
+/// How a training loop takes them.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Whole,
+    /// Each epoch is dropped after a few batches.
+    DroppedEpochs,
+    /// The next epoch is made, and loads its batches, while this one is taken.
+    NextEpochAhead,
+    /// The loader is dropped before its epoch, which is dropped with batches under way.
+    DroppedLoader,
+}
+
+const WAYS: [Way; 4] = [Way::Whole, Way::DroppedEpochs, Way::NextEpochAhead, Way::DroppedLoader];
+
+fn loader(source: Source, device: Device) -> Result<Loader> {
+    let (numbers, labels) = samples();
+    if let Source::DeviceRows = source {
+        let dataset = TensorDataset::new((numbers.to_device(device), labels.to_device(device)))?;
+        return Ok(dataset.loader().batch_size(BATCH).shuffle(true).seed(5).build()?);
+    }
+    let dataset = TensorDataset::new((numbers, labels))?;
+    let stacked = |dataset| DataLoader::builder(dataset).batch_size(BATCH).shuffle(true).seed(5).num_workers(2);
+    Ok(match source {
+        Source::HostRows => {
+            let builder = dataset.loader().batch_size(BATCH).shuffle(true).seed(5).num_workers(2);
+            builder.to_device(device).build()?
+        }
+        Source::DeviceCache => stacked(dataset).cache(OnDevice(device))?.build()?,
+        Source::Stacked | Source::DeviceRows => stacked(dataset).to_device(device).build()?,
+    })
+}
+
+fn digests(loader: Loader, way: Way) -> Result<Vec<Tensor>> {
+    let mut digests = Vec::new();
+    let mut take = |batches: &mut dyn Iterator<Item = Result<(Tensor, Tensor), _>>| -> Result<()> {
+        for batch in batches {
+            let batch: Result<_, overdrive::dataload::DataError> = batch;
+            digests.push(digest(&batch?));
+        }
+        Ok(())
+    };
+    match way {
+        Way::Whole => (0..3).try_for_each(|_| take(&mut loader.iter()))?,
+        Way::DroppedEpochs => (0..3).try_for_each(|_| take(&mut loader.iter().take(3)))?,
+        Way::NextEpochAhead => {
+            let mut epoch = loader.iter();
+            take(&mut epoch.by_ref().take(2))?;
+            for _ in 0..2 {
+                let mut next = loader.iter();
+                take(&mut next.by_ref().take(1))?;
+                take(&mut epoch)?;
+                epoch = next;
+            }
+            take(&mut epoch)?;
+        }
+        Way::DroppedLoader => {
+            take(&mut loader.iter())?;
+            let mut epoch = loader.iter();
+            drop(loader);
+            take(&mut epoch.by_ref().take(3))?;
+        }
+    }
+    Ok(digests)
+}
+
+fn values(loader: Loader, way: Way) -> Result<Vec<f64>> {
+    Ok(digests(loader, way)?.iter().map(|it| it.double_value(&[])).collect())
+}
+
+/// What a loop over the device's batches computes is what it computes over the host's, at each pace; on a fake device
+/// there is no access without an order, and no pinned page is touched early.
+pub fn hold(device: Device, paces: &[Pace]) -> Result<()> {
+    for source in SOURCES {
+        for way in WAYS {
+            let expected = values(loader(source, Device::Cpu)?, way)?;
+            for &pace in paces {
+                let at = || format!("{source:?}, {way:?}, {pace:?}");
+                let (found, notes) = watched(pace, || values(loader(source, device)?, way)).with_context(at)?;
+                ensure!(notes.is_empty(), "{}: {}", at(), notes.join("; "));
+                let found = found.with_context(at)?;
+                ensure!(found == expected, "{}: {found:?} instead of {expected:?}", at());
+            }
+        }
+    }
+    Ok(())
+}

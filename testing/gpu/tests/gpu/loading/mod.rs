@@ -1,0 +1,100 @@
+//! Batches on their way to the device: nothing is used too early, in whatever order the device gets on.
+
+mod gates;
+mod planted;
+
+use anyhow::{Context, Result, ensure};
+use overdrive::dataload::TensorDataset;
+use overdrive::prelude::*;
+use overdrive_fakecuda::{Fake, Pace};
+
+use crate::GPU;
+use crate::ranks::{Meeting, run_alone, uses_only};
+
+pub use planted::{a_missing_record_stream_is_found, a_missing_wait_is_found, a_pinned_buffer_used_again_is_found};
+
+const SAMPLES: i64 = 48;
+const BATCH: usize = 8;
+const FEATURES: i64 = 64;
+const SEEDS: u64 = 50;
+
+fn samples() -> (Tensor, Tensor) {
+    let numbers = Tensor::arange(SAMPLES * FEATURES, (Kind::Float, Device::Cpu)).view([SAMPLES, FEATURES]);
+    (numbers, Tensor::arange(SAMPLES, (Kind::Int64, Device::Cpu)))
+}
+
+/// What a training loop computes of a batch, on the device.
+fn digest((numbers, labels): &(Tensor, Tensor)) -> Tensor {
+    (numbers.sum_dim_intlist(&[1i64][..], false, Kind::Float) * (labels + 1)).sum(Kind::Double)
+}
+
+/// Eager, lazy, and as many seeds. A real device has a pace of its own.
+fn paces(seeds: u64) -> Vec<Pace> {
+    match Fake::get() {
+        Some(_) => [Pace::Eager, Pace::Lazy].into_iter().chain((1..=seeds).map(Pace::Random)).collect(),
+        None => vec![Pace::Eager],
+    }
+}
+
+/// Runs a program at a pace, with its result and what a fake device found: accesses without an order, and pinned pages
+/// that the host touched before it had waited for their copy.
+fn watched<T>(pace: Pace, program: impl FnOnce() -> T) -> Result<(T, Vec<String>)> {
+    let Some(fake) = Fake::get() else { return Ok((program(), Vec::new())) };
+    fake.set_pace(pace);
+    fake.find_races(true);
+    ensure!(fake.guard_pinned(true), "pinned memory cannot be guarded");
+    fake.reset();
+    let result = program();
+    let (notes, left_out) = (fake.notes(), fake.counts().get("copies that the guard left out").copied());
+    fake.set_pace(Pace::Eager);
+    fake.find_races(false);
+    fake.guard_pinned(false);
+    ensure!(left_out.is_none(), "the guard left out {left_out:?} copies");
+    Ok((result, notes))
+}
+
+pub fn batches_arrive_whole_from_every_source() -> Result<()> {
+    gates::hold(GPU, &paces(3))
+}
+
+/// With all seeds, in a process that sees two devices and may use the second one alone.
+pub fn nothing_is_early_or_on_another_device() -> Result<()> {
+    let ended = run_alone("loading", 2, &[])?;
+    let held = ended.lines("held").first().and_then(|number| number.parse().ok());
+    ensure!(held == Some(2 + SEEDS), "{held:?} paces: {}", ended.output);
+    Ok(())
+}
+
+/// The gates, in a process that sees several devices and uses the last one.
+pub fn scenario(meeting: &Meeting) -> Result<()> {
+    let paces = paces(SEEDS);
+    gates::hold(Device::Cuda(meeting.rank), &paces)?;
+    println!("held {}", paces.len());
+    uses_only(meeting.rank, meeting.size)
+}
+
+/// The first epochs allocate; the driver is asked for nothing after them, and only the batches are copied.
+pub fn later_epochs_ask_the_driver_for_nothing() -> Result<()> {
+    let fake = Fake::get().context("only a fake device counts what the driver is asked for")?;
+    let loader = DataLoader::builder(TensorDataset::new(samples())?).batch_size(BATCH).to_device(GPU).build()?;
+    let epoch = || -> Result<()> {
+        for batch in &loader {
+            drop(digest(&batch?));
+        }
+        Ok(())
+    };
+    (0..4).try_for_each(|_| epoch())?;
+    fake.reset();
+    epoch()?;
+    let counts = fake.counts();
+    let count = |name: &str| counts.get(name).copied().unwrap_or(0);
+    for never in ["events created", "device allocations", "pinned allocations", "streams created", "copies that wait"] {
+        ensure!(count(never) == 0, "{never}: {}", count(never));
+    }
+    let waits: u64 = counts.iter().filter(|(name, _)| name.starts_with("waits for ")).map(|(_, times)| times).sum();
+    ensure!(waits == 0, "{counts:?}");
+    let bytes = (SAMPLES * (FEATURES * 4 + 8)) as u64;
+    ensure!(count("bytes host to device, pinned") == bytes, "{counts:?}");
+    ensure!(count("bytes host to device, pageable") == 0, "{counts:?}");
+    Ok(())
+}

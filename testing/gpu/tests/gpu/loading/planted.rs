@@ -1,0 +1,65 @@
+//! Faults that the gates have to find, planted in a small program, which is right without them.
+
+use anyhow::{Result, ensure};
+use overdrive::ffi::{CopyStream, empty_pinned};
+use overdrive::prelude::*;
+
+use super::{paces, watched};
+
+const SHAPE: [i64; 2] = [64, 1024];
+const SEEDS: u64 = 5;
+
+/// What is wrong with a program that copies two batches to the device, as a loader does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    Nothing,
+    /// The computing stream does not wait for the copy.
+    NoWait,
+    /// The allocator does not learn that the computing stream uses the copy: the next copy gets its memory.
+    NoRecordStream,
+    /// The host fills the pinned buffer again before it has waited for the copy.
+    EarlyReuse,
+}
+
+fn program(fault: Fault) -> Result<Vec<f64>> {
+    let stream = CopyStream::new(0)?;
+    let mut buffers = [empty_pinned(&SHAPE, Kind::Uint8)?, empty_pinned(&SHAPE, Kind::Uint8)?];
+    let mut sums = Vec::new();
+    for batch in 0..2 {
+        let buffer = &mut buffers[if fault == Fault::EarlyReuse { 0 } else { batch }];
+        let _ = buffer.fill_(batch as i64 + 1);
+        let copy = stream.upload(buffer)?;
+        let mut copied = stream.record()?;
+        match fault {
+            Fault::NoWait => {}
+            Fault::NoRecordStream => copied.wait([])?,
+            Fault::Nothing | Fault::EarlyReuse => copied.wait([&copy])?,
+        }
+        sums.push(copy.sum(Kind::Int64));
+    }
+    Ok(sums.iter().map(|sum| sum.double_value(&[])).collect())
+}
+
+/// The program without a fault is right and quiet at each pace; with it, the search says so at each pace.
+fn is_found(fault: Fault, says: &str) -> Result<()> {
+    for pace in paces(SEEDS) {
+        let (sums, notes) = watched(pace, || program(Fault::Nothing))?;
+        let (sums, ones) = (sums?, (SHAPE[0] * SHAPE[1]) as f64);
+        ensure!(notes.is_empty() && sums == [ones, 2.0 * ones], "{pace:?}: {sums:?}, {}", notes.join("; "));
+        let (_, notes) = watched(pace, || program(fault))?;
+        ensure!(notes.iter().any(|note| note.contains(says)), "{pace:?}, {fault:?}: {notes:?}");
+    }
+    Ok(())
+}
+
+pub fn a_missing_wait_is_found() -> Result<()> {
+    is_found(Fault::NoWait, "not ordered")
+}
+
+pub fn a_missing_record_stream_is_found() -> Result<()> {
+    is_found(Fault::NoRecordStream, "not ordered")
+}
+
+pub fn a_pinned_buffer_used_again_is_found() -> Result<()> {
+    is_found(Fault::EarlyReuse, "the host writes pinned memory")
+}

@@ -1,0 +1,48 @@
+//! Ranks over NCCL: processes, this program again with a variable that tells it so, each on a device of its own.
+
+mod buckets;
+mod processes;
+mod training;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use overdrive::prelude::*;
+use overdrive_ddp::{Backend, InitMethod};
+use overdrive_fakecuda::Fake;
+
+pub use buckets::{exchanges_are_pytorchs, exchanges_begin_before_backward_ends, python};
+pub use processes::{Meeting, main_if_told, run_alone};
+pub use training::{ddp_of_2_over_nccl_equals_gloos, ddp_of_4_over_nccl_equals_gloos};
+
+/// What a rank can run. One that is alone has no group.
+type Scenario = fn(&Meeting) -> Result<()>;
+const SCENARIOS: &[(&str, Scenario)] =
+    &[("training", training::scenario), ("buckets", buckets::scenario), ("loading", crate::loading::scenario)];
+
+/// Longer than any test takes: no result depends on it.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The group of all ranks.
+fn group(meeting: &Meeting, backend: Backend) -> Result<ProcessGroup> {
+    let builder = ProcessGroup::builder(backend).timeout(PATIENCE);
+    let builder = if backend == Backend::Nccl { builder.cuda_device(meeting.rank) } else { builder };
+    let (rank, world_size) = (meeting.rank, meeting.size);
+    Ok(builder.init(&InitMethod::File { path: meeting.file.clone(), rank, world_size })?)
+}
+
+/// Fails if this process has used another fake device than its own, or not that one.
+pub fn uses_only(own: usize, devices: usize) -> Result<()> {
+    let Some(fake) = Fake::get() else { return Ok(()) };
+    for device in 0..devices {
+        let (has_context, bytes) = (fake.has_context(device), fake.used_bytes(device));
+        let is_used = has_context && bytes > 0;
+        let is_untouched = !has_context && bytes == 0;
+        anyhow::ensure!(
+            if device == own { is_used } else { is_untouched },
+            "the process of device {own} has {bytes} bytes on device {device}, and {} context there",
+            if has_context { "a" } else { "no" }
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! Training over NCCL: as over Gloo, in whatever order the devices get on, and each rank on its own device alone.
+
+use anyhow::{Context, Result, ensure};
+use overdrive::dataload::{OnDevice, TensorDataset};
+use overdrive::prelude::*;
+use overdrive_ddp::Backend;
+use overdrive_fakecuda::{Fake, Pace};
+
+use super::processes::{Ended, Meeting, run};
+use super::{group, uses_only};
+
+const BATCHES: i64 = 4;
+const BATCH: i64 = 16;
+const SEEDS: u64 = 50;
+
+/// Where a rank's batches come from.
+#[derive(Clone, Copy)]
+enum Source {
+    Loader,
+    DeviceCache,
+}
+
+/// Trains with each seed of the device's progress, from 0, which is the eager one.
+pub fn scenario(meeting: &Meeting) -> Result<()> {
+    let [backend, seeds] = &meeting.arguments[..] else { anyhow::bail!("a backend and a number of seeds are needed") };
+    let (on_nccl, seeds): (bool, u64) = (backend == "nccl", seeds.parse()?);
+    let group = group(meeting, if on_nccl { Backend::Nccl } else { Backend::Gloo })?;
+    let device = if on_nccl { Device::Cuda(meeting.rank) } else { Device::Cpu };
+    for seed in 0..=seeds {
+        if let Some(fake) = Fake::get() {
+            fake.find_races(true);
+            ensure!(fake.guard_pinned(true), "pinned memory cannot be guarded");
+            fake.reset();
+            fake.set_pace(match seed {
+                0 => Pace::Eager,
+                1 => Pace::Lazy,
+                _ => Pace::Random(seed - 1),
+            });
+        }
+        let source = if seed % 2 == 0 { Source::Loader } else { Source::DeviceCache };
+        let result = train(&group, device, source);
+        let notes = Fake::get().map(Fake::notes).unwrap_or_default();
+        ensure!(notes.is_empty(), "rank {}, seed {seed}: {}", meeting.rank, notes.join("; "));
+        let result = result.with_context(|| format!("rank {}, seed {seed}", meeting.rank))?;
+        println!("result {}", result.iter().map(f64::to_string).collect::<Vec<_>>().join(" "));
+    }
+    if on_nccl { uses_only(meeting.rank, meeting.size) } else { Ok(()) }
+}
+
+/// The losses, and the sum of each parameter.
+fn train(group: &ProcessGroup, device: Device, source: Source) -> Result<Vec<f64>> {
+    manual_seed(3);
+    let model = sequential![nn::Linear::new(32, 64)?, nn::Relu, nn::Linear::new(64, 8)?];
+    model.to(device)?;
+    let ddp = DistributedDataParallel::builder(group).bucket_cap_mb(0.005).build(&model)?;
+    let mut opt = AdamW::builder(&model).lr(0.01).build()?;
+    let mut scaler = GradScaler::new(device);
+    let loader = loader(group.rank(), device, source)?;
+    let mut losses = Vec::new();
+    let mut batches = loader.iter();
+    for epoch in 0..2 {
+        // The next epoch is made before this one is trained on.
+        let following = (epoch == 0).then(|| loader.iter());
+        for inputs in batches {
+            let inputs = inputs?;
+            let loss = ddp.forward(|| model.forward(&inputs))??.square().mean(Kind::Float);
+            ddp.backward(&scaler.scale(&loss)?)?;
+            scaler.step(&mut opt)?;
+            scaler.update()?;
+            opt.zero_grad()?;
+            losses.push(loss.detach());
+        }
+        let Some(following) = following else { break };
+        batches = following;
+    }
+    let params = model.named_parameters();
+    let sums = params.iter().map(|it| it.tensor().detach().sum(Kind::Double));
+    Ok(losses.iter().map(Tensor::shallow_clone).chain(sums).map(|it| it.double_value(&[])).collect())
+}
+
+fn loader(rank: usize, device: Device, source: Source) -> Result<DataLoader<Tensor>> {
+    manual_seed(10 + rank as i64);
+    let data = Tensor::randn([BATCHES * BATCH, 32], (Kind::Float, Device::Cpu));
+    let builder = DataLoader::builder(TensorDataset::new(data)?).batch_size(BATCH as usize).num_workers(1);
+    Ok(match source {
+        Source::Loader => builder.to_device(device).build()?,
+        Source::DeviceCache => builder.cache(OnDevice(device))?.build()?,
+    })
+}
+
+fn results(ended: &Ended) -> Result<Vec<Vec<f64>>> {
+    let numbers = |line: &str| line.split_whitespace().map(|word| Ok(word.parse()?)).collect();
+    ended.lines("result").into_iter().map(numbers).collect()
+}
+
+/// Over NCCL as over Gloo, and no rank touches another's device.
+fn as_over_gloo(size: usize) -> Result<()> {
+    let seeds = if Fake::get().is_some() { SEEDS + 1 } else { 0 };
+    let over_gloo = run("training", size, &["gloo", "0"])?;
+    let over_nccl = run("training", size, &["nccl", &seeds.to_string()])?;
+    for (rank, (gloo, nccl)) in over_gloo.iter().zip(&over_nccl).enumerate() {
+        let (expected, found) = (results(gloo)?, results(nccl)?);
+        let expected = expected.first().context("nothing over Gloo")?;
+        ensure!(expected.len() == 2 * BATCHES as usize + 4, "{expected:?}");
+        ensure!(found.len() as u64 == seeds + 1, "{} results of rank {rank}", found.len());
+        for (seed, found) in found.iter().enumerate() {
+            let is_near = |(found, expected): (&f64, &f64)| (found - expected).abs() <= 1e-5 * expected.abs().max(1.0);
+            ensure!(
+                found.len() == expected.len() && found.iter().zip(expected).all(is_near),
+                "rank {rank}, seed {seed}: {found:?} over NCCL, {expected:?} over Gloo"
+            );
+        }
+    }
+    Ok(())
+}
+
+pub fn ddp_of_2_over_nccl_equals_gloos() -> Result<()> {
+    as_over_gloo(2)
+}
+
+pub fn ddp_of_4_over_nccl_equals_gloos() -> Result<()> {
+    as_over_gloo(4)
+}

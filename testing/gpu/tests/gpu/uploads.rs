@@ -1,0 +1,117 @@
+//! What goes to the device without need, and what the host waits for without need: counted on a fake device.
+
+use anyhow::{Result, ensure};
+use overdrive::dataload::{MixUp, OnDevice, TensorDataset, ToFloat};
+use overdrive::ffi::Rows;
+use overdrive::prelude::*;
+use overdrive_ddp::hooks::OneBit;
+use overdrive_ddp::{Backend, DistributedDataParallel, InitMethod, ProcessGroup, SyncBatchNorm};
+use overdrive_fakecuda::{Counts, Fake};
+use tch::nn;
+
+use crate::{FLOAT, GPU};
+
+/// What `run` makes the stand-ins count, when it has run once before.
+fn counted<T, E: Into<anyhow::Error>>(mut run: impl FnMut() -> Result<T, E>) -> Result<Counts> {
+    drop(run().map_err(Into::into)?);
+    let Some(fake) = Fake::get() else { anyhow::bail!("only a fake device counts") };
+    fake.reset();
+    fake.trace_waits(true);
+    let ran = run();
+    fake.trace_waits(false);
+    drop(ran.map_err(Into::into)?);
+    Ok(fake.counts())
+}
+
+fn waits(counts: &Counts) -> u64 {
+    let waits = counts.iter().filter(|(name, _)| name.starts_with("waits for ") || *name == "copies that wait");
+    waits.map(|(_, times)| times).sum()
+}
+
+fn uploaded(counts: &Counts) -> u64 {
+    let bytes = counts.iter().filter(|(name, _)| name.starts_with("bytes host to device"));
+    bytes.map(|(_, bytes)| bytes).sum()
+}
+
+/// Nothing is waited for, and so many bytes go to the device.
+fn costs<T, E: Into<anyhow::Error>>(bytes: u64, run: impl FnMut() -> Result<T, E>) -> Result<()> {
+    let counts = counted(run)?;
+    ensure!(waits(&counts) == 0, "waits: {}", Fake::get().map(Fake::waits).unwrap_or_default());
+    ensure!(uploaded(&counts) == bytes, "{} bytes instead of {bytes}: {counts:?}", uploaded(&counts));
+    Ok(())
+}
+
+pub fn transforms_upload_nothing() -> Result<()> {
+    let images = Tensor::zeros([4, 3, 8, 8], (Kind::Uint8, GPU));
+    let to_float = ToFloat::new(&[0.5, 0.4, 0.3], &[0.2, 0.2, 0.2])?;
+    costs(0, || to_float.apply(&images))?;
+    let (floats, labels) = (Tensor::zeros([4, 3, 8, 8], FLOAT), Tensor::zeros([4], (Kind::Int64, GPU)));
+    let mix_up = MixUp::new(10, 0.2)?;
+    costs(0, || mix_up.with_share(&floats, &labels, 0.3))
+}
+
+pub fn rows_on_the_device_are_gathered_without_waiting() -> Result<()> {
+    let rows = Rows::new(&Tensor::arange(40, FLOAT).view([10, 4]))?;
+    costs(3 * 8, || rows.gather(&[9, 0, 3], false))?;
+    let gathered = rows.gather(&[9, 0], false)?.sum_dim_intlist(&[1i64][..], false, Kind::Float);
+    ensure!(Vec::<f32>::try_from(gathered.to_device(Device::Cpu))? == [150.0, 6.0]);
+    Ok(())
+}
+
+/// The first epoch of a cache on the device uploads each sample once, and the places that it is kept at.
+pub fn a_cache_on_the_device_uploads_each_sample_once() -> Result<()> {
+    let Some(fake) = Fake::get() else { anyhow::bail!("only a fake device counts") };
+    let samples =
+        (Tensor::zeros([48, 16], (Kind::Float, Device::Cpu)), Tensor::zeros([48], (Kind::Int64, Device::Cpu)));
+    let loader = DataLoader::builder(TensorDataset::new(samples)?).batch_size(8).cache(OnDevice(GPU))?.build()?;
+    fake.reset();
+    for batch in &loader {
+        drop(batch?);
+    }
+    let (samples, places) = (48 * (16 * 4 + 8), 48 * 8);
+    let first = fake.counts();
+    ensure!(uploaded(&first) == samples + places, "{first:?}");
+    fake.reset();
+    for batch in &loader {
+        drop(batch?);
+    }
+    let second = fake.counts();
+    ensure!(uploaded(&second) == places && waits(&second) == 0, "{second:?}");
+    Ok(())
+}
+
+pub fn a_new_scale_is_set_without_waiting() -> Result<()> {
+    let mut scaler = GradScaler::new(GPU);
+    drop(scaler.scale(&Tensor::ones([1], FLOAT))?);
+    costs(0, || scaler.update_to(1024.0))?;
+    ensure!(scaler.scale_value()? == 1024.0);
+    Ok(())
+}
+
+/// With one rank, all of it runs but the exchange with others.
+pub fn hooks_and_statistics_over_nccl_neither_wait_nor_upload() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let group = ProcessGroup::builder(Backend::Nccl).cuda_device(0);
+    let group = group.init(&InitMethod::File { path: folder.path().join("meet"), rank: 0, world_size: 1 })?;
+
+    let vs = nn::VarStore::new(GPU);
+    let linear = nn::linear(vs.root(), 64, 64, Default::default());
+    let ddp = DistributedDataParallel::builder(&group).build(&vs)?;
+    ddp.register_comm_hook(OneBit::new(&group, 0))?;
+    let inputs = Tensor::randn([8, 64], FLOAT);
+    let step = || -> Result<()> {
+        let outputs = ddp.forward(|| nn::Module::forward(&linear, &inputs))?;
+        ddp.backward(&outputs.square().mean(Kind::Float))?;
+        Ok(())
+    };
+    // libtorch makes its buckets anew after the first pass, and reads its timers in the first ten and each hundredth.
+    for _ in 0..11 {
+        step()?;
+    }
+    costs(0, step)?;
+
+    let norm_vs = nn::VarStore::new(GPU);
+    let norm = SyncBatchNorm::new(norm_vs.root(), 3, Default::default(), &group);
+    let images = Tensor::randn([4, 3, 8, 8], FLOAT);
+    costs(0, || norm.forward_t(&images, true).map(|it| it.sum(Kind::Float).backward()))
+}
