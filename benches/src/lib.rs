@@ -6,6 +6,7 @@
 
 pub use overdrive_bench::{digits, model};
 
+mod gpt;
 pub mod gpu_steps;
 pub mod planted;
 pub mod scaling;

@@ -12,7 +12,8 @@ use overdrive::sched::StepLr;
 use tch::Reduction;
 
 use super::Recipe;
-use super::models::{self, Batch, Gpt};
+use super::models::{self, Batch};
+use crate::gpt::Gpt;
 
 /// Trains one step, and returns its loss on the device.
 pub type Step = Box<dyn FnMut() -> Result<Tensor>>;

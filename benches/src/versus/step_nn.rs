@@ -2,19 +2,15 @@
 //! both with our optimizer.
 
 use anyhow::Result;
+use overdrive::nn::Forward as _;
 use overdrive::prelude::*;
 use tch::nn::{self as tch_nn, Module as _, VarStore};
 
 use super::step::Step;
+use crate::gpt::{self, BLOCKS, Gpt, LENGTH, VOCABULARY, WIDTH, attend};
 use crate::model::cross_entropy;
 
 const LAYERS: [i64; 4] = [784, 128, 128, 10];
-/// Of the GPT.
-const WIDTH: i64 = 64;
-const HEADS: i64 = 4;
-const LENGTH: i64 = 32;
-const VOCABULARY: i64 = 128;
-const BLOCKS: usize = 2;
 
 /// Both sides start from the same values: the speed of an operator may depend on them.
 fn step_of(
@@ -61,72 +57,12 @@ pub fn mlp_tch() -> Result<Step> {
 
 fn text() -> (Tensor, Tensor) {
     tch::manual_seed(0);
-    let tokens = || Tensor::randint(VOCABULARY, [4, LENGTH], (Kind::Int64, Device::Cpu));
-    (tokens(), tokens().view(-1))
-}
-
-/// Attention of several heads from `[batch, length, 3 * WIDTH]`.
-fn attend(all: &Tensor) -> Tensor {
-    let all = all.view([-1, LENGTH, 3 * HEADS, WIDTH / HEADS]).transpose(1, 2);
-    let [q, k, v] = [0, 1, 2].map(|part| all.narrow(1, part * HEADS, HEADS));
-    let heads = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, true, None, false);
-    heads.transpose(1, 2).reshape([-1, LENGTH, WIDTH])
-}
-
-#[derive(Module)]
-struct Block {
-    norm1: nn::LayerNorm,
-    attention: nn::Linear,
-    project: nn::Linear,
-    norm2: nn::LayerNorm,
-    widen: nn::Linear,
-    narrow: nn::Linear,
-}
-
-#[derive(Module)]
-struct Gpt {
-    tokens: nn::Embedding,
-    places: nn::Embedding,
-    blocks: nn::ModuleList<Block>,
-    norm: nn::LayerNorm,
-    head: nn::Linear,
-}
-
-impl Block {
-    fn new() -> Result<Self> {
-        Ok(Self {
-            norm1: nn::LayerNorm::new(WIDTH)?,
-            attention: nn::Linear::new(WIDTH, 3 * WIDTH)?,
-            project: nn::Linear::new(WIDTH, WIDTH)?,
-            norm2: nn::LayerNorm::new(WIDTH)?,
-            widen: nn::Linear::new(WIDTH, 4 * WIDTH)?,
-            narrow: nn::Linear::new(4 * WIDTH, WIDTH)?,
-        })
-    }
-
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let x = x + self.project.forward(&attend(&self.attention.forward(&self.norm1.forward(x)?)?))?;
-        let wide = self.widen.forward(&self.norm2.forward(&x)?)?.gelu("none");
-        Ok(x + self.narrow.forward(&wide)?)
-    }
+    gpt::batch()
 }
 
 pub fn gpt_nn() -> Result<Step> {
-    let model = Gpt {
-        tokens: nn::Embedding::new(VOCABULARY, WIDTH)?,
-        places: nn::Embedding::new(LENGTH, WIDTH)?,
-        blocks: (0..BLOCKS).map(|_| Block::new()).collect::<Result<_>>()?,
-        norm: nn::LayerNorm::new(WIDTH)?,
-        head: nn::Linear::new(WIDTH, VOCABULARY)?,
-    };
-    let places = Tensor::arange(LENGTH, (Kind::Int64, Device::Cpu));
-    step_of(params(&model), text(), move |tokens| {
-        let mut x = model.tokens.forward(tokens)? + model.places.forward(&places)?;
-        for block in model.blocks.iter() {
-            x = block.forward(&x)?;
-        }
-        Ok(model.head.forward(&model.norm.forward(&x)?)?.view([-1, VOCABULARY]))
-    })
+    let model = Gpt::new()?;
+    step_of(params(&model), text(), move |tokens| Ok(model.forward(tokens)?))
 }
 
 struct TchBlock([tch_nn::LayerNorm; 2], [tch_nn::Linear; 4]);
@@ -160,13 +96,14 @@ pub fn gpt_tch() -> Result<Step> {
     let table = tch_nn::embedding(&root / "places", LENGTH, WIDTH, Default::default());
     let blocks: Vec<_> = (0..BLOCKS).map(|block| TchBlock::new(&(&root / block))).collect();
     let norm = tch_nn::layer_norm(&root / "norm", vec![WIDTH], Default::default());
-    let head = tch_nn::linear(&root / "head", WIDTH, VOCABULARY, Default::default());
-    let places = Tensor::arange(LENGTH, (Kind::Int64, Device::Cpu));
+    let no_bias = tch_nn::LinearConfig { bias: false, ..Default::default() };
+    let head = tch_nn::linear(&root / "head", WIDTH, VOCABULARY, no_bias);
     step_of(vs.trainable_variables(), text(), move |input| {
+        let places = Tensor::arange(LENGTH, (Kind::Int64, Device::Cpu));
         let mut x = tokens.forward(input) + table.forward(&places);
         for block in &blocks {
             x = block.forward(&x);
         }
-        Ok(head.forward(&norm.forward(&x)).view([-1, VOCABULARY]))
+        Ok(head.forward(&norm.forward(&x)).flatten(0, 1))
     })
 }
