@@ -1,5 +1,8 @@
 //! Compiles the C++ side against the libtorch that torch-sys has found.
 
+#[path = "build/cuda_headers.rs"]
+mod cuda_headers;
+
 use std::path::{Path, PathBuf};
 
 const SOURCES: [&str; 15] = [
@@ -53,13 +56,16 @@ fn main() {
         .define("_GLIBCXX_USE_CXX11_ABI", abi.as_str());
     let mut sources = SOURCES.to_vec();
 
-    let cuda = cuda_headers(&libtorch);
-    let with_cuda = cuda.is_some();
-    match cuda {
-        Some(include) => {
+    let has_cuda = lib.join("libtorch_cuda.so").exists();
+    if has_cuda {
+        sources.push("keep_cuda");
+    }
+    let cuda = if has_cuda { find_cuda_headers(&libtorch) } else { None };
+    match &cuda {
+        Some(folders) => {
             sources.push("cuda");
-            for dir in [include.clone(), include.join("cccl")] {
-                build.flag("-isystem").flag(dir);
+            for folder in folders {
+                build.flag("-isystem").flag(folder);
             }
             println!("cargo::rustc-cfg=cuda");
         }
@@ -69,9 +75,9 @@ fn main() {
     #[cfg(feature = "libjpeg-turbo")]
     jpeg(&mut build);
     if std::env::var_os("CARGO_FEATURE_DISTRIBUTED").is_some() {
-        distributed(&mut build, &libtorch, with_cuda);
+        distributed(&mut build, &libtorch, cuda.as_deref());
     }
-    // Every object is linked, referenced or not: cuda.o keeps libtorch_cuda in the program (see cuda.cpp).
+    // Every object is linked, referenced or not: it keeps libtorch_cuda in the program (see keep_cuda.cpp).
     build.link_lib_modifier("+whole-archive").compile("overdrive_ffi");
 
     println!("cargo::rustc-link-search=native={}", lib.display());
@@ -104,7 +110,7 @@ fn jpeg(build: &mut cc::Build) {
 }
 
 /// c10d: stores, process groups and DDP's reducer.
-fn distributed(build: &mut cc::Build, libtorch: &Path, with_cuda: bool) {
+fn distributed(build: &mut cc::Build, libtorch: &Path, cuda: Option<&[PathBuf]>) {
     let version = std::fs::read_to_string(libtorch.join("include/torch/headeronly/version.h")).unwrap_or_default();
     let number = |name: &str| {
         let line = version.lines().find_map(|line| line.strip_prefix("#define ")?.strip_prefix(name));
@@ -120,8 +126,10 @@ fn distributed(build: &mut cc::Build, libtorch: &Path, with_cuda: bool) {
     }
     build.flag("-isystem").flag("cpp/gloo_decls");
     let mut sources = DISTRIBUTED.to_vec();
-    let nccl = libtorch.canonicalize().ok().and_then(|real| Some(real.parent()?.join("nvidia/nccl/include")));
-    match nccl.filter(|include| with_cuda && include.join("nccl.h").exists()) {
+    // From its package next to torch, or beside CUDA's headers.
+    let package = libtorch.canonicalize().ok().and_then(|real| Some(real.parent()?.join("nvidia/nccl/include")));
+    let mut folders = package.into_iter().chain(cuda.unwrap_or_default().iter().cloned());
+    match cuda.and_then(|_| folders.find(|folder| folder.join("nccl.h").exists())) {
         Some(include) => {
             build.flag("-isystem").flag(include);
             sources.push("c10d_nccl");
@@ -131,28 +139,25 @@ fn distributed(build: &mut cc::Build, libtorch: &Path, with_cuda: bool) {
     build.file(one_file("overdrive_ffi_distributed", &sources));
 }
 
-/// CUDA's headers, where this libtorch has CUDA: from the toolkit in CUDA_HOME, or from the pip packages next to torch.
-fn cuda_headers(libtorch: &Path) -> Option<PathBuf> {
-    println!("cargo::rerun-if-env-changed=CUDA_HOME");
-    if !libtorch.join("lib/libtorch_cuda.so").exists() {
-        return None;
+/// CUDA's headers, for a libtorch that has CUDA.
+fn find_cuda_headers(libtorch: &Path) -> Option<Vec<PathBuf>> {
+    for name in cuda_headers::VARIABLES {
+        println!("cargo::rerun-if-env-changed={name}");
     }
-    // The real path, because the workspace's `.libtorch/torch` is a link into a Python installation.
-    let site_packages = libtorch.canonicalize().ok()?.parent()?.to_path_buf();
-    let toolkit = std::env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("include"));
-    let candidates = toolkit.into_iter().chain([site_packages.join("nvidia/cu13/include")]);
-    // `crt/` and `nv/target` come from packages that torch itself does not install.
-    let complete = |dir: &PathBuf| {
-        dir.join("cuda_runtime_api.h").exists()
-            && dir.join("crt/host_defines.h").exists()
-            && (dir.join("nv/target").exists() || dir.join("cccl/nv/target").exists())
-    };
-    let found = candidates.into_iter().find(complete);
-    if found.is_none() {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let found = cuda_headers::find(libtorch, variable, Path::new("/usr/local/cuda"));
+    let report = |looked: String| {
         println!(
-            "cargo::warning=libtorch has CUDA but its headers were not found: building without the CUDA-only parts \
-             (pip install 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*' next to torch, or set CUDA_HOME)"
+            "cargo::warning=libtorch has CUDA but its headers were not found: training on a GPU works, but the functions of \
+             `overdrive_ffi::cuda` and NCCL return an error"
         );
-    }
-    found
+        for line in looked.lines().filter(|line| !line.is_empty()) {
+            println!("cargo::warning=looked in {line}");
+        }
+        println!(
+            "cargo::warning=remedy: pip install 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*' next to torch \
+             (for CUDA 12: nvidia-cuda-nvcc-cu12, nvidia-cuda-cccl-cu12), or set CUDA_HOME to a toolkit"
+        );
+    };
+    found.map_err(report).ok()
 }

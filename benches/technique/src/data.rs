@@ -4,12 +4,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use overdrive_bench_report::{BenchOptions, Contender, DeviceKind, Machine, Size, Workload};
+use overdrive_ffi::cuda::device_capability;
 
 use super::job::Job;
 use super::{digits_files, photo_files};
 
 /// Digits of a step.
 const DIGITS_BATCH: usize = 128;
+/// The compute capability from which a GPU multiplies bfloat16 in hardware.
+const BF16_CAPABILITY: (i32, i32) = (8, 0);
 /// Photographs of a step.
 const PHOTOS_BATCH: usize = 16;
 /// A workload's data, and the sentences about it in the report.
@@ -35,7 +38,11 @@ pub fn of_workload(workload: Workload, options: &BenchOptions, device: DeviceKin
         seed: options.seed,
         threads,
         tries: !quick,
-        has_bf16: if cuda { true } else { Machine::detect(None).has_bf16_hardware() },
+        has_bf16: if cuda {
+            device_capability(0).is_ok_and(|it| it >= BF16_CAPABILITY)
+        } else {
+            Machine::detect(None).has_bf16_hardware()
+        },
         options: serde_json::Value::Null,
         batch_size: 32,
         settle_seconds: by_size(0.2, 0.2, 0.5),

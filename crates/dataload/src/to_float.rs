@@ -103,7 +103,8 @@ impl ToFloat {
             let expected = format!("1 or {channels} values, one for each channel");
             return Err(DataError::option("mean and std", expected, self.tables.len()));
         }
-        let mut buffer = HostBuffer::zeroed(size_of::<FloatBytes>() * pixels.len(), pinned)?;
+        let bytes = size_of::<FloatBytes>() * pixels.len();
+        let mut buffer = if pinned { HostBuffer::pinned(bytes) } else { HostBuffer::zeroed(bytes, false) }?;
         let floats = buffer.as_mut_slice().as_chunks_mut::<{ size_of::<FloatBytes>() }>().0;
         // `max(1)` only guards the chunk size from 0; without pixels there are no chunks.
         let plane = (height * width).max(1);

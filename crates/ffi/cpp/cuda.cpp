@@ -1,4 +1,4 @@
-// Functions that need CUDA's headers, and the symbol that keeps libtorch_cuda in every program that links this crate.
+// Functions that need CUDA's headers.
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -20,14 +20,6 @@ c10::DeviceIndex initialised(int32_t device) {
   return index;
 }
 
-// With the linker's --as-needed, a plain tch program does not load libtorch_cuda and then finds no GPU. The same
-// happens to a program that calls nothing else in this file, because --gc-sections drops unreachable code. Constructors
-// are always kept, and this one needs a symbol of that library.
-__attribute__((constructor)) void keep_libtorch_cuda() {
-  [[maybe_unused]] static const void* volatile kept;
-  kept = reinterpret_cast<const void*>(&at::cuda::getDeviceProperties);
-}
-
 }  // namespace
 
 int32_t od_cuda_compiled(void) noexcept { return 1; }
@@ -35,6 +27,14 @@ int32_t od_cuda_compiled(void) noexcept { return 1; }
 od_status od_cuda_device_name(int32_t device, char** out, od_error* err) noexcept {
   return overdrive::guarded(
       err, [&] { *out = overdrive::copy_string(at::cuda::getDeviceProperties(checked(device))->name); });
+}
+
+od_status od_cuda_device_capability(int32_t device, int32_t* major, int32_t* minor, od_error* err) noexcept {
+  return overdrive::guarded(err, [&] {
+    const auto* properties = at::cuda::getDeviceProperties(checked(device));
+    *major = properties->major;
+    *minor = properties->minor;
+  });
 }
 
 od_status od_cuda_memory_stats(int32_t device, od_memory_stats* out, od_error* err) noexcept {

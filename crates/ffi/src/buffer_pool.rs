@@ -82,14 +82,17 @@ enum State {
 }
 
 impl BufferPool {
-    /// Memory of this many bytes, with arbitrary old contents. When `pinned`, cleared page-locked memory, which
-    /// libtorch itself caches.
+    /// Memory of this many bytes, with arbitrary old contents. When `pinned`, page-locked memory, which libtorch itself
+    /// caches.
     ///
     /// # Errors
     /// `OutOfMemory`; `Cuda` or `Other` for pinned memory without a CUDA device.
     pub fn take(&self, bytes: usize, pinned: bool) -> Result<HostBuffer, Error> {
-        if pinned || bytes == 0 {
-            return HostBuffer::zeroed(bytes, pinned);
+        if pinned {
+            return HostBuffer::pinned(bytes);
+        }
+        if bytes == 0 {
+            return HostBuffer::zeroed(0, false);
         }
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         let mut states = blocks.iter().map(Block::state).collect::<Result<Vec<_>, _>>()?;

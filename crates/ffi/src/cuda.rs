@@ -48,6 +48,22 @@ pub fn device_name(device: usize) -> Result<String, Error> {
     Ok(name)
 }
 
+/// The device's compute capability, major and minor: `(9, 0)` for an H200.
+///
+/// float16 products run on tensor cores from 7.0, bfloat16 and TF32 ones from 8.0. Does not wait for the device.
+///
+/// # Errors
+/// Without CUDA, or when there is no such device.
+///
+/// # Source
+/// `torch.cuda.get_device_capability`
+pub fn device_capability(device: usize) -> Result<(i32, i32), Error> {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both live through the call.
+    check(|err| unsafe { raw::od_cuda_device_capability(index(device), &mut major, &mut minor, err) })?;
+    Ok((major, minor))
+}
+
 /// The caching allocator's statistics for the device.
 ///
 /// # Errors

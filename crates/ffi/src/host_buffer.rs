@@ -54,6 +54,20 @@ impl HostBuffer {
         Ok(Self { tensor, data, bytes })
     }
 
+    /// Page-locked memory of this many bytes, with arbitrary old contents: libtorch keeps freed blocks and waits for their
+    /// copies, and clearing a batch that is overwritten at once would cost as much as writing it.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `Cuda` or `Other` without a CUDA device.
+    ///
+    /// # Syncs
+    /// Memory that the caching allocator does not hold yet may wait for the driver.
+    pub fn pinned(bytes: usize) -> Result<Self, Error> {
+        let (tensor, data) = allocate(bytes, true)?;
+        // The bytes are initialised: the driver locks pages that the system has cleared, and nobody unwrites them.
+        Ok(Self { tensor, data, bytes })
+    }
+
     /// Memory that several threads write, each a part of it from its first to its last byte.
     ///
     /// `fill` gets the offset and the memory of the next bytes, at most a mebibyte, and returns what it has written: the

@@ -101,16 +101,14 @@ fn float32_products(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Findi
     let longest = kernels.first()?;
     let seconds = kernels.iter().map(|it| it.seconds).sum::<f64>();
     let share = seconds / facts.step_seconds;
+    let remedy = tensor_core_remedy(facts.run.machine.gpu_capability)?;
     let seconds = seconds * (1.0 - TF32_SHARE);
     let finding = facts.finding(Bottleneck::Float32Matmul, seconds)?;
     let mut finding = finding
         .op(Some(&longest.name))
         .scope(facts.scope_of_ops(|op| if is_arithmetic(&op.name) { op.device_seconds } else { 0.0 }))
         .evidence(format!("matrix products in float32 take {:.0}% of a step", 100.0 * share))
-        .remedy(
-            "put `autocast(device, Kind::BFloat16, || ..)` around the forward pass; or, to stay with float32, call \
-             `set_matmul_allow_tf32(true)`",
-        );
+        .remedy(remedy);
     for gpu in gpu_indices(facts) {
         let samples = facts.samples.iter().filter_map(|sample| of_gpu(sample, gpu)?.tensor_utilization);
         if let Some(busy) = mean(samples) {
@@ -121,16 +119,36 @@ fn float32_products(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Findi
     Some(finding)
 }
 
+/// What this GPU multiplies faster than float32: nothing before compute capability 7.0, float16 from there, bfloat16 and
+/// TF32 from 8.0.
+fn tensor_core_remedy(capability: Option<(i32, i32)>) -> Option<&'static str> {
+    match capability {
+        Some((..7, _)) => None,
+        Some((7, _)) => Some(
+            "put `autocast(device, Kind::Half, || ..)` around the forward pass, and scale the loss by a `GradScaler`; \
+             this GPU has no bfloat16 or TF32",
+        ),
+        _ => Some(
+            "put `autocast(device, Kind::BFloat16, || ..)` around the forward pass; or, to stay with float32, call \
+             `set_matmul_allow_tf32(true)`",
+        ),
+    }
+}
+
 /// The device is idle: because the host waits for it, or because the host does not launch work fast enough.
-fn idle(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Option<Finding> {
+///
+/// Without its waits, the host would run ahead by as much as it waits now, so waits cost at most that. The device stays
+/// idle for the rest, until less has to be launched.
+fn idle(facts: &Facts<'_>, profiled: &ProfiledSteps) -> Vec<Finding> {
     // The profiler slows down the host, not the device, so the device's time needs no correction.
-    let idle = facts.step_seconds - profiled.device_busy_seconds?;
+    let Some(busy) = profiled.device_busy_seconds else { return Vec::new() };
+    let idle = facts.step_seconds - busy;
     let seconds = idle - WAITING.map(|phase| facts.seconds(phase)).iter().sum::<f64>();
     let evidence = format!("the GPU is idle for {}", facts.of_step(idle));
-    match Waits::of(profiled) {
-        Some(waits) => waits.finding(facts, seconds, evidence),
-        None => launches(facts, profiled, seconds, evidence),
-    }
+    let waits = Waits::of(profiled);
+    let waited = waits.as_ref().map_or(0.0, |waits| waits.seconds(facts)).clamp(0.0, seconds.max(0.0));
+    let of_waits = waits.and_then(|waits| waits.finding(facts, waited, evidence.clone()));
+    of_waits.into_iter().chain(launches(facts, profiled, seconds - waited, evidence)).collect()
 }
 
 /// Waits of the host for the device in each step.
@@ -155,6 +173,19 @@ impl<'a> Waits<'a> {
         let reads =
             own().filter(is_read).filter(|read| is_there(read)).map(|read| read.calls).sum::<f64>() >= 0.5 * calls;
         (calls >= 0.9).then_some(Self { places, calls, reads })
+    }
+
+    /// Seconds of a step without the profiler in which the host waits. The profiler slows the host down, so that there
+    /// is less to wait for: what it adds to each call is known from phases without waits.
+    fn seconds(&self, facts: &Facts<'_>) -> f64 {
+        let has_waits = |phase: Phase| self.places.iter().any(|op| op.phase == phase);
+        let own = || Phase::ALL.into_iter().filter(|phase| !WAITING.contains(phase));
+        let overhead = own().filter(|phase| !has_waits(*phase)).map(|phase| facts.overhead_per_call(phase));
+        let overhead = overhead.fold(0.0, f64::max);
+        let calls = |phase| facts.profiled().and_then(|it| it.phase(phase)).map_or(0.0, |times| times.calls);
+        let hidden = own().filter(|phase| has_waits(*phase));
+        let hidden: f64 = hidden.map(|phase| (overhead - facts.overhead_per_call(phase)).max(0.0) * calls(phase)).sum();
+        self.places.iter().map(|op| op.self_cpu_seconds).sum::<f64>() + hidden
     }
 
     fn finding(&self, facts: &Facts<'_>, seconds: f64, evidence: String) -> Option<Finding> {

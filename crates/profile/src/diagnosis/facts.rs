@@ -63,10 +63,16 @@ impl<'a> Facts<'a> {
     /// Corrects seconds of a profiled step: subtracts the waiting for a CPU, and the profiler's overhead for these
     /// `calls` of operators.
     pub fn unprofiled(&self, phase: Phase, profiled_seconds: f64, calls: f64) -> f64 {
+        let on_cpu = 1.0 - self.profiled_queued_share();
+        (on_cpu * profiled_seconds - calls * self.overhead_per_call(phase)).min(self.seconds(phase)).max(0.0)
+    }
+
+    /// Seconds that the profiler adds to each call of an operator in a phase: 0 if nothing was profiled there.
+    pub fn overhead_per_call(&self, phase: Phase) -> f64 {
         let Some(times) = self.profiled().and_then(|profiled| profiled.phase(phase)) else { return 0.0 };
-        let (whole, on_cpu) = (self.seconds(phase), 1.0 - self.profiled_queued_share());
-        let each = if times.calls > 0.0 { (on_cpu * times.seconds - whole).max(0.0) / times.calls } else { 0.0 };
-        (on_cpu * profiled_seconds - calls * each).min(whole).max(0.0)
+        let on_cpu = 1.0 - self.profiled_queued_share();
+        let added = (on_cpu * times.seconds - self.seconds(phase)).max(0.0);
+        if times.calls > 0.0 { added / times.calls } else { 0.0 }
     }
 
     /// The same, but assumes the phase's average profiler overhead.

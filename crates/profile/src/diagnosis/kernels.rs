@@ -23,7 +23,7 @@ fn call(name: &str) -> &str {
 }
 
 /// Whether it is a CUDA call, not an operator.
-pub(super) fn is_call(name: &str) -> bool {
+pub(crate) fn is_call(name: &str) -> bool {
     let rest = name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu"));
     rest.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
 }

@@ -7,7 +7,7 @@ mod device;
 mod facts;
 mod finding;
 mod host;
-mod kernels;
+pub(crate) mod kernels;
 mod memory;
 mod optimizers;
 mod places;

@@ -101,6 +101,7 @@ fn full() -> RunProfile {
             torch_threads: 1,
             device: "cuda:0".to_owned(),
             gpu: Some(evil()),
+            gpu_capability: Some((9, 0)),
         },
         timer_thread: 7,
         steps: Some(report(1.0)),

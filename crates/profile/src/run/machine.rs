@@ -19,6 +19,9 @@ pub struct MachineInfo {
     pub device: String,
     /// The GPU's name, if the device is a GPU.
     pub gpu: Option<String>,
+    /// The GPU's compute capability, major and minor, if the device is a GPU. None in older records.
+    #[serde(default)]
+    pub gpu_capability: Option<(i32, i32)>,
 }
 
 impl MachineInfo {
@@ -36,6 +39,10 @@ impl MachineInfo {
             },
             gpu: match device {
                 Device::Cuda(index) => overdrive_ffi::cuda::device_name(index).ok(),
+                _ => None,
+            },
+            gpu_capability: match device {
+                Device::Cuda(index) => overdrive_ffi::cuda::device_capability(index).ok(),
                 _ => None,
             },
         }

@@ -29,9 +29,10 @@ pub struct ProfiledSteps {
     pub gaps: Vec<HostGap>,
     /// Loops that read numbers out of tensors, from the first number to the last; the longest first.
     pub read_backs: Vec<HostGap>,
-    /// Kernels and copies of the GPU, the longest first.
+    /// Kernels and copies of the GPU, the longest first. Those that run at the same time share it, so that all of them
+    /// add up to [`device_busy_seconds`](Self::device_busy_seconds).
     pub device_work: Vec<ScopeTimes>,
-    /// Seconds in which the GPU was busy. None without a GPU.
+    /// Seconds in which the GPU was busy; of several GPUs, the busiest. None without a GPU.
     pub device_busy_seconds: Option<f64>,
     /// Bytes of tensors that a step does not free, by device: measured from the end of the first step to that of the
     /// last.

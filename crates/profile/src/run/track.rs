@@ -77,6 +77,24 @@ pub(super) fn union(mut spans: Vec<Span>) -> Vec<Span> {
     joined
 }
 
+/// How long each span lasts, where spans that overlap share the time between them: the sum is the length of their union.
+pub(super) fn shared(spans: &[Span]) -> Vec<f64> {
+    let mut edges: Vec<(i64, bool, usize)> = Vec::with_capacity(2 * spans.len());
+    for (place, span) in spans.iter().enumerate().filter(|(_, span)| span.1 > span.0) {
+        edges.extend([(span.0, true, place), (span.1, false, place)]);
+    }
+    edges.sort_unstable();
+    let (mut times, mut active, mut since) = (vec![0.0; spans.len()], Vec::new(), 0);
+    for (time, begins, place) in edges {
+        for &other in &active {
+            times[other] += (time - since) as f64 / active.len() as f64;
+        }
+        since = time;
+        if begins { active.push(place) } else { active.retain(|other| *other != place) }
+    }
+    times
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,5 +113,14 @@ mod tests {
     fn spans_are_joined() {
         assert_eq!(union(vec![(5, 6), (0, 3), (2, 4), (4, 5)]), [(0, 4), (4, 5), (5, 6)]);
         assert_eq!((overlap((0, 3), (2, 5)), overlap((0, 1), (2, 3))), (1, 0));
+    }
+
+    #[test]
+    fn spans_that_overlap_share_the_time() {
+        let spans = [(0, 10), (4, 8), (6, 6), (20, 21)];
+        assert_eq!(shared(&spans), [8.0, 2.0, 0.0, 1.0]);
+        let three = [(0, 3), (0, 3), (0, 3)];
+        assert_eq!(shared(&three), [1.0; 3]);
+        assert!(shared(&[]).is_empty());
     }
 }

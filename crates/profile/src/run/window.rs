@@ -1,5 +1,6 @@
 //! Sums the events of a profile over its steps.
 
+mod device;
 mod read_backs;
 
 use std::collections::{BTreeMap, HashMap};
@@ -7,6 +8,7 @@ use std::hash::Hash;
 
 use super::ops::{HostGap, OpTimes, PhaseTimes, ProfiledSteps, ScopeTimes};
 use super::track::{Span, Track, overlap, union};
+use crate::diagnosis::kernels;
 use crate::events::EventList;
 use crate::{DeviceType, FunctionEvent, MemoryTimeline, Phase, Profile, ProfileError, RecordScope};
 
@@ -150,10 +152,7 @@ impl<'a> Window<'a> {
                 phases[phase as usize].short_pause_seconds += self.per_step(own);
             }
         }
-        let device = || {
-            let work = self.events.iter().filter(|event| is_device_work(event));
-            work.filter(|event| is_of_steps(event, &self.steps))
-        };
+        let device = self.device_work();
         ProfiledSteps {
             steps: self.steps.len() as u64,
             queued_seconds: None,
@@ -166,12 +165,8 @@ impl<'a> Window<'a> {
                 HostGap { typical_seconds, ..self.gap(key, calls, time, 0) }
             }),
             read_backs: self.read_backs(&loops, &calls),
-            device_work: self.named(device().map(|event| (&*event.name, false, event.elapsed_ns()))),
-            device_busy_seconds: self.events.recording().cuda.then(|| {
-                let busy = union(device().map(span_of).collect());
-                let overlaps = |step: &Span| busy.iter().map(|span| overlap(*span, *step)).sum::<i64>();
-                self.per_step(self.steps.iter().map(overlaps).sum())
-            }),
+            device_work: self.named(device.shared().map(|(name, time)| (name, false, time))),
+            device_busy_seconds: self.events.recording().cuda.then(|| self.per_step(device.busy_time(&self.steps))),
             kept_bytes: BTreeMap::new(),
             memory: Vec::new(),
         }
@@ -230,9 +225,11 @@ impl<'a> Window<'a> {
 
     fn ops(&self) -> Vec<OpTimes> {
         let mut rows: HashMap<(Phase, Option<&str>, &str), OpTimes> = HashMap::new();
+        let threads = self.threads();
         for (place, event) in self.events.iter().enumerate() {
             let is_operator = event.device_type == DeviceType::Cpu && !is_scope(event) && event.elapsed_ns() > 0;
-            if !is_operator || !is_of_steps(event, &self.steps) {
+            let is_elsewhere = kernels::is_call(&event.name) && !threads.contains(&event.device_resource_id);
+            if !is_operator || is_elsewhere || !is_of_steps(event, &self.steps) {
                 continue;
             }
             let phase = self.phase_at(event.start_ns);
@@ -366,10 +363,6 @@ fn serves_exchanges(event: &FunctionEvent) -> bool {
 
 fn is_exchange(event: &FunctionEvent) -> bool {
     ["gloo:", "nccl:", "ncclDevKernel", "ncclKernel"].iter().any(|start| event.name.starts_with(start))
-}
-
-fn is_device_work(event: &FunctionEvent) -> bool {
-    event.device_type == DeviceType::Cuda && !event.is_user_annotation
 }
 
 fn span_of(event: &FunctionEvent) -> Span {

@@ -138,3 +138,60 @@ fn a_lack_of_memory_is_reported_with_the_scope_that_allocates() {
     assert_eq!(found.scope.as_deref(), Some("attention"));
     assert!(found.evidence[2].contains("GPU 1 was 99% full"), "{found}");
 }
+
+#[test]
+fn a_loop_bound_by_launches_stays_so_with_one_read_a_step() {
+    let half = [("void at::native::vectorized_elementwise_kernel<4, ..>", 5.0)];
+    let launch = op("cudaLaunchKernel", Phase::Forward, Some("cells"), 900.0, (4.0, 0.0));
+    let read = op("aten::_local_scalar_dense", Phase::Other, Some("metrics"), 1.0, (0.1, 0.0));
+    // The host waits for 0.2 ms of a step of 10 ms, and the device is idle for 5 ms.
+    let wait = |ms| op("cudaStreamSynchronize", Phase::Other, Some("metrics"), 1.0, (ms, 0.0));
+    let with = |ms| with_ops(on_gpu(&ALL_FORWARD, 0.005, &half), vec![launch.clone(), wait(ms), read.clone()]);
+    let diagnosis = Diagnosis::of(&with(0.2));
+    let found: Vec<_> = diagnosis.findings.iter().map(|it| (it.bottleneck, (100.0 * it.share).round())).collect();
+    assert_eq!(found, [(Bottleneck::KernelLaunches, 48.0)], "{diagnosis}");
+    // With a longer wait, both cost: together, what the device is idle for.
+    let diagnosis = Diagnosis::of(&with(3.0));
+    let found: Vec<_> = diagnosis.findings.iter().map(|it| (it.bottleneck, (100.0 * it.share).round())).collect();
+    assert_eq!(found, [(Bottleneck::HostSync, 30.0), (Bottleneck::KernelLaunches, 20.0)], "{diagnosis}");
+    // Waits that are longer than the device is idle: without them, the device would be busy all the time.
+    let diagnosis = Diagnosis::of(&with(8.0));
+    assert_eq!(diagnosis.findings.len(), 1, "{diagnosis}");
+    assert_eq!((diagnosis.findings[0].bottleneck, diagnosis.findings[0].share), (Bottleneck::HostSync, 0.5));
+}
+
+#[test]
+fn waits_that_the_profilers_overhead_hides_are_found() {
+    let half = [("void at::native::vectorized_elementwise_kernel<4, ..>", 5.0)];
+    let phases = [(Phase::Forward, 5.0), (Phase::Other, 5.0)];
+    let read = op("aten::_local_scalar_dense", Phase::Other, Some("metrics"), 1.0, (0.1, 0.0));
+    let wait = op("cudaStreamSynchronize", Phase::Other, Some("metrics"), 1.0, (0.5, 0.0));
+    let mut run = with_ops(on_gpu(&phases, 0.005, &half), vec![wait, read]);
+    // Each of 1000 calls of the forward pass takes 2 us longer under the profiler; those of the other phase would as
+    // well, and its wait is shorter by that.
+    let profiled = run.profiled.as_mut().unwrap();
+    profiled.phases[Phase::Forward as usize].seconds = 0.007;
+    for phase in [Phase::Forward, Phase::Other] {
+        profiled.phases[phase as usize].calls = 1000.0;
+    }
+    let found = finding(&run);
+    assert_eq!((found.bottleneck, (100.0 * found.share).round()), (Bottleneck::HostSync, 25.0));
+}
+
+#[test]
+fn only_what_the_gpu_can_multiply_is_recommended() {
+    let single = [("volta_sgemm_128x64_nn", 9.0)];
+    let of = |capability| {
+        let mut run = on_gpu(&ALL_FORWARD, 0.0098, &single);
+        run.machine.gpu_capability = capability;
+        Diagnosis::of(&run).findings
+    };
+    assert_eq!(of(Some((6, 1))), []);
+    let of_volta = of(Some((7, 0)))[0].remedy.clone();
+    assert!(of_volta.contains("Kind::Half") && of_volta.contains("`GradScaler`"), "{of_volta}");
+    assert!(!of_volta.contains("Kind::BFloat16") && !of_volta.contains("allow_tf32"), "{of_volta}");
+    for newer in [Some((8, 0)), Some((9, 0)), Some((12, 0)), None] {
+        let found = of(newer);
+        assert!(found[0].remedy.contains("Kind::BFloat16") && found[0].remedy.contains("allow_tf32"), "{newer:?}");
+    }
+}

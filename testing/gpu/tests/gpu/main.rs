@@ -142,6 +142,9 @@ fn libtorch_sees_the_device() -> Result<()> {
     ensure!(cuda::is_compiled(), "built without CUDA");
     ensure!(!cuda::device_name(0)?.is_empty());
     ensure!(cuda::device_name(Cuda::device_count() as usize).is_err(), "one device too many");
+    let (major, minor) = cuda::device_capability(0)?;
+    ensure!(major >= 5 && (0..10).contains(&minor), "{major}.{minor} is no capability that libtorch runs on");
+    ensure!(cuda::device_capability(Cuda::device_count() as usize).is_err(), "one device too many");
     Ok(())
 }
 
