@@ -47,12 +47,7 @@ impl<T> Work<T> {
     /// # Syncs
     /// Over Gloo, yes, and for a barrier.
     pub fn wait(self) -> Result<T, DdpError> {
-        let mut waited = self.work.wait(self.on_host);
-        if self.on_host.is_some() && waited.is_ok() {
-            // libtorch looks for an error before it sees that the work has ended, which it does with an error too.
-            waited = self.work.wait(self.on_host);
-        }
-        waited.map_err(|source| DdpError::between(self.context, source))?;
+        self.work.wait(self.on_host).map_err(|source| DdpError::between(self.context, source))?;
         (self.finish)(&self.work)
     }
 

@@ -45,9 +45,12 @@ const FAKE_ONLY: [&str; 17] = [
 ];
 
 /// Each rank has a GPU of its own.
-const GPUS: [(&str, i64); 9] = [
+const GPUS: [(&str, i64); 12] = [
     ("ranks::ddp_of_2_over_nccl_equals_gloos", 2),
     ("ranks::ddp_of_4_over_nccl_equals_gloos", 4),
+    ("ranks::parts::hooks_over_nccl_equal_gloos", 2),
+    ("ranks::parts::statistics_of_uneven_batches_over_nccl_equal_gloos", 2),
+    ("ranks::parts::join_over_nccl_equals_gloos", 2),
     ("ranks::failures::an_absent_rank_is_a_rendezvous_error", 2),
     ("ranks::failures::a_model_that_a_dead_rank_does_not_wrap_times_out", 3),
     ("ranks::failures::a_stalled_rank_times_out_where_the_host_waits", 3),
@@ -150,6 +153,9 @@ fn main() {
         loading::batches_arrive_whole_from_every_source,
         ranks::ddp_of_2_over_nccl_equals_gloos,
         ranks::ddp_of_4_over_nccl_equals_gloos,
+        ranks::parts::hooks_over_nccl_equal_gloos,
+        ranks::parts::statistics_of_uneven_batches_over_nccl_equal_gloos,
+        ranks::parts::join_over_nccl_equals_gloos,
     ]);
     let trials = tests.into_iter().map(|(name, test, kind)| {
         let missing = missing(name);

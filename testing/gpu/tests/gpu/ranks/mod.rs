@@ -2,6 +2,7 @@
 
 mod buckets;
 pub mod failures;
+pub mod parts;
 mod processes;
 mod training;
 
@@ -22,6 +23,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("training", training::scenario),
     ("buckets", buckets::scenario),
     ("failures", failures::scenario),
+    ("parts", parts::scenario),
     ("loading", crate::loading::scenario),
 ];
 

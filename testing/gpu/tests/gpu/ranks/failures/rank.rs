@@ -57,9 +57,15 @@ impl Rank {
                 None => None,
             },
             "sum" => group.all_reduce(sum, ReduceOp::Sum).err(),
-            "work" => group.all_reduce_async(sum, ReduceOp::Sum)?.wait_for(group.timeout()).err(),
+            "work" => {
+                let work = group.all_reduce_async(sum, ReduceOp::Sum);
+                work.and_then(|work| work.wait_for(group.timeout())).err()
+            }
             // The others have no communicator with rank 1.
-            "receive" if group.rank() == 0 => group.recv_async(sum, Some(1), 0)?.wait_for(group.timeout()).err(),
+            "receive" if group.rank() == 0 => {
+                let work = group.recv_async(sum, Some(1), 0);
+                work.and_then(|work| work.wait_for(group.timeout())).err()
+            }
             "receive" => group.barrier().err(),
             "sums" => (0..).find_map(|_| group.all_reduce(sum, ReduceOp::Avg).err()),
             "training" => {
