@@ -24,7 +24,12 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// All ranks run the same collectives in the same order. After a [`TimedOut`](DdpError::TimedOut) or
 /// [`Lost`](DdpError::Lost) the group is unusable; a new one needs a new rendezvous, most simply by restarting.
 ///
-/// Dropping never waits: collectives under way end on another thread, at their timeout at the latest.
+/// Over NCCL only the device's stream waits for most collectives. A rank that is missing from one is an error of a
+/// later collective, or libtorch's watchdog ends the process after the timeout. Where the host waits (a
+/// [`barrier`](Self::barrier), [`Work::wait_for`](crate::Work::wait_for), objects) there is an error as over Gloo.
+///
+/// Dropping a group over Gloo never waits: collectives under way end on another thread, at their timeout at the latest.
+/// Over NCCL it waits for them; [`abort`](Self::abort) ends those that wait for a missing rank.
 ///
 /// # Source
 /// `torch.distributed.ProcessGroup`
@@ -273,8 +278,8 @@ impl ProcessGroup {
         &self.0.store
     }
 
-    /// Ends collectives under way with an error, where the backend supports it (NCCL). The group is unusable
-    /// afterwards.
+    /// Ends collectives under way, where the backend supports it (NCCL). Their results are undefined, and the next
+    /// collective is an error.
     ///
     /// # Errors
     /// When the backend refuses.

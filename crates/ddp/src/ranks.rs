@@ -20,7 +20,7 @@ impl RankGroup for ProcessGroup {
         let mut largest = Tensor::f_from_slice(&[value])
             .and_then(|tensor| tensor.f_to_device(self.device()))
             .map_err(DdpError::from)?;
-        self.all_reduce(&mut largest, ReduceOp::Max)?;
+        self.on_host(self.all_reduce_async(&mut largest, ReduceOp::Max)?)?;
         Ok(largest.f_int64_value(&[0]).map_err(DdpError::from)?)
     }
 }

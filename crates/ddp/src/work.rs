@@ -18,6 +18,8 @@ type Finish<T> = Box<dyn FnOnce(&c10d::Work) -> Result<T, DdpError> + Send>;
 pub struct Work<T = ()> {
     work: c10d::Work,
     context: Context,
+    /// How long the host waits for NCCL, where its result is needed there.
+    on_host: Option<Duration>,
     finish: Finish<T>,
 }
 
@@ -27,7 +29,7 @@ impl<T> Work<T> {
         context: Context,
         finish: impl FnOnce(&c10d::Work) -> Result<T, DdpError> + Send + 'static,
     ) -> Self {
-        Self { work, context, finish: Box::new(finish) }
+        Self { work, context, on_host: None, finish: Box::new(finish) }
     }
 
     /// Whether [`wait`](Self::wait) would return at once. Over Gloo, sends and receives report completion only after
@@ -36,15 +38,16 @@ impl<T> Work<T> {
         self.work.is_completed()
     }
 
-    /// Waits for the result: the host waits for Gloo, the current stream for NCCL.
+    /// Waits for the result: the host waits for Gloo and for a barrier, the current stream for NCCL.
     ///
     /// # Errors
-    /// When another rank has exited, or does not take part within the group's timeout.
+    /// When another rank has exited, or does not take part within the group's timeout. Where only the stream waits,
+    /// that is an error of a later collective, or ends the process ([`ProcessGroup`](crate::ProcessGroup)).
     ///
     /// # Syncs
-    /// Over Gloo, yes.
+    /// Over Gloo, yes, and for a barrier.
     pub fn wait(self) -> Result<T, DdpError> {
-        self.work.wait(None).map_err(|source| DdpError::between(self.context, source))?;
+        self.work.wait(self.on_host).map_err(|source| DdpError::between(self.context, source))?;
         (self.finish)(&self.work)
     }
 
@@ -52,10 +55,10 @@ impl<T> Work<T> {
     ///
     /// # Errors
     /// [`DdpError::TimedOut`] when it is not done by then, and as [`wait`](Self::wait). A send or receive over Gloo
-    /// cannot be waited for again.
+    /// cannot be waited for again, and nothing over NCCL, which aborts the group then.
     ///
     /// # Syncs
-    /// Over Gloo, yes.
+    /// Yes.
     pub fn wait_for(&self, timeout: Duration) -> Result<(), DdpError> {
         self.work.wait(Some(timeout)).map_err(|source| DdpError::between(self.context.clone(), source))
     }
@@ -66,7 +69,13 @@ impl<T> Work<T> {
         T: 'static,
     {
         let finish = self.finish;
-        Work::new(self.work, self.context, move |work| result(finish(work)?))
+        let work = Work::new(self.work, self.context, move |work| result(finish(work)?));
+        Work { on_host: self.on_host, ..work }
+    }
+
+    /// The host is to wait for it for at most so long, also over NCCL, whose errors [`wait`](Self::wait) then returns.
+    pub(crate) fn on_host(self, timeout: Duration) -> Self {
+        Self { on_host: Some(timeout), ..self }
     }
 
     pub(crate) fn engine(&self) -> &c10d::Work {

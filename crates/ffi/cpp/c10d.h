@@ -93,7 +93,7 @@ od_status od_store_delete(const od_store* store, const char* key, int32_t* delet
 // c10d_group.cpp
 int32_t od_nccl_compiled(void) noexcept;
 od_status od_group_new(const od_store* store, const od_group_options* options, od_group** out, od_error* err) noexcept;
-// Never waits: a group with work under way is destroyed when that has failed or is done.
+// Waits for NCCL, not for Gloo: a group with work under way is destroyed when that has failed or is done.
 void od_group_free(od_group* group) noexcept;
 od_status od_group_monitored_barrier(const od_group* group, int64_t timeout_ms, int32_t wait_all_ranks,
                                      od_error* err) noexcept;

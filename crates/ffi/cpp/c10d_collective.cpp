@@ -157,6 +157,10 @@ od_status od_work_wait(const od_work* work, int64_t timeout_ms, od_error* err) n
     work->was_waited_for = true;
     bool done = work->work->wait(std::chrono::milliseconds(timeout_ms));
     if (!done) C10_THROW_ERROR(DistError, "the collective was aborted");
+    // Without a timeout, only the stream waits for NCCL. With one, libtorch looks first for an error, and then whether
+    // the work has ended, as it does also with an error that comes in between.
+    if (timeout_ms > 0 && work->work->isCompleted() && work->work->exception())
+      std::rethrow_exception(work->work->exception());
   });
 }
 

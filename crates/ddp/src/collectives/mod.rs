@@ -78,7 +78,14 @@ impl ProcessGroup {
     /// # Syncs
     /// No: it does not wait for the other ranks, unless the group has [`verify`](crate::ProcessGroupBuilder::verify).
     pub fn barrier_async(&self) -> Result<Work, DdpError> {
-        self.start("barrier", CollectiveKind::Barrier, &Parts::default(), |_| Ok(()))
+        let work = self.start("barrier", CollectiveKind::Barrier, &Parts::default(), |_| Ok(()))?;
+        Ok(if self.backend() == crate::Backend::Gloo { work } else { work.on_host(self.timeout()) })
+    }
+
+    /// Waits for a collective of small tensors on [`device`](Self::device) that the host is about to read: where only
+    /// the stream waits, the read would hang if a rank is missing.
+    pub(crate) fn on_host<T>(&self, work: Work<T>) -> Result<T, DdpError> {
+        if check::carried_by_nccl(self, self.device()) { work.on_host(self.timeout()).wait() } else { work.wait() }
     }
 
     /// Waits until all ranks have called it; rank 0 learns which have not.

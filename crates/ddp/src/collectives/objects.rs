@@ -37,14 +37,14 @@ impl ProcessGroup {
             (Vec::new(), None)
         };
         let mut length = self.lengths(&[written.len() as i64])?;
-        self.broadcast(&mut length, root)?;
+        self.on_host(self.broadcast_async(&mut length, root)?)?;
         let length = read_length(&length)?;
         if length == 0 {
             let source = failure.unwrap_or_else(|| "the root could not serialize it".into());
             return Err(DdpError::Object { op: OP, rank: root, direction: "sent", source });
         }
         let mut bytes = self.bytes(&written, length)?;
-        self.broadcast(&mut bytes, root)?;
+        self.on_host(self.broadcast_async(&mut bytes, root)?)?;
         read(OP, root, &bytes)
     }
 
@@ -67,7 +67,7 @@ impl ProcessGroup {
     {
         const OP: &str = "all_gather_object";
         let (written, mut failure) = apart(write(object));
-        let lengths = self.all_gather(&self.lengths(&[written.len() as i64])?)?;
+        let lengths = self.on_host(self.all_gather_async(&self.lengths(&[written.len() as i64])?)?)?;
         let lengths = lengths.iter().map(read_length).collect::<Result<Vec<_>, _>>()?;
         if let Some(rank) = lengths.iter().position(|&length| length == 0) {
             let own = failure.take().filter(|_| rank == self.rank());
@@ -75,7 +75,7 @@ impl ProcessGroup {
             return Err(DdpError::Object { op: OP, rank, direction: "sent", source });
         }
         let longest = lengths.iter().copied().max().unwrap_or(0);
-        let padded = self.all_gather(&self.bytes(&written, longest)?)?;
+        let padded = self.on_host(self.all_gather_async(&self.bytes(&written, longest)?)?)?;
         let parts = padded.iter().zip(&lengths).enumerate();
         parts.map(|(rank, (bytes, &length))| read(OP, rank, &bytes.f_narrow(0, 0, length as i64)?)).collect()
     }

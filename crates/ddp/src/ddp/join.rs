@@ -74,7 +74,7 @@ impl DistributedDataParallel {
     pub(super) fn common_rank(&self, may_serve: bool) -> Result<usize, DdpError> {
         let rank = if may_serve { self.group.rank() as i64 } else { -1 };
         let mut highest = Tensor::f_from_slice(&[rank])?.f_to_device(self.group.device())?;
-        self.group.all_reduce(&mut highest, ReduceOp::Max)?;
+        self.group.on_host(self.group.all_reduce_async(&mut highest, ReduceOp::Max)?)?;
         Ok(usize::try_from(highest.f_int64_value(&[0])?).unwrap_or(0))
     }
 
@@ -97,7 +97,7 @@ impl DistributedDataParallel {
         self.reducer.borrow().before_forward(false).map_err(|source| self.failed("join", source))?;
         self.broadcast_buffers(false)?;
         let mut flag = self.number(0.0)?;
-        self.group.all_reduce(&mut flag, ReduceOp::Sum)?;
+        self.group.on_host(self.group.all_reduce_async(&mut flag, ReduceOp::Sum)?)?;
         let synchronised = flag.f_double_value(&[0])? > 0.0;
         self.state.borrow_mut().needs_buffers = synchronised;
         if synchronised {

@@ -254,7 +254,8 @@ impl OneBitAdam {
 /// Copies rank 0's parameters to all ranks, after checking that all have equally many: other ranks could not take part.
 fn start_as_rank_0(group: &ProcessGroup, params: &[Tensor], count: usize) -> Result<(), DdpError> {
     let own = Tensor::f_from_slice(&[params.len() as i64, count as i64])?.f_to_device(group.device())?;
-    let all = group.all_gather(&own)?.iter().map(Vec::<i64>::try_from).collect::<Result<Vec<_>, _>>()?;
+    let all = group.on_host(group.all_gather_async(&own)?)?;
+    let all = all.iter().map(Vec::<i64>::try_from).collect::<Result<Vec<_>, _>>()?;
     if let Some(rank) = all.iter().position(|one| *one != all[0]) {
         let text = |one: &[i64]| format!("{} with {} numbers", one[0], one[1]);
         let (found, expected) = (text(&all[rank]), text(&all[0]));

@@ -57,7 +57,8 @@ pub struct GroupOptions<'a> {
 /// Threads may share it: collectives start one at a time. The threads have to make sure that their order is the same on
 /// all ranks.
 ///
-/// Dropping never waits: collectives under way end on another thread, at their timeout at the latest.
+/// Dropping never waits for Gloo: collectives under way end on another thread, at their timeout at the latest. It waits
+/// for NCCL's, unless they were aborted.
 ///
 /// # Source
 /// `c10d::ProcessGroup`
@@ -173,8 +174,8 @@ impl ProcessGroup {
         check(|err| unsafe { raw::od_group_set_timeout(self.as_ptr(), millis(timeout), err) })
     }
 
-    /// Ends collectives under way with an error, where the backend supports it (NCCL). The group is unusable
-    /// afterwards.
+    /// Ends collectives under way, where the backend supports it (NCCL). Their results are undefined, and the group is
+    /// unusable afterwards.
     ///
     /// # Errors
     /// When the backend refuses.

@@ -24,7 +24,7 @@ const FLOAT: (Kind, Device) = (Kind::Float, GPU);
 const REAL_ONLY: [&str; 1] = ["tf32_changes_products_only_while_allowed"];
 
 /// A real device does not tell what it was asked for, in which order, or what was nearly too early.
-const FAKE_ONLY: [&str; 13] = [
+const FAKE_ONLY: [&str; 17] = [
     "uploads::transforms_upload_nothing",
     "uploads::rows_on_the_device_are_gathered_without_waiting",
     "uploads::a_cache_on_the_device_uploads_each_sample_once",
@@ -38,11 +38,27 @@ const FAKE_ONLY: [&str; 13] = [
     "loading::a_pinned_buffer_used_again_is_found",
     "ranks::exchanges_are_pytorchs",
     "ranks::exchanges_begin_before_backward_ends",
+    "ranks::failures::a_dead_rank_is_lost",
+    "ranks::failures::a_rank_that_has_lost_another_ends",
+    "ranks::failures::a_mismatch_without_verifying_is_found_by_the_fake",
+    "ranks::failures::a_hook_that_fails_is_told_where_it_fails",
 ];
 
 /// Each rank has a GPU of its own.
-const GPUS: [(&str, i64); 2] =
-    [("ranks::ddp_of_2_over_nccl_equals_gloos", 2), ("ranks::ddp_of_4_over_nccl_equals_gloos", 4)];
+const GPUS: [(&str, i64); 12] = [
+    ("ranks::ddp_of_2_over_nccl_equals_gloos", 2),
+    ("ranks::ddp_of_4_over_nccl_equals_gloos", 4),
+    ("ranks::parts::hooks_over_nccl_equal_gloos", 2),
+    ("ranks::parts::statistics_of_uneven_batches_over_nccl_equal_gloos", 2),
+    ("ranks::parts::join_over_nccl_equals_gloos", 2),
+    ("ranks::failures::an_absent_rank_is_a_rendezvous_error", 2),
+    ("ranks::failures::a_model_that_a_dead_rank_does_not_wrap_times_out", 3),
+    ("ranks::failures::a_stalled_rank_times_out_where_the_host_waits", 3),
+    ("ranks::failures::a_stalled_rank_ends_the_others_where_the_device_waits", 3),
+    ("ranks::failures::a_mismatch_is_told_to_every_rank_that_verifies", 3),
+    ("ranks::failures::a_model_that_differs_is_told_to_every_rank", 3),
+    ("ranks::failures::what_is_under_way_can_be_dropped", 3),
+];
 
 /// What a test compares: what the device was asked to do, which any stand-in shows, or what it computed.
 const CONTROL_FLOW: &str = "control flow";
@@ -106,6 +122,17 @@ fn main() {
         uploads::a_new_scale_is_set_without_waiting,
         uploads::hooks_and_statistics_over_nccl_neither_wait_nor_upload,
         optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters,
+        ranks::failures::an_absent_rank_is_a_rendezvous_error,
+        ranks::failures::a_dead_rank_is_lost,
+        ranks::failures::a_rank_that_has_lost_another_ends,
+        ranks::failures::a_model_that_a_dead_rank_does_not_wrap_times_out,
+        ranks::failures::a_stalled_rank_times_out_where_the_host_waits,
+        ranks::failures::a_stalled_rank_ends_the_others_where_the_device_waits,
+        ranks::failures::a_mismatch_is_told_to_every_rank_that_verifies,
+        ranks::failures::a_mismatch_without_verifying_is_found_by_the_fake,
+        ranks::failures::a_model_that_differs_is_told_to_every_rank,
+        ranks::failures::a_hook_that_fails_is_told_where_it_fails,
+        ranks::failures::what_is_under_way_can_be_dropped,
         ranks::exchanges_are_pytorchs,
         ranks::exchanges_begin_before_backward_ends,
         profiling::the_profiler_sees_the_device,
@@ -126,6 +153,9 @@ fn main() {
         loading::batches_arrive_whole_from_every_source,
         ranks::ddp_of_2_over_nccl_equals_gloos,
         ranks::ddp_of_4_over_nccl_equals_gloos,
+        ranks::parts::hooks_over_nccl_equal_gloos,
+        ranks::parts::statistics_of_uneven_batches_over_nccl_equal_gloos,
+        ranks::parts::join_over_nccl_equals_gloos,
     ]);
     let trials = tests.into_iter().map(|(name, test, kind)| {
         let missing = missing(name);

@@ -1,6 +1,8 @@
 //! Ranks over NCCL: processes, this program again with a variable that tells it so, each on a device of its own.
 
 mod buckets;
+pub mod failures;
+pub mod parts;
 mod processes;
 mod training;
 
@@ -17,8 +19,13 @@ pub use training::{ddp_of_2_over_nccl_equals_gloos, ddp_of_4_over_nccl_equals_gl
 
 /// What a rank can run. One that is alone has no group.
 type Scenario = fn(&Meeting) -> Result<()>;
-const SCENARIOS: &[(&str, Scenario)] =
-    &[("training", training::scenario), ("buckets", buckets::scenario), ("loading", crate::loading::scenario)];
+const SCENARIOS: &[(&str, Scenario)] = &[
+    ("training", training::scenario),
+    ("buckets", buckets::scenario),
+    ("failures", failures::scenario),
+    ("parts", parts::scenario),
+    ("loading", crate::loading::scenario),
+];
 
 /// Longer than any test takes: no result depends on it.
 const PATIENCE: Duration = Duration::from_secs(300);

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,7 @@ fn rank(told: &str) -> Result<()> {
 
 /// How a process ended.
 pub struct Ended {
+    pub status: ExitStatus,
     pub output: String,
     pub errors: String,
 }
@@ -91,7 +92,7 @@ impl Running {
         while self.is_running()? {
             if since.elapsed() > LIMIT {
                 self.kill()?;
-                let Ended { output, errors } = self.read()?;
+                let Ended { output, errors, .. } = self.read()?;
                 bail!("it still ran after {LIMIT:?}:\n{output}\n{errors}");
             }
             std::thread::sleep(PAUSE);
@@ -101,10 +102,10 @@ impl Running {
 
     /// How it ended.
     fn read(mut self) -> Result<Ended> {
-        self.child.wait()?;
+        let status = self.child.wait()?;
         let [output, errors] = self.pipes.take().context("its output was read before")?.map(JoinHandle::join);
         let text = |text: std::thread::Result<String>| text.map_err(|_| anyhow::anyhow!("its output cannot be read"));
-        Ok(Ended { output: text(output)?, errors: text(errors)? })
+        Ok(Ended { status, output: text(output)?, errors: text(errors)? })
     }
 }
 
@@ -134,7 +135,7 @@ pub fn all_succeed(mut running: Vec<Running>, since: Instant) -> Result<Vec<Ende
                 None => left += 1,
                 Some(status) if status.success() => {}
                 Some(status) => {
-                    let Ended { output, errors } = running.swap_remove(rank).read()?;
+                    let Ended { output, errors, .. } = running.swap_remove(rank).read()?;
                     bail!("rank {rank}: {status}\n{output}\n{errors}");
                 }
             }

@@ -1,0 +1,192 @@
+//! What fails over NCCL, and how: the rows of the table in docs/distributed.md. Rank 1 ends or stays away.
+//!
+//! Only the stream waits for NCCL, so libtorch's watchdog finds most failures. It ends the process after a pause in
+//! which it would write what it knows: here none, or one that no test lives to see. A rank that was told of a failure
+//! says so and is killed: it would wait for the watchdog before it ends.
+
+mod rank;
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::PATIENCE;
+use super::processes::{Ended, Meeting, Running, start};
+use rank::told_at;
+
+pub use rank::scenario;
+
+const SIZE: usize = 3;
+/// How long ranks wait for one that stays away until they have given it up.
+const SHORT: Duration = Duration::from_secs(2);
+/// A quarter of the watchdog's pause, in milliseconds.
+const PAUSE: &str = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC";
+const AT_ONCE: &str = "1";
+const NEVER: &str = "1000000";
+/// How long a first collective waits for all ranks, in seconds.
+const FIRST_LIMIT: &str = "TORCH_NCCL_NONBLOCKING_TIMEOUT";
+const SIGABRT: i32 = 6;
+
+fn begin(size: usize, case: &str, what: &str, pause: &str) -> Result<(tempfile::TempDir, Vec<Running>)> {
+    let folder = tempfile::tempdir()?;
+    let arguments = vec![case.to_owned(), what.to_owned()];
+    let rank = |rank| {
+        let meeting = Meeting { rank, size, file: folder.path().join("meet"), arguments: arguments.clone() };
+        // Without these two, ranks that meet in a file would wait for an absent one without a limit.
+        let limited = [(PAUSE, pause), ("TORCH_NCCL_USE_COMM_NONBLOCKING", "1"), (FIRST_LIMIT, "2")];
+        start("failures", &meeting, &limited[..if what == "file" { 3 } else { 1 }])
+    };
+    let ranks = (0..size).map(rank).collect::<Result<_>>()?;
+    Ok((folder, ranks))
+}
+
+/// What the ranks are told that are to be told something. All of them then end well, if the group is one that goes on.
+fn told(case: &str, what: &str, size: usize, is_told: fn(usize) -> bool, ends: bool) -> Result<Vec<String>> {
+    let since = Instant::now();
+    let (folder, mut ranks) = begin(size, case, what, NEVER)?;
+    let is_there = |rank: usize| told_at(&folder.path().join("meet"), rank).exists();
+    for rank in (0..size).filter(|rank| is_told(*rank)) {
+        // It ends without having been told if it fails.
+        while !is_there(rank) && ranks[rank].is_running()? && since.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if !is_there(rank) {
+            let mut failed = ranks.swap_remove(rank);
+            failed.kill()?;
+            let Ended { status, output, errors } = failed.end(since)?;
+            anyhow::bail!("{case}, {what}: rank {rank} was told nothing: {status}\n{output}\n{errors}");
+        }
+    }
+    if case.ends_with("stalls") || what == "aborted" {
+        ensure!(ranks[1].is_running()?, "{case}, {what}: the stalled rank has ended");
+    }
+    if ends {
+        for (rank, running) in ranks.into_iter().enumerate().filter(|(rank, _)| is_told(*rank)) {
+            let Ended { status, output, errors } = running.end(since)?;
+            ensure!(status.success(), "{case}, {what}, rank {rank}: {status}\n{output}\n{errors}");
+        }
+    }
+    let told = (0..size).filter(|rank| is_told(*rank)).map(|rank| told_at(&folder.path().join("meet"), rank));
+    told.map(|path| Ok(fs::read_to_string(path)?)).collect()
+}
+
+fn all(_: usize) -> bool {
+    true
+}
+
+fn others(rank: usize) -> bool {
+    rank != 1
+}
+
+/// Over tcp:// rank 0 waits for the others before NCCL does. Otherwise they meet in their first collective.
+pub fn an_absent_rank_is_a_rendezvous_error() -> Result<()> {
+    let is_either = |word: &String| ["TimedOut", "Lost"].contains(&word.as_str());
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
+    let over_tcp = told("absent", &port, SIZE - 1, all, false)?;
+    ensure!(over_tcp[0] == "Rendezvous" && is_either(&over_tcp[1]), "{over_tcp:?}");
+    let in_first = told("absent", "file", SIZE - 1, all, false)?;
+    ensure!(in_first.iter().all(is_either) && in_first.iter().any(|word| word == "TimedOut"), "{in_first:?}");
+    Ok(())
+}
+
+/// At once where the host waits, and otherwise in one of the next collectives.
+pub fn a_dead_rank_is_lost() -> Result<()> {
+    for what in ["barrier", "object", "max", "work", "receive", "sums", "training"] {
+        let told = told("dead", what, SIZE, others, false)?;
+        ensure!(told == ["Lost"; SIZE - 1], "{what}: {told:?}");
+    }
+    Ok(())
+}
+
+/// The error is returned from `main`, or the watchdog is faster: either way the process ends, and not well.
+pub fn a_rank_that_has_lost_another_ends() -> Result<()> {
+    let since = Instant::now();
+    for what in ["barrier", "sums"] {
+        let (_folder, ranks) = begin(SIZE, "dead, ends", what, AT_ONCE)?;
+        for running in ranks {
+            let Ended { status, output, errors } = running.end(since)?;
+            ensure!(!status.success(), "{what}: {status}\n{output}\n{errors}");
+        }
+    }
+    Ok(())
+}
+
+pub fn a_model_that_a_dead_rank_does_not_wrap_times_out() -> Result<()> {
+    let told = told("dead", "model", SIZE, others, false)?;
+    ensure!(told == ["TimedOut"; SIZE - 1], "{told:?}");
+    Ok(())
+}
+
+/// Who comes last loses those that have given up before.
+pub fn a_stalled_rank_times_out_where_the_host_waits() -> Result<()> {
+    let waits = ["barrier", "object", "max", "work", "receive"].map(|what| ("stalls", what));
+    for (case, what) in waits.into_iter().chain([("verified stalls", "sum")]) {
+        let told = told(case, what, SIZE, others, false)?;
+        let is_either = told.iter().all(|word| ["TimedOut", "Lost"].contains(&word.as_str()));
+        ensure!(is_either && told.iter().any(|word| word == "TimedOut"), "{case}, {what}: {told:?}");
+    }
+    Ok(())
+}
+
+/// The watchdog ends the process: nobody else could end the host's wait for the device.
+pub fn a_stalled_rank_ends_the_others_where_the_device_waits() -> Result<()> {
+    let since = Instant::now();
+    let (_folder, mut ranks) = begin(SIZE, "stalls", "read", AT_ONCE)?;
+    let last = ranks.pop().context("no rank")?;
+    let mut stalled = ranks.pop().context("no rank")?;
+    let first = ranks.pop().context("no rank")?;
+    for running in [first, last] {
+        let Ended { status, output, errors } = running.end(since)?;
+        ensure!(status.signal() == Some(SIGABRT), "{status}\n{output}\n{errors}");
+        ensure!(!output.contains("read"), "what never came was read: {output}");
+        ensure!(errors.contains("taking the entire process down"), "{errors}");
+    }
+    ensure!(stalled.is_running()?, "the stalled rank has ended");
+    Ok(())
+}
+
+/// The group that told it goes on.
+pub fn a_mismatch_is_told_to_every_rank_that_verifies() -> Result<()> {
+    for what in ["shape", "other"] {
+        let told = told("verified mismatch", what, SIZE, all, true)?;
+        ensure!(told == ["Mismatch"; SIZE], "{what}: {told:?}");
+    }
+    Ok(())
+}
+
+/// NCCL does not look for it: on a device the ranks wait, or compute nonsense.
+pub fn a_mismatch_without_verifying_is_found_by_the_fake() -> Result<()> {
+    for what in ["shape", "other"] {
+        let told = told("mismatch", what, SIZE, all, false)?;
+        ensure!(told == ["Lost"; SIZE], "{what}: {told:?}");
+    }
+    Ok(())
+}
+
+pub fn a_model_that_differs_is_told_to_every_rank() -> Result<()> {
+    let differs = told("model", "differs", SIZE, all, true)?;
+    ensure!(differs == ["ModelMismatch"; SIZE], "{differs:?}");
+    let sparse = told("model", "sparse", SIZE, all, true)?;
+    ensure!(sparse == ["SparseGradient"; SIZE], "{sparse:?}");
+    Ok(())
+}
+
+/// The other ranks learn of it when the failed one has ended.
+pub fn a_hook_that_fails_is_told_where_it_fails() -> Result<()> {
+    for (what, own) in [("fails", "Hook, then HookHasFailed"), ("panics", "planted in a hook, then HookHasFailed")] {
+        let told = told("model", what, SIZE, all, false)?;
+        ensure!(told == ["Lost", own, "Lost"], "{what}: {told:?}");
+    }
+    Ok(())
+}
+
+/// Work that can be finished is; what cannot be needs `abort`.
+pub fn what_is_under_way_can_be_dropped() -> Result<()> {
+    let finished = told("drop", "finished", SIZE, all, true)?;
+    ensure!(finished == ["nothing"; SIZE], "{finished:?}");
+    let aborted = told("drop", "aborted", SIZE, others, true)?;
+    ensure!(aborted == ["Lost"; SIZE - 1], "{aborted:?}");
+    Ok(())
+}

@@ -1,0 +1,265 @@
+//! What a rank does, and what it is told.
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use overdrive::core::RankGroup;
+use overdrive::prelude::*;
+use overdrive_ddp::{Backend, DdpError, GradBucket, InitMethod, ReduceOp, Work};
+
+use super::super::PATIENCE;
+use super::super::processes::Meeting;
+use super::{SHORT, SIZE};
+
+/// A rank that has met the others, and summed with them once.
+struct Rank {
+    group: ProcessGroup,
+    device: Device,
+    sum: Tensor,
+    /// What "training" trains.
+    trained: Option<(Tensor, DistributedDataParallel)>,
+}
+
+impl Rank {
+    fn new(meeting: &Meeting, verify: bool, trains: bool) -> Result<Self> {
+        let device = Device::Cuda(meeting.rank);
+        let builder = ProcessGroup::builder(Backend::Nccl).timeout(PATIENCE).verify(verify).cuda_device(meeting.rank);
+        let (path, rank, world_size) = (meeting.file.clone(), meeting.rank, meeting.size);
+        let group = builder.init(&InitMethod::File { path, rank, world_size })?;
+        let mut sum = Tensor::ones([8], (Kind::Float, device));
+        group.all_reduce(&mut sum, ReduceOp::Avg)?;
+        // Two ranks have a communicator of their own for what they send each other.
+        match rank {
+            1 => group.send(&sum, 0, 0)?,
+            0 => drop(group.recv(&mut sum, Some(1), 0)?),
+            _ => {}
+        }
+        let trained = trains.then(|| model(&group, device, false)).transpose()?;
+        ensure!(sum.double_value(&[7]) == 1.0, "{sum}");
+        // A rank that ends before would be an error of the others' last collective.
+        group.store().set(&format!("{rank} has begun"), b"")?;
+        let begun: Vec<String> = (0..world_size).map(|rank| format!("{rank} has begun")).collect();
+        group.store().wait(&begun.iter().map(String::as_str).collect::<Vec<_>>(), PATIENCE)?;
+        Ok(Self { group, device, sum, trained })
+    }
+
+    /// The first error of what the ranks do, which may begin before the failure is known.
+    fn first_error(&mut self, what: &str) -> Result<DdpError> {
+        let Self { group, device, sum, trained } = self;
+        let no_error = || format!("{what}: no error");
+        let error = match what {
+            "barrier" => group.barrier().err(),
+            "object" => group.all_gather_object(&1).err(),
+            "max" => match group.max(1).err() {
+                Some(error) => Some(*error.0.downcast().map_err(|error| anyhow::anyhow!("{error}"))?),
+                None => None,
+            },
+            "sum" => group.all_reduce(sum, ReduceOp::Sum).err(),
+            "work" => {
+                let work = group.all_reduce_async(sum, ReduceOp::Sum);
+                work.and_then(|work| work.wait_for(group.timeout())).err()
+            }
+            // The others have no communicator with rank 1.
+            "receive" if group.rank() == 0 => {
+                let work = group.recv_async(sum, Some(1), 0);
+                work.and_then(|work| work.wait_for(group.timeout())).err()
+            }
+            "receive" => group.barrier().err(),
+            "sums" => (0..).find_map(|_| group.all_reduce(sum, ReduceOp::Avg).err()),
+            "training" => {
+                let (param, ddp) = trained.as_ref().context("no model")?;
+                (0..).find_map(|_| pass(ddp, param).err())
+            }
+            "model" => model(group, *device, false).err().map(|error| error.downcast()).transpose()?,
+            _ => anyhow::bail!("{what}"),
+        };
+        error.with_context(no_error)
+    }
+}
+
+/// A model of one parameter, and its wrapper; with `hook` its gradients are averaged by a hook of this file.
+fn model(group: &ProcessGroup, device: Device, hook: bool) -> Result<(Tensor, DistributedDataParallel)> {
+    let param = Tensor::ones([4], (Kind::Float, device)).set_requires_grad(true);
+    let ddp = DistributedDataParallel::builder(group)
+        .build_from(vec![("w".to_owned(), param.shallow_clone())], Vec::new())?;
+    if hook {
+        let group = group.clone();
+        ddp.register_comm_hook(move |bucket: &GradBucket| {
+            let mut mean = bucket.buffer.shallow_clone();
+            Ok(group.all_reduce_async(&mut mean, ReduceOp::Avg)?.and_then(move |()| Ok(mean)))
+        })?;
+    }
+    Ok((param, ddp))
+}
+
+fn pass(ddp: &DistributedDataParallel, param: &Tensor) -> Result<(), DdpError> {
+    ddp.backward(&ddp.forward(|| param * 2)?.sum(Kind::Float))
+}
+
+/// Writes what the rank was told where the test looks for it.
+fn tell(meeting: &Meeting, told: &str) -> Result<()> {
+    let path = told_at(&meeting.file, meeting.rank);
+    fs::write(path.with_extension("part"), told)?;
+    Ok(fs::rename(path.with_extension("part"), path)?)
+}
+
+pub fn told_at(meeting: &Path, rank: usize) -> PathBuf {
+    meeting.with_file_name(format!("told-{rank}"))
+}
+
+/// The same, and waits to be killed.
+fn leave(meeting: &Meeting, told: &str) -> Result<()> {
+    tell(meeting, told)?;
+    stay_away()
+}
+
+fn name(error: &DdpError) -> &'static str {
+    match error {
+        DdpError::TimedOut { .. } => "TimedOut",
+        DdpError::Lost { .. } => "Lost",
+        DdpError::Mismatch { .. } => "Mismatch",
+        DdpError::Rendezvous { .. } => "Rendezvous",
+        DdpError::ModelMismatch { .. } => "ModelMismatch",
+        DdpError::SparseGradient { .. } => "SparseGradient",
+        DdpError::Hook(_) => "Hook",
+        DdpError::HookHasFailed { .. } => "HookHasFailed",
+        _ => "another error",
+    }
+}
+
+fn stay_away() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+pub fn scenario(meeting: &Meeting) -> Result<()> {
+    let [case, what] = &meeting.arguments[..] else { anyhow::bail!("a case and its argument are needed") };
+    if case == "absent" {
+        let (rank, world_size) = (meeting.rank, meeting.size + 1);
+        let method = match what.parse() {
+            Ok(port) => InitMethod::Tcp { host: "127.0.0.1".to_owned(), port, rank, world_size },
+            Err(_) => InitMethod::File { path: meeting.file.clone(), rank, world_size },
+        };
+        let builder = ProcessGroup::builder(Backend::Nccl).timeout(SHORT).cuda_device(rank);
+        let mut sum = Tensor::ones([8], (Kind::Float, Device::Cuda(rank)));
+        let error = builder
+            .init(&method)
+            .and_then(|group| group.all_reduce(&mut sum, ReduceOp::Sum))
+            .err()
+            .context("it met")?;
+        return leave(meeting, name(&error));
+    }
+    let mut rank = Rank::new(meeting, case.starts_with("verified"), what == "training")?;
+    match case.as_str() {
+        "dead" if meeting.rank == 1 => std::process::abort(),
+        "dead" => {
+            if what == "model" {
+                rank.group.set_timeout(SHORT)?;
+            }
+            let error = rank.first_error(what)?;
+            let next = rank.group.barrier().err().context("the group works without a rank")?;
+            ensure!(what == "model" || matches!(next, DdpError::Lost { .. }), "{next}");
+            leave(meeting, name(&error))
+        }
+        "dead, ends" if meeting.rank == 1 => std::process::abort(),
+        "dead, ends" => Err(rank.first_error(what)?.into()),
+        "stalls" | "verified stalls" if meeting.rank == 1 => stay_away(),
+        "stalls" | "verified stalls" => {
+            rank.group.set_timeout(SHORT)?;
+            if what == "read" {
+                rank.group.all_reduce(&mut rank.sum, ReduceOp::Sum)?;
+                println!("read {}", rank.sum);
+                return Ok(());
+            }
+            let error = rank.first_error(what)?;
+            leave(meeting, name(&error))
+        }
+        "mismatch" | "verified mismatch" => mismatch(&mut rank, meeting, what),
+        "model" => model_failures(&rank, meeting, what),
+        "drop" => drops(rank, meeting, what),
+        _ => anyhow::bail!("{case}"),
+    }
+}
+
+/// Rank 1 runs another collective, or one of another shape.
+fn mismatch(rank: &mut Rank, meeting: &Meeting, what: &str) -> Result<()> {
+    let Rank { group, device, sum, .. } = rank;
+    let mut other = Tensor::ones([9], (Kind::Float, *device));
+    let ran = match (group.rank(), what) {
+        (1, "shape") => group.all_reduce(&mut other, ReduceOp::Avg),
+        (1, _) => group.broadcast(sum, 0),
+        _ => group.all_reduce(sum, ReduceOp::Avg),
+    };
+    let Err(error) = ran else {
+        // Nothing waited for it; whatever comes next fails.
+        let next = (0..).find_map(|_| group.all_reduce(sum, ReduceOp::Avg).err()).context("no error")?;
+        return leave(meeting, name(&next));
+    };
+    group.all_reduce(sum, ReduceOp::Avg)?;
+    ensure!(sum.double_value(&[0]) == 1.0, "the group that told the mismatch does not work: {sum}");
+    tell(meeting, name(&error))
+}
+
+/// What each rank, or rank 1 alone, finds in its own model or hook.
+fn model_failures(rank: &Rank, meeting: &Meeting, what: &str) -> Result<()> {
+    let Rank { group, device, .. } = rank;
+    if what == "differs" {
+        let shape = [4 + i64::from(group.rank() == 1)];
+        let param = Tensor::ones(shape, (Kind::Float, *device)).set_requires_grad(true);
+        let built = DistributedDataParallel::builder(group).build_from(vec![("w".to_owned(), param)], Vec::new());
+        return tell(meeting, name(&built.err().context("the models are taken to be equal")?));
+    }
+    if what == "sparse" {
+        let rows = Tensor::ones([4, 2], (Kind::Float, *device)).set_requires_grad(true);
+        let params = vec![("rows".to_owned(), rows.shallow_clone())];
+        let ddp = DistributedDataParallel::builder(group).build_from(params, Vec::new())?;
+        let used = Tensor::from_slice(&[1i64, 3]).to_device(*device);
+        let loss = ddp.forward(|| Tensor::embedding(&rows, &used, -1, false, true))?.sum(Kind::Float);
+        return tell(meeting, name(&ddp.backward(&loss).err().context("a sparse gradient was averaged")?));
+    }
+    let (param, ddp) = model(group, *device, group.rank() != 1)?;
+    if group.rank() != 1 {
+        // The failed rank's process ends, and with it this rank's wait.
+        let error = (0..).find_map(|_| pass(&ddp, &param).err()).context("no error")?;
+        let within = if let DdpError::Hook(inner) = &error { inner.downcast_ref() } else { None };
+        return leave(meeting, name(within.unwrap_or(&error)));
+    }
+    let panics = what == "panics";
+    ddp.register_comm_hook(move |_: &GradBucket| -> Result<Work<Tensor>, DdpError> {
+        assert!(!panics, "planted in a hook");
+        Err(DdpError::NoLauncher)
+    })?;
+    let told = match catch_unwind(AssertUnwindSafe(|| pass(&ddp, &param))) {
+        Ok(ran) => name(&ran.err().context("no error")?),
+        Err(panic) => panic.downcast_ref::<&str>().copied().unwrap_or("another panic"),
+    };
+    let later = pass(&ddp, &param).err().context("a pass after the failed one was allowed")?;
+    tell(meeting, &format!("{told}, then {}", name(&later)))?;
+    std::process::abort()
+}
+
+/// Work and a group that are dropped while they are under way.
+fn drops(rank: Rank, meeting: &Meeting, what: &str) -> Result<()> {
+    let Rank { group, mut sum, .. } = rank;
+    let work = |sum: &mut Tensor| group.all_reduce_async(sum, ReduceOp::Sum);
+    if what == "finished" {
+        drop(work(&mut sum)?);
+        let last = work(&mut sum)?;
+        drop(group);
+        last.wait()?;
+        ensure!(sum.double_value(&[0]) == (SIZE * SIZE) as f64, "{sum}");
+        return tell(meeting, "nothing");
+    }
+    if group.rank() == 1 {
+        stay_away();
+    }
+    let under_way = work(&mut sum)?;
+    ensure!(!under_way.is_completed(), "a rank is missing");
+    group.abort()?;
+    let next = group.all_reduce(&mut sum, ReduceOp::Sum).err().context("an aborted group works")?;
+    drop((group, under_way));
+    tell(meeting, name(&next))
+}
