@@ -16,6 +16,9 @@ use std::{env, fmt, io};
 /// The folder of the stand-ins; empty if libtorch has no CUDA code.
 pub const LIBRARIES: &str = env!("FAKECUDA_LIBRARIES");
 
+/// The library of `operators/`.
+const OPERATORS: &str = "libfakecuda_operators.so";
+
 /// Set in a program that runs on the stand-ins.
 const STARTED: &str = "FAKECUDA_STARTED";
 
@@ -100,9 +103,6 @@ pub fn start_fake(devices: usize) -> io::Result<()> {
     Err(Command::new(env::current_exe()?).args(env::args_os().skip(1)).envs(environment(devices)).exec())
 }
 
-/// The library of `operators/`.
-const OPERATORS: &str = "libfakecuda_operators.so";
-
 /// When the work of a stream runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
@@ -131,14 +131,16 @@ fn function(name: &CStr) -> Option<*mut c_void> {
 /// Calls a function of the stand-ins.
 macro_rules! call {
     ($name:literal($($argument:expr => $kind:ty),*) -> $result:ty) => {{
-        let found = function($name).unwrap_or_else(|| panic!("the stand-ins lack {:?}", $name));
+        let found = $crate::function($name).unwrap_or_else(|| panic!("the stand-ins lack {:?}", $name));
         // SAFETY: the runtime defines the function with these arguments (`runtime/src/api`).
-        let function = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn($($kind),*) -> $result>(found) };
+        let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, extern "C" fn($($kind),*) -> $result>(found) };
         function($($argument),*)
     }};
 }
 
+mod faults;
 mod orders;
+pub mod runtime;
 
 fn text(at: *const c_char) -> String {
     // SAFETY: the stand-ins' texts end with a zero byte, and stay until this thread's next call.

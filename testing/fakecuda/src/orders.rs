@@ -1,8 +1,8 @@
 //! The order in which work is issued, what guards it, and who uses which device.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_char;
 
-use crate::{Fake, function, text};
+use crate::{Fake, text};
 
 impl Fake {
     /// Keeps the order in which work is issued from now on, or no longer.

@@ -2,6 +2,7 @@
 //! `skipped: no CUDA device` and counts as ignored.
 #![forbid(unsafe_code)]
 
+mod calibration;
 mod loading;
 mod optimizers;
 mod profiling;
@@ -63,6 +64,8 @@ const GPUS: [(&str, i64); 12] = [
 /// What a test compares: what the device was asked to do, which any stand-in shows, or what it computed.
 const CONTROL_FLOW: &str = "control flow";
 const NUMBERS: &str = "numbers";
+/// Codes and counts that a real device and the stand-in have to agree on.
+const CALIBRATION: &str = "calibration";
 
 /// Tests with the names of their functions, and what they compare.
 macro_rules! trials {
@@ -156,6 +159,47 @@ fn main() {
         ranks::parts::hooks_over_nccl_equal_gloos,
         ranks::parts::statistics_of_uneven_batches_over_nccl_equal_gloos,
         ranks::parts::join_over_nccl_equals_gloos,
+    ]);
+    tests.extend(trials![
+        CALIBRATION;
+        calibration::invalid_ordinals_are_refused,
+        calibration::an_error_is_kept_until_it_is_read,
+        calibration::an_error_belongs_to_its_thread,
+        calibration::memory_is_freed_once,
+        calibration::too_much_memory_is_refused_and_the_rest_goes_on,
+        calibration::addresses_tell_their_memory,
+        calibration::memory_of_a_pool_is_freed_in_stream_order,
+        calibration::a_device_is_no_peer_of_itself,
+        calibration::only_a_used_device_has_a_context,
+        calibration::an_event_that_was_never_recorded_is_done,
+        calibration::time_needs_two_recorded_events_with_timing,
+        calibration::a_stream_waits_for_an_event_of_another,
+        calibration::the_legacy_stream_and_blocking_streams_wait_for_each_other,
+        calibration::a_stream_that_was_waited_for_is_done,
+        calibration::a_function_of_the_host_runs_in_stream_order,
+        calibration::a_destroyed_stream_finishes_its_work,
+        calibration::captured_work_runs_at_each_launch,
+        calibration::a_capture_begins_once_and_not_on_the_legacy_stream,
+        calibration::a_captured_stream_cannot_be_waited_for,
+        calibration::a_captured_stream_cannot_be_queried,
+        calibration::a_device_with_a_capture_cannot_be_waited_for,
+        calibration::memory_is_not_allocated_in_a_global_capture,
+        calibration::memory_is_allocated_in_a_relaxed_capture,
+        calibration::a_relaxed_thread_allocates_in_a_global_capture,
+        calibration::a_thread_local_capture_lets_other_threads_allocate,
+        calibration::only_the_thread_that_began_a_capture_ends_it,
+        calibration::any_thread_ends_a_relaxed_capture,
+        calibration::a_fork_that_is_joined_is_captured,
+        calibration::a_fork_that_is_not_joined_is_refused,
+        calibration::a_capture_ends_where_it_began,
+        calibration::a_captured_event_cannot_be_waited_for,
+        calibration::a_capture_does_not_wait_for_work_outside,
+        calibration::captures_are_not_merged,
+        calibration::the_legacy_stream_does_not_depend_on_a_captured_one,
+        calibration::an_elementwise_operator_is_one_kernel,
+        calibration::a_list_of_tensors_is_one_kernel,
+        calibration::copies_say_where_from_and_who_waits,
+        calibration::freed_memory_is_used_again,
     ]);
     let trials = tests.into_iter().map(|(name, test, kind)| {
         let missing = missing(name);

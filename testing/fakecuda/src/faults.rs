@@ -1,0 +1,52 @@
+//! Failures that a test plants, and what NVML says.
+
+use std::ffi::{CStr, CString, c_char};
+
+use crate::Fake;
+use crate::runtime::Code;
+
+impl Fake {
+    /// The nth call from now of the C function of this name (`cudaMalloc`), or the nth kernel, copy or fill whose name
+    /// contains this text, returns this code; 1 is the next. A function is found on x86-64 alone.
+    pub fn fail(self, what: &str, nth: u64, code: Code) {
+        let what = c_text(what);
+        call!(c"fakecuda_fail"(what.as_ptr() => *const c_char, nth => u64, code => i32) -> ());
+    }
+
+    /// The nth kernel, copy or fill whose name contains this text fails when it runs: the host learns of it when it
+    /// next waits.
+    pub fn fail_later(self, what: &str, nth: u64, code: Code) {
+        let what = c_text(what);
+        call!(c"fakecuda_fail_later"(what.as_ptr() => *const c_char, nth => u64, code => i32) -> ());
+    }
+
+    /// From now on each call on this device fails with the code; 0 stands for `cudaErrorDevicesUnavailable`.
+    pub fn lose(self, device: usize, code: Code) {
+        call!(c"fakecuda_lose"(number(device) => u32, code => i32) -> ());
+    }
+
+    /// Forgets all planted failures, and those that happened. No real process recovers from a lost device.
+    pub fn heal(self) {
+        call!(c"fakecuda_heal"() -> ());
+    }
+
+    /// Lets a device have only so many bytes. False if there is no such device.
+    pub fn limit(self, device: usize, bytes: usize) -> bool {
+        call!(c"fakecuda_limit"(number(device) => u32, bytes => usize) -> i32) == 0
+    }
+
+    /// How many queries in a row may find work that is not done, before it runs; while work is not run at once.
+    pub fn set_polls(self, polls: u64) {
+        call!(c"fakecuda_polls"(polls => u64) -> ());
+    }
+}
+
+fn number(device: usize) -> u32 {
+    u32::try_from(device).unwrap_or(u32::MAX)
+}
+
+/// Up to the first zero byte.
+fn c_text(text: &str) -> CString {
+    let bytes = text.bytes().take_while(|&byte| byte != 0).chain([0]).collect::<Vec<u8>>();
+    CStr::from_bytes_with_nul(&bytes).map(CStr::to_owned).unwrap_or_default()
+}
