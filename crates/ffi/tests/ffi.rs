@@ -1,8 +1,5 @@
 //! The C++ interface: exceptions of every kind become `Err`, and the functions that tch leaves out work as documented.
 
-#[path = "../build/cuda_headers.rs"]
-mod cuda_headers;
-
 use overdrive_ffi::autocast::{self, Region, State};
 use overdrive_ffi::{
     Arg, ErrorKind, GradHook, Op, TensorList, Value, adamw8bit, context, cuda, empty_pinned, tensor_from_vec,
@@ -223,17 +220,6 @@ fn a_vector_becomes_a_tensor_in_place() {
         let error = tensor_from_vec(vec![0.0f32; 2], kind, shape).unwrap_err();
         assert!(error.message().contains("does not fit into 8 bytes"), "{error}");
     }
-}
-
-/// With the linker's --as-needed, a plain tch program does not load libtorch_cuda; a program with this crate must.
-#[cfg(target_os = "linux")]
-#[test]
-fn libtorch_cuda_is_loaded_where_it_exists() {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    assert!(maps.contains("libtorch_cpu.so"));
-    let libtorch = maps.lines().find_map(|line| Some(&line[line.find('/')?..line.rfind("/libtorch_cpu.so")?]));
-    let cuda = std::path::Path::new(libtorch.unwrap()).join("libtorch_cuda.so");
-    assert_eq!(maps.contains("libtorch_cuda.so"), cuda.exists());
 }
 
 #[cfg(feature = "libjpeg-turbo")]

@@ -1,5 +1,8 @@
 //! Safe calls that could corrupt memory: each is refused, or works as documented.
 
+// The tests of the build script's search.
+#[path = "../../build/cuda_headers.rs"]
+mod cuda_headers;
 mod functions;
 #[cfg(feature = "distributed")]
 mod groups;
@@ -29,4 +32,14 @@ fn ends(test: impl FnOnce() + Send + 'static) {
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("it hangs"),
         _ => thread.join().unwrap(),
     }
+}
+
+/// With the linker's --as-needed, a plain tch program does not load libtorch_cuda; a program with this crate must.
+#[cfg(target_os = "linux")]
+#[test]
+fn libtorch_cuda_is_loaded_where_it_exists() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let libtorch = maps.lines().find_map(|line| Some(&line[line.find('/')?..line.rfind("/libtorch_cpu.so")?]));
+    let exists = std::fs::exists(format!("{}/libtorch_cuda.so", libtorch.unwrap()));
+    assert_eq!(maps.contains("libtorch_cuda.so"), exists.unwrap());
 }

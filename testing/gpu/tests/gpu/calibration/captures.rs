@@ -32,7 +32,7 @@ impl Capture {
     }
 
     /// The call was refused with this code, and has ended the capture.
-    fn is_refused(mut self, what: &str, found: cuda::Code, expected: cuda::Code) -> Result<()> {
+    fn refuses(mut self, what: &str, found: cuda::Code, expected: cuda::Code) -> Result<()> {
         self.seen.code(what, found, expected);
         self.seen.value("the capture", cuda::capture_status(self.bench.stream), Ok(INVALIDATED));
         self.ends_with(CAPTURE_INVALIDATED)
@@ -89,25 +89,25 @@ pub fn a_capture_begins_once_and_not_on_the_legacy_stream() -> Result<()> {
 pub fn a_captured_stream_cannot_be_waited_for() -> Result<()> {
     let capture = Capture::new(GLOBAL)?;
     let refused = cuda::synchronize(capture.bench.stream);
-    capture.is_refused("cudaStreamSynchronize", refused, CAPTURE_UNSUPPORTED)
+    capture.refuses("cudaStreamSynchronize", refused, CAPTURE_UNSUPPORTED)
 }
 
 pub fn a_captured_stream_cannot_be_queried() -> Result<()> {
     let capture = Capture::new(GLOBAL)?;
     let refused = cuda::query(capture.bench.stream);
-    capture.is_refused("cudaStreamQuery", refused, CAPTURE_UNSUPPORTED)
+    capture.refuses("cudaStreamQuery", refused, CAPTURE_UNSUPPORTED)
 }
 
 pub fn a_device_with_a_capture_cannot_be_waited_for() -> Result<()> {
     let capture = Capture::new(GLOBAL)?;
     let refused = cuda::device_synchronize();
-    capture.is_refused("cudaDeviceSynchronize", refused, CAPTURE_UNSUPPORTED)
+    capture.refuses("cudaDeviceSynchronize", refused, CAPTURE_UNSUPPORTED)
 }
 
 pub fn memory_is_not_allocated_in_a_global_capture() -> Result<()> {
     let capture = Capture::new(GLOBAL)?;
     let refused = cuda::malloc(BYTES).err().unwrap_or_default();
-    capture.is_refused("cudaMalloc", refused, CAPTURE_UNSUPPORTED)
+    capture.refuses("cudaMalloc", refused, CAPTURE_UNSUPPORTED)
 }
 
 pub fn memory_is_allocated_in_a_relaxed_capture() -> Result<()> {
@@ -201,7 +201,7 @@ pub fn a_captured_event_cannot_be_waited_for() -> Result<()> {
     let event = needs("cudaEventCreate", cuda::event(false))?;
     capture.seen.code("cudaEventRecord", cuda::record(event, capture.bench.stream), OK);
     let refused = cuda::synchronize_event(event);
-    capture.is_refused("cudaEventSynchronize", refused, CAPTURED_EVENT)
+    capture.refuses("cudaEventSynchronize", refused, CAPTURED_EVENT)
 }
 
 pub fn a_capture_does_not_wait_for_work_outside() -> Result<()> {
@@ -209,7 +209,7 @@ pub fn a_capture_does_not_wait_for_work_outside() -> Result<()> {
     let event = needs("cudaEventCreate", cuda::event(false))?;
     capture.seen.code("cudaEventRecord outside", cuda::record(event, capture.bench.other), OK);
     let refused = cuda::wait_event(capture.bench.stream, event, 0);
-    capture.is_refused("cudaStreamWaitEvent", refused, CAPTURE_ISOLATION)
+    capture.refuses("cudaStreamWaitEvent", refused, CAPTURE_ISOLATION)
 }
 
 pub fn captures_are_not_merged() -> Result<()> {

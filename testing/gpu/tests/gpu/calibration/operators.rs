@@ -17,13 +17,13 @@ struct Work {
 }
 
 /// What a function asks of the device, the second time: libraries and kernels are loaded then.
-fn work(mut function: impl FnMut() -> Result<()>) -> Result<Work> {
+fn work<T>(mut function: impl FnMut() -> Result<T>) -> Result<Work> {
     function()?;
     tch::Cuda::synchronize(0);
     let mut profiler = Profiler::builder().start()?;
     let done = function();
     profiler.stop()?;
-    done?;
+    drop(done?);
     let profile = profiler.profile().context("nothing was recorded")?;
     let mut work = Work::default();
     for event in profile.events()?.iter() {
@@ -46,13 +46,13 @@ fn kernels(count: usize) -> Work {
 pub fn an_elementwise_operator_is_one_kernel() -> Result<()> {
     let mut seen = Seen::default();
     let x = Tensor::randn([64, 64], FLOAT);
-    seen.value("add", work(|| Ok(drop(x.f_add(&x)?)))?, kernels(1));
-    seen.value("relu", work(|| Ok(drop(x.f_relu()?)))?, kernels(1));
-    seen.value("a view", work(|| Ok(drop(x.f_transpose(0, 1)?)))?, kernels(0));
-    seen.value("softmax", work(|| Ok(drop(x.f_softmax(-1, None::<Kind>)?)))?, kernels(1));
+    seen.value("add", work(|| Ok(x.f_add(&x)?))?, kernels(1));
+    seen.value("relu", work(|| Ok(x.f_relu()?))?, kernels(1));
+    seen.value("a view", work(|| Ok(x.f_transpose(0, 1)?))?, kernels(0));
+    seen.value("softmax", work(|| Ok(x.f_softmax(-1, None::<Kind>)?))?, kernels(1));
     seen.value(
         "layer_norm",
-        work(|| Ok(drop(x.f_layer_norm([64], None::<&Tensor>, None::<&Tensor>, 1e-5, true)?)))?,
+        work(|| Ok(x.f_layer_norm([64], None::<&Tensor>, None::<&Tensor>, 1e-5, true)?))?,
         kernels(1),
     );
     seen.end()
@@ -62,7 +62,7 @@ pub fn a_list_of_tensors_is_one_kernel() -> Result<()> {
     let mut seen = Seen::default();
     let tensors: Vec<Tensor> = (0..10).map(|_| Tensor::randn([32], FLOAT)).collect();
     let (list, add) = (TensorList::new(&tensors)?, Op::find("aten::_foreach_add", "Scalar")?);
-    let added = work(|| Ok(drop(add.call(&[Arg::TensorList(&list), Arg::Double(1.0)])?)))?;
+    let added = work(|| Ok(add.call(&[Arg::TensorList(&list), Arg::Double(1.0)])?))?;
     seen.value("_foreach_add of 10 tensors", added, kernels(1));
     let params: Vec<Tensor> = tensors.iter().map(|tensor| tensor.copy().set_requires_grad(true)).collect();
     let mut opt = AdamW::builder(params.iter().map(Tensor::shallow_clone).collect::<Vec<_>>()).build()?;
@@ -78,14 +78,14 @@ pub fn copies_say_where_from_and_who_waits() -> Result<()> {
     let pageable = Tensor::randn([64, 64], (Kind::Float, Device::Cpu));
     let pinned = ffi::empty_pinned(&[64, 64], Kind::Float)?;
     let on_device = pageable.to_device(GPU);
-    let up = |from: &Tensor, wait: bool| work(|| Ok(drop(from.f_to_device_(GPU, Kind::Float, !wait, true)?)));
+    let up = |from: &Tensor, wait: bool| work(|| Ok(from.f_to_device_(GPU, Kind::Float, !wait, true)?));
     seen.value("from pageable memory", up(&pageable, true)?, copy("Memcpy HtoD (Pageable -> Device)", 1));
     seen.value("from pinned memory, not waiting", up(&pinned, false)?, copy("Memcpy HtoD (Pinned -> Device)", 0));
     seen.value("from pinned memory", up(&pinned, true)?, copy("Memcpy HtoD (Pinned -> Device)", 1));
-    let down = work(|| Ok(drop(on_device.f_to_device_(Device::Cpu, Kind::Float, false, true)?)))?;
+    let down = work(|| Ok(on_device.f_to_device_(Device::Cpu, Kind::Float, false, true)?))?;
     seen.value("to the host", down, copy("Memcpy DtoH (Device -> Pageable)", 1));
     let number = on_device.get(0).get(0);
-    let item = work(|| Ok(number.f_double_value(&[]).map(drop)?))?;
+    let item = work(|| Ok(number.f_double_value(&[])?))?;
     seen.value("item", (item.copies.len(), item.waits), (1, 1));
     seen.end()
 }
