@@ -26,8 +26,18 @@ const ABANDONED: &str = "abandoned-";
 #[derive(Debug)]
 pub(crate) struct Folder {
     root: PathBuf,
-    /// The lock file of a writer, none for a reader. The lock ends when the file is closed or the process dies.
+    /// The lock file of a writer, none for a reader. The lock ends with this value or with the process.
     lock: Option<File>,
+}
+
+/// Closing the file is not enough: a child process holds a copy of the descriptor, and the lock with it, from its
+/// `fork` to its `exec`.
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.lock.as_ref().map(File::unlock) {
+            tracing::debug!("{}: the lock could not be released: {error}", self.root.display());
+        }
+    }
 }
 
 /// Calls to the operating system, which tests replace.
@@ -302,6 +312,18 @@ mod tests {
         assert_eq!(SYNCED.take(), [top.path().to_path_buf(), runs.clone(), root.clone()]);
         drop(Folder::open_on(&root, &system)?);
         assert_eq!(SYNCED.take(), [runs, root], "its creator may have died before it was synced");
+        Ok(())
+    }
+
+    #[test]
+    fn a_copy_of_the_descriptor_does_not_keep_the_lock() -> Outcome {
+        let root = tempfile::tempdir()?;
+        let folder = Folder::open(root.path())?;
+        // What a child process has between `fork` and `exec`.
+        let copy = folder.lock.as_ref().map(File::try_clone).transpose()?;
+        drop(folder);
+        Folder::open(root.path())?;
+        drop(copy);
         Ok(())
     }
 
