@@ -1,9 +1,10 @@
 //! What a training step may cost on a GPU: exact counts, on a stand-in for CUDA's runtime. No time is measured.
 #![forbid(unsafe_code)]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
 use overdrive_benches::gpu_steps::{OUR_OPTIMIZERS, Recipe, count, losses_on_host, recipes};
 use overdrive_benches::versus::gpu_counts;
@@ -30,6 +31,7 @@ fn main() {
     let steps = recipes().into_iter().chain(ours);
     let mut trials: Vec<Trial> =
         steps.map(|recipe| trial(recipe.name(), Box::new(move || costs_what_it_may(&recipe)))).collect();
+    trials.push(trial("the_list_of_computed_operators".to_owned(), Box::new(the_list_of_computed_operators)));
     match python() {
         Some(python) => trials.push(trial(
             "no_step_launches_more_than_pytorchs".to_owned(),
@@ -65,6 +67,27 @@ fn costs_what_it_may(recipe: &Recipe) -> Result<()> {
             ensure!(((device - host) / host).abs() <= 1e-5, "losses {losses:?} instead of {host:?}");
         }
     }
+    Ok(())
+}
+
+/// The operators whose kernels the stand-in computes in these steps.
+fn the_list_of_computed_operators() -> Result<()> {
+    let Some(fake) = Fake::get() else { bail!("this process does not run on a fake device") };
+    let mut found = BTreeMap::new();
+    for recipe in recipes() {
+        count(&recipe)?;
+        for operator in fake.computed() {
+            found.entry(operator).or_insert_with(BTreeSet::new).insert(recipe.model);
+        }
+    }
+    let rows = found.iter().map(|(operator, models)| {
+        format!("| `{operator}` | {} |\n", models.iter().copied().collect::<Vec<_>>().join(", "))
+    });
+    let table: String = rows.collect();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testing/fakecuda/README.md");
+    let page = std::fs::read_to_string(path)?;
+    ensure!(page.contains(&table), "put this table into testing/fakecuda/README.md:\n{table}");
+    print!("{table}");
     Ok(())
 }
 

@@ -173,6 +173,11 @@ impl Fake {
         text(call!(c"fakecuda_notes"() -> *const c_char)).lines().map(str::to_owned).collect()
     }
 
+    /// The operators (`aten::mm`) whose numbers were computed since [`reset`](Self::reset), sorted.
+    pub fn computed(self) -> Vec<String> {
+        text(call!(c"fakecuda_computed"() -> *const c_char)).lines().map(str::to_owned).collect()
+    }
+
     /// When work runs, from now on. What waits, runs now.
     pub fn set_pace(self, pace: Pace) {
         let (number, seed) = match pace {

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod calibration;
+mod failures;
 mod loading;
 mod optimizers;
 mod profiling;
@@ -25,7 +26,7 @@ const FLOAT: (Kind, Device) = (Kind::Float, GPU);
 const REAL_ONLY: [&str; 1] = ["tf32_changes_products_only_while_allowed"];
 
 /// A real device does not tell what it was asked for, in which order, or what was nearly too early.
-const FAKE_ONLY: [&str; 17] = [
+const FAKE_ONLY: [&str; 23] = [
     "uploads::transforms_upload_nothing",
     "uploads::rows_on_the_device_are_gathered_without_waiting",
     "uploads::a_cache_on_the_device_uploads_each_sample_once",
@@ -43,6 +44,12 @@ const FAKE_ONLY: [&str; 17] = [
     "ranks::failures::a_rank_that_has_lost_another_ends",
     "ranks::failures::a_mismatch_without_verifying_is_found_by_the_fake",
     "ranks::failures::a_hook_that_fails_is_told_where_it_fails",
+    "failures::a_launch_that_fails_is_the_steps_error_and_the_next_step_works",
+    "failures::a_kernel_that_fails_is_told_by_whatever_waits_next",
+    "failures::a_lost_device_ends_an_epoch_with_an_error",
+    "failures::a_full_device_ends_an_epoch_and_the_next_one_is_whole",
+    "failures::a_full_device_leaves_an_optimizer_as_it_was",
+    "failures::numbers_that_nobody_computed_fail_by_name",
 ];
 
 /// Each rank has a GPU of its own.
@@ -125,6 +132,13 @@ fn main() {
         uploads::a_new_scale_is_set_without_waiting,
         uploads::hooks_and_statistics_over_nccl_neither_wait_nor_upload,
         optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters,
+        failures::a_launch_that_fails_is_the_steps_error_and_the_next_step_works,
+        failures::a_kernel_that_fails_is_told_by_whatever_waits_next,
+        failures::a_lost_device_ends_an_epoch_with_an_error,
+        failures::a_full_device_ends_an_epoch_and_the_next_one_is_whole,
+        failures::a_full_device_leaves_an_optimizer_as_it_was,
+        failures::a_device_that_does_not_exist_is_named,
+        failures::numbers_that_nobody_computed_fail_by_name,
         ranks::failures::an_absent_rank_is_a_rendezvous_error,
         ranks::failures::a_dead_rank_is_lost,
         ranks::failures::a_rank_that_has_lost_another_ends,
@@ -206,10 +220,20 @@ fn main() {
         if let Some(reason) = missing.as_ref().filter(|_| !arguments.list) {
             println!("{name}: skipped: {reason}");
         }
-        let trial = Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}"))));
+        let trial = Trial::test(name, move || checked(test).map_err(|error| Failed::from(format!("{error:#}"))));
         trial.with_kind(kind).with_ignored_flag(missing.is_some())
     });
     libtest_mimic::run(&arguments, trials.collect()).exit();
+}
+
+/// Runs a test; on a fake device it fails if the host read what nobody has computed.
+fn checked(test: impl FnOnce() -> Result<()>) -> Result<()> {
+    let Some(fake) = Fake::get() else { return test() };
+    fake.reset();
+    test()?;
+    let read = fake.notes().into_iter().filter(|note| note.contains("were not computed")).collect::<Vec<_>>();
+    ensure!(read.is_empty(), "{}", read.join("; "));
+    Ok(())
 }
 
 fn libtorch_sees_the_device() -> Result<()> {

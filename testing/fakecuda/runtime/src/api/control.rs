@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::c_char;
 
+use super::operators::computed;
 use crate::guard;
 use crate::poison::poison;
 use crate::progress::Pace;
@@ -39,6 +40,7 @@ pub extern "C" fn fakecuda_reset() {
     world.notes.clear();
     world.waits.texts.clear();
     poison().reads.clear();
+    computed().clear();
 }
 
 /// What was counted, as lines of `name: number`.

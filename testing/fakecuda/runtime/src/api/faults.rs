@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char};
 
 use crate::error::CudaError;
 use crate::faults::{Faults, Moment, change};
-use crate::world::world;
+use crate::world::{LAST_ERROR, world};
 
 /// # Safety
 /// `what` has to be null or a text that ends with a zero byte.
@@ -50,6 +50,7 @@ pub extern "C" fn fakecuda_lose(device: u32, code: i32) {
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_heal() {
     change(|faults| *faults = Faults::default());
+    LAST_ERROR.set(0);
 }
 
 /// Lets a device have only so many bytes.

@@ -1,10 +1,12 @@
 //! The numbers of operators, which `testing/fakecuda/operators` computes on the host: its side of `runtime.h`.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::code;
+use super::control::kept;
 use super::cublas::launch_of_library;
 use crate::clock::Access;
 use crate::poison::poison;
@@ -84,6 +86,19 @@ pub unsafe extern "C" fn fakecuda_launch(kernel: *const c_char, stream: usize) -
     launch_of_library(&unsafe { CStr::from_ptr(kernel) }.to_string_lossy(), stream)
 }
 
+/// The operators whose numbers the host has computed since the counts began, or will compute.
+pub fn computed() -> MutexGuard<'static, BTreeSet<String>> {
+    static NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    NAMES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Their names, a line each.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakecuda_computed() -> *const c_char {
+    let text: String = computed().iter().map(|name| format!("{name}\n")).collect();
+    kept(&text)
+}
+
 /// Bytes that an operator reads or writes.
 #[repr(C)]
 pub struct Range {
@@ -140,6 +155,7 @@ pub unsafe extern "C" fn fakecuda_operator(
     };
     let access = |range: &Range| Access { bytes: range.at..range.at + range.bytes, writes: range.writes };
     let accesses: Vec<Access> = ranges.iter().map(access).collect();
+    computed().insert(name.clone().into_owned());
     let mut world = world();
     let written: Vec<(usize, usize)> =
         ranges.iter().filter(|range| range.writes).map(|range| (world.on_host(range.at), range.bytes)).collect();

@@ -1,0 +1,215 @@
+//! Training on a device that fails: errors are typed and name what failed, nothing panics or hangs, and what can go on
+//! goes on.
+
+use std::error::Error;
+
+use anyhow::{Result, bail, ensure};
+use overdrive::dataload::{OnDevice, TensorDataset};
+use overdrive::prelude::*;
+use overdrive_fakecuda::{Fake, Pace};
+use tch::nn::{self, Module};
+
+use crate::{FLOAT, GPU, checked};
+
+/// `cudaErrorInvalidValue`: the call is refused, and the device goes on.
+const INVALID_VALUE: i32 = 1;
+/// `cudaErrorLaunchFailure`: the process cannot use the device any more.
+const LAUNCH_FAILURE: i32 = 719;
+/// `cudaErrorDevicesUnavailable`.
+const UNAVAILABLE: i32 = 46;
+
+/// Forgets planted failures when a test ends, however it does.
+struct Plant(Fake);
+
+impl Plant {
+    fn new() -> Result<Self> {
+        let Some(fake) = Fake::get() else { bail!("only a fake device fails on purpose") };
+        fake.reset();
+        Ok(Self(fake))
+    }
+}
+
+impl Drop for Plant {
+    fn drop(&mut self) {
+        self.0.heal();
+        self.0.set_pace(Pace::Eager);
+        self.0.reset();
+    }
+}
+
+/// The error that was expected, which has to speak of CUDA.
+fn cuda_error<T, E: Error + Send + Sync + 'static>(what: &str, result: Result<T, E>) -> Result<String> {
+    let Err(error) = result else { bail!("{what}: no error") };
+    let text = format!("{:#}", anyhow::Error::from(error));
+    ensure!(text.contains("CUDA"), "{what}: {text}");
+    Ok(text)
+}
+
+struct Training {
+    model: nn::Linear,
+    opt: AdamW,
+    inputs: Tensor,
+}
+
+impl Training {
+    fn new() -> Result<Self> {
+        let vs = nn::VarStore::new(GPU);
+        let model = nn::linear(vs.root(), 8, 8, Default::default());
+        let opt = AdamW::builder(vs.trainable_variables()).lr(1e-2).build()?;
+        Ok(Self { model, opt, inputs: Tensor::ones([4, 8], FLOAT) })
+    }
+
+    fn backward(&mut self) {
+        self.model.forward(&self.inputs).square().mean(Kind::Float).backward();
+    }
+
+    fn values(&self) -> Result<Vec<f32>> {
+        Ok(Vec::try_from(self.model.ws.f_view([-1])?.f_to_device(Device::Cpu)?)?)
+    }
+}
+
+/// Each launch of a step fails in turn: the step says so, and no later one is disturbed.
+pub fn a_launch_that_fails_is_the_steps_error_and_the_next_step_works() -> Result<()> {
+    let plant = Plant::new()?;
+    let mut training = Training::new()?;
+    training.backward();
+    training.opt.step()?;
+    for nth in 1.. {
+        training.opt.zero_grad()?;
+        training.backward();
+        let before = training.values()?;
+        plant.0.fail("", nth, INVALID_VALUE);
+        let stepped = training.opt.step();
+        plant.0.heal();
+        if stepped.is_ok() {
+            ensure!(nth > 2, "a step has at least two kernels");
+            ensure!(training.values()? != before, "the step did nothing");
+            return Ok(());
+        }
+        let text = cuda_error(&format!("kernel {nth}"), stepped)?;
+        ensure!(text.contains("invalid argument"), "{text}");
+        ensure!(training.values()?.iter().all(|value| value.is_finite()));
+        training.opt.step()?;
+    }
+    Ok(())
+}
+
+/// The device is behind: the failure comes after the step has returned.
+pub fn a_kernel_that_fails_is_told_by_whatever_waits_next() -> Result<()> {
+    let plant = Plant::new()?;
+    let mut training = Training::new()?;
+    let mut scaler = GradScaler::new(GPU);
+    let loader = loader(GPU)?;
+    training.backward();
+    training.opt.step()?;
+    drop(scaler.scale(&Tensor::ones([1], FLOAT))?);
+    plant.0.set_pace(Pace::Lazy);
+    plant.0.fail_later("", 1, LAUNCH_FAILURE);
+    training.opt.step()?;
+    cuda_error("reading the parameters", training.model.ws.f_to_device(Device::Cpu))?;
+    // The process has lost its device: every part says so.
+    cuda_error("a step", training.opt.step())?;
+    cuda_error("the scale", scaler.scale_value())?;
+    cuda_error("a new scale", scaler.update_to(2.0))?;
+    let Some(batch) = loader.iter().next() else { bail!("no batch") };
+    cuda_error("a batch", batch)?;
+    cuda_error("a cache", loader_with_cache(GPU))?;
+    Ok(())
+}
+
+const SAMPLES: usize = 48;
+
+fn samples() -> (Tensor, Tensor) {
+    let numbers = Tensor::arange(48 * 64, (Kind::Float, Device::Cpu)).view([48, 64]);
+    (numbers, Tensor::arange(48, (Kind::Int64, Device::Cpu)))
+}
+
+fn loader(device: Device) -> Result<DataLoader<(Tensor, Tensor)>, overdrive::dataload::DataError> {
+    DataLoader::builder(TensorDataset::new(samples())?).batch_size(8).num_workers(2).to_device(device).build()
+}
+
+/// The first batch of a cache on the device.
+fn loader_with_cache(device: Device) -> Result<(Tensor, Tensor), overdrive::dataload::DataError> {
+    let loader = DataLoader::builder(TensorDataset::new(samples())?).batch_size(8).cache(OnDevice(device))?.build()?;
+    loader.iter().next().unwrap_or_else(|| Ok((Tensor::new(), Tensor::new())))
+}
+
+pub fn a_lost_device_ends_an_epoch_with_an_error() -> Result<()> {
+    let plant = Plant::new()?;
+    let loader = loader(GPU)?;
+    let mut epoch = loader.iter();
+    let Some(first) = epoch.next() else { bail!("no batch") };
+    drop(first?);
+    plant.0.lose(0, UNAVAILABLE);
+    let Some(error) = epoch.find_map(Result::err) else { bail!("the epoch went on without a device") };
+    cuda_error("a batch", Err::<(), _>(error))?;
+    drop(epoch);
+    plant.0.heal();
+    ensure!(loader.iter().filter_map(Result::ok).count() == SAMPLES / 8, "the loader is used up");
+    Ok(())
+}
+
+pub fn a_full_device_ends_an_epoch_and_the_next_one_is_whole() -> Result<()> {
+    let plant = Plant::new()?;
+    overdrive::ffi::cuda::empty_cache()?;
+    ensure!(plant.0.limit(0, 1 << 10));
+    let loader = loader(GPU)?;
+    let Some(error) = loader.iter().find_map(Result::err) else { bail!("the device has room") };
+    ensure!(format!("{:#}", anyhow::Error::from(error)).contains("out of memory"));
+    ensure!(plant.0.limit(0, 1 << 34));
+    ensure!(loader.iter().filter_map(Result::ok).count() == SAMPLES / 8, "the loader is used up");
+    Ok(())
+}
+
+/// A first step allocates its state. Without room it fails, and the same step works once there is some.
+pub fn a_full_device_leaves_an_optimizer_as_it_was() -> Result<()> {
+    let plant = Plant::new()?;
+    let mut training = Training::new()?;
+    let vs = nn::VarStore::new(GPU);
+    let large = vs.root().zeros("large", &[1 << 22]);
+    training.opt = AdamW::builder(vs.trainable_variables()).lr(1e-2).build()?;
+    large.sum(Kind::Float).backward();
+    overdrive::ffi::cuda::empty_cache()?;
+    ensure!(plant.0.limit(0, (1 << 22) * 4 * 3));
+    let Err(error) = training.opt.step() else { bail!("there is room for the state") };
+    ensure!(format!("{:#}", anyhow::Error::from(error)).contains("out of memory"));
+    ensure!(
+        large.to_device(Device::Cpu).abs().max().double_value(&[]) == 0.0,
+        "a step that failed has moved its parameter"
+    );
+    ensure!(plant.0.limit(0, 1 << 34));
+    training.opt.step()?;
+    let moved = large.double_value(&[0]);
+    ensure!((moved + 1e-2).abs() < 1e-6, "{moved} is not the first step's");
+    Ok(())
+}
+
+/// Device 7 of at most 4.
+pub fn a_device_that_does_not_exist_is_named() -> Result<()> {
+    if tch::Cuda::device_count() > 7 {
+        return Ok(());
+    }
+    let nowhere = Device::Cuda(7);
+    let batch = loader(nowhere).and_then(|loader| loader.iter().next().unwrap_or_else(|| Ok(Default::default())));
+    cuda_error("a loader", batch.map(drop))?;
+    cuda_error("a cache", loader_with_cache(nowhere))?;
+    cuda_error("memory", overdrive::ffi::cuda::memory_stats(7))?;
+    Ok(())
+}
+
+/// Attention with dropout draws numbers of the device, which the stand-in does not know.
+pub fn numbers_that_nobody_computed_fail_by_name() -> Result<()> {
+    let plant = Plant::new()?;
+    let read = checked(|| {
+        let x = Tensor::randn([1, 2, 8, 16], FLOAT);
+        let none: Option<&Tensor> = None;
+        let out = Tensor::scaled_dot_product_attention(&x, &x, &x, none, 0.5, false, None, false);
+        drop(Vec::<f32>::try_from(out.reshape([-1]).to_device(Device::Cpu))?);
+        Ok(())
+    });
+    let Err(error) = read else { bail!("the host read what nobody has computed, and the test passed") };
+    let text = format!("{error:#}");
+    ensure!(text.contains("scaled_dot_product") && text.contains("dropout"), "{text}");
+    drop(plant);
+    Ok(())
+}
