@@ -274,8 +274,11 @@ pub enum DdpError {
 const LOST_AT_BARRIER: [&str; 2] =
     ["received errors while waiting for send/recv", "Monitored Barrier encountered error running collective"];
 
+/// What libtorch says when a member dies while a group connects. The error has no kind.
+const LOST_WHILE_CONNECTING: &str = "Gloo connectFullMesh failed";
+
 impl DdpError {
-    /// Translates libtorch's error of a failed collective.
+    /// Translates libtorch's error of a failed collective, or of a group that could not be made.
     pub(crate) fn between(context: Context, source: TorchError) -> Self {
         let context = Box::new(context);
         let text = source.message();
@@ -288,6 +291,7 @@ impl DdpError {
             _ if LOST_AT_BARRIER.iter().any(|lost| text.contains(lost)) => Self::Lost { context, source },
             TorchErrorKind::Timeout => Self::TimedOut { context, source },
             TorchErrorKind::Distributed => Self::Lost { context, source },
+            _ if text.contains(LOST_WHILE_CONNECTING) => Self::Lost { context, source },
             _ => Self::Torch(source),
         }
     }
@@ -309,6 +313,15 @@ impl From<DdpError> for SyncError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_member_that_dies_while_a_group_connects_is_lost() {
+        let context = Context { op: "new_group", rank: 0, size: 2, group: "1".into() };
+        let text = "Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:547] Connection closed by peer \
+                    [127.0.0.1]:40169";
+        let lost = DdpError::between(context, tch::TchError::Torch(text.to_owned()).into());
+        assert!(matches!(lost, DdpError::Lost { .. }), "{lost:?}");
+    }
 
     #[test]
     fn a_groups_own_barrier_tells_a_lost_rank_from_a_late_one() {
