@@ -13,6 +13,8 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use overdrive_core::LockedFile;
+
 use crate::error::{CheckpointError, Context};
 
 const STEP: &str = "step-";
@@ -27,17 +29,7 @@ const ABANDONED: &str = "abandoned-";
 pub(crate) struct Folder {
     root: PathBuf,
     /// The lock file of a writer, none for a reader. The lock ends with this value or with the process.
-    lock: Option<File>,
-}
-
-/// Closing the file is not enough: a child process holds a copy of the descriptor, and the lock with it, from its
-/// `fork` to its `exec`.
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if let Some(Err(error)) = self.lock.as_ref().map(File::unlock) {
-            tracing::debug!("{}: the lock could not be released: {error}", self.root.display());
-        }
-    }
+    lock: Option<LockedFile>,
 }
 
 /// Calls to the operating system, which tests replace.
@@ -68,7 +60,7 @@ impl Folder {
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => false,
             Err(TryLockError::Error(error)) => return Err(error).when("lock it", &path),
         };
-        let folder = Self { root: root.to_path_buf(), lock: Some(lock) };
+        let folder = Self { root: root.to_path_buf(), lock: Some(LockedFile::new(lock)) };
         folder.put_back()?;
         if locked {
             folder.tidy(&[WRITING, REPLACED, REMOVED]).into_iter().next().map_or(Ok(()), Err)?;
@@ -320,7 +312,7 @@ mod tests {
         let root = tempfile::tempdir()?;
         let folder = Folder::open(root.path())?;
         // What a child process has between `fork` and `exec`.
-        let copy = folder.lock.as_ref().map(File::try_clone).transpose()?;
+        let copy = folder.lock.as_ref().map(|lock| lock.try_clone()).transpose()?;
         drop(folder);
         Folder::open(root.path())?;
         drop(copy);

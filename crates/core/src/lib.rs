@@ -9,6 +9,7 @@ mod activity;
 mod boxed;
 mod cache_fill;
 mod gradient_sync;
+mod locked_file;
 mod look_ahead;
 mod marks;
 mod module;
@@ -29,6 +30,7 @@ mod walk;
 pub use activity::{Activity, ActivityGuard, ActivityObserver, ActivityObserverEntry, activity};
 pub use cache_fill::{CacheFill, FillingCache};
 pub use gradient_sync::{AveragedBy, GradientSync, SingleProcess, SyncError};
+pub use locked_file::LockedFile;
 pub use look_ahead::{HeldBatches, is_taken_ahead, take_ahead, when_handed_out};
 pub use marks::{
     AVERAGED, IGNORED, MOVED, Marked, Marks, STEPPED_IN_BACKWARD, UNSCALED, check_averaged,

@@ -32,9 +32,7 @@ void decide_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (auto it = first; it != stack->end(); ++it) host.push_back(snapshot(*it, false, ranges));
   stack->erase(first, stack->end());
   {
-    c10::impl::ForceDispatchKeyGuard plain(
-        c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
-        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    OnHost on_host_only;
     op.callBoxed(host);
   }
   for (const auto& value : host) {

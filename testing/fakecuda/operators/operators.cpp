@@ -104,10 +104,7 @@ struct Call {
     }
     // The profiler has seen the operator when it was called.
     at::RecordFunctionGuard unseen(false);
-    // Neither autograd nor autocast: what they had to do was done when the operator was called.
-    c10::impl::ForceDispatchKeyGuard plain(
-        DispatchKeySet(DispatchKey::BackendSelect),
-        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    OnHost on_host_only;
     try {
       KeepGenerator keep(op);
       Stack stack = arguments;

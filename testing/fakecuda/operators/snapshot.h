@@ -11,6 +11,13 @@
 
 namespace fakecuda {
 
+// The host's own operators, without autograd and autocast: what those had to do was done when the operator was called.
+class OnHost {
+  c10::impl::ForceDispatchKeyGuard keys_{
+      c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset};
+};
+
 inline bool on_device(const at::Tensor& tensor) { return tensor.defined() && tensor.is_cuda(); }
 
 // From the first element to the last one, with what lies between them.

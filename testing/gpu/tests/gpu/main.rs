@@ -8,6 +8,7 @@ mod loading;
 mod optimizers;
 mod profiling;
 mod ranks;
+mod requirements;
 mod uploads;
 
 use anyhow::{Result, ensure};
@@ -22,52 +23,6 @@ use tch::{Cuda, nn, nn::Module};
 const GPU: Device = Device::Cuda(0);
 const FLOAT: (Kind, Device) = (Kind::Float, GPU);
 
-/// A fake device rounds as the host does.
-const REAL_ONLY: [&str; 1] = ["tf32_changes_products_only_while_allowed"];
-
-/// A real device does not tell what it was asked for, in which order, or what was nearly too early.
-const FAKE_ONLY: [&str; 23] = [
-    "uploads::transforms_upload_nothing",
-    "uploads::rows_on_the_device_are_gathered_without_waiting",
-    "uploads::a_cache_on_the_device_uploads_each_sample_once",
-    "uploads::a_new_scale_is_set_without_waiting",
-    "uploads::hooks_and_statistics_over_nccl_neither_wait_nor_upload",
-    "optimizers::an_eight_bit_step_launches_equally_often_for_more_parameters",
-    "loading::later_epochs_ask_the_driver_for_nothing",
-    "loading::nothing_is_early_or_on_another_device",
-    "loading::a_missing_wait_is_found",
-    "loading::a_missing_record_stream_is_found",
-    "loading::a_pinned_buffer_used_again_is_found",
-    "ranks::exchanges_are_pytorchs",
-    "ranks::exchanges_begin_before_backward_ends",
-    "ranks::failures::a_dead_rank_is_lost",
-    "ranks::failures::a_rank_that_has_lost_another_ends",
-    "ranks::failures::a_mismatch_without_verifying_is_found_by_the_fake",
-    "ranks::failures::a_hook_that_fails_is_told_where_it_fails",
-    "failures::a_launch_that_fails_is_the_steps_error_and_the_next_step_works",
-    "failures::a_kernel_that_fails_is_told_by_whatever_waits_next",
-    "failures::a_lost_device_ends_an_epoch_with_an_error",
-    "failures::a_full_device_ends_an_epoch_and_the_next_one_is_whole",
-    "failures::a_full_device_leaves_an_optimizer_as_it_was",
-    "failures::numbers_that_nobody_computed_fail_by_name",
-];
-
-/// Each rank has a GPU of its own.
-const GPUS: [(&str, i64); 12] = [
-    ("ranks::ddp_of_2_over_nccl_equals_gloos", 2),
-    ("ranks::ddp_of_4_over_nccl_equals_gloos", 4),
-    ("ranks::parts::hooks_over_nccl_equal_gloos", 2),
-    ("ranks::parts::statistics_of_uneven_batches_over_nccl_equal_gloos", 2),
-    ("ranks::parts::join_over_nccl_equals_gloos", 2),
-    ("ranks::failures::an_absent_rank_is_a_rendezvous_error", 2),
-    ("ranks::failures::a_model_that_a_dead_rank_does_not_wrap_times_out", 3),
-    ("ranks::failures::a_stalled_rank_times_out_where_the_host_waits", 3),
-    ("ranks::failures::a_stalled_rank_ends_the_others_where_the_device_waits", 3),
-    ("ranks::failures::a_mismatch_is_told_to_every_rank_that_verifies", 3),
-    ("ranks::failures::a_model_that_differs_is_told_to_every_rank", 3),
-    ("ranks::failures::what_is_under_way_can_be_dropped", 3),
-];
-
 /// What a test compares: what the device was asked to do, which any stand-in shows, or what it computed.
 const CONTROL_FLOW: &str = "control flow";
 const NUMBERS: &str = "numbers";
@@ -77,26 +32,6 @@ const CALIBRATION: &str = "calibration";
 /// Tests with the names of their functions, and what they compare.
 macro_rules! trials {
     ($kind:expr; $($test:path),* $(,)?) => { vec![$((stringify!($test), $test as fn() -> Result<()>, $kind)),*] };
-}
-
-/// Why a test cannot run here.
-fn missing(name: &str) -> Option<String> {
-    let is_fake = Fake::get().is_some();
-    let gpus = GPUS.iter().find(|(test, _)| *test == name).map_or(1, |(_, gpus)| *gpus);
-    let reason = if !Cuda::is_available() {
-        "no CUDA device".to_owned()
-    } else if is_fake && REAL_ONLY.contains(&name) {
-        "only a real device can show it".to_owned()
-    } else if !is_fake && FAKE_ONLY.contains(&name) {
-        "only a fake device can show it".to_owned()
-    } else if !is_fake && Cuda::device_count() < gpus {
-        format!("it needs {gpus} GPUs")
-    } else if name == "ranks::exchanges_are_pytorchs" && ranks::python().is_none() {
-        "no Python with torch".to_owned()
-    } else {
-        return None;
-    };
-    Some(reason)
 }
 
 fn main() {
@@ -216,7 +151,7 @@ fn main() {
         calibration::freed_memory_is_used_again,
     ]);
     let trials = tests.into_iter().map(|(name, test, kind)| {
-        let missing = missing(name);
+        let missing = requirements::missing(name);
         if let Some(reason) = missing.as_ref().filter(|_| !arguments.list) {
             println!("{name}: skipped: {reason}");
         }

@@ -107,17 +107,24 @@ pub extern "C" fn cudaLaunchKernel(
     trace::shaped((grid.0, block.0, shared), || launch(function, stream))
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn __cudaLaunchKernel(
-    kernel: usize,
-    grid: Dim3,
-    block: Dim3,
-    arguments: *const *const c_void,
-    shared: usize,
-    stream: usize,
-) -> i32 {
-    cudaLaunchKernel(kernel, grid, block, arguments, shared, stream)
+macro_rules! launches {
+    ($($name:ident),+) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name(
+            function: usize,
+            grid: Dim3,
+            block: Dim3,
+            arguments: *const *const c_void,
+            shared: usize,
+            stream: usize,
+        ) -> i32 {
+            cudaLaunchKernel(function, grid, block, arguments, shared, stream)
+        }
+    )+};
 }
+
+// All blocks of a cooperative kernel run at once; nothing here depends on that.
+launches!(__cudaLaunchKernel, cudaLaunchCooperativeKernel);
 
 /// `cudaLaunchConfig_t`.
 #[repr(C)]
@@ -141,17 +148,4 @@ pub unsafe extern "C" fn cudaLaunchKernelExC(
     // SAFETY: as the caller says.
     let Some(own) = (unsafe { configuration.as_ref() }) else { return code(Err(CudaError::INVALID_VALUE)) };
     cudaLaunchKernel(function, own.grid, own.block, arguments, own.shared, own.stream)
-}
-
-/// All of its blocks run at once; nothing here depends on that.
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaLaunchCooperativeKernel(
-    function: usize,
-    grid: Dim3,
-    block: Dim3,
-    arguments: *const *const c_void,
-    shared: usize,
-    stream: usize,
-) -> i32 {
-    cudaLaunchKernel(function, grid, block, arguments, shared, stream)
 }

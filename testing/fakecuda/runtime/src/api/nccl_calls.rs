@@ -27,17 +27,26 @@ fn call(kind: Kind, buffers: Buffers, (reduction, root): (i32, i32), communicato
     }))
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclAllReduce(
-    send: usize,
-    receive: usize,
-    count: usize,
-    data: i32,
-    reduction: i32,
-    communicator: usize,
-    stream: usize,
-) -> i32 {
-    call(Kind::AllReduce, Buffers { send, receive, count, data }, (reduction, 0), communicator, stream)
+macro_rules! with_reduction {
+    ($($name:ident: $kind:ident;)+) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name(
+            send: usize,
+            receive: usize,
+            count: usize,
+            data: i32,
+            reduction: i32,
+            communicator: usize,
+            stream: usize,
+        ) -> i32 {
+            call(Kind::$kind, Buffers { send, receive, count, data }, (reduction, 0), communicator, stream)
+        }
+    )+};
+}
+
+with_reduction! {
+    ncclAllReduce: AllReduce;
+    ncclReduceScatter: ReduceScatter;
 }
 
 #[unsafe(no_mangle)]
@@ -52,19 +61,6 @@ pub extern "C" fn ncclReduce(
     stream: usize,
 ) -> i32 {
     call(Kind::Reduce, Buffers { send, receive, count, data }, (reduction, root), communicator, stream)
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclReduceScatter(
-    send: usize,
-    receive: usize,
-    count: usize,
-    data: i32,
-    reduction: i32,
-    communicator: usize,
-    stream: usize,
-) -> i32 {
-    call(Kind::ReduceScatter, Buffers { send, receive, count, data }, (reduction, 0), communicator, stream)
 }
 
 #[unsafe(no_mangle)]
